@@ -1,0 +1,76 @@
+// Binary files: mapping them for reading, checking their headers field by field, replacing them atomically.
+// Every format of this project starts with a header of 256 little-endian int32 words.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+namespace llmc {
+
+constexpr int kHeaderWords = 256;
+constexpr size_t kHeaderBytes = kHeaderWords * sizeof(int32_t);
+
+// A file mapped read-only; throws Error(kExitBadInput) if it is missing, unreadable, not a regular file or empty.
+class MappedFile {
+public:
+    explicit MappedFile(const std::string& path);
+    ~MappedFile();
+    MappedFile(MappedFile&& other) noexcept;
+    MappedFile(const MappedFile&) = delete;
+    MappedFile& operator=(const MappedFile&) = delete;
+
+    const std::string& path() const { return path_; }
+    const std::byte* data() const { return data_; }
+    size_t size() const { return size_; }
+
+private:
+    std::string path_;
+    const std::byte* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+// Reads the header of a mapped file. Each accessor checks what it returns and throws Error(kExitBadInput) naming file,
+// field, found, expected and the cure given at construction ("make token shards with data/make_shards").
+class HeaderReader {
+public:
+    HeaderReader(const MappedFile& file, const char* kind, int32_t magic, std::string cure);
+    // the header word, which must lie in [low, high]
+    int32_t field(int word, const char* name, int64_t low, int64_t high) const;
+    // throws unless the file is exactly this long
+    void require_size(uint64_t bytes, const std::string& made_of) const;
+    [[noreturn]] void fail(const std::string& field, const std::string& found, const std::string& expected) const;
+
+private:
+    const MappedFile& file_;
+    const char* kind_;
+    std::string cure_;
+};
+
+// a * b and a + b for sizes that come from files: false when the result does not fit in 64 bits
+inline bool multiply_fits(uint64_t a, uint64_t b, uint64_t* product) { return !__builtin_mul_overflow(a, b, product); }
+inline bool add_fits(uint64_t a, uint64_t b, uint64_t* sum) { return !__builtin_add_overflow(a, b, sum); }
+
+// Writes a file under a temporary name beside the target; commit() flushes, fsyncs and renames it, so that the target is
+// at every moment the old file or the whole new one. Without commit() the destructor removes the temporary.
+// Errors: kExitUsage if the folder cannot be written, kExitSaveFailed if writing fails (disk full).
+class FileWriter {
+public:
+    explicit FileWriter(const std::string& path);
+    ~FileWriter();
+    FileWriter(const FileWriter&) = delete;
+    FileWriter& operator=(const FileWriter&) = delete;
+
+    void write(const void* data, size_t bytes);
+    void commit();
+
+private:
+    [[noreturn]] void fail(const char* what) const;
+    std::string path_, temporary_;
+    std::FILE* file_ = nullptr;
+};
+
+// makes a folder and its parents; throws Error(kExitUsage) if that fails or if files cannot be created in it
+void make_writable_folder(const std::string& path);
+
+}  // namespace llmc

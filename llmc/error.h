@@ -1,0 +1,45 @@
+// Errors. Every failure is an llmc::Error: a message for the person at the keyboard and the exit code of the program.
+// It is thrown where the problem is known and caught only by the mains (and, later, by the C ABI).
+// A good message says what failed, where, what was expected, what was found, and the cure.
+#pragma once
+#include <cstdarg>
+#include <cstdio>
+#include <source_location>
+#include <stdexcept>
+#include <string>
+
+namespace llmc {
+
+// what the programs return
+constexpr int kExitDone = 0;
+constexpr int kExitUsage = 2;        // bad option or value, unwritable folder
+constexpr int kExitBadInput = 3;     // a file that is missing, damaged or of the wrong kind
+constexpr int kExitDevice = 4;       // no device, or not enough memory
+constexpr int kExitDiverged = 5;
+constexpr int kExitPeerLost = 6;
+constexpr int kExitSaveFailed = 7;   // the last save did not succeed
+constexpr int kExitPreempted = 75;   // stopped by a signal, checkpoint saved
+
+struct Error : std::runtime_error {
+    int exit_code;
+    Error(int exit_code, const std::string& message) : std::runtime_error(message), exit_code(exit_code) {}
+};
+
+// printf into a string
+[[gnu::format(printf, 1, 2)]] inline std::string strf(const char* format, ...) {
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    std::string s(std::vsnprintf(nullptr, 0, format, args), '\0');
+    std::vsnprintf(s.data(), s.size() + 1, format, again);
+    va_end(args);
+    va_end(again);
+    return s;
+}
+
+// what the caller of a function may get wrong: shapes, null pointers, ranges
+inline void require(bool ok, const char* what, std::source_location at = std::source_location::current()) {
+    if (!ok) { throw Error(kExitUsage, strf("%s (%s:%u)", what, at.file_name(), (unsigned)at.line())); }
+}
+
+}  // namespace llmc
