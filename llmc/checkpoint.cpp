@@ -1,0 +1,277 @@
+// Models and training states on disk: see checkpoint.h.
+#include "llmc/checkpoint.h"
+
+#include <algorithm>
+#include <bit>
+#include <cinttypes>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <unistd.h>
+#include <vector>
+#include <xxhash.h>
+
+#include "llmc/error.h"
+
+namespace llmc {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kPiece = 1 << 20;  // elements moved at a time
+constexpr int32_t kOptimizerMagic = 20261120, kOptimizerVersion = 1;
+constexpr const char* kFiles[] = {"model.bin", "optimizer.bin"};
+
+// calls visit(tensor, first, count) over all tensors in file order, in pieces
+template <typename Visit>
+void for_each_piece(const GPT2Config& config, Visit visit) {
+    for (int t = 0; t < kNumTensors; t++) {
+        int64_t total = tensor_total(config, t);
+        for (int64_t first = 0; first < total; first += kPiece) { visit(t, first, std::min(kPiece, total - first)); }
+    }
+}
+
+float from_bf16(uint16_t bits) { return std::bit_cast<float>((uint32_t)bits << 16); }
+
+uint16_t to_bf16(float x) {
+    uint32_t bits = std::bit_cast<uint32_t>(x);
+    if (x != x) { return (uint16_t)((bits >> 16) | 0x40); }             // NaN stays NaN
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);      // to nearest, ties to even
+}
+
+// the six sizes, each range-checked, and the rules between them
+GPT2Config read_config(const HeaderReader& header, int first_word) {
+    GPT2Config c;
+    c.max_seq_len = header.field(first_word, "max_seq_len", 1, 1 << 20);
+    c.vocab_size = header.field(first_word + 1, "vocab_size", 1, 1 << 20);
+    c.num_layers = header.field(first_word + 2, "num_layers", 1, 1024);
+    c.num_heads = header.field(first_word + 3, "num_heads", 1, 65536);
+    c.channels = header.field(first_word + 4, "channels", 1, 65536);
+    c.padded_vocab_size = header.field(first_word + 5, "padded_vocab_size", c.vocab_size, (1 << 20) + 1024);
+    if (c.channels % c.num_heads != 0) {
+        header.fail(strf("header word %d, num_heads", first_word + 3), strf("%d", c.num_heads),
+                    strf("a divisor of channels = %d", c.channels));
+    }
+    return c;
+}
+
+void write_config(int32_t* words, const GPT2Config& c) {
+    const int32_t sizes[] = {c.max_seq_len, c.vocab_size, c.num_layers, c.num_heads, c.channels, c.padded_vocab_size};
+    std::copy(std::begin(sizes), std::end(sizes), words);
+}
+
+// header + elements x width; the limits of read_config keep this far from overflowing 64 bits
+uint64_t body_bytes(const GPT2Config& c, uint64_t width) {
+    uint64_t bytes, total;
+    require(multiply_fits((uint64_t)file_elements(c), width, &bytes) && add_fits(bytes, kHeaderBytes, &total),
+            "model sizes overflow");
+    return total;
+}
+
+std::string describe(const GPT2Config& c) {
+    return strf("a model of %d layers, %d channels, vocabulary %d (padded %d), %d positions", c.num_layers, c.channels,
+                c.vocab_size, c.padded_vocab_size, c.max_seq_len);
+}
+
+}  // namespace
+
+ModelFile::ModelFile(const std::string& path) : file_(path) {
+    HeaderReader header(file_, "model file", kModelMagic,
+                        "Models are written by train_gpt2 (model.bin in the run folder) and by llm.c.");
+    version_ = header.field(1, "version", kModelFp32, kModelBf16);
+    if (version_ != kModelFp32 && version_ != kModelBf16) {
+        header.fail("header word 1, version", strf("%d", version_), "3 (fp32) or 5 (bf16)");
+    }
+    config_ = read_config(header, 2);
+    header.require_size(body_bytes(config_, version_ == kModelFp32 ? 4 : 2), describe(config_));
+    int64_t at = 0;
+    for (int t = 0; t < kNumTensors; t++) {
+        tensor_start_[t] = at;
+        at += tensor_total(config_, t);
+    }
+}
+
+void ModelFile::read(int tensor, int64_t first, std::span<float> values) const {
+    require(first >= 0 && first + (int64_t)values.size() <= tensor_total(config_, tensor), "range outside of the tensor");
+    const std::byte* body = file_.data() + kHeaderBytes;
+    int64_t at = tensor_start_[tensor] + first;
+    if (version_ == kModelFp32) {
+        std::memcpy(values.data(), body + at * 4, values.size_bytes());
+        return;
+    }
+    for (size_t i = 0; i < values.size(); i++) {
+        uint16_t bits;
+        std::memcpy(&bits, body + (at + (int64_t)i) * 2, 2);
+        values[i] = from_bf16(bits);
+    }
+}
+
+void write_model_file(const std::string& path, const GPT2Config& config, int32_t version, const ReadTensor& read) {
+    require(version == kModelFp32 || version == kModelBf16, "write_model_file: version must be 3 or 5");
+    int32_t header[kHeaderWords] = {kModelMagic, version};
+    write_config(header + 2, config);
+    FileWriter out(path);
+    out.write(header, sizeof(header));
+    std::vector<float> piece(kPiece);
+    std::vector<uint16_t> narrow(kPiece);
+    for_each_piece(config, [&](int tensor, int64_t first, int64_t count) {
+        read(State::kParameter, tensor, first, {piece.data(), (size_t)count});
+        if (version == kModelFp32) {
+            out.write(piece.data(), count * sizeof(float));
+        } else {
+            std::transform(piece.begin(), piece.begin() + count, narrow.begin(), to_bf16);
+            out.write(narrow.data(), count * sizeof(uint16_t));
+        }
+    });
+    out.commit();
+}
+
+void load_model(const ModelFile& file, const WriteTensor& write) {
+    std::vector<float> piece(kPiece);
+    for_each_piece(file.config(), [&](int tensor, int64_t first, int64_t count) {
+        file.read(tensor, first, {piece.data(), (size_t)count});
+        write(State::kParameter, tensor, first, {piece.data(), (size_t)count});
+    });
+}
+
+// ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+namespace {
+
+// optimizer.bin: header (magic, version, the six sizes of the model, step, updates, seed as pairs of words), then the
+// first and the second moments, each fp32 in file order
+void write_optimizer_file(const std::string& path, const GPT2Config& config, const TrainingState& state,
+                          const ReadTensor& read) {
+    int32_t header[kHeaderWords] = {kOptimizerMagic, kOptimizerVersion};
+    write_config(header + 2, config);
+    std::memcpy(header + 8, &state, sizeof(state));
+    FileWriter out(path);
+    out.write(header, sizeof(header));
+    std::vector<float> piece(kPiece);
+    for (State moment : {State::kFirstMoment, State::kSecondMoment}) {
+        for_each_piece(config, [&](int tensor, int64_t first, int64_t count) {
+            read(moment, tensor, first, {piece.data(), (size_t)count});
+            out.write(piece.data(), count * sizeof(float));
+        });
+    }
+    out.commit();
+}
+
+std::string manifest_of(const std::string& folder) {
+    std::string text;
+    for (const char* name : kFiles) {
+        MappedFile file(folder + "/" + name);
+        text += strf("%zu %016" PRIx64 " %s\n", file.size(), (uint64_t)XXH3_64bits(file.data(), file.size()), name);
+    }
+    return text;
+}
+
+// "" if the folder's files are what its MANIFEST says, else what is wrong
+std::string damage(const std::string& folder) {
+    std::ifstream in(folder + "/MANIFEST");
+    std::stringstream written;
+    written << in.rdbuf();
+    if (!in) { return folder + ": MANIFEST is missing: not a complete checkpoint"; }
+    try {
+        std::string now = manifest_of(folder);
+        if (now != written.str()) {
+            return strf("%s: the files differ from MANIFEST (size, XXH3, name): found\n%sexpected\n%s", folder.c_str(),
+                        now.c_str(), written.str().c_str());
+        }
+    } catch (const Error& e) { return e.what(); }
+    return "";
+}
+
+void sync_folder(const std::string& folder) {
+    int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY);
+    if (fd >= 0) {
+        fsync(fd);
+        close(fd);
+    }
+}
+
+void require_intact(const std::string& folder) {
+    std::string wrong = damage(folder);
+    if (!wrong.empty()) { throw Error(kExitBadInput, wrong + ". Choose another step_ folder, or --resume auto."); }
+}
+
+}  // namespace
+
+void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const TrainingState& state,
+                     const ReadTensor& read) {
+    std::string name = strf("%s/step_%08lld", run_folder.c_str(), (long long)state.step);
+    std::string temporary = strf("%s.tmp-%d", name.c_str(), (int)getpid());
+    make_writable_folder(temporary);
+    try {
+        write_model_file(temporary + "/model.bin", config, kModelFp32, read);
+        write_optimizer_file(temporary + "/optimizer.bin", config, state, read);
+        FileWriter manifest(temporary + "/MANIFEST");
+        std::string text = manifest_of(temporary);
+        manifest.write(text.data(), text.size());
+        manifest.commit();
+        sync_folder(temporary);
+        fs::remove_all(name);  // a checkpoint of this very step, from before a resume
+        fs::rename(temporary, name);
+        sync_folder(run_folder);
+    } catch (...) {
+        std::error_code ignored;
+        fs::remove_all(temporary, ignored);
+        throw;
+    }
+}
+
+std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
+    std::vector<std::string> found;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(run_folder, error)) {
+        std::string name = entry.path().filename().string();
+        bool digits = name.size() == 13 && name.starts_with("step_") &&
+                      name.find_first_not_of("0123456789", 5) == std::string::npos;
+        if (digits && entry.is_directory()) { found.push_back(entry.path().string()); }
+    }
+    std::sort(found.rbegin(), found.rend());  // newest first
+    for (const std::string& folder : found) {
+        std::string wrong = damage(folder);
+        if (wrong.empty()) { return folder; }
+        *notes += "passed over " + wrong + "\n";
+    }
+    return "";
+}
+
+GPT2Config checkpoint_config(const std::string& folder) {
+    require_intact(folder);
+    return ModelFile(folder + "/model.bin").config();
+}
+
+TrainingState load_checkpoint(const std::string& folder, const WriteTensor& write) {
+    require_intact(folder);
+    ModelFile model(folder + "/model.bin");
+    MappedFile file(folder + "/optimizer.bin");
+    HeaderReader header(file, "optimizer state", kOptimizerMagic, "It belongs to a step_ folder written by train_gpt2.");
+    header.field(1, "version", kOptimizerVersion, kOptimizerVersion);
+    GPT2Config config = read_config(header, 2);
+    if (config != model.config()) {
+        header.fail("header words 2 to 7", describe(config), describe(model.config()) + ", as in model.bin");
+    }
+    uint64_t moments = body_bytes(config, 8);
+    header.require_size(moments, "two moments of " + describe(config));
+    load_model(model, write);
+    const std::byte* at = file.data() + kHeaderBytes;
+    std::vector<float> piece(kPiece);
+    for (State moment : {State::kFirstMoment, State::kSecondMoment}) {
+        for_each_piece(config, [&](int tensor, int64_t first, int64_t count) {
+            std::memcpy(piece.data(), at, count * sizeof(float));
+            write(moment, tensor, first, {piece.data(), (size_t)count});
+            at += count * sizeof(float);
+        });
+    }
+    TrainingState state;
+    std::memcpy(&state, file.data() + 8 * sizeof(int32_t), sizeof(state));
+    return state;
+}
+
+}  // namespace llmc
