@@ -1,0 +1,293 @@
+// The training loop, for any model that has the interface of model.h:
+//   data -> enqueue_step -> (one step later) poll -> log line -> now and then: validate, sample, save
+// Nothing here waits for the device except validation, sampling, saving and the end.
+#pragma once
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/binary_file.h"
+#include "llmc/checkpoint.h"
+#include "llmc/dataloader.h"
+#include "llmc/error.h"
+#include "llmc/logger.h"
+#include "llmc/model.h"
+#include "llmc/options.h"
+#include "llmc/philox.h"
+#include "llmc/run_plan.h"
+#include "llmc/sampler.h"
+#include "llmc/tokenizer.h"
+#include "llmc/val_info.h"
+
+namespace llmc {
+
+constexpr int kMostSkippedSteps = 10;  // in a row: then the run has diverged
+
+template <typename Model>
+class Trainer {
+public:
+    explicit Trainer(const Options& options)
+        : o_(options), data_(o_.train_data, o_.seq_len, o_.seed), plan_(make_run_plan(o_, data_)),
+          tokenizer_(choose_tokenizer()), line_(o_.quiet, o_.log_every) {
+        if (!o_.val_data.empty()) { open_validation(); }
+    }
+
+    // the whole run; returns the program's exit code
+    int run() {
+        MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len);
+        Device device = Model::device();
+        peak_flops_ = device.peak_flops;
+        std::printf("%s\n", describe_run(o_, plan_, data_, val_ ? &*val_ : nullptr, memory, device).c_str());
+        require_memory(memory, o_, [](const GPT2Config& c, int B, int T) { return Model::plan(c, B, T).total(); },
+                       plan_.config);
+        if (o_.dry_run) { return kExitDone; }
+        Model model(plan_.config, o_.batch, o_.seq_len);
+        int64_t first = start(model);
+        last_result_ = Clock::now();
+        std::vector<Batch> batches(plan_.micro_batches);
+        for (int64_t step = first; step < plan_.steps; step++) {
+            bool last = step + 1 == plan_.steps;
+            if (due(step, o_.val_every) && !last) { validate(model, step); }
+            if (due(step, o_.sample_every) && !last) { sample(model, step); }
+            for (int64_t k = 0; k < plan_.micro_batches; k++) {
+                data_.read(step * plan_.rows_per_step + k * o_.batch, o_.batch, &batches[k]);
+            }
+            model.enqueue_step(batches, step_params(step));
+            while (auto result = model.poll()) { report(*result); }
+            if (due(step + 1, o_.save_every)) { save(model, step + 1); }
+        }
+        model.finish();
+        while (auto result = model.poll()) { report(*result); }
+        return finish(model);
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+    static double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+    static bool due(int64_t step, int64_t every) { return every > 0 && step > 0 && step % every == 0; }
+
+    std::optional<Tokenizer> choose_tokenizer() const {
+        if (!o_.tokenizer.empty()) {
+            Tokenizer t = Tokenizer::load(o_.tokenizer);
+            if (t.vocab_size() != data_.vocab_size()) {
+                throw Error(kExitBadInput, strf("%s has %d tokens, %s a vocabulary of %d. Give the tokenizer that made the "
+                                                "shards.", o_.tokenizer.c_str(), t.vocab_size(), o_.train_data.c_str(),
+                                                data_.vocab_size()));
+            }
+            return t;
+        }
+        if (data_.vocab_size() == kByteVocabSize) { return Tokenizer::bytes(); }
+        return std::nullopt;  // samples are printed as token ids
+    }
+
+    // by convention the end of text is the last token, in GPT-2's vocabulary and in the byte-level one
+    int end_of_text() const {
+        return tokenizer_ && tokenizer_->end_of_text() >= 0 ? tokenizer_->end_of_text() : data_.vocab_size() - 1;
+    }
+
+    void open_validation() {
+        bool fit = o_.val_align == "document" ||
+                   (o_.val_align == "auto" && ValidationData::documents_fit(o_.val_data, o_.seq_len, end_of_text()));
+        val_.emplace(o_.val_data, o_.seq_len, fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow,
+                     end_of_text(), o_.val_tokens);
+        if (val_->vocab_size() != data_.vocab_size()) {
+            throw Error(kExitBadInput, strf("%s has a vocabulary of %d, %s of %d: they cannot be used together.",
+                                            o_.val_data.c_str(), val_->vocab_size(), o_.train_data.c_str(),
+                                            data_.vocab_size()));
+        }
+        ShardSet shards(o_.val_data);
+        if (shards.shards().size() == 1 && o_.val_tokens < 0) {
+            info_ = read_val_info(shards.shards()[0].path(), shards.num_tokens());
+        }
+    }
+
+    // makes the run folder and brings the weights in; returns the first step to do
+    int64_t start(Model& model) {
+        auto write = [&](State s, int tensor, int64_t first, std::span<const float> x) { model.load(s, tensor, first, x); };
+        int64_t first = 0;
+        model.init(o_.seed);
+        if (!plan_.checkpoint.empty()) {
+            TrainingState state = load_checkpoint(plan_.checkpoint, write);
+            if (state.seed != o_.seed) {
+                throw Error(kExitUsage, strf("%s was made with --seed %llu; go on with the same", plan_.checkpoint.c_str(),
+                                             (unsigned long long)state.seed));
+            }
+            model.set_updates(state.updates);
+            first = state.step;
+        } else if (!plan_.model_file.empty()) {
+            load_model(ModelFile(plan_.model_file), write);
+        }
+        make_writable_folder(plan_.out);
+        log_.emplace(plan_.out, o_.resume == "none" ? -1 : first);
+        FileWriter config(plan_.out + "/config.toml");
+        config.write(o_.resolved.data(), o_.resolved.size());
+        config.commit();
+        return first;
+    }
+
+    StepParams step_params(int64_t step) const {
+        return {step, plan_.schedule(step), o_.beta1, o_.beta2, o_.eps, o_.weight_decay, o_.clip};
+    }
+
+    void report(const StepResult& r) {
+        double ms = seconds_since(last_result_) * 1e3;
+        last_result_ = Clock::now();
+        train_seconds_ += ms / 1e3;
+        steps_done_++;
+        double lr = plan_.schedule(r.step), tokens_per_s = (double)(plan_.rows_per_step * o_.seq_len) / ms * 1e3;
+        log_->step(r.step, r.loss, r.grad_norm, lr, ms, tokens_per_s);
+        skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + 1 : 0;
+        double left = (double)(plan_.steps - r.step - 1) * train_seconds_ / (double)steps_done_;
+        std::string peak = "n/a";
+        if (peak_flops_ > 0) { peak = strf("%.0f", 100 * plan_.flops_per_token * tokens_per_s / peak_flops_); }
+        line_.show(r.step + 1, strf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | %s%% of peak "
+                                    "| ETA %s%s", (long long)r.step + 1, (long long)plan_.steps, r.loss, r.grad_norm, lr,
+                                    ms, tokens_per_s, peak.c_str(), duration_text(left).c_str(),
+                                    r.skipped ? " | SKIPPED: not finite" : ""));
+        if (skipped_in_a_row_ >= kMostSkippedSteps) {
+            throw Error(kExitDiverged, strf("step %lld: loss or gradient norm was not finite %d times in a row. Lower --lr, "
+                                            "or lengthen --warmup.", (long long)r.step, kMostSkippedSteps));
+        }
+    }
+
+    // mean loss over the validation targets; with probes, which of the tokens were predicted right
+    double validate(Model& model, int64_t step) {
+        if (!val_) { return NAN; }
+        drain(model);
+        double sum = 0;
+        Batch batch;
+        for (int64_t row = 0; row < val_->num_rows(); row += o_.batch) {
+            val_->read(row, o_.batch, &batch);
+            Evaluation e = model.evaluate(batch);
+            for (float loss : e.losses) { sum += loss; }
+            if (info_) { collect_hits(row, batch, e); }
+        }
+        double loss = sum / (double)val_->num_targets();
+        log_->validation(step, loss);
+        std::string ratio = info_ ? strf(", %.3f x the source entropy", loss / info_->entropy) : "";
+        line_.message(strf("step %lld | val loss %.4f%s", (long long)step, loss, ratio.c_str()));
+        last_result_ = Clock::now();
+        return loss;
+    }
+
+    void collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e) {
+        hits_.resize(ShardSet(o_.val_data).num_tokens());
+        for (int64_t i = 0; i < (int64_t)batch.targets.size(); i++) {
+            int64_t row = first_row + i / batch.T;
+            if (batch.targets[i] == kIgnoreTarget) { continue; }
+            hits_[val_->row_position(row) + i % batch.T + 1] = e.predicted[i] == batch.targets[i];
+        }
+    }
+
+    // waits for the steps in flight and reports them
+    void drain(Model& model) {
+        model.finish();
+        while (auto result = model.poll()) { report(*result); }
+    }
+
+    // a continuation of the prompt, up to sample_tokens or the end of the text
+    std::string generate(Model& model, int64_t step, int number) {
+        std::vector<int> text = {end_of_text()};
+        if (!o_.prompt.empty()) {
+            if (!tokenizer_) { throw Error(kExitUsage, "--prompt needs a tokenizer: give --tokenizer FILE"); }
+            for (int id : tokenizer_->encode(o_.prompt)) { text.push_back(id); }
+        }
+        for (int k = 0; k < o_.sample_tokens; k++) {
+            Batch batch;
+            batch.B = 1;
+            batch.T = (int)std::min<size_t>(text.size(), (size_t)o_.seq_len);
+            batch.tokens.assign(text.end() - batch.T, text.end());
+            batch.targets.assign(batch.T, kIgnoreTarget);
+            model.evaluate(batch);
+            uint32_t bits = random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0];
+            text.push_back(sample_token(model.logits_last(), o_.temperature, o_.top_k, to_uniform(bits)));
+            if (text.back() == end_of_text()) { break; }
+        }
+        if (text.back() == end_of_text()) { text.pop_back(); }
+        if (!text.empty()) { text.erase(text.begin()); }
+        if (tokenizer_) { return tokenizer_->printable(text); }
+        std::string ids;
+        for (int id : text) { ids += strf("%d ", id); }
+        return ids;
+    }
+
+    void sample(Model& model, int64_t step) {
+        drain(model);
+        line_.message(strf("step %lld | sample: %s", (long long)step, generate(model, step, 0).c_str()));
+        last_result_ = Clock::now();
+    }
+
+    void save(Model& model, int64_t step) {
+        drain(model);
+        auto read = [&](State s, int tensor, int64_t first, std::span<float> x) { model.save(s, tensor, first, x); };
+        try {
+            save_checkpoint(plan_.out, plan_.config, {step, model.updates(), o_.seed}, read);
+            save_failed_ = false;
+            line_.message(strf("step %lld | saved %s/step_%08lld", (long long)step, plan_.out.c_str(), (long long)step));
+        } catch (const Error& e) {  // what is on disk is untouched: go on, and say so at the end
+            save_failed_ = true;
+            line_.message(strf("step %lld | SAVE FAILED: %s", (long long)step, e.what()));
+        }
+        last_result_ = Clock::now();
+    }
+
+    // the end: validation, samples, the model; the exit code
+    int finish(Model& model) {
+        double loss = validate(model, plan_.steps);
+        if (o_.sample_every > 0) {
+            for (int number = 1; number <= 3; number++) {
+                line_.message(strf("sample %d: %s\n", number, generate(model, plan_.steps, number).c_str()));
+            }
+        }
+        auto read = [&](State s, int tensor, int64_t first, std::span<float> x) { model.save(s, tensor, first, x); };
+        try {
+            write_model_file(plan_.out + "/model.bin", plan_.config, kModelFp32, read);
+            line_.message("saved " + plan_.out + "/model.bin");
+        } catch (const Error& e) {
+            save_failed_ = true;
+            line_.message(std::string("SAVE FAILED: ") + e.what());
+        }
+        line_.message(strf("trained %lld steps in %s", (long long)steps_done_, duration_text(train_seconds_).c_str()));
+        if (info_) { print_probes(); }
+        if (info_) {
+            line_.message(strf("val loss %.4f nats/token, source entropy %.4f, ratio %.3f", loss, info_->entropy,
+                               loss / info_->entropy));
+        } else if (val_) {
+            line_.message(strf("val loss %.4f nats/token", loss));
+        }
+        return save_failed_ ? kExitSaveFailed : kExitDone;
+    }
+
+    void print_probes() {
+        for (const ValInfo::Probe& probe : info_->probes) {
+            int64_t right = 0;
+            for (auto [position, length] : probe.spans) {
+                bool all = true;
+                for (int64_t i = position; i < position + length; i++) { all = all && hits_[i]; }
+                right += all;
+            }
+            line_.message(strf("accuracy on %s: %.1f %% of %zu", probe.name.c_str(),
+                               100.0 * (double)right / (double)std::max<size_t>(1, probe.spans.size()), probe.spans.size()));
+        }
+    }
+
+    Options o_;
+    DataLoader data_;
+    RunPlan plan_;
+    std::optional<Tokenizer> tokenizer_;
+    std::optional<ValidationData> val_;
+    std::optional<ValInfo> info_;
+    std::vector<bool> hits_;  // by position in the validation shard: was this token predicted right?
+    std::optional<RunLog> log_;
+    StepLine line_;
+    Clock::time_point last_result_;
+    double train_seconds_ = 0, peak_flops_ = 0;
+    int64_t steps_done_ = 0;
+    int skipped_in_a_row_ = 0;
+    bool save_failed_ = false;
+};
+
+}  // namespace llmc
