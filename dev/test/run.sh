@@ -1,0 +1,56 @@
+#!/bin/bash
+# Runs every check of `make test` on what is built, and adds their counts up.
+#   dev/test/run.sh          everything       dev/test/run.sh quick    the unit tests alone
+# Stages: unit tests; the same under address and undefined-behaviour sanitizers; planted faults, which the tests must
+# catch; the kernel shootouts (--check), skipped without a GPU. Last line: N passed, N failed, N skipped.
+set -u
+cd "$(dirname "$0")/../.."
+logs=build/test-logs
+mkdir -p $logs
+passed=0 failed=0 skipped=0
+
+add() {  # passed failed skipped
+    passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+}
+
+# runs a command; its last line that reads "N passed, N failed, N skipped" counts. One that ends otherwise is a failure.
+stage() {  # name command...
+    local name=$1 begin=$SECONDS line status
+    shift
+    echo "== $name: $*"
+    "$@" >"$logs/$name.log" 2>&1
+    status=$?
+    line=$(sed -n 's/^\[doctest\] test cases: *[0-9]* *| *\([0-9]* passed\) *| *\([0-9]* failed\) *| *\([0-9]* skipped\).*/\1, \2, \3/p
+                   /^[0-9]* passed, [0-9]* failed, [0-9]* skipped$/p' "$logs/$name.log" | tail -1)
+    # shellcheck disable=SC2046
+    if [ -n "$line" ]; then add $(echo "$line" | tr -dc '0-9 ' | tr -s ' '); fi
+    if [ $status -ne 0 ] || [ -z "$line" ]; then
+        tail -40 "$logs/$name.log"
+        case $line in *" 0 failed"* | "") echo "$name: exit status $status"; add 0 1 0 ;; esac
+    fi
+    echo "   ${line:-no counts} ($((SECONDS - begin)) s, log $logs/$name.log)"
+}
+
+stage unit ./test_gpt2
+if [ "${1:-}" != quick ]; then
+    san=build/sanitized
+    if make --no-print-directory -s SANITIZE=1 BUILD=$san OUT=$san/ $san/test_gpt2 $san/train_gpt2 $san/data/make_shards \
+            $san/data/make_corpus >$logs/sanitized-build.log 2>&1; then
+        stage sanitized env PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1 $san/test_gpt2
+    else
+        tail -20 $logs/sanitized-build.log
+        echo "   the sanitized build failed (log $logs/sanitized-build.log)"
+        add 0 1 0
+    fi
+    stage planted dev/test/planted.sh
+    for shootout in dev/cuda/layernorm_forward dev/cuda/layernorm_backward; do
+        if [ -x $shootout ]; then
+            stage "$(basename $shootout)" $shootout --check
+        else
+            echo "== $shootout: not built (no nvcc), skipped"
+            add 0 0 1
+        fi
+    done
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ]
