@@ -13,6 +13,7 @@
 
 #include "dev/test/compare_state.h"
 #include "llmc/gpt2_cpu.h"
+#include "llmc/threads.h"
 
 namespace {
 
@@ -41,6 +42,7 @@ TEST_CASE("fixture: logits, loss, gradients and ten updates agree with PyTorch")
 }
 
 int main(int argc, char** argv) {
+    llmc::wait_politely(argv);
     try {
         for (int i = 1; i < argc; i++) {
             std::string_view name = argv[i];

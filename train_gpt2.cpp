@@ -6,9 +6,11 @@
 #include "llmc/error.h"
 #include "llmc/gpt2_cpu.h"
 #include "llmc/options.h"
+#include "llmc/threads.h"
 #include "llmc/trainer.h"
 
 int main(int argc, char** argv) {
+    llmc::wait_politely(argv);
     try {
         int exit_code = -1;
         llmc::Options options = llmc::parse_options(argc, argv, &exit_code);

@@ -14,12 +14,12 @@
 
 namespace llmc {
 
-// Both sides round every operation to fp32, u = 2^-24. A sum of K terms errs by about sqrt(K) u of its size, the chain
-// from tokens to a gradient has 2 (4L + 2) such sums whose errors add in quadrature, and 8 covers both sides and the
-// constants. Errors are relative to the tensor's largest magnitude, which is what the sums add up from.
+// Both sides round every operation to fp32, u = 2^-24. A sum of K terms errs by about sqrt(K) u of its size; the chain
+// from tokens to a gradient has 2 (4L + 2) such sums, whose errors add in quadrature; 2 for the two sides. Relative to the
+// tensor's largest magnitude, which is the size of what the sums add up.
 inline double state_tolerance(const GPT2Config& c, int64_t rows) {
     double longest = std::max<double>(4.0 * c.channels, (double)rows), stages = 2 * (4.0 * c.num_layers + 2);
-    return 8 * 0x1p-24 * std::sqrt(longest * stages);
+    return 2 * 0x1p-24 * std::sqrt(longest * stages);
 }
 
 // prints one line, returns 1 if the error is over the bound; NaN is over
