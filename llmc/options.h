@@ -1,0 +1,78 @@
+// Options: what a user can set, as one plain struct, and the parser that fills it from the command line and a
+// config file. The defaults stand here; names, ranges and help texts in options_table.h; nothing else parses.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace llmc {
+
+struct Options {
+    // data
+    std::string train_data = "data/sample/train.bin";  // glob of token shards
+    std::string val_data = "data/sample/val.bin";      // glob; "" = no validation
+    std::string tokenizer;  // tokenizer file; "" = bytes if the shards are byte-level
+
+    // model: a descriptor dN, or a model file, or the three sizes
+    std::string model = "d6";  // ignored where layers, heads and channels are given
+    int layers = 0, heads = 0, channels = 0;
+    int max_seq_len = 0;  // 0 = seq_len, or what the model file says
+
+    // batch and length of the run
+    int batch = 4;            // sequences in a micro-batch
+    int seq_len = 256;        // T
+    int64_t total_batch = 0;  // tokens per optimizer step; 0 = one micro-batch
+    int64_t steps = -1;       // -1 = one epoch
+
+    // optimizer
+    double lr = 3e-4;
+    int64_t warmup = 0;  // steps
+    double final_lr_fraction = 1.0;
+    std::string schedule = "cosine";  // constant, cosine, linear, wsd
+    double weight_decay = 0.0;        // on 2-D tensors only
+    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+    double clip = 1.0;  // largest gradient norm; 0 = no clipping
+
+    // validation and sampling
+    int64_t val_every = 20;   // steps; 0 = only at the end
+    int64_t val_tokens = -1;  // tokens from the start of the validation data; -1 = all
+    // window: back to back; document: each from its start; auto: document if documents fit
+    std::string val_align = "auto";
+    int64_t sample_every = 20;  // steps; 0 = never
+    int sample_tokens = 64;
+    double temperature = 1.0;  // 0 = always the most likely token
+    int top_k = 0;             // 0 = all tokens
+    std::string prompt;
+
+    // output
+    std::string out;              // run folder; "" = runs/<date-time>
+    int64_t save_every = 0;       // steps; 0 = only at the end
+    std::string resume = "none";  // none, auto, or a step folder
+    int64_t log_every = 1;        // steps between permanent lines
+    bool quiet = false;
+    bool dry_run = false;
+
+    uint64_t seed = 42;
+
+    std::string resolved;  // the configuration as parsed, in config-file form: what --config reads back
+};
+
+// The three sizes that a model descriptor stands for.
+struct ModelShape {
+    int layers = 0, heads = 0, channels = 0;
+    bool operator==(const ModelShape&) const = default;
+};
+
+// "dN" or "gpt2:dN", N = 1 to 1024 layers: the sizes of llm.c's table (d12 is GPT-2 124M), and where the
+// table has no N, N heads of 64 channels. False, and *shape as it was, for any other text.
+bool model_descriptor(const std::string& text, ModelShape* shape);
+
+// Fills Options from argv (flag > config file > default). Where the program has nothing left to do (--help
+// and --version, printed to stdout) *exit_code_out is what it should return, else -1. Bad usage throws
+// Error(kExitUsage) that names the option and, for an unknown one, the nearest known.
+// All that comes back is in range and fits together: total_batch is a multiple of batch x seq_len, and so on.
+Options parse_options(int argc, const char* const* argv, int* exit_code_out);
+
+// what --help prints: every option by group with alias, default, range and unit; lines of at most 100 columns
+std::string format_help(const std::string& program);
+
+}  // namespace llmc
