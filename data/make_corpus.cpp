@@ -1,0 +1,179 @@
+// data/make_corpus: writes the sample corpus, short stories of known probability, as two token shards and a JSON file.
+//
+//   DIR/train.bin  DIR/val.bin   byte-level token shards, vocabulary 257; end-of-text (256) before every story and at the end
+//   DIR/val.json                 the entropy of val.bin's stories and where it can be seen what a model has learnt:
+//     {"entropy_nats_per_token": Y, "tokens": predicted tokens,
+//      "probes": {"repeated names": [[position, length], ...], "sums": [[position, length], ...]}}
+//
+// Y is the mean of -ln p over every token of val.bin but the first, where p is the probability with which this program
+// chose it (the grammar is unambiguous, so it is the probability of the text: corpus_grammar.h). No model can expect less;
+// loss / Y says how far one is. A probe is a run of tokens that the story before it determines: a name mentioned again, the
+// result of a sum. The program also scores byte n-gram models, so that one sees how much of Y's distance needs more than
+// the last few bytes.
+//
+// Build and run: make data/make_corpus && data/make_corpus --help
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+
+#include "data/byte_model.h"
+#include "data/corpus_grammar.h"
+#include "llmc/binary_file.h"
+#include "llmc/error.h"
+#include "llmc/token_shard.h"
+
+namespace {
+
+using namespace llmc;
+
+constexpr int kVocab = 257;
+constexpr uint16_t kEndOfText = 256;
+constexpr size_t kMaxProbes = 1000;
+constexpr uint64_t kTrainStream = 0, kValStream = 1;
+
+struct CorpusOptions {
+    std::string out = "data/sample";
+    int64_t train_bytes = 4'000'000;
+    int64_t val_bytes = 200'000;
+    uint64_t seed = 1;
+    int show = 0;
+};
+
+struct Corpus {
+    std::vector<uint16_t> tokens;
+    double nats = 0;
+    int64_t stories = 0;
+    std::vector<Span> names, sums;  // begin counts tokens
+
+    int64_t predicted() const { return (int64_t)tokens.size() - 1; }
+};
+
+// stories until their text reaches `bytes`
+Corpus make_corpus(const Grammar& grammar, uint64_t seed, uint64_t stream, int64_t bytes) {
+    Corpus corpus;
+    corpus.tokens.reserve((size_t)bytes + (size_t)bytes / 64 + 2 * kMaxStoryBytes);
+    while ((int64_t)corpus.tokens.size() - corpus.stories < bytes) {
+        Story story = grammar.tell(seed, stream, (uint64_t)corpus.stories++);
+        corpus.tokens.push_back(kEndOfText);
+        int start = (int)corpus.tokens.size();
+        for (Span s : story.names) { corpus.names.push_back({start + s.begin, s.length}); }
+        for (Span s : story.sums) { corpus.sums.push_back({start + s.begin, s.length}); }
+        for (unsigned char byte : story.text) { corpus.tokens.push_back(byte); }
+        corpus.nats += story.nats;
+    }
+    corpus.tokens.push_back(kEndOfText);
+    return corpus;
+}
+
+// every story of the corpus has one derivation, with the probability that was counted while telling it
+void check_derivations(const Grammar& grammar, const Corpus& corpus) {
+    double nats = 0;
+    std::string text;
+    for (size_t i = 1; i < corpus.tokens.size(); i++) {
+        if (corpus.tokens[i] != kEndOfText) {
+            text += (char)corpus.tokens[i];
+            continue;
+        }
+        Grammar::Derivations found = grammar.derive(text);
+        if (found.count != 1) {
+            throw Error(kExitBadInput, strf("corpus grammar: expected 1 derivation, found %d, of \"%s\". The source "
+                                            "entropy would be wrong: correct data/corpus_stories.h.",
+                                            found.count, text.c_str()));
+        }
+        nats += found.nats;
+        text.clear();
+    }
+    if (std::abs(nats - corpus.nats) > 1e-9 * corpus.nats) {
+        throw Error(kExitBadInput, strf("corpus grammar: read back, the stories cost %.17g nats, told they cost %.17g. "
+                                        "Telling and reading disagree: correct data/corpus_grammar.cpp.",
+                                        nats, corpus.nats));
+    }
+}
+
+// at most kMaxProbes of them, evenly spread
+std::string probes_json(const std::vector<Span>& spans) {
+    size_t count = std::min(spans.size(), kMaxProbes);
+    std::string json = "[";
+    for (size_t i = 0; i < count; i++) {
+        Span s = spans[i * spans.size() / count];
+        json += strf("%s[%d, %d]", i == 0 ? "" : ", ", s.begin, s.length);
+    }
+    return json + "]";
+}
+
+void write_json(const std::string& path, const Corpus& val) {
+    std::string json = strf("{\"entropy_nats_per_token\": %.17g, \"tokens\": %lld,\n", val.nats / (double)val.predicted(),
+                            (long long)val.predicted());
+    json += " \"probes\": {\"repeated names\": " + probes_json(val.names) + ",\n";
+    json += "  \"sums\": " + probes_json(val.sums) + "}}\n";
+    FileWriter out(path);
+    out.write(json.data(), json.size());
+    out.commit();
+}
+
+void print_table(const Corpus& train, const Corpus& val, double order1, double order5) {
+    double entropy = val.nats / (double)val.predicted();
+    auto row = [](const char* split, const Corpus& c) {
+        std::printf("%-10s %9lld stories %10lld bytes %10zu tokens\n", split, (long long)c.stories,
+                    (long long)c.tokens.size() - c.stories - 1, c.tokens.size());
+    };
+    row("train", train);
+    row("val", val);
+    std::printf("source entropy of val     %.4f nats per token  (every story has one derivation: read back)\n", entropy);
+    std::printf("byte model of order 1     %.4f nats per token  %.2f x\n", order1, order1 / entropy);
+    std::printf("byte model of order 5     %.4f nats per token  %.2f x\n", order5, order5 / entropy);
+    std::printf("probes                    %zu repeated names, %zu sums\n", std::min(val.names.size(), kMaxProbes),
+                std::min(val.sums.size(), kMaxProbes));
+}
+
+void run(const CorpusOptions& options) {
+    auto start = std::chrono::steady_clock::now();
+    Grammar grammar;
+    for (int i = 0; i < options.show; i++) {
+        std::printf("%s\n", grammar.tell(options.seed, kTrainStream, (uint64_t)i).text.c_str());
+    }
+    if (options.show > 0) { return; }
+
+    make_writable_folder(options.out);
+    Corpus train = make_corpus(grammar, options.seed, kTrainStream, options.train_bytes);
+    Corpus val = make_corpus(grammar, options.seed, kValStream, options.val_bytes);
+    check_derivations(grammar, val);
+    write_token_shard(options.out + "/train.bin", train.tokens, kVocab);
+    write_token_shard(options.out + "/val.bin", val.tokens, kVocab);
+    write_json(options.out + "/val.json", val);
+
+    ByteModel model(train.tokens);
+    print_table(train, val, model.nats_per_token(val.tokens, 1), model.nats_per_token(val.tokens, 5));
+    std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    std::printf("wrote %s/train.bin val.bin val.json in %.2f s\n", options.out.c_str(), seconds.count());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    CorpusOptions options;
+    CLI::App app("Writes the sample corpus: short English-like stories from a grammar, so that the entropy of the text is\n"
+                 "known and a model's loss can be compared with the lowest possible one. Same seed, same bytes, anywhere.\n"
+                 "Writes DIR/train.bin and DIR/val.bin (token shards, one token per byte, 256 = end of text) and\n"
+                 "DIR/val.json (source entropy of val.bin, and where names and sums are determined by the story).\n");
+    app.add_option("--out", options.out, "folder to write to, made if missing")->type_name("DIR")->capture_default_str();
+    app.add_option("--train-bytes", options.train_bytes, "text bytes of train.bin, rounded up to whole stories")
+        ->type_name("N")->check(CLI::Range(int64_t{10'000}, int64_t{2'000'000'000}))->capture_default_str();
+    app.add_option("--val-bytes", options.val_bytes, "text bytes of val.bin, rounded up to whole stories")
+        ->type_name("N")->check(CLI::Range(int64_t{1'000}, int64_t{100'000'000}))->capture_default_str();
+    app.add_option("--seed", options.seed, "which stories")->type_name("S")->capture_default_str();
+    app.add_option("--show", options.show, "print the first N stories of train.bin and write nothing")
+        ->type_name("N")->check(CLI::Range(0, 1'000'000))->capture_default_str();
+    app.footer("Example: data/make_corpus --seed 7 --out /tmp/corpus && ./train_gpt2 --train-data /tmp/corpus/train.bin \\\n"
+               "             --val-data /tmp/corpus/val.bin");
+    try {
+        app.parse(argc, argv);
+        run(options);
+        return kExitDone;
+    } catch (const CLI::ParseError& e) {
+        return app.exit(e) == 0 ? kExitDone : kExitUsage;
+    } catch (const Error& e) {
+        std::fprintf(stderr, "%s\n", e.what());
+        return e.exit_code;
+    }
+}

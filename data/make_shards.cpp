@@ -1,0 +1,314 @@
+// make_shards: text (files, folders, standard input) -> byte-level token shards for training and validation.
+// The input is read once, as a stream, and nothing is kept in memory but one shard: its tokens go to
+// temporary shards ("pieces") beside the result. Only when all is read is it known where the validation part
+// begins; the piece in which it does is then cut in two, an end of text is put behind each part, and all get
+// their names.
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <poll.h>
+#include <unistd.h>
+
+#include "data/document_splitter.h"
+#include "data/token_pieces.h"
+#include "llmc/error.h"
+#include "llmc/token_shard.h"
+#include "llmc/tokenizer.h"
+
+namespace llmc {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxShardTokens = 2147483645;  // 2^31 - 1, less an end of text before and behind
+constexpr size_t kReadBytes = 1 << 20;
+
+struct Settings {
+    std::vector<std::string> inputs;
+    std::string out;
+    double val_fraction = 0.1;
+    std::string documents = "file";
+    int64_t shard_tokens = 100'000'000;
+};
+
+const char* const kDescription =
+    "Makes token shards for training and validation of any text: one token per byte, and one for the end of\n"
+    "a text (id 256). Nothing is lost: without the ends of text, the shards hold the bytes of the input.\n";
+
+const char* const kFooter =
+    "Documents. An end of text goes before each, so that the model learns where something new begins:\n"
+    "  file       each file is one, and so is standard input\n"
+    "  paragraph  blank lines separate them, and belong to the one before\n"
+    "  line       each line is one; blank lines belong to the one before\n"
+    "\n"
+    "Validation gets the end of the input: the last documents, up to --val-fraction of all tokens. Where\n"
+    "these are less than half of that, as with one single document, a document is cut (after a line if\n"
+    "possible), and validation gets its last part.\n"
+    "\n"
+    "Examples:\n"
+    "  data/make_shards book.txt --out data/book\n"
+    "      writes data/book_train_000000.bin and data/book_val_000000.bin\n"
+    "  data/make_shards ~/mail --documents paragraph --val-fraction 0.05 --out data/mail\n"
+    "      a folder: all files in it and below, sorted by name, but those whose names begin with a dot\n"
+    "  zcat corpus.gz | data/make_shards - --documents line --out data/corpus\n"
+    "\n"
+    "The shards of an earlier run with the same --out are replaced, all of them, once this run succeeds.\n"
+    "Exit codes: 0 done, 2 bad option or unwritable folder, 3 bad input, 7 writing failed.\n";
+
+// ---- stopping ----------------------------------------------------------------------------------
+
+// Control-C and kill: the temporary files must go, so the reading loop looks for a signal and stops by
+// itself. The pipe is for a signal between that look and the wait for input, which would otherwise go on
+// waiting.
+volatile std::sig_atomic_t stop_signal = 0;
+int stop_pipe[2] = {-1, -1};
+
+void stop_on_signals() {
+    if (pipe2(stop_pipe, O_CLOEXEC | O_NONBLOCK) != 0) { throw Error(kExitDevice, "cannot make a pipe"); }
+    struct sigaction action = {};
+    action.sa_handler = [](int signal) {
+        stop_signal = signal;
+        (void)!write(stop_pipe[1], "", 1);
+    };
+    for (int signal : {SIGINT, SIGTERM, SIGHUP}) { sigaction(signal, &action, nullptr); }
+}
+
+// returns when there is input, or an end of it
+void wait_for_input(int fd) {
+    struct pollfd both[2] = {{fd, POLLIN, 0}, {stop_pipe[0], POLLIN, 0}};
+    while (stop_signal == 0 && poll(both, 2, -1) < 0 && errno == EINTR) {}
+    if (stop_signal != 0) { throw Error(128 + stop_signal, "stopped by a signal; no shard was written"); }
+}
+
+// ---- reading ------------------------------------------------------------------------------------
+
+// the files of a folder and of those in it, in byte order of their paths
+std::vector<std::string> files_below(const std::string& folder) {
+    std::vector<std::string> files;
+    try {
+        const fs::recursive_directory_iterator end;
+        for (fs::recursive_directory_iterator it(folder); it != end; ++it) {
+            if (it->path().filename().string().starts_with('.')) {
+                it.disable_recursion_pending();
+            } else if (it->is_regular_file()) {
+                files.push_back(it->path().string());
+            }
+        }
+    } catch (const fs::filesystem_error& e) {
+        throw Error(kExitBadInput, strf("%s: cannot read this folder: %s", folder.c_str(), e.what()));
+    }
+    std::sort(files.begin(), files.end());
+    return files;
+}
+
+std::vector<std::string> list_files(const std::vector<std::string>& inputs) {
+    std::vector<std::string> files;
+    for (const std::string& input : inputs) {
+        std::error_code ignored;
+        if (!fs::is_directory(input, ignored)) {
+            files.push_back(input);
+            continue;
+        }
+        std::vector<std::string> below = files_below(input);
+        if (below.empty()) { throw Error(kExitBadInput, input + ": no files in this folder"); }
+        files.insert(files.end(), below.begin(), below.end());
+    }
+    return files;
+}
+
+struct InputFile {
+    int fd;
+    explicit InputFile(const std::string& path)
+        : fd(path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+    ~InputFile() { if (fd > STDIN_FILENO) { close(fd); } }
+    InputFile(const InputFile&) = delete;
+};
+
+// everything of a file, or of standard input ("-"), through splitter
+void read_file(const std::string& path, Splitter* splitter) {
+    const InputFile file(path);
+    const std::string name = path == "-" ? "standard input" : path;
+    const auto fail = [&](const char* what) {
+        throw Error(kExitBadInput, strf("%s: cannot %s: %s", name.c_str(), what, std::strerror(errno)));
+    };
+    if (file.fd < 0) { fail("open"); }
+
+    std::vector<uint8_t> buffer(kReadBytes);
+    splitter->begin_file();
+    for (bool first = true;; first = false) {
+        wait_for_input(file.fd);
+        const ssize_t count = read(file.fd, buffer.data(), buffer.size());
+        if (count < 0) { fail("read"); }
+        if (count == 0) { break; }
+        if (first && count >= 4 && std::memcmp(buffer.data(), &kTokenShardMagic, 4) == 0) {
+            throw Error(kExitBadInput, name + ": a token shard, not text. Leave it out of the inputs.");
+        }
+        splitter->add(buffer.data(), (size_t)count);
+    }
+    splitter->end_file();
+}
+
+// ---- from pieces to shards ----------------------------------------------------------------------
+
+struct Cut {
+    int64_t position;  // of the first token for validation
+    bool in_document;  // what was one document becomes two
+};
+
+Cut find_cut(const Pieces& pieces, double val_fraction) {
+    const int64_t n = pieces.num_tokens();
+    if (val_fraction == 0) { return {n, false}; }
+    if (n < 3) { throw Error(kExitBadInput, "one byte cannot be split: use --val-fraction 0, or more text"); }
+    // each part gets a byte at least; every document has one
+    const int64_t wanted = n - std::clamp<int64_t>(std::llround((double)n * val_fraction), 1, n - 2);
+    const int64_t latest = wanted + (n - wanted) / 2;
+    const int64_t document = pieces.find(kByteEndOfText, wanted - 1, latest + 1);
+    if (document >= 0) { return {document, false}; }
+    const int64_t newline = pieces.find('\n', wanted - 1, latest);
+    return {newline >= 0 ? newline + 1 : wanted, true};
+}
+
+struct Shard {
+    std::string temporary, name;
+};
+
+// Tokens [begin, end) as the shards of a split, of one piece each, with an end of text behind the last and,
+// if the split begins in a document, before the first. All that is left to do is to rename them.
+std::vector<Shard> write_split(const Pieces& pieces, int64_t begin, int64_t end, bool in_document,
+                               const std::string& prefix, Temporaries* files) {
+    std::vector<Shard> shards;
+    while (begin < end) {
+        const int64_t stop = std::min(end, pieces.piece_end(begin));
+        const bool last = stop == end;
+        std::string temporary = pieces.path(begin);
+        if (last || in_document || begin != pieces.piece_begin(begin)) {
+            const TokenShard piece(temporary);
+            const uint16_t* from = piece.tokens().data() + (begin - pieces.piece_begin(begin));
+            std::vector<uint16_t> tokens;
+            tokens.reserve((size_t)(stop - begin) + 2);
+            if (in_document) { tokens.push_back(kByteEndOfText); }
+            tokens.insert(tokens.end(), from, from + (stop - begin));
+            if (last) { tokens.push_back(kByteEndOfText); }
+            temporary = files->next();
+            write_token_shard(temporary, tokens, kByteVocabSize);
+        }
+        shards.push_back({temporary, strf("%s_%06zu.bin", prefix.c_str(), shards.size())});
+        begin = stop;
+        in_document = false;
+    }
+    return shards;
+}
+
+// gives the shards their names, and removes those of an earlier run that had more
+void publish(const std::vector<Shard>& shards, const std::string& prefix) {
+    for (const Shard& shard : shards) {
+        if (std::rename(shard.temporary.c_str(), shard.name.c_str()) != 0) {
+            throw Error(kExitSaveFailed, shard.name + ": cannot replace it: " + std::strerror(errno));
+        }
+    }
+    for (size_t i = shards.size();; i++) {
+        const std::string name = strf("%s_%06zu.bin", prefix.c_str(), i);
+        if (unlink(name.c_str()) != 0) { break; }
+        std::printf("removed %s, of an earlier run\n", name.c_str());
+    }
+}
+
+// ---- the program --------------------------------------------------------------------------------
+
+// 1234567 -> 1,234,567
+std::string grouped(int64_t number) {
+    std::string digits = std::to_string(number);
+    for (int at = (int)digits.size() - 3; at > 0; at -= 3) { digits.insert((size_t)at, ","); }
+    return digits;
+}
+
+void print_split(const char* what, const std::vector<Shard>& shards, int64_t tokens) {
+    if (shards.empty()) { return; }
+    std::printf("%-11s %s tokens in %zu shard%s: %s%s\n", what, grouped(tokens).c_str(), shards.size(),
+                shards.size() == 1 ? "" : "s", shards.front().name.c_str(),
+                shards.size() == 1 ? "" : (" to " + shards.back().name).c_str());
+}
+
+void make_shards(const Settings& settings) {
+    const fs::path prefix(settings.out);
+    if (!prefix.has_filename()) {
+        throw Error(kExitUsage, strf("--out %s: a folder; add how names begin, as in --out %smytext",
+                                     settings.out.c_str(), settings.out.c_str()));
+    }
+    const std::vector<std::string> paths = list_files(settings.inputs);
+    make_writable_folder(prefix.has_parent_path() ? prefix.parent_path().string() : ".");
+
+    Temporaries files(settings.out);
+    Pieces pieces(settings.shard_tokens, &files);
+    Splitter splitter(settings.documents, &pieces);
+    for (const std::string& path : paths) { read_file(path, &splitter); }
+    pieces.finish();
+    if (splitter.num_bytes() == 0) { throw Error(kExitBadInput, "no text: the input is empty"); }
+
+    const int64_t n = pieces.num_tokens();
+    const Cut cut = find_cut(pieces, settings.val_fraction);
+    const std::string train_prefix = settings.out + "_train", val_prefix = settings.out + "_val";
+    const auto train = write_split(pieces, 0, cut.position, false, train_prefix, &files);
+    const auto val = write_split(pieces, cut.position, n, cut.in_document, val_prefix, &files);
+    publish(train, train_prefix);
+    publish(val, val_prefix);
+
+    std::printf("%-11s %s bytes, documents (one per %s): %s\n", "input",
+                grouped(splitter.num_bytes()).c_str(), settings.documents.c_str(),
+                grouped(splitter.num_documents()).c_str());
+    print_split("training", train, cut.position + 1);
+    print_split("validation", val, n - cut.position + 1 + cut.in_document);
+    std::printf("next: ./train_gpt2 --train-data '%s_*.bin'", train_prefix.c_str());
+    if (!val.empty()) { std::printf(" --val-data '%s_*.bin'", val_prefix.c_str()); }
+    std::printf("\n");
+}
+
+// false: the program should return *exit_code
+bool parse(int argc, char** argv, Settings* settings, int* exit_code) {
+    // CLI::Range lets "nan" pass, which is not below its least nor above its greatest
+    const auto is_number = [](const std::string& value) {
+        return std::isnan(std::strtod(value.c_str(), nullptr)) ? "not a number: " + value : std::string();
+    };
+    CLI::App app(kDescription, "data/make_shards");
+    app.footer(kFooter);
+    app.add_option("inputs", settings->inputs, "text files, folders, or - for standard input")->required();
+    app.add_option("--out", settings->out, "how the names of the shards begin; their folder is made")
+        ->required()->type_name("PREFIX");
+    app.add_option("--documents", settings->documents, "what an end of text goes before")
+        ->capture_default_str()->check(CLI::IsMember({"file", "paragraph", "line"}));
+    app.add_option("--val-fraction", settings->val_fraction, "part that validation gets; 0 = none")
+        ->capture_default_str()->check(CLI::Range(0.0, 0.9))->check(is_number);
+    app.add_option("--shard-tokens", settings->shard_tokens, "tokens in a shard, which is held in memory")
+        ->capture_default_str()->check(CLI::Range(int64_t{16}, kMaxShardTokens));
+    try {
+        app.parse(argc, argv);
+        return true;
+    } catch (const CLI::ParseError& e) {
+        *exit_code = app.exit(e) == 0 ? kExitDone : kExitUsage;
+        return false;
+    }
+}
+
+}  // namespace llmc
+
+int main(int argc, char** argv) {
+    llmc::Settings settings;
+    int exit_code = llmc::kExitDone;
+    if (!llmc::parse(argc, argv, &settings, &exit_code)) { return exit_code; }
+    try {
+        llmc::stop_on_signals();
+        llmc::make_shards(settings);
+    } catch (const llmc::Error& e) {
+        std::fprintf(stderr, "make_shards: %s\n", e.what());
+        return e.exit_code;
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "make_shards: out of memory: use a smaller --shard-tokens\n");
+        return llmc::kExitDevice;
+    }
+    return llmc::kExitDone;
+}

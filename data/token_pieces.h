@@ -1,0 +1,107 @@
+// The token stream that data/make_shards makes, kept on disk as it comes: pieces of equal size, each a token
+// shard under a temporary name, so that memory holds one piece whatever the size of the input.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include "llmc/error.h"
+#include "llmc/token_shard.h"
+#include "llmc/tokenizer.h"
+
+namespace llmc {
+
+// The files made on the way, beside the result. Those that were not renamed go with this object.
+class Temporaries {
+public:
+    explicit Temporaries(const std::string& prefix)
+        : prefix_(strf("%s.tmp-%d", prefix.c_str(), (int)getpid())) {}
+    ~Temporaries() {
+        for (const std::string& path : paths_) { unlink(path.c_str()); }
+    }
+    Temporaries(const Temporaries&) = delete;
+    const std::string& next() {
+        paths_.push_back(strf("%s-%06zu.bin", prefix_.c_str(), paths_.size()));
+        return paths_.back();
+    }
+
+private:
+    std::string prefix_;
+    std::vector<std::string> paths_;
+};
+
+// A stream of tokens, kept as shards of equal size ("pieces"); the last one may be shorter.
+class Pieces {
+public:
+    Pieces(int64_t piece_tokens, Temporaries* files) : piece_tokens_(piece_tokens), files_(files) {
+        buffer_.reserve((size_t)piece_tokens);  // costs nothing until it is filled
+    }
+
+    void add(const uint8_t* bytes, size_t count) {
+        while (count > 0) {
+            const size_t part = std::min(count, room());
+            buffer_.insert(buffer_.end(), bytes, bytes + part);
+            bytes += part;
+            count -= part;
+        }
+    }
+    void add_end_of_text() {
+        room();
+        buffer_.push_back(kByteEndOfText);
+    }
+    void finish() {
+        if (!buffer_.empty()) { flush(); }
+        buffer_ = {};
+    }
+
+    int64_t num_tokens() const { return num_tokens_; }
+    const std::string& path(int64_t position) const { return paths_[(size_t)(position / piece_tokens_)]; }
+    // where the piece of this position begins and ends
+    int64_t piece_begin(int64_t position) const { return position / piece_tokens_ * piece_tokens_; }
+    int64_t piece_end(int64_t position) const {
+        return std::min(num_tokens_, piece_begin(position) + piece_tokens_);
+    }
+    // the place of the first such token in [begin, end), -1 if there is none
+    int64_t find(uint16_t token, int64_t begin, int64_t end) const {
+        while (begin < end) {
+            const TokenShard shard(path(begin));
+            const int64_t stop = std::min(end, piece_end(begin));
+            const size_t from = (size_t)(begin - piece_begin(begin));
+            const auto range = shard.tokens().subspan(from, (size_t)(stop - begin));
+            const auto at = std::find(range.begin(), range.end(), token);
+            if (at != range.end()) { return begin + (at - range.begin()); }
+            begin = stop;
+        }
+        return -1;
+    }
+
+private:
+    static constexpr size_t kMaxPieces = 999'990;  // the names of shards have six digits
+
+    // how many more tokens the buffer takes: at least one
+    size_t room() {
+        if ((int64_t)buffer_.size() == piece_tokens_) { flush(); }
+        return (size_t)piece_tokens_ - buffer_.size();
+    }
+    void flush() {
+        if (paths_.size() == kMaxPieces) {
+            throw Error(kExitUsage, "too many shards: use a larger --shard-tokens");
+        }
+        paths_.push_back(files_->next());
+        write_token_shard(paths_.back(), buffer_, kByteVocabSize);
+        num_tokens_ += (int64_t)buffer_.size();
+        buffer_.clear();
+        if (paths_.size() > 1) { std::printf("%lld tokens so far\n", (long long)num_tokens_); }
+        std::fflush(stdout);
+    }
+
+    int64_t piece_tokens_, num_tokens_ = 0;
+    Temporaries* files_;
+    std::vector<std::string> paths_;
+    std::vector<uint16_t> buffer_;
+};
+
+}  // namespace llmc
