@@ -1,0 +1,152 @@
+#!/bin/bash
+# The tests of the tests: each fault of dev/test/planted/*.patch is planted in a copy of the tree, which the
+# tests that passed without it must reject, naming what is wrong.
+#   dev/test/planted.sh                   all of them
+#   dev/test/planted.sh layernorm gpu-    those whose names contain one of these
+# What a patch says before its first "---" line:
+#   # run: --test-case=layernorm*             options of ./test_gpt2, or of the shootout (none: all it does)
+#   # program: dev/cuda/layernorm_forward     gpu-*: the shootout that is built and run with --check
+#   # expect: layernorm_forward out N=3 C=65  what must be printed, a basic regular expression; several: all
+# gpu-* patches are skipped without a CUDA device. Last line: N passed, N failed, N skipped; exit 1 if any
+# failed.
+set -eu
+cd "$(dirname "$0")/../.."
+unset MAKEFLAGS MAKELEVEL MFLAGS  # a surrounding make's -j and BUILD= are not for the copies
+jobs=$(nproc)
+home=build/planted
+copy=$home/tree
+log=$home/log
+passed=0 failed=0 skipped=0
+declare -A sound=()  # commands that are known to succeed without a fault
+
+trap 'rm -rf "$copy"' EXIT
+mkdir -p $home
+
+header() {  # patch key: the values of its "# key:" lines
+    sed -n "/^--- /q; s/^# $2: *//p" "$1"
+}
+
+# the sources: what git knows and what it does not ignore; without git, every file that is not built or large
+sources() {
+    if git rev-parse --git-dir >/dev/null 2>&1; then
+        git ls-files -z -co --exclude-standard
+    else
+        find . -path ./build -prune -o -type f -size -2048k -print0
+    fi
+}
+
+# a fresh copy of the tree with its objects, so that only what the fault touches is compiled again
+make_copy() {
+    local built
+    rm -rf "$copy"
+    mkdir -p "$copy"
+    sources | while IFS= read -r -d '' file; do
+        if [ -e "$file" ]; then printf '%s\0' "$file"; fi
+    done | xargs -0 cp -a --parents -t "$copy"
+    for built in build/deps.mk build/llmc build/dev/test build/test_gpt2.*; do
+        if [ -e "$built" ]; then cp -a --parents -t "$copy" "$built"; fi
+    done
+}
+
+# does this program pass as it is? Answered once for each command line.
+passes_without() {
+    local command="$*"
+    if [ -z "${sound[$command]:-}" ]; then
+        if timeout 600 "$@" >"$log" 2>&1; then sound[$command]=yes; else sound[$command]=no; fi
+    fi
+    [ "${sound[$command]}" = yes ]
+}
+
+# did the copy's program fail, and print all that the patch expects? Sets `verdict`.
+judge() {  # patch command...
+    local patch=$1 expect status=0 shown=
+    shift
+    (cd "$copy" && timeout 600 "$@") >"$log" 2>&1 || status=$?
+    if [ $status -eq 0 ]; then verdict="NOT CAUGHT: the tests pass"; return 1; fi
+    if [ $status -eq 124 ]; then verdict="NOT CAUGHT: no end after 600 s"; return 1; fi
+    while IFS= read -r expect; do
+        if ! grep -q -e "$expect" "$log"; then
+            verdict="NOT CAUGHT: exit status $status, but nothing printed matches '$expect'"
+            return 1
+        fi
+        shown="${shown:+$shown; }$(grep -o -m 1 -e "$expect" "$log" | head -1 | tr -s ' ')"
+    done < <(header "$patch" expect)
+    verdict="caught ($shown)"
+}
+
+# plants one fault; sets `verdict`
+plant() {  # patch, the program to make, how to run it...
+    local patch=$1 target=$2
+    shift 2
+    if [ -z "$(header "$patch" expect)" ]; then verdict="NOT CAUGHT: the patch expects nothing"; return 1; fi
+    if ! make --no-print-directory -s -j"$jobs" "$target" >"$log" 2>&1; then
+        verdict="NOT CAUGHT: $target does not build without the fault"
+        return 1
+    fi
+    if ! passes_without "$@"; then verdict="NOT CAUGHT: $* fails without the fault"; return 1; fi
+    make_copy
+    if ! patch -p1 -s --no-backup-if-mismatch -d "$copy" <"$patch" >"$log" 2>&1; then
+        verdict="NOT CAUGHT: the patch does not apply"
+        return 1
+    fi
+    rm -f "$copy/$target"
+    # -O0: half the time to compile, which is most of it
+    if ! make -C "$copy" --no-print-directory -s -j"$jobs" OPTIMIZE=-O0 "$target" >"$log" 2>&1; then
+        verdict="NOT CAUGHT: $target does not build with it"
+        return 1
+    fi
+    judge "$patch" "$@"
+}
+
+plant_cpu() {  # patch, options of the tests...
+    local patch=$1
+    shift
+    plant "$patch" test_gpt2 ./test_gpt2 "$@"
+}
+
+plant_gpu() {  # patch, options of the shootout...
+    local patch=$1 program
+    shift
+    program=$(header "$patch" program)
+    plant "$patch" "$program" "$program" --check "$@"
+}
+
+wanted() {  # name: does it contain one of the arguments?
+    local name=$1 part
+    shift
+    if [ $# -eq 0 ]; then return 0; fi
+    for part in "$@"; do
+        case $name in *"$part"*) return 0 ;; esac
+    done
+    return 1
+}
+
+has_device() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
+
+for patch in dev/test/planted/*.patch; do
+    name=$(basename "$patch" .patch)
+    wanted "$name" "$@" || continue
+    options=()
+    read -ra options < <(header "$patch" run) || true
+    case $name in
+        gpu-*) kind=plant_gpu ;;
+        *) kind=plant_cpu ;;
+    esac
+    if [ $kind = plant_gpu ] && ! has_device; then
+        echo "planted $name: skipped, no CUDA device"
+        skipped=$((skipped + 1))
+    elif $kind "$patch" "${options[@]}"; then
+        echo "planted $name: $verdict"
+        passed=$((passed + 1))
+    else
+        cp "$log" "$home/$name.log"
+        echo "planted $name: $verdict (log: $home/$name.log)"
+        failed=$((failed + 1))
+    fi
+done
+if [ $((passed + failed + skipped)) -eq 0 ]; then
+    echo "planted: no patch in dev/test/planted has such a name: $*" >&2
+    exit 2
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ]
