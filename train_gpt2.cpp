@@ -1,11 +1,13 @@
 // ./train_gpt2: trains GPT-2 on the CPU. The loop is llmc/trainer.h, the model llmc/gpt2_cpu.h, the options
 // llmc/options.h; `./train_gpt2 --help` lists them.
 #include <cstdio>
+#include <exception>
 #include <new>
 
 #include "llmc/error.h"
 #include "llmc/gpt2_cpu.h"
 #include "llmc/options.h"
+#include "llmc/stop_signal.h"
 #include "llmc/threads.h"
 #include "llmc/trainer.h"
 
@@ -15,6 +17,7 @@ int main(int argc, char** argv) {
         int exit_code = -1;
         llmc::Options options = llmc::parse_options(argc, argv, &exit_code);
         if (exit_code >= 0) { return exit_code; }
+        llmc::catch_stop_signals();
         return llmc::Trainer<llmc::GPT2Cpu>(options).run();
     } catch (const llmc::Error& e) {
         std::fflush(stdout);
@@ -23,5 +26,8 @@ int main(int argc, char** argv) {
     } catch (const std::bad_alloc&) {
         std::fprintf(stderr, "train_gpt2: out of memory. Use a smaller --batch, --seq-len or --model.\n");
         return llmc::kExitDevice;
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "train_gpt2: unexpected: %s\n", e.what());
+        return 1;
     }
 }

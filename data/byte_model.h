@@ -1,9 +1,12 @@
-// A byte n-gram model with interpolated Witten-Bell back-off: what a text costs when only the last few bytes are known.
-// The sample corpus is measured against it: a story that such a model predicts well does not need a transformer.
+// A byte n-gram model with interpolated Witten-Bell back-off: what a text costs when only the last few bytes
+// are known. The sample corpus is measured against it: a story that such a model predicts well does not need
+// a transformer.
 //   p(c | context) = (count(context c) + kinds(context) * p(c | context without its first byte))
 //                    / (count(context) + kinds(context))
-// with kinds = how many different tokens followed the context; at the bottom, all tokens alike. [Witten & Bell 1991]
+// with kinds = how many different tokens followed the context; at the bottom, all tokens alike. [Witten &
+// Bell 1991]
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -16,15 +19,16 @@ public:
     static constexpr int kMaxOrder = 5;
     static constexpr int kVocab = 257;
 
-    // counts every token after the first, in its contexts of 0 to kMaxOrder tokens; a context does not reach beyond the
-    // end-of-text token that starts its story, because what is before it tells nothing
+    // counts every token after the first, in its contexts of 0 to kMaxOrder tokens; a context does not reach
+    // beyond the end-of-text token that starts its story, because what is before it tells nothing
     explicit ByteModel(std::span<const uint16_t> tokens) : slots_(1 << 16) {
         for (size_t i = 1; i < tokens.size(); i++) {
             for (int order = 0, reach = reach_of(tokens, i); order <= reach; order++) {
                 uint64_t context = pack(tokens, i, order);
                 Slot& pair = slot(context << 9 | (tokens[i] + 1));
                 bool fresh = pair.count++ == 0;
-                Slot& whole = slot(context << 9);  // looked up after the pair is used: slot() may move the table
+                Slot& whole =
+                    slot(context << 9);  // looked up after the pair is used: slot() may move the table
                 whole.count++;
                 whole.kinds += fresh;
             }
@@ -52,7 +56,8 @@ public:
 private:
     static constexpr uint16_t kEndOfText = 256;
 
-    // key = the context's tokens at 9 bits each after a leading 1, then 9 bits: 0 for the context itself, else token + 1
+    // key = the context's tokens at 9 bits each after a leading 1, then 9 bits: 0 for the context itself,
+    // else token + 1
     struct Slot {
         uint64_t key = 0;  // 0 = free
         uint32_t count = 0, kinds = 0;

@@ -2,6 +2,7 @@
 #include "data/corpus_grammar.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -14,7 +15,8 @@ namespace llmc {
 namespace {
 
 [[noreturn]] void fail(const std::string& where, const std::string& what, const std::string& cure) {
-    throw Error(kExitBadInput, "corpus grammar, " + where + ": " + what + ". " + cure + " (data/corpus_stories.h)");
+    throw Error(kExitBadInput,
+                "corpus grammar, " + where + ": " + what + ". " + cure + " (data/corpus_stories.h)");
 }
 
 std::vector<std::string> split(std::string_view s, std::string_view separator) {
@@ -26,8 +28,8 @@ std::vector<std::string> split(std::string_view s, std::string_view separator) {
     return parts;
 }
 
-// A counter-based generator: SplitMix64's output function over a key and a count. Our own, because the standard
-// library's distributions may give other stories on another machine.
+// A counter-based generator: SplitMix64's output function over a key and a count. Our own, because the
+// standard library's distributions may give other stories on another machine.
 uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
@@ -76,8 +78,9 @@ struct Grammar::Narrator : Teller {
     }
 };
 
-// Follows a given text. At each choice it takes, of the options that fit the text, the one that `path` says; next()
-// moves path to the following combination, so that in the end every combination was walked (depth first).
+// Follows a given text. At each choice it takes, of the options that fit the text, the one that `path` says;
+// next() moves path to the following combination, so that in the end every combination was walked (depth
+// first).
 struct Grammar::Reader : Teller {
     std::string_view text;
     size_t at = 0, depth = 0;
@@ -116,13 +119,15 @@ struct Grammar::Reader : Teller {
     }
 };
 
-// ---------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------------
 // building: lists and texts from their sources
 
 Grammar::Grammar() {
     list_of_letter_.fill(-1);
     for (const WordListSource& list : kWordLists) { add_list(list.name, list.words); }
-    for (const RuleSource& rule : kRules) { rules_.push_back({rule.name, {rule.texts.begin(), rule.texts.end()}, {}}); }
+    for (const RuleSource& rule : kRules) {
+        rules_.push_back({rule.name, {rule.texts.begin(), rule.texts.end()}, {}});
+    }
     rules_.push_back({"plots", {kPlots.begin(), kPlots.end()}, {}});
     for (Rule& rule : rules_) {
         for (const std::string& source : rule.sources) { rule.texts.push_back(compile(source)); }
@@ -133,30 +138,25 @@ Grammar::Grammar() {
         check_text(plots.texts[i], plots.sources[i], {});
         int bytes = longest(plots.texts[i]);
         if (bytes > kMaxStoryBytes) {
-            fail("plot \"" + plots.sources[i] + "\"", strf("can be %d bytes long, at most %d fit", bytes, kMaxStoryBytes),
-                 "Shorten it");
+            fail("plot \"" + plots.sources[i] + "\"",
+                 strf("can be %d bytes long, at most %d fit", bytes, kMaxStoryBytes), "Shorten it");
         }
     }
 }
 
 void Grammar::add_list(const char* name, const char* words) {
     List list = {name, {}, false};
-    std::vector<std::string> factors = split(words, " * "), sources;
-    if (factors.size()==1) sources=split(words, ", "); else
-    for (auto&f: split(factors[0], ", ")) for (auto&g: split(factors[1], ", ")) sources.push_back(f+g);
-    for (const std::string& source : sources) {
+    for (const std::string& source : split(words, ", ")) {
         std::vector<std::string> parts = split(source, "/");
         const std::string& plain = parts[0];
         bool she = parts.size() > 1 && parts[1] == "she";
         Word word;
         word.form[kPlain] = plain;
         word.form[kPlural] = parts.size() > 1 ? parts[1] : plain + "s";
-        word.form[kArticle] = (std::string("aeiou").find(plain[0]) == std::string::npos ? "a " : "an ") + plain;
-        word.form[kHe] = she ? "she" : "he";
-        word.form[kHim] = she ? "her" : "him";
-        word.form[kHis] = she ? "her" : "his";
-        word.form[kHeCapital] = she ? "She" : "He";
-        word.form[kHisCapital] = she ? "Her" : "His";
+        word.form[kArticle] =
+            (std::string("aeiou").find(plain[0]) == std::string::npos ? "a " : "an ") + plain;
+        const char* pronouns[2][5] = {{"he", "him", "his", "He", "His"}, {"she", "her", "her", "She", "Her"}};
+        std::copy_n(pronouns[she], 5, word.form.begin() + kHe);
         list.words.push_back(word);
     }
     list.repeats = std::isdigit((unsigned char)words[0]);
@@ -192,7 +192,8 @@ Grammar::Node Grammar::compile_tag(const std::string& tag) {
     if (tag.starts_with('?')) {
         node.kind = Kind::kRule;
         node.rule = find_rule(tag.substr(1));
-    } else if (size_t bar = tag.find('|'); tag.starts_with('#') && bar != tag.npos && is_letter(1) && tag[2] == ':') {
+    } else if (size_t bar = tag.find('|');
+               tag.starts_with('#') && bar != tag.npos && is_letter(1) && tag[2] == ':') {
         node.kind = Kind::kAgree;
         node.number = tag[1];
         node.text = tag.substr(3, bar - 3);
@@ -212,8 +213,9 @@ Grammar::Node Grammar::compile_tag(const std::string& tag) {
 
 // a letter, then any of .form, #number, =list
 void Grammar::compile_word(Node& node, const std::string& tag) {
-    static const std::map<std::string, Form> forms = {{"s", kPlural}, {"a", kArticle}, {"he", kHe}, {"him", kHim},
-                                                      {"his", kHis}, {"He", kHeCapital}, {"His", kHisCapital}};
+    static const std::map<std::string, Form> forms = {
+        {"s", kPlural}, {"a", kArticle},    {"he", kHe},         {"him", kHim},
+        {"his", kHis},  {"He", kHeCapital}, {"His", kHisCapital}};
     node.kind = Kind::kWord;
     node.letter = tag[0];
     for (size_t at = 1; at < tag.size();) {
@@ -221,15 +223,17 @@ void Grammar::compile_word(Node& node, const std::string& tag) {
         std::string value = tag.substr(at + 1, end - at - 1);
         if (tag[at] == '.' && forms.contains(value)) {
             node.form = forms.at(value);
-        } else if (tag[at] == '#' && value.size() == 1) {
+        } else if (tag[at] == '#' && value.size() == 1 && std::isalpha((unsigned char)value[0])) {
             node.number = value[0];
         } else if (tag[at] == '=') {
-            auto list = std::find_if(lists_.begin(), lists_.end(), [&](const List& l) { return l.name == value; });
+            auto list =
+                std::find_if(lists_.begin(), lists_.end(), [&](const List& l) { return l.name == value; });
             if (list == lists_.end()) { fail("tag {" + tag + "}", "there is no such list", "Add it"); }
             int& known = list_of_letter_[node.letter];
             int index = (int)(list - lists_.begin());
             if (known >= 0 && known != index) {
-                fail("tag {" + tag + "}", "elsewhere this letter draws from list " + lists_[known].name, "Take another");
+                fail("tag {" + tag + "}", "elsewhere this letter draws from list " + lists_[known].name,
+                     "Take another");
             }
             known = index;
             node.draws = true;
@@ -240,7 +244,7 @@ void Grammar::compile_word(Node& node, const std::string& tag) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------------
 // checking: what unambiguity rests on, and the length
 
 // all that a text or a draw can say; empty for the other tags, at which two texts may not part
@@ -255,7 +259,8 @@ std::vector<std::string_view> Grammar::sayings(const Node& node) const {
     return words;
 }
 
-// any two texts of the rule are the same up to a node at which nothing that one can say begins what the other can say
+// any two texts of the rule are the same up to a node at which nothing that one can say begins what the other
+// can say
 void Grammar::check_rule(const Rule& rule) const {
     for (size_t i = 0; i < rule.texts.size(); i++) {
         for (size_t j = 0; j < i; j++) {
@@ -266,7 +271,8 @@ void Grammar::check_rule(const Rule& rule) const {
                 for (std::string_view y : sayings(*bt)) { apart &= !x.starts_with(y) && !y.starts_with(x); }
             }
             if (!apart) {
-                fail("rule " + rule.name, "cannot tell \"" + rule.sources[i] + "\" from \"" + rule.sources[j] + "\"",
+                fail("rule " + rule.name,
+                     "cannot tell \"" + rule.sources[i] + "\" from \"" + rule.sources[j] + "\"",
                      "Let them part at a text or a draw, where none begins as the other");
             }
         }
@@ -291,7 +297,9 @@ void Grammar::check_words(const Node& node) const {
 // every letter is drawn once, before it is used, and agrees with a number
 void Grammar::check_text(const Text& text, const std::string& source, std::array<bool, kLetters> held) const {
     auto must_hold = [&](int letter, bool number) {
-        if (!held[letter]) { fail("text \"" + source + "\"", strf("%c is used before it is drawn", letter), "Draw it"); }
+        if (!held[letter]) {
+            fail("text \"" + source + "\"", strf("%c is used before it is drawn", letter), "Draw it");
+        }
         if (number && !lists_[list_of_letter_[letter]].repeats) {
             fail("text \"" + source + "\"", strf("%c is not a number", letter), "Take a list of numbers");
         }
@@ -301,11 +309,15 @@ void Grammar::check_text(const Text& text, const std::string& source, std::array
         if (node.kind == Kind::kSum) { must_hold(node.letter, true); }
         if (node.kind == Kind::kRule) {
             const Rule& rule = rules_[node.rule];
-            for (size_t i = 0; i < rule.texts.size(); i++) { check_text(rule.texts[i], rule.sources[i], held); }
+            for (size_t i = 0; i < rule.texts.size(); i++) {
+                check_text(rule.texts[i], rule.sources[i], held);
+            }
         }
         if (node.kind != Kind::kWord) { continue; }
         if (node.draws) {
-            if (held[node.letter]) { fail("text \"" + source + "\"", "draws a letter twice", "Take another"); }
+            if (held[node.letter]) {
+                fail("text \"" + source + "\"", "draws a letter twice", "Take another");
+            }
             held[node.letter] = true;
             check_words(node);
         }
@@ -330,14 +342,15 @@ int Grammar::longest(const Text& text) const {
         costs.resize(list.words.size());
         for (size_t i = 0; i < costs.size(); i++) {
             const Word& word = list.words[i];
-            costs[i] += (int)std::max(word.form[node.form].size(), word.form[node.number < 0 ? node.form : kPlural].size());
+            costs[i] += (int)std::max(word.form[node.form].size(),
+                                      word.form[node.number < 0 ? node.form : kPlural].size());
         }
     }
     for (const auto& [letter, costs] : cost) { bytes += *std::max_element(costs.begin(), costs.end()); }
     return bytes;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------------------
 // walking
 
 int Grammar::number(int letter, const Held& held) const {
@@ -352,7 +365,9 @@ bool Grammar::walk(const Text& text, Held& held, Teller& teller) const {
     for (const Node& node : text) {
         bool told = true;
         switch (node.kind) {
-            case Kind::kText: told = teller.say(node.text, Mark::kNone); break;
+            case Kind::kText:
+                told = teller.say(node.text, Mark::kNone);
+                break;
             case Kind::kAgree:
                 told = teller.say(number(node.number, held) == 1 ? node.text : node.other, Mark::kNone);
                 break;
@@ -361,7 +376,9 @@ bool Grammar::walk(const Text& text, Held& held, Teller& teller) const {
                 told = teller.say(std::to_string(node.minus ? a - b : a + b), Mark::kSum);
                 break;
             }
-            case Kind::kRule: told = walk_rule(node.rule, held, teller); break;
+            case Kind::kRule:
+                told = walk_rule(node.rule, held, teller);
+                break;
             case Kind::kWord:
                 if (node.draws) {
                     told = walk_draw(node, held, teller);
@@ -384,7 +401,9 @@ bool Grammar::walk_draw(const Node& node, Held& held, Teller& teller) const {
     Form form = form_of(node, held);
     std::vector<bool> taken(list.words.size());
     for (int letter = 0; letter < kLetters; letter++) {
-        if (list_of_letter_[letter] == index && held[letter] >= 0 && !list.repeats) { taken[held[letter]] = true; }
+        if (list_of_letter_[letter] == index && held[letter] >= 0 && !list.repeats) {
+            taken[held[letter]] = true;
+        }
     }
     std::vector<int> entries;
     std::vector<std::string_view> options;

@@ -1,7 +1,8 @@
 // The grammar engine of the sample corpus: it tells short stories of known probability, and reads them back.
 //
-// Why a grammar: every choice is uniform and counted, so -ln p of a story is known exactly, and with it the loss that no
-// model can beat. Training can then be judged against a true floor instead of against another program's loss.
+// Why a grammar: every choice is uniform and counted, so -ln p of a story is known exactly, and with it the
+// loss that no model can beat. Training can then be judged against a true floor instead of against another
+// program's loss.
 //
 // A story is a plot of corpus_stories.h told from left to right. A plot is text with tags:
 //   {A=name}        draws a word of the list `name` that no letter of this story holds yet, and keeps it as A
@@ -12,11 +13,16 @@
 //   {?rule}         one of the rule's texts, which may hold tags of their own
 // Forms of a word: .s plural, .a with its article, and of a name .he .him .his .He .His.
 //
-// Why it is unambiguous: two derivations of one text would part at some choice. If that choice draws a word, the words
-// are prefix-free, so the bytes tell them apart. If it picks a text of a rule, any two texts of that rule are the same,
-// tags included, up to a place where both have a literal byte and these bytes differ; up to there both derivations made
-// the same choices (by induction), and then their bytes differ. Sequences of prefix-free parts are prefix-free. Both
-// conditions are checked when the grammar is built, and derive() counts the derivations of a given text.
+// A letter draws from one list in the whole grammar, and once in a story.
+//
+// Why it is unambiguous: two derivations of one text would part at some choice. If that choice draws a
+// word, the words are prefix-free, so the bytes tell them apart. If it picks a text of a rule, any two
+// texts of that rule are the same, tags included, up to a place where each has a literal or a draw and
+// nothing that one can say there begins what the other can say. Up to there both derivations made the same
+// choices (by induction); then their bytes differ. Sequences of prefix-free parts are prefix-free. All this
+// is checked when the grammar is built, and derive() counts the derivations of a given text by trying all.
+// For the same reason a tag without a choice is certain given the text before it, which makes names and
+// sums fair questions to a model.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -26,7 +32,8 @@
 
 namespace llmc {
 
-constexpr int kMaxStoryBytes = 250;  // with the end-of-text before and after it, a story fits in a window of 256
+constexpr int kMaxStoryBytes =
+    250;  // with the end-of-text before and after it, a story fits in a window of 256
 
 // bytes of a story that the text before them determines
 struct Span {
@@ -42,8 +49,8 @@ struct Story {
 
 class Grammar {
 public:
-    // compiles and checks the lists, rules and plots of corpus_stories.h; throws Error(kExitBadInput) naming the
-    // culprit if a word begins with another, two texts cannot be told apart, or a story could be too long
+    // compiles and checks the lists, rules and plots of corpus_stories.h; throws Error(kExitBadInput) naming
+    // the culprit if a word begins with another, two texts cannot be told apart, or a story could be too long
     Grammar();
 
     // story `index` of a stream: a pure function of its arguments, the same on every machine
@@ -111,7 +118,7 @@ private:
     bool walk_rule(int rule, Held& held, Teller& teller) const;
 
     std::vector<List> lists_;
-    std::vector<Rule> rules_;                 // the last one is the plots
+    std::vector<Rule> rules_;                   // the last one is the plots
     std::array<int, kLetters> list_of_letter_;  // -1 = unused
 };
 

@@ -1,15 +1,17 @@
-// data/make_corpus: writes the sample corpus, short stories of known probability, as two token shards and a JSON file.
+// data/make_corpus: writes the sample corpus, short stories of known probability, as two token shards and a
+// JSON file.
 //
-//   DIR/train.bin  DIR/val.bin   byte-level token shards, vocabulary 257; end-of-text (256) before every story and at the end
-//   DIR/val.json                 the entropy of val.bin's stories and where it can be seen what a model has learnt:
+//   DIR/train.bin  DIR/val.bin   byte-level token shards, vocabulary 257; an end-of-text (256) before every
+//                                story and one at the end
+//   DIR/val.json                 the entropy of val.bin's stories, and where to look for what a model learnt:
 //     {"entropy_nats_per_token": Y, "tokens": predicted tokens,
 //      "probes": {"repeated names": [[position, length], ...], "sums": [[position, length], ...]}}
 //
-// Y is the mean of -ln p over every token of val.bin but the first, where p is the probability with which this program
-// chose it (the grammar is unambiguous, so it is the probability of the text: corpus_grammar.h). No model can expect less;
-// loss / Y says how far one is. A probe is a run of tokens that the story before it determines: a name mentioned again, the
-// result of a sum. The program also scores byte n-gram models, so that one sees how much of Y's distance needs more than
-// the last few bytes.
+// Y is the mean of -ln p over every token of val.bin but the first, where p is the probability with which
+// this program chose it (the grammar is unambiguous, so it is the probability of the text:
+// corpus_grammar.h). No model can expect less; loss / Y says how far one is. A probe is a run of tokens
+// that the story before it determines: a name mentioned again, the result of a sum. The program also scores
+// byte n-gram models, so that one sees how much of a text needs more than its last few bytes.
 //
 // Build and run: make data/make_corpus && data/make_corpus --help
 #include <CLI/CLI.hpp>
@@ -29,6 +31,7 @@ using namespace llmc;
 constexpr int kVocab = 257;
 constexpr uint16_t kEndOfText = 256;
 constexpr size_t kMaxProbes = 1000;
+constexpr int64_t kMostBytes = 1'000'000'000;  // positions are counted in an int
 constexpr uint64_t kTrainStream = 0, kValStream = 1;
 
 struct CorpusOptions {
@@ -76,17 +79,19 @@ void check_derivations(const Grammar& grammar, const Corpus& corpus) {
         }
         Grammar::Derivations found = grammar.derive(text);
         if (found.count != 1) {
-            throw Error(kExitBadInput, strf("corpus grammar: expected 1 derivation, found %d, of \"%s\". The source "
-                                            "entropy would be wrong: correct data/corpus_stories.h.",
-                                            found.count, text.c_str()));
+            throw Error(kExitBadInput,
+                        strf("corpus grammar: expected 1 derivation, found %d, of \"%s\". The source "
+                             "entropy would be wrong: correct data/corpus_stories.h.",
+                             found.count, text.c_str()));
         }
         nats += found.nats;
         text.clear();
     }
     if (std::abs(nats - corpus.nats) > 1e-9 * corpus.nats) {
-        throw Error(kExitBadInput, strf("corpus grammar: read back, the stories cost %.17g nats, told they cost %.17g. "
-                                        "Telling and reading disagree: correct data/corpus_grammar.cpp.",
-                                        nats, corpus.nats));
+        throw Error(kExitBadInput,
+                    strf("corpus grammar: read back, the stories cost %.17g nats, told they cost %.17g. "
+                         "Telling and reading disagree: correct data/corpus_grammar.cpp.",
+                         nats, corpus.nats));
     }
 }
 
@@ -102,8 +107,8 @@ std::string probes_json(const std::vector<Span>& spans) {
 }
 
 void write_json(const std::string& path, const Corpus& val) {
-    std::string json = strf("{\"entropy_nats_per_token\": %.17g, \"tokens\": %lld,\n", val.nats / (double)val.predicted(),
-                            (long long)val.predicted());
+    std::string json = strf("{\"entropy_nats_per_token\": %.17g, \"tokens\": %lld,\n",
+                            val.nats / (double)val.predicted(), (long long)val.predicted());
     json += " \"probes\": {\"repeated names\": " + probes_json(val.names) + ",\n";
     json += "  \"sums\": " + probes_json(val.sums) + "}}\n";
     FileWriter out(path);
@@ -119,11 +124,13 @@ void print_table(const Corpus& train, const Corpus& val, double order1, double o
     };
     row("train", train);
     row("val", val);
-    std::printf("source entropy of val     %.4f nats per token  (every story has one derivation: read back)\n", entropy);
+    std::printf(
+        "source entropy of val     %.4f nats per token  (every story has one derivation: read back)\n",
+        entropy);
     std::printf("byte model of order 1     %.4f nats per token  %.2f x\n", order1, order1 / entropy);
     std::printf("byte model of order 5     %.4f nats per token  %.2f x\n", order5, order5 / entropy);
-    std::printf("probes                    %zu repeated names, %zu sums\n", std::min(val.names.size(), kMaxProbes),
-                std::min(val.sums.size(), kMaxProbes));
+    std::printf("probes                    %zu repeated names, %zu sums\n",
+                std::min(val.names.size(), kMaxProbes), std::min(val.sums.size(), kMaxProbes));
 }
 
 void run(const CorpusOptions& options) {
@@ -148,24 +155,42 @@ void run(const CorpusOptions& options) {
     std::printf("wrote %s/train.bin val.bin val.json in %.2f s\n", options.out.c_str(), seconds.count());
 }
 
+// CLI11 would wrap a negative number around
+std::string not_negative(const std::string& value) {
+    return value.starts_with('-') ? "expected 0 or more, found " + value : "";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     CorpusOptions options;
-    CLI::App app("Writes the sample corpus: short English-like stories from a grammar, so that the entropy of the text is\n"
-                 "known and a model's loss can be compared with the lowest possible one. Same seed, same bytes, anywhere.\n"
-                 "Writes DIR/train.bin and DIR/val.bin (token shards, one token per byte, 256 = end of text) and\n"
-                 "DIR/val.json (source entropy of val.bin, and where names and sums are determined by the story).\n");
-    app.add_option("--out", options.out, "folder to write to, made if missing")->type_name("DIR")->capture_default_str();
-    app.add_option("--train-bytes", options.train_bytes, "text bytes of train.bin, rounded up to whole stories")
-        ->type_name("N")->check(CLI::Range(int64_t{10'000}, int64_t{2'000'000'000}))->capture_default_str();
-    app.add_option("--val-bytes", options.val_bytes, "text bytes of val.bin, rounded up to whole stories")
-        ->type_name("N")->check(CLI::Range(int64_t{1'000}, int64_t{100'000'000}))->capture_default_str();
-    app.add_option("--seed", options.seed, "which stories")->type_name("S")->capture_default_str();
+    CLI::App app(
+        "Writes the sample corpus: short English-like stories from a grammar, so that the entropy of the\n"
+        "text is known and a model's loss can be compared with the lowest possible one. Same seed, same\n"
+        "bytes, anywhere. Writes DIR/train.bin and DIR/val.bin (token shards, one token per byte, 256 = end\n"
+        "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a sum).\n");
+    app.add_option("--out", options.out, "folder to write to, made if missing")
+        ->type_name("DIR")
+        ->capture_default_str();
+    app.add_option("--train-bytes", options.train_bytes, "bytes of text in train.bin, up to whole stories")
+        ->type_name("N")
+        ->check(CLI::Range(int64_t{10'000}, kMostBytes))
+        ->capture_default_str();
+    app.add_option("--val-bytes", options.val_bytes, "bytes of text in val.bin, up to whole stories")
+        ->type_name("N")
+        ->check(CLI::Range(int64_t{1'000}, kMostBytes))
+        ->capture_default_str();
+    app.add_option("--seed", options.seed, "which stories")
+        ->type_name("S")
+        ->check(not_negative)
+        ->capture_default_str();
     app.add_option("--show", options.show, "print the first N stories of train.bin and write nothing")
-        ->type_name("N")->check(CLI::Range(0, 1'000'000))->capture_default_str();
-    app.footer("Example: data/make_corpus --seed 7 --out /tmp/corpus && ./train_gpt2 --train-data /tmp/corpus/train.bin \\\n"
-               "             --val-data /tmp/corpus/val.bin");
+        ->type_name("N")
+        ->check(CLI::Range(0, 1'000'000))
+        ->capture_default_str();
+    app.footer(
+        "Example: data/make_corpus --seed 7 --out /tmp/corpus\n"
+        "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin");
     try {
         app.parse(argc, argv);
         run(options);

@@ -5,15 +5,15 @@
 // their names.
 #include <CLI/CLI.hpp>
 
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <csignal>
 #include <cstring>
-#include <fcntl.h>
 #include <filesystem>
-#include <poll.h>
-#include <unistd.h>
 
 #include "data/document_splitter.h"
 #include "data/token_pieces.h"
@@ -85,7 +85,7 @@ void wait_for_input(int fd) {
     if (stop_signal != 0) { throw Error(128 + stop_signal, "stopped by a signal; no shard was written"); }
 }
 
-// ---- reading ------------------------------------------------------------------------------------
+// ---- reading -----------------------------------------------------------------------------------
 
 // the files of a folder and of those in it, in byte order of their paths
 std::vector<std::string> files_below(const std::string& folder) {
@@ -125,7 +125,9 @@ struct InputFile {
     int fd;
     explicit InputFile(const std::string& path)
         : fd(path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC)) {}
-    ~InputFile() { if (fd > STDIN_FILENO) { close(fd); } }
+    ~InputFile() {
+        if (fd > STDIN_FILENO) { close(fd); }
+    }
     InputFile(const InputFile&) = delete;
 };
 
@@ -153,7 +155,7 @@ void read_file(const std::string& path, Splitter* splitter) {
     splitter->end_file();
 }
 
-// ---- from pieces to shards ----------------------------------------------------------------------
+// ---- from pieces to shards ---------------------------------------------------------------------
 
 struct Cut {
     int64_t position;  // of the first token for validation
@@ -218,7 +220,7 @@ void publish(const std::vector<Shard>& shards, const std::string& prefix) {
     }
 }
 
-// ---- the program --------------------------------------------------------------------------------
+// ---- the program -------------------------------------------------------------------------------
 
 // 1234567 -> 1,234,567
 std::string grouped(int64_t number) {
@@ -278,13 +280,18 @@ bool parse(int argc, char** argv, Settings* settings, int* exit_code) {
     app.footer(kFooter);
     app.add_option("inputs", settings->inputs, "text files, folders, or - for standard input")->required();
     app.add_option("--out", settings->out, "how the names of the shards begin; their folder is made")
-        ->required()->type_name("PREFIX");
+        ->required()
+        ->type_name("PREFIX");
     app.add_option("--documents", settings->documents, "what an end of text goes before")
-        ->capture_default_str()->check(CLI::IsMember({"file", "paragraph", "line"}));
+        ->capture_default_str()
+        ->check(CLI::IsMember({"file", "paragraph", "line"}));
     app.add_option("--val-fraction", settings->val_fraction, "part that validation gets; 0 = none")
-        ->capture_default_str()->check(CLI::Range(0.0, 0.9))->check(is_number);
+        ->capture_default_str()
+        ->check(CLI::Range(0.0, 0.9))
+        ->check(is_number);
     app.add_option("--shard-tokens", settings->shard_tokens, "tokens in a shard, which is held in memory")
-        ->capture_default_str()->check(CLI::Range(int64_t{16}, kMaxShardTokens));
+        ->capture_default_str()
+        ->check(CLI::Range(int64_t{16}, kMaxShardTokens));
     try {
         app.parse(argc, argv);
         return true;

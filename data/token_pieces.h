@@ -1,11 +1,11 @@
 // The token stream that data/make_shards makes, kept on disk as it comes: pieces of equal size, each a token
 // shard under a temporary name, so that memory holds one piece whatever the size of the input.
 #pragma once
+#include <unistd.h>
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include "llmc/error.h"

@@ -1,13 +1,13 @@
 // Binary files: see binary_file.h.
 #include "llmc/binary_file.h"
 
-#include <cerrno>
-#include <cstring>
 #include <fcntl.h>
-#include <filesystem>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "llmc/error.h"
@@ -19,7 +19,9 @@ namespace {
 struct Descriptor {
     int fd;
     explicit Descriptor(int fd) : fd(fd) {}
-    ~Descriptor() { if (fd >= 0) { close(fd); } }
+    ~Descriptor() {
+        if (fd >= 0) { close(fd); }
+    }
     Descriptor(const Descriptor&) = delete;
 };
 
@@ -35,7 +37,11 @@ void sync_folder_of(const std::string& path) {
 MappedFile::MappedFile(const std::string& path) : path_(path) {
     // O_NONBLOCK: a pipe is refused below; without it, opening one would wait for whoever writes to it
     Descriptor d(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (d.fd < 0) { throw Error(kExitBadInput, strf("%s: cannot open: %s", path.c_str(), std::strerror(errno))); }
+    if (d.fd < 0) {
+        throw Error(kExitBadInput,
+                    strf("%s: cannot open: %s. Expected a file that you may read: check its name.",
+                         path.c_str(), std::strerror(errno)));
+    }
     struct stat st;
     if (fstat(d.fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         throw Error(kExitBadInput, path + ": not a regular file");
@@ -43,12 +49,16 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     size_ = (size_t)st.st_size;
     if (size_ == 0) { throw Error(kExitBadInput, path + ": the file is empty"); }
     void* p = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, d.fd, 0);
-    if (p == MAP_FAILED) { throw Error(kExitBadInput, strf("%s: cannot map: %s", path.c_str(), std::strerror(errno))); }
+    if (p == MAP_FAILED) {
+        throw Error(kExitBadInput, strf("%s: cannot map: %s", path.c_str(), std::strerror(errno)));
+    }
     data_ = static_cast<const std::byte*>(p);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 
 MappedFile::~MappedFile() {
     if (data_ != nullptr) { munmap(const_cast<std::byte*>(data_), size_); }
@@ -75,20 +85,24 @@ int32_t HeaderReader::field(int word, const char* name, int64_t low, int64_t hig
 
 void HeaderReader::require_size(uint64_t bytes, const std::string& made_of) const {
     if (file_.size() != bytes) {
-        fail("file size", strf("%zu bytes", file_.size()), strf("%llu bytes = %s", (unsigned long long)bytes, made_of.c_str()));
+        fail("file size", strf("%zu bytes", file_.size()),
+             strf("%llu bytes = %s", (unsigned long long)bytes, made_of.c_str()));
     }
 }
 
-void HeaderReader::fail(const std::string& field, const std::string& found, const std::string& expected) const {
-    throw Error(kExitBadInput, strf("%s: not a usable %s: %s: found %s, expected %s. %s", file_.path().c_str(), kind_,
-                                    field.c_str(), found.c_str(), expected.c_str(), cure_.c_str()));
+void HeaderReader::fail(const std::string& field, const std::string& found,
+                        const std::string& expected) const {
+    throw Error(kExitBadInput,
+                strf("%s: not a usable %s: %s: found %s, expected %s. %s", file_.path().c_str(), kind_,
+                     field.c_str(), found.c_str(), expected.c_str(), cure_.c_str()));
 }
 
-FileWriter::FileWriter(const std::string& path) : path_(path), temporary_(strf("%s.tmp-%d", path.c_str(), (int)getpid())) {
+FileWriter::FileWriter(const std::string& path)
+    : path_(path), temporary_(strf("%s.tmp-%d", path.c_str(), (int)getpid())) {
     file_ = std::fopen(temporary_.c_str(), "wb");
     if (file_ == nullptr) {
-        throw Error(kExitUsage, strf("%s: cannot write there: %s. Choose a folder that you may write to.", path.c_str(),
-                                     std::strerror(errno)));
+        throw Error(kExitUsage, strf("%s: cannot write there: %s. Choose a folder that you may write to.",
+                                     path.c_str(), std::strerror(errno)));
     }
 }
 
@@ -105,7 +119,8 @@ void FileWriter::write(const void* data, size_t bytes) {
 
 void FileWriter::commit() {
     if (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0) { fail("flushing failed"); }
-    if (std::fclose(std::exchange(file_, nullptr)) != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    if (std::fclose(std::exchange(file_, nullptr)) != 0 ||
+        std::rename(temporary_.c_str(), path_.c_str()) != 0) {
         int error = errno;
         unlink(temporary_.c_str());
         errno = error;
@@ -115,16 +130,18 @@ void FileWriter::commit() {
 }
 
 void FileWriter::fail(const char* what) const {
-    throw Error(kExitSaveFailed, strf("%s: %s: %s. Nothing was replaced; free some space or choose another folder.",
-                                      path_.c_str(), what, std::strerror(errno)));
+    throw Error(kExitSaveFailed,
+                strf("%s: %s: %s. Nothing was replaced; free some space or choose another folder.",
+                     path_.c_str(), what, std::strerror(errno)));
 }
 
 void make_writable_folder(const std::string& path) {
     std::error_code error;
     std::filesystem::create_directories(path, error);
     if (error || access(path.c_str(), W_OK | X_OK) != 0) {
-        throw Error(kExitUsage, strf("%s: cannot make or write this folder: %s. Choose one that you may write to.",
-                                     path.c_str(), error ? error.message().c_str() : std::strerror(errno)));
+        throw Error(kExitUsage,
+                    strf("%s: cannot make or write this folder: %s. Choose one that you may write to.",
+                         path.c_str(), error ? error.message().c_str() : std::strerror(errno)));
     }
 }
 

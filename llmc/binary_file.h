@@ -11,7 +11,8 @@ namespace llmc {
 constexpr int kHeaderWords = 256;
 constexpr size_t kHeaderBytes = kHeaderWords * sizeof(int32_t);
 
-// A file mapped read-only; throws Error(kExitBadInput) if it is missing, unreadable, not a regular file or empty.
+// A file mapped read-only; throws Error(kExitBadInput) if it is missing, unreadable, not a regular file or
+// empty.
 class MappedFile {
 public:
     explicit MappedFile(const std::string& path);
@@ -30,8 +31,9 @@ private:
     size_t size_ = 0;
 };
 
-// Reads the header of a mapped file. Each accessor checks what it returns and throws Error(kExitBadInput) naming file,
-// field, found, expected and the cure given at construction ("make token shards with data/make_shards").
+// Reads the header of a mapped file. Each accessor checks what it returns and throws Error(kExitBadInput)
+// naming file, field, found, expected and the cure given at construction ("make token shards with
+// data/make_shards").
 class HeaderReader {
 public:
     HeaderReader(const MappedFile& file, const char* kind, int32_t magic, std::string cure);
@@ -39,7 +41,8 @@ public:
     int32_t field(int word, const char* name, int64_t low, int64_t high) const;
     // throws unless the file is exactly this long
     void require_size(uint64_t bytes, const std::string& made_of) const;
-    [[noreturn]] void fail(const std::string& field, const std::string& found, const std::string& expected) const;
+    [[noreturn]] void fail(const std::string& field, const std::string& found,
+                           const std::string& expected) const;
 
 private:
     const MappedFile& file_;
@@ -48,12 +51,15 @@ private:
 };
 
 // a * b and a + b for sizes that come from files: false when the result does not fit in 64 bits
-inline bool multiply_fits(uint64_t a, uint64_t b, uint64_t* product) { return !__builtin_mul_overflow(a, b, product); }
+inline bool multiply_fits(uint64_t a, uint64_t b, uint64_t* product) {
+    return !__builtin_mul_overflow(a, b, product);
+}
 inline bool add_fits(uint64_t a, uint64_t b, uint64_t* sum) { return !__builtin_add_overflow(a, b, sum); }
 
-// Writes a file under a temporary name beside the target; commit() flushes, fsyncs and renames it, so that the target is
-// at every moment the old file or the whole new one. Without commit() the destructor removes the temporary.
-// Errors: kExitUsage if the folder cannot be written, kExitSaveFailed if writing fails (disk full).
+// Writes a file under a temporary name beside the target; commit() flushes, fsyncs and renames it, so that
+// the target is at every moment the old file or the whole new one. Without commit() the destructor removes
+// the temporary. Errors: kExitUsage if the folder cannot be written, kExitSaveFailed if writing fails (disk
+// full).
 class FileWriter {
 public:
     explicit FileWriter(const std::string& path);

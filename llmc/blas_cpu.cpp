@@ -1,8 +1,8 @@
 // Matmul and attention of the CPU model: see blas_cpu.h. The only file that includes a BLAS.
 #include "llmc/blas_cpu.h"
 
-#include <algorithm>
 #include <cblas.h>
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <vector>
@@ -18,11 +18,11 @@ using Clock = std::chrono::steady_clock;
 double seconds_in_blas = 0;  // only the thread that calls the model touches it
 
 // out (M,N) = alpha op(a) op(b) + beta out, all row-major; op by the two transpose flags; K is summed over
-void gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float* a, int64_t lda, const float* b,
-          int64_t ldb, float beta, float* out, int64_t ldo) {
+void gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float* a, int64_t lda,
+          const float* b, int64_t ldb, float beta, float* out, int64_t ldo) {
     auto begin = Clock::now();
-    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (blasint)M, (blasint)N,
-                (blasint)K, alpha, a, (blasint)lda, b, (blasint)ldb, beta, out, (blasint)ldo);
+    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (blasint)M,
+                (blasint)N, (blasint)K, alpha, a, (blasint)lda, b, (blasint)ldb, beta, out, (blasint)ldo);
     seconds_in_blas += std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
@@ -41,17 +41,17 @@ Head head_of(const float* qkv, int b, int h, int T, int C, int HS) {
 
 }  // namespace
 
-void matmul_forward_blas(float* out, int64_t ldo, const float* inp, const float* weight, const float* bias, int64_t N,
-                         int C, int OC) {
+void matmul_forward_blas(float* out, int64_t ldo, const float* inp, const float* weight, const float* bias,
+                         int64_t N, int C, int OC) {
     if (bias != nullptr) {
-        #pragma omp parallel for
+#pragma omp parallel for
         for (int64_t row = 0; row < N; row++) { std::copy(bias, bias + OC, out + row * ldo); }
     }
     gemm(false, true, N, OC, C, 1.0f, inp, C, weight, C, bias != nullptr ? 1.0f : 0.0f, out, ldo);
 }
 
-void matmul_backward_blas(float* dinp, float* dweight, float* dbias, const float* dout, int64_t ldo, const float* inp,
-                          const float* weight, int64_t N, int C, int OC) {
+void matmul_backward_blas(float* dinp, float* dweight, float* dbias, const float* dout, int64_t ldo,
+                          const float* inp, const float* weight, int64_t N, int C, int OC) {
     gemm(false, false, N, C, OC, 1.0f, dout, ldo, weight, C, 0.0f, dinp, C);
     gemm(true, false, OC, C, N, 1.0f, dout, ldo, inp, C, 1.0f, dweight, C);
     if (dbias != nullptr) { bias_backward_cpu(dbias, dout, N, OC, ldo); }
@@ -60,7 +60,8 @@ void matmul_backward_blas(float* dinp, float* dweight, float* dbias, const float
 // scores of one block of queries, and their gradients
 int64_t attention_scratch_blas(int T) { return 2 * (int64_t)kQueryBlock * T; }
 
-void attention_forward_blas(float* out, float* lse, float* scratch, const float* qkv, int B, int T, int C, int NH) {
+void attention_forward_blas(float* out, float* lse, float* scratch, const float* qkv, int B, int T, int C,
+                            int NH) {
     int HS = C / NH;
     float scale = 1 / std::sqrt((float)HS);
     for (int b = 0; b < B; b++) {
@@ -69,20 +70,20 @@ void attention_forward_blas(float* out, float* lse, float* scratch, const float*
             for (int first = 0; first < T; first += kQueryBlock) {
                 int rows = std::min(kQueryBlock, T - first), keys = first + rows;
                 float* scores = scratch;  // (rows, keys)
-                gemm(false, true, rows, keys, HS, scale, head.q + first * head.stride, head.stride, head.k, head.stride,
-                     0.0f, scores, keys);
-                #pragma omp parallel for
+                gemm(false, true, rows, keys, HS, scale, head.q + first * head.stride, head.stride, head.k,
+                     head.stride, 0.0f, scores, keys);
+#pragma omp parallel for
                 for (int r = 0; r < rows; r++) {
                     float* s = scores + (int64_t)r * keys;
                     int valid = first + r + 1;
                     float largest = s[0];
-                    #pragma omp simd reduction(max : largest)
+#pragma omp simd reduction(max : largest)
                     for (int j = 0; j < valid; j++) { largest = std::max(largest, s[j]); }
                     double total = 0;
-                    #pragma omp simd reduction(+ : total)
+#pragma omp simd reduction(+ : total)
                     for (int j = 0; j < valid; j++) { total += s[j] = exp_simd(s[j] - largest); }
                     float inverse = (float)(1 / total);
-                    #pragma omp simd
+#pragma omp simd
                     for (int j = 0; j < valid; j++) { s[j] *= inverse; }
                     std::fill(s + valid, s + keys, 0.0f);
                     lse[((int64_t)b * NH + h) * T + first + r] = (float)(largest + std::log(total));
@@ -94,8 +95,8 @@ void attention_forward_blas(float* out, float* lse, float* scratch, const float*
     }
 }
 
-void attention_backward_blas(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out,
-                             const float* lse, int B, int T, int C, int NH) {
+void attention_backward_blas(float* dqkv, float* scratch, const float* dout, const float* qkv,
+                             const float* out, const float* lse, int B, int T, int C, int NH) {
     int HS = C / NH;
     float scale = 1 / std::sqrt((float)HS);
     for (int b = 0; b < B; b++) {
@@ -115,16 +116,18 @@ void attention_backward_blas(float* dqkv, float* scratch, const float* dout, con
                 const float* q = head.q + first * head.stride;
                 gemm(false, true, rows, keys, HS, scale, q, head.stride, head.k, head.stride, 0.0f, p, keys);
                 gemm(false, true, rows, keys, HS, 1.0f, d, C, head.v, head.stride, 0.0f, ds, keys);
-                #pragma omp parallel for
+#pragma omp parallel for
                 for (int r = 0; r < rows; r++) {
                     float* pr = p + (int64_t)r * keys;
                     float* dr = ds + (int64_t)r * keys;
                     int valid = first + r + 1;
                     float log_sum = lse[((int64_t)b * NH + h) * T + first + r];
                     double dot = 0;
-                    for (int c = 0; c < HS; c++) { dot += (double)d[(int64_t)r * C + c] * y[(int64_t)r * C + c]; }
+                    for (int c = 0; c < HS; c++) {
+                        dot += (double)d[(int64_t)r * C + c] * y[(int64_t)r * C + c];
+                    }
                     float dot_f = (float)dot;
-                    #pragma omp simd
+#pragma omp simd
                     for (int j = 0; j < valid; j++) {
                         pr[j] = exp_simd(pr[j] - log_sum);
                         dr[j] = pr[j] * (dr[j] - dot_f) * scale;
@@ -134,8 +137,8 @@ void attention_backward_blas(float* dqkv, float* scratch, const float* dout, con
                 }
                 gemm(true, false, keys, HS, rows, 1.0f, p, keys, d, C, beta, dv, head.stride);
                 gemm(true, false, keys, HS, rows, 1.0f, ds, keys, q, head.stride, beta, dk, head.stride);
-                gemm(false, false, rows, HS, keys, 1.0f, ds, keys, head.k, head.stride, 0.0f, dq + first * head.stride,
-                     head.stride);
+                gemm(false, false, rows, HS, keys, 1.0f, ds, keys, head.k, head.stride, 0.0f,
+                     dq + first * head.stride, head.stride);
             }
         }
     }
@@ -152,7 +155,8 @@ double measure_blas_peak() {
     double best = 0;
     for (int repeat = 0; repeat < 4; repeat++) {
         auto begin = Clock::now();
-        gemm(false, false, kSize, kSize, kSize, 1.0f, a.data(), kSize, b.data(), kSize, 0.0f, out.data(), kSize);
+        gemm(false, false, kSize, kSize, kSize, 1.0f, a.data(), kSize, b.data(), kSize, 0.0f, out.data(),
+             kSize);
         best = std::max(best, kFlops / std::chrono::duration<double>(Clock::now() - begin).count());
     }
     return best;

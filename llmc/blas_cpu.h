@@ -1,24 +1,26 @@
-// Matmul and attention of the CPU model, through a BLAS. Same contracts as their twins in reference.h, float only.
-// They must be called outside parallel regions: the BLAS has threads of its own.
+// Matmul and attention of the CPU model, through a BLAS. Same contracts as their twins in reference.h, float
+// only. They must be called outside parallel regions: the BLAS has threads of its own.
 #pragma once
 #include <cstdint>
 
 namespace llmc {
 
 // out (N,OC) with rows ldo elements apart = inp (N,C) weight (OC,C)^T + bias (OC) or null
-void matmul_forward_blas(float* out, int64_t ldo, const float* inp, const float* weight, const float* bias, int64_t N,
-                         int C, int OC);
+void matmul_forward_blas(float* out, int64_t ldo, const float* inp, const float* weight, const float* bias,
+                         int64_t N, int C, int OC);
 
-// dinp (N,C) = dout weight; dweight (OC,C) += dout^T inp; dbias (OC) or null += column sums of dout (rows ldo apart)
-void matmul_backward_blas(float* dinp, float* dweight, float* dbias, const float* dout, int64_t ldo, const float* inp,
-                          const float* weight, int64_t N, int C, int OC);
+// dinp (N,C) = dout weight; dweight (OC,C) += dout^T inp; dbias (OC) or null += column sums of dout (rows ldo
+// apart)
+void matmul_backward_blas(float* dinp, float* dweight, float* dbias, const float* dout, int64_t ldo,
+                          const float* inp, const float* weight, int64_t N, int C, int OC);
 
 // floats of scratch that the two attention functions need
 int64_t attention_scratch_blas(int T);
 
-void attention_forward_blas(float* out, float* lse, float* scratch, const float* qkv, int B, int T, int C, int NH);
-void attention_backward_blas(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out,
-                             const float* lse, int B, int T, int C, int NH);
+void attention_forward_blas(float* out, float* lse, float* scratch, const float* qkv, int B, int T, int C,
+                            int NH);
+void attention_backward_blas(float* dqkv, float* scratch, const float* dout, const float* qkv,
+                             const float* out, const float* lse, int B, int T, int C, int NH);
 
 // seconds spent inside BLAS calls by this process so far, and its threads
 double blas_seconds();

@@ -1,18 +1,18 @@
 // Models and training states on disk: see checkpoint.h.
 #include "llmc/checkpoint.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+#include <xxhash.h>
 #include <algorithm>
 #include <bit>
 #include <cinttypes>
+#include <cstdint>
+#include <cstdio>
 #include <cstring>
-#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
-#include <limits>
-#include <sstream>
-#include <unistd.h>
 #include <vector>
-#include <xxhash.h>
 
 #include "llmc/error.h"
 
@@ -31,7 +31,9 @@ template <typename Visit>
 void for_each_piece(const GPT2Config& config, Visit visit) {
     for (int t = 0; t < kNumTensors; t++) {
         int64_t total = tensor_total(config, t);
-        for (int64_t first = 0; first < total; first += kPiece) { visit(t, first, std::min(kPiece, total - first)); }
+        for (int64_t first = 0; first < total; first += kPiece) {
+            visit(t, first, std::min(kPiece, total - first));
+        }
     }
 }
 
@@ -39,8 +41,8 @@ float from_bf16(uint16_t bits) { return std::bit_cast<float>((uint32_t)bits << 1
 
 uint16_t to_bf16(float x) {
     uint32_t bits = std::bit_cast<uint32_t>(x);
-    if (x != x) { return (uint16_t)((bits >> 16) | 0x40); }             // NaN stays NaN
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);      // to nearest, ties to even
+    if (x != x) { return (uint16_t)((bits >> 16) | 0x40); }         // NaN stays NaN
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to nearest, ties to even
 }
 
 // the six sizes, each range-checked, and the rules between them
@@ -60,7 +62,8 @@ GPT2Config read_config(const HeaderReader& header, int first_word) {
 }
 
 void write_config(int32_t* words, const GPT2Config& c) {
-    const int32_t sizes[] = {c.max_seq_len, c.vocab_size, c.num_layers, c.num_heads, c.channels, c.padded_vocab_size};
+    const int32_t sizes[] = {c.max_seq_len, c.vocab_size, c.num_layers,
+                             c.num_heads,   c.channels,   c.padded_vocab_size};
     std::copy(std::begin(sizes), std::end(sizes), words);
 }
 
@@ -73,8 +76,8 @@ uint64_t body_bytes(const GPT2Config& c, uint64_t width) {
 }
 
 std::string describe(const GPT2Config& c) {
-    return strf("a model of %d layers, %d channels, vocabulary %d (padded %d), %d positions", c.num_layers, c.channels,
-                c.vocab_size, c.padded_vocab_size, c.max_seq_len);
+    return strf("a model of %d layers, %d channels, vocabulary %d (padded %d), %d positions", c.num_layers,
+                c.channels, c.vocab_size, c.padded_vocab_size, c.max_seq_len);
 }
 
 }  // namespace
@@ -82,7 +85,7 @@ std::string describe(const GPT2Config& c) {
 ModelFile::ModelFile(const std::string& path) : file_(path) {
     HeaderReader header(file_, "model file", kModelMagic,
                         "Models are written by train_gpt2 (model.bin in the run folder) and by llm.c.");
-    version_ = header.field(1, "version", kModelFp32, kModelBf16);
+    version_ = header.field(1, "version", INT32_MIN, INT32_MAX);
     if (version_ != kModelFp32 && version_ != kModelBf16) {
         header.fail("header word 1, version", strf("%d", version_), "3 (fp32) or 5 (bf16)");
     }
@@ -96,7 +99,8 @@ ModelFile::ModelFile(const std::string& path) : file_(path) {
 }
 
 void ModelFile::read(int tensor, int64_t first, std::span<float> values) const {
-    require(first >= 0 && first + (int64_t)values.size() <= tensor_total(config_, tensor), "range outside of the tensor");
+    require(first >= 0 && first <= tensor_total(config_, tensor) - (int64_t)values.size(),
+            "range outside of the tensor");
     const std::byte* body = file_.data() + kHeaderBytes;
     int64_t at = tensor_start_[tensor] + first;
     if (version_ == kModelFp32) {
@@ -110,7 +114,8 @@ void ModelFile::read(int tensor, int64_t first, std::span<float> values) const {
     }
 }
 
-void write_model_file(const std::string& path, const GPT2Config& config, int32_t version, const ReadTensor& read) {
+void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,
+                      const ReadTensor& read) {
     require(version == kModelFp32 || version == kModelBf16, "write_model_file: version must be 3 or 5");
     int32_t header[kHeaderWords] = {kModelMagic, version};
     write_config(header + 2, config);
@@ -138,12 +143,12 @@ void load_model(const ModelFile& file, const WriteTensor& write) {
     });
 }
 
-// ---- checkpoints ----------------------------------------------------------------------------------------------------
+// ---- checkpoints -------------------------------------------------------------------------------
 
 namespace {
 
-// optimizer.bin: header (magic, version, the six sizes of the model, step, updates, seed as pairs of words), then the
-// first and the second moments, each fp32 in file order
+// optimizer.bin: header (magic, version, the six sizes of the model, step, updates, seed as pairs of words),
+// then the first and the second moments, each fp32 in file order
 void write_optimizer_file(const std::string& path, const GPT2Config& config, const TrainingState& state,
                           const ReadTensor& read) {
     int32_t header[kHeaderWords] = {kOptimizerMagic, kOptimizerVersion};
@@ -161,28 +166,33 @@ void write_optimizer_file(const std::string& path, const GPT2Config& config, con
     out.commit();
 }
 
-std::string manifest_of(const std::string& folder) {
-    std::string text;
-    for (const char* name : kFiles) {
-        MappedFile file(folder + "/" + name);
-        text += strf("%zu %016" PRIx64 " %s\n", file.size(), (uint64_t)XXH3_64bits(file.data(), file.size()), name);
-    }
-    return text;
+// a line of MANIFEST
+std::string fingerprint(const std::string& folder, const char* name) {
+    MappedFile file(folder + "/" + name);
+    return strf("%zu %016" PRIx64 " %s", file.size(), (uint64_t)XXH3_64bits(file.data(), file.size()), name);
 }
 
 // "" if the folder's files are what its MANIFEST says, else what is wrong
 std::string damage(const std::string& folder) {
+    std::error_code ignored;
+    if (!fs::is_directory(folder, ignored)) { return folder + ": there is no such checkpoint folder"; }
     std::ifstream in(folder + "/MANIFEST");
-    std::stringstream written;
-    written << in.rdbuf();
-    if (!in) { return folder + ": MANIFEST is missing: not a complete checkpoint"; }
-    try {
-        std::string now = manifest_of(folder);
-        if (now != written.str()) {
-            return strf("%s: the files differ from MANIFEST (size, XXH3, name): found\n%sexpected\n%s", folder.c_str(),
-                        now.c_str(), written.str().c_str());
-        }
-    } catch (const Error& e) { return e.what(); }
+    if (!in) { return folder + ": not a complete checkpoint: MANIFEST is missing"; }
+    for (const char* name : kFiles) {
+        std::string expected;
+        std::getline(in, expected);
+        try {
+            std::string found = fingerprint(folder, name);
+            if (found != expected) {
+                return strf(
+                    "%s/%s is damaged: found \"%s\" (size, XXH3, name), expected \"%s\" as in MANIFEST",
+                    folder.c_str(), name, found.c_str(), expected.substr(0, 200).c_str());
+            }
+        } catch (const Error& e) { return e.what(); }
+    }
+    if (in.eof() || in.peek() != EOF) {
+        return folder + "/MANIFEST is damaged: expected to end after its last line";
+    }
     return "";
 }
 
@@ -196,7 +206,49 @@ void sync_folder(const std::string& folder) {
 
 void require_intact(const std::string& folder) {
     std::string wrong = damage(folder);
-    if (!wrong.empty()) { throw Error(kExitBadInput, wrong + ". Choose another step_ folder, or --resume auto."); }
+    if (!wrong.empty()) {
+        throw Error(kExitBadInput,
+                    wrong + ". Name an intact step_ folder, or let --resume auto --out RUN find the newest.");
+    }
+}
+
+// Temporaries of a save that a kill or a power loss ended: NAME.tmp-PID. A run folder belongs to one process,
+// this one.
+void remove_leftovers(const std::string& run_folder) {
+    std::error_code error;
+    std::vector<fs::path> leftovers;
+    for (fs::directory_iterator it(run_folder, error), end; !error && it != end; it.increment(error)) {
+        std::string name = it->path().filename().string();
+        size_t mark = name.rfind(".tmp-");
+        bool ours =
+            name.starts_with("step_") || name.starts_with("model.bin") || name.starts_with("log.jsonl");
+        if (ours && mark != std::string::npos &&
+            name.find_first_not_of("0123456789", mark + 5) == std::string::npos) {
+            leftovers.push_back(it->path());
+        }
+    }
+    for (const fs::path& path : leftovers) { fs::remove_all(path, error); }
+}
+
+// temporary -> name. A checkpoint of this very step, from before a resume, is deleted only when the new one
+// is in place.
+void move_into_place(const std::string& temporary, const std::string& name) {
+    std::error_code error;
+    std::string old = temporary + "0";  // this name, too, is a leftover to remove_leftovers
+    fs::rename(name, old, error);
+    if (error && error != std::errc::no_such_file_or_directory) {
+        throw Error(kExitSaveFailed,
+                    strf("%s: cannot be replaced: %s", name.c_str(), error.message().c_str()));
+    }
+    bool replaces = !error;
+    fs::rename(temporary, name, error);
+    if (error) {
+        std::string why = error.message();
+        if (replaces) { fs::rename(old, name, error); }
+        throw Error(kExitSaveFailed,
+                    strf("%s: cannot be renamed to %s: %s", temporary.c_str(), name.c_str(), why.c_str()));
+    }
+    if (replaces) { fs::remove_all(old, error); }
 }
 
 }  // namespace
@@ -205,17 +257,19 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
                      const ReadTensor& read) {
     std::string name = strf("%s/step_%08lld", run_folder.c_str(), (long long)state.step);
     std::string temporary = strf("%s.tmp-%d", name.c_str(), (int)getpid());
+    remove_leftovers(run_folder);
     make_writable_folder(temporary);
     try {
         write_model_file(temporary + "/model.bin", config, kModelFp32, read);
         write_optimizer_file(temporary + "/optimizer.bin", config, state, read);
         FileWriter manifest(temporary + "/MANIFEST");
-        std::string text = manifest_of(temporary);
-        manifest.write(text.data(), text.size());
+        for (const char* file : kFiles) {
+            std::string line = fingerprint(temporary, file) + "\n";
+            manifest.write(line.data(), line.size());
+        }
         manifest.commit();
         sync_folder(temporary);
-        fs::remove_all(name);  // a checkpoint of this very step, from before a resume
-        fs::rename(temporary, name);
+        move_into_place(temporary, name);
         sync_folder(run_folder);
     } catch (...) {
         std::error_code ignored;
@@ -227,13 +281,17 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
 std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
     std::vector<std::string> found;
     std::error_code error;
-    for (const auto& entry : fs::directory_iterator(run_folder, error)) {
-        std::string name = entry.path().filename().string();
-        bool digits = name.size() == 13 && name.starts_with("step_") &&
+    for (fs::directory_iterator it(run_folder, error), end; !error && it != end; it.increment(error)) {
+        std::string name = it->path().filename().string();
+        bool digits = name.size() >= 13 && name.starts_with("step_") &&
                       name.find_first_not_of("0123456789", 5) == std::string::npos;
-        if (digits && entry.is_directory()) { found.push_back(entry.path().string()); }
+        std::error_code ignored;
+        if (digits && it->is_directory(ignored)) { found.push_back(it->path().string()); }
     }
-    std::sort(found.rbegin(), found.rend());  // newest first
+    std::sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) {  // newest first
+        return a.size() != b.size() ? a.size() > b.size()
+                                    : a > b;  // from step 100,000,000 on there are more digits
+    });
     for (const std::string& folder : found) {
         std::string wrong = damage(folder);
         if (wrong.empty()) { return folder; }
@@ -251,14 +309,21 @@ TrainingState load_checkpoint(const std::string& folder, const WriteTensor& writ
     require_intact(folder);
     ModelFile model(folder + "/model.bin");
     MappedFile file(folder + "/optimizer.bin");
-    HeaderReader header(file, "optimizer state", kOptimizerMagic, "It belongs to a step_ folder written by train_gpt2.");
+    HeaderReader header(file, "optimizer state", kOptimizerMagic,
+                        "It belongs to a step_ folder written by train_gpt2.");
     header.field(1, "version", kOptimizerVersion, kOptimizerVersion);
     GPT2Config config = read_config(header, 2);
     if (config != model.config()) {
         header.fail("header words 2 to 7", describe(config), describe(model.config()) + ", as in model.bin");
     }
-    uint64_t moments = body_bytes(config, 8);
-    header.require_size(moments, "two moments of " + describe(config));
+    header.require_size(body_bytes(config, 8), "two moments of " + describe(config));
+    TrainingState state;
+    std::memcpy(&state, file.data() + 8 * sizeof(int32_t), sizeof(state));
+    if (state.step < 0 || state.updates < 0 || state.updates > state.step) {
+        header.fail("header words 8 to 11, step and updates",
+                    strf("%lld and %lld", (long long)state.step, (long long)state.updates),
+                    "0 <= updates <= step");
+    }
     load_model(model, write);
     const std::byte* at = file.data() + kHeaderBytes;
     std::vector<float> piece(kPiece);
@@ -269,8 +334,6 @@ TrainingState load_checkpoint(const std::string& folder, const WriteTensor& writ
             at += count * sizeof(float);
         });
     }
-    TrainingState state;
-    std::memcpy(&state, file.data() + 8 * sizeof(int32_t), sizeof(state));
     return state;
 }
 

@@ -1,7 +1,7 @@
 // Models and training states on disk.
-//   model file: 20240326, version 3 (fp32) or 5 (bf16), as llm.c writes them: header, then the 16 tensors in file order
-//   checkpoint: a folder step_%08d with model.bin, optimizer.bin and MANIFEST (size and XXH3 of each file); it appears
-//   under its name only when it is complete and on disk
+//   model file: 20240326, version 3 (fp32) or 5 (bf16), as llm.c writes them: header, then the 16 tensors in
+//   file order checkpoint: a folder step_%08d with model.bin, optimizer.bin and MANIFEST (size and XXH3 of
+//   each file); it appears under its name only when it is complete and on disk
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -17,7 +17,8 @@ namespace llmc {
 constexpr int32_t kModelMagic = 20240326;
 constexpr int32_t kModelFp32 = 3, kModelBf16 = 5;  // header word 1
 
-// A model file mapped into memory; throws Error(kExitBadInput) naming the field unless header and size are right.
+// A model file mapped into memory; throws Error(kExitBadInput) naming the field unless header and size are
+// right.
 class ModelFile {
 public:
     explicit ModelFile(const std::string& path);
@@ -34,10 +35,12 @@ private:
 
 // reads a range of one tensor, in file order, from wherever the model lives
 using ReadTensor = std::function<void(State state, int tensor, int64_t first, std::span<float> values)>;
-using WriteTensor = std::function<void(State state, int tensor, int64_t first, std::span<const float> values)>;
+using WriteTensor =
+    std::function<void(State state, int tensor, int64_t first, std::span<const float> values)>;
 
 // Replaces path atomically. version is kModelFp32 or kModelBf16 (rounded to nearest even).
-void write_model_file(const std::string& path, const GPT2Config& config, int32_t version, const ReadTensor& read);
+void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,
+                      const ReadTensor& read);
 
 // hands a model file's parameters on in pieces
 void load_model(const ModelFile& file, const WriteTensor& write);
@@ -52,11 +55,12 @@ struct TrainingState {
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const TrainingState& state,
                      const ReadTensor& read);
 
-// The newest checkpoint of a run folder whose MANIFEST agrees with its files, "" if there is none. Damaged ones are
-// passed over; why is appended to *notes, a line each.
+// The newest checkpoint of a run folder whose MANIFEST agrees with its files, "" if there is none. Damaged
+// ones are passed over; why is appended to *notes, a line each.
 std::string find_checkpoint(const std::string& run_folder, std::string* notes);
 
-// Throws Error(kExitBadInput) unless the folder is a complete checkpoint; the model's configuration, without its weights.
+// Throws Error(kExitBadInput) unless the folder is a complete checkpoint; the model's configuration, without
+// its weights.
 GPT2Config checkpoint_config(const std::string& folder);
 TrainingState load_checkpoint(const std::string& folder, const WriteTensor& write);
 

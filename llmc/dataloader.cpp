@@ -1,13 +1,13 @@
 // Data: see dataloader.h.
 #include "llmc/dataloader.h"
 
+#include <glob.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <filesystem>
-#include <glob.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "llmc/error.h"
 
@@ -42,9 +42,7 @@ std::vector<std::string> matching_files(const std::string& pattern) {
     if (status != 0 && status != GLOB_NOMATCH) {
         throw Error(kExitBadInput, pattern + ": a folder of this pattern cannot be read");
     }
-    if (names.empty()) {
-        throw Error(kExitBadInput, pattern + ": no file matches. " + how_to_make(pattern));
-    }
+    if (names.empty()) { throw Error(kExitBadInput, pattern + ": no file matches. " + how_to_make(pattern)); }
     std::sort(names.begin(), names.end());
     return names;
 }
@@ -99,11 +97,11 @@ ShardSet::ShardSet(const std::string& pattern) : pattern_(pattern), begins_{0} {
         shards_.emplace_back(name);
         const TokenShard &first = shards_.front(), &shard = shards_.back();
         if (shard.vocab_size() != first.vocab_size()) {
-            throw Error(kExitBadInput,
-                        strf("%s: the vocabularies of the shards disagree: %d here, but %d in %s. "
-                             "Use shards made with one tokenizer.",
-                             shard.path().c_str(), shard.vocab_size(), first.vocab_size(),
-                             first.path().c_str()));
+            throw Error(
+                kExitBadInput,
+                strf("%s: the vocabularies of the shards disagree: %d here, but %d in %s. "
+                     "Use shards made with one tokenizer.",
+                     shard.path().c_str(), shard.vocab_size(), first.vocab_size(), first.path().c_str()));
         }
         begins_.push_back(begins_.back() + (int64_t)shard.tokens().size());
     }
@@ -123,11 +121,10 @@ std::span<const uint16_t> ShardSet::tokens(int64_t position, int64_t count) cons
     auto bad = std::find_if(range.begin(), range.end(), [&](int id) { return id >= shard.vocab_size(); });
     if (bad != range.end()) {
         const int64_t at = begin + (bad - range.begin());
-        throw Error(kExitBadInput,
-                    strf("%s: token %lld: found id %d, expected 0 to %d (vocabulary of %d). "
-                         "The shard is damaged or states another vocabulary; make it again.",
-                         shard.path().c_str(), (long long)at, *bad, shard.vocab_size() - 1,
-                         shard.vocab_size()));
+        throw Error(kExitBadInput, strf("%s: token %lld: found id %d, expected 0 to %d (vocabulary of %d). "
+                                        "The shard is damaged or states another vocabulary; make it again.",
+                                        shard.path().c_str(), (long long)at, *bad, shard.vocab_size() - 1,
+                                        shard.vocab_size()));
     }
     return range;
 }
@@ -173,8 +170,9 @@ DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed)
         if (longest > 1) { cure = strf("Use --seq-len %lld or less, or more text.", (long long)longest - 1); }
         throw Error(kExitBadInput,
                     strf("%s: too short to train on: sequences of %d tokens need a shard of at least %lld, "
-                         "but the longest of %zu holds %lld. %s", pattern.c_str(), T, (long long)T + 1,
-                         set_.shards().size(), (long long)longest, cure.c_str()));
+                         "but the longest of %zu holds %lld. %s",
+                         pattern.c_str(), T, (long long)T + 1, set_.shards().size(), (long long)longest,
+                         cure.c_str()));
     }
 }
 
@@ -227,8 +225,9 @@ ValidationData::ValidationData(const std::string& pattern, int T, Align align, i
         }
     }
     if (rows_.empty()) {
-        throw Error(kExitBadInput, pattern + ": too short to validate on: no shard has two tokens, so there "
-                                   "is nothing to predict. Use more text.");
+        throw Error(kExitBadInput, pattern +
+                                       ": too short to validate on: no shard has two tokens, so there "
+                                       "is nothing to predict. Use more text.");
     }
 }
 

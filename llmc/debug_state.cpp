@@ -14,8 +14,10 @@ DebugState::DebugState(const std::string& path, const GPT2Config& config) : file
     batch_.T = header.field(3, "T", 1, config.max_seq_len);
     uint64_t rows = (uint64_t)batch_.B * batch_.T;
     uint64_t words = rows * (2 + (uint64_t)config.vocab_size) + 1 + (uint64_t)file_elements(config);
-    header.require_size(kHeaderBytes + 4 * words, strf("header + 4 x (2 x %d x %d tokens + logits + loss + gradients of "
-                                                       "this model)", batch_.B, batch_.T));
+    header.require_size(kHeaderBytes + 4 * words,
+                        strf("header + 4 x (2 x %d x %d tokens + logits + loss + gradients of "
+                             "this model)",
+                             batch_.B, batch_.T));
     const auto* word = reinterpret_cast<const int32_t*>(file_.data() + kHeaderBytes);
     batch_.tokens.assign(word, word + rows);
     batch_.targets.assign(word + rows, word + 2 * rows);

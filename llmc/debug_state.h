@@ -1,5 +1,6 @@
-// Debug states (20240327, version 2): one batch and what another implementation made of it in fp32: logits, loss and
-// gradients. Written by scripts/make_fixture.py and by llm.c's tools; read to compare a model with them.
+// Debug states (20240327, version 2): one batch and what another implementation made of it in fp32: logits,
+// loss and gradients. Written by scripts/make_fixture.py and by llm.c's tools; read to compare a model with
+// them.
 #pragma once
 #include <span>
 #include <string>
@@ -17,9 +18,9 @@ class DebugState {
 public:
     DebugState(const std::string& path, const GPT2Config& config);
     const Batch& batch() const { return batch_; }
-    std::span<const float> logits() const { return logits_; }        // (B,T,V), unpadded
+    std::span<const float> logits() const { return logits_; }  // (B,T,V), unpadded
     float loss() const { return loss_; }
-    std::span<const float> gradient(int tensor) const;               // in file order, wte with its padding rows
+    std::span<const float> gradient(int tensor) const;  // in file order, wte with its padding rows
 
 private:
     MappedFile file_;

@@ -1,5 +1,5 @@
-// Errors. Every failure is an llmc::Error: a message for the person at the keyboard and the exit code of the program.
-// It is thrown where the problem is known and caught only by the mains (and, later, by the C ABI).
+// Errors. Every failure is an llmc::Error: a message for the person at the keyboard and the exit code of the
+// program. It is thrown where the problem is known and caught only by the mains (and, later, by the C ABI).
 // A good message says what failed, where, what was expected, what was found, and the cure.
 #pragma once
 #include <cstdarg>
@@ -12,13 +12,13 @@ namespace llmc {
 
 // what the programs return
 constexpr int kExitDone = 0;
-constexpr int kExitUsage = 2;        // bad option or value, unwritable folder
-constexpr int kExitBadInput = 3;     // a file that is missing, damaged or of the wrong kind
-constexpr int kExitDevice = 4;       // no device, or not enough memory
+constexpr int kExitUsage = 2;     // bad option or value, unwritable folder
+constexpr int kExitBadInput = 3;  // a file that is missing, damaged or of the wrong kind
+constexpr int kExitDevice = 4;    // no device, or not enough memory
 constexpr int kExitDiverged = 5;
 constexpr int kExitPeerLost = 6;
-constexpr int kExitSaveFailed = 7;   // the last save did not succeed
-constexpr int kExitPreempted = 75;   // stopped by a signal, checkpoint saved
+constexpr int kExitSaveFailed = 7;  // the last save did not succeed
+constexpr int kExitPreempted = 75;  // stopped by a signal, checkpoint saved
 
 struct Error : std::runtime_error {
     int exit_code;

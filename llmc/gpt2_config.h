@@ -1,7 +1,7 @@
 // GPT-2's configuration and its one table of parameters: the 16 tensors, their shapes, their two orders.
 //   file order (20240326, also the key of random numbers): tensor by tensor, each for all layers
-//   memory order: block-major: wte, wpe, block 0 (12 tensors), block 1, ..., lnf; each tensor 256-byte aligned,
-//   so that a block's gradients are one contiguous range
+//   memory order: block-major: wte, wpe, block 0 (12 tensors), block 1, ..., lnf; each tensor 256-byte
+//   aligned, so that a block's gradients are one contiguous range
 #pragma once
 #include <array>
 #include <cstdint>
@@ -22,63 +22,85 @@ struct GPT2Config {
 // the vocabulary rounded up to whole 64-row tiles: 50,257 -> 50,304
 constexpr int padded_vocab(int vocab_size) { return (vocab_size + 63) / 64 * 64; }
 
-// how a tensor is initialised: N(0, 0.02), the same scaled by 1 / sqrt(2 L) for what writes the residual stream, 0, or 1
+// how a tensor is initialised: N(0, 0.02), the same scaled by 1 / sqrt(2 L) for what writes the residual
+// stream, 0, or 1
 enum class Init { kNormal, kResidual, kZero, kOne };
 
-enum Tensor { kWte, kWpe, kLn1w, kLn1b, kQkvw, kQkvb, kAttprojw, kAttprojb, kLn2w, kLn2b, kFcw, kFcb, kFcprojw,
-              kFcprojb, kLnfw, kLnfb, kNumTensors };
+enum Tensor {
+    kWte,
+    kWpe,
+    kLn1w,
+    kLn1b,
+    kQkvw,
+    kQkvb,
+    kAttprojw,
+    kAttprojb,
+    kLn2w,
+    kLn2b,
+    kFcw,
+    kFcb,
+    kFcprojw,
+    kFcprojb,
+    kLnfw,
+    kLnfb,
+    kNumTensors
+};
 
 struct TensorInfo {
     const char* name;
     Init init;
-    bool per_layer;   // one for each layer
-    bool matrix;      // 2-D: weight decay applies
+    bool per_layer;  // one for each layer
+    bool matrix;     // 2-D: weight decay applies
     // elements (of one layer) = rows x cols
     int (*rows)(const GPT2Config&);
     int (*cols)(const GPT2Config&);
 };
 
 inline constexpr std::array<TensorInfo, kNumTensors> kTensors = {{
-    {"wte", Init::kNormal, false, true,
-     [](const GPT2Config& c) { return c.padded_vocab_size; }, [](const GPT2Config& c) { return c.channels; }},
-    {"wpe", Init::kNormal, false, true,
-     [](const GPT2Config& c) { return c.max_seq_len; }, [](const GPT2Config& c) { return c.channels; }},
-    {"ln1w", Init::kOne, true, false,
-     [](const GPT2Config&) { return 1; }, [](const GPT2Config& c) { return c.channels; }},
-    {"ln1b", Init::kZero, true, false,
-     [](const GPT2Config&) { return 1; }, [](const GPT2Config& c) { return c.channels; }},
-    {"qkvw", Init::kNormal, true, true,
-     [](const GPT2Config& c) { return 3 * c.channels; }, [](const GPT2Config& c) { return c.channels; }},
-    {"qkvb", Init::kZero, true, false,
-     [](const GPT2Config&) { return 1; }, [](const GPT2Config& c) { return 3 * c.channels; }},
-    {"attprojw", Init::kResidual, true, true,
-     [](const GPT2Config& c) { return c.channels; }, [](const GPT2Config& c) { return c.channels; }},
-    {"attprojb", Init::kZero, true, false,
-     [](const GPT2Config&) { return 1; }, [](const GPT2Config& c) { return c.channels; }},
-    {"ln2w", Init::kOne, true, false,
-     [](const GPT2Config&) { return 1; }, [](const GPT2Config& c) { return c.channels; }},
-    {"ln2b", Init::kZero, true, false,
-     [](const GPT2Config&) { return 1; }, [](const GPT2Config& c) { return c.channels; }},
-    {"fcw", Init::kNormal, true, true,
-     [](const GPT2Config& c) { return 4 * c.channels; }, [](const GPT2Config& c) { return c.channels; }},
-    {"fcb", Init::kZero, true, false,
-     [](const GPT2Config&) { return 1; }, [](const GPT2Config& c) { return 4 * c.channels; }},
-    {"fcprojw", Init::kResidual, true, true,
-     [](const GPT2Config& c) { return c.channels; }, [](const GPT2Config& c) { return 4 * c.channels; }},
-    {"fcprojb", Init::kZero, true, false,
-     [](const GPT2Config&) { return 1; }, [](const GPT2Config& c) { return c.channels; }},
-    {"lnfw", Init::kOne, false, false,
-     [](const GPT2Config&) { return 1; }, [](const GPT2Config& c) { return c.channels; }},
-    {"lnfb", Init::kZero, false, false,
-     [](const GPT2Config&) { return 1; }, [](const GPT2Config& c) { return c.channels; }},
+    {"wte", Init::kNormal, false, true, [](const GPT2Config& c) { return c.padded_vocab_size; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"wpe", Init::kNormal, false, true, [](const GPT2Config& c) { return c.max_seq_len; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"ln1w", Init::kOne, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"ln1b", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"qkvw", Init::kNormal, true, true, [](const GPT2Config& c) { return 3 * c.channels; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"qkvb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return 3 * c.channels; }},
+    {"attprojw", Init::kResidual, true, true, [](const GPT2Config& c) { return c.channels; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"attprojb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"ln2w", Init::kOne, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"ln2b", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"fcw", Init::kNormal, true, true, [](const GPT2Config& c) { return 4 * c.channels; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"fcb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return 4 * c.channels; }},
+    {"fcprojw", Init::kResidual, true, true, [](const GPT2Config& c) { return c.channels; },
+     [](const GPT2Config& c) { return 4 * c.channels; }},
+    {"fcprojb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"lnfw", Init::kOne, false, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"lnfb", Init::kZero, false, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
 }};
 
 // elements of one layer's copy of a tensor, and of all of its copies
 inline int64_t tensor_size(const GPT2Config& c, int tensor) {
     return (int64_t)kTensors[tensor].rows(c) * kTensors[tensor].cols(c);
 }
-inline int64_t tensor_copies(const GPT2Config& c, int tensor) { return kTensors[tensor].per_layer ? c.num_layers : 1; }
-inline int64_t tensor_total(const GPT2Config& c, int tensor) { return tensor_size(c, tensor) * tensor_copies(c, tensor); }
+inline int64_t tensor_copies(const GPT2Config& c, int tensor) {
+    return kTensors[tensor].per_layer ? c.num_layers : 1;
+}
+inline int64_t tensor_total(const GPT2Config& c, int tensor) {
+    return tensor_size(c, tensor) * tensor_copies(c, tensor);
+}
 
 // parameters without the padding rows of wte; with them, the elements of a model file's body
 inline int64_t file_elements(const GPT2Config& c) {
@@ -90,7 +112,8 @@ inline int64_t num_parameters(const GPT2Config& c) {
     return file_elements(c) - (int64_t)(c.padded_vocab_size - c.vocab_size) * c.channels;
 }
 
-// Where each tensor lies in memory, in elements of a 4-byte type (offsets are multiples of 64 elements = 256 bytes).
+// Where each tensor lies in memory, in elements of a 4-byte type (offsets are multiples of 64 elements = 256
+// bytes).
 class ParameterLayout {
 public:
     explicit ParameterLayout(const GPT2Config& c) : config_(c) {
@@ -109,8 +132,8 @@ public:
         place(kLnfb, 0);
         size_ = at;
     }
-    int64_t size() const { return size_; }                    // elements of the whole arena, padding included
-    int64_t block_size() const { return block_; }             // elements of one block
+    int64_t size() const { return size_; }         // elements of the whole arena, padding included
+    int64_t block_size() const { return block_; }  // elements of one block
     int64_t offset(int tensor, int layer = 0) const { return first_[tensor] + layer * block_; }
 
 private:

@@ -1,10 +1,11 @@
-// GPT-2 on the CPU: see gpt2_cpu.h. forward() and backward() are the model, in execution order, shapes beside the calls.
+// GPT-2 on the CPU: see gpt2_cpu.h. forward() and backward() are the model, in execution order, shapes beside
+// the calls.
 #include "llmc/gpt2_cpu.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
-#include <utility>
 
 #include "llmc/blas_cpu.h"
 #include "llmc/error.h"
@@ -26,22 +27,32 @@ int64_t available_memory() {
     return -1;
 }
 
+// The options allow sizes whose product does not fit in 64 bits: those must read as too much, not wrap round.
+int64_t saturated(double bytes) { return (int64_t)std::min(bytes, 0x1p60); }
+
 }  // namespace
 
 MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T) {
-    int64_t parameters = ParameterLayout(c).size() * 4, BT = (int64_t)B * T, C = c.channels;
-    int64_t layer = BT * (16 * C + 4 + c.num_heads);
-    int64_t around = BT * (2 * C + 2 + c.padded_vocab_size + 2) + BT * (3 * C + 4 * C) + attention_scratch_blas(T);
+    int64_t parameters = ParameterLayout(c).size() * 4, C = c.channels;
+    double BT = (double)B * T;
+    double layer = BT * (double)(16 * C + 4 + c.num_heads);
+    double around = BT * (double)(2 * C + 2 + c.padded_vocab_size + 2 + 3 * C + 4 * C) +
+                    (double)attention_scratch_blas(T);
     MemoryPlan plan;
     plan.parameters = plan.gradients = parameters;
     plan.optimizer = 2 * parameters;
-    plan.activations = 4 * (layer * c.num_layers + around);
+    plan.activations = saturated(4 * (layer * c.num_layers + around));
     plan.available = available_memory();
     return plan;
 }
 
 GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T) : config_(config), layout_(config), B_(B), T_(T) {
-    require(B > 0 && T > 0 && T <= config.max_seq_len, "GPT2Cpu: B and T must be positive, T at most max_seq_len");
+    require(B > 0 && T > 0 && T <= config.max_seq_len,
+            "GPT2Cpu: B and T must be positive, T at most max_seq_len");
+    require((int64_t)B * T <= INT32_MAX, "GPT2Cpu: B * T must fit in 32 bits, the BLAS's index");
+    require(config.num_layers > 0 && config.num_heads > 0 && config.channels > 0 && config.vocab_size > 0 &&
+                config.channels % config.num_heads == 0 && config.padded_vocab_size >= config.vocab_size,
+            "GPT2Cpu: sizes must be positive, channels a multiple of heads");
     int64_t BT = (int64_t)B * T, C = config.channels;
     for (auto* arena : {&params_, &grads_, &m_, &v_}) { arena->resize(layout_.size()); }
     layers_.resize(config.num_layers);
@@ -64,15 +75,17 @@ GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T) : config_(config), layo
 // Each element's value depends on the seed, the tensor and its index in file order alone.
 void GPT2Cpu::init(uint64_t seed) {
     for (int t = 0; t < kNumTensors; t++) {
-        int64_t size = tensor_size(config_, t), real = t == kWte ? (int64_t)config_.vocab_size * config_.channels : size;
+        int64_t size = tensor_size(config_, t),
+                real = t == kWte ? (int64_t)config_.vocab_size * config_.channels : size;
         Init init = kTensors[t].init;
         double sigma = init == Init::kResidual ? 0.02 / std::sqrt(2.0 * config_.num_layers) : 0.02;
         for (int layer = 0; layer < tensor_copies(config_, t); layer++) {
             float* p = param(t, layer);
-            #pragma omp parallel for
+#pragma omp parallel for
             for (int64_t i = 0; i < size; i++) {
                 bool random = init == Init::kNormal || init == Init::kResidual;
-                double x = random ? sigma * random_normal(seed, RandomUse::kInit, t, 0, layer * size + i) : 0.0;
+                double x =
+                    random ? sigma * random_normal(seed, RandomUse::kInit, t, 0, layer * size + i) : 0.0;
                 p[i] = init == Init::kOne ? 1.0f : (i < real ? (float)x : 0.0f);
             }
         }
@@ -86,9 +99,10 @@ namespace {
 
 // visits the contiguous pieces (one a layer) that a file-order range of a tensor has in memory
 template <typename Visit>
-void for_each_piece(const GPT2Config& c, const ParameterLayout& layout, int tensor, int64_t first, int64_t count,
-                    Visit visit) {
-    require(first >= 0 && count >= 0 && first + count <= tensor_total(c, tensor), "range outside of the tensor");
+void for_each_piece(const GPT2Config& c, const ParameterLayout& layout, int tensor, int64_t first,
+                    int64_t count, Visit visit) {
+    require(first >= 0 && count >= 0 && first <= tensor_total(c, tensor) - count,
+            "range outside of the tensor");
     int64_t size = tensor_size(c, tensor);
     for (int64_t done = 0; done < count;) {
         int64_t layer = (first + done) / size, inside = (first + done) % size;
@@ -102,32 +116,36 @@ void for_each_piece(const GPT2Config& c, const ParameterLayout& layout, int tens
 
 void GPT2Cpu::load(State state, int tensor, int64_t first, std::span<const float> values) {
     auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m_ : v_;
-    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(), [&](int64_t at, int64_t from, int64_t n) {
-        std::memcpy(arena.data() + at, values.data() + from, n * sizeof(float));
-    });
+    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+                   [&](int64_t at, int64_t from, int64_t n) {
+                       std::memcpy(arena.data() + at, values.data() + from, n * sizeof(float));
+                   });
 }
 
 void GPT2Cpu::save(State state, int tensor, int64_t first, std::span<float> values) const {
     const auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m_ : v_;
-    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(), [&](int64_t at, int64_t to, int64_t n) {
-        std::memcpy(values.data() + to, arena.data() + at, n * sizeof(float));
-    });
+    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+                   [&](int64_t at, int64_t to, int64_t n) {
+                       std::memcpy(values.data() + to, arena.data() + at, n * sizeof(float));
+                   });
 }
 
 void GPT2Cpu::save_gradient(int tensor, int64_t first, std::span<float> values) const {
-    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(), [&](int64_t at, int64_t to, int64_t n) {
-        std::memcpy(values.data() + to, grads_.data() + at, n * sizeof(float));
-    });
+    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+                   [&](int64_t at, int64_t to, int64_t n) {
+                       std::memcpy(values.data() + to, grads_.data() + at, n * sizeof(float));
+                   });
 }
 
 void GPT2Cpu::check_batch(const Batch& batch) const {
     require(batch.B > 0 && batch.T > 0 && (int64_t)batch.B * batch.T <= (int64_t)B_ * T_ && batch.T <= T_,
             "GPT2Cpu: the batch is larger than the model was made for");
     int64_t n = (int64_t)batch.B * batch.T;
-    require((int64_t)batch.tokens.size() == n && (int64_t)batch.targets.size() == n, "GPT2Cpu: batch sizes disagree");
+    require((int64_t)batch.tokens.size() == n && (int64_t)batch.targets.size() == n,
+            "GPT2Cpu: batch sizes disagree");
     for (int64_t i = 0; i < n; i++) {
-        bool ok = batch.tokens[i] >= 0 && batch.tokens[i] < config_.vocab_size && batch.targets[i] < config_.vocab_size &&
-                  batch.targets[i] >= kIgnoreTarget;
+        bool ok = batch.tokens[i] >= 0 && batch.tokens[i] < config_.vocab_size &&
+                  batch.targets[i] < config_.vocab_size && batch.targets[i] >= kIgnoreTarget;
         require(ok, "GPT2Cpu: a token id is outside of the vocabulary");
     }
 }
@@ -138,28 +156,34 @@ void GPT2Cpu::forward(const Batch& batch) {
     rows_ = (int)N;
     encoder_forward_cpu(encoded_.data(), batch.tokens.data(), param(kWte), param(kWpe), B, T, C);  // (N,C)
     float* residual = encoded_.data();
-    layernorm_forward_cpu(layers_[0].ln1.data(), layers_[0].ln1_mean.data(), layers_[0].ln1_rstd.data(), residual,
-                          param(kLn1w), param(kLn1b), N, C, kLayernormEps);
+    layernorm_forward_cpu(layers_[0].ln1.data(), layers_[0].ln1_mean.data(), layers_[0].ln1_rstd.data(),
+                          residual, param(kLn1w), param(kLn1b), N, C, kLayernormEps);
     for (int l = 0; l < config_.num_layers; l++) {
         Layer& a = layers_[l];
         matmul_forward_blas(a.qkv.data(), 3 * C, a.ln1.data(), param(kQkvw, l), param(kQkvb, l), N, C, 3 * C);
-        attention_forward_blas(a.atty.data(), a.lse.data(), scratch_.data(), a.qkv.data(), B, T, C, NH);  // (N,C)
-        matmul_forward_blas(proj_.data(), C, a.atty.data(), param(kAttprojw, l), param(kAttprojb, l), N, C, C);
-        residual_layernorm_forward_cpu(a.residual2.data(), a.ln2.data(), a.ln2_mean.data(), a.ln2_rstd.data(), residual,
-                                       proj_.data(), param(kLn2w, l), param(kLn2b, l), N, C, kLayernormEps);
+        attention_forward_blas(a.atty.data(), a.lse.data(), scratch_.data(), a.qkv.data(), B, T, C,
+                               NH);  // (N,C)
+        matmul_forward_blas(proj_.data(), C, a.atty.data(), param(kAttprojw, l), param(kAttprojb, l), N, C,
+                            C);
+        residual_layernorm_forward_cpu(a.residual2.data(), a.ln2.data(), a.ln2_mean.data(), a.ln2_rstd.data(),
+                                       residual, proj_.data(), param(kLn2w, l), param(kLn2b, l), N, C,
+                                       kLayernormEps);
         matmul_forward_blas(a.fch.data(), 4 * C, a.ln2.data(), param(kFcw, l), param(kFcb, l), N, C, 4 * C);
         gelu_forward_cpu(a.fch_gelu.data(), a.fch.data(), N * 4 * C);
-        matmul_forward_blas(proj_.data(), C, a.fch_gelu.data(), param(kFcprojw, l), param(kFcprojb, l), N, 4 * C, C);
+        matmul_forward_blas(proj_.data(), C, a.fch_gelu.data(), param(kFcprojw, l), param(kFcprojb, l), N,
+                            4 * C, C);
         // the layernorm that follows: the next block's first, or the final one
         bool last = l + 1 == config_.num_layers;
         Layer* next = last ? nullptr : &layers_[l + 1];
-        residual_layernorm_forward_cpu(
-            a.residual3.data(), last ? lnf_.data() : next->ln1.data(), last ? lnf_mean_.data() : next->ln1_mean.data(),
-            last ? lnf_rstd_.data() : next->ln1_rstd.data(), a.residual2.data(), proj_.data(),
-            last ? param(kLnfw) : param(kLn1w, l + 1), last ? param(kLnfb) : param(kLn1b, l + 1), N, C, kLayernormEps);
+        residual_layernorm_forward_cpu(a.residual3.data(), last ? lnf_.data() : next->ln1.data(),
+                                       last ? lnf_mean_.data() : next->ln1_mean.data(),
+                                       last ? lnf_rstd_.data() : next->ln1_rstd.data(), a.residual2.data(),
+                                       proj_.data(), last ? param(kLnfw) : param(kLn1w, l + 1),
+                                       last ? param(kLnfb) : param(kLn1b, l + 1), N, C, kLayernormEps);
         residual = a.residual3.data();
     }
-    matmul_forward_blas(logits_.data(), config_.padded_vocab_size, lnf_.data(), param(kWte), nullptr, N, C, V);
+    matmul_forward_blas(logits_.data(), config_.padded_vocab_size, lnf_.data(), param(kWte), nullptr, N, C,
+                        V);
 }
 
 void GPT2Cpu::backward(const Batch& batch, double dloss) {
@@ -170,24 +194,28 @@ void GPT2Cpu::backward(const Batch& batch, double dloss) {
     classifier_backward_cpu(logits_.data(), logits_.data(), batch.targets.data(), dloss, N, V, Vp);
     matmul_backward_blas(dproj, grad(kWte), nullptr, logits_.data(), Vp, lnf_.data(), param(kWte), N, C, V);
     std::fill(dresidual, dresidual + N * C, 0.0f);
-    residual_layernorm_backward_cpu(dresidual, grad(kLnfw), grad(kLnfb), dproj, layers_[L - 1].residual3.data(),
-                                    param(kLnfw), lnf_mean_.data(), lnf_rstd_.data(), N, C);
+    residual_layernorm_backward_cpu(dresidual, grad(kLnfw), grad(kLnfb), dproj,
+                                    layers_[L - 1].residual3.data(), param(kLnfw), lnf_mean_.data(),
+                                    lnf_rstd_.data(), N, C);
     for (int l = L - 1; l >= 0; l--) {
         Layer& a = layers_[l];
         const float* residual = l == 0 ? encoded_.data() : layers_[l - 1].residual3.data();
         matmul_backward_blas(dwide, grad(kFcprojw, l), grad(kFcprojb, l), dresidual, C, a.fch_gelu.data(),
                              param(kFcprojw, l), N, 4 * C, C);  // dwide (N,4C)
         gelu_backward_cpu(dwide, dwide, a.fch.data(), N * 4 * C);
-        matmul_backward_blas(dproj, grad(kFcw, l), grad(kFcb, l), dwide, 4 * C, a.ln2.data(), param(kFcw, l), N, C, 4 * C);
+        matmul_backward_blas(dproj, grad(kFcw, l), grad(kFcb, l), dwide, 4 * C, a.ln2.data(), param(kFcw, l),
+                             N, C, 4 * C);
         residual_layernorm_backward_cpu(dresidual, grad(kLn2w, l), grad(kLn2b, l), dproj, a.residual2.data(),
                                         param(kLn2w, l), a.ln2_mean.data(), a.ln2_rstd.data(), N, C);
         matmul_backward_blas(dproj, grad(kAttprojw, l), grad(kAttprojb, l), dresidual, C, a.atty.data(),
                              param(kAttprojw, l), N, C, C);
-        attention_backward_blas(dwide, scratch_.data(), dproj, a.qkv.data(), a.atty.data(), a.lse.data(), B, T, C, NH);
-        matmul_backward_blas(dproj, grad(kQkvw, l), grad(kQkvb, l), dwide, 3 * C, a.ln1.data(), param(kQkvw, l), N, C,
+        attention_backward_blas(dwide, scratch_.data(), dproj, a.qkv.data(), a.atty.data(), a.lse.data(), B,
+                                T, C, NH);
+        matmul_backward_blas(dproj, grad(kQkvw, l), grad(kQkvb, l), dwide, 3 * C, a.ln1.data(),
+                             param(kQkvw, l), N, C,
                              3 * C);  // dwide holds dqkv (N,3C) here
-        residual_layernorm_backward_cpu(dresidual, grad(kLn1w, l), grad(kLn1b, l), dproj, residual, param(kLn1w, l),
-                                        a.ln1_mean.data(), a.ln1_rstd.data(), N, C);
+        residual_layernorm_backward_cpu(dresidual, grad(kLn1w, l), grad(kLn1b, l), dproj, residual,
+                                        param(kLn1w, l), a.ln1_mean.data(), a.ln1_rstd.data(), N, C);
     }
     encoder_backward_cpu(grad(kWte), grad(kWpe), dresidual, batch.tokens.data(), B, T, C);
 }
@@ -216,7 +244,7 @@ void GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParam
     double norm = global_norm_cpu(grads_.data(), layout_.size());  // gaps and padding rows are zero
     bool skipped = !std::isfinite(loss) || !std::isfinite(norm);
     if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
-    result_ = StepResult{params.step, (float)loss, (float)norm, skipped};
+    results_.push_back({params.step, (float)loss, (float)norm, skipped});
 }
 
 void GPT2Cpu::update(const StepParams& params, double grad_scale) {
@@ -226,13 +254,18 @@ void GPT2Cpu::update(const StepParams& params, double grad_scale) {
         adamw.weight_decay = kTensors[t].matrix ? params.weight_decay : 0.0;
         for (int l = 0; l < tensor_copies(config_, t); l++) {
             int64_t at = layout_.offset(t, l);
-            adamw_cpu(params_.data() + at, m_.data() + at, v_.data() + at, grads_.data() + at, tensor_size(config_, t),
-                      adamw);
+            adamw_cpu(params_.data() + at, m_.data() + at, v_.data() + at, grads_.data() + at,
+                      tensor_size(config_, t), adamw);
         }
     }
 }
 
-std::optional<StepResult> GPT2Cpu::poll() { return std::exchange(result_, std::nullopt); }
+std::optional<StepResult> GPT2Cpu::poll() {
+    if (results_.empty()) { return std::nullopt; }
+    StepResult oldest = results_.front();
+    results_.pop_front();
+    return oldest;
+}
 
 Evaluation GPT2Cpu::evaluate(const Batch& batch) {
     check_batch(batch);
@@ -243,6 +276,7 @@ Evaluation GPT2Cpu::evaluate(const Batch& batch) {
 }
 
 std::span<const float> GPT2Cpu::logits_last() const {
+    require(rows_ > 0, "GPT2Cpu: logits_last() before evaluate()");
     return std::span(logits_).subspan((int64_t)(rows_ - 1) * config_.padded_vocab_size, config_.vocab_size);
 }
 

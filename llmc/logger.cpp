@@ -1,13 +1,13 @@
 // What a run leaves behind: see logger.h.
 #include "llmc/logger.h"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
-#include <unistd.h>
 
 #include "llmc/binary_file.h"
 #include "llmc/error.h"
@@ -26,26 +26,39 @@ std::string kept_lines(const std::string& path, int64_t resume_step) {
     while (std::getline(in, line)) {
         long long step;
         bool whole = !line.empty() && line.back() == '}' && !in.eof();
-        if (whole && std::sscanf(line.c_str(), "{\"step\":%lld", &step) == 1 && step < resume_step) { kept += line + "\n"; }
+        if (whole && std::sscanf(line.c_str(), "{\"step\":%lld", &step) == 1 && step < resume_step) {
+            kept += line + "\n";
+        }
     }
     return kept;
 }
 
 }  // namespace
 
-RunLog::RunLog(const std::string& folder, int64_t resume_step) : path_(folder + "/log.jsonl") {
-    if (resume_step < 0 && std::filesystem::exists(path_)) {
-        throw Error(kExitUsage, path_ + ": this folder holds a run already. Choose another --out, or go on with it by "
-                                        "--resume auto.");
+void require_no_run(const std::string& folder) {
+    std::error_code ignored;
+    if (std::filesystem::exists(folder + "/log.jsonl", ignored)) {
+        throw Error(kExitUsage,
+                    folder +
+                        ": this folder holds a run already (log.jsonl). Choose another --out, or go on "
+                        "with it by --resume auto.");
     }
+}
+
+RunLog::RunLog(const std::string& folder, int64_t resume_step) : path_(folder + "/log.jsonl") {
     if (resume_step >= 0) {
         std::string kept = kept_lines(path_, resume_step);
         FileWriter out(path_);
         out.write(kept.data(), kept.size());
         out.commit();
     }
-    fd_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (fd_ < 0) { throw Error(kExitUsage, strf("%s: cannot write: %s", path_.c_str(), std::strerror(errno))); }
+    // a new log: O_EXCL, so that of two runs that start at the same moment one is refused
+    fd_ =
+        open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (resume_step < 0 ? O_EXCL : 0), 0644);
+    if (fd_ < 0 && errno == EEXIST) { require_no_run(folder); }
+    if (fd_ < 0) {
+        throw Error(kExitUsage, strf("%s: cannot write: %s", path_.c_str(), std::strerror(errno)));
+    }
 }
 
 RunLog::~RunLog() {
@@ -53,16 +66,26 @@ RunLog::~RunLog() {
 }
 
 void RunLog::append(const std::string& line) {
-    if (::write(fd_, line.data(), line.size()) != (ssize_t)line.size()) {
-        throw Error(kExitSaveFailed, strf("%s: cannot write: %s. Free some space; the run can go on from its last "
-                                          "checkpoint.", path_.c_str(), std::strerror(errno)));
+    off_t end = lseek(fd_, 0, SEEK_END);
+    ssize_t written = ::write(fd_, line.data(), line.size());
+    if (written != (ssize_t)line.size()) {
+        if (written >= 0) { errno = ENOSPC; }  // a short write to a file has no other reason
+        int error = errno;
+        if (written > 0 && ftruncate(fd_, end) != 0) { error = errno; }  // no half line
+        errno = error;
+        throw Error(kExitSaveFailed,
+                    strf("%s: cannot write: %s. Free some space; the run can go on from its last "
+                         "checkpoint.",
+                         path_.c_str(), std::strerror(errno)));
     }
 }
 
-void RunLog::step(int64_t step, double train_loss, double grad_norm, double lr, double ms, double tokens_per_s) {
-    append(strf("{\"step\":%lld,\"train_loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"ms\":%s,\"tokens_per_s\":%s}\n",
-                (long long)step, number(train_loss).c_str(), number(grad_norm).c_str(), number(lr).c_str(),
-                number(ms).c_str(), number(tokens_per_s).c_str()));
+void RunLog::step(int64_t step, double train_loss, double grad_norm, double lr, double ms,
+                  double tokens_per_s) {
+    append(
+        strf("{\"step\":%lld,\"train_loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"ms\":%s,\"tokens_per_s\":%s}\n",
+             (long long)step, number(train_loss).c_str(), number(grad_norm).c_str(), number(lr).c_str(),
+             number(ms).c_str(), number(tokens_per_s).c_str()));
 }
 
 void RunLog::validation(int64_t step, double val_loss) {

@@ -6,11 +6,15 @@
 
 namespace llmc {
 
-// Appends to folder/log.jsonl. Each line goes out in one write, so that a kill at any moment leaves whole lines.
+// Throws Error(kExitUsage) if the folder holds a run's log.
+void require_no_run(const std::string& folder);
+
+// Appends to folder/log.jsonl. Each line goes out in one write, so that a kill at any moment leaves whole
+// lines.
 class RunLog {
 public:
-    // resume_step >= 0: lines of steps from there on (and a torn last line) are dropped first. resume_step < 0: the log
-    // must not exist yet: throws Error(kExitUsage), so that no run overwrites another.
+    // resume_step >= 0: lines of steps from there on (and a torn last line) are dropped first. resume_step <
+    // 0: the log must not exist yet: throws Error(kExitUsage), so that no run overwrites another.
     RunLog(const std::string& folder, int64_t resume_step);
     ~RunLog();
     RunLog(const RunLog&) = delete;

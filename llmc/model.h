@@ -1,17 +1,18 @@
 // What trainer.h asks of a model, and the plain structs that cross that border. A model is any class with
 //
 //   static MemoryPlan plan(const GPT2Config&, int B, int T);       what it will allocate, before it does
-//   Model(const GPT2Config&, int B, int T);                        micro-batches of up to B rows of up to T tokens
-//   void init(uint64_t seed);                                      random parameters, moments zero
-//   void load(State, int tensor, int64_t first, std::span<const float>);   a range of one of the 16 tensors, counted in
-//   void save(State, int tensor, int64_t first, std::span<float>) const;   file order (all layers, wte with padding rows)
-//   int64_t updates() const; void set_updates(int64_t);            optimizer steps that happened (skipped ones do not)
-//   void enqueue_step(std::span<const Batch>, const StepParams&);  one optimizer step over these micro-batches; may not wait
-//   std::optional<StepResult> poll();                              the next result in order; at most one step late
-//   void finish();                                                 waits; then poll() returns all that is left
-//   Evaluation evaluate(const Batch&);                             forward only; waits
-//   std::span<const float> logits_last() const;                    (V): last position of the last row of the last evaluate()
-//   static Device device();                                        what it runs on, and the peak it is measured against
+//   Model(const GPT2Config&, int B, int T);                        micro-batches of up to B rows of up to T
+//   tokens void init(uint64_t seed);                                      random parameters, moments zero
+//   void load(State, int tensor, int64_t first, std::span<const float>);   a range of one of the 16 tensors,
+//   counted in void save(State, int tensor, int64_t first, std::span<float>) const;   file order (all layers,
+//   wte with padding rows) int64_t updates() const; void set_updates(int64_t);            optimizer steps
+//   that happened (skipped ones do not) void enqueue_step(std::span<const Batch>, const StepParams&);  one
+//   optimizer step over these micro-batches; may not wait std::optional<StepResult> poll(); the next result
+//   in order; at most one step late void finish();                                                 waits;
+//   then poll() returns all that is left Evaluation evaluate(const Batch&); forward only; waits
+//   std::span<const float> logits_last() const;                    (V): last position of the last row of the
+//   last evaluate() static Device device();                                        what it runs on, and the
+//   peak it is measured against
 #pragma once
 #include <cstdint>
 #include <span>
@@ -33,20 +34,20 @@ struct StepParams {
 
 struct StepResult {
     int64_t step = 0;
-    float loss = 0;       // mean over the targets of all micro-batches, nats
-    float grad_norm = 0;  // before clipping
+    float loss = 0;        // mean over the targets of all micro-batches, nats
+    float grad_norm = 0;   // before clipping
     bool skipped = false;  // loss or norm was not finite: nothing was updated
 };
 
 // per token of the batch, (B,T) each; valid until the next call of the model
 struct Evaluation {
-    std::span<const float> losses;        // nats, 0 where the target is ignored
-    std::span<const int32_t> predicted;   // the most probable next token
+    std::span<const float> losses;       // nats, 0 where the target is ignored
+    std::span<const int32_t> predicted;  // the most probable next token
 };
 
 struct MemoryPlan {
     int64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0;  // bytes
-    int64_t available = 0;                                                  // bytes free now on the device, -1 = unknown
+    int64_t available = 0;  // bytes free now on the device, -1 = unknown
     int64_t total() const { return parameters + gradients + optimizer + activations; }
 };
 

@@ -142,9 +142,9 @@ void fill_app(CLI::App& app, Settings& settings) {
         if (row.name == std::string("config")) {
             option = app.set_config(names, "", description(row));
         } else {
-            option = app.add_option_function<std::string>(names, [&](const std::string& text) {
-                assign(settings, row, text, row.name);
-            }, description(row));
+            option = app.add_option_function<std::string>(
+                names, [&](const std::string& text) { assign(settings, row, text, row.name); },
+                description(row));
         }
         option->type_name(row.value)->group(group);
     }
@@ -158,7 +158,9 @@ void check_model(const Settings& s) {
     if (s.layers || s.heads || s.channels) {
         if (!s.layers || !s.heads || !s.channels) {
             fail_usage(strf("--layers, --heads and --channels go together: --%s is missing.",
-                            !s.layers ? "layers" : !s.heads ? "heads" : "channels"));
+                            !s.layers  ? "layers"
+                            : !s.heads ? "heads"
+                                       : "channels"));
         }
         if (s.channels % s.heads) {
             int low = s.channels / s.heads * s.heads;
@@ -171,7 +173,8 @@ void check_model(const Settings& s) {
     ModelShape shape;
     if (model_descriptor(s.model, &shape)) { return; }
     if (!s.model.ends_with(".bin")) {
-        fail_usage("--model " + in_quotes(s.model) + " is not known. Expected dN with N = 1 to 1024 layers "
+        fail_usage("--model " + in_quotes(s.model) +
+                   " is not known. Expected dN with N = 1 to 1024 layers "
                    "(d12 is GPT-2 124M), or a file *.bin. Other shapes: --layers, --heads and --channels.");
     }
     if (s.max_seq_len) { fail_usage("--max-seq-len is for a new model; a --model file has its own."); }
@@ -184,9 +187,10 @@ void check_batch(const Settings& s) {
     if (s.total_batch % tokens(s)) {
         long long low = s.total_batch / tokens(s) * tokens(s);
         std::string nearest = (low ? std::to_string(low) + " or " : "") + std::to_string(low + tokens(s));
-        fail_usage(strf("--total-batch %lld is not a multiple of batch x seq-len = %d x %d = %lld tokens. "
-                        "Nearest: --total-batch %s.", (long long)s.total_batch, s.batch, s.seq_len, tokens(s),
-                        nearest.c_str()));
+        fail_usage(
+            strf("--total-batch %lld is not a multiple of batch x seq-len = %d x %d = %lld tokens. "
+                 "Nearest: --total-batch %s.",
+                 (long long)s.total_batch, s.batch, s.seq_len, tokens(s), nearest.c_str()));
     }
 }
 
@@ -258,9 +262,7 @@ Options parse_options(int argc, const char* const* argv, int* exit_code_out) {
         app.parse(line.args);
     } catch (const CLI::FileError&) {
         fail_usage("--config " + in_quotes(line.config) + " cannot be read: no such file, or no permission.");
-    } catch (const CLI::Error& e) {
-        fail_usage(std::string(e.what()) + ". See --help.");
-    }
+    } catch (const CLI::Error& e) { fail_usage(std::string(e.what()) + ". See --help."); }
     check_model(settings);
     check_batch(settings);
     convert_val_batches(settings);

@@ -104,19 +104,21 @@ std::string allowed(const OptionRow& row) {
 }
 
 std::string value_text(const OptionRow& row, const Settings& s) {
-    return std::visit([&](auto field) -> std::string {
-        if constexpr (std::is_same_v<decltype(field), std::monostate>) {
-            return "";
-        } else if constexpr (std::is_same_v<decltype(field), std::string Settings::*>) {
-            return (s.*field).empty() ? row.empty_word : s.*field;
-        } else if constexpr (std::is_same_v<decltype(field), bool Settings::*>) {
-            return s.*field ? "true" : "false";
-        } else if constexpr (std::is_same_v<decltype(field), double Settings::*>) {
-            return shortest(s.*field);
-        } else {  // layers and the like are 0, out of their range, until they are given
-            return in_range(row, (double)(s.*field)) ? std::to_string(s.*field) : "";
-        }
-    }, row.field);
+    return std::visit(
+        [&](auto field) -> std::string {
+            if constexpr (std::is_same_v<decltype(field), std::monostate>) {
+                return "";
+            } else if constexpr (std::is_same_v<decltype(field), std::string Settings::*>) {
+                return (s.*field).empty() ? row.empty_word : s.*field;
+            } else if constexpr (std::is_same_v<decltype(field), bool Settings::*>) {
+                return s.*field ? "true" : "false";
+            } else if constexpr (std::is_same_v<decltype(field), double Settings::*>) {
+                return shortest(s.*field);
+            } else {  // layers and the like are 0, out of their range, until they are given
+                return in_range(row, (double)(s.*field)) ? std::to_string(s.*field) : "";
+            }
+        },
+        row.field);
 }
 
 void assign(Settings& s, const OptionRow& row, const std::string& text, const std::string& where) {
@@ -126,15 +128,17 @@ void assign(Settings& s, const OptionRow& row, const std::string& text, const st
     if (!choices.empty() && !one_of(choices, text)) {
         fail_usage(where + ": " + in_quotes(text) + " is not known. Expected " + expected + ".");
     }
-    std::visit([&](auto field) {
-        if constexpr (std::is_same_v<decltype(field), std::string Settings::*>) {
-            s.*field = text == row.empty_word ? "" : text;
-        } else if constexpr (std::is_same_v<decltype(field), bool Settings::*>) {
-            s.*field = text == "true";
-        } else if constexpr (!std::is_same_v<decltype(field), std::monostate>) {
-            s.*field = parse_number<std::remove_reference_t<decltype(s.*field)>>(row, text, where);
-        }
-    }, row.field);
+    std::visit(
+        [&](auto field) {
+            if constexpr (std::is_same_v<decltype(field), std::string Settings::*>) {
+                s.*field = text == row.empty_word ? "" : text;
+            } else if constexpr (std::is_same_v<decltype(field), bool Settings::*>) {
+                s.*field = text == "true";
+            } else if constexpr (!std::is_same_v<decltype(field), std::monostate>) {
+                s.*field = parse_number<std::remove_reference_t<decltype(s.*field)>>(row, text, where);
+            }
+        },
+        row.field);
 }
 
 // ---- unknown options
@@ -278,7 +282,8 @@ void CommandLine::read(const std::string& token) {
     if (typed == "-y") { return read_resume(); }
     if (const LlmcOption* option = find_llmc(typed)) { return read_llmc(*option); }
     if (typed == "-h" && at_ < tokens_.size() && !looks_like_option(tokens_[at_])) {
-        fail_usage("-h " + in_quotes(tokens_[at_]) + ": llm.c's -h, the HellaSwag evaluation, is not part of "
+        fail_usage("-h " + in_quotes(tokens_[at_]) +
+                   ": llm.c's -h, the HellaSwag evaluation, is not part of "
                    "this program yet. For help: --help, or -h alone.");
     }
     const OptionRow* row = find_option(typed);
@@ -330,10 +335,11 @@ char unescaped(const std::string& line, size_t* i, const std::string& where) {
         *i += 1;
         return "\n\t\"\\"[kind];
     }
-    bool hex = *next == 'u' && *i + 5 < line.size() &&
-               std::from_chars(next + 1, next + 5, code, 16).ptr == next + 5;
+    bool hex =
+        *next == 'u' && *i + 5 < line.size() && std::from_chars(next + 1, next + 5, code, 16).ptr == next + 5;
     if (!hex || code == 0 || code > 127) {
-        fail_usage(where + ": in \"quotes\" a backslash stands before n, t, \", \\ or u0001 to u007f. "
+        fail_usage(where +
+                   ": in \"quotes\" a backslash stands before n, t, \", \\ or u0001 to u007f. "
                    "Write \\\\ for the backslash itself, or use 'quotes'.");
     }
     *i += 5;

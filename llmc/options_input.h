@@ -11,7 +11,8 @@
 
 namespace llmc {
 
-template <typename T> bool holds(const OptionRow& row) {
+template <typename T>
+bool holds(const OptionRow& row) {
     return std::holds_alternative<T Settings::*>(row.field);
 }
 // help, version and config; the others fill a field

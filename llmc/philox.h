@@ -1,6 +1,6 @@
-// Random numbers that are a function of what they are for: Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers:
-// as easy as 1, 2, 3"). Keyed by seed, purpose, step and the element's index, they do not depend on the number of threads,
-// GPUs or restarts.
+// Random numbers that are a function of what they are for: Philox4x32-10 (Salmon et al. 2011, "Parallel
+// random numbers: as easy as 1, 2, 3"). Keyed by seed, purpose, step and the element's index, they do not
+// depend on the number of threads, GPUs or restarts.
 #pragma once
 #include <array>
 #include <cmath>
@@ -24,8 +24,10 @@ constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, st
 // what a random number is used for: streams that never meet
 enum class RandomUse : uint32_t { kInit = 0, kSampling = 64, kFixture = 96 };
 
-// `use` + a small number (the tensor, for initialisation) and `step` share two counter words; index takes the others
-constexpr std::array<uint32_t, 4> random_bits(uint64_t seed, RandomUse use, uint32_t which, uint32_t step, uint64_t index) {
+// `use` + a small number (the tensor, for initialisation) and `step` share two counter words; index takes the
+// others
+constexpr std::array<uint32_t, 4> random_bits(uint64_t seed, RandomUse use, uint32_t which, uint32_t step,
+                                              uint64_t index) {
     return philox4x32({(uint32_t)index, (uint32_t)(index >> 32), (uint32_t)use + which, step},
                       {(uint32_t)seed, (uint32_t)(seed >> 32)});
 }

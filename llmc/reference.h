@@ -1,8 +1,11 @@
-// The CPU reference: every layer of GPT-2, forward and backward, as plainly as it can be written. It judges every kernel.
-// Real is float or double; every sum is made in double, in a fixed order that does not depend on the number of threads.
-//   C channels, N rows (= B * T for the row-wise layers), V vocabulary, Vp its padded size, NH heads of HS = C / NH.
-// Activations and their gradients are written (=); gradients of parameters are added to (+=), so that micro-batches
-// accumulate. Where it differs the function says so. No two arguments may alias unless the function says so.
+// The CPU reference: every layer of GPT-2, forward and backward, as plainly as it can be written. It judges
+// every kernel. Real is float or double; every sum is made in double, in a fixed order that does not depend
+// on the number of threads.
+//   C channels, N rows (= B * T for the row-wise layers), V vocabulary, Vp its padded size, NH heads of HS =
+//   C / NH.
+// Activations and their gradients are written (=); gradients of parameters are added to (+=), so that
+// micro-batches accumulate. Where it differs the function says so. No two arguments may alias unless the
+// function says so.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,12 +19,13 @@ namespace llmc {
 
 constexpr double kLayernormEps = 1e-5;  // GPT-2's
 
-// ---- encoder: out[b,t] = wte[token] + wpe[t] ------------------------------------------------------------------------
+// ---- encoder: out[b,t] = wte[token] + wpe[t] ---------------------------------------------------
 
 // out (B,T,C); tokens (B,T), each a row of wte (V,C); wpe (maxT,C), T <= maxT
 template <typename Real>
-void encoder_forward_cpu(Real* out, const int32_t* tokens, const Real* wte, const Real* wpe, int B, int T, int C) {
-    #pragma omp parallel for
+void encoder_forward_cpu(Real* out, const int32_t* tokens, const Real* wte, const Real* wpe, int B, int T,
+                         int C) {
+#pragma omp parallel for
     for (int64_t row = 0; row < (int64_t)B * T; row++) {
         const Real* token = wte + (int64_t)tokens[row] * C;
         const Real* position = wpe + (row % T) * C;
@@ -29,11 +33,13 @@ void encoder_forward_cpu(Real* out, const int32_t* tokens, const Real* wte, cons
     }
 }
 
-// Each row's gradient goes to the two rows it was the sum of. Threads own columns, so that no two add to one element.
+// Each row's gradient goes to the two rows it was the sum of. Threads own columns, so that no two add to one
+// element.
 template <typename Real>
-void encoder_backward_cpu(Real* dwte, Real* dwpe, const Real* dout, const int32_t* tokens, int B, int T, int C) {
+void encoder_backward_cpu(Real* dwte, Real* dwpe, const Real* dout, const int32_t* tokens, int B, int T,
+                          int C) {
     constexpr int kChunk = 16;
-    #pragma omp parallel for
+#pragma omp parallel for
     for (int begin = 0; begin < C; begin += kChunk) {
         int end = std::min(C, begin + kChunk);
         for (int64_t row = 0; row < (int64_t)B * T; row++) {
@@ -48,22 +54,23 @@ void encoder_backward_cpu(Real* dwte, Real* dwpe, const Real* dout, const int32_
     }
 }
 
-// ---- layernorm: out = (inp - mean) * rstd * weight + bias -----------------------------------------------------------
+// ---- layernorm: out = (inp - mean) * rstd * weight + bias --------------------------------------
 
 // out, inp (N,C); mean, rstd (N) or null if not wanted; weight, bias (C), null = 1 and 0.
-// The variance is the biased one, in two passes; rstd = 1 / sqrt(var + eps). Ba et al. 2016, arXiv:1607.06450.
+// The variance is the biased one, in two passes; rstd = 1 / sqrt(var + eps). Ba et al. 2016,
+// arXiv:1607.06450.
 template <typename Real>
-void layernorm_forward_cpu(Real* out, Real* mean, Real* rstd, const Real* inp, const Real* weight, const Real* bias,
-                           int64_t N, int C, double eps) {
-    #pragma omp parallel for
+void layernorm_forward_cpu(Real* out, Real* mean, Real* rstd, const Real* inp, const Real* weight,
+                           const Real* bias, int64_t N, int C, double eps) {
+#pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         const Real* x = inp + row * C;
         Real* y = out + row * C;
         double sum = 0, squares = 0;
-        #pragma omp simd reduction(+ : sum)
+#pragma omp simd reduction(+ : sum)
         for (int c = 0; c < C; c++) { sum += x[c]; }
         double m = sum / C;
-        #pragma omp simd reduction(+ : squares)
+#pragma omp simd reduction(+ : squares)
         for (int c = 0; c < C; c++) { squares += (x[c] - m) * (x[c] - m); }
         double s = 1 / std::sqrt(squares / C + eps);
         for (int c = 0; c < C; c++) {
@@ -85,8 +92,9 @@ void layernorm_forward_cpu(Real* out, Real* mean, Real* rstd, const Real* inp, c
 // accumulate: dinp, dweight and dbias are added to (+=) instead of written (=).
 template <typename Real>
 void layernorm_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* dout, const Real* inp,
-                            const Real* weight, const Real* mean, const Real* rstd, int64_t N, int C, bool accumulate) {
-    #pragma omp parallel for
+                            const Real* weight, const Real* mean, const Real* rstd, int64_t N, int C,
+                            bool accumulate) {
+#pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         if (dinp == nullptr) { continue; }
         const Real* x = inp + row * C;
@@ -94,7 +102,7 @@ void layernorm_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* 
         Real* dx = dinp + row * C;
         double m = mean[row], s = rstd[row];
         double c1 = 0, c2 = 0;
-        #pragma omp simd reduction(+ : c1, c2)
+#pragma omp simd reduction(+ : c1, c2)
         for (int c = 0; c < C; c++) {
             double g = weight != nullptr ? (double)weight[c] * dy[c] : (double)dy[c];
             c1 += g;
@@ -109,7 +117,7 @@ void layernorm_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* 
         }
     }
     constexpr int kChunk = 64;  // columns a thread owns: its sums run over the rows in order
-    #pragma omp parallel for
+#pragma omp parallel for
     for (int begin = 0; begin < C; begin += kChunk) {
         int n = std::min(kChunk, C - begin);
         double dw[kChunk] = {}, db[kChunk] = {};
@@ -117,50 +125,56 @@ void layernorm_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* 
             const Real* x = inp + row * C + begin;
             const Real* dy = dout + row * C + begin;
             double m = mean[row], s = rstd[row];
-            #pragma omp simd
+#pragma omp simd
             for (int c = 0; c < n; c++) {
                 dw[c] += dy[c] * ((x[c] - m) * s);
                 db[c] += dy[c];
             }
         }
         for (int c = 0; c < n; c++) {
-            if (dweight != nullptr) { dweight[begin + c] = (Real)(accumulate ? dweight[begin + c] + dw[c] : dw[c]); }
-            if (dbias != nullptr) { dbias[begin + c] = (Real)(accumulate ? dbias[begin + c] + db[c] : db[c]); }
+            if (dweight != nullptr) {
+                dweight[begin + c] = (Real)(accumulate ? dweight[begin + c] + dw[c] : dw[c]);
+            }
+            if (dbias != nullptr) {
+                dbias[begin + c] = (Real)(accumulate ? dbias[begin + c] + db[c] : db[c]);
+            }
         }
     }
 }
 
-// ---- residual + layernorm: residual = inp1 + inp2, rounded to Real; out = layernorm(residual) -----------------------
+// ---- residual + layernorm: residual = inp1 + inp2, rounded to Real; out = layernorm(residual) ----
 
 // residual, out, inp1, inp2 (N,C); residual may alias inp1 or inp2; the rest as in layernorm_forward_cpu
 template <typename Real>
 void residual_layernorm_forward_cpu(Real* residual, Real* out, Real* mean, Real* rstd, const Real* inp1,
                                     const Real* inp2, const Real* weight, const Real* bias, int64_t N, int C,
                                     double eps) {
-    #pragma omp parallel for
+#pragma omp parallel for
     for (int64_t i = 0; i < N * C; i++) { residual[i] = inp1[i] + inp2[i]; }
     layernorm_forward_cpu(out, mean, rstd, residual, weight, bias, N, C, eps);
 }
 
-// The sum hands its gradient on unchanged, so both addends get the one tensor dresidual: what already arrived over the
-// residual stream plus what comes through the layernorm. dresidual (N,C), dweight and dbias (C) are added to (+=).
+// The sum hands its gradient on unchanged, so both addends get the one tensor dresidual: what already arrived
+// over the residual stream plus what comes through the layernorm. dresidual (N,C), dweight and dbias (C) are
+// added to (+=).
 template <typename Real>
 void residual_layernorm_backward_cpu(Real* dresidual, Real* dweight, Real* dbias, const Real* dout,
-                                     const Real* residual, const Real* weight, const Real* mean, const Real* rstd,
-                                     int64_t N, int C) {
+                                     const Real* residual, const Real* weight, const Real* mean,
+                                     const Real* rstd, int64_t N, int C) {
     layernorm_backward_cpu(dresidual, dweight, dbias, dout, residual, weight, mean, rstd, N, C, true);
 }
 
-// ---- matmul with bias: out = inp weight^T + bias --------------------------------------------------------------------
+// ---- matmul with bias: out = inp weight^T + bias -----------------------------------------------
 
 // out (N,OC), inp (N,C), weight (OC,C), bias (OC) or null
 template <typename Real>
-void matmul_forward_cpu(Real* out, const Real* inp, const Real* weight, const Real* bias, int64_t N, int C, int OC) {
-    #pragma omp parallel for
+void matmul_forward_cpu(Real* out, const Real* inp, const Real* weight, const Real* bias, int64_t N, int C,
+                        int OC) {
+#pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         for (int o = 0; o < OC; o++) {
             double sum = bias != nullptr ? (double)bias[o] : 0.0;
-            #pragma omp simd reduction(+ : sum)
+#pragma omp simd reduction(+ : sum)
             for (int c = 0; c < C; c++) { sum += (double)inp[row * C + c] * weight[(int64_t)o * C + c]; }
             out[row * OC + o] = (Real)sum;
         }
@@ -171,24 +185,24 @@ void matmul_forward_cpu(Real* out, const Real* inp, const Real* weight, const Re
 template <typename Real>
 void bias_backward_cpu(Real* dbias, const Real* dout, int64_t N, int OC, int64_t stride) {
     constexpr int kChunk = 64;
-    #pragma omp parallel for
+#pragma omp parallel for
     for (int begin = 0; begin < OC; begin += kChunk) {
         int n = std::min(kChunk, OC - begin);
         double sum[kChunk] = {};
         for (int64_t row = 0; row < N; row++) {
-            #pragma omp simd
+#pragma omp simd
             for (int o = 0; o < n; o++) { sum[o] += dout[row * stride + begin + o]; }
         }
         for (int o = 0; o < n; o++) { dbias[begin + o] = (Real)(dbias[begin + o] + sum[o]); }
     }
 }
 
-// out_ro = sum_c inp_rc weight_oc + bias_o, so dinp_rc = sum_o dout_ro weight_oc, dweight_oc = sum_r dout_ro inp_rc,
-// dbias_o = sum_r dout_ro. dinp (N,C) is written, dweight (OC,C) and dbias (OC) or null are added to.
+// out_ro = sum_c inp_rc weight_oc + bias_o, so dinp_rc = sum_o dout_ro weight_oc, dweight_oc = sum_r dout_ro
+// inp_rc, dbias_o = sum_r dout_ro. dinp (N,C) is written, dweight (OC,C) and dbias (OC) or null are added to.
 template <typename Real>
-void matmul_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* dout, const Real* inp, const Real* weight,
-                         int64_t N, int C, int OC) {
-    #pragma omp parallel for
+void matmul_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* dout, const Real* inp,
+                         const Real* weight, int64_t N, int C, int OC) {
+#pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         std::vector<double> sum(C, 0.0);
         for (int o = 0; o < OC; o++) {
@@ -197,31 +211,36 @@ void matmul_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* dou
         }
         for (int c = 0; c < C; c++) { dinp[row * C + c] = (Real)sum[c]; }
     }
-    #pragma omp parallel for
+#pragma omp parallel for
     for (int o = 0; o < OC; o++) {
         std::vector<double> sum(C, 0.0);
         for (int64_t row = 0; row < N; row++) {
             double d = dout[row * OC + o];
             for (int c = 0; c < C; c++) { sum[c] += d * inp[row * C + c]; }
         }
-        for (int c = 0; c < C; c++) { dweight[(int64_t)o * C + c] = (Real)(dweight[(int64_t)o * C + c] + sum[c]); }
+        for (int c = 0; c < C; c++) {
+            dweight[(int64_t)o * C + c] = (Real)(dweight[(int64_t)o * C + c] + sum[c]);
+        }
     }
     if (dbias != nullptr) { bias_backward_cpu(dbias, dout, N, OC, OC); }
 }
 
-// ---- causal self-attention ------------------------------------------------------------------------------------------
+// ---- causal self-attention ---------------------------------------------------------------------
 
-// qkv (B,T,3,NH,HS) as the matmul leaves it; out (B,T,NH,HS) = (B,T,C); lse (B,NH,T): log of the sum of exp of a row's
-// scores, from which backward rebuilds the probabilities p_ij = exp(q_i . k_j / sqrt(HS) - lse_i), j <= i.
+// qkv (B,T,3,NH,HS) as the matmul leaves it; out (B,T,NH,HS) = (B,T,C); lse (B,NH,T): log of the sum of exp
+// of a row's scores, from which backward rebuilds the probabilities p_ij = exp(q_i . k_j / sqrt(HS) - lse_i),
+// j <= i.
 template <typename Real>
 void attention_forward_cpu(Real* out, Real* lse, const Real* qkv, int B, int T, int C, int NH) {
     int HS = C / NH;
     double scale = 1 / std::sqrt((double)HS);
-    #pragma omp parallel for collapse(3)
+#pragma omp parallel for collapse(3)
     for (int b = 0; b < B; b++) {
         for (int h = 0; h < NH; h++) {
             for (int i = 0; i < T; i++) {
-                auto row = [&](int t, int which) { return qkv + ((((int64_t)b * T + t) * 3 + which) * NH + h) * HS; };
+                auto row = [&](int t, int which) {
+                    return qkv + ((((int64_t)b * T + t) * 3 + which) * NH + h) * HS;
+                };
                 std::vector<double> p(i + 1), sum(HS, 0.0);
                 double largest = -INFINITY, total = 0;
                 for (int j = 0; j <= i; j++) {
@@ -245,11 +264,11 @@ void attention_forward_cpu(Real* out, Real* lse, const Real* qkv, int B, int T, 
 // s_ij = q_i . k_j / sqrt(HS) then gives dq_i += ds_ij k_j / sqrt(HS) and dk_j += ds_ij q_i / sqrt(HS).
 // dqkv (B,T,3,NH,HS) is written; dout, out (B,T,NH,HS); lse (B,NH,T).
 template <typename Real>
-void attention_backward_cpu(Real* dqkv, const Real* dout, const Real* qkv, const Real* out, const Real* lse, int B,
-                            int T, int C, int NH) {
+void attention_backward_cpu(Real* dqkv, const Real* dout, const Real* qkv, const Real* out, const Real* lse,
+                            int B, int T, int C, int NH) {
     int HS = C / NH;
     double scale = 1 / std::sqrt((double)HS);
-    #pragma omp parallel for collapse(2)
+#pragma omp parallel for collapse(2)
     for (int b = 0; b < B; b++) {
         for (int h = 0; h < NH; h++) {
             auto at = [&](int t, int which) { return ((((int64_t)b * T + t) * 3 + which) * NH + h) * HS; };
@@ -288,17 +307,17 @@ void attention_backward_cpu(Real* dqkv, const Real* dout, const Real* qkv, const
     }
 }
 
-// ---- GELU, the tanh form --------------------------------------------------------------------------------------------
+// ---- GELU, the tanh form -----------------------------------------------------------------------
 
-// out = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3), written as x / (1 + exp(-2u)): the same number without the
-// cancellation of 1 + tanh. Hendrycks and Gimpel 2016, arXiv:1606.08415. out may alias inp.
+// out = x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3), written as x / (1 + exp(-2u)): the same number
+// without the cancellation of 1 + tanh. Hendrycks and Gimpel 2016, arXiv:1606.08415. out may alias inp.
 constexpr double kGeluScale = 1.5957691216057308;  // 2 sqrt(2/pi): 2u = kGeluScale (x + kGeluCubic x^3)
 constexpr double kGeluCubic = 0.044715;
 constexpr double kGeluLargest = 80;  // exp of it still fits a float, and 1 / (1 + exp(80)) is 0 beside 1
 
 template <typename Real>
 void gelu_forward_cpu(Real* out, const Real* inp, int64_t n) {
-    #pragma omp parallel for simd
+#pragma omp parallel for simd
     for (int64_t i = 0; i < n; i++) {
         Real x = inp[i];
         Real z = (Real)-kGeluScale * (x + (Real)kGeluCubic * x * x * x);
@@ -310,7 +329,7 @@ void gelu_forward_cpu(Real* out, const Real* inp, int64_t n) {
 // With s = 1 / (1 + exp(-2u)), out = x s: d out / dx = s + x s (1 - s) 2 du/dx. dinp may alias dout.
 template <typename Real>
 void gelu_backward_cpu(Real* dinp, const Real* dout, const Real* inp, int64_t n) {
-    #pragma omp parallel for simd
+#pragma omp parallel for simd
     for (int64_t i = 0; i < n; i++) {
         Real x = inp[i];
         Real z = (Real)-kGeluScale * (x + (Real)kGeluCubic * x * x * x);
@@ -322,33 +341,35 @@ void gelu_backward_cpu(Real* dinp, const Real* dout, const Real* inp, int64_t n)
     }
 }
 
-// ---- classifier: softmax and cross-entropy --------------------------------------------------------------------------
+// ---- classifier: softmax and cross-entropy -----------------------------------------------------
 
-// losses (N): -ln of the target's probability, 0 where the target is kIgnoreTarget; predicted (N) or null: the arg max,
-// lowest index first; logits (N,Vp), of which the first V columns count; targets (N) in [0, V) or kIgnoreTarget.
+// losses (N): -ln of the target's probability, 0 where the target is kIgnoreTarget; predicted (N) or null:
+// the arg max, lowest index first; logits (N,Vp), of which the first V columns count; targets (N) in [0, V)
+// or kIgnoreTarget.
 template <typename Real>
-void classifier_forward_cpu(Real* losses, int32_t* predicted, const Real* logits, const int32_t* targets, int64_t N,
-                            int V, int Vp) {
-    #pragma omp parallel for
+void classifier_forward_cpu(Real* losses, int32_t* predicted, const Real* logits, const int32_t* targets,
+                            int64_t N, int V, int Vp) {
+#pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         const Real* x = logits + row * Vp;
         int best = 0;
         for (int v = 1; v < V; v++) { best = x[v] > x[best] ? v : best; }
         if (predicted != nullptr) { predicted[row] = best; }
         double total = 0;
-        #pragma omp simd reduction(+ : total)
+#pragma omp simd reduction(+ : total)
         for (int v = 0; v < V; v++) { total += exp_simd(x[v] - x[best]); }
         bool ignored = targets[row] == kIgnoreTarget;
         losses[row] = ignored ? 0 : (Real)(std::log(total) + (double)x[best] - x[targets[row]]);
     }
 }
 
-// loss = log sum_v exp x_v - x_target, so dx_v = dloss (softmax(x)_v - [v == target]); 0 for ignored rows and for the
-// columns from V on. dloss is the weight of one row in the loss, 1 / (rows that count). dlogits may alias logits.
+// loss = log sum_v exp x_v - x_target, so dx_v = dloss (softmax(x)_v - [v == target]); 0 for ignored rows and
+// for the columns from V on. dloss is the weight of one row in the loss, 1 / (rows that count). dlogits may
+// alias logits.
 template <typename Real>
-void classifier_backward_cpu(Real* dlogits, const Real* logits, const int32_t* targets, double dloss, int64_t N, int V,
-                             int Vp) {
-    #pragma omp parallel for
+void classifier_backward_cpu(Real* dlogits, const Real* logits, const int32_t* targets, double dloss,
+                             int64_t N, int V, int Vp) {
+#pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         const Real* x = logits + row * Vp;
         Real* d = dlogits + row * Vp;
@@ -356,27 +377,28 @@ void classifier_backward_cpu(Real* dlogits, const Real* logits, const int32_t* t
         Real largest = x[0];
         for (int v = 1; v < V; v++) { largest = x[v] > largest ? x[v] : largest; }
         double total = 0;
-        #pragma omp simd reduction(+ : total)
+#pragma omp simd reduction(+ : total)
         for (int v = 0; v < V; v++) { total += d[v] = exp_simd(x[v] - largest); }
         double scale = ignored ? 0 : dloss / total;
-        #pragma omp simd
+#pragma omp simd
         for (int v = 0; v < V; v++) { d[v] = (Real)(d[v] * scale); }
         for (int v = V; v < Vp; v++) { d[v] = 0; }
         if (!ignored) { d[targets[row]] -= (Real)dloss; }
     }
 }
 
-// ---- optimizer ------------------------------------------------------------------------------------------------------
+// ---- optimizer ---------------------------------------------------------------------------------
 
 // the 2-norm of n numbers
 template <typename Real>
 double global_norm_cpu(const Real* x, int64_t n) {
-    constexpr int64_t kChunk = 1 << 16;  // partial sums of fixed chunks, so that the result does not depend on threads
+    constexpr int64_t kChunk =
+        1 << 16;  // partial sums of fixed chunks, so that the result does not depend on threads
     std::vector<double> partial((n + kChunk - 1) / kChunk, 0.0);
-    #pragma omp parallel for
+#pragma omp parallel for
     for (int64_t k = 0; k < (int64_t)partial.size(); k++) {
         double sum = 0;
-        #pragma omp simd reduction(+ : sum)
+#pragma omp simd reduction(+ : sum)
         for (int64_t i = k * kChunk; i < std::min(n, (k + 1) * kChunk); i++) { sum += (double)x[i] * x[i]; }
         partial[k] = sum;
     }
@@ -399,7 +421,7 @@ void adamw_cpu(Real* param, Real* m, Real* v, const Real* grad, int64_t n, const
     Real keep = (Real)(1 - p.lr * p.weight_decay);
     Real beta1 = (Real)p.beta1, beta2 = (Real)p.beta2, new1 = (Real)(1 - p.beta1), new2 = (Real)(1 - p.beta2);
     Real scale = (Real)p.grad_scale, eps = (Real)p.eps;
-    #pragma omp parallel for simd
+#pragma omp parallel for simd
     for (int64_t i = 0; i < n; i++) {
         Real g = scale * grad[i];
         m[i] = beta1 * m[i] + new1 * g;

@@ -1,5 +1,5 @@
-// The plan of a training run: what the options, the data and the machine together mean, worked out, checked and printed
-// before anything large is allocated.
+// The plan of a training run: what the options, the data and the machine together mean, worked out, checked
+// and printed before anything large is allocated.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,27 +14,28 @@ namespace llmc {
 
 struct RunPlan {
     GPT2Config config;
-    std::string model_from;       // "random initialisation", or the file or checkpoint the weights come from
-    std::string model_file;       // "" unless the weights come from a model file
-    std::string checkpoint;       // "" unless the run goes on from one
-    std::string out;              // run folder
-    int64_t rows_per_step = 0;    // windows of seq_len in an optimizer step
+    std::string model_from;     // "random initialisation", or the file or checkpoint the weights come from
+    std::string model_file;     // "" unless the weights come from a model file
+    std::string checkpoint;     // "" unless the run goes on from one
+    std::string out;            // run folder
+    int64_t rows_per_step = 0;  // windows of seq_len in an optimizer step
     int64_t micro_batches = 0;
     int64_t steps = 0;
     int64_t steps_per_epoch = 0;  // rounded down
     Schedule schedule;
-    double flops_per_token = 0;   // forward and backward
+    double flops_per_token = 0;  // forward and backward
 };
 
 // Throws Error(kExitUsage) or Error(kExitBadInput) where options, data and model do not fit together.
 RunPlan make_run_plan(const Options& options, const DataLoader& data);
 
 // what the user sees at start-up
-std::string describe_run(const Options& options, const RunPlan& plan, const DataLoader& data, const ValidationData* val,
-                         const MemoryPlan& memory, const Device& device);
+std::string describe_run(const Options& options, const RunPlan& plan, const DataLoader& data,
+                         const ValidationData* val, const MemoryPlan& memory, const Device& device);
 
-// Throws Error(kExitDevice) if the plan needs more than there is; names what would fit, found through `needs(B)`.
-void require_memory(const MemoryPlan& memory, const Options& options, int64_t (*needs)(const GPT2Config&, int B, int T),
-                    const GPT2Config& config);
+// Throws Error(kExitDevice) if the plan needs more than there is; names what would fit, found through
+// `needs(B)`.
+void require_memory(const MemoryPlan& memory, const Options& options,
+                    int64_t (*needs)(const GPT2Config&, int B, int T), const GPT2Config& config);
 
 }  // namespace llmc

@@ -8,8 +8,9 @@
 
 namespace llmc {
 
-// Token ids compete by exp(logit / temperature); temperature 0 takes the most probable; top_k > 0 keeps the k most
-// probable (and their ties). coin is uniform in [0, 1). The largest logit is subtracted, so nothing overflows.
+// Token ids compete by exp(logit / temperature); temperature 0 takes the most probable; top_k > 0 keeps the k
+// most probable (and their ties). coin is uniform in [0, 1). The largest logit is subtracted, so nothing
+// overflows.
 inline int sample_token(std::span<const float> logits, double temperature, int top_k, double coin) {
     auto largest = std::max_element(logits.begin(), logits.end());
     if (temperature <= 0) { return (int)(largest - logits.begin()); }

@@ -10,7 +10,7 @@ namespace llmc {
 struct Schedule {
     std::string kind = "cosine";  // constant, cosine, linear, wsd
     double peak = 3e-4;
-    double final_fraction = 0;  // of the peak, reached at the last step
+    double final_fraction = 0;  // of the peak, where the schedule would be one step after the last
     int64_t warmup = 0;         // steps
     int64_t steps = 1;          // of the whole run
 
@@ -19,7 +19,9 @@ struct Schedule {
         if (step < warmup) { return peak * (double)(step + 1) / (double)warmup; }
         double lowest = peak * final_fraction;
         double done = std::min(1.0, (double)(step - warmup) / (double)std::max<int64_t>(1, steps - warmup));
-        if (kind == "cosine") { return lowest + (peak - lowest) * 0.5 * (1 + std::cos(3.141592653589793 * done)); }
+        if (kind == "cosine") {
+            return lowest + (peak - lowest) * 0.5 * (1 + std::cos(3.141592653589793 * done));
+        }
         if (kind == "linear") { return peak + (lowest - peak) * done; }
         if (kind == "wsd") {  // stable for 80 % of all steps, then down by 1 - sqrt, arXiv:2405.18392
             double begin = std::max<double>(0.8 * (double)steps, (double)warmup);

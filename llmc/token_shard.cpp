@@ -24,8 +24,11 @@ TokenShard::TokenShard(const std::string& path) : file_(path) {
 void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size) {
     require(!tokens.empty() && tokens.size() <= (size_t)std::numeric_limits<int32_t>::max(),
             "write_token_shard: a shard holds 1 to 2^31 - 1 tokens");
-    require(vocab_size > 0 && vocab_size <= kMaxVocabSize, "write_token_shard: vocab_size must be 1 to 65,536");
-    for (uint16_t token : tokens) { require(token < vocab_size, "write_token_shard: token id >= vocab_size"); }
+    require(vocab_size > 0 && vocab_size <= kMaxVocabSize,
+            "write_token_shard: vocab_size must be 1 to 65,536");
+    for (uint16_t token : tokens) {
+        require(token < vocab_size, "write_token_shard: token id >= vocab_size");
+    }
     int32_t header[kHeaderWords] = {kTokenShardMagic, kTokenShardVersion, (int32_t)tokens.size(), vocab_size};
     FileWriter out(path);
     out.write(header, sizeof(header));

@@ -1,6 +1,6 @@
-// Token shards: a header (magic 20240520, version 1, token count, vocabulary size) and then that many uint16 tokens.
-// The format of llm.c and of the public pre-tokenised data sets; the vocabulary size in header word 3 is ours
-// (0, as in everyone else's files, means GPT-2's 50,257).
+// Token shards: a header (magic 20240520, version 1, token count, vocabulary size) and then that many uint16
+// tokens. The format of llm.c and of the public pre-tokenised data sets; the vocabulary size in header word 3
+// is ours (0, as in everyone else's files, means GPT-2's 50,257).
 #pragma once
 #include <cstdint>
 #include <span>
@@ -14,8 +14,8 @@ constexpr int32_t kTokenShardMagic = 20240520;
 constexpr int32_t kTokenShardVersion = 1;
 constexpr int kGpt2VocabSize = 50257;
 
-// A shard mapped into memory. Throws Error(kExitBadInput) naming the field unless every field and the size are right.
-// Token ids are not scanned here: whoever uses them checks them against the vocabulary.
+// A shard mapped into memory. Throws Error(kExitBadInput) naming the field unless every field and the size
+// are right. Token ids are not scanned here: whoever uses them checks them against the vocabulary.
 class TokenShard {
 public:
     explicit TokenShard(const std::string& path);

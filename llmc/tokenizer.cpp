@@ -113,9 +113,10 @@ const std::string& Tokenizer::decode(int id) const {
 
 std::vector<int> Tokenizer::encode(const std::string& text) const {
     if (!bytes_) {
-        throw Error(kExitUsage, "a prompt needs the byte-level tokenizer for now: a tokenizer file says what "
-                                "the ids mean, not how to cut a text into them. Leave the prompt out, or "
-                                "train on byte-level shards (data/make_shards).");
+        throw Error(kExitUsage,
+                    "a prompt needs the byte-level tokenizer for now: a tokenizer file says what "
+                    "the ids mean, not how to cut a text into them. Leave the prompt out, or "
+                    "train on byte-level shards (data/make_shards).");
     }
     std::vector<int> ids;
     for (char c : text) { ids.push_back((uint8_t)c); }

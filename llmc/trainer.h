@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "llmc/philox.h"
 #include "llmc/run_plan.h"
 #include "llmc/sampler.h"
+#include "llmc/stop_signal.h"
 #include "llmc/tokenizer.h"
 #include "llmc/val_info.h"
 
@@ -30,9 +32,15 @@ template <typename Model>
 class Trainer {
 public:
     explicit Trainer(const Options& options)
-        : o_(options), data_(o_.train_data, o_.seq_len, o_.seed), plan_(make_run_plan(o_, data_)),
-          tokenizer_(choose_tokenizer()), line_(o_.quiet, o_.log_every) {
+        : o_(options),
+          data_(o_.train_data, o_.seq_len, o_.seed),
+          plan_(make_run_plan(o_, data_)),
+          tokenizer_(choose_tokenizer()),
+          line_(o_.quiet, o_.log_every) {
+        check_tokens(ShardSet(o_.train_data));
         if (!o_.val_data.empty()) { open_validation(); }
+        start_text_ = {end_of_text()};
+        if (o_.sample_every > 0 && !o_.prompt.empty()) { append_prompt(); }
     }
 
     // the whole run; returns the program's exit code
@@ -41,41 +49,56 @@ public:
         Device device = Model::device();
         peak_flops_ = device.peak_flops;
         std::printf("%s\n", describe_run(o_, plan_, data_, val_ ? &*val_ : nullptr, memory, device).c_str());
-        require_memory(memory, o_, [](const GPT2Config& c, int B, int T) { return Model::plan(c, B, T).total(); },
-                       plan_.config);
+        require_memory(
+            memory, o_, [](const GPT2Config& c, int B, int T) { return Model::plan(c, B, T).total(); },
+            plan_.config);
         if (o_.dry_run) { return kExitDone; }
+        make_writable_folder(plan_.out);
+        if (!goes_on()) { require_no_run(plan_.out); }
         Model model(plan_.config, o_.batch, o_.seq_len);
         int64_t first = start(model);
         last_result_ = Clock::now();
         std::vector<Batch> batches(plan_.micro_batches);
         for (int64_t step = first; step < plan_.steps; step++) {
-            bool last = step + 1 == plan_.steps;
-            if (due(step, o_.val_every) && !last) { validate(model, step); }
-            if (due(step, o_.sample_every) && !last) { sample(model, step); }
+            if (due(step, o_.val_every)) { validate(model, step); }
+            if (due(step, o_.sample_every)) { sample(model, step); }
             for (int64_t k = 0; k < plan_.micro_batches; k++) {
                 data_.read(step * plan_.rows_per_step + k * o_.batch, o_.batch, &batches[k]);
             }
             model.enqueue_step(batches, step_params(step));
             while (auto result = model.poll()) { report(*result); }
+            data_.prefetch((step + 1) * plan_.rows_per_step, (int)plan_.rows_per_step);
+            if (stop_requested) { return stop(model, step + 1); }
             if (due(step + 1, o_.save_every)) { save(model, step + 1); }
         }
-        model.finish();
-        while (auto result = model.poll()) { report(*result); }
+        drain(model);
         return finish(model);
     }
 
 private:
     using Clock = std::chrono::steady_clock;
-    static double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+    static double seconds_since(Clock::time_point t) {
+        return std::chrono::duration<double>(Clock::now() - t).count();
+    }
     static bool due(int64_t step, int64_t every) { return every > 0 && step > 0 && step % every == 0; }
+
+    // A token id outside the vocabulary should stop a run before it starts. Larger sets are checked as they
+    // are read: to scan them would take longer than a third of a second.
+    static void check_tokens(const ShardSet& set) {
+        for (size_t s = 0; s < set.shards().size() && set.begin(s + 1) <= (1 << 28); s++) {
+            set.tokens(set.begin(s), set.begin(s + 1) - set.begin(s));
+        }
+    }
 
     std::optional<Tokenizer> choose_tokenizer() const {
         if (!o_.tokenizer.empty()) {
             Tokenizer t = Tokenizer::load(o_.tokenizer);
             if (t.vocab_size() != data_.vocab_size()) {
-                throw Error(kExitBadInput, strf("%s has %d tokens, %s a vocabulary of %d. Give the tokenizer that made the "
-                                                "shards.", o_.tokenizer.c_str(), t.vocab_size(), o_.train_data.c_str(),
-                                                data_.vocab_size()));
+                throw Error(
+                    kExitBadInput,
+                    strf("%s has %d tokens, %s a vocabulary of %d. Give the tokenizer that made the "
+                         "shards.",
+                         o_.tokenizer.c_str(), t.vocab_size(), o_.train_data.c_str(), data_.vocab_size()));
             }
             return t;
         }
@@ -85,43 +108,79 @@ private:
 
     // by convention the end of text is the last token, in GPT-2's vocabulary and in the byte-level one
     int end_of_text() const {
-        return tokenizer_ && tokenizer_->end_of_text() >= 0 ? tokenizer_->end_of_text() : data_.vocab_size() - 1;
+        return tokenizer_ && tokenizer_->end_of_text() >= 0 ? tokenizer_->end_of_text()
+                                                            : data_.vocab_size() - 1;
     }
 
     void open_validation() {
-        bool fit = o_.val_align == "document" ||
-                   (o_.val_align == "auto" && ValidationData::documents_fit(o_.val_data, o_.seq_len, end_of_text()));
-        val_.emplace(o_.val_data, o_.seq_len, fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow,
-                     end_of_text(), o_.val_tokens);
+        bool fit =
+            o_.val_align == "document" ||
+            (o_.val_align == "auto" && ValidationData::documents_fit(o_.val_data, o_.seq_len, end_of_text()));
+        val_.emplace(o_.val_data, o_.seq_len,
+                     fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow, end_of_text(),
+                     o_.val_tokens);
         if (val_->vocab_size() != data_.vocab_size()) {
-            throw Error(kExitBadInput, strf("%s has a vocabulary of %d, %s of %d: they cannot be used together.",
-                                            o_.val_data.c_str(), val_->vocab_size(), o_.train_data.c_str(),
-                                            data_.vocab_size()));
+            throw Error(
+                kExitBadInput,
+                strf("%s has a vocabulary of %d, %s of %d: they cannot be used together. Make both "
+                     "with one tokenizer.",
+                     o_.val_data.c_str(), val_->vocab_size(), o_.train_data.c_str(), data_.vocab_size()));
         }
         ShardSet shards(o_.val_data);
+        check_tokens(shards);
         if (shards.shards().size() == 1 && o_.val_tokens < 0) {
             info_ = read_val_info(shards.shards()[0].path(), shards.num_tokens());
+            hits_.resize(shards.num_tokens());
         }
     }
 
-    // makes the run folder and brings the weights in; returns the first step to do
+    void append_prompt() {
+        if (!tokenizer_) {
+            throw Error(
+                kExitUsage,
+                strf("--prompt: %s has a vocabulary of %d, and only byte-level text (%d) can be encoded. "
+                     "Leave --prompt out.",
+                     o_.train_data.c_str(), data_.vocab_size(), kByteVocabSize));
+        }
+        for (int id : tokenizer_->encode(o_.prompt)) { start_text_.push_back(id); }
+    }
+
+    // whether this run adds to the log in its folder; a checkpoint of another folder starts a new log
+    bool goes_on() const {
+        std::error_code ignored;
+        std::filesystem::path parent =
+            std::filesystem::path(plan_.checkpoint + "/.").lexically_normal().parent_path();
+        return o_.resume == "auto" ||
+               (o_.resume != "none" && std::filesystem::equivalent(parent / "..", plan_.out, ignored));
+    }
+
+    // brings the weights in and opens the log; returns the first step to do
     int64_t start(Model& model) {
-        auto write = [&](State s, int tensor, int64_t first, std::span<const float> x) { model.load(s, tensor, first, x); };
+        auto write = [&](State s, int tensor, int64_t first, std::span<const float> x) {
+            model.load(s, tensor, first, x);
+        };
         int64_t first = 0;
         model.init(o_.seed);
         if (!plan_.checkpoint.empty()) {
             TrainingState state = load_checkpoint(plan_.checkpoint, write);
             if (state.seed != o_.seed) {
-                throw Error(kExitUsage, strf("%s was made with --seed %llu; go on with the same", plan_.checkpoint.c_str(),
-                                             (unsigned long long)state.seed));
+                throw Error(kExitUsage,
+                            strf("%s was made with --seed %llu, not %llu: the order of the data depends on "
+                                 "it. Go on with --seed %llu.",
+                                 plan_.checkpoint.c_str(), (unsigned long long)state.seed,
+                                 (unsigned long long)o_.seed, (unsigned long long)state.seed));
+            }
+            if (state.step > plan_.steps) {
+                throw Error(kExitUsage,
+                            strf("%s: found step %lld, expected at most --steps %lld. Give more --steps.",
+                                 plan_.checkpoint.c_str(), (long long)state.step, (long long)plan_.steps));
             }
             model.set_updates(state.updates);
             first = state.step;
         } else if (!plan_.model_file.empty()) {
             load_model(ModelFile(plan_.model_file), write);
         }
-        make_writable_folder(plan_.out);
-        log_.emplace(plan_.out, o_.resume == "none" ? -1 : first);
+        log_.emplace(plan_.out, goes_on() ? first : -1);
         FileWriter config(plan_.out + "/config.toml");
         config.write(o_.resolved.data(), o_.resolved.size());
         config.commit();
@@ -137,19 +196,26 @@ private:
         last_result_ = Clock::now();
         train_seconds_ += ms / 1e3;
         steps_done_++;
-        double lr = plan_.schedule(r.step), tokens_per_s = (double)(plan_.rows_per_step * o_.seq_len) / ms * 1e3;
+        double lr = plan_.schedule(r.step),
+               tokens_per_s = (double)(plan_.rows_per_step * o_.seq_len) / ms * 1e3;
         log_->step(r.step, r.loss, r.grad_norm, lr, ms, tokens_per_s);
         skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + 1 : 0;
         double left = (double)(plan_.steps - r.step - 1) * train_seconds_ / (double)steps_done_;
         std::string peak = "n/a";
-        if (peak_flops_ > 0) { peak = strf("%.0f", 100 * plan_.flops_per_token * tokens_per_s / peak_flops_); }
-        line_.show(r.step + 1, strf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | %s%% of peak "
-                                    "| ETA %s%s", (long long)r.step + 1, (long long)plan_.steps, r.loss, r.grad_norm, lr,
-                                    ms, tokens_per_s, peak.c_str(), duration_text(left).c_str(),
-                                    r.skipped ? " | SKIPPED: not finite" : ""));
+        if (peak_flops_ > 0) {
+            peak = strf("%.0f", 100 * plan_.flops_per_token * tokens_per_s / peak_flops_);
+        }
+        line_.show(
+            r.step + 1,
+            strf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | %s%% of peak "
+                 "| ETA %s%s",
+                 (long long)r.step + 1, (long long)plan_.steps, r.loss, r.grad_norm, lr, ms, tokens_per_s,
+                 peak.c_str(), duration_text(left).c_str(), r.skipped ? " | SKIPPED: not finite" : ""));
         if (skipped_in_a_row_ >= kMostSkippedSteps) {
-            throw Error(kExitDiverged, strf("step %lld: loss or gradient norm was not finite %d times in a row. Lower --lr, "
-                                            "or lengthen --warmup.", (long long)r.step, kMostSkippedSteps));
+            throw Error(kExitDiverged,
+                        strf("step %lld: loss or gradient norm was not finite %d times in a row. Lower --lr, "
+                             "or lengthen --warmup.",
+                             (long long)r.step, kMostSkippedSteps));
         }
     }
 
@@ -174,7 +240,6 @@ private:
     }
 
     void collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e) {
-        hits_.resize(ShardSet(o_.val_data).num_tokens());
         for (int64_t i = 0; i < (int64_t)batch.targets.size(); i++) {
             int64_t row = first_row + i / batch.T;
             if (batch.targets[i] == kIgnoreTarget) { continue; }
@@ -190,11 +255,7 @@ private:
 
     // a continuation of the prompt, up to sample_tokens or the end of the text
     std::string generate(Model& model, int64_t step, int number) {
-        std::vector<int> text = {end_of_text()};
-        if (!o_.prompt.empty()) {
-            if (!tokenizer_) { throw Error(kExitUsage, "--prompt needs a tokenizer: give --tokenizer FILE"); }
-            for (int id : tokenizer_->encode(o_.prompt)) { text.push_back(id); }
-        }
+        std::vector<int> text = start_text_;
         for (int k = 0; k < o_.sample_tokens; k++) {
             Batch batch;
             batch.B = 1;
@@ -202,7 +263,8 @@ private:
             batch.tokens.assign(text.end() - batch.T, text.end());
             batch.targets.assign(batch.T, kIgnoreTarget);
             model.evaluate(batch);
-            uint32_t bits = random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0];
+            uint32_t bits =
+                random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0];
             text.push_back(sample_token(model.logits_last(), o_.temperature, o_.top_k, to_uniform(bits)));
             if (text.back() == end_of_text()) { break; }
         }
@@ -222,11 +284,14 @@ private:
 
     void save(Model& model, int64_t step) {
         drain(model);
-        auto read = [&](State s, int tensor, int64_t first, std::span<float> x) { model.save(s, tensor, first, x); };
+        auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
+            model.save(s, tensor, first, x);
+        };
         try {
             save_checkpoint(plan_.out, plan_.config, {step, model.updates(), o_.seed}, read);
             save_failed_ = false;
-            line_.message(strf("step %lld | saved %s/step_%08lld", (long long)step, plan_.out.c_str(), (long long)step));
+            line_.message(strf("step %lld | saved %s/step_%08lld", (long long)step, plan_.out.c_str(),
+                               (long long)step));
         } catch (const Error& e) {  // what is on disk is untouched: go on, and say so at the end
             save_failed_ = true;
             line_.message(strf("step %lld | SAVE FAILED: %s", (long long)step, e.what()));
@@ -234,15 +299,25 @@ private:
         last_result_ = Clock::now();
     }
 
+    // a signal asked for it: save and leave; --resume auto goes on from here
+    int stop(Model& model, int64_t steps) {
+        save(model, steps);
+        line_.message("stopped by a signal; go on with --resume auto --out " + plan_.out);
+        return save_failed_ ? kExitSaveFailed : kExitPreempted;
+    }
+
     // the end: validation, samples, the model; the exit code
     int finish(Model& model) {
+        if (steps_done_ > 0 && !due(plan_.steps, o_.save_every)) { save(model, plan_.steps); }
         double loss = validate(model, plan_.steps);
         if (o_.sample_every > 0) {
             for (int number = 1; number <= 3; number++) {
                 line_.message(strf("sample %d: %s\n", number, generate(model, plan_.steps, number).c_str()));
             }
         }
-        auto read = [&](State s, int tensor, int64_t first, std::span<float> x) { model.save(s, tensor, first, x); };
+        auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
+            model.save(s, tensor, first, x);
+        };
         try {
             write_model_file(plan_.out + "/model.bin", plan_.config, kModelFp32, read);
             line_.message("saved " + plan_.out + "/model.bin");
@@ -250,11 +325,12 @@ private:
             save_failed_ = true;
             line_.message(std::string("SAVE FAILED: ") + e.what());
         }
-        line_.message(strf("trained %lld steps in %s", (long long)steps_done_, duration_text(train_seconds_).c_str()));
+        line_.message(
+            strf("trained %lld steps in %s", (long long)steps_done_, duration_text(train_seconds_).c_str()));
         if (info_) { print_probes(); }
         if (info_) {
-            line_.message(strf("val loss %.4f nats/token, source entropy %.4f, ratio %.3f", loss, info_->entropy,
-                               loss / info_->entropy));
+            line_.message(strf("val loss %.4f nats/token, source entropy %.4f, ratio %.3f", loss,
+                               info_->entropy, loss / info_->entropy));
         } else if (val_) {
             line_.message(strf("val loss %.4f nats/token", loss));
         }
@@ -270,7 +346,8 @@ private:
                 right += all;
             }
             line_.message(strf("accuracy on %s: %.1f %% of %zu", probe.name.c_str(),
-                               100.0 * (double)right / (double)std::max<size_t>(1, probe.spans.size()), probe.spans.size()));
+                               100.0 * (double)right / (double)std::max<size_t>(1, probe.spans.size()),
+                               probe.spans.size()));
         }
     }
 
@@ -280,7 +357,8 @@ private:
     std::optional<Tokenizer> tokenizer_;
     std::optional<ValidationData> val_;
     std::optional<ValInfo> info_;
-    std::vector<bool> hits_;  // by position in the validation shard: was this token predicted right?
+    std::vector<bool> hits_;       // by position in the validation shard: was this token predicted right?
+    std::vector<int> start_text_;  // of samples: the end of another text, then the prompt
     std::optional<RunLog> log_;
     StepLine line_;
     Clock::time_point last_result_;

@@ -1,7 +1,8 @@
-// What is known about a validation shard: see val_info.h. Read event by event (SAX), so that no file can make it build
-// more than the lists asked for.
+// What is known about a validation shard: see val_info.h. Read event by event (SAX), so that no file can make
+// it build more than the lists asked for.
 #include "llmc/val_info.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -22,12 +23,18 @@ public:
     ValInfo info;
     std::string problem;
 
-    bool start_object(size_t) override { return ++objects_ <= 2 || refuse("an object inside 'probes'"); }
+    bool start_object(size_t) override {
+        objects_++;
+        return objects_ == 1 || (objects_ == 2 && arrays_ == 0 && key_ == "probes") ||
+               refuse("an object outside 'probes'");
+    }
     bool end_object() override { return objects_-- > 0; }
     bool key(string_t& name) override {
         key_ = name;
         if (objects_ == 2) { info.probes.push_back({name, {}}); }
-        return true;
+        // names go to the terminal, which control characters could drive
+        auto control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+        return std::none_of(name.begin(), name.end(), control) || refuse("a name with control characters");
     }
     bool start_array(size_t) override {
         pair_.clear();
@@ -41,7 +48,9 @@ public:
         return good || refuse("a probe that is not [position, length] inside the shard");
     }
     bool number_integer(int64_t n) override { return number(n, (double)n); }
-    bool number_unsigned(uint64_t n) override { return number((int64_t)std::min<uint64_t>(n, INT64_MAX), (double)n); }
+    bool number_unsigned(uint64_t n) override {
+        return number((int64_t)std::min<uint64_t>(n, INT64_MAX), (double)n);
+    }
     bool number_float(double x, const string_t&) override { return number(-1, x); }
     bool null() override { return refuse("null"); }
     bool boolean(bool) override { return refuse("a boolean"); }
@@ -57,9 +66,18 @@ private:
         return false;
     }
     bool number(int64_t whole, double x) {
-        if (arrays_ == 2) { pair_.push_back(whole); }
-        if (objects_ == 1 && key_ == "entropy_nats_per_token") { info.entropy = x; }
-        return pair_.size() <= 2 || refuse("a list of more than two numbers");
+        if (objects_ == 2) {
+            pair_.push_back(whole);
+            return (arrays_ == 2 && pair_.size() <= 2) ||
+                   refuse("a number that is not in a [position, length]");
+        }
+        if (key_ == "probes") { return refuse("a number for 'probes'"); }
+        if (key_ == "entropy_nats_per_token") { info.entropy = x; }
+        if (key_ == "tokens" && whole != num_tokens_ - 1) {
+            return refuse(
+                strf("tokens = %.15g for a shard that has %lld to predict", x, (long long)num_tokens_ - 1));
+        }
+        return true;
     }
     int64_t num_tokens_;
     int objects_ = 0, arrays_ = 0;
@@ -71,8 +89,10 @@ private:
 
 std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_tokens) {
     std::string path = std::filesystem::path(shard_path).replace_extension(".json").string();
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) { return std::nullopt; }
     std::ifstream in(path, std::ios::binary);
-    if (!in) { return std::nullopt; }
+    if (!in) { throw Error(kExitBadInput, path + ": cannot be read. Allow that, or remove it."); }
     Handler handler(num_tokens);
     bool whole = json::sax_parse(in, &handler);
     if (whole && !(std::isfinite(handler.info.entropy) && handler.info.entropy > 0)) {
@@ -80,9 +100,10 @@ std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_
         handler.problem = "no positive entropy_nats_per_token";
     }
     if (!whole) {
-        throw Error(kExitBadInput, strf("%s: found %s, expected {\"entropy_nats_per_token\": Y, \"probes\": {...}} as "
-                                        "data/make_corpus writes it. Make it again, or remove it.", path.c_str(),
-                                        handler.problem.c_str()));
+        throw Error(kExitBadInput,
+                    strf("%s: found %s, expected {\"entropy_nats_per_token\": Y, \"probes\": {...}} as "
+                         "data/make_corpus writes it. Make it again, or remove it.",
+                         path.c_str(), handler.problem.c_str()));
     }
     return handler.info;
 }

@@ -1,6 +1,9 @@
-// What is known about a validation shard beyond its tokens: data/make_corpus writes it beside the shard, as NAME.json.
+// What is known about a validation shard beyond its tokens: data/make_corpus writes it beside the shard, as
+// NAME.json.
 //   {"entropy_nats_per_token": Y, "tokens": N, "probes": {"sums": [[position, length], ...], ...}}
-// A probe is a span of tokens that the text before it determines: a model that has understood predicts each of them.
+// N is the number of tokens to predict, all of the shard's but the first; N and probes may be left out.
+// A probe is a span of tokens that the text before it determines: a model that has understood predicts each
+// of them.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -19,7 +22,8 @@ struct ValInfo {
     std::vector<Probe> probes;
 };
 
-// The file beside the shard, or nothing if there is none. Throws Error(kExitBadInput) if it is there and not as above.
+// The file beside the shard, or nothing if there is none. Throws Error(kExitBadInput) if it is there and not
+// as above.
 std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_tokens);
 
 }  // namespace llmc

@@ -1,6 +1,7 @@
 // Times one training step of the CPU model, and how much of it is spent inside BLAS calls.
 //   make build/dev/cpu/gpt2_step && build/dev/cpu/gpt2_step [layers heads channels vocab B T steps]
-// Default: 6 6 384 257 4 256 20. Prints medians; scripts/bench_pytorch_cpu.py times PyTorch on the same shape.
+// Default: 6 6 384 257 4 256 20. Prints medians; scripts/bench_pytorch_cpu.py times PyTorch on the same
+// shape.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -34,14 +35,15 @@ int main(int argc, char** argv) {
         double blas = blas_seconds();
         model.enqueue_step(std::span(&batch, 1), {step, 1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0});
         if (step < 0) { continue; }
-        step_ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+        step_ms.push_back(
+            std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
         blas_ms.push_back((blas_seconds() - blas) * 1e3);
     }
     std::nth_element(step_ms.begin(), step_ms.begin() + steps / 2, step_ms.end());
     std::nth_element(blas_ms.begin(), blas_ms.begin() + steps / 2, blas_ms.end());
     double step = step_ms[steps / 2], blas = blas_ms[steps / 2];
-    std::printf("%s\n%d layers, %d channels, vocabulary %d, B %d, T %d, %d threads\n", blas_name(), layers, channels, vocab,
-                B, T, blas_threads());
-    std::printf("step %.1f ms | inside BLAS %.1f ms | step / BLAS %.3f | %.0f tokens/s\n", step, blas, step / blas,
-                B * T / step * 1e3);
+    std::printf("%s\n%d layers, %d channels, vocabulary %d, B %d, T %d, %d threads\n", blas_name(), layers,
+                channels, vocab, B, T, blas_threads());
+    std::printf("step %.1f ms | inside BLAS %.1f ms | step / BLAS %.3f | %.0f tokens/s\n", step, blas,
+                step / blas, B * T / step * 1e3);
 }

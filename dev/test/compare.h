@@ -2,12 +2,12 @@
 // names layer, tensor, shape and index:
 //   layernorm_backward dinp N=3 C=65 at 17: found .. expected .. bound ..
 #pragma once
+#include <omp.h>
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <omp.h>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -94,7 +94,7 @@ private:
     int before_;
 };
 
-// ---- gradients by central differences -----------------------------------------------------------
+// ---- gradients by central differences ----------------------------------------------------------
 
 // The function that is differentiated: L = sum of out * dout, whose gradient with respect to out is dout.
 struct Loss {

@@ -1,11 +1,11 @@
 // Damaged and hostile files: every truncation and every wrong field of a token shard and of a tokenizer file
 // is refused with exit code 3 and a message that names file and field. All exact.
+#include <sys/stat.h>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <random>
 #include <string>
-#include <sys/stat.h>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -30,8 +30,12 @@ std::string good_tokenizer() {
     return header_bytes({20240328, 2, 5, 4}) + "\1a\2bc\3def\1\n\x0d<|endoftext|>";
 }
 
-Error shard_error(const std::string& path) { return error_of([&] { TokenShard shard(path); }); }
-Error tokenizer_error(const std::string& path) { return error_of([&] { Tokenizer::load(path); }); }
+Error shard_error(const std::string& path) {
+    return error_of([&] { TokenShard shard(path); });
+}
+Error tokenizer_error(const std::string& path) {
+    return error_of([&] { Tokenizer::load(path); });
+}
 
 // a header word that is wrong, and how the error must call it
 struct WrongField {

@@ -1,10 +1,10 @@
 // Tests of the data loader: shards, the training order, validation rows. All exact.
+#include <unistd.h>
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <set>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -128,9 +128,8 @@ TEST_CASE("shard set: vocabularies that disagree") {
     write_bytes(folder / "b.bin", header_bytes({20240520, 1, 50}) + token_bytes(ascending(50, 0)));
     const Error training = error_of([&] { DataLoader(folder / "*.bin", 4, 1); });
     check_error(training, kExitBadInput, {folder / "a.bin", folder / "b.bin", "257", "50257"});
-    const Error validation = error_of([&] {
-        ValidationData(folder / "*.bin", 4, ValidationData::Align::kWindow, 256, -1);
-    });
+    const Error validation =
+        error_of([&] { ValidationData(folder / "*.bin", 4, ValidationData::Align::kWindow, 256, -1); });
     check_error(validation, kExitBadInput, {folder / "a.bin", folder / "b.bin", "257", "50257"});
 }
 
@@ -425,10 +424,9 @@ TEST_CASE("validation: shards that begin or end in a document, or have none; two
     write_token_shard(folder / "c.bin", Tokens{4, 5, 6, 7}, 257);
     const int I = kIgnoreTarget;
     const ValidationData data(folder / "*.bin", 3, Align::kDocument, e, -1);
-    CHECK(rows_of(data, 0, 4, 2) == std::vector<std::vector<int32_t>>{{1, 2, 0, 2, e, I},
-                                                                      {e, 0, 0, e, I, I},
-                                                                      {e, 0, 0, 3, I, I},
-                                                                      {4, 5, 6, 5, 6, 7}});
+    CHECK(rows_of(data, 0, 4, 2) ==
+          std::vector<std::vector<int32_t>>{
+              {1, 2, 0, 2, e, I}, {e, 0, 0, e, I, I}, {e, 0, 0, 3, I, I}, {4, 5, 6, 5, 6, 7}});
     CHECK(data.num_targets() == 7);
     CHECK(data.row_position(3) == 6);
     CHECK(ValidationData::documents_fit(folder / "*.bin", 3, e));

@@ -1,5 +1,7 @@
 // What tests of files share: a folder that goes away, files made byte by byte, the error that a call throws.
 #pragma once
+#include <stdlib.h>
+#include <unistd.h>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -7,9 +9,7 @@
 #include <fstream>
 #include <initializer_list>
 #include <sstream>
-#include <stdlib.h>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -73,9 +73,7 @@ template <typename Call>
 Error error_of(Call&& call) {
     try {
         call();
-    } catch (const Error& e) {
-        return e;
-    }
+    } catch (const Error& e) { return e; }
     return Error(kExitDone, "(no error)");
 }
 

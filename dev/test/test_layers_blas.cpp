@@ -43,7 +43,7 @@ Floats without_gaps(const std::string& name, const Floats& x, int N, int OC, int
 
 }  // namespace
 
-// ---- matmul -------------------------------------------------------------------------------------
+// ---- matmul ------------------------------------------------------------------------------------
 
 TEST_CASE("matmul_forward_blas: against the reference, rows of out further apart too") {
     struct {
@@ -101,7 +101,7 @@ TEST_CASE("matmul_backward_blas: against the reference, rows of dout further apa
     }
 }
 
-// ---- attention ----------------------------------------------------------------------------------
+// ---- attention ---------------------------------------------------------------------------------
 
 namespace {
 
@@ -211,7 +211,7 @@ TEST_CASE("attention_blas: against the reference, around the blocks of 128 queri
     }
 }
 
-// ---- exp ----------------------------------------------------------------------------------------
+// ---- exp ---------------------------------------------------------------------------------------
 
 TEST_CASE("exp_simd(float): within 2 ulp from -87 to 88") {
     Floats x;

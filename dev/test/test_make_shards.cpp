@@ -1,13 +1,13 @@
 // Tests of data/make_shards, run as a user runs it: $PLUMB_BIN_DIR/data/make_shards, or ./data/make_shards.
-#include <algorithm>
-#include <csignal>
-#include <cstdio>
 #include <fcntl.h>
-#include <random>
-#include <string>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <random>
+#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -98,8 +98,8 @@ TEST_CASE("make_shards: what a document is") {
         CHECK(names_in(folder / "o") == std::vector<std::string>{"text_train_000000.bin"});
         return documents_of(out + "_train_*.bin");
     };
-    const Documents lines = {"\n \nOne\n", "line\n\n\n", "  Two\n \t\r\n", "Three\n", "   indented\n\n",
-                             "last, no newline"};
+    const Documents lines = {"\n \nOne\n", "line\n\n\n",      "  Two\n \t\r\n",
+                             "Three\n",    "   indented\n\n", "last, no newline"};
     CHECK(documents("") == Documents{text});
     CHECK(documents("--documents file") == Documents{text});
     CHECK(documents("--documents paragraph") ==

@@ -1,8 +1,8 @@
 // Tests of the option parser: defaults, every alias, config files and their round trip, --help, each kind of
 // error by hand (test_options_generated.cpp makes many more).
+#include <unistd.h>
 #include <random>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -70,12 +70,48 @@ TEST_CASE("options: no arguments give the defaults of options.h") {
 }
 
 TEST_CASE("options: every field is set by its long name") {
-    Options o = parse({"--train-data", "a*.bin", "--val-data=b.bin", "--tokenizer", "t.bin", "--layers", "3",
-                       "--heads", "2", "--channels", "64", "--max-seq-len", "128", "--batch=2",
-                       "--seq-len", "32", "--total-batch", "256", "--steps", "-1", "--lr", "1e-3",
-                       "--warmup", "7", "--final-lr-fraction", ".5", "--schedule", "wsd",
-                       "--weight-decay", "0.1", "--beta1", "0", "--beta2", "0.99", "--eps", "1e-6",
-                       "--clip", "0", "--val-every", "0", "--val-tokens", "640"});
+    Options o = parse({"--train-data",
+                       "a*.bin",
+                       "--val-data=b.bin",
+                       "--tokenizer",
+                       "t.bin",
+                       "--layers",
+                       "3",
+                       "--heads",
+                       "2",
+                       "--channels",
+                       "64",
+                       "--max-seq-len",
+                       "128",
+                       "--batch=2",
+                       "--seq-len",
+                       "32",
+                       "--total-batch",
+                       "256",
+                       "--steps",
+                       "-1",
+                       "--lr",
+                       "1e-3",
+                       "--warmup",
+                       "7",
+                       "--final-lr-fraction",
+                       ".5",
+                       "--schedule",
+                       "wsd",
+                       "--weight-decay",
+                       "0.1",
+                       "--beta1",
+                       "0",
+                       "--beta2",
+                       "0.99",
+                       "--eps",
+                       "1e-6",
+                       "--clip",
+                       "0",
+                       "--val-every",
+                       "0",
+                       "--val-tokens",
+                       "640"});
     CHECK(o.train_data == "a*.bin");
     CHECK(o.val_data == "b.bin");
     CHECK(o.tokenizer == "t.bin");
@@ -96,10 +132,13 @@ TEST_CASE("options: every field is set by its long name") {
     CHECK(o.clip == 0);
     CHECK(o.val_every == 0);
     CHECK(o.val_tokens == 640);
-    o = parse({"--val-align", "document", "--sample-every", "0", "--sample-tokens", "9",
-               "--temperature", "0.7", "--top-k", "40", "--prompt", "-- no", "--out", "o",
-               "--save-every", "5", "--resume", "o/step_5", "--log-every", "3", "--quiet",
-               "--dry-run", "--seed", "18446744073709551615", "--steps=-1"});
+    o = parse({"--val-align",     "document",  "--sample-every", "0",
+               "--sample-tokens", "9",         "--temperature",  "0.7",
+               "--top-k",         "40",        "--prompt",       "-- no",
+               "--out",           "o",         "--save-every",   "5",
+               "--resume",        "o/step_5",  "--log-every",    "3",
+               "--quiet",         "--dry-run", "--seed",         "18446744073709551615",
+               "--steps=-1"});
     CHECK(o.val_align == "document");
     CHECK(o.sample_every == 0);
     CHECK(o.sample_tokens == 9);
@@ -130,9 +169,10 @@ TEST_CASE("options: each alias sets what its long name sets") {
     }
     CHECK(aliases == 18);  // -i -j -e -o -b -t -d -x -l -u -q -c -v -m -s -g -n -k
     CHECK(parse({"-k", "linear"}).schedule == "linear");
-    Options o = parse({"-i", "I", "-j", "J", "-e", "gpt2:d24", "-o", "O", "-b", "2", "-t", "64", "-d", "256",
-                       "-x", "-1", "-l", "0.5", "-u", "6", "-q", "0.25", "-c", "0.75", "-v", "11",
-                       "-m", "3", "-s", "12", "-g", "13", "-n", "14", "-k", "constant", "-y", "1"});
+    Options o =
+        parse({"-i",  "I",  "-j", "J",  "-e",  "gpt2:d24", "-o", "O",  "-b",   "2",        "-t",   "64", "-d",
+               "256", "-x", "-1", "-l", "0.5", "-u",       "6",  "-q", "0.25", "-c",       "0.75", "-v", "11",
+               "-m",  "3",  "-s", "12", "-g",  "13",       "-n", "14", "-k",   "constant", "-y",   "1"});
     CHECK(o.train_data == "I");
     CHECK(o.val_data == "J");
     CHECK(o.model == "gpt2:d24");
@@ -159,8 +199,9 @@ TEST_CASE("options: each alias sets what its long name sets") {
 }
 
 TEST_CASE("options: llm.c's other options are accepted where they ask for nothing, else refused by name") {
-    CHECK(parse({"-z", "0", "-r", "0", "-a", "0", "-f", "0", "-w", "1", "-ge", "0", "-lg", "-1", "-nk", "0",
-                 "-nm", "0", "-sl", "0", "-sg", "0.0", "-pn", "1", "-pr", "0", "-pg", "8", "-pi", "mpi"})
+    CHECK(parse({"-z",  "0",   "-r",  "0",  "-a",  "0", "-f",  "0", "-w",  "1",
+                 "-ge", "0",   "-lg", "-1", "-nk", "0", "-nm", "0", "-sl", "0",
+                 "-sg", "0.0", "-pn", "1",  "-pr", "0", "-pg", "8", "-pi", "mpi"})
               .resolved == parse({}).resolved);
     for (const LlmcOption& option : kLlmcTable) {
         check_bad({option.name, "5"}, {option.name, "'5'", "is not part of this program yet"});
@@ -255,8 +296,8 @@ TEST_CASE("options: each kind of error") {
 }
 
 TEST_CASE("options: values that begin with a dash, and odd texts, arrive as they are") {
-    for (const char* text : {"-1", "-hello", "[a,b]", "{}", "%%", "a b", " ", "\"", "'q'", "a=b", "=",
-                             "# no", "-- a", "\xff\xfe", "--a text"}) {
+    for (const char* text : {"-1", "-hello", "[a,b]", "{}", "%%", "a b", " ", "\"", "'q'", "a=b", "=", "# no",
+                             "-- a", "\xff\xfe", "--a text"}) {
         CAPTURE(text);
         CHECK(parse({"--prompt", text}).prompt == text);
     }
@@ -267,9 +308,10 @@ TEST_CASE("options: values that begin with a dash, and odd texts, arrive as they
 }
 
 TEST_CASE("options: config files") {
-    Options o = parse_config("\xef\xbb\xbf# a run\r\n\n; old style\n  batch = 8   # more\r\nlr=1e-3\n"
-                             "quiet = true\nout = \"runs/#1 \\\"x\\\"\" # folder\nprompt = 'a\\n#b'\n"
-                             "val-data = none\ntrain-data = data/a b#c.bin\nval-batches = 2");
+    Options o = parse_config(
+        "\xef\xbb\xbf# a run\r\n\n; old style\n  batch = 8   # more\r\nlr=1e-3\n"
+        "quiet = true\nout = \"runs/#1 \\\"x\\\"\" # folder\nprompt = 'a\\n#b'\n"
+        "val-data = none\ntrain-data = data/a b#c.bin\nval-batches = 2");
     CHECK(o.batch == 8);
     CHECK(o.lr == 1e-3);
     CHECK(o.quiet);
@@ -343,8 +385,8 @@ TEST_CASE("options: resolved is what --config reads back") {
               ModelShape{first.layers, first.heads, first.channels});
     };
     check({});
-    check({"-b", "3", "-m", "7", "-l", "0.1", "--eps", "1.0000000000000002e-08",
-           "--seed", "18446744073709551615"});
+    check({"-b", "3", "-m", "7", "-l", "0.1", "--eps", "1.0000000000000002e-08", "--seed",
+           "18446744073709551615"});
     check({"--layers", "3", "--heads", "3", "--channels", "48", "-j", "none", "--quiet", "--resume", "auto"});
     for (const OptionRow& row : kOptionTable) {
         bool alone = std::string("layers heads channels").find(row.name) != std::string::npos;
@@ -375,8 +417,8 @@ TEST_CASE("options: --help and --version") {
         CHECK(contains(help, start + row.name + " "));
         if (row.group) { CHECK(contains(help, std::string("\n\n") + row.group + ":\n")); }
     }
-    for (const char* part : {"Usage: ./train_gpt2 ", "[default 4; 1 to 1,048,576 sequences]", "Exit codes:",
-                             "Examples:", "constant, cosine, linear or wsd", "768      124M",
+    for (const char* part : {"Usage: ./train_gpt2 ", "[default 4; 1 to 1,048,576 sequences]",
+                             "Exit codes:", "Examples:", "constant, cosine, linear or wsd", "768      124M",
                              "[default data/sample/train.bin]"}) {
         CAPTURE(part);
         CHECK(contains(help, part));

@@ -20,13 +20,26 @@ public:
     Line next() {
         Line line;
         switch (pick(9)) {
-        case 0: unknown(line); break;
-        case 1: misspelt(line); break;
-        case 2: duplicate(line); break;
-        case 3: missing(line); break;
-        case 4: stray(line); break;
-        case 5: llmc_option(line); break;
-        default: value(line);
+            case 0:
+                unknown(line);
+                break;
+            case 1:
+                misspelt(line);
+                break;
+            case 2:
+                duplicate(line);
+                break;
+            case 3:
+                missing(line);
+                break;
+            case 4:
+                stray(line);
+                break;
+            case 5:
+                llmc_option(line);
+                break;
+            default:
+                value(line);
         }
         return line;
     }
@@ -50,8 +63,8 @@ private:
     }
     // up to three good options that are not the one tested
     Args good(const std::string& but) {
-        static const char* const kGood[][2] = {{"--batch", "2"}, {"--clip", "0.5"}, {"--quiet", ""},
-                                               {"--warmup", "3"}, {"-z", "0"}};
+        static const char* const kGood[][2] = {
+            {"--batch", "2"}, {"--clip", "0.5"}, {"--quiet", ""}, {"--warmup", "3"}, {"-z", "0"}};
         Args args;
         for (int i = 0; i < 3; i++) {
             auto [name, value] = kGood[pick(5)];
@@ -125,10 +138,32 @@ private:
             return "";
         }
         std::string below = std::to_string((int64_t)row.lo - 7), above = strf("%.0f", row.hi * 2 + 2);
-        const std::string kBad[] = {"", "nan", "-nan", "inf", "-inf", "1e99", "1e999", "-1e99", "1e", "12abc",
-                                    "9223372036854775808", "-9223372036854775809", "18446744073709551616",
-                                    "0x10", "1 ", " 1", "+1", "--1x", "1,000", "1_000", "e5", "--9", "1..2",
-                                    word(), below, above};
+        const std::string kBad[] = {"",
+                                    "nan",
+                                    "-nan",
+                                    "inf",
+                                    "-inf",
+                                    "1e99",
+                                    "1e999",
+                                    "-1e99",
+                                    "1e",
+                                    "12abc",
+                                    "9223372036854775808",
+                                    "-9223372036854775809",
+                                    "18446744073709551616",
+                                    "0x10",
+                                    "1 ",
+                                    " 1",
+                                    "+1",
+                                    "--1x",
+                                    "1,000",
+                                    "1_000",
+                                    "e5",
+                                    "--9",
+                                    "1..2",
+                                    word(),
+                                    below,
+                                    above};
         std::string text = kBad[pick((int)std::size(kBad))];
         bool fine = holds<uint64_t>(row) && text == "9223372036854775808";  // a seed like any other
         return fine ? "" : text;
@@ -197,9 +232,9 @@ TEST_CASE("options: a slip of one letter in a longer name is always met with tha
 }
 
 TEST_CASE("options: no command line and no config file crashes the parser") {
-    const Args kPieces = {"-", "--", "=", "batch", "--lr", "-b", "-lg", "-y", "1", "-1", "nan", "\"", "'",
-                          "#", "\\", "\n", "[", "]", "\\u00", " ", "\xff", "d12", ".bin", "prompt = ",
-                          "batch = 4\n", "%s%n", "{}"};
+    const Args kPieces = {"-",     "--",  "=",    "batch", "--lr", "-b",        "-lg",         "-y",   "1",
+                          "-1",    "nan", "\"",   "'",     "#",    "\\",        "\n",          "[",    "]",
+                          "\\u00", " ",   "\xff", "d12",   ".bin", "prompt = ", "batch = 4\n", "%s%n", "{}"};
     std::mt19937 random(7);
     auto piece = [&] { return kPieces[random() % kPieces.size()]; };
     int good = 0;

@@ -26,7 +26,7 @@ std::vector<Real> whole_numbers(int64_t n, uint64_t seed) {
 
 }  // namespace
 
-// ---- encoder ------------------------------------------------------------------------------------
+// ---- encoder -----------------------------------------------------------------------------------
 
 TEST_CASE("encoder_forward: the token's row plus the position's") {
     ThreadCount one(1);
@@ -49,7 +49,7 @@ TEST_CASE("encoder_forward: the token's row plus the position's") {
     }
 }
 
-// ---- layernorm ----------------------------------------------------------------------------------
+// ---- layernorm ---------------------------------------------------------------------------------
 
 namespace {
 
@@ -189,7 +189,7 @@ TEST_CASE("residual_layernorm_forward: normalises the rounded sum; residual may 
     }
 }
 
-// ---- matmul -------------------------------------------------------------------------------------
+// ---- matmul ------------------------------------------------------------------------------------
 
 TEST_CASE("matmul_forward: whole numbers give whole numbers, with and without bias") {
     ThreadCount one(1);
@@ -216,7 +216,7 @@ TEST_CASE("matmul_forward: whole numbers give whole numbers, with and without bi
     }
 }
 
-// ---- attention ----------------------------------------------------------------------------------
+// ---- attention ---------------------------------------------------------------------------------
 
 namespace {
 
@@ -306,7 +306,7 @@ TEST_CASE("attention_forward: scores of 1e4 do not overflow") {
     check_same("attention_forward lse B=1 T=2 C=1 NH=1", y.lse, {1e4, 1e8});
 }
 
-// ---- gelu ---------------------------------------------------------------------------------------
+// ---- gelu --------------------------------------------------------------------------------------
 
 TEST_CASE("gelu_forward: the tanh formula, in place too") {
     ThreadCount one(1);
@@ -345,7 +345,7 @@ TEST_CASE("gelu_forward: far out x or 0, and NaN stays NaN") {
     CHECK(std::isnan(out[6]));
 }
 
-// ---- classifier ---------------------------------------------------------------------------------
+// ---- classifier --------------------------------------------------------------------------------
 
 TEST_CASE("classifier_forward: -log softmax of the target, ignored rows, padded columns") {
     ThreadCount one(1);

@@ -20,7 +20,7 @@ Vector zeros(int64_t n) { return Vector((size_t)n, 0.0); }
 
 }  // namespace
 
-// ---- encoder ------------------------------------------------------------------------------------
+// ---- encoder -----------------------------------------------------------------------------------
 
 TEST_CASE("encoder_backward: central differences, repeated tokens, unused rows untouched") {
     ThreadCount one(1);
@@ -48,7 +48,7 @@ TEST_CASE("encoder_backward: central differences, repeated tokens, unused rows u
     }
 }
 
-// ---- layernorm ----------------------------------------------------------------------------------
+// ---- layernorm ---------------------------------------------------------------------------------
 
 namespace {
 
@@ -58,8 +58,15 @@ struct Norm {
     Vector inp, weight, bias, dout;
     Vector out, mean, rstd;
     Norm(int64_t N, int C)
-        : N(N), C(C), inp(random(N * C, 1)), weight(random(C, 2)), bias(random(C, 3)), dout(random(N * C, 4)),
-          out(poisoned<double>(N * C)), mean(poisoned<double>(N)), rstd(poisoned<double>(N)) {
+        : N(N),
+          C(C),
+          inp(random(N * C, 1)),
+          weight(random(C, 2)),
+          bias(random(C, 3)),
+          dout(random(N * C, 4)),
+          out(poisoned<double>(N * C)),
+          mean(poisoned<double>(N)),
+          rstd(poisoned<double>(N)) {
         forward(weight.data(), bias.data());
     }
     void forward(const double* w, const double* b) {
@@ -156,7 +163,7 @@ TEST_CASE("residual_layernorm_backward: both addends get what the stream brought
     }
 }
 
-// ---- matmul -------------------------------------------------------------------------------------
+// ---- matmul ------------------------------------------------------------------------------------
 
 TEST_CASE("matmul_backward: central differences, with and without bias") {
     ThreadCount one(1);
@@ -205,7 +212,7 @@ TEST_CASE("bias_backward: rows further apart than they are long") {
     }
 }
 
-// ---- attention ----------------------------------------------------------------------------------
+// ---- attention ---------------------------------------------------------------------------------
 
 TEST_CASE("attention_backward: central differences") {
     ThreadCount one(1);
@@ -228,7 +235,7 @@ TEST_CASE("attention_backward: central differences") {
     }
 }
 
-// ---- gelu ---------------------------------------------------------------------------------------
+// ---- gelu --------------------------------------------------------------------------------------
 
 TEST_CASE("gelu_backward: central differences; dinp may be dout; finite far out") {
     ThreadCount one(1);
@@ -254,7 +261,7 @@ TEST_CASE("gelu_backward: central differences; dinp may be dout; finite far out"
     }
 }
 
-// ---- classifier ---------------------------------------------------------------------------------
+// ---- classifier --------------------------------------------------------------------------------
 
 TEST_CASE("classifier_backward: central differences, ignored rows, padded columns") {
     ThreadCount one(1);
@@ -298,14 +305,19 @@ TEST_CASE("classifier_backward: logits of 1e4 give probabilities, not overflow")
                [](size_t) { return 4 * kFloatRoundoff; });
 }
 
-// ---- optimizer ----------------------------------------------------------------------------------
+// ---- optimizer ---------------------------------------------------------------------------------
 
 TEST_CASE("adamw: several updates against the paper's order of operations") {
     ThreadCount one(1);
     for (int n : {1, 17, 100}) {
         Vector param = random_vector<double>(n, 1), m(n, 0.0), v(n, 0.0), p = param, m2 = m, v2 = v;
-        AdamWParams options{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
-                            .grad_scale = 0.5, .update = 0};
+        AdamWParams options{.lr = 0.01,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-8,
+                            .weight_decay = 0.1,
+                            .grad_scale = 0.5,
+                            .update = 0};
         for (int update = 1; update <= 5; update++) {
             Vector grad = random_vector<double>(n, 10 + update);
             options.update = update;
@@ -330,8 +342,13 @@ TEST_CASE("adamw: several updates against the paper's order of operations") {
 TEST_CASE("adamw: the first update moves every parameter by the learning rate, against its gradient's sign") {
     ThreadCount one(1);
     Vector grad = {1e-3, -5, 100, -1e-4, 0}, param(5, 1.0), m(5, 0.0), v(5, 0.0);
-    AdamWParams options{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-12, .weight_decay = 0,
-                        .grad_scale = 1, .update = 1};
+    AdamWParams options{.lr = 0.01,
+                        .beta1 = 0.9,
+                        .beta2 = 0.999,
+                        .eps = 1e-12,
+                        .weight_decay = 0,
+                        .grad_scale = 1,
+                        .update = 1};
     adamw_cpu(param.data(), m.data(), v.data(), grad.data(), 5, options);
     check_near("adamw param n=5", param, Vector{0.99, 1.01, 0.99, 1.01, 1},
                [](size_t) { return 0.01 * 2e-8; });

@@ -37,9 +37,15 @@ template <typename Real>
 struct Norm {
     std::vector<Real> inp, weight, bias, dout, out, mean, rstd, dinp, dweight, dbias;
     explicit Norm(int N, int C)
-        : inp(convert<Real>(floats(N * C, 1))), weight(convert<Real>(floats(C, 2))),
-          bias(convert<Real>(floats(C, 3))), dout(convert<Real>(floats(N * C, 4))), out(N * C), mean(N),
-          rstd(N), dinp(convert<Real>(floats(N * C, 5))), dweight(convert<Real>(floats(C, 6))),
+        : inp(convert<Real>(floats(N * C, 1))),
+          weight(convert<Real>(floats(C, 2))),
+          bias(convert<Real>(floats(C, 3))),
+          dout(convert<Real>(floats(N * C, 4))),
+          out(N * C),
+          mean(N),
+          rstd(N),
+          dinp(convert<Real>(floats(N * C, 5))),
+          dweight(convert<Real>(floats(C, 6))),
           dbias(convert<Real>(floats(C, 7))) {
         layernorm_forward_cpu(out.data(), mean.data(), rstd.data(), inp.data(), weight.data(), bias.data(), N,
                               C, kLayernormEps);
@@ -54,8 +60,10 @@ template <typename Real>
 struct Attention {
     std::vector<Real> qkv, dout, out, lse, dqkv;
     Attention(int B, int T, int C, int NH)
-        : qkv(convert<Real>(floats(3 * B * T * C, 1))), dout(convert<Real>(floats(B * T * C, 2))),
-          out(poisoned<Real>(B * T * C)), lse(poisoned<Real>(B * NH * T)),
+        : qkv(convert<Real>(floats(3 * B * T * C, 1))),
+          dout(convert<Real>(floats(B * T * C, 2))),
+          out(poisoned<Real>(B * T * C)),
+          lse(poisoned<Real>(B * NH * T)),
           dqkv(poisoned<Real>(3 * B * T * C)) {
         attention_forward_cpu(out.data(), lse.data(), qkv.data(), B, T, C, NH);
     }
@@ -68,9 +76,13 @@ template <typename Real>
 struct Matmul {
     std::vector<Real> inp, weight, bias, dout, out, dinp, dweight, dbias;
     Matmul(int N, int C, int OC)
-        : inp(convert<Real>(floats(N * C, 1))), weight(convert<Real>(floats(OC * C, 2))),
-          bias(convert<Real>(floats(OC, 3))), dout(convert<Real>(floats(N * OC, 4))),
-          out(poisoned<Real>(N * OC)), dinp(poisoned<Real>(N * C)), dweight(convert<Real>(floats(OC * C, 5))),
+        : inp(convert<Real>(floats(N * C, 1))),
+          weight(convert<Real>(floats(OC * C, 2))),
+          bias(convert<Real>(floats(OC, 3))),
+          dout(convert<Real>(floats(N * OC, 4))),
+          out(poisoned<Real>(N * OC)),
+          dinp(poisoned<Real>(N * C)),
+          dweight(convert<Real>(floats(OC * C, 5))),
           dbias(convert<Real>(floats(OC, 6))) {
         matmul_forward_cpu(out.data(), inp.data(), weight.data(), bias.data(), N, C, OC);
         matmul_backward_cpu(dinp.data(), dweight.data(), dbias.data(), dout.data(), inp.data(), weight.data(),
@@ -80,7 +92,7 @@ struct Matmul {
 
 }  // namespace
 
-// ---- float against double -----------------------------------------------------------------------
+// ---- float against double ----------------------------------------------------------------------
 
 TEST_CASE("float against double: encoder, layernorm, residual") {
     ThreadCount one(1);
@@ -206,8 +218,13 @@ TEST_CASE("float against double: adamw and global_norm") {
     Vector param_d = convert<double>(param), m_d = convert<double>(m), v_d = convert<double>(v),
            grad_d = convert<double>(grad);
     Vector before = param_d, m_before = m_d;
-    AdamWParams options{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
-                        .grad_scale = 0.3, .update = 3};
+    AdamWParams options{.lr = 0.1,
+                        .beta1 = 0.9,
+                        .beta2 = 0.95,
+                        .eps = 1e-8,
+                        .weight_decay = 0.1,
+                        .grad_scale = 0.3,
+                        .update = 3};
     adamw_cpu(param.data(), m.data(), v.data(), grad.data(), n, options);
     adamw_cpu(param_d.data(), m_d.data(), v_d.data(), grad_d.data(), n, options);
     // each term of m takes at most 5 roundings, of v (positive) 8; the step m / sqrt(v) takes 4 + 8 more
@@ -224,7 +241,7 @@ TEST_CASE("float against double: adamw and global_norm") {
           doctest::Approx(global_norm_cpu(grad_d.data(), n)).epsilon(1e-14));
 }
 
-// ---- threads ------------------------------------------------------------------------------------
+// ---- threads -----------------------------------------------------------------------------------
 
 namespace {
 

@@ -15,7 +15,7 @@
 
 using namespace llmc;
 
-// ---- schedule -----------------------------------------------------------------------------------
+// ---- schedule ----------------------------------------------------------------------------------
 
 TEST_CASE("schedule: warm-up, middle and end of the four kinds") {
     Schedule s{.kind = "constant", .peak = 2.0, .final_fraction = 0.1, .warmup = 10, .steps = 110};
@@ -66,7 +66,7 @@ TEST_CASE("schedule: never negative, never above the peak, never up again after 
     }
 }
 
-// ---- sampler ------------------------------------------------------------------------------------
+// ---- sampler -----------------------------------------------------------------------------------
 
 TEST_CASE("sampler: temperature 0 and top-k 1 take the most probable") {
     std::vector<float> logits = {1, 5, 3, 5, -2};
@@ -122,7 +122,7 @@ TEST_CASE("sampler: large logits, coins next to 1, and what has no probability")
     }
 }
 
-// ---- philox -------------------------------------------------------------------------------------
+// ---- philox ------------------------------------------------------------------------------------
 
 TEST_CASE("philox: the known answers of its authors") {  // Random123's kat_vectors, philox4x32 10
     using Counter = std::array<uint32_t, 4>;
@@ -168,7 +168,7 @@ TEST_CASE("philox: moments of normal and uniform numbers, and no two streams ali
     CHECK(base != random_bits(1, RandomUse::kInit, 0, 0, 1ull << 32));
 }
 
-// ---- the table of parameters --------------------------------------------------------------------
+// ---- the table of parameters -------------------------------------------------------------------
 
 TEST_CASE("parameters: GPT-2's published sizes") {
     GPT2Config d12;

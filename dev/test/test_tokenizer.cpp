@@ -26,7 +26,9 @@ TEST_CASE("tokenizer: bytes") {
     }
     CHECK(back == text);
     CHECK(t.encode("").empty());
-    for (int id : {-1, 257}) { CHECK(error_of([&] { t.decode(id); }).exit_code == kExitUsage); }
+    for (int id : {-1, 257}) {
+        CHECK(error_of([&] { t.decode(id); }).exit_code == kExitUsage);
+    }
 }
 
 TEST_CASE("tokenizer: what is printed cannot drive a terminal") {
@@ -45,8 +47,9 @@ TEST_CASE("tokenizer: what is printed cannot drive a terminal") {
     for (const char* text : {"caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82", "\xed\x9f\xbf\xf4\x8f\xbf\xbf"}) {
         CHECK(printable(text) == text);
     }
-    CHECK(printable("\x1b[2J\xc2\x9b" "2J") == "\\x1b[2J\\xc2\\x9b2J");  // both are "clear the screen"
-    CHECK(printable("\xc3") == "\\xc3");  // cut off
+    CHECK(printable("\x1b[2J\xc2\x9b"
+                    "2J") == "\\x1b[2J\\xc2\\x9b2J");  // both are "clear the screen"
+    CHECK(printable("\xc3") == "\\xc3");               // cut off
     CHECK(printable("\xc3(") == "\\xc3(");
     CHECK(printable("\xc0\x8a\xe0\x80\x8a") == "\\xc0\\x8a\\xe0\\x80\\x8a");  // overlong newlines
     CHECK(printable("\xed\xa0\x80\xf4\x90\x80\x80") == "\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80");

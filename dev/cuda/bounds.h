@@ -1,0 +1,114 @@
+// How far from the truth a correct LayerNorm may be: a bound for every single element, derived, never tuned.
+//
+// The truth is computed in double from the numbers the kernel reads, so only the kernel's roundings count:
+//   fl(a op b) = (a op b)(1 + d) + t,  |d| <= u, |t| <= tiny;  fp32 accumulators: u = 2^-24, tiny = 2^-150
+// and one more, by u_out, where a result is stored in T. Products of two errors are dropped; what the
+// constants have to spare pays for them, and for other orders of the same operations.
+//
+// A sum through which a number passes n additions errs by at most n u sum|terms|: the strict bound, and the
+// one used for sums over a row. There nothing else is safe: differences from x[0] of numbers with few bits
+// all end in the same bits, so that one addition after another rounds the same way (fp16, C = 8192, a thread
+// per row: seen at twice the statistical bound).
+// Sums over a column of N rows have terms with unlike last bits, and chains so long that the strict bound
+// would hide faults: at n = 65,536 it allows 0.4 % of sum|terms|. Theirs is min(n, 8 sqrt(n)) u sum|terms|,
+// 0.012 %: roundings that are independent with mean zero exceed it with probability < 2 exp(-8^2 / 2) < 3e-14
+// (Higham and Mary 2019, doi:10.1137/18M1226312). On inputs made to be nasty it is the strict one here too.
+#pragma once
+#include <algorithm>
+#include <cmath>
+
+#include "dev/cuda/numbers.h"
+
+namespace llmc {
+
+// how a version adds: the most additions that one number goes through
+struct Sums {
+    double row = 0;          // in a sum over the C elements of a row
+    double column = 0;       // in a sum over the N rows of a column
+    bool from_first = true;  // the row's sum is taken of x - x[0] (false: of x itself)
+    bool strict = false;     // no statistics: the inputs are not ordinary ones
+
+    // in units of u sum|terms|
+    double row_error() const { return row; }
+    double column_error() const { return strict ? column : std::min(column, 8 * std::sqrt(column)); }
+};
+
+struct Roundings {
+    double u, tiny;          // of the accumulators
+    double u_out, tiny_out;  // of the stored result
+    explicit Roundings(Dtype dtype)
+        : u(accumulator_of(dtype).roundoff()), tiny(accumulator_of(dtype).underflow()),
+          u_out(format_of(dtype).roundoff()), tiny_out(format_of(dtype).underflow()) {}
+    // an error made in the accumulators, and then the result y is stored
+    double stored(double error, double y) const {
+        return error * (1 + u_out) + u_out * std::fabs(y) + tiny_out;
+    }
+};
+
+// ---- forward ------------------------------------------------------------------------------------
+
+// What a row's bounds need, with K = x[0] or 0, whichever the version's sum is relative to.
+struct RowSpread {
+    double radius;   // max |x - mean|
+    double average;  // mean |x - K|
+    double rms;      // sqrt(mean (x - K)^2)
+};
+
+// mean = K + sum(x - K) / C: the roundings of each x - K, of the sum, of the division, of the last addition
+inline double mean_bound(const Roundings& r, const Sums& sums, const RowSpread& row, double mean) {
+    double g = sums.row_error();
+    return r.u * (std::fabs(mean) + (g + 4) * row.average) + 2 * r.tiny;
+}
+
+// rstd = 1 / sqrt(var + eps), rsqrtf being good to 2 ulp = 4 u. Relative: half of var's error, which is the
+// sum's (g), that of x - K in each term (rms rstd), and the mean's, squared, since sum(x - mean) is 0.
+inline double rstd_bound(const Roundings& r, const Sums& sums, const RowSpread& row, double rstd) {
+    double g = sums.row_error();
+    double mean_off = r.u * (g + 2) * row.average * rstd;  // in standard deviations
+    return rstd * (r.u * (g + 8 + row.rms * rstd) + mean_off * mean_off / 2);
+}
+
+// y = (x - mean) rstd w + b: the errors of x - K, of the mean and of rstd all scale with radius + average
+inline double out_bound(const Roundings& r, const Sums& sums, const RowSpread& row, double rstd, double w,
+                        double b, double y) {
+    double g = sums.row_error();
+    double mean_off = r.u * (g + 2) * row.average * rstd;
+    double scale = std::fabs(w) * rstd * (row.radius + row.average);
+    double error =
+        4 * r.u * ((g + 4) * scale + std::fabs(b) + std::fabs(y)) + scale * mean_off * mean_off / 2;
+    return r.stored(error + 2 * r.tiny * (std::fabs(w) * (1 + rstd) + 1), y);
+}
+
+// ---- backward -----------------------------------------------------------------------------------
+// mean and rstd are given, so the truth uses the very same numbers: the error that storing the mean in fp32
+// puts into xhat, u |mean| rstd, belongs to the forward and is 0 here.
+
+// of a row, with g = w dy
+struct RowGradient {
+    double c1, c2;          // mean g, mean g xhat
+    double abs_c1, abs_c2;  // mean |g|, mean |g xhat|: what the errors of the two sums scale with
+};
+
+// dx = rstd (g - c1 - xhat c2): at most 5 roundings touch each of the three terms; then the two sums' errors
+inline double dinp_bound(const Roundings& r, const Sums& sums, const RowGradient& row, double rstd,
+                         double xhat, double g, double dx) {
+    double n = sums.row_error() + 8;
+    double terms = std::fabs(g) + std::fabs(row.c1) + std::fabs(xhat * row.c2);
+    double error = r.u * rstd * (8 * terms + n * (row.abs_c1 + std::fabs(xhat) * row.abs_c2));
+    double lost = r.tiny * (1 + rstd) * (4 + row.abs_c1) * (1 + std::fabs(xhat));
+    return r.stored(error + lost, dx);
+}
+
+// dw = sum dy xhat: 3 roundings in each term (x - mean, rstd, dy), then the sum's. abs_terms = sum |dy xhat|
+inline double dweight_bound(const Roundings& r, const Sums& sums, double abs_terms, double abs_dout,
+                            int64_t N, double dw) {
+    double error = r.u * (sums.column_error() + 4) * abs_terms + r.tiny * ((double)N + abs_dout);
+    return r.stored(error, dw);
+}
+
+// db = sum dy: nothing but the sum's. abs_dout = sum |dy|
+inline double dbias_bound(const Roundings& r, const Sums& sums, double abs_dout, double db) {
+    return r.stored(r.u * (sums.column_error() + 1) * abs_dout, db);
+}
+
+}  // namespace llmc

@@ -1,0 +1,164 @@
+// The command line of the shootouts, the same for all of them. Host only.
+#pragma once
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dev/cuda/problem.h"
+#include "llmc/error.h"
+
+namespace llmc {
+
+struct ShootoutOptions {
+    bool check = false;
+    bool warm = false;
+    bool verbose = false;
+    bool help = false;
+    std::vector<std::string> only;  // version names; empty = all
+    std::vector<Shape> shapes;      // empty = the shootout's own
+    std::vector<Dtype> dtypes;      // empty = the shootout's own
+    int block = 0;                  // 0 = try several
+    std::string json;               // file; "" = none
+
+    bool wants(const std::string& version) const {
+        return only.empty() || std::find(only.begin(), only.end(), version) != only.end();
+    }
+};
+
+// ---- values -------------------------------------------------------------------------------------
+
+[[noreturn]] inline void bad_value(const char* option, const std::string& value, const char* expected) {
+    throw Error(kExitUsage, strf("%s: found '%s', expected %s", option, value.c_str(), expected));
+}
+
+inline std::vector<std::string> split(const std::string& text, char separator) {
+    std::vector<std::string> parts;
+    for (size_t begin = 0; begin <= text.size();) {
+        size_t end = std::min(text.find(separator, begin), text.size());
+        parts.push_back(text.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    return parts;
+}
+
+// a whole number in [low, high], and nothing else
+inline bool read_int(const std::string& text, int64_t low, int64_t high, int64_t* value) {
+    errno = 0;
+    *value = std::strtoll(text.c_str(), nullptr, 10);
+    bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    return digits && errno == 0 && *value >= low && *value <= high;
+}
+
+inline Shape parse_shape(const std::string& text) {
+    auto parts = split(text, 'x');
+    int64_t N = 0, C = 0;
+    if (parts.size() != 2 || !read_int(parts[0], 0, INT64_MAX / INT_MAX, &N) ||
+        !read_int(parts[1], 1, INT_MAX, &C)) {
+        bad_value("--shape", text, "rows x columns, such as 65536x768");
+    }
+    return {N, (int)C};
+}
+
+inline int parse_block(const std::string& text) {
+    int64_t block = 0;
+    if (!read_int(text, 1, 1024, &block)) { bad_value("--block", text, "1 to 1024 threads"); }
+    return (int)block;
+}
+
+inline Dtype parse_dtype(const std::string& text) {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
+        if (text == format_of(dtype).name) { return dtype; }
+    }
+    bad_value("--dtype", text, "fp32, bf16 or fp16");
+}
+
+// "2" and "v2" name the same version
+inline std::string version_name(const std::string& text) {
+    bool number = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    return number ? "v" + text : text;
+}
+
+// ---- the table of options -----------------------------------------------------------------------
+
+struct ShootoutOption {
+    const char* name;
+    const char* argument;  // "" = a switch
+    const char* help;
+    std::function<void(ShootoutOptions&, const std::string&)> set;
+};
+
+inline const std::vector<ShootoutOption>& shootout_options() {
+    static const std::vector<ShootoutOption> options = {
+        {"--check", "", "check every version and stop; ends 'N passed, N failed, N skipped'",
+         [](auto& o, auto&) { o.check = true; }},
+        {"--only", "V[,V]", "these versions only (v2 or 2); the same as naming them without an option",
+         [](auto& o, auto& v) {
+             for (auto& name : split(v, ',')) { o.only.push_back(version_name(name)); }
+         }},
+        {"--shape", "NxC[,NxC]", "these shapes, rows x columns, instead of the default ones",
+         [](auto& o, auto& v) {
+             for (auto& s : split(v, ',')) { o.shapes.push_back(parse_shape(s)); }
+         }},
+        {"--dtype", "T[,T]", "fp32, bf16 or fp16",
+         [](auto& o, auto& v) {
+             for (auto& t : split(v, ',')) { o.dtypes.push_back(parse_dtype(t)); }
+         }},
+        {"--block", "B", "threads per block; default: several are tried and the fastest is shown",
+         [](auto& o, auto& v) { o.block = parse_block(v); }},
+        {"--warm", "", "one more column: the time when inputs and outputs stay in L2",
+         [](auto& o, auto&) { o.warm = true; }},
+        {"--json", "FILE", "write every row, and what it was measured on, to FILE",
+         [](auto& o, auto& v) { o.json = v; }},
+        {"--verbose", "", "one line per output: worst error, share of elements not correctly rounded",
+         [](auto& o, auto&) { o.verbose = true; }},
+        {"--help", "", "this text", [](auto& o, auto&) { o.help = true; }},
+    };
+    return options;
+}
+
+inline std::string shootout_help(const char* program) {
+    std::string text = strf(
+        "Checks and times every version of %s against the CPU reference and the memory roof.\n"
+        "usage: dev/cuda/%s [version] [options]\n",
+        program, program);
+    for (const auto& option : shootout_options()) {
+        text += strf("  %-20s %s\n", strf("%s %s", option.name, option.argument).c_str(), option.help);
+    }
+    return text +
+           "Exit codes: 0 all right, 1 a version is wrong, 2 usage, 4 no CUDA device or not enough memory.\n"
+           "How to read the tables: dev/cuda/README.md\n";
+}
+
+// throws Error(kExitUsage) naming what is wrong
+inline ShootoutOptions parse_shootout_options(int argc, const char* const* argv) {
+    ShootoutOptions options;
+    for (int i = 1; i < argc; i++) {
+        std::string word = argv[i];
+        if (!word.starts_with("-")) {
+            options.only.push_back(version_name(word));
+            continue;
+        }
+        std::string name = word.substr(0, word.find('=')), known;
+        const ShootoutOption* found = nullptr;
+        for (const auto& option : shootout_options()) {
+            known += strf(" %s", option.name);
+            if (name == option.name) { found = &option; }
+        }
+        if (!found) {
+            throw Error(kExitUsage, strf("unknown option %s; known:%s", name.c_str(), known.c_str()));
+        }
+        bool takes_value = *found->argument, has_value = name.size() < word.size();
+        if (has_value && !takes_value) { throw Error(kExitUsage, strf("%s takes no value", name.c_str())); }
+        if (takes_value && !has_value && ++i == argc) {
+            throw Error(kExitUsage, strf("%s needs a value: %s", name.c_str(), found->argument));
+        }
+        found->set(options, has_value ? word.substr(name.size() + 1) : takes_value ? argv[i] : "");
+    }
+    return options;
+}
+
+}  // namespace llmc

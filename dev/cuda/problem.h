@@ -1,0 +1,158 @@
+// A problem as the harness sees it: an op at one shape, in one type, on one kind of inputs, with its inputs,
+// its true answer and the bound of every element; and the verdict on what a version made of it. Host only.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dev/cuda/bounds.h"
+#include "dev/cuda/numbers.h"
+#include "llmc/error.h"
+
+namespace llmc {
+
+struct Shape {
+    int64_t N;
+    int C;
+    bool operator==(const Shape&) const = default;
+};
+
+// what a problem is tried on
+enum class Inputs {
+    kNormal,     // x = -2.3 + 0.5 n; like weight, bias and dout as in the test of Triton's LayerNorm tutorial
+    kOffset,     // the mean is a million (16 bits: 100) standard deviations: E[x^2] - mean^2 would be noise
+    kConstant,   // each row one value: out must be bias, bit for bit
+    kOutlier,    // one element is 1e5 times the others
+    kDenormal,   // nothing but subnormal numbers: flushing them to zero shows in the mean
+    kNonFinite,  // three rows of four have an infinity or a NaN: they must not leak into the fourth
+    kInteger,    // backward, mean 0, rstd 1: the sums over rows are small integers, exact in any order
+};
+inline constexpr const char* kInputsNames[] = {"normal",   "offset",    "constant", "outlier",
+                                               "denormal", "nonfinite", "integer"};
+
+using Values = std::shared_ptr<const std::vector<double>>;  // shared by the problem and its bounds
+
+struct Input {
+    const char* name;
+    Dtype dtype;
+    Values values;  // such that dtype holds them exactly
+};
+
+struct Output {
+    const char* name;
+    Dtype dtype;
+    int64_t rows, cols;  // a vector has one column
+    Values truth;
+    std::function<double(const Sums& sums, int64_t row, int64_t col)> bound;
+};
+
+struct Problem {
+    std::string op;  // layernorm_forward
+    Dtype dtype;
+    int64_t N;
+    int C;
+    float eps;
+    std::string inputs;  // the kind: normal, constant, ...
+    int reads, writes;   // streams of N x C elements that no version can avoid: roof and useful bytes
+    std::vector<Input> in;
+    std::vector<Output> out;
+
+    bool ordinary() const { return inputs == kInputsNames[(int)Inputs::kNormal]; }
+
+    double stream_bytes() const { return (double)N * C * format_of(dtype).bytes; }
+    double useful_bytes() const { return (reads + writes) * stream_bytes(); }
+    std::string shape() const { return strf("%s %lldx%d", format_of(dtype).name, (long long)N, C); }
+};
+
+// what --check tries, and what is raced
+struct CheckItem {
+    Dtype dtype;
+    Shape shape;
+    Inputs inputs = Inputs::kNormal;
+    double atol = std::numeric_limits<double>::infinity();  // asked for on top of the derived bounds
+    int reruns = 0;                                         // launches that must give the same bits
+};
+struct RaceItem {
+    Dtype dtype;
+    Shape shape;
+};
+
+// ---- the verdict --------------------------------------------------------------------------------
+
+// how one output compares with the truth
+struct Verdict {
+    double worst = 0;  // the largest error / bound; infinite for a NaN or an element never written
+    int64_t at = -1;   // where
+    double found = 0, bound = 0;
+    bool unwritten = false;  // there
+    int64_t over = 0;        // elements over their bound
+    int64_t misrounded = 0;  // elements that are not the truth correctly rounded
+    int64_t elements = 0;
+    bool ok() const { return over == 0; }
+
+    void merge(const Verdict& v) {
+        if (v.at >= 0 && (at < 0 || v.worst > worst || (v.worst == worst && v.at < at))) {
+            worst = v.worst;
+            at = v.at;
+            found = v.found;
+            bound = v.bound;
+            unwritten = v.unwritten;
+        }
+        over += v.over;
+        misrounded += v.misrounded;
+        elements += v.elements;
+    }
+};
+
+// error / bound. Where the truth is not finite the result must not be either: which kind is left open.
+inline double error_ratio(double found, double truth, double bound) {
+    constexpr double kWrong = std::numeric_limits<double>::infinity();
+    if (!std::isfinite(truth)) { return std::isfinite(found) ? kWrong : 0; }
+    double error = std::fabs(found - truth);
+    if (error == 0) { return 0; }
+    double ratio = error / bound;
+    return std::isnan(ratio) ? kWrong : ratio;
+}
+
+// one element; all bits set is the poison that outputs are filled with before a launch
+inline Verdict judge(const Output& out, const Sums& sums, const std::byte* raw, int64_t i) {
+    const Format& f = format_of(out.dtype);
+    uint64_t bits = load_bits(raw, i, f);
+    Verdict v{.at = i, .elements = 1};
+    v.unwritten = bits == (f.bytes == 8 ? ~0ull : (1ull << 8 * f.bytes) - 1);
+    v.found = decode(bits, f);
+    v.bound = out.bound(sums, i / out.cols, i % out.cols);
+    v.worst = v.unwritten ? std::numeric_limits<double>::infinity()
+                          : error_ratio(v.found, (*out.truth)[i], v.bound);
+    v.over = !(v.worst <= 1);
+    v.misrounded = std::isfinite((*out.truth)[i]) && v.found != round_to((*out.truth)[i], f);
+    return v;
+}
+
+// raw: out.rows x out.cols elements of out.dtype, as they lay in device memory
+inline Verdict judge_all(const Output& out, const Sums& sums, const std::vector<std::byte>& raw) {
+    Verdict all;
+    #pragma omp parallel
+    {
+        Verdict mine;
+        #pragma omp for
+        for (int64_t i = 0; i < out.rows * out.cols; i++) { mine.merge(judge(out, sums, raw.data(), i)); }
+        #pragma omp critical
+        all.merge(mine);
+    }
+    return all;
+}
+
+// "out[5][12]: found 1.25, expected 1.31 within 0.004 (error 15 bounds); 12 of 1024 elements are wrong"
+inline std::string describe(const Output& out, const Verdict& v) {
+    long long row = v.at / out.cols, col = v.at % out.cols;
+    std::string where = strf("%s[%lld]", out.name, row);
+    if (out.cols > 1) { where += strf("[%lld]", col); }
+    std::string what = v.unwritten ? std::string("not written") : strf("found %.9g", v.found);
+    return strf("%s: %s, expected %.9g within %.3g (error = %.3g bounds); %lld of %lld elements are wrong",
+                where.c_str(), what.c_str(), (*out.truth)[v.at], v.bound, v.worst, (long long)v.over,
+                (long long)v.elements);
+}
+
+}  // namespace llmc

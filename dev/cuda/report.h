@@ -1,0 +1,147 @@
+// What a race prints and writes: the statistics of its replays, the table, the JSON file. Host only.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "llmc/error.h"
+
+namespace llmc {
+
+// the value below which this share of the sorted samples lies, between two of them if need be
+inline double percentile(std::vector<double> samples, double share) {
+    require(!samples.empty(), "percentile of nothing");
+    std::sort(samples.begin(), samples.end());
+    double place = share * (double)(samples.size() - 1);
+    size_t below = (size_t)place, above = std::min(below + 1, samples.size() - 1);
+    return samples[below] + (place - (double)below) * (samples[above] - samples[below]);
+}
+
+// microseconds per launch
+struct Times {
+    double median = NAN, p20 = NAN, p80 = NAN;
+    Times() = default;
+    explicit Times(const std::vector<double>& replays)
+        : median(percentile(replays, 0.5)), p20(percentile(replays, 0.2)), p80(percentile(replays, 0.8)) {}
+};
+
+// one line of the table; NAN where a column does not apply
+struct Row {
+    std::string op{}, version{}, idea{}, dtype{};
+    long long N = 0;
+    int C = 0, block = 0;
+    int launches = 0;  // in a replay
+    Times us{};
+    double warm_us = NAN;
+    double useful_bytes = 0;
+    double roof_us = NAN;
+    double error_over_bound = NAN;
+    double misrounded = NAN;  // share of the elements of T that are not the truth correctly rounded
+    std::string bit_exact = "-";
+    std::string note{};  // why there is no time, or how it was taken
+    bool ok = true;
+
+    double gb_per_s() const { return useful_bytes / us.median / 1e3; }
+    double percent_of_roof() const { return 100 * roof_us / us.median; }
+};
+
+// a number, or a dash where there is none
+inline std::string cell(const char* format, double value) {
+    char text[64];
+    std::snprintf(text, sizeof(text), format, value);
+    return std::isfinite(value) ? text : std::isinf(value) ? "inf" : "-";
+}
+
+inline std::string table_head(bool warm) {
+    return strf("%-40s %5s %10s %10s %10s%s %6s %7s %11s %s\n", "version", "block", "us", "p20", "p80",
+                warm ? "    warm us" : "", "GB/s", "% roof", "err/bound", "bit-exact");
+}
+
+inline std::string table_line(const Row& row, bool warm) {
+    std::string line = strf("%-40s %5s", (row.version + "  " + row.idea).c_str(),
+                            row.block ? strf("%d", row.block).c_str() : "-");
+    for (double us : {row.us.median, row.us.p20, row.us.p80}) {
+        line += strf(" %10s", cell("%.2f", us).c_str());
+    }
+    if (warm) { line += strf(" %10s", cell("%.2f", row.warm_us).c_str()); }
+    line += strf(" %6s %7s %11s %s", cell("%.0f", row.gb_per_s()).c_str(),
+                 cell("%.1f", row.percent_of_roof()).c_str(), cell("%.4f", row.error_over_bound).c_str(),
+                 row.bit_exact.c_str());
+    if (!row.note.empty()) { line += "  " + row.note; }
+    return line + (row.ok ? "\n" : "  WRONG\n");
+}
+
+// ---- JSON ---------------------------------------------------------------------------------------
+
+inline std::string json_string(const std::string& text) {
+    std::string out = "\"";
+    for (char c : text) {
+        if (c == '"' || c == '\\') { out += '\\'; }
+        out += (unsigned char)c < 0x20 ? ' ' : c;
+    }
+    return out + '"';
+}
+
+// JSON has neither NaN nor infinity
+inline std::string json_number(double value) { return std::isfinite(value) ? strf("%.9g", value) : "null"; }
+
+// an object, written field by field
+class JsonObject {
+public:
+    JsonObject& raw(const char* name, const std::string& value) {
+        text_ += strf("%s%s: %s", text_.empty() ? "" : ", ", json_string(name).c_str(), value.c_str());
+        return *this;
+    }
+    JsonObject& set(const char* name, const std::string& value) { return raw(name, json_string(value)); }
+    JsonObject& set(const char* name, const char* value) { return raw(name, json_string(value)); }
+    JsonObject& set(std::initializer_list<std::pair<const char*, double>> numbers) {
+        for (const auto& [name, value] : numbers) { raw(name, json_number(value)); }
+        return *this;
+    }
+    JsonObject& set(const char* name, bool value) { return raw(name, value ? "true" : "false"); }
+    std::string str() const { return "{" + text_ + "}"; }
+
+private:
+    std::string text_;
+};
+
+inline std::string json_row(const Row& row) {
+    JsonObject o;
+    o.set("op", row.op).set("version", row.version).set("idea", row.idea).set("dtype", row.dtype);
+    o.set({{"N", (double)row.N}, {"C", row.C}, {"block", row.block}, {"launches_per_replay", row.launches}});
+    o.set({{"us", row.us.median}, {"p20_us", row.us.p20}, {"p80_us", row.us.p80}, {"warm_us", row.warm_us}});
+    o.set({{"useful_bytes", row.useful_bytes}, {"gb_per_s", row.gb_per_s()}});
+    o.set({{"roof_us", row.roof_us}, {"percent_of_roof", row.percent_of_roof()}});
+    o.set({{"error_over_bound", row.error_over_bound}, {"misrounded_share", row.misrounded}});
+    return o.set("bit_exact", row.bit_exact).set("note", row.note).set("ok", row.ok).str();
+}
+
+// Everything that a run measured. save() may be called after every shape: a run cut short keeps what it had.
+struct Report {
+    JsonObject context;              // the machine, the date
+    std::vector<std::string> roofs;  // an object per shape
+    std::vector<std::string> rows;
+    int wrong = 0;
+
+    void save(const std::string& path) const {
+        auto list = [](const std::vector<std::string>& objects) {
+            std::string text;
+            for (const auto& object : objects) { text += (text.empty() ? "\n    " : ",\n    ") + object; }
+            return "[" + text + "]";
+        };
+        std::FILE* file = std::fopen(path.c_str(), "w");
+        bool ok = file != nullptr;
+        if (ok) {
+            ok = std::fprintf(file, "{\n  \"context\": %s,\n  \"roofs\": %s,\n  \"rows\": %s\n}\n",
+                              context.str().c_str(), list(roofs).c_str(), list(rows).c_str()) > 0;
+            ok = std::fclose(file) == 0 && ok;
+        }
+        if (!ok) { throw Error(kExitUsage, strf("--json: cannot write %s", path.c_str())); }
+    }
+};
+
+}  // namespace llmc

@@ -1,0 +1,144 @@
+// The roof: how fast a kernel that computes nothing moves the same bytes. It reads R streams and writes W, 16
+// bytes at a time, in the same process, over the same ring of buffers, under the same clock as the versions;
+// the best of 45 shapes of launch counts. 1R1W bounds LayerNorm forward, 2R1W backward, 3R1W backward that
+// adds into dinp, 2R2W fused residual.
+#pragma once
+#include "dev/cuda/clock.cuh"
+#include "dev/cuda/memory.cuh"
+
+namespace llmc {
+
+constexpr int kMaxStreams = 3;
+
+struct Streams {
+    const uint4* in[kMaxStreams];
+    uint4* out[kMaxStreams];
+};
+
+// kCount vectors of each stream, `stride` apart: all are read before the first is written, so that the loads
+// overlap, and what is written depends on all that was read
+template <int R, int W, int kCount>
+__device__ void stream_vectors(const Streams& s, int64_t first, int64_t stride) {
+    uint4 v[kCount][R];
+    #pragma unroll
+    for (int u = 0; u < kCount; u++) {
+        #pragma unroll
+        for (int r = 0; r < R; r++) { v[u][r] = s.in[r][first + u * stride]; }
+    }
+    #pragma unroll
+    for (int u = 0; u < kCount; u++) {
+        uint4 x = v[u][0];
+        #pragma unroll
+        for (int r = 1; r < R; r++) {
+            x = {x.x ^ v[u][r].x, x.y ^ v[u][r].y, x.z ^ v[u][r].z, x.w ^ v[u][r].w};
+        }
+        #pragma unroll
+        for (int w = 0; w < W; w++) { s.out[w][first + u * stride] = x; }
+    }
+}
+
+// n vectors in each stream
+template <int R, int W, int kUnroll>
+__global__ void stream_kernel(Streams s, int64_t n) {
+    int64_t threads = (int64_t)gridDim.x * blockDim.x;
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i + (kUnroll - 1) * threads < n; i += kUnroll * threads) {
+        stream_vectors<R, W, kUnroll>(s, i, threads);
+    }
+    for (; i < n; i += threads) { stream_vectors<R, W, 1>(s, i, threads); }
+}
+
+// bits that look like data: zeros can be moved faster than real numbers
+static __global__ void fill_kernel(uint32_t* p, int64_t n, uint32_t seed) {
+    int64_t threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads) {
+        uint32_t h = ((uint32_t)i + seed) * 0x9e3779b9u;
+        h = (h ^ h >> 15) * 0x2c1b3c6du;
+        p[i] = h ^ h >> 13;
+    }
+}
+
+struct Roof {
+    Times us;
+    double bytes = 0;  // of all streams
+    int reads = 0, writes = 0, threads = 0, unroll = 0, sets = 0;
+    unsigned blocks = 0;
+
+    double gb_per_s() const { return bytes / us.median / 1e3; }
+    JsonObject& write(JsonObject& o) const {
+        o.set({{"reads", reads}, {"writes", writes}, {"bytes", bytes}, {"us", us.median}});
+        o.set({{"p20_us", us.p20}, {"p80_us", us.p80}, {"gb_per_s", gb_per_s()}, {"sets", sets}});
+        return o.set({{"threads", threads}, {"blocks", blocks}, {"unroll", unroll}});
+    }
+    std::string str() const {
+        return strf("roof %dR%dW %.2f us, %.0f GB/s (%u blocks of %d threads, %d vectors each)", reads,
+                    writes, us.median, gb_per_s(), blocks, threads, unroll);
+    }
+};
+
+// sets of R + W streams of `vectors` 16-byte vectors each
+template <int R, int W>
+class StreamRing {
+public:
+    explicit StreamRing(int64_t vectors)
+        : vectors_(vectors), sets_(rotation_sets((double)(R + W) * vectors * sizeof(uint4))),
+          memory_((size_t)sets_ * (R + W) * vectors * sizeof(uint4)) {
+        int64_t words = (int64_t)(memory_.size() / sizeof(uint32_t));
+        fill_kernel<<<1024, 256>>>((uint32_t*)memory_.data(), words, 1u);
+        check_launch();
+        check(cudaDeviceSynchronize());
+    }
+    int sets() const { return sets_; }
+    Streams at(int set) const {
+        uint4* p = (uint4*)memory_.data() + (int64_t)set * (R + W) * vectors_;
+        Streams s{};
+        for (int r = 0; r < R; r++) { s.in[r] = p + r * vectors_; }
+        for (int w = 0; w < W; w++) { s.out[w] = p + (R + w) * vectors_; }
+        return s;
+    }
+
+private:
+    int64_t vectors_;
+    int sets_;
+    DeviceMemory memory_;
+};
+
+// the fastest of `best` and this kernel in 15 shapes: 3 block sizes x (one pass; 1, 2, 4, 8 blocks per SM)
+template <int R, int W, int kUnroll>
+void improve_roof(Roof& best, const Stream& stream, const StreamRing<R, W>& ring, int64_t vectors, int sms) {
+    for (int threads : {256, 512, 1024}) {
+        int64_t once = ceil_div(vectors, (int64_t)threads * kUnroll);
+        for (int per_sm : {0, 1, 2, 4, 8}) {
+            unsigned blocks = grid_x(per_sm ? std::min<int64_t>(once, (int64_t)per_sm * sms) : once);
+            Replay replay(stream, ring.sets(), [&](int set) {
+                stream_kernel<R, W, kUnroll><<<blocks, threads, 0, stream>>>(ring.at(set), vectors);
+                check_launch();
+            });
+            auto better = [&](const Times& us) { return !(us.median >= best.us.median); };  // than NaN too
+            if (!better(replay.time(1, kSweepReplays))) { continue; }
+            if (Times us = replay.time(0, kReplays); better(us)) {
+                best.us = us;
+                best.threads = threads;
+                best.blocks = blocks;
+                best.unroll = kUnroll;
+            }
+        }
+    }
+}
+
+// the least time in which R reads and W writes of stream_bytes each were seen to happen
+template <int R, int W>
+Roof measure_roof(const Stream& stream, double stream_bytes) {
+    int sms = 0;
+    check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+    int64_t vectors = std::max<int64_t>(1, (int64_t)(stream_bytes / sizeof(uint4)));
+    StreamRing<R, W> ring(vectors);
+    double bytes = (double)(R + W) * vectors * sizeof(uint4);
+    Roof best{.bytes = bytes, .reads = R, .writes = W, .sets = ring.sets()};
+    improve_roof<R, W, 1>(best, stream, ring, vectors, sms);
+    improve_roof<R, W, 2>(best, stream, ring, vectors, sms);
+    improve_roof<R, W, 4>(best, stream, ring, vectors, sms);
+    return best;
+}
+
+}  // namespace llmc
