@@ -83,8 +83,9 @@ data/sample/val.json: data/make_corpus
 	data/make_corpus --out data/sample
 data/sample: data/sample/val.json
 
+WHERE := $(if $(DETECTED),The GPU trainer is not written yet: training on the CPU.,No GPU here: training on the CPU.)
 train: train_gpt2 data/sample/val.json
-	$(if $(DETECTED),@echo "This machine has a GPU; its trainer is not written yet, so this runs on the CPU.",)
+	@echo "$(WHERE)"
 	./train_gpt2 --config scripts/train_sample.toml
 
 test: ; @$(MAKE) --no-print-directory $(PROGRAMS) $(if $(NVCC),$(SHOOTOUTS)) && dev/test/run.sh
