@@ -4,7 +4,10 @@
 #   make spills     register spills of the kernels    make diff-layernorm_forward-1-2   what rung 2 changed
 # Settings: CXX, MARCH=native (x86-64-v3 for what is carried elsewhere), ARCH="sm_90a sm_80", NVCC, DEPS=dir, SANITIZE=1
 
-MAKEFLAGS += $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))  # a plain make uses every core
+# a plain make uses every core
+ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(shell nproc)
+endif
 MARCH ?= native
 BUILD ?= build
 OUT   ?=# prefix of the programs: "" or a folder with a slash
