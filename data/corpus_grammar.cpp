@@ -119,8 +119,7 @@ struct Grammar::Reader : Teller {
     }
 };
 
-// ----------------------------------------------------------------------------------------------------
-// building: lists and texts from their sources
+// ---- building: lists and texts from their sources -----------------------------------------------
 
 Grammar::Grammar() {
     list_of_letter_.fill(-1);
@@ -244,8 +243,7 @@ void Grammar::compile_word(Node& node, const std::string& tag) {
     }
 }
 
-// ----------------------------------------------------------------------------------------------------
-// checking: what unambiguity rests on, and the length
+// ---- checking: what unambiguity rests on, and the length ----------------------------------------
 
 // all that a text or a draw can say; empty for the other tags, at which two texts may not part
 std::vector<std::string_view> Grammar::sayings(const Node& node) const {
@@ -350,11 +348,10 @@ int Grammar::longest(const Text& text) const {
     return bytes;
 }
 
-// ----------------------------------------------------------------------------------------------------
-// walking
+// ---- walking ------------------------------------------------------------------------------------
 
 int Grammar::number(int letter, const Held& held) const {
-    return std::atoi(lists_[list_of_letter_[letter]].words[held[letter]].form[kPlain].c_str());
+    return std::stoi(lists_[list_of_letter_[letter]].words[held[letter]].form[kPlain]);
 }
 
 Grammar::Form Grammar::form_of(const Node& node, const Held& held) const {

@@ -71,7 +71,6 @@ write_result() {
 # written by scripts/setup.sh; 'make clean' removes it
 DEPS_CPPFLAGS := $cppflags
 DEPS_LDFLAGS := $ldflags
-DEPS_CONFIG := $cppflags $ldflags
 EOF
     mv build/deps.mk.new build/deps.mk
     rm -f build/probe build/probe.cpp
