@@ -48,7 +48,8 @@ $(BUILD)/libllmc.a: $(call objects,$(HOST_SOURCES))
 	@rm -f $@
 	ar rcs $@ $^
 
-$(OUT)train_gpt2: $(call objects,train_gpt2.cpp) $(BUILD)/libllmc.a
+# beside the program, the data that it trains on by default
+$(OUT)train_gpt2: $(call objects,train_gpt2.cpp) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
 $(OUT)test_gpt2: $(call objects,test_gpt2.cpp $(TEST_SOURCES)) $(BUILD)/libllmc.a
@@ -79,7 +80,7 @@ $(SHOOTOUTS): %: %.cu
 
 spills: ; @NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu)
 
-train_gpt2cu test_gpt2cu:
+train_gpt2cu test_gpt2cu: data/sample/val.json
 	@echo "$@: the GPU program is not written yet (README, 'What is not there yet'); make train runs on the CPU" >&2; exit 1
 
 # ---- what users type --------------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ data/sample/val.json: data/make_corpus
 data/sample: data/sample/val.json
 
 WHERE := $(if $(DETECTED),The GPU trainer is not written yet: training on the CPU.,No GPU here: training on the CPU.)
-train: train_gpt2 data/sample/val.json
+train: train_gpt2
 	@echo "$(WHERE)"
 	./train_gpt2 --config scripts/train_sample.toml
 

@@ -2,6 +2,7 @@
 #include "llmc/logger.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 #include <cerrno>
 #include <cmath>
@@ -18,6 +19,13 @@ namespace {
 
 // JSON has no nan and no inf
 std::string number(double x) { return std::isfinite(x) ? strf("%.9g", x) : "null"; }
+
+// a line that wraps could not be redrawn in place
+size_t terminal_columns() {
+    winsize size{};
+    bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+    return known ? size.ws_col : 80;
+}
 
 // the lines of an earlier log that belong to steps before resume_step
 std::string kept_lines(const std::string& path, int64_t resume_step) {
@@ -99,7 +107,7 @@ void StepLine::show(int64_t step, const std::string& line) {
     if (quiet_) { return; }
     bool stays = step % every_ == 0;
     if (terminal_) {
-        std::printf("\r\033[K%s", line.c_str());
+        std::printf("\r\033[K%s", line.substr(0, terminal_columns() - 1).c_str());
         drawn_ = true;
         if (stays && every_ > 1) { clear(); }
     } else if (stays) {
