@@ -12,7 +12,10 @@ namespace llmc {
 inline void wait_politely(char** argv) {
     bool chosen = std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
     if (chosen || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) { return; }
-    execv("/proc/self/exe", argv);  // comes back only if that failed, and then nothing is lost but speed
+    char self[4096] = {};  // by its real path, so that ps and top show the program's name
+    if (readlink("/proc/self/exe", self, sizeof(self) - 1) > 0) {
+        execv(self, argv);  // comes back only if that failed, and then nothing is lost but speed
+    }
 }
 
 }  // namespace llmc
