@@ -17,8 +17,10 @@ HOST_SOURCES := $(wildcard llmc/*.cpp)
 TEST_SOURCES := $(wildcard dev/test/*.cpp)
 SHOOTOUTS    := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
 PROGRAMS     := $(OUT)train_gpt2 $(OUT)test_gpt2 $(OUT)data/make_corpus $(OUT)data/make_shards
+GPU_SOURCES  := $(wildcard llmc/*.cu)
+GPU_PROGRAMS := $(OUT)train_gpt2cu $(OUT)test_gpt2cu
 
-all: $(PROGRAMS) $(if $(NVCC),$(SHOOTOUTS))
+all: $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS))
 	@echo
 	@echo "Built. Next:   make train   trains a small GPT-2 on the sample stories"
 	@echo "               make test    checks everything"
@@ -70,36 +72,66 @@ DETECTED := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/
                     sed 's/^90$$/90a/; s/^/sm_/')
 ARCH     ?= $(if $(DETECTED),$(DETECTED),sm_80 sm_90a compute_80)
 GENCODE  := $(foreach a,$(ARCH),-gencode arch=compute_$(patsubst sm_%,%,$(patsubst compute_%,%,$(a)))$(comma)code=$(a))
-NVCCFLAGS := -std=c++20 -O3 -I. -lineinfo $(GENCODE) -MMD -MP -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
+NVCCFLAGS := -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr $(GENCODE) -MMD -MP \
+             -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
+CUDA      := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
+CUDA_LIBS := $(wildcard $(CUDA)/lib64 $(CUDA)/lib $(CUDA)/targets/x86_64-linux/lib)
+GPU_LIBS  := $(foreach d,$(CUDA_LIBS),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) -lcublasLt -lcudart_static -ldl -lrt -lpthread \
+             -Wl,--as-needed -l:libxxhash.a
+has_nvcc   = $(if $(NVCC),,$(error no nvcc: install the CUDA Toolkit, or set NVCC=path))
+gpu_objects = $(patsubst %.cu,$(BUILD)/%.cu.o,$(1))
+
+$(BUILD)/%.cu.o: %.cu build/deps.mk
+	$(has_nvcc)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -MF $(BUILD)/$*.cu.d -c $< -o $@
+# tests of the GPU code are host code: they need CUDA's headers, not its compiler
+$(BUILD)/dev/test/gpu/%.o: CXXFLAGS += -isystem $(CUDA)/include
+
+$(OUT)train_gpt2cu: $(call gpu_objects,train_gpt2.cu $(GPU_SOURCES)) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
+	@mkdir -p $(@D)
+	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
+$(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(GPU_SOURCES)) $(call objects,$(wildcard dev/test/gpu/*.cpp)) \
+                   $(BUILD)/libllmc.a
+	@mkdir -p $(@D)
+	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 
 $(SHOOTOUTS): %: %.cu
-	$(if $(NVCC),,$(error no nvcc: install the CUDA Toolkit, or set NVCC=path))
+	$(has_nvcc)
 	@mkdir -p $(BUILD)/$(@D)
 	@echo "for $(ARCH)$(if $(DETECTED),, (no GPU here))"
 	$(NVCC) $(NVCCFLAGS) -MF $(BUILD)/$@.d $< -o $@
 
-spills: ; @NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu)
+# see dev/profile/step_profile.cpp
+dev/profile/libstepprofile.so: dev/profile/step_profile.cpp
+	$(CXX) -std=c++20 -O2 -Wall -Wextra -shared -fPIC -I$(CUDA)/include -I$(CUDA)/extras/CUPTI/include $< -o $@ \
+	    $(foreach d,$(CUDA_LIBS),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) -lcupti
 
-train_gpt2cu test_gpt2cu: data/sample/val.json
-	@echo "$@: the GPU program is not written yet (README, 'What is not there yet'); make train runs on the CPU" >&2; exit 1
+spills: ; @NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu) $(GPU_SOURCES)
 
 # ---- what users type --------------------------------------------------------------------------------------------------
 data/sample/val.json: data/make_corpus
 	data/make_corpus --out data/sample
 data/sample: data/sample/val.json
 
-WHERE := $(if $(DETECTED),The GPU trainer is not written yet: training on the CPU.,No GPU here: training on the CPU.)
+# the larger job where there is a GPU, and nvcc to build for it
+ifneq ($(and $(DETECTED),$(NVCC)),)
+train: train_gpt2cu
+	@echo "A GPU ($(DETECTED)) and nvcc are here: training on the GPU."
+	./train_gpt2cu --config scripts/train_sample_gpu.toml
+else
 train: train_gpt2
-	@echo "$(WHERE)"
+	@echo "$(if $(DETECTED),A GPU ($(DETECTED)) is here$(comma) but no nvcc to build for it,No GPU here): training on the CPU."
 	./train_gpt2 --config scripts/train_sample.toml
+endif
 
-test: ; @$(MAKE) --no-print-directory $(PROGRAMS) $(if $(NVCC),$(SHOOTOUTS)) && dev/test/run.sh
+test: ; @$(MAKE) --no-print-directory $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS)) && dev/test/run.sh
 
 # make diff-layernorm_forward-1-2: the idea of rung 2
 diff-%: ; @set -- $(subst -, ,$*); git --no-pager diff --no-index llmc/$$1/v$$2.cuh llmc/$$1/v$$3.cuh || true
 
-clean: ; rm -rf build train_gpt2 test_gpt2 data/make_corpus data/make_shards $(SHOOTOUTS)
+clean: ; rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu data/make_corpus data/make_shards $(SHOOTOUTS)
 
-.PHONY: all train test spills clean data/sample train_gpt2cu test_gpt2cu
+.PHONY: all train test spills clean data/sample
 .DELETE_ON_ERROR:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -8,40 +8,13 @@
 //                                        losses
 #include <cstdio>
 #include <string>
-#include <string_view>
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#include "dev/test/compare_state.h"
+#include "dev/test/compare_options.h"
 #include "llmc/gpt2_cpu.h"
 #include "llmc/threads.h"
-
-namespace {
-
-int compare(int argc, char** argv) {
-    std::string model, state, losses;
-    for (int i = 1; i < argc; i++) {
-        std::string_view name = argv[i];
-        std::string* value = name == "--model"    ? &model
-                             : name == "--state"  ? &state
-                             : name == "--losses" ? &losses
-                                                  : nullptr;
-        if (value == nullptr || i + 1 == argc) {
-            throw llmc::Error(llmc::kExitUsage,
-                              llmc::strf("%s: expected --model FILE --state FILE [--losses FILE]", argv[i]));
-        }
-        *value = argv[++i];
-    }
-    if (model.empty() || state.empty()) {
-        throw llmc::Error(llmc::kExitUsage, "--model and --state go together");
-    }
-    int failures = llmc::compare_with_state<llmc::GPT2Cpu>(model, state, losses);
-    std::printf(failures > 0 ? "%d over their bounds\n" : "all within their bounds\n", failures);
-    return failures > 0;
-}
-
-}  // namespace
 
 TEST_CASE("fixture: logits, loss, gradients and ten updates agree with PyTorch") {
     const std::string folder = "dev/test/fixture/";
@@ -53,10 +26,7 @@ TEST_CASE("fixture: logits, loss, gradients and ten updates agree with PyTorch")
 int main(int argc, char** argv) {
     llmc::wait_politely(argv);
     try {
-        for (int i = 1; i < argc; i++) {
-            std::string_view name = argv[i];
-            if (name == "--model" || name == "--state" || name == "--losses") { return compare(argc, argv); }
-        }
+        if (llmc::wants_comparison(argc, argv)) { return llmc::run_comparison<llmc::GPT2Cpu>(argc, argv); }
         return doctest::Context(argc, argv).run();
     } catch (const llmc::Error& e) {
         std::fflush(stdout);

@@ -147,8 +147,9 @@ void load_model(const ModelFile& file, const WriteTensor& write) {
 
 namespace {
 
-// optimizer.bin: header (magic, version, the six sizes of the model, step, updates, seed as pairs of words),
+// optimizer.bin: header (magic, version, the six sizes of the model, TrainingState as six pairs of words),
 // then the first and the second moments, each fp32 in file order
+static_assert(sizeof(TrainingState) == 6 * 8);
 void write_optimizer_file(const std::string& path, const GPT2Config& config, const TrainingState& state,
                           const ReadTensor& read) {
     int32_t header[kHeaderWords] = {kOptimizerMagic, kOptimizerVersion};
@@ -251,11 +252,33 @@ void move_into_place(const std::string& temporary, const std::string& name) {
     if (replaces) { fs::remove_all(old, error); }
 }
 
+// the step_ folders of a run, newest first; whether they are intact is not looked at
+std::vector<std::string> list_checkpoints(const std::string& run_folder) {
+    std::vector<std::string> found;
+    std::error_code error;
+    for (fs::directory_iterator it(run_folder, error), end; !error && it != end; it.increment(error)) {
+        std::string name = it->path().filename().string();
+        bool digits = name.size() >= 13 && name.starts_with("step_") &&
+                      name.find_first_not_of("0123456789", 5) == std::string::npos;
+        std::error_code ignored;
+        if (digits && it->is_directory(ignored)) { found.push_back(it->path().string()); }
+    }
+    std::sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) {
+        return a.size() != b.size() ? a.size() > b.size()
+                                    : a > b;  // from step 100,000,000 on there are more digits
+    });
+    return found;
+}
+
+std::string checkpoint_name(const std::string& run_folder, int64_t step) {
+    return strf("%s/step_%08lld", run_folder.c_str(), (long long)step);
+}
+
 }  // namespace
 
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const TrainingState& state,
                      const ReadTensor& read) {
-    std::string name = strf("%s/step_%08lld", run_folder.c_str(), (long long)state.step);
+    std::string name = checkpoint_name(run_folder, state.step);
     std::string temporary = strf("%s.tmp-%d", name.c_str(), (int)getpid());
     remove_leftovers(run_folder);
     make_writable_folder(temporary);
@@ -279,25 +302,26 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
 }
 
 std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
-    std::vector<std::string> found;
-    std::error_code error;
-    for (fs::directory_iterator it(run_folder, error), end; !error && it != end; it.increment(error)) {
-        std::string name = it->path().filename().string();
-        bool digits = name.size() >= 13 && name.starts_with("step_") &&
-                      name.find_first_not_of("0123456789", 5) == std::string::npos;
-        std::error_code ignored;
-        if (digits && it->is_directory(ignored)) { found.push_back(it->path().string()); }
-    }
-    std::sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) {  // newest first
-        return a.size() != b.size() ? a.size() > b.size()
-                                    : a > b;  // from step 100,000,000 on there are more digits
-    });
-    for (const std::string& folder : found) {
+    for (const std::string& folder : list_checkpoints(run_folder)) {
         std::string wrong = damage(folder);
         if (wrong.empty()) { return folder; }
         *notes += "passed over " + wrong + "\n";
     }
     return "";
+}
+
+void remove_old_checkpoints(const std::string& run_folder, int64_t step, int64_t keep) {
+    std::vector<std::string> all = list_checkpoints(run_folder);
+    fs::path saved = fs::path(checkpoint_name(run_folder, step)).filename();
+    auto at = std::find_if(all.begin(), all.end(), [&](const fs::path& f) { return f.filename() == saved; });
+    if (keep <= 0 || all.end() - at <= keep) { return; }
+    std::error_code error;
+    for (at += keep; at != all.end(); ++at) {
+        // under this name first: deleted halfway, it is a leftover and no damaged checkpoint
+        std::string leftover = strf("%s.tmp-%d", at->c_str(), (int)getpid());
+        fs::rename(*at, leftover, error);
+        fs::remove_all(error ? *at : leftover, error);
+    }
 }
 
 GPT2Config checkpoint_config(const std::string& folder) {
@@ -323,6 +347,13 @@ TrainingState load_checkpoint(const std::string& folder, const WriteTensor& writ
         header.fail("header words 8 to 11, step and updates",
                     strf("%lld and %lld", (long long)state.step, (long long)state.updates),
                     "0 <= updates <= step");
+    }
+    if (std::min({state.seq_len, state.rows_per_step, state.train_tokens}) < 0 || state.seq_len > 1 << 20 ||
+        state.rows_per_step > (int64_t)1 << 42) {
+        header.fail("header words 14 to 19, seq_len, rows_per_step and train_tokens",
+                    strf("%lld, %lld and %lld", (long long)state.seq_len, (long long)state.rows_per_step,
+                         (long long)state.train_tokens),
+                    "sizes that are not negative, the first at most 2^20, the second 2^42");
     }
     load_model(model, write);
     const std::byte* at = file.data() + kHeaderBytes;

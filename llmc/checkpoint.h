@@ -49,11 +49,17 @@ struct TrainingState {
     int64_t step = 0;     // steps done, skipped ones included: the next one has this number
     int64_t updates = 0;  // optimizer updates that happened
     uint64_t seed = 0;    // of initialisation and data order
+    // what else decides which data a step sees; all 0 in checkpoints from before they were noted
+    int64_t seq_len = 0, rows_per_step = 0, train_tokens = 0;
 };
 
 // Writes run_folder/step_%08d, whole or not at all. Throws Error(kExitSaveFailed) or Error(kExitUsage).
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const TrainingState& state,
                      const ReadTensor& read);
+
+// Deletes the checkpoints of a run folder but the newest `keep` of those up to this step, which is just
+// saved; keep = 0: none. Later ones, of a run that was then resumed from before them, are not touched.
+void remove_old_checkpoints(const std::string& run_folder, int64_t step, int64_t keep);
 
 // The newest checkpoint of a run folder whose MANIFEST agrees with its files, "" if there is none. Damaged
 // ones are passed over; why is appended to *notes, a line each.

@@ -3,8 +3,11 @@
 //   memory order: block-major: wte, wpe, block 0 (12 tensors), block 1, ..., lnf; each tensor 256-byte
 //   aligned, so that a block's gradients are one contiguous range
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
+
+#include "llmc/error.h"
 
 namespace llmc {
 
@@ -142,5 +145,21 @@ private:
     std::array<int64_t, kNumTensors> first_{};
     int64_t block_ = 0, size_ = 0;
 };
+
+// Visits the contiguous pieces (one a layer) that `count` values of a tensor, from `first` on in file order,
+// have in memory: visit(offset in memory, offset in the range, values).
+template <typename Visit>
+void for_each_piece(const GPT2Config& c, const ParameterLayout& layout, int tensor, int64_t first,
+                    int64_t count, Visit visit) {
+    require(first >= 0 && count >= 0 && first <= tensor_total(c, tensor) - count,
+            "range outside of the tensor");
+    int64_t size = tensor_size(c, tensor);
+    for (int64_t done = 0; done < count;) {
+        int64_t layer = (first + done) / size, inside = (first + done) % size;
+        int64_t n = std::min(count - done, size - inside);
+        visit(layout.offset(tensor, (int)layer) + inside, done, n);
+        done += n;
+    }
+}
 
 }  // namespace llmc

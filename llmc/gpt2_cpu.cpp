@@ -9,7 +9,7 @@
 
 #include "llmc/blas_cpu.h"
 #include "llmc/error.h"
-#include "llmc/philox.h"
+#include "llmc/initial_values.h"
 #include "llmc/reference.h"
 
 namespace llmc {
@@ -27,12 +27,18 @@ int64_t available_memory() {
     return -1;
 }
 
+void require_defaults(const ModelSettings& settings) {
+    require(settings.recompute == Recompute::kNone && !settings.tf32,
+            "GPT2Cpu keeps all activations and computes in fp32: recompute and tf32 are for the GPU model");
+}
+
 // The options allow sizes whose product does not fit in 64 bits: those must read as too much, not wrap round.
 int64_t saturated(double bytes) { return (int64_t)std::min(bytes, 0x1p60); }
 
 }  // namespace
 
-MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T) {
+MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T, const ModelSettings& settings) {
+    require_defaults(settings);
     int64_t parameters = ParameterLayout(c).size() * 4, C = c.channels;
     double BT = (double)B * T;
     double layer = BT * (double)(16 * C + 4 + c.num_heads);
@@ -46,7 +52,9 @@ MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T) {
     return plan;
 }
 
-GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T) : config_(config), layout_(config), B_(B), T_(T) {
+GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& settings)
+    : config_(config), layout_(config), B_(B), T_(T) {
+    require_defaults(settings);
     require(B > 0 && T > 0 && T <= config.max_seq_len,
             "GPT2Cpu: B and T must be positive, T at most max_seq_len");
     require((int64_t)B * T <= INT32_MAX, "GPT2Cpu: B * T must fit in 32 bits, the BLAS's index");
@@ -72,47 +80,17 @@ GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T) : config_(config), layo
     scratch_.resize(attention_scratch_blas(T));
 }
 
-// Each element's value depends on the seed, the tensor and its index in file order alone.
 void GPT2Cpu::init(uint64_t seed) {
     for (int t = 0; t < kNumTensors; t++) {
-        int64_t size = tensor_size(config_, t),
-                real = t == kWte ? (int64_t)config_.vocab_size * config_.channels : size;
-        Init init = kTensors[t].init;
-        double sigma = init == Init::kResidual ? 0.02 / std::sqrt(2.0 * config_.num_layers) : 0.02;
         for (int layer = 0; layer < tensor_copies(config_, t); layer++) {
-            float* p = param(t, layer);
-#pragma omp parallel for
-            for (int64_t i = 0; i < size; i++) {
-                bool random = init == Init::kNormal || init == Init::kResidual;
-                double x =
-                    random ? sigma * random_normal(seed, RandomUse::kInit, t, 0, layer * size + i) : 0.0;
-                p[i] = init == Init::kOne ? 1.0f : (i < real ? (float)x : 0.0f);
-            }
+            int64_t size = tensor_size(config_, t);
+            initial_values(config_, seed, t, layer * size, {param(t, layer), (size_t)size});
         }
     }
     std::fill(m_.begin(), m_.end(), 0.0f);
     std::fill(v_.begin(), v_.end(), 0.0f);
     updates_ = 0;
 }
-
-namespace {
-
-// visits the contiguous pieces (one a layer) that a file-order range of a tensor has in memory
-template <typename Visit>
-void for_each_piece(const GPT2Config& c, const ParameterLayout& layout, int tensor, int64_t first,
-                    int64_t count, Visit visit) {
-    require(first >= 0 && count >= 0 && first <= tensor_total(c, tensor) - count,
-            "range outside of the tensor");
-    int64_t size = tensor_size(c, tensor);
-    for (int64_t done = 0; done < count;) {
-        int64_t layer = (first + done) / size, inside = (first + done) % size;
-        int64_t n = std::min(count - done, size - inside);
-        visit(layout.offset(tensor, (int)layer) + inside, done, n);
-        done += n;
-    }
-}
-
-}  // namespace
 
 void GPT2Cpu::load(State state, int tensor, int64_t first, std::span<const float> values) {
     auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m_ : v_;
@@ -280,7 +258,8 @@ std::span<const float> GPT2Cpu::logits_last() const {
     return std::span(logits_).subspan((int64_t)(rows_ - 1) * config_.padded_vocab_size, config_.vocab_size);
 }
 
-Device GPT2Cpu::device() {
+Device GPT2Cpu::device(const ModelSettings& settings) {
+    require_defaults(settings);
     double peak = measure_blas_peak();
     return {strf("CPU, %d threads, %s", blas_threads(), blas_name()), peak,
             strf("%.0f GFLOP/s, a 1024^3 sgemm measured at start-up", peak / 1e9)};

@@ -12,8 +12,8 @@ namespace llmc {
 
 class GPT2Cpu {
 public:
-    static MemoryPlan plan(const GPT2Config& config, int B, int T);
-    GPT2Cpu(const GPT2Config& config, int B, int T);
+    static MemoryPlan plan(const GPT2Config& config, int B, int T, const ModelSettings& settings = {});
+    GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& settings = {});
 
     const GPT2Config& config() const { return config_; }
     void init(uint64_t seed);
@@ -27,7 +27,7 @@ public:
     void finish() {}
     Evaluation evaluate(const Batch& batch);
     std::span<const float> logits_last() const;
-    static Device device();
+    static Device device(const ModelSettings& settings = {});
 
     // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
     // loss.

@@ -1,18 +1,28 @@
 // What trainer.h asks of a model, and the plain structs that cross that border. A model is any class with
 //
-//   static MemoryPlan plan(const GPT2Config&, int B, int T);       what it will allocate, before it does
-//   Model(const GPT2Config&, int B, int T);                        micro-batches of up to B rows of up to T
-//   tokens void init(uint64_t seed);                                      random parameters, moments zero
-//   void load(State, int tensor, int64_t first, std::span<const float>);   a range of one of the 16 tensors,
-//   counted in void save(State, int tensor, int64_t first, std::span<float>) const;   file order (all layers,
-//   wte with padding rows) int64_t updates() const; void set_updates(int64_t);            optimizer steps
-//   that happened (skipped ones do not) void enqueue_step(std::span<const Batch>, const StepParams&);  one
-//   optimizer step over these micro-batches; may not wait std::optional<StepResult> poll(); the next result
-//   in order; at most one step late void finish();                                                 waits;
-//   then poll() returns all that is left Evaluation evaluate(const Batch&); forward only; waits
-//   std::span<const float> logits_last() const;                    (V): last position of the last row of the
-//   last evaluate() static Device device();                                        what it runs on, and the
-//   peak it is measured against
+//   static MemoryPlan plan(const GPT2Config&, int B, int T, const ModelSettings&);
+//       what it will allocate, before it does
+//   Model(const GPT2Config&, int B, int T, const ModelSettings&);
+//       micro-batches of up to B rows of up to T tokens
+//   void init(uint64_t seed);
+//       random parameters, moments zero
+//   void load(State, int tensor, int64_t first, std::span<const float>);
+//   void save(State, int tensor, int64_t first, std::span<float>) const;
+//       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows)
+//   int64_t updates() const;   void set_updates(int64_t);
+//       optimizer steps that happened (skipped ones do not count)
+//   void enqueue_step(std::span<const Batch>, const StepParams&);
+//       one optimizer step over these micro-batches; may not wait
+//   std::optional<StepResult> poll();
+//       the next result in order; at most one step late
+//   void finish();
+//       waits; then poll() returns all that is left
+//   Evaluation evaluate(const Batch&);
+//       forward only; waits
+//   std::span<const float> logits_last() const;
+//       (V): last position of the last row of the last evaluate()
+//   static Device device(const ModelSettings&);
+//       what it runs on, and the peak it is measured against
 #pragma once
 #include <cstdint>
 #include <span>
@@ -25,6 +35,19 @@ namespace llmc {
 
 // the optimizer's copies of a parameter tensor
 enum class State { kParameter, kFirstMoment, kSecondMoment };
+
+// what backward computes again instead of keeping it
+enum class Recompute {
+    kNone,
+    kGelu,   // the MLP's wide activations, before and after GELU: the product that makes them runs again
+    kBlock,  // all of a block but its input
+};
+
+// how a model computes; one that has no such choice refuses what is not the default
+struct ModelSettings {
+    Recompute recompute = Recompute::kNone;
+    bool tf32 = false;  // fp32 products in TF32
+};
 
 struct StepParams {
     int64_t step = 0;

@@ -84,10 +84,14 @@ class HelpFormatter : public CLI::Formatter {
 };
 
 // help, then what may be given
-std::string description(const OptionRow& row) {
+std::string description(const OptionRow& row, Program program) {
     std::string value = value_text(row, Settings{});
     std::string text = value.empty() || is_switch(row) ? "" : "default " + value;
     if (!is_switch(row) && !allowed(row).empty()) { text += (text.empty() ? "" : "; ") + allowed(row); }
+    if (*row.cpu_only && program == Program::kCpu) {
+        text = is_switch(row) ? "in train_gpt2cu only"
+                              : strf("only %s here; %s in train_gpt2cu", row.cpu_only, allowed(row).c_str());
+    }
     std::replace(text.begin(), text.end(), ' ', kHardBlank);
     bool lines = std::string(row.help).find('\n') != std::string::npos;
     return text.empty() ? row.help : std::string(row.help) + (lines ? "\n[" : " [") + text + "]";
@@ -128,8 +132,10 @@ private:
 };
 
 // one CLI11 option for each row; parsing fills settings
-void fill_app(CLI::App& app, Settings& settings) {
-    app.description("plumb trains GPT-2 in plain C++ and CUDA. Every option has a default.\n");
+void fill_app(CLI::App& app, Settings& settings, Program program) {
+    app.description(
+        strf("plumb trains GPT-2 in plain C++ and CUDA, here on %s. Every option has a default.\n",
+             program == Program::kGpu ? "an NVIDIA GPU" : "the CPU"));
     app.footer(kHelpEnd);
     app.formatter(std::make_shared<HelpFormatter>());
     app.set_help_flag();  // its row adds it
@@ -140,11 +146,11 @@ void fill_app(CLI::App& app, Settings& settings) {
         if (row.letter) { names += strf(",-%c", row.letter); }
         CLI::Option* option = nullptr;
         if (row.name == std::string("config")) {
-            option = app.set_config(names, "", description(row));
+            option = app.set_config(names, "", description(row, program));
         } else {
             option = app.add_option_function<std::string>(
                 names, [&](const std::string& text) { assign(settings, row, text, row.name); },
-                description(row));
+                description(row, program));
         }
         option->type_name(row.value)->group(group);
     }
@@ -194,6 +200,28 @@ void check_batch(const Settings& s) {
     }
 }
 
+// dtype auto becomes a type; what only a GPU can do stays in its program
+void check_precision(Settings& s) {
+    bool gpu = s.program == Program::kGpu;
+    if (s.dtype == "auto") { s.dtype = gpu ? "bf16" : "fp32"; }
+    for (const OptionRow& row : kOptionTable) {
+        std::string value = value_text(row, s);
+        if (gpu || !*row.cpu_only || value == row.cpu_only) { continue; }
+        fail_usage(
+            strf("--%s%s needs the GPU program: make train_gpt2cu. This one, on the CPU, computes in fp32 "
+                 "and keeps all activations.",
+                 row.name, is_switch(row) ? "" : (" " + value).c_str()));
+    }
+    if (s.grad_dtype == "bf16" && s.dtype == "fp32") {
+        fail_usage("--grad-dtype bf16 is for --dtype bf16; with fp32 the gradients are fp32. Leave one out.");
+    }
+    if (s.tf32 && s.dtype == "bf16") {
+        fail_usage(
+            "--tf32 is about the products of fp32, and the type is bf16 (the default on a GPU). Add "
+            "--dtype fp32, or leave --tf32 out.");
+    }
+}
+
 // --val-batches becomes --val-tokens
 void convert_val_batches(Settings& s) {
     if (s.val_batches > (long long)kMaxTokens / tokens(s)) {
@@ -234,28 +262,29 @@ bool model_descriptor(const std::string& text, ModelShape* shape) {
     return true;
 }
 
-std::string format_help(const std::string& program) {
+std::string format_help(const std::string& name, Program program) {
     CLI::App app;
     Settings unused;
-    fill_app(app, unused);
-    std::string help = app.help(program);
-    for (size_t at = 0; (at = help.find("PROGRAM", at)) != std::string::npos; at += program.size()) {
-        help.replace(at, 7, program);
+    fill_app(app, unused, program);
+    std::string help = app.help(name);
+    for (size_t at = 0; (at = help.find("PROGRAM", at)) != std::string::npos; at += name.size()) {
+        help.replace(at, 7, name);
     }
     return help;
 }
 
-Options parse_options(int argc, const char* const* argv, int* exit_code_out) {
+Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out) {
     Settings settings;
+    settings.program = program;
     CommandLine line(argc, argv);
     *exit_code_out = line.action.empty() ? -1 : kExitDone;
     if (!line.action.empty()) {
-        std::string program = argc > 0 ? argv[0] : "./train_gpt2";
-        std::fputs((line.action == "help" ? format_help(program) : version_text()).c_str(), stdout);
+        std::string name = argc > 0 ? argv[0] : "./train_gpt2";
+        std::fputs((line.action == "help" ? format_help(name, program) : version_text()).c_str(), stdout);
         return settings;
     }
     CLI::App app;
-    fill_app(app, settings);
+    fill_app(app, settings, program);
     app.config_formatter(std::make_shared<ConfigReader>(line));
     std::reverse(line.args.begin(), line.args.end());  // CLI11 takes them from the end
     try {
@@ -265,6 +294,7 @@ Options parse_options(int argc, const char* const* argv, int* exit_code_out) {
     } catch (const CLI::Error& e) { fail_usage(std::string(e.what()) + ". See --help."); }
     check_model(settings);
     check_batch(settings);
+    check_precision(settings);
     convert_val_batches(settings);
     settings.resolved = resolved_text(settings);
     return settings;

@@ -6,7 +6,12 @@
 
 namespace llmc {
 
+// Which of the two trainers parses. They share the options; what only a GPU can do, the CPU program refuses.
+enum class Program { kCpu, kGpu };
+
 struct Options {
+    Program program = Program::kCpu;  // whose options these are
+
     // data
     std::string train_data = "data/sample/train.bin";  // glob of token shards
     std::string val_data = "data/sample/val.bin";      // glob; "" = no validation
@@ -16,6 +21,12 @@ struct Options {
     std::string model = "d6";  // ignored where layers, heads and channels are given
     int layers = 0, heads = 0, channels = 0;
     int max_seq_len = 0;  // 0 = seq_len, or what the model file says
+
+    // precision and memory; of the CPU program: fp32, fp32, none, false
+    std::string dtype = "auto";  // of weights and activations: fp32 or bf16 (parse_options resolves auto)
+    std::string grad_dtype = "fp32";  // what gradients are summed in over micro-batches
+    std::string recompute = "none";   // none, gelu, block
+    bool tf32 = false;                // fp32 products in TF32
 
     // batch and length of the run
     int batch = 4;            // sequences in a micro-batch
@@ -44,10 +55,12 @@ struct Options {
     std::string prompt;
 
     // output
-    std::string out;              // run folder; "" = runs/<date-time>
-    int64_t save_every = 0;       // steps; 0 = only at the end
-    std::string resume = "none";  // none, auto, or a step folder
-    int64_t log_every = 1;        // steps between permanent lines
+    std::string out;                   // run folder; "" = runs/<date-time>
+    int64_t save_every = 0;            // steps; 0 = only at the end
+    int64_t keep = 0;                  // the newest checkpoints that stay; 0 = all
+    std::string resume = "none";       // none, auto, or a step folder
+    std::string model_dtype = "fp32";  // of model.bin at the end: fp32 (v3) or bf16 (v5)
+    int64_t log_every = 1;             // steps between permanent lines
     bool quiet = false;
     bool dry_run = false;
 
@@ -69,10 +82,11 @@ bool model_descriptor(const std::string& text, ModelShape* shape);
 // Fills Options from argv (flag > config file > default). Where the program has nothing left to do (--help
 // and --version, printed to stdout) *exit_code_out is what it should return, else -1. Bad usage throws
 // Error(kExitUsage) that names the option and, for an unknown one, the nearest known.
-// All that comes back is in range and fits together: total_batch is a multiple of batch x seq_len, and so on.
-Options parse_options(int argc, const char* const* argv, int* exit_code_out);
+// All that comes back is in range, fits together (total_batch is a multiple of batch x seq_len, and so on)
+// and is what this program can do; dtype is "fp32" or "bf16".
+Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out);
 
 // what --help prints: every option by group with alias, default, range and unit; lines of at most 100 columns
-std::string format_help(const std::string& program);
+std::string format_help(const std::string& name, Program program);
 
 }  // namespace llmc

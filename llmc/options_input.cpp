@@ -43,10 +43,17 @@ const OptionRow* find_option(const std::string& typed) {
     return row == std::end(kOptionTable) ? nullptr : row;
 }
 
-const LlmcOption* find_llmc(const std::string& typed) {
-    auto row = std::find_if(std::begin(kLlmcTable), std::end(kLlmcTable),
-                            [&](const LlmcOption& r) { return r.name == typed; });
-    return row == std::end(kLlmcTable) ? nullptr : row;
+// the row of kLlmcTable or kLlmcAliases
+template <typename Table>
+auto find_llmc(const Table& table, const std::string& typed) {
+    auto row =
+        std::find_if(std::begin(table), std::end(table), [&](const auto& r) { return r.name == typed; });
+    return row == std::end(table) ? nullptr : row;
+}
+
+// any name that may stand before a value, or alone
+bool known(const std::string& typed) {
+    return find_option(typed) || find_llmc(kLlmcTable, typed) || find_llmc(kLlmcAliases, typed);
 }
 
 bool in_range(const OptionRow& row, double value) {
@@ -191,7 +198,7 @@ const OptionRow& nearest_row(std::string typed) {
         bool number = std::string(".-0123456789").find(name[2]) != std::string::npos;
         bool glued = row && !acts_by_itself(*row) && number;
         if (glued) { suggestion = typed.substr(0, 2) + " " + name.substr(2); }
-        if (find_option(name) || find_llmc(name)) { suggestion = name + " " + typed.substr(equals + 1); }
+        if (known(name)) { suggestion = name + " " + typed.substr(equals + 1); }
     }
     fail_usage("unknown option " + in_quotes(typed) + ". Did you mean " + suggestion + "? See --help.");
 }
@@ -203,7 +210,7 @@ bool looks_like_option(const std::string& token) {
                                      std::all_of(name.begin(), name.end(), [](unsigned char c) {
                                          return std::isalnum(c) || c == '-' || c == '_';
                                      }));
-    return is_long || token == "-y" || find_option(token) || find_llmc(token);
+    return is_long || known(token);
 }
 
 }  // namespace
@@ -266,21 +273,28 @@ void CommandLine::read_llmc(const LlmcOption& option) {
                cure);
 }
 
-// llm.c's -y
-void CommandLine::read_resume() {
-    std::string where = "-y (--resume)", value = next_value(where, "resume");
-    if (value != "0" && value != "1") {
-        fail_usage(where + ": " + in_quotes(value) + " is not known. Expected 0 (none) or 1 (auto).");
+void CommandLine::read_alias(const LlmcAlias& alias) {
+    std::string where = strf("%s (--%s)", alias.name, alias.row), value = next_value(where, alias.row);
+    auto meanings = words(alias.words);
+    if (meanings.empty()) { return add(*find_row(alias.row), where, value); }
+    std::string expected;
+    for (size_t i = 0; i < meanings.size(); i++) {
+        if (value == std::to_string(i)) { return add(*find_row(alias.row), where, meanings[i]); }
+        expected += strf("%s%zu (%s)",
+                         i == 0                    ? ""
+                         : i + 1 < meanings.size() ? ", "
+                                                   : " or ",
+                         i, meanings[i].c_str());
     }
-    add(*find_row("resume"), where, value == "1" ? "auto" : "none");
+    fail_usage(where + ": " + in_quotes(value) + " is not known. Expected " + expected + ".");
 }
 
 void CommandLine::read(const std::string& token) {
     size_t equals = token.starts_with("--") ? token.find('=') : std::string::npos;
     std::string typed = token.substr(0, equals);
     bool has_value = equals != std::string::npos;
-    if (typed == "-y") { return read_resume(); }
-    if (const LlmcOption* option = find_llmc(typed)) { return read_llmc(*option); }
+    if (const LlmcAlias* alias = find_llmc(kLlmcAliases, typed)) { return read_alias(*alias); }
+    if (const LlmcOption* option = find_llmc(kLlmcTable, typed)) { return read_llmc(*option); }
     if (typed == "-h" && at_ < tokens_.size() && !looks_like_option(tokens_[at_])) {
         fail_usage("-h " + in_quotes(tokens_[at_]) +
                    ": llm.c's -h, the HellaSwag evaluation, is not part of "

@@ -1,4 +1,4 @@
-// What options.cpp builds on, without CLI11: the rows of options_table.h put to work, and the readers that
+// What options.cpp builds on, without CLI11: the tables put to work, and the readers that
 // turn a command line or a config file into checked pairs of name and value. Errors are Error(kExitUsage).
 #pragma once
 #include <set>
@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "llmc/options_llmc.h"
 #include "llmc/options_table.h"
 
 namespace llmc {
@@ -40,7 +41,7 @@ public:
 private:
     void read(const std::string& token);
     void read_llmc(const LlmcOption& option);
-    void read_resume();
+    void read_alias(const LlmcAlias& alias);
     void add(const OptionRow& row, const std::string& where, const std::string& value);
     std::string next_value(const std::string& where, const char* name);
     void once(const std::string& what, const std::string& where);

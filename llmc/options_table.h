@@ -1,4 +1,4 @@
-// The options, as data: one row for each, in the order of --help; then llm.c's options that have no row.
+// The options, as data: one row for each, in the order of --help. (llm.c's other options: options_llmc.h.)
 // Only the parser includes this. A new option is a field in options.h and a row here.
 #pragma once
 #include <cstdint>
@@ -29,6 +29,7 @@ struct OptionRow {
     const char* choices = "";     // texts: the words allowed, with blanks between
     const char* empty_word = "";  // texts: the word that stands for ""
     const char* also = "";        // names that other programs give it: for "did you mean"
+    const char* cpu_only = "";    // the only value that the CPU program takes; "" = any
     const char* help;
     const char* group = nullptr;  // title of the group that starts with this row
 };
@@ -111,6 +112,42 @@ inline const OptionRow kOptionTable[] = {
      .unit = "tokens",
      .also = "block-size context-length",
      .help = "the longest sequence that a new model has room for; 0 = --seq-len"},
+
+    {.name = "dtype",
+     .value = "TYPE",
+     .field = &S::dtype,
+     .choices = "auto bf16 fp32",
+     .also = "precision data-type amp",
+     .cpu_only = "fp32",
+     .help = "what weights and activations are computed in; bf16 keeps fp32 master weights; "
+             "auto = bf16 on a GPU, fp32 on the CPU",
+     .group = "Precision and memory"},
+    {.name = "grad-dtype",
+     .value = "TYPE",
+     .field = &S::grad_dtype,
+     .choices = "fp32 bf16",
+     .also = "gradient-dtype grad-precision",
+     .cpu_only = "fp32",
+     .help =
+         "what gradients are summed in over the micro-batches of a step; bf16 halves their memory, and is "
+         "for --dtype bf16 only"},
+    {.name = "recompute",
+     .value = "WHAT",
+     .field = &S::recompute,
+     .choices = "none gelu block",
+     .also = "recomputation activation-checkpointing gradient-checkpointing",
+     .cpu_only = "none",
+     .help = "what backward computes again instead of keeping it.\n"
+             "gelu:  the wide MLP activations before and after GELU: one matrix\n"
+             "       product a layer more, half of the activation memory less\n"
+             "block: all of a block but its input: a third more compute, about 1/16\n"
+             "       of the memory (llm.c's -r: 0 none, 1 gelu, 2 block)"},
+    {.name = "tf32",
+     .value = "",
+     .field = &S::tf32,
+     .also = "allow-tf32 tensorcores",
+     .cpu_only = "false",
+     .help = "with --dtype fp32: products in TF32: faster, and rounded to 10 bits (llm.c's -f 1)"},
 
     {.name = "batch",
      .letter = 'b',
@@ -314,6 +351,20 @@ inline const OptionRow kOptionTable[] = {
      .unit = "steps",
      .also = "checkpoint-every save-interval",
      .help = "steps between checkpoints; 0 = only at the end"},
+    {.name = "keep",
+     .value = "N",
+     .field = &S::keep,
+     .lo = 0,
+     .hi = kMaxInt,
+     .unit = "checkpoints",
+     .also = "keep-checkpoints max-checkpoints save-total-limit",
+     .help = "older checkpoints are deleted after a new one is saved; 0 = all are kept (llm.c's -nk)"},
+    {.name = "model-dtype",
+     .value = "TYPE",
+     .field = &S::model_dtype,
+     .choices = "fp32 bf16",
+     .also = "export-dtype save-dtype",
+     .help = "of model.bin, written at the end: fp32 (format v3) or bf16 (v5)"},
     {.name = "resume",
      .value = "auto|FOLDER",
      .field = &S::resume,
@@ -348,37 +399,6 @@ inline const OptionRow kOptionTable[] = {
      .help = "options from a file, see below; what stands on the command line wins over it"},
     {.name = "version", .value = "", .help = "print version, compiler and build, and stop"},
     {.name = "help", .letter = 'h', .value = "", .also = "usage", .help = "print this, and stop"},
-};
-
-// llm.c's options that have no row. The rule: a value that only says what this program does anyway is
-// accepted, so that command lines of llm.c work; any other value is refused by name, never ignored.
-struct LlmcOption {
-    const char* name;
-    const char* harmless;  // the values accepted, with blanks between; "" = none
-    const char* what;      // what the option asks for
-    const char* cure;
-};
-
-inline constexpr LlmcOption kLlmcTable[] = {
-    {"-z", "0", "sharding the optimizer over GPUs (ZeRO)", ""},
-    {"-r", "0", "recomputing activations to save memory", "A smaller --batch needs less; see --total-batch."},
-    {"-a", "0", "training on one and the same batch", ""},
-    {"-f", "0", "TF32", "fp32 is computed as fp32."},
-    {"-w", "1", "training without fp32 master weights", ""},
-    {"-ge", "0", "choosing where GELU is fused", ""},
-    {"-lg", "-1", "logging the state of the GPU", "See --log-every for the steps."},
-    {"-nk", "0", "deleting old checkpoints", "See --save-every for how often one is made."},
-    {"-nm", "0", "keeping some checkpoints for ever", "See --save-every."},
-    {"-sl", "0 0.0", "skipping steps whose loss is an outlier", "See --clip."},
-    {"-sg", "0 0.0", "skipping steps whose gradient is an outlier", "See --clip."},
-    {"-pn", "1", "training in more than one process", ""},
-    {"-pr", "0", "training in more than one process", ""},
-    {"-pg", "1 2 4 8", "training in more than one process", ""},  // with one process: always GPU 0
-    {"-pi", "mpi", "training in more than one process", ""},      // llm.c's default
-    {"-ps", "", "training in more than one process", ""},
-    {"-pf", "", "training in more than one process", ""},
-    {"-pm", "", "training in more than one process", ""},  // what llm.c's help calls -pi
-    {"-pp", "", "training in more than one process", ""},  // what llm.c's help calls -pf
 };
 
 }  // namespace llmc

@@ -1,10 +1,11 @@
 // The plan of a training run: see run_plan.h.
 #include "llmc/run_plan.h"
 
+#include <algorithm>
 #include <ctime>
+#include <vector>
 
 #include "llmc/binary_file.h"
-#include "llmc/checkpoint.h"
 #include "llmc/error.h"
 
 namespace llmc {
@@ -32,6 +33,15 @@ std::string default_run_folder() {
     std::time_t now = std::time(nullptr);
     std::strftime(text, sizeof(text), "runs/%Y%m%d-%H%M%S", std::localtime(&now));
     return text;
+}
+
+// the number formats at work
+std::string compute_text(const Options& o) {
+    if (o.program == Program::kCpu) { return "fp32"; }
+    std::string text = o.dtype == "bf16" ? "bf16, fp32 master weights, gradients " + o.grad_dtype
+                       : o.tf32          ? "fp32, products in TF32"
+                                         : "fp32";
+    return text + ", recompute " + o.recompute;
 }
 
 // A checkpoint has its own sizes; other ones asked for in so many words are a mistake.
@@ -158,6 +168,7 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
     };
     line("device", device.name);
     line("peak", device.peak_flops > 0 ? device.peak_meaning : "n/a");
+    line("compute", compute_text(o));
     line("model", strf("%d layers, %d heads, %d channels, %d positions: %s parameters", c.num_layers,
                        c.num_heads, c.channels, c.max_seq_len, count_text(num_parameters(c)).c_str()));
     line("weights", plan.model_from);
@@ -184,33 +195,117 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
     return text;
 }
 
-void require_memory(const MemoryPlan& memory, const Options& o, int64_t (*needs)(const GPT2Config&, int, int),
-                    const GPT2Config& config) {
-    if (memory.available < 0 || memory.total() <= memory.available) { return; }
-    auto fits = [&](const GPT2Config& c, int B) { return needs(c, B, o.seq_len) <= memory.available; };
-    int batch = o.batch, layers = 72;
-    auto divides = [&](int B) { return o.total_batch % ((int64_t)B * o.seq_len) == 0; };
-    while (batch > 0 && !(divides(batch) && fits(config, batch))) { batch /= 2; }
-    auto smaller = [&] {  // the same positions and vocabulary, dN for the rest
+namespace {
+
+// ways to need less memory for the same numbers, or nearly: as asked for, then ever more thorough
+std::vector<Options> thriftier(const Options& o) {
+    std::vector<Options> ways = {o};
+    if (o.program == Program::kCpu) { return ways; }
+    auto add = [&](Options way, const char* recompute, bool bf16_gradients) {
+        way.recompute = recompute;
+        if (bf16_gradients) { way.grad_dtype = "bf16"; }
+        ways.push_back(way);
+    };
+    if (o.recompute == "none") { add(o, "gelu", false); }
+    if (o.recompute != "block") { add(o, "block", false); }
+    if (o.dtype == "bf16" && o.grad_dtype != "bf16") {
+        add(o, o.recompute.c_str(), true);
+        if (o.recompute != "block") { add(o, "block", true); }
+    }
+    return ways;
+}
+
+// the options in which b differs from a, as they are typed
+std::string difference(const Options& a, const Options& b) {
+    std::string text;
+    if (b.model != a.model) { text += " --model " + b.model; }
+    if (b.recompute != a.recompute) { text += " --recompute " + b.recompute; }
+    if (b.grad_dtype != a.grad_dtype) { text += " --grad-dtype " + b.grad_dtype; }
+    if (b.batch != a.batch) { text += strf(" --batch %d", b.batch); }
+    return text.substr(std::min<size_t>(1, text.size()));
+}
+
+// what to change so that the run takes at most so many bytes
+std::string what_fits(const Options& o, const Needs& needs, const GPT2Config& config, int64_t available) {
+    const std::vector<Options> ways = thriftier(o);
+    for (const Options& way : ways) {
+        if (needs(config, way) <= available) { return difference(o, way) + " would fit."; }
+    }
+    for (Options way : {ways.front(), ways.back()}) {
+        for (; way.batch > 0; way.batch /= 2) {
+            bool divides = o.total_batch % ((int64_t)way.batch * o.seq_len) == 0;
+            if (divides && needs(config, way) <= available) { return difference(o, way) + " would fit."; }
+        }
+    }
+    Options way = ways.back(), asked = o;
+    way.batch = 1;
+    asked.model.clear();                           // it may have been given by its three sizes
+    for (int layers = 72; layers > 0; layers--) {  // the same positions and vocabulary, dN for the rest
         ModelShape shape;
-        model_descriptor(strf("d%d", layers), &shape);
+        way.model = strf("d%d", layers);
+        model_descriptor(way.model, &shape);
         GPT2Config c = config;
         c.num_layers = shape.layers, c.num_heads = shape.heads, c.channels = shape.channels;
-        return c;
-    };
-    while (batch == 0 && layers > 0 && !fits(smaller(), 1)) { layers--; }
-    std::string cure = "No model fits at this --seq-len: use a smaller one.";
-    if (batch > 0) {
-        cure = strf("--batch %d would fit.", batch);
-    } else if (layers > 0) {
-        cure = strf("No batch size fits; --model d%d --batch 1 would.", layers);
+        if (needs(c, way) <= available) {
+            return "No batch size fits; " + difference(asked, way) + " would.";
+        }
     }
+    return "No model fits at this --seq-len: use a smaller one.";
+}
+
+}  // namespace
+
+void require_memory(const MemoryPlan& memory, const Options& o, const Needs& needs,
+                    const GPT2Config& config) {
+    if (memory.available < 0 || memory.total() <= memory.available) { return; }
     throw Error(
         kExitDevice,
         strf("out of memory: a model of %d layers and %d channels with --batch %d, --seq-len %d needs "
              "%s, but %s is available. %s",
              config.num_layers, config.channels, o.batch, o.seq_len, bytes_text(memory.total()).c_str(),
-             bytes_text(memory.available).c_str(), cure.c_str()));
+             bytes_text(memory.available).c_str(), what_fits(o, needs, config, memory.available).c_str()));
+}
+
+ModelSettings model_settings(const Options& o) {
+    return {.recompute = o.recompute == "block"  ? Recompute::kBlock
+                         : o.recompute == "gelu" ? Recompute::kGelu
+                                                 : Recompute::kNone,
+            .tf32 = o.tf32};
+}
+
+TrainingState training_state(const Options& o, const RunPlan& plan, const DataLoader& data, int64_t step,
+                             int64_t updates) {
+    return {step, updates, o.seed, o.seq_len, plan.rows_per_step, data.num_tokens()};
+}
+
+void require_same_run(const TrainingState& found, const Options& o, const RunPlan& plan,
+                      const DataLoader& data) {
+    const std::string& name = plan.checkpoint;
+    if (found.seed != o.seed) {
+        throw Error(kExitUsage,
+                    strf("%s was made with --seed %llu, not %llu: the order of the data depends on "
+                         "it. Go on with --seed %llu.",
+                         name.c_str(), (unsigned long long)found.seed, (unsigned long long)o.seed,
+                         (unsigned long long)found.seed));
+    }
+    if (found.step > plan.steps) {
+        throw Error(kExitUsage, strf("%s: found step %lld, expected at most --steps %lld. Give more --steps.",
+                                     name.c_str(), (long long)found.step, (long long)plan.steps));
+    }
+    if (found.seq_len == 0) { return; }  // an older checkpoint, which notes no more
+    auto same = [&](const char* option, int64_t was, int64_t is, const char* what) {
+        if (was == is) { return; }
+        throw Error(
+            kExitUsage,
+            strf("%s was made with %s %lld%s, not %lld: it would go on at another place in the data. Go "
+                 "on with %s %lld%s, or start a new run from its weights: --resume none --model "
+                 "%s/model.bin --out NEW.",
+                 name.c_str(), option, (long long)was, what, (long long)is, option, (long long)was, what,
+                 name.c_str()));
+    };
+    same("--seq-len", found.seq_len, o.seq_len, "");
+    same("--total-batch", found.rows_per_step * o.seq_len, plan.rows_per_step * o.seq_len, "");
+    same("--train-data of", found.train_tokens, data.num_tokens(), " tokens");
 }
 
 }  // namespace llmc

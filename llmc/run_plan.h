@@ -2,8 +2,10 @@
 // and printed before anything large is allocated.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 
+#include "llmc/checkpoint.h"
 #include "llmc/dataloader.h"
 #include "llmc/gpt2_config.h"
 #include "llmc/model.h"
@@ -33,9 +35,23 @@ RunPlan make_run_plan(const Options& options, const DataLoader& data);
 std::string describe_run(const Options& options, const RunPlan& plan, const DataLoader& data,
                          const ValidationData* val, const MemoryPlan& memory, const Device& device);
 
-// Throws Error(kExitDevice) if the plan needs more than there is; names what would fit, found through
-// `needs(B)`.
-void require_memory(const MemoryPlan& memory, const Options& options,
-                    int64_t (*needs)(const GPT2Config&, int B, int T), const GPT2Config& config);
+// the part of the options that a model is built with
+ModelSettings model_settings(const Options& options);
+
+// bytes that a run with these options would take
+using Needs = std::function<int64_t(const GPT2Config&, const Options&)>;
+
+// Throws Error(kExitDevice) if the plan needs more than there is; names the options that would fit, the
+// cheapest first: recomputing, bf16 gradients, a smaller batch, a smaller model.
+void require_memory(const MemoryPlan& memory, const Options& options, const Needs& needs,
+                    const GPT2Config& config);
+
+// what a checkpoint notes of this run after so many steps
+TrainingState training_state(const Options& options, const RunPlan& plan, const DataLoader& data,
+                             int64_t step, int64_t updates);
+
+// Throws Error(kExitUsage) unless the run can go on from the checkpoint with the data in the same order.
+void require_same_run(const TrainingState& checkpoint, const Options& options, const RunPlan& plan,
+                      const DataLoader& data);
 
 }  // namespace llmc

@@ -31,8 +31,11 @@ constexpr int kMostSkippedSteps = 10;  // in a row: then the run has diverged
 template <typename Model>
 class Trainer {
 public:
-    explicit Trainer(const Options& options)
+    // needs: of models of other settings than these, too; by default of this kind of model only
+    explicit Trainer(const Options& options, const Needs& needs = needs_of_model)
         : o_(options),
+          needs_(needs),
+          settings_(model_settings(o_)),
           data_(o_.train_data, o_.seq_len, o_.seed),
           plan_(make_run_plan(o_, data_)),
           tokenizer_(choose_tokenizer()),
@@ -45,17 +48,15 @@ public:
 
     // the whole run; returns the program's exit code
     int run() {
-        MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len);
-        Device device = Model::device();
+        MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len, settings_);
+        Device device = Model::device(settings_);
         peak_flops_ = device.peak_flops;
         std::printf("%s\n", describe_run(o_, plan_, data_, val_ ? &*val_ : nullptr, memory, device).c_str());
-        require_memory(
-            memory, o_, [](const GPT2Config& c, int B, int T) { return Model::plan(c, B, T).total(); },
-            plan_.config);
+        require_memory(memory, o_, needs_, plan_.config);
         if (o_.dry_run) { return kExitDone; }
         make_writable_folder(plan_.out);
         if (!goes_on()) { require_no_run(plan_.out); }
-        Model model(plan_.config, o_.batch, o_.seq_len);
+        Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first = start(model);
         last_result_ = Clock::now();
         std::vector<Batch> batches(plan_.micro_batches);
@@ -73,6 +74,10 @@ public:
         }
         drain(model);
         return finish(model);
+    }
+
+    static int64_t needs_of_model(const GPT2Config& c, const Options& o) {
+        return Model::plan(c, o.batch, o.seq_len, model_settings(o)).total();
     }
 
 private:
@@ -163,18 +168,7 @@ private:
         model.init(o_.seed);
         if (!plan_.checkpoint.empty()) {
             TrainingState state = load_checkpoint(plan_.checkpoint, write);
-            if (state.seed != o_.seed) {
-                throw Error(kExitUsage,
-                            strf("%s was made with --seed %llu, not %llu: the order of the data depends on "
-                                 "it. Go on with --seed %llu.",
-                                 plan_.checkpoint.c_str(), (unsigned long long)state.seed,
-                                 (unsigned long long)o_.seed, (unsigned long long)state.seed));
-            }
-            if (state.step > plan_.steps) {
-                throw Error(kExitUsage,
-                            strf("%s: found step %lld, expected at most --steps %lld. Give more --steps.",
-                                 plan_.checkpoint.c_str(), (long long)state.step, (long long)plan_.steps));
-            }
+            require_same_run(state, o_, plan_, data_);
             model.set_updates(state.updates);
             first = state.step;
         } else if (!plan_.model_file.empty()) {
@@ -207,10 +201,11 @@ private:
         }
         line_.show(
             r.step + 1,
-            strf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | %s%% of peak "
+            strf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.*f ms | %.0f tok/s | %s%% of peak "
                  "| ETA %s%s",
-                 (long long)r.step + 1, (long long)plan_.steps, r.loss, r.grad_norm, lr, ms, tokens_per_s,
-                 peak.c_str(), duration_text(left).c_str(), r.skipped ? " | SKIPPED: not finite" : ""));
+                 (long long)r.step + 1, (long long)plan_.steps, r.loss, r.grad_norm, lr, ms < 10 ? 2 : 0, ms,
+                 tokens_per_s, peak.c_str(), duration_text(left).c_str(),
+                 r.skipped ? " | SKIPPED: not finite" : ""));
         if (skipped_in_a_row_ >= kMostSkippedSteps) {
             throw Error(kExitDiverged,
                         strf("step %lld: loss or gradient norm was not finite %d times in a row. Lower --lr, "
@@ -288,7 +283,9 @@ private:
             model.save(s, tensor, first, x);
         };
         try {
-            save_checkpoint(plan_.out, plan_.config, {step, model.updates(), o_.seed}, read);
+            save_checkpoint(plan_.out, plan_.config, training_state(o_, plan_, data_, step, model.updates()),
+                            read);
+            remove_old_checkpoints(plan_.out, step, o_.keep);
             save_failed_ = false;
             line_.message(strf("step %lld | saved %s/step_%08lld", (long long)step, plan_.out.c_str(),
                                (long long)step));
@@ -319,7 +316,8 @@ private:
             model.save(s, tensor, first, x);
         };
         try {
-            write_model_file(plan_.out + "/model.bin", plan_.config, kModelFp32, read);
+            write_model_file(plan_.out + "/model.bin", plan_.config,
+                             o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, read);
             line_.message("saved " + plan_.out + "/model.bin");
         } catch (const Error& e) {
             save_failed_ = true;
@@ -352,6 +350,8 @@ private:
     }
 
     Options o_;
+    Needs needs_;
+    ModelSettings settings_;
     DataLoader data_;
     RunPlan plan_;
     std::optional<Tokenizer> tokenizer_;

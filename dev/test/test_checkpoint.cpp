@@ -88,7 +88,7 @@ private:
 TEST_CASE("checkpoint: what is saved is loaded") {
     TempFolder folder;
     GPT2Cpu model = filled_model(3), other(tiny_config(), 1, 2);
-    TrainingState state{123456789012, 123456789000, 0xfedcba9876543210};
+    TrainingState state{123456789012, 123456789000, 0xfedcba9876543210, 1024, 48, 9876543210123};
     save_checkpoint(folder.path(), tiny_config(), state, reader(model));
     const std::string path = folder / "step_123456789012";
     CHECK(names_below(folder.path()) == Words{"step_123456789012"});
@@ -101,6 +101,9 @@ TEST_CASE("checkpoint: what is saved is loaded") {
     CHECK(loaded.step == state.step);
     CHECK(loaded.updates == state.updates);
     CHECK(loaded.seed == state.seed);
+    CHECK(loaded.seq_len == state.seq_len);
+    CHECK(loaded.rows_per_step == state.rows_per_step);
+    CHECK(loaded.train_tokens == state.train_tokens);
     check_same_state("loaded", other, model);
     CHECK(ModelFile(path + "/model.bin").config() == tiny_config());  // a model file like any other
 }
@@ -231,6 +234,11 @@ TEST_CASE("checkpoint: fields that a whole MANIFEST does not vouch for") {
         {32, number(INT64_MIN), "updates <= step"},
         {40, number(5), "updates <= step"},
         {40, number(-1), "updates <= step"},
+        {56, number(-1), "seq_len"},
+        {56, number((1 << 20) + 1), "seq_len"},
+        {64, number(-1), "rows_per_step"},
+        {64, number(INT64_MAX), "rows_per_step"},
+        {72, number(-1), "train_tokens"},
     };
     save_step(folder / "good", 4);
     const std::string path = folder / "step_00000004";
@@ -358,6 +366,24 @@ TEST_CASE("resume: a model goes on with the same bits") {
     after.set_updates(state.updates);
     train(&after, state.step, 8);
     check_same_state("resumed", after, at_once);
+}
+
+TEST_CASE("resume: a checkpoint that does not note its data is gone on from") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    auto train = [&](const std::string& more) {
+        const std::string options = "--steps 2 --sample-every 0 --out " + folder / "run " + more;
+        return run_train(folder.path(), tiny_run(folder.path(), options));
+    };
+    CHECK(train("").exit_code == kExitDone);
+    const std::string path = folder / "run/step_00000002";
+    std::string bytes = read_bytes(path + "/optimizer.bin");
+    CHECK(bytes.substr(56, 24) != std::string(24, '\0'));
+    CHECK(train("--resume auto --batch 2").exit_code == kExitUsage);
+    write_bytes(path + "/optimizer.bin", bytes.replace(56, 24, std::string(24, '\0')));
+    repair_manifest(path);
+    ProgramRun run = train("--resume auto --batch 2");
+    CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
 }
 
 TEST_CASE("resume: the program ends as if it had never stopped") {

@@ -1,6 +1,5 @@
 // Tests of the option parser: defaults, every alias, config files and their round trip, --help, each kind of
 // error by hand (test_options_generated.cpp makes many more).
-#include <unistd.h>
 #include <random>
 #include <string>
 #include <vector>
@@ -24,21 +23,6 @@ void check_bad_config(const std::string& text, std::initializer_list<std::string
                       const Args& args = {}) {
     CAPTURE(text);
     check_error(error_of([&] { parse_config(text, args); }), kExitUsage, parts);
-}
-
-// what parsing these arguments prints on stdout
-std::string printed(const Args& args, int* code) {
-    TempFolder folder;
-    std::fflush(stdout);
-    int screen = dup(1);
-    std::FILE* out = std::fopen((folder / "out").c_str(), "w");
-    dup2(fileno(out), 1);
-    parse(args, code);
-    std::fflush(stdout);
-    dup2(screen, 1);
-    close(screen);
-    std::fclose(out);
-    return read_bytes(folder / "out");
 }
 
 }  // namespace
@@ -66,7 +50,7 @@ TEST_CASE("options: no arguments give the defaults of options.h") {
     CHECK(!o.quiet);
     CHECK(!o.dry_run);
     const char* const none[] = {nullptr};
-    CHECK(parse_options(0, none, &code).batch == d.batch);
+    CHECK(parse_options(0, none, Program::kCpu, &code).batch == d.batch);
 }
 
 TEST_CASE("options: every field is set by its long name") {
@@ -138,6 +122,7 @@ TEST_CASE("options: every field is set by its long name") {
                "--out",           "o",         "--save-every",   "5",
                "--resume",        "o/step_5",  "--log-every",    "3",
                "--quiet",         "--dry-run", "--seed",         "18446744073709551615",
+               "--keep",          "3",         "--model-dtype",  "bf16",
                "--steps=-1"});
     CHECK(o.val_align == "document");
     CHECK(o.sample_every == 0);
@@ -148,6 +133,8 @@ TEST_CASE("options: every field is set by its long name") {
     CHECK(o.out == "o");
     CHECK(o.save_every == 5);
     CHECK(o.resume == "o/step_5");
+    CHECK(o.keep == 3);
+    CHECK(o.model_dtype == "bf16");
     CHECK(o.log_every == 3);
     CHECK(o.quiet);
     CHECK(o.dry_run);
@@ -193,6 +180,7 @@ TEST_CASE("options: each alias sets what its long name sets") {
     CHECK(o.schedule == "constant");
     CHECK(o.resume == "auto");
     CHECK(parse({"-y", "0"}).resume == "none");
+    CHECK(parse({"-nk", "5"}).keep == 5);
     CHECK(parse({"-m", "-1"}).val_tokens == -1);
     CHECK(parse({"--val-batches=20", "-b", "8", "-t", "1024"}).val_tokens == 20 * 8 * 1024);
     CHECK(parse({"-j", "none"}).val_data.empty());
@@ -216,6 +204,15 @@ TEST_CASE("options: llm.c's other options are accepted where they ask for nothin
     check_bad({"-b", "2", "-h", "0"}, {"-h", "HellaSwag", "--help"});
     check_bad({"-y", "2"}, {"-y (--resume)", "'2'"});
     check_bad({"-y", "1", "--resume", "auto"}, {"--resume", "twice"});
+    check_bad({"-nk", "-1"}, {"-nk (--keep)", "0 to 2^31 - 1 checkpoints"});
+    for (const LlmcAlias& alias : kLlmcAliases) {
+        const std::string both = std::string(alias.name) + " (--" + alias.row + ")";
+        check_bad({alias.name, "x"}, {both, "'x'"});
+        check_bad({alias.name}, {both, "needs a value"});
+        check_bad({alias.name, "--batch", "2"}, {both, "needs a value", "--batch"});
+        check_bad({"--batch", alias.name}, {"--batch", "needs a value", alias.name});
+        check_bad({std::string(alias.name) + "=0"}, {"Did you mean", alias.name});
+    }
 }
 
 TEST_CASE("options: model descriptors") {
@@ -390,7 +387,7 @@ TEST_CASE("options: resolved is what --config reads back") {
     check({"--layers", "3", "--heads", "3", "--channels", "48", "-j", "none", "--quiet", "--resume", "auto"});
     for (const OptionRow& row : kOptionTable) {
         bool alone = std::string("layers heads channels").find(row.name) != std::string::npos;
-        if (acts_by_itself(row) || alone) { continue; }
+        if (acts_by_itself(row) || alone || *row.cpu_only) { continue; }  // the last: test_options_gpu.cpp
         check({std::string("--") + row.name + "=" + (is_switch(row) ? "true" : good_value(row))});
     }
     std::mt19937 random(1);
@@ -408,7 +405,7 @@ TEST_CASE("options: --help and --version") {
     int code = -2;
     std::string help = printed({"--help"}, &code);
     CHECK(code == kExitDone);
-    CHECK(help == format_help("./train_gpt2"));
+    CHECK(help == format_help("./train_gpt2", Program::kCpu));
     CHECK(printed({"-b", "2", "-h"}, &code) == help);
     CHECK(code == kExitDone);
     for (const OptionRow& row : kOptionTable) {
@@ -431,7 +428,7 @@ TEST_CASE("options: --help and --version") {
         CHECK((line.empty() || line.back() != ' '));
         at = end + 1;
     }
-    CHECK(contains(format_help("PROGRAM"), "Usage: PROGRAM "));
+    CHECK(contains(format_help("PROGRAM", Program::kCpu), "Usage: PROGRAM "));
     std::string version = printed({"--version"}, &code);
     CHECK(code == kExitDone);
     CHECK(contains(version, "plumb 0.1\n"));

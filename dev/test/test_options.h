@@ -1,5 +1,6 @@
 // What the tests of the option parser share.
 #pragma once
+#include <unistd.h>
 #include <string>
 #include <vector>
 
@@ -11,21 +12,36 @@ namespace llmc {
 
 using Args = std::vector<std::string>;
 
-inline Options parse(const Args& args, int* exit_code = nullptr) {
-    std::vector<const char*> argv = {"./train_gpt2"};
+inline Options parse(const Args& args, int* exit_code = nullptr, Program program = Program::kCpu) {
+    std::vector<const char*> argv = {program == Program::kGpu ? "./train_gpt2cu" : "./train_gpt2"};
     for (const std::string& arg : args) { argv.push_back(arg.c_str()); }
     int code = -2;
-    Options options = parse_options((int)argv.size(), argv.data(), &code);
+    Options options = parse_options((int)argv.size(), argv.data(), program, &code);
     if (exit_code) { *exit_code = code; }
     return options;
 }
 
 // the options that a config file of this text gives, with these arguments after it
-inline Options parse_config(const std::string& text, Args args = {}) {
+inline Options parse_config(const std::string& text, Args args = {}, Program program = Program::kCpu) {
     TempFolder folder;
     write_bytes(folder / "run.toml", text);
     args.insert(args.begin(), {"--config", folder / "run.toml"});
-    return parse(args);
+    return parse(args, nullptr, program);
+}
+
+// what parsing these arguments prints on stdout
+inline std::string printed(const Args& args, int* code, Program program = Program::kCpu) {
+    TempFolder folder;
+    std::fflush(stdout);
+    int screen = dup(1);
+    std::FILE* out = std::fopen((folder / "out").c_str(), "w");
+    dup2(fileno(out), 1);
+    parse(args, code, program);
+    std::fflush(stdout);
+    dup2(screen, 1);
+    close(screen);
+    std::fclose(out);
+    return read_bytes(folder / "out");
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

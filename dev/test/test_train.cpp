@@ -195,9 +195,10 @@ TEST_CASE("train: a dry run prints the plan and leaves nothing") {
     for (const std::string& out : {"--out " + folder / "run", std::string()}) {
         Words options = tiny_run(folder.path(), "--dry-run --total-batch 96 --steps 7 " + out);
         ProgramRun run = run_well(folder.path(), options);
-        for (const char* line : {"model      | 2 layers, 2 heads, 16 channels, 12 positions",
-                                 "step       | 2 x 4 rows of 12 tokens = 96 tokens",
-                                 "run        | 7 steps = 672 tokens", "memory     | ", "available"}) {
+        for (const char* line :
+             {"compute    | fp32\n", "model      | 2 layers, 2 heads, 16 channels, 12 positions",
+              "step       | 2 x 4 rows of 12 tokens = 96 tokens", "run        | 7 steps = 672 tokens",
+              "memory     | ", "available"}) {
             CHECK_MESSAGE(run.out.find(line) != std::string::npos, line, " in\n", run.out);
         }
         CHECK(run.out.find("loss") == std::string::npos);
@@ -219,6 +220,57 @@ TEST_CASE("train: --quiet and --log-every") {
     CHECK(step_lines("some", "--log-every 5") == 2);
     CHECK(step_lines("none", "--quiet") == 0);
     CHECK(read_log(folder / "none") == read_log(folder / "all"));
+}
+
+TEST_CASE("train: --keep and --model-dtype") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    auto train = [&](const std::string& out, const std::string& more) {
+        const std::string options = "--steps 7 --save-every 2 --sample-every 0 --out " + folder / out + " ";
+        run_well(folder.path(), tiny_run(folder.path(), options + more));
+    };
+    train("all", "");
+    train("two", "--keep 2 --model-dtype bf16");
+    const Words files = {"config.toml", "log.jsonl", "model.bin"};
+    auto names = [&](const Words& steps) {
+        Words all = files;
+        for (const std::string& step : steps) { all.push_back("step_0000000" + step); }
+        return all;
+    };
+    CHECK(names_below(folder / "all") == names({"2", "4", "6", "7"}));
+    CHECK(names_below(folder / "two") == names({"6", "7"}));
+    CHECK(same_files(folder / "two/step_00000007/model.bin", folder / "all/model.bin"));  // always fp32
+    ModelFile exact(folder / "all/model.bin"), rounded(folder / "two/model.bin");
+    CHECK(fs::file_size(folder / "two/model.bin") - 1024 ==
+          (fs::file_size(folder / "all/model.bin") - 1024) / 2);
+    std::vector<float> expected(100), found(100);
+    exact.read(kWte, 0, expected);
+    rounded.read(kWte, 0, found);
+    for (size_t i = 0; i < 100; i++) {
+        CHECK(std::fabs(found[i] - expected[i]) <= std::fabs(expected[i]) / 256);
+    }
+}
+
+TEST_CASE("train: what --keep deletes") {
+    TempFolder folder;
+    auto left = [&](int64_t step, int64_t keep) {
+        for (const std::string& name : names_below(folder.path())) { fs::remove_all(folder / name); }
+        for (const char* name : {"step_00000002", "step_00000004", "step_00000006", "step_00000008"}) {
+            fs::create_directories(folder / name);
+            write_bytes(folder / name + "/model.bin", "a model");
+        }
+        write_bytes(folder / "step_00000001", "a file");
+        remove_old_checkpoints(folder / "", step, keep);  // a slash at the end
+        return names_below(folder.path());
+    };
+    const Words all = {"step_00000001", "step_00000002", "step_00000004", "step_00000006", "step_00000008"};
+    CHECK(left(8, 0) == all);
+    CHECK(left(8, 4) == all);
+    CHECK(left(8, 100) == all);
+    CHECK(left(8, 3) == Words{all[0], all[2], all[3], all[4]});
+    CHECK(left(8, 1) == Words{all[0], all[4]});
+    CHECK(left(6, 1) == Words{all[0], all[3], all[4]});  // 8 is of a run that was resumed from before it
+    CHECK(left(7, 1) == all);                            // not there: nothing is known to be newer
 }
 
 TEST_CASE("train: killed at any moment, whole lines and a checkpoint are left") {

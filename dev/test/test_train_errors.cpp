@@ -173,6 +173,7 @@ TEST_CASE("bad input: options") {
         check_refused(p, p.options(changes), exit_code, says);
     };
     refused({"--sek-len", "12"}, kExitUsage, {"--sek-len", "--seq-len"});
+    refused({"--dtype", "bf16"}, kExitUsage, {"--dtype bf16", "make train_gpt2cu"});
     refused({"--max-seq-len", "11"}, kExitUsage, {"--max-seq-len 11", "--seq-len 12"});
     refused({"--total-batch", "100"}, kExitUsage, {"--total-batch 100", "96"});
     refused({"--steps", "-1", "--batch", "200"}, kExitUsage,
@@ -182,6 +183,23 @@ TEST_CASE("bad input: options") {
     refused({"--steps", "2147483647", "--batch", "1048576", "--total-batch", "880803840000"}, kExitUsage,
             {"--steps 2147483647", "cannot be counted", "fewer --steps"});
     refused({"--resume", "auto", "--out", "auto"}, kExitUsage, {"--resume auto", "--out FOLDER"});
+}
+
+TEST_CASE("bad input: the GPU program without a GPU") {
+    const std::string program = program_path("train_gpt2cu");
+    if (access(program.c_str(), X_OK) != 0) { return; }  // not built here
+    Place p;
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    ProgramRun run = run_train(p.folder.path(), p.options({}), program);
+    ProgramRun help = run_train(p.folder.path(), {"--help"}, program);
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    CHECK(run.exit_code == kExitDevice);
+    CHECK(run.out == "");
+    for (const char* part : {"train_gpt2cu: no CUDA device", "./train_gpt2 trains on the CPU"}) {
+        CHECK_MESSAGE(run.err.find(part) != std::string::npos, part, " in ", run.err);
+    }
+    CHECK(names_below(p.run).empty());
+    CHECK(help.exit_code == kExitDone);
 }
 
 TEST_CASE("bad input: more than the memory holds") {
@@ -206,7 +224,8 @@ TEST_CASE("bad input: run folders") {
     for (const std::string& out : {p / "file/run", p / "file"}) {
         check_refused(p, p.options({"--out", out}), kExitUsage, {out, "cannot make or write", "Choose one"});
     }
-    ProgramRun first = run_train(p.folder.path(), p.options({"--save-every", "2", "--steps", "4"}));
+    ProgramRun first =
+        run_train(p.folder.path(), p.options({"--save-every", "2", "--steps", "4", "--max-seq-len", "16"}));
     REQUIRE_MESSAGE(first.exit_code == kExitDone, first.err);
     const std::string log = read_bytes(p.run + "/log.jsonl"), two = p.run + "/step_00000002";
     check_refused(p, p.options({}), kExitUsage,
@@ -224,7 +243,13 @@ TEST_CASE("bad input: run folders") {
             {two, "found step 2", "--steps 1", "Give more --steps"});
     refused({"--resume", two, "--layers", "3"}, kExitUsage,
             {two, "2 layers", "ask for 3, 2, 16", "another --out"});
-    refused({"--resume", two, "--seq-len", "13"}, kExitUsage, {two, "--seq-len 13", "12 positions"});
+    refused({"--resume", two, "--seq-len", "17"}, kExitUsage, {two, "--seq-len 17", "16 positions"});
+    refused({"--resume", two, "--seq-len", "13"}, kExitUsage,
+            {two, "--seq-len 12, not 13", "another place in the data", two + "/model.bin"});
+    refused({"--resume", two, "--batch", "2"}, kExitUsage, {two, "--total-batch 48, not 24"});
+    refused({"--resume", two, "--total-batch", "96"}, kExitUsage, {two, "--total-batch 48, not 96"});
+    refused({"--resume", two, "--train-data", p.val}, kExitUsage,
+            {two, "--train-data of 1601 tokens, not 241"});
     write_shard(p / "300.bin", 300, 600);
     refused({"--resume", two, "--train-data", p / "300.bin", "--val-data", "none"}, kExitBadInput,
             {two, "vocabulary of 257", p / "300.bin", "of 300"});
@@ -303,14 +328,14 @@ TEST_CASE("bad input: val.json") {
 TEST_CASE("plan: what would fit in the memory there is") {
     const GPT2Config d12{1024, 257, 320, 12, 12, 768};
     // a model of so many layers, and so many rows, takes a byte of each
-    auto needs = [](const GPT2Config& c, int B, int) { return (int64_t)c.num_layers * 100 + B; };
+    Needs needs = [](const GPT2Config& c, const Options& o) { return (int64_t)c.num_layers * 100 + o.batch; };
     auto says = [&](int64_t available, int batch, int64_t total_batch) {
         Options o;
         o.batch = batch;
         o.seq_len = 16;
         o.total_batch = total_batch;
         MemoryPlan plan;
-        plan.parameters = needs(d12, batch, 16);
+        plan.parameters = needs(d12, o);
         plan.available = available;
         return error_of([&] { require_memory(plan, o, needs, d12); });
     };

@@ -1,4 +1,5 @@
-// Runs ./train_gpt2 as a user does, on shards that a test has written: what it prints, returns and leaves.
+// Runs ./train_gpt2 (or its sister) as a user does, on shards that a test has written: what it prints,
+// returns and leaves.
 #pragma once
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -34,16 +35,21 @@ inline Words words(const std::string& text) {
     return all;
 }
 
-inline std::string train_program() {
+inline std::string program_path(const std::string& name) {
     const char* folder = std::getenv("PLUMB_BIN_DIR");
-    std::string path = std::string(folder != nullptr ? folder : ".") + "/train_gpt2";
+    return std::string(folder != nullptr ? folder : ".") + "/" + name;
+}
+
+inline std::string train_program() {
+    std::string path = program_path("train_gpt2");
     REQUIRE_MESSAGE(access(path.c_str(), X_OK) == 0, path, " is missing: run `make train_gpt2`");
     return path;
 }
 
 // starts the program with its streams in folder/stdout and folder/stderr; returns the process
-inline pid_t start_train(const std::string& folder, const Words& options) {
-    Words all = {train_program()};
+inline pid_t start_train(const std::string& folder, const Words& options,
+                         const std::string& program = train_program()) {
+    Words all = {program};
     all.insert(all.end(), options.begin(), options.end());
     std::vector<char*> argv;
     for (std::string& word : all) { argv.push_back(word.data()); }
@@ -68,8 +74,9 @@ inline ProgramRun finish_train(const std::string& folder, pid_t pid) {
     return {code, read_bytes(folder + "/stdout"), read_bytes(folder + "/stderr")};
 }
 
-inline ProgramRun run_train(const std::string& folder, const Words& options) {
-    return finish_train(folder, start_train(folder, options));
+inline ProgramRun run_train(const std::string& folder, const Words& options,
+                            const std::string& program = train_program()) {
+    return finish_train(folder, start_train(folder, options, program));
 }
 
 // A text that a small model learns at once. A document is some sentences like "cat 3 sat 3. ": the digit is

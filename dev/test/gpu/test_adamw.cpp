@@ -1,0 +1,318 @@
+// The optimizer on the GPU: the gradient's norm, the decision about a step, the update, stochastic rounding.
+#include <bit>
+#include <limits>
+
+#include "dev/test/gpu/layer_test.h"
+#include "llmc/adamw.h"
+#include "llmc/global_norm.h"
+#include "llmc/reference.h"
+#include "llmc/stochastic_rounding.h"
+
+using namespace llmc;
+using namespace llmc::gpu_test;
+
+namespace {
+
+constexpr uint64_t kRoundingSeed = 0x1234'5678'9abc'def0;
+
+// A thread adds at most 8 squares, a vector's, in fp32: 8 roundings and the product's; the rest is double.
+template <typename Grad>
+void check_sum_of_squares(int64_t n) {
+    DeviceArray<Grad> x(floats(n, 1, 0.1));
+    DeviceArray<double> sum(1);
+    Scratch scratch(sum_of_squares_scratch());
+    sum_of_squares(sum.data(), scratch.data(), x.data(), n, kStream);
+    double norm = global_norm_cpu(x.values().data(), n);
+    std::string name = strf("sum_of_squares sum %s n=%lld", type_name<Grad>(), (long long)n);
+    expect_near(name, sum, {norm * norm}, [&](size_t) { return 9 * u * norm * norm; });
+    check_guards(name + " scratch", scratch);
+    expect_unchanged(name, x);
+}
+
+// ---- the decision --------------------------------------------------------------------------------
+
+struct DecisionCase {
+    double loss_sum, squares, clip;
+    bool skipped;
+};
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN(),
+                 kInf = std::numeric_limits<double>::infinity();
+constexpr DecisionCase kDecisions[] = {
+    {700, 4, 0, false},  {700, 4, 1, false},    {700, 0.25, 1, false}, {700, 1, 1, false},
+    {kNan, 4, 1, true},  {kInf, 4, 1, true},    {700, kNan, 1, true},  {700, kInf, 0, true},
+    {1e300, 4, 1, true}, {700, 1e100, 1, true}, {700, 9, 1e-3, false}, {-7, 1e-30, 1e-3, false},
+};
+
+bool same_or_nan(float found, double expected, double relative) {
+    if (!std::isfinite((float)expected)) { return !std::isfinite(found); }
+    return std::fabs(found - expected) <= relative * std::fabs(expected);
+}
+
+// Everything is computed in double and rounded to float once: u, and as much again for double's part. As in
+// gpt2_cpu.cpp, clipping divides by norm + 1e-6.
+void check_decision(const DecisionCase& c, const StepDecision& before, DeviceArray<StepDecision>& decision) {
+    constexpr int64_t kTargets = 333;
+    const StepParams params{.step = 3, .lr = 3e-4, .beta1 = 0.9, .beta2 = 0.999, .clip = c.clip};
+    DeviceArray<double> loss_sum(Vector{c.loss_sum}), squares(Vector{c.squares});
+    decide_step(decision.data(), loss_sum.data(), squares.data(), kTargets, params, kStream);
+    StepDecision d = decision.download()[0];
+    check_guards("decide_step", decision);
+    std::string name = strf("decide_step loss_sum=%g squares=%g clip=%g", c.loss_sum, c.squares, c.clip);
+    CHECK_MESSAGE((d.skipped != 0) == c.skipped, name);
+    double norm = std::sqrt(c.squares);
+    CHECK_MESSAGE(same_or_nan(d.loss, c.loss_sum / kTargets, 2 * u), name);
+    CHECK_MESSAGE(same_or_nan(d.norm, norm, 2 * u), name);
+    CHECK_MESSAGE(d.updates == before.updates + !c.skipped, name);
+    if (c.skipped) { return; }
+    double grad_scale = c.clip > 0 ? std::min(1.0, c.clip / (norm + 1e-6)) : 1;
+    CHECK_MESSAGE(same_or_nan(d.grad_scale, grad_scale, 2 * u), name);
+    CHECK_MESSAGE(same_or_nan(d.step_size, params.lr / (1 - std::pow(params.beta1, d.updates)), 2 * u), name);
+    CHECK_MESSAGE(same_or_nan(d.correct2, 1 / std::sqrt(1 - std::pow(params.beta2, d.updates)), 2 * u), name);
+}
+
+// ---- the update ----------------------------------------------------------------------------------
+
+struct UpdateCase {
+    AdamWTensor tensor;
+    int64_t updates;
+    float grad_scale;
+    double decay;
+    std::string text() const {
+        return strf("size=%lld copies=%d stride=%lld updates=%lld scale=%g decay=%g", (long long)tensor.size,
+                    tensor.copies, (long long)tensor.stride, (long long)updates, grad_scale, decay);
+    }
+    int64_t elements() const { return (tensor.copies - 1) * tensor.stride + tensor.size; }
+    // the element's place in its copy; -1 in the gaps between copies
+    int64_t inside(int64_t i) const {
+        int64_t place = tensor.copies > 1 ? i % tensor.stride : i;
+        return place < tensor.size ? place : -1;
+    }
+    // and its number in the tensor, by which its random bits are drawn
+    int64_t number(int64_t i) const {
+        int64_t copy = tensor.copies > 1 ? i / tensor.stride : 0;
+        return copy * tensor.size + inside(i);
+    }
+};
+constexpr UpdateCase kUpdates[] = {
+    {{kLnfw, 1, 1, 0}, 1, 1, 0},          {{kLn1b, 3, 1, 0}, 2, 0.5f, 0.1},
+    {{kWpe, 65 * 17, 1, 0}, 1, 1, 0.1},   {{kQkvb, 97, 5, 128}, 7, 0.3f, 0},
+    {{kFcw, 769, 3, 1000}, 1000, 1, 0.1}, {{kAttprojw, 64, 12, 64}, 3, 1, 0.1},
+    {{kFcb, 33, 4, 35}, 4, 1, 0.1},       {{kWte, 100003, 1, 0}, 100000, 1e-3f, 0.1},
+};
+constexpr StepParams kParams{.step = 1, .lr = 3e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+
+StepDecision make_decision(const UpdateCase& c, bool skipped) {
+    return {.updates = c.updates,
+            .loss = 1,
+            .norm = 1,
+            .grad_scale = c.grad_scale,
+            .step_size = (float)(kParams.lr / (1 - std::pow(kParams.beta1, c.updates))),
+            .correct2 = (float)(1 / std::sqrt(1 - std::pow(kParams.beta2, c.updates))),
+            .skipped = skipped};
+}
+
+// Device memory of one tensor; weights are param for fp32, master for bf16.
+template <typename T, typename Grad>
+struct Tensors {
+    DeviceArray<float> weights, m, v;
+    DeviceArray<T> param;
+    DeviceArray<Grad> grad;
+    explicit Tensors(int64_t n)
+        : weights(floats(n, 1)),
+          m(floats(n, 2, 0.01)),
+          v(squared(floats(n, 3, 0.01))),
+          param(floats(n, 4)),
+          grad(floats(n, 5, 0.01)) {}
+    static Floats squared(Floats x) {
+        for (float& y : x) { y *= y; }
+        return x;
+    }
+    void update(const UpdateCase& c, const DeviceArray<StepDecision>& decision) {
+        T* weights_out = param.data();
+        float* master = weights.data();
+        if constexpr (std::is_same_v<T, float>) {
+            weights_out = weights.data();
+            master = nullptr;
+        }
+        adamw_update(weights_out, master, m.data(), v.data(), grad.data(), c.tensor, decision.data(), kParams,
+                     c.decay, kRoundingSeed, kStream);
+    }
+};
+
+// m' = beta1 m + (1 - beta1) g, g = scale grad: at most 5 roundings in either term; v' likewise, 6.
+// w' = keep w - step m' / (sqrt(v') correct2 + eps): the error of m', half of v's relative one, and 12
+// roundings of the second term; 2 of the first; one of the sum.
+struct UpdateTruth {
+    Vector weights, m, v, weights_bound, m_bound;
+
+    template <typename T, typename Grad>
+    UpdateTruth(const UpdateCase& c, const Tensors<T, Grad>& t)
+        : weights(t.weights.values()),
+          m(t.m.values()),
+          v(t.v.values()),
+          weights_bound(weights.size()),
+          m_bound(m.size()) {
+        const Vector before = weights, m_before = m, grad = t.grad.values();
+        const AdamWParams params{kParams.lr, kParams.beta1, kParams.beta2, kParams.eps,
+                                 c.decay,    c.grad_scale,  c.updates};
+        for (int copy = 0; copy < c.tensor.copies; copy++) {
+            int64_t at = copy * c.tensor.stride;
+            adamw_cpu(&weights[at], &m[at], &v[at], &grad[at], c.tensor.size, params);
+        }
+        for (size_t i = 0; i < m.size(); i++) {
+            if (c.inside(i) < 0) { continue; }
+            m_bound[i] = 5 * u * (std::fabs(0.9 * m_before[i]) + std::fabs(0.1 * c.grad_scale * grad[i]));
+            double kept = (1 - kParams.lr * c.decay) * before[i], change = std::fabs(kept - weights[i]);
+            double per_m = m[i] == 0 ? 0 : change / std::fabs(m[i]);
+            weights_bound[i] =
+                per_m * m_bound[i] + 15 * u * change + 2 * u * std::fabs(kept) + u * std::fabs(weights[i]);
+        }
+    }
+};
+
+template <typename T, typename Grad>
+void check_update(const UpdateCase& c) {
+    Tensors<T, Grad> t(c.elements());
+    UpdateTruth truth(c, t);
+    DeviceArray<StepDecision> decision(std::vector<StepDecision>{make_decision(c, false)});
+    t.update(c, decision);
+    std::string shape = type_names<T, Grad>() + " " + c.text();
+    expect_near("adamw_update m " + shape, t.m, truth.m, [&](size_t i) { return truth.m_bound[i]; });
+    expect_near("adamw_update v " + shape, t.v, truth.v,
+                [&](size_t i) { return c.inside(i) < 0 ? 0 : 6 * u * truth.v[i]; });
+    expect_near("adamw_update weights " + shape, t.weights, truth.weights,
+                [&](size_t i) { return truth.weights_bound[i]; });
+    expect_unchanged("adamw_update " + shape, t.grad, decision);
+}
+
+// What the device must have made of master, bit for bit; between the copies what was there.
+std::vector<bf16> rounded_as_due(const UpdateCase& c, const std::vector<float>& master,
+                                 std::vector<bf16> param, int64_t updates) {
+    for (size_t i = 0; i < param.size(); i++) {
+        if (c.inside(i) < 0) { continue; }
+        uint32_t bits = std::bit_cast<uint32_t>(master[i]);
+        uint16_t due = updates == 0 ? round_to_nearest(bits)
+                                    : round_stochastically(bits, rounding_bits(kRoundingSeed, c.tensor.tensor,
+                                                                               updates, c.number(i)));
+        param[i] = std::bit_cast<bf16>(due);
+    }
+    return param;
+}
+
+template <typename Grad>
+void check_stochastic_rounding(const UpdateCase& c) {
+    Tensors<bf16, Grad> t(c.elements());
+    StepDecision d = make_decision(c, false);
+    DeviceArray<StepDecision> decision(std::vector<StepDecision>{d});
+    t.update(c, decision);
+    std::string shape = type_names<bf16, Grad>() + " " + c.text();
+    std::vector<float> master = t.weights.download();
+    expect_same("adamw_update param " + shape, t.param,
+                rounded_as_due(c, master, t.param.uploaded(), c.updates));
+    for (int64_t updates : {c.updates, (int64_t)0}) {
+        d.updates = updates;
+        DeviceArray<StepDecision> then(std::vector<StepDecision>{d});
+        DeviceArray<bf16> again(floats(c.elements(), 4));
+        round_parameters(again.data(), t.weights.data(), c.tensor, then.data(), kRoundingSeed, kStream);
+        expect_same("round_parameters param " + shape, again,
+                    rounded_as_due(c, master, again.uploaded(), updates));
+    }
+}
+
+template <typename T, typename Grad>
+void check_skipped(const UpdateCase& c) {
+    Tensors<T, Grad> t(c.elements());
+    DeviceArray<StepDecision> decision(std::vector<StepDecision>{make_decision(c, true)});
+    t.update(c, decision);
+    expect_unchanged("adamw_update skipped " + type_names<T, Grad>() + " " + c.text(), t.weights, t.m, t.v,
+                     t.param, t.grad);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("sum_of_squares", Grad, float, bf16) {
+    for (int64_t n : {1, 3, 17, 1000, 65537, (1 << 20) + 7}) { check_sum_of_squares<Grad>(n); }
+}
+
+TEST_CASE_TEMPLATE("sum_of_squares: NaN and infinity come through", Grad, float, bf16) {
+    for (float bad : {NAN, INFINITY}) {
+        for (int at : {0, 5000, 9999}) {
+            Floats values = floats(10000, 1);
+            values[at] = bad;
+            DeviceArray<Grad> x(values);
+            DeviceArray<double> sum(1);
+            Scratch scratch(sum_of_squares_scratch());
+            sum_of_squares(sum.data(), scratch.data(), x.data(), x.size(), kStream);
+            double found = sum.download()[0];
+            CHECK(std::isnan(bad) == std::isnan(found));
+            CHECK(!std::isfinite(found));
+        }
+    }
+}
+
+TEST_CASE("decide_step: clipped, not clipped, skipped, one after the other") {
+    StepDecision before{.updates = 5,
+                        .loss = -1,
+                        .norm = -1,
+                        .grad_scale = -1,
+                        .step_size = -1,
+                        .correct2 = -1,
+                        .skipped = 1};
+    DeviceArray<StepDecision> decision(std::vector<StepDecision>{before});
+    for (const DecisionCase& c : kDecisions) {
+        check_decision(c, before, decision);
+        before = decision.download()[0];
+    }
+    CHECK(before.updates == 11);
+}
+
+TEST_CASE("adamw_update: weights and moments") {
+    for (const UpdateCase& c : kUpdates) {
+        check_update<float, float>(c);
+        check_update<bf16, float>(c);
+        check_update<bf16, bf16>(c);
+    }
+}
+
+TEST_CASE("adamw_update: nothing where the step is skipped") {
+    for (const UpdateCase& c : kUpdates) {
+        check_skipped<float, float>(c);
+        check_skipped<bf16, float>(c);
+        check_skipped<bf16, bf16>(c);
+    }
+}
+
+TEST_CASE("stochastic rounding: bf16 weights and what comes back after loading, bit for bit") {
+    for (const UpdateCase& c : kUpdates) {
+        check_stochastic_rounding<float>(c);
+        check_stochastic_rounding<bf16>(c);
+    }
+}
+
+// A number at fraction f of the way between two neighbours is rounded up with probability f (a multiple of
+// 2^-16, as x has 16 bits below them): over n elements the mean is off by at most 6 standard deviations,
+// sqrt(f (1 - f) / n), once in 5e8 times.
+TEST_CASE("stochastic rounding: the mean is the number") {
+    constexpr int64_t n = 1 << 18;
+    for (double fraction : {0.0, 0x1p-10, 0.25, 0.5, 0.9}) {
+        for (float base : {1.0f, -0.03125f}) {
+            float x = base * (1 + (float)fraction * 0x1p-7f);  // the next bf16 after 1 is 1 + 2^-7
+            DeviceArray<float> master(Floats(n, x));
+            DeviceArray<bf16> param(n);
+            DeviceArray<StepDecision> decision(std::vector<StepDecision>{{9, 0, 0, 1, 0, 1, 0}});
+            AdamWTensor tensor{kWte, n, 1, 0};
+            round_parameters(param.data(), master.data(), tensor, decision.data(), kRoundingSeed, kStream);
+            double up = 0, exact = (x / base - 1.0) * 0x1p7;
+            bool neighbours = true;
+            for (bf16 y : param.download()) {
+                double place = ((double)(float)y / base - 1) * 0x1p7;
+                neighbours = neighbours && (place == 0 || place == 1);
+                up += place;
+            }
+            CHECK(neighbours);
+            std::string name =
+                strf("stochastic rounding of %.9g: rounded up %g of %g times", x, up, (double)n);
+            CHECK_MESSAGE(std::fabs(up / n - exact) <= 6 * std::sqrt(exact * (1 - exact) / n), name);
+        }
+    }
+}

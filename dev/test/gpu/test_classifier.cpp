@@ -1,0 +1,164 @@
+// Softmax, cross-entropy and its gradient on the GPU against the reference.
+#include "dev/test/gpu/layer_test.h"
+#include "llmc/batch.h"
+#include "llmc/classifier.h"
+#include "llmc/reference.h"
+
+using namespace llmc;
+using namespace llmc::gpu_test;
+
+namespace {
+
+struct ClassifierShape {
+    int N, V, Vp, offset;  // offset: elements off the alignment of the logits
+    float scale;           // of the logits
+    std::string text() const { return strf("N=%d V=%d Vp=%d offset=%d scale=%g", N, V, Vp, offset, scale); }
+};
+constexpr ClassifierShape kShapes[] = {
+    {1, 1, 1, 0, 1},         {1, 97, 128, 0, 1},       {3, 97, 97, 1, 1},        {17, 257, 320, 0, 10},
+    {1000, 257, 257, 1, 1},  {1023, 65, 65, 0, 100},   {17, 50257, 50304, 0, 1}, {17, 50257, 50257, 1, 3},
+    {3, 50257, 50257, 0, 0}, {3, 4097, 4104, 1, 1000},
+};
+
+// The logits' columns from V on are NaN: they do not count. Row 1 has a single large logit.
+Floats make_logits(const ClassifierShape& s) {
+    Floats x = floats((int64_t)s.N * s.Vp, 1, s.scale);
+    for (int row = 0; row < s.N; row++) {
+        for (int v = s.V; v < s.Vp; v++) { x[(size_t)row * s.Vp + v] = NAN; }
+    }
+    if (s.N > 1) { x[s.Vp + s.V / 2] = 50 * s.scale; }
+    return x;
+}
+
+// every third is ignored; the others include the first and the last token
+std::vector<int32_t> make_targets(const ClassifierShape& s) {
+    std::vector<int32_t> targets = random_tokens(s.N, s.V, 2);
+    for (int row = 2; row < s.N; row += 3) { targets[row] = kIgnoreTarget; }
+    targets[0] = s.V - 1;
+    if (s.N > 3) { targets[3] = 0; }
+    return targets;
+}
+
+// total = sum of exp(x_v - largest), which at least a warp shares. Each term: x - largest is rounded, and
+// again times log2(e) for ex2.approx, which is good to 4 u; a running maximum scales the term again by up
+// to row_additions factors, of which those unlike 1 have the same errors (one such factor is counted).
+// Relative, weighted by p.
+struct RowBounds {
+    double largest = -INFINITY, total = 0, total_error = 0;
+
+    RowBounds(const double* x, int V) {
+        for (int v = 0; v < V; v++) { largest = std::max(largest, x[v]); }
+        for (int v = 0; v < V; v++) {
+            double e = std::exp(x[v] - largest);
+            total += e;
+            total_error += e * term_error(x[v]);
+        }
+        total_error = total_error / total + u * additions(row_additions(V));
+    }
+    double term_error(double x) const { return u * (8 + 6 * std::fabs(x - largest)); }
+
+    // log(total) + largest - x_target: the total's error, log's own and that of two additions
+    double loss(double x_target) const {
+        double log_total = std::log(total);
+        return total_error + 4 * u * (log_total + std::fabs(largest) + std::fabs(x_target) + 1e-3);
+    }
+    // dloss (p - [target]): p's error, a division, two products, the subtraction; a p below fp32's normal
+    // numbers may become 0
+    double gradient(double x, bool target, double dloss) const {
+        double p = std::exp(x - largest) / total;
+        return dloss * (p * (term_error(x) + total_error + 5 * u) + 3 * u * (p + target) + 0x1p-126);
+    }
+};
+
+struct Truth {
+    Vector logits;  // as the kernel reads them
+    std::vector<int32_t> targets;
+    std::vector<RowBounds> rows;
+
+    template <typename T>
+    Truth(const ClassifierShape& s, const DeviceArray<T>& uploaded)
+        : logits(uploaded.values()), targets(make_targets(s)), rows(s.N, RowBounds(nullptr, 0)) {
+#pragma omp parallel for
+        for (int row = 0; row < s.N; row++) { rows[row] = RowBounds(&logits[(size_t)row * s.Vp], s.V); }
+    }
+    Vector losses(const ClassifierShape& s, std::vector<int32_t>& predicted) const {
+        Vector x(s.N);
+        predicted.resize(s.N);
+        classifier_forward_cpu(x.data(), predicted.data(), logits.data(), targets.data(), s.N, s.V, s.Vp);
+        return x;
+    }
+    double loss_bound(const ClassifierShape& s, size_t row) const {
+        bool ignored = targets[row] == kIgnoreTarget;
+        return ignored ? 0 : rows[row].loss(logits[row * s.Vp + targets[row]]);
+    }
+};
+
+template <typename T>
+void check_forward(const ClassifierShape& s) {
+    DeviceArray<T> logits(make_logits(s), s.offset);
+    Truth p(s, logits);
+    DeviceArray<int32_t> targets(p.targets), predicted(s.N);
+    DeviceArray<float> losses(s.N);
+    classifier_forward(losses.data(), predicted.data(), logits.data(), targets.data(), s.N, s.V, s.Vp,
+                       kStream);
+    std::vector<int32_t> expected_predicted;
+    Vector expected = p.losses(s, expected_predicted);
+    std::string shape = strf("%s ", type_name<T>()) + s.text();
+    expect_near("classifier_forward losses " + shape, losses, expected,
+                [&](size_t i) { return p.loss_bound(s, i); });
+    expect_same("classifier_forward predicted " + shape, predicted, expected_predicted);
+    expect_unchanged("classifier_forward " + shape, logits, targets);
+}
+
+template <typename T>
+void check_forward_backward(const ClassifierShape& s) {
+    const float dloss = 1.0f / (float)(s.N + 1);
+    DeviceArray<T> logits(make_logits(s), s.offset);
+    Truth p(s, logits);
+    DeviceArray<int32_t> targets(p.targets);
+    DeviceArray<float> losses(s.N);
+    classifier_forward_backward(logits.data(), losses.data(), targets.data(), dloss, s.N, s.V, s.Vp, kStream);
+    std::vector<int32_t> unused;
+    Vector expected = p.losses(s, unused), gradient(logits.size());
+    classifier_backward_cpu(gradient.data(), p.logits.data(), p.targets.data(), (double)dloss, s.N, s.V,
+                            s.Vp);
+    std::string shape = strf("%s ", type_name<T>()) + s.text();
+    expect_near("classifier_forward_backward losses " + shape, losses, expected,
+                [&](size_t i) { return p.loss_bound(s, i); });
+    expect_near("classifier_forward_backward dlogits " + shape, logits, gradient, [&](size_t i) {
+        size_t row = i / s.Vp, v = i % s.Vp;
+        if ((int)v >= s.V || p.targets[row] == kIgnoreTarget) { return 0.0; }
+        return stored<T>(p.rows[row].gradient(p.logits[i], p.targets[row] == (int)v, dloss), gradient[i]);
+    });
+    expect_unchanged("classifier_forward_backward " + shape, targets);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("classifier_forward: losses and predictions", T, float, bf16) {
+    for (const ClassifierShape& s : kShapes) { check_forward<T>(s); }
+}
+
+TEST_CASE_TEMPLATE("classifier_forward_backward: losses and gradients", T, float, bf16) {
+    for (const ClassifierShape& s : kShapes) { check_forward_backward<T>(s); }
+}
+
+// N additions in double, in any order
+TEST_CASE("sum_losses") {
+    for (int64_t N : {1, 3, 17, 1000, 100003}) {
+        DeviceArray<float> losses(floats(N, 1));
+        Vector x = losses.values(), start = {0.125};
+        for (bool accumulate : {false, true}) {
+            DeviceArray<double> sum(start);
+            sum_losses(sum.data(), losses.data(), N, accumulate, kStream);
+            double expected = accumulate ? start[0] : 0, terms = expected;
+            for (double v : x) {
+                expected += v;
+                terms += std::fabs(v);
+            }
+            expect_near(strf("sum_losses sum %s N=%d", accumulate ? "+=" : "=", (int)N), sum, {expected},
+                        [&](size_t) { return 2 * (double)N * kDoubleRoundoff * terms; });
+        }
+        expect_unchanged("sum_losses", losses);
+    }
+}

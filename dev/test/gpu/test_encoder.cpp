@@ -1,0 +1,103 @@
+// The encoder on the GPU against the reference.
+#include "dev/test/gpu/layer_test.h"
+#include "llmc/encoder.h"
+#include "llmc/reference.h"
+
+using namespace llmc;
+using namespace llmc::gpu_test;
+
+namespace {
+
+enum class Tokens { kRandom, kOneToken, kDistinct };  // kOneToken: all but every seventh are token 1
+constexpr const char* kTokensNames[] = {"random", "mostly one token", "distinct"};
+
+struct EncoderShape {
+    int B, T, C, V;
+    Tokens kind;
+    std::string text() const {
+        return strf("B=%d T=%d C=%d V=%d, tokens %s", B, T, C, V, kTokensNames[(int)kind]);
+    }
+    std::vector<int32_t> tokens() const {
+        std::vector<int32_t> x = random_tokens((int64_t)B * T, V, 1);
+        for (int i = 0; i < B * T; i++) {
+            if (kind == Tokens::kOneToken && i % 7 != 3) { x[i] = 1; }
+            if (kind == Tokens::kDistinct) { x[i] = (int32_t)((int64_t)i * 5 % V); }  // 5 does not divide V
+        }
+        return x;
+    }
+};
+
+constexpr EncoderShape kShapes[] = {
+    {1, 1, 1, 2, Tokens::kRandom},           {1, 3, 3, 97, Tokens::kDistinct},
+    {3, 17, 65, 257, Tokens::kRandom},       {3, 17, 65, 257, Tokens::kDistinct},
+    {4, 64, 769, 97, Tokens::kOneToken},     {17, 64, 768, 257, Tokens::kRandom},
+    {1, 1024, 1600, 257, Tokens::kOneToken}, {4, 250, 65, 50257, Tokens::kRandom},
+    {2, 1024, 64, 50257, Tokens::kDistinct},
+};
+
+// One addition of two numbers of T in fp32 and the rounding to T.
+template <typename Real>
+void check_forward(const EncoderShape& s) {
+    auto [B, T, C, V, kind] = s;
+    DeviceArray<int32_t> tokens(s.tokens());
+    DeviceArray<Real> wte(floats((int64_t)V * C, 2)), wpe(floats((T + 3) * C, 3)), out((int64_t)B * T * C);
+    encoder_forward(out.data(), tokens.data(), wte.data(), wpe.data(), B, T, C, kStream);
+    Vector expected(out.size());
+    encoder_forward_cpu(expected.data(), tokens.uploaded().data(), wte.values().data(), wpe.values().data(),
+                        B, T, C);
+    std::string name = strf("encoder_forward out %s ", type_name<Real>()) + s.text();
+    expect_near(name, out, expected,
+                [&](size_t i) { return stored<Real>(u * std::fabs(expected[i]), expected[i]); });
+    expect_unchanged(name, tokens, wte, wpe);
+}
+
+// A row of dwte is the sum of as many rows of dout as its token occurs, plus what was there; a row of dwpe
+// that of B rows, plus what was there with accumulate. Sums in fp32, one addition to the start value, then
+// the rounding to Grad. A row that no token asks for keeps its bits, and so does a position from T on.
+template <typename Real, typename Grad>
+void check_backward(const EncoderShape& s, bool accumulate) {
+    auto [B, T, C, V, kind] = s;
+    DeviceArray<int32_t> tokens(s.tokens());
+    DeviceArray<Real> dout(floats((int64_t)B * T * C, 4));
+    DeviceArray<Grad> dwte(floats((int64_t)V * C, 5)), dwpe(floats((T + 3) * C, 6));
+    Scratch scratch(encoder_backward_scratch(B, T, C, V));
+    encoder_backward(dwte.data(), dwpe.data(), scratch.data(), dout.data(), tokens.data(), B, T, C, V,
+                     accumulate, kStream);
+
+    Vector dwte_d = dwte.values(), dwpe_d = dwpe.values();
+    if (!accumulate) { std::fill_n(dwpe_d.begin(), T * C, 0.0); }
+    Vector dwte_terms = absolute(dwte_d), dwpe_terms = absolute(dwpe_d);
+    encoder_backward_cpu(dwte_d.data(), dwpe_d.data(), dout.values().data(), tokens.uploaded().data(), B, T,
+                         C);
+    encoder_backward_cpu(dwte_terms.data(), dwpe_terms.data(), absolute(dout.values()).data(),
+                         tokens.uploaded().data(), B, T, C);
+    std::vector<int> occurs(V, 0);
+    for (int32_t token : tokens.uploaded()) { occurs[token]++; }
+
+    std::string shape = type_names<Real, Grad>() + (accumulate ? " += " : " ") + s.text();
+    expect_near("encoder_backward dwte " + shape, dwte, dwte_d, [&](size_t i) {
+        int n = occurs[i / C];
+        return n == 0 ? 0 : stored<Grad>((additions(n) + 1) * u * dwte_terms[i], dwte_d[i]);
+    });
+    expect_near("encoder_backward dwpe " + shape, dwpe, dwpe_d, [&](size_t i) {
+        bool written = (int)(i / C) < T;
+        return !written ? 0 : stored<Grad>((additions(B) + 1) * u * dwpe_terms[i], dwpe_d[i]);
+    });
+    check_guards("encoder_backward scratch " + shape, scratch);
+    expect_unchanged("encoder_backward " + shape, tokens, dout);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("encoder_forward", Real, float, bf16) {
+    for (const EncoderShape& s : kShapes) { check_forward<Real>(s); }
+}
+
+TEST_CASE_TEMPLATE("encoder_backward", Real, float, bf16) {
+    for (const EncoderShape& s : kShapes) {
+        for (bool accumulate : {false, true}) {
+            check_backward<Real, float>(s, accumulate);
+            if (!std::is_same_v<Real, float>) { check_backward<Real, Real>(s, accumulate); }
+        }
+    }
+}

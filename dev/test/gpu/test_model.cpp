@@ -1,0 +1,226 @@
+// The GPU's whole model, forward and backward, in fp32 and bf16: against PyTorch's numbers, against the
+// reference model, and against itself where it computes the same in another way.
+#include "dev/test/compare_state.h"
+#include "dev/test/gpu/gpu_model.h"
+#include "dev/test/test_files.h"
+
+using namespace llmc;
+
+namespace {
+
+struct Size {
+    const char* name;
+    GPT2Config config;  // positions, vocabulary, padded, layers, heads, channels
+    int B, T;
+};
+
+const Size kSizes[] = {
+    {"head size 7", {9, 37, 64, 3, 2, 14}, 4, 9},        // nothing is aligned
+    {"head size 48", {50, 257, 320, 1, 1, 48}, 3, 41},   // T is a multiple of nothing
+    {"head size 64", {64, 100, 128, 2, 2, 128}, 2, 64},  // everything is
+    {"head size 128", {70, 300, 320, 1, 2, 256}, 1, 67},
+    {"head size 1", {5, 3, 64, 2, 5, 5}, 2, 5},  // as small as it gets
+    {"d1", {64, 1000, 1024, 1, 1, 64}, 1, 1},
+    {"one row", {64, 1000, 1024, 2, 1, 64}, 1, 64},
+};
+
+}  // namespace
+
+TEST_CASE("gpu model: agrees with PyTorch") {
+    const std::string folder = "dev/test/fixture/";
+    CHECK(compare_with_state<Fp32Model>(folder + "model.bin", folder + "state.bin", folder + "losses.txt") ==
+          0);
+}
+
+TEST_CASE_TEMPLATE("gpu model: initial values are the CPU model's", Model, Fp32Model, Bf16Model) {
+    Model model(tiny_config(), 2, 9);
+    ReferenceModel<float> expected(tiny_config(), 2, 9);
+    model.init(5);
+    expected.init(5);
+    for (State state : kStates) {
+        // log and cos in double, compiled by another compiler
+        check_near(strf("state %d", (int)state), whole_state(model, state), whole_state(expected, state),
+                   [](size_t) { return 0.1 * 4 * kFloatRoundoff; });
+    }
+    std::vector<float> wte = whole_tensor(model, State::kParameter, kWte);
+    CHECK(std::count(wte.begin() + 37 * 14, wte.end(), 0.0f) == (64 - 37) * 14);
+    CHECK(model.updates() == 0);
+}
+
+// ---- against the reference ---------------------------------------------------------------------
+
+TEST_CASE_TEMPLATE("gpu model: loss, logits and every gradient", Model, Fp32Model, Bf16Model, NarrowModel) {
+    for (const Size& s : kSizes) {
+        CAPTURE(s.name);
+        Model model(s.config, s.B + 1, std::min(s.T + 3, s.config.max_seq_len));  // for more than it is given
+        ReferenceModel<double> reference = reference_for<Model>(s.config, s.B, s.T);
+        reference.init(11);
+        copy_states(&model, reference);
+        check_model(std::string(s.name) + ", initial weights", model, reference,
+                    two_batches(s.config, s.B, s.T, 21), kInitialGain);
+        fill_lively(&reference, 31);
+        copy_states(&model, reference);
+        std::vector<Batch> batches = two_batches(s.config, s.B, s.T, 41);
+        // the longer one second: it adds to positions that the first does not have
+        std::ranges::reverse(batches);
+        check_model(std::string(s.name) + ", lively weights", model, reference, batches, kLivelyGain);
+    }
+}
+
+TEST_CASE_TEMPLATE("gpu model: evaluates batches smaller than it was made for", Model, Fp32Model, Bf16Model) {
+    GPT2Config c = tiny_config();
+    Model model(c, 4, 9);
+    ReferenceModel<double> reference = reference_for<Model>(c, 4, 9);
+    fill_lively(&reference, 7);
+    copy_states(&model, reference);
+    for (auto [B, T] : {std::pair{4, 9}, {1, 5}, {3, 1}, {1, 1}, {4, 9}}) {
+        Batch batch = random_batch(c, B, T, 3 + B + T);
+        check_evaluation(strf("B %d T %d", B, T), model, reference, batch,
+                         tolerance_for<Model>(c, 36, kLivelyGain));
+        CHECK(model.logits().size() == (size_t)B * T * c.padded_vocab_size);
+    }
+}
+
+// All logits are negative here, but for those of the padding rows, which are 0.
+TEST_CASE_TEMPLATE("gpu model: what is padding is not predicted", Model, Fp32Model, Bf16Model) {
+    GPT2Config c = tiny_config();
+    Model model(c, 4, 9);
+    ReferenceModel<double> reference = reference_for<Model>(c, 4, 9);
+    fill_lively(&reference, 7);
+    std::vector<float> wte = whole_tensor(reference, State::kParameter, kWte);
+    for (float& x : wte) { x = -std::fabs(x); }
+    reference.load(State::kParameter, kWte, 0, wte);
+    reference.load(State::kParameter, kLnfw, 0, std::vector<float>(c.channels, 0.1f));
+    reference.load(State::kParameter, kLnfb, 0, std::vector<float>(c.channels, 1.0f));
+    copy_states(&model, reference);
+    Batch batch = random_batch(c, 4, 9, 3);
+    check_evaluation("negative logits", model, reference, batch, tolerance_for<Model>(c, 36, kLivelyGain));
+    std::vector<float> logits = unpadded_logits(model);
+    CHECK(std::ranges::max(logits) < 0);
+}
+
+// ---- against itself ----------------------------------------------------------------------------
+
+TEST_CASE_TEMPLATE("gpu model: nothing of an earlier batch is left in the next", Model, Fp32Model,
+                   Bf16Model) {
+    GPT2Config c = tiny_config();
+    Model used(c, 4, 9), fresh(c, 4, 9);
+    used.init(5);
+    fresh.init(5);
+    std::vector<float> good = whole_tensor(used, State::kParameter, kWpe), bad(good.size(), NAN);
+    Batch small = random_batch(c, 1, 4, 2), large = random_batch(c, 4, 9, 3);
+    used.load(State::kParameter, kWpe, 0, bad);
+    CHECK(std::isnan(used.evaluate(large).losses[0]));
+    CHECK_FALSE(std::isfinite(used.forward_backward({&large, 1})));
+    used.load(State::kParameter, kWpe, 0, good);
+    used.evaluate(small);
+    fresh.evaluate(small);
+    check_same("evaluation after a batch of NaN", unpadded_logits(used), unpadded_logits(fresh));
+    CHECK(used.forward_backward({&small, 1}) == fresh.forward_backward({&small, 1}));
+    check_same("gradients after a batch of NaN", whole_gradient(used), whole_gradient(fresh));
+}
+
+TEST_CASE_TEMPLATE("gpu model: micro-batches add up to one batch", Model, Fp32Model, Bf16Model, NarrowModel) {
+    GPT2Config c = tiny_config();
+    Model at_once(c, 4, 9), in_parts(c, 1, 9);
+    at_once.init(5);
+    in_parts.init(5);
+    Batch batch = random_batch(c, 4, 9, 7);
+    // unequal numbers of targets: the mean is over all of them, not of the micro-batches' means
+    std::fill_n(batch.targets.begin(), 7, kIgnoreTarget);
+    std::vector<Batch> parts;
+    for (int row = 0; row < 4; row++) { parts.push_back(rows_of(batch, row, 1)); }
+    Tolerance tolerance = tolerance_for<Model>(c, 36, kInitialGain, 4);
+    double expected = at_once.forward_backward({&batch, 1});
+    CHECK(std::fabs(in_parts.forward_backward(parts) - expected) <= tolerance.norm * expected);
+    check_close_gradients("4 micro-batches", in_parts, at_once, tolerance);
+    at_once.forward_backward(parts);  // in a model made for more
+    check_same("micro-batches in a larger model", whole_gradient(at_once), whole_gradient(in_parts));
+}
+
+// One row of all-ignored targets beside the others adds exact zeros, and only the mean's weights count.
+TEST_CASE_TEMPLATE("gpu model: what follows an ignored target changes nothing", Model, Fp32Model, Bf16Model) {
+    GPT2Config c = tiny_config();
+    Model one(c, 4, 9), two(c, 4, 9);
+    one.init(5);
+    two.init(5);
+    Batch batch = random_batch(c, 4, 9, 3);
+    for (int b = 0; b < 4; b++) { batch.targets[b * 9 + 8] = kIgnoreTarget; }
+    Batch other = batch;
+    for (int b = 0; b < 4; b++) {
+        other.tokens[b * 9 + 8] = (batch.tokens[b * 9 + 8] + 1 + b) % c.vocab_size;
+    }
+    CHECK(one.forward_backward({&batch, 1}) == two.forward_backward({&other, 1}));
+    for (int t = 0; t < kNumTensors; t++) {
+        // a token's gradients are added in an order that depends on where else it stands
+        Tolerance tolerance = t == kWte ? tolerance_for<Model>(c, 36, 1) : Tolerance{0, 0};
+        for (int l = 0; l < tensor_copies(c, t); l++) {
+            check_close(kTensors[t].name, layer_gradient(two, t, l), layer_gradient(one, t, l), tolerance);
+        }
+    }
+    std::vector<float> dwpe = layer_gradient(one, kWpe, 0);
+    CHECK(std::count(dwpe.end() - c.channels, dwpe.end(), 0.0f) == c.channels);
+}
+
+TEST_CASE_TEMPLATE("gpu model: recomputing gives the same bits", Model, Fp32Model, Bf16Model, NarrowModel) {
+    for (const Size& s : {kSizes[0], kSizes[1], kSizes[2]}) {
+        CAPTURE(s.name);
+        Model kept(s.config, s.B, s.T);
+        ReferenceModel<float> weights(s.config, 1, 1);
+        fill_lively(&weights, 3);
+        copy_states(&kept, weights);
+        std::vector<Batch> batches = two_batches(s.config, s.B, s.T, 5);
+        double loss = kept.forward_backward(batches);
+        std::vector<float> gradients = whole_gradient(kept);
+        int64_t before = Model::plan(s.config, s.B, s.T).activations;
+        for (Recompute recompute : {Recompute::kGelu, Recompute::kBlock}) {
+            Model again(s.config, s.B, s.T, {.recompute = recompute});
+            copy_states(&again, weights);
+            CHECK(again.forward_backward(batches) == loss);
+            check_same(strf("recompute %d", (int)recompute), whole_gradient(again), gradients);
+            int64_t now = Model::plan(s.config, s.B, s.T, {.recompute = recompute}).activations;
+            CHECK(now <= before);
+            before = now;
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("gpu model: batches that do not fit are refused before anything runs", Model, Fp32Model,
+                   Bf16Model) {
+    GPT2Config c = tiny_config();
+    Model model(c, 4, 9), fresh(c, 4, 9);
+    model.init(5);
+    fresh.init(5);
+    auto refused = [&](const Batch& batch) {
+        std::vector<Batch> second = {random_batch(c, 4, 9, 1), batch};  // a good one first
+        CHECK(error_of([&] { model.evaluate(batch); }).exit_code == kExitUsage);
+        CHECK(error_of([&] { model.enqueue_step({&batch, 1}, {.lr = 0.1}); }).exit_code == kExitUsage);
+        CHECK(error_of([&] { model.enqueue_step(second, {.lr = 0.1}); }).exit_code == kExitUsage);
+    };
+    for (int32_t id : {-1, c.vocab_size, c.padded_vocab_size - 1, INT32_MAX, INT32_MIN}) {
+        Batch batch = random_batch(c, 2, 3, 1);
+        batch.tokens[5] = id;
+        refused(batch);
+        batch = random_batch(c, 2, 3, 1);
+        batch.targets[5] = id == kIgnoreTarget ? kIgnoreTarget - 1 : id;
+        refused(batch);
+    }
+    for (auto [B, T] : {std::pair{5, 9}, {4, 10}, {0, 3}, {3, 0}}) {
+        refused({B, T, std::vector<int32_t>(B * T), std::vector<int32_t>(B * T)});
+    }
+    Batch uneven = random_batch(c, 2, 3, 1);
+    uneven.targets.pop_back();
+    refused(uneven);
+    Batch ignored = random_batch(c, 2, 3, 1);
+    std::ranges::fill(ignored.targets, kIgnoreTarget);
+    CHECK(error_of([&] { model.enqueue_step({&ignored, 1}, {.lr = 0.1}); }).exit_code == kExitUsage);
+    model.finish();
+    CHECK_FALSE(model.poll().has_value());
+    check_same_state("after what was refused", model, fresh);
+    Batch good = random_batch(c, 4, 9, 2);
+    StepResult found = step(&model, {&good, 1}, {.lr = 0.1}),
+               expected = step(&fresh, {&good, 1}, {.lr = 0.1});
+    CHECK_FALSE(found.skipped);
+    CHECK(found.loss == expected.loss);
+    check_same_state("the step after", model, fresh);
+}

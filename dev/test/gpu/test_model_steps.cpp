@@ -1,0 +1,316 @@
+// The GPU's whole model, training: the steps against the reference, that they repeat to the bit, clipping,
+// skipping, the order of results, saving and loading, and the memory that was planned.
+#include <cuda_runtime_api.h>
+
+#include "dev/test/gpu/gpu_model.h"
+#include "dev/test/test_files.h"
+
+using namespace llmc;
+
+namespace {
+
+template <typename Model>
+struct Small : Model {
+    explicit Small(uint64_t seed = 5) : Model(tiny_config(), 4, 9) { this->init(seed); }
+};
+
+std::vector<Batch> batches_of_step(int64_t k) { return two_batches(tiny_config(), 4, 9, 100 + 10 * k); }
+
+// as in training, with a rate that shows after a step
+StepParams usual(int64_t k) { return {k, 1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0}; }
+
+template <typename Model>
+void train(Model* model, int64_t first, int64_t steps) {
+    for (int64_t k = first; k < first + steps; k++) {
+        CHECK_FALSE(step(model, batches_of_step(k), usual(k)).skipped);
+    }
+}
+
+std::vector<float> difference(const std::vector<float>& a, const std::vector<float>& b) {
+    std::vector<float> d(a.size());
+    std::ranges::transform(a, b, d.begin(), std::minus<float>());
+    return d;
+}
+
+// bytes that the device has lost since `before`
+int64_t taken_since(size_t before) {
+    size_t free = 0, total = 0;
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+    REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+    return (int64_t)before - (int64_t)free;
+}
+
+}  // namespace
+
+// ---- against the reference ---------------------------------------------------------------------
+
+// With eps = 1 an update, lr m / (sqrt(v) + 1), follows the gradient smoothly. With GPT-2's eps an element
+// whose gradient is rounding noise moves by lr in a direction that noise decides; that case is compared with
+// PyTorch's losses in "agrees with PyTorch". What one update adds to the difference the next carries on,
+// hence the 5 steps in the bounds; a second moment is a square, and in bf16 the weights are rounded up or
+// down at random: 2.
+TEST_CASE_TEMPLATE("gpu steps: losses, norms, moments and weights", Model, Fp32Model, Bf16Model,
+                   NarrowModel) {
+    GPT2Config c = tiny_config();
+    constexpr int64_t kSteps = 5;
+    for (double clip : {0.0, 0.25}) {
+        CAPTURE(clip);
+        Model model(c, 4, 9);
+        ReferenceModel<double> reference = reference_for<Model>(c, 4, 9);
+        reference.init(5);
+        copy_states(&model, reference);
+        std::vector<std::vector<float>> start;
+        for (int t = 0; t < kNumTensors; t++) {
+            start.push_back(whole_tensor(reference, State::kParameter, t));
+        }
+        Tolerance once = tolerance_for<Model>(c, 36, kInitialGain, 2);
+        Tolerance bound = {2 * kSteps * once.element, 2 * (kIsBf16<Model> ? 1 : kSteps) * once.norm};
+        for (int64_t k = 0; k < kSteps; k++) {
+            StepParams params{k, 0.1, 0.9, 0.95, 1.0, 0.2, clip};
+            StepResult found = step(&model, batches_of_step(k), params);
+            StepResult expected = step(&reference, batches_of_step(k), params);
+            CHECK(found.step == k);
+            CHECK_FALSE(found.skipped);
+            CHECK(expected.grad_norm > 2 * 0.25);  // the limit clips
+            CHECK(std::fabs(found.loss - expected.loss) <= bound.norm * expected.loss);
+            CHECK(std::fabs(found.grad_norm - expected.grad_norm) <= bound.norm * expected.grad_norm);
+        }
+        CHECK(model.updates() == kSteps);
+        for (int t = 0; t < kNumTensors; t++) {
+            for (State state : {State::kFirstMoment, State::kSecondMoment}) {
+                check_close(strf("moment %d of %s", (int)state, kTensors[t].name),
+                            whole_tensor(model, state, t), whole_tensor(reference, state, t), bound);
+            }
+            // weights by how far they moved, less the rounding of each update to fp32
+            std::vector<float> found = difference(whole_tensor(model, State::kParameter, t), start[t]);
+            std::vector<float> expected = difference(whole_tensor(reference, State::kParameter, t), start[t]);
+            double rounding = 2 * kSteps * kFloatRoundoff * (largest(start[t]) + largest(expected));
+            double limit = bound.element * largest(expected) + rounding;
+            check_near(std::string("moved ") + kTensors[t].name, found, expected,
+                       [&](size_t) { return limit; });
+        }
+    }
+}
+
+// Four rows of different first tokens leave nothing to guess. An even chance between two is ln 2.
+TEST_CASE_TEMPLATE("gpu steps: a batch is learnt by heart, and padding rows stay zero", Model, Fp32Model,
+                   Bf16Model, NarrowModel) {
+    Small<Model> model;
+    Batch batch = random_batch(tiny_config(), 4, 9, 8);
+    float first = 0, last = 0;
+    for (int64_t k = 0; k < 120; k++) {
+        last = step(&model, {&batch, 1}, {.step = k, .lr = 1e-2, .weight_decay = 0.01, .clip = 1}).loss;
+        if (k == 0) { first = last; }
+    }
+    CHECK(std::fabs(first - std::log(37.0)) < 0.1);  // weights of 0.02 say next to nothing
+    CHECK(last < 0.1);
+    for (State state : kStates) {
+        std::vector<float> wte = whole_tensor(model, state, kWte);
+        CHECK(std::count(wte.begin() + 37 * 14, wte.end(), 0.0f) == (64 - 37) * 14);
+    }
+}
+
+// The first moment after one update is (1 - beta1) times the clipped gradient.
+TEST_CASE_TEMPLATE("gpu steps: a gradient of norm g is scaled to clip / (g + 1e-6)", Model, Fp32Model,
+                   Bf16Model, NarrowModel) {
+    std::vector<Batch> batches = batches_of_step(0);
+    for (double clip : {0.0, 0.01, 1e9}) {
+        CAPTURE(clip);
+        Small<Model> model;
+        model.forward_backward(batches);
+        std::vector<float> gradients = whole_gradient(model);
+        double norm = norm_of(gradients);
+        REQUIRE(norm > 0.01);
+        StepResult result = step(&model, batches, {.step = 17, .lr = 1e-3, .beta1 = 0.9, .clip = clip});
+        CHECK(result.step == 17);
+        check_same("the step's own gradients", whole_gradient(model), gradients);
+        // squares are added in fp32: each of the sqrt(n) that matter is rounded
+        double bound = kFloatRoundoff * std::sqrt((double)gradients.size());
+        CHECK(std::fabs(result.grad_norm - norm) <= bound * norm);
+        double scale = clip == 0.01 ? clip / (result.grad_norm + 1e-6) : 1;
+        std::vector<double> expected = convert<double>(gradients);
+        for (double& g : expected) { g *= (1 - 0.9) * scale; }
+        // the norm, scale, 1 - beta1 and three products are rounded; the last may be denormal
+        check_near("first moment", whole_state(model, State::kFirstMoment), expected,
+                   [&](size_t i) { return 8 * kFloatRoundoff * std::fabs(expected[i]) + 0x1p-126; });
+    }
+}
+
+// ---- to the bit --------------------------------------------------------------------------------
+
+TEST_CASE_TEMPLATE("gpu steps: the same run gives the same bits", Model, Fp32Model, Bf16Model, NarrowModel) {
+    Small<Model> one, two;
+    for (int64_t k = 0; k < 5; k++) {
+        StepResult a = step(&one, batches_of_step(k), usual(k));
+        two.evaluate(batches_of_step(k)[1]);  // must leave no trace
+        StepResult b = step(&two, batches_of_step(k), usual(k));
+        CHECK(a.loss == b.loss);
+        CHECK(a.grad_norm == b.grad_norm);
+    }
+    check_same_state("two runs", one, two);
+    Small<Model> other(6);
+    train(&other, 0, 5);
+    CHECK(whole_tensor(other, State::kParameter, kFcw) != whole_tensor(one, State::kParameter, kFcw));
+}
+
+// Steps that are queued behind each other, as in training, are the steps that are waited for.
+TEST_CASE_TEMPLATE("gpu steps: results come in order, at most one step late", Model, Fp32Model, Bf16Model) {
+    Small<Model> model, waited;
+    CHECK_FALSE(model.poll().has_value());
+    model.finish();
+    CHECK_FALSE(model.poll().has_value());
+    std::vector<StepResult> results;
+    auto collect = [&] {
+        while (auto result = model.poll()) { results.push_back(*result); }
+    };
+    for (int64_t k = 0; k < 6; k++) {
+        model.enqueue_step(batches_of_step(k), usual(k));
+        collect();
+        CHECK((int64_t)results.size() >= k);  // all but the one just queued
+        CHECK((int64_t)results.size() <= k + 1);
+    }
+    model.finish();
+    collect();
+    REQUIRE(results.size() == 6);
+    for (int64_t k = 0; k < 6; k++) {
+        StepResult expected = step(&waited, batches_of_step(k), usual(k));
+        CHECK(results[k].step == k);
+        CHECK(results[k].loss == expected.loss);
+        CHECK(results[k].grad_norm == expected.grad_norm);
+    }
+    CHECK(model.updates() == 6);
+    check_same_state("queued and waited for", model, waited);
+    for (int64_t k : {6, 7, 8}) {
+        model.enqueue_step(batches_of_step(k), usual(k));
+    }  // nobody asks in between
+    model.finish();
+    for (int64_t k : {6, 7, 8}) {
+        std::optional<StepResult> result = model.poll();
+        REQUIRE(result.has_value());
+        CHECK(result->step == k);
+    }
+    CHECK_FALSE(model.poll().has_value());
+}
+
+TEST_CASE_TEMPLATE("gpu steps: a step that is not finite changes nothing", Model, Fp32Model, Bf16Model,
+                   NarrowModel) {
+    std::vector<Batch> batches = batches_of_step(0);
+    int64_t token = batches[1].tokens[3];
+    for (float poison : {INFINITY, -INFINITY, NAN}) {
+        for (auto [tensor, at] : {std::pair{kWte, token * 14 + 5},
+                                  {kLn1w, (int64_t)20},
+                                  {kQkvw, (int64_t)3},
+                                  {kFcprojb, (int64_t)2},
+                                  {kLnfw, (int64_t)13}}) {
+            CAPTURE(poison);
+            CAPTURE(kTensors[tensor].name);
+            Small<Model> model, untouched;
+            train(&model, 0, 1);
+            train(&untouched, 0, 1);
+            std::vector<float> good(1), bad = {poison};
+            model.save(State::kParameter, tensor, at, good);
+            for (auto* m : {&model, &untouched}) { m->load(State::kParameter, tensor, at, bad); }
+            model.enqueue_step(batches, usual(1));
+            model.enqueue_step(batches, usual(2));  // queued before the first is known to be skipped
+            model.finish();
+            for (int64_t k : {1, 2}) {
+                StepResult result = model.poll().value();
+                CHECK(result.skipped);
+                CHECK(result.step == k);
+                CHECK_FALSE((std::isfinite(result.loss) && std::isfinite(result.grad_norm)));
+            }
+            CHECK(model.updates() == 1);
+            check_same_state("skipped", model, untouched);
+            for (auto* m : {&model, &untouched}) {
+                m->load(State::kParameter, tensor, at, good);
+                train(m, 3, 1);
+            }
+            CHECK(model.updates() == 2);
+            check_same_state("after the repair", model, untouched);
+        }
+    }
+}
+
+// ---- saving and loading ------------------------------------------------------------------------
+
+TEST_CASE_TEMPLATE("gpu steps: load and save by ranges", Model, Fp32Model, Bf16Model, NarrowModel) {
+    GPT2Config c = tiny_config();
+    Model model(c, 1, 2);
+    model.init(1);
+    ReferenceModel<float> expected(c, 1, 2);
+    fill_states(&expected, 77);
+    for (State state : kStates) {
+        for (int t = 0; t < kNumTensors; t++) {
+            std::vector<float> values = whole_tensor(expected, state, t), pieces(values.size());
+            int64_t total = tensor_total(c, t),
+                    chunk = tensor_size(c, t) * 2 / 3 + 1;  // over the borders of layers
+            for (int64_t first = 0; first < total; first += chunk) {
+                model.load(state, t, first, std::span(values).subspan(first, std::min(chunk, total - first)));
+            }
+            for (int64_t first = 0; first < total; first += 101) {
+                model.save(state, t, first,
+                           std::span(pieces).subspan(first, std::min<int64_t>(101, total - first)));
+            }
+            check_same(strf("pieces of %s", kTensors[t].name), pieces, values);
+        }
+        check_same(strf("state %d", (int)state), whole_state(model, state), whole_state(expected, state));
+    }
+    std::vector<float> x(3);
+    int64_t total = tensor_total(c, kFcw);
+    for (int64_t first : {(int64_t)-1, total - 2, total, INT64_MAX - 1}) {
+        CHECK(error_of([&] { model.load(State::kParameter, kFcw, first, x); }).exit_code == kExitUsage);
+        CHECK(error_of([&] { model.save(State::kParameter, kFcw, first, x); }).exit_code == kExitUsage);
+    }
+    check_same("after what was refused", whole_state(model, State::kParameter),
+               whole_state(expected, State::kParameter));
+}
+
+// In bf16 too: the weights that the loaded model computes with are the master weights rounded as the first
+// model rounded them, a function of seed and update alone.
+TEST_CASE_TEMPLATE("gpu steps: a run that is saved and loaded goes on to the bit", Model, Fp32Model,
+                   Bf16Model, NarrowModel) {
+    Small<Model> whole, resumed;
+    train(&whole, 0, 3);
+    train(&resumed, 50, 1);  // something else before
+    resumed.init(5);
+    copy_states(&resumed, whole);
+    check_same_state("loaded", resumed, whole);
+    Batch batch = random_batch(tiny_config(), 4, 9, 1);
+    whole.evaluate(batch);
+    resumed.evaluate(batch);
+    check_same("logits of what was loaded", unpadded_logits(resumed), unpadded_logits(whole));
+    train(&whole, 3, 3);
+    train(&resumed, 3, 3);
+    check_same_state("three steps on", resumed, whole);
+}
+
+// ---- memory ------------------------------------------------------------------------------------
+
+// The plan is what is taken from the device, give or take the granularity of allocations and what CUDA keeps
+// for kernels and streams.
+TEST_CASE_TEMPLATE("gpu steps: a model takes the memory that was planned", Model, Fp32Model, Bf16Model,
+                   NarrowModel) {
+    {
+        Small<Model> first;  // CUDA's own: context, kernels, cuBLASLt's handle
+        train(&first, 0, 1);
+    }
+    GPT2Config c{256, 50257, 50304, 4, 12, 768};
+    int B = 4, T = 256;
+    for (Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
+        size_t free = 0, total = 0;
+        REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+        int64_t planned = Model::plan(c, B, T, {.recompute = recompute}).total();
+        double slack = 0x1p26 + 0.01 * (double)planned;
+        {
+            Model model(c, B, T, {.recompute = recompute});
+            CHECK(std::fabs((double)(taken_since(free) - planned)) <= slack);
+            model.init(1);
+            std::vector<Batch> batches = {random_batch(c, B, T, 1), random_batch(c, B, T, 2)};
+            CHECK_FALSE(step(&model, batches, usual(0)).skipped);
+            model.evaluate(batches[0]);
+            CHECK(std::fabs((double)(taken_since(free) - planned)) <=
+                  slack);  // nothing is allocated on the way
+        }
+        CHECK(taken_since(free) <= (int64_t)0x1p26);  // and all is given back
+    }
+}

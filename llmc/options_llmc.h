@@ -1,0 +1,50 @@
+// llm.c's options that are not an alias letter of a row in options_table.h, as data. Only the parser includes
+// this.
+#pragma once
+
+namespace llmc {
+
+// llm.c's options that are a row's under another name. Number i stands for the i-th word; without words, a
+// value is the row's own.
+struct LlmcAlias {
+    const char* name;
+    const char* row;
+    const char* words;
+};
+
+inline constexpr LlmcAlias kLlmcAliases[] = {
+    {"-y", "resume", "none auto"},
+    {"-r", "recompute", "none gelu block"},
+    {"-f", "tf32", "false true"},
+    {"-nk", "keep", ""},
+};
+
+// llm.c's options that have no row. The rule: a value that only says what this program does anyway is
+// accepted, so that command lines of llm.c work; any other value is refused by name, never ignored.
+struct LlmcOption {
+    const char* name;
+    const char* harmless;  // the values accepted, with blanks between; "" = none
+    const char* what;      // what the option asks for
+    const char* cure;
+};
+
+inline constexpr LlmcOption kLlmcTable[] = {
+    {"-z", "0", "sharding the optimizer over GPUs (ZeRO)", ""},
+    {"-a", "0", "training on one and the same batch", ""},
+    {"-w", "1", "training without fp32 master weights", "They are kept."},
+    {"-ge", "0", "choosing where GELU is fused", ""},
+    {"-lg", "-1", "logging the state of the GPU", "See --log-every for the steps."},
+    {"-nm", "0", "keeping some checkpoints for ever", "See --save-every and --keep."},
+    {"-sl", "0 0.0", "skipping steps whose loss is an outlier", "See --clip."},
+    {"-sg", "0 0.0", "skipping steps whose gradient is an outlier", "See --clip."},
+    {"-pn", "1", "training in more than one process", ""},
+    {"-pr", "0", "training in more than one process", ""},
+    {"-pg", "1 2 4 8", "training in more than one process", ""},  // with one process: always GPU 0
+    {"-pi", "mpi", "training in more than one process", ""},      // llm.c's default
+    {"-ps", "", "training in more than one process", ""},
+    {"-pf", "", "training in more than one process", ""},
+    {"-pm", "", "training in more than one process", ""},  // what llm.c's help calls -pi
+    {"-pp", "", "training in more than one process", ""},  // what llm.c's help calls -pf
+};
+
+}  // namespace llmc

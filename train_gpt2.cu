@@ -1,0 +1,65 @@
+// ./train_gpt2cu: trains GPT-2 on one NVIDIA GPU. The loop is llmc/trainer.h, the model llmc/gpt2.h, the
+// options llmc/options.h; `./train_gpt2cu --help` lists them.
+#include <type_traits>
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "llmc/check.cuh"
+#include "llmc/gpt2.h"
+#include "llmc/main.h"
+#include "llmc/trainer.h"
+
+namespace llmc {
+namespace {
+
+// calls visit with a std::type_identity of the model that the options ask for
+template <typename Visit>
+auto with_model(const Options& o, Visit visit) {
+    if (o.dtype == "fp32") { return visit(std::type_identity<GPT2<float, float>>{}); }
+    if (o.grad_dtype == "bf16") { return visit(std::type_identity<GPT2<__nv_bfloat16, __nv_bfloat16>>{}); }
+    return visit(std::type_identity<GPT2<__nv_bfloat16, float>>{});
+}
+
+// "13.0" of CUDA's 13000
+std::string version_text(int version) { return strf("%d.%d", version / 1000, version % 1000 / 10); }
+
+// throws Error(kExitDevice) unless there is a GPU to train on
+void require_gpu() {
+    int count = 0, driver = 0, runtime = 0;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaSuccess && count > 0) { return; }
+    check(cudaDriverGetVersion(&driver));
+    check(cudaRuntimeGetVersion(&runtime));
+    std::string why = "The driver finds none: see nvidia-smi, and whether CUDA_VISIBLE_DEVICES hides it.";
+    if (driver == 0) {
+        why = "No NVIDIA driver is installed, or not where this program (in a container?) can see it.";
+    } else if (driver < runtime) {
+        why = strf(
+            "The driver is too old: it is made for CUDA up to %s, this program for %s. Update the driver, "
+            "or build with an older CUDA Toolkit.",
+            version_text(driver).c_str(), version_text(runtime).c_str());
+    } else if (status != cudaSuccess && status != cudaErrorNoDevice) {
+        why = strf("%s: %s.", cudaGetErrorName(status), cudaGetErrorString(status));
+    }
+    throw Error(kExitDevice, "no CUDA device. " + why + " ./train_gpt2 trains on the CPU.");
+}
+
+int train(const Options& options) {
+    require_gpu();  // before the data is read
+    Needs needs = [](const GPT2Config& c, const Options& o) {
+        return with_model(o, [&]<typename Model>(std::type_identity<Model>) {
+            return Trainer<Model>::needs_of_model(c, o);
+        });
+    };
+    return with_model(options, [&]<typename Model>(std::type_identity<Model>) {
+        return Trainer<Model>(options, needs).run();
+    });
+}
+
+}  // namespace
+}  // namespace llmc
+
+int main(int argc, char** argv) {
+    return llmc::run_main("train_gpt2cu", llmc::Program::kGpu, argc, argv, llmc::train);
+}
