@@ -9,8 +9,8 @@ ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(shell nproc)
 endif
 MARCH ?= native
-BUILD ?= build
-OUT   ?=# prefix of the programs: "" or a folder with a slash
+BUILD := build
+OUT   :=# prefix of the programs: "" or a folder with a slash
 NVCC  ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 
 HOST_SOURCES := $(wildcard llmc/*.cpp)

@@ -4,23 +4,30 @@
 #   dev/test/planted.sh                   all of them
 #   dev/test/planted.sh layernorm gpu-    those whose names contain one of these
 # What a patch says before its first "---" line:
-#   # run: --test-case=layernorm*             options of ./test_gpt2, or of the shootout (none: all it does)
-#   # program: dev/cuda/layernorm_forward     gpu-*: the shootout that is built and run with --check
+#   # run: --test-case=layernorm*             options of the tests, or of the shootout (none: all it does)
+#   # program: dev/cuda/layernorm_forward     gpu-*: the shootout that is built and run with --check, or
+#   # program: test_gpt2cu                    the tests of the GPU's layers and model, run with the options
 #   # expect: layernorm_forward out N=3 C=65  what must be printed, a basic regular expression; several: all
 # gpu-* patches are skipped without a CUDA device. Last line: N passed, N failed, N skipped; exit 1 if any
 # failed.
+# PLANTED_HOME: the folder for the copy and the logs, build/planted unless set. Several can run side by side,
+# each with a folder of its own, once everything is built (make), as they share the programs without a fault:
+#   make all
+#   PLANTED_HOME=build/planted-1 dev/test/planted.sh gpu-attention &
+#   PLANTED_HOME=build/planted-2 dev/test/planted.sh gpu-matmul
+# Any folder will do that is not among the sources: below build/, or outside of the tree.
 set -eu
 cd "$(dirname "$0")/../.."
 unset MAKEFLAGS MAKELEVEL MFLAGS  # a surrounding make's -j and BUILD= are not for the copies
 jobs=$(nproc)
-home=build/planted
+home=${PLANTED_HOME:-build/planted}
 copy=$home/tree
 log=$home/log
 passed=0 failed=0 skipped=0
 declare -A sound=()  # commands that are known to succeed without a fault
 
 trap 'rm -rf "$copy"' EXIT
-mkdir -p $home
+mkdir -p "$home"
 
 header() {  # patch key: the values of its "# key:" lines
     sed -n "/^--- /q; s/^# $2: *//p" "$1"
@@ -35,7 +42,8 @@ sources() {
     fi
 }
 
-# a fresh copy of the tree with its objects, so that only what the fault touches is compiled again
+# a fresh copy of the tree with its objects (*.o; *.cu.o of device code) and what they depend on (*.d), so
+# that only what the fault touches is compiled again
 make_copy() {
     local built
     rm -rf "$copy"
@@ -104,11 +112,14 @@ plant_cpu() {  # patch, options of the tests...
     plant "$patch" test_gpt2 ./test_gpt2 "$@"
 }
 
-plant_gpu() {  # patch, options of the shootout...
+plant_gpu() {  # patch, options of the program...
     local patch=$1 program
     shift
     program=$(header "$patch" program)
-    plant "$patch" "$program" "$program" --check "$@"
+    case $program in
+        test_gpt2cu) plant "$patch" "$program" ./test_gpt2cu "$@" ;;
+        *) plant "$patch" "$program" "$program" --check "$@" ;;
+    esac
 }
 
 wanted() {  # name: does it contain one of the arguments?
