@@ -18,7 +18,7 @@ TEST_SOURCES := $(wildcard dev/test/*.cpp)
 SHOOTOUTS    := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
 PROGRAMS     := $(OUT)train_gpt2 $(OUT)test_gpt2 $(OUT)data/make_corpus $(OUT)data/make_shards
 GPU_SOURCES  := $(wildcard llmc/*.cu)
-GPU_PROGRAMS := $(OUT)train_gpt2cu $(OUT)test_gpt2cu
+GPU_PROGRAMS := $(OUT)train_gpt2cu $(OUT)test_gpt2cu $(BUILD)/libllmc_layernorm.so
 
 all: $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS))
 	@echo
@@ -96,11 +96,21 @@ $(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(GPU_SOURCES)) $(call object
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 
-$(SHOOTOUTS): %: %.cu
+# a ladder ends with the function that trains, which is compiled once
+$(filter %layernorm_forward %layernorm_backward,$(SHOOTOUTS)): \
+    $(call gpu_objects,llmc/layernorm_forward.cu llmc/layernorm_backward.cu)
+$(SHOOTOUTS): %: $(BUILD)/%.cu.o
 	$(has_nvcc)
-	@mkdir -p $(BUILD)/$(@D)
 	@echo "for $(ARCH)$(if $(DETECTED),, (no GPU here))"
-	$(NVCC) $(NVCCFLAGS) -MF $(BUILD)/$@.d $< -o $@
+	$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@
+
+# LayerNorm for other programs: the C interface of llmc/layernorm_c.h, and no other symbol
+LAYERNORM_OBJECTS := $(call gpu_objects,$(wildcard llmc/layernorm_*.cu))
+$(LAYERNORM_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
+$(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm_c.map
+	$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/layernorm_c.map -Wl,--no-undefined \
+	    -static-libstdc++ -static-libgcc $(LAYERNORM_OBJECTS) -o $@ \
+	    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
 
 # see dev/profile/step_profile.cpp
 dev/profile/libstepprofile.so: dev/profile/step_profile.cpp

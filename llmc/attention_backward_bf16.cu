@@ -83,15 +83,15 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
     load_rows<kD>(keys, head.k, first, kKeys);
     load_rows<kD>(values, head.v, first, kKeys);
     load_queries(0, first);
-    commit_copies();
+    copy_commit();
 
     float dk[m][kD / 8][4], dv[m][kD / 8][4];
     set_zero(dk);
     set_zero(dv);
     for (int from = first, stage = 0; from < T; from += kQueries, stage ^= 1) {
         if (from + kQueries < T) { load_queries(stage ^ 1, from + kQueries); }
-        commit_copies();
-        wait_copies<1>();
+        copy_commit();
+        copy_wait<1>();
         __syncthreads();
         if (from + kQueries > warp_first) {  // else all of these queries come before all of the warp's keys
             float p[m][n][4], dp[m][n][4];
@@ -152,7 +152,7 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
     load_rows<kD>(queries, head.q, first, kQueries);
     load_rows<kD>(douts, head.dout, first, kQueries);
     load_keys(0, 0);
-    commit_copies();
+    copy_commit();
 
     float row_lse[m][2], row_dot[m][2], scales[m][2], dq[m][kD / 8][4];
     set_zero(dq);
@@ -169,8 +169,8 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
     int end = min(T, first + kQueries);
     for (int from = 0, stage = 0; from < end; from += kRows, stage ^= 1) {
         if (from + kRows < end) { load_keys(stage ^ 1, from + kRows); }
-        commit_copies();
-        wait_copies<1>();
+        copy_commit();
+        copy_wait<1>();
         __syncthreads();
         if (from <= warp_first + 16 * m - 1) {
             float p[m][n][4], dp[m][n][4];

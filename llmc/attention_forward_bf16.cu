@@ -92,7 +92,7 @@ __global__ __launch_bounds__(kThreads) void attention_forward_kernel(bf16* out, 
     load_rows<kD>(queries, q, first, kQueries);
     load_rows<kD>(keys, k, 0, kRows);
     load_rows<kD>(values, v, 0, kRows);
-    commit_copies();
+    copy_commit();
 
     float o[m][kD / 8][4];
     set_zero(o);
@@ -108,8 +108,8 @@ __global__ __launch_bounds__(kThreads) void attention_forward_kernel(bf16* out, 
             load_rows<kD>(keys + (stage ^ 1) * kTile, k, first_key + kRows, kRows);
             load_rows<kD>(values + (stage ^ 1) * kTile, v, first_key + kRows, kRows);
         }
-        commit_copies();
-        wait_copies<1>();
+        copy_commit();
+        copy_wait<1>();
         __syncthreads();
         if (first_key <=
             warp_first + 16 * m - 1) {  // else all of these keys come after all of the warp's queries

@@ -1,7 +1,11 @@
-// LayerNorm as the model calls it: one struct a call, defaults for what is optional. Formulas: reference.h.
-//   T: float, __nv_bfloat16, __half;  Grad: float or T (gradients of weight and bias);  statistics: float
-// Rows are contiguous. A row's result does not depend on the batch it sits in; sums over rows run in a fixed
-// order.
+// LayerNorm as the model, the C ABI and the shootouts call it: one struct a call, defaults for what is optional.
+// Formulas: reference.h. Ba et al. 2016, arXiv:1607.06450.
+//   T:     float, __nv_bfloat16, __half, double      elements of the rows; computed in acc_t<T>: float, or double
+//   W:     T or float                                weight and bias
+//   Grad:  T or float                                gradients of weight and bias
+// Any N from 0, any C from 1, any alignment of T. A row's result does not depend on the batch it sits in; sums over
+// rows run in a fixed order: the same call gives the same bits. Everything is queued on the stream, nothing waits;
+// nothing is allocated. Errors (llmc::Error): sizes below 0 or C 0, a grid too large, a failed launch.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,44 +14,65 @@
 
 namespace llmc {
 
+// what sums and statistics are held in: LayerNormAcc<T> is acc_t<T> of device.cuh, which needs nvcc
 template <typename T>
+struct LayerNormAccumulator {
+    using type = float;
+};
+template <>
+struct LayerNormAccumulator<double> {
+    using type = double;
+};
+template <typename T>
+using LayerNormAcc = typename LayerNormAccumulator<T>::type;
+
+// out = (x - mean(x)) * rstd * weight + bias for each row x, rstd = 1 / sqrt(var(x) + eps), the variance biased;
+// x is a row of inp, or with residual of inp + inp2 rounded to T.
+// out may alias inp where the rows are the same; residual may alias inp or inp2 likewise. Nothing else may alias.
+template <typename T, typename W = T>
 struct LayerNormForward {
-    T* out;                 // (N,C) written (=)
-    float* mean = nullptr;  // (N) written (=), or null if not wanted
-    float* rstd = nullptr;
-    const T* inp;     // (N,C)
-    const T* weight;  // (C)
-    const T* bias;    // (C)
+    T* out;                             // (N,C) written (=)
+    LayerNormAcc<T>* mean = nullptr;    // (N) written (=), or null if not wanted
+    LayerNormAcc<T>* rstd = nullptr;    // (N) likewise
+    const T* inp;                       // (N,C)
+    const W* weight = nullptr;          // (C), null = 1
+    const W* bias = nullptr;            // (C), null = 0
     int64_t N;
     int C;
-    float eps = 1e-5f;
-    T* residual =
-        nullptr;  // (N,C): = inp + inp2, rounded to T, and out normalises that; may alias inp or inp2
-    const T* inp2 = nullptr;  // (N,C), with residual
+    double eps = 1e-5;
+    T* residual = nullptr;              // (N,C) written (=): inp + inp2, rounded to T, which out normalises
+    const T* inp2 = nullptr;            // (N,C), with residual
+    // elements from one row to the next, 0 = C
+    int64_t out_stride = 0, inp_stride = 0, residual_stride = 0, inp2_stride = 0;
 };
 
-template <typename T>
-void layernorm_forward(const LayerNormForward<T>& call, cudaStream_t stream);
+template <typename T, typename W>
+void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream);
 
-template <typename T, typename Grad>
+// dinp = rstd (g - mean(g) - xhat mean(g xhat)) with g = weight dout and xhat = (inp - mean) rstd;
+// dweight = sum over rows of dout xhat; dbias = sum over rows of dout.
+// dinp may alias dout where the rows are the same. Nothing else may alias.
+template <typename T, typename Grad = T, typename W = T>
 struct LayerNormBackward {
-    T* dinp;            // (N,C) written (=); += with accumulate_dinp
-    Grad* dweight;      // (C) written (=); += with accumulate
-    Grad* dbias;        // (C) likewise
-    void* scratch;      // layernorm_backward_scratch bytes, 16-byte aligned, no initialisation needed
-    const T* dout;      // (N,C)
-    const T* inp;       // (N,C)
-    const T* weight;    // (C)
-    const float* mean;  // (N) as saved by forward
-    const float* rstd;
+    T* dinp;                            // (N,C) written (=); += with accumulate_dinp; null if not wanted
+    Grad* dweight;                      // (C) written (=); += with accumulate; null if not wanted
+    Grad* dbias;                        // (C) likewise
+    void* scratch;                      // layernorm_backward_scratch bytes, 16-byte aligned, no initialisation needed
+    const T* dout;                      // (N,C)
+    const T* inp;                       // (N,C): what forward normalised
+    const W* weight;                    // (C), null = 1
+    const LayerNormAcc<T>* mean;        // (N) as saved by forward
+    const LayerNormAcc<T>* rstd;
     int64_t N;
     int C;
     bool accumulate_dinp = false, accumulate = false;
+    int64_t dinp_stride = 0, dout_stride = 0, inp_stride = 0;  // elements from row to row, 0 = C
 };
 
-size_t layernorm_backward_scratch(int C);  // bytes
+// bytes for any N, T, Grad and W at this C on this machine's GPUs
+size_t layernorm_backward_scratch(int C);
 
-template <typename T, typename Grad>
-void layernorm_backward(const LayerNormBackward<T, Grad>& call, cudaStream_t stream);
+template <typename T, typename Grad, typename W>
+void layernorm_backward(const LayerNormBackward<T, Grad, W>& call, cudaStream_t stream);
 
 }  // namespace llmc

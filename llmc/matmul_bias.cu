@@ -59,7 +59,7 @@ void bias_backward(Grad* dbias, void* scratch, const T* dout, int64_t N, int OC,
     auto* kernel = vectors ? bias_partial_kernel<T, kV> : bias_partial_kernel<T, 1>;
     kernel<<<grid_x((int64_t)tiles * kColumnGroups), kColumnBlock, 0, stream>>>((float*)scratch, dout, N, OC);
     check_launch();
-    finish_columns<Grad>(dbias, nullptr, (const float*)scratch, OC, accumulate, stream);
+    finish_columns<Grad>(dbias, nullptr, (const float*)scratch, kColumnGroups, OC, accumulate, stream);
 }
 
 using bf16 = __nv_bfloat16;

@@ -7,6 +7,7 @@
 
 #include <cuda_bf16.h>
 
+#include "llmc/async_copy.cuh"
 #include "llmc/device.cuh"
 
 namespace llmc {
@@ -21,8 +22,6 @@ struct FragmentA {
 struct FragmentB {
     uint32_t at[4];
 };
-
-__device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 // four 8x8 tiles; lane l passes the address of row l % 8 of tile l / 8
 __device__ inline void load_tiles(uint32_t (&r)[4], const bf16* row) {
@@ -85,12 +84,6 @@ __device__ inline void copy_async(void* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(valid ? 16 : 0)
                  : "memory");
-}
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// waits until at most `pending` of the groups this thread committed are under way
-template <int pending>
-__device__ inline void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 }  // namespace llmc

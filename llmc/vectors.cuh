@@ -8,7 +8,7 @@
 namespace llmc {
 
 template <typename T, int n>
-struct alignas(sizeof(T) * n) Elements {
+struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Elements {
     T at[n];
 };
 
@@ -19,6 +19,76 @@ __device__ inline Elements<T, n> load(const T* p) {
 template <typename T, int n>
 __device__ inline void store(T* p, const Elements<T, n>& x) {
     *reinterpret_cast<Elements<T, n>*>(p) = x;
+}
+
+// Element j as a float, j a constant after unrolling. A pair of bf16 is two floats' upper halves: a shift or
+// a mask each, where the compiler would take the half out of its word first.
+template <typename T, int n>
+__device__ inline float as_float(const Elements<T, n>& x, int j) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && n % 2 == 0) {
+        uint32_t word = reinterpret_cast<const uint32_t*>(&x)[j / 2];
+        return __uint_as_float(j % 2 == 0 ? word << 16 : word & 0xffff0000u);
+    } else if constexpr (std::is_same_v<T, __half> && n % 2 == 0) {
+        __half2 pair = reinterpret_cast<const __half2*>(&x)[j / 2];
+        return j % 2 == 0 ? __low2float(pair) : __high2float(pair);
+    } else {
+        return (float)x.at[j];
+    }
+}
+
+// n floats rounded to T, in pairs where T has instructions for that
+template <typename T, int n>
+__device__ inline Elements<T, n> rounded(const float (&x)[n]) {
+    Elements<T, n> y;
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && n % 2 == 0) {
+#pragma unroll
+        for (int j = 0; j < n; j += 2) {
+            reinterpret_cast<__nv_bfloat162*>(&y)[j / 2] = __floats2bfloat162_rn(x[j], x[j + 1]);
+        }
+    } else if constexpr (std::is_same_v<T, __half> && n % 2 == 0) {
+#pragma unroll
+        for (int j = 0; j < n; j += 2) {
+            reinterpret_cast<__half2*>(&y)[j / 2] = __floats2half2_rn(x[j], x[j + 1]);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < n; j++) { y.at[j] = (T)x[j]; }
+    }
+    return y;
+}
+
+// load and store for what is read or written once and not again soon: it leaves the cache first (ld.cs,
+// st.cs).
+template <int n, typename T>
+__device__ inline Elements<T, n> load_streaming(const T* p) {
+    using Raw = std::conditional_t<sizeof(T) * n == 16, int4, std::conditional_t<sizeof(T) == 2, short, T>>;
+    static_assert(sizeof(Raw) == sizeof(Elements<T, n>));
+    Elements<T, n> x;
+    *reinterpret_cast<Raw*>(&x) = __ldcs(reinterpret_cast<const Raw*>(p));
+    return x;
+}
+template <typename T, int n>
+__device__ inline void store_streaming(T* p, const Elements<T, n>& x) {
+    using Raw = std::conditional_t<sizeof(T) * n == 16, int4, std::conditional_t<sizeof(T) == 2, short, T>>;
+    static_assert(sizeof(Raw) == sizeof(Elements<T, n>));
+    __stcs(reinterpret_cast<Raw*>(p), *reinterpret_cast<const Raw*>(&x));
+}
+
+// n elements of p in Acc, or `otherwise` where p is null
+template <int n, typename Acc, typename T>
+__device__ inline Elements<Acc, n> load_or(const T* p, int64_t at, Acc otherwise) {
+    Elements<Acc, n> x;
+    if (p == nullptr) {
+#pragma unroll
+        for (int i = 0; i < n; i++) { x.at[i] = otherwise; }
+    } else if constexpr (std::is_same_v<Acc, T>) {
+        x = load<n>(p + at);
+    } else {
+        auto raw = load<n>(p + at);
+#pragma unroll
+        for (int i = 0; i < n; i++) { x.at[i] = (Acc)raw.at[i]; }
+    }
+    return x;
 }
 
 // are all of these 16-byte aligned (null is)?

@@ -8,7 +8,8 @@ in between. MFU: 6 x parameters + 6 L C T FLOP a token (causal attention), over 
 data sheet.
 
 Command: python3 scripts/bench_pytorch_gpu.py [--batch 64] [--seq-len 1024] [--eager]
-Result:  to be measured
+Result:  H200, PyTorch 2.11, CUDA 13.0, 2026-11-21, torch.compile: median 121.91 ms a step (118.89 to 132.95),
+         537,565 tokens/s, MFU 43.7 %, 28.5 GiB; 15.3 s for the 10 warm-up steps. Ours: doc/gpu_training.md.
 """
 import argparse
 import statistics

@@ -2,12 +2,12 @@
 """Trains the same GPT-2 in PyTorch: same first weights, same batches in the same order, same AdamW.
 
 Takes the trainer's own option names and defaults, so that one line serves both (the weights come from a run
-that changes nothing; 124M, 200 steps of 4 x 1024 tokens are 2.7 epochs of Tiny Shakespeare):
+that changes nothing; 124M, 200 steps of 8 x 1024 tokens are 5.4 epochs of Tiny Shakespeare):
 
     ./train_gpt2cu --model d12 --train-data DATA --val-data none --batch 1 --seq-len 1024 \\
         --steps 1 --lr 0 --sample-every 0 --out runs/first
-    SAME="--model runs/first/model.bin --train-data DATA --batch 4 --seq-len 1024 --steps 200 \\
-        --lr 3e-4 --warmup 20 --final-lr-fraction 0 --weight-decay 0.1 --seed 42"
+    SAME="--model runs/first/model.bin --train-data DATA --batch 8 --seq-len 1024 --steps 200 \\
+        --lr 6e-4 --warmup 20 --seed 42"
     ./train_gpt2cu $SAME --dtype bf16 --val-data none --sample-every 0 --out runs/ours_bf16
     scripts/compare_pytorch.py $SAME --dtype bf16 --out runs/torch_bf16.jsonl
 and both again with fp32; then scripts/plot_compare.py.
@@ -17,9 +17,9 @@ and both again with fp32; then scripts/plot_compare.py.
         bf16-pure  model and gradients in bf16, fp32 master weights kept aside, copied back to nearest
 Writes one JSON object a step with the keys of the trainer's log.jsonl.
 
-Result: to be measured
-Cost:   a token takes 6 x 124M + 6 L C T = 0.80 GFLOP. At 45 TFLOP/s of true fp32, and as much time again for
-        fp32 attention and memory traffic, 200 steps of 4 x 1024 tokens take about 30 s; in bf16 about 10 s.
+Result: H200, PyTorch 2.11, 2026-11-21, loss at step 200: bf16 4.3846, ours 4.3419; fp32 4.3416, ours 4.3133.
+        What to make of it: scripts/plot_compare.py, doc/gpu_training.md.
+Cost:   28.4 ms a step in bf16, 161.7 ms in fp32 (medians, eager, waiting after each step): 6 s and 32 s.
 """
 import argparse
 import contextlib

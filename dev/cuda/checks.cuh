@@ -1,63 +1,23 @@
-// What a shootout says about itself, and the check: every version, at every block size, on every problem:
-// outputs poisoned, launched, each element held against its bound, guard bands looked at, and run again for
-// the same bits.
+// The check: every version, at every block size, on every problem: outputs poisoned, launched, each element
+// held against its bound, guard bands looked at, run again for the same bits, and again on a few of the rows.
 #pragma once
 #include <cstdio>
-#include <functional>
+#include <map>
 #include <span>
-#include <string>
-#include <vector>
 
+#include "dev/cuda/clock.cuh"
 #include "dev/cuda/machine.cuh"
-#include "dev/cuda/memory.cuh"
-#include "dev/cuda/options.h"
-#include "dev/cuda/report.h"
-#include "dev/cuda/roof.cuh"
+#include "dev/cuda/shootout.cuh"
 
 namespace llmc {
 
-// ---- what a shootout says -----------------------------------------------------------------------
-
 constexpr int kExitWrong = 1;  // a version is wrong
-
-inline size_t no_scratch(int64_t, int) { return 0; }
-
-// one step of the ladder, for one type of elements
-struct Version {
-    const char* name;  // v2
-    const char* idea;
-    std::function<void(const TensorSet&, const Problem&, int block, cudaStream_t)> launch;
-    Sums (*sums)(int64_t N, int C, int block);                // how it adds: what its bounds are made of
-    size_t (*scratch)(int64_t N, int C) = no_scratch;         // bytes
-    std::vector<int> blocks = {32, 64, 128, 256, 512, 1024};  // its launch knob, as tried
-};
-
-using FloatTensors = std::vector<std::vector<float>>;  // in the problem's order
-
-// the loop on paper: on the host, in fp32
-struct CpuVersion {
-    const char* name;
-    const char* idea;
-    void (*run)(FloatTensors& out, const FloatTensors& in, const Problem&);
-    Sums (*sums)(int64_t N, int C);
-    Shape shape;  // on which it is timed
-};
-
-struct Shootout {
-    const char* op;
-    CpuVersion cpu;
-    std::vector<Version> (*ladder)(Dtype);
-    Problem (*problem)(Dtype, Shape, Inputs);
-    Roof (*roof)(const Stream&, double stream_bytes);
-    std::vector<CheckItem> checks;
-    std::vector<RaceItem> races;
-};
-
-// ---- the check ----------------------------------------------------------------------------------
 
 // what the judges found in one or more launches of a version
 struct Findings {
     std::vector<std::string> faults;  // empty = right
+    std::vector<int> blocks;          // at which it was launched
+    std::string refusal;              // why at others it was not: the last reason, "" if there were none
     double worst = 0;                 // error / bound
     int64_t misrounded = 0, elements = 0;
 
@@ -71,6 +31,8 @@ struct Findings {
     }
     void merge(const Findings& other) {
         faults.insert(faults.end(), other.faults.begin(), other.faults.end());
+        blocks.insert(blocks.end(), other.blocks.begin(), other.blocks.end());
+        if (!other.refusal.empty()) { refusal = other.refusal; }
         worst = std::max(worst, other.worst);
         misrounded += other.misrounded;
         elements += other.elements;
@@ -91,7 +53,8 @@ inline void print_verdict(const Problem& p, const char* version, int block, cons
                                  version.name, p.shape().c_str(), p.inputs.c_str(), block, error.what()));
 }
 
-// poison, launch, compare everything, look at the guard bands
+// Poison, launch, compare everything, look at the guard bands. A rung may refuse a shape or a block
+// (require()); the shipped function may not.
 inline Findings judge_launch(const Version& version, const Problem& p, TensorSet& set, int block,
                              const Stream& stream, bool verbose) {
     Findings findings;
@@ -101,10 +64,15 @@ inline Findings judge_launch(const Version& version, const Problem& p, TensorSet
         stream.wait();
     } catch (const Error& error) {
         if (cudaDeviceSynchronize() != cudaSuccess) { throw_device_lost(version, p, block, error); }
+        if (error.exit_code == kExitUsage && !version.traits.every_form) {
+            findings.refusal = error.what();
+            return findings;
+        }
         findings.faults.push_back(strf("block %d: %s", block, error.what()));
         findings.worst = INFINITY;
         return findings;
     }
+    findings.blocks = {block};
     Sums sums = version.sums(p.N, p.C, block);
     sums.strict = !p.ordinary();
     for (size_t i = 0; i < p.out.size(); i++) {
@@ -142,8 +110,49 @@ inline std::string rerun(const Version& version, const Problem& p, TensorSet& se
     return "";
 }
 
-inline std::vector<int> blocks_of(const Version& version, const ShootoutOptions& o) {
-    return o.block ? std::vector<int>{o.block} : version.blocks;
+// rows [first, first + n) of a problem, for a launch whose bits alone matter
+inline Problem some_rows(const Problem& p, int64_t first, int64_t n) {
+    auto cut = [&](const Values& values, Extent extent) {
+        if (extent == Extent::kColumns || !values) { return values; }
+        int64_t width = extent == Extent::kMatrix ? p.C : 1;
+        auto begin = values->begin() + first * width;
+        return std::make_shared<const std::vector<double>>(begin, begin + n * width);
+    };
+    Problem some = p;
+    some.N = n;
+    for (auto& in : some.in) { in.values = cut(in.values, in.extent); }
+    for (auto& out : some.out) {
+        if (out.extent != Extent::kColumns) { out.rows = n; }
+        out.initial = cut(out.initial, out.extent);
+    }
+    return some;
+}
+
+// "" or which rows, launched by themselves, gave other bits than among all of them. set: as a launch left it
+inline std::string rerun_batches(const Version& version, const Problem& p, const TensorSet& set, int block,
+                                 const Stream& stream) {
+    auto all = download_outputs(set);
+    for (auto [first, n] : {std::pair<int64_t, int64_t>{0, 1}, {p.N / 2, 1}, {p.N - 1, 1}, {1, p.N - 2}}) {
+        Problem some = some_rows(p, first, n);
+        TensorSet part(some);
+        part.set_scratch(version.scratch(n, p.C));
+        part.poison();
+        version.launch(part, some, block, stream);
+        stream.wait();
+        auto alone = download_outputs(part);
+        for (size_t i = 0; i < p.out.size(); i++) {
+            const Output& out = p.out[i];
+            if (out.extent == Extent::kColumns) { continue; }
+            size_t row_bytes = out.cols * format_of(out.dtype).bytes;
+            if (std::equal(alone[i].begin(), alone[i].end(), all[i].begin() + first * row_bytes)) {
+                continue;
+            }
+            return strf(
+                "block %d: %s: %lld rows from row %lld on gave other bits alone than in a batch of %lld",
+                block, out.name, (long long)n, (long long)first, (long long)p.N);
+        }
+    }
+    return "";
 }
 
 inline void print_faults(const Problem& p, const char* version, const std::vector<std::string>& faults) {
@@ -162,9 +171,12 @@ inline Findings check_version(const Version& version, const Problem& p, const Ch
     Findings findings;
     set.set_scratch(version.scratch(p.N, p.C));
     for (int block : blocks_of(version, o)) {
-        findings.merge(judge_launch(version, p, set, block, stream, o.verbose));
-        if (item.reruns == 0 || !findings.ok()) { continue; }
-        std::string fault = rerun(version, p, set, block, item.reruns, stream);
+        Findings launched = judge_launch(version, p, set, block, stream, o.verbose);
+        findings.merge(launched);
+        if (launched.blocks.empty() || !version.traits.reproducible) { continue; }
+        std::string fault;
+        if (item.batches && findings.ok()) { fault = rerun_batches(version, p, set, block, stream); }
+        if (item.reruns > 0 && findings.ok()) { fault += rerun(version, p, set, block, item.reruns, stream); }
         if (!fault.empty()) { findings.faults.push_back(fault); }
     }
     return findings;
@@ -177,6 +189,7 @@ inline Findings check_cpu(const CpuVersion& version, const Problem& p, Times* us
     Times times = host_times(runs, [&] { version.run(out, in, p); });
     if (us) { *us = times; }
     Findings findings;
+    findings.blocks = {1};
     for (size_t i = 0; i < p.out.size(); i++) {
         auto raw = std::as_bytes(std::span(out[i]));
         findings.add(p.out[i], judge_all(p.out[i], version.sums(p.N, p.C), {raw.begin(), raw.end()}));
@@ -188,12 +201,26 @@ inline Findings check_cpu(const CpuVersion& version, const Problem& p, Times* us
 
 struct Tally {
     int passed = 0, failed = 0, skipped = 0;
+    std::map<std::string, int> launched, refused;  // problems, by version
+
     void count(const Problem& p, const char* version, const Findings& findings) {
+        if (findings.ok() && findings.blocks.empty()) {
+            std::printf(" %s -", version);
+            refused[version]++;
+            return;
+        }
+        launched[version]++;
         std::printf(" %s %s", version, findings.ok() ? strf("%.3f", findings.worst).c_str() : "WRONG");
         (findings.ok() ? passed : failed)++;
         if (!findings.ok()) {
             std::printf("\n");
             print_faults(p, version, findings.faults);
+        }
+    }
+    void print_refusals() const {
+        for (const auto& [version, count] : refused) {
+            int others = launched.contains(version) ? launched.at(version) : 0;
+            std::printf("%s refused %d problems of %d\n", version.c_str(), count, count + others);
         }
     }
 };
@@ -208,18 +235,30 @@ inline Problem tightened(Problem p, double atol) {
     return p;
 }
 
+inline std::vector<Version> versions_for(const Shootout& s, const CheckItem& item, const ShootoutOptions& o) {
+    std::vector<Version> versions;
+    for (auto& version : s.ladder(item.dtype)) {
+        bool in = version.traits.every_form || (item.form.plain() && !item.shipped_only);
+        if (in && o.wants(version.name)) { versions.push_back(version); }
+    }
+    return versions;
+}
+
 inline void check_item(const Shootout& s, const CheckItem& item, const Stream& stream,
                        const ShootoutOptions& o, Tally& tally) {
-    Problem p = s.problem(item.dtype, item.shape, item.inputs);
+    auto versions = versions_for(s, item, o);
+    constexpr double kCpuElements = 1e6;  // v0 is slow
+    bool small = (double)item.shape.N * item.shape.C <= kCpuElements && !item.shipped_only;
+    bool cpu = small && item.dtype == Dtype::kFp32 && item.inputs == Inputs::kNormal && item.form.plain() &&
+               o.wants(s.cpu.name);
+    if (versions.empty() && !cpu) { return; }
+    Problem p = s.problem(item.dtype, item.shape, item.inputs, item.form);
     if (std::isfinite(item.atol)) { p = tightened(p, item.atol); }
     std::printf("%s %s %s: err/bound", p.op.c_str(), p.shape().c_str(), p.inputs.c_str());
-    constexpr double kCpuElements = 1e6;  // v0 is slow
-    bool small = (double)p.N * p.C <= kCpuElements;
-    bool cpu = small && item.dtype == Dtype::kFp32 && item.inputs == Inputs::kNormal;
-    if (cpu && o.wants(s.cpu.name)) { tally.count(p, s.cpu.name, check_cpu(s.cpu, p, nullptr, 1)); }
+    if (cpu) { tally.count(p, s.cpu.name, check_cpu(s.cpu, p, nullptr, 1)); }
     TensorSet set(p);
-    for (const auto& version : s.ladder(item.dtype)) {
-        if (!o.wants(version.name)) { continue; }
+    for (const auto& version : versions) {
+        if (!version.takes(p)) { continue; }
         tally.count(p, version.name, check_version(version, p, item, set, stream, o));
     }
     std::printf("\n");
@@ -238,8 +277,10 @@ inline std::vector<CheckItem> check_list(const Shootout& s, const ShootoutOption
         }
     }
     for (const auto& shape : o.shapes) {
-        for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
-            if (wanted(dtype)) { list.push_back({.dtype = dtype, .shape = shape, .reruns = 50}); }
+        for (Dtype dtype : kDtypes) {
+            if (wanted(dtype)) {
+                list.push_back({.dtype = dtype, .shape = shape, .reruns = 50, .form = form_of(o)});
+            }
         }
     }
     return list;
@@ -264,6 +305,7 @@ inline int run_checks(const Shootout& s, const ShootoutOptions& o) {
     } else {
         check_items(s, o, tally);
     }
+    tally.print_refusals();
     std::printf("%d passed, %d failed, %d skipped\n", tally.passed, tally.failed, tally.skipped);
     return tally.failed > 0 ? kExitWrong : kExitDone;
 }

@@ -65,6 +65,7 @@ public:
     ~Replay() { cudaGraphExecDestroy(exec_); }
     Replay(const Replay&) = delete;
 
+    int rounds() const { return rounds_; }
     int launches() const { return sets_ * rounds_; }
     void once() const { check(cudaGraphLaunch(exec_, stream_)); }
 

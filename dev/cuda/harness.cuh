@@ -1,8 +1,9 @@
-// The harness every shootout shares. A shootout says which versions there are, what a problem looks like and
-// on which shapes to try them (checks.cuh: struct Shootout); shootout_main() does the rest. In reading order:
-//   numbers.h    number formats as data            layernorm_problems.h  inputs and truth of LayerNorm
-//   bounds.h     how far off an element may be     checks.cuh  --check, with memory.cuh (guard bands)
-//   problem.h    a problem, and the verdict        race.cuh    the race, with clock.cuh, roof.cuh, report.h
+// The harness every shootout shares. A shootout says which versions there are, what a problem looks like and on
+// which shapes to try them (shootout.cuh); shootout_main() does the rest. In reading order:
+//   numbers.h     number formats as data           layernorm_inputs.h, _truth.h, _problems.h, _lists.h
+//   bounds.h      how far off an element may be    memory.cuh    tensors between guard bands
+//   problem.h     a problem, and the verdict       checks.cuh    --check
+//   shootout.cuh  what a version says of itself    race.cuh      the race: clock, roof, machine, report
 // How to read what it prints: README.md beside this file.
 #pragma once
 #include "dev/cuda/checks.cuh"
@@ -31,6 +32,9 @@ inline int shootout_main(const Shootout& s, int argc, const char* const* argv) {
             return kExitDone;
         }
         require_known_versions(s, options);
+        if (options.accumulate && !s.accumulates) {
+            throw Error(kExitUsage, strf("--accumulate: %s has no += form; layernorm_backward has", s.op));
+        }
         return options.check ? run_checks(s, options) : run_races(s, options);
     } catch (const Error& error) {
         std::fflush(stdout);

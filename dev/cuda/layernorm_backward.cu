@@ -1,10 +1,12 @@
 // The LayerNorm backward ladder: every version checked against the CPU reference and timed against the roof.
 //   make dev/cuda/layernorm_backward && dev/cuda/layernorm_backward          all versions
 //   dev/cuda/layernorm_backward v2 --shape 8192x768 --dtype fp32            one of them, one shape
+//   dev/cuda/layernorm_backward ship --accumulate                          dinp += instead of =
 //   dev/cuda/layernorm_backward --check                                     correctness only
 // The mathematics: llmc/reference.h. Read llmc/layernorm_backward/v0.h first, then up, as in forward.
 #include "dev/cuda/harness.cuh"
 #include "dev/cuda/layernorm_problems.h"
+#include "dev/cuda/layernorm_shipped.cuh"
 #include "llmc/layernorm_backward/v0.h"
 #include "llmc/layernorm_backward/v1.cuh"
 #include "llmc/layernorm_backward/v2.cuh"
@@ -17,14 +19,15 @@ using Launch = void(T* dinp, T* dweight, T* dbias, void* scratch, const T* dout,
                     cudaStream_t stream, int block);
 
 template <typename T>
-Version rung(const char* name, const char* idea, Launch<T>* launch, size_t (*scratch)(int64_t N, int C),
-             Sums (*sums)(int64_t N, int C, int block)) {
+Version rung(const char* name, const char* idea, std::function<Launch<T>> launch,
+             size_t (*scratch)(int64_t N, int C), Sums (*sums)(int64_t N, int C, int block),
+             const Traits& traits = {}) {
     auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
         launch(t.get<T>("dinp"), t.get<T>("dweight"), t.get<T>("dbias"), t.scratch(), t.get<T>("dout"),
                t.get<T>("inp"), t.get<T>("weight"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"), p.N,
                p.C, stream, block);
     };
-    return {.name = name, .idea = idea, .launch = run, .sums = sums, .scratch = scratch};
+    return {.name = name, .idea = idea, .launch = run, .sums = sums, .scratch = scratch, .traits = traits};
 }
 
 // how each version adds (bounds.h), in additions that one element goes through
@@ -43,6 +46,7 @@ std::vector<Version> ladder() {
                 v1::layernorm_backward_scratch<T>, sums_v1),
         rung<T>("v2", "warp per row, tiles of columns", v2::layernorm_backward<T>,
                 v2::layernorm_backward_scratch<T>, sums_v2),
+        shipped_backward<T>(),
     };
 }
 
@@ -54,6 +58,7 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
 }
 
 std::vector<Version> ladder_for(Dtype dtype) {
+    if (dtype == Dtype::kFp64) { return {shipped_backward<double>()}; }
     if (dtype == Dtype::kFp32) { return ladder<float>(); }
     return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : ladder<__half>();
 }
@@ -68,9 +73,10 @@ int main(int argc, char** argv) {
                 .shape = {2048, 768}},
         .ladder = ladder_for,
         .problem = layernorm_backward_problem,
-        .roof = measure_roof<2, 1>,
-        .checks = layernorm_checks(true),
+        .checks = all_layernorm_checks(true),
         .races = layernorm_races(),
+        .sweep = layernorm_sweep(),
+        .accumulates = true,
     };
     return shootout_main(shootout, argc, argv);
 }

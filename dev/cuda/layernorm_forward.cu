@@ -5,6 +5,7 @@
 // Read llmc/layernorm_forward/v0.h first, then `make diff-layernorm_forward-1-2`, and so on up.
 #include "dev/cuda/harness.cuh"
 #include "dev/cuda/layernorm_problems.h"
+#include "dev/cuda/layernorm_shipped.cuh"
 #include "llmc/layernorm_forward/v0.h"
 #include "llmc/layernorm_forward/v1.cuh"
 #include "llmc/layernorm_forward/v2.cuh"
@@ -16,13 +17,13 @@ using Launch = void(T* out, acc_t<T>* mean, acc_t<T>* rstd, const T* inp, const 
                     int64_t N, int C, float eps, cudaStream_t stream, int block);
 
 template <typename T>
-Version rung(const char* name, const char* idea, Launch<T>* launch,
-             Sums (*sums)(int64_t N, int C, int block)) {
+Version rung(const char* name, const char* idea, std::function<Launch<T>> launch,
+             Sums (*sums)(int64_t N, int C, int block), const Traits& traits = {}) {
     auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
         launch(t.get<T>("out"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"), t.get<T>("inp"),
                t.get<T>("weight"), t.get<T>("bias"), p.N, p.C, p.eps, stream, block);
     };
-    return {.name = name, .idea = idea, .launch = run, .sums = sums};
+    return {.name = name, .idea = idea, .launch = run, .sums = sums, .traits = traits};
 }
 
 // how each version adds (bounds.h), in additions that one element goes through
@@ -37,6 +38,7 @@ std::vector<Version> ladder() {
     return {
         rung<T>("v1", "thread per row", v1::layernorm_forward<T>, sums_v1),
         rung<T>("v2", "warp per row", v2::layernorm_forward<T>, sums_v2),
+        shipped_forward<T>(),
     };
 }
 
@@ -48,6 +50,7 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
 }
 
 std::vector<Version> ladder_for(Dtype dtype) {
+    if (dtype == Dtype::kFp64) { return {shipped_forward<double>()}; }
     if (dtype == Dtype::kFp32) { return ladder<float>(); }
     return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : ladder<__half>();
 }
@@ -62,9 +65,9 @@ int main(int argc, char** argv) {
                 .shape = {2048, 768}},
         .ladder = ladder_for,
         .problem = layernorm_forward_problem,
-        .roof = measure_roof<1, 1>,
-        .checks = layernorm_checks(false),
+        .checks = all_layernorm_checks(false),
         .races = layernorm_races(),
+        .sweep = layernorm_sweep(),
     };
     return shootout_main(shootout, argc, argv);
 }

@@ -1,6 +1,7 @@
 // Device memory of the shootouts: plain allocations that free themselves, and tensors between guard bands,
 // whose elements are poison (every bit set: a NaN in every format) until a kernel writes them.
 #pragma once
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,8 +20,9 @@ public:
         cudaGetLastError();  // a failed allocation must not be found again after the next launch
         size_t free_bytes = 0, total_bytes = 0;
         cudaMemGetInfo(&free_bytes, &total_bytes);
-        constexpr const char* kText = "device memory: %.1f MB wanted, %.1f MB of %.1f MB free. Free some "
-                                      "(see nvidia-smi) or try a smaller --shape.";
+        constexpr const char* kText =
+            "device memory: %.1f MB wanted, %.1f MB of %.1f MB free. Free some "
+            "(see nvidia-smi) or try a smaller --shape.";
         throw Error(kExitDevice, strf(kText, bytes_ / 1e6, free_bytes / 1e6, total_bytes / 1e6));
     }
     ~DeviceMemory() { cudaFree(data_); }
@@ -44,36 +46,56 @@ inline constexpr Dtype kDtypeOf<__half> = Dtype::kFp16;
 template <>
 inline constexpr Dtype kDtypeOf<__nv_bfloat16> = Dtype::kBf16;
 
+// rows x cols elements; rows may lie `pad` elements further apart, and all of it `offset` elements further on
 class Tensor {
 public:
-    Tensor(std::string name, Dtype dtype, int64_t elements)
-        : name_(std::move(name)), dtype_(dtype), bytes_(elements * format_of(dtype).bytes),
-          memory_(bytes_ + 2 * kGuardBytes) {
+    using Raw = std::shared_ptr<const std::vector<std::byte>>;
+
+    Tensor(std::string name, Dtype dtype, int64_t rows, int64_t cols, int pad = 0, int offset = 0)
+        : name_(std::move(name)),
+          dtype_(dtype),
+          rows_(rows),
+          cols_(cols),
+          pad_(pad),
+          offset_(offset),
+          memory_(kGuardBytes + offset * element() + bytes() + kGuardBytes) {
         check(cudaMemset(memory_.data(), kGuardByte, memory_.size()));
         poison();
     }
+    // another like it: the same place in other memory, the same `initial`; its elements are poison
+    Tensor another() const {
+        Tensor t(name_, dtype_, rows_, cols_, pad_, offset_);
+        t.initial_ = initial_;
+        return t;
+    }
     const std::string& name() const { return name_; }
-    Dtype dtype() const { return dtype_; }
-    int64_t elements() const { return (int64_t)bytes_ / format_of(dtype_).bytes; }
-    size_t bytes() const { return bytes_; }
-    std::byte* data() const { return memory_.data() + kGuardBytes; }
+    int64_t stride() const { return cols_ + pad_; }  // elements
+    // what lies between the rows included
+    size_t bytes() const { return (size_t)(rows_ * stride()) * element(); }
+    std::byte* data() const { return memory_.data() + kGuardBytes + offset_ * element(); }
 
     template <typename T>
     T* as() const {
         require(kDtypeOf<T> == dtype_, "Tensor::as: asked for as another type than it holds");
         return reinterpret_cast<T*>(data());
     }
-    void poison() { check(cudaMemset(data(), 0xff, bytes_)); }
+    // what poison() leaves in it
+    void set_initial(Raw raw) { initial_ = std::move(raw); }
+    void poison() {
+        check(cudaMemset(data(), kPoison, bytes()));
+        if (initial_) { upload(*initial_); }
+    }
+    // raw: rows x cols elements, close together
     void upload(const std::vector<std::byte>& raw) {
-        require(raw.size() == bytes_, "Tensor::upload: another size");
-        check(cudaMemcpy(data(), raw.data(), bytes_, cudaMemcpyHostToDevice));
+        require(raw.size() == dense(), "Tensor::upload: another size");
+        copy_rows(data(), pitch(), raw.data(), width(), cudaMemcpyHostToDevice);
     }
     void copy_from(const Tensor& other) {
-        check(cudaMemcpy(data(), other.data(), bytes_, cudaMemcpyDeviceToDevice));
+        check(cudaMemcpy(data(), other.data(), bytes(), cudaMemcpyDeviceToDevice));
     }
     std::vector<std::byte> download() const {
-        std::vector<std::byte> raw(bytes_);
-        check(cudaMemcpy(raw.data(), data(), bytes_, cudaMemcpyDeviceToHost));
+        std::vector<std::byte> raw(dense());
+        copy_rows(raw.data(), width(), data(), pitch(), cudaMemcpyDeviceToHost);
         return raw;
     }
     // what was written outside: "" or "dinp: written past its end, at byte +0"
@@ -81,7 +103,7 @@ public:
         std::string text;
         std::vector<std::byte> band(kGuardBytes);
         for (bool behind : {false, true}) {
-            std::byte* from = behind ? data() + bytes_ : memory_.data();
+            std::byte* from = behind ? data() + bytes() : data() - kGuardBytes;
             check(cudaMemcpy(band.data(), from, kGuardBytes, cudaMemcpyDeviceToHost));
             check(cudaMemset(from, kGuardByte, kGuardBytes));  // mended, so that it is told once
             for (size_t i = 0; i < band.size() && text.empty(); i++) {
@@ -91,16 +113,53 @@ public:
                                      kGuardBytes - i);
             }
         }
-        return text;
+        return text.empty() ? damage_between_rows() : text;
     }
 
 private:
     static constexpr size_t kGuardBytes = 1024;  // keeps the tensor 256-byte aligned, as cudaMalloc's are
-    static constexpr unsigned char kGuardByte = 0xa5;
+    static constexpr unsigned char kGuardByte = 0xa5, kPoison = 0xff;
+
+    size_t element() const { return format_of(dtype_).bytes; }
+    size_t width() const { return cols_ * element(); }
+    size_t pitch() const { return stride() * element(); }
+    size_t dense() const { return rows_ * width(); }
+
+    void copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                   cudaMemcpyKind kind) const {
+        if (dense() == 0) { return; }
+        if (pad_ == 0) {
+            check(cudaMemcpy(to, from, dense(), kind));
+        } else {
+            check(cudaMemcpy2D(to, to_pitch, from, from_pitch, width(), rows_, kind));
+        }
+    }
+    // a row's pad is poison, which nobody may write over
+    std::string damage_between_rows() const {
+        if (pad_ == 0 || dense() == 0) { return ""; }
+        std::vector<std::byte> all(bytes());
+        check(cudaMemcpy(all.data(), data(), bytes(), cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < all.size(); i++) {
+            if (i % pitch() < width() || all[i] == std::byte{kPoison}) { continue; }
+            return strf("%s: written behind row %zu, at byte +%zu", name_.c_str(), i / pitch(),
+                        i % pitch() - width());
+        }
+        return "";
+    }
+
     std::string name_;
     Dtype dtype_;
-    size_t bytes_;
+    int64_t rows_, cols_;
+    int pad_, offset_;
     DeviceMemory memory_;
+    Raw initial_;
+};
+
+// a matrix as a kernel is told of it
+template <typename T>
+struct Rows {
+    T* data;
+    int64_t stride;
 };
 
 // What one launch works on: the problem's outputs, its inputs, and a scratch of the size that the version
@@ -108,20 +167,33 @@ private:
 class TensorSet {
 public:
     explicit TensorSet(const Problem& problem) {
+        int matrices = 0;
+        auto make = [&](const char* name, Dtype dtype, Extent extent, int64_t elements) {
+            const CallForm& form = problem.form;
+            bool matrix = extent == Extent::kMatrix;
+            return matrix ? Tensor(name, dtype, problem.N, problem.C, form.pad * ++matrices, form.offset)
+                          : Tensor(name, dtype, 1, elements, 0, form.offset);
+        };
+        auto encoded = [](const Values& values, Dtype dtype) {
+            return encode_all(*values, format_of(dtype));
+        };
         for (const auto& out : problem.out) {
-            outputs_.emplace_back(out.name, out.dtype, out.rows * out.cols);
+            outputs_.push_back(make(out.name, out.dtype, out.extent, out.rows * out.cols));
+            if (!out.initial) { continue; }
+            outputs_.back().set_initial(
+                std::make_shared<const std::vector<std::byte>>(encoded(out.initial, out.dtype)));
         }
         for (const auto& in : problem.in) {
-            inputs_.emplace_back(in.name, in.dtype, (int64_t)in.values->size());
-            inputs_.back().upload(encode_all(*in.values, format_of(in.dtype)));
+            inputs_.push_back(make(in.name, in.dtype, in.extent, (int64_t)in.values->size()));
+            inputs_.back().upload(encoded(in.values, in.dtype));
         }
         set_scratch(0);
     }
     // the same inputs in other memory
     TensorSet(const TensorSet& other) {
-        for (const auto& t : other.outputs_) { outputs_.emplace_back(t.name(), t.dtype(), t.elements()); }
+        for (const auto& t : other.outputs_) { outputs_.push_back(t.another()); }
         for (const auto& t : other.inputs_) {
-            inputs_.emplace_back(t.name(), t.dtype(), t.elements());
+            inputs_.push_back(t.another());
             inputs_.back().copy_from(t);
         }
         set_scratch(0);
@@ -130,16 +202,23 @@ public:
 
     void set_scratch(size_t bytes) {
         scratch_.clear();
-        scratch_.emplace_back("scratch", Dtype::kFp32, (int64_t)ceil_div(bytes, sizeof(float)));
+        scratch_.emplace_back("scratch", Dtype::kFp32, 1, (int64_t)ceil_div(bytes, sizeof(float)));
     }
     template <typename T>
     T* get(std::string_view name) const {
-        for (const auto* tensors : {&outputs_, &inputs_}) {
-            for (const Tensor& t : *tensors) {
-                if (t.name() == name) { return t.as<T>(); }
-            }
-        }
-        throw Error(kExitUsage, strf("TensorSet: no tensor is called %.*s", (int)name.size(), name.data()));
+        return require_tensor(name).template as<T>();
+    }
+    // null where the problem has no such tensor
+    template <typename T>
+    T* find(std::string_view name) const {
+        const Tensor* t = tensor(name);
+        return t ? t->as<T>() : nullptr;
+    }
+    // or the tensor in whose place it is; null where there is neither
+    template <typename T>
+    Rows<T> rows(std::string_view name, std::string_view other = "") const {
+        const Tensor* t = tensor(name) ? tensor(name) : tensor(other);
+        return t ? Rows<T>{t->as<T>(), t->stride()} : Rows<T>{nullptr, 0};
     }
     void* scratch() const { return scratch_.front().data(); }
     const std::vector<Tensor>& outputs() const { return outputs_; }
@@ -167,6 +246,19 @@ public:
     }
 
 private:
+    const Tensor* tensor(std::string_view name) const {
+        for (const auto* tensors : {&outputs_, &inputs_}) {
+            for (const Tensor& t : *tensors) {
+                if (t.name() == name) { return &t; }
+            }
+        }
+        return nullptr;
+    }
+    const Tensor& require_tensor(std::string_view name) const {
+        if (const Tensor* t = tensor(name)) { return *t; }
+        throw Error(kExitUsage, strf("TensorSet: no tensor is called %.*s", (int)name.size(), name.data()));
+    }
+
     std::vector<Tensor> outputs_, inputs_, scratch_;  // scratch_: one
 };
 

@@ -22,13 +22,13 @@ struct Format {
     constexpr int min_exponent() const { return 1 - max_exponent; }  // of the normal numbers
     constexpr int mantissa_bits() const { return precision - 1; }
     double roundoff() const { return std::ldexp(1.0, -precision); }  // relative error of rounding
-    double underflow() const {
-        return std::ldexp(1.0, min_exponent() - precision);
-    }  // and absolute, near zero
+    // and absolute, near zero; fp64's, half of double's smallest number, is not itself a double
+    double underflow() const { return std::ldexp(1.0, std::max(min_exponent() - precision, -1074)); }
 };
 
 inline constexpr Format kFormats[] = {
     {"fp32", 4, 24, 127}, {"bf16", 2, 8, 127}, {"fp16", 2, 11, 15}, {"fp64", 8, 53, 1023}};
+inline constexpr Dtype kDtypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16, Dtype::kFp64};
 inline const Format& format_of(Dtype dtype) { return kFormats[(int)dtype]; }
 
 // what sums over elements of this type are held in

@@ -15,14 +15,16 @@ namespace llmc {
 
 struct ShootoutOptions {
     bool check = false;
-    bool warm = false;
+    bool warm = true;  // a column of its own
+    bool sweep = false;
+    bool accumulate = false;
     bool verbose = false;
     bool help = false;
     std::vector<std::string> only;  // version names; empty = all
     std::vector<Shape> shapes;      // empty = the shootout's own
     std::vector<Dtype> dtypes;      // empty = the shootout's own
     int block = 0;                  // 0 = try several
-    std::string json;               // file; "" = none
+    std::string json, csv;          // files; "" = none
 
     bool wants(const std::string& version) const {
         return only.empty() || std::find(only.begin(), only.end(), version) != only.end();
@@ -70,10 +72,10 @@ inline int parse_block(const std::string& text) {
 }
 
 inline Dtype parse_dtype(const std::string& text) {
-    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
+    for (Dtype dtype : kDtypes) {
         if (text == format_of(dtype).name) { return dtype; }
     }
-    bad_value("--dtype", text, "fp32, bf16 or fp16");
+    bad_value("--dtype", text, "fp32, bf16, fp16 or fp64");
 }
 
 // "2" and "v2" name the same version
@@ -103,16 +105,24 @@ inline const std::vector<ShootoutOption>& shootout_options() {
          [](auto& o, auto& v) {
              for (auto& s : split(v, ',')) { o.shapes.push_back(parse_shape(s)); }
          }},
-        {"--dtype", "T[,T]", "fp32, bf16 or fp16",
+        {"--dtype", "T[,T]", "fp32, bf16, fp16 or fp64 (for versions that have it: the shipped function)",
          [](auto& o, auto& v) {
              for (auto& t : split(v, ',')) { o.dtypes.push_back(parse_dtype(t)); }
          }},
         {"--block", "B", "threads per block; default: several are tried and the fastest is shown",
          [](auto& o, auto& v) { o.block = parse_block(v); }},
-        {"--warm", "", "one more column: the time when inputs and outputs stay in L2",
+        {"--sweep", "",
+         "4096 rows of 512 i columns, i = 2..31, fp16; the shipped function unless others are named",
+         [](auto& o, auto&) { o.sweep = true; }},
+        {"--accumulate", "", "backward: dinp += instead of =, for versions that have it; roof 3R1W",
+         [](auto& o, auto&) { o.accumulate = true; }},
+        {"--warm", "", "the time when inputs and outputs stay in L2, as a column (it is there by default)",
          [](auto& o, auto&) { o.warm = true; }},
+        {"--cold", "", "leave that column out", [](auto& o, auto&) { o.warm = false; }},
         {"--json", "FILE", "write every row, and what it was measured on, to FILE",
          [](auto& o, auto& v) { o.json = v; }},
+        {"--csv", "FILE", "write the rows to FILE, a line each; --sweep does so without being asked",
+         [](auto& o, auto& v) { o.csv = v; }},
         {"--verbose", "", "one line per output: worst error, share of elements not correctly rounded",
          [](auto& o, auto&) { o.verbose = true; }},
         {"--help", "", "this text", [](auto& o, auto&) { o.help = true; }},

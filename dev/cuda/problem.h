@@ -33,10 +33,33 @@ inline constexpr const char* kInputsNames[] = {"normal",   "offset",    "constan
 
 using Values = std::shared_ptr<const std::vector<double>>;  // shared by the problem and its bounds
 
+// How an op is called, beyond the contract that every rung of a ladder has: only the shipped functions take
+// these. A tensor that is not wanted is absent from the problem; so is one whose place another takes.
+struct CallForm {
+    const char* name = "";  // in messages
+    bool no_weight = false, no_bias = false, no_statistics = false;
+    bool no_dinp = false, no_dweight = false, no_dbias = false;
+    bool fp32_weight = false, fp32_gradients = false;  // where the rows are of another type
+    bool accumulate_dinp = false, accumulate = false;  // += into dinp; into dweight and dbias
+    int in_place = 0;  // a result is written over the first (1) or the second (2) input
+    int pad = 0;       // elements between the rows, times 1, 2, ... in the problem's matrices
+    int offset = 0;    // elements by which every tensor misses its alignment
+
+    bool plain() const { return *name == 0; }
+};
+
+// what a tensor's elements belong to
+enum class Extent {
+    kMatrix,   // (N,C): rows may lie apart
+    kRows,     // (N)
+    kColumns,  // (C)
+};
+
 struct Input {
     const char* name;
     Dtype dtype;
     Values values;  // such that dtype holds them exactly
+    Extent extent = Extent::kMatrix;
 };
 
 struct Output {
@@ -45,6 +68,8 @@ struct Output {
     int64_t rows, cols;  // a vector has one column
     Values truth;
     std::function<double(const Sums& sums, int64_t row, int64_t col)> bound;
+    Extent extent = Extent::kMatrix;
+    Values initial = nullptr;  // what it holds before: what is added to, or an input; null = nothing
 };
 
 struct Problem {
@@ -57,12 +82,16 @@ struct Problem {
     int reads, writes;   // streams of N x C elements that no version can avoid: roof and useful bytes
     std::vector<Input> in;
     std::vector<Output> out;
+    CallForm form{};
 
     bool ordinary() const { return inputs == kInputsNames[(int)Inputs::kNormal]; }
 
     double stream_bytes() const { return (double)N * C * format_of(dtype).bytes; }
     double useful_bytes() const { return (reads + writes) * stream_bytes(); }
-    std::string shape() const { return strf("%s %lldx%d", format_of(dtype).name, (long long)N, C); }
+    std::string shape() const {
+        return strf("%s %lldx%d%s%s", format_of(dtype).name, (long long)N, C, form.plain() ? "" : " ",
+                    form.name);
+    }
 };
 
 // what --check tries, and what is raced
@@ -72,6 +101,9 @@ struct CheckItem {
     Inputs inputs = Inputs::kNormal;
     double atol = std::numeric_limits<double>::infinity();  // asked for on top of the derived bounds
     int reruns = 0;                                         // launches that must give the same bits
+    CallForm form{};                                        // other than plain: the shipped function alone
+    bool shipped_only = false;                              // so too
+    bool batches = false;  // a few of the rows by themselves must give the bits they give here
 };
 struct RaceItem {
     Dtype dtype;

@@ -2,6 +2,8 @@
 // for the same bits over all the buffers of the ring.
 #pragma once
 #include "dev/cuda/checks.cuh"
+#include "dev/cuda/known_roofs.h"
+#include "dev/cuda/roof.cuh"
 
 namespace llmc {
 
@@ -49,6 +51,7 @@ struct Ring {
     explicit Ring(const Problem& p) : first(p) {
         int n = rotation_sets((double)first.bytes());
         for (int i = 0; i < n; i++) { sets.push_back(TensorSet(first)); }
+        poison();  // what is added to is there from the start
     }
     void set_scratch(size_t bytes) {
         first.set_scratch(bytes);
@@ -80,8 +83,7 @@ inline Findings judge_all_blocks(const Contest& c, const Version& version) {
     return findings;
 }
 
-inline int fastest_block(const Contest& c, const Version& version) {
-    std::vector<int> blocks = blocks_of(version, c.options);
+inline int fastest_block(const Contest& c, const Version& version, const std::vector<int>& blocks) {
     if (blocks.size() == 1) { return blocks.front(); }
     int best = 0;
     double best_us = INFINITY;
@@ -95,11 +97,12 @@ inline int fastest_block(const Contest& c, const Version& version) {
     return best;
 }
 
-// launches that must all give the bits of the first one; each set's outputs are looked at after every replay
+// Launches that must all give the bits of the first ones; each set's outputs are looked at after every
+// replay, in which it had several launches, each of which may add to what the one before left.
 inline std::string bits_after(const Contest& c, const Version& version, int block, const Replay& replay) {
     constexpr int kLaunches = 50;
     c.ring.first.poison();
-    version.launch(c.ring.first, c.problem, block, c.stream);
+    for (int i = 0; i < replay.rounds(); i++) { version.launch(c.ring.first, c.problem, block, c.stream); }
     Differences differences;
     int launches = 0;
     while (launches < kLaunches) {
@@ -116,11 +119,18 @@ inline std::string bits_after(const Contest& c, const Version& version, int bloc
 
 inline Row race_version(const Contest& c, const Version& version, const Roof& roof) {
     const Problem& p = c.problem;
-    Row row{.op = p.op, .version = version.name, .idea = version.idea, .dtype = format_of(p.dtype).name,
-            .N = p.N, .C = p.C, .useful_bytes = p.useful_bytes(), .roof_us = roof.us.median};
+    Row row{.op = p.op,
+            .version = version.name,
+            .idea = version.idea,
+            .dtype = format_of(p.dtype).name,
+            .N = p.N,
+            .C = p.C,
+            .useful_bytes = p.useful_bytes(),
+            .roof_us = roof.us.median,
+            .roof = roof.mix()};
     c.ring.set_scratch(version.scratch(p.N, p.C));
     Findings findings = judge_all_blocks(c, version);
-    row.error_over_bound = findings.worst;
+    if (!findings.blocks.empty()) { row.error_over_bound = findings.worst; }
     row.misrounded = findings.misrounded_share();
     row.ok = findings.ok();
     if (!row.ok) {
@@ -128,7 +138,11 @@ inline Row race_version(const Contest& c, const Version& version, const Roof& ro
         row.note = "not timed";
         return row;
     }
-    row.block = fastest_block(c, version);
+    if (findings.blocks.empty()) {
+        row.note = "refused: " + findings.refusal.substr(0, findings.refusal.find(" ("));
+        return row;
+    }
+    row.block = fastest_block(c, version, findings.blocks);
     Replay replay = c.replay(version, row.block, (int)c.ring.sets.size());
     row.launches = replay.launches();
     row.us = replay.time(kWarmupReplays, kReplays);
@@ -136,64 +150,145 @@ inline Row race_version(const Contest& c, const Version& version, const Roof& ro
         row.warm_us = c.replay(version, row.block, 1).time(kWarmupReplays, kReplays).median;
     }
     row.bit_exact = bits_after(c, version, row.block, replay);
-    row.ok = row.bit_exact.starts_with("yes");
+    row.ok = !version.traits.reproducible || row.bit_exact.starts_with("yes");
     return row;
+}
+
+// ---- the roofs ----------------------------------------------------------------------------------
+
+// of one problem: that of plain launches, and, where a version launches so, the one of overlapping launches
+struct Roofs {
+    Roof plain, pdl;
+    const Roof& of(const Version& version) const { return version.traits.pdl && pdl.bytes > 0 ? pdl : plain; }
+};
+
+inline Roofs measure_roofs(const Problem& p, const std::vector<Version>& versions, const Stream& stream) {
+    bool pdl = std::any_of(versions.begin(), versions.end(), [](auto& v) { return v.traits.pdl; });
+    Roofs roofs{.plain = measure_roof(stream, p.reads, p.writes, false, p.stream_bytes()), .pdl = {}};
+    if (pdl && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
+        roofs.pdl = measure_roof(stream, p.reads, p.writes, true, p.stream_bytes());
+    }
+    return roofs;
+}
+
+// into the report, and, if this machine is known to be faster, a word about it
+inline void report_roof(const Problem& p, const Roof& roof, const Machine& machine, int version_sets,
+                        Report& report) {
+    double known = known_roof_us(machine.gpu, p.stream_bytes(), roof.reads, roof.writes);
+    bool slow = roof.us.median > kRoofTolerance * known;  // false if none is known
+    JsonObject o;
+    o.set("op", p.op).set("dtype", format_of(p.dtype).name).set({{"N", (double)p.N}, {"C", p.C}});
+    roof.write(o).set({{"version_sets", (double)version_sets}, {"known_us", known}});
+    report.roofs.push_back(o.set("counts", !slow).str());
+    if (!slow) { return; }
+    report.slow_roofs++;
+    std::printf(
+        "note: %s: the roof %s, %.2f us, is %.1f %% slower than the %.2f us known of this GPU: "
+        "this run does not count\n",
+        p.shape().c_str(), roof.mix().c_str(), roof.us.median, 100 * (roof.us.median / known - 1), known);
 }
 
 // ---- all of them --------------------------------------------------------------------------------
 
-inline void finish_row(const Row& row, const ShootoutOptions& o, Report& report) {
-    std::printf("%s", table_line(row, o.warm).c_str());
-    std::fflush(stdout);
-    report.rows.push_back(json_row(row));
-    report.wrong += !row.ok;
+// a run: what was asked for, on what, and what came of it
+struct Race {
+    const Shootout& shootout;
+    const ShootoutOptions& options;
+    Machine machine;
+    Report report;
+    Stream stream;
+
+    Race(const Shootout& s, const ShootoutOptions& o) : shootout(s), options(o) {}
+    // after every shape: a run cut short keeps what it had
+    void save() const {
+        if (!options.json.empty()) { report.save(options.json); }
+        if (!csv_file().empty()) { report.save_csv(csv_file()); }
+    }
+    std::string csv_file() const {
+        return options.csv.empty() && options.sweep ? strf("%s_sweep.csv", shootout.op) : options.csv;
+    }
+    void finish(const Row& row) {
+        auto line = options.sweep ? sweep_line : table_line;
+        std::printf("%s", line(row, options.warm).c_str());
+        std::fflush(stdout);
+        report.rows.push_back(json_row(row));
+        report.csv += csv_row(row);
+        report.wrong += !row.ok;
+    }
+};
+
+// those asked for that take the problem; in a sweep, unless some are named, the one that trains alone
+inline std::vector<Version> contestants(const Race& race, const Problem& p) {
+    std::vector<Version> versions;
+    const ShootoutOptions& o = race.options;
+    for (const auto& version : race.shootout.ladder(p.dtype)) {
+        bool asked = o.sweep && o.only.empty() ? version.traits.every_form : o.wants(version.name);
+        if (asked && version.takes(p)) { versions.push_back(version); }
+    }
+    return versions;
 }
 
-inline void race_item(const Shootout& s, const RaceItem& item, const Stream& stream, const ShootoutOptions& o,
-                      Report& report) {
-    Problem p = s.problem(item.dtype, item.shape, Inputs::kNormal);
+inline void race_item(Race& race, const RaceItem& item) {
+    const ShootoutOptions& o = race.options;
+    Problem p = race.shootout.problem(item.dtype, item.shape, Inputs::kNormal, form_of(o));
     require(p.N > 0, "--shape: a race needs at least one row");
-    Roof roof = s.roof(stream, p.stream_bytes());
-    Ring ring(p);
-    std::printf("\n%s %s: %.1f MB, %s, ring of %zu sets\n%s", p.op.c_str(), p.shape().c_str(),
-                p.useful_bytes() / 1e6, roof.str().c_str(), ring.sets.size(), table_head(o.warm).c_str());
-    JsonObject measured;
-    measured.set("op", p.op).set("dtype", format_of(p.dtype).name).set({{"N", (double)p.N}, {"C", p.C}});
-    report.roofs.push_back(roof.write(measured).set({{"version_sets", (double)ring.sets.size()}}).str());
-    Contest contest{s, o, p, stream, ring};
-    for (const auto& version : s.ladder(item.dtype)) {
-        if (o.wants(version.name)) { finish_row(race_version(contest, version, roof), o, report); }
+    auto versions = contestants(race, p);
+    if (versions.empty()) {
+        std::printf("\n%s %s: none of the versions asked for takes it\n", p.op.c_str(), p.shape().c_str());
+        return;
     }
+    Roofs roofs = measure_roofs(p, versions, race.stream);
+    Ring ring(p);
+    if (!o.sweep) {
+        std::printf("\n%s %s: %.1f MB, %s, ring of %zu sets\n", p.op.c_str(), p.shape().c_str(),
+                    p.useful_bytes() / 1e6, roofs.plain.str().c_str(), ring.sets.size());
+        if (roofs.pdl.bytes > 0) { std::printf("for overlapping launches %s\n", roofs.pdl.str().c_str()); }
+    }
+    report_roof(p, roofs.plain, race.machine, (int)ring.sets.size(), race.report);
+    if (roofs.pdl.bytes > 0) { report_roof(p, roofs.pdl, race.machine, (int)ring.sets.size(), race.report); }
+    if (!o.sweep) { std::printf("%s", table_head(o.warm).c_str()); }
+    Contest contest{race.shootout, o, p, race.stream, ring};
+    for (const auto& version : versions) { race.finish(race_version(contest, version, roofs.of(version))); }
+    race.save();
 }
 
 // v0, on the host, at a shape small enough for it
-inline void race_cpu(const Shootout& s, const ShootoutOptions& o, Report& report) {
+inline void race_cpu(Race& race) {
     constexpr int kRuns = 5;
-    Problem p = s.problem(Dtype::kFp32, s.cpu.shape, Inputs::kNormal);
-    Row row{.op = p.op, .version = s.cpu.name, .idea = s.cpu.idea, .dtype = "fp32", .N = p.N, .C = p.C,
-            .useful_bytes = p.useful_bytes(), .note = "host clock"};
-    Findings findings = check_cpu(s.cpu, p, &row.us, kRuns);
+    const CpuVersion& cpu = race.shootout.cpu;
+    Problem p = race.shootout.problem(Dtype::kFp32, cpu.shape, Inputs::kNormal, {});
+    Row row{.op = p.op,
+            .version = cpu.name,
+            .idea = cpu.idea,
+            .dtype = "fp32",
+            .N = p.N,
+            .C = p.C,
+            .useful_bytes = p.useful_bytes(),
+            .note = "host clock"};
+    Findings findings = check_cpu(cpu, p, &row.us, kRuns);
     row.error_over_bound = findings.worst;
     row.misrounded = findings.misrounded_share();
     row.ok = findings.ok();
     std::printf("\n%s %s on the CPU: a smaller shape, the host's clock: do not compare with what follows\n%s",
-                p.op.c_str(), p.shape().c_str(), table_head(o.warm).c_str());
-    print_faults(p, s.cpu.name, findings.faults);
-    finish_row(row, o, report);
+                p.op.c_str(), p.shape().c_str(), table_head(race.options.warm).c_str());
+    print_faults(p, cpu.name, findings.faults);
+    race.finish(row);
+    race.save();
 }
 
 // the shootout's list; --shape and --dtype each replace their half of it; nothing if only v0 was asked for
 inline std::vector<RaceItem> race_list(const Shootout& s, const ShootoutOptions& o) {
     auto is_cpu = [&](const std::string& version) { return version == s.cpu.name; };
     if (!o.only.empty() && std::all_of(o.only.begin(), o.only.end(), is_cpu)) { return {}; }
-    if (o.shapes.empty() && o.dtypes.empty()) { return s.races; }
+    const auto& usual = o.sweep ? s.sweep : s.races;
+    if (o.shapes.empty() && o.dtypes.empty()) { return usual; }
     std::vector<Shape> shapes = o.shapes;
-    for (const auto& item : s.races) {
+    for (const auto& item : usual) {
         bool known = std::find(shapes.begin(), shapes.end(), item.shape) != shapes.end();
         if (o.shapes.empty() && !known) { shapes.push_back(item.shape); }
     }
     std::vector<RaceItem> list;
-    for (Dtype dtype : o.dtypes.empty() ? std::vector<Dtype>{Dtype::kBf16} : o.dtypes) {
+    for (Dtype dtype : o.dtypes.empty() ? std::vector<Dtype>{usual.front().dtype} : o.dtypes) {
         for (const auto& shape : shapes) { list.push_back({dtype, shape}); }
     }
     return list;
@@ -201,19 +296,28 @@ inline std::vector<RaceItem> race_list(const Shootout& s, const ShootoutOptions&
 
 inline int run_races(const Shootout& s, const ShootoutOptions& o) {
     if (!has_device()) { throw Error(kExitDevice, strf("%s: no CUDA device: nothing checked", s.op)); }
-    Machine machine;
-    Report report{.context = machine.json()};
-    report.context.set("op", s.op).set({{"warmup_replays", kWarmupReplays}, {"replays", kReplays}});
-    std::printf("%s\n", machine.str().c_str());
-    if (o.wants(s.cpu.name)) { race_cpu(s, o, report); }
-    if (!o.json.empty()) { report.save(o.json); }
-    Stream stream;
-    for (const auto& item : race_list(s, o)) {
-        race_item(s, item, stream, o, report);
-        if (!o.json.empty()) { report.save(o.json); }
+    Race race(s, o);
+    race.report.context = race.machine.json();
+    race.report.context.set("op", s.op).set({{"warmup_replays", kWarmupReplays}, {"replays", kReplays}});
+    std::printf("%s\n", race.machine.str().c_str());
+    race.save();
+    if (!o.sweep && !o.accumulate && o.wants(s.cpu.name)) { race_cpu(race); }
+    if (o.sweep) {
+        std::printf("\n%s%s\n%s", s.op, o.accumulate ? ", dinp +=" : "", sweep_head(o.warm).c_str());
     }
+    for (const auto& item : race_list(s, o)) { race_item(race, item); }
     if (!o.json.empty()) { std::printf("\nwritten: %s\n", o.json.c_str()); }
-    return report.wrong > 0 ? kExitWrong : kExitDone;
+    if (!race.csv_file().empty()) {
+        std::printf("\nwritten: %s; a picture of a sweep: scripts/plot_sweep.py %s\n",
+                    race.csv_file().c_str(), race.csv_file().c_str());
+    }
+    if (race.report.slow_roofs > 0) {
+        std::printf(
+            "\n%d of %zu roofs were more than %.0f %% slower than this GPU's are known to be: this run does "
+            "not count\n",
+            race.report.slow_roofs, race.report.roofs.size(), 100 * (kRoofTolerance - 1));
+    }
+    return race.report.wrong > 0 ? kExitWrong : kExitDone;
 }
 
 }  // namespace llmc

@@ -39,6 +39,7 @@ struct Row {
     double warm_us = NAN;
     double useful_bytes = 0;
     double roof_us = NAN;
+    std::string roof = "-";  // which: 2R1W
     double error_over_bound = NAN;
     double misrounded = NAN;  // share of the elements of T that are not the truth correctly rounded
     std::string bit_exact = "-";
@@ -115,17 +116,64 @@ inline std::string json_row(const Row& row) {
     o.set({{"N", (double)row.N}, {"C", row.C}, {"block", row.block}, {"launches_per_replay", row.launches}});
     o.set({{"us", row.us.median}, {"p20_us", row.us.p20}, {"p80_us", row.us.p80}, {"warm_us", row.warm_us}});
     o.set({{"useful_bytes", row.useful_bytes}, {"gb_per_s", row.gb_per_s()}});
-    o.set({{"roof_us", row.roof_us}, {"percent_of_roof", row.percent_of_roof()}});
+    o.set("roof", row.roof).set({{"roof_us", row.roof_us}, {"percent_of_roof", row.percent_of_roof()}});
     o.set({{"error_over_bound", row.error_over_bound}, {"misrounded_share", row.misrounded}});
     return o.set("bit_exact", row.bit_exact).set("note", row.note).set("ok", row.ok).str();
 }
+
+// ---- CSV ----------------------------------------------------------------------------------------
+
+inline std::string csv_head() {
+    return "op,version,idea,dtype,N,C,block,us,p20_us,p80_us,warm_us,useful_bytes,gb_per_s,roof,roof_us,"
+           "percent_of_roof,error_over_bound,misrounded_share,bit_exact,ok,note\n";
+}
+
+// what is not a number stays empty; texts are quoted
+inline std::string csv_row(const Row& row) {
+    auto text = [](const std::string& words) {
+        std::string out = "\"";
+        for (char c : words) { out += c == '"' ? "\"\"" : std::string(1, c); }
+        return out + "\",";
+    };
+    auto numbers = [](std::initializer_list<double> values) {
+        std::string out;
+        for (double value : values) { out += (std::isfinite(value) ? strf("%.9g", value) : "") + ","; }
+        return out;
+    };
+    return text(row.op) + text(row.version) + text(row.idea) + text(row.dtype) +
+           numbers({(double)row.N, (double)row.C, (double)row.block, row.us.median, row.us.p20, row.us.p80,
+                    row.warm_us, row.useful_bytes, row.gb_per_s()}) +
+           text(row.roof) +
+           numbers({row.roof_us, row.percent_of_roof(), row.error_over_bound, row.misrounded}) +
+           text(row.bit_exact) + (row.ok ? "1," : "0,") + "\"" + row.note + "\"\n";
+}
+
+// a shape a line, for --sweep
+inline std::string sweep_head(bool warm) {
+    return strf("%-8s %12s %5s %10s%s %6s %10s %7s %11s %s\n", "version", "N x C", "block", "us",
+                warm ? "    warm us" : "", "GB/s", "roof us", "% roof", "err/bound", "bit-exact");
+}
+inline std::string sweep_line(const Row& row, bool warm) {
+    std::string line =
+        strf("%-8s %12s %5s %10s", row.version.c_str(), strf("%lldx%d", row.N, row.C).c_str(),
+             row.block ? strf("%d", row.block).c_str() : "-", cell("%.2f", row.us.median).c_str());
+    if (warm) { line += strf(" %10s", cell("%.2f", row.warm_us).c_str()); }
+    line += strf(" %6s %10s %7s %11s %s", cell("%.0f", row.gb_per_s()).c_str(),
+                 cell("%.2f", row.roof_us).c_str(), cell("%.1f", row.percent_of_roof()).c_str(),
+                 cell("%.4f", row.error_over_bound).c_str(), row.bit_exact.c_str());
+    if (!row.note.empty()) { line += "  " + row.note; }
+    return line + (row.ok ? "\n" : "  WRONG\n");
+}
+
+// ---- files --------------------------------------------------------------------------------------
 
 // Everything that a run measured. save() may be called after every shape: a run cut short keeps what it had.
 struct Report {
     JsonObject context;              // the machine, the date
     std::vector<std::string> roofs;  // an object per shape
     std::vector<std::string> rows;
-    int wrong = 0;
+    std::string csv = csv_head();
+    int wrong = 0, slow_roofs = 0;  // slow: slower than is known of this GPU
 
     void save(const std::string& path) const {
         auto list = [](const std::vector<std::string>& objects) {
@@ -133,14 +181,21 @@ struct Report {
             for (const auto& object : objects) { text += (text.empty() ? "\n    " : ",\n    ") + object; }
             return "[" + text + "]";
         };
+        write("--json", path,
+              strf("{\n  \"context\": %s,\n  \"roofs\": %s,\n  \"rows\": %s\n}\n", context.str().c_str(),
+                   list(roofs).c_str(), list(rows).c_str()));
+    }
+    void save_csv(const std::string& path) const { write("--csv", path, csv); }
+
+private:
+    static void write(const char* option, const std::string& path, const std::string& text) {
         std::FILE* file = std::fopen(path.c_str(), "w");
         bool ok = file != nullptr;
         if (ok) {
-            ok = std::fprintf(file, "{\n  \"context\": %s,\n  \"roofs\": %s,\n  \"rows\": %s\n}\n",
-                              context.str().c_str(), list(roofs).c_str(), list(rows).c_str()) > 0;
+            ok = std::fwrite(text.data(), 1, text.size(), file) == text.size();
             ok = std::fclose(file) == 0 && ok;
         }
-        if (!ok) { throw Error(kExitUsage, strf("--json: cannot write %s", path.c_str())); }
+        if (!ok) { throw Error(kExitUsage, strf("%s: cannot write %s", option, path.c_str())); }
     }
 };
 

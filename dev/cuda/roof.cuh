@@ -1,18 +1,19 @@
 // The roof: how fast a kernel that computes nothing moves the same bytes. It reads R streams and writes W, 16
 // bytes at a time, in the same process, over the same ring of buffers, under the same clock as the versions;
 // the best of 45 shapes of launch counts. 1R1W bounds LayerNorm forward, 2R1W backward, 3R1W backward that
-// adds into dinp, 2R2W fused residual.
+// adds into dinp, 2R2W fused residual. A version whose launches overlap (programmatic dependent launch, pdl)
+// is held against a roof whose launches do.
 #pragma once
 #include "dev/cuda/clock.cuh"
 #include "dev/cuda/memory.cuh"
 
 namespace llmc {
 
-constexpr int kMaxStreams = 3;
+constexpr int kMaxReads = 3, kMaxWrites = 2;
 
 struct Streams {
-    const uint4* in[kMaxStreams];
-    uint4* out[kMaxStreams];
+    const uint4* in[kMaxReads];
+    uint4* out[kMaxWrites];
 };
 
 // kCount vectors of each stream, `stride` apart: all are read before the first is written, so that the loads
@@ -37,9 +38,13 @@ __device__ void stream_vectors(const Streams& s, int64_t first, int64_t stride) 
     }
 }
 
-// n vectors in each stream
-template <int R, int W, int kUnroll>
+// n vectors in each stream. kPdl: the next launch may start; nothing is read before the one before is over
+template <int R, int W, int kUnroll, bool kPdl>
 __global__ void stream_kernel(Streams s, int64_t n) {
+    if constexpr (kPdl && kSm90) {
+        asm volatile("griddepcontrol.launch_dependents;");
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+    }
     int64_t threads = (int64_t)gridDim.x * blockDim.x;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i + (kUnroll - 1) * threads < n; i += kUnroll * threads) {
@@ -63,16 +68,18 @@ struct Roof {
     double bytes = 0;  // of all streams
     int reads = 0, writes = 0, threads = 0, unroll = 0, sets = 0;
     unsigned blocks = 0;
+    bool pdl = false;
 
+    std::string mix() const { return strf("%dR%dW%s", reads, writes, pdl ? " pdl" : ""); }
     double gb_per_s() const { return bytes / us.median / 1e3; }
     JsonObject& write(JsonObject& o) const {
         o.set({{"reads", reads}, {"writes", writes}, {"bytes", bytes}, {"us", us.median}});
         o.set({{"p20_us", us.p20}, {"p80_us", us.p80}, {"gb_per_s", gb_per_s()}, {"sets", sets}});
-        return o.set({{"threads", threads}, {"blocks", blocks}, {"unroll", unroll}});
+        return o.set({{"threads", threads}, {"blocks", blocks}, {"unroll", unroll}}).set("pdl", pdl);
     }
     std::string str() const {
-        return strf("roof %dR%dW %.2f us, %.0f GB/s (%u blocks of %d threads, %d vectors each)", reads,
-                    writes, us.median, gb_per_s(), blocks, threads, unroll);
+        return strf("roof %s %.2f us, %.0f GB/s (%u blocks of %d threads, %d vectors each)", mix().c_str(),
+                    us.median, gb_per_s(), blocks, threads, unroll);
     }
 };
 
@@ -81,7 +88,8 @@ template <int R, int W>
 class StreamRing {
 public:
     explicit StreamRing(int64_t vectors)
-        : vectors_(vectors), sets_(rotation_sets((double)(R + W) * vectors * sizeof(uint4))),
+        : vectors_(vectors),
+          sets_(rotation_sets((double)(R + W) * vectors * sizeof(uint4))),
           memory_((size_t)sets_ * (R + W) * vectors * sizeof(uint4)) {
         int64_t words = (int64_t)(memory_.size() / sizeof(uint32_t));
         fill_kernel<<<1024, 256>>>((uint32_t*)memory_.data(), words, 1u);
@@ -103,16 +111,30 @@ private:
     DeviceMemory memory_;
 };
 
+template <int R, int W, int kUnroll, bool kPdl>
+void launch_stream(unsigned blocks, int threads, const Stream& stream, const Streams& streams,
+                   int64_t vectors) {
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.stream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = kPdl ? 1 : 0;
+    check(cudaLaunchKernelEx(&config, stream_kernel<R, W, kUnroll, kPdl>, streams, vectors));
+}
+
 // the fastest of `best` and this kernel in 15 shapes: 3 block sizes x (one pass; 1, 2, 4, 8 blocks per SM)
-template <int R, int W, int kUnroll>
+template <int R, int W, int kUnroll, bool kPdl>
 void improve_roof(Roof& best, const Stream& stream, const StreamRing<R, W>& ring, int64_t vectors, int sms) {
     for (int threads : {256, 512, 1024}) {
         int64_t once = ceil_div(vectors, (int64_t)threads * kUnroll);
         for (int per_sm : {0, 1, 2, 4, 8}) {
             unsigned blocks = grid_x(per_sm ? std::min<int64_t>(once, (int64_t)per_sm * sms) : once);
             Replay replay(stream, ring.sets(), [&](int set) {
-                stream_kernel<R, W, kUnroll><<<blocks, threads, 0, stream>>>(ring.at(set), vectors);
-                check_launch();
+                launch_stream<R, W, kUnroll, kPdl>(blocks, threads, stream, ring.at(set), vectors);
             });
             auto better = [&](const Times& us) { return !(us.median >= best.us.median); };  // than NaN too
             if (!better(replay.time(1, kSweepReplays))) { continue; }
@@ -126,19 +148,34 @@ void improve_roof(Roof& best, const Stream& stream, const StreamRing<R, W>& ring
     }
 }
 
-// the least time in which R reads and W writes of stream_bytes each were seen to happen
-template <int R, int W>
-Roof measure_roof(const Stream& stream, double stream_bytes) {
+template <int R, int W, bool kPdl>
+Roof measure_mix(const Stream& stream, double stream_bytes) {
     int sms = 0;
     check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
     int64_t vectors = std::max<int64_t>(1, (int64_t)(stream_bytes / sizeof(uint4)));
     StreamRing<R, W> ring(vectors);
     double bytes = (double)(R + W) * vectors * sizeof(uint4);
-    Roof best{.bytes = bytes, .reads = R, .writes = W, .sets = ring.sets()};
-    improve_roof<R, W, 1>(best, stream, ring, vectors, sms);
-    improve_roof<R, W, 2>(best, stream, ring, vectors, sms);
-    improve_roof<R, W, 4>(best, stream, ring, vectors, sms);
+    Roof best{.bytes = bytes, .reads = R, .writes = W, .sets = ring.sets(), .pdl = kPdl};
+    improve_roof<R, W, 1, kPdl>(best, stream, ring, vectors, sms);
+    improve_roof<R, W, 2, kPdl>(best, stream, ring, vectors, sms);
+    improve_roof<R, W, 4, kPdl>(best, stream, ring, vectors, sms);
     return best;
+}
+
+// the least time in which so many reads and writes of stream_bytes each were seen to happen
+inline Roof measure_roof(const Stream& stream, int reads, int writes, bool pdl, double stream_bytes) {
+    using Measure = Roof(const Stream&, double);
+    static constexpr Measure* kMixes[kMaxReads][kMaxWrites][2] = {
+        {{measure_mix<1, 1, false>, measure_mix<1, 1, true>},
+         {measure_mix<1, 2, false>, measure_mix<1, 2, true>}},
+        {{measure_mix<2, 1, false>, measure_mix<2, 1, true>},
+         {measure_mix<2, 2, false>, measure_mix<2, 2, true>}},
+        {{measure_mix<3, 1, false>, measure_mix<3, 1, true>},
+         {measure_mix<3, 2, false>, measure_mix<3, 2, true>}},
+    };
+    require(reads >= 1 && reads <= kMaxReads && writes >= 1 && writes <= kMaxWrites,
+            "measure_roof: 1 to 3 reads, 1 or 2 writes");
+    return kMixes[reads - 1][writes - 1][pdl](stream, stream_bytes);
 }
 
 }  // namespace llmc

@@ -2,7 +2,8 @@
 # Runs every check of `make test` on what is built, and adds their counts up.
 #   dev/test/run.sh          everything       dev/test/run.sh quick    the unit tests alone
 # Stages: unit tests; the same under address and undefined-behaviour sanitizers; planted faults, which the tests must
-# catch; the kernel shootouts (--check), skipped without a GPU. Last line: N passed, N failed, N skipped.
+# catch; the C interface of LayerNorm; the kernel shootouts (--check), skipped without a GPU. Last line:
+# N passed, N failed, N skipped.
 set -u
 cd "$(dirname "$0")/../.."
 logs=build/test-logs
@@ -42,8 +43,16 @@ if [ "${1:-}" != quick ]; then
         echo "   the sanitized build failed (log $logs/sanitized-build.log)"
         add 0 1 0
     fi
+    if [ -x test_gpt2cu ]; then
+        stage gpu ./test_gpt2cu
+        stage sanitizer dev/test/sanitize.sh
+    else
+        echo "== test_gpt2cu: not built (no nvcc), skipped"
+        add 0 0 1
+    fi
     stage planted dev/test/planted.sh
-    for shootout in dev/cuda/layernorm_forward dev/cuda/layernorm_backward; do
+    stage c_abi dev/test/c_abi/run.sh
+    for shootout in dev/cuda/layernorm_forward dev/cuda/residual_layernorm_forward dev/cuda/layernorm_backward; do
         if [ -x $shootout ]; then
             stage "$(basename $shootout)" $shootout --check
         else

@@ -439,6 +439,6 @@ TEST_CASE("options of the shootouts") {
               strf("--shape: found '%s', expected rows x columns, such as 65536x768", shape));
     }
     for (const char* block : {"0", "1025", "x", "-32"}) { CHECK(complaint({"--block", block}) != ""); }
-    CHECK(complaint({"--dtype", "fp8"}) == "--dtype: found 'fp8', expected fp32, bf16 or fp16");
+    CHECK(complaint({"--dtype", "fp8"}) == "--dtype: found 'fp8', expected fp32, bf16, fp16 or fp64");
     CHECK(shootout_help("layernorm_forward").find("--json FILE") != std::string::npos);
 }

@@ -66,6 +66,13 @@ TEST_CASE_TEMPLATE("attention: forward and backward", Real, float, bf16) {
     for (const AttentionShape& s : kShapes) { check_attention<Real>(s); }
 }
 
+// in bf16 a head of these sizes is padded to a kernel's 64, 80 or 128 columns, in whole 16-byte vectors
+TEST_CASE_TEMPLATE("attention: padded heads, sequences around the tiles' borders", Real, float, bf16) {
+    for (int HS : {48, 72, 96}) {
+        for (int T : {64, 65, 128, 129}) { check_attention<Real>({2, T, 2, HS}); }
+    }
+}
+
 // every query sees its past alone: tokens after the 70th change nothing before
 TEST_CASE_TEMPLATE("attention_forward: the future does not matter", Real, float, bf16) {
     constexpr AttentionShape s = {1, 150, 2, 64};

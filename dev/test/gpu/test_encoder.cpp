@@ -8,8 +8,12 @@ using namespace llmc::gpu_test;
 
 namespace {
 
-enum class Tokens { kRandom, kOneToken, kDistinct };  // kOneToken: all but every seventh are token 1
-constexpr const char* kTokensNames[] = {"random", "mostly one token", "distinct"};
+// kOneToken: all but every seventh are token 1. kChunks: each of backward's chunks of 64 sorted rows holds a
+// single token, so that runs begin and end on chunks' borders: one chunk, one, two, one and a part.
+enum class Tokens { kRandom, kOneToken, kDistinct, kSame, kChunks };
+constexpr const char* kTokensNames[] = {"random", "mostly one token", "distinct", "all the same",
+                                        "by whole chunks"};
+constexpr int kTokenOfChunk[] = {0, 1, 2, 2, 3, 3};
 
 struct EncoderShape {
     int B, T, C, V;
@@ -22,17 +26,23 @@ struct EncoderShape {
         for (int i = 0; i < B * T; i++) {
             if (kind == Tokens::kOneToken && i % 7 != 3) { x[i] = 1; }
             if (kind == Tokens::kDistinct) { x[i] = (int32_t)((int64_t)i * 5 % V); }  // 5 does not divide V
+            if (kind == Tokens::kSame) { x[i] = 1; }
+            if (kind == Tokens::kChunks) { x[i] = kTokenOfChunk[i * 5 % (B * T) / 64]; }  // nor B T
         }
         return x;
     }
 };
 
+// The last five are runs against backward's chunks of 64: a last chunk that is not full, two chunks, full and
+// not, a single one, borders.
 constexpr EncoderShape kShapes[] = {
     {1, 1, 1, 2, Tokens::kRandom},           {1, 3, 3, 97, Tokens::kDistinct},
     {3, 17, 65, 257, Tokens::kRandom},       {3, 17, 65, 257, Tokens::kDistinct},
     {4, 64, 769, 97, Tokens::kOneToken},     {17, 64, 768, 257, Tokens::kRandom},
     {1, 1024, 1600, 257, Tokens::kOneToken}, {4, 250, 65, 50257, Tokens::kRandom},
-    {2, 1024, 64, 50257, Tokens::kDistinct},
+    {2, 1024, 64, 50257, Tokens::kDistinct}, {4, 250, 65, 97, Tokens::kSame},
+    {2, 64, 72, 97, Tokens::kSame},          {1, 100, 65, 97, Tokens::kSame},
+    {1, 64, 65, 97, Tokens::kSame},          {4, 82, 65, 97, Tokens::kChunks},
 };
 
 // One addition of two numbers of T in fp32 and the rounding to T.

@@ -186,11 +186,12 @@ void check_matmul(std::span<const MatmulShape> shapes) {
     check_guards("matmul workspace", device.workspace);
 }
 
-// a column's sum over N rows in fp32, the addition to what was there, the rounding to Grad
+// a column's sum over N rows in fp32, the addition to what was there, the rounding to Grad. The arrays may
+// begin some elements off their alignment.
 template <typename T, typename Grad>
-void check_bias_backward(int64_t N, int OC, bool accumulate) {
-    DeviceArray<T> dout(floats(N * OC, 1));
-    DeviceArray<Grad> dbias(accumulate ? floats(OC, 2) : Floats(OC, NAN));
+void check_bias_backward(int64_t N, int OC, bool accumulate, int dout_offset = 0, int dbias_offset = 0) {
+    DeviceArray<T> dout(floats(N * OC, 1), dout_offset);
+    DeviceArray<Grad> dbias(accumulate ? floats(OC, 2) : Floats(OC, NAN), dbias_offset);
     Scratch scratch(bias_backward_scratch(OC));
     bias_backward(dbias.data(), scratch.data(), dout.data(), N, OC, accumulate, kStream);
     Vector expected = accumulate ? dbias.values() : Vector(OC, 0.0), terms = absolute(expected);
@@ -224,5 +225,14 @@ TEST_CASE_TEMPLATE("bias_backward", T, float, bf16) {
             check_bias_backward<T, float>(N, OC, accumulate);
             if (!std::is_same_v<T, float>) { check_bias_backward<T, T>(N, OC, accumulate); }
         }
+    }
+}
+
+// rows of whole 16-byte vectors that lie on no 16 bytes
+TEST_CASE_TEMPLATE("bias_backward: arrays one element off their alignment", T, float, bf16) {
+    for (auto [dout, dbias] : {std::pair{1, 0}, {0, 1}}) {
+        CAPTURE(dout);
+        check_bias_backward<T, float>(17, 768, true, dout, dbias);
+        if (!std::is_same_v<T, float>) { check_bias_backward<T, T>(17, 768, true, dout, dbias); }
     }
 }

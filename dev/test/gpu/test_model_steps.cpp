@@ -284,6 +284,29 @@ TEST_CASE_TEMPLATE("gpu steps: a run that is saved and loaded goes on to the bit
     check_same_state("three steps on", resumed, whole);
 }
 
+// Their rounding depends on the number of updates; fp32 weights are what they are.
+TEST_CASE_TEMPLATE("gpu steps: set_updates() rounds the weights anew", Model, Fp32Model, Bf16Model,
+                   NarrowModel) {
+    Small<Model> model, loaded_after;
+    Batch batch = random_batch(tiny_config(), 4, 9, 1);
+    model.evaluate(batch);
+    std::vector<float> nearest = unpadded_logits(model);
+    model.set_updates(5);
+    CHECK(model.updates() == 5);
+    model.evaluate(batch);
+    std::vector<float> found = unpadded_logits(model);
+    CHECK_MESSAGE((found != nearest) == kIsBf16<Model>, "set_updates(5): the logits of other roundings");
+    loaded_after.set_updates(5);
+    for (int t = 0; t < kNumTensors; t++) {
+        loaded_after.load(State::kParameter, t, 0, whole_tensor(model, State::kParameter, t));
+    }
+    loaded_after.evaluate(batch);
+    check_same("logits after set_updates(5)", found, unpadded_logits(loaded_after));
+    model.set_updates(0);
+    model.evaluate(batch);
+    check_same("logits after set_updates(0)", unpadded_logits(model), nearest);
+}
+
 // ---- memory ------------------------------------------------------------------------------------
 
 // The plan is what is taken from the device, give or take the granularity of allocations and what CUDA keeps

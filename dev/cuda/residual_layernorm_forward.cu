@@ -1,0 +1,68 @@
+// The residual + LayerNorm forward ladder: residual = inp + inp2, rounded; out = LayerNorm of it. Every
+// version checked against the CPU reference and timed against the roof, 2R2W.
+//   make dev/cuda/residual_layernorm_forward && dev/cuda/residual_layernorm_forward     all versions
+//   dev/cuda/residual_layernorm_forward --check                                         correctness only
+// Without the fusion: the rungs of layernorm_forward.cu, behind an addition that moves three rows more.
+#include "dev/cuda/harness.cuh"
+#include "dev/cuda/layernorm_problems.h"
+#include "dev/cuda/layernorm_shipped.cuh"
+#include "llmc/layernorm_forward/v0.h"
+
+using namespace llmc;
+
+template <typename T>
+using Launch = void(T* residual, T* out, acc_t<T>* mean, acc_t<T>* rstd, const T* inp, const T* inp2,
+                    const T* weight, const T* bias, int64_t N, int C, float eps, cudaStream_t stream,
+                    int block);
+
+// the problem's core contract; a colleague of rung<T>() in layernorm_forward.cu
+template <typename T>
+Version rung(const char* name, const char* idea, std::function<Launch<T>> launch,
+             Sums (*sums)(int64_t N, int C, int block), const Traits& traits = {}) {
+    auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
+        launch(t.get<T>("residual"), t.get<T>("out"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"),
+               t.get<T>("inp"), t.get<T>("inp2"), t.get<T>("weight"), t.get<T>("bias"), p.N, p.C, p.eps,
+               stream, block);
+    };
+    return {.name = name, .idea = idea, .launch = run, .sums = sums, .traits = traits};
+}
+
+template <typename T>
+std::vector<Version> ladder() {
+    return {
+        shipped_forward<T>(),
+    };
+}
+
+// the sum, then forward's loop; rows as (B, T): 8 sequences where N allows it
+void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
+    const std::vector<float>&a = in[0], &b = in[1];
+    std::vector<float>& residual = out[3];
+    for (size_t i = 0; i < residual.size(); i++) { residual[i] = a[i] + b[i]; }
+    int B = p.N % 8 == 0 ? 8 : 1;
+    v0::layernorm_forward_cpu(out[0].data(), out[1].data(), out[2].data(), residual.data(), in[2].data(),
+                              in[3].data(), B, (int)p.N / B, p.C, p.eps);
+}
+
+std::vector<Version> ladder_for(Dtype dtype) {
+    if (dtype == Dtype::kFp64) { return {shipped_forward<double>()}; }
+    if (dtype == Dtype::kFp32) { return ladder<float>(); }
+    return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : ladder<__half>();
+}
+
+int main(int argc, char** argv) {
+    Shootout shootout{
+        .op = "residual_layernorm_forward",
+        .cpu = {.name = "v0",
+                .idea = "one CPU thread, float sums",
+                .run = run_cpu,
+                .sums = [](int64_t, int C) { return Sums{.row = (double)C, .from_first = false}; },
+                .shape = {2048, 768}},
+        .ladder = ladder_for,
+        .problem = residual_layernorm_forward_problem,
+        .checks = all_layernorm_checks(false, true),
+        .races = layernorm_races(),
+        .sweep = layernorm_sweep(),
+    };
+    return shootout_main(shootout, argc, argv);
+}

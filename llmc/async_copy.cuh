@@ -1,0 +1,164 @@
+// The instructions CUDA C++ has no short name for: barriers that count bytes, copies that arrive on them,
+// clusters. Section numbers refer to the PTX manual's chapter 9.7. Call the Hopper ones under if constexpr
+// (kSm90) only.
+#pragma once
+#include <cstdint>
+
+#include "llmc/device.cuh"
+
+namespace llmc {
+
+// An address in this block's shared memory as PTX wants it; also valid in the cluster's window
+// (shared::cluster).
+__device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// --- Ampere: cp.async
+// -----------------------------------------------------------------------------------------------
+
+// 16 bytes from global to shared memory, past the registers and L1; both 16-byte aligned. Ampere and later.
+__device__ inline void copy16_async(void* shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global)
+                 : "memory");
+}
+
+// closes the group of copies this thread has started; may be empty
+__device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// waits until at most `pending` of this thread's latest groups are under way. The thread's own copies alone:
+// others need a barrier (or a __syncwarp) after it.
+template <int pending>
+__device__ inline void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// --- Hopper: mbarrier
+// -----------------------------------------------------------------------------------------------
+
+// A barrier's phase ends when `arrivals` threads have arrived and every expected byte has come. One thread
+// calls it, then mbarrier_init_fence(), then everybody synchronises.
+__device__ inline void mbarrier_init(uint64_t* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+}
+
+// makes initialised barriers visible to the copy engine and to the cluster
+__device__ inline void mbarrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ inline void mbarrier_arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// arrives and says how many bytes the phase waits for
+__device__ inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// Arrives on the same barrier in the block of this rank of the cluster. Releases what this thread wrote or
+// read.
+__device__ inline void mbarrier_arrive_remote(uint64_t* barrier, unsigned rank) {
+    asm volatile(
+        "{\n .reg .b32 remote;\n mapa.shared::cluster.u32 remote, %0, %1;\n"
+        " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
+        "r"(rank)
+        : "memory");
+}
+
+// waits for the end of the phase of this parity: 0 for the first, 1 for the second, 0 ...
+__device__ inline void mbarrier_wait(uint64_t* barrier, unsigned parity) {
+    asm volatile(
+        "{\n .reg .pred done;\n"
+        "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        " @!done bra again;\n}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+
+// the same for a barrier on which threads of other blocks of the cluster arrive: what they wrote is then seen
+__device__ inline void mbarrier_wait_cluster(uint64_t* barrier, unsigned parity) {
+    asm volatile(
+        "{\n .reg .pred done;\n"
+        "again:\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        " @!done bra again;\n}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+
+// --- Hopper: bulk copies
+// --------------------------------------------------------------------------------------------
+
+// `bytes` bytes from global to shared memory by the copy engine, which counts them off on the barrier. One
+// thread calls it. Addresses and bytes are multiples of 16.
+__device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(shared)),
+        "l"(global), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+// Before the copy engine overwrites shared memory that this thread has read or written: its accesses come
+// first. Every thread that touched the memory calls it, then they synchronise, then one refills. Without it
+// rows are wrong now and then.
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// --- Hopper: clusters
+// -----------------------------------------------------------------------------------------------
+
+__device__ inline unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ inline unsigned cluster_blocks() {
+    unsigned blocks;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    return blocks;
+}
+
+// every thread of every block of the cluster; what was written before is seen after
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+// the address, in the cluster's window, of the same shared variable in the block of this rank
+__device__ inline uint32_t cluster_address(const void* shared, unsigned rank) {
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(remote)
+                 : "r"(shared_address(shared)), "r"(rank));
+    return remote;
+}
+
+// Writes a float into the same place of another block of the cluster; seen there after a cluster_sync.
+__device__ inline void store_remote(float* shared, float value, unsigned rank) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(cluster_address(shared, rank)), "f"(value) : "memory");
+}
+
+// Writes two floats into the same place (8-byte aligned) of another block of the cluster and counts 8 bytes
+// off on the same barrier there. The receiver reads them after its wait; it needs no other fence.
+__device__ inline void store2_async(float2* shared, float2 value, uint64_t* barrier, unsigned rank) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+            cluster_address(shared, rank)),
+        "f"(value.x), "f"(value.y), "r"(cluster_address(barrier, rank))
+        : "memory");
+}
+
+// --- Hopper: dependent launch
+// ---------------------------------------------------------------------------------------
+
+// Waits until the kernel before this one, launched with programmatic stream serialization, has finished and
+// its writes are seen.
+__device__ inline void dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// the next kernel may be launched once every block has said so or ended
+__device__ inline void dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+}  // namespace llmc

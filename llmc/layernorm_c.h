@@ -1,0 +1,116 @@
+// LayerNorm for any language: the C99 interface of libllmc_layernorm.so (make build/libllmc_layernorm.so).
+//
+//   llmc_layernorm_forward_args a = {.struct_size = sizeof a, .dtype = LLMC_LAYERNORM_FLOAT16,
+//                                    .out = y, .inp = x, .weight = w, .bias = b,
+//                                    .N = 4096, .C = 1024, .eps = 1e-5, .stream = stream};
+//   if (llmc_layernorm_forward(&a) != LLMC_LAYERNORM_OK) { puts(llmc_layernorm_last_error()); }
+//
+// - Set a struct to 0 first: what is left out is 0. struct_size says which version of the struct it is:
+//   fields are only ever added, at the end; those that a library does not know must be 0.
+// - Pointers are to device memory, aligned to their element type; 16 bytes is faster. (N,C) is N rows of C
+//   elements side by side, a row *_stride elements after the one before.
+// - Everything is queued on the stream, whose device must be the calling thread's current one. Nothing waits,
+//   nothing is allocated: calls may be captured into a CUDA graph.
+// - Any thread may call at any time. What a device can do is asked once for each device, and kept.
+// - A call returns a code; unless it is OK, llmc_layernorm_last_error() has the message. Arguments are
+//   checked before anything is queued.
+// - The same call gives the same bits. A row's result does not depend on the rows beside it.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// raised when a struct grows or a function is added; older callers keep working
+enum { LLMC_LAYERNORM_ABI_VERSION = 1 };
+
+// that of the library which answers: it may be newer than this header
+int llmc_layernorm_abi_version(void);
+
+// what the functions return
+enum {
+    LLMC_LAYERNORM_OK = 0,
+    LLMC_LAYERNORM_INVALID = 1,      // a wrong argument: null, negative, misaligned ...
+    LLMC_LAYERNORM_UNSUPPORTED = 2,  // types that do not go together, or a field unknown to this library
+    LLMC_LAYERNORM_DEVICE = 3,       // from CUDA: no device, no code for this device, a launch that failed
+    LLMC_LAYERNORM_INTERNAL = 4      // anything else
+};
+
+// element types
+enum {
+    LLMC_LAYERNORM_FLOAT32 = 1,
+    LLMC_LAYERNORM_BFLOAT16 = 2,
+    LLMC_LAYERNORM_FLOAT16 = 3,
+    LLMC_LAYERNORM_FLOAT64 = 4
+};
+
+// why this thread's last call failed (what, expected, found), "" if it did not; overwritten by the next call
+const char* llmc_layernorm_last_error(void);
+
+// out = (x - mean) * rstd * weight + bias for each row x of inp, or, with a residual, of inp + inp2 rounded
+// to dtype; rstd = 1 / sqrt(variance + eps), the variance biased. out may be inp, and residual inp or inp2,
+// if their strides are equal too. Nothing else may overlap.
+typedef struct llmc_layernorm_forward_args {
+    size_t struct_size;    // sizeof(llmc_layernorm_forward_args)
+    int32_t dtype;         // of out, inp, residual and inp2
+    int32_t weight_dtype;  // of weight and bias: dtype, or float32 beside a 16-bit dtype; 0 = dtype
+    void* out;             // (N,C) written (=)
+    void* mean;            // (N) written (=): float32, or float64 beside float64; null if not wanted
+    void* rstd;            // (N) likewise
+    const void* inp;       // (N,C)
+    const void* weight;    // (C), null = 1
+    const void* bias;      // (C), null = 0
+    int64_t N;             // from 0
+    int64_t C;             // from 1 to 2^31 - 1
+    double eps;            // taken as it is: 0 is 0
+    void* residual;        // (N,C) written (=): inp + inp2; both null if not wanted
+    const void* inp2;      // (N,C)
+    int64_t out_stride;    // elements from one row to the next, 0 = C
+    int64_t inp_stride;
+    int64_t residual_stride;
+    int64_t inp2_stride;
+    void* stream;  // a cudaStream_t; null is the default stream
+} llmc_layernorm_forward_args;
+
+int llmc_layernorm_forward(const llmc_layernorm_forward_args* args);
+
+// dinp = the gradient for what was normalised (+= with accumulate_dinp); dweight and dbias = sums over the
+// rows (+= with accumulate). Each is null if not wanted. dinp may be dout if their strides are equal too.
+// Nothing else may overlap.
+typedef struct llmc_layernorm_backward_args {
+    size_t struct_size;       // sizeof(llmc_layernorm_backward_args)
+    int32_t dtype;            // of dinp, dout and inp
+    int32_t weight_dtype;     // of weight: dtype, or float32 beside a 16-bit dtype; 0 = dtype
+    int32_t grad_dtype;       // of dweight and dbias: likewise, but float32 if weight is; 0 = weight_dtype
+    int32_t accumulate_dinp;  // 0 or 1
+    int32_t accumulate;       // 0 or 1
+    int32_t reserved;         // 0
+    void* dinp;               // (N,C)
+    void* dweight;            // (C)
+    void* dbias;              // (C)
+    const void* dout;         // (N,C)
+    const void* inp;          // (N,C): what forward normalised, its inp or its residual
+    const void* weight;       // (C), null = 1
+    const void* mean;         // (N) as forward wrote it
+    const void* rstd;         // (N) likewise
+    int64_t N;                // from 0: dweight and dbias become 0, or stay with accumulate
+    int64_t C;                // from 1 to 2^31 - 1
+    int64_t dinp_stride;      // elements from one row to the next, 0 = C
+    int64_t dout_stride;
+    int64_t inp_stride;
+    void* workspace;        // may hold anything on entry, holds nothing of use afterwards; 16-byte aligned;
+                            // calls that may run at the same time need one each
+    size_t workspace_size;  // bytes, at least what llmc_layernorm_backward_workspace says
+    void* stream;           // a cudaStream_t; null is the default stream
+} llmc_layernorm_backward_args;
+
+// *bytes = the workspace that any call with this C needs on this machine
+int llmc_layernorm_backward_workspace(int64_t C, size_t* bytes);
+
+int llmc_layernorm_backward(const llmc_layernorm_backward_args* args);
+
+#ifdef __cplusplus
+}
+#endif

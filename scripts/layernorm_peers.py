@@ -1,0 +1,344 @@
+"""What bench_layernorm.py races: LayerNorms behind apply(x, weight, bias) with autograd, and the calls that are timed.
+
+TritonTutorial is the algorithm of Triton's fifth tutorial, written anew from its description: forward, a program a
+row, three masked passes (mean, variance about it, result); backward, a program a row, which adds its part of dweight
+and dbias to one of `groups` buffers in x's type under a lock, then a second kernel that adds the buffers up. Which row
+comes first is left to chance: two runs may differ in the last bits. Its launch rules are in launch() and groups().
+"""
+import ctypes
+import importlib
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+import layernorm_torch
+
+EPS = 1e-5
+RING_BYTES = 400e6  # 6 times the L2 of an H200
+
+
+# ---- Triton's tutorial -----------------------------------------------------------------------------------------------
+@triton.jit
+def read_row(row, columns, C):
+    """float32, 0 past the end"""
+    return tl.load(row + columns, mask=columns < C, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def forward_kernel(out, mean_out, rstd_out, inp, weight, bias, stride, C, eps, BLOCK: tl.constexpr):
+    n = tl.program_id(0)
+    x_row = inp + n * stride
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for begin in range(0, C, BLOCK):
+        total += read_row(x_row, begin + tl.arange(0, BLOCK), C)
+    mean = tl.sum(total, axis=0) / C
+
+    squares = tl.zeros([BLOCK], dtype=tl.float32)
+    for begin in range(0, C, BLOCK):
+        columns = begin + tl.arange(0, BLOCK)
+        centred = tl.where(columns < C, read_row(x_row, columns, C) - mean, 0.0)
+        squares += centred * centred
+    rstd = 1 / tl.sqrt(tl.sum(squares, axis=0) / C + eps)
+    tl.store(mean_out + n, mean)
+    tl.store(rstd_out + n, rstd)
+
+    for begin in range(0, C, BLOCK):
+        columns = begin + tl.arange(0, BLOCK)
+        inside = columns < C
+        w = tl.load(weight + columns, mask=inside)
+        b = tl.load(bias + columns, mask=inside)
+        xhat = (read_row(x_row, columns, C) - mean) * rstd
+        tl.store(out + n * stride + columns, xhat * w + b, mask=inside)
+
+
+@triton.jit
+def add_to_buffer(buffer, part, first, inside):
+    """under the lock: the first to come writes, the others add"""
+    if first:
+        tl.store(buffer, part, mask=inside)
+    else:
+        tl.store(buffer, tl.load(buffer, mask=inside) + part, mask=inside)
+
+
+@triton.jit
+def backward_kernel(dinp, dweight_parts, dbias_parts, dout, inp, weight, mean_in, rstd_in, locks, stride, C,
+                    GROUPS: tl.constexpr, BLOCK: tl.constexpr):
+    """locks: GROUPS of them, then for each whether its buffer has been written"""
+    n = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < C
+    x = read_row(inp + n * stride, columns, C)
+    dy = read_row(dout + n * stride, columns, C)
+    w = tl.load(weight + columns, mask=inside)
+    wdy = tl.where(inside, w.to(tl.float32) * dy, 0.0)
+    mean = tl.load(mean_in + n)
+    rstd = tl.load(rstd_in + n)
+    xhat = tl.where(inside, (x - mean) * rstd, 0.0)
+    c1 = tl.sum(wdy, axis=0) / C
+    c2 = tl.sum(xhat * wdy, axis=0) / C
+    tl.store(dinp + n * stride + columns, (wdy - c1 - xhat * c2) * rstd, mask=inside)
+
+    dweight_part = (dy * xhat).to(w.dtype)
+    dbias_part = dy.to(w.dtype)
+    group = n % GROUPS
+    lock = locks + group
+    written = lock + GROUPS
+    at = group * C + columns
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    first = tl.load(written) == 0
+    add_to_buffer(dweight_parts + at, dweight_part, first, inside)
+    add_to_buffer(dbias_parts + at, dbias_part, first, inside)
+    if first:
+        tl.atomic_xchg(written, 1)
+    tl.debug_barrier()  # every thread's stores before the lock opens
+    tl.atomic_xchg(lock, 0)
+
+
+@triton.jit
+def column_total(parts, rows_in_all, columns, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for begin in range(0, rows_in_all, ROWS):
+        rows = begin + tl.arange(0, ROWS)
+        inside = (rows[:, None] < rows_in_all) & (columns[None, :] < C)
+        total += tl.load(parts + rows[:, None] * C + columns[None, :], mask=inside, other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def finish_kernel(dweight, dbias, dweight_parts, dbias_parts, groups, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    tl.store(dweight + columns, column_total(dweight_parts, groups, columns, C, ROWS, COLUMNS), mask=columns < C)
+    tl.store(dbias + columns, column_total(dbias_parts, groups, columns, C, ROWS, COLUMNS), mask=columns < C)
+
+
+class TritonFunction(torch.autograd.Function):
+    new_parts = staticmethod(torch.zeros)  # or torch.empty: the descriptions of the tutorial differ
+
+    @staticmethod
+    def launch(C, element_size):
+        """the rule of the tutorial: the whole row in one block of at most 64 KB"""
+        block = min(65536 // element_size, triton.next_power_of_2(C))
+        if C > block:
+            raise RuntimeError(f"rows of {C * element_size} bytes, expected at most 64 KB")
+        return block, min(max(block // 256, 1), 8)
+
+    @staticmethod
+    def groups(C):
+        return 256 if C <= 1024 else 128 if C <= 4096 else 96 if C <= 8192 else 64
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        N, C = x.shape
+        block, warps = TritonFunction.launch(C, x.element_size())
+        y = torch.empty_like(x)
+        mean, rstd = (torch.empty(N, dtype=torch.float32, device=x.device) for _ in range(2))
+        forward_kernel[(N,)](y, mean, rstd, x, weight, bias, x.stride(0), C, EPS, BLOCK=block, num_warps=warps,
+                             num_ctas=1)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        N, C = x.shape
+        block, warps = TritonFunction.launch(C, x.element_size())
+        groups = TritonFunction.groups(C)
+        locks = torch.zeros(2 * groups, dtype=torch.int32, device=x.device)
+        parts = [TritonFunction.new_parts((groups, C), dtype=x.dtype, device=x.device) for _ in range(2)]
+        dx, dweight, dbias = torch.empty_like(dy), torch.empty_like(weight), torch.empty_like(bias)
+        backward_kernel[(N,)](dx, *parts, dy, x, weight, mean, rstd, locks, x.stride(0), C, GROUPS=groups,
+                              BLOCK=block, num_warps=warps)
+        finish_kernel[(triton.cdiv(C, 128),)](dweight, dbias, *parts, min(groups, N), C, ROWS=32, COLUMNS=128,
+                                              num_ctas=1)
+        return dx, dweight, dbias
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+class Peer:
+    """apply(x, weight, bias): LayerNorm over the last dimension of x (N,C), differentiable; raises what it cannot"""
+    modes = ("forward", "backward")
+
+    def __init__(self, name, apply):
+        self.name, self.apply = name, apply
+
+    def new_shape(self):
+        """called before the first apply at another shape or type"""
+
+
+def eager(x, weight, bias):
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, EPS)
+
+
+class Compiled(Peer):
+    def __init__(self):
+        super().__init__("torch.compile", None)
+        # backward may be called again (retain_graph), so that it may not reuse what forward saved
+        importlib.import_module("torch._functorch.config").donated_buffer = False
+        # tuning results of a busy machine (see warm_up in bench_layernorm.py) are not for the timed runs
+        importlib.import_module("torch._inductor.config").autotune_local_cache = False
+        self.new_shape()
+
+    def new_shape(self):
+        torch._dynamo.reset()  # else it would generalise to any size after the first
+        self.apply = torch.compile(eager, dynamic=False)
+
+
+def apex():
+    function = importlib.import_module("apex.normalization.fused_layer_norm").fused_layer_norm_affine
+    return Peer("apex", lambda x, w, b: function(x, w, b, x.shape[-1:], EPS))
+
+
+def liger():
+    function = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
+    return Peer("liger", lambda x, w, b: function.apply(x, w, b, EPS))
+
+
+def quack():
+    """its LayerNorm takes float32 weights only"""
+    function = importlib.import_module("quack.rmsnorm").layernorm_fwd
+    peer = Peer("quack", lambda x, w, b: function(x, w.float(), b.float(), eps=EPS))
+    peer.modes = ("forward",)
+    return peer
+
+
+def transformer_engine():
+    module = importlib.import_module("transformer_engine.pytorch").LayerNorm
+    made = {}
+
+    def apply(x, w, b):
+        key = x.shape[-1], x.dtype
+        if key not in made:
+            made[key] = module(x.shape[-1], eps=EPS, params_dtype=x.dtype, device=x.device)
+        return torch.func.functional_call(made[key], {"weight": w, "bias": b}, (x,))
+
+    return Peer("transformer_engine", apply)
+
+
+def flash_attention():
+    function = importlib.import_module("flash_attn.ops.triton.layer_norm").layer_norm_fn
+    return Peer("flash_attn", lambda x, w, b: function(x, w, b, eps=EPS))
+
+
+def peers(names=None):
+    """(those that can be imported, {name: why the others cannot})"""
+    makers = {"torch": lambda: Peer("torch", eager), "torch.compile": Compiled,
+              "triton": lambda: Peer("triton", TritonFunction.apply), "apex": apex, "liger": liger, "quack": quack,
+              "transformer_engine": transformer_engine, "flash_attn": flash_attention}
+    unknown = set(names or ()) - set(makers) - {"ours"}
+    if unknown:
+        raise SystemExit(f"no provider {', '.join(sorted(unknown))}; there are: ours, {', '.join(makers)}")
+    found, missing = [], {}
+    for name, make in makers.items():
+        if names and name not in names:
+            continue
+        try:
+            found.append(make())
+        except Exception as error:  # whatever a package that does not fit this machine raises
+            missing[name] = f"{type(error).__name__}: {error}"
+    return found, missing
+
+
+# ---- correctness -----------------------------------------------------------------------------------------------------
+UNITS = {torch.float32: 1e-5, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+
+
+def exact(x, weight, bias, dy):
+    """y, dx, dweight, dbias in float64"""
+    x, weight, bias = (t.detach().double().requires_grad_() for t in (x, weight, bias))
+    y = eager(x, weight, bias)
+    return y.detach(), *torch.autograd.grad(y, (x, weight, bias), dy.double())
+
+
+def worst_error(got, expected):
+    """over result, in units of the type's rounding of the largest value expected; inf if anything is not finite"""
+    worst = 0.0
+    for ours, theirs in zip(got, expected):
+        error = (ours.detach().double() - theirs).abs().max() / theirs.abs().max() / UNITS[ours.dtype]
+        worst = max(worst, error.item()) if math.isfinite(error.item()) else math.inf
+    return worst
+
+
+# ---- what is timed ---------------------------------------------------------------------------------------------------
+class Problem:
+    """a ring of x (leaves) and dy, one weight and bias, with the distributions of Triton's tutorial"""
+
+    def __init__(self, shape, mode, device):
+        tensors = 2 if mode == "forward" else 3
+        set_bytes = tensors * shape.N * shape.C * shape.dtype.itemsize
+        self.shape, self.mode, self.sets = shape, mode, max(2, math.ceil(RING_BYTES / set_bytes))
+        self.bytes = set_bytes
+        new = dict(device=device, dtype=shape.dtype)
+        self.weight, self.bias = (torch.rand(shape.C, **new).requires_grad_() for _ in range(2))
+        self.x = [torch.randn(shape.N, shape.C, **new).mul_(0.5).sub_(2.3).requires_grad_() for _ in range(self.sets)]
+        self.dy = [torch.randn(shape.N, shape.C, **new).mul_(0.1)
+                   for _ in range(self.sets if mode == "backward" else 1)]
+
+    def gigabytes_a_second(self, us):
+        return self.bytes / us * 1e-3
+
+
+class Autograd:
+    """a peer as the clocks call it: a call's results are returned, so that they can be kept"""
+
+    def __init__(self, peer, problem):
+        self.peer, self.problem = peer, problem
+        peer.new_shape()
+        p = problem
+        self.y = [peer.apply(x, p.weight, p.bias) for x in p.x] if p.mode == "backward" else None
+
+    def forward(self, k):
+        return self.peer.apply(self.problem.x[k], self.problem.weight, self.problem.bias)
+
+    def backward(self, k):
+        p = self.problem
+        return torch.autograd.grad(self.y[k], (p.x[k], p.weight, p.bias), p.dy[k], retain_graph=True)
+
+    def results(self):
+        """of set 0"""
+        return self.backward(0) if self.problem.mode == "backward" else (self.forward(0),)
+
+
+class Ours:
+    """the C interface, its outputs allocated beforehand"""
+
+    def __init__(self, peer, problem):
+        self.problem, p = problem, problem
+        self.library = layernorm_torch.library()
+        statistics_ = [torch.empty((2, p.shape.N), dtype=torch.float32, device=x.device) for x in p.x]
+        self.out = [torch.empty_like(x, requires_grad=False) for x in p.x]  # or dx
+        self.forwards = [layernorm_torch.forward_args(out, *s, x.detach(), p.weight, p.bias, EPS)
+                         for out, s, x in zip(self.out, statistics_, p.x)]
+        self.kept = statistics_
+        if p.mode == "backward":
+            self.prepare_backward(statistics_)
+
+    def prepare_backward(self, statistics_):
+        p = self.problem
+        for k in range(p.sets):
+            self.forward(k)
+        self.grads = [torch.empty((2, p.shape.C), dtype=p.shape.dtype, device=x.device) for x in p.x]
+        self.workspace = layernorm_torch.new_workspace(p.x[0])
+        self.backwards = [layernorm_torch.backward_args(dx, *grads, self.workspace, dy, x.detach(), p.weight, *s)
+                          for dx, grads, dy, x, s in zip(self.out, self.grads, p.dy, p.x, statistics_)]
+
+    def forward(self, k):
+        layernorm_torch.check(self.library.llmc_layernorm_forward(ctypes.byref(self.forwards[k])))
+
+    def backward(self, k):
+        layernorm_torch.check(self.library.llmc_layernorm_backward(ctypes.byref(self.backwards[k])))
+
+    def results(self):
+        if self.problem.mode == "forward":
+            self.forward(0)
+            return (self.out[0],)
+        self.backward(0)
+        return self.out[0], *self.grads[0]
+
+
+def ours():
+    layernorm_torch.library()
+    return Peer("ours", lambda x, w, b: layernorm_torch.layer_norm(
+        x, x.shape[-1:], w, b, EPS))

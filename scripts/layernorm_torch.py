@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+"""LayerNorm for PyTorch by this project's kernels: a drop-in for torch.nn.functional.layer_norm on CUDA tensors.
+
+    from layernorm_torch import layer_norm
+    y = layer_norm(x, (768,), weight, bias)        # differentiable once
+
+Types: float32, bfloat16, float16, float64, as they come (autocast changes nothing); weight and bias of x's type, or
+float32 beside a 16-bit x; either may be None. Rows may be strided (the normalised dimensions must be contiguous, else
+a copy is made). Bitwise reproducible.
+Calls run on the current stream and may be captured into a CUDA graph.
+The library: build/libllmc_layernorm.so (make build/libllmc_layernorm.so), or the file that LLMC_LAYERNORM_LIBRARY
+names.
+
+Command: python3 scripts/layernorm_torch.py --test
+Result:  to be measured
+"""
+import contextlib
+import ctypes
+import functools
+import math
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
+POINTER, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+ABI_VERSION = 1
+
+
+class ForwardArgs(ctypes.Structure):
+    """llmc_layernorm_forward_args of llmc/layernorm_c.h"""
+    _fields_ = ([("struct_size", ctypes.c_size_t), ("dtype", I32), ("weight_dtype", I32)]
+                + [(name, POINTER) for name in ("out", "mean", "rstd", "inp", "weight", "bias")]
+                + [("N", I64), ("C", I64), ("eps", ctypes.c_double), ("residual", POINTER), ("inp2", POINTER)]
+                + [(name, I64) for name in ("out_stride", "inp_stride", "residual_stride", "inp2_stride")]
+                + [("stream", POINTER)])
+
+
+class BackwardArgs(ctypes.Structure):
+    """llmc_layernorm_backward_args of llmc/layernorm_c.h"""
+    _fields_ = ([("struct_size", ctypes.c_size_t)]
+                + [(name, I32) for name in ("dtype", "weight_dtype", "grad_dtype", "accumulate_dinp", "accumulate",
+                                            "reserved")]
+                + [(name, POINTER) for name in ("dinp", "dweight", "dbias", "dout", "inp", "weight", "mean", "rstd")]
+                + [("N", I64), ("C", I64)]
+                + [(name, I64) for name in ("dinp_stride", "dout_stride", "inp_stride")]
+                + [("workspace", POINTER), ("workspace_size", ctypes.c_size_t), ("stream", POINTER)])
+
+
+@functools.cache
+def library():
+    default = Path(__file__).resolve().parent.parent / "build" / "libllmc_layernorm.so"
+    path = os.environ.get("LLMC_LAYERNORM_LIBRARY", str(default))
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"layer_norm: no library {path}: make build/libllmc_layernorm.so, or set "
+                                "LLMC_LAYERNORM_LIBRARY to the file")
+    loaded = ctypes.CDLL(path)
+    version = loaded.llmc_layernorm_abi_version()
+    if version < ABI_VERSION:
+        raise RuntimeError(f"layer_norm: {path} has ABI version {version}, expected {ABI_VERSION} or newer")
+    loaded.llmc_layernorm_last_error.restype = ctypes.c_char_p
+    loaded.llmc_layernorm_forward.argtypes = [ctypes.POINTER(ForwardArgs)]
+    loaded.llmc_layernorm_backward.argtypes = [ctypes.POINTER(BackwardArgs)]
+    loaded.llmc_layernorm_backward_workspace.argtypes = [I64, ctypes.POINTER(ctypes.c_size_t)]
+    return loaded
+
+
+def check(status):
+    if status != 0:
+        message = library().llmc_layernorm_last_error().decode(errors="replace")
+        raise (ValueError if status == 1 else TypeError if status == 2 else RuntimeError)(message)
+
+
+def address(tensor):
+    return None if tensor is None else tensor.data_ptr()
+
+
+def stride(rows):
+    return rows.stride(0) if rows.shape[0] > 1 else 0  # of a single row it means nothing
+
+
+def require_cuda(x):
+    if not x.is_cuda:
+        raise ValueError(f"layer_norm: x is on {x.device}, expected a CUDA device")
+
+
+def current_stream(x):
+    return torch.cuda.current_stream(x.device).cuda_stream
+
+
+def on_device_of(x):
+    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+
+
+@functools.cache
+def workspace_bytes(C, device):
+    """device: its number; the answer may differ between devices"""
+    size = ctypes.c_size_t()
+    with torch.cuda.device(device) if device is not None else contextlib.nullcontext():
+        check(library().llmc_layernorm_backward_workspace(C, ctypes.byref(size)))
+    return size.value
+
+
+def new_workspace(x):
+    """for a backward of rows like x (N,C); may be used again by what follows on the same stream"""
+    return torch.empty(workspace_bytes(x.shape[1], x.device.index), dtype=torch.uint8, device=x.device)
+
+
+def forward_args(out, mean, rstd, x, weight, bias, eps):
+    """all on one device and checked; x and out (N,C) with rows of any stride"""
+    parameter = weight if weight is not None else bias
+    return ForwardArgs(
+        struct_size=ctypes.sizeof(ForwardArgs), dtype=DTYPES[x.dtype],
+        weight_dtype=0 if parameter is None else DTYPES[parameter.dtype],
+        out=address(out), mean=address(mean), rstd=address(rstd), inp=address(x), weight=address(weight),
+        bias=address(bias), N=x.shape[0], C=x.shape[1], eps=eps, out_stride=stride(out), inp_stride=stride(x),
+        stream=current_stream(x))
+
+
+def backward_args(dx, dweight, dbias, workspace, dy, x, weight, mean, rstd):
+    grad = dweight if dweight is not None else dbias
+    return BackwardArgs(
+        struct_size=ctypes.sizeof(BackwardArgs), dtype=DTYPES[x.dtype],
+        weight_dtype=0 if weight is None else DTYPES[weight.dtype],
+        grad_dtype=0 if grad is None else DTYPES[grad.dtype],
+        dinp=address(dx), dweight=address(dweight), dbias=address(dbias), dout=address(dy), inp=address(x),
+        weight=address(weight), mean=address(mean), rstd=address(rstd), N=x.shape[0], C=x.shape[1],
+        dinp_stride=0 if dx is None else stride(dx), dout_stride=stride(dy), inp_stride=stride(x),
+        workspace=address(workspace), workspace_size=workspace.nbytes, stream=current_stream(x))
+
+
+def as_rows(x, C):
+    """(N,C) over the same memory where x's strides allow, else over a copy"""
+    try:
+        rows = x.view(x.numel() // C, C)
+    except RuntimeError:
+        return x.contiguous().view(x.numel() // C, C)
+    N, usable = rows.shape[0], C == 1 or rows.stride(1) == 1
+    return rows if usable and (N <= 1 or rows.stride(0) >= C) else x.contiguous().view(N, C)
+
+
+class Backward(torch.autograd.Function):
+    """The gradients as a function of their own, so that asking for theirs says what is wrong."""
+
+    @staticmethod
+    def forward(ctx, dy, x, weight, bias, mean, rstd, C, wanted):
+        """wanted: three bools, for x, weight, bias"""
+        new = functools.partial(torch.empty, device=x.device)
+        dx = new(x.shape, dtype=x.dtype) if wanted[0] else None
+        dweight = new(weight.shape, dtype=weight.dtype) if wanted[1] else None
+        dbias = new(bias.shape, dtype=bias.dtype) if wanted[2] else None
+        x_rows, dy_rows = as_rows(x, C), as_rows(dy, C)
+        with on_device_of(x):
+            workspace = new_workspace(x_rows)
+            args = backward_args(None if dx is None else dx.view(x_rows.shape), dweight, dbias, workspace, dy_rows,
+                                 x_rows, weight, mean, rstd)
+            check(library().llmc_layernorm_backward(ctypes.byref(args)))
+        return dx, dweight, dbias
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("layer_norm: second derivatives are not provided; "
+                                  "torch.nn.functional.layer_norm has them")
+
+
+class Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, C, eps):
+        rows = as_rows(x, C)
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        statistics = torch.float64 if x.dtype == torch.float64 else torch.float32
+        mean = rstd = None
+        if any(ctx.needs_input_grad):
+            mean, rstd = torch.empty((2, rows.shape[0]), dtype=statistics, device=x.device)
+        with on_device_of(x):
+            args = forward_args(y.view(rows.shape), mean, rstd, rows, weight, bias, eps)
+            check(library().llmc_layernorm_forward(ctypes.byref(args)))
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        ctx.C = C
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        grads = Backward.apply(dy, x, weight, bias, mean, rstd, ctx.C, ctx.needs_input_grad[:3])
+        return *grads, None, None
+
+
+def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
+    """torch.nn.functional.layer_norm; what may differ is said at the top of this file"""
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or tuple(x.shape[-len(shape):]) != shape:
+        raise ValueError(f"layer_norm: x has shape {tuple(x.shape)}, expected it to end with normalized_shape "
+                         f"{shape}, which may not be empty")
+    require_cuda(x)
+    if x.dtype not in DTYPES:
+        raise TypeError(f"layer_norm: x is {x.dtype}, expected one of {', '.join(map(str, DTYPES))}")
+    allowed = (x.dtype, torch.float32) if x.element_size() == 2 else (x.dtype,)
+    for name, p in (("weight", weight), ("bias", bias)):
+        if p is None:
+            continue
+        if tuple(p.shape) != shape or p.device != x.device:
+            raise ValueError(f"layer_norm: {name} is {tuple(p.shape)} on {p.device}, expected {shape} on {x.device}")
+        if p.dtype not in allowed:
+            raise TypeError(f"layer_norm: {name} is {p.dtype}, expected {' or '.join(map(str, allowed))} beside "
+                            f"x of {x.dtype}")
+    if weight is not None and bias is not None and weight.dtype != bias.dtype:
+        raise TypeError(f"layer_norm: weight is {weight.dtype} and bias {bias.dtype}, expected the same type")
+    C = math.prod(shape)
+    if C == 0:
+        return x.clone()
+    weight, bias = (None if p is None else p.contiguous() for p in (weight, bias))
+    return Forward.apply(x, weight, bias, C, eps)
+
+
+# ---- the self-test: against torch.nn.functional.layer_norm in float64 ------------------------------------------------
+def worst(got, expected, unit):
+    """the largest error, in units: one is `unit` times the largest value expected"""
+    if got is None or expected is None or got.numel() == 0:
+        return 0.0 if (got is None) == (expected is None) and (got is None or got.shape == expected.shape) else math.inf
+    error = (got.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
+    return math.inf if error.isnan() or got.shape != expected.shape else error.item() / unit
+
+
+def inputs(shape, dtype, W, device):
+    """x, weight, bias, dy as leaves, with the seeds' distributions"""
+    torch.manual_seed(sum(shape))
+    x = (-2.3 + 0.5 * torch.randn(shape, device=device)).to(dtype)
+    weight, bias = torch.rand((2, shape[-1]), device=device).to(W)
+    return x, weight.clone(), bias.clone(), (0.1 * torch.randn(shape, device=device)).to(dtype)
+
+
+def compare(x, weight, bias, dy, normalized=None, eps=1e-5):
+    """ours and torch's in float64, forward and backward: worst errors in roundings of the result's type"""
+    normalized = normalized or x.shape[-1:]
+    leaves = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
+    exact = [None if t is None else t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    y = layer_norm(leaves[0], normalized, leaves[1], leaves[2], eps)
+    y_exact = torch.nn.functional.layer_norm(exact[0], normalized, exact[1], exact[2], eps)
+    given = [t for t in leaves if t is not None]
+    grads = torch.autograd.grad(y, given, dy)
+    grads_exact = torch.autograd.grad(y_exact, [t for t in exact if t is not None], dy.double())
+    if y.dtype != x.dtype or any(g.dtype != t.dtype for g, t in zip(grads, given)):
+        return math.inf
+    # float32 sums: a few roundings; float64 the same; 16 bits: the last rounding is the largest
+    units = {torch.float64: 1e-13, torch.float32: 2e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
+    errors = [worst(a.detach(), b.detach(), units[a.dtype])
+              for a, b in zip([y, *grads], [y_exact, *grads_exact])]
+    return max(errors)
+
+
+def raises(kind, text, act):
+    try:
+        act()
+    except kind as error:
+        return text in str(error)
+    return False
+
+
+class Tests:
+    def __init__(self, device):
+        self.device, self.passed, self.failed = device, 0, 0
+
+    def expect(self, ok, what):
+        self.passed, self.failed = self.passed + bool(ok), self.failed + (not ok)
+        if not ok:
+            print("FAILED:", what)
+
+    def near(self, error, what):
+        self.expect(error <= 1, f"{what}: worst error {error:.3g} of the bound")
+
+    def shapes(self):
+        for dtype, W in ((torch.float32, torch.float32), (torch.float64, torch.float64),
+                         (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16),
+                         (torch.bfloat16, torch.float32), (torch.float16, torch.float32)):
+            for shape in ((1, 3), (1, 5, 7, 65), (131, 768), (2, 9, 769), (17, 1600), (64, 1024), (5, 4097),
+                          (40, 8192), (3, 20000)):
+                self.near(compare(*inputs(shape, dtype, W, self.device)), f"{shape} {dtype} weight {W}")
+            x, weight, bias, dy = inputs((7, 130), dtype, W, self.device)
+            self.near(compare(x, None, bias, dy), f"no weight {dtype}")
+            self.near(compare(x, weight, None, dy), f"no bias {dtype}")
+            self.near(compare(x, None, None, dy), f"neither {dtype}")
+        x, weight, bias, dy = inputs((6, 4, 24), torch.float32, torch.float32, self.device)
+        w2, b2 = (torch.rand((4, 24), device=self.device) for _ in range(2))
+        self.near(compare(x, w2, b2, dy, (4, 24)), "two normalised dimensions")
+        self.near(compare(x, weight, bias, dy, eps=0.1), "another eps")
+        learned = layer_norm(x.clone().requires_grad_(), 24, weight, bias)
+        self.expect(torch.equal(layer_norm(x, 24, weight, bias), learned), "without gradients, the same bits")
+
+    def tutorial(self):
+        """the test of Triton's tutorial: 1151 x 8192 float16, every result within 0.01 of torch's"""
+        x, weight, bias, dy = inputs((1151, 8192), torch.float16, torch.float16, self.device)
+        leaves = [t.requires_grad_() for t in (x, weight, bias)]
+        both = [f(x, (8192,), weight, bias, 1e-5) for f in (layer_norm, torch.nn.functional.layer_norm)]
+        both = [(y, *torch.autograd.grad(y, leaves, dy)) for y in both]
+        for name, a, b in zip(("y", "dx", "dweight", "dbias"), *both):
+            self.expect(torch.allclose(a, b, atol=1e-2, rtol=0), f"1151 x 8192 float16: {name}")
+
+    def strided(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            x, weight, bias, dy = inputs((4, 9, 96), dtype, dtype, self.device)
+            wide, wide_dy, _, _ = (torch.cat([t, t, t], -1) for t in (x, dy, x, x))
+            middle, offset = wide[..., 96:192], wide[..., 1:97]
+            self.expect(as_rows(middle, 96).data_ptr() == middle.data_ptr(), "strided rows are read in place")
+            self.near(compare(middle, weight, bias, wide_dy[..., :96]), "row-strided x and dy")
+            self.near(compare(offset, weight, bias, dy), "unaligned rows")
+            self.near(compare(x.transpose(0, 1), weight, bias, dy.transpose(0, 1)), "transposed leading dimensions")
+            self.near(compare(x.transpose(0, 2), weight[:4], bias[:4], dy.transpose(0, 2)), "transposed rows")
+            self.near(compare(x, weight, bias, dy[:1, :1].expand(x.shape)), "expanded dy")
+            self.near(compare(x, weight.repeat_interleave(2)[::2], bias, dy), "strided weight")
+
+    def empty(self):
+        for shape in ((0, 8), (3, 0, 8)):
+            x, weight, bias, dy = inputs(shape, torch.float32, torch.float32, self.device)
+            leaves = [t.requires_grad_() for t in (x, weight, bias)]
+            dx, dweight, dbias = torch.autograd.grad(layer_norm(x, 8, weight, bias), leaves, dy)
+            self.expect(dx.shape == x.shape and not dweight.any() and not dbias.any(), f"no rows {shape}")
+        self.expect(layer_norm(torch.ones((3, 0), device=self.device), 0).shape == (3, 0), "no columns")
+
+    def gradients(self):
+        x, weight, bias, _ = (t.requires_grad_() for t in inputs((5, 12), torch.float64, torch.float64, self.device))
+        act = functools.partial(layer_norm, normalized_shape=12)
+        self.expect(torch.autograd.gradcheck(lambda x, w, b: act(x, weight=w, bias=b), (x, weight, bias)), "gradcheck")
+        self.expect(torch.autograd.gradcheck(act, (x,)), "gradcheck without weight and bias")
+        for wanted in (x, weight, bias):
+            grad, = torch.autograd.grad(act(x, weight=weight, bias=bias).square().sum(), wanted)
+            same, = torch.autograd.grad(torch.nn.functional.layer_norm(x, (12,), weight, bias).square().sum(), wanted)
+            self.near(worst(grad, same, 1e-12), "one gradient alone")
+        grad, = torch.autograd.grad(act(x).square().sum(), x, create_graph=True)
+        self.expect(raises(NotImplementedError, "second derivatives", grad.sum().backward), "second derivative")
+        y = act(x, weight=weight)
+        first = torch.autograd.grad(y.sum(), (x, weight), retain_graph=True)
+        second = torch.autograd.grad(y.sum(), (x, weight))
+        self.expect(all(torch.equal(a, b) for a, b in zip(first, second)), "two backward passes, the same bits")
+
+    def arguments(self):
+        x, weight, bias, _ = inputs((3, 8), torch.float16, torch.float16, self.device)
+        cases = ((ValueError, "expected it to end with", lambda: layer_norm(x, 7)),
+                 (ValueError, "may not be empty", lambda: layer_norm(x, ())),
+                 (ValueError, "weight is (7,)", lambda: layer_norm(x, 8, weight[:7])),
+                 (TypeError, "torch.int32", lambda: layer_norm(x.int(), 8)),
+                 (TypeError, "weight is torch.bfloat16", lambda: layer_norm(x, 8, weight.bfloat16())),
+                 (TypeError, "bias is torch.float16", lambda: layer_norm(x.float(), 8, weight.float(), bias)),
+                 (TypeError, "expected the same type", lambda: layer_norm(x, 8, weight.float(), bias)),
+                 (ValueError, "eps is", lambda: layer_norm(x, 8, eps=-1.0)))
+        for kind, text, act in cases:
+            self.expect(raises(kind, text, act), text)
+
+    def cuda(self):
+        """what only a GPU has: other streams, graphs, several devices"""
+        self.expect(raises(ValueError, "expected a CUDA device", lambda: layer_norm(torch.ones(3, 8), 8)), "CPU tensor")
+        x, weight, bias, dy = inputs((512, 1024), torch.bfloat16, torch.bfloat16, self.device)
+        leaves = [t.requires_grad_() for t in (x, weight, bias)]
+
+        def both():
+            y = layer_norm(x, 1024, weight, bias)
+            return y, *torch.autograd.grad(y, leaves, dy)
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            graph.capture_begin()
+            captured = both()
+            graph.capture_end()
+            graph.replay()
+        torch.cuda.synchronize()
+        self.expect(all(torch.equal(a, b) for a, b in zip(captured, both())), "a captured graph gives the same bits")
+        for k in range(1, torch.cuda.device_count()):
+            self.near(compare(*(t.detach().to(f"cuda:{k}") for t in (x, weight, bias, dy))), f"device {k}")
+
+
+def self_test(device):
+    tests = Tests(device)
+    parts = [tests.arguments, tests.empty, tests.shapes, tests.tutorial, tests.strided, tests.gradients]
+    for part in ([tests.cuda] if device == "cuda" else []) + parts:  # capture first: nothing is loaded or asked before
+        try:
+            part()
+        except Exception as error:  # the parts after it still run
+            tests.expect(False, f"{part.__name__}: {type(error).__name__}: {error}")
+    return tests.passed, tests.failed
+
+
+def main():
+    if sys.argv[1:] != ["--test"]:
+        print(__doc__)
+        return 2
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing is tested\n0 passed, 0 failed, 1 skipped")
+        return 0
+    passed, failed = self_test("cuda")
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
