@@ -4,12 +4,23 @@
 //   dev/cuda/layernorm_backward ship --accumulate                          dinp += instead of =
 //   dev/cuda/layernorm_backward --check                                     correctness only
 // The mathematics: llmc/reference.h. Read llmc/layernorm_backward/v0.h first, then up, as in forward.
+#include <algorithm>
+
 #include "dev/cuda/harness.cuh"
 #include "dev/cuda/layernorm_problems.h"
+#include "dev/cuda/layernorm_rungs.h"
 #include "dev/cuda/layernorm_shipped.cuh"
+#include "llmc/layernorm_backward/torch.cuh"
+#include "llmc/layernorm_backward/triton.cuh"
 #include "llmc/layernorm_backward/v0.h"
 #include "llmc/layernorm_backward/v1.cuh"
 #include "llmc/layernorm_backward/v2.cuh"
+#include "llmc/layernorm_backward/v3.cuh"
+#include "llmc/layernorm_backward/v4.cuh"
+#include "llmc/layernorm_backward/v5.cuh"
+#include "llmc/layernorm_backward/v6.cuh"
+#include "llmc/layernorm_backward/v7.cuh"
+#include "llmc/layernorm_backward/v8.cuh"
 
 using namespace llmc;
 
@@ -32,20 +43,103 @@ Version rung(const char* name, const char* idea, std::function<Launch<T>> launch
 
 // how each version adds (bounds.h), in additions that one element goes through
 Sums sums_v1(int64_t N, int C, int) { return {.row = (double)C, .column = (double)N}; }
+
+// each of the `parts` partial sums of a column takes N / parts rows, shared by so many warps; then their sums
+double column_additions(int64_t N, int64_t parts, int warps) {
+    return (double)ceil_div(N, std::max<int64_t>(1, parts * warps)) + (double)parts;
+}
 Sums sums_v2(int64_t N, int C, int block) {
-    constexpr int kShuffles = 5;  // log2 of a warp
     int warps = block / kWarp;
     double rows_per_warp = (double)ceil_div(ceil_div(N, v2::kGroups), warps);
-    return {.row = (double)ceil_div(C, kWarp) + kShuffles, .column = rows_per_warp + warps + v2::kGroups};
+    return {.row = sums_of_warp(N, C, block).row, .column = rows_per_warp + warps + v2::kGroups};
+}
+Sums sums_v3(int64_t N, int C, int block) {
+    int warps = block / kWarp;
+    double column = column_additions(N, v3::partial_blocks(), warps) + warps;
+    return {.row = sums_of_warp(N, C, block).row, .column = column};
+}
+// v4, and v5 with its own number of blocks
+template <typename T, int (*partial_blocks)(int64_t)>
+Sums sums_v4(int64_t N, int C, int block) {
+    int warps = block / kWarp;
+    double column = column_additions(N, partial_blocks(N), warps) + warps;
+    return {.row = sums_of_warp_vectors<T>(N, C, block).row, .column = column};
+}
+template <typename T>
+Sums sums_v6(int64_t N, int C, int block) {
+    double column = column_additions(N, v6::partial_blocks(N, block), 1);
+    return {.row = block_additions<T>(C, block), .column = column};
+}
+
+// clusters that the GPU runs side by side: partial sums of a column
+template <typename T>
+int clusters_v7(int64_t N, int C, int block) {
+    return N == 0 ? 0 : v7::RowsLaunch<T>(N, C, block, v7::default_cluster(C, block)).clusters;
+}
+template <typename T>
+Sums sums_v7(int64_t N, int C, int block) {
+    return {.row = cluster_additions<T>(C, block, v7::default_cluster(C, block)),
+            .column = column_additions(N, clusters_v7<T>(N, C, block), 1)};
+}
+// of the partial sums a warp adds every 32nd, and the warps are added up
+template <typename T>
+Sums sums_v8(int64_t N, int C, int block) {
+    int clusters = clusters_v7<T>(N, C, block);
+    Sums sums = sums_v7<T>(N, C, block);
+    sums.column += ceil_div(clusters, v8::kTile) + kShuffles - clusters;
+    return sums;
+}
+
+// Sums kept in T: subnormal terms are rounded as coarsely as anything, and the seeds' absolute 0.01 is missed by a hair
+// in one column of 8192 (0.0101 on an H200), in an order that differs from run to run.
+bool fits_triton(const Problem& p) {
+    return p.inputs != kInputsNames[(int)Inputs::kDenormal] && !std::isfinite(p.atol);
+}
+
+Sums sums_torch(int64_t N, int C, int) {
+    constexpr int kWarps = torch::kRowBlock / kWarp;
+    return {.row = (double)ceil_div(C, torch::kRowBlock) + kShuffles + kWarps,
+            .column = (double)ceil_div(N, torch::kTile) + kShuffles};
+}
+// A group's rows are added in T; then the groups: every 32nd in a thread, its 8 sums, the 4 warps.
+template <typename T>
+Sums sums_triton(int64_t N, int C, int) {
+    int block = triton::default_warps(triton::tile_columns<T>(C)) * kWarp;
+    int groups = triton::default_group_size(C);
+    constexpr int kThreadRows = triton::kTileRows / triton::kTileWarps;
+    double in_group = (double)ceil_div(N, groups);
+    double of_groups = ceil_div(groups, triton::kTileRows) + kThreadRows + triton::kTileWarps;
+    return {.row = block_additions<T>(C, block), .column = in_group + of_groups, .column_stored = in_group};
 }
 
 template <typename T>
 std::vector<Version> ladder() {
+    // clusters and groups as v7, v8 and the tutorial choose them
+    auto launch_v7 = [](auto... arguments) { v7::layernorm_backward<T>(arguments...); };
+    auto launch_v8 = [](auto... arguments) { v8::layernorm_backward<T>(arguments...); };
+    auto launch_triton = [](auto... arguments) { triton::layernorm_backward<T>(arguments...); };
+    auto scratch_triton = [](int64_t N, int C) { return triton::layernorm_backward_scratch<T>(N, C); };
+    Traits to_256{.blocks = {64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}}, by_512{.blocks = {512}};
     return {
         rung<T>("v1", "thread per row, thread per column", v1::layernorm_backward<T>,
                 v1::layernorm_backward_scratch<T>, sums_v1),
         rung<T>("v2", "warp per row, tiles of columns", v2::layernorm_backward<T>,
                 v2::layernorm_backward_scratch<T>, sums_v2),
+        rung<T>("v3", "one kernel, columns in shared memory", v3::layernorm_backward<T>,
+                v3::layernorm_backward_scratch<T>, sums_v3, to_512),
+        rung<T>("v4", "rows and columns in registers", v4::layernorm_backward<T>,
+                v4::layernorm_backward_scratch<T>, sums_v4<T, v4::partial_blocks>, to_256),
+        rung<T>("v5", "a ring per warp, by the copy engine", v5::layernorm_backward<T>,
+                v5::layernorm_backward_scratch<T>, sums_v4<T, v5::partial_blocks>, to_256),
+        rung<T>("v6", "block per row behind one ring", v6::layernorm_backward<T>,
+                v6::layernorm_backward_scratch<T>, sums_v6<T>, {.blocks = {128, 256, 512}}),
+        rung<T>("v7", "cluster per row", launch_v7, v7::layernorm_backward_scratch<T>, sums_v7<T>, by_512),
+        rung<T>("v8", "columns by many, launched early", launch_v8, v8::layernorm_backward_scratch<T>,
+                sums_v8<T>, by_512),
+        rung<T>("torch", "as in PyTorch", torch::layernorm_backward<T>, torch::layernorm_backward_scratch<T>,
+                sums_torch, {.blocks = {0}}),
+        rung<T>("triton", "as in Triton's tutorial: other bits each time", launch_triton, scratch_triton,
+                sums_triton<T>, {.blocks = {0}, .takes = fits_triton, .reproducible = false}),
         shipped_backward<T>(),
     };
 }

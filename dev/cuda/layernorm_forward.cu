@@ -3,12 +3,24 @@
 //   dev/cuda/layernorm_forward v2 --shape 8192x768 --dtype fp32             one of them, one shape
 //   dev/cuda/layernorm_forward --check                                      correctness only
 // Read llmc/layernorm_forward/v0.h first, then `make diff-layernorm_forward-1-2`, and so on up.
+#include <bit>
+
 #include "dev/cuda/harness.cuh"
 #include "dev/cuda/layernorm_problems.h"
+#include "dev/cuda/layernorm_rungs.h"
 #include "dev/cuda/layernorm_shipped.cuh"
+#include "llmc/layernorm_forward/torch.cuh"
+#include "llmc/layernorm_forward/torch_rowwise.cuh"
+#include "llmc/layernorm_forward/triton.cuh"
 #include "llmc/layernorm_forward/v0.h"
 #include "llmc/layernorm_forward/v1.cuh"
 #include "llmc/layernorm_forward/v2.cuh"
+#include "llmc/layernorm_forward/v3.cuh"
+#include "llmc/layernorm_forward/v4.cuh"
+#include "llmc/layernorm_forward/v5.cuh"
+#include "llmc/layernorm_forward/v6.cuh"
+#include "llmc/layernorm_forward/v7.cuh"
+#include "llmc/layernorm_forward/v8.cuh"
 
 using namespace llmc;
 
@@ -28,16 +40,72 @@ Version rung(const char* name, const char* idea, std::function<Launch<T>> launch
 
 // how each version adds (bounds.h), in additions that one element goes through
 Sums sums_v1(int64_t, int C, int) { return {.row = (double)C}; }
-Sums sums_v2(int64_t, int C, int) {
-    constexpr int kShuffles = 5;  // log2 of a warp
-    return {.row = (double)ceil_div(C, kWarp) + kShuffles};
+
+// Each part's squares are about its own mean, and the parts' distances from the row's mean are added: an
+// error of a part's sum counts once more.
+constexpr int kOwnMeans = 2;
+template <typename T>
+Sums sums_v4(int64_t, int C, int block) {
+    return {.row = kOwnMeans * block_additions<T>(C, block)};
+}
+template <typename T>
+Sums sums_v8(int64_t, int C, int block) {
+    return {.row = kOwnMeans * cluster_additions<T>(C, block, v8::default_cluster<T>(C, block))};
+}
+
+// one vector a lane, as many lanes as hold the row, in powers of two
+template <typename T>
+Sums sums_v5(int64_t, int C, int) {
+    constexpr int V = Vec<T>::size;
+    return {.row = (double)V + std::bit_width((unsigned)ceil_div(C, V) - 1)};
+}
+
+// Welford's updates of mean and squares have about 4 roundings each; doubled, as an error of the running mean
+// goes into the squares too.
+constexpr int kRoundings = 2 * 4;
+Sums sums_torch_rowwise(int64_t, int C, int) {
+    int updates = ceil_div(C, torch_rowwise::kMomentsBlock) + 2 * kShuffles;
+    return {.row = (double)kRoundings * updates, .from_first = false};
+}
+Sums sums_torch(int64_t N, int C, int block) {
+    constexpr int V = torch_vectorized::kVector, kThreads = torch_vectorized::kWarps * kWarp;
+    if (C % V != 0) { return sums_torch_rowwise(N, C, block); }
+    int updates = V * ceil_div(C, kThreads * V) + kShuffles + 2;  // 2: log2 of the warps
+    return {.row = (double)kRoundings * updates, .from_first = false};
+}
+// A running mean is rounded at every update: among subnormals by their spacing, for which mean_bound() has
+// room only once or twice.
+bool no_subnormals(const Problem& p) { return p.inputs != kInputsNames[(int)Inputs::kDenormal]; }
+
+template <typename T>
+Sums sums_triton(int64_t, int C, int) {
+    int block = triton::default_warps(triton::tile_columns<T>(C)) * kWarp;
+    return {.row = block_additions<T>(C, block), .from_first = false};
 }
 
 template <typename T>
 std::vector<Version> ladder() {
+    // a cluster as v8 chooses it
+    auto launch_v8 = [](auto... arguments) { v8::layernorm_forward<T>(arguments...); };
+    Traits to_256{.blocks = {32, 64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}};
+    Traits welford{.blocks = {0}, .takes = no_subnormals};
     return {
         rung<T>("v1", "thread per row", v1::layernorm_forward<T>, sums_v1),
-        rung<T>("v2", "warp per row", v2::layernorm_forward<T>, sums_v2),
+        rung<T>("v2", "warp per row", v2::layernorm_forward<T>, sums_of_warp),
+        rung<T>("v3", "16-byte vectors, row in registers", v3::layernorm_forward<T>, sums_of_warp_vectors<T>,
+                to_256),
+        rung<T>("v4", "block per row, one barrier", v4::layernorm_forward<T>, sums_v4<T>, to_512),
+        rung<T>("v5", "several short rows per warp", v5::layernorm_forward<T>, sums_v5<T>, to_512),
+        rung<T>("v6", "blocks stay, next row by cp.async", v6::layernorm_forward<T>, sums_of_warp_vectors<T>,
+                to_256),
+        rung<T>("v7", "rings filled by the copy engine", v7::layernorm_forward<T>, sums_of_warp_vectors<T>,
+                to_256),
+        rung<T>("v8", "cluster per row", launch_v8, sums_v8<T>, {.blocks = {256, 512}}),
+        rung<T>("torch", "as in PyTorch", torch::layernorm_forward<T>, sums_torch, welford),
+        rung<T>("torch-rowwise", "as in PyTorch's fallback", torch_rowwise::layernorm_forward<T>,
+                sums_torch_rowwise, welford),
+        rung<T>("triton", "as in Triton's tutorial", triton::layernorm_forward<T>, sums_triton<T>,
+                {.blocks = {0}}),
         shipped_forward<T>(),
     };
 }

@@ -2,11 +2,15 @@
 // version checked against the CPU reference and timed against the roof, 2R2W.
 //   make dev/cuda/residual_layernorm_forward && dev/cuda/residual_layernorm_forward     all versions
 //   dev/cuda/residual_layernorm_forward --check                                         correctness only
-// Without the fusion: the rungs of layernorm_forward.cu, behind an addition that moves three rows more.
+// Read llmc/residual_layernorm_forward/v0.h first. v1 is what it costs without the fusion.
 #include "dev/cuda/harness.cuh"
 #include "dev/cuda/layernorm_problems.h"
+#include "dev/cuda/layernorm_rungs.h"
 #include "dev/cuda/layernorm_shipped.cuh"
-#include "llmc/layernorm_forward/v0.h"
+#include "llmc/residual_layernorm_forward/v0.h"
+#include "llmc/residual_layernorm_forward/v1.cuh"
+#include "llmc/residual_layernorm_forward/v2.cuh"
+#include "llmc/residual_layernorm_forward/v3.cuh"
 
 using namespace llmc;
 
@@ -30,18 +34,20 @@ Version rung(const char* name, const char* idea, std::function<Launch<T>> launch
 template <typename T>
 std::vector<Version> ladder() {
     return {
+        rung<T>("v1", "two kernels: add, then forward's v2", v1::residual_layernorm_forward<T>, sums_of_warp),
+        rung<T>("v2", "one kernel, warp per row", v2::residual_layernorm_forward<T>, sums_of_warp),
+        rung<T>("v3", "16-byte vectors, row in registers", v3::residual_layernorm_forward<T>,
+                sums_of_warp_vectors<T>, {.blocks = {32, 64, 128, 256}}),
         shipped_forward<T>(),
     };
 }
 
-// the sum, then forward's loop; rows as (B, T): 8 sequences where N allows it
+// rows as (B, T): 8 sequences where N allows it
 void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
-    const std::vector<float>&a = in[0], &b = in[1];
-    std::vector<float>& residual = out[3];
-    for (size_t i = 0; i < residual.size(); i++) { residual[i] = a[i] + b[i]; }
     int B = p.N % 8 == 0 ? 8 : 1;
-    v0::layernorm_forward_cpu(out[0].data(), out[1].data(), out[2].data(), residual.data(), in[2].data(),
-                              in[3].data(), B, (int)p.N / B, p.C, p.eps);
+    v0::residual_layernorm_forward_cpu(out[3].data(), out[0].data(), out[1].data(), out[2].data(),
+                                       in[0].data(), in[1].data(), in[2].data(), in[3].data(), B,
+                                       (int)p.N / B, p.C, p.eps);
 }
 
 std::vector<Version> ladder_for(Dtype dtype) {

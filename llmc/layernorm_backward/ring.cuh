@@ -367,9 +367,10 @@ int launch(const LayerNormBackward<T, Grad, W>& call, Layout o, cudaStream_t str
     return blocks / o.blocks;
 }
 
-// the tile that fits best
+// with the tile that fits best; 0: none does
 template <typename Best, typename T, typename Grad, typename W>
 int launch_tile(const LayerNormBackward<T, Grad, W>& call, int blocks, cudaStream_t stream) {
+    if (misfit<Best, T>(ceil_div(call.C, blocks), call.accumulate_dinp) < 0) { return 0; }
     Layout o = layout_of<Best, T>(call.C, blocks, call.accumulate_dinp);
     if (blocks > 1) {
         return call.accumulate_dinp ? launch<true, true, Best>(call, o, stream)
@@ -405,6 +406,7 @@ bool layernorm_backward(const LayerNormBackward<T, Grad, W>& call, cudaStream_t 
     } else {
         groups = launch_tile<Tile<4, 4>, Tile<4, 2>, Tile<4, 3>, Tile<2, 5>>(call, blocks, stream);
     }
+    if (groups == 0) { return false; }
     finish_columns(call.dweight, call.dbias, (const float*)call.scratch, groups, call.C, call.accumulate,
                    stream);
     return true;

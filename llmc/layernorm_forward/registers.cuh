@@ -18,7 +18,14 @@ namespace llmc::layernorm_registers {
 enum class Team { kWarp, kBlock, kCluster };
 
 constexpr int kMaxWarps = 32, kMaxBlocks = 16;  // of a block; of a cluster
+constexpr int kRowsPerBlock = 2;                // of one-warp teams
 constexpr int kMaxEarly = 60;  // registers for row, weight and bias, if these are loaded early
+
+// of a block, so that what a thread holds fits its registers
+constexpr int most_warps(Team team, int n, bool residual) {
+    if (team == Team::kWarp) { return kRowsPerBlock; }
+    return n == 1 || (team == Team::kCluster && residual) ? 16 : kMaxWarps;
+}
 
 // What a warp knows of its elements: their number, their mean less the row's shift, the squares about it.
 struct Moments {
@@ -221,7 +228,8 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call) {
 }
 
 template <Team team, int n, int k, bool kResidual, typename T, typename W>
-__global__ void layernorm_forward_kernel(LayerNormForward<T, W> call) {
+__global__ __launch_bounds__(most_warps(team, n, kResidual) * kWarp,
+                             n == 1 ? 0 : 1) void layernorm_forward_kernel(LayerNormForward<T, W> call) {
     if constexpr (kSm90 || team != Team::kCluster) { normalise_row<team, n, k, kResidual>(call); }
 }
 
@@ -236,7 +244,7 @@ struct Shape {
 };
 
 // accesses = C / n, of n elements each
-inline Shape shape_of(int64_t accesses, bool wide, bool clusters) {
+inline Shape shape_of(int64_t accesses, bool wide, bool residual, bool clusters) {
     auto each = [&](int64_t warps) { return (int)ceil_div(accesses, warps * kWarp); };
     if (wide) {
         // a warp: measured best up to 1600 bf16; registers allow 7 vectors beside weight and bias
@@ -251,11 +259,11 @@ inline Shape shape_of(int64_t accesses, bool wide, bool clusters) {
         for (int blocks : {4, 8, 16}) {
             if (clusters && each(16 * blocks) <= 4) { return {Team::kCluster, 16, blocks, 4, true}; }
         }
-        if (clusters && each(32 * 16) <= 4) { return {Team::kCluster, 32, 16, 4, true}; }
+        if (clusters && !residual && each(32 * 16) <= 4) { return {Team::kCluster, 32, 16, 4, true}; }
         return {Team::kWarp, 0, 0, 0, false};
     }
     if (accesses <= 32 * kWarp) { return {Team::kWarp, 1, 1, each(1), true}; }
-    for (int64_t warps : {4, 8, 16, 32}) {
+    for (int64_t warps : {4, 8, 16}) {
         if (each(warps) <= 16) { return {Team::kBlock, (int)warps, 1, 16, true}; }
     }
     return {Team::kWarp, 0, 0, 0, false};
@@ -264,7 +272,6 @@ inline Shape shape_of(int64_t accesses, bool wide, bool clusters) {
 template <Team team, int n, int k, bool kResidual, typename T, typename W>
 void launch(const LayerNormForward<T, W>& call, const Shape& shape, cudaStream_t stream) {
     auto* kernel = layernorm_forward_kernel<team, n, k, kResidual, T, W>;
-    constexpr int kRowsPerBlock = 2;  // of one-warp teams
     int threads = kWarp * (team == Team::kWarp ? kRowsPerBlock : shape.warps);
     int64_t rows = team == Team::kWarp ? ceil_div(call.N, (int64_t)kRowsPerBlock) : call.N;
     if constexpr (team == Team::kCluster) {
@@ -293,7 +300,7 @@ void launch_each(const LayerNormForward<T, W>& call, const Shape& shape, cudaStr
 template <bool kResidual, typename T, typename W>
 bool layernorm_forward(const LayerNormForward<T, W>& call, bool vectors, bool clusters, cudaStream_t stream) {
     constexpr int n = Vec<T>::size;
-    Shape shape = shape_of(vectors ? call.C / n : call.C, vectors, clusters);
+    Shape shape = shape_of(vectors ? call.C / n : call.C, vectors, kResidual, clusters);
     if (!shape.fits) { return false; }
     if (!vectors && shape.team == Team::kWarp) {
         launch_each<Team::kWarp, 1, kResidual, 4, 8, 16, 25, 32>(call, shape, stream);

@@ -1,5 +1,6 @@
 // LayerNorm on the GPU, as the model calls it, against the reference: inputs, truth and bounds are those of
 // the shootouts (dev/cuda/layernorm_problems.h, dev/cuda/bounds.h); += and gradients in fp32 come on top.
+// Widths at the edges of its regimes, and every form of a call: test_layernorm_regimes.cpp.
 #include "dev/cuda/layernorm_problems.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/layernorm.h"
@@ -13,8 +14,9 @@ constexpr Shape kShapes[] = {{1, 1},     {1, 768},   {3, 3},       {17, 65}, {17
                              {131, 769}, {1023, 65}, {1000, 1600}, {4099, 3}};
 constexpr float kEps = 1e-5f;
 
-// a row's sum is shared by a warp at least; a column's may be of any order
-Sums sums_of(Shape s) { return {.row = row_additions(s.C), .column = (double)s.N}; }
+// A row's sum is shared by a warp at least, a lane's last vector being up to 8 elements more than its share
+// (row_additions has 10 for the lanes, of which 5 are needed); a column's may be of any order.
+Sums sums_of(Shape s) { return {.row = row_additions(s.C) + 6, .column = (double)s.N}; }
 
 template <typename T>
 std::string name_of(const char* tensor, Shape s, const char* more = "") {
@@ -22,8 +24,14 @@ std::string name_of(const char* tensor, Shape s, const char* more = "") {
 }
 
 template <typename T>
-DeviceArray<T> upload(const Values& values) {
-    return DeviceArray<T>(convert<float>(*values));
+DeviceArray<T> upload(const Values& values, int offset = 0) {
+    return DeviceArray<T>(convert<float>(*values), offset);
+}
+
+// Of a call's arrays, which begins one element off its alignment: offset(k) of array k is 1 there, else 0.
+constexpr int kNone = -1;
+auto offsets(int misaligned) {
+    return [=](int k) { return (int)(k == misaligned); };
 }
 
 // ---- forward -------------------------------------------------------------------------------------
@@ -43,12 +51,14 @@ void expect_normalised(const std::string& what, Shape s, const ForwardTruth& tru
 }
 
 template <typename T>
-void check_forward(Shape s, Inputs kind) {
+void check_forward(Shape s, Inputs kind, int misaligned = kNone) {
     Dtype dtype = dtype_of<T>();
+    auto offset = offsets(misaligned);
     Values inp_d = make_inp(kind, dtype, s.N, s.C), weight_d = make_vector(dtype, s.C, kDrawWeight),
            bias_d = make_vector(dtype, s.C, kDrawBias);
-    auto inp = upload<T>(inp_d), weight = upload<T>(weight_d), bias = upload<T>(bias_d);
-    DeviceArray<T> out(s.N * s.C), out_alone(s.N * s.C);
+    auto inp = upload<T>(inp_d, offset(0)), weight = upload<T>(weight_d, offset(1)),
+         bias = upload<T>(bias_d, offset(2));
+    DeviceArray<T> out(s.N * s.C, offset(3)), out_alone(s.N * s.C, offset(3));
     DeviceArray<float> mean(s.N), rstd(s.N);
     LayerNormForward<T> call{.out = out.data(),
                              .mean = mean.data(),
@@ -73,12 +83,13 @@ void check_forward(Shape s, Inputs kind) {
 
 // residual = inp + inp2: one addition and the rounding to T. out is that of the residual as it was stored.
 template <typename T>
-void check_residual_forward(Shape s, bool alias) {
+void check_residual_forward(Shape s, bool alias, int misaligned = kNone) {
     Dtype dtype = dtype_of<T>();
+    auto offset = offsets(misaligned);
     Values weight_d = make_vector(dtype, s.C, kDrawWeight), bias_d = make_vector(dtype, s.C, kDrawBias);
     auto weight = upload<T>(weight_d), bias = upload<T>(bias_d);
-    DeviceArray<T> inp(floats(s.N * s.C, 1)), inp2(floats(s.N * s.C, 2, 0.3)), apart(s.N * s.C),
-        out(s.N * s.C);
+    DeviceArray<T> inp(floats(s.N * s.C, 1), offset(0)), inp2(floats(s.N * s.C, 2, 0.3), offset(1)),
+        apart(s.N * s.C, offset(2)), out(s.N * s.C);
     DeviceArray<T>& residual = alias ? inp : apart;
     DeviceArray<float> mean(s.N), rstd(s.N);
     LayerNormForward<T> call{.out = out.data(),
@@ -136,8 +147,9 @@ double added(double fp32_bound, double before, double result) {
 }
 
 template <typename T, typename Grad>
-void check_backward(Shape s, bool accumulate) {
+void check_backward(Shape s, bool accumulate, int misaligned = kNone) {
     Dtype dtype = dtype_of<T>();
+    auto offset = offsets(misaligned);
     Values inp_d = make_inp(Inputs::kNormal, dtype, s.N, s.C),
            weight_d = make_vector(dtype, s.C, kDrawWeight);
     Values dout_d = make_values(
@@ -146,11 +158,12 @@ void check_backward(Shape s, bool accumulate) {
     BackwardTruth truth(Dtype::kFp32, s.N, s.C, dout_d, inp_d, weight_d, mean_d,
                         rstd_d);  // bounds of fp32 results
 
-    auto inp = upload<T>(inp_d), weight = upload<T>(weight_d), dout = upload<T>(dout_d);
+    auto inp = upload<T>(inp_d, offset(0)), weight = upload<T>(weight_d, offset(1)),
+         dout = upload<T>(dout_d, offset(2));
     auto mean = upload<float>(mean_d), rstd = upload<float>(rstd_d);
     auto start = [&](int64_t n, uint64_t seed) { return accumulate ? floats(n, seed) : Floats(n, NAN); };
-    DeviceArray<T> dinp(start(s.N * s.C, 5));
-    DeviceArray<Grad> dweight(start(s.C, 6)), dbias(start(s.C, 7));
+    DeviceArray<T> dinp(start(s.N * s.C, 5), offset(3));
+    DeviceArray<Grad> dweight(start(s.C, 6), offset(4)), dbias(start(s.C, 7), offset(5));
     Scratch scratch(layernorm_backward_scratch(s.C));
     layernorm_backward(LayerNormBackward<T, Grad>{.dinp = dinp.data(),
                                                   .dweight = dweight.data(),
@@ -208,6 +221,20 @@ TEST_CASE_TEMPLATE("layernorm_backward", T, float, bf16, half) {
         for (bool accumulate : {false, true}) {
             check_backward<T, float>(s, accumulate);
             if (!std::is_same_v<T, float>) { check_backward<T, T>(s, accumulate); }
+        }
+    }
+}
+
+// rows of whole 16-byte vectors that lie on no 16 bytes: one array after the other
+TEST_CASE_TEMPLATE("layernorm: arrays one element off their alignment", T, float, bf16, half) {
+    constexpr Shape s = {17, 768};
+    for (int misaligned = 0; misaligned < 6; misaligned++) {
+        CAPTURE(misaligned);
+        if (misaligned < 4) { check_forward<T>(s, Inputs::kNormal, misaligned); }
+        if (misaligned < 3) { check_residual_forward<T>(s, false, misaligned); }
+        for (bool accumulate : {false, true}) {
+            check_backward<T, float>(s, accumulate, misaligned);
+            if (!std::is_same_v<T, float>) { check_backward<T, T>(s, accumulate, misaligned); }
         }
     }
 }
