@@ -1,9 +1,10 @@
-// ring: teams of warps share rows; rows come by bulk copies into a shallow ring; the two halves of a row's
-// work share registers, so shared memory is read once. Partial sums of dweight and dbias stay in registers to
-// the end. Why:    loads in flight must not depend on how far the warps have come, and 48 to 72 KB of ring an
-// SM are enough:
-//         less starves, more lets the SMs drift apart (dev/cuda/README.md).
-// Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
+// ring: teams of warps share rows; rows come by bulk copies into a shallow ring; the two halves of a
+//         row's work share registers, so shared memory is read once. Partial sums of dweight and dbias
+//         stay in registers to the end.
+// Why:    loads in flight must not depend on how far the warps have come, and 48 to 72 KB of ring an SM
+//         are enough:         less starves, more lets the SMs drift apart (dev/cuda/README.md).
+// Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and
+//         block.
 #pragma once
 #include <algorithm>
 #include <map>

@@ -1,7 +1,7 @@
 // torch: as in PyTorch: a kernel for dinp that reads each row twice, a kernel for the columns in tiles of 32.
 // Why:    each result by itself, any C; at C = 768 the second kernel has 24 blocks for 132 multiprocessors.
 // Moves:  inp, dout twice by rows, the second time from L1 or L2, and once more by columns; dinp once out.
-// Result: to be measured
+// Result: 1129.2 us, 6 % of the roof at 65536x768 bf16; 24 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"

