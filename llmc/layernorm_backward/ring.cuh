@@ -1,10 +1,8 @@
-// ring: teams of warps share rows; rows come by bulk copies into a shallow ring; the two halves of a
-//         row's work share registers, so shared memory is read once. Partial sums of dweight and dbias
-//         stay in registers to the end.
-// Why:    loads in flight must not depend on how far the warps have come, and 48 to 72 KB of ring an SM
-//         are enough:         less starves, more lets the SMs drift apart (dev/cuda/README.md).
-// Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and
-//         block.
+// ring: teams of warps share rows that come by bulk copies into a shallow ring; both halves of a row's work share
+//         registers, so shared memory is read once. Sums for dweight and dbias stay in registers to the end.
+// Why:    v4 and v5 have a warp per row: too few columns a lane, or too many; v6 a barrier of the whole block per row.
+// Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
+// Result: 87.4 us, 80 % of the roof at 65536x768 bf16; 74 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include <algorithm>
 #include <map>
