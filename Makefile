@@ -17,7 +17,7 @@ HOST_SOURCES := $(wildcard llmc/*.cpp)
 TEST_SOURCES := $(wildcard dev/test/*.cpp)
 SHOOTOUTS    := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
 PROGRAMS     := $(OUT)train_gpt2 $(OUT)test_gpt2 $(OUT)data/make_corpus $(OUT)data/make_shards
-GPU_SOURCES  := $(wildcard llmc/*.cu)
+GPU_SOURCES  := $(wildcard llmc/*.cu llmc/layernorm_*/*.cu)
 GPU_PROGRAMS := $(OUT)train_gpt2cu $(OUT)test_gpt2cu $(BUILD)/libllmc_layernorm.so
 
 all: $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS))
@@ -97,15 +97,15 @@ $(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(GPU_SOURCES)) $(call object
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 
 # a ladder ends with the function that trains, which is compiled once
-$(filter %layernorm_forward %layernorm_backward,$(SHOOTOUTS)): \
-    $(call gpu_objects,llmc/layernorm_forward.cu llmc/layernorm_backward.cu)
+$(filter %layernorm_forward,$(SHOOTOUTS)): $(filter $(BUILD)/llmc/layernorm_forward%,$(call gpu_objects,$(GPU_SOURCES)))
+$(filter %layernorm_backward,$(SHOOTOUTS)): $(filter $(BUILD)/llmc/layernorm_backward%,$(call gpu_objects,$(GPU_SOURCES)))
 $(SHOOTOUTS): %: $(BUILD)/%.cu.o
 	$(has_nvcc)
 	@echo "for $(ARCH)$(if $(DETECTED),, (no GPU here))"
 	$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@
 
 # LayerNorm for other programs: the C interface of llmc/layernorm_c.h, and no other symbol
-LAYERNORM_OBJECTS := $(call gpu_objects,$(wildcard llmc/layernorm_*.cu))
+LAYERNORM_OBJECTS := $(filter $(BUILD)/llmc/layernorm%,$(call gpu_objects,$(GPU_SOURCES)))
 $(LAYERNORM_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
 $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm_c.map
 	$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/layernorm_c.map -Wl,--no-undefined \

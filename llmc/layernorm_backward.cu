@@ -1,37 +1,43 @@
-// LayerNorm backward: chooses the kernels for the shape and launches them; they are in layernorm_backward/<regime>.cuh.
-#include "llmc/layernorm.h"
-#include "llmc/device_facts.cuh"
-#include "llmc/layernorm_backward/general.cuh"
-#include "llmc/layernorm_backward/ring.cuh"
+// LayerNorm backward: asks the regimes in turn, layernorm_backward/<regime>.cu, gives the call to the first
+// that takes it, and adds up the sums by column it leaves.
+#include "llmc/column_sums.cuh"
+#include "llmc/layernorm_backward/regimes.h"
 
 namespace llmc {
 
-size_t layernorm_backward_scratch(int C) { return layernorm_general::layernorm_backward_scratch(C); }
+// 128 groups of doubles, or 256 of floats: more than any GPU has multiprocessors
+size_t layernorm_backward_scratch(int C) { return 2 * sizeof(double) * kColumnGroups * (size_t)C; }
 
-// were the ring's kernels compiled for Hopper, and is this one?
 template <typename T, typename W>
-bool hopper() {
-    using namespace layernorm_ring;
-    constexpr int n = sizeof(T) == 2 ? 8 : 4;
-    static const bool compiled = has_hopper_code(
-        layernorm_backward_kernel<false, false, n, 2, most_threads<Tile<n, 2>, T>(false), T, float, W>);
-    return compiled && device_facts().capability >= 90;
+ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bool columns,
+                                     cudaStream_t stream) {
+    if constexpr (!std::is_same_v<T, double>) {
+        if (columns) {
+            if (ColumnGroups groups = layernorm_backward_ring(call, stream); groups.count > 0) {
+                return groups;
+            }
+        }
+    }
+    return layernorm_backward_general(call, columns, stream);
 }
 
 template <typename T, typename Grad, typename W>
 void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream) {
-    LayerNormBackward<T, Grad, W> call = given;
-    require(call.C > 0 && call.N >= 0, "layernorm_backward: C must be positive, N not negative");
+    require(given.C > 0 && given.N >= 0, "layernorm_backward: C must be positive, N not negative");
+    LayerNormBackwardRows<T, W> call{given.dinp, nullptr,           nullptr,           given.scratch,
+                                     given.dout, given.inp,         given.weight,      given.mean,
+                                     given.rstd, given.N,           given.C,           given.accumulate_dinp,
+                                     false,      given.dinp_stride, given.dout_stride, given.inp_stride};
     for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {
         if (*stride == 0) { *stride = call.C; }
     }
-    bool vectors = (call.C | call.dinp_stride | call.dout_stride | call.inp_stride) % Vec<T>::size == 0 &&
-                   aligned(call.dinp, call.dout, call.inp, call.weight);
-    if constexpr (!std::is_same_v<T, double>) {
-        bool sums = call.dweight != nullptr && call.dbias != nullptr && call.dinp != nullptr;
-        if (vectors && sums && hopper<T, W>() && layernorm_ring::layernorm_backward(call, stream)) { return; }
+    bool columns = given.dweight != nullptr || given.dbias != nullptr;
+    ColumnGroups groups;
+    if (call.N > 0) { groups = layernorm_backward_rows(call, columns, stream); }
+    if (columns) {  // no rows: no groups, and the sums are 0
+        finish_columns(given.dweight, given.dbias, (const acc_t<T>*)call.scratch, groups.count, call.C,
+                       given.accumulate, stream, groups.early);
     }
-    layernorm_general::layernorm_backward(call, vectors, stream);
 }
 
 using bf16 = __nv_bfloat16;

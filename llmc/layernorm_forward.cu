@@ -1,19 +1,10 @@
-// LayerNorm forward, alone or on the sum of the residual stream and a block's output: chooses the kernel for the shape
-// and launches it. The kernels: layernorm_forward/<regime>.cuh.
-#include "llmc/layernorm.h"
-#include "llmc/device_facts.cuh"
-#include "llmc/layernorm_forward/general.cuh"
-#include "llmc/layernorm_forward/registers.cuh"
+// LayerNorm forward, alone or on the sum of the residual stream and a block's output: asks the regimes in
+// turn, layernorm_forward/<regime>.cu, and gives the call to the first that takes it.
+#include "llmc/check.cuh"
+#include "llmc/device.cuh"
+#include "llmc/layernorm_forward/regimes.h"
 
 namespace llmc {
-
-template <typename T, typename W>
-bool clusters_possible() {
-    using namespace layernorm_registers;
-    static const bool compiled =
-        has_hopper_code(layernorm_forward_kernel<Team::kCluster, Vec<T>::size, 4, false, T, W>);
-    return compiled && device_facts().capability >= 90;
-}
 
 template <typename T, typename W>
 void layernorm_forward(const LayerNormForward<T, W>& given, cudaStream_t stream) {
@@ -25,17 +16,10 @@ void layernorm_forward(const LayerNormForward<T, W>& given, cudaStream_t stream)
         if (*stride == 0) { *stride = call.C; }
     }
     if (call.N == 0) { return; }
-    constexpr int kV = Vec<T>::size;
-    bool vectors = (call.C | call.out_stride | call.inp_stride | call.residual_stride | call.inp2_stride) % kV == 0 &&
-                   aligned(call.out, call.inp, call.weight, call.bias, call.residual, call.inp2);
     if constexpr (!std::is_same_v<T, double>) {
-        bool clusters = clusters_possible<T, W>();
-        bool done = call.residual != nullptr
-                        ? layernorm_registers::layernorm_forward<true>(call, vectors, clusters, stream)
-                        : layernorm_registers::layernorm_forward<false>(call, vectors, clusters, stream);
-        if (done) { return; }
+        if (layernorm_forward_registers(call, stream)) { return; }
     }
-    layernorm_general::layernorm_forward(call, vectors, stream);
+    layernorm_forward_general(call, stream);
 }
 
 using bf16 = __nv_bfloat16;

@@ -1,15 +1,17 @@
-// registers: a row lives in the registers of a team, in the type it has in memory: a warp, a block, a cluster.
-// Why:    v6 and v7 stay behind v3: without a ring, whoever waits lets another block on the SM work. Loads and
+// registers: a row lives in the registers of a team, in the type it has in memory: a warp, a block, a
+// cluster. Why:    v6 and v7 stay behind v3: without a ring, whoever waits lets another block on the SM work.
+// Loads and
 //         stores carry a streaming hint; a warp's weight and bias are on their way while its row is.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
 // Result: 51.8 us, 95 % of the roof at 65536x768 bf16; 75 % at 4096x8192 fp16; H200, 2026-11-21
-#pragma once
 #include <algorithm>
 
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"
-#include "llmc/layernorm.h"
+#include "llmc/device_facts.cuh"
+#include "llmc/layernorm_forward/regimes.h"
+#include "llmc/layernorm_rows.cuh"
 #include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_registers {
@@ -294,12 +296,9 @@ void launch_each(const LayerNormForward<T, W>& call, const Shape& shape, cudaStr
     launch<team, n, k, kResidual>(call, shape, stream);
 }
 
-// False if the row is too long for this regime. vectors: may rows be read 16 bytes at a time? clusters: can
-// this kernel and device form them?
 template <bool kResidual, typename T, typename W>
-bool layernorm_forward(const LayerNormForward<T, W>& call, bool vectors, bool clusters, cudaStream_t stream) {
+bool launch_shape(const LayerNormForward<T, W>& call, const Shape& shape, bool vectors, cudaStream_t stream) {
     constexpr int n = Vec<T>::size;
-    Shape shape = shape_of(vectors ? call.C / n : call.C, vectors, kResidual, clusters);
     if (!shape.fits) { return false; }
     if (!vectors && shape.team == Team::kWarp) {
         launch_each<Team::kWarp, 1, kResidual, 4, 8, 16, 25, 32>(call, shape, stream);
@@ -315,4 +314,32 @@ bool layernorm_forward(const LayerNormForward<T, W>& call, bool vectors, bool cl
     return true;
 }
 
+template <typename T, typename W>
+bool clusters_possible() {
+    static const bool compiled =
+        has_hopper_code(layernorm_forward_kernel<Team::kCluster, Vec<T>::size, 4, false, T, W>);
+    return compiled && device_facts().capability >= 90;
+}
+
 }  // namespace llmc::layernorm_registers
+
+namespace llmc {
+
+template <typename T, typename W>
+bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_registers;
+    bool vectors = rows_are_vectors(call), residual = call.residual != nullptr;
+    int64_t accesses = vectors ? call.C / Vec<T>::size : call.C;
+    Shape shape = shape_of(accesses, vectors, residual, clusters_possible<T, W>());
+    return residual ? launch_shape<true>(call, shape, vectors, stream)
+                    : launch_shape<false>(call, shape, vectors, stream);
+}
+
+using bf16 = __nv_bfloat16;
+template bool layernorm_forward_registers(const LayerNormForward<float, float>&, cudaStream_t);
+template bool layernorm_forward_registers(const LayerNormForward<bf16, bf16>&, cudaStream_t);
+template bool layernorm_forward_registers(const LayerNormForward<bf16, float>&, cudaStream_t);
+template bool layernorm_forward_registers(const LayerNormForward<__half, __half>&, cudaStream_t);
+template bool layernorm_forward_registers(const LayerNormForward<__half, float>&, cudaStream_t);
+
+}  // namespace llmc

@@ -1,18 +1,18 @@
 // general: a warp per row, any C, any alignment, any stride, any GPU. Rows that other regimes cannot take.
-// Why:    v2's idea with what training asks for: a residual, nulls, strides, two types; vectors where rows allow.
-// Moves:  a row from memory once, then twice from L1 or L2.
-#pragma once
+// Why:    v2's idea with what training asks for: a residual, nulls, strides, two types; vectors where rows
+// allow. Moves:  a row from memory once, then twice from L1 or L2.
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"
-#include "llmc/layernorm.h"
+#include "llmc/layernorm_forward/regimes.h"
+#include "llmc/layernorm_rows.cuh"
 #include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_general {
 
 constexpr int kBlock = 256;
 
-// The row's sum less C * shift; with a residual, the row is first written: residual = inp + inp2. The lane that writes
-// an element is the one that reads it again.
+// The row's sum less C * shift; with a residual, the row is first written: residual = inp + inp2. The lane
+// that writes an element is the one that reads it again.
 template <int kV, typename T, typename W>
 __device__ acc_t<T> sum_row(const LayerNormForward<T, W>& call, int64_t row, acc_t<T> shift) {
     using Acc = acc_t<T>;
@@ -67,12 +67,25 @@ __global__ void layernorm_forward_kernel(LayerNormForward<T, W> call) {
     if (lane == 0 && call.rstd != nullptr) { call.rstd[row] = s; }
 }
 
-// vectors: may rows be read 16 bytes at a time?
+}  // namespace llmc::layernorm_general
+
+namespace llmc {
+
 template <typename T, typename W>
-void layernorm_forward(const LayerNormForward<T, W>& call, bool vectors, cudaStream_t stream) {
-    auto* kernel = vectors ? layernorm_forward_kernel<Vec<T>::size, T, W> : layernorm_forward_kernel<1, T, W>;
+void layernorm_forward_general(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_general;
+    auto* kernel = rows_are_vectors(call) ? layernorm_forward_kernel<Vec<T>::size, T, W>
+                                          : layernorm_forward_kernel<1, T, W>;
     kernel<<<grid_x(ceil_div(call.N, (int64_t)kBlock / kWarp)), kBlock, 0, stream>>>(call);
     check_launch();
 }
 
-}  // namespace llmc::layernorm_general
+using bf16 = __nv_bfloat16;
+template void layernorm_forward_general(const LayerNormForward<float, float>&, cudaStream_t);
+template void layernorm_forward_general(const LayerNormForward<bf16, bf16>&, cudaStream_t);
+template void layernorm_forward_general(const LayerNormForward<bf16, float>&, cudaStream_t);
+template void layernorm_forward_general(const LayerNormForward<__half, __half>&, cudaStream_t);
+template void layernorm_forward_general(const LayerNormForward<__half, float>&, cudaStream_t);
+template void layernorm_forward_general(const LayerNormForward<double, double>&, cudaStream_t);
+
+}  // namespace llmc

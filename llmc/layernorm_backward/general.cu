@@ -1,19 +1,19 @@
-// general: a warp per row for dinp; columns in tiles, summed by groups of rows. Any C, alignment, stride, GPU.
-// Why:    v2's idea with what training asks for: += into dinp, nulls, strides, gradients in a type of their own.
-// Moves:  inp, dout from memory for the columns, once more for dinp, and again from L1 or L2.
-#pragma once
+// general: a warp per row for dinp; columns in tiles, summed by groups of rows. Any C, alignment, stride,
+// GPU. Why:    v2's idea with what training asks for: += into dinp, nulls, strides, gradients in a type of
+// their own. Moves:  inp, dout from memory for the columns, once more for dinp, and again from L1 or L2.
 #include "llmc/check.cuh"
 #include "llmc/column_sums.cuh"
 #include "llmc/device.cuh"
-#include "llmc/layernorm.h"
+#include "llmc/layernorm_backward/regimes.h"
+#include "llmc/layernorm_rows.cuh"
 #include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_general {
 
 constexpr int kBackwardBlock = kColumnBlock, kBackwardWarps = kColumnWarps;
 
-template <int kV, typename T, typename Grad, typename W>
-__global__ void layernorm_backward_dinp_kernel(LayerNormBackward<T, Grad, W> call) {
+template <int kV, typename T, typename W>
+__global__ void layernorm_backward_dinp_kernel(LayerNormBackwardRows<T, W> call) {
     using Acc = acc_t<T>;
     int lane = threadIdx.x % kWarp, C = call.C;
     int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
@@ -54,8 +54,8 @@ __global__ void layernorm_backward_dinp_kernel(LayerNormBackward<T, Grad, W> cal
 
 // A block sums one group's rows in a tile of 32 kV columns, its warps taking rows in turn.
 // partial: (kColumnGroups,C) of dweight, then the same of dbias
-template <int kV, typename T, typename Grad, typename W>
-__global__ void layernorm_backward_partial_kernel(LayerNormBackward<T, Grad, W> call) {
+template <int kV, typename T, typename W>
+__global__ void layernorm_backward_partial_kernel(LayerNormBackwardRows<T, W> call) {
     using Acc = acc_t<T>;
     __shared__ Acc dw_warp[kBackwardWarps][kWarp * kV], db_warp[kBackwardWarps][kWarp * kV];
     int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, C = call.C;
@@ -95,28 +95,44 @@ __global__ void layernorm_backward_partial_kernel(LayerNormBackward<T, Grad, W> 
 }
 
 // The columns first: dinp may take dout's place.
-template <int kV, typename T, typename Grad, typename W>
-void launch_backward(const LayerNormBackward<T, Grad, W>& call, cudaStream_t stream) {
-    if (call.dweight != nullptr || call.dbias != nullptr) {
+template <int kV, typename T, typename W>
+void launch(const LayerNormBackwardRows<T, W>& call, bool columns, cudaStream_t stream) {
+    if (columns) {
         unsigned grid = grid_x((int64_t)ceil_div(call.C, kWarp * kV) * kColumnGroups);
         layernorm_backward_partial_kernel<kV><<<grid, kBackwardBlock, 0, stream>>>(call);
         check_launch();
-        finish_columns(call.dweight, call.dbias, (const acc_t<T>*)call.scratch, kColumnGroups, call.C,
-                       call.accumulate, stream);
     }
-    if (call.N > 0 && call.dinp != nullptr) {
+    if (call.dinp != nullptr) {
         unsigned grid = grid_x(ceil_div(call.N, (int64_t)kBackwardWarps));
         layernorm_backward_dinp_kernel<kV><<<grid, kBackwardBlock, 0, stream>>>(call);
         check_launch();
     }
 }
 
-// vectors: may rows be read 16 bytes at a time?
-template <typename T, typename Grad, typename W>
-void layernorm_backward(const LayerNormBackward<T, Grad, W>& call, bool vectors, cudaStream_t stream) {
-    vectors ? launch_backward<Vec<T>::size>(call, stream) : launch_backward<1>(call, stream);
+}  // namespace llmc::layernorm_general
+
+namespace llmc {
+
+template <typename T, typename W>
+ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<T, W>& call, bool columns,
+                                        cudaStream_t stream) {
+    using namespace layernorm_general;
+    rows_are_vectors(call) ? launch<Vec<T>::size>(call, columns, stream) : launch<1>(call, columns, stream);
+    return {kColumnGroups};
 }
 
-inline size_t layernorm_backward_scratch(int C) { return 2 * sizeof(double) * kColumnGroups * (size_t)C; }
+using bf16 = __nv_bfloat16;
+template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<float, float>&, bool,
+                                                 cudaStream_t);
+template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<bf16, bf16>&, bool,
+                                                 cudaStream_t);
+template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<bf16, float>&, bool,
+                                                 cudaStream_t);
+template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<__half, __half>&, bool,
+                                                 cudaStream_t);
+template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<__half, float>&, bool,
+                                                 cudaStream_t);
+template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<double, double>&, bool,
+                                                 cudaStream_t);
 
-}  // namespace llmc::layernorm_general
+}  // namespace llmc

@@ -1,9 +1,9 @@
-// ring: teams of warps share rows that come by bulk copies into a shallow ring; both halves of a row's work share
+// ring: teams of warps share rows that come by bulk copies into a shallow ring; both halves of a row's work
+// share
 //         registers, so shared memory is read once. Sums for dweight and dbias stay in registers to the end.
-// Why:    v4 and v5 have a warp per row: too few columns a lane, or too many; v6 a barrier of the whole block per row.
-// Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
-// Result: 87.4 us, 80 % of the roof at 65536x768 bf16; 74 % at 4096x8192 fp16; H200, 2026-11-21
-#pragma once
+// Why:    v4 and v5 have a warp per row: too few columns a lane, or too many; v6 a barrier of the whole block
+// per row. Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column
+// and block. Result: 87.4 us, 80 % of the roof at 65536x768 bf16; 74 % at 4096x8192 fp16; H200, 2026-11-21
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -11,10 +11,10 @@
 
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
-#include "llmc/column_sums.cuh"
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
-#include "llmc/layernorm.h"
+#include "llmc/layernorm_backward/regimes.h"
+#include "llmc/layernorm_rows.cuh"
 #include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_ring {
@@ -222,8 +222,8 @@ __device__ inline void init_barriers(Shared& shared, const Layout& o) {
     }
 }
 
-template <bool kCluster, bool kAccumulate, int n, int k, typename T, typename Grad, typename W>
-__device__ void backward_rows(const LayerNormBackward<T, Grad, W>& call, const Layout& o) {
+template <bool kCluster, bool kAccumulate, int n, int k, typename T, typename W>
+__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Layout& o) {
     constexpr int kStreams = kAccumulate ? 3 : 2;
     extern __shared__ __align__(128) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -268,8 +268,8 @@ __device__ void backward_rows(const LayerNormBackward<T, Grad, W>& call, const L
     if constexpr (kCluster) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
 }
 
-template <bool kCluster, bool kAccumulate, int n, int k, int kThreads, typename T, typename Grad, typename W>
-__global__ __launch_bounds__(kThreads) void layernorm_backward_kernel(LayerNormBackward<T, Grad, W> call,
+template <bool kCluster, bool kAccumulate, int n, int k, int kThreads, typename T, typename W>
+__global__ __launch_bounds__(kThreads) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
                                                                       Layout o) {
     if constexpr (kSm90) { backward_rows<kCluster, kAccumulate, n, k>(call, o); }
 }
@@ -337,14 +337,10 @@ int most_clusters(Kernel* kernel, const cudaLaunchConfig_t& config, const Layout
 }
 
 // returns the number of groups whose partial sums the kernel leaves
-template <bool kCluster, bool kAccumulate, typename Tile, typename T, typename Grad, typename W>
-int launch(const LayerNormBackward<T, Grad, W>& call, Layout o, cudaStream_t stream) {
-    LayerNormBackward<T, float, W> core{call.dinp, nullptr,          nullptr,          call.scratch,
-                                        call.dout, call.inp,         call.weight,      call.mean,
-                                        call.rstd, call.N,           call.C,           kAccumulate,
-                                        false,     call.dinp_stride, call.dout_stride, call.inp_stride};
+template <bool kCluster, bool kAccumulate, typename Tile, typename T, typename W>
+int launch(const LayerNormBackwardRows<T, W>& call, Layout o, cudaStream_t stream) {
     auto* kernel = layernorm_backward_kernel<kCluster, kAccumulate, Tile::n, Tile::k,
-                                             most_threads<Tile, T>(kAccumulate), T, float, W>;
+                                             most_threads<Tile, T>(kAccumulate), T, W>;
     size_t ring = (size_t)o.teams * o.stages * (kAccumulate ? 3 : 2) * o.slice * sizeof(T);
     size_t bytes = (sizeof(Shared) + 127) / 128 * 128 + std::max(ring, 2 * sizeof(float) * o.slice);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
@@ -362,13 +358,13 @@ int launch(const LayerNormBackward<T, Grad, W>& call, Layout o, cudaStream_t str
         require(clusters > 0, "layernorm_backward: the device forms no cluster of this size");
         config.gridDim.x = blocks = clusters * o.blocks;
     }
-    check(cudaLaunchKernelEx(&config, kernel, core, o));
+    check(cudaLaunchKernelEx(&config, kernel, call, o));
     return blocks / o.blocks;
 }
 
 // with the tile that fits best; 0: none does
-template <typename Best, typename T, typename Grad, typename W>
-int launch_tile(const LayerNormBackward<T, Grad, W>& call, int blocks, cudaStream_t stream) {
+template <typename Best, typename T, typename W>
+int launch_tile(const LayerNormBackwardRows<T, W>& call, int blocks, cudaStream_t stream) {
     if (misfit<Best, T>(ceil_div(call.C, blocks), call.accumulate_dinp) < 0) { return 0; }
     Layout o = layout_of<Best, T>(call.C, blocks, call.accumulate_dinp);
     if (blocks > 1) {
@@ -378,8 +374,8 @@ int launch_tile(const LayerNormBackward<T, Grad, W>& call, int blocks, cudaStrea
     return call.accumulate_dinp ? launch<false, true, Best>(call, o, stream)
                                 : launch<false, false, Best>(call, o, stream);
 }
-template <typename Best, typename Next, typename... More, typename T, typename Grad, typename W>
-int launch_tile(const LayerNormBackward<T, Grad, W>& call, int blocks, cudaStream_t stream) {
+template <typename Best, typename Next, typename... More, typename T, typename W>
+int launch_tile(const LayerNormBackwardRows<T, W>& call, int blocks, cudaStream_t stream) {
     int slice = ceil_div(call.C, blocks);
     int64_t best = misfit<Best, T>(slice, call.accumulate_dinp),
             next = misfit<Next, T>(slice, call.accumulate_dinp);
@@ -395,20 +391,36 @@ inline int blocks_of(int C) {
     return 0;
 }
 
-// False if the row is too long for this regime. Rows must be whole 16-byte vectors.
-template <typename T, typename Grad, typename W>
-bool layernorm_backward(const LayerNormBackward<T, Grad, W>& call, cudaStream_t stream) {
-    int blocks = blocks_of(call.C), groups;
-    if (blocks == 0) { return false; }
-    if constexpr (sizeof(T) == 2) {
-        groups = launch_tile<Tile<8, 2>, Tile<8, 1>, Tile<4, 3>, Tile<2, 5>>(call, blocks, stream);
-    } else {
-        groups = launch_tile<Tile<4, 4>, Tile<4, 2>, Tile<4, 3>, Tile<2, 5>>(call, blocks, stream);
-    }
-    if (groups == 0) { return false; }
-    finish_columns(call.dweight, call.dbias, (const float*)call.scratch, groups, call.C, call.accumulate,
-                   stream);
-    return true;
+// were these kernels compiled for Hopper, and is the device one?
+template <typename T, typename W>
+bool hopper() {
+    constexpr int n = Vec<T>::size;
+    static const bool compiled = has_hopper_code(
+        layernorm_backward_kernel<false, false, n, 2, most_threads<Tile<n, 2>, T>(false), T, W>);
+    return compiled && device_facts().capability >= 90;
 }
 
 }  // namespace llmc::layernorm_ring
+
+namespace llmc {
+
+template <typename T, typename W>
+ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_ring;
+    int blocks = blocks_of(call.C);
+    if (blocks == 0 || call.dinp == nullptr || !rows_are_vectors(call) || !hopper<T, W>()) { return {}; }
+    if constexpr (sizeof(T) == 2) {
+        return {launch_tile<Tile<8, 2>, Tile<8, 1>, Tile<4, 3>, Tile<2, 5>>(call, blocks, stream), true};
+    } else {
+        return {launch_tile<Tile<4, 4>, Tile<4, 2>, Tile<4, 3>, Tile<2, 5>>(call, blocks, stream), true};
+    }
+}
+
+using bf16 = __nv_bfloat16;
+template ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<float, float>&, cudaStream_t);
+template ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<bf16, bf16>&, cudaStream_t);
+template ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<bf16, float>&, cudaStream_t);
+template ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<__half, __half>&, cudaStream_t);
+template ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<__half, float>&, cudaStream_t);
+
+}  // namespace llmc

@@ -1,0 +1,21 @@
+// The kernels LayerNorm forward chooses from, a file each: <name>.cu. What a regime does not take it leaves
+// alone and answers false; the first that takes a call has it. Strides are filled in; N is at least 1.
+#pragma once
+#include "llmc/layernorm.h"
+
+namespace llmc {
+
+template <typename T, typename W>
+bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_t stream);
+
+template <typename T, typename W>
+bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream);
+
+template <typename T, typename W>
+bool layernorm_forward_long(const LayerNormForward<T, W>& call, cudaStream_t stream);
+
+// takes every call
+template <typename T, typename W>
+void layernorm_forward_general(const LayerNormForward<T, W>& call, cudaStream_t stream);
+
+}  // namespace llmc
