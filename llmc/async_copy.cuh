@@ -12,8 +12,7 @@ namespace llmc {
 // (shared::cluster).
 __device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// --- Ampere: cp.async
-// -----------------------------------------------------------------------------------------------
+// --- Ampere: cp.async --------------------------------------------------------------------------------------
 
 // 16 bytes from global to shared memory, past the registers and L1; both 16-byte aligned. Ampere and later.
 __device__ inline void copy16_async(void* shared, const void* global) {
@@ -31,8 +30,7 @@ __device__ inline void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// --- Hopper: mbarrier
-// -----------------------------------------------------------------------------------------------
+// --- Hopper: mbarrier --------------------------------------------------------------------------------------
 
 // A barrier's phase ends when `arrivals` threads have arrived and every expected byte has come. One thread
 // calls it, then mbarrier_init_fence(), then everybody synchronises.
@@ -88,8 +86,7 @@ __device__ inline void mbarrier_wait_cluster(uint64_t* barrier, unsigned parity)
         : "memory");
 }
 
-// --- Hopper: bulk copies
-// --------------------------------------------------------------------------------------------
+// --- Hopper: bulk copies -----------------------------------------------------------------------------------
 
 // `bytes` bytes from global to shared memory by the copy engine, which counts them off on the barrier. One
 // thread calls it. Addresses and bytes are multiples of 16.
@@ -106,8 +103,7 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
 // rows are wrong now and then.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// --- Hopper: clusters
-// -----------------------------------------------------------------------------------------------
+// --- Hopper: clusters --------------------------------------------------------------------------------------
 
 __device__ inline unsigned cluster_rank() {
     unsigned rank;
@@ -151,8 +147,7 @@ __device__ inline void store2_async(float2* shared, float2 value, uint64_t* barr
         : "memory");
 }
 
-// --- Hopper: dependent launch
-// ---------------------------------------------------------------------------------------
+// --- Hopper: dependent launch ------------------------------------------------------------------------------
 
 // Waits until the kernel before this one, launched with programmatic stream serialization, has finished and
 // its writes are seen.

@@ -8,7 +8,9 @@ namespace llmc {
 // may rows be read and written 16 bytes at a time? Strides must be filled in.
 template <typename T, typename W>
 bool rows_are_vectors(const LayerNormForward<T, W>& call) {
-    return (call.C | call.out_stride | call.inp_stride | call.residual_stride | call.inp2_stride) % Vec<T>::size == 0 &&
+    return (call.C | call.out_stride | call.inp_stride | call.residual_stride | call.inp2_stride) %
+                   Vec<T>::size ==
+               0 &&
            aligned(call.out, call.inp, call.weight, call.bias, call.residual, call.inp2);
 }
 template <typename T, typename Grad, typename W>
