@@ -156,4 +156,25 @@ __device__ inline void dependency_wait() { asm volatile("griddepcontrol.wait;" :
 // the next kernel may be launched once every block has said so or ended
 __device__ inline void dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// --- Hopper: bulk stores -----------------------------------------------------------------------------------
+
+// `bytes` bytes from shared to global memory by the copy engine; addresses and bytes are multiples of 16. The
+// shared memory was written by ordinary stores: each thread that wrote calls fence_proxy_async(), then they
+// synchronise, then one thread calls this.
+__device__ inline void bulk_store(void* global, const void* shared, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
+// closes the group of bulk stores this thread has started; may be empty
+__device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until at most `pending` of this thread's latest groups still read shared memory, which may then be
+// used again, or given up by the end of the block. What they write is seen by the next kernel.
+template <int pending>
+__device__ inline void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
 }  // namespace llmc

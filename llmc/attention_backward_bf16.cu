@@ -10,27 +10,7 @@
 namespace llmc {
 namespace attention_bf16 {
 
-constexpr int kDotLanes = 8, kDotBlock = 256;
-
-// dot (B,NH,T) = the sum over a head's row of dout * out; kDotLanes lanes a row, 16 bytes at a time where HS
-// allows it
-template <int kV>
-__global__ void attention_dot_kernel(float* dot, const bf16* dout, const bf16* out, int64_t rows, int T,
-                                     int NH, int HS) {
-    int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / kDotLanes;  // (b * T + t) * NH + h
-    bool exists = row < rows;
-    float sum = 0;
-    for (int c = threadIdx.x % kDotLanes * kV; exists && c < HS; c += kDotLanes * kV) {
-        auto a = load<kV>(dout + row * HS + c), b = load<kV>(out + row * HS + c);
-#pragma unroll
-        for (int i = 0; i < kV; i++) { sum += (float)a.at[i] * (float)b.at[i]; }
-    }
-    for (int distance = kDotLanes / 2; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    }
-    int64_t t = row / NH % T, b = row / NH / T, h = row % NH;
-    if (exists && threadIdx.x % kDotLanes == 0) { dot[(b * NH + h) * T + t] = sum; }
-}
+constexpr int kDotLanes = 8, kDotBlock = 256;  // lanes for a row, threads of a block
 
 // What both kernels know of one head.
 struct Head {
@@ -42,24 +22,39 @@ struct Head {
 
 __device__ inline Head find_head(bf16* dqkv, const bf16* dout, const bf16* qkv, const float* lse,
                                  const float* dot, int head, int T, int NH, int HS) {
-    int b = head / NH, h = head % NH;
-    int64_t stride = (int64_t)3 * NH * HS, at = head_offset(b, T, 3, 0, NH, h, HS), next = (int64_t)NH * HS;
+    int64_t stride = (int64_t)3 * NH * HS, at = head_offset({T, NH, HS}, head, 3, 0), next = (int64_t)NH * HS;
     return {{qkv + at, stride, T, HS},
             {qkv + at + next, stride, T, HS},
             {qkv + at + 2 * next, stride, T, HS},
-            {dout + head_offset(b, T, 1, 0, NH, h, HS), next, T, HS},
+            {dout + head_offset({T, NH, HS}, head, 1, 0), next, T, HS},
             lse + (int64_t)head * T,
             dot + (int64_t)head * T,
             dqkv + at,
             stride};
 }
 
+// p = q . k and dp = dout . v of 16 m rows and 8 n columns: queries down and keys across, or the other way.
+template <int kD, int m, int n>
+__device__ void backward_products(float (&p)[m][n][4], float (&dp)[m][n][4], const bf16* p_down,
+                                  const bf16* p_across, const bf16* dp_down, const bf16* dp_across) {
+    set_zero(p);
+    set_zero(dp);
+    multiply_rows<kD>(p, p_down, p_across);
+    multiply_rows<kD>(dp, dp_down, dp_across);
+}
+
+// Of one query and one key they become the probability, and ds / scale. lse: the query's, times log2(e)
+__device__ inline void backward_score(float& p, float& dp, bool seen, float scale, float lse, float dot) {
+    float x = exp2_approx(fmaf(p, scale * kLog2e, -lse));
+    p = seen ? x : 0.0f;
+    dp = p * (dp - dot);
+}
+
 // A block owns 64 m keys, a warp 16 m of them; scores are transposed, keys down and queries across.
 template <int kD, int m, int kQueries>
-__global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward_dkv_kernel(bf16* dqkv, const bf16* dout,
-                                                                          const bf16* qkv, const float* lse,
-                                                                          const float* dot, int T, int NH,
-                                                                          int HS, float scale) {
+__global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward_dkv_kernel(
+    bf16* dqkv, const bf16* dout, const bf16* qkv, const float* lse, const float* dot, int T, int NH, int HS,
+    float scale) {
     constexpr int kKeys = kWarps * 16 * m, n = kQueries / 8, kTile = kQueries * kStride<kD>;
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ float row_lse[2][kQueries], row_dot[2][kQueries];
@@ -71,6 +66,7 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
     int tiles = ceil_div(T, kKeys), first = (int)(blockIdx.x % tiles) * kKeys;  // the longest first
     Head head = find_head(dqkv, dout, qkv, lse, dot, blockIdx.x / tiles, T, NH, HS);
     int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warp_first = first + warp * 16 * m;
+    int mine = warp * 16 * m * kStride<kD>;  // where the warp's rows begin among the block's
     auto load_queries = [&](int stage, int from) {
         load_rows<kD>(queries + stage * kTile, head.q, from, kQueries);
         load_rows<kD>(douts + stage * kTile, head.dout, from, kQueries);
@@ -95,10 +91,8 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
         __syncthreads();
         if (from + kQueries > warp_first) {  // else all of these queries come before all of the warp's keys
             float p[m][n][4], dp[m][n][4];
-            set_zero(p);
-            set_zero(dp);
-            multiply_rows<kD>(p, keys + warp * 16 * m * kStride<kD>, queries + stage * kTile);
-            multiply_rows<kD>(dp, values + warp * 16 * m * kStride<kD>, douts + stage * kTile);
+            backward_products<kD>(p, dp, keys + mine, queries + stage * kTile, values + mine,
+                                  douts + stage * kTile);
 #pragma unroll
             for (int i = 0; i < m; i++) {
 #pragma unroll
@@ -107,10 +101,8 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
                     for (int e = 0; e < 4; e++) {
                         int query = j * 8 + lane % 4 * 2 + e % 2;
                         int key = warp_first + i * 16 + e / 2 * 8 + lane / 4;
-                        float x = exp2_approx(fmaf(p[i][j][e], scale * kLog2e, -row_lse[stage][query]));
-                        x = key > from + query ? 0.0f : x;
-                        p[i][j][e] = x;
-                        dp[i][j][e] = x * (dp[i][j][e] - row_dot[stage][query]);
+                        backward_score(p[i][j][e], dp[i][j][e], key <= from + query, scale,
+                                       row_lse[stage][query], row_dot[stage][query]);
                     }
                 }
             }
@@ -131,10 +123,9 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
 
 // A block owns 64 m queries, a warp 16 m of them, and walks over the keys up to the diagonal.
 template <int kD, int m>
-__global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward_dq_kernel(bf16* dqkv, const bf16* dout,
-                                                                         const bf16* qkv, const float* lse,
-                                                                         const float* dot, int T, int NH,
-                                                                         int HS, float scale) {
+__global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward_dq_kernel(
+    bf16* dqkv, const bf16* dout, const bf16* qkv, const float* lse, const float* dot, int T, int NH, int HS,
+    float scale) {
     constexpr int kQueries = kWarps * 16 * m, n = kRows / 8, kTile = kRows * kStride<kD>;
     extern __shared__ __align__(16) unsigned char shared[];
     bf16* queries = reinterpret_cast<bf16*>(shared);
@@ -145,6 +136,7 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
     int tiles = ceil_div(T, kQueries), first = (tiles - 1 - (int)(blockIdx.x % tiles)) * kQueries;
     Head head = find_head(dqkv, dout, qkv, lse, dot, blockIdx.x / tiles, T, NH, HS);
     int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warp_first = first + warp * 16 * m;
+    int mine = warp * 16 * m * kStride<kD>;  // where the warp's rows begin among the block's
     auto load_keys = [&](int stage, int from) {
         load_rows<kD>(keys + stage * kTile, head.k, from, kRows);
         load_rows<kD>(values + stage * kTile, head.v, from, kRows);
@@ -174,10 +166,8 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
         __syncthreads();
         if (from <= warp_first + 16 * m - 1) {
             float p[m][n][4], dp[m][n][4];
-            set_zero(p);
-            set_zero(dp);
-            multiply_rows<kD>(p, queries + warp * 16 * m * kStride<kD>, keys + stage * kTile);
-            multiply_rows<kD>(dp, douts + warp * 16 * m * kStride<kD>, values + stage * kTile);
+            backward_products<kD>(p, dp, queries + mine, keys + stage * kTile, douts + mine,
+                                  values + stage * kTile);
 #pragma unroll
             for (int i = 0; i < m; i++) {
 #pragma unroll
@@ -186,9 +176,8 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
                     for (int e = 0; e < 4; e++) {
                         int query = warp_first + i * 16 + e / 2 * 8 + lane / 4;
                         int key = from + j * 8 + lane % 4 * 2 + e % 2;
-                        float x = exp2_approx(fmaf(p[i][j][e], scale * kLog2e, -row_lse[i][e / 2]));
-                        x = key > query ? 0.0f : x;
-                        dp[i][j][e] = x * (dp[i][j][e] - row_dot[i][e / 2]);
+                        backward_score(p[i][j][e], dp[i][j][e], key <= query, scale, row_lse[i][e / 2],
+                                       row_dot[i][e / 2]);
                     }
                 }
             }
@@ -232,7 +221,8 @@ void attention_backward(bf16* dqkv, void* scratch, const bf16* dout, const bf16*
     float* dot = (float*)scratch;
     int64_t rows = (int64_t)B * T * NH;
     unsigned grid = grid_x(ceil_div(rows, kDotBlock / kDotLanes));
-    auto* dot_kernel = HS % 8 == 0 && aligned(dout, out) ? attention_dot_kernel<8> : attention_dot_kernel<1>;
+    auto* dot_kernel = HS % 8 == 0 && aligned(dout, out) ? attention_dot_kernel<kDotLanes, 8, bf16>
+                                                         : attention_dot_kernel<kDotLanes, 1, bf16>;
     dot_kernel<<<grid, kDotBlock, 0, stream>>>(dot, dout, out, rows, T, NH, HS);
     check_launch();
     auto run = [&](auto launch) { launch(dqkv, dout, qkv, lse, dot, B, T, NH, HS, stream); };

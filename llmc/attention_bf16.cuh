@@ -1,7 +1,8 @@
-// What the bf16 attention kernels share: where heads lie, tiles of rows in shared memory, products of tiles.
+// What the bf16 attention kernels share: tiles of rows in shared memory, products of tiles.
 #pragma once
 #include <cmath>
 
+#include "llmc/attention.cuh"
 #include "llmc/exp2.cuh"
 #include "llmc/mma.cuh"
 
@@ -17,11 +18,6 @@ struct Rows {
     int64_t stride;
     int T, HS;
 };
-
-// element offset of (b, t = 0, which, h) in a (B,T,count,NH,HS) tensor
-__device__ inline int64_t head_offset(int b, int T, int count, int which, int NH, int h, int HS) {
-    return (((int64_t)b * T * count + which) * NH + h) * HS;
-}
 
 // A tile in shared memory: rows of kD elements; 8 more keep ldmatrix free of bank conflicts.
 template <int kD>

@@ -81,11 +81,11 @@ __global__ __launch_bounds__(kThreads) void attention_forward_kernel(bf16* out, 
     bf16* values = keys + 2 * kTile;
 
     int tiles = ceil_div(T, kQueries), tile = tiles - 1 - (int)(blockIdx.x % tiles);  // the longest first
-    int b = blockIdx.x / tiles / NH, h = blockIdx.x / tiles % NH;
+    int head = blockIdx.x / tiles;
     int64_t stride = (int64_t)3 * NH * HS;
-    Rows q{qkv + head_offset(b, T, 3, 0, NH, h, HS), stride, T, HS};
-    Rows k{qkv + head_offset(b, T, 3, 1, NH, h, HS), stride, T, HS};
-    Rows v{qkv + head_offset(b, T, 3, 2, NH, h, HS), stride, T, HS};
+    const bf16* at = qkv + head_offset({T, NH, HS}, head, 3, 0);
+    Rows q{at, stride, T, HS}, k{at + (int64_t)NH * HS, stride, T, HS},
+        v{at + (int64_t)2 * NH * HS, stride, T, HS};
 
     int first = tile * kQueries, warp = threadIdx.x / kWarp, warp_first = first + warp * 16 * m;
     int steps = ceil_div(min(T, first + kQueries), kRows);  // tiles of keys up to the diagonal
@@ -134,11 +134,12 @@ __global__ __launch_bounds__(kThreads) void attention_forward_kernel(bf16* out, 
             factor[i][half] = 1 / total;
             int row = warp_first + i * 16 + half * 8 + threadIdx.x % kWarp / 4;
             if (threadIdx.x % 4 == 0 && row < T) {
-                lse[((int64_t)b * NH + h) * T + row] = state.largest[i][half] / kLog2e + logf(total);
+                lse[(int64_t)head * T + row] = state.largest[i][half] / kLog2e + logf(total);
             }
         }
     }
-    store_rows<kD>(out + head_offset(b, T, 1, 0, NH, h, HS), (int64_t)NH * HS, T, HS, warp_first, o, factor);
+    store_rows<kD>(out + head_offset({T, NH, HS}, head, 1, 0), (int64_t)NH * HS, T, HS, warp_first, o,
+                   factor);
 }
 
 template <int kD, int m>

@@ -3,12 +3,15 @@
 // 16 x 16 threads; thread (ty, tx) holds of a tile of kR x kR scores the elements (ty + 16 i, tx + 16 j).
 #include <cmath>
 
+#include "llmc/attention.cuh"
 #include "llmc/attention.h"
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"
 
 namespace llmc {
 namespace attention_fp32 {
+
+using Sizes = AttentionSizes;
 
 constexpr int kSide = 16, kThreads = kSide * kSide;
 
@@ -72,16 +75,19 @@ __device__ void store_scores(Tile<kR, kR>& p, const float (&s)[e][e]) {
     for (int i = 0; i < e * e; i++) { p.at[ty + kSide * (i / e)][tx + kSide * (i % e)] = s[i / e][i % e]; }
 }
 
+// a head's rows from first on (see rows_of) = out * factor
 template <int e, int columns>
-__device__ void store_rows(float* base, int64_t stride, int T, int HS, int first,
+__device__ void store_rows(float* tensor, const Sizes& s, int head, int count, int which, int first,
                            const float (&out)[e][columns], float factor) {
     int ty = threadIdx.x / kSide, tx = threadIdx.x % kSide;
+    float* base = tensor + head_offset(s, head, count, which);
+    int64_t stride = (int64_t)count * s.NH * s.HS;
 #pragma unroll
     for (int i = 0; i < e; i++) {
 #pragma unroll
         for (int j = 0; j < columns; j++) {
             int row = first + ty + kSide * i, d = tx + kSide * j;
-            if (row < T && d < HS) { base[row * stride + d] = out[i][j] * factor; }
+            if (row < s.T && d < s.HS) { base[row * stride + d] = out[i][j] * factor; }
         }
     }
 }
@@ -95,15 +101,7 @@ __device__ float row_reduce(float x, Combine combine) {
     return x;
 }
 
-struct Sizes {
-    int T, NH, HS;
-    float scale;
-};
-
-// offset of (b, t = 0, which, h) in a (B,T,count,NH,HS) tensor
-__device__ inline int64_t head_offset(const Sizes& s, int head, int count, int which) {
-    return (((int64_t)(head / s.NH) * s.T * count + which) * s.NH + head % s.NH) * s.HS;
-}
+// of one head of a (B,T,count,NH,HS) tensor: q, k or v (count 3, which 0, 1, 2), or out, dout (count 1)
 __device__ inline Rows rows_of(const float* tensor, const Sizes& s, int head, int count, int which) {
     return {tensor + head_offset(s, head, count, which), (int64_t)count * s.NH * s.HS, s.T, s.HS};
 }
@@ -166,21 +164,7 @@ __global__ __launch_bounds__(kThreads, 2) void attention_forward_kernel(float* o
         for (int j = 0; j < kD / kSide; j++) { o[i][j] /= total[i]; }
         if (tx == 0 && row < T) { lse[(int64_t)head * T + row] = largest[i] + logf(total[i]); }
     }
-    store_rows(out + head_offset(sizes, head, 1, 0), (int64_t)sizes.NH * sizes.HS, T, sizes.HS, first, o,
-               1.0f);
-}
-
-// dot (B,NH,T) = the sum over a head's row of dout * out; a warp a row
-__global__ void attention_dot_kernel(float* dot, const float* dout, const float* out, int64_t rows, Sizes s) {
-    int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / kWarp;  // (b * T + t) * NH + h
-    if (row >= rows) { return; }
-    float sum = 0;
-    for (int c = threadIdx.x % kWarp; c < s.HS; c += kWarp) {
-        sum += dout[row * s.HS + c] * out[row * s.HS + c];
-    }
-    sum = warp_sum(sum);
-    int64_t t = row / s.NH % s.T, b = row / s.NH / s.T, h = row % s.NH;
-    if (threadIdx.x % kWarp == 0) { dot[(b * s.NH + h) * s.T + t] = sum; }
+    store_rows(out, sizes, head, 1, 0, first, o, 1.0f);
 }
 
 template <int kR, int kD>
@@ -189,10 +173,12 @@ struct BackwardTiles {
     Tile<kR, kR> p;
 };
 
-// From raw products p = q . k and dp = dout . v: probabilities and ds / scale of this thread's elements.
-template <int e>
-__device__ void backward_scores(float (&p)[e][e], float (&dp)[e][e], const float* lse, const float* dot,
-                                int query, int key, const Sizes& sizes) {
+// This thread's elements of a tile: probabilities p, and dp = ds / scale. query, key: of its first element.
+template <int kR, int kD, int e = kR / kSide>
+__device__ void backward_scores(float (&p)[e][e], float (&dp)[e][e], const BackwardTiles<kR, kD>& tile,
+                                const float* lse, const float* dot, int query, int key, const Sizes& sizes) {
+    multiply_rows(p, tile.q, tile.k);
+    multiply_rows(dp, tile.dout, tile.v);
 #pragma unroll
     for (int i = 0; i < e; i++) {
         int row = query + kSide * i;
@@ -215,9 +201,9 @@ __global__ __launch_bounds__(kThreads, 2) void attention_backward_dkv_kernel(flo
     constexpr int e = kR / kSide;
     extern __shared__ __align__(16) unsigned char shared[];
     auto& tile = *reinterpret_cast<BackwardTiles<kR, kD>*>(shared);
-    int ty = threadIdx.x / kSide, tx = threadIdx.x % kSide, T = sizes.T;
-    int tiles = ceil_div(T, kR), first = (int)(blockIdx.x % tiles) * kR, head = blockIdx.x / tiles;
-    int64_t at = (int64_t)head * T, stride = (int64_t)3 * sizes.NH * sizes.HS;
+    int ty = threadIdx.x / kSide, tx = threadIdx.x % kSide, T = sizes.T, tiles = ceil_div(T, kR),
+        first = (int)(blockIdx.x % tiles) * kR, head = blockIdx.x / tiles;
+    int64_t at = (int64_t)head * T;
     float dk[e][kD / kSide] = {}, dv[e][kD / kSide] = {};
     load_rows(tile.k, rows_of(qkv, sizes, head, 3, 1), first);
     load_rows(tile.v, rows_of(qkv, sizes, head, 3, 2), first);
@@ -226,9 +212,7 @@ __global__ __launch_bounds__(kThreads, 2) void attention_backward_dkv_kernel(flo
         load_rows(tile.dout, rows_of(dout, sizes, head, 1, 0), from);
         __syncthreads();
         float p[e][e], dp[e][e];
-        multiply_rows(p, tile.q, tile.k);
-        multiply_rows(dp, tile.dout, tile.v);
-        backward_scores(p, dp, lse + at, dot + at, from + ty, first + tx, sizes);
+        backward_scores(p, dp, tile, lse + at, dot + at, from + ty, first + tx, sizes);
         store_scores(tile.p, p);
         __syncthreads();
         multiply_weighted<true>(dv, tile.p, tile.dout);
@@ -238,8 +222,8 @@ __global__ __launch_bounds__(kThreads, 2) void attention_backward_dkv_kernel(flo
         multiply_weighted<true>(dk, tile.p, tile.q);
         __syncthreads();
     }
-    store_rows(dqkv + head_offset(sizes, head, 3, 1), stride, T, sizes.HS, first, dk, sizes.scale);
-    store_rows(dqkv + head_offset(sizes, head, 3, 2), stride, T, sizes.HS, first, dv, 1.0f);
+    store_rows(dqkv, sizes, head, 3, 1, first, dk, sizes.scale);
+    store_rows(dqkv, sizes, head, 3, 2, first, dv, 1.0f);
 }
 
 template <int kR, int kD>
@@ -250,10 +234,9 @@ __global__ __launch_bounds__(kThreads, 2) void attention_backward_dq_kernel(floa
     constexpr int e = kR / kSide;
     extern __shared__ __align__(16) unsigned char shared[];
     auto& tile = *reinterpret_cast<BackwardTiles<kR, kD>*>(shared);
-    int ty = threadIdx.x / kSide, tx = threadIdx.x % kSide, T = sizes.T;
-    int tiles = ceil_div(T, kR), first = (tiles - 1 - (int)(blockIdx.x % tiles)) * kR,
-        head = blockIdx.x / tiles;
-    int64_t at = (int64_t)head * T, stride = (int64_t)3 * sizes.NH * sizes.HS;
+    int ty = threadIdx.x / kSide, tx = threadIdx.x % kSide, T = sizes.T, tiles = ceil_div(T, kR),
+        first = (tiles - 1 - (int)(blockIdx.x % tiles)) * kR, head = blockIdx.x / tiles;
+    int64_t at = (int64_t)head * T;
     float dq[e][kD / kSide] = {};
     load_rows(tile.q, rows_of(qkv, sizes, head, 3, 0), first);
     load_rows(tile.dout, rows_of(dout, sizes, head, 1, 0), first);
@@ -262,15 +245,13 @@ __global__ __launch_bounds__(kThreads, 2) void attention_backward_dq_kernel(floa
         load_rows(tile.v, rows_of(qkv, sizes, head, 3, 2), from);
         __syncthreads();
         float p[e][e], dp[e][e];
-        multiply_rows(p, tile.q, tile.k);
-        multiply_rows(dp, tile.dout, tile.v);
-        backward_scores(p, dp, lse + at, dot + at, first + ty, from + tx, sizes);
+        backward_scores(p, dp, tile, lse + at, dot + at, first + ty, from + tx, sizes);
         store_scores(tile.p, dp);
         __syncthreads();
         multiply_weighted<false>(dq, tile.p, tile.k);
         __syncthreads();
     }
-    store_rows(dqkv + head_offset(sizes, head, 3, 0), stride, T, sizes.HS, first, dq, sizes.scale);
+    store_rows(dqkv, sizes, head, 3, 0, first, dq, sizes.scale);
 }
 
 template <typename Tiles, typename Kernel, typename... Args>
@@ -319,8 +300,8 @@ void attention_backward(float* dqkv, void* scratch, const float* dout, const flo
     float* dot = (float*)scratch;
     Sizes sizes = sizes_of(T, NH, HS);
     int64_t rows = (int64_t)B * T * NH;
-    attention_dot_kernel<<<grid_x(ceil_div(rows, kThreads / kWarp)), kThreads, 0, stream>>>(dot, dout, out,
-                                                                                            rows, sizes);
+    unsigned grid = grid_x(ceil_div(rows, kThreads / kWarp));
+    attention_dot_kernel<kWarp, 1><<<grid, kThreads, 0, stream>>>(dot, dout, out, rows, T, NH, HS);
     check_launch();
     if (HS <= 32) { return backward<64, 32>(dqkv, dout, qkv, lse, dot, B, sizes, stream); }
     if (HS <= 64) { return backward<64, 64>(dqkv, dout, qkv, lse, dot, B, sizes, stream); }

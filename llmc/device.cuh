@@ -8,19 +8,16 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "llmc/accumulator.h"
+
 namespace llmc {
 
-// What the code being compiled may use; both false on the host. The only #if on an architecture: kernels say
+// What the code being compiled may use; false on the host. The only #if on an architecture: kernels say
 // if constexpr.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool kSm90 = true;  // bulk copies, mbarriers, clusters
 #else
 constexpr bool kSm90 = false;
-#endif
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr bool kSm90a = true;  // wgmma, setmaxnreg
-#else
-constexpr bool kSm90a = false;
 #endif
 
 constexpr int kWarp = 32;
@@ -30,18 +27,6 @@ template <typename A, typename B>
 __host__ __device__ constexpr std::common_type_t<A, B> ceil_div(A a, B b) {
     return (a + b - 1) / b;
 }
-
-// what sums and statistics over elements of T are held in
-template <typename T>
-struct Accumulator {
-    using type = float;
-};
-template <>
-struct Accumulator<double> {
-    using type = double;
-};
-template <typename T>
-using acc_t = typename Accumulator<T>::type;
 
 // 16 bytes of T (4 float, 8 bf16 or fp16, 2 double), moved by one instruction; p must be 16-byte aligned
 template <typename T>

@@ -7,21 +7,40 @@
 
 namespace llmc {
 
+constexpr int kMostDevices = 64;
+
+inline int current_device() {
+    int device = 0;
+    check(cudaGetDevice(&device));
+    require(device < kMostDevices, "more than 64 devices");
+    return device;
+}
+
+// Runs act(device) the first time it is called with this device current; a static of the function that asks. Any
+// thread may call it; the others wait.
+class OncePerDevice {
+public:
+    template <typename Act>
+    void operator()(const Act& act) {
+        int device = current_device();
+        std::call_once(done_[device], act, device);
+    }
+
+private:
+    std::array<std::once_flag, kMostDevices> done_;
+};
+
 struct DeviceFacts {
     int multiprocessors = 0;
-    int capability = 0;  // 90 for 9.0
+    int capability = 0;    // 90 for 9.0
     int shared_bytes = 0;  // of a block, at most
 };
 
 // of the current device
 inline const DeviceFacts& device_facts() {
-    constexpr int kMostDevices = 64;
     static std::array<DeviceFacts, kMostDevices> facts;
-    static std::array<std::once_flag, kMostDevices> asked;
-    int device = 0;
-    check(cudaGetDevice(&device));
-    require(device < kMostDevices, "more than 64 devices");
-    std::call_once(asked[device], [device] {
+    static OncePerDevice asked;
+    asked([](int device) {
         auto ask = [device](cudaDeviceAttr attribute) {
             int value = 0;
             check(cudaDeviceGetAttribute(&value, attribute, device));
@@ -31,7 +50,7 @@ inline const DeviceFacts& device_facts() {
                          10 * ask(cudaDevAttrComputeCapabilityMajor) + ask(cudaDevAttrComputeCapabilityMinor),
                          ask(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
     });
-    return facts[device];
+    return facts[current_device()];
 }
 
 // Is the code of this kernel that the device runs made for Hopper or later? (Code for Ampere runs there too.)
@@ -40,6 +59,14 @@ bool has_hopper_code(Kernel* kernel) {
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, kernel));
     return attributes.ptxVersion >= 90;
+}
+
+// Is the device Hopper or later, and this kernel's code made for it? Kernels of one file have one answer: ask for one
+// of each type, of which the first call decides.
+template <typename Kernel>
+bool runs_hopper_code(Kernel* kernel) {
+    static const bool compiled = has_hopper_code(kernel);
+    return compiled && device_facts().capability >= 90;
 }
 
 }  // namespace llmc

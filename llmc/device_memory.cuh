@@ -2,6 +2,7 @@
 // streams and events. Freed with their owner.
 #pragma once
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -22,7 +23,8 @@ public:
     int64_t used() const { return used_; }  // bytes
 
 private:
-    static constexpr int64_t kMost = (int64_t)1 << 60;  // sums of absurd sizes read as too much, not as negative
+    // sums of absurd sizes read as too much, not as negative
+    static constexpr int64_t kMost = (int64_t)1 << 60;
     char* block_;
     int64_t used_ = 0;
 };
@@ -67,7 +69,9 @@ private:
 // A point in a stream's work. Before the first record() it counts as passed.
 class Event {
 public:
-    Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+    explicit Event(unsigned flags = cudaEventDisableTiming) {
+        check(cudaEventCreateWithFlags(&event_, flags));
+    }
     ~Event() { cudaEventDestroy(event_); }
     Event(const Event&) = delete;
     void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream)); }
@@ -80,6 +84,12 @@ public:
         }
         check(status);
         return true;
+    }
+    // the time from one to the other by the device's clock; both passed, and made with cudaEventDefault
+    std::chrono::duration<float, std::milli> since(const Event& earlier) const {
+        float ms;
+        check(cudaEventElapsedTime(&ms, earlier.event_, event_));
+        return std::chrono::duration<float, std::milli>(ms);
     }
 
 private:

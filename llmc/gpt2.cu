@@ -28,9 +28,10 @@ void check_config(const GPT2Config& c, int B, int seq_len) {
     require(B > 0 && seq_len > 0 && seq_len <= c.max_seq_len,
             "GPT2: B and T must be positive, T at most max_seq_len");
     if ((int64_t)B * seq_len > INT32_MAX) {
-        throw Error(kExitUsage, strf("%d sequences of %d tokens at once: at most 2^31 - 1 tokens are possible. Use a "
-                                     "smaller --batch; --total-batch adds up the gradients of several.",
-                                     B, seq_len));
+        throw Error(kExitUsage,
+                    strf("%d sequences of %d tokens at once: at most 2^31 - 1 tokens are possible. Use a "
+                         "smaller --batch; --total-batch adds up the gradients of several.",
+                         B, seq_len));
     }
     if (c.channels / c.num_heads > kMaxHeadSize) {
         throw Error(kExitUsage,
@@ -45,6 +46,7 @@ void check_config(const GPT2Config& c, int B, int seq_len) {
 template <typename T, typename Grad>
 struct GPT2<T, Grad>::Impl {
     using Memory = GPT2Memory<T, Grad>;
+    using Clock = std::chrono::steady_clock;
 
     // a step on its way: the decision is copied to the host behind it
     struct Pending {
@@ -68,6 +70,10 @@ struct GPT2<T, Grad>::Impl {
     int rows = 0;               // of the last evaluate()
     std::deque<Pending> pending;
     std::vector<Pending> spare;
+    // The end of the last step that was polled, or the start of the first one after a pause, and when that
+    // was: from there the device's own clock counts, however late the host looks.
+    std::unique_ptr<Event> done = std::make_unique<Event>(cudaEventDefault);
+    Clock::time_point done_at;
     std::vector<float> losses, logits;
     std::vector<int32_t> predicted;
 
@@ -163,7 +169,8 @@ void GPT2<T, Grad>::Impl::update(const StepParams& params) {
 template <typename T, typename Grad>
 typename GPT2<T, Grad>::Impl::Pending GPT2<T, Grad>::Impl::take_pending() {
     if (spare.empty()) {
-        return {0, std::make_unique<PinnedMemory<StepDecision>>(1), std::make_unique<Event>()};
+        return {0, std::make_unique<PinnedMemory<StepDecision>>(1),
+                std::make_unique<Event>(cudaEventDefault)};
     }
     Pending p = std::move(spare.back());
     spare.pop_back();
@@ -254,6 +261,10 @@ void GPT2<T, Grad>::set_updates(int64_t n) {
 template <typename T, typename Grad>
 void GPT2<T, Grad>::enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) {
     Impl& m = *impl_;
+    if (m.pending.empty()) {  // nothing is under way: the stream gets to this event at once
+        m.done_at = Impl::Clock::now();
+        m.done->record(m.stream);
+    }
     int64_t targets = m.forward_backward(micro_batches);
     sum_of_squares(m.mem.squares, m.mem.norm_scratch, m.mem.grads, m.layout.size(), m.stream);
     decide_step(m.mem.decision, m.mem.loss_sum, m.mem.squares, targets, params, m.stream);
@@ -275,7 +286,9 @@ std::optional<StepResult> GPT2<T, Grad>::poll() {
     auto& oldest = m.pending.front();
     while (!oldest.ready->passed()) { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
     StepDecision d = *oldest.result->data();
-    StepResult result{oldest.step, d.loss, d.norm, d.skipped != 0};
+    m.done_at += std::chrono::duration_cast<typename Impl::Clock::duration>(oldest.ready->since(*m.done));
+    std::swap(m.done, oldest.ready);
+    StepResult result{oldest.step, d.loss, d.norm, d.skipped != 0, m.done_at};
     m.updates = d.updates;
     m.spare.push_back(std::move(oldest));
     m.pending.pop_front();

@@ -222,7 +222,8 @@ void GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParam
     double norm = global_norm_cpu(grads_.data(), layout_.size());  // gaps and padding rows are zero
     bool skipped = !std::isfinite(loss) || !std::isfinite(norm);
     if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
-    results_.push_back({params.step, (float)loss, (float)norm, skipped});
+    auto done = std::chrono::steady_clock::now();
+    results_.push_back({params.step, (float)loss, (float)norm, skipped, done});
 }
 
 void GPT2Cpu::update(const StepParams& params, double grad_scale) {

@@ -10,21 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "llmc/accumulator.h"
 #include "llmc/stream.h"
 
 namespace llmc {
-
-// what sums and statistics are held in: LayerNormAcc<T> is acc_t<T> of device.cuh, which needs nvcc
-template <typename T>
-struct LayerNormAccumulator {
-    using type = float;
-};
-template <>
-struct LayerNormAccumulator<double> {
-    using type = double;
-};
-template <typename T>
-using LayerNormAcc = typename LayerNormAccumulator<T>::type;
 
 // out = (x - mean(x)) * rstd * weight + bias for each row x, rstd = 1 / sqrt(var(x) + eps), the variance biased;
 // x is a row of inp, or with residual of inp + inp2 rounded to T.
@@ -32,8 +21,8 @@ using LayerNormAcc = typename LayerNormAccumulator<T>::type;
 template <typename T, typename W = T>
 struct LayerNormForward {
     T* out;                             // (N,C) written (=)
-    LayerNormAcc<T>* mean = nullptr;    // (N) written (=), or null if not wanted
-    LayerNormAcc<T>* rstd = nullptr;    // (N) likewise
+    acc_t<T>* mean = nullptr;           // (N) written (=), or null if not wanted
+    acc_t<T>* rstd = nullptr;           // (N) likewise
     const T* inp;                       // (N,C)
     const W* weight = nullptr;          // (C), null = 1
     const W* bias = nullptr;            // (C), null = 0
@@ -61,8 +50,8 @@ struct LayerNormBackward {
     const T* dout;                      // (N,C)
     const T* inp;                       // (N,C): what forward normalised
     const W* weight;                    // (C), null = 1
-    const LayerNormAcc<T>* mean;        // (N) as saved by forward
-    const LayerNormAcc<T>* rstd;
+    const acc_t<T>* mean;               // (N) as saved by forward
+    const acc_t<T>* rstd;
     int64_t N;
     int C;
     bool accumulate_dinp = false, accumulate = false;

@@ -12,9 +12,10 @@ template <typename T, typename W>
 ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bool columns,
                                      cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
-        if (columns) {
-            if (ColumnGroups groups = layernorm_backward_ring(call, stream); groups.count > 0) {
-                return groups;
+        if (columns && call.dinp != nullptr) {
+            for (auto* regime : {layernorm_backward_ring<T, W>, layernorm_backward_odd<T, W>,
+                                 layernorm_backward_long<T, W>}) {
+                if (ColumnGroups groups = regime(call, stream); groups.count > 0) { return groups; }
             }
         }
     }

@@ -191,7 +191,7 @@ void with_types(int dtype, int weight_dtype, const Act& act) {
 
 template <typename T, typename W>
 void forward(const llmc_layernorm_forward_args& a) {
-    using Acc = llmc::LayerNormAcc<T>;
+    using Acc = llmc::acc_t<T>;
     llmc::layernorm_forward<T, W>({.out = (T*)a.out,
                                    .mean = (Acc*)a.mean,
                                    .rstd = (Acc*)a.rstd,
@@ -212,7 +212,7 @@ void forward(const llmc_layernorm_forward_args& a) {
 
 template <typename T, typename Grad, typename W>
 void backward(const llmc_layernorm_backward_args& a) {
-    using Acc = llmc::LayerNormAcc<T>;
+    using Acc = llmc::acc_t<T>;
     llmc::layernorm_backward<T, Grad, W>({.dinp = (T*)a.dinp,
                                           .dweight = (Grad*)a.dweight,
                                           .dbias = (Grad*)a.dbias,

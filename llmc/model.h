@@ -24,6 +24,7 @@
 //   static Device device(const ModelSettings&);
 //       what it runs on, and the peak it is measured against
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -57,9 +58,10 @@ struct StepParams {
 
 struct StepResult {
     int64_t step = 0;
-    float loss = 0;        // mean over the targets of all micro-batches, nats
-    float grad_norm = 0;   // before clipping
-    bool skipped = false;  // loss or norm was not finite: nothing was updated
+    float loss = 0;                              // mean over the targets of all micro-batches, nats
+    float grad_norm = 0;                         // before clipping
+    bool skipped = false;                        // loss or norm was not finite: nothing was updated
+    std::chrono::steady_clock::time_point done;  // when the step was complete, however late it is asked for
 };
 
 // per token of the batch, (B,T) each; valid until the next call of the model

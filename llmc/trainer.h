@@ -58,7 +58,7 @@ public:
         if (!goes_on()) { require_no_run(plan_.out); }
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first = start(model);
-        last_result_ = Clock::now();
+        last_done_ = Clock::now();
         std::vector<Batch> batches(plan_.micro_batches);
         for (int64_t step = first; step < plan_.steps; step++) {
             if (due(step, o_.val_every)) { validate(model, step); }
@@ -82,9 +82,6 @@ public:
 
 private:
     using Clock = std::chrono::steady_clock;
-    static double seconds_since(Clock::time_point t) {
-        return std::chrono::duration<double>(Clock::now() - t).count();
-    }
     static bool due(int64_t step, int64_t every) { return every > 0 && step > 0 && step % every == 0; }
 
     // A token id outside the vocabulary should stop a run before it starts. Larger sets are checked as they
@@ -186,8 +183,8 @@ private:
     }
 
     void report(const StepResult& r) {
-        double ms = seconds_since(last_result_) * 1e3;
-        last_result_ = Clock::now();
+        double ms = std::chrono::duration<double, std::milli>(r.done - last_done_).count();
+        last_done_ = r.done;
         train_seconds_ += ms / 1e3;
         steps_done_++;
         double lr = plan_.schedule(r.step),
@@ -230,7 +227,7 @@ private:
         log_->validation(step, loss);
         std::string ratio = info_ ? strf(", %.3f x the source entropy", loss / info_->entropy) : "";
         line_.message(strf("step %lld | val loss %.4f%s", (long long)step, loss, ratio.c_str()));
-        last_result_ = Clock::now();
+        last_done_ = Clock::now();
         return loss;
     }
 
@@ -274,7 +271,7 @@ private:
     void sample(Model& model, int64_t step) {
         drain(model);
         line_.message(strf("step %lld | sample: %s", (long long)step, generate(model, step, 0).c_str()));
-        last_result_ = Clock::now();
+        last_done_ = Clock::now();
     }
 
     void save(Model& model, int64_t step) {
@@ -293,7 +290,7 @@ private:
             save_failed_ = true;
             line_.message(strf("step %lld | SAVE FAILED: %s", (long long)step, e.what()));
         }
-        last_result_ = Clock::now();
+        last_done_ = Clock::now();
     }
 
     // a signal asked for it: save and leave; --resume auto goes on from here
@@ -361,7 +358,7 @@ private:
     std::vector<int> start_text_;  // of samples: the end of another text, then the prompt
     std::optional<RunLog> log_;
     StepLine line_;
-    Clock::time_point last_result_;
+    Clock::time_point last_done_;  // the end of the last step, or of what else was done since
     double train_seconds_ = 0, peak_flops_ = 0;
     int64_t steps_done_ = 0;
     int skipped_in_a_row_ = 0;

@@ -57,21 +57,36 @@ __device__ inline Elements<T, n> rounded(const float (&x)[n]) {
     return y;
 }
 
+// of any type: as many bytes as one instruction moves
+template <int bytes>
+using Bytes = std::conditional_t<
+    bytes == 16, int4, std::conditional_t<bytes == 8, int2, std::conditional_t<bytes == 4, int, short>>>;
+
 // load and store for what is read or written once and not again soon: it leaves the cache first (ld.cs,
 // st.cs).
 template <int n, typename T>
 __device__ inline Elements<T, n> load_streaming(const T* p) {
-    using Raw = std::conditional_t<sizeof(T) * n == 16, int4, std::conditional_t<sizeof(T) == 2, short, T>>;
-    static_assert(sizeof(Raw) == sizeof(Elements<T, n>));
+    using Raw = Bytes<sizeof(Elements<T, n>)>;
     Elements<T, n> x;
     *reinterpret_cast<Raw*>(&x) = __ldcs(reinterpret_cast<const Raw*>(p));
     return x;
 }
 template <typename T, int n>
 __device__ inline void store_streaming(T* p, const Elements<T, n>& x) {
-    using Raw = std::conditional_t<sizeof(T) * n == 16, int4, std::conditional_t<sizeof(T) == 2, short, T>>;
-    static_assert(sizeof(Raw) == sizeof(Elements<T, n>));
+    using Raw = Bytes<sizeof(Elements<T, n>)>;
     __stcs(reinterpret_cast<Raw*>(p), *reinterpret_cast<const Raw*>(&x));
+}
+
+// Load of what no kernel writes while this one runs (ld.global.nc): it may move across barriers and stores.
+template <int n, typename T>
+__device__ inline Elements<T, n> load_constant(const T* p) {
+    constexpr int bytes = sizeof(Elements<T, n>) < 16 ? sizeof(Elements<T, n>) : 16;
+    Elements<T, n> x;
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(x) / bytes; i++) {
+        reinterpret_cast<Bytes<bytes>*>(&x)[i] = __ldg(reinterpret_cast<const Bytes<bytes>*>(p) + i);
+    }
+    return x;
 }
 
 // n elements of p in Acc, or `otherwise` where p is null

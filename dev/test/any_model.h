@@ -143,6 +143,19 @@ std::vector<float> layer_gradient(const Model& model, int tensor, int layer) {
     return values;
 }
 
+// every gradient, in file order
+template <typename Model>
+std::vector<float> whole_gradient(const Model& model) {
+    std::vector<float> all;
+    for (int t = 0; t < kNumTensors; t++) {
+        for (int l = 0; l < tensor_copies(model.config(), t); l++) {
+            std::vector<float> one = layer_gradient(model, t, l);
+            all.insert(all.end(), one.begin(), one.end());
+        }
+    }
+    return all;
+}
+
 // the first V of each row of Vp logits of the last evaluate()
 template <typename Model>
 std::vector<float> unpadded_logits(const Model& model) {

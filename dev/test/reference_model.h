@@ -103,7 +103,8 @@ public:
         for (const Array& g : grads_) { norm = std::hypot(norm, global_norm_cpu(g.data(), g.size())); }
         bool skipped = !std::isfinite(loss) || !std::isfinite(norm);
         if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
-        results_.push_back({params.step, (float)loss, (float)norm, skipped});
+        auto done = std::chrono::steady_clock::now();
+        results_.push_back({params.step, (float)loss, (float)norm, skipped, done});
     }
     std::optional<StepResult> poll() {
         if (results_.empty()) { return std::nullopt; }

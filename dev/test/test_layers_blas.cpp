@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include "dev/test/attention_bounds.h"
 #include "dev/test/compare.h"
 #include "llmc/blas_cpu.h"
 #include "llmc/exp.h"
@@ -103,98 +104,20 @@ TEST_CASE("matmul_backward_blas: against the reference, rows of dout further apa
 
 // ---- attention ---------------------------------------------------------------------------------
 
-namespace {
-
-struct Shape {
-    int B, T, NH, HS;
-    int C() const { return NH * HS; }
-    std::string text() const { return strf("B=%d T=%d C=%d NH=%d", B, T, C(), NH); }
-};
-
-// What its roundings may do to attention, element by element. For query i and key j of one head:
-//   s_ij   the scores err by e_ij = scale (HS + 4) u sum |q k|
-//   p_ij   forward: relative error e_ij, the sum's (at most max e), exp's 4u, 2u |s - largest|
-//          backward reads lse as stored: e_ij + (4 + 2 |s_ij - lse_i|) u
-//   out_i  sum over j of p |v| (p's relative error + (T + 2) u); dv_j likewise, the sum over i of p |dout|
-//   ds_ij  = p (dp - dot) scale, with dp = dout . v and dot = dout . out: |ds| (p's relative error + 4u)
-//          + p scale u ((HS + 2) sum |dout v| + 2 |dot| + 2 sum |dout out|)
-//   dq_i   sum over j of |k| (ds's error + (T + 2) u |ds|), and dk_j likewise
-struct AttentionBounds {
-    Vector out, lse, dqkv;
-};
-
-struct Dot {  // a sum of products, and of their absolute values
-    double value = 0, terms = 0;
-    Dot(const float* a, const float* b, int n) {
-        for (int c = 0; c < n; c++) {
-            value += (double)a[c] * b[c];
-            terms += std::fabs((double)a[c] * b[c]);
-        }
-    }
-};
-
-// Adds the share of query i of one head. q, k and v are of the sequence's first token, rows 3 C apart, and so
-// are dq, dk, dv, their bounds; y and d are the query's out and dout.
-void add_query_bounds(const Shape& s, int i, const float* q, const float* y, const float* d, float lse,
-                      double* out_bound, double* lse_bound, double* dq) {
-    const int C = s.C(), HS = s.HS, stride = 3 * C;
-    const float *k = q + C, *v = q + 2 * C;
-    double *dk = dq + C, *dv = dq + 2 * C;
-    const double scale = 1 / std::sqrt((double)HS), sums = (s.T + 2) * u;
-    const Dot dot(d, y, HS);
-    Vector score(i + 1), e(i + 1);
-    for (int j = 0; j <= i; j++) {
-        Dot qk(q + i * stride, k + j * stride, HS);
-        score[j] = scale * qk.value;
-        e[j] = scale * (HS + 4) * u * qk.terms;
-    }
-    const auto [lowest, largest] = std::minmax_element(score.begin(), score.end());
-    const double worst = *std::max_element(e.begin(), e.end()), depth = *largest - *lowest;
-    *lse_bound = worst + u * (4 + depth + 2 * std::fabs(lse));
-    for (int j = 0; j <= i; j++) {
-        const Dot dp(d, v + j * stride, HS);
-        double p = std::exp(score[j] - lse), forward = e[j] + worst + u * (8 + 3 * depth);
-        double backward = e[j] + u * (4 + 2 * std::fabs(score[j] - lse));
-        double ds = p * std::fabs(dp.value - dot.value) * scale;
-        double rounding = (HS + 2) * dp.terms + 2 * std::fabs(dot.value) + 2 * dot.terms;
-        double ds_error = ds * (backward + 4 * u + sums) + p * scale * u * rounding;
-        for (int c = 0; c < HS; c++) {
-            out_bound[c] += p * std::fabs(v[j * stride + c]) * (forward + sums);
-            dq[i * stride + c] += std::fabs(k[j * stride + c]) * ds_error;
-            dk[j * stride + c] += std::fabs(q[i * stride + c]) * ds_error;
-            dv[j * stride + c] += p * std::fabs(d[c]) * (backward + sums);
-        }
-    }
-}
-
-AttentionBounds attention_bounds(const Shape& s, const Floats& qkv, const Floats& dout, const Floats& out,
-                                 const Floats& lse) {
-    AttentionBounds b{Vector(out.size()), Vector(lse.size()), Vector(qkv.size())};
-    for (int row = 0; row < s.B * s.NH * s.T; row++) {  // (B,NH,T), the order of lse
-        int i = row % s.T, head = row / s.T % s.NH * s.HS, batch = row / s.T / s.NH;
-        size_t first = (size_t)batch * s.T * 3 * s.C() + head;
-        size_t here = (size_t)(batch * s.T + i) * s.C() + head;
-        add_query_bounds(s, i, &qkv[first], &out[here], &dout[here], lse[row], &b.out[here], &b.lse[row],
-                         &b.dqkv[first]);
-    }
-    return b;
-}
-
-}  // namespace
-
 TEST_CASE("attention_blas: against the reference, around the blocks of 128 queries") {
-    const Shape shapes[] = {{2, 1, 2, 32},   {1, 17, 3, 1},   {1, 127, 1, 64},
-                            {2, 128, 1, 32}, {1, 129, 2, 80}, {1, 300, 1, 64}};
-    for (const Shape& s : shapes) {
+    const AttentionShape shapes[] = {{2, 1, 2, 32},   {1, 17, 3, 1},   {1, 127, 1, 64},
+                                     {2, 128, 1, 32}, {1, 129, 2, 80}, {1, 300, 1, 64}};
+    for (const AttentionShape& s : shapes) {
         int B = s.B, T = s.T, C = s.C(), NH = s.NH;
-        Floats qkv = floats((int64_t)3 * B * T * C, 1), dout = floats((int64_t)B * T * C, 2);
-        Floats out = poisoned<float>((int64_t)B * T * C), lse = poisoned<float>(B * NH * T);
+        Floats qkv = floats(3 * s.elements(), 1), dout = floats(s.elements(), 2);
+        Floats out = poisoned<float>(s.elements()), lse = poisoned<float>(B * NH * T);
         Floats scratch = poisoned<float>(attention_scratch_blas(T));
         attention_forward_blas(out.data(), lse.data(), scratch.data(), qkv.data(), B, T, C, NH);
         Vector out_d = poisoned<double>(out.size()), lse_d = poisoned<double>(lse.size()),
                dqkv_d = poisoned<double>(qkv.size());
         attention_forward_cpu(out_d.data(), lse_d.data(), doubles(qkv).data(), B, T, C, NH);
-        AttentionBounds bounds = attention_bounds(s, qkv, dout, out, lse);
+        AttentionBounds bounds = attention_bounds(s, kAttentionRounding<float>, doubles(qkv), doubles(dout),
+                                                  doubles(out), doubles(lse));
         check_near("attention_forward_blas out " + s.text(), out, out_d,
                    [&](size_t i) { return bounds.out[i]; });
         check_near("attention_forward_blas lse " + s.text(), lse, lse_d,

@@ -29,19 +29,25 @@ inline Options parse_config(const std::string& text, Args args = {}, Program pro
     return parse(args, nullptr, program);
 }
 
-// what parsing these arguments prints on stdout
-inline std::string printed(const Args& args, int* code, Program program = Program::kCpu) {
+// what run() prints on stdout
+template <typename Run>
+std::string printed_by(Run run) {
     TempFolder folder;
     std::fflush(stdout);
     int screen = dup(1);
     std::FILE* out = std::fopen((folder / "out").c_str(), "w");
     dup2(fileno(out), 1);
-    parse(args, code, program);
+    run();
     std::fflush(stdout);
     dup2(screen, 1);
     close(screen);
     std::fclose(out);
     return read_bytes(folder / "out");
+}
+
+// what parsing these arguments prints on stdout
+inline std::string printed(const Args& args, int* code, Program program = Program::kCpu) {
+    return printed_by([&] { parse(args, code, program); });
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

@@ -65,9 +65,10 @@ public:
     std::vector<double> values() const { return widened(uploaded_); }  // of what was uploaded
 
     // waits for what is queued
-    std::vector<T> download() const {
-        std::vector<T> x((size_t)n_);
-        check_cuda(cudaMemcpy(x.data(), data(), n_ * sizeof(T), cudaMemcpyDeviceToHost));
+    std::vector<T> download() const { return download(0, n_); }
+    std::vector<T> download(int64_t begin, int64_t count) const {
+        std::vector<T> x((size_t)count);
+        check_cuda(cudaMemcpy(x.data(), data() + begin, count * sizeof(T), cudaMemcpyDeviceToHost));
         return x;
     }
     bool unchanged() const {
@@ -76,14 +77,16 @@ public:
     }
     // "", or where something was written outside: "element -1", "element 65 of 65"
     std::string damage() const {
-        std::vector<unsigned char> all(bytes_in_all());
-        check_cuda(cudaMemcpy(all.data(), memory_, all.size(), cudaMemcpyDeviceToHost));
-        for (size_t i = 0; i < all.size(); i++) {
-            int64_t element = (int64_t)(i / sizeof(T)) - begin_;
-            bool inside = element >= 0 && element < n_;
-            if (!inside && all[i] != kPoison) {
-                return strf("element %lld of %lld", (long long)element, (long long)n_);
-            }
+        struct Band {
+            int64_t begin, end;
+        };
+        for (Band band : {Band{-begin_, 0}, Band{n_, n_ + kGuard}}) {
+            std::vector<unsigned char> bytes((band.end - band.begin) * sizeof(T));
+            check_cuda(cudaMemcpy(bytes.data(), data() + band.begin, bytes.size(), cudaMemcpyDeviceToHost));
+            auto at = std::find_if(bytes.begin(), bytes.end(), [](unsigned char b) { return b != kPoison; });
+            if (at == bytes.end()) { continue; }
+            int64_t element = band.begin + (at - bytes.begin()) / (int64_t)sizeof(T);
+            return strf("element %lld of %lld", (long long)element, (long long)n_);
         }
         return "";
     }

@@ -101,17 +101,4 @@ void check_model(const std::string& name, Model& model, ReferenceModel<double>& 
                   strf("%s loss: found %.9g expected %.9g bound %.3g", name.c_str(), loss, expected, bound));
 }
 
-// every gradient, one after the other
-template <typename Model>
-std::vector<float> whole_gradient(const Model& model) {
-    std::vector<float> all;
-    for (int t = 0; t < kNumTensors; t++) {
-        for (int l = 0; l < tensor_copies(model.config(), t); l++) {
-            std::vector<float> one = layer_gradient(model, t, l);
-            all.insert(all.end(), one.begin(), one.end());
-        }
-    }
-    return all;
-}
-
 }  // namespace llmc

@@ -1,5 +1,5 @@
 // Causal self-attention on the GPU against the reference.
-#include "dev/test/gpu/attention_bounds.h"
+#include "dev/test/attention_bounds.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/attention.h"
 #include "llmc/reference.h"

@@ -1,240 +1,250 @@
-// LayerNorm on the GPU, as the model calls it, against the reference: inputs, truth and bounds are those of
-// the shootouts (dev/cuda/layernorm_problems.h, dev/cuda/bounds.h); += and gradients in fp32 come on top.
-// Widths at the edges of its regimes, and every form of a call: test_layernorm_regimes.cpp.
-#include "dev/cuda/layernorm_problems.h"
-#include "dev/test/gpu/layer_test.h"
-#include "llmc/layernorm.h"
+// LayerNorm on the GPU, all of its answer: widths on both sides of each regime's edges, numbers of rows,
+// every form of a call. Hard inputs and exact sums: test_layernorm_inputs.cpp; the same bits again:
+// test_layernorm_repeats.cpp; more than 2^31 elements: test_layernorm_large.cpp.
+#include <set>
+
+#include "dev/test/gpu/layernorm_runs.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;
 
 namespace {
 
-constexpr Shape kShapes[] = {{1, 1},     {1, 768},   {3, 3},       {17, 65}, {17, 1600},
-                             {131, 769}, {1023, 65}, {1000, 1600}, {4099, 3}};
-constexpr float kEps = 1e-5f;
+// ---- widths --------------------------------------------------------------------------------------
 
-// A row's sum is shared by a warp at least, a lane's last vector being up to 8 elements more than its share
-// (row_additions has 10 for the lanes, of which 5 are needed); a column's may be of any order.
-Sums sums_of(Shape s) { return {.row = row_additions(s.C) + 6, .column = (double)s.N}; }
+// Forward: a warp up to 7 x 32 vectors (1792 elements of 16 bits, 896 of fp32), a block up to 16384 (8192),
+// clusters up to 262144. Backward: rings of one block or of clusters up to 16384, clusters beyond. Rows of no
+// whole vectors have kernels of their own, from 128 elements up to 16384 (behind a residual 14848). And
+// powers of two and GPT-2's widths, where tiles change.
+constexpr int kEdges[] = {128, 256, 512, 768, 896, 1024, 1280, 1600, 1792, 2048, 4096, 8192, 14848, 16384};
+constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
+// the longest rows of the layouts that the ring has beside these
+constexpr int kRingEdges[] = {1536, 2560, 3072, 3584, 5120, 6144, 10240, 12288};
+// and of the tiles that single elements have: 32 lanes with 20, 23, 26 or 29 of them
+constexpr int kOtherWidths[] = {1, 2, 3, 4, 7, 9, 63, 65, 641, 737, 833, 929, 15872, 20001};
 
-template <typename T>
-std::string name_of(const char* tensor, Shape s, const char* more = "") {
-    return strf("%s %s%s N=%d C=%d", tensor, type_name<T>(), more, (int)s.N, s.C);
-}
-
-template <typename T>
-DeviceArray<T> upload(const Values& values, int offset = 0) {
-    return DeviceArray<T>(convert<float>(*values), offset);
-}
-
-// Of a call's arrays, which begins one element off its alignment: offset(k) of array k is 1 there, else 0.
-constexpr int kNone = -1;
-auto offsets(int misaligned) {
-    return [=](int k) { return (int)(k == misaligned); };
-}
-
-// ---- forward -------------------------------------------------------------------------------------
-
-// exact: out must be the truth bit for bit, as it is for constant rows, which become bias
-template <typename T>
-void expect_normalised(const std::string& what, Shape s, const ForwardTruth& truth, const DeviceArray<T>& out,
-                       const DeviceArray<float>& mean, const DeviceArray<float>& rstd, bool exact = false) {
-    Sums sums = sums_of(s);
-    std::string op = what + " ";
-    expect_near(op + name_of<T>("out", s), out, *truth.out,
-                [&](size_t i) { return exact ? 0 : truth.bound_of_out(sums, i / s.C, i % s.C); });
-    expect_near(op + name_of<T>("mean", s), mean, *truth.mean,
-                [&](size_t i) { return truth.bound_of_mean(sums, i); });
-    expect_near(op + name_of<T>("rstd", s), rstd, *truth.rstd,
-                [&](size_t i) { return truth.bound_of_rstd(sums, i); });
-}
-
-template <typename T>
-void check_forward(Shape s, Inputs kind, int misaligned = kNone) {
-    Dtype dtype = dtype_of<T>();
-    auto offset = offsets(misaligned);
-    Values inp_d = make_inp(kind, dtype, s.N, s.C), weight_d = make_vector(dtype, s.C, kDrawWeight),
-           bias_d = make_vector(dtype, s.C, kDrawBias);
-    auto inp = upload<T>(inp_d, offset(0)), weight = upload<T>(weight_d, offset(1)),
-         bias = upload<T>(bias_d, offset(2));
-    DeviceArray<T> out(s.N * s.C, offset(3)), out_alone(s.N * s.C, offset(3));
-    DeviceArray<float> mean(s.N), rstd(s.N);
-    LayerNormForward<T> call{.out = out.data(),
-                             .mean = mean.data(),
-                             .rstd = rstd.data(),
-                             .inp = inp.data(),
-                             .weight = weight.data(),
-                             .bias = bias.data(),
-                             .N = s.N,
-                             .C = s.C,
-                             .eps = kEps};
-    layernorm_forward(call, kStream);
-    ForwardTruth truth(dtype, s.N, s.C, kEps, inp_d, weight_d, bias_d);
-    std::string op = strf("layernorm_forward %s", kInputsNames[(int)kind]);
-    expect_normalised(op, s, truth, out, mean, rstd, kind == Inputs::kConstant);
-    expect_unchanged(op, inp, weight, bias);
-
-    call.out = out_alone.data();
-    call.mean = call.rstd = nullptr;
-    layernorm_forward(call, kStream);
-    expect_same(op + " without statistics " + name_of<T>("out", s), out_alone, out.download());
-}
-
-// residual = inp + inp2: one addition and the rounding to T. out is that of the residual as it was stored.
-template <typename T>
-void check_residual_forward(Shape s, bool alias, int misaligned = kNone) {
-    Dtype dtype = dtype_of<T>();
-    auto offset = offsets(misaligned);
-    Values weight_d = make_vector(dtype, s.C, kDrawWeight), bias_d = make_vector(dtype, s.C, kDrawBias);
-    auto weight = upload<T>(weight_d), bias = upload<T>(bias_d);
-    DeviceArray<T> inp(floats(s.N * s.C, 1), offset(0)), inp2(floats(s.N * s.C, 2, 0.3), offset(1)),
-        apart(s.N * s.C, offset(2)), out(s.N * s.C);
-    DeviceArray<T>& residual = alias ? inp : apart;
-    DeviceArray<float> mean(s.N), rstd(s.N);
-    LayerNormForward<T> call{.out = out.data(),
-                             .mean = mean.data(),
-                             .rstd = rstd.data(),
-                             .inp = inp.data(),
-                             .weight = weight.data(),
-                             .bias = bias.data(),
-                             .N = s.N,
-                             .C = s.C,
-                             .eps = kEps,
-                             .residual = residual.data(),
-                             .inp2 = inp2.data()};
-    layernorm_forward(call, kStream);
-    Vector sum = inp.values(), addend = inp2.values();
-    for (size_t i = 0; i < sum.size(); i++) { sum[i] += addend[i]; }
-    std::string op = alias ? "residual_layernorm_forward in place" : "residual_layernorm_forward";
-    expect_near(op + " " + name_of<T>("residual", s), residual, sum,
-                [&](size_t i) { return stored<T>(u * std::fabs(sum[i]), sum[i]); });
-    ForwardTruth truth(dtype, s.N, s.C, kEps, share(DeviceArray<T>::widened(residual.download())), weight_d,
-                       bias_d);
-    expect_normalised(op, s, truth, out, mean, rstd);
-    expect_unchanged(op, inp2, weight, bias);
-}
-
-// a row alone gives the bits it gives among others
-template <typename T>
-void check_row_alone(Shape s) {
-    DeviceArray<T> inp(floats(s.N * s.C, 1)), weight(floats(s.C, 2)), bias(floats(s.C, 3));
-    DeviceArray<T> out(s.N * s.C), one(s.C);
-    LayerNormForward<T> call{.out = out.data(),
-                             .inp = inp.data(),
-                             .weight = weight.data(),
-                             .bias = bias.data(),
-                             .N = s.N,
-                             .C = s.C,
-                             .eps = kEps};
-    layernorm_forward(call, kStream);
-    call.out = one.data();
-    call.inp = inp.data() + (s.N - 1) * s.C;
-    call.N = 1;
-    layernorm_forward(call, kStream);
-    std::vector<T> all = out.download();
-    expect_same("layernorm_forward one row " + name_of<T>("out", s), one,
-                std::vector<T>(all.end() - s.C, all.end()));
-}
-
-// ---- backward ------------------------------------------------------------------------------------
-
-// What is added to `before` (0 where the result is written) errs in fp32 by bounds.h's bound for an fp32
-// result; then comes the addition, and the rounding to T.
-template <typename T>
-double added(double fp32_bound, double before, double result) {
-    return stored<T>(fp32_bound + u * (std::fabs(before) + std::fabs(result)), result);
-}
-
-template <typename T, typename Grad>
-void check_backward(Shape s, bool accumulate, int misaligned = kNone) {
-    Dtype dtype = dtype_of<T>();
-    auto offset = offsets(misaligned);
-    Values inp_d = make_inp(Inputs::kNormal, dtype, s.N, s.C),
-           weight_d = make_vector(dtype, s.C, kDrawWeight);
-    Values dout_d = make_values(
-        dtype, s.N, s.C, [&](int64_t row, int col) { return dout_at(Inputs::kNormal, row, col, s.N, s.C); });
-    auto [mean_d, rstd_d] = saved_statistics(Inputs::kNormal, dtype, s.N, s.C, inp_d);
-    BackwardTruth truth(Dtype::kFp32, s.N, s.C, dout_d, inp_d, weight_d, mean_d,
-                        rstd_d);  // bounds of fp32 results
-
-    auto inp = upload<T>(inp_d, offset(0)), weight = upload<T>(weight_d, offset(1)),
-         dout = upload<T>(dout_d, offset(2));
-    auto mean = upload<float>(mean_d), rstd = upload<float>(rstd_d);
-    auto start = [&](int64_t n, uint64_t seed) { return accumulate ? floats(n, seed) : Floats(n, NAN); };
-    DeviceArray<T> dinp(start(s.N * s.C, 5), offset(3));
-    DeviceArray<Grad> dweight(start(s.C, 6), offset(4)), dbias(start(s.C, 7), offset(5));
-    Scratch scratch(layernorm_backward_scratch(s.C));
-    layernorm_backward(LayerNormBackward<T, Grad>{.dinp = dinp.data(),
-                                                  .dweight = dweight.data(),
-                                                  .dbias = dbias.data(),
-                                                  .scratch = scratch.data(),
-                                                  .dout = dout.data(),
-                                                  .inp = inp.data(),
-                                                  .weight = weight.data(),
-                                                  .mean = mean.data(),
-                                                  .rstd = rstd.data(),
-                                                  .N = s.N,
-                                                  .C = s.C,
-                                                  .accumulate_dinp = accumulate,
-                                                  .accumulate = accumulate},
-                       kStream);
-
-    Sums sums = sums_of(s);
-    std::string op = "layernorm_backward ";
-    std::string shape = type_names<T, Grad>() + strf("%s N=%d C=%d", accumulate ? " +=" : "", (int)s.N, s.C);
-    auto expect = [&](const char* tensor, const auto& found, const Vector& sum, auto bound) {
-        using Result = std::remove_cvref_t<decltype(found.uploaded()[0])>;
-        Vector before = accumulate ? found.values() : Vector(sum.size(), 0.0), expected = sum;
-        for (size_t i = 0; i < sum.size(); i++) { expected[i] += before[i]; }
-        expect_near(op + tensor + " " + shape, found, expected,
-                    [&](size_t i) { return added<Result>(bound(i), before[i], expected[i]); });
+// each edge, an element off it, a vector of fp32 or of 16 bits off it; of long rows the vectors of 16 bits
+// alone, unless `thorough`
+std::set<int> widths(bool thorough) {
+    std::set<int> all(std::begin(kOtherWidths), std::end(kOtherWidths));
+    auto add = [&](int edge, std::initializer_list<int> off) {
+        for (int d : off) { all.insert(edge + d); }
     };
-    expect("dinp", dinp, *truth.dinp, [&](size_t i) { return truth.bound_of_dinp(sums, i / s.C, i % s.C); });
-    expect("dweight", dweight, *truth.dweight, [&](size_t i) { return truth.bound_of_dweight(sums, i); });
-    expect("dbias", dbias, *truth.dbias, [&](size_t i) { return truth.bound_of_dbias(sums, i); });
-    check_guards(op + "scratch " + shape, scratch);
-    expect_unchanged(op + shape, inp, weight, dout, mean, rstd);
+    add(8, {0});
+    for (int edge : kEdges) { add(edge, {-8, -4, -1, 0, 1, 4, 8}); }
+    for (int edge : kRingEdges) { add(edge, {0, 8}); }
+    for (int edge : kLongEdges) { add(edge, {-8, 0, 8}); }
+    if (!thorough) { return all; }
+    for (int edge : kRingEdges) { add(edge, {-8, -1, 1}); }
+    for (int edge : kLongEdges) { add(edge, {-4, -1, 1, 4}); }
+    return all;
 }
 
-}  // namespace
+// `elements` in about that many rows, of at least 3
+Shape rows_of(int C, int64_t elements, int64_t most) {
+    return {std::clamp<int64_t>(elements / C, 3, most), C};
+}
 
-TEST_CASE_TEMPLATE("layernorm_forward", T, float, bf16, half) {
-    for (Shape s : kShapes) { check_forward<T>(s, Inputs::kNormal); }
-    for (Inputs kind : {Inputs::kOffset, Inputs::kConstant, Inputs::kOutlier}) {
-        check_forward<T>({131, 769}, kind);
+// 4 elements off an edge, a vector of fp32, is half a vector of 16 bits: but another width without vectors
+bool worth_trying(Dtype dtype, int C) { return dtype == Dtype::kFp32 || C % 8 != 4 || C < 8; }
+
+// bf16 and, but for some of the longest rows, fp32 at every width; one of the other pairs of types in turn
+bool chosen(int pair, int C, int turn) {
+    bool longest = C >= 65536;
+    return pair == 1 || (pair == 0 && (!longest || C % 65536 == 0)) || (pair == 2 + turn % 3 && !longest);
+}
+template <typename Each>
+void for_widths(bool thorough, Each each) {
+    int turn = 0;
+    for (int C : widths(thorough)) {
+        for (int k = 0; k < (int)std::size(kTypePairs); k++) {
+            bool tried = thorough || chosen(k, C, turn);
+            Shape s = thorough ? rows_of(C, 500'000, 1031) : rows_of(C, k < 2 ? 100'000 : 30'000, 131);
+            if (tried && worth_trying(kTypePairs[k].dtype, C)) { each(kTypePairs[k], s); }
+        }
+        turn++;
     }
 }
 
-TEST_CASE_TEMPLATE("layernorm_forward: residual + layernorm, apart and in place", T, float, bf16, half) {
-    for (Shape s : kShapes) {
-        for (bool alias : {false, true}) { check_residual_forward<T>(s, alias); }
-    }
+void check_forward_widths(bool thorough) {
+    for_widths(thorough, [](TypePair types, Shape s) {
+        for (auto* make : kForwards) { check_problem(make(types.dtype, s, Inputs::kNormal, types.plain())); }
+    });
 }
 
-TEST_CASE_TEMPLATE("layernorm_forward: a row's result does not depend on its batch", T, float, bf16, half) {
-    for (Shape s : kShapes) { check_row_alone<T>(s); }
+void check_backward_widths(bool thorough) {
+    for_widths(thorough, [](TypePair types, Shape s) {
+        for (const CallForm* form : {&types.plain(), &types.added()}) {
+            check_problem(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, *form));
+        }
+    });
 }
 
-TEST_CASE_TEMPLATE("layernorm_backward", T, float, bf16, half) {
-    for (Shape s : kShapes) {
-        for (bool accumulate : {false, true}) {
-            check_backward<T, float>(s, accumulate);
-            if (!std::is_same_v<T, float>) { check_backward<T, T>(s, accumulate); }
+// ---- numbers of rows -----------------------------------------------------------------------------
+
+void check_each_op(TypePair types, Shape s) {
+    for (auto* make : kOps) { check_problem(make(types.dtype, s, Inputs::kNormal, types.plain())); }
+    check_problem(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, types.added()));
+}
+
+// ---- forms of a call -----------------------------------------------------------------------------
+
+void check_forms(Dtype dtype, Shape s) {
+    bool narrow = format_of(dtype).bytes == 2;
+    for (bool is_backward : {false, true}) {
+        for (const CallForm& form : layernorm_forms(is_backward)) {
+            if ((form.fp32_weight || form.fp32_gradients) && !narrow) { continue; }
+            if (is_backward) {
+                check_problem(layernorm_backward_problem(dtype, s, Inputs::kNormal, form));
+                continue;
+            }
+            check_problem(residual_layernorm_forward_problem(dtype, s, Inputs::kNormal, form));
+            if (form.in_place == 2) { continue; }
+            check_problem(layernorm_forward_problem(dtype, s, Inputs::kNormal, form));
         }
     }
 }
 
-// rows of whole 16-byte vectors that lie on no 16 bytes: one array after the other
-TEST_CASE_TEMPLATE("layernorm: arrays one element off their alignment", T, float, bf16, half) {
-    constexpr Shape s = {17, 768};
-    for (int misaligned = 0; misaligned < 6; misaligned++) {
-        CAPTURE(misaligned);
-        if (misaligned < 4) { check_forward<T>(s, Inputs::kNormal, misaligned); }
-        if (misaligned < 3) { check_residual_forward<T>(s, false, misaligned); }
-        for (bool accumulate : {false, true}) {
-            check_backward<T, float>(s, accumulate, misaligned);
-            if (!std::is_same_v<T, float>) { check_backward<T, T>(s, accumulate, misaligned); }
+// a form that each tensor by itself has, one after the other
+void check_one_by_one(Problem p, const CallForm& form, bool matrices_alone) {
+    p.form.name = form.name;
+    p.form.pad = form.pad;
+    p.form.offset = form.offset;
+    auto check = [&](const auto& t) {
+        INFO("of ", t.name, " alone");
+        if (t.extent == Extent::kMatrix || !matrices_alone) { check_problem(p, t.name); }
+    };
+    for (const Input& t : p.in) { check(t); }
+    for (const Output& t : p.out) { check(t); }
+}
+
+template <typename T>
+auto named(std::vector<T>& tensors, const std::string& name) {
+    return std::find_if(tensors.begin(), tensors.end(), [&](const T& t) { return t.name == name; });
+}
+
+// the problem whose output takes an input's place
+Problem in_place(Problem p, const char* input, const char* output) {
+    auto taken = named(p.in, input);
+    named(p.out, output)->initial = taken->values;
+    p.in.erase(taken);
+    return p;
+}
+
+// without one output: the others must keep their bits, if the same kernel is to run
+void check_without(const Problem& p, const Results& full, const char* output, bool same_kernel) {
+    Problem less = p;
+    size_t at = named(less.out, output) - less.out.begin();
+    less.out.erase(less.out.begin() + at);
+    Results found = check_problem(less), expected = full;
+    expected.erase(expected.begin() + at);
+    bool same = found == expected;
+    CHECK_MESSAGE((same || !same_kernel), (name_of(p, "results") + ": other bits without " + output));
+}
+
+}  // namespace
+
+TEST_CASE("layernorm_forward regimes: widths") { check_forward_widths(false); }
+TEST_CASE("layernorm_backward regimes: widths") { check_backward_widths(false); }
+
+TEST_SUITE("thorough") {
+    TEST_CASE("layernorm_forward regimes: widths for each pair of types") { check_forward_widths(true); }
+    TEST_CASE("layernorm_backward regimes: widths for each pair of types") { check_backward_widths(true); }
+}
+
+// Around the number of an H200's multiprocessors. No rows: += leaves what there was, = writes zeros.
+TEST_CASE("layernorm regimes: numbers of rows") {
+    for (TypePair types : {kTypePairs[0], kTypePairs[1]}) {
+        for (int C : {1, 8, 65, 768, 2048, 4097}) {
+            for (int64_t N : {0, 1, 2, 131, 132, 133, 1000}) {
+                if (C * N <= 300'000) { check_each_op(types, {N, C}); }
+            }
+        }
+        for (int64_t N : {0, 1, 2}) {
+            for (int C : {16384, 65536}) { check_each_op(types, {N, C}); }
+        }
+    }
+}
+
+// a million narrow rows, in vectors and in single elements
+TEST_CASE("layernorm regimes: 2^20 rows") {
+    check_problem(residual_layernorm_forward_problem(Dtype::kBf16, {1 << 20, 3}));
+    check_problem(layernorm_backward_problem(Dtype::kBf16, {1 << 20, 8}));
+}
+TEST_SUITE("thorough") {
+    TEST_CASE("layernorm regimes: 2^20 rows for each pair of types") {
+        for (TypePair types : kTypePairs) {
+            for (int C : {3, 8}) { check_each_op(types, {1 << 20, C}); }
+        }
+    }
+}
+
+// nulls, strides, unaligned arrays, results in place of inputs, +=
+TEST_CASE("layernorm regimes: every form of a call") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64}) {
+        for (Shape s : kRegimes) { check_forms(dtype, s); }
+    }
+}
+TEST_SUITE("thorough") {
+    TEST_CASE("layernorm regimes: every form of a call in fp16 and on long rows") {
+        for (Shape s : kRegimes) { check_forms(Dtype::kFp16, s); }
+        for (Dtype dtype : kDtypes) {
+            for (Shape s : {Shape{1031, 8}, {133, 1600}, {67, 8192}, {3, 131072}, {3, 262144}, {3, 262152}}) {
+                check_forms(dtype, s);
+            }
+        }
+    }
+}
+
+// Whoever looks at one tensor's stride or alignment and uses it for another is found out.
+TEST_CASE("layernorm regimes: strides and alignment of one tensor after the other") {
+    const CallForm kApart[] = {{.name = "vectors apart", .pad = 8}, {.name = "rows apart", .pad = 1}};
+    const CallForm kMisaligned = {.name = "misaligned", .offset = 1};
+    for (Dtype dtype : {Dtype::kBf16, Dtype::kFp32, Dtype::kFp16}) {
+        for (Shape s : {Shape{17, 768}, {5, 4096}, {5, 4097}, {3, 16384}, {3, 32768}}) {
+            if (dtype != Dtype::kBf16 && s.C != 768) { continue; }
+            for (auto* make : kOps) {
+                Problem p = make(dtype, s, Inputs::kNormal, kPlain);
+                check_one_by_one(p, kMisaligned, false);
+                for (const CallForm& form : kApart) { check_one_by_one(p, form, true); }
+            }
+            Problem added = layernorm_backward_problem(dtype, s, Inputs::kNormal, kAllAdded);
+            check_one_by_one(added, kMisaligned, false);
+        }
+    }
+}
+
+TEST_CASE("layernorm regimes: out and dinp in place of an input") {
+    for (Dtype dtype : kDtypes) {
+        for (Shape s : kRegimes) {
+            // behind a residual: out over inp, residual by itself, and over inp2
+            check_problem(in_place(
+                residual_layernorm_forward_problem(dtype, s, Inputs::kNormal, {.name = "out in place"}),
+                "inp", "out"));
+            check_problem(in_place(residual_layernorm_forward_problem(
+                                       dtype, s, Inputs::kNormal, {.name = "both in place", .in_place = 2}),
+                                   "inp", "out"));
+            // dinp += where dinp holds dout: the bits of the same call with dout a copy
+            Problem apart = layernorm_backward_problem(dtype, s, Inputs::kNormal,
+                                                       {.name = "dinp += dout", .accumulate_dinp = true});
+            named(apart.out, "dinp")->initial = named(apart.in, "dout")->values;
+            bool same = run(in_place(apart, "dout", "dinp")) == run(apart);
+            CHECK_MESSAGE(same, (name_of(apart, "dinp") + ": other bits in place of dout"));
+        }
+    }
+}
+
+TEST_CASE("layernorm regimes: without one of the results") {
+    for (Dtype dtype : kDtypes) {
+        for (Shape s : kRegimes) {
+            for (auto* make : kOps) {
+                Problem p = make(dtype, s, Inputs::kNormal, kPlain);
+                Results full = run(p);
+                for (const char* name : {"mean", "rstd", "dweight", "dbias", "dinp"}) {
+                    bool same_kernel = std::string(name) != "dinp";
+                    if (named(p.out, name) != p.out.end()) { check_without(p, full, name, same_kernel); }
+                }
+            }
         }
     }
 }

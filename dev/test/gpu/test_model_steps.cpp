@@ -180,14 +180,18 @@ TEST_CASE_TEMPLATE("gpu steps: results come in order, at most one step late", Mo
     }
     CHECK(model.updates() == 6);
     check_same_state("queued and waited for", model, waited);
+    auto last = std::chrono::steady_clock::now();
     for (int64_t k : {6, 7, 8}) {
         model.enqueue_step(batches_of_step(k), usual(k));
     }  // nobody asks in between
     model.finish();
+    auto end = std::chrono::steady_clock::now();
     for (int64_t k : {6, 7, 8}) {
         std::optional<StepResult> result = model.poll();
         REQUIRE(result.has_value());
         CHECK(result->step == k);
+        CHECK((result->done > last && result->done <= end));  // when it was done, not when it was asked for
+        last = result->done;
     }
     CHECK_FALSE(model.poll().has_value());
 }

@@ -1,4 +1,5 @@
-// How far off causal attention by tiles may be, element by element. For query i and key j of one head:
+// How far off causal attention by tiles may be, on the GPU or through a BLAS, element by element. For query i
+// and key j of one head:
 //   s_ij   scale (q . k): its sum of HS products errs by e_ij = scale (HS + 4) a sum |q k|, where an
 //          addition in the product costs a = u in fp32, 2 u on tensor cores, which cut off
 //   exp    ex2.approx is good to 4 u; its argument (s - m) log2(e), whatever m, is rounded about 4 times in
@@ -16,11 +17,16 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
+#include <type_traits>
+#include <vector>
 
-#include "dev/test/gpu/layer_test.h"
+#include "dev/cuda/bounds.h"
+#include "dev/test/compare.h"
+#include "llmc/error.h"
 
-namespace llmc::gpu_test {
+namespace llmc {
 
 struct AttentionShape {
     int B, T, NH, HS;
@@ -31,19 +37,21 @@ struct AttentionShape {
 };
 
 struct AttentionRounding {
+    static constexpr double u = kFloatRoundoff;
     double a, r;  // as above
     double sum(int T) const {
-        double added = a == u ? additions(T) : a / u * T;
+        double added = a == u ? Sums{.column = (double)T}.column_error() : a / u * T;
         return u * (added + 4 + 8 * std::ceil(T / 32.0));
     }
 };
 template <typename Real>
 constexpr AttentionRounding kAttentionRounding =
-    std::is_same_v<Real, float> ? AttentionRounding{u, 0} : AttentionRounding{2 * u, 0x1p-8};
+    std::is_same_v<Real, float> ? AttentionRounding{kFloatRoundoff, 0}
+                                : AttentionRounding{2 * kFloatRoundoff, 0x1p-8};
 
 // the errors of the results in fp32, before they are stored
 struct AttentionBounds {
-    Vector out, lse, dqkv;
+    std::vector<double> out, lse, dqkv;
 };
 
 struct Dot {  // a sum of products, and of their absolute values
@@ -66,13 +74,14 @@ struct AttentionHead {
 // Adds the share of query i.
 inline void add_query_bounds(const AttentionShape& s, const AttentionRounding& rounding,
                              const AttentionHead& h, int i) {
+    constexpr double u = AttentionRounding::u;
     const int C = s.C(), HS = s.HS, stride = 3 * C;
     const auto [a, r] = rounding;
     const double *k = h.q + C, *v = h.q + 2 * C, *q = h.q + (int64_t)i * stride, *d = h.dout + (int64_t)i * C;
     double *dk = h.dq + C, *dv = h.dq + 2 * C, *dq = h.dq + (int64_t)i * stride;
     const double scale = 1 / std::sqrt((double)HS), sums = rounding.sum(s.T), lse = h.lse[i];
     const Dot dot(d, h.out + (int64_t)i * C, HS);
-    Vector score(i + 1), e(i + 1);
+    std::vector<double> score(i + 1), e(i + 1);
     for (int j = 0; j <= i; j++) {
         Dot qk(q, k + (int64_t)j * stride, HS);
         score[j] = scale * qk.value;
@@ -99,9 +108,12 @@ inline void add_query_bounds(const AttentionShape& s, const AttentionRounding& r
 }
 
 inline AttentionBounds attention_bounds(const AttentionShape& s, const AttentionRounding& rounding,
-                                        const Vector& qkv, const Vector& dout, const Vector& out,
-                                        const Vector& lse) {
-    AttentionBounds b{Vector(out.size()), Vector(lse.size()), Vector(qkv.size())};
+                                        const std::vector<double>& qkv, const std::vector<double>& dout,
+                                        const std::vector<double>& out, const std::vector<double>& lse) {
+    AttentionBounds b;
+    b.out.resize(out.size());
+    b.lse.resize(lse.size());
+    b.dqkv.resize(qkv.size());
 #pragma omp parallel for schedule(dynamic)
     for (int head = 0; head < s.B * s.NH; head++) {
         size_t inside = (size_t)(head % s.NH) * s.HS, batch = (size_t)(head / s.NH) * s.T * s.C();
@@ -112,4 +124,4 @@ inline AttentionBounds attention_bounds(const AttentionShape& s, const Attention
     return b;
 }
 
-}  // namespace llmc::gpu_test
+}  // namespace llmc

@@ -1,0 +1,288 @@
+// LayerNorm's problems on the device, for its tests: test_layernorm.cpp (widths, rows, forms of a call),
+// test_layernorm_inputs.cpp (hard inputs, exact sums), test_layernorm_repeats.cpp (the same bits again),
+// test_layernorm_large.cpp. Inputs, truth and bounds are the shootouts' (dev/cuda/layernorm_problems.h,
+// fp64's with 2^-53). A failure reads
+//   layernorm_backward dinp bf16 133x768 dinp += normal: dinp[0][5]: found .., expected .. within ..
+#pragma once
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dev/cuda/layernorm_problems.h"
+#include "dev/test/gpu/layer_test.h"
+#include "llmc/layernorm.h"
+
+namespace llmc::gpu_test {
+
+// ---- a problem on the device ---------------------------------------------------------------------
+
+template <typename T>
+struct Rows {
+    T* data;
+    int64_t stride;  // elements
+};
+
+// One tensor of a problem: between guards, its rows `pitch` bytes apart, poison between them and wherever
+// nothing is to be found before the call.
+struct Tensor {
+    int64_t rows;
+    size_t row_bytes, pitch;
+    DeviceArray<std::byte> memory;
+    bool input;
+
+    static Bytes image(const Values& values, const Format& f, int64_t rows, size_t row_bytes, size_t pitch) {
+        Bytes packed = values ? encode_all(*values, f) : Bytes();
+        if (values && pitch == row_bytes) { return packed; }
+        Bytes all(rows * pitch, std::byte{kPoison});
+        for (int64_t row = 0; row < rows && values; row++) {
+            std::memcpy(&all[row * pitch], &packed[row * row_bytes], row_bytes);
+        }
+        return all;
+    }
+    Tensor(const Format& f, int64_t rows, int64_t cols, int pad, int offset, const Values& values, bool input)
+        : rows(rows),
+          row_bytes(cols * f.bytes),
+          pitch(row_bytes + pad * f.bytes),
+          memory(image(values, f, rows, row_bytes, pitch), offset * f.bytes),
+          input(input) {}
+    // rows that lie close in memory that somebody else has filled
+    Tensor(DeviceArray<std::byte>&& memory, size_t row_bytes, bool input)
+        : rows(memory.size() / (int64_t)row_bytes),
+          row_bytes(row_bytes),
+          pitch(row_bytes),
+          memory(std::move(memory)),
+          input(input) {}
+
+    // the rows, packed; what lies between them must be poison still
+    Bytes download(const std::string& name) const {
+        check_guards(name, memory);
+        Bytes all = memory.download();
+        if (pitch == row_bytes) { return all; }
+        Bytes packed(rows * row_bytes);
+        bool intact = true;
+        for (int64_t row = 0; row < rows; row++) {
+            auto begin = all.begin() + row * pitch;
+            std::copy(begin, begin + row_bytes, packed.begin() + row * row_bytes);
+            intact &= std::all_of(begin + row_bytes, begin + pitch,
+                                  [](std::byte b) { return b == std::byte{kPoison}; });
+        }
+        CHECK_MESSAGE(intact, (name + ": written between the rows"));
+        return packed;
+    }
+};
+
+// rows x columns of a problem's tensor
+template <typename T>
+std::pair<int64_t, int64_t> extent_of(const Problem& p, const T& tensor) {
+    return {tensor.extent == Extent::kColumns ? 1 : p.N, tensor.extent == Extent::kRows ? 1 : p.C};
+}
+
+struct Tensors {
+    std::map<std::string, Tensor> all;
+    std::optional<Scratch> scratch;  // of backward
+
+    // only: the one tensor that has the form's distance between rows and offset (empty: all have)
+    explicit Tensors(const Problem& p, const std::string& only = "") {
+        add_scratch(p);
+        int matrices = 0;  // each has a stride of its own
+        auto add = [&](const auto& t, const Values& values, bool input) {
+            auto [rows, cols] = extent_of(p, t);
+            bool formed = only.empty() || only == t.name;
+            int pad = t.extent == Extent::kMatrix ? p.form.pad * ++matrices : 0;
+            all.try_emplace(t.name, format_of(t.dtype), rows, cols, formed ? pad : 0,
+                            formed ? p.form.offset : 0, values, input);
+        };
+        for (const Input& t : p.in) { add(t, t.values, true); }
+        for (const Output& t : p.out) { add(t, t.initial, false); }
+    }
+    Tensors() = default;
+    void add_scratch(const Problem& p) {
+        if (p.op == "layernorm_backward") { scratch.emplace(layernorm_backward_scratch(p.C)); }
+    }
+
+    // outputs are again what they were before the call
+    void reset() {
+        for (auto& [name, t] : all) {
+            if (t.input) { continue; }
+            const Bytes& before = t.memory.uploaded();
+            check_cuda(cudaMemcpy(t.memory.data(), before.data(), before.size(), cudaMemcpyHostToDevice));
+        }
+    }
+
+    // null where the problem has no such tensor, nor the one whose place it takes
+    template <typename T>
+    Rows<T> rows(const char* name, const char* other = "") const {
+        auto at = all.find(name);
+        if (at == all.end()) { at = all.find(other); }
+        if (at == all.end()) { return {nullptr, 0}; }
+        return {reinterpret_cast<T*>(at->second.memory.data()), (int64_t)(at->second.pitch / sizeof(T))};
+    }
+};
+
+template <typename T, typename W>
+void forward(const Tensors& t, const Problem& p) {
+    using Acc = acc_t<T>;
+    auto out = t.rows<T>("out"), residual = t.rows<T>("residual"), inp2 = t.rows<T>("inp2", "residual");
+    auto inp = t.rows<T>("inp", residual.data != nullptr && p.form.in_place == 1 ? "residual" : "out");
+    layernorm_forward(LayerNormForward<T, W>{.out = out.data,
+                                             .mean = t.rows<Acc>("mean").data,
+                                             .rstd = t.rows<Acc>("rstd").data,
+                                             .inp = inp.data,
+                                             .weight = t.rows<W>("weight").data,
+                                             .bias = t.rows<W>("bias").data,
+                                             .N = p.N,
+                                             .C = p.C,
+                                             .eps = p.eps,
+                                             .residual = residual.data,
+                                             .inp2 = inp2.data,
+                                             .out_stride = out.stride,
+                                             .inp_stride = inp.stride,
+                                             .residual_stride = residual.stride,
+                                             .inp2_stride = inp2.stride},
+                      kStream);
+}
+
+template <typename T, typename Grad, typename W>
+void backward(const Tensors& t, const Problem& p) {
+    using Acc = acc_t<T>;
+    auto dinp = t.rows<T>("dinp"), dout = t.rows<T>("dout", "dinp"), inp = t.rows<T>("inp");
+    layernorm_backward(LayerNormBackward<T, Grad, W>{.dinp = dinp.data,
+                                                     .dweight = t.rows<Grad>("dweight").data,
+                                                     .dbias = t.rows<Grad>("dbias").data,
+                                                     .scratch = t.scratch->data(),
+                                                     .dout = dout.data,
+                                                     .inp = inp.data,
+                                                     .weight = t.rows<W>("weight").data,
+                                                     .mean = t.rows<Acc>("mean").data,
+                                                     .rstd = t.rows<Acc>("rstd").data,
+                                                     .N = p.N,
+                                                     .C = p.C,
+                                                     .accumulate_dinp = p.form.accumulate_dinp,
+                                                     .accumulate = p.form.accumulate,
+                                                     .dinp_stride = dinp.stride,
+                                                     .dout_stride = dout.stride,
+                                                     .inp_stride = inp.stride},
+                       kStream);
+}
+
+template <typename T, typename Grad = T, typename W = T>
+void launch_as(const Tensors& t, const Problem& p) {
+    if (p.op == "layernorm_backward") { return backward<T, Grad, W>(t, p); }
+    forward<T, W>(t, p);
+}
+template <typename T>
+void launch_narrow(const Tensors& t, const Problem& p) {
+    if (p.form.fp32_weight) { return launch_as<T, float, float>(t, p); }
+    p.form.fp32_gradients ? launch_as<T, float>(t, p) : launch_as<T>(t, p);
+}
+inline void launch(const Tensors& t, const Problem& p) {
+    switch (p.dtype) {
+        case Dtype::kFp32:
+            return launch_as<float>(t, p);
+        case Dtype::kBf16:
+            return launch_narrow<bf16>(t, p);
+        case Dtype::kFp16:
+            return launch_narrow<half>(t, p);
+        case Dtype::kFp64:
+            return launch_as<double>(t, p);
+    }
+}
+
+inline std::string name_of(const Problem& p, const char* tensor) {
+    return p.op + " " + tensor + " " + p.shape() + " " + p.inputs;
+}
+
+using Results = std::vector<Bytes>;  // of the outputs, in the problem's order
+
+// a launch, and what it gave; whatever else it should have left alone it did
+inline Results run(const Problem& p, const Tensors& tensors) {
+    launch(tensors, p);
+    check_cuda(cudaDeviceSynchronize());
+    Results results;
+    for (const Output& t : p.out) { results.push_back(tensors.all.at(t.name).download(name_of(p, t.name))); }
+    for (const auto& [name, t] : tensors.all) {
+        if (t.input) { expect_unchanged(name_of(p, name.c_str()), t.memory); }
+    }
+    if (tensors.scratch) { check_guards(name_of(p, "scratch"), *tensors.scratch); }
+    return results;
+}
+inline Results run(const Problem& p) { return run(p, Tensors(p)); }
+
+// ---- verdicts ------------------------------------------------------------------------------------
+
+// Additions that one number goes through, at most. A row: no path has a longer chain than a warp alone with
+// all of it: a lane's share, up to 8 elements more (its last vector), 5 among lanes. Teams of w >= 4 warps
+// have C / (32 w) + 8 + 5 in a warp, then w / 32 + 5 of at most 512 warps' numbers: less, as w > 4 only for
+// rows of over 256 w elements. A column: of N terms in any order at most N - 1 additions are not of a zero.
+inline Sums sums_of(const Problem& p) {
+    return {.row = std::ceil(p.C / 32.0) + 16, .column = (double)p.N, .strict = !p.ordinary()};
+}
+
+inline void judge_results(const Problem& p, const Results& found) {
+    for (size_t i = 0; i < found.size(); i++) {
+        const Output& out = p.out[i];
+        Verdict v = judge_all(out, sums_of(p), found[i]);
+        bool right = v.ok();
+        CHECK_MESSAGE(right, (name_of(p, out.name) + ": " + (right ? "" : describe(out, v))));
+        if (std::getenv("PLUMB_BOUNDS") != nullptr) {
+            double& worst = worst_ratios()[p.op + " " + out.name + " " + format_of(p.dtype).name];
+            worst = std::max(worst, v.worst);
+        }
+    }
+}
+
+// every element within its bound, and the same bits a second time
+inline Results check_problem(const Problem& p, const std::string& only = "") {
+    Tensors tensors(p, only);
+    Results found = run(p, tensors);
+    judge_results(p, found);
+    tensors.reset();
+    bool same = run(p, tensors) == found;
+    CHECK_MESSAGE(same, (name_of(p, "results") + ": other bits when run again"));
+    return found;
+}
+
+// ---- what is tried -------------------------------------------------------------------------------
+
+using MakeProblem = Problem(Dtype, Shape, Inputs, const CallForm&);
+constexpr MakeProblem* kForwards[] = {&layernorm_forward_problem, &residual_layernorm_forward_problem};
+constexpr MakeProblem* kOps[] = {&layernorm_forward_problem, &residual_layernorm_forward_problem,
+                                 &layernorm_backward_problem};
+
+inline const CallForm kPlain{};
+inline const CallForm kAllAdded = {.name = "all +=", .accumulate_dinp = true, .accumulate = true};
+inline const CallForm kFp32Added = {
+    .name = "fp32 gradients +=", .fp32_gradients = true, .accumulate_dinp = true, .accumulate = true};
+inline const CallForm kFp32Weight = {.name = "fp32 weight", .fp32_weight = true, .fp32_gradients = true};
+inline const CallForm kFp32WeightAdded = {.name = "fp32 weight, all +=",
+                                          .fp32_weight = true,
+                                          .fp32_gradients = true,
+                                          .accumulate_dinp = true,
+                                          .accumulate = true};
+
+// A type of the rows, with the weights of the same or of fp32.
+struct TypePair {
+    Dtype dtype;
+    bool fp32_weight;
+    const CallForm& plain() const { return fp32_weight ? kFp32Weight : kPlain; }
+    const CallForm& added() const {
+        return fp32_weight ? kFp32WeightAdded : dtype == Dtype::kFp32 ? kAllAdded : kFp32Added;
+    }
+};
+constexpr TypePair kTypePairs[] = {{Dtype::kFp32, false},
+                                   {Dtype::kBf16, false},
+                                   {Dtype::kFp16, false},
+                                   {Dtype::kBf16, true},
+                                   {Dtype::kFp16, true}};
+
+// A row for a warp, a block and a cluster in vectors, and very short to long ones of single elements: a shape
+// of each regime in every type.
+constexpr Shape kRegimes[] = {{33, 768}, {9, 4096}, {2, 16384}, {2, 32768},
+                              {37, 65},  {33, 769}, {5, 4097},  {2, 20001}};
+
+}  // namespace llmc::gpu_test

@@ -1,0 +1,208 @@
+// LayerNorm on the GPU, on inputs that break careless kernels: large means, constant rows, outliers, numbers
+// of every size, denormals, infinities and NaNs, small epsilons; and integers, whose sums over rows must come
+// out exact.
+#include "dev/test/gpu/layernorm_runs.h"
+
+using namespace llmc;
+using namespace llmc::gpu_test;
+
+namespace {
+
+constexpr Inputs kHard[] = {Inputs::kOffset, Inputs::kConstant, Inputs::kOutlier, Inputs::kDenormal};
+// a shape of each regime, of rows enough that seven magnitudes of constants occur (layernorm_inputs.h)
+constexpr Shape kHardShapes[] = {{131, 769}, {67, 1024}, {35, 4096}, {5, 4097}, {5, 20000}, {7, 20001}};
+
+// ---- inputs of this file alone -------------------------------------------------------------------
+
+Problem forward_of(const char* name, const Values& inp, Dtype dtype, Shape s, double eps) {
+    Problem p{.op = "layernorm_forward",
+              .dtype = dtype,
+              .N = s.N,
+              .C = s.C,
+              .eps = (float)eps,
+              .inputs = name,
+              .reads = 1,
+              .writes = 1,
+              .in = {{"inp", dtype, inp}},
+              .out = {},
+              .form = {}};
+    add_forward(p, inp, Inputs::kNormal);
+    return p;
+}
+
+// Eighths of a row are of sizes from 10^-4 to 10^3: parts of a row with unlike spreads, which a merge of
+// their statistics must weigh right.
+Values unlike_parts(Dtype dtype, Shape s) {
+    return make_values(dtype, s.N, s.C, [&](int64_t row, int col) {
+        return normal_at(kDrawInp, row * s.C + col) * std::pow(10.0, (int64_t)col * 8 / s.C - 4);
+    });
+}
+
+// + and - a number so large that the squares' sum just has room in fp32
+Values alternating(Dtype dtype, Shape s) {
+    double large = dtype == Dtype::kFp16 ? 65504 : 0x1p50;
+    return make_values(dtype, s.N, s.C,
+                       [&](int64_t row, int col) { return (row + col) % 2 ? large : -large; });
+}
+
+// ---- rows with infinities and NaNs ---------------------------------------------------------------
+
+// What a call gives for rows without infinities and NaNs (layernorm_inputs.h: each fourth) is what it gives
+// when no row has any, bit for bit; dbias, which does not see inp, too.
+void check_isolation(MakeProblem* make, Dtype dtype, Shape s) {
+    Problem p = make(dtype, s, Inputs::kNonFinite, kPlain);
+    Results found = check_problem(p), expected = run(make(dtype, s, Inputs::kNormal, kPlain));
+    for (size_t i = 0; i < found.size(); i++) {
+        const Output& t = p.out[i];
+        bool sums = t.extent == Extent::kColumns, same = true;
+        if (sums && std::string(t.name) != "dbias") { continue; }
+        size_t bytes = sums ? found[i].size() : found[i].size() / p.N;
+        for (int64_t row = 0; row < (sums ? 1 : p.N); row += 4) {
+            same &= std::memcmp(&found[i][row * bytes], &expected[i][row * bytes], bytes) == 0;
+        }
+        CHECK_MESSAGE(same, (name_of(p, t.name) + ": not the bits of the same rows among finite ones"));
+    }
+}
+
+// ---- exact sums ----------------------------------------------------------------------------------
+
+// dweight and dbias bit for bit; dinp within its bound
+void check_exact(const Problem& p) {
+    Results found = check_problem(p);
+    for (size_t i = 0; i < found.size(); i++) {
+        const Output& t = p.out[i];
+        if (t.extent != Extent::kColumns) { continue; }
+        bool same = found[i] == encode_all(*t.truth, format_of(t.dtype));
+        CHECK_MESSAGE(same, (name_of(p, t.name) + ": not the bits of the exact sums"));
+    }
+}
+
+}  // namespace
+
+// Constant rows become bias, bit for bit (the problem's bound is 0); kOffset: mean 1e4, deviations 1e-2 in
+// fp32.
+TEST_CASE("layernorm_forward regimes: hard inputs") {
+    for (Dtype dtype : kDtypes) {
+        for (Inputs kind : kHard) {
+            for (Shape s : kHardShapes) {
+                for (auto* make : kForwards) { check_problem(make(dtype, s, kind, kPlain)); }
+            }
+        }
+    }
+}
+
+TEST_CASE("layernorm_backward regimes: hard inputs") {
+    for (Dtype dtype : kDtypes) {
+        for (Inputs kind : kHard) {
+            for (Shape s : kHardShapes) { check_problem(layernorm_backward_problem(dtype, s, kind, kPlain)); }
+        }
+    }
+}
+
+TEST_SUITE("thorough") {
+    TEST_CASE("layernorm regimes: hard inputs in long rows") {
+        for (TypePair types : kTypePairs) {
+            for (Inputs kind : kHard) {
+                for (Shape s : {Shape{1031, 8},
+                                {1031, 9},
+                                {131, 1600},
+                                {131, 1601},
+                                {35, 8192},
+                                {35, 8193},
+                                {9, 16384},
+                                {7, 16385},
+                                {7, 65536},
+                                {7, 131072},
+                                {7, 262144},
+                                {7, 262151}}) {
+                    for (auto* make : kOps) { check_problem(make(types.dtype, s, kind, types.plain())); }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("layernorm_forward regimes: unlike parts and alternating signs and epsilons") {
+    for (Dtype dtype : kDtypes) {
+        for (Shape s : kHardShapes) {
+            check_problem(forward_of("unlike parts", unlike_parts(dtype, s), dtype, s, 1e-5));
+            check_problem(forward_of("alternating", alternating(dtype, s), dtype, s, 1e-5));
+            for (double eps : {0.0, 1e-12, 0.5}) {
+                check_problem(
+                    forward_of("other eps", make_inp(Inputs::kNormal, dtype, s.N, s.C), dtype, s, eps));
+            }
+        }
+    }
+}
+
+TEST_CASE("layernorm regimes: infinities and NaNs stay in their rows") {
+    for (Dtype dtype : kDtypes) {
+        for (Shape s :
+             {Shape{131, 65}, {131, 768}, {67, 769}, {35, 4096}, {9, 4097}, {9, 16384}, {9, 32768}}) {
+            for (auto* make : kOps) { check_isolation(make, dtype, s); }
+        }
+    }
+}
+
+// Sums over rows that are small integers have no roundings: no row may be lost or counted twice (bound 0).
+TEST_CASE("layernorm_backward regimes: exact sums over rows") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+        for (Shape s : {Shape{4099, 3},
+                        {4099, 8},
+                        {1400, 256},
+                        {1031, 769},
+                        {1031, 1024},
+                        {133, 4097},
+                        {67, 8192},
+                        {35, 20480},
+                        {9, 65536}}) {
+            for (const CallForm* form : {&kPlain, &kAllAdded}) {
+                check_exact(layernorm_backward_problem(dtype, s, Inputs::kInteger, *form));
+            }
+        }
+    }
+}
+
+// Each team takes more than twice as many rows as its ring has stages on 132 multiprocessors, in a block of
+// many teams, of few, and in clusters; += has another ring.
+TEST_CASE("layernorm_backward regimes: exact sums by rings that go round") {
+    constexpr Shape kRings[] = {{10600, 64}, {10600, 65}, {2700, 1280}, {1400, 1281},
+                                {600, 4096}, {400, 8704}, {200, 20480}, {35, 65536}};
+    for (int i = 0; i < (int)std::size(kRings); i++) {
+        const CallForm& form = i % 4 < 2 ? kFp32Added : kPlain;
+        check_exact(layernorm_backward_problem(Dtype::kBf16, kRings[i], Inputs::kInteger, form));
+    }
+}
+
+TEST_SUITE("thorough") {
+    TEST_CASE("layernorm_backward regimes: exact sums over many rows") {
+        for (TypePair types : {kTypePairs[0], kTypePairs[1], kTypePairs[4]}) {
+            for (Shape s : {Shape{300'007, 3}, {300'007, 8}, {20'011, 256}, {20'011, 257}, {10'007, 768},
+                            {10'007, 769},     {5003, 1280}, {5003, 1281},  {5003, 1600},  {5003, 1601},
+                            {4099, 2048},      {4099, 2049}, {2003, 4096},  {2003, 4097},  {1031, 8192},
+                            {1031, 8193},      {573, 16384}, {573, 16385},  {267, 32768},  {133, 65536},
+                            {67, 131072},      {35, 262144}, {35, 262152},  {35, 262145}}) {
+                for (const CallForm* form : {&types.plain(), &types.added()}) {
+                    check_exact(layernorm_backward_problem(types.dtype, s, Inputs::kInteger, *form));
+                }
+            }
+        }
+    }
+    TEST_CASE("layernorm_backward regimes: rings that go round") {
+        for (TypePair types : kTypePairs) {
+            for (Shape s : {Shape{10600, 64},
+                            {2700, 1280},
+                            {2700, 1281},
+                            {1100, 4096},
+                            {1100, 4097},
+                            {573, 8704},
+                            {573, 16384},
+                            {267, 20480},
+                            {133, 65536}}) {
+                for (const CallForm* form : {&types.plain(), &types.added()}) {
+                    check_problem(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, *form));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+// LayerNorm on the GPU, the same bits again: in any batch, at any place in it, and in a thousand launches.
+#include <omp.h>
+
+#include "dev/test/gpu/layernorm_runs.h"
+
+using namespace llmc;
+using namespace llmc::gpu_test;
+
+namespace {
+
+// ---- batches -------------------------------------------------------------------------------------
+
+// rows begin .. begin + count - 1 of a problem as a problem of their own; its truth is not to be asked
+Problem some_rows(const Problem& p, int64_t begin, int64_t count) {
+    Problem some = p;
+    some.N = count;
+    auto cut = [&](const auto& t, const Values& values) -> Values {
+        if (!values || t.extent == Extent::kColumns) { return values; }
+        int64_t cols = extent_of(p, t).second;
+        auto first = values->begin() + begin * cols;
+        return share(std::vector<double>(first, first + count * cols));
+    };
+    for (Input& t : some.in) { t.values = cut(t, t.values); }
+    for (Output& t : some.out) { t.initial = cut(t, t.initial); }
+    return some;
+}
+
+// rows by themselves, and half of them in other places, give the bits that they give among all
+void check_batches(const Problem& p) {
+    struct Part {
+        int64_t begin, count;
+    };
+    Results all = run(p);
+    for (Part part : {Part{0, 1}, {1, 1}, {p.N / 2, 1}, {p.N - 1, 1}, {p.N / 3, p.N / 2}, {1, p.N - 1}}) {
+        Results some = run(some_rows(p, part.begin, part.count));
+        for (size_t i = 0; i < some.size(); i++) {
+            if (p.out[i].extent == Extent::kColumns) { continue; }  // sums over rows
+            size_t row_bytes = all[i].size() / p.N;
+            bool same = std::memcmp(some[i].data(), &all[i][part.begin * row_bytes], some[i].size()) == 0;
+            CHECK_MESSAGE(
+                same, strf("%s: %lld rows from row %lld on have other bits by themselves",
+                           name_of(p, p.out[i].name).c_str(), (long long)part.count, (long long)part.begin));
+        }
+    }
+}
+
+void check_batches(TypePair types, Shape s) {
+    for (auto* make : kOps) { check_batches(make(types.dtype, s, Inputs::kNormal, types.plain())); }
+    check_batches(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, types.added()));
+}
+
+// ---- repeats -------------------------------------------------------------------------------------
+
+// host memory that the GPU copies into without a detour
+class PinnedBytes {
+public:
+    explicit PinnedBytes(size_t n) { check_cuda(cudaMallocHost(&memory_, std::max<size_t>(n, 1))); }
+    ~PinnedBytes() { cudaFreeHost(memory_); }
+    PinnedBytes(const PinnedBytes&) = delete;
+    std::byte* data() const { return static_cast<std::byte*>(memory_); }
+
+private:
+    void* memory_ = nullptr;
+};
+
+bool same_bytes(const std::byte* a, const std::byte* b, size_t n) {
+    constexpr size_t kPiece = 1 << 18;
+    bool same = true;
+#pragma omp parallel for reduction(&& : same)
+    for (size_t at = 0; at < n; at += kPiece) {
+        same = same && std::memcmp(a + at, b + at, std::min(kPiece, n - at)) == 0;
+    }
+    return same;
+}
+
+// A problem that is launched again and again on the same arrays. Its outputs are each time made what they
+// were before the first launch: poison, or what is added to.
+class Repeated {
+public:
+    explicit Repeated(const Problem& p) : p_(p), tensors_(p) {
+        for (const Output& t : p.out) {
+            const DeviceArray<std::byte>& memory = tensors_.all.at(t.name).memory;
+            outputs_.push_back({&memory, DeviceArray<std::byte>(memory.uploaded())});
+            bytes_ += memory.size();
+        }
+    }
+    size_t bytes() const { return bytes_; }
+
+    // queues a launch, and the copy of all results one after the other
+    void queue(std::byte* results) {
+        auto copy = [](void* to, const void* from, size_t n, cudaMemcpyKind kind) {
+            check_cuda(cudaMemcpyAsync(to, from, n, kind, kStream));
+        };
+        for (const auto& [memory, before] : outputs_) {
+            copy(memory->data(), before.data(), memory->size(), cudaMemcpyDeviceToDevice);
+        }
+        launch(tensors_, p_);
+        for (const auto& [memory, before] : outputs_) {
+            copy(results, memory->data(), memory->size(), cudaMemcpyDeviceToHost);
+            results += memory->size();
+        }
+    }
+
+private:
+    struct Output_ {
+        const DeviceArray<std::byte>* memory;
+        DeviceArray<std::byte> before;
+    };
+    const Problem& p_;
+    Tensors tensors_;
+    std::vector<Output_> outputs_;
+    size_t bytes_ = 0;
+};
+
+// While a launch and its copy run, the results of the one before it are compared with the first's.
+void check_repeats(const Problem& p, int repeats) {
+    Repeated repeated(p);
+    size_t n = repeated.bytes();
+    PinnedBytes first(n), even(n), odd(n);
+    repeated.queue(first.data());
+    repeated.queue(odd.data());
+    int differing = 0, first_differing = 0;
+    for (int repeat = 1; repeat < repeats; repeat++) {
+        check_cuda(cudaDeviceSynchronize());
+        if (repeat + 1 < repeats) { repeated.queue((repeat % 2 ? even : odd).data()); }
+        if (same_bytes((repeat % 2 ? odd : even).data(), first.data(), n)) { continue; }
+        if (differing++ == 0) { first_differing = repeat; }
+    }
+    check_cuda(cudaDeviceSynchronize());
+    CHECK_MESSAGE(differing == 0,
+                  strf("%s: %d of %d launches gave other bits than the first, launch %d to begin with",
+                       name_of(p, "results").c_str(), differing, repeats, first_differing));
+    Bytes all(first.data(), first.data() + n);
+    Results found;
+    for (size_t i = 0, at = 0; i < p.out.size(); i++) {
+        size_t bytes = p.out[i].truth->size() * format_of(p.out[i].dtype).bytes;
+        found.emplace_back(all.begin() + at, all.begin() + at + bytes);
+        at += bytes;
+    }
+    judge_results(p, found);
+}
+
+// Shape number i, forward and backward; types and ops take turns.
+void check_repeats(int i, Shape s, int repeats) {
+    TypePair types = kTypePairs[i % 5];
+    check_repeats(kForwards[i / 2 % 2](types.dtype, s, Inputs::kNormal, types.plain()), repeats);
+    check_repeats(layernorm_backward_problem(types.dtype, s, Inputs::kNormal,
+                                             i / 2 % 2 ? types.plain() : types.added()),
+                  repeats);
+}
+
+// All regimes; rows enough for many turns of each ring. The 1,000 results of a shape are 15 GB at most.
+constexpr Shape kRepeated[] = {
+    {200'003, 3}, {200'003, 8}, {20'011, 64}, {20'011, 65}, {10'007, 255}, {10'007, 256}, {5003, 511},
+    {5003, 512},  {8009, 768},  {4099, 769},  {3001, 1024}, {3001, 1025},  {5003, 1280},  {2503, 1281},
+    {3001, 1600}, {2003, 1601}, {2003, 1792}, {2003, 1800}, {2003, 2048},  {1511, 2049},  {1009, 3072},
+    {1511, 4096}, {701, 4097},  {701, 4104},  {701, 5120},  {401, 8191},   {701, 8192},   {401, 8193},
+    {401, 12288}, {267, 15872}, {267, 16384}, {133, 16385}, {133, 20480},  {133, 32768},  {67, 32776},
+    {67, 65536},  {35, 131072}, {17, 131080}, {17, 262144}, {9, 262152}};
+static_assert(std::size(kRepeated) == 40);
+
+}  // namespace
+
+TEST_CASE("layernorm regimes: a row's result does not depend on its batch") {
+    for (TypePair types : {kTypePairs[0], kTypePairs[1]}) {
+        for (Shape s : {Shape{1000, 8},
+                        {300, 768},
+                        {300, 255},
+                        {133, 1600},
+                        {35, 4096},
+                        {35, 4097},
+                        {9, 16384},
+                        {5, 32768},
+                        {5, 20001}}) {
+            check_batches(types, s);
+        }
+    }
+}
+TEST_SUITE("thorough") {
+    TEST_CASE("layernorm regimes: a row's result does not depend on its batch for each pair of types") {
+        for (TypePair types : kTypePairs) {
+            for (Shape s : {Shape{20'011, 1},
+                            {20'011, 8},
+                            {20'011, 33},
+                            {4099, 768},
+                            {4099, 769},
+                            {2003, 1792},
+                            {2003, 1793},
+                            {533, 4096},
+                            {267, 8192},
+                            {267, 8191},
+                            {133, 16384},
+                            {133, 16385},
+                            {35, 65536},
+                            {9, 262144},
+                            {9, 262152}}) {
+                check_batches(types, s);
+            }
+        }
+    }
+}
+
+TEST_CASE("layernorm regimes: 20 launches give the same bits") {
+    constexpr Shape kFew[] = {{10'007, 64}, {1031, 769}, {1511, 1280}, {267, 4096}, {67, 16384}, {17, 32768}};
+    for (int i = 0; i < (int)std::size(kFew); i++) { check_repeats(i, kFew[i], 20); }
+}
+TEST_SUITE("thorough") {
+    TEST_CASE("layernorm regimes: 1000 launches give the same bits") {
+        for (int i = 0; i < (int)std::size(kRepeated); i++) { check_repeats(i, kRepeated[i], 1000); }
+    }
+}

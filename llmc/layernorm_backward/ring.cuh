@@ -1,0 +1,410 @@
+// ring: teams of warps share rows that come by bulk copies into a shallow ring; both halves of a row's work share
+//         registers, so shared memory is read once. Sums for dweight and dbias stay in registers to the end.
+// Why:    v4 and v5 have a warp per row: too few columns a lane, or too many; v6 a barrier of the whole block per row.
+//         The layout is known to the compiler: with it at run time a row took twice the instructions.
+// Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
+// Result: to be measured
+#pragma once
+#include <array>
+
+#include "llmc/async_copy.cuh"
+#include "llmc/check.cuh"
+#include "llmc/device.cuh"
+#include "llmc/device_facts.cuh"
+#include "llmc/layernorm_backward/regimes.h"
+#include "llmc/layernorm_rows.cuh"
+#include "llmc/vectors.cuh"
+
+namespace llmc::layernorm_ring {
+
+// How the work is laid out. A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team
+// of warps, whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages.
+template <int blocks_, int warps_, int n_, int k_, int teams_, int stages_ = 2>
+struct Layout {
+    static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, teams = teams_, stages = stages_;
+    static constexpr int team_threads = warps * kWarp, threads = teams * team_threads;
+    static constexpr int step = team_threads * n,
+                         columns = step * k;  // of a lane's vectors; a block has room for
+    static constexpr int pairs = blocks * warps;
+    static_assert(threads <= 1024 && (warps == 1 || teams < 16));  // named barriers 1 to 15
+};
+
+template <typename L, int kStreams, typename T>
+struct Shared {
+    alignas(128) T stage[L::teams][L::stages][kStreams][L::columns];  // of inp, dout, and for += dinp
+    uint64_t full[L::teams][L::stages];                               // a stage has come
+    uint64_t summed[L::teams][2];                     // all pairs of a row have come, by parity
+    alignas(16) float2 pairs[L::teams][2][L::pairs];  // each warp's sums, by row parity
+    static_assert(sizeof(stage) >= L::teams * 2 * L::columns * sizeof(float), "the sums by column end there");
+};
+
+// The statistics of a team's rows, 32 at a time, one a lane; half-way the next 32 are asked for.
+struct Statistics {
+    const float *mean, *rstd;  // of the team's first row
+    int64_t row_step;
+    int rows, lane;  // rows: of the team
+    float m = 0, s = 0, next_m = 0, next_s = 0;
+
+    __device__ void ask(int turn, float& m, float& s) const {
+        bool inside = turn + lane < rows;
+        m = inside ? mean[(turn + lane) * row_step] : 0.0f;
+        s = inside ? rstd[(turn + lane) * row_step] : 0.0f;
+    }
+    __device__ float2 of(int turn) {
+        int i = turn % kWarp;
+        if (i == 0 && turn > 0) {
+            m = next_m;
+            s = next_s;
+        }
+        if (i == kWarp / 2) { ask(turn + kWarp / 2, next_m, next_s); }
+        return {__shfl_sync(kAllLanes, m, i), __shfl_sync(kAllLanes, s, i)};
+    }
+};
+
+// the sum of x in lanes 0 to 15, of y in the others: two sums for the shuffles of one and a bit
+__device__ inline float warp_sum_pair(float2 v) {
+    bool upper = threadIdx.x % kWarp >= kWarp / 2;
+    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(kAllLanes, upper ? v.x : v.y, kWarp / 2);
+#pragma unroll
+    for (int distance = kWarp / 4; distance > 0; distance /= 2) {
+        sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    }
+    return sum;
+}
+
+template <int pairs>
+__device__ float2 sum_of_pairs(const float2* slots) {
+    float2 sum{0, 0};
+    if constexpr (pairs <= 16) {  // every lane by itself
+#pragma unroll
+        for (int i = 0; i < pairs; i++) {
+            sum.x += slots[i].x;
+            sum.y += slots[i].y;
+        }
+        return sum;
+    } else {
+#pragma unroll
+        for (int i = threadIdx.x % kWarp; i < pairs; i += kWarp) {
+            sum.x += slots[i].x;
+            sum.y += slots[i].y;
+        }
+        return {warp_sum(sum.x), warp_sum(sum.y)};
+    }
+}
+
+// Sums over the row's warps in all blocks of its cluster, the same in each lane. After it all of the block's warps
+// have read the stage: a warp's sums need every value it loads, but those of `before`, which the fence is for.
+template <typename L, int kStreams, typename T>
+__device__ float2 exchange(Shared<L, kStreams, T>& shared, int team, int turn, float2 lane_sums) {
+    int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % L::warps, parity = turn % 2;
+    float2* slots = shared.pairs[team][parity];
+    if constexpr (kStreams == 3) { fence_proxy_async(); }
+    float mine = warp_sum_pair(lane_sums);
+    if constexpr (L::pairs == 1) {
+        return {__shfl_sync(kAllLanes, mine, 0), __shfl_sync(kAllLanes, mine, kWarp / 2)};
+    } else if constexpr (L::blocks == 1) {
+        if (lane % (kWarp / 2) == 0) { reinterpret_cast<float*>(&slots[warp])[lane / (kWarp / 2)] = mine; }
+        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(L::team_threads) : "memory");
+    } else {
+        uint64_t* barrier = &shared.summed[team][parity];
+        if (warp == 0 && lane == 0) { mbarrier_arrive_expect(barrier, L::pairs * (int)sizeof(float2)); }
+        float2 both{__shfl_sync(kAllLanes, mine, 0), __shfl_sync(kAllLanes, mine, kWarp / 2)};
+        if (lane < L::blocks) {
+            store2_async(&slots[(int)cluster_rank() * L::warps + warp], both, barrier, lane);
+        }
+        mbarrier_wait_cluster(barrier, turn / 2 % 2);
+    }
+    return sum_of_pairs<L::pairs>(slots);
+}
+
+// What one lane of a team needs to ask for the team's rows, one after the other.
+template <typename L, int kStreams, typename T>
+struct Fetcher {
+    const T* from[kStreams];  // the next row, at the block's slice
+    int64_t step[kStreams];   // elements to the one after
+    uint32_t bytes;           // of the slice of a row
+
+    __device__ void fetch(T (&stage)[kStreams][L::columns], uint64_t* full) {
+        mbarrier_arrive_expect(full, kStreams * bytes);
+#pragma unroll
+        for (int i = 0; i < kStreams; i++) {
+            bulk_copy(stage[i], from[i], bytes, full);
+            from[i] += step[i];
+        }
+    }
+};
+
+// what a lane keeps of one row between its halves, and of all rows to the end
+template <typename L, bool kAccumulate, typename T, typename W>
+struct Held {
+    float xhat[L::k][L::n], wdy[L::k][L::n], dweight[L::k][L::n] = {}, dbias[L::k][L::n] = {};
+    Elements<T, L::n> before[kAccumulate ? L::k : 1];  // dinp as it was
+    Elements<W, L::n> weight[L::k];
+};
+
+// First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat.
+// Beyond the last column inp and dout are 0, and with a mean of 0 add nothing.
+template <typename L, bool kAccumulate, int kStreams, typename T, typename W>
+__device__ float2 read_row(Held<L, kAccumulate, T, W>& held, const T (&stage)[kStreams][L::columns],
+                           int first, int columns, float m, float s) {
+    float2 sums{0, 0};
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        int c = first + i * L::step;
+        auto x = load<L::n>(stage[0] + c), d = load<L::n>(stage[1] + c);
+        if constexpr (kAccumulate) { held.before[i] = load<L::n>(stage[2] + c); }
+        float shift = c < columns ? m : 0.0f;
+#pragma unroll
+        for (int j = 0; j < L::n; j++) {
+            float dy = as_float(d, j), xhat = (as_float(x, j) - shift) * s,
+                  wdy = dy * as_float(held.weight[i], j);
+            held.xhat[i][j] = xhat;
+            held.wdy[i][j] = wdy;
+            held.dweight[i][j] += dy * xhat;
+            held.dbias[i][j] += dy;
+            sums.x += wdy;
+            sums.y += wdy * xhat;
+        }
+    }
+    return sums;
+}
+
+// second half: dinp from the row's means of wdy and of wdy xhat
+template <typename L, bool kAccumulate, typename T, typename W>
+__device__ void write_row(T* dinp, const Held<L, kAccumulate, T, W>& held, int first, int columns, float c1,
+                          float c2, float s) {
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        float result[L::n];
+#pragma unroll
+        for (int j = 0; j < L::n; j++) {
+            result[j] = fmaf(fmaf(held.xhat[i][j], -c2, held.wdy[i][j]), s, -c1 * s);
+            if constexpr (kAccumulate) { result[j] += as_float(held.before[i], j); }
+        }
+        if (first + i * L::step < columns) { store(dinp + i * L::step, rounded<T>(result)); }
+    }
+}
+
+// The teams' sums over their rows meet in the ring's memory, are added team after team, and go to this group's
+// part of scratch.
+template <typename L, typename HeldT>
+__device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, int team, int first, int begin,
+                           int columns, int C) {
+    __syncthreads();  // nobody reads the ring any more
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        float* to = of_teams + team * 2 * L::columns + first + i * L::step;
+        store(to, *reinterpret_cast<const Elements<float, L::n>*>(held.dweight[i]));
+        store(to + L::columns, *reinterpret_cast<const Elements<float, L::n>*>(held.dbias[i]));
+    }
+    __syncthreads();
+    int64_t groups = gridDim.x / L::blocks, group = blockIdx.x / L::blocks;
+#pragma unroll 1
+    for (int at = threadIdx.x * 4; at < 2 * L::columns; at += L::threads * 4) {
+        int half = at / L::columns, c = at % L::columns;
+        auto sum = load<4>(of_teams + at);
+#pragma unroll 1
+        for (int t = 1; t < L::teams; t++) {
+            auto more = load<4>(of_teams + t * 2 * L::columns + at);
+#pragma unroll
+            for (int j = 0; j < 4; j++) { sum.at[j] += more.at[j]; }
+        }
+        if (c < columns) { store(scratch + (half * groups + group) * C + begin + c, sum); }
+    }
+}
+
+// Beyond the last column the stages hold zeros: copies never write there.
+template <typename L, int kStreams, typename T>
+__device__ void clear_rest(Shared<L, kStreams, T>& shared, int team, int first, int columns) {
+#pragma unroll 1
+    for (int c = first; c < L::columns; c += L::step) {
+        if (c < columns) { continue; }
+        for (int s = 0; s < L::stages; s++) {
+            for (int i = 0; i < kStreams; i++) { store(&shared.stage[team][s][i][c], Elements<T, L::n>{}); }
+        }
+    }
+}
+
+// slice: columns of a block
+template <typename L, bool kAccumulate, typename T, typename W>
+__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice) {
+    constexpr int kStreams = kAccumulate ? 3 : 2;
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Shared<L, kStreams, T>*>(memory);
+    int team = threadIdx.x / L::team_threads, first = (int)threadIdx.x % L::team_threads * L::n;
+    int begin = L::blocks > 1 ? (int)cluster_rank() * slice : 0, columns = min(slice, call.C - begin);
+    int64_t groups = gridDim.x / L::blocks, row = blockIdx.x / L::blocks + team * groups,
+            step = groups * L::teams;
+    bool fetches = threadIdx.x % L::team_threads == 0;
+
+    Fetcher<L, kStreams, T> fetcher{
+        {call.inp + row * call.inp_stride + begin, call.dout + row * call.dout_stride + begin},
+        {step * call.inp_stride, step * call.dout_stride},
+        columns * (uint32_t)sizeof(T)};
+    if constexpr (kAccumulate) {
+        fetcher.from[2] = call.dinp + row * call.dinp_stride + begin;
+        fetcher.step[2] = step * call.dinp_stride;
+    }
+    if (fetches) {
+        for (int s = 0; s < L::stages; s++) { mbarrier_init(&shared.full[team][s], 1); }
+        for (int p = 0; p < 2; p++) { mbarrier_init(&shared.summed[team][p], 1); }
+        mbarrier_init_fence();
+    }
+    dependency_wait();
+    if (fetches) {
+        for (int s = 0; s < L::stages && row + s * step < call.N; s++) {
+            fetcher.fetch(shared.stage[team][s], &shared.full[team][s]);
+        }
+    }
+    int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
+    clear_rest(shared, team, first, columns);
+    Statistics statistics{call.mean + row, call.rstd + row, step, rows, (int)threadIdx.x % kWarp};
+    statistics.ask(0, statistics.m, statistics.s);
+    Held<L, kAccumulate, T, W> held;
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        const W* from = first + i * L::step < columns ? call.weight : nullptr;
+        held.weight[i] = load_or<L::n, W>(from, begin + first + i * L::step, (W)1.0f);
+    }
+    if constexpr (L::blocks > 1) {
+        cluster_sync();
+    } else {
+        __syncthreads();
+    }
+
+    T* dinp = call.dinp + row * call.dinp_stride + begin + first;
+    float per_column = 1.0f / call.C;
+    int stage = 0, phase = 0;
+    for (int turn = 0; turn < rows; turn++, dinp += step * call.dinp_stride) {
+        float2 ms = statistics.of(turn);
+        mbarrier_wait(&shared.full[team][stage], phase);
+        float2 sums = read_row<L>(held, shared.stage[team][stage], first, columns, ms.x, ms.y);
+        sums = exchange(shared, team, turn, sums);
+        if (fetches && turn + L::stages < rows) {
+            fetcher.fetch(shared.stage[team][stage], &shared.full[team][stage]);
+        }
+        write_row<L>(dinp, held, first, columns, sums.x * per_column, sums.y * per_column, ms.y);
+        stage = stage + 1 == L::stages ? 0 : stage + 1;
+        phase ^= stage == 0;
+    }
+    dependency_launch();
+    if (call.scratch != nullptr) {
+        write_sums<L>(reinterpret_cast<float*>(shared.stage), (float*)call.scratch, held, team, first, begin,
+                      columns, call.C);
+    }
+    if constexpr (L::blocks > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
+}
+
+template <typename L, bool kAccumulate, typename T, typename W>
+__global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
+                                                                           int slice) {
+    if constexpr (kSm90) { backward_rows<L, kAccumulate>(call, slice); }
+}
+
+// ---- the launch ----------------------------------------------------------------------------------
+
+// how many clusters (without: blocks) the device holds at once; asked once, when the kernel is prepared too
+template <auto* kernel>
+int most_groups(cudaLaunchConfig_t config, int blocks) {
+    static OncePerDevice asked;
+    static std::array<int, kMostDevices> groups;
+    asked([&](int device) {
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (int)config.dynamicSmemBytes));
+        groups[device] = device_facts().multiprocessors;
+        if (blocks > 1) {
+            config.gridDim.x = blocks;
+            check(cudaOccupancyMaxActiveClusters(&groups[device], kernel, &config));
+        }
+    });
+    return groups[current_device()];
+}
+
+template <typename L, bool kAccumulate, typename T, typename W>
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, T, W>;
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {(unsigned)L::blocks, 1, 1};
+    cudaLaunchConfig_t config{0,      L::threads, sizeof(Shared<L, (kAccumulate ? 3 : 2), T>),
+                              stream, attributes, L::blocks > 1 ? 2u : 1u};
+    int groups = most_groups<kernel>(config, L::blocks);
+    if (groups == 0) { return {}; }
+    config.gridDim.x = groups * L::blocks;
+    int slice = ceil_div(ceil_div(call.C, L::blocks), Vec<T>::size) * Vec<T>::size;
+    check(cudaLaunchKernelEx(&config, kernel, call, slice));
+    return {groups, true};
+}
+
+// ---- the choice ----------------------------------------------------------------------------------
+
+// a layout for dinp =, and one of as many columns for dinp +=, whose stages are half as large again
+template <typename Write, typename Add>
+struct Both {
+    static constexpr int columns = Write::blocks * Write::columns;
+    static_assert(columns == Add::blocks * Add::columns);
+};
+template <typename... Boths>
+struct Choice {};
+
+// by the first that has room for a row; {} if none has
+template <typename Write, typename Add, typename... More, typename T, typename W>
+ColumnGroups launch_first(Choice<Both<Write, Add>, More...>, const LayerNormBackwardRows<T, W>& call,
+                          cudaStream_t stream) {
+    if (call.C <= Both<Write, Add>::columns) {
+        return call.accumulate_dinp ? launch<Add, true>(call, stream) : launch<Write, false>(call, stream);
+    }
+    if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
+    return {};
+}
+
+// Blocks, warps, n, k, teams, stages, by measurement. 48 to 72 KB of ring an SM are best: more drives the SMs apart,
+// less starves them. A vector of 16 bytes a lane and many warps a row win while a team leaves room for others; exact
+// tiling counts more. Clusters pay from 5120 columns of 16 bits on.
+using Layouts16 = Choice<Both<Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,
+                         Both<Layout<1, 1, 8, 2, 12, 2>, Layout<1, 1, 8, 2, 10, 2>>,
+                         Both<Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,
+                         Both<Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,
+                         Both<Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,
+                         Both<Layout<1, 3, 8, 2, 5, 2>, Layout<1, 3, 8, 2, 3, 2>>,
+                         Both<Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,
+                         Both<Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,
+                         Both<Layout<1, 5, 8, 2, 3, 2>, Layout<1, 5, 8, 2, 2, 2>>,
+                         Both<Layout<1, 6, 8, 2, 2, 2>, Layout<1, 6, 8, 2, 2, 2>>,
+                         Both<Layout<1, 7, 8, 2, 2, 2>, Layout<1, 7, 8, 2, 1, 3>>,
+                         Both<Layout<1, 8, 8, 2, 2, 2>, Layout<1, 8, 8, 2, 1, 3>>,
+                         Both<Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,
+                         Both<Layout<2, 6, 8, 2, 2, 2>, Layout<2, 6, 8, 2, 2, 2>>,
+                         Both<Layout<4, 4, 8, 2, 4, 2>, Layout<4, 4, 8, 2, 2, 3>>,
+                         Both<Layout<4, 5, 8, 2, 3, 2>, Layout<4, 5, 8, 2, 2, 2>>,
+                         Both<Layout<4, 6, 8, 2, 2, 3>, Layout<4, 6, 8, 2, 2, 2>>,
+                         Both<Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>>;
+using Layouts32 = Choice<Both<Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,
+                         Both<Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,
+                         Both<Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,
+                         Both<Layout<1, 4, 4, 2, 3, 2>, Layout<1, 4, 4, 2, 2, 2>>,
+                         Both<Layout<1, 5, 4, 2, 2, 3>, Layout<1, 5, 4, 2, 2, 2>>,
+                         Both<Layout<1, 7, 4, 2, 2, 2>, Layout<1, 7, 4, 2, 1, 3>>,
+                         Both<Layout<1, 8, 4, 2, 2, 2>, Layout<1, 8, 4, 2, 1, 3>>,
+                         Both<Layout<1, 12, 4, 2, 1, 3>, Layout<1, 12, 4, 2, 1, 2>>,
+                         Both<Layout<1, 16, 4, 2, 1, 2>, Layout<1, 16, 4, 2, 1, 2>>,
+                         Both<Layout<4, 4, 4, 4, 2, 2>, Layout<4, 4, 4, 4, 1, 3>>,
+                         Both<Layout<8, 4, 4, 4, 2, 2>, Layout<8, 4, 4, 4, 1, 3>>>;
+
+}  // namespace llmc::layernorm_ring
+
+namespace llmc {
+
+template <typename T, typename W>
+ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_ring;
+    using Layouts = std::conditional_t<sizeof(T) == 2, Layouts16, Layouts32>;
+    using Any = std::conditional_t<sizeof(T) == 2, Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 4, 2, 3, 2>>;
+    if (call.dinp == nullptr || !rows_are_vectors(call)) { return {}; }
+    if (!runs_hopper_code(layernorm_backward_kernel<Any, false, T, W>)) { return {}; }
+    return launch_first(Layouts{}, call, stream);
+}
+
+}  // namespace llmc

@@ -1,0 +1,222 @@
+// odd: rows at any address and of any length come by bulk copies, are normalised from registers, and leave
+//      by bulk copies from where they came in; layernorm_odd.cuh. A block is one team of warps and takes a
+//      few rows.
+// Why:    registers.cu must move such rows an element at a time, and waits for each through L1 and L2.
+// Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual. Weight and bias once a block.
+// Result: to be measured
+#include "llmc/check.cuh"
+#include "llmc/layernorm_forward/regimes.h"
+#include "llmc/layernorm_odd.cuh"
+#include "llmc/layernorm_rows.cuh"
+
+namespace llmc::layernorm_odd::forward {
+
+constexpr int kMaxWarps =
+    16;  // of a team, and at work on a multiprocessor: what a lane holds takes 128 registers
+
+// x = this lane's columns of a row in shared memory, with two streams of their rounded sum, or the shift for
+// those it does not have. Returns the shift: any element would do, for a constant row's differences to be
+// exactly 0; this one is never at an edge.
+template <int kStreams, int k, typename T, typename At>
+__device__ float read_row(float (&x)[k], T* const (&row)[kStreams], const At& at) {
+    auto element = [&](int c) {
+        float value = (float)row[0][c];
+        if constexpr (kStreams == 2) { value = (float)(T)(value + (float)row[1][c]); }
+        return value;
+    };
+    float shift = element(Vec<T>::size - 1);
+#pragma unroll
+    for (int i = 0; i < k; i++) { x[i] = at.has(i) ? element(at.first + kWarp * i) : shift; }
+    return shift;
+}
+
+template <int k, typename T, typename At, typename Value>
+__device__ void write_row(T* row, const At& at, Value value) {
+#pragma unroll
+    for (int i = 0; i < k; i++) {
+        if (at.has(i)) { row[kWarp * i] = (T)value(i); }
+    }
+}
+
+// x = the row less its mean; returns the mean less shift, the same bits in all of the team
+template <int k, typename At>
+__device__ float subtract_mean(float (&x)[k], float shift, const At& at, TeamShared& shared,
+                               float per_column) {
+    float sum[1] = {};
+#pragma unroll
+    for (int i = 0; i < k; i++) {
+        x[i] -= shift;
+        sum[0] += x[i];  // 0 for columns the lane does not have
+    }
+    at.sum(sum, shared.slots);
+    float m = sum[0] * per_column;
+#pragma unroll
+    for (int i = 0; i < k; i++) { x[i] -= m; }
+    return m;
+}
+
+// the mean of the squares
+template <int k, typename At>
+__device__ float variance_of(const float (&x)[k], const At& at, TeamShared& shared, float per_column) {
+    float squares[1] = {};
+#pragma unroll
+    for (int i = 0; i < k; i++) {
+        if (at.has(i)) { squares[0] = fmaf(x[i], x[i], squares[0]); }
+    }
+    at.sum(squares, shared.slots + 1);
+    return squares[0] * per_column;
+}
+
+template <int k, typename At, typename W>
+__device__ void load_columns(float (&x)[k], const W* from, const At& at, float otherwise) {
+#pragma unroll
+    for (int i = 0; i < k; i++) {
+        x[i] = from != nullptr && at.has(i) ? (float)from[at.first + kWarp * i] : otherwise;
+    }
+}
+
+template <int k, int full, bool kResidual, typename T, typename W>
+__device__ void normalise_rows(const LayerNormForward<T, W>& call, const Layout& o) {
+    constexpr int kStreams = kResidual ? 2 : 1;
+    extern __shared__ __align__(128) unsigned char memory[];
+    TeamShared& shared = *reinterpret_cast<TeamShared*>(memory);
+    Ring<T, kStreams> ring(reinterpret_cast<T*>(memory + sizeof(TeamShared)), shared, o);
+    Share<k, full, true> at(call.C, o);
+    Edge<T> edge(at);
+    int64_t begin = (int64_t)blockIdx.x * o.rows;
+    Walk<T, kStreams> walk(min((int64_t)o.rows, call.N - begin), o.together, o, call.C);
+    walk.stream(0, call.inp, call.inp_stride, begin);
+    if constexpr (kResidual) { walk.stream(1, call.inp2, call.inp2_stride, begin); }
+    ring.init(shared, at);
+    if (at.leads()) { ring.fetch_first(walk); }
+    at.sync();
+    T edges[kStreams];
+    edge.load(edges, walk.now, walk.rows_of(walk.left) * call.C);
+    float weight[k], bias[k], per_column = 1.0f / call.C, eps = (float)call.eps;
+    load_columns(weight, call.weight, at, 1.0f);
+    load_columns(bias, call.bias, at, 0.0f);
+    T* results[kStreams] = {call.out + begin * call.out_stride};
+    int64_t steps[kStreams] = {o.together * call.out_stride};
+    if constexpr (kResidual) {
+        results[1] = call.residual + begin * call.residual_stride;
+        steps[1] = o.together * call.residual_stride;
+    }
+    float* mean = call.mean != nullptr ? call.mean + begin : nullptr;
+    float* rstd = call.rstd != nullptr ? call.rstd + begin : nullptr;
+#pragma unroll 1
+    for (; walk.left > 0; ring.advance()) {
+        T *row[kStreams], *written[kStreams];  // in shared memory
+        int size = walk.rows_of(walk.left) * call.C;
+        receive(row, edges, walk, size, ring, edge);
+#pragma unroll
+        for (int i = 0; i < kStreams; i++) {
+            written[i] = ring.of_stream(i) + offset_of(results[i]) + at.first;
+        }
+#pragma unroll 1
+        for (int done = 0; done < size; done += call.C) {
+            float x[k], shift = read_row(x, row, at);
+            if constexpr (kResidual) {
+                at.sync();  // the team has read what the sums overwrite
+                write_row<k>(written[1] + done, at, [&](int i) { return x[i]; });
+            }
+            float m = subtract_mean(x, shift, at, shared, per_column);
+            if (done == 0 && at.leads()) { ring.refill(walk); }
+            float s = rsqrtf(variance_of(x, at, shared, per_column) + eps);
+            write_row<k>(written[0] + done, at, [&](int i) { return fmaf(x[i] * s, weight[i], bias[i]); });
+            if (at.leads() && mean != nullptr) { *mean++ = shift + m; }
+            if (at.leads() && rstd != nullptr) { *rstd++ = s; }
+#pragma unroll
+            for (int i = 0; i < kStreams; i++) { row[i] += call.C; }
+        }
+        send_results(results, size, ring, edge, at);
+#pragma unroll
+        for (int i = 0; i < kStreams; i++) { results[i] += steps[i]; }
+    }
+    if (at.leads()) { bulk_wait_read<0>(); }  // shared memory goes with the block
+}
+
+template <int k, int full, bool kResidual, typename T, typename W>
+__global__ __launch_bounds__(kMaxWarps* kWarp) void layernorm_forward_kernel(LayerNormForward<T, W> call,
+                                                                             Layout o) {
+    if constexpr (kSm90) { normalise_rows<k, full, kResidual>(call, o); }
+}
+
+// ---- the choice ----------------------------------------------------------------------------------
+
+constexpr int kMostRows = 8;  // of a block: enough to share weight and bias, few enough to even out the end
+
+// do the rows of each stream lie one after the other, and results as the rows whose place they take?
+template <typename T, typename W>
+bool is_dense(const LayerNormForward<T, W>& call) {
+    bool dense = call.inp_stride == call.C && call.out_stride == call.C && same_offset(call.out, call.inp);
+    if (call.residual == nullptr) { return dense; }
+    return dense && call.inp2_stride == call.C && call.residual_stride == call.C &&
+           same_offset(call.residual, call.inp2);
+}
+
+template <typename Tile, bool kResidual, typename T, typename W>
+bool launch(const LayerNormForward<T, W>& call, int warps, cudaStream_t stream) {
+    constexpr int kStreams = kResidual ? 2 : 1;
+    auto* kernel = layernorm_forward_kernel<Tile::k, Tile::full, kResidual, T, W>;
+    int blocks = kMaxWarps / warps;  // on a multiprocessor, about
+    Layout o = layout_of<T>(call.C, warps, blocks, kStreams, is_dense(call));
+    o.teams = 1;
+    int64_t spans = call.N / (o.together * blocks * device_facts().multiprocessors);  // for each of those
+    o.rows = o.together * (int)std::clamp(spans, int64_t(1), int64_t(std::max(1, kMostRows / o.together)));
+    size_t bytes = shared_bytes<T>(o, kStreams);
+    if (bytes > (size_t)device_facts().shared_bytes) { return false; }
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    kernel<<<grid_x(ceil_div(call.N, (int64_t)o.rows)), warps * kWarp, bytes, stream>>>(call, o);
+    check_launch();
+    return true;
+}
+
+// with the first tile that fits
+template <bool kResidual, typename Tile, typename... More, typename T, typename W>
+bool launch_tile(const LayerNormForward<T, W>& call, int warps, cudaStream_t stream) {
+    if (Tile::fits(call.C, warps)) { return launch<Tile, kResidual>(call, warps, stream); }
+    if constexpr (sizeof...(More) > 0) { return launch_tile<kResidual, More...>(call, warps, stream); }
+    return false;
+}
+
+// Wide lanes: what a warp does once a row costs as much as ten columns a lane.
+template <bool kResidual, typename T, typename W>
+bool launch_any(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    constexpr int kWidest = kResidual ? 23 : 32;  // columns a lane that registers allow
+    int warps = ceil_div(call.C, kWidest * kWarp);
+    if (warps > kMaxWarps) { return false; }
+    if constexpr (kResidual) {
+        return launch_tile<true, Tile<12, 0>, Tile<16, 7>, Tile<20, 15>, Tile<23, 19>>(call, warps, stream);
+    } else {
+        return launch_tile<false, Tile<8, 0>, Tile<16, 7>, Tile<20, 15>, Tile<23, 19>, Tile<26, 22>,
+                           Tile<29, 25>, Tile<32, 28>>(call, warps, stream);
+    }
+}
+
+// were these kernels compiled for Hopper, and is the device one?
+template <typename T, typename W>
+bool hopper() {
+    static const bool compiled = has_hopper_code(layernorm_forward_kernel<8, 0, false, T, W>);
+    return compiled && device_facts().capability >= 90;
+}
+
+}  // namespace llmc::layernorm_odd::forward
+
+namespace llmc {
+
+template <typename T, typename W>
+bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_odd;
+    using namespace layernorm_odd::forward;
+    if (call.C < kFewestColumns || rows_are_vectors(call) || !hopper<T, W>()) { return false; }
+    return call.residual != nullptr ? launch_any<true>(call, stream) : launch_any<false>(call, stream);
+}
+
+using bf16 = __nv_bfloat16;
+template bool layernorm_forward_odd(const LayerNormForward<float, float>&, cudaStream_t);
+template bool layernorm_forward_odd(const LayerNormForward<bf16, bf16>&, cudaStream_t);
+template bool layernorm_forward_odd(const LayerNormForward<bf16, float>&, cudaStream_t);
+template bool layernorm_forward_odd(const LayerNormForward<__half, __half>&, cudaStream_t);
+template bool layernorm_forward_odd(const LayerNormForward<__half, float>&, cudaStream_t);
+
+}  // namespace llmc
