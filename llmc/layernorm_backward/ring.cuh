@@ -25,8 +25,8 @@ struct Layout {
     static constexpr int team_threads = warps * kWarp, threads = teams * team_threads;
     static constexpr int step = team_threads * n,
                          columns = step * k;  // of a lane's vectors; a block has room for
-    static constexpr int pairs = blocks * warps;
-    static_assert(threads <= 1024 && (warps == 1 || teams < 16));  // named barriers 1 to 15
+    static constexpr int room = blocks * columns, pairs = blocks * warps;  // columns of a row; warps
+    static_assert(threads <= 1024 && (warps == 1 || teams < 16));          // named barriers 1 to 15
 };
 
 template <typename L, int kStreams, typename T>
@@ -124,6 +124,16 @@ struct Fetcher {
     int64_t step[kStreams];   // elements to the one after
     uint32_t bytes;           // of the slice of a row
 
+    template <typename Call>
+    __device__ Fetcher(const Call& call, int64_t row, int64_t rows, int begin, int columns)
+        : from{call.inp + row * call.inp_stride + begin, call.dout + row * call.dout_stride + begin},
+          step{rows * call.inp_stride, rows * call.dout_stride},
+          bytes(columns * (uint32_t)sizeof(T)) {
+        if constexpr (kStreams == 3) {
+            from[2] = call.dinp + row * call.dinp_stride + begin;
+            step[2] = rows * call.dinp_stride;
+        }
+    }
     __device__ void fetch(T (&stage)[kStreams][L::columns], uint64_t* full) {
         mbarrier_arrive_expect(full, kStreams * bytes);
 #pragma unroll
@@ -225,6 +235,13 @@ __device__ void clear_rest(Shared<L, kStreams, T>& shared, int team, int first, 
     }
 }
 
+template <typename L, int kStreams, typename T>
+__device__ void init_barriers(Shared<L, kStreams, T>& shared, int team) {
+    for (int s = 0; s < L::stages; s++) { mbarrier_init(&shared.full[team][s], 1); }
+    for (int p = 0; p < 2; p++) { mbarrier_init(&shared.summed[team][p], 1); }
+    mbarrier_init_fence();
+}
+
 // slice: columns of a block
 template <typename L, bool kAccumulate, typename T, typename W>
 __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice) {
@@ -237,19 +254,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
             step = groups * L::teams;
     bool fetches = threadIdx.x % L::team_threads == 0;
 
-    Fetcher<L, kStreams, T> fetcher{
-        {call.inp + row * call.inp_stride + begin, call.dout + row * call.dout_stride + begin},
-        {step * call.inp_stride, step * call.dout_stride},
-        columns * (uint32_t)sizeof(T)};
-    if constexpr (kAccumulate) {
-        fetcher.from[2] = call.dinp + row * call.dinp_stride + begin;
-        fetcher.step[2] = step * call.dinp_stride;
-    }
-    if (fetches) {
-        for (int s = 0; s < L::stages; s++) { mbarrier_init(&shared.full[team][s], 1); }
-        for (int p = 0; p < 2; p++) { mbarrier_init(&shared.summed[team][p], 1); }
-        mbarrier_init_fence();
-    }
+    Fetcher<L, kStreams, T> fetcher(call, row, step, begin, columns);
+    if (fetches) { init_barriers(shared, team); }
     dependency_wait();
     if (fetches) {
         for (int s = 0; s < L::stages && row + s * step < call.N; s++) {
@@ -313,6 +319,7 @@ int most_groups(cudaLaunchConfig_t config, int blocks) {
                                    (int)config.dynamicSmemBytes));
         groups[device] = device_facts().multiprocessors;
         if (blocks > 1) {
+            check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
             config.gridDim.x = blocks;
             check(cudaOccupancyMaxActiveClusters(&groups[device], kernel, &config));
         }
@@ -340,12 +347,9 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
 
 // ---- the choice ----------------------------------------------------------------------------------
 
-// a layout for dinp =, and one of as many columns for dinp +=, whose stages are half as large again
+// a layout for dinp =, and one for dinp +=, whose stages are half as large again
 template <typename Write, typename Add>
-struct Both {
-    static constexpr int columns = Write::blocks * Write::columns;
-    static_assert(columns == Add::blocks * Add::columns);
-};
+struct Both {};
 template <typename... Boths>
 struct Choice {};
 
@@ -353,45 +357,55 @@ struct Choice {};
 template <typename Write, typename Add, typename... More, typename T, typename W>
 ColumnGroups launch_first(Choice<Both<Write, Add>, More...>, const LayerNormBackwardRows<T, W>& call,
                           cudaStream_t stream) {
-    if (call.C <= Both<Write, Add>::columns) {
-        return call.accumulate_dinp ? launch<Add, true>(call, stream) : launch<Write, false>(call, stream);
+    bool add = call.accumulate_dinp;
+    if (call.C <= (add ? Add::room : Write::room)) {
+        return add ? launch<Add, true>(call, stream) : launch<Write, false>(call, stream);
     }
     if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
     return {};
 }
 
-// Blocks, warps, n, k, teams, stages, by measurement. 48 to 72 KB of ring an SM are best: more drives the SMs apart,
-// less starves them. A vector of 16 bytes a lane and many warps a row win while a team leaves room for others; exact
-// tiling counts more. Clusters pay from 5120 columns of 16 bits on.
-using Layouts16 = Choice<Both<Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,
-                         Both<Layout<1, 1, 8, 2, 12, 2>, Layout<1, 1, 8, 2, 10, 2>>,
-                         Both<Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,
-                         Both<Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,
-                         Both<Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,
-                         Both<Layout<1, 3, 8, 2, 5, 2>, Layout<1, 3, 8, 2, 3, 2>>,
-                         Both<Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,
-                         Both<Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,
-                         Both<Layout<1, 5, 8, 2, 3, 2>, Layout<1, 5, 8, 2, 2, 2>>,
-                         Both<Layout<1, 6, 8, 2, 2, 2>, Layout<1, 6, 8, 2, 2, 2>>,
-                         Both<Layout<1, 7, 8, 2, 2, 2>, Layout<1, 7, 8, 2, 1, 3>>,
-                         Both<Layout<1, 8, 8, 2, 2, 2>, Layout<1, 8, 8, 2, 1, 3>>,
-                         Both<Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,
-                         Both<Layout<2, 6, 8, 2, 2, 2>, Layout<2, 6, 8, 2, 2, 2>>,
-                         Both<Layout<4, 4, 8, 2, 4, 2>, Layout<4, 4, 8, 2, 2, 3>>,
-                         Both<Layout<4, 5, 8, 2, 3, 2>, Layout<4, 5, 8, 2, 2, 2>>,
-                         Both<Layout<4, 6, 8, 2, 2, 3>, Layout<4, 6, 8, 2, 2, 2>>,
-                         Both<Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>>;
-using Layouts32 = Choice<Both<Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,
-                         Both<Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,
-                         Both<Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,
-                         Both<Layout<1, 4, 4, 2, 3, 2>, Layout<1, 4, 4, 2, 2, 2>>,
-                         Both<Layout<1, 5, 4, 2, 2, 3>, Layout<1, 5, 4, 2, 2, 2>>,
-                         Both<Layout<1, 7, 4, 2, 2, 2>, Layout<1, 7, 4, 2, 1, 3>>,
-                         Both<Layout<1, 8, 4, 2, 2, 2>, Layout<1, 8, 4, 2, 1, 3>>,
-                         Both<Layout<1, 12, 4, 2, 1, 3>, Layout<1, 12, 4, 2, 1, 2>>,
-                         Both<Layout<1, 16, 4, 2, 1, 2>, Layout<1, 16, 4, 2, 1, 2>>,
-                         Both<Layout<4, 4, 4, 4, 2, 2>, Layout<4, 4, 4, 4, 1, 3>>,
-                         Both<Layout<8, 4, 4, 4, 2, 2>, Layout<8, 4, 4, 4, 1, 3>>>;
+// Blocks, warps, n, k, teams, stages, by measurement. Up to 4096 columns 48 to 72 KB of ring an SM are best: more
+// drives the SMs apart, less starves them; longer rows want 64 KB on their way while one is at work. A vector of 16
+// bytes a lane and many warps a row win while a team leaves room for others; exact tiling counts more. Clusters pay
+// from 5120 columns of 16 bits on.
+using Layouts16 = Choice<Both<Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,     // 256 columns
+                         Both<Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,       // 512
+                         Both<Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,       // 768
+                         Both<Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,       // 1024
+                         Both<Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,       // 1280
+                         Both<Layout<1, 3, 8, 2, 5, 2>, Layout<1, 3, 8, 2, 3, 2>>,       // 1536
+                         Both<Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,       // 1600
+                         Both<Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,       // 2048
+                         Both<Layout<1, 5, 8, 2, 3, 2>, Layout<1, 5, 8, 2, 2, 2>>,       // 2560
+                         Both<Layout<1, 6, 8, 2, 2, 2>, Layout<1, 6, 8, 2, 2, 2>>,       // 3072
+                         Both<Layout<1, 7, 8, 2, 2, 2>, Layout<1, 7, 8, 2, 1, 3>>,       // 3584
+                         Both<Layout<1, 8, 8, 2, 2, 2>, Layout<1, 8, 8, 2, 1, 3>>,       // 4096
+                         Both<Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,       // 5120
+                         Both<Layout<2, 6, 8, 2, 2, 2>, Layout<2, 6, 8, 2, 2, 2>>,       // 6144
+                         Both<Layout<4, 4, 8, 2, 4, 2>, Layout<4, 4, 8, 2, 2, 3>>,       // 8192
+                         Both<Layout<4, 5, 8, 2, 3, 2>, Layout<4, 5, 8, 2, 2, 2>>,       // 10240
+                         Both<Layout<4, 6, 8, 2, 2, 3>, Layout<4, 6, 8, 2, 2, 2>>,       // 12288
+                         Both<Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,       // 16384
+                         Both<Layout<8, 5, 8, 2, 3, 2>, Layout<8, 5, 8, 2, 2, 2>>,       // 20480
+                         Both<Layout<8, 6, 8, 2, 2, 3>, Layout<8, 6, 8, 2, 2, 2>>,       // 24576
+                         Both<Layout<8, 8, 8, 2, 2, 2>, Layout<8, 8, 8, 2, 1, 3>>,       // 32768
+                         Both<Layout<8, 16, 8, 2, 1, 3>, Layout<8, 16, 8, 2, 1, 2>>,     // 65536
+                         Both<Layout<16, 16, 8, 2, 1, 3>, Layout<16, 16, 8, 2, 1, 2>>>;  // 131072
+using Layouts32 = Choice<Both<Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,     // 256
+                         Both<Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,       // 512
+                         Both<Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,       // 768
+                         Both<Layout<1, 4, 4, 2, 3, 2>, Layout<1, 4, 4, 2, 2, 2>>,       // 1024
+                         Both<Layout<1, 10, 4, 1, 2, 2>, Layout<1, 5, 4, 2, 2, 2>>,      // 1280
+                         Both<Layout<1, 7, 4, 2, 2, 2>, Layout<1, 7, 4, 2, 1, 3>>,       // 1792
+                         Both<Layout<1, 8, 4, 2, 2, 2>, Layout<1, 8, 4, 2, 1, 3>>,       // 2048
+                         Both<Layout<1, 12, 4, 2, 1, 3>, Layout<1, 12, 4, 2, 1, 2>>,     // 3072
+                         Both<Layout<1, 16, 4, 2, 1, 2>, Layout<1, 16, 4, 2, 1, 2>>,     // 4096
+                         Both<Layout<4, 4, 4, 4, 2, 2>, Layout<4, 4, 4, 4, 1, 3>>,       // 8192
+                         Both<Layout<8, 4, 4, 4, 2, 2>, Layout<8, 4, 4, 4, 1, 3>>,       // 16384
+                         Both<Layout<16, 4, 4, 4, 3, 2>, Layout<16, 4, 4, 4, 2, 2>>,     // 32768
+                         Both<Layout<16, 8, 4, 4, 2, 2>, Layout<16, 8, 4, 4, 1, 2>>,     // 65536
+                         Both<Layout<16, 16, 4, 4, 1, 2>, Layout<16, 8, 4, 4, 1, 2>>>;   // 131072, += 65536
 
 }  // namespace llmc::layernorm_ring
 

@@ -90,20 +90,20 @@ __device__ void fetch(const Ring<kResidual, T>& ring, int slot, int row, unsigne
     }
 }
 
-// The first element of a row, asked for before the warp's part is read: the cache has it since rank 0 fetched
-// the row. As the shift of the whole row it makes differences of numbers near one another, and exact zeros of
-// a constant row. Of a sum it is computed at once: registers.
-template <bool kResidual, typename T, typename W>
-__device__ auto first_element(const LayerNormForward<T, W>& call, int64_t row) {
-    T first = call.inp[row * call.inp_stride];
-    if constexpr (kResidual) {
-        float sum = (float)(T)((float)first + (float)call.inp2[row * call.inp2_stride]);
-        forget(sum);
-        return sum;
-    } else {
-        return first;
+// The first elements of a row's inputs, asked for a row ahead. As the shift of the whole row their sum makes differences
+// of numbers near one another, and exact zeros of a constant row.
+template <bool kResidual, typename T>
+struct First {
+    T inp, inp2;
+
+    template <typename W>
+    __device__ First(const LayerNormForward<T, W>& call, int64_t row) {
+        if (row >= call.N) { return; }
+        inp = call.inp[row * call.inp_stride];
+        if constexpr (kResidual) { inp2 = call.inp2[row * call.inp2_stride]; }
     }
-}
+    __device__ float shift() const { return kResidual ? (float)(T)((float)inp + (float)inp2) : (float)inp; }
+};
 
 // x = this lane's part of a row, or of the rounded sum of two; every stage is refilled once it is read
 template <bool kResidual, typename T, typename W>
@@ -166,7 +166,8 @@ __device__ float2 moments_of_warp(Row<T>& x, float shift, const Place& at, const
         squares += at.has(i, n) ? part : 0.0f;
     }
     forget(x);
-    return {m, fmaxf(warp_sum(squares) - count.x * off * off, 0.0f)};
+    squares = warp_sum(squares) - count.x * off * off;
+    return {m, squares < 0 ? 0.0f : squares};  // a NaN stays one
 }
 
 // of the whole row, from those of its warps. Chan et al. 1983.
@@ -242,15 +243,17 @@ __device__ void forward_rows(const LayerNormForward<T, W>& call, const Layout& o
     parameters = parameters.of_lane(Place::warp(o), Place::lane());
     Cursor cursor;
     unsigned turn = 0;
+    First<kResidual, T> first(call, at.row);
     for (int row = at.row; row < (int)call.N; row += o.step, turn++) {
-        auto first = first_element<kResidual>(call, row);
+        First<kResidual, T> next(call, row + o.step);
         Row<T> x;
         read_row<kResidual>(x, row, ring, cursor, call, o, at);
-        float shift = (float)first;
+        float shift = first.shift();
         exchange.send(turn, moments_of_warp<kChoose>(x, shift, at, counts[exchange.mine]));
         float2 moments = merge(exchange.wait(turn), counts, exchange.count, o.per_column);
         moments.y *= o.per_column;
         write_row<kResidual>(x, call, row, at, parameters, moments, shift);
+        first = next;
     }
     __syncwarp();
     cluster_sync();  // nobody leaves while pairs may still be sent to it

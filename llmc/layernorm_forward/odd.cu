@@ -14,20 +14,16 @@ namespace llmc::layernorm_odd::forward {
 constexpr int kMaxWarps =
     16;  // of a team, and at work on a multiprocessor: what a lane holds takes 128 registers
 
-// x = this lane's columns of a row in shared memory, with two streams of their rounded sum, or the shift for
-// those it does not have. Returns the shift: any element would do, for a constant row's differences to be
-// exactly 0; this one is never at an edge.
+// x = this lane's columns of a row in shared memory, with two streams of their rounded sum, 0 for those it does not have
 template <int kStreams, int k, typename T, typename At>
-__device__ float read_row(float (&x)[k], T* const (&row)[kStreams], const At& at) {
-    auto element = [&](int c) {
-        float value = (float)row[0][c];
-        if constexpr (kStreams == 2) { value = (float)(T)(value + (float)row[1][c]); }
-        return value;
-    };
-    float shift = element(Vec<T>::size - 1);
+__device__ void read_row(float (&x)[k], T* const (&row)[kStreams], const At& at) {
 #pragma unroll
-    for (int i = 0; i < k; i++) { x[i] = at.has(i) ? element(at.first + kWarp * i) : shift; }
-    return shift;
+    for (int i = 0; i < k; i++) {
+        x[i] = 0;
+        if (!at.has(i)) { continue; }
+        x[i] = (float)row[0][at.first + kWarp * i];
+        if constexpr (kStreams == 2) { x[i] = (float)(T)(x[i] + (float)row[1][at.first + kWarp * i]); }
+    }
 }
 
 template <int k, typename T, typename At, typename Value>
@@ -38,33 +34,34 @@ __device__ void write_row(T* row, const At& at, Value value) {
     }
 }
 
-// x = the row less its mean; returns the mean less shift, the same bits in all of the team
-template <int k, typename At>
-__device__ float subtract_mean(float (&x)[k], float shift, const At& at, TeamShared& shared,
-                               float per_column) {
-    float sum[1] = {};
-#pragma unroll
-    for (int i = 0; i < k; i++) {
-        x[i] -= shift;
-        sum[0] += x[i];  // 0 for columns the lane does not have
-    }
-    at.sum(sum, shared.slots);
-    float m = sum[0] * per_column;
-#pragma unroll
-    for (int i = 0; i < k; i++) { x[i] -= m; }
-    return m;
-}
+// of a row, the same bits in all of the team: its mean is mean + rest, two numbers since one has too few bits where the
+// mean is large and the spread small
+struct Moments {
+    float mean, rest, variance;
+};
 
-// the mean of the squares
+// As in registers.cuh: a mean as good as a sum of floats can be, then the mean of what is left of the elements without
+// it; so a constant row's mean is its number, exactly.
 template <int k, typename At>
-__device__ float variance_of(const float (&x)[k], const At& at, TeamShared& shared, float per_column) {
-    float squares[1] = {};
+__device__ Moments moments_of(const float (&x)[k], const At& at, TeamShared& shared, float C,
+                              float per_column) {
+    float sum[1] = {}, rest[2] = {};  // of what is left, of its squares
+#pragma unroll
+    for (int i = 0; i < k; i++) { sum[0] += x[i]; }
+    at.sum(sum, shared.slots);
+    float about = sum[0] * per_column;
 #pragma unroll
     for (int i = 0; i < k; i++) {
-        if (at.has(i)) { squares[0] = fmaf(x[i], x[i], squares[0]); }
+        if (!at.has(i)) { continue; }
+        float d = x[i] - about;
+        rest[0] += d;
+        rest[1] = fmaf(d, d, rest[1]);
     }
-    at.sum(squares, shared.slots + 1);
-    return squares[0] * per_column;
+    at.sum(rest, shared.slots + 1);
+    float m = rest[0] * per_column;
+    m = fmaf(fmaf(-m, C, rest[0]), per_column, m);  // rest[0] / C, correctly rounded
+    float mean = about + m, squares = fmaf(-rest[0], m, rest[1]);
+    return {mean, (about - mean) + m, (squares < 0 ? 0.0f : squares) * per_column};  // a NaN stays one
 }
 
 template <int k, typename At, typename W>
@@ -114,16 +111,18 @@ __device__ void normalise_rows(const LayerNormForward<T, W>& call, const Layout&
         }
 #pragma unroll 1
         for (int done = 0; done < size; done += call.C) {
-            float x[k], shift = read_row(x, row, at);
+            float x[k];
+            read_row(x, row, at);
             if constexpr (kResidual) {
                 at.sync();  // the team has read what the sums overwrite
                 write_row<k>(written[1] + done, at, [&](int i) { return x[i]; });
             }
-            float m = subtract_mean(x, shift, at, shared, per_column);
+            Moments row_has = moments_of(x, at, shared, (float)call.C, per_column);
             if (done == 0 && at.leads()) { ring.refill(walk); }
-            float s = rsqrtf(variance_of(x, at, shared, per_column) + eps);
-            write_row<k>(written[0] + done, at, [&](int i) { return fmaf(x[i] * s, weight[i], bias[i]); });
-            if (at.leads() && mean != nullptr) { *mean++ = shift + m; }
+            float s = rsqrtf(row_has.variance + eps), rest = -row_has.rest * s;
+            write_row<k>(written[0] + done, at,
+                         [&](int i) { return fmaf(fmaf(x[i] - row_has.mean, s, rest), weight[i], bias[i]); });
+            if (at.leads() && mean != nullptr) { *mean++ = row_has.mean; }
             if (at.leads() && rstd != nullptr) { *rstd++ = s; }
 #pragma unroll
             for (int i = 0; i < kStreams; i++) { row[i] += call.C; }

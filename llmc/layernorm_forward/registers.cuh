@@ -139,7 +139,8 @@ __device__ Moments moments_of_warp(Part<L, T>& part, float per_column) {
     float2 sum = warp_sum_pair({rests, squares[0] + squares[1]});
     float m = sum.x * per_n;
     m = fmaf(fmaf(-m, n, sum.x), per_n, m);  // sum.x / n, correctly rounded
-    return {about, m, fmaxf(fmaf(-sum.x, m, sum.y), 0.0f), n};
+    float squared = fmaf(-sum.x, m, sum.y);
+    return {about, m, squared < 0 ? 0.0f : squared, n};  // a NaN stays one
 }
 
 // A missing weight is read from an array of ones, a missing bias from one of zeros: no branches among the loads.
@@ -260,8 +261,8 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
 // that one may be partial. Few warps with many vectors each have more bytes under way than many with few, and cheaper
 // sums; a warp alone wins up to 1792 columns of 16 bits.
 using Layouts16 = Choice<Layout<1, 8, 1, 4, 2, 1>, Layout<1, 8, 2, 2, 2, 1>, Layout<1, 8, 3, 2, 2, 1>,
-                         Layout<1, 8, 4, 1, 2, 22>, Layout<1, 8, 5, 2, 2, 10>, Layout<1, 8, 6, 2, 1, 10>,
-                         Layout<1, 8, 7, 2, 1, 10>, Layout<4, 8, 2, 1, 2, 10>, Layout<4, 8, 3, 1, 1, 7>,
+                         Layout<1, 8, 4, 2, 0, 16>, Layout<1, 8, 5, 2, 2, 10>, Layout<1, 8, 6, 2, 1, 10>,
+                         Layout<1, 8, 7, 2, 1, 10>, Layout<2, 8, 4, 1, 1, 14>, Layout<4, 8, 3, 1, 1, 7>,
                          Layout<4, 8, 4, 1, 1, 6>, Layout<5, 8, 4, 1, 1, 5>, Layout<6, 8, 4, 1, 1, 4>,
                          Layout<7, 8, 4, 1, 1, 4>, Layout<8, 8, 4, 1, 1, 4>, Layout<9, 8, 4, 1, 1, 3>,
                          Layout<8, 8, 5, 1, 1, 3>, Layout<8, 8, 6, 1, 0, 3>, Layout<16, 8, 4, 1, 1, 2>>;
