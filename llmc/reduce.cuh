@@ -1,8 +1,23 @@
-// What a block's threads reduce to, in an order that depends on the block's size alone.
+// What the threads of a warp or a block reduce to, in an order that depends on the block's size alone.
 #pragma once
 #include "llmc/device.cuh"
 
 namespace llmc {
+
+// Two sums over a warp for the shuffles of one and a bit: of v.x in lanes 0 to 15, of v.y in the others.
+__device__ inline float warp_sum_pair(float2 v) {
+    bool upper = threadIdx.x % kWarp >= kWarp / 2;
+    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(kAllLanes, upper ? v.x : v.y, kWarp / 2);
+#pragma unroll
+    for (int distance = kWarp / 4; distance > 0; distance /= 2) {
+        sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    }
+    return sum;
+}
+// both of them in each lane
+__device__ inline float2 both_sums(float pair) {
+    return {__shfl_sync(kAllLanes, pair, 0), __shfl_sync(kAllLanes, pair, kWarp / 2)};
+}
 
 // x of all threads joined by op (associative and commutative, but for rounding), the same bits in each
 // thread; identity: op(identity, x) == x. Every thread of the block calls it; whole warps.

@@ -97,7 +97,7 @@ Version shipped_backward() {
             .launch = run,
             .sums = sums,
             .scratch = [](int64_t, int C) { return layernorm_backward_scratch(C); },
-            .traits = {.blocks = {0}, .every_form = true}};
+            .traits = {.blocks = {0}, .pdl = true, .every_form = true}};
 }
 
 }  // namespace llmc

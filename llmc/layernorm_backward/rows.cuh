@@ -3,6 +3,7 @@
 // brings them is not asked here.
 #pragma once
 #include "llmc/device.cuh"
+#include "llmc/reduce.cuh"
 #include "llmc/vectors.cuh"
 
 namespace llmc {
@@ -138,16 +139,6 @@ __device__ void write_row(T* dinp, const LaneRow<kHold, kAccumulate, n, k, T, W>
             store(dinp + lane.at(i), rounded<T>(result));
         }
     }
-}
-
-// The sum of x in lanes 0 to 15, of y in the others: two sums for the shuffles of one and a bit.
-__device__ inline float warp_sum_pair(float2 v) {
-    bool upper = threadIdx.x % kWarp >= kWarp / 2;
-    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(kAllLanes, upper ? v.x : v.y, kWarp / 2);
-    for (int distance = kWarp / 4; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    }
-    return sum;
 }
 
 // The teams of a block have the same columns: their sums, added in the order of the teams, to dweight[c] and

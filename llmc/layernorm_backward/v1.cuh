@@ -57,7 +57,9 @@ __global__ void layernorm_backward_dweight_kernel(T* dweight, T* dbias, const T*
 
 // bytes of scratch that layernorm_backward needs
 template <typename T>
-size_t layernorm_backward_scratch(int64_t, int) { return 0; }
+size_t layernorm_backward_scratch(int64_t, int) {
+    return 0;
+}
 
 // dinp, dout, inp (N,C); dweight, dbias, weight (C); mean, rstd (N); results written (=). Nothing may alias.
 template <typename T>

@@ -95,7 +95,9 @@ __global__ void layernorm_backward_dweight_kernel(T* dweight, T* dbias, const ac
 
 // bytes of scratch that layernorm_backward needs
 template <typename T>
-size_t layernorm_backward_scratch(int64_t, int C) { return 2 * sizeof(acc_t<T>) * kGroups * C; }
+size_t layernorm_backward_scratch(int64_t, int C) {
+    return 2 * sizeof(acc_t<T>) * kGroups * C;
+}
 
 // dinp, dout, inp (N,C); dweight, dbias, weight (C); mean, rstd (N); results written (=). Nothing may alias.
 // scratch: layernorm_backward_scratch bytes, aligned for acc_t<T>, need not be initialised.

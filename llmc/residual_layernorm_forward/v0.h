@@ -1,7 +1,7 @@
 // v0: the loop on paper: one CPU thread, first the sum of two rows, then LayerNorm of the sum.
 // Why:    a transformer block adds its input to what attention made of it, and normalises the sum.
 // Moves:  two rows in, the sum out and read three times from the CPU's cache, the result out.
-// Result: to be measured
+// Result: the measure of what is right; not timed
 #pragma once
 #include <cmath>
 #include <cstdint>
