@@ -1,8 +1,7 @@
 // long: a row is shared by the blocks of a cluster; each warp's parts of inp and dout come into a ring of its
 //       own, and stay there for both halves of a row. While warps exchange a row's sums they begin with the
 //       next row.
-// Why:  `ring` holds a row in registers between the halves: a block has room for 4096 columns, long rows for
-//       one team, and then load, exchange and store follow one another.
+// Why:  `ring` holds a row in registers between the halves: 16 blocks have room for 131072 columns.
 // Moves: inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and
 //        cluster.
 // Result: 595 us, 62 % of the roof at 512x262144 fp32; H200, 2026-11-21
@@ -15,7 +14,7 @@ namespace llmc::layernorm_long_backward {
 using namespace layernorm_cluster;
 
 constexpr int kBlockWarps = 16;  // 128 registers a thread: half of them hold the sums of its columns
-constexpr int kShort = 16384;    // columns: up to here `ring` is faster
+constexpr int kShort = 16384;    // columns: no use for shorter rows, whoever asks
 
 // How a type's rows are cut: n columns a vector, k vectors a lane, kVectors of them a chunk (as many as
 // registers allow, as every chunk costs instructions), kChunks a row; kAhead chunks of the next row are read

@@ -1,7 +1,7 @@
 // odd: rows at any address and of any length come by bulk copies, both halves of a row's work share
 //      registers, dinp leaves by bulk copies from where inp came in; layernorm_odd.cuh. Teams of warps walk
 //      over the rows; sums for dweight and dbias stay in registers to the end.
-// Why:    ring.cu takes rows of whole aligned vectors only; general.cu reads others an element at a time,
+// Why:    ring.cuh takes rows of whole aligned vectors only; general.cu reads others an element at a time,
 //         twice.
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
 // Result: 82.9 us, 85 % of the roof at 65536x769 bf16; 80 % at 16384x8191; H200, 2026-11-21

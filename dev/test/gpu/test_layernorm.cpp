@@ -12,14 +12,15 @@ namespace {
 
 // ---- widths --------------------------------------------------------------------------------------
 
-// Forward: a warp up to 7 x 32 vectors (1792 elements of 16 bits, 896 of fp32), a block up to 16384 (8192),
-// clusters up to 262144. Backward: rings of one block or of clusters up to 16384, clusters beyond. Rows of no
-// whole vectors have kernels of their own, from 128 elements up to 16384 (behind a residual 14848). And
-// powers of two and GPT-2's widths, where tiles change.
-constexpr int kEdges[] = {128, 256, 512, 768, 896, 1024, 1280, 1600, 1792, 2048, 4096, 8192, 14848, 16384};
+// Forward: a warp up to 7 x 32 vectors (1792 elements of 16 bits), a block up to 16384 (fp32 8192), clusters up to
+// 262144. Backward: rings of one block or of clusters up to 131072, others beyond. Rows of no whole vectors have kernels
+// of their own, from 128 elements up to 16384 forward (behind a residual 11776), 8320 backward. And powers of two and
+// GPT-2's widths, where tiles change.
+constexpr int kEdges[] = {128,  256,  512,  768,  896,  1024,  1280, 1600,
+                          1792, 2048, 4096, 8192, 8320, 11776, 16384};
 constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
-// the longest rows of the layouts that the ring has beside these
-constexpr int kRingEdges[] = {1536, 2560, 3072, 3584, 5120, 6144, 10240, 12288};
+// the longest rows of the layouts that blocks and rings have beside these
+constexpr int kRingEdges[] = {1536, 2560, 3072, 3584, 5120, 6144, 7168, 9216, 10240, 12288, 20480, 24576};
 // and of the tiles that single elements have: 32 lanes with 20, 23, 26 or 29 of them
 constexpr int kOtherWidths[] = {1, 2, 3, 4, 7, 9, 63, 65, 641, 737, 833, 929, 15872, 20001};
 
