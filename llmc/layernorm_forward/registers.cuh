@@ -13,14 +13,17 @@
 
 namespace llmc::layernorm_registers {
 
+constexpr int kMostColumns = 16896;
+
 // A row is shared by `warps` warps, whose lanes hold k times n elements; all but the last of the k are whole. A block
-// has `rows` rows. early: weight (1), or weight and bias (2), are asked for together with the row. blocks: so
-// many are to fit an SM, which limits registers.
+// has `rows` rows. early: weight (1), or weight and bias (2), are asked for together with the row. blocks: so many are
+// to fit an SM, which limits registers.
 template <int warps_, int n_, int k_, int rows_, int early_, int blocks_>
 struct Layout {
     static constexpr int warps = warps_, n = n_, k = k_, rows = rows_, early = early_, blocks = blocks_;
     static constexpr int threads = rows * warps * kWarp, step = warps * kWarp * n, columns = step * k;
     static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
+    static_assert(columns <= kMostColumns);
 };
 
 // What a warp knows of its elements: their mean is about + m, two numbers since one has too few bits where the mean is
@@ -133,8 +136,6 @@ __device__ Moments moments_of_warp(Part<L, T>& part, float per_column) {
 }
 
 // A missing weight is read from an array of ones, a missing bias from one of zeros: no branches among the loads.
-constexpr int kMostColumns = 16896;
-
 template <int bytes>
 struct Filled {
     uint32_t words[bytes / 4];
