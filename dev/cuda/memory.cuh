@@ -155,13 +155,6 @@ private:
     Raw initial_;
 };
 
-// a matrix as a kernel is told of it
-template <typename T>
-struct Rows {
-    T* data;
-    int64_t stride;
-};
-
 // What one launch works on: the problem's outputs, its inputs, and a scratch of the size that the version
 // asks for.
 class TensorSet {

@@ -165,12 +165,12 @@ inline Verdict judge(const Output& out, const Sums& sums, const std::byte* raw, 
 // raw: out.rows x out.cols elements of out.dtype, as they lay in device memory
 inline Verdict judge_all(const Output& out, const Sums& sums, const std::vector<std::byte>& raw) {
     Verdict all;
-    #pragma omp parallel
+#pragma omp parallel
     {
         Verdict mine;
-        #pragma omp for
+#pragma omp for
         for (int64_t i = 0; i < out.rows * out.cols; i++) { mine.merge(judge(out, sums, raw.data(), i)); }
-        #pragma omp critical
+#pragma omp critical
         all.merge(mine);
     }
     return all;
@@ -186,5 +186,12 @@ inline std::string describe(const Output& out, const Verdict& v) {
                 where.c_str(), what.c_str(), (*out.truth)[v.at], v.bound, v.worst, (long long)v.over,
                 (long long)v.elements);
 }
+
+// a matrix as a kernel is told of it; data is null where the problem has none
+template <typename T>
+struct Rows {
+    T* data;
+    int64_t stride;  // elements
+};
 
 }  // namespace llmc

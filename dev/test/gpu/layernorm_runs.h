@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "dev/cuda/layernorm_calls.h"
 #include "dev/cuda/layernorm_problems.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/layernorm.h"
@@ -20,12 +21,6 @@
 namespace llmc::gpu_test {
 
 // ---- a problem on the device ---------------------------------------------------------------------
-
-template <typename T>
-struct Rows {
-    T* data;
-    int64_t stride;  // elements
-};
 
 // One tensor of a problem: between guards, its rows `pitch` bytes apart, poison between them and wherever
 // nothing is to be found before the call.
@@ -124,56 +119,12 @@ struct Tensors {
     }
 };
 
-template <typename T, typename W>
-void forward(const Tensors& t, const Problem& p) {
-    using Acc = acc_t<T>;
-    auto out = t.rows<T>("out"), residual = t.rows<T>("residual"), inp2 = t.rows<T>("inp2", "residual");
-    auto inp = t.rows<T>("inp", residual.data != nullptr && p.form.in_place == 1 ? "residual" : "out");
-    layernorm_forward(LayerNormForward<T, W>{.out = out.data,
-                                             .mean = t.rows<Acc>("mean").data,
-                                             .rstd = t.rows<Acc>("rstd").data,
-                                             .inp = inp.data,
-                                             .weight = t.rows<W>("weight").data,
-                                             .bias = t.rows<W>("bias").data,
-                                             .N = p.N,
-                                             .C = p.C,
-                                             .eps = p.eps,
-                                             .residual = residual.data,
-                                             .inp2 = inp2.data,
-                                             .out_stride = out.stride,
-                                             .inp_stride = inp.stride,
-                                             .residual_stride = residual.stride,
-                                             .inp2_stride = inp2.stride},
-                      kStream);
-}
-
-template <typename T, typename Grad, typename W>
-void backward(const Tensors& t, const Problem& p) {
-    using Acc = acc_t<T>;
-    auto dinp = t.rows<T>("dinp"), dout = t.rows<T>("dout", "dinp"), inp = t.rows<T>("inp");
-    layernorm_backward(LayerNormBackward<T, Grad, W>{.dinp = dinp.data,
-                                                     .dweight = t.rows<Grad>("dweight").data,
-                                                     .dbias = t.rows<Grad>("dbias").data,
-                                                     .scratch = t.scratch->data(),
-                                                     .dout = dout.data,
-                                                     .inp = inp.data,
-                                                     .weight = t.rows<W>("weight").data,
-                                                     .mean = t.rows<Acc>("mean").data,
-                                                     .rstd = t.rows<Acc>("rstd").data,
-                                                     .N = p.N,
-                                                     .C = p.C,
-                                                     .accumulate_dinp = p.form.accumulate_dinp,
-                                                     .accumulate = p.form.accumulate,
-                                                     .dinp_stride = dinp.stride,
-                                                     .dout_stride = dout.stride,
-                                                     .inp_stride = inp.stride},
-                       kStream);
-}
-
 template <typename T, typename Grad = T, typename W = T>
 void launch_as(const Tensors& t, const Problem& p) {
-    if (p.op == "layernorm_backward") { return backward<T, Grad, W>(t, p); }
-    forward<T, W>(t, p);
+    if (p.op == "layernorm_backward") {
+        return layernorm_backward(backward_call<T, Grad, W>(t, p, t.scratch->data()), kStream);
+    }
+    layernorm_forward(forward_call<T, W>(t, p), kStream);
 }
 template <typename T>
 void launch_narrow(const Tensors& t, const Problem& p) {

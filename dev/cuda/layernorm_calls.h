@@ -1,0 +1,55 @@
+// A problem's tensors as the calls of llmc/layernorm.h. Host only: the shootouts and the tests make them here.
+// Tensors: anything with rows<T>(name, other), the tensor of that name, or else the one in whose place it is.
+#pragma once
+#include "dev/cuda/problem.h"
+#include "llmc/layernorm.h"
+
+namespace llmc {
+
+// forward and residual + forward
+template <typename T, typename W, typename Tensors>
+LayerNormForward<T, W> forward_call(const Tensors& t, const Problem& p) {
+    Rows<T> out = t.template rows<T>("out"), residual = t.template rows<T>("residual");
+    Rows<T> inp2 = t.template rows<T>("inp2", "residual");
+    bool over_first = residual.data != nullptr && p.form.in_place == 1;
+    Rows<T> inp = t.template rows<T>("inp", over_first ? "residual" : "out");
+    return {.out = out.data,
+            .mean = t.template rows<acc_t<T>>("mean").data,
+            .rstd = t.template rows<acc_t<T>>("rstd").data,
+            .inp = inp.data,
+            .weight = t.template rows<W>("weight").data,
+            .bias = t.template rows<W>("bias").data,
+            .N = p.N,
+            .C = p.C,
+            .eps = p.eps,
+            .residual = residual.data,
+            .inp2 = inp2.data,
+            .out_stride = out.stride,
+            .inp_stride = inp.stride,
+            .residual_stride = residual.stride,
+            .inp2_stride = inp2.stride};
+}
+
+template <typename T, typename Grad, typename W, typename Tensors>
+LayerNormBackward<T, Grad, W> backward_call(const Tensors& t, const Problem& p, void* scratch) {
+    Rows<T> dinp = t.template rows<T>("dinp"), dout = t.template rows<T>("dout", "dinp");
+    Rows<T> inp = t.template rows<T>("inp");
+    return {.dinp = dinp.data,
+            .dweight = t.template rows<Grad>("dweight").data,
+            .dbias = t.template rows<Grad>("dbias").data,
+            .scratch = scratch,
+            .dout = dout.data,
+            .inp = inp.data,
+            .weight = t.template rows<W>("weight").data,
+            .mean = t.template rows<acc_t<T>>("mean").data,
+            .rstd = t.template rows<acc_t<T>>("rstd").data,
+            .N = p.N,
+            .C = p.C,
+            .accumulate_dinp = p.form.accumulate_dinp,
+            .accumulate = p.form.accumulate,
+            .dinp_stride = dinp.stride,
+            .dout_stride = dout.stride,
+            .inp_stride = inp.stride};
+}
+
+}  // namespace llmc
