@@ -56,16 +56,6 @@ __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes)
                  : "memory");
 }
 
-// Arrives on the same barrier in the block of this rank of the cluster. Releases what this thread wrote or
-// read.
-__device__ inline void mbarrier_arrive_remote(uint64_t* barrier, unsigned rank) {
-    asm volatile(
-        "{\n .reg .b32 remote;\n mapa.shared::cluster.u32 remote, %0, %1;\n"
-        " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
-        "r"(rank)
-        : "memory");
-}
-
 // waits for the end of the phase of this parity: 0 for the first, 1 for the second, 0 ...
 __device__ inline void mbarrier_wait(uint64_t* barrier, unsigned parity) {
     asm volatile(
@@ -130,11 +120,6 @@ __device__ inline uint32_t cluster_address(const void* shared, unsigned rank) {
                  : "=r"(remote)
                  : "r"(shared_address(shared)), "r"(rank));
     return remote;
-}
-
-// Writes a float into the same place of another block of the cluster; seen there after a cluster_sync.
-__device__ inline void store_remote(float* shared, float value, unsigned rank) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(cluster_address(shared, rank)), "f"(value) : "memory");
 }
 
 // Writes two floats into the same place (8-byte aligned) of another block of the cluster and counts 8 bytes

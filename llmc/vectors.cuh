@@ -57,6 +57,28 @@ __device__ inline Elements<T, n> rounded(const float (&x)[n]) {
     return y;
 }
 
+// Element j in the type that sums are held in, and back: float for all types but double.
+template <typename Acc, typename T, int n>
+__device__ inline Acc as_acc(const Elements<T, n>& x, int j) {
+    if constexpr (std::is_same_v<Acc, float>) {
+        return as_float(x, j);
+    } else {
+        return (Acc)x.at[j];
+    }
+}
+
+template <typename T, int n>
+__device__ inline Elements<T, n> as_stored(const acc_t<T> (&x)[n]) {
+    if constexpr (std::is_same_v<acc_t<T>, float>) {
+        return rounded<T>(x);
+    } else {
+        Elements<T, n> y;
+#pragma unroll
+        for (int j = 0; j < n; j++) { y.at[j] = (T)x[j]; }
+        return y;
+    }
+}
+
 // of any type: as many bytes as one instruction moves
 template <int bytes>
 using Bytes = std::conditional_t<

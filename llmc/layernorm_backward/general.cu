@@ -11,7 +11,6 @@
 #include "llmc/device.cuh"
 #include "llmc/layernorm_backward/regimes.h"
 #include "llmc/layernorm_backward/teams.cuh"
-#include "llmc/layernorm_elements.cuh"
 #include "llmc/layernorm_rows.cuh"
 #include "llmc/vectors.cuh"
 

@@ -7,7 +7,6 @@
 
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"
-#include "llmc/layernorm_elements.cuh"
 #include "llmc/layernorm_forward/regimes.h"
 #include "llmc/layernorm_rows.cuh"
 #include "llmc/reduce.cuh"
