@@ -174,7 +174,15 @@ TEST_CASE("layernorm_backward regimes: exact sums by rings that go round") {
     }
 }
 
-// the same where rows have statistics of their own: those of a later row would be seen
+// Rows that a cluster's registers do not hold, several for each cluster, and for each team where it has two.
+TEST_CASE("layernorm_backward regimes: exact sums of long rows") {
+    check_exact(layernorm_backward_problem(Dtype::kFp32, {35, 98304}, Inputs::kInteger, kAllAdded));
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+        check_exact(layernorm_backward_problem(dtype, {17, 262144}, Inputs::kInteger, kPlain));
+    }
+}
+
+// rings that go round, where rows have statistics of their own: those of a later row would be seen
 TEST_CASE("layernorm_backward regimes: statistics by rings that go round") {
     for (Shape s : {Shape{10600, 64}, {1400, 1281}, {200, 20480}}) {
         check_problem(layernorm_backward_problem(Dtype::kBf16, s, Inputs::kNormal, kPlain));
