@@ -2,7 +2,7 @@
 // which shapes to try them (shootout.cuh); shootout_main() does the rest. In reading order:
 //   numbers.h     number formats as data           layernorm_inputs.h, _truth.h, _problems.h, _lists.h
 //   bounds.h      how far off an element may be    memory.cuh    tensors between guard bands
-//   problem.h     a problem, and the verdict       checks.cuh    --check
+//   problem.h     a problem, and the verdict       checks.cuh    --check; latency.cuh    --latency
 //   shootout.cuh  what a version says of itself    race.cuh      the race: clock, roof, machine, report
 // How to read what it prints: README.md beside this file.
 #pragma once
@@ -34,6 +34,10 @@ inline int shootout_main(const Shootout& s, int argc, const char* const* argv) {
         require_known_versions(s, options);
         if (options.accumulate && !s.accumulates) {
             throw Error(kExitUsage, strf("--accumulate: %s has no += form; layernorm_backward has", s.op));
+        }
+        if (options.latency && (options.sweep || options.accumulate)) {
+            throw Error(kExitUsage,
+                        "--latency goes with neither --sweep nor --accumulate; ask for them one by one");
         }
         return options.check ? run_checks(s, options) : run_races(s, options);
     } catch (const Error& error) {

@@ -21,6 +21,7 @@
 #include "llmc/layernorm_backward/v6.cuh"
 #include "llmc/layernorm_backward/v7.cuh"
 #include "llmc/layernorm_backward/v8.cuh"
+#include "llmc/layernorm_backward/v9.cuh"
 
 using namespace llmc;
 
@@ -71,22 +72,31 @@ Sums sums_v6(int64_t N, int C, int block) {
     return {.row = block_additions<T>(C, block), .column = column};
 }
 
-// clusters that the GPU runs side by side: partial sums of a column
+// a lane's columns, the lanes, the warps of a team; then a column's rows in each team, the teams of a block
 template <typename T>
-int clusters_v7(int64_t N, int C, int block) {
-    return N == 0 ? 0 : v7::RowsLaunch<T>(N, C, block, v7::default_cluster(C, block)).clusters;
+Sums sums_v7(int64_t N, int C, int) {
+    return v7::with_layout<T>(C, [&](auto layout) {
+        using L = decltype(layout);
+        return Sums{.row = L::kVectors * L::kVector + kShuffles + L::kWarps,
+                    .column = column_additions(N, v7::partial_blocks(N), L::kTeams) + L::kTeams};
+    });
 }
+// the warps are those of a cluster, if many added by the lanes of one
 template <typename T>
-Sums sums_v7(int64_t N, int C, int block) {
-    return {.row = cluster_additions<T>(C, block, v7::default_cluster(C, block)),
-            .column = column_additions(N, clusters_v7<T>(N, C, block), 1)};
+Sums sums_v8(int64_t N, int C, int block) {
+    if (C <= v8::kFewColumns) { return sums_v7<T>(N, C, block); }
+    return v8::with_layout<T>(C, [&](auto layout) {
+        using L = decltype(layout);
+        return Sums{.row = L::kVectors * L::kVector + kShuffles + std::min(L::kPairs, kWarp),
+                    .column = column_additions(N, v8::partial_groups<T>(N, C), L::kTeams) + L::kTeams};
+    });
 }
 // of the partial sums a warp adds every 32nd, and the warps are added up
 template <typename T>
-Sums sums_v8(int64_t N, int C, int block) {
-    int clusters = clusters_v7<T>(N, C, block);
-    Sums sums = sums_v7<T>(N, C, block);
-    sums.column += ceil_div(clusters, v8::kTile) + kShuffles - clusters;
+Sums sums_v9(int64_t N, int C, int block) {
+    int groups = v8::partial_groups<T>(N, C);
+    Sums sums = sums_v8<T>(N, C, block);
+    sums.column += ceil_div(groups, v9::kTile) + kShuffles - groups;
     return sums;
 }
 
@@ -115,12 +125,10 @@ Sums sums_triton(int64_t N, int C, int) {
 
 template <typename T>
 std::vector<Version> ladder() {
-    // clusters and groups as v7, v8 and the tutorial choose them
-    auto launch_v7 = [](auto... arguments) { v7::layernorm_backward<T>(arguments...); };
-    auto launch_v8 = [](auto... arguments) { v8::layernorm_backward<T>(arguments...); };
+    // groups as the tutorial chooses them
     auto launch_triton = [](auto... arguments) { triton::layernorm_backward<T>(arguments...); };
     auto scratch_triton = [](int64_t N, int C) { return triton::layernorm_backward_scratch<T>(N, C); };
-    Traits to_256{.blocks = {64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}}, by_512{.blocks = {512}};
+    Traits to_256{.blocks = {64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}}, no_knob{.blocks = {0}};
     return {
         rung<T>("v1", "thread per row, thread per column", v1::layernorm_backward<T>,
                 v1::layernorm_backward_scratch<T>, sums_v1),
@@ -134,11 +142,14 @@ std::vector<Version> ladder() {
                 v5::layernorm_backward_scratch<T>, sums_v4<T, v5::partial_blocks>, to_256),
         rung<T>("v6", "block per row behind one ring", v6::layernorm_backward<T>,
                 v6::layernorm_backward_scratch<T>, sums_v6<T>, {.blocks = {128, 256, 512}}),
-        rung<T>("v7", "cluster per row", launch_v7, v7::layernorm_backward_scratch<T>, sums_v7<T>, by_512),
-        rung<T>("v8", "columns by many, launched early", launch_v8, v8::layernorm_backward_scratch<T>,
-                sums_v8<T>, by_512),
+        rung<T>("v7", "teams of warps, layout known", v7::layernorm_backward<T>,
+                v7::layernorm_backward_scratch<T>, sums_v7<T>, no_knob),
+        rung<T>("v8", "cluster per long row", v8::layernorm_backward<T>, v8::layernorm_backward_scratch<T>,
+                sums_v8<T>, no_knob),
+        rung<T>("v9", "columns by many, launched early", v9::layernorm_backward<T>,
+                v9::layernorm_backward_scratch<T>, sums_v9<T>, no_knob),
         rung<T>("torch", "as in PyTorch", torch::layernorm_backward<T>, torch::layernorm_backward_scratch<T>,
-                sums_torch, {.blocks = {0}}),
+                sums_torch, no_knob),
         rung<T>("triton", "as in Triton's tutorial: other bits each time", launch_triton, scratch_triton,
                 sums_triton<T>, {.blocks = {0}, .takes = fits_triton, .reproducible = false}),
         shipped_backward<T>(),
@@ -171,6 +182,7 @@ int main(int argc, char** argv) {
         .checks = all_layernorm_checks(true),
         .races = layernorm_races(),
         .sweep = layernorm_sweep(),
+        .latency = layernorm_latency(),
         .accumulates = true,
     };
     return shootout_main(shootout, argc, argv);

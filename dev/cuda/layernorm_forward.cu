@@ -136,6 +136,7 @@ int main(int argc, char** argv) {
         .checks = all_layernorm_checks(false),
         .races = layernorm_races(),
         .sweep = layernorm_sweep(),
+        .latency = layernorm_latency(),
     };
     return shootout_main(shootout, argc, argv);
 }

@@ -154,6 +154,15 @@ inline std::vector<RaceItem> layernorm_races() {
             {Dtype::kFp16, {4096, 8192}}};
 }
 
+// one row: --latency
+inline std::vector<RaceItem> layernorm_latency() {
+    std::vector<RaceItem> list;
+    for (Dtype dtype : {Dtype::kBf16, Dtype::kFp32}) {
+        for (int C : {256, 768, 1024, 1600, 4096, 8192, 16384}) { list.push_back({dtype, {1, C}}); }
+    }
+    return list;
+}
+
 // the sweep of Triton's tutorial: 4096 rows in fp16
 inline std::vector<RaceItem> layernorm_sweep() {
     std::vector<RaceItem> list;

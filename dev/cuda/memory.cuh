@@ -213,6 +213,7 @@ public:
         const Tensor* t = tensor(name) ? tensor(name) : tensor(other);
         return t ? Rows<T>{t->as<T>(), t->stride()} : Rows<T>{nullptr, 0};
     }
+    std::byte* data(std::string_view name) const { return require_tensor(name).data(); }
     void* scratch() const { return scratch_.front().data(); }
     const std::vector<Tensor>& outputs() const { return outputs_; }
 

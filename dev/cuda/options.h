@@ -17,6 +17,7 @@ struct ShootoutOptions {
     bool check = false;
     bool warm = true;  // a column of its own
     bool sweep = false;
+    bool latency = false;
     bool accumulate = false;
     bool verbose = false;
     bool help = false;
@@ -114,6 +115,12 @@ inline const std::vector<ShootoutOption>& shootout_options() {
         {"--sweep", "",
          "4096 rows of 512 i columns, i = 2..31, fp16; the shipped function unless others are named",
          [](auto& o, auto&) { o.sweep = true; }},
+        {"--latency", "",
+         "single rows of 256 to 16384 columns: us over one block that copies them; versions as in --sweep",
+         [](auto& o, auto&) {
+             o.latency = true;
+             o.warm = false;
+         }},
         {"--accumulate", "", "backward: dinp += instead of =, for versions that have it; roof 3R1W",
          [](auto& o, auto&) { o.accumulate = true; }},
         {"--warm", "", "the time when inputs and outputs stay in L2, as a column (it is there by default)",

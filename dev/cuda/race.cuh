@@ -3,6 +3,7 @@
 #pragma once
 #include "dev/cuda/checks.cuh"
 #include "dev/cuda/known_roofs.h"
+#include "dev/cuda/latency.cuh"
 #include "dev/cuda/roof.cuh"
 
 namespace llmc {
@@ -208,7 +209,7 @@ struct Race {
         return options.csv.empty() && options.sweep ? strf("%s_sweep.csv", shootout.op) : options.csv;
     }
     void finish(const Row& row) {
-        auto line = options.sweep ? sweep_line : table_line;
+        auto line = options.latency ? latency_line : options.sweep ? sweep_line : table_line;
         std::printf("%s", line(row, options.warm).c_str());
         std::fflush(stdout);
         report.rows.push_back(json_row(row));
@@ -217,15 +218,35 @@ struct Race {
     }
 };
 
-// those asked for that take the problem; in a sweep, unless some are named, the one that trains alone
+// those asked for that take the problem; in a sweep or of one row, unless some are named, the one that trains
 inline std::vector<Version> contestants(const Race& race, const Problem& p) {
     std::vector<Version> versions;
     const ShootoutOptions& o = race.options;
     for (const auto& version : race.shootout.ladder(p.dtype)) {
-        bool asked = o.sweep && o.only.empty() ? version.traits.every_form : o.wants(version.name);
+        bool asked =
+            (o.sweep || o.latency) && o.only.empty() ? version.traits.every_form : o.wants(version.name);
         if (asked && version.takes(p)) { versions.push_back(version); }
     }
     return versions;
+}
+
+// --latency: the roof is one block that copies the rows, over the ring that the versions go round
+inline void latency_item(Race& race, const Problem& p, const std::vector<Version>& versions) {
+    Ring ring(p);
+    Roof copy = measure_one_block(race.stream, p, ring.sets);
+    JsonObject o;
+    o.set("op", p.op).set("dtype", format_of(p.dtype).name).set({{"N", (double)p.N}, {"C", p.C}});
+    race.report.roofs.push_back(copy.write(o).str());
+    Contest contest{race.shootout, race.options, p, race.stream, ring};
+    for (const auto& version : versions) {
+        Row row = race_version(contest, version, copy);
+        row.roof = copy.mix() + " one block";
+        if (row.note.empty()) {
+            row.note = strf("copy: %d threads, %d vectors each", copy.threads, copy.unroll);
+        }
+        race.finish(row);
+    }
+    race.save();
 }
 
 inline void race_item(Race& race, const RaceItem& item) {
@@ -237,6 +258,7 @@ inline void race_item(Race& race, const RaceItem& item) {
         std::printf("\n%s %s: none of the versions asked for takes it\n", p.op.c_str(), p.shape().c_str());
         return;
     }
+    if (o.latency) { return latency_item(race, p, versions); }
     Roofs roofs = measure_roofs(p, versions, race.stream);
     Ring ring(p);
     if (!o.sweep) {
@@ -280,7 +302,7 @@ inline void race_cpu(Race& race) {
 inline std::vector<RaceItem> race_list(const Shootout& s, const ShootoutOptions& o) {
     auto is_cpu = [&](const std::string& version) { return version == s.cpu.name; };
     if (!o.only.empty() && std::all_of(o.only.begin(), o.only.end(), is_cpu)) { return {}; }
-    const auto& usual = o.sweep ? s.sweep : s.races;
+    const auto& usual = o.latency ? s.latency : o.sweep ? s.sweep : s.races;
     if (o.shapes.empty() && o.dtypes.empty()) { return usual; }
     std::vector<Shape> shapes = o.shapes;
     for (const auto& item : usual) {
@@ -301,7 +323,8 @@ inline int run_races(const Shootout& s, const ShootoutOptions& o) {
     race.report.context.set("op", s.op).set({{"warmup_replays", kWarmupReplays}, {"replays", kReplays}});
     std::printf("%s\n", race.machine.str().c_str());
     race.save();
-    if (!o.sweep && !o.accumulate && o.wants(s.cpu.name)) { race_cpu(race); }
+    if (o.latency) { std::printf("\n%s, one row\n%s", s.op, latency_head(o.warm).c_str()); }
+    if (!o.sweep && !o.latency && !o.accumulate && o.wants(s.cpu.name)) { race_cpu(race); }
     if (o.sweep) {
         std::printf("\n%s%s\n%s", s.op, o.accumulate ? ", dinp +=" : "", sweep_head(o.warm).c_str());
     }

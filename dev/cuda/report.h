@@ -165,6 +165,21 @@ inline std::string sweep_line(const Row& row, bool warm) {
     return line + (row.ok ? "\n" : "  WRONG\n");
 }
 
+// one row, for --latency; its roof is the copy
+inline std::string latency_head(bool) {
+    return strf("%-8s %7s %5s %10s %10s %10s %11s %s\n", "version", "C", "dtype", "copy us", "us", "over us",
+                "err/bound", "bit-exact");
+}
+inline std::string latency_line(const Row& row, bool) {
+    std::string line =
+        strf("%-8s %7d %5s %10s %10s %10s %11s %s", row.version.c_str(), row.C, row.dtype.c_str(),
+             cell("%.2f", row.roof_us).c_str(), cell("%.2f", row.us.median).c_str(),
+             cell("%.2f", row.us.median - row.roof_us).c_str(), cell("%.4f", row.error_over_bound).c_str(),
+             row.bit_exact.c_str());
+    if (!row.note.empty()) { line += "  " + row.note; }
+    return line + (row.ok ? "\n" : "  WRONG\n");
+}
+
 // ---- files --------------------------------------------------------------------------------------
 
 // Everything that a run measured. save() may be called after every shape: a run cut short keeps what it had.

@@ -126,6 +126,23 @@ void launch_stream(unsigned blocks, int threads, const Stream& stream, const Str
     check(cudaLaunchKernelEx(&config, stream_kernel<R, W, kUnroll, kPdl>, streams, vectors));
 }
 
+// the faster of `best` and this launch over a ring of streams, at(set)
+template <int R, int W, int kUnroll, bool kPdl, typename At>
+void try_streams(Roof& best, const Stream& stream, const At& at, int64_t vectors, unsigned blocks,
+                 int threads) {
+    Replay replay(stream, best.sets, [&](int set) {
+        launch_stream<R, W, kUnroll, kPdl>(blocks, threads, stream, at(set), vectors);
+    });
+    auto better = [&](const Times& us) { return !(us.median >= best.us.median); };  // than NaN too
+    if (!better(replay.time(1, kSweepReplays))) { return; }
+    if (Times us = replay.time(0, kReplays); better(us)) {
+        best.us = us;
+        best.threads = threads;
+        best.blocks = blocks;
+        best.unroll = kUnroll;
+    }
+}
+
 // the fastest of `best` and this kernel in 15 shapes: 3 block sizes x (one pass; 1, 2, 4, 8 blocks per SM)
 template <int R, int W, int kUnroll, bool kPdl>
 void improve_roof(Roof& best, const Stream& stream, const StreamRing<R, W>& ring, int64_t vectors, int sms) {
@@ -133,17 +150,8 @@ void improve_roof(Roof& best, const Stream& stream, const StreamRing<R, W>& ring
         int64_t once = ceil_div(vectors, (int64_t)threads * kUnroll);
         for (int per_sm : {0, 1, 2, 4, 8}) {
             unsigned blocks = grid_x(per_sm ? std::min<int64_t>(once, (int64_t)per_sm * sms) : once);
-            Replay replay(stream, ring.sets(), [&](int set) {
-                launch_stream<R, W, kUnroll, kPdl>(blocks, threads, stream, ring.at(set), vectors);
-            });
-            auto better = [&](const Times& us) { return !(us.median >= best.us.median); };  // than NaN too
-            if (!better(replay.time(1, kSweepReplays))) { continue; }
-            if (Times us = replay.time(0, kReplays); better(us)) {
-                best.us = us;
-                best.threads = threads;
-                best.blocks = blocks;
-                best.unroll = kUnroll;
-            }
+            auto at = [&](int set) { return ring.at(set); };
+            try_streams<R, W, kUnroll, kPdl>(best, stream, at, vectors, blocks, threads);
         }
     }
 }

@@ -50,7 +50,7 @@ struct Shootout {
     std::vector<Version> (*ladder)(Dtype);  // in teaching order; the last one is the function that trains
     Problem (*problem)(Dtype, Shape, Inputs, const CallForm&);
     std::vector<CheckItem> checks;
-    std::vector<RaceItem> races, sweep;
+    std::vector<RaceItem> races, sweep, latency;
     bool accumulates = false;  // --accumulate means something
 };
 

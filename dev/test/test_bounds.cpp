@@ -419,6 +419,8 @@ TEST_CASE("options of the shootouts") {
     CHECK((parse({}).wants("v1") && !parse({}).check));
     CHECK((parse({"--check"}).check && parse({"--warm"}).warm && parse({"--verbose"}).verbose &&
            parse({"--help"}).help));
+    ShootoutOptions latency = parse({"--latency"});
+    CHECK((latency.latency && !latency.warm && !parse({}).latency));
     CHECK(parse({"--only", "1,v2"}).only == std::vector<std::string>{"v1", "v2"});
 
     auto complaint = [&](std::vector<const char*> words) -> std::string {

@@ -157,7 +157,7 @@ void layernorm_backward(T* dinp, T* dweight, T* dbias, void* scratch, const T* d
     int tile = tile_columns<T>(C);
     require(
         C <= tile,
-        "layernorm_backward triton: a row of more than 64 KB is refused, as in the tutorial; v7 takes it");
+        "layernorm_backward triton: a row of more than 64 KB is refused, as in the tutorial; v8 takes it");
     if (block == 0) { block = default_warps(tile) * kWarp; }
     if (group_size == 0) { group_size = default_group_size(C); }
     require(group_size > 0,

@@ -204,8 +204,7 @@ void layernorm_backward(T* dinp, T* dweight, T* dbias, void* scratch, const T* d
             "layernorm_backward v6: rows must be made of whole, aligned 16 bytes; v2 takes any");
     require(C <= kMaxColumns * block,
             "layernorm_backward v6: more than 16 columns a thread do not fit the registers; 512 threads take "
-            "8192, v7 "
-            "more");
+            "8192, v8 more");
     const DeviceFacts& facts = device_facts();
     auto kernel = kernel_for<T>(C, block);
     require(facts.capability >= 90 && has_hopper_code(kernel),

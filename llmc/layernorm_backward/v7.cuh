@@ -1,7 +1,7 @@
-// v7: a row is shared by a cluster of blocks, each warp sending its two sums to all of them. Hopper.
-// Why:    v6's block ends at 8192 columns, and has a partial sum of every column for each of 132 blocks.
-// Moves:  inp, dout once in, dinp once out; a sum a column and cluster; 8 bytes a row, warp and block.
-// Result: 476.3 us, 15 % of the roof at 65536x768 bf16; 24 % at 4096x8192 fp16; H200, 2026-11-21
+// v7: teams of a few warps share rows, several teams a block, in a layout that the compiler knows. Hopper.
+// Why:    v6's block waits as one, row by row; its loops do not unroll; of short rows little is on its way.
+// Moves:  as v6; each team's rows come into a ring of its own; a sum a column and block.
+// Result: to be measured
 #pragma once
 #include <algorithm>
 
@@ -10,201 +10,259 @@
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
 #include "llmc/layernorm_backward/v6.cuh"
+#include "llmc/reduce.cuh"
 #include "llmc/vectors.cuh"
 
 namespace llmc::v7 {
 
-using v6::kMaxBlock, v6::kMaxColumns, v6::kStages;
-constexpr int kMaxCluster = 16, kGoodCluster = 8;  // blocks; all Hopper GPUs take 8, H100 and H200 take 16
+// How rows are shared out: to teams of so many warps, with so many columns a lane (two sums of each must fit
+// the registers); so many teams a block, each with a ring of so many pairs of rows (of fp32 half as many).
+template <typename T, int warps, int columns, int teams, int stages>
+struct Layout {
+    static constexpr int kWarps = warps, kTeams = teams, kVector = Vec<T>::size, kVectors = columns / kVector;
+    static constexpr int kStages = sizeof(T) == 2 ? stages : std::max(2, (stages + 1) / 2);
+    static constexpr int kTeamThreads = warps * kWarp, kThreads = teams * kTeamThreads;
+    static constexpr int kStep = kTeamThreads * kVector;  // columns between two vectors of a lane
+    static constexpr int kColumns = kStep * kVectors;     // of a row, at most
+    static constexpr int kShared = kTeams * kStages * 2 * kColumns * (int)sizeof(T);  // bytes of all rings
+    static_assert(kStages * sizeof(T) >= sizeof(float), "the sums by column end there");
+};
 
-// Cluster l takes rows l, l + clusters, ...; its block of rank r the columns from r `columns` on. K: vectors
-// of a thread. C and columns are multiples of Vec<T>::size. partial (2,clusters,C): dweight's sums over the
-// cluster's rows, dbias's
-template <typename T, int K>
-__global__ void __launch_bounds__(kMaxBlock)
+// A lane's columns, `count` in all: the row it is at, and the columns' sums over the rows.
+template <typename T, typename L>
+struct Columns {
+    static constexpr int K = L::kVectors, V = L::kVector;
+    int first, count;  // the lane's first column; columns from count on are nobody's
+    Elements<T, V> w[K] = {}, dy[K];
+    float xhat[K][V], wdy[K][V], dw[K][V] = {}, db[K][V] = {};
+
+    // at(vector k, column c)
+    template <typename At>
+    __device__ void each(At at) const {
+#pragma unroll
+        for (int k = 0; k < K; k++) { at(k, first + k * L::kStep); }
+    }
+    __device__ void load_weight(const T* weight) {
+        each([&](int k, int c) {
+            if (c < count) { w[k] = llmc::load<V>(weight + c); }
+        });
+    }
+    // a row, from its stage; this lane's share of c1 and c2. Nobody's columns are 0, and add nothing.
+    __device__ float2 load(const T* x_row, const T* dy_row, float m, float s) {
+        float2 sums{};
+        each([&](int k, int c) {
+            Elements<T, V> x{};
+            dy[k] = {};
+            if (c < count) {
+                x = llmc::load<V>(x_row + c);
+                dy[k] = llmc::load<V>(dy_row + c);
+            }
+            float shift = c < count ? m : 0;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                xhat[k][i] = (as_float(x, i) - shift) * s;
+                wdy[k][i] = as_float(w[k], i) * as_float(dy[k], i);
+                sums.x += wdy[k][i];
+                sums.y += wdy[k][i] * xhat[k][i];
+            }
+        });
+        return sums;
+    }
+    __device__ void add_row() {
+        each([&](int k, int) {
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                dw[k][i] += as_float(dy[k], i) * xhat[k][i];
+                db[k][i] += as_float(dy[k], i);
+            }
+        });
+    }
+    __device__ void store_dinp(T* dx, float s, float c1, float c2) const {
+        each([&](int k, int c) {
+            float result[V];
+#pragma unroll
+            for (int i = 0; i < V; i++) { result[i] = (wdy[k][i] - c1 - xhat[k][i] * c2) * s; }
+            if (c < count) { store(dx + c, rounded<T>(result)); }
+        });
+    }
+    // Teams leave their sums in `shared`, where the rings were, and are added one after the other.
+    __device__ void store_sums(float* dw_sum, float* db_sum, float* shared, int team) const {
+        __syncthreads();  // nobody reads the rings any more
+        each([&](int k, int c) {
+            float* to = shared + 2 * team * L::kColumns + c;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                to[i] = dw[k][i];
+                to[i + L::kColumns] = db[k][i];
+            }
+        });
+        __syncthreads();
+        for (int c = threadIdx.x; c < count; c += L::kThreads) {
+            float2 sum{};
+            for (int t = 0; t < L::kTeams; t++) {
+                sum.x += shared[2 * t * L::kColumns + c];
+                sum.y += shared[(2 * t + 1) * L::kColumns + c];
+            }
+            dw_sum[c] = sum.x;
+            db_sum[c] = sum.y;
+        }
+    }
+};
+
+// The statistics of a team's rows, `step` apart: those of 32 rows at a time, one a lane; half-way the next 32
+// are asked for. A row ahead, as in v6, is too late where rows are short.
+struct Statistics {
+    const float *mean, *rstd;
+    int64_t row, step, N;  // the row the lane asks for next
+    float2 next = ask(), now{};
+
+    __device__ float2 ask() {
+        float2 of_row = row < N ? float2{mean[row], rstd[row]} : float2{};
+        row += kWarp * step;
+        return of_row;
+    }
+    __device__ float2 of(int turn) {
+        int from = turn % kWarp;
+        if (from == 0) { now = next; }
+        if (from == kWarp / 2) { next = ask(); }
+        return {__shfl_sync(kAllLanes, now.x, from), __shfl_sync(kAllLanes, now.y, from)};
+    }
+};
+
+// Team t of block b takes the rows b + t gridDim.x, and so on, kTeams gridDim.x apart. C is a multiple of
+// Vec<T>::size. partial (2,gridDim.x,C): dweight's sums over the block's rows, then dbias's
+template <typename T, typename L>
+__global__ void __launch_bounds__(L::kThreads)
     layernorm_backward_rows_kernel(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
-                                   const float* mean, const float* rstd, int64_t N, int C, int columns) {
+                                   const float* mean, const float* rstd, int64_t N, int C) {
     if constexpr (kSm90) {
-        extern __shared__ __align__(16) unsigned char shared[];  // kStages times a row of inp, a row of dout
-        __shared__ uint64_t full[kStages], arrived[2];
-        // of each warp of the cluster, c1 and c2; rows take turns
-        __shared__ float2 sums[2][kMaxCluster * kMaxBlock / kWarp];
-        T* stages = (T*)shared;
-        int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-        int rank = (int)cluster_rank(), blocks = (int)cluster_blocks(), parts = blocks * warps;
-        int64_t cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks, begin = (int64_t)rank * columns;
-        int count = min(max(C - (int)begin, 0), columns);  // columns of this block; the last may have none
+        extern __shared__ __align__(16) unsigned char shared[];  // a team: kStages times rows of inp, dout
+        __shared__ uint64_t filled[L::kTeams][L::kStages], arrived[L::kTeams][2];
+        __shared__ float2 of_warps[L::kTeams][2][L::kWarps];  // of each warp, c1 and c2; rows take turns
+        int team = threadIdx.x / L::kTeamThreads, thread = threadIdx.x % L::kTeamThreads;
+        int lane = thread % kWarp, warp = thread / kWarp;
+        T* stages = (T*)shared + team * L::kStages * 2 * L::kColumns;
+        uint64_t *full = filled[team], *summed = arrived[team];
 
         auto fetch = [=](int64_t row, int stage) {  // thread 0
-            if (row >= N || count == 0) { return; }
-            uint32_t bytes = count * sizeof(T);
+            if (row >= N) { return; }
+            uint32_t bytes = C * sizeof(T);
             mbarrier_arrive_expect(&full[stage], 2 * bytes);
-            bulk_copy(stages + 2 * stage * columns, inp + row * C + begin, bytes, &full[stage]);
-            bulk_copy(stages + (2 * stage + 1) * columns, dout + row * C + begin, bytes, &full[stage]);
+            bulk_copy(stages + 2 * stage * L::kColumns, inp + row * C, bytes, &full[stage]);
+            bulk_copy(stages + (2 * stage + 1) * L::kColumns, dout + row * C, bytes, &full[stage]);
         };
-        int64_t step = clusters, row = cluster;
-        if (threadIdx.x == 0) {
-            for (int stage = 0; stage < kStages; stage++) { mbarrier_init(&full[stage], 1); }
-            for (int turn = 0; turn < 2; turn++) { mbarrier_init(&arrived[turn], 1); }
+        int64_t step = (int64_t)gridDim.x * L::kTeams, row = blockIdx.x + (int64_t)team * gridDim.x;
+        if (thread == 0) {
+            for (int stage = 0; stage < L::kStages; stage++) { mbarrier_init(&full[stage], 1); }
+            for (int turn = 0; turn < 2; turn++) { mbarrier_init(&summed[turn], L::kWarps); }
             mbarrier_init_fence();
-            for (int stage = 0; stage < kStages; stage++) { fetch(row + stage * step, stage); }
+            for (int stage = 0; stage < L::kStages; stage++) { fetch(row + stage * step, stage); }
         }
-        cluster_sync();       // every block of the cluster has started and has its barriers
-        dependency_launch();  // v8's second kernel may get ready; without one, nothing
+        __syncthreads();
 
-        v6::Columns<T, K> mine{.count = count};
-        mine.load_weight(weight + begin);
-        int stage = 0, turn = 0;
-        unsigned full_parity = 0, arrived_parity = 0;
-        float next_m = row < N ? mean[row] : 0, next_s = row < N ? rstd[row] : 0;
-        for (; row < N; row += step) {
-            float m = next_m, s = next_s;
-            if (row + step < N) {
-                next_m = mean[row + step];
-                next_s = rstd[row + step];
-            }
-            if (count > 0) { mbarrier_wait(&full[stage], full_parity); }
-            const T* x = stages + 2 * stage * columns;
-            float2 share = mine.load(x, x + columns, m, s);
-            // Sending says both: the sums are there, and the stage has been read. The copy engine needs the
+        Columns<T, L> mine{.first = thread * L::kVector, .count = C};
+        mine.load_weight(weight);
+        Statistics statistics{mean, rstd, row + lane * step, step, N};
+        float per_column = 1.0f / C;
+        int stage = 0;
+        unsigned full_parity = 0;
+        for (int turn = 0; row < N; row += step, turn++) {
+            auto [m, s] = statistics.of(turn);
+            mbarrier_wait(&full[stage], full_parity);
+            const T* x = stages + 2 * stage * L::kColumns;
+            float2 share = mine.load(x, x + L::kColumns, m, s);
+            share = both_sums(warp_sum_pair(share));
+            // Arriving says both: the sums are there, and the stage has been read. The copy engine needs the
             // fence.
             fence_proxy_async();
             __syncwarp();
-            if (threadIdx.x == 0) { mbarrier_arrive_expect(&arrived[turn], parts * sizeof(float2)); }
-            if (lane < blocks) {
-                store2_async(&sums[turn][rank * warps + warp], share, &arrived[turn], lane);
+            float2* sums = of_warps[team][turn % 2];
+            if (lane == 0) {
+                sums[warp] = share;
+                mbarrier_arrive(&summed[turn % 2]);
             }
 
-            mine.add_row(m, s);  // meanwhile
+            mine.add_row();  // meanwhile
 
-            mbarrier_wait_cluster(&arrived[turn], arrived_parity);
-            if (threadIdx.x == 0) { fetch(row + kStages * step, stage); }
-            // This turn's sums are sent again two rows on: by then all warps of the cluster have sent for the
-            // row between, so have read these. None leaves before all have come: none is sent to a block that
-            // has left.
-            share = {};
-            for (int part = lane; part < parts; part += kWarp) {
-                share.x += sums[turn][part].x;
-                share.y += sums[turn][part].y;
+            mbarrier_wait(&summed[turn % 2], turn / 2 % 2);
+            if (thread == 0) { fetch(row + L::kStages * step, stage); }
+            // This turn's sums are written again two rows on: by then all warps have arrived for the row
+            // between, so have read these.
+            float c1 = 0, c2 = 0;
+#pragma unroll
+            for (int w = 0; w < L::kWarps; w++) {
+                c1 += sums[w].x;
+                c2 += sums[w].y;
             }
-            float c1 = warp_sum(share.x) / C, c2 = warp_sum(share.y) / C;
-            mine.store_dinp(dinp + row * C + begin, m, s, c1, c2);
-            stage = stage + 1 < kStages ? stage + 1 : 0;
+            mine.store_dinp(dinp + row * C, s, c1 * per_column, c2 * per_column);
+            stage = stage + 1 < L::kStages ? stage + 1 : 0;
             full_parity ^= stage == 0;
-            turn = 1 - turn;
-            arrived_parity ^= turn == 0;
         }
-        float* dw_sum = partial + cluster * C + begin;
-        mine.store_sums(dw_sum, dw_sum + clusters * C);
+        dependency_launch();  // v9's second kernel may get ready; without one, nothing
+        float* dw_sum = partial + (int64_t)blockIdx.x * C;
+        mine.store_sums(dw_sum, dw_sum + (int64_t)gridDim.x * C, (float*)shared, team);
     }
 }
 
-// the kernel with the fewest vectors a thread with which a block holds its columns
-template <typename T, int K = 1>
-auto kernel_for(int columns, int block) -> decltype(&layernorm_backward_rows_kernel<T, 1>) {
-    if constexpr ((K + 1) * Vec<T>::size <= kMaxColumns) {
-        if (columns > K * block * Vec<T>::size) { return kernel_for<T, K + 1>(columns, block); }
-    }
-    return layernorm_backward_rows_kernel<T, K>;
+// call(layout): the first that has room for the row. 48 to 96 KB of rings a block
+template <typename T, typename Call>
+auto with_layout(int C, Call call) {
+    if (C <= 256) { return call(Layout<T, 1, 8, 12, 4>{}); }
+    if (C <= 512) { return call(Layout<T, 2, 8, 8, 3>{}); }
+    if (C <= 768) { return call(Layout<T, 3, 8, 4, 4>{}); }
+    if (C <= 1024) { return call(Layout<T, 4, 8, 4, 3>{}); }
+    if (C <= 2048) { return call(Layout<T, 8, 8, 2, 4>{}); }
+    if (C <= 4096) { return call(Layout<T, 8, 16, 2, 2>{}); }
+    return call(Layout<T, 16, 16, 1, 3>{});
 }
+constexpr int kMostColumns = 8192;
 
-// Blocks that share a row: from 8192 columns fewer partial sums are worth the multiprocessors that no cluster
-// fills. In any case as many as hold the row.
-inline int default_cluster(int C, int block) {
-    int cluster = C < 8192 ? 1 : C < 12288 ? 4 : 8;
-    while (cluster < kMaxCluster && C > (int64_t)cluster * block * kMaxColumns) { cluster *= 2; }
-    return cluster;
-}
+// partial sums of a column; a function of N and the GPU alone: it fixes the order of the additions
+inline int partial_blocks(int64_t N) { return v6::partial_blocks(N, v6::kMaxBlock); }
 
-// bytes of scratch that layernorm_backward needs, with any block and cluster that can take C
+// bytes of scratch that layernorm_backward needs
 template <typename T>
 size_t layernorm_backward_scratch(int64_t N, int C) {
-    int64_t processors = device_facts().multiprocessors;
-    int64_t most = std::min(processors * kMaxColumns * kMaxBlock / C, processors * kMaxBlock / kWarp);
-    return 2 * sizeof(float) * std::min(N, most) * C;
+    return 2 * sizeof(float) * partial_blocks(N) * C;
 }
-
-// How the rows are launched: so many blocks a cluster, columns a block. The clusters, a partial sum of each
-// column, are those that run side by side, at most N: a function of sizes, knobs and GPU, which fixes the
-// order of the additions.
-template <typename T>
-struct RowsLaunch {
-    int block, cluster, columns, clusters;
-    decltype(&layernorm_backward_rows_kernel<T, 1>) kernel;
-    cudaLaunchAttribute attribute{};
-
-    RowsLaunch(int64_t N, int C, int block, int cluster)
-        : block(block),
-          cluster(cluster),
-          columns(ceil_div(C / Vec<T>::size, cluster) * Vec<T>::size),
-          kernel(kernel_for<T>(columns, block)) {
-        const DeviceFacts& facts = device_facts();
-        require(facts.capability >= 90 && has_hopper_code(kernel),
-                "layernorm_backward v7: needs a GPU of compute capability 9.0 or later and code built for "
-                "it; v4 does "
-                "not");
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim = {(unsigned)cluster, 1, 1};
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes()));
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed,
-                                   cluster > kGoodCluster));
-        clusters = kMaxBlock / block * facts.multiprocessors / cluster;
-        cudaLaunchConfig_t trial = config(nullptr);
-        int fit = 0;  // a cluster that had to wait for another to end would double the time
-        check(cudaOccupancyMaxActiveClusters(&fit, kernel, &trial));
-        require(fit > 0, "layernorm_backward v7: no cluster of this many blocks fits this GPU; use fewer");
-        clusters = (int)std::min<int64_t>(N, std::min(clusters, fit));
-    }
-    size_t shared_bytes() const { return (size_t)kStages * 2 * columns * sizeof(T); }  // 128 KB at most
-    cudaLaunchConfig_t config(cudaStream_t stream) {
-        cudaLaunchConfig_t c{};
-        c.gridDim = (unsigned)(clusters * cluster);
-        c.blockDim = block;
-        c.dynamicSmemBytes = shared_bytes();
-        c.stream = stream;
-        c.attrs = &attribute;
-        c.numAttrs = 1;
-        return c;
-    }
-};
 
 // the rows; returns how many partial sums a column has
 template <typename T>
 int layernorm_backward_rows(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
-                            const float* mean, const float* rstd, int64_t N, int C, cudaStream_t stream,
-                            int block, int cluster) {
-    require(block >= kWarp && block <= kMaxBlock && block % kWarp == 0,
-            "layernorm_backward v7: block must be a multiple of 32, at most 512");
+                            const float* mean, const float* rstd, int64_t N, int C, cudaStream_t stream) {
     require(C % Vec<T>::size == 0 && aligned(dinp, dout, inp, weight),
             "layernorm_backward v7: rows must be made of whole, aligned 16 bytes; v2 takes any");
-    if (cluster == 0) { cluster = default_cluster(C, block); }
-    require(cluster >= 1 && cluster <= kMaxCluster, "layernorm_backward v7: a cluster has 1 to 16 blocks");
-    require(C <= (int64_t)cluster * block * kMaxColumns,
-            "layernorm_backward v7: more than 16 columns a thread do not fit the registers; 16 blocks of 512 "
-            "threads "
-            "take 131072, v2 any C");
+    require(C <= kMostColumns,
+            "layernorm_backward v7: more than 8192 columns do not fit a block's registers; v8 takes them");
+    int blocks = partial_blocks(N);
     if (N == 0) { return 0; }
-    RowsLaunch<T> launch(N, C, block, cluster);
-    cudaLaunchConfig_t config = launch.config(stream);
-    check(cudaLaunchKernelEx(&config, launch.kernel, dinp, partial, dout, inp, weight, mean, rstd, N, C,
-                             launch.columns));
-    return launch.clusters;
+    with_layout<T>(C, [&](auto layout) {
+        using L = decltype(layout);
+        auto kernel = layernorm_backward_rows_kernel<T, L>;
+        require(runs_hopper_code(kernel),
+                "layernorm_backward v7: needs a GPU of compute capability 9.0 or later and code built for "
+                "it; v4 does not");
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kShared));
+        kernel<<<blocks, L::kThreads, L::kShared, stream>>>(dinp, partial, dout, inp, weight, mean, rstd, N,
+                                                            C);
+        check_launch();
+    });
+    return blocks;
 }
 
 // dinp, dout, inp (N,C); dweight, dbias, weight (C); mean, rstd (N); results written (=). Nothing may alias.
 // scratch: layernorm_backward_scratch bytes, aligned for float, need not be initialised. T's pointers 16-byte
-// aligned. cluster: blocks that share a row, 1 to 16; 0 = chosen by C.
+// aligned. The layout follows from C: block is only there for the same signature.
 template <typename T>
 void layernorm_backward(T* dinp, T* dweight, T* dbias, void* scratch, const T* dout, const T* inp,
                         const T* weight, const float* mean, const float* rstd, int64_t N, int C,
-                        cudaStream_t stream, int block = 512, int cluster = 0) {
+                        cudaStream_t stream, int = 0) {
     float* partial = (float*)scratch;
-    int clusters =
-        layernorm_backward_rows(dinp, partial, dout, inp, weight, mean, rstd, N, C, stream, block, cluster);
+    int blocks = layernorm_backward_rows(dinp, partial, dout, inp, weight, mean, rstd, N, C, stream);
     constexpr int kColumnsBlock = 256;
     unsigned grid = grid_x(ceil_div(C, kColumnsBlock));
     v6::layernorm_backward_dweight_kernel<<<grid, kColumnsBlock, 0, stream>>>(
-        dweight, dbias, (const float*)partial, clusters, C);
+        dweight, dbias, (const float*)partial, blocks, C);
     check_launch();
 }
 
