@@ -5,6 +5,7 @@
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
 // Result: 75.7 us, 93 % of the roof at 65536x768 bf16; 86 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
+#include <algorithm>
 #include <array>
 
 #include "llmc/async_copy.cuh"
@@ -329,6 +330,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
                               stream, attributes, L::blocks > 1 ? 2u : 1u};
     int groups = most_groups<kernel>(config, L::blocks);
     if (groups == 0) { return {}; }
+    groups = (int)std::min<int64_t>(groups, call.N);
     config.gridDim.x = groups * L::blocks;
     int slice = ceil_div(ceil_div(call.C, L::blocks), Vec<T>::size) * Vec<T>::size;
     check(cudaLaunchKernelEx(&config, kernel, call, slice));
@@ -358,44 +360,44 @@ ColumnGroups launch_first(Choice<Both<Write, Add>, More...>, const LayerNormBack
 // Blocks, warps, n, k, teams, stages, by measurement. Up to 4096 columns 48 to 72 KB of ring an SM are best: more
 // drives the SMs apart, less starves them; longer rows want 64 KB on their way while one is at work. A vector of 16
 // bytes a lane and many warps a row win while a team leaves room for others; exact tiling counts more. Clusters pay
-// from 5120 columns of 16 bits on.
-using Layouts16 = Choice<Both<Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,     // 256 columns
-                         Both<Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,       // 512
-                         Both<Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,       // 768
-                         Both<Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,       // 1024
-                         Both<Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,       // 1280
-                         Both<Layout<1, 3, 8, 2, 5, 2>, Layout<1, 3, 8, 2, 3, 2>>,       // 1536
-                         Both<Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,       // 1600
-                         Both<Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,       // 2048
-                         Both<Layout<1, 5, 8, 2, 3, 2>, Layout<1, 5, 8, 2, 2, 2>>,       // 2560
-                         Both<Layout<1, 6, 8, 2, 2, 2>, Layout<1, 6, 8, 2, 2, 2>>,       // 3072
-                         Both<Layout<1, 7, 8, 2, 2, 2>, Layout<1, 7, 8, 2, 1, 3>>,       // 3584
-                         Both<Layout<1, 8, 8, 2, 2, 2>, Layout<1, 8, 8, 2, 1, 3>>,       // 4096
-                         Both<Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,       // 5120
-                         Both<Layout<2, 6, 8, 2, 2, 2>, Layout<2, 6, 8, 2, 2, 2>>,       // 6144
-                         Both<Layout<4, 4, 8, 2, 4, 2>, Layout<4, 4, 8, 2, 2, 3>>,       // 8192
-                         Both<Layout<4, 5, 8, 2, 3, 2>, Layout<4, 5, 8, 2, 2, 2>>,       // 10240
-                         Both<Layout<4, 6, 8, 2, 2, 3>, Layout<4, 6, 8, 2, 2, 2>>,       // 12288
-                         Both<Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,       // 16384
-                         Both<Layout<8, 5, 8, 2, 3, 2>, Layout<8, 5, 8, 2, 2, 2>>,       // 20480
-                         Both<Layout<8, 6, 8, 2, 2, 3>, Layout<8, 6, 8, 2, 2, 2>>,       // 24576
-                         Both<Layout<8, 8, 8, 2, 2, 2>, Layout<8, 8, 8, 2, 1, 3>>,       // 32768
-                         Both<Layout<8, 16, 8, 2, 1, 3>, Layout<8, 16, 8, 2, 1, 2>>,     // 65536
-                         Both<Layout<16, 16, 8, 2, 1, 3>, Layout<16, 16, 8, 2, 1, 2>>>;  // 131072
-using Layouts32 = Choice<Both<Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,     // 256
-                         Both<Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,       // 512
-                         Both<Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,       // 768
-                         Both<Layout<1, 4, 4, 2, 3, 2>, Layout<1, 4, 4, 2, 2, 2>>,       // 1024
-                         Both<Layout<1, 10, 4, 1, 2, 2>, Layout<1, 5, 4, 2, 2, 2>>,      // 1280
-                         Both<Layout<1, 7, 4, 2, 2, 2>, Layout<1, 7, 4, 2, 1, 3>>,       // 1792
-                         Both<Layout<1, 8, 4, 2, 2, 2>, Layout<1, 8, 4, 2, 1, 3>>,       // 2048
-                         Both<Layout<1, 12, 4, 2, 1, 3>, Layout<1, 12, 4, 2, 1, 2>>,     // 3072
-                         Both<Layout<1, 16, 4, 2, 1, 2>, Layout<1, 16, 4, 2, 1, 2>>,     // 4096
-                         Both<Layout<4, 4, 4, 4, 2, 2>, Layout<4, 4, 4, 4, 1, 3>>,       // 8192
-                         Both<Layout<8, 4, 4, 4, 2, 2>, Layout<8, 4, 4, 4, 1, 3>>,       // 16384
-                         Both<Layout<16, 4, 4, 4, 3, 2>, Layout<16, 4, 4, 4, 2, 2>>,     // 32768
-                         Both<Layout<16, 8, 4, 4, 2, 2>, Layout<16, 8, 4, 4, 1, 2>>,     // 65536
-                         Both<Layout<16, 16, 4, 4, 1, 2>, Layout<16, 8, 4, 4, 1, 2>>>;   // 131072, += 65536
+// from 5120 columns of 16 bits on; beyond 24576 few warps with many vectors each, as all warps of a row must meet.
+using Layouts16 = Choice<Both<Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,   // 256 columns
+                         Both<Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,     // 512
+                         Both<Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,     // 768
+                         Both<Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,     // 1024
+                         Both<Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,     // 1280
+                         Both<Layout<1, 3, 8, 2, 5, 2>, Layout<1, 3, 8, 2, 3, 2>>,     // 1536
+                         Both<Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,     // 1600
+                         Both<Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,     // 2048
+                         Both<Layout<1, 5, 8, 2, 3, 2>, Layout<1, 5, 8, 2, 2, 2>>,     // 2560
+                         Both<Layout<1, 6, 8, 2, 2, 2>, Layout<1, 6, 8, 2, 2, 2>>,     // 3072
+                         Both<Layout<1, 7, 8, 2, 2, 2>, Layout<1, 7, 8, 2, 1, 3>>,     // 3584
+                         Both<Layout<1, 8, 8, 2, 1, 4>, Layout<1, 8, 8, 2, 1, 3>>,     // 4096
+                         Both<Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,     // 5120
+                         Both<Layout<2, 6, 8, 2, 2, 2>, Layout<2, 6, 8, 2, 2, 2>>,     // 6144
+                         Both<Layout<4, 4, 8, 2, 3, 3>, Layout<4, 4, 8, 2, 2, 3>>,     // 8192
+                         Both<Layout<4, 5, 8, 2, 3, 2>, Layout<4, 5, 8, 2, 2, 2>>,     // 10240
+                         Both<Layout<4, 6, 8, 2, 2, 3>, Layout<4, 6, 8, 2, 2, 2>>,     // 12288
+                         Both<Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,     // 16384
+                         Both<Layout<8, 5, 8, 2, 3, 2>, Layout<8, 5, 8, 2, 2, 3>>,     // 20480
+                         Both<Layout<8, 6, 8, 2, 2, 3>, Layout<8, 6, 8, 2, 2, 2>>,     // 24576
+                         Both<Layout<8, 4, 8, 4, 2, 2>, Layout<8, 4, 8, 4, 2, 2>>,     // 32768
+                         Both<Layout<16, 4, 8, 4, 2, 3>, Layout<16, 4, 8, 4, 2, 2>>,   // 65536
+                         Both<Layout<16, 8, 8, 4, 1, 3>, Layout<16, 8, 8, 4, 1, 2>>>;  // 131072
+using Layouts32 = Choice<Both<Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,   // 256
+                         Both<Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,     // 512
+                         Both<Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,     // 768
+                         Both<Layout<1, 4, 4, 2, 3, 2>, Layout<1, 4, 4, 2, 2, 2>>,     // 1024
+                         Both<Layout<1, 5, 4, 2, 3, 3>, Layout<1, 5, 4, 2, 2, 2>>,     // 1280
+                         Both<Layout<1, 7, 4, 2, 2, 2>, Layout<1, 7, 4, 2, 2, 2>>,     // 1792
+                         Both<Layout<1, 8, 4, 2, 2, 2>, Layout<1, 8, 4, 2, 1, 3>>,     // 2048
+                         Both<Layout<1, 12, 4, 2, 1, 3>, Layout<1, 12, 4, 2, 1, 2>>,   // 3072
+                         Both<Layout<1, 16, 4, 2, 1, 2>, Layout<1, 16, 4, 2, 1, 2>>,   // 4096
+                         Both<Layout<4, 4, 4, 4, 2, 2>, Layout<4, 4, 4, 4, 1, 3>>,     // 8192
+                         Both<Layout<8, 4, 4, 4, 2, 2>, Layout<8, 4, 4, 4, 1, 3>>,     // 16384
+                         Both<Layout<16, 4, 4, 4, 3, 2>, Layout<16, 4, 4, 4, 2, 2>>,   // 32768
+                         Both<Layout<16, 8, 4, 4, 2, 2>, Layout<16, 8, 4, 4, 1, 2>>,   // 65536
+                         Both<Layout<16, 8, 4, 8, 1, 3>, Layout<16, 8, 4, 8, 1, 2>>>;  // 131072
 
 }  // namespace llmc::layernorm_ring
 
