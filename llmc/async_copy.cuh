@@ -88,6 +88,11 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
         : "memory");
 }
 
+// Asks for what will be read soon, into L2: whole 16-byte vectors, aligned so.
+__device__ inline void bulk_prefetch(const void* global, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // Before the copy engine overwrites shared memory that this thread has read or written: its accesses come
 // first. Every thread that touched the memory calls it, then they synchronise, then one refills. Without it
 // rows are wrong now and then.

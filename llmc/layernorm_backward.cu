@@ -1,4 +1,4 @@
-// LayerNorm backward: asks the regimes in turn, layernorm_backward/<regime>.cu, gives the call to the first
+// LayerNorm backward: asks the regimes in turn, layernorm_backward/regimes.h, gives the call to the first
 // that takes it, and adds up the sums by column it leaves.
 #include "llmc/column_sums.cuh"
 #include "llmc/layernorm_backward/regimes.h"

@@ -1,5 +1,5 @@
 // LayerNorm forward, alone or on the sum of the residual stream and a block's output: asks the regimes in
-// turn, layernorm_forward/<regime>.cu, and gives the call to the first that takes it.
+// turn, layernorm_forward/regimes.h, and gives the call to the first that takes it.
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"
 #include "llmc/layernorm_forward/regimes.h"
@@ -17,10 +17,7 @@ void layernorm_forward(const LayerNormForward<T, W>& given, cudaStream_t stream)
     }
     if (call.N == 0) { return; }
     if constexpr (!std::is_same_v<T, double>) {
-        if (layernorm_forward_registers(call, stream) || layernorm_forward_odd(call, stream) ||
-            layernorm_forward_long(call, stream)) {
-            return;
-        }
+        if (layernorm_forward_registers(call, stream) || layernorm_forward_odd(call, stream)) { return; }
     }
     layernorm_forward_general(call, stream);
 }

@@ -118,11 +118,19 @@ inline void add_same_bits(std::vector<CheckItem>& list, Dtype dtype) {
     }
 }
 
+// constant rows of lengths whose reciprocals are rounded
+inline void add_constant_rows(std::vector<CheckItem>& list, Dtype dtype) {
+    for (Shape shape : {Shape{131, 384}, {67, 1600}, {35, 6400}, {9, 12288}, {5, 40000}}) {
+        list.push_back({.dtype = dtype, .shape = shape, .inputs = Inputs::kConstant, .shipped_only = true});
+    }
+}
+
 inline std::vector<CheckItem> shipped_layernorm_checks(bool backward, bool residual) {
     std::vector<CheckItem> list;
     for (Dtype dtype : kDtypes) {
         add_forms(list, dtype, backward, residual);
         add_same_bits(list, dtype);
+        add_constant_rows(list, dtype);
     }
     return list;
 }

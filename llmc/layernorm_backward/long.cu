@@ -1,76 +1,73 @@
-// long: a row is shared by the blocks of a cluster; each warp's parts of inp and dout come into a ring of its
-//       own, and stay there for both halves of a row. While warps exchange a row's sums they begin with the
-//       next row.
-// Why:  `ring` holds a row in registers between the halves: 16 blocks have room for 131072 columns.
-// Moves: inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and
-//        cluster.
-// Result: 595 us, 62 % of the roof at 512x262144 fp32; H200, 2026-11-21
-#include "llmc/layernorm_backward/regimes.h"
-#include "llmc/layernorm_cluster.cuh"
-#include "llmc/layernorm_rows.cuh"
+// long: a row is shared by the warps of 16 blocks. Between the halves of a row's work a part of what a lane has of it
+//       waits in registers, the rest where the copy engine left it; weights stay in shared memory.
+// Why:  `ring` holds all of a row in registers: 16 blocks have room for 131072 columns. With all of a row in shared
+//       memory instead, copies waited for the row's sums; with weights from L2, warps for those.
+// Moves: inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and cluster.
+// Result: 402 us, 92 % of the roof at 512x262144 fp32, where what Why speaks of took 595; H200, 2026-11-21
+#include <algorithm>
+
+#include "llmc/layernorm_backward/ring.cuh"
 
 namespace llmc::layernorm_long_backward {
 
-using namespace layernorm_cluster;
+using layernorm_ring::most_groups;
 
-constexpr int kBlockWarps = 16;  // 128 registers a thread: half of them hold the sums of its columns
-constexpr int kShort = 16384;    // columns: no use for shorter rows, whoever asks
+constexpr int kBlocks = 16, kWarps = 16, kThreads = kWarps * kWarp;  // 128 registers a thread
+constexpr int kLaneColumns = 32, kPart = kLaneColumns * kWarp;   // of a row: of a lane, of a warp; at most
+constexpr int kShort = 65536, kLong = kBlocks * kWarps * kPart;  // rows longer than, and no longer than
+constexpr int kMostRows = 1 << 30;                               // a row's number and those ahead are ints
+constexpr int kSharedBytes = 227 << 10, kWarpBytes = 14 << 10;   // of a block, on Hopper; of a warp's stages
 
-// How a type's rows are cut: n columns a vector, k vectors a lane, kVectors of them a chunk (as many as
-// registers allow, as every chunk costs instructions), kChunks a row; kAhead chunks of the next row are read
-// while warps exchange. 192 KB of ring hold three 16-bit rows of 16384 columns, or one and a half of floats.
-template <bool kAccumulate, typename T>
+// How a lane's part of a row is cut: k vectors of n columns, kHeld of them for registers, then kChunks chunks of kChunk;
+// and how many chunks the warp's bytes have room for, beside its weights: those of a row, and more on their way. With
+// kAhead the next row's first chunk is begun while warps wait for a row's sums: rows of 16 bits need that, as they come
+// twice as fast; += has no registers for it.
+template <bool kAccumulate, typename T, typename W>
 struct Cut {
+    static constexpr bool kFloats = sizeof(T) == 4, kAhead = !kFloats && !kAccumulate;
     static constexpr int n = Vec<T>::size, k = kLaneColumns / n;
-    static constexpr int kVectors = sizeof(T) == 2 && !kAccumulate ? 4 : 2, kChunks = k / kVectors;
-    static constexpr int kAhead = sizeof(T) == 2 ? kChunks : 1, kMostSlots = 12 / kVectors;
-    using Ring = WarpRing<2, kVectors, T>;
-};
-template <bool kAccumulate, typename T>
-using Ring = typename Cut<kAccumulate, T>::Ring;
-
-// What a lane keeps of all its rows. Weights of 16 bits wait in registers, packed; floats come from L2.
-template <typename T, typename W>
-struct Kept {
-    static constexpr int n = Vec<T>::size, k = kLaneColumns / n;
-    static constexpr bool kWeights = sizeof(W) == 2;
-    float dweight[k][n]{}, dbias[k][n]{};
-    uint4 weight[kWeights ? k : 1];  // n each
-
-    __device__ Elements<W, n> weights(int i) {
-        forget(weight[i]);
-        return reinterpret_cast<const Elements<W, n>&>(weight[i]);
-    }
+    static constexpr int kHeld = (kFloats == kAccumulate ? 8 : 16) / n;
+    static constexpr int kChunk = kAhead ? 3 : 2, kChunks = (k - kHeld) / kChunk;
+    static constexpr int kVectorBytes = 2 * kWarp * 16;  // of inp and dout, a vector a lane
+    static constexpr int kLeft = kWarpBytes - kPart * (int)sizeof(W) - kHeld * kVectorBytes;
+    static constexpr int kSlots = kLeft / (kChunk * kVectorBytes);
+    static constexpr int kPieces = n * sizeof(W) / 16;  // of a vector of weights, of 16 bytes
+    static_assert(kHeld + kChunks * kChunk == k && kSlots > kChunks + kAhead);
 };
 
-// of the lane's vector i; in words, else the compiler handles elements of 16 bits one by one
-template <typename T, typename W>
-__device__ Elements<W, Vec<T>::size> load_weight(const LayerNormBackwardRows<T, W>& call, const Place& at,
-                                                 int i) {
-    constexpr int n = Vec<T>::size;
-    Elements<W, n> weight;
-#pragma unroll
-    for (int j = 0; j < n; j++) { weight.at[j] = (W)1.0f; }
-    forget(weight);
-    unsigned c = at.begin + (i * kWarp + Place::lane()) * n;
-    forget(c);
-    if (call.weight != nullptr && at.has(i, n)) { weight = load<n>(call.weight + c); }
-    return weight;
-}
+// Inp and dout of kVectors vectors a lane, as the copy engine brings them; at(v): the lane's vector v.
+template <typename T, int kVectors>
+struct Stage {
+    static constexpr int kColumns = kVectors * kWarp * Vec<T>::size;
+    T inp[kColumns], dout[kColumns];
 
-template <typename T, typename W>
-__device__ void load_weights(Kept<T, W>& kept, const LayerNormBackwardRows<T, W>& call, const Place& at) {
-#pragma unroll
-    for (int i = 0; i < Kept<T, W>::k; i++) {
-        auto weight = load_weight<T, W>(call, at, i);
-        kept.weight[i] = reinterpret_cast<const uint4&>(weight);
-    }
-}
+    __device__ static int at(int v) { return (v * kWarp + (int)threadIdx.x % kWarp) * Vec<T>::size; }
+};
+
+template <bool kAccumulate, typename T, typename W>
+struct Shared {
+    using C = Cut<kAccumulate, T, W>;
+    struct alignas(128) OfWarp {  // what a warp fills and empties by itself
+        Stage<T, C::kHeld> held;
+        Stage<T, C::kChunk> chunk[C::kSlots];
+        uint4 weight[C::k][C::kPieces][kWarp];
+        uint64_t held_full, chunk_full[C::kSlots];  // a stage has come
+    } of_warp[kWarps];
+    uint64_t summed[2];  // all blocks' sums of a row have come; by row parity, as they
+    float2 of_blocks[2][kBlocks], of_warps[kWarps];
+};
+
+// how the columns of a row are dealt; a function of C alone
+struct Deal {
+    int slice, part;   // columns of a block, of a warp
+    float per_column;  // 1 / C
+};
 
 // of a row; zeros where there is none
 struct Statistics {
     float mean = 0, rstd = 0;
 
+    Statistics() = default;
     template <typename Call>
     __device__ Statistics(const Call& call, int row) {
         if (row >= (int)call.N) { return; }
@@ -79,228 +76,333 @@ struct Statistics {
     }
 };
 
-// fetched to L2 for a load that comes later; as bulk_copy
-__device__ inline void bulk_prefetch(const void* global, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+// The compiler computes again what it made of x where it is used next, instead of holding it in registers.
+template <typename X>
+__device__ inline void forget(X& x) {
+    asm volatile("" : "+r"(x));
 }
 
-// One lane: asks for the stage that comes `ahead` chunks after the beginning of `row`, over the row's chunks,
-// then over the team's rows; if there is one. For += of dinp it will be wanted too.
+// A warp at work on its columns of the cluster's rows. A row's first half adds up, its second writes dinp; `turn`
+// counts the rows. Registers are scarce: hence forget(), and no more at once than a vector or a chunk.
 template <bool kAccumulate, typename T, typename W>
-__device__ void fetch(const Ring<kAccumulate, T>& ring, int slot, int row, unsigned ahead,
-                      const LayerNormBackwardRows<T, W>& call, const Layout& o, const Place& at) {
-    constexpr unsigned kColumns = Ring<kAccumulate, T>::kColumns, kChunks = Cut<kAccumulate, T>::kChunks;
-    forget(ahead);
-    int64_t from = row + (int)(ahead / kChunks) * o.step;
-    if (from >= (int)call.N) { return; }
-    unsigned skip = ahead % kChunks * kColumns, begin = at.begin + skip;
-    int columns = min(at.left - (int)skip, (int)kColumns);
-    ring.fetch(slot, {call.inp + from * call.inp_stride + begin, call.dout + from * call.dout_stride + begin},
-               columns);
-    if (kAccumulate && columns > 0) {
-        bulk_prefetch(call.dinp + from * call.dinp_stride + begin, columns * (uint32_t)sizeof(T));
-    }
-}
+struct Worker {
+    using C = Cut<kAccumulate, T, W>;
+    static constexpr int n = C::n;
+    const LayerNormBackwardRows<T, W>& call;
+    Shared<kAccumulate, T, W>& shared;
+    typename Shared<kAccumulate, T, W>::OfWarp& own;
+    int column;                                  // the lane's first in a row
+    int left;                                    // columns of the warp from there on; <= 0: none
+    float dweight[C::k][n]{}, dbias[C::k][n]{};  // of all rows
+    float xhat[C::kHeld][n], wdy[C::kHeld][n];   // of the row at work
 
-// First half of a row, for one chunk: adds to the lane's sums of wdy and wdy xhat, and to those by
-// column. Floats leave wdy in dout's place.
-template <bool kAccumulate, typename T, typename W>
-__device__ void first_half(float2& sums, Kept<T, W>& kept, const Ring<kAccumulate, T>& ring, Cursor stage_at,
-                           const LayerNormBackwardRows<T, W>& call, const Place& at, int chunk,
-                           const Statistics& row) {
-    using C = Cut<kAccumulate, T>;
-    constexpr int n = C::n;
-    Elements<W, n> weight[C::kVectors];
-#pragma unroll
-    for (int v = 0; v < C::kVectors; v++) {
-        int i = chunk * C::kVectors + v;
-        if constexpr (Kept<T, W>::kWeights) {
-            weight[v] = kept.weights(i);
-        } else if constexpr (sizeof(T) == 4) {
-            weight[v] = load_weight<T, W>(call, at, i);  // on its way while the stage may be, too
-        }
+    __device__ Worker(const LayerNormBackwardRows<T, W>& call, Shared<kAccumulate, T, W>& shared,
+                      const Deal& deal)
+        : call(call), shared(shared), own(shared.of_warp[warp()]) {
+        int block = (int)cluster_rank() * deal.slice, slice = min(deal.slice, call.C - block);
+        column = block + warp() * deal.part + lane() * n;
+        left = min(slice - warp() * deal.part, deal.part) - lane() * n;
     }
-    T* stage = ring.wait(stage_at);
-#pragma unroll
-    for (int v = 0; v < C::kVectors; v++) {
-        int i = chunk * C::kVectors + v;
-        if (!at.has(i, n)) { continue; }
-        if constexpr (!Kept<T, W>::kWeights && sizeof(T) == 2) { weight[v] = load_weight<T, W>(call, at, i); }
-        auto a = ring.vector(stage, 0, v), d = ring.vector(stage, 1, v);
-#pragma unroll
-        for (int j = 0; j < n; j++) {
-            float dy = as_float(d, j), product = dy * ((as_float(a, j) - row.mean) * row.rstd);
-            float w = as_float(weight[v], j);
-            kept.dweight[i][j] += product;
-            kept.dbias[i][j] += dy;
-            sums.x += w * dy;
-            sums.y += w * product;
-            if constexpr (sizeof(T) == 4) { d.at[j] = w * dy; }
-        }
-        if constexpr (sizeof(T) == 4) { store(ring.place(stage, 1, v), d); }
-    }
-}
 
-// Second half, for one chunk: dinp from the row's sums; dinp: the lane's first column.
-template <bool kAccumulate, typename T, typename W>
-__device__ void second_half(T* dinp, const T* stage, Kept<T, W>& kept, const Ring<kAccumulate, T>& ring,
-                            const LayerNormBackwardRows<T, W>& call, const Place& at, int chunk,
-                            const Statistics& row, float c1s, float c2s) {
-    using C = Cut<kAccumulate, T>;
-    constexpr int n = C::n;
-#pragma unroll
-    for (int v = 0; v < C::kVectors; v++) {
-        int i = chunk * C::kVectors + v;
-        if (!at.has(i, n)) { continue; }
-        Elements<T, n> before;  // dinp as it was
-        if constexpr (kAccumulate) { before = load<n>(dinp + i * kWarp * n); }
-        auto a = ring.vector(stage, 0, v), d = ring.vector(stage, 1, v);
-        Elements<W, n> weight;
-        if constexpr (sizeof(T) == 2 && Kept<T, W>::kWeights) {
-            weight = kept.weights(i);
-        } else if constexpr (sizeof(T) == 2) {
-            weight = load_weight<T, W>(call, at, i);
-        }
-        float result[n];
-#pragma unroll
-        for (int j = 0; j < n; j++) {
-            float from_mean = as_float(a, j) - row.mean, wdy = as_float(d, j);
-            if constexpr (sizeof(T) == 2) { wdy *= as_float(weight, j); }
-            result[j] = fmaf(fmaf(from_mean, c2s, wdy), row.rstd, c1s);
-            if constexpr (kAccumulate) { result[j] += as_float(before, j); }
-        }
-        store(dinp + i * kWarp * n, rounded<T>(result));
+    __device__ static int lane() {
+        int lane = (int)threadIdx.x % kWarp;
+        forget(lane);
+        return lane;
     }
-}
+    __device__ static int warp() { return (int)threadIdx.x / kWarp; }
 
-// the sum of the pairs of all warps of a row, the same in each lane
-__device__ inline float2 add_up(const float2* pairs, int count) {
-    float2 sum{0, 0};
-#pragma unroll 4
-    for (int i = Place::lane(); i < count; i += kWarp) {
-        sum.x += pairs[i].x;
-        sum.y += pairs[i].y;
+    // does the lane's vector i exist?
+    __device__ bool has(int i) const { return left > i * kWarp * n; }
+
+    __device__ void init_barriers() const {
+        mbarrier_init(&own.held_full, 1);
+        for (auto& full : own.chunk_full) { mbarrier_init(&full, 1); }
+        for (int p = 0; p < 2 && warp() == 0; p++) { mbarrier_init(&shared.summed[p], 1); }
+        mbarrier_init_fence();
     }
-    return {warp_sum(sum.x), warp_sum(sum.y)};
-}
 
-// The teams' sums over their rows, one team after the other, through `of_teams` (2, slice) in shared memory,
-// then to the partial sums of this cluster's rows: (2, clusters, C).
-template <typename T, typename W>
-__device__ void write_partial(float* partial, float* of_teams, const Kept<T, W>& kept, const Place& at,
-                              const Layout& o, int C) {
-    constexpr int n = Vec<T>::size;
-    int first = Place::warp(o) * kWarpColumns + Place::lane() * n;  // in the slice
-    partial += (int64_t)(blockIdx.x / o.blocks) * C + at.begin + Place::lane() * n;
-#pragma unroll 1
-    for (int t = 0; t < o.teams; t++) {
-        __syncthreads();
-        if (Place::team(o) != t) { continue; }
-        bool last = t + 1 == o.teams;
+    // One lane: asks for a row's vectors from `vector` on, if there is such a row; of columns that do not exist nothing
+    // comes, at once. For += dinp will be wanted too.
+    template <int kVectors>
+    __device__ void fetch(Stage<T, kVectors>& stage, uint64_t* full, int row, int vector) const {
+        if (row >= (int)call.N) { return; }
+        int first = column, columns = left;
+        forget(first), forget(columns);
+        first += vector * kWarp * n;
+        columns = max(0, min(columns - vector * kWarp * n, stage.kColumns));
+        uint32_t bytes = columns * (uint32_t)sizeof(T);
+        mbarrier_arrive_expect(full, 2 * bytes);
+        if (bytes == 0) { return; }
+        bulk_copy(stage.inp, call.inp + (row * call.inp_stride + first), bytes, full);
+        bulk_copy(stage.dout, call.dout + (row * call.dout_stride + first), bytes, full);
+        if constexpr (kAccumulate) { bulk_prefetch(call.dinp + (row * call.dinp_stride + first), bytes); }
+    }
+    __device__ void fetch_held(int row) const { fetch(own.held, &own.held_full, row, 0); }
+    __device__ void fetch_chunk(int slot, int row, int chunk) const {
+        fetch(own.chunk[slot], &own.chunk_full[slot], row, C::kHeld + chunk * C::kChunk);
+    }
+    // every lane, when it has read a stage: then one may fetch into it
+    __device__ static void leave() {
+        fence_proxy_async();
+        __syncwarp();
+    }
+
+    // each lane keeps its own
+    __device__ void keep_weights() const {
 #pragma unroll
-        for (int i = 0; i < Kept<T, W>::k; i++) {
-            if (!at.has(i, n)) { continue; }
+        for (int i = 0; i < C::k; i++) {
+            auto weight = load_or<n, W>(has(i) ? call.weight : nullptr, column + i * kWarp * n, (W)1.0f);
 #pragma unroll
-            for (int j = 0; j < n; j += 4) {
-                int c = i * kWarp * n + j;
-#pragma unroll
-                for (int which = 0; which < 2; which++) {
-                    float* through = of_teams + which * o.slice + first + c;
-                    Elements<float, 4> sum{};
-                    if (t > 0) { sum = load<4>(through); }
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        sum.at[e] += which == 0 ? kept.dweight[i][j + e] : kept.dbias[i][j + e];
-                    }
-                    if (last) {
-                        store(partial + (which == 0 ? 0 : (int64_t)o.clusters * C) + c, sum);
-                    } else {
-                        store(through, sum);
-                    }
-                }
+            for (int p = 0; p < C::kPieces; p++) {
+                own.weight[i][p][lane()] = reinterpret_cast<const uint4*>(&weight)[p];
             }
         }
     }
-}
+    __device__ Elements<W, n> weight(int i) const {
+        Elements<W, n> weight;
+#pragma unroll
+        for (int p = 0; p < C::kPieces; p++) {
+            reinterpret_cast<uint4*>(&weight)[p] = own.weight[i][p][lane()];
+        }
+        return weight;
+    }
+
+    // A stage's vector v, which is the lane's vector i, gives dy, xhat and wdy; dy and wdy are zeros where there is no
+    // such column.
+    template <int kVectors>
+    __device__ void read(const Stage<T, kVectors>& stage, int v, int i, const Statistics& row, float (&dy)[n],
+                         float (&xhat)[n], float (&wdy)[n]) const {
+        Elements<T, n> x{}, d{};
+        if (has(i)) {
+            x = load<n>(stage.inp + stage.at(v));
+            d = load<n>(stage.dout + stage.at(v));
+        }
+        auto w = weight(i);
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            dy[j] = as_float(d, j);
+            xhat[j] = (as_float(x, j) - row.mean) * row.rstd;
+            wdy[j] = dy[j] * as_float(w, j);
+        }
+    }
+    // first half: adds to the sums by column, and to the lane's of wdy and of wdy xhat
+    __device__ void add(float2& sums, int i, const float (&dy)[n], const float (&xhat)[n],
+                        const float (&wdy)[n]) {
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            dweight[i][j] += dy[j] * xhat[j];
+            dbias[i][j] += dy[j];
+            sums.x += wdy[j];
+            sums.y += wdy[j] * xhat[j];
+        }
+    }
+    // second half: what dinp is to be, or to have added, from the means of wdy and wdy xhat, times -rstd and -1
+    __device__ static void finish(float (&result)[n], const float (&xhat)[n], const float (&wdy)[n], float2 c,
+                                  float rstd) {
+#pragma unroll
+        for (int j = 0; j < n; j++) { result[j] = fmaf(fmaf(xhat[j], c.y, wdy[j]), rstd, c.x); }
+    }
+    __device__ T* dinp(int row) const {  // from the lane's first column on
+        int first = column;
+        forget(first);
+        return call.dinp + (row * call.dinp_stride + first);
+    }
+    // writes (=, +=) that, from the lane's vector `first` on
+    template <int count>
+    __device__ void write(T* dinp, int first, const float (&result)[count][n]) const {
+#pragma unroll
+        for (int v = 0; v < count; v++) {
+            if (!has(first + v)) { continue; }
+            T* to = dinp + (first + v) * kWarp * n;
+            float sum[n];
+            Elements<T, n> before;  // dinp as it was
+            if constexpr (kAccumulate) { before = load<n>(to); }
+#pragma unroll
+            for (int j = 0; j < n; j++) {
+                sum[j] = result[v][j];
+                if constexpr (kAccumulate) { sum[j] += as_float(before, j); }
+            }
+            store(to, rounded<T>(sum));
+        }
+    }
+
+    // first half of the columns for registers
+    __device__ void begin_held(float2& sums, unsigned turn, const Statistics& row) {
+        mbarrier_wait(&own.held_full, turn % 2);
+#pragma unroll
+        for (int i = 0; i < C::kHeld; i++) {
+            float dy[n];
+            read(own.held, i, i, row, dy, xhat[i], wdy[i]);
+            add(sums, i, dy, xhat[i], wdy[i]);
+        }
+    }
+    // where a chunk of the turn's row is
+    __device__ static int slot(unsigned turn, int chunk) { return (turn * C::kChunks + chunk) % C::kSlots; }
+    // first half of a chunk
+    __device__ void begin_chunk(float2& sums, unsigned turn, int chunk, const Statistics& row) {
+        int at = slot(turn, chunk);
+        mbarrier_wait(&own.chunk_full[at], (turn * C::kChunks + chunk) / C::kSlots % 2);
+        auto& stage = own.chunk[at];
+#pragma unroll
+        for (int v = 0; v < C::kChunk; v++) {
+            int i = C::kHeld + chunk * C::kChunk + v;
+            float dy[n], xhat[n], wdy[n];
+            read(stage, v, i, row, dy, xhat, wdy);
+            add(sums, i, dy, xhat, wdy);
+        }
+    }
+    // second half of what registers hold
+    __device__ void end_held(T* dinp, const Statistics& row, float2 c) const {
+        float result[C::kHeld][n];
+#pragma unroll
+        for (int i = 0; i < C::kHeld; i++) { finish(result[i], xhat[i], wdy[i], c, row.rstd); }
+        write(dinp, 0, result);
+    }
+    // of a chunk, which is where it was
+    __device__ void end_chunk(float (&result)[C::kChunk][n], int slot, int chunk, const Statistics& row,
+                              float2 c) const {
+#pragma unroll
+        for (int v = 0; v < C::kChunk; v++) {
+            int i = C::kHeld + chunk * C::kChunk + v;
+            float dy[n], xhat[n], wdy[n];
+            read(own.chunk[slot], v, i, row, dy, xhat, wdy);
+            finish(result[v], xhat, wdy, c, row.rstd);
+        }
+    }
+
+    // the same in each lane
+    template <int count>
+    __device__ static float2 add_up(const float2 (&pairs)[count]) {
+        static_assert(count <= kWarp);
+        return both_sums(warp_sum_pair(lane() < count ? pairs[lane()] : float2{0, 0}));
+    }
+    // A block's sums of a row, added up by its first warp, go to all blocks. Nothing is overwritten too early: who
+    // sends has the sums of the row before, which say that every warp of the row has read those of the one before.
+    __device__ void send(unsigned turn, float2 sums) const {
+        float mine = warp_sum_pair(sums);
+        if (lane() % (kWarp / 2) == 0) {
+            reinterpret_cast<float*>(&shared.of_warps[warp()])[lane() / (kWarp / 2)] = mine;
+        }
+        if (warp() > 0) {
+            asm volatile("bar.arrive 1, %0;" ::"n"(kThreads) : "memory");
+            return;
+        }
+        asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+        sums = add_up(shared.of_warps);
+        uint64_t* barrier = &shared.summed[turn % 2];
+        if (lane() == 0) { mbarrier_arrive_expect(barrier, kBlocks * (uint32_t)sizeof(float2)); }
+        if (lane() < kBlocks) {
+            store2_async(&shared.of_blocks[turn % 2][cluster_rank()], sums, barrier, lane());
+        }
+    }
+    __device__ float2 receive(unsigned turn) const {
+        mbarrier_wait_cluster(&shared.summed[turn % 2], turn / 2 % 2);
+        return add_up(shared.of_blocks[turn % 2]);
+    }
+
+    // the sums by column to those of this cluster's rows: (2, clusters, C)
+    __device__ void write_sums(int cluster, int clusters) const {
+        float* to = reinterpret_cast<float*>(call.scratch) + (int64_t)cluster * call.C + column;
+#pragma unroll
+        for (int i = 0; i < C::k; i++) {
+            if (!has(i)) { continue; }
+#pragma unroll
+            for (int j = 0; j < n; j += 4) {
+                float* at = to + i * kWarp * n + j;
+                store(at, *reinterpret_cast<const Elements<float, 4>*>(&dweight[i][j]));
+                store(at + (int64_t)clusters * call.C,
+                      *reinterpret_cast<const Elements<float, 4>*>(&dbias[i][j]));
+            }
+        }
+    }
+};
 
 template <bool kAccumulate, typename T, typename W>
-__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Layout& o) {
-    using C = Cut<kAccumulate, T>;
-    constexpr int n = C::n;
-    extern __shared__ __align__(128) unsigned char shared[];
-    Areas areas = areas_of(o, C::Ring::kStageBytes, 0);
-    Place at(o, call.C, n);
-    typename C::Ring ring(shared, areas, o);
-    Exchange exchange(shared, areas, o);
-    for (int s = 0; s < o.slots && Place::lane() == 0; s++) {
-        fetch<kAccumulate>(ring, s, at.row, s, call, o, at);
+__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Deal& deal) {
+    using C = Cut<kAccumulate, T, W>;
+    constexpr int kSlots = C::kSlots, kChunks = C::kChunks;
+    extern __shared__ __align__(128) unsigned char memory[];
+    Worker<kAccumulate, T, W> worker(call, *reinterpret_cast<Shared<kAccumulate, T, W>*>(memory), deal);
+    int cluster = blockIdx.x / kBlocks, clusters = gridDim.x / kBlocks;
+    if (worker.lane() == 0) { worker.init_barriers(); }
+    dependency_wait();
+    if (worker.lane() == 0) {
+        worker.fetch_held(cluster);
+        for (int s = 0; s < kSlots; s++) {
+            worker.fetch_chunk(s, cluster + s / kChunks * clusters, s % kChunks);
+        }
     }
-    Kept<T, W> kept;
-    if constexpr (Kept<T, W>::kWeights) { load_weights(kept, call, at); }
+    worker.keep_weights();
     __syncwarp();
     cluster_sync();  // barriers are there, in every block
 
-    Cursor cursor;  // of the row's first chunk
-    Statistics now(call, at.row), next(call, at.row + o.step);
-    float2 ahead{0, 0};  // sums of the chunks of the next row that were read ahead
-#pragma unroll
-    for (int c = 0; c < C::kAhead; c++) {
-        if (at.row >= (int)call.N) { continue; }
-        first_half<kAccumulate>(ahead, kept, ring, cursor.on(c, o.slots), call, at, c, now);
-    }
-    unsigned turn = 0;
-    for (int row = at.row; row < (int)call.N; row += o.step, turn++) {
+    Statistics now(call, cluster), next;
+    float2 ahead{0, 0};  // sums of the next row
+    if constexpr (C::kAhead) { worker.begin_chunk(ahead, 0, 0, now); }
+    for (unsigned turn = 0;; turn++) {
+        int row = cluster + turn * clusters;
+        if (row >= (int)call.N) { break; }
         float2 sums = ahead;
 #pragma unroll
-        for (int c = C::kAhead; c < C::kChunks; c++) {
-            first_half<kAccumulate>(sums, kept, ring, cursor.on(c, o.slots), call, at, c, now);
-        }
-        exchange.send(turn, {warp_sum(sums.x), warp_sum(sums.y)});
+        for (int c = C::kAhead; c < kChunks; c++) { worker.begin_chunk(sums, turn, c, now); }
+        worker.begin_held(sums, turn, now);
+        worker.leave();
+        if (worker.lane() == 0) { worker.fetch_held(row + clusters); }
+
+        if constexpr (C::kAhead) { next = Statistics(call, row + clusters); }
+        worker.send(turn, sums);
         ahead = {0, 0};
+        if (C::kAhead && row + clusters < (int)call.N) { worker.begin_chunk(ahead, turn + 1, 0, next); }
+        sums = worker.receive(turn);
+        float2 c{-sums.x * deal.per_column * now.rstd, -sums.y * deal.per_column};
+        T* dinp = worker.dinp(row);
+        worker.end_held(dinp, now, c);
+        if constexpr (!C::kAhead) { next = Statistics(call, row + clusters); }
 #pragma unroll
-        for (int c = 0; c < C::kAhead; c++) {
-            if (row + o.step >= (int)call.N) { continue; }
-            first_half<kAccumulate>(ahead, kept, ring, cursor.on(C::kChunks + c, o.slots), call, at, c, next);
+        for (int i = 0; i < kChunks; i++) {
+            forget(turn);
+            float result[C::kChunk][C::n];
+            int slot = worker.slot(turn, i);
+            worker.end_chunk(result, slot, i, now, c);
+            worker.leave();
+            if (worker.lane() == 0) {
+                worker.fetch_chunk(slot, row + (i + kSlots) / kChunks * clusters, (i + kSlots) % kChunks);
+            }
+            worker.write(dinp, C::kHeld + i * C::kChunk, result);
         }
-        sums = add_up(exchange.wait(turn), exchange.count);
-        T* dinp = call.dinp + row * call.dinp_stride + (at.begin + Place::lane() * n);
-        float c1s = -sums.x * o.per_column * now.rstd, c2s = -sums.y * o.per_column * now.rstd;
-#pragma unroll
-        for (int c = 0; c < C::kChunks; c++) {
-            int slot = cursor.on(c, o.slots).slot(o.slots);
-            second_half<kAccumulate>(dinp, ring.stage(slot), kept, ring, call, at, c, now, c1s, c2s);
-            ring.leave();
-            if (Place::lane() == 0) { fetch<kAccumulate>(ring, slot, row, c + o.slots, call, o, at); }
-        }
-        cursor = cursor.on(C::kChunks, o.slots);
         now = next;
-        next = Statistics(call, row + 2 * o.step);  // wanted when the sums of the next row are on their way
     }
     dependency_launch();  // the kernel that adds the partial sums may come and wait
-    write_partial(reinterpret_cast<float*>(call.scratch), reinterpret_cast<float*>(shared), kept, at, o,
-                  call.C);
+    worker.write_sums(cluster, clusters);
     __syncwarp();
-    cluster_sync();  // nobody leaves while pairs may still be sent to it
+    cluster_sync();  // nobody leaves while sums may still be sent to it
 }
 
 template <bool kAccumulate, typename T, typename W>
-__global__ __launch_bounds__(kBlockWarps* kWarp,
-                             1) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call, Layout o) {
-    if constexpr (kSm90) { backward_rows<kAccumulate>(call, o); }
-}
-
-// the more blocks, the fewer clusters and partial sums; clusters of 16 leave more SMs idle
-inline int blocks_of(int C) {
-    return C <= 8 * (kMostSlice / 2) ? 8 : C <= kMostBlocks * kMostSlice ? kMostBlocks : 0;
+__global__ __launch_bounds__(kThreads, 1) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
+                                                                         Deal deal) {
+    if constexpr (kSm90) { backward_rows<kAccumulate>(call, deal); }
 }
 
 template <bool kAccumulate, typename T, typename W>
-int launch(const LayerNormBackwardRows<T, W>& call, int blocks, cudaStream_t stream) {
-    constexpr int kStage = Ring<kAccumulate, T>::kStageBytes;
-    Layout o = layout_of(call.C, blocks, kBlockWarps);
-    o.slots = slots_of(o, kStage, 0, Cut<kAccumulate, T>::kMostSlots);
-    return launch_clusters(layernorm_backward_kernel<kAccumulate, T, W>, call, o,
-                           areas_of(o, kStage, 0).total, stream);
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_backward_kernel<kAccumulate, T, W>;
+    if (!runs_hopper_code(kernel)) { return {}; }
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {kBlocks, 1, 1};
+    constexpr int shared_bytes = sizeof(Shared<kAccumulate, T, W>);
+    static_assert(shared_bytes <= kSharedBytes);
+    cudaLaunchConfig_t config{0, kThreads, shared_bytes, stream, attributes, 2};
+    int clusters = (int)std::min<int64_t>(most_groups<kernel>(config, kBlocks), call.N);
+    if (clusters == 0) { return {}; }
+    config.gridDim.x = clusters * kBlocks;
+    int slice = ceil_div(ceil_div(call.C, kBlocks), 64) * 64,
+        part = ceil_div(ceil_div(slice, kWarps), 64) * 64;
+    check(cudaLaunchKernelEx(&config, kernel, call, Deal{slice, part, 1.0f / (float)call.C}));
+    return {clusters, true};
 }
 
 }  // namespace llmc::layernorm_long_backward
@@ -310,13 +412,11 @@ namespace llmc {
 template <typename T, typename W>
 ColumnGroups layernorm_backward_long(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_long_backward;
-    int blocks = blocks_of(call.C);
-    if (blocks == 0 || call.C <= kShort || call.N > kMostRows || call.dinp == nullptr ||
+    if (call.C <= kShort || call.C > kLong || call.N > kMostRows || call.dinp == nullptr ||
         !rows_are_vectors(call)) {
         return {};
     }
-    return {call.accumulate_dinp ? launch<true>(call, blocks, stream) : launch<false>(call, blocks, stream),
-            true};
+    return call.accumulate_dinp ? launch<true>(call, stream) : launch<false>(call, stream);
 }
 
 using bf16 = __nv_bfloat16;

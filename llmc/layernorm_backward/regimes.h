@@ -1,7 +1,8 @@
-// The kernels LayerNorm backward chooses from, a file each: <name>.cu. A regime writes dinp (=, or += with
-// accumulate_dinp) and leaves in scratch, for each of several groups of rows, the sums of dout xhat and of
-// dout by column: (2,groups,C), of acc_t<T>. It answers how many groups; 0: it does not take such a call and
-// has done nothing. A call's dweight and dbias are null here; strides are filled in; N is at least 1.
+// The kernels LayerNorm backward chooses from, a file each: <name>.cu, or a <name>.cuh of which
+// <name>_<type>.cu make kernels. A regime writes dinp (=, or += with accumulate_dinp) and leaves in scratch, for
+// each of several groups of rows, the sums of dout xhat and of dout by column: (2,groups,C), of acc_t<T>. It
+// answers how many groups; 0: it does not take such a call and has done nothing. A call's dweight and dbias are
+// null here; strides are filled in; N is at least 1.
 #pragma once
 #include "llmc/layernorm.h"
 

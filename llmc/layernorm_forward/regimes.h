@@ -1,5 +1,6 @@
-// The kernels LayerNorm forward chooses from, a file each: <name>.cu. What a regime does not take it leaves
-// alone and answers false; the first that takes a call has it. Strides are filled in; N is at least 1.
+// The kernels LayerNorm forward chooses from, a file each: <name>.cu, or a <name>.cuh of which <name>_<type>.cu
+// make kernels. What a regime does not take it leaves alone and answers false; the first that takes a call has
+// it. Strides are filled in; N is at least 1.
 #pragma once
 #include "llmc/layernorm.h"
 
@@ -10,9 +11,6 @@ bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_
 
 template <typename T, typename W>
 bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream);
-
-template <typename T, typename W>
-bool layernorm_forward_long(const LayerNormForward<T, W>& call, cudaStream_t stream);
 
 // takes every call
 template <typename T, typename W>

@@ -1,11 +1,18 @@
-// registers: a row lives in the registers of a warp or of a block, in the type it has in memory.
-// Why:    v6 and v7 stay behind v3: without a ring, whoever waits lets another block on the SM work. Loads and
-//         stores carry a streaming hint; a warp's weight and bias are on their way while its row is.
+// registers: a row lives in the registers of a warp, a block or a cluster, in the type it has in memory.
+// Why:    v6 to v8 stay behind v3: without a ring, whoever waits lets another block on the SM work. Loads and
+//         stores carry a streaming hint; a warp's weight and bias come while its row does. More than
+//         64 KB of a row are shared by 2 to 16 blocks, so that two blocks fit an SM whatever the row.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
-// Result: 50.1 us, 97 % of the roof at 65536x768 bf16; 96 % at 4096x8192 fp16; H200, 2026-11-21
+// Result: 50.0 us, 98 % of the roof at 65536x768 bf16; 96 % at 4096x8192 fp16 and 8192x32768 bf16; 83 % at
+//         512x262144 fp32; H200, 2026-11-21
 #pragma once
+#include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"
+#include "llmc/device_facts.cuh"
+#include "llmc/layernorm_forward/cluster_merge.cuh"
+#include "llmc/layernorm_forward/moments.cuh"
+#include "llmc/layernorm_forward/parameters.cuh"
 #include "llmc/layernorm_forward/regimes.h"
 #include "llmc/layernorm_rows.cuh"
 #include "llmc/reduce.cuh"
@@ -13,52 +20,49 @@
 
 namespace llmc::layernorm_registers {
 
-constexpr int kMostColumns = 16896;
-
-// A row is shared by `warps` warps, whose lanes hold k times n elements; all but the last of the k are whole. A block
-// has `rows` rows. early: weight (1), or weight and bias (2), are asked for together with the row. blocks: so many are
-// to fit an SM, which limits registers.
-template <int warps_, int n_, int k_, int rows_, int early_, int blocks_>
+// A row is shared by `warps` warps, whose lanes hold k times n elements; all but the last of the k are whole.
+// A block has `rows` rows. early: weight (1), or weight and bias (2), are asked for together with the row.
+// blocks: so many are to fit an SM, which limits registers.
+// anew: each pass over a row unpacks it again, for want of registers.
+// A long row is shared by `cluster` blocks of so many warps; half of the k are whole. early: for so many of
+// the k, weight and bias are asked for ahead, the first before the row's moments are known.
+template <int warps_, int n_, int k_, int rows_, int early_, int blocks_, int cluster_ = 1, bool anew_ = true>
 struct Layout {
     static constexpr int warps = warps_, n = n_, k = k_, rows = rows_, early = early_, blocks = blocks_;
-    static constexpr int threads = rows * warps * kWarp, step = warps * kWarp * n, columns = step * k;
+    static constexpr int cluster = cluster_, threads = rows * warps * kWarp;
+    static constexpr bool anew = anew_;
+    static constexpr int step = cluster * warps * kWarp * n, columns = step * k;
+    static constexpr bool is_long = columns / n > kMostVectors;
+    static constexpr int whole = is_long ? k / 2 : k - 1;
     static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
-    static_assert(columns <= kMostColumns);
+    static_assert(is_long ? warps > 1 && whole > 0 : cluster == 1);
 };
 
-// What a warp knows of its elements: their mean is about + m, two numbers since one has too few bits where the mean is
-// large and the spread small; `squares` is about the mean, n their number.
-struct alignas(16) Moments {
-    float about, m, squares, n;
+// How two elements of 16 bits become floats, in numbers that only the host knows: so the compiler unpacks a row
+// anew in each pass over it, where it would keep it unpacked, in twice as many registers. bf16 has the words'
+// halves shifted and masked anyway; fp16 pays an exclusive or with nothing.
+struct Unpacking {
+    uint32_t shift = 16, mask = 0xffff0000u, nothing = 0;
 };
-
-constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
-
-// the sum over groups of `lanes` neighbouring lanes, the same in each
-template <int lanes>
-__device__ inline float group_sum(float x) {
-#pragma unroll
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
-        x += __shfl_xor_sync(kAllLanes, x, distance);
+// what the host adds to a call
+struct Extra {
+    float per_column;
+    int ahead = 0;  // clusters that the device holds
+    Unpacking second{}, third{};
+};
+template <typename L, typename T, int n>
+__device__ inline float unpacked(const Elements<T, n>& x, int j, const Unpacking& how) {
+    if constexpr (L::anew && sizeof(T) == 2) {
+        uint32_t word = reinterpret_cast<const uint32_t*>(&x)[j / 2];
+        if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+            return __uint_as_float(j % 2 == 0 ? word << how.shift : word & how.mask);
+        } else {
+            word ^= how.nothing;
+            return llmc::as_float(reinterpret_cast<const Elements<T, 2>&>(word), j % 2);
+        }
+    } else {
+        return llmc::as_float(x, j);
     }
-    return x;
-}
-
-// The row's moments from its warps', the same in every thread. Chan et al. 1983. Means are compared with warp 0's
-// first: for equal ones everything is exact.
-template <int warps>
-__device__ Moments merge(const Moments& mine, float per_column) {
-    if constexpr (warps == 1) { return mine; }
-    __shared__ Moments of_warp[warps];
-    if (threadIdx.x % kWarp == 0) { of_warp[threadIdx.x / kWarp] = mine; }
-    __syncthreads();
-    constexpr int lanes = power_of_two(warps);
-    int w = threadIdx.x % lanes;
-    Moments zero = of_warp[0], other = w < warps ? of_warp[w] : zero;
-    float n = w < warps ? other.n : 0.0f, d = (other.about - zero.about) + (other.m - zero.m);
-    float mean = group_sum<lanes>(n * d) * per_column;
-    float squares = group_sum<lanes>(w < warps ? other.squares + n * (d - mean) * (d - mean) : 0.0f);
-    return {zero.about, zero.m + mean, squares, 0};
 }
 
 template <typename T, int n, int k>
@@ -66,14 +70,36 @@ struct Slice {
     Elements<T, n> at[k];
 };
 
-// A thread's part of a row: vectors from column `first` on.
+// A thread's part of a row: vectors from column `first` on. Many vectors of a long row's weight and bias do
+// not fit in registers: has() makes the compiler take one by one.
 template <typename L, typename T>
 struct Part {
     Slice<T, L::n, L::k> x;
     int first, C;
 
-    __device__ bool inside(int i) const { return i < L::k - 1 || first + i * L::step < C; }
+    __device__ bool inside(int i) const { return i < L::whole || C - first > i * L::step; }
+    // the same, but of a long row as a branch for each vector, across which instructions do not move
+    __device__ bool has(int i) const {
+        constexpr bool unpacked = sizeof(T) == 4;  // then one branch for all whole vectors does
+        int surely = unpacked && i < L::whole ? L::whole - 1 : i;
+        return L::is_long ? C - first > surely * L::step : inside(i);
+    }
+    // as if vector i had changed: the compiler does not know that zero is 0
+    __device__ void renew(int i, uint32_t zero) {
+        uint32_t* words = reinterpret_cast<uint32_t*>(&x.at[i]);
+#pragma unroll
+        for (int w = 0; w < (int)sizeof(x.at[0]) / 4; w++) { words[w] ^= zero; }
+    }
+    // of `width` columns from `begin` on, and again every L::step: how many the row has
+    __device__ int columns(int begin, int width) const {
+        int count = L::whole * width;
+#pragma unroll
+        for (int i = L::whole; i < L::k; i++) { count += min(max(C - begin - i * L::step, 0), width); }
+        return count;
+    }
 };
+
+constexpr int kResidualVectors = 3;  // of a long row's second input, so many are asked for ahead
 
 // of inp, or of inp + inp2 rounded, which is written to residual
 template <typename L, bool kResidual, typename T, typename W>
@@ -87,43 +113,56 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
     if constexpr (kResidual) {
         const T* inp2 = call.inp2 + row * call.inp2_stride + part.first;
         T* residual = call.residual + row * call.residual_stride + part.first;
-        Slice<T, L::n, L::k> x2;
+        constexpr int at_once = L::is_long && L::k > kResidualVectors ? kResidualVectors : L::k;
+        Slice<T, L::n, at_once> x2;
+        auto load_x2 = [&](int i) {
+            x2.at[i % at_once] = {};
+            if (part.inside(i)) { x2.at[i % at_once] = load_streaming<L::n>(inp2 + i * L::step); }
+        };
+#pragma unroll
+        for (int i = 0; i < at_once; i++) { load_x2(i); }
 #pragma unroll
         for (int i = 0; i < L::k; i++) {
-            x2.at[i] = {};
-            if (part.inside(i)) { x2.at[i] = load_streaming<L::n>(inp2 + i * L::step); }
-        }
-#pragma unroll
-        for (int i = 0; i < L::k; i++) {
+            if (L::is_long && !part.has(i)) { continue; }
             float sum[L::n];
 #pragma unroll
-            for (int j = 0; j < L::n; j++) { sum[j] = as_float(part.x.at[i], j) + as_float(x2.at[i], j); }
+            for (int j = 0; j < L::n; j++) {
+                sum[j] = as_float(part.x.at[i], j) + as_float(x2.at[i % at_once], j);
+            }
             part.x.at[i] = rounded<T>(sum);
+            if (i + at_once < L::k) { load_x2(i + at_once); }
             if (part.inside(i)) { store_streaming(residual + i * L::step, part.x.at[i]); }
         }
     }
 }
 
-// Of a warp's part of a row: two passes over the registers. The first has a mean as good as a sum of floats can be; the
-// second corrects it by the mean of what is left, so a constant row's mean is its number, exactly.
+// Of a warp's part of a row: two passes over the registers. The first has a mean as good as a sum of floats
+// can be; the second corrects it by the mean of what is left, so a constant row's mean is its number,
+// exactly. Of a long row the first takes a quarter: its mean is at most sqrt(3) standard deviations off, and
+// costs two bits of the squares at most.
 template <typename L, typename T>
-__device__ Moments moments_of_warp(Part<L, T>& part, float per_column) {
+__device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t zero,
+                                   const Unpacking& second) {
+    constexpr int sample = L::is_long ? (L::k + 3) / 4 : L::k;
     float sums[2] = {}, rests = 0, squares[2] = {};  // two chains of additions, half as long
 #pragma unroll
-    for (int i = 0; i < L::k; i++) {  // beyond the row x is 0
+    for (int i = 0; i < sample; i++) {  // beyond the row x is 0
+        // by a zero that there is only after the loads: else the first pass would come before half of them
+        if constexpr (L::is_long) { part.renew(i, zero); }
 #pragma unroll
         for (int j = 0; j < L::n; j++) { sums[j % 2] += as_float(part.x.at[i], j); }
     }
-    int begin = part.first - threadIdx.x % kWarp * L::n + (L::k - 1) * L::step;  // of the warp's last vectors
-    float n = L::warps == 1 ? part.C : (L::k - 1) * kWarp * L::n + min(max(part.C - begin, 0), kWarp * L::n);
+    int begin = part.first - threadIdx.x % kWarp * L::n;  // of the warp's first vectors
+    float n = L::warps == 1 ? part.C : part.columns(begin, kWarp * L::n);
     float per_n = L::warps == 1 ? per_column : __fdividef(1.0f, fmaxf(n, 1));
-    float about = warp_sum(sums[0] + sums[1]) * per_n;
+    // rounded before it is taken off, as whoever merges has it: no fused multiply and add
+    float about = __fmul_rn(warp_sum(sums[0] + sums[1]), L::is_long ? 1.0f / (sample * kWarp * L::n) : per_n);
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
-        if (!part.inside(i)) { continue; }
+        if (!part.has(i)) { continue; }
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
-            float d = as_float(part.x.at[i], j) - about;
+            float d = unpacked<L>(part.x.at[i], j, second) - about;
             rests += d;
             squares[j % 2] += d * d;
         }
@@ -135,75 +174,129 @@ __device__ Moments moments_of_warp(Part<L, T>& part, float per_column) {
     return {about, m, squared < 0 ? 0.0f : squared, n};  // a NaN stays one
 }
 
-// A missing weight is read from an array of ones, a missing bias from one of zeros: no branches among the loads.
-template <int bytes>
-struct Filled {
-    uint32_t words[bytes / 4];
-    constexpr explicit Filled(uint32_t word) : words() {
-        for (uint32_t& w : words) { w = word; }
+// the row's, the same in every thread: a block's warps meet first, then the cluster's blocks
+template <typename L, typename T>
+__device__ Moments moments_of_row(const Part<L, T>& part, const Moments& of_warp, float per_column) {
+    if constexpr (L::cluster == 1) {
+        return merge<L::warps>(of_warp, per_column);
+    } else {
+        float n = part.columns(part.first - threadIdx.x * L::n, L::threads * L::n);
+        Moments of_block = merge<L::warps>(of_warp, __fdividef(1.0f, n));
+        of_block.n = n;
+        return joined<L::cluster>(Meeting<L::cluster>::place().exchange(of_block), per_column);
+    }
+}
+
+// A thread's part of the weight or the bias, `given` or `otherwise`; where that is shorter than a row, a lane
+// reads the same vector of it again and again.
+template <typename L, typename W>
+struct Parameter {
+    // as whole words: halves of words that wait would be kept in a register each
+    using Vector = Elements<uint32_t, L::n * sizeof(W) / 4>;
+    const W* at;
+    int step;
+
+    __device__ Parameter(const W* given, const W* otherwise, int first)
+        : at(given != nullptr ? given + first
+             : L::is_long     ? otherwise + threadIdx.x % kWarp * L::n
+                              : otherwise + first),
+          step(L::is_long && given == nullptr ? 0 : L::step) {}
+    __device__ Vector vector(int i) const {
+        return load_constant<sizeof(Vector) / 4>(reinterpret_cast<const uint32_t*>(at + i * step));
+    }
+    __device__ static float as_float(const Vector& x, int j) {
+        return llmc::as_float(reinterpret_cast<const Elements<W, L::n>&>(x), j);
     }
 };
-__device__ constexpr Filled<2 * kMostColumns> kOnesBf16(0x3f803f80), kOnesFp16(0x3c003c00);
-__device__ constexpr Filled<4 * kMostColumns> kOnesFp32(0x3f800000), kZeros(0);
 
-template <typename W>
-__device__ const W* or_ones(const W* given) {
-    const uint32_t* ones = std::is_same_v<W, float>    ? kOnesFp32.words
-                           : std::is_same_v<W, __half> ? kOnesFp16.words
-                                                       : kOnesBf16.words;
-    return given != nullptr ? given : reinterpret_cast<const W*>(ones);
-}
-template <typename W>
-__device__ const W* or_zeros(const W* given) {
-    return given != nullptr ? given : reinterpret_cast<const W*>(kZeros.words);
-}
-
-// Is weight (1), or weight and bias (2), to be asked for with the row? As the layout says, while there is room.
+// Is weight (1), or weight and bias (2), to be asked for with the row? As the layout says, if there is room.
 template <typename L, typename T, typename W>
 constexpr int early_of(int wish = L::early) {
     return wish > 0 && L::k * L::n * (sizeof(T) + wish * sizeof(W)) > 60 * 4 ? early_of<L, T, W>(wish - 1)
                                                                              : wish;
 }
 
+// so many vectors of the weight, of the bias, are asked for before the row's moments are known
+template <typename L, typename T, typename W>
+constexpr int kEarlyWeights = L::is_long                 ? L::early
+                              : early_of<L, T, W>() >= 1 ? L::k
+                                                         : 0;
+template <typename L, typename T, typename W>
+constexpr int kEarlyBiases = L::is_long                 ? L::early
+                             : early_of<L, T, W>() >= 2 ? L::k
+                                                        : 0;
+
+// This block's share of a row that comes when those under way are done, from HBM into L2, while blocks wait for one
+// another. Behind a residual it did harm: the rows under way fill L2 by themselves.
+template <typename L, typename T>
+__device__ void prefetch_share(const T* row, int C) {
+    int share = ceil_div(C, L::n * L::cluster) * L::n, begin = blockIdx.x % L::cluster * share;
+    int columns = min(share, C - begin);
+    if (columns > 0) { bulk_prefetch(row + begin, columns * (uint32_t)sizeof(T)); }
+}
+
+template <typename Call>
+__device__ void write_statistics(const Call& call, int64_t row, float mean, float rstd) {
+    if (call.mean != nullptr) { call.mean[row] = mean; }
+    if (call.rstd != nullptr) { call.rstd[row] = rstd; }
+}
+
 template <typename L, bool kResidual, typename T, typename W>
-__device__ void normalise_row(const LayerNormForward<T, W>& call, float per_column, int64_t row, int first) {
-    constexpr int early = early_of<L, T, W>();
+__device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& extra, int64_t row,
+                              int first) {
+    constexpr int early_weights = kEarlyWeights<L, T, W>, early_biases = kEarlyBiases<L, T, W>;
     Part<L, T> part;
     part.first = first;
     part.C = call.C;
     load_part<L, kResidual>(part, call, row);
-    const W *weights = or_ones(call.weight) + first, *biases = or_zeros(call.bias) + first;
-    Slice<W, L::n, early >= 1 ? L::k : 1> weight;
-    Slice<W, L::n, early >= 2 ? L::k : 1> bias;
-#pragma unroll
-    for (int i = 0; i < L::k && early >= 1; i++) {
-        if (part.inside(i)) { weight.at[i] = load_constant<L::n>(weights + i * L::step); }
+    float per_column = extra.per_column;
+    if constexpr (L::cluster > 1 && !kResidual) {
+        int64_t later = row + extra.ahead;
+        if (threadIdx.x == 0 && later < call.N) {
+            prefetch_share<L>(call.inp + later * call.inp_stride, call.C);
+        }
     }
+    uint32_t zero = L::is_long ? __syncthreads_or(0) : 0;  // the barrier: all loads are asked for before it
+    Parameter<L, W> weights(call.weight, or_ones(call.weight), first);
+    Parameter<L, W> biases(call.bias, or_zeros(call.bias), first);
+    typename Parameter<L, W>::Vector weight[early_weights + 1], bias[early_biases + 1];
+    auto ask_for_parameters = [&] {
 #pragma unroll
-    for (int i = 0; i < L::k && early >= 2; i++) {
-        if (part.inside(i)) { bias.at[i] = load_constant<L::n>(biases + i * L::step); }
-    }
-    Moments mine = moments_of_warp(part, per_column), all = merge<L::warps>(mine, per_column);
+        for (int i = 0; i < early_weights; i++) {
+            if (part.inside(i)) { weight[i] = weights.vector(i); }
+        }
+#pragma unroll
+        for (int i = 0; i < early_biases; i++) {
+            if (part.inside(i)) { bias[i] = biases.vector(i); }
+        }
+    };
+    if constexpr (!L::is_long) { ask_for_parameters(); }
+    Moments mine = moments_of_warp(part, per_column, zero, extra.second);
+    if constexpr (L::is_long) { ask_for_parameters(); }
+    Moments all = moments_of_row(part, mine, per_column);
     float s = rsqrtf(all.squares * per_column + (float)call.eps);
     float mean = all.about + all.m, rest = (all.about - mean) + all.m, ms = -rest * s;
-    if (threadIdx.x % (L::warps * kWarp) == 0) {
-        if (call.mean != nullptr) { call.mean[row] = mean; }
-        if (call.rstd != nullptr) { call.rstd[row] = s; }
+    if (L::is_long ? first == 0 : threadIdx.x % (L::warps * kWarp) == 0) {
+        write_statistics(call, row, mean, s);
     }
     T* out = call.out + row * call.out_stride + first;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
-        if (!part.inside(i)) { continue; }
-        Elements<W, L::n> w, b;
-        if constexpr (early >= 1) { w = weight.at[i]; }
-        if constexpr (early < 1) { w = load_constant<L::n>(weights + i * L::step); }
-        if constexpr (early >= 2) { b = bias.at[i]; }
-        if constexpr (early < 2) { b = load_constant<L::n>(biases + i * L::step); }
+        if (!part.has(i)) { continue; }
+        auto w = early_weights > 0 ? weight[i % (early_weights + 1)] : weights.vector(i);
+        auto b = early_biases > 0 ? bias[i % (early_biases + 1)] : biases.vector(i);
+        if constexpr (L::is_long && L::early > 0) {
+            int next = i + L::early;
+            if (next < L::k && part.inside(next)) {
+                weight[next % (L::early + 1)] = weights.vector(next);
+                bias[next % (L::early + 1)] = biases.vector(next);
+            }
+        }
         float y[L::n];
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
-            float xhat = fmaf(as_float(part.x.at[i], j) - mean, s, ms);
-            y[j] = fmaf(xhat, as_float(w, j), as_float(b, j));
+            float xhat = fmaf(unpacked<L>(part.x.at[i], j, extra.third) - mean, s, ms);
+            y[j] = fmaf(xhat, weights.as_float(w, j), biases.as_float(b, j));
         }
         store_streaming(out + i * L::step, rounded<T>(y));
     }
@@ -212,55 +305,97 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, float per_colu
 // that are to fit an SM: fewer where a thread holds more
 template <typename L, bool kResidual, typename T, typename W>
 constexpr int blocks_of() {
-    constexpr int more = kResidual + (sizeof(T) != sizeof(W));
+    constexpr int more = (kResidual && !L::is_long) + (sizeof(T) != sizeof(W));
     return L::blocks * (4 - more) / 4 > 1 ? L::blocks * (4 - more) / 4 : 1;
 }
 
 template <typename L, bool kResidual, typename T, typename W>
 __global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void layernorm_forward_kernel(
-    LayerNormForward<T, W> call, float per_column) {
-    int thread = threadIdx.x % (L::warps * kWarp);
-    int64_t row = (int64_t)blockIdx.x * L::rows + threadIdx.x / (L::warps * kWarp);
-    if (row < call.N) { normalise_row<L, kResidual>(call, per_column, row, thread * L::n); }
+    LayerNormForward<T, W> call, Extra extra) {
+    if constexpr (!L::is_long) {
+        int thread = threadIdx.x % (L::warps * kWarp);
+        int64_t row = (int64_t)blockIdx.x * L::rows + threadIdx.x / (L::warps * kWarp);
+        if (row < call.N) { normalise_row<L, kResidual>(call, extra, row, thread * L::n); }
+    } else if constexpr (L::cluster == 1 || kSm90) {
+        if constexpr (L::cluster > 1) { Meeting<L::cluster>::place().open(); }
+        int first = (blockIdx.x % L::cluster * L::threads + threadIdx.x) * L::n;
+        normalise_row<L, kResidual>(call, extra, blockIdx.x / L::cluster, first);
+    }
 }
 
 // ---- the choice ----------------------------------------------------------------------------------
 
+// How many of its clusters the device holds at once, 0: none. Asked once, when the kernel is prepared too.
+template <auto* kernel>
+int most_clusters(const cudaLaunchConfig_t& config) {
+    static OncePerDevice asked;
+    static std::array<int, kMostDevices> clusters;
+    asked([&](int device) {
+        if (!runs_hopper_code(kernel)) { return; }
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+        if (cudaOccupancyMaxActiveClusters(&clusters[device], kernel, &config) != cudaSuccess) {
+            (void)cudaGetLastError();  // no cluster of this size here
+            clusters[device] = 0;
+        }
+    });
+    return clusters[current_device()];
+}
+
+// false: this device has no such clusters; nothing was done
 template <typename L, bool kResidual, typename T, typename W>
-void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
-    kernel<<<grid_x(ceil_div(call.N, (int64_t)L::rows)), L::threads, 0, stream>>>(call, 1.0f / call.C);
-    check_launch();
+bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
+    unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::rows) * L::cluster);
+    Extra extra{1.0f / call.C};
+    if constexpr (L::cluster == 1) {
+        kernel<<<blocks, L::threads, 0, stream>>>(call, extra);
+        check_launch();
+    } else {
+        cudaLaunchAttribute cluster{
+            cudaLaunchAttributeClusterDimension, {}, {.clusterDim = {L::cluster, 1, 1}}};
+        cudaLaunchConfig_t config{blocks, L::threads, 0, stream, &cluster, 1};
+        extra.ahead = most_clusters<kernel>(config);
+        if (extra.ahead == 0) { return false; }
+        check(cudaLaunchKernelEx(&config, kernel, call, extra));
+    }
+    return true;
 }
 
 template <typename... Layouts>
 struct Choice {};
 
-// by the first that has room for a row; false if none has
-template <typename L, typename... More, typename T, typename W>
+// by the first that has room for a row; false if none has. held: what the one before has room for, columns
+template <int held, typename L, typename... More, typename T, typename W>
 bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    static_assert(L::whole * L::step <= held, "a shorter row would not have all its whole vectors");
     if (call.C <= L::columns) {
-        call.residual != nullptr ? launch<L, true>(call, stream) : launch<L, false>(call, stream);
-        return true;
+        return call.residual != nullptr ? launch<L, true>(call, stream) : launch<L, false>(call, stream);
     }
-    if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
+    if constexpr (sizeof...(More) > 0) { return launch_first<L::columns>(Choice<More...>{}, call, stream); }
     return false;
 }
 
-// Warps, n, k, rows, early, blocks, by measurement. Each begins where the one before has all its vectors but the last:
-// that one may be partial. Few warps with many vectors each have more bytes under way than many with few, and cheaper
-// sums; a warp alone wins up to 1792 columns of 16 bits.
-using Layouts16 = Choice<Layout<1, 8, 1, 4, 2, 1>, Layout<1, 8, 2, 2, 2, 1>, Layout<1, 8, 3, 2, 2, 1>,
-                         Layout<1, 8, 4, 2, 0, 16>, Layout<1, 8, 5, 2, 2, 10>, Layout<1, 8, 6, 2, 1, 10>,
-                         Layout<1, 8, 7, 2, 1, 10>, Layout<2, 8, 4, 1, 1, 14>, Layout<4, 8, 3, 1, 1, 7>,
-                         Layout<4, 8, 4, 1, 1, 6>, Layout<5, 8, 4, 1, 1, 5>, Layout<6, 8, 4, 1, 1, 4>,
-                         Layout<7, 8, 4, 1, 1, 4>, Layout<8, 8, 4, 1, 1, 4>, Layout<9, 8, 4, 1, 1, 3>,
-                         Layout<8, 8, 5, 1, 1, 3>, Layout<8, 8, 6, 1, 0, 3>, Layout<16, 8, 4, 1, 1, 2>>;
+// Warps, n, k, rows, early, blocks, by measurement. Each begins where the one before has all its vectors but
+// the last: that one may be partial. Few warps with many vectors each have more bytes under way than many
+// with few, and cheaper sums; a warp alone wins up to 1792 columns of 16 bits.
+// Rows beyond 32 KB: 128 KB an SM, in two or four blocks. Kept: not unpacked anew.
+template <int warps, int k, int rows, int early, int blocks>
+using Kept = Layout<warps, 8, k, rows, early, blocks, 1, false>;
+using Layouts16 =
+    Choice<Kept<1, 1, 4, 2, 1>, Kept<1, 2, 2, 2, 1>, Layout<1, 8, 3, 2, 2, 1>, Layout<1, 8, 4, 2, 2, 16>,
+           Kept<1, 5, 2, 2, 10>, Kept<1, 6, 2, 1, 10>, Kept<1, 7, 1, 1, 20>, Kept<2, 4, 1, 1, 14>,
+           Kept<4, 3, 1, 1, 7>, Layout<4, 8, 4, 1, 2, 7>, Kept<5, 4, 1, 1, 5>, Kept<6, 4, 1, 1, 4>,
+           Kept<7, 4, 1, 1, 4>, Layout<8, 8, 4, 1, 2, 4>, Kept<9, 4, 1, 1, 3>, Layout<6, 8, 7, 1, 0, 4>,
+           Layout<7, 8, 7, 1, 0, 4>, Layout<8, 8, 7, 1, 0, 3>, Layout<9, 8, 7, 1, 0, 3>,
+           Layout<8, 8, 8, 1, 0, 3>, Layout<16, 8, 8, 1, 1, 2>, Layout<16, 8, 8, 1, 1, 2, 2>,
+           Layout<8, 8, 8, 1, 1, 4, 8>, Layout<16, 8, 8, 1, 1, 2, 8>, Layout<16, 8, 8, 1, 1, 2, 16>>;
 using Layouts32 = Choice<Layout<1, 4, 1, 4, 2, 1>, Layout<1, 4, 2, 2, 2, 1>, Layout<1, 4, 3, 2, 2, 1>,
                          Layout<1, 4, 4, 2, 2, 1>, Layout<2, 4, 3, 1, 2, 16>, Layout<2, 4, 4, 1, 2, 12>,
                          Layout<4, 4, 3, 1, 2, 8>, Layout<4, 4, 4, 1, 2, 7>, Layout<5, 4, 4, 1, 2, 5>,
                          Layout<6, 4, 4, 1, 2, 4>, Layout<8, 4, 4, 1, 2, 3>, Layout<10, 4, 4, 1, 1, 3>,
-                         Layout<12, 4, 4, 1, 1, 2>, Layout<16, 4, 4, 1, 1, 2>>;
+                         Layout<12, 4, 4, 1, 1, 2>, Layout<16, 4, 4, 1, 1, 2>, Layout<16, 4, 8, 1, 1, 2>,
+                         Layout<8, 4, 8, 1, 1, 4, 4>, Layout<8, 4, 8, 1, 1, 4, 8>,
+                         Layout<8, 4, 8, 1, 1, 4, 16>, Layout<16, 4, 8, 1, 1, 2, 16>>;
 
 }  // namespace llmc::layernorm_registers
 
@@ -270,7 +405,7 @@ template <typename T, typename W>
 bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_registers;
     using Layouts = std::conditional_t<sizeof(T) == 2, Layouts16, Layouts32>;
-    return rows_are_vectors(call) && launch_first(Layouts{}, call, stream);
+    return rows_are_vectors(call) && launch_first<0>(Layouts{}, call, stream);
 }
 
 }  // namespace llmc

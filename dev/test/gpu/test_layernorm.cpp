@@ -12,17 +12,20 @@ namespace {
 
 // ---- widths --------------------------------------------------------------------------------------
 
-// Forward: a warp up to 7 x 32 vectors (1792 elements of 16 bits), a block up to 16384 (fp32 8192), clusters up to
-// 262144. Backward: rings of one block or of clusters up to 131072, others beyond. Rows of no whole vectors have kernels
-// of their own, from 128 elements up to 16384 forward (behind a residual 11776), 8320 backward. And powers of two and
+// Forward: a warp up to 7 x 32 vectors (1792 elements of 16 bits), a block up to 32768 (fp32 16384), clusters up to
+// 524288 (262144). Backward: rings of one block or of clusters up to 131072, others up to 262144. Rows of no whole
+// vectors have kernels of their own, from 128 elements up to 16896 forward, 8320 backward. And powers of two and
 // GPT-2's widths, where tiles change.
 constexpr int kEdges[] = {128,  256,  512,  768,  896,  1024,  1280, 1600,
-                          1792, 2048, 4096, 8192, 8320, 11776, 16384};
+                          1792, 2048, 4096, 8192, 8320, 16384, 16896};
 constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
 // the longest rows of the layouts that blocks and rings have beside these
-constexpr int kRingEdges[] = {1536, 2560, 3072, 3584, 5120, 6144, 7168, 9216, 10240, 12288, 20480, 24576};
-// and of the tiles that single elements have: 32 lanes with 20, 23, 26 or 29 of them
-constexpr int kOtherWidths[] = {1, 2, 3, 4, 7, 9, 63, 65, 641, 737, 833, 929, 15872, 20001};
+constexpr int kRingEdges[] = {1536, 2560,  3072,  3584,  5120,  6144,  7168,  9216,
+                              10240, 10752, 12288, 12544, 14336, 16128, 20480, 24576};
+// and of the layouts that rows at any address have: one beyond them
+constexpr int kOddEdges[] = {136,  264,  400,  464,  528,  544,  656,  784,  800,  928,  1040, 1056, 1312, 1568,
+                             1824, 1856, 2080, 2112, 3136, 3200, 3712, 4160, 4224, 6272, 6400, 7424, 8448, 12800};
+constexpr int kOtherWidths[] = {1, 2, 3, 4, 7, 9, 63, 65, 15872, 20001};
 
 // each edge, an element off it, a vector of fp32 or of 16 bits off it; of long rows the vectors of 16 bits
 // alone, unless `thorough`
@@ -34,9 +37,12 @@ std::set<int> widths(bool thorough) {
     add(8, {0});
     for (int edge : kEdges) { add(edge, {-8, -4, -1, 0, 1, 4, 8}); }
     for (int edge : kRingEdges) { add(edge, {0, 8}); }
+    for (int edge : kOddEdges) { add(edge, {1}); }
+    add(524288, {0, 8});
     for (int edge : kLongEdges) { add(edge, {-8, 0, 8}); }
     if (!thorough) { return all; }
     for (int edge : kRingEdges) { add(edge, {-8, -1, 1}); }
+    for (int edge : kOddEdges) { add(edge, {-1, 2}); }
     for (int edge : kLongEdges) { add(edge, {-4, -1, 1, 4}); }
     return all;
 }

@@ -10,7 +10,9 @@ namespace {
 
 constexpr Inputs kHard[] = {Inputs::kOffset, Inputs::kConstant, Inputs::kOutlier, Inputs::kDenormal};
 // a shape of each regime, of rows enough that seven magnitudes of constants occur (layernorm_inputs.h)
-constexpr Shape kHardShapes[] = {{131, 769}, {67, 1024}, {35, 4096}, {5, 4097}, {5, 20000}, {7, 20001}};
+// and of lengths that are no powers of two, whose means have roundings
+constexpr Shape kHardShapes[] = {{131, 384}, {131, 769}, {67, 1024}, {35, 4096},
+                                 {5, 4097},  {35, 6400}, {5, 20000}, {7, 20001}};
 
 // ---- inputs of this file alone -------------------------------------------------------------------
 
@@ -166,7 +168,7 @@ TEST_CASE("layernorm_backward regimes: exact sums over rows") {
 // Each team takes more than twice as many rows as its ring has stages on 132 multiprocessors, in a block of
 // many teams, of few, and in clusters; += has another ring.
 TEST_CASE("layernorm_backward regimes: exact sums by rings that go round") {
-    constexpr Shape kRings[] = {{10600, 64}, {10600, 65}, {2700, 1280}, {1400, 1281},
+    constexpr Shape kRings[] = {{10600, 64}, {10600, 65}, {2700, 1280}, {3400, 1281},
                                 {600, 4096}, {400, 8704}, {200, 20480}, {35, 65536}};
     for (int i = 0; i < (int)std::size(kRings); i++) {
         const CallForm& form = i % 4 < 2 ? kFp32Added : kPlain;
@@ -174,7 +176,7 @@ TEST_CASE("layernorm_backward regimes: exact sums by rings that go round") {
     }
 }
 
-// Rows that a cluster's registers do not hold, several for each cluster, and for each team where it has two.
+// Rows for 16 blocks, and those that their registers do not hold: several for each cluster.
 TEST_CASE("layernorm_backward regimes: exact sums of long rows") {
     check_exact(layernorm_backward_problem(Dtype::kFp32, {35, 98304}, Inputs::kInteger, kAllAdded));
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
@@ -184,7 +186,7 @@ TEST_CASE("layernorm_backward regimes: exact sums of long rows") {
 
 // rings that go round, where rows have statistics of their own: those of a later row would be seen
 TEST_CASE("layernorm_backward regimes: statistics by rings that go round") {
-    for (Shape s : {Shape{10600, 64}, {1400, 1281}, {200, 20480}}) {
+    for (Shape s : {Shape{10600, 64}, {3400, 1281}, {200, 20480}, {17, 262144}}) {
         check_problem(layernorm_backward_problem(Dtype::kBf16, s, Inputs::kNormal, kPlain));
     }
 }
@@ -207,7 +209,7 @@ TEST_SUITE("thorough") {
         for (TypePair types : kTypePairs) {
             for (Shape s : {Shape{10600, 64},
                             {2700, 1280},
-                            {2700, 1281},
+                            {3400, 1281},
                             {1100, 4096},
                             {1100, 4097},
                             {573, 8704},

@@ -1,0 +1,50 @@
+// Blocks of a cluster that share a row exchange its moments: each sends its own to all, into shared memory.
+#pragma once
+#include "llmc/async_copy.cuh"
+#include "llmc/device.cuh"
+#include "llmc/layernorm_forward/moments.cuh"
+
+namespace llmc::layernorm_registers {
+
+// Where they meet, once a kernel: in the shared memory of each block, at the same place.
+template <int blocks>
+struct Meeting {
+    Moments of_block[blocks];
+    uint64_t come;  // all of them
+
+    __device__ static Meeting& place() {
+        __shared__ Meeting here;
+        return here;
+    }
+    // every thread, at the kernel's beginning
+    __device__ void open() {
+        if (threadIdx.x == 0) {
+            mbarrier_init(&come, 1);
+            mbarrier_init_fence();
+            mbarrier_arrive_expect(&come, sizeof(of_block));
+        }
+        __syncwarp();
+        // relaxed: the fence has released the barrier, and there is nothing else to see
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    }
+    // Every thread, with what it knows of its block, the same in each. Who has got all of them may end:
+    // nothing more is sent to it, and what it sent itself needs it no longer.
+    __device__ const Moments* exchange(const Moments& mine) {
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // every block has opened
+        if (threadIdx.x < blocks) { send(&of_block[cluster_rank()], mine, threadIdx.x); }
+        mbarrier_wait_cluster(&come, 0);
+        return of_block;
+    }
+
+private:
+    // into the same place of the block of this rank: 16 bytes, counted off on its barrier
+    __device__ void send(Moments* to, const Moments& x, unsigned rank) {
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+            "[%5];" ::"r"(cluster_address(to, rank)),
+            "f"(x.about), "f"(x.m), "f"(x.squares), "f"(x.n), "r"(cluster_address(&come, rank))
+            : "memory");
+    }
+};
+
+}  // namespace llmc::layernorm_registers

@@ -1,0 +1,48 @@
+// Mean and squares of the parts of a row, and of the whole from them.
+#pragma once
+#include "llmc/device.cuh"
+
+namespace llmc::layernorm_registers {
+
+// What a warp or a block knows of its elements: their mean is about + m, two numbers since one has too few
+// bits where the mean is large and the spread small; `squares` is about the mean, n their number.
+struct alignas(16) Moments {
+    float about, m, squares, n;
+};
+
+constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
+
+// the sum over groups of `lanes` neighbouring lanes, the same in each
+template <int lanes>
+__device__ inline float group_sum(float x) {
+#pragma unroll
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+        x += __shfl_xor_sync(kAllLanes, x, distance);
+    }
+    return x;
+}
+
+// What `count` moments come to, the same in every thread. Chan et al. 1983. Means are compared with the
+// first's: for equal ones everything is exact.
+template <int count>
+__device__ Moments joined(const Moments* all, float per_column) {
+    constexpr int lanes = power_of_two(count);
+    int at = threadIdx.x % lanes;
+    Moments zero = all[0], other = at < count ? all[at] : zero;
+    float n = at < count ? other.n : 0.0f, d = (other.about - zero.about) + (other.m - zero.m);
+    float mean = group_sum<lanes>(n * d) * per_column;
+    float squares = group_sum<lanes>(at < count ? other.squares + n * (d - mean) * (d - mean) : 0.0f);
+    return {zero.about, zero.m + mean, squares, 0};
+}
+
+// of a block's warps
+template <int warps>
+__device__ Moments merge(const Moments& mine, float per_column) {
+    if constexpr (warps == 1) { return mine; }
+    __shared__ Moments of_warp[warps];
+    if (threadIdx.x % kWarp == 0) { of_warp[threadIdx.x / kWarp] = mine; }
+    __syncthreads();
+    return joined<warps>(of_warp, per_column);
+}
+
+}  // namespace llmc::layernorm_registers

@@ -1,0 +1,350 @@
+// odd: rows at any address, of any length; a row lives in registers of some lanes, of a warp or of a block.
+// Why:    bulk copies of such rows into a ring came to 81 % of the roof at 65536x769 bf16; their start and
+//         end to 64 % at 16384x769. As in registers.cuh, whoever waits lets another block on the SM work.
+//         What a warp does once costs as much as three vectors a lane: short rows share a warp.
+// Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
+// Result: 53.4 us, 93 % of the roof at 65536x769 bf16; 86 % at 16384x769; H200, 2026-11-21
+#pragma once
+#include <algorithm>
+
+#include "llmc/check.cuh"
+#include "llmc/device.cuh"
+#include "llmc/layernorm_forward/moments.cuh"
+#include "llmc/layernorm_forward/parameters.cuh"
+#include "llmc/layernorm_forward/realign.cuh"
+#include "llmc/layernorm_forward/regimes.h"
+#include "llmc/layernorm_rows.cuh"
+#include "llmc/vectors.cuh"
+
+namespace llmc::layernorm_odd_forward {
+
+using layernorm_realign::kept;
+using layernorm_realign::past_boundary;
+using layernorm_realign::Stretch;
+using layernorm_registers::group_sum;
+using layernorm_registers::merge;
+using layernorm_registers::Moments;
+
+// A row is shared by `lanes` lanes of each of `warps` warps. A lane holds k vectors, the first `all` of which
+// are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far past
+// 16-byte boundaries as the others'. early: weight (1), or weight and bias (2), are asked for together with
+// the row. blocks: so many are to fit an SM, which limits registers.
+template <int warps_, int lanes_, int k_, int all_, int early_, int blocks_>
+struct Layout {
+    static constexpr int warps = warps_, lanes = lanes_, k = k_, all = all_, early = early_, blocks = blocks_;
+    static constexpr int rows = kWarp / lanes;  // of a block
+    static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
+
+    // of rows with vectors of n columns
+    static constexpr int columns(int n) { return warps * lanes * (k * n + 1); }
+    static constexpr int fewest(int n) { return warps * (all * lanes + 1) * n; }
+};
+
+// How C columns are dealt out: vectors to the warps, in stretches, as many as there are or as there is room
+// for; the columns after these one to each lane.
+struct Deal {
+    int vectors, each, more;  // each warp has `each` of them, the first `more` warps one more
+    float per_column;         // 1 / C
+};
+
+// What a thread has of a row, by C alone.
+template <typename L, int n>
+struct Share {
+    int lane, count, first;  // of the group; vectors of the warp, and its first column
+    int single, columns;     // this lane's column after all vectors, if it is < C; columns of the warp
+
+    __device__ Share(const Deal& deal, int C) : lane(threadIdx.x % L::lanes) {
+        int warp = threadIdx.x / kWarp;
+        count = L::warps == 1 ? deal.vectors : deal.each + (warp < deal.more);
+        first = L::warps == 1 ? 0 : (deal.each * warp + min(warp, deal.more)) * n;
+        single = n * deal.vectors + warp * L::lanes + lane;
+        columns = L::warps == 1 ? C : n * count + min(max(C - (single - lane), 0), L::lanes);
+    }
+    __device__ bool inside(int i) const { return i < L::all || i * L::lanes + lane < count; }
+};
+
+// A row in memory: the address of the block's first row, known to be the same in all of it, and this group's.
+template <typename T>
+struct Row {
+    T* p;
+    int shift;  // elements past a 16-byte boundary
+
+    __device__ Row(T* tensor, int64_t stride, int64_t block_row, int64_t beyond)
+        : p(tensor + block_row * stride), shift(past_boundary(p)) {
+        p = kept(p + beyond * stride);
+    }
+};
+
+// A thread's part of a row.
+template <typename L, typename T>
+struct Part {
+    static constexpr int n = Vec<T>::size;
+    Stretch<T, L::lanes, L::k, L::all> stretch;
+    Elements<T, 1> single;
+
+    __device__ void load(const Row<const T>& row, const Share<L, n>& at, int C) {
+        stretch.load(row.p + at.first, row.shift, at.count);
+        single = {};
+        if (at.single < C) { single = load_streaming<1>(row.p + at.single); }
+    }
+    __device__ void store(const Row<T>& row, const Share<L, n>& at, int C) const {
+        stretch.store(row.p + at.first, row.shift, at.count);
+        if (at.single < C) { store_streaming(row.p + at.single, single); }
+    }
+    // act(x, chain) for each element, and which of two chains of operations it belongs to
+    template <typename Act>
+    __device__ void each(const Share<L, n>& at, int C, const Act& act) const {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (!at.inside(i)) { continue; }
+#pragma unroll
+            for (int j = 0; j < n; j++) { act(as_float(stretch.x[i], j), j % 2); }
+        }
+        if (at.single < C) { act(as_float(single, 0), 0); }
+    }
+};
+
+// of a row and another, rounded
+template <typename L, typename T>
+__device__ void add(Part<L, T>& part, const Part<L, T>& other) {
+    constexpr int n = Vec<T>::size;
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        float sum[n];
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            sum[j] = as_float(part.stretch.x[i], j) + as_float(other.stretch.x[i], j);
+        }
+        part.stretch.x[i] = rounded<T>(sum);
+    }
+    float sum[1] = {as_float(part.single, 0) + as_float(other.single, 0)};
+    part.single = rounded<T>(sum);
+}
+
+// Both sums over a group, for the shuffles of one and a bit: half of the lanes add v.x, half v.y.
+template <int lanes>
+__device__ float2 group_sums(float2 v) {
+    bool upper = threadIdx.x & (lanes / 2);
+    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(kAllLanes, upper ? v.x : v.y, lanes / 2);
+    sum = group_sum<lanes / 2>(sum);
+    return {__shfl_sync(kAllLanes, sum, 0, lanes), __shfl_sync(kAllLanes, sum, lanes / 2, lanes)};
+}
+
+// Of a group's part of a row, by two passes as in registers.cuh: a mean as good as a sum of floats can be; then
+// the mean and the squares of what is left of all elements without it.
+template <typename L, typename T>
+__device__ Moments moments_of_part(const Part<L, T>& part, const Share<L, Vec<T>::size>& at, int C,
+                                   float per_column) {
+    float sums[2] = {}, rests = 0, squares[2] = {};  // two chains of additions, half as long
+    float columns = at.columns, per_n = L::warps == 1 ? per_column : __fdividef(1.0f, columns);
+    part.each(at, C, [&](float x, int chain) { sums[chain] += x; });
+    // rounded before it is taken off: the same `about` for all who use it
+    float about = __fmul_rn(group_sum<L::lanes>(sums[0] + sums[1]), per_n);
+    part.each(at, C, [&](float x, int chain) {
+        float d = x - about;
+        rests += d;
+        squares[chain] = fmaf(d, d, squares[chain]);
+    });
+    float2 sum = group_sums<L::lanes>({rests, squares[0] + squares[1]});
+    float m = sum.x * per_n;
+    m = fmaf(fmaf(-m, columns, sum.x), per_n, m);  // sum.x / columns, correctly rounded
+    float squared = fmaf(-sum.x, m, sum.y);
+    return {about, m, squared < 0 ? 0.0f : squared, columns};  // a NaN stays one
+}
+
+// The weights, or biases, of a thread's columns: asked for with the row if `early`, else when they are
+// needed; as vectors, or one by one where they are not aligned.
+template <typename L, int n, bool kAligned, bool early, typename W>
+struct Columns {
+    const W* from;  // of the lane's first vector
+    Elements<W, n> held[early ? L::k : 1];
+    Elements<W, 1> single;
+
+    __device__ Columns(const W* columns, const Share<L, n>& at, int C)
+        : from(columns + at.first + n * at.lane), single{} {
+#pragma unroll
+        for (int i = 0; i < L::k && early; i++) {
+            if (at.inside(i)) { held[i] = load(i); }
+        }
+        if (at.single < C) { single = load_constant<1>(columns + at.single); }
+    }
+    __device__ Elements<W, n> load(int i) const {
+        const W* p = from + i * L::lanes * n;
+        if constexpr (kAligned) {
+            return load_constant<n>(p);
+        } else {
+            Elements<W, n> x;
+#pragma unroll
+            for (int j = 0; j < n; j++) { x.at[j] = load_constant<1>(p + j).at[0]; }
+            return x;
+        }
+    }
+    __device__ Elements<W, n> of(int i) const {
+        if constexpr (early) { return held[i]; }
+        return load(i);
+    }
+};
+
+// How a row is normalised. Its mean is mean + rest, two numbers since one has too few bits where the mean is
+// large and the spread small.
+struct Normal {
+    float mean, s, rest;  // rest is times -s
+
+    template <int n, typename T, typename W>
+    __device__ void apply(Elements<T, n>& x, const Elements<W, n>& w, const Elements<W, n>& b) const {
+        float y[n];
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            float xhat = fmaf(as_float(x, j) - mean, s, rest);
+            y[j] = fmaf(xhat, as_float(w, j), as_float(b, j));
+        }
+        x = rounded<T>(y);
+    }
+    template <typename L, typename T, typename Weights, typename Biases>
+    __device__ void apply(Part<L, T>& part, const Share<L, Vec<T>::size>& at, const Weights& weights,
+                          const Biases& biases) const {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (!at.inside(i)) { continue; }
+            apply(part.stretch.x[i], weights.of(i), biases.of(i));
+        }
+        apply(part.single, weights.single, biases.single);
+    }
+};
+
+template <typename L, bool kResidual, bool kAligned, typename T, typename W>
+__device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& deal, int64_t row,
+                              int64_t beyond) {
+    constexpr int n = Vec<T>::size;
+    Share<L, n> at(deal, call.C);
+    Part<L, T> part;
+    Row<const T> inp(call.inp, call.inp_stride, row, beyond);
+    part.load(inp, at, call.C);
+    Columns<L, n, kAligned, (L::early >= 1), W> weights(layernorm_registers::or_ones(call.weight), at,
+                                                        call.C);
+    Columns<L, n, kAligned, (L::early >= 2), W> biases(layernorm_registers::or_zeros(call.bias), at, call.C);
+    if constexpr (kResidual) {
+        Part<L, T> part2;
+        Row<const T> inp2(call.inp2, call.inp2_stride, row, beyond);
+        part2.load(inp2, at, call.C);
+        part.stretch.place(inp.shift, at.count);
+        part2.stretch.place(inp2.shift, at.count);
+        add(part, part2);
+        part.store({call.residual, call.residual_stride, row, beyond}, at, call.C);
+    } else {
+        part.stretch.place(inp.shift, at.count);
+    }
+    Moments mine = moments_of_part(part, at, call.C, deal.per_column);
+    Moments all = merge<L::warps>(mine, deal.per_column);
+    float s = rsqrtf(all.squares * deal.per_column + (float)call.eps);
+    float mean = all.about + all.m, rest = (all.about - mean) + all.m;
+    if (threadIdx.x % (L::warps * L::lanes) == 0) {
+        if (call.mean != nullptr) { call.mean[row + beyond] = mean; }
+        if (call.rstd != nullptr) { call.rstd[row + beyond] = s; }
+    }
+    Normal normal{mean, s, -rest * s};
+    normal.apply(part, at, weights, biases);
+    part.store({call.out, call.out_stride, row, beyond}, at, call.C);
+}
+
+// that are to fit an SM: Ampere's code takes more registers
+template <typename L>
+constexpr int blocks_of() {
+    return kSm90 ? L::blocks : L::blocks - L::blocks / 5;
+}
+
+// A block's rows are n apart: then they are equally far past 16-byte boundaries, whatever the stride. A group
+// that would have a row beyond the last does the first group's again: its loads come before all stores, its
+// stores are the same.
+template <typename L, bool kResidual, bool kAligned, typename T, typename W>
+__global__ __launch_bounds__(L::warps* kWarp,
+                             (blocks_of<L>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
+                                                                             Deal deal) {
+    constexpr unsigned n = Vec<T>::size;
+    int64_t row = (int64_t)(blockIdx.x / n) * (n * L::rows) + blockIdx.x % n;
+    if (row >= call.N) { return; }
+    int beyond = L::rows == 1 ? 0 : threadIdx.x / L::lanes * n;
+    normalise_row<L, kResidual, kAligned>(call, deal, row, row + beyond < call.N ? beyond : 0);
+}
+
+// ---- the choice ----------------------------------------------------------------------------------
+
+template <typename L, bool kResidual, bool kAligned, typename T, typename W>
+void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    constexpr int n = Vec<T>::size;
+    int vectors = std::min(call.C / n, L::warps * L::lanes * L::k);
+    Deal deal{vectors, vectors / L::warps, vectors % L::warps, 1.0f / call.C};
+    int64_t blocks = L::rows == 1 ? call.N : n * ceil_div(call.N, (int64_t)n * L::rows);
+    layernorm_forward_kernel<L, kResidual, kAligned>
+        <<<grid_x(blocks), L::warps * kWarp, 0, stream>>>(call, deal);
+    check_launch();
+}
+
+template <typename... Layouts>
+struct Choice {};
+
+// By the first that has room for a row; false if none has. Rows with fewer than `fewest` columns do not come
+// here.
+template <bool kResidual, bool kAligned, int fewest, typename L, typename... More, typename T, typename W>
+bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    constexpr int n = Vec<T>::size;
+    static_assert(L::fewest(n) <= fewest);
+    if (call.C <= L::columns(n)) {
+        launch<L, kResidual, kAligned>(call, stream);
+        return true;
+    }
+    if constexpr (sizeof...(More) > 0) {
+        return launch_first<kResidual, kAligned, L::columns(n) + 1>(Choice<More...>{}, call, stream);
+    }
+    return false;
+}
+
+constexpr int kFewestColumns = 128;  // below, there is too little for a warp
+
+// Warps, lanes, k, all, early, blocks. Few lanes with many vectors each: what a warp does once costs as much
+// as three vectors.
+using Fine16 = Choice<Layout<1, 8, 2, 1, 2, 32>, Layout<1, 8, 4, 2, 2, 28>, Layout<1, 16, 4, 2, 2, 28>,
+                      Layout<1, 16, 5, 4, 1, 20>, Layout<1, 16, 6, 5, 1, 20>, Layout<1, 16, 8, 6, 1, 16>,
+                      Layout<1, 32, 5, 4, 1, 20>, Layout<1, 32, 6, 5, 1, 20>, Layout<1, 32, 7, 6, 0, 20>,
+                      Layout<1, 32, 8, 7, 1, 16>, Layout<2, 32, 6, 4, 1, 10>, Layout<2, 32, 8, 6, 1, 8>,
+                      Layout<4, 32, 6, 4, 1, 5>, Layout<4, 32, 8, 6, 1, 4>, Layout<8, 32, 6, 4, 1, 2>,
+                      Layout<8, 32, 8, 6, 1, 2>>;
+using Fine32 = Choice<Layout<1, 8, 4, 2, 2, 24>, Layout<1, 8, 7, 4, 1, 16>, Layout<1, 16, 6, 3, 1, 16>,
+                      Layout<1, 16, 7, 5, 1, 16>, Layout<1, 32, 4, 3, 1, 20>, Layout<1, 32, 6, 4, 1, 20>,
+                      Layout<1, 32, 7, 5, 0, 20>, Layout<2, 32, 6, 3, 1, 8>, Layout<2, 32, 7, 5, 0, 10>,
+                      Layout<4, 32, 6, 3, 1, 4>, Layout<4, 32, 7, 5, 0, 5>, Layout<8, 32, 6, 3, 1, 2>,
+                      Layout<8, 32, 7, 5, 0, 2>, Layout<16, 32, 6, 3, 1, 1>, Layout<18, 32, 7, 5, 0, 1>>;
+// fewer, for what is rare: residuals, weights of another type, or not aligned
+using Coarse16 = Choice<Layout<1, 8, 4, 1, 0, 20>, Layout<1, 16, 6, 2, 0, 16>, Layout<1, 32, 6, 3, 0, 16>,
+                        Layout<2, 32, 6, 3, 0, 8>, Layout<4, 32, 6, 3, 0, 4>, Layout<8, 32, 6, 3, 0, 2>,
+                        Layout<16, 32, 4, 2, 0, 1>>;
+using Coarse32 = Choice<Layout<1, 8, 8, 3, 0, 16>, Layout<1, 16, 8, 4, 0, 16>, Layout<1, 32, 8, 4, 0, 16>,
+                        Layout<2, 32, 8, 4, 0, 8>, Layout<4, 32, 8, 4, 0, 4>, Layout<8, 32, 8, 4, 0, 2>,
+                        Layout<16, 32, 8, 4, 0, 1>>;
+
+template <typename T, bool fine>
+using Layouts = std::conditional_t<sizeof(T) == 2, std::conditional_t<fine, Fine16, Coarse16>,
+                                   std::conditional_t<fine, Fine32, Coarse32>>;
+
+template <bool kResidual, typename T, typename W>
+bool launch_any(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using Aligned = Layouts<T, !kResidual && std::is_same_v<T, W>>;
+    return aligned(call.weight, call.bias)
+               ? launch_first<kResidual, true, kFewestColumns>(Aligned{}, call, stream)
+               : launch_first<kResidual, false, kFewestColumns>(Layouts<T, false>{}, call, stream);
+}
+
+}  // namespace llmc::layernorm_odd_forward
+
+namespace llmc {
+
+template <typename T, typename W>
+bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_odd_forward;
+    if (call.C < kFewestColumns || call.C > layernorm_registers::kMostColumns || rows_are_vectors(call)) {
+        return false;
+    }
+    return call.residual != nullptr ? launch_any<true>(call, stream) : launch_any<false>(call, stream);
+}
+
+}  // namespace llmc

@@ -1,0 +1,37 @@
+// Weight and bias that a call may lack.
+#pragma once
+#include <cstdint>
+
+#include "llmc/device.cuh"
+
+namespace llmc::layernorm_registers {
+
+constexpr int kMostVectors = 2112, kMostColumns = kMostVectors * 8;  // of a row that is not long
+
+// A missing weight is read from an array of ones, a missing bias from one of zeros: no branches among loads.
+template <int bytes>
+struct alignas(16) Filled {
+    uint32_t words[bytes / 4];
+    constexpr explicit Filled(uint32_t word) : words() {
+        for (uint32_t& w : words) { w = word; }
+    }
+};
+__device__ constexpr Filled<2 * kMostColumns> kOnesBf16(0x3f803f80), kOnesFp16(0x3c003c00);
+__device__ constexpr Filled<4 * kMostColumns> kOnesFp32(0x3f800000), kZeros(0);
+
+template <typename W>
+__device__ const W* ones() {
+    return reinterpret_cast<const W*>(std::is_same_v<W, float>    ? kOnesFp32.words
+                                      : std::is_same_v<W, __half> ? kOnesFp16.words
+                                                                  : kOnesBf16.words);
+}
+template <typename W>
+__device__ const W* or_ones(const W* given) {
+    return given != nullptr ? given : ones<W>();
+}
+template <typename W>
+__device__ const W* or_zeros(const W* given) {
+    return given != nullptr ? given : reinterpret_cast<const W*>(kZeros.words);
+}
+
+}  // namespace llmc::layernorm_registers
