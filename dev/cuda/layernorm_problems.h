@@ -20,6 +20,10 @@ inline void add_forward(Problem& p, const Values& x, Inputs kind) {
     Values bias = form.no_bias ? nullptr : make_vector(weights, p.C, kDrawBias);
     auto t = std::make_shared<const ForwardTruth>(p.dtype, p.N, p.C, p.eps, x, weight, bias);
     bool exact = kind == Inputs::kConstant;  // out is bias, if the version's sums are of x - x[0]
+    Values truth = t->out;
+    if (exact) {  // as T stores it: bias may be wider
+        truth = make_values(p.dtype, p.N, p.C, [&](int64_t, int col) { return bias ? (*bias)[col] : 0.0; });
+    }
     Bound out = [t, exact](const Sums& sums, int64_t row, int64_t c) {
         return exact && sums.from_first ? 0 : t->bound_of_out(sums, row, c);
     };
@@ -27,7 +31,7 @@ inline void add_forward(Problem& p, const Values& x, Inputs kind) {
     Bound rstd = [t](const Sums& sums, int64_t row, int64_t) { return t->bound_of_rstd(sums, row); };
     if (weight) { p.in.push_back({"weight", weights, weight, Extent::kColumns}); }
     if (bias) { p.in.push_back({"bias", weights, bias, Extent::kColumns}); }
-    p.out.push_back({"out", p.dtype, p.N, p.C, t->out, out});
+    p.out.push_back({"out", p.dtype, p.N, p.C, truth, out});
     if (form.no_statistics) { return; }
     p.out.push_back({"mean", statistics, p.N, 1, t->mean, mean, Extent::kRows});
     p.out.push_back({"rstd", statistics, p.N, 1, t->rstd, rstd, Extent::kRows});
