@@ -137,6 +137,15 @@ __device__ inline void store2_async(float2* shared, float2 value, uint64_t* barr
         : "memory");
 }
 
+// the same with four, 16-byte aligned
+__device__ inline void store4_async(void* shared, float4 value, uint64_t* barrier, unsigned rank) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::
+            "r"(cluster_address(shared, rank)),
+        "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(cluster_address(barrier, rank))
+        : "memory");
+}
+
 // --- Hopper: dependent launch ------------------------------------------------------------------------------
 
 // Waits until the kernel before this one, launched with programmatic stream serialization, has finished and

@@ -17,7 +17,10 @@ void layernorm_forward(const LayerNormForward<T, W>& given, cudaStream_t stream)
     }
     if (call.N == 0) { return; }
     if constexpr (!std::is_same_v<T, double>) {
-        if (layernorm_forward_registers(call, stream) || layernorm_forward_odd(call, stream)) { return; }
+        for (auto* regime :
+             {layernorm_forward_registers<T, W>, layernorm_forward_ring<T, W>, layernorm_forward_odd<T, W>}) {
+            if (regime(call, stream)) { return; }
+        }
     }
     layernorm_forward_general(call, stream);
 }

@@ -31,19 +31,11 @@ struct Meeting {
     // nothing more is sent to it, and what it sent itself needs it no longer.
     __device__ const Moments* exchange(const Moments& mine) {
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // every block has opened
-        if (threadIdx.x < blocks) { send(&of_block[cluster_rank()], mine, threadIdx.x); }
+        if (threadIdx.x < blocks) {
+            store4_async(&of_block[cluster_rank()], mine.packed(), &come, threadIdx.x);
+        }
         mbarrier_wait_cluster(&come, 0);
         return of_block;
-    }
-
-private:
-    // into the same place of the block of this rank: 16 bytes, counted off on its barrier
-    __device__ void send(Moments* to, const Moments& x, unsigned rank) {
-        asm volatile(
-            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
-            "[%5];" ::"r"(cluster_address(to, rank)),
-            "f"(x.about), "f"(x.m), "f"(x.squares), "f"(x.n), "r"(cluster_address(&come, rank))
-            : "memory");
     }
 };
 

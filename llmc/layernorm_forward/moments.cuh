@@ -1,4 +1,4 @@
-// Mean and squares of the parts of a row, and of the whole from them.
+// Mean and squares of the parts of a row, of the whole from them, and how it is then normalised.
 #pragma once
 #include "llmc/device.cuh"
 
@@ -8,6 +8,8 @@ namespace llmc::layernorm_registers {
 // bits where the mean is large and the spread small; `squares` is about the mean, n their number.
 struct alignas(16) Moments {
     float about, m, squares, n;
+
+    __device__ float4 packed() const { return {about, m, squares, n}; }
 };
 
 constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
@@ -35,6 +37,14 @@ __device__ Moments joined(const Moments* all, float per_column) {
     return {zero.about, zero.m + mean, squares, 0};
 }
 
+// From the sums of what is left of n elements without `about`, and of its squares; per_n: 1 / n, rounded somehow.
+__device__ inline Moments moments_about(float about, float2 sums, float n, float per_n) {
+    float m = sums.x * per_n;
+    m = fmaf(fmaf(-m, n, sums.x), per_n, m);  // sums.x / n, correctly rounded
+    float squares = fmaf(-sums.x, m, sums.y);
+    return {about, m, squares < 0 ? 0.0f : squares, n};  // a NaN stays one
+}
+
 // of a block's warps
 template <int warps>
 __device__ Moments merge(const Moments& mine, float per_column) {
@@ -43,6 +53,25 @@ __device__ Moments merge(const Moments& mine, float per_column) {
     if (threadIdx.x % kWarp == 0) { of_warp[threadIdx.x / kWarp] = mine; }
     __syncthreads();
     return joined<warps>(of_warp, per_column);
+}
+
+// How a row is normalised: its mean and 1 / deviation; `rest` is what the mean has beyond one number, times -s.
+struct Normal {
+    float mean, s, rest;
+
+    __device__ float xhat(float x) const { return fmaf(x - mean, s, rest); }
+};
+__device__ inline Normal normal_of(const Moments& row, float per_column, float eps) {
+    float s = rsqrtf(row.squares * per_column + eps);
+    float mean = row.about + row.m, rest = (row.about - mean) + row.m;
+    return {mean, s, -rest * s};
+}
+
+// by one thread
+template <typename Call>
+__device__ void write_statistics(const Call& call, int64_t row, const Normal& normal) {
+    if (call.mean != nullptr) { call.mean[row] = normal.mean; }
+    if (call.rstd != nullptr) { call.rstd[row] = normal.s; }
 }
 
 }  // namespace llmc::layernorm_registers

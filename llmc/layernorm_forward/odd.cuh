@@ -24,6 +24,10 @@ using layernorm_realign::Stretch;
 using layernorm_registers::group_sum;
 using layernorm_registers::merge;
 using layernorm_registers::Moments;
+using layernorm_registers::moments_about;
+using layernorm_registers::Normal;
+using layernorm_registers::normal_of;
+using layernorm_registers::write_statistics;
 
 // A row is shared by `lanes` lanes of each of `warps` warps. A lane holds k vectors, the first `all` of which
 // are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far past
@@ -146,10 +150,7 @@ __device__ Moments moments_of_part(const Part<L, T>& part, const Share<L, Vec<T>
         squares[chain] = fmaf(d, d, squares[chain]);
     });
     float2 sum = group_sums<L::lanes>({rests, squares[0] + squares[1]});
-    float m = sum.x * per_n;
-    m = fmaf(fmaf(-m, columns, sum.x), per_n, m);  // sum.x / columns, correctly rounded
-    float squared = fmaf(-sum.x, m, sum.y);
-    return {about, m, squared < 0 ? 0.0f : squared, columns};  // a NaN stays one
+    return moments_about(about, sum, columns, per_n);
 }
 
 // The weights, or biases, of a thread's columns: asked for with the row if `early`, else when they are
@@ -185,19 +186,13 @@ struct Columns {
     }
 };
 
-// How a row is normalised. Its mean is mean + rest, two numbers since one has too few bits where the mean is
-// large and the spread small.
-struct Normal {
-    float mean, s, rest;  // rest is times -s
-
+// a row, and each thread's part of it, in place
+struct Normaliser : Normal {
     template <int n, typename T, typename W>
     __device__ void apply(Elements<T, n>& x, const Elements<W, n>& w, const Elements<W, n>& b) const {
         float y[n];
 #pragma unroll
-        for (int j = 0; j < n; j++) {
-            float xhat = fmaf(as_float(x, j) - mean, s, rest);
-            y[j] = fmaf(xhat, as_float(w, j), as_float(b, j));
-        }
+        for (int j = 0; j < n; j++) { y[j] = fmaf(xhat(as_float(x, j)), as_float(w, j), as_float(b, j)); }
         x = rounded<T>(y);
     }
     template <typename L, typename T, typename Weights, typename Biases>
@@ -236,14 +231,9 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     }
     Moments mine = moments_of_part(part, at, call.C, deal.per_column);
     Moments all = merge<L::warps>(mine, deal.per_column);
-    float s = rsqrtf(all.squares * deal.per_column + (float)call.eps);
-    float mean = all.about + all.m, rest = (all.about - mean) + all.m;
-    if (threadIdx.x % (L::warps * L::lanes) == 0) {
-        if (call.mean != nullptr) { call.mean[row + beyond] = mean; }
-        if (call.rstd != nullptr) { call.rstd[row + beyond] = s; }
-    }
-    Normal normal{mean, s, -rest * s};
-    normal.apply(part, at, weights, biases);
+    Normaliser normaliser{normal_of(all, deal.per_column, (float)call.eps)};
+    if (threadIdx.x % (L::warps * L::lanes) == 0) { write_statistics(call, row + beyond, normaliser); }
+    normaliser.apply(part, at, weights, biases);
     part.store({call.out, call.out_stride, row, beyond}, at, call.C);
 }
 

@@ -9,6 +9,12 @@ namespace llmc {
 template <typename T, typename W>
 bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_t stream);
 
+// columns; longer rows are ring's, but for those with a residual
+constexpr int kLongRow = 32768;
+
+template <typename T, typename W>
+bool layernorm_forward_ring(const LayerNormForward<T, W>& call, cudaStream_t stream);
+
 template <typename T, typename W>
 bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream);
 

@@ -8,8 +8,8 @@
 #pragma once
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
+#include "llmc/clusters.cuh"
 #include "llmc/device.cuh"
-#include "llmc/device_facts.cuh"
 #include "llmc/layernorm_forward/cluster_merge.cuh"
 #include "llmc/layernorm_forward/moments.cuh"
 #include "llmc/layernorm_forward/parameters.cuh"
@@ -168,10 +168,7 @@ __device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t 
         }
     }
     float2 sum = both_sums(warp_sum_pair({rests, squares[0] + squares[1]}));
-    float m = sum.x * per_n;
-    m = fmaf(fmaf(-m, n, sum.x), per_n, m);  // sum.x / n, correctly rounded
-    float squared = fmaf(-sum.x, m, sum.y);
-    return {about, m, squared < 0 ? 0.0f : squared, n};  // a NaN stays one
+    return moments_about(about, sum, n, per_n);
 }
 
 // the row's, the same in every thread: a block's warps meet first, then the cluster's blocks
@@ -235,12 +232,6 @@ __device__ void prefetch_share(const T* row, int C) {
     if (columns > 0) { bulk_prefetch(row + begin, columns * (uint32_t)sizeof(T)); }
 }
 
-template <typename Call>
-__device__ void write_statistics(const Call& call, int64_t row, float mean, float rstd) {
-    if (call.mean != nullptr) { call.mean[row] = mean; }
-    if (call.rstd != nullptr) { call.rstd[row] = rstd; }
-}
-
 template <typename L, bool kResidual, typename T, typename W>
 __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& extra, int64_t row,
                               int first) {
@@ -273,11 +264,9 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
     if constexpr (!L::is_long) { ask_for_parameters(); }
     Moments mine = moments_of_warp(part, per_column, zero, extra.second);
     if constexpr (L::is_long) { ask_for_parameters(); }
-    Moments all = moments_of_row(part, mine, per_column);
-    float s = rsqrtf(all.squares * per_column + (float)call.eps);
-    float mean = all.about + all.m, rest = (all.about - mean) + all.m, ms = -rest * s;
+    Normal normal = normal_of(moments_of_row(part, mine, per_column), per_column, (float)call.eps);
     if (L::is_long ? first == 0 : threadIdx.x % (L::warps * kWarp) == 0) {
-        write_statistics(call, row, mean, s);
+        write_statistics(call, row, normal);
     }
     T* out = call.out + row * call.out_stride + first;
 #pragma unroll
@@ -295,7 +284,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
         float y[L::n];
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
-            float xhat = fmaf(unpacked<L>(part.x.at[i], j, extra.third) - mean, s, ms);
+            float xhat = normal.xhat(unpacked<L>(part.x.at[i], j, extra.third));
             y[j] = fmaf(xhat, weights.as_float(w, j), biases.as_float(b, j));
         }
         store_streaming(out + i * L::step, rounded<T>(y));
@@ -325,22 +314,6 @@ __global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void
 
 // ---- the choice ----------------------------------------------------------------------------------
 
-// How many of its clusters the device holds at once, 0: none. Asked once, when the kernel is prepared too.
-template <auto* kernel>
-int most_clusters(const cudaLaunchConfig_t& config) {
-    static OncePerDevice asked;
-    static std::array<int, kMostDevices> clusters;
-    asked([&](int device) {
-        if (!runs_hopper_code(kernel)) { return; }
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-        if (cudaOccupancyMaxActiveClusters(&clusters[device], kernel, &config) != cudaSuccess) {
-            (void)cudaGetLastError();  // no cluster of this size here
-            clusters[device] = 0;
-        }
-    });
-    return clusters[current_device()];
-}
-
 // false: this device has no such clusters; nothing was done
 template <typename L, bool kResidual, typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
@@ -354,7 +327,7 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
         cudaLaunchAttribute cluster{
             cudaLaunchAttributeClusterDimension, {}, {.clusterDim = {L::cluster, 1, 1}}};
         cudaLaunchConfig_t config{blocks, L::threads, 0, stream, &cluster, 1};
-        extra.ahead = most_clusters<kernel>(config);
+        extra.ahead = most_clusters<kernel>(config, L::cluster);
         if (extra.ahead == 0) { return false; }
         check(cudaLaunchKernelEx(&config, kernel, call, extra));
     }
@@ -369,7 +342,9 @@ template <int held, typename L, typename... More, typename T, typename W>
 bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
     static_assert(L::whole * L::step <= held, "a shorter row would not have all its whole vectors");
     if (call.C <= L::columns) {
-        return call.residual != nullptr ? launch<L, true>(call, stream) : launch<L, false>(call, stream);
+        if (call.residual != nullptr) { return launch<L, true>(call, stream); }
+        if constexpr (held < kLongRow) { return launch<L, false>(call, stream); }
+        return false;
     }
     if constexpr (sizeof...(More) > 0) { return launch_first<L::columns>(Choice<More...>{}, call, stream); }
     return false;

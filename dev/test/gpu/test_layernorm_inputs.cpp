@@ -11,8 +11,8 @@ namespace {
 constexpr Inputs kHard[] = {Inputs::kOffset, Inputs::kConstant, Inputs::kOutlier, Inputs::kDenormal};
 // a shape of each regime, of rows enough that seven magnitudes of constants occur (layernorm_inputs.h)
 // and of lengths that are no powers of two, whose means have roundings
-constexpr Shape kHardShapes[] = {{131, 384}, {131, 769}, {67, 1024}, {35, 4096},
-                                 {5, 4097},  {35, 6400}, {5, 20000}, {7, 20001}};
+constexpr Shape kHardShapes[] = {{131, 384}, {131, 769}, {67, 1024}, {35, 4096}, {5, 4097},
+                                 {35, 6400}, {5, 20000}, {7, 20001}, {5, 40000}};
 
 // ---- inputs of this file alone -------------------------------------------------------------------
 
@@ -124,6 +124,15 @@ TEST_SUITE("thorough") {
     }
 }
 
+// Each cluster takes at least 8 rows on 132 multiprocessors: twice as many as its blocks' moments have places.
+TEST_CASE("layernorm_forward regimes: rings that go round") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+        for (Shape s : {Shape{264, 32776}, {133, 65544}, {67, 131080}}) {
+            check_problem(layernorm_forward_problem(dtype, s, Inputs::kNormal, kPlain));
+        }
+    }
+}
+
 TEST_CASE("layernorm_forward regimes: unlike parts and alternating signs and epsilons") {
     for (Dtype dtype : kDtypes) {
         for (Shape s : kHardShapes) {
@@ -139,8 +148,14 @@ TEST_CASE("layernorm_forward regimes: unlike parts and alternating signs and eps
 
 TEST_CASE("layernorm regimes: infinities and NaNs stay in their rows") {
     for (Dtype dtype : kDtypes) {
-        for (Shape s :
-             {Shape{131, 65}, {131, 768}, {67, 769}, {35, 4096}, {9, 4097}, {9, 16384}, {9, 32768}}) {
+        for (Shape s : {Shape{131, 65},
+                        {131, 768},
+                        {67, 769},
+                        {35, 4096},
+                        {9, 4097},
+                        {9, 16384},
+                        {9, 32768},
+                        {9, 65536}}) {
             for (auto* make : kOps) { check_isolation(make, dtype, s); }
         }
     }

@@ -1,0 +1,266 @@
+// ring: blocks of a cluster share a row, one row after the other, as bulk copies bring them into a ring. A row's
+//         moments are on their way through the cluster while the row before it is normalised and written.
+// Why:    with a cluster for each row (registers.cuh), half of a block's life was its start, the wait for the
+//         others' moments, and weights from L2. Here weight and bias stay in registers from row to row.
+// Moves:  a row once in, once out: 2 N C elements.
+// Result: to be measured
+#pragma once
+#include <algorithm>
+
+#include "llmc/async_copy.cuh"
+#include "llmc/check.cuh"
+#include "llmc/clusters.cuh"
+#include "llmc/device.cuh"
+#include "llmc/layernorm_forward/moments.cuh"
+#include "llmc/layernorm_forward/regimes.h"
+#include "llmc/layernorm_rows.cuh"
+#include "llmc/reduce.cuh"
+#include "llmc/vectors.cuh"
+
+namespace llmc::layernorm_ring_forward {
+
+using layernorm_registers::joined;
+using layernorm_registers::Moments;
+using layernorm_registers::moments_about;
+using layernorm_registers::Normal;
+using layernorm_registers::normal_of;
+using layernorm_registers::write_statistics;
+
+// A row is shared by `blocks` blocks of `warps` warps, whose lanes have k vectors of n columns, just under half of
+// which are whole in any row it is used for. `stages` rows fit the ring: two are at work, the others on their way.
+template <int blocks_, int warps_, int n_, int k_, int stages_>
+struct Layout {
+    static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, stages = stages_;
+    static constexpr int threads = warps * kWarp, step = threads * n;
+    static constexpr int columns = step * k, room = blocks * columns;  // of a block; of a row
+    static constexpr int whole = k / 2 - 1, sample = ceil_div(k, 4);   // sample: of the first mean
+    static_assert(blocks > 1 && blocks <= kWarp && stages > 2 && sample <= whole);
+};
+
+// rows whose moments are under way or in use: a block may be two rows behind another
+constexpr int kMeetings = 4;
+
+template <typename L, typename T>
+struct Shared {
+    alignas(128) T stage[L::stages][L::columns];
+    Moments of_warp[2][L::warps];            // by turn
+    Moments of_block[kMeetings][L::blocks];  // likewise; each block sends its own to all
+    uint64_t full[L::stages];                // a row has come
+    uint64_t met[kMeetings];                 // all blocks' moments have come
+};
+
+// The columns of a block, a warp, a lane, the same in all rows.
+template <typename L>
+struct Share {
+    int begin, columns;  // of the block
+    int first;           // of the lane's first vector, in the block's columns
+    float of_warp;       // columns of the warp
+
+    __device__ Share(int slice, int C)
+        : begin((int)cluster_rank() * slice), columns(min(slice, C - begin)), first(threadIdx.x * L::n) {
+        constexpr int width = kWarp * L::n;
+        int count = 0, warp = threadIdx.x / kWarp * width;
+#pragma unroll
+        for (int i = 0; i < L::k; i++) { count += min(max(columns - warp - i * L::step, 0), width); }
+        of_warp = count;
+    }
+    __device__ int column(int i) const { return first + i * L::step; }
+    __device__ bool inside(int i) const { return i < L::whole || column(i) < columns; }
+};
+
+// Of a warp's part of a row: a first mean of a quarter of it, then the mean and the squares of what is left of
+// all elements without it; why that is good enough: registers.cuh.
+template <typename L, typename T>
+__device__ Moments moments_of_warp(const T* stage, const Share<L>& share, float per_n) {
+    float sums[2] = {}, rests = 0, squares[2] = {};  // two chains of additions, half as long
+#pragma unroll
+    for (int i = 0; i < L::sample; i++) {
+        auto x = load<L::n>(stage + share.column(i));
+#pragma unroll
+        for (int j = 0; j < L::n; j++) { sums[j % 2] += as_float(x, j); }
+    }
+    // rounded before it is taken off, as whoever merges has it
+    float about = __fmul_rn(warp_sum(sums[0] + sums[1]), 1.0f / (L::sample * kWarp * L::n));
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        if (!share.inside(i)) { continue; }
+        auto x = load<L::n>(stage + share.column(i));
+#pragma unroll
+        for (int j = 0; j < L::n; j++) {
+            float d = as_float(x, j) - about;
+            rests += d;
+            squares[j % 2] += d * d;
+        }
+    }
+    float2 sum = both_sums(warp_sum_pair({rests, squares[0] + squares[1]}));
+    return moments_about(about, sum, share.of_warp, per_n);
+}
+
+// What thread 0 needs to ask for the cluster's rows, one after the other.
+template <typename L, typename T>
+struct Fetcher {
+    const T* from;  // the next row, at the block's columns
+    int64_t step;   // elements to the one after
+    uint32_t bytes;
+
+    __device__ void fetch(Shared<L, T>& shared, int stage) {
+        mbarrier_arrive_expect(&shared.full[stage], bytes);
+        bulk_copy(shared.stage[stage], from, bytes, &shared.full[stage]);
+        from += step;
+    }
+};
+
+// Row `turn` has come: its moments go to all blocks.
+template <typename L, typename T>
+__device__ void send_moments(Shared<L, T>& shared, const Share<L>& share, float per_n, int turn) {
+    int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    mbarrier_wait(&shared.full[turn % L::stages], turn / L::stages % 2);
+    Moments mine = moments_of_warp(shared.stage[turn % L::stages], share, per_n);
+    if (lane == 0) { shared.of_warp[turn % 2][warp] = mine; }
+    __syncthreads();
+    if (warp == L::warps - 1) {
+        Moments block = joined<L::warps>(shared.of_warp[turn % 2], 1.0f / share.columns);
+        block.n = share.columns;
+        Moments* to = &shared.of_block[turn % kMeetings][cluster_rank()];
+        if (lane < L::blocks) { store4_async(to, block.packed(), &shared.met[turn % kMeetings], lane); }
+    }
+}
+
+// The row's, once all blocks have sent theirs. The place is made ready for row turn + 4, of which nothing comes
+// before this block has sent row turn + 2.
+template <typename L, typename T>
+__device__ Moments receive_moments(Shared<L, T>& shared, int turn, float per_column) {
+    int meeting = turn % kMeetings;
+    mbarrier_wait_cluster(&shared.met[meeting], turn / kMeetings % 2);
+    if (threadIdx.x == 0) { mbarrier_arrive_expect(&shared.met[meeting], sizeof(shared.of_block[0])); }
+    return joined<L::blocks>(shared.of_block[meeting], per_column);
+}
+
+template <typename L, typename T, typename W>
+struct Parameters {
+    Elements<W, L::n> weight[L::k], bias[L::k];
+
+    __device__ Parameters(const LayerNormForward<T, W>& call, const Share<L>& share) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            bool inside = share.inside(i);
+            int column = share.begin + share.column(i);
+            weight[i] = load_or<L::n, W>(inside ? call.weight : nullptr, column, (W)1.0f);
+            bias[i] = load_or<L::n, W>(inside ? call.bias : nullptr, column, (W)0.0f);
+        }
+    }
+};
+
+// With plain stores: with a streaming hint, which registers.cuh gains by, 2 % slower.
+template <typename L, typename T, typename W>
+__device__ void write_row(T* out, const T* stage, const Share<L>& share,
+                          const Parameters<L, T, W>& parameters, const Normal& normal) {
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        if (!share.inside(i)) { continue; }
+        auto x = load<L::n>(stage + share.column(i));
+        float y[L::n];
+#pragma unroll
+        for (int j = 0; j < L::n; j++) {
+            y[j] = fmaf(normal.xhat(as_float(x, j)), as_float(parameters.weight[i], j),
+                        as_float(parameters.bias[i], j));
+        }
+        store(out + i * L::step, rounded<T>(y));
+    }
+}
+
+template <typename L, typename T>
+__device__ void init_barriers(Shared<L, T>& shared) {
+    for (uint64_t& full : shared.full) { mbarrier_init(&full, 1); }
+    for (uint64_t& met : shared.met) { mbarrier_init(&met, 1); }
+    mbarrier_init_fence();
+    for (uint64_t& met : shared.met) { mbarrier_arrive_expect(&met, sizeof(shared.of_block[0])); }
+}
+
+template <typename L, typename T, typename W>
+__device__ void forward_rows(const LayerNormForward<T, W>& call, int slice, float per_column) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Shared<L, T>*>(memory);
+    Share<L> share(slice, call.C);
+    int64_t groups = gridDim.x / L::blocks, row = blockIdx.x / L::blocks;
+    int rows = (int)((call.N - 1 - row) / groups + 1);  // of this cluster
+    Fetcher<L, T> fetcher{call.inp + row * call.inp_stride + share.begin, groups * call.inp_stride,
+                          share.columns * (uint32_t)sizeof(T)};
+    if (threadIdx.x == 0) {
+        init_barriers(shared);
+        for (int s = 0; s < min(L::stages, rows); s++) { fetcher.fetch(shared, s); }
+    }
+    Parameters<L, T, W> parameters(call, share);
+    float per_n = 1.0f / share.of_warp;
+    cluster_sync();
+    send_moments(shared, share, per_n, 0);
+    T* out = call.out + row * call.out_stride + share.begin + share.first;
+    for (int turn = 0; turn < rows; turn++, row += groups, out += groups * call.out_stride) {
+        if (turn + 1 < rows) { send_moments(shared, share, per_n, turn + 1); }
+        Normal normal = normal_of(receive_moments(shared, turn, per_column), per_column, (float)call.eps);
+        if (threadIdx.x == 0 && share.begin == 0) { write_statistics(call, row, normal); }
+        write_row(out, shared.stage[turn % L::stages], share, parameters, normal);
+        fence_proxy_async();
+        __syncthreads();
+        if (threadIdx.x == 0 && turn + L::stages < rows) { fetcher.fetch(shared, turn % L::stages); }
+    }
+    cluster_sync();  // nobody leaves while moments may still be sent to it
+}
+
+template <typename L, typename T, typename W>
+__global__ __launch_bounds__(L::threads, 1) void layernorm_forward_kernel(LayerNormForward<T, W> call,
+                                                                          int slice, float per_column) {
+    if constexpr (kSm90) { forward_rows<L>(call, slice, per_column); }
+}
+
+// ---- the launch ----------------------------------------------------------------------------------
+
+// false: this device has no such clusters; nothing was done
+template <typename L, typename T, typename W>
+bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_forward_kernel<L, T, W>;
+    cudaLaunchAttribute cluster{cudaLaunchAttributeClusterDimension, {}, {.clusterDim = {L::blocks, 1, 1}}};
+    cudaLaunchConfig_t config{0, L::threads, sizeof(Shared<L, T>), stream, &cluster, 1};
+    int groups = most_clusters<kernel>(config, L::blocks);
+    if (groups == 0) { return false; }
+    config.gridDim.x = (unsigned)std::min<int64_t>(groups, call.N) * L::blocks;
+    int slice = ceil_div(ceil_div(call.C, L::blocks), L::n) * L::n;
+    check(cudaLaunchKernelEx(&config, kernel, call, slice, 1.0f / call.C));
+    return true;
+}
+
+// ---- the choice ----------------------------------------------------------------------------------
+
+template <typename... Layouts>
+struct Choice {};
+
+// by the first that has room for a row; false if none has
+template <typename L, typename... More, typename T, typename W>
+bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    if (call.C <= L::room) { return launch<L>(call, stream); }
+    if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
+    return false;
+}
+
+// Blocks, warps, n, k, stages, by measurement. What counts is that SMs stay together in the address range: without
+// the wait for one another's moments the same kernel takes 3 to 6 % more. So few stages, and clusters of 16.
+using Layouts16 = Choice<Layout<8, 8, 8, 4, 3>,     // 65536 columns
+                         Layout<16, 4, 8, 8, 4>,    // 131072
+                         Layout<16, 16, 8, 4, 4>>;  // 262144
+using Layouts32 = Choice<Layout<16, 8, 4, 4, 3>,    // 65536
+                         Layout<16, 4, 4, 16, 4>,   // 131072
+                         Layout<16, 16, 4, 8, 3>>;  // 262144
+
+}  // namespace llmc::layernorm_ring_forward
+
+namespace llmc {
+
+template <typename T, typename W>
+bool layernorm_forward_ring(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_ring_forward;
+    using Layouts = std::conditional_t<sizeof(T) == 2, Layouts16, Layouts32>;
+    if (call.C <= kLongRow || call.residual != nullptr || !rows_are_vectors(call)) { return false; }
+    return launch_first(Layouts{}, call, stream);
+}
+
+}  // namespace llmc
