@@ -1,5 +1,6 @@
 // The last step of sums over rows: a kernel before it left, for each of several groups of rows, a partial sum
-// of every column; here the groups are added up, always in the same order.
+// of every column; here the groups are added up, always in the same order. And for rows that no other kernel
+// has at hand, both steps.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,10 +15,18 @@ namespace llmc {
 constexpr int kColumnGroups = 128;  // where sizes alone are to fix the order of the additions
 constexpr int kColumnBlock = 256, kColumnWarps = kColumnBlock / kWarp;
 
+// ---- groups into results ---------------------------------------------------------------------------
+
+// what is made by one launch: each (C), or null if not wanted
+template <typename Grad>
+struct ColumnResults {
+    Grad *first, *second = nullptr, *third = nullptr;
+};
+
 // A lane has n neighbouring columns, the warps of a block take groups in turn; then a thread adds up what the warps
-// have of one column. blockIdx.y chooses between two results. partial (2,groups,C)
+// have of one column. blockIdx.y chooses the result. partial (gridDim.y,groups,C)
 template <int n, int kMostWarps, typename Grad, typename Acc>
-__global__ __launch_bounds__(kMostWarps* kWarp) void finish_columns_kernel(Grad* first, Grad* second,
+__global__ __launch_bounds__(kMostWarps* kWarp) void finish_columns_kernel(ColumnResults<Grad> results,
                                                                            const Acc* partial, int groups,
                                                                            int64_t C, bool accumulate) {
     constexpr int kTile = kWarp * n;
@@ -25,7 +34,7 @@ __global__ __launch_bounds__(kMostWarps* kWarp) void finish_columns_kernel(Grad*
     int at = threadIdx.x % kWarp * n, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
     int64_t tile = (int64_t)blockIdx.x * kTile;
     partial += blockIdx.y * groups * C + tile;
-    Grad* out = blockIdx.y == 0 ? first : second;
+    Grad* out = blockIdx.y == 0 ? results.first : blockIdx.y == 1 ? results.second : results.third;
     if (out == nullptr) { return; }
     if constexpr (kSm90) {
         dependency_launch();
@@ -51,29 +60,79 @@ __global__ __launch_bounds__(kMostWarps* kWarp) void finish_columns_kernel(Grad*
 
 // With many groups, many warps of narrow tiles; few groups of long rows are read 16 bytes at a time.
 template <int n, int kMostWarps, typename Grad, typename Acc>
-void launch_finish(Grad* first, Grad* second, const Acc* partial, int groups, int C, bool accumulate,
+void launch_finish(const ColumnResults<Grad>& results, const Acc* partial, int groups, int C, bool accumulate,
                    cudaStream_t stream, bool early) {
     cudaLaunchAttribute dependent{};
     dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     dependent.val.programmaticStreamSerializationAllowed = 1;
-    dim3 grid(grid_x(ceil_div(C, kWarp * n)), second != nullptr ? 2 : 1);
+    int sets = results.third != nullptr ? 3 : results.second != nullptr ? 2 : 1;
+    dim3 grid(grid_x(ceil_div(C, kWarp * n)), sets);
     int warps = std::clamp(ceil_div(groups, 4), 1, kMostWarps);  // about 4 loads a thread, all under way at once
     cudaLaunchConfig_t config{grid, (unsigned)(warps * kWarp), 0, stream, &dependent, early ? 1u : 0u};
-    check(cudaLaunchKernelEx(&config, finish_columns_kernel<n, kMostWarps, Grad, Acc>, first, second, partial,
+    check(cudaLaunchKernelEx(&config, finish_columns_kernel<n, kMostWarps, Grad, Acc>, results, partial,
                              groups, (int64_t)C, accumulate));
 }
 
-// first (C) = or += the sums of partial's first (groups,C) numbers; second of the next ones. Either may be
-// null. early: the kernel that leaves partial calls dependency_launch() where this one may start.
+// The first result = or += the sums of partial's first (groups,C) numbers, the others of the next ones.
+// early: the kernel that leaves partial calls dependency_launch() where this one may start.
 template <typename Grad, typename Acc>
-void finish_columns(Grad* first, Grad* second, const Acc* partial, int groups, int C, bool accumulate,
-                    cudaStream_t stream, bool early = false) {
+void finish_columns(const ColumnResults<Grad>& results, const Acc* partial, int groups, int C,
+                    bool accumulate, cudaStream_t stream, bool early = false) {
     if constexpr (sizeof(Acc) == sizeof(float)) {
         if (groups <= 66 && C >= 4096 && C % 4 == 0) {
-            return launch_finish<4, 8>(first, second, partial, groups, C, accumulate, stream, early);
+            return launch_finish<4, 8>(results, partial, groups, C, accumulate, stream, early);
         }
     }
-    launch_finish<1, kWarp>(first, second, partial, groups, C, accumulate, stream, early);
+    launch_finish<1, kWarp>(results, partial, groups, C, accumulate, stream, early);
+}
+
+// ---- from rows -------------------------------------------------------------------------------------
+
+// A block sums a tile of 32 kV columns over one group of the rows of x (N,C), which lie `stride` elements
+// apart. partial (kColumnGroups,C)
+template <typename T, int kV>
+__global__ void sum_columns_kernel(acc_t<T>* partial, const T* x, int64_t stride, int64_t N, int C) {
+    using Acc = acc_t<T>;
+    __shared__ Acc warp_sums[kColumnWarps][kWarp * kV];
+    int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    int tiles = ceil_div(C, kWarp * kV), group = blockIdx.x / tiles;
+    int tile = (int)(blockIdx.x % tiles) * kWarp * kV, c = tile + lane * kV;
+    int64_t rows = ceil_div(N, (int64_t)kColumnGroups), end = min(N, (group + 1) * rows);
+    Acc sum[kV] = {};
+#pragma unroll 4
+    for (int64_t row = group * rows + warp; row < end && c < C; row += kColumnWarps) {
+        auto more = load<kV>(x + row * stride + c);
+#pragma unroll
+        for (int i = 0; i < kV; i++) { sum[i] += (Acc)more.at[i]; }
+    }
+#pragma unroll
+    for (int i = 0; i < kV; i++) { warp_sums[warp][i * kWarp + lane] = sum[i]; }
+    __syncthreads();
+    for (int k = threadIdx.x; k < min(kWarp * kV, C - tile); k += kColumnBlock) {
+        Acc total = 0;
+        for (int w = 0; w < kColumnWarps; w++) { total += warp_sums[w][k % kV * kWarp + k / kV]; }
+        partial[(int64_t)group * C + tile + k] = total;
+    }
+}
+
+// bytes; no initialisation needed
+template <typename T>
+size_t sum_columns_scratch(int C) {
+    return sizeof(acc_t<T>) * kColumnGroups * (size_t)C;
+}
+
+// sums (C) = or += the sums over the rows of x (N,C)
+template <typename Grad, typename T>
+void sum_columns(Grad* sums, void* scratch, const T* x, int64_t stride, int64_t N, int C, bool accumulate,
+                 cudaStream_t stream) {
+    constexpr int kV = Vec<T>::size;
+    bool vectors = (C | stride) % kV == 0 && aligned(x);
+    int tiles = ceil_div(C, kWarp * (vectors ? kV : 1));
+    auto* kernel = vectors ? sum_columns_kernel<T, kV> : sum_columns_kernel<T, 1>;
+    auto* partial = (acc_t<T>*)scratch;
+    kernel<<<grid_x((int64_t)tiles * kColumnGroups), kColumnBlock, 0, stream>>>(partial, x, stride, N, C);
+    check_launch();
+    finish_columns<Grad, acc_t<T>>({sums}, partial, kColumnGroups, C, accumulate, stream);
 }
 
 }  // namespace llmc

@@ -1,5 +1,6 @@
 // The layers of GPT-2 on the GPU, forward and backward, in execution order, shapes beside the calls.
-// Everything is queued on one stream; nothing waits.
+// Everything is queued on one stream; nothing waits. In backward a linear layer whose output is added to the
+// residual stream gets the gradient of its bias, sums over the stream's, from the layernorm that completes that.
 #pragma once
 #include "llmc/batch.h"
 #include "llmc/gpt2_memory.cuh"
@@ -37,9 +38,9 @@ private:
     void forward_attention(Layer& a, int l, int B, int T_);
     void forward_mlp(Layer& a, int l, int64_t N);
     void add_layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight, const float* mean,
-                                const float* rstd, int64_t N, bool accumulate);
-    void linear_backward(T* dinp, int weight, int bias, int l, const T* dout, const T* inp, int64_t N, int C,
-                         int OC, bool accumulate);
+                                const float* rstd, Grad* dresidual_sums, int64_t N, bool accumulate);
+    void linear_backward(T* dinp, int weight, int l, const T* dout, const T* inp, int64_t N, int C, int OC,
+                         bool accumulate);
     void backward_block(Layer& a, int l, const T* residual, int B, int T_, bool accumulate);
 };
 
@@ -106,28 +107,30 @@ void GPT2Network<T, Grad>::forward(const Batch& batch, const int32_t* tokens) {
                    stream);
 }
 
-// dresidual += what dproj, the gradient of a layernorm's output, becomes through it
+// dresidual += what dproj, the gradient of a layernorm's output, becomes through it; dresidual_sums (C), unless
+// null: the sums over its rows
 template <typename T, typename Grad>
 void GPT2Network<T, Grad>::add_layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight,
-                                                  const float* mean, const float* rstd, int64_t N,
-                                                  bool accumulate) {
+                                                  const float* mean, const float* rstd, Grad* dresidual_sums,
+                                                  int64_t N, bool accumulate) {
     LayerNormBackward<T, Grad> call{mem.dresidual, dweight, dbias, mem.scratch, mem.dproj,      inp,
                                     weight,        mean,    rstd,  N,           config.channels};
     call.accumulate_dinp = true;
     call.accumulate = accumulate;
+    call.dinp_sums = dresidual_sums;
     layernorm_backward(call, stream);
 }
 
-// of out (N,OC) = inp (N,C) weight^T + bias: dinp, unless null, and the gradients of weight and bias
+// of out (N,OC) = inp (N,C) weight^T + bias: dinp, unless null, and the gradient of weight
 template <typename T, typename Grad>
-void GPT2Network<T, Grad>::linear_backward(T* dinp, int weight, int bias, int l, const T* dout, const T* inp,
-                                           int64_t N, int C, int OC, bool accumulate) {
-    bias_backward(grad(bias, l), mem.scratch, dout, N, OC, accumulate, stream);
+void GPT2Network<T, Grad>::linear_backward(T* dinp, int weight, int l, const T* dout, const T* inp, int64_t N,
+                                           int C, int OC, bool accumulate) {
     matmul.backward_weight(grad(weight, l), dout, inp, N, C, OC, accumulate, stream);
     if (dinp != nullptr) { matmul.backward_input(dinp, dout, param(weight, l), N, C, OC, stream); }
 }
 
-// dresidual (N,C): the gradient of the block's output on entry, of its input `residual` on return
+// On entry dresidual (N,C) is the gradient of the block's output, and fcprojb has its gradient; on return it is the
+// gradient of the block's input `residual`, and fcprojb of the block below has its.
 template <typename T, typename Grad>
 void GPT2Network<T, Grad>::backward_block(Layer& a, int l, const T* residual, int B, int T_,
                                           bool accumulate) {
@@ -142,17 +145,19 @@ void GPT2Network<T, Grad>::backward_block(Layer& a, int l, const T* residual, in
     }
     if (settings.recompute != Recompute::kNone) { forward_mlp(a, l, N); }
 
-    linear_backward(nullptr, kFcprojw, kFcprojb, l, mem.dresidual, a.fch_gelu, N, 4 * C, C, accumulate);
+    linear_backward(nullptr, kFcprojw, l, mem.dresidual, a.fch_gelu, N, 4 * C, C, accumulate);
     matmul.backward_input_gelu(mem.dwide, mem.dresidual, param(kFcprojw, l), a.fch, N, 4 * C, C,
-                               stream);                                                    // (N,4C)
-    linear_backward(mem.dproj, kFcw, kFcb, l, mem.dwide, a.ln2, N, C, 4 * C, accumulate);  // (N,C)
+                               stream);  // (N,4C)
+    bias_backward(grad(kFcb, l), mem.scratch, mem.dwide, N, 4 * C, accumulate, stream);
+    linear_backward(mem.dproj, kFcw, l, mem.dwide, a.ln2, N, C, 4 * C, accumulate);  // (N,C)
     add_layernorm_gradient(grad(kLn2w, l), grad(kLn2b, l), a.residual2, param(kLn2w, l), a.ln2_mean,
-                           a.ln2_rstd, N, accumulate);
-    linear_backward(mem.dproj, kAttprojw, kAttprojb, l, mem.dresidual, a.atty, N, C, C, accumulate);  // (N,C)
+                           a.ln2_rstd, grad(kAttprojb, l), N, accumulate);
+    linear_backward(mem.dproj, kAttprojw, l, mem.dresidual, a.atty, N, C, C, accumulate);  // (N,C)
     attention_backward(mem.dwide, mem.scratch, mem.dproj, a.qkv, a.atty, a.lse, B, T_, NH, C / NH, stream);
-    linear_backward(mem.dproj, kQkvw, kQkvb, l, mem.dwide, a.ln1, N, C, 3 * C, accumulate);  // (N,C)
+    bias_backward(grad(kQkvb, l), mem.scratch, mem.dwide, N, 3 * C, accumulate, stream);
+    linear_backward(mem.dproj, kQkvw, l, mem.dwide, a.ln1, N, C, 3 * C, accumulate);  // (N,C)
     add_layernorm_gradient(grad(kLn1w, l), grad(kLn1b, l), residual, param(kLn1w, l), a.ln1_mean, a.ln1_rstd,
-                           N, accumulate);
+                           l > 0 ? grad(kFcprojb, l - 1) : nullptr, N, accumulate);
 }
 
 template <typename T, typename Grad>
@@ -165,6 +170,7 @@ void GPT2Network<T, Grad>::backward(const Batch& batch, const int32_t* tokens, b
         mem.dresidual, grad(kLnfw),  grad(kLnfb),  mem.scratch, mem.dproj, mem.layers[L - 1].residual3,
         param(kLnfw),  mem.lnf_mean, mem.lnf_rstd, N,           C};
     final.accumulate = accumulate;
+    final.dinp_sums = grad(kFcprojb, L - 1);
     layernorm_backward(final, stream);
     for (int l = L - 1; l >= 0; l--) {
         const T* residual = l == 0 ? mem.encoded : mem.layers[l - 1].residual3;

@@ -5,7 +5,8 @@
 //   Grad:  T or float                                gradients of weight and bias
 // Any N from 0, any C from 1, any alignment of T. A row's result does not depend on the batch it sits in; sums over
 // rows run in a fixed order: the same call gives the same bits. Everything is queued on the stream, nothing waits;
-// nothing is allocated. Errors (llmc::Error): sizes below 0 or C 0, a grid too large, a failed launch.
+// nothing is allocated. Errors (llmc::Error): sizes below 0 or C 0, a grid too large, a failed
+// launch, dinp_sums without dinp.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +42,8 @@ void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream);
 // dinp = rstd (g - mean(g) - xhat mean(g xhat)) with g = weight dout and xhat = (inp - mean) rstd;
 // dweight = sum over rows of dout xhat; dbias = sum over rows of dout.
 // dinp may alias dout where the rows are the same. Nothing else may alias.
+// dinp_sums = sum over rows of dinp as stored. What it is for: where inp is a residual stream, to which a linear
+// layer has added its output, dinp is that layer's dout, and dinp_sums the gradient of its bias.
 template <typename T, typename Grad = T, typename W = T>
 struct LayerNormBackward {
     T* dinp;                            // (N,C) written (=); += with accumulate_dinp; null if not wanted
@@ -56,6 +59,7 @@ struct LayerNormBackward {
     int C;
     bool accumulate_dinp = false, accumulate = false;
     int64_t dinp_stride = 0, dout_stride = 0, inp_stride = 0;  // elements from row to row, 0 = C
+    Grad* dinp_sums = nullptr;          // (C) like dweight, but of dinp: after its +=, rounded to T; not without dinp
 };
 
 // bytes for any N, T, Grad and W at this C on this machine's GPUs

@@ -1,12 +1,13 @@
 // LayerNorm backward: asks the regimes in turn, layernorm_backward/regimes.h, gives the call to the first
-// that takes it, and adds up the sums by column it leaves.
+// that takes it, and adds up the sums by column it leaves. Those of dinp, where it leaves none, are made by
+// another pass over dinp.
 #include "llmc/column_sums.cuh"
 #include "llmc/layernorm_backward/regimes.h"
 
 namespace llmc {
 
 // 128 groups of doubles, or 256 of floats: more than any GPU has multiprocessors
-size_t layernorm_backward_scratch(int C) { return 2 * sizeof(double) * kColumnGroups * (size_t)C; }
+size_t layernorm_backward_scratch(int C) { return 3 * sizeof(double) * kColumnGroups * (size_t)C; }
 
 template <typename T, typename W>
 ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bool columns,
@@ -24,11 +25,16 @@ ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bo
 
 template <typename T, typename Grad, typename W>
 void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream) {
+    using Acc = acc_t<T>;
     require(given.C > 0 && given.N >= 0, "layernorm_backward: C must be positive, N not negative");
-    LayerNormBackwardRows<T, W> call{given.dinp, nullptr,           nullptr,           given.scratch,
-                                     given.dout, given.inp,         given.weight,      given.mean,
-                                     given.rstd, given.N,           given.C,           given.accumulate_dinp,
-                                     false,      given.dinp_stride, given.dout_stride, given.inp_stride};
+    require(
+        given.dinp_sums == nullptr || given.dinp != nullptr || given.N == 0,
+        "layernorm_backward: dinp_sums are wanted, but dinp is null: give memory for both, or null for both");
+    LayerNormBackwardRows<T, W> call{{given.dinp, nullptr, nullptr, given.scratch, given.dout, given.inp,
+                                      given.weight, given.mean, given.rstd, given.N, given.C,
+                                      given.accumulate_dinp, false, given.dinp_stride, given.dout_stride,
+                                      given.inp_stride}};
+    call.sum_dinp = given.dinp_sums != nullptr;
     for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {
         if (*stride == 0) { *stride = call.C; }
     }
@@ -36,8 +42,13 @@ void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t
     ColumnGroups groups;
     if (call.N > 0) { groups = layernorm_backward_rows(call, columns, stream); }
     if (columns) {  // no rows: no groups, and the sums are 0
-        finish_columns(given.dweight, given.dbias, (const acc_t<T>*)call.scratch, groups.count, call.C,
-                       given.accumulate, stream, groups.early);
+        finish_columns<Grad, Acc>({given.dweight, given.dbias, groups.dinp ? given.dinp_sums : nullptr},
+                                  (const Acc*)call.scratch, groups.count, call.C, given.accumulate, stream,
+                                  groups.early);
+    }
+    if (call.sum_dinp && !groups.dinp) {
+        sum_columns(given.dinp_sums, call.scratch, call.dinp, call.dinp_stride, call.N, call.C,
+                    given.accumulate, stream);
     }
 }
 

@@ -35,7 +35,7 @@ GROUPS = [("", r"finish_columns"), ("matmul", r"nvjet|cutlass|xmma|gemm|splitk|c
           ("attention forward", r"attention_forward"), ("attention backward", r"attention_(backward|dot)"),
           ("layernorm forward", r"layernorm_forward"), ("layernorm backward", r"layernorm_backward"),
           ("gelu", r"gelu_(forward|backward)"), ("classifier", r"classifier|sum_losses"),
-          ("encoder", r"encoder_"), ("bias gradient", r"bias_"),
+          ("encoder", r"encoder_"), ("bias gradient", r"bias_|sum_columns"),
           ("adamw", r"adamw|round_parameters|decide_step"), ("norm", r"sum_of_squares|sum_of_partials"),
           ("copies and fills", r"^mem(cpy|set)\b")]
 WAITS = re.compile(r"Synchronize|^cu(da)?Memcpy(?!.*Async)|^cu(da)?Memset(?!.*Async)|^cudaMalloc(?!Async)|"

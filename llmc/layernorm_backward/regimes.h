@@ -1,20 +1,23 @@
 // The kernels LayerNorm backward chooses from, a file each: <name>.cu, or a <name>.cuh of which
 // <name>_<type>.cu make kernels. A regime writes dinp (=, or += with accumulate_dinp) and leaves in scratch, for
 // each of several groups of rows, the sums of dout xhat and of dout by column: (2,groups,C), of acc_t<T>. It
-// answers how many groups; 0: it does not take such a call and has done nothing. A call's dweight and dbias are
-// null here; strides are filled in; N is at least 1.
+// answers how many groups; 0: it does not take such a call and has done nothing. With sum_dinp a regime may leave
+// the sums of dinp, as stored, after the other two: (3,groups,C), and says so. A call's dweight, dbias and
+// dinp_sums are null here; strides are filled in; N is at least 1.
 #pragma once
 #include "llmc/layernorm.h"
 
 namespace llmc {
 
 template <typename T, typename W>
-using LayerNormBackwardRows = LayerNormBackward<T, float, W>;
+struct LayerNormBackwardRows : LayerNormBackward<T, float, W> {
+    bool sum_dinp = false;
+};
 
 struct ColumnGroups {
     int count = 0;
-    bool early =
-        false;  // the kernel calls dependency_launch(): the one that adds the groups up may come and wait
+    bool early = false;  // the kernel calls dependency_launch(): the one that adds up may come and wait
+    bool dinp = false;   // the sums of dinp are there, too
 };
 
 template <typename T, typename W>

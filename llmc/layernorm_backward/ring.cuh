@@ -1,5 +1,5 @@
 // ring: teams of warps share rows that come by bulk copies into a shallow ring; both halves of a row's work share
-//         registers, so shared memory is read once. Sums for dweight and dbias stay in registers to the end.
+//         registers, so shared memory is read once. Sums by column, of dinp too if wanted, stay there to the end.
 // Why:    v4 and v5 have a warp per row: too few columns a lane, or too many; v6 a barrier of the whole block per row.
 //         The layout is known to the compiler: with it at run time a row took twice the instructions.
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
@@ -37,7 +37,9 @@ struct Shared {
     uint64_t full[L::teams][L::stages];                               // a stage has come
     uint64_t summed[L::teams][2];                     // all pairs of a row have come, by parity
     alignas(16) float2 pairs[L::teams][2][L::pairs];  // each warp's sums, by row parity
-    static_assert(sizeof(stage) >= L::teams * 2 * L::columns * sizeof(float), "the sums by column end there");
+    // of a set each for dweight, dbias, and for += dinp
+    static_assert(sizeof(stage) >= L::teams * kStreams * L::columns * sizeof(float),
+                  "the sums by column end there");
 };
 
 // The statistics of a team's rows, 32 at a time, one a lane; half-way the next 32 are asked for.
@@ -136,17 +138,19 @@ struct Fetcher {
 };
 
 // what a lane keeps of one row between its halves, and of all rows to the end
-template <typename L, bool kAccumulate, typename T, typename W>
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 struct Held {
-    float xhat[L::k][L::n], wdy[L::k][L::n], dweight[L::k][L::n] = {}, dbias[L::k][L::n] = {};
+    static constexpr int kSets = kSum ? 3 : 2;
+    float xhat[L::k][L::n], wdy[L::k][L::n];
+    float sums[kSets][L::k][L::n] = {};                // by column: for dweight, for dbias, of dinp
     Elements<T, L::n> before[kAccumulate ? L::k : 1];  // dinp as it was
     Elements<W, L::n> weight[L::k];
 };
 
 // First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat.
 // Beyond the last column inp and dout are 0, and with a mean of 0 add nothing.
-template <typename L, bool kAccumulate, int kStreams, typename T, typename W>
-__device__ float2 read_row(Held<L, kAccumulate, T, W>& held, const T (&stage)[kStreams][L::columns],
+template <typename L, bool kAccumulate, bool kSum, int kStreams, typename T, typename W>
+__device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T (&stage)[kStreams][L::columns],
                            int first, int columns, float m, float s) {
     float2 sums{0, 0};
 #pragma unroll
@@ -161,8 +165,8 @@ __device__ float2 read_row(Held<L, kAccumulate, T, W>& held, const T (&stage)[kS
                   wdy = dy * as_float(held.weight[i], j);
             held.xhat[i][j] = xhat;
             held.wdy[i][j] = wdy;
-            held.dweight[i][j] += dy * xhat;
-            held.dbias[i][j] += dy;
+            held.sums[0][i][j] += dy * xhat;
+            held.sums[1][i][j] += dy;
             sums.x += wdy;
             sums.y += wdy * xhat;
         }
@@ -171,8 +175,8 @@ __device__ float2 read_row(Held<L, kAccumulate, T, W>& held, const T (&stage)[kS
 }
 
 // second half: dinp from the row's means of wdy and of wdy xhat
-template <typename L, bool kAccumulate, typename T, typename W>
-__device__ void write_row(T* dinp, const Held<L, kAccumulate, T, W>& held, int first, int columns, float c1,
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+__device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held, int first, int columns, float c1,
                           float c2, float s) {
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
@@ -182,7 +186,12 @@ __device__ void write_row(T* dinp, const Held<L, kAccumulate, T, W>& held, int f
             result[j] = fmaf(fmaf(held.xhat[i][j], -c2, held.wdy[i][j]), s, -c1 * s);
             if constexpr (kAccumulate) { result[j] += as_float(held.before[i], j); }
         }
-        if (first + i * L::step < columns) { store(dinp + i * L::step, rounded<T>(result)); }
+        auto stored = rounded<T>(result);
+        if (first + i * L::step < columns) { store(dinp + i * L::step, stored); }
+        if constexpr (kSum) {
+#pragma unroll
+            for (int j = 0; j < L::n; j++) { held.sums[2][i][j] += as_float(stored, j); }
+        }
     }
 }
 
@@ -191,26 +200,29 @@ __device__ void write_row(T* dinp, const Held<L, kAccumulate, T, W>& held, int f
 template <typename L, typename HeldT>
 __device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, int team, int first, int begin,
                            int columns, int C) {
+    constexpr int kAll = HeldT::kSets * L::columns;
     __syncthreads();  // nobody reads the ring any more
 #pragma unroll
-    for (int i = 0; i < L::k; i++) {
-        float* to = of_teams + team * 2 * L::columns + first + i * L::step;
-        store(to, *reinterpret_cast<const Elements<float, L::n>*>(held.dweight[i]));
-        store(to + L::columns, *reinterpret_cast<const Elements<float, L::n>*>(held.dbias[i]));
+    for (int set = 0; set < HeldT::kSets; set++) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            store(of_teams + team * kAll + set * L::columns + first + i * L::step,
+                  *reinterpret_cast<const Elements<float, L::n>*>(held.sums[set][i]));
+        }
     }
     __syncthreads();
     int64_t groups = gridDim.x / L::blocks, group = blockIdx.x / L::blocks;
 #pragma unroll 1
-    for (int at = threadIdx.x * 4; at < 2 * L::columns; at += L::threads * 4) {
-        int half = at / L::columns, c = at % L::columns;
+    for (int at = threadIdx.x * 4; at < kAll; at += L::threads * 4) {
+        int set = at / L::columns, c = at % L::columns;
         auto sum = load<4>(of_teams + at);
 #pragma unroll 1
         for (int t = 1; t < L::teams; t++) {
-            auto more = load<4>(of_teams + t * 2 * L::columns + at);
+            auto more = load<4>(of_teams + t * kAll + at);
 #pragma unroll
             for (int j = 0; j < 4; j++) { sum.at[j] += more.at[j]; }
         }
-        if (c < columns) { store(scratch + (half * groups + group) * C + begin + c, sum); }
+        if (c < columns) { store(scratch + (set * groups + group) * C + begin + c, sum); }
     }
 }
 
@@ -234,7 +246,7 @@ __device__ void init_barriers(Shared<L, kStreams, T>& shared, int team) {
 }
 
 // slice: columns of a block
-template <typename L, bool kAccumulate, typename T, typename W>
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice) {
     constexpr int kStreams = kAccumulate ? 3 : 2;
     extern __shared__ __align__(128) unsigned char memory[];
@@ -257,7 +269,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
     clear_rest(shared, team, first, columns);
     Statistics statistics{call.mean + row, call.rstd + row, step, rows, (int)threadIdx.x % kWarp};
     statistics.ask(0, statistics.m, statistics.s);
-    Held<L, kAccumulate, T, W> held;
+    Held<L, kAccumulate, kSum, T, W> held;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         const W* from = first + i * L::step < columns ? call.weight : nullptr;
@@ -292,10 +304,10 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
     if constexpr (L::blocks > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
 }
 
-template <typename L, bool kAccumulate, typename T, typename W>
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
                                                                            int slice) {
-    if constexpr (kSm90) { backward_rows<L, kAccumulate>(call, slice); }
+    if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, slice); }
 }
 
 // ---- the launch ----------------------------------------------------------------------------------
@@ -318,9 +330,9 @@ int most_groups(cudaLaunchConfig_t config, int blocks) {
     return groups[current_device()];
 }
 
-template <typename L, bool kAccumulate, typename T, typename W>
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, T, W>;
+    constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -334,7 +346,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     config.gridDim.x = groups * L::blocks;
     int slice = ceil_div(ceil_div(call.C, L::blocks), Vec<T>::size) * Vec<T>::size;
     check(cudaLaunchKernelEx(&config, kernel, call, slice));
-    return {groups, true};
+    return {groups, true, kSum};
 }
 
 // ---- the choice ----------------------------------------------------------------------------------
@@ -345,13 +357,20 @@ struct Both {};
 template <typename... Boths>
 struct Choice {};
 
+// Of rows up to this long dinp is summed here, where it is added to, as in GPT-2's residual stream: one more kernel
+// for each layout.
+constexpr int kSummedColumns = 2048;
+
 // by the first that has room for a row; {} if none has
 template <typename Write, typename Add, typename... More, typename T, typename W>
 ColumnGroups launch_first(Choice<Both<Write, Add>, More...>, const LayerNormBackwardRows<T, W>& call,
                           cudaStream_t stream) {
     bool add = call.accumulate_dinp;
     if (call.C <= (add ? Add::room : Write::room)) {
-        return add ? launch<Add, true>(call, stream) : launch<Write, false>(call, stream);
+        if constexpr (Add::room <= kSummedColumns) {
+            if (add && call.sum_dinp) { return launch<Add, true, true>(call, stream); }
+        }
+        return add ? launch<Add, true, false>(call, stream) : launch<Write, false, false>(call, stream);
     }
     if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
     return {};
@@ -409,7 +428,7 @@ ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<T, W>& call, cu
     using Layouts = std::conditional_t<sizeof(T) == 2, Layouts16, Layouts32>;
     using Any = std::conditional_t<sizeof(T) == 2, Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 4, 2, 3, 2>>;
     if (call.dinp == nullptr || !rows_are_vectors(call)) { return {}; }
-    if (!runs_hopper_code(layernorm_backward_kernel<Any, false, T, W>)) { return {}; }
+    if (!runs_hopper_code(layernorm_backward_kernel<Any, false, false, T, W>)) { return {}; }
     return launch_first(Layouts{}, call, stream);
 }
 

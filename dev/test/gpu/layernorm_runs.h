@@ -1,7 +1,7 @@
 // LayerNorm's problems on the device, for its tests: test_layernorm.cpp (widths, rows, forms of a call),
 // test_layernorm_inputs.cpp (hard inputs, exact sums), test_layernorm_repeats.cpp (the same bits again),
-// test_layernorm_large.cpp. Inputs, truth and bounds are the shootouts' (dev/cuda/layernorm_problems.h,
-// fp64's with 2^-53). A failure reads
+// test_layernorm_large.cpp, test_layernorm_sums.cpp (sums over dinp). Inputs, truth and bounds are the
+// shootouts' (dev/cuda/layernorm_problems.h, fp64's with 2^-53). A failure reads
 //   layernorm_backward dinp bf16 133x768 dinp += normal: dinp[0][5]: found .., expected .. within ..
 #pragma once
 #include <algorithm>
@@ -77,6 +77,11 @@ std::pair<int64_t, int64_t> extent_of(const Problem& p, const T& tensor) {
     return {tensor.extent == Extent::kColumns ? 1 : p.N, tensor.extent == Extent::kRows ? 1 : p.C};
 }
 
+template <typename T>
+auto named(std::vector<T>& tensors, const std::string& name) {
+    return std::find_if(tensors.begin(), tensors.end(), [&](const T& t) { return t.name == name; });
+}
+
 struct Tensors {
     std::map<std::string, Tensor> all;
     std::optional<Scratch> scratch;  // of backward
@@ -122,7 +127,9 @@ struct Tensors {
 template <typename T, typename Grad = T, typename W = T>
 void launch_as(const Tensors& t, const Problem& p) {
     if (p.op == "layernorm_backward") {
-        return layernorm_backward(backward_call<T, Grad, W>(t, p, t.scratch->data()), kStream);
+        auto call = backward_call<T, Grad, W>(t, p, t.scratch->data());
+        call.dinp_sums = t.template rows<Grad>("dinp_sums").data;
+        return layernorm_backward(call, kStream);
     }
     layernorm_forward(forward_call<T, W>(t, p), kStream);
 }

@@ -1,6 +1,7 @@
 // LayerNorm on the GPU, all of its answer: widths on both sides of each regime's edges, numbers of rows,
 // every form of a call. Hard inputs and exact sums: test_layernorm_inputs.cpp; the same bits again:
-// test_layernorm_repeats.cpp; more than 2^31 elements: test_layernorm_large.cpp.
+// test_layernorm_repeats.cpp; more than 2^31 elements: test_layernorm_large.cpp; the sums over dinp:
+// test_layernorm_sums.cpp.
 #include <set>
 
 #include "dev/test/gpu/layernorm_runs.h"
@@ -123,11 +124,6 @@ void check_one_by_one(Problem p, const CallForm& form, bool matrices_alone) {
     };
     for (const Input& t : p.in) { check(t); }
     for (const Output& t : p.out) { check(t); }
-}
-
-template <typename T>
-auto named(std::vector<T>& tensors, const std::string& name) {
-    return std::find_if(tensors.begin(), tensors.end(), [&](const T& t) { return t.name == name; });
 }
 
 // the problem whose output takes an input's place
