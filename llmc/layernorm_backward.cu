@@ -6,8 +6,11 @@
 
 namespace llmc {
 
-// 128 groups of doubles, or 256 of floats: more than any GPU has multiprocessors
-size_t layernorm_backward_scratch(int C) { return 3 * sizeof(double) * kColumnGroups * (size_t)C; }
+// Of each set of sums 128 groups of doubles, or 256 of floats: more than any GPU has multiprocessors.
+size_t layernorm_backward_scratch(int C) {
+    int sets = C <= kSummedColumns ? 3 : 2;
+    return sets * sizeof(double) * kColumnGroups * (size_t)C;
+}
 
 template <typename T, typename W>
 ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bool columns,

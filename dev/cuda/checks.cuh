@@ -279,7 +279,8 @@ inline std::vector<CheckItem> check_list(const Shootout& s, const ShootoutOption
     for (const auto& shape : o.shapes) {
         for (Dtype dtype : kDtypes) {
             if (wanted(dtype)) {
-                list.push_back({.dtype = dtype, .shape = shape, .reruns = 50, .form = form_of(o)});
+                list.push_back(
+                    {.dtype = dtype, .shape = shape, .reruns = o.for_sanitizer ? 2 : 50, .form = form_of(o)});
             }
         }
     }
@@ -303,6 +304,7 @@ inline int run_checks(const Shootout& s, const ShootoutOptions& o) {
         std::printf("%s: no CUDA device: nothing checked\n", s.op);
         tally.skipped = 1;
     } else {
+        Tensor::poisons = !o.for_sanitizer;
         check_items(s, o, tally);
     }
     tally.print_refusals();

@@ -49,6 +49,8 @@ inline constexpr Dtype kDtypeOf<__nv_bfloat16> = Dtype::kBf16;
 // rows x cols elements; rows may lie `pad` elements further apart, and all of it `offset` elements further on
 class Tensor {
 public:
+    // false: what nobody has written stays as it was allocated, which compute-sanitizer's initcheck then knows
+    inline static bool poisons = true;
     using Raw = std::shared_ptr<const std::vector<std::byte>>;
 
     Tensor(std::string name, Dtype dtype, int64_t rows, int64_t cols, int pad = 0, int offset = 0)
@@ -59,7 +61,8 @@ public:
           pad_(pad),
           offset_(offset),
           memory_(kGuardBytes + offset * element() + bytes() + kGuardBytes) {
-        check(cudaMemset(memory_.data(), kGuardByte, memory_.size()));
+        check(cudaMemset(memory_.data(), kGuardByte, data() - memory_.data()));
+        check(cudaMemset(data() + bytes(), kGuardByte, kGuardBytes));
         poison();
     }
     // another like it: the same place in other memory, the same `initial`; its elements are poison
@@ -82,7 +85,7 @@ public:
     // what poison() leaves in it
     void set_initial(Raw raw) { initial_ = std::move(raw); }
     void poison() {
-        check(cudaMemset(data(), kPoison, bytes()));
+        if (poisons) { check(cudaMemset(data(), kPoison, bytes())); }
         if (initial_) { upload(*initial_); }
     }
     // raw: rows x cols elements, close together

@@ -19,6 +19,7 @@ struct ShootoutOptions {
     bool sweep = false;
     bool latency = false;
     bool accumulate = false;
+    bool for_sanitizer = false;
     bool verbose = false;
     bool help = false;
     std::vector<std::string> only;  // version names; empty = all
@@ -130,6 +131,9 @@ inline const std::vector<ShootoutOption>& shootout_options() {
          [](auto& o, auto& v) { o.json = v; }},
         {"--csv", "FILE", "write the rows to FILE, a line each; --sweep does so without being asked",
          [](auto& o, auto& v) { o.csv = v; }},
+        {"--for-sanitizer", "",
+         "--check: few repetitions, and outputs start as allocated, for compute-sanitizer",
+         [](auto& o, auto&) { o.for_sanitizer = true; }},
         {"--verbose", "", "one line per output: worst error, share of elements not correctly rounded",
          [](auto& o, auto&) { o.verbose = true; }},
         {"--help", "", "this text", [](auto& o, auto&) { o.help = true; }},

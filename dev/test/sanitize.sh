@@ -1,22 +1,25 @@
 #!/bin/bash
 # compute-sanitizer's tools over ./train_gpt2cu: two steps of small models, of even and odd sizes, each type
-# and each kind of recomputation; validation and a sample after each step. On data/sample.
+# and each kind of recomputation; validation and a sample after each step. On data/sample. And over LayerNorm's
+# shootouts: a shape for each kernel that ships.
 #   dev/test/sanitize.sh    after make; about 3 minutes on an H200
 # A line for each run; logs in build/sanitize. Last line: N passed, N failed, N skipped; exit 1 if a run
 # reports an error or a hazard, or does not finish. Without compute-sanitizer or a GPU all are skipped.
+# JOBS: so many runs at once, half as many as there are processors unless set.
 set -u
 cd "$(dirname "$0")/../.." || exit
 PATH=$PATH:/usr/local/cuda/bin  # where the CUDA Toolkit has compute-sanitizer, if not on the path
 logs=build/sanitize
-passed=0 failed=0 skipped=0
+jobs=${JOBS:-$((($(nproc) + 1) / 2))}
+limit=300  # seconds of a run
+every="memcheck racecheck synccheck"
 
-common=(--train-data data/sample/train.bin --val-data data/sample/val.bin --layers 2 --heads 2 --batch 2
-        --steps 2 --val-tokens 512 --val-every 1 --sample-tokens 4 --sample-every 1 --quiet)
+train=(./train_gpt2cu --train-data data/sample/train.bin --val-data data/sample/val.bin --layers 2 --heads 2 --batch 2
+       --steps 2 --val-tokens 512 --val-every 1 --sample-tokens 4 --sample-every 1 --quiet)
 
 # initcheck does not see what cuBLASLt's bf16 products write by bulk stores, which they do where all sizes
 # fill whole 16-byte vectors: it reports every kernel that reads such a result (initcheck_bulk_store.cu proves
 # it). fp32 products, and bf16 ones of 66 channels, store in the ordinary way.
-every="memcheck racecheck synccheck"
 models=(  # name: tools: options
     "bf16 64 channels T=100: $every: --dtype bf16 --channels 64 --seq-len 100"
     "fp32 64 channels T=100: $every initcheck: --dtype fp32 --channels 64 --seq-len 100"
@@ -24,6 +27,17 @@ models=(  # name: tools: options
         --dtype bf16 --channels 66 --seq-len 70 --total-batch 280 --recompute block"
     "bf16 gradients 160 channels T=130, recompute gelu: $every:
         --dtype bf16 --grad-dtype bf16 --channels 160 --seq-len 130 --recompute gelu"
+)
+
+# Of a kernel with a ring so many rows that some rings go round, of the others a few. Regimes: registers (a warp, a
+# block, long, cluster), ring, odd, general; backward ring (a block, clusters), odd, long, general.
+declare -A shapes=(
+    [forward]="35x256,19x4096,5x16384,5x20480,160x40000,100x70000,35x769,5x8191,3x20001"
+    [backward]="1500x64,600x768,3x4096,3x20480,600x769,3x262144,3x20001"
+    # it is slow; and it goes wrong where teams of a block have unequal numbers of rows (dev/cuda/README.md): on 132
+    # multiprocessors all teams of 3168x768 have 6, of 5280x769 8 (fp32) or 5 (bf16)
+    ["racecheck forward"]="35x256,3x4096,3x16384,3x20480,60x70000,35x769,3x8191,3x20001"
+    ["racecheck backward"]="1500x64,35x4096,3168x768,5280x769,135x20480,3x262144,3x20001"
 )
 
 # what is missing, or nothing
@@ -35,47 +49,66 @@ missing() {
     fi
 }
 
-# one tool over one model; sets `verdict`. Every tool ends with a summary, racecheck with one of its own.
-sanitize() {  # tool log options...
-    local tool=$1 log=$2 status=0
+# one tool over one command; prints the verdict. Every tool ends with a summary, racecheck with one of its own.
+sanitize() {  # tool log command...
+    local tool=$1 log=$2 status=0 verdict
     shift 2
-    rm -rf "$logs/out"
     # with a policy chosen, the program does not start itself again (llmc/threads.h)
-    OMP_WAIT_POLICY=passive timeout -k 10 120 compute-sanitizer --tool "$tool" ./train_gpt2cu "${common[@]}" \
-        --out "$logs/out" "$@" >"$log" 2>&1 || status=$?
-    case $status in 124 | 137) verdict="no end after 120 s"; return 1 ;; esac
+    OMP_WAIT_POLICY=passive timeout -k 10 $limit compute-sanitizer --tool "$tool" "$@" >"$log" 2>&1 || status=$?
+    case $status in 124 | 137) echo "no end after $limit s"; return 1 ;; esac
     verdict=$(sed -n 's/^=* *\([A-Z]* SUMMARY: .*\)/\1/p' "$log" | tail -1)
-    if [ $status -ne 0 ]; then verdict="exit status $status, ${verdict:-no summary}"; return 1; fi
+    if [ $status -ne 0 ]; then echo "exit status $status, ${verdict:-no summary}"; return 1; fi
+    echo "${verdict:-no summary}"
     case $verdict in
         "ERROR SUMMARY: 0 errors" | "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)") ;;
-        *) verdict=${verdict:-no summary}; return 1 ;;
+        *) return 1 ;;
     esac
 }
 
+count=0
+run() {  # tool name command...: in the background; the result is a line in its own file
+    local tool=$1 name=$2 stem begin=$SECONDS
+    shift 2
+    count=$((count + 1))
+    stem=$logs/$(printf %02d $count)-$tool-${name//[^a-zA-Z0-9=]/_}
+    if [ -n "$reason" ]; then
+        echo "sanitize $tool, $name: skipped, $reason" >"$stem.result"
+        return
+    fi
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+    (
+        begin=$SECONDS
+        if verdict=$(sanitize "$tool" "$stem.log" "$@"); then outcome=passed; else outcome=FAILED; fi
+        echo "sanitize $tool, $name: $outcome, $verdict ($((SECONDS - begin)) s, $stem.log)" >"$stem.result"
+    ) &
+}
+
 reason=$(missing)
-if [ -z "$reason" ] && [ ! -x ./train_gpt2cu ]; then
-    echo "sanitize: no ./train_gpt2cu: run make first" >&2
-    exit 2
-fi
+for program in train_gpt2cu dev/cuda/{,residual_}layernorm_forward dev/cuda/layernorm_backward; do
+    if [ -z "$reason" ] && [ ! -x "./$program" ]; then
+        echo "sanitize: no ./$program: run make first" >&2
+        exit 2
+    fi
+done
+rm -rf $logs
 mkdir -p $logs
-trap 'rm -rf "$logs/out"' EXIT
+for tool in racecheck memcheck synccheck initcheck; do  # the slowest first
+    for op in layernorm_forward residual_layernorm_forward layernorm_backward; do
+        of=${op##*_}
+        if [ $tool = racecheck ]; then of="racecheck $of"; fi
+        run $tool "$op" ./dev/cuda/$op ship --check --for-sanitizer --dtype fp32,bf16 --shape "${shapes[$of]}"
+    done
+done
 for model in "${models[@]}"; do
     IFS=: read -r -d '' name tools options <<<"$model"
     read -r -d '' -a options <<<"$options"
     for tool in $tools; do
-        log="$logs/$tool-${name//[^a-zA-Z0-9=]/_}.log"
-        begin=$SECONDS
-        if [ -n "$reason" ]; then
-            echo "sanitize $tool, $name: skipped, $reason"
-            skipped=$((skipped + 1))
-        elif sanitize "$tool" "$log" "${options[@]}"; then
-            echo "sanitize $tool, $name: passed, $verdict ($((SECONDS - begin)) s)"
-            passed=$((passed + 1))
-        else
-            echo "sanitize $tool, $name: FAILED, $verdict ($((SECONDS - begin)) s, log: $log)"
-            failed=$((failed + 1))
-        fi
+        run "$tool" "$name" "${train[@]}" --out "$logs/out-$tool-${name%% *}-$count" "${options[@]}"
     done
 done
-echo "$passed passed, $failed failed, $skipped skipped"
-[ $failed -eq 0 ]
+wait
+rm -rf $logs/out-*
+cat $logs/*.result
+passed=$(grep -l ': passed, ' $logs/*.result | wc -l) failed=$(grep -l ': FAILED, ' $logs/*.result | wc -l)
+echo "$passed passed, $failed failed, $((count - passed - failed)) skipped"
+[ "$failed" -eq 0 ]

@@ -2,8 +2,8 @@
 // <name>_<type>.cu make kernels. A regime writes dinp (=, or += with accumulate_dinp) and leaves in scratch, for
 // each of several groups of rows, the sums of dout xhat and of dout by column: (2,groups,C), of acc_t<T>. It
 // answers how many groups; 0: it does not take such a call and has done nothing. With sum_dinp a regime may leave
-// the sums of dinp, as stored, after the other two: (3,groups,C), and says so. A call's dweight, dbias and
-// dinp_sums are null here; strides are filled in; N is at least 1.
+// the sums of dinp, as stored, after the other two, (3,groups,C), and say so, if C is at most kSummedColumns.
+// A call's dweight, dbias and dinp_sums are null here; strides are filled in; N is at least 1.
 #pragma once
 #include "llmc/layernorm.h"
 
@@ -13,6 +13,8 @@ template <typename T, typename W>
 struct LayerNormBackwardRows : LayerNormBackward<T, float, W> {
     bool sum_dinp = false;
 };
+
+constexpr int kSummedColumns = 2048;  // what GPT-2's residual stream needs, and some more
 
 struct ColumnGroups {
     int count = 0;

