@@ -2,7 +2,7 @@
 # compute-sanitizer's tools over ./train_gpt2cu: two steps of small models, of even and odd sizes, each type
 # and each kind of recomputation; validation and a sample after each step. On data/sample. And over LayerNorm's
 # shootouts: a shape for each kernel that ships.
-#   dev/test/sanitize.sh    after make; about 3 minutes on an H200
+#   dev/test/sanitize.sh    after make; up to 5 minutes on an H200
 # A line for each run; logs in build/sanitize. Last line: N passed, N failed, N skipped; exit 1 if a run
 # reports an error or a hazard, or does not finish. Without compute-sanitizer or a GPU all are skipped.
 # JOBS: so many runs at once, half as many as there are processors unless set.
