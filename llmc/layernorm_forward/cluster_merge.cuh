@@ -6,6 +6,8 @@
 
 namespace llmc::layernorm_registers {
 
+using namespace layernorm_moments;
+
 // Where they meet, once a kernel: in the shared memory of each block, at the same place.
 template <int blocks>
 struct Meeting {

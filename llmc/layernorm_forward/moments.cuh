@@ -2,7 +2,7 @@
 #pragma once
 #include "llmc/device.cuh"
 
-namespace llmc::layernorm_registers {
+namespace llmc::layernorm_moments {
 
 // What a warp or a block knows of its elements: their mean is about + m, two numbers since one has too few
 // bits where the mean is large and the spread small; `squares` is about the mean, n their number.
@@ -74,4 +74,4 @@ __device__ void write_statistics(const Call& call, int64_t row, const Normal& no
     if (call.rstd != nullptr) { call.rstd[row] = normal.s; }
 }
 
-}  // namespace llmc::layernorm_registers
+}  // namespace llmc::layernorm_moments

@@ -21,13 +21,7 @@ namespace llmc::layernorm_odd_forward {
 using layernorm_realign::kept;
 using layernorm_realign::past_boundary;
 using layernorm_realign::Stretch;
-using layernorm_registers::group_sum;
-using layernorm_registers::merge;
-using layernorm_registers::Moments;
-using layernorm_registers::moments_about;
-using layernorm_registers::Normal;
-using layernorm_registers::normal_of;
-using layernorm_registers::write_statistics;
+using namespace layernorm_moments;
 
 // A row is shared by `lanes` lanes of each of `warps` warps. A lane holds k vectors, the first `all` of which
 // are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far past

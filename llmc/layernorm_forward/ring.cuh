@@ -19,12 +19,7 @@
 
 namespace llmc::layernorm_ring_forward {
 
-using layernorm_registers::joined;
-using layernorm_registers::Moments;
-using layernorm_registers::moments_about;
-using layernorm_registers::Normal;
-using layernorm_registers::normal_of;
-using layernorm_registers::write_statistics;
+using namespace layernorm_moments;
 
 // A row is shared by `blocks` blocks of `warps` warps, whose lanes have k vectors of n columns, just under half of
 // which are whole in any row it is used for. `stages` rows fit the ring: two are at work, the others on their way.
