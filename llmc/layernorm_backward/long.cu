@@ -6,11 +6,17 @@
 // Result: 402 us, 92 % of the roof at 512x262144 fp32, where what Why speaks of took 595; H200, 2026-11-21
 #include <algorithm>
 
-#include "llmc/layernorm_backward/ring.cuh"
+#include "llmc/async_copy.cuh"
+#include "llmc/check.cuh"
+#include "llmc/clusters.cuh"
+#include "llmc/device.cuh"
+#include "llmc/device_facts.cuh"
+#include "llmc/layernorm_backward/regimes.h"
+#include "llmc/layernorm_rows.cuh"
+#include "llmc/reduce.cuh"
+#include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_long_backward {
-
-using layernorm_ring::most_groups;
 
 constexpr int kBlocks = 16, kWarps = 16, kThreads = kWarps * kWarp;  // 128 registers a thread
 constexpr int kLaneColumns = 32, kPart = kLaneColumns * kWarp;    // of a row: of a lane, of a warp; at most
@@ -396,7 +402,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     constexpr int shared_bytes = sizeof(Shared<kAccumulate, T, W>);
     static_assert(shared_bytes <= kSharedBytes);
     cudaLaunchConfig_t config{0, kThreads, shared_bytes, stream, attributes, 2};
-    int clusters = (int)std::min<int64_t>(most_groups<kernel>(config, kBlocks), call.N);
+    int clusters = (int)std::min<int64_t>(most_clusters<kernel>(config, kBlocks), call.N);
     if (clusters == 0) { return {}; }
     config.gridDim.x = clusters * kBlocks;
     int slice = ceil_div(ceil_div(call.C, kBlocks), 64) * 64,

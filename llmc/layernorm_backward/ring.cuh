@@ -6,10 +6,10 @@
 // Result: 75.7 us, 93 % of the roof at 65536x768 bf16; 86 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include <algorithm>
-#include <array>
 
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
+#include "llmc/clusters.cuh"
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
 #include "llmc/layernorm_backward/regimes.h"
@@ -314,20 +314,14 @@ __global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(Layer
 
 // how many clusters (without: blocks) the device holds at once; asked once, when the kernel is prepared too
 template <auto* kernel>
-int most_groups(cudaLaunchConfig_t config, int blocks) {
-    static OncePerDevice asked;
-    static std::array<int, kMostDevices> groups;
-    asked([&](int device) {
+int most_groups(const cudaLaunchConfig_t& config, int blocks) {
+    if (blocks > 1) { return most_clusters<kernel>(config, blocks); }
+    static OncePerDevice prepared;
+    prepared([&](int) {
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    (int)config.dynamicSmemBytes));
-        groups[device] = device_facts().multiprocessors;
-        if (blocks > 1) {
-            check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-            config.gridDim.x = blocks;
-            check(cudaOccupancyMaxActiveClusters(&groups[device], kernel, &config));
-        }
     });
-    return groups[current_device()];
+    return device_facts().multiprocessors;
 }
 
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
