@@ -5,8 +5,8 @@
 //   Grad:  T or float                                gradients of weight and bias
 // Any N from 0, any C from 1, any alignment of T. A row's result does not depend on the batch it sits in; sums over
 // rows run in a fixed order: the same call gives the same bits. Everything is queued on the stream, nothing waits;
-// nothing is allocated. Errors (llmc::Error): sizes below 0 or C 0, a grid too large, a failed
-// launch, dinp_sums without dinp.
+// nothing is allocated. Errors (llmc::Error): sizes below 0 or C 0, a grid too large, dinp_sums without dinp, a failed
+// launch.
 #pragma once
 #include <cstddef>
 #include <cstdint>
