@@ -67,7 +67,7 @@ sanitize() {  # tool log command...
 
 count=0
 run() {  # tool name command...: in the background; the result is a line in its own file
-    local tool=$1 name=$2 stem begin=$SECONDS
+    local tool=$1 name=$2 stem begin verdict outcome
     shift 2
     count=$((count + 1))
     stem=$logs/$(printf %02d $count)-$tool-${name//[^a-zA-Z0-9=]/_}
