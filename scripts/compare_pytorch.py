@@ -17,7 +17,7 @@ and both again with fp32; then scripts/plot_compare.py.
         bf16-pure  model and gradients in bf16, fp32 master weights kept aside, copied back to nearest
 Writes one JSON object a step with the keys of the trainer's log.jsonl.
 
-Result: H200, PyTorch 2.11, 2026-11-21, loss at step 200: bf16 4.3846, ours 4.3419; fp32 4.3416, ours 4.3133.
+Result: H200, PyTorch 2.11, 2026-11-21, loss at step 200: bf16 4.3862, ours 4.3178; fp32 4.3190, ours 4.3040.
         What to make of it: scripts/plot_compare.py, doc/gpu_training.md.
 Cost:   28.4 ms a step in bf16, 161.7 ms in fp32 (medians, eager, waiting after each step): 6 s and 32 s.
 """
