@@ -30,23 +30,54 @@ __device__ inline void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// --- Hopper: mbarrier --------------------------------------------------------------------------------------
+// --- Ampere: mbarrier --------------------------------------------------------------------------------------
 
-// A barrier's phase ends when `arrivals` threads have arrived and every expected byte has come. One thread
-// calls it, then mbarrier_init_fence(), then everybody synchronises.
+// A barrier's phase ends when there were `arrivals` arrivals and every expected byte has come. One thread
+// calls it, then on Hopper mbarrier_init_fence(), then everybody synchronises.
 __device__ inline void mbarrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                  : "memory");
 }
 
+// what this thread wrote before is then seen by those who wait, but not what it copies by copy16_async
+__device__ inline void mbarrier_arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Arrives, as one of the barrier's `arrivals`, when all that this thread has copied by copy16_async so far
+// has come; at once if that is nothing. Those who wait then see the copies; of what the thread stored itself
+// only mbarrier_arrive() tells.
+__device__ inline void copy_arrive(uint64_t* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
+}
+
+// Waits for the end of the phase of this parity: 0 for the first, 1 for the second, 0 ... Ampere's code asks
+// again and again; on Hopper the thread sleeps a while between.
+__device__ inline void mbarrier_wait(uint64_t* barrier, unsigned parity) {
+    if constexpr (kSm90) {
+        asm volatile(
+            "{\n .reg .pred done;\n"
+            "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+            " @!done bra again;\n}" ::"r"(shared_address(barrier)),
+            "r"(parity)
+            : "memory");
+    } else {
+        asm volatile(
+            "{\n .reg .pred done;\n"
+            "again:\n mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+            " @!done bra again;\n}" ::"r"(shared_address(barrier)),
+            "r"(parity)
+            : "memory");
+    }
+}
+
+// --- Hopper: mbarrier --------------------------------------------------------------------------------------
+
 // makes initialised barriers visible to the copy engine and to the cluster
 __device__ inline void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ inline void mbarrier_arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // arrives and says how many bytes the phase waits for
@@ -56,17 +87,8 @@ __device__ inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes)
                  : "memory");
 }
 
-// waits for the end of the phase of this parity: 0 for the first, 1 for the second, 0 ...
-__device__ inline void mbarrier_wait(uint64_t* barrier, unsigned parity) {
-    asm volatile(
-        "{\n .reg .pred done;\n"
-        "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        " @!done bra again;\n}" ::"r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
-}
-
-// the same for a barrier on which threads of other blocks of the cluster arrive: what they wrote is then seen
+// mbarrier_wait() for a barrier on which threads of other blocks of the cluster arrive: what they wrote is
+// then seen
 __device__ inline void mbarrier_wait_cluster(uint64_t* barrier, unsigned parity) {
     asm volatile(
         "{\n .reg .pred done;\n"

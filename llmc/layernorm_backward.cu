@@ -1,6 +1,6 @@
 // LayerNorm backward: asks the regimes in turn, layernorm_backward/regimes.h, gives the call to the first
-// that takes it, and adds up the sums by column it leaves. Those of dinp, where it leaves none, are made by
-// another pass over dinp.
+// that takes it (before Hopper that is odd or general), and adds up the sums by column it leaves. Those of
+// dinp, where it leaves none, are made by another pass over dinp.
 #include "llmc/column_sums.cuh"
 #include "llmc/layernorm_backward/regimes.h"
 

@@ -34,7 +34,7 @@ import layernorm_peers
 from layernorm_peers import Autograd, Ours, Problem
 
 REPLAYS, WARMUP_REPLAYS = 9, 2
-REPLAY_US = 2000
+REPLAY_US = 6000
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 

@@ -1,11 +1,13 @@
-// odd: rows at any address and of any length come by bulk copies, as all the 16-byte vectors they touch: what
-//      these hold of the rows next to them is not used. Teams of warps share a row as in ring.cuh, but a lane
-//      takes single elements, 32 apart: which columns it has depends on C alone, so the order of a row's sums
-//      does not depend on its address. Sums for dweight and dbias stay in registers to the end.
+// odd: rows at any address and of any length come as all the 16-byte vectors they touch, by bulk copies or,
+//      in code for Ampere, by cp.async: what these hold of the rows next to them is not used. Teams of warps
+//      share a row as in ring.cuh, but a lane takes single elements, 32 apart: which columns it has depends
+//      on C alone, so the order of a row's sums does not depend on its address. Sums for dweight and dbias
+//      stay in registers to the end.
 // Why:    ring.cuh takes rows of whole aligned vectors only; general.cu reads others an element at a time,
 //         twice.
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
-// Result: 81.9 us, 85 % of the roof at 65536x769 bf16; 74 % at 16384x769; H200, 2026-11-21
+// Result: 81.9 us, 85 % of the roof at 65536x769 bf16; 74 % at 16384x769; H200, 2026-11-21; Ampere's
+//         code there 78 and 65 %
 #pragma once
 #include <algorithm>
 
@@ -169,17 +171,18 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
     Ring ring(rings, shared, o, kStreams, at.team);
     int64_t row = blockIdx.x + (int64_t)at.team * gridDim.x, step = (int64_t)gridDim.x * o.teams;
     int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
-    Fetcher<T, kStreams> fetcher(call, o.region, row, step, rows);
+    Fetcher<T, kStreams, k> fetcher(call, o.region, row, step, rows);
     unsigned address[kStreams], address_step[kStreams];  // of the row at work, to find it in its stage
 #pragma unroll
     for (int i = 0; i < kStreams; i++) {
         address[i] = (unsigned)(uintptr_t)fetcher.from[i];
         address_step[i] = (unsigned)(fetcher.step[i] * sizeof(T));
     }
-    if (at.warp == 0) { init(shared, o.stages, at.lane); }
-    dependency_wait();
-    if (at.warp == 0) {
-        for (Ring to = ring; to.phase == 0; to.advance()) { fetcher.fetch(to, at.lane); }
+    if (at.warp == 0) { init(shared, o, at.lane); }
+    if constexpr (kSm90) { dependency_wait(); }
+    if constexpr (!kSm90) { at.sync(); }  // all of the team use the barriers at once
+    if (!kSm90 || at.warp == 0) {
+        for (Ring to = ring; to.phase == 0; to.advance()) { fetcher.fetch(to, at); }
     }
     Statistics statistics{call.mean, call.rstd, row + at.lane * step, kWarp * step, rows - at.lane};
     float2 asked = statistics.next();
@@ -208,14 +211,14 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
             float c1 = sums.x * per_column, c2 = sums.y * per_column;
             if constexpr (kAccumulate) {
                 write_row<true>(dinp, from[2], held, at, c1, c2, s);
-                fence_proxy_async();  // what of dinp was read comes before the refill
-                at.sync();
+                if constexpr (kSm90) { fence_proxy_async(); }
+                at.sync();  // what of dinp was read comes before the refill
             }
-            if (at.warp == 0) { fetcher.fetch(ring, at.lane); }
+            if (!kSm90 || at.warp == 0) { fetcher.fetch(ring, at); }
             if constexpr (!kAccumulate) { write_row<false>(dinp, from[0], held, at, c1, c2, s); }
         }
     }
-    dependency_launch();
+    if constexpr (kSm90) { dependency_launch(); }
     write_sums(reinterpret_cast<float*>(rings), (float*)call.scratch, held, at, o.teams, call.C);
 }
 
@@ -229,7 +232,7 @@ template <int k, int full, bool kAccumulate, typename T>
 __global__ __launch_bounds__(warps_of(k, kAccumulate) *
                              kWarp) void layernorm_backward_kernel(LayerNormBackwardRows<T, T> call,
                                                                    const float* wide, Layout o) {
-    if constexpr (kSm90) { backward_rows<k, full, kAccumulate>(call, wide, o); }
+    backward_rows<k, full, kAccumulate>(call, wide, o);
 }
 
 // ---- the choice ----------------------------------------------------------------------------------
@@ -283,10 +286,11 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, 
     cudaLaunchAttribute dependent{};
     dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     dependent.val.programmaticStreamSerializationAllowed = 1;
+    bool hopper = runs_hopper_code(kernel);
     unsigned threads = o.teams * o.warps * kWarp;
-    cudaLaunchConfig_t config{(unsigned)groups, threads, (size_t)bytes, stream, &dependent, 1};
+    cudaLaunchConfig_t config{(unsigned)groups, threads, (size_t)bytes, stream, &dependent, hopper ? 1u : 0u};
     check(cudaLaunchKernelEx(&config, kernel, call, wide, o));
-    return {groups, true};
+    return {groups, hopper};
 }
 
 // By the tile and number of warps that suit best: many teams, and wide lanes, since a warp's work once a row
@@ -321,10 +325,7 @@ namespace llmc {
 template <typename T, typename W>
 ColumnGroups layernorm_backward_odd(const LayerNormBackwardRows<T, W>& given, cudaStream_t stream) {
     using namespace layernorm_odd_backward;
-    if (given.C < kFewestColumns || given.dinp == nullptr || rows_are_vectors(given) ||
-        !runs_hopper_code(layernorm_backward_kernel<8, 6, false, T>)) {
-        return {};
-    }
+    if (given.C < kFewestColumns || given.dinp == nullptr || rows_are_vectors(given)) { return {}; }
     LayerNormBackwardRows<T, T> call{given.dinp, nullptr,           nullptr,           given.scratch,
                                      given.dout, given.inp,         nullptr,           given.mean,
                                      given.rstd, given.N,           given.C,           given.accumulate_dinp,

@@ -1,5 +1,7 @@
-// How odd.cuh brings rows at any address into shared memory: by bulk copies, which move whole aligned vectors;
-// so with each row travels what its first and its last vector hold of the rows next to it.
+// How odd.cuh brings rows at any address into shared memory: as whole aligned vectors; so with each row
+// travels what its first and its last vector hold of the rows next to it. On Hopper one lane of a team asks
+// for bulk copies; in code for Ampere all threads of the team copy by cp.async, where one warp would keep the
+// others waiting. A barrier for each stage says that all has come.
 #pragma once
 #include "llmc/async_copy.cuh"
 #include "llmc/device.cuh"
@@ -21,12 +23,14 @@ struct alignas(kVector) TeamShared {
     float2 sums[2][kWarp];       // of the warps, by row parity; 0 where there is none
 };
 
-// by the team's first warp: its barriers, and sums of warps that there are not
-__device__ inline void init(TeamShared& shared, int stages, int lane) {
+// By the team's first warp: its barriers, and sums of warps that there are not. On a barrier arrives the lane
+// that asks; in Ampere's code each thread of the team, for its copies.
+__device__ inline void init(TeamShared& shared, const Layout& o, int lane) {
     for (int parity = 0; parity < 2; parity++) { shared.sums[parity][lane] = {0, 0}; }
     if (lane > 0) { return; }
-    for (int s = 0; s < stages; s++) { mbarrier_init(&shared.full[s], 1); }
-    mbarrier_init_fence();
+    int arrivals = kSm90 ? 1 : o.warps * kWarp;
+    for (int s = 0; s < o.stages; s++) { mbarrier_init(&shared.full[s], arrivals); }
+    if constexpr (kSm90) { mbarrier_init_fence(); }
 }
 
 // What of a row travels: whole vectors, all that the row touches; at the begin of the first row of all and at
@@ -49,11 +53,26 @@ __device__ void fetch_rest(unsigned char* stage, const T* row, int C, const Part
     if (at < part.offset || at >= part.offset + part.size) { *reinterpret_cast<T*>(stage + at) = row[i]; }
 }
 
-// true in one lane of the warp; the compiler then knows that one lane goes on
+// true in one lane of the warp (Hopper); the compiler then knows that one lane goes on
 __device__ inline bool elected() {
     int one;
     asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.b32 %0, 1, 0, p;\n}" : "=r"(one));
     return one != 0;
+}
+
+// What of a row travels, by cp.async: a vector each thread of the team, in turn. k: columns a lane, at most;
+// so a warp has 2 k vectors for each byte of an element, and there is one more if the row begins inside of
+// one. stage: where the row's vectors go
+template <int k, typename T, typename At>
+__device__ void copy_part(unsigned char* stage, const T* row, const Part& part, const At& at) {
+    constexpr int most = ceil_div(2 * k * (int)sizeof(T) + 1, kWarp);  // of a thread
+    const char* vectors = reinterpret_cast<const char*>(row) - part.begins;
+    int end = part.offset + part.size, step = at.warps * kWarp * kVector;
+    int i = part.offset + (at.warp * kWarp + at.lane) * kVector;
+#pragma unroll
+    for (int j = 0; j < most; j++, i += step) {
+        if (i < end) { copy16_async(stage + i, vectors + i); }
+    }
 }
 
 // A team's stages, used in turn.
@@ -78,8 +97,9 @@ struct Ring {
     }
 };
 
-// What a team's first warp needs to ask for the team's rows, one after the other.
-template <typename T, int kStreams>
+// What a team's first warp, in Ampere's code all of the team, needs to ask for the team's rows, one after the
+// other.
+template <typename T, int kStreams, int k>
 struct Fetcher {
     const T* from[kStreams];  // the next row
     int64_t step[kStreams];   // elements to the one after
@@ -101,8 +121,10 @@ struct Fetcher {
             step[i] = rows_step * strides[i];
         }
     }
-    // into the stage in use, which nobody reads any more
-    __device__ void fetch(const Ring& ring, int lane) {
+    // Into the stage in use, which nobody reads any more. In Ampere's code what fetch_rest stores is seen
+    // after the team's next barrier; as there are two stages or more, that comes before the row's turn.
+    template <typename At>
+    __device__ void fetch(const Ring& ring, const At& at) {
         if (left <= 0) { return; }
         bool last = ends && left == 1;
         int all = 0;
@@ -111,19 +133,26 @@ struct Fetcher {
         for (int i = 0; i < kStreams; i++) {
             parts[i] = Part(from[i], C * (int)sizeof(T), first, last);
             all += parts[i].size;
-            if (first || last) {
-                fetch_rest(ring.here + i * region, from[i], C, parts[i], lane);
-                fence_proxy_async();
+            if ((first || last) && at.warp == 0) {
+                fetch_rest(ring.here + i * region, from[i], C, parts[i], at.lane);
+                if constexpr (kSm90) { fence_proxy_async(); }
             }
         }
-        __syncwarp();  // one lane arrives for all
-        if (elected()) {
-            mbarrier_arrive_expect(&ring.full[ring.stage], all);
+        uint64_t* full = &ring.full[ring.stage];
+        __syncwarp();  // one lane arrives for what all of them stored
+        if constexpr (!kSm90) {
+#pragma unroll
+            for (int i = 0; i < kStreams; i++) {
+                copy_part<k>(ring.here + i * region, from[i], parts[i], at);
+            }
+            copy_arrive(full);
+        } else if (elected()) {
+            mbarrier_arrive_expect(full, all);
 #pragma unroll
             for (int i = 0; i < kStreams; i++) {
                 const char* vectors = reinterpret_cast<const char*>(from[i]) - parts[i].begins;
                 bulk_copy(ring.here + i * region + parts[i].offset, vectors + parts[i].offset, parts[i].size,
-                          &ring.full[ring.stage]);
+                          full);
             }
         }
 #pragma unroll

@@ -3,6 +3,7 @@
 // each of several groups of rows, the sums of dout xhat and of dout by column: (2,groups,C), of acc_t<T>. It
 // answers how many groups; 0: it does not take such a call and has done nothing. With sum_dinp a regime may leave
 // the sums of dinp, as stored, after the other two, (3,groups,C), and say so, if C is at most kSummedColumns.
+// ring and long are Hopper's alone; odd and general take calls on any GPU, odd in other code.
 // A call's dweight, dbias and dinp_sums are null here; strides are filled in; N is at least 1.
 #pragma once
 #include "llmc/layernorm.h"

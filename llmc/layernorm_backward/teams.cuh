@@ -1,6 +1,7 @@
 // A kernel of LayerNorm backward for Ampere on: teams of warps walk over rows of whole vectors, which each
 // thread brings for itself into shared memory, rows ahead, by cp.async. Sums by column stay in registers to
-// the end. Rows up to what a block's registers and shared memory hold: 16384 elements of 16 bits, 8192 of 32.
+// the end. Rows up to what a block's registers hold between a row's halves: 9216 elements of 16 bits, 8192 of
+// 32; longer ones: ahead.cuh.
 #pragma once
 #include <algorithm>
 
@@ -225,13 +226,21 @@ int launch_teams(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     if constexpr (sizeof(T) == 4) {
         return launch_teams<kAccumulate, Tile<4, true>, Tile<3, true>, Tile<2, true>>(call, stream);
     } else {
-        int groups = 0;
         if constexpr (kAccumulate) {  // registers do not allow 3 vectors
-            groups = launch_teams<true, Tile<2, true>, Tile<1, true>>(call, stream);
+            return launch_teams<true, Tile<2, true>, Tile<1, true>>(call, stream);
         } else {
-            groups = launch_teams<false, Tile<2, true>, Tile<1, true>, Tile<3, true>>(call, stream);
+            return launch_teams<false, Tile<2, true>, Tile<1, true>, Tile<3, true>>(call, stream);
         }
-        return groups > 0 ? groups : launch_teams<kAccumulate, Tile<4, false>>(call, stream);
+    }
+}
+
+// Longer rows, read again for their second half: where shared memory is too small for ahead.cuh (99 KB).
+template <bool kAccumulate, typename T, typename W>
+int launch_again(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    if constexpr (sizeof(T) == 4) {
+        return 0;
+    } else {
+        return launch_teams<kAccumulate, Tile<4, false>>(call, stream);
     }
 }
 

@@ -1,0 +1,440 @@
+// A kernel of LayerNorm backward for Ampere on, and rows that registers cannot hold between their halves: a
+// block does the first half of a row (the sums) while the row before is in its second (dinp), vector by
+// vector, so that no warp waits for the others' sums and memory is busy throughout. Rows lie in shared
+// memory, where each thread brings its own vectors by cp.async and refills what it has just used. Sums by
+// column stay in registers to the end. A block's rows: up to 16384 elements of 16 bits, 8192 of 32. Longer
+// ones are shared by up to 32 blocks, which run all at once and tell each other their sums through L2; the
+// first half is two rows ahead there.
+#pragma once
+#include <algorithm>
+
+#include "llmc/async_copy.cuh"
+#include "llmc/check.cuh"
+#include "llmc/column_sums.cuh"
+#include "llmc/device.cuh"
+#include "llmc/device_facts.cuh"
+#include "llmc/layernorm_backward/regimes.h"
+#include "llmc/layernorm_backward/rows.cuh"
+
+namespace llmc::layernorm_ahead {
+
+// A lane has k vectors; the first half is `lead` rows ahead of the second, out of `stages` rows in shared
+// memory. Only a lead of 2 leaves the time to share rows between blocks.
+template <int k_, int lead_, int stages_>
+struct Layout {
+    static constexpr int k = k_, lead = lead_, stages = stages_;
+    static constexpr int warps = 16, threads = warps * kWarp;
+    static constexpr int sets = 2 * lead;  // of sums: a warp is at most `lead` rows ahead of another
+    static constexpr bool shares = lead > 1;
+    static_assert(stages > lead);
+};
+
+// The sums of wdy and of wdy xhat over a block's part of a row, or kNoPair, which arithmetic never makes:
+// the NaN it makes is 0x7fffffff.
+using Pair = unsigned long long;
+constexpr Pair kNoPair = ~0ull;
+
+// What a block has of a row, and what the row's blocks tell each other.
+struct Share {
+    int blocks = 1, columns = 0;
+    float per_column = 0;   // 1 / C
+    bool add = false;       // sums by column to those of rows before
+    Pair* pairs = nullptr;  // (N,blocks)
+};
+
+template <typename L, bool kAccumulate, typename T>
+struct Shared {
+    static constexpr int n = Vec<T>::size, step = L::threads * n, columns = step * L::k;
+    T ring[L::stages][2][columns];        // of inp, dout
+    T before[kAccumulate ? columns : n];  // dinp as it was, of one row
+    float2 pairs[L::sets][L::warps];      // each warp's sums
+    uint64_t summed[L::sets];             // all warps' have come
+};
+
+// Waits until at most `pending` groups of copies are under way, or `most`. A constant once loops are
+// unrolled.
+template <int most = 12>
+__device__ inline void wait_for_copies(int pending) {
+    if constexpr (most > 0) {
+        if (pending < most) { return wait_for_copies<most - 1>(pending); }
+    }
+    copy_wait<most>();
+}
+
+// a pair of sums between blocks that run at once: both numbers or neither, past L1
+__device__ inline void tell(Pair* pair, float2 sums) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(pair),
+                 "l"((Pair)__float_as_uint(sums.y) << 32 | __float_as_uint(sums.x)));
+}
+__device__ inline Pair hear(const Pair* pair) {
+    Pair x;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(pair));
+    return x;
+}
+
+// 1 in all elements, as words
+template <typename W>
+constexpr uint32_t kOnes = std::is_same_v<W, float>    ? 0x3f800000
+                           : std::is_same_v<W, __half> ? 0x3c003c00
+                                                       : 0x3f803f80;
+
+// What a thread of a block does with its columns of the block's rows: row, row + step, ... Of its k vectors
+// all but the last are sure to exist.
+template <typename L, bool kAccumulate, typename T, typename W>
+struct Rows {
+    static constexpr int n = Vec<T>::size, k = L::k;
+    using Memory = Shared<L, kAccumulate, T>;
+    struct Statistics {
+        float m = 0, s = 0;
+    };
+    struct Vectors {
+        Elements<T, n> x, dout;
+        Elements<W, n> weight;
+    };
+
+    const LayerNormBackwardRows<T, W>& call;
+    Memory& shared;
+    const Share& share;
+    // the first row; to the next; how many; the first column of the block's
+    int64_t row = blockIdx.x / share.blocks, step = gridDim.x / share.blocks;
+    int rows = (int)((call.N - 1 - row) / step + 1);
+    int begin = (int)(blockIdx.x % share.blocks) * share.columns;
+    int first = (int)threadIdx.x * n;  // of this thread's vectors' columns, from there; Memory::step apart
+    bool last =
+        first + (k - 1) * Memory::step < min(share.columns, call.C - begin);  // is there a last vector?
+    // this thread's columns of the next row to be fetched, and dinp of the row in its second half
+    const T* inp = call.inp + row * call.inp_stride + begin + first;
+    const T* dout = call.dout + row * call.dout_stride + begin + first;
+    T* dinp = call.dinp + row * call.dinp_stride + begin + first;
+    // of the row after that in its first half; and from the row in its second half on to that one
+    const float *mean = call.mean + row, *rstd = call.rstd + row;
+    Statistics statistics[L::lead + 2]{};
+    Pair* pairs = share.pairs + (row - L::lead * step) * share.blocks;  // of the row in its second half
+    float dweight[k][n]{}, dbias[k][n]{};
+
+    __device__ bool has(int i) const { return i < k - 1 || last; }
+    __device__ static int at(int i) { return i * Memory::step; }
+    // Asks for vector i of the row `turn`, to which inp and dout point, and of dinp as it is, if there is
+    // such a row. What is beyond the last row is left out, but counted.
+    __device__ void fetch(int i, int turn, const T* dinp) {
+        if (has(i) && turn < rows) {
+            auto& stage = shared.ring[turn % L::stages];
+            copy16_async(&stage[0][first + at(i)], inp + at(i));
+            copy16_async(&stage[1][first + at(i)], dout + at(i));
+        }
+        if constexpr (kAccumulate) {
+            if (has(i) && dinp != nullptr) { copy16_async(&shared.before[first + at(i)], dinp + at(i)); }
+        }
+        copy_commit();
+    }
+    __device__ void fetched_row() {
+        inp += step * call.inp_stride;
+        dout += step * call.dout_stride;
+    }
+    // a last vector that no copy fills: 0, and adds nothing
+    __device__ void clear_rest() {
+        if (last) { return; }
+        for (auto& stage : shared.ring) {
+            store(&stage[0][first + at(k - 1)], Elements<T, n>{});
+            store(&stage[1][first + at(k - 1)], Elements<T, n>{});
+        }
+    }
+    // weight (null: 1) in whole words: elements one by one would be put together again for each row
+    __device__ Elements<W, n> weight(int i) const {
+        Elements<W, n> w;
+        constexpr int bytes = 16, words = sizeof(w) / 4;
+#pragma unroll
+        for (int j = 0; j < words; j++) { reinterpret_cast<uint32_t*>(&w)[j] = kOnes<W>; }
+        if (has(i) && call.weight != nullptr) {
+            const W* from = call.weight + begin + first + at(i);
+#pragma unroll
+            for (int j = 0; j < (int)sizeof(w) / bytes; j++) {
+                reinterpret_cast<int4*>(&w)[j] = reinterpret_cast<const int4*>(from)[j];
+            }
+        }
+        return w;
+    }
+    __device__ void load_row(Vectors& v, int i, int turn) const {
+        const auto& stage = shared.ring[turn % L::stages];
+        v.x = load<n>(&stage[0][first + at(i)]);
+        v.dout = load<n>(&stage[1][first + at(i)]);
+    }
+    __device__ void load_second(Vectors& v, int i, int turn, bool with_weight) const {
+        if (with_weight) { v.weight = weight(i); }
+        load_row(v, i, turn);
+    }
+    // First half of vector i: adds it to the sums by column, and to those of wdy and wdy xhat.
+    __device__ void read(int i, const Vectors& v, Statistics of, float2& sums) {
+        RowTerms<n> t = row_terms(v.x, v.dout, v.weight, of.m, of.s);
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            dweight[i][j] += t.dy[j] * t.xhat[j];
+            dbias[i][j] += t.dy[j];
+            sums.x += t.wdy[j];
+            sums.y += t.wdy[j] * t.xhat[j];
+        }
+    }
+    // Second half: dinp. c1s, c2: the means over the row of wdy, times -s, and of wdy xhat, times -1.
+    __device__ void write(int i, const Vectors& v, Statistics of, float c1s, float c2) const {
+        RowTerms<n> t = row_terms(v.x, v.dout, v.weight, of.m, of.s);
+        float result[n];
+#pragma unroll
+        for (int j = 0; j < n; j++) { result[j] = fmaf(fmaf(t.xhat[j], c2, t.wdy[j]), of.s, c1s); }
+        if constexpr (kAccumulate) {
+            wait_for_copies(k - 1);
+            auto before = load<n>(&shared.before[first + at(i)]);
+#pragma unroll
+            for (int j = 0; j < n; j++) { result[j] += as_float(before, j); }
+        }
+        if (has(i)) { store_streaming(dinp + at(i), rounded<T>(result)); }
+    }
+    // the warp's sums of a row to where the block's other warps look for them
+    __device__ void leave(int turn, float2 sums) {
+        float2 both = both_sums(warp_sum_pair(sums));
+        if (threadIdx.x % kWarp == 0) {
+            shared.pairs[turn % L::sets][threadIdx.x / kWarp] = both;
+            mbarrier_arrive(&shared.summed[turn % L::sets]);
+        }
+    }
+    // the sums over all of the block's warps, in each lane the same
+    __device__ float2 of_block(int turn) const {
+        static_assert(L::warps == kWarp / 2);
+        int lane = threadIdx.x % kWarp, set = turn % L::sets;
+        mbarrier_wait(&shared.summed[set], turn / L::sets % 2);
+        float2 pair = shared.pairs[set][lane % L::warps];
+        float sum = lane < L::warps ? pair.x : pair.y;
+#pragma unroll
+        for (int distance = L::warps / 2; distance > 0; distance /= 2) {
+            sum += __shfl_xor_sync(kAllLanes, sum, distance);
+        }
+        return both_sums(sum);
+    }
+    // Tells the other blocks this one's sums of the row lead - 1 ahead; the warps take turns.
+    __device__ void tell_others(int turn) const {
+        int ahead = turn + L::lead - 1;
+        if (ahead >= 0 && ahead < rows && ahead % L::warps == threadIdx.x / kWarp) {
+            float2 sums = of_block(ahead);
+            Pair* to = pairs + (L::lead - 1) * step * share.blocks + blockIdx.x % share.blocks;
+            if (threadIdx.x % kWarp == 0) { tell(to, sums); }
+        }
+    }
+    // a lane's part of the sums of the row in its second half, if it has come
+    __device__ Pair ask() const {
+        int lane = threadIdx.x % kWarp;
+        return lane < share.blocks ? hear(pairs + lane) : 0;
+    }
+    __device__ float2 of_blocks(Pair pair) const {
+        while (__any_sync(kAllLanes, pair == kNoPair)) { pair = ask(); }
+        float2 part{__uint_as_float((unsigned)pair), __uint_as_float((unsigned)(pair >> 32))};
+        return both_sums(warp_sum_pair(part));
+    }
+
+    // what is asked for here is used in the next turn
+    __device__ void next_statistics(int turn) {
+#pragma unroll
+        for (int i = 0; i <= L::lead; i++) { statistics[i] = statistics[i + 1]; }
+        if (turn < rows) { statistics[L::lead + 1] = {*mean, *rstd}; }
+        mean += step;
+        rstd += step;
+    }
+    // One turn: the first half of row turn + lead, if it exists; the second of row `turn`, a vector later.
+    template <bool kFirst, bool kSecond>
+    __device__ void take_turn(int turn) {
+        // where registers are short: the second half's vectors not before the first half has used its own;
+        // and its weight, kept from the first half otherwise, loaded again
+        constexpr bool kWide = sizeof(W) > sizeof(T), kFew = kWide || k * n > 24;
+        int ahead = turn + L::lead;
+        const T* next_dinp = turn + 1 < rows ? dinp + step * call.dinp_stride : nullptr;
+        float2 sums{0, 0}, c{0, 0};
+        Pair pair = 0;
+        Vectors now, then;  // of the first half, and of the second
+        next_statistics(ahead + 1);
+        if constexpr (kSecond && L::shares) { pair = ask(); }
+#pragma unroll
+        for (int i = 0; i <= k; i++) {
+            then.weight = now.weight;
+            if (kFirst && i < k) {
+                now.weight = weight(i);
+                // asked for after its copy: the rest of that row, whole rows, and what this turn has
+                wait_for_copies(k - 1 - i + (L::stages - L::lead - 1) * k + max(0, i - 1));
+                load_row(now, i, ahead);
+            }
+            if (kSecond && i > 0 && !kFew) { load_second(then, i - 1, turn, !kFirst); }
+            if (kFirst && i < k) { read(i, now, statistics[L::lead], sums); }
+            if (kSecond && i > 0 && kFew) {
+                __syncwarp();  // so that no registers are taken for these loads yet
+                load_second(then, i - 1, turn, !kFirst || kWide);
+            }
+            if (L::shares && i == 1) { tell_others(turn); }
+            if (kSecond && i == 1) {
+                c = L::shares ? of_blocks(pair) : of_block(turn);
+                c = {-c.x * share.per_column * statistics[0].s, -c.y * share.per_column};
+            }
+            if (kSecond && i > 0) {
+                write(i - 1, then, statistics[0], c.x, c.y);
+                fetch(i - 1, turn + L::stages, next_dinp);
+            }
+        }
+        if (kSecond) {
+            fetched_row();
+            dinp += step * call.dinp_stride;
+        }
+        if (L::shares) { pairs += step * share.blocks; }
+        if (kFirst) { leave(ahead, sums); }
+    }
+    __device__ void walk() {
+        for (int turn = 0; turn < L::stages; turn++, fetched_row()) {
+#pragma unroll
+            for (int i = 0; i < k; i++) { fetch(i, turn, turn == 0 ? dinp : nullptr); }
+        }
+        next_statistics(0);
+        int turn = -L::lead;
+        for (; turn < 0; turn++) {
+            turn + L::lead < rows ? take_turn<true, false>(turn) : take_turn<false, false>(turn);
+        }
+        for (; turn + L::lead < rows; turn++) { take_turn<true, true>(turn); }
+        for (; turn < rows; turn++) { take_turn<false, true>(turn); }
+    }
+    // one set of sums by column; to: this thread's
+    __device__ void write_sums(float* to, const float (&sums)[k][n]) const {
+        constexpr int wide = 4;
+#pragma unroll
+        for (int i = 0; i < k; i++) {
+            if (!has(i)) { continue; }
+#pragma unroll
+            for (int j = 0; j < n; j += wide) {
+                Elements<float, wide> sum{};
+                if (L::shares && share.add) { sum = load<wide>(to + at(i) + j); }
+#pragma unroll
+                for (int l = 0; l < wide; l++) { sum.at[l] += sums[i][j + l]; }
+                store(to + at(i) + j, sum);
+            }
+        }
+    }
+    // at the end: partial (2,groups,C)
+    __device__ void write_sums(float* partial) const {
+        write_sums(partial + row * call.C + begin + first, dweight);
+        write_sums(partial + (step + row) * call.C + begin + first, dbias);
+    }
+};
+
+template <typename L, bool kAccumulate, typename T, typename W>
+__global__ __launch_bounds__(L::threads,
+                             1) void layernorm_backward_ahead_kernel(LayerNormBackwardRows<T, W> call,
+                                                                     Share share) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Shared<L, kAccumulate, T>*>(memory);
+    if (threadIdx.x < L::sets) { mbarrier_init(&shared.summed[threadIdx.x], L::warps); }
+    Rows<L, kAccumulate, T, W> rows{call, shared, share};
+    rows.clear_rest();
+    __syncthreads();
+    rows.walk();
+    rows.write_sums((float*)call.scratch);
+}
+
+// before the rows that blocks share
+__global__ void forget_pairs_kernel(Pair* pairs, int64_t n) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) { pairs[i] = kNoPair; }
+}
+
+// How a call is laid out; no groups: it does not fit. Scratch has 2 sets of kColumnGroups doubles a column:
+// the sums of each group come first, what blocks tell each other after them. That may not do for all rows
+// at once.
+template <typename L, bool kAccumulate, typename T>
+struct Plan {
+    using Memory = Shared<L, kAccumulate, T>;
+    Share share;
+    int groups = 0;
+    int64_t rows = 0;  // of a launch
+
+    Plan(int64_t N, int C, void* scratch) : rows(N) {
+        constexpr int n = Vec<T>::size, most_blocks = L::shares ? kWarp : 1;
+        share.blocks = ceil_div(C, Memory::columns);
+        share.columns = ceil_div(ceil_div(C, share.blocks), n) * n;
+        share.per_column = 1.0f / C;
+        int last = C - (share.blocks - 1) * share.columns;  // columns of a row's last block
+        if (share.blocks > most_blocks || last <= Memory::step * (L::k - 1)) { return; }
+        if (sizeof(Memory) > (size_t)device_facts().shared_bytes) { return; }
+        int most_groups = std::min(device_facts().multiprocessors, 2 * kColumnGroups) / share.blocks;
+        groups = (int)std::min<int64_t>(most_groups, N);
+        if (L::shares) {
+            int64_t sums = (int64_t)2 * groups * C * sizeof(float);
+            int64_t room = (int64_t)2 * kColumnGroups * C * sizeof(double) - sums;
+            int64_t at_most = room / (int64_t)(share.blocks * sizeof(Pair));
+            share.pairs = reinterpret_cast<Pair*>(static_cast<char*>(scratch) + sums);
+            rows =
+                ceil_div(N, ceil_div(N, at_most));  // about as many in each: a row for each group in the last
+        }
+    }
+};
+
+template <typename L, bool kAccumulate, typename T, typename W>
+void launch_rows(const LayerNormBackwardRows<T, W>& call, const Share& share, int groups,
+                 cudaStream_t stream) {
+    auto* kernel = layernorm_backward_ahead_kernel<L, kAccumulate, T, W>;
+    constexpr size_t bytes = sizeof(Shared<L, kAccumulate, T>);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    cudaLaunchAttribute together{};  // or a block might wait for one that cannot come
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim.x = groups * share.blocks;
+    config.blockDim.x = L::threads;
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &together;
+    config.numAttrs = L::shares ? 1 : 0;
+    if (L::shares) {
+        constexpr int block = 256;
+        int64_t pairs = call.N * share.blocks;
+        forget_pairs_kernel<<<grid_x(ceil_div(pairs, (int64_t)block)), block, 0, stream>>>(share.pairs,
+                                                                                           pairs);
+        check_launch();
+    }
+    check(cudaLaunchKernelEx(&config, kernel, call, share));
+}
+
+// returns the number of groups whose sums the kernel leaves
+template <typename L, bool kAccumulate, typename T, typename W>
+int launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    Plan<L, kAccumulate, T> plan(call.N, call.C, call.scratch);
+    if (plan.groups == 0) { return 0; }
+    for (int64_t row = 0; row < call.N; row += plan.rows) {
+        LayerNormBackwardRows<T, W> part = call;
+        part.inp += row * call.inp_stride;
+        part.dout += row * call.dout_stride;
+        part.dinp += row * call.dinp_stride;
+        part.mean += row;
+        part.rstd += row;
+        part.N = std::min(plan.rows, call.N - row);
+        plan.share.add = row > 0;
+        launch_rows<L, kAccumulate>(part, plan.share, plan.groups, stream);
+    }
+    return plan.groups;
+}
+
+// By the first that takes the call; 0: none does. With 4 vectors of 8 columns += has too few registers.
+template <bool kAccumulate, typename L, typename... More, typename T, typename W>
+int launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    int groups = launch<L, kAccumulate>(call, stream);
+    if constexpr (sizeof...(More) > 0) {
+        if (groups == 0) { return launch_first<kAccumulate, More...>(call, stream); }
+    }
+    return groups;
+}
+template <bool kAccumulate, typename T, typename W>
+int launch_ahead(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    using Three = Layout<3, 1, 2>;
+    using Four = Layout<4, 1, 2>;
+    using Sharing = Layout<2, 2, 4>;
+    if constexpr (sizeof(T) == 4) {
+        return launch_first<kAccumulate, Four, Sharing>(call, stream);
+    } else if constexpr (kAccumulate) {
+        return launch_first<true, Three, Sharing>(call, stream);
+    } else {
+        return launch_first<false, Three, Four, Sharing>(call, stream);
+    }
+}
+
+}  // namespace llmc::layernorm_ahead
