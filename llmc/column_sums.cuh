@@ -23,54 +23,81 @@ struct ColumnResults {
     Grad *first, *second = nullptr, *third = nullptr;
 };
 
-// A lane has n neighbouring columns, the warps of a block take groups in turn; then a thread adds up what the warps
-// have of one column. blockIdx.y chooses the result. partial (gridDim.y,groups,C)
-template <int n, int kMostWarps, typename Grad, typename Acc>
-__global__ __launch_bounds__(kMostWarps* kWarp) void finish_columns_kernel(ColumnResults<Grad> results,
-                                                                           const Acc* partial, int groups,
-                                                                           int64_t C, bool accumulate) {
-    constexpr int kTile = kWarp * n;
-    __shared__ alignas(16) Acc warp_sums[kMostWarps][kTile];
-    int at = threadIdx.x % kWarp * n, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-    int64_t tile = (int64_t)blockIdx.x * kTile;
-    partial += blockIdx.y * groups * C + tile;
+// How a block adds up the groups of a tile of columns. A lane has n neighbouring columns, and `lanes` of them make the
+// tile; the warp's other lanes have the groups that follow. A thread takes up to kGroups groups, all asked for at once,
+// and more only where a block has all its warps: few threads of few registers find room beside the kernel before, and
+// are there when it ends.
+template <int n_, int lanes_, int most_warps_>
+struct Tile {
+    static constexpr int n = n_, lanes = lanes_, columns = n * lanes, most_warps = most_warps_;
+    static constexpr int most_threads = most_warps * kWarp, blocks = 1536 / most_threads;  // of an SM
+};
+constexpr int kGroups = 4;
+
+// blockIdx.y chooses the result. partial (gridDim.y,groups,C)
+template <typename Tile, typename Grad, typename Acc>
+__global__ __launch_bounds__(Tile::most_threads,
+                             Tile::blocks) void finish_columns_kernel(ColumnResults<Grad> results,
+                                                                      const Acc* partial, int groups,
+                                                                      int64_t C, bool accumulate) {
+    constexpr int n = Tile::n, lanes = Tile::lanes;
+    __shared__ alignas(16) Acc warp_sums[Tile::most_warps][Tile::columns];
+    int at = threadIdx.x % lanes * n, warps = blockDim.x / kWarp, group = threadIdx.x / lanes;
+    int step = blockDim.x / lanes;
+    int64_t tile = (int64_t)blockIdx.x * Tile::columns, stride = step * C;
+    int64_t offset = ((int64_t)blockIdx.y * groups + group) * C + tile + at;
+    int end = tile + at < C ? groups : 0;
     Grad* out = blockIdx.y == 0 ? results.first : blockIdx.y == 1 ? results.second : results.third;
     if (out == nullptr) { return; }
     if constexpr (kSm90) {
+        asm volatile("" : "+l"(offset), "+l"(stride), "+r"(end));  // worked out before the wait
         dependency_launch();
         dependency_wait();  // nothing, unless launched ahead of the end of the kernel before
     }
+    const Acc* from = partial + offset;
     Elements<Acc, n> sum{};
-#pragma unroll 4
-    for (int group = warp; group < groups && tile + at < C; group += warps) {
-        auto more = load<n>(partial + group * C + at);
+#pragma unroll 1
+    for (; group < end; group += kGroups * step) {
+        Elements<Acc, n> more[kGroups]{};
 #pragma unroll
-        for (int j = 0; j < n; j++) { sum.at[j] += more.at[j]; }
+        for (int i = 0; i < kGroups; i++, from += stride) {
+            if (group + i * step < end) { more[i] = load<n>(from); }
+        }
+#pragma unroll
+        for (int i = 0; i < kGroups; i++) {
+#pragma unroll
+            for (int j = 0; j < n; j++) { sum.at[j] += more[i].at[j]; }
+        }
     }
-    store(&warp_sums[warp][at], sum);
+#pragma unroll
+    for (int distance = lanes; distance < kWarp; distance *= 2) {
+#pragma unroll
+        for (int j = 0; j < n; j++) { sum.at[j] += __shfl_xor_sync(kAllLanes, sum.at[j], distance); }
+    }
+    if (threadIdx.x % kWarp < lanes) { store(&warp_sums[threadIdx.x / kWarp][at], sum); }
     __syncthreads();
-    for (int i = threadIdx.x; i < kTile && tile + i < C; i += blockDim.x) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < Tile::columns && tile + i < C; i += blockDim.x) {
         Acc total = warp_sums[0][i];
 #pragma unroll
-        for (int w = 1; w < kMostWarps; w++) { total += w < warps ? warp_sums[w][i] : Acc(0); }
+        for (int w = 1; w < Tile::most_warps; w++) { total += w < warps ? warp_sums[w][i] : Acc(0); }
         Grad& result = out[tile + i];
         result = (Grad)(accumulate ? (Acc)result + total : total);
     }
 }
 
-// With many groups, many warps of narrow tiles; few groups of long rows are read 16 bytes at a time.
-template <int n, int kMostWarps, typename Grad, typename Acc>
+template <typename Tile, typename Grad, typename Acc>
 void launch_finish(const ColumnResults<Grad>& results, const Acc* partial, int groups, int C, bool accumulate,
                    cudaStream_t stream, bool early) {
     cudaLaunchAttribute dependent{};
     dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     dependent.val.programmaticStreamSerializationAllowed = 1;
     int sets = results.third != nullptr ? 3 : results.second != nullptr ? 2 : 1;
-    dim3 grid(grid_x(ceil_div(C, kWarp * n)), sets);
-    int warps = std::clamp(ceil_div(groups, 4), 1, kMostWarps);  // about 4 loads a thread, all under way at once
+    dim3 grid(grid_x(ceil_div(C, Tile::columns)), sets);
+    int warps = std::clamp(ceil_div(groups * Tile::lanes, kGroups * kWarp), 1, Tile::most_warps);
     cudaLaunchConfig_t config{grid, (unsigned)(warps * kWarp), 0, stream, &dependent, early ? 1u : 0u};
-    check(cudaLaunchKernelEx(&config, finish_columns_kernel<n, kMostWarps, Grad, Acc>, results, partial,
-                             groups, (int64_t)C, accumulate));
+    check(cudaLaunchKernelEx(&config, finish_columns_kernel<Tile, Grad, Acc>, results, partial, groups,
+                             (int64_t)C, accumulate));
 }
 
 // The first result = or += the sums of partial's first (groups,C) numbers, the others of the next ones.
@@ -79,11 +106,13 @@ template <typename Grad, typename Acc>
 void finish_columns(const ColumnResults<Grad>& results, const Acc* partial, int groups, int C,
                     bool accumulate, cudaStream_t stream, bool early = false) {
     if constexpr (sizeof(Acc) == sizeof(float)) {
-        if (groups <= 66 && C >= 4096 && C % 4 == 0) {
-            return launch_finish<4, 8>(results, partial, groups, C, accumulate, stream, early);
+        if (C % 4 == 0) {  // few groups of long rows: 512 bytes of each side by side
+            auto* launch = groups <= 66 && C >= 4096 ? launch_finish<Tile<4, 32, 8>, Grad, Acc>
+                                                     : launch_finish<Tile<4, 8, 12>, Grad, Acc>;
+            return launch(results, partial, groups, C, accumulate, stream, early);
         }
     }
-    launch_finish<1, kWarp>(results, partial, groups, C, accumulate, stream, early);
+    launch_finish<Tile<1, 16, 20>>(results, partial, groups, C, accumulate, stream, early);
 }
 
 // ---- from rows -------------------------------------------------------------------------------------

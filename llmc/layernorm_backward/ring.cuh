@@ -3,7 +3,7 @@
 // Why:    v4 and v5 have a warp per row: too few columns a lane, or too many; v6 a barrier of the whole block per row.
 //         The layout is known to the compiler: with it at run time a row took twice the instructions.
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
-// Result: 75.7 us, 93 % of the roof at 65536x768 bf16; 86 % at 4096x8192 fp16; H200, 2026-11-21
+// Result: 74.9 us, 93 % of the roof at 65536x768 bf16; 87 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
 #include <algorithm>
 
@@ -216,7 +216,7 @@ __device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, i
     for (int at = threadIdx.x * 4; at < kAll; at += L::threads * 4) {
         int set = at / L::columns, c = at % L::columns;
         auto sum = load<4>(of_teams + at);
-#pragma unroll 1
+#pragma unroll 4
         for (int t = 1; t < L::teams; t++) {
             auto more = load<4>(of_teams + t * kAll + at);
 #pragma unroll
