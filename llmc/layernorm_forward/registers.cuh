@@ -1,7 +1,8 @@
 // registers: a row lives in the registers of a warp, a block or a cluster, in the type it has in memory.
 // Why:    v6 to v8 stay behind v3: without a ring, whoever waits lets another block on the SM work. Loads and
 //         stores carry a streaming hint; a warp's weight and bias come while its row does. More than
-//         64 KB of a row are shared by 2 to 16 blocks, so that two blocks fit an SM whatever the row.
+//         64 KB of a row are shared by 2 to 16 blocks, so that two blocks fit an SM whatever the row. When
+//         rows are few, a row's warps are spread over several SMs: the same numbers, sooner.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
 // Result: 50.0 us, 98 % of the roof at 65536x768 bf16; 96 % at 4096x8192 fp16 and 8192x32768 bf16; 92 % at
 //         1024x65536 fp32; H200, 2026-11-21
@@ -10,6 +11,7 @@
 #include "llmc/check.cuh"
 #include "llmc/clusters.cuh"
 #include "llmc/device.cuh"
+#include "llmc/device_facts.cuh"
 #include "llmc/layernorm_forward/cluster_merge.cuh"
 #include "llmc/layernorm_forward/moments.cuh"
 #include "llmc/layernorm_forward/parameters.cuh"
@@ -30,12 +32,34 @@ template <int warps_, int n_, int k_, int rows_, int early_, int blocks_, int cl
 struct Layout {
     static constexpr int warps = warps_, n = n_, k = k_, rows = rows_, early = early_, blocks = blocks_;
     static constexpr int cluster = cluster_, threads = rows * warps * kWarp;
-    static constexpr bool anew = anew_;
+    static constexpr bool anew = anew_, alone = false;
+    static constexpr int parts = cluster;  // of a row, whose moments meet in the cluster
     static constexpr int step = cluster * warps * kWarp * n, columns = step * k;
     static constexpr bool is_long = columns / n > kMostVectors;
     static constexpr int whole = is_long ? k / 2 : k - 1;
     static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
     static_assert(is_long ? warps > 1 && whole > 0 : cluster == 1);
+};
+
+constexpr int kSchedulers = 4;  // of an SM: so many warps do not wait for one another
+
+// the most warps that a block may have, of a row that has so many
+constexpr int warps_alone(int warps) {
+    int most = kSchedulers;
+    while (warps % most != 0) { most--; }
+    return most;
+}
+
+// L for rows so few that each block has an SM to itself: the row's warps are spread over a cluster's blocks,
+// and all of weight and bias is asked for with the row, since there are registers for it. Each warp has the
+// columns it has in L and does with them what it does there, and they are merged in the same order: so a
+// row's result is L's, bit for bit.
+template <typename L>
+struct Alone : L {
+    static_assert(L::cluster == 1 && L::rows == 1);
+    static constexpr int warps = warps_alone(L::warps), cluster = L::warps / warps, parts = L::warps;
+    static constexpr int threads = warps * kWarp, early = L::k, blocks = 1;
+    static constexpr bool anew = false, alone = true;
 };
 
 // How two elements of 16 bits become floats, in numbers that only the host knows: so the compiler unpacks a row
@@ -136,6 +160,9 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
     }
 }
 
+template <typename L>
+constexpr bool kOneWarp = L::step / L::n == kWarp;  // has a row
+
 // Of a warp's part of a row: two passes over the registers. The first has a mean as good as a sum of floats
 // can be; the second corrects it by the mean of what is left, so a constant row's mean is its number,
 // exactly. Of a long row the first takes a quarter: its mean is at most sqrt(3) standard deviations off, and
@@ -145,16 +172,19 @@ __device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t 
                                    const Unpacking& second) {
     constexpr int sample = L::is_long ? (L::k + 3) / 4 : L::k;
     float sums[2] = {}, rests = 0, squares[2] = {};  // two chains of additions, half as long
+    // by a zero that there is only after the loads: else the first pass would come before half of them, or
+    // before the weight's
+    constexpr int renewed = L::alone ? L::k : L::is_long ? sample : 0;
+#pragma unroll
+    for (int i = 0; i < renewed; i++) { part.renew(i, zero); }
 #pragma unroll
     for (int i = 0; i < sample; i++) {  // beyond the row x is 0
-        // by a zero that there is only after the loads: else the first pass would come before half of them
-        if constexpr (L::is_long) { part.renew(i, zero); }
 #pragma unroll
         for (int j = 0; j < L::n; j++) { sums[j % 2] += as_float(part.x.at[i], j); }
     }
     int begin = part.first - threadIdx.x % kWarp * L::n;  // of the warp's first vectors
-    float n = L::warps == 1 ? part.C : part.columns(begin, kWarp * L::n);
-    float per_n = L::warps == 1 ? per_column : __fdividef(1.0f, fmaxf(n, 1));
+    float n = kOneWarp<L> ? part.C : part.columns(begin, kWarp * L::n);
+    float per_n = kOneWarp<L> ? per_column : __fdividef(1.0f, fmaxf(n, 1));
     // rounded before it is taken off, as whoever merges has it: no fused multiply and add
     float about = __fmul_rn(warp_sum(sums[0] + sums[1]), L::is_long ? 1.0f / (sample * kWarp * L::n) : per_n);
 #pragma unroll
@@ -171,17 +201,22 @@ __device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t 
     return moments_about(about, sum, n, per_n);
 }
 
-// the row's, the same in every thread: a block's warps meet first, then the cluster's blocks
+// The row's, the same in every thread: a block's warps meet first, then the cluster's blocks; of a row alone
+// all the cluster's warps at once.
 template <typename L, typename T>
-__device__ Moments moments_of_row(const Part<L, T>& part, const Moments& of_warp, float per_column) {
-    if constexpr (L::cluster == 1) {
-        return merge<L::warps>(of_warp, per_column);
+__device__ Moments moments_of_row(const Part<L, T>& held, const Moments& of_warp, float per_column) {
+    if constexpr (L::cluster == 1) { return merge<L::warps>(of_warp, per_column); }
+    Moments mine = of_warp;
+    int part = cluster_rank(), to = threadIdx.x;
+    if constexpr (L::alone) {
+        part = part * L::warps + threadIdx.x / kWarp;
+        to = threadIdx.x % kWarp;
     } else {
-        float n = part.columns(part.first - threadIdx.x * L::n, L::threads * L::n);
-        Moments of_block = merge<L::warps>(of_warp, __fdividef(1.0f, n));
-        of_block.n = n;
-        return joined<L::cluster>(Meeting<L::cluster>::place().exchange(of_block), per_column);
+        float n = held.columns(held.first - threadIdx.x * L::n, L::threads * L::n);
+        mine = merge<L::warps>(of_warp, __fdividef(1.0f, n));
+        mine.n = n;
     }
+    return joined<L::parts>(Meeting<L::cluster, L::parts>::place().exchange(mine, part, to), per_column);
 }
 
 // A thread's part of the weight or the bias, `given` or `otherwise`; where that is shorter than a row, a lane
@@ -192,14 +227,19 @@ struct Parameter {
     using Vector = Elements<uint32_t, L::n * sizeof(W) / 4>;
     const W* at;
     int step;
+    // the arrays of ones and zeros are a row's length, or the lane's own
+    static constexpr bool filled = !L::is_long || (L::alone && L::columns <= kMostColumns);
 
     __device__ Parameter(const W* given, const W* otherwise, int first)
         : at(given != nullptr ? given + first
-             : L::is_long     ? otherwise + threadIdx.x % kWarp * L::n
-                              : otherwise + first),
-          step(L::is_long && given == nullptr ? 0 : L::step) {}
+             : filled         ? otherwise + first
+                              : otherwise + threadIdx.x % kWarp * L::n),
+          step(!filled && given == nullptr ? 0 : L::step) {}
     __device__ Vector vector(int i) const {
-        return load_constant<sizeof(Vector) / 4>(reinterpret_cast<const uint32_t*>(at + i * step));
+        constexpr int words = sizeof(Vector) / 4;
+        auto* from = reinterpret_cast<const uint32_t*>(at + i * step);
+        if constexpr (L::alone) { return load<words>(from); }  // it does not move across the barrier
+        return load_constant<words>(from);
     }
     __device__ static float as_float(const Vector& x, int j) {
         return llmc::as_float(reinterpret_cast<const Elements<W, L::n>&>(x), j);
@@ -215,11 +255,11 @@ constexpr int early_of(int wish = L::early) {
 
 // so many vectors of the weight, of the bias, are asked for before the row's moments are known
 template <typename L, typename T, typename W>
-constexpr int kEarlyWeights = L::is_long                 ? L::early
+constexpr int kEarlyWeights = L::is_long || L::alone     ? L::early
                               : early_of<L, T, W>() >= 1 ? L::k
                                                          : 0;
 template <typename L, typename T, typename W>
-constexpr int kEarlyBiases = L::is_long                 ? L::early
+constexpr int kEarlyBiases = L::is_long || L::alone     ? L::early
                              : early_of<L, T, W>() >= 2 ? L::k
                                                         : 0;
 
@@ -241,13 +281,14 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
     part.C = call.C;
     load_part<L, kResidual>(part, call, row);
     float per_column = extra.per_column;
-    if constexpr (L::cluster > 1 && !kResidual) {
+    if constexpr (L::cluster > 1 && !L::alone && !kResidual) {
         int64_t later = row + extra.ahead;
         if (threadIdx.x == 0 && later < call.N) {
             prefetch_share<L>(call.inp + later * call.inp_stride, call.C);
         }
     }
-    uint32_t zero = L::is_long ? __syncthreads_or(0) : 0;  // the barrier: all loads are asked for before it
+    // the barrier: all loads are asked for before it
+    uint32_t zero = L::is_long && !L::alone ? __syncthreads_or(0) : 0;
     Parameter<L, W> weights(call.weight, or_ones(call.weight), first);
     Parameter<L, W> biases(call.bias, or_zeros(call.bias), first);
     typename Parameter<L, W>::Vector weight[early_weights + 1], bias[early_biases + 1];
@@ -261,11 +302,12 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
             if (part.inside(i)) { bias[i] = biases.vector(i); }
         }
     };
-    if constexpr (!L::is_long) { ask_for_parameters(); }
+    if constexpr (!L::is_long || L::alone) { ask_for_parameters(); }
+    if constexpr (L::alone) { zero = __syncthreads_or(0); }
     Moments mine = moments_of_warp(part, per_column, zero, extra.second);
-    if constexpr (L::is_long) { ask_for_parameters(); }
+    if constexpr (L::is_long && !L::alone) { ask_for_parameters(); }
     Normal normal = normal_of(moments_of_row(part, mine, per_column), per_column, (float)call.eps);
-    if (L::is_long ? first == 0 : threadIdx.x % (L::warps * kWarp) == 0) {
+    if (L::is_long || L::alone ? first == 0 : threadIdx.x % (L::warps * kWarp) == 0) {
         write_statistics(call, row, normal);
     }
     T* out = call.out + row * call.out_stride + first;
@@ -301,12 +343,12 @@ constexpr int blocks_of() {
 template <typename L, bool kResidual, typename T, typename W>
 __global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void layernorm_forward_kernel(
     LayerNormForward<T, W> call, Extra extra) {
-    if constexpr (!L::is_long) {
+    if constexpr (!L::is_long && !L::alone) {
         int thread = threadIdx.x % (L::warps * kWarp);
         int64_t row = (int64_t)blockIdx.x * L::rows + threadIdx.x / (L::warps * kWarp);
         if (row < call.N) { normalise_row<L, kResidual>(call, extra, row, thread * L::n); }
     } else if constexpr (L::cluster == 1 || kSm90) {
-        if constexpr (L::cluster > 1) { Meeting<L::cluster>::place().open(); }
+        if constexpr (L::cluster > 1) { Meeting<L::cluster, L::parts>::place().open(); }
         int first = (blockIdx.x % L::cluster * L::threads + threadIdx.x) * L::n;
         normalise_row<L, kResidual>(call, extra, blockIdx.x / L::cluster, first);
     }
@@ -334,6 +376,16 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     return true;
 }
 
+// Without a residual. Few: each block has an SM to itself, if the device has such clusters.
+template <typename L, typename T, typename W>
+bool launch_few_or_many(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    if constexpr (L::cluster == 1 && L::warps > kSchedulers) {
+        bool few = call.N <= device_facts().multiprocessors / Alone<L>::cluster;
+        if (few && launch<Alone<L>, false>(call, stream)) { return true; }
+    }
+    return launch<L, false>(call, stream);
+}
+
 template <typename... Layouts>
 struct Choice {};
 
@@ -343,7 +395,7 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
     static_assert(L::whole * L::step <= held, "a shorter row would not have all its whole vectors");
     if (call.C <= L::columns) {
         if (call.residual != nullptr) { return launch<L, true>(call, stream); }
-        if constexpr (held < kLongRow<T>) { return launch<L, false>(call, stream); }
+        if constexpr (held < kLongRow<T>) { return launch_few_or_many<L>(call, stream); }
         return false;
     }
     if constexpr (sizeof...(More) > 0) { return launch_first<L::columns>(Choice<More...>{}, call, stream); }
@@ -361,7 +413,7 @@ using Layouts16 =
            Kept<1, 5, 2, 2, 10>, Kept<1, 6, 2, 1, 10>, Kept<1, 7, 1, 1, 20>, Kept<2, 4, 1, 1, 14>,
            Kept<4, 3, 1, 1, 7>, Layout<4, 8, 4, 1, 2, 7>, Kept<5, 4, 1, 1, 5>, Kept<6, 4, 1, 1, 4>,
            Kept<7, 4, 1, 1, 4>, Layout<8, 8, 4, 1, 2, 4>, Kept<9, 4, 1, 1, 3>, Layout<6, 8, 7, 1, 0, 4>,
-           Layout<7, 8, 7, 1, 0, 4>, Layout<8, 8, 7, 1, 0, 3>, Layout<9, 8, 7, 1, 0, 3>,
+           Layout<12, 8, 4, 1, 1, 3>, Layout<8, 8, 7, 1, 0, 3>, Layout<9, 8, 7, 1, 0, 3>,
            Layout<8, 8, 8, 1, 0, 3>, Layout<16, 8, 8, 1, 1, 2>, Layout<16, 8, 8, 1, 1, 2, 2>,
            Layout<8, 8, 8, 1, 1, 4, 8>, Layout<16, 8, 8, 1, 1, 2, 8>, Layout<16, 8, 8, 1, 1, 2, 16>>;
 using Layouts32 = Choice<Layout<1, 4, 1, 4, 2, 1>, Layout<1, 4, 2, 2, 2, 1>, Layout<1, 4, 3, 2, 2, 1>,

@@ -159,6 +159,20 @@ constexpr Shape kRepeated[] = {
     {67, 65536},  {35, 131072}, {17, 131080}, {17, 262144}, {9, 262152}};
 static_assert(std::size(kRepeated) == 40);
 
+// Forward spreads a few rows over more multiprocessors, one more kernel for each layout of several warps: the longest
+// rows of each, and one vector less.
+void check_few_and_many(TypePair types) {
+    constexpr int kLongest[] = {2560, 3072,  3584,  4096,  5120,  6144,  7168, 8192,
+                                9216, 10752, 12288, 14336, 16128, 16384, 32768};
+    for (int longest : kLongest) {
+        for (int C : {longest, longest - 8}) {
+            Problem p = layernorm_forward_problem(types.dtype, {135, C}, Inputs::kNormal, types.plain());
+            check_problem(p);
+            check_batches(p);
+        }
+    }
+}
+
 }  // namespace
 
 TEST_CASE("layernorm regimes: a row's result does not depend on its batch") {
@@ -197,6 +211,15 @@ TEST_SUITE("thorough") {
                 check_batches(types, s);
             }
         }
+    }
+}
+
+TEST_CASE("layernorm_forward regimes: few rows and many") {
+    for (TypePair types : {kTypePairs[0], kTypePairs[1]}) { check_few_and_many(types); }
+}
+TEST_SUITE("thorough") {
+    TEST_CASE("layernorm_forward regimes: few rows and many for each pair of types") {
+        for (TypePair types : kTypePairs) { check_few_and_many(types); }
     }
 }
 
