@@ -29,6 +29,14 @@ template <int pending>
 __device__ inline void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+// the same for a number that the template does not know, or for `most` if that is less
+template <int most>
+__device__ inline void copy_wait(int pending) {
+    if constexpr (most > 0) {
+        if (pending < most) { return copy_wait<most - 1>(pending); }
+    }
+    copy_wait<most>();
+}
 
 // --- Ampere: mbarrier --------------------------------------------------------------------------------------
 

