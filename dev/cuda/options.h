@@ -179,6 +179,12 @@ inline ShootoutOptions parse_shootout_options(int argc, const char* const* argv)
         }
         found->set(options, has_value ? word.substr(name.size() + 1) : takes_value ? argv[i] : "");
     }
+    if (options.for_sanitizer && !options.check) {
+        throw Error(kExitUsage, "--for-sanitizer changes what --check does; give both");
+    }
+    if (options.check && (options.sweep || options.latency)) {
+        throw Error(kExitUsage, "--check goes with neither --sweep nor --latency; ask for them one by one");
+    }
     return options;
 }
 

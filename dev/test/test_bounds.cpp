@@ -435,6 +435,9 @@ TEST_CASE("options of the shootouts") {
     CHECK(complaint({"--foo"}).starts_with("unknown option --foo; known: --check "));
     CHECK(complaint({"--shape"}) == "--shape needs a value: NxC[,NxC]");
     CHECK(complaint({"--check=1"}) == "--check takes no value");
+    CHECK(complaint({"--for-sanitizer"}).starts_with("--for-sanitizer changes what --check does"));
+    CHECK(parse({"--for-sanitizer", "--check"}).for_sanitizer);
+    CHECK(complaint({"--sweep", "--check"}).starts_with("--check goes with neither"));
     for (const char* shape :
          {"", "5", "5x", "x5", "5x0", "5x5x5", "-1x5", "5x99999999999", "5 x5", "5.0x5"}) {
         CHECK(complaint({"--shape", shape}) ==
