@@ -330,8 +330,8 @@ def parse_options():
     p.add_argument("--mode", choices=("forward", "backward", "both"), default="both")
     p.add_argument("--timing", choices=("kernel", "tutorial", "both"), default="both")
     p.add_argument("--providers", help="comma-separated: ours,torch,torch.compile,triton,apex,... (default: all)")
-    p.add_argument("--triton-parts", choices=("zeros", "empty"), default="zeros",
-                   help="how the Triton port allocates its partial sums (default zeros)")
+    p.add_argument("--triton-parts", choices=("zeros", "empty"), default="empty",
+                   help="how the Triton port allocates its partial sums: zeros cost two more kernels (default empty)")
     p.add_argument("--roofs", nargs="+", default=[], metavar="FILE",
                    help="files of dev/cuda/layernorm_forward and _backward --csv: adds the share of the roof")
     p.add_argument("--out", default="build/bench_layernorm", help="folder for the CSV files and figures")

@@ -115,7 +115,7 @@ def finish_kernel(dweight, dbias, dweight_parts, dbias_parts, groups, C, ROWS: t
 
 
 class TritonFunction(torch.autograd.Function):
-    new_parts = staticmethod(torch.zeros)  # or torch.empty: the descriptions of the tutorial differ
+    new_parts = staticmethod(torch.empty)  # or torch.zeros: the tutorial has had both
 
     @staticmethod
     def launch(C, element_size):
