@@ -54,15 +54,6 @@ def forward_kernel(out, mean_out, rstd_out, inp, weight, bias, stride, C, eps, B
 
 
 @triton.jit
-def add_to_buffer(buffer, part, first, inside):
-    """under the lock: the first to come writes, the others add"""
-    if first:
-        tl.store(buffer, part, mask=inside)
-    else:
-        tl.store(buffer, tl.load(buffer, mask=inside) + part, mask=inside)
-
-
-@triton.jit
 def backward_kernel(dinp, dweight_parts, dbias_parts, dout, inp, weight, mean_in, rstd_in, locks, stride, C,
                     GROUPS: tl.constexpr, BLOCK: tl.constexpr):
     """locks: GROUPS of them, then for each whether its buffer has been written"""
@@ -80,19 +71,18 @@ def backward_kernel(dinp, dweight_parts, dbias_parts, dout, inp, weight, mean_in
     c2 = tl.sum(xhat * wdy, axis=0) / C
     tl.store(dinp + n * stride + columns, (wdy - c1 - xhat * c2) * rstd, mask=inside)
 
-    dweight_part = (dy * xhat).to(w.dtype)
-    dbias_part = dy.to(w.dtype)
     group = n % GROUPS
     lock = locks + group
     written = lock + GROUPS
     at = group * C + columns
     while tl.atomic_cas(lock, 0, 1) == 1:
         pass
-    first = tl.load(written) == 0
-    add_to_buffer(dweight_parts + at, dweight_part, first, inside)
-    add_to_buffer(dbias_parts + at, dbias_part, first, inside)
-    if first:
-        tl.atomic_xchg(written, 1)
+    before = inside & (tl.load(written) != 0)  # the first to come writes, the others add
+    dweight_sum = dy * xhat + tl.load(dweight_parts + at, mask=before, other=0.0)
+    dbias_sum = dy + tl.load(dbias_parts + at, mask=before, other=0.0)
+    tl.store(dweight_parts + at, dweight_sum, mask=inside)
+    tl.store(dbias_parts + at, dbias_sum, mask=inside)
+    tl.atomic_xchg(written, 1)
     tl.debug_barrier()  # every thread's stores before the lock opens
     tl.atomic_xchg(lock, 0)
 
