@@ -20,6 +20,23 @@ __device__ inline void copy16_async(void* shared, const void* global) {
                  : "memory");
 }
 
+// what L2 is to do with what is copied: as usual, or to forget it before anything else
+__device__ inline uint64_t l2_as_usual() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ inline uint64_t l2_forget_first() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ inline void copy16_async(void* shared, const void* global, uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                 "l"(global), "l"(policy)
+                 : "memory");
+}
+
 // closes the group of copies this thread has started; may be empty
 __device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

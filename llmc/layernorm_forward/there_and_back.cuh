@@ -23,23 +23,6 @@ constexpr int kThreads = 512;           // of an SM, for 128 registers each
 constexpr int kMostStages = 8;          // pieces in the ring
 constexpr int kShortestRow = 64 << 10;  // bytes: shorter ones have more threads on an SM elsewhere
 
-// What L2 is to do with what is copied: as usual, or to forget it before anything else.
-__device__ inline uint64_t kept() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ inline uint64_t forgotten() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ inline void copy16_async(void* shared, const void* global, uint64_t policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-                 "l"(global), "l"(policy)
-                 : "memory");
-}
-
 // What a thread does with its vectors of the block's rows. A piece is `span` columns of a row; the thread has
 // vectors of n columns there, `step` apart.
 // One slot of the ring is in use at a time; the next is on its left or on its right. At a row's end the walk
@@ -85,7 +68,7 @@ struct Walk {
             // The last `stages` pieces are still in the ring when their turn comes again. One and a half
             // times as many before them L2 may hold for all blocks; of more it would hold none.
             bool again = !back && piece < pieces - stages && piece >= pieces - stages * 5 / 2;
-            uint64_t policy = again ? kept() : forgotten();
+            uint64_t policy = again ? l2_as_usual() : l2_forget_first();
             const T* from = row + column(piece);
             int columns = left(piece);
 #pragma unroll
