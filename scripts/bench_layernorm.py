@@ -69,7 +69,7 @@ class Replay:
     def __init__(self, runner, problem):
         expected_us = 3 + problem.bytes / 3e6
         rounds = min(max(1, math.ceil(REPLAY_US / expected_us / problem.sets)), max(1, 600 // problem.sets))
-        self.launches, self.times, self.events = rounds * problem.sets, [], []
+        self.launches, self.events = rounds * problem.sets, []
         self.runner, self.kept = runner, collections.deque(maxlen=problem.sets)
         call = getattr(runner, problem.mode)
         self.graph = torch.cuda.CUDAGraph()
