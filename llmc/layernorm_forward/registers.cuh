@@ -37,6 +37,7 @@ struct Layout {
     static constexpr int step = cluster * warps * kWarp * n, columns = step * k;
     static constexpr bool is_long = columns / n > kMostVectors;
     static constexpr int whole = is_long ? k / 2 : k - 1;
+    static constexpr bool with_row = !is_long;  // weight and bias may be asked for before the row is summed
     static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
     static_assert(is_long ? warps > 1 && whole > 0 : cluster == 1);
 };
@@ -59,7 +60,7 @@ struct Alone : L {
     static_assert(L::cluster == 1 && L::rows == 1);
     static constexpr int warps = warps_alone(L::warps), cluster = L::warps / warps, parts = L::warps;
     static constexpr int threads = warps * kWarp, early = L::k, blocks = 1;
-    static constexpr bool anew = false, alone = true;
+    static constexpr bool anew = false, alone = true, with_row = true;
 };
 
 // How two elements of 16 bits become floats, in numbers that only the host knows: so the compiler unpacks a row
@@ -287,8 +288,6 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
             prefetch_share<L>(call.inp + later * call.inp_stride, call.C);
         }
     }
-    // the barrier: all loads are asked for before it
-    uint32_t zero = L::is_long && !L::alone ? __syncthreads_or(0) : 0;
     Parameter<L, W> weights(call.weight, or_ones(call.weight), first);
     Parameter<L, W> biases(call.bias, or_zeros(call.bias), first);
     typename Parameter<L, W>::Vector weight[early_weights + 1], bias[early_biases + 1];
@@ -302,10 +301,11 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
             if (part.inside(i)) { bias[i] = biases.vector(i); }
         }
     };
-    if constexpr (!L::is_long || L::alone) { ask_for_parameters(); }
-    if constexpr (L::alone) { zero = __syncthreads_or(0); }
+    if constexpr (L::with_row) { ask_for_parameters(); }
+    // the barrier: all loads so far are asked for before it
+    uint32_t zero = L::is_long || L::alone ? __syncthreads_or(0) : 0;
     Moments mine = moments_of_warp(part, per_column, zero, extra.second);
-    if constexpr (L::is_long && !L::alone) { ask_for_parameters(); }
+    if constexpr (!L::with_row) { ask_for_parameters(); }
     Normal normal = normal_of(moments_of_row(part, mine, per_column), per_column, (float)call.eps);
     if (L::is_long || L::alone ? first == 0 : threadIdx.x % (L::warps * kWarp) == 0) {
         write_statistics(call, row, normal);
@@ -404,18 +404,19 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
 
 // Warps, n, k, rows, early, blocks, by measurement. Each begins where the one before has all its vectors but
 // the last: that one may be partial. Few warps with many vectors each have more bytes under way than many
-// with few, and cheaper sums; a warp alone wins up to 1792 columns of 16 bits.
+// with few, and cheaper sums; a warp alone wins up to 1280 columns of 16 bits, and at 1792.
 // Rows beyond 32 KB: 128 KB an SM, in two or four blocks. Kept: not unpacked anew.
 template <int warps, int k, int rows, int early, int blocks>
 using Kept = Layout<warps, 8, k, rows, early, blocks, 1, false>;
 using Layouts16 =
     Choice<Kept<1, 1, 4, 2, 1>, Kept<1, 2, 2, 2, 1>, Layout<1, 8, 3, 2, 2, 1>, Layout<1, 8, 4, 2, 2, 16>,
-           Kept<1, 5, 2, 2, 10>, Kept<1, 6, 2, 1, 10>, Kept<1, 7, 1, 1, 20>, Kept<2, 4, 1, 1, 14>,
-           Kept<4, 3, 1, 1, 7>, Layout<4, 8, 4, 1, 2, 7>, Kept<5, 4, 1, 1, 5>, Kept<6, 4, 1, 1, 4>,
-           Kept<7, 4, 1, 1, 4>, Layout<8, 8, 4, 1, 2, 4>, Kept<9, 4, 1, 1, 3>, Layout<6, 8, 7, 1, 0, 4>,
-           Layout<12, 8, 4, 1, 1, 3>, Layout<8, 8, 7, 1, 0, 3>, Layout<9, 8, 7, 1, 0, 3>,
-           Layout<8, 8, 8, 1, 0, 3>, Layout<16, 8, 8, 1, 1, 2>, Layout<16, 8, 8, 1, 1, 2, 2>,
-           Layout<8, 8, 8, 1, 1, 4, 8>, Layout<16, 8, 8, 1, 1, 2, 8>, Layout<16, 8, 8, 1, 1, 2, 16>>;
+           Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>, Kept<1, 7, 1, 1, 20>, Kept<2, 4, 1, 1, 14>,
+           Layout<4, 8, 3, 1, 2, 7>, Layout<4, 8, 4, 1, 2, 7>, Kept<3, 6, 1, 0, 7>, Kept<5, 4, 1, 1, 5>,
+           Layout<4, 8, 6, 1, 0, 6>, Kept<7, 4, 1, 1, 4>, Layout<8, 8, 4, 1, 2, 4>, Layout<6, 8, 6, 1, 0, 4>,
+           Layout<6, 8, 7, 1, 0, 4>, Layout<12, 8, 4, 1, 1, 3>, Layout<8, 8, 7, 1, 0, 3>,
+           Layout<9, 8, 7, 1, 0, 3>, Layout<8, 8, 8, 1, 0, 3>, Layout<16, 8, 8, 1, 1, 2>,
+           Layout<16, 8, 8, 1, 1, 2, 2>, Layout<8, 8, 8, 1, 1, 4, 8>, Layout<16, 8, 8, 1, 1, 2, 8>,
+           Layout<16, 8, 8, 1, 1, 2, 16>>;
 using Layouts32 = Choice<Layout<1, 4, 1, 4, 2, 1>, Layout<1, 4, 2, 2, 2, 1>, Layout<1, 4, 3, 2, 2, 1>,
                          Layout<1, 4, 4, 2, 2, 1>, Layout<2, 4, 3, 1, 2, 16>, Layout<2, 4, 4, 1, 2, 12>,
                          Layout<4, 4, 3, 1, 2, 8>, Layout<4, 4, 4, 1, 2, 7>, Layout<5, 4, 4, 1, 2, 5>,
