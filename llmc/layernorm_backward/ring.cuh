@@ -43,16 +43,22 @@ struct Shared {
 };
 
 // The statistics of a team's rows, 32 at a time, one a lane; half-way the next 32 are asked for.
+template <typename Call>
 struct Statistics {
-    const float *mean, *rstd;  // of the team's first row
-    int64_t row_step;
-    int rows, lane;  // rows: of the team
+    const Call& call;
+    int64_t first, step;  // the team's first row, and to the next
+    int lane = threadIdx.x % kWarp;
     float m = 0, s = 0, next_m = 0, next_s = 0;
 
+    __device__ Statistics(const Call& call, int64_t first, int64_t step)
+        : call(call), first(first), step(step) {
+        ask(0, m, s);
+    }
     __device__ void ask(int turn, float& m, float& s) const {
-        bool inside = turn + lane < rows;
-        m = inside ? mean[(turn + lane) * row_step] : 0.0f;
-        s = inside ? rstd[(turn + lane) * row_step] : 0.0f;
+        int64_t row = first + (turn + lane) * step;
+        bool inside = row < call.N;
+        m = inside ? call.mean[row] : 0.0f;
+        s = inside ? call.rstd[row] : 0.0f;
     }
     __device__ float2 of(int turn) {
         int i = turn % kWarp;
@@ -110,32 +116,19 @@ __device__ float2 exchange(Shared<L, kStreams, T>& shared, int team, int turn, f
     return sum_of_pairs<L::pairs>(slots);
 }
 
-// What one lane of a team needs to ask for the team's rows, one after the other.
-template <typename L, int kStreams, typename T>
-struct Fetcher {
-    const T* from[kStreams];  // the next row, at the block's slice
-    int64_t step[kStreams];   // elements to the one after
-    uint32_t bytes;           // of the slice of a row
-
-    template <typename Call>
-    __device__ Fetcher(const Call& call, int64_t row, int64_t rows, int begin, int columns)
-        : from{call.inp + row * call.inp_stride + begin, call.dout + row * call.dout_stride + begin},
-          step{rows * call.inp_stride, rows * call.dout_stride},
-          bytes(columns * (uint32_t)sizeof(T)) {
-        if constexpr (kStreams == 3) {
-            from[2] = call.dinp + row * call.dinp_stride + begin;
-            step[2] = rows * call.dinp_stride;
-        }
+// One lane of a team asks for the columns of a row that the block has. Addresses are worked out anew for each row:
+// who kept them would keep them in every lane.
+template <typename L, int kStreams, typename T, typename W>
+__device__ void fetch(const LayerNormBackwardRows<T, W>& call, int64_t row, int begin, int columns,
+                      T (&stage)[kStreams][L::columns], uint64_t* full) {
+    uint32_t bytes = columns * (uint32_t)sizeof(T);
+    mbarrier_arrive_expect(full, kStreams * bytes);
+    bulk_copy(stage[0], call.inp + row * call.inp_stride + begin, bytes, full);
+    bulk_copy(stage[1], call.dout + row * call.dout_stride + begin, bytes, full);
+    if constexpr (kStreams == 3) {
+        bulk_copy(stage[2], call.dinp + row * call.dinp_stride + begin, bytes, full);
     }
-    __device__ void fetch(T (&stage)[kStreams][L::columns], uint64_t* full) {
-        mbarrier_arrive_expect(full, kStreams * bytes);
-#pragma unroll
-        for (int i = 0; i < kStreams; i++) {
-            bulk_copy(stage[i], from[i], bytes, full);
-            from[i] += step[i];
-        }
-    }
-};
+}
 
 // what a lane keeps of one row between its halves, and of all rows to the end
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
@@ -257,18 +250,16 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
             step = groups * L::teams;
     bool fetches = threadIdx.x % L::team_threads == 0;
 
-    Fetcher<L, kStreams, T> fetcher(call, row, step, begin, columns);
     if (fetches) { init_barriers(shared, team); }
     dependency_wait();
     if (fetches) {
         for (int s = 0; s < L::stages && row + s * step < call.N; s++) {
-            fetcher.fetch(shared.stage[team][s], &shared.full[team][s]);
+            fetch<L>(call, row + s * step, begin, columns, shared.stage[team][s], &shared.full[team][s]);
         }
     }
     int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
     clear_rest(shared, team, first, columns);
-    Statistics statistics{call.mean + row, call.rstd + row, step, rows, (int)threadIdx.x % kWarp};
-    statistics.ask(0, statistics.m, statistics.s);
+    Statistics statistics(call, row, step);
     Held<L, kAccumulate, kSum, T, W> held;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
@@ -290,7 +281,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
         float2 sums = read_row<L>(held, shared.stage[team][stage], first, columns, ms.x, ms.y);
         sums = exchange(shared, team, turn, sums);
         if (fetches && turn + L::stages < rows) {
-            fetcher.fetch(shared.stage[team][stage], &shared.full[team][stage]);
+            fetch<L>(call, row + (turn + L::stages) * step, begin, columns, shared.stage[team][stage],
+                     &shared.full[team][stage]);
         }
         write_row<L>(dinp, held, first, columns, sums.x * per_column, sums.y * per_column, ms.y);
         stage = stage + 1 == L::stages ? 0 : stage + 1;
@@ -324,6 +316,10 @@ int most_groups(const cudaLaunchConfig_t& config, int blocks) {
     return device_facts().multiprocessors;
 }
 
+// Half of an SM's shared memory, so that a block has the SM to itself: blocks of the next launch, which may start
+// before this one ends, would else begin in pairs where an SM is free first, and leave others idle.
+constexpr size_t kAloneBytes = 114 << 10;
+
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
@@ -332,8 +328,8 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim = {(unsigned)L::blocks, 1, 1};
-    cudaLaunchConfig_t config{0,      L::threads, sizeof(Shared<L, (kAccumulate ? 3 : 2), T>),
-                              stream, attributes, L::blocks > 1 ? 2u : 1u};
+    size_t bytes = std::max(sizeof(Shared<L, (kAccumulate ? 3 : 2), T>), kAloneBytes);
+    cudaLaunchConfig_t config{0, L::threads, bytes, stream, attributes, L::blocks > 1 ? 2u : 1u};
     int groups = most_groups<kernel>(config, L::blocks);
     if (groups == 0) { return {}; }
     groups = (int)std::min<int64_t>(groups, call.N);
@@ -345,22 +341,24 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
 
 // ---- the choice ----------------------------------------------------------------------------------
 
-// a layout for dinp =, and one for dinp +=, whose stages are half as large again
-template <typename Write, typename Add>
-struct Both {};
+// For rows of up to so many columns: a layout for dinp =, and one for dinp +=, whose stages are half as large again.
+template <int columns, typename Write, typename Add>
+struct Both {
+    static_assert(columns <= Write::room && columns <= Add::room);
+};
 template <typename... Boths>
 struct Choice {};
 
-// by the first that has room for a row; {} if none has
-template <typename Write, typename Add, typename... More, typename T, typename W>
-ColumnGroups launch_first(Choice<Both<Write, Add>, More...>, const LayerNormBackwardRows<T, W>& call,
+// by the first that is for such rows; {} if none is
+template <int columns, typename Write, typename Add, typename... More, typename T, typename W>
+ColumnGroups launch_first(Choice<Both<columns, Write, Add>, More...>, const LayerNormBackwardRows<T, W>& call,
                           cudaStream_t stream) {
-    bool add = call.accumulate_dinp;
-    if (call.C <= (add ? Add::room : Write::room)) {
-        if constexpr (Add::room <= kSummedColumns) {  // one more kernel for each of these layouts
-            if (add && call.sum_dinp) { return launch<Add, true, true>(call, stream); }
+    if (call.C <= columns) {
+        if (!call.accumulate_dinp) { return launch<Write, false, false>(call, stream); }
+        if constexpr (columns <= kSummedColumns) {  // one more kernel for each of these layouts
+            if (call.sum_dinp) { return launch<Add, true, true>(call, stream); }
         }
-        return add ? launch<Add, true, false>(call, stream) : launch<Write, false, false>(call, stream);
+        return launch<Add, true, false>(call, stream);
     }
     if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
     return {};
@@ -369,44 +367,55 @@ ColumnGroups launch_first(Choice<Both<Write, Add>, More...>, const LayerNormBack
 // Blocks, warps, n, k, teams, stages, by measurement. Up to 4096 columns 48 to 72 KB of ring an SM are best: more
 // drives the SMs apart, less starves them; longer rows want 64 KB on their way while one is at work. A vector of 16
 // bytes a lane and many warps a row win while a team leaves room for others; exact tiling counts more. Clusters pay
-// from 5120 columns of 16 bits on; beyond 24576 few warps with many vectors each, as all warps of a row must meet.
-using Layouts16 = Choice<Both<Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,   // 256 columns
-                         Both<Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,     // 512
-                         Both<Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,     // 768
-                         Both<Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,     // 1024
-                         Both<Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,     // 1280
-                         Both<Layout<1, 3, 8, 2, 5, 2>, Layout<1, 3, 8, 2, 3, 2>>,     // 1536
-                         Both<Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,     // 1600
-                         Both<Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,     // 2048
-                         Both<Layout<1, 5, 8, 2, 3, 2>, Layout<1, 5, 8, 2, 2, 2>>,     // 2560
-                         Both<Layout<1, 6, 8, 2, 2, 2>, Layout<1, 6, 8, 2, 2, 2>>,     // 3072
-                         Both<Layout<1, 7, 8, 2, 2, 2>, Layout<1, 7, 8, 2, 1, 3>>,     // 3584
-                         Both<Layout<1, 8, 8, 2, 1, 4>, Layout<1, 8, 8, 2, 1, 3>>,     // 4096
-                         Both<Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,     // 5120
-                         Both<Layout<2, 6, 8, 2, 2, 2>, Layout<2, 6, 8, 2, 2, 2>>,     // 6144
-                         Both<Layout<4, 4, 8, 2, 3, 3>, Layout<4, 4, 8, 2, 2, 3>>,     // 8192
-                         Both<Layout<4, 5, 8, 2, 3, 2>, Layout<4, 5, 8, 2, 2, 2>>,     // 10240
-                         Both<Layout<4, 6, 8, 2, 2, 3>, Layout<4, 6, 8, 2, 2, 2>>,     // 12288
-                         Both<Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,     // 16384
-                         Both<Layout<8, 5, 8, 2, 3, 2>, Layout<8, 5, 8, 2, 2, 3>>,     // 20480
-                         Both<Layout<8, 6, 8, 2, 2, 3>, Layout<8, 6, 8, 2, 2, 2>>,     // 24576
-                         Both<Layout<8, 4, 8, 4, 2, 2>, Layout<8, 4, 8, 4, 2, 2>>,     // 32768
-                         Both<Layout<16, 4, 8, 4, 2, 3>, Layout<16, 4, 8, 4, 2, 2>>,   // 65536
-                         Both<Layout<16, 8, 8, 4, 1, 3>, Layout<16, 8, 8, 4, 1, 2>>>;  // 131072
-using Layouts32 = Choice<Both<Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,   // 256
-                         Both<Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,     // 512
-                         Both<Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,     // 768
-                         Both<Layout<1, 4, 4, 2, 3, 2>, Layout<1, 4, 4, 2, 2, 2>>,     // 1024
-                         Both<Layout<1, 5, 4, 2, 3, 3>, Layout<1, 5, 4, 2, 2, 2>>,     // 1280
-                         Both<Layout<1, 7, 4, 2, 2, 2>, Layout<1, 7, 4, 2, 2, 2>>,     // 1792
-                         Both<Layout<1, 8, 4, 2, 2, 2>, Layout<1, 8, 4, 2, 1, 3>>,     // 2048
-                         Both<Layout<1, 12, 4, 2, 1, 3>, Layout<1, 12, 4, 2, 1, 2>>,   // 3072
-                         Both<Layout<1, 16, 4, 2, 1, 2>, Layout<1, 16, 4, 2, 1, 2>>,   // 4096
-                         Both<Layout<4, 4, 4, 4, 2, 2>, Layout<4, 4, 4, 4, 1, 3>>,     // 8192
-                         Both<Layout<8, 4, 4, 4, 2, 2>, Layout<8, 4, 4, 4, 1, 3>>,     // 16384
-                         Both<Layout<16, 4, 4, 4, 3, 2>, Layout<16, 4, 4, 4, 2, 2>>,   // 32768
-                         Both<Layout<16, 8, 4, 4, 2, 2>, Layout<16, 8, 4, 4, 1, 2>>,   // 65536
-                         Both<Layout<16, 8, 4, 8, 1, 3>, Layout<16, 8, 4, 8, 1, 2>>>;  // 131072
+// from 4608 columns of 16 bits on; from there to 14848, and beyond 24576, few warps with many vectors each, as all
+// warps of a row must meet.
+using Layouts16 = Choice<Both<256, Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,
+                         Both<512, Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,
+                         Both<768, Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,
+                         Both<1024, Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,
+                         Both<1280, Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,
+                         Both<1536, Layout<1, 6, 8, 1, 3, 3>, Layout<1, 6, 8, 1, 2, 3>>,
+                         Both<1600, Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,
+                         Both<1792, Layout<1, 7, 8, 1, 2, 4>, Layout<1, 7, 8, 1, 2, 3>>,
+                         Both<2048, Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,
+                         Both<2560, Layout<1, 10, 8, 1, 2, 3>, Layout<1, 5, 8, 2, 2, 2>>,
+                         Both<3072, Layout<1, 6, 8, 2, 2, 3>, Layout<1, 6, 8, 2, 2, 2>>,
+                         Both<3584, Layout<1, 7, 8, 2, 1, 4>, Layout<1, 7, 8, 2, 1, 3>>,
+                         Both<4096, Layout<1, 8, 8, 2, 1, 4>, Layout<1, 8, 8, 2, 1, 3>>,
+                         Both<4608, Layout<2, 6, 4, 3, 2, 3>, Layout<2, 6, 4, 3, 2, 2>>,
+                         Both<5120, Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,
+                         Both<6144, Layout<4, 3, 8, 2, 4, 3>, Layout<4, 3, 8, 2, 4, 2>>,
+                         Both<7168, Layout<2, 7, 8, 2, 2, 3>, Layout<2, 7, 8, 2, 1, 3>>,
+                         Both<8192, Layout<4, 4, 8, 2, 3, 3>, Layout<4, 4, 8, 2, 2, 3>>,
+                         Both<9216, Layout<4, 3, 8, 3, 4, 2>, Layout<4, 3, 8, 3, 3, 2>>,
+                         Both<10240, Layout<4, 5, 8, 2, 3, 3>, Layout<4, 5, 8, 2, 2, 3>>,
+                         Both<12288, Layout<4, 4, 8, 3, 2, 3>, Layout<4, 4, 8, 3, 2, 2>>,
+                         Both<13824, Layout<4, 4, 8, 4, 2, 3>, Layout<4, 4, 8, 4, 2, 2>>,
+                         Both<14848, Layout<4, 5, 8, 3, 2, 3>, Layout<8, 4, 8, 2, 3, 2>>,
+                         Both<16384, Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,
+                         Both<20480, Layout<8, 5, 8, 2, 3, 2>, Layout<8, 5, 8, 2, 2, 3>>,
+                         Both<24576, Layout<8, 6, 8, 2, 2, 3>, Layout<8, 6, 8, 2, 2, 2>>,
+                         Both<32768, Layout<8, 4, 8, 4, 2, 2>, Layout<8, 4, 8, 4, 2, 2>>,
+                         Both<65536, Layout<16, 4, 8, 4, 2, 3>, Layout<16, 4, 8, 4, 2, 2>>,
+                         Both<131072, Layout<16, 8, 8, 4, 1, 3>, Layout<16, 8, 8, 4, 1, 2>>>;
+using Layouts32 = Choice<Both<256, Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,
+                         Both<512, Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,
+                         Both<768, Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,
+                         Both<1024, Layout<1, 4, 4, 2, 3, 2>, Layout<1, 4, 4, 2, 2, 2>>,
+                         Both<1280, Layout<1, 5, 4, 2, 3, 3>, Layout<1, 5, 4, 2, 2, 2>>,
+                         Both<1792, Layout<1, 7, 4, 2, 2, 2>, Layout<1, 7, 4, 2, 2, 2>>,
+                         Both<2048, Layout<1, 8, 4, 2, 2, 2>, Layout<1, 8, 4, 2, 1, 3>>,
+                         Both<3072, Layout<1, 12, 4, 2, 1, 3>, Layout<1, 12, 4, 2, 1, 2>>,
+                         Both<4096, Layout<1, 16, 4, 2, 1, 2>, Layout<1, 16, 4, 2, 1, 2>>,
+                         Both<5120, Layout<4, 5, 4, 2, 3, 3>, Layout<4, 5, 4, 2, 3, 2>>,
+                         Both<6144, Layout<4, 6, 4, 2, 2, 3>, Layout<4, 6, 4, 2, 2, 2>>,
+                         Both<8192, Layout<4, 4, 4, 4, 2, 2>, Layout<4, 4, 4, 4, 1, 3>>,
+                         Both<10240, Layout<4, 5, 4, 4, 2, 2>, Layout<4, 5, 4, 4, 1, 3>>,
+                         Both<12288, Layout<8, 4, 4, 3, 2, 3>, Layout<8, 4, 4, 3, 2, 2>>,
+                         Both<16384, Layout<8, 4, 4, 4, 2, 2>, Layout<8, 4, 4, 4, 1, 3>>,
+                         Both<32768, Layout<16, 4, 4, 4, 3, 2>, Layout<16, 4, 4, 4, 2, 2>>,
+                         Both<65536, Layout<16, 8, 4, 4, 2, 2>, Layout<16, 8, 4, 4, 1, 2>>,
+                         Both<131072, Layout<16, 8, 4, 8, 1, 3>, Layout<16, 8, 4, 8, 1, 2>>>;
 
 }  // namespace llmc::layernorm_ring
 
