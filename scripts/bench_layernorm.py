@@ -13,12 +13,13 @@ GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with 
     scripts/bench_layernorm.py --sweep --gpt2 --quick --timing kernel
 
 Writes layer-norm-forward.csv and -backward.csv into --out, and figures of the sweep (.png, .svg; needs matplotlib).
-Exit 1 if our results are wrong.
-Result: quick points, H200, 2026-11-21: README.md; not yet at all points
+Ctrl-C ends it early, with a report of what was measured. Exit 1 if our results are wrong.
+Result: doc/layernorm_race.md
 """
 import argparse
 import collections
 import csv
+import itertools
 import math
 import os
 import statistics
@@ -362,13 +363,15 @@ def main():
         warm_up(points)
     stream = torch.cuda.Stream()
     modes = ("forward", "backward") if options.mode == "both" else (options.mode,)
-    for mode in modes:
-        for shape in points:
+    try:
+        for mode, shape in itertools.product(modes, points):
             new = measure(shape, mode, peers, options, stream)
             rows += new
             times = ", ".join(f"{row['provider']} {row.get('us', row.get('tutorial p50 us', row.get('note')))}"
                               for row in new)
             print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {label(shape)}  us: {times}", flush=True)
+    except KeyboardInterrupt:
+        print("stopped: the report has what was measured until now")
     add_roofs(rows, roofs)
     for mode in modes:
         report(rows, mode, folder)
