@@ -12,9 +12,8 @@ The library: build/libllmc_layernorm.so (make build/libllmc_layernorm.so), or th
 names.
 
 Command: python3 scripts/layernorm_torch.py --test
-Result:  113 checks passed on an H200, 2026-11-21
+Result:  113 checks passed on an H200, 2026-11-21; what a call does in Python was rewritten since: not run there yet
 """
-import contextlib
 import ctypes
 import functools
 import math
@@ -49,6 +48,9 @@ class BackwardArgs(ctypes.Structure):
                 + [("workspace", POINTER), ("workspace_size", ctypes.c_size_t), ("stream", POINTER)])
 
 
+FORWARD_SIZE, BACKWARD_SIZE = ctypes.sizeof(ForwardArgs), ctypes.sizeof(BackwardArgs)
+
+
 @functools.cache
 def library():
     default = Path(__file__).resolve().parent.parent / "build" / "libllmc_layernorm.so"
@@ -77,87 +79,107 @@ def address(tensor):
     return None if tensor is None else tensor.data_ptr()
 
 
-def stride(rows):
-    return rows.stride(0) if rows.shape[0] > 1 else 0  # of a single row it means nothing
+try:
+    from torch._C import _cuda_getCurrentRawStream as current_stream  # of a device's number; compiled graphs use it
+except ImportError:  # a PyTorch without CUDA, or another name in a later one
+    def current_stream(device):
+        return torch.cuda.current_stream(device).cuda_stream
 
 
-def require_cuda(x):
-    if not x.is_cuda:
-        raise ValueError(f"layer_norm: x is on {x.device}, expected a CUDA device")
-
-
-def current_stream(x):
-    return torch.cuda.current_stream(x.device).cuda_stream
-
-
-def on_device_of(x):
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+def call(function, args, x):
+    """a function of the library, with x's device the current one"""
+    if x.get_device() == torch.cuda.current_device():
+        check(function(ctypes.byref(args)))
+    else:
+        with torch.cuda.device(x.device):
+            check(function(ctypes.byref(args)))
 
 
 @functools.cache
 def workspace_bytes(C, device):
     """device: its number; the answer may differ between devices"""
     size = ctypes.c_size_t()
-    with torch.cuda.device(device) if device is not None else contextlib.nullcontext():
+    with torch.cuda.device(device):
         check(library().llmc_layernorm_backward_workspace(C, ctypes.byref(size)))
     return size.value
 
 
-def new_workspace(x):
-    """for a backward of rows like x (N,C); may be used again by what follows on the same stream"""
-    return torch.empty(workspace_bytes(x.shape[1], x.device.index), dtype=torch.uint8, device=x.device)
-
-
-def forward_args(out, mean, rstd, x, weight, bias, eps):
-    """all on one device and checked; x and out (N,C) with rows of any stride"""
-    parameter = weight if weight is not None else bias
-    return ForwardArgs(
-        struct_size=ctypes.sizeof(ForwardArgs), dtype=DTYPES[x.dtype],
-        weight_dtype=0 if parameter is None else DTYPES[parameter.dtype],
-        out=address(out), mean=address(mean), rstd=address(rstd), inp=address(x), weight=address(weight),
-        bias=address(bias), N=x.shape[0], C=x.shape[1], eps=eps, out_stride=stride(out), inp_stride=stride(x),
-        stream=current_stream(x))
-
-
-def backward_args(dx, dweight, dbias, workspace, dy, x, weight, mean, rstd):
-    grad = dweight if dweight is not None else dbias
-    return BackwardArgs(
-        struct_size=ctypes.sizeof(BackwardArgs), dtype=DTYPES[x.dtype],
-        weight_dtype=0 if weight is None else DTYPES[weight.dtype],
-        grad_dtype=0 if grad is None else DTYPES[grad.dtype],
-        dinp=address(dx), dweight=address(dweight), dbias=address(dbias), dout=address(dy), inp=address(x),
-        weight=address(weight), mean=address(mean), rstd=address(rstd), N=x.shape[0], C=x.shape[1],
-        dinp_stride=0 if dx is None else stride(dx), dout_stride=stride(dy), inp_stride=stride(x),
-        workspace=address(workspace), workspace_size=workspace.nbytes, stream=current_stream(x))
+def new_workspace(x, C):
+    """for a backward of x in rows of C; may be used again by what follows on the same stream"""
+    return torch.empty(workspace_bytes(C, x.get_device()), dtype=torch.uint8, device=x.device)
 
 
 def as_rows(x, C):
-    """(N,C) over the same memory where x's strides allow, else over a copy"""
+    """(tensor, elements from one row of C to the next) over x's memory where its strides allow, else over a copy's"""
+    if x.is_contiguous():
+        return x, C
     try:
-        rows = x.view(x.numel() // C, C)
+        rows = x.view(-1, C)
     except RuntimeError:
-        return x.contiguous().view(x.numel() // C, C)
-    N, usable = rows.shape[0], C == 1 or rows.stride(1) == 1
-    return rows if usable and (N <= 1 or rows.stride(0) >= C) else x.contiguous().view(N, C)
+        return x.contiguous(), C
+    usable = (C == 1 or rows.stride(1) == 1) and rows.stride(0) >= C
+    return (rows, rows.stride(0)) if usable else (x.contiguous(), C)
+
+
+def statistics_of(statistics):
+    """addresses of mean and rstd, the rows of statistics (2,N); None: not wanted"""
+    if statistics is None:
+        return None, None
+    mean = statistics.data_ptr()
+    return mean, mean + statistics.shape[1] * statistics.element_size()
+
+
+# The arguments of one call: fields in the order of the structs, by position, since names take four times as long.
+def forward_args(out, statistics, x, weight, bias, C, eps):
+    """all on one device and checked; out contiguous. Returns the struct, and what must live until the call is made"""
+    rows, row_stride = as_rows(x, C)
+    parameter = weight if weight is not None else bias
+    weight_dtype = 0 if parameter is None else DTYPES[parameter.dtype]
+    return ForwardArgs(FORWARD_SIZE, DTYPES[x.dtype], weight_dtype, out.data_ptr(), *statistics_of(statistics),
+                       rows.data_ptr(), address(weight), address(bias), x.numel() // C, C, eps, None, None, C,
+                       row_stride, 0, 0, current_stream(x.get_device())), rows
+
+
+def backward_args(dx, dweight, dbias, workspace, dy, x, weight, statistics, C):
+    """likewise; dx contiguous"""
+    x_rows, x_stride = as_rows(x, C)
+    dy_rows, dy_stride = as_rows(dy, C)
+    grad = dweight if dweight is not None else dbias
+    return BackwardArgs(BACKWARD_SIZE, DTYPES[x.dtype], 0 if weight is None else DTYPES[weight.dtype],
+                        0 if grad is None else DTYPES[grad.dtype], 0, 0, 0, address(dx), address(dweight),
+                        address(dbias), dy_rows.data_ptr(), x_rows.data_ptr(), address(weight),
+                        *statistics_of(statistics), x.numel() // C, C, C, dy_stride, x_stride, workspace.data_ptr(),
+                        workspace.nbytes, current_stream(x.get_device())), (x_rows, dy_rows)
+
+
+def run_forward(x, weight, bias, C, eps, with_statistics):
+    """y, and mean and rstd (2,N) if wanted"""
+    y, statistics = torch.empty_like(x, memory_format=torch.contiguous_format), None
+    if with_statistics:
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        statistics = torch.empty((2, x.numel() // C), dtype=dtype, device=x.device)
+    args, _rows = forward_args(y, statistics, x, weight, bias, C, eps)
+    call(library().llmc_layernorm_forward, args, x)
+    return y, statistics
+
+
+def run_backward(dy, x, weight, bias, statistics, C, wanted):
+    """wanted: three bools, for x, weight, bias; None for what is not"""
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if wanted[0] else None
+    dweight = torch.empty_like(weight) if wanted[1] else None
+    dbias = torch.empty_like(bias) if wanted[2] else None
+    workspace = new_workspace(x, C)
+    args, _rows = backward_args(dx, dweight, dbias, workspace, dy, x, weight, statistics, C)
+    call(library().llmc_layernorm_backward, args, x)
+    return dx, dweight, dbias
 
 
 class Backward(torch.autograd.Function):
     """The gradients as a function of their own, so that asking for theirs says what is wrong."""
 
     @staticmethod
-    def forward(ctx, dy, x, weight, bias, mean, rstd, C, wanted):
-        """wanted: three bools, for x, weight, bias"""
-        new = functools.partial(torch.empty, device=x.device)
-        dx = new(x.shape, dtype=x.dtype) if wanted[0] else None
-        dweight = new(weight.shape, dtype=weight.dtype) if wanted[1] else None
-        dbias = new(bias.shape, dtype=bias.dtype) if wanted[2] else None
-        x_rows, dy_rows = as_rows(x, C), as_rows(dy, C)
-        with on_device_of(x):
-            workspace = new_workspace(x_rows)
-            args = backward_args(None if dx is None else dx.view(x_rows.shape), dweight, dbias, workspace, dy_rows,
-                                 x_rows, weight, mean, rstd)
-            check(library().llmc_layernorm_backward(ctypes.byref(args)))
-        return dx, dweight, dbias
+    def forward(ctx, *given):
+        return run_backward(*given)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -168,51 +190,53 @@ class Backward(torch.autograd.Function):
 class Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, C, eps):
-        rows = as_rows(x, C)
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        statistics = torch.float64 if x.dtype == torch.float64 else torch.float32
-        mean = rstd = None
-        if any(ctx.needs_input_grad):
-            mean, rstd = torch.empty((2, rows.shape[0]), dtype=statistics, device=x.device)
-        with on_device_of(x):
-            args = forward_args(y.view(rows.shape), mean, rstd, rows, weight, bias, eps)
-            check(library().llmc_layernorm_forward(ctypes.byref(args)))
-        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        y, statistics = run_forward(x, weight, bias, C, eps, True)
+        ctx.save_for_backward(x, weight, bias, statistics)
         ctx.C = C
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        x, weight, bias, mean, rstd = ctx.saved_tensors
-        grads = Backward.apply(dy, x, weight, bias, mean, rstd, ctx.C, ctx.needs_input_grad[:3])
-        return *grads, None, None
+        gradients = Backward.apply if torch.is_grad_enabled() else run_backward  # enabled by create_graph
+        return *gradients(dy, *ctx.saved_tensors, ctx.C, ctx.needs_input_grad[:3]), None, None
 
 
-def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
-    """torch.nn.functional.layer_norm; what may differ is said at the top of this file"""
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if not shape or tuple(x.shape[-len(shape):]) != shape:
+def check_arguments(x, shape, weight, bias):
+    if not shape or x.shape[-len(shape):] != shape:
         raise ValueError(f"layer_norm: x has shape {tuple(x.shape)}, expected it to end with normalized_shape "
                          f"{shape}, which may not be empty")
-    require_cuda(x)
+    if not x.is_cuda:
+        raise ValueError(f"layer_norm: x is on {x.device}, expected a CUDA device")
     if x.dtype not in DTYPES:
         raise TypeError(f"layer_norm: x is {x.dtype}, expected one of {', '.join(map(str, DTYPES))}")
     allowed = (x.dtype, torch.float32) if x.element_size() == 2 else (x.dtype,)
     for name, p in (("weight", weight), ("bias", bias)):
         if p is None:
             continue
-        if tuple(p.shape) != shape or p.device != x.device:
+        if p.shape != shape or p.get_device() != x.get_device():
             raise ValueError(f"layer_norm: {name} is {tuple(p.shape)} on {p.device}, expected {shape} on {x.device}")
         if p.dtype not in allowed:
             raise TypeError(f"layer_norm: {name} is {p.dtype}, expected {' or '.join(map(str, allowed))} beside "
                             f"x of {x.dtype}")
     if weight is not None and bias is not None and weight.dtype != bias.dtype:
         raise TypeError(f"layer_norm: weight is {weight.dtype} and bias {bias.dtype}, expected the same type")
+
+
+def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
+    """torch.nn.functional.layer_norm; what may differ is said at the top of this file"""
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    check_arguments(x, shape, weight, bias)
     C = math.prod(shape)
     if C == 0:
         return x.clone()
-    weight, bias = (None if p is None else p.contiguous() for p in (weight, bias))
-    return Forward.apply(x, weight, bias, C, eps)
+    learns = x.requires_grad
+    if weight is not None:
+        weight, learns = weight.contiguous(), learns or weight.requires_grad
+    if bias is not None:
+        bias, learns = bias.contiguous(), learns or bias.requires_grad
+    if learns and torch.is_grad_enabled():
+        return Forward.apply(x, weight, bias, C, eps)
+    return run_forward(x, weight, bias, C, eps, False)[0]
 
 
 # ---- the self-test: against torch.nn.functional.layer_norm in float64 ------------------------------------------------
@@ -303,7 +327,8 @@ class Tests:
             x, weight, bias, dy = inputs((4, 9, 96), dtype, dtype, self.device)
             wide, wide_dy, _, _ = (torch.cat([t, t, t], -1) for t in (x, dy, x, x))
             middle, offset = wide[..., 96:192], wide[..., 1:97]
-            self.expect(as_rows(middle, 96).data_ptr() == middle.data_ptr(), "strided rows are read in place")
+            rows, row_stride = as_rows(middle, 96)
+            self.expect(rows.data_ptr() == middle.data_ptr() and row_stride == 288, "strided rows are read in place")
             self.near(compare(middle, weight, bias, wide_dy[..., :96]), "row-strided x and dy")
             self.near(compare(offset, weight, bias, dy), "unaligned rows")
             self.near(compare(x.transpose(0, 1), weight, bias, dy.transpose(0, 1)), "transposed leading dimensions")
