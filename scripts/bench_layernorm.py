@@ -218,7 +218,7 @@ def read_roofs(paths):
             for row in csv.DictReader(lines):
                 try:
                     mode, kind = kinds.get(row["op"], (None, None))
-                    if mode and row["roof"] == kind and row["roof_us"]:
+                    if mode and row["roof"].split()[:1] == [kind] and row["roof_us"]:  # "2R1W pdl" too
                         roofs[mode, int(row["N"]), int(row["C"]), row["dtype"]] = float(row["roof_us"])
                 except (KeyError, ValueError) as error:
                     raise SystemExit(f"{path}: {type(error).__name__} {error}; expected the columns op, dtype, N, C, "
