@@ -153,7 +153,6 @@ def correct_runners(peers, problem, rows):
 
 def measure(shape, mode, peers, options, stream, device="cuda"):
     """a row (dict) for each provider; all but the tutorial's clock runs on the stream"""
-    peers = [peer for peer in peers if mode in peer.modes]
     rows = {peer.name: {"mode": mode, "N": shape.N, "C": shape.C, "dtype": NAMES[shape.dtype], "provider": peer.name}
             for peer in peers}
     with torch.cuda.stream(stream):
