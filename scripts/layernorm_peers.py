@@ -152,6 +152,7 @@ class TritonFunction(torch.autograd.Function):
 # ---- all of them -----------------------------------------------------------------------------------------------------
 class Peer:
     """apply(x, weight, bias): LayerNorm over the last dimension of x (N,C), differentiable; raises what it cannot"""
+
     def __init__(self, name, apply):
         self.name, self.apply = name, apply
 
