@@ -323,6 +323,7 @@ TEST_CASE_TEMPLATE("gpu steps: a model takes the memory that was planned", Model
     }
     GPT2Config c{256, 50257, 50304, 4, 12, 768};
     int B = 4, T = 256;
+    INFO("the device's free memory is watched: what other processes take of it meanwhile counts too");
     for (Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
         size_t free = 0, total = 0;
         REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
