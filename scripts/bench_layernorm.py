@@ -213,6 +213,8 @@ def read_roofs(paths):
     kinds = {"layernorm_forward": ("forward", "1R1W"), "layernorm_backward": ("backward", "2R1W")}
     roofs = {}
     for path in paths:
+        if not os.path.isfile(path):
+            raise SystemExit(f"{path}: no such file; dev/cuda/layernorm_forward and _backward write one with --csv")
         with open(path, newline="") as lines:
             for row in csv.DictReader(lines):
                 try:
@@ -343,11 +345,11 @@ def main():
     options = parse_options()
     if not (options.sweep or options.gpt2 or options.only_compile):
         raise SystemExit("nothing to do: --sweep, --gpt2 or both (--help)")
+    roofs = read_roofs(options.roofs)
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device")
     if options.only_compile:
         return only_compile(options.only_compile)
-    roofs = read_roofs(options.roofs)
     layernorm_peers.TritonFunction.new_parts = staticmethod(getattr(torch, options.triton_parts))
     names = options.providers.split(",") if options.providers else None
     peers, missing = layernorm_peers.peers(names)

@@ -18,14 +18,21 @@ def read_series(paths):
     """{(op, version, dtype, rows): [(C, GB/s, share of the roof, roof's GB/s, which roof)]}, in the files' order"""
     series = {}
     for path in paths:
-        with open(path, newline="") as lines:
-            for row in csv.DictReader(lines):
+        try:
+            with open(path, newline="") as lines:
+                rows = list(csv.DictReader(lines))
+            for row in rows:
                 if not row["us"] or not row["roof_us"]:
                     continue  # not timed, or the version on the CPU
                 key = (row["op"], row["version"], row["dtype"], int(row["N"]))
                 useful = float(row["useful_bytes"]) / 1e3
                 series.setdefault(key, []).append((int(row["C"]), float(row["gb_per_s"]), float(row["percent_of_roof"]),
                                                    useful / float(row["roof_us"]), row["roof"]))
+        except OSError as error:
+            raise SystemExit(f"{path}: {error.strerror}; dev/cuda/<op> --sweep --csv writes one") from None
+        except (KeyError, ValueError) as error:
+            raise SystemExit(f"{path}: {type(error).__name__} {error}; expected what dev/cuda/<op> --csv writes, found "
+                             f"the columns {', '.join(rows[0])}") from None
     return {key: sorted(points) for key, points in series.items()}
 
 
