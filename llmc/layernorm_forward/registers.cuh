@@ -37,6 +37,7 @@ struct Layout {
     static constexpr int step = cluster * warps * kWarp * n, columns = step * k;
     static constexpr bool is_long = columns / n > kMostVectors;
     static constexpr int whole = is_long ? k / 2 : k - 1;
+    static constexpr bool by_cluster = is_long;  // a cluster, or block, a row; a barrier behind its loads
     static constexpr bool with_row = !is_long;  // weight and bias may be asked for before the row is summed
     static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
     static_assert(is_long ? warps > 1 && whole > 0 : cluster == 1);
@@ -60,7 +61,7 @@ struct Alone : L {
     static_assert(L::cluster == 1 && L::rows == 1);
     static constexpr int warps = warps_alone(L::warps), cluster = L::warps / warps, parts = L::warps;
     static constexpr int threads = warps * kWarp, early = L::k, blocks = 1;
-    static constexpr bool anew = false, alone = true, with_row = true;
+    static constexpr bool anew = false, alone = true, by_cluster = true, with_row = true;
 };
 
 // How two elements of 16 bits become floats, in numbers that only the host knows: so the compiler unpacks a row
@@ -256,11 +257,11 @@ constexpr int early_of(int wish = L::early) {
 
 // so many vectors of the weight, of the bias, are asked for before the row's moments are known
 template <typename L, typename T, typename W>
-constexpr int kEarlyWeights = L::is_long || L::alone     ? L::early
+constexpr int kEarlyWeights = L::by_cluster              ? L::early
                               : early_of<L, T, W>() >= 1 ? L::k
                                                          : 0;
 template <typename L, typename T, typename W>
-constexpr int kEarlyBiases = L::is_long || L::alone     ? L::early
+constexpr int kEarlyBiases = L::by_cluster              ? L::early
                              : early_of<L, T, W>() >= 2 ? L::k
                                                         : 0;
 
@@ -303,11 +304,11 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
     };
     if constexpr (L::with_row) { ask_for_parameters(); }
     // the barrier: all loads so far are asked for before it
-    uint32_t zero = L::is_long || L::alone ? __syncthreads_or(0) : 0;
+    uint32_t zero = L::by_cluster ? __syncthreads_or(0) : 0;
     Moments mine = moments_of_warp(part, per_column, zero, extra.second);
     if constexpr (!L::with_row) { ask_for_parameters(); }
     Normal normal = normal_of(moments_of_row(part, mine, per_column), per_column, (float)call.eps);
-    if (L::is_long || L::alone ? first == 0 : threadIdx.x % (L::warps * kWarp) == 0) {
+    if (L::by_cluster ? first == 0 : threadIdx.x % (L::warps * kWarp) == 0) {
         write_statistics(call, row, normal);
     }
     T* out = call.out + row * call.out_stride + first;
@@ -343,7 +344,7 @@ constexpr int blocks_of() {
 template <typename L, bool kResidual, typename T, typename W>
 __global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void layernorm_forward_kernel(
     LayerNormForward<T, W> call, Extra extra) {
-    if constexpr (!L::is_long && !L::alone) {
+    if constexpr (!L::by_cluster) {
         int thread = threadIdx.x % (L::warps * kWarp);
         int64_t row = (int64_t)blockIdx.x * L::rows + threadIdx.x / (L::warps * kWarp);
         if (row < call.N) { normalise_row<L, kResidual>(call, extra, row, thread * L::n); }
