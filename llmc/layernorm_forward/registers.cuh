@@ -38,7 +38,7 @@ struct Layout {
     static constexpr bool is_long = columns / n > kMostVectors;
     static constexpr int whole = is_long ? k / 2 : k - 1;
     static constexpr bool by_cluster = is_long;  // a cluster, or block, a row; a barrier behind its loads
-    static constexpr bool with_row = !is_long;  // weight and bias may be asked for before the row is summed
+    static constexpr bool with_row = !is_long;   // weight and bias may be asked for before the row is summed
     static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
     static_assert(is_long ? warps > 1 && whole > 0 : cluster == 1);
 };
