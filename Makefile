@@ -99,6 +99,8 @@ $(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(GPU_SOURCES)) $(call object
 # a ladder ends with the function that trains, which is compiled once
 $(filter %layernorm_forward,$(SHOOTOUTS)): $(filter $(BUILD)/llmc/layernorm_forward%,$(call gpu_objects,$(GPU_SOURCES)))
 $(filter %layernorm_backward,$(SHOOTOUTS)): $(filter $(BUILD)/llmc/layernorm_backward%,$(call gpu_objects,$(GPU_SOURCES)))
+# see dev/cuda/clock.cuh's Stream
+$(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): NVCCFLAGS += --default-stream per-thread
 $(SHOOTOUTS): %: $(BUILD)/%.cu.o
 	$(has_nvcc)
 	@echo "for $(ARCH)$(if $(DETECTED),, (no GPU here))"

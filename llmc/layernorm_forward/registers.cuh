@@ -1,11 +1,11 @@
 // registers: a row lives in the registers of a warp, a block or a cluster, in the type it has in memory.
-// Why:    v6 to v8 stay behind v3: without a ring, whoever waits lets another block on the SM work. Loads and
-//         stores carry a streaming hint; a warp's weight and bias come while its row does. More than
-//         64 KB of a row are shared by 2 to 16 blocks, so that two blocks fit an SM whatever the row. When
-//         rows are few, a row's warps are spread over several SMs: the same numbers, sooner.
+// Why:    v6 to v8 stay behind v3: without a ring, whoever waits lets another block on the SM work. A warp's weight
+//         and bias come while its row does. More than 64 KB of a row are shared by 2 to 16 blocks, so that two blocks
+//         fit an SM whatever the row. When rows are few, a row's warps are spread over several SMs: the same numbers,
+//         sooner.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
-// Result: 50.0 us, 98 % of the roof at 65536x768 bf16; 96 % at 4096x8192 fp16 and 8192x32768 bf16; 92 % at
-//         1024x65536 fp32; H200, 2026-11-21
+// Result: 50.0 us, 98 % of the roof at 65536x768 bf16; 95 % at 4096x8192 fp16 and 8192x32768 bf16; 92 % at 1024x65536
+//         fp32; H200, 2026-11-22
 #pragma once
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
@@ -24,8 +24,8 @@ namespace llmc::layernorm_registers {
 
 // A row is shared by `warps` warps, whose lanes hold k times n elements; all but the last of the k are whole.
 // A block has `rows` rows. early: weight (1), or weight and bias (2), are asked for together with the row.
-// blocks: so many are to fit an SM, which limits registers.
-// anew: each pass over a row unpacks it again, for want of registers.
+// blocks: so many are to fit an SM, which limits registers. anew: each pass over a row unpacks it again, for want of
+// registers.
 // A long row is shared by `cluster` blocks of so many warps; half of the k are whole. early: for so many of
 // the k, weight and bias are asked for ahead, the first before the row's moments are known.
 template <int warps_, int n_, int k_, int rows_, int early_, int blocks_, int cluster_ = 1, bool anew_ = true>
@@ -125,6 +125,20 @@ struct Part {
     }
 };
 
+// Whether rows are loaded and stored as what is not needed again: a cluster's, which would push its weight and bias
+// out of the L1. Of others the hint is worth 1 to 2 % or costs as much, by where they lie (dev/cuda/README.md).
+template <typename L, bool kResidual, typename T>
+constexpr bool kStreams = L::cluster > 2 || (sizeof(T) == 2 && !kResidual);
+
+template <typename L, bool kResidual, typename T>
+__device__ Elements<T, L::n> load_row(const T* p) {
+    return kStreams<L, kResidual, T> ? load_streaming<L::n>(p) : load<L::n>(p);
+}
+template <typename L, bool kResidual, typename T>
+__device__ void store_row(T* p, const Elements<T, L::n>& x) {
+    kStreams<L, kResidual, T> ? store_streaming(p, x) : store(p, x);
+}
+
 constexpr int kResidualVectors = 3;  // of a long row's second input, so many are asked for ahead
 
 // of inp, or of inp + inp2 rounded, which is written to residual
@@ -134,7 +148,7 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         part.x.at[i] = {};
-        if (part.inside(i)) { part.x.at[i] = load_streaming<L::n>(inp + i * L::step); }
+        if (part.inside(i)) { part.x.at[i] = load_row<L, kResidual>(inp + i * L::step); }
     }
     if constexpr (kResidual) {
         const T* inp2 = call.inp2 + row * call.inp2_stride + part.first;
@@ -143,7 +157,7 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
         Slice<T, L::n, at_once> x2;
         auto load_x2 = [&](int i) {
             x2.at[i % at_once] = {};
-            if (part.inside(i)) { x2.at[i % at_once] = load_streaming<L::n>(inp2 + i * L::step); }
+            if (part.inside(i)) { x2.at[i % at_once] = load_row<L, kResidual>(inp2 + i * L::step); }
         };
 #pragma unroll
         for (int i = 0; i < at_once; i++) { load_x2(i); }
@@ -157,7 +171,7 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
             }
             part.x.at[i] = rounded<T>(sum);
             if (i + at_once < L::k) { load_x2(i + at_once); }
-            if (part.inside(i)) { store_streaming(residual + i * L::step, part.x.at[i]); }
+            if (part.inside(i)) { store_row<L, kResidual>(residual + i * L::step, part.x.at[i]); }
         }
     }
 }
@@ -165,17 +179,15 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
 template <typename L>
 constexpr bool kOneWarp = L::step / L::n == kWarp;  // has a row
 
-// Of a warp's part of a row: two passes over the registers. The first has a mean as good as a sum of floats
-// can be; the second corrects it by the mean of what is left, so a constant row's mean is its number,
-// exactly. Of a long row the first takes a quarter: its mean is at most sqrt(3) standard deviations off, and
-// costs two bits of the squares at most.
+// Of a warp's part of a row: two passes over the registers. The first has a mean as good as a sum of floats can be;
+// the second corrects it by the mean of what is left, so a constant row's mean is its number, exactly. Of a long row the
+// first takes a quarter: its mean is at most sqrt(3) standard deviations off, and costs two bits of the squares at most.
 template <typename L, typename T>
 __device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t zero,
                                    const Unpacking& second) {
     constexpr int sample = L::is_long ? (L::k + 3) / 4 : L::k;
     float sums[2] = {}, rests = 0, squares[2] = {};  // two chains of additions, half as long
-    // by a zero that there is only after the loads: else the first pass would come before half of them, or
-    // before the weight's
+    // by a zero that there is only after the loads: else the first pass would come before half of them, or the weight's
     constexpr int renewed = L::alone ? L::k : L::is_long ? sample : 0;
 #pragma unroll
     for (int i = 0; i < renewed; i++) { part.renew(i, zero); }
@@ -257,13 +269,9 @@ constexpr int early_of(int wish = L::early) {
 
 // so many vectors of the weight, of the bias, are asked for before the row's moments are known
 template <typename L, typename T, typename W>
-constexpr int kEarlyWeights = L::by_cluster              ? L::early
-                              : early_of<L, T, W>() >= 1 ? L::k
-                                                         : 0;
+constexpr int kEarlyWeights = L::by_cluster ? L::early : L::k*(early_of<L, T, W>() >= 1);
 template <typename L, typename T, typename W>
-constexpr int kEarlyBiases = L::by_cluster              ? L::early
-                             : early_of<L, T, W>() >= 2 ? L::k
-                                                        : 0;
+constexpr int kEarlyBiases = L::by_cluster ? L::early : L::k*(early_of<L, T, W>() >= 2);
 
 // This block's share of a row that comes when those under way are done, from HBM into L2, while blocks wait for one
 // another. Behind a residual it did harm: the rows under way fill L2 by themselves.
@@ -330,7 +338,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
             float xhat = normal.xhat(unpacked<L>(part.x.at[i], j, extra.third));
             y[j] = fmaf(xhat, weights.as_float(w, j), biases.as_float(b, j));
         }
-        store_streaming(out + i * L::step, rounded<T>(y));
+        store_row<L, kResidual>(out + i * L::step, rounded<T>(y));
     }
 }
 
@@ -403,16 +411,16 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
     return false;
 }
 
-// Warps, n, k, rows, early, blocks, by measurement. Each begins where the one before has all its vectors but
-// the last: that one may be partial. Few warps with many vectors each have more bytes under way than many
-// with few, and cheaper sums; a warp alone wins up to 1280 columns of 16 bits, and at 1792.
-// Rows beyond 32 KB: 128 KB an SM, in two or four blocks. Kept: not unpacked anew.
+// Warps, n, k, rows, early, blocks, by measurement. Each begins where the one before has all its vectors but the last:
+// that one may be partial. Few warps with many vectors each have more bytes under way than many with few, and cheaper
+// sums; a warp alone wins up to 1280 columns of 16 bits, and at 1600. Rows beyond 32 KB: 128 KB an SM. Kept: not
+// unpacked anew.
 template <int warps, int k, int rows, int early, int blocks>
 using Kept = Layout<warps, 8, k, rows, early, blocks, 1, false>;
 using Layouts16 =
     Choice<Kept<1, 1, 4, 2, 1>, Kept<1, 2, 2, 2, 1>, Layout<1, 8, 3, 2, 2, 1>, Layout<1, 8, 4, 2, 2, 16>,
-           Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>, Kept<1, 7, 1, 1, 20>, Kept<2, 4, 1, 1, 14>,
-           Layout<4, 8, 3, 1, 2, 7>, Layout<4, 8, 4, 1, 2, 7>, Kept<3, 6, 1, 0, 7>, Kept<5, 4, 1, 1, 5>,
+           Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>, Kept<1, 7, 1, 1, 20>, Layout<4, 8, 2, 1, 2, 8>,
+           Layout<4, 8, 3, 1, 2, 9>, Layout<4, 8, 4, 1, 2, 7>, Kept<3, 6, 1, 0, 7>, Kept<5, 4, 1, 1, 5>,
            Layout<4, 8, 6, 1, 0, 6>, Kept<7, 4, 1, 1, 4>, Layout<8, 8, 4, 1, 2, 4>, Layout<6, 8, 6, 1, 0, 4>,
            Layout<6, 8, 7, 1, 0, 4>, Layout<12, 8, 4, 1, 1, 3>, Layout<8, 8, 7, 1, 0, 3>,
            Layout<9, 8, 7, 1, 0, 3>, Layout<8, 8, 8, 1, 0, 3>, Layout<16, 8, 8, 1, 1, 2>,
