@@ -151,14 +151,13 @@ def correct_runners(peers, problem, rows):
     return runners
 
 
-def measure(shape, mode, peers, options, stream, device="cuda"):
-    """a row (dict) for each provider; all but the tutorial's clock runs on the stream"""
+def measure(shape, mode, peers, options, device="cuda"):
+    """a row (dict) for each provider"""
     rows = {peer.name: {"mode": mode, "N": shape.N, "C": shape.C, "dtype": NAMES[shape.dtype], "provider": peer.name}
             for peer in peers}
-    with torch.cuda.stream(stream):
-        problem = Problem(shape, mode, device)
-        runners = correct_runners(peers, problem, rows)
-        times, failures = kernel_times(runners, problem) if options.timing != "tutorial" else ({}, {})
+    problem = Problem(shape, mode, device)
+    runners = correct_runners(peers, problem, rows)
+    times, failures = kernel_times(runners, problem) if options.timing != "tutorial" else ({}, {})
     for name, us in times.items():
         rows[name] |= {"us": round(us, 3), "GB/s": round(problem.gigabytes_a_second(us), 1)}
     for name, why in failures.items():
@@ -350,6 +349,9 @@ def main():
         raise SystemExit("no CUDA device")
     if options.only_compile:
         return only_compile(options.only_compile)
+    # one stream for all, not the default one, of which no graph can be captured: once a process has used two, each
+    # launch takes 0.4 us more (dev/cuda/README.md)
+    torch.cuda.set_stream(torch.cuda.Stream())
     layernorm_peers.TritonFunction.new_parts = staticmethod(getattr(torch, options.triton_parts))
     names = options.providers.split(",") if options.providers else None
     peers, missing = layernorm_peers.peers(names)
@@ -362,11 +364,10 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     if any(isinstance(peer, layernorm_peers.Compiled) for peer in peers):
         warm_up(points)
-    stream = torch.cuda.Stream()
     modes = ("forward", "backward") if options.mode == "both" else (options.mode,)
     try:
         for mode, shape in itertools.product(modes, points):
-            new = measure(shape, mode, peers, options, stream)
+            new = measure(shape, mode, peers, options)
             rows += new
             times = ", ".join(f"{row['provider']} {row.get('us', row.get('tutorial p50 us', row.get('note')))}"
                               for row in new)
