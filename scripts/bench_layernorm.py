@@ -32,6 +32,7 @@ import torch
 import triton
 
 import layernorm_peers
+import plot_sweep
 from layernorm_peers import Autograd, Ours, Problem
 
 REPLAYS, WARMUP_REPLAYS = 9, 2
@@ -211,18 +212,14 @@ def read_roofs(paths):
     """{(mode, N, C, dtype): us} from files that dev/cuda/layernorm_forward and _backward write with --csv"""
     kinds = {"layernorm_forward": ("forward", "1R1W"), "layernorm_backward": ("backward", "2R1W")}
     roofs = {}
+
+    def add(row):
+        mode, kind = kinds.get(row["op"], (None, None))
+        if mode and row["roof"].split()[:1] == [kind] and row["roof_us"]:  # "2R1W pdl" too
+            roofs[mode, int(row["N"]), int(row["C"]), row["dtype"]] = float(row["roof_us"])
+
     for path in paths:
-        if not os.path.isfile(path):
-            raise SystemExit(f"{path}: no such file; dev/cuda/layernorm_forward and _backward write one with --csv")
-        with open(path, newline="") as lines:
-            for row in csv.DictReader(lines):
-                try:
-                    mode, kind = kinds.get(row["op"], (None, None))
-                    if mode and row["roof"].split()[:1] == [kind] and row["roof_us"]:  # "2R1W pdl" too
-                        roofs[mode, int(row["N"]), int(row["C"]), row["dtype"]] = float(row["roof_us"])
-                except (KeyError, ValueError) as error:
-                    raise SystemExit(f"{path}: {type(error).__name__} {error}; expected the columns op, dtype, N, C, "
-                                     f"roof, roof_us, found {', '.join(map(str, row))}") from None
+        plot_sweep.read_rows(path, add)
     print(f"{len(roofs)} roofs from {', '.join(paths)}" if paths else "no roofs given (--roofs)")
     return roofs
 

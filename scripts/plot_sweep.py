@@ -14,25 +14,34 @@ WIDTH, PANEL, LEFT, RIGHT, TOP, BOTTOM, GAP = 820, 280, 70, 200, 40, 50, 50
 COLORS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f"]
 
 
+def read_rows(path, use):
+    """use(row) for each row of a CSV file that a shootout wrote; a file that is none ends the program with a message"""
+    row = {}
+    try:
+        with open(path, newline="") as lines:
+            for row in csv.DictReader(lines):
+                use(row)
+    except OSError as error:
+        raise SystemExit(f"{path}: {error.strerror}; dev/cuda/<op> --csv writes one") from None
+    except (KeyError, ValueError) as error:
+        raise SystemExit(f"{path}: {type(error).__name__} {error}; expected what dev/cuda/<op> --csv writes, found the "
+                         f"columns {', '.join(map(str, row)) or 'of no text at all'}") from None
+
+
 def read_series(paths):
     """{(op, version, dtype, rows): [(C, GB/s, share of the roof, roof's GB/s, which roof)]}, in the files' order"""
     series = {}
+
+    def add(row):
+        if not row["us"] or not row["roof_us"]:
+            return  # not timed, or the version on the CPU
+        key = (row["op"], row["version"], row["dtype"], int(row["N"]))
+        useful = float(row["useful_bytes"]) / 1e3
+        series.setdefault(key, []).append((int(row["C"]), float(row["gb_per_s"]), float(row["percent_of_roof"]),
+                                           useful / float(row["roof_us"]), row["roof"]))
+
     for path in paths:
-        try:
-            with open(path, newline="") as lines:
-                rows = list(csv.DictReader(lines))
-            for row in rows:
-                if not row["us"] or not row["roof_us"]:
-                    continue  # not timed, or the version on the CPU
-                key = (row["op"], row["version"], row["dtype"], int(row["N"]))
-                useful = float(row["useful_bytes"]) / 1e3
-                series.setdefault(key, []).append((int(row["C"]), float(row["gb_per_s"]), float(row["percent_of_roof"]),
-                                                   useful / float(row["roof_us"]), row["roof"]))
-        except OSError as error:
-            raise SystemExit(f"{path}: {error.strerror}; dev/cuda/<op> --sweep --csv writes one") from None
-        except (KeyError, ValueError) as error:
-            raise SystemExit(f"{path}: {type(error).__name__} {error}; expected what dev/cuda/<op> --csv writes, found "
-                             f"the columns {', '.join(rows[0])}") from None
+        read_rows(path, add)
     return {key: sorted(points) for key, points in series.items()}
 
 
