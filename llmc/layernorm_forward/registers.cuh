@@ -269,9 +269,9 @@ constexpr int early_of(int wish = L::early) {
 
 // so many vectors of the weight, of the bias, are asked for before the row's moments are known
 template <typename L, typename T, typename W>
-constexpr int kEarlyWeights = L::by_cluster ? L::early : L::k*(early_of<L, T, W>() >= 1);
+constexpr int kEarlyWeights = L::by_cluster ? L::early : (early_of<L, T, W>() >= 1) * L::k;
 template <typename L, typename T, typename W>
-constexpr int kEarlyBiases = L::by_cluster ? L::early : L::k*(early_of<L, T, W>() >= 2);
+constexpr int kEarlyBiases = L::by_cluster ? L::early : (early_of<L, T, W>() >= 2) * L::k;
 
 // This block's share of a row that comes when those under way are done, from HBM into L2, while blocks wait for one
 // another. Behind a residual it did harm: the rows under way fill L2 by themselves.
