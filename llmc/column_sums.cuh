@@ -8,6 +8,7 @@
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"
+#include "llmc/launch.cuh"
 #include "llmc/vectors.cuh"
 
 namespace llmc {
@@ -89,13 +90,12 @@ __global__ __launch_bounds__(Tile::most_threads,
 template <typename Tile, typename Grad, typename Acc>
 void launch_finish(const ColumnResults<Grad>& results, const Acc* partial, int groups, int C, bool accumulate,
                    cudaStream_t stream, bool early) {
-    cudaLaunchAttribute dependent{};
-    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    dependent.val.programmaticStreamSerializationAllowed = 1;
     int sets = results.third != nullptr ? 3 : results.second != nullptr ? 2 : 1;
     dim3 grid(grid_x(ceil_div(C, Tile::columns)), sets);
     int warps = std::clamp(ceil_div(groups * Tile::lanes, kGroups * kWarp), 1, Tile::most_warps);
-    cudaLaunchConfig_t config{grid, (unsigned)(warps * kWarp), 0, stream, &dependent, early ? 1u : 0u};
+    LaunchAttributes attributes;
+    attributes.overlapping(early);
+    cudaLaunchConfig_t config = attributes.config(grid, warps * kWarp, 0, stream);
     check(cudaLaunchKernelEx(&config, finish_columns_kernel<Tile, Grad, Acc>, results, partial, groups,
                              (int64_t)C, accumulate));
 }

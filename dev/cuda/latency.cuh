@@ -1,8 +1,10 @@
-// The measure of --latency: one block that copies what a version must read and write, in the best of 15 shapes.
+// The measure of --latency: one block that copies what a version must read and write, in the best of 15 shapes,
+// launched plainly or, on Hopper, so that launches overlap, whichever is faster.
 // What a version takes longer is what its mathematics costs where there is too little to do for the memory's
 // speed to matter.
 #pragma once
 #include "dev/cuda/roof.cuh"
+#include "llmc/device_facts.cuh"
 
 namespace llmc {
 
@@ -26,11 +28,15 @@ Roof measure_one_block_of(const Stream& stream, const Problem& p, const std::vec
     int64_t vectors = (int64_t)(p.stream_bytes() / sizeof(uint4));
     Roof best{.bytes = p.useful_bytes(), .reads = R, .writes = W, .sets = (int)sets.size()};
     auto at = [&](int set) { return streams_of(p, sets[set]); };
-    for (int threads : {64, 128, 256, 512, 1024}) {
-        try_streams<R, W, 1, false>(best, stream, at, vectors, 1, threads);
-        try_streams<R, W, 2, false>(best, stream, at, vectors, 1, threads);
-        try_streams<R, W, 4, false>(best, stream, at, vectors, 1, threads);
-    }
+    auto improve = [&]<bool kPdl>(std::bool_constant<kPdl>) {
+        for (int threads : {64, 128, 256, 512, 1024}) {
+            try_streams<R, W, 1, kPdl>(best, stream, at, vectors, 1, threads);
+            try_streams<R, W, 2, kPdl>(best, stream, at, vectors, 1, threads);
+            try_streams<R, W, 4, kPdl>(best, stream, at, vectors, 1, threads);
+        }
+    };
+    improve(std::false_type{});
+    if (device_facts().capability >= 90) { improve(std::true_type{}); }
     return best;
 }
 

@@ -31,7 +31,7 @@ Version shipped_forward() {
             .idea = "the dispatcher that trains",
             .launch = run,
             .sums = sums,
-            .traits = {.blocks = {0}, .every_form = true}};
+            .traits = {.blocks = {0}, .pdl = true, .every_form = true}};
 }
 
 template <typename T>

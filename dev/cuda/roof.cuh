@@ -6,6 +6,7 @@
 #pragma once
 #include "dev/cuda/clock.cuh"
 #include "dev/cuda/memory.cuh"
+#include "llmc/launch.cuh"
 
 namespace llmc {
 
@@ -114,15 +115,9 @@ private:
 template <int R, int W, int kUnroll, bool kPdl>
 void launch_stream(unsigned blocks, int threads, const Stream& stream, const Streams& streams,
                    int64_t vectors) {
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = blocks;
-    config.blockDim = threads;
-    config.stream = stream;
-    config.attrs = &overlap;
-    config.numAttrs = kPdl ? 1 : 0;
+    LaunchAttributes attributes;
+    attributes.overlapping(kPdl);
+    cudaLaunchConfig_t config = attributes.config(blocks, threads, 0, stream);
     check(cudaLaunchKernelEx(&config, stream_kernel<R, W, kUnroll, kPdl>, streams, vectors));
 }
 

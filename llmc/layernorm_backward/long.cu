@@ -11,6 +11,7 @@
 #include "llmc/clusters.cuh"
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
+#include "llmc/launch.cuh"
 #include "llmc/layernorm_backward/regimes.h"
 #include "llmc/layernorm_rows.cuh"
 #include "llmc/reduce.cuh"
@@ -394,14 +395,11 @@ template <bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<kAccumulate, T, W>;
     if (!runs_hopper_code(kernel)) { return {}; }
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {kBlocks, 1, 1};
+    LaunchAttributes attributes;
+    attributes.overlapping().clusters(kBlocks);
     constexpr int shared_bytes = sizeof(Shared<kAccumulate, T, W>);
     static_assert(shared_bytes <= kSharedBytes);
-    cudaLaunchConfig_t config{0, kThreads, shared_bytes, stream, attributes, 2};
+    cudaLaunchConfig_t config = attributes.config(0, kThreads, shared_bytes, stream);
     int clusters = (int)std::min<int64_t>(most_clusters<kernel>(config, kBlocks), call.N);
     if (clusters == 0) { return {}; }
     config.gridDim.x = clusters * kBlocks;

@@ -14,6 +14,7 @@
 #include "llmc/check.cuh"
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
+#include "llmc/launch.cuh"
 #include "llmc/layernorm_backward/odd_ring.cuh"
 #include "llmc/layernorm_backward/regimes.h"
 #include "llmc/layernorm_rows.cuh"
@@ -283,12 +284,10 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, 
     if (bytes > most) { return {}; }
     int groups = std::min(device_facts().multiprocessors, kMostGroups);
     groups = (int)std::min<int64_t>(groups, ceil_div(call.N, (int64_t)o.teams));
-    cudaLaunchAttribute dependent{};
-    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    dependent.val.programmaticStreamSerializationAllowed = 1;
     bool hopper = runs_hopper_code(kernel);
-    unsigned threads = o.teams * o.warps * kWarp;
-    cudaLaunchConfig_t config{(unsigned)groups, threads, (size_t)bytes, stream, &dependent, hopper ? 1u : 0u};
+    LaunchAttributes attributes;
+    attributes.overlapping(hopper);
+    cudaLaunchConfig_t config = attributes.config(groups, o.teams * o.warps * kWarp, bytes, stream);
     check(cudaLaunchKernelEx(&config, kernel, call, wide, o));
     return {groups, hopper};
 }

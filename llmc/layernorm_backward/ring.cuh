@@ -12,6 +12,7 @@
 #include "llmc/clusters.cuh"
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
+#include "llmc/launch.cuh"
 #include "llmc/layernorm_backward/regimes.h"
 #include "llmc/layernorm_rows.cuh"
 #include "llmc/reduce.cuh"
@@ -323,13 +324,10 @@ constexpr size_t kAloneBytes = 114 << 10;
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {(unsigned)L::blocks, 1, 1};
+    LaunchAttributes attributes;
+    attributes.overlapping().clusters(L::blocks);
     size_t bytes = std::max(sizeof(Shared<L, (kAccumulate ? 3 : 2), T>), kAloneBytes);
-    cudaLaunchConfig_t config{0, L::threads, bytes, stream, attributes, L::blocks > 1 ? 2u : 1u};
+    cudaLaunchConfig_t config = attributes.config(0, L::threads, bytes, stream);
     int groups = most_groups<kernel>(config, L::blocks);
     if (groups == 0) { return {}; }
     groups = (int)std::min<int64_t>(groups, call.N);

@@ -34,4 +34,16 @@ __device__ const W* or_zeros(const W* given) {
     return given != nullptr ? given : reinterpret_cast<const W*>(kZeros.words);
 }
 
+// From HBM into L2, by the first block of a grid: those at the same time with it need not wait twice, for their rows and
+// then for these.
+template <typename W>
+__device__ void prefetch_parameters(const W* weight, const W* bias, int C) {
+    constexpr int line = 128 / sizeof(W);
+    if (blockIdx.x != 0) { return; }
+    for (int c = threadIdx.x * line; c < C; c += blockDim.x * line) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + c));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(bias + c));
+    }
+}
+
 }  // namespace llmc::layernorm_registers

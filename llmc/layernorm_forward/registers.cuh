@@ -2,16 +2,17 @@
 // Why:    v6 to v8 stay behind v3: without a ring, whoever waits lets another block on the SM work. A warp's weight
 //         and bias come while its row does. More than 64 KB of a row are shared by 2 to 16 blocks, so that two blocks
 //         fit an SM whatever the row. When rows are few, a row's warps are spread over several SMs: the same numbers,
-//         sooner.
+//         sooner. As soon as a block's rows are on their way, blocks of the next launch may come and wait.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
-// Result: 50.0 us, 98 % of the roof at 65536x768 bf16; 95 % at 4096x8192 fp16 and 8192x32768 bf16; 92 % at 1024x65536
-//         fp32; H200, 2026-11-22
+// Result: 49.6 us, 97 % of the roof of launches that overlap at 65536x768 bf16; 97 % at 4096x8192 fp16; 96 % at
+//         8192x32768 bf16; 92 % at 1024x65536 fp32; H200, 2026-11-22
 #pragma once
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
 #include "llmc/clusters.cuh"
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
+#include "llmc/launch.cuh"
 #include "llmc/layernorm_forward/cluster_merge.cuh"
 #include "llmc/layernorm_forward/moments.cuh"
 #include "llmc/layernorm_forward/parameters.cuh"
@@ -289,6 +290,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
     Part<L, T> part;
     part.first = first;
     part.C = call.C;
+    if constexpr (kSm90) { dependency_wait(); }
     load_part<L, kResidual>(part, call, row);
     float per_column = extra.per_column;
     if constexpr (L::cluster > 1 && !L::alone && !kResidual) {
@@ -311,6 +313,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
         }
     };
     if constexpr (L::with_row) { ask_for_parameters(); }
+    if constexpr (kSm90 && !L::by_cluster) { dependency_launch(); }
     // the barrier: all loads so far are asked for before it
     uint32_t zero = L::by_cluster ? __syncthreads_or(0) : 0;
     Moments mine = moments_of_warp(part, per_column, zero, extra.second);
@@ -352,6 +355,7 @@ constexpr int blocks_of() {
 template <typename L, bool kResidual, typename T, typename W>
 __global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void layernorm_forward_kernel(
     LayerNormForward<T, W> call, Extra extra) {
+    if constexpr (!L::is_long) { prefetch_parameters(or_ones(call.weight), or_zeros(call.bias), call.C); }
     if constexpr (!L::by_cluster) {
         int thread = threadIdx.x % (L::warps * kWarp);
         int64_t row = (int64_t)blockIdx.x * L::rows + threadIdx.x / (L::warps * kWarp);
@@ -371,17 +375,14 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
     unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::rows) * L::cluster);
     Extra extra{1.0f / call.C};
-    if constexpr (L::cluster == 1) {
-        kernel<<<blocks, L::threads, 0, stream>>>(call, extra);
-        check_launch();
-    } else {
-        cudaLaunchAttribute cluster{
-            cudaLaunchAttributeClusterDimension, {}, {.clusterDim = {L::cluster, 1, 1}}};
-        cudaLaunchConfig_t config{blocks, L::threads, 0, stream, &cluster, 1};
+    LaunchAttributes attributes;
+    attributes.overlapping(runs_hopper_code(kernel)).clusters(L::cluster);
+    cudaLaunchConfig_t config = attributes.config(blocks, L::threads, 0, stream);
+    if constexpr (L::cluster > 1) {
         extra.ahead = most_clusters<kernel>(config, L::cluster);
         if (extra.ahead == 0) { return false; }
-        check(cudaLaunchKernelEx(&config, kernel, call, extra));
     }
+    check(cudaLaunchKernelEx(&config, kernel, call, extra));
     return true;
 }
 
@@ -418,19 +419,19 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
 template <int warps, int k, int rows, int early, int blocks>
 using Kept = Layout<warps, 8, k, rows, early, blocks, 1, false>;
 using Layouts16 =
-    Choice<Kept<1, 1, 4, 2, 1>, Kept<1, 2, 2, 2, 1>, Layout<1, 8, 3, 2, 2, 1>, Layout<1, 8, 4, 2, 2, 16>,
-           Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>, Kept<1, 7, 1, 1, 20>, Layout<4, 8, 2, 1, 2, 8>,
-           Layout<4, 8, 3, 1, 2, 9>, Layout<4, 8, 4, 1, 2, 7>, Kept<3, 6, 1, 0, 7>, Kept<5, 4, 1, 1, 5>,
-           Layout<4, 8, 6, 1, 0, 6>, Kept<7, 4, 1, 1, 4>, Layout<8, 8, 4, 1, 2, 4>, Layout<6, 8, 6, 1, 0, 4>,
-           Layout<6, 8, 7, 1, 0, 4>, Layout<12, 8, 4, 1, 1, 3>, Layout<8, 8, 7, 1, 0, 3>,
-           Layout<9, 8, 7, 1, 0, 3>, Layout<8, 8, 8, 1, 0, 3>, Layout<16, 8, 8, 1, 1, 2>,
-           Layout<16, 8, 8, 1, 1, 2, 2>, Layout<8, 8, 8, 1, 1, 4, 8>, Layout<16, 8, 8, 1, 1, 2, 8>,
-           Layout<16, 8, 8, 1, 1, 2, 16>>;
+    Choice<Kept<1, 1, 4, 2, 1>, Kept<1, 2, 4, 2, 1>, Layout<1, 8, 3, 2, 2, 17>, Layout<1, 8, 4, 2, 2, 16>,
+           Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>, Kept<1, 7, 1, 0, 20>, Layout<4, 8, 2, 1, 2, 12>,
+           Layout<4, 8, 3, 1, 2, 9>, Layout<4, 8, 4, 1, 2, 8>, Layout<5, 8, 4, 1, 2, 6>,
+           Layout<6, 8, 4, 1, 2, 5>, Layout<7, 8, 4, 1, 1, 5>, Layout<8, 8, 4, 1, 2, 4>,
+           Layout<8, 8, 5, 1, 0, 4>, Layout<6, 8, 7, 1, 0, 4>, Layout<12, 8, 4, 1, 1, 3>,
+           Layout<8, 8, 7, 1, 1, 3>, Layout<9, 8, 7, 1, 0, 3>, Layout<8, 8, 8, 1, 0, 3>,
+           Layout<16, 8, 8, 1, 1, 2>, Layout<16, 8, 8, 1, 1, 2, 2>, Layout<8, 8, 8, 1, 1, 4, 8>,
+           Layout<16, 8, 8, 1, 1, 2, 8>, Layout<16, 8, 8, 1, 1, 2, 16>>;
 using Layouts32 = Choice<Layout<1, 4, 1, 4, 2, 1>, Layout<1, 4, 2, 2, 2, 1>, Layout<1, 4, 3, 2, 2, 1>,
                          Layout<1, 4, 4, 2, 2, 1>, Layout<2, 4, 3, 1, 2, 16>, Layout<2, 4, 4, 1, 2, 12>,
-                         Layout<4, 4, 3, 1, 2, 8>, Layout<4, 4, 4, 1, 2, 7>, Layout<5, 4, 4, 1, 2, 5>,
-                         Layout<6, 4, 4, 1, 2, 4>, Layout<8, 4, 4, 1, 2, 3>, Layout<10, 4, 4, 1, 1, 3>,
-                         Layout<12, 4, 4, 1, 1, 2>, Layout<16, 4, 4, 1, 1, 2>, Layout<16, 4, 8, 1, 1, 2>,
+                         Layout<4, 4, 3, 1, 2, 8>, Layout<4, 4, 4, 1, 2, 8>, Layout<5, 4, 4, 1, 2, 5>,
+                         Layout<6, 4, 4, 1, 2, 5>, Layout<8, 4, 4, 1, 2, 4>, Layout<10, 4, 4, 1, 2, 3>,
+                         Layout<8, 4, 6, 1, 1, 3>, Layout<16, 4, 4, 1, 2, 2>, Layout<16, 4, 8, 1, 1, 2>,
                          Layout<8, 4, 8, 1, 1, 4, 4>, Layout<8, 4, 8, 1, 1, 4, 8>,
                          Layout<8, 4, 8, 1, 1, 4, 16>, Layout<16, 4, 8, 1, 1, 2, 16>>;
 

@@ -3,7 +3,7 @@
 // Why:    with a cluster for each row (registers.cuh), half of a block's life was its start, the wait for the
 //         others' moments, and weights from L2. Here weight and bias stay in registers from row to row.
 // Moves:  a row once in, once out: 2 N C elements.
-// Result: 272 us, 93 % of the roof at 2048x131072 bf16; 277 us, 92 % at 512x262144 fp32; H200, 2026-11-21
+// Result: 271 us, 93 % of the roof at 2048x131072 bf16; 276 us, 91 % at 512x262144 fp32; H200, 2026-11-22
 #pragma once
 #include <algorithm>
 
@@ -11,6 +11,8 @@
 #include "llmc/check.cuh"
 #include "llmc/clusters.cuh"
 #include "llmc/device.cuh"
+#include "llmc/device_facts.cuh"
+#include "llmc/launch.cuh"
 #include "llmc/layernorm_forward/moments.cuh"
 #include "llmc/layernorm_forward/regimes.h"
 #include "llmc/layernorm_rows.cuh"
@@ -212,7 +214,10 @@ __device__ void forward_rows(const LayerNormForward<T, W>& call, int slice, floa
 template <typename L, typename T, typename W>
 __global__ __launch_bounds__(L::threads, 1) void layernorm_forward_kernel(LayerNormForward<T, W> call,
                                                                           int slice, float per_column) {
-    if constexpr (kSm90) { forward_rows<L>(call, slice, per_column); }
+    if constexpr (kSm90) {
+        dependency_wait();
+        forward_rows<L>(call, slice, per_column);
+    }
 }
 
 // ---- the launch ----------------------------------------------------------------------------------
@@ -221,8 +226,9 @@ __global__ __launch_bounds__(L::threads, 1) void layernorm_forward_kernel(LayerN
 template <typename L, typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_forward_kernel<L, T, W>;
-    cudaLaunchAttribute cluster{cudaLaunchAttributeClusterDimension, {}, {.clusterDim = {L::blocks, 1, 1}}};
-    cudaLaunchConfig_t config{0, L::threads, sizeof(Shared<L, T>), stream, &cluster, 1};
+    LaunchAttributes attributes;
+    attributes.overlapping(runs_hopper_code(kernel)).clusters(L::blocks);
+    cudaLaunchConfig_t config = attributes.config(0, L::threads, sizeof(Shared<L, T>), stream);
     int groups = most_clusters<kernel>(config, L::blocks);
     if (groups == 0) { return false; }
     config.gridDim.x = (unsigned)std::min<int64_t>(groups, call.N) * L::blocks;
