@@ -249,8 +249,7 @@ __global__ __launch_bounds__(L::warps* kWarp,
                              (blocks_of<L>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
                                                                              Deal deal) {
     constexpr unsigned n = Vec<T>::size;
-    layernorm_registers::prefetch_parameters(layernorm_registers::or_ones(call.weight),
-                                             layernorm_registers::or_zeros(call.bias), call.C);
+    layernorm_registers::prefetch_parameters(call);
     if constexpr (kSm90) { dependency_wait(); }
     int64_t row = (int64_t)(blockIdx.x / n) * (n * L::rows) + blockIdx.x % n;
     if (row >= call.N) { return; }

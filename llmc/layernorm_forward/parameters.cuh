@@ -34,13 +34,14 @@ __device__ const W* or_zeros(const W* given) {
     return given != nullptr ? given : reinterpret_cast<const W*>(kZeros.words);
 }
 
-// From HBM into L2, by the first block of a grid: those at the same time with it need not wait twice, for their rows and
-// then for these.
-template <typename W>
-__device__ void prefetch_parameters(const W* weight, const W* bias, int C) {
-    constexpr int line = 128 / sizeof(W);
+// A call's weight and bias from HBM into L2, by the first block of the grid: the blocks that run beside it need not wait
+// twice, for their rows and then for these.
+template <typename Call>
+__device__ void prefetch_parameters(const Call& call) {
+    const auto *weight = or_ones(call.weight), *bias = or_zeros(call.bias);
+    constexpr int line = 128 / sizeof(*weight);
     if (blockIdx.x != 0) { return; }
-    for (int c = threadIdx.x * line; c < C; c += blockDim.x * line) {
+    for (int c = threadIdx.x * line; c < call.C; c += blockDim.x * line) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + c));
         asm volatile("prefetch.global.L2 [%0];" ::"l"(bias + c));
     }

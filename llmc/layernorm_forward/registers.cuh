@@ -355,7 +355,7 @@ constexpr int blocks_of() {
 template <typename L, bool kResidual, typename T, typename W>
 __global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void layernorm_forward_kernel(
     LayerNormForward<T, W> call, Extra extra) {
-    if constexpr (!L::is_long) { prefetch_parameters(or_ones(call.weight), or_zeros(call.bias), call.C); }
+    if constexpr (!L::is_long) { prefetch_parameters(call); }
     if constexpr (!L::by_cluster) {
         int thread = threadIdx.x % (L::warps * kWarp);
         int64_t row = (int64_t)blockIdx.x * L::rows + threadIdx.x / (L::warps * kWarp);
