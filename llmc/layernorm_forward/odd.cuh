@@ -307,7 +307,7 @@ using Fine32 = Choice<Layout<1, 8, 4, 2, 2, 24>, Layout<1, 8, 7, 4, 1, 16>, Layo
                       Layout<4, 32, 6, 3, 1, 4>, Layout<4, 32, 7, 5, 0, 5>, Layout<8, 32, 6, 3, 1, 2>,
                       Layout<8, 32, 7, 5, 0, 2>, Layout<16, 32, 6, 3, 1, 1>, Layout<18, 32, 7, 5, 0, 1>>;
 // fewer, for what is rare: residuals, weights of another type, or not aligned
-using Coarse16 = Choice<Layout<1, 8, 4, 1, 0, 20>, Layout<1, 16, 5, 2, 0, 16>, Layout<1, 16, 6, 5, 1, 16>,
+using Coarse16 = Choice<Layout<1, 8, 4, 1, 0, 20>, Layout<1, 16, 5, 2, 0, 16>, Layout<1, 16, 6, 5, 1, 15>,
                         Layout<1, 32, 6, 3, 0, 16>, Layout<2, 32, 6, 3, 0, 8>, Layout<4, 32, 6, 3, 0, 4>,
                         Layout<8, 32, 6, 3, 0, 2>, Layout<16, 32, 4, 2, 0, 1>>;
 using Coarse32 = Choice<Layout<1, 8, 8, 3, 0, 16>, Layout<1, 16, 8, 4, 0, 16>, Layout<1, 32, 8, 4, 0, 16>,
