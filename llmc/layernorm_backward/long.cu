@@ -331,7 +331,10 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Dea
     extern __shared__ __align__(128) unsigned char memory[];
     Worker<kAccumulate, T, W> worker(call, *reinterpret_cast<Shared<kAccumulate, T, W>*>(memory), deal);
     int cluster = blockIdx.x / kBlocks, clusters = gridDim.x / kBlocks;
+    // up to the wait: what needs nothing of the kernels before this one, while they end
     if (worker.lane() == 0) { worker.init_barriers(); }
+    __syncwarp();
+    cluster_sync();  // barriers are there, in every block
     dependency_wait();
     if (worker.lane() == 0) {
         worker.fetch_held(cluster);
@@ -340,8 +343,6 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Dea
         }
     }
     worker.keep_weights();
-    __syncwarp();
-    cluster_sync();  // barriers are there, in every block
 
     Statistics now(call, cluster), next;
     float2 ahead{0, 0};  // sums of the next row

@@ -180,8 +180,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
         address_step[i] = (unsigned)(fetcher.step[i] * sizeof(T));
     }
     if (at.warp == 0) { init(shared, o, at.lane); }
+    __syncthreads();  // barriers are there
     if constexpr (kSm90) { dependency_wait(); }
-    if constexpr (!kSm90) { at.sync(); }  // all of the team use the barriers at once
     if (!kSm90 || at.warp == 0) {
         for (Ring to = ring; to.phase == 0; to.advance()) { fetcher.fetch(to, at); }
     }
@@ -189,7 +189,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
     float2 asked = statistics.next();
     Held<k> held;
     load_weight(held, call.weight, wide, at);
-    __syncthreads();
+    if constexpr (!kSm90) { at.sync(); }  // what fetch_rest has stored is there
 
     T* dinp = call.dinp + row * call.dinp_stride + at.first;
     int64_t dinp_step = step * call.dinp_stride;

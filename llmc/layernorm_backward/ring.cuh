@@ -3,7 +3,7 @@
 // Why:    v4 and v5 have a warp per row: too few columns a lane, or too many; v6 a barrier of the whole block per row.
 //         The layout is known to the compiler: with it at run time a row took twice the instructions.
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
-// Result: 74.9 us, 93 % of the roof at 65536x768 bf16; 87 % at 4096x8192 fp16; H200, 2026-11-21
+// Result: 74.7 us, 94 % of the roof at 65536x768 bf16; 89 % at 4096x8192 fp16; H200, 2026-11-22
 #pragma once
 #include <algorithm>
 
@@ -250,16 +250,24 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
     int64_t groups = gridDim.x / L::blocks, row = blockIdx.x / L::blocks + team * groups,
             step = groups * L::teams;
     bool fetches = threadIdx.x % L::team_threads == 0;
+    int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
 
+    // up to the wait: what needs nothing of the kernels before this one, while they end
     if (fetches) { init_barriers(shared, team); }
+    clear_rest(shared, team, first, columns);
+    if (call.weight != nullptr) { prefetch_lines(call.C, call.weight); }
+    if constexpr (L::blocks > 1) {
+        cluster_sync();
+    } else {
+        __syncthreads();
+    }
     dependency_wait();
-    if (fetches) {
-        for (int s = 0; s < L::stages && row + s * step < call.N; s++) {
+    auto fetch_first_rows = [&] {
+        for (int s = 0; fetches && s < min(L::stages, rows); s++) {
             fetch<L>(call, row + s * step, begin, columns, shared.stage[team][s], &shared.full[team][s]);
         }
-    }
-    int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
-    clear_rest(shared, team, first, columns);
+    };
+    if constexpr (L::blocks == 1) { fetch_first_rows(); }
     Statistics statistics(call, row, step);
     Held<L, kAccumulate, kSum, T, W> held;
 #pragma unroll
@@ -267,11 +275,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
         const W* from = first + i * L::step < columns ? call.weight : nullptr;
         held.weight[i] = load_or<L::n, W>(from, begin + first + i * L::step, (W)1.0f);
     }
-    if constexpr (L::blocks > 1) {
-        cluster_sync();
-    } else {
-        __syncthreads();
-    }
+    if constexpr (L::blocks > 1) { fetch_first_rows(); }  // 1 % sooner than before those loads
 
     T* dinp = call.dinp + row * call.dinp_stride + begin + first;
     float per_column = 1.0f / call.C;

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "llmc/device.cuh"
+#include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_registers {
 
@@ -34,17 +34,9 @@ __device__ const W* or_zeros(const W* given) {
     return given != nullptr ? given : reinterpret_cast<const W*>(kZeros.words);
 }
 
-// A call's weight and bias from HBM into L2, by the first block of the grid: the blocks that run beside it need not wait
-// twice, for their rows and then for these.
 template <typename Call>
 __device__ void prefetch_parameters(const Call& call) {
-    const auto *weight = or_ones(call.weight), *bias = or_zeros(call.bias);
-    constexpr int line = 128 / sizeof(*weight);
-    if (blockIdx.x != 0) { return; }
-    for (int c = threadIdx.x * line; c < call.C; c += blockDim.x * line) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(weight + c));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(bias + c));
-    }
+    prefetch_lines(call.C, or_ones(call.weight), or_zeros(call.bias));
 }
 
 }  // namespace llmc::layernorm_registers

@@ -3,7 +3,7 @@
 // Why:    with a cluster for each row (registers.cuh), half of a block's life was its start, the wait for the
 //         others' moments, and weights from L2. Here weight and bias stay in registers from row to row.
 // Moves:  a row once in, once out: 2 N C elements.
-// Result: 271 us, 93 % of the roof at 2048x131072 bf16; 276 us, 91 % at 512x262144 fp32; H200, 2026-11-22
+// Result: 270 us, 93 % of the roof at 2048x131072 bf16; 273 us, 92 % at 512x262144 fp32; H200, 2026-11-22
 #pragma once
 #include <algorithm>
 
@@ -188,14 +188,18 @@ __device__ void forward_rows(const LayerNormForward<T, W>& call, int slice, floa
     int rows = (int)((call.N - 1 - row) / groups + 1);  // of this cluster
     Fetcher<L, T> fetcher{call.inp + row * call.inp_stride + share.begin, groups * call.inp_stride,
                           share.columns * (uint32_t)sizeof(T)};
+    // up to the wait: what needs nothing of the kernels before this one, while they end
     if (threadIdx.x == 0) {
         init_barriers(shared);
         for (int turn = 0; turn < min(kMeetings, rows); turn++) { expect_moments(shared, turn); }
+    }
+    cluster_sync();  // barriers are there, in every block
+    dependency_wait();
+    if (threadIdx.x == 0) {
         for (int s = 0; s < min(L::stages, rows); s++) { fetcher.fetch(shared, s); }
     }
     Parameters<L, T, W> parameters(call, share);
     float per_n = 1.0f / share.of_warp;
-    cluster_sync();
     send_moments(shared, share, per_n, 0);
     T* out = call.out + row * call.out_stride + share.begin + share.first;
     for (int turn = 0; turn < rows; turn++, row += groups, out += groups * call.out_stride) {
@@ -208,16 +212,14 @@ __device__ void forward_rows(const LayerNormForward<T, W>& call, int slice, floa
         __syncthreads();
         if (threadIdx.x == 0 && turn + L::stages < rows) { fetcher.fetch(shared, turn % L::stages); }
     }
+    dependency_launch();
     cluster_sync();  // nobody leaves while moments may still be sent to it
 }
 
 template <typename L, typename T, typename W>
 __global__ __launch_bounds__(L::threads, 1) void layernorm_forward_kernel(LayerNormForward<T, W> call,
                                                                           int slice, float per_column) {
-    if constexpr (kSm90) {
-        dependency_wait();
-        forward_rows<L>(call, slice, per_column);
-    }
+    if constexpr (kSm90) { forward_rows<L>(call, slice, per_column); }
 }
 
 // ---- the launch ----------------------------------------------------------------------------------
