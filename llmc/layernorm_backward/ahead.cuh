@@ -4,7 +4,8 @@
 // memory, where each thread brings its own vectors by cp.async and refills what it has just used. Sums by
 // column stay in registers to the end. A block's rows: up to 16384 elements of 16 bits, 8192 of 32. Longer
 // ones are shared by up to 32 blocks, which run all at once and tell each other their sums through L2; the
-// first half is two rows ahead there.
+// first half is two rows ahead there. Few blocks with much of the row each are best: 490 us at 512x262144 fp32
+// with 32, 816 with 64.
 #pragma once
 #include <algorithm>
 
@@ -234,7 +235,8 @@ struct Rows {
     __device__ void take_turn(int turn) {
         // where registers are short: the second half's vectors not before the first half has used its own;
         // and its weight, kept from the first half otherwise, loaded again
-        constexpr bool kWide = sizeof(W) > sizeof(T), kFew = kWide || k * n > 24;
+        constexpr bool kAgain = sizeof(W) > sizeof(T) || (L::shares && k * n > 16);
+        constexpr bool kFew = kAgain || k * n > 24;
         int ahead = turn + L::lead;
         const T* next_dinp = turn + 1 < rows ? dinp + step * call.dinp_stride : nullptr;
         float2 sums{0, 0}, c{0, 0};
@@ -255,7 +257,7 @@ struct Rows {
             if (kFirst && i < k) { read(i, now, statistics[L::lead], sums); }
             if (kSecond && i > 0 && kFew) {
                 __syncwarp();  // so that no registers are taken for these loads yet
-                load_second(then, i - 1, turn, !kFirst || kWide);
+                load_second(then, i - 1, turn, !kFirst || kAgain);
             }
             if (L::shares && i == 1) { tell_others(turn); }
             if (kSecond && i == 1) {
@@ -406,7 +408,9 @@ int launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     return plan.groups;
 }
 
-// By the first that takes the call; 0: none does. With 4 vectors of 8 columns += has too few registers.
+// By the first that takes the call; 0: none does. With 4 vectors of 8 columns += has too few registers, and sharing too.
+// Sharing rings have 192, 144 and 128 KB for rows of 32 bits, += 16 bytes a thread and vector more: A100 has room for
+// the last two.
 template <bool kAccumulate, typename L, typename... More, typename T, typename W>
 int launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     int groups = launch<L, kAccumulate>(call, stream);
@@ -420,12 +424,14 @@ int launch_ahead(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     using Three = Layout<3, 1, 2>;
     using Four = Layout<4, 1, 2>;
     using Sharing = Layout<2, 2, 4>;
+    using SharingThree = Layout<3, 2, 3>;
+    using SharingFour = Layout<4, 2, 3>;
     if constexpr (sizeof(T) == 4) {
-        return launch_first<kAccumulate, Four, Sharing>(call, stream);
+        return launch_first<kAccumulate, Four, SharingFour, SharingThree, Sharing>(call, stream);
     } else if constexpr (kAccumulate) {
-        return launch_first<true, Three, Sharing>(call, stream);
+        return launch_first<true, Three, SharingThree, Sharing>(call, stream);
     } else {
-        return launch_first<false, Three, Four, Sharing>(call, stream);
+        return launch_first<false, Three, Four, SharingThree, Sharing>(call, stream);
     }
 }
 
