@@ -408,9 +408,8 @@ int launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     return plan.groups;
 }
 
-// By the first that takes the call; 0: none does. With 4 vectors of 8 columns += has too few registers, and sharing too.
-// Sharing rings have 192, 144 and 128 KB for rows of 32 bits, += 16 bytes a thread and vector more: A100 has room for
-// the last two.
+// By the first that takes the call; 0: none does. 4 vectors of 8 columns: too few registers for += and for sharing.
+// Rings of shared rows have 192, 144 or 128 KB, += takes 8 KB a vector more; an A100 has room for 163.
 template <bool kAccumulate, typename L, typename... More, typename T, typename W>
 int launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     int groups = launch<L, kAccumulate>(call, stream);
