@@ -3,6 +3,7 @@
 // (kSm90) only.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "llmc/device.cuh"
 
@@ -11,6 +12,25 @@ namespace llmc {
 // An address in this block's shared memory as PTX wants it; also valid in the cluster's window
 // (shared::cluster).
 __device__ inline uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// --- any GPU: prefetch -------------------------------------------------------------------------------------
+
+// the 128 bytes around p, from HBM into L2
+__device__ inline void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// Arrays of C elements that all blocks will read, from HBM into L2, by the first block of the grid: those that run
+// beside it need not wait for their rows and then, once more, for these. Before dependency_wait(), too: what earlier
+// kernels still write arrives in L2.
+template <typename T, typename... Same>
+__device__ void prefetch_lines(int C, const T* array, const Same*... more) {
+    static_assert((std::is_same_v<T, Same> && ...));
+    constexpr int line = 128 / sizeof(T);
+    if (blockIdx.x != 0) { return; }
+    for (int c = threadIdx.x * line; c < C; c += blockDim.x * line) {
+        prefetch_line(array + c);
+        (prefetch_line(more + c), ...);
+    }
+}
 
 // --- Ampere: cp.async --------------------------------------------------------------------------------------
 

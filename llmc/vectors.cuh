@@ -128,21 +128,6 @@ __device__ inline Elements<Acc, n> load_or(const T* p, int64_t at, Acc otherwise
     return x;
 }
 
-// the 128 bytes around p, from HBM into L2
-__device__ inline void prefetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
-// Arrays of C elements that all blocks will read, from HBM into L2, by the first block of the grid: those that run
-// beside it need not wait for their rows and then, once more, for these. Before dependency_wait(), too: what earlier
-// kernels still write arrives in L2.
-template <typename... Arrays>
-__device__ void prefetch_lines(int C, const Arrays*... arrays) {
-    constexpr int line = 128 / (sizeof(Arrays) | ...);
-    if (blockIdx.x != 0) { return; }
-    for (int c = threadIdx.x * line; c < C; c += blockDim.x * line) {
-        (prefetch_line(arrays + c), ...);
-    }
-}
-
 // are all of these 16-byte aligned (null is)?
 template <typename... Pointers>
 bool aligned(Pointers... p) {

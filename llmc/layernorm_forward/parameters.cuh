@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "llmc/vectors.cuh"
+#include "llmc/async_copy.cuh"
 
 namespace llmc::layernorm_registers {
 
