@@ -140,7 +140,7 @@ __device__ void store_row(T* p, const Elements<T, L::n>& x) {
     kStreams<L, kResidual, T> ? store_streaming(p, x) : store(p, x);
 }
 
-constexpr int kResidualVectors = 3;  // of a long row's second input, so many are asked for ahead
+constexpr int kResidualVectors = 3;  // of a long row's second input that are asked for ahead; alone, all are
 
 // of inp, or of inp + inp2 rounded, which is written to residual
 template <typename L, bool kResidual, typename T, typename W>
@@ -154,7 +154,8 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
     if constexpr (kResidual) {
         const T* inp2 = call.inp2 + row * call.inp2_stride + part.first;
         T* residual = call.residual + row * call.residual_stride + part.first;
-        constexpr int at_once = L::is_long && L::k > kResidualVectors ? kResidualVectors : L::k;
+        constexpr bool few = L::is_long && !L::alone && L::k > kResidualVectors;
+        constexpr int at_once = few ? kResidualVectors : L::k;
         Slice<T, L::n, at_once> x2;
         auto load_x2 = [&](int i) {
             x2.at[i % at_once] = {};
@@ -386,14 +387,14 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     return true;
 }
 
-// Without a residual. Few: each block has an SM to itself, if the device has such clusters.
-template <typename L, typename T, typename W>
+// Few: each block has an SM to itself, if the device has such clusters.
+template <typename L, bool kResidual, typename T, typename W>
 bool launch_few_or_many(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     if constexpr (L::cluster == 1 && L::warps > kSchedulers) {
         bool few = call.N <= device_facts().multiprocessors / Alone<L>::cluster;
-        if (few && launch<Alone<L>, false>(call, stream)) { return true; }
+        if (few && launch<Alone<L>, kResidual>(call, stream)) { return true; }
     }
-    return launch<L, false>(call, stream);
+    return launch<L, kResidual>(call, stream);
 }
 
 template <typename... Layouts>
@@ -404,8 +405,8 @@ template <int held, typename L, typename... More, typename T, typename W>
 bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
     static_assert(L::whole * L::step <= held, "a shorter row would not have all its whole vectors");
     if (call.C <= L::columns) {
-        if (call.residual != nullptr) { return launch<L, true>(call, stream); }
-        if constexpr (held < kLongRow<T>) { return launch_few_or_many<L>(call, stream); }
+        if (call.residual != nullptr) { return launch_few_or_many<L, true>(call, stream); }
+        if constexpr (held < kLongRow<T>) { return launch_few_or_many<L, false>(call, stream); }
         return false;
     }
     if constexpr (sizeof...(More) > 0) { return launch_first<L::columns>(Choice<More...>{}, call, stream); }

@@ -160,15 +160,17 @@ constexpr Shape kRepeated[] = {
 static_assert(std::size(kRepeated) == 40);
 
 // Forward spreads a few rows over more multiprocessors, one more kernel for each layout of several warps: the longest
-// rows of each, and one vector less.
+// rows of each, and one vector less; with a residual, too.
 void check_few_and_many(TypePair types) {
     constexpr int kLongest[] = {2560,  3072,  3584,  4096,  5120,  6144,  7168, 8192,
                                 10240, 10752, 12288, 14336, 16128, 16384, 32768};
-    for (int longest : kLongest) {
-        for (int C : {longest, longest - 8}) {
-            Problem p = layernorm_forward_problem(types.dtype, {135, C}, Inputs::kNormal, types.plain());
-            check_problem(p);
-            check_batches(p);
+    for (auto* problem_of : {layernorm_forward_problem, residual_layernorm_forward_problem}) {
+        for (int longest : kLongest) {
+            for (int C : {longest, longest - 8}) {
+                Problem p = problem_of(types.dtype, {135, C}, Inputs::kNormal, types.plain());
+                check_problem(p);
+                check_batches(p);
+            }
         }
     }
 }
