@@ -12,6 +12,13 @@ size_t layernorm_backward_scratch(int C) {
     return sets * sizeof(double) * kColumnGroups * (size_t)C;
 }
 
+// for a call of one row
+template <typename T, typename Grad, typename W>
+ColumnOutputs outputs_of(const LayerNormBackward<T, Grad, W>& call) {
+    bool given = call.N == 1 && aligned(call.dweight) && aligned(call.dbias) && aligned(call.dinp_sums);
+    return {given, std::is_same_v<Grad, float>, call.accumulate, call.dweight, call.dbias, call.dinp_sums};
+}
+
 template <typename T, typename W>
 ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bool columns,
                                      cudaStream_t stream) {
@@ -38,13 +45,14 @@ void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t
                                       given.accumulate_dinp, false, given.dinp_stride, given.dout_stride,
                                       given.inp_stride}};
     call.sum_dinp = given.dinp_sums != nullptr;
+    call.of_one_row = outputs_of(given);
     for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {
         if (*stride == 0) { *stride = call.C; }
     }
     bool columns = given.dweight != nullptr || given.dbias != nullptr;
     ColumnGroups groups;
     if (call.N > 0) { groups = layernorm_backward_rows(call, columns, stream); }
-    if (columns) {  // no rows: no groups, and the sums are 0
+    if (columns && !groups.done) {  // no rows: no groups, and the sums are 0
         finish_columns<Grad, Acc>({given.dweight, given.dbias, groups.dinp ? given.dinp_sums : nullptr},
                                   (const Acc*)call.scratch, groups.count, call.C, given.accumulate, stream,
                                   groups.early);

@@ -4,15 +4,23 @@
 // answers how many groups; 0: it does not take such a call and has done nothing. With sum_dinp a regime may leave
 // the sums of dinp, as stored, after the other two, (3,groups,C), and say so, if C is at most kSummedColumns.
 // ring and long are Hopper's alone; odd and general take calls on any GPU, odd in other code.
+// Of one row the sums are what the call asks for: a regime may write that at once, and say so.
 // A call's dweight, dbias and dinp_sums are null here; strides are filled in; N is at least 1.
 #pragma once
 #include "llmc/layernorm.h"
 
 namespace llmc {
 
+// what a call of one row asks for by column: each (C), 16-byte aligned, of T or of float; null if not wanted
+struct ColumnOutputs {
+    bool given = false, floats = false, accumulate = false;
+    void *dweight = nullptr, *dbias = nullptr, *dinp_sums = nullptr;
+};
+
 template <typename T, typename W>
 struct LayerNormBackwardRows : LayerNormBackward<T, float, W> {
     bool sum_dinp = false;
+    ColumnOutputs of_one_row{};
 };
 
 constexpr int kSummedColumns = 2048;  // what GPT-2's residual stream needs, and some more
@@ -21,6 +29,7 @@ struct ColumnGroups {
     int count = 0;
     bool early = false;  // the kernel calls dependency_launch(): the one that adds up may come and wait
     bool dinp = false;   // the sums of dinp are there, too
+    bool done = false;   // they are no sums in scratch, but written where the call wants them
 };
 
 template <typename T, typename W>

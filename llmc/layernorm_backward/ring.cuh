@@ -14,6 +14,7 @@
 #include "llmc/device_facts.cuh"
 #include "llmc/launch.cuh"
 #include "llmc/layernorm_backward/regimes.h"
+#include "llmc/layernorm_backward/ring_sums.cuh"
 #include "llmc/layernorm_rows.cuh"
 #include "llmc/reduce.cuh"
 #include "llmc/vectors.cuh"
@@ -189,37 +190,6 @@ __device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held, int f
     }
 }
 
-// The teams' sums over their rows meet in the ring's memory, are added team after team, and go to this group's
-// part of scratch.
-template <typename L, typename HeldT>
-__device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, int team, int first, int begin,
-                           int columns, int C) {
-    constexpr int kAll = HeldT::kSets * L::columns;
-    __syncthreads();  // nobody reads the ring any more
-#pragma unroll
-    for (int set = 0; set < HeldT::kSets; set++) {
-#pragma unroll
-        for (int i = 0; i < L::k; i++) {
-            store(of_teams + team * kAll + set * L::columns + first + i * L::step,
-                  *reinterpret_cast<const Elements<float, L::n>*>(held.sums[set][i]));
-        }
-    }
-    __syncthreads();
-    int64_t groups = gridDim.x / L::blocks, group = blockIdx.x / L::blocks;
-#pragma unroll 1
-    for (int at = threadIdx.x * 4; at < kAll; at += L::threads * 4) {
-        int set = at / L::columns, c = at % L::columns;
-        auto sum = load<4>(of_teams + at);
-#pragma unroll 4
-        for (int t = 1; t < L::teams; t++) {
-            auto more = load<4>(of_teams + t * kAll + at);
-#pragma unroll
-            for (int j = 0; j < 4; j++) { sum.at[j] += more.at[j]; }
-        }
-        if (c < columns) { store(scratch + (set * groups + group) * C + begin + c, sum); }
-    }
-}
-
 // Beyond the last column the stages hold zeros: copies never write there.
 template <typename L, int kStreams, typename T>
 __device__ void clear_rest(Shared<L, kStreams, T>& shared, int team, int first, int columns) {
@@ -294,9 +264,12 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
         phase ^= stage == 0;
     }
     dependency_launch();
-    if (call.scratch != nullptr) {
+    if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
         write_sums<L>(reinterpret_cast<float*>(shared.stage), (float*)call.scratch, held, team, first, begin,
                       columns, call.C);
+    } else if (team == 0) {
+        outputs.floats ? write_outputs<float, L>(outputs, held, begin + first, first, columns)
+                       : write_outputs<T, L>(outputs, held, begin + first, first, columns);
     }
     if constexpr (L::blocks > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
 }
@@ -338,7 +311,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     config.gridDim.x = groups * L::blocks;
     int slice = ceil_div(ceil_div(call.C, L::blocks), Vec<T>::size) * Vec<T>::size;
     check(cudaLaunchKernelEx(&config, kernel, call, slice));
-    return {groups, true, kSum};
+    return {groups, true, kSum, call.of_one_row.given};
 }
 
 // ---- the choice ----------------------------------------------------------------------------------

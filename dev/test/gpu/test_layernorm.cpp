@@ -114,6 +114,8 @@ void check_forms(Dtype dtype, Shape s) {
     }
 }
 
+const CallForm kMisaligned = {.name = "misaligned", .offset = 1};
+
 // a form that each tensor by itself has, one after the other
 void check_one_by_one(Problem p, const CallForm& form, bool matrices_alone) {
     p.form.name = form.name;
@@ -203,7 +205,6 @@ TEST_SUITE("thorough") {
 // Whoever looks at one tensor's stride or alignment and uses it for another is found out.
 TEST_CASE("layernorm regimes: strides and alignment of one tensor after the other") {
     const CallForm kApart[] = {{.name = "vectors apart", .pad = 8}, {.name = "rows apart", .pad = 1}};
-    const CallForm kMisaligned = {.name = "misaligned", .offset = 1};
     for (Dtype dtype : {Dtype::kBf16, Dtype::kFp32, Dtype::kFp16}) {
         for (Shape s : {Shape{17, 768}, {5, 4096}, {5, 4097}, {3, 16384}, {3, 32768}}) {
             if (dtype != Dtype::kBf16 && s.C != 768) { continue; }
@@ -213,6 +214,17 @@ TEST_CASE("layernorm regimes: strides and alignment of one tensor after the othe
                 for (const CallForm& form : kApart) { check_one_by_one(p, form, true); }
             }
             Problem added = layernorm_backward_problem(dtype, s, Inputs::kNormal, kAllAdded);
+            check_one_by_one(added, kMisaligned, false);
+        }
+    }
+}
+
+// One row has no sums over rows: backward may write dweight and dbias in one go, if their alignment allows.
+TEST_CASE("layernorm regimes: one row") {
+    for (Dtype dtype : {Dtype::kBf16, Dtype::kFp32}) {
+        for (int C : {256, 1592, 4096, 16376}) {
+            check_forms(dtype, {1, C});
+            Problem added = layernorm_backward_problem(dtype, {1, C}, Inputs::kNormal, kAllAdded);
             check_one_by_one(added, kMisaligned, false);
         }
     }
