@@ -7,6 +7,7 @@
 #   # run: --test-case=layernorm*             options of the tests, or of the shootout (none: all it does)
 #   # program: dev/cuda/layernorm_forward     gpu-*: the shootout that is built and run with --check, or
 #   # program: test_gpt2cu                    the tests of the GPU's layers and model, run with the options
+#   # arch: sm_80                             built as GPUs before Hopper get it: kernels that no call on Hopper reaches
 #   # expect: layernorm_forward out N=3 C=65  what must be printed, a basic regular expression; several: all
 # gpu-* patches are skipped without a CUDA device. Last line: N passed, N failed, N skipped; exit 1 if any
 # failed.
@@ -25,6 +26,7 @@ copy=$home/tree
 log=$home/log
 passed=0 failed=0 skipped=0
 declare -A sound=()  # commands that are known to succeed without a fault
+settings=()          # of make, for the patch at hand
 
 trap 'rm -rf "$copy"' EXIT
 mkdir -p "$home"
@@ -51,7 +53,7 @@ make_copy() {
     sources | while IFS= read -r -d '' file; do
         if [ -e "$file" ]; then printf '%s\0' "$file"; fi
     done | xargs -0 cp -a --parents -t "$copy"
-    for built in build/deps.mk build/llmc build/dev/test build/test_gpt2.*; do
+    for built in build/deps.mk build/llmc build/dev/test build/test_gpt2.* build/sm_80; do
         if [ -e "$built" ]; then cp -a --parents -t "$copy" "$built"; fi
     done
 }
@@ -87,7 +89,7 @@ plant() {  # patch, the program to make, how to run it...
     local patch=$1 target=$2
     shift 2
     if [ -z "$(header "$patch" expect)" ]; then verdict="NOT CAUGHT: the patch expects nothing"; return 1; fi
-    if ! make --no-print-directory -s -j"$jobs" "$target" >"$log" 2>&1; then
+    if ! make --no-print-directory -s -j"$jobs" "${settings[@]}" "$target" >"$log" 2>&1; then
         verdict="NOT CAUGHT: $target does not build without the fault"
         return 1
     fi
@@ -99,7 +101,7 @@ plant() {  # patch, the program to make, how to run it...
     fi
     rm -f "$copy/$target"
     # -O0: half the time to compile, which is most of it
-    if ! make -C "$copy" --no-print-directory -s -j"$jobs" OPTIMIZE=-O0 "$target" >"$log" 2>&1; then
+    if ! make -C "$copy" --no-print-directory -s -j"$jobs" OPTIMIZE=-O0 "${settings[@]}" "$target" >"$log" 2>&1; then
         verdict="NOT CAUGHT: $target does not build with it"
         return 1
     fi
@@ -116,8 +118,12 @@ plant_gpu() {  # patch, options of the program...
     local patch=$1 program
     shift
     program=$(header "$patch" program)
+    if [ "$(header "$patch" arch)" = sm_80 ]; then
+        settings=(BUILD=build/sm_80 OUT=build/sm_80/ "GENCODE=-gencode arch=compute_80,code=sm_90")
+        program=build/sm_80/$program
+    fi
     case $program in
-        test_gpt2cu) plant "$patch" "$program" ./test_gpt2cu "$@" ;;
+        *test_gpt2cu) plant "$patch" "$program" "./$program" "$@" ;;
         *) plant "$patch" "$program" "$program" --check "$@" ;;
     esac
 }
@@ -137,7 +143,7 @@ has_device() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
 for patch in dev/test/planted/*.patch; do
     name=$(basename "$patch" .patch)
     wanted "$name" "$@" || continue
-    options=()
+    options=() settings=()
     read -ra options < <(header "$patch" run) || true
     case $name in
         gpu-*) kind=plant_gpu ;;

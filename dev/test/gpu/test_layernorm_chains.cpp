@@ -127,6 +127,7 @@ TEST_CASE("layernorm regimes: a call waits for those before it") {
                     {16, 32768},
                     {14, 65536},
                     {8, 131072},
+                    {4, 262144},
                     {400, 65},
                     {200, 769},
                     {16, 769},
