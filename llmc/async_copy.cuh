@@ -32,6 +32,14 @@ __device__ void prefetch_lines(int C, const T* array, const Same*... more) {
     }
 }
 
+// Of numbers that many threads write one by one, beside rows that stream through L2: there they wait for their neighbours,
+// and HBM gets them in whole lines.
+__device__ inline void store_evict_last(float* p, float x) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(p), "f"(x), "l"(policy) : "memory");
+}
+
 // --- Ampere: cp.async --------------------------------------------------------------------------------------
 
 // 16 bytes from global to shared memory, past the registers and L1; both 16-byte aligned. Ampere and later.

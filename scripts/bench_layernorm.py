@@ -2,7 +2,7 @@
 """Races LayerNorms in one process, on the same buffers: ours, torch eager, torch.compile, Triton's tutorial, and Apex,
 Liger, QuACK, TransformerEngine and flash-attention where they can be imported (layernorm_peers.py).
 
-Two clocks. Kernel time: replay of a CUDA graph that goes round a ring of inputs of more than 400 MB; the results of a
+Two clocks. Kernel time: replay of a CUDA graph that goes round a ring of inputs of more than 800 MB; the results of a
 whole round stay allocated, so that nobody reads or writes what is still in L2; providers take turns, each replays
 once before it is timed; median of the replays. Tutorial's clock: triton.testing.do_bench of the forward call or of
 y.backward, as Triton's tutorial does it (rep 500, median and 20/80 % quantiles): launches and Python included.

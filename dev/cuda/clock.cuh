@@ -10,8 +10,10 @@
 namespace llmc {
 
 constexpr int kWarmupReplays = 3, kSweepReplays = 5, kReplays = 21;
-constexpr double kRotationBytes = 400e6;  // the ring of sets holds at least this: 6 times the L2 of an H200,
-constexpr int kMaxSets = 1024;            // but no more sets than this, so that very small shapes stay quick
+// The ring of sets holds at least this, 27 times the L2 of an H200: a kernel that reads and writes as what is not needed
+// again leaves the L2 what was there before, and would find some of a ring of 400 MB in it.
+constexpr double kRotationBytes = 1600e6;
+constexpr int kMaxSets = 1024;  // but no more sets than this, so that very small shapes stay quick
 
 inline int rotation_sets(double set_bytes) {
     return set_bytes <= 0 ? 2 : std::clamp((int)std::min(kRotationBytes / set_bytes + 1, 1e6), 2, kMaxSets);

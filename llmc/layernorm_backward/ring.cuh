@@ -226,11 +226,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
     if (fetches) { init_barriers(shared, team); }
     clear_rest(shared, team, first, columns);
     if (call.weight != nullptr) { prefetch_lines(call.C, call.weight); }
-    if constexpr (L::blocks > 1) {
-        cluster_sync();
-    } else {
-        __syncthreads();
-    }
+    L::blocks > 1 ? cluster_sync() : __syncthreads();
     dependency_wait();
     auto fetch_first_rows = [&] {
         for (int s = 0; fetches && s < min(L::stages, rows); s++) {

@@ -1,5 +1,6 @@
 // Mean and squares of the parts of a row, of the whole from them, and how it is then normalised.
 #pragma once
+#include "llmc/async_copy.cuh"
 #include "llmc/device.cuh"
 
 namespace llmc::layernorm_moments {
@@ -67,11 +68,14 @@ __device__ inline Normal normal_of(const Moments& row, float per_column, float e
     return {mean, s, -rest * s};
 }
 
-// by one thread
-template <typename Call>
+// By one thread. kKept: they stay in L2 while rows stream by.
+template <bool kKept = true, typename Call>
 __device__ void write_statistics(const Call& call, int64_t row, const Normal& normal) {
-    if (call.mean != nullptr) { call.mean[row] = normal.mean; }
-    if (call.rstd != nullptr) { call.rstd[row] = normal.s; }
+    auto write = [row](float* to, float x) {
+        if (to != nullptr) { kKept ? store_evict_last(to + row, x) : void(to[row] = x); }
+    };
+    write(call.mean, normal.mean);
+    write(call.rstd, normal.s);
 }
 
 }  // namespace llmc::layernorm_moments

@@ -230,7 +230,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     Moments mine = moments_of_part(part, at, call.C, deal.per_column);
     Moments all = merge<L::warps>(mine, deal.per_column);
     Normaliser normaliser{normal_of(all, deal.per_column, (float)call.eps)};
-    if (threadIdx.x % (L::warps * L::lanes) == 0) { write_statistics(call, row + beyond, normaliser); }
+    if (threadIdx.x % (L::warps * L::lanes) == 0) { write_statistics<false>(call, row + beyond, normaliser); }
     normaliser.apply(part, at, weights, biases);
     part.store({call.out, call.out_stride, row, beyond}, at, call.C);
 }

@@ -4,7 +4,7 @@
 //         fit an SM whatever the row. When rows are few, a row's warps are spread over several SMs: the same numbers,
 //         sooner. As soon as a block's rows are on their way, blocks of the next launch may come and wait.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
-// Result: 49.6 us, 97 % of the roof of launches that overlap at 65536x768 bf16; 97 % at 4096x8192 fp16; 96 % at
+// Result: 49.9 us, 97 % of the roof of launches that overlap at 65536x768 bf16; 97 % at 4096x8192 fp16; 96 % at
 //         8192x32768 bf16; 92 % at 1024x65536 fp32; H200, 2026-11-22
 #pragma once
 #include "llmc/async_copy.cuh"
@@ -127,17 +127,17 @@ struct Part {
 };
 
 // Whether rows are loaded and stored as what is not needed again: a cluster's, which would push its weight and bias
-// out of the L1. Of others the hint is worth 1 to 2 % or costs as much, by where they lie (dev/cuda/README.md).
-template <typename L, bool kResidual, typename T>
-constexpr bool kStreams = L::cluster > 2 || (sizeof(T) == 2 && !kResidual);
+// out of the L1. Others take 1 to 3 % longer so (dev/cuda/README.md).
+template <typename L>
+constexpr bool kStreams = L::cluster > 2;
 
-template <typename L, bool kResidual, typename T>
+template <typename L, typename T>
 __device__ Elements<T, L::n> load_row(const T* p) {
-    return kStreams<L, kResidual, T> ? load_streaming<L::n>(p) : load<L::n>(p);
+    return kStreams<L> ? load_streaming<L::n>(p) : load<L::n>(p);
 }
-template <typename L, bool kResidual, typename T>
+template <typename L, typename T>
 __device__ void store_row(T* p, const Elements<T, L::n>& x) {
-    kStreams<L, kResidual, T> ? store_streaming(p, x) : store(p, x);
+    kStreams<L> ? store_streaming(p, x) : store(p, x);
 }
 
 constexpr int kResidualVectors = 3;  // of a long row's second input that are asked for ahead; alone, all are
@@ -149,7 +149,7 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         part.x.at[i] = {};
-        if (part.inside(i)) { part.x.at[i] = load_row<L, kResidual>(inp + i * L::step); }
+        if (part.inside(i)) { part.x.at[i] = load_row<L>(inp + i * L::step); }
     }
     if constexpr (kResidual) {
         const T* inp2 = call.inp2 + row * call.inp2_stride + part.first;
@@ -159,7 +159,7 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
         Slice<T, L::n, at_once> x2;
         auto load_x2 = [&](int i) {
             x2.at[i % at_once] = {};
-            if (part.inside(i)) { x2.at[i % at_once] = load_row<L, kResidual>(inp2 + i * L::step); }
+            if (part.inside(i)) { x2.at[i % at_once] = load_row<L>(inp2 + i * L::step); }
         };
 #pragma unroll
         for (int i = 0; i < at_once; i++) { load_x2(i); }
@@ -173,7 +173,7 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
             }
             part.x.at[i] = rounded<T>(sum);
             if (i + at_once < L::k) { load_x2(i + at_once); }
-            if (part.inside(i)) { store_row<L, kResidual>(residual + i * L::step, part.x.at[i]); }
+            if (part.inside(i)) { store_row<L>(residual + i * L::step, part.x.at[i]); }
         }
     }
 }
@@ -342,7 +342,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
             float xhat = normal.xhat(unpacked<L>(part.x.at[i], j, extra.third));
             y[j] = fmaf(xhat, weights.as_float(w, j), biases.as_float(b, j));
         }
-        store_row<L, kResidual>(out + i * L::step, rounded<T>(y));
+        store_row<L>(out + i * L::step, rounded<T>(y));
     }
 }
 
@@ -399,7 +399,6 @@ bool launch_few_or_many(const LayerNormForward<T, W>& call, cudaStream_t stream)
 
 template <typename... Layouts>
 struct Choice {};
-
 // by the first that has room for a row; false if none has. held: what the one before has room for, columns
 template <int held, typename L, typename... More, typename T, typename W>
 bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
@@ -421,7 +420,7 @@ template <int warps, int k, int rows, int early, int blocks>
 using Kept = Layout<warps, 8, k, rows, early, blocks, 1, false>;
 using Layouts16 =
     Choice<Kept<1, 1, 4, 2, 1>, Kept<1, 2, 4, 2, 1>, Layout<1, 8, 3, 2, 2, 17>, Layout<1, 8, 4, 2, 2, 16>,
-           Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>, Kept<1, 7, 1, 0, 20>, Layout<4, 8, 2, 1, 2, 12>,
+           Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>, Kept<1, 7, 2, 0, 10>, Layout<4, 8, 2, 1, 2, 12>,
            Layout<4, 8, 3, 1, 2, 9>, Layout<4, 8, 4, 1, 2, 8>, Layout<5, 8, 4, 1, 2, 6>,
            Layout<6, 8, 4, 1, 2, 5>, Layout<7, 8, 4, 1, 1, 5>, Layout<8, 8, 4, 1, 2, 4>,
            Layout<8, 8, 5, 1, 0, 4>, Layout<6, 8, 7, 1, 0, 4>, Layout<12, 8, 4, 1, 1, 3>,
