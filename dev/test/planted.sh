@@ -27,6 +27,7 @@ log=$home/log
 passed=0 failed=0 skipped=0
 declare -A sound=()  # commands that are known to succeed without a fault
 settings=()          # of make, for the patch at hand
+objects=             # and what is built with them, patterns
 
 trap 'rm -rf "$copy"' EXIT
 mkdir -p "$home"
@@ -53,7 +54,7 @@ make_copy() {
     sources | while IFS= read -r -d '' file; do
         if [ -e "$file" ]; then printf '%s\0' "$file"; fi
     done | xargs -0 cp -a --parents -t "$copy"
-    for built in build/deps.mk build/llmc build/dev/test build/test_gpt2.* build/sm_80; do
+    for built in build/deps.mk $objects; do
         if [ -e "$built" ]; then cp -a --parents -t "$copy" "$built"; fi
     done
 }
@@ -120,6 +121,7 @@ plant_gpu() {  # patch, options of the program...
     program=$(header "$patch" program)
     if [ "$(header "$patch" arch)" = sm_80 ]; then
         settings=(BUILD=build/sm_80 OUT=build/sm_80/ "GENCODE=-gencode arch=compute_80,code=sm_90")
+        objects=build/sm_80
         program=build/sm_80/$program
     fi
     case $program in
@@ -144,6 +146,7 @@ for patch in dev/test/planted/*.patch; do
     name=$(basename "$patch" .patch)
     wanted "$name" "$@" || continue
     options=() settings=()
+    objects="build/llmc build/dev/test build/test_gpt2.*"
     read -ra options < <(header "$patch" run) || true
     case $name in
         gpu-*) kind=plant_gpu ;;

@@ -29,7 +29,7 @@ struct ColumnGroups {
     int count = 0;
     bool early = false;  // the kernel calls dependency_launch(): the one that adds up may come and wait
     bool dinp = false;   // the sums of dinp are there, too
-    bool done = false;   // they are no sums in scratch, but written where the call wants them
+    bool done = false;   // of one row: written where the call wants them, nothing is in scratch
 };
 
 template <typename T, typename W>
