@@ -32,8 +32,8 @@ __device__ void prefetch_lines(int C, const T* array, const Same*... more) {
     }
 }
 
-// Of numbers that many threads write one by one, beside rows that stream through L2: there they wait for their neighbours,
-// and HBM gets them in whole lines.
+// For numbers that many threads write one by one, beside rows that stream through L2: they wait there for their
+// neighbours, and HBM gets whole lines.
 __device__ inline void store_evict_last(float* p, float x) {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));

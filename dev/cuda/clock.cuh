@@ -10,8 +10,8 @@
 namespace llmc {
 
 constexpr int kWarmupReplays = 3, kSweepReplays = 5, kReplays = 21;
-// The ring of sets holds at least this, 27 times the L2 of an H200: a kernel that reads and writes as what is not needed
-// again leaves the L2 what was there before, and would find some of a ring of 400 MB in it.
+// The ring of sets holds at least this, 27 times the L2 of an H200: a kernel that reads and writes as what is not
+// needed again seems to leave in L2 what was there before, and would find some of a ring of 400 MB in it.
 constexpr double kRotationBytes = 1600e6;
 constexpr int kMaxSets = 1024;  // but no more sets than this, so that very small shapes stay quick
 
