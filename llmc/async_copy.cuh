@@ -32,6 +32,8 @@ __device__ void prefetch_lines(int C, const T* array, const Same*... more) {
     }
 }
 
+// --- Ampere: how long L2 keeps a line ----------------------------------------------------------------------
+
 // For numbers that many threads write one by one, beside rows that stream through L2: they wait there for their
 // neighbours, and HBM gets whole lines.
 __device__ inline void store_evict_last(float* p, float x) {
