@@ -126,8 +126,7 @@ struct Part {
     }
 };
 
-// Whether rows are loaded and stored as what is not needed again: a cluster's, which would push its weight and bias
-// out of the L1. Others take 1 to 3 % longer so (dev/cuda/README.md).
+// Only a cluster's rows, which would push its weight and bias out of the L1, are marked as not needed again.
 template <typename L>
 constexpr bool kStreams = L::cluster > 2;
 
@@ -154,8 +153,8 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
     if constexpr (kResidual) {
         const T* inp2 = call.inp2 + row * call.inp2_stride + part.first;
         T* residual = call.residual + row * call.residual_stride + part.first;
-        constexpr bool few = L::is_long && !L::alone && L::k > kResidualVectors;
-        constexpr int at_once = few ? kResidualVectors : L::k;
+        constexpr int at_once = L::is_long && !L::alone ? kResidualVectors : L::k;
+        static_assert(at_once <= L::k);
         Slice<T, L::n, at_once> x2;
         auto load_x2 = [&](int i) {
             x2.at[i % at_once] = {};
@@ -399,6 +398,7 @@ bool launch_few_or_many(const LayerNormForward<T, W>& call, cudaStream_t stream)
 
 template <typename... Layouts>
 struct Choice {};
+
 // by the first that has room for a row; false if none has. held: what the one before has room for, columns
 template <int held, typename L, typename... More, typename T, typename W>
 bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
