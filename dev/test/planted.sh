@@ -119,11 +119,15 @@ plant_gpu() {  # patch, options of the program...
     local patch=$1 program
     shift
     program=$(header "$patch" program)
-    if [ "$(header "$patch" arch)" = sm_80 ]; then
-        settings=(BUILD=build/sm_80 OUT=build/sm_80/ "GENCODE=-gencode arch=compute_80,code=sm_90")
-        objects=build/sm_80
-        program=build/sm_80/$program
-    fi
+    case $(header "$patch" arch) in
+        "") ;;
+        sm_80)
+            settings=(BUILD=build/sm_80 OUT=build/sm_80/ "GENCODE=-gencode arch=compute_80,code=sm_90")
+            objects=build/sm_80
+            program=build/sm_80/$program
+            ;;
+        *) verdict="NOT CAUGHT: its arch is not sm_80, the only one there is"; return 1 ;;
+    esac
     case $program in
         *test_gpt2cu) plant "$patch" "$program" "./$program" "$@" ;;
         *) plant "$patch" "$program" "$program" --check "$@" ;;
@@ -145,6 +149,7 @@ has_device() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
 for patch in dev/test/planted/*.patch; do
     name=$(basename "$patch" .patch)
     wanted "$name" "$@" || continue
+    : >"$log"
     options=() settings=()
     objects="build/llmc build/dev/test build/test_gpt2.*"
     read -ra options < <(header "$patch" run) || true
