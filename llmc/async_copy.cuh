@@ -165,9 +165,14 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
         : "memory");
 }
 
-// Asks for what will be read soon, into L2: whole 16-byte vectors, aligned so.
+// Asks for `bytes` bytes from any address on, which will be read soon, into L2; with them come those up to the next
+// 16-byte boundaries.
 __device__ inline void bulk_prefetch(const void* global, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+    uint32_t before = (uintptr_t)global % 16;
+    auto* begin = (const char*)global - before;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin),
+                 "r"((before + bytes + 15) / 16 * 16)
+                 : "memory");
 }
 
 // Before the copy engine overwrites shared memory that this thread has read or written: its accesses come

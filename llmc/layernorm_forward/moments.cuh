@@ -68,14 +68,11 @@ __device__ inline Normal normal_of(const Moments& row, float per_column, float e
     return {mean, s, -rest * s};
 }
 
-// By one thread. kKept: they stay in L2 while rows stream by.
-template <bool kKept = true, typename Call>
+// By one thread. They stay in L2 while rows stream by.
+template <typename Call>
 __device__ void write_statistics(const Call& call, int64_t row, const Normal& normal) {
-    auto write = [row](float* to, float x) {
-        if (to != nullptr) { kKept ? store_evict_last(to + row, x) : void(to[row] = x); }
-    };
-    write(call.mean, normal.mean);
-    write(call.rstd, normal.s);
+    if (call.mean != nullptr) { store_evict_last(call.mean + row, normal.mean); }
+    if (call.rstd != nullptr) { store_evict_last(call.rstd + row, normal.s); }
 }
 
 }  // namespace llmc::layernorm_moments

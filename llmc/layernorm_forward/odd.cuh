@@ -3,7 +3,8 @@
 //         end to 64 % at 16384x769. As in registers.cuh, whoever waits lets another block on the SM work.
 //         What a warp does once costs as much as three vectors a lane: short rows share a warp.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
-// Result: 53.6 us, 90 % of the roof of launches that overlap at 65536x769 bf16; 84 % at 16384x769; H200, 2026-11-22
+// Result: 52.2 us, 93 % of the roof of launches that overlap at 65536x769 bf16; 85 % at 16384x769; 96 % at 16384x8191;
+//         H200, 2026-11-22
 #pragma once
 #include <algorithm>
 
@@ -12,6 +13,7 @@
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
 #include "llmc/launch.cuh"
+#include "llmc/layernorm_forward/ahead.cuh"
 #include "llmc/layernorm_forward/moments.cuh"
 #include "llmc/layernorm_forward/parameters.cuh"
 #include "llmc/layernorm_forward/realign.cuh"
@@ -21,6 +23,7 @@
 
 namespace llmc::layernorm_odd_forward {
 
+using layernorm_ahead::Ahead;
 using layernorm_realign::kept;
 using layernorm_realign::past_boundary;
 using layernorm_realign::Stretch;
@@ -46,6 +49,7 @@ struct Layout {
 struct Deal {
     int vectors, each, more;  // each warp has `each` of them, the first `more` warps one more
     float per_column;         // 1 / C
+    Ahead ahead;
 };
 
 // What a thread has of a row, by C alone.
@@ -86,11 +90,11 @@ struct Part {
     __device__ void load(const Row<const T>& row, const Share<L, n>& at, int C) {
         stretch.load(row.p + at.first, row.shift, at.count);
         single = {};
-        if (at.single < C) { single = load_streaming<1>(row.p + at.single); }
+        if (at.single < C) { single = llmc::load<1>(row.p + at.single); }
     }
     __device__ void store(const Row<T>& row, const Share<L, n>& at, int C) const {
         stretch.store(row.p + at.first, row.shift, at.count);
-        if (at.single < C) { store_streaming(row.p + at.single, single); }
+        if (at.single < C) { llmc::store(row.p + at.single, single); }
     }
     // act(x, chain) for each element, and which of two chains of operations it belongs to
     template <typename Act>
@@ -204,6 +208,10 @@ struct Normaliser : Normal {
     }
 };
 
+// Is a later row asked for ahead? As in registers.cuh; short ones share a warp.
+template <typename L, bool kResidual>
+constexpr bool kAsksAhead = kSm90 && !kResidual && L::rows == 1;
+
 template <typename L, bool kResidual, bool kAligned, typename T, typename W>
 __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& deal, int64_t row,
                               int64_t beyond) {
@@ -215,6 +223,9 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     Columns<L, n, kAligned, (L::early >= 1), W> weights(layernorm_registers::or_ones(call.weight), at,
                                                         call.C);
     Columns<L, n, kAligned, (L::early >= 2), W> biases(layernorm_registers::or_zeros(call.bias), at, call.C);
+    if constexpr (kAsksAhead<L, kResidual>) {
+        if (threadIdx.x == 0) { deal.ahead.ask<false>(call, row, 0, call.C); }
+    }
     if constexpr (kSm90) { dependency_launch(); }
     if constexpr (kResidual) {
         Part<L, T> part2;
@@ -230,7 +241,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     Moments mine = moments_of_part(part, at, call.C, deal.per_column);
     Moments all = merge<L::warps>(mine, deal.per_column);
     Normaliser normaliser{normal_of(all, deal.per_column, (float)call.eps)};
-    if (threadIdx.x % (L::warps * L::lanes) == 0) { write_statistics<false>(call, row + beyond, normaliser); }
+    if (threadIdx.x % (L::warps * L::lanes) == 0) { write_statistics(call, row + beyond, normaliser); }
     normaliser.apply(part, at, weights, biases);
     part.store({call.out, call.out_stride, row, beyond}, at, call.C);
 }
@@ -263,7 +274,8 @@ template <typename L, bool kResidual, bool kAligned, typename T, typename W>
 void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr int n = Vec<T>::size;
     int vectors = std::min(call.C / n, L::warps * L::lanes * L::k);
-    Deal deal{vectors, vectors / L::warps, vectors % L::warps, 1.0f / call.C};
+    int under_way = device_facts().multiprocessors * blocks_of<L>() * L::rows;
+    Deal deal{vectors, vectors / L::warps, vectors % L::warps, 1.0f / call.C, {call, under_way / 3}};
     int64_t blocks = L::rows == 1 ? call.N : n * ceil_div(call.N, (int64_t)n * L::rows);
     auto* kernel = layernorm_forward_kernel<L, kResidual, kAligned, T, W>;
     LaunchAttributes attributes;
@@ -295,17 +307,19 @@ constexpr int kFewestColumns = 128;  // below, there is too little for a warp
 
 // Warps, lanes, k, all, early, blocks. Few lanes with many vectors each: what a warp does once costs as much
 // as three vectors.
-using Fine16 = Choice<Layout<1, 8, 2, 1, 2, 32>, Layout<1, 8, 4, 2, 2, 28>, Layout<1, 16, 4, 2, 2, 28>,
+using Fine16 = Choice<Layout<1, 8, 2, 1, 2, 32>, Layout<1, 8, 4, 2, 2, 24>, Layout<1, 16, 4, 2, 2, 24>,
                       Layout<1, 16, 5, 4, 1, 20>, Layout<1, 16, 6, 5, 1, 20>, Layout<1, 16, 8, 6, 1, 16>,
                       Layout<1, 32, 5, 4, 1, 20>, Layout<1, 32, 6, 5, 1, 20>, Layout<1, 32, 7, 6, 0, 20>,
                       Layout<1, 32, 8, 7, 1, 16>, Layout<2, 32, 6, 4, 1, 10>, Layout<2, 32, 8, 6, 1, 8>,
-                      Layout<4, 32, 6, 4, 1, 5>, Layout<4, 32, 8, 6, 1, 4>, Layout<8, 32, 6, 4, 1, 2>,
-                      Layout<8, 32, 8, 6, 1, 2>>;
+                      Layout<4, 32, 6, 4, 1, 5>, Layout<4, 32, 8, 6, 1, 4>, Layout<5, 32, 8, 6, 1, 3>,
+                      Layout<8, 32, 6, 4, 1, 2>, Layout<8, 32, 8, 6, 1, 2>>;
 using Fine32 = Choice<Layout<1, 8, 4, 2, 2, 24>, Layout<1, 8, 7, 4, 1, 16>, Layout<1, 16, 6, 3, 1, 16>,
                       Layout<1, 16, 7, 5, 1, 16>, Layout<1, 32, 4, 3, 1, 20>, Layout<1, 32, 6, 4, 1, 20>,
                       Layout<1, 32, 7, 5, 0, 20>, Layout<2, 32, 6, 3, 1, 8>, Layout<2, 32, 7, 5, 0, 10>,
-                      Layout<4, 32, 6, 3, 1, 4>, Layout<4, 32, 7, 5, 0, 5>, Layout<8, 32, 6, 3, 1, 2>,
-                      Layout<8, 32, 7, 5, 0, 2>, Layout<16, 32, 6, 3, 1, 1>, Layout<18, 32, 7, 5, 0, 1>>;
+                      Layout<2, 32, 8, 6, 1, 8>, Layout<3, 32, 7, 5, 1, 5>, Layout<3, 32, 8, 6, 1, 5>,
+                      Layout<4, 32, 7, 5, 1, 4>, Layout<4, 32, 8, 6, 1, 4>, Layout<5, 32, 8, 6, 1, 3>,
+                      Layout<6, 32, 8, 6, 0, 3>, Layout<7, 32, 8, 6, 1, 2>, Layout<8, 32, 8, 6, 1, 2>,
+                      Layout<16, 32, 6, 3, 1, 1>, Layout<18, 32, 7, 5, 0, 1>>;
 // fewer, for what is rare: residuals, weights of another type, or not aligned
 using Coarse16 = Choice<Layout<1, 8, 4, 1, 0, 20>, Layout<1, 16, 5, 2, 0, 16>, Layout<1, 16, 6, 5, 1, 15>,
                         Layout<1, 32, 6, 3, 0, 16>, Layout<2, 32, 6, 3, 0, 8>, Layout<4, 32, 6, 3, 0, 4>,

@@ -70,14 +70,14 @@ struct Stretch {
     __device__ void load(const T* p, int shift, int count) {
         if (lane() < n) {
             const T* at = p + ((lane() < shift ? n * count : 0) + lane() - shift);
-            edge = (Bits<T>)__ldcs(reinterpret_cast<const Bits<T>*>(at));
+            edge = *reinterpret_cast<const Bits<T>*>(at);
         }
         const T* whole = kept(p - shift + n * lane());
 #pragma unroll
         for (int i = 0; i < k; i++) {
             x[i] = {};
             bool inside = (i > 0 || lane() > 0) && (i < all || i * lanes + lane() < count);
-            if (inside) { x[i] = load_streaming<n>(whole + i * lanes * n); }
+            if (inside) { x[i] = llmc::load<n>(whole + i * lanes * n); }
         }
     }
 
@@ -135,7 +135,7 @@ struct Stretch {
 #pragma unroll
         for (int i = 0; i < k; i++) {
             if (i < all || i * lanes + lane() < count - 1) {
-                store_streaming(whole + i * lanes * n, turned.x[i]);
+                llmc::store(whole + i * lanes * n, turned.x[i]);
             }
         }
         uint32_t part = 0;
@@ -150,7 +150,7 @@ struct Stretch {
         if (sizeof(T) == 2 && lane() % 2 == 1) { part >>= 16; }
         if (lane() < n) {
             T* at = p + (lane() < n - before ? n * (count - 1) + before + lane() : lane() - (n - before));
-            __stcs(reinterpret_cast<Bits<T>*>(at), (Bits<T>)part);
+            *reinterpret_cast<Bits<T>*>(at) = (Bits<T>)part;
         }
     }
 };

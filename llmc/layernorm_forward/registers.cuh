@@ -4,8 +4,8 @@
 //         fit an SM whatever the row. When rows are few, a row's warps are spread over several SMs: the same numbers,
 //         sooner. As soon as a block's rows are on their way, blocks of the next launch may come and wait.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
-// Result: 49.9 us, 97 % of the roof of launches that overlap at 65536x768 bf16; 97 % at 4096x8192 fp16; 96 % at
-//         8192x32768 bf16; 92 % at 1024x65536 fp32; H200, 2026-11-22
+// Result: 49.8 us, 97 % of the roof of launches that overlap at 65536x768 bf16; 98 % at 4096x8192 fp16; 97 % at
+//         8192x32768 bf16; 94 % at 1024x65536 fp32; H200, 2026-11-22
 #pragma once
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
@@ -13,6 +13,7 @@
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
 #include "llmc/launch.cuh"
+#include "llmc/layernorm_forward/ahead.cuh"
 #include "llmc/layernorm_forward/cluster_merge.cuh"
 #include "llmc/layernorm_forward/moments.cuh"
 #include "llmc/layernorm_forward/parameters.cuh"
@@ -22,6 +23,8 @@
 #include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_registers {
+
+using layernorm_ahead::Ahead;
 
 // A row is shared by `warps` warps, whose lanes hold k times n elements; all but the last of the k are whole.
 // A block has `rows` rows. early: weight (1), or weight and bias (2), are asked for together with the row.
@@ -74,7 +77,7 @@ struct Unpacking {
 // what the host adds to a call
 struct Extra {
     float per_column;
-    int ahead = 0;  // clusters that the device holds
+    Ahead ahead;
     Unpacking second{}, third{};
 };
 template <typename L, typename T, int n>
@@ -274,14 +277,10 @@ constexpr int kEarlyWeights = L::by_cluster ? L::early : (early_of<L, T, W>() >=
 template <typename L, typename T, typename W>
 constexpr int kEarlyBiases = L::by_cluster ? L::early : (early_of<L, T, W>() >= 2) * L::k;
 
-// This block's share of a row that comes when those under way are done, from HBM into L2, while blocks wait for one
-// another. Behind a residual it did harm: the rows under way fill L2 by themselves.
-template <typename L, typename T>
-__device__ void prefetch_share(const T* row, int C) {
-    int share = ceil_div(C, L::n * L::cluster) * L::n, begin = blockIdx.x % L::cluster * share;
-    int columns = min(share, C - begin);
-    if (columns > 0) { bulk_prefetch(row + begin, columns * (uint32_t)sizeof(T)); }
-}
+// Is a later row asked for ahead? Short ones have enough under way, and feel one instruction more. Long ones with a
+// residual fill L2 by themselves.
+template <typename L, bool kResidual, typename T>
+constexpr bool kAsksAhead = kSm90 && !L::alone && !(L::is_long && kResidual) && L::columns * sizeof(T) > 3072;
 
 template <typename L, bool kResidual, typename T, typename W>
 __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& extra, int64_t row,
@@ -293,12 +292,6 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
     if constexpr (kSm90) { dependency_wait(); }
     load_part<L, kResidual>(part, call, row);
     float per_column = extra.per_column;
-    if constexpr (L::cluster > 1 && !L::alone && !kResidual) {
-        int64_t later = row + extra.ahead;
-        if (threadIdx.x == 0 && later < call.N) {
-            prefetch_share<L>(call.inp + later * call.inp_stride, call.C);
-        }
-    }
     Parameter<L, W> weights(call.weight, or_ones(call.weight), first);
     Parameter<L, W> biases(call.bias, or_zeros(call.bias), first);
     typename Parameter<L, W>::Vector weight[early_weights + 1], bias[early_biases + 1];
@@ -314,6 +307,11 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
     };
     if constexpr (L::with_row) { ask_for_parameters(); }
     if constexpr (kSm90 && !L::by_cluster) { dependency_launch(); }
+    if constexpr (kAsksAhead<L, kResidual, T>) {
+        int share = ceil_div(call.C, L::n * L::cluster) * L::n, begin = blockIdx.x % L::cluster * share;
+        bool asks = threadIdx.x % (L::warps * kWarp) == 0;
+        if (asks) { extra.ahead.ask<kResidual>(call, row, begin, share); }
+    }
     // the barrier: all loads so far are asked for before it
     uint32_t zero = L::by_cluster ? __syncthreads_or(0) : 0;
     Moments mine = moments_of_warp(part, per_column, zero, extra.second);
@@ -374,15 +372,16 @@ template <typename L, bool kResidual, typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
     unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::rows) * L::cluster);
-    Extra extra{1.0f / call.C};
+    int under_way = device_facts().multiprocessors * blocks_of<L, kResidual, T, W>() * L::rows;
     LaunchAttributes attributes;
     attributes.overlapping(runs_hopper_code(kernel)).clusters(L::cluster);
     cudaLaunchConfig_t config = attributes.config(blocks, L::threads, 0, stream);
     if constexpr (L::cluster > 1) {
-        extra.ahead = most_clusters<kernel>(config, L::cluster);
-        if (extra.ahead == 0) { return false; }
+        under_way = most_clusters<kernel>(config, L::cluster);
+        if (under_way == 0) { return false; }
     }
-    check(cudaLaunchKernelEx(&config, kernel, call, extra));
+    check(cudaLaunchKernelEx(&config, kernel, call,
+                             Extra{1.0f / call.C, {call, under_way / (kResidual ? 3 : 4)}}));
     return true;
 }
 
