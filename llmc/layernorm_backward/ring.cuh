@@ -338,7 +338,7 @@ ColumnGroups launch_first(Choice<Both<columns, Write, Add>, More...>, const Laye
 // Blocks, warps, n, k, teams, stages, by measurement. Up to 4096 columns 48 to 72 KB of ring an SM are best: more
 // drives the SMs apart, less starves them; longer rows want 64 KB on their way while one is at work. A vector of 16
 // bytes a lane and many warps a row win while a team leaves room for others; exact tiling counts more. Clusters pay
-// from 4608 columns of 16 bits on; from there to 14848, and beyond 24576, few warps with many vectors each, as all
+// from 4608 columns of 16 bits on; from there to 15360, and beyond 24576, few warps with many vectors each, as all
 // warps of a row must meet.
 using Layouts16 = Choice<Both<256, Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,
                          Both<512, Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,
@@ -362,7 +362,7 @@ using Layouts16 = Choice<Both<256, Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1,
                          Both<10240, Layout<4, 5, 8, 2, 3, 3>, Layout<4, 5, 8, 2, 2, 3>>,
                          Both<12288, Layout<4, 4, 8, 3, 2, 3>, Layout<4, 4, 8, 3, 2, 2>>,
                          Both<13824, Layout<4, 4, 8, 4, 2, 3>, Layout<4, 4, 8, 4, 2, 2>>,
-                         Both<14848, Layout<4, 5, 8, 3, 2, 3>, Layout<8, 4, 8, 2, 3, 2>>,
+                         Both<15360, Layout<4, 5, 8, 3, 2, 3>, Layout<8, 4, 8, 2, 3, 2>>,
                          Both<16384, Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,
                          Both<20480, Layout<8, 5, 8, 2, 3, 2>, Layout<8, 5, 8, 2, 2, 3>>,
                          Both<24576, Layout<8, 6, 8, 2, 2, 3>, Layout<8, 6, 8, 2, 2, 2>>,

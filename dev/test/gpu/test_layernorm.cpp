@@ -22,11 +22,11 @@ constexpr int kEdges[] = {128,  256,  512,  768,  896,  1024,  1280, 1600,
 constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
 // the longest rows of the layouts that blocks and rings have beside these
 constexpr int kRingEdges[] = {1536,  1792,  2560,  3072,  3584,  4608,  5120,  6144,  7168,  9216,
-                              10240, 10752, 12288, 12544, 13824, 14336, 14848, 16128, 20480, 24576};
+                              10240, 10752, 12288, 12544, 13824, 14336, 15360, 16128, 20480, 24576};
 // and of the layouts that rows at any address have: one beyond them
-constexpr int kOddEdges[] = {136,  264,  400,  464,  528,  544,  656,  784,  800,  928,
-                             1040, 1056, 1312, 1568, 1824, 1856, 2080, 2112, 3136, 3200,
-                             3712, 4160, 4224, 6272, 6400, 7424, 8448, 12800};
+constexpr int kOddEdges[] = {136,  232,  264,  400,  464,  528,  544,   656,   784,   800,   928,  1040,
+                             1056, 1312, 1568, 1824, 1856, 2080, 2112,  2784,  3136,  3168,  3712, 4160,
+                             4224, 5280, 6272, 6336, 7392, 8448, 10400, 12544, 12800, 16640, 16704};
 constexpr int kOtherWidths[] = {1, 2, 3, 4, 7, 9, 63, 65, 15872, 20001};
 
 // each edge, an element off it, a vector of fp32 or of 16 bits off it; of long rows the vectors of 16 bits
