@@ -13,9 +13,9 @@
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
 #include "llmc/launch.cuh"
-#include "llmc/layernorm_forward/ahead.cuh"
 #include "llmc/layernorm_forward/moments.cuh"
 #include "llmc/layernorm_forward/parameters.cuh"
+#include "llmc/layernorm_forward/prefetch.cuh"
 #include "llmc/layernorm_forward/realign.cuh"
 #include "llmc/layernorm_forward/regimes.h"
 #include "llmc/layernorm_rows.cuh"
@@ -23,7 +23,7 @@
 
 namespace llmc::layernorm_odd_forward {
 
-using layernorm_ahead::Ahead;
+using layernorm_prefetch::Prefetch;
 using layernorm_realign::kept;
 using layernorm_realign::past_boundary;
 using layernorm_realign::Stretch;
@@ -49,7 +49,7 @@ struct Layout {
 struct Deal {
     int vectors, each, more;  // each warp has `each` of them, the first `more` warps one more
     float per_column;         // 1 / C
-    Ahead ahead;
+    Prefetch prefetch;
 };
 
 // What a thread has of a row, by C alone.
@@ -210,7 +210,7 @@ struct Normaliser : Normal {
 
 // Is a later row asked for ahead? As in registers.cuh; short ones share a warp.
 template <typename L, bool kResidual>
-constexpr bool kAsksAhead = kSm90 && !kResidual && L::rows == 1;
+constexpr bool kPrefetches = kSm90 && !kResidual && L::rows == 1;
 
 template <typename L, bool kResidual, bool kAligned, typename T, typename W>
 __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& deal, int64_t row,
@@ -223,8 +223,8 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     Columns<L, n, kAligned, (L::early >= 1), W> weights(layernorm_registers::or_ones(call.weight), at,
                                                         call.C);
     Columns<L, n, kAligned, (L::early >= 2), W> biases(layernorm_registers::or_zeros(call.bias), at, call.C);
-    if constexpr (kAsksAhead<L, kResidual>) {
-        if (threadIdx.x == 0) { deal.ahead.ask<false>(call, row, 0, call.C); }
+    if constexpr (kPrefetches<L, kResidual>) {
+        if (threadIdx.x == 0) { deal.prefetch.ask<false>(call, row, 0, call.C); }
     }
     if constexpr (kSm90) { dependency_launch(); }
     if constexpr (kResidual) {

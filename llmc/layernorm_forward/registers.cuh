@@ -13,10 +13,10 @@
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
 #include "llmc/launch.cuh"
-#include "llmc/layernorm_forward/ahead.cuh"
 #include "llmc/layernorm_forward/cluster_merge.cuh"
 #include "llmc/layernorm_forward/moments.cuh"
 #include "llmc/layernorm_forward/parameters.cuh"
+#include "llmc/layernorm_forward/prefetch.cuh"
 #include "llmc/layernorm_forward/regimes.h"
 #include "llmc/layernorm_rows.cuh"
 #include "llmc/reduce.cuh"
@@ -24,7 +24,7 @@
 
 namespace llmc::layernorm_registers {
 
-using layernorm_ahead::Ahead;
+using layernorm_prefetch::Prefetch;
 
 // A row is shared by `warps` warps, whose lanes hold k times n elements; all but the last of the k are whole.
 // A block has `rows` rows. early: weight (1), or weight and bias (2), are asked for together with the row.
@@ -77,7 +77,7 @@ struct Unpacking {
 // what the host adds to a call
 struct Extra {
     float per_column;
-    Ahead ahead;
+    Prefetch prefetch;
     Unpacking second{}, third{};
 };
 template <typename L, typename T, int n>
@@ -280,7 +280,8 @@ constexpr int kEarlyBiases = L::by_cluster ? L::early : (early_of<L, T, W>() >= 
 // Is a later row asked for ahead? Short ones have enough under way, and feel one instruction more. Long ones with a
 // residual fill L2 by themselves.
 template <typename L, bool kResidual, typename T>
-constexpr bool kAsksAhead = kSm90 && !L::alone && !(L::is_long && kResidual) && L::columns * sizeof(T) > 3072;
+constexpr bool kPrefetches =
+    kSm90 && !L::alone && !(L::is_long && kResidual) && L::columns * sizeof(T) > 3072;
 
 template <typename L, bool kResidual, typename T, typename W>
 __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& extra, int64_t row,
@@ -307,10 +308,10 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
     };
     if constexpr (L::with_row) { ask_for_parameters(); }
     if constexpr (kSm90 && !L::by_cluster) { dependency_launch(); }
-    if constexpr (kAsksAhead<L, kResidual, T>) {
+    if constexpr (kPrefetches<L, kResidual, T>) {
         int share = ceil_div(call.C, L::n * L::cluster) * L::n, begin = blockIdx.x % L::cluster * share;
         bool asks = threadIdx.x % (L::warps * kWarp) == 0;
-        if (asks) { extra.ahead.ask<kResidual>(call, row, begin, share); }
+        if (asks) { extra.prefetch.ask<kResidual>(call, row, begin, share); }
     }
     // the barrier: all loads so far are asked for before it
     uint32_t zero = L::by_cluster ? __syncthreads_or(0) : 0;
