@@ -28,8 +28,12 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-import triton
+try:
+    import torch
+    import triton
+except ImportError as missing:
+    raise SystemExit(f"bench_layernorm.py: {missing}; expected PyTorch for CUDA, which brings Triton: "
+                     "pip install torch") from None
 
 import layernorm_peers
 import plot_sweep
