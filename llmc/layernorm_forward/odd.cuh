@@ -23,11 +23,11 @@
 
 namespace llmc::layernorm_odd_forward {
 
-using layernorm_prefetch::Prefetch;
 using layernorm_realign::kept;
 using layernorm_realign::past_boundary;
 using layernorm_realign::Stretch;
 using namespace layernorm_moments;
+using namespace layernorm_parameters;
 
 // A row is shared by `lanes` lanes of each of `warps` warps. A lane holds k vectors, the first `all` of which
 // are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far past
@@ -49,7 +49,7 @@ struct Layout {
 struct Deal {
     int vectors, each, more;  // each warp has `each` of them, the first `more` warps one more
     float per_column;         // 1 / C
-    Prefetch prefetch;
+    layernorm_prefetch::Prefetch prefetch;
 };
 
 // What a thread has of a row, by C alone.
@@ -220,9 +220,8 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     Part<L, T> part;
     Row<const T> inp(call.inp, call.inp_stride, row, beyond);
     part.load(inp, at, call.C);
-    Columns<L, n, kAligned, (L::early >= 1), W> weights(layernorm_registers::or_ones(call.weight), at,
-                                                        call.C);
-    Columns<L, n, kAligned, (L::early >= 2), W> biases(layernorm_registers::or_zeros(call.bias), at, call.C);
+    Columns<L, n, kAligned, (L::early >= 1), W> weights(or_ones(call.weight), at, call.C);
+    Columns<L, n, kAligned, (L::early >= 2), W> biases(or_zeros(call.bias), at, call.C);
     if constexpr (kPrefetches<L, kResidual>) {
         if (threadIdx.x == 0) { deal.prefetch.ask<false>(call, row, 0, call.C); }
     }
@@ -260,7 +259,7 @@ __global__ __launch_bounds__(L::warps* kWarp,
                              (blocks_of<L>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
                                                                              Deal deal) {
     constexpr unsigned n = Vec<T>::size;
-    layernorm_registers::prefetch_parameters(call);
+    prefetch_parameters(call);
     if constexpr (kSm90) { dependency_wait(); }
     int64_t row = (int64_t)(blockIdx.x / n) * (n * L::rows) + blockIdx.x % n;
     if (row >= call.N) { return; }
@@ -347,9 +346,7 @@ namespace llmc {
 template <typename T, typename W>
 bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_odd_forward;
-    if (call.C < kFewestColumns || call.C > layernorm_registers::kMostColumns || rows_are_vectors(call)) {
-        return false;
-    }
+    if (call.C < kFewestColumns || call.C > kMostColumns || rows_are_vectors(call)) { return false; }
     return call.residual != nullptr ? launch_any<true>(call, stream) : launch_any<false>(call, stream);
 }
 

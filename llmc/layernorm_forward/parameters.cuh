@@ -4,7 +4,7 @@
 
 #include "llmc/async_copy.cuh"
 
-namespace llmc::layernorm_registers {
+namespace llmc::layernorm_parameters {
 
 constexpr int kMostVectors = 2112, kMostColumns = kMostVectors * 8;  // of a row that is not long
 
@@ -39,4 +39,4 @@ __device__ void prefetch_parameters(const Call& call) {
     prefetch_lines(call.C, or_ones(call.weight), or_zeros(call.bias));
 }
 
-}  // namespace llmc::layernorm_registers
+}  // namespace llmc::layernorm_parameters

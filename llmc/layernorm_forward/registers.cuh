@@ -24,7 +24,7 @@
 
 namespace llmc::layernorm_registers {
 
-using layernorm_prefetch::Prefetch;
+using namespace layernorm_parameters;
 
 // A row is shared by `warps` warps, whose lanes hold k times n elements; all but the last of the k are whole.
 // A block has `rows` rows. early: weight (1), or weight and bias (2), are asked for together with the row.
@@ -77,7 +77,7 @@ struct Unpacking {
 // what the host adds to a call
 struct Extra {
     float per_column;
-    Prefetch prefetch;
+    layernorm_prefetch::Prefetch prefetch;
     Unpacking second{}, third{};
 };
 template <typename L, typename T, int n>
