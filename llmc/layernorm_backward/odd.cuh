@@ -173,12 +173,9 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
     int64_t row = blockIdx.x + (int64_t)at.team * gridDim.x, step = (int64_t)gridDim.x * o.teams;
     int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
     Fetcher<T, kStreams, k> fetcher(call, o.region, row, step, rows);
-    unsigned address[kStreams], address_step[kStreams];  // of the row at work, to find it in its stage
+    unsigned address[kStreams];  // of the row at work, in elements, to find it in its stage
 #pragma unroll
-    for (int i = 0; i < kStreams; i++) {
-        address[i] = (unsigned)(uintptr_t)fetcher.from[i];
-        address_step[i] = (unsigned)(fetcher.step[i] * sizeof(T));
-    }
+    for (int i = 0; i < kStreams; i++) { address[i] = (unsigned)((uintptr_t)fetcher.from[i] / sizeof(T)); }
     if (at.warp == 0) { init(shared, o, at.lane); }
     __syncthreads();  // barriers are there
     if constexpr (kSm90) { dependency_wait(); }
@@ -204,8 +201,9 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
             const T* from[kStreams];
 #pragma unroll
             for (int i = 0; i < kStreams; i++) {
-                from[i] = reinterpret_cast<T*>(ring.here + i * o.region + address[i] % kVector) + at.first;
-                address[i] += address_step[i];
+                from[i] = reinterpret_cast<T*>(ring.here + i * o.region) +
+                          address[i] % (kVector / sizeof(T)) + at.first;
+                address[i] += (unsigned)fetcher.step[i];
             }
             ring.wait();
             float2 sums = team_sum(shared.sums[parity], read_row(held, from, at, m, s), at);

@@ -25,6 +25,16 @@ __device__ inline float group_sum(float x) {
     return x;
 }
 
+// Both sums over a group, for the shuffles of one and a bit: half of the lanes add v.x, half v.y.
+template <int lanes>
+__device__ inline float2 group_sums(float2 v) {
+    if constexpr (lanes == 1) { return v; }
+    bool upper = threadIdx.x & (lanes / 2);
+    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(kAllLanes, upper ? v.x : v.y, lanes / 2);
+    sum = group_sum<lanes / 2>(sum);
+    return {__shfl_sync(kAllLanes, sum, 0, lanes), __shfl_sync(kAllLanes, sum, lanes / 2, lanes)};
+}
+
 // What `count` moments come to, the same in every thread. Chan et al. 1983. Means are compared with the
 // first's: for equal ones everything is exact.
 template <int count>

@@ -32,11 +32,13 @@ using namespace layernorm_parameters;
 // A row is shared by `lanes` lanes of each of `warps` warps. A lane holds k vectors, the first `all` of which
 // are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far past
 // 16-byte boundaries as the others'. early: weight (1), or weight and bias (2), are asked for together with
-// the row. blocks: so many are to fit an SM, which limits registers.
-template <int warps_, int lanes_, int k_, int all_, int early_, int blocks_>
+// the row. blocks: so many are to fit an SM, which limits registers. together: so many warps, with rows of
+// their own, make a block: more for short rows, since blocks begin no faster than 0.8 a ns.
+template <int warps_, int lanes_, int k_, int all_, int early_, int blocks_, int together_ = 1>
 struct Layout {
     static constexpr int warps = warps_, lanes = lanes_, k = k_, all = all_, early = early_, blocks = blocks_;
-    static constexpr int rows = kWarp / lanes;  // of a block
+    static constexpr int together = together_, threads = warps * together * kWarp;
+    static constexpr int of_warp = kWarp / lanes, rows = of_warp * together;  // rows of a warp; of a block
     static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
 
     // of rows with vectors of n columns
@@ -59,7 +61,7 @@ struct Share {
     int single, columns;     // this lane's column after all vectors, if it is < C; columns of the warp
 
     __device__ Share(const Deal& deal, int C) : lane(threadIdx.x % L::lanes) {
-        int warp = threadIdx.x / kWarp;
+        int warp = L::warps == 1 ? 0 : threadIdx.x / kWarp;
         count = L::warps == 1 ? deal.vectors : deal.each + (warp < deal.more);
         first = L::warps == 1 ? 0 : (deal.each * warp + min(warp, deal.more)) * n;
         single = n * deal.vectors + warp * L::lanes + lane;
@@ -126,15 +128,6 @@ __device__ void add(Part<L, T>& part, const Part<L, T>& other) {
     part.single = rounded<T>(sum);
 }
 
-// Both sums over a group, for the shuffles of one and a bit: half of the lanes add v.x, half v.y.
-template <int lanes>
-__device__ float2 group_sums(float2 v) {
-    bool upper = threadIdx.x & (lanes / 2);
-    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(kAllLanes, upper ? v.x : v.y, lanes / 2);
-    sum = group_sum<lanes / 2>(sum);
-    return {__shfl_sync(kAllLanes, sum, 0, lanes), __shfl_sync(kAllLanes, sum, lanes / 2, lanes)};
-}
-
 // Of a group's part of a row, by two passes as in registers.cuh: a mean as good as a sum of floats can be; then
 // the mean and the squares of what is left of all elements without it.
 template <typename L, typename T>
@@ -155,7 +148,8 @@ __device__ Moments moments_of_part(const Part<L, T>& part, const Share<L, Vec<T>
 }
 
 // The weights, or biases, of a thread's columns: asked for with the row if `early`, else when they are
-// needed; as vectors, or one by one where they are not aligned.
+// needed; as vectors, or one by one where they are not aligned. Where registers lack, in Ampere's code and for
+// wide lanes, by loads that the compiler cannot move before the row's barrier.
 template <typename L, int n, bool kAligned, bool early, typename W>
 struct Columns {
     const W* from;  // of the lane's first vector
@@ -173,6 +167,7 @@ struct Columns {
     __device__ Elements<W, n> load(int i) const {
         const W* p = from + i * L::lanes * n;
         if constexpr (kAligned) {
+            if constexpr (L::k > 8 || (!kSm90 && L::warps > 1)) { return llmc::load<n>(p); }
             return load_constant<n>(p);
         } else {
             Elements<W, n> x;
@@ -201,8 +196,9 @@ struct Normaliser : Normal {
                           const Biases& biases) const {
 #pragma unroll
         for (int i = 0; i < L::k; i++) {
-            if (!at.inside(i)) { continue; }
-            apply(part.stretch.x[i], weights.of(i), biases.of(i));
+            if (at.inside(i)) { apply(part.stretch.x[i], weights.of(i), biases.of(i)); }
+            // nor, for the widest, before the vectors so far
+            if constexpr (L::k > 10) { __syncwarp(); }
         }
         apply(part.single, weights.single, biases.single);
     }
@@ -252,19 +248,20 @@ constexpr int blocks_of() {
 }
 
 // A block's rows are n apart: then they are equally far past 16-byte boundaries, whatever the stride. A group
-// that would have a row beyond the last does the first group's again: its loads come before all stores, its
-// stores are the same.
+// that would have a row beyond the last does that of its warp's first group again: its loads come before all
+// stores, its stores are the same.
 template <typename L, bool kResidual, bool kAligned, typename T, typename W>
-__global__ __launch_bounds__(L::warps* kWarp,
+__global__ __launch_bounds__(L::threads,
                              (blocks_of<L>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
                                                                              Deal deal) {
     constexpr unsigned n = Vec<T>::size;
     prefetch_parameters(call);
     if constexpr (kSm90) { dependency_wait(); }
     int64_t row = (int64_t)(blockIdx.x / n) * (n * L::rows) + blockIdx.x % n;
-    if (row >= call.N) { return; }
+    int first = L::together == 1 ? 0 : threadIdx.x / kWarp * (n * L::of_warp);
+    if (row + first >= call.N) { return; }
     int beyond = L::rows == 1 ? 0 : threadIdx.x / L::lanes * n;
-    normalise_row<L, kResidual, kAligned>(call, deal, row, row + beyond < call.N ? beyond : 0);
+    normalise_row<L, kResidual, kAligned>(call, deal, row, row + beyond < call.N ? beyond : first);
 }
 
 // ---- the choice ----------------------------------------------------------------------------------
@@ -279,7 +276,7 @@ void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     auto* kernel = layernorm_forward_kernel<L, kResidual, kAligned, T, W>;
     LaunchAttributes attributes;
     attributes.overlapping(runs_hopper_code(kernel));
-    cudaLaunchConfig_t config = attributes.config(grid_x(blocks), L::warps * kWarp, 0, stream);
+    cudaLaunchConfig_t config = attributes.config(grid_x(blocks), L::threads, 0, stream);
     check(cudaLaunchKernelEx(&config, kernel, call, deal));
 }
 
@@ -302,30 +299,37 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
     return false;
 }
 
-constexpr int kFewestColumns = 128;  // below, there is too little for a warp
+template <typename T>
+constexpr int kFewestColumns = Vec<T>::size;  // a row with less has no vector
 
-// Warps, lanes, k, all, early, blocks. Few lanes with many vectors each: what a warp does once costs as much
+// Warps, lanes, k, all, early, blocks, together. Few lanes with many vectors each: what a warp does once costs as much
 // as three vectors.
-using Fine16 = Choice<Layout<1, 8, 2, 1, 2, 32>, Layout<1, 8, 4, 2, 2, 24>, Layout<1, 16, 4, 2, 2, 24>,
-                      Layout<1, 16, 5, 4, 1, 20>, Layout<1, 16, 6, 5, 1, 20>, Layout<1, 16, 8, 6, 1, 16>,
-                      Layout<1, 32, 5, 4, 1, 20>, Layout<1, 32, 6, 5, 1, 20>, Layout<1, 32, 7, 6, 0, 20>,
-                      Layout<1, 32, 8, 7, 1, 16>, Layout<2, 32, 6, 4, 1, 10>, Layout<2, 32, 8, 6, 1, 8>,
-                      Layout<4, 32, 6, 4, 1, 5>, Layout<4, 32, 8, 6, 1, 4>, Layout<5, 32, 8, 6, 1, 3>,
-                      Layout<8, 32, 6, 4, 1, 2>, Layout<8, 32, 8, 6, 1, 2>>;
-using Fine32 = Choice<Layout<1, 8, 4, 2, 2, 24>, Layout<1, 8, 7, 4, 1, 16>, Layout<1, 16, 6, 3, 1, 16>,
-                      Layout<1, 16, 7, 5, 1, 16>, Layout<1, 32, 4, 3, 1, 20>, Layout<1, 32, 6, 4, 1, 20>,
-                      Layout<1, 32, 7, 5, 0, 20>, Layout<2, 32, 6, 3, 1, 8>, Layout<2, 32, 7, 5, 0, 10>,
-                      Layout<2, 32, 8, 6, 1, 8>, Layout<3, 32, 7, 5, 1, 5>, Layout<3, 32, 8, 6, 1, 5>,
-                      Layout<4, 32, 7, 5, 1, 4>, Layout<4, 32, 8, 6, 1, 4>, Layout<5, 32, 8, 6, 1, 3>,
-                      Layout<6, 32, 8, 6, 0, 3>, Layout<7, 32, 8, 6, 1, 2>, Layout<8, 32, 8, 6, 1, 2>,
-                      Layout<16, 32, 6, 3, 1, 1>, Layout<18, 32, 7, 5, 0, 1>>;
+using Fine16 = Choice<Layout<1, 8, 1, 0, 2, 4, 8>, Layout<1, 8, 2, 1, 2, 8, 4>, Layout<1, 8, 3, 2, 2, 12, 2>,
+                      Layout<1, 8, 4, 3, 2, 12, 2>, Layout<1, 8, 5, 4, 2, 20>, Layout<1, 8, 6, 5, 1, 20>,
+                      Layout<1, 8, 7, 6, 1, 16>, Layout<1, 8, 8, 7, 1, 16>, Layout<1, 16, 5, 4, 1, 20>,
+                      Layout<1, 16, 6, 5, 1, 20>, Layout<1, 16, 8, 6, 1, 16>, Layout<1, 32, 5, 4, 1, 20>,
+                      Layout<1, 32, 6, 5, 1, 20>, Layout<1, 32, 7, 6, 0, 20>, Layout<1, 32, 8, 7, 1, 16>,
+                      Layout<2, 32, 6, 4, 1, 10>, Layout<2, 32, 8, 6, 1, 8>, Layout<4, 32, 6, 4, 1, 5>,
+                      Layout<4, 32, 8, 6, 1, 4>, Layout<4, 32, 9, 7, 0, 4>, Layout<5, 32, 8, 6, 1, 3>,
+                      Layout<5, 32, 9, 7, 0, 3>, Layout<4, 32, 12, 10, 0, 3>, Layout<4, 32, 14, 12, 0, 3>,
+                      Layout<4, 32, 15, 13, 0, 3>, Layout<8, 32, 8, 6, 1, 2>>;
+using Fine32 =
+    Choice<Layout<1, 8, 1, 0, 2, 4, 8>, Layout<1, 8, 2, 1, 2, 8, 4>, Layout<1, 8, 3, 2, 2, 8, 4>,
+           Layout<1, 8, 4, 3, 2, 12, 2>, Layout<1, 8, 5, 4, 2, 10, 2>, Layout<1, 8, 6, 5, 1, 10, 2>,
+           Layout<1, 8, 8, 6, 1, 8, 2>, Layout<1, 16, 6, 3, 1, 8, 2>, Layout<1, 16, 7, 5, 1, 8, 2>,
+           Layout<1, 32, 4, 3, 1, 10, 2>, Layout<1, 32, 6, 4, 1, 10, 2>, Layout<1, 32, 7, 5, 0, 10, 2>,
+           Layout<1, 32, 8, 7, 1, 8, 2>, Layout<2, 32, 6, 4, 1, 8>, Layout<2, 32, 7, 5, 0, 10>,
+           Layout<2, 32, 8, 6, 1, 8>, Layout<3, 32, 7, 5, 1, 5>, Layout<3, 32, 8, 6, 1, 5>,
+           Layout<4, 32, 7, 5, 1, 4>, Layout<4, 32, 8, 6, 1, 4>, Layout<5, 32, 8, 6, 1, 3>,
+           Layout<6, 32, 8, 6, 0, 3>, Layout<7, 32, 8, 6, 1, 2>, Layout<8, 32, 8, 6, 1, 2>,
+           Layout<10, 32, 8, 6, 0, 2>, Layout<10, 32, 10, 8, 0, 2>, Layout<18, 32, 7, 5, 0, 1>>;
 // fewer, for what is rare: residuals, weights of another type, or not aligned
-using Coarse16 = Choice<Layout<1, 8, 4, 1, 0, 20>, Layout<1, 16, 5, 2, 0, 16>, Layout<1, 16, 6, 5, 1, 15>,
-                        Layout<1, 32, 6, 3, 0, 16>, Layout<2, 32, 6, 3, 0, 8>, Layout<4, 32, 6, 3, 0, 4>,
-                        Layout<8, 32, 6, 3, 0, 2>, Layout<16, 32, 4, 2, 0, 1>>;
-using Coarse32 = Choice<Layout<1, 8, 8, 3, 0, 16>, Layout<1, 16, 8, 4, 0, 16>, Layout<1, 32, 8, 4, 0, 16>,
-                        Layout<2, 32, 8, 4, 0, 8>, Layout<4, 32, 8, 4, 0, 4>, Layout<8, 32, 8, 4, 0, 2>,
-                        Layout<16, 32, 8, 4, 0, 1>>;
+using Coarse16 = Choice<Layout<1, 8, 1, 0, 0, 4, 8>, Layout<1, 8, 4, 1, 0, 10, 2>, Layout<1, 16, 5, 2, 0, 16>,
+                        Layout<1, 16, 6, 5, 1, 15>, Layout<1, 32, 6, 3, 0, 16>, Layout<2, 32, 6, 3, 0, 8>,
+                        Layout<4, 32, 6, 3, 0, 4>, Layout<8, 32, 6, 3, 0, 2>, Layout<16, 32, 4, 2, 0, 1>>;
+using Coarse32 = Choice<Layout<1, 8, 1, 0, 0, 4, 8>, Layout<1, 8, 3, 1, 0, 4, 4>, Layout<1, 8, 8, 3, 0, 8, 2>,
+                        Layout<1, 16, 8, 4, 0, 16>, Layout<1, 32, 8, 4, 0, 16>, Layout<2, 32, 8, 4, 0, 8>,
+                        Layout<4, 32, 8, 4, 0, 4>, Layout<8, 32, 8, 4, 0, 2>, Layout<16, 32, 8, 4, 0, 1>>;
 
 template <typename T, bool fine>
 using Layouts = std::conditional_t<sizeof(T) == 2, std::conditional_t<fine, Fine16, Coarse16>,
@@ -335,8 +339,8 @@ template <bool kResidual, typename T, typename W>
 bool launch_any(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using Aligned = Layouts<T, !kResidual && std::is_same_v<T, W>>;
     return aligned(call.weight, call.bias)
-               ? launch_first<kResidual, true, kFewestColumns>(Aligned{}, call, stream)
-               : launch_first<kResidual, false, kFewestColumns>(Layouts<T, false>{}, call, stream);
+               ? launch_first<kResidual, true, kFewestColumns<T>>(Aligned{}, call, stream)
+               : launch_first<kResidual, false, kFewestColumns<T>>(Layouts<T, false>{}, call, stream);
 }
 
 }  // namespace llmc::layernorm_odd_forward
@@ -346,7 +350,7 @@ namespace llmc {
 template <typename T, typename W>
 bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_odd_forward;
-    if (call.C < kFewestColumns || call.C > kMostColumns || rows_are_vectors(call)) { return false; }
+    if (call.C < kFewestColumns<T> || call.C > kMostColumns || rows_are_vectors(call)) { return false; }
     return call.residual != nullptr ? launch_any<true>(call, stream) : launch_any<false>(call, stream);
 }
 

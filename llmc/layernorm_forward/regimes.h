@@ -6,6 +6,13 @@
 
 namespace llmc {
 
+// columns, 64 vectors; what takes longer rows gives them a warp each or more
+template <typename T>
+constexpr int kNarrowRow = 1024 / sizeof(T);
+
+template <typename T, typename W>
+bool layernorm_forward_narrow(const LayerNormForward<T, W>& call, cudaStream_t stream);
+
 template <typename T, typename W>
 bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_t stream);
 

@@ -25,13 +25,14 @@ using namespace layernorm_moments;
 
 // A row is shared by `blocks` blocks of `warps` warps, whose lanes have k vectors of n columns, just under half of
 // which are whole in any row it is used for. `stages` rows fit the ring: two are at work, the others on their way.
-template <int blocks_, int warps_, int n_, int k_, int stages_>
+// A stage is refilled in `pieces`, each as soon as it is written.
+template <int blocks_, int warps_, int n_, int k_, int stages_, int pieces_ = 1>
 struct Layout {
-    static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, stages = stages_;
+    static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, stages = stages_, pieces = pieces_;
     static constexpr int threads = warps * kWarp, step = threads * n;
     static constexpr int columns = step * k, room = blocks * columns;  // of a block; of a row
     static constexpr int whole = k / 2 - 1, sample = ceil_div(k, 4);   // sample: of the first mean
-    static_assert(blocks > 1 && blocks <= kWarp && stages > 2 && sample <= whole);
+    static_assert(blocks > 1 && blocks <= kWarp && stages > 2 && sample <= whole && k % pieces == 0);
 };
 
 // rows whose moments are under way or in use: a block may be two rows behind another
@@ -100,10 +101,16 @@ struct Fetcher {
     int64_t step;   // elements to the one after
     uint32_t bytes;
 
-    __device__ void fetch(Shared<L, T>& shared, int stage) {
-        mbarrier_arrive_expect(&shared.full[stage], bytes);
-        bulk_copy(shared.stage[stage], from, bytes, &shared.full[stage]);
-        from += step;
+    // a piece of the row, the first before the others
+    __device__ void fetch(Shared<L, T>& shared, int stage, int piece) {
+        constexpr int columns = L::columns / L::pieces, most = columns * (int)sizeof(T);
+        int begin = piece * columns, size = bytes;
+        if constexpr (L::pieces > 1) { size = min(size - piece * most, most); }
+        if (piece == 0) { mbarrier_arrive_expect(&shared.full[stage], bytes); }
+        if (L::pieces == 1 || size > 0) {
+            bulk_copy(shared.stage[stage] + begin, from + begin, size, &shared.full[stage]);
+        }
+        if (piece == L::pieces - 1) { from += step; }
     }
 };
 
@@ -156,10 +163,11 @@ struct Parameters {
 
 // With plain stores: with a streaming hint, which registers.cuh gains by, 2 % slower.
 template <typename L, typename T, typename W>
-__device__ void write_row(T* out, const T* stage, const Share<L>& share,
-                          const Parameters<L, T, W>& parameters, const Normal& normal) {
+__device__ void write_piece(int piece, T* out, const T* stage, const Share<L>& share,
+                            const Parameters<L, T, W>& parameters, const Normal& normal) {
+    constexpr int each = L::k / L::pieces;
 #pragma unroll
-    for (int i = 0; i < L::k; i++) {
+    for (int i = piece * each; i < (piece + 1) * each; i++) {
         if (!share.inside(i)) { continue; }
         auto x = load<L::n>(stage + share.column(i));
         float y[L::n];
@@ -196,7 +204,9 @@ __device__ void forward_rows(const LayerNormForward<T, W>& call, int slice, floa
     cluster_sync();  // barriers are there, in every block
     dependency_wait();
     if (threadIdx.x == 0) {
-        for (int s = 0; s < min(L::stages, rows); s++) { fetcher.fetch(shared, s); }
+        for (int s = 0; s < min(L::stages, rows); s++) {
+            for (int piece = 0; piece < L::pieces; piece++) { fetcher.fetch(shared, s, piece); }
+        }
     }
     Parameters<L, T, W> parameters(call, share);
     float per_n = 1.0f / share.of_warp;
@@ -207,10 +217,14 @@ __device__ void forward_rows(const LayerNormForward<T, W>& call, int slice, floa
         Normal normal =
             normal_of(receive_moments(shared, turn, rows, per_column), per_column, (float)call.eps);
         if (threadIdx.x == 0 && share.begin == 0) { write_statistics(call, row, normal); }
-        write_row(out, shared.stage[turn % L::stages], share, parameters, normal);
-        fence_proxy_async();
-        __syncthreads();
-        if (threadIdx.x == 0 && turn + L::stages < rows) { fetcher.fetch(shared, turn % L::stages); }
+        int stage = turn % L::stages;
+#pragma unroll
+        for (int piece = 0; piece < L::pieces; piece++) {
+            write_piece(piece, out, shared.stage[stage], share, parameters, normal);
+            fence_proxy_async();
+            __syncthreads();
+            if (threadIdx.x == 0 && turn + L::stages < rows) { fetcher.fetch(shared, stage, piece); }
+        }
     }
     dependency_launch();
     cluster_sync();  // nobody leaves while moments may still be sent to it
@@ -255,11 +269,11 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
 // Blocks, warps, n, k, stages, by measurement. What counts is that SMs stay together in the address range: without
 // the wait for one another's moments the same kernel takes 3 to 6 % more. So clusters of 16, few warps with many
 // vectors each, and few stages: two more, and it is 1 to 3 % slower.
-using Layouts16 = Choice<Layout<16, 2, 8, 8, 4>,    // 65536 columns
-                         Layout<16, 4, 8, 8, 4>,    // 131072
-                         Layout<16, 16, 8, 4, 4>>;  // 262144
-using Layouts32 = Choice<Layout<16, 4, 4, 16, 4>,   // 131072
-                         Layout<16, 16, 4, 8, 3>>;  // 262144
+using Layouts16 = Choice<Layout<16, 2, 8, 8, 4>,       // 65536 columns
+                         Layout<16, 4, 8, 8, 4>,       // 131072
+                         Layout<16, 16, 8, 4, 4>>;     // 262144
+using Layouts32 = Choice<Layout<16, 4, 4, 16, 4>,      // 131072
+                         Layout<16, 16, 4, 8, 3, 4>>;  // 262144
 
 }  // namespace llmc::layernorm_ring_forward
 

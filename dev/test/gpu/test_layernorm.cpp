@@ -13,10 +13,10 @@ namespace {
 
 // ---- widths --------------------------------------------------------------------------------------
 
-// Forward: a warp up to 7 x 32 vectors (1792 elements of 16 bits), a block up to 32768 (fp32 16384), clusters up to
-// 524288 (262144). Backward: rings of one block or of clusters up to 131072, others up to 262144. Rows of no whole
-// vectors have kernels of their own, from 128 elements up to 16896 forward, 8320 backward. And powers of two and
-// GPT-2's widths, where tiles change.
+// Forward: some lanes of a warp up to 64 vectors (512 elements of 16 bits), a warp up to 224 (1792), a block up to
+// 32768 (fp32 16384), clusters up to 524288 (262144). Backward: rings of one block or of clusters up to 131072, others
+// up to 262144. Rows of no whole vectors have kernels of their own, from a vector up to 16896 elements forward, from
+// 128 up to 8320 backward. And powers of two and GPT-2's widths, where tiles change.
 constexpr int kEdges[] = {128,  256,  512,  768,  896,  1024,  1280, 1600,
                           1792, 2048, 4096, 8192, 8320, 16384, 16896};
 constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
@@ -24,10 +24,14 @@ constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
 constexpr int kRingEdges[] = {1536,  1792,  2560,  3072,  3584,  4608,  5120,  6144,  7168,  9216,
                               10240, 10752, 12288, 12544, 13824, 14336, 15360, 16128, 20480, 24576};
 // and of the layouts that rows at any address have: one beyond them
-constexpr int kOddEdges[] = {136,  232,  264,  400,  464,  528,  544,   656,   784,   800,   928,  1040,
-                             1056, 1312, 1568, 1824, 1856, 2080, 2112,  2784,  3136,  3168,  3712, 4160,
-                             4224, 5280, 6272, 6336, 7392, 8448, 10400, 12544, 12800, 16640, 16704};
-constexpr int kOtherWidths[] = {1, 2, 3, 4, 7, 9, 63, 65, 15872, 20001};
+constexpr int kOddEdges[] = {40,    72,    104,   136,   168,   200,   264,   328,   392,  400,
+                             456,   464,   520,   528,   544,   656,   784,   800,   928,  1040,
+                             1056,  1312,  1568,  1824,  1856,  2080,  2112,  2784,  3136, 3168,
+                             3712,  4160,  4224,  5280,  6272,  6336,  7392,  8448,  9344, 10400,
+                             10560, 11680, 12416, 12544, 13120, 14464, 15488, 16640, 16704};
+// the longest rows of the layouts that several rows to a warp have beside these, in 16 bits and fp32
+constexpr int kNarrowEdges[] = {4, 8, 16, 32, 48, 64, 96, 192, 384};
+constexpr int kOtherWidths[] = {1, 2, 3, 5, 7, 9, 15872, 20001};
 
 // each edge, an element off it, a vector of fp32 or of 16 bits off it; of long rows the vectors of 16 bits
 // alone, unless `thorough`
@@ -36,7 +40,7 @@ std::set<int> widths(bool thorough) {
     auto add = [&](int edge, std::initializer_list<int> off) {
         for (int d : off) { all.insert(edge + d); }
     };
-    add(8, {0});
+    for (int edge : kNarrowEdges) { add(edge, {-1, 0, 4, 8}); }
     for (int edge : kEdges) { add(edge, {-8, -4, -1, 0, 1, 4, 8}); }
     for (int edge : kRingEdges) { add(edge, {0, 8}); }
     for (int edge : kOddEdges) { add(edge, {1}); }

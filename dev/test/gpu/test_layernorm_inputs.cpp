@@ -11,8 +11,8 @@ namespace {
 constexpr Inputs kHard[] = {Inputs::kOffset, Inputs::kConstant, Inputs::kOutlier, Inputs::kDenormal};
 // a shape of each regime, of rows enough that seven magnitudes of constants occur (layernorm_inputs.h)
 // and of lengths that are no powers of two, whose means have roundings
-constexpr Shape kHardShapes[] = {{131, 384}, {131, 769}, {67, 1024}, {35, 4096}, {5, 4097},
-                                 {35, 6400}, {5, 20000}, {7, 20001}, {5, 40000}};
+constexpr Shape kHardShapes[] = {{131, 64}, {131, 65},  {131, 384}, {131, 769}, {67, 1024}, {35, 4096},
+                                 {5, 4097}, {35, 6400}, {5, 20000}, {7, 20001}, {5, 40000}};
 
 // ---- inputs of this file alone -------------------------------------------------------------------
 
@@ -130,6 +130,7 @@ TEST_CASE("layernorm_forward regimes: rings that go round") {
         check_problem(layernorm_forward_problem(dtype, s, Inputs::kNormal, kPlain));
     };
     check(Dtype::kBf16, {400, 32776});
+    check(Dtype::kFp32, {67, 262136});
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
         for (Shape s : {Shape{133, 65544}, {67, 131080}}) { check(dtype, s); }
     }

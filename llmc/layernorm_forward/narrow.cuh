@@ -1,0 +1,173 @@
+// narrow: several short rows a warp. A row is shared by as few lanes as leave each 4 vectors or fewer.
+// Why:    registers.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. And blocks begin no
+//         faster than 0.8 a ns: with 4 rows a block, 524288 of these take 159 us, of which the bytes need 33.
+// Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
+// Result: not timed yet
+#pragma once
+#include "llmc/async_copy.cuh"
+#include "llmc/check.cuh"
+#include "llmc/device.cuh"
+#include "llmc/device_facts.cuh"
+#include "llmc/launch.cuh"
+#include "llmc/layernorm_forward/moments.cuh"
+#include "llmc/layernorm_forward/parameters.cuh"
+#include "llmc/layernorm_forward/regimes.h"
+#include "llmc/layernorm_rows.cuh"
+#include "llmc/vectors.cuh"
+
+namespace llmc::layernorm_narrow_forward {
+
+using namespace layernorm_moments;
+using namespace layernorm_parameters;
+
+// A row is shared by `lanes` neighbouring lanes with k vectors each, of which only the last may be missing.
+template <int lanes_, int k_>
+struct Layout {
+    static constexpr int lanes = lanes_, k = k_, vectors = lanes * k;  // of a row
+    static constexpr int of_warp = kWarp / lanes, threads = 128,
+                         rows = threads / lanes;  // of a warp; of a block
+};
+
+// A lane's vectors of a row, or of weight and bias, from column `first` on.
+template <typename L, typename T, int n>
+struct Part {
+    static constexpr int step = L::lanes * n;
+    Elements<T, n> x[L::k];
+    int first, C;
+
+    __device__ explicit Part(int C) : first(threadIdx.x % L::lanes * n), C(C) {}
+    __device__ bool inside(int i) const { return i < L::k - 1 || first + i * step < C; }
+    // load(p) for each vector p of a row; beyond the row x is 0
+    template <typename Load>
+    __device__ void fill(const T* row, const Load& load) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            x[i] = {};
+            if (inside(i)) { x[i] = load(row + first + i * step); }
+        }
+    }
+    __device__ void load_row(const T* row) {
+        fill(row, [](const T* p) { return load<n>(p); });
+    }
+    __device__ void load_parameters(const T* columns) {
+        fill(columns, [](const T* p) { return load_constant<n>(p); });
+    }
+    __device__ void store_row(T* row) const {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (inside(i)) { store(row + first + i * step, x[i]); }
+        }
+    }
+    // x[i] of act(i, j), rounded, for each element j
+    template <typename Act>
+    __device__ void become(const Act& act) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            float y[n];
+#pragma unroll
+            for (int j = 0; j < n; j++) { y[j] = act(i, j); }
+            x[i] = rounded<T>(y);
+        }
+    }
+};
+
+// Of a row, by two passes as in registers.cuh: a mean as good as a sum of floats can be; then the mean and the squares
+// of what is left of all elements without it.
+template <typename L, typename T, int n>
+__device__ Moments moments_of_row(const Part<L, T, n>& part, float per_column) {
+    float sums[2] = {}, rests = 0, squares[2] = {};  // two chains of additions, half as long
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+#pragma unroll
+        for (int j = 0; j < n; j++) { sums[j % 2] += as_float(part.x[i], j); }
+    }
+    // rounded before it is taken off: the same `about` for all who use it
+    float about = __fmul_rn(group_sum<L::lanes>(sums[0] + sums[1]), per_column);
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        if (!part.inside(i)) { continue; }
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            float d = as_float(part.x[i], j) - about;
+            rests += d;
+            squares[j % 2] += d * d;
+        }
+    }
+    float2 sum = group_sums<L::lanes>({rests, squares[0] + squares[1]});
+    return moments_about(about, sum, part.C, per_column);
+}
+
+template <typename L, bool kResidual, typename T, typename W>
+__device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, float per_column) {
+    constexpr int n = Vec<T>::size;
+    Part<L, T, n> part(call.C), part2(call.C);
+    part.load_row(call.inp + row * call.inp_stride);
+    if constexpr (kResidual) { part2.load_row(call.inp2 + row * call.inp2_stride); }
+    Part<L, W, n> weight(call.C), bias(call.C);
+    weight.load_parameters(or_ones(call.weight));
+    bias.load_parameters(or_zeros(call.bias));
+    if constexpr (kSm90) { dependency_launch(); }
+    if constexpr (kResidual) {
+        part.become([&](int i, int j) { return as_float(part.x[i], j) + as_float(part2.x[i], j); });
+        part.store_row(call.residual + row * call.residual_stride);
+    }
+    Normal normal = normal_of(moments_of_row(part, per_column), per_column, (float)call.eps);
+    if (threadIdx.x % L::lanes == 0) { write_statistics(call, row, normal); }
+    part.become([&](int i, int j) {
+        return fmaf(normal.xhat(as_float(part.x[i], j)), as_float(weight.x[i], j), as_float(bias.x[i], j));
+    });
+    part.store_row(call.out + row * call.out_stride);
+}
+
+// A group of lanes that would have a row beyond the last does its warp's first again: its loads come before all
+// stores, its stores are the same.
+template <typename L, bool kResidual, typename T, typename W>
+__global__ __launch_bounds__(L::threads) void layernorm_forward_kernel(LayerNormForward<T, W> call,
+                                                                       float per_column) {
+    prefetch_parameters(call);
+    if constexpr (kSm90) { dependency_wait(); }
+    int64_t first = (int64_t)blockIdx.x * L::rows + threadIdx.x / kWarp * L::of_warp;
+    if (first >= call.N) { return; }
+    int64_t row = first + threadIdx.x % kWarp / L::lanes;
+    normalise_row<L, kResidual>(call, row < call.N ? row : first, per_column);
+}
+
+// ---- the choice ----------------------------------------------------------------------------------
+
+template <typename L, bool kResidual, typename T, typename W>
+void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
+    LaunchAttributes attributes;
+    attributes.overlapping(runs_hopper_code(kernel));
+    unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::rows));
+    cudaLaunchConfig_t config = attributes.config(blocks, L::threads, 0, stream);
+    check(cudaLaunchKernelEx(&config, kernel, call, 1.0f / call.C));
+}
+
+template <typename... L>
+struct Choice {
+    // by the first that has room for a row; false if none has
+    template <bool kResidual, typename T, typename W>
+    static bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+        int vectors = call.C / Vec<T>::size;
+        return ((vectors <= L::vectors && (launch<L, kResidual>(call, stream), true)) || ...);
+    }
+};
+
+// Lanes, k. Few lanes with more vectors each: sums take fewer steps.
+using Layouts = Choice<Layout<1, 1>, Layout<1, 2>, Layout<2, 2>, Layout<4, 2>, Layout<4, 3>, Layout<4, 4>,
+                       Layout<8, 3>, Layout<8, 4>, Layout<16, 3>, Layout<16, 4>>;
+
+}  // namespace llmc::layernorm_narrow_forward
+
+namespace llmc {
+
+template <typename T, typename W>
+bool layernorm_forward_narrow(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using layernorm_narrow_forward::Layouts;
+    if (call.C > kNarrowRow<T> || !rows_are_vectors(call)) { return false; }
+    return call.residual != nullptr ? Layouts::template launch_first<true>(call, stream)
+                                    : Layouts::template launch_first<false>(call, stream);
+}
+
+}  // namespace llmc
