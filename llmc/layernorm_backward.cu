@@ -1,5 +1,5 @@
 // LayerNorm backward: asks the regimes in turn, layernorm_backward/regimes.h, gives the call to the first
-// that takes it (before Hopper that is odd or general), and adds up the sums by column it leaves. Those of
+// that takes it (before Hopper that is narrow, odd or general), and adds up the sums by column it leaves. Those of
 // dinp, where it leaves none, are made by another pass over dinp.
 #include "llmc/column_sums.cuh"
 #include "llmc/layernorm_backward/regimes.h"
@@ -24,8 +24,8 @@ ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bo
                                      cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
         if (columns && call.dinp != nullptr) {
-            for (auto* regime : {layernorm_backward_ring<T, W>, layernorm_backward_odd<T, W>,
-                                 layernorm_backward_long<T, W>}) {
+            for (auto* regime : {layernorm_backward_narrow<T, W>, layernorm_backward_ring<T, W>,
+                                 layernorm_backward_odd<T, W>, layernorm_backward_long<T, W>}) {
                 if (ColumnGroups groups = regime(call, stream); groups.count > 0) { return groups; }
             }
         }

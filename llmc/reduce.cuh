@@ -19,6 +19,26 @@ __device__ inline float2 both_sums(float pair) {
     return {__shfl_sync(kAllLanes, pair, 0), __shfl_sync(kAllLanes, pair, kWarp / 2)};
 }
 
+// the sum over groups of `lanes` neighbouring lanes, the same in each
+template <int lanes>
+__device__ inline float group_sum(float x) {
+#pragma unroll
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+        x += __shfl_xor_sync(kAllLanes, x, distance);
+    }
+    return x;
+}
+
+// Both sums over a group, for the shuffles of one and a bit: half of the lanes add v.x, half v.y.
+template <int lanes>
+__device__ inline float2 group_sums(float2 v) {
+    if constexpr (lanes == 1) { return v; }
+    bool upper = threadIdx.x & (lanes / 2);
+    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(kAllLanes, upper ? v.x : v.y, lanes / 2);
+    sum = group_sum<lanes / 2>(sum);
+    return {__shfl_sync(kAllLanes, sum, 0, lanes), __shfl_sync(kAllLanes, sum, lanes / 2, lanes)};
+}
+
 // x of all threads joined by op (associative and commutative, but for rounding), the same bits in each
 // thread; identity: op(identity, x) == x. Every thread of the block calls it; whole warps.
 template <typename X, typename Op>

@@ -3,7 +3,7 @@
 // each of several groups of rows, the sums of dout xhat and of dout by column: (2,groups,C), of acc_t<T>. It
 // answers how many groups; 0: it does not take such a call and has done nothing. With sum_dinp a regime may leave
 // the sums of dinp, as stored, after the other two, (3,groups,C), and say so, if C is at most kSummedColumns.
-// ring and long are Hopper's alone; odd and general take calls on any GPU, odd in other code.
+// ring and long are Hopper's alone; narrow, odd and general take calls on any GPU, odd in other code.
 // Of one row the sums are what the call asks for: a regime may write that at once, and say so.
 // A call's dweight, dbias and dinp_sums are null here; strides are filled in; N is at least 1.
 #pragma once
@@ -31,6 +31,13 @@ struct ColumnGroups {
     bool dinp = false;   // the sums of dinp are there, too
     bool done = false;   // of one row: written where the call wants them, nothing is in scratch
 };
+
+// columns, 16 vectors; ring gives longer rows a warp each or more
+template <typename T>
+constexpr int kNarrowRow = 256 / sizeof(T);
+
+template <typename T, typename W>
+ColumnGroups layernorm_backward_narrow(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
 
 template <typename T, typename W>
 ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);

@@ -2,6 +2,7 @@
 #pragma once
 #include "llmc/async_copy.cuh"
 #include "llmc/device.cuh"
+#include "llmc/reduce.cuh"
 
 namespace llmc::layernorm_moments {
 
@@ -14,26 +15,6 @@ struct alignas(16) Moments {
 };
 
 constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
-
-// the sum over groups of `lanes` neighbouring lanes, the same in each
-template <int lanes>
-__device__ inline float group_sum(float x) {
-#pragma unroll
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
-        x += __shfl_xor_sync(kAllLanes, x, distance);
-    }
-    return x;
-}
-
-// Both sums over a group, for the shuffles of one and a bit: half of the lanes add v.x, half v.y.
-template <int lanes>
-__device__ inline float2 group_sums(float2 v) {
-    if constexpr (lanes == 1) { return v; }
-    bool upper = threadIdx.x & (lanes / 2);
-    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(kAllLanes, upper ? v.x : v.y, lanes / 2);
-    sum = group_sum<lanes / 2>(sum);
-    return {__shfl_sync(kAllLanes, sum, 0, lanes), __shfl_sync(kAllLanes, sum, lanes / 2, lanes)};
-}
 
 // What `count` moments come to, the same in every thread. Chan et al. 1983. Means are compared with the
 // first's: for equal ones everything is exact.

@@ -14,9 +14,10 @@ namespace {
 // ---- widths --------------------------------------------------------------------------------------
 
 // Forward: some lanes of a warp up to 64 vectors (512 elements of 16 bits), a warp up to 224 (1792), a block up to
-// 32768 (fp32 16384), clusters up to 524288 (262144). Backward: rings of one block or of clusters up to 131072, others
-// up to 262144. Rows of no whole vectors have kernels of their own, from a vector up to 16896 elements forward, from
-// 128 up to 8320 backward. And powers of two and GPT-2's widths, where tiles change.
+// 32768 (fp32 16384), clusters up to 524288 (262144). Backward: some lanes up to 16 vectors, rings of one block or of
+// clusters up to 131072 elements, others up to 262144. Rows of no whole vectors have kernels of their own, from a
+// vector up to 16896 elements forward, from 128 up to 8320 backward. And powers of two and GPT-2's widths, where tiles
+// change.
 constexpr int kEdges[] = {128,  256,  512,  768,  896,  1024,  1280, 1600,
                           1792, 2048, 4096, 8192, 8320, 16384, 16896};
 constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};

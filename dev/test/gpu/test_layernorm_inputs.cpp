@@ -184,10 +184,11 @@ TEST_CASE("layernorm_backward regimes: exact sums over rows") {
 }
 
 // Each team takes more than twice as many rows as its ring has stages on 132 multiprocessors, in a block of
-// many teams, of few, and in clusters; += has another ring.
+// many teams, of few, and in clusters; += has another ring. And where a lane has more rows than are under way.
 TEST_CASE("layernorm_backward regimes: exact sums by rings that go round") {
-    constexpr Shape kRings[] = {{10600, 64}, {10600, 65}, {2700, 1280}, {3400, 1281},
-                                {600, 4096}, {400, 8704}, {200, 20480}, {35, 65536}};
+    constexpr Shape kRings[] = {{10600, 256}, {10600, 65},   {2700, 1280}, {3400, 1281},
+                                {600, 4096},  {400, 8704},   {200, 20480}, {35, 65536},
+                                {60'000, 64}, {60'000, 128}, {60'000, 64}};
     for (int i = 0; i < (int)std::size(kRings); i++) {
         const CallForm& form = i % 4 < 2 ? kFp32Added : kPlain;
         check_exact(layernorm_backward_problem(Dtype::kBf16, kRings[i], Inputs::kInteger, form));
@@ -204,7 +205,7 @@ TEST_CASE("layernorm_backward regimes: exact sums of long rows") {
 
 // rings that go round, where rows have statistics of their own: those of a later row would be seen
 TEST_CASE("layernorm_backward regimes: statistics by rings that go round") {
-    for (Shape s : {Shape{10600, 64}, {3400, 1281}, {200, 20480}, {17, 262144}}) {
+    for (Shape s : {Shape{60'000, 64}, {56'000, 256}, {3400, 1281}, {200, 20480}, {17, 262144}}) {
         check_problem(layernorm_backward_problem(Dtype::kBf16, s, Inputs::kNormal, kPlain));
     }
 }
@@ -225,7 +226,8 @@ TEST_SUITE("thorough") {
     }
     TEST_CASE("layernorm_backward regimes: rings that go round") {
         for (TypePair types : kTypePairs) {
-            for (Shape s : {Shape{10600, 64},
+            for (Shape s : {Shape{60'000, 64},
+                            {10600, 256},
                             {2700, 1280},
                             {3400, 1281},
                             {1100, 4096},

@@ -136,8 +136,14 @@ TEST_CASE("layernorm_backward dinp_sums: forms of a call") {
 // Each team takes more rows than its ring has stages on 132 multiprocessors; then, without a ring that sums, many
 // rows for a group.
 TEST_CASE("layernorm_backward dinp_sums: exact by rings that go round") {
-    for (Shape s :
-         {Shape{6500, 64}, {2100, 768}, {1700, 1280}, {1300, 1600}, {1100, 2048}, {4099, 65}, {573, 2056}}) {
+    for (Shape s : {Shape{6500, 64},
+                    {6500, 256},
+                    {2100, 768},
+                    {1700, 1280},
+                    {1300, 1600},
+                    {1100, 2048},
+                    {4099, 65},
+                    {573, 2056}}) {
         check_exact(kTypePairs[1], s);
     }
     for (Shape s : {Shape{2100, 768}, {1300, 1600}}) { check_exact(kTypePairs[0], s); }
