@@ -1,4 +1,4 @@
-// narrow: several short rows a warp. A row is shared by as few lanes as leave each 4 vectors or fewer.
+// narrow: several short rows a warp. A row is shared by a few lanes with up to four vectors each.
 // Why:    registers.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. And blocks begin no
 //         faster than 0.8 a ns: with 4 rows a block, 524288 of these take 159 us, of which the bytes need 33.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
