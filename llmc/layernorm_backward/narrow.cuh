@@ -180,7 +180,9 @@ template <bool kAccumulate, int lanes, typename T, typename W>
 ColumnGroups launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr int columns = lanes * Vec<T>::size;
     if (call.C <= columns) { return launch<lanes, kAccumulate>(call, stream); }
-    if constexpr (columns < kNarrowRow<T>) { return launch_first<kAccumulate, 2 * lanes>(call, stream); }
+    if constexpr (columns < kNarrowBackwardRow<T>) {
+        return launch_first<kAccumulate, 2 * lanes>(call, stream);
+    }
     return {};
 }
 
@@ -191,7 +193,7 @@ namespace llmc {
 template <typename T, typename W>
 ColumnGroups layernorm_backward_narrow(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     using layernorm_narrow_backward::launch_first;
-    if (call.C > kNarrowRow<T> || call.dinp == nullptr || !rows_are_vectors(call)) { return {}; }
+    if (call.C > kNarrowBackwardRow<T> || call.dinp == nullptr || !rows_are_vectors(call)) { return {}; }
     return call.accumulate_dinp ? launch_first<true, 1>(call, stream) : launch_first<false, 1>(call, stream);
 }
 

@@ -34,7 +34,7 @@ struct ColumnGroups {
 
 // columns, 16 vectors; ring gives longer rows a warp each or more
 template <typename T>
-constexpr int kNarrowRow = 256 / sizeof(T);
+constexpr int kNarrowBackwardRow = 256 / sizeof(T);
 
 template <typename T, typename W>
 ColumnGroups layernorm_backward_narrow(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
