@@ -58,6 +58,12 @@ struct Part {
             if (inside(i)) { store(row + first + i * step, x[i]); }
         }
     }
+    // add(x, chain) for each element of a vector
+    template <typename Add>
+    __device__ void each(int i, const Add& add) const {
+#pragma unroll
+        for (int j = 0; j < n; j++) { add(as_float(x[i], j), j % 2); }
+    }
     // x[i] of act(i, j), rounded, for each element j
     template <typename Act>
     __device__ void become(const Act& act) {
@@ -71,30 +77,19 @@ struct Part {
     }
 };
 
-// Of a row, by two passes as in registers.cuh: a mean as good as a sum of floats can be; then the mean and the squares
-// of what is left of all elements without it.
 template <typename L, typename T, int n>
 __device__ Moments moments_of_row(const Part<L, T, n>& part, float per_column) {
-    float sums[2] = {}, rests = 0, squares[2] = {};  // two chains of additions, half as long
+    auto some = [&](auto add) {  // beyond the row x is 0
 #pragma unroll
-    for (int i = 0; i < L::k; i++) {
+        for (int i = 0; i < L::k; i++) { part.each(i, add); }
+    };
+    auto all = [&](auto add) {
 #pragma unroll
-        for (int j = 0; j < n; j++) { sums[j % 2] += as_float(part.x[i], j); }
-    }
-    // rounded before it is taken off: the same `about` for all who use it
-    float about = __fmul_rn(group_sum<L::lanes>(sums[0] + sums[1]), per_column);
-#pragma unroll
-    for (int i = 0; i < L::k; i++) {
-        if (!part.inside(i)) { continue; }
-#pragma unroll
-        for (int j = 0; j < n; j++) {
-            float d = as_float(part.x[i], j) - about;
-            rests += d;
-            squares[j % 2] += d * d;
+        for (int i = 0; i < L::k; i++) {
+            if (part.inside(i)) { part.each(i, add); }
         }
-    }
-    float2 sum = group_sums<L::lanes>({rests, squares[0] + squares[1]});
-    return moments_about(about, sum, part.C, per_column);
+    };
+    return moments_of<L::lanes>(some, per_column, all, part.C, per_column);
 }
 
 template <typename L, bool kResidual, typename T, typename W>

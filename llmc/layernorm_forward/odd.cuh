@@ -128,23 +128,13 @@ __device__ void add(Part<L, T>& part, const Part<L, T>& other) {
     part.single = rounded<T>(sum);
 }
 
-// Of a group's part of a row, by two passes as in registers.cuh: a mean as good as a sum of floats can be; then
-// the mean and the squares of what is left of all elements without it.
+// of a group's part of a row
 template <typename L, typename T>
 __device__ Moments moments_of_part(const Part<L, T>& part, const Share<L, Vec<T>::size>& at, int C,
                                    float per_column) {
-    float sums[2] = {}, rests = 0, squares[2] = {};  // two chains of additions, half as long
     float columns = at.columns, per_n = L::warps == 1 ? per_column : __fdividef(1.0f, columns);
-    part.each(at, C, [&](float x, int chain) { sums[chain] += x; });
-    // rounded before it is taken off: the same `about` for all who use it
-    float about = __fmul_rn(group_sum<L::lanes>(sums[0] + sums[1]), per_n);
-    part.each(at, C, [&](float x, int chain) {
-        float d = x - about;
-        rests += d;
-        squares[chain] = fmaf(d, d, squares[chain]);
-    });
-    float2 sum = group_sums<L::lanes>({rests, squares[0] + squares[1]});
-    return moments_about(about, sum, columns, per_n);
+    auto all = [&](auto add) { part.each(at, C, add); };
+    return moments_of<L::lanes>(all, per_n, all, columns, per_n);
 }
 
 // The weights, or biases, of a thread's columns: asked for with the row if `early`, else when they are

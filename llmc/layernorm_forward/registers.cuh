@@ -183,40 +183,36 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
 template <typename L>
 constexpr bool kOneWarp = L::step / L::n == kWarp;  // has a row
 
-// Of a warp's part of a row: two passes over the registers. The first has a mean as good as a sum of floats can be;
-// the second corrects it by the mean of what is left, so a constant row's mean is its number, exactly. Of a long row the
-// first takes a quarter: its mean is at most sqrt(3) standard deviations off, and costs two bits of the squares at most.
+// Of a warp's part of a row, over the registers. Of a long row the first pass takes a quarter: its mean is at most
+// sqrt(3) standard deviations off, and costs two bits of the squares at most.
 template <typename L, typename T>
 __device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t zero,
                                    const Unpacking& second) {
     constexpr int sample = L::is_long ? (L::k + 3) / 4 : L::k;
-    float sums[2] = {}, rests = 0, squares[2] = {};  // two chains of additions, half as long
     // by a zero that there is only after the loads: else the first pass would come before half of them, or the weight's
     constexpr int renewed = L::alone ? L::k : L::is_long ? sample : 0;
 #pragma unroll
     for (int i = 0; i < renewed; i++) { part.renew(i, zero); }
+    auto some = [&](auto add) {  // beyond the row x is 0
 #pragma unroll
-    for (int i = 0; i < sample; i++) {  // beyond the row x is 0
+        for (int i = 0; i < sample; i++) {
 #pragma unroll
-        for (int j = 0; j < L::n; j++) { sums[j % 2] += as_float(part.x.at[i], j); }
-    }
+            for (int j = 0; j < L::n; j++) { add(as_float(part.x.at[i], j), j % 2); }
+        }
+    };
+    auto all = [&](auto add) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (!part.has(i)) { continue; }
+#pragma unroll
+            for (int j = 0; j < L::n; j++) { add(unpacked<L>(part.x.at[i], j, second), j % 2); }
+        }
+    };
     int begin = part.first - threadIdx.x % kWarp * L::n;  // of the warp's first vectors
     float n = kOneWarp<L> ? part.C : part.columns(begin, kWarp * L::n);
     float per_n = kOneWarp<L> ? per_column : __fdividef(1.0f, fmaxf(n, 1));
-    // rounded before it is taken off, as whoever merges has it: no fused multiply and add
-    float about = __fmul_rn(warp_sum(sums[0] + sums[1]), L::is_long ? 1.0f / (sample * kWarp * L::n) : per_n);
-#pragma unroll
-    for (int i = 0; i < L::k; i++) {
-        if (!part.has(i)) { continue; }
-#pragma unroll
-        for (int j = 0; j < L::n; j++) {
-            float d = unpacked<L>(part.x.at[i], j, second) - about;
-            rests += d;
-            squares[j % 2] += d * d;
-        }
-    }
-    float2 sum = both_sums(warp_sum_pair({rests, squares[0] + squares[1]}));
-    return moments_about(about, sum, n, per_n);
+    constexpr float per_sample = 1.0f / (sample * kWarp * L::n);
+    return moments_of<kWarp>(some, L::is_long ? per_sample : per_n, all, n, per_n);
 }
 
 // The row's, the same in every thread: a block's warps meet first, then the cluster's blocks; of a row alone

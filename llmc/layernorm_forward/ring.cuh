@@ -66,32 +66,25 @@ struct Share {
     __device__ bool inside(int i) const { return i < L::whole || column(i) < columns; }
 };
 
-// Of a warp's part of a row: a first mean of a quarter of it, then the mean and the squares of what is left of
-// all elements without it; why that is good enough: registers.cuh.
+// Of a warp's part of a row. The first mean is of a quarter of it; why that is good enough: registers.cuh.
 template <typename L, typename T>
 __device__ Moments moments_of_warp(const T* stage, const Share<L>& share, float per_n) {
-    float sums[2] = {}, rests = 0, squares[2] = {};  // two chains of additions, half as long
-#pragma unroll
-    for (int i = 0; i < L::sample; i++) {
+    auto each = [&](int i, auto add) {
         auto x = load<L::n>(stage + share.column(i));
 #pragma unroll
-        for (int j = 0; j < L::n; j++) { sums[j % 2] += as_float(x, j); }
-    }
-    // rounded before it is taken off, as whoever merges has it
-    float about = __fmul_rn(warp_sum(sums[0] + sums[1]), 1.0f / (L::sample * kWarp * L::n));
+        for (int j = 0; j < L::n; j++) { add(as_float(x, j), j % 2); }
+    };
+    auto some = [&](auto add) {
 #pragma unroll
-    for (int i = 0; i < L::k; i++) {
-        if (!share.inside(i)) { continue; }
-        auto x = load<L::n>(stage + share.column(i));
+        for (int i = 0; i < L::sample; i++) { each(i, add); }
+    };
+    auto all = [&](auto add) {
 #pragma unroll
-        for (int j = 0; j < L::n; j++) {
-            float d = as_float(x, j) - about;
-            rests += d;
-            squares[j % 2] += d * d;
+        for (int i = 0; i < L::k; i++) {
+            if (share.inside(i)) { each(i, add); }
         }
-    }
-    float2 sum = both_sums(warp_sum_pair({rests, squares[0] + squares[1]}));
-    return moments_about(about, sum, share.of_warp, per_n);
+    };
+    return moments_of<kWarp>(some, 1.0f / (L::sample * kWarp * L::n), all, share.of_warp, per_n);
 }
 
 // What thread 0 needs to ask for the cluster's rows, one after the other.
