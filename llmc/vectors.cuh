@@ -21,6 +21,15 @@ __device__ inline void store(T* p, const Elements<T, n>& x) {
     *reinterpret_cast<Elements<T, n>*>(p) = x;
 }
 
+// The compiler takes x for new: it computes again what it made of x before, instead of holding that in registers.
+template <typename X>
+__device__ inline void forget(X& x) {
+    static_assert(sizeof(X) % 4 == 0);
+    auto* words = reinterpret_cast<uint32_t*>(&x);
+#pragma unroll
+    for (int w = 0; w < (int)sizeof(X) / 4; w++) { asm volatile("" : "+r"(words[w])); }
+}
+
 // Element j as a float, j a constant after unrolling. A pair of bf16 is two floats' upper halves: a shift or
 // a mask each, where the compiler would take the half out of its word first.
 template <typename T, int n>
@@ -81,8 +90,9 @@ __device__ inline Elements<T, n> as_stored(const acc_t<T> (&x)[n]) {
 
 // of any type: as many bytes as one instruction moves
 template <int bytes>
-using Bytes = std::conditional_t<
-    bytes == 16, int4, std::conditional_t<bytes == 8, int2, std::conditional_t<bytes == 4, int, short>>>;
+using Bytes =
+    std::conditional_t<bytes == 16, int4,
+                       std::conditional_t<bytes == 8, int2, std::conditional_t<bytes == 4, int, short>>>;
 
 // load and store for what is read or written once and not again soon: it leaves the cache first (ld.cs,
 // st.cs).

@@ -83,12 +83,6 @@ struct Statistics {
     }
 };
 
-// The compiler computes again what it made of x where it is used next, instead of holding it in registers.
-template <typename X>
-__device__ inline void forget(X& x) {
-    asm volatile("" : "+r"(x));
-}
-
 // A warp at work on its columns of the cluster's rows. A row's first half adds up, its second writes dinp; `turn`
 // counts the rows. Registers are scarce: hence forget(), and no more at once than a vector or a chunk.
 template <bool kAccumulate, typename T, typename W>

@@ -19,11 +19,8 @@
 namespace llmc::layernorm_narrow_backward {
 
 constexpr int kThreads = 768, kWarps = kThreads / kWarp;
+constexpr int kTogether = 2;      // rows of a lane under way
 constexpr int kMostGroups = 256;  // that scratch holds
-
-// rows of a lane under way: two, if there are registers
-template <bool kAccumulate, typename T, typename W>
-constexpr int kTogether = kAccumulate && sizeof(W) > sizeof(T) ? 1 : 2;
 
 // a lane's vector of a row
 template <typename T, bool kAccumulate>
@@ -124,26 +121,23 @@ template <int lanes, bool kAccumulate, typename T, typename W>
 __global__ __launch_bounds__(kThreads) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
                                                                       float per_column) {
     constexpr int n = Vec<T>::size, rows = kThreads / lanes;  // of a block at a time
-    constexpr int together = kTogether<kAccumulate, T, W>;
     int column = threadIdx.x % lanes * n;
     bool inside = column < call.C;
     if constexpr (kSm90) { dependency_wait(); }
     auto weight = load_or<n, W>(inside ? call.weight : nullptr, column, (W)1.0f);
     Sums<n> sums;
-    int64_t step = (int64_t)gridDim.x * (together * rows), begin = (int64_t)blockIdx.x * (together * rows);
-    begin += threadIdx.x / kWarp * (kWarp / lanes);  // the warp's first row
-    int64_t row = begin + threadIdx.x % kWarp / lanes;
-    int turns = begin < call.N ? (int)ceil_div(call.N - begin, step) : 0;
-    Piece<T, kAccumulate> pieces[together];
+    int64_t row = (int64_t)blockIdx.x * (kTogether * rows) + threadIdx.x / lanes;
+    int64_t step = (int64_t)gridDim.x * (kTogether * rows);
+    Piece<T, kAccumulate> pieces[kTogether];
     auto ask = [&](Piece<T, kAccumulate>& piece, int64_t row) {
         piece = {};
         if (inside && row < call.N) { piece.load(call, row, column); }
     };
 #pragma unroll
-    for (int r = 0; r < together; r++) { ask(pieces[r], row + r * rows); }
-    for (; turns > 0; turns--, row += step) {
+    for (int r = 0; r < kTogether; r++) { ask(pieces[r], row + r * rows); }
+    for (; __any_sync(kAllLanes, row < call.N); row += step) {  // a warp without rows stays out
 #pragma unroll
-        for (int r = 0; r < together; r++) {
+        for (int r = 0; r < kTogether; r++) {
             auto dinp = backward_piece<lanes>(pieces[r], weight, sums, per_column);
             int64_t at = row + r * rows;
             ask(pieces[r], at + step);
@@ -165,8 +159,7 @@ template <int lanes, bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     auto* kernel = layernorm_backward_kernel<lanes, kAccumulate, T, W>;
     int64_t most = std::min(device_facts().multiprocessors, kMostGroups);
-    int groups =
-        (int)std::min(most, ceil_div(call.N, (int64_t)(kTogether<kAccumulate, T, W> * kThreads / lanes)));
+    int groups = (int)std::min(most, ceil_div(call.N, (int64_t)(kTogether * kThreads / lanes)));
     bool hopper = runs_hopper_code(kernel);
     LaunchAttributes attributes;
     attributes.overlapping(hopper);

@@ -14,24 +14,13 @@
 #include "llmc/device_facts.cuh"
 #include "llmc/launch.cuh"
 #include "llmc/layernorm_backward/regimes.h"
+#include "llmc/layernorm_backward/ring_layouts.cuh"
 #include "llmc/layernorm_backward/ring_sums.cuh"
 #include "llmc/layernorm_rows.cuh"
 #include "llmc/reduce.cuh"
 #include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_ring {
-
-// How the work is laid out. A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team
-// of warps, whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages.
-template <int blocks_, int warps_, int n_, int k_, int teams_, int stages_ = 2>
-struct Layout {
-    static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, teams = teams_, stages = stages_;
-    static constexpr int team_threads = warps * kWarp, threads = teams * team_threads;
-    static constexpr int step = team_threads * n,
-                         columns = step * k;  // of a lane's vectors; a block has room for
-    static constexpr int room = blocks * columns, pairs = blocks * warps;  // columns of a row; warps
-    static_assert(threads <= 1024 && (warps == 1 || teams < 16));          // named barriers 1 to 15
-};
 
 template <typename L, int kStreams, typename T>
 struct Shared {
@@ -94,12 +83,13 @@ __device__ float2 sum_of_pairs(const float2* slots) {
 }
 
 // Sums over the row's warps in all blocks of its cluster, the same in each lane. After it all of the block's warps
-// have read the stage: a warp's sums need every value it loads, but those of `before`, which the fence is for.
+// have read the stage: a warp's sums need every value it loads, but those of `before`, which the fence is for. (again:
+// the fence is for the stage of the row before this one, which they have then read for the second time.)
 template <typename L, int kStreams, typename T>
 __device__ float2 exchange(Shared<L, kStreams, T>& shared, int team, int turn, float2 lane_sums) {
     int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % L::warps, parity = turn % 2;
     float2* slots = shared.pairs[team][parity];
-    if constexpr (kStreams == 3) { fence_proxy_async(); }
+    if constexpr (kStreams == 3 || L::again) { fence_proxy_async(); }
     float mine = warp_sum_pair(lane_sums);
     if constexpr (L::pairs == 1) {
         return both_sums(mine);
@@ -135,12 +125,37 @@ __device__ void fetch(const LayerNormBackwardRows<T, W>& call, int64_t row, int 
 // what a lane keeps of one row between its halves, and of all rows to the end
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 struct Held {
-    static constexpr int kSets = kSum ? 3 : 2;
-    float xhat[L::k][L::n], wdy[L::k][L::n];
+    static constexpr int kSets = kSum ? 3 : 2, kRow = L::again ? 1 : L::k;  // vectors of the row
+    static_assert(!L::again || !kAccumulate);
+    float xhat[kRow][L::n], wdy[kRow][L::n];
     float sums[kSets][L::k][L::n] = {};                // by column: for dweight, for dbias, of dinp
     Elements<T, L::n> before[kAccumulate ? L::k : 1];  // dinp as it was
-    Elements<W, L::n> weight[L::k];
+    // again: as whole words, since halves of words that wait would be kept in a register each
+    using Weight = std::conditional_t<L::again, Elements<uint32_t, L::n * sizeof(W) / 4>, Elements<W, L::n>>;
+    Weight weight[L::k];
+
+    __device__ float weight_of(int i, int j) const {
+        if constexpr (!L::again) { return as_float(weight[i], j); }
+        return as_float(reinterpret_cast<const Elements<W, L::n>&>(weight[i]), j);
+    }
 };
+
+// n weights from column c on, as whole words; 1 where `from` is null
+template <int n, typename W>
+__device__ Elements<uint32_t, n * sizeof(W) / 4> load_words(const W* from, int c) {
+    constexpr int each = 4 / sizeof(W);  // weights in a word
+    Elements<W, each> ones;
+    for (W& one : ones.at) { one = (W)1.0f; }
+    return load_or<n / each>(reinterpret_cast<const uint32_t*>(from), c / each,
+                             reinterpret_cast<uint32_t&>(ones));
+}
+
+// Where registers lack, the vectors of a row one after the other: no loads before this, and weights unpacked anew.
+template <typename X>
+__device__ void in_turn(X& weight) {
+    __syncwarp();
+    forget(weight);
+}
 
 // First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat.
 // Beyond the last column inp and dout are 0, and with a mean of 0 add nothing.
@@ -151,15 +166,17 @@ __device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T (&sta
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         int c = first + i * L::step;
+        if constexpr (L::again) { in_turn(held.weight[i]); }
         auto x = load<L::n>(stage[0] + c), d = load<L::n>(stage[1] + c);
         if constexpr (kAccumulate) { held.before[i] = load<L::n>(stage[2] + c); }
         float shift = c < columns ? m : 0.0f;
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
-            float dy = as_float(d, j), xhat = (as_float(x, j) - shift) * s,
-                  wdy = dy * as_float(held.weight[i], j);
-            held.xhat[i][j] = xhat;
-            held.wdy[i][j] = wdy;
+            float dy = as_float(d, j), xhat = (as_float(x, j) - shift) * s, wdy = dy * held.weight_of(i, j);
+            if constexpr (!L::again) {
+                held.xhat[i][j] = xhat;
+                held.wdy[i][j] = wdy;
+            }
             held.sums[0][i][j] += dy * xhat;
             held.sums[1][i][j] += dy;
             sums.x += wdy;
@@ -170,15 +187,27 @@ __device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T (&sta
 }
 
 // second half: dinp from the row's means of wdy and of wdy xhat
-template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-__device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held, int first, int columns, float c1,
-                          float c2, float s) {
+template <typename L, bool kAccumulate, bool kSum, int kStreams, typename T, typename W>
+__device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held,
+                          const T (&stage)[kStreams][L::columns], int first, int columns, float c1, float c2,
+                          float m, float s) {
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
+        auto &xhat = held.xhat[i % held.kRow], &wdy = held.wdy[i % held.kRow];
+        if constexpr (L::again) {
+            int c = first + i * L::step;
+            in_turn(held.weight[i]);
+            auto x = load<L::n>(stage[0] + c), d = load<L::n>(stage[1] + c);
+#pragma unroll
+            for (int j = 0; j < L::n; j++) {
+                xhat[j] = (as_float(x, j) - m) * s;
+                wdy[j] = as_float(d, j) * held.weight_of(i, j);
+            }
+        }
         float result[L::n];
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
-            result[j] = fmaf(fmaf(held.xhat[i][j], -c2, held.wdy[i][j]), s, -c1 * s);
+            result[j] = fmaf(fmaf(xhat[j], -c2, wdy[j]), s, -c1 * s);
             if constexpr (kAccumulate) { result[j] += as_float(held.before[i], j); }
         }
         auto stored = rounded<T>(result);
@@ -207,6 +236,19 @@ __device__ void init_barriers(Shared<L, kStreams, T>& shared, int team) {
     for (int s = 0; s < L::stages; s++) { mbarrier_init(&shared.full[team][s], 1); }
     for (int p = 0; p < 2; p++) { mbarrier_init(&shared.summed[team][p], 1); }
     mbarrier_init_fence();
+}
+
+// what a team has summed by column
+template <typename L, bool kAccumulate, bool kSum, int kStreams, typename T, typename W>
+__device__ void finish(const LayerNormBackwardRows<T, W>& call, Shared<L, kStreams, T>& shared,
+                       Held<L, kAccumulate, kSum, T, W>& held, int team, int first, int begin, int columns) {
+    if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
+        write_sums<L>(reinterpret_cast<float*>(shared.stage), (float*)call.scratch, held, team, first, begin,
+                      columns, call.C);
+    } else if (team == 0) {
+        outputs.floats ? write_outputs<float, L>(outputs, held, begin + first, first, columns)
+                       : write_outputs<T, L>(outputs, held, begin + first, first, columns);
+    }
 }
 
 // slice: columns of a block
@@ -239,7 +281,12 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         const W* from = first + i * L::step < columns ? call.weight : nullptr;
-        held.weight[i] = load_or<L::n, W>(from, begin + first + i * L::step, (W)1.0f);
+        int c = begin + first + i * L::step;
+        if constexpr (L::again) {
+            held.weight[i] = load_words<L::n>(from, c);
+        } else {
+            held.weight[i] = load_or<L::n, W>(from, c, (W)1.0f);
+        }
     }
     if constexpr (L::blocks > 1) { fetch_first_rows(); }  // 1 % sooner than before those loads
 
@@ -251,22 +298,19 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
         mbarrier_wait(&shared.full[team][stage], phase);
         float2 sums = read_row<L>(held, shared.stage[team][stage], first, columns, ms.x, ms.y);
         sums = exchange(shared, team, turn, sums);
-        if (fetches && turn + L::stages < rows) {
-            fetch<L>(call, row + (turn + L::stages) * step, begin, columns, shared.stage[team][stage],
-                     &shared.full[team][stage]);
+        // the last row that all warps are done with, and its stage
+        int read = L::again ? turn - 1 : turn, to = L::again ? (stage == 0 ? L::stages : stage) - 1 : stage;
+        if (fetches && read >= 0 && read + L::stages < rows) {
+            fetch<L>(call, row + (read + L::stages) * step, begin, columns, shared.stage[team][to],
+                     &shared.full[team][to]);
         }
-        write_row<L>(dinp, held, first, columns, sums.x * per_column, sums.y * per_column, ms.y);
+        write_row<L>(dinp, held, shared.stage[team][stage], first, columns, sums.x * per_column,
+                     sums.y * per_column, ms.x, ms.y);
         stage = stage + 1 == L::stages ? 0 : stage + 1;
         phase ^= stage == 0;
     }
     dependency_launch();
-    if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
-        write_sums<L>(reinterpret_cast<float*>(shared.stage), (float*)call.scratch, held, team, first, begin,
-                      columns, call.C);
-    } else if (team == 0) {
-        outputs.floats ? write_outputs<float, L>(outputs, held, begin + first, first, columns)
-                       : write_outputs<T, L>(outputs, held, begin + first, first, columns);
-    }
+    finish<L>(call, shared, held, team, first, begin, columns);
     if constexpr (L::blocks > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
 }
 
@@ -305,20 +349,14 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     if (groups == 0) { return {}; }
     groups = (int)std::min<int64_t>(groups, call.N);
     config.gridDim.x = groups * L::blocks;
-    int slice = ceil_div(ceil_div(call.C, L::blocks), Vec<T>::size) * Vec<T>::size;
+    // of whole 32 bytes, which is what memory moves at least: a sector shared by two blocks costs 5 %
+    constexpr int unit = (L::blocks > 1 ? 2 : 1) * Vec<T>::size;
+    int slice = ceil_div(ceil_div(call.C, L::blocks), unit) * unit;
     check(cudaLaunchKernelEx(&config, kernel, call, slice));
     return {groups, true, kSum, call.of_one_row.given};
 }
 
 // ---- the choice ----------------------------------------------------------------------------------
-
-// For rows of up to so many columns: a layout for dinp =, and one for dinp +=, whose stages are half as large again.
-template <int columns, typename Write, typename Add>
-struct Both {
-    static_assert(columns <= Write::room && columns <= Add::room);
-};
-template <typename... Boths>
-struct Choice {};
 
 // by the first that is for such rows; {} if none is
 template <int columns, typename Write, typename Add, typename... More, typename T, typename W>
@@ -329,64 +367,12 @@ ColumnGroups launch_first(Choice<Both<columns, Write, Add>, More...>, const Laye
         if constexpr (columns <= kSummedColumns) {  // one more kernel for each of these layouts
             if (call.sum_dinp) { return launch<Add, true, true>(call, stream); }
         }
-        return launch<Add, true, false>(call, stream);
+        if constexpr (!std::is_same_v<Add, None>) { return launch<Add, true, false>(call, stream); }
+        return {};
     }
     if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
     return {};
 }
-
-// Blocks, warps, n, k, teams, stages, by measurement. Up to 4096 columns 48 to 72 KB of ring an SM are best: more
-// drives the SMs apart, less starves them; longer rows want 64 KB on their way while one is at work. A vector of 16
-// bytes a lane and many warps a row win while a team leaves room for others; exact tiling counts more. Clusters pay
-// from 4608 columns of 16 bits on; from there to 15360, and beyond 24576, few warps with many vectors each, as all
-// warps of a row must meet.
-using Layouts16 = Choice<Both<256, Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,
-                         Both<512, Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,
-                         Both<768, Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,
-                         Both<1024, Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,
-                         Both<1280, Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,
-                         Both<1536, Layout<1, 6, 8, 1, 3, 3>, Layout<1, 6, 8, 1, 2, 3>>,
-                         Both<1600, Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,
-                         Both<1792, Layout<1, 7, 8, 1, 2, 4>, Layout<1, 7, 8, 1, 2, 3>>,
-                         Both<2048, Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,
-                         Both<2560, Layout<1, 10, 8, 1, 2, 3>, Layout<1, 5, 8, 2, 2, 2>>,
-                         Both<3072, Layout<1, 6, 8, 2, 2, 3>, Layout<1, 6, 8, 2, 2, 2>>,
-                         Both<3584, Layout<1, 7, 8, 2, 1, 4>, Layout<1, 7, 8, 2, 1, 3>>,
-                         Both<4096, Layout<1, 8, 8, 2, 1, 4>, Layout<1, 8, 8, 2, 1, 3>>,
-                         Both<4608, Layout<2, 6, 4, 3, 2, 3>, Layout<2, 6, 4, 3, 2, 2>>,
-                         Both<5120, Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,
-                         Both<6144, Layout<4, 3, 8, 2, 4, 3>, Layout<4, 3, 8, 2, 4, 2>>,
-                         Both<7168, Layout<2, 7, 8, 2, 2, 3>, Layout<2, 7, 8, 2, 1, 3>>,
-                         Both<8192, Layout<4, 4, 8, 2, 3, 3>, Layout<4, 4, 8, 2, 2, 3>>,
-                         Both<9216, Layout<4, 3, 8, 3, 4, 2>, Layout<4, 3, 8, 3, 3, 2>>,
-                         Both<10240, Layout<4, 5, 8, 2, 3, 3>, Layout<4, 5, 8, 2, 2, 3>>,
-                         Both<12288, Layout<4, 4, 8, 3, 2, 3>, Layout<4, 4, 8, 3, 2, 2>>,
-                         Both<13824, Layout<4, 4, 8, 4, 2, 3>, Layout<4, 4, 8, 4, 2, 2>>,
-                         Both<15360, Layout<4, 5, 8, 3, 2, 3>, Layout<8, 4, 8, 2, 3, 2>>,
-                         Both<16384, Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,
-                         Both<20480, Layout<8, 5, 8, 2, 3, 2>, Layout<8, 5, 8, 2, 2, 3>>,
-                         Both<24576, Layout<8, 6, 8, 2, 2, 3>, Layout<8, 6, 8, 2, 2, 2>>,
-                         Both<32768, Layout<8, 4, 8, 4, 2, 2>, Layout<8, 4, 8, 4, 2, 2>>,
-                         Both<65536, Layout<16, 4, 8, 4, 2, 3>, Layout<16, 4, 8, 4, 2, 2>>,
-                         Both<131072, Layout<16, 8, 8, 4, 1, 3>, Layout<16, 8, 8, 4, 1, 2>>>;
-using Layouts32 = Choice<Both<256, Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,
-                         Both<512, Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,
-                         Both<768, Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,
-                         Both<1024, Layout<1, 4, 4, 2, 3, 2>, Layout<1, 4, 4, 2, 2, 2>>,
-                         Both<1280, Layout<1, 5, 4, 2, 3, 3>, Layout<1, 5, 4, 2, 2, 2>>,
-                         Both<1792, Layout<1, 7, 4, 2, 2, 2>, Layout<1, 7, 4, 2, 2, 2>>,
-                         Both<2048, Layout<1, 8, 4, 2, 2, 2>, Layout<1, 8, 4, 2, 1, 3>>,
-                         Both<3072, Layout<1, 12, 4, 2, 1, 3>, Layout<1, 12, 4, 2, 1, 2>>,
-                         Both<4096, Layout<1, 16, 4, 2, 1, 2>, Layout<1, 16, 4, 2, 1, 2>>,
-                         Both<5120, Layout<4, 5, 4, 2, 3, 3>, Layout<4, 5, 4, 2, 3, 2>>,
-                         Both<6144, Layout<4, 6, 4, 2, 2, 3>, Layout<4, 6, 4, 2, 2, 2>>,
-                         Both<8192, Layout<4, 4, 4, 4, 2, 2>, Layout<4, 4, 4, 4, 1, 3>>,
-                         Both<10240, Layout<4, 5, 4, 4, 2, 2>, Layout<4, 5, 4, 4, 1, 3>>,
-                         Both<12288, Layout<8, 4, 4, 3, 2, 3>, Layout<8, 4, 4, 3, 2, 2>>,
-                         Both<16384, Layout<8, 4, 4, 4, 2, 2>, Layout<8, 4, 4, 4, 1, 3>>,
-                         Both<32768, Layout<16, 4, 4, 4, 3, 2>, Layout<16, 4, 4, 4, 2, 2>>,
-                         Both<65536, Layout<16, 8, 4, 4, 2, 2>, Layout<16, 8, 4, 4, 1, 2>>,
-                         Both<131072, Layout<16, 8, 4, 8, 1, 3>, Layout<16, 8, 4, 8, 1, 2>>>;
 
 }  // namespace llmc::layernorm_ring
 

@@ -401,7 +401,7 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
     static_assert(L::whole * L::step <= held, "a shorter row would not have all its whole vectors");
     if (call.C <= L::columns) {
         if (call.residual != nullptr) { return launch_few_or_many<L, true>(call, stream); }
-        if constexpr (held < kLongRow<T>) { return launch_few_or_many<L, false>(call, stream); }
+        if constexpr (held < kLongRow) { return launch_few_or_many<L, false>(call, stream); }
         return false;
     }
     if constexpr (sizeof...(More) > 0) { return launch_first<L::columns>(Choice<More...>{}, call, stream); }
@@ -414,20 +414,23 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
 // unpacked anew.
 template <int warps, int k, int rows, int early, int blocks>
 using Kept = Layout<warps, 8, k, rows, early, blocks, 1, false>;
-using Layouts16 = Choice<Layout<1, 8, 3, 2, 2, 17>, Layout<1, 8, 4, 2, 2, 16>, Kept<1, 5, 2, 2, 10>,
-                         Layout<2, 8, 3, 1, 2, 12>, Kept<1, 7, 2, 0, 10>, Layout<4, 8, 2, 1, 2, 12>,
-                         Layout<4, 8, 3, 1, 2, 9>, Layout<4, 8, 4, 1, 2, 8>, Layout<5, 8, 4, 1, 2, 6>,
-                         Layout<6, 8, 4, 1, 2, 5>, Layout<7, 8, 4, 1, 1, 5>, Layout<8, 8, 4, 1, 2, 4>,
-                         Layout<8, 8, 5, 1, 0, 4>, Layout<6, 8, 7, 1, 0, 4>, Layout<12, 8, 4, 1, 1, 3>,
-                         Layout<8, 8, 7, 1, 1, 3>, Layout<9, 8, 7, 1, 0, 3>, Layout<8, 8, 8, 1, 0, 3>,
-                         Layout<16, 8, 8, 1, 1, 2>, Layout<16, 8, 8, 1, 1, 2, 2>, Layout<8, 8, 8, 1, 1, 4, 8>,
-                         Layout<16, 8, 8, 1, 1, 2, 8>, Layout<16, 8, 8, 1, 1, 2, 16>>;
-using Layouts32 = Choice<Layout<1, 4, 3, 2, 2, 1>, Layout<1, 4, 4, 2, 2, 1>, Layout<2, 4, 3, 1, 2, 16>,
-                         Layout<2, 4, 4, 1, 2, 12>, Layout<4, 4, 3, 1, 2, 8>, Layout<4, 4, 4, 1, 2, 8>,
-                         Layout<5, 4, 4, 1, 2, 5>, Layout<6, 4, 4, 1, 2, 5>, Layout<8, 4, 4, 1, 2, 4>,
-                         Layout<10, 4, 4, 1, 2, 3>, Layout<8, 4, 6, 1, 1, 3>, Layout<16, 4, 4, 1, 2, 2>,
-                         Layout<16, 4, 8, 1, 1, 2>, Layout<8, 4, 8, 1, 1, 4, 4>, Layout<8, 4, 8, 1, 1, 4, 8>,
-                         Layout<8, 4, 8, 1, 1, 4, 16>, Layout<16, 4, 8, 1, 1, 2, 16>>;
+using Layouts16 = Choice<
+    Layout<1, 8, 3, 2, 2, 17>, Layout<1, 8, 4, 2, 2, 16>, Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>,
+    Kept<1, 7, 2, 0, 10>, Layout<4, 8, 2, 1, 2, 12>, Layout<4, 8, 3, 1, 2, 9>, Layout<4, 8, 4, 1, 2, 8>,
+    Layout<5, 8, 4, 1, 2, 6>, Layout<6, 8, 4, 1, 2, 5>, Layout<7, 8, 4, 1, 1, 5>, Layout<8, 8, 4, 1, 2, 4>,
+    Layout<8, 8, 5, 1, 0, 4>, Layout<6, 8, 7, 1, 0, 4>, Layout<12, 8, 4, 1, 1, 3>, Layout<8, 8, 7, 1, 1, 3>,
+    Layout<9, 8, 7, 1, 0, 3>, Layout<8, 8, 8, 1, 0, 3>, Layout<16, 8, 8, 1, 1, 2>,
+    Layout<8, 8, 9, 1, 1, 3, 2>, Layout<8, 8, 10, 1, 1, 3, 2>, Layout<8, 8, 11, 1, 1, 3, 2>,
+    Layout<16, 8, 6, 1, 1, 2, 2>, Layout<16, 8, 7, 1, 1, 2, 2>, Layout<16, 8, 8, 1, 1, 2, 2>,
+    Layout<8, 8, 8, 1, 1, 4, 8>, Layout<16, 8, 8, 1, 1, 2, 8>, Layout<16, 8, 8, 1, 1, 2, 16>>;
+using Layouts32 =
+    Choice<Layout<1, 4, 3, 2, 2, 1>, Layout<1, 4, 4, 2, 2, 1>, Layout<2, 4, 3, 1, 2, 16>,
+           Layout<2, 4, 4, 1, 2, 12>, Layout<4, 4, 3, 1, 2, 8>, Layout<4, 4, 4, 1, 2, 8>,
+           Layout<5, 4, 4, 1, 2, 5>, Layout<6, 4, 4, 1, 2, 5>, Layout<8, 4, 4, 1, 2, 4>,
+           Layout<10, 4, 4, 1, 2, 3>, Layout<8, 4, 6, 1, 1, 3>, Layout<16, 4, 4, 1, 2, 2>,
+           Layout<16, 4, 8, 1, 1, 2>, Layout<8, 4, 10, 1, 1, 3, 2>, Layout<16, 4, 8, 1, 1, 2, 2>,
+           Layout<8, 4, 8, 1, 1, 4, 5>, Layout<8, 4, 8, 1, 1, 4, 6>, Layout<8, 4, 8, 1, 1, 4, 8>,
+           Layout<8, 4, 8, 1, 1, 4, 16>, Layout<16, 4, 8, 1, 1, 2, 16>>;
 
 }  // namespace llmc::layernorm_registers
 

@@ -23,15 +23,18 @@ namespace llmc::layernorm_ring_forward {
 
 using namespace layernorm_moments;
 
-// A row is shared by `blocks` blocks of `warps` warps, whose lanes have k vectors of n columns, just under half of
-// which are whole in any row it is used for. `stages` rows fit the ring: two are at work, the others on their way.
-// A stage is refilled in `pieces`, each as soon as it is written.
-template <int blocks_, int warps_, int n_, int k_, int stages_, int pieces_ = 1>
+// A row is shared by `blocks` blocks of `warps` warps, whose lanes have k vectors of n columns, the first `whole` of
+// which they have in any row it is used for. `stages` rows fit the ring: two are at work, the others on their way.
+// A stage is refilled in `pieces`, each as soon as it is written. fit: so many blocks are to fit an SM, which limits
+// registers.
+template <int blocks_, int warps_, int n_, int k_, int whole_, int stages_, int pieces_ = 1, int fit_ = 1>
 struct Layout {
-    static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, stages = stages_, pieces = pieces_;
-    static constexpr int threads = warps * kWarp, step = threads * n;
+    static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, whole = whole_, stages = stages_;
+    static constexpr int pieces = pieces_, fit = fit_, threads = warps * kWarp, step = threads * n;
     static constexpr int columns = step * k, room = blocks * columns;  // of a block; of a row
-    static constexpr int whole = k / 2 - 1, sample = ceil_div(k, 4);   // sample: of the first mean
+    static constexpr int sample = ceil_div(k, 4);                      // of the first mean
+    // Weight and bias are unpacked for each row, else they are once, into twice as many registers: 2 % faster.
+    static constexpr bool anew = fit * warps * k > 80;
     static_assert(blocks > 1 && blocks <= kWarp && stages > 2 && sample <= whole && k % pieces == 0);
 };
 
@@ -47,6 +50,10 @@ struct Shared {
     uint64_t met[kMeetings];                 // all blocks' moments have come
 };
 
+// What blocks' columns are multiples of, 32 bytes: what memory moves at least. A sector shared by two blocks costs 5 %.
+template <typename L>
+constexpr int kUnit = 2 * L::n;
+
 // The columns of a block, a warp, a lane, the same in all rows.
 template <typename L>
 struct Share {
@@ -54,8 +61,10 @@ struct Share {
     int first;           // of the lane's first vector, in the block's columns
     float of_warp;       // columns of the warp
 
-    __device__ Share(int slice, int C)
-        : begin((int)cluster_rank() * slice), columns(min(slice, C - begin)), first(threadIdx.x * L::n) {
+    __device__ explicit Share(int C) : first(threadIdx.x * L::n) {
+        int units = ceil_div(C, kUnit<L>), block = cluster_rank();
+        begin = units * block / L::blocks * kUnit<L>;
+        columns = min(units * (block + 1) / L::blocks * kUnit<L>, C) - begin;
         constexpr int width = kWarp * L::n;
         int count = 0, warp = threadIdx.x / kWarp * width;
 #pragma unroll
@@ -157,12 +166,16 @@ struct Parameters {
 // With plain stores: with a streaming hint, which registers.cuh gains by, 2 % slower.
 template <typename L, typename T, typename W>
 __device__ void write_piece(int piece, T* out, const T* stage, const Share<L>& share,
-                            const Parameters<L, T, W>& parameters, const Normal& normal) {
+                            Parameters<L, T, W>& parameters, const Normal& normal) {
     constexpr int each = L::k / L::pieces;
 #pragma unroll
     for (int i = piece * each; i < (piece + 1) * each; i++) {
         if (!share.inside(i)) { continue; }
         auto x = load<L::n>(stage + share.column(i));
+        if constexpr (L::anew && sizeof(W) == 2) {
+            forget(parameters.weight[i]);
+            forget(parameters.bias[i]);
+        }
         float y[L::n];
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
@@ -181,10 +194,10 @@ __device__ void init_barriers(Shared<L, T>& shared) {
 }
 
 template <typename L, typename T, typename W>
-__device__ void forward_rows(const LayerNormForward<T, W>& call, int slice, float per_column) {
+__device__ void forward_rows(const LayerNormForward<T, W>& call, float per_column) {
     extern __shared__ __align__(128) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<L, T>*>(memory);
-    Share<L> share(slice, call.C);
+    Share<L> share(call.C);
     int64_t groups = gridDim.x / L::blocks, row = blockIdx.x / L::blocks;
     int rows = (int)((call.N - 1 - row) / groups + 1);  // of this cluster
     Fetcher<L, T> fetcher{call.inp + row * call.inp_stride + share.begin, groups * call.inp_stride,
@@ -223,10 +236,17 @@ __device__ void forward_rows(const LayerNormForward<T, W>& call, int slice, floa
     cluster_sync();  // nobody leaves while moments may still be sent to it
 }
 
+// that are to fit an SM: no more than one beside a weight in twice as many registers
 template <typename L, typename T, typename W>
-__global__ __launch_bounds__(L::threads, 1) void layernorm_forward_kernel(LayerNormForward<T, W> call,
-                                                                          int slice, float per_column) {
-    if constexpr (kSm90) { forward_rows<L>(call, slice, per_column); }
+constexpr int fit_of() {
+    return sizeof(W) > sizeof(T) ? 1 : L::fit;
+}
+
+template <typename L, typename T, typename W>
+__global__ __launch_bounds__(L::threads,
+                             (fit_of<L, T, W>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
+                                                                                float per_column) {
+    if constexpr (kSm90) { forward_rows<L>(call, per_column); }
 }
 
 // ---- the launch ----------------------------------------------------------------------------------
@@ -241,8 +261,7 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     int groups = most_clusters<kernel>(config, L::blocks);
     if (groups == 0) { return false; }
     config.gridDim.x = (unsigned)std::min<int64_t>(groups, call.N) * L::blocks;
-    int slice = ceil_div(ceil_div(call.C, L::blocks), L::n) * L::n;
-    check(cudaLaunchKernelEx(&config, kernel, call, slice, 1.0f / call.C));
+    check(cudaLaunchKernelEx(&config, kernel, call, 1.0f / call.C));
     return true;
 }
 
@@ -251,22 +270,36 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
 template <typename... Layouts>
 struct Choice {};
 
-// by the first that has room for a row; false if none has
-template <typename L, typename... More, typename T, typename W>
+// by the first that has room for a row; false if none has. held: what the one before has room for, columns
+template <int held, typename L, typename... More, typename T, typename W>
 bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    static_assert(L::whole * L::step * L::blocks <= held,
+                  "a shorter row would not have all its whole vectors");
     if (call.C <= L::room) { return launch<L>(call, stream); }
-    if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
+    if constexpr (sizeof...(More) > 0) { return launch_first<L::room>(Choice<More...>{}, call, stream); }
     return false;
 }
 
-// Blocks, warps, n, k, stages, by measurement. What counts is that SMs stay together in the address range: without
-// the wait for one another's moments the same kernel takes 3 to 6 % more. So clusters of 16, few warps with many
-// vectors each, and few stages: two more, and it is 1 to 3 % slower.
-using Layouts16 = Choice<Layout<16, 2, 8, 8, 4>,       // 65536 columns
-                         Layout<16, 4, 8, 8, 4>,       // 131072
-                         Layout<16, 16, 8, 4, 4>>;     // 262144
-using Layouts32 = Choice<Layout<16, 4, 4, 16, 4>,      // 131072
-                         Layout<16, 16, 4, 8, 3, 4>>;  // 262144
+// Blocks, warps, n, k, whole, stages, pieces, fit, by measurement. What counts is that SMs stay together in the address
+// range: without the wait for one another's moments the same kernel takes 3 to 6 % more. So clusters of 16, few warps
+// with many vectors each, and few stages: two more, and it is 1 to 3 % slower. And that rows nearly fill it: a turn takes
+// as long for a shorter row. So there are many.
+using Layouts16 = Choice<Layout<16, 4, 8, 5, 4, 3, 1, 4>,    // 81920 columns
+                         Layout<16, 4, 8, 6, 5, 3, 1, 3>,    // 98304
+                         Layout<16, 4, 8, 7, 6, 4>,          // 114688
+                         Layout<16, 4, 8, 8, 3, 4>,          // 131072
+                         Layout<16, 8, 8, 5, 4, 3, 1, 2>,    // 163840
+                         Layout<16, 6, 8, 8, 6, 3, 1, 2>,    // 196608
+                         Layout<16, 8, 8, 7, 6, 4>,          // 229376
+                         Layout<16, 16, 8, 4, 1, 4>>;        // 262144
+using Layouts32 = Choice<Layout<16, 4, 4, 10, 8, 4, 1, 2>,   // 81920
+                         Layout<16, 4, 4, 12, 10, 5, 1, 2>,  // 98304
+                         Layout<16, 4, 4, 14, 12, 4, 1, 2>,  // 114688
+                         Layout<16, 4, 4, 16, 7, 4>,         // 131072
+                         Layout<16, 8, 4, 10, 8, 4>,         // 163840
+                         Layout<16, 8, 4, 12, 10, 3, 4>,     // 196608
+                         Layout<16, 16, 4, 7, 6, 3, 7>,      // 229376
+                         Layout<16, 16, 4, 8, 7, 3, 4>>;     // 262144
 
 }  // namespace llmc::layernorm_ring_forward
 
@@ -276,8 +309,8 @@ template <typename T, typename W>
 bool layernorm_forward_ring(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_ring_forward;
     using Layouts = std::conditional_t<sizeof(T) == 2, Layouts16, Layouts32>;
-    if (call.C <= kLongRow<T> || call.residual != nullptr || !rows_are_vectors(call)) { return false; }
-    return launch_first(Layouts{}, call, stream);
+    if (call.C <= kLongRow || call.residual != nullptr || !rows_are_vectors(call)) { return false; }
+    return launch_first<kLongRow>(Layouts{}, call, stream);
 }
 
 }  // namespace llmc

@@ -15,15 +15,18 @@ namespace {
 
 // Forward: some lanes of a warp up to 64 vectors (512 elements of 16 bits), a warp up to 224 (1792), a block up to
 // 32768 (fp32 16384), clusters up to 524288 (262144). Backward: some lanes up to 16 vectors, rings of one block or of
-// clusters up to 131072 elements, others up to 262144. Rows of no whole vectors have kernels of their own, from a
-// vector up to 16896 elements forward, from 128 up to 8320 backward. And powers of two and GPT-2's widths, where tiles
-// change.
+// clusters up to 229376 elements (fp32 147456; += 131072), others up to 262144. Rows of no whole vectors have kernels
+// of their own, from a vector up to 16896 elements forward, from 128 up to 8320 backward. And powers of two and
+// GPT-2's widths, where tiles change.
 constexpr int kEdges[] = {128,  256,  512,  768,  896,  1024,  1280, 1600,
                           1792, 2048, 4096, 8192, 8320, 16384, 16896};
 constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
 // the longest rows of the layouts that blocks and rings have beside these
 constexpr int kRingEdges[] = {1536,  1792,  2560,  3072,  3584,  4608,  5120,  6144,  7168,  9216,
                               10240, 10752, 12288, 12544, 13824, 14336, 15360, 16128, 20480, 24576};
+// and where a cluster shares them
+constexpr int kClusterEdges[] = {36864, 40960,  45056,  49152,  57344,  81920,
+                                 98304, 114688, 147456, 163840, 196608, 229376};
 // and of the layouts that rows at any address have: one beyond them
 constexpr int kOddEdges[] = {40,    72,    104,   136,   168,   200,   264,   328,   392,  400,
                              456,   464,   520,   528,   544,   656,   784,   800,   928,  1040,
@@ -45,10 +48,12 @@ std::set<int> widths(bool thorough) {
     for (int edge : kEdges) { add(edge, {-8, -4, -1, 0, 1, 4, 8}); }
     for (int edge : kRingEdges) { add(edge, {0, 8}); }
     for (int edge : kOddEdges) { add(edge, {1}); }
+    for (int edge : kClusterEdges) { add(edge, {0, 8}); }
     add(524288, {0, 8});
     for (int edge : kLongEdges) { add(edge, {-8, 0, 8}); }
     if (!thorough) { return all; }
     for (int edge : kRingEdges) { add(edge, {-8, -1, 1}); }
+    for (int edge : kClusterEdges) { add(edge, {-8}); }
     for (int edge : kOddEdges) { add(edge, {-1, 2}); }
     for (int edge : kLongEdges) { add(edge, {-4, -1, 1, 4}); }
     return all;
@@ -65,7 +70,7 @@ bool worth_trying(Dtype dtype, int C) { return dtype == Dtype::kFp32 || C % 8 !=
 // bf16 and, but for some of the longest rows, fp32 at every width; one of the other pairs of types in turn
 bool chosen(int pair, int C, int turn) {
     bool longest = C >= 65536;
-    return pair == 1 || (pair == 0 && (!longest || C % 65536 == 0)) || (pair == 2 + turn % 3 && !longest);
+    return pair == 1 || (pair == 0 && (!longest || C % 16384 == 0)) || (pair == 2 + turn % 3 && !longest);
 }
 template <typename Each>
 void for_widths(bool thorough, Each each) {

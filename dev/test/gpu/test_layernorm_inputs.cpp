@@ -203,9 +203,29 @@ TEST_CASE("layernorm_backward regimes: exact sums of long rows") {
     }
 }
 
+// long rows whose ring goes round, a few times in each of the clusters that fit
+TEST_CASE("layernorm_forward regimes: rings that go round") {
+    for (TypePair types : {kTypePairs[0], kTypePairs[1]}) {
+        for (Shape s : {Shape{150, 70'000},
+                        {150, 90'000},
+                        {60, 105'000},
+                        {90, 150'000},
+                        {90, 190'000},
+                        {40, 220'000}}) {
+            check_problem(layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain()));
+        }
+    }
+}
+
 // rings that go round, where rows have statistics of their own: those of a later row would be seen
 TEST_CASE("layernorm_backward regimes: statistics by rings that go round") {
-    for (Shape s : {Shape{60'000, 64}, {56'000, 256}, {3400, 1281}, {200, 20480}, {17, 262144}}) {
+    for (Shape s : {Shape{60'000, 64},
+                    {56'000, 256},
+                    {3400, 1281},
+                    {200, 20480},
+                    {90, 90'000},
+                    {50, 190'000},
+                    {17, 262144}}) {
         check_problem(layernorm_backward_problem(Dtype::kBf16, s, Inputs::kNormal, kPlain));
     }
 }
@@ -235,7 +255,13 @@ TEST_SUITE("thorough") {
                             {573, 8704},
                             {573, 16384},
                             {267, 20480},
-                            {133, 65536}}) {
+                            {150, 40'000},
+                            {133, 65536},
+                            {90, 90'000},
+                            {100, 105'000},
+                            {50, 150'000},
+                            {50, 190'000},
+                            {50, 220'000}}) {
                 for (const CallForm* form : {&types.plain(), &types.added()}) {
                     check_problem(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, *form));
                 }

@@ -187,7 +187,10 @@ TEST_CASE("layernorm regimes: a row's result does not depend on its batch") {
                         {35, 4097},
                         {9, 16384},
                         {5, 32768},
-                        {5, 20001}}) {
+                        {5, 20001},
+                        {60, 40'000},
+                        {60, 90'000},
+                        {35, 190'000}}) {
             check_batches(types, s);
         }
     }
