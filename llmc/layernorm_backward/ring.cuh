@@ -1,5 +1,6 @@
 // ring: teams of warps share rows that come by bulk copies into a shallow ring; both halves of a row's work share
-//         registers, so shared memory is read once. Sums by column, of dinp too if wanted, stay there to the end.
+//         registers, so shared memory is read once (of some long rows twice: there are no registers for more). Sums by
+//         column, of dinp too if wanted, stay there to the end.
 // Why:    v4 and v5 have a warp per row: too few columns a lane, or too many; v6 a barrier of the whole block per row.
 //         The layout is known to the compiler: with it at run time a row took twice the instructions.
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
@@ -238,7 +239,7 @@ __device__ void init_barriers(Shared<L, kStreams, T>& shared, int team) {
     mbarrier_init_fence();
 }
 
-// what a team has summed by column
+// where a team's sums by column go, which it has in registers
 template <typename L, bool kAccumulate, bool kSum, int kStreams, typename T, typename W>
 __device__ void finish(const LayerNormBackwardRows<T, W>& call, Shared<L, kStreams, T>& shared,
                        Held<L, kAccumulate, kSum, T, W>& held, int team, int first, int begin, int columns) {

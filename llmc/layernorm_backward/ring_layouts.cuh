@@ -4,10 +4,9 @@
 
 namespace llmc::layernorm_ring {
 
-// How the work is laid out. A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team
-// of warps, whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages. again: a
-// row's second half reads it again where the copy engine left it, for want of registers, and its stage is refilled a row
-// later.
+// A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team of warps, whose lanes hold k
+// vectors of n columns; a block has several teams, each with a ring of stages. again: a row's second half reads it again
+// where the copy engine left it, for want of registers, and its stage is refilled a row later.
 template <int blocks_, int warps_, int n_, int k_, int teams_, int stages_ = 2, bool again_ = false>
 struct Layout {
     static constexpr bool again = again_;
@@ -24,7 +23,7 @@ template <int columns, typename Write, typename Add>
 struct Both {
     static_assert(columns <= Write::room && columns <= Add::room);
 };
-// += of such rows is not taken
+// instead of a layout: += of such rows is not taken
 struct None {
     static constexpr int room = 1 << 30;
 };
@@ -35,7 +34,7 @@ struct Choice {};
 // drives the SMs apart, less starves them; longer rows want 64 KB on their way while one is at work. A vector of 16
 // bytes a lane and many warps a row win while a team leaves room for others; exact tiling counts more. Clusters pay
 // from 4608 columns of 16 bits on; from there to 15360, and beyond 24576, few warps with many vectors each, as all
-// warps of a row must meet.
+// warps of a row must meet. A turn takes as long for a row that does not fill its layout: so there are many.
 using Layouts16 =
     Choice<Both<256, Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,
            Both<512, Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,
