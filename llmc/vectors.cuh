@@ -21,6 +21,12 @@ __device__ inline void store(T* p, const Elements<T, n>& x) {
     *reinterpret_cast<Elements<T, n>*>(p) = x;
 }
 
+// a word of elements that are 1
+template <typename T>
+constexpr uint32_t kOneWord = std::is_same_v<T, float>    ? 0x3f800000u
+                              : std::is_same_v<T, __half> ? 0x3c003c00u
+                                                          : 0x3f803f80u;
+
 // The compiler takes x for new: it computes again what it made of x before, instead of holding that in registers.
 template <typename X>
 __device__ inline void forget(X& x) {

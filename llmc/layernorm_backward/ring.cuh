@@ -141,17 +141,11 @@ struct Held {
     }
 };
 
-// a word of weights that are 1
-template <typename W>
-constexpr uint32_t kOnes = std::is_same_v<W, float>    ? 0x3f800000u
-                           : std::is_same_v<W, __half> ? 0x3c003c00u
-                                                       : 0x3f803f80u;
-
 // n weights from column c on, as whole words; 1 where `from` is null
 template <int n, typename W>
 __device__ Elements<uint32_t, n * sizeof(W) / 4> load_words(const W* from, int c) {
     constexpr int each = 4 / sizeof(W);  // weights in a word
-    return load_or<n / each>(reinterpret_cast<const uint32_t*>(from), c / each, kOnes<W>);
+    return load_or<n / each>(reinterpret_cast<const uint32_t*>(from), c / each, kOneWord<W>);
 }
 
 // Where registers lack, the vectors of a row one after the other: no loads before this, and weights unpacked anew.

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "llmc/async_copy.cuh"
+#include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_parameters {
 
@@ -16,8 +17,8 @@ struct alignas(16) Filled {
         for (uint32_t& w : words) { w = word; }
     }
 };
-__device__ constexpr Filled<2 * kMostColumns> kOnesBf16(0x3f803f80), kOnesFp16(0x3c003c00);
-__device__ constexpr Filled<4 * kMostColumns> kOnesFp32(0x3f800000), kZeros(0);
+__device__ constexpr Filled<2 * kMostColumns> kOnesBf16(kOneWord<__nv_bfloat16>), kOnesFp16(kOneWord<__half>);
+__device__ constexpr Filled<4 * kMostColumns> kOnesFp32(kOneWord<float>), kZeros(0);
 
 template <typename W>
 __device__ const W* ones() {
