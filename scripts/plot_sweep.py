@@ -22,7 +22,7 @@ def read_rows(path, use):
             for row in csv.DictReader(lines):
                 use(row)
     except OSError as error:
-        raise SystemExit(f"{path}: {error.strerror}; dev/cuda/<op> --csv writes one") from None
+        raise SystemExit(f"{path}: {error.strerror}; dev/cuda/<op> --sweep writes one") from None
     except (KeyError, ValueError) as error:
         raise SystemExit(f"{path}: {type(error).__name__} {error}; expected what dev/cuda/<op> --csv writes, found the "
                          f"columns {', '.join(map(str, row)) or 'of no text at all'}") from None
