@@ -1,7 +1,7 @@
 // long: a row is shared by the warps of 16 blocks. Between the halves of a row's work a part of what a lane has of it
 //       waits in registers, the rest where the copy engine left it; weights stay in shared memory.
-// Why:  `ring` holds all of a row in registers: 16 blocks have room for 147456 columns (229376 of 16 bits, where it
-//       reads the row again). With all of a row in shared memory instead, copies waited for the row's sums; with weights
+// Why:  `ring` has two rows at least in shared memory: 16 blocks have room for 262144 columns of 16 bits, 229376 of fp32,
+//       and of `+=` 131072. With all of a row in shared memory, but once, copies waited for the row's sums; with weights
 //       from L2, warps for those.
 // Moves: inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and cluster.
 // Result: 402 us, 92 % of the roof at 512x262144 fp32, where what Why speaks of took 595; H200, 2026-11-21
@@ -27,20 +27,19 @@ constexpr int kMostRows = 1 << 30;                                // a row's num
 constexpr int kSharedBytes = 227 << 10, kWarpBytes = 14 << 10;    // of a block, on Hopper; of a warp's stages
 
 // How a lane's part of a row is cut: k vectors of n columns, kHeld of them for registers, then kChunks chunks of kChunk;
-// and how many chunks the warp's bytes have room for, beside its weights: those of a row, and more on their way. With
-// kAhead the next row's first chunk is begun while warps wait for a row's sums: rows of 16 bits need that, as they come
-// twice as fast; += has no registers for it.
+// and how many chunks the warp's bytes have room for, beside its weights: those of a row, and more on their way.
 template <bool kAccumulate, typename T, typename W>
 struct Cut {
-    static constexpr bool kFloats = sizeof(T) == 4, kAhead = !kFloats && !kAccumulate;
+    static constexpr bool kFloats = sizeof(T) == 4;
     static constexpr int n = Vec<T>::size, k = kLaneColumns / n;
-    static constexpr int kHeld = (kFloats == kAccumulate ? 8 : 16) / n;
-    static constexpr int kChunk = kAhead ? 3 : 2, kChunks = (k - kHeld) / kChunk;
+    static constexpr int kHeld = (kFloats && kAccumulate ? 8 : 16) / n;
+    static constexpr int kChunk = 2, kChunks = (k - kHeld) / kChunk;
     static constexpr int kVectorBytes = 2 * kWarp * 16;  // of inp and dout, a vector a lane
     static constexpr int kLeft = kWarpBytes - kPart * (int)sizeof(W) - kHeld * kVectorBytes;
     static constexpr int kSlots = kLeft / (kChunk * kVectorBytes);
     static constexpr int kPieces = n * sizeof(W) / 16;  // of a vector of weights, of 16 bytes
-    static_assert(kHeld + kChunks * kChunk == k && kSlots > kChunks + kAhead);
+    static_assert(kHeld + kChunks * kChunk == k && kSlots > kChunks);
+    static_assert(kFloats || kAccumulate, "ring has such rows");
 };
 
 // Inp and dout of kVectors vectors a lane, as the copy engine brings them; at(v): the lane's vector v.
@@ -339,28 +338,23 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Dea
     }
     worker.keep_weights();
 
-    Statistics now(call, cluster), next;
-    float2 ahead{0, 0};  // sums of the next row
-    if constexpr (C::kAhead) { worker.begin_chunk(ahead, 0, 0, now); }
+    Statistics now(call, cluster);
     for (unsigned turn = 0;; turn++) {
         int row = cluster + turn * clusters;
         if (row >= (int)call.N) { break; }
-        float2 sums = ahead;
+        float2 sums{0, 0};
 #pragma unroll
-        for (int c = C::kAhead; c < kChunks; c++) { worker.begin_chunk(sums, turn, c, now); }
+        for (int c = 0; c < kChunks; c++) { worker.begin_chunk(sums, turn, c, now); }
         worker.begin_held(sums, turn, now);
         worker.leave();
         if (worker.lane() == 0) { worker.fetch_held(row + clusters); }
 
-        if constexpr (C::kAhead) { next = Statistics(call, row + clusters); }
         worker.send(turn, sums);
-        ahead = {0, 0};
-        if (C::kAhead && row + clusters < (int)call.N) { worker.begin_chunk(ahead, turn + 1, 0, next); }
         sums = worker.receive(turn);
         float2 c{-sums.x * deal.per_column * now.rstd, -sums.y * deal.per_column};
         T* dinp = worker.dinp(row);
         worker.end_held(dinp, now, c);
-        if constexpr (!C::kAhead) { next = Statistics(call, row + clusters); }
+        Statistics next(call, row + clusters);
 #pragma unroll
         for (int i = 0; i < kChunks; i++) {
             forget(turn);
@@ -416,7 +410,9 @@ ColumnGroups layernorm_backward_long(const LayerNormBackwardRows<T, W>& call, cu
         !rows_are_vectors(call)) {
         return {};
     }
-    return call.accumulate_dinp ? launch<true>(call, stream) : launch<false>(call, stream);
+    if (call.accumulate_dinp) { return launch<true>(call, stream); }
+    if constexpr (sizeof(T) == 4) { return launch<false>(call, stream); }
+    return {};
 }
 
 using bf16 = __nv_bfloat16;

@@ -201,8 +201,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
             const T* from[kStreams];
 #pragma unroll
             for (int i = 0; i < kStreams; i++) {
-                from[i] = reinterpret_cast<T*>(ring.here + i * o.region) +
-                          address[i] % (kVector / sizeof(T)) + at.first;
+                from[i] = reinterpret_cast<T*>(ring.here + i * o.region) + address[i] % (kPlace / sizeof(T)) +
+                          at.first;
                 address[i] += (unsigned)fetcher.step[i];
             }
             ring.wait();
@@ -256,7 +256,7 @@ using AllTiles = Tiles<Tile<6, 3>, Tile<8, 6>, Tile<9, 8>, Tile<10, 9>, Tile<11,
 
 // with this many warps to a row, of a block that may have `most`
 inline Layout layout_of(int warps, int most, int streams, int row_bytes) {
-    int region = ceil_div(row_bytes, kVector) * kVector + kVector, bytes = streams * row_bytes;
+    int region = ceil_div(row_bytes, kLineBytes) * kLineBytes + kLineBytes, bytes = streams * row_bytes;
     int fit = most / warps >= 4 ? 16 / warps : most / warps;  // of small teams, 16 warps in all are enough
     int teams = std::min(warps > 1 ? std::min(fit, kMostTeams) : most, std::max(1, kRingBytes / (2 * bytes)));
     int stages = teams > 1 ? kRingBytes / (teams * bytes) : 3;

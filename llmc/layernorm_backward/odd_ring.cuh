@@ -10,6 +10,8 @@ namespace llmc::layernorm_odd_backward {
 
 constexpr int kMostStages = 4;
 constexpr int kVector = 16;  // bytes
+constexpr int kPlace =
+    kSm90 ? kLineBytes : kVector;  // a row lies as far past so many bytes in its stage as in memory
 
 // How the work is laid out: a block has `teams` teams of `warps` warps, each with a ring of `stages`; a stage
 // has `region` bytes for each stream of rows.
@@ -18,7 +20,7 @@ struct Layout {
 };
 
 // what a team agrees on through shared memory
-struct alignas(kVector) TeamShared {
+struct alignas(kLineBytes) TeamShared {
     uint64_t full[kMostStages];  // a stage has come
     float2 sums[2][kWarp];       // of the warps, by row parity; 0 where there is none
 };
@@ -34,19 +36,20 @@ __device__ inline void init(TeamShared& shared, const Layout& o, int lane) {
 }
 
 // What of a row travels: whole vectors, all that the row touches; at the begin of the first row of all and at
-// the end of the last those inside of it, so that nothing outside of the rows is read.
+// the end of the last those inside of it, so that nothing outside of the rows is read. In bytes from where the stage
+// begins, too: the begin of the line, in Ampere's code of the vector, that the row begins in.
 struct Part {
-    int begins, offset, size;  // bytes from a vector's begin on: to the row, to what travels of it; of that
+    int begins, offset, size;  // the row; what travels of it, and how much that is
 
     __device__ Part() {}
     __device__ Part(const void* row, int bytes, bool first, bool last)
-        : begins((int)((uintptr_t)row % kVector)),
-          offset(first && begins > 0 ? kVector : 0),
+        : begins((int)((uintptr_t)row % kPlace)),
+          offset((begins + (first ? kVector - 1 : 0)) & -kVector),
           size(((begins + bytes + (last ? 0 : kVector - 1)) & -kVector) - offset) {}
 };
 
 // The elements of a row that do not travel, a lane each; few of the lanes have one. stage: where the row's
-// vectors go
+// line goes
 template <typename T>
 __device__ void fetch_rest(unsigned char* stage, const T* row, int C, const Part& part, int lane) {
     int i = lane < kWarp / 2 ? lane : C - 1 - (lane - kWarp / 2), at = part.begins + i * (int)sizeof(T);
@@ -62,16 +65,16 @@ __device__ inline bool elected() {
 
 // What of a row travels, by cp.async: a vector each thread of the team, in turn. k: columns a lane, at most;
 // so a warp has 2 k vectors for each byte of an element, and there is one more if the row begins inside of
-// one. stage: where the row's vectors go
+// one. stage: where the row's line goes
 template <int k, typename T, typename At>
 __device__ void copy_part(unsigned char* stage, const T* row, const Part& part, const At& at) {
     constexpr int most = ceil_div(2 * k * (int)sizeof(T) + 1, kWarp);  // of a thread
-    const char* vectors = reinterpret_cast<const char*>(row) - part.begins;
+    const char* line = reinterpret_cast<const char*>(row) - part.begins;
     int end = part.offset + part.size, step = at.warps * kWarp * kVector;
     int i = part.offset + (at.warp * kWarp + at.lane) * kVector;
 #pragma unroll
     for (int j = 0; j < most; j++, i += step) {
-        if (i < end) { copy16_async(stage + i, vectors + i); }
+        if (i < end) { copy16_async(stage + i, line + i); }
     }
 }
 
@@ -150,8 +153,8 @@ struct Fetcher {
             mbarrier_arrive_expect(full, all);
 #pragma unroll
             for (int i = 0; i < kStreams; i++) {
-                const char* vectors = reinterpret_cast<const char*>(from[i]) - parts[i].begins;
-                bulk_copy(ring.here + i * region + parts[i].offset, vectors + parts[i].offset, parts[i].size,
+                const char* line = reinterpret_cast<const char*>(from[i]) - parts[i].begins;
+                bulk_copy(ring.here + i * region + parts[i].offset, line + parts[i].offset, parts[i].size,
                           full);
             }
         }

@@ -23,15 +23,39 @@
 
 namespace llmc::layernorm_ring {
 
+// A row's columns of inp, of dout, and for += of dinp, L::columns apart; from somewhere in the first line on.
 template <typename L, int kStreams, typename T>
-struct Shared {
-    alignas(128) T stage[L::teams][L::stages][kStreams][L::columns];  // of inp, dout, and for += dinp
-    uint64_t full[L::teams][L::stages];                               // a stage has come
-    uint64_t summed[L::teams][2];                     // all pairs of a row have come, by parity
-    alignas(16) float2 pairs[L::teams][2][L::pairs];  // each warp's sums, by row parity
+using Stage = T[kStreams * L::columns + kLine<T>];
+
+// The columns of a block. Asked for anew where few lanes need them: who kept them would keep them in every lane.
+struct Slice {
+    int begin, columns;
+};
+
+// most: columns of a block, but for the last
+template <typename L>
+__device__ Slice slice_of(int most, int C) {
+    if constexpr (L::blocks == 1) { return {0, C}; }
+    int begin = (int)cluster_rank() * most;
+    return {begin, min(most, C - begin)};
+}
+
+// Where a row lies in a stage: as far past a line as its dinp in memory. Mostly its inp and dout are, too.
+template <typename T>
+__device__ T* place(T* stage, const T* dinp) {
+    unsigned bytes = (uint32_t)(uintptr_t)dinp % kLineBytes;
+    return reinterpret_cast<T*>(reinterpret_cast<unsigned char*>(stage) + bytes);
+}
+
+// what a team has of shared memory
+template <typename L, int kStreams, typename T>
+struct alignas(kLineBytes) Team {
+    Stage<L, kStreams, T> stage[L::stages];
+    uint64_t full[L::stages];               // a stage has come
+    uint64_t summed[2];                     // all pairs of a row have come, by parity
+    alignas(16) float2 pairs[2][L::pairs];  // each warp's sums, by row parity
     // of a set each for dweight, dbias, and for += dinp
-    static_assert(sizeof(stage) >= L::teams * kStreams * L::columns * sizeof(float),
-                  "the sums by column end there");
+    static_assert(sizeof(stage) >= kStreams * L::columns * sizeof(float), "the sums by column end there");
 };
 
 // The statistics of a team's rows, 32 at a time, one a lane; half-way the next 32 are asked for.
@@ -63,9 +87,12 @@ struct Statistics {
     }
 };
 
+// What a sum begins with: 0 + x is an instruction, as 0 + -0 is 0; -0 + x is x.
+constexpr float2 kNothing{-0.0f, -0.0f};
+
 template <int pairs>
 __device__ float2 sum_of_pairs(const float2* slots) {
-    float2 sum{0, 0};
+    float2 sum = kNothing;
     if constexpr (pairs <= 16) {  // every lane by itself
 #pragma unroll
         for (int i = 0; i < pairs; i++) {
@@ -83,22 +110,29 @@ __device__ float2 sum_of_pairs(const float2* slots) {
     }
 }
 
+// the team's threads of this block
+template <typename L>
+__device__ void meet() {
+    int team = threadIdx.x / L::team_threads;
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(L::team_threads) : "memory");
+}
+
 // Sums over the row's warps in all blocks of its cluster, the same in each lane. After it all of the block's warps
 // have read the stage: a warp's sums need every value it loads, but those of `before`, which the fence is for. (again:
 // the fence is for the stage of the row before this one, which they have then read for the second time.)
 template <typename L, int kStreams, typename T>
-__device__ float2 exchange(Shared<L, kStreams, T>& shared, int team, int turn, float2 lane_sums) {
+__device__ float2 exchange(Team<L, kStreams, T>& team, int turn, float2 lane_sums) {
     int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % L::warps, parity = turn % 2;
-    float2* slots = shared.pairs[team][parity];
-    if constexpr (kStreams == 3 || L::again) { fence_proxy_async(); }
+    float2* slots = team.pairs[parity];
+    if constexpr (kStreams == 3 || (L::again && !L::soon)) { fence_proxy_async(); }
     float mine = warp_sum_pair(lane_sums);
     if constexpr (L::pairs == 1) {
         return both_sums(mine);
     } else if constexpr (L::blocks == 1) {
         if (lane % (kWarp / 2) == 0) { reinterpret_cast<float*>(&slots[warp])[lane / (kWarp / 2)] = mine; }
-        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(L::team_threads) : "memory");
+        meet<L>();
     } else {
-        uint64_t* barrier = &shared.summed[team][parity];
+        uint64_t* barrier = &team.summed[parity];
         if (warp == 0 && lane == 0) { mbarrier_arrive_expect(barrier, L::pairs * (int)sizeof(float2)); }
         float2 both = both_sums(mine);
         if (lane < L::blocks) {
@@ -109,18 +143,18 @@ __device__ float2 exchange(Shared<L, kStreams, T>& shared, int team, int turn, f
     return sum_of_pairs<L::pairs>(slots);
 }
 
-// One lane of a team asks for the columns of a row that the block has. Addresses are worked out anew for each row:
-// who kept them would keep them in every lane.
+// One lane of a team asks for the block's columns of a row.
 template <typename L, int kStreams, typename T, typename W>
-__device__ void fetch(const LayerNormBackwardRows<T, W>& call, int64_t row, int begin, int columns,
-                      T (&stage)[kStreams][L::columns], uint64_t* full) {
-    uint32_t bytes = columns * (uint32_t)sizeof(T);
+__device__ void fetch(const LayerNormBackwardRows<T, W>& call, int most, int64_t row,
+                      Stage<L, kStreams, T>& stage, uint64_t* full) {
+    Slice slice = slice_of<L>(most, call.C);
+    uint32_t bytes = slice.columns * (uint32_t)sizeof(T);
+    const T* dinp = call.dinp + row * call.dinp_stride + slice.begin;
+    T* to = place(&stage[0], dinp);
     mbarrier_arrive_expect(full, kStreams * bytes);
-    bulk_copy(stage[0], call.inp + row * call.inp_stride + begin, bytes, full);
-    bulk_copy(stage[1], call.dout + row * call.dout_stride + begin, bytes, full);
-    if constexpr (kStreams == 3) {
-        bulk_copy(stage[2], call.dinp + row * call.dinp_stride + begin, bytes, full);
-    }
+    bulk_copy(to, call.inp + row * call.inp_stride + slice.begin, bytes, full);
+    bulk_copy(to + L::columns, call.dout + row * call.dout_stride + slice.begin, bytes, full);
+    if constexpr (kStreams == 3) { bulk_copy(to + 2 * L::columns, dinp, bytes, full); }
 }
 
 // what a lane keeps of one row between its halves, and of all rows to the end
@@ -155,47 +189,44 @@ __device__ void in_turn(X& weight) {
     forget(weight);
 }
 
-// First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat.
-// Beyond the last column inp and dout are 0, and with a mean of 0 add nothing.
-template <typename L, bool kAccumulate, bool kSum, int kStreams, typename T, typename W>
-__device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T (&stage)[kStreams][L::columns],
-                           int first, int columns, float m, float s) {
-    float2 sums{0, 0};
+// First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat. row: in the
+// stage, from the lane's first column on; left: columns from there on. Vectors beyond those add nothing.
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+__device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T* row, int left, float m, float s) {
+    float2 sums = kNothing;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
-        int c = first + i * L::step;
         if constexpr (L::again) { in_turn(held.weight[i]); }
-        auto x = load<L::n>(stage[0] + c), d = load<L::n>(stage[1] + c);
-        if constexpr (kAccumulate) { held.before[i] = load<L::n>(stage[2] + c); }
-        float shift = c < columns ? m : 0.0f;
+        auto x = load<L::n>(row + i * L::step), d = load<L::n>(row + L::columns + i * L::step);
+        if constexpr (kAccumulate) { held.before[i] = load<L::n>(row + 2 * L::columns + i * L::step); }
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
-            float dy = as_float(d, j), xhat = (as_float(x, j) - shift) * s, wdy = dy * held.weight_of(i, j);
+            float dy = as_float(d, j), xhat = (as_float(x, j) - m) * s, wdy = dy * held.weight_of(i, j);
             if constexpr (!L::again) {
                 held.xhat[i][j] = xhat;
                 held.wdy[i][j] = wdy;
             }
             held.sums[0][i][j] += dy * xhat;
             held.sums[1][i][j] += dy;
-            sums.x += wdy;
-            sums.y += wdy * xhat;
+            if (left > i * L::step) {
+                sums.x += wdy;
+                sums.y += wdy * xhat;
+            }
         }
     }
     return sums;
 }
 
 // second half: dinp from the row's means of wdy and of wdy xhat
-template <typename L, bool kAccumulate, bool kSum, int kStreams, typename T, typename W>
-__device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held,
-                          const T (&stage)[kStreams][L::columns], int first, int columns, float c1, float c2,
-                          float m, float s) {
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+__device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held, const T* row, int left, float c1,
+                          float c2, float m, float s) {
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         auto &xhat = held.xhat[i % held.kRow], &wdy = held.wdy[i % held.kRow];
         if constexpr (L::again) {
-            int c = first + i * L::step;
             in_turn(held.weight[i]);
-            auto x = load<L::n>(stage[0] + c), d = load<L::n>(stage[1] + c);
+            auto x = load<L::n>(row + i * L::step), d = load<L::n>(row + L::columns + i * L::step);
 #pragma unroll
             for (int j = 0; j < L::n; j++) {
                 xhat[j] = (as_float(x, j) - m) * s;
@@ -209,7 +240,7 @@ __device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held,
             if constexpr (kAccumulate) { result[j] += as_float(held.before[i], j); }
         }
         auto stored = rounded<T>(result);
-        if (first + i * L::step < columns) { store(dinp + i * L::step, stored); }
+        if (left > i * L::step) { store(dinp + i * L::step, stored); }
         if constexpr (kSum) {
 #pragma unroll
             for (int j = 0; j < L::n; j++) { held.sums[2][i][j] += as_float(stored, j); }
@@ -217,60 +248,51 @@ __device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held,
     }
 }
 
-// Beyond the last column the stages hold zeros: copies never write there.
 template <typename L, int kStreams, typename T>
-__device__ void clear_rest(Shared<L, kStreams, T>& shared, int team, int first, int columns) {
-#pragma unroll 1
-    for (int c = first; c < L::columns; c += L::step) {
-        if (c < columns) { continue; }
-        for (int s = 0; s < L::stages; s++) {
-            for (int i = 0; i < kStreams; i++) { store(&shared.stage[team][s][i][c], Elements<T, L::n>{}); }
-        }
-    }
-}
-
-template <typename L, int kStreams, typename T>
-__device__ void init_barriers(Shared<L, kStreams, T>& shared, int team) {
-    for (int s = 0; s < L::stages; s++) { mbarrier_init(&shared.full[team][s], 1); }
-    for (int p = 0; p < 2; p++) { mbarrier_init(&shared.summed[team][p], 1); }
+__device__ void init_barriers(Team<L, kStreams, T>& team) {
+    for (uint64_t& full : team.full) { mbarrier_init(&full, 1); }
+    for (uint64_t& summed : team.summed) { mbarrier_init(&summed, 1); }
     mbarrier_init_fence();
 }
 
-// where a team's sums by column go, which it has in registers
+// where a team's sums by column go, which it has in registers; teams: of this block
 template <typename L, bool kAccumulate, bool kSum, int kStreams, typename T, typename W>
-__device__ void finish(const LayerNormBackwardRows<T, W>& call, Shared<L, kStreams, T>& shared,
-                       Held<L, kAccumulate, kSum, T, W>& held, int team, int first, int begin, int columns) {
+__device__ void finish(const LayerNormBackwardRows<T, W>& call, Team<L, kStreams, T>* teams,
+                       Held<L, kAccumulate, kSum, T, W>& held, int team, int first, const Slice& slice) {
     if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
-        write_sums<L>(reinterpret_cast<float*>(shared.stage), (float*)call.scratch, held, team, first, begin,
-                      columns, call.C);
+        constexpr int apart = sizeof(*teams) / sizeof(float);
+        write_sums<L, apart>(reinterpret_cast<float*>(teams), (float*)call.scratch, held, team, first,
+                             slice.begin, slice.columns, call.C);
     } else if (team == 0) {
-        outputs.floats ? write_outputs<float, L>(outputs, held, begin + first, first, columns)
-                       : write_outputs<T, L>(outputs, held, begin + first, first, columns);
+        int column = slice.begin + first;
+        outputs.floats ? write_outputs<float, L>(outputs, held, column, first, slice.columns)
+                       : write_outputs<T, L>(outputs, held, column, first, slice.columns);
     }
 }
 
-// slice: columns of a block
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice) {
+__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most) {
     constexpr int kStreams = kAccumulate ? 3 : 2;
     extern __shared__ __align__(128) unsigned char memory[];
-    auto& shared = *reinterpret_cast<Shared<L, kStreams, T>*>(memory);
-    int team = threadIdx.x / L::team_threads, first = (int)threadIdx.x % L::team_threads * L::n;
-    int begin = L::blocks > 1 ? (int)cluster_rank() * slice : 0, columns = min(slice, call.C - begin);
-    int64_t groups = gridDim.x / L::blocks, row = blockIdx.x / L::blocks + team * groups,
+    int number = threadIdx.x / L::team_threads, first = (int)threadIdx.x % L::team_threads * L::n;
+    uint32_t memory_of_team = shared_address(memory) + number * (uint32_t)sizeof(Team<L, kStreams, T>);
+    if constexpr (L::k <= 2) { forget(memory_of_team); }  // short rows: else it is worked out for each
+    auto& team = *static_cast<Team<L, kStreams, T>*>(__cvta_shared_to_generic(memory_of_team));
+    auto [begin, columns] = slice_of<L>(most, call.C);
+    int left = columns - first;
+    int64_t groups = gridDim.x / L::blocks, row = blockIdx.x / L::blocks + number * groups,
             step = groups * L::teams;
     bool fetches = threadIdx.x % L::team_threads == 0;
     int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
 
     // up to the wait: what needs nothing of the kernels before this one, while they end
-    if (fetches) { init_barriers(shared, team); }
-    clear_rest(shared, team, first, columns);
+    if (fetches) { init_barriers(team); }
     if (call.weight != nullptr) { prefetch_lines(call.C, call.weight); }
     L::blocks > 1 ? cluster_sync() : __syncthreads();
     dependency_wait();
     auto fetch_first_rows = [&] {
         for (int s = 0; fetches && s < min(L::stages, rows); s++) {
-            fetch<L>(call, row + s * step, begin, columns, shared.stage[team][s], &shared.full[team][s]);
+            fetch<L, kStreams>(call, most, row + s * step, team.stage[s], &team.full[s]);
         }
     };
     if constexpr (L::blocks == 1) { fetch_first_rows(); }
@@ -278,7 +300,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
     Held<L, kAccumulate, kSum, T, W> held;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
-        const W* from = first + i * L::step < columns ? call.weight : nullptr;
+        const W* from = left > i * L::step ? call.weight : nullptr;
         int c = begin + first + i * L::step;
         if constexpr (L::again) {
             held.weight[i] = load_words<L::n>(from, c);
@@ -288,34 +310,41 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int slice
     }
     if constexpr (L::blocks > 1) { fetch_first_rows(); }  // 1 % sooner than before those loads
 
-    T* dinp = call.dinp + row * call.dinp_stride + begin + first;
+    auto stage_of = [](int turn) { return (unsigned)turn % L::stages; };
+    // the stage of a row that all warps are done with
+    auto refill = [&](int turn) {
+        if (fetches && turn >= 0 && turn + L::stages < rows) {
+            int stage = stage_of(turn);
+            fetch<L, kStreams>(call, most, row + (turn + L::stages) * step, team.stage[stage],
+                               &team.full[stage]);
+        }
+    };
+    T* dinp = call.dinp + row * call.dinp_stride + begin;
     float per_column = 1.0f / call.C;
-    int stage = 0, phase = 0;
     for (int turn = 0; turn < rows; turn++, dinp += step * call.dinp_stride) {
         float2 ms = statistics.of(turn);
-        mbarrier_wait(&shared.full[team][stage], phase);
-        float2 sums = read_row<L>(held, shared.stage[team][stage], first, columns, ms.x, ms.y);
-        sums = exchange(shared, team, turn, sums);
-        // the last row that all warps are done with, and its stage
-        int read = L::again ? turn - 1 : turn, to = L::again ? (stage == 0 ? L::stages : stage) - 1 : stage;
-        if (fetches && read >= 0 && read + L::stages < rows) {
-            fetch<L>(call, row + (read + L::stages) * step, begin, columns, shared.stage[team][to],
-                     &shared.full[team][to]);
+        const T* here = place(&team.stage[stage_of(turn)][0], dinp) + first;
+        mbarrier_wait(&team.full[stage_of(turn)], (unsigned)turn / L::stages % 2);
+        float2 sums = read_row<L>(held, here, left, ms.x, ms.y);
+        sums = exchange(team, turn, sums);
+        if constexpr (!L::soon) { refill(L::again ? turn - 1 : turn); }
+        write_row<L>(dinp + first, held, here, left, sums.x * per_column, sums.y * per_column, ms.x, ms.y);
+        if constexpr (L::soon) {
+            fence_proxy_async();
+            meet<L>();
+            refill(turn);
         }
-        write_row<L>(dinp, held, shared.stage[team][stage], first, columns, sums.x * per_column,
-                     sums.y * per_column, ms.x, ms.y);
-        stage = stage + 1 == L::stages ? 0 : stage + 1;
-        phase ^= stage == 0;
     }
     dependency_launch();
-    finish<L>(call, shared, held, team, first, begin, columns);
+    finish(call, reinterpret_cast<Team<L, kStreams, T>*>(memory), held, number, first,
+           slice_of<L>(most, call.C));
     if constexpr (L::blocks > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
 }
 
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
-                                                                           int slice) {
-    if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, slice); }
+                                                                           int most) {
+    if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, most); }
 }
 
 // ---- the launch ----------------------------------------------------------------------------------
@@ -341,7 +370,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
     LaunchAttributes attributes;
     attributes.overlapping().clusters(L::blocks);
-    size_t bytes = std::max(sizeof(Shared<L, (kAccumulate ? 3 : 2), T>), kAloneBytes);
+    size_t bytes = std::max(L::teams * sizeof(Team<L, (kAccumulate ? 3 : 2), T>), kAloneBytes);
     cudaLaunchConfig_t config = attributes.config(0, L::threads, bytes, stream);
     int groups = most_groups<kernel>(config, L::blocks);
     if (groups == 0) { return {}; }

@@ -6,10 +6,11 @@ namespace llmc::layernorm_ring {
 
 // A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team of warps, whose lanes hold k
 // vectors of n columns; a block has several teams, each with a ring of stages. again: a row's second half reads it again
-// where the copy engine left it, for want of registers, and its stage is refilled a row later.
+// where the copy engine left it, for want of registers, and its stage is refilled a row later; soon: at once, for one
+// more meeting of the team, where there are but two stages.
 template <int blocks_, int warps_, int n_, int k_, int teams_, int stages_ = 2, bool again_ = false>
 struct Layout {
-    static constexpr bool again = again_;
+    static constexpr bool again = again_, soon = again && stages_ == 2;
     static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, teams = teams_, stages = stages_;
     static constexpr int team_threads = warps * kWarp, threads = teams * team_threads;
     static constexpr int step = team_threads * n,
@@ -35,44 +36,45 @@ struct Choice {};
 // bytes a lane and many warps a row win while a team leaves room for others; exact tiling counts more. Clusters pay
 // from 4608 columns of 16 bits on; from there to 15360, and beyond 24576, few warps with many vectors each, as all
 // warps of a row must meet. A turn takes as long for a row that does not fill its layout: so there are many.
-using Layouts16 =
-    Choice<Both<256, Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,
-           Both<512, Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,
-           Both<768, Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,
-           Both<1024, Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,
-           Both<1280, Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,
-           Both<1536, Layout<1, 6, 8, 1, 3, 3>, Layout<1, 6, 8, 1, 2, 3>>,
-           Both<1600, Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,
-           Both<1792, Layout<1, 7, 8, 1, 2, 4>, Layout<1, 7, 8, 1, 2, 3>>,
-           Both<2048, Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,
-           Both<2560, Layout<1, 10, 8, 1, 2, 3>, Layout<1, 5, 8, 2, 2, 2>>,
-           Both<3072, Layout<1, 6, 8, 2, 2, 3>, Layout<1, 6, 8, 2, 2, 2>>,
-           Both<3584, Layout<1, 7, 8, 2, 1, 4>, Layout<1, 7, 8, 2, 1, 3>>,
-           Both<4096, Layout<1, 8, 8, 2, 1, 4>, Layout<1, 8, 8, 2, 1, 3>>,
-           Both<4608, Layout<2, 6, 4, 3, 2, 3>, Layout<2, 6, 4, 3, 2, 2>>,
-           Both<5120, Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,
-           Both<6144, Layout<4, 3, 8, 2, 4, 3>, Layout<4, 3, 8, 2, 4, 2>>,
-           Both<7168, Layout<2, 7, 8, 2, 2, 3>, Layout<2, 7, 8, 2, 1, 3>>,
-           Both<8192, Layout<4, 4, 8, 2, 3, 3>, Layout<4, 4, 8, 2, 2, 3>>,
-           Both<9216, Layout<4, 3, 8, 3, 4, 2>, Layout<4, 3, 8, 3, 3, 2>>,
-           Both<10240, Layout<4, 5, 8, 2, 3, 3>, Layout<4, 5, 8, 2, 2, 3>>,
-           Both<12288, Layout<4, 4, 8, 3, 2, 3>, Layout<4, 4, 8, 3, 2, 2>>,
-           Both<13824, Layout<4, 4, 8, 4, 2, 3>, Layout<4, 4, 8, 4, 2, 2>>,
-           Both<15360, Layout<4, 5, 8, 3, 2, 3>, Layout<8, 4, 8, 2, 3, 2>>,
-           Both<16384, Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,
-           Both<20480, Layout<8, 5, 8, 2, 3, 2>, Layout<8, 5, 8, 2, 2, 3>>,
-           Both<24576, Layout<8, 6, 8, 2, 2, 3>, Layout<8, 6, 8, 2, 2, 2>>,
-           Both<32768, Layout<8, 4, 8, 4, 2, 2>, Layout<8, 4, 8, 4, 2, 2>>,
-           Both<36864, Layout<16, 3, 8, 3, 4, 3>, Layout<16, 4, 8, 4, 2, 2>>,
-           Both<40960, Layout<16, 5, 8, 2, 3, 4>, Layout<16, 4, 8, 4, 2, 2>>,
-           Both<49152, Layout<16, 4, 8, 3, 3, 3>, Layout<16, 4, 8, 4, 2, 2>>,
-           Both<65536, Layout<16, 4, 8, 4, 2, 3>, Layout<16, 4, 8, 4, 2, 2>>,
-           Both<81920, Layout<16, 4, 8, 5, 2, 3>, Layout<16, 8, 8, 4, 1, 2>>,
-           Both<98304, Layout<16, 6, 8, 4, 2, 4, true>, Layout<16, 8, 8, 4, 1, 2>>,
-           Both<114688, Layout<8, 8, 8, 7, 1, 3, true>, Layout<16, 8, 8, 4, 1, 2>>,
-           Both<131072, Layout<16, 8, 8, 4, 1, 3>, Layout<16, 8, 8, 4, 1, 2>>,
-           Both<163840, Layout<16, 8, 8, 5, 1, 3>, None>, Both<196608, Layout<16, 8, 8, 6, 1, 4, true>, None>,
-           Both<229376, Layout<16, 8, 8, 7, 1, 4, true>, None>>;
+using Layouts16 = Choice<
+    Both<256, Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,
+    Both<512, Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,
+    Both<768, Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,
+    Both<1024, Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,
+    Both<1280, Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,
+    Both<1536, Layout<1, 6, 8, 1, 3, 3>, Layout<1, 6, 8, 1, 2, 3>>,
+    Both<1600, Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,
+    Both<1792, Layout<1, 7, 8, 1, 2, 4>, Layout<1, 7, 8, 1, 2, 3>>,
+    Both<2048, Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,
+    Both<2560, Layout<1, 10, 8, 1, 2, 3>, Layout<1, 5, 8, 2, 2, 2>>,
+    Both<3072, Layout<1, 6, 8, 2, 2, 3>, Layout<1, 6, 8, 2, 2, 2>>,
+    Both<3584, Layout<1, 7, 8, 2, 1, 4>, Layout<1, 7, 8, 2, 1, 3>>,
+    Both<4096, Layout<1, 8, 8, 2, 1, 4>, Layout<1, 8, 8, 2, 1, 3>>,
+    Both<4608, Layout<2, 6, 4, 3, 2, 3>, Layout<2, 6, 4, 3, 2, 2>>,
+    Both<5120, Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,
+    Both<6144, Layout<4, 3, 8, 2, 4, 3>, Layout<4, 3, 8, 2, 4, 2>>,
+    Both<7168, Layout<2, 7, 8, 2, 2, 3>, Layout<2, 7, 8, 2, 1, 3>>,
+    Both<8192, Layout<4, 4, 8, 2, 3, 3>, Layout<4, 4, 8, 2, 2, 3>>,
+    Both<9216, Layout<4, 3, 8, 3, 4, 2>, Layout<2, 5, 8, 4, 1, 3>>,
+    Both<10240, Layout<4, 5, 8, 2, 3, 3>, Layout<4, 5, 8, 2, 2, 3>>,
+    Both<12288, Layout<4, 4, 8, 3, 2, 3>, Layout<4, 4, 8, 3, 2, 2>>,
+    Both<13824, Layout<4, 4, 8, 4, 2, 3>, Layout<4, 4, 8, 4, 2, 2>>,
+    Both<15360, Layout<4, 5, 8, 3, 2, 3>, Layout<8, 4, 8, 2, 3, 2>>,
+    Both<16384, Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,
+    Both<20480, Layout<8, 5, 8, 2, 3, 2>, Layout<8, 5, 8, 2, 2, 3>>,
+    Both<24576, Layout<8, 6, 8, 2, 2, 3>, Layout<8, 6, 8, 2, 2, 2>>,
+    Both<32768, Layout<8, 4, 8, 4, 2, 2>, Layout<8, 4, 8, 4, 2, 2>>,
+    Both<36864, Layout<16, 3, 8, 3, 4, 3>, Layout<16, 4, 8, 4, 2, 2>>,
+    Both<40960, Layout<16, 5, 8, 2, 3, 4>, Layout<16, 4, 8, 4, 2, 2>>,
+    Both<49152, Layout<16, 4, 8, 3, 3, 3>, Layout<16, 4, 8, 4, 2, 2>>,
+    Both<65536, Layout<16, 4, 8, 4, 2, 3>, Layout<16, 4, 8, 4, 2, 2>>,
+    Both<81920, Layout<16, 4, 8, 5, 2, 3>, Layout<16, 8, 8, 4, 1, 2>>,
+    Both<98304, Layout<8, 8, 8, 6, 1, 3, true>, Layout<16, 8, 8, 4, 1, 2>>,
+    Both<114688, Layout<8, 8, 8, 7, 1, 3, true>, Layout<16, 8, 8, 4, 1, 2>>,
+    Both<131072, Layout<16, 8, 8, 4, 1, 3>, Layout<16, 8, 8, 4, 1, 2>>,
+    Both<163840, Layout<16, 8, 8, 5, 1, 3>, None>, Both<180224, Layout<16, 8, 4, 11, 1, 4, true>, None>,
+    Both<196608, Layout<16, 8, 8, 6, 1, 4, true>, None>, Both<229376, Layout<16, 8, 8, 7, 1, 4, true>, None>,
+    Both<262144, Layout<16, 8, 8, 8, 1, 3, true>, None>>;
 using Layouts32 = Choice<Both<256, Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,
                          Both<512, Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,
                          Both<768, Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,
@@ -93,6 +95,8 @@ using Layouts32 = Choice<Both<256, Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2,
                          Both<40960, Layout<16, 5, 4, 4, 2, 3>, Layout<16, 8, 4, 4, 1, 2>>,
                          Both<65536, Layout<16, 8, 4, 4, 2, 2>, Layout<16, 8, 4, 4, 1, 2>>,
                          Both<131072, Layout<16, 8, 4, 8, 1, 3>, Layout<16, 8, 4, 8, 1, 2>>,
-                         Both<147456, Layout<16, 8, 4, 9, 1, 2>, None>>;
+                         Both<147456, Layout<16, 8, 4, 9, 1, 2>, None>,
+                         Both<180224, Layout<16, 8, 4, 11, 1, 2, true>, None>,
+                         Both<229376, Layout<16, 8, 4, 14, 1, 2, true>, None>>;
 
 }  // namespace llmc::layernorm_ring

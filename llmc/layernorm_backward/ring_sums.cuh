@@ -6,9 +6,9 @@
 
 namespace llmc::layernorm_ring {
 
-// The teams' sums over their rows meet in the ring's memory, are added team after team, and go to this group's
-// part of scratch.
-template <typename L, typename HeldT>
+// The teams' sums over their rows meet in their rings' memory, `apart` floats apart, are added team after team, and go to
+// this group's part of scratch.
+template <typename L, int apart, typename HeldT>
 __device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, int team, int first, int begin,
                            int columns, int C) {
     constexpr int kAll = HeldT::kSets * L::columns;
@@ -17,7 +17,7 @@ __device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, i
     for (int set = 0; set < HeldT::kSets; set++) {
 #pragma unroll
         for (int i = 0; i < L::k; i++) {
-            store(of_teams + team * kAll + set * L::columns + first + i * L::step,
+            store(of_teams + team * apart + set * L::columns + first + i * L::step,
                   *reinterpret_cast<const Elements<float, L::n>*>(held.sums[set][i]));
         }
     }
@@ -29,7 +29,7 @@ __device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, i
         auto sum = load<4>(of_teams + at);
 #pragma unroll 4
         for (int t = 1; t < L::teams; t++) {
-            auto more = load<4>(of_teams + t * kAll + at);
+            auto more = load<4>(of_teams + t * apart + at);
 #pragma unroll
             for (int j = 0; j < 4; j++) { sum.at[j] += more.at[j]; }
         }

@@ -26,16 +26,20 @@ using namespace layernorm_moments;
 // A row is shared by `blocks` blocks of `warps` warps, whose lanes have k vectors of n columns, the first `whole` of
 // which they have in any row it is used for. `stages` rows fit the ring: two are at work, the others on their way.
 // A stage is refilled in `pieces`, each as soon as it is written. fit: so many blocks are to fit an SM, which limits
-// registers.
-template <int blocks_, int warps_, int n_, int k_, int whole_, int stages_, int pieces_ = 1, int fit_ = 1>
+// registers. through: out goes through the stage, by a bulk store, and the stage is refilled a row later; 2 to 3 % faster
+// where the row's warps, which write 512 bytes at a time, would begin and end inside of 32 bytes.
+template <int blocks_, int warps_, int n_, int k_, int whole_, int stages_, int pieces_ = 1, int fit_ = 1,
+          bool through_ = false>
 struct Layout {
     static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, whole = whole_, stages = stages_;
     static constexpr int pieces = pieces_, fit = fit_, threads = warps * kWarp, step = threads * n;
+    static constexpr bool through = through_;
     static constexpr int columns = step * k, room = blocks * columns;  // of a block; of a row
     static constexpr int sample = ceil_div(k, 4);                      // of the first mean
     // Weight and bias are unpacked for each row, else they are once, into twice as many registers: 2 % faster.
     static constexpr bool anew = fit * warps * k > 80;
     static_assert(blocks > 1 && blocks <= kWarp && stages > 2 && sample <= whole && k % pieces == 0);
+    static_assert(!through || pieces == 1);
 };
 
 // rows whose moments are under way or in use: a block may be two rows behind another
@@ -43,7 +47,7 @@ constexpr int kMeetings = 4;
 
 template <typename L, typename T>
 struct Shared {
-    alignas(128) T stage[L::stages][L::columns];
+    alignas(kLineBytes) T stage[L::stages][L::columns + kLine<T>];
     Moments of_warp[2][L::warps];            // by turn
     Moments of_block[kMeetings][L::blocks];  // likewise; each block sends its own to all
     uint64_t full[L::stages];                // a row has come
@@ -96,32 +100,32 @@ __device__ Moments moments_of_warp(const T* stage, const Share<L>& share, float 
     return moments_of<kWarp>(some, 1.0f / (L::sample * kWarp * L::n), all, share.of_warp, per_n);
 }
 
-// What thread 0 needs to ask for the cluster's rows, one after the other.
+// Where a row lies in a stage: as far past a line as in memory. Of one that comes in pieces the next row's first would
+// then lie where this one's second still waits, if the next lies farther past its line: it begins where the stage does.
 template <typename L, typename T>
-struct Fetcher {
-    const T* from;  // the next row, at the block's columns
-    int64_t step;   // elements to the one after
-    uint32_t bytes;
+__device__ T* place(Shared<L, T>& shared, int stage, const T* row) {
+    return shared.stage[stage] + (L::pieces > 1 ? 0 : past_line(row));
+}
 
-    // a piece of the row, the first before the others
-    __device__ void fetch(Shared<L, T>& shared, int stage, int piece) {
-        constexpr int columns = L::columns / L::pieces, most = columns * (int)sizeof(T);
-        int begin = piece * columns, size = bytes;
-        if constexpr (L::pieces > 1) { size = min(size - piece * most, most); }
-        if (piece == 0) { mbarrier_arrive_expect(&shared.full[stage], bytes); }
-        if (L::pieces == 1 || size > 0) {
-            bulk_copy(shared.stage[stage] + begin, from + begin, size, &shared.full[stage]);
-        }
-        if (piece == L::pieces - 1) { from += step; }
+// One thread asks for a piece of a row, the first before the others. row: at the block's columns, `bytes` of them
+template <typename L, typename T>
+__device__ void fetch(Shared<L, T>& shared, int stage, int piece, const T* row, uint32_t bytes) {
+    constexpr int columns = L::columns / L::pieces, most = columns * (int)sizeof(T);
+    int begin = piece * columns, size = bytes;
+    if constexpr (L::pieces > 1) { size = min(size - piece * most, most); }
+    if (piece == 0) { mbarrier_arrive_expect(&shared.full[stage], bytes); }
+    if (L::pieces == 1 || size > 0) {
+        bulk_copy(place(shared, stage, row) + begin, row + begin, size, &shared.full[stage]);
     }
-};
+}
 
-// Row `turn` has come: its moments go to all blocks.
+// When row `turn` has come, to `stage`: its moments go to all blocks.
 template <typename L, typename T>
-__device__ void send_moments(Shared<L, T>& shared, const Share<L>& share, float per_n, int turn) {
+__device__ void send_moments(Shared<L, T>& shared, const T* stage, const Share<L>& share, float per_n,
+                             int turn) {
     int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     mbarrier_wait(&shared.full[turn % L::stages], turn / L::stages % 2);
-    Moments mine = moments_of_warp(shared.stage[turn % L::stages], share, per_n);
+    Moments mine = moments_of_warp(stage, share, per_n);
     if (lane == 0) { shared.of_warp[turn % 2][warp] = mine; }
     __syncthreads();
     if (warp == L::warps - 1) {
@@ -163,7 +167,7 @@ struct Parameters {
     }
 };
 
-// With plain stores: with a streaming hint, which registers.cuh gains by, 2 % slower.
+// With plain stores: with a streaming hint, which registers.cuh gains by, 2 % slower. out: from the lane's first column on
 template <typename L, typename T, typename W>
 __device__ void write_piece(int piece, T* out, const T* stage, const Share<L>& share,
                             Parameters<L, T, W>& parameters, const Normal& normal) {
@@ -200,8 +204,9 @@ __device__ void forward_rows(const LayerNormForward<T, W>& call, float per_colum
     Share<L> share(call.C);
     int64_t groups = gridDim.x / L::blocks, row = blockIdx.x / L::blocks;
     int rows = (int)((call.N - 1 - row) / groups + 1);  // of this cluster
-    Fetcher<L, T> fetcher{call.inp + row * call.inp_stride + share.begin, groups * call.inp_stride,
-                          share.columns * (uint32_t)sizeof(T)};
+    const T* inp = call.inp + row * call.inp_stride + share.begin;
+    int64_t step = groups * call.inp_stride;
+    uint32_t bytes = share.columns * (uint32_t)sizeof(T);
     // up to the wait: what needs nothing of the kernels before this one, while they end
     if (threadIdx.x == 0) {
         init_barriers(shared);
@@ -211,27 +216,44 @@ __device__ void forward_rows(const LayerNormForward<T, W>& call, float per_colum
     dependency_wait();
     if (threadIdx.x == 0) {
         for (int s = 0; s < min(L::stages, rows); s++) {
-            for (int piece = 0; piece < L::pieces; piece++) { fetcher.fetch(shared, s, piece); }
+            for (int piece = 0; piece < L::pieces; piece++) {
+                fetch(shared, s, piece, inp + s * step, bytes);
+            }
         }
     }
     Parameters<L, T, W> parameters(call, share);
     float per_n = 1.0f / share.of_warp;
-    send_moments(shared, share, per_n, 0);
+    send_moments(shared, place(shared, 0, inp), share, per_n, 0);
     T* out = call.out + row * call.out_stride + share.begin + share.first;
-    for (int turn = 0; turn < rows; turn++, row += groups, out += groups * call.out_stride) {
-        if (turn + 1 < rows) { send_moments(shared, share, per_n, turn + 1); }
+    for (int turn = 0; turn < rows; turn++, row += groups, inp += step, out += groups * call.out_stride) {
+        int stage = turn % L::stages;
+        if (turn + 1 < rows) {
+            const T* next = place(shared, (turn + 1) % L::stages, inp + step);
+            send_moments(shared, next, share, per_n, turn + 1);
+        }
+        if (L::through && threadIdx.x == 0 && turn > 0 && turn - 1 + L::stages < rows) {
+            bulk_wait_read<0>();  // the row before has left its stage
+            fetch(shared, (turn - 1) % L::stages, 0, inp + (L::stages - 1) * step, bytes);
+        }
         Normal normal =
             normal_of(receive_moments(shared, turn, rows, per_column), per_column, (float)call.eps);
         if (threadIdx.x == 0 && share.begin == 0) { write_statistics(call, row, normal); }
-        int stage = turn % L::stages;
+        T* here = place(shared, stage, inp);
 #pragma unroll
         for (int piece = 0; piece < L::pieces; piece++) {
-            write_piece(piece, out, shared.stage[stage], share, parameters, normal);
+            write_piece(piece, L::through ? here + share.first : out, here, share, parameters, normal);
             fence_proxy_async();
             __syncthreads();
-            if (threadIdx.x == 0 && turn + L::stages < rows) { fetcher.fetch(shared, stage, piece); }
+            if (threadIdx.x > 0) { continue; }
+            if constexpr (L::through) {
+                bulk_store(out, here, bytes);  // its first column is the block's
+                bulk_commit();
+            } else if (turn + L::stages < rows) {
+                fetch(shared, stage, piece, inp + L::stages * step, bytes);
+            }
         }
     }
+    if (L::through && threadIdx.x == 0) { bulk_wait_read<0>(); }
     dependency_launch();
     cluster_sync();  // nobody leaves while moments may still be sent to it
 }
@@ -267,39 +289,49 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
 
 // ---- the choice ----------------------------------------------------------------------------------
 
-template <typename... Layouts>
+// for rows of up to so many columns
+template <int columns, typename L>
+struct Upto {
+    static_assert(columns <= L::room);
+};
+template <typename... Uptos>
 struct Choice {};
 
-// by the first that has room for a row; false if none has. held: what the one before has room for, columns
-template <int held, typename L, typename... More, typename T, typename W>
-bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
+// by the first that is for such rows; false if none is. held: columns of the rows before it
+template <int held, int columns, typename L, typename... More, typename T, typename W>
+bool launch_first(Choice<Upto<columns, L>, More...>, const LayerNormForward<T, W>& call,
+                  cudaStream_t stream) {
     static_assert(L::whole * L::step * L::blocks <= held,
                   "a shorter row would not have all its whole vectors");
-    if (call.C <= L::room) { return launch<L>(call, stream); }
-    if constexpr (sizeof...(More) > 0) { return launch_first<L::room>(Choice<More...>{}, call, stream); }
+    if (call.C <= columns) { return launch<L>(call, stream); }
+    if constexpr (sizeof...(More) > 0) { return launch_first<columns>(Choice<More...>{}, call, stream); }
     return false;
 }
 
-// Blocks, warps, n, k, whole, stages, pieces, fit, by measurement. What counts is that SMs stay together in the address
-// range: without the wait for one another's moments the same kernel takes 3 to 6 % more. So clusters of 16, few warps
-// with many vectors each, and few stages: two more, and it is 1 to 3 % slower. And that rows nearly fill it: a turn takes
-// as long for a shorter row. So there are many.
-using Layouts16 = Choice<Layout<16, 4, 8, 5, 4, 3, 1, 4>,    // 81920 columns
-                         Layout<16, 4, 8, 6, 5, 3, 1, 3>,    // 98304
-                         Layout<16, 4, 8, 7, 6, 4>,          // 114688
-                         Layout<16, 4, 8, 8, 3, 4>,          // 131072
-                         Layout<16, 8, 8, 5, 4, 3, 1, 2>,    // 163840
-                         Layout<16, 6, 8, 8, 6, 3, 1, 2>,    // 196608
-                         Layout<16, 8, 8, 7, 6, 4>,          // 229376
-                         Layout<16, 16, 8, 4, 1, 4>>;        // 262144
-using Layouts32 = Choice<Layout<16, 4, 4, 10, 8, 4, 1, 2>,   // 81920
-                         Layout<16, 4, 4, 12, 10, 5, 1, 2>,  // 98304
-                         Layout<16, 4, 4, 14, 12, 4, 1, 2>,  // 114688
-                         Layout<16, 4, 4, 16, 7, 4>,         // 131072
-                         Layout<16, 8, 4, 10, 8, 4>,         // 163840
-                         Layout<16, 8, 4, 12, 10, 3, 4>,     // 196608
-                         Layout<16, 16, 4, 7, 6, 3, 7>,      // 229376
-                         Layout<16, 16, 4, 8, 7, 3, 4>>;     // 262144
+// Blocks, warps, n, k, whole, stages, pieces, fit, through, by measurement. What counts is that SMs stay together in the
+// address range: without the wait for one another's moments the same kernel takes 3 to 6 % more. So clusters of 16, few
+// warps with many vectors each, and few stages: two more, and it is 1 to 3 % slower. And that rows nearly fill it: a turn
+// takes as long for a shorter row. So there are many.
+using Layouts16 = Choice<Upto<71680, Layout<16, 4, 8, 5, 4, 3, 1, 4>>,         //
+                         Upto<81920, Layout<16, 4, 8, 5, 4, 4, 1, 3, true>>,   //
+                         Upto<98304, Layout<16, 4, 8, 6, 5, 3, 1, 3>>,         //
+                         Upto<114688, Layout<16, 4, 8, 7, 6, 4>>,              //
+                         Upto<122880, Layout<16, 4, 8, 8, 7, 4, 1, 2, true>>,  //
+                         Upto<131072, Layout<16, 4, 8, 8, 3, 4>>,              //
+                         Upto<163840, Layout<16, 8, 8, 5, 4, 3, 1, 2>>,        //
+                         Upto<172032, Layout<16, 6, 8, 7, 6, 3, 1, 2>>,        //
+                         Upto<196608, Layout<16, 6, 8, 8, 6, 3, 1, 2>>,        //
+                         Upto<229376, Layout<16, 8, 8, 7, 6, 4>>,              //
+                         Upto<245760, Layout<16, 8, 8, 8, 7, 5, 1, 1, true>>,  //
+                         Upto<262144, Layout<16, 16, 8, 4, 1, 4>>>;
+using Layouts32 = Choice<Upto<81920, Layout<16, 4, 4, 10, 8, 4, 1, 2>>,    //
+                         Upto<98304, Layout<16, 4, 4, 12, 10, 5>>,         //
+                         Upto<114688, Layout<16, 4, 4, 14, 12, 4, 1, 2>>,  //
+                         Upto<131072, Layout<16, 4, 4, 16, 7, 4>>,         //
+                         Upto<163840, Layout<16, 8, 4, 10, 8, 3>>,         //
+                         Upto<196608, Layout<16, 8, 4, 12, 10, 3, 4>>,     //
+                         Upto<229376, Layout<16, 16, 4, 7, 6, 3, 7>>,      //
+                         Upto<262144, Layout<16, 16, 4, 8, 7, 3, 4>>>;
 
 }  // namespace llmc::layernorm_ring_forward
 

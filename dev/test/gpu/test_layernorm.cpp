@@ -15,7 +15,7 @@ namespace {
 
 // Forward: some lanes of a warp up to 64 vectors (512 elements of 16 bits), a warp up to 224 (1792), a block up to
 // 32768 (fp32 16384), clusters up to 524288 (262144). Backward: some lanes up to 16 vectors, rings of one block or of
-// clusters up to 229376 elements (fp32 147456; += 131072), others up to 262144. Rows of no whole vectors have kernels
+// clusters up to 262144 elements (fp32 229376; += 131072), others up to 262144. Rows of no whole vectors have kernels
 // of their own, from a vector up to 16896 elements forward, from 128 up to 8320 backward. And powers of two and
 // GPT-2's widths, where tiles change.
 constexpr int kEdges[] = {128,  256,  512,  768,  896,  1024,  1280, 1600,
@@ -25,8 +25,8 @@ constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
 constexpr int kRingEdges[] = {1536,  1792,  2560,  3072,  3584,  4608,  5120,  6144,  7168,  9216,
                               10240, 10752, 12288, 12544, 13824, 14336, 15360, 16128, 20480, 24576};
 // and where a cluster shares them
-constexpr int kClusterEdges[] = {36864, 40960,  45056,  49152,  57344,  81920,
-                                 98304, 114688, 147456, 163840, 196608, 229376};
+constexpr int kClusterEdges[] = {36864,  40960,  45056,  49152,  57344,  71680,  81920,  98304, 114688,
+                                 122880, 147456, 163840, 172032, 180224, 196608, 229376, 245760};
 // and of the layouts that rows at any address have: one beyond them
 constexpr int kOddEdges[] = {40,    72,    104,   136,   168,   200,   264,   328,   392,  400,
                              456,   464,   520,   528,   544,   656,   784,   800,   928,  1040,

@@ -199,7 +199,9 @@ TEST_CASE("layernorm_backward regimes: exact sums by rings that go round") {
 TEST_CASE("layernorm_backward regimes: exact sums of long rows") {
     check_exact(layernorm_backward_problem(Dtype::kFp32, {35, 98304}, Inputs::kInteger, kAllAdded));
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
-        check_exact(layernorm_backward_problem(dtype, {17, 262144}, Inputs::kInteger, kPlain));
+        for (const CallForm* form : {&kPlain, &kAllAdded}) {
+            check_exact(layernorm_backward_problem(dtype, {17, 262144}, Inputs::kInteger, *form));
+        }
     }
 }
 
@@ -207,11 +209,14 @@ TEST_CASE("layernorm_backward regimes: exact sums of long rows") {
 TEST_CASE("layernorm_forward regimes: rings that go round") {
     for (TypePair types : {kTypePairs[0], kTypePairs[1]}) {
         for (Shape s : {Shape{150, 70'000},
+                        {150, 77'832},
                         {150, 90'000},
                         {60, 105'000},
+                        {100, 120'008},
                         {90, 150'000},
                         {90, 190'000},
-                        {40, 220'000}}) {
+                        {40, 220'000},
+                        {60, 237'000}}) {
             check_problem(layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain()));
         }
     }
@@ -228,6 +233,7 @@ TEST_CASE("layernorm_backward regimes: statistics by rings that go round") {
                     {17, 262144}}) {
         check_problem(layernorm_backward_problem(Dtype::kBf16, s, Inputs::kNormal, kPlain));
     }
+    check_problem(layernorm_backward_problem(Dtype::kFp32, {40, 150'004}, Inputs::kNormal, kPlain));
 }
 
 TEST_SUITE("thorough") {
@@ -260,8 +266,10 @@ TEST_SUITE("thorough") {
                             {90, 90'000},
                             {100, 105'000},
                             {50, 150'000},
+                            {50, 170'000},
                             {50, 190'000},
-                            {50, 220'000}}) {
+                            {50, 220'000},
+                            {40, 250'000}}) {
                 for (const CallForm* form : {&types.plain(), &types.added()}) {
                     check_problem(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, *form));
                 }
