@@ -182,6 +182,20 @@ __device__ Elements<uint32_t, n * sizeof(W) / 4> load_words(const W* from, int c
     return load_or<n / each>(reinterpret_cast<const uint32_t*>(from), c / each, kOneWord<W>);
 }
 
+// from column c on, where the lane has `left` columns
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+__device__ void load_weights(Held<L, kAccumulate, kSum, T, W>& held, const W* weight, int c, int left) {
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        const W* from = left > i * L::step ? weight : nullptr;
+        if constexpr (L::again) {
+            held.weight[i] = load_words<L::n>(from, c + i * L::step);
+        } else {
+            held.weight[i] = load_or<L::n, W>(from, c + i * L::step, (W)1.0f);
+        }
+    }
+}
+
 // Where registers lack, the vectors of a row one after the other: no loads before this, and weights unpacked anew.
 template <typename X>
 __device__ void in_turn(X& weight) {
@@ -298,16 +312,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
     if constexpr (L::blocks == 1) { fetch_first_rows(); }
     Statistics statistics(call, row, step);
     Held<L, kAccumulate, kSum, T, W> held;
-#pragma unroll
-    for (int i = 0; i < L::k; i++) {
-        const W* from = left > i * L::step ? call.weight : nullptr;
-        int c = begin + first + i * L::step;
-        if constexpr (L::again) {
-            held.weight[i] = load_words<L::n>(from, c);
-        } else {
-            held.weight[i] = load_or<L::n, W>(from, c, (W)1.0f);
-        }
-    }
+    load_weights(held, call.weight, begin + first, left);
     if constexpr (L::blocks > 1) { fetch_first_rows(); }  // 1 % sooner than before those loads
 
     auto stage_of = [](int turn) { return (unsigned)turn % L::stages; };
