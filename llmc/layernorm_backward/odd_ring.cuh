@@ -10,8 +10,8 @@ namespace llmc::layernorm_odd_backward {
 
 constexpr int kMostStages = 4;
 constexpr int kVector = 16;  // bytes
-constexpr int kPlace =
-    kSm90 ? kLineBytes : kVector;  // a row lies as far past so many bytes in its stage as in memory
+// A row lies as far past a multiple of so many bytes in its stage as in memory: of a line for bulk copies' sake.
+constexpr int kPlace = kSm90 ? kLineBytes : kVector;
 
 // How the work is laid out: a block has `teams` teams of `warps` warps, each with a ring of `stages`; a stage
 // has `region` bytes for each stream of rows.

@@ -40,7 +40,8 @@ __device__ Slice slice_of(int most, int C) {
     return {begin, min(most, C - begin)};
 }
 
-// Where a row lies in a stage: as far past a line as its dinp in memory. Mostly its inp and dout are, too.
+// Where a row lies in a stage: as far past a line as its dinp in memory. Mostly its inp and dout are, too. In bytes: by
+// past_line() a row takes two instructions more.
 template <typename T>
 __device__ T* place(T* stage, const T* dinp) {
     unsigned bytes = (uint32_t)(uintptr_t)dinp % kLineBytes;
@@ -118,8 +119,8 @@ __device__ void meet() {
 }
 
 // Sums over the row's warps in all blocks of its cluster, the same in each lane. After it all of the block's warps
-// have read the stage: a warp's sums need every value it loads, but those of `before`, which the fence is for. (again:
-// the fence is for the stage of the row before this one, which they have then read for the second time.)
+// have read the stage: a warp's sums need every value of the row that it loads, but those of `before`, which the fence
+// is for. (again: the fence is for the stage of the row before this one, which they have then read for the second time.)
 template <typename L, int kStreams, typename T>
 __device__ float2 exchange(Team<L, kStreams, T>& team, int turn, float2 lane_sums) {
     int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % L::warps, parity = turn % 2;
