@@ -114,6 +114,35 @@ $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm_c.map
 	    -static-libstdc++ -static-libgcc $(LAYERNORM_OBJECTS) -o $@ \
 	    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
 
+# ---- LayerNorm's kernels on the CPU: dev/emulate/machine.h ------------------------------------------------------------
+# as they are compiled for Hopper; 800: for Ampere
+EMULATED_ARCH ?= 900
+EMULATED  := $(BUILD)/emulated
+REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*.cuh llmc/*layernorm_*/*.cuh dev/cuda/*.cuh))
+# -O1: half the time to compile, and they run as fast. Vectors that are not aligned are errors, as on a GPU
+EMULATE    = $(CXX) $(CXXFLAGS) -O1 -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
+             -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
+             -Wno-narrowing -Wno-missing-field-initializers -Idev/emulate/include -I$(EMULATED) -I. \
+             -isystem $(CUDA)/include -MMD -MP -x c++
+$(EMULATED)/%: % dev/emulate/rewrite.pl
+	@mkdir -p $(@D)
+	perl dev/emulate/rewrite.pl $< > $@
+$(EMULATED)/%.cu.o: $(EMULATED)/%.cu build/deps.mk | $(REWRITTEN)
+	$(has_nvcc)
+	$(EMULATE) -c $< -o $@
+$(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA)/include -Idev/emulate/include
+# the machine, and the kernels that ship
+EMULATED_OBJECTS := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a \
+    $(patsubst %,$(EMULATED)/%.o,$(filter-out %_c.cu,$(filter llmc/layernorm%,$(GPU_SOURCES))))
+LINK_EMULATED = $(LINK) -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
+$(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp)) \
+                     $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp)) $(EMULATED_OBJECTS)
+	@mkdir -p $(@D)
+	$(LINK_EMULATED)
+# make build/emulated/dev/cuda/layernorm_forward: a ladder, for --check
+$(addprefix $(EMULATED)/,$(SHOOTOUTS)): %: %.cu.o $(EMULATED_OBJECTS)
+	$(LINK_EMULATED)
+
 # see dev/profile/step_profile.cpp
 dev/profile/libstepprofile.so: dev/profile/step_profile.cpp
 	$(CXX) -std=c++20 -O2 -Wall -Wextra -shared -fPIC -I$(CUDA)/include -I$(CUDA)/extras/CUPTI/include $< -o $@ \
@@ -140,13 +169,13 @@ endif
 # without a GPU nothing runs the device code: compiled for one GPU it takes a third of the time
 TEST_ARCH := $(if $(DETECTED)$(filter command environment,$(origin ARCH)),$(ARCH),sm_90a)
 test:
-	@$(MAKE) --no-print-directory ARCH="$(TEST_ARCH)" $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS))
+	@$(MAKE) --no-print-directory ARCH="$(TEST_ARCH)" $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS) $(OUT)test_emulated)
 	@dev/test/run.sh
 
 # make diff-layernorm_forward-1-2: the idea of rung 2
 diff-%: ; @set -- $(subst -, ,$*); git --no-pager diff --no-index llmc/$$1/v$$2.cuh llmc/$$1/v$$3.cuh || true
 
-clean: ; rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu data/make_corpus data/make_shards $(SHOOTOUTS)
+clean: ; rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu test_emulated data/make_corpus data/make_shards $(SHOOTOUTS)
 
 .PHONY: all train test spills clean data/sample
 .DELETE_ON_ERROR:

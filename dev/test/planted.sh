@@ -3,6 +3,7 @@
 # tests that passed without it must reject, naming what is wrong.
 #   dev/test/planted.sh                   all of them
 #   dev/test/planted.sh layernorm gpu-    those whose names contain one of these
+#   dev/test/planted.sh --emulated gpu-layernorm_      those in LayerNorm's kernels, on the CPU: dev/emulate/machine.h
 # What a patch says before its first "---" line:
 #   # run: --test-case=layernorm*             options of the tests, or of the shootout (none: all it does)
 #   # program: dev/cuda/layernorm_forward     gpu-*: the shootout that is built and run with --check, or
@@ -115,6 +116,13 @@ plant_cpu() {  # patch, options of the tests...
     plant "$patch" test_gpt2 ./test_gpt2 "$@"
 }
 
+plant_emulated() {  # patch, options of the tests...
+    local patch=$1
+    shift
+    objects="build/llmc build/dev build/emulated"
+    plant "$patch" test_emulated ./test_emulated "$@"
+}
+
 plant_gpu() {  # patch, options of the program...
     local patch=$1 program
     shift
@@ -144,6 +152,9 @@ wanted() {  # name: does it contain one of the arguments?
     return 1
 }
 
+emulated=no
+if [ "${1:-}" = --emulated ]; then emulated=yes; shift; fi
+
 has_device() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
 
 for patch in dev/test/planted/*.patch; do
@@ -157,6 +168,10 @@ for patch in dev/test/planted/*.patch; do
         gpu-*) kind=plant_gpu ;;
         *) kind=plant_cpu ;;
     esac
+    if [ $emulated = yes ]; then
+        if [ "$(header "$patch" program)" != test_gpt2cu ] || [ -n "$(header "$patch" arch)" ]; then continue; fi
+        case $name in gpu-layernorm_*) kind=plant_emulated ;; *) continue ;; esac
+    fi
     if [ $kind = plant_gpu ] && ! has_device; then
         echo "planted $name: skipped, no CUDA device"
         skipped=$((skipped + 1))

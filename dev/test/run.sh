@@ -1,9 +1,9 @@
 #!/bin/bash
 # Runs every check of `make test` on what is built, and adds their counts up.
 #   dev/test/run.sh          everything       dev/test/run.sh quick    the unit tests alone
-# Stages: unit tests; the same under address and undefined-behaviour sanitizers; planted faults, which the tests must
-# catch; the C interface of LayerNorm; the kernel shootouts (--check), skipped without a GPU. Last line:
-# N passed, N failed, N skipped.
+# Stages: unit tests; the same under address and undefined-behaviour sanitizers; the GPU's tests; LayerNorm's kernels on
+# the CPU; planted faults, which the tests must catch; the C interface of LayerNorm; the kernel shootouts (--check).
+# Those that need a GPU are skipped without one. Last line: N passed, N failed, N skipped.
 set -u
 cd "$(dirname "$0")/../.."
 logs=build/test-logs
@@ -48,6 +48,12 @@ if [ "${1:-}" != quick ]; then
         stage sanitizer dev/test/sanitize.sh
     else
         echo "== test_gpt2cu: not built (no nvcc), skipped"
+        add 0 0 1
+    fi
+    if [ -x test_emulated ]; then
+        stage emulated ./test_emulated
+    else
+        echo "== test_emulated: not built (no nvcc), skipped"
         add 0 0 1
     fi
     stage planted dev/test/planted.sh

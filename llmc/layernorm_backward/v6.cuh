@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kMaxBlock)
         T* stages = (T*)shared;
         int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
 
-        auto fetch = [=](int64_t row, int stage) {  // thread 0
+        auto fetch = [&](int64_t row, int stage) {  // thread 0
             if (row >= N) { return; }
             uint32_t bytes = C * sizeof(T);
             mbarrier_arrive_expect(&full[stage], 2 * bytes);

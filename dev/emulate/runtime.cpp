@@ -1,0 +1,203 @@
+// The part of CUDA's runtime that the library and its tests call, for the machine of machine.h: one device, whose
+// memory is the host's and whose streams do at once what they are asked. Takes libcudart's place at linking.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+
+#include "dev/emulate/machine.h"
+#include "llmc/error.h"
+
+namespace emulation {
+
+using llmc::strf;
+
+namespace {
+
+// Few, so that rows soon go round; of long rows each cluster has several.
+constexpr int kMultiprocessors = 3;
+constexpr int kClusters = 2;
+constexpr size_t kMemory = (size_t)4 << 30;  // of the device, it says
+
+std::map<const std::byte*, size_t> allocated;  // by where it begins
+cudaError_t last_error = cudaSuccess;
+
+cudaError_t keep(cudaError_t error) {
+    if (error != cudaSuccess) { last_error = error; }
+    return error;
+}
+
+}  // namespace
+
+void check_global(const void* p, uint32_t bytes, const char* what) {
+    const auto* at = static_cast<const std::byte*>(p);
+    auto after = allocated.upper_bound(at);
+    if (after != allocated.begin()) {
+        auto [begin, size] = *std::prev(after);
+        if (at + bytes <= begin + size) { return; }
+    }
+    machine().fail(strf("%s of %u bytes, not within an allocation of device memory", what, bytes));
+}
+
+void run_or_keep_error(const Launch& launch, const std::function<void()>& kernel) {
+    size_t threads = (size_t)launch.block.x * launch.block.y * launch.block.z;
+    size_t blocks = (size_t)launch.grid.x * launch.grid.y * launch.grid.z;
+    bool possible = threads > 0 && threads <= kMostThreads && blocks > 0 && launch.shared <= kMostShared &&
+                    launch.cluster <= kMostClusterBlocks && blocks % launch.cluster == 0;
+    if (!possible) {
+        keep(cudaErrorInvalidConfiguration);
+        return;
+    }
+    try {
+        machine().run(launch, kernel);
+    } catch (const std::runtime_error& e) {
+        std::fprintf(stderr, "emulated kernel: %s\n", e.what());
+        keep(cudaErrorLaunchFailure);
+    }
+}
+
+}  // namespace emulation
+
+using namespace emulation;
+
+// ---- device --------------------------------------------------------------------------------------
+
+cudaError_t cudaGetDeviceCount(int* count) {
+    *count = 1;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+    *device = 0;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+    switch (attribute) {
+        case cudaDevAttrMultiProcessorCount:
+            *value = kMultiprocessors;
+            return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMajor:
+            *value = 9;
+            return cudaSuccess;
+        case cudaDevAttrComputeCapabilityMinor:
+            *value = 0;
+            return cudaSuccess;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            *value = (int)kMostShared;
+            return cudaSuccess;
+        default:
+            return keep(cudaErrorNotSupported);
+    }
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+    *properties = {};
+    std::string_view("emulated GPU").copy(properties->name, sizeof(properties->name) - 1);
+    properties->multiProcessorCount = kMultiprocessors;
+    properties->major = 9;
+    properties->l2CacheSize = 1 << 20;
+    properties->totalGlobalMem = kMemory;
+    properties->sharedMemPerBlockOptin = kMostShared;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return cudaGetLastError(); }
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+const char* cudaGetErrorName(cudaError_t error) {
+    return error == cudaErrorLaunchFailure ? "cudaErrorLaunchFailure" : "an error";
+}
+const char* cudaGetErrorString(cudaError_t error) {
+    return error == cudaErrorLaunchFailure ? "a kernel failed in the emulation"
+                                           : "not possible in the emulation";
+}
+
+// ---- kernels -------------------------------------------------------------------------------------
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
+    bool shared = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;
+    return keep(shared && (size_t)value > kMostShared ? cudaErrorInvalidValue : cudaSuccess);
+}
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
+    *clusters = kClusters;
+    return cudaSuccess;
+}
+
+// ---- memory --------------------------------------------------------------------------------------
+
+cudaError_t cudaMalloc(void** p, size_t bytes) {
+    size_t size = std::max<size_t>(256, (bytes + 255) / 256 * 256);
+    *p = std::aligned_alloc(256, size);
+    if (*p == nullptr) { return keep(cudaErrorMemoryAllocation); }
+    allocated[static_cast<std::byte*>(*p)] = bytes;
+    return cudaSuccess;
+}
+cudaError_t cudaFree(void* p) {
+    allocated.erase(static_cast<std::byte*>(p));
+    std::free(p);
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+    std::memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                         size_t rows, cudaMemcpyKind) {
+    for (size_t row = 0; row < rows; row++) {
+        std::memcpy((char*)to + row * to_pitch, (const char*)from + row * from_pitch, width);
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
+cudaError_t cudaMallocHost(void** p, size_t bytes) {
+    *p = std::malloc(bytes);
+    return *p != nullptr ? cudaSuccess : keep(cudaErrorMemoryAllocation);
+}
+cudaError_t cudaFreeHost(void* p) {
+    std::free(p);
+    return cudaSuccess;
+}
+cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+    std::memset(p, value, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+    *free = *total = kMemory;
+    return cudaSuccess;
+}
+
+// ---- what times kernels: a GPU's --------------------------------------------------------------------------------
+
+namespace {
+
+template <typename... Any>
+cudaError_t refuse(Any...) {
+    return keep(cudaErrorNotSupported);
+}
+
+}  // namespace
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return refuse(event); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return refuse(event); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return refuse(event, stream); }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return refuse(event); }
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b) { return refuse(ms, a, b); }
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+    return refuse(stream, mode);
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) { return refuse(stream, graph); }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaDeviceSynchronize(); }
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return refuse(graph); }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return refuse(graph); }
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
+    return refuse(exec, graph, flags);
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) { return refuse(exec, stream); }
