@@ -100,22 +100,27 @@ __device__ Moments moments_of_warp(const T* stage, const Share<L>& share, float 
     return moments_of<kWarp>(some, 1.0f / (L::sample * kWarp * L::n), all, share.of_warp, per_n);
 }
 
-// Where a row lies in a stage: as far past a line as in memory. Of one that comes in pieces the next row's first would
-// then lie where this one's second still waits, if the next lies farther past its line: it begins where the stage does.
+// where a row lies in a stage: as far past a line as in memory
 template <typename L, typename T>
 __device__ T* place(Shared<L, T>& shared, int stage, const T* row) {
-    return shared.stage[stage] + (L::pieces > 1 ? 0 : past_line(row));
+    return shared.stage[stage] + past_line(row);
 }
 
-// One thread asks for a piece of a row, the first before the others. row: at the block's columns, `bytes` of them
+// One thread asks for a piece of a row, the first before the others: for what comes to lie in the piece's columns of the
+// stage, wherever the row begins there. So nothing goes where pieces of the row before may still be read: these lie as far
+// on as theirs at least. row: at the block's columns, `bytes` of them
 template <typename L, typename T>
 __device__ void fetch(Shared<L, T>& shared, int stage, int piece, const T* row, uint32_t bytes) {
-    constexpr int columns = L::columns / L::pieces, most = columns * (int)sizeof(T);
-    int begin = piece * columns, size = bytes;
-    if constexpr (L::pieces > 1) { size = min(size - piece * most, most); }
     if (piece == 0) { mbarrier_arrive_expect(&shared.full[stage], bytes); }
-    if (L::pieces == 1 || size > 0) {
-        bulk_copy(place(shared, stage, row) + begin, row + begin, size, &shared.full[stage]);
+    if constexpr (L::pieces == 1) {
+        bulk_copy(place(shared, stage, row), row, bytes, &shared.full[stage]);
+    } else {
+        constexpr int columns = L::columns / L::pieces, most = columns * (int)sizeof(T);
+        int past = past_line(row), begin = piece == 0 ? past : 0;
+        int end = past * (int)sizeof(T) + (int)bytes - piece * most;
+        int size = (piece + 1 < L::pieces ? min(end, most) : end) - begin * (int)sizeof(T);
+        T* to = shared.stage[stage] + piece * columns + begin;
+        if (size > 0) { bulk_copy(to, row - past + piece * columns + begin, size, &shared.full[stage]); }
     }
 }
 
