@@ -130,12 +130,14 @@ $(EMULATED)/%: % dev/emulate/rewrite.pl
 $(EMULATED)/%.cu.o: $(EMULATED)/%.cu build/deps.mk | $(REWRITTEN)
 	$(has_nvcc)
 	$(EMULATE) -c $< -o $@
-$(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA)/include -Idev/emulate/include
+# -U: a checked longjmp refuses to go to another stack
+$(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA)/include -Idev/emulate/include -U_FORTIFY_SOURCE
 # the machine, and the kernels that ship
 EMULATED_OBJECTS := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out %_c.cu,$(filter llmc/layernorm%,$(GPU_SOURCES))))
 LINK_EMULATED = $(LINK) -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
 $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp)) \
+                     $(EMULATED)/dev/emulate/test_machine.cu.o \
                      $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp)) $(EMULATED_OBJECTS)
 	@mkdir -p $(@D)
 	$(LINK_EMULATED)

@@ -12,8 +12,8 @@
 
 #include "llmc/error.h"
 
-extern uint3 threadIdx, blockIdx;
-extern dim3 blockDim, gridDim;
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
 
 namespace emulation {
 
@@ -229,7 +229,11 @@ void Machine::resume(Lane& lane) {
     lane_ = &lane;
     threadIdx = lane.index;
     blockIdx = lane.warp->block->index;
-    if (_setjmp(scheduler_) != 0) { return; }
+    in_thread_ = true;
+    if (_setjmp(scheduler_) != 0) {
+        in_thread_ = false;
+        return;
+    }
     if (lane.begun) { _longjmp(lane.place, 1); }
     lane.begun = true;
     if (!lane.stack) { lane.stack = std::make_unique_for_overwrite<std::byte[]>(kStack); }
@@ -241,6 +245,10 @@ void Machine::resume(Lane& lane) {
 }
 
 void Machine::fail(const std::string& what) {
+    if (!in_thread_) {  // what a copy does that comes
+        lanes_.clear();
+        throw std::runtime_error(what);
+    }
     if (failure_.empty()) {
         failure_ = strf("thread %u of block %u: %s", threadIdx.x, blockIdx.x, what.c_str());
     }

@@ -7,6 +7,7 @@
 // and addresses, that a warp's lanes shuffle together. What is not seen: accesses that warps make without a barrier
 // between, if either order gives the same; what needs a fence to be seen at all (memory here is what was stored last).
 #pragma once
+#include <algorithm>
 #include <csetjmp>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +21,10 @@
 
 #include <cuda_runtime_api.h>
 #include <ucontext.h>
+
+// set whenever another thread runs
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
 
 namespace emulation {
 
@@ -145,7 +150,7 @@ public:
         progress_++;
     }
     void spin();  // until others have gone on: of one who asks again and again
-    [[noreturn]] void fail(const std::string& what);  // of the thread that runs
+    [[noreturn]] void fail(const std::string& what);  // ends the launch
     // What each lane gives, once all have given it; turns of other kinds must not come between.
     const uint64_t* exchange(const char* what, uint64_t mine);
     void synchronise(Barrier& barrier, const char* what, int threads, bool wait = true, bool any = false);
@@ -159,6 +164,7 @@ private:
     double comes_at_once_ = 0, comes_early_ = 0;
     bool backwards_ = false;  // order of a warp's lanes
     Lane* lane_ = nullptr;
+    bool in_thread_ = false;  // or in the scheduler
     jmp_buf scheduler_;
     const std::function<void()>* kernel_ = nullptr;
     std::vector<std::unique_ptr<Lane>> lanes_;
@@ -198,9 +204,9 @@ template <typename T>
 T* dynamic_shared() {
     return reinterpret_cast<T*>(machine().block().dynamic);
 }
-template <typename Variable, typename T>
+template <typename Variable, typename T, size_t aligned>
 T& static_shared() {
-    static const size_t offset = reserve_static(sizeof(T), alignof(T));
+    static const size_t offset = reserve_static(sizeof(T), std::max(aligned, alignof(T)));
     return *reinterpret_cast<T*>(machine().block().memory + offset);
 }
 void run_or_keep_error(const Launch& launch, const std::function<void()>& kernel);

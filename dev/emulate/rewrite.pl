@@ -17,12 +17,12 @@ my $text = <$in>;
 my $string = qr/"(?:[^"\\]|\\.)*"/;
 my $round  = qr/(\((?:[^()"]++|$string|(?-1))*\))/;    # from ( to its ), past what strings hold
 
-# type, "a[n], b"
+# alignment, type, "a[n], b"
 sub variables {
-    my ($type, $names) = @_;
+    my ($aligned, $type, $names) = @_;
     my $all = '';
     while ($names =~ /(\w+)((?:\[[^\]]*\])*)(?:,\s*|$)/g) {
-        $all .= "auto& $1 = ::emulation::static_shared<decltype([] {}), $type$2>(); ";
+        $all .= "auto& $1 = ::emulation::static_shared<decltype([] {}), $type$2, $aligned>(); ";
     }
     return $all;
 }
@@ -57,7 +57,7 @@ $text =~ s{\basm\s*(?:volatile\s*)?$round}{ my $all = $1; instruction(substr($al
 $text =~ s{__launch_bounds__$round}{"\n" x ($1 =~ tr/\n//)}ge;
 $text =~ s{extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s+(\w+)\[\];}
           {auto* $2 = ::emulation::dynamic_shared<$1>();}g;
-$text =~ s{__shared__\s+(?:alignas$round\s+)?([\w:]+(?:<[\w:, ]+>)?)\s+([^;]+);}{variables($2, $3)}ge;
+$text =~ s{__shared__\s+(?:alignas$round\s+)?([\w:]+(?:<[\w:, ]+>)?)\s+([^;]+);}{variables($1 // '1', $2, $3)}ge;
 $text =~ s{(\b[\w:]+(?:<[^<>;]*>)?(?:\([^()]*\))?)\s*<<<(.*?)>>>\s*\(}
           {::emulation::launch({$2}, [&](auto... with) { $1(with...); }, }gs;
 

@@ -106,9 +106,9 @@ __device__ T* place(Shared<L, T>& shared, int stage, const T* row) {
     return shared.stage[stage] + past_line(row);
 }
 
-// One thread asks for a piece of a row, the first before the others: for what comes to lie in the piece's columns of the
-// stage, wherever the row begins there. So nothing goes where pieces of the row before may still be read: these lie as far
-// on as theirs at least. row: at the block's columns, `bytes` of them
+// One thread asks for a piece of a row, the first before the others. A piece is cut where the stage is, not where the row
+// begins in it: rows lie unequally far past their lines, and what still waits there of the row before, whose pieces up to
+// this one have been written, must not be overwritten. row: at the block's columns, `bytes` of them
 template <typename L, typename T>
 __device__ void fetch(Shared<L, T>& shared, int stage, int piece, const T* row, uint32_t bytes) {
     if (piece == 0) { mbarrier_arrive_expect(&shared.full[stage], bytes); }

@@ -1,5 +1,5 @@
 // Takes the place of CUDA's own header where g++ compiles what rewrite.pl has made of a kernel's source: what CUDA C++
-// has without a header, and the runtime's templates. threadIdx and its kin are variables, set whenever another thread runs.
+// has without a header, and the runtime's templates.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -16,9 +16,6 @@
 #include <vector_functions.h>
 
 #include "dev/emulate/machine.h"
-
-inline uint3 threadIdx, blockIdx;
-inline dim3 blockDim, gridDim;
 
 // ---- arithmetic ----------------------------------------------------------------------------------
 
@@ -67,14 +64,19 @@ inline void* __cvta_shared_to_generic(size_t address) { return emulation::shared
 
 namespace emulation {
 
+// what each lane of the warp gives, once all have
+inline const uint64_t* given_by_all(const char* what, unsigned mask, uint64_t mine) {
+    if (mask != ~0u) { machine().fail(std::string(what) + " of a part of the warp"); }
+    return machine().exchange(what, mine);
+}
+
 // x of the lane that from(lane) names, if it is one of the group's
 template <typename X, typename From>
 X shuffled(const char* what, unsigned mask, X x, int width, From from) {
     static_assert(sizeof(X) <= 8);
-    if (mask != ~0u) { machine().fail(std::string(what) + " of a part of the warp"); }
     int lane = machine().lane().in_warp, group = lane / width * width;
     int other = from(lane - group);
-    const uint64_t* given = machine().exchange(what, in(x).bits);
+    const uint64_t* given = given_by_all(what, mask, in(x).bits);
     X result;
     std::memcpy(&result, &given[other >= 0 && other < width ? group + other : lane], sizeof(X));
     return result;
@@ -98,12 +100,12 @@ template <typename X>
 X __shfl_up_sync(unsigned mask, X x, int distance, int width = 32) {
     return emulation::shuffled("__shfl_up_sync", mask, x, width, [&](int lane) { return lane - distance; });
 }
-inline int __any_sync(unsigned, int x) {
-    const uint64_t* given = emulation::machine().exchange("__any_sync", x != 0);
-    return std::any_of(given, given + emulation::machine().lane().warp->lanes,
-                       [](uint64_t g) { return g != 0; });
+inline int __any_sync(unsigned mask, int x) {
+    const uint64_t* given = emulation::given_by_all("__any_sync", mask, x != 0);
+    int lanes = emulation::machine().lane().warp->lanes;
+    return std::any_of(given, given + lanes, [](uint64_t g) { return g != 0; });
 }
-inline void __syncwarp(unsigned = ~0u) { emulation::machine().exchange("__syncwarp", 0); }
+inline void __syncwarp(unsigned mask = ~0u) { emulation::given_by_all("__syncwarp", mask, 0); }
 
 inline int __syncthreads_or(int x) {
     auto& block = emulation::machine().block();
