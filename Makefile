@@ -124,6 +124,7 @@ EMULATE    = $(CXX) $(CXXFLAGS) -O1 -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
              -Wno-narrowing -Wno-missing-field-initializers -Idev/emulate/include -I$(EMULATED) -I. \
              -isystem $(CUDA)/include -MMD -MP -x c++
+.SECONDARY: $(REWRITTEN)
 $(EMULATED)/%: % dev/emulate/rewrite.pl
 	@mkdir -p $(@D)
 	perl dev/emulate/rewrite.pl $< > $@
