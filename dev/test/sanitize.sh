@@ -2,7 +2,8 @@
 # compute-sanitizer's tools over ./train_gpt2cu: two steps of small models, of even and odd sizes, each type
 # and each kind of recomputation; validation and a sample after each step. On data/sample. And over LayerNorm's
 # shootouts: a shape for each kernel that ships.
-#   dev/test/sanitize.sh    after make; up to 5 minutes on an H200
+#   dev/test/sanitize.sh                                 after make; up to 5 minutes on an H200
+#   dev/test/sanitize.sh layernorm "racecheck, bf16"     runs whose "tool, name" contains one of these
 # A line for each run; logs in build/sanitize. Last line: N passed, N failed, N skipped; exit 1 if a run
 # reports an error or a hazard, or does not finish. Without compute-sanitizer or a GPU all are skipped.
 # JOBS: so many runs at once, half as many as there are processors unless set.
@@ -70,10 +71,21 @@ sanitize() {  # tool log command...
     esac
 }
 
+names=("$@")
+wanted() {  # "tool, name": does it contain one of the arguments?
+    local name
+    if [ ${#names[@]} -eq 0 ]; then return 0; fi
+    for name in "${names[@]}"; do
+        case $1 in *"$name"*) return 0 ;; esac
+    done
+    return 1
+}
+
 count=0
 run() {  # tool name command...: in the background; the result is a line in its own file
     local tool=$1 name=$2 stem begin verdict outcome
     shift 2
+    if ! wanted "$tool, $name"; then return; fi
     count=$((count + 1))
     stem=$logs/$(printf %02d $count)-$tool-${name//[^a-zA-Z0-9=]/_}
     if [ -n "$reason" ]; then
@@ -112,6 +124,10 @@ for model in "${models[@]}"; do
     done
 done
 wait
+if [ $count -eq 0 ]; then
+    echo "sanitize: no run has such a name: $*" >&2
+    exit 2
+fi
 rm -rf $logs/out-*
 cat $logs/*.result
 passed=$(grep -l ': passed, ' $logs/*.result | wc -l) failed=$(grep -l ': FAILED, ' $logs/*.result | wc -l)
