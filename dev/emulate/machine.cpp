@@ -21,6 +21,7 @@ using llmc::strf;
 
 namespace {
 
+constexpr int kMostSpins = 100'000;
 constexpr size_t kStack = 128 * 1024;
 constexpr size_t kPage = 4096;
 constexpr size_t kMemory = kMostStatic + kMostShared;  // of a block
@@ -221,6 +222,7 @@ void Machine::yield() {
 }
 
 void Machine::spin() {
+    spins_++;
     lane_->waits_for = "another block";
     yield();
 }
@@ -350,7 +352,7 @@ void Machine::run_warp(const Warp& warp, size_t first, bool all) {
         return lane.finished || (lane.ready != nullptr && !lane.ready(lane.condition));
     };
     if (!all && waits(*lanes_[first])) { return; }
-    uint64_t before;
+    uint64_t before, spins = spins_;
     do {
         before = progress_;
         for (int i = 0; i < warp.lanes && failure_.empty(); i++) {
@@ -359,10 +361,11 @@ void Machine::run_warp(const Warp& warp, size_t first, bool all) {
             lane.ready = nullptr;
             resume(lane);
         }
-    } while (progress_ != before && failure_.empty());
+    } while (progress_ != before && spins_ == spins && failure_.empty());
 }
 
-// Warps in turn, each as far as it gets, some of them rarely; when none gets any farther, the next copy comes.
+// Warps in turn, each as far as it gets, some of them rarely; when none gets any farther, or some only ask again and
+// again, the next copy comes.
 void Machine::run_gang() {
     std::vector<std::pair<const Warp*, size_t>> order;
     size_t first = 0;
@@ -370,9 +373,9 @@ void Machine::run_gang() {
         order.emplace_back(&warp, first);
         first += warp.lanes;
     }
-    int idle = 0;
+    int idle = 0, in_vain = 0;
     while (unfinished_ > 0 && failure_.empty()) {
-        uint64_t before = progress_;
+        uint64_t before = progress_, spins = spins_;
         std::shuffle(order.begin(), order.end(), random_);
         for (auto [warp, at] : order) {
             if (idle > 0 || chance() >= warp->lazy) {
@@ -380,12 +383,13 @@ void Machine::run_gang() {
                 deliver_some();
             }
         }
-        if (progress_ != before) {
-            idle = 0;
-        } else if (idle > 0 && !copies_.empty()) {
+        bool spun = spins_ != spins;
+        if (progress_ != before && !spun) {
+            idle = in_vain = 0;
+        } else if ((idle > 0 || spun) && !copies_.empty()) {
             while (!copies_.empty() && !deliver(random_() % copies_.size())) {}
-            idle = 0;
-        } else if (++idle > 3) {
+            idle = in_vain = 0;
+        } else if (progress_ == before ? ++idle > 3 : ++in_vain > kMostSpins) {
             failure_ = "all threads wait: " + who_waits();
         }
     }

@@ -174,6 +174,7 @@ private:
     std::vector<std::byte*> memories_;
     std::deque<Copy> copies_;
     uint64_t progress_ = 0;
+    uint64_t spins_ = 0;
     int unfinished_ = 0;
     std::string failure_;
 
