@@ -5,11 +5,6 @@
 
 namespace llmc {
 
-// No path has a longer chain in a row than a warp alone with the whole of it: C / 32 elements a lane, up to a
-// vector more, and the lanes; what several warps or blocks share is shorter by more than it takes to bring it
-// together.
-inline double shipped_row_additions(int C) { return (double)ceil_div(C, kWarp) + 16; }
-
 // Rows are shared out to as many groups as there are multiprocessors, 132 on an H200, or the general path's 128; to
 // clusters from 4096 columns on: 30 of 4 blocks, 15 of 8, 7 of 16. Then come the groups: 128 at most are added.
 inline double shipped_column_additions(int64_t N, int C) {
@@ -26,7 +21,7 @@ Version shipped_forward() {
         }
         layernorm_forward(forward_call<T, T>(t, p), stream);
     };
-    auto sums = [](int64_t, int C, int) { return Sums{.row = shipped_row_additions(C)}; };
+    auto sums = [](int64_t, int C, int) { return Sums{.row = shipped_row_additions(C, kDtypeOf<T>)}; };
     return {.name = "ship",
             .idea = "the dispatcher that trains",
             .launch = run,
@@ -48,7 +43,7 @@ Version shipped_backward() {
         layernorm_backward(backward_call<T, T, T>(t, p, t.scratch()), stream);
     };
     auto sums = [](int64_t N, int C, int) {
-        return Sums{.row = shipped_row_additions(C), .column = shipped_column_additions(N, C)};
+        return Sums{.row = shipped_row_additions(C, kDtypeOf<T>), .column = shipped_column_additions(N, C)};
     };
     return {.name = "ship",
             .idea = "the dispatcher that trains",

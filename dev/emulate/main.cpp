@@ -1,7 +1,7 @@
 // ./test_emulated: the tests of LayerNorm on the GPU, where there is none. dev/test/gpu/test_layernorm*.cpp as they are, and
 // test_layernorm.cpp here, linked to the kernels that ship, which machine.h runs.
-//   ./test_emulated                              this folder's tests alone: each layout, a few rows (two minutes)
-//   ./test_emulated --all                        those of dev/test/gpu, too, but the largest (20 minutes)
+//   ./test_emulated                              this folder's tests alone: each layout, a few rows (four minutes)
+//   ./test_emulated --all                        those of dev/test/gpu, too, but the largest (hours)
 //   ./test_emulated --test-case="*rings*"        doctest's options choose among all of them
 //   PLUMB_EMULATION_SEED=2 ./test_emulated       another order of all that has none
 #include <string_view>

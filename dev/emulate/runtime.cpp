@@ -1,4 +1,4 @@
-// The part of CUDA's runtime that the library and its tests call, for the machine of machine.h: one device, whose
+// The part of CUDA's runtime that the library and its tests call, for the machine of machine.h: two devices, whose
 // memory is the host's and whose streams do at once what they are asked. Takes libcudart's place at linking.
 #include <algorithm>
 #include <cstdio>
@@ -20,13 +20,15 @@ using llmc::strf;
 
 namespace {
 
-// Few, so that rows soon go round; of long rows each cluster has several.
-constexpr int kMultiprocessors = 3;
+// Of the first device few, so that rows soon go round; the second has as many as few rows want that have each block, of
+// a cluster of 8, to themselves. Of long rows each cluster has several.
+constexpr int kMultiprocessors[] = {3, 16};
 constexpr int kClusters = 2;
 constexpr size_t kMemory = (size_t)4 << 30;  // of the device, it says
 
 std::map<const std::byte*, size_t> allocated;  // by where it begins
 cudaError_t last_error = cudaSuccess;
+int current = 0;  // device
 
 cudaError_t keep(cudaError_t error) {
     if (error != cudaSuccess) { last_error = error; }
@@ -69,17 +71,22 @@ using namespace emulation;
 // ---- device --------------------------------------------------------------------------------------
 
 cudaError_t cudaGetDeviceCount(int* count) {
-    *count = 1;
+    *count = (int)std::size(kMultiprocessors);
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-    *device = 0;
+    *device = current;
     return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= (int)std::size(kMultiprocessors)) { return keep(cudaErrorInvalidDevice); }
+    current = device;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     switch (attribute) {
         case cudaDevAttrMultiProcessorCount:
-            *value = kMultiprocessors;
+            *value = kMultiprocessors[device];
             return cudaSuccess;
         case cudaDevAttrComputeCapabilityMajor:
             *value = 9;
@@ -94,10 +101,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
             return keep(cudaErrorNotSupported);
     }
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     *properties = {};
     std::string_view("emulated GPU").copy(properties->name, sizeof(properties->name) - 1);
-    properties->multiProcessorCount = kMultiprocessors;
+    properties->multiProcessorCount = kMultiprocessors[device];
     properties->major = 9;
     properties->l2CacheSize = 1 << 20;
     properties->totalGlobalMem = kMemory;

@@ -7,41 +7,90 @@ using namespace llmc::gpu_test;
 
 namespace {
 
-// The longest rows of layouts, and some that are shorter by a vector or begin anywhere. In elements.
-constexpr int kShort[] = {8,     40,   64,   128,  256,  512,  768,  1024, 1280, 1536, 1600,  1792,  2048,
-                          2560,  3072, 3584, 4096, 4608, 5120, 6144, 7168, 8192, 9216, 10240, 12288, 13824,
-                          15360, 7,    65,   257,  769,  1601, 3137, 4097, 6273, 8191, 9001,  12417, 16001};
-// of bf16, of fp32
-constexpr int kLong16[] = {16384,  20480,  24576,  32768,  36864,  40960,  49152,  57344,  65536,
-                           71680,  77832,  81920,  98296,  98304,  114688, 120008, 131072, 163840,
-                           172032, 180224, 196608, 229376, 237000, 245760, 262144};
-constexpr int kLong32[] = {16384,  20480,  32768,  40960,  65536,  81920,  98304,  114688, 131072, 147456,
-                           150004, 163840, 180224, 190004, 196600, 196608, 229372, 229376, 262144};
+// The longest rows of the layouts, and some that are shorter by a vector or begin anywhere. In elements.
+constexpr int kWhole16[] = {8,     16,    24,    32,    40,    64,    96,    128,   192,   256,
+                            384,   512,   768,   1024,  1280,  1536,  1600,  1792,  2048,  2560,
+                            3072,  3584,  4096,  4608,  5120,  6144,  7168,  8192,  9216,  10240,
+                            10752, 12288, 13824, 14336, 15360, 16128, 16384, 20480, 24576, 32768};
+constexpr int kWhole32[] = {4,    8,    16,   32,   40,   48,    64,    96,    128,   192,   256,
+                            384,  512,  768,  1024, 1280, 1536,  1600,  1792,  2048,  2560,  3072,
+                            4096, 5120, 6144, 8192, 9216, 10240, 12288, 15360, 16384, 20480, 32768};
+// of layouts for rows that are no whole vectors: one column less
+constexpr int kOdd16[] = {8,    72,   136,  200,   264,   328,   392,   456,   520,
+                          656,  784,  1040, 1312,  1568,  1824,  2080,  3136,  4160,
+                          6272, 8320, 9344, 10400, 11680, 12416, 14464, 15488, 16640};
+constexpr int kOdd32[] = {8,    40,   72,   104,  136,  168,   200,   264,  400,  464,
+                          544,  800,  928,  1056, 1600, 1856,  2112,  2784, 3168, 3712,
+                          4224, 5280, 6336, 7392, 8448, 10560, 13120, 16704};
+constexpr int kClusters16[] = {36864,  40960,  45056,  49152,  57344,  65536,  71680,  77832,  98296, 114688,
+                               120008, 131072, 163840, 172032, 180224, 196608, 229376, 237000, 262144};
+constexpr int kClusters32[] = {40960,  49152,  65536,  81920,  98304,  114688, 131072,
+                               147456, 150004, 180224, 196600, 229372, 262144};
+// for the pairs of types that are not tried at every width
+constexpr int kOthers[] = {64, 257, 768, 1601, 4096, 8191, 9216, 32768, 57344, 81920, 196608};
+// of rows of more than four warps, which have kernels of their own where rows are few
+constexpr int kFew16[] = {2560,  3072,  3584,  4096,  5120,  6144,  7168, 8192,
+                          10240, 10752, 12288, 14336, 16128, 16384, 32768};
+constexpr int kFew32[] = {2560, 3072, 4096, 5120, 6144, 8192, 16384};
 
 // Rows of a problem: a dozen, which is three to six of a cluster; of short ones enough for each team of a block.
 Shape few(int C) { return {std::max(11, 48'000 / C), C}; }
 
-void check(const TypePair& types, int C) {
-    check_problem(layernorm_forward_problem(types.dtype, few(C), Inputs::kNormal, types.plain()));
+void check(const TypePair& types, Shape s) {
+    check_problem(layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain()));
     for (const CallForm* form : {&types.plain(), &types.added()}) {
-        check_problem(layernorm_backward_problem(types.dtype, few(C), Inputs::kNormal, *form));
+        check_problem(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, *form));
     }
+}
+void check_residual(const TypePair& types, Shape s) {
+    check_problem(residual_layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain()));
+}
+void check_all(const TypePair& types, Shape s) {
+    check(types, s);
+    check_residual(types, s);
 }
 
 }  // namespace
 
 TEST_SUITE("emulated") {
     TEST_CASE("emulated layernorm: rows of one block") {
-        for (int C : kShort) {
-            for (const TypePair& types : {kTypePairs[0], kTypePairs[1]}) {
-                check(types, C);
-                check_problem(
-                    residual_layernorm_forward_problem(types.dtype, few(C), Inputs::kNormal, kPlain));
-            }
+        for (int C : kWhole32) { check_all(kTypePairs[0], few(C)); }
+        for (int C : kWhole16) { check_all(kTypePairs[1], few(C)); }
+    }
+    TEST_CASE("emulated layernorm: rows that are no whole vectors") {
+        for (int C : kOdd32) { check_all(kTypePairs[0], few(C - 1)); }
+        for (int C : kOdd16) { check_all(kTypePairs[1], few(C - 1)); }
+    }
+    TEST_CASE("emulated layernorm: rows of clusters in fp32") {
+        for (int C : kClusters32) { check(kTypePairs[0], few(C)); }
+    }
+    TEST_CASE("emulated layernorm: rows of clusters in bf16") {
+        for (int C : kClusters16) { check(kTypePairs[1], few(C)); }
+    }
+    TEST_CASE("emulated layernorm: residuals of clusters") {
+        for (int C : {65536, 131072, 262144}) {  // a cluster for each row
+            check_residual(kTypePairs[0], {3, C});
+            check_residual(kTypePairs[1], {3, C});
         }
     }
-    TEST_CASE("emulated layernorm: rows of clusters") {
-        for (int C : kLong32) { check(kTypePairs[0], C); }
-        for (int C : kLong16) { check(kTypePairs[1], C); }
+    TEST_CASE("emulated layernorm: other types") {
+        for (int pair = 2; pair < (int)std::size(kTypePairs); pair++) {
+            for (int C : kOthers) { check(kTypePairs[pair], few(C)); }
+        }
+    }
+    TEST_CASE("emulated layernorm: few rows") {
+        check_cuda(cudaSetDevice(1));  // where three of these are few, nine are not
+        auto check = [](const TypePair& types, int C) {
+            for (auto* problem_of : kForwards) {
+                check_problem(problem_of(types.dtype, {1, C}, Inputs::kNormal, types.plain()));
+                check_batches(problem_of(types.dtype, {9, C}, Inputs::kNormal, types.plain()));
+            }
+            for (const CallForm* form : {&types.plain(), &types.added()}) {
+                check_problem(layernorm_backward_problem(types.dtype, {1, C}, Inputs::kNormal, *form));
+            }
+        };
+        for (int C : kFew32) { check(kTypePairs[0], C); }
+        for (int C : kFew16) { check(kTypePairs[1], C); }
+        check_cuda(cudaSetDevice(0));
     }
 }

@@ -32,6 +32,15 @@ stage() {  # name command...
     echo "   ${line:-no counts} ($((SECONDS - begin)) s, log $logs/$name.log)"
 }
 
+# a program's test cases, a process for each, as many at a time as there are processors; last line: their counts
+side_by_side() (  # program
+    set -o pipefail
+    "$1" --list-test-cases | sed '/^\[doctest\]/d; /^=/d' |
+        xargs -d '\n' -P "$(nproc)" -I{} sh -c 'found=$("$0" --test-case="$1" 2>&1); status=$?; echo "$found"; exit $status' "$1" {} |
+        awk '{ print } /^\[doctest\] test cases:/ { passed += $6; failed += $9 }
+             END { printf "%d passed, %d failed, 0 skipped\n", passed, failed; exit failed > 0 || !passed }'
+)
+
 stage unit ./test_gpt2
 if [ "${1:-}" != quick ]; then
     san=build/sanitized
@@ -51,7 +60,7 @@ if [ "${1:-}" != quick ]; then
         add 0 0 1
     fi
     if [ -x test_emulated ]; then
-        stage emulated ./test_emulated
+        stage emulated side_by_side ./test_emulated
     else
         echo "== test_emulated: not built (no nvcc), skipped"
         add 0 0 1

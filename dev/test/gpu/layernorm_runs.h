@@ -173,12 +173,10 @@ inline Results run(const Problem& p) { return run(p, Tensors(p)); }
 
 // ---- verdicts ------------------------------------------------------------------------------------
 
-// Additions that one number goes through, at most. A row: no path has a longer chain than a warp alone with
-// all of it: a lane's share, up to 8 elements more (its last vector), 5 among lanes. Teams of w >= 4 warps
-// have C / (32 w) + 8 + 5 in a warp, then w / 32 + 5 of at most 512 warps' numbers: less, as w > 4 only for
-// rows of over 256 w elements. A column: of N terms in any order at most N - 1 additions are not of a zero.
+// Additions that one number goes through, at most. A column: of N terms in any order at most N - 1 additions are not of
+// a zero.
 inline Sums sums_of(const Problem& p) {
-    return {.row = std::ceil(p.C / 32.0) + 16, .column = (double)p.N, .strict = !p.ordinary()};
+    return {.row = shipped_row_additions(p.C, p.dtype), .column = (double)p.N, .strict = !p.ordinary()};
 }
 
 inline void judge_results(const Problem& p, const Results& found) {
@@ -203,6 +201,42 @@ inline Results check_problem(const Problem& p, const std::string& only = "") {
     bool same = run(p, tensors) == found;
     CHECK_MESSAGE(same, (name_of(p, "results") + ": other bits when run again"));
     return found;
+}
+
+// ---- rows by themselves --------------------------------------------------------------------------
+
+// rows begin .. begin + count - 1 of a problem as a problem of their own; its truth is not to be asked
+inline Problem some_rows(const Problem& p, int64_t begin, int64_t count) {
+    Problem some = p;
+    some.N = count;
+    auto cut = [&](const auto& t, const Values& values) -> Values {
+        if (!values || t.extent == Extent::kColumns) { return values; }
+        int64_t cols = extent_of(p, t).second;
+        auto first = values->begin() + begin * cols;
+        return share(std::vector<double>(first, first + count * cols));
+    };
+    for (Input& t : some.in) { t.values = cut(t, t.values); }
+    for (Output& t : some.out) { t.initial = cut(t, t.initial); }
+    return some;
+}
+
+// rows by themselves, and half of them in other places, give the bits that they give among all
+inline void check_batches(const Problem& p) {
+    struct Part {
+        int64_t begin, count;
+    };
+    Results all = run(p);
+    for (Part part : {Part{0, 1}, {1, 1}, {p.N / 2, 1}, {p.N - 1, 1}, {p.N / 3, p.N / 2}, {1, p.N - 1}}) {
+        Results some = run(some_rows(p, part.begin, part.count));
+        for (size_t i = 0; i < some.size(); i++) {
+            if (p.out[i].extent == Extent::kColumns) { continue; }  // sums over rows
+            size_t row_bytes = all[i].size() / p.N;
+            bool same = std::memcmp(some[i].data(), &all[i][part.begin * row_bytes], some[i].size()) == 0;
+            CHECK_MESSAGE(
+                same, strf("%s: %lld rows from row %lld on have other bits by themselves",
+                           name_of(p, p.out[i].name).c_str(), (long long)part.count, (long long)part.begin));
+        }
+    }
 }
 
 // ---- what is tried -------------------------------------------------------------------------------
