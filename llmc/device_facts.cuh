@@ -61,12 +61,16 @@ bool has_hopper_code(Kernel* kernel) {
     return attributes.ptxVersion >= 90;
 }
 
-// Is the device Hopper or later, and this kernel's code made for it? Kernels of one file have one answer: ask for one
-// of each type, of which the first call decides.
+// Is the current device Hopper or later, and this kernel's code for it made so? Kernels of one file have one answer:
+// ask for one of each type, of which the first call decides, for each device.
 template <typename Kernel>
 bool runs_hopper_code(Kernel* kernel) {
-    static const bool compiled = has_hopper_code(kernel);
-    return compiled && device_facts().capability >= 90;
+    static std::array<bool, kMostDevices> answers;
+    static OncePerDevice asked;
+    asked([kernel](int device) {
+        answers[device] = device_facts().capability >= 90 && has_hopper_code(kernel);
+    });
+    return answers[current_device()];
 }
 
 }  // namespace llmc

@@ -1,5 +1,5 @@
 // Errors. Every failure is an llmc::Error: a message for the person at the keyboard and the exit code of the
-// program. It is thrown where the problem is known and caught only by the mains (and, later, by the C ABI).
+// program. It is thrown where the problem is known and caught only by the mains and by the C ABI.
 // A good message says what failed, where, what was expected, what was found, and the cure.
 #pragma once
 #include <cstdarg>

@@ -1,4 +1,4 @@
-// The part of CUDA's runtime that the library and its tests call, for the machine of machine.h: two devices, whose
+// The part of CUDA's runtime that the library and its tests call, for the machine of machine.h: some devices, whose
 // memory is the host's and whose streams do at once what they are asked. Takes libcudart's place at linking.
 #include <algorithm>
 #include <cstdio>
@@ -20,10 +20,14 @@ using llmc::strf;
 
 namespace {
 
-// Of the first device few, so that rows soon go round; the second has as many as few rows want that have each block, of
-// a cluster of 8, to themselves. Of long rows each cluster has several.
-constexpr int kMultiprocessors[] = {3, 16};
-constexpr int kClusters = 2;
+struct Device {
+    int multiprocessors, major;  // major: of its compute capability
+    size_t shared;               // bytes that a block may have
+};
+// Few multiprocessors, so that rows soon go round; as many as few rows want whose blocks, up to 8, have one each; as the
+// first, but with the shared memory of the GPUs that are for graphics.
+constexpr Device kDevices[] = {{3, 9, kMostShared}, {16, 9, kMostShared}, {3, 12, 99 << 10}};
+constexpr int kClusters = 2;                 // of long rows each has several
 constexpr size_t kMemory = (size_t)4 << 30;  // of the device, it says
 
 std::map<const std::byte*, size_t> allocated;  // by where it begins
@@ -50,8 +54,9 @@ void check_global(const void* p, uint32_t bytes, const char* what) {
 void run_or_keep_error(const Launch& launch, const std::function<void()>& kernel) {
     size_t threads = (size_t)launch.block.x * launch.block.y * launch.block.z;
     size_t blocks = (size_t)launch.grid.x * launch.grid.y * launch.grid.z;
-    bool possible = threads > 0 && threads <= kMostThreads && blocks > 0 && launch.shared <= kMostShared &&
-                    launch.cluster <= kMostClusterBlocks && blocks % launch.cluster == 0;
+    bool possible = threads > 0 && threads <= kMostThreads && blocks > 0 &&
+                    launch.shared <= kDevices[current].shared && launch.cluster <= kMostClusterBlocks &&
+                    blocks % launch.cluster == 0;
     if (!possible) {
         keep(cudaErrorInvalidConfiguration);
         return;
@@ -71,7 +76,7 @@ using namespace emulation;
 // ---- device --------------------------------------------------------------------------------------
 
 cudaError_t cudaGetDeviceCount(int* count) {
-    *count = (int)std::size(kMultiprocessors);
+    *count = (int)std::size(kDevices);
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
@@ -79,23 +84,23 @@ cudaError_t cudaGetDevice(int* device) {
     return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-    if (device < 0 || device >= (int)std::size(kMultiprocessors)) { return keep(cudaErrorInvalidDevice); }
+    if (device < 0 || device >= (int)std::size(kDevices)) { return keep(cudaErrorInvalidDevice); }
     current = device;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     switch (attribute) {
         case cudaDevAttrMultiProcessorCount:
-            *value = kMultiprocessors[device];
+            *value = kDevices[device].multiprocessors;
             return cudaSuccess;
         case cudaDevAttrComputeCapabilityMajor:
-            *value = 9;
+            *value = kDevices[device].major;
             return cudaSuccess;
         case cudaDevAttrComputeCapabilityMinor:
             *value = 0;
             return cudaSuccess;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-            *value = (int)kMostShared;
+            *value = (int)kDevices[device].shared;
             return cudaSuccess;
         default:
             return keep(cudaErrorNotSupported);
@@ -104,11 +109,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     *properties = {};
     std::string_view("emulated GPU").copy(properties->name, sizeof(properties->name) - 1);
-    properties->multiProcessorCount = kMultiprocessors[device];
-    properties->major = 9;
+    properties->multiProcessorCount = kDevices[device].multiprocessors;
+    properties->major = kDevices[device].major;
     properties->l2CacheSize = 1 << 20;
     properties->totalGlobalMem = kMemory;
-    properties->sharedMemPerBlockOptin = kMostShared;
+    properties->sharedMemPerBlockOptin = kDevices[device].shared;
     return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {
@@ -129,7 +134,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
     bool shared = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;
-    return keep(shared && (size_t)value > kMostShared ? cudaErrorInvalidValue : cudaSuccess);
+    return keep(shared && (size_t)value > kDevices[current].shared ? cudaErrorInvalidValue : cudaSuccess);
 }
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
     *clusters = kClusters;

@@ -36,6 +36,12 @@ constexpr int kFew32[] = {2560, 3072, 4096, 5120, 6144, 8192, 16384};
 // Rows of a problem: a dozen, which is three to six of a cluster; of short ones enough for each team of a block.
 Shape few(int C) { return {std::max(11, 48'000 / C), C}; }
 
+// one of runtime.cpp's devices, for as long as this lives
+struct OnDevice {
+    explicit OnDevice(int device) { check_cuda(cudaSetDevice(device)); }
+    ~OnDevice() { cudaSetDevice(0); }
+};
+
 void check(const TypePair& types, Shape s) {
     check_problem(layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain()));
     for (const CallForm* form : {&types.plain(), &types.added()}) {
@@ -78,8 +84,15 @@ TEST_SUITE("emulated") {
             for (int C : kOthers) { check(kTypePairs[pair], few(C)); }
         }
     }
+    TEST_CASE("emulated layernorm: too little shared memory for the rings") {
+        OnDevice device(2);
+        for (int C : {64, 768, 769, 4096, 65536, 98304, 114688}) {
+            check(kTypePairs[0], {3, C});
+            check(kTypePairs[1], {3, C});
+        }
+    }
     TEST_CASE("emulated layernorm: few rows") {
-        check_cuda(cudaSetDevice(1));  // where three of these are few, nine are not
+        OnDevice device(1);  // where three of these are few, nine are not
         auto check = [](const TypePair& types, int C) {
             for (auto* problem_of : kForwards) {
                 check_problem(problem_of(types.dtype, {1, C}, Inputs::kNormal, types.plain()));
@@ -91,6 +104,5 @@ TEST_SUITE("emulated") {
         };
         for (int C : kFew32) { check(kTypePairs[0], C); }
         for (int C : kFew16) { check(kTypePairs[1], C); }
-        check_cuda(cudaSetDevice(0));
     }
 }

@@ -65,12 +65,6 @@ __device__ inline Pair hear(const Pair* pair) {
     return x;
 }
 
-// 1 in all elements, as words
-template <typename W>
-constexpr uint32_t kOnes = std::is_same_v<W, float>    ? 0x3f800000
-                           : std::is_same_v<W, __half> ? 0x3c003c00
-                                                       : 0x3f803f80;
-
 // What a thread of a block does with its columns of the block's rows: row, row + step, ... Of its k vectors
 // all but the last are sure to exist.
 template <typename L, bool kAccumulate, typename T, typename W>
@@ -137,7 +131,7 @@ struct Rows {
         Elements<W, n> w;
         constexpr int bytes = 16, words = sizeof(w) / 4;
 #pragma unroll
-        for (int j = 0; j < words; j++) { reinterpret_cast<uint32_t*>(&w)[j] = kOnes<W>; }
+        for (int j = 0; j < words; j++) { reinterpret_cast<uint32_t*>(&w)[j] = kOneWord<W>; }
         if (has(i) && call.weight != nullptr) {
             const W* from = call.weight + begin + first + at(i);
 #pragma unroll

@@ -35,7 +35,7 @@ template <int kV>
 constexpr int kAtOnce = kV == 1 ? 4 : 2;
 // columns of a warp in the first kernel
 template <int kV>
-constexpr int kTile = kEach<kV>* kV* kWarp;
+constexpr int kTile = kEach<kV> * kV * kWarp;
 
 struct RowRange {
     int64_t begin, end;
@@ -210,7 +210,7 @@ __global__ __launch_bounds__(kBlock) void layernorm_backward_short_kernel(LayerN
     const T* dout = call.dout + row * call.dout_stride;
     Acc m = call.mean[row], s = call.rstd[row], c1 = 0, c2 = 0;
 #pragma unroll 4
-    for (int c = lane * kV; c < C; c += kWarp * kV) {
+    for (unsigned c = lane * kV; c < (unsigned)C; c += kWarp * kV) {
         auto a = load<kV>(x + c), d = load<kV>(dout + c);
         auto w = load_or<kV, W>(call.weight, c, (W)1.0f);
 #pragma unroll
@@ -234,7 +234,7 @@ int launch_two(const LayerNormBackwardRows<T, W>& call, bool columns, cudaStream
     using Acc = acc_t<T>;
     // does the first kernel leave sums of rows, too? (Who wants no columns may give no scratch.)
     bool in_tiles = call.dinp != nullptr && call.C > kWarpColumns && call.scratch != nullptr;
-    int tiles = ceil_div(call.C, kTile<kV>);
+    int tiles = (int)ceil_div((int64_t)call.C, (int64_t)kTile<kV>);
     int groups = std::clamp(ceil_div(kSumBlocks, tiles), 1, kScratch<Acc> / (in_tiles ? 4 : 2));
     Acc* pairs = in_tiles ? (Acc*)call.scratch + (int64_t)2 * groups * call.C : nullptr;
     // rows at a time: scratch holds no more sums of rows beside the groups

@@ -355,10 +355,11 @@ __global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(Layer
 
 // ---- the launch ----------------------------------------------------------------------------------
 
-// how many clusters (without: blocks) the device holds at once; asked once, when the kernel is prepared too
+// how many clusters (without: blocks) the device holds at once, 0 if none; asked once, when the kernel is prepared too
 template <auto* kernel>
 int most_groups(const cudaLaunchConfig_t& config, int blocks) {
     if (blocks > 1) { return most_clusters<kernel>(config, blocks); }
+    if ((int)config.dynamicSmemBytes > device_facts().shared_bytes) { return 0; }
     static OncePerDevice prepared;
     prepared([&](int) {
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -367,16 +368,16 @@ int most_groups(const cudaLaunchConfig_t& config, int blocks) {
     return device_facts().multiprocessors;
 }
 
-// Half of an SM's shared memory, so that a block has the SM to itself: blocks of the next launch, which may start
+// Half of Hopper's SM's shared memory, so that a block has the SM to itself: blocks of the next launch, which may start
 // before this one ends, would else begin in pairs where an SM is free first, and leave others idle.
-constexpr size_t kAloneBytes = 114 << 10;
+inline size_t alone_bytes() { return std::min(114 << 10, device_facts().shared_bytes); }
 
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
     LaunchAttributes attributes;
     attributes.overlapping().clusters(L::blocks);
-    size_t bytes = std::max(L::teams * sizeof(Team<L, (kAccumulate ? 3 : 2), T>), kAloneBytes);
+    size_t bytes = std::max(L::teams * sizeof(Team<L, (kAccumulate ? 3 : 2), T>), alone_bytes());
     cudaLaunchConfig_t config = attributes.config(0, L::threads, bytes, stream);
     int groups = most_groups<kernel>(config, L::blocks);
     if (groups == 0) { return {}; }

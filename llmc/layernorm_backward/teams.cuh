@@ -44,21 +44,6 @@ __device__ inline float2 exchange(Shared& shared, const Layout& o, int team, int
     return {__shfl_sync(kAllLanes, sum, 0), __shfl_sync(kAllLanes, sum, kWarp / 2)};
 }
 
-// the oldest of `stages` groups of copies has come
-__device__ inline void wait_for_stage(int stages) {
-    static_assert(kMaxStages == 4);
-    switch (stages) {
-        case 1:
-            return copy_wait<0>();
-        case 2:
-            return copy_wait<1>();
-        case 3:
-            return copy_wait<2>();
-        default:
-            return copy_wait<3>();
-    }
-}
-
 // A team's ring in shared memory: stages of rows of inp, dout and, for +=, dinp. Each thread copies what it
 // will read itself, so nobody waits for others' copies.
 template <int k, bool kAccumulate, typename T>
@@ -130,7 +115,7 @@ __global__ __launch_bounds__(kThreads,
     for (int parity = 0; row < call.N; row += step, parity ^= 1) {
         Statistics now = next;
         next = Statistics(call, row + step);
-        wait_for_stage(o.stages);
+        copy_wait<kMaxStages - 1>(o.stages - 1);
         SharedRow<T> x = ring.row(call.C);
         float2 sums = read_row(mine, x, call.weight, lane, now.m, now.s);
         sums = exchange(shared, o, team, warp, parity, sums);
@@ -201,7 +186,11 @@ int launch_teams(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     if (!plan.fits()) { return 0; }
     constexpr int threads = most_threads<Tile, T>(kAccumulate);
     auto* kernel = layernorm_backward_teams_kernel<Tile::hold, kAccumulate, Tile::k, threads, T, W>;
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan.bytes));
+    static OncePerDevice prepared;  // for the widest row: another thread's call may have another width
+    prepared([kernel](int) {
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   device_facts().shared_bytes));
+    });
     int blocks = std::min(device_facts().multiprocessors, 2 * kColumnGroups);
     blocks = (int)std::min<int64_t>(blocks, call.N);
     int block = plan.layout.teams * plan.layout.warps * kWarp;

@@ -231,7 +231,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     part.store({call.out, call.out_stride, row, beyond}, at, call.C);
 }
 
-// that are to fit an SM: Ampere's code takes more registers
+// That are to fit an SM: Ampere's code takes more registers. (On the host, for the row asked for ahead: Ampere's.)
 template <typename L>
 constexpr int blocks_of() {
     return kSm90 ? L::blocks : L::blocks - L::blocks / 5;
