@@ -78,10 +78,17 @@ CUDA      := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 CUDA_LIBS := $(wildcard $(CUDA)/lib64 $(CUDA)/lib $(CUDA)/targets/x86_64-linux/lib)
 GPU_LIBS  := $(foreach d,$(CUDA_LIBS),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) -lcublasLt -lcudart_static -ldl -lrt -lpthread \
              -Wl,--as-needed -l:libxxhash.a
+for_whom   = @echo "for $(ARCH)$(if $(DETECTED),, (no GPU here))"
 has_nvcc   = $(if $(NVCC),,$(error no nvcc: install the CUDA Toolkit, or set NVCC=path))
 gpu_objects = $(patsubst %.cu,$(BUILD)/%.cu.o,$(1))
 
-$(BUILD)/%.cu.o: %.cu build/deps.mk
+# for which GPUs what is there was compiled: if for others, it is compiled again
+$(BUILD)/arch: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(ARCH)' '$(GENCODE)' | cmp -s - $@ || printf '%s\n' '$(ARCH)' '$(GENCODE)' > $@
+FORCE:
+
+$(BUILD)/%.cu.o: %.cu build/deps.mk $(BUILD)/arch
 	$(has_nvcc)
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -MF $(BUILD)/$*.cu.d -c $< -o $@
@@ -103,13 +110,14 @@ $(filter %layernorm_backward,$(SHOOTOUTS)): $(filter $(BUILD)/llmc/layernorm_bac
 $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): NVCCFLAGS += --default-stream per-thread
 $(SHOOTOUTS): %: $(BUILD)/%.cu.o
 	$(has_nvcc)
-	@echo "for $(ARCH)$(if $(DETECTED),, (no GPU here))"
+	$(for_whom)
 	$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@
 
 # LayerNorm for other programs: the C interface of llmc/layernorm_c.h, and no other symbol
 LAYERNORM_OBJECTS := $(filter $(BUILD)/llmc/layernorm%,$(call gpu_objects,$(GPU_SOURCES)))
 $(LAYERNORM_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
 $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm_c.map
+	$(for_whom)
 	$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/layernorm_c.map -Wl,--no-undefined \
 	    -static-libstdc++ -static-libgcc $(LAYERNORM_OBJECTS) -o $@ \
 	    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
@@ -169,17 +177,20 @@ train: train_gpt2
 	./train_gpt2 --config scripts/train_sample.toml
 endif
 
-# without a GPU nothing runs the device code: compiled for one GPU it takes a third of the time
-TEST_ARCH := $(if $(DETECTED)$(filter command environment,$(origin ARCH)),$(ARCH),sm_90a)
+# without a GPU nothing runs the device code: for what it was compiled for; for one GPU it takes a third of the time
+COMPILED  := $(shell sed 1q $(BUILD)/arch 2>/dev/null)
+TEST_ARCH := $(if $(DETECTED)$(filter command environment,$(origin ARCH)),$(ARCH),$(or $(COMPILED),sm_90a))
 test:
 	@$(MAKE) --no-print-directory ARCH="$(TEST_ARCH)" $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS) $(OUT)test_emulated)
 	@dev/test/run.sh
 
 # make diff-layernorm_forward-1-2: the idea of rung 2
-diff-%: ; @set -- $(subst -, ,$*); git --no-pager diff --no-index llmc/$$1/v$$2.cuh llmc/$$1/v$$3.cuh || true
+diff-%:
+	@set -- $(subst -, ,$*); a=$$(ls llmc/$$1/v$$2.*) && b=$$(ls llmc/$$1/v$$3.*) && \
+	    { git --no-pager diff --no-index $$a $$b || true; }
 
 clean: ; rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu test_emulated data/make_corpus data/make_shards $(SHOOTOUTS)
 
-.PHONY: all train test spills clean data/sample
+.PHONY: all train test spills clean data/sample FORCE
 .DELETE_ON_ERROR:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -202,11 +202,13 @@ inline Findings check_cpu(const CpuVersion& version, const Problem& p, Times* us
 struct Tally {
     int passed = 0, failed = 0, skipped = 0;
     std::map<std::string, int> launched, refused;  // problems, by version
+    std::map<std::string, std::string> reasons;    // of the last refusal
 
     void count(const Problem& p, const char* version, const Findings& findings) {
         if (findings.ok() && findings.blocks.empty()) {
             std::printf(" %s -", version);
             refused[version]++;
+            reasons[version] = p.shape() + ": " + findings.refusal;
             return;
         }
         launched[version]++;
@@ -220,7 +222,8 @@ struct Tally {
     void print_refusals() const {
         for (const auto& [version, count] : refused) {
             int others = launched.contains(version) ? launched.at(version) : 0;
-            std::printf("%s refused %d problems of %d\n", version.c_str(), count, count + others);
+            std::printf("%s refused %d problems of %d, the last: %s\n", version.c_str(), count,
+                        count + others, reasons.at(version).c_str());
         }
     }
 };
@@ -237,8 +240,8 @@ inline Problem tightened(Problem p, double atol) {
 
 inline std::vector<Version> versions_for(const Shootout& s, const CheckItem& item, const ShootoutOptions& o) {
     std::vector<Version> versions;
-    for (auto& version : s.ladder(item.dtype)) {
-        bool in = version.traits.every_form || (item.form.plain() && !item.shipped_only);
+    for (auto& version : s.ladder(item.dtype, o)) {
+        bool in = version.traits.every_form || (version.traits.takes_form(item.form) && !item.shipped_only);
         if (in && o.wants(version.name)) { versions.push_back(version); }
     }
     return versions;

@@ -14,12 +14,33 @@ namespace llmc {
 
 inline void require_known_versions(const Shootout& s, const ShootoutOptions& o) {
     std::vector<std::string> names = {s.cpu.name};
-    for (const auto& version : s.ladder(Dtype::kFp32)) { names.push_back(version.name); }
+    for (const auto& version : s.ladder(Dtype::kFp32, o)) { names.push_back(version.name); }
     std::string known;
     for (const auto& name : names) { known += " " + name; }
     for (const auto& name : o.only) {
         if (std::find(names.begin(), names.end(), name) != names.end()) { continue; }
         throw Error(kExitUsage, strf("%s has no version %s; it has:%s", s.op, name.c_str(), known.c_str()));
+    }
+}
+
+// options that this op, or what was asked of it, has no use for
+inline void require_meaning(const Shootout& s, const ShootoutOptions& o) {
+    auto refuse = [&](bool given, const char* option, const char* who) {
+        if (given) { throw Error(kExitUsage, strf("%s: %s has no use for it; %s", option, s.op, who)); }
+    };
+    refuse(o.accumulate && !s.accumulates, "--accumulate", "layernorm_backward has a form that adds");
+    refuse(o.warps && !s.warps, "--warps", "the triton rungs of layernorm_forward and _backward have it");
+    refuse(o.group_size && !s.group, "--group-size-m", "the triton rung of layernorm_backward has it");
+    if (o.latency && (o.sweep || o.accumulate)) {
+        throw Error(kExitUsage,
+                    "--latency goes with neither --sweep nor --accumulate; ask for them one by one");
+    }
+    if (o.check && o.accumulate && o.shapes.empty()) {
+        throw Error(kExitUsage,
+                    "--check --accumulate: add --shape; the usual list of checks has both forms already");
+    }
+    if (o.check && !(o.json + o.csv).empty()) {
+        throw Error(kExitUsage, "--json and --csv write what a race measures; --check measures nothing");
     }
 }
 
@@ -32,18 +53,18 @@ inline int shootout_main(const Shootout& s, int argc, const char* const* argv) {
             return kExitDone;
         }
         require_known_versions(s, options);
-        if (options.accumulate && !s.accumulates) {
-            throw Error(kExitUsage, strf("--accumulate: %s has no += form; layernorm_backward has", s.op));
-        }
-        if (options.latency && (options.sweep || options.accumulate)) {
-            throw Error(kExitUsage,
-                        "--latency goes with neither --sweep nor --accumulate; ask for them one by one");
-        }
+        require_meaning(s, options);
         return options.check ? run_checks(s, options) : run_races(s, options);
     } catch (const Error& error) {
         std::fflush(stdout);
         std::fprintf(stderr, "%s\n", error.what());
         return error.exit_code;
+    } catch (
+        const std::exception& error) {  // bad_alloc, length_error: the reference is made in the host's memory
+        std::fflush(stdout);
+        std::fprintf(stderr, "%s: %s: not enough memory for such a problem; give a smaller --shape\n", s.op,
+                     error.what());
+        return kExitDevice;
     }
 }
 

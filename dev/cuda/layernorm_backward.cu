@@ -32,8 +32,8 @@ using Launch = void(T* dinp, T* dweight, T* dbias, void* scratch, const T* dout,
 
 template <typename T>
 Version rung(const char* name, const char* idea, std::function<Launch<T>> launch,
-             size_t (*scratch)(int64_t N, int C), Sums (*sums)(int64_t N, int C, int block),
-             const Traits& traits = {}) {
+             std::function<size_t(int64_t N, int C)> scratch,
+             std::function<Sums(int64_t N, int C, int block)> sums, const Traits& traits = {}) {
     auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
         launch(t.get<T>("dinp"), t.get<T>("dweight"), t.get<T>("dbias"), t.scratch(), t.get<T>("dout"),
                t.get<T>("inp"), t.get<T>("weight"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"), p.N,
@@ -114,20 +114,27 @@ bool fits_triton(const Problem& p) {
 }
 
 template <typename T>
-Sums sums_triton(int64_t N, int C, int) {
-    int block = triton::default_warps(triton::tile_columns<T>(C)) * kWarp;
-    int groups = triton::default_group_size(C);
+Sums sums_triton(int64_t N, int C, int block, int groups) {
+    if (block == 0) { block = triton::default_warps(triton::tile_columns<T>(C)) * kWarp; }
+    if (groups == 0) { groups = triton::default_group_size(C); }
     constexpr int kThreadRows = triton::kTileRows / triton::kTileWarps;
     double in_group = (double)ceil_div(N, groups);
     double of_groups = ceil_div(groups, triton::kTileRows) + kThreadRows + triton::kTileWarps;
     return {.row = block_additions<T>(C, block), .column = in_group + of_groups, .column_stored = in_group};
 }
 
+// groups, warps: of the command line; 0: as the tutorial chooses them
 template <typename T>
-std::vector<Version> ladder() {
-    // groups as the tutorial chooses them
-    auto launch_triton = [](auto... arguments) { triton::layernorm_backward<T>(arguments...); };
-    auto scratch_triton = [](int64_t N, int C) { return triton::layernorm_backward_scratch<T>(N, C); };
+Version as_triton(int groups, int warps) {
+    auto launch = [=](auto... arguments) { triton::layernorm_backward<T>(arguments..., groups); };
+    auto scratch = [=](int64_t N, int C) { return triton::layernorm_backward_scratch<T>(N, C, groups); };
+    auto sums = [=](int64_t N, int C, int block) { return sums_triton<T>(N, C, block, groups); };
+    return rung<T>("triton", "as in Triton's tutorial, not reproducible", launch, scratch, sums,
+                   {.blocks = {warps * kWarp}, .takes = fits_triton, .reproducible = false});
+}
+
+template <typename T>
+std::vector<Version> ladder(const ShootoutOptions& o) {
     Traits to_256{.blocks = {64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}}, no_knob{.blocks = {0}};
     return {
         rung<T>("v1", "thread per row, thread per column", v1::layernorm_backward<T>,
@@ -150,8 +157,7 @@ std::vector<Version> ladder() {
                 v9::layernorm_backward_scratch<T>, sums_v9<T>, no_knob),
         rung<T>("torch", "as in PyTorch", torch::layernorm_backward<T>, torch::layernorm_backward_scratch<T>,
                 sums_torch, no_knob),
-        rung<T>("triton", "as in Triton's tutorial: other bits each time", launch_triton, scratch_triton,
-                sums_triton<T>, {.blocks = {0}, .takes = fits_triton, .reproducible = false}),
+        as_triton<T>(o.group_size, o.warps),
         shipped_backward<T>(),
     };
 }
@@ -163,17 +169,17 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
                                in[2].data(), in[3].data(), in[4].data(), B, (int)p.N / B, p.C);
 }
 
-std::vector<Version> ladder_for(Dtype dtype) {
+std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions& o) {
     if (dtype == Dtype::kFp64) { return {shipped_backward<double>()}; }
-    if (dtype == Dtype::kFp32) { return ladder<float>(); }
-    return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : ladder<__half>();
+    if (dtype == Dtype::kFp32) { return ladder<float>(o); }
+    return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>(o) : ladder<__half>(o);
 }
 
 int main(int argc, char** argv) {
     Shootout shootout{
         .op = "layernorm_backward",
         .cpu = {.name = "v0",
-                .idea = "one CPU thread, float sums",
+                .idea = "one CPU thread, as in llm.c's article",
                 .run = run_cpu,
                 .sums = [](int64_t N, int C) { return Sums{.row = (double)C, .column = (double)N}; },
                 .shape = {2048, 768}},
@@ -184,6 +190,8 @@ int main(int argc, char** argv) {
         .sweep = layernorm_sweep(),
         .latency = layernorm_latency(),
         .accumulates = true,
+        .warps = true,
+        .group = true,
     };
     return shootout_main(shootout, argc, argv);
 }

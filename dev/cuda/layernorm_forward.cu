@@ -33,7 +33,7 @@ Version rung(const char* name, const char* idea, std::function<Launch<T>> launch
              Sums (*sums)(int64_t N, int C, int block), const Traits& traits = {}) {
     auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
         launch(t.get<T>("out"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"), t.get<T>("inp"),
-               t.get<T>("weight"), t.get<T>("bias"), p.N, p.C, p.eps, stream, block);
+               t.find<T>("weight"), t.find<T>("bias"), p.N, p.C, p.eps, stream, block);
     };
     return {.name = name, .idea = idea, .launch = run, .sums = sums, .traits = traits};
 }
@@ -78,19 +78,27 @@ Sums sums_torch(int64_t N, int C, int block) {
 bool no_subnormals(const Problem& p) { return p.inputs != kInputsNames[(int)Inputs::kDenormal]; }
 
 template <typename T>
-Sums sums_triton(int64_t, int C, int) {
-    int block = triton::default_warps(triton::tile_columns<T>(C)) * kWarp;
+Sums sums_triton(int64_t, int C, int block) {
+    if (block == 0) { block = triton::default_warps(triton::tile_columns<T>(C)) * kWarp; }
     return {.row = block_additions<T>(C, block), .from_first = false};
 }
 
+// PyTorch's choice for a problem, in words
 template <typename T>
-std::vector<Version> ladder() {
+std::string torch_choice(const TensorSet& t, const Problem& p) {
+    return torch::why(t.get<T>("out"), t.get<T>("inp"), t.find<T>("weight"), t.find<T>("bias"), p.N, p.C);
+}
+
+template <typename T>
+std::vector<Version> ladder(const ShootoutOptions& o) {
     // a cluster as v8 chooses it
     auto launch_v8 = [](auto... arguments) { v8::layernorm_forward<T>(arguments...); };
     Traits to_256{.blocks = {32, 64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}};
-    Traits welford{.blocks = {0}, .takes = no_subnormals};
+    Traits welford{.blocks = {0}, .takes = no_subnormals, .nulls = true};
+    Version as_torch = rung<T>("torch", "as in PyTorch", torch::layernorm_forward<T>, sums_torch, welford);
+    as_torch.remark = torch_choice<T>;
     return {
-        rung<T>("v1", "thread per row", v1::layernorm_forward<T>, sums_v1),
+        rung<T>("v1", "thread per row, as llm.c's kernel 1", v1::layernorm_forward<T>, sums_v1),
         rung<T>("v2", "warp per row", v2::layernorm_forward<T>, sums_of_warp),
         rung<T>("v3", "16-byte vectors, row in registers", v3::layernorm_forward<T>, sums_of_warp_vectors<T>,
                 to_256),
@@ -101,11 +109,11 @@ std::vector<Version> ladder() {
         rung<T>("v7", "rings filled by the copy engine", v7::layernorm_forward<T>, sums_of_warp_vectors<T>,
                 to_256),
         rung<T>("v8", "cluster per row", launch_v8, sums_v8<T>, {.blocks = {256, 512}}),
-        rung<T>("torch", "as in PyTorch", torch::layernorm_forward<T>, sums_torch, welford),
+        as_torch,
         rung<T>("torch-rowwise", "as in PyTorch's fallback", torch_rowwise::layernorm_forward<T>,
                 sums_torch_rowwise, welford),
         rung<T>("triton", "as in Triton's tutorial", triton::layernorm_forward<T>, sums_triton<T>,
-                {.blocks = {0}}),
+                {.blocks = {o.warps * kWarp}}),
         shipped_forward<T>(),
     };
 }
@@ -117,17 +125,17 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
                               in[2].data(), B, (int)p.N / B, p.C, p.eps);
 }
 
-std::vector<Version> ladder_for(Dtype dtype) {
+std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions& o) {
     if (dtype == Dtype::kFp64) { return {shipped_forward<double>()}; }
-    if (dtype == Dtype::kFp32) { return ladder<float>(); }
-    return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : ladder<__half>();
+    if (dtype == Dtype::kFp32) { return ladder<float>(o); }
+    return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>(o) : ladder<__half>(o);
 }
 
 int main(int argc, char** argv) {
     Shootout shootout{
         .op = "layernorm_forward",
         .cpu = {.name = "v0",
-                .idea = "one CPU thread, float sums",
+                .idea = "one CPU thread, as in llm.c's article",
                 .run = run_cpu,
                 .sums = [](int64_t, int C) { return Sums{.row = (double)C, .from_first = false}; },
                 .shape = {2048, 768}},
@@ -137,6 +145,7 @@ int main(int argc, char** argv) {
         .races = layernorm_races(),
         .sweep = layernorm_sweep(),
         .latency = layernorm_latency(),
+        .warps = true,
     };
     return shootout_main(shootout, argc, argv);
 }

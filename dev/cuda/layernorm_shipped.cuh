@@ -12,6 +12,16 @@ inline double shipped_column_additions(int64_t N, int C) {
     return (double)ceil_div(N, groups) + 2 * 128 + 32;
 }
 
+// Do its launches overlap? All regimes' do but general's, which has fp64 and what the others leave to it.
+inline bool forward_overlaps(const Problem& p) {
+    bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0;
+    return p.dtype != Dtype::kFp64 && p.C <= (whole ? 262144 : 16640);
+}
+inline bool backward_overlaps(const Problem& p) {
+    bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0;
+    return p.dtype != Dtype::kFp64 && (whole ? p.C <= 262144 : p.C >= 128 && p.C <= 8192);
+}
+
 // forward and residual + forward
 template <typename T>
 Version shipped_forward() {
@@ -26,7 +36,7 @@ Version shipped_forward() {
             .idea = "the dispatcher that trains",
             .launch = run,
             .sums = sums,
-            .traits = {.blocks = {0}, .pdl = true, .every_form = true}};
+            .traits = {.blocks = {0}, .overlaps = forward_overlaps, .every_form = true}};
 }
 
 template <typename T>
@@ -50,7 +60,7 @@ Version shipped_backward() {
             .launch = run,
             .sums = sums,
             .scratch = [](int64_t, int C) { return layernorm_backward_scratch(C); },
-            .traits = {.blocks = {0}, .pdl = true, .every_form = true}};
+            .traits = {.blocks = {0}, .overlaps = backward_overlaps, .every_form = true}};
 }
 
 }  // namespace llmc

@@ -26,6 +26,7 @@ struct ShootoutOptions {
     std::vector<Shape> shapes;      // empty = the shootout's own
     std::vector<Dtype> dtypes;      // empty = the shootout's own
     int block = 0;                  // 0 = try several
+    int warps = 0, group_size = 0;  // of the triton rungs; 0 = by the tutorial's rules
     std::string json, csv;          // files; "" = none
 
     bool wants(const std::string& version) const {
@@ -67,10 +68,10 @@ inline Shape parse_shape(const std::string& text) {
     return {N, (int)C};
 }
 
-inline int parse_block(const std::string& text) {
-    int64_t block = 0;
-    if (!read_int(text, 1, 1024, &block)) { bad_value("--block", text, "1 to 1024 threads"); }
-    return (int)block;
+inline int parse_int(const char* option, const std::string& text, int most, const char* expected) {
+    int64_t value = 0;
+    if (!read_int(text, 1, most, &value)) { bad_value(option, text, expected); }
+    return (int)value;
 }
 
 inline Dtype parse_dtype(const std::string& text) {
@@ -103,7 +104,8 @@ inline const std::vector<ShootoutOption>& shootout_options() {
          [](auto& o, auto& v) {
              for (auto& name : split(v, ',')) { o.only.push_back(version_name(name)); }
          }},
-        {"--shape", "NxC[,NxC]", "these shapes, rows x columns, instead of the default ones",
+        {"--shape", "NxC[,NxC]",
+         "these shapes, rows x columns, instead of the usual ones; in bf16 unless --dtype is given",
          [](auto& o, auto& v) {
              for (auto& s : split(v, ',')) { o.shapes.push_back(parse_shape(s)); }
          }},
@@ -112,7 +114,13 @@ inline const std::vector<ShootoutOption>& shootout_options() {
              for (auto& t : split(v, ',')) { o.dtypes.push_back(parse_dtype(t)); }
          }},
         {"--block", "B", "threads per block; default: several are tried and the fastest is shown",
-         [](auto& o, auto& v) { o.block = parse_block(v); }},
+         [](auto& o, auto& v) { o.block = parse_int("--block", v, 1024, "1 to 1024 threads"); }},
+        {"--warps", "W", "triton: warps of a block; default: the tutorial's rule",
+         [](auto& o, auto& v) { o.warps = parse_int("--warps", v, 32, "1 to 32 warps"); }},
+        {"--group-size-m", "G", "triton, backward: buffers that rows are added into; default: likewise",
+         [](auto& o, auto& v) {
+             o.group_size = parse_int("--group-size-m", v, 65536, "1 to 65536 buffers");
+         }},
         {"--sweep", "",
          "4096 rows of 512 i columns, i = 2..31, fp16; the shipped function unless others are named",
          [](auto& o, auto&) { o.sweep = true; }},
@@ -136,7 +144,7 @@ inline const std::vector<ShootoutOption>& shootout_options() {
          [](auto& o, auto&) { o.for_sanitizer = true; }},
         {"--verbose", "", "one line per output: worst error, share of elements not correctly rounded",
          [](auto& o, auto&) { o.verbose = true; }},
-        {"--help", "", "this text", [](auto& o, auto&) { o.help = true; }},
+        {"--help", "", "this text; -h, too", [](auto& o, auto&) { o.help = true; }},
     };
     return options;
 }
@@ -163,14 +171,15 @@ inline ShootoutOptions parse_shootout_options(int argc, const char* const* argv)
             options.only.push_back(version_name(word));
             continue;
         }
-        std::string name = word.substr(0, word.find('=')), known;
+        std::string name = word == "-h" ? "--help" : word.substr(0, word.find('=')), known;
         const ShootoutOption* found = nullptr;
         for (const auto& option : shootout_options()) {
             known += strf(" %s", option.name);
             if (name == option.name) { found = &option; }
         }
         if (!found) {
-            throw Error(kExitUsage, strf("unknown option %s; known:%s", name.c_str(), known.c_str()));
+            throw Error(kExitUsage,
+                        strf("unknown option %s; known:%s. --help says more", name.c_str(), known.c_str()));
         }
         bool takes_value = *found->argument, has_value = name.size() < word.size();
         if (has_value && !takes_value) { throw Error(kExitUsage, strf("%s takes no value", name.c_str())); }

@@ -128,6 +128,8 @@ inline Row race_version(const Contest& c, const Version& version, const Roof& ro
             .C = p.C,
             .useful_bytes = p.useful_bytes(),
             .roof_us = roof.us.median,
+            .roof_known_us = roof.known_us,
+            .roof_counts = roof.counts(),
             .roof = roof.mix()};
     c.ring.set_scratch(version.scratch(p.N, p.C));
     Findings findings = judge_all_blocks(c, version);
@@ -151,6 +153,7 @@ inline Row race_version(const Contest& c, const Version& version, const Roof& ro
         row.warm_us = c.replay(version, row.block, 1).time(kWarmupReplays, kReplays).median;
     }
     row.bit_exact = bits_after(c, version, row.block, replay);
+    if (version.remark) { row.note = version.remark(c.ring.first, p); }
     row.ok = !version.traits.reproducible || row.bit_exact.starts_with("yes");
     return row;
 }
@@ -160,33 +163,38 @@ inline Row race_version(const Contest& c, const Version& version, const Roof& ro
 // of one problem: that of plain launches, and, where a version launches so, the one of overlapping launches
 struct Roofs {
     Roof plain, pdl;
-    const Roof& of(const Version& version) const { return version.traits.pdl && pdl.bytes > 0 ? pdl : plain; }
+    const Roof& of(const Version& version, const Problem& p) const {
+        return pdl.bytes > 0 && version.traits.overlaps(p) ? pdl : plain;
+    }
 };
 
-inline Roofs measure_roofs(const Problem& p, const std::vector<Version>& versions, const Stream& stream) {
-    bool pdl = std::any_of(versions.begin(), versions.end(), [](auto& v) { return v.traits.pdl; });
-    Roofs roofs{.plain = measure_roof(stream, p.reads, p.writes, false, p.stream_bytes()), .pdl = {}};
-    if (pdl && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
-        roofs.pdl = measure_roof(stream, p.reads, p.writes, true, p.stream_bytes());
-    }
+// gpu: its name. Code that is not for Hopper overlaps nothing.
+inline Roofs measure_roofs(const Problem& p, const std::vector<Version>& versions, const Stream& stream,
+                           const std::string& gpu) {
+    auto measured = [&](bool pdl) {
+        Roof roof = measure_roof(stream, p.reads, p.writes, pdl, p.stream_bytes());
+        roof.known_us = known_roof_us(gpu, p.stream_bytes(), roof.reads, roof.writes);
+        return roof;
+    };
+    bool pdl = std::any_of(versions.begin(), versions.end(), [&](auto& v) { return v.traits.overlaps(p); });
+    Roofs roofs{.plain = measured(false), .pdl = {}};
+    if (pdl && runs_hopper_code(stream_kernel<1, 1, 1, true>)) { roofs.pdl = measured(true); }
     return roofs;
 }
 
 // into the report, and, if this machine is known to be faster, a word about it
-inline void report_roof(const Problem& p, const Roof& roof, const Machine& machine, int version_sets,
-                        Report& report) {
-    double known = known_roof_us(machine.gpu, p.stream_bytes(), roof.reads, roof.writes);
-    bool slow = roof.us.median > kRoofTolerance * known;  // false if none is known
+inline void report_roof(const Problem& p, const Roof& roof, int version_sets, Report& report) {
     JsonObject o;
     o.set("op", p.op).set("dtype", format_of(p.dtype).name).set({{"N", (double)p.N}, {"C", p.C}});
-    roof.write(o).set({{"version_sets", (double)version_sets}, {"known_us", known}});
-    report.roofs.push_back(o.set("counts", !slow).str());
-    if (!slow) { return; }
+    roof.write(o).set({{"version_sets", (double)version_sets}, {"known_us", roof.known_us}});
+    report.roofs.push_back(o.set("counts", roof.counts()).str());
+    if (roof.counts()) { return; }
     report.slow_roofs++;
     std::printf(
         "note: %s: the roof %s, %.2f us, is %.1f %% slower than the %.2f us known of this GPU: "
         "this run does not count\n",
-        p.shape().c_str(), roof.mix().c_str(), roof.us.median, 100 * (roof.us.median / known - 1), known);
+        p.shape().c_str(), roof.mix().c_str(), roof.us.median, 100 * (roof.us.median / roof.known_us - 1),
+        roof.known_us);
 }
 
 // ---- all of them --------------------------------------------------------------------------------
@@ -206,7 +214,8 @@ struct Race {
         if (!csv_file().empty()) { report.save_csv(csv_file()); }
     }
     std::string csv_file() const {
-        return options.csv.empty() && options.sweep ? strf("%s_sweep.csv", shootout.op) : options.csv;
+        if (!options.csv.empty() || !options.sweep) { return options.csv; }
+        return strf("%s_sweep%s.csv", shootout.op, options.accumulate ? "_accumulate" : "");
     }
     void finish(const Row& row) {
         auto line = options.latency ? latency_line : options.sweep ? sweep_line : table_line;
@@ -222,7 +231,7 @@ struct Race {
 inline std::vector<Version> contestants(const Race& race, const Problem& p) {
     std::vector<Version> versions;
     const ShootoutOptions& o = race.options;
-    for (const auto& version : race.shootout.ladder(p.dtype)) {
+    for (const auto& version : race.shootout.ladder(p.dtype, o)) {
         bool asked =
             (o.sweep || o.latency) && o.only.empty() ? version.traits.every_form : o.wants(version.name);
         if (asked && version.takes(p)) { versions.push_back(version); }
@@ -259,18 +268,20 @@ inline void race_item(Race& race, const RaceItem& item) {
         return;
     }
     if (o.latency) { return latency_item(race, p, versions); }
-    Roofs roofs = measure_roofs(p, versions, race.stream);
+    Roofs roofs = measure_roofs(p, versions, race.stream, race.machine.gpu);
     Ring ring(p);
     if (!o.sweep) {
         std::printf("\n%s %s: %.1f MB, %s, ring of %zu sets\n", p.op.c_str(), p.shape().c_str(),
                     p.useful_bytes() / 1e6, roofs.plain.str().c_str(), ring.sets.size());
         if (roofs.pdl.bytes > 0) { std::printf("for overlapping launches %s\n", roofs.pdl.str().c_str()); }
     }
-    report_roof(p, roofs.plain, race.machine, (int)ring.sets.size(), race.report);
-    if (roofs.pdl.bytes > 0) { report_roof(p, roofs.pdl, race.machine, (int)ring.sets.size(), race.report); }
+    report_roof(p, roofs.plain, (int)ring.sets.size(), race.report);
+    if (roofs.pdl.bytes > 0) { report_roof(p, roofs.pdl, (int)ring.sets.size(), race.report); }
     if (!o.sweep) { std::printf("%s", table_head(o.warm).c_str()); }
     Contest contest{race.shootout, o, p, race.stream, ring};
-    for (const auto& version : versions) { race.finish(race_version(contest, version, roofs.of(version))); }
+    for (const auto& version : versions) {
+        race.finish(race_version(contest, version, roofs.of(version, p)));
+    }
     race.save();
 }
 

@@ -38,8 +38,9 @@ struct Row {
     Times us{};
     double warm_us = NAN;
     double useful_bytes = 0;
-    double roof_us = NAN;
-    std::string roof = "-";  // which: 2R1W
+    double roof_us = NAN, roof_known_us = NAN;
+    bool roof_counts = true;  // not slower than is known of this GPU
+    std::string roof = "-";   // which: 2R1W
     double error_over_bound = NAN;
     double misrounded = NAN;  // share of the elements of T that are not the truth correctly rounded
     std::string bit_exact = "-";
@@ -58,12 +59,12 @@ inline std::string cell(const char* format, double value) {
 }
 
 inline std::string table_head(bool warm) {
-    return strf("%-40s %5s %10s %10s %10s%s %6s %7s %11s %s\n", "version", "block", "us", "p20", "p80",
+    return strf("%-50s %5s %10s %10s %10s%s %6s %7s %11s %s\n", "version", "block", "us", "p20", "p80",
                 warm ? "    warm us" : "", "GB/s", "% roof", "err/bound", "bit-exact");
 }
 
 inline std::string table_line(const Row& row, bool warm) {
-    std::string line = strf("%-40s %5s", (row.version + "  " + row.idea).c_str(),
+    std::string line = strf("%-50s %5s", (row.version + "  " + row.idea).c_str(),
                             row.block ? strf("%d", row.block).c_str() : "-");
     for (double us : {row.us.median, row.us.p20, row.us.p80}) {
         line += strf(" %10s", cell("%.2f", us).c_str());
@@ -125,7 +126,7 @@ inline std::string json_row(const Row& row) {
 
 inline std::string csv_head() {
     return "op,version,idea,dtype,N,C,block,us,p20_us,p80_us,warm_us,useful_bytes,gb_per_s,roof,roof_us,"
-           "percent_of_roof,error_over_bound,misrounded_share,bit_exact,ok,note\n";
+           "percent_of_roof,error_over_bound,misrounded_share,bit_exact,ok,note,roof_known_us,roof_counts\n";
 }
 
 // what is not a number stays empty; texts are quoted
@@ -145,7 +146,8 @@ inline std::string csv_row(const Row& row) {
                     row.warm_us, row.useful_bytes, row.gb_per_s()}) +
            text(row.roof) +
            numbers({row.roof_us, row.percent_of_roof(), row.error_over_bound, row.misrounded}) +
-           text(row.bit_exact) + (row.ok ? "1," : "0,") + "\"" + row.note + "\"\n";
+           text(row.bit_exact) + (row.ok ? "1," : "0,") + text(row.note) + numbers({row.roof_known_us}) +
+           (row.roof_counts ? "yes\n" : "no\n");
 }
 
 // a shape a line, for --sweep

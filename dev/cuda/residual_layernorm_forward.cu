@@ -50,7 +50,7 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
                                        (int)p.N / B, p.C, p.eps);
 }
 
-std::vector<Version> ladder_for(Dtype dtype) {
+std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions&) {
     if (dtype == Dtype::kFp64) { return {shipped_forward<double>()}; }
     if (dtype == Dtype::kFp32) { return ladder<float>(); }
     return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : ladder<__half>();

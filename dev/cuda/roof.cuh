@@ -5,7 +5,9 @@
 // is held against a roof whose launches do.
 #pragma once
 #include "dev/cuda/clock.cuh"
+#include "dev/cuda/known_roofs.h"
 #include "dev/cuda/memory.cuh"
+#include "llmc/device_facts.cuh"
 #include "llmc/launch.cuh"
 
 namespace llmc {
@@ -22,19 +24,19 @@ struct Streams {
 template <int R, int W, int kCount>
 __device__ void stream_vectors(const Streams& s, int64_t first, int64_t stride) {
     uint4 v[kCount][R];
-    #pragma unroll
+#pragma unroll
     for (int u = 0; u < kCount; u++) {
-        #pragma unroll
+#pragma unroll
         for (int r = 0; r < R; r++) { v[u][r] = s.in[r][first + u * stride]; }
     }
-    #pragma unroll
+#pragma unroll
     for (int u = 0; u < kCount; u++) {
         uint4 x = v[u][0];
-        #pragma unroll
+#pragma unroll
         for (int r = 1; r < R; r++) {
             x = {x.x ^ v[u][r].x, x.y ^ v[u][r].y, x.z ^ v[u][r].z, x.w ^ v[u][r].w};
         }
-        #pragma unroll
+#pragma unroll
         for (int w = 0; w < W; w++) { s.out[w][first + u * stride] = x; }
     }
 }
@@ -70,7 +72,10 @@ struct Roof {
     int reads = 0, writes = 0, threads = 0, unroll = 0, sets = 0;
     unsigned blocks = 0;
     bool pdl = false;
+    double known_us = NAN;  // the fastest seen on such a GPU: known_roofs.h
 
+    // false: something else uses the GPU or slows it down, and the run does not count
+    bool counts() const { return !(us.median > kRoofTolerance * known_us); }
     std::string mix() const { return strf("%dR%dW%s", reads, writes, pdl ? " pdl" : ""); }
     double gb_per_s() const { return bytes / us.median / 1e3; }
     JsonObject& write(JsonObject& o) const {

@@ -11,14 +11,20 @@ namespace llmc {
 
 inline size_t no_scratch(int64_t, int) { return 0; }
 inline bool takes_all(const Problem&) { return true; }
+inline bool never(const Problem&) { return false; }
 
 // what a rung says of itself beyond its name, where it is not as most are
 struct Traits {
     std::vector<int> blocks = {32, 64, 128, 256, 512, 1024};  // its launch knob, as tried; {0}: it has none
     bool (*takes)(const Problem&) = takes_all;  // false: left out (a launcher may also refuse, by require())
-    bool pdl = false;  // launched with programmatic dependent launch: so is the roof it is held against
+    bool (*overlaps)(const Problem&) = never;   // launched with programmatic dependent launch: so is its roof
     bool reproducible = true;  // false: its bits may change from launch to launch, as its idea says
+    bool nulls = false;        // takes forms without weight or bias
     bool every_form = false;   // takes every CallForm (problem.h): the shipped function
+
+    bool takes_form(const CallForm& form) const {
+        return form.plain() || every_form || (nulls && form.only_nulls());
+    }
 };
 
 // one step of the ladder, for one type of elements
@@ -26,11 +32,12 @@ struct Version {
     const char* name;  // v2
     const char* idea;
     std::function<void(const TensorSet&, const Problem&, int block, cudaStream_t)> launch;
-    Sums (*sums)(int64_t N, int C, int block);         // how it adds: what its bounds are made of
-    size_t (*scratch)(int64_t N, int C) = no_scratch;  // bytes
+    std::function<Sums(int64_t N, int C, int block)> sums;         // how it adds: what its bounds are made of
+    std::function<size_t(int64_t N, int C)> scratch = no_scratch;  // bytes
     Traits traits{};
+    std::function<std::string(const TensorSet&, const Problem&)> remark{};  // of a row of the table
 
-    bool takes(const Problem& p) const { return (p.form.plain() || traits.every_form) && traits.takes(p); }
+    bool takes(const Problem& p) const { return traits.takes_form(p.form) && traits.takes(p); }
 };
 
 using FloatTensors = std::vector<std::vector<float>>;  // in the problem's order
@@ -47,11 +54,13 @@ struct CpuVersion {
 struct Shootout {
     const char* op;
     CpuVersion cpu;
-    std::vector<Version> (*ladder)(Dtype);  // in teaching order; the last one is the function that trains
+    // in teaching order; the last one is the function that trains
+    std::vector<Version> (*ladder)(Dtype, const ShootoutOptions&);
     Problem (*problem)(Dtype, Shape, Inputs, const CallForm&);
     std::vector<CheckItem> checks;
     std::vector<RaceItem> races, sweep, latency;
-    bool accumulates = false;  // --accumulate means something
+    bool accumulates = false;           // --accumulate means something
+    bool warps = false, group = false;  // and so do --warps, --group-size-m
 };
 
 // the form of the command line
