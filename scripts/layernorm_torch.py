@@ -14,14 +14,20 @@ names.
 Command: python3 scripts/layernorm_torch.py --test
 Result:  113 checks passed on an H200, 2026-11-22
 """
+import argparse
 import ctypes
 import functools
 import math
+import operator
 import os
 import sys
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ImportError as missing:
+    message = f"layernorm_torch.py: {missing}; expected PyTorch for CUDA: pip install torch"
+    raise (SystemExit if __name__ == "__main__" else ImportError)(message) from None
 
 DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
 POINTER, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -201,7 +207,27 @@ class Forward(torch.autograd.Function):
         return *gradients(dy, *ctx.saved_tensors, ctx.C, ctx.needs_input_grad[:3]), None, None
 
 
+def integers(normalized_shape):
+    """a tuple of ints, from one or several of any integer type, NumPy's too"""
+    try:
+        return tuple(map(operator.index, normalized_shape))
+    except TypeError:
+        pass
+    try:
+        return (operator.index(normalized_shape),)
+    except TypeError:
+        raise TypeError(f"layer_norm: normalized_shape is {normalized_shape!r}, expected an integer or a sequence of "
+                        "integers, such as x.shape[-1:]") from None
+
+
+def check_tensor(name, value):
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"layer_norm: {name} is of {type(value)}, expected a torch.Tensor, which "
+                        "torch.as_tensor(..., device='cuda') makes")
+
+
 def check_arguments(x, shape, weight, bias):
+    check_tensor("x", x)
     if not shape or x.shape[-len(shape):] != shape:
         raise ValueError(f"layer_norm: x has shape {tuple(x.shape)}, expected it to end with normalized_shape "
                          f"{shape}, which may not be empty")
@@ -210,10 +236,12 @@ def check_arguments(x, shape, weight, bias):
     if x.dtype not in DTYPES:
         raise TypeError(f"layer_norm: x is {x.dtype}, expected one of {', '.join(map(str, DTYPES))}")
     allowed = (x.dtype, torch.float32) if x.element_size() == 2 else (x.dtype,)
+    device = x.get_device()
     for name, p in (("weight", weight), ("bias", bias)):
         if p is None:
             continue
-        if p.shape != shape or p.get_device() != x.get_device():
+        check_tensor(name, p)
+        if p.shape != shape or p.get_device() != device:
             raise ValueError(f"layer_norm: {name} is {tuple(p.shape)} on {p.device}, expected {shape} on {x.device}")
         if p.dtype not in allowed:
             raise TypeError(f"layer_norm: {name} is {p.dtype}, expected {' or '.join(map(str, allowed))} beside "
@@ -224,7 +252,10 @@ def check_arguments(x, shape, weight, bias):
 
 def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
     """torch.nn.functional.layer_norm; what may differ is said at the top of this file"""
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if isinstance(normalized_shape, int):
+        shape = (normalized_shape,)
+    else:
+        shape = normalized_shape if isinstance(normalized_shape, torch.Size) else integers(normalized_shape)
     check_arguments(x, shape, weight, bias)
     C = math.prod(shape)
     if C == 0:
@@ -240,9 +271,10 @@ def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
 
 
 def main():
-    if sys.argv[1:] != ["--test"]:
-        print(__doc__)
-        return 2
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--test", action="store_true", help="checks every result against PyTorch's, on a GPU")
+    if not parser.parse_args().test:
+        raise SystemExit("nothing to do: --test (--help)")
     import layernorm_torch_test
     return layernorm_torch_test.main()
 

@@ -134,6 +134,10 @@ class Tests:
         x, weight, bias, _ = inputs((3, 8), torch.float16, torch.float16, self.device)
         cases = ((ValueError, "expected it to end with", lambda: layer_norm(x, 7)),
                  (ValueError, "may not be empty", lambda: layer_norm(x, ())),
+                 (TypeError, "normalized_shape is 8.0", lambda: layer_norm(x, 8.0)),
+                 (TypeError, "normalized_shape is (8.0,)", lambda: layer_norm(x, (8.0,))),
+                 (TypeError, "x is of <class 'list'>", lambda: layer_norm([1.0], 1)),
+                 (TypeError, "bias is of <class 'list'>", lambda: layer_norm(x, 8, weight, [0.0] * 8)),
                  (ValueError, "weight is (7,)", lambda: layer_norm(x, 8, weight[:7])),
                  (TypeError, "torch.int32", lambda: layer_norm(x.int(), 8)),
                  (TypeError, "weight is torch.bfloat16", lambda: layer_norm(x, 8, weight.bfloat16())),
@@ -142,6 +146,9 @@ class Tests:
                  (ValueError, "eps is", lambda: layer_norm(x, 8, eps=-1.0)))
         for kind, text, act in cases:
             self.expect(raises(kind, text, act), text)
+        y = layer_norm(x, 8, weight, bias)
+        for shape in (torch.tensor(8), [8], torch.tensor([8])):  # any integer will do
+            self.expect(torch.equal(layer_norm(x, shape, weight, bias), y), f"normalized_shape {shape!r}")
 
     def cuda(self):
         """what only a GPU has: other streams, graphs, several devices"""
