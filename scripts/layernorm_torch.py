@@ -29,6 +29,8 @@ except ImportError as missing:
     message = f"layernorm_torch.py: {missing}; expected PyTorch for CUDA: pip install torch"
     raise (SystemExit if __name__ == "__main__" else ImportError)(message) from None
 
+from torch.autograd import forward_ad
+
 DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
 POINTER, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 ABI_VERSION = 1
@@ -180,6 +182,18 @@ def run_backward(dy, x, weight, bias, statistics, C, wanted):
     return dx, dweight, dbias
 
 
+def within_dual_level():
+    """outside of one no tensor has a tangent; True if this PyTorch does not say"""
+    return getattr(forward_ad, "_current_level", 0) >= 0
+
+
+def refuse_tangents(*tensors):
+    """the kernels know nothing of forward-mode AD: a tangent would be lost in silence"""
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError("layer_norm: a tensor has a tangent (forward-mode AD), expected none; "
+                                  "torch.nn.functional.layer_norm has the rule for them")
+
+
 class Backward(torch.autograd.Function):
     """The gradients as a function of their own, so that asking for theirs says what is wrong."""
 
@@ -203,6 +217,8 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
+        if within_dual_level():
+            refuse_tangents(dy, *ctx.saved_tensors)
         gradients = Backward.apply if torch.is_grad_enabled() else run_backward  # enabled by create_graph
         return *gradients(dy, *ctx.saved_tensors, ctx.C, ctx.needs_input_grad[:3]), None, None
 
@@ -260,6 +276,8 @@ def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
     C = math.prod(shape)
     if C == 0:
         return x.clone()
+    if within_dual_level():
+        refuse_tangents(x, weight, bias)
     learns = x.requires_grad
     if weight is not None:
         weight, learns = weight.contiguous(), learns or weight.requires_grad

@@ -3,9 +3,11 @@
 Command: python3 scripts/layernorm_torch.py --test
 """
 import functools
+import itertools
 import math
 
 import torch
+from torch.autograd import forward_ad
 
 from layernorm_torch import as_rows, layer_norm
 
@@ -130,6 +132,22 @@ class Tests:
         second = torch.autograd.grad(y.sum(), (x, weight))
         self.expect(all(torch.equal(a, b) for a, b in zip(first, second)), "two backward passes, the same bits")
 
+    def forward_mode(self):
+        x, weight, bias, dy = inputs((3, 8), torch.float32, torch.float32, self.device)
+        for learns, enabled in itertools.product((False, True), repeat=2):
+            given = [t.clone().requires_grad_(learns) for t in (x, weight, bias)]
+            for k, what in enumerate(("x", "weight", "bias")):
+                with torch.set_grad_enabled(enabled), forward_ad.dual_level():
+                    one = [forward_ad.make_dual(t, torch.ones_like(t)) if i == k else t for i, t in enumerate(given)]
+                    self.expect(raises(NotImplementedError, "has a tangent", lambda: layer_norm(one[0], 8, *one[1:])),
+                                f"{what} with a tangent, requires_grad {learns}, enabled {enabled}")
+        y = layer_norm(x.requires_grad_(), 8, weight, bias)
+        with forward_ad.dual_level():
+            self.expect(torch.equal(layer_norm(x, 8, weight, bias), y), "no tangent within a level")
+            tangent = forward_ad.make_dual(dy, dy)
+            self.expect(raises(NotImplementedError, "has a tangent", lambda: torch.autograd.grad(y, x, tangent)),
+                        "dy with a tangent")
+
     def arguments(self):
         x, weight, bias, _ = inputs((3, 8), torch.float16, torch.float16, self.device)
         cases = ((ValueError, "expected it to end with", lambda: layer_norm(x, 7)),
@@ -175,7 +193,8 @@ class Tests:
 
 def self_test(device):
     tests = Tests(device)
-    parts = [tests.arguments, tests.empty, tests.shapes, tests.tutorial, tests.strided, tests.gradients]
+    parts = [tests.arguments, tests.empty, tests.shapes, tests.tutorial, tests.strided, tests.gradients,
+             tests.forward_mode]
     for part in ([tests.cuda] if device == "cuda" else []) + parts:  # capture first: nothing is loaded or asked before
         try:
             part()
