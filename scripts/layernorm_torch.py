@@ -1,18 +1,36 @@
 #!/usr/bin/env python3
 """LayerNorm for PyTorch by this project's kernels: a drop-in for torch.nn.functional.layer_norm on CUDA tensors.
 
+Build the library once, in the project's folder, and let Python find this file:
+
+    make build/libllmc_layernorm.so
+    PYTHONPATH=scripts python3 example.py
+
+example.py:
+
+    import torch
     from layernorm_torch import layer_norm
-    y = layer_norm(x, (768,), weight, bias)        # differentiable once
+
+    x = torch.randn(64, 768, device="cuda", requires_grad=True)
+    weight = torch.ones(768, device="cuda", requires_grad=True)
+    bias = torch.zeros(768, device="cuda", requires_grad=True)
+    y = layer_norm(x, 768, weight, bias)
+    y.square().sum().backward()
+    print(y.shape, weight.grad.shape)
+
+LLMC_LAYERNORM_LIBRARY may name the library's file, if it is elsewhere than build/libllmc_layernorm.so.
 
 Types: float32, bfloat16, float16, float64, as they come (autocast changes nothing); weight and bias of x's type, or
 float32 beside a 16-bit x; either may be None. Rows may be strided (the normalised dimensions must be contiguous, else
 a copy is made). Bitwise reproducible.
-Calls run on the current stream and may be captured into a CUDA graph.
-The library: build/libllmc_layernorm.so (make build/libllmc_layernorm.so), or the file that LLMC_LAYERNORM_LIBRARY
-names.
+Calls run on the current stream and may be captured into a CUDA graph. torch.compile, with fullgraph=True and dynamic
+shapes too, and torch.export take a call as one operator (PyTorch 2.11; 2.4 breaks the graph at the call).
+Differentiable once. Not provided, and refused: second derivatives, forward-mode AD, vmap and the other transforms of
+torch.func, is_grads_batched. torch.nn.functional.layer_norm has them.
 
 Command: python3 scripts/layernorm_torch.py --test
-Result:  113 checks passed on an H200, 2026-11-22
+Result:  113 checks passed on an H200, 2026-11-22. Those of torch.compile, of what is refused and of normalized_shape's
+         types came later: they have run on a CPU only, with a stand-in for the library
 """
 import argparse
 import ctypes
@@ -25,11 +43,12 @@ from pathlib import Path
 
 try:
     import torch
+    from torch.autograd import forward_ad
+    from torch.compiler import is_compiling
+    from torch.library import custom_op
 except ImportError as missing:
-    message = f"layernorm_torch.py: {missing}; expected PyTorch for CUDA: pip install torch"
+    message = f"layernorm_torch.py: {missing}; expected PyTorch for CUDA, 2.4 or newer: pip install torch"
     raise (SystemExit if __name__ == "__main__" else ImportError)(message) from None
-
-from torch.autograd import forward_ad
 
 DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
 POINTER, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -83,20 +102,32 @@ def check(status):
         raise (ValueError if status == 1 else TypeError if status == 2 else RuntimeError)(message)
 
 
+IN_TRANSFORM = ("layer_norm: within vmap, grad, jvp or another transform of torch.func (or is_grads_batched), expected "
+                "plain autograd; torch.nn.functional.layer_norm works there")
+
+
 def address(tensor):
-    return None if tensor is None else tensor.data_ptr()
+    """of its memory; None for None"""
+    if tensor is None:
+        return None
+    try:
+        return tensor.data_ptr()
+    except RuntimeError as error:  # a tensor within a transform has no memory of its own
+        raise NotImplementedError(IN_TRANSFORM) from error
 
 
-try:
-    from torch._C import _cuda_getCurrentRawStream as current_stream  # of a device's number; compiled graphs use it
-except ImportError:  # a PyTorch without CUDA, or another name in a later one
+try:  # what torch.cuda's functions end in; compiled graphs use them too
+    from torch._C import _cuda_getCurrentRawStream as current_stream, _cuda_getDevice as current_device
+except ImportError:  # a PyTorch without CUDA, or other names in a later one
+    current_device = torch.cuda.current_device
+
     def current_stream(device):
         return torch.cuda.current_stream(device).cuda_stream
 
 
 def call(function, args, x):
     """a function of the library, with x's device the current one"""
-    if x.get_device() == torch.cuda.current_device():
+    if x.get_device() == current_device():
         check(function(ctypes.byref(args)))
     else:
         with torch.cuda.device(x.device):
@@ -155,17 +186,24 @@ def backward_args(dx, dweight, dbias, workspace, dy, x, weight, statistics, C):
     grad = dweight if dweight is not None else dbias
     return BackwardArgs(BACKWARD_SIZE, DTYPES[x.dtype], 0 if weight is None else DTYPES[weight.dtype],
                         0 if grad is None else DTYPES[grad.dtype], 0, 0, 0, address(dx), address(dweight),
-                        address(dbias), dy_rows.data_ptr(), x_rows.data_ptr(), address(weight),
+                        address(dbias), address(dy_rows), x_rows.data_ptr(), address(weight),
                         *statistics_of(statistics), x.numel() // C, C, C, dy_stride, x_stride, workspace.data_ptr(),
                         workspace.nbytes, current_stream(x.get_device())), (x_rows, dy_rows)
 
 
-def run_forward(x, weight, bias, C, eps, with_statistics):
+def new_like(x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def new_statistics(x, C):
+    """room for mean and rstd (2,N)"""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return torch.empty((2, x.numel() // C), dtype=dtype, device=x.device)
+
+
+def run_forward(x, weight, bias, C, eps, with_statistics=True):
     """y, and mean and rstd (2,N) if wanted"""
-    y, statistics = torch.empty_like(x, memory_format=torch.contiguous_format), None
-    if with_statistics:
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        statistics = torch.empty((2, x.numel() // C), dtype=dtype, device=x.device)
+    y, statistics = new_like(x), new_statistics(x, C) if with_statistics else None
     args, _rows = forward_args(y, statistics, x, weight, bias, C, eps)
     call(library().llmc_layernorm_forward, args, x)
     return y, statistics
@@ -173,7 +211,7 @@ def run_forward(x, weight, bias, C, eps, with_statistics):
 
 def run_backward(dy, x, weight, bias, statistics, C, wanted):
     """wanted: three bools, for x, weight, bias; None for what is not"""
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if wanted[0] else None
+    dx = new_like(x) if wanted[0] else None
     dweight = torch.empty_like(weight) if wanted[1] else None
     dbias = torch.empty_like(bias) if wanted[2] else None
     workspace = new_workspace(x, C)
@@ -182,16 +220,29 @@ def run_backward(dy, x, weight, bias, statistics, C, wanted):
     return dx, dweight, dbias
 
 
+try:
+    from torch._C import _are_functorch_transforms_active as in_transform
+except ImportError:  # another name in a later PyTorch, which says itself what is wrong
+    def in_transform():
+        return False
+
+
 def within_dual_level():
     """outside of one no tensor has a tangent; True if this PyTorch does not say"""
     return getattr(forward_ad, "_current_level", 0) >= 0
 
 
 def refuse_tangents(*tensors):
-    """the kernels know nothing of forward-mode AD: a tangent would be lost in silence"""
-    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+    """The kernels know nothing of forward-mode AD: a tangent would be lost in silence. Where torch.compile looks no
+    tangents are seen: there it is to leave the call as it is, which this exception makes it do."""
+    if is_compiling() or any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
         raise NotImplementedError("layer_norm: a tensor has a tangent (forward-mode AD), expected none; "
                                   "torch.nn.functional.layer_norm has the rule for them")
+
+
+def second_derivative(ctx, *grads):
+    raise NotImplementedError("layer_norm: second derivatives are not provided; "
+                              "torch.nn.functional.layer_norm has them")
 
 
 class Backward(torch.autograd.Function):
@@ -201,10 +252,7 @@ class Backward(torch.autograd.Function):
     def forward(ctx, *given):
         return run_backward(*given)
 
-    @staticmethod
-    def backward(ctx, *grads):
-        raise NotImplementedError("layer_norm: second derivatives are not provided; "
-                                  "torch.nn.functional.layer_norm has them")
+    backward = staticmethod(second_derivative)
 
 
 class Forward(torch.autograd.Function):
@@ -223,6 +271,41 @@ class Forward(torch.autograd.Function):
         return *gradients(dy, *ctx.saved_tensors, ctx.C, ctx.needs_input_grad[:3]), None, None
 
 
+# ---- torch.compile and torch.export: the same calls as operators, into which they do not look ------------------------
+def keep_for_backward(ctx, inputs, output):
+    x, weight, bias, ctx.C, _eps = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, weight, bias, output[1])
+
+
+def forward_op_backward(ctx, dy, _dstatistics):
+    if within_dual_level():
+        refuse_tangents(dy, *ctx.saved_tensors)
+    wanted = ctx.needs_input_grad[:3]
+    found = iter(backward_op(dy, *ctx.saved_tensors, ctx.C, wanted))
+    return *(next(found) if w else None for w in wanted), None, None
+
+
+def only(gradients):
+    """without the None of those not wanted, which an operator cannot return"""
+    return [g for g in gradients if g is not None]
+
+
+forward_op = custom_op(
+    "llmc_layernorm::forward", run_forward, mutates_args=(),
+    schema="(Tensor x, Tensor? weight, Tensor? bias, SymInt C, float eps) -> (Tensor, Tensor)")
+forward_op.register_fake(lambda x, weight, bias, C, eps: (new_like(x), new_statistics(x, C)))
+forward_op.register_autograd(forward_op_backward, setup_context=keep_for_backward)
+
+backward_op = custom_op(
+    "llmc_layernorm::backward", lambda *given: only(run_backward(*given)), mutates_args=(),
+    schema="(Tensor dy, Tensor x, Tensor? weight, Tensor? bias, Tensor statistics, SymInt C, bool[] wanted) "
+           "-> Tensor[]")
+backward_op.register_fake(
+    lambda dy, x, weight, bias, statistics, C, wanted: [new_like(t) for t, w in zip((x, weight, bias), wanted) if w])
+backward_op.register_autograd(second_derivative)
+
+
 def integers(normalized_shape):
     """a tuple of ints, from one or several of any integer type, NumPy's too"""
     try:
@@ -236,32 +319,31 @@ def integers(normalized_shape):
                         "integers, such as x.shape[-1:]") from None
 
 
-def check_tensor(name, value):
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"layer_norm: {name} is of {type(value)}, expected a torch.Tensor, which "
-                        "torch.as_tensor(..., device='cuda') makes")
+def check_tensors(**arguments):
+    for name, value in arguments.items():
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise TypeError(f"layer_norm: {name} is of {type(value)}, expected a torch.Tensor, which "
+                            "torch.as_tensor(..., device='cuda') makes")
 
 
 def check_arguments(x, shape, weight, bias):
-    check_tensor("x", x)
     if not shape or x.shape[-len(shape):] != shape:
         raise ValueError(f"layer_norm: x has shape {tuple(x.shape)}, expected it to end with normalized_shape "
                          f"{shape}, which may not be empty")
     if not x.is_cuda:
         raise ValueError(f"layer_norm: x is on {x.device}, expected a CUDA device")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"layer_norm: x is {x.dtype}, expected one of {', '.join(map(str, DTYPES))}")
-    allowed = (x.dtype, torch.float32) if x.element_size() == 2 else (x.dtype,)
-    device = x.get_device()
+    dtype, device = x.dtype, x.get_device()
+    if dtype not in DTYPES:
+        raise TypeError(f"layer_norm: x is {dtype}, expected one of {', '.join(map(str, DTYPES))}")
+    allowed = (dtype, torch.float32) if dtype.itemsize == 2 else (dtype,)
     for name, p in (("weight", weight), ("bias", bias)):
         if p is None:
             continue
-        check_tensor(name, p)
         if p.shape != shape or p.get_device() != device:
             raise ValueError(f"layer_norm: {name} is {tuple(p.shape)} on {p.device}, expected {shape} on {x.device}")
         if p.dtype not in allowed:
             raise TypeError(f"layer_norm: {name} is {p.dtype}, expected {' or '.join(map(str, allowed))} beside "
-                            f"x of {x.dtype}")
+                            f"x of {dtype}")
     if weight is not None and bias is not None and weight.dtype != bias.dtype:
         raise TypeError(f"layer_norm: weight is {weight.dtype} and bias {bias.dtype}, expected the same type")
 
@@ -272,17 +354,25 @@ def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
         shape = (normalized_shape,)
     else:
         shape = normalized_shape if isinstance(normalized_shape, torch.Size) else integers(normalized_shape)
-    check_arguments(x, shape, weight, bias)
+    try:
+        check_arguments(x, shape, weight, bias)
+    except AttributeError:
+        check_tensors(x=x, weight=weight, bias=bias)
+        raise
     C = math.prod(shape)
     if C == 0:
         return x.clone()
-    if within_dual_level():
-        refuse_tangents(x, weight, bias)
     learns = x.requires_grad
     if weight is not None:
         weight, learns = weight.contiguous(), learns or weight.requires_grad
     if bias is not None:
         bias, learns = bias.contiguous(), learns or bias.requires_grad
+    if in_transform():
+        raise NotImplementedError(IN_TRANSFORM)
+    if within_dual_level():
+        refuse_tangents(x, weight, bias)
+    if is_compiling():
+        return forward_op(x, weight, bias, C, eps)[0]
     if learns and torch.is_grad_enabled():
         return Forward.apply(x, weight, bias, C, eps)
     return run_forward(x, weight, bias, C, eps, False)[0]

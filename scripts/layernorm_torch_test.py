@@ -142,11 +142,47 @@ class Tests:
                     self.expect(raises(NotImplementedError, "has a tangent", lambda: layer_norm(one[0], 8, *one[1:])),
                                 f"{what} with a tangent, requires_grad {learns}, enabled {enabled}")
         y = layer_norm(x.requires_grad_(), 8, weight, bias)
+        compiled = torch.compile(layer_norm, backend="eager")
+        compiled(x, 8, weight, bias)
         with forward_ad.dual_level():
             self.expect(torch.equal(layer_norm(x, 8, weight, bias), y), "no tangent within a level")
+            self.expect(raises(NotImplementedError, "has a tangent",
+                               lambda: compiled(forward_ad.make_dual(dy, dy), 8, weight, bias)), "compiled, a tangent")
             tangent = forward_ad.make_dual(dy, dy)
             self.expect(raises(NotImplementedError, "has a tangent", lambda: torch.autograd.grad(y, x, tangent)),
                         "dy with a tangent")
+
+    def transforms(self):
+        x, weight, bias, dy = inputs((3, 8), torch.float32, torch.float32, self.device)
+        act, leaf = functools.partial(layer_norm, normalized_shape=8), x.clone().requires_grad_()
+        cases = (lambda: torch.func.grad(lambda t: act(t, weight=weight).sum())(x),
+                 lambda: torch.func.grad(lambda w: act(x, weight=w).sum())(weight),
+                 lambda: torch.func.jacrev(act)(x),
+                 lambda: torch.func.jvp(act, (x,), (dy,)),
+                 lambda: torch.func.vmap(act)(x),
+                 lambda: torch.func.vmap(lambda b: act(x, bias=b))(bias.expand(2, 8)),
+                 lambda: torch.autograd.grad(act(leaf), leaf, dy.expand(2, 3, 8), is_grads_batched=True),
+                 lambda: torch.compile(torch.func.vmap(act), backend="eager")(x),
+                 lambda: torch.compile(torch.func.grad(lambda t: act(t).sum()), backend="eager")(x))
+        for k, case in enumerate(cases):
+            self.expect(raises(NotImplementedError, "torch.nn.functional.layer_norm", case), f"transform {k}")
+
+    def compiled(self):
+        def twice(x, weight, bias):
+            y = layer_norm(x, x.shape[-1:], weight, bias)
+            return layer_norm(y, y.shape[-1], eps=1e-3)
+
+        for dynamic, learns in itertools.product((False, True), repeat=2):
+            torch.compiler.reset()
+            graph = torch.compile(twice, fullgraph=True, dynamic=dynamic)
+            for shape in ((5, 7, 64), (9, 33, 80)):
+                x, weight, bias, dy = inputs(shape, torch.bfloat16, torch.bfloat16, self.device)
+                leaves = [t.requires_grad_(learns) for t in (x, weight, bias)]
+                both = [f(*leaves) for f in (graph, twice)]
+                if learns:
+                    both = [(y, *torch.autograd.grad(y, leaves, dy)) for y in both]
+                self.expect(all(torch.equal(a, b) for a, b in zip(*both)),
+                            f"compiled, dynamic {dynamic}, learns {learns}, {shape}: the same bits")
 
     def arguments(self):
         x, weight, bias, _ = inputs((3, 8), torch.float16, torch.float16, self.device)
@@ -194,7 +230,7 @@ class Tests:
 def self_test(device):
     tests = Tests(device)
     parts = [tests.arguments, tests.empty, tests.shapes, tests.tutorial, tests.strided, tests.gradients,
-             tests.forward_mode]
+             tests.forward_mode, tests.transforms, tests.compiled]
     for part in ([tests.cuda] if device == "cuda" else []) + parts:  # capture first: nothing is loaded or asked before
         try:
             part()
