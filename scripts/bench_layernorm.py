@@ -13,7 +13,8 @@ GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with 
     scripts/bench_layernorm.py --sweep --gpt2 --quick --timing kernel
 
 Writes layer-norm-forward.csv and -backward.csv into --out, and figures of the sweep (.png, .svg; needs matplotlib).
-Ctrl-C ends it early, with a report of what was measured. Exit 1 if our results are wrong.
+The CSV files have each point once it is measured. Ctrl-C, or a GPU that fails, ends the race early, with a report of
+what was measured; a provider that fails gets a note in place of its times. Exit 1 if ours failed or is wrong anywhere.
 Result: doc/layernorm_race.md
 """
 import argparse
@@ -43,13 +44,6 @@ REPLAYS, WARMUP_REPLAYS = 9, 2
 REPLAY_US = 3000
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
-
-# The tutorial's own kernels by the same method, us: one H200, PyTorch 2.11, Triton 3.6, CUDA 13.0, 2026-11-20, 4096 x N
-# float16. A port counts as the tutorial if it is within 3 % of these.
-TUTORIAL_US = {
-    "forward": {1024: 8.48, 2048: 14.92, 4096: 24.56, 8192: 52.03, 12288: 74.23, 15872: 83.46},
-    "backward": {1024: 43.40, 2048: 60.28, 4096: 74.04, 8192: 116.41, 12288: 194.64, 15872: 217.81},
-}
 
 Shape = collections.namedtuple("Shape", "N C dtype")
 
@@ -99,22 +93,45 @@ class Replay:
         return statistics.median(times[WARMUP_REPLAYS:])
 
 
-def kernel_times(runners, problem):
-    """{name: us of one call}, or the message of what went wrong; on the current stream"""
-    replays, failures = {}, {}
+class GpuLost(Exception):
+    """the GPU answers every further call of this process with an error"""
+
+
+def gpu_answers():
+    for _ in range(2):  # an error that does not stay is told once
+        try:
+            torch.cuda.synchronize()
+            return True
+        except Exception:
+            pass
+    return False
+
+
+def note_failure(error, *rows):
+    """what went wrong, into the rows; the race goes on unless nothing can run any more"""
+    for row in rows:
+        row.setdefault("note", f"{type(error).__name__}: {error}".split("\n")[0][:100])
+    if not gpu_answers():
+        names = ", ".join(row["provider"] for row in rows)
+        raise GpuLost(f"{row['mode']} {row['N']}x{row['C']} {row['dtype']}, {names}: {row['note']}") from error
+
+
+def kernel_times(runners, problem, rows):
+    """us of one call into the rows; on the current stream"""
+    replays = {}
     for name, runner in runners.items():
         try:
             torch.cuda.synchronize()
             replays[name] = Replay(runner, problem)
-        except Exception as error:  # a peer that cannot be captured is reported, the others go on
-            if name == "ours":
-                raise
-            failures[name] = f"{type(error).__name__}: {error}".split("\n")[0][:100]
+        except Exception as error:  # cannot be captured: the others go on
+            note_failure(error, rows[name])
     for _ in range(WARMUP_REPLAYS + REPLAYS):
         for replay in replays.values():
             replay.run()
     torch.cuda.synchronize()
-    return {name: replay.median_us() for name, replay in replays.items()}, failures
+    for name, replay in replays.items():
+        us = replay.median_us()
+        rows[name] |= {"us": round(us, 3), "GB/s": round(problem.gigabytes_a_second(us), 1)}
 
 
 def tutorial_times(peer, problem):
@@ -143,10 +160,8 @@ def correct_runners(peers, problem, rows):
             runner = (Ours if peer.name == "ours" else Autograd)(peer, p)
             results = runner.results()
             row["error"] = round(layernorm_peers.worst_error(results, expected), 3)
-        except Exception as error:  # a peer that refuses this shape is reported, the others go on
-            if peer.name == "ours":
-                raise
-            row["note"] = f"{type(error).__name__}: {error}".split("\n")[0][:100]
+        except Exception as error:  # refuses this shape: the others go on
+            note_failure(error, row)
             continue
         # 16-bit sums over rows, as some peers keep them, cost several roundings
         if row["error"] <= (2 if peer.name == "ours" or p.mode == "forward" else 8):
@@ -156,28 +171,54 @@ def correct_runners(peers, problem, rows):
     return runners
 
 
-def measure(shape, mode, peers, options, device="cuda"):
-    """a row (dict) for each provider"""
-    rows = {peer.name: {"mode": mode, "N": shape.N, "C": shape.C, "dtype": NAMES[shape.dtype], "provider": peer.name}
-            for peer in peers}
-    problem = Problem(shape, mode, device)
+def time_all(rows, problem, peers, options):
+    """into rows, {provider: row}"""
     runners = correct_runners(peers, problem, rows)
-    times, failures = kernel_times(runners, problem) if options.timing != "tutorial" else ({}, {})
-    for name, us in times.items():
-        rows[name] |= {"us": round(us, 3), "GB/s": round(problem.gigabytes_a_second(us), 1)}
-    for name, why in failures.items():
-        rows[name]["note"] = why
+    if options.timing != "tutorial":
+        kernel_times(runners, problem, rows)
     names = list(runners)
     del runners  # and what it keeps allocated
     torch.cuda.synchronize()
     for peer in peers:
-        if options.timing != "kernel" and peer.name in names:
-            for key, us in zip(("p50", "p20", "p80"), tutorial_times(peer, problem)):
-                rows[peer.name] |= {f"tutorial {key} us": round(us, 3),
-                                    f"tutorial {key} GB/s": round(problem.gigabytes_a_second(us), 1)}
-    del problem
+        if options.timing == "kernel" or peer.name not in names:
+            continue
+        try:
+            times = tutorial_times(peer, problem)
+        except Exception as error:  # the others go on
+            note_failure(error, rows[peer.name])
+            continue
+        for key, us in zip(("p50", "p20", "p80"), times):
+            rows[peer.name] |= {f"tutorial {key} us": round(us, 3),
+                                f"tutorial {key} GB/s": round(problem.gigabytes_a_second(us), 1)}
+
+
+def measure(rows, shape, mode, peers, options, device="cuda"):
+    """into rows, {provider: row}"""
+    try:
+        time_all(rows, Problem(shape, mode, device), peers, options)
+    except GpuLost:
+        raise
+    except Exception as error:  # no memory for the problem, say: the next one may be smaller
+        note_failure(error, *rows.values())
     torch.cuda.empty_cache()  # else the memory of ended graphs is kept apart for ever
-    return list(rows.values())
+
+
+def race(rows, modes, points, peers, options, roofs, folder):
+    """adds a row (dict) for each provider, mode and point"""
+    start = time.perf_counter()
+    for mode, shape in itertools.product(modes, points):
+        new = {peer.name: {"mode": mode, "N": shape.N, "C": shape.C, "dtype": NAMES[shape.dtype],
+                           "provider": peer.name} for peer in peers}
+        try:
+            measure(new, shape, mode, peers, options)
+        finally:  # also if this point is the last
+            found = [row for row in new.values() if row.keys() & {"us", "tutorial p50 us", "note"}]
+            add_roofs(found, roofs)
+            rows += found
+            write_csv(rows, mode, folder)
+        times = ", ".join(f"{row['provider']} {row.get('us', row.get('tutorial p50 us', row.get('note')))}"
+                          for row in found)
+        print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {label(shape)}  us: {times}", flush=True)
 
 
 def warm_up(points):
@@ -235,12 +276,13 @@ def add_roofs(rows, roofs):
             row |= {"roof us": roof, "share of roof": round(roof / row["us"], 4)}
 
 
-def write_csv(rows, path):
+def write_csv(rows, mode, folder):
+    path = folder / f"layer-norm-{mode}.csv"
     with open(path, "w", newline="") as out:
         writer = csv.DictWriter(out, COLUMNS, restval="")
         writer.writeheader()
-        writer.writerows(rows)
-    print("wrote", path)
+        writer.writerows(row for row in rows if row["mode"] == mode)
+    return path
 
 
 def cell(row, clock):
@@ -255,10 +297,20 @@ def cell(row, clock):
     return f"{p50:.0f} [{p80:.0f}, {p20:.0f}]"  # a slow call is a low rate
 
 
-def markdown(rows, clock):
+def titles(rows, mode):
+    """{provider: what its column and its line are called}: the port's says whether it counts as the tutorial"""
+    names = {row["provider"]: row["provider"] for row in rows}
+    if "triton" in names:
+        points, near, wanted = layernorm_peers.tutorial_points(rows, mode)
+        names["triton"] += (", counts as the tutorial" if near == wanted else
+                            f", NOT the tutorial (within 3 % at {near} of {wanted} points)" if points else
+                            ", not held against the tutorial (--sweep does)")
+    return names
+
+
+def markdown(rows, clock, names):
     """a table of one mode: a line a shape, a column a provider"""
-    names = list(dict.fromkeys(row["provider"] for row in rows))
-    lines = ["| N x C, dtype | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = ["| N x C, dtype | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
     by_shape = collections.defaultdict(dict)
     for row in rows:
         by_shape[f"{row['N']}x{row['C']} {row['dtype']}"][row["provider"]] = row
@@ -267,21 +319,7 @@ def markdown(rows, clock):
     return "\n".join(lines)
 
 
-def tutorial_verdict(rows, mode):
-    """is our port of the tutorial as fast as the tutorial?"""
-    found = {row["C"]: row["us"] for row in rows if row["provider"] == "triton" and row["mode"] == mode
-             and (row["N"], row["dtype"]) == (4096, "fp16") and "us" in row}
-    points = [(C, found[C], us) for C, us in TUTORIAL_US[mode].items() if C in found]
-    if not points:
-        return None
-    off = [100 * (ours_us / us - 1) for _, ours_us, us in points]
-    near = sum(abs(x) <= 3 for x in off)
-    text = ", ".join(f"{C}: {ours_us:.2f} us for {us:.2f} ({x:+.1f} %)" for (C, ours_us, us), x in zip(points, off))
-    return (f"Triton port, {mode}: within 3 % of the tutorial at {near} of {len(points)} points "
-            f"({'counts' if near == 6 else 'DOES NOT COUNT'} as the tutorial): {text}")
-
-
-def plot(rows, mode, folder):
+def plot(rows, mode, folder, names):
     """the sweep: kernel time on the left, the tutorial's clock on the right"""
     rows = [row for row in rows if row["N"] == 4096 and row["dtype"] == "fp16"]
     if len({row["C"] for row in rows}) < 2:
@@ -297,10 +335,10 @@ def plot(rows, mode, folder):
     keys = {key: title for key, title in keys.items() if any(key in row for row in rows)}
     figure, panels = pyplot.subplots(1, len(keys), figsize=(7.5 * len(keys), 5), squeeze=False, sharey=True)
     for axes, (key, title) in zip(panels[0], keys.items()):
-        for name in dict.fromkeys(row["provider"] for row in rows):
+        for name, title in names.items():
             points = [(row["C"], row[key]) for row in rows if row["provider"] == name and key in row]
             if points:
-                axes.plot(*zip(*points), label=name, linewidth=2.5 if name == "ours" else 1.2)
+                axes.plot(*zip(*points), label=title, linewidth=2.5 if name == "ours" else 1.2)
         roof = {row["C"]: row["GB/s"] / row["share of roof"] for row in rows if row.get("share of roof")}
         if roof:
             axes.plot(*zip(*sorted(roof.items())), "k--", linewidth=1, label="roof")
@@ -316,12 +354,22 @@ def plot(rows, mode, folder):
 
 def report(rows, mode, folder):
     rows = [row for row in rows if row["mode"] == mode]
-    write_csv(rows, folder / f"layer-norm-{mode}.csv")
-    plot(rows, mode, folder)
-    titles = {"kernel": "kernel time: GB/s (us)", "tutorial": "tutorial's clock: GB/s, median [slowest, fastest 20 %]"}
-    for clock, title in titles.items():
+    if not rows:
+        return
+    names = titles(rows, mode)
+    clocks = {"kernel": "kernel time: GB/s (us)", "tutorial": "tutorial's clock: GB/s, median [slowest, fastest 20 %]"}
+    for clock, title in clocks.items():
         if any(("us" if clock == "kernel" else "tutorial p50 us") in row for row in rows):
-            print(f"\n### LayerNorm {mode}, {title}\n\n{markdown(rows, clock)}\n")
+            print(f"\n### LayerNorm {mode}, {title}\n\n{markdown(rows, clock, names)}\n")
+    print("wrote", write_csv(rows, mode, folder))
+    plot(rows, mode, folder, names)
+
+
+def failures_of_ours(rows):
+    """a line to print, or None"""
+    failed = [f"{row['mode']} {row['N']}x{row['C']} {row['dtype']} ({row['note']})" for row in rows
+              if row["provider"] == "ours" and "note" in row]
+    return "OURS FAILED OR IS WRONG at " + ", ".join(failed) if failed else None
 
 
 def parse_options():
@@ -341,6 +389,21 @@ def parse_options():
     return p.parse_args()
 
 
+def find_peers(names):
+    """those who race; says who does not, and why"""
+    found, missing = layernorm_peers.peers(names)
+    if names is None or "ours" in names:
+        try:
+            found.insert(0, layernorm_peers.ours())
+        except (OSError, RuntimeError) as error:  # no library, or one that cannot be used
+            raise SystemExit(f"bench_layernorm.py: {error}") from None
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Triton {triton.__version__}; "
+          f"{', '.join(peer.name for peer in found)}")
+    for name, why in missing.items():
+        print(f"without {name}: {why}")
+    return found
+
+
 def main():
     options = parse_options()
     if not (options.sweep or options.gpt2 or options.only_compile):
@@ -354,37 +417,24 @@ def main():
     # launch takes 0.4 us more (dev/cuda/README.md)
     torch.cuda.set_stream(torch.cuda.Stream())
     layernorm_peers.TritonFunction.new_parts = staticmethod(getattr(torch, options.triton_parts))
-    names = options.providers.split(",") if options.providers else None
-    peers, missing = layernorm_peers.peers(names)
-    peers = ([layernorm_peers.ours()] if names is None or "ours" in names else []) + peers
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Triton {triton.__version__}; "
-          f"{', '.join(peer.name for peer in peers)}")
-    for name, why in missing.items():
-        print(f"without {name}: {why}")
-    folder, points, rows, start = Path(options.out), shapes(options), [], time.perf_counter()
+    peers = find_peers(options.providers.split(",") if options.providers else None)
+    folder, points, rows, lost = Path(options.out), shapes(options), [], None
     folder.mkdir(parents=True, exist_ok=True)
     if any(isinstance(peer, layernorm_peers.Compiled) for peer in peers):
         warm_up(points)
     modes = ("forward", "backward") if options.mode == "both" else (options.mode,)
     try:
-        for mode, shape in itertools.product(modes, points):
-            new = measure(shape, mode, peers, options)
-            rows += new
-            times = ", ".join(f"{row['provider']} {row.get('us', row.get('tutorial p50 us', row.get('note')))}"
-                              for row in new)
-            print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {label(shape)}  us: {times}", flush=True)
+        race(rows, modes, points, peers, options, roofs, folder)
     except KeyboardInterrupt:
         print("stopped: the report has what was measured until now")
-    add_roofs(rows, roofs)
-    for mode in modes:
-        report(rows, mode, folder)
-    for verdict in filter(None, (tutorial_verdict(rows, mode) for mode in modes)):
-        print(verdict)
-    wrong = [label(Shape(row["N"], row["C"], DTYPES[row["dtype"]])) + " " + row["mode"] for row in rows
-             if row["provider"] == "ours" and row.get("note")]
-    if wrong:
-        print("OURS IS WRONG at " + ", ".join(wrong))
-    return bool(wrong)
+    except GpuLost as error:
+        lost = f"THE GPU FAILED at {error}; nothing could be measured after it"
+    finally:
+        for mode in modes:
+            report(rows, mode, folder)
+        verdicts = [layernorm_peers.tutorial_verdict(rows, mode) for mode in modes]
+        print(*filter(None, (*verdicts, failures_of_ours(rows), lost)), sep="\n")
+    return lost is not None or failures_of_ours(rows) is not None
 
 
 if __name__ == "__main__":

@@ -85,8 +85,12 @@ def library():
     if not os.path.exists(path):
         raise FileNotFoundError(f"layer_norm: no library {path}: make build/libllmc_layernorm.so, or set "
                                 "LLMC_LAYERNORM_LIBRARY to the file")
-    loaded = ctypes.CDLL(path)
-    version = loaded.llmc_layernorm_abi_version()
+    try:
+        loaded = ctypes.CDLL(path)
+        version = loaded.llmc_layernorm_abi_version()
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"layer_norm: cannot use {path}: {error}; expected what make build/libllmc_layernorm.so "
+                           "makes") from None
     if version < ABI_VERSION:
         raise RuntimeError(f"layer_norm: {path} has ABI version {version}, expected {ABI_VERSION} or newer")
     loaded.llmc_layernorm_last_error.restype = ctypes.c_char_p
