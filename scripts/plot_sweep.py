@@ -5,22 +5,39 @@
     scripts/plot_sweep.py a.csv b.csv -o both.svg                          versions and ops of several files
 
 Above: useful GB/s over the columns of a row, with the roof of the same run (dashed). Below: the share of the roof.
+Rows that do not count, their run's roof having been slower than is known of the GPU, are drawn, with a warning.
 """
 import argparse
 import csv
 import os
+import sys
 
 WIDTH, PANEL, LEFT, RIGHT, TOP, BOTTOM, GAP = 820, 280, 70, 200, 40, 50, 50
 COLORS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f"]
 
 
+def warn_of_slow_roofs(path, slow, rows):
+    """slow: those of `rows` rows that do not count"""
+    if not slow:
+        return
+    row = slow[0]
+    print(f"warning: {path}: {len(slow)} of {rows} rows do not count (roof_counts: no): their run's roof was more than "
+          f"2 % slower than is known of its GPU, and so their shares of it look better than they are; expected a GPU "
+          f"that nothing else uses: measure again. First: {row['op']} {row['version']} {row['dtype']} "
+          f"{row['N']}x{row['C']}, roof {row['roof']} {float(row['roof_us']):.2f} us, "
+          f"known {row.get('roof_known_us') or '-'} us", file=sys.stderr)
+
+
 def read_rows(path, use):
     """use(row) for each row of a CSV file that a shootout wrote; a file that is none ends the program with a message"""
-    row = {}
+    row, rows, slow = {}, 0, []
     try:
         with open(path, newline="") as lines:
-            for row in csv.DictReader(lines):
+            for rows, row in enumerate(csv.DictReader(lines), 1):
                 use(row)
+                if row.get("roof_counts") == "no":  # older files do not say
+                    slow.append(row)
+        warn_of_slow_roofs(path, slow, rows)
     except OSError as error:
         raise SystemExit(f"{path}: {error.strerror}; dev/cuda/<op> --sweep writes one") from None
     except (KeyError, ValueError) as error:
@@ -29,16 +46,16 @@ def read_rows(path, use):
 
 
 def read_series(paths):
-    """{(op, version, dtype, rows): [(C, GB/s, share of the roof, roof's GB/s, which roof)]}, in the files' order"""
+    """{(op, version, dtype, rows, which roof): [(C, GB/s, share of the roof, roof's GB/s)]}, in the files' order"""
     series = {}
 
     def add(row):
         if not row["us"] or not row["roof_us"]:
             return  # not timed, or the version on the CPU
-        key = (row["op"], row["version"], row["dtype"], int(row["N"]))
+        key = (row["op"], row["version"], row["dtype"], int(row["N"]), row["roof"])
         useful = float(row["useful_bytes"]) / 1e3
         series.setdefault(key, []).append((int(row["C"]), float(row["gb_per_s"]), float(row["percent_of_roof"]),
-                                           useful / float(row["roof_us"]), row["roof"]))
+                                           useful / float(row["roof_us"])))
 
     for path in paths:
         read_rows(path, add)
@@ -91,16 +108,19 @@ def draw(series):
     roof.line([(0, 100), (roof.last, 100)], "#444", dashed=True)
     legend = []
     roofs = {}
-    for k, ((op, version, dtype, rows), points) in enumerate(series.items()):
+    for k, ((op, version, dtype, rows, mix), points) in enumerate(series.items()):
         color = COLORS[k % len(COLORS)]
         speed.line([(p[0], p[1]) for p in points], color)
         roof.line([(p[0], p[2]) for p in points], color)
-        legend.append((color, f"{op} {version}", f"{rows} rows, {dtype}"))
-        roofs.setdefault((points[0][4], op, rows, dtype), [(p[0], p[3]) for p in points])
-    for (mix, _, _, _), points in roofs.items():
+        legend.append((color, f"{op} {version}", f"{rows} rows, {dtype}, {mix}"))
+        roofs.setdefault((mix, op, rows, dtype), [(p[0], p[3]) for p in points])
+    free = 0  # labels of roofs as high as each other stand below each other
+    for (mix, _, _, _), points in sorted(roofs.items(), key=lambda roof: -roof[1][-1][1]):
         speed.line(points, "#444", dashed=True)
         x, y = speed.place(*points[-1])
-        speed.parts.append(f'<text x="{x + 6:.1f}" y="{y + 4:.1f}" fill="#444">roof {mix}</text>')
+        y = max(y + 4, free)
+        free = y + 14
+        speed.parts.append(f'<text x="{x + 6:.1f}" y="{y:.1f}" fill="#444">roof {mix}</text>')
     parts = speed.parts + roof.parts
     for k, (color, name, what) in enumerate(legend):
         y = TOP + PANEL + GAP + 16 + 34 * k
