@@ -33,8 +33,9 @@ ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bo
     return layernorm_backward_general(call, columns, stream);
 }
 
-template <typename T, typename Grad, typename W>
-void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream) {
+// rows(call, columns): by which regime; false: it does not take the call
+template <typename T, typename Grad, typename W, typename Rows>
+bool backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream, const Rows& rows) {
     using Acc = acc_t<T>;
     require(given.C > 0 && given.N >= 0, "layernorm_backward: C must be positive, N not negative");
     require(
@@ -51,7 +52,10 @@ void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t
     }
     bool columns = given.dweight != nullptr || given.dbias != nullptr;
     ColumnGroups groups;
-    if (call.N > 0) { groups = layernorm_backward_rows(call, columns, stream); }
+    if (call.N > 0) {
+        groups = rows(call, columns);
+        if (groups.count == 0) { return false; }
+    }
     if (columns && !groups.done) {  // no rows: no groups, and the sums are 0
         finish_columns<Grad, Acc>({given.dweight, given.dbias, groups.dinp ? given.dinp_sums : nullptr},
                                   (const Acc*)call.scratch, groups.count, call.C, given.accumulate, stream,
@@ -61,6 +65,22 @@ void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t
         sum_columns(given.dinp_sums, call.scratch, call.dinp, call.dinp_stride, call.N, call.C,
                     given.accumulate, stream);
     }
+    return true;
+}
+
+template <typename T, typename Grad, typename W>
+void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream) {
+    backward(given, stream, [stream](const LayerNormBackwardRows<T, W>& call, bool columns) {
+        return layernorm_backward_rows(call, columns, stream);
+    });
+}
+
+template <typename T, typename Grad, typename W>
+bool layernorm_backward_by(LayerNormBackwardRegime<T, W>* regime, const LayerNormBackward<T, Grad, W>& given,
+                           cudaStream_t stream) {
+    return backward(given, stream, [=](const LayerNormBackwardRows<T, W>& call, bool columns) {
+        return columns && call.dinp != nullptr ? regime(call, stream) : ColumnGroups{};
+    });
 }
 
 using bf16 = __nv_bfloat16;
@@ -72,5 +92,11 @@ template void layernorm_backward(const LayerNormBackward<__half, float, __half>&
 template void layernorm_backward(const LayerNormBackward<__half, __half, __half>&, cudaStream_t);
 template void layernorm_backward(const LayerNormBackward<__half, float, float>&, cudaStream_t);
 template void layernorm_backward(const LayerNormBackward<double, double, double>&, cudaStream_t);
+template bool layernorm_backward_by(LayerNormBackwardRegime<float, float>*,
+                                    const LayerNormBackward<float, float, float>&, cudaStream_t);
+template bool layernorm_backward_by(LayerNormBackwardRegime<bf16, bf16>*,
+                                    const LayerNormBackward<bf16, bf16, bf16>&, cudaStream_t);
+template bool layernorm_backward_by(LayerNormBackwardRegime<__half, __half>*,
+                                    const LayerNormBackward<__half, __half, __half>&, cudaStream_t);
 
 }  // namespace llmc

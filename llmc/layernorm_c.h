@@ -1,9 +1,19 @@
-// LayerNorm for any language: the C99 interface of libllmc_layernorm.so (make build/libllmc_layernorm.so).
+// LayerNorm for any language: the C99 interface of libllmc_layernorm.so (make build/libllmc_layernorm.so). It needs
+// CUDA's driver at run time and nothing else; to link: cc -I. x.c build/libllmc_layernorm.so -Wl,-rpath,$PWD/build
 //
 //   llmc_layernorm_forward_args a = {.struct_size = sizeof a, .dtype = LLMC_LAYERNORM_FLOAT16,
 //                                    .out = y, .inp = x, .weight = w, .bias = b,
 //                                    .N = 4096, .C = 1024, .eps = 1e-5, .stream = stream};
 //   if (llmc_layernorm_forward(&a) != LLMC_LAYERNORM_OK) { puts(llmc_layernorm_last_error()); }
+//
+//   size_t size;  // bytes of device memory for its workspace
+//   llmc_layernorm_backward_workspace(1024, &size), cudaMalloc(&work, size);
+//   llmc_layernorm_backward_args b = {.struct_size = sizeof b, .dtype = LLMC_LAYERNORM_FLOAT16,
+//                                     .dinp = dx, .dweight = dw, .dbias = db, .dout = dy, .inp = x, .weight = w,
+//                                     .mean = mean, .rstd = rstd,  // which forward wrote
+//                                     .N = 4096, .C = 1024, .workspace = work, .workspace_size = size,
+//                                     .stream = stream};
+//   if (llmc_layernorm_backward(&b) != LLMC_LAYERNORM_OK) { puts(llmc_layernorm_last_error()); }
 //
 // - Set a struct to 0 first: what is left out is 0. struct_size says which version of the struct it is:
 //   fields are only ever added, at the end; those that a library does not know must be 0.

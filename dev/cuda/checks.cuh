@@ -242,7 +242,7 @@ inline std::vector<Version> versions_for(const Shootout& s, const CheckItem& ite
     std::vector<Version> versions;
     for (auto& version : s.ladder(item.dtype, o)) {
         bool in = version.traits.every_form || (version.traits.takes_form(item.form) && !item.shipped_only);
-        if (in && o.wants(version.name)) { versions.push_back(version); }
+        if (in && version.wanted(o)) { versions.push_back(version); }
     }
     return versions;
 }

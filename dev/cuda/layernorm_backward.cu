@@ -136,7 +136,7 @@ Version as_triton(int groups, int warps) {
 template <typename T>
 std::vector<Version> ladder(const ShootoutOptions& o) {
     Traits to_256{.blocks = {64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}}, no_knob{.blocks = {0}};
-    return {
+    std::vector<Version> ladder = {
         rung<T>("v1", "thread per row, thread per column", v1::layernorm_backward<T>,
                 v1::layernorm_backward_scratch<T>, sums_v1),
         rung<T>("v2", "warp per row, tiles of columns", v2::layernorm_backward<T>,
@@ -158,8 +158,10 @@ std::vector<Version> ladder(const ShootoutOptions& o) {
         rung<T>("torch", "as in PyTorch", torch::layernorm_backward<T>, torch::layernorm_backward_scratch<T>,
                 sums_torch, no_knob),
         as_triton<T>(o.group_size, o.warps),
-        shipped_backward<T>(),
     };
+    add_backward_regimes<T>(ladder);
+    ladder.push_back(shipped_backward<T>());
+    return ladder;
 }
 
 // rows as (B, T): 8 sequences where N allows it

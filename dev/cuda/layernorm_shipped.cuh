@@ -1,7 +1,10 @@
-// The functions that train (llmc/layernorm.h) as the last line of the ladders: adapters, and how they add.
+// The functions that train (llmc/layernorm.h) as the last line of the ladders, and the regimes among which they choose,
+// for who names one: adapters, and how they add.
 #pragma once
 #include "dev/cuda/layernorm_calls.h"
 #include "dev/cuda/shootout.cuh"
+#include "llmc/layernorm_backward/regimes.h"
+#include "llmc/layernorm_forward/regimes.h"
 
 namespace llmc {
 
@@ -38,6 +41,72 @@ Version shipped_forward() {
             .sums = sums,
             .traits = {.blocks = {0}, .overlaps = forward_overlaps, .every_form = true}};
 }
+
+// ---- regimes -------------------------------------------------------------------------------------
+
+inline bool always(const Problem&) { return true; }
+// of one by itself; that of general is launched plainly
+inline Traits regime_traits(bool is_general) {
+    return {.blocks = {0}, .overlaps = is_general ? never : always, .when_named = true};
+}
+inline const char* const kNotTaken =
+    "this kernel is not for such rows: dev/cuda/README.md, Which kernel takes a call";
+
+// forward and residual + forward
+template <typename T>
+void add_forward_regimes(std::vector<Version>& ladder) {
+    using Call = LayerNormForward<T, T>;
+    auto add = [&](const char* name, const char* idea, bool (*regime)(const Call&, cudaStream_t)) {
+        auto run = [regime](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
+            require(p.N == 0 || regime(forward_call<T, T>(t, p), stream), kNotTaken);
+        };
+        auto sums = [](int64_t, int C, int) { return Sums{.row = shipped_row_additions(C, kDtypeOf<T>)}; };
+        bool is_general = name == std::string("general");
+        ladder.push_back(
+            {.name = name, .idea = idea, .launch = run, .sums = sums, .traits = regime_traits(is_general)});
+    };
+    auto general = [](const Call& call, cudaStream_t stream) {
+        layernorm_forward_general(call, stream);
+        return true;
+    };
+    add("narrow", "some lanes of a warp per row", layernorm_forward_narrow<T, T>);
+    add("registers", "rows in registers", layernorm_forward_registers<T, T>);
+    add("ring", "clusters that stay, behind a ring", layernorm_forward_ring<T, T>);
+    add("odd", "rows at any address, rotated", layernorm_forward_odd<T, T>);
+    add("general", "any rows, any GPU", general);
+}
+
+template <typename T>
+void add_backward_regimes(std::vector<Version>& ladder) {
+    using Regime = LayerNormBackwardRegime<T, T>;
+    auto add = [&](const char* name, const char* idea, Regime* regime) {
+        auto run = [regime](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
+            auto call = backward_call<T, T, T>(t, p, t.scratch());
+            require(layernorm_backward_by(regime, call, stream), kNotTaken);
+        };
+        auto sums = [](int64_t N, int C, int) {
+            return Sums{.row = shipped_row_additions(C, kDtypeOf<T>),
+                        .column = shipped_column_additions(N, C)};
+        };
+        bool is_general = name == std::string("general");
+        ladder.push_back({.name = name,
+                          .idea = idea,
+                          .launch = run,
+                          .sums = sums,
+                          .scratch = [](int64_t, int C) { return layernorm_backward_scratch(C); },
+                          .traits = regime_traits(is_general)});
+    };
+    Regime* general = [](const LayerNormBackwardRows<T, T>& call, cudaStream_t stream) {
+        return layernorm_backward_general(call, true, stream);
+    };
+    add("narrow", "some lanes of a warp per row", layernorm_backward_narrow<T, T>);
+    add("ring", "teams of warps behind rings", layernorm_backward_ring<T, T>);
+    add("odd", "rows at any address", layernorm_backward_odd<T, T>);
+    add("long", "16 blocks share a row", layernorm_backward_long<T, T>);
+    add("general", "any rows, any GPU", general);
+}
+
+// ---- the functions that train --------------------------------------------------------------------
 
 template <typename T>
 Version shipped_backward() {

@@ -232,8 +232,7 @@ inline std::vector<Version> contestants(const Race& race, const Problem& p) {
     std::vector<Version> versions;
     const ShootoutOptions& o = race.options;
     for (const auto& version : race.shootout.ladder(p.dtype, o)) {
-        bool asked =
-            (o.sweep || o.latency) && o.only.empty() ? version.traits.every_form : o.wants(version.name);
+        bool asked = (o.sweep || o.latency) && o.only.empty() ? version.traits.every_form : version.wanted(o);
         if (asked && version.takes(p)) { versions.push_back(version); }
     }
     return versions;

@@ -1,8 +1,10 @@
 // What a race prints and writes: the statistics of its replays, the table, the JSON file. Host only.
 #pragma once
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -212,7 +214,9 @@ private:
             ok = std::fwrite(text.data(), 1, text.size(), file) == text.size();
             ok = std::fclose(file) == 0 && ok;
         }
-        if (!ok) { throw Error(kExitUsage, strf("%s: cannot write %s", option, path.c_str())); }
+        if (!ok) {
+            throw Error(kExitUsage, strf("%s: cannot write %s: %s", option, path.c_str(), std::strerror(errno)));
+        }
     }
 };
 

@@ -33,13 +33,15 @@ Version rung(const char* name, const char* idea, std::function<Launch<T>> launch
 
 template <typename T>
 std::vector<Version> ladder() {
-    return {
+    std::vector<Version> ladder = {
         rung<T>("v1", "two kernels: add, then forward's v2", v1::residual_layernorm_forward<T>, sums_of_warp),
         rung<T>("v2", "one kernel, warp per row", v2::residual_layernorm_forward<T>, sums_of_warp),
         rung<T>("v3", "16-byte vectors, row in registers", v3::residual_layernorm_forward<T>,
                 sums_of_warp_vectors<T>, {.blocks = {32, 64, 128, 256}}),
-        shipped_forward<T>(),
     };
+    add_forward_regimes<T>(ladder);
+    ladder.push_back(shipped_forward<T>());
+    return ladder;
 }
 
 // rows as (B, T): 8 sequences where N allows it

@@ -21,6 +21,7 @@ struct Traits {
     bool reproducible = true;  // false: its bits may change from launch to launch, as its idea says
     bool nulls = false;        // takes forms without weight or bias
     bool every_form = false;   // takes every CallForm (problem.h): the shipped function
+    bool when_named = false;   // only if the command line names it: what the shipped function chooses among
 
     bool takes_form(const CallForm& form) const {
         return form.plain() || every_form || (nulls && form.only_nulls());
@@ -38,6 +39,9 @@ struct Version {
     std::function<std::string(const TensorSet&, const Problem&)> remark{};  // of a row of the table
 
     bool takes(const Problem& p) const { return traits.takes_form(p.form) && traits.takes(p); }
+    bool wanted(const ShootoutOptions& o) const {
+        return o.wants(name) && (!traits.when_named || !o.only.empty());
+    }
 };
 
 using FloatTensors = std::vector<std::vector<float>>;  // in the problem's order

@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 
+#include "dev/cuda/layernorm_lists.h"
 #include "dev/cuda/layernorm_problems.h"
 #include "dev/cuda/options.h"
 #include "dev/cuda/report.h"
@@ -57,6 +58,7 @@ struct Faults {
     double eps = 1e-5f;
     int divide_by_less = 0;        // variance over C - this
     bool mean_of_squares = false;  // var = E[x^2] - mean^2, in single precision
+    int left_out = 0;              // of each row's sums, its first columns
 };
 struct Result {
     std::vector<double> out, mean, rstd;
@@ -67,9 +69,9 @@ Result forward(const Problem& p, const Faults& f) {
     for (int64_t row = 0; row < p.N; row++) {
         double sum = 0, squares = 0;
         float raw_squares = 0;
-        for (int c = 0; c < p.C; c++) { sum += x[row * p.C + c]; }
+        for (int c = f.left_out; c < p.C; c++) { sum += x[row * p.C + c]; }
         double m = sum / p.C;
-        for (int c = 0; c < p.C; c++) {
+        for (int c = f.left_out; c < p.C; c++) {
             double v = x[row * p.C + c];
             squares += (v - m) * (v - m);
             raw_squares += (float)v * (float)v;
@@ -253,6 +255,29 @@ TEST_CASE("forward: E[x^2] - mean^2 fails where the mean is large") {
     CHECK(judge_values(output(p, "rstd"), forward(p, {.mean_of_squares = true}).rstd).worst > 1000);
 }
 
+TEST_CASE("forward: a lane's columns of a long row, left out of its sums, are seen") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+        Problem p = layernorm_forward_problem(dtype, {4, 262144}, Inputs::kNormal);
+        Sums sums{.row = shipped_row_additions(p.C, dtype)};
+        for (int lane : {0, 32, 64}) {
+            Result r = forward(p, {.left_out = lane});
+            CHECK(judge_values(output(p, "mean"), r.mean, sums).ok() == (lane == 0));
+        }
+    }
+}
+
+TEST_CASE("what ships adds in chains that grow with a row while lanes are few, and hardly beyond") {
+    CHECK(shipped_row_additions(8, Dtype::kBf16) == 18);
+    CHECK(shipped_row_additions(512, Dtype::kBf16) == 80);
+    CHECK(shipped_row_additions(1600, Dtype::kFp32) == 66);
+    for (Dtype dtype : kDtypes) {
+        for (int C = 1; C < 300'000; C += 997) {
+            CHECK(shipped_row_additions(C, dtype) > std::min(C / 32.0 + 15, 160.0));
+            CHECK(shipped_row_additions(C, dtype) <= 160 + C / (dtype == Dtype::kFp64 ? 682.0 : 1365.0));
+        }
+    }
+}
+
 TEST_CASE("forward: a constant row must give bias, bit for bit") {
     Problem p = layernorm_forward_problem(Dtype::kFp32, {14, 65}, Inputs::kConstant);
     const Output& out = output(p, "out");
@@ -398,7 +423,34 @@ TEST_CASE("JSON: quotes are escaped, what is not a number is null, the file hold
     CHECK(text.str().find("\"version\": \"v2\"") != std::string::npos);
     CHECK(text.str().find("\"us\": null") != std::string::npos);
     CHECK(text.str().find("nan") == std::string::npos);
-    CHECK_THROWS_AS(report.save("/nowhere/at/all.json"), Error);
+    CHECK_THROWS_WITH_AS(report.save("/nowhere/at/all.json"),
+                         "--json: cannot write /nowhere/at/all.json: No such file or directory", Error);
+}
+
+TEST_CASE("CSV: a field for each name; whether the roof counts") {
+    auto fields = [](const std::string& line) {  // separators outside of quotes, and one
+        int n = 1;
+        bool quoted = false;
+        for (char c : line) {
+            quoted ^= c == '"';
+            n += c == ',' && !quoted;
+        }
+        return n;
+    };
+    Row row{.version = "v2", .roof_us = 50, .roof_known_us = 49, .note = "a, \"b\""};
+    CHECK(fields(csv_row(row)) == fields(csv_head()));
+    CHECK(csv_row(row).ends_with(",\"a, \"\"b\"\"\",49,yes\n"));
+    row.roof_known_us = NAN;
+    row.roof_counts = false;
+    CHECK(csv_row(row).ends_with(",,no\n"));
+}
+
+TEST_CASE("forms: those that leave out weight or bias and nothing else") {
+    CHECK_FALSE(CallForm{}.only_nulls());
+    int nulls = 0;
+    for (const CallForm& form : layernorm_forms(false)) { nulls += form.only_nulls(); }
+    CHECK(nulls == 3);
+    CHECK_FALSE(CallForm{.no_weight = true, .pad = 1}.only_nulls());
 }
 
 // ---- options -----------------------------------------------------------------------------------
@@ -444,6 +496,11 @@ TEST_CASE("options of the shootouts") {
               strf("--shape: found '%s', expected rows x columns, such as 65536x768", shape));
     }
     for (const char* block : {"0", "1025", "x", "-32"}) { CHECK(complaint({"--block", block}) != ""); }
+    CHECK(parse({"--warps", "4", "--group-size-m=64"}).warps == 4);
+    CHECK(parse({"--warps", "4", "--group-size-m=64"}).group_size == 64);
+    CHECK(complaint({"--warps", "33"}) == "--warps: found '33', expected 1 to 32 warps");
+    CHECK(complaint({"--group-size-m", "0"}) == "--group-size-m: found '0', expected 1 to 65536 buffers");
+    CHECK(parse({"-h"}).help);
     CHECK(complaint({"--dtype", "fp8"}) == "--dtype: found 'fp8', expected fp32, bf16, fp16 or fp64");
     CHECK(shootout_help("layernorm_forward").find("--json FILE") != std::string::npos);
 }

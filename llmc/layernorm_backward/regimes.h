@@ -48,6 +48,15 @@ ColumnGroups layernorm_backward_odd(const LayerNormBackwardRows<T, W>& call, cud
 template <typename T, typename W>
 ColumnGroups layernorm_backward_long(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
 
+template <typename T, typename W>
+using LayerNormBackwardRegime = ColumnGroups(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
+
+// layernorm_backward() by this regime or not at all: the shootouts race them. false: it does not take such a call, and
+// nothing was done.
+template <typename T, typename Grad, typename W>
+bool layernorm_backward_by(LayerNormBackwardRegime<T, W>* regime, const LayerNormBackward<T, Grad, W>& call,
+                           cudaStream_t stream);
+
 // takes every call
 template <typename T, typename W>
 ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<T, W>& call, bool columns,
