@@ -1,20 +1,13 @@
-// Tests of what the kernel shootouts judge by, without a GPU: number formats, error bounds, verdicts,
-// statistics, options. A perfect result must pass with little to spare, and each of the classic faults must
-// fail.
+// Tests of what the kernel shootouts judge by, without a GPU: number formats, error bounds, verdicts. A perfect result
+// must pass with little to spare, and each of the classic faults must fail.
 #include <array>
 #include <bit>
-#include <cstdio>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
-#include "dev/cuda/layernorm_lists.h"
 #include "dev/cuda/layernorm_problems.h"
-#include "dev/cuda/options.h"
-#include "dev/cuda/report.h"
 #include "llmc/layernorm_backward/v0.h"
 #include "llmc/layernorm_forward/v0.h"
 
@@ -383,124 +376,4 @@ TEST_CASE("no rows: nothing to judge forward, zeros backward") {
     CHECK(judge_values(output(p, "out"), {}).ok());
     CHECK(judge_values(output(q, "dweight"), std::vector<double>(768, 0.0)).ok());
     CHECK_FALSE(judge_values(output(q, "dweight"), std::vector<double>(768, 1e-20)).ok());
-}
-
-// ---- the table ---------------------------------------------------------------------------------
-
-TEST_CASE("percentiles") {
-    CHECK(percentile({7}, 0.8) == 7);
-    CHECK(percentile({3, 1, 2}, 0.5) == 2);
-    CHECK(percentile({1, 2, 3, 4}, 0.5) == 2.5);
-    CHECK(percentile({5, 4, 3, 2, 1, 0}, 0.2) == 1);
-    CHECK(percentile({5, 4, 3, 2, 1, 0}, 0.8) == 4);
-    CHECK_THROWS_AS(percentile({}, 0.5), Error);
-}
-
-TEST_CASE("a row: bandwidth and share of the roof, dashes where nothing was measured") {
-    Row row{.version = "v2", .idea = "warp per row", .block = 256, .useful_bytes = 200e6, .roof_us = 50};
-    CHECK(table_line(row, false).find(" -       -           - -\n") != std::string::npos);
-    row.us = Times(std::vector<double>(21, 100.0));
-    CHECK(row.gb_per_s() == doctest::Approx(2000));
-    CHECK(row.percent_of_roof() == doctest::Approx(50));
-    CHECK(table_line(row, false).size() == table_line(row, true).size() - 11);
-    row.ok = false;
-    CHECK(table_line(row, false).ends_with("WRONG\n"));
-}
-
-TEST_CASE("JSON: quotes are escaped, what is not a number is null, the file holds rows and context") {
-    CHECK(json_string("a\"b\\c\n") == "\"a\\\"b\\\\c \"");
-    CHECK(json_number(NAN) == "null");
-    CHECK(json_number(0.5) == "0.5");
-    Report report;
-    report.context.set("gpu", "none").set({{"sms", 132}});
-    report.rows = {json_row({.version = "v1"}), json_row({.version = "v2"})};
-    std::string path = strf("%s/test_bounds.json", std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp");
-    report.save(path);
-    std::stringstream text;
-    text << std::ifstream(path).rdbuf();
-    std::remove(path.c_str());
-    CHECK(text.str().starts_with("{\n  \"context\": {\"gpu\": \"none\", \"sms\": 132}"));
-    CHECK(text.str().find("\"version\": \"v2\"") != std::string::npos);
-    CHECK(text.str().find("\"us\": null") != std::string::npos);
-    CHECK(text.str().find("nan") == std::string::npos);
-    CHECK_THROWS_WITH_AS(report.save("/nowhere/at/all.json"),
-                         "--json: cannot write /nowhere/at/all.json: No such file or directory", Error);
-}
-
-TEST_CASE("CSV: a field for each name; whether the roof counts") {
-    auto fields = [](const std::string& line) {  // separators outside of quotes, and one
-        int n = 1;
-        bool quoted = false;
-        for (char c : line) {
-            quoted ^= c == '"';
-            n += c == ',' && !quoted;
-        }
-        return n;
-    };
-    Row row{.version = "v2", .roof_us = 50, .roof_known_us = 49, .note = "a, \"b\""};
-    CHECK(fields(csv_row(row)) == fields(csv_head()));
-    CHECK(csv_row(row).ends_with(",\"a, \"\"b\"\"\",49,yes\n"));
-    row.roof_known_us = NAN;
-    row.roof_counts = false;
-    CHECK(csv_row(row).ends_with(",,no\n"));
-}
-
-TEST_CASE("forms: those that leave out weight or bias and nothing else") {
-    CHECK_FALSE(CallForm{}.only_nulls());
-    int nulls = 0;
-    for (const CallForm& form : layernorm_forms(false)) { nulls += form.only_nulls(); }
-    CHECK(nulls == 3);
-    CHECK_FALSE(CallForm{.no_weight = true, .pad = 1}.only_nulls());
-}
-
-// ---- options -----------------------------------------------------------------------------------
-
-TEST_CASE("options of the shootouts") {
-    auto parse = [](std::vector<const char*> words) {
-        words.insert(words.begin(), "layernorm_forward");
-        return parse_shootout_options((int)words.size(), words.data());
-    };
-    ShootoutOptions o = parse(
-        {"2", "v3", "--shape", "65536x768,8x1", "--dtype=bf16,fp16", "--block", "128", "--json", "a.json"});
-    CHECK(o.only == std::vector<std::string>{"v2", "v3"});
-    CHECK((o.wants("v2") && !o.wants("v1")));
-    CHECK(o.shapes == std::vector<Shape>{{65536, 768}, {8, 1}});
-    CHECK(o.dtypes == std::vector<Dtype>{Dtype::kBf16, Dtype::kFp16});
-    CHECK(o.block == 128);
-    CHECK(o.json == "a.json");
-    CHECK((parse({}).wants("v1") && !parse({}).check));
-    CHECK((parse({"--check"}).check && parse({"--warm"}).warm && parse({"--verbose"}).verbose &&
-           parse({"--help"}).help));
-    ShootoutOptions latency = parse({"--latency"});
-    CHECK((latency.latency && !latency.warm && !parse({}).latency));
-    CHECK(parse({"--only", "1,v2"}).only == std::vector<std::string>{"v1", "v2"});
-
-    auto complaint = [&](std::vector<const char*> words) -> std::string {
-        try {
-            parse(words);
-        } catch (const Error& error) {
-            CHECK(error.exit_code == kExitUsage);
-            return error.what();
-        }
-        return "";
-    };
-    CHECK(complaint({"--foo"}).starts_with("unknown option --foo; known: --check "));
-    CHECK(complaint({"--shape"}) == "--shape needs a value: NxC[,NxC]");
-    CHECK(complaint({"--check=1"}) == "--check takes no value");
-    CHECK(complaint({"--for-sanitizer"}).starts_with("--for-sanitizer changes what --check does"));
-    CHECK(parse({"--for-sanitizer", "--check"}).for_sanitizer);
-    CHECK(complaint({"--sweep", "--check"}).starts_with("--check goes with neither"));
-    for (const char* shape :
-         {"", "5", "5x", "x5", "5x0", "5x5x5", "-1x5", "5x99999999999", "5 x5", "5.0x5"}) {
-        CHECK(complaint({"--shape", shape}) ==
-              strf("--shape: found '%s', expected rows x columns, such as 65536x768", shape));
-    }
-    for (const char* block : {"0", "1025", "x", "-32"}) { CHECK(complaint({"--block", block}) != ""); }
-    CHECK(parse({"--warps", "4", "--group-size-m=64"}).warps == 4);
-    CHECK(parse({"--warps", "4", "--group-size-m=64"}).group_size == 64);
-    CHECK(complaint({"--warps", "33"}) == "--warps: found '33', expected 1 to 32 warps");
-    CHECK(complaint({"--group-size-m", "0"}) == "--group-size-m: found '0', expected 1 to 65536 buffers");
-    CHECK(parse({"-h"}).help);
-    CHECK(complaint({"--dtype", "fp8"}) == "--dtype: found 'fp8', expected fp32, bf16, fp16 or fp64");
-    CHECK(shootout_help("layernorm_forward").find("--json FILE") != std::string::npos);
 }
