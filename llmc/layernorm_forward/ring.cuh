@@ -260,7 +260,7 @@ __device__ void forward_rows(const LayerNormForward<T, W>& call, float per_colum
     }
     if (L::through && threadIdx.x == 0) { bulk_wait_read<0>(); }
     dependency_launch();
-    cluster_sync();  // nobody leaves while moments may still be sent to it
+    cluster_sync();  // not for what is sent: a block has had it all. They end together, as they were timed
 }
 
 // that are to fit an SM: no more than one beside a weight in twice as many registers
