@@ -24,7 +24,8 @@
 // - Any thread may call at any time. What a device can do is asked once for each device, and kept.
 // - A call returns a code; unless it is OK, llmc_layernorm_last_error() has the message. Arguments are
 //   checked before anything is queued.
-// - The same call gives the same bits. A row's result does not depend on the rows beside it.
+// - The same call gives the same bits. A row's result does not depend on the rows beside it. If the plain sum of its
+//   elements overflows (float32 and 16 bits: beyond 3e38) it may be NaN.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -59,8 +59,8 @@ inline int shootout_main(const Shootout& s, int argc, const char* const* argv) {
         std::fflush(stdout);
         std::fprintf(stderr, "%s\n", error.what());
         return error.exit_code;
-    } catch (
-        const std::exception& error) {  // bad_alloc, length_error: the reference is made in the host's memory
+    } catch (const std::exception& error) {
+        // bad_alloc, length_error: the reference is made in the host's memory
         std::fflush(stdout);
         std::fprintf(stderr, "%s: %s: not enough memory for such a problem; give a smaller --shape\n", s.op,
                      error.what());
