@@ -6,7 +6,8 @@
 
 namespace llmc {
 
-// Of each set of sums 128 groups of doubles, or 256 of floats: more than any GPU has multiprocessors.
+// Of each set of sums 128 groups of doubles, or 256 of floats.
+static_assert(kMostGroups * sizeof(float) == kColumnGroups * sizeof(double));
 size_t layernorm_backward_scratch(int C) {
     int sets = C <= kSummedColumns ? 3 : 2;
     return sets * sizeof(double) * kColumnGroups * (size_t)C;

@@ -344,7 +344,7 @@ struct Plan {
         int last = C - (share.blocks - 1) * share.columns;  // columns of a row's last block
         if (share.blocks > most_blocks || last <= Memory::step * (L::k - 1)) { return; }
         if (sizeof(Memory) > (size_t)device_facts().shared_bytes) { return; }
-        int most_groups = std::min(device_facts().multiprocessors, 2 * kColumnGroups) / share.blocks;
+        int most_groups = std::min(device_facts().multiprocessors, kMostGroups) / share.blocks;
         groups = (int)std::min<int64_t>(most_groups, N);
         if (L::shares) {
             int64_t sums = (int64_t)2 * groups * C * sizeof(float);

@@ -19,8 +19,7 @@
 namespace llmc::layernorm_narrow_backward {
 
 constexpr int kThreads = 768, kWarps = kThreads / kWarp;
-constexpr int kTogether = 2;      // rows of a lane under way
-constexpr int kMostGroups = 256;  // that scratch holds
+constexpr int kTogether = 2;  // rows of a lane under way
 
 // a lane's vector of a row
 template <typename T, bool kAccumulate>

@@ -238,7 +238,6 @@ __global__ __launch_bounds__(warps_of(k, kAccumulate) *
 
 constexpr int kFewestColumns = 128;   // below, there is too little for a warp
 constexpr int kMostTeams = 15;        // of more than one warp: a block has as many barriers to name
-constexpr int kMostGroups = 256;      // that scratch holds
 constexpr int kRingBytes = 72 << 10;  // of a block: more drives the blocks apart, much less starves them
 
 // k columns a lane, the first `full` of them without asking whether they are there

@@ -25,6 +25,8 @@ struct LayerNormBackwardRows : LayerNormBackward<T, float, W> {
 
 constexpr int kSummedColumns = 2048;  // what GPT-2's residual stream needs, and some more
 
+constexpr int kMostGroups = 256;  // of sums in float that scratch holds: no GPU has so many multiprocessors
+
 struct ColumnGroups {
     int count = 0;
     bool early = false;  // the kernel calls dependency_launch(): the one that adds up may come and wait

@@ -365,7 +365,7 @@ int most_groups(const cudaLaunchConfig_t& config, int blocks) {
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    (int)config.dynamicSmemBytes));
     });
-    return device_facts().multiprocessors;
+    return std::min(device_facts().multiprocessors, kMostGroups);
 }
 
 // Half of Hopper's SM's shared memory, so that a block has the SM to itself: blocks of the next launch, which may start

@@ -191,7 +191,7 @@ int launch_teams(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    device_facts().shared_bytes));
     });
-    int blocks = std::min(device_facts().multiprocessors, 2 * kColumnGroups);
+    int blocks = std::min(device_facts().multiprocessors, kMostGroups);
     blocks = (int)std::min<int64_t>(blocks, call.N);
     int block = plan.layout.teams * plan.layout.warps * kWarp;
     kernel<<<blocks, block, plan.bytes, stream>>>(call, plan.layout);
