@@ -18,6 +18,9 @@ inline void check(cudaError_t status, std::source_location at = std::source_loca
         cure = ". Free device memory (see nvidia-smi) or use a smaller problem";
     }
     if (status == cudaErrorNoKernelImageForDevice) { cure = ". Build for this GPU: make ARCH=sm_XY"; }
+    if (status == cudaErrorInsufficientDriver) {
+        cure = ". Install NVIDIA's driver (nvidia-smi shows its version), or a newer one";
+    }
     throw Error(kExitDevice, strf("%s:%u: %s: %s%s", at.file_name(), (unsigned)at.line(),
                                   cudaGetErrorName(status), cudaGetErrorString(status), cure));
 }
