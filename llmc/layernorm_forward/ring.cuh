@@ -36,8 +36,9 @@ struct Layout {
     static constexpr bool through = through_;
     static constexpr int columns = step * k, room = blocks * columns;  // of a block; of a row
     static constexpr int sample = ceil_div(k, 4);                      // of the first mean
-    // Weight and bias are unpacked for each row, else they are once, into twice as many registers: 2 % faster.
-    static constexpr bool anew = fit * warps * k > 80;
+    // Weight and bias are unpacked for each row, else they are once, into twice as many registers: 2 % faster. An SM's
+    // warps have registers as if they came in fours.
+    static constexpr bool anew = ceil_div(fit * warps, 4) * 4 * k > 80;
     static_assert(blocks > 1 && blocks <= kWarp && stages > 2 && sample <= whole && k % pieces == 0);
     static_assert(!through || pieces == 1);
 };
@@ -317,21 +318,25 @@ bool launch_first(Choice<Upto<columns, L>, More...>, const LayerNormForward<T, W
 // address range: without the wait for one another's moments the same kernel takes 3 to 6 % more. So clusters of 16, few
 // warps with many vectors each, and few stages: two more, and it is 1 to 3 % slower. And that rows nearly fill it: a turn
 // takes as long for a shorter row. So there are many.
-using Layouts16 = Choice<Upto<71680, Layout<16, 4, 8, 5, 4, 3, 1, 4>>,         //
+using Layouts16 = Choice<Upto<72704, Layout<16, 3, 8, 6, 5, 3, 1, 4>>,         //
                          Upto<81920, Layout<16, 4, 8, 5, 4, 4, 1, 3, true>>,   //
                          Upto<98304, Layout<16, 4, 8, 6, 5, 3, 1, 3>>,         //
                          Upto<114688, Layout<16, 4, 8, 7, 6, 4>>,              //
-                         Upto<122880, Layout<16, 4, 8, 8, 7, 4, 1, 2, true>>,  //
+                         Upto<128000, Layout<8, 16, 8, 4, 3, 4>>,              //
                          Upto<131072, Layout<16, 4, 8, 8, 3, 4>>,              //
-                         Upto<163840, Layout<16, 8, 8, 5, 4, 3, 1, 2>>,        //
+                         Upto<139264, Layout<8, 9, 8, 8, 7, 4>>,               //
+                         Upto<147456, Layout<16, 4, 8, 9, 8, 3, 1, 2>>,        //
+                         Upto<163840, Layout<8, 16, 8, 5, 4, 3>>,              //
                          Upto<172032, Layout<16, 6, 8, 7, 6, 3, 1, 2>>,        //
-                         Upto<196608, Layout<16, 6, 8, 8, 6, 3, 1, 2>>,        //
-                         Upto<229376, Layout<16, 8, 8, 7, 6, 4>>,              //
-                         Upto<245760, Layout<16, 8, 8, 8, 7, 5, 1, 1, true>>,  //
+                         Upto<196608, Layout<8, 16, 8, 6, 5, 3>>,              //
+                         Upto<229376, Layout<16, 8, 8, 7, 6, 5>>,              //
+                         Upto<250880, Layout<16, 8, 8, 8, 7, 5, 1, 1, true>>,  //
                          Upto<262144, Layout<16, 16, 8, 4, 1, 4>>>;
-using Layouts32 = Choice<Upto<81920, Layout<16, 4, 4, 10, 8, 4, 1, 2>>,    //
+using Layouts32 = Choice<Upto<81920, Layout<8, 8, 4, 10, 7, 3>>,           //
+                         Upto<83968, Layout<8, 12, 4, 8, 6, 3>>,           //
                          Upto<98304, Layout<16, 4, 4, 12, 10, 5>>,         //
                          Upto<114688, Layout<16, 4, 4, 14, 12, 4, 1, 2>>,  //
+                         Upto<118784, Layout<16, 15, 4, 4, 3, 4>>,         //
                          Upto<131072, Layout<16, 4, 4, 16, 7, 4>>,         //
                          Upto<163840, Layout<16, 8, 4, 10, 8, 3>>,         //
                          Upto<196608, Layout<16, 8, 4, 12, 10, 3, 4>>,     //
