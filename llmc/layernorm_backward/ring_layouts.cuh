@@ -34,14 +34,15 @@ struct Choice {};
 // Blocks, warps, n, k, teams, stages, by measurement. Up to 4096 columns 48 to 72 KB of ring an SM are best: more
 // drives the SMs apart, less starves them; longer rows want 64 KB on their way while one is at work. A vector of 16
 // bytes a lane and many warps a row win while a team leaves room for others; exact tiling counts more. Clusters pay
-// from 4608 columns of 16 bits on; from there to 15360, and beyond 24576, few warps with many vectors each, as all
-// warps of a row must meet. A turn takes as long for a row that does not fill its layout: so there are many.
+// from 3905 columns of 16 bits on (2561 to 3008 five small teams do); few warps with many vectors each, as all warps of a
+// row must meet. An H200 has room for 16 clusters of 8 that have their SMs to themselves, 128 of 132 SMs, and 7 of 16. A
+// turn takes as long for a row that does not fill its layout: so there are many.
 using Layouts16 = Choice<
     Both<256, Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,
     Both<512, Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,
     Both<768, Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,
     Both<1024, Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,
-    Both<1152, Layout<1, 5, 8, 1, 4, 3>, Layout<1, 5, 8, 1, 3, 3>>,
+    Both<1128, Layout<1, 5, 8, 1, 4, 3>, Layout<1, 5, 8, 1, 3, 3>>,
     Both<1280, Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,
     Both<1536, Layout<1, 6, 8, 1, 3, 3>, Layout<1, 6, 8, 1, 2, 3>>,
     Both<1600, Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,
@@ -60,14 +61,15 @@ using Layouts16 = Choice<
     Both<4896, Layout<2, 5, 8, 2, 2, 4>, Layout<2, 5, 8, 2, 2, 3>>,
     Both<5120, Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,
     Both<6144, Layout<4, 3, 8, 2, 4, 3>, Layout<4, 3, 8, 2, 4, 2>>,
-    Both<6400, Layout<2, 7, 8, 2, 2, 3>, Layout<2, 4, 8, 4, 2, 2>>,
+    Both<6400, Layout<2, 5, 8, 3, 2, 3>, Layout<2, 4, 8, 4, 2, 2>>,
     Both<7552, Layout<2, 4, 8, 4, 2, 2>, Layout<2, 4, 8, 4, 1, 3>>,
     Both<8192, Layout<4, 4, 8, 2, 3, 3>, Layout<4, 4, 8, 2, 2, 3>>,
     Both<9216, Layout<4, 3, 8, 3, 4, 2>, Layout<2, 5, 8, 4, 1, 3>>,
     Both<10240, Layout<4, 5, 8, 2, 3, 3>, Layout<4, 5, 8, 2, 2, 3>>,
     Both<12288, Layout<4, 4, 8, 3, 2, 3>, Layout<4, 4, 8, 3, 2, 2>>,
     Both<13824, Layout<4, 4, 8, 4, 2, 3>, Layout<4, 4, 8, 4, 2, 2>>,
-    Both<15360, Layout<4, 5, 8, 3, 2, 3>, Layout<4, 5, 8, 3, 2, 2>>,
+    Both<14848, Layout<4, 5, 8, 3, 2, 3>, Layout<4, 5, 8, 3, 2, 2>>,
+    Both<15360, Layout<8, 2, 8, 4, 4, 2>, Layout<4, 5, 8, 3, 2, 2>>,
     Both<16384, Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,
     Both<18432, Layout<8, 3, 8, 3, 4, 2>, Layout<8, 3, 8, 3, 4, 2>>,
     Both<20480, Layout<8, 5, 8, 2, 3, 3>, Layout<8, 5, 8, 2, 2, 3>>,

@@ -295,18 +295,20 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
 
 // ---- the choice ----------------------------------------------------------------------------------
 
-// for rows of up to so many columns
-template <int columns, typename L>
+// for rows of up to so many columns: a layout, and one for weights wider than the rows' elements, which take twice the
+// registers
+template <int columns, typename L, typename Wide = L>
 struct Upto {
-    static_assert(columns <= L::room);
+    static_assert(columns <= L::room && columns <= Wide::room);
 };
 template <typename... Uptos>
 struct Choice {};
 
 // by the first that is for such rows; false if none is. held: columns of the rows before it
-template <int held, int columns, typename L, typename... More, typename T, typename W>
-bool launch_first(Choice<Upto<columns, L>, More...>, const LayerNormForward<T, W>& call,
+template <int held, int columns, typename Same, typename Wide, typename... More, typename T, typename W>
+bool launch_first(Choice<Upto<columns, Same, Wide>, More...>, const LayerNormForward<T, W>& call,
                   cudaStream_t stream) {
+    using L = std::conditional_t<(sizeof(W) > sizeof(T)), Wide, Same>;
     static_assert(L::whole * L::step * L::blocks <= held,
                   "a shorter row would not have all its whole vectors");
     if (call.C <= columns) { return launch<L>(call, stream); }
@@ -315,22 +317,25 @@ bool launch_first(Choice<Upto<columns, L>, More...>, const LayerNormForward<T, W
 }
 
 // Blocks, warps, n, k, whole, stages, pieces, fit, through, by measurement. What counts is that SMs stay together in the
-// address range: without the wait for one another's moments the same kernel takes 3 to 6 % more. So clusters of 16, few
-// warps with many vectors each, and few stages: two more, and it is 1 to 3 % slower. And that rows nearly fill it: a turn
-// takes as long for a shorter row. So there are many.
-using Layouts16 = Choice<Upto<72704, Layout<16, 3, 8, 6, 5, 3, 1, 4>>,         //
-                         Upto<81920, Layout<16, 4, 8, 5, 4, 4, 1, 3, true>>,   //
-                         Upto<98304, Layout<16, 4, 8, 6, 5, 3, 1, 3>>,         //
-                         Upto<114688, Layout<16, 4, 8, 7, 6, 4>>,              //
-                         Upto<128000, Layout<8, 16, 8, 4, 3, 4>>,              //
-                         Upto<131072, Layout<16, 4, 8, 8, 3, 4>>,              //
-                         Upto<139264, Layout<8, 9, 8, 8, 7, 4>>,               //
-                         Upto<147456, Layout<16, 4, 8, 9, 8, 3, 1, 2>>,        //
-                         Upto<163840, Layout<8, 16, 8, 5, 4, 3>>,              //
-                         Upto<172032, Layout<16, 6, 8, 7, 6, 3, 1, 2>>,        //
-                         Upto<196608, Layout<8, 16, 8, 6, 5, 3>>,              //
-                         Upto<229376, Layout<16, 8, 8, 7, 6, 5>>,              //
-                         Upto<250880, Layout<16, 8, 8, 8, 7, 5, 1, 1, true>>,  //
+// address range: without the wait for one another's moments the same kernel takes 3 to 6 % more. So clusters of 16, or of
+// 8 with an SM for each block, of which an H200 has 16 at once; few warps with many vectors each, and few stages: two
+// more, and it is 1 to 3 % slower. And that rows nearly fill it: a turn takes as long for a shorter row. So there are many.
+using Layouts16 = Choice<Upto<72704, Layout<16, 3, 8, 6, 5, 3, 1, 4>>,                              //
+                         Upto<81920, Layout<16, 4, 8, 5, 4, 4, 1, 3, true>>,                        //
+                         Upto<98304, Layout<16, 4, 8, 6, 5, 3, 1, 3>>,                              //
+                         Upto<102400, Layout<16, 5, 8, 5, 4, 3, 1, 3>>,                             //
+                         Upto<114688, Layout<16, 4, 8, 7, 6, 4>>,                                   //
+                         Upto<128000, Layout<8, 16, 8, 4, 3, 4>>,                                   //
+                         Upto<131072, Layout<16, 4, 8, 8, 3, 4>>,                                   //
+                         Upto<135168, Layout<8, 6, 8, 11, 10, 4>>,                                  //
+                         Upto<139264, Layout<8, 9, 8, 8, 7, 4>, Layout<16, 4, 8, 9, 8, 3, 1, 2>>,   //
+                         Upto<147456, Layout<16, 4, 8, 9, 8, 3, 1, 2>>,                             //
+                         Upto<163840, Layout<8, 16, 8, 5, 4, 3>>,                                   //
+                         Upto<172032, Layout<16, 6, 8, 7, 6, 3, 1, 2>>,                             //
+                         Upto<196608, Layout<8, 16, 8, 6, 5, 3>, Layout<16, 6, 8, 8, 6, 3, 1, 2>>,  //
+                         Upto<202752, Layout<8, 8, 8, 13, 12, 3>, Layout<16, 8, 8, 7, 6, 5>>,       //
+                         Upto<229376, Layout<16, 8, 8, 7, 6, 5>>,                                   //
+                         Upto<250880, Layout<16, 8, 8, 8, 7, 5, 1, 1, true>>,                       //
                          Upto<262144, Layout<16, 16, 8, 4, 1, 4>>>;
 using Layouts32 = Choice<Upto<81920, Layout<8, 8, 4, 10, 7, 3>>,           //
                          Upto<83968, Layout<8, 12, 4, 8, 6, 3>>,           //
