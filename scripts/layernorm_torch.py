@@ -29,8 +29,7 @@ Differentiable once. Not provided, and refused: second derivatives, forward-mode
 torch.func, is_grads_batched. torch.nn.functional.layer_norm has them.
 
 Command: python3 scripts/layernorm_torch.py --test
-Result:  113 checks passed on an H200, 2026-11-22. Those of torch.compile, of what is refused and of normalized_shape's
-         types came later: they have run on a CPU only, with a stand-in for the library
+Result:  152 checks passed on an H200, PyTorch 2.11, 2026-11-23
 """
 import argparse
 import ctypes

@@ -35,7 +35,7 @@ struct Choice {};
 // drives the SMs apart, less starves them; longer rows want 64 KB on their way while one is at work. A vector of 16
 // bytes a lane and many warps a row win while a team leaves room for others; exact tiling counts more. Clusters pay
 // from 3905 columns of 16 bits on (2561 to 3008 five small teams do); few warps with many vectors each, as all warps of a
-// row must meet. An H200 has room for 16 clusters of 8 that have their SMs to themselves, 128 of 132 SMs, and 7 of 16. A
+// row must meet. Of clusters of 8 that have their SMs to themselves an H200 holds 15, 120 of its 132 SMs, of 16 only 7. A
 // turn takes as long for a row that does not fill its layout: so there are many.
 using Layouts16 = Choice<
     Both<256, Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,

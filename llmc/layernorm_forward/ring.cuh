@@ -318,7 +318,7 @@ bool launch_first(Choice<Upto<columns, Same, Wide>, More...>, const LayerNormFor
 
 // Blocks, warps, n, k, whole, stages, pieces, fit, through, by measurement. What counts is that SMs stay together in the
 // address range: without the wait for one another's moments the same kernel takes 3 to 6 % more. So clusters of 16, or of
-// 8 with an SM for each block, of which an H200 has 16 at once; few warps with many vectors each, and few stages: two
+// 8 with an SM for each block, of which an H200 holds 15; few warps with many vectors each, and few stages: two
 // more, and it is 1 to 3 % slower. And that rows nearly fill it: a turn takes as long for a shorter row. So there are many.
 using Layouts16 = Choice<Upto<72704, Layout<16, 3, 8, 6, 5, 3, 1, 4>>,                              //
                          Upto<81920, Layout<16, 4, 8, 5, 4, 4, 1, 3, true>>,                        //
