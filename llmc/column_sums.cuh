@@ -24,6 +24,16 @@ struct ColumnResults {
     Grad *first, *second = nullptr, *third = nullptr;
 };
 
+// What they are made of: for each result in turn (groups,stride) numbers, the first C of each group by column. A stride
+// of a multiple of 4 is read by fours: what it has behind C has been written, too.
+template <typename Acc>
+struct ColumnPartials {
+    const Acc* sums;
+    int groups;
+    int64_t stride;
+    bool early = false;  // the kernel before calls dependency_launch() where the one that adds up may start
+};
+
 // How a block adds up the groups of a tile of columns. A lane has n neighbouring columns, and `lanes` of them make the
 // tile; the warp's other lanes have the groups that follow. A thread takes up to kGroups groups, all asked for at once,
 // and more only where a block has all its warps: few threads of few registers find room beside the kernel before, and
@@ -35,19 +45,19 @@ struct Tile {
 };
 constexpr int kGroups = 4;
 
-// blockIdx.y chooses the result. partial (gridDim.y,groups,C)
+// blockIdx.y chooses the result
 template <typename Tile, typename Grad, typename Acc>
 __global__ __launch_bounds__(Tile::most_threads,
                              Tile::blocks) void finish_columns_kernel(ColumnResults<Grad> results,
-                                                                      const Acc* partial, int groups,
-                                                                      int64_t C, bool accumulate) {
+                                                                      ColumnPartials<Acc> partials, int64_t C,
+                                                                      bool accumulate) {
     constexpr int n = Tile::n, lanes = Tile::lanes;
     __shared__ alignas(16) Acc warp_sums[Tile::most_warps][Tile::columns];
     int at = threadIdx.x % lanes * n, warps = blockDim.x / kWarp, group = threadIdx.x / lanes;
     int step = blockDim.x / lanes;
-    int64_t tile = (int64_t)blockIdx.x * Tile::columns, stride = step * C;
-    int64_t offset = ((int64_t)blockIdx.y * groups + group) * C + tile + at;
-    int end = tile + at < C ? groups : 0;
+    int64_t tile = (int64_t)blockIdx.x * Tile::columns, stride = step * partials.stride;
+    int64_t offset = ((int64_t)blockIdx.y * partials.groups + group) * partials.stride + tile + at;
+    int end = tile + at < C ? partials.groups : 0;
     Grad* out = blockIdx.y == 0 ? results.first : blockIdx.y == 1 ? results.second : results.third;
     if (out == nullptr) { return; }
     if constexpr (kSm90) {
@@ -55,7 +65,7 @@ __global__ __launch_bounds__(Tile::most_threads,
         dependency_launch();
         dependency_wait();  // nothing, unless launched ahead of the end of the kernel before
     }
-    const Acc* from = partial + offset;
+    const Acc* from = partials.sums + offset;
     Elements<Acc, n> sum{};
 #pragma unroll 1
     for (; group < end; group += kGroups * step) {
@@ -88,31 +98,30 @@ __global__ __launch_bounds__(Tile::most_threads,
 }
 
 template <typename Tile, typename Grad, typename Acc>
-void launch_finish(const ColumnResults<Grad>& results, const Acc* partial, int groups, int C, bool accumulate,
-                   cudaStream_t stream, bool early) {
+void launch_finish(const ColumnResults<Grad>& results, const ColumnPartials<Acc>& partials, int C,
+                   bool accumulate, cudaStream_t stream) {
     int sets = results.third != nullptr ? 3 : results.second != nullptr ? 2 : 1;
     dim3 grid(grid_x(ceil_div(C, Tile::columns)), sets);
-    int warps = std::clamp(ceil_div(groups * Tile::lanes, kGroups * kWarp), 1, Tile::most_warps);
+    int warps = std::clamp(ceil_div(partials.groups * Tile::lanes, kGroups * kWarp), 1, Tile::most_warps);
     LaunchAttributes attributes;
-    attributes.overlapping(early);
+    attributes.overlapping(partials.early);
     cudaLaunchConfig_t config = attributes.config(grid, warps * kWarp, 0, stream);
-    check(cudaLaunchKernelEx(&config, finish_columns_kernel<Tile, Grad, Acc>, results, partial, groups,
-                             (int64_t)C, accumulate));
+    check(cudaLaunchKernelEx(&config, finish_columns_kernel<Tile, Grad, Acc>, results, partials, (int64_t)C,
+                             accumulate));
 }
 
-// The first result = or += the sums of partial's first (groups,C) numbers, the others of the next ones.
-// early: the kernel that leaves partial calls dependency_launch() where this one may start.
+// The first result = or += the sums of the first (groups,stride) numbers, the others of the next ones.
 template <typename Grad, typename Acc>
-void finish_columns(const ColumnResults<Grad>& results, const Acc* partial, int groups, int C,
-                    bool accumulate, cudaStream_t stream, bool early = false) {
+void finish_columns(const ColumnResults<Grad>& results, const ColumnPartials<Acc>& partials, int C,
+                    bool accumulate, cudaStream_t stream) {
     if constexpr (sizeof(Acc) == sizeof(float)) {
-        if (C % 4 == 0) {  // few groups of long rows: 512 bytes of each side by side
-            auto* launch = groups <= 66 && C >= 4096 ? launch_finish<Tile<4, 32, 8>, Grad, Acc>
-                                                     : launch_finish<Tile<4, 8, 12>, Grad, Acc>;
-            return launch(results, partial, groups, C, accumulate, stream, early);
+        if (partials.stride % 4 == 0) {  // few groups of long rows: 512 bytes of each side by side
+            auto* launch = partials.groups <= 66 && C >= 4096 ? launch_finish<Tile<4, 32, 8>, Grad, Acc>
+                                                              : launch_finish<Tile<4, 8, 12>, Grad, Acc>;
+            return launch(results, partials, C, accumulate, stream);
         }
     }
-    launch_finish<Tile<1, 16, 20>>(results, partial, groups, C, accumulate, stream, early);
+    launch_finish<Tile<1, 16, 20>>(results, partials, C, accumulate, stream);
 }
 
 // ---- from rows -------------------------------------------------------------------------------------
@@ -161,7 +170,7 @@ void sum_columns(Grad* sums, void* scratch, const T* x, int64_t stride, int64_t 
     auto* partial = (acc_t<T>*)scratch;
     kernel<<<grid_x((int64_t)tiles * kColumnGroups), kColumnBlock, 0, stream>>>(partial, x, stride, N, C);
     check_launch();
-    finish_columns<Grad, acc_t<T>>({sums}, partial, kColumnGroups, C, accumulate, stream);
+    finish_columns<Grad, acc_t<T>>({sums}, {partial, kColumnGroups, C}, C, accumulate, stream);
 }
 
 }  // namespace llmc

@@ -58,9 +58,10 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream, c
         if (groups.count == 0) { return false; }
     }
     if (columns && !groups.done) {  // no rows: no groups, and the sums are 0
+        int stride = groups.stride > 0 ? groups.stride : call.C;
+        ColumnPartials<Acc> partials{(const Acc*)call.scratch, groups.count, stride, groups.early};
         finish_columns<Grad, Acc>({given.dweight, given.dbias, groups.dinp ? given.dinp_sums : nullptr},
-                                  (const Acc*)call.scratch, groups.count, call.C, given.accumulate, stream,
-                                  groups.early);
+                                  partials, call.C, given.accumulate, stream);
     }
     if (call.sum_dinp && !groups.dinp) {
         sum_columns(given.dinp_sums, call.scratch, call.dinp, call.dinp_stride, call.N, call.C,

@@ -32,6 +32,7 @@ struct ColumnGroups {
     bool early = false;  // the kernel calls dependency_launch(): the one that adds up may come and wait
     bool dinp = false;   // the sums of dinp are there, too
     bool done = false;   // of one row: written where the call wants them, nothing is in scratch
+    int stride = 0;      // numbers of a group in scratch, zeros behind its C among them; 0: C
 };
 
 // columns, 16 vectors; ring gives longer rows a warp each or more
