@@ -1,5 +1,6 @@
 // What a launcher needs to know of the GPU and of its kernels' code, asked once per device and kept.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <mutex>
 
@@ -52,6 +53,10 @@ inline const DeviceFacts& device_facts() {
     });
     return facts[current_device()];
 }
+
+// Half of Hopper's SM's shared memory, so that a block has the SM to itself: blocks of the next launch, which may start
+// before this one ends, would else begin in pairs where an SM is free first, and leave others idle.
+inline int alone_bytes() { return std::min(114 << 10, device_facts().shared_bytes); }
 
 // Is the code of this kernel that the device runs made for Hopper or later? (Code for Ampere runs there too.)
 template <typename Kernel>

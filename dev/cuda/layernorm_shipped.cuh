@@ -29,7 +29,7 @@ inline bool forward_overlaps(const Problem& p) {
 }
 inline bool backward_overlaps(const Problem& p) {
     bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0;
-    return p.dtype != Dtype::kFp64 && (whole ? p.C <= 262144 : p.C >= 128 && p.C <= 8192);
+    return p.dtype != Dtype::kFp64 && (whole ? p.C <= 262144 : p.C >= 128 && p.C <= 131072);
 }
 inline bool always(const Problem&) { return true; }
 

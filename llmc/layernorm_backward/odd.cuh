@@ -1,8 +1,8 @@
-// odd: rows at any address and of any length come as all the 16-byte vectors they touch, by bulk copies or,
-//      in code for Ampere, by cp.async: what these hold of the rows next to them is not used. Teams of warps
-//      share a row as in ring.cuh, but a lane takes single elements, 32 apart: which columns it has depends
-//      on C alone, so the order of a row's sums does not depend on its address. Sums for dweight and dbias
-//      stay in registers to the end.
+// odd: rows at any address come as all the 16-byte vectors they touch, by bulk copies or, in code for Ampere, by
+//      cp.async: what these hold of the rows next to them is not used. Teams of warps share a row as in ring.cuh,
+//      but a lane takes single elements, 32 apart: which columns it has depends on C alone, so the order of a row's
+//      sums does not depend on its address. Sums for dweight and dbias stay in registers to the end. Rows that one
+//      block has no room for are shared by a cluster (Hopper), whose blocks have a slice of the columns each.
 // Why:    ring.cuh takes rows of whole aligned vectors only; general.cu reads others an element at a time,
 //         twice.
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "llmc/check.cuh"
+#include "llmc/clusters.cuh"
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
 #include "llmc/launch.cuh"
@@ -22,7 +23,18 @@
 
 namespace llmc::layernorm_odd_backward {
 
-// A lane's columns. Each warp of the team has as many as the others or one more, side by side, a lane every
+// The columns of a row that this block has, of as many blocks as share it; a function of C alone.
+struct Slice {
+    int begin, columns;
+};
+template <int blocks>
+__device__ Slice slice_of(int C) {
+    if constexpr (blocks == 1) { return {0, C}; }
+    int rank = (int)cluster_rank(), begin = rank * C / blocks;
+    return {begin, (rank + 1) * C / blocks - begin};
+}
+
+// A lane's columns, of its block's. Each warp of the team has as many as the others or one more, side by side, a lane every
 // 32nd of them: at most k, and the first `full` of those every lane has.
 template <int k, int full>
 struct Place {
@@ -124,6 +136,26 @@ __device__ float2 team_sum(float2 (&slots)[kWarp], float2 lane_sums, const At& a
     return sum;
 }
 
+// The same over the warps of all blocks that share the row: each warp tells all blocks. number: of the team's row, which
+// its sums' place and barrier alternate by. After it all warps have read, too, and nobody is two rows ahead.
+template <int blocks, typename At>
+__device__ float2 cluster_sum(TeamShared<blocks>& shared, unsigned number, float2 lane_sums, const At& at) {
+    unsigned parity = number % 2, pairs = blocks * at.warps;
+    uint64_t* barrier = &shared.summed[parity];
+    if (at.warp == 0 && at.lane == 0) { mbarrier_arrive_expect(barrier, pairs * sizeof(float2)); }
+    float2 mine = both_sums(warp_sum_pair(lane_sums)), sum{0, 0};
+    if (at.lane < blocks) {
+        float2* slot = &shared.sums[parity][cluster_rank() * at.warps + at.warp];
+        store2_async(slot, mine, barrier, at.lane);
+    }
+    mbarrier_wait_cluster(barrier, number / 2 % 2);
+    for (unsigned i = at.lane; i < pairs; i += kWarp) {
+        sum.x += shared.sums[parity][i].x;
+        sum.y += shared.sums[parity][i].y;
+    }
+    return both_sums(warp_sum_pair(sum));
+}
+
 // second half: dinp from the row's means of wdy and of wdy xhat; before: what += adds it to
 template <bool kAccumulate, int k, typename T, typename At>
 __device__ void write_row(T* dinp, const T* before, const Held<k>& held, const At& at, float c1, float c2,
@@ -137,47 +169,81 @@ __device__ void write_row(T* dinp, const T* before, const Held<k>& held, const A
     }
 }
 
+// Numbers of a group of C sums in scratch: of long rows each begins on 16 bytes, with zeros behind the last column. Short
+// ones, added up by single columns, are done 0.1 to 0.5 us sooner.
+__host__ __device__ inline int padded(int C) { return C < 4096 ? C : ceil_div(C, 4) * 4; }
+
 // The teams' sums over their rows meet in the ring's memory, are added team after team, and go to this
-// block's part of scratch. of_teams (teams,2,C), scratch (2,blocks,C)
-template <typename HeldT, int k, int full>
+// group's part of scratch. of_teams (teams,2,columns of the slice), scratch (2,groups,padded C)
+template <int blocks, typename HeldT, int k, int full>
 __device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, const Place<k, full>& at,
                            int teams, int C) {
-    __syncthreads();  // nobody reads the ring any more
-    float* mine = of_teams + at.team * 2 * C + at.first;
+    __syncthreads();                              // nobody reads the ring any more
+    auto [begin, columns] = slice_of<blocks>(C);  // asked anew, where registers are free again
+    float* mine = of_teams + at.team * 2 * columns + at.first;
 #pragma unroll
     for (int i = 0; i < k; i++) {
         if (!at.has(i)) { continue; }
         mine[kWarp * i] = held.dweight[i];
-        mine[C + kWarp * i] = held.dbias[i];
+        mine[columns + kWarp * i] = held.dbias[i];
     }
     __syncthreads();
-    scratch += (int64_t)blockIdx.x * C;
-    int64_t to_dbias = (int64_t)(gridDim.x - 1) * C;
+    int64_t groups = gridDim.x / blocks, stride = padded(C);
+    scratch += blockIdx.x / blocks * stride + begin;
+    float* second = scratch + groups * stride;
 #pragma unroll 1
-    for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) {
+    for (int c = threadIdx.x; c < 2 * columns; c += blockDim.x) {
         float sum = 0;
 #pragma unroll 4
-        for (int t = 0; t < teams; t++) { sum += of_teams[t * 2 * C + c]; }
-        scratch[c < C ? c : to_dbias + c] = sum;
+        for (int t = 0; t < teams; t++) { sum += of_teams[t * 2 * columns + c]; }
+        c < columns ? scratch[c] = sum : second[c - columns] = sum;
+    }
+    int behind = begin + columns == C ? (int)stride - begin : 0;  // to there zeros
+    for (int c = columns + (int)threadIdx.x; c < behind; c += blockDim.x) { scratch[c] = second[c] = 0; }
+}
+
+// of a call that a block does alone, or its part: as many columns of each row, from the slice's on
+template <typename T>
+__device__ LayerNormBackwardRows<T, T> part_of(LayerNormBackwardRows<T, T> call, const float*& wide,
+                                               const Slice& slice) {
+    call.C = slice.columns;
+    call.inp += slice.begin;
+    call.dout += slice.begin;
+    call.dinp += slice.begin;
+    if (call.weight != nullptr) { call.weight += slice.begin; }
+    if (wide != nullptr) { wide += slice.begin; }
+    return call;
+}
+
+// all threads of the blocks that share a row
+template <int blocks>
+__device__ void all_meet() {
+    if constexpr (blocks > 1) {
+        cluster_sync();
+    } else {
+        __syncthreads();
     }
 }
 
-template <int k, int full, bool kAccumulate, typename T>
-__device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const float* wide, const Layout& o) {
+// call: what of it the block does; C: of a row, which `blocks` blocks share
+template <int k, int full, int blocks, bool kAccumulate, typename T>
+__device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const float* wide, const Layout& o,
+                              int C) {
     constexpr int kStreams = kAccumulate ? 3 : 2;
+    using Shared = TeamShared<blocks>;
     extern __shared__ __align__(128) unsigned char memory[];
     Place<k, full> at(call.C, o);
-    TeamShared& shared = reinterpret_cast<TeamShared*>(memory)[at.team];
-    unsigned char* rings = memory + o.teams * sizeof(TeamShared);
-    Ring ring(rings, shared, o, kStreams, at.team);
-    int64_t row = blockIdx.x + (int64_t)at.team * gridDim.x, step = (int64_t)gridDim.x * o.teams;
+    Shared& shared = reinterpret_cast<Shared*>(memory)[at.team];
+    unsigned char* rings = memory + o.teams * sizeof(Shared);
+    Ring ring(rings, shared.full, o, kStreams, at.team);
+    int64_t groups = gridDim.x / blocks, row = blockIdx.x / blocks + at.team * groups,
+            step = groups * o.teams;
     int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
-    Fetcher<T, kStreams, k> fetcher(call, o.region, row, step, rows);
-    unsigned address[kStreams];  // of the row at work, in elements, to find it in its stage
-#pragma unroll
-    for (int i = 0; i < kStreams; i++) { address[i] = (unsigned)((uintptr_t)fetcher.from[i] / sizeof(T)); }
+    bool begins = blocks == 1 || cluster_rank() == 0, ends = blocks == 1 || cluster_rank() == blocks - 1;
+    Fetcher<T, kStreams, k> fetcher(call, o.region, row, step, rows, begins, ends);
+    Finder<T, kStreams> finder(fetcher.from);
     if (at.warp == 0) { init(shared, o, at.lane); }
-    __syncthreads();  // barriers are there
+    all_meet<blocks>();  // barriers are there
     if constexpr (kSm90) { dependency_wait(); }
     if (!kSm90 || at.warp == 0) {
         for (Ring to = ring; to.phase == 0; to.advance()) { fetcher.fetch(to, at); }
@@ -190,23 +256,23 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
 
     T* dinp = call.dinp + row * call.dinp_stride + at.first;
     int64_t dinp_step = step * call.dinp_stride;
-    float per_column = 1.0f / call.C;
-    int parity = 0;
+    float per_column = 1.0f / C;
+    unsigned number = 0;  // of the team's row
     for (int left = rows; left > 0; left -= kWarp) {
         float2 of_lane = asked;
         asked = statistics.next();
 #pragma unroll 1
-        for (int turn = 0; turn < min(left, kWarp); turn++, parity ^= 1, dinp += dinp_step, ring.advance()) {
+        for (int turn = 0; turn < min(left, kWarp); turn++, number++, dinp += dinp_step, ring.advance()) {
             float m = __shfl_sync(kAllLanes, of_lane.x, turn), s = __shfl_sync(kAllLanes, of_lane.y, turn);
             const T* from[kStreams];
-#pragma unroll
-            for (int i = 0; i < kStreams; i++) {
-                from[i] = reinterpret_cast<T*>(ring.here + i * o.region) + address[i] % (kPlace / sizeof(T)) +
-                          at.first;
-                address[i] += (unsigned)fetcher.step[i];
-            }
+            finder.next(from, ring.here + at.first * sizeof(T), o.region, fetcher.step);
             ring.wait();
-            float2 sums = team_sum(shared.sums[parity], read_row(held, from, at, m, s), at);
+            float2 sums = read_row(held, from, at, m, s);
+            if constexpr (blocks > 1) {
+                sums = cluster_sum<blocks>(shared, number, sums, at);
+            } else {
+                sums = team_sum(shared.sums[number % 2], sums, at);
+            }
             float c1 = sums.x * per_column, c2 = sums.y * per_column;
             if constexpr (kAccumulate) {
                 write_row<true>(dinp, from[2], held, at, c1, c2, s);
@@ -218,75 +284,60 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
         }
     }
     if constexpr (kSm90) { dependency_launch(); }
-    write_sums(reinterpret_cast<float*>(rings), (float*)call.scratch, held, at, o.teams, call.C);
+    write_sums<blocks>(reinterpret_cast<float*>(rings), (float*)call.scratch, held, at, o.teams, C);
+    if constexpr (blocks > 1) { all_meet<blocks>(); }  // nobody leaves while sums may still be sent to it
 }
 
-// warps of a multiprocessor, so that what a lane holds of k columns fits its registers
-constexpr int warps_of(int k, bool accumulate) {
-    int registers = 5 * k + (accumulate ? 41 : 31);
-    return registers > 96 ? 16 : registers > 80 ? 20 : registers > 72 ? 24 : 28;
-}
-
-template <int k, int full, bool kAccumulate, typename T>
+template <int k, int full, int blocks, bool kAccumulate, typename T>
 __global__ __launch_bounds__(warps_of(k, kAccumulate) *
                              kWarp) void layernorm_backward_kernel(LayerNormBackwardRows<T, T> call,
                                                                    const float* wide, Layout o) {
-    backward_rows<k, full, kAccumulate>(call, wide, o);
-}
-
-// ---- the choice ----------------------------------------------------------------------------------
-
-constexpr int kFewestColumns = 128;   // below, there is too little for a warp
-constexpr int kMostTeams = 15;        // of more than one warp: a block has as many barriers to name
-constexpr int kRingBytes = 72 << 10;  // of a block: more drives the blocks apart, much less starves them
-
-// k columns a lane, the first `full` of them without asking whether they are there
-template <int k_, int full_>
-struct Tile {
-    static constexpr int k = k_, full = full_;
-    static bool fits(int C, int warps) {
-        return ceil_div(C, warps) <= k * kWarp && C / warps >= full * kWarp;
+    if constexpr (blocks == 1) {
+        backward_rows<k, full, 1, kAccumulate>(call, wide, o, call.C);
+    } else if constexpr (kSm90) {
+        auto part = part_of(call, wide, slice_of<blocks>(call.C));
+        backward_rows<k, full, blocks, kAccumulate>(part, wide, o, call.C);
     }
-};
-template <typename... Tile>
-struct Tiles {};
-using AllTiles = Tiles<Tile<6, 3>, Tile<8, 6>, Tile<9, 8>, Tile<10, 9>, Tile<11, 10>, Tile<12, 11>,
-                       Tile<13, 12>, Tile<14, 13>, Tile<15, 14>, Tile<16, 15>>;
-
-// with this many warps to a row, of a block that may have `most`
-inline Layout layout_of(int warps, int most, int streams, int row_bytes) {
-    int region = ceil_div(row_bytes, kLineBytes) * kLineBytes + kLineBytes, bytes = streams * row_bytes;
-    int fit = most / warps >= 4 ? 16 / warps : most / warps;  // of small teams, 16 warps in all are enough
-    int teams = std::min(warps > 1 ? std::min(fit, kMostTeams) : most, std::max(1, kRingBytes / (2 * bytes)));
-    int stages = teams > 1 ? kRingBytes / (teams * bytes) : 3;
-    return {warps, teams, std::clamp(stages, 2, kMostStages), region};
 }
 
-inline int shared_bytes(const Layout& o, int streams, int C) {
-    int ring = o.stages * streams * o.region, sums = 2 * C * (int)sizeof(float);
-    return o.teams * ((int)sizeof(TeamShared) + std::max(ring, sums));
+// ---- the launch ----------------------------------------------------------------------------------
+
+// columns: of a row, or of a block's part
+template <int blocks>
+int shared_bytes(const Layout& o, int streams, int columns) {
+    int ring = o.stages * streams * o.region, sums = 2 * columns * (int)sizeof(float);
+    return o.teams * ((int)sizeof(TeamShared<blocks>) + std::max(ring, sums));
 }
 
 template <typename Tile, bool kAccumulate, typename T>
 ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, Layout o,
                     cudaStream_t stream) {
-    constexpr int kStreams = kAccumulate ? 3 : 2;
-    auto* kernel = layernorm_backward_kernel<Tile::k, Tile::full, kAccumulate, T>;
-    int most = device_facts().shared_bytes;
-    static OncePerDevice prepared;
-    prepared(
-        [&](int) { check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most)); });
-    while (o.stages > 2 && shared_bytes(o, kStreams, call.C) > most) { o.stages--; }
-    int bytes = shared_bytes(o, kStreams, call.C);
+    constexpr int kStreams = kAccumulate ? 3 : 2, blocks = Tile::blocks;
+    constexpr auto* kernel = layernorm_backward_kernel<Tile::k, Tile::full, blocks, kAccumulate, T>;
+    int most = device_facts().shared_bytes, columns = ceil_div(call.C, blocks);
+    while (o.stages > 2 && shared_bytes<blocks>(o, kStreams, columns) > most) { o.stages--; }
+    int bytes = shared_bytes<blocks>(o, kStreams, columns);
     if (bytes > most) { return {}; }
-    int groups = std::min(device_facts().multiprocessors, kMostGroups);
-    groups = (int)std::min<int64_t>(groups, ceil_div(call.N, (int64_t)o.teams));
-    bool hopper = runs_hopper_code(kernel);
     LaunchAttributes attributes;
+    attributes.clusters(blocks);
+    int groups = std::min(device_facts().multiprocessors, kMostGroups), threads = o.teams * o.warps * kWarp;
+    if constexpr (blocks > 1) {
+        bytes = most;  // always as much, since it is asked once how many clusters there is room for
+        groups = most_clusters<kernel>(attributes.config(0, threads, bytes, stream), blocks);
+        if (groups == 0) { return {}; }
+    } else {
+        static OncePerDevice prepared;
+        prepared([&](int) {
+            check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+        });
+    }
+    bool hopper = runs_hopper_code(kernel);
+    if (hopper) { bytes = std::max(bytes, alone_bytes()); }
+    groups = (int)std::min<int64_t>(groups, ceil_div(call.N, (int64_t)o.teams));
     attributes.overlapping(hopper);
-    cudaLaunchConfig_t config = attributes.config(groups, o.teams * o.warps * kWarp, bytes, stream);
+    auto config = attributes.config(groups * blocks, threads, bytes, stream);
     check(cudaLaunchKernelEx(&config, kernel, call, wide, o));
-    return {groups, hopper};
+    return {groups, hopper, false, false, padded(call.C)};
 }
 
 // By the tile and number of warps that suit best: many teams, and wide lanes, since a warp's work once a row
@@ -297,9 +348,10 @@ ColumnGroups launch_best(Tiles<Tile...>, const LayerNormBackwardRows<T, T>& call
     Layout best{};
     int best_k = 0;
     auto consider = [&]<typename One>(One) {
-        constexpr int most = warps_of(One::k, kAccumulate);
-        for (int warps = 1; warps <= most; warps++) {
-            Layout o = layout_of(warps, most, kAccumulate ? 3 : 2, call.C * (int)sizeof(T));
+        constexpr int streams = kAccumulate ? 3 : 2, size = sizeof(T);
+        for (int warps = 1; warps <= warps_of(One::k, kAccumulate); warps++) {
+            Layout o = layout_of(warps, warps_of(One::k, kAccumulate, warps), streams, call.C * size, size,
+                                 ring_bytes(streams));
             if (!One::fits(call.C, warps) || o.teams * One::k <= best.teams * best_k) { continue; }
             best = o;
             best_k = One::k;
@@ -312,6 +364,34 @@ ColumnGroups launch_best(Tiles<Tile...>, const LayerNormBackwardRows<T, T>& call
     };
     (launched(Tile{}), ...);
     return groups;
+}
+
+// Rows that one block has no room for: what counts is how many are under way.
+template <bool kAccumulate, typename T, typename... Tile>
+ColumnGroups launch_shared(Tiles<Tile...>, const LayerNormBackwardRows<T, T>& call, const float* wide,
+                           cudaStream_t stream) {
+    constexpr int kStreams = kAccumulate ? 3 : 2;
+    float most = 0;
+    auto consider = [&]<typename One>(One) {
+        most = std::max(most, One::rows_under_way(One::shared(call.C, kStreams, sizeof(T))));
+    };
+    (consider(Tile{}), ...);
+    ColumnGroups groups;
+    auto launched = [&]<typename One>(One) {
+        Layout o = One::shared(call.C, kStreams, sizeof(T));
+        if (groups.count > 0 || o.teams == 0 || One::rows_under_way(o) < most) { return; }
+        groups = launch<One, kAccumulate>(call, wide, o, stream);
+    };
+    (launched(Tile{}), ...);
+    return groups;
+}
+
+template <bool kAccumulate, typename T>
+ColumnGroups launch_any(const LayerNormBackwardRows<T, T>& call, const float* wide, cudaStream_t stream) {
+    ColumnGroups groups = launch_best<kAccumulate>(OneBlock{}, call, wide, stream);
+    if (groups.count > 0) { return groups; }
+    using Clusters = std::conditional_t<sizeof(T) == 2, Clusters16, Clusters32>;
+    return launch_shared<kAccumulate>(Clusters{}, call, wide, stream);
 }
 
 }  // namespace llmc::layernorm_odd_backward
@@ -332,8 +412,8 @@ ColumnGroups layernorm_backward_odd(const LayerNormBackwardRows<T, W>& given, cu
     } else {
         wide = given.weight;
     }
-    return call.accumulate_dinp ? launch_best<true>(AllTiles{}, call, wide, stream)
-                                : launch_best<false>(AllTiles{}, call, wide, stream);
+    return call.accumulate_dinp ? launch_any<true>(call, wide, stream)
+                                : launch_any<false>(call, wide, stream);
 }
 
 }  // namespace llmc

@@ -5,33 +5,34 @@
 #pragma once
 #include "llmc/async_copy.cuh"
 #include "llmc/device.cuh"
+#include "llmc/layernorm_backward/odd_layouts.cuh"
 
 namespace llmc::layernorm_odd_backward {
 
-constexpr int kMostStages = 4;
 constexpr int kVector = 16;  // bytes
 // A row lies as far past a multiple of so many bytes in its stage as in memory: of a line for bulk copies' sake.
 constexpr int kPlace = kSm90 ? kLineBytes : kVector;
 
-// How the work is laid out: a block has `teams` teams of `warps` warps, each with a ring of `stages`; a stage
-// has `region` bytes for each stream of rows.
-struct Layout {
-    int warps, teams, stages, region;
-};
-
-// what a team agrees on through shared memory
+// what a team agrees on through shared memory, where so many blocks share a row
+template <int blocks>
 struct alignas(kLineBytes) TeamShared {
-    uint64_t full[kMostStages];  // a stage has come
-    float2 sums[2][kWarp];       // of the warps, by row parity; 0 where there is none
+    static constexpr int kWarps = blocks > 1 ? blocks* kSharingWarps : kWarp;  // of a row, at most
+    uint64_t full[kMostStages];                                                // a stage has come
+    uint64_t summed[2];                  // by row parity: all sums have come; where blocks share a row
+    alignas(16) float2 sums[2][kWarps];  // of the warps, by row parity; 0 where there is none
 };
 
 // By the team's first warp: its barriers, and sums of warps that there are not. On a barrier arrives the lane
 // that asks; in Ampere's code each thread of the team, for its copies.
-__device__ inline void init(TeamShared& shared, const Layout& o, int lane) {
+template <int blocks>
+__device__ void init(TeamShared<blocks>& shared, const Layout& o, int lane) {
     for (int parity = 0; parity < 2; parity++) { shared.sums[parity][lane] = {0, 0}; }
     if (lane > 0) { return; }
     int arrivals = kSm90 ? 1 : o.warps * kWarp;
     for (int s = 0; s < o.stages; s++) { mbarrier_init(&shared.full[s], arrivals); }
+    if constexpr (blocks > 1) {
+        for (uint64_t& summed : shared.summed) { mbarrier_init(&summed, 1); }
+    }
     if constexpr (kSm90) { mbarrier_init_fence(); }
 }
 
@@ -85,8 +86,8 @@ struct Ring {
     int stages, bytes;  // of a stage
     int stage = 0, phase = 0;
 
-    __device__ Ring(unsigned char* rings, TeamShared& shared, const Layout& o, int streams, int team)
-        : full(shared.full), stages(o.stages), bytes(streams * o.region) {
+    __device__ Ring(unsigned char* rings, uint64_t* full, const Layout& o, int streams, int team)
+        : full(full), stages(o.stages), bytes(streams * o.region) {
         begin = here = rings + team * stages * bytes;
     }
     __device__ void wait() const { mbarrier_wait(&full[stage], phase); }
@@ -100,6 +101,26 @@ struct Ring {
     }
 };
 
+// Where a team's rows lie in their stages, one after the other.
+template <typename T, int kStreams>
+struct Finder {
+    unsigned address[kStreams];  // of the row at work, in elements
+
+    __device__ explicit Finder(const T* const (&rows)[kStreams]) {
+#pragma unroll
+        for (int i = 0; i < kStreams; i++) { address[i] = (unsigned)((uintptr_t)rows[i] / sizeof(T)); }
+    }
+    // the row at work in the stage that begins `here`, then on to the one `step` elements after; region: as in Layout
+    __device__ void next(const T* (&row)[kStreams], const unsigned char* here, int region,
+                         const int64_t (&step)[kStreams]) {
+#pragma unroll
+        for (int i = 0; i < kStreams; i++) {
+            row[i] = reinterpret_cast<const T*>(here + i * region) + address[i] % (kPlace / sizeof(T));
+            address[i] += (unsigned)step[i];
+        }
+    }
+};
+
 // What a team's first warp, in Ampere's code all of the team, needs to ask for the team's rows, one after the
 // other.
 template <typename T, int kStreams, int k>
@@ -109,13 +130,15 @@ struct Fetcher {
     int C, region, left;      // rows left
     bool first, ends;         // is the next row the first of all; is the team's last row the last of all
 
+    // begins, ends: are the call's columns those its rows begin with, end with?
     template <typename Call>
-    __device__ Fetcher(const Call& call, int region, int64_t row, int64_t rows_step, int rows)
+    __device__ Fetcher(const Call& call, int region, int64_t row, int64_t rows_step, int rows, bool begins,
+                       bool ends)
         : C(call.C),
           region(region),
           left(rows),
-          first(row == 0),
-          ends(row + (rows - 1) * rows_step == call.N - 1) {
+          first(begins && row == 0),
+          ends(ends && row + (rows - 1) * rows_step == call.N - 1) {
         const T* streams[] = {call.inp, call.dout, call.dinp};
         int64_t strides[] = {call.inp_stride, call.dout_stride, call.dinp_stride};
 #pragma unroll

@@ -368,16 +368,12 @@ int most_groups(const cudaLaunchConfig_t& config, int blocks) {
     return std::min(device_facts().multiprocessors, kMostGroups);
 }
 
-// Half of Hopper's SM's shared memory, so that a block has the SM to itself: blocks of the next launch, which may start
-// before this one ends, would else begin in pairs where an SM is free first, and leave others idle.
-inline size_t alone_bytes() { return std::min(114 << 10, device_facts().shared_bytes); }
-
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
     LaunchAttributes attributes;
     attributes.overlapping().clusters(L::blocks);
-    size_t bytes = std::max(L::teams * sizeof(Team<L, (kAccumulate ? 3 : 2), T>), alone_bytes());
+    int bytes = std::max((int)(L::teams * sizeof(Team<L, (kAccumulate ? 3 : 2), T>)), alone_bytes());
     cudaLaunchConfig_t config = attributes.config(0, L::threads, bytes, stream);
     int groups = most_groups<kernel>(config, L::blocks);
     if (groups == 0) { return {}; }

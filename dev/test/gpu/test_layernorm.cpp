@@ -16,7 +16,7 @@ namespace {
 // Forward: some lanes of a warp up to 64 vectors (512 elements of 16 bits), a warp up to 224 (1792), a block up to
 // 32768 (fp32 16384), clusters up to 524288 (262144). Backward: some lanes up to 16 vectors, rings of one block or of
 // clusters up to 262144 elements (fp32 229376; += 131072), others up to 262144. Rows of no whole vectors have kernels
-// of their own, from a vector up to 16896 elements forward, from 128 up to 8320 backward. And powers of two and
+// of their own, from a vector up to 16896 elements forward, from 128 up to 131072 backward. And powers of two and
 // GPT-2's widths, where tiles change.
 constexpr int kEdges[] = {128,  256,  512,  768,  896,  1024,  1280, 1600,
                           1792, 2048, 4096, 8192, 8320, 16384, 16896};
@@ -31,11 +31,11 @@ constexpr int kClusterEdges[] = {36864,  40960,  45056,  49152,  57344,  60416, 
                                  98304,  102400, 114688, 118784, 126976, 128000, 135168, 139264, 147456,
                                  163840, 172032, 180224, 196608, 202752, 229376, 250880};
 // and of the layouts that rows at any address have: one beyond them
-constexpr int kOddEdges[] = {40,    72,    104,   136,   168,   200,   264,   328,   392,  400,
-                             456,   464,   520,   528,   544,   656,   784,   800,   928,  1040,
-                             1056,  1312,  1568,  1824,  1856,  2080,  2112,  2784,  3136, 3168,
-                             3712,  4160,  4224,  5280,  6272,  6336,  7392,  8448,  9344, 10400,
-                             10560, 11680, 12416, 12544, 13120, 14464, 15488, 16640, 16704};
+constexpr int kOddEdges[] = {40,    72,    104,   136,   168,   200,   264,   328,   392,   400,   456,
+                             464,   520,   528,   544,   656,   784,   800,   928,   1040,  1056,  1312,
+                             1568,  1824,  1856,  2080,  2112,  2784,  3136,  3168,  3712,  4160,  4224,
+                             5280,  6272,  6336,  7392,  8448,  9344,  10400, 10560, 11680, 12288, 12416,
+                             12544, 13120, 14464, 15488, 16640, 16704, 20480, 24576, 32768, 65536, 131072};
 // the longest rows of the layouts that several rows to a warp have beside these, in 16 bits and fp32
 constexpr int kNarrowEdges[] = {4, 8, 16, 32, 48, 64, 96, 192, 384};
 constexpr int kOtherWidths[] = {1, 2, 3, 5, 7, 9, 15872, 20001};
