@@ -337,7 +337,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, 
     attributes.overlapping(hopper);
     auto config = attributes.config(groups * blocks, threads, bytes, stream);
     check(cudaLaunchKernelEx(&config, kernel, call, wide, o));
-    return {groups, hopper, false, false, padded(call.C)};
+    return {.count = groups, .early = hopper, .stride = padded(call.C)};
 }
 
 // By the tile and number of warps that suit best: many teams, and wide lanes, since a warp's work once a row
