@@ -144,10 +144,14 @@ __device__ inline Elements<Acc, n> load_or(const T* p, int64_t at, Acc otherwise
     return x;
 }
 
-// are all of these 16-byte aligned (null is)?
+// are all of these aligned to so many bytes, to 16 (null is)?
+template <int bytes, typename... Pointers>
+bool aligned_to(Pointers... p) {
+    return (... && ((uintptr_t)p % bytes == 0));
+}
 template <typename... Pointers>
 bool aligned(Pointers... p) {
-    return (... && ((uintptr_t)p % 16 == 0));
+    return aligned_to<16>(p...);
 }
 
 }  // namespace llmc

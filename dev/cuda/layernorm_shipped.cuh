@@ -24,12 +24,11 @@ inline size_t shipped_scratch(int64_t, int C) { return layernorm_backward_scratc
 
 // Do its launches overlap? All regimes' do but general's, which has fp64 and what the others leave to it.
 inline bool forward_overlaps(const Problem& p) {
-    bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0;
-    return p.dtype != Dtype::kFp64 && p.C <= (whole ? 262144 : 16640);
+    return p.dtype != Dtype::kFp64 && p.C <= 262144;
 }
 inline bool backward_overlaps(const Problem& p) {
     bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0;
-    return p.dtype != Dtype::kFp64 && (whole ? p.C <= 262144 : p.C >= 128 && p.C <= 131072);
+    return p.dtype != Dtype::kFp64 && p.C <= (whole ? 262144 : 131072);
 }
 inline bool always(const Problem&) { return true; }
 

@@ -5,9 +5,7 @@
 #include "llmc/device.cuh"
 #include "llmc/layernorm_forward/moments.cuh"
 
-namespace llmc::layernorm_registers {
-
-using namespace layernorm_moments;
+namespace llmc::layernorm_moments {
 
 // Where they meet, once a kernel: in the shared memory of each block, at the same place. The row's moments come in so
 // many parts.
@@ -41,4 +39,4 @@ struct Meeting {
     }
 };
 
-}  // namespace llmc::layernorm_registers
+}  // namespace llmc::layernorm_moments

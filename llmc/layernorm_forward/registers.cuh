@@ -24,6 +24,7 @@
 
 namespace llmc::layernorm_registers {
 
+using namespace layernorm_moments;
 using namespace layernorm_parameters;
 
 // A row is shared by `warps` warps, whose lanes hold k times n elements; all but the last of the k are whole.
