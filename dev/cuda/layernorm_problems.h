@@ -157,12 +157,11 @@ inline void add_gradients(Problem& p, const std::shared_ptr<const BackwardTruth>
 }
 
 // Useful streams: inp and dout read, dinp written (and read, if added to). in_place: dinp takes dout's place.
-inline Problem layernorm_backward_problem(Dtype dtype, Shape shape, Inputs kind = Inputs::kNormal,
-                                          const CallForm& form = {}) {
+inline Problem layernorm_backward_of(const Values& inp, Dtype dtype, Shape shape, Inputs kind,
+                                     const CallForm& form) {
     int64_t N = shape.N;
     int C = shape.C;
     Dtype weights = form.fp32_weight ? Dtype::kFp32 : dtype, statistics = statistics_of(dtype);
-    Values inp = make_inp(kind, dtype, N, C);
     Values weight = form.no_weight ? nullptr : make_vector(weights, C, kDrawWeight);
     Values dout =
         make_values(dtype, N, C, [&](int64_t row, int col) { return dout_at(kind, row, col, N, C); });
@@ -187,6 +186,10 @@ inline Problem layernorm_backward_problem(Dtype dtype, Shape shape, Inputs kind 
     add_gradients(p, t, kind);
     if (form.in_place) { p.out[0].initial = dout; }
     return p;
+}
+inline Problem layernorm_backward_problem(Dtype dtype, Shape shape, Inputs kind = Inputs::kNormal,
+                                          const CallForm& form = {}) {
+    return layernorm_backward_of(make_inp(kind, dtype, shape.N, shape.C), dtype, shape, kind, form);
 }
 
 }  // namespace llmc

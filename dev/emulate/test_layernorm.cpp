@@ -8,6 +8,11 @@ using namespace llmc::gpu_test;
 namespace {
 
 // The longest rows of the layouts, and some that are shorter by a vector or begin anywhere. In elements.
+// And, of rows that are halves or quarters of vectors, or single elements: the last or the last but one that a layout of
+// forward or backward has.
+constexpr int kPieces[] = {1,   3,   5,  9,  11, 13, 19, 23, 27, 39, 47,  55,  79,  95, 127,  // single ones
+                           2,   6,   10, 14, 18, 22, 26, 30, 38, 46, 54,  62,  78,  94, 110,
+                           126, 190, 12, 20, 28, 36, 52, 60, 76, 84, 108, 124, 156, 220};
 constexpr int kWhole16[] = {8,     16,    24,    32,    40,    64,    96,    128,   192,   256,   384,
                             512,   768,   1024,  1128,  1280,  1536,  1600,  1728,  1792,  2040,  2048,
                             2560,  3008,  3072,  3456,  3584,  3904,  4096,  4608,  4896,  5120,  6144,
@@ -16,13 +21,18 @@ constexpr int kWhole16[] = {8,     16,    24,    32,    40,    64,    96,    128
 constexpr int kWhole32[] = {4,    8,    16,   32,   40,   48,    64,    96,    128,   192,   256,   384,
                             512,  768,  1024, 1280, 1536, 1600,  1792,  1960,  2048,  2560,  3072,  4096,
                             4480, 5120, 6144, 8192, 9216, 10240, 12288, 15360, 16384, 20480, 28672, 32768};
-// of layouts for rows that are no whole vectors: one column less
+// of layouts for longer rows that are no whole vectors: one column less
 constexpr int kOdd16[] = {8,     72,    136,   200,   264,   328,   392,   456,   520,  656,  784,
                           1040,  1312,  1568,  1824,  2080,  3136,  4160,  6272,  8320, 9344, 10400,
                           11680, 12416, 14464, 15488, 16640, 20480, 32768, 40960, 65536};
 constexpr int kOdd32[] = {8,    40,   72,   104,   136,   168,   200,   264,   400,  464,  544,
                           800,  928,  1056, 1600,  1856,  2112,  2784,  3168,  3712, 4224, 5280,
                           6336, 7392, 8448, 10560, 13120, 16704, 28672, 40960, 65536};
+// and forward, in clusters
+constexpr int kOddClusters16[] = {18688, 22784, 28032,  33280,  37376,  46720,  56064,  65408, 74752,
+                                  91136, 93440, 113920, 136704, 149504, 182272, 224256, 266240};
+constexpr int kOddClusters32[] = {16896, 20992, 26240,  31488,  36736,  41984,  52480, 62976,
+                                  73472, 83968, 104960, 125952, 146944, 167936, 270336};
 constexpr int kClusters16[] = {36864,  40960,  45056,  49152,  57344,  60416,  65536,  72704,  77832,
                                98296,  102400, 114688, 120008, 126976, 131072, 135168, 139264, 147456,
                                163840, 172032, 180224, 196608, 202752, 229376, 237000, 262144};
@@ -68,6 +78,21 @@ TEST_SUITE("emulated") {
     TEST_CASE("emulated layernorm: rows that are no whole vectors") {
         for (int C : kOdd32) { check_all(kTypePairs[0], few(C - 1)); }
         for (int C : kOdd16) { check_all(kTypePairs[1], few(C - 1)); }
+    }
+    TEST_CASE("emulated layernorm: short rows that are no whole vectors") {
+        for (int C : kPieces) {
+            check_all(kTypePairs[0], few(C));
+            check_all(kTypePairs[1], few(C));
+        }
+    }
+    TEST_CASE("emulated layernorm: rows of clusters that are no whole vectors") {
+        auto check = [](const TypePair& types, int C) {  // a cluster for each row
+            check_problem(layernorm_forward_problem(types.dtype, {3, C}, Inputs::kNormal, types.plain()));
+        };
+        for (int C : kOddClusters32) { check(kTypePairs[0], C - 1); }
+        for (int C : kOddClusters16) { check(kTypePairs[1], C - 1); }
+        for (int C : {33792, 84480, 270336}) { check_residual(kTypePairs[0], {3, C - 1}); }
+        for (int C : {37632, 100352, 270336}) { check_residual(kTypePairs[1], {3, C - 1}); }
     }
     TEST_CASE("emulated layernorm: rows of clusters in fp32") {
         for (int C : kClusters32) { check(kTypePairs[0], few(C)); }

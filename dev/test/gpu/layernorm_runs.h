@@ -272,9 +272,9 @@ constexpr TypePair kTypePairs[] = {{Dtype::kFp32, false},
                                    {Dtype::kBf16, true},
                                    {Dtype::kFp16, true}};
 
-// A row for a warp, a block and a cluster in vectors, and very short to long ones of single elements: a shape
-// of each regime in every type.
-constexpr Shape kRegimes[] = {{33, 768}, {9, 4096}, {2, 16384}, {2, 32768}, {37, 7},     {37, 64},
-                              {37, 65},  {33, 769}, {5, 4097},  {2, 20001}, {2, 131'073}};
+// A row for a warp, a block and a cluster in vectors, and very short to long ones that are not: a shape of each regime
+// in every type.
+constexpr Shape kRegimes[] = {{33, 768}, {9, 4096}, {2, 16384}, {2, 32768}, {37, 7},    {37, 36},    {37, 50},
+                              {37, 64},  {37, 65},  {33, 769},  {5, 4097},  {2, 20001}, {2, 131'073}};
 
 }  // namespace llmc::gpu_test

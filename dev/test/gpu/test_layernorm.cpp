@@ -16,8 +16,7 @@ namespace {
 // Forward: some lanes of a warp up to 64 vectors (512 elements of 16 bits), a warp up to 224 (1792), a block up to
 // 32768 (fp32 16384), clusters up to 524288 (262144). Backward: some lanes up to 16 vectors, rings of one block or of
 // clusters up to 262144 elements (fp32 229376; += 131072), others up to 262144. Rows of no whole vectors have kernels
-// of their own, from a vector up to 16896 elements forward, from 128 up to 131072 backward. And powers of two and
-// GPT-2's widths, where tiles change.
+// of their own, up to 266240 elements forward, 131072 backward. And powers of two and GPT-2's widths, where tiles change.
 constexpr int kEdges[] = {128,  256,  512,  768,  896,  1024,  1280, 1600,
                           1792, 2048, 4096, 8192, 8320, 16384, 16896};
 constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
@@ -36,9 +35,17 @@ constexpr int kOddEdges[] = {40,    72,    104,   136,   168,   200,   264,   32
                              1568,  1824,  1856,  2080,  2112,  2784,  3136,  3168,  3712,  4160,  4224,
                              5280,  6272,  6336,  7392,  8448,  9344,  10400, 10560, 11680, 12288, 12416,
                              12544, 13120, 14464, 15488, 16640, 16704, 20480, 24576, 32768, 65536, 131072};
-// the longest rows of the layouts that several rows to a warp have beside these, in 16 bits and fp32
-constexpr int kNarrowEdges[] = {4, 8, 16, 32, 48, 64, 96, 192, 384};
-constexpr int kOtherWidths[] = {1, 2, 3, 5, 7, 9, 15872, 20001};
+// where a cluster shares these, forward; in 16 bits and fp32, and behind a residual
+constexpr int kOddClusterEdges[] = {16896,  18688,  20992,  22784,  26240,  28032,  31488,  33280,  33792,
+                                    36736,  37376,  37632,  41984,  46720,  52480,  56064,  62976,  65408,
+                                    73472,  74752,  83968,  84480,  91136,  93440,  100352, 104960, 113920,
+                                    125952, 136704, 146944, 149504, 167936, 182272, 224256, 266240, 270336};
+// The longest rows of the layouts that several rows to a warp have beside these, in 16 bits and fp32. Where rows are not
+// in vectors of 16 bytes, there are layouts for halves and quarters of one and for single elements, which begin and end
+// every few columns: all widths up to the first of these, then every fourth up to the second.
+constexpr int kNarrowEdges[] = {192, 384};
+constexpr int kEachUpTo = 130, kFourthUpTo = 232;
+constexpr int kOtherWidths[] = {158, 162, 190, 194, 15872, 20001};
 
 // each edge, an element off it, a vector of fp32 or of 16 bits off it; of long rows the vectors of 16 bits
 // alone, unless `thorough`
@@ -47,10 +54,12 @@ std::set<int> widths(bool thorough) {
     auto add = [&](int edge, std::initializer_list<int> off) {
         for (int d : off) { all.insert(edge + d); }
     };
+    for (int C = 1; C <= kFourthUpTo; C += C < kEachUpTo ? 1 : 4 - C % 4) { all.insert(C); }
     for (int edge : kNarrowEdges) { add(edge, {-1, 0, 4, 8}); }
     for (int edge : kEdges) { add(edge, {-8, -4, -1, 0, 1, 4, 8}); }
     for (int edge : kRingEdges) { add(edge, {0, 8}); }
     for (int edge : kOddEdges) { add(edge, {1}); }
+    for (int edge : kOddClusterEdges) { add(edge, {-1, 1}); }
     for (int edge : kClusterEdges) { add(edge, {0, 8}); }
     add(524288, {0, 8});
     for (int edge : kLongEdges) { add(edge, {-8, 0, 8}); }
@@ -58,6 +67,7 @@ std::set<int> widths(bool thorough) {
     for (int edge : kRingEdges) { add(edge, {-8, -1, 1}); }
     for (int edge : kClusterEdges) { add(edge, {-8}); }
     for (int edge : kOddEdges) { add(edge, {-1, 2}); }
+    for (int edge : kOddClusterEdges) { add(edge, {2}); }
     for (int edge : kLongEdges) { add(edge, {-4, -1, 1, 4}); }
     return all;
 }
@@ -67,13 +77,14 @@ Shape rows_of(int C, int64_t elements, int64_t most) {
     return {std::clamp<int64_t>(elements / C, 3, most), C};
 }
 
-// 4 elements off an edge, a vector of fp32, is half a vector of 16 bits: but another width without vectors
-bool worth_trying(Dtype dtype, int C) { return dtype == Dtype::kFp32 || C % 8 != 4 || C < 8; }
+// 4 elements off an edge, a vector of fp32, is half a vector of 16 bits: of long rows but another width without vectors
+bool worth_trying(Dtype dtype, int C) { return dtype == Dtype::kFp32 || C % 8 != 4 || C < kFourthUpTo; }
 
 // bf16 and, but for some of the longest rows, fp32 at every width; one of the other pairs of types in turn
 bool chosen(int pair, int C, int turn) {
-    bool longest = C >= 65536;
-    return pair == 1 || (pair == 0 && (!longest || C % 16384 == 0)) || (pair == 2 + turn % 3 && !longest);
+    bool longest = C >= 65536, odd = C % 2 != 0;
+    return pair == 1 || (pair == 0 && (!longest || odd || C % 16384 == 0)) ||
+           (pair == 2 + turn % 3 && !longest);
 }
 template <typename Each>
 void for_widths(bool thorough, Each each) {
@@ -208,16 +219,34 @@ TEST_SUITE("thorough") {
     TEST_CASE("layernorm regimes: every form of a call in fp16 and on long rows") {
         for (Shape s : kRegimes) { check_forms(Dtype::kFp16, s); }
         for (Dtype dtype : kDtypes) {
-            for (Shape s : {Shape{1031, 8}, {133, 1600}, {67, 8192}, {3, 131072}, {3, 262144}, {3, 262152}}) {
+            for (Shape s : {Shape{1031, 8},
+                            {133, 1600},
+                            {67, 8192},
+                            {3, 131072},
+                            {3, 262144},
+                            {3, 262152},
+                            {3, 270'337}}) {
                 check_forms(dtype, s);
             }
         }
     }
 }
 
-// Whoever looks at one tensor's stride or alignment and uses it for another is found out.
+// Whoever looks at one tensor's stride or alignment and uses it for another is found out. Of short rows halves and
+// quarters of vectors, too.
 TEST_CASE("layernorm regimes: strides and alignment of one tensor after the other") {
     const CallForm kApart[] = {{.name = "vectors apart", .pad = 8}, {.name = "rows apart", .pad = 1}};
+    const CallForm kPieces[] = {{.name = "halves apart", .pad = 4},
+                                {.name = "quarters apart", .pad = 2},
+                                {.name = "off by a half", .offset = 4},
+                                {.name = "off by a quarter", .offset = 2}};
+    for (Dtype dtype : {Dtype::kBf16, Dtype::kFp32}) {
+        for (auto* make : kOps) {
+            Problem p = make(dtype, {37, 40}, Inputs::kNormal, kPlain);
+            check_one_by_one(p, kMisaligned, false);
+            for (const CallForm& form : kPieces) { check_one_by_one(p, form, form.pad > 0); }
+        }
+    }
     for (Dtype dtype : {Dtype::kBf16, Dtype::kFp32, Dtype::kFp16}) {
         for (Shape s : {Shape{17, 768}, {5, 4096}, {5, 4097}, {3, 16384}, {3, 32768}}) {
             if (dtype != Dtype::kBf16 && s.C != 768) { continue; }

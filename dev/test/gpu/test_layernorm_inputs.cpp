@@ -11,8 +11,9 @@ namespace {
 constexpr Inputs kHard[] = {Inputs::kOffset, Inputs::kConstant, Inputs::kOutlier, Inputs::kDenormal};
 // a shape of each regime, of rows enough that seven magnitudes of constants occur (layernorm_inputs.h)
 // and of lengths that are no powers of two, whose means have roundings
-constexpr Shape kHardShapes[] = {{131, 64}, {131, 65},  {131, 384}, {131, 769}, {67, 1024}, {35, 4096},
-                                 {5, 4097}, {35, 6400}, {5, 20000}, {7, 20001}, {5, 40000}};
+constexpr Shape kHardShapes[] = {{131, 33},  {131, 50},  {131, 64},  {131, 65}, {131, 384},
+                                 {131, 769}, {67, 1024}, {35, 4096}, {5, 4097}, {35, 6400},
+                                 {5, 20000}, {7, 20001}, {5, 40000}};
 
 // ---- inputs of this file alone -------------------------------------------------------------------
 
@@ -101,6 +102,18 @@ TEST_CASE("layernorm_backward regimes: hard inputs") {
     }
 }
 
+// Of a row's mean times rstd fp32 has no number, but of each element less the mean: a lane without a column of the row must
+// not take a zero for it.
+TEST_CASE("layernorm_backward regimes: constant rows of large numbers") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+        for (int C : {5, 7, 13, 50, 64, 100, 257, 768, 769, 1600, 4096, 4097, 20'001, 20'480, 100'000}) {
+            Shape s = {C < 1000 ? 37 : 3, C};
+            Values inp = make_values(dtype, s.N, s.C, [](int64_t, int) { return 0x1p121; });
+            check_problem(layernorm_backward_of(inp, dtype, s, Inputs::kNormal, kPlain));
+        }
+    }
+}
+
 TEST_SUITE("thorough") {
     TEST_CASE("layernorm regimes: hard inputs in long rows") {
         for (TypePair types : kTypePairs) {
@@ -151,7 +164,9 @@ TEST_CASE("layernorm_forward regimes: unlike parts and alternating signs and eps
 
 TEST_CASE("layernorm regimes: infinities and NaNs stay in their rows") {
     for (Dtype dtype : kDtypes) {
-        for (Shape s : {Shape{131, 65},
+        for (Shape s : {Shape{131, 33},
+                        {131, 65},
+                        {131, 100},
                         {131, 768},
                         {67, 769},
                         {35, 4096},
@@ -170,6 +185,8 @@ TEST_CASE("layernorm_backward regimes: exact sums over rows") {
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
         for (Shape s : {Shape{4099, 3},
                         {4099, 8},
+                        {4099, 36},
+                        {2003, 65},
                         {1400, 256},
                         {1031, 769},
                         {1031, 1024},
@@ -187,9 +204,9 @@ TEST_CASE("layernorm_backward regimes: exact sums over rows") {
 // Each team takes more than twice as many rows as its ring has stages on 132 multiprocessors, in a block of
 // many teams, of few, and in clusters; += has another ring. And where a lane has more rows than are under way.
 TEST_CASE("layernorm_backward regimes: exact sums by rings that go round") {
-    constexpr Shape kRings[] = {{10600, 256}, {10600, 65},   {2700, 1280}, {3400, 1281},
-                                {600, 4096},  {400, 8704},   {200, 20480}, {35, 65536},
-                                {60'000, 64}, {60'000, 128}, {60'000, 64}};
+    constexpr Shape kRings[] = {{10600, 256}, {10600, 65},  {2700, 1280},  {3400, 1281}, {600, 4096},
+                                {400, 8704},  {200, 20480}, {35, 65536},   {60'000, 64}, {60'000, 128},
+                                {60'000, 64}, {60'000, 65}, {60'000, 100}, {60'000, 90}};
     for (int i = 0; i < (int)std::size(kRings); i++) {
         const CallForm& form = i % 4 < 2 ? kFp32Added : kPlain;
         check_exact(layernorm_backward_problem(Dtype::kBf16, kRings[i], Inputs::kInteger, form));
@@ -226,6 +243,7 @@ TEST_CASE("layernorm_forward regimes: rings that go round") {
 // rings that go round, where rows have statistics of their own: those of a later row would be seen
 TEST_CASE("layernorm_backward regimes: statistics by rings that go round") {
     for (Shape s : {Shape{60'000, 64},
+                    {60'000, 65},
                     {56'000, 256},
                     {3400, 1281},
                     {200, 20480},
