@@ -228,8 +228,9 @@ void GPT2<T, Grad>::load(State state, int tensor, int64_t first, std::span<const
     finish();
     for_each_piece(impl_->config, impl_->layout, tensor, first, (int64_t)values.size(),
                    [&](int64_t at, int64_t from, int64_t n) {
-                       check(cudaMemcpy(impl_->state(state) + at, values.data() + from, n * sizeof(float),
-                                        cudaMemcpyHostToDevice));
+                       // on the stream that computes: cudaMemcpy() may return before all is there
+                       check(cudaMemcpyAsync(impl_->state(state) + at, values.data() + from,
+                                             n * sizeof(float), cudaMemcpyHostToDevice, impl_->stream));
                    });
     impl_->weights_stale |= state == State::kParameter;
 }
@@ -254,7 +255,8 @@ void GPT2<T, Grad>::set_updates(int64_t n) {
     finish();
     StepDecision decision{};
     decision.updates = impl_->updates = n;
-    check(cudaMemcpy(impl_->mem.decision, &decision, sizeof(decision), cudaMemcpyHostToDevice));
+    check(cudaMemcpyAsync(impl_->mem.decision, &decision, sizeof(decision), cudaMemcpyHostToDevice,
+                          impl_->stream));
     impl_->weights_stale = true;  // their rounding depends on the number of updates
 }
 
