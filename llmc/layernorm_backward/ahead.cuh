@@ -150,9 +150,10 @@ struct Rows {
         if (with_weight) { v.weight = weight(i); }
         load_row(v, i, turn);
     }
-    // First half of vector i: adds it to the sums by column, and to those of wdy and wdy xhat.
+    // First half of vector i: adds it to the sums by column, and to those of wdy and wdy xhat. Of one that is not there
+    // xhat is 0, too: less the mean it could be infinite.
     __device__ void read(int i, const Vectors& v, Statistics of, float2& sums) {
-        RowTerms<n> t = row_terms(v.x, v.dout, v.weight, of.m, of.s);
+        RowTerms<n> t = row_terms(v.x, v.dout, v.weight, has(i) ? of.m : 0, of.s);
 #pragma unroll
         for (int j = 0; j < n; j++) {
             dweight[i][j] += t.dy[j] * t.xhat[j];

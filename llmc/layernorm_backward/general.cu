@@ -83,7 +83,8 @@ __global__ __launch_bounds__(kBlock) void layernorm_backward_sums_kernel(LayerNo
     }
     Acc dw[each][kV]{}, db[each][kV]{};
     for (int64_t row = begin + warp * kTogether; row < end; row += kSumWarps * kTogether) {
-        Elements<T, kV> x[kTogether][each]{}, dout[kTogether][each]{};  // zeros add nothing
+        // zeros add nothing, if xhat is finite
+        Elements<T, kV> x[kTogether][each]{}, dout[kTogether][each]{};
         Acc m[kTogether]{}, s[kTogether]{}, sums[2 * kTogether]{};
 #pragma unroll
         for (int r = 0; r < kTogether; r++) {
@@ -101,9 +102,10 @@ __global__ __launch_bounds__(kBlock) void layernorm_backward_sums_kernel(LayerNo
         for (int r = 0; r < kTogether; r++) {
 #pragma unroll
             for (int i = 0; i < each; i++) {
+                Acc mean = column(i) < call.C ? m[r] : 0;
 #pragma unroll
                 for (int j = 0; j < kV; j++) {
-                    Acc dy = as_acc<Acc>(dout[r][i], j), xhat = (as_acc<Acc>(x[r][i], j) - m[r]) * s[r];
+                    Acc dy = as_acc<Acc>(dout[r][i], j), xhat = (as_acc<Acc>(x[r][i], j) - mean) * s[r];
                     Acc wdy = dy * as_acc<Acc>(w[i], j);
                     dw[i][j] += dy * xhat;
                     db[i][j] += dy;

@@ -186,9 +186,11 @@ struct Worker {
             wdy[j] = dy[j] * as_float(w, j);
         }
     }
-    // first half: adds to the sums by column, and to the lane's of wdy and of wdy xhat
+    // First half: adds to the sums by column, and to the lane's of wdy and of wdy xhat. Where there is no such column
+    // xhat may be infinite.
     __device__ void add(float2& sums, int i, const float (&dy)[n], const float (&xhat)[n],
                         const float (&wdy)[n]) {
+        if (!has(i)) { return; }
 #pragma unroll
         for (int j = 0; j < n; j++) {
             dweight[i][j] += dy[j] * xhat[j];

@@ -80,7 +80,7 @@ __device__ float2 read_row(LaneRow<kHold, kAccumulate, n, k, T, W>& mine, const 
 #pragma unroll
     for (int i = 0; i < k; i++) {
         if constexpr (!kHold) { __syncwarp(); }  // so that no registers are taken for the next loads yet
-        Elements<T, n> x{}, dout{};              // zeros add nothing
+        Elements<T, n> x{}, dout{};              // zeros add nothing, if xhat is finite
         if (lane.has(i)) {
             x = load<n>(row.inp + lane.at(i));
             dout = load<n>(row.dout + lane.at(i));
@@ -89,7 +89,7 @@ __device__ float2 read_row(LaneRow<kHold, kAccumulate, n, k, T, W>& mine, const 
         Elements<W, n> w;
         if constexpr (kHold) { w = mine.weight[i]; }
         if constexpr (!kHold) { w = weight_of<n>(weight, lane, i); }
-        RowTerms<n> t = row_terms(x, dout, w, m, s);
+        RowTerms<n> t = row_terms(x, dout, w, lane.has(i) ? m : 0, s);  // xhat: 0, or m s could be infinite
 #pragma unroll
         for (int j = 0; j < n; j++) {
             if constexpr (kHold) {
