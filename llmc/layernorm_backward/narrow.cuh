@@ -1,9 +1,10 @@
-// narrow: several short rows a warp, at any address. A lane has a vector of each of its rows, or, where rows are not whole
-//         aligned vectors, up to four single elements; and keeps their sums by column. Two rows are under way at a time.
+// narrow: several short rows a warp. A lane has a vector of each of its rows, or, where rows are not whole aligned
+//         vectors, a few pieces: halves of one, quarters, down to single elements; and keeps their sums by column.
 // Why:    ring.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. general.cu reads what is
 //         not in vectors twice.
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 8 bytes a column and block.
-// Result: 52.7 us, 90 % of the roof at 524288x64 bf16 (a warp a row: 169.8); H200, 2026-11-22
+// Result: 51.9 us, 91 % of the roof at 524288x64 bf16 (a warp a row: 169.8); 73 % at 262144x100 (189.1, 20 % by
+//         general.cu); H200, 2026-11-24
 #pragma once
 #include <algorithm>
 
@@ -38,6 +39,8 @@ struct Columns {
 // a lane's pieces of a row
 template <typename L, typename T, bool kAccumulate>
 struct Pieces {
+    // What += adds to is asked for with the rest; where that would spill, before Hopper, once it is wanted.
+    static constexpr bool kAhead = kAccumulate && (kSm90 || L::k == 1), kLate = kAccumulate && !kAhead;
     Elements<T, L::n> x[L::k]{}, dy[L::k]{}, before[L::k]{};  // before: what += adds to
     float m = 0, s = 0;  // all 0 where the lane has nothing of the row, or there is no such row
 
@@ -48,7 +51,7 @@ struct Pieces {
             if (!columns.has(i)) { continue; }
             x[i] = llmc::load<L::n>(call.inp + row * call.inp_stride + columns.at(i));
             dy[i] = llmc::load<L::n>(call.dout + row * call.dout_stride + columns.at(i));
-            if constexpr (kAccumulate) {
+            if constexpr (kAhead) {
                 before[i] = llmc::load<L::n>(call.dinp + row * call.dinp_stride + columns.at(i));
             }
         }
@@ -69,10 +72,12 @@ struct Sums {
     float dweight[L::k][L::n] = {}, dbias[L::k][L::n] = {};
 };
 
-// dinp of a lane's pieces, and its part of the sums by column. All lanes of a warp.
+// dinp of a lane's pieces, and its part of the sums by column. All lanes of a warp; row_before: that of dinp,
+// null if there is none.
 template <typename L, bool kAccumulate, typename T, typename W>
-__device__ Held<L, T> backward_row(const Pieces<L, T, kAccumulate>& row, const Columns<L>& columns,
-                                   const Held<L, W>& weight, Sums<L>& sums, float per_column) {
+__device__ Held<L, T> backward_row(const Pieces<L, T, kAccumulate>& row, const T* row_before,
+                                   const Columns<L>& columns, const Held<L, W>& weight, Sums<L>& sums,
+                                   float per_column) {
     float xhat[L::k][L::n], wdy[L::k][L::n];
     float2 of_row{0, 0};
 #pragma unroll
@@ -94,10 +99,15 @@ __device__ Held<L, T> backward_row(const Pieces<L, T, kAccumulate>& row, const C
     Held<L, T> dinp;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
+        Elements<T, L::n> late{};  // before Hopper: without this copy, too, registers spill
+        if constexpr (!kSm90) { late = row.before[i]; }
+        if constexpr (row.kLate) {
+            if (row_before != nullptr && columns.has(i)) { late = load<L::n>(row_before + columns.at(i)); }
+        }
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
             wdy[i][j] = fmaf(fmaf(xhat[i][j], -c2, wdy[i][j]), row.s, -c1 * row.s);
-            if constexpr (kAccumulate) { wdy[i][j] += as_float(row.before[i], j); }
+            if constexpr (kAccumulate) { wdy[i][j] += as_float(kSm90 ? row.before[i] : late, j); }
         }
         dinp.at[i] = rounded<T>(wdy[i]);
     }
@@ -180,8 +190,9 @@ __global__ __launch_bounds__(L::threads) void layernorm_backward_kernel(LayerNor
     for (; __any_sync(kAllLanes, row < call.N); row += step) {  // a warp without rows stays out
 #pragma unroll
         for (int r = 0; r < L::together; r++) {
-            Held<L, T> dinp = backward_row(asked[r], columns, weight, sums, per_column);
             int64_t at = row + r * rows;
+            const T* row_before = Row::kLate && at < call.N ? call.dinp + at * call.dinp_stride : nullptr;
+            Held<L, T> dinp = backward_row(asked[r], row_before, columns, weight, sums, per_column);
             ask(asked[r], at + step);
 #pragma unroll
             for (int i = 0; i < L::k; i++) {

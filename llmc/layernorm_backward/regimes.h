@@ -35,10 +35,6 @@ struct ColumnGroups {
     int stride = 0;      // numbers of a group in scratch, zeros behind its C among them; 0: C
 };
 
-// columns, 16 vectors; ring gives longer rows a warp each or more
-template <typename T>
-constexpr int kNarrowBackwardRow = 256 / sizeof(T);
-
 template <typename T, typename W>
 ColumnGroups layernorm_backward_narrow(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
 
