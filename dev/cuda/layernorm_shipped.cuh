@@ -24,7 +24,9 @@ inline size_t shipped_scratch(int64_t, int C) { return layernorm_backward_scratc
 
 // Do its launches overlap? All regimes' do but general's, which has fp64 and what the others leave to it.
 inline bool forward_overlaps(const Problem& p) {
-    return p.dtype != Dtype::kFp64 && p.C <= 262144;
+    bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0, residual = p.reads > 1;
+    int most = whole || !residual ? 262144 : p.dtype == Dtype::kFp32 ? 84480 : 100352;
+    return p.dtype != Dtype::kFp64 && p.C <= most;
 }
 inline bool backward_overlaps(const Problem& p) {
     bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0;

@@ -32,7 +32,7 @@ constexpr int kWarp = 32;
 constexpr int kMostClusterBlocks = 16;
 constexpr int kMostThreads = 1024;
 constexpr size_t kMostShared = 227 * 1024;  // of a block, for extern __shared__
-constexpr size_t kMostStatic = 257 * 1024;  // of all kernels of the program; whole pages with the former
+constexpr size_t kMostStatic = 769 * 1024;  // of all kernels of the program; whole pages with the former
 constexpr uint32_t kWindow = 1 << 20;  // shared memory of the cluster's blocks: addresses apart by so much
 constexpr unsigned char kUnwritten = 0xff;  // a NaN in every format
 

@@ -3,7 +3,8 @@
 // Why:    registers.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. And blocks begin no
 //         faster than 0.8 a ns: with 4 rows a block, 524288 of these take 159 us, of which the bytes need 33.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
-// Result: 34.7 us, 95 % of the roof of launches that overlap at 524288x64 bf16 (a warp a row: 158.7); H200, 2026-11-22
+// Result: 34.7 us, 95 % of the roof of launches that overlap at 524288x64 bf16 (a warp a row: 158.7); 91 % at
+//         262144x100; H200, 2026-11-24
 #pragma once
 #include "llmc/async_copy.cuh"
 #include "llmc/check.cuh"
