@@ -4,6 +4,7 @@
 #   dev/test/planted.sh                   all of them
 #   dev/test/planted.sh layernorm gpu-    those whose names contain one of these
 #   dev/test/planted.sh --emulated gpu-layernorm_      those in LayerNorm's kernels, on the CPU: dev/emulate/machine.h
+#   dev/test/planted.sh --share 2/3       before those: every third of them, from the second on
 # What a patch says before its first "---" line:
 #   # run: --test-case=layernorm*             options of the tests, or of the shootout (none: all it does)
 #   # program: dev/cuda/layernorm_forward     gpu-*: the shootout that is built and run with --check, or
@@ -17,7 +18,8 @@
 #   make all
 #   PLANTED_HOME=build/planted-1 dev/test/planted.sh gpu-attention &
 #   PLANTED_HOME=build/planted-2 dev/test/planted.sh gpu-matmul
-# Any folder will do that is not among the sources: below build/, or outside of the tree.
+# Any folder will do that is not among the sources: below build/, or outside of the tree. dev/test/run.sh does so with
+# shares of all.
 set -eu
 cd "$(dirname "$0")/../.."
 unset MAKEFLAGS MAKELEVEL MFLAGS  # a surrounding make's -j and BUILD= are not for the copies
@@ -28,6 +30,7 @@ log=$home/log
 passed=0 failed=0 skipped=0
 declare -A sound=()  # commands that are known to succeed without a fault
 settings=()          # of make, for the patch at hand
+fewer=()             # and, with its fault, for fewer test files
 limit=600            # seconds of a run
 objects=             # and what is built with them, patterns
 
@@ -104,7 +107,8 @@ plant() {  # patch, the program to make, how to run it...
     fi
     rm -f "$copy/$target"
     # -O0: half the time to compile, which is most of it
-    if ! make -C "$copy" --no-print-directory -s -j"$jobs" OPTIMIZE=-O0 "${settings[@]}" "$target" >"$log" 2>&1; then
+    if ! make -C "$copy" --no-print-directory -s -j"$jobs" OPTIMIZE=-O0 "${settings[@]}" "${fewer[@]}" "$target" \
+            >"$log" 2>&1; then
         verdict="NOT CAUGHT: $target does not build with it"
         return 1
     fi
@@ -112,8 +116,11 @@ plant() {  # patch, the program to make, how to run it...
 }
 
 plant_cpu() {  # patch, options of the tests...
-    local patch=$1
+    local patch=$1 files
     shift
+    # only the files with tests of that name are compiled; all, if none shows it
+    files=$(grep -lE "TEST_CASE.*\"$(sed 's/^--test-case=//; s/[*]/.*/g; s/[?]/./g' <<<"$*")" dev/test/*.cpp || true)
+    if [ -n "$files" ]; then fewer=("TEST_SOURCES=${files//$'\n'/ }"); fi
     plant "$patch" test_gpt2 ./test_gpt2 "$@"
 }
 
@@ -159,6 +166,8 @@ wanted() {  # name: does it contain one of the arguments?
     return 1
 }
 
+share=1 shares=1 turn=0
+if [ "${1:-}" = --share ]; then share=${2%/*} shares=${2#*/}; shift 2; fi
 emulated=no
 if [ "${1:-}" = --emulated ]; then emulated=yes limit=3600; shift; fi
 
@@ -167,8 +176,10 @@ has_device() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
 for patch in dev/test/planted/*.patch; do
     name=$(basename "$patch" .patch)
     wanted "$name" "$@" || continue
+    turn=$((turn % shares + 1))
+    if [ $turn -ne "$share" ]; then continue; fi
     : >"$log"
-    options=() settings=()
+    options=() settings=() fewer=()
     objects="build/llmc build/dev/test build/test_gpt2.*"
     read -ra options < <(header "$patch" run) || true
     case $name in
@@ -189,7 +200,7 @@ for patch in dev/test/planted/*.patch; do
         failed=$((failed + 1))
     fi
 done
-if [ $((passed + failed + skipped)) -eq 0 ]; then
+if [ $turn -eq 0 ]; then
     echo "planted: no patch in dev/test/planted has such a name: $*" >&2
     exit 2
 fi
