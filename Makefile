@@ -54,8 +54,6 @@ $(BUILD)/libllmc.a: $(call objects,$(HOST_SOURCES))
 $(OUT)train_gpt2: $(call objects,train_gpt2.cpp) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
-# -Og: half the time to compile
-$(call objects,test_gpt2.cpp $(TEST_SOURCES)): OPTIMIZE := $(subst -O3,-Og,$(OPTIMIZE))
 $(OUT)test_gpt2: $(call objects,test_gpt2.cpp $(TEST_SOURCES)) $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
