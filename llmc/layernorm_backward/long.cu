@@ -1,10 +1,11 @@
 // long: a row is shared by the warps of 16 blocks. Between the halves of a row's work a part of what a lane has of it
-//       waits in registers, the rest where the copy engine left it; weights stay in shared memory.
+//       waits in registers, the rest where the copy engine left it (long_memory.cuh); weights stay in shared memory.
 // Why:  `ring` has two rows at least in shared memory: 16 blocks have room for 262144 columns of 16 bits, 229376 of fp32,
 //       and of `+=` 131072. With all of a row in shared memory, but once, copies waited for the row's sums; with weights
 //       from L2, warps for those.
 // Moves: inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and cluster.
-// Result: 402 us, 92 % of the roof at 512x262144 fp32, where what Why speaks of took 595; H200, 2026-11-21
+// Result: 402 us, 91 % of the roof at 512x262144 fp32, where what Why speaks of took 595; `+=` 561 us, 86 %, where one that
+//       read dinp from L2 as it added took 626; H200, 2026-11-24
 #include <algorithm>
 
 #include "llmc/async_copy.cuh"
@@ -13,56 +14,13 @@
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
 #include "llmc/launch.cuh"
+#include "llmc/layernorm_backward/long_memory.cuh"
 #include "llmc/layernorm_backward/regimes.h"
 #include "llmc/layernorm_rows.cuh"
 #include "llmc/reduce.cuh"
 #include "llmc/vectors.cuh"
 
 namespace llmc::layernorm_long_backward {
-
-constexpr int kBlocks = 16, kWarps = 16, kThreads = kWarps * kWarp;  // 128 registers a thread
-constexpr int kLaneColumns = 32, kPart = kLaneColumns * kWarp;    // of a row: of a lane, of a warp; at most
-constexpr int kShort = 131072, kLong = kBlocks * kWarps * kPart;  // rows longer than, no longer than
-constexpr int kMostRows = 1 << 30;                                // a row's number and those ahead are ints
-constexpr int kSharedBytes = 227 << 10, kWarpBytes = 14 << 10;    // of a block, on Hopper; of a warp's stages
-
-// How a lane's part of a row is cut: k vectors of n columns, kHeld of them for registers, then kChunks chunks of kChunk;
-// and how many chunks the warp's bytes have room for, beside its weights: those of a row, and more on their way.
-template <bool kAccumulate, typename T, typename W>
-struct Cut {
-    static constexpr bool kFloats = sizeof(T) == 4;
-    static constexpr int n = Vec<T>::size, k = kLaneColumns / n;
-    static constexpr int kHeld = (kFloats && kAccumulate ? 8 : 16) / n;
-    static constexpr int kChunk = 2, kChunks = (k - kHeld) / kChunk;
-    static constexpr int kVectorBytes = 2 * kWarp * 16;  // of inp and dout, a vector a lane
-    static constexpr int kLeft = kWarpBytes - kPart * (int)sizeof(W) - kHeld * kVectorBytes;
-    static constexpr int kSlots = kLeft / (kChunk * kVectorBytes);
-    static constexpr int kPieces = n * sizeof(W) / 16;  // of a vector of weights, of 16 bytes
-    static_assert(kHeld + kChunks * kChunk == k && kSlots > kChunks);
-    static_assert(kFloats || kAccumulate, "ring has such rows");
-};
-
-// Inp and dout of kVectors vectors a lane, as the copy engine brings them; at(v): the lane's vector v.
-template <typename T, int kVectors>
-struct Stage {
-    static constexpr int kColumns = kVectors * kWarp * Vec<T>::size;
-    T inp[kColumns], dout[kColumns];
-
-    __device__ static int at(int v) { return (v * kWarp + (int)threadIdx.x % kWarp) * Vec<T>::size; }
-};
-
-template <bool kAccumulate, typename T, typename W>
-struct Shared {
-    using C = Cut<kAccumulate, T, W>;
-    struct alignas(128) OfWarp {  // what a warp fills and empties by itself
-        Stage<T, C::kHeld> held;
-        Stage<T, C::kChunk> chunk[C::kSlots];
-        uint4 weight[C::k][C::kPieces][kWarp];
-        uint64_t held_full, chunk_full[C::kSlots];  // a stage has come
-    } of_warp[kWarps];
-    uint64_t summed[2];  // all blocks' sums of a row have come; by row parity, as they
-    float2 of_blocks[2][kBlocks], of_warps[kWarps];
-};
 
 // how the columns of a row are dealt; a function of C alone
 struct Deal {
@@ -123,20 +81,25 @@ struct Worker {
     }
 
     // One lane: asks for a row's vectors from `vector` on, if there is such a row; of columns that do not exist nothing
-    // comes, at once. For += dinp will be wanted too.
+    // comes, at once.
     template <int kVectors>
-    __device__ void fetch(Stage<T, kVectors>& stage, uint64_t* full, int row, int vector) const {
+    __device__ void fetch(Stage<T, C::kStreams, kVectors>& stage, uint64_t* full, int row, int vector) const {
         if (row >= (int)call.N) { return; }
         int first = column, columns = left;
         forget(first), forget(columns);
         first += vector * kWarp * n;
         columns = max(0, min(columns - vector * kWarp * n, stage.kColumns));
         uint32_t bytes = columns * (uint32_t)sizeof(T);
-        mbarrier_arrive_expect(full, 2 * bytes);
+        mbarrier_arrive_expect(full, C::kStreams * bytes);
         if (bytes == 0) { return; }
-        bulk_copy(stage.inp, call.inp + (row * call.inp_stride + first), bytes, full);
-        bulk_copy(stage.dout, call.dout + (row * call.dout_stride + first), bytes, full);
-        if constexpr (kAccumulate) { bulk_prefetch(call.dinp + (row * call.dinp_stride + first), bytes); }
+        bulk_copy(stage.of[kInp], call.inp + (row * call.inp_stride + first), bytes, full);
+        bulk_copy(stage.of[kDout], call.dout + (row * call.dout_stride + first), bytes, full);
+        const T* dinp = call.dinp + (row * call.dinp_stride + first);
+        if constexpr (C::kDinpComes) {
+            bulk_copy(stage.of[kDinp], dinp, bytes, full);
+        } else if constexpr (kAccumulate) {
+            bulk_prefetch(dinp, bytes);
+        }
     }
     __device__ void fetch_held(int row) const { fetch(own.held, &own.held_full, row, 0); }
     __device__ void fetch_chunk(int slot, int row, int chunk) const {
@@ -171,12 +134,12 @@ struct Worker {
     // A stage's vector v, which is the lane's vector i, gives dy, xhat and wdy; dy and wdy are zeros where there is no
     // such column.
     template <int kVectors>
-    __device__ void read(const Stage<T, kVectors>& stage, int v, int i, const Statistics& row, float (&dy)[n],
-                         float (&xhat)[n], float (&wdy)[n]) const {
+    __device__ void read(const Stage<T, C::kStreams, kVectors>& stage, int v, int i, const Statistics& row,
+                         float (&dy)[n], float (&xhat)[n], float (&wdy)[n]) const {
         Elements<T, n> x{}, d{};
         if (has(i)) {
-            x = load<n>(stage.inp + stage.at(v));
-            d = load<n>(stage.dout + stage.at(v));
+            x = stage.at(kInp, v);
+            d = stage.at(kDout, v);
         }
         auto w = weight(i);
 #pragma unroll
@@ -210,22 +173,36 @@ struct Worker {
         forget(first);
         return call.dinp + (row * call.dinp_stride + first);
     }
+    // For +=: dinp as it was, from the lane's vector `first` on, where `stage` begins.
+    template <int count>
+    __device__ void read_before(Elements<T, n> (&before)[count], const Stage<T, C::kStreams, count>& stage,
+                                int row, int first) const {
+        if constexpr (kAccumulate) {
+#pragma unroll
+            for (int v = 0; v < count; v++) {
+                if (!has(first + v)) { continue; }
+                if constexpr (C::kDinpComes) {
+                    before[v] = stage.at(kDinp, v);
+                } else {
+                    before[v] = load<n>(dinp(row) + (first + v) * kWarp * n);
+                }
+            }
+        }
+    }
     // writes (=, +=) that, from the lane's vector `first` on
     template <int count>
-    __device__ void write(T* dinp, int first, const float (&result)[count][n]) const {
+    __device__ void write(T* dinp, int first, const float (&result)[count][n],
+                          const Elements<T, n> (&before)[count]) const {
 #pragma unroll
         for (int v = 0; v < count; v++) {
             if (!has(first + v)) { continue; }
-            T* to = dinp + (first + v) * kWarp * n;
             float sum[n];
-            Elements<T, n> before;  // dinp as it was
-            if constexpr (kAccumulate) { before = load<n>(to); }
 #pragma unroll
             for (int j = 0; j < n; j++) {
                 sum[j] = result[v][j];
-                if constexpr (kAccumulate) { sum[j] += as_float(before, j); }
+                if constexpr (kAccumulate) { sum[j] += as_float(before[v], j); }
             }
-            store(to, rounded<T>(sum));
+            store(dinp + (first + v) * kWarp * n, rounded<T>(sum));
         }
     }
 
@@ -254,12 +231,19 @@ struct Worker {
             add(sums, i, dy, xhat, wdy);
         }
     }
+    // of a chunk of the turn's row, if there is one
+    __device__ void read_before_chunk(Elements<T, n> (&before)[C::kChunk], unsigned turn, int chunk,
+                                      int row) const {
+        if (chunk >= C::kChunks) { return; }
+        read_before(before, own.chunk[slot(turn, chunk)], row, C::kHeld + chunk * C::kChunk);
+    }
     // second half of what registers hold
-    __device__ void end_held(T* dinp, const Statistics& row, float2 c) const {
+    __device__ void end_held(T* dinp, const Elements<T, n> (&before)[C::kHeld], const Statistics& row,
+                             float2 c) const {
         float result[C::kHeld][n];
 #pragma unroll
         for (int i = 0; i < C::kHeld; i++) { finish(result[i], xhat[i], wdy[i], c, row.rstd); }
-        write(dinp, 0, result);
+        write(dinp, 0, result, before);
     }
     // of a chunk, which is where it was
     __device__ void end_chunk(float (&result)[C::kChunk][n], int slot, int chunk, const Statistics& row,
@@ -323,7 +307,7 @@ struct Worker {
 template <bool kAccumulate, typename T, typename W>
 __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Deal& deal) {
     using C = Cut<kAccumulate, T, W>;
-    constexpr int kSlots = C::kSlots, kChunks = C::kChunks;
+    constexpr int kSlots = C::kSlots, kChunks = C::kChunks, kAhead = C::kAhead;
     extern __shared__ __align__(128) unsigned char memory[];
     Worker<kAccumulate, T, W> worker(call, *reinterpret_cast<Shared<kAccumulate, T, W>*>(memory), deal);
     int cluster = blockIdx.x / kBlocks, clusters = gridDim.x / kBlocks;
@@ -348,14 +332,18 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Dea
 #pragma unroll
         for (int c = 0; c < kChunks; c++) { worker.begin_chunk(sums, turn, c, now); }
         worker.begin_held(sums, turn, now);
+        Elements<T, C::n> before_held[C::kHeld], before[kAhead][C::kChunk];
+        worker.read_before(before_held, worker.own.held, row, 0);
         worker.leave();
         if (worker.lane() == 0) { worker.fetch_held(row + clusters); }
 
         worker.send(turn, sums);
+#pragma unroll
+        for (int i = 0; i < kAhead; i++) { worker.read_before_chunk(before[i], turn, i, row); }
         sums = worker.receive(turn);
         float2 c{-sums.x * deal.per_column * now.rstd, -sums.y * deal.per_column};
         T* dinp = worker.dinp(row);
-        worker.end_held(dinp, now, c);
+        worker.end_held(dinp, before_held, now, c);
         Statistics next(call, row + clusters);
 #pragma unroll
         for (int i = 0; i < kChunks; i++) {
@@ -367,7 +355,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Dea
             if (worker.lane() == 0) {
                 worker.fetch_chunk(slot, row + (i + kSlots) / kChunks * clusters, (i + kSlots) % kChunks);
             }
-            worker.write(dinp, C::kHeld + i * C::kChunk, result);
+            worker.write(dinp, C::kHeld + i * C::kChunk, result, before[i % kAhead]);
+            worker.read_before_chunk(before[i % kAhead], turn, i + kAhead, row);
         }
         now = next;
     }
