@@ -22,6 +22,9 @@
 
 namespace llmc::layernorm_long_backward {
 
+constexpr int kShort = 131072, kLong = kBlocks * kWarps * kPart;  // rows longer than, no longer than
+constexpr int kMostRows = 1 << 30;                                // a row's number and those ahead are ints
+
 // how the columns of a row are dealt; a function of C alone
 struct Deal {
     int slice, part;   // columns of a block, of a warp

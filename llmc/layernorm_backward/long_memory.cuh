@@ -7,10 +7,8 @@
 namespace llmc::layernorm_long_backward {
 
 constexpr int kBlocks = 16, kWarps = 16, kThreads = kWarps * kWarp;  // 128 registers a thread
-constexpr int kLaneColumns = 32, kPart = kLaneColumns * kWarp;    // of a row: of a lane, of a warp; at most
-constexpr int kShort = 131072, kLong = kBlocks * kWarps * kPart;  // rows longer than, no longer than
-constexpr int kMostRows = 1 << 30;                                // a row's number and those ahead are ints
-constexpr int kSharedBytes = 227 << 10, kWarpBytes = 14 << 10;    // of a block, on Hopper; of a warp's stages
+constexpr int kLaneColumns = 32, kPart = kLaneColumns * kWarp;  // of a row: of a lane, of a warp; at most
+constexpr int kSharedBytes = 227 << 10, kWarpBytes = 14 << 10;  // of a block, on Hopper; of a warp's stages
 
 // How a lane's part of a row is cut: k vectors of n columns, kHeld of them for registers, then kChunks chunks of kChunk;
 // and how many chunks the warp's bytes have room for, beside its weights: those of a row, and more on their way. What
