@@ -4,7 +4,7 @@
 #   dev/test/planted.sh                   all of them
 #   dev/test/planted.sh layernorm gpu-    those whose names contain one of these
 #   dev/test/planted.sh --emulated gpu-layernorm_      those in LayerNorm's kernels, on the CPU: dev/emulate/machine.h
-#   dev/test/planted.sh --share 2/3       before those: every third of them, from the second on
+#   dev/test/planted.sh --share 2/3       every third of them, from the second on
 # What a patch says before its first "---" line:
 #   # run: --test-case=layernorm*             options of the tests, or of the shootout (none: all it does)
 #   # program: dev/cuda/layernorm_forward     gpu-*: the shootout that is built and run with --check, or
@@ -166,10 +166,23 @@ wanted() {  # name: does it contain one of the arguments?
     return 1
 }
 
-share=1 shares=1 turn=0
-if [ "${1:-}" = --share ]; then share=${2%/*} shares=${2#*/}; shift 2; fi
-emulated=no
-if [ "${1:-}" = --emulated ]; then emulated=yes limit=3600; shift; fi
+share=1 shares=1 turn=0 emulated=no
+while [ $# -gt 0 ]; do
+    case $1 in
+        --emulated) emulated=yes limit=3600 ;;
+        --share)
+            if [[ ! ${2:-} =~ ^([1-9][0-9]*)/([1-9][0-9]*)$ ]] || ((BASH_REMATCH[1] > BASH_REMATCH[2])); then
+                echo "planted: --share is followed by I/N, 1 <= I <= N, such as 2/3, not by '${2:-}'" >&2
+                exit 2
+            fi
+            share=${BASH_REMATCH[1]} shares=${BASH_REMATCH[2]}
+            shift
+            ;;
+        --*) echo "planted: no option $1; there are --share I/N and --emulated, then parts of names" >&2; exit 2 ;;
+        *) break ;;
+    esac
+    shift
+done
 
 has_device() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
 
