@@ -12,7 +12,7 @@ constexpr int kSharedBytes = 227 << 10, kWarpBytes = 14 << 10;  // of a block, o
 
 // How a lane's part of a row is cut: k vectors of n columns, kHeld of them for registers, then kChunks chunks of kChunk;
 // and how many chunks the warp's bytes have room for, beside its weights: those of a row, and more on their way. What
-// += adds to comes with inp and dout, or, in fp32, from L2, kAhead chunks before it is wanted.
+// += adds to comes with inp and dout, or, in fp32, for which there is no room, from L2, kAhead chunks before it is wanted.
 template <bool kAccumulate, typename T, typename W>
 struct Cut {
     static constexpr bool kFloats = sizeof(T) == 4;
