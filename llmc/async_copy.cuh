@@ -127,6 +127,19 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, unsigned parity) {
     }
 }
 
+// Has the phase of this parity ended? What those who arrived wrote before is then seen.
+__device__ inline bool mbarrier_ended(uint64_t* barrier, unsigned parity) {
+    uint32_t ended;
+    asm volatile(
+        "{\n .reg .pred ended;\n"
+        " mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 ended, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, ended;\n}"
+        : "=r"(ended)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return ended != 0;
+}
+
 // --- Hopper: mbarrier --------------------------------------------------------------------------------------
 
 // makes initialised barriers visible to the copy engine and to the cluster

@@ -35,6 +35,8 @@ void wait(Operands o) {
     m().wait_until("an mbarrier", [&] { return b.phase != (o[1].bits & 1); });
 }
 
+void ended(Operands o) { give(o[0], barrier(o[1]).phase != (o[2].bits & 1)); }
+
 // ---- copies --------------------------------------------------------------------------------------
 
 void check_bulk(const void* shared, const void* global, uint32_t bytes, const char* what) {
@@ -144,6 +146,7 @@ constexpr std::array kMeanings = {
     Meaning{"cp.async.mbarrier.arrive.noinc.", copy_arrive},
     Meaning{"mbarrier.arrive.", arrive},
     Meaning{"mbarrier.try_wait.parity.", wait},
+    Meaning{"mbarrier.test_wait.parity.acquire.", ended},
     Meaning{"mbarrier.test_wait.parity.", wait},
     Meaning{"cp.async.bulk.shared::cluster.global.mbarrier", bulk_copy},
     Meaning{"cp.async.bulk.global.shared::cta.bulk_group", bulk_store},

@@ -4,31 +4,35 @@
 // memory, where each thread brings its own vectors by cp.async and refills what it has just used. Sums by
 // column stay in registers to the end. A block's rows: up to 16384 elements of 16 bits, 8192 of 32. Longer
 // ones are shared by up to 32 blocks, which run all at once and tell each other their sums through L2; the
-// first half is two rows ahead there. Few blocks with much of the row each are best: 490 us at 512x262144 fp32
-// with 32, 816 with 64.
+// first half is two to four rows ahead there.
 #pragma once
-#include <algorithm>
-
 #include "llmc/async_copy.cuh"
-#include "llmc/check.cuh"
-#include "llmc/column_sums.cuh"
 #include "llmc/device.cuh"
-#include "llmc/device_facts.cuh"
 #include "llmc/layernorm_backward/regimes.h"
 #include "llmc/layernorm_backward/rows.cuh"
 
 namespace llmc::layernorm_ahead {
 
 // A lane has k vectors; the first half is `lead` rows ahead of the second, out of `stages` rows in shared
-// memory. Only a lead of 2 leaves the time to share rows between blocks.
-template <int k_, int lead_, int stages_>
+// memory. Only a lead of 2 or more leaves the time to share rows between blocks. keeps: weight is in shared memory,
+// too; else it comes from L1, for which the ring leaves little room, for both halves of every row.
+template <int k_, int lead_, int stages_, bool keeps_ = true>
 struct Layout {
     static constexpr int k = k_, lead = lead_, stages = stages_;
+    static constexpr bool keeps = keeps_;
     static constexpr int warps = 16, threads = warps * kWarp;
     static constexpr int sets = 2 * lead;  // of sums: a warp is at most `lead` rows ahead of another
     static constexpr bool shares = lead > 1;
     static_assert(stages > lead);
 };
+
+// Where a part of a row of C columns begins: each has as many lines of 128 bytes, or one more; the last line may
+// be short.
+template <int element_bytes>
+__host__ __device__ inline int first_column(int C, int part, int parts) {
+    constexpr int line = 128 / element_bytes;
+    return min(ceil_div(C, line) * part / parts * line, C);
+}
 
 // The sums of wdy and of wdy xhat over a block's part of a row, or kNoPair, which arithmetic never makes:
 // the NaN it makes is 0x7fffffff.
@@ -39,19 +43,20 @@ constexpr int kMostPending = 12;  // groups of a thread's copies that it leaves 
 
 // What a block has of a row, and what the row's blocks tell each other.
 struct Share {
-    int blocks = 1, columns = 0;
+    int blocks = 1;
     float per_column = 0;   // 1 / C
     bool add = false;       // sums by column to those of rows before
     Pair* pairs = nullptr;  // (N,blocks)
 };
 
-template <typename L, bool kAccumulate, typename T>
+template <typename L, bool kAccumulate, typename T, typename W>
 struct Shared {
     static constexpr int n = Vec<T>::size, step = L::threads * n, columns = step * L::k;
     T ring[L::stages][2][columns];        // of inp, dout
     T before[kAccumulate ? columns : n];  // dinp as it was, of one row
-    float2 pairs[L::sets][L::warps];      // each warp's sums
-    uint64_t summed[L::sets];             // all warps' have come
+    W weight[L::keeps ? columns : n];
+    float2 pairs[L::sets][L::warps];  // each warp's sums
+    uint64_t summed[L::sets];         // all warps' have come
 };
 
 // a pair of sums between blocks that run at once: both numbers or neither, past L1
@@ -70,7 +75,7 @@ __device__ inline Pair hear(const Pair* pair) {
 template <typename L, bool kAccumulate, typename T, typename W>
 struct Rows {
     static constexpr int n = Vec<T>::size, k = L::k;
-    using Memory = Shared<L, kAccumulate, T>;
+    using Memory = Shared<L, kAccumulate, T, W>;
     struct Statistics {
         float m = 0, s = 0;
     };
@@ -82,23 +87,23 @@ struct Rows {
     const LayerNormBackwardRows<T, W>& call;
     Memory& shared;
     const Share& share;
-    // the first row; to the next; how many; the first column of the block's
-    int64_t row = blockIdx.x / share.blocks, step = gridDim.x / share.blocks;
+    // the first row; to the next; how many; the first column of the block's, and the next one's
+    int row = blockIdx.x / share.blocks, step = gridDim.x / share.blocks;
     int rows = (int)((call.N - 1 - row) / step + 1);
-    int begin = (int)(blockIdx.x % share.blocks) * share.columns;
+    int part = blockIdx.x % share.blocks, begin = begin_of(part), end = begin_of(part + 1);
     int first = (int)threadIdx.x * n;  // of this thread's vectors' columns, from there; Memory::step apart
-    bool last =
-        first + (k - 1) * Memory::step < min(share.columns, call.C - begin);  // is there a last vector?
+    bool last = first + (k - 1) * Memory::step < end - begin;  // is there a last vector?
     // this thread's columns of the next row to be fetched, and dinp of the row in its second half
-    const T* inp = call.inp + row * call.inp_stride + begin + first;
-    const T* dout = call.dout + row * call.dout_stride + begin + first;
-    T* dinp = call.dinp + row * call.dinp_stride + begin + first;
-    // of the row after that in its first half; and from the row in its second half on to that one
-    const float *mean = call.mean + row, *rstd = call.rstd + row;
+    const T* inp = call.inp + (int64_t)row * call.inp_stride + begin + first;
+    const T* dout = call.dout + (int64_t)row * call.dout_stride + begin + first;
+    T* dinp = call.dinp + (int64_t)row * call.dinp_stride + begin + first;
+    // from the row in its second half on to the one after that in its first
     Statistics statistics[L::lead + 2]{};
-    Pair* pairs = share.pairs + (row - L::lead * step) * share.blocks;  // of the row in its second half
     float dweight[k][n]{}, dbias[k][n]{};
 
+    __device__ int64_t row_of(int turn) const { return row + (int64_t)turn * step; }
+    __device__ Pair* pairs_of(int turn) const { return share.pairs + row_of(turn) * share.blocks; }
+    __device__ int begin_of(int part) const { return first_column<sizeof(T)>(call.C, part, share.blocks); }
     __device__ bool has(int i) const { return i < k - 1 || last; }
     __device__ static int at(int i) { return i * Memory::step; }
     // Asks for vector i of the row `turn`, to which inp and dout point, and of dinp as it is, if there is
@@ -127,7 +132,7 @@ struct Rows {
         }
     }
     // weight (null: 1) in whole words: elements one by one would be put together again for each row
-    __device__ Elements<W, n> weight(int i) const {
+    __device__ Elements<W, n> global_weight(int i) const {
         Elements<W, n> w;
         constexpr int bytes = 16, words = sizeof(w) / 4;
 #pragma unroll
@@ -141,14 +146,21 @@ struct Rows {
         }
         return w;
     }
-    __device__ void load_row(Vectors& v, int i, int turn) const {
+    __device__ void keep_weight() {
+        if constexpr (L::keeps) {
+#pragma unroll
+            for (int i = 0; i < k; i++) { store(&shared.weight[first + at(i)], global_weight(i)); }
+        }
+    }
+    __device__ Elements<W, n> weight(int i) const {
+        if constexpr (!L::keeps) { return global_weight(i); }
+        return load<n>(&shared.weight[first + at(i)]);
+    }
+    __device__ void load_vectors(Vectors& v, int i, int turn, bool with_weight = true) const {
         const auto& stage = shared.ring[turn % L::stages];
+        if (with_weight) { v.weight = weight(i); }
         v.x = load<n>(&stage[0][first + at(i)]);
         v.dout = load<n>(&stage[1][first + at(i)]);
-    }
-    __device__ void load_second(Vectors& v, int i, int turn, bool with_weight) const {
-        if (with_weight) { v.weight = weight(i); }
-        load_row(v, i, turn);
     }
     // First half of vector i: adds it to the sums by column, and to those of wdy and wdy xhat. Of one that is not there
     // xhat is 0, too: less the mean it could be infinite.
@@ -176,13 +188,18 @@ struct Rows {
         }
         if (has(i)) { store_streaming(dinp + at(i), rounded<T>(result)); }
     }
-    // the warp's sums of a row to where the block's other warps look for them
+    // The warp's sums of the row `lead` ahead to where the block's other warps look for them. Who finds them
+    // complete, as the last warp does, tells the other blocks; if two do, they tell the same.
     __device__ void leave(int turn, float2 sums) {
         float2 both = both_sums(warp_sum_pair(sums));
+        uint64_t* summed = &shared.summed[turn % L::sets];
+        bool complete = false;
         if (threadIdx.x % kWarp == 0) {
             shared.pairs[turn % L::sets][threadIdx.x / kWarp] = both;
-            mbarrier_arrive(&shared.summed[turn % L::sets]);
+            mbarrier_arrive(summed);
+            if constexpr (L::shares) { complete = mbarrier_ended(summed, turn / L::sets % 2); }
         }
+        if (L::shares && __any_sync(kAllLanes, complete)) { tell_others(turn); }
     }
     // the sums over all of the block's warps, in each lane the same
     __device__ float2 of_block(int turn) const {
@@ -197,22 +214,17 @@ struct Rows {
         }
         return both_sums(sum);
     }
-    // Tells the other blocks this one's sums of the row lead - 1 ahead; the warps take turns.
     __device__ void tell_others(int turn) const {
-        int ahead = turn + L::lead - 1;
-        if (ahead >= 0 && ahead < rows && ahead % L::warps == threadIdx.x / kWarp) {
-            float2 sums = of_block(ahead);
-            Pair* to = pairs + (L::lead - 1) * step * share.blocks + blockIdx.x % share.blocks;
-            if (threadIdx.x % kWarp == 0) { tell(to, sums); }
-        }
+        float2 sums = of_block(turn);
+        if (threadIdx.x % kWarp == 0) { tell(pairs_of(turn) + part, sums); }
     }
     // a lane's part of the sums of the row in its second half, if it has come
-    __device__ Pair ask() const {
+    __device__ Pair ask(int turn) const {
         int lane = threadIdx.x % kWarp;
-        return lane < share.blocks ? hear(pairs + lane) : 0;
+        return lane < share.blocks ? hear(pairs_of(turn) + lane) : 0;
     }
-    __device__ float2 of_blocks(Pair pair) const {
-        while (__any_sync(kAllLanes, pair == kNoPair)) { pair = ask(); }
+    __device__ float2 of_blocks(int turn, Pair pair) const {
+        while (__any_sync(kAllLanes, pair == kNoPair)) { pair = ask(turn); }
         float2 part{__uint_as_float((unsigned)pair), __uint_as_float((unsigned)(pair >> 32))};
         return both_sums(warp_sum_pair(part));
     }
@@ -221,42 +233,38 @@ struct Rows {
     __device__ void next_statistics(int turn) {
 #pragma unroll
         for (int i = 0; i <= L::lead; i++) { statistics[i] = statistics[i + 1]; }
-        if (turn < rows) { statistics[L::lead + 1] = {*mean, *rstd}; }
-        mean += step;
-        rstd += step;
+        if (turn < rows) { statistics[L::lead + 1] = {call.mean[row_of(turn)], call.rstd[row_of(turn)]}; }
     }
     // One turn: the first half of row turn + lead, if it exists; the second of row `turn`, a vector later.
     template <bool kFirst, bool kSecond>
     __device__ void take_turn(int turn) {
         // where registers are short: the second half's vectors not before the first half has used its own;
-        // and its weight, kept from the first half otherwise, loaded again
-        constexpr bool kAgain = sizeof(W) > sizeof(T) || (L::shares && k * n > 16);
-        constexpr bool kFew = kAgain || k * n > 24;
+        // elsewhere it keeps a weight that the first half has from L1
+        constexpr bool kFew = (kAccumulate && n > 4) || sizeof(W) > sizeof(T) || k * n > 24;
+        constexpr bool kWeight = L::keeps || kFew || !kFirst;
         int ahead = turn + L::lead;
         const T* next_dinp = turn + 1 < rows ? dinp + step * call.dinp_stride : nullptr;
         float2 sums{0, 0}, c{0, 0};
         Pair pair = 0;
         Vectors now, then;  // of the first half, and of the second
         next_statistics(ahead + 1);
-        if constexpr (kSecond && L::shares) { pair = ask(); }
+        if constexpr (kSecond && L::shares) { pair = ask(turn); }
 #pragma unroll
         for (int i = 0; i <= k; i++) {
             then.weight = now.weight;
             if (kFirst && i < k) {
-                now.weight = weight(i);
                 // asked for after its copy: the rest of that row, whole rows, and what this turn has
                 copy_wait<kMostPending>(k - 1 - i + (L::stages - L::lead - 1) * k + max(0, i - 1));
-                load_row(now, i, ahead);
+                load_vectors(now, i, ahead);
             }
-            if (kSecond && i > 0 && !kFew) { load_second(then, i - 1, turn, !kFirst); }
+            if (kSecond && i > 0 && !kFew) { load_vectors(then, i - 1, turn, kWeight); }
             if (kFirst && i < k) { read(i, now, statistics[L::lead], sums); }
             if (kSecond && i > 0 && kFew) {
                 __syncwarp();  // so that no registers are taken for these loads yet
-                load_second(then, i - 1, turn, !kFirst || kAgain);
+                load_vectors(then, i - 1, turn);
             }
-            if (L::shares && i == 1) { tell_others(turn); }
             if (kSecond && i == 1) {
-                c = L::shares ? of_blocks(pair) : of_block(turn);
+                c = L::shares ? of_blocks(turn, pair) : of_block(turn);
                 c = {-c.x * share.per_column * statistics[0].s, -c.y * share.per_column};
             }
             if (kSecond && i > 0) {
@@ -268,7 +276,6 @@ struct Rows {
             fetched_row();
             dinp += step * call.dinp_stride;
         }
-        if (L::shares) { pairs += step * share.blocks; }
         if (kFirst) { leave(ahead, sums); }
     }
     __device__ void walk() {
@@ -302,8 +309,8 @@ struct Rows {
     }
     // at the end: partial (2,groups,C)
     __device__ void write_sums(float* partial) const {
-        write_sums(partial + row * call.C + begin + first, dweight);
-        write_sums(partial + (step + row) * call.C + begin + first, dbias);
+        write_sums(partial + (int64_t)row * call.C + begin + first, dweight);
+        write_sums(partial + (int64_t)(step + row) * call.C + begin + first, dbias);
     }
 };
 
@@ -312,10 +319,11 @@ __global__ __launch_bounds__(L::threads,
                              1) void layernorm_backward_ahead_kernel(LayerNormBackwardRows<T, W> call,
                                                                      Share share) {
     extern __shared__ __align__(16) unsigned char memory[];
-    auto& shared = *reinterpret_cast<Shared<L, kAccumulate, T>*>(memory);
+    auto& shared = *reinterpret_cast<Shared<L, kAccumulate, T, W>*>(memory);
     if (threadIdx.x < L::sets) { mbarrier_init(&shared.summed[threadIdx.x], L::warps); }
     Rows<L, kAccumulate, T, W> rows{call, shared, share};
     rows.clear_rest();
+    rows.keep_weight();
     __syncthreads();
     rows.walk();
     rows.write_sums((float*)call.scratch);
@@ -325,108 +333,6 @@ __global__ __launch_bounds__(L::threads,
 __global__ void forget_pairs_kernel(Pair* pairs, int64_t n) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) { pairs[i] = kNoPair; }
-}
-
-// How a call is laid out; no groups: it does not fit. Scratch has 2 sets of kColumnGroups doubles a column:
-// the sums of each group come first, what blocks tell each other after them. That may not do for all rows
-// at once.
-template <typename L, bool kAccumulate, typename T>
-struct Plan {
-    using Memory = Shared<L, kAccumulate, T>;
-    Share share;
-    int groups = 0;
-    int64_t rows = 0;  // of a launch
-
-    Plan(int64_t N, int C, void* scratch) : rows(N) {
-        constexpr int n = Vec<T>::size, most_blocks = L::shares ? kWarp : 1;
-        share.blocks = ceil_div(C, Memory::columns);
-        share.columns = ceil_div(ceil_div(C, share.blocks), n) * n;
-        share.per_column = 1.0f / C;
-        int last = C - (share.blocks - 1) * share.columns;  // columns of a row's last block
-        if (share.blocks > most_blocks || last <= Memory::step * (L::k - 1)) { return; }
-        if (sizeof(Memory) > (size_t)device_facts().shared_bytes) { return; }
-        int most_groups = std::min(device_facts().multiprocessors, kMostGroups) / share.blocks;
-        groups = (int)std::min<int64_t>(most_groups, N);
-        if (L::shares) {
-            int64_t sums = (int64_t)2 * groups * C * sizeof(float);
-            int64_t room = (int64_t)2 * kColumnGroups * C * sizeof(double) - sums;
-            int64_t at_most = room / (int64_t)(share.blocks * sizeof(Pair));
-            share.pairs = reinterpret_cast<Pair*>(static_cast<char*>(scratch) + sums);
-            rows =
-                ceil_div(N, ceil_div(N, at_most));  // about as many in each: a row for each group in the last
-        }
-    }
-};
-
-template <typename L, bool kAccumulate, typename T, typename W>
-void launch_rows(const LayerNormBackwardRows<T, W>& call, const Share& share, int groups,
-                 cudaStream_t stream) {
-    auto* kernel = layernorm_backward_ahead_kernel<L, kAccumulate, T, W>;
-    constexpr size_t bytes = sizeof(Shared<L, kAccumulate, T>);
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    cudaLaunchAttribute together{};  // or a block might wait for one that cannot come
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim.x = groups * share.blocks;
-    config.blockDim.x = L::threads;
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &together;
-    config.numAttrs = L::shares ? 1 : 0;
-    if (L::shares) {
-        constexpr int block = 256;
-        int64_t pairs = call.N * share.blocks;
-        forget_pairs_kernel<<<grid_x(ceil_div(pairs, (int64_t)block)), block, 0, stream>>>(share.pairs,
-                                                                                           pairs);
-        check_launch();
-    }
-    check(cudaLaunchKernelEx(&config, kernel, call, share));
-}
-
-// returns the number of groups whose sums the kernel leaves
-template <typename L, bool kAccumulate, typename T, typename W>
-int launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    Plan<L, kAccumulate, T> plan(call.N, call.C, call.scratch);
-    if (plan.groups == 0) { return 0; }
-    for (int64_t row = 0; row < call.N; row += plan.rows) {
-        LayerNormBackwardRows<T, W> part = call;
-        part.inp += row * call.inp_stride;
-        part.dout += row * call.dout_stride;
-        part.dinp += row * call.dinp_stride;
-        part.mean += row;
-        part.rstd += row;
-        part.N = std::min(plan.rows, call.N - row);
-        plan.share.add = row > 0;
-        launch_rows<L, kAccumulate>(part, plan.share, plan.groups, stream);
-    }
-    return plan.groups;
-}
-
-// By the first that takes the call; 0: none does. 4 vectors of 8 columns: too few registers for += and for sharing.
-// Rings of shared rows have 192, 144 or 128 KB, += takes 8 KB a vector more; an A100 has room for 163.
-template <bool kAccumulate, typename L, typename... More, typename T, typename W>
-int launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    int groups = launch<L, kAccumulate>(call, stream);
-    if constexpr (sizeof...(More) > 0) {
-        if (groups == 0) { return launch_first<kAccumulate, More...>(call, stream); }
-    }
-    return groups;
-}
-template <bool kAccumulate, typename T, typename W>
-int launch_ahead(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    using Three = Layout<3, 1, 2>;
-    using Four = Layout<4, 1, 2>;
-    using Sharing = Layout<2, 2, 4>;
-    using SharingThree = Layout<3, 2, 3>;
-    using SharingFour = Layout<4, 2, 3>;
-    if constexpr (sizeof(T) == 4) {
-        return launch_first<kAccumulate, Four, SharingFour, SharingThree, Sharing>(call, stream);
-    } else if constexpr (kAccumulate) {
-        return launch_first<true, Three, SharingThree, Sharing>(call, stream);
-    } else {
-        return launch_first<false, Three, Four, SharingThree, Sharing>(call, stream);
-    }
 }
 
 }  // namespace llmc::layernorm_ahead

@@ -4,14 +4,14 @@
 //         has a warp per row instead.
 // Why:    without clusters or copy engine; a long row is never read a third time, however long it is.
 // Moves:  3 N C elements, 4 N C for +=; in two kernels 5 N C, 6 N C.
-// Result: sm_80 code on an H200, 2026-11-22, of the roof: 82 % at 4096x12288 fp16, 68 at 8192x32768 bf16, 65 at
+// Result: sm_80 code on an H200, 2026-11-24, of the roof: 81 % at 4096x12288 fp16, 79 at 8192x32768 bf16, 85 at
 //         1024x262144 bf16 (57, 52 and 50 where rows were read twice)
 #include <algorithm>
 
 #include "llmc/check.cuh"
 #include "llmc/column_sums.cuh"
 #include "llmc/device.cuh"
-#include "llmc/layernorm_backward/ahead.cuh"
+#include "llmc/layernorm_backward/ahead_layouts.cuh"
 #include "llmc/layernorm_backward/regimes.h"
 #include "llmc/layernorm_backward/teams.cuh"
 #include "llmc/layernorm_rows.cuh"

@@ -1,11 +1,9 @@
-// long: a row is shared by the warps of 16 blocks. Between the halves of a row's work a part of what a lane has of it
-//       waits in registers, the rest where the copy engine left it (long_memory.cuh); weights stay in shared memory.
-// Why:  `ring` has two rows at least in shared memory: 16 blocks have room for 262144 columns of 16 bits, 229376 of fp32,
-//       and of `+=` 131072. With all of a row in shared memory, but once, copies waited for the row's sums; with weights
-//       from L2, warps for those.
-// Moves: inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and cluster.
-// Result: 402 us, 91 % of the roof at 512x262144 fp32, where what Why speaks of took 595; `+=` 561 us, 86 %, where one that
-//       read dinp from L2 as it added took 626; H200, 2026-11-24
+// long: an fp32 row is shared by the warps of 16 blocks. Between the halves of a row's work half of what a lane has of it
+//       waits in registers, the rest where the copy engine left it; weights stay in shared memory.
+// Why:  `ring` has two rows at least in shared memory: 16 blocks have room for 229376 columns. With all of a row in shared
+//       memory, but once, copies waited for the row's sums; with weights from L2, warps for those.
+// Moves: inp and dout once in, dinp once out: 3 N C elements; and 16 bytes a column and cluster.
+// Result: 402 us, 91 % of the roof at 512x262144, where what Why speaks of took 595; H200, 2026-11-24
 #include <algorithm>
 
 #include "llmc/async_copy.cuh"
@@ -14,7 +12,6 @@
 #include "llmc/device.cuh"
 #include "llmc/device_facts.cuh"
 #include "llmc/launch.cuh"
-#include "llmc/layernorm_backward/long_memory.cuh"
 #include "llmc/layernorm_backward/regimes.h"
 #include "llmc/layernorm_rows.cuh"
 #include "llmc/reduce.cuh"
@@ -22,8 +19,41 @@
 
 namespace llmc::layernorm_long_backward {
 
+constexpr int kBlocks = 16, kWarps = 16, kThreads = kWarps * kWarp;  // 128 registers a thread
+constexpr int kLaneColumns = 32, kPart = kLaneColumns * kWarp;    // of a row: of a lane, of a warp; at most
 constexpr int kShort = 131072, kLong = kBlocks * kWarps * kPart;  // rows longer than, no longer than
 constexpr int kMostRows = 1 << 30;                                // a row's number and those ahead are ints
+constexpr int kSharedBytes = 227 << 10, kWarpBytes = 14 << 10;    // of a block, on Hopper; of a warp's stages
+
+// A lane's part of a row: k vectors of n columns, kHeld of them for registers, then kChunks chunks of kChunk. The warp's
+// bytes have room for kSlots chunks, beside its weights and what registers will hold: a row's, and one on its way.
+constexpr int n = 4, k = kLaneColumns / n, kHeld = k / 2, kChunk = 2, kChunks = (k - kHeld) / kChunk;
+constexpr int kVectorBytes = kWarp * 16;  // of a vector a lane
+constexpr int kSlots =
+    (kWarpBytes - k * kVectorBytes - 2 * kHeld * kVectorBytes) / (2 * kChunk * kVectorBytes);
+static_assert(kHeld + kChunks * kChunk == k && kSlots > kChunks);
+
+using Call = LayerNormBackwardRows<float, float>;
+using Vector = Elements<float, n>;
+
+// kVectors vectors a lane of inp and of dout, as the copy engine brings them
+template <int kVectors>
+struct Stage {
+    static constexpr int kColumns = kVectors * kWarp * n;
+    float inp[kColumns], dout[kColumns];
+};
+
+struct Shared {                   // of a block
+    struct alignas(128) OfWarp {  // what a warp fills and empties by itself
+        Stage<kHeld> held;
+        Stage<kChunk> chunk[kSlots];
+        Vector weight[k][kWarp];
+        uint64_t held_full, chunk_full[kSlots];  // a stage has come
+    } of_warp[kWarps];
+    uint64_t summed[2];  // all blocks' sums of a row have come; by row parity, as they
+    float2 of_blocks[2][kBlocks], of_warps[kWarps];
+};
+static_assert(sizeof(Shared) <= kSharedBytes);
 
 // how the columns of a row are dealt; a function of C alone
 struct Deal {
@@ -36,7 +66,6 @@ struct Statistics {
     float mean = 0, rstd = 0;
 
     Statistics() = default;
-    template <typename Call>
     __device__ Statistics(const Call& call, int row) {
         if (row >= (int)call.N) { return; }
         mean = call.mean[row];
@@ -46,20 +75,16 @@ struct Statistics {
 
 // A warp at work on its columns of the cluster's rows. A row's first half adds up, its second writes dinp; `turn`
 // counts the rows. Registers are scarce: hence forget(), and no more at once than a vector or a chunk.
-template <bool kAccumulate, typename T, typename W>
 struct Worker {
-    using C = Cut<kAccumulate, T, W>;
-    static constexpr int n = C::n;
-    const LayerNormBackwardRows<T, W>& call;
-    Shared<kAccumulate, T, W>& shared;
-    typename Shared<kAccumulate, T, W>::OfWarp& own;
-    int column;                                  // the lane's first in a row
-    int left;                                    // columns of the warp from there on; <= 0: none
-    float dweight[C::k][n]{}, dbias[C::k][n]{};  // of all rows
-    float xhat[C::kHeld][n], wdy[C::kHeld][n];   // of the row at work
+    const Call& call;
+    Shared& shared;
+    Shared::OfWarp& own;
+    int column;                            // the lane's first in a row
+    int left;                              // columns of the warp from there on; <= 0: none
+    float dweight[k][n]{}, dbias[k][n]{};  // of all rows
+    float xhat[kHeld][n], wdy[kHeld][n];   // of the row at work
 
-    __device__ Worker(const LayerNormBackwardRows<T, W>& call, Shared<kAccumulate, T, W>& shared,
-                      const Deal& deal)
+    __device__ Worker(const Call& call, Shared& shared, const Deal& deal)
         : call(call), shared(shared), own(shared.of_warp[warp()]) {
         int block = (int)cluster_rank() * deal.slice, slice = min(deal.slice, call.C - block);
         column = block + warp() * deal.part + lane() * n;
@@ -86,27 +111,21 @@ struct Worker {
     // One lane: asks for a row's vectors from `vector` on, if there is such a row; of columns that do not exist nothing
     // comes, at once.
     template <int kVectors>
-    __device__ void fetch(Stage<T, C::kStreams, kVectors>& stage, uint64_t* full, int row, int vector) const {
+    __device__ void fetch(Stage<kVectors>& stage, uint64_t* full, int row, int vector) const {
         if (row >= (int)call.N) { return; }
         int first = column, columns = left;
         forget(first), forget(columns);
         first += vector * kWarp * n;
         columns = max(0, min(columns - vector * kWarp * n, stage.kColumns));
-        uint32_t bytes = columns * (uint32_t)sizeof(T);
-        mbarrier_arrive_expect(full, C::kStreams * bytes);
+        uint32_t bytes = columns * (uint32_t)sizeof(float);
+        mbarrier_arrive_expect(full, 2 * bytes);
         if (bytes == 0) { return; }
-        bulk_copy(stage.of[kInp], call.inp + (row * call.inp_stride + first), bytes, full);
-        bulk_copy(stage.of[kDout], call.dout + (row * call.dout_stride + first), bytes, full);
-        const T* dinp = call.dinp + (row * call.dinp_stride + first);
-        if constexpr (C::kDinpComes) {
-            bulk_copy(stage.of[kDinp], dinp, bytes, full);
-        } else if constexpr (kAccumulate) {
-            bulk_prefetch(dinp, bytes);
-        }
+        bulk_copy(stage.inp, call.inp + (row * call.inp_stride + first), bytes, full);
+        bulk_copy(stage.dout, call.dout + (row * call.dout_stride + first), bytes, full);
     }
     __device__ void fetch_held(int row) const { fetch(own.held, &own.held_full, row, 0); }
     __device__ void fetch_chunk(int slot, int row, int chunk) const {
-        fetch(own.chunk[slot], &own.chunk_full[slot], row, C::kHeld + chunk * C::kChunk);
+        fetch(own.chunk[slot], &own.chunk_full[slot], row, kHeld + chunk * kChunk);
     }
     // every lane, when it has read a stage: then one may fetch into it
     __device__ static void leave() {
@@ -117,39 +136,28 @@ struct Worker {
     // each lane keeps its own
     __device__ void keep_weights() const {
 #pragma unroll
-        for (int i = 0; i < C::k; i++) {
-            auto weight = load_or<n, W>(has(i) ? call.weight : nullptr, column + i * kWarp * n, (W)1.0f);
-#pragma unroll
-            for (int p = 0; p < C::kPieces; p++) {
-                own.weight[i][p][lane()] = reinterpret_cast<const uint4*>(&weight)[p];
-            }
+        for (int i = 0; i < k; i++) {
+            own.weight[i][lane()] =
+                load_or<n, float>(has(i) ? call.weight : nullptr, column + i * kWarp * n, 1.0f);
         }
-    }
-    __device__ Elements<W, n> weight(int i) const {
-        Elements<W, n> weight;
-#pragma unroll
-        for (int p = 0; p < C::kPieces; p++) {
-            reinterpret_cast<uint4*>(&weight)[p] = own.weight[i][p][lane()];
-        }
-        return weight;
     }
 
     // A stage's vector v, which is the lane's vector i, gives dy, xhat and wdy; dy and wdy are zeros where there is no
     // such column.
     template <int kVectors>
-    __device__ void read(const Stage<T, C::kStreams, kVectors>& stage, int v, int i, const Statistics& row,
-                         float (&dy)[n], float (&xhat)[n], float (&wdy)[n]) const {
-        Elements<T, n> x{}, d{};
+    __device__ void read(const Stage<kVectors>& stage, int v, int i, const Statistics& row, float (&dy)[n],
+                         float (&xhat)[n], float (&wdy)[n]) const {
+        Vector x{}, d{};
         if (has(i)) {
-            x = stage.at(kInp, v);
-            d = stage.at(kDout, v);
+            x = load<n>(stage.inp + (v * kWarp + (int)threadIdx.x % kWarp) * n);
+            d = load<n>(stage.dout + (v * kWarp + (int)threadIdx.x % kWarp) * n);
         }
-        auto w = weight(i);
+        Vector w = own.weight[i][lane()];
 #pragma unroll
         for (int j = 0; j < n; j++) {
-            dy[j] = as_float(d, j);
-            xhat[j] = (as_float(x, j) - row.mean) * row.rstd;
-            wdy[j] = dy[j] * as_float(w, j);
+            dy[j] = d.at[j];
+            xhat[j] = (x.at[j] - row.mean) * row.rstd;
+            wdy[j] = dy[j] * w.at[j];
         }
     }
     // First half: adds to the sums by column, and to the lane's of wdy and of wdy xhat. Where there is no such column
@@ -165,47 +173,23 @@ struct Worker {
             sums.y += wdy[j] * xhat[j];
         }
     }
-    // second half: what dinp is to be, or to have added, from the means of wdy and wdy xhat, times -rstd and -1
+    // second half: what dinp is to be, from the means of wdy and wdy xhat, times -rstd and -1
     __device__ static void finish(float (&result)[n], const float (&xhat)[n], const float (&wdy)[n], float2 c,
                                   float rstd) {
 #pragma unroll
         for (int j = 0; j < n; j++) { result[j] = fmaf(fmaf(xhat[j], c.y, wdy[j]), rstd, c.x); }
     }
-    __device__ T* dinp(int row) const {  // from the lane's first column on
+    __device__ float* dinp(int row) const {  // from the lane's first column on
         int first = column;
         forget(first);
         return call.dinp + (row * call.dinp_stride + first);
     }
-    // For +=: dinp as it was, from the lane's vector `first` on, where `stage` begins.
+    // writes that, from the lane's vector `first` on
     template <int count>
-    __device__ void read_before(Elements<T, n> (&before)[count], const Stage<T, C::kStreams, count>& stage,
-                                int row, int first) const {
-        if constexpr (kAccumulate) {
-#pragma unroll
-            for (int v = 0; v < count; v++) {
-                if (!has(first + v)) { continue; }
-                if constexpr (C::kDinpComes) {
-                    before[v] = stage.at(kDinp, v);
-                } else {
-                    before[v] = load<n>(dinp(row) + (first + v) * kWarp * n);
-                }
-            }
-        }
-    }
-    // writes (=, +=) that, from the lane's vector `first` on
-    template <int count>
-    __device__ void write(T* dinp, int first, const float (&result)[count][n],
-                          const Elements<T, n> (&before)[count]) const {
+    __device__ void write(float* dinp, int first, const float (&result)[count][n]) const {
 #pragma unroll
         for (int v = 0; v < count; v++) {
-            if (!has(first + v)) { continue; }
-            float sum[n];
-#pragma unroll
-            for (int j = 0; j < n; j++) {
-                sum[j] = result[v][j];
-                if constexpr (kAccumulate) { sum[j] += as_float(before[v], j); }
-            }
-            store(dinp + (first + v) * kWarp * n, rounded<T>(sum));
+            if (has(first + v)) { store(dinp + (first + v) * kWarp * n, rounded<float>(result[v])); }
         }
     }
 
@@ -213,47 +197,40 @@ struct Worker {
     __device__ void begin_held(float2& sums, unsigned turn, const Statistics& row) {
         mbarrier_wait(&own.held_full, turn % 2);
 #pragma unroll
-        for (int i = 0; i < C::kHeld; i++) {
+        for (int i = 0; i < kHeld; i++) {
             float dy[n];
             read(own.held, i, i, row, dy, xhat[i], wdy[i]);
             add(sums, i, dy, xhat[i], wdy[i]);
         }
     }
     // where a chunk of the turn's row is
-    __device__ static int slot(unsigned turn, int chunk) { return (turn * C::kChunks + chunk) % C::kSlots; }
+    __device__ static int slot(unsigned turn, int chunk) { return (turn * kChunks + chunk) % kSlots; }
     // first half of a chunk
     __device__ void begin_chunk(float2& sums, unsigned turn, int chunk, const Statistics& row) {
         int at = slot(turn, chunk);
-        mbarrier_wait(&own.chunk_full[at], (turn * C::kChunks + chunk) / C::kSlots % 2);
+        mbarrier_wait(&own.chunk_full[at], (turn * kChunks + chunk) / kSlots % 2);
         auto& stage = own.chunk[at];
 #pragma unroll
-        for (int v = 0; v < C::kChunk; v++) {
-            int i = C::kHeld + chunk * C::kChunk + v;
+        for (int v = 0; v < kChunk; v++) {
+            int i = kHeld + chunk * kChunk + v;
             float dy[n], xhat[n], wdy[n];
             read(stage, v, i, row, dy, xhat, wdy);
             add(sums, i, dy, xhat, wdy);
         }
     }
-    // of a chunk of the turn's row, if there is one
-    __device__ void read_before_chunk(Elements<T, n> (&before)[C::kChunk], unsigned turn, int chunk,
-                                      int row) const {
-        if (chunk >= C::kChunks) { return; }
-        read_before(before, own.chunk[slot(turn, chunk)], row, C::kHeld + chunk * C::kChunk);
-    }
     // second half of what registers hold
-    __device__ void end_held(T* dinp, const Elements<T, n> (&before)[C::kHeld], const Statistics& row,
-                             float2 c) const {
-        float result[C::kHeld][n];
+    __device__ void end_held(float* dinp, const Statistics& row, float2 c) const {
+        float result[kHeld][n];
 #pragma unroll
-        for (int i = 0; i < C::kHeld; i++) { finish(result[i], xhat[i], wdy[i], c, row.rstd); }
-        write(dinp, 0, result, before);
+        for (int i = 0; i < kHeld; i++) { finish(result[i], xhat[i], wdy[i], c, row.rstd); }
+        write(dinp, 0, result);
     }
     // of a chunk, which is where it was
-    __device__ void end_chunk(float (&result)[C::kChunk][n], int slot, int chunk, const Statistics& row,
+    __device__ void end_chunk(float (&result)[kChunk][n], int slot, int chunk, const Statistics& row,
                               float2 c) const {
 #pragma unroll
-        for (int v = 0; v < C::kChunk; v++) {
-            int i = C::kHeld + chunk * C::kChunk + v;
+        for (int v = 0; v < kChunk; v++) {
+            int i = kHeld + chunk * kChunk + v;
             float dy[n], xhat[n], wdy[n];
             read(own.chunk[slot], v, i, row, dy, xhat, wdy);
             finish(result[v], xhat, wdy, c, row.rstd);
@@ -294,7 +271,7 @@ struct Worker {
     __device__ void write_sums(int cluster, int clusters) const {
         float* to = reinterpret_cast<float*>(call.scratch) + (int64_t)cluster * call.C + column;
 #pragma unroll
-        for (int i = 0; i < C::k; i++) {
+        for (int i = 0; i < k; i++) {
             if (!has(i)) { continue; }
 #pragma unroll
             for (int j = 0; j < n; j += 4) {
@@ -307,12 +284,9 @@ struct Worker {
     }
 };
 
-template <bool kAccumulate, typename T, typename W>
-__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Deal& deal) {
-    using C = Cut<kAccumulate, T, W>;
-    constexpr int kSlots = C::kSlots, kChunks = C::kChunks, kAhead = C::kAhead;
+__device__ void backward_rows(const Call& call, const Deal& deal) {
     extern __shared__ __align__(128) unsigned char memory[];
-    Worker<kAccumulate, T, W> worker(call, *reinterpret_cast<Shared<kAccumulate, T, W>*>(memory), deal);
+    Worker worker(call, *reinterpret_cast<Shared*>(memory), deal);
     int cluster = blockIdx.x / kBlocks, clusters = gridDim.x / kBlocks;
     // up to the wait: what needs nothing of the kernels before this one, while they end
     if (worker.lane() == 0) { worker.init_barriers(); }
@@ -335,31 +309,26 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Dea
 #pragma unroll
         for (int c = 0; c < kChunks; c++) { worker.begin_chunk(sums, turn, c, now); }
         worker.begin_held(sums, turn, now);
-        Elements<T, C::n> before_held[C::kHeld], before[kAhead][C::kChunk];
-        worker.read_before(before_held, worker.own.held, row, 0);
         worker.leave();
         if (worker.lane() == 0) { worker.fetch_held(row + clusters); }
 
         worker.send(turn, sums);
-#pragma unroll
-        for (int i = 0; i < kAhead; i++) { worker.read_before_chunk(before[i], turn, i, row); }
         sums = worker.receive(turn);
         float2 c{-sums.x * deal.per_column * now.rstd, -sums.y * deal.per_column};
-        T* dinp = worker.dinp(row);
-        worker.end_held(dinp, before_held, now, c);
+        float* dinp = worker.dinp(row);
+        worker.end_held(dinp, now, c);
         Statistics next(call, row + clusters);
 #pragma unroll
         for (int i = 0; i < kChunks; i++) {
             forget(turn);
-            float result[C::kChunk][C::n];
+            float result[kChunk][n];
             int slot = worker.slot(turn, i);
             worker.end_chunk(result, slot, i, now, c);
             worker.leave();
             if (worker.lane() == 0) {
                 worker.fetch_chunk(slot, row + (i + kSlots) / kChunks * clusters, (i + kSlots) % kChunks);
             }
-            worker.write(dinp, C::kHeld + i * C::kChunk, result, before[i % kAhead]);
-            worker.read_before_chunk(before[i % kAhead], turn, i + kAhead, row);
+            worker.write(dinp, kHeld + i * kChunk, result);
         }
         now = next;
     }
@@ -369,21 +338,16 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, const Dea
     cluster_sync();  // nobody leaves while sums may still be sent to it
 }
 
-template <bool kAccumulate, typename T, typename W>
-__global__ __launch_bounds__(kThreads, 1) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
-                                                                         Deal deal) {
-    if constexpr (kSm90) { backward_rows<kAccumulate>(call, deal); }
+__global__ __launch_bounds__(kThreads, 1) void layernorm_backward_kernel(Call call, Deal deal) {
+    if constexpr (kSm90) { backward_rows(call, deal); }
 }
 
-template <bool kAccumulate, typename T, typename W>
-ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    constexpr auto* kernel = layernorm_backward_kernel<kAccumulate, T, W>;
+ColumnGroups launch(const Call& call, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_backward_kernel;
     if (!runs_hopper_code(kernel)) { return {}; }
     LaunchAttributes attributes;
     attributes.overlapping().clusters(kBlocks);
-    constexpr int shared_bytes = sizeof(Shared<kAccumulate, T, W>);
-    static_assert(shared_bytes <= kSharedBytes);
-    cudaLaunchConfig_t config = attributes.config(0, kThreads, shared_bytes, stream);
+    cudaLaunchConfig_t config = attributes.config(0, kThreads, sizeof(Shared), stream);
     int clusters = (int)std::min<int64_t>(most_clusters<kernel>(config, kBlocks), call.N);
     if (clusters == 0) { return {}; }
     config.gridDim.x = clusters * kBlocks;
@@ -400,12 +364,11 @@ namespace llmc {
 template <typename T, typename W>
 ColumnGroups layernorm_backward_long(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_long_backward;
-    if (call.C <= kShort || call.C > kLong || call.N > kMostRows || call.dinp == nullptr ||
-        !rows_are_vectors(call)) {
-        return {};
+    bool takes = kShort < call.C && call.C <= kLong && call.N <= kMostRows && call.dinp != nullptr &&
+                 !call.accumulate_dinp && rows_are_vectors(call);
+    if constexpr (std::is_same_v<T, float>) {
+        if (takes) { return launch(call, stream); }
     }
-    if (call.accumulate_dinp) { return launch<true>(call, stream); }
-    if constexpr (sizeof(T) == 4) { return launch<false>(call, stream); }
     return {};
 }
 
