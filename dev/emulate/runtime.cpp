@@ -26,7 +26,8 @@ struct Device {
 };
 // Few multiprocessors, so that rows soon go round; as many as few rows want whose blocks, up to 8, have one each; as the
 // first, but with the shared memory of the GPUs that are for graphics; and with that of an A100, before Hopper.
-constexpr Device kDevices[] = {{3, 9, kMostShared}, {16, 9, kMostShared}, {3, 12, 99 << 10}, {8, 8, 163 << 10}};
+constexpr Device kDevices[] = {
+    {3, 9, kMostShared}, {16, 9, kMostShared}, {3, 12, 99 << 10}, {8, 8, 163 << 10}};
 constexpr int kClusters = 2;                 // of long rows each has several
 constexpr size_t kMemory = (size_t)4 << 30;  // of the device, it says
 
