@@ -42,7 +42,8 @@ declare -A shapes=(
     ["synccheck forward"]="35x256,19x4096,5x16384,5x20480,5x40000,7x70000,7x140000,7x190000,35x33,35x50,35x131,35x769,5x8191,3x20001,3x270337"
     # it is slow; and it goes wrong where teams of a block have unequal numbers of rows (racecheck_named_barriers.cu): on
     # 132 multiprocessors all teams of 3168x768 have 6, of 5280x769 8 (fp32) or 5 (bf16); and where clusters refill a
-    # ring (racecheck_cluster_refill.cu): 40x20480 is too few rows for that
+    # ring (racecheck_cluster_refill.cu), or one lane arrives for its warp (racecheck_warp_arrival.cu): 40x20480 is too
+    # few rows for that
     ["racecheck forward"]="35x256,3x4096,3x16384,3x20480,60x70000,100x77832,24x140000,24x190000,35x33,35x50,35x131,35x769,3x8191,3x20001,3x270337"
     ["racecheck backward"]="1500x64,35x4096,3168x768,5280x769,40x20480,14x90000,7x150004,7x190000,40x15001,3x262144,131x65,131x100,3x131073"
 )

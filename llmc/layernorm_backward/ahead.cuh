@@ -194,7 +194,14 @@ struct Rows {
         float2 both = both_sums(warp_sum_pair(sums));
         uint64_t* summed = &shared.summed[turn % L::sets];
         bool complete = false;
+        __syncwarp();  // so that lane 0 arrives for what all have read
         if (threadIdx.x % kWarp == 0) {
+            if constexpr (L::shares) {
+                // All warps have read what is written over, and then arrived for row turn - lead, whose pairs this warp
+                // has heard. Those are relaxed, no order in memory: to see that phase ended is.
+                int next = turn + L::lead;  // its set was turn - lead's
+                mbarrier_ended(&shared.summed[next % L::sets], (next / L::sets + 1) % 2);
+            }
             shared.pairs[turn % L::sets][threadIdx.x / kWarp] = both;
             mbarrier_arrive(summed);
             if constexpr (L::shares) { complete = mbarrier_ended(summed, turn / L::sets % 2); }
@@ -320,7 +327,10 @@ __global__ __launch_bounds__(L::threads,
                                                                      Share share) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<L, kAccumulate, T, W>*>(memory);
-    if (threadIdx.x < L::sets) { mbarrier_init(&shared.summed[threadIdx.x], L::warps); }
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (uint64_t& summed : shared.summed) { mbarrier_init(&summed, L::warps); }
+    }
     Rows<L, kAccumulate, T, W> rows{call, shared, share};
     rows.clear_rest();
     rows.keep_weight();
