@@ -97,8 +97,9 @@ int launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
 }
 
 // Fewer blocks with more of a row each are best, until registers or shared memory run out: of that a multiprocessor of
-// an H100 has 227 KB, of an A100 163, of an RTX 4090 99, which the last two layouts are for. += is better off with more
-// rows ahead, of fewer columns, where rows begin on lines: 90 % of 4R1W's for 81 at 65536 bf16, but 77 for 81 at 90000.
+// an H100 has 227 KB, of an A100 163, of an RTX 4090 99, which the last two layouts are for. Rows in 16 bits that are shared
+// have 3 vectors a lane, or 4 where that makes two blocks of three. += is better off with more rows ahead, of fewer
+// columns, where rows begin on lines: 90 % of 4R1W's for 81 at 65536 bf16, but 77 for 81 at 90000.
 template <bool kAccumulate, typename T, typename W>
 int launch_ahead(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr bool kHalf = sizeof(T) == 2;
@@ -117,6 +118,13 @@ int launch_ahead(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     if constexpr (kAccumulate) {
         bool lines = call.C % (128 / (int)sizeof(T)) == 0;
         if (groups == 0 && lines) { groups = launch_first<true, SharingLines, Sharing>(call, stream); }
+    }
+    if constexpr (kHalf && !kMore) {
+        constexpr int three = Shared<SharingThree, kAccumulate, T, W>::columns,
+                      four = Shared<SharingFour, kAccumulate, T, W>::columns;
+        if (2 * three < call.C && call.C <= 2 * four) {
+            groups = launch_first<false, SharingFour>(call, stream);
+        }
     }
     if (groups > 0) { return groups; }
     if constexpr (kHalf) {

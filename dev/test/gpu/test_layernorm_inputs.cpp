@@ -209,7 +209,7 @@ TEST_CASE("layernorm_backward regimes: exact sums over rows") {
 TEST_CASE("layernorm_backward regimes: exact sums by rings that go round") {
     constexpr Shape kRings[] = {{10600, 256}, {10600, 65},  {2700, 1280},  {3400, 1281}, {600, 4096},
                                 {400, 8704},  {200, 20480}, {35, 65536},   {60'000, 64}, {60'000, 128},
-                                {60'000, 64}, {60'000, 65}, {60'000, 100}, {60'000, 90}};
+                                {60'000, 64}, {60'000, 65}, {60'000, 100}, {60'000, 90}, {600, 24584}};
     for (int i = 0; i < (int)std::size(kRings); i++) {
         const CallForm& form = i % 4 < 2 ? kFp32Added : kPlain;
         check_exact(layernorm_backward_problem(Dtype::kBf16, kRings[i], Inputs::kInteger, form));
@@ -250,6 +250,7 @@ TEST_CASE("layernorm_backward regimes: statistics by rings that go round") {
                     {56'000, 256},
                     {3400, 1281},
                     {200, 20480},
+                    {600, 24584},
                     {90, 90'000},
                     {50, 190'000},
                     {17, 262144}}) {
@@ -274,11 +275,11 @@ TEST_SUITE("thorough") {
     }
     TEST_CASE("layernorm_backward regimes: rings that go round") {
         for (TypePair types : kTypePairs) {
-            for (Shape s : {Shape{60'000, 64}, {10600, 256},  {2700, 1280},   {3400, 1281},  {1100, 4096},
-                            {1100, 4097},      {573, 8704},   {573, 9001},    {400, 15'001}, {267, 20'001},
-                            {150, 33'001},     {90, 100'001}, {573, 16384},   {267, 20480},  {150, 40'000},
-                            {133, 65536},      {90, 90'000},  {100, 105'000}, {50, 150'000}, {50, 170'000},
-                            {50, 190'000},     {50, 220'000}, {40, 250'000}}) {
+            for (Shape s : {Shape{60'000, 64}, {10600, 256},  {2700, 1280},  {3400, 1281},   {1100, 4096},
+                            {1100, 4097},      {573, 8704},   {573, 9001},   {400, 15'001},  {267, 20'001},
+                            {150, 33'001},     {90, 100'001}, {573, 16384},  {267, 20480},   {400, 28672},
+                            {150, 40'000},     {133, 65536},  {90, 90'000},  {100, 105'000}, {50, 150'000},
+                            {50, 170'000},     {50, 190'000}, {50, 220'000}, {40, 250'000}}) {
                 for (const CallForm* form : {&types.plain(), &types.added()}) {
                     check_problem(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, *form));
                 }
