@@ -138,12 +138,12 @@ TEST_SUITE("thorough") {
             check_large(layernorm_forward_problem(Dtype::kBf16, {kBlockRows / 40, C}), (1 << 14) + 35);
         }
     }
-    // Rows that blocks share where there are no clusters: there is room for what they tell each other of 579,195 such
-    // rows, and the next launch adds to its sums by column.
+    // Rows that blocks share where there are no clusters: there is room for what they tell each other of 701,781 such
+    // rows at most (581,162 on 132 multiprocessors), and the next launch adds to its sums by column.
     TEST_CASE("layernorm_backward regimes: more rows than one launch takes") {
         check_large(
-            layernorm_backward_problem(Dtype::kFp32, {kBlockRows / 40, 8196}, Inputs::kInteger, kAllAdded),
-            600'000);
+            layernorm_backward_problem(Dtype::kFp32, {kBlockRows / 40, 8224}, Inputs::kInteger, kAllAdded),
+            710'000);
     }
     TEST_CASE("layernorm regimes: more than 2^30 rows") {
         for (int C : {3, 8}) {
