@@ -328,7 +328,7 @@ __global__ __launch_bounds__(L::threads,
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<L, kAccumulate, T, W>*>(memory);
     if (threadIdx.x == 0) {
-#pragma unroll
+#pragma unroll  // by an instruction each: synccheck counts those
         for (uint64_t& summed : shared.summed) { mbarrier_init(&summed, L::warps); }
     }
     Rows<L, kAccumulate, T, W> rows{call, shared, share};
