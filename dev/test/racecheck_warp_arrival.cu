@@ -38,7 +38,7 @@ __global__ void kernel(float* out, volatile float* told, bool tell, bool each) {
         bool complete = !tell;
         __syncwarp();  // so that lane 0 arrives for what all have read
         if (lane == 0) {
-            // it has, the turn before
+            // the phase of the turn before, which has: so its reads come before this write
             if (tell) { mbarrier_ended(&summed[next % kSets], (next / kSets + 1) % 2); }
             sums[set][warp] = sum;
         }
