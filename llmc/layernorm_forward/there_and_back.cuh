@@ -23,15 +23,16 @@ constexpr int kThreads = 512;           // of an SM, for 128 registers each
 constexpr int kMostStages = 8;          // pieces in the ring
 constexpr int kShortestRow = 64 << 10;  // bytes: shorter ones have more threads on an SM elsewhere
 
-// What a thread does with its vectors of the block's rows. A piece is `span` columns of a row; the thread has
-// vectors of n columns there, `step` apart.
+// What a thread does with its vectors of the block's rows. A piece is `span` columns of a row; a warp has
+// kVectors * step of them side by side, since rows may not begin on a line of memory, and so its accesses share
+// lines with one another, not with other warps'; the thread has vectors of n columns there, `step` apart.
 // One slot of the ring is in use at a time; the next is on its left or on its right. At a row's end the walk
 // turns round, and so does the way through the ring: the slots left last are the first to come again. With
 // the next row it goes on. Whatever is asked for is used `stages` slots later, or after as many more as are
 // still held.
 template <int threads, typename T, typename W>
 struct Walk {
-    static constexpr int n = Vec<T>::size, step = threads * n, span = kVectors * step;
+    static constexpr int n = Vec<T>::size, step = kWarp * n, span = kVectors * threads * n;
     static_assert(span * (int)sizeof(T) <= kShortestRow, "a row has a whole piece");
     using Acc = acc_t<T>;
     using Vectors = Elements<T, n>[kVectors];
@@ -44,9 +45,10 @@ struct Walk {
     };
 
     const LayerNormForward<T, W>& call;
-    T* ring;  // (stages,kVectors,threads,n), from this thread's first vector on
+    T* ring;  // (stages,threads/kWarp,kVectors,kWarp,n)
     int stages;
-    int first = (int)threadIdx.x * n;      // of its columns in a piece
+    // its first column in a piece
+    int first = (int)(threadIdx.x / kWarp * kVectors * kWarp + threadIdx.x % kWarp) * n;
     int pieces = (call.C - 1) / span + 1;  // of a row, at least as many as stages
     int whole = call.C / span;             // pieces with all columns
     int slot = 0, direction = 1;
@@ -62,20 +64,21 @@ struct Walk {
         slot += direction;
         slot = slot == stages ? 0 : slot < 0 ? stages - 1 : slot;
     }
+    // this thread's vector i in the slot in use
+    __device__ T* place(int i) const { return ring + slot * span + first + i * step; }
     // Asks for a piece of a row (null: there is none) into the slot in use. back: on the way back.
     __device__ void fetch(const T* row, int piece, bool back) {
         if (row != nullptr) {
             // The last `stages` pieces are still in the ring when their turn comes again. One and a half
-            // times as many before them L2 may hold for all blocks; of more it would hold none.
+            // times as many before them L2 may hold for all blocks; of more it would hold none. Where none
+            // is asked for again there is nothing to make room for.
             bool again = !back && piece < pieces - stages && piece >= pieces - stages * 5 / 2;
-            uint64_t policy = again ? l2_as_usual() : l2_forget_first();
+            uint64_t policy = again || pieces == stages ? l2_as_usual() : l2_forget_first();
             const T* from = row + column(piece);
             int columns = left(piece);
 #pragma unroll
             for (int i = 0; i < kVectors; i++) {
-                if (i * step < columns) {
-                    copy16_async(ring + slot * span + i * step, from + i * step, policy);
-                }
+                if (i * step < columns) { copy16_async(place(i), from + i * step, policy); }
             }
         }
         copy_commit();  // an empty group keeps the count
@@ -84,7 +87,7 @@ struct Walk {
     __device__ void take(Vectors& x) const {
         copy_wait<kMostStages - 1>(stages - 1);
 #pragma unroll
-        for (int i = 0; i < kVectors; i++) { x[i] = load<n>(ring + slot * span + i * step); }
+        for (int i = 0; i < kVectors; i++) { x[i] = load<n>(place(i)); }
     }
 
     // the first pieces of the first row
@@ -126,7 +129,7 @@ struct Walk {
         constexpr int words = sizeof(Words) / 4;
         auto load = [&](const W* from) {
             auto at = reinterpret_cast<const uint32_t*>(from + column(piece));
-            return load_constant<words>(at + i * threads * words);
+            return load_constant<words>(at + i * kWarp * words);
         };
         if (call.weight != nullptr) { parameters.weight[i % ahead] = load(call.weight); }
         if (call.bias != nullptr) { parameters.bias[i % ahead] = load(call.bias); }
@@ -181,7 +184,7 @@ __global__ __launch_bounds__(threads, kThreads / threads) void layernorm_forward
     using Acc = acc_t<T>;
     extern __shared__ __align__(16) unsigned char memory[];
     using Its = Walk<threads, T, W>;
-    Its walk{call, reinterpret_cast<T*>(memory) + threadIdx.x * Its::n, stages};
+    Its walk{call, reinterpret_cast<T*>(memory), stages};
     auto inp = [&](int64_t row) { return row < call.N ? call.inp + row * call.inp_stride : nullptr; };
     int64_t row = blockIdx.x;
     walk.start(inp(row));
