@@ -4,8 +4,8 @@
 //         piece's mean and squares while the piece is in registers, and merges them (Chan et al. 1983).
 // Moves:  a row from memory, and again from L1 or L2, last piece first: what was read last is still near.
 //         There and back: again only what shared memory does not hold.
-// Result: sm_80 code on an H200, 2026-11-21: 78 % of the roof at 4096x65536 bf16, 69 at 1024x262144 (68 and 58
-//         where rows were read twice)
+// Result: sm_80 code on an H200: 78 % of the roof at 4096x65536 bf16 (2026-11-22), 69 at 1024x262144 (2026-11-25);
+//         68 and 58 where rows were read twice
 #include <algorithm>
 
 #include "llmc/check.cuh"
