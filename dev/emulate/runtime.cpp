@@ -124,11 +124,24 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 cudaError_t cudaDeviceSynchronize() { return cudaGetLastError(); }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 const char* cudaGetErrorName(cudaError_t error) {
-    return error == cudaErrorLaunchFailure ? "cudaErrorLaunchFailure" : "an error";
+    switch (error) {
+        case cudaErrorLaunchFailure:
+            return "cudaErrorLaunchFailure";
+        case cudaErrorNotSupported:
+            return "cudaErrorNotSupported";
+        default:
+            return "an error";
+    }
 }
 const char* cudaGetErrorString(cudaError_t error) {
-    return error == cudaErrorLaunchFailure ? "a kernel failed in the emulation"
-                                           : "not possible in the emulation";
+    switch (error) {
+        case cudaErrorLaunchFailure:
+            return "a kernel failed in the emulation";
+        case cudaErrorNotSupported:
+            return "the emulation checks results and times nothing: use --check";
+        default:
+            return "not possible in the emulation";
+    }
 }
 
 // ---- kernels -------------------------------------------------------------------------------------
