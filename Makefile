@@ -13,11 +13,12 @@ BUILD := build
 OUT   :=# prefix of the programs: "" or a folder with a slash
 NVCC  ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 
-HOST_SOURCES := $(wildcard llmc/*.cpp)
-TEST_SOURCES := $(wildcard dev/test/*.cpp)
+HOST_SOURCES := $(wildcard llmc/host/*.cpp llmc/model/*.cpp)
+TEST_SOURCES := $(wildcard dev/test/cpu/*.cpp)
 SHOOTOUTS    := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
 PROGRAMS     := $(OUT)train_gpt2 $(OUT)test_gpt2 $(OUT)data/make_corpus $(OUT)data/make_shards
-GPU_SOURCES  := $(wildcard llmc/*.cu llmc/layernorm_*/*.cu)
+LAYERNORM_SOURCES := $(wildcard llmc/layernorm/*.cu llmc/layernorm/forward/*.cu llmc/layernorm/backward/*.cu)
+GPU_SOURCES  := $(wildcard llmc/model/*.cu llmc/ops/*.cu) $(LAYERNORM_SOURCES)
 GPU_PROGRAMS := $(OUT)train_gpt2cu $(OUT)test_gpt2cu $(BUILD)/libllmc_layernorm.so
 
 all: $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS))
@@ -105,8 +106,8 @@ $(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(GPU_SOURCES)) $(call object
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 
 # a ladder ends with the function that trains, which is compiled once
-$(filter %layernorm_forward,$(SHOOTOUTS)): $(filter $(BUILD)/llmc/layernorm_forward%,$(call gpu_objects,$(GPU_SOURCES)))
-$(filter %layernorm_backward,$(SHOOTOUTS)): $(filter $(BUILD)/llmc/layernorm_backward%,$(call gpu_objects,$(GPU_SOURCES)))
+$(filter %layernorm_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/layernorm/forward/*.cu))
+$(filter %layernorm_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/layernorm/backward/*.cu))
 # see dev/cuda/clock.cuh's Stream
 $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): NVCCFLAGS += --default-stream per-thread
 $(SHOOTOUTS): %: $(BUILD)/%.cu.o
@@ -114,12 +115,12 @@ $(SHOOTOUTS): %: $(BUILD)/%.cu.o
 	$(for_whom)
 	$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@
 
-# LayerNorm for other programs: the C interface of llmc/layernorm_c.h, and no other symbol
-LAYERNORM_OBJECTS := $(filter $(BUILD)/llmc/layernorm%,$(call gpu_objects,$(GPU_SOURCES)))
+# LayerNorm for other programs: the C interface of llmc/layernorm/c_abi.h, and no other symbol
+LAYERNORM_OBJECTS := $(call gpu_objects,$(LAYERNORM_SOURCES))
 $(LAYERNORM_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
-$(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm_c.map
+$(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm/c_abi.map
 	$(for_whom)
-	$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/layernorm_c.map -Wl,--no-undefined \
+	$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/layernorm/c_abi.map -Wl,--no-undefined \
 	    -static-libstdc++ -static-libgcc $(LAYERNORM_OBJECTS) -o $@ \
 	    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
 
@@ -127,7 +128,8 @@ $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm_c.map
 # as they are compiled for Hopper; 800: for Ampere
 EMULATED_ARCH ?= 900
 EMULATED  := $(BUILD)/emulated
-REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*.cuh llmc/*layernorm_*/*.cuh dev/cuda/*.cuh))
+REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/layernorm/*/*.cuh \
+    llmc/layernorm/ladder/*/*.cuh dev/cuda/*.cuh))
 # -Og: a third of the time to compile, and they run as fast. Vectors that are not aligned are errors, as on a GPU
 EMULATE    = $(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
@@ -144,7 +146,7 @@ $(EMULATED)/%.cu.o: $(EMULATED)/%.cu build/deps.mk | $(REWRITTEN)
 $(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA)/include -Idev/emulate/include -U_FORTIFY_SOURCE
 # the machine, and the kernels that ship
 EMULATED_OBJECTS := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a \
-    $(patsubst %,$(EMULATED)/%.o,$(filter-out %_c.cu,$(filter llmc/layernorm%,$(GPU_SOURCES))))
+    $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
 LINK_EMULATED = $(LINK) -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
 $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp)) \
                      $(EMULATED)/dev/emulate/test_machine.cu.o \
@@ -187,8 +189,8 @@ test:
 
 # make diff-layernorm_forward-1-2: the idea of rung 2
 diff-%:
-	@set -- $(subst -, ,$*); a=$$(ls llmc/$$1/v$$2.*) && b=$$(ls llmc/$$1/v$$3.*) && \
-	    { git --no-pager diff --no-index $$a $$b || true; }
+	@set -- $(subst -, ,$*); op=$${1#layernorm_}; ladder=llmc/layernorm/ladder/$${op%_layernorm_forward}; \
+	    a=$$(ls $$ladder/v$$2.*) && b=$$(ls $$ladder/v$$3.*) && { git --no-pager diff --no-index $$a $$b || true; }
 
 clean: ; rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu test_emulated data/make_corpus data/make_shards $(SHOOTOUTS)
 

@@ -12,9 +12,9 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#include "dev/test/compare_options.h"
-#include "llmc/gpt2_cpu.h"
-#include "llmc/threads.h"
+#include "dev/test/cpu/compare_options.h"
+#include "llmc/host/threads.h"
+#include "llmc/model/gpt2_cpu.h"
 
 TEST_CASE("fixture: logits, loss, gradients and ten updates agree with PyTorch") {
     const std::string folder = "dev/test/fixture/";

@@ -1,14 +1,14 @@
-// ./train_gpt2cu: trains GPT-2 on one NVIDIA GPU. The loop is llmc/trainer.h, the model llmc/gpt2.h, the
-// options llmc/options.h; `./train_gpt2cu --help` lists them.
+// ./train_gpt2cu: trains GPT-2 on one NVIDIA GPU. The loop is llmc/model/trainer.h, the model llmc/model/gpt2.h, the
+// options llmc/host/options.h; `./train_gpt2cu --help` lists them.
 #include <type_traits>
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "llmc/check.cuh"
-#include "llmc/gpt2.h"
-#include "llmc/main.h"
-#include "llmc/trainer.h"
+#include "llmc/cuda/check.cuh"
+#include "llmc/host/main.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/model/trainer.h"
 
 namespace llmc {
 namespace {

@@ -9,7 +9,7 @@
 #include <span>
 
 #include "data/corpus_stories.h"
-#include "llmc/error.h"
+#include "llmc/host/error.h"
 
 namespace llmc {
 namespace {

@@ -20,9 +20,9 @@
 
 #include "data/byte_model.h"
 #include "data/corpus_grammar.h"
-#include "llmc/binary_file.h"
-#include "llmc/error.h"
-#include "llmc/token_shard.h"
+#include "llmc/host/binary_file.h"
+#include "llmc/host/error.h"
+#include "llmc/host/token_shard.h"
 
 namespace {
 

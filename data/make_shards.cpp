@@ -17,9 +17,9 @@
 
 #include "data/document_splitter.h"
 #include "data/token_pieces.h"
-#include "llmc/error.h"
-#include "llmc/token_shard.h"
-#include "llmc/tokenizer.h"
+#include "llmc/host/error.h"
+#include "llmc/host/token_shard.h"
+#include "llmc/host/tokenizer.h"
 
 namespace llmc {
 

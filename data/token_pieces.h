@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "llmc/error.h"
-#include "llmc/token_shard.h"
-#include "llmc/tokenizer.h"
+#include "llmc/host/error.h"
+#include "llmc/host/token_shard.h"
+#include "llmc/host/tokenizer.h"
 
 namespace llmc {
 

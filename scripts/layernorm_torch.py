@@ -55,7 +55,7 @@ ABI_VERSION = 1
 
 
 class ForwardArgs(ctypes.Structure):
-    """llmc_layernorm_forward_args of llmc/layernorm_c.h"""
+    """llmc_layernorm_forward_args of llmc/layernorm/c_abi.h"""
     _fields_ = ([("struct_size", ctypes.c_size_t), ("dtype", I32), ("weight_dtype", I32)]
                 + [(name, POINTER) for name in ("out", "mean", "rstd", "inp", "weight", "bias")]
                 + [("N", I64), ("C", I64), ("eps", ctypes.c_double), ("residual", POINTER), ("inp2", POINTER)]
@@ -64,7 +64,7 @@ class ForwardArgs(ctypes.Structure):
 
 
 class BackwardArgs(ctypes.Structure):
-    """llmc_layernorm_backward_args of llmc/layernorm_c.h"""
+    """llmc_layernorm_backward_args of llmc/layernorm/c_abi.h"""
     _fields_ = ([("struct_size", ctypes.c_size_t)]
                 + [(name, I32) for name in ("dtype", "weight_dtype", "grad_dtype", "accumulate_dinp", "accumulate",
                                             "reserved")]

@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <vector>
 
-#include "llmc/blas_cpu.h"
-#include "llmc/gpt2_cpu.h"
-#include "llmc/philox.h"
-#include "llmc/threads.h"
+#include "llmc/host/philox.h"
+#include "llmc/host/threads.h"
+#include "llmc/model/blas_cpu.h"
+#include "llmc/model/gpt2_cpu.h"
 
 using namespace llmc;
 

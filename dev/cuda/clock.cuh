@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "dev/cuda/report.h"
-#include "llmc/check.cuh"
+#include "llmc/cuda/check.cuh"
 
 namespace llmc {
 

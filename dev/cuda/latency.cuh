@@ -4,7 +4,7 @@
 // speed to matter.
 #pragma once
 #include "dev/cuda/roof.cuh"
-#include "llmc/device_facts.cuh"
+#include "llmc/cuda/device_facts.cuh"
 
 namespace llmc {
 

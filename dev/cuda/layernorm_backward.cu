@@ -3,25 +3,25 @@
 //   dev/cuda/layernorm_backward v2 --shape 8192x768 --dtype fp32            one of them, one shape
 //   dev/cuda/layernorm_backward ship --accumulate                          dinp += instead of =
 //   dev/cuda/layernorm_backward --check                                     correctness only
-// The mathematics: llmc/reference.h. Read llmc/layernorm_backward/v0.h first, then up, as in forward.
+// The mathematics: llmc/model/reference.h. Read llmc/layernorm/ladder/backward/v0.h first, then up, as in forward.
 #include <algorithm>
 
 #include "dev/cuda/harness.cuh"
 #include "dev/cuda/layernorm_problems.h"
 #include "dev/cuda/layernorm_rungs.h"
 #include "dev/cuda/layernorm_shipped.cuh"
-#include "llmc/layernorm_backward/torch.cuh"
-#include "llmc/layernorm_backward/triton.cuh"
-#include "llmc/layernorm_backward/v0.h"
-#include "llmc/layernorm_backward/v1.cuh"
-#include "llmc/layernorm_backward/v2.cuh"
-#include "llmc/layernorm_backward/v3.cuh"
-#include "llmc/layernorm_backward/v4.cuh"
-#include "llmc/layernorm_backward/v5.cuh"
-#include "llmc/layernorm_backward/v6.cuh"
-#include "llmc/layernorm_backward/v7.cuh"
-#include "llmc/layernorm_backward/v8.cuh"
-#include "llmc/layernorm_backward/v9.cuh"
+#include "llmc/layernorm/ladder/backward/torch.cuh"
+#include "llmc/layernorm/ladder/backward/triton.cuh"
+#include "llmc/layernorm/ladder/backward/v0.h"
+#include "llmc/layernorm/ladder/backward/v1.cuh"
+#include "llmc/layernorm/ladder/backward/v2.cuh"
+#include "llmc/layernorm/ladder/backward/v3.cuh"
+#include "llmc/layernorm/ladder/backward/v4.cuh"
+#include "llmc/layernorm/ladder/backward/v5.cuh"
+#include "llmc/layernorm/ladder/backward/v6.cuh"
+#include "llmc/layernorm/ladder/backward/v7.cuh"
+#include "llmc/layernorm/ladder/backward/v8.cuh"
+#include "llmc/layernorm/ladder/backward/v9.cuh"
 
 using namespace llmc;
 

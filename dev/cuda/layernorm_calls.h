@@ -1,8 +1,8 @@
-// A problem's tensors as the calls of llmc/layernorm.h. Host only: the shootouts and the tests make them here.
+// A problem's tensors as the calls of llmc/layernorm/layernorm.h. Host only: the shootouts and the tests make them here.
 // Tensors: anything with rows<T>(name, other), the tensor of that name, or else the one in whose place it is.
 #pragma once
 #include "dev/cuda/problem.h"
-#include "llmc/layernorm.h"
+#include "llmc/layernorm/layernorm.h"
 
 namespace llmc {
 

@@ -2,25 +2,25 @@
 //   make dev/cuda/layernorm_forward && dev/cuda/layernorm_forward            all versions
 //   dev/cuda/layernorm_forward v2 --shape 8192x768 --dtype fp32             one of them, one shape
 //   dev/cuda/layernorm_forward --check                                      correctness only
-// Read llmc/layernorm_forward/v0.h first, then `make diff-layernorm_forward-1-2`, and so on up.
+// Read llmc/layernorm/ladder/forward/v0.h first, then `make diff-layernorm_forward-1-2`, and so on up.
 #include <bit>
 
 #include "dev/cuda/harness.cuh"
 #include "dev/cuda/layernorm_problems.h"
 #include "dev/cuda/layernorm_rungs.h"
 #include "dev/cuda/layernorm_shipped.cuh"
-#include "llmc/layernorm_forward/torch.cuh"
-#include "llmc/layernorm_forward/torch_rowwise.cuh"
-#include "llmc/layernorm_forward/triton.cuh"
-#include "llmc/layernorm_forward/v0.h"
-#include "llmc/layernorm_forward/v1.cuh"
-#include "llmc/layernorm_forward/v2.cuh"
-#include "llmc/layernorm_forward/v3.cuh"
-#include "llmc/layernorm_forward/v4.cuh"
-#include "llmc/layernorm_forward/v5.cuh"
-#include "llmc/layernorm_forward/v6.cuh"
-#include "llmc/layernorm_forward/v7.cuh"
-#include "llmc/layernorm_forward/v8.cuh"
+#include "llmc/layernorm/ladder/forward/torch.cuh"
+#include "llmc/layernorm/ladder/forward/torch_rowwise.cuh"
+#include "llmc/layernorm/ladder/forward/triton.cuh"
+#include "llmc/layernorm/ladder/forward/v0.h"
+#include "llmc/layernorm/ladder/forward/v1.cuh"
+#include "llmc/layernorm/ladder/forward/v2.cuh"
+#include "llmc/layernorm/ladder/forward/v3.cuh"
+#include "llmc/layernorm/ladder/forward/v4.cuh"
+#include "llmc/layernorm/ladder/forward/v5.cuh"
+#include "llmc/layernorm/ladder/forward/v6.cuh"
+#include "llmc/layernorm/ladder/forward/v7.cuh"
+#include "llmc/layernorm/ladder/forward/v8.cuh"
 
 using namespace llmc;
 

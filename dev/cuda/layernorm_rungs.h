@@ -2,8 +2,8 @@
 #pragma once
 #include "dev/cuda/problem.h"
 #include "dev/cuda/shootout.cuh"
-#include "llmc/device.cuh"
-#include "llmc/vectors.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/cuda/vectors.cuh"
 
 namespace llmc {
 

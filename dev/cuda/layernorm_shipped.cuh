@@ -1,10 +1,10 @@
-// The functions that train (llmc/layernorm.h) as the last line of the ladders, and the regimes among which they choose,
+// The functions that train (llmc/layernorm/layernorm.h) as the last line of the ladders, and the regimes among which they choose,
 // for who names one: adapters, and how they add.
 #pragma once
 #include "dev/cuda/layernorm_calls.h"
 #include "dev/cuda/shootout.cuh"
-#include "llmc/layernorm_backward/regimes.h"
-#include "llmc/layernorm_forward/regimes.h"
+#include "llmc/layernorm/backward/regimes.h"
+#include "llmc/layernorm/forward/regimes.h"
 
 namespace llmc {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "dev/cuda/report.h"
-#include "llmc/check.cuh"
+#include "llmc/cuda/check.cuh"
 
 namespace llmc {
 

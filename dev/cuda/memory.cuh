@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "dev/cuda/problem.h"
-#include "llmc/check.cuh"
-#include "llmc/device.cuh"
+#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/device.cuh"
 
 namespace llmc {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dev/cuda/problem.h"
-#include "llmc/error.h"
+#include "llmc/host/error.h"
 
 namespace llmc {
 

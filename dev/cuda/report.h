@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/error.h"
+#include "llmc/host/error.h"
 
 namespace llmc {
 

@@ -2,15 +2,15 @@
 // version checked against the CPU reference and timed against the roof, 2R2W.
 //   make dev/cuda/residual_layernorm_forward && dev/cuda/residual_layernorm_forward     all versions
 //   dev/cuda/residual_layernorm_forward --check                                         correctness only
-// Read llmc/residual_layernorm_forward/v0.h first. v1 is what it costs without the fusion.
+// Read llmc/layernorm/ladder/residual/v0.h first. v1 is what it costs without the fusion.
 #include "dev/cuda/harness.cuh"
 #include "dev/cuda/layernorm_problems.h"
 #include "dev/cuda/layernorm_rungs.h"
 #include "dev/cuda/layernorm_shipped.cuh"
-#include "llmc/residual_layernorm_forward/v0.h"
-#include "llmc/residual_layernorm_forward/v1.cuh"
-#include "llmc/residual_layernorm_forward/v2.cuh"
-#include "llmc/residual_layernorm_forward/v3.cuh"
+#include "llmc/layernorm/ladder/residual/v0.h"
+#include "llmc/layernorm/ladder/residual/v1.cuh"
+#include "llmc/layernorm/ladder/residual/v2.cuh"
+#include "llmc/layernorm/ladder/residual/v3.cuh"
 
 using namespace llmc;
 

@@ -7,8 +7,8 @@
 #include "dev/cuda/clock.cuh"
 #include "dev/cuda/known_roofs.h"
 #include "dev/cuda/memory.cuh"
-#include "llmc/device_facts.cuh"
-#include "llmc/launch.cuh"
+#include "llmc/cuda/device_facts.cuh"
+#include "llmc/cuda/launch.cuh"
 
 namespace llmc {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "dev/emulate/machine.h"
-#include "llmc/error.h"
+#include "llmc/host/error.h"
 
 namespace emulation {
 

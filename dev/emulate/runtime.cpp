@@ -12,7 +12,7 @@
 #include <cuda_runtime_api.h>
 
 #include "dev/emulate/machine.h"
-#include "llmc/error.h"
+#include "llmc/host/error.h"
 
 namespace emulation {
 

@@ -5,8 +5,8 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/async_copy.cuh"
-#include "llmc/reduce.cuh"
+#include "llmc/cuda/async_copy.cuh"
+#include "llmc/cuda/reduce.cuh"
 
 using namespace llmc;
 

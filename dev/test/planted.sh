@@ -119,7 +119,7 @@ plant_cpu() {  # patch, options of the tests...
     local patch=$1 files
     shift
     # only the files with tests of that name are compiled; all, if none shows it
-    files=$(grep -lE "TEST_CASE.*\"$(sed 's/^--test-case=//; s/[*]/.*/g; s/[?]/./g' <<<"$*")" dev/test/*.cpp || true)
+    files=$(grep -lE "TEST_CASE.*\"$(sed 's/^--test-case=//; s/[*]/.*/g; s/[?]/./g' <<<"$*")" dev/test/cpu/*.cpp || true)
     if [ -n "$files" ]; then fewer=("TEST_SOURCES=${files//$'\n'/ }"); fi
     plant "$patch" test_gpt2 ./test_gpt2 "$@"
 }

@@ -66,7 +66,7 @@ if [ "${1:-}" != quick ]; then
     fi
     if [ -x test_gpt2cu ]; then
         stage gpu ./test_gpt2cu
-        stage sanitizer dev/test/sanitize.sh
+        stage sanitizer dev/test/sanitizer/sanitize.sh
     else
         echo "== test_gpt2cu: not built (no nvcc), skipped"
         add 0 0 1

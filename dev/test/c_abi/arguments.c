@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "dev/test/c_abi/c_abi.h"
-#include "llmc/layernorm_c.h"
+#include "llmc/layernorm/c_abi.h"
 
 int passed, failed, skipped;
 

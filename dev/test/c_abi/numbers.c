@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "dev/test/c_abi/c_abi.h"
-#include "llmc/layernorm_c.h"
+#include "llmc/layernorm/c_abi.h"
 
 enum { N = 6, C = 37, STRIDE = 41, ROWS = N * STRIDE };
 

@@ -31,8 +31,8 @@ no_cuda() { ! readelf -d $library | grep NEEDED | grep -E 'cuda|stdc|gomp'; }
 strict="-Wall -Wextra -pedantic -Werror -I."
 # shellcheck disable=SC2086
 {
-    check "the header is C99" gcc -std=c99 $strict -fsyntax-only -x c - <<<'#include "llmc/layernorm_c.h"'
-    check "the header is C++" g++ -std=c++11 $strict -fsyntax-only -x c++ - <<<'#include "llmc/layernorm_c.h"'
+    check "the header is C99" gcc -std=c99 $strict -fsyntax-only -x c - <<<'#include "llmc/layernorm/c_abi.h"'
+    check "the header is C++" g++ -std=c++11 $strict -fsyntax-only -x c++ - <<<'#include "llmc/layernorm/c_abi.h"'
     check "only llmc_layernorm_* are visible" only_ours
     check "no library of CUDA or C++ is needed" no_cuda
     check "a C99 program links" gcc -std=c99 -O1 $strict dev/test/c_abi/{arguments,numbers}.c $library \

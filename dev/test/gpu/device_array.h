@@ -14,7 +14,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
-#include "llmc/error.h"
+#include "llmc/host/error.h"
 
 namespace llmc::gpu_test {
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "llmc/binary_file.h"
-#include "llmc/checkpoint.h"
-#include "llmc/debug_state.h"
-#include "llmc/error.h"
-#include "llmc/gpt2.h"
+#include "llmc/host/binary_file.h"
+#include "llmc/host/error.h"
+#include "llmc/model/checkpoint.h"
+#include "llmc/model/debug_state.h"
+#include "llmc/model/gpt2.h"
 
 namespace llmc {
 

@@ -4,8 +4,8 @@
 #pragma once
 #include <cmath>
 
-#include "dev/test/compare.h"
-#include "llmc/reference.h"
+#include "dev/test/cpu/compare.h"
+#include "llmc/model/reference.h"
 
 namespace llmc::gpu_test {
 

@@ -11,9 +11,9 @@
 
 #include <doctest/doctest.h>
 
-#include "dev/test/any_model.h"
-#include "dev/test/reference_model.h"
-#include "llmc/gpt2.h"
+#include "dev/test/cpu/any_model.h"
+#include "dev/test/cpu/reference_model.h"
+#include "llmc/model/gpt2.h"
 
 namespace llmc {
 

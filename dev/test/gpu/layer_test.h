@@ -22,7 +22,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/cuda/problem.h"
-#include "dev/test/compare.h"
+#include "dev/test/cpu/compare.h"
 #include "dev/test/gpu/device_array.h"
 
 namespace llmc::gpu_test {

@@ -16,7 +16,7 @@
 #include "dev/cuda/layernorm_calls.h"
 #include "dev/cuda/layernorm_problems.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/layernorm.h"
+#include "llmc/layernorm/layernorm.h"
 
 namespace llmc::gpu_test {
 

@@ -10,11 +10,11 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#include "dev/test/compare_options.h"
+#include "dev/test/cpu/compare_options.h"
 #include "dev/test/gpu/dump_state.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/gpt2.h"
-#include "llmc/threads.h"
+#include "llmc/host/threads.h"
+#include "llmc/model/gpt2.h"
 
 namespace llmc {
 

@@ -3,10 +3,10 @@
 #include <limits>
 
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/adamw.h"
-#include "llmc/global_norm.h"
-#include "llmc/reference.h"
-#include "llmc/stochastic_rounding.h"
+#include "llmc/model/reference.h"
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/global_norm.h"
+#include "llmc/ops/stochastic_rounding.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -1,8 +1,8 @@
 // Causal self-attention on the GPU against the reference.
-#include "dev/test/attention_bounds.h"
+#include "dev/test/cpu/attention_bounds.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/attention.h"
-#include "llmc/reference.h"
+#include "llmc/model/reference.h"
+#include "llmc/ops/attention.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

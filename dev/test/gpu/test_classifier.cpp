@@ -1,8 +1,8 @@
 // Softmax, cross-entropy and its gradient on the GPU against the reference.
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/batch.h"
-#include "llmc/classifier.h"
-#include "llmc/reference.h"
+#include "llmc/host/batch.h"
+#include "llmc/model/reference.h"
+#include "llmc/ops/classifier.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -1,14 +1,14 @@
 // The same call gives the same bits, every time: each op, run again into fresh memory.
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/adamw.h"
-#include "llmc/attention.h"
-#include "llmc/batch.h"
-#include "llmc/classifier.h"
-#include "llmc/encoder.h"
-#include "llmc/gelu.h"
-#include "llmc/global_norm.h"
-#include "llmc/layernorm.h"
-#include "llmc/matmul.h"
+#include "llmc/host/batch.h"
+#include "llmc/layernorm/layernorm.h"
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/attention.h"
+#include "llmc/ops/classifier.h"
+#include "llmc/ops/encoder.h"
+#include "llmc/ops/gelu.h"
+#include "llmc/ops/global_norm.h"
+#include "llmc/ops/matmul.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

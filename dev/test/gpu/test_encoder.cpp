@@ -1,7 +1,7 @@
 // The encoder on the GPU against the reference.
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/encoder.h"
-#include "llmc/reference.h"
+#include "llmc/model/reference.h"
+#include "llmc/ops/encoder.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -1,8 +1,8 @@
 // GELU on the GPU against the reference.
 #include "dev/test/gpu/gelu_bounds.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/gelu.h"
-#include "llmc/reference.h"
+#include "llmc/model/reference.h"
+#include "llmc/ops/gelu.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -1,7 +1,7 @@
 // LayerNorm on the GPU, call after call without a pause: launches overlap on Hopper, so each must wait for what the
 // calls before it write. Rows are few enough that a launch leaves room for the next one.
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/layernorm.h"
+#include "llmc/layernorm/layernorm.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -3,8 +3,8 @@
 
 #include "dev/test/gpu/gelu_bounds.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/matmul.h"
-#include "llmc/reference.h"
+#include "llmc/model/reference.h"
+#include "llmc/ops/matmul.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

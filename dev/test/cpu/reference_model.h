@@ -1,0 +1,303 @@
+// The plain GPT-2 that judges the GPU's: the layers of reference.h and nothing else, in Real = float or
+// double, with the interface of model.h as far as tests need it. It is written apart from both models that
+// ship: a tensor is one array in file order, a layer's copies one after the other. With Rounding::kBf16 every
+// tensor that a model in bf16 keeps in memory is rounded when it is stored; what such a model holds in fp32
+// (sums, statistics, gradients of parameters, master weights, moments) stays as it is.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "llmc/host/error.h"
+#include "llmc/model/gpt2_config.h"
+#include "llmc/model/initial_values.h"
+#include "llmc/model/model.h"
+#include "llmc/model/reference.h"
+
+namespace llmc {
+
+enum class Rounding { kNone, kBf16 };
+
+// x in bf16, to nearest, ties to even: a float whose low 16 bits are zero
+inline float nearest_bf16(float x) {
+    uint32_t bits = std::bit_cast<uint32_t>(x);
+    if (std::isnan(x)) { return x; }
+    return std::bit_cast<float>((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u);
+}
+
+template <typename Real>
+class ReferenceModel {
+public:
+    using Array = std::vector<Real>;
+    struct Norm {  // a layernorm's output (N,C) and statistics (N)
+        Array out, mean, rstd;
+    };
+    struct Layer {  // activations kept for backward; N = B * T rows
+        Norm ln1, ln2;
+        Array qkv, lse, atty;  // (N,3C), (B,NH,T), (N,C)
+        Array residual2;       // (N,C): the stream after attention
+        Array fch, gelu;       // (N,4C): before and after GELU
+        Array residual3;       // (N,C): the stream after the MLP
+    };
+
+    ReferenceModel(const GPT2Config& config, int B, int T, Rounding rounding = Rounding::kNone)
+        : config_(config), rounding_(rounding), B_(B), T_(T), layers_(config.num_layers) {
+        for (auto* arena : {&weights_, &master_, &m_, &v_, &grads_}) {
+            for (int t = 0; t < kNumTensors; t++) { (*arena)[t].resize(tensor_total(config, t)); }
+        }
+    }
+
+    const GPT2Config& config() const { return config_; }
+
+    void init(uint64_t seed) {
+        for (int t = 0; t < kNumTensors; t++) {
+            std::vector<float> values((size_t)tensor_total(config_, t));
+            initial_values(config_, seed, t, 0, values);
+            load(State::kParameter, t, 0, values);
+            std::ranges::fill(m_[t], Real{0});
+            std::ranges::fill(v_[t], Real{0});
+        }
+        updates_ = 0;
+    }
+    void load(State state, int tensor, int64_t first, std::span<const float> values) {
+        Array& x = arena(state)[tensor];
+        check_range(x, first, values.size());
+        std::copy(values.begin(), values.end(), x.begin() + first);
+        if (state == State::kParameter) { set_weights(tensor); }
+    }
+    void save(State state, int tensor, int64_t first, std::span<float> values) const {
+        copy_out(const_cast<ReferenceModel*>(this)->arena(state)[tensor], first, values);
+    }
+    void save_gradient(int tensor, int64_t first, std::span<float> values) const {
+        copy_out(grads_[tensor], first, values);
+    }
+    int64_t updates() const { return updates_; }
+    void set_updates(int64_t n) { updates_ = n; }
+
+    // the gradients of the mean loss of these batches; returns the loss
+    double forward_backward(std::span<const Batch> micro_batches) {
+        int64_t targets = 0;
+        for (const Batch& batch : micro_batches) {
+            check_batch(batch);
+            for (int32_t target : batch.targets) { targets += target != kIgnoreTarget; }
+        }
+        require(targets > 0, "ReferenceModel: no target to learn from");
+        for (Array& g : grads_) { std::fill(g.begin(), g.end(), Real{0}); }
+        double sum = 0;
+        for (const Batch& batch : micro_batches) {
+            for (float loss : evaluate(batch).losses) { sum += loss; }
+            backward(batch, 1.0 / (double)targets);
+        }
+        return sum / (double)targets;
+    }
+
+    void enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) {
+        double loss = forward_backward(micro_batches), norm = 0;
+        for (const Array& g : grads_) { norm = std::hypot(norm, global_norm_cpu(g.data(), g.size())); }
+        bool skipped = !std::isfinite(loss) || !std::isfinite(norm);
+        if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
+        auto done = std::chrono::steady_clock::now();
+        results_.push_back({params.step, (float)loss, (float)norm, skipped, done});
+    }
+    std::optional<StepResult> poll() {
+        if (results_.empty()) { return std::nullopt; }
+        StepResult oldest = results_.front();
+        results_.pop_front();
+        return oldest;
+    }
+    void finish() {}
+
+    Evaluation evaluate(const Batch& batch) {
+        check_batch(batch);
+        forward(batch);
+        Array losses(batch.targets.size());
+        predicted_.resize(losses.size());
+        classifier_forward_cpu(losses.data(), predicted_.data(), logits_.data(), batch.targets.data(),
+                               losses.size(), config_.vocab_size, config_.padded_vocab_size);
+        losses_.assign(losses.begin(), losses.end());
+        return {losses_, predicted_};
+    }
+    std::span<const Real> logits() const { return logits_; }  // (B,T,Vp) of the last evaluate()
+    std::span<const Real> logits_last() const {
+        return logits().last(config_.padded_vocab_size).first(config_.vocab_size);
+    }
+    // what the last forward pass kept
+    const Array& encoded() const { return encoded_; }
+    const Layer& layer(int l) const { return layers_[l]; }
+    const Norm& lnf() const { return lnf_; }
+
+private:
+    using Arena = std::array<Array, kNumTensors>;
+
+    // ---- storage
+    void store(Array& x) const {  // in place; called when all of x is computed
+        if (rounding_ == Rounding::kNone) { return; }
+        for (Real& value : x) { value = nearest_bf16((float)value); }
+    }
+    static Real* sized(Array& x, int64_t n) {
+        x.resize(n);
+        return x.data();
+    }
+    void set_weights(int tensor) {
+        weights_[tensor] = master_[tensor];
+        store(weights_[tensor]);
+    }
+    Arena& arena(State state) {
+        return state == State::kParameter ? master_ : state == State::kFirstMoment ? m_ : v_;
+    }
+    static void check_range(const Array& x, int64_t first, size_t n) {
+        require(first >= 0 && first <= (int64_t)x.size() - (int64_t)n, "ReferenceModel: range");
+    }
+    static void copy_out(const Array& x, int64_t first, std::span<float> values) {
+        check_range(x, first, values.size());
+        std::copy_n(x.begin() + first, values.size(), values.begin());
+    }
+    void check_batch(const Batch& batch) const {
+        int64_t n = (int64_t)batch.B * batch.T;
+        require(batch.B > 0 && batch.T > 0 && n <= (int64_t)B_ * T_ && batch.T <= T_ &&
+                    (int64_t)batch.tokens.size() == n && (int64_t)batch.targets.size() == n,
+                "ReferenceModel: the batch does not fit");
+        for (int64_t i = 0; i < n; i++) {
+            int token = batch.tokens[i], target = batch.targets[i], V = config_.vocab_size;
+            require(token >= 0 && token < V && target >= kIgnoreTarget && target < V,
+                    "ReferenceModel: token id");
+        }
+    }
+    // a layer's part of a tensor's weights and gradients
+    const Real* weight(int tensor, int layer) const {
+        return weights_[tensor].data() + tensor_size(config_, tensor) * layer;
+    }
+    Real* grad(int tensor, int layer) { return grads_[tensor].data() + tensor_size(config_, tensor) * layer; }
+
+    // ---- layers, named by their weight: its bias is the tensor after it. Products are not yet stored.
+    void matmul(Array& out, const Array& inp, int tensor, int layer) const {
+        int OC = kTensors[tensor].rows(config_), C = kTensors[tensor].cols(config_);
+        int64_t N = (int64_t)inp.size() / C;
+        const Real* bias = tensor == kWte ? nullptr : weight(tensor + 1, layer);
+        matmul_forward_cpu(sized(out, N * OC), inp.data(), weight(tensor, layer), bias, N, C, OC);
+    }
+    void matmul_backward(Array& dinp, const Array& dout, const Array& inp, int tensor, int layer) {
+        int OC = kTensors[tensor].rows(config_), C = kTensors[tensor].cols(config_);
+        int64_t N = (int64_t)inp.size() / C;
+        Real* dbias = tensor == kWte ? nullptr : grad(tensor + 1, layer);
+        matmul_backward_cpu(sized(dinp, N * C), grad(tensor, layer), dbias, dout.data(), inp.data(),
+                            weight(tensor, layer), N, C, OC);
+    }
+    void add(Array& residual, const Array& stream, const Array& branch) const {
+        residual.resize(stream.size());
+        std::transform(stream.begin(), stream.end(), branch.begin(), residual.begin(), std::plus<Real>());
+        store(residual);
+    }
+    void normalise(Norm& ln, const Array& residual, int tensor, int layer) const {
+        int C = config_.channels;
+        int64_t N = (int64_t)residual.size() / C;
+        layernorm_forward_cpu(sized(ln.out, N * C), sized(ln.mean, N), sized(ln.rstd, N), residual.data(),
+                              weight(tensor, layer), weight(tensor + 1, layer), N, C, kLayernormEps);
+        store(ln.out);
+    }
+    void normalise_backward(Array& dresidual, const Array& dout, const Array& residual, const Norm& ln,
+                            int tensor, int layer) {
+        int64_t N = (int64_t)ln.mean.size();
+        residual_layernorm_backward_cpu(dresidual.data(), grad(tensor, layer), grad(tensor + 1, layer),
+                                        dout.data(), residual.data(), weight(tensor, layer), ln.mean.data(),
+                                        ln.rstd.data(), N, config_.channels);
+        store(dresidual);
+    }
+
+    // ---- the model
+    void forward(const Batch& batch) {
+        int B = batch.B, T = batch.T, C = config_.channels, NH = config_.num_heads;
+        int64_t N = (int64_t)B * T;
+        Array proj;
+        Real* encoded = sized(encoded_, N * C);
+        encoder_forward_cpu(encoded, batch.tokens.data(), weight(kWte, 0), weight(kWpe, 0), B, T, C);
+        store(encoded_);
+        const Array* residual = &encoded_;
+        for (int l = 0; l < config_.num_layers; l++) {
+            Layer& a = layers_[l];
+            normalise(a.ln1, *residual, kLn1w, l);
+            matmul(a.qkv, a.ln1.out, kQkvw, l);
+            store(a.qkv);
+            attention_forward_cpu(sized(a.atty, N * C), sized(a.lse, N * NH), a.qkv.data(), B, T, C, NH);
+            store(a.atty);
+            matmul(proj, a.atty, kAttprojw, l);
+            store(proj);
+            add(a.residual2, *residual, proj);
+            normalise(a.ln2, a.residual2, kLn2w, l);
+            matmul(a.fch, a.ln2.out, kFcw, l);
+            gelu_forward_cpu(sized(a.gelu, 4 * N * C), a.fch.data(), 4 * N * C);  // before it is rounded
+            store(a.gelu);
+            store(a.fch);
+            matmul(proj, a.gelu, kFcprojw, l);
+            store(proj);
+            add(a.residual3, a.residual2, proj);
+            residual = &a.residual3;
+        }
+        normalise(lnf_, *residual, kLnfw, 0);
+        matmul(logits_, lnf_.out, kWte, 0);
+        store(logits_);
+    }
+
+    void backward(const Batch& batch, double dloss) {  // adds to the gradients; overwrites logits_
+        int B = batch.B, T = batch.T, C = config_.channels, NH = config_.num_heads, L = config_.num_layers;
+        int64_t N = (int64_t)B * T;
+        Array dproj, dwide, dresidual(N * C, Real{0});  // (N,C), (N,4C) or (N,3C), (N,C)
+        classifier_backward_cpu(logits_.data(), logits_.data(), batch.targets.data(), dloss, N,
+                                config_.vocab_size, config_.padded_vocab_size);
+        store(logits_);
+        matmul_backward(dproj, logits_, lnf_.out, kWte, 0);
+        store(dproj);
+        normalise_backward(dresidual, dproj, layers_[L - 1].residual3, lnf_, kLnfw, 0);
+        for (int l = L - 1; l >= 0; l--) {
+            Layer& a = layers_[l];
+            matmul_backward(dwide, dresidual, a.gelu, kFcprojw, l);
+            gelu_backward_cpu(dwide.data(), dwide.data(), a.fch.data(), 4 * N * C);  // of the exact product
+            store(dwide);
+            matmul_backward(dproj, dwide, a.ln2.out, kFcw, l);
+            store(dproj);
+            normalise_backward(dresidual, dproj, a.residual2, a.ln2, kLn2w, l);
+            matmul_backward(dproj, dresidual, a.atty, kAttprojw, l);
+            store(dproj);
+            attention_backward_cpu(sized(dwide, N * 3 * C), dproj.data(), a.qkv.data(), a.atty.data(),
+                                   a.lse.data(), B, T, C, NH);
+            store(dwide);
+            matmul_backward(dproj, dwide, a.ln1.out, kQkvw, l);
+            store(dproj);
+            const Array& residual = l == 0 ? encoded_ : layers_[l - 1].residual3;
+            normalise_backward(dresidual, dproj, residual, a.ln1, kLn1w, l);
+        }
+        encoder_backward_cpu(grad(kWte, 0), grad(kWpe, 0), dresidual.data(), batch.tokens.data(), B, T, C);
+    }
+
+    void update(const StepParams& params, double grad_scale) {
+        updates_++;
+        AdamWParams adamw{params.lr, params.beta1, params.beta2, params.eps, 0.0, grad_scale, updates_};
+        for (int t = 0; t < kNumTensors; t++) {
+            adamw.weight_decay = kTensors[t].matrix ? params.weight_decay : 0.0;
+            adamw_cpu(master_[t].data(), m_[t].data(), v_[t].data(), grads_[t].data(), master_[t].size(),
+                      adamw);
+            set_weights(t);
+        }
+    }
+
+    GPT2Config config_;
+    Rounding rounding_;
+    int B_, T_;
+    Arena weights_, master_, m_, v_, grads_;
+    std::vector<Layer> layers_;
+    Array encoded_, logits_;
+    Norm lnf_;
+    std::vector<float> losses_;
+    std::vector<int32_t> predicted_;
+    int64_t updates_ = 0;
+    std::deque<StepResult> results_;  // not yet asked for, in order
+};
+
+}  // namespace llmc

@@ -1,0 +1,434 @@
+// Checkpoints: what is saved is found and loaded, damage is noticed and passed over, a failed save leaves
+// what was there, and a run that goes on from one ends with the same bits as a run that was never stopped.
+#include <sys/resource.h>
+#include <csignal>
+#include <cstring>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/model_fixture.h"
+#include "dev/test/cpu/train_program.h"
+#include "llmc/host/logger.h"
+#include "llmc/model/checkpoint.h"
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+const Words kCheckpointFiles = {"MANIFEST", "model.bin", "optimizer.bin"};
+
+GPT2Cpu filled_model(uint64_t seed) {
+    GPT2Cpu model(tiny_config(), 2, 9);
+    fill_states(&model, seed);
+    return model;
+}
+
+void save_step(const std::string& run, int64_t step, uint64_t seed = 1) {
+    save_checkpoint(run, tiny_config(), {step, step, seed}, reader(filled_model((uint64_t)step)));
+}
+
+// in place of what is there; a save would wait for the disk
+void copy_folder(const std::string& from, const std::string& to) {
+    fs::remove_all(to);
+    fs::copy(from, to, fs::copy_options::recursive);
+}
+
+void flip_byte(const std::string& path, size_t at) {
+    std::string bytes = read_bytes(path);
+    bytes[at] = (char)(bytes[at] ^ 1);
+    write_bytes(path, bytes);
+}
+
+Error load_error(const std::string& folder) {
+    return error_of([&] {
+        GPT2Cpu model(tiny_config(), 1, 2);
+        load_checkpoint(folder, writer(&model));
+    });
+}
+
+// Makes a damaged checkpoint look intact, so that what reads the files behind MANIFEST is reached: MANIFEST
+// gets the fingerprint that the error message says was found.
+void repair_manifest(const std::string& folder) {
+    for (size_t line = 0; line < 2; line++) {
+        std::string why = error_of([&] { checkpoint_config(folder); }).what();
+        size_t found = why.find("found \""), expected = why.find("expected \"");
+        if (found == std::string::npos) { return; }
+        auto quoted = [&](size_t at) { return why.substr(at, why.find('"', at) - at); };
+        std::string manifest = read_bytes(folder + "/MANIFEST"), old = quoted(expected + 10);
+        write_bytes(folder + "/MANIFEST",
+                    manifest.replace(manifest.find(old), old.size(), quoted(found + 7)));
+    }
+}
+
+// No file may grow over this many bytes while it lives: what a full disk looks like to a program. Nothing may
+// be printed meanwhile, for that may go to a file.
+class SmallFiles {
+public:
+    explicit SmallFiles(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+        getrlimit(RLIMIT_FSIZE, &before_);
+        rlimit small = {bytes, before_.rlim_max};
+        setrlimit(RLIMIT_FSIZE, &small);
+    }
+    ~SmallFiles() {
+        setrlimit(RLIMIT_FSIZE, &before_);
+        std::signal(SIGXFSZ, handler_);
+    }
+    SmallFiles(const SmallFiles&) = delete;
+
+private:
+    rlimit before_;
+    void (*handler_)(int);
+};
+
+}  // namespace
+
+// ---- save, find, load --------------------------------------------------------------------------
+
+TEST_CASE("checkpoint: what is saved is loaded") {
+    TempFolder folder;
+    GPT2Cpu model = filled_model(3), other(tiny_config(), 1, 2);
+    TrainingState state{123456789012, 123456789000, 0xfedcba9876543210, 1024, 48, 9876543210123};
+    save_checkpoint(folder.path(), tiny_config(), state, reader(model));
+    const std::string path = folder / "step_123456789012";
+    CHECK(names_below(folder.path()) == Words{"step_123456789012"});
+    CHECK(names_below(path) == kCheckpointFiles);
+    std::string notes;
+    CHECK(find_checkpoint(folder.path(), &notes) == path);
+    CHECK(notes.empty());
+    CHECK(checkpoint_config(path) == tiny_config());
+    TrainingState loaded = load_checkpoint(path, writer(&other));
+    CHECK(loaded.step == state.step);
+    CHECK(loaded.updates == state.updates);
+    CHECK(loaded.seed == state.seed);
+    CHECK(loaded.seq_len == state.seq_len);
+    CHECK(loaded.rows_per_step == state.rows_per_step);
+    CHECK(loaded.train_tokens == state.train_tokens);
+    check_same_state("loaded", other, model);
+    CHECK(ModelFile(path + "/model.bin").config() == tiny_config());  // a model file like any other
+}
+
+TEST_CASE("checkpoint: the newest is found, by number") {
+    TempFolder folder;
+    std::string notes;
+    CHECK(find_checkpoint(folder.path(), &notes).empty());
+    CHECK(find_checkpoint(folder / "missing", &notes).empty());
+    for (int64_t step : {4, 99999999, 100000000, 12}) { save_step(folder.path(), step); }
+    CHECK(find_checkpoint(folder.path(), &notes) == folder / "step_100000000");
+    fs::remove_all(folder / "step_100000000");
+    CHECK(find_checkpoint(folder.path(), &notes) == folder / "step_99999999");
+    fs::remove_all(folder / "step_99999999");
+    // none of these is a checkpoint, and none is worth a word
+    for (const char* name :
+         {"step_", "step_99", "step_0000009x", "step_00000099.tmp-77", "model.bin", "estep_00000099"}) {
+        fs::copy(folder / "step_00000012", folder / name, fs::copy_options::recursive);
+    }
+    write_bytes(folder / "step_00000088", "a file");
+    CHECK(find_checkpoint(folder.path(), &notes) == folder / "step_00000012");
+    CHECK(notes.empty());
+}
+
+TEST_CASE("checkpoint: a step that is there already is replaced") {
+    TempFolder folder;
+    save_checkpoint(folder.path(), tiny_config(), {4, 4, 1}, reader(filled_model(8)));
+    write_bytes(folder / "step_00000004/left-over", "of the old one");
+    GPT2Cpu model = filled_model(9), other(tiny_config(), 1, 2);
+    save_checkpoint(folder.path(), tiny_config(), {4, 3, 2}, reader(model));
+    CHECK(names_below(folder.path()) == Words{"step_00000004"});
+    CHECK(names_below(folder / "step_00000004") == kCheckpointFiles);
+    CHECK(load_checkpoint(folder / "step_00000004", writer(&other)).updates == 3);
+    check_same_state("replaced", other, model);
+    write_bytes(folder / "step_00000005", "a file in the way");
+    save_step(folder.path(), 5);
+    CHECK(load_error(folder / "step_00000005").exit_code == kExitDone);
+}
+
+TEST_CASE("checkpoint: what a killed save has left is removed by the next") {
+    TempFolder folder;
+    for (const char* name : {"step_00000002.tmp-4194304", "step_00000004.tmp-1"}) {
+        fs::create_directories(folder / name);
+        write_bytes(folder / (std::string(name) + "/model.bin.tmp-1"), "half");
+    }
+    write_bytes(folder / "model.bin.tmp-123", "half");
+    const Words kept = {"log.jsonl", "model.bin", "my.tmp-1", "notes.tmp-abc"};
+    for (const std::string& name : kept) { write_bytes(folder / name, "the user's"); }
+    save_step(folder.path(), 4);
+    Words expected = kept;
+    expected.push_back("step_00000004");
+    CHECK(names_below(folder.path()) == expected);
+}
+
+// ---- damage ------------------------------------------------------------------------------------
+
+TEST_CASE("checkpoint: a damaged one is passed over with a note") {
+    TempFolder folder;
+    save_step(folder.path(), 4);
+    save_step(folder / "good", 8);
+    auto check_passed_over = [&](const std::string& what, auto damage) {
+        CAPTURE(what);
+        copy_folder(folder / "good/step_00000008", folder / "step_00000008");
+        const std::string newest = folder / "step_00000008";
+        damage(newest);
+        std::string notes;
+        CHECK(find_checkpoint(folder.path(), &notes) == folder / "step_00000004");
+        CHECK(notes.find("passed over " + newest) == 0);
+        CHECK(std::count(notes.begin(), notes.end(), '\n') == 1);
+        check_error(load_error(newest), kExitBadInput, {newest, "--resume auto"});
+        check_error(error_of([&] { checkpoint_config(newest); }), kExitBadInput, {newest});
+    };
+    for (const std::string& name : kCheckpointFiles) {
+        const size_t size = fs::file_size(folder / ("step_00000004/" + name));
+        for (size_t at : {(size_t)0, (size_t)9, size / 2, size - 1}) {
+            check_passed_over("one bit of " + name,
+                              [&](const std::string& f) { flip_byte(f + "/" + name, at); });
+        }
+        for (size_t left : {(size_t)0, (size_t)1, size / 2, size - 1}) {
+            check_passed_over(name + " cut",
+                              [&](const std::string& f) { fs::resize_file(f + "/" + name, left); });
+        }
+        check_passed_over(name + " longer",
+                          [&](const std::string& f) { fs::resize_file(f + "/" + name, size + 1); });
+        check_passed_over(name + " missing", [&](const std::string& f) { fs::remove(f + "/" + name); });
+        check_passed_over(name + " a folder", [&](const std::string& f) {
+            fs::remove(f + "/" + name);
+            fs::create_directory(f + "/" + name);
+        });
+    }
+    check_passed_over("files exchanged",
+                      [&](const std::string& f) { fs::rename(f + "/model.bin", f + "/optimizer.bin"); });
+    check_passed_over("another model.bin", [&](const std::string& f) {
+        fs::copy(folder / "step_00000004/model.bin", f + "/model.bin", fs::copy_options::overwrite_existing);
+    });
+}
+
+TEST_CASE("checkpoint: what is not one is refused") {
+    TempFolder folder;
+    save_step(folder.path(), 4);
+    check_error(load_error(folder / "step_00000009"), kExitBadInput,
+                {"step_00000009", "no such checkpoint folder"});
+    check_error(load_error(folder.path()), kExitBadInput,
+                {folder.path(), "MANIFEST is missing", "step_ folder"});
+    check_error(load_error(folder / "step_00000004/model.bin"), kExitBadInput,
+                {"model.bin", "no such checkpoint"});
+}
+
+TEST_CASE("checkpoint: fields that a whole MANIFEST does not vouch for") {
+    TempFolder folder;
+    struct Row {
+        size_t at;
+        std::string bytes, says;
+    };
+    auto number = [](int64_t x) { return std::string(reinterpret_cast<const char*>(&x), 8); };
+    auto word = [](int32_t x) { return std::string(reinterpret_cast<const char*>(&x), 4); };
+    const Row rows[] = {
+        {0, word(20240326), "word 0, magic"},
+        {4, word(2), "word 1, version"},
+        {8, word(8), "as in model.bin"},
+        {12, word(36), "as in model.bin"},
+        {16, word(2), "as in model.bin"},
+        {16, word(-1), "word 4, num_layers"},
+        {20, word(7), "as in model.bin"},
+        {24, word(7), "word 5, num_heads"},
+        {28, word(38), "as in model.bin"},
+        {32, number(-1), "updates <= step"},
+        {32, number(INT64_MIN), "updates <= step"},
+        {40, number(5), "updates <= step"},
+        {40, number(-1), "updates <= step"},
+        {56, number(-1), "seq_len"},
+        {56, number((1 << 20) + 1), "seq_len"},
+        {64, number(-1), "rows_per_step"},
+        {64, number(INT64_MAX), "rows_per_step"},
+        {72, number(-1), "train_tokens"},
+    };
+    save_step(folder / "good", 4);
+    const std::string path = folder / "step_00000004";
+    for (const Row& row : rows) {
+        CAPTURE(row.at);
+        copy_folder(folder / "good/step_00000004", path);
+        std::string bytes = read_bytes(path + "/optimizer.bin");
+        bytes.replace(row.at, row.bytes.size(), row.bytes);
+        write_bytes(path + "/optimizer.bin", bytes);
+        check_error(load_error(path), kExitBadInput, {"damaged", "MANIFEST"});
+        repair_manifest(path);
+        check_error(load_error(path), kExitBadInput,
+                    {path + "/optimizer.bin", "optimizer state", row.says, "found", "expected"});
+    }
+    copy_folder(folder / "good/step_00000004", path);
+    fs::resize_file(path + "/optimizer.bin", fs::file_size(path + "/optimizer.bin") - 4);
+    repair_manifest(path);
+    check_error(load_error(path), kExitBadInput, {path + "/optimizer.bin", "file size", "two moments"});
+    flip_byte(path + "/model.bin", 16);  // 3 layers become 2
+    repair_manifest(path);
+    check_error(load_error(path), kExitBadInput, {path + "/model.bin", "file size", "2 layers"});
+}
+
+// ---- saves that fail ---------------------------------------------------------------------------
+
+TEST_CASE("checkpoint: a folder that cannot be written") {
+    TempFolder folder;
+    write_bytes(folder / "file", "not a folder");
+    for (const std::string& run : {folder / "file/run", folder / "file", folder / "file/a/b"}) {
+        check_error(error_of([&] { make_writable_folder(run); }), kExitUsage,
+                    {run, "cannot make or write", "Choose"});
+        check_error(error_of([&] { save_step(run, 4); }), kExitUsage, {run, "cannot make or write"});
+        check_error(error_of([&] { FileWriter writer(run + "/model.bin"); }), kExitUsage,
+                    {run, "cannot write"});
+        std::string notes;
+        CHECK(find_checkpoint(run, &notes).empty());
+    }
+    CHECK(names_below(folder.path()) == Words{"file"});
+}
+
+TEST_CASE("checkpoint: a full disk leaves what was there") {
+    TempFolder folder;
+    GPT2Cpu model = filled_model(1);
+    save_step(folder.path(), 4);
+    write_model_file(folder / "model.bin", tiny_config(), kModelFp32, reader(model));
+    const std::string before = read_bytes(folder / "model.bin");
+    const std::string manifest = read_bytes(folder / "step_00000004/MANIFEST");
+    const Words names = names_below(folder.path());
+    const rlim_t model_bytes = before.size();
+    // the header does not fit; the body does not; the last byte does not; the model does, its moments do not
+    for (rlim_t limit : {(rlim_t)1000, (rlim_t)20000, model_bytes - 1, model_bytes + 1}) {
+        CAPTURE(limit);
+        Error file(0, ""), same(0, ""), next(0, "");
+        {
+            SmallFiles full(limit);
+            file = error_of(
+                [&] { write_model_file(folder / "model.bin", tiny_config(), kModelFp32, reader(model)); });
+            same = error_of([&] { save_step(folder.path(), 4); });
+            next = error_of([&] { save_step(folder.path(), 8); });
+        }
+        if (limit < model_bytes) {
+            check_error(file, kExitSaveFailed, {folder / "model.bin", "Nothing was replaced"});
+        }
+        check_error(same, kExitSaveFailed, {folder.path(), "File too large"});
+        check_error(next, kExitSaveFailed, {folder.path(), "File too large", "free some space"});
+        CHECK(names_below(folder.path()) == names);
+        CHECK(names_below(folder / "step_00000004") == kCheckpointFiles);
+        CHECK((read_bytes(folder / "model.bin") == before));
+        CHECK(read_bytes(folder / "step_00000004/MANIFEST") == manifest);
+        CHECK(load_error(folder / "step_00000004").exit_code == kExitDone);
+    }
+}
+
+TEST_CASE("log: whole lines only, also on a full disk, and no run over another") {
+    TempFolder folder;
+    const std::string path = folder / "log.jsonl";
+    {
+        RunLog log(folder.path(), -1);
+        log.step(0, 1.5, 0.25, 1e-3, 2, 3);
+        log.validation(1, 1.25);
+        log.step(1, NAN, INFINITY, 1e-3, 2, 3);
+    }
+    check_error(error_of([&] { RunLog(folder.path(), -1); }), kExitUsage,
+                {folder.path(), "holds a run", "--resume auto"});
+    const std::string good = read_bytes(path);
+    CHECK(read_log(folder.path()).size() == 3);
+    CHECK(read_log(folder.path())[2]["train_loss"].is_null());
+    Error full(0, "");
+    {
+        RunLog log(folder.path(), 2);
+        SmallFiles limit(good.size() + 10);
+        full = error_of([&] { log.step(2, 1, 1, 1, 1, 1); });
+    }
+    check_error(full, kExitSaveFailed, {path, "cannot write", "Free some space"});
+    CHECK(read_bytes(path) == good);
+    // a resume keeps the lines of the steps before; a torn line, and what is no line of ours, goes
+    write_bytes(path, good + "{\"step\":1,\"other\":0}\nrubbish\n\n{\"step\":0,\"train_lo");
+    { RunLog log(folder.path(), 1); }
+    CHECK(read_bytes(path) == good.substr(0, good.find('\n') + 1));
+    CHECK(names_below(folder.path()) == Words{"log.jsonl"});
+}
+
+// ---- going on ----------------------------------------------------------------------------------
+
+TEST_CASE("resume: a model goes on with the same bits") {
+    TempFolder folder;
+    GPT2Config c = tiny_config();
+    auto train = [&](GPT2Cpu* model, int64_t first, int64_t end) {
+        for (int64_t k = first; k < end; k++) {
+            Batch batch = random_batch(c, 2, 9, (uint64_t)k);
+            std::vector<float> good = whole_tensor(*model, State::kParameter, kWpe), bad(good.size(), NAN);
+            if (k == 2) { model->load(State::kParameter, kWpe, 0, bad); }  // skipped: updates lag behind
+            step(model, {&batch, 1}, {.step = k, .lr = 1e-2, .weight_decay = 0.1, .clip = 1});
+            if (k == 2) { model->load(State::kParameter, kWpe, 0, good); }
+        }
+    };
+    GPT2Cpu at_once(c, 2, 9), before(c, 2, 9), after(c, 2, 9);
+    for (GPT2Cpu* model : {&at_once, &before}) { model->init(5); }
+    train(&at_once, 0, 8);
+    train(&before, 0, 4);
+    save_checkpoint(folder.path(), c, {4, before.updates(), 5}, reader(before));
+    TrainingState state = load_checkpoint(folder / "step_00000004", writer(&after));
+    CHECK(state.step == 4);
+    CHECK(state.updates == 3);
+    after.set_updates(state.updates);
+    train(&after, state.step, 8);
+    check_same_state("resumed", after, at_once);
+}
+
+TEST_CASE("resume: a checkpoint that does not note its data is gone on from") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    auto train = [&](const std::string& more) {
+        const std::string options = "--steps 2 --sample-every 0 --out " + folder / "run " + more;
+        return run_train(folder.path(), tiny_run(folder.path(), options));
+    };
+    CHECK(train("").exit_code == kExitDone);
+    const std::string path = folder / "run/step_00000002";
+    std::string bytes = read_bytes(path + "/optimizer.bin");
+    CHECK(bytes.substr(56, 24) != std::string(24, '\0'));
+    CHECK(train("--resume auto --batch 2").exit_code == kExitUsage);
+    write_bytes(path + "/optimizer.bin", bytes.replace(56, 24, std::string(24, '\0')));
+    repair_manifest(path);
+    ProgramRun run = train("--resume auto --batch 2");
+    CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+}
+
+TEST_CASE("resume: the program ends as if it had never stopped") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    auto train = [&](const std::string& out, const std::string& steps, const std::string& more = "") {
+        Words options = tiny_run(folder.path(),
+                                 "--batch 2 --total-batch 48 --lr 0.01 --warmup 6 --schedule "
+                                 "constant --weight-decay 0.1 --val-every 3 --sample-every 3 "
+                                 "--sample-tokens 5 --save-every 4 --steps " +
+                                     steps + " --out " + folder / out + " " + more);
+        ProgramRun run = run_train(folder.path(), options);
+        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+        return run;
+    };
+    auto check_same_run = [&](const std::string& out) {
+        CHECK(read_log(folder / out) == read_log(folder / "whole"));
+        for (const char* file : {"/model.bin", "/step_00000008/model.bin", "/step_00000008/optimizer.bin"}) {
+            CHECK_MESSAGE(same_files(folder / out + file, folder / "whole" + file), out, file);
+        }
+    };
+    train("whole", "8");
+    CHECK(names_below(folder / "whole") ==
+          Words{"config.toml", "log.jsonl", "model.bin", "step_00000004", "step_00000008"});
+    CHECK(read_log(folder / "whole").size() == 8 + 3);  // validation at 3, 6 and the end
+
+    train("parts", "4");  // ends at 4, and goes on from there
+    train("parts", "8", "--resume auto");
+    check_same_run("parts");
+    train("parts", "8", "--resume auto");  // at its end there is nothing to do
+    check_same_run("parts");
+
+    copy_folder(folder / "whole", folder / "killed");  // killed after 8 steps; checkpoint 8 is damaged
+    fs::remove(folder / "killed/model.bin");
+    flip_byte(folder / "killed/step_00000008/optimizer.bin", 5000);
+    write_bytes(folder / "killed/log.jsonl", read_bytes(folder / "whole/log.jsonl") + "{\"step\":8,\"tra");
+    ProgramRun run = train("killed", "8", "--resume auto");
+    CHECK(run.err.find("passed over " + (folder / "killed/step_00000008")) != std::string::npos);
+    CHECK(run.out.find(folder / "killed/step_00000004") != std::string::npos);
+    check_same_run("killed");
+
+    // into a new folder: its log begins there
+    train("elsewhere", "8", "--resume " + folder / "whole/step_00000004");
+    std::vector<Json> log = read_log(folder / "whole");
+    log.erase(log.begin(), log.begin() + 5);
+    CHECK(read_log(folder / "elsewhere") == log);
+    CHECK(same_files(folder / "elsewhere/model.bin", folder / "whole/model.bin"));
+}

@@ -1,0 +1,307 @@
+// Tests of data/make_shards, run as a user runs it: $PLUMB_BIN_DIR/data/make_shards, or ./data/make_shards.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/test_files.h"
+#include "llmc/host/dataloader.h"
+#include "llmc/host/token_shard.h"
+#include "llmc/host/tokenizer.h"
+
+using namespace llmc;
+
+namespace {
+
+struct Run {
+    int exit_code;
+    std::string output;  // both streams
+};
+
+std::string program_path() {
+    const char* folder = std::getenv("PLUMB_BIN_DIR");
+    const std::string path = std::string(folder != nullptr ? folder : ".") + "/data/make_shards";
+    REQUIRE_MESSAGE(access(path.c_str(), X_OK) == 0, path, " is missing: run `make data/make_shards`");
+    return path;
+}
+
+// the program through the shell; before: what stands before its name, as "cat x |"
+Run make_shards(const std::string& arguments, const std::string& before = "") {
+    std::FILE* pipe = popen((before + " '" + program_path() + "' " + arguments + " 2>&1").c_str(), "r");
+    REQUIRE(pipe != nullptr);
+    Run run;
+    char buffer[4096];
+    for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) { run.output.append(buffer, n); }
+    const int status = pclose(pipe);
+    run.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return run;
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+        names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+// the documents of a split, each without the end of text before it; checks where ends of text must be
+std::vector<std::string> documents_of(const std::string& pattern) {
+    const ShardSet set(pattern);
+    REQUIRE(set.vocab_size() == 257);
+    std::vector<std::string> documents;
+    std::vector<uint16_t> tokens;
+    for (const TokenShard& shard : set.shards()) {
+        tokens.insert(tokens.end(), shard.tokens().begin(), shard.tokens().end());
+    }
+    REQUIRE(tokens.front() == 256);
+    REQUIRE(tokens.back() == 256);
+    tokens.pop_back();
+    for (uint16_t token : tokens) {
+        if (token == 256) {
+            documents.emplace_back();
+        } else {
+            documents.back() += (char)token;
+        }
+    }
+    return documents;
+}
+
+std::string joined(const std::vector<std::string>& documents) {
+    std::string text;
+    for (const std::string& document : documents) { text += document; }
+    return text;
+}
+
+using Documents = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("make_shards: what a document is") {
+    TempFolder folder;
+    const std::string text = "\n \nOne\nline\n\n\n  Two\n \t\r\nThree\n   indented\n\nlast, no newline";
+    write_bytes(folder / "text", text);
+    const std::string in = folder / "text", out = folder / "o/text";
+    const auto documents = [&](const std::string& options) {
+        const Run run = make_shards(in + " --out " + out + " --val-fraction 0 " + options);
+        CAPTURE(run.output);
+        REQUIRE(run.exit_code == 0);
+        CHECK(names_in(folder / "o") == std::vector<std::string>{"text_train_000000.bin"});
+        return documents_of(out + "_train_*.bin");
+    };
+    const Documents lines = {"\n \nOne\n", "line\n\n\n",      "  Two\n \t\r\n",
+                             "Three\n",    "   indented\n\n", "last, no newline"};
+    CHECK(documents("") == Documents{text});
+    CHECK(documents("--documents file") == Documents{text});
+    CHECK(documents("--documents paragraph") ==
+          Documents{"\n \nOne\nline\n\n\n", "  Two\n \t\r\n", "Three\n   indented\n\n", "last, no newline"});
+    CHECK(documents("--documents line") == lines);
+
+    write_bytes(in, "\n \n\t");  // blanks only: one document
+    CHECK(documents("--documents line") == Documents{"\n \n\t"});
+    write_bytes(in, "a\n" + std::string(10000, ' ') + "\nb");  // so many blanks are a line
+    CHECK(documents("--documents line").size() == 3);
+    CHECK(joined(documents("--documents line")) == read_bytes(in));
+}
+
+TEST_CASE("make_shards: validation is the last documents, or the end of a long one; nothing is lost") {
+    TempFolder folder;
+    const std::string in = folder / "text", out = folder / "t";
+    const auto split = [&](const std::string& options) {
+        const Run run = make_shards(in + " --out " + out + " " + options);
+        CAPTURE(run.output);
+        REQUIRE(run.exit_code == 0);
+        return std::pair(documents_of(out + "_train_*.bin"), documents_of(out + "_val_*.bin"));
+    };
+    std::string lines;
+    for (int i = 0; i < 100; i++) { lines += strf("line %02d 89\n", i); }  // with its end of text: 12 tokens
+    write_bytes(in, lines);
+    auto [train, val] = split("--documents line");
+    CHECK(train.size() == 90);
+    CHECK(val.size() == 10);
+    CHECK(val.front() == "line 90 89\n");
+    CHECK(joined(train) + joined(val) == lines);
+
+    std::tie(train, val) = split("--documents line --val-fraction 0.255");  // not within a document
+    CHECK(train.size() == 75);
+    CHECK(val.size() == 25);
+
+    std::tie(train, val) = split("--documents line --val-fraction 0.09917");  // 119 tokens: one is missing
+    CHECK(val.size() == 10);
+
+    for (const char* fraction : {"0.1", "0.095", "0.0923"}) {  // one document: cut after a line
+        std::tie(train, val) = split(std::string("--val-fraction ") + fraction);
+        CHECK(train.size() == 1);
+        CHECK(val.size() == 1);
+        CHECK(val.front().starts_with("line 9"));
+        CHECK(joined(train) + joined(val) == lines);
+    }
+
+    write_bytes(in, "short\n" + std::string(994, 'x'));  // a long last document without lines
+    std::tie(train, val) = split("--documents line");
+    CHECK(train.size() == 2);
+    CHECK(val == Documents{std::string(100, 'x')});
+
+    write_bytes(in, "ab");
+    std::tie(train, val) = split("");
+    CHECK(train == Documents{"a"});
+    CHECK(val == Documents{"b"});
+    std::tie(train, val) = split("--val-fraction 0.9");
+    CHECK(joined(train) + joined(val) == "ab");
+}
+
+TEST_CASE("make_shards: any bytes, any shard size, any portions") {
+    TempFolder folder;
+    std::mt19937 gen(3);
+    std::string text;
+    for (int i = 0; i < 20000; i++) { text += gen() % 8 == 0 ? '\n' : gen() % 8 == 0 ? ' ' : (char)gen(); }
+    write_bytes(folder / "text", text);
+    for (const char* documents : {"file", "paragraph", "line"}) {
+        const std::string options = std::string(" --documents ") + documents;
+        const Run whole = make_shards(folder / "text" + options + " --out " + (folder / "whole"));
+        REQUIRE(whole.exit_code == 0);
+        const Documents train = documents_of(folder / "whole_train_*.bin");
+        const Documents val = documents_of(folder / "whole_val_*.bin");
+        CHECK(joined(train) + joined(val) == text);
+        for (int shard_tokens : {700, 4096, 20001}) {
+            const std::string size = " --shard-tokens " + std::to_string(shard_tokens);
+            const Run run = make_shards("-" + options + size + " --out " + (folder / "parts"),
+                                        "cat '" + folder / "text" + "' |");
+            CAPTURE(run.output);
+            REQUIRE(run.exit_code == 0);
+            CHECK(documents_of(folder / "parts_train_*.bin") == train);
+            CHECK(documents_of(folder / "parts_val_*.bin") == val);
+            const ShardSet parts(folder / "parts_*.bin");
+            for (const TokenShard& shard : parts.shards()) {
+                CHECK((int)shard.tokens().size() <= shard_tokens + 2);
+            }
+        }
+    }
+    // the shards of the last run are fewer than those of the first: none of the others may be left
+    CHECK(ShardSet(folder / "parts_*.bin").num_tokens() < (int64_t)text.size() * 2);
+    for (const std::string& name : names_in(folder.path())) { CHECK(name.find("tmp") == std::string::npos); }
+}
+
+TEST_CASE("make_shards: the cut between two shards") {
+    TempFolder folder;
+    std::string text;
+    for (int i = 0; i < 64; i++) { text += "1234567 9012345\n"; }  // 17 tokens with its end of text
+    write_bytes(folder / "text", text);
+    for (int shard_tokens : {34, 100, 544, 545, 1088, 2000}) {  // 544 = half of all 1088
+        CAPTURE(shard_tokens);
+        const Run run = make_shards(folder / "text" + " --documents line --val-fraction 0.5 --shard-tokens " +
+                                    std::to_string(shard_tokens) + " --out " + (folder / "t"));
+        REQUIRE(run.exit_code == 0);
+        CHECK(documents_of(folder / "t_train_*.bin") == Documents(32, "1234567 9012345\n"));
+        CHECK(documents_of(folder / "t_val_*.bin") == Documents(32, "1234567 9012345\n"));
+    }
+}
+
+TEST_CASE("make_shards: files, folders and standard input") {
+    TempFolder folder;
+    std::filesystem::create_directories(folder / "in/b/c");
+    std::filesystem::create_directories(folder / "in/.git");
+    write_bytes(folder / "in/z", "z");
+    write_bytes(folder / "in/a", "a");
+    write_bytes(folder / "in/b/c/x", "bcx");
+    write_bytes(folder / "in/b/empty", "");
+    write_bytes(folder / "in/.git/x", "no");
+    write_bytes(folder / "in/.hidden", "no");
+    const std::string inputs = folder / "in" + " - " + (folder / "in/a");
+    const Run run = make_shards(inputs + " --val-fraction 0 --out " + (folder / "o"), "printf stdin |");
+    CAPTURE(run.output);
+    REQUIRE(run.exit_code == 0);
+    CHECK(documents_of(folder / "o_train_*.bin") == Documents{"a", "bcx", "z", "stdin", "a"});
+    CHECK(run.output.find("documents (one per file): 5") != std::string::npos);
+    CHECK(run.output.find("--train-data") != std::string::npos);
+}
+
+TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
+    TempFolder folder;
+    write_bytes(folder / "text", "some text\n");
+    write_bytes(folder / "empty", "");
+    write_token_shard(folder / "shard", std::vector<uint16_t>{1, 2, 3}, 257);
+    const std::vector<std::string> before = names_in(folder.path());
+    const std::string to = " --out " + (folder / "t"), text = folder / "text";
+    const auto fails = [&](const Run& run, int exit_code, const std::string& says) {
+        CAPTURE(run.output);
+        CHECK(run.exit_code == exit_code);
+        CHECK(run.output.find(says) != std::string::npos);
+        CHECK(names_in(folder.path()) == before);
+    };
+    fails(make_shards(folder / "empty" + to), kExitBadInput, "the input is empty");
+    fails(make_shards("-" + to, ": |"), kExitBadInput, "the input is empty");
+    fails(make_shards("-" + to, "printf x |"), kExitBadInput, "--val-fraction 0");
+    fails(make_shards(folder / "missing" + to), kExitBadInput, folder / "missing: cannot open");
+    fails(make_shards(text + " " + (folder / "missing") + to), kExitBadInput, "cannot open");
+    fails(make_shards(text + " " + (folder / "shard") + to), kExitBadInput, "a token shard");
+    fails(make_shards(text), kExitUsage, "--out");
+    fails(make_shards("--out x"), kExitUsage, "inputs");
+    fails(make_shards(text + " --out " + folder.path() + "/"), kExitUsage, "a folder");
+    fails(make_shards(text + to + " --documents word"), kExitUsage, "--documents");
+    for (const char* value : {"-0.1", "0.95", "nan", "x"}) {
+        fails(make_shards(text + to + " --val-fraction " + value), kExitUsage, "--val-fraction");
+    }
+    for (const char* value : {"0", "15", "-5", "2147483646", "99999999999999999999", "x"}) {
+        fails(make_shards(text + to + " --shard-tokens " + value), kExitUsage, "--shard-tokens");
+    }
+    fails(make_shards(text + to + " --shards 4"), kExitUsage, "--shards");
+    fails(make_shards(text + " --out " + text + "/sub/t"), kExitUsage, "cannot make or write this folder");
+    if (geteuid() == 0) {
+        MESSAGE("skipped: root may write everywhere");
+        return;
+    }
+    REQUIRE(chmod(folder.path().c_str(), 0555) == 0);
+    fails(make_shards(text + to), kExitUsage, "cannot make or write this folder");
+    REQUIRE(chmod(folder.path().c_str(), 0755) == 0);
+}
+
+TEST_CASE("make_shards: a signal ends it without a trace") {
+    TempFolder folder;
+    const std::string program = program_path(), out = folder / "t";
+    const auto wait_for = [](auto&& condition) {  // 20 seconds at most
+        for (int i = 0; i < 2000 && !condition(); i++) { usleep(10'000); }
+        return condition();
+    };
+    int input[2];
+    REQUIRE(pipe(input) == 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        dup2(input[0], STDIN_FILENO);
+        dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
+        dup2(STDOUT_FILENO, STDERR_FILENO);
+        close(input[1]);
+        const char* arguments[] = {"make_shards", "-", "--shard-tokens", "64", "--out", out.c_str(), nullptr};
+        execv(program.c_str(), const_cast<char**>(arguments));
+        _exit(127);
+    }
+    close(input[0]);
+    CHECK(write(input[1], std::string(1000, 'x').data(), 1000) == 1000);
+    CHECK(wait_for([&] { return !std::filesystem::is_empty(folder.path()); }));
+    kill(pid, SIGTERM);  // it is at work, or waits for more
+    int status = 0;
+    const bool ended = wait_for([&] { return waitpid(pid, &status, WNOHANG) != 0; });
+    CHECK(ended);
+    if (!ended) { kill(pid, SIGKILL); }
+    close(input[1]);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 128 + SIGTERM);
+    CHECK(std::filesystem::is_empty(folder.path()));
+}
+
+TEST_CASE("make_shards: help teaches") {
+    const Run run = make_shards("--help");
+    CHECK(run.exit_code == 0);
+    for (const char* part : {"--out", "--documents", "--val-fraction", "--shard-tokens", "Examples:"}) {
+        CHECK(run.output.find(part) != std::string::npos);
+    }
+}

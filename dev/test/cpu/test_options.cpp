@@ -1,0 +1,437 @@
+// Tests of the option parser: defaults, every alias, config files and their round trip, --help, each kind of
+// error by hand (test_options_generated.cpp makes many more).
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/test_options.h"
+
+using namespace llmc;
+
+namespace {
+
+void check_bad(const Args& args, std::initializer_list<std::string> parts) {
+    std::string line;
+    for (const std::string& arg : args) { line += " [" + arg + "]"; }
+    CAPTURE(line);
+    check_error(error_of([&] { parse(args); }), kExitUsage, parts);
+}
+
+void check_bad_config(const std::string& text, std::initializer_list<std::string> parts,
+                      const Args& args = {}) {
+    CAPTURE(text);
+    check_error(error_of([&] { parse_config(text, args); }), kExitUsage, parts);
+}
+
+}  // namespace
+
+TEST_CASE("options: no arguments give the defaults of options.h") {
+    int code = -2;
+    Options o = parse({}, &code), d;
+    CHECK(code == -1);
+    CHECK(o.train_data == d.train_data);
+    CHECK(o.val_data == d.val_data);
+    CHECK(o.tokenizer == d.tokenizer);
+    CHECK(o.model == d.model);
+    CHECK(o.layers == 0);
+    CHECK(o.batch == d.batch);
+    CHECK(o.seq_len == d.seq_len);
+    CHECK(o.total_batch == 0);
+    CHECK(o.steps == -1);
+    CHECK(o.lr == d.lr);
+    CHECK(o.schedule == "cosine");
+    CHECK(o.val_every == 20);
+    CHECK(o.val_tokens == -1);
+    CHECK(o.resume == "none");
+    CHECK(o.out.empty());
+    CHECK(o.seed == 42);
+    CHECK(!o.quiet);
+    CHECK(!o.dry_run);
+    const char* const none[] = {nullptr};
+    CHECK(parse_options(0, none, Program::kCpu, &code).batch == d.batch);
+}
+
+TEST_CASE("options: every field is set by its long name") {
+    Options o = parse({"--train-data",
+                       "a*.bin",
+                       "--val-data=b.bin",
+                       "--tokenizer",
+                       "t.bin",
+                       "--layers",
+                       "3",
+                       "--heads",
+                       "2",
+                       "--channels",
+                       "64",
+                       "--max-seq-len",
+                       "128",
+                       "--batch=2",
+                       "--seq-len",
+                       "32",
+                       "--total-batch",
+                       "256",
+                       "--steps",
+                       "-1",
+                       "--lr",
+                       "1e-3",
+                       "--warmup",
+                       "7",
+                       "--final-lr-fraction",
+                       ".5",
+                       "--schedule",
+                       "wsd",
+                       "--weight-decay",
+                       "0.1",
+                       "--beta1",
+                       "0",
+                       "--beta2",
+                       "0.99",
+                       "--eps",
+                       "1e-6",
+                       "--clip",
+                       "0",
+                       "--val-every",
+                       "0",
+                       "--val-tokens",
+                       "640"});
+    CHECK(o.train_data == "a*.bin");
+    CHECK(o.val_data == "b.bin");
+    CHECK(o.tokenizer == "t.bin");
+    CHECK(ModelShape{o.layers, o.heads, o.channels} == ModelShape{3, 2, 64});
+    CHECK(o.max_seq_len == 128);
+    CHECK(o.batch == 2);
+    CHECK(o.seq_len == 32);
+    CHECK(o.total_batch == 256);
+    CHECK(o.steps == -1);
+    CHECK(o.lr == 1e-3);
+    CHECK(o.warmup == 7);
+    CHECK(o.final_lr_fraction == 0.5);
+    CHECK(o.schedule == "wsd");
+    CHECK(o.weight_decay == 0.1);
+    CHECK(o.beta1 == 0);
+    CHECK(o.beta2 == 0.99);
+    CHECK(o.eps == 1e-6);
+    CHECK(o.clip == 0);
+    CHECK(o.val_every == 0);
+    CHECK(o.val_tokens == 640);
+    o = parse({"--val-align",     "document",  "--sample-every", "0",
+               "--sample-tokens", "9",         "--temperature",  "0.7",
+               "--top-k",         "40",        "--prompt",       "-- no",
+               "--out",           "o",         "--save-every",   "5",
+               "--resume",        "o/step_5",  "--log-every",    "3",
+               "--quiet",         "--dry-run", "--seed",         "18446744073709551615",
+               "--keep",          "3",         "--model-dtype",  "bf16",
+               "--steps=-1"});
+    CHECK(o.val_align == "document");
+    CHECK(o.sample_every == 0);
+    CHECK(o.sample_tokens == 9);
+    CHECK(o.temperature == 0.7);
+    CHECK(o.top_k == 40);
+    CHECK(o.prompt == "-- no");
+    CHECK(o.out == "o");
+    CHECK(o.save_every == 5);
+    CHECK(o.resume == "o/step_5");
+    CHECK(o.keep == 3);
+    CHECK(o.model_dtype == "bf16");
+    CHECK(o.log_every == 3);
+    CHECK(o.quiet);
+    CHECK(o.dry_run);
+    CHECK(o.seed == 18446744073709551615ull);
+    CHECK(o.steps == -1);
+}
+
+TEST_CASE("options: each alias sets what its long name sets") {
+    int aliases = 0;
+    for (const OptionRow& row : kOptionTable) {
+        if (!row.letter || acts_by_itself(row)) { continue; }
+        CAPTURE(row.name);
+        std::string value = good_value(row), letter = std::string("-") + row.letter;
+        Options o = parse({letter, value});
+        CHECK(o.resolved == parse({std::string("--") + row.name, value}).resolved);
+        CHECK(o.resolved == parse({std::string("--") + row.name + "=" + value}).resolved);
+        CHECK(o.resolved != parse({}).resolved);
+        aliases++;
+    }
+    CHECK(aliases == 18);  // -i -j -e -o -b -t -d -x -l -u -q -c -v -m -s -g -n -k
+    CHECK(parse({"-k", "linear"}).schedule == "linear");
+    Options o =
+        parse({"-i",  "I",  "-j", "J",  "-e",  "gpt2:d24", "-o", "O",  "-b",   "2",        "-t",   "64", "-d",
+               "256", "-x", "-1", "-l", "0.5", "-u",       "6",  "-q", "0.25", "-c",       "0.75", "-v", "11",
+               "-m",  "3",  "-s", "12", "-g",  "13",       "-n", "14", "-k",   "constant", "-y",   "1"});
+    CHECK(o.train_data == "I");
+    CHECK(o.val_data == "J");
+    CHECK(o.model == "gpt2:d24");
+    CHECK(o.out == "O");
+    CHECK(o.batch == 2);
+    CHECK(o.seq_len == 64);
+    CHECK(o.total_batch == 256);
+    CHECK(o.steps == -1);
+    CHECK(o.lr == 0.5);
+    CHECK(o.warmup == 6);
+    CHECK(o.final_lr_fraction == 0.25);
+    CHECK(o.weight_decay == 0.75);
+    CHECK(o.val_every == 11);
+    CHECK(o.val_tokens == 3 * 2 * 64);
+    CHECK(o.sample_every == 12);
+    CHECK(o.sample_tokens == 13);
+    CHECK(o.save_every == 14);
+    CHECK(o.schedule == "constant");
+    CHECK(o.resume == "auto");
+    CHECK(parse({"-y", "0"}).resume == "none");
+    CHECK(parse({"-nk", "5"}).keep == 5);
+    CHECK(parse({"-m", "-1"}).val_tokens == -1);
+    CHECK(parse({"--val-batches=20", "-b", "8", "-t", "1024"}).val_tokens == 20 * 8 * 1024);
+    CHECK(parse({"-j", "none"}).val_data.empty());
+}
+
+TEST_CASE("options: llm.c's other options are accepted where they ask for nothing, else refused by name") {
+    CHECK(parse({"-z",  "0",   "-r",  "0",  "-a",  "0", "-f",  "0", "-w",  "1",
+                 "-ge", "0",   "-lg", "-1", "-nk", "0", "-nm", "0", "-sl", "0",
+                 "-sg", "0.0", "-pn", "1",  "-pr", "0", "-pg", "8", "-pi", "mpi"})
+              .resolved == parse({}).resolved);
+    for (const LlmcOption& option : kLlmcTable) {
+        check_bad({option.name, "5"}, {option.name, "'5'", "is not part of this program yet"});
+        check_bad({"-b", "2", option.name}, {option.name, "needs a value"});
+        check_bad({option.name, "--batch", "2"}, {option.name, "needs a value", "--batch"});
+    }
+    check_bad({"-z", "1"}, {"-z", "sharding", "Only -z 0"});
+    check_bad({"-lg", "5"}, {"-lg", "GPU"});
+    check_bad({"-lg=5"}, {"-lg=5", "Did you mean -lg 5?"});
+    check_bad({"-z", "0", "-z", "0"}, {"-z", "twice"});
+    check_bad({"-h", "1"}, {"-h", "HellaSwag", "--help"});
+    check_bad({"-b", "2", "-h", "0"}, {"-h", "HellaSwag", "--help"});
+    check_bad({"-y", "2"}, {"-y (--resume)", "'2'"});
+    check_bad({"-y", "1", "--resume", "auto"}, {"--resume", "twice"});
+    check_bad({"-nk", "-1"}, {"-nk (--keep)", "0 to 2^31 - 1 checkpoints"});
+    for (const LlmcAlias& alias : kLlmcAliases) {
+        const std::string both = std::string(alias.name) + " (--" + alias.row + ")";
+        check_bad({alias.name, "x"}, {both, "'x'"});
+        check_bad({alias.name}, {both, "needs a value"});
+        check_bad({alias.name, "--batch", "2"}, {both, "needs a value", "--batch"});
+        check_bad({"--batch", alias.name}, {"--batch", "needs a value", alias.name});
+        check_bad({std::string(alias.name) + "=0"}, {"Did you mean", alias.name});
+    }
+}
+
+TEST_CASE("options: model descriptors") {
+    auto shape = [](const std::string& text) {
+        ModelShape s{7, 7, 7};
+        return model_descriptor(text, &s) ? s : ModelShape{};
+    };
+    CHECK(shape("d6") == ModelShape{6, 6, 384});
+    CHECK(shape("d12") == ModelShape{12, 12, 768});
+    CHECK(shape("d24") == ModelShape{24, 16, 1024});
+    CHECK(shape("d36") == ModelShape{36, 20, 1280});
+    CHECK(shape("d48") == ModelShape{48, 25, 1600});
+    CHECK(shape("d60") == ModelShape{60, 30, 1920});
+    CHECK(shape("d72") == ModelShape{72, 30, 2880});
+    CHECK(shape("d84") == ModelShape{84, 36, 3456});
+    CHECK(shape("d1") == ModelShape{1, 1, 64});
+    CHECK(shape("gpt2:d13") == ModelShape{13, 13, 832});
+    CHECK(shape("d1024") == ModelShape{1024, 1024, 65536});
+    for (const char* bad : {"", "d", "d0", "d01", "d1025", "d99999999999999999999", "d-1", "d+1", "d 6",
+                            "d6 ", "D6", "6", "gpt2:", "gpt2:d", "gpt2:6", "gpt3:c768", "d6x", "d6.bin"}) {
+        CAPTURE(bad);
+        CHECK(shape(bad) == ModelShape{});
+        if (*bad && bad != std::string("d6.bin")) { check_bad({"--model", bad}, {"--model", bad, "dN"}); }
+    }
+    CHECK(parse({"-e", "models/gpt2_124M.bin"}).model == "models/gpt2_124M.bin");
+    check_bad({"-e", "a.bin", "--max-seq-len", "64", "-t", "64"}, {"--max-seq-len", "--model"});
+    for (const char* part : {"--layers", "--heads", "--channels"}) {
+        check_bad({part, "4"}, {"--layers", "--heads", "--channels", "missing"});
+        check_bad({part, "4", "-e", "d6"}, {"--model", part, "one or the other"});
+    }
+    check_bad({"--layers", "2", "--heads", "3", "--channels", "64"}, {"--heads 3", "--channels 63 or 66"});
+    check_bad({"--layers", "2", "--heads", "9", "--channels", "8"}, {"--heads 9", "Nearest: --channels 9."});
+}
+
+TEST_CASE("options: each kind of error") {
+    check_bad({"--bacth", "4"}, {"unknown option '--bacth'", "Did you mean --batch?"});
+    check_bad({"--learning-rate", "1"}, {"--learning-rate", "Did you mean --lr?"});
+    check_bad({"--batch_size=4"}, {"--batch_size", "Did you mean --batch?"});
+    check_bad({"--Seed", "4"}, {"--Seed", "Did you mean --seed?"});
+    check_bad({"-steps", "4"}, {"-steps", "Did you mean --steps?"});
+    check_bad({"-b4"}, {"-b4", "Did you mean -b 4?"});
+    check_bad({"-b=4"}, {"-b=4", "Did you mean -b 4?"});
+    check_bad({"-X", "4"}, {"-X", "Did you mean --steps?"});
+    check_bad({"--"}, {"unexpected argument '--'"});
+    check_bad({""}, {"unexpected argument ''"});
+    check_bad({"-"}, {"unexpected argument '-'"});
+    check_bad({"-b", "4", "8"}, {"unexpected argument '8' after -b"});
+    check_bad({"train.bin"}, {"unexpected argument 'train.bin'"});
+    check_bad({"-b"}, {"-b (--batch)", "nothing follows"});
+    check_bad({"--batch", "--lr", "1"}, {"--batch", "'--lr' follows"});
+    check_bad({"-l", "-u", "1"}, {"-l (--lr)", "'-u' follows", "--lr=VALUE"});
+    check_bad({"-b", "4", "--batch", "4"}, {"--batch", "twice"});
+    check_bad({"--quiet", "--quiet"}, {"--quiet", "twice"});
+    check_bad({"--quiet=1"}, {"--quiet", "true or false"});
+    check_bad({"--help=1"}, {"--help", "takes no value"});
+    check_bad({"--batch", "0"}, {"--batch", "'0' is out of range", "1 to 1,048,576 sequences"});
+    check_bad({"--batch", "4x"}, {"--batch", "'4x' is not a whole number"});
+    check_bad({"--batch", "4.5"}, {"--batch", "whole number"});
+    check_bad({"--batch", " 4"}, {"--batch", "whole number"});
+    check_bad({"--batch", "0x10"}, {"--batch", "whole number"});
+    check_bad({"--batch="}, {"--batch", "empty"});
+    check_bad({"--steps", "-2"}, {"--steps", "-1 or 1 to"});
+    check_bad({"--seed", "-1"}, {"--seed", "2^64 - 1"});
+    check_bad({"--seed", "18446744073709551616"}, {"--seed", "out of range"});
+    check_bad({"--lr", "-inf"}, {"--lr", "out of range"});
+    check_bad({"--lr", "1e999"}, {"--lr", "out of range"});
+    check_bad({"--beta1", "1"}, {"--beta1", "0.9999999"});
+    check_bad({"--eps", "0"}, {"--eps", "1e-37"});
+    check_bad({"--prompt", ""}, {"--prompt", "empty"});
+    check_bad({"-k", "cosin"}, {"-k (--schedule)", "'cosin'", "constant, cosine, linear or wsd"});
+    check_bad({"--val-align", "Window"}, {"--val-align", "auto, window or document"});
+    check_bad({"-m", "3", "--val-tokens", "64"}, {"--val-tokens", "--val-batches"});
+    check_bad({"-d", "1000", "-b", "4", "-t", "64"}, {"--total-batch 1000", "4 x 64", "768 or 1024"});
+    check_bad({"-d", "100", "-b", "4", "-t", "64"}, {"--total-batch 100", "Nearest: --total-batch 256."});
+    check_bad({"--max-seq-len", "128"}, {"--max-seq-len 128", "--seq-len 256"});
+    check_bad({"-m", "2147483647", "-b", "1048576", "-t", "1048576"}, {"--val-batches", "10^15"});
+    check_bad({"--prompt=x\ny", "--bad\n\x1b[31m" + std::string(5000, 'x')}, {"--bad??[31m", "...'"});
+}
+
+TEST_CASE("options: values that begin with a dash, and odd texts, arrive as they are") {
+    for (const char* text : {"-1", "-hello", "[a,b]", "{}", "%%", "a b", " ", "\"", "'q'", "a=b", "=", "# no",
+                             "-- a", "\xff\xfe", "--a text"}) {
+        CAPTURE(text);
+        CHECK(parse({"--prompt", text}).prompt == text);
+    }
+    CHECK(parse({"--prompt=--batch"}).prompt == "--batch");
+    CHECK(parse({"--prompt=-b"}).prompt == "-b");
+    CHECK(parse({"--out==x"}).out == "=x");
+    CHECK(parse({"--quiet=false"}).quiet == false);
+}
+
+TEST_CASE("options: config files") {
+    Options o = parse_config(
+        "\xef\xbb\xbf# a run\r\n\n; old style\n  batch = 8   # more\r\nlr=1e-3\n"
+        "quiet = true\nout = \"runs/#1 \\\"x\\\"\" # folder\nprompt = 'a\\n#b'\n"
+        "val-data = none\ntrain-data = data/a b#c.bin\nval-batches = 2");
+    CHECK(o.batch == 8);
+    CHECK(o.lr == 1e-3);
+    CHECK(o.quiet);
+    CHECK(o.out == "runs/#1 \"x\"");
+    CHECK(o.prompt == "a\\n#b");
+    CHECK(o.val_data.empty());
+    CHECK(o.train_data == "data/a b#c.bin");
+    CHECK(o.val_tokens == 2 * 8 * 256);
+    CHECK(parse_config("").resolved == parse({}).resolved);
+    // the command line wins, also over the file's other way to say it
+    CHECK(parse_config("batch = 8\nseq-len = 32", {"-b", "2"}).batch == 2);
+    CHECK(parse_config("batch = 8\nseq-len = 32", {"-b", "2"}).seq_len == 32);
+    CHECK(parse_config("quiet = true", {"--quiet=false"}).quiet == false);
+    CHECK(parse_config("val-tokens = 99", {"-m", "1"}).val_tokens == 1024);
+    CHECK(parse_config("val-batches = 9", {"--val-tokens", "77"}).val_tokens == 77);
+    CHECK(parse_config("layers = 2\nheads = 2\nchannels = 64", {"-e", "d12"}).layers == 0);
+    CHECK(parse_config("model = d12", {"--layers", "2", "--heads", "2", "--channels", "64"}).layers == 2);
+    CHECK(parse_config("layers = 2\nheads = 2\nchannels = 64", {"--layers", "5"}).layers == 5);
+    CHECK(parse_config("model = d12", {"--layers", "2", "--heads", "2", "--channels", "64"}).model == "d6");
+    TempFolder folder;
+    check_bad({"--config", folder / "none.toml"}, {"--config", "none.toml"});
+    check_bad({"--config", folder.path()}, {"--config", folder.path()});
+    check_bad({"--config", ""}, {"--config", "empty"});
+    check_bad({"--config"}, {"--config", "needs a value"});
+    check_bad({"--config", "/dev/zero"}, {"--config", "/dev/zero"});
+}
+
+TEST_CASE("options: each kind of error in a config file") {
+    check_bad_config("\nbacth = 4", {"--config", "line 2", "unknown key 'bacth'", "Did you mean batch?"});
+    check_bad_config("help = true", {"unknown key 'help'"});
+    check_bad_config("config = x", {"unknown key 'config'"});
+    check_bad_config("b = 4", {"unknown key 'b'"});
+    check_bad_config("= 4", {"unknown key ''"});
+    check_bad_config("batch = 0", {"line 1, batch", "out of range"});
+    check_bad_config("batch =", {"batch", "empty"});
+    check_bad_config("batch = # 4", {"batch", "empty"});
+    check_bad_config("batch = [1, 2]", {"batch", "whole number"});
+    check_bad_config("batch = 1\nbatch = 1", {"line 2, batch", "twice"});
+    check_bad_config("batch = 1\nbatch = 1", {"line 2, batch", "twice"}, {"-b", "2"});
+    check_bad_config("lr = nan", {"lr", "out of range"});
+    check_bad_config("quiet = yes", {"quiet", "true or false"});
+    check_bad_config("quiet", {"'quiet' has no '='"});
+    check_bad_config("[optimizer]\nlr = 1", {"section", "[optimizer]"});
+    check_bad_config("prompt = \"a", {"prompt", "not closed"});
+    check_bad_config("prompt = \"a\\\"", {"prompt", "not closed"});
+    check_bad_config("prompt = \"a\\", {"prompt", "backslash"});
+    check_bad_config("prompt = \"\\x\"", {"prompt", "backslash"});
+    check_bad_config("prompt = \"\\u0000\"", {"prompt", "backslash"});
+    check_bad_config("prompt = \"\\u00", {"prompt", "backslash"});
+    check_bad_config("prompt = \"a\" b", {"prompt", "behind"});
+    check_bad_config("prompt = \"\"", {"prompt", "empty"});
+    check_bad_config("model = x", {"--model", "'x'"});
+    check_bad_config("model = d6\nlayers = 2", {"model and layers"});
+    check_bad_config("total-batch = 1", {"--total-batch"}, {"-b", "2"});
+    check_bad_config(std::string("batch = 1\0", 10), {"not a text file"});
+    check_bad_config(std::string(1 << 20, '#'), {"1 MiB"});
+}
+
+TEST_CASE("options: resolved is what --config reads back") {
+    auto check = [](const Args& args) {
+        Options first = parse(args), again = parse_config(first.resolved);
+        CAPTURE(first.resolved);
+        CHECK(again.resolved == first.resolved);
+        CHECK(again.prompt == first.prompt);
+        CHECK(again.out == first.out);
+        CHECK(again.lr == first.lr);
+        CHECK(again.seed == first.seed);
+        CHECK(again.val_tokens == first.val_tokens);
+        CHECK(again.model == first.model);
+        CHECK(ModelShape{again.layers, again.heads, again.channels} ==
+              ModelShape{first.layers, first.heads, first.channels});
+    };
+    check({});
+    check({"-b", "3", "-m", "7", "-l", "0.1", "--eps", "1.0000000000000002e-08", "--seed",
+           "18446744073709551615"});
+    check({"--layers", "3", "--heads", "3", "--channels", "48", "-j", "none", "--quiet", "--resume", "auto"});
+    for (const OptionRow& row : kOptionTable) {
+        bool alone = std::string("layers heads channels").find(row.name) != std::string::npos;
+        if (acts_by_itself(row) || alone || *row.cpu_only) { continue; }  // the last: test_options_gpu.cpp
+        check({std::string("--") + row.name + "=" + (is_switch(row) ? "true" : good_value(row))});
+    }
+    std::mt19937 random(1);
+    for (int i = 0; i < 200; i++) {  // prompts of every byte but 0
+        std::string prompt;
+        for (int n = 1 + (int)(random() % 20); n > 0; n--) { prompt += (char)(1 + random() % 255); }
+        for (char c : {'"', '\\', '#', '\'', '\n'}) {
+            if (random() % 2) { prompt.insert(prompt.begin() + random() % prompt.size(), c); }
+        }
+        check({"--prompt=" + prompt, "--out=" + prompt});
+    }
+}
+
+TEST_CASE("options: --help and --version") {
+    int code = -2;
+    std::string help = printed({"--help"}, &code);
+    CHECK(code == kExitDone);
+    CHECK(help == format_help("./train_gpt2", Program::kCpu));
+    CHECK(printed({"-b", "2", "-h"}, &code) == help);
+    CHECK(code == kExitDone);
+    for (const OptionRow& row : kOptionTable) {
+        CAPTURE(row.name);
+        std::string start = row.letter ? std::string("\n  -") + row.letter + ", --" : "\n      --";
+        CHECK(contains(help, start + row.name + " "));
+        if (row.group) { CHECK(contains(help, std::string("\n\n") + row.group + ":\n")); }
+    }
+    for (const char* part : {"Usage: ./train_gpt2 ", "[default 4; 1 to 1,048,576 sequences]",
+                             "Exit codes:", "Examples:", "constant, cosine, linear or wsd", "768      124M",
+                             "[default data/sample/train.bin]"}) {
+        CAPTURE(part);
+        CHECK(contains(help, part));
+    }
+    for (size_t at = 0; at < help.size();) {
+        size_t end = help.find('\n', at);
+        std::string line = help.substr(at, end - at);
+        CAPTURE(line);
+        CHECK(line.size() <= 100);
+        CHECK((line.empty() || line.back() != ' '));
+        at = end + 1;
+    }
+    CHECK(contains(format_help("PROGRAM", Program::kCpu), "Usage: PROGRAM "));
+    std::string version = printed({"--version"}, &code);
+    CHECK(code == kExitDone);
+    CHECK(contains(version, "plumb 0.1\n"));
+    CHECK(contains(version, "compiler: "));
+    CHECK(contains(version, "OpenMP"));
+}

@@ -1,0 +1,72 @@
+// What the tests of the option parser share.
+#pragma once
+#include <unistd.h>
+#include <string>
+#include <vector>
+
+#include "dev/test/cpu/test_files.h"
+#include "llmc/host/options.h"
+#include "llmc/host/options_input.h"
+
+namespace llmc {
+
+using Args = std::vector<std::string>;
+
+inline Options parse(const Args& args, int* exit_code = nullptr, Program program = Program::kCpu) {
+    std::vector<const char*> argv = {program == Program::kGpu ? "./train_gpt2cu" : "./train_gpt2"};
+    for (const std::string& arg : args) { argv.push_back(arg.c_str()); }
+    int code = -2;
+    Options options = parse_options((int)argv.size(), argv.data(), program, &code);
+    if (exit_code) { *exit_code = code; }
+    return options;
+}
+
+// the options that a config file of this text gives, with these arguments after it
+inline Options parse_config(const std::string& text, Args args = {}, Program program = Program::kCpu) {
+    TempFolder folder;
+    write_bytes(folder / "run.toml", text);
+    args.insert(args.begin(), {"--config", folder / "run.toml"});
+    return parse(args, nullptr, program);
+}
+
+// what run() prints on stdout
+template <typename Run>
+std::string printed_by(Run run) {
+    TempFolder folder;
+    std::fflush(stdout);
+    int screen = dup(1);
+    std::FILE* out = std::fopen((folder / "out").c_str(), "w");
+    dup2(fileno(out), 1);
+    run();
+    std::fflush(stdout);
+    dup2(screen, 1);
+    close(screen);
+    std::fclose(out);
+    return read_bytes(folder / "out");
+}
+
+// what parsing these arguments prints on stdout
+inline std::string printed(const Args& args, int* code, Program program = Program::kCpu) {
+    return printed_by([&] { parse(args, code, program); });
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+
+inline bool is_number(const OptionRow& row) {
+    return holds<int>(row) || holds<int64_t>(row) || holds<uint64_t>(row) || holds<double>(row);
+}
+
+// a value that the row takes
+inline std::string good_value(const OptionRow& row) {
+    if (row.name == std::string("model")) { return "d12"; }
+    if (row.name == std::string("total-batch")) { return "4096"; }
+    if (row.name == std::string("max-seq-len")) { return "1024"; }
+    if (row.name == std::string("seq-len")) { return "512"; }
+    if (*row.choices) { return std::string(row.choices).substr(0, std::string(row.choices).find(' ')); }
+    if (holds<double>(row)) { return "0.125"; }
+    return is_number(row) ? "8" : "runs/x";
+}
+
+}  // namespace llmc

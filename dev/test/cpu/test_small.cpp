@@ -1,0 +1,225 @@
+// Tests of the small pieces: schedules, sampling, random numbers, the table of parameters.
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/compare.h"
+#include "llmc/host/philox.h"
+#include "llmc/host/sampler.h"
+#include "llmc/host/schedule.h"
+#include "llmc/model/gpt2_config.h"
+
+using namespace llmc;
+
+// ---- schedule ----------------------------------------------------------------------------------
+
+TEST_CASE("schedule: warm-up, middle and end of the four kinds") {
+    Schedule s{.kind = "constant", .peak = 2.0, .final_fraction = 0.1, .warmup = 10, .steps = 110};
+    for (const char* kind : {"constant", "cosine", "linear", "wsd"}) {
+        CAPTURE(kind);
+        s.kind = kind;
+        CHECK(s(0) == doctest::Approx(0.2));   // one tenth of the way up, never 0
+        CHECK(s(9) == doctest::Approx(2.0));   // the last step of the warm-up
+        CHECK(s(10) == doctest::Approx(2.0));  // and the first after it
+    }
+    auto at = [&](const char* kind, int64_t step) {
+        s.kind = kind;
+        return s(step);
+    };
+    CHECK(at("constant", 60) == 2.0);
+    CHECK(at("constant", 109) == 2.0);
+    CHECK(at("cosine", 60) == doctest::Approx(1.1));  // halfway between 2 and 0.2
+    CHECK(at("linear", 60) == doctest::Approx(1.1));
+    CHECK(at("linear", 35) == doctest::Approx(2.0 - 1.8 / 4));
+    CHECK(at("cosine", 35) == doctest::Approx(0.2 + 1.8 * (1 + std::sqrt(0.5)) / 2));
+    CHECK(at("wsd", 60) == 2.0);  // stable up to 80 % of 110 = 88
+    CHECK(at("wsd", 88) == doctest::Approx(2.0));
+    CHECK(at("wsd", 99) == doctest::Approx(0.2 + 1.8 * (1 - std::sqrt(0.5))));
+    for (const char* kind :
+         {"cosine", "linear", "wsd"}) {  // the end: at most one step's share above the lowest
+        CAPTURE(kind);
+        CHECK(at(kind, 109) >= 0.2);
+        CHECK(at(kind, 109) <= 0.2 + 1.8 / 20);
+        CHECK(at(kind, 110) == doctest::Approx(0.2));
+        CHECK(at(kind, 100000) == doctest::Approx(0.2));  // a run that goes on stays there
+    }
+}
+
+TEST_CASE("schedule: never negative, never above the peak, never up again after the warm-up") {
+    for (const char* kind : {"constant", "cosine", "linear", "wsd"}) {
+        for (double final_fraction : {0.0, 0.1, 1.0}) {
+            for (auto [warmup, steps] : {std::pair{0, 1}, {0, 50}, {7, 50}, {50, 50}, {80, 50}, {1, 2}}) {
+                Schedule s{kind, 3e-4, final_fraction, warmup, steps};
+                for (int step = 0; step < 100; step++) {
+                    double lr = s(step);
+                    bool ok = lr >= 0 && lr <= 3e-4 * (1 + 1e-15) &&
+                              (step <= warmup || lr <= s(step - 1) * (1 + 1e-15));
+                    CHECK_MESSAGE(ok, strf("%s final %g warmup %d steps %d: lr of step %d is %.17g", kind,
+                                           final_fraction, warmup, steps, step, lr));
+                }
+            }
+        }
+    }
+}
+
+// ---- sampler -----------------------------------------------------------------------------------
+
+TEST_CASE("sampler: temperature 0 and top-k 1 take the most probable") {
+    std::vector<float> logits = {1, 5, 3, 5, -2};
+    for (double coin : {0.0, 0.4999, 0.5, 0.999999}) {
+        CHECK(sample_token(logits, 0.0, 0, coin) == 1);
+        std::vector<float> single = {1, 2, 5, 3};
+        CHECK(sample_token(single, 1.0, 1, coin) == 2);
+        CHECK(sample_token(std::vector<float>{7}, 1.0, 0, coin) == 0);
+    }
+    CHECK(sample_token(logits, 1.0, 1, 0.4999) == 1);  // ties of the k-th stay in
+    CHECK(sample_token(logits, 1.0, 1, 0.5001) == 3);
+}
+
+TEST_CASE("sampler: 100,000 draws are distributed as the softmax says") {
+    constexpr int kDraws = 100000;
+    std::vector<float> logits = {0.5f, -1, 2, 0, 1.5f, 2, -3, 0.25f};
+    struct {
+        double temperature;
+        int top_k;
+    } settings[] = {{1, 0}, {0.7, 0}, {2, 0}, {1, 3}, {1, 8}, {1, 100}};
+    for (auto [temperature, top_k] : settings) {
+        std::vector<double> p, sorted = convert<double>(logits);
+        std::sort(sorted.rbegin(), sorted.rend());
+        double threshold = top_k > 0 && top_k < 8 ? sorted[top_k - 1] : -1e9, total = 0;
+        for (double x : logits) { total += p.emplace_back(x >= threshold ? std::exp(x / temperature) : 0.0); }
+        std::vector<int> count(8);
+        for (int i = 0; i < kDraws; i++) {
+            count[sample_token(logits, temperature, top_k,
+                               to_uniform(random_bits(1, RandomUse::kFixture, 0, 0, i)[0]))]++;
+        }
+        for (int v = 0; v < 8; v++) {
+            double expected = kDraws * p[v] / total, sigma = std::sqrt(expected * (1 - p[v] / total));
+            CHECK_MESSAGE(std::fabs(count[v] - expected) <= 5 * sigma,
+                          strf("temperature %g top_k %d: token %d drawn %d times, expected %.0f +- %.0f",
+                               temperature, top_k, v, count[v], expected, sigma));
+        }
+    }
+}
+
+TEST_CASE("sampler: large logits, coins next to 1, and what has no probability") {
+    const double coins[] = {0.0, 0.25, 0.5, 0.75, 1 - 0x1p-24, std::nextafter(1.0, 0.0)};
+    std::vector<float> large = {1e4f, -1e4f, 1e4f},
+                       gaps = {-INFINITY, 1, -INFINITY, 1.1f, -INFINITY, 0.3f, -INFINITY};
+    for (double coin : coins) {
+        CAPTURE(coin);
+        CHECK(sample_token(large, 1.0, 0, coin) == (coin < 0.5 ? 0 : 2));
+        for (int top_k : {0, 1, 2, 3, 6}) {
+            for (double temperature : {0.01, 1.0, 100.0}) {
+                int token = sample_token(gaps, temperature, top_k, coin);
+                CHECK(token % 2 == 1);  // the others have no probability
+            }
+        }
+    }
+}
+
+// ---- philox ------------------------------------------------------------------------------------
+
+TEST_CASE("philox: the known answers of its authors") {  // Random123's kat_vectors, philox4x32 10
+    using Counter = std::array<uint32_t, 4>;
+    const uint32_t ones = 0xffffffff;
+    CHECK(philox4x32({0, 0, 0, 0}, {0, 0}) == Counter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+    CHECK(philox4x32({ones, ones, ones, ones}, {ones, ones}) ==
+          Counter{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+    CHECK(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+          Counter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("philox: moments of normal and uniform numbers, and no two streams alike") {
+    constexpr int n = 100000;
+    double moments[4] = {}, uniform = 0, least = 1, most = 0;
+    for (int i = 0; i < n; i++) {
+        double x = random_normal(42, RandomUse::kInit, 3, 0, i),
+               u = to_uniform(random_bits(42, RandomUse::kInit, 3, 0, i)[2]);
+        for (int k = 0; k < 4; k++) { moments[k] += std::pow(x, k + 1) / n; }
+        uniform += u / n;
+        least = std::min(least, u);
+        most = std::max(most, u);
+    }
+    CHECK(least >= 0);
+    CHECK(most < 1);
+    // standard errors: mean 1, variance sqrt(2), third sqrt(15), fourth moment sqrt(96), uniform sqrt(1/12),
+    // over sqrt(n)
+    const double sigma = 1 / std::sqrt(n);
+    CHECK(std::fabs(moments[0]) < 5 * sigma);
+    CHECK(std::fabs(moments[1] - 1) < 5 * std::sqrt(2) * sigma);
+    CHECK(std::fabs(moments[2]) < 5 * std::sqrt(15) * sigma);
+    CHECK(std::fabs(moments[3] - 3) < 5 * std::sqrt(96) * sigma);
+    CHECK(std::fabs(uniform - 0.5) < 5 * std::sqrt(1.0 / 12) * sigma);
+    CHECK(to_uniform(0xffffffff) == 1 - 0x1p-24);
+
+    const auto base = random_bits(1, RandomUse::kInit, 0, 0, 0);
+    CHECK(base == random_bits(1, RandomUse::kInit, 0, 0, 0));
+    CHECK(base != random_bits(2, RandomUse::kInit, 0, 0, 0));
+    CHECK(base != random_bits(1ull + (1ull << 32), RandomUse::kInit, 0, 0, 0));
+    CHECK(base != random_bits(1, RandomUse::kSampling, 0, 0, 0));
+    CHECK(base != random_bits(1, RandomUse::kInit, 1, 0, 0));
+    CHECK(base != random_bits(1, RandomUse::kInit, 0, 1, 0));
+    CHECK(base != random_bits(1, RandomUse::kInit, 0, 0, 1));
+    CHECK(base != random_bits(1, RandomUse::kInit, 0, 0, 1ull << 32));
+}
+
+// ---- the table of parameters -------------------------------------------------------------------
+
+TEST_CASE("parameters: GPT-2's published sizes") {
+    GPT2Config d12;
+    CHECK(padded_vocab(50257) == 50304);
+    CHECK(padded_vocab(64) == 64);
+    CHECK(padded_vocab(1) == 64);
+    CHECK(file_elements(d12) == 124475904);
+    CHECK(num_parameters(d12) == 124439808);
+    const GPT2Config d24{.num_layers = 24, .num_heads = 16, .channels = 1024};
+    CHECK(num_parameters(d24) == 354823168);
+    const GPT2Config d48{.num_layers = 48, .num_heads = 25, .channels = 1600};
+    CHECK(num_parameters(d48) == 1557611200);
+}
+
+TEST_CASE("parameters: in memory no two tensors overlap, each is aligned, a block is one range") {
+    GPT2Config odd{.max_seq_len = 7,
+                   .vocab_size = 5,
+                   .padded_vocab_size = 64,
+                   .num_layers = 3,
+                   .num_heads = 1,
+                   .channels = 3};
+    for (const GPT2Config& c : {GPT2Config{}, odd}) {
+        CAPTURE(c.channels);
+        ParameterLayout layout(c);
+        std::vector<std::pair<int64_t, int64_t>> ranges;  // [begin, end)
+        for (int t = 0; t < kNumTensors; t++) {
+            for (int l = 0; l < tensor_copies(c, t); l++) {
+                int64_t begin = layout.offset(t, l), block = layout.offset(kLn1w, l);
+                ranges.emplace_back(begin, begin + tensor_size(c, t));
+                CHECK_MESSAGE(begin % 64 == 0,
+                              strf("%s of layer %d begins at %lld", kTensors[t].name, l, (long long)begin));
+                bool inside = begin >= block && ranges.back().second <= block + layout.block_size();
+                CHECK_MESSAGE((!kTensors[t].per_layer || inside),
+                              strf("%s of layer %d", kTensors[t].name, l));
+                CHECK_MESSAGE((!kTensors[t].per_layer || l == 0 ||
+                               begin - layout.offset(t, l - 1) == layout.block_size()),
+                              strf("%s of layer %d", kTensors[t].name, l));
+            }
+        }
+        // in the order of their offsets: wte first, lnfb last, gaps only for alignment
+        std::sort(ranges.begin(), ranges.end());
+        CHECK(ranges.front().first == 0);
+        for (size_t i = 1; i < ranges.size(); i++) {
+            int64_t gap = ranges[i].first - ranges[i - 1].second;
+            CHECK_MESSAGE((gap >= 0 && gap < 64),
+                          strf("gap of %lld before %lld", (long long)gap, (long long)ranges[i].first));
+        }
+        CHECK(layout.size() >= ranges.back().second);
+        CHECK(layout.size() < ranges.back().second + 64);
+        CHECK(layout.offset(kWte) < layout.offset(kWpe));
+        CHECK(layout.offset(kWpe) < layout.offset(kLn1w, 0));
+        CHECK(layout.offset(kLnfw) == layout.offset(kLn1w, 0) + c.num_layers * layout.block_size());
+    }
+}

@@ -1,0 +1,62 @@
+// The time of a step, as it is logged: from the end of the step before to its own end, whenever the trainer
+// comes to look.
+#include <chrono>
+#include <thread>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/test_options.h"
+#include "dev/test/cpu/train_program.h"
+#include "llmc/model/gpt2_cpu.h"
+#include "llmc/model/trainer.h"
+
+using namespace llmc;
+
+namespace {
+
+constexpr double kStepMs = 20;
+
+// What a GPU is to the trainer when a step fills its queue: enqueue_step() waits, and the result of the step
+// before is read when most of the next is done, too.
+class LateModel : public GPT2Cpu {
+public:
+    using GPT2Cpu::GPT2Cpu;
+    void enqueue_step(std::span<const Batch> batches, const StepParams& params) {
+        std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(kStepMs));
+        GPT2Cpu::enqueue_step(batches, params);
+        queued_++;
+        finished_ = false;
+    }
+    std::optional<StepResult> poll() {
+        if (queued_ == 0 || (queued_ == 1 && !finished_)) { return std::nullopt; }
+        queued_--;
+        return GPT2Cpu::poll();
+    }
+    void finish() { finished_ = true; }
+
+private:
+    int queued_ = 0;
+    bool finished_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("step times: every step has its own, the last one and those before a pause too") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    const std::string more = "--steps 6 --val-every 3 --sample-every 0 --quiet --out " + folder / "run";
+    auto before = std::chrono::steady_clock::now();
+    printed_by([&] { CHECK(Trainer<LateModel>(parse(tiny_run(folder.path(), more))).run() == kExitDone); });
+    double all = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - before).count();
+    double sum = 0;
+    for (const Json& line : read_log(folder / "run", true)) {
+        if (!line.contains("ms")) { continue; }
+        double ms = line["ms"];
+        CAPTURE(line["step"].get<int>());
+        CHECK(ms >= kStepMs);
+        CHECK(line["tokens_per_s"].get<double>() <= 4 * 12 / kStepMs * 1e3);
+        sum += ms;
+    }
+    CHECK(sum >= 6 * kStepMs);
+    CHECK(sum <= all);
+}

@@ -1,0 +1,81 @@
+// What a launcher needs to know of the GPU and of its kernels' code, asked once per device and kept.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <mutex>
+
+#include "llmc/cuda/check.cuh"
+
+namespace llmc {
+
+constexpr int kMostDevices = 64;
+
+inline int current_device() {
+    int device = 0;
+    check(cudaGetDevice(&device));
+    require(device < kMostDevices, "more than 64 devices");
+    return device;
+}
+
+// Runs act(device) the first time it is called with this device current; a static of the function that asks. Any
+// thread may call it; the others wait.
+class OncePerDevice {
+public:
+    template <typename Act>
+    void operator()(const Act& act) {
+        int device = current_device();
+        std::call_once(done_[device], act, device);
+    }
+
+private:
+    std::array<std::once_flag, kMostDevices> done_;
+};
+
+struct DeviceFacts {
+    int multiprocessors = 0;
+    int capability = 0;    // 90 for 9.0
+    int shared_bytes = 0;  // of a block, at most
+};
+
+// of the current device
+inline const DeviceFacts& device_facts() {
+    static std::array<DeviceFacts, kMostDevices> facts;
+    static OncePerDevice asked;
+    asked([](int device) {
+        auto ask = [device](cudaDeviceAttr attribute) {
+            int value = 0;
+            check(cudaDeviceGetAttribute(&value, attribute, device));
+            return value;
+        };
+        facts[device] = {ask(cudaDevAttrMultiProcessorCount),
+                         10 * ask(cudaDevAttrComputeCapabilityMajor) + ask(cudaDevAttrComputeCapabilityMinor),
+                         ask(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+    });
+    return facts[current_device()];
+}
+
+// Half of Hopper's SM's shared memory, so that a block has the SM to itself: blocks of the next launch, which may start
+// before this one ends, would else begin in pairs where an SM is free first, and leave others idle.
+inline int alone_bytes() { return std::min(114 << 10, device_facts().shared_bytes); }
+
+// Is the code of this kernel that the device runs made for Hopper or later? (Code for Ampere runs there too.)
+template <typename Kernel>
+bool has_hopper_code(Kernel* kernel) {
+    cudaFuncAttributes attributes;
+    check(cudaFuncGetAttributes(&attributes, kernel));
+    return attributes.ptxVersion >= 90;
+}
+
+// Is the current device Hopper or later, and this kernel's code for it made so? Kernels of one file have one answer:
+// ask for one of each type, of which the first call decides, for each device.
+template <typename Kernel>
+bool runs_hopper_code(Kernel* kernel) {
+    static std::array<bool, kMostDevices> answers;
+    static OncePerDevice asked;
+    asked([kernel](int device) {
+        answers[device] = device_facts().capability >= 90 && has_hopper_code(kernel);
+    });
+    return answers[current_device()];
+}
+
+}  // namespace llmc

@@ -1,0 +1,99 @@
+// Owners of what CUDA hands out: one block of device memory that tensors are carved from, pinned host memory,
+// streams and events. Freed with their owner.
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "llmc/cuda/check.cuh"
+
+namespace llmc {
+
+// Hands out 256-byte aligned pieces of one block, in order. Without a block it only adds up what they need.
+class Arena {
+public:
+    explicit Arena(void* block = nullptr) : block_((char*)block) {}
+    template <typename T>
+    T* take(int64_t n) {
+        T* p = (T*)(block_ + used_);
+        used_ = std::min(kMost, used_ + (n * (int64_t)sizeof(T) + 255) / 256 * 256);
+        return block_ != nullptr ? p : nullptr;
+    }
+    int64_t used() const { return used_; }  // bytes
+
+private:
+    // sums of absurd sizes read as too much, not as negative
+    static constexpr int64_t kMost = (int64_t)1 << 60;
+    char* block_;
+    int64_t used_ = 0;
+};
+
+class DeviceMemory {
+public:
+    explicit DeviceMemory(int64_t bytes) { check(cudaMalloc(&data_, bytes)); }
+    ~DeviceMemory() { cudaFree(data_); }
+    DeviceMemory(const DeviceMemory&) = delete;
+    void* data() const { return data_; }
+
+private:
+    void* data_ = nullptr;
+};
+
+// n values of T in page-locked host memory, which copies can read and write in the background
+template <typename T>
+class PinnedMemory {
+public:
+    explicit PinnedMemory(int64_t n) : size_(n) { check(cudaHostAlloc((void**)&data_, n * sizeof(T), 0)); }
+    ~PinnedMemory() { cudaFreeHost(data_); }
+    PinnedMemory(const PinnedMemory&) = delete;
+    T* data() const { return data_; }
+    int64_t size() const { return size_; }
+
+private:
+    T* data_ = nullptr;
+    int64_t size_;
+};
+
+class Stream {
+public:
+    Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+    ~Stream() { cudaStreamDestroy(stream_); }
+    Stream(const Stream&) = delete;
+    operator cudaStream_t() const { return stream_; }
+
+private:
+    cudaStream_t stream_ = nullptr;
+};
+
+// A point in a stream's work. Before the first record() it counts as passed.
+class Event {
+public:
+    explicit Event(unsigned flags = cudaEventDisableTiming) {
+        check(cudaEventCreateWithFlags(&event_, flags));
+    }
+    ~Event() { cudaEventDestroy(event_); }
+    Event(const Event&) = delete;
+    void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream)); }
+    void hold(cudaStream_t stream) const { check(cudaStreamWaitEvent(stream, event_)); }  // until passed
+    bool passed() const {
+        cudaError_t status = cudaEventQuery(event_);
+        if (status == cudaErrorNotReady) {
+            (void)cudaGetLastError();  // not an error to be found by the next check
+            return false;
+        }
+        check(status);
+        return true;
+    }
+    // the time from one to the other by the device's clock; both passed, and made with cudaEventDefault
+    std::chrono::duration<float, std::milli> since(const Event& earlier) const {
+        float ms;
+        check(cudaEventElapsedTime(&ms, earlier.event_, event_));
+        return std::chrono::duration<float, std::milli>(ms);
+    }
+
+private:
+    cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace llmc

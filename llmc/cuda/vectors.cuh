@@ -1,0 +1,157 @@
+// Loads and stores of n elements at once, n = 1 or a full 16-byte vector, so that a kernel is written once
+// for aligned and for any pointers.
+#pragma once
+#include <cstdint>
+
+#include "llmc/cuda/device.cuh"
+
+namespace llmc {
+
+template <typename T, int n>
+struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Elements {
+    T at[n];
+};
+
+template <int n, typename T>
+__device__ inline Elements<T, n> load(const T* p) {
+    return *reinterpret_cast<const Elements<T, n>*>(p);
+}
+template <typename T, int n>
+__device__ inline void store(T* p, const Elements<T, n>& x) {
+    *reinterpret_cast<Elements<T, n>*>(p) = x;
+}
+
+// a word of elements that are 1
+template <typename T>
+constexpr uint32_t kOneWord = std::is_same_v<T, float>    ? 0x3f800000u
+                              : std::is_same_v<T, __half> ? 0x3c003c00u
+                                                          : 0x3f803f80u;
+
+// The compiler takes x for new: it computes again what it made of x before, instead of holding that in registers.
+template <typename X>
+__device__ inline void forget(X& x) {
+    static_assert(sizeof(X) % 4 == 0);
+    auto* words = reinterpret_cast<uint32_t*>(&x);
+#pragma unroll
+    for (int w = 0; w < (int)sizeof(X) / 4; w++) { asm volatile("" : "+r"(words[w])); }
+}
+
+// Element j as a float, j a constant after unrolling. A pair of bf16 is two floats' upper halves: a shift or
+// a mask each, where the compiler would take the half out of its word first.
+template <typename T, int n>
+__device__ inline float as_float(const Elements<T, n>& x, int j) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && n % 2 == 0) {
+        uint32_t word = reinterpret_cast<const uint32_t*>(&x)[j / 2];
+        return __uint_as_float(j % 2 == 0 ? word << 16 : word & 0xffff0000u);
+    } else if constexpr (std::is_same_v<T, __half> && n % 2 == 0) {
+        __half2 pair = reinterpret_cast<const __half2*>(&x)[j / 2];
+        return j % 2 == 0 ? __low2float(pair) : __high2float(pair);
+    } else {
+        return (float)x.at[j];
+    }
+}
+
+// n floats rounded to T, in pairs where T has instructions for that
+template <typename T, int n>
+__device__ inline Elements<T, n> rounded(const float (&x)[n]) {
+    Elements<T, n> y;
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && n % 2 == 0) {
+#pragma unroll
+        for (int j = 0; j < n; j += 2) {
+            reinterpret_cast<__nv_bfloat162*>(&y)[j / 2] = __floats2bfloat162_rn(x[j], x[j + 1]);
+        }
+    } else if constexpr (std::is_same_v<T, __half> && n % 2 == 0) {
+#pragma unroll
+        for (int j = 0; j < n; j += 2) {
+            reinterpret_cast<__half2*>(&y)[j / 2] = __floats2half2_rn(x[j], x[j + 1]);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < n; j++) { y.at[j] = (T)x[j]; }
+    }
+    return y;
+}
+
+// Element j in the type that sums are held in, and back: float for all types but double.
+template <typename Acc, typename T, int n>
+__device__ inline Acc as_acc(const Elements<T, n>& x, int j) {
+    if constexpr (std::is_same_v<Acc, float>) {
+        return as_float(x, j);
+    } else {
+        return (Acc)x.at[j];
+    }
+}
+
+template <typename T, int n>
+__device__ inline Elements<T, n> as_stored(const acc_t<T> (&x)[n]) {
+    if constexpr (std::is_same_v<acc_t<T>, float>) {
+        return rounded<T>(x);
+    } else {
+        Elements<T, n> y;
+#pragma unroll
+        for (int j = 0; j < n; j++) { y.at[j] = (T)x[j]; }
+        return y;
+    }
+}
+
+// of any type: as many bytes as one instruction moves
+template <int bytes>
+using Bytes =
+    std::conditional_t<bytes == 16, int4,
+                       std::conditional_t<bytes == 8, int2, std::conditional_t<bytes == 4, int, short>>>;
+
+// load and store for what is read or written once and not again soon: it leaves the cache first (ld.cs,
+// st.cs).
+template <int n, typename T>
+__device__ inline Elements<T, n> load_streaming(const T* p) {
+    using Raw = Bytes<sizeof(Elements<T, n>)>;
+    Elements<T, n> x;
+    *reinterpret_cast<Raw*>(&x) = __ldcs(reinterpret_cast<const Raw*>(p));
+    return x;
+}
+template <typename T, int n>
+__device__ inline void store_streaming(T* p, const Elements<T, n>& x) {
+    using Raw = Bytes<sizeof(Elements<T, n>)>;
+    __stcs(reinterpret_cast<Raw*>(p), *reinterpret_cast<const Raw*>(&x));
+}
+
+// Load of what no kernel writes while this one runs (ld.global.nc): it may move across barriers and stores.
+template <int n, typename T>
+__device__ inline Elements<T, n> load_constant(const T* p) {
+    constexpr int bytes = sizeof(Elements<T, n>) < 16 ? sizeof(Elements<T, n>) : 16;
+    Elements<T, n> x;
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(x) / bytes; i++) {
+        reinterpret_cast<Bytes<bytes>*>(&x)[i] = __ldg(reinterpret_cast<const Bytes<bytes>*>(p) + i);
+    }
+    return x;
+}
+
+// n elements of p in Acc, or `otherwise` where p is null
+template <int n, typename Acc, typename T>
+__device__ inline Elements<Acc, n> load_or(const T* p, int64_t at, Acc otherwise) {
+    Elements<Acc, n> x;
+    if (p == nullptr) {
+#pragma unroll
+        for (int i = 0; i < n; i++) { x.at[i] = otherwise; }
+    } else if constexpr (std::is_same_v<Acc, T>) {
+        x = load<n>(p + at);
+    } else {
+        auto raw = load<n>(p + at);
+#pragma unroll
+        for (int i = 0; i < n; i++) { x.at[i] = (Acc)raw.at[i]; }
+    }
+    return x;
+}
+
+// are all of these aligned to so many bytes, to 16 (null is)?
+template <int bytes, typename... Pointers>
+bool aligned_to(Pointers... p) {
+    return (... && ((uintptr_t)p % bytes == 0));
+}
+template <typename... Pointers>
+bool aligned(Pointers... p) {
+    return aligned_to<16>(p...);
+}
+
+}  // namespace llmc

@@ -1,0 +1,148 @@
+// Binary files: see binary_file.h.
+#include "llmc/host/binary_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "llmc/host/error.h"
+
+namespace llmc {
+
+namespace {
+
+struct Descriptor {
+    int fd;
+    explicit Descriptor(int fd) : fd(fd) {}
+    ~Descriptor() {
+        if (fd >= 0) { close(fd); }
+    }
+    Descriptor(const Descriptor&) = delete;
+};
+
+// makes a rename durable: without it a power loss may bring the old name back
+void sync_folder_of(const std::string& path) {
+    std::string folder = std::filesystem::path(path).parent_path().string();
+    Descriptor d(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY));
+    if (d.fd >= 0) { fsync(d.fd); }
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+    // O_NONBLOCK: a pipe is refused below; without it, opening one would wait for whoever writes to it
+    Descriptor d(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (d.fd < 0) {
+        throw Error(kExitBadInput,
+                    strf("%s: cannot open: %s. Expected a file that you may read: check its name.",
+                         path.c_str(), std::strerror(errno)));
+    }
+    struct stat st;
+    if (fstat(d.fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        throw Error(kExitBadInput, path + ": not a regular file");
+    }
+    size_ = (size_t)st.st_size;
+    if (size_ == 0) { throw Error(kExitBadInput, path + ": the file is empty"); }
+    void* p = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, d.fd, 0);
+    if (p == MAP_FAILED) {
+        throw Error(kExitBadInput, strf("%s: cannot map: %s", path.c_str(), std::strerror(errno)));
+    }
+    data_ = static_cast<const std::byte*>(p);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+MappedFile::~MappedFile() {
+    if (data_ != nullptr) { munmap(const_cast<std::byte*>(data_), size_); }
+}
+
+HeaderReader::HeaderReader(const MappedFile& file, const char* kind, int32_t magic, std::string cure)
+    : file_(file), kind_(kind), cure_(std::move(cure)) {
+    if (file.size() < kHeaderBytes) {
+        fail("header", strf("%zu bytes", file.size()), strf("at least %zu bytes", kHeaderBytes));
+    }
+    field(0, "magic", magic, magic);
+}
+
+int32_t HeaderReader::field(int word, const char* name, int64_t low, int64_t high) const {
+    int32_t value;
+    std::memcpy(&value, file_.data() + (size_t)word * sizeof(int32_t), sizeof(value));
+    if (value < low || value > high) {
+        std::string expected = low == high ? strf("%lld", (long long)low)
+                                           : strf("%lld to %lld", (long long)low, (long long)high);
+        fail(strf("header word %d, %s", word, name), strf("%d", value), expected);
+    }
+    return value;
+}
+
+void HeaderReader::require_size(uint64_t bytes, const std::string& made_of) const {
+    if (file_.size() != bytes) {
+        fail("file size", strf("%zu bytes", file_.size()),
+             strf("%llu bytes = %s", (unsigned long long)bytes, made_of.c_str()));
+    }
+}
+
+void HeaderReader::fail(const std::string& field, const std::string& found,
+                        const std::string& expected) const {
+    throw Error(kExitBadInput,
+                strf("%s: not a usable %s: %s: found %s, expected %s. %s", file_.path().c_str(), kind_,
+                     field.c_str(), found.c_str(), expected.c_str(), cure_.c_str()));
+}
+
+FileWriter::FileWriter(const std::string& path)
+    : path_(path), temporary_(strf("%s.tmp-%d", path.c_str(), (int)getpid())) {
+    file_ = std::fopen(temporary_.c_str(), "wb");
+    if (file_ == nullptr) {
+        throw Error(kExitUsage, strf("%s: cannot write there: %s. Choose a folder that you may write to.",
+                                     path.c_str(), std::strerror(errno)));
+    }
+}
+
+FileWriter::~FileWriter() {
+    if (file_ != nullptr) {
+        std::fclose(file_);
+        unlink(temporary_.c_str());
+    }
+}
+
+void FileWriter::write(const void* data, size_t bytes) {
+    if (std::fwrite(data, 1, bytes, file_) != bytes) { fail("writing failed"); }
+}
+
+void FileWriter::commit() {
+    if (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0) { fail("flushing failed"); }
+    if (std::fclose(std::exchange(file_, nullptr)) != 0 ||
+        std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+        int error = errno;
+        unlink(temporary_.c_str());
+        errno = error;
+        fail("closing or renaming failed");
+    }
+    sync_folder_of(path_);
+}
+
+void FileWriter::fail(const char* what) const {
+    throw Error(kExitSaveFailed,
+                strf("%s: %s: %s. Nothing was replaced; free some space or choose another folder.",
+                     path_.c_str(), what, std::strerror(errno)));
+}
+
+void make_writable_folder(const std::string& path) {
+    std::error_code error;
+    std::filesystem::create_directories(path, error);
+    if (error || access(path.c_str(), W_OK | X_OK) != 0) {
+        throw Error(kExitUsage,
+                    strf("%s: cannot make or write this folder: %s. Choose one that you may write to.",
+                         path.c_str(), error ? error.message().c_str() : std::strerror(errno)));
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,138 @@
+// What a run leaves behind: see logger.h.
+#include "llmc/host/logger.h"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "llmc/host/binary_file.h"
+#include "llmc/host/error.h"
+
+namespace llmc {
+
+namespace {
+
+// JSON has no nan and no inf
+std::string number(double x) { return std::isfinite(x) ? strf("%.9g", x) : "null"; }
+
+// a line that wraps could not be redrawn in place
+size_t terminal_columns() {
+    winsize size{};
+    bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+    return known ? size.ws_col : 80;
+}
+
+// the lines of an earlier log that belong to steps before resume_step
+std::string kept_lines(const std::string& path, int64_t resume_step) {
+    std::ifstream in(path);
+    std::string line, kept;
+    while (std::getline(in, line)) {
+        long long step;
+        bool whole = !line.empty() && line.back() == '}' && !in.eof();
+        if (whole && std::sscanf(line.c_str(), "{\"step\":%lld", &step) == 1 && step < resume_step) {
+            kept += line + "\n";
+        }
+    }
+    return kept;
+}
+
+}  // namespace
+
+void require_no_run(const std::string& folder) {
+    std::error_code ignored;
+    if (std::filesystem::exists(folder + "/log.jsonl", ignored)) {
+        throw Error(kExitUsage,
+                    folder +
+                        ": this folder holds a run already (log.jsonl). Choose another --out, or go on "
+                        "with it by --resume auto.");
+    }
+}
+
+RunLog::RunLog(const std::string& folder, int64_t resume_step) : path_(folder + "/log.jsonl") {
+    if (resume_step >= 0) {
+        std::string kept = kept_lines(path_, resume_step);
+        FileWriter out(path_);
+        out.write(kept.data(), kept.size());
+        out.commit();
+    }
+    // a new log: O_EXCL, so that of two runs that start at the same moment one is refused
+    fd_ =
+        open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (resume_step < 0 ? O_EXCL : 0), 0644);
+    if (fd_ < 0 && errno == EEXIST) { require_no_run(folder); }
+    if (fd_ < 0) {
+        throw Error(kExitUsage, strf("%s: cannot write: %s", path_.c_str(), std::strerror(errno)));
+    }
+}
+
+RunLog::~RunLog() {
+    if (fd_ >= 0) { close(fd_); }
+}
+
+void RunLog::append(const std::string& line) {
+    off_t end = lseek(fd_, 0, SEEK_END);
+    ssize_t written = ::write(fd_, line.data(), line.size());
+    if (written != (ssize_t)line.size()) {
+        if (written >= 0) { errno = ENOSPC; }  // a short write to a file has no other reason
+        int error = errno;
+        if (written > 0 && ftruncate(fd_, end) != 0) { error = errno; }  // no half line
+        errno = error;
+        throw Error(kExitSaveFailed,
+                    strf("%s: cannot write: %s. Free some space; the run can go on from its last "
+                         "checkpoint.",
+                         path_.c_str(), std::strerror(errno)));
+    }
+}
+
+void RunLog::step(int64_t step, double train_loss, double grad_norm, double lr, double ms,
+                  double tokens_per_s) {
+    append(
+        strf("{\"step\":%lld,\"train_loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"ms\":%s,\"tokens_per_s\":%s}\n",
+             (long long)step, number(train_loss).c_str(), number(grad_norm).c_str(), number(lr).c_str(),
+             number(ms).c_str(), number(tokens_per_s).c_str()));
+}
+
+void RunLog::validation(int64_t step, double val_loss) {
+    append(strf("{\"step\":%lld,\"val_loss\":%s}\n", (long long)step, number(val_loss).c_str()));
+}
+
+StepLine::StepLine(bool quiet, int64_t every)
+    : quiet_(quiet), terminal_(isatty(STDOUT_FILENO) != 0), every_(every < 1 ? 1 : every) {}
+
+void StepLine::show(int64_t step, const std::string& line) {
+    if (quiet_) { return; }
+    bool stays = step % every_ == 0;
+    if (terminal_) {
+        std::printf("\r\033[K%s", line.substr(0, terminal_columns() - 1).c_str());
+        drawn_ = true;
+        if (stays && every_ > 1) { clear(); }
+    } else if (stays) {
+        std::printf("%s\n", line.c_str());
+    }
+    std::fflush(stdout);
+}
+
+void StepLine::message(const std::string& text) {
+    clear();
+    std::printf("%s\n", text.c_str());
+    std::fflush(stdout);
+}
+
+void StepLine::clear() {
+    if (drawn_) { std::printf("\n"); }
+    drawn_ = false;
+}
+
+std::string duration_text(double seconds) {
+    if (!(seconds >= 0 && seconds < 1e9)) { return "?"; }
+    long long s = std::llround(seconds);
+    if (s < 60) { return strf("%llds", s); }
+    if (s < 3600) { return strf("%lldm%02llds", s / 60, s % 60); }
+    return strf("%lldh%02lldm", s / 3600, s / 60 % 60);
+}
+
+}  // namespace llmc

@@ -1,0 +1,303 @@
+// The option parser: CLI11 holds the options, decides between flag and config file, and lays out --help. What
+// it is handed is read and checked first, by options_input.cpp, because CLI11 (2.1.2) would read llm.c's
+// -lg 5 as -l g5, take a missing value from what follows, and not mind a key that a config file has twice.
+#include "llmc/host/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <sstream>
+
+#include "llmc/host/error.h"
+#include "llmc/host/options_input.h"
+
+namespace llmc {
+namespace {
+
+constexpr const char* kVersion = "0.1";
+constexpr char kHardBlank = '\x1f';  // in a help text: no line ends here
+constexpr size_t kHelpColumns = 100, kHelpIndent = 31;
+constexpr std::streamsize kMaxConfigBytes = 1 << 20;
+
+constexpr const char* kHelpEnd = R"(
+Examples:
+  PROGRAM
+      a small model on the sample data
+  PROGRAM --dry-run --model d12 --batch 8 --seq-len 1024
+      what would GPT-2 124M need?
+  PROGRAM -i 'data/web_train_*.bin' -j data/web_val.bin -e d12 \
+      -b 16 -t 1024 -d 524288 -l 6e-4 -u 700 -q 0 -c 0.1 -n 5000 -o runs/web -y 1
+      GPT-2 124M, by llm.c's short names; the same line again goes on where it stopped
+  PROGRAM --config web.toml --lr 3e-4
+      options from a file, but another learning rate
+
+A config file has one option in a line, by its long name: batch = 8, quiet = true. # starts a
+comment. Texts may stand in "quotes" (with \n \t \" \\ \u0001) or in 'quotes' (as they are).
+llm.c's options that are not above are accepted where they ask for nothing new, else refused.
+
+Exit codes:
+  0   done                                  5   the loss diverged
+  2   bad option or value                   7   the last save failed
+  3   input file missing or damaged         75  stopped by a signal, checkpoint saved
+  4   no device, or not enough memory
+)";
+
+// ---- --help and --version
+
+// Lines of at most kHelpColumns, all but the first indented; a line of text that fits stays as it is.
+std::string wrapped(const std::string& text) {
+    constexpr size_t kWidth = kHelpColumns - kHelpIndent;
+    std::string out;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+        while (!line.empty()) {
+            size_t cut = line.size() <= kWidth ? line.size() : line.rfind(' ', kWidth);
+            if (cut == std::string::npos || cut == 0) { cut = line.size(); }
+            out += (out.empty() ? "" : "\n" + std::string(kHelpIndent, ' ')) + line.substr(0, cut);
+            line.erase(0, cut + 1);
+        }
+    }
+    std::replace(out.begin(), out.end(), kHardBlank, ' ');
+    return out + "\n";
+}
+
+class HelpFormatter : public CLI::Formatter {
+    std::string make_usage(const CLI::App*, std::string program) const override {
+        program.resize(program.find_last_not_of(' ') + 1);  // CLI11 puts a blank behind it
+        return "Usage: " + program + " [--option VALUE]...    (--option=VALUE and -o VALUE work too)\n";
+    }
+    std::string make_group(std::string title, bool, std::vector<const CLI::Option*> options) const override {
+        std::string out = "\n" + title + ":\n";
+        for (const CLI::Option* option : options) { out += make_option(option, false); }
+        out.pop_back();  // CLI11 adds its own end of line
+        return out;
+    }
+    std::string make_option(const CLI::Option* option, bool) const override {
+        std::string name = option->get_snames().empty() ? "    " : "-" + option->get_snames()[0] + ", ";
+        name = "  " + name + "--" + option->get_lnames()[0] + " " + option->get_type_name();
+        std::string gap(name.size() < kHelpIndent ? kHelpIndent - name.size() : 0, ' ');
+        if (gap.empty()) { gap = "\n" + std::string(kHelpIndent, ' '); }
+        return name + gap + wrapped(option->get_description());
+    }
+};
+
+// help, then what may be given
+std::string description(const OptionRow& row, Program program) {
+    std::string value = value_text(row, Settings{});
+    std::string text = value.empty() || is_switch(row) ? "" : "default " + value;
+    if (!is_switch(row) && !allowed(row).empty()) { text += (text.empty() ? "" : "; ") + allowed(row); }
+    if (*row.cpu_only && program == Program::kCpu) {
+        text = is_switch(row) ? "in train_gpt2cu only"
+                              : strf("only %s here; %s in train_gpt2cu", row.cpu_only, allowed(row).c_str());
+    }
+    std::replace(text.begin(), text.end(), ' ', kHardBlank);
+    bool lines = std::string(row.help).find('\n') != std::string::npos;
+    return text.empty() ? row.help : std::string(row.help) + (lines ? "\n[" : " [") + text + "]";
+}
+
+std::string version_text() {
+    std::string compiler = __VERSION__;  // GCC's is only a number
+    if (std::isdigit((unsigned char)compiler[0])) { compiler = "GCC " + compiler; }
+#ifdef _OPENMP
+    std::string openmp = strf("OpenMP %d", _OPENMP);
+#else
+    std::string openmp = "without OpenMP: the CPU program uses one core";
+#endif
+    return strf("plumb %s\ncompiler: %s, C++%ld\nbuild: %s\n", kVersion, compiler.c_str(),
+                __cplusplus / 100 % 100, openmp.c_str());
+}
+
+// ---- CLI11
+
+// our reader of config files, as CLI11 takes it
+class ConfigReader : public CLI::ConfigBase {
+public:
+    explicit ConfigReader(const CommandLine& line) : line_(line) {}
+    std::vector<CLI::ConfigItem> from_config(std::istream& in) const override {
+        std::string text(kMaxConfigBytes, '\0');
+        in.read(text.data(), kMaxConfigBytes);
+        if (in.bad() || in.gcount() == kMaxConfigBytes) {
+            fail_usage("--config " + in_quotes(line_.config) + " is over 1 MiB: not a config file.");
+        }
+        text.resize(in.gcount());
+        std::vector<CLI::ConfigItem> items;
+        for (const auto& [name, value] : read_config(text, line_)) { items.push_back({{}, name, {value}}); }
+        return items;
+    }
+
+private:
+    const CommandLine& line_;
+};
+
+// one CLI11 option for each row; parsing fills settings
+void fill_app(CLI::App& app, Settings& settings, Program program) {
+    app.description(
+        strf("plumb trains GPT-2 in plain C++ and CUDA, here on %s. Every option has a default.\n",
+             program == Program::kGpu ? "an NVIDIA GPU" : "the CPU"));
+    app.footer(kHelpEnd);
+    app.formatter(std::make_shared<HelpFormatter>());
+    app.set_help_flag();  // its row adds it
+    const char* group = "";
+    for (const OptionRow& row : kOptionTable) {
+        if (row.group) { group = row.group; }
+        std::string names = strf("--%s", row.name);
+        if (row.letter) { names += strf(",-%c", row.letter); }
+        CLI::Option* option = nullptr;
+        if (row.name == std::string("config")) {
+            option = app.set_config(names, "", description(row, program));
+        } else {
+            option = app.add_option_function<std::string>(
+                names, [&](const std::string& text) { assign(settings, row, text, row.name); },
+                description(row, program));
+        }
+        option->type_name(row.value)->group(group);
+    }
+}
+
+// ---- what must fit together
+
+long long tokens(const Settings& s) { return (long long)s.batch * s.seq_len; }  // of one micro-batch
+
+void check_model(const Settings& s) {
+    if (s.layers || s.heads || s.channels) {
+        if (!s.layers || !s.heads || !s.channels) {
+            fail_usage(strf("--layers, --heads and --channels go together: --%s is missing.",
+                            !s.layers  ? "layers"
+                            : !s.heads ? "heads"
+                                       : "channels"));
+        }
+        if (s.channels % s.heads) {
+            int low = s.channels / s.heads * s.heads;
+            std::string nearest = (low ? std::to_string(low) + " or " : "") + std::to_string(low + s.heads);
+            fail_usage(strf("--channels %d is not a multiple of --heads %d. Nearest: --channels %s.",
+                            s.channels, s.heads, nearest.c_str()));
+        }
+        return;
+    }
+    ModelShape shape;
+    if (model_descriptor(s.model, &shape)) { return; }
+    if (!s.model.ends_with(".bin")) {
+        fail_usage("--model " + in_quotes(s.model) +
+                   " is not known. Expected dN with N = 1 to 1024 layers "
+                   "(d12 is GPT-2 124M), or a file *.bin. Other shapes: --layers, --heads and --channels.");
+    }
+    if (s.max_seq_len) { fail_usage("--max-seq-len is for a new model; a --model file has its own."); }
+}
+
+void check_batch(const Settings& s) {
+    if (s.max_seq_len && s.max_seq_len < s.seq_len) {
+        fail_usage(strf("--max-seq-len %d is less than --seq-len %d.", s.max_seq_len, s.seq_len));
+    }
+    if (s.total_batch % tokens(s)) {
+        long long low = s.total_batch / tokens(s) * tokens(s);
+        std::string nearest = (low ? std::to_string(low) + " or " : "") + std::to_string(low + tokens(s));
+        fail_usage(
+            strf("--total-batch %lld is not a multiple of batch x seq-len = %d x %d = %lld tokens. "
+                 "Nearest: --total-batch %s.",
+                 (long long)s.total_batch, s.batch, s.seq_len, tokens(s), nearest.c_str()));
+    }
+}
+
+// dtype auto becomes a type; what only a GPU can do stays in its program
+void check_precision(Settings& s) {
+    bool gpu = s.program == Program::kGpu;
+    if (s.dtype == "auto") { s.dtype = gpu ? "bf16" : "fp32"; }
+    for (const OptionRow& row : kOptionTable) {
+        std::string value = value_text(row, s);
+        if (gpu || !*row.cpu_only || value == row.cpu_only) { continue; }
+        fail_usage(
+            strf("--%s%s needs the GPU program: make train_gpt2cu. This one, on the CPU, computes in fp32 "
+                 "and keeps all activations.",
+                 row.name, is_switch(row) ? "" : (" " + value).c_str()));
+    }
+    if (s.grad_dtype == "bf16" && s.dtype == "fp32") {
+        fail_usage("--grad-dtype bf16 is for --dtype bf16; with fp32 the gradients are fp32. Leave one out.");
+    }
+    if (s.tf32 && s.dtype == "bf16") {
+        fail_usage(
+            "--tf32 is about the products of fp32, and the type is bf16 (the default on a GPU). Add "
+            "--dtype fp32, or leave --tf32 out.");
+    }
+}
+
+// --val-batches becomes --val-tokens
+void convert_val_batches(Settings& s) {
+    if (s.val_batches > (long long)kMaxTokens / tokens(s)) {
+        fail_usage(strf("--val-batches %lld, each of %lld tokens: over 10^15 tokens. -1 = all.",
+                        (long long)s.val_batches, tokens(s)));
+    }
+    if (s.val_batches) { s.val_tokens = s.val_batches < 0 ? -1 : s.val_batches * tokens(s); }
+    s.val_batches = 0;
+}
+
+// what --config reads back
+std::string resolved_text(const Settings& s) {
+    std::string out = strf("# plumb %s: the options of a run. --config reads them back.\n", kVersion);
+    for (const OptionRow& row : kOptionTable) {
+        std::string value = value_text(row, s);
+        if (row.group) { out += strf("\n# %s\n", row.group); }
+        if (value.empty() || (row.name == std::string("model") && s.layers)) { continue; }
+        if (holds<std::string>(row)) { value = escaped(value); }
+        out += strf("%s = %s\n", row.name, value.c_str());
+    }
+    return out;
+}
+
+}  // namespace
+
+bool model_descriptor(const std::string& text, ModelShape* shape) {
+    constexpr ModelShape kTable[] = {{6, 6, 384},    {12, 12, 768},  {24, 16, 1024}, {36, 20, 1280},
+                                     {48, 25, 1600}, {60, 30, 1920}, {72, 30, 2880}, {84, 36, 3456}};
+    size_t start = text.starts_with("gpt2:") ? 5 : 0;
+    if (text.size() < start + 2 || text[start] != 'd' || text[start + 1] == '0') { return false; }
+    unsigned layers = 0;
+    auto [end, code] = std::from_chars(text.data() + start + 1, text.data() + text.size(), layers);
+    if (code != std::errc() || end != text.data() + text.size() || layers > 1024) { return false; }
+    *shape = {(int)layers, (int)layers, 64 * (int)layers};
+    for (const ModelShape& known : kTable) {
+        if (known.layers == (int)layers) { *shape = known; }
+    }
+    return true;
+}
+
+std::string format_help(const std::string& name, Program program) {
+    CLI::App app;
+    Settings unused;
+    fill_app(app, unused, program);
+    std::string help = app.help(name);
+    for (size_t at = 0; (at = help.find("PROGRAM", at)) != std::string::npos; at += name.size()) {
+        help.replace(at, 7, name);
+    }
+    return help;
+}
+
+Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out) {
+    Settings settings;
+    settings.program = program;
+    CommandLine line(argc, argv);
+    *exit_code_out = line.action.empty() ? -1 : kExitDone;
+    if (!line.action.empty()) {
+        std::string name = argc > 0 ? argv[0] : "./train_gpt2";
+        std::fputs((line.action == "help" ? format_help(name, program) : version_text()).c_str(), stdout);
+        return settings;
+    }
+    CLI::App app;
+    fill_app(app, settings, program);
+    app.config_formatter(std::make_shared<ConfigReader>(line));
+    std::reverse(line.args.begin(), line.args.end());  // CLI11 takes them from the end
+    try {
+        app.parse(line.args);
+    } catch (const CLI::FileError&) {
+        fail_usage("--config " + in_quotes(line.config) + " cannot be read: no such file, or no permission.");
+    } catch (const CLI::Error& e) { fail_usage(std::string(e.what()) + ". See --help."); }
+    check_model(settings);
+    check_batch(settings);
+    check_precision(settings);
+    convert_val_batches(settings);
+    settings.resolved = resolved_text(settings);
+    return settings;
+}
+
+}  // namespace llmc

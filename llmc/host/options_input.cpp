@@ -1,0 +1,433 @@
+// The readers of the command line and of config files: see options_input.h.
+#include "llmc/host/options_input.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <iterator>
+#include <limits>
+#include <sstream>
+
+#include "llmc/host/error.h"
+
+namespace llmc {
+namespace {
+
+// two ways to say one thing: an error together; of one in the config file, the command line's other stands
+constexpr std::pair<const char*, const char*> kRivals[] = {
+    {"val-tokens", "val-batches"}, {"model", "layers"}, {"model", "heads"}, {"model", "channels"}};
+
+std::vector<std::string> words(const std::string& text) {
+    std::istringstream in(text);
+    return {std::istream_iterator<std::string>(in), {}};
+}
+
+bool one_of(const std::vector<std::string>& list, const std::string& text) {
+    return std::find(list.begin(), list.end(), text) != list.end();
+}
+
+// ---- rows
+
+const OptionRow* find_row(const std::string& name) {
+    auto row = std::find_if(std::begin(kOptionTable), std::end(kOptionTable),
+                            [&](const OptionRow& r) { return r.name == name; });
+    return row == std::end(kOptionTable) ? nullptr : row;
+}
+
+// "--name" or "-x"
+const OptionRow* find_option(const std::string& typed) {
+    if (typed.starts_with("--")) { return find_row(typed.substr(2)); }
+    auto row = std::find_if(std::begin(kOptionTable), std::end(kOptionTable), [&](const OptionRow& r) {
+        return r.letter && typed == std::string{'-', r.letter};
+    });
+    return row == std::end(kOptionTable) ? nullptr : row;
+}
+
+// the row of kLlmcTable or kLlmcAliases
+template <typename Table>
+auto find_llmc(const Table& table, const std::string& typed) {
+    auto row =
+        std::find_if(std::begin(table), std::end(table), [&](const auto& r) { return r.name == typed; });
+    return row == std::end(table) ? nullptr : row;
+}
+
+// any name that may stand before a value, or alone
+bool known(const std::string& typed) {
+    return find_option(typed) || find_llmc(kLlmcTable, typed) || find_llmc(kLlmcAliases, typed);
+}
+
+bool in_range(const OptionRow& row, double value) {
+    return (value >= row.lo && value <= row.hi) || (row.or_minus_one && value == -1);
+}
+
+std::string shortest(double value) {
+    char text[32];
+    return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
+}
+
+std::string bound_text(double value) {
+    if (value == kMaxInt) { return "2^31 - 1"; }
+    if (value == kMaxTokens) { return "10^15"; }
+    if (value == 0x1p64) { return "2^64 - 1"; }
+    if (value < 10000) { return shortest(value); }
+    std::string digits = strf("%.0f", value);
+    for (int i = (int)digits.size() - 3; i > 0; i -= 3) { digits.insert(i, ","); }
+    return digits;
+}
+
+template <typename T>
+T parse_number(const OptionRow& row, const std::string& text, const std::string& where) {
+    T value{};
+    auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+    bool number = end == text.data() + text.size() && code != std::errc::invalid_argument;
+    if (number && code == std::errc() && in_range(row, (double)value)) { return value; }  // nan is not
+    const char* kind = std::is_same_v<T, double> ? "number" : "whole number";
+    fail_usage(where + ": " + in_quotes(text) + (number ? " is out of range" : strf(" is not a %s", kind)) +
+               ". Expected a " + kind + ", " + allowed(row) + ".");
+}
+
+}  // namespace
+
+void fail_usage(const std::string& message) { throw Error(kExitUsage, message); }
+
+std::string in_quotes(const std::string& text) {
+    std::string s = text.substr(0, 60);
+    for (char& c : s) { c = (unsigned char)c < ' ' || c == 127 ? '?' : c; }
+    return "'" + s + (s.size() < text.size() ? "...'" : "'");
+}
+
+std::string allowed(const OptionRow& row) {
+    if (holds<bool>(row)) { return "true or false"; }
+    if (!holds<std::string>(row) && !acts_by_itself(row)) {
+        std::string range = bound_text(row.lo) + " to " + bound_text(row.hi);
+        return (row.or_minus_one ? "-1 or " : "") + range + (*row.unit ? std::string(" ") + row.unit : "");
+    }
+    std::string text;
+    auto choices = words(row.choices);
+    for (size_t i = 0; i < choices.size(); i++) {
+        text += (i == 0 ? "" : i + 1 < choices.size() ? ", " : " or ") + choices[i];
+    }
+    return text;
+}
+
+std::string value_text(const OptionRow& row, const Settings& s) {
+    return std::visit(
+        [&](auto field) -> std::string {
+            if constexpr (std::is_same_v<decltype(field), std::monostate>) {
+                return "";
+            } else if constexpr (std::is_same_v<decltype(field), std::string Settings::*>) {
+                return (s.*field).empty() ? row.empty_word : s.*field;
+            } else if constexpr (std::is_same_v<decltype(field), bool Settings::*>) {
+                return s.*field ? "true" : "false";
+            } else if constexpr (std::is_same_v<decltype(field), double Settings::*>) {
+                return shortest(s.*field);
+            } else {  // layers and the like are 0, out of their range, until they are given
+                return in_range(row, (double)(s.*field)) ? std::to_string(s.*field) : "";
+            }
+        },
+        row.field);
+}
+
+void assign(Settings& s, const OptionRow& row, const std::string& text, const std::string& where) {
+    std::string expected = allowed(row).empty() ? row.value : allowed(row);
+    if (text.empty()) { fail_usage(where + ": the value is empty. Expected " + expected + "."); }
+    auto choices = holds<bool>(row) ? words("true false") : words(row.choices);
+    if (!choices.empty() && !one_of(choices, text)) {
+        fail_usage(where + ": " + in_quotes(text) + " is not known. Expected " + expected + ".");
+    }
+    std::visit(
+        [&](auto field) {
+            if constexpr (std::is_same_v<decltype(field), std::string Settings::*>) {
+                s.*field = text == row.empty_word ? "" : text;
+            } else if constexpr (std::is_same_v<decltype(field), bool Settings::*>) {
+                s.*field = text == "true";
+            } else if constexpr (!std::is_same_v<decltype(field), std::monostate>) {
+                s.*field = parse_number<std::remove_reference_t<decltype(s.*field)>>(row, text, where);
+            }
+        },
+        row.field);
+}
+
+// ---- unknown options
+
+namespace {
+
+// edits from a to b: a letter added, left out or changed, or two neighbours swapped, count 1 each
+int distance(const std::string& a, const std::string& b) {
+    std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));
+    for (size_t i = 0; i <= a.size(); i++) {
+        for (size_t j = 0; j <= b.size(); j++) {
+            if (i == 0 || j == 0) {
+                d[i][j] = (int)(i + j);
+                continue;
+            }
+            int change = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, change});
+            bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            if (swapped) { d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1); }
+        }
+    }
+    return d[a.size()][b.size()];
+}
+
+// The row whose name, letter (after one dash only), or name in other programs is closest to what was typed.
+const OptionRow& nearest_row(std::string typed) {
+    bool one_dash = typed.starts_with("-") && !typed.starts_with("--");
+    typed = typed.substr(std::min(typed.find_first_not_of('-'), typed.size()), 60);
+    for (char& c : typed) { c = c == '_' ? '-' : (char)std::tolower((unsigned char)c); }
+    const OptionRow* best = kOptionTable;
+    int best_distance = std::numeric_limits<int>::max();
+    auto consider = [&](const OptionRow& row, const std::string& name) {
+        int d = distance(typed, name);
+        if (d < best_distance) { best = &row, best_distance = d; }
+    };
+    for (const OptionRow& row : kOptionTable) {
+        consider(row, row.name);
+        if (one_dash && row.letter) { consider(row, std::string(1, row.letter)); }
+        for (const std::string& name : words(row.also)) { consider(row, name); }
+    }
+    return *best;
+}
+
+[[noreturn]] void unknown_option(const std::string& typed) {
+    size_t equals = std::min(typed.find('='), typed.size());
+    std::string name = typed.substr(0, equals);
+    std::string suggestion = std::string("--") + nearest_row(name).name;
+    if (typed[1] != '-') {  // -b4, -b=4 and -lg=5 are written with a blank
+        const OptionRow* row = find_option(typed.substr(0, 2));
+        bool number = std::string(".-0123456789").find(name[2]) != std::string::npos;
+        bool glued = row && !acts_by_itself(*row) && number;
+        if (glued) { suggestion = typed.substr(0, 2) + " " + name.substr(2); }
+        if (known(name)) { suggestion = name + " " + typed.substr(equals + 1); }
+    }
+    fail_usage("unknown option " + in_quotes(typed) + ". Did you mean " + suggestion + "? See --help.");
+}
+
+// Where a value should stand, is this an option? "-1", "-inf" and "-- a text" are not.
+bool looks_like_option(const std::string& token) {
+    std::string name = token.substr(0, token.find('='));
+    bool is_long = token == "--" || (name.size() > 2 && name.starts_with("--") &&
+                                     std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                                         return std::isalnum(c) || c == '-' || c == '_';
+                                     }));
+    return is_long || known(token);
+}
+
+}  // namespace
+
+// ---- the command line
+
+CommandLine::CommandLine(int argc, const char* const* argv) : tokens_(argv + std::min(argc, 1), argv + argc) {
+    std::string before;
+    while (at_ < tokens_.size() && action.empty()) {
+        const std::string token = tokens_[at_++];
+        if (token.size() < 2 || token[0] != '-' || token == "--") {
+            std::string place = before.empty() ? "" : " after " + before;
+            fail_usage("unexpected argument " + in_quotes(token) + place +
+                       ". Every value follows the name of its option, and a pattern (*) is put in quotes. "
+                       "See --help.");
+        }
+        read(token);
+        before = token.substr(0, token.find('='));
+    }
+    for (auto [a, b] : kRivals) {
+        if (given.contains(a) && given.contains(b)) {
+            fail_usage(strf("--%s and --%s: give one or the other.", a, b));
+        }
+    }
+}
+
+void CommandLine::once(const std::string& what, const std::string& where) {
+    if (!seen_.insert(what).second) { fail_usage(where + " is given twice. Give it once."); }
+}
+
+// the token behind an option; name = its long name, "" = none
+std::string CommandLine::next_value(const std::string& where, const char* name) {
+    if (at_ == tokens_.size()) { fail_usage(where + " needs a value, and nothing follows. See --help."); }
+    if (looks_like_option(tokens_[at_])) {
+        fail_usage(where + " needs a value, but the option " + in_quotes(tokens_[at_]) + " follows." +
+                   (*name ? strf(" (If that is the value: --%s=VALUE.)", name) : ""));
+    }
+    return tokens_[at_++];
+}
+
+void CommandLine::add(const OptionRow& row, const std::string& where, const std::string& value) {
+    once(row.name, where);
+    Settings scratch;
+    assign(scratch, row, value, where);
+    given.insert(row.name);
+    args.push_back(strf("--%s=", row.name) + value);
+    if (row.name == std::string("config")) { config = value; }
+}
+
+// an option of llm.c without a row
+void CommandLine::read_llmc(const LlmcOption& option) {
+    std::string value = next_value(option.name, ""), name = option.name;
+    once(name, name);
+    auto harmless = words(option.harmless);
+    if (one_of(harmless, value)) { return; }
+    std::string cure = "Leave the option out.";
+    if (!harmless.empty()) { cure = "Only " + name + " " + harmless[0] + " is accepted, and does nothing."; }
+    if (*option.cure) { cure += std::string(" ") + option.cure; }
+    fail_usage(name + " " + in_quotes(value) + ": " + option.what + " is not part of this program yet. " +
+               cure);
+}
+
+void CommandLine::read_alias(const LlmcAlias& alias) {
+    std::string where = strf("%s (--%s)", alias.name, alias.row), value = next_value(where, alias.row);
+    auto meanings = words(alias.words);
+    if (meanings.empty()) { return add(*find_row(alias.row), where, value); }
+    std::string expected;
+    for (size_t i = 0; i < meanings.size(); i++) {
+        if (value == std::to_string(i)) { return add(*find_row(alias.row), where, meanings[i]); }
+        expected += strf("%s%zu (%s)",
+                         i == 0                    ? ""
+                         : i + 1 < meanings.size() ? ", "
+                                                   : " or ",
+                         i, meanings[i].c_str());
+    }
+    fail_usage(where + ": " + in_quotes(value) + " is not known. Expected " + expected + ".");
+}
+
+void CommandLine::read(const std::string& token) {
+    size_t equals = token.starts_with("--") ? token.find('=') : std::string::npos;
+    std::string typed = token.substr(0, equals);
+    bool has_value = equals != std::string::npos;
+    if (const LlmcAlias* alias = find_llmc(kLlmcAliases, typed)) { return read_alias(*alias); }
+    if (const LlmcOption* option = find_llmc(kLlmcTable, typed)) { return read_llmc(*option); }
+    if (typed == "-h" && at_ < tokens_.size() && !looks_like_option(tokens_[at_])) {
+        fail_usage("-h " + in_quotes(tokens_[at_]) +
+                   ": llm.c's -h, the HellaSwag evaluation, is not part of "
+                   "this program yet. For help: --help, or -h alone.");
+    }
+    const OptionRow* row = find_option(typed);
+    if (!row) { unknown_option(token); }
+    std::string where = typed.starts_with("--") ? typed : strf("%s (--%s)", typed.c_str(), row->name);
+    if (is_switch(*row) && acts_by_itself(*row)) {
+        if (has_value) { fail_usage(where + " takes no value."); }
+        action = row->name;
+    } else if (has_value) {
+        add(*row, where, token.substr(equals + 1));
+    } else {
+        add(*row, where, is_switch(*row) ? "true" : next_value(where, row->name));
+    }
+}
+
+// ---- the config file
+
+std::string escaped(const std::string& text) {
+    std::string s = "\"";
+    for (char c : text) {
+        if (c == '"' || c == '\\') {
+            s += std::string{'\\', c};
+        } else if (c == '\n' || c == '\t') {
+            s += c == '\n' ? "\\n" : "\\t";
+        } else {
+            s += (unsigned char)c < ' ' || c == 127 ? strf("\\u%04x", c) : std::string(1, c);
+        }
+    }
+    return s + "\"";
+}
+
+namespace {
+
+bool blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+
+std::string trimmed(std::string text) {
+    while (!text.empty() && blank(text.back())) { text.pop_back(); }
+    size_t start = 0;
+    while (start < text.size() && blank(text[start])) { start++; }
+    return text.substr(start);
+}
+
+// What a backslash at line[*i] stands for; *i moves to its last character.
+char unescaped(const std::string& line, size_t* i, const std::string& where) {
+    const char* next = line.data() + *i + 1;  // the string ends in a 0
+    size_t kind = *next ? std::string("nt\"\\").find(*next) : std::string::npos;
+    unsigned code = 0;
+    if (kind != std::string::npos) {
+        *i += 1;
+        return "\n\t\"\\"[kind];
+    }
+    bool hex =
+        *next == 'u' && *i + 5 < line.size() && std::from_chars(next + 1, next + 5, code, 16).ptr == next + 5;
+    if (!hex || code == 0 || code > 127) {
+        fail_usage(where +
+                   ": in \"quotes\" a backslash stands before n, t, \", \\ or u0001 to u007f. "
+                   "Write \\\\ for the backslash itself, or use 'quotes'.");
+    }
+    *i += 5;
+    return (char)code;
+}
+
+// The value of a line: bare, "with escapes" or 'as it is'; behind it only blanks and a comment.
+std::string config_value(const std::string& line, const std::string& where) {
+    auto comment = [&](size_t i) { return line[i] == '#' && (i == 0 || blank(line[i - 1])); };
+    size_t i = 0;
+    std::string value;
+    if (line.empty() || (line[0] != '"' && line[0] != '\'')) {
+        while (i < line.size() && !comment(i)) { value += line[i++]; }
+        return trimmed(value);
+    }
+    for (i = 1; i < line.size() && line[i] != line[0]; i++) {
+        value += line[i] == '\\' && line[0] == '"' ? unescaped(line, &i, where) : line[i];
+    }
+    if (i == line.size()) { fail_usage(where + ": the quote is not closed."); }
+    for (i++; i < line.size() && !comment(i); i++) {
+        if (!blank(line[i])) { fail_usage(where + ": there is text behind the closing quote."); }
+    }
+    return value;
+}
+
+bool has(const Pairs& pairs, const std::string& name) {
+    return std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first == name; });
+}
+
+void read_line(const std::string& line, std::string where, Pairs& pairs) {
+    size_t equals = line.find('=');
+    if (equals == std::string::npos) {
+        const char* what = line.front() == '[' ? " is a section; there are none here." : " has no '='.";
+        fail_usage(where + ": " + in_quotes(line) + what + " Expected lines like: batch = 8");
+    }
+    std::string key = trimmed(line.substr(0, equals));
+    const OptionRow* row = find_row(key);
+    if (!row || acts_by_itself(*row)) {
+        fail_usage(where + ": unknown key " + in_quotes(key) + ". Did you mean " + nearest_row(key).name +
+                   "? See --help.");
+    }
+    where += ", " + key;
+    if (has(pairs, key)) { fail_usage(where + ": given twice. Give it once."); }
+    std::string value = config_value(trimmed(line.substr(equals + 1)), where);
+    Settings scratch;
+    assign(scratch, *row, value, where);
+    pairs.push_back({key, value});
+}
+
+}  // namespace
+
+Pairs read_config(std::string text, const CommandLine& line) {
+    std::string file = "--config " + in_quotes(line.config);
+    if (text.find('\0') != std::string::npos) { fail_usage(file + " is not a text file."); }
+    if (text.starts_with("\xef\xbb\xbf")) { text.erase(0, 3); }  // the mark that some editors start with
+    Pairs pairs;
+    std::istringstream lines(text);
+    std::string one;
+    for (int number = 1; std::getline(lines, one); number++) {
+        one = trimmed(one);
+        bool comment = one.empty() || one[0] == '#' || one[0] == ';';
+        if (!comment) { read_line(one, file + strf(", line %d", number), pairs); }
+    }
+    for (auto [a, b] : kRivals) {
+        if (has(pairs, a) && has(pairs, b)) {
+            fail_usage(file + ": " + a + " and " + b + ": give one or the other.");
+        }
+    }
+    for (auto [a, b] : kRivals) {
+        std::erase_if(pairs, [&, a = a, b = b](const auto& pair) {
+            return (pair.first == a && line.given.contains(b)) || (pair.first == b && line.given.contains(a));
+        });
+    }
+    return pairs;
+}
+
+}  // namespace llmc

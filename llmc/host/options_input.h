@@ -1,0 +1,62 @@
+// What options.cpp builds on, without CLI11: the tables put to work, and the readers that
+// turn a command line or a config file into checked pairs of name and value. Errors are Error(kExitUsage).
+#pragma once
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "llmc/host/options_llmc.h"
+#include "llmc/host/options_table.h"
+
+namespace llmc {
+
+template <typename T>
+bool holds(const OptionRow& row) {
+    return std::holds_alternative<T Settings::*>(row.field);
+}
+// help, version and config; the others fill a field
+inline bool acts_by_itself(const OptionRow& row) { return std::holds_alternative<std::monostate>(row.field); }
+inline bool is_switch(const OptionRow& row) { return !*row.value; }
+
+[[noreturn]] void fail_usage(const std::string& message);
+std::string in_quotes(const std::string& text);  // user's text in a message: short, on one line
+std::string allowed(const OptionRow& row);       // "1 to 1,024 layers", "auto or window"; "" = any text
+std::string value_text(const OptionRow& row, const Settings& s);  // what the row holds in s; "" = nothing
+
+// Puts text into the row's field, or throws; where = the option as it was typed, or the config file's line.
+void assign(Settings& s, const OptionRow& row, const std::string& text, const std::string& where);
+
+// The command line: every option known, given once, its value in range.
+class CommandLine {
+public:
+    CommandLine(int argc, const char* const* argv);
+
+    std::string action;             // "help" or "version": what to do instead of all else
+    std::string config;             // the config file
+    std::set<std::string> given;    // the rows that have a value
+    std::vector<std::string> args;  // --name=value for each of them
+
+private:
+    void read(const std::string& token);
+    void read_llmc(const LlmcOption& option);
+    void read_alias(const LlmcAlias& alias);
+    void add(const OptionRow& row, const std::string& where, const std::string& value);
+    std::string next_value(const std::string& where, const char* name);
+    void once(const std::string& what, const std::string& where);
+
+    std::vector<std::string> tokens_;
+    size_t at_ = 0;  // the next one to read
+    std::set<std::string> seen_;
+};
+
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+// A config file's text as pairs of name and value, checked as strictly; without those that the command line
+// replaces by saying the same in another way (--model and --layers, --val-tokens and --val-batches).
+Pairs read_config(std::string text, const CommandLine& line);
+
+std::string escaped(const std::string& text);  // a text as config files take it, "quoted"
+
+}  // namespace llmc

@@ -1,0 +1,35 @@
+// Token shards: a header (magic 20240520, version 1, token count, vocabulary size) and then that many uint16
+// tokens. The format of llm.c and of the public pre-tokenised data sets; the vocabulary size in header word 3
+// is ours (0, as in everyone else's files, means GPT-2's 50,257).
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "llmc/host/binary_file.h"
+
+namespace llmc {
+
+constexpr int32_t kTokenShardMagic = 20240520;
+constexpr int32_t kTokenShardVersion = 1;
+constexpr int kGpt2VocabSize = 50257;
+
+// A shard mapped into memory. Throws Error(kExitBadInput) naming the field unless every field and the size
+// are right. Token ids are not scanned here: whoever uses them checks them against the vocabulary.
+class TokenShard {
+public:
+    explicit TokenShard(const std::string& path);
+    const std::string& path() const { return file_.path(); }
+    std::span<const uint16_t> tokens() const { return tokens_; }
+    int vocab_size() const { return vocab_size_; }
+
+private:
+    MappedFile file_;
+    std::span<const uint16_t> tokens_;
+    int vocab_size_ = 0;
+};
+
+// Replaces path atomically by a shard of these tokens, each < vocab_size <= 65,536; 1 to 2^31 - 1 tokens.
+void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size);
+
+}  // namespace llmc

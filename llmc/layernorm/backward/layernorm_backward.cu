@@ -1,0 +1,104 @@
+// LayerNorm backward: asks the regimes in turn, layernorm_backward/regimes.h, gives the call to the first
+// that takes it (before Hopper that is narrow, odd or general), and adds up the sums by column it leaves. Those of
+// dinp, where it leaves none, are made by another pass over dinp.
+#include "llmc/cuda/column_sums.cuh"
+#include "llmc/layernorm/backward/regimes.h"
+
+namespace llmc {
+
+// Of each set of sums 128 groups of doubles, or 256 of floats.
+static_assert(kMostGroups * sizeof(float) == kColumnGroups * sizeof(double));
+size_t layernorm_backward_scratch(int C) {
+    int sets = C <= kSummedColumns ? 3 : 2;
+    return sets * sizeof(double) * kColumnGroups * (size_t)C;
+}
+
+// for a call of one row
+template <typename T, typename Grad, typename W>
+ColumnOutputs outputs_of(const LayerNormBackward<T, Grad, W>& call) {
+    bool given = call.N == 1 && aligned(call.dweight) && aligned(call.dbias) && aligned(call.dinp_sums);
+    return {given, std::is_same_v<Grad, float>, call.accumulate, call.dweight, call.dbias, call.dinp_sums};
+}
+
+template <typename T, typename W>
+ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bool columns,
+                                     cudaStream_t stream) {
+    if constexpr (!std::is_same_v<T, double>) {
+        if (columns && call.dinp != nullptr) {
+            for (auto* regime : {layernorm_backward_narrow<T, W>, layernorm_backward_ring<T, W>,
+                                 layernorm_backward_odd<T, W>, layernorm_backward_long<T, W>}) {
+                if (ColumnGroups groups = regime(call, stream); groups.count > 0) { return groups; }
+            }
+        }
+    }
+    return layernorm_backward_general(call, columns, stream);
+}
+
+// rows(call, columns): by which regime; false: it does not take the call
+template <typename T, typename Grad, typename W, typename Rows>
+bool backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream, const Rows& rows) {
+    using Acc = acc_t<T>;
+    require(given.C > 0 && given.N >= 0, "layernorm_backward: C must be positive, N not negative");
+    require(
+        given.dinp_sums == nullptr || given.dinp != nullptr || given.N == 0,
+        "layernorm_backward: dinp_sums are wanted, but dinp is null: give memory for both, or null for both");
+    LayerNormBackwardRows<T, W> call{{given.dinp, nullptr, nullptr, given.scratch, given.dout, given.inp,
+                                      given.weight, given.mean, given.rstd, given.N, given.C,
+                                      given.accumulate_dinp, false, given.dinp_stride, given.dout_stride,
+                                      given.inp_stride}};
+    call.sum_dinp = given.dinp_sums != nullptr;
+    call.of_one_row = outputs_of(given);
+    for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {
+        if (*stride == 0) { *stride = call.C; }
+    }
+    bool columns = given.dweight != nullptr || given.dbias != nullptr;
+    ColumnGroups groups;
+    if (call.N > 0) {
+        groups = rows(call, columns);
+        if (groups.count == 0) { return false; }
+    }
+    if (columns && !groups.done) {  // no rows: no groups, and the sums are 0
+        int stride = groups.stride > 0 ? groups.stride : call.C;
+        ColumnPartials<Acc> partials{(const Acc*)call.scratch, groups.count, stride, groups.early};
+        finish_columns<Grad, Acc>({given.dweight, given.dbias, groups.dinp ? given.dinp_sums : nullptr},
+                                  partials, call.C, given.accumulate, stream);
+    }
+    if (call.sum_dinp && !groups.dinp) {
+        sum_columns(given.dinp_sums, call.scratch, call.dinp, call.dinp_stride, call.N, call.C,
+                    given.accumulate, stream);
+    }
+    return true;
+}
+
+template <typename T, typename Grad, typename W>
+void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream) {
+    backward(given, stream, [stream](const LayerNormBackwardRows<T, W>& call, bool columns) {
+        return layernorm_backward_rows(call, columns, stream);
+    });
+}
+
+template <typename T, typename Grad, typename W>
+bool layernorm_backward_by(LayerNormBackwardRegime<T, W>* regime, const LayerNormBackward<T, Grad, W>& given,
+                           cudaStream_t stream) {
+    return backward(given, stream, [=](const LayerNormBackwardRows<T, W>& call, bool columns) {
+        return columns && call.dinp != nullptr ? regime(call, stream) : ColumnGroups{};
+    });
+}
+
+using bf16 = __nv_bfloat16;
+template void layernorm_backward(const LayerNormBackward<float, float, float>&, cudaStream_t);
+template void layernorm_backward(const LayerNormBackward<bf16, float, bf16>&, cudaStream_t);
+template void layernorm_backward(const LayerNormBackward<bf16, bf16, bf16>&, cudaStream_t);
+template void layernorm_backward(const LayerNormBackward<bf16, float, float>&, cudaStream_t);
+template void layernorm_backward(const LayerNormBackward<__half, float, __half>&, cudaStream_t);
+template void layernorm_backward(const LayerNormBackward<__half, __half, __half>&, cudaStream_t);
+template void layernorm_backward(const LayerNormBackward<__half, float, float>&, cudaStream_t);
+template void layernorm_backward(const LayerNormBackward<double, double, double>&, cudaStream_t);
+template bool layernorm_backward_by(LayerNormBackwardRegime<float, float>*,
+                                    const LayerNormBackward<float, float, float>&, cudaStream_t);
+template bool layernorm_backward_by(LayerNormBackwardRegime<bf16, bf16>*,
+                                    const LayerNormBackward<bf16, bf16, bf16>&, cudaStream_t);
+template bool layernorm_backward_by(LayerNormBackwardRegime<__half, __half>*,
+                                    const LayerNormBackward<__half, __half, __half>&, cudaStream_t);
+
+}  // namespace llmc

@@ -1,0 +1,286 @@
+// narrow: several short rows a warp. A lane has a vector of each of its rows, or, where rows are not whole aligned
+//         vectors, a few pieces: halves of one, quarters, down to single elements; and keeps their sums by column.
+// Why:    ring.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. general.cu reads what is
+//         not in vectors twice.
+// Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 8 bytes a column and block.
+// Result: 51.9 us, 91 % of the roof at 524288x64 bf16 (a warp a row: 169.8); 73 % at 262144x100 (189.1, 20 % by
+//         general.cu); H200, 2026-11-24
+#pragma once
+#include <algorithm>
+
+#include "llmc/cuda/async_copy.cuh"
+#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/cuda/device_facts.cuh"
+#include "llmc/cuda/launch.cuh"
+#include "llmc/cuda/reduce.cuh"
+#include "llmc/cuda/vectors.cuh"
+#include "llmc/layernorm/alignment.cuh"
+#include "llmc/layernorm/backward/regimes.h"
+
+namespace llmc::layernorm_narrow_backward {
+
+// A row is shared by `lanes` neighbouring lanes, which have k pieces each, of n elements, `step` apart. `together` rows of
+// a lane are under way.
+template <int lanes_, int n_, int k_, int threads_ = 1024, int together_ = 1>
+struct Layout {
+    static constexpr int lanes = lanes_, n = n_, k = k_, step = lanes * n, columns = step * k;
+    static constexpr int threads = threads_, warps = threads / kWarp, together = together_;
+};
+
+// a lane's columns
+template <typename L>
+struct Columns {
+    int first, C;
+    __device__ int at(int i) const { return first + i * L::step; }
+    __device__ bool has(int i) const { return at(i) < C; }
+};
+
+// a lane's pieces of a row
+template <typename L, typename T, bool kAccumulate>
+struct Pieces {
+    // What += adds to is asked for with the rest; where that would spill, before Hopper, once it is wanted.
+    static constexpr bool kAhead = kAccumulate && (kSm90 || L::k == 1), kLate = kAccumulate && !kAhead;
+    Elements<T, L::n> x[L::k]{}, dy[L::k]{}, before[L::k]{};  // before: what += adds to
+    float m = 0, s = 0;  // all 0 where the lane has nothing of the row, or there is no such row
+
+    template <typename Call>
+    __device__ void load(const Call& call, int64_t row, const Columns<L>& columns) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (!columns.has(i)) { continue; }
+            x[i] = llmc::load<L::n>(call.inp + row * call.inp_stride + columns.at(i));
+            dy[i] = llmc::load<L::n>(call.dout + row * call.dout_stride + columns.at(i));
+            if constexpr (kAhead) {
+                before[i] = llmc::load<L::n>(call.dinp + row * call.dinp_stride + columns.at(i));
+            }
+        }
+        m = call.mean[row];
+        s = call.rstd[row];
+    }
+};
+
+// what a lane has of the weight, or of a row of dinp
+template <typename L, typename X>
+struct Held {
+    Elements<X, L::n> at[L::k];
+};
+
+// the sums by column that a lane keeps
+template <typename L>
+struct Sums {
+    float dweight[L::k][L::n] = {}, dbias[L::k][L::n] = {};
+};
+
+// dinp of a lane's pieces, and its part of the sums by column. All lanes of a warp; row_before: that of dinp,
+// null if there is none.
+template <typename L, bool kAccumulate, typename T, typename W>
+__device__ Held<L, T> backward_row(const Pieces<L, T, kAccumulate>& row, const T* row_before,
+                                   const Columns<L>& columns, const Held<L, W>& weight, Sums<L>& sums,
+                                   float per_column) {
+    float xhat[L::k][L::n], wdy[L::k][L::n];
+    float2 of_row{0, 0};
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        bool none = L::k > 1 && !columns.has(i);
+#pragma unroll
+        for (int j = 0; j < L::n; j++) {
+            float dy = as_float(row.dy[i], j);
+            xhat[i][j] = none ? 0 : (as_float(row.x[i], j) - row.m) * row.s;
+            wdy[i][j] = dy * as_float(weight.at[i], j);
+            sums.dweight[i][j] = fmaf(dy, xhat[i][j], sums.dweight[i][j]);
+            sums.dbias[i][j] += dy;
+            of_row.x += wdy[i][j];
+            of_row.y = fmaf(wdy[i][j], xhat[i][j], of_row.y);
+        }
+    }
+    of_row = group_sums<L::lanes>(of_row);
+    float c1 = of_row.x * per_column, c2 = of_row.y * per_column;
+    Held<L, T> dinp;
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        Elements<T, L::n> late{};  // before Hopper: without this copy, too, registers spill
+        if constexpr (!kSm90) { late = row.before[i]; }
+        if constexpr (row.kLate) {
+            if (row_before != nullptr && columns.has(i)) { late = load<L::n>(row_before + columns.at(i)); }
+        }
+#pragma unroll
+        for (int j = 0; j < L::n; j++) {
+            wdy[i][j] = fmaf(fmaf(xhat[i][j], -c2, wdy[i][j]), row.s, -c1 * row.s);
+            if constexpr (kAccumulate) { wdy[i][j] += as_float(kSm90 ? row.before[i] : late, j); }
+        }
+        dinp.at[i] = rounded<T>(wdy[i]);
+    }
+    return dinp;
+}
+
+// The sums of lanes with the same columns meet, in each warp and then over the warps, always in the same order, and go
+// to this block's part of scratch, (2,blocks,C).
+template <typename L>
+__device__ void write_sums(float* scratch, const Sums<L>& mine, const Columns<L>& columns) {
+    __shared__ float of_warps[L::warps][2][L::columns];
+    int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+#pragma unroll
+        for (int j = 0; j < L::n; j++) {
+            float both[] = {mine.dweight[i][j], mine.dbias[i][j]};
+#pragma unroll
+            for (int set = 0; set < 2; set++) {
+#pragma unroll
+                for (int distance = L::lanes; distance < kWarp; distance *= 2) {
+                    both[set] += __shfl_xor_sync(kAllLanes, both[set], distance);
+                }
+                if (lane < L::lanes) { of_warps[warp][set][columns.at(i) + j] = both[set]; }
+            }
+        }
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < 2 * L::columns; at += L::threads) {
+        int set = at / L::columns, c = at % L::columns;
+        float sum = 0;
+        for (int w = 0; w < L::warps; w++) { sum += of_warps[w][set][c]; }
+        if (c < columns.C) { scratch[((int64_t)set * gridDim.x + blockIdx.x) * columns.C + c] = sum; }
+    }
+}
+
+// of a call's only row
+template <typename Grad, typename L>
+__device__ void write_outputs(const ColumnOutputs& outputs, const Sums<L>& mine, const Columns<L>& columns) {
+    void* const to[] = {outputs.dweight, outputs.dbias};
+#pragma unroll
+    for (int set = 0; set < 2; set++) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (to[set] == nullptr || !columns.has(i)) { continue; }
+            Grad* grad = static_cast<Grad*>(to[set]) + columns.at(i);
+            float sum[L::n];
+#pragma unroll
+            for (int j = 0; j < L::n; j++) {
+                sum[j] = (set == 0 ? mine.dweight : mine.dbias)[i][j];
+                sum[j] += outputs.accumulate ? (float)grad[j] : 0.0f;
+            }
+            store(grad, rounded<Grad>(sum));
+        }
+    }
+}
+
+template <typename L, bool kAccumulate, typename T, typename W>
+__global__ __launch_bounds__(L::threads) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
+                                                                        float per_column) {
+    constexpr int rows = L::threads / L::lanes;  // of a block at a time
+    Columns<L> columns{(int)threadIdx.x % L::lanes * L::n, call.C};
+    if constexpr (kSm90) { dependency_wait(); }
+    Held<L, W> weight;
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        weight.at[i] = load_or<L::n, W>(columns.has(i) ? call.weight : nullptr, columns.at(i), (W)1.0f);
+    }
+    Sums<L> sums;
+    int64_t row = (int64_t)blockIdx.x * (L::together * rows) + threadIdx.x / L::lanes;
+    int64_t step = (int64_t)gridDim.x * (L::together * rows);
+    using Row = Pieces<L, T, kAccumulate>;
+    Row asked[L::together];
+    auto ask = [&](Row& into, int64_t row) {
+        into = {};
+        if (columns.has(0) && row < call.N) { into.load(call, row, columns); }
+    };
+#pragma unroll
+    for (int r = 0; r < L::together; r++) { ask(asked[r], row + r * rows); }
+    for (; __any_sync(kAllLanes, row < call.N); row += step) {  // a warp without rows stays out
+#pragma unroll
+        for (int r = 0; r < L::together; r++) {
+            int64_t at = row + r * rows;
+            const T* row_before = Row::kLate && at < call.N ? call.dinp + at * call.dinp_stride : nullptr;
+            Held<L, T> dinp = backward_row(asked[r], row_before, columns, weight, sums, per_column);
+            ask(asked[r], at + step);
+#pragma unroll
+            for (int i = 0; i < L::k; i++) {
+                if (!columns.has(i) || at >= call.N) { continue; }
+                store(call.dinp + at * call.dinp_stride + columns.at(i), dinp.at[i]);
+            }
+        }
+    }
+    if constexpr (kSm90) { dependency_launch(); }
+    if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
+        write_sums((float*)call.scratch, sums, columns);
+    } else if (threadIdx.x < L::lanes) {
+        outputs.floats ? write_outputs<float>(outputs, sums, columns)
+                       : write_outputs<T>(outputs, sums, columns);
+    }
+}
+
+// ---- the choice ----------------------------------------------------------------------------------
+
+template <typename L, bool kAccumulate, typename T, typename W>
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    auto* kernel = layernorm_backward_kernel<L, kAccumulate, T, W>;
+    int64_t most = std::min(device_facts().multiprocessors, kMostGroups);
+    int groups = (int)std::min(most, ceil_div(call.N, (int64_t)(L::together * L::threads / L::lanes)));
+    bool hopper = runs_hopper_code(kernel);
+    LaunchAttributes attributes;
+    attributes.overlapping(hopper);
+    cudaLaunchConfig_t config = attributes.config(groups, L::threads, 0, stream);
+    check(cudaLaunchKernelEx(&config, kernel, call, 1.0f / call.C));
+    return {groups, hopper, false, call.of_one_row.given};
+}
+
+template <typename... L>
+struct Choice {
+    // by the first that has room for a row; no groups if none has
+    template <bool kAccumulate, typename T, typename W>
+    static ColumnGroups launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+        ColumnGroups groups;
+        (void)((call.C <= L::columns && (groups = launch<L, kAccumulate>(call, stream), true)) || ...);
+        return groups;
+    }
+};
+
+template <int n>
+using OfVectors = Choice<Layout<1, n, 1, 768, 2>, Layout<2, n, 1, 768, 2>, Layout<4, n, 1, 768, 2>,
+                         Layout<8, n, 1, 768, 2>, Layout<16, n, 1, 768, 2>>;
+// Pieces of less than 16 bytes: as many a lane as registers allow, or fewer where that leaves fewer lanes without.
+template <int n, int few, int many>
+using FewOrMany = Choice<Layout<1, n, few>, Layout<1, n, many>, Layout<2, n, few>, Layout<2, n, many>,
+                         Layout<4, n, few>, Layout<4, n, many>, Layout<8, n, few>, Layout<8, n, many>,
+                         Layout<16, n, few>, Layout<16, n, many>, Layout<32, n, few>, Layout<32, n, many>>;
+template <int n>
+struct OfPieces;
+template <>
+struct OfPieces<1> : FewOrMany<1, 3, 5> {};
+template <>
+struct OfPieces<2> : FewOrMany<2, 2, 3> {};
+template <>
+struct OfPieces<4>
+    : Choice<Layout<1, 4, 2>, Layout<2, 4, 2>, Layout<4, 4, 2>, Layout<8, 4, 2>, Layout<16, 4, 2>> {};
+
+// columns of a row that is no whole vectors; odd.cuh takes longer ones
+template <typename T>
+constexpr int kMostInPieces = sizeof(T) == 2 ? 127 : 192;
+
+// in the widest pieces that rows are in
+template <bool kAccumulate, int n, typename T, typename W>
+ColumnGroups launch_widest(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    using Layouts = std::conditional_t<n == Vec<T>::size, OfVectors<n>, OfPieces<n>>;
+    if (rows_are_in<n>(call)) {
+        bool odd_is_faster = n < Vec<T>::size && call.C > kMostInPieces<T>;
+        return odd_is_faster ? ColumnGroups{} : Layouts::template launch_first<kAccumulate>(call, stream);
+    }
+    if constexpr (n > 1) { return launch_widest<kAccumulate, n / 2>(call, stream); }
+    return {};
+}
+
+}  // namespace llmc::layernorm_narrow_backward
+
+namespace llmc {
+
+template <typename T, typename W>
+ColumnGroups layernorm_backward_narrow(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_narrow_backward;
+    constexpr int n = Vec<T>::size;
+    if (call.dinp == nullptr) { return {}; }
+    return call.accumulate_dinp ? launch_widest<true, n>(call, stream)
+                                : launch_widest<false, n>(call, stream);
+}
+
+}  // namespace llmc

@@ -1,0 +1,421 @@
+// ring: teams of warps share rows that come by bulk copies into a shallow ring; both halves of a row's work share
+//         registers, so shared memory is read once (of some long rows twice: there are no registers for more). Sums by
+//         column, of dinp too if wanted, stay there to the end.
+// Why:    v4 and v5 have a warp per row: too few columns a lane, or too many; v6 a barrier of the whole block per row.
+//         The layout is known to the compiler: with it at run time a row took twice the instructions.
+// Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
+// Result: 74.5 us, 94 % of the roof at 65536x768 bf16; 90 % at 4096x8192 fp16; H200, 2026-11-23
+#pragma once
+#include <algorithm>
+
+#include "llmc/cuda/async_copy.cuh"
+#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/clusters.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/cuda/device_facts.cuh"
+#include "llmc/cuda/launch.cuh"
+#include "llmc/cuda/reduce.cuh"
+#include "llmc/cuda/vectors.cuh"
+#include "llmc/layernorm/alignment.cuh"
+#include "llmc/layernorm/backward/regimes.h"
+#include "llmc/layernorm/backward/team_ring_layouts.cuh"
+#include "llmc/layernorm/backward/team_sums.cuh"
+
+namespace llmc::layernorm_ring {
+
+// A row's columns of inp, of dout, and for += of dinp, L::columns apart; from somewhere in the first line on.
+template <typename L, int kStreams, typename T>
+using Stage = T[kStreams * L::columns + kLine<T>];
+
+// The columns of a block. Asked for anew where few lanes need them: who kept them would keep them in every lane.
+struct Slice {
+    int begin, columns;
+};
+
+// most: columns of a block, but for the last
+template <typename L>
+__device__ Slice slice_of(int most, int C) {
+    if constexpr (L::blocks == 1) { return {0, C}; }
+    int begin = (int)cluster_rank() * most;
+    return {begin, min(most, C - begin)};
+}
+
+// Where a row lies in a stage: as far past a line as its dinp in memory. Mostly its inp and dout are, too. In bytes: by
+// past_line() a row takes two instructions more.
+template <typename T>
+__device__ T* place(T* stage, const T* dinp) {
+    unsigned bytes = (uint32_t)(uintptr_t)dinp % kLineBytes;
+    return reinterpret_cast<T*>(reinterpret_cast<unsigned char*>(stage) + bytes);
+}
+
+// what a team has of shared memory
+template <typename L, int kStreams, typename T>
+struct alignas(kLineBytes) Team {
+    Stage<L, kStreams, T> stage[L::stages];
+    uint64_t full[L::stages];               // a stage has come
+    uint64_t summed[2];                     // all pairs of a row have come, by parity
+    alignas(16) float2 pairs[2][L::pairs];  // each warp's sums, by row parity
+    // of a set each for dweight, dbias, and for += dinp
+    static_assert(sizeof(stage) >= kStreams * L::columns * sizeof(float), "the sums by column end there");
+};
+
+// The statistics of a team's rows, 32 at a time, one a lane; half-way the next 32 are asked for.
+template <typename Call>
+struct Statistics {
+    const Call& call;
+    int64_t first, step;  // the team's first row, and to the next
+    int lane = threadIdx.x % kWarp;
+    float m = 0, s = 0, next_m = 0, next_s = 0;
+
+    __device__ Statistics(const Call& call, int64_t first, int64_t step)
+        : call(call), first(first), step(step) {
+        ask(0, m, s);
+    }
+    __device__ void ask(int turn, float& m, float& s) const {
+        int64_t row = first + (turn + lane) * step;
+        bool inside = row < call.N;
+        m = inside ? call.mean[row] : 0.0f;
+        s = inside ? call.rstd[row] : 0.0f;
+    }
+    __device__ float2 of(int turn) {
+        int i = turn % kWarp;
+        if (i == 0 && turn > 0) {
+            m = next_m;
+            s = next_s;
+        }
+        if (i == kWarp / 2) { ask(turn + kWarp / 2, next_m, next_s); }
+        return {__shfl_sync(kAllLanes, m, i), __shfl_sync(kAllLanes, s, i)};
+    }
+};
+
+// What a sum begins with: 0 + x is an instruction, as 0 + -0 is 0; -0 + x is x.
+constexpr float2 kNothing{-0.0f, -0.0f};
+
+template <int pairs>
+__device__ float2 sum_of_pairs(const float2* slots) {
+    float2 sum = kNothing;
+    if constexpr (pairs <= 16) {  // every lane by itself
+#pragma unroll
+        for (int i = 0; i < pairs; i++) {
+            sum.x += slots[i].x;
+            sum.y += slots[i].y;
+        }
+        return sum;
+    } else {
+#pragma unroll
+        for (int i = threadIdx.x % kWarp; i < pairs; i += kWarp) {
+            sum.x += slots[i].x;
+            sum.y += slots[i].y;
+        }
+        return {warp_sum(sum.x), warp_sum(sum.y)};
+    }
+}
+
+// the team's threads of this block
+template <typename L>
+__device__ void meet() {
+    int team = threadIdx.x / L::team_threads;
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(L::team_threads) : "memory");
+}
+
+// Sums over the row's warps in all blocks of its cluster, the same in each lane. After it all of the block's warps
+// have read the stage: a warp's sums need every value of the row that it loads, but those of `before`, which the fence
+// is for. (again: the fence is for the stage of the row before this one, which they have then read for the second time.)
+template <typename L, int kStreams, typename T>
+__device__ float2 exchange(Team<L, kStreams, T>& team, int turn, float2 lane_sums) {
+    int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % L::warps, parity = turn % 2;
+    float2* slots = team.pairs[parity];
+    if constexpr (kStreams == 3 || (L::again && !L::soon)) { fence_proxy_async(); }
+    float mine = warp_sum_pair(lane_sums);
+    if constexpr (L::pairs == 1) {
+        return both_sums(mine);
+    } else if constexpr (L::blocks == 1) {
+        if (lane % (kWarp / 2) == 0) { reinterpret_cast<float*>(&slots[warp])[lane / (kWarp / 2)] = mine; }
+        meet<L>();
+    } else {
+        uint64_t* barrier = &team.summed[parity];
+        if (warp == 0 && lane == 0) { mbarrier_arrive_expect(barrier, L::pairs * (int)sizeof(float2)); }
+        float2 both = both_sums(mine);
+        if (lane < L::blocks) {
+            store2_async(&slots[(int)cluster_rank() * L::warps + warp], both, barrier, lane);
+        }
+        mbarrier_wait_cluster(barrier, turn / 2 % 2);
+    }
+    return sum_of_pairs<L::pairs>(slots);
+}
+
+// One lane of a team asks for the block's columns of a row.
+template <typename L, int kStreams, typename T, typename W>
+__device__ void fetch(const LayerNormBackwardRows<T, W>& call, int most, int64_t row,
+                      Stage<L, kStreams, T>& stage, uint64_t* full) {
+    Slice slice = slice_of<L>(most, call.C);
+    uint32_t bytes = slice.columns * (uint32_t)sizeof(T);
+    const T* dinp = call.dinp + row * call.dinp_stride + slice.begin;
+    T* to = place(&stage[0], dinp);
+    mbarrier_arrive_expect(full, kStreams * bytes);
+    bulk_copy(to, call.inp + row * call.inp_stride + slice.begin, bytes, full);
+    bulk_copy(to + L::columns, call.dout + row * call.dout_stride + slice.begin, bytes, full);
+    if constexpr (kStreams == 3) { bulk_copy(to + 2 * L::columns, dinp, bytes, full); }
+}
+
+// what a lane keeps of one row between its halves, and of all rows to the end
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+struct Held {
+    static constexpr int kSets = kSum ? 3 : 2, kRow = L::again ? 1 : L::k;  // vectors of the row
+    static_assert(!L::again || !kAccumulate);
+    float xhat[kRow][L::n], wdy[kRow][L::n];
+    float sums[kSets][L::k][L::n] = {};                // by column: for dweight, for dbias, of dinp
+    Elements<T, L::n> before[kAccumulate ? L::k : 1];  // dinp as it was
+    // again: as whole words, since halves of words that wait would be kept in a register each
+    using Weight = std::conditional_t<L::again, Elements<uint32_t, L::n * sizeof(W) / 4>, Elements<W, L::n>>;
+    Weight weight[L::k];
+
+    __device__ float weight_of(int i, int j) const {
+        if constexpr (!L::again) { return as_float(weight[i], j); }
+        return as_float(reinterpret_cast<const Elements<W, L::n>&>(weight[i]), j);
+    }
+};
+
+// n weights from column c on, as whole words; 1 where `from` is null
+template <int n, typename W>
+__device__ Elements<uint32_t, n * sizeof(W) / 4> load_words(const W* from, int c) {
+    constexpr int each = 4 / sizeof(W);  // weights in a word
+    return load_or<n / each>(reinterpret_cast<const uint32_t*>(from), c / each, kOneWord<W>);
+}
+
+// from column c on, where the lane has `left` columns
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+__device__ void load_weights(Held<L, kAccumulate, kSum, T, W>& held, const W* weight, int c, int left) {
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        const W* from = left > i * L::step ? weight : nullptr;
+        if constexpr (L::again) {
+            held.weight[i] = load_words<L::n>(from, c + i * L::step);
+        } else {
+            held.weight[i] = load_or<L::n, W>(from, c + i * L::step, (W)1.0f);
+        }
+    }
+}
+
+// Where registers lack, the vectors of a row one after the other: no loads before this, and weights unpacked anew.
+template <typename X>
+__device__ void in_turn(X& weight) {
+    __syncwarp();
+    forget(weight);
+}
+
+// First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat. row: in the
+// stage, from the lane's first column on; left: columns from there on. Vectors beyond those add nothing.
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+__device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T* row, int left, float m, float s) {
+    float2 sums = kNothing;
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        if constexpr (L::again) { in_turn(held.weight[i]); }
+        auto x = load<L::n>(row + i * L::step), d = load<L::n>(row + L::columns + i * L::step);
+        if constexpr (kAccumulate) { held.before[i] = load<L::n>(row + 2 * L::columns + i * L::step); }
+#pragma unroll
+        for (int j = 0; j < L::n; j++) {
+            float dy = as_float(d, j), xhat = (as_float(x, j) - m) * s, wdy = dy * held.weight_of(i, j);
+            if constexpr (!L::again) {
+                held.xhat[i][j] = xhat;
+                held.wdy[i][j] = wdy;
+            }
+            held.sums[0][i][j] += dy * xhat;
+            held.sums[1][i][j] += dy;
+            if (left > i * L::step) {
+                sums.x += wdy;
+                sums.y += wdy * xhat;
+            }
+        }
+    }
+    return sums;
+}
+
+// second half: dinp from the row's means of wdy and of wdy xhat
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+__device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held, const T* row, int left, float c1,
+                          float c2, float m, float s) {
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        auto &xhat = held.xhat[i % held.kRow], &wdy = held.wdy[i % held.kRow];
+        if constexpr (L::again) {
+            in_turn(held.weight[i]);
+            auto x = load<L::n>(row + i * L::step), d = load<L::n>(row + L::columns + i * L::step);
+#pragma unroll
+            for (int j = 0; j < L::n; j++) {
+                xhat[j] = (as_float(x, j) - m) * s;
+                wdy[j] = as_float(d, j) * held.weight_of(i, j);
+            }
+        }
+        float result[L::n];
+#pragma unroll
+        for (int j = 0; j < L::n; j++) {
+            result[j] = fmaf(fmaf(xhat[j], -c2, wdy[j]), s, -c1 * s);
+            if constexpr (kAccumulate) { result[j] += as_float(held.before[i], j); }
+        }
+        auto stored = rounded<T>(result);
+        if (left > i * L::step) { store(dinp + i * L::step, stored); }
+        if constexpr (kSum) {
+#pragma unroll
+            for (int j = 0; j < L::n; j++) { held.sums[2][i][j] += as_float(stored, j); }
+        }
+    }
+}
+
+template <typename L, int kStreams, typename T>
+__device__ void init_barriers(Team<L, kStreams, T>& team) {
+    for (uint64_t& full : team.full) { mbarrier_init(&full, 1); }
+    for (uint64_t& summed : team.summed) { mbarrier_init(&summed, 1); }
+    mbarrier_init_fence();
+}
+
+// where a team's sums by column go, which it has in registers; teams: of this block
+template <typename L, bool kAccumulate, bool kSum, int kStreams, typename T, typename W>
+__device__ void finish(const LayerNormBackwardRows<T, W>& call, Team<L, kStreams, T>* teams,
+                       Held<L, kAccumulate, kSum, T, W>& held, int team, int first, const Slice& slice) {
+    if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
+        constexpr int apart = sizeof(*teams) / sizeof(float);
+        write_sums<L, apart>(reinterpret_cast<float*>(teams), (float*)call.scratch, held, team, first,
+                             slice.begin, slice.columns, call.C);
+    } else if (team == 0) {
+        int column = slice.begin + first;
+        outputs.floats ? write_outputs<float, L>(outputs, held, column, first, slice.columns)
+                       : write_outputs<T, L>(outputs, held, column, first, slice.columns);
+    }
+}
+
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most) {
+    constexpr int kStreams = kAccumulate ? 3 : 2;
+    extern __shared__ __align__(128) unsigned char memory[];
+    int number = threadIdx.x / L::team_threads, first = (int)threadIdx.x % L::team_threads * L::n;
+    uint32_t memory_of_team = shared_address(memory) + number * (uint32_t)sizeof(Team<L, kStreams, T>);
+    if constexpr (L::k <= 2) { forget(memory_of_team); }  // short rows: else it is worked out for each
+    auto& team = *static_cast<Team<L, kStreams, T>*>(__cvta_shared_to_generic(memory_of_team));
+    auto [begin, columns] = slice_of<L>(most, call.C);
+    int left = columns - first;
+    int64_t groups = gridDim.x / L::blocks, row = blockIdx.x / L::blocks + number * groups,
+            step = groups * L::teams;
+    bool fetches = threadIdx.x % L::team_threads == 0;
+    int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
+
+    // up to the wait: what needs nothing of the kernels before this one, while they end
+    if (fetches) { init_barriers(team); }
+    if (call.weight != nullptr) { prefetch_lines(call.C, call.weight); }
+    L::blocks > 1 ? cluster_sync() : __syncthreads();
+    dependency_wait();
+    auto fetch_first_rows = [&] {
+        for (int s = 0; fetches && s < min(L::stages, rows); s++) {
+            fetch<L, kStreams>(call, most, row + s * step, team.stage[s], &team.full[s]);
+        }
+    };
+    if constexpr (L::blocks == 1) { fetch_first_rows(); }
+    Statistics statistics(call, row, step);
+    Held<L, kAccumulate, kSum, T, W> held;
+    load_weights(held, call.weight, begin + first, left);
+    if constexpr (L::blocks > 1) { fetch_first_rows(); }  // 1 % sooner than before those loads
+
+    auto stage_of = [](int turn) { return (unsigned)turn % L::stages; };
+    // the stage of a row that all warps are done with
+    auto refill = [&](int turn) {
+        if (fetches && turn >= 0 && turn + L::stages < rows) {
+            int stage = stage_of(turn);
+            fetch<L, kStreams>(call, most, row + (turn + L::stages) * step, team.stage[stage],
+                               &team.full[stage]);
+        }
+    };
+    T* dinp = call.dinp + row * call.dinp_stride + begin;
+    float per_column = 1.0f / call.C;
+    for (int turn = 0; turn < rows; turn++, dinp += step * call.dinp_stride) {
+        float2 ms = statistics.of(turn);
+        const T* here = place(&team.stage[stage_of(turn)][0], dinp) + first;
+        mbarrier_wait(&team.full[stage_of(turn)], (unsigned)turn / L::stages % 2);
+        float2 sums = read_row<L>(held, here, left, ms.x, ms.y);
+        sums = exchange(team, turn, sums);
+        if constexpr (!L::soon) { refill(L::again ? turn - 1 : turn); }
+        write_row<L>(dinp + first, held, here, left, sums.x * per_column, sums.y * per_column, ms.x, ms.y);
+        if constexpr (L::soon) {
+            fence_proxy_async();
+            meet<L>();
+            refill(turn);
+        }
+    }
+    dependency_launch();
+    finish(call, reinterpret_cast<Team<L, kStreams, T>*>(memory), held, number, first,
+           slice_of<L>(most, call.C));
+    if constexpr (L::blocks > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
+}
+
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+__global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
+                                                                           int most) {
+    if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, most); }
+}
+
+// ---- the launch ----------------------------------------------------------------------------------
+
+// how many clusters (without: blocks) the device holds at once, 0 if none; asked once, when the kernel is prepared too
+template <auto* kernel>
+int most_groups(const cudaLaunchConfig_t& config, int blocks) {
+    if (blocks > 1) { return most_clusters<kernel>(config, blocks); }
+    if ((int)config.dynamicSmemBytes > device_facts().shared_bytes) { return 0; }
+    static OncePerDevice prepared;
+    prepared([&](int) {
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (int)config.dynamicSmemBytes));
+    });
+    return std::min(device_facts().multiprocessors, kMostGroups);
+}
+
+template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
+    LaunchAttributes attributes;
+    attributes.overlapping().clusters(L::blocks);
+    int bytes = std::max((int)(L::teams * sizeof(Team<L, (kAccumulate ? 3 : 2), T>)), alone_bytes());
+    cudaLaunchConfig_t config = attributes.config(0, L::threads, bytes, stream);
+    int groups = most_groups<kernel>(config, L::blocks);
+    if (groups == 0) { return {}; }
+    groups = (int)std::min<int64_t>(groups, call.N);
+    config.gridDim.x = groups * L::blocks;
+    // of whole 32 bytes, which is what memory moves at least: a sector shared by two blocks costs 5 %
+    constexpr int unit = (L::blocks > 1 ? 2 : 1) * Vec<T>::size;
+    int slice = ceil_div(ceil_div(call.C, L::blocks), unit) * unit;
+    check(cudaLaunchKernelEx(&config, kernel, call, slice));
+    return {groups, true, kSum, call.of_one_row.given};
+}
+
+// ---- the choice ----------------------------------------------------------------------------------
+
+// by the first that is for such rows; {} if none is
+template <int columns, typename Write, typename Add, typename... More, typename T, typename W>
+ColumnGroups launch_first(Choice<Both<columns, Write, Add>, More...>, const LayerNormBackwardRows<T, W>& call,
+                          cudaStream_t stream) {
+    if (call.C <= columns) {
+        if (!call.accumulate_dinp) { return launch<Write, false, false>(call, stream); }
+        if constexpr (columns <= kSummedColumns) {  // one more kernel for each of these layouts
+            if (call.sum_dinp) { return launch<Add, true, true>(call, stream); }
+        }
+        if constexpr (!std::is_same_v<Add, None>) { return launch<Add, true, false>(call, stream); }
+        return {};
+    }
+    if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
+    return {};
+}
+
+}  // namespace llmc::layernorm_ring
+
+namespace llmc {
+
+template <typename T, typename W>
+ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_ring;
+    using Layouts = std::conditional_t<sizeof(T) == 2, Layouts16, Layouts32>;
+    using Any = std::conditional_t<sizeof(T) == 2, Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 4, 2, 3, 2>>;
+    if (call.dinp == nullptr || !rows_are_vectors(call)) { return {}; }
+    if (!runs_hopper_code(layernorm_backward_kernel<Any, false, false, T, W>)) { return {}; }
+    return launch_first(Layouts{}, call, stream);
+}
+
+}  // namespace llmc

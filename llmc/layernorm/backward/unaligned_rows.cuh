@@ -1,0 +1,419 @@
+// odd: rows at any address come as all the 16-byte vectors they touch, by bulk copies or, in code for Ampere, by
+//      cp.async: what these hold of the rows next to them is not used. Teams of warps share a row as in ring.cuh,
+//      but a lane takes single elements, 32 apart: which columns it has depends on C alone, so the order of a row's
+//      sums does not depend on its address. Sums for dweight and dbias stay in registers to the end. Rows that one
+//      block has no room for are shared by a cluster (Hopper), whose blocks have a slice of the columns each.
+// Why:    ring.cuh takes rows of whole aligned vectors only; general.cu reads others an element at a time,
+//         twice.
+// Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
+// Result: 77.1 us, 91 % of the roof at 65536x769 bf16; 81 % at 16384x769; 76 % of 16 bits, 95 of fp32 at 5000x20001;
+//         H200, 2026-11-24
+#pragma once
+#include <algorithm>
+
+#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/clusters.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/cuda/device_facts.cuh"
+#include "llmc/cuda/launch.cuh"
+#include "llmc/cuda/reduce.cuh"
+#include "llmc/layernorm/alignment.cuh"
+#include "llmc/layernorm/backward/regimes.h"
+#include "llmc/layernorm/backward/unaligned_copies.cuh"
+
+namespace llmc::layernorm_odd_backward {
+
+// The columns of a row that this block has, of as many blocks as share it; a function of C alone.
+struct Slice {
+    int begin, columns;
+};
+template <int blocks>
+__device__ Slice slice_of(int C) {
+    if constexpr (blocks == 1) { return {0, C}; }
+    int rank = (int)cluster_rank(), begin = rank * C / blocks;
+    return {begin, (rank + 1) * C / blocks - begin};
+}
+
+// A lane's columns, of its block's. Each warp of the team has as many as the others or one more, side by side, a lane every
+// 32nd of them: at most k, and the first `full` of those every lane has.
+template <int k, int full>
+struct Place {
+    int team, warp, warps, lane;  // warp: of the team
+    int first, after;             // the lane's first column; columns of the warp from there on
+    int slot;                     // where the lane leaves a sum of the warp's; -1 if it does not
+
+    __device__ Place(int C, const Layout& o) : warps(o.warps), lane(threadIdx.x % kWarp) {
+        int of_block = __shfl_sync(kAllLanes, threadIdx.x / kWarp, 0);  // so that it is seen to be the warp's
+        team = of_block / warps;
+        warp = of_block - team * warps;
+        first = warp * C / warps + lane;
+        after = (warp + 1) * C / warps - first;
+        slot = lane % (kWarp / 2) == 0 ? 2 * warp + lane / (kWarp / 2) : -1;
+        // kept in a register: the compiler would work it out again for each row
+        asm volatile("" : "+r"(slot));
+    }
+    // the team's threads; what they wrote before is seen after
+    __device__ void sync() const {
+        if (warps == 1) { return __syncwarp(); }
+        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(warps * kWarp) : "memory");
+    }
+    __device__ bool has(int i) const { return i < full || kWarp * i < after; }
+};
+
+// The statistics of a team's rows, 32 at a time, one a lane.
+struct Statistics {
+    const float *mean, *rstd;
+    int64_t row, step;  // the lane's next row; rows to the one after
+    int left;           // of the team's rows from there on
+
+    __device__ float2 next() {
+        float2 ms{0, 0};
+        if (left > 0) { ms = {mean[row], rstd[row]}; }
+        row += step;
+        left -= kWarp;
+        return ms;
+    }
+};
+
+// what a lane keeps of its columns: of one row between its halves, and of all rows to the end
+template <int k>
+struct Held {
+    float xhat[k], wdy[k], weight[k], dweight[k] = {}, dbias[k] = {};
+};
+
+// wide: a weight of floats, or null
+template <int k, typename T, typename At>
+__device__ void load_weight(Held<k>& held, const T* weight, const float* wide, const At& at) {
+#pragma unroll
+    for (int i = 0; i < k; i++) {
+        int c = at.first + kWarp * i;
+        held.weight[i] = 1;
+        if (!at.has(i)) { continue; }
+        if (wide != nullptr) {
+            held.weight[i] = wide[c];
+        } else if (weight != nullptr) {
+            held.weight[i] = (float)weight[c];
+        }
+    }
+}
+
+// First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat.
+// rows: of each stream, from the lane's first column on. A column that the lane does not have adds nothing.
+template <int k, typename T, int kStreams, typename At>
+__device__ float2 read_row(Held<k>& held, const T* const (&rows)[kStreams], const At& at, float m, float s) {
+    float2 sums{0, 0};
+#pragma unroll
+    for (int i = 0; i < k; i++) {
+        float x = at.has(i) ? (float)rows[0][kWarp * i] : m,
+              dy = at.has(i) ? (float)rows[1][kWarp * i] : 0.0f;
+        float xhat = (x - m) * s, wdy = dy * held.weight[i];
+        held.xhat[i] = xhat;
+        held.wdy[i] = wdy;
+        held.dweight[i] = fmaf(dy, xhat, held.dweight[i]);
+        held.dbias[i] += dy;
+        sums.x += wdy;
+        sums.y = fmaf(wdy, xhat, sums.y);
+    }
+    return sums;
+}
+
+// Sums over the team's warps, the same in each lane. After it all of them have read inp and dout: a warp's
+// sums need every value it loads. One barrier is enough: who writes slots of this parity again has passed the
+// next row's, and so have those who read them here.
+template <typename At>
+__device__ float2 team_sum(float2 (&slots)[kWarp], float2 lane_sums, const At& at) {
+    float mine = warp_sum_pair(lane_sums);
+    if (at.warps == 1) { return both_sums(mine); }
+    if (at.slot >= 0) { reinterpret_cast<float*>(slots)[at.slot] = mine; }
+    at.sync();
+    float2 sum{0, 0};
+#pragma unroll 1
+    for (int w = 0; w < at.warps; w += 2) {
+        float4 two = reinterpret_cast<const float4&>(slots[w]);
+        sum.x += two.x + two.z;
+        sum.y += two.y + two.w;
+    }
+    return sum;
+}
+
+// The same over the warps of all blocks that share the row: each warp tells all blocks. number: of the team's row, which
+// its sums' place and barrier alternate by. After it all warps have read, too, and nobody is two rows ahead.
+template <int blocks, typename At>
+__device__ float2 cluster_sum(TeamShared<blocks>& shared, unsigned number, float2 lane_sums, const At& at) {
+    unsigned parity = number % 2, pairs = blocks * at.warps;
+    uint64_t* barrier = &shared.summed[parity];
+    if (at.warp == 0 && at.lane == 0) { mbarrier_arrive_expect(barrier, pairs * sizeof(float2)); }
+    float2 mine = both_sums(warp_sum_pair(lane_sums)), sum{0, 0};
+    if (at.lane < blocks) {
+        float2* slot = &shared.sums[parity][cluster_rank() * at.warps + at.warp];
+        store2_async(slot, mine, barrier, at.lane);
+    }
+    mbarrier_wait_cluster(barrier, number / 2 % 2);
+    for (unsigned i = at.lane; i < pairs; i += kWarp) {
+        sum.x += shared.sums[parity][i].x;
+        sum.y += shared.sums[parity][i].y;
+    }
+    return both_sums(warp_sum_pair(sum));
+}
+
+// second half: dinp from the row's means of wdy and of wdy xhat; before: what += adds it to
+template <bool kAccumulate, int k, typename T, typename At>
+__device__ void write_row(T* dinp, const T* before, const Held<k>& held, const At& at, float c1, float c2,
+                          float s) {
+#pragma unroll
+    for (int i = 0; i < k; i++) {
+        if (!at.has(i)) { continue; }
+        float result = fmaf(fmaf(held.xhat[i], -c2, held.wdy[i]), s, -c1 * s);
+        if constexpr (kAccumulate) { result += (float)before[kWarp * i]; }
+        dinp[kWarp * i] = (T)result;
+    }
+}
+
+// Numbers of a group of C sums in scratch: of long rows each begins on 16 bytes, with zeros behind the last column. Short
+// ones, added up by single columns, are done 0.1 to 0.5 us sooner.
+__host__ __device__ inline int padded(int C) { return C < 4096 ? C : ceil_div(C, 4) * 4; }
+
+// The teams' sums over their rows meet in the ring's memory, are added team after team, and go to this
+// group's part of scratch. of_teams (teams,2,columns of the slice), scratch (2,groups,padded C)
+template <int blocks, typename HeldT, int k, int full>
+__device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, const Place<k, full>& at,
+                           int teams, int C) {
+    __syncthreads();                              // nobody reads the ring any more
+    auto [begin, columns] = slice_of<blocks>(C);  // asked anew, where registers are free again
+    float* mine = of_teams + at.team * 2 * columns + at.first;
+#pragma unroll
+    for (int i = 0; i < k; i++) {
+        if (!at.has(i)) { continue; }
+        mine[kWarp * i] = held.dweight[i];
+        mine[columns + kWarp * i] = held.dbias[i];
+    }
+    __syncthreads();
+    int64_t groups = gridDim.x / blocks, stride = padded(C);
+    scratch += blockIdx.x / blocks * stride + begin;
+    float* second = scratch + groups * stride;
+#pragma unroll 1
+    for (int c = threadIdx.x; c < 2 * columns; c += blockDim.x) {
+        float sum = 0;
+#pragma unroll 4
+        for (int t = 0; t < teams; t++) { sum += of_teams[t * 2 * columns + c]; }
+        c < columns ? scratch[c] = sum : second[c - columns] = sum;
+    }
+    int behind = begin + columns == C ? (int)stride - begin : 0;  // to there zeros
+    for (int c = columns + (int)threadIdx.x; c < behind; c += blockDim.x) { scratch[c] = second[c] = 0; }
+}
+
+// of a call that a block does alone, or its part: as many columns of each row, from the slice's on
+template <typename T>
+__device__ LayerNormBackwardRows<T, T> part_of(LayerNormBackwardRows<T, T> call, const float*& wide,
+                                               const Slice& slice) {
+    call.C = slice.columns;
+    call.inp += slice.begin;
+    call.dout += slice.begin;
+    call.dinp += slice.begin;
+    if (call.weight != nullptr) { call.weight += slice.begin; }
+    if (wide != nullptr) { wide += slice.begin; }
+    return call;
+}
+
+// all threads of the blocks that share a row
+template <int blocks>
+__device__ void all_meet() {
+    if constexpr (blocks > 1) {
+        cluster_sync();
+    } else {
+        __syncthreads();
+    }
+}
+
+// call: what of it the block does; C: of a row, which `blocks` blocks share
+template <int k, int full, int blocks, bool kAccumulate, typename T>
+__device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const float* wide, const Layout& o,
+                              int C) {
+    constexpr int kStreams = kAccumulate ? 3 : 2;
+    using Shared = TeamShared<blocks>;
+    extern __shared__ __align__(128) unsigned char memory[];
+    Place<k, full> at(call.C, o);
+    Shared& shared = reinterpret_cast<Shared*>(memory)[at.team];
+    unsigned char* rings = memory + o.teams * sizeof(Shared);
+    Ring ring(rings, shared.full, o, kStreams, at.team);
+    int64_t groups = gridDim.x / blocks, row = blockIdx.x / blocks + at.team * groups,
+            step = groups * o.teams;
+    int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
+    bool begins = blocks == 1 || cluster_rank() == 0, ends = blocks == 1 || cluster_rank() == blocks - 1;
+    Fetcher<T, kStreams, k> fetcher(call, o.region, row, step, rows, begins, ends);
+    Finder<T, kStreams> finder(fetcher.from);
+    if (at.warp == 0) { init(shared, o, at.lane); }
+    all_meet<blocks>();  // barriers are there
+    if constexpr (kSm90) { dependency_wait(); }
+    if (!kSm90 || at.warp == 0) {
+        for (Ring to = ring; to.phase == 0; to.advance()) { fetcher.fetch(to, at); }
+    }
+    Statistics statistics{call.mean, call.rstd, row + at.lane * step, kWarp * step, rows - at.lane};
+    float2 asked = statistics.next();
+    Held<k> held;
+    load_weight(held, call.weight, wide, at);
+    if constexpr (!kSm90) { at.sync(); }  // what fetch_rest has stored is there
+
+    T* dinp = call.dinp + row * call.dinp_stride + at.first;
+    int64_t dinp_step = step * call.dinp_stride;
+    float per_column = 1.0f / C;
+    unsigned number = 0;  // of the team's row
+    for (int left = rows; left > 0; left -= kWarp) {
+        float2 of_lane = asked;
+        asked = statistics.next();
+#pragma unroll 1
+        for (int turn = 0; turn < min(left, kWarp); turn++, number++, dinp += dinp_step, ring.advance()) {
+            float m = __shfl_sync(kAllLanes, of_lane.x, turn), s = __shfl_sync(kAllLanes, of_lane.y, turn);
+            const T* from[kStreams];
+            finder.next(from, ring.here + at.first * sizeof(T), o.region, fetcher.step);
+            ring.wait();
+            float2 sums = read_row(held, from, at, m, s);
+            if constexpr (blocks > 1) {
+                sums = cluster_sum<blocks>(shared, number, sums, at);
+            } else {
+                sums = team_sum(shared.sums[number % 2], sums, at);
+            }
+            float c1 = sums.x * per_column, c2 = sums.y * per_column;
+            if constexpr (kAccumulate) {
+                write_row<true>(dinp, from[2], held, at, c1, c2, s);
+                if constexpr (kSm90) { fence_proxy_async(); }
+                at.sync();  // what of dinp was read comes before the refill
+            }
+            if (!kSm90 || at.warp == 0) { fetcher.fetch(ring, at); }
+            if constexpr (!kAccumulate) { write_row<false>(dinp, from[0], held, at, c1, c2, s); }
+        }
+    }
+    if constexpr (kSm90) { dependency_launch(); }
+    write_sums<blocks>(reinterpret_cast<float*>(rings), (float*)call.scratch, held, at, o.teams, C);
+    if constexpr (blocks > 1) { all_meet<blocks>(); }  // nobody leaves while sums may still be sent to it
+}
+
+template <int k, int full, int blocks, bool kAccumulate, typename T>
+__global__ __launch_bounds__(warps_of(k, kAccumulate) *
+                             kWarp) void layernorm_backward_kernel(LayerNormBackwardRows<T, T> call,
+                                                                   const float* wide, Layout o) {
+    if constexpr (blocks == 1) {
+        backward_rows<k, full, 1, kAccumulate>(call, wide, o, call.C);
+    } else if constexpr (kSm90) {
+        auto part = part_of(call, wide, slice_of<blocks>(call.C));
+        backward_rows<k, full, blocks, kAccumulate>(part, wide, o, call.C);
+    }
+}
+
+// ---- the launch ----------------------------------------------------------------------------------
+
+// columns: of a row, or of a block's part
+template <int blocks>
+int shared_bytes(const Layout& o, int streams, int columns) {
+    int ring = o.stages * streams * o.region, sums = 2 * columns * (int)sizeof(float);
+    return o.teams * ((int)sizeof(TeamShared<blocks>) + std::max(ring, sums));
+}
+
+template <typename Tile, bool kAccumulate, typename T>
+ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, Layout o,
+                    cudaStream_t stream) {
+    constexpr int kStreams = kAccumulate ? 3 : 2, blocks = Tile::blocks;
+    constexpr auto* kernel = layernorm_backward_kernel<Tile::k, Tile::full, blocks, kAccumulate, T>;
+    int most = device_facts().shared_bytes, columns = ceil_div(call.C, blocks);
+    while (o.stages > 2 && shared_bytes<blocks>(o, kStreams, columns) > most) { o.stages--; }
+    int bytes = shared_bytes<blocks>(o, kStreams, columns);
+    if (bytes > most) { return {}; }
+    LaunchAttributes attributes;
+    attributes.clusters(blocks);
+    int groups = std::min(device_facts().multiprocessors, kMostGroups), threads = o.teams * o.warps * kWarp;
+    if constexpr (blocks > 1) {
+        bytes = most;  // always as much, since it is asked once how many clusters there is room for
+        groups = most_clusters<kernel>(attributes.config(0, threads, bytes, stream), blocks);
+        if (groups == 0) { return {}; }
+    } else {
+        static OncePerDevice prepared;
+        prepared([&](int) {
+            check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+        });
+    }
+    bool hopper = runs_hopper_code(kernel);
+    if (hopper) { bytes = std::max(bytes, alone_bytes()); }
+    groups = (int)std::min<int64_t>(groups, ceil_div(call.N, (int64_t)o.teams));
+    attributes.overlapping(hopper);
+    auto config = attributes.config(groups * blocks, threads, bytes, stream);
+    check(cudaLaunchKernelEx(&config, kernel, call, wide, o));
+    return {.count = groups, .early = hopper, .stride = padded(call.C)};
+}
+
+// By the tile and number of warps that suit best: many teams, and wide lanes, since a warp's work once a row
+// costs as much as seven columns a lane.
+template <bool kAccumulate, typename T, typename... Tile>
+ColumnGroups launch_best(Tiles<Tile...>, const LayerNormBackwardRows<T, T>& call, const float* wide,
+                         cudaStream_t stream) {
+    Layout best{};
+    int best_k = 0;
+    auto consider = [&]<typename One>(One) {
+        constexpr int streams = kAccumulate ? 3 : 2, size = sizeof(T);
+        for (int warps = 1; warps <= warps_of(One::k, kAccumulate); warps++) {
+            Layout o = layout_of(warps, warps_of(One::k, kAccumulate, warps), streams, call.C * size, size,
+                                 ring_bytes(streams));
+            if (!One::fits(call.C, warps) || o.teams * One::k <= best.teams * best_k) { continue; }
+            best = o;
+            best_k = One::k;
+        }
+    };
+    (consider(Tile{}), ...);
+    ColumnGroups groups;
+    auto launched = [&]<typename One>(One) {
+        if (One::k == best_k) { groups = launch<One, kAccumulate>(call, wide, best, stream); }
+    };
+    (launched(Tile{}), ...);
+    return groups;
+}
+
+// Rows that one block has no room for: what counts is how many are under way.
+template <bool kAccumulate, typename T, typename... Tile>
+ColumnGroups launch_shared(Tiles<Tile...>, const LayerNormBackwardRows<T, T>& call, const float* wide,
+                           cudaStream_t stream) {
+    constexpr int kStreams = kAccumulate ? 3 : 2;
+    float most = 0;
+    auto consider = [&]<typename One>(One) {
+        most = std::max(most, One::rows_under_way(One::shared(call.C, kStreams, sizeof(T))));
+    };
+    (consider(Tile{}), ...);
+    ColumnGroups groups;
+    auto launched = [&]<typename One>(One) {
+        Layout o = One::shared(call.C, kStreams, sizeof(T));
+        if (groups.count > 0 || o.teams == 0 || One::rows_under_way(o) < most) { return; }
+        groups = launch<One, kAccumulate>(call, wide, o, stream);
+    };
+    (launched(Tile{}), ...);
+    return groups;
+}
+
+template <bool kAccumulate, typename T>
+ColumnGroups launch_any(const LayerNormBackwardRows<T, T>& call, const float* wide, cudaStream_t stream) {
+    ColumnGroups groups = launch_best<kAccumulate>(OneBlock{}, call, wide, stream);
+    if (groups.count > 0) { return groups; }
+    using Clusters = std::conditional_t<sizeof(T) == 2, Clusters16, Clusters32>;
+    return launch_shared<kAccumulate>(Clusters{}, call, wide, stream);
+}
+
+}  // namespace llmc::layernorm_odd_backward
+
+namespace llmc {
+
+template <typename T, typename W>
+ColumnGroups layernorm_backward_odd(const LayerNormBackwardRows<T, W>& given, cudaStream_t stream) {
+    using namespace layernorm_odd_backward;
+    if (given.C < kFewestColumns || given.dinp == nullptr || rows_are_vectors(given)) { return {}; }
+    LayerNormBackwardRows<T, T> call{given.dinp, nullptr,           nullptr,           given.scratch,
+                                     given.dout, given.inp,         nullptr,           given.mean,
+                                     given.rstd, given.N,           given.C,           given.accumulate_dinp,
+                                     false,      given.dinp_stride, given.dout_stride, given.inp_stride};
+    const float* wide = nullptr;
+    if constexpr (std::is_same_v<W, T>) {
+        call.weight = given.weight;
+    } else {
+        wide = given.weight;
+    }
+    return call.accumulate_dinp ? launch_any<true>(call, wide, stream)
+                                : launch_any<false>(call, wide, stream);
+}
+
+}  // namespace llmc

@@ -1,0 +1,332 @@
+// The C interface of LayerNorm: checks the arguments, chooses the types, turns exceptions into codes. No
+// state but the message of a thread's last failure.
+#include "llmc/layernorm/c_abi.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include "llmc/host/error.h"
+#include "llmc/layernorm/layernorm.h"
+
+namespace {
+
+using llmc::Error;
+using llmc::strf;
+
+thread_local char last_error[1024] = "";
+
+struct Unsupported : Error {
+    explicit Unsupported(const std::string& message) : Error(llmc::kExitUsage, message) {}
+};
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(llmc::kExitUsage, message); }
+
+// act() without its exceptions: the code, and the message for last_error
+template <typename Act>
+int guarded(const char* function, const Act& act) noexcept {
+    auto failed = [&](int code, const char* message) {
+        if (code == LLMC_LAYERNORM_DEVICE) { cudaGetLastError(); }  // the next call is not to meet it again
+        std::snprintf(last_error, sizeof last_error, "%s: %s", function, message);
+        return code;
+    };
+    try {
+        last_error[0] = '\0';
+        act();
+        return LLMC_LAYERNORM_OK;
+    } catch (const Unsupported& e) {
+        return failed(LLMC_LAYERNORM_UNSUPPORTED, e.what());
+    } catch (const Error& e) {
+        return failed(e.exit_code == llmc::kExitDevice ? LLMC_LAYERNORM_DEVICE : LLMC_LAYERNORM_INVALID,
+                      e.what());
+    } catch (const std::exception& e) { return failed(LLMC_LAYERNORM_INTERNAL, e.what()); } catch (...) {
+        return failed(LLMC_LAYERNORM_INTERNAL, "an exception of unknown type");
+    }
+}
+
+// The caller's struct, which may be a later one than ours (its new fields must be 0) or an earlier one (ours
+// are 0).
+template <typename Args>
+Args read_args(const Args* given, size_t oldest) {
+    constexpr size_t largest = 1 << 16;  // no struct grows so far: this is memory that was never set
+    if (given == nullptr) { refuse("args is null, expected a pointer to a struct"); }
+    size_t size = given->struct_size;
+    if (size < oldest || size > largest) {
+        refuse(
+            strf("struct_size is %zu, expected %zu: set it to the sizeof of the struct", size, sizeof(Args)));
+    }
+    const char *bytes = (const char*)given, *end = bytes + size;
+    const char* unknown =
+        std::find_if(bytes + std::min(size, sizeof(Args)), end, [](char b) { return b != 0; });
+    if (unknown != end) {
+        throw Unsupported(
+            strf("a field at byte %td is set, but this library (ABI version %d) ends at byte %zu: "
+                 "use a newer library, or leave the field 0",
+                 unknown - bytes, (int)LLMC_LAYERNORM_ABI_VERSION, sizeof(Args)));
+    }
+    Args args{};
+    std::memcpy(&args, given, std::min(size, sizeof(Args)));
+    return args;
+}
+
+const char* type_name(int dtype) {
+    switch (dtype) {
+        case LLMC_LAYERNORM_FLOAT32:
+            return "float32";
+        case LLMC_LAYERNORM_BFLOAT16:
+            return "bfloat16";
+        case LLMC_LAYERNORM_FLOAT16:
+            return "float16";
+        case LLMC_LAYERNORM_FLOAT64:
+            return "float64";
+        default:
+            return nullptr;
+    }
+}
+
+int64_t type_size(int dtype) {
+    return dtype == LLMC_LAYERNORM_FLOAT64 ? 8 : dtype == LLMC_LAYERNORM_FLOAT32 ? 4 : 2;
+}
+
+// `given`, or `otherwise` where it is 0: dtype, or float32 beside a 16-bit dtype
+int beside(int dtype, int given, int otherwise, const char* name) {
+    int type = given != 0 ? given : otherwise;
+    if (type_name(type) == nullptr) { refuse(strf("%s is %d, expected one of the types' enum", name, type)); }
+    bool half = type_size(dtype) == 2;
+    if (type != dtype && !(half && type == LLMC_LAYERNORM_FLOAT32)) {
+        throw Unsupported(strf("%s is %s beside dtype %s, expected %s%s", name, type_name(type),
+                               type_name(dtype), type_name(dtype), half ? " or float32" : ""));
+    }
+    return type;
+}
+
+void check_dtype(int dtype) {
+    if (type_name(dtype) == nullptr) { refuse(strf("dtype is %d, expected one of the types' enum", dtype)); }
+}
+
+void check_columns(int64_t C) {
+    if (C < 1 || C > std::numeric_limits<int32_t>::max()) {
+        refuse(strf("C is %lld, expected 1 to 2147483647", (long long)C));
+    }
+}
+
+void check_rows(int64_t N) {
+    if (N < 0) { refuse(strf("N is %lld, expected 0 or more", (long long)N)); }
+}
+
+struct Pointer {
+    const char* name;
+    const void* at;
+    int dtype;
+    bool needed;
+};
+
+// not null where needed, and aligned to its type
+void check_pointers(std::initializer_list<Pointer> pointers) {
+    for (const Pointer& p : pointers) {
+        if (p.needed && p.at == nullptr) { refuse(strf("%s is null, expected device memory", p.name)); }
+        if ((uintptr_t)p.at % type_size(p.dtype) != 0) {
+            refuse(strf("%s is %p, expected a multiple of %lld, the size of %s", p.name, p.at,
+                        (long long)type_size(p.dtype), type_name(p.dtype)));
+        }
+    }
+}
+
+struct Stride {
+    const char* name;
+    int64_t elements;
+};
+
+void check_strides(int64_t N, int64_t C, std::initializer_list<Stride> strides) {
+    for (const Stride& s : strides) {
+        if (s.elements != 0 && s.elements < C) {
+            refuse(strf("%s is %lld, expected 0 (for C) or at least C = %lld", s.name, (long long)s.elements,
+                        (long long)C));
+        }
+        int64_t stride = s.elements != 0 ? s.elements : C;
+        if (N > std::numeric_limits<int64_t>::max() / (int64_t)sizeof(double) / stride) {
+            refuse(strf("%s: %lld rows of %lld elements pass the end of a 64-bit address space", s.name,
+                        (long long)N, (long long)stride));
+        }
+    }
+}
+
+void check_flag(const char* name, int value) {
+    if (value != 0 && value != 1) { refuse(strf("%s is %d, expected 0 or 1", name, value)); }
+}
+
+int statistics_type(int dtype) {
+    return dtype == LLMC_LAYERNORM_FLOAT64 ? LLMC_LAYERNORM_FLOAT64 : LLMC_LAYERNORM_FLOAT32;
+}
+
+// types handed on as values: a generic lambda reads them as typename decltype(type)::type
+template <typename T>
+struct Type {
+    using type = T;
+};
+
+// act(rows' type, weights' type): those that beside() lets through
+template <typename Act>
+void with_types(int dtype, int weight_dtype, const Act& act) {
+    bool same = weight_dtype == dtype;
+    switch (dtype) {
+        case LLMC_LAYERNORM_FLOAT32:
+            return act(Type<float>{}, Type<float>{});
+        case LLMC_LAYERNORM_FLOAT64:
+            return act(Type<double>{}, Type<double>{});
+        case LLMC_LAYERNORM_BFLOAT16:
+            return same ? act(Type<__nv_bfloat16>{}, Type<__nv_bfloat16>{})
+                        : act(Type<__nv_bfloat16>{}, Type<float>{});
+        default:
+            return same ? act(Type<__half>{}, Type<__half>{}) : act(Type<__half>{}, Type<float>{});
+    }
+}
+
+template <typename T, typename W>
+void forward(const llmc_layernorm_forward_args& a) {
+    using Acc = llmc::acc_t<T>;
+    llmc::layernorm_forward<T, W>({.out = (T*)a.out,
+                                   .mean = (Acc*)a.mean,
+                                   .rstd = (Acc*)a.rstd,
+                                   .inp = (const T*)a.inp,
+                                   .weight = (const W*)a.weight,
+                                   .bias = (const W*)a.bias,
+                                   .N = a.N,
+                                   .C = (int)a.C,
+                                   .eps = a.eps,
+                                   .residual = (T*)a.residual,
+                                   .inp2 = (const T*)a.inp2,
+                                   .out_stride = a.out_stride,
+                                   .inp_stride = a.inp_stride,
+                                   .residual_stride = a.residual_stride,
+                                   .inp2_stride = a.inp2_stride},
+                                  (cudaStream_t)a.stream);
+}
+
+template <typename T, typename Grad, typename W>
+void backward(const llmc_layernorm_backward_args& a) {
+    using Acc = llmc::acc_t<T>;
+    llmc::layernorm_backward<T, Grad, W>({.dinp = (T*)a.dinp,
+                                          .dweight = (Grad*)a.dweight,
+                                          .dbias = (Grad*)a.dbias,
+                                          .scratch = a.workspace,
+                                          .dout = (const T*)a.dout,
+                                          .inp = (const T*)a.inp,
+                                          .weight = (const W*)a.weight,
+                                          .mean = (const Acc*)a.mean,
+                                          .rstd = (const Acc*)a.rstd,
+                                          .N = a.N,
+                                          .C = (int)a.C,
+                                          .accumulate_dinp = a.accumulate_dinp != 0,
+                                          .accumulate = a.accumulate != 0,
+                                          .dinp_stride = a.dinp_stride,
+                                          .dout_stride = a.dout_stride,
+                                          .inp_stride = a.inp_stride},
+                                         (cudaStream_t)a.stream);
+}
+
+void check_workspace(const llmc_layernorm_backward_args& a) {
+    size_t needed = llmc::layernorm_backward_scratch((int)a.C);
+    if (a.workspace_size < needed) {
+        refuse(strf("workspace_size is %zu, expected at least %zu: ask llmc_layernorm_backward_workspace",
+                    a.workspace_size, needed));
+    }
+    if (needed > 0 && a.workspace == nullptr) { refuse("workspace is null, expected device memory"); }
+    if ((uintptr_t)a.workspace % 16 != 0) {
+        refuse(strf("workspace is %p, expected a multiple of 16", a.workspace));
+    }
+}
+
+}  // namespace
+
+int llmc_layernorm_abi_version(void) { return LLMC_LAYERNORM_ABI_VERSION; }
+
+const char* llmc_layernorm_last_error(void) { return last_error; }
+
+int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
+    return guarded("llmc_layernorm_forward", [&] {
+        auto a = read_args(args, sizeof(llmc_layernorm_forward_args));  // of version 1
+        check_dtype(a.dtype);
+        int weight_dtype = beside(a.dtype, a.weight_dtype, a.dtype, "weight_dtype");
+        check_rows(a.N);
+        check_columns(a.C);
+        check_strides(a.N, a.C,
+                      {{"out_stride", a.out_stride},
+                       {"inp_stride", a.inp_stride},
+                       {"residual_stride", a.residual_stride},
+                       {"inp2_stride", a.inp2_stride}});
+        if (!(a.eps >= 0 && std::isfinite(a.eps))) { refuse(strf("eps is %g, expected 0 or more", a.eps)); }
+        if ((a.residual != nullptr) != (a.inp2 != nullptr)) {
+            refuse(
+                strf("%s is null, expected residual and inp2 both or neither", a.inp2 ? "residual" : "inp2"));
+        }
+        int statistics = statistics_type(a.dtype);
+        check_pointers({{"out", a.out, a.dtype, a.N > 0},
+                        {"inp", a.inp, a.dtype, a.N > 0},
+                        {"mean", a.mean, statistics, false},
+                        {"rstd", a.rstd, statistics, false},
+                        {"weight", a.weight, weight_dtype, false},
+                        {"bias", a.bias, weight_dtype, false},
+                        {"residual", a.residual, a.dtype, false},
+                        {"inp2", a.inp2, a.dtype, false}});
+        with_types(a.dtype, weight_dtype, [&](auto t, auto w) {
+            forward<typename decltype(t)::type, typename decltype(w)::type>(a);
+        });
+    });
+}
+
+int llmc_layernorm_backward_workspace(int64_t C, size_t* bytes) {
+    return guarded("llmc_layernorm_backward_workspace", [&] {
+        check_columns(C);
+        if (bytes == nullptr) { refuse("bytes is null, expected where to put the answer"); }
+        *bytes = llmc::layernorm_backward_scratch((int)C);
+    });
+}
+
+int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
+    return guarded("llmc_layernorm_backward", [&] {
+        auto a = read_args(args, sizeof(llmc_layernorm_backward_args));  // of version 1
+        check_dtype(a.dtype);
+        int weight_dtype = beside(a.dtype, a.weight_dtype, a.dtype, "weight_dtype");
+        int grad_dtype = beside(a.dtype, a.grad_dtype, weight_dtype, "grad_dtype");
+        if (weight_dtype != a.dtype && grad_dtype == a.dtype) {
+            throw Unsupported(
+                strf("grad_dtype is %s with weight_dtype float32, expected float32", type_name(a.dtype)));
+        }
+        check_flag("accumulate_dinp", a.accumulate_dinp);
+        check_flag("accumulate", a.accumulate);
+        if (a.reserved != 0) { throw Unsupported(strf("reserved is %d, expected 0", a.reserved)); }
+        check_rows(a.N);
+        check_columns(a.C);
+        check_strides(
+            a.N, a.C,
+            {{"dinp_stride", a.dinp_stride}, {"dout_stride", a.dout_stride}, {"inp_stride", a.inp_stride}});
+        bool rows = a.N > 0 && (a.dinp != nullptr || a.dweight != nullptr || a.dbias != nullptr);
+        int statistics = statistics_type(a.dtype);
+        check_pointers({{"dinp", a.dinp, a.dtype, false},
+                        {"dweight", a.dweight, grad_dtype, false},
+                        {"dbias", a.dbias, grad_dtype, false},
+                        {"dout", a.dout, a.dtype, rows},
+                        {"inp", a.inp, a.dtype, rows},
+                        {"weight", a.weight, weight_dtype, false},
+                        {"mean", a.mean, statistics, rows},
+                        {"rstd", a.rstd, statistics, rows}});
+        check_workspace(a);
+        with_types(a.dtype, weight_dtype, [&](auto t, auto w) {
+            using T = typename decltype(t)::type;
+            using W = typename decltype(w)::type;
+            if constexpr (sizeof(T) == 2) {
+                grad_dtype == a.dtype ? backward<T, T, T>(a) : backward<T, float, W>(a);
+            } else {
+                backward<T, T, T>(a);
+            }
+        });
+    });
+}

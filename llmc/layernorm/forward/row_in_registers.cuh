@@ -1,0 +1,448 @@
+// registers: a row lives in the registers of a warp, a block or a cluster, in the type it has in memory.
+// Why:    v6 to v8 stay behind v3: without a ring, whoever waits lets another block on the SM work. A warp's weight
+//         and bias come while its row does. More than 64 KB of a row are shared by 2 to 16 blocks, so that two blocks
+//         fit an SM whatever the row. When rows are few, a row's warps are spread over several SMs: the same numbers,
+//         sooner. As soon as a block's rows are on their way, blocks of the next launch may come and wait.
+// Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
+// Result: 49.8 us, 97 % of the roof of launches that overlap at 65536x768 bf16; 98 % at 4096x8192 fp16; 97 % at
+//         8192x32768 bf16; 94 % at 1024x65536 fp32; H200, 2026-11-22
+#pragma once
+#include "llmc/cuda/async_copy.cuh"
+#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/clusters.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/cuda/device_facts.cuh"
+#include "llmc/cuda/launch.cuh"
+#include "llmc/cuda/reduce.cuh"
+#include "llmc/cuda/vectors.cuh"
+#include "llmc/layernorm/alignment.cuh"
+#include "llmc/layernorm/forward/cluster_merge.cuh"
+#include "llmc/layernorm/forward/moments.cuh"
+#include "llmc/layernorm/forward/parameters.cuh"
+#include "llmc/layernorm/forward/prefetch.cuh"
+#include "llmc/layernorm/forward/regimes.h"
+
+namespace llmc::layernorm_registers {
+
+using namespace layernorm_moments;
+using namespace layernorm_parameters;
+
+// A row is shared by `warps` warps, whose lanes hold k times n elements; all but the last of the k are whole.
+// A block has `rows` rows. early: weight (1), or weight and bias (2), are asked for together with the row.
+// blocks: so many are to fit an SM, which limits registers. anew: each pass over a row unpacks it again, for want of
+// registers.
+// A long row is shared by `cluster` blocks of so many warps; half of the k are whole. early: for so many of
+// the k, weight and bias are asked for ahead, the first before the row's moments are known.
+template <int warps_, int n_, int k_, int rows_, int early_, int blocks_, int cluster_ = 1, bool anew_ = true>
+struct Layout {
+    static constexpr int warps = warps_, n = n_, k = k_, rows = rows_, early = early_, blocks = blocks_;
+    static constexpr int cluster = cluster_, threads = rows * warps * kWarp;
+    static constexpr bool anew = anew_, alone = false;
+    static constexpr int parts = cluster;  // of a row, whose moments meet in the cluster
+    static constexpr int step = cluster * warps * kWarp * n, columns = step * k;
+    static constexpr bool is_long = columns / n > kMostVectors;
+    static constexpr int whole = is_long ? k / 2 : k - 1;
+    static constexpr bool by_cluster = is_long;  // a cluster, or block, a row; a barrier behind its loads
+    static constexpr bool with_row = !is_long;   // weight and bias may be asked for before the row is summed
+    static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
+    static_assert(is_long ? warps > 1 && whole > 0 : cluster == 1);
+};
+
+constexpr int kSchedulers = 4;  // of an SM: so many warps do not wait for one another
+
+// the most warps that a block may have, of a row that has so many
+constexpr int warps_alone(int warps) {
+    int most = kSchedulers;
+    while (warps % most != 0) { most--; }
+    return most;
+}
+
+// L for rows so few that each block has an SM to itself: the row's warps are spread over a cluster's blocks,
+// and all of weight and bias is asked for with the row, since there are registers for it. Each warp has the
+// columns it has in L and does with them what it does there, and they are merged in the same order: so a
+// row's result is L's, bit for bit.
+template <typename L>
+struct Alone : L {
+    static_assert(L::cluster == 1 && L::rows == 1);
+    static constexpr int warps = warps_alone(L::warps), cluster = L::warps / warps, parts = L::warps;
+    static constexpr int threads = warps * kWarp, early = L::k, blocks = 1;
+    static constexpr bool anew = false, alone = true, by_cluster = true, with_row = true;
+};
+
+// How two elements of 16 bits become floats, in numbers that only the host knows: so the compiler unpacks a row
+// anew in each pass over it, where it would keep it unpacked, in twice as many registers. bf16 has the words'
+// halves shifted and masked anyway; fp16 pays an exclusive or with nothing.
+struct Unpacking {
+    uint32_t shift = 16, mask = 0xffff0000u, nothing = 0;
+};
+// what the host adds to a call
+struct Extra {
+    float per_column;
+    layernorm_prefetch::Prefetch prefetch;
+    Unpacking second{}, third{};
+};
+template <typename L, typename T, int n>
+__device__ inline float unpacked(const Elements<T, n>& x, int j, const Unpacking& how) {
+    if constexpr (L::anew && sizeof(T) == 2) {
+        uint32_t word = reinterpret_cast<const uint32_t*>(&x)[j / 2];
+        if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+            return __uint_as_float(j % 2 == 0 ? word << how.shift : word & how.mask);
+        } else {
+            word ^= how.nothing;
+            return llmc::as_float(reinterpret_cast<const Elements<T, 2>&>(word), j % 2);
+        }
+    } else {
+        return llmc::as_float(x, j);
+    }
+}
+
+template <typename T, int n, int k>
+struct Slice {
+    Elements<T, n> at[k];
+};
+
+// A thread's part of a row: vectors from column `first` on. Many vectors of a long row's weight and bias do
+// not fit in registers: has() makes the compiler take one by one.
+template <typename L, typename T>
+struct Part {
+    Slice<T, L::n, L::k> x;
+    int first, C;
+
+    __device__ bool inside(int i) const { return i < L::whole || C - first > i * L::step; }
+    // the same, but of a long row as a branch for each vector, across which instructions do not move
+    __device__ bool has(int i) const {
+        constexpr bool unpacked = sizeof(T) == 4;  // then one branch for all whole vectors does
+        int surely = unpacked && i < L::whole ? L::whole - 1 : i;
+        return L::is_long ? C - first > surely * L::step : inside(i);
+    }
+    // as if vector i had changed: the compiler does not know that zero is 0
+    __device__ void renew(int i, uint32_t zero) {
+        uint32_t* words = reinterpret_cast<uint32_t*>(&x.at[i]);
+#pragma unroll
+        for (int w = 0; w < (int)sizeof(x.at[0]) / 4; w++) { words[w] ^= zero; }
+    }
+    // of `width` columns from `begin` on, and again every L::step: how many the row has
+    __device__ int columns(int begin, int width) const {
+        int count = L::whole * width;
+#pragma unroll
+        for (int i = L::whole; i < L::k; i++) { count += min(max(C - begin - i * L::step, 0), width); }
+        return count;
+    }
+};
+
+// Only a cluster's rows, which would push its weight and bias out of the L1, are marked as not needed again.
+template <typename L>
+constexpr bool kStreams = L::cluster > 2;
+
+template <typename L, typename T>
+__device__ Elements<T, L::n> load_row(const T* p) {
+    return kStreams<L> ? load_streaming<L::n>(p) : load<L::n>(p);
+}
+template <typename L, typename T>
+__device__ void store_row(T* p, const Elements<T, L::n>& x) {
+    kStreams<L> ? store_streaming(p, x) : store(p, x);
+}
+
+constexpr int kResidualVectors = 3;  // of a long row's second input that are asked for ahead; alone, all are
+
+// of inp, or of inp + inp2 rounded, which is written to residual
+template <typename L, bool kResidual, typename T, typename W>
+__device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, int64_t row) {
+    const T* inp = call.inp + row * call.inp_stride + part.first;
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        part.x.at[i] = {};
+        if (part.inside(i)) { part.x.at[i] = load_row<L>(inp + i * L::step); }
+    }
+    if constexpr (kResidual) {
+        const T* inp2 = call.inp2 + row * call.inp2_stride + part.first;
+        T* residual = call.residual + row * call.residual_stride + part.first;
+        constexpr int at_once = L::is_long && !L::alone ? kResidualVectors : L::k;
+        static_assert(at_once <= L::k);
+        Slice<T, L::n, at_once> x2;
+        auto load_x2 = [&](int i) {
+            x2.at[i % at_once] = {};
+            if (part.inside(i)) { x2.at[i % at_once] = load_row<L>(inp2 + i * L::step); }
+        };
+#pragma unroll
+        for (int i = 0; i < at_once; i++) { load_x2(i); }
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (L::is_long && !part.has(i)) { continue; }
+            float sum[L::n];
+#pragma unroll
+            for (int j = 0; j < L::n; j++) {
+                sum[j] = as_float(part.x.at[i], j) + as_float(x2.at[i % at_once], j);
+            }
+            part.x.at[i] = rounded<T>(sum);
+            if (i + at_once < L::k) { load_x2(i + at_once); }
+            if (part.inside(i)) { store_row<L>(residual + i * L::step, part.x.at[i]); }
+        }
+    }
+}
+
+template <typename L>
+constexpr bool kOneWarp = L::step / L::n == kWarp;  // has a row
+
+// Of a warp's part of a row, over the registers. Of a long row the first pass takes a quarter: its mean is at most
+// sqrt(3) standard deviations off, and costs two bits of the squares at most.
+template <typename L, typename T>
+__device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t zero,
+                                   const Unpacking& second) {
+    constexpr int sample = L::is_long ? (L::k + 3) / 4 : L::k;
+    // by a zero that there is only after the loads: else the first pass would come before half of them, or the weight's
+    constexpr int renewed = L::alone ? L::k : L::is_long ? sample : 0;
+#pragma unroll
+    for (int i = 0; i < renewed; i++) { part.renew(i, zero); }
+    auto some = [&](auto add) {  // beyond the row x is 0
+#pragma unroll
+        for (int i = 0; i < sample; i++) {
+#pragma unroll
+            for (int j = 0; j < L::n; j++) { add(as_float(part.x.at[i], j), j % 2); }
+        }
+    };
+    auto all = [&](auto add) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (!part.has(i)) { continue; }
+#pragma unroll
+            for (int j = 0; j < L::n; j++) { add(unpacked<L>(part.x.at[i], j, second), j % 2); }
+        }
+    };
+    int begin = part.first - threadIdx.x % kWarp * L::n;  // of the warp's first vectors
+    float n = kOneWarp<L> ? part.C : part.columns(begin, kWarp * L::n);
+    float per_n = kOneWarp<L> ? per_column : __fdividef(1.0f, fmaxf(n, 1));
+    constexpr float per_sample = 1.0f / (sample * kWarp * L::n);
+    return moments_of<kWarp>(some, L::is_long ? per_sample : per_n, all, n, per_n);
+}
+
+// The row's, the same in every thread: a block's warps meet first, then the cluster's blocks; of a row alone
+// all the cluster's warps at once.
+template <typename L, typename T>
+__device__ Moments moments_of_row(const Part<L, T>& held, const Moments& of_warp, float per_column) {
+    if constexpr (L::cluster == 1) { return merge<L::warps>(of_warp, per_column); }
+    Moments mine = of_warp;
+    int part = cluster_rank(), to = threadIdx.x;
+    if constexpr (L::alone) {
+        part = part * L::warps + threadIdx.x / kWarp;
+        to = threadIdx.x % kWarp;
+    } else {
+        float n = held.columns(held.first - threadIdx.x * L::n, L::threads * L::n);
+        mine = merge<L::warps>(of_warp, __fdividef(1.0f, n));
+        mine.n = n;
+    }
+    return joined<L::parts>(Meeting<L::cluster, L::parts>::place().exchange(mine, part, to), per_column);
+}
+
+// A thread's part of the weight or the bias, `given` or `otherwise`; where that is shorter than a row, a lane
+// reads the same vector of it again and again.
+template <typename L, typename W>
+struct Parameter {
+    // as whole words: halves of words that wait would be kept in a register each
+    using Vector = Elements<uint32_t, L::n * sizeof(W) / 4>;
+    const W* at;
+    int step;
+    // the arrays of ones and zeros are a row's length, or the lane's own
+    static constexpr bool filled = !L::is_long || (L::alone && L::columns <= kMostColumns);
+
+    __device__ Parameter(const W* given, const W* otherwise, int first)
+        : at(given != nullptr ? given + first
+             : filled         ? otherwise + first
+                              : otherwise + threadIdx.x % kWarp * L::n),
+          step(!filled && given == nullptr ? 0 : L::step) {}
+    __device__ Vector vector(int i) const {
+        constexpr int words = sizeof(Vector) / 4;
+        auto* from = reinterpret_cast<const uint32_t*>(at + i * step);
+        if constexpr (L::alone) { return load<words>(from); }  // it does not move across the barrier
+        return load_constant<words>(from);
+    }
+    __device__ static float as_float(const Vector& x, int j) {
+        return llmc::as_float(reinterpret_cast<const Elements<W, L::n>&>(x), j);
+    }
+};
+
+// Is weight (1), or weight and bias (2), to be asked for with the row? As the layout says, if there is room.
+template <typename L, typename T, typename W>
+constexpr int early_of(int wish = L::early) {
+    return wish > 0 && L::k * L::n * (sizeof(T) + wish * sizeof(W)) > 60 * 4 ? early_of<L, T, W>(wish - 1)
+                                                                             : wish;
+}
+
+// so many vectors of the weight, of the bias, are asked for before the row's moments are known
+template <typename L, typename T, typename W>
+constexpr int kEarlyWeights = L::by_cluster ? L::early : (early_of<L, T, W>() >= 1) * L::k;
+template <typename L, typename T, typename W>
+constexpr int kEarlyBiases = L::by_cluster ? L::early : (early_of<L, T, W>() >= 2) * L::k;
+
+// Is a later row asked for ahead? Short ones have enough under way, and feel one instruction more. Long ones with a
+// residual fill L2 by themselves.
+template <typename L, bool kResidual, typename T>
+constexpr bool kPrefetches =
+    kSm90 && !L::alone && !(L::is_long && kResidual) && L::columns * sizeof(T) > 3072;
+
+template <typename L, bool kResidual, typename T, typename W>
+__device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& extra, int64_t row,
+                              int first) {
+    constexpr int early_weights = kEarlyWeights<L, T, W>, early_biases = kEarlyBiases<L, T, W>;
+    Part<L, T> part;
+    part.first = first;
+    part.C = call.C;
+    if constexpr (kSm90) { dependency_wait(); }
+    load_part<L, kResidual>(part, call, row);
+    float per_column = extra.per_column;
+    Parameter<L, W> weights(call.weight, or_ones(call.weight), first);
+    Parameter<L, W> biases(call.bias, or_zeros(call.bias), first);
+    typename Parameter<L, W>::Vector weight[early_weights + 1], bias[early_biases + 1];
+    auto ask_for_parameters = [&] {
+#pragma unroll
+        for (int i = 0; i < early_weights; i++) {
+            if (part.inside(i)) { weight[i] = weights.vector(i); }
+        }
+#pragma unroll
+        for (int i = 0; i < early_biases; i++) {
+            if (part.inside(i)) { bias[i] = biases.vector(i); }
+        }
+    };
+    if constexpr (L::with_row) { ask_for_parameters(); }
+    if constexpr (kSm90 && !L::by_cluster) { dependency_launch(); }
+    if constexpr (kPrefetches<L, kResidual, T>) {
+        int share = ceil_div(call.C, L::n * L::cluster) * L::n, begin = blockIdx.x % L::cluster * share;
+        bool asks = threadIdx.x % (L::warps * kWarp) == 0;
+        if (asks) { extra.prefetch.ask<kResidual>(call, row, begin, share); }
+    }
+    // the barrier: all loads so far are asked for before it
+    uint32_t zero = L::by_cluster ? __syncthreads_or(0) : 0;
+    Moments mine = moments_of_warp(part, per_column, zero, extra.second);
+    if constexpr (!L::with_row) { ask_for_parameters(); }
+    Normal normal = normal_of(moments_of_row(part, mine, per_column), per_column, (float)call.eps);
+    if (L::by_cluster ? first == 0 : threadIdx.x % (L::warps * kWarp) == 0) {
+        write_statistics(call, row, normal);
+    }
+    T* out = call.out + row * call.out_stride + first;
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        if (!part.has(i)) { continue; }
+        auto w = early_weights > 0 ? weight[i % (early_weights + 1)] : weights.vector(i);
+        auto b = early_biases > 0 ? bias[i % (early_biases + 1)] : biases.vector(i);
+        if constexpr (L::is_long && L::early > 0) {
+            int next = i + L::early;
+            if (next < L::k && part.inside(next)) {
+                weight[next % (L::early + 1)] = weights.vector(next);
+                bias[next % (L::early + 1)] = biases.vector(next);
+            }
+        }
+        float y[L::n];
+#pragma unroll
+        for (int j = 0; j < L::n; j++) {
+            float xhat = normal.xhat(unpacked<L>(part.x.at[i], j, extra.third));
+            y[j] = fmaf(xhat, weights.as_float(w, j), biases.as_float(b, j));
+        }
+        store_row<L>(out + i * L::step, rounded<T>(y));
+    }
+}
+
+// that are to fit an SM: fewer where a thread holds more
+template <typename L, bool kResidual, typename T, typename W>
+constexpr int blocks_of() {
+    constexpr int more = (kResidual && !L::is_long) + (sizeof(T) != sizeof(W));
+    return L::blocks * (4 - more) / 4 > 1 ? L::blocks * (4 - more) / 4 : 1;
+}
+
+template <typename L, bool kResidual, typename T, typename W>
+__global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void layernorm_forward_kernel(
+    LayerNormForward<T, W> call, Extra extra) {
+    if constexpr (!L::is_long) { prefetch_parameters(call); }
+    if constexpr (!L::by_cluster) {
+        int thread = threadIdx.x % (L::warps * kWarp);
+        int64_t row = (int64_t)blockIdx.x * L::rows + threadIdx.x / (L::warps * kWarp);
+        if (row < call.N) { normalise_row<L, kResidual>(call, extra, row, thread * L::n); }
+    } else if constexpr (L::cluster == 1 || kSm90) {
+        if constexpr (L::cluster > 1) { Meeting<L::cluster, L::parts>::place().open(); }
+        int first = (blockIdx.x % L::cluster * L::threads + threadIdx.x) * L::n;
+        normalise_row<L, kResidual>(call, extra, blockIdx.x / L::cluster, first);
+    }
+}
+
+// ---- the choice ----------------------------------------------------------------------------------
+
+// false: this device has no such clusters; nothing was done
+template <typename L, bool kResidual, typename T, typename W>
+bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
+    unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::rows) * L::cluster);
+    int under_way = device_facts().multiprocessors * blocks_of<L, kResidual, T, W>() * L::rows;
+    LaunchAttributes attributes;
+    attributes.overlapping(runs_hopper_code(kernel)).clusters(L::cluster);
+    cudaLaunchConfig_t config = attributes.config(blocks, L::threads, 0, stream);
+    if constexpr (L::cluster > 1) {
+        under_way = most_clusters<kernel>(config, L::cluster);
+        if (under_way == 0) { return false; }
+    }
+    check(cudaLaunchKernelEx(&config, kernel, call,
+                             Extra{1.0f / call.C, {call, under_way / (kResidual ? 3 : 4)}}));
+    return true;
+}
+
+// Few: each block has an SM to itself, if the device has such clusters.
+template <typename L, bool kResidual, typename T, typename W>
+bool launch_few_or_many(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    if constexpr (L::cluster == 1 && L::warps > kSchedulers) {
+        bool few = call.N <= device_facts().multiprocessors / Alone<L>::cluster;
+        if (few && launch<Alone<L>, kResidual>(call, stream)) { return true; }
+    }
+    return launch<L, kResidual>(call, stream);
+}
+
+template <typename... Layouts>
+struct Choice {};
+
+// by the first that has room for a row; false if none has. held: what the one before has room for, columns
+template <int held, typename L, typename... More, typename T, typename W>
+bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    static_assert(L::whole * L::step <= held, "a shorter row would not have all its whole vectors");
+    if (call.C <= L::columns) {
+        if (call.residual != nullptr) { return launch_few_or_many<L, true>(call, stream); }
+        if constexpr (held < kLongRow) { return launch_few_or_many<L, false>(call, stream); }
+        return false;
+    }
+    if constexpr (sizeof...(More) > 0) { return launch_first<L::columns>(Choice<More...>{}, call, stream); }
+    return false;
+}
+
+// Warps, n, k, rows, early, blocks, by measurement. Each begins where the one before has all its vectors but the last:
+// that one may be partial. Few warps with many vectors each have more bytes under way than many with few, and cheaper
+// sums; a warp alone wins up to 1280 columns of 16 bits, and at 1600. Rows beyond 32 KB: 128 KB an SM. Kept: not
+// unpacked anew.
+template <int warps, int k, int rows, int early, int blocks>
+using Kept = Layout<warps, 8, k, rows, early, blocks, 1, false>;
+using Layouts16 = Choice<
+    Layout<1, 8, 3, 2, 2, 17>, Layout<1, 8, 4, 2, 2, 16>, Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>,
+    Kept<1, 7, 2, 0, 10>, Layout<4, 8, 2, 1, 2, 12>, Layout<4, 8, 3, 1, 2, 9>, Layout<4, 8, 4, 1, 2, 8>,
+    Layout<5, 8, 4, 1, 2, 6>, Layout<6, 8, 4, 1, 2, 5>, Layout<7, 8, 4, 1, 1, 5>, Layout<8, 8, 4, 1, 2, 4>,
+    Layout<8, 8, 5, 1, 0, 4>, Layout<6, 8, 7, 1, 0, 4>, Layout<12, 8, 4, 1, 1, 3>, Layout<8, 8, 7, 1, 1, 3>,
+    Layout<9, 8, 7, 1, 0, 3>, Layout<8, 8, 8, 1, 0, 3>, Layout<16, 8, 8, 1, 1, 2>,
+    Layout<8, 8, 9, 1, 1, 3, 2>, Layout<8, 8, 10, 1, 1, 3, 2>, Layout<8, 8, 11, 1, 1, 3, 2>,
+    Layout<16, 8, 6, 1, 1, 2, 2>, Layout<16, 8, 7, 1, 1, 2, 2>, Layout<16, 8, 8, 1, 1, 2, 2>,
+    Layout<8, 8, 8, 1, 1, 4, 8>, Layout<16, 8, 8, 1, 1, 2, 8>, Layout<16, 8, 8, 1, 1, 2, 16>>;
+using Layouts32 =
+    Choice<Layout<1, 4, 3, 2, 2, 1>, Layout<1, 4, 4, 2, 2, 1>, Layout<2, 4, 3, 1, 2, 16>,
+           Layout<2, 4, 4, 1, 2, 12>, Layout<4, 4, 3, 1, 2, 8>, Layout<4, 4, 4, 1, 2, 8>,
+           Layout<5, 4, 4, 1, 2, 5>, Layout<6, 4, 4, 1, 2, 5>, Layout<8, 4, 4, 1, 2, 4>,
+           Layout<10, 4, 4, 1, 2, 3>, Layout<8, 4, 6, 1, 1, 3>, Layout<16, 4, 4, 1, 2, 2>,
+           Layout<16, 4, 8, 1, 1, 2>, Layout<8, 4, 10, 1, 1, 3, 2>, Layout<16, 4, 8, 1, 1, 2, 2>,
+           Layout<8, 4, 8, 1, 1, 4, 5>, Layout<8, 4, 8, 1, 1, 4, 6>, Layout<8, 4, 8, 1, 1, 4, 8>,
+           Layout<8, 4, 8, 1, 1, 4, 16>, Layout<16, 4, 8, 1, 1, 2, 16>>;
+
+}  // namespace llmc::layernorm_registers
+
+namespace llmc {
+
+template <typename T, typename W>
+bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_registers;
+    using Layouts = std::conditional_t<sizeof(T) == 2, Layouts16, Layouts32>;
+    if (call.C <= kNarrowRow<T> || !rows_are_vectors(call)) { return false; }
+    return launch_first<kNarrowRow<T>>(Layouts{}, call, stream);
+}
+
+}  // namespace llmc

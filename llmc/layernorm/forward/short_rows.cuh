@@ -1,0 +1,204 @@
+// narrow: several short rows a warp. A row is shared by a few lanes with up to seven pieces each: vectors of 16 bytes, or,
+//         where rows are not whole aligned vectors, half of one, a quarter, down to single elements.
+// Why:    registers.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. And blocks begin no
+//         faster than 0.8 a ns: with 4 rows a block, 524288 of these take 159 us, of which the bytes need 33.
+// Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
+// Result: 34.7 us, 95 % of the roof of launches that overlap at 524288x64 bf16 (a warp a row: 158.7); 91 % at
+//         262144x100; H200, 2026-11-24
+#pragma once
+#include "llmc/cuda/async_copy.cuh"
+#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/cuda/device_facts.cuh"
+#include "llmc/cuda/launch.cuh"
+#include "llmc/cuda/vectors.cuh"
+#include "llmc/layernorm/alignment.cuh"
+#include "llmc/layernorm/forward/moments.cuh"
+#include "llmc/layernorm/forward/parameters.cuh"
+#include "llmc/layernorm/forward/regimes.h"
+
+namespace llmc::layernorm_narrow_forward {
+
+using namespace layernorm_moments;
+using namespace layernorm_parameters;
+
+// A row is shared by `lanes` neighbouring lanes with k pieces of n elements each, the first `whole` of which every lane
+// has.
+template <int lanes_, int k_, int n_, int whole_ = k_ - 1>
+struct Layout {
+    static constexpr int lanes = lanes_, k = k_, n = n_, whole = whole_;
+    static constexpr int step = lanes * n, columns = step * k;
+    static constexpr int of_warp = kWarp / lanes;  // rows
+};
+
+// Of a block. Blocks begin no faster than 0.8 a ns: with less than 2 KB of rows in 128 threads that is what limits.
+template <typename L, typename T>
+constexpr int threads_of() {
+    return 128 / L::lanes * L::columns * (int)sizeof(T) < 2048 ? 256 : 128;
+}
+template <typename L, typename T>
+constexpr int rows_of() {
+    return threads_of<L, T>() / L::lanes;
+}
+
+// A lane's pieces of a row, or of weight and bias, from column `first` on.
+template <typename L, typename T>
+struct Part {
+    static constexpr int n = L::n, step = L::step;
+    Elements<T, n> x[L::k];
+    int first, C;
+
+    __device__ explicit Part(int C) : first(threadIdx.x % L::lanes * n), C(C) {}
+    __device__ bool inside(int i) const { return i < L::whole || first + i * step < C; }
+    // load(p) for each piece p of a row; beyond the row x is 0
+    template <typename Load>
+    __device__ void fill(const T* row, const Load& load) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            x[i] = {};
+            if (inside(i)) { x[i] = load(row + first + i * step); }
+        }
+    }
+    __device__ void load_row(const T* row) {
+        fill(row, [](const T* p) { return load<n>(p); });
+    }
+    __device__ void load_parameters(const T* columns) {
+        fill(columns, [](const T* p) { return load_constant<n>(p); });
+    }
+    __device__ void store_row(T* row) const {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (inside(i)) { store(row + first + i * step, x[i]); }
+        }
+    }
+    // add(x, chain) for each element of a piece
+    template <typename Add>
+    __device__ void each(int i, const Add& add) const {
+#pragma unroll
+        for (int j = 0; j < n; j++) { add(as_float(x[i], j), (n > 1 ? j : i) % 2); }
+    }
+    // x[i] of act(i, j), rounded, for each element j
+    template <typename Act>
+    __device__ void become(const Act& act) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            float y[n];
+#pragma unroll
+            for (int j = 0; j < n; j++) { y[j] = act(i, j); }
+            x[i] = rounded<T>(y);
+        }
+    }
+};
+
+template <typename L, typename T>
+__device__ Moments moments_of_row(const Part<L, T>& part, float per_column) {
+    auto some = [&](auto add) {  // beyond the row x is 0
+#pragma unroll
+        for (int i = 0; i < L::k; i++) { part.each(i, add); }
+    };
+    auto all = [&](auto add) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (part.inside(i)) { part.each(i, add); }
+        }
+    };
+    return moments_of<L::lanes>(some, per_column, all, part.C, per_column);
+}
+
+template <typename L, bool kResidual, typename T, typename W>
+__device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, float per_column) {
+    Part<L, T> part(call.C), part2(call.C);
+    part.load_row(call.inp + row * call.inp_stride);
+    if constexpr (kResidual) { part2.load_row(call.inp2 + row * call.inp2_stride); }
+    Part<L, W> weight(call.C), bias(call.C);
+    weight.load_parameters(or_ones(call.weight));
+    bias.load_parameters(or_zeros(call.bias));
+    if constexpr (kSm90) { dependency_launch(); }
+    if constexpr (kResidual || L::lanes == 1) { __syncwarp(); }  // who has the row again, too, has read it
+    if constexpr (kResidual) {
+        part.become([&](int i, int j) { return as_float(part.x[i], j) + as_float(part2.x[i], j); });
+        part.store_row(call.residual + row * call.residual_stride);
+    }
+    Normal normal = normal_of(moments_of_row(part, per_column), per_column, (float)call.eps);
+    if (threadIdx.x % L::lanes == 0) { write_statistics(call, row, normal); }
+    part.become([&](int i, int j) {
+        return fmaf(normal.xhat(as_float(part.x[i], j)), as_float(weight.x[i], j), as_float(bias.x[i], j));
+    });
+    part.store_row(call.out + row * call.out_stride);
+}
+
+// A group of lanes that would have a row beyond the last does its warp's first again: all lanes have loaded before one
+// stores (the sums' shuffles wait for that, where there are some), and its stores are the same.
+template <typename L, bool kResidual, typename T, typename W>
+__global__ __launch_bounds__((threads_of<L, T>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
+                                                                                 float per_column) {
+    prefetch_parameters(call);
+    if constexpr (kSm90) { dependency_wait(); }
+    int64_t first = (int64_t)blockIdx.x * rows_of<L, T>() + threadIdx.x / kWarp * L::of_warp;
+    if (first >= call.N) { return; }
+    int64_t row = first + threadIdx.x % kWarp / L::lanes;
+    normalise_row<L, kResidual>(call, row < call.N ? row : first, per_column);
+}
+
+// ---- the choice ----------------------------------------------------------------------------------
+
+template <typename L, bool kResidual, typename T, typename W>
+void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
+    LaunchAttributes attributes;
+    attributes.overlapping(runs_hopper_code(kernel));
+    unsigned blocks = grid_x(ceil_div(call.N, (int64_t)rows_of<L, T>()));
+    cudaLaunchConfig_t config = attributes.config(blocks, threads_of<L, T>(), 0, stream);
+    check(cudaLaunchKernelEx(&config, kernel, call, 1.0f / call.C));
+}
+
+template <typename... Layouts>
+struct Choice {};
+
+// By the first that has room for a row; false if none has. held: columns of the longest rows before it
+template <bool kResidual, int held, typename L, typename... More, typename T, typename W>
+bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    static_assert((L::whole * L::lanes - 1) * L::n <= held,
+                  "a shorter row would not have all its whole pieces");
+    if (call.C <= L::columns) {
+        launch<L, kResidual>(call, stream);
+        return true;
+    }
+    if constexpr (sizeof...(More) > 0) {
+        return launch_first<kResidual, L::columns>(Choice<More...>{}, call, stream);
+    }
+    return false;
+}
+
+// Lanes, k, n, whole. Few lanes with more pieces each: sums take fewer steps.
+template <int n>
+using OfVectors =
+    Choice<Layout<1, 1, n>, Layout<1, 2, n>, Layout<2, 2, n>, Layout<4, 2, n>, Layout<4, 3, n>,
+           Layout<4, 4, n>, Layout<8, 3, n>, Layout<8, 4, n>, Layout<16, 3, n>, Layout<16, 4, n>>;
+template <int n>
+using OfPieces =
+    Choice<Layout<1, 1, n>, Layout<1, 3, n>, Layout<1, 5, n>, Layout<2, 5, n, 3>, Layout<2, 7, n, 5>,
+           Layout<4, 5, n, 3>, Layout<4, 7, n, 5>, Layout<8, 5, n, 3>, Layout<8, 7, n, 5>>;
+
+// in the widest pieces that rows are in
+template <bool kResidual, int n, typename T, typename W>
+bool launch_widest(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using Layouts = std::conditional_t<n == Vec<T>::size, OfVectors<n>, OfPieces<n>>;
+    if (rows_are_in<n>(call)) { return launch_first<kResidual, 0>(Layouts{}, call, stream); }
+    if constexpr (n > 1) { return launch_widest<kResidual, n / 2>(call, stream); }
+    return false;
+}
+
+}  // namespace llmc::layernorm_narrow_forward
+
+namespace llmc {
+
+template <typename T, typename W>
+bool layernorm_forward_narrow(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using layernorm_narrow_forward::launch_widest;
+    constexpr int n = Vec<T>::size;
+    return call.residual != nullptr ? launch_widest<true, n>(call, stream)
+                                    : launch_widest<false, n>(call, stream);
+}
+
+}  // namespace llmc

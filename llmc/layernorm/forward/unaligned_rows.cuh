@@ -1,0 +1,335 @@
+// odd: rows at any address; a row lives in registers of some lanes, of a warp, of a block or, on Hopper, of a cluster.
+// Why:    bulk copies of such rows into a ring came to 81 % of the roof at 65536x769 bf16; their start and
+//         end to 64 % at 16384x769. As in registers.cuh, whoever waits lets another block on the SM work.
+//         What a warp does once costs as much as three vectors a lane: short rows share a warp.
+// Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
+// Result: 52.4 us, 93 % of the roof of launches that overlap at 65536x769 bf16; 85 % at 16384x769; 97 % at 16384x8191;
+//         80 % at 4096x20001, fp32 90; H200, 2026-11-24
+#pragma once
+#include <algorithm>
+
+#include "llmc/cuda/async_copy.cuh"
+#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/clusters.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/cuda/device_facts.cuh"
+#include "llmc/cuda/launch.cuh"
+#include "llmc/cuda/vectors.cuh"
+#include "llmc/layernorm/alignment.cuh"
+#include "llmc/layernorm/forward/cluster_merge.cuh"
+#include "llmc/layernorm/forward/moments.cuh"
+#include "llmc/layernorm/forward/parameters.cuh"
+#include "llmc/layernorm/forward/prefetch.cuh"
+#include "llmc/layernorm/forward/regimes.h"
+#include "llmc/layernorm/forward/rotate.cuh"
+#include "llmc/layernorm/forward/unaligned_rows_layouts.cuh"
+
+namespace llmc::layernorm_odd_forward {
+
+using layernorm_realign::kept;
+using layernorm_realign::past_boundary;
+using layernorm_realign::Stretch;
+using namespace layernorm_moments;
+using namespace layernorm_parameters;
+
+// How C columns are dealt out: vectors to the warps, in stretches, as many as there are or as there is room
+// for; the columns after these one to each lane.
+struct Deal {
+    int vectors, each, more;  // each warp has `each` of them, the first `more` warps one more
+    float per_column;         // 1 / C
+    layernorm_prefetch::Prefetch prefetch;
+};
+
+// which of the row's warps is this block's first
+template <typename L>
+__device__ int first_warp() {
+    return L::cluster == 1 ? 0 : (int)cluster_rank() * L::warps;
+}
+
+// What a thread has of a row, by C alone.
+template <typename L, int n>
+struct Share {
+    int lane, count, first;  // of the group; vectors of the warp, and its first column
+    int single, columns;     // this lane's column after all vectors, if it is < C; columns of the warp
+
+    __device__ Share(const Deal& deal, int C) : lane(threadIdx.x % L::lanes) {
+        int warp = L::warps == 1 ? 0 : first_warp<L>() + threadIdx.x / kWarp;
+        count = L::warps == 1 ? deal.vectors : deal.each + (warp < deal.more);
+        first = L::warps == 1 ? 0 : (deal.each * warp + min(warp, deal.more)) * n;
+        single = n * deal.vectors + warp * L::lanes + lane;
+        columns = L::warps == 1 ? C : n * count + min(max(C - (single - lane), 0), L::lanes);
+    }
+    __device__ bool inside(int i) const { return i < L::all || i * L::lanes + lane < count; }
+};
+
+// columns of this block, where a cluster shares a row
+template <typename L, int n>
+__device__ int columns_of_block(const Deal& deal, int C) {
+    int vectors = deal.each * L::warps + min(max(deal.more - first_warp<L>(), 0), L::warps);
+    int singles = C - n * deal.vectors - first_warp<L>() * L::lanes;
+    return n * vectors + min(max(singles, 0), L::warps * L::lanes);
+}
+
+// A row in memory: the address of the block's first row, known to be the same in all of it, and this group's.
+template <typename T>
+struct Row {
+    T* p;
+    int shift;  // elements past a 16-byte boundary
+
+    __device__ Row(T* tensor, int64_t stride, int64_t block_row, int64_t beyond)
+        : p(tensor + block_row * stride), shift(past_boundary(p)) {
+        p = kept(p + beyond * stride);
+    }
+};
+
+// A thread's part of a row.
+template <typename L, typename T>
+struct Part {
+    static constexpr int n = Vec<T>::size;
+    Stretch<T, L::lanes, L::k, L::all> stretch;
+    Elements<T, 1> single;
+
+    __device__ void load(const Row<const T>& row, const Share<L, n>& at, int C) {
+        stretch.load(row.p + at.first, row.shift, at.count);
+        single = {};
+        if (at.single < C) { single = llmc::load<1>(row.p + at.single); }
+    }
+    __device__ void store(const Row<T>& row, const Share<L, n>& at, int C) const {
+        stretch.store(row.p + at.first, row.shift, at.count);
+        if (at.single < C) { llmc::store(row.p + at.single, single); }
+    }
+    // act(x, chain) for each element, and which of two chains of operations it belongs to
+    template <typename Act>
+    __device__ void each(const Share<L, n>& at, int C, const Act& act) const {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (!at.inside(i)) { continue; }
+#pragma unroll
+            for (int j = 0; j < n; j++) { act(as_float(stretch.x[i], j), j % 2); }
+        }
+        if (at.single < C) { act(as_float(single, 0), 0); }
+    }
+};
+
+// of a row and another, rounded
+template <typename L, typename T>
+__device__ void add(Part<L, T>& part, const Part<L, T>& other) {
+    constexpr int n = Vec<T>::size;
+#pragma unroll
+    for (int i = 0; i < L::k; i++) {
+        float sum[n];
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            sum[j] = as_float(part.stretch.x[i], j) + as_float(other.stretch.x[i], j);
+        }
+        part.stretch.x[i] = rounded<T>(sum);
+    }
+    float sum[1] = {as_float(part.single, 0) + as_float(other.single, 0)};
+    part.single = rounded<T>(sum);
+}
+
+// of a group's part of a row
+template <typename L, typename T>
+__device__ Moments moments_of_part(const Part<L, T>& part, const Share<L, Vec<T>::size>& at, int C,
+                                   float per_column) {
+    float columns = at.columns, per_n = L::warps == 1 ? per_column : __fdividef(1.0f, columns);
+    auto all = [&](auto add) { part.each(at, C, add); };
+    return moments_of<L::lanes>(all, per_n, all, columns, per_n);
+}
+
+// of a group's row, the same in all of its threads
+template <typename L, int n>
+__device__ Moments moments_of_row(const Moments& of_warp, const Deal& deal, int C) {
+    if constexpr (L::cluster == 1) { return merge<L::warps>(of_warp, deal.per_column); }
+    float columns = columns_of_block<L, n>(deal, C);
+    Moments mine = merge<L::warps>(of_warp, __fdividef(1.0f, columns));
+    mine.n = columns;
+    auto& meeting = Meeting<L::cluster>::place();
+    return joined<L::cluster>(meeting.exchange(mine, cluster_rank(), threadIdx.x), deal.per_column);
+}
+
+// The weights, or biases, of a thread's columns: asked for with the row if `early`, else when they are
+// needed; as vectors, or one by one where they are not aligned. Where registers lack, in Ampere's code and for
+// wide lanes, by loads that the compiler cannot move before the row's barrier. A cluster's row may be longer than
+// the array that stands for what is not given: all of its warps read the same part of that.
+template <typename L, int n, bool kAligned, bool early, typename W>
+struct Columns {
+    static_assert(L::cluster == 1 || L::k * L::lanes * n <= kMostColumns);
+    const W* from;  // of the lane's first vector
+    Elements<W, n> held[early ? L::k : 1];
+    Elements<W, 1> single;
+
+    __device__ Columns(const W* given, const W* otherwise, const Share<L, n>& at, int C) : single{} {
+        bool first = L::cluster > 1 && given == nullptr;
+        const W* columns = given != nullptr ? given : otherwise;
+        from = columns + (first ? 0 : at.first) + n * at.lane;
+#pragma unroll
+        for (int i = 0; i < L::k && early; i++) {
+            if (at.inside(i)) { held[i] = load(i); }
+        }
+        if (at.single < C) { single = load_constant<1>(columns + (first ? 0 : at.single)); }
+    }
+    __device__ Elements<W, n> load(int i) const {
+        const W* p = from + i * L::lanes * n;
+        if constexpr (kAligned) {
+            if constexpr (L::k > 8 || (!kSm90 && L::warps > 1)) { return llmc::load<n>(p); }
+            return load_constant<n>(p);
+        } else {
+            Elements<W, n> x;
+#pragma unroll
+            for (int j = 0; j < n; j++) { x.at[j] = load_constant<1>(p + j).at[0]; }
+            return x;
+        }
+    }
+    __device__ Elements<W, n> of(int i) const {
+        if constexpr (early) { return held[i]; }
+        return load(i);
+    }
+};
+
+// a row, and each thread's part of it, in place
+struct Normaliser : Normal {
+    template <int n, typename T, typename W>
+    __device__ void apply(Elements<T, n>& x, const Elements<W, n>& w, const Elements<W, n>& b) const {
+        float y[n];
+#pragma unroll
+        for (int j = 0; j < n; j++) { y[j] = fmaf(xhat(as_float(x, j)), as_float(w, j), as_float(b, j)); }
+        x = rounded<T>(y);
+    }
+    template <typename L, typename T, typename Weights, typename Biases>
+    __device__ void apply(Part<L, T>& part, const Share<L, Vec<T>::size>& at, const Weights& weights,
+                          const Biases& biases) const {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (at.inside(i)) { apply(part.stretch.x[i], weights.of(i), biases.of(i)); }
+            // nor, for the widest, before the vectors so far
+            if constexpr (L::k > 10) { __syncwarp(); }
+        }
+        apply(part.single, weights.single, biases.single);
+    }
+};
+
+// Is a later row asked for ahead? As in registers.cuh; short ones share a warp.
+template <typename L, bool kResidual>
+constexpr bool kPrefetches = kSm90 && !kResidual && L::rows == 1;
+
+template <typename L, bool kResidual, bool kAligned, typename T, typename W>
+__device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& deal, int64_t row,
+                              int64_t beyond) {
+    constexpr int n = Vec<T>::size;
+    Share<L, n> at(deal, call.C);
+    Part<L, T> part;
+    Row<const T> inp(call.inp, call.inp_stride, row, beyond);
+    part.load(inp, at, call.C);
+    Columns<L, n, kAligned, (L::early >= 1), W> weights(call.weight, or_ones(call.weight), at, call.C);
+    Columns<L, n, kAligned, (L::early >= 2), W> biases(call.bias, or_zeros(call.bias), at, call.C);
+    if constexpr (kPrefetches<L, kResidual>) {
+        int share = ceil_div(call.C, L::cluster), begin = L::cluster == 1 ? 0 : cluster_rank() * share;
+        if (threadIdx.x == 0) { deal.prefetch.ask<false>(call, row, begin, share); }
+    }
+    if constexpr (kSm90) { dependency_launch(); }
+    if constexpr (kResidual) {
+        Part<L, T> part2;
+        Row<const T> inp2(call.inp2, call.inp2_stride, row, beyond);
+        part2.load(inp2, at, call.C);
+        part.stretch.place(inp.shift, at.count);
+        part2.stretch.place(inp2.shift, at.count);
+        add(part, part2);
+        part.store({call.residual, call.residual_stride, row, beyond}, at, call.C);
+    } else {
+        part.stretch.place(inp.shift, at.count);
+    }
+    Moments mine = moments_of_part(part, at, call.C, deal.per_column);
+    Moments all = moments_of_row<L, n>(mine, deal, call.C);
+    Normaliser normaliser{normal_of(all, deal.per_column, (float)call.eps)};
+    if (threadIdx.x % (L::warps * L::lanes) == 0 && first_warp<L>() == 0) {
+        write_statistics(call, row + beyond, normaliser);
+    }
+    normaliser.apply(part, at, weights, biases);
+    part.store({call.out, call.out_stride, row, beyond}, at, call.C);
+}
+
+// That are to fit an SM: Ampere's code takes more registers. (On the host, for the row asked for ahead: Ampere's.)
+template <typename L>
+constexpr int blocks_of() {
+    return kSm90 ? L::blocks : L::blocks - L::blocks / 5;
+}
+
+// A block's rows are n apart: then they are equally far past 16-byte boundaries, whatever the stride. A group
+// that would have a row beyond the last does that of its warp's first group again: its loads come before all
+// stores, its stores are the same.
+template <typename L, bool kResidual, bool kAligned, typename T, typename W>
+__global__ __launch_bounds__(L::threads,
+                             (blocks_of<L>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
+                                                                             Deal deal) {
+    constexpr unsigned n = Vec<T>::size;
+    if constexpr (L::cluster == 1) {
+        prefetch_parameters(call);
+        if constexpr (kSm90) { dependency_wait(); }
+        int64_t row = (int64_t)(blockIdx.x / n) * (n * L::rows) + blockIdx.x % n;
+        int first = L::together == 1 ? 0 : threadIdx.x / kWarp * (n * L::of_warp);
+        if (row + first >= call.N) { return; }
+        int beyond = L::rows == 1 ? 0 : threadIdx.x / L::lanes * n;
+        normalise_row<L, kResidual, kAligned>(call, deal, row, row + beyond < call.N ? beyond : first);
+    } else if constexpr (kSm90) {
+        Meeting<L::cluster>::place().open();
+        dependency_wait();
+        normalise_row<L, kResidual, kAligned>(call, deal, blockIdx.x / L::cluster, 0);
+    }
+}
+
+// ---- the choice ----------------------------------------------------------------------------------
+
+// false: this device has no such clusters; nothing was done
+template <typename L, bool kResidual, bool kAligned, typename T, typename W>
+bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    constexpr int n = Vec<T>::size, warps = L::warps * L::cluster;  // of a row
+    constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, kAligned, T, W>;
+    int64_t blocks = L::rows == 1 ? call.N * L::cluster : n * ceil_div(call.N, (int64_t)n * L::rows);
+    LaunchAttributes attributes;
+    attributes.overlapping(runs_hopper_code(kernel)).clusters(L::cluster);
+    cudaLaunchConfig_t config = attributes.config(grid_x(blocks), L::threads, 0, stream);
+    int under_way = device_facts().multiprocessors * blocks_of<L>() * L::rows;
+    if constexpr (L::cluster > 1) {
+        under_way = most_clusters<kernel>(config, L::cluster);
+        if (under_way == 0) { return false; }
+    }
+    int vectors = std::min(call.C / n, warps * L::lanes * L::k);
+    Deal deal{vectors, vectors / warps, vectors % warps, 1.0f / call.C, {call, under_way / 3}};
+    check(cudaLaunchKernelEx(&config, kernel, call, deal));
+    return true;
+}
+
+// By the first that has room for a row; false if none has. Rows with fewer than `fewest` columns do not come
+// here.
+template <bool kResidual, bool kAligned, int fewest, typename L, typename... More, typename T, typename W>
+bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    constexpr int n = Vec<T>::size;
+    static_assert(L::fewest(n) <= fewest);
+    if (call.C <= L::columns(n)) { return launch<L, kResidual, kAligned>(call, stream); }
+    if constexpr (sizeof...(More) > 0) {
+        return launch_first<kResidual, kAligned, L::columns(n) + 1>(Choice<More...>{}, call, stream);
+    }
+    return false;
+}
+
+template <bool kResidual, typename T, typename W>
+bool launch_any(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using Aligned = Layouts<T, !kResidual && std::is_same_v<T, W>>;
+    return aligned(call.weight, call.bias)
+               ? launch_first<kResidual, true, kFewestColumns>(Aligned{}, call, stream)
+               : launch_first<kResidual, false, kFewestColumns>(Layouts<T, false>{}, call, stream);
+}
+
+}  // namespace llmc::layernorm_odd_forward
+
+namespace llmc {
+
+template <typename T, typename W>
+bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using namespace layernorm_odd_forward;
+    if (call.C < kFewestColumns || rows_are_vectors(call)) { return false; }
+    return call.residual != nullptr ? launch_any<true>(call, stream) : launch_any<false>(call, stream);
+}
+
+}  // namespace llmc

@@ -1,0 +1,74 @@
+// LayerNorm as the model, the C ABI and the shootouts call it: one struct a call, defaults for what is optional.
+// Formulas: reference.h. Ba et al. 2016, arXiv:1607.06450.
+//   T:     float, __nv_bfloat16, __half, double      elements of the rows; computed in acc_t<T>: float, or double
+//   W:     T or float                                weight and bias
+//   Grad:  T or float                                gradients of weight and bias
+// Any N from 0, any C from 1, any alignment of T. A row's result does not depend on the batch it sits in; sums over
+// rows run in a fixed order: the same call gives the same bits. Everything is queued on the stream, nothing waits;
+// nothing is allocated. Any thread may call; a device that was reset (cudaDeviceReset()) must not be used again, as
+// kernels are prepared once. A row whose elements' plain sum overflows acc_t<T> (fp32: beyond 3e38) may give NaN.
+// Errors (llmc::Error): sizes below 0 or C 0, one of residual and inp2, a grid too large, dinp_sums without dinp, a
+// failed launch.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "llmc/cuda/accumulator.h"
+#include "llmc/cuda/stream.h"
+
+namespace llmc {
+
+// out = (x - mean(x)) * rstd * weight + bias for each row x, rstd = 1 / sqrt(var(x) + eps), the variance biased;
+// x is a row of inp, or with residual of inp + inp2 rounded to T.
+// out may alias inp where the rows are the same; residual may alias inp or inp2 likewise. Nothing else may alias.
+template <typename T, typename W = T>
+struct LayerNormForward {
+    T* out;                             // (N,C) written (=)
+    acc_t<T>* mean = nullptr;           // (N) written (=), or null if not wanted
+    acc_t<T>* rstd = nullptr;           // (N) likewise
+    const T* inp;                       // (N,C)
+    const W* weight = nullptr;          // (C), null = 1
+    const W* bias = nullptr;            // (C), null = 0
+    int64_t N;
+    int C;
+    double eps = 1e-5;
+    T* residual = nullptr;              // (N,C) written (=): inp + inp2, rounded to T, which out normalises
+    const T* inp2 = nullptr;            // (N,C), with residual
+    // elements from one row to the next, 0 = C
+    int64_t out_stride = 0, inp_stride = 0, residual_stride = 0, inp2_stride = 0;
+};
+
+template <typename T, typename W>
+void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream);
+
+// dinp = rstd (g - mean(g) - xhat mean(g xhat)) with g = weight dout and xhat = (inp - mean) rstd;
+// dweight = sum over rows of dout xhat; dbias = sum over rows of dout.
+// dinp may alias dout where the rows are the same. Nothing else may alias.
+// dinp_sums = sum over rows of dinp as stored. What it is for: where inp is a residual stream, to which a linear
+// layer has added its output, dinp is that layer's dout, and dinp_sums the gradient of its bias.
+template <typename T, typename Grad = T, typename W = T>
+struct LayerNormBackward {
+    T* dinp;                            // (N,C) written (=); += with accumulate_dinp; null if not wanted
+    Grad* dweight;                      // (C) written (=); += with accumulate; null if not wanted
+    Grad* dbias;                        // (C) likewise
+    void* scratch;                      // layernorm_backward_scratch bytes, 16-byte aligned, no initialisation needed;
+                                        // null only if none of the sums is wanted: long rows are slower then
+    const T* dout;                      // (N,C)
+    const T* inp;                       // (N,C): what forward normalised
+    const W* weight;                    // (C), null = 1
+    const acc_t<T>* mean;               // (N) as saved by forward
+    const acc_t<T>* rstd;
+    int64_t N;
+    int C;
+    bool accumulate_dinp = false, accumulate = false;
+    int64_t dinp_stride = 0, dout_stride = 0, inp_stride = 0;  // elements from row to row, 0 = C
+    Grad* dinp_sums = nullptr;          // (C) like dweight, but of dinp: after its +=, rounded to T; not without dinp
+};
+
+// bytes for any N, T, Grad and W at this C on this machine's GPUs
+size_t layernorm_backward_scratch(int C);
+
+template <typename T, typename Grad, typename W>
+void layernorm_backward(const LayerNormBackward<T, Grad, W>& call, cudaStream_t stream);
+
+}  // namespace llmc

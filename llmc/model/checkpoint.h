@@ -1,0 +1,73 @@
+// Models and training states on disk.
+//   model file: 20240326, version 3 (fp32) or 5 (bf16), as llm.c writes them: header, then the 16 tensors in
+//   file order checkpoint: a folder step_%08d with model.bin, optimizer.bin and MANIFEST (size and XXH3 of
+//   each file); it appears under its name only when it is complete and on disk
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "llmc/host/binary_file.h"
+#include "llmc/model/gpt2_config.h"
+#include "llmc/model/model.h"
+
+namespace llmc {
+
+constexpr int32_t kModelMagic = 20240326;
+constexpr int32_t kModelFp32 = 3, kModelBf16 = 5;  // header word 1
+
+// A model file mapped into memory; throws Error(kExitBadInput) naming the field unless header and size are
+// right.
+class ModelFile {
+public:
+    explicit ModelFile(const std::string& path);
+    const GPT2Config& config() const { return config_; }
+    // values [first, first + values.size()) of a tensor in file order, as fp32
+    void read(int tensor, int64_t first, std::span<float> values) const;
+
+private:
+    MappedFile file_;
+    GPT2Config config_;
+    int32_t version_ = 0;
+    int64_t tensor_start_[kNumTensors] = {};  // elements from the end of the header
+};
+
+// reads a range of one tensor, in file order, from wherever the model lives
+using ReadTensor = std::function<void(State state, int tensor, int64_t first, std::span<float> values)>;
+using WriteTensor =
+    std::function<void(State state, int tensor, int64_t first, std::span<const float> values)>;
+
+// Replaces path atomically. version is kModelFp32 or kModelBf16 (rounded to nearest even).
+void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,
+                      const ReadTensor& read);
+
+// hands a model file's parameters on in pieces
+void load_model(const ModelFile& file, const WriteTensor& write);
+
+struct TrainingState {
+    int64_t step = 0;     // steps done, skipped ones included: the next one has this number
+    int64_t updates = 0;  // optimizer updates that happened
+    uint64_t seed = 0;    // of initialisation and data order
+    // what else decides which data a step sees; all 0 in checkpoints from before they were noted
+    int64_t seq_len = 0, rows_per_step = 0, train_tokens = 0;
+};
+
+// Writes run_folder/step_%08d, whole or not at all. Throws Error(kExitSaveFailed) or Error(kExitUsage).
+void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const TrainingState& state,
+                     const ReadTensor& read);
+
+// Deletes the checkpoints of a run folder but the newest `keep` of those up to this step, which is just
+// saved; keep = 0: none. Later ones, of a run that was then resumed from before them, are not touched.
+void remove_old_checkpoints(const std::string& run_folder, int64_t step, int64_t keep);
+
+// The newest checkpoint of a run folder whose MANIFEST agrees with its files, "" if there is none. Damaged
+// ones are passed over; why is appended to *notes, a line each.
+std::string find_checkpoint(const std::string& run_folder, std::string* notes);
+
+// Throws Error(kExitBadInput) unless the folder is a complete checkpoint; the model's configuration, without
+// its weights.
+GPT2Config checkpoint_config(const std::string& folder);
+TrainingState load_checkpoint(const std::string& folder, const WriteTensor& write);
+
+}  // namespace llmc

@@ -1,0 +1,49 @@
+// GPT-2 on one GPU. Implements the model interface of model.h; a step is only queued, its result read one
+// step later.
+//   T:    what weights and activations are computed in. float, or __nv_bfloat16 with fp32 master weights
+//   Grad: what gradients of parameters are summed in over micro-batches. float, or T to save memory
+// Instantiated for <float, float>, <__nv_bfloat16, float> and <__nv_bfloat16, __nv_bfloat16>.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "llmc/model/gpt2_config.h"
+#include "llmc/model/model.h"
+
+namespace llmc {
+
+template <typename T, typename Grad>
+class GPT2 {
+public:
+    static MemoryPlan plan(const GPT2Config& config, int B, int seq_len, const ModelSettings& settings = {});
+    GPT2(const GPT2Config& config, int B, int seq_len, const ModelSettings& settings = {});
+    ~GPT2();
+
+    const GPT2Config& config() const;
+    void init(uint64_t seed);
+    void load(State state, int tensor, int64_t first, std::span<const float> values);
+    void save(State state, int tensor, int64_t first, std::span<float> values) const;
+    int64_t updates() const;
+    void set_updates(int64_t n);
+
+    void enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
+    std::optional<StepResult> poll();
+    void finish();
+    Evaluation evaluate(const Batch& batch);
+    std::span<const float> logits_last() const;
+    static Device device(const ModelSettings& settings = {});
+
+    // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
+    // loss.
+    double forward_backward(std::span<const Batch> micro_batches);
+    void save_gradient(int tensor, int64_t first, std::span<float> values) const;
+    std::span<const float> logits() const;  // (B,T,Vp) of the last evaluate()
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,165 @@
+// GPT-2's configuration and its one table of parameters: the 16 tensors, their shapes, their two orders.
+//   file order (20240326, also the key of random numbers): tensor by tensor, each for all layers
+//   memory order: block-major: wte, wpe, block 0 (12 tensors), block 1, ..., lnf; each tensor 256-byte
+//   aligned, so that a block's gradients are one contiguous range
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "llmc/host/error.h"
+
+namespace llmc {
+
+struct GPT2Config {
+    int max_seq_len = 1024;
+    int vocab_size = 50257;
+    int padded_vocab_size = 50304;  // rows of wte; those past vocab_size stay zero
+    int num_layers = 12;
+    int num_heads = 12;
+    int channels = 768;
+
+    bool operator==(const GPT2Config&) const = default;
+};
+
+// the vocabulary rounded up to whole 64-row tiles: 50,257 -> 50,304
+constexpr int padded_vocab(int vocab_size) { return (vocab_size + 63) / 64 * 64; }
+
+// how a tensor is initialised: N(0, 0.02), the same scaled by 1 / sqrt(2 L) for what writes the residual
+// stream, 0, or 1
+enum class Init { kNormal, kResidual, kZero, kOne };
+
+enum Tensor {
+    kWte,
+    kWpe,
+    kLn1w,
+    kLn1b,
+    kQkvw,
+    kQkvb,
+    kAttprojw,
+    kAttprojb,
+    kLn2w,
+    kLn2b,
+    kFcw,
+    kFcb,
+    kFcprojw,
+    kFcprojb,
+    kLnfw,
+    kLnfb,
+    kNumTensors
+};
+
+struct TensorInfo {
+    const char* name;
+    Init init;
+    bool per_layer;  // one for each layer
+    bool matrix;     // 2-D: weight decay applies
+    // elements (of one layer) = rows x cols
+    int (*rows)(const GPT2Config&);
+    int (*cols)(const GPT2Config&);
+};
+
+inline constexpr std::array<TensorInfo, kNumTensors> kTensors = {{
+    {"wte", Init::kNormal, false, true, [](const GPT2Config& c) { return c.padded_vocab_size; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"wpe", Init::kNormal, false, true, [](const GPT2Config& c) { return c.max_seq_len; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"ln1w", Init::kOne, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"ln1b", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"qkvw", Init::kNormal, true, true, [](const GPT2Config& c) { return 3 * c.channels; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"qkvb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return 3 * c.channels; }},
+    {"attprojw", Init::kResidual, true, true, [](const GPT2Config& c) { return c.channels; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"attprojb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"ln2w", Init::kOne, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"ln2b", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"fcw", Init::kNormal, true, true, [](const GPT2Config& c) { return 4 * c.channels; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"fcb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return 4 * c.channels; }},
+    {"fcprojw", Init::kResidual, true, true, [](const GPT2Config& c) { return c.channels; },
+     [](const GPT2Config& c) { return 4 * c.channels; }},
+    {"fcprojb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"lnfw", Init::kOne, false, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+    {"lnfb", Init::kZero, false, false, [](const GPT2Config&) { return 1; },
+     [](const GPT2Config& c) { return c.channels; }},
+}};
+
+// elements of one layer's copy of a tensor, and of all of its copies
+inline int64_t tensor_size(const GPT2Config& c, int tensor) {
+    return (int64_t)kTensors[tensor].rows(c) * kTensors[tensor].cols(c);
+}
+inline int64_t tensor_copies(const GPT2Config& c, int tensor) {
+    return kTensors[tensor].per_layer ? c.num_layers : 1;
+}
+inline int64_t tensor_total(const GPT2Config& c, int tensor) {
+    return tensor_size(c, tensor) * tensor_copies(c, tensor);
+}
+
+// parameters without the padding rows of wte; with them, the elements of a model file's body
+inline int64_t file_elements(const GPT2Config& c) {
+    int64_t n = 0;
+    for (int t = 0; t < kNumTensors; t++) { n += tensor_total(c, t); }
+    return n;
+}
+inline int64_t num_parameters(const GPT2Config& c) {
+    return file_elements(c) - (int64_t)(c.padded_vocab_size - c.vocab_size) * c.channels;
+}
+
+// Where each tensor lies in memory, in elements of a 4-byte type (offsets are multiples of 64 elements = 256
+// bytes).
+class ParameterLayout {
+public:
+    explicit ParameterLayout(const GPT2Config& c) : config_(c) {
+        int64_t at = 0;
+        auto place = [&](int tensor, int layer) {
+            if (layer == 0) { first_[tensor] = at; }
+            at += align(tensor_size(config_, tensor));
+        };
+        place(kWte, 0);
+        place(kWpe, 0);
+        int64_t blocks = at;
+        for (int t = kLn1w; t <= kFcprojb; t++) { place(t, 0); }
+        block_ = at - blocks;
+        at = blocks + block_ * c.num_layers;
+        place(kLnfw, 0);
+        place(kLnfb, 0);
+        size_ = at;
+    }
+    int64_t size() const { return size_; }         // elements of the whole arena, padding included
+    int64_t block_size() const { return block_; }  // elements of one block
+    int64_t offset(int tensor, int layer = 0) const { return first_[tensor] + layer * block_; }
+
+private:
+    static int64_t align(int64_t n) { return (n + 63) / 64 * 64; }
+    GPT2Config config_;
+    std::array<int64_t, kNumTensors> first_{};
+    int64_t block_ = 0, size_ = 0;
+};
+
+// Visits the contiguous pieces (one a layer) that `count` values of a tensor, from `first` on in file order,
+// have in memory: visit(offset in memory, offset in the range, values).
+template <typename Visit>
+void for_each_piece(const GPT2Config& c, const ParameterLayout& layout, int tensor, int64_t first,
+                    int64_t count, Visit visit) {
+    require(first >= 0 && count >= 0 && first <= tensor_total(c, tensor) - count,
+            "range outside of the tensor");
+    int64_t size = tensor_size(c, tensor);
+    for (int64_t done = 0; done < count;) {
+        int64_t layer = (first + done) / size, inside = (first + done) % size;
+        int64_t n = std::min(count - done, size - inside);
+        visit(layout.offset(tensor, (int)layer) + inside, done, n);
+        done += n;
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,269 @@
+// GPT-2 on the CPU: see gpt2_cpu.h. forward() and backward() are the model, in execution order, shapes beside
+// the calls.
+#include "llmc/model/gpt2_cpu.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+
+#include "llmc/host/error.h"
+#include "llmc/model/blas_cpu.h"
+#include "llmc/model/initial_values.h"
+#include "llmc/model/reference.h"
+
+namespace llmc {
+
+namespace {
+
+// bytes that can be had without swapping, -1 if the system does not say
+int64_t available_memory() {
+    std::ifstream in("/proc/meminfo");
+    std::string key, unit;
+    int64_t kib;
+    while (in >> key >> kib >> unit) {
+        if (key == "MemAvailable:") { return kib * 1024; }
+    }
+    return -1;
+}
+
+void require_defaults(const ModelSettings& settings) {
+    require(settings.recompute == Recompute::kNone && !settings.tf32,
+            "GPT2Cpu keeps all activations and computes in fp32: recompute and tf32 are for the GPU model");
+}
+
+// The options allow sizes whose product does not fit in 64 bits: those must read as too much, not wrap round.
+int64_t saturated(double bytes) { return (int64_t)std::min(bytes, 0x1p60); }
+
+}  // namespace
+
+MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T, const ModelSettings& settings) {
+    require_defaults(settings);
+    int64_t parameters = ParameterLayout(c).size() * 4, C = c.channels;
+    double BT = (double)B * T;
+    double layer = BT * (double)(16 * C + 4 + c.num_heads);
+    double around = BT * (double)(2 * C + 2 + c.padded_vocab_size + 2 + 3 * C + 4 * C) +
+                    (double)attention_scratch_blas(T);
+    MemoryPlan plan;
+    plan.parameters = plan.gradients = parameters;
+    plan.optimizer = 2 * parameters;
+    plan.activations = saturated(4 * (layer * c.num_layers + around));
+    plan.available = available_memory();
+    return plan;
+}
+
+GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& settings)
+    : config_(config), layout_(config), B_(B), T_(T) {
+    require_defaults(settings);
+    require(B > 0 && T > 0 && T <= config.max_seq_len,
+            "GPT2Cpu: B and T must be positive, T at most max_seq_len");
+    require((int64_t)B * T <= INT32_MAX, "GPT2Cpu: B * T must fit in 32 bits, the BLAS's index");
+    require(config.num_layers > 0 && config.num_heads > 0 && config.channels > 0 && config.vocab_size > 0 &&
+                config.channels % config.num_heads == 0 && config.padded_vocab_size >= config.vocab_size,
+            "GPT2Cpu: sizes must be positive, channels a multiple of heads");
+    int64_t BT = (int64_t)B * T, C = config.channels;
+    for (auto* arena : {&params_, &grads_, &m_, &v_}) { arena->resize(layout_.size()); }
+    layers_.resize(config.num_layers);
+    for (Layer& a : layers_) {
+        for (auto* x : {&a.ln1, &a.atty, &a.residual2, &a.ln2, &a.residual3}) { x->resize(BT * C); }
+        for (auto* x : {&a.ln1_mean, &a.ln1_rstd, &a.ln2_mean, &a.ln2_rstd}) { x->resize(BT); }
+        a.qkv.resize(BT * 3 * C);
+        a.lse.resize(BT * config.num_heads);
+        a.fch.resize(BT * 4 * C);
+        a.fch_gelu.resize(BT * 4 * C);
+    }
+    for (auto* x : {&encoded_, &lnf_, &proj_, &dresidual_, &dproj_}) { x->resize(BT * C); }
+    for (auto* x : {&lnf_mean_, &lnf_rstd_, &losses_}) { x->resize(BT); }
+    logits_.resize(BT * config.padded_vocab_size);
+    predicted_.resize(BT);
+    dwide_.resize(BT * 4 * C);
+    scratch_.resize(attention_scratch_blas(T));
+}
+
+void GPT2Cpu::init(uint64_t seed) {
+    for (int t = 0; t < kNumTensors; t++) {
+        for (int layer = 0; layer < tensor_copies(config_, t); layer++) {
+            int64_t size = tensor_size(config_, t);
+            initial_values(config_, seed, t, layer * size, {param(t, layer), (size_t)size});
+        }
+    }
+    std::fill(m_.begin(), m_.end(), 0.0f);
+    std::fill(v_.begin(), v_.end(), 0.0f);
+    updates_ = 0;
+}
+
+void GPT2Cpu::load(State state, int tensor, int64_t first, std::span<const float> values) {
+    auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m_ : v_;
+    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+                   [&](int64_t at, int64_t from, int64_t n) {
+                       std::memcpy(arena.data() + at, values.data() + from, n * sizeof(float));
+                   });
+}
+
+void GPT2Cpu::save(State state, int tensor, int64_t first, std::span<float> values) const {
+    const auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m_ : v_;
+    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+                   [&](int64_t at, int64_t to, int64_t n) {
+                       std::memcpy(values.data() + to, arena.data() + at, n * sizeof(float));
+                   });
+}
+
+void GPT2Cpu::save_gradient(int tensor, int64_t first, std::span<float> values) const {
+    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+                   [&](int64_t at, int64_t to, int64_t n) {
+                       std::memcpy(values.data() + to, grads_.data() + at, n * sizeof(float));
+                   });
+}
+
+void GPT2Cpu::check_batch(const Batch& batch) const {
+    require(batch.B > 0 && batch.T > 0 && (int64_t)batch.B * batch.T <= (int64_t)B_ * T_ && batch.T <= T_,
+            "GPT2Cpu: the batch is larger than the model was made for");
+    int64_t n = (int64_t)batch.B * batch.T;
+    require((int64_t)batch.tokens.size() == n && (int64_t)batch.targets.size() == n,
+            "GPT2Cpu: batch sizes disagree");
+    for (int64_t i = 0; i < n; i++) {
+        bool ok = batch.tokens[i] >= 0 && batch.tokens[i] < config_.vocab_size &&
+                  batch.targets[i] < config_.vocab_size && batch.targets[i] >= kIgnoreTarget;
+        require(ok, "GPT2Cpu: a token id is outside of the vocabulary");
+    }
+}
+
+void GPT2Cpu::forward(const Batch& batch) {
+    int B = batch.B, T = batch.T, C = config_.channels, NH = config_.num_heads, V = config_.vocab_size;
+    int64_t N = (int64_t)B * T;
+    rows_ = (int)N;
+    encoder_forward_cpu(encoded_.data(), batch.tokens.data(), param(kWte), param(kWpe), B, T, C);  // (N,C)
+    float* residual = encoded_.data();
+    layernorm_forward_cpu(layers_[0].ln1.data(), layers_[0].ln1_mean.data(), layers_[0].ln1_rstd.data(),
+                          residual, param(kLn1w), param(kLn1b), N, C, kLayernormEps);
+    for (int l = 0; l < config_.num_layers; l++) {
+        Layer& a = layers_[l];
+        matmul_forward_blas(a.qkv.data(), 3 * C, a.ln1.data(), param(kQkvw, l), param(kQkvb, l), N, C, 3 * C);
+        attention_forward_blas(a.atty.data(), a.lse.data(), scratch_.data(), a.qkv.data(), B, T, C,
+                               NH);  // (N,C)
+        matmul_forward_blas(proj_.data(), C, a.atty.data(), param(kAttprojw, l), param(kAttprojb, l), N, C,
+                            C);
+        residual_layernorm_forward_cpu(a.residual2.data(), a.ln2.data(), a.ln2_mean.data(), a.ln2_rstd.data(),
+                                       residual, proj_.data(), param(kLn2w, l), param(kLn2b, l), N, C,
+                                       kLayernormEps);
+        matmul_forward_blas(a.fch.data(), 4 * C, a.ln2.data(), param(kFcw, l), param(kFcb, l), N, C, 4 * C);
+        gelu_forward_cpu(a.fch_gelu.data(), a.fch.data(), N * 4 * C);
+        matmul_forward_blas(proj_.data(), C, a.fch_gelu.data(), param(kFcprojw, l), param(kFcprojb, l), N,
+                            4 * C, C);
+        // the layernorm that follows: the next block's first, or the final one
+        bool last = l + 1 == config_.num_layers;
+        Layer* next = last ? nullptr : &layers_[l + 1];
+        residual_layernorm_forward_cpu(a.residual3.data(), last ? lnf_.data() : next->ln1.data(),
+                                       last ? lnf_mean_.data() : next->ln1_mean.data(),
+                                       last ? lnf_rstd_.data() : next->ln1_rstd.data(), a.residual2.data(),
+                                       proj_.data(), last ? param(kLnfw) : param(kLn1w, l + 1),
+                                       last ? param(kLnfb) : param(kLn1b, l + 1), N, C, kLayernormEps);
+        residual = a.residual3.data();
+    }
+    matmul_forward_blas(logits_.data(), config_.padded_vocab_size, lnf_.data(), param(kWte), nullptr, N, C,
+                        V);
+}
+
+void GPT2Cpu::backward(const Batch& batch, double dloss) {
+    int B = batch.B, T = batch.T, C = config_.channels, NH = config_.num_heads, V = config_.vocab_size;
+    int Vp = config_.padded_vocab_size, L = config_.num_layers;
+    int64_t N = (int64_t)B * T;
+    float *dresidual = dresidual_.data(), *dproj = dproj_.data(), *dwide = dwide_.data();
+    classifier_backward_cpu(logits_.data(), logits_.data(), batch.targets.data(), dloss, N, V, Vp);
+    matmul_backward_blas(dproj, grad(kWte), nullptr, logits_.data(), Vp, lnf_.data(), param(kWte), N, C, V);
+    std::fill(dresidual, dresidual + N * C, 0.0f);
+    residual_layernorm_backward_cpu(dresidual, grad(kLnfw), grad(kLnfb), dproj,
+                                    layers_[L - 1].residual3.data(), param(kLnfw), lnf_mean_.data(),
+                                    lnf_rstd_.data(), N, C);
+    for (int l = L - 1; l >= 0; l--) {
+        Layer& a = layers_[l];
+        const float* residual = l == 0 ? encoded_.data() : layers_[l - 1].residual3.data();
+        matmul_backward_blas(dwide, grad(kFcprojw, l), grad(kFcprojb, l), dresidual, C, a.fch_gelu.data(),
+                             param(kFcprojw, l), N, 4 * C, C);  // dwide (N,4C)
+        gelu_backward_cpu(dwide, dwide, a.fch.data(), N * 4 * C);
+        matmul_backward_blas(dproj, grad(kFcw, l), grad(kFcb, l), dwide, 4 * C, a.ln2.data(), param(kFcw, l),
+                             N, C, 4 * C);
+        residual_layernorm_backward_cpu(dresidual, grad(kLn2w, l), grad(kLn2b, l), dproj, a.residual2.data(),
+                                        param(kLn2w, l), a.ln2_mean.data(), a.ln2_rstd.data(), N, C);
+        matmul_backward_blas(dproj, grad(kAttprojw, l), grad(kAttprojb, l), dresidual, C, a.atty.data(),
+                             param(kAttprojw, l), N, C, C);
+        attention_backward_blas(dwide, scratch_.data(), dproj, a.qkv.data(), a.atty.data(), a.lse.data(), B,
+                                T, C, NH);
+        matmul_backward_blas(dproj, grad(kQkvw, l), grad(kQkvb, l), dwide, 3 * C, a.ln1.data(),
+                             param(kQkvw, l), N, C,
+                             3 * C);  // dwide holds dqkv (N,3C) here
+        residual_layernorm_backward_cpu(dresidual, grad(kLn1w, l), grad(kLn1b, l), dproj, residual,
+                                        param(kLn1w, l), a.ln1_mean.data(), a.ln1_rstd.data(), N, C);
+    }
+    encoder_backward_cpu(grad(kWte), grad(kWpe), dresidual, batch.tokens.data(), B, T, C);
+}
+
+double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches) {
+    int64_t targets = 0;
+    for (const Batch& batch : micro_batches) {
+        check_batch(batch);
+        for (int32_t target : batch.targets) { targets += target != kIgnoreTarget; }
+    }
+    require(targets > 0, "GPT2Cpu: no target to learn from");
+    std::fill(grads_.begin(), grads_.end(), 0.0f);
+    double sum = 0;
+    for (const Batch& batch : micro_batches) {
+        forward(batch);
+        classifier_forward_cpu(losses_.data(), predicted_.data(), logits_.data(), batch.targets.data(), rows_,
+                               config_.vocab_size, config_.padded_vocab_size);
+        for (int i = 0; i < rows_; i++) { sum += losses_[i]; }
+        backward(batch, 1.0 / targets);
+    }
+    return sum / targets;
+}
+
+void GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) {
+    double loss = forward_backward(micro_batches);
+    double norm = global_norm_cpu(grads_.data(), layout_.size());  // gaps and padding rows are zero
+    bool skipped = !std::isfinite(loss) || !std::isfinite(norm);
+    if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
+    auto done = std::chrono::steady_clock::now();
+    results_.push_back({params.step, (float)loss, (float)norm, skipped, done});
+}
+
+void GPT2Cpu::update(const StepParams& params, double grad_scale) {
+    updates_++;
+    AdamWParams adamw{params.lr, params.beta1, params.beta2, params.eps, 0.0, grad_scale, updates_};
+    for (int t = 0; t < kNumTensors; t++) {
+        adamw.weight_decay = kTensors[t].matrix ? params.weight_decay : 0.0;
+        for (int l = 0; l < tensor_copies(config_, t); l++) {
+            int64_t at = layout_.offset(t, l);
+            adamw_cpu(params_.data() + at, m_.data() + at, v_.data() + at, grads_.data() + at,
+                      tensor_size(config_, t), adamw);
+        }
+    }
+}
+
+std::optional<StepResult> GPT2Cpu::poll() {
+    if (results_.empty()) { return std::nullopt; }
+    StepResult oldest = results_.front();
+    results_.pop_front();
+    return oldest;
+}
+
+Evaluation GPT2Cpu::evaluate(const Batch& batch) {
+    check_batch(batch);
+    forward(batch);
+    classifier_forward_cpu(losses_.data(), predicted_.data(), logits_.data(), batch.targets.data(), rows_,
+                           config_.vocab_size, config_.padded_vocab_size);
+    return {std::span(losses_).first(rows_), std::span(predicted_).first(rows_)};
+}
+
+std::span<const float> GPT2Cpu::logits_last() const {
+    require(rows_ > 0, "GPT2Cpu: logits_last() before evaluate()");
+    return std::span(logits_).subspan((int64_t)(rows_ - 1) * config_.padded_vocab_size, config_.vocab_size);
+}
+
+Device GPT2Cpu::device(const ModelSettings& settings) {
+    require_defaults(settings);
+    double peak = measure_blas_peak();
+    return {strf("CPU, %d threads, %s", blas_threads(), blas_name()), peak,
+            strf("%.0f GFLOP/s, a 1024^3 sgemm measured at start-up", peak / 1e9)};
+}
+
+}  // namespace llmc

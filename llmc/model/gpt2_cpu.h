@@ -1,0 +1,69 @@
+// GPT-2 on the CPU in fp32: the layers of reference.h, with matmul and attention through a BLAS. Implements
+// the model interface of model.h; every call is done when it returns.
+#pragma once
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "llmc/model/gpt2_config.h"
+#include "llmc/model/model.h"
+
+namespace llmc {
+
+class GPT2Cpu {
+public:
+    static MemoryPlan plan(const GPT2Config& config, int B, int T, const ModelSettings& settings = {});
+    GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& settings = {});
+
+    const GPT2Config& config() const { return config_; }
+    void init(uint64_t seed);
+    void load(State state, int tensor, int64_t first, std::span<const float> values);
+    void save(State state, int tensor, int64_t first, std::span<float> values) const;
+    int64_t updates() const { return updates_; }
+    void set_updates(int64_t n) { updates_ = n; }
+
+    void enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
+    std::optional<StepResult> poll();
+    void finish() {}
+    Evaluation evaluate(const Batch& batch);
+    std::span<const float> logits_last() const;
+    static Device device(const ModelSettings& settings = {});
+
+    // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
+    // loss.
+    double forward_backward(std::span<const Batch> micro_batches);
+    void save_gradient(int tensor, int64_t first, std::span<float> values) const;
+    std::span<const float> logits() const { return logits_; }  // (B,T,Vp) of the last evaluate()
+
+private:
+    struct Layer {                                   // activations kept for backward; BT = B * T rows
+        std::vector<float> ln1, ln1_mean, ln1_rstd;  // (BT,C), (BT), (BT)
+        std::vector<float> qkv, lse, atty;           // (BT,3C), (B,NH,T), (BT,C)
+        std::vector<float> residual2;                // (BT,C): the stream after attention
+        std::vector<float> ln2, ln2_mean, ln2_rstd;
+        std::vector<float> fch, fch_gelu;  // (BT,4C)
+        std::vector<float> residual3;      // (BT,C): the stream after the MLP
+    };
+
+    float* param(int tensor, int layer = 0) { return params_.data() + layout_.offset(tensor, layer); }
+    float* grad(int tensor, int layer = 0) { return grads_.data() + layout_.offset(tensor, layer); }
+    void check_batch(const Batch& batch) const;
+    void forward(const Batch& batch);                 // fills the activations, up to logits_
+    void backward(const Batch& batch, double dloss);  // adds to the gradients; overwrites logits_
+    void update(const StepParams& params, double grad_scale);
+
+    GPT2Config config_;
+    ParameterLayout layout_;
+    int B_, T_;
+    std::vector<float> params_, grads_, m_, v_;
+    std::vector<Layer> layers_;
+    std::vector<float> encoded_, lnf_, lnf_mean_, lnf_rstd_, logits_, losses_;
+    std::vector<float> proj_, dresidual_, dproj_, dwide_,
+        scratch_;  // (BT,C), (BT,C), (BT,C), (BT,4C), attention's
+    std::vector<int32_t> predicted_;
+    int rows_ = 0;  // B * T of the last forward
+    int64_t updates_ = 0;
+    std::deque<StepResult> results_;  // not yet asked for, in order
+};
+
+}  // namespace llmc

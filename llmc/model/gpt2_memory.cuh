@@ -1,0 +1,101 @@
+// All device memory of the GPU model: one block, planned before it is allocated. The same code that hands out
+// the pieces adds them up for the plan.
+#pragma once
+#include <vector>
+
+#include "llmc/cuda/device_memory.cuh"
+#include "llmc/layernorm/layernorm.h"
+#include "llmc/model/gpt2_config.h"
+#include "llmc/model/model.h"
+#include "llmc/model/token_feed.cuh"
+#include "llmc/ops/adamw.h"
+#include "llmc/ops/attention.h"
+#include "llmc/ops/encoder.h"
+#include "llmc/ops/global_norm.h"
+#include "llmc/ops/matmul.h"
+
+namespace llmc {
+
+template <typename T, typename Grad>
+struct GPT2Memory {
+    // What forward leaves for backward; N = B * seq_len rows. With recomputation, layers share some of it.
+    struct Layer {
+        T *ln1, *qkv, *atty;  // (N,C), (N,3C), (N,C)
+        T *residual2, *ln2;   // (N,C): the stream after attention, normalised
+        T *fch, *fch_gelu;    // (N,4C)
+        T* residual3;         // (N,C): the stream after the MLP
+        float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd, *lse;  // (N), lse (B,NH,seq_len)
+    };
+
+    // parameters and their companions, in the order of ParameterLayout
+    T* params;
+    Grad* grads;
+    float *master, *m, *v;  // master is params itself in fp32
+
+    std::vector<Layer> layers;
+    T *encoded, *lnf, *logits;     // (N,C), (N,C), (N,Vp): logits, then their gradient
+    float *lnf_mean, *lnf_rstd;    // (N)
+    T *dresidual, *dproj, *dwide;  // (N,C), (N,C): also a block's output in forward, (N,4C)
+    float* losses;                 // (N)
+    int32_t *predicted, *tokens;   // (N), TokenFeed's
+    void *workspace, *scratch;     // cuBLASLt's; what any op needs for itself
+    void* norm_scratch;
+    double *loss_sum, *squares;  // one each
+    StepDecision* decision;      // one
+
+    MemoryPlan plan;  // how much of which
+
+    // carves everything from a block, or with an empty arena only counts
+    GPT2Memory(const GPT2Config& c, int B, int seq_len, Recompute recompute, Arena arena) {
+        int64_t elements = ParameterLayout(c).size();
+        params = arena.take<T>(elements);
+        plan.parameters = arena.used();
+        grads = arena.take<Grad>(elements);
+        plan.gradients = arena.used() - plan.parameters;
+        master = sizeof(T) == sizeof(float) ? (float*)params : arena.take<float>(elements);
+        m = arena.take<float>(elements);
+        v = arena.take<float>(elements);
+        plan.optimizer = arena.used() - plan.parameters - plan.gradients;
+        take_activations(c, B, seq_len, recompute, arena);
+        plan.activations = arena.used() - plan.parameters - plan.gradients - plan.optimizer;
+    }
+
+private:
+    void take_activations(const GPT2Config& c, int B, int seq_len, Recompute recompute, Arena& arena) {
+        int64_t N = (int64_t)B * seq_len, C = c.channels;
+        for (int l = 0; l < c.num_layers; l++) {
+            Layer a = l > 0 ? layers[0] : Layer{};
+            if (l == 0 || recompute != Recompute::kBlock) { take_block(a, c, N, arena); }
+            if (l == 0 || recompute == Recompute::kNone) {
+                a.fch = arena.take<T>(N * 4 * C);
+                a.fch_gelu = arena.take<T>(N * 4 * C);
+            }
+            a.residual3 = arena.take<T>(N * C);
+            layers.push_back(a);
+        }
+        for (T** x : {&encoded, &lnf, &dresidual, &dproj}) { *x = arena.take<T>(N * C); }
+        for (float** x : {&lnf_mean, &lnf_rstd, &losses}) { *x = arena.take<float>(N); }
+        logits = arena.take<T>(N * c.padded_vocab_size);
+        dwide = arena.take<T>(N * 4 * C);
+        predicted = arena.take<int32_t>(N);
+        tokens = arena.take<int32_t>(TokenFeed::kSlots * 2 * N);
+        workspace = arena.take<char>(Matmul::kWorkspace);
+        scratch = arena.take<char>(
+            (int64_t)std::max({encoder_backward_scratch(B, seq_len, c.channels, c.vocab_size),
+                               layernorm_backward_scratch(c.channels), bias_backward_scratch(4 * c.channels),
+                               attention_backward_scratch(B, seq_len, c.num_heads)}));
+        norm_scratch = arena.take<char>((int64_t)sum_of_squares_scratch());
+        loss_sum = arena.take<double>(1);
+        squares = arena.take<double>(1);
+        decision = arena.take<StepDecision>(1);
+    }
+    static void take_block(Layer& a, const GPT2Config& c, int64_t N, Arena& arena) {
+        int64_t C = c.channels;
+        for (T** x : {&a.ln1, &a.atty, &a.residual2, &a.ln2}) { *x = arena.take<T>(N * C); }
+        for (float** x : {&a.ln1_mean, &a.ln1_rstd, &a.ln2_mean, &a.ln2_rstd}) { *x = arena.take<float>(N); }
+        a.qkv = arena.take<T>(N * 3 * C);
+        a.lse = arena.take<float>(N * c.num_heads);
+    }
+};
+
+}  // namespace llmc

@@ -1,0 +1,187 @@
+// The layers of GPT-2 on the GPU, forward and backward, in execution order, shapes beside the calls.
+// Everything is queued on one stream; nothing waits. In backward a linear layer whose output is added to the
+// residual stream gets the gradient of its bias, sums over the stream's, from the layernorm that completes that.
+#pragma once
+#include "llmc/host/batch.h"
+#include "llmc/model/gpt2_memory.cuh"
+
+namespace llmc {
+
+template <typename T, typename Grad>
+struct GPT2Network {
+    using Memory = GPT2Memory<T, Grad>;
+    using Layer = typename Memory::Layer;
+
+    GPT2Config config;
+    ModelSettings settings;
+    ParameterLayout layout;
+    Memory mem;
+    cudaStream_t stream;
+
+    GPT2Network(const GPT2Config& c, const ModelSettings& s, const Memory& memory, cudaStream_t stream)
+        : config(c), settings(s), layout(c), mem(memory), stream(stream), matmul(mem.workspace, s.tf32) {}
+
+    // fills the activations, up to logits; tokens (B,T) in device memory
+    void forward(const Batch& batch, const int32_t* tokens);
+    // from the gradient of the logits, which is in their place, to the gradients of all parameters; += with
+    // accumulate
+    void backward(const Batch& batch, const int32_t* tokens, bool accumulate);
+
+private:
+    Matmul matmul;
+    int wpe_rows = 0;  // rows of wpe that the gradient there has
+
+    T* param(int tensor, int layer = 0) { return mem.params + layout.offset(tensor, layer); }
+    Grad* grad(int tensor, int layer = 0) { return mem.grads + layout.offset(tensor, layer); }
+    void normalise(T* out, float* mean, float* rstd, T* residual, const T* inp, const T* inp2,
+                   const T* weight, const T* bias, int64_t N);
+    void forward_attention(Layer& a, int l, int B, int T_);
+    void forward_mlp(Layer& a, int l, int64_t N);
+    void add_layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight, const float* mean,
+                                const float* rstd, Grad* dresidual_sums, int64_t N, bool accumulate);
+    void linear_backward(T* dinp, int weight, int l, const T* dout, const T* inp, int64_t N, int C, int OC,
+                         bool accumulate);
+    void backward_block(Layer& a, int l, const T* residual, int B, int T_, bool accumulate);
+};
+
+// out = layernorm(inp), or with residual: residual = inp + inp2, out = layernorm(residual)
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::normalise(T* out, float* mean, float* rstd, T* residual, const T* inp,
+                                     const T* inp2, const T* weight, const T* bias, int64_t N) {
+    LayerNormForward<T> call{.out = out,
+                             .mean = mean,
+                             .rstd = rstd,
+                             .inp = inp,
+                             .weight = weight,
+                             .bias = bias,
+                             .N = N,
+                             .C = config.channels};
+    call.residual = residual;
+    call.inp2 = inp2;
+    layernorm_forward(call, stream);
+}
+
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::forward_attention(Layer& a, int l, int B, int T_) {
+    int C = config.channels, NH = config.num_heads;
+    int64_t N = (int64_t)B * T_;
+    matmul.forward(a.qkv, a.ln1, param(kQkvw, l), param(kQkvb, l), N, C, 3 * C, stream);           // (N,3C)
+    attention_forward(a.atty, a.lse, a.qkv, B, T_, NH, C / NH, stream);                            // (N,C)
+    matmul.forward(mem.dproj, a.atty, param(kAttprojw, l), param(kAttprojb, l), N, C, C, stream);  // (N,C)
+}
+
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::forward_mlp(Layer& a, int l, int64_t N) {
+    int C = config.channels;
+    matmul.forward_gelu(a.fch_gelu, a.fch, a.ln2, param(kFcw, l), param(kFcb, l), N, C, 4 * C,
+                        stream);  // (N,4C)
+}
+
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::forward(const Batch& batch, const int32_t* tokens) {
+    int C = config.channels, L = config.num_layers;
+    int64_t N = (int64_t)batch.B * batch.T;
+    encoder_forward(mem.encoded, tokens, param(kWte), param(kWpe), batch.B, batch.T, C, stream);  // (N,C)
+    Layer& first = mem.layers[0];
+    normalise(first.ln1, first.ln1_mean, first.ln1_rstd, nullptr, mem.encoded, nullptr, param(kLn1w),
+              param(kLn1b), N);
+    T* residual = mem.encoded;
+    for (int l = 0; l < L; l++) {
+        Layer& a = mem.layers[l];
+        forward_attention(a, l, batch.B, batch.T);
+        normalise(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, residual, mem.dproj, param(kLn2w, l),
+                  param(kLn2b, l), N);
+        forward_mlp(a, l, N);
+        matmul.forward(mem.dproj, a.fch_gelu, param(kFcprojw, l), param(kFcprojb, l), N, 4 * C, C, stream);
+        if (l + 1 < L) {  // the layernorm that follows: the next block's first, or the final one
+            Layer& next = mem.layers[l + 1];
+            normalise(next.ln1, next.ln1_mean, next.ln1_rstd, a.residual3, a.residual2, mem.dproj,
+                      param(kLn1w, l + 1), param(kLn1b, l + 1), N);
+        } else {
+            normalise(mem.lnf, mem.lnf_mean, mem.lnf_rstd, a.residual3, a.residual2, mem.dproj, param(kLnfw),
+                      param(kLnfb), N);
+        }
+        residual = a.residual3;
+    }
+    matmul.forward(mem.logits, mem.lnf, param(kWte), (const T*)nullptr, N, C, config.padded_vocab_size,
+                   stream);
+}
+
+// dresidual += what dproj, the gradient of a layernorm's output, becomes through it; dresidual_sums (C), unless
+// null: the sums over its rows
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::add_layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight,
+                                                  const float* mean, const float* rstd, Grad* dresidual_sums,
+                                                  int64_t N, bool accumulate) {
+    LayerNormBackward<T, Grad> call{mem.dresidual, dweight, dbias, mem.scratch, mem.dproj,      inp,
+                                    weight,        mean,    rstd,  N,           config.channels};
+    call.accumulate_dinp = true;
+    call.accumulate = accumulate;
+    call.dinp_sums = dresidual_sums;
+    layernorm_backward(call, stream);
+}
+
+// of out (N,OC) = inp (N,C) weight^T + bias: dinp, unless null, and the gradient of weight
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::linear_backward(T* dinp, int weight, int l, const T* dout, const T* inp, int64_t N,
+                                           int C, int OC, bool accumulate) {
+    matmul.backward_weight(grad(weight, l), dout, inp, N, C, OC, accumulate, stream);
+    if (dinp != nullptr) { matmul.backward_input(dinp, dout, param(weight, l), N, C, OC, stream); }
+}
+
+// On entry dresidual (N,C) is the gradient of the block's output, and fcprojb has its gradient; on return it is the
+// gradient of the block's input `residual`, and fcprojb of the block below has its.
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::backward_block(Layer& a, int l, const T* residual, int B, int T_,
+                                          bool accumulate) {
+    int C = config.channels, NH = config.num_heads;
+    int64_t N = (int64_t)B * T_;
+    if (settings.recompute == Recompute::kBlock) {
+        normalise(a.ln1, a.ln1_mean, a.ln1_rstd, nullptr, residual, nullptr, param(kLn1w, l), param(kLn1b, l),
+                  N);
+        forward_attention(a, l, B, T_);
+        normalise(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, residual, mem.dproj, param(kLn2w, l),
+                  param(kLn2b, l), N);
+    }
+    if (settings.recompute != Recompute::kNone) { forward_mlp(a, l, N); }
+
+    linear_backward(nullptr, kFcprojw, l, mem.dresidual, a.fch_gelu, N, 4 * C, C, accumulate);
+    matmul.backward_input_gelu(mem.dwide, mem.dresidual, param(kFcprojw, l), a.fch, N, 4 * C, C,
+                               stream);  // (N,4C)
+    bias_backward(grad(kFcb, l), mem.scratch, mem.dwide, N, 4 * C, accumulate, stream);
+    linear_backward(mem.dproj, kFcw, l, mem.dwide, a.ln2, N, C, 4 * C, accumulate);  // (N,C)
+    add_layernorm_gradient(grad(kLn2w, l), grad(kLn2b, l), a.residual2, param(kLn2w, l), a.ln2_mean,
+                           a.ln2_rstd, grad(kAttprojb, l), N, accumulate);
+    linear_backward(mem.dproj, kAttprojw, l, mem.dresidual, a.atty, N, C, C, accumulate);  // (N,C)
+    attention_backward(mem.dwide, mem.scratch, mem.dproj, a.qkv, a.atty, a.lse, B, T_, NH, C / NH, stream);
+    bias_backward(grad(kQkvb, l), mem.scratch, mem.dwide, N, 3 * C, accumulate, stream);
+    linear_backward(mem.dproj, kQkvw, l, mem.dwide, a.ln1, N, C, 3 * C, accumulate);  // (N,C)
+    add_layernorm_gradient(grad(kLn1w, l), grad(kLn1b, l), residual, param(kLn1w, l), a.ln1_mean, a.ln1_rstd,
+                           l > 0 ? grad(kFcprojb, l - 1) : nullptr, N, accumulate);
+}
+
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::backward(const Batch& batch, const int32_t* tokens, bool accumulate) {
+    int C = config.channels, Vp = config.padded_vocab_size, L = config.num_layers;
+    int64_t N = (int64_t)batch.B * batch.T;
+    matmul.backward_weight(grad(kWte), mem.logits, mem.lnf, N, C, Vp, accumulate, stream);
+    matmul.backward_input(mem.dproj, mem.logits, param(kWte), N, C, Vp, stream);  // (N,C)
+    LayerNormBackward<T, Grad> final{
+        mem.dresidual, grad(kLnfw),  grad(kLnfb),  mem.scratch, mem.dproj, mem.layers[L - 1].residual3,
+        param(kLnfw),  mem.lnf_mean, mem.lnf_rstd, N,           C};
+    final.accumulate = accumulate;
+    final.dinp_sums = grad(kFcprojb, L - 1);
+    layernorm_backward(final, stream);
+    for (int l = L - 1; l >= 0; l--) {
+        const T* residual = l == 0 ? mem.encoded : mem.layers[l - 1].residual3;
+        backward_block(mem.layers[l], l, residual, batch.B, batch.T, accumulate);
+    }
+    bool wpe_zero =
+        !accumulate && batch.T != wpe_rows;  // rows that this step does not reach must not keep the last
+    if (wpe_zero) { check(cudaMemsetAsync(grad(kWpe), 0, tensor_size(config, kWpe) * sizeof(Grad), stream)); }
+    wpe_rows = accumulate ? std::max(wpe_rows, batch.T) : batch.T;
+    encoder_backward(grad(kWte), grad(kWpe), mem.scratch, mem.dresidual, tokens, batch.B, batch.T, C,
+                     config.vocab_size, accumulate || wpe_zero, stream);
+}
+
+}  // namespace llmc

@@ -1,0 +1,80 @@
+// What trainer.h asks of a model, and the plain structs that cross that border. A model is any class with
+//
+//   static MemoryPlan plan(const GPT2Config&, int B, int T, const ModelSettings&);
+//       what it will allocate, before it does
+//   Model(const GPT2Config&, int B, int T, const ModelSettings&);
+//       micro-batches of up to B rows of up to T tokens
+//   void init(uint64_t seed);
+//       random parameters, moments zero
+//   void load(State, int tensor, int64_t first, std::span<const float>);
+//   void save(State, int tensor, int64_t first, std::span<float>) const;
+//       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows)
+//   int64_t updates() const;   void set_updates(int64_t);
+//       optimizer steps that happened (skipped ones do not count)
+//   void enqueue_step(std::span<const Batch>, const StepParams&);
+//       one optimizer step over these micro-batches; may not wait
+//   std::optional<StepResult> poll();
+//       the next result in order; at most one step late
+//   void finish();
+//       waits; then poll() returns all that is left
+//   Evaluation evaluate(const Batch&);
+//       forward only; waits
+//   std::span<const float> logits_last() const;
+//       (V): last position of the last row of the last evaluate()
+//   static Device device(const ModelSettings&);
+//       what it runs on, and the peak it is measured against
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "llmc/host/batch.h"
+#include "llmc/model/gpt2_config.h"
+#include "llmc/ops/step_params.h"
+
+namespace llmc {
+
+// the optimizer's copies of a parameter tensor
+enum class State { kParameter, kFirstMoment, kSecondMoment };
+
+// what backward computes again instead of keeping it
+enum class Recompute {
+    kNone,
+    kGelu,   // the MLP's wide activations, before and after GELU: the product that makes them runs again
+    kBlock,  // all of a block but its input
+};
+
+// how a model computes; one that has no such choice refuses what is not the default
+struct ModelSettings {
+    Recompute recompute = Recompute::kNone;
+    bool tf32 = false;  // fp32 products in TF32
+};
+
+struct StepResult {
+    int64_t step = 0;
+    float loss = 0;                              // mean over the targets of all micro-batches, nats
+    float grad_norm = 0;                         // before clipping
+    bool skipped = false;                        // loss or norm was not finite: nothing was updated
+    std::chrono::steady_clock::time_point done;  // when the step was complete, however late it is asked for
+};
+
+// per token of the batch, (B,T) each; valid until the next call of the model
+struct Evaluation {
+    std::span<const float> losses;       // nats, 0 where the target is ignored
+    std::span<const int32_t> predicted;  // the most probable next token
+};
+
+struct MemoryPlan {
+    int64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0;  // bytes
+    int64_t available = 0;  // bytes free now on the device, -1 = unknown
+    int64_t total() const { return parameters + gradients + optimizer + activations; }
+};
+
+struct Device {
+    std::string name;          // "CPU, 2 threads"
+    double peak_flops = 0;     // 0 = unknown
+    std::string peak_meaning;  // what that number is
+};
+
+}  // namespace llmc

@@ -1,0 +1,311 @@
+// The plan of a training run: see run_plan.h.
+#include "llmc/model/run_plan.h"
+
+#include <algorithm>
+#include <ctime>
+#include <vector>
+
+#include "llmc/host/binary_file.h"
+#include "llmc/host/error.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr int64_t kMostMicroBatches = 1 << 20;  // of a step: their tokens are all in memory at once
+
+std::string bytes_text(int64_t bytes) {
+    return bytes < (1 << 20)     ? strf("%.1f KiB", (double)bytes / 1024)
+           : bytes < (1 << 30)   ? strf("%.1f MiB", (double)bytes / (1 << 20))
+           : bytes < (1LL << 40) ? strf("%.2f GiB", (double)bytes / (1 << 30))
+                                 : strf("%.1f TiB", (double)bytes / (double)(1LL << 40));
+}
+
+// 124475904 -> "124,475,904"
+std::string count_text(int64_t n) {
+    std::string s = std::to_string(n);
+    for (int i = (int)s.size() - 3; i > (n < 0); i -= 3) { s.insert((size_t)i, 1, ','); }
+    return s;
+}
+
+std::string default_run_folder() {
+    char text[64];
+    std::time_t now = std::time(nullptr);
+    std::strftime(text, sizeof(text), "runs/%Y%m%d-%H%M%S", std::localtime(&now));
+    return text;
+}
+
+// the number formats at work
+std::string compute_text(const Options& o) {
+    if (o.program == Program::kCpu) { return "fp32"; }
+    std::string text = o.dtype == "bf16" ? "bf16, fp32 master weights, gradients " + o.grad_dtype
+                       : o.tf32          ? "fp32, products in TF32"
+                                         : "fp32";
+    return text + ", recompute " + o.recompute;
+}
+
+// A checkpoint has its own sizes; other ones asked for in so many words are a mistake.
+void require_same_shape(const Options& o, const RunPlan& plan) {
+    const GPT2Config& c = plan.config;
+    ModelShape asked{o.layers, o.heads, o.channels}, found{c.num_layers, c.num_heads, c.channels};
+    bool stated = o.layers > 0 || (o.model != Options{}.model && model_descriptor(o.model, &asked));
+    if (stated && asked != found) {
+        throw Error(
+            kExitUsage,
+            strf("%s: found a model of %d layers, %d heads, %d channels, but the options ask for %d, %d, "
+                 "%d. Leave them out, or start a new run: another --out, --resume none.",
+                 plan.checkpoint.c_str(), found.layers, found.heads, found.channels, asked.layers,
+                 asked.heads, asked.channels));
+    }
+}
+
+// where the weights come from and the model's sizes: a checkpoint, a model file, or the options
+void choose_model(const Options& o, int vocab_size, RunPlan* plan) {
+    if (o.resume == "auto") {
+        std::string notes;
+        plan->checkpoint = find_checkpoint(plan->out, &notes);
+        if (plan->checkpoint.empty() &&
+            !notes.empty()) {  // to start from nothing here would destroy the run's log
+            throw Error(kExitBadInput,
+                        strf("%s: no checkpoint in it is intact:\n%sTo train from the beginning, choose "
+                             "another --out or remove its step_ folders.",
+                             plan->out.c_str(), notes.c_str()));
+        }
+        if (!notes.empty()) { std::fprintf(stderr, "%s", notes.c_str()); }
+    } else if (o.resume != "none") {
+        plan->checkpoint = o.resume;
+    }
+    ModelShape shape{o.layers, o.heads, o.channels};
+    if (!plan->checkpoint.empty()) {
+        plan->config = checkpoint_config(plan->checkpoint);
+        plan->model_from = plan->checkpoint;
+        require_same_shape(o, *plan);
+    } else if (o.layers == 0 && !model_descriptor(o.model, &shape)) {
+        plan->model_file = plan->model_from = o.model;
+        plan->config = ModelFile(o.model).config();
+    } else {
+        int positions = o.max_seq_len > 0 ? o.max_seq_len : o.seq_len;
+        plan->config = {positions,    vocab_size,  padded_vocab(vocab_size),
+                        shape.layers, shape.heads, shape.channels};
+        plan->model_from = "random initialisation";
+    }
+}
+
+void check_model(const Options& o, const RunPlan& plan, int vocab_size) {
+    if (plan.config.vocab_size != vocab_size) {
+        throw Error(kExitBadInput,
+                    strf("%s has a vocabulary of %d tokens, %s of %d: they cannot be used together. "
+                         "Make the shards with the model's tokenizer, or train a new model (--model d12).",
+                         plan.model_from.c_str(), plan.config.vocab_size, o.train_data.c_str(), vocab_size));
+    }
+    if (o.seq_len > plan.config.max_seq_len) {
+        throw Error(
+            kExitUsage,
+            strf("--seq-len %d is more than the %d positions of %s. Use --seq-len %d or less.", o.seq_len,
+                 plan.config.max_seq_len, plan.model_from.c_str(), plan.config.max_seq_len));
+    }
+}
+
+// counts that the rest of the program multiplies
+void check_length(const Options& o, const RunPlan& plan) {
+    if (plan.micro_batches > kMostMicroBatches) {
+        throw Error(
+            kExitUsage,
+            strf("--total-batch %lld is %lld micro-batches of %d x %d tokens, at most %lld are possible. "
+                 "Give a larger --batch or a smaller --total-batch.",
+                 (long long)o.total_batch, (long long)plan.micro_batches, o.batch, o.seq_len,
+                 (long long)kMostMicroBatches));
+    }
+    uint64_t rows, tokens;
+    bool fits = multiply_fits((uint64_t)plan.steps, (uint64_t)plan.rows_per_step, &rows) &&
+                multiply_fits(rows, (uint64_t)o.seq_len, &tokens) && tokens <= (uint64_t)INT64_MAX;
+    if (!fits) {
+        throw Error(kExitUsage,
+                    strf("--steps %lld of %lld x %d tokens: that many tokens cannot be counted. Give fewer "
+                         "--steps.",
+                         (long long)plan.steps, (long long)plan.rows_per_step, o.seq_len));
+    }
+}
+
+}  // namespace
+
+RunPlan make_run_plan(const Options& o, const DataLoader& data) {
+    RunPlan plan;
+    plan.out = o.out.empty() ? default_run_folder() : o.out;
+    if (o.resume == "auto" && o.out.empty()) {
+        throw Error(kExitUsage, "--resume auto needs --out FOLDER: the run folder to go on in");
+    }
+    choose_model(o, data.vocab_size(), &plan);
+    check_model(o, plan, data.vocab_size());
+    int64_t tokens = o.total_batch > 0 ? o.total_batch : (int64_t)o.batch * o.seq_len;
+    plan.rows_per_step = tokens / o.seq_len;
+    plan.micro_batches = plan.rows_per_step / o.batch;
+    plan.steps_per_epoch = data.windows_per_epoch() / plan.rows_per_step;
+    plan.steps = o.steps >= 0 ? o.steps : plan.steps_per_epoch;
+    check_length(o, plan);
+    if (plan.steps < 1) {
+        throw Error(
+            kExitUsage,
+            strf("one epoch of %s is %lld windows, less than the %lld of a step. Give --steps, or a "
+                 "smaller --batch or --total-batch.",
+                 o.train_data.c_str(), (long long)data.windows_per_epoch(), (long long)plan.rows_per_step));
+    }
+    plan.schedule = {o.schedule, o.lr, o.final_lr_fraction, o.warmup, plan.steps};
+    const GPT2Config& c = plan.config;
+    plan.flops_per_token =
+        6.0 * (double)num_parameters(c) + 6.0 * c.num_layers * (double)c.channels * o.seq_len;
+    return plan;
+}
+
+std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader& data,
+                         const ValidationData* val, const MemoryPlan& m, const Device& device) {
+    const GPT2Config& c = plan.config;
+    double epochs = (double)(plan.steps * plan.rows_per_step) / (double)data.windows_per_epoch();
+    std::string available = m.available >= 0 ? bytes_text(m.available) : "unknown";
+    std::string text;
+    auto line = [&](const char* name, const std::string& value) {
+        text += strf("%-11s| %s\n", name, value.c_str());
+    };
+    line("device", device.name);
+    line("peak", device.peak_flops > 0 ? device.peak_meaning : "n/a");
+    line("compute", compute_text(o));
+    line("model", strf("%d layers, %d heads, %d channels, %d positions: %s parameters", c.num_layers,
+                       c.num_heads, c.channels, c.max_seq_len, count_text(num_parameters(c)).c_str()));
+    line("weights", plan.model_from);
+    line("data", strf("%s: %s tokens in %lld shard%s, vocabulary %d", o.train_data.c_str(),
+                      count_text(data.num_tokens()).c_str(), (long long)data.num_shards(),
+                      data.num_shards() == 1 ? "" : "s", data.vocab_size()));
+    line("validation",
+         val == nullptr ? "none"
+                        : strf("%s: %s tokens in %s rows", o.val_data.c_str(),
+                               count_text(val->num_targets()).c_str(), count_text(val->num_rows()).c_str()));
+    line("step", strf("%lld x %d rows of %d tokens = %s tokens", (long long)plan.micro_batches, o.batch,
+                      o.seq_len, count_text(plan.rows_per_step * o.seq_len).c_str()));
+    line("run", strf("%s steps = %s tokens = %.2f epochs, seed %llu, in %s", count_text(plan.steps).c_str(),
+                     count_text(plan.steps * plan.rows_per_step * o.seq_len).c_str(), epochs,
+                     (unsigned long long)o.seed, plan.out.c_str()));
+    line("optimizer",
+         strf("AdamW, lr %g (%s, %lld warm-up steps, to %g of it), betas %g %g, eps %g, decay %g, clip %g",
+              o.lr, o.schedule.c_str(), (long long)o.warmup, o.final_lr_fraction, o.beta1, o.beta2, o.eps,
+              o.weight_decay, o.clip));
+    line("memory", strf("%s = parameters %s + gradients %s + optimizer %s + activations %s; available %s",
+                        bytes_text(m.total()).c_str(), bytes_text(m.parameters).c_str(),
+                        bytes_text(m.gradients).c_str(), bytes_text(m.optimizer).c_str(),
+                        bytes_text(m.activations).c_str(), available.c_str()));
+    return text;
+}
+
+namespace {
+
+// ways to need less memory for the same numbers, or nearly: as asked for, then ever more thorough
+std::vector<Options> thriftier(const Options& o) {
+    std::vector<Options> ways = {o};
+    if (o.program == Program::kCpu) { return ways; }
+    auto add = [&](Options way, const char* recompute, bool bf16_gradients) {
+        way.recompute = recompute;
+        if (bf16_gradients) { way.grad_dtype = "bf16"; }
+        ways.push_back(way);
+    };
+    if (o.recompute == "none") { add(o, "gelu", false); }
+    if (o.recompute != "block") { add(o, "block", false); }
+    if (o.dtype == "bf16" && o.grad_dtype != "bf16") {
+        add(o, o.recompute.c_str(), true);
+        if (o.recompute != "block") { add(o, "block", true); }
+    }
+    return ways;
+}
+
+// the options in which b differs from a, as they are typed
+std::string difference(const Options& a, const Options& b) {
+    std::string text;
+    if (b.model != a.model) { text += " --model " + b.model; }
+    if (b.recompute != a.recompute) { text += " --recompute " + b.recompute; }
+    if (b.grad_dtype != a.grad_dtype) { text += " --grad-dtype " + b.grad_dtype; }
+    if (b.batch != a.batch) { text += strf(" --batch %d", b.batch); }
+    return text.substr(std::min<size_t>(1, text.size()));
+}
+
+// what to change so that the run takes at most so many bytes
+std::string what_fits(const Options& o, const Needs& needs, const GPT2Config& config, int64_t available) {
+    const std::vector<Options> ways = thriftier(o);
+    for (const Options& way : ways) {
+        if (needs(config, way) <= available) { return difference(o, way) + " would fit."; }
+    }
+    for (Options way : {ways.front(), ways.back()}) {
+        for (; way.batch > 0; way.batch /= 2) {
+            bool divides = o.total_batch % ((int64_t)way.batch * o.seq_len) == 0;
+            if (divides && needs(config, way) <= available) { return difference(o, way) + " would fit."; }
+        }
+    }
+    Options way = ways.back(), asked = o;
+    way.batch = 1;
+    asked.model.clear();                           // it may have been given by its three sizes
+    for (int layers = 72; layers > 0; layers--) {  // the same positions and vocabulary, dN for the rest
+        ModelShape shape;
+        way.model = strf("d%d", layers);
+        model_descriptor(way.model, &shape);
+        GPT2Config c = config;
+        c.num_layers = shape.layers, c.num_heads = shape.heads, c.channels = shape.channels;
+        if (needs(c, way) <= available) {
+            return "No batch size fits; " + difference(asked, way) + " would.";
+        }
+    }
+    return "No model fits at this --seq-len: use a smaller one.";
+}
+
+}  // namespace
+
+void require_memory(const MemoryPlan& memory, const Options& o, const Needs& needs,
+                    const GPT2Config& config) {
+    if (memory.available < 0 || memory.total() <= memory.available) { return; }
+    throw Error(
+        kExitDevice,
+        strf("out of memory: a model of %d layers and %d channels with --batch %d, --seq-len %d needs "
+             "%s, but %s is available. %s",
+             config.num_layers, config.channels, o.batch, o.seq_len, bytes_text(memory.total()).c_str(),
+             bytes_text(memory.available).c_str(), what_fits(o, needs, config, memory.available).c_str()));
+}
+
+ModelSettings model_settings(const Options& o) {
+    return {.recompute = o.recompute == "block"  ? Recompute::kBlock
+                         : o.recompute == "gelu" ? Recompute::kGelu
+                                                 : Recompute::kNone,
+            .tf32 = o.tf32};
+}
+
+TrainingState training_state(const Options& o, const RunPlan& plan, const DataLoader& data, int64_t step,
+                             int64_t updates) {
+    return {step, updates, o.seed, o.seq_len, plan.rows_per_step, data.num_tokens()};
+}
+
+void require_same_run(const TrainingState& found, const Options& o, const RunPlan& plan,
+                      const DataLoader& data) {
+    const std::string& name = plan.checkpoint;
+    if (found.seed != o.seed) {
+        throw Error(kExitUsage,
+                    strf("%s was made with --seed %llu, not %llu: the order of the data depends on "
+                         "it. Go on with --seed %llu.",
+                         name.c_str(), (unsigned long long)found.seed, (unsigned long long)o.seed,
+                         (unsigned long long)found.seed));
+    }
+    if (found.step > plan.steps) {
+        throw Error(kExitUsage, strf("%s: found step %lld, expected at most --steps %lld. Give more --steps.",
+                                     name.c_str(), (long long)found.step, (long long)plan.steps));
+    }
+    if (found.seq_len == 0) { return; }  // an older checkpoint, which notes no more
+    auto same = [&](const char* option, int64_t was, int64_t is, const char* what) {
+        if (was == is) { return; }
+        throw Error(
+            kExitUsage,
+            strf("%s was made with %s %lld%s, not %lld: it would go on at another place in the data. Go "
+                 "on with %s %lld%s, or start a new run from its weights: --resume none --model "
+                 "%s/model.bin --out NEW.",
+                 name.c_str(), option, (long long)was, what, (long long)is, option, (long long)was, what,
+                 name.c_str()));
+    };
+    same("--seq-len", found.seq_len, o.seq_len, "");
+    same("--total-batch", found.rows_per_step * o.seq_len, plan.rows_per_step * o.seq_len, "");
+    same("--train-data of", found.train_tokens, data.num_tokens(), " tokens");
+}
+
+}  // namespace llmc

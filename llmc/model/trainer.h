@@ -1,0 +1,368 @@
+// The training loop, for any model that has the interface of model.h:
+//   data -> enqueue_step -> (one step later) poll -> log line -> now and then: validate, sample, save
+// Nothing here waits for the device except validation, sampling, saving and the end.
+#pragma once
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/host/binary_file.h"
+#include "llmc/host/dataloader.h"
+#include "llmc/host/error.h"
+#include "llmc/host/logger.h"
+#include "llmc/host/options.h"
+#include "llmc/host/philox.h"
+#include "llmc/host/sampler.h"
+#include "llmc/host/stop_signal.h"
+#include "llmc/host/tokenizer.h"
+#include "llmc/host/val_info.h"
+#include "llmc/model/checkpoint.h"
+#include "llmc/model/model.h"
+#include "llmc/model/run_plan.h"
+
+namespace llmc {
+
+constexpr int kMostSkippedSteps = 10;  // in a row: then the run has diverged
+
+template <typename Model>
+class Trainer {
+public:
+    // needs: of models of other settings than these, too; by default of this kind of model only
+    explicit Trainer(const Options& options, const Needs& needs = needs_of_model)
+        : o_(options),
+          needs_(needs),
+          settings_(model_settings(o_)),
+          data_(o_.train_data, o_.seq_len, o_.seed),
+          plan_(make_run_plan(o_, data_)),
+          tokenizer_(choose_tokenizer()),
+          line_(o_.quiet, o_.log_every) {
+        check_tokens(ShardSet(o_.train_data));
+        if (!o_.val_data.empty()) { open_validation(); }
+        start_text_ = {end_of_text()};
+        if (o_.sample_every > 0 && !o_.prompt.empty()) { append_prompt(); }
+    }
+
+    // the whole run; returns the program's exit code
+    int run() {
+        MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len, settings_);
+        Device device = Model::device(settings_);
+        peak_flops_ = device.peak_flops;
+        std::printf("%s\n", describe_run(o_, plan_, data_, val_ ? &*val_ : nullptr, memory, device).c_str());
+        require_memory(memory, o_, needs_, plan_.config);
+        if (o_.dry_run) { return kExitDone; }
+        make_writable_folder(plan_.out);
+        if (!goes_on()) { require_no_run(plan_.out); }
+        Model model(plan_.config, o_.batch, o_.seq_len, settings_);
+        int64_t first = start(model);
+        last_done_ = Clock::now();
+        std::vector<Batch> batches(plan_.micro_batches);
+        for (int64_t step = first; step < plan_.steps; step++) {
+            if (due(step, o_.val_every)) { validate(model, step); }
+            if (due(step, o_.sample_every)) { sample(model, step); }
+            for (int64_t k = 0; k < plan_.micro_batches; k++) {
+                data_.read(step * plan_.rows_per_step + k * o_.batch, o_.batch, &batches[k]);
+            }
+            model.enqueue_step(batches, step_params(step));
+            while (auto result = model.poll()) { report(*result); }
+            data_.prefetch((step + 1) * plan_.rows_per_step, (int)plan_.rows_per_step);
+            if (stop_requested) { return stop(model, step + 1); }
+            if (due(step + 1, o_.save_every)) { save(model, step + 1); }
+        }
+        drain(model);
+        return finish(model);
+    }
+
+    static int64_t needs_of_model(const GPT2Config& c, const Options& o) {
+        return Model::plan(c, o.batch, o.seq_len, model_settings(o)).total();
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+    static bool due(int64_t step, int64_t every) { return every > 0 && step > 0 && step % every == 0; }
+
+    // A token id outside the vocabulary should stop a run before it starts. Larger sets are checked as they
+    // are read: to scan them would take longer than a third of a second.
+    static void check_tokens(const ShardSet& set) {
+        for (size_t s = 0; s < set.shards().size() && set.begin(s + 1) <= (1 << 28); s++) {
+            set.tokens(set.begin(s), set.begin(s + 1) - set.begin(s));
+        }
+    }
+
+    std::optional<Tokenizer> choose_tokenizer() const {
+        if (!o_.tokenizer.empty()) {
+            Tokenizer t = Tokenizer::load(o_.tokenizer);
+            if (t.vocab_size() != data_.vocab_size()) {
+                throw Error(
+                    kExitBadInput,
+                    strf("%s has %d tokens, %s a vocabulary of %d. Give the tokenizer that made the "
+                         "shards.",
+                         o_.tokenizer.c_str(), t.vocab_size(), o_.train_data.c_str(), data_.vocab_size()));
+            }
+            return t;
+        }
+        if (data_.vocab_size() == kByteVocabSize) { return Tokenizer::bytes(); }
+        return std::nullopt;  // samples are printed as token ids
+    }
+
+    // by convention the end of text is the last token, in GPT-2's vocabulary and in the byte-level one
+    int end_of_text() const {
+        return tokenizer_ && tokenizer_->end_of_text() >= 0 ? tokenizer_->end_of_text()
+                                                            : data_.vocab_size() - 1;
+    }
+
+    void open_validation() {
+        bool fit =
+            o_.val_align == "document" ||
+            (o_.val_align == "auto" && ValidationData::documents_fit(o_.val_data, o_.seq_len, end_of_text()));
+        val_.emplace(o_.val_data, o_.seq_len,
+                     fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow, end_of_text(),
+                     o_.val_tokens);
+        if (val_->vocab_size() != data_.vocab_size()) {
+            throw Error(
+                kExitBadInput,
+                strf("%s has a vocabulary of %d, %s of %d: they cannot be used together. Make both "
+                     "with one tokenizer.",
+                     o_.val_data.c_str(), val_->vocab_size(), o_.train_data.c_str(), data_.vocab_size()));
+        }
+        ShardSet shards(o_.val_data);
+        check_tokens(shards);
+        if (shards.shards().size() == 1 && o_.val_tokens < 0) {
+            info_ = read_val_info(shards.shards()[0].path(), shards.num_tokens());
+            hits_.resize(shards.num_tokens());
+        }
+    }
+
+    void append_prompt() {
+        if (!tokenizer_) {
+            throw Error(
+                kExitUsage,
+                strf("--prompt: %s has a vocabulary of %d, and only byte-level text (%d) can be encoded. "
+                     "Leave --prompt out.",
+                     o_.train_data.c_str(), data_.vocab_size(), kByteVocabSize));
+        }
+        for (int id : tokenizer_->encode(o_.prompt)) { start_text_.push_back(id); }
+    }
+
+    // whether this run adds to the log in its folder; a checkpoint of another folder starts a new log
+    bool goes_on() const {
+        std::error_code ignored;
+        std::filesystem::path parent =
+            std::filesystem::path(plan_.checkpoint + "/.").lexically_normal().parent_path();
+        return o_.resume == "auto" ||
+               (o_.resume != "none" && std::filesystem::equivalent(parent / "..", plan_.out, ignored));
+    }
+
+    // brings the weights in and opens the log; returns the first step to do
+    int64_t start(Model& model) {
+        auto write = [&](State s, int tensor, int64_t first, std::span<const float> x) {
+            model.load(s, tensor, first, x);
+        };
+        int64_t first = 0;
+        model.init(o_.seed);
+        if (!plan_.checkpoint.empty()) {
+            TrainingState state = load_checkpoint(plan_.checkpoint, write);
+            require_same_run(state, o_, plan_, data_);
+            model.set_updates(state.updates);
+            first = state.step;
+        } else if (!plan_.model_file.empty()) {
+            load_model(ModelFile(plan_.model_file), write);
+        }
+        log_.emplace(plan_.out, goes_on() ? first : -1);
+        FileWriter config(plan_.out + "/config.toml");
+        config.write(o_.resolved.data(), o_.resolved.size());
+        config.commit();
+        return first;
+    }
+
+    StepParams step_params(int64_t step) const {
+        return {step, plan_.schedule(step), o_.beta1, o_.beta2, o_.eps, o_.weight_decay, o_.clip};
+    }
+
+    void report(const StepResult& r) {
+        double ms = std::chrono::duration<double, std::milli>(r.done - last_done_).count();
+        last_done_ = r.done;
+        train_seconds_ += ms / 1e3;
+        steps_done_++;
+        double lr = plan_.schedule(r.step),
+               tokens_per_s = (double)(plan_.rows_per_step * o_.seq_len) / ms * 1e3;
+        log_->step(r.step, r.loss, r.grad_norm, lr, ms, tokens_per_s);
+        skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + 1 : 0;
+        double left = (double)(plan_.steps - r.step - 1) * train_seconds_ / (double)steps_done_;
+        std::string peak = "n/a";
+        if (peak_flops_ > 0) {
+            peak = strf("%.0f", 100 * plan_.flops_per_token * tokens_per_s / peak_flops_);
+        }
+        line_.show(
+            r.step + 1,
+            strf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.*f ms | %.0f tok/s | %s%% of peak "
+                 "| ETA %s%s",
+                 (long long)r.step + 1, (long long)plan_.steps, r.loss, r.grad_norm, lr, ms < 10 ? 2 : 0, ms,
+                 tokens_per_s, peak.c_str(), duration_text(left).c_str(),
+                 r.skipped ? " | SKIPPED: not finite" : ""));
+        if (skipped_in_a_row_ >= kMostSkippedSteps) {
+            throw Error(kExitDiverged,
+                        strf("step %lld: loss or gradient norm was not finite %d times in a row. Lower --lr, "
+                             "or lengthen --warmup.",
+                             (long long)r.step, kMostSkippedSteps));
+        }
+    }
+
+    // mean loss over the validation targets; with probes, which of the tokens were predicted right
+    double validate(Model& model, int64_t step) {
+        if (!val_) { return NAN; }
+        drain(model);
+        double sum = 0;
+        Batch batch;
+        for (int64_t row = 0; row < val_->num_rows(); row += o_.batch) {
+            val_->read(row, o_.batch, &batch);
+            Evaluation e = model.evaluate(batch);
+            for (float loss : e.losses) { sum += loss; }
+            if (info_) { collect_hits(row, batch, e); }
+        }
+        double loss = sum / (double)val_->num_targets();
+        log_->validation(step, loss);
+        std::string ratio = info_ ? strf(", %.3f x the source entropy", loss / info_->entropy) : "";
+        line_.message(strf("step %lld | val loss %.4f%s", (long long)step, loss, ratio.c_str()));
+        last_done_ = Clock::now();
+        return loss;
+    }
+
+    void collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e) {
+        for (int64_t i = 0; i < (int64_t)batch.targets.size(); i++) {
+            int64_t row = first_row + i / batch.T;
+            if (batch.targets[i] == kIgnoreTarget) { continue; }
+            hits_[val_->row_position(row) + i % batch.T + 1] = e.predicted[i] == batch.targets[i];
+        }
+    }
+
+    // waits for the steps in flight and reports them
+    void drain(Model& model) {
+        model.finish();
+        while (auto result = model.poll()) { report(*result); }
+    }
+
+    // a continuation of the prompt, up to sample_tokens or the end of the text
+    std::string generate(Model& model, int64_t step, int number) {
+        std::vector<int> text = start_text_;
+        for (int k = 0; k < o_.sample_tokens; k++) {
+            Batch batch;
+            batch.B = 1;
+            batch.T = (int)std::min<size_t>(text.size(), (size_t)o_.seq_len);
+            batch.tokens.assign(text.end() - batch.T, text.end());
+            batch.targets.assign(batch.T, kIgnoreTarget);
+            model.evaluate(batch);
+            uint32_t bits =
+                random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0];
+            text.push_back(sample_token(model.logits_last(), o_.temperature, o_.top_k, to_uniform(bits)));
+            if (text.back() == end_of_text()) { break; }
+        }
+        if (text.back() == end_of_text()) { text.pop_back(); }
+        if (!text.empty()) { text.erase(text.begin()); }
+        if (tokenizer_) { return tokenizer_->printable(text); }
+        std::string ids;
+        for (int id : text) { ids += strf("%d ", id); }
+        return ids;
+    }
+
+    void sample(Model& model, int64_t step) {
+        drain(model);
+        line_.message(strf("step %lld | sample: %s", (long long)step, generate(model, step, 0).c_str()));
+        last_done_ = Clock::now();
+    }
+
+    void save(Model& model, int64_t step) {
+        drain(model);
+        auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
+            model.save(s, tensor, first, x);
+        };
+        try {
+            save_checkpoint(plan_.out, plan_.config, training_state(o_, plan_, data_, step, model.updates()),
+                            read);
+            remove_old_checkpoints(plan_.out, step, o_.keep);
+            save_failed_ = false;
+            line_.message(strf("step %lld | saved %s/step_%08lld", (long long)step, plan_.out.c_str(),
+                               (long long)step));
+        } catch (const Error& e) {  // what is on disk is untouched: go on, and say so at the end
+            save_failed_ = true;
+            line_.message(strf("step %lld | SAVE FAILED: %s", (long long)step, e.what()));
+        }
+        last_done_ = Clock::now();
+    }
+
+    // a signal asked for it: save and leave; --resume auto goes on from here
+    int stop(Model& model, int64_t steps) {
+        save(model, steps);
+        line_.message("stopped by a signal; go on with --resume auto --out " + plan_.out);
+        return save_failed_ ? kExitSaveFailed : kExitPreempted;
+    }
+
+    // the end: validation, samples, the model; the exit code
+    int finish(Model& model) {
+        if (steps_done_ > 0 && !due(plan_.steps, o_.save_every)) { save(model, plan_.steps); }
+        double loss = validate(model, plan_.steps);
+        if (o_.sample_every > 0) {
+            for (int number = 1; number <= 3; number++) {
+                line_.message(strf("sample %d: %s\n", number, generate(model, plan_.steps, number).c_str()));
+            }
+        }
+        auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
+            model.save(s, tensor, first, x);
+        };
+        try {
+            write_model_file(plan_.out + "/model.bin", plan_.config,
+                             o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, read);
+            line_.message("saved " + plan_.out + "/model.bin");
+        } catch (const Error& e) {
+            save_failed_ = true;
+            line_.message(std::string("SAVE FAILED: ") + e.what());
+        }
+        line_.message(
+            strf("trained %lld steps in %s", (long long)steps_done_, duration_text(train_seconds_).c_str()));
+        if (info_) { print_probes(); }
+        if (info_) {
+            line_.message(strf("val loss %.4f nats/token, source entropy %.4f, ratio %.3f", loss,
+                               info_->entropy, loss / info_->entropy));
+        } else if (val_) {
+            line_.message(strf("val loss %.4f nats/token", loss));
+        }
+        return save_failed_ ? kExitSaveFailed : kExitDone;
+    }
+
+    void print_probes() {
+        for (const ValInfo::Probe& probe : info_->probes) {
+            int64_t right = 0;
+            for (auto [position, length] : probe.spans) {
+                bool all = true;
+                for (int64_t i = position; i < position + length; i++) { all = all && hits_[i]; }
+                right += all;
+            }
+            line_.message(strf("accuracy on %s: %.1f %% of %zu", probe.name.c_str(),
+                               100.0 * (double)right / (double)std::max<size_t>(1, probe.spans.size()),
+                               probe.spans.size()));
+        }
+    }
+
+    Options o_;
+    Needs needs_;
+    ModelSettings settings_;
+    DataLoader data_;
+    RunPlan plan_;
+    std::optional<Tokenizer> tokenizer_;
+    std::optional<ValidationData> val_;
+    std::optional<ValInfo> info_;
+    std::vector<bool> hits_;       // by position in the validation shard: was this token predicted right?
+    std::vector<int> start_text_;  // of samples: the end of another text, then the prompt
+    std::optional<RunLog> log_;
+    StepLine line_;
+    Clock::time_point last_done_;  // the end of the last step, or of what else was done since
+    double train_seconds_ = 0, peak_flops_ = 0;
+    int64_t steps_done_ = 0;
+    int skipped_in_a_row_ = 0;
+    bool save_failed_ = false;
+};
+
+}  // namespace llmc

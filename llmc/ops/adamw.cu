@@ -1,0 +1,159 @@
+// The optimizer's kernels: one thread decides, then a thread per four elements updates. Four, so that a
+// warp's 16-byte accesses to the fp32 arrays are contiguous; each Philox call is then made by two threads,
+// which the memory leaves time for.
+#include "llmc/ops/adamw.h"
+
+#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/edges.cuh"
+#include "llmc/ops/stochastic_rounding.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr int kBlock = 256;
+constexpr int kMaxCopies = 65535;  // gridDim.y
+
+template <typename T>
+struct alignas(4 * sizeof(T)) Four {
+    static constexpr int size = 4;
+    T at[size];
+};
+
+// what the update needs of StepParams, rounded as adamw_cpu rounds it
+struct Constants {
+    float beta1, beta2, new1, new2, eps, keep;
+};
+
+__global__ void decide_step_kernel(StepDecision* decision, const double* loss_sum, const double* squares,
+                                   int64_t targets, StepParams p) {
+    StepDecision d = *decision;
+    double norm = sqrt(*squares);
+    d.loss = (float)(*loss_sum / (double)targets);
+    d.norm = (float)norm;
+    d.skipped = !isfinite(d.loss) || !isfinite(d.norm);
+    if (!d.skipped) {
+        d.updates++;
+        d.grad_scale = p.clip > 0 ? (float)fmin(1.0, p.clip / (norm + 1e-6)) : 1.0f;
+        d.step_size = (float)(p.lr / (1 - pow(p.beta1, (double)d.updates)));
+        d.correct2 = (float)(1 / sqrt(1 - pow(p.beta2, (double)d.updates)));
+    }
+    *decision = d;
+}
+
+// Where a thread's four elements lie. Quads are counted in file order, where a copy need not begin at a
+// multiple of four: its first quad may begin before it (i < 0), and belongs to the copy before it as well.
+struct Place {
+    int64_t quad, i;  // quad of the tensor; element of the copy
+    int64_t offset;   // of the copy in memory
+};
+
+__device__ Place place_of_thread(const AdamWTensor& shape) {
+    int64_t first = blockIdx.y * shape.size;
+    int64_t quad = first / 4 + (int64_t)blockIdx.x * kBlock + threadIdx.x;
+    return {quad, 4 * quad - first, blockIdx.y * shape.stride};
+}
+
+__device__ Four<__nv_bfloat16> round4(const Four<float>& x, uint64_t seed, int tensor, int64_t updates,
+                                      int64_t quad) {
+    auto random = rounding_bits4(seed, tensor, updates, quad);
+    Four<__nv_bfloat16> out;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint32_t bits = __float_as_uint(x.at[j]);
+        out.at[j] = __ushort_as_bfloat16(updates == 0 ? round_to_nearest(bits)
+                                                      : round_stochastically(bits, random[j]));
+    }
+    return out;
+}
+
+// T = float: weights is param, rounded is null
+template <typename T, typename Grad>
+__global__ void adamw_update_kernel(T* rounded, float* weights, float* m, float* v, const Grad* grad,
+                                    AdamWTensor shape, const StepDecision* decision, Constants k,
+                                    uint64_t seed) {
+    auto [quad, i, offset] = place_of_thread(shape);
+    if (decision->skipped || i >= shape.size) { return; }
+    float grad_scale = decision->grad_scale, step = decision->step_size, correct2 = decision->correct2;
+
+    auto m4 = load_within<Four<float>>(m + offset, i, shape.size);
+    auto v4 = load_within<Four<float>>(v + offset, i, shape.size);
+    auto w4 = load_within<Four<float>>(weights + offset, i, shape.size);
+    auto g4 = load_within<Four<Grad>>(grad + offset, i, shape.size);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float g = grad_scale * (float)g4.at[j];
+        m4.at[j] = k.beta1 * m4.at[j] + k.new1 * g;
+        v4.at[j] = k.beta2 * v4.at[j] + k.new2 * g * g;
+        w4.at[j] = k.keep * w4.at[j] - step * m4.at[j] / (sqrtf(v4.at[j]) * correct2 + k.eps);
+    }
+    store_within(m + offset, i, shape.size, m4);
+    store_within(v + offset, i, shape.size, v4);
+    store_within(weights + offset, i, shape.size, w4);
+    if constexpr (!std::is_same_v<T, float>) {
+        auto r4 = round4(w4, seed, shape.tensor, decision->updates, quad);
+        store_within(rounded + offset, i, shape.size, r4);
+    }
+}
+
+template <typename T>
+__global__ void round_parameters_kernel(T* param, const float* master, AdamWTensor shape,
+                                        const StepDecision* decision, uint64_t seed) {
+    auto [quad, i, offset] = place_of_thread(shape);
+    if (i >= shape.size) { return; }
+    auto x = load_within<Four<float>>(master + offset, i, shape.size);
+    store_within(param + offset, i, shape.size, round4(x, seed, shape.tensor, decision->updates, quad));
+}
+
+dim3 grid_of(const AdamWTensor& shape) {
+    require(shape.copies <= kMaxCopies, "adamw: more than 65535 copies (layers) of a tensor");
+    int64_t quads = ceil_div(shape.size + 3, 4);  // at most: a copy may begin with a quad's last element
+    return dim3(grid_x(ceil_div(quads, kBlock)), shape.copies);
+}
+
+bool is_empty(const AdamWTensor& shape) { return shape.size == 0 || shape.copies == 0; }
+
+}  // namespace
+
+void decide_step(StepDecision* decision, const double* loss_sum, const double* squares, int64_t targets,
+                 const StepParams& params, cudaStream_t stream) {
+    decide_step_kernel<<<1, 1, 0, stream>>>(decision, loss_sum, squares, targets, params);
+    check_launch();
+}
+
+template <typename T, typename Grad>
+void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad, const AdamWTensor& shape,
+                  const StepDecision* decision, const StepParams& params, double decay, uint64_t seed,
+                  cudaStream_t stream) {
+    if (is_empty(shape)) { return; }
+    Constants constants = {(float)params.beta1,       (float)params.beta2, (float)(1 - params.beta1),
+                           (float)(1 - params.beta2), (float)params.eps,   (float)(1 - params.lr * decay)};
+    T* rounded = param;
+    if constexpr (std::is_same_v<T, float>) {
+        require(master == nullptr, "adamw_update: fp32 weights have no master copy");
+        master = param;
+        rounded = nullptr;
+    }
+    adamw_update_kernel<<<grid_of(shape), kBlock, 0, stream>>>(rounded, master, m, v, grad, shape, decision,
+                                                               constants, seed);
+    check_launch();
+}
+
+template <typename T>
+void round_parameters(T* param, const float* master, const AdamWTensor& shape, const StepDecision* decision,
+                      uint64_t seed, cudaStream_t stream) {
+    if (is_empty(shape)) { return; }
+    round_parameters_kernel<<<grid_of(shape), kBlock, 0, stream>>>(param, master, shape, decision, seed);
+    check_launch();
+}
+
+template void adamw_update(float*, float*, float*, float*, const float*, const AdamWTensor&,
+                           const StepDecision*, const StepParams&, double, uint64_t, cudaStream_t);
+template void adamw_update(__nv_bfloat16*, float*, float*, float*, const float*, const AdamWTensor&,
+                           const StepDecision*, const StepParams&, double, uint64_t, cudaStream_t);
+template void adamw_update(__nv_bfloat16*, float*, float*, float*, const __nv_bfloat16*, const AdamWTensor&,
+                           const StepDecision*, const StepParams&, double, uint64_t, cudaStream_t);
+template void round_parameters(__nv_bfloat16*, const float*, const AdamWTensor&, const StepDecision*,
+                               uint64_t, cudaStream_t);
+
+}  // namespace llmc

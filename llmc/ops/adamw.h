@@ -1,0 +1,51 @@
+// The optimizer step on the device: decide (clip, skip), then AdamW. The host is never asked.
+// Decoupled weight decay, Loshchilov and Hutter 2017, arXiv:1711.05101; arithmetic as adamw_cpu in
+// reference.h.
+#pragma once
+#include <cstdint>
+
+#include "llmc/cuda/stream.h"
+#include "llmc/ops/step_params.h"
+
+namespace llmc {
+
+// What the device decided about a step; in device memory, copied to the host as it is.
+struct StepDecision {
+    int64_t updates;   // optimizer updates that happened, this one included
+    float loss, norm;  // mean over the targets; of the gradient, before clipping
+    float grad_scale;  // 1, or clip / (norm + 1e-6) where that is less
+    float step_size;   // lr / (1 - beta1^updates)
+    float correct2;    // 1 / sqrt(1 - beta2^updates)
+    int32_t skipped;   // loss or norm was not finite: nothing is updated
+};
+
+// *decision from the sums that classifier.h and global_norm.h left on the device; decision->updates goes up
+// by one unless the step is skipped. targets: how many losses the sum holds.
+void decide_step(StepDecision* decision, const double* loss_sum, const double* squares, int64_t targets,
+                 const StepParams& params, cudaStream_t stream);
+
+// One tensor of the 16 in all its copies (layers), which lie `stride` elements apart: `size` elements each.
+// Random numbers are keyed by (seed, updates, tensor, copy * size + i), so they depend on nothing else.
+struct AdamWTensor {
+    int tensor;    // its number in the model
+    int64_t size;  // elements of one copy
+    int copies;
+    int64_t stride;  // elements from one copy to the next (any value if copies is 1)
+};
+
+// Updates in place; nothing where decision->skipped. All arrays point to the first copy.
+//   T = float:    param is the only copy of the weights; master is null
+//   T = bfloat16: master (fp32) is updated, param = master rounded stochastically
+// decay: 0 or the weight decay of this tensor. lr: as in StepParams.
+template <typename T, typename Grad>
+void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad, const AdamWTensor& shape,
+                  const StepDecision* decision, const StepParams& params, double decay, uint64_t seed,
+                  cudaStream_t stream);
+
+// param = master rounded, as adamw_update left it after `updates` updates (*updates in device memory; to
+// nearest for 0): how the weights come back after loading.
+template <typename T>
+void round_parameters(T* param, const float* master, const AdamWTensor& shape, const StepDecision* decision,
+                      uint64_t seed, cudaStream_t stream);
+
+}  // namespace llmc

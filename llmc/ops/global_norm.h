@@ -1,0 +1,19 @@
+// The sum of squares of the whole gradient, in a fixed order: squares are added in float by a thread, in
+// double from there on.
+//   Grad: float or __nv_bfloat16
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "llmc/cuda/stream.h"
+
+namespace llmc {
+
+size_t sum_of_squares_scratch();  // bytes
+
+// *sum (device memory) = sum of x[i]^2 over n elements; NaN and infinity come through. x 16-byte aligned;
+// scratch 8-byte aligned, needs no initialisation.
+template <typename Grad>
+void sum_of_squares(double* sum, void* scratch, const Grad* x, int64_t n, cudaStream_t stream);
+
+}  // namespace llmc

@@ -1,0 +1,226 @@
+// Matrix products by cuBLASLt. It thinks in columns: a row-major (rows, cols) tensor is a cols x rows matrix
+// to it, so every product below is written transposed. An epilogue is what it does to a result before storing
+// it.
+#include "llmc/ops/matmul.h"
+
+#include <cublasLt.h>
+#include <map>
+#include <tuple>
+
+#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/device.cuh"
+#include "llmc/ops/gelu.h"
+
+namespace llmc {
+namespace {
+
+void check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
+    if (status == CUBLAS_STATUS_SUCCESS) { return; }
+    throw Error(kExitDevice, strf("%s:%u: cuBLASLt: %s", at.file_name(), (unsigned)at.line(),
+                                  cublasLtGetStatusString(status)));
+}
+
+template <typename T>
+constexpr cudaDataType_t kDataType = CUDA_R_32F;
+template <>
+constexpr cudaDataType_t kDataType<__nv_bfloat16> = CUDA_R_16BF;
+
+// are bf16 rows of C and of OC elements whole 16-byte vectors?
+bool in_vectors(int C, int OC) { return C % 8 == 0 && OC % 8 == 0; }
+
+// One kind of product: D (m x n) = epilogue(op(A) (m x k) op(B) (k x n)) + beta D, all packed, by columns.
+struct Product {
+    bool transpose_a, transpose_b;
+    int64_t m, n, k;
+    cudaDataType_t inputs, output;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    bool accumulate = false;  // beta = 1
+
+    auto key() const {
+        return std::tuple(transpose_a, transpose_b, m, n, k, inputs, output, epilogue, accumulate);
+    }
+    bool operator<(const Product& other) const { return key() < other.key(); }
+};
+
+// cuBLASLt's objects for a product, and the algorithm chosen for it
+class Plan {
+public:
+    // not usable() if cuBLASLt has no algorithm for the product
+    Plan(cublasLtHandle_t handle, const Product& p, bool tf32) {
+        bool single = p.inputs == CUDA_R_32F;
+        auto compute = single && tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+        check(cublasLtMatmulDescCreate(&operation_, compute, CUDA_R_32F));
+        set(CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
+        bool aux = p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
+                   p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || p.epilogue == CUBLASLT_EPILOGUE_DGELU;
+        if (aux) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.m); }
+        int64_t lda = p.transpose_a ? p.k : p.m, ldb = p.transpose_b ? p.n : p.k;
+        check(cublasLtMatrixLayoutCreate(&a_, p.inputs, lda, p.transpose_a ? p.m : p.k, lda));
+        check(cublasLtMatrixLayoutCreate(&b_, p.inputs, ldb, p.transpose_b ? p.k : p.n, ldb));
+        check(cublasLtMatrixLayoutCreate(&d_, p.output, p.m, p.n, p.m));
+        choose(handle);
+    }
+    ~Plan() {
+        cublasLtMatrixLayoutDestroy(a_);
+        cublasLtMatrixLayoutDestroy(b_);
+        cublasLtMatrixLayoutDestroy(d_);
+        cublasLtMatmulDescDestroy(operation_);
+    }
+    Plan(const Plan&) = delete;
+
+    bool usable() const { return usable_; }
+    template <typename Value>
+    void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
+        check(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)));
+    }
+    void run(cublasLtHandle_t handle, void* d, const void* a, const void* b, bool accumulate, void* workspace,
+             cudaStream_t stream) {
+        float alpha = 1, beta = accumulate ? 1 : 0;
+        check(cublasLtMatmul(handle, operation_, &alpha, a, a_, b, b_, &beta, d, d_, d, d_, &choice_.algo,
+                             workspace, Matmul::kWorkspace, stream));
+    }
+
+private:
+    // cuBLASLt's first proposal. Where it splits a sum, the parts must be added in a fixed order (not in
+    // place) and in fp32: parts rounded to bf16 would lose digits.
+    void choose(cublasLtHandle_t handle) {
+        cublasLtMatmulPreference_t preference;
+        check(cublasLtMatmulPreferenceCreate(&preference));
+        auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+            check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+        };
+        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)Matmul::kWorkspace);
+        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+        for (auto pointer :
+             {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+            prefer(pointer, (uint32_t)16);
+        }
+        int found = 0;
+        auto status = cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, d_, d_, preference, 1,
+                                                     &choice_, &found);
+        cublasLtMatmulPreferenceDestroy(preference);
+        usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
+    }
+
+    cublasLtMatmulDesc_t operation_ = nullptr;
+    cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, d_ = nullptr;
+    cublasLtMatmulHeuristicResult_t choice_{};
+    bool usable_ = false;
+};
+
+}  // namespace
+
+struct Matmul::Impl {
+    cublasLtHandle_t handle = nullptr;
+    void* workspace;
+    bool tf32;
+    std::map<Product, Plan> plans;
+
+    Plan& plan(const Product& product) {
+        auto at = plans.find(product);
+        if (at == plans.end()) { at = plans.try_emplace(product, handle, product, tf32).first; }
+        return at->second;
+    }
+    void run(const Product& product, void* d, const void* a, const void* b, cudaStream_t stream,
+             const void* bias = nullptr, const void* aux = nullptr) {
+        Plan& chosen = plan(product);
+        if (!chosen.usable()) {
+            throw Error(kExitDevice, strf("cuBLASLt has no algorithm for a product of m %lld, n %lld, k %lld",
+                                          (long long)product.m, (long long)product.n, (long long)product.k));
+        }
+        if (bias != nullptr) { chosen.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+        if (aux != nullptr) { chosen.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux); }
+        chosen.run(handle, d, a, b, product.accumulate, workspace, stream);
+    }
+};
+
+Matmul::Matmul(void* workspace, bool tf32)
+    : impl_(new Impl{.workspace = workspace, .tf32 = tf32, .plans = {}}) {
+    check(cublasLtCreate(&impl_->handle));
+}
+Matmul::~Matmul() {
+    impl_->plans.clear();
+    if (impl_->handle != nullptr) { cublasLtDestroy(impl_->handle); }
+}
+
+// By columns: out (OC x N) = weight^T inp, where weight is C x OC and inp C x N. Where rows are not whole
+// 16-byte vectors cuBLASLt adds a bf16 bias to what it has already rounded; there the bias goes into out
+// first, and the product on top.
+template <typename T>
+void Matmul::forward(T* out, const T* inp, const T* weight, const T* bias, int64_t N, int C, int OC,
+                     cudaStream_t stream) {
+    Product product{true, false, OC, N, C, kDataType<T>, kDataType<T>};
+    if (bias != nullptr && sizeof(T) == 2 && !in_vectors(C, OC)) {
+        bias_forward(out, bias, N, OC, stream);
+        product.accumulate = true;
+        bias = nullptr;
+    }
+    if (bias != nullptr) { product.epilogue = CUBLASLT_EPILOGUE_BIAS; }
+    impl_->run(product, out, weight, inp, stream, bias);
+}
+
+// The epilogue's GELU is exact enough for bf16 only.
+template <typename T>
+void Matmul::forward_gelu(T* out, T* pre, const T* inp, const T* weight, const T* bias, int64_t N, int C,
+                          int OC, cudaStream_t stream) {
+    auto epilogue = bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    Product fused{true, false, OC, N, C, kDataType<T>, kDataType<T>, epilogue};
+    if (sizeof(T) == 2 && OC % 8 == 0 &&
+        impl_->plan(fused).usable()) {  // the pre-activation's rows: 16 bytes
+        return impl_->run(fused, out, weight, inp, stream, bias, pre);
+    }
+    forward(pre, inp, weight, bias, N, C, OC, stream);
+    gelu_forward(out, pre, N * OC, stream);
+}
+
+// by columns: dinp (C x N) = weight dout, where weight is C x OC and dout OC x N
+template <typename T>
+void Matmul::backward_input(T* dinp, const T* dout, const T* weight, int64_t N, int C, int OC,
+                            cudaStream_t stream) {
+    impl_->run({false, false, C, N, OC, kDataType<T>, kDataType<T>}, dinp, weight, dout, stream);
+}
+
+template <typename T>
+void Matmul::backward_input_gelu(T* dinp, const T* dout, const T* weight, const T* pre, int64_t N, int C,
+                                 int OC, cudaStream_t stream) {
+    Product fused{false, false, C, N, OC, kDataType<T>, kDataType<T>, CUBLASLT_EPILOGUE_DGELU};
+    if (sizeof(T) == 2 && in_vectors(C, OC) && impl_->plan(fused).usable()) {
+        return impl_->run(fused, dinp, weight, dout, stream, nullptr, pre);
+    }
+    backward_input(dinp, dout, weight, N, C, OC, stream);
+    gelu_backward(dinp, dinp, pre, N * C, stream);
+}
+
+// by columns: dweight (C x OC) = inp dout^T, where inp is C x N and dout OC x N
+template <typename T, typename Grad>
+void Matmul::backward_weight(Grad* dweight, const T* dout, const T* inp, int64_t N, int C, int OC,
+                             bool accumulate, cudaStream_t stream) {
+    Product product{false,     true, C, OC, N, kDataType<T>, kDataType<Grad>, CUBLASLT_EPILOGUE_DEFAULT,
+                    accumulate};
+    impl_->run(product, dweight, inp, dout, stream);
+}
+
+using bf16 = __nv_bfloat16;
+template void Matmul::forward(float*, const float*, const float*, const float*, int64_t, int, int,
+                              cudaStream_t);
+template void Matmul::forward(bf16*, const bf16*, const bf16*, const bf16*, int64_t, int, int, cudaStream_t);
+template void Matmul::forward_gelu(float*, float*, const float*, const float*, const float*, int64_t, int,
+                                   int, cudaStream_t);
+template void Matmul::forward_gelu(bf16*, bf16*, const bf16*, const bf16*, const bf16*, int64_t, int, int,
+                                   cudaStream_t);
+template void Matmul::backward_input(float*, const float*, const float*, int64_t, int, int, cudaStream_t);
+template void Matmul::backward_input(bf16*, const bf16*, const bf16*, int64_t, int, int, cudaStream_t);
+template void Matmul::backward_input_gelu(float*, const float*, const float*, const float*, int64_t, int, int,
+                                          cudaStream_t);
+template void Matmul::backward_input_gelu(bf16*, const bf16*, const bf16*, const bf16*, int64_t, int, int,
+                                          cudaStream_t);
+template void Matmul::backward_weight(float*, const float*, const float*, int64_t, int, int, bool,
+                                      cudaStream_t);
+template void Matmul::backward_weight(float*, const bf16*, const bf16*, int64_t, int, int, bool,
+                                      cudaStream_t);
+template void Matmul::backward_weight(bf16*, const bf16*, const bf16*, int64_t, int, int, bool, cudaStream_t);
+
+}  // namespace llmc

@@ -1,0 +1,13 @@
+// What the optimizer is told about a step, on the CPU and on the GPU.
+#pragma once
+#include <cstdint>
+
+namespace llmc {
+
+struct StepParams {
+    int64_t step = 0;
+    double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
+    double clip = 0;  // largest gradient norm; 0 = no clipping
+};
+
+}  // namespace llmc

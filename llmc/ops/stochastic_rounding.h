@@ -1,0 +1,42 @@
+// Stochastic rounding of float to bfloat16, for the device and for what checks it: x is rounded up with the
+// probability of its place between its two neighbours, so that updates too small for a bfloat16 weight still
+// count on average. Its random bits are a function of the element and the update alone.
+#pragma once
+#include <array>
+#include <cstdint>
+
+#include "llmc/host/philox.h"
+
+namespace llmc {
+
+// the bfloat16 beside the float: random16, in [0, 2^16), is added to the half that is then cut off. Infinity
+// and NaN stay; what would round to the largest bfloat16 rounds to it, never to infinity.
+constexpr uint16_t round_stochastically(uint32_t float_bits, uint32_t random16) {
+    uint32_t high = float_bits >> 16;
+    bool finite = (float_bits & 0x7f800000u) != 0x7f800000u;
+    bool nan = !finite && (float_bits & 0x007fffffu) != 0;
+    bool stays = (float_bits & 0x7fff8000u) == 0x7f7f0000u;  // nearest to the largest bfloat16 from above
+    if (nan) { return (uint16_t)(high | 0x40u); }            // cut off, its payload could be 0: infinity
+    return (uint16_t)(finite && !stays ? (float_bits + random16) >> 16 : high);
+}
+
+// the nearest bfloat16, ties to even: the "random" number that makes it so
+constexpr uint16_t round_to_nearest(uint32_t float_bits) {
+    return round_stochastically(float_bits, 0x7fffu + (float_bits >> 16 & 1u));
+}
+
+// random16 of the elements 4 quad ... 4 quad + 3 of a tensor, counted in file order over all layers, after
+// `updates` updates. A counter's 4 words serve 8 elements, two a word, low half first.
+constexpr std::array<uint32_t, 4> rounding_bits4(uint64_t seed, int tensor, int64_t updates, int64_t quad) {
+    auto bits = random_bits(seed, RandomUse::kStochasticRounding, (uint32_t)tensor, (uint32_t)updates,
+                            (uint64_t)quad / 2);
+    bool second = quad % 2 != 0;
+    uint32_t a = second ? bits[2] : bits[0], b = second ? bits[3] : bits[1];
+    return {a & 0xffffu, a >> 16, b & 0xffffu, b >> 16};
+}
+
+constexpr uint32_t rounding_bits(uint64_t seed, int tensor, int64_t updates, int64_t element) {
+    return rounding_bits4(seed, tensor, updates, element / 4)[element % 4];
+}
+
+}  // namespace llmc
