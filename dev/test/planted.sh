@@ -1,17 +1,11 @@
 #!/bin/bash
-# The tests of the tests: each fault of dev/test/planted/*.patch is planted in a copy of the tree, which the
-# tests that passed without it must reject, naming what is wrong.
+# The tests of the tests: each fault of dev/test/faults/*.txt is planted in a copy of the tree, which the tests that
+# passed without it must reject, naming what is wrong. dev/test/faults/faults.pl describes the tables.
 #   dev/test/planted.sh                   all of them
 #   dev/test/planted.sh layernorm gpu-    those whose names contain one of these
 #   dev/test/planted.sh --emulated gpu-layernorm_      those in LayerNorm's kernels, on the CPU: dev/emulate/machine.h
 #   dev/test/planted.sh --share 2/3       every third of them, from the second on
-# What a patch says before its first "---" line:
-#   # run: --test-case=layernorm*             options of the tests, or of the shootout (none: all it does)
-#   # program: dev/cuda/layernorm_forward     gpu-*: the shootout that is built and run with --check, or
-#   # program: test_gpt2cu                    the tests of the GPU's layers and model, run with the options
-#   # arch: sm_80                             built as GPUs before Hopper get it: kernels that no call on Hopper reaches
-#   # expect: layernorm_forward out N=3 C=65  what must be printed, a basic regular expression; several: all
-# gpu-* patches are skipped without a CUDA device, if they still apply. Last line: N passed, N failed, N skipped;
+# gpu-* faults are skipped without a CUDA device, if their lines are still in the sources. Last line: N passed, N failed, N skipped;
 # exit 1 if any failed.
 # PLANTED_HOME: the folder for the copy and the logs, build/planted unless set. Several can run side by side,
 # each with a folder of its own, once everything is built (make), as they share the programs without a fault:
@@ -29,7 +23,7 @@ copy=$home/tree
 log=$home/log
 passed=0 failed=0 skipped=0
 declare -A sound=()  # commands that are known to succeed without a fault
-settings=()          # of make, for the patch at hand
+settings=()          # of make, for the fault at hand
 fewer=()             # and, with its fault, for fewer test files
 limit=600            # seconds of a run
 objects=             # and what is built with them, patterns
@@ -37,9 +31,7 @@ objects=             # and what is built with them, patterns
 trap 'rm -rf "$copy"' EXIT
 mkdir -p "$home"
 
-header() {  # patch key: the values of its "# key:" lines
-    sed -n "/^--- /q; s/^# $2: *//p" "$1"
-}
+faults=dev/test/faults/faults.pl
 
 # the sources: what git knows and what it does not ignore; without git, every file that is not built or large
 sources() {
@@ -73,9 +65,9 @@ passes_without() {
     [ "${sound[$command]}" = yes ]
 }
 
-# did the copy's program fail, and print all that the patch expects? Sets `verdict`.
-judge() {  # patch command...
-    local patch=$1 expect status=0 shown=
+# did the copy's program fail, and print all that the fault's block expects? Sets `verdict`.
+judge() {  # fault command...
+    local fault=$1 expect status=0 shown=
     shift
     (cd "$copy" && timeout $limit "$@") >"$log" 2>&1 || status=$?
     if [ $status -eq 0 ]; then verdict="NOT CAUGHT: the tests pass"; return 1; fi
@@ -86,25 +78,21 @@ judge() {  # patch command...
             return 1
         fi
         shown="${shown:+$shown; }$(grep -o -m 1 -e "$expect" "$log" | head -1 | tr -s ' ')"
-    done < <(header "$patch" expect)
+    done < <($faults get "$fault" expect)
     verdict="caught ($shown)"
 }
 
 # plants one fault; sets `verdict`
-plant() {  # patch, the program to make, how to run it...
-    local patch=$1 target=$2
+plant() {  # fault, the program to make, how to run it...
+    local fault=$1 target=$2
     shift 2
-    if [ -z "$(header "$patch" expect)" ]; then verdict="NOT CAUGHT: the patch expects nothing"; return 1; fi
     if ! make --no-print-directory -s -j"$jobs" "${settings[@]}" "$target" >"$log" 2>&1; then
         verdict="NOT CAUGHT: $target does not build without the fault"
         return 1
     fi
     if ! passes_without "$@"; then verdict="NOT CAUGHT: $* fails without the fault"; return 1; fi
     make_copy
-    if ! patch -p1 -s --no-backup-if-mismatch -d "$copy" <"$patch" >"$log" 2>&1; then
-        verdict="NOT CAUGHT: the patch does not apply"
-        return 1
-    fi
+    if ! $faults plant "$fault" "$copy" >"$log" 2>&1; then verdict="NOT CAUGHT: $(<"$log")"; return 1; fi
     rm -f "$copy/$target"
     # -O0: half the time to compile, which is most of it
     if ! make -C "$copy" --no-print-directory -s -j"$jobs" OPTIMIZE=-O0 "${settings[@]}" "${fewer[@]}" "$target" \
@@ -112,30 +100,30 @@ plant() {  # patch, the program to make, how to run it...
         verdict="NOT CAUGHT: $target does not build with it"
         return 1
     fi
-    judge "$patch" "$@"
+    judge "$fault" "$@"
 }
 
-plant_cpu() {  # patch, options of the tests...
-    local patch=$1 files
+plant_cpu() {  # fault, options of the tests...
+    local fault=$1 files
     shift
     # only the files with tests of that name are compiled; all, if none shows it
     files=$(grep -lE "TEST_CASE.*\"$(sed 's/^--test-case=//; s/[*]/.*/g; s/[?]/./g' <<<"$*")" dev/test/cpu/*.cpp || true)
     if [ -n "$files" ]; then fewer=("TEST_SOURCES=${files//$'\n'/ }"); fi
-    plant "$patch" test_gpt2 ./test_gpt2 "$@"
+    plant "$fault" test_gpt2 ./test_gpt2 "$@"
 }
 
-plant_emulated() {  # patch, options of the tests...
-    local patch=$1
+plant_emulated() {  # fault, options of the tests...
+    local fault=$1
     shift
     objects="build/llmc build/dev build/emulated"
-    plant "$patch" test_emulated ./test_emulated "$@"
+    plant "$fault" test_emulated ./test_emulated "$@"
 }
 
-plant_gpu() {  # patch, options of the program...
-    local patch=$1 program
+plant_gpu() {  # fault, options of the program...
+    local fault=$1 program
     shift
-    program=$(header "$patch" program)
-    case $(header "$patch" arch) in
+    program=$($faults get "$fault" program)
+    case $($faults get "$fault" arch) in
         "") ;;
         sm_80)
             settings=(BUILD=build/sm_80 OUT=build/sm_80/ "GENCODE=-gencode arch=compute_80,code=sm_90")
@@ -145,14 +133,13 @@ plant_gpu() {  # patch, options of the program...
         *) verdict="NOT CAUGHT: its arch is not sm_80, the only one there is"; return 1 ;;
     esac
     case $program in
-        *test_gpt2cu) plant "$patch" "$program" "./$program" "$@" ;;
-        *) plant "$patch" "$program" "$program" --check "$@" ;;
+        *test_gpt2cu) plant "$fault" "$program" "./$program" "$@" ;;
+        *) plant "$fault" "$program" "$program" --check "$@" ;;
     esac
 }
 
-skip() {  # patch: nothing can run it; are its lines, and those around them, still where the sources have them?
-    verdict="NOT CAUGHT: the patch does not apply any more"
-    patch -p1 --dry-run -F0 <"$1" >"$log" 2>&1 || return 1
+skip() {  # fault: nothing can run it; are its lines still in the sources?
+    if ! $faults check "$1" >"$log" 2>&1; then verdict="NOT CAUGHT: $(<"$log")"; return 1; fi
     verdict="skipped, no CUDA device"
 }
 
@@ -186,25 +173,25 @@ done
 
 has_device() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
 
-for patch in dev/test/planted/*.patch; do
-    name=$(basename "$patch" .patch)
+names=$($faults names)
+for name in $names; do
     wanted "$name" "$@" || continue
     turn=$((turn % shares + 1))
     if [ $turn -ne "$share" ]; then continue; fi
     : >"$log"
     options=() settings=() fewer=()
     objects="build/llmc build/dev/test build/test_gpt2.*"
-    read -ra options < <(header "$patch" run) || true
+    read -ra options < <($faults get "$name" run) || true
     case $name in
         gpu-*) kind=plant_gpu ;;
         *) kind=plant_cpu ;;
     esac
     if [ $emulated = yes ]; then
-        if [ "$(header "$patch" program)" != test_gpt2cu ] || [ -n "$(header "$patch" arch)" ]; then continue; fi
+        if [ "$($faults get "$name" program)" != test_gpt2cu ] || [ -n "$($faults get "$name" arch)" ]; then continue; fi
         case $name in gpu-layernorm_*) kind=plant_emulated ;; *) continue ;; esac
     fi
     if [ $kind = plant_gpu ] && ! has_device; then kind=skip; fi
-    if $kind "$patch" "${options[@]}"; then
+    if $kind "$name" "${options[@]}"; then
         echo "planted $name: $verdict"
         if [ $kind = skip ]; then skipped=$((skipped + 1)); else passed=$((passed + 1)); fi
     else
@@ -214,7 +201,7 @@ for patch in dev/test/planted/*.patch; do
     fi
 done
 if [ $turn -eq 0 ]; then
-    echo "planted: no patch in dev/test/planted has such a name: $*" >&2
+    echo "planted: no fault in dev/test/faults has such a name: $*" >&2
     exit 2
 fi
 echo "$passed passed, $failed failed, $skipped skipped"

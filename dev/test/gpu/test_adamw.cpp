@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "dev/test/gpu/layer_test.h"
+#include "llmc/model/gpt2_config.h"
 #include "llmc/model/reference.h"
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/global_norm.h"

@@ -2,6 +2,7 @@
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/host/batch.h"
 #include "llmc/layernorm/layernorm.h"
+#include "llmc/model/gpt2_config.h"
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/classifier.h"

@@ -1,0 +1,83 @@
+#!/usr/bin/perl
+# Reads the tables of faults, dev/test/faults/*.txt, for planted.sh:
+#   faults.pl names                every fault, in alphabetical order
+#   faults.pl get NAME KEY         the values of KEY, a line each
+#   faults.pl plant NAME FOLDER    changes the file in FOLDER, a copy of the tree
+#   faults.pl check NAME           says whether `plant` would work on this tree, and changes nothing
+# A fault is a block of lines; an empty line or the end of the table ends it:
+#   fault NAME                     begins with cpu- or gpu-; no other fault has it
+#   wrong: SENTENCE                what is wrong with the program that has the fault
+#   file: PATH                     the file that is changed
+#   program: NAME                  gpu- only: test_gpt2cu, or the shootout that is run with --check
+#   arch: sm_80                    optional: built as GPUs before Hopper get it
+#   run: OPTIONS                   optional: options of the tests or of the shootout
+#   expect: PATTERN                what must be printed, a basic regular expression; one or more
+#   -LINE                          one or more: the lines to find, which must stand in the file exactly once
+#   +LINE                          none or more: the lines that take their place
+use strict;
+use warnings;
+
+my @KEYS = qw(wrong file program arch run expect);
+my $folder = $0 =~ s{[^/]*$}{}r;
+my (%faults, $fault, $name);
+
+sub fail { print STDERR "faults: @_\n"; exit 1 }
+
+for my $table (sort glob("${folder}*.txt")) {
+    open(my $in, '<', $table) or fail("$table: $!");
+    while (my $line = <$in>) {
+        chomp $line;
+        my $where = "$table:$.";
+        if ($line eq '') { undef $fault; next }
+        if ($line =~ /^fault (\S+)$/) {
+            $name = $1;
+            fail("$where: '$name' must begin with cpu- or gpu-") if $name !~ /^[cg]pu-/;
+            fail("$where: there are two faults '$name'; the other is at $faults{$name}{where}") if $faults{$name};
+            $fault = $faults{$name} = {where => $where, find => '', replace => ''};
+        } elsif (!$fault) {
+            fail("$where: a block begins with 'fault NAME', not with '$line'");
+        } elsif ($line =~ /^([-+])(.*)$/) {
+            $fault->{$1 eq '-' ? 'find' : 'replace'} .= "$2\n";
+        } elsif ($line =~ /^(\w+): *(.*)$/ && grep { $_ eq $1 } @KEYS) {
+            push @{$fault->{$1}}, $2;
+        } else {
+            fail("$where: expected one of @KEYS with a colon, or - or + and a line; found '$line'");
+        }
+    }
+    undef $fault;
+}
+for my $each (sort keys %faults) {
+    my $block = $faults{$each};
+    for my $key (qw(wrong file expect), $each =~ /^gpu-/ ? 'program' : ()) {
+        fail("$block->{where}: '$each' has no $key: line") if !$block->{$key};
+    }
+    fail("$block->{where}: '$each' has no line to find") if $block->{find} eq '';
+}
+
+# the text of the fault's file below $tree, with the fault in it
+sub changed {
+    my ($block, $tree) = @_;
+    my $path = "$tree/$block->{file}[0]";
+    open(my $in, '<', $path) or fail("$block->{where}: $path: $!");
+    my $text = join '', <$in>;
+    my $count = () = "\n$text" =~ /\n\Q$block->{find}\E/g;
+    fail("$block->{where}: the lines to find stand $count times in $path, they must stand there once") if $count != 1;
+    return ($path, substr("\n$text" =~ s/\n\Q$block->{find}\E/\n$block->{replace}/r, 1));
+}
+
+my ($command, $wanted, $argument) = @ARGV;
+fail("commands: names; get NAME KEY; plant NAME FOLDER; check NAME") if !$command;
+if ($command eq 'names') { print map { "$_\n" } sort keys %faults; exit 0 }
+my $block = $faults{$wanted // ''} or fail("no fault is called '" . ($wanted // '') . "'");
+if ($command eq 'get') {
+    print map { "$_\n" } @{$block->{$argument} // []};
+} elsif ($command eq 'check') {
+    changed($block, '.');
+} elsif ($command eq 'plant') {
+    my ($path, $text) = changed($block, $argument);
+    open(my $out, '>', $path) or fail("$path: $!");
+    print $out $text;
+    close($out) or fail("$path: $!");
+} else {
+    fail("no command '$command'");
+}
