@@ -145,4 +145,20 @@ void make_writable_folder(const std::string& path) {
     }
 }
 
+std::string make_new_folder(const std::string& name) {
+    std::string parent = std::filesystem::path(name).parent_path().string();
+    make_writable_folder(parent.empty() ? "." : parent);
+    for (int number = 1;; number++) {
+        std::string numbered = number == 1 ? name : strf("%s-%d", name.c_str(), number);
+        if (mkdir(numbered.c_str(), 0777) == 0) {
+            sync_folder_of(numbered);
+            return numbered;
+        }
+        if (errno != EEXIST) {
+            throw Error(kExitUsage, strf("%s: cannot make this folder: %s. Choose one that you may write to.",
+                                         numbered.c_str(), std::strerror(errno)));
+        }
+    }
+}
+
 }  // namespace llmc

@@ -79,4 +79,8 @@ private:
 // makes a folder and its parents; throws Error(kExitUsage) if that fails or if files cannot be created in it
 void make_writable_folder(const std::string& path);
 
+// makes a folder that was not there, of this name or of name-2, name-3, ...; returns its name. Of several
+// that ask at once each gets its own. Errors as above.
+std::string make_new_folder(const std::string& name);
+
 }  // namespace llmc

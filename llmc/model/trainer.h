@@ -16,6 +16,7 @@
 #include "llmc/host/logger.h"
 #include "llmc/host/options.h"
 #include "llmc/host/philox.h"
+#include "llmc/host/run_lock.h"
 #include "llmc/host/sampler.h"
 #include "llmc/host/stop_signal.h"
 #include "llmc/host/tokenizer.h"
@@ -37,7 +38,7 @@ public:
           needs_(needs),
           settings_(model_settings(o_)),
           data_(o_.train_data, o_.seq_len, o_.seed),
-          plan_(make_run_plan(o_, data_)),
+          plan_(locked_plan()),
           tokenizer_(choose_tokenizer()),
           line_(o_.quiet, o_.log_every) {
         check_tokens(ShardSet(o_.train_data));
@@ -54,7 +55,7 @@ public:
         std::printf("%s\n", describe_run(o_, plan_, data_, val_ ? &*val_ : nullptr, memory, device).c_str());
         require_memory(memory, o_, needs_, plan_.config);
         if (o_.dry_run) { return kExitDone; }
-        make_writable_folder(plan_.out);
+        make_run_folder();
         if (!goes_on()) { require_no_run(plan_.out); }
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first = start(model);
@@ -83,6 +84,30 @@ public:
 private:
     using Clock = std::chrono::steady_clock;
     static bool due(int64_t step, int64_t every) { return every > 0 && step > 0 && step % every == 0; }
+
+    // What a run folder holds is read under its lock, so that it stays what the plan was made for.
+    RunPlan locked_plan() {
+        if (!o_.dry_run) { require_single_process(); }
+        std::error_code ignored;
+        if (!o_.dry_run && !o_.out.empty() && std::filesystem::is_directory(o_.out, ignored)) {
+            lock_.take(o_.out);
+        }
+        return make_run_plan(o_, data_);
+    }
+
+    void make_run_folder() {
+        if (o_.out.empty()) {
+            std::string planned = plan_.out;
+            plan_.out = make_new_folder(planned);
+            if (plan_.out != planned) {
+                line_.message(
+                    strf("%s is another run's: this one is in %s", planned.c_str(), plan_.out.c_str()));
+            }
+        } else {
+            make_writable_folder(plan_.out);
+        }
+        lock_.take(plan_.out);
+    }
 
     // A token id outside the vocabulary should stop a run before it starts. Larger sets are checked as they
     // are read: to scan them would take longer than a third of a second.
@@ -350,6 +375,7 @@ private:
     Needs needs_;
     ModelSettings settings_;
     DataLoader data_;
+    RunLock lock_;
     RunPlan plan_;
     std::optional<Tokenizer> tokenizer_;
     std::optional<ValidationData> val_;

@@ -46,9 +46,11 @@ inline std::string train_program() {
     return path;
 }
 
-// starts the program with its streams in folder/stdout and folder/stderr; returns the process
-inline pid_t start_train(const std::string& folder, const Words& options,
-                         const std::string& program = train_program()) {
+// starts the program with its streams in folder/stdout and folder/stderr; returns the process. prepare() is
+// called in it first: only what is safe in a copy of a program with threads.
+template <typename Prepare>
+pid_t start_prepared(const std::string& folder, const Words& options, Prepare prepare,
+                     const std::string& program = train_program()) {
     Words all = {program};
     all.insert(all.end(), options.begin(), options.end());
     std::vector<char*> argv;
@@ -60,11 +62,18 @@ inline pid_t start_train(const std::string& folder, const Words& options,
         setenv("OMP_NUM_THREADS", "1", 1);  // tiny models: a second thread only waits
         bool ready = dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO) >= 0 &&
                      dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO) >= 0;
+        prepare();
         if (ready) { execv(argv[0], argv.data()); }
         _exit(127);
     }
     REQUIRE(pid > 0);
     return pid;
+}
+
+inline pid_t start_train(const std::string& folder, const Words& options,
+                         const std::string& program = train_program()) {
+    return start_prepared(
+        folder, options, [] {}, program);
 }
 
 inline ProgramRun finish_train(const std::string& folder, pid_t pid) {
@@ -130,12 +139,13 @@ inline std::vector<Json> read_log(const std::string& run_folder, bool with_times
 // compared here, so that a failure does not print them
 inline bool same_files(const std::string& a, const std::string& b) { return read_bytes(a) == read_bytes(b); }
 
-// names in a folder, sorted; none if there is no such folder
+// names in a folder, sorted, without the lock of a run; none if there is no such folder
 inline Words names_below(const std::string& folder) {
     Words names;
     std::error_code ignored;
     for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-        names.push_back(entry.path().filename().string());
+        std::string name = entry.path().filename().string();
+        if (name != ".lock") { names.push_back(name); }
     }
     std::sort(names.begin(), names.end());
     return names;

@@ -1,0 +1,153 @@
+// One process a run folder: of several that start at once one trains, and the others name it.
+#include <signal.h>
+#include <chrono>
+#include <thread>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/train_program.h"
+#include "llmc/host/run_lock.h"
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Started at once into one folder: one trains, the others return 2 and name it.
+void check_one_trains(const std::string& folder, const std::string& more) {
+    constexpr int kAtOnce = 8;
+    std::vector<pid_t> pids;
+    for (int i = 0; i < kAtOnce; i++) {
+        const std::string own = folder + "/" + std::to_string(i);
+        fs::create_directories(own);
+        pids.push_back(
+            start_train(own, tiny_run(folder, "--steps 1000000 --quiet --sample-every 0 " + more)));
+    }
+    // ends with the seven that return; the one that trains is then stopped
+    int winner = -1;
+    std::vector<ProgramRun> runs(kAtOnce);
+    std::vector<bool> ended(kAtOnce, false);
+    for (int left = kAtOnce, wait = 0; left > 1 && wait < 3000; wait++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        for (int i = 0; i < kAtOnce; i++) {
+            siginfo_t info = {};
+            if (ended[i] || waitid(P_PID, (id_t)pids[i], &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+                info.si_pid == 0) {
+                continue;
+            }
+            runs[i] = finish_train(folder + "/" + std::to_string(i), pids[i]);
+            ended[i] = true;
+            left--;
+        }
+    }
+    for (int i = 0; i < kAtOnce; i++) {
+        if (ended[i]) { continue; }
+        CHECK(winner == -1);
+        winner = i;
+        kill(pids[i], SIGKILL);
+        waitpid(pids[i], nullptr, 0);
+    }
+    REQUIRE(winner >= 0);
+    for (int i = 0; i < kAtOnce; i++) {
+        if (i == winner) { continue; }
+        CHECK_MESSAGE(runs[i].exit_code == kExitUsage, runs[i].err);
+        const std::string who = strf("process %d on ", (int)pids[winner]);
+        CHECK_MESSAGE(runs[i].err.find(who) != std::string::npos, who, " in ", runs[i].err);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("run lock: of eight that start at once in one folder one trains") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    for (int round = 0; round < 3; round++) {
+        check_one_trains(folder.path(), "--out " + folder / std::to_string(100 + round));
+    }
+    // a folder in which a run was killed, whose lock file names a process that is no more
+    fs::remove(folder / "100/log.jsonl");
+    check_one_trains(folder.path(), "--out " + folder / "100");
+}
+
+TEST_CASE("run lock: held while it lives, and by whoever comes next") {
+    TempFolder folder;
+    {
+        RunLock lock;
+        CHECK_FALSE(lock.taken());
+        lock.take(folder.path());
+        CHECK(lock.taken());
+        RunLock second;
+        check_error(error_of([&] { second.take(folder.path()); }), kExitUsage,
+                    {folder.path(), strf("process %d on", (int)getpid()), "another --out"});
+        fs::remove(folder / ".lock");  // by hand: from here on the name stands for another file
+        second.take(folder.path());
+        CHECK(second.taken());
+    }
+    CHECK(fs::file_size(folder / ".lock") == 0);
+    RunLock next;
+    next.take(folder.path());
+    CHECK(next.taken());
+    RunLock nowhere;
+    check_error(error_of([&] { nowhere.take(folder / "missing"); }), kExitUsage,
+                {folder / "missing/.lock", "cannot make or write"});
+}
+
+TEST_CASE("run lock: one of several processes of a launcher is refused") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    struct Row {
+        const char *name, *value, *rank;
+        bool refused;
+    };
+    const Row rows[] = {
+        {"OMPI_COMM_WORLD_SIZE", "2", nullptr, true},
+        {"OMPI_COMM_WORLD_SIZE", "1", nullptr, false},
+        {"SLURM_STEP_NUM_TASKS", "16", nullptr, true},
+        {"SLURM_STEP_NUM_TASKS", "1", nullptr, false},
+        {"PMI_SIZE", "4", nullptr, true},
+        {"WORLD_SIZE", "2", "0", true},
+        {"WORLD_SIZE", "2", nullptr, false},
+        {"WORLD_SIZE", "1", "0", false},
+    };
+    int number = 0;
+    for (const Row& row : rows) {
+        CAPTURE(row.name);
+        CAPTURE(row.value);
+        const std::string out = folder / strf("run%d", number++);
+        Words options = tiny_run(folder.path(), "--steps 1 --sample-every 0 --out " + out);
+        pid_t pid = start_prepared(folder.path(), options, [&] {
+            setenv(row.name, row.value, 1);
+            if (row.rank != nullptr) { setenv("RANK", row.rank, 1); }
+        });
+        ProgramRun run = finish_train(folder.path(), pid);
+        CHECK_MESSAGE(run.exit_code == (row.refused ? kExitUsage : kExitDone), run.err);
+        CHECK(fs::exists(out) != row.refused);
+        const bool named = run.err.find(std::string(row.name) + "=" + row.value) != std::string::npos;
+        CHECK_MESSAGE(named == row.refused, run.err);
+    }
+}
+
+TEST_CASE("run lock: runs that start in the same second without --out have folders of their own") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    std::error_code ignored;
+    const std::string program = fs::absolute(train_program(), ignored).string();
+    std::vector<pid_t> pids;
+    for (int i = 0; i < 3; i++) {
+        const std::string own = folder / std::to_string(i);
+        fs::create_directories(own);
+        pids.push_back(start_prepared(
+            own, tiny_run(folder.path(), "--steps 1 --sample-every 0"),
+            [&] {
+                if (chdir(folder.path().c_str()) != 0) { _exit(127); }
+            },
+            program));
+    }
+    for (int i = 0; i < 3; i++) {
+        ProgramRun run = finish_train(folder / std::to_string(i), pids[i]);
+        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+    }
+    const Words runs = names_below(folder / "runs");
+    CHECK(runs.size() == 3);
+    for (const std::string& run : runs) { CHECK(fs::exists(folder / ("runs/" + run + "/step_00000001"))); }
+}

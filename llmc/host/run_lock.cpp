@@ -1,0 +1,111 @@
+// One process a run folder: see run_lock.h.
+#include "llmc/host/run_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "llmc/host/error.h"
+
+namespace llmc {
+
+namespace {
+
+std::string host_name() {
+    char name[256] = {};
+    return gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
+}
+
+// "process 123 on host": whoever holds the lock has just taken it or wrote this long ago. Until it has, the
+// file is empty or names a process that was killed.
+std::string holder(int fd) {
+    for (int wait = 0; wait < 100; wait++) {
+        char text[512] = {};
+        ssize_t bytes = pread(fd, text, sizeof(text) - 1, 0);
+        int pid = 0, end = 0;
+        if (bytes > 0 && std::sscanf(text, "process %d on %n", &pid, &end) == 1 && pid > 0 && end > 0) {
+            std::string host(text + end, std::strcspn(text + end, "\n"));
+            bool ended = host == host_name() && kill(pid, 0) != 0 && errno == ESRCH;
+            if (!ended) { return strf("process %d on %s", pid, host.c_str()); }
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return "another process";
+}
+
+// false: another process holds it
+bool lock_file(int fd, const std::string& path) {
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) { return false; }
+        if (errno == EINTR) { continue; }
+        std::fprintf(stderr, "%s: this file system has no locks (%s): start no second run in this folder\n",
+                     path.c_str(), std::strerror(errno));
+        break;
+    }
+    return true;
+}
+
+// whether the file is still the one of this name: it may have been removed between opening and locking
+bool is_named(int fd, const std::string& path) {
+    struct stat opened, named;
+    return fstat(fd, &opened) == 0 && stat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+           opened.st_ino == named.st_ino;
+}
+
+}  // namespace
+
+RunLock::~RunLock() {
+    if (fd_ < 0) { return; }
+    (void)!ftruncate(fd_, 0);
+    close(fd_);
+}
+
+void RunLock::take(const std::string& folder) {
+    if (taken()) { return; }
+    const std::string path = folder + "/.lock";
+    for (;;) {
+        int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
+        if (fd < 0) {
+            throw Error(kExitUsage, strf("%s: cannot make or write this file: %s. Choose an --out that you "
+                                         "may write to.",
+                                         path.c_str(), std::strerror(errno)));
+        }
+        if (!lock_file(fd, path)) {
+            std::string who = holder(fd);
+            close(fd);
+            throw Error(kExitUsage, strf("%s: %s trains in this folder (it holds .lock). Wait until it has "
+                                         "ended, or choose another --out.",
+                                         folder.c_str(), who.c_str()));
+        }
+        if (is_named(fd, path)) {
+            std::string me = strf("process %d on %s\n", (int)getpid(), host_name().c_str());
+            (void)!ftruncate(fd, 0);  // the lock holds without the name
+            (void)!pwrite(fd, me.data(), me.size(), 0);
+            fd_ = fd;
+            return;
+        }
+        close(fd);
+    }
+}
+
+void require_single_process() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "WORLD_SIZE"}) {
+        const char* value = std::getenv(name);
+        bool ranked = std::strcmp(name, "WORLD_SIZE") != 0 || std::getenv("RANK") != nullptr;
+        if (value == nullptr || !ranked || std::strtol(value, nullptr, 10) <= 1) { continue; }
+        throw Error(kExitUsage,
+                    strf("%s=%s: this program was started several times for one run, and cannot share it: "
+                         "each would train by itself. Start one process, without mpirun, srun or torchrun.",
+                         name, value));
+    }
+}
+
+}  // namespace llmc
