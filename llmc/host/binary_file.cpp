@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "llmc/host/error.h"
 
@@ -25,11 +26,9 @@ struct Descriptor {
     Descriptor(const Descriptor&) = delete;
 };
 
-// makes a rename durable: without it a power loss may bring the old name back
-void sync_folder_of(const std::string& path) {
+std::string folder_of(const std::string& path) {
     std::string folder = std::filesystem::path(path).parent_path().string();
-    Descriptor d(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY));
-    if (d.fd >= 0) { fsync(d.fd); }
+    return folder.empty() ? "." : folder;
 }
 
 }  // namespace
@@ -126,7 +125,7 @@ void FileWriter::commit() {
         errno = error;
         fail("closing or renaming failed");
     }
-    sync_folder_of(path_);
+    sync_folder(folder_of(path_));
 }
 
 void FileWriter::fail(const char* what) const {
@@ -135,23 +134,40 @@ void FileWriter::fail(const char* what) const {
                      path_.c_str(), what, std::strerror(errno)));
 }
 
+void sync_folder(const std::string& folder) {
+    Descriptor d(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    // EINVAL: a file system that does not know how
+    if (d.fd < 0 || (fsync(d.fd) != 0 && errno != EINVAL)) {
+        throw Error(
+            kExitSaveFailed,
+            strf("%s: cannot flush this folder to the disk: %s. What was saved in it may be lost with "
+                 "the power.",
+                 folder.c_str(), std::strerror(errno)));
+    }
+}
+
 void make_writable_folder(const std::string& path) {
-    std::error_code error;
+    std::vector<std::string> made;  // from the inside out
+    std::error_code error, ignored;
+    for (std::filesystem::path p = path; !p.empty() && !std::filesystem::exists(p, ignored);
+         p = p.parent_path()) {
+        made.push_back(p.string());
+    }
     std::filesystem::create_directories(path, error);
     if (error || access(path.c_str(), W_OK | X_OK) != 0) {
         throw Error(kExitUsage,
                     strf("%s: cannot make or write this folder: %s. Choose one that you may write to.",
                          path.c_str(), error ? error.message().c_str() : std::strerror(errno)));
     }
+    for (const std::string& folder : made) { sync_folder(folder_of(folder)); }
 }
 
 std::string make_new_folder(const std::string& name) {
-    std::string parent = std::filesystem::path(name).parent_path().string();
-    make_writable_folder(parent.empty() ? "." : parent);
+    make_writable_folder(folder_of(name));
     for (int number = 1;; number++) {
         std::string numbered = number == 1 ? name : strf("%s-%d", name.c_str(), number);
         if (mkdir(numbered.c_str(), 0777) == 0) {
-            sync_folder_of(numbered);
+            sync_folder(folder_of(numbered));
             return numbered;
         }
         if (errno != EEXIST) {

@@ -76,6 +76,10 @@ private:
     std::FILE* file_ = nullptr;
 };
 
+// Makes what was renamed in a folder durable: without it a power loss may bring the old names back. Throws
+// Error(kExitSaveFailed).
+void sync_folder(const std::string& folder);
+
 // makes a folder and its parents; throws Error(kExitUsage) if that fails or if files cannot be created in it
 void make_writable_folder(const std::string& path);
 

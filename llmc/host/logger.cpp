@@ -7,11 +7,12 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <limits>
+#include <sstream>
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/host/read_file.h"
 
 namespace llmc {
 
@@ -27,9 +28,11 @@ size_t terminal_columns() {
     return known ? size.ws_col : 80;
 }
 
+constexpr int64_t kAnyLength = std::numeric_limits<int64_t>::max();
+
 // the lines of an earlier log that belong to steps before resume_step
-std::string kept_lines(const std::string& path, int64_t resume_step) {
-    std::ifstream in(path);
+std::string kept_lines(const std::string& log, int64_t resume_step) {
+    std::istringstream in(log);
     std::string line, kept;
     while (std::getline(in, line)) {
         long long step;
@@ -41,11 +44,20 @@ std::string kept_lines(const std::string& path, int64_t resume_step) {
     return kept;
 }
 
+std::string log_of(const std::string& path) { return read_whole(path, kAnyLength).value_or(""); }
+
 }  // namespace
 
-void require_no_run(const std::string& folder) {
-    std::error_code ignored;
-    if (std::filesystem::exists(folder + "/log.jsonl", ignored)) {
+bool has_steps(const std::string& log) {
+    std::istringstream in(log);
+    for (std::string line; std::getline(in, line);) {
+        if (!line.empty() && line.find(",\"line\":[") == std::string::npos) { return true; }
+    }
+    return false;
+}
+
+void require_no_steps(const std::string& folder) {
+    if (has_steps(log_of(folder + "/log.jsonl"))) {
         throw Error(kExitUsage,
                     folder +
                         ": this folder holds a run already (log.jsonl). Choose another --out, or go on "
@@ -53,17 +65,14 @@ void require_no_run(const std::string& folder) {
     }
 }
 
-RunLog::RunLog(const std::string& folder, int64_t resume_step) : path_(folder + "/log.jsonl") {
-    if (resume_step >= 0) {
-        std::string kept = kept_lines(path_, resume_step);
-        FileWriter out(path_);
-        out.write(kept.data(), kept.size());
-        out.commit();
-    }
-    // a new log: O_EXCL, so that of two runs that start at the same moment one is refused
-    fd_ =
-        open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (resume_step < 0 ? O_EXCL : 0), 0644);
-    if (fd_ < 0 && errno == EEXIST) { require_no_run(folder); }
+RunLog::RunLog(const std::string& folder, int64_t resume_step, const std::string& start)
+    : path_(folder + "/log.jsonl") {
+    if (resume_step < 0) { require_no_steps(folder); }
+    std::string text = kept_lines(log_of(path_), resume_step) + start;
+    FileWriter out(path_);
+    out.write(text.data(), text.size());
+    out.commit();
+    fd_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
     if (fd_ < 0) {
         throw Error(kExitUsage, strf("%s: cannot write: %s", path_.c_str(), std::strerror(errno)));
     }
@@ -120,6 +129,13 @@ void StepLine::message(const std::string& text) {
     clear();
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);
+}
+
+void StepLine::note(const std::string& lines) {
+    if (lines.empty()) { return; }
+    clear();
+    std::fflush(stdout);
+    std::fputs(lines.c_str(), stderr);
 }
 
 void StepLine::clear() {

@@ -6,16 +6,20 @@
 
 namespace llmc {
 
-// Throws Error(kExitUsage) if the folder holds a run's log.
-void require_no_run(const std::string& folder);
+// whether a log's text has more than the lines of starts
+bool has_steps(const std::string& log);
+
+// Throws Error(kExitUsage) if the folder has a log with steps.
+void require_no_steps(const std::string& folder);
 
 // Appends to folder/log.jsonl. Each line goes out in one write, so that a kill at any moment leaves whole
 // lines.
 class RunLog {
 public:
     // resume_step >= 0: lines of steps from there on (and a torn last line) are dropped first. resume_step <
-    // 0: the log must not exist yet: throws Error(kExitUsage), so that no run overwrites another.
-    RunLog(const std::string& folder, int64_t resume_step);
+    // 0: throws Error(kExitUsage) if there are steps, so that no run overwrites another. Then comes `start`,
+    // a line or "". All of that is there at once, or the log is what it was.
+    RunLog(const std::string& folder, int64_t resume_step, const std::string& start = "");
     ~RunLog();
     RunLog(const RunLog&) = delete;
 
@@ -34,6 +38,7 @@ public:
     StepLine(bool quiet, int64_t every);
     void show(int64_t step, const std::string& line);  // every n-th line stays
     void message(const std::string& text);             // a line of its own
+    void note(const std::string& lines);               // whole lines to stderr; "" = nothing
     void clear();                                      // before anything else prints
 
 private:

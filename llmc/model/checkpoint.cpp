@@ -1,9 +1,7 @@
 // Models and training states on disk: see checkpoint.h.
 #include "llmc/model/checkpoint.h"
 
-#include <fcntl.h>
 #include <unistd.h>
-#include <xxhash.h>
 #include <algorithm>
 #include <bit>
 #include <cinttypes>
@@ -11,10 +9,11 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <sstream>
 #include <vector>
 
 #include "llmc/host/error.h"
+#include "llmc/host/read_file.h"
 
 namespace llmc {
 
@@ -24,7 +23,9 @@ namespace {
 
 constexpr int64_t kPiece = 1 << 20;  // elements moved at a time
 constexpr int32_t kOptimizerMagic = 20261120, kOptimizerVersion = 1;
-constexpr const char* kFiles[] = {"model.bin", "optimizer.bin"};
+constexpr const char* kRecordFile = "run.json";
+constexpr const char* kFiles[] = {"model.bin", "optimizer.bin", kRecordFile};  // MANIFEST's lines
+constexpr int64_t kMostManifestBytes = 1 << 16, kMostRecordBytes = 1 << 24;
 
 // calls visit(tensor, first, count) over all tensors in file order, in pieces
 template <typename Visit>
@@ -167,68 +168,33 @@ void write_optimizer_file(const std::string& path, const GPT2Config& config, con
     out.commit();
 }
 
-// a line of MANIFEST
+void write_text_file(const std::string& path, const std::string& text) {
+    FileWriter out(path);
+    out.write(text.data(), text.size());
+    out.commit();
+}
+
+// a line of MANIFEST: of a file as it is
 std::string fingerprint(const std::string& folder, const char* name) {
-    MappedFile file(folder + "/" + name);
-    return strf("%zu %016" PRIx64 " %s", file.size(), (uint64_t)XXH3_64bits(file.data(), file.size()), name);
+    auto digest = digest_file(folder + "/" + name);
+    if (!digest) { throw Error(kExitBadInput, strf("%s/%s is missing", folder.c_str(), name)); }
+    return strf("%lld %016" PRIx64 " %s", (long long)digest->bytes, digest->xxh3, name);
 }
 
-// "" if the folder's files are what its MANIFEST says, else what is wrong
-std::string damage(const std::string& folder) {
-    std::error_code ignored;
-    if (!fs::is_directory(folder, ignored)) { return folder + ": there is no such checkpoint folder"; }
-    std::ifstream in(folder + "/MANIFEST");
-    if (!in) { return folder + ": not a complete checkpoint: MANIFEST is missing"; }
-    for (const char* name : kFiles) {
-        std::string expected;
-        std::getline(in, expected);
-        try {
-            std::string found = fingerprint(folder, name);
-            if (found != expected) {
-                return strf(
-                    "%s/%s is damaged: found \"%s\" (size, XXH3, name), expected \"%s\" as in MANIFEST",
-                    folder.c_str(), name, found.c_str(), expected.substr(0, 200).c_str());
-            }
-        } catch (const Error& e) { return e.what(); }
-    }
-    if (in.eof() || in.peek() != EOF) {
-        return folder + "/MANIFEST is damaged: expected to end after its last line";
-    }
-    return "";
+// "" if a file is what its line of MANIFEST says, else what is wrong
+std::string damage_of_file(const std::string& folder, const char* name, const std::string& expected) {
+    std::string found = fingerprint(folder, name);
+    if (found == expected) { return ""; }
+    return strf("%s/%s is damaged: found \"%s\" (size, XXH3, name), expected \"%s\" as in MANIFEST",
+                folder.c_str(), name, found.c_str(), expected.substr(0, 200).c_str());
 }
 
-void sync_folder(const std::string& folder) {
-    int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY);
-    if (fd >= 0) {
-        fsync(fd);
-        close(fd);
-    }
-}
-
-void require_intact(const std::string& folder) {
-    std::string wrong = damage(folder);
-    if (!wrong.empty()) {
-        throw Error(kExitBadInput,
-                    wrong + ". Name an intact step_ folder, or let --resume auto --out RUN find the newest.");
-    }
-}
-
-// Temporaries of a save that a kill or a power loss ended: NAME.tmp-PID. A run folder belongs to one process,
-// this one.
-void remove_leftovers(const std::string& run_folder) {
-    std::error_code error;
-    std::vector<fs::path> leftovers;
-    for (fs::directory_iterator it(run_folder, error), end; !error && it != end; it.increment(error)) {
-        std::string name = it->path().filename().string();
-        size_t mark = name.rfind(".tmp-");
-        bool ours =
-            name.starts_with("step_") || name.starts_with("model.bin") || name.starts_with("log.jsonl");
-        if (ours && mark != std::string::npos &&
-            name.find_first_not_of("0123456789", mark + 5) == std::string::npos) {
-            leftovers.push_back(it->path());
-        }
-    }
-    for (const fs::path& path : leftovers) { fs::remove_all(path, error); }
+RunRecord require_intact(const std::string& folder) {
+    CheckpointFacts facts = inspect_checkpoint(folder);
+    if (facts.damage.empty()) { return facts.record; }
+    throw Error(kExitBadInput, facts.damage +
+                                   ". Name an intact step_ folder, or let --resume auto --out RUN "
+                                   "find the newest.");
 }
 
 // temporary -> name. A checkpoint of this very step, from before a resume, is deleted only when the new one
@@ -252,48 +218,32 @@ void move_into_place(const std::string& temporary, const std::string& name) {
     if (replaces) { fs::remove_all(old, error); }
 }
 
-// the step_ folders of a run, newest first; whether they are intact is not looked at
-std::vector<std::string> list_checkpoints(const std::string& run_folder) {
-    std::vector<std::string> found;
-    std::error_code error;
-    for (fs::directory_iterator it(run_folder, error), end; !error && it != end; it.increment(error)) {
-        std::string name = it->path().filename().string();
-        bool digits = name.size() >= 13 && name.starts_with("step_") &&
-                      name.find_first_not_of("0123456789", 5) == std::string::npos;
-        std::error_code ignored;
-        if (digits && it->is_directory(ignored)) { found.push_back(it->path().string()); }
-    }
-    std::sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) {
-        return a.size() != b.size() ? a.size() > b.size()
-                                    : a > b;  // from step 100,000,000 on there are more digits
-    });
-    return found;
-}
+}  // namespace
 
 std::string checkpoint_name(const std::string& run_folder, int64_t step) {
     return strf("%s/step_%08lld", run_folder.c_str(), (long long)step);
 }
 
-}  // namespace
-
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const TrainingState& state,
-                     const ReadTensor& read) {
+                     const ReadTensor& read, RunRecord record) {
     std::string name = checkpoint_name(run_folder, state.step);
     std::string temporary = strf("%s.tmp-%d", name.c_str(), (int)getpid());
-    remove_leftovers(run_folder);
+    record.step = state.step;
     make_writable_folder(temporary);
     try {
         write_model_file(temporary + "/model.bin", config, kModelFp32, read);
         write_optimizer_file(temporary + "/optimizer.bin", config, state, read);
-        FileWriter manifest(temporary + "/MANIFEST");
-        for (const char* file : kFiles) {
-            std::string line = fingerprint(temporary, file) + "\n";
-            manifest.write(line.data(), line.size());
-        }
-        manifest.commit();
+        write_text_file(temporary + "/" + kRecordFile, to_json(record));
+        std::string manifest;
+        for (const char* file : kFiles) { manifest += fingerprint(temporary, file) + "\n"; }
+        write_text_file(temporary + "/MANIFEST", manifest);
         sync_folder(temporary);
         move_into_place(temporary, name);
         sync_folder(run_folder);
+    } catch (const CannotRead& e) {  // what was just written
+        std::error_code ignored;
+        fs::remove_all(temporary, ignored);
+        throw Error(kExitSaveFailed, e.what());
     } catch (...) {
         std::error_code ignored;
         fs::remove_all(temporary, ignored);
@@ -301,27 +251,35 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
     }
 }
 
-std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
-    for (const std::string& folder : list_checkpoints(run_folder)) {
-        std::string wrong = damage(folder);
-        if (wrong.empty()) { return folder; }
-        *notes += "passed over " + wrong + "\n";
+CheckpointFacts inspect_checkpoint(const std::string& folder, bool contents) {
+    CheckpointFacts facts;
+    try {
+        if (file_kind(folder) != FileKind::kFolder) {
+            return {folder + ": there is no such checkpoint folder", {}};
+        }
+        auto manifest = read_whole(folder + "/MANIFEST", kMostManifestBytes);
+        if (!manifest) { return {folder + ": not a complete checkpoint: MANIFEST is missing", {}}; }
+        std::istringstream in(*manifest);
+        bool has_record = file_kind(folder + "/" + kRecordFile) != FileKind::kMissing;
+        for (const char* name : kFiles) {
+            bool is_record = std::strcmp(name, kRecordFile) == 0;
+            std::string line;
+            std::getline(in, line);
+            if (is_record && !has_record && line.empty()) { continue; }
+            if (contents || is_record) { facts.damage = damage_of_file(folder, name, line); }
+            if (!facts.damage.empty()) { return facts; }
+        }
+        if (manifest->empty() || manifest->back() != '\n' || in.peek() != EOF) {
+            return {folder + "/MANIFEST is damaged: expected to end after its last line", {}};
+        }
+        if (has_record) {
+            std::string path = folder + "/" + kRecordFile;
+            facts.record = parse_run_record(read_whole(path, kMostRecordBytes).value_or(""), path);
+        }
+    } catch (const CannotRead&) { throw; } catch (const Error& e) {
+        facts.damage = e.what();
     }
-    return "";
-}
-
-void remove_old_checkpoints(const std::string& run_folder, int64_t step, int64_t keep) {
-    std::vector<std::string> all = list_checkpoints(run_folder);
-    fs::path saved = fs::path(checkpoint_name(run_folder, step)).filename();
-    auto at = std::find_if(all.begin(), all.end(), [&](const fs::path& f) { return f.filename() == saved; });
-    if (keep <= 0 || all.end() - at <= keep) { return; }
-    std::error_code error;
-    for (at += keep; at != all.end(); ++at) {
-        // under this name first: deleted halfway, it is a leftover and no damaged checkpoint
-        std::string leftover = strf("%s.tmp-%d", at->c_str(), (int)getpid());
-        fs::rename(*at, leftover, error);
-        fs::remove_all(error ? *at : leftover, error);
-    }
+    return facts;
 }
 
 GPT2Config checkpoint_config(const std::string& folder) {
@@ -330,7 +288,7 @@ GPT2Config checkpoint_config(const std::string& folder) {
 }
 
 TrainingState load_checkpoint(const std::string& folder, const WriteTensor& write) {
-    require_intact(folder);
+    RunRecord record = require_intact(folder);
     ModelFile model(folder + "/model.bin");
     MappedFile file(folder + "/optimizer.bin");
     HeaderReader header(file, "optimizer state", kOptimizerMagic,
@@ -354,6 +312,10 @@ TrainingState load_checkpoint(const std::string& folder, const WriteTensor& writ
                     strf("%lld, %lld and %lld", (long long)state.seq_len, (long long)state.rows_per_step,
                          (long long)state.train_tokens),
                     "sizes that are not negative, the first at most 2^20, the second 2^42");
+    }
+    if (!record.line.empty() && record.step != state.step) {
+        header.fail("header words 8 and 9, step", strf("%lld", (long long)state.step),
+                    strf("%lld as in run.json", (long long)record.step));
     }
     load_model(model, write);
     const std::byte* at = file.data() + kHeaderBytes;

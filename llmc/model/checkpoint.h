@@ -1,7 +1,10 @@
 // Models and training states on disk.
 //   model file: 20240326, version 3 (fp32) or 5 (bf16), as llm.c writes them: header, then the 16 tensors in
-//   file order checkpoint: a folder step_%08d with model.bin, optimizer.bin and MANIFEST (size and XXH3 of
-//   each file); it appears under its name only when it is complete and on disk
+//   file order
+//   checkpoint: a folder step_%08d with model.bin, optimizer.bin, run.json (run_record.h) and MANIFEST (size
+//   and XXH3 of each file); it appears under its name only when it is complete and on disk. Those of earlier
+//   versions have no run.json, and two lines in MANIFEST.
+// Which checkpoints of a run folder count: run_folder.h.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,6 +14,7 @@
 #include "llmc/host/binary_file.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
+#include "llmc/model/run_record.h"
 
 namespace llmc {
 
@@ -53,17 +57,20 @@ struct TrainingState {
     int64_t seq_len = 0, rows_per_step = 0, train_tokens = 0;
 };
 
+// run_folder/step_%08d
+std::string checkpoint_name(const std::string& run_folder, int64_t step);
+
 // Writes run_folder/step_%08d, whole or not at all. Throws Error(kExitSaveFailed) or Error(kExitUsage).
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const TrainingState& state,
-                     const ReadTensor& read);
+                     const ReadTensor& read, RunRecord record = {});
 
-// Deletes the checkpoints of a run folder but the newest `keep` of those up to this step, which is just
-// saved; keep = 0: none. Later ones, of a run that was then resumed from before them, are not touched.
-void remove_old_checkpoints(const std::string& run_folder, int64_t step, int64_t keep);
-
-// The newest checkpoint of a run folder whose MANIFEST agrees with its files, "" if there is none. Damaged
-// ones are passed over; why is appended to *notes, a line each.
-std::string find_checkpoint(const std::string& run_folder, std::string* notes);
+// What a folder holds that should be a checkpoint. Throws CannotRead where that cannot be found out.
+struct CheckpointFacts {
+    std::string damage;  // "" = none, else what is wrong and where
+    RunRecord record;    // of an intact one; its line is empty in checkpoints of earlier versions
+};
+// contents = false: only MANIFEST and run.json are read
+CheckpointFacts inspect_checkpoint(const std::string& folder, bool contents = true);
 
 // Throws Error(kExitBadInput) unless the folder is a complete checkpoint; the model's configuration, without
 // its weights.

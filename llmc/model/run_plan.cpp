@@ -7,6 +7,7 @@
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/model/run_folder.h"
 
 namespace llmc {
 
@@ -64,20 +65,14 @@ void choose_model(const Options& o, int vocab_size, RunPlan* plan) {
     if (o.resume == "auto") {
         std::string notes;
         plan->checkpoint = find_checkpoint(plan->out, &notes);
-        if (plan->checkpoint.empty() &&
-            !notes.empty()) {  // to start from nothing here would destroy the run's log
-            throw Error(kExitBadInput,
-                        strf("%s: no checkpoint in it is intact:\n%sTo train from the beginning, choose "
-                             "another --out or remove its step_ folders.",
-                             plan->out.c_str(), notes.c_str()));
-        }
-        if (!notes.empty()) { std::fprintf(stderr, "%s", notes.c_str()); }
+        std::fprintf(stderr, "%s", notes.c_str());
     } else if (o.resume != "none") {
         plan->checkpoint = o.resume;
     }
     ModelShape shape{o.layers, o.heads, o.channels};
     if (!plan->checkpoint.empty()) {
         plan->config = checkpoint_config(plan->checkpoint);
+        plan->record = inspect_checkpoint(plan->checkpoint, false).record;
         plan->model_from = plan->checkpoint;
         require_same_shape(o, *plan);
     } else if (o.layers == 0 && !model_descriptor(o.model, &shape)) {

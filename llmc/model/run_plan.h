@@ -19,6 +19,7 @@ struct RunPlan {
     std::string model_from;     // "random initialisation", or the file or checkpoint the weights come from
     std::string model_file;     // "" unless the weights come from a model file
     std::string checkpoint;     // "" unless the run goes on from one
+    RunRecord record;           // of that checkpoint
     std::string out;            // run folder
     int64_t rows_per_step = 0;  // windows of seq_len in an optimizer step
     int64_t micro_batches = 0;

@@ -16,6 +16,7 @@
 #include "llmc/host/logger.h"
 #include "llmc/host/options.h"
 #include "llmc/host/philox.h"
+#include "llmc/host/read_file.h"
 #include "llmc/host/run_lock.h"
 #include "llmc/host/sampler.h"
 #include "llmc/host/stop_signal.h"
@@ -23,6 +24,7 @@
 #include "llmc/host/val_info.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/model.h"
+#include "llmc/model/run_folder.h"
 #include "llmc/model/run_plan.h"
 
 namespace llmc {
@@ -56,7 +58,7 @@ public:
         require_memory(memory, o_, needs_, plan_.config);
         if (o_.dry_run) { return kExitDone; }
         make_run_folder();
-        if (!goes_on()) { require_no_run(plan_.out); }
+        if (!goes_on() || plan_.checkpoint.empty()) { require_no_run(plan_.out); }
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first = start(model);
         last_done_ = Clock::now();
@@ -107,6 +109,7 @@ private:
             make_writable_folder(plan_.out);
         }
         lock_.take(plan_.out);
+        remove_leftovers(plan_.out);
     }
 
     // A token id outside the vocabulary should stop a run before it starts. Larger sets are checked as they
@@ -196,7 +199,12 @@ private:
         } else if (!plan_.model_file.empty()) {
             load_model(ModelFile(plan_.model_file), write);
         }
-        log_.emplace(plan_.out, goes_on() ? first : -1);
+        record_ = plan_.record;
+        record_.line.push_back({new_id(), first});
+        bool goes_on_here = goes_on() && !plan_.checkpoint.empty();
+        // the log first: from here on it says which checkpoints count
+        log_.emplace(plan_.out, goes_on_here ? first : -1, log_start(record_.line, first));
+        line_.note(set_aside(plan_.out, record_.line));
         FileWriter config(plan_.out + "/config.toml");
         config.write(o_.resolved.data(), o_.resolved.size());
         config.commit();
@@ -306,8 +314,7 @@ private:
         };
         try {
             save_checkpoint(plan_.out, plan_.config, training_state(o_, plan_, data_, step, model.updates()),
-                            read);
-            remove_old_checkpoints(plan_.out, step, o_.keep);
+                            read, record_);
             save_failed_ = false;
             line_.message(strf("step %lld | saved %s/step_%08lld", (long long)step, plan_.out.c_str(),
                                (long long)step));
@@ -315,7 +322,16 @@ private:
             save_failed_ = true;
             line_.message(strf("step %lld | SAVE FAILED: %s", (long long)step, e.what()));
         }
+        if (!save_failed_) { remove_old(step); }
         last_done_ = Clock::now();
+    }
+
+    void remove_old(int64_t step) {
+        try {
+            note_intact(checkpoint_name(plan_.out, step), &known_);
+            std::string notes = remove_old_checkpoints(plan_.out, record_.line, step, o_.keep, &known_);
+            line_.note(notes);
+        } catch (const CannotRead& e) { line_.note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
     }
 
     // a signal asked for it: save and leave; --resume auto goes on from here
@@ -383,6 +399,8 @@ private:
     std::vector<bool> hits_;       // by position in the validation shard: was this token predicted right?
     std::vector<int> start_text_;  // of samples: the end of another text, then the prompt
     std::optional<RunLog> log_;
+    RunRecord record_;  // what checkpoints note of this run
+    KnownIntact known_;
     StepLine line_;
     Clock::time_point last_done_;  // the end of the last step, or of what else was done since
     double train_seconds_ = 0, peak_flops_ = 0;

@@ -15,6 +15,7 @@
 #include "llmc/host/schedule.h"
 #include "llmc/host/val_info.h"
 #include "llmc/model/checkpoint.h"
+#include "llmc/model/run_folder.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;
@@ -249,28 +250,6 @@ TEST_CASE("train: --keep and --model-dtype") {
     for (size_t i = 0; i < 100; i++) {
         CHECK(std::fabs(found[i] - expected[i]) <= std::fabs(expected[i]) / 256);
     }
-}
-
-TEST_CASE("train: what --keep deletes") {
-    TempFolder folder;
-    auto left = [&](int64_t step, int64_t keep) {
-        for (const std::string& name : names_below(folder.path())) { fs::remove_all(folder / name); }
-        for (const char* name : {"step_00000002", "step_00000004", "step_00000006", "step_00000008"}) {
-            fs::create_directories(folder / name);
-            write_bytes(folder / name + "/model.bin", "a model");
-        }
-        write_bytes(folder / "step_00000001", "a file");
-        remove_old_checkpoints(folder / "", step, keep);  // a slash at the end
-        return names_below(folder.path());
-    };
-    const Words all = {"step_00000001", "step_00000002", "step_00000004", "step_00000006", "step_00000008"};
-    CHECK(left(8, 0) == all);
-    CHECK(left(8, 4) == all);
-    CHECK(left(8, 100) == all);
-    CHECK(left(8, 3) == Words{all[0], all[2], all[3], all[4]});
-    CHECK(left(8, 1) == Words{all[0], all[4]});
-    CHECK(left(6, 1) == Words{all[0], all[3], all[4]});  // 8 is of a run that was resumed from before it
-    CHECK(left(7, 1) == all);                            // not there: nothing is known to be newer
 }
 
 TEST_CASE("train: killed at any moment, whole lines and a checkpoint are left") {

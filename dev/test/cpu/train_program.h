@@ -119,7 +119,7 @@ inline void write_tiny_data(const std::string& folder) {
 
 using Json = nlohmann::json;
 
-// log.jsonl, each line an object; without the fields that are times, unless asked for
+// log.jsonl, each line an object, but those of starts; without the fields that are times, unless asked for
 inline std::vector<Json> read_log(const std::string& run_folder, bool with_times = false) {
     std::istringstream in(read_bytes(run_folder + "/log.jsonl"));
     std::vector<Json> lines;
@@ -127,6 +127,7 @@ inline std::vector<Json> read_log(const std::string& run_folder, bool with_times
         CHECK_MESSAGE(!in.eof(), "the last line has no end: ", line);
         Json parsed = Json::parse(line, nullptr, false);
         REQUIRE_MESSAGE(parsed.is_object(), line);
+        if (parsed.contains("line")) { continue; }
         if (!with_times) {
             parsed.erase("ms");
             parsed.erase("tokens_per_s");

@@ -1,0 +1,335 @@
+// Which checkpoint of a run folder a run goes on from, which ones stay, and that nothing is touched where the
+// folder cannot be read.
+#include <sys/stat.h>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/train_program.h"
+#include "llmc/host/logger.h"
+#include "llmc/model/checkpoint.h"
+#include "llmc/model/run_folder.h"
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+// a folder with data, and runs in it
+struct Runs {
+    TempFolder folder;
+    Runs() { write_tiny_data(folder.path()); }
+    std::string operator/(const std::string& name) const { return folder / name; }
+
+    Words options(const std::string& out, int steps, const std::string& more) const {
+        return tiny_run(folder.path(),
+                        strf("--save-every 2 --sample-every 0 --val-every 0 --quiet --steps %d "
+                             "--out %s %s",
+                             steps, (folder / out).c_str(), more.c_str()));
+    }
+    ProgramRun train(const std::string& out, int steps, const std::string& more = "") const {
+        ProgramRun run = run_train(folder.path(), options(out, steps, more));
+        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+        return run;
+    }
+    std::string step(const std::string& out, int n) const { return checkpoint_name(folder / out, n); }
+    // the program refuses, says these, and no file of the run changes
+    void check_refused(const std::string& out, const std::string& more, int exit_code,
+                       const Words& says) const {
+        std::error_code ignored;
+        auto state = [&] {
+            std::string all;
+            for (const std::string& name : names_below(folder / out)) {
+                all += name + "\n";
+                if (fs::is_regular_file(folder / (out + "/" + name), ignored)) {
+                    all += read_bytes(folder / (out + "/" + name));
+                }
+            }
+            return all;
+        };
+        const std::string before = state();
+        ProgramRun run = run_train(folder.path(), options(out, 8, more));
+        CHECK_MESSAGE(run.exit_code == exit_code, run.out, run.err);
+        for (const std::string& part : says) {
+            CHECK_MESSAGE(run.err.find(part) != std::string::npos, part, " in ", run.err);
+        }
+        CHECK((state() == before));
+    }
+};
+
+void copy_folder(const std::string& from, const std::string& to) {
+    fs::remove_all(to);
+    fs::copy(from, to, fs::copy_options::recursive);
+}
+
+void flip_byte(const std::string& path, size_t at) {
+    std::string bytes = read_bytes(path);
+    bytes[at] = (char)(bytes[at] ^ 1);
+    write_bytes(path, bytes);
+}
+
+// a link to itself: neither there nor missing, the same for every user
+void make_unreadable(const std::string& path) {
+    fs::remove_all(path);
+    fs::create_symlink(path, path);
+}
+
+bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+// ---- the line of descent -----------------------------------------------------------------------
+
+TEST_CASE("run folder: auto goes on along the line that the log follows") {
+    Runs r;
+    // what should come out: 4 steps, then others with another learning rate
+    r.train("short", 4);
+    r.train("expected", 12, "--lr 0.005 --resume " + r.step("short", 4));
+    auto check_expected = [&](const std::string& out) {
+        CHECK(same_files(r / (out + "/model.bin"), r / "expected/model.bin"));
+        std::vector<Json> log = read_log(r / out), end = read_log(r / "expected");
+        REQUIRE(log.size() == 12 + 1);
+        for (int64_t k = 0; k < 12; k++) { CHECK(log[(size_t)k]["step"] == k); }
+        log.erase(log.begin(), log.begin() + 4);
+        CHECK(log == end);
+    };
+    r.train("run", 20);
+    SUBCASE("stopped on the new line") {
+        ProgramRun back = r.train("run", 8, "--lr 0.005 --keep 1 --resume " + r.step("run", 4));
+        CHECK(says(back.err, r.step("run", 20) + ": abandoned"));
+        CHECK(fs::exists(r.step("run", 20) + ".abandoned"));  // put aside, not deleted
+        CHECK_FALSE(fs::exists(r.step("run", 20)));
+        CHECK_FALSE(fs::exists(r.step("run", 4)));  // --keep 1 is about this line
+        CHECK(fs::exists(r.step("run", 8)));
+        ProgramRun on = r.train("run", 12, "--lr 0.005 --resume auto");
+        CHECK(says(on.out, "weights    | " + r.step("run", 8)));
+        check_expected("run");
+    }
+    SUBCASE("killed before the first save of the new line") {
+        Words options = r.options("run", 1000000, "--lr 0.005 --resume " + r.step("run", 4));
+        auto save_every = std::find(options.begin(), options.end(), "--save-every");
+        *(save_every + 1) = "0";
+        pid_t pid = start_train(r.folder.path(), options);
+        for (int wait = 0;
+             wait < 4000 && read_bytes(r / "run/log.jsonl").find("\"step\":25,") == std::string::npos;
+             wait++) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        kill(pid, SIGKILL);
+        finish_train(r.folder.path(), pid);
+        ProgramRun on = r.train("run", 12, "--lr 0.005 --resume auto");
+        CHECK(says(on.out, "weights    | " + r.step("run", 4)));
+        check_expected("run");
+    }
+    SUBCASE("an abandoned one can still be named") {
+        r.train("run", 8, "--lr 0.005 --resume " + r.step("run", 4));
+        r.train("run", 22, "--resume " + r.step("run", 20) + ".abandoned");
+        r.train("whole", 22);
+        CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
+        CHECK(fs::exists(r.step("run", 8) + ".abandoned"));
+    }
+}
+
+TEST_CASE("run folder: checkpoints of other runs and under other names are not taken") {
+    Runs r;
+    r.train("run", 4);
+    r.train("other", 6, "--seed 7");
+    fs::rename(r.step("other", 6), r.step("run", 6));
+    copy_folder(r.step("run", 4), r.step("run", 7));
+    ProgramRun run = r.train("run", 8, "--resume auto");
+    CHECK(says(run.out, "weights    | " + r.step("run", 4)));
+    CHECK(says(run.err, r.step("run", 6) + ": of another run"));
+    CHECK(says(run.err, r.step("run", 7) + ": its name says step 7, run.json 4"));
+    CHECK(fs::exists(r.step("run", 6) + ".foreign"));
+    r.train("whole", 8);
+    CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
+}
+
+TEST_CASE("run folder: without a log") {
+    Runs r;
+    r.train("run", 4);
+    fs::remove(r / "run/log.jsonl");
+    r.check_refused("run", "", kExitUsage, {"holds a run already", "step_ folders"});
+    r.train("whole", 6);
+    SUBCASE("the newest counts") {
+        r.train("run", 6, "--resume auto");
+        CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
+    }
+    SUBCASE("but not where checkpoints contradict each other") {
+        copy_folder(r.step("whole", 6), r.step("run", 6));
+        r.check_refused("run", "--resume auto", kExitBadInput,
+                        {r.step("run", 6) + " and " + r.step("run", 4), "--resume FOLDER"});
+    }
+}
+
+TEST_CASE("run folder: a log with steps but no checkpoint is not overwritten") {
+    Runs r;
+    r.train("run", 4);
+    for (const char* name : {"step_00000002", "step_00000004"}) {
+        fs::remove_all(r / ("run/" + std::string(name)));
+    }
+    r.check_refused("run", "--resume auto", kExitBadInput, {r / "run", "log.jsonl has steps"});
+    r.check_refused("run", "", kExitUsage, {r / "run", "holds a run already"});
+    // a log without steps, of a start that failed, is in nobody's way
+    for (const char* text : {"", "{\"step\":0,\"line\":[[\"0123456789abcdef\",0]]}\n"}) {
+        for (const char* resume : {"none", "auto"}) {
+            fs::remove_all(r / "run");
+            fs::create_directory(r / "run");
+            write_bytes(r / "run/log.jsonl", text);
+            r.train("run", 2, std::string("--resume ") + resume);
+        }
+    }
+}
+
+TEST_CASE("run folder: a run of an earlier version goes on") {
+    Runs r;
+    r.train("whole", 6);
+    r.train("run", 4);
+    for (int n : {2, 4}) {
+        fs::remove(r.step("run", n) + "/run.json");
+        std::string manifest = read_bytes(r.step("run", n) + "/MANIFEST");
+        write_bytes(r.step("run", n) + "/MANIFEST", manifest.substr(0, manifest.find("optimizer.bin") + 14));
+    }
+    std::string log = read_bytes(r / "run/log.jsonl");
+    write_bytes(r / "run/log.jsonl", log.substr(log.find('\n') + 1));
+    ProgramRun run = r.train("run", 6, "--resume auto --keep 2");
+    CHECK(says(run.out, "weights    | " + r.step("run", 4)));
+    CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
+    CHECK(names_below(r / "run") ==
+          Words{"config.toml", "log.jsonl", "model.bin", "step_00000004", "step_00000006"});
+}
+
+// ---- --keep ------------------------------------------------------------------------------------
+
+TEST_CASE("run folder: --keep counts what is intact and of this run") {
+    Runs r;
+    r.train("run", 6);
+    flip_byte(r.step("run", 4) + "/optimizer.bin", 2000);
+    r.train("other", 6, "--seed 7");
+    copy_folder(r.step("other", 4), r.step("run", 5));
+    ProgramRun run = r.train("run", 8, "--resume auto --keep 3");
+    CHECK(says(run.err, "not counted by --keep: " + r.step("run", 4) + "/optimizer.bin is damaged"));
+    CHECK(names_below(r / "run") == Words{"config.toml", "log.jsonl", "model.bin", "step_00000002",
+                                          "step_00000004", "step_00000005.foreign", "step_00000006",
+                                          "step_00000008"});
+    KnownIntact known;
+    const Line line = line_of_log(read_bytes(r / "run/log.jsonl"), "log").value();
+    remove_old_checkpoints(r / "run/", line, 7, 1, &known);  // not there: nothing is known to be newer
+    CHECK(fs::exists(r.step("run", 2)));
+    remove_old_checkpoints(r / "run/", line, 6, 1, &known);  // a slash at the end
+    CHECK_FALSE(fs::exists(r.step("run", 2)));
+    CHECK(fs::exists(r.step("run", 6)));
+    CHECK(fs::exists(r.step("run", 8)));
+}
+
+// ---- what cannot be read -----------------------------------------------------------------------
+
+TEST_CASE("run folder: what cannot be read is no reason to start again or to go back") {
+    Runs r;
+    r.train("good", 4);
+    auto check_unreadable = [&](const std::string& name, const std::string& resume) {
+        CAPTURE(name);
+        copy_folder(r / "good", r / "run");
+        make_unreadable(r / ("run/" + name));
+        r.check_refused("run", resume, kExitBadInput, {"cannot read", r / ("run/" + name)});
+    };
+    for (const char* name : {"log.jsonl", "step_00000004", "step_00000004/MANIFEST", "step_00000004/run.json",
+                             "step_00000004/model.bin", "step_00000004/optimizer.bin"}) {
+        check_unreadable(name, "--resume auto");
+    }
+    check_unreadable("log.jsonl", "");
+    fs::remove_all(r / "run");
+    make_unreadable(r / "run");
+    ProgramRun run = run_train(r.folder.path(), r.options("run", 8, "--resume auto"));
+    CHECK_MESSAGE(run.exit_code == kExitBadInput, run.err);
+    CHECK(says(run.err, "cannot read"));
+}
+
+TEST_CASE("run folder: an error that passes costs nothing") {
+    Runs r;
+    r.train("run", 4);
+    r.train("whole", 6);
+    const std::string path = r.step("run", 4) + "/MANIFEST", manifest = read_bytes(path);
+    make_unreadable(path);
+    pid_t pid = start_train(r.folder.path(), r.options("run", 6, "--resume auto"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(350));
+    write_bytes(r / "manifest", manifest);
+    fs::rename(r / "manifest", path);
+    ProgramRun run = finish_train(r.folder.path(), pid);
+    CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+    CHECK(says(run.out, "weights    | " + r.step("run", 4)));
+    CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
+}
+
+TEST_CASE("run folder: what is no regular file is damage, and nothing waits for it") {
+    Runs r;
+    r.train("run", 4);
+    const std::string path = r.step("run", 4) + "/MANIFEST";
+    fs::remove(path);
+    REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+    ProgramRun run = r.train("run", 6, "--resume auto");
+    CHECK(says(run.err, "passed over " + path + ": not a regular file"));
+    CHECK(fs::exists(r.step("run", 4) + ".damaged"));
+}
+
+// ---- the record --------------------------------------------------------------------------------
+
+TEST_CASE("run record: what lies on a line") {
+    const Line none, a = {{"a", 0}}, ab = {{"a", 0}, {"b", 10}}, ac = {{"a", 0}, {"c", 10}},
+                     abd = {{"a", 0}, {"b", 10}, {"d", 30}}, x = {{"x", 0}};
+    CHECK(lies_on(none, none, 5));
+    CHECK(lies_on(a, a, 100));
+    CHECK(lies_on(ab, a, 10));  // where b began
+    CHECK(lies_on(ab, a, 4));
+    CHECK_FALSE(lies_on(ab, a, 11));
+    CHECK_FALSE(lies_on(ab, ac, 20));
+    CHECK_FALSE(lies_on(a, ab, 20));  // the log went back to before b
+    CHECK(lies_on(abd, ab, 30));
+    CHECK_FALSE(lies_on(abd, ab, 31));
+    CHECK(lies_on(abd, a, 10));
+    CHECK_FALSE(lies_on(a, x, 1));
+    CHECK(lies_on(a, none, 0));
+    CHECK_FALSE(lies_on(a, none, 1));
+}
+
+TEST_CASE("run record: what is written is read, and what is not one is refused") {
+    RunRecord record{{{"0123456789abcdef", 0}, {"fedcba9876543210", 123456789012}}, 123456789099, 3};
+    const std::string good = to_json(record);
+    RunRecord found = parse_run_record(good, "f");
+    CHECK(found.line == record.line);
+    CHECK(found.step == record.step);
+    CHECK(found.skipped_in_a_row == 3);
+    CHECK(new_id().size() == 16);
+    CHECK(new_id() != new_id());
+    for (size_t cut = 0; cut + 2 < good.size(); cut++) {
+        CHECK(error_of([&] { parse_run_record(good.substr(0, cut), "f"); }).exit_code == kExitBadInput);
+    }
+    auto refused = [&](const std::string& old, const std::string& text, const std::string& what) {
+        std::string bad = good;
+        REQUIRE(bad.find(old) != std::string::npos);
+        bad.replace(bad.find(old), old.size(), text);
+        check_error(error_of([&] { parse_run_record(bad, "file"); }), kExitBadInput, {"file", what});
+    };
+    refused("\"format\": 1", "\"format\": 99", "later version");
+    refused("123456789099", "-1", "step");
+    refused("123456789099", "1e3", "step");
+    refused("123456789099", "18446744073709551615", "step");
+    refused("\"step\"", "\"stop\"", "step");
+    refused("fedcba9876543210", "fedcba987654321", "16 hexadecimal");
+    refused("fedcba9876543210", "\\u001b[2Jba9876543", "16 hexadecimal");
+    refused("123456789012", "\"x\"", "line");
+    refused("\"0123456789abcdef\"", "17", "line");
+    CHECK(error_of([&] { parse_run_record(std::string(1 << 20, '['), "f"); }).exit_code == kExitBadInput);
+    CHECK(error_of([&] { parse_run_record("[]", "f"); }).exit_code == kExitBadInput);
+    CHECK(error_of([&] { parse_run_record("", "f"); }).exit_code == kExitBadInput);
+
+    const std::string log = log_start({{"0123456789abcdef", 0}}, 0) + "{\"step\":0,\"train_loss\":1}\n" +
+                            log_start(record.line, 9) + "{\"step\":9,\"train_loss\":1}\n";
+    CHECK(line_of_log(log, "l") == record.line);
+    CHECK_FALSE(line_of_log("{\"step\":9,\"train_loss\":1}\n", "l").has_value());
+    CHECK(has_steps(log));
+    CHECK_FALSE(has_steps(log_start(record.line, 9)));
+    CHECK(has_steps("{\"ste"));
+}

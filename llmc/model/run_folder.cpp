@@ -1,0 +1,224 @@
+// A run folder: see run_folder.h.
+#include "llmc/model/run_folder.h"
+
+#include <unistd.h>
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <limits>
+#include <optional>
+
+#include "llmc/host/error.h"
+#include "llmc/host/logger.h"
+#include "llmc/host/read_file.h"
+#include "llmc/model/checkpoint.h"
+
+namespace llmc {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// a step_ folder; whether it is intact is not looked at
+struct StepFolder {
+    std::string path;
+    int64_t step;
+};
+
+// newest first
+std::vector<StepFolder> list_steps(const std::string& run_folder) {
+    std::vector<StepFolder> found;
+    for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
+        if (name.size() < 13 || !name.starts_with("step_")) { continue; }
+        int64_t step = 0;
+        const char* end = name.data() + name.size();
+        auto [stop, error] = std::from_chars(name.data() + 5, end, step);
+        std::string path = run_folder + "/" + name;
+        if (error == std::errc() && stop == end && step >= 0 && file_kind(path) == FileKind::kFolder) {
+            found.push_back({path, step});
+        }
+    }
+    std::sort(found.begin(), found.end(),
+              [](const StepFolder& a, const StepFolder& b) { return a.step > b.step; });
+    return found;
+}
+
+std::string run_of(const Line& line) { return line.empty() ? "of an earlier version" : line.front().id; }
+
+// why an intact checkpoint does not count on this line, "" if it does; kind: for its new name
+std::string off_line(const Line& line, const CheckpointFacts& facts, const StepFolder& at,
+                     std::string* kind) {
+    const RunRecord& record = facts.record;
+    *kind = "foreign";
+    if (run_of(record.line) != run_of(line) && !record.line.empty()) {
+        return strf("%s: of another run (%s, not %s)", at.path.c_str(), run_of(record.line).c_str(),
+                    run_of(line).c_str());
+    }
+    if (!record.line.empty() && record.step != at.step) {
+        return strf("%s: its name says step %lld, run.json %lld", at.path.c_str(), (long long)at.step,
+                    (long long)record.step);
+    }
+    if (lies_on(line, record.line, at.step)) { return ""; }
+    *kind = "abandoned";
+    return at.path + ": abandoned: the run went on from a step before it";
+}
+
+// the line that a run folder's log follows; nothing: no log, or one without steps and lines
+std::optional<Line> line_of_folder(const std::string& run_folder) {
+    const std::string path = run_folder + "/log.jsonl";
+    auto log = read_whole(path, std::numeric_limits<int64_t>::max());
+    if (!log) { return std::nullopt; }
+    auto line = line_of_log(*log, path);
+    if (line || !has_steps(*log)) { return line; }
+    return Line();  // of an earlier version
+}
+
+// without a log: the line of the newest intact checkpoint, on which all others must lie
+Line line_of_checkpoints(const std::vector<StepFolder>& steps) {
+    std::optional<Line> line;
+    std::string newest, kind;
+    for (const StepFolder& at : steps) {
+        CheckpointFacts facts = inspect_checkpoint(at.path, !line);
+        if (!facts.damage.empty()) { continue; }
+        if (!line) {
+            line = facts.record.line;
+            newest = at.path;
+        } else if (!off_line(*line, facts, at, &kind).empty()) {
+            throw Error(kExitBadInput,
+                        strf("%s and %s do not belong to one line of a run, and no log.jsonl says which "
+                             "counts. Name the one to go on from: --resume FOLDER.",
+                             newest.c_str(), at.path.c_str()));
+        }
+    }
+    return line.value_or(Line());
+}
+
+// a name that is free: path.kind, path.kind-2 ...
+std::string free_name(const std::string& path, const std::string& kind) {
+    for (int number = 1;; number++) {
+        std::string name = path + "." + kind + (number == 1 ? "" : strf("-%d", number));
+        if (file_kind(name) == FileKind::kMissing) { return name; }
+    }
+}
+
+std::string identity(const std::string& checkpoint) {
+    std::string all;
+    for (const std::string& name : folder_names(checkpoint).value_or(std::vector<std::string>())) {
+        all += name + " " + file_identity(checkpoint + "/" + name) + "\n";
+    }
+    return all;
+}
+
+bool is_intact(const std::string& checkpoint, KnownIntact* known, std::string* damage) {
+    auto found = known->find(checkpoint);
+    if (found != known->end() && found->second == identity(checkpoint)) { return true; }
+    *damage = inspect_checkpoint(checkpoint).damage;
+    if (damage->empty()) { note_intact(checkpoint, known); }
+    return damage->empty();
+}
+
+// under another name first: deleted halfway, it is a leftover and no damaged checkpoint
+void remove_checkpoint(const std::string& path) {
+    std::error_code error;
+    std::string leftover = strf("%s.tmp-%d", path.c_str(), (int)getpid());
+    fs::rename(path, leftover, error);
+    fs::remove_all(error ? path : leftover, error);
+}
+
+}  // namespace
+
+std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
+    const std::vector<StepFolder> steps = list_steps(run_folder);
+    const std::optional<Line> of_log = line_of_folder(run_folder);
+    const Line line = of_log ? *of_log : line_of_checkpoints(steps);
+    std::string passed, kind;
+    for (const StepFolder& at : steps) {
+        CheckpointFacts facts = inspect_checkpoint(at.path);
+        std::string why = facts.damage.empty() ? off_line(line, facts, at, &kind) : facts.damage;
+        if (why.empty()) {
+            *notes += passed;
+            return at.path;
+        }
+        passed += "passed over " + why + "\n";
+    }
+    if (steps.empty() && !of_log) { return ""; }
+    auto log = read_whole(run_folder + "/log.jsonl", std::numeric_limits<int64_t>::max());
+    if (steps.empty() && !has_steps(log.value_or(""))) { return ""; }
+    throw Error(kExitBadInput,
+                strf("%s: %s:\n%sTo train from the beginning, choose another --out, or remove log.jsonl and "
+                     "the step_ folders; to go on from a checkpoint that was passed over: --resume FOLDER.",
+                     run_folder.c_str(),
+                     steps.empty() ? "log.jsonl has steps, but there is no checkpoint to go on from"
+                                   : "no checkpoint in it is intact and of the run that log.jsonl is of",
+                     passed.c_str()));
+}
+
+void require_no_run(const std::string& run_folder) {
+    require_no_steps(run_folder);
+    if (list_steps(run_folder).empty()) { return; }
+    throw Error(kExitUsage,
+                run_folder +
+                    ": this folder holds a run already (step_ folders). Choose another --out, or go "
+                    "on with it by --resume auto.");
+}
+
+std::string set_aside(const std::string& run_folder, const Line& line) {
+    std::string done, kind;
+    for (const StepFolder& at : list_steps(run_folder)) {
+        CheckpointFacts facts = inspect_checkpoint(at.path, false);
+        std::string why = facts.damage.empty() ? off_line(line, facts, at, &kind) : facts.damage;
+        if (why.empty()) { continue; }  // to read all that may yet count would take long
+        if (kind == "abandoned" && facts.damage.empty()) { facts = inspect_checkpoint(at.path); }
+        if (!facts.damage.empty()) {
+            why = facts.damage;
+            kind = "damaged";
+        }
+        std::string name = free_name(at.path, kind);
+        std::error_code error;
+        fs::rename(at.path, name, error);
+        done += why + (error ? "; cannot be renamed: " + error.message() : "; now " + name) + "\n";
+    }
+    return done;
+}
+
+void note_intact(const std::string& checkpoint, KnownIntact* known) {
+    (*known)[checkpoint] = identity(checkpoint);
+}
+
+std::string remove_old_checkpoints(const std::string& run_folder, const Line& line, int64_t step,
+                                   int64_t keep, KnownIntact* known) {
+    std::string passed, kind, damage;
+    if (keep <= 0) { return passed; }
+    int64_t counted = 0;
+    for (const StepFolder& at : list_steps(run_folder)) {
+        if (at.step > step || (counted == 0 && at.step != step)) { continue; }
+        CheckpointFacts facts = inspect_checkpoint(at.path, false);
+        std::string why = off_line(line, facts, at, &kind);
+        if (why.empty() && counted >= keep) {
+            known->erase(at.path);
+            remove_checkpoint(at.path);
+        } else if (why.empty() && is_intact(at.path, known, &damage)) {
+            counted++;
+        } else {
+            passed += "not counted by --keep: " + (why.empty() ? damage : why) + "\n";
+        }
+    }
+    return passed;
+}
+
+void remove_leftovers(const std::string& run_folder) {
+    for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
+        size_t mark = name.rfind(".tmp-");
+        bool ours = false;
+        for (const char* start : {"step_", "model.bin", "log.jsonl", "config.toml"}) {
+            ours = ours || name.starts_with(start);
+        }
+        if (ours && mark != std::string::npos &&
+            name.find_first_not_of("0123456789", mark + 5) == std::string::npos) {
+            std::error_code ignored;
+            fs::remove_all(run_folder + "/" + name, ignored);
+        }
+    }
+}
+
+}  // namespace llmc

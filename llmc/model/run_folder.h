@@ -1,0 +1,42 @@
+// A run folder: which of the checkpoints in it belong to the run, which one a run goes on from, and which
+// stay. A checkpoint counts if it is intact and lies on the line of descent that log.jsonl follows (see
+// run_record.h); damaged ones, abandoned ones (a later start went back to before them) and those of other
+// runs are never taken and never counted.
+// All throw CannotRead, and change nothing, where the folder cannot be read.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "llmc/model/run_record.h"
+
+namespace llmc {
+
+// The newest checkpoint that counts, "" if the folder holds no run. What is passed over is appended to
+// *notes, a line each. Throws Error(kExitBadInput) where going on is not possible and starting again would
+// destroy something: a log with steps, or step_ folders, of which none counts; without a log, checkpoints of
+// different lines.
+std::string find_checkpoint(const std::string& run_folder, std::string* notes);
+
+// Throws Error(kExitUsage) if the folder holds a run: a log with steps, or step_ folders.
+void require_no_run(const std::string& run_folder);
+
+// Renames the step_ folders that are damaged or do not lie on this line to step_N.damaged, .abandoned or
+// .foreign; returns what was done, a line each.
+std::string set_aside(const std::string& run_folder, const Line& line);
+
+// Which checkpoints are known to be intact, by their names and what the system says about their files: those
+// need not be read again.
+using KnownIntact = std::map<std::string, std::string>;
+void note_intact(const std::string& checkpoint, KnownIntact* known);
+
+// Deletes the checkpoints on this line but the newest `keep` intact ones of those up to this step, which is
+// just saved; keep = 0: none. Returns what was passed over, a line each.
+std::string remove_old_checkpoints(const std::string& run_folder, const Line& line, int64_t step,
+                                   int64_t keep, KnownIntact* known);
+
+// Deletes temporaries of saves that a kill or a power loss ended: NAME.tmp-PID. Only under the run's lock.
+void remove_leftovers(const std::string& run_folder);
+
+}  // namespace llmc

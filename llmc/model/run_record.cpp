@@ -1,0 +1,136 @@
+// What a checkpoint says about its run: see run_record.h.
+#include "llmc/model/run_record.h"
+
+#include <sys/random.h>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "llmc/host/error.h"
+
+namespace llmc {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormat = 1;
+constexpr int kDeepest = 4;  // levels of lists and objects
+constexpr size_t kIdDigits = 16;
+
+// A field of an object, checked; `what` is the file.
+class Reader {
+public:
+    Reader(const Json& object, const std::string& what) : object_(object), what_(what) {
+        if (!object.is_object()) { fail("the whole", "an object"); }
+    }
+    const Json& at(const char* name) const {
+        auto found = object_.find(name);
+        if (found == object_.end()) { fail(name, "to be there"); }
+        return *found;
+    }
+    int64_t count(const char* name) const { return count(at(name), name); }
+    int64_t count(const Json& value, const char* name) const {
+        bool fits = value.is_number_unsigned() && value.get<uint64_t>() <= (uint64_t)INT64_MAX;
+        if (!fits) { fail(name, "a whole number of 0 to 2^63 - 1"); }
+        return value.get<int64_t>();
+    }
+    Line line(const char* name) const {
+        Line line;
+        const Json& starts = at(name);
+        if (!starts.is_array()) { fail(name, "a list"); }
+        for (const Json& start : starts) {
+            if (!start.is_array() || start.size() != 2 || !start[0].is_string()) {
+                fail(name, "[id, step] for each start");
+            }
+            std::string id = start[0].get<std::string>();
+            int64_t step = count(start[1], name);
+            bool hex =
+                id.size() == kIdDigits && id.find_first_not_of("0123456789abcdef") == std::string::npos;
+            if (!hex || (!line.empty() && step < line.back().step)) {
+                fail(name, "ids of 16 hexadecimal digits, steps that do not fall");
+            }
+            line.push_back({id, step});
+        }
+        return line;
+    }
+    [[noreturn]] void fail(const char* name, const char* expected) const {
+        throw Error(kExitBadInput,
+                    strf("%s: not a usable record of a run: %s: expected %s", what_.c_str(), name, expected));
+    }
+
+private:
+    const Json& object_;
+    const std::string& what_;
+};
+
+// throws unless it is JSON of a few levels; a deep nest of lists would take a thousand times its length
+Json parse(const std::string& text, const std::string& what) {
+    auto shallow = [&](int depth, Json::parse_event_t, Json&) {
+        if (depth > kDeepest) { throw Error(kExitBadInput, what + ": lists in lists in lists"); }
+        return true;
+    };
+    try {
+        return Json::parse(text, shallow);
+    } catch (const Json::exception& e) {
+        throw Error(kExitBadInput, strf("%s: not a usable record of a run: %s", what.c_str(), e.what()));
+    }
+}
+
+Json to_list(const Line& line) {
+    Json list = Json::array();
+    for (const Start& start : line) { list.push_back({start.id, start.step}); }
+    return list;
+}
+
+}  // namespace
+
+std::string new_id() {
+    uint64_t bits = 0;
+    if (getrandom(&bits, sizeof(bits), 0) != (ssize_t)sizeof(bits)) {
+        throw Error(kExitDevice, "the system gives no random numbers (getrandom)");
+    }
+    return strf("%016llx", (unsigned long long)bits);
+}
+
+bool lies_on(const Line& line, const Line& checkpoint, int64_t step) {
+    size_t n = checkpoint.size();
+    if (n > line.size() || !std::equal(checkpoint.begin(), checkpoint.end(), line.begin())) { return false; }
+    return n == line.size() || line[n].step >= step;
+}
+
+std::string to_json(const RunRecord& record) {
+    Json json;
+    json["format"] = kFormat;
+    json["line"] = to_list(record.line);
+    json["step"] = record.step;
+    json["skipped_in_a_row"] = record.skipped_in_a_row;
+    return json.dump(1) + "\n";
+}
+
+RunRecord parse_run_record(const std::string& text, const std::string& what) {
+    const Json json = parse(text, what);
+    const Reader reader(json, what);
+    if (reader.count("format") != kFormat) {
+        reader.fail("format", "1: a later version of this program wrote it");
+    }
+    RunRecord record;
+    record.line = reader.line("line");
+    record.step = reader.count("step");
+    record.skipped_in_a_row = reader.count("skipped_in_a_row");
+    return record;
+}
+
+std::string log_start(const Line& line, int64_t step) {
+    return strf("{\"step\":%lld,\"line\":%s}\n", (long long)step, to_list(line).dump().c_str());
+}
+
+std::optional<Line> line_of_log(const std::string& log, const std::string& what) {
+    size_t mark = log.rfind(",\"line\":[");
+    if (mark == std::string::npos) { return std::nullopt; }
+    size_t begin = log.rfind('\n', mark) + 1, end = log.find('\n', mark);  // npos + 1 is 0
+    if (end == std::string::npos) { return std::nullopt; }
+    const Json json = parse(log.substr(begin, end - begin), what);
+    return Reader(json, what).line("line");
+}
+
+}  // namespace llmc

@@ -1,0 +1,44 @@
+// What a checkpoint says about its run beside weights and moments: run.json in its folder. Which run it
+// belongs to and along which line of descent, what the run trained on, with which settings.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+// a start of the program: a random id, and the first step that it did
+struct Start {
+    std::string id;
+    int64_t step = 0;
+    bool operator==(const Start&) const = default;
+};
+
+// All the starts that led to a state, oldest first. The first id is the run's. Empty: of a run from before
+// lines were noted.
+using Line = std::vector<Start>;
+
+struct RunRecord {
+    Line line;
+    int64_t step = 0;              // steps done, as in the folder's name
+    int64_t skipped_in_a_row = 0;  // of the steps before
+};
+
+std::string new_id();  // 16 hexadecimal digits
+
+// whether a checkpoint of this step with the line `checkpoint` lies on `line`: no start between it and the
+// end of `line` went back to before it
+bool lies_on(const Line& line, const Line& checkpoint, int64_t step);
+
+// run.json's content, and back. what: the file, for messages. Throws Error(kExitBadInput) naming the field.
+std::string to_json(const RunRecord& record);
+RunRecord parse_run_record(const std::string& text, const std::string& what);
+
+// The line that log.jsonl gets at each start, and which line of descent a log follows: that of its last
+// start. Nothing if it has none; throws as above.
+std::string log_start(const Line& line, int64_t step);
+std::optional<Line> line_of_log(const std::string& log, const std::string& what);
+
+}  // namespace llmc
