@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cinttypes>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -36,6 +37,35 @@ void for_each_piece(const GPT2Config& config, Visit visit) {
             visit(t, first, std::min(kPiece, total - first));
         }
     }
+}
+
+const char* const kStateNames[] = {"", ", first moment", ", second moment"};
+
+// "" if all values are numbers that training can go on with, else which is not: "qkvw[17] = nan"
+std::string not_finite(State state, int tensor, int64_t first, std::span<const float> values) {
+    auto good = [&](float x) { return std::isfinite(x) && (state != State::kSecondMoment || x >= 0); };
+    auto bad = std::find_if_not(values.begin(), values.end(), good);
+    if (bad == values.end()) { return ""; }
+    return strf("%s[%lld]%s = %g", kTensors[tensor].name, (long long)(first + (bad - values.begin())),
+                kStateNames[(int)state], *bad);
+}
+
+void require_finite_input(const std::string& path, State state, int tensor, int64_t first,
+                          std::span<const float> values) {
+    std::string bad = not_finite(state, tensor, first, values);
+    if (bad.empty()) { return; }
+    throw Error(kExitBadInput,
+                strf("%s: found %s, expected %s number. The training that made this file had diverged: use "
+                     "an earlier one.",
+                     path.c_str(), bad.c_str(),
+                     state == State::kSecondMoment ? "a finite, not negative" : "a finite"));
+}
+
+void require_finite_output(const std::string& path, State state, int tensor, int64_t first,
+                           std::span<const float> values) {
+    std::string bad = not_finite(state, tensor, first, values);
+    if (bad.empty()) { return; }
+    throw Error(kExitDiverged, strf("%s was not written: %s", path.c_str(), bad.c_str()));
 }
 
 float from_bf16(uint16_t bits) { return std::bit_cast<float>((uint32_t)bits << 16); }
@@ -126,10 +156,14 @@ void write_model_file(const std::string& path, const GPT2Config& config, int32_t
     std::vector<uint16_t> narrow(kPiece);
     for_each_piece(config, [&](int tensor, int64_t first, int64_t count) {
         read(State::kParameter, tensor, first, {piece.data(), (size_t)count});
+        if (version == kModelBf16) {  // a large number may become infinity
+            std::transform(piece.begin(), piece.begin() + count, narrow.begin(), to_bf16);
+            std::transform(narrow.begin(), narrow.begin() + count, piece.begin(), from_bf16);
+        }
+        require_finite_output(path, State::kParameter, tensor, first, {piece.data(), (size_t)count});
         if (version == kModelFp32) {
             out.write(piece.data(), count * sizeof(float));
         } else {
-            std::transform(piece.begin(), piece.begin() + count, narrow.begin(), to_bf16);
             out.write(narrow.data(), count * sizeof(uint16_t));
         }
     });
@@ -140,6 +174,7 @@ void load_model(const ModelFile& file, const WriteTensor& write) {
     std::vector<float> piece(kPiece);
     for_each_piece(file.config(), [&](int tensor, int64_t first, int64_t count) {
         file.read(tensor, first, {piece.data(), (size_t)count});
+        require_finite_input(file.path(), State::kParameter, tensor, first, {piece.data(), (size_t)count});
         write(State::kParameter, tensor, first, {piece.data(), (size_t)count});
     });
 }
@@ -162,6 +197,7 @@ void write_optimizer_file(const std::string& path, const GPT2Config& config, con
     for (State moment : {State::kFirstMoment, State::kSecondMoment}) {
         for_each_piece(config, [&](int tensor, int64_t first, int64_t count) {
             read(moment, tensor, first, {piece.data(), (size_t)count});
+            require_finite_output(path, moment, tensor, first, {piece.data(), (size_t)count});
             out.write(piece.data(), count * sizeof(float));
         });
     }
@@ -323,6 +359,7 @@ TrainingState load_checkpoint(const std::string& folder, const WriteTensor& writ
     for (State moment : {State::kFirstMoment, State::kSecondMoment}) {
         for_each_piece(config, [&](int tensor, int64_t first, int64_t count) {
             std::memcpy(piece.data(), at, count * sizeof(float));
+            require_finite_input(file.path(), moment, tensor, first, {piece.data(), (size_t)count});
             write(moment, tensor, first, {piece.data(), (size_t)count});
             at += count * sizeof(float);
         });

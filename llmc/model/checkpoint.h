@@ -27,6 +27,7 @@ class ModelFile {
 public:
     explicit ModelFile(const std::string& path);
     const GPT2Config& config() const { return config_; }
+    const std::string& path() const { return file_.path(); }
     // values [first, first + values.size()) of a tensor in file order, as fp32
     void read(int tensor, int64_t first, std::span<float> values) const;
 
@@ -42,11 +43,13 @@ using ReadTensor = std::function<void(State state, int tensor, int64_t first, st
 using WriteTensor =
     std::function<void(State state, int tensor, int64_t first, std::span<const float> values)>;
 
-// Replaces path atomically. version is kModelFp32 or kModelBf16 (rounded to nearest even).
+// Replaces path atomically. version is kModelFp32 or kModelBf16 (rounded to nearest even). Throws
+// Error(kExitDiverged) naming the first number that is not finite, and then writes nothing.
 void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,
                       const ReadTensor& read);
 
-// hands a model file's parameters on in pieces
+// Hands a model file's parameters on in pieces. Throws Error(kExitBadInput) naming the first that is not
+// finite.
 void load_model(const ModelFile& file, const WriteTensor& write);
 
 struct TrainingState {
@@ -60,7 +63,8 @@ struct TrainingState {
 // run_folder/step_%08d
 std::string checkpoint_name(const std::string& run_folder, int64_t step);
 
-// Writes run_folder/step_%08d, whole or not at all. Throws Error(kExitSaveFailed) or Error(kExitUsage).
+// Writes run_folder/step_%08d, whole or not at all. Throws Error(kExitSaveFailed), Error(kExitUsage), or
+// Error(kExitDiverged) as write_model_file does.
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const TrainingState& state,
                      const ReadTensor& read, RunRecord record = {});
 

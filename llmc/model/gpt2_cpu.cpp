@@ -220,7 +220,8 @@ double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches) {
 void GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) {
     double loss = forward_backward(micro_batches);
     double norm = global_norm_cpu(grads_.data(), layout_.size());  // gaps and padding rows are zero
-    bool skipped = !std::isfinite(loss) || !std::isfinite(norm);
+    bool too_long = norm > kLongestGradient && !(params.clip > 0);
+    bool skipped = !std::isfinite((float)loss) || !std::isfinite((float)norm) || too_long;
     if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
     auto done = std::chrono::steady_clock::now();
     results_.push_back({params.step, (float)loss, (float)norm, skipped, done});

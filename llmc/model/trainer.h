@@ -195,6 +195,8 @@ private:
             TrainingState state = load_checkpoint(plan_.checkpoint, write);
             require_same_run(state, o_, plan_, data_);
             model.set_updates(state.updates);
+            skipped_in_a_row_ = plan_.record.skipped_in_a_row;
+            last_good_ = plan_.checkpoint;
             first = state.step;
         } else if (!plan_.model_file.empty()) {
             load_model(ModelFile(plan_.model_file), write);
@@ -237,10 +239,8 @@ private:
                  tokens_per_s, peak.c_str(), duration_text(left).c_str(),
                  r.skipped ? " | SKIPPED: not finite" : ""));
         if (skipped_in_a_row_ >= kMostSkippedSteps) {
-            throw Error(kExitDiverged,
-                        strf("step %lld: loss or gradient norm was not finite %d times in a row. Lower --lr, "
-                             "or lengthen --warmup.",
-                             (long long)r.step, kMostSkippedSteps));
+            throw diverged(strf("step %lld: loss or gradient norm was not finite %d times in a row",
+                                (long long)r.step, kMostSkippedSteps));
         }
     }
 
@@ -309,6 +309,8 @@ private:
 
     void save(Model& model, int64_t step) {
         drain(model);
+        record_.skipped_in_a_row = skipped_in_a_row_;
+        const std::string name = checkpoint_name(plan_.out, step);
         auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
             model.save(s, tensor, first, x);
         };
@@ -316,19 +318,28 @@ private:
             save_checkpoint(plan_.out, plan_.config, training_state(o_, plan_, data_, step, model.updates()),
                             read, record_);
             save_failed_ = false;
-            line_.message(strf("step %lld | saved %s/step_%08lld", (long long)step, plan_.out.c_str(),
-                               (long long)step));
-        } catch (const Error& e) {  // what is on disk is untouched: go on, and say so at the end
+            last_good_ = name;
+            line_.message(strf("step %lld | saved %s", (long long)step, name.c_str()));
+        } catch (const Error& e) {
+            if (e.exit_code == kExitDiverged) { throw diverged(e.what()); }
+            // what is on disk is untouched: go on, and say so at the end
             save_failed_ = true;
             line_.message(strf("step %lld | SAVE FAILED: %s", (long long)step, e.what()));
         }
-        if (!save_failed_) { remove_old(step); }
+        if (!save_failed_) { remove_old(name, step); }
         last_done_ = Clock::now();
     }
 
-    void remove_old(int64_t step) {
+    Error diverged(const std::string& what) const {
+        return Error(kExitDiverged,
+                     strf("%s. Lower --lr, or lengthen --warmup. %s", what.c_str(),
+                          last_good_.empty() ? "There is no checkpoint."
+                                             : ("The last good checkpoint is " + last_good_ + ".").c_str()));
+    }
+
+    void remove_old(const std::string& saved, int64_t step) {
         try {
-            note_intact(checkpoint_name(plan_.out, step), &known_);
+            note_intact(saved, &known_);
             std::string notes = remove_old_checkpoints(plan_.out, record_.line, step, o_.keep, &known_);
             line_.note(notes);
         } catch (const CannotRead& e) { line_.note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
@@ -358,6 +369,7 @@ private:
                              o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, read);
             line_.message("saved " + plan_.out + "/model.bin");
         } catch (const Error& e) {
+            if (e.exit_code == kExitDiverged) { throw diverged(e.what()); }
             save_failed_ = true;
             line_.message(std::string("SAVE FAILED: ") + e.what());
         }
@@ -370,6 +382,8 @@ private:
         } else if (val_) {
             line_.message(strf("val loss %.4f nats/token", loss));
         }
+        if (skipped_in_a_row_ > 0) { throw diverged("the last step was skipped: not finite"); }
+        if (val_ && !std::isfinite(loss)) { throw diverged("the validation loss is not finite"); }
         return save_failed_ ? kExitSaveFailed : kExitDone;
     }
 
@@ -405,7 +419,8 @@ private:
     Clock::time_point last_done_;  // the end of the last step, or of what else was done since
     double train_seconds_ = 0, peak_flops_ = 0;
     int64_t steps_done_ = 0;
-    int skipped_in_a_row_ = 0;
+    int64_t skipped_in_a_row_ = 0;
+    std::string last_good_;  // the newest checkpoint of this run, "" if there is none
     bool save_failed_ = false;
 };
 

@@ -31,7 +31,8 @@ __global__ void decide_step_kernel(StepDecision* decision, const double* loss_su
     double norm = sqrt(*squares);
     d.loss = (float)(*loss_sum / (double)targets);
     d.norm = (float)norm;
-    d.skipped = !isfinite(d.loss) || !isfinite(d.norm);
+    bool too_long = norm > kLongestGradient && !(p.clip > 0);
+    d.skipped = !isfinite(d.loss) || !isfinite(d.norm) || too_long;
     if (!d.skipped) {
         d.updates++;
         d.grad_scale = p.clip > 0 ? (float)fmin(1.0, p.clip / (norm + 1e-6)) : 1.0f;

@@ -10,4 +10,8 @@ struct StepParams {
     double clip = 0;  // largest gradient norm; 0 = no clipping
 };
 
+// A gradient that is longer than this, and not clipped, is skipped like one that is not finite: its square in
+// fp32 would leave infinity in the second moment for good.
+constexpr double kLongestGradient = 1e18;
+
 }  // namespace llmc

@@ -61,7 +61,7 @@ TEST_CASE("model file: fp32 keeps every bit, in file order") {
     GPT2Config c = tiny_config();
     GPT2Cpu model(c, 1, 2), other(c, 1, 2);
     fill_states(&model, 3);
-    std::vector<float> special = {NAN, -0.0f, INFINITY, 0x1p-149f, std::bit_cast<float>(0xff800001u)};
+    std::vector<float> special = {-0.0f, 0x1p-149f, -0x1.fffffep127f};
     model.load(State::kParameter, kQkvb, 1, special);
     write_model_file(folder / "model.bin", c, kModelFp32, reader(model));
     ModelFile file(folder / "model.bin");
@@ -91,8 +91,7 @@ TEST_CASE("model file: bf16 is rounded to nearest even") {
         {0x00000000, 0x0000}, {0x80000000, 0x8000},                        // both zeros
         {0x00000001, 0x0000}, {0x00008000, 0x0000}, {0x00008001, 0x0001},  // denormal
         {0x00018000, 0x0002}, {0x807f8000, 0x8080}, {0x807fffff, 0x8080},  // up to the smallest normal number
-        {0x7f7f7fff, 0x7f7f}, {0x7f7f8000, 0x7f80}, {0xff7fffff, 0xff80},  // the largest, and over it
-        {0x7f800000, 0x7f80}, {0xff800000, 0xff80},                        // infinities
+        {0x7f7f7fff, 0x7f7f}, {0xff7f7fff, 0xff7f},  // the largest; what is over it: test_not_finite.cpp
     };
     TempFolder folder;
     GPT2Config c = tiny_config();
@@ -109,18 +108,12 @@ TEST_CASE("model file: bf16 is rounded to nearest even") {
         expected[i] = std::bit_cast<float>((uint32_t)(listed ? rows[i].bf16 : nearest_bf16(wte[i])) << 16);
     }
     model.load(State::kParameter, kWte, 0, wte);
-    // a NaN whose upper half alone would read as an infinity stays a NaN, with its sign
-    std::vector<float> nans = {std::bit_cast<float>(0x7f800001u), std::bit_cast<float>(0xff80ffffu), NAN};
-    model.load(State::kParameter, kLnfb, 0, nans);
     write_model_file(folder / "model.bin", c, kModelBf16, reader(model));
     CHECK(std::filesystem::file_size(folder / "model.bin") == 1024 + 2 * (size_t)file_elements(c));
     ModelFile file(folder / "model.bin");
     CHECK(file.config() == c);
     file.read(kWte, 0, found);
     check_same("bf16", found, expected);
-    file.read(kLnfb, 0, nans);
-    CHECK((std::isnan(nans[0]) && std::isnan(nans[1]) && std::isnan(nans[2])));
-    CHECK((std::signbit(nans[1]) && !std::signbit(nans[0])));
     check_error(error_of([&] { write_model_file(folder / "no.bin", c, 4, reader(model)); }), kExitUsage,
                 {"3 or 5"});
     CHECK_FALSE(std::filesystem::exists(folder / "no.bin"));
