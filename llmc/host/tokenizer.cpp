@@ -5,6 +5,7 @@
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/host/utf8.h"
 
 namespace llmc {
 
@@ -13,52 +14,6 @@ namespace {
 constexpr int32_t kTokenizerMagic = 20240328;
 constexpr int kMaxVocab = 1 << 20;
 constexpr int kGpt2EndOfText = 50256;
-
-// The length in bytes of the UTF-8 character that text starts with; 0 if it does not start with one (overlong
-// forms, surrogates and numbers above 0x10FFFF are none: RFC 3629).
-size_t utf8_length(std::string_view text) {
-    const auto byte = [&](size_t i) { return i < text.size() ? (uint8_t)text[i] : 0; };
-    const auto follows = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
-    const int first = byte(0), second = byte(1);
-    if (first < 0x80) { return text.empty() ? 0 : 1; }
-    if (first >= 0xc2 && first <= 0xdf) { return follows(1) ? 2 : 0; }
-    if (first >= 0xe0 && first <= 0xef) {
-        const bool overlong = first == 0xe0 && second < 0xa0, surrogate = first == 0xed && second > 0x9f;
-        return follows(1) && follows(2) && !overlong && !surrogate ? 3 : 0;
-    }
-    if (first >= 0xf0 && first <= 0xf4) {
-        const bool overlong = first == 0xf0 && second < 0x90, too_large = first == 0xf4 && second > 0x8f;
-        return follows(1) && follows(2) && follows(3) && !overlong && !too_large ? 4 : 0;
-    }
-    return 0;
-}
-
-// control characters: 0x00 to 0x1f, 0x7f and, of two bytes, U+0080 to U+009F, which terminals obey too
-bool is_control(std::string_view character) {
-    const uint8_t first = (uint8_t)character[0];
-    if (first == '\n' || first == '\t') { return false; }
-    return first < 0x20 || first == 0x7f || (first == 0xc2 && (uint8_t)character[1] < 0xa0);
-}
-
-bool occurs_in_utf8(uint8_t byte) { return byte != 0xc0 && byte != 0xc1 && byte < 0xf5; }
-
-// keep_pieces: bytes that are no whole character, but may be a part of one, pass
-std::string escape(std::string_view text, bool keep_pieces) {
-    std::string out;
-    while (!text.empty()) {
-        size_t length = utf8_length(text);
-        const bool whole = length > 0 && !is_control(text);
-        const bool piece = length == 0 && keep_pieces && occurs_in_utf8((uint8_t)text[0]);
-        if (length == 0) { length = 1; }
-        if (whole || piece) {
-            out += text.substr(0, length);
-        } else {
-            for (char c : text.substr(0, length)) { out += strf("\\x%02x", (unsigned)(uint8_t)c); }
-        }
-        text.remove_prefix(length);
-    }
-    return out;
-}
 
 }  // namespace
 
@@ -123,12 +78,12 @@ std::vector<int> Tokenizer::encode(const std::string& text) const {
     return ids;
 }
 
-std::string Tokenizer::printable(int id) const { return escape(decode(id), true); }
+std::string Tokenizer::printable(int id) const { return printable_text(decode(id), true); }
 
 std::string Tokenizer::printable(const std::vector<int>& ids) const {
     std::string text;
     for (int id : ids) { text += decode(id); }
-    return escape(text, false);
+    return printable_text(text);
 }
 
 }  // namespace llmc

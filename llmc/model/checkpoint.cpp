@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 #include <algorithm>
-#include <bit>
 #include <cinttypes>
 #include <cmath>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "llmc/host/error.h"
+#include "llmc/host/number_formats.h"
 #include "llmc/host/read_file.h"
 
 namespace llmc {
@@ -66,14 +66,6 @@ void require_finite_output(const std::string& path, State state, int tensor, int
     std::string bad = not_finite(state, tensor, first, values);
     if (bad.empty()) { return; }
     throw Error(kExitDiverged, strf("%s was not written: %s", path.c_str(), bad.c_str()));
-}
-
-float from_bf16(uint16_t bits) { return std::bit_cast<float>((uint32_t)bits << 16); }
-
-uint16_t to_bf16(float x) {
-    uint32_t bits = std::bit_cast<uint32_t>(x);
-    if (x != x) { return (uint16_t)((bits >> 16) | 0x40); }         // NaN stays NaN
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to nearest, ties to even
 }
 
 // the six sizes, each range-checked, and the rules between them
