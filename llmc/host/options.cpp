@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <sstream>
 
@@ -178,12 +179,19 @@ void check_model(const Settings& s) {
     }
     ModelShape shape;
     if (model_descriptor(s.model, &shape)) { return; }
-    if (!s.model.ends_with(".bin")) {
-        fail_usage("--model " + in_quotes(s.model) +
-                   " is not known. Expected dN with N = 1 to 1024 layers "
-                   "(d12 is GPT-2 124M), or a file *.bin. Other shapes: --layers, --heads and --channels.");
+    std::error_code ignored;
+    if (!s.model.ends_with(".bin") && !s.model.ends_with(".safetensors") &&
+        !std::filesystem::is_directory(s.model, ignored)) {
+        fail_usage(
+            "--model " + in_quotes(s.model) +
+            " is not known. Expected dN with N = 1 to 1024 layers (d12 is GPT-2 124M), a file *.bin or "
+            "*.safetensors, or a folder: of a run, a checkpoint, or Hugging Face's GPT-2 (one that is "
+            "only on their hub must be downloaded first). Other shapes: --layers, --heads and "
+            "--channels.");
     }
-    if (s.max_seq_len) { fail_usage("--max-seq-len is for a new model; a --model file has its own."); }
+    if (s.max_seq_len) {
+        fail_usage("--max-seq-len is for a new model; the one that --model names has its own.");
+    }
 }
 
 void check_batch(const Settings& s) {

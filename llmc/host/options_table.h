@@ -68,17 +68,19 @@ inline const OptionRow kOptionTable[] = {
 
     {.name = "model",
      .letter = 'e',
-     .value = "dN|FILE",
+     .value = "dN|MODEL",
      .field = &S::model,
      .also = "load init-from checkpoint model-name",
-     .help = "what to train: dN, a new GPT-2 of N layers (1 to 1024), or a model file.\n"
+     .help = "what to train: dN, a new GPT-2 of N layers (1 to 1024), or a MODEL.\n"
              "     heads  channels  parameters        heads  channels  parameters\n"
              "d12  12      768      124M         d48  25     1600      1.6B\n"
              "d24  16     1024      355M         d60  30     1920      2.8B\n"
              "d36  20     1280      774M         d72  30     2880      7.3B\n"
              "dN   N      64 x N                 d84  36     3456      12B\n"
              "(parameters with GPT-2's vocabulary; gpt2:dN is the same as dN)\n"
-             "FILE: *.bin in llm.c's format 20240326, v3 (fp32) or v5 (bf16)",
+             "MODEL: *.bin in llm.c's format 20240326, v3 (fp32) or v5 (bf16); the\n"
+             "folder of a run or a checkpoint; a folder with Hugging Face's GPT-2\n"
+             "(config.json and model.safetensors), or a *.safetensors in it",
      .group = "Model"},
     {.name = "layers",
      .value = "N",

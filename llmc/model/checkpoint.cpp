@@ -4,7 +4,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cinttypes>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -15,6 +14,7 @@
 #include "llmc/host/error.h"
 #include "llmc/host/number_formats.h"
 #include "llmc/host/read_file.h"
+#include "llmc/model/finite.h"
 
 namespace llmc {
 
@@ -37,35 +37,6 @@ void for_each_piece(const GPT2Config& config, Visit visit) {
             visit(t, first, std::min(kPiece, total - first));
         }
     }
-}
-
-const char* const kStateNames[] = {"", ", first moment", ", second moment"};
-
-// "" if all values are numbers that training can go on with, else which is not: "qkvw[17] = nan"
-std::string not_finite(State state, int tensor, int64_t first, std::span<const float> values) {
-    auto good = [&](float x) { return std::isfinite(x) && (state != State::kSecondMoment || x >= 0); };
-    auto bad = std::find_if_not(values.begin(), values.end(), good);
-    if (bad == values.end()) { return ""; }
-    return strf("%s[%lld]%s = %g", kTensors[tensor].name, (long long)(first + (bad - values.begin())),
-                kStateNames[(int)state], *bad);
-}
-
-void require_finite_input(const std::string& path, State state, int tensor, int64_t first,
-                          std::span<const float> values) {
-    std::string bad = not_finite(state, tensor, first, values);
-    if (bad.empty()) { return; }
-    throw Error(kExitBadInput,
-                strf("%s: found %s, expected %s number. The training that made this file had diverged: use "
-                     "an earlier one.",
-                     path.c_str(), bad.c_str(),
-                     state == State::kSecondMoment ? "a finite, not negative" : "a finite"));
-}
-
-void require_finite_output(const std::string& path, State state, int tensor, int64_t first,
-                           std::span<const float> values) {
-    std::string bad = not_finite(state, tensor, first, values);
-    if (bad.empty()) { return; }
-    throw Error(kExitDiverged, strf("%s was not written: %s", path.c_str(), bad.c_str()));
 }
 
 // the six sizes, each range-checked, and the rules between them
@@ -160,15 +131,6 @@ void write_model_file(const std::string& path, const GPT2Config& config, int32_t
         }
     });
     out.commit();
-}
-
-void load_model(const ModelFile& file, const WriteTensor& write) {
-    std::vector<float> piece(kPiece);
-    for_each_piece(file.config(), [&](int tensor, int64_t first, int64_t count) {
-        file.read(tensor, first, {piece.data(), (size_t)count});
-        require_finite_input(file.path(), State::kParameter, tensor, first, {piece.data(), (size_t)count});
-        write(State::kParameter, tensor, first, {piece.data(), (size_t)count});
-    });
 }
 
 // ---- checkpoints -------------------------------------------------------------------------------

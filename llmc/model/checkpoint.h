@@ -14,6 +14,7 @@
 #include "llmc/host/binary_file.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
+#include "llmc/model/model_source.h"
 #include "llmc/model/run_record.h"
 
 namespace llmc {
@@ -23,13 +24,13 @@ constexpr int32_t kModelFp32 = 3, kModelBf16 = 5;  // header word 1
 
 // A model file mapped into memory; throws Error(kExitBadInput) naming the field unless header and size are
 // right.
-class ModelFile {
+class ModelFile : public ModelSource {
 public:
     explicit ModelFile(const std::string& path);
-    const GPT2Config& config() const { return config_; }
-    const std::string& path() const { return file_.path(); }
-    // values [first, first + values.size()) of a tensor in file order, as fp32
-    void read(int tensor, int64_t first, std::span<float> values) const;
+    const GPT2Config& config() const override { return config_; }
+    const std::string& path() const override { return file_.path(); }
+    void read(int tensor, int64_t first, std::span<float> values) const override;
+    const char* type() const override { return version_ == kModelFp32 ? "fp32" : "bf16"; }
 
 private:
     MappedFile file_;
@@ -40,17 +41,11 @@ private:
 
 // reads a range of one tensor, in file order, from wherever the model lives
 using ReadTensor = std::function<void(State state, int tensor, int64_t first, std::span<float> values)>;
-using WriteTensor =
-    std::function<void(State state, int tensor, int64_t first, std::span<const float> values)>;
 
 // Replaces path atomically. version is kModelFp32 or kModelBf16 (rounded to nearest even). Throws
 // Error(kExitDiverged) naming the first number that is not finite, and then writes nothing.
 void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,
                       const ReadTensor& read);
-
-// Hands a model file's parameters on in pieces. Throws Error(kExitBadInput) naming the first that is not
-// finite.
-void load_model(const ModelFile& file, const WriteTensor& write);
 
 struct TrainingState {
     int64_t step = 0;     // steps done, skipped ones included: the next one has this number

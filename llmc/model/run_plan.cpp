@@ -7,6 +7,7 @@
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/model/model_source.h"
 #include "llmc/model/run_folder.h"
 
 namespace llmc {
@@ -76,8 +77,11 @@ void choose_model(const Options& o, int vocab_size, RunPlan* plan) {
         plan->model_from = plan->checkpoint;
         require_same_shape(o, *plan);
     } else if (o.layers == 0 && !model_descriptor(o.model, &shape)) {
-        plan->model_file = plan->model_from = o.model;
-        plan->config = ModelFile(o.model).config();
+        std::string notes;
+        const NamedModel model = open_model(o.model, &notes);
+        if (!notes.empty()) { std::fprintf(stderr, "%s", notes.c_str()); }
+        plan->model_file = plan->model_from = model.path;
+        plan->config = model.source->config();
     } else {
         int positions = o.max_seq_len > 0 ? o.max_seq_len : o.seq_len;
         plan->config = {positions,    vocab_size,  padded_vocab(vocab_size),

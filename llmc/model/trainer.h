@@ -199,7 +199,8 @@ private:
             last_good_ = plan_.checkpoint;
             first = state.step;
         } else if (!plan_.model_file.empty()) {
-            load_model(ModelFile(plan_.model_file), write);
+            std::string notes;
+            load_model(*open_model(plan_.model_file, &notes).source, write);
         }
         record_ = plan_.record;
         record_.line.push_back({new_id(), first});

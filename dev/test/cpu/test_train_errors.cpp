@@ -152,7 +152,7 @@ TEST_CASE("bad input: model files") {
     auto refused = [&](const std::string& model, const Words& changes, int exit_code, const Words& says) {
         check_refused(p, p.options(changes, "--model " + p / model), exit_code, says);
     };
-    refused("none.bin", {}, kExitBadInput, {p / "none.bin", "cannot open", "No such file", "check its name"});
+    refused("none.bin", {}, kExitBadInput, {p / "none.bin", "there is no such file or folder", "A model is"});
     write_bytes(p / "evil.bin",
                 header_bytes({kModelMagic, 3, 1024, 257, 1024, 16, 4800, 320}) + std::string(1000, 'x'));
     refused("evil.bin", {}, kExitBadInput,

@@ -1,0 +1,45 @@
+// The check for numbers that are not finite: see finite.h.
+#include "llmc/model/finite.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "llmc/host/error.h"
+#include "llmc/model/gpt2_config.h"
+
+namespace llmc {
+
+namespace {
+
+const char* const kStateNames[] = {"", ", first moment", ", second moment"};
+
+// "" if all values are numbers that training can go on with, else which is not: "qkvw[17] = nan"
+std::string not_finite(State state, int tensor, int64_t first, std::span<const float> values) {
+    auto good = [&](float x) { return std::isfinite(x) && (state != State::kSecondMoment || x >= 0); };
+    auto bad = std::find_if_not(values.begin(), values.end(), good);
+    if (bad == values.end()) { return ""; }
+    return strf("%s[%lld]%s = %g", kTensors[tensor].name, (long long)(first + (bad - values.begin())),
+                kStateNames[(int)state], *bad);
+}
+
+}  // namespace
+
+void require_finite_input(const std::string& path, State state, int tensor, int64_t first,
+                          std::span<const float> values) {
+    std::string bad = not_finite(state, tensor, first, values);
+    if (bad.empty()) { return; }
+    throw Error(kExitBadInput,
+                strf("%s: found %s, expected %s number. The training that made this file had diverged: use "
+                     "an earlier one.",
+                     path.c_str(), bad.c_str(),
+                     state == State::kSecondMoment ? "a finite, not negative" : "a finite"));
+}
+
+void require_finite_output(const std::string& path, State state, int tensor, int64_t first,
+                           std::span<const float> values) {
+    std::string bad = not_finite(state, tensor, first, values);
+    if (bad.empty()) { return; }
+    throw Error(kExitDiverged, strf("%s was not written: %s", path.c_str(), bad.c_str()));
+}
+
+}  // namespace llmc

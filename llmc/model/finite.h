@@ -1,0 +1,20 @@
+// Numbers that are not finite neither come in from files nor go out to them: a training that goes on with them is lost.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "llmc/model/model.h"
+
+namespace llmc {
+
+// values [first, first + values.size()) of a tensor that was read from path; throws Error(kExitBadInput) naming the
+// first that is not finite, or of the second moment negative
+void require_finite_input(const std::string& path, State state, int tensor, int64_t first,
+                          std::span<const float> values);
+
+// the same of what would be written to path; throws Error(kExitDiverged)
+void require_finite_output(const std::string& path, State state, int tensor, int64_t first,
+                           std::span<const float> values);
+
+}  // namespace llmc

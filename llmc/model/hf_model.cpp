@@ -1,0 +1,353 @@
+// GPT-2 as Hugging Face keeps it: see hf_model.h.
+#include "llmc/model/hf_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "llmc/host/error.h"
+#include "llmc/host/json.h"
+#include "llmc/host/utf8.h"
+
+namespace llmc {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kPrefix = "transformer.";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr size_t kMaxConfig = 1 << 20, kMaxIndex = 16 << 20;
+
+struct HfTensor {
+    const char* name;  // within its layer, if it has one
+    bool transposed;   // (in, out) instead of (out, in)
+};
+constexpr HfTensor kHfTensors[kNumTensors] = {
+    {"wte.weight", false},        {"wpe.weight", false},        {"ln_1.weight", false},
+    {"ln_1.bias", false},         {"attn.c_attn.weight", true}, {"attn.c_attn.bias", false},
+    {"attn.c_proj.weight", true}, {"attn.c_proj.bias", false},  {"ln_2.weight", false},
+    {"ln_2.bias", false},         {"mlp.c_fc.weight", true},    {"mlp.c_fc.bias", false},
+    {"mlp.c_proj.weight", true},  {"mlp.c_proj.bias", false},   {"ln_f.weight", false},
+    {"ln_f.bias", false}};
+
+std::string hf_name(int tensor, int64_t layer) {
+    const char* name = kHfTensors[tensor].name;
+    return kTensors[tensor].per_layer ? strf("h.%lld.%s", (long long)layer, name) : name;
+}
+
+std::vector<int64_t> hf_shape(const GPT2Config& c, int tensor) {
+    const int64_t rows = tensor == kWte ? c.vocab_size : kTensors[tensor].rows(c),
+                  cols = kTensors[tensor].cols(c);
+    if (!kTensors[tensor].matrix) { return {cols}; }
+    return kHfTensors[tensor].transposed ? std::vector<int64_t>{cols, rows}
+                                         : std::vector<int64_t>{rows, cols};
+}
+
+// ---- config.json -------------------------------------------------------------------------------
+
+// the fields of one config.json, each checked as it is asked for
+class ConfigReader {
+public:
+    explicit ConfigReader(const std::string& path) : path_(path), root_(read_json_file(path, kMaxConfig)) {}
+
+    [[noreturn]] void fail(const char* field, const std::string& found, const std::string& expected) const {
+        throw Error(kExitBadInput, strf("%s: %s: found %s, expected %s. Only GPT-2 as published can be "
+                                        "loaded.",
+                                        path_.c_str(), field, found.c_str(), expected.c_str()));
+    }
+    int size(const char* field, int most) const {
+        const JsonValue* value = root_.find(field);
+        const int64_t* number = value == nullptr ? nullptr : value->as<int64_t>();
+        if (number == nullptr || *number < 1 || *number > most) {
+            fail(field, number == nullptr ? "no whole number" : strf("%lld", (long long)*number),
+                 strf("1 to %d", most));
+        }
+        return (int)*number;
+    }
+    // a field that may be left out, or null, must have this value otherwise
+    void expect_text(const char* field, std::initializer_list<const char*> allowed) const {
+        const JsonValue* value = root_.find(field);
+        if (value == nullptr || value->is_null()) { return; }
+        const std::string* text = value->as<std::string>();
+        if (text == nullptr || std::find(allowed.begin(), allowed.end(), *text) == allowed.end()) {
+            fail(field, text == nullptr ? "something else" : quoted_name(*text), *allowed.begin());
+        }
+    }
+    void expect_bool(const char* field, bool expected) const {
+        const JsonValue* value = root_.find(field);
+        if (value == nullptr || value->is_null()) { return; }
+        const bool* found = value->as<bool>();
+        if (found == nullptr || *found != expected) {
+            fail(field, expected ? "false" : "true", expected ? "true" : "false");
+        }
+    }
+    void expect_number(const char* field, double expected) const {
+        const JsonValue* value = root_.find(field);
+        if (value == nullptr || value->is_null()) { return; }
+        const double* real = value->as<double>();
+        const int64_t* whole = value->as<int64_t>();
+        const double found = real != nullptr ? *real : whole != nullptr ? (double)*whole : NAN;
+        if (!(std::fabs(found - expected) <= 1e-6 * expected)) {
+            fail(field, strf("%g", found), strf("%g", expected));
+        }
+    }
+
+private:
+    std::string path_;
+    JsonValue root_;
+};
+
+GPT2Config read_hf_config(const std::string& path) {
+    const ConfigReader in(path);
+    in.expect_text("model_type", {"gpt2"});
+    in.expect_text("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
+    in.expect_number("layer_norm_epsilon", 1e-5);
+    in.expect_bool("scale_attn_weights", true);
+    in.expect_bool("scale_attn_by_inverse_layer_idx", false);
+    in.expect_bool("reorder_and_upcast_attn", false);
+    in.expect_bool("add_cross_attention", false);
+    in.expect_bool("tie_word_embeddings", true);
+    GPT2Config c;
+    c.max_seq_len = in.size("n_positions", 1 << 20);
+    c.vocab_size = in.size("vocab_size", 1 << 20);
+    c.padded_vocab_size = padded_vocab(c.vocab_size);
+    c.num_layers = in.size("n_layer", 1024);
+    c.num_heads = in.size("n_head", 65536);
+    c.channels = in.size("n_embd", 65536);
+    in.expect_number("n_inner", 4.0 * c.channels);
+    if (c.channels % c.num_heads != 0) {
+        in.fail("n_head", strf("%d", c.num_heads), strf("a divisor of n_embd = %d", c.channels));
+    }
+    return c;
+}
+
+// the shards that an index names; they lie beside it
+std::set<std::string> read_index(const std::string& path, std::map<std::string, std::string>* file_of) {
+    const JsonValue root = read_json_file(path, kMaxIndex);
+    const JsonValue* map = root.find("weight_map");
+    const auto* members = map == nullptr ? nullptr : map->as<JsonValue::Object>();
+    if (members == nullptr || members->empty()) {
+        throw Error(kExitBadInput, path + ": weight_map: found none, expected an object of tensor: file");
+    }
+    std::set<std::string> files;
+    for (const auto& [tensor, value] : *members) {
+        const std::string* file = value.as<std::string>();
+        if (file == nullptr || file->empty() || file->find('/') != std::string::npos || (*file)[0] == '.' ||
+            !file->ends_with(".safetensors")) {
+            throw Error(kExitBadInput,
+                        strf("%s: weight_map, %s: found %s, expected the name of a *.safetensors beside it",
+                             path.c_str(), quoted_name(tensor).c_str(),
+                             file == nullptr ? "no text" : quoted_name(*file).c_str()));
+        }
+        files.insert(*file);
+        (*file_of)[tensor] = *file;
+    }
+    return files;
+}
+
+// of no use here: the causal mask, as buffers of older files keep it
+bool is_mask(const std::string& name) {
+    return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
+}
+
+bool equal_values(const SafetensorsFile& fa, const SafetensorsEntry& a, const SafetensorsFile& fb,
+                  const SafetensorsEntry& b) {
+    constexpr int64_t kPiece = 1 << 16;
+    if (a.shape != b.shape || a.type == TensorType::kOther) { return false; }
+    std::vector<float> x(kPiece), y(kPiece);
+    for (int64_t first = 0; first < a.elements; first += kPiece) {
+        const auto n = (size_t)std::min(kPiece, a.elements - first);
+        fa.read(a, first, 1, std::span(x).first(n));
+        fb.read(b, first, 1, std::span(y).first(n));
+        if (!std::equal(x.begin(), x.begin() + (int64_t)n, y.begin())) { return false; }
+    }
+    return true;
+}
+
+void write_text(const std::string& path, const std::string& text) {
+    FileWriter out(path);
+    out.write(text.data(), text.size());
+    out.commit();
+}
+
+}  // namespace
+
+HfModel::HfModel(const std::string& path) : path_(path) {
+    std::error_code ignored;
+    const bool folder = fs::is_directory(path, ignored);
+    const std::string config =
+        ((folder ? fs::path(path) : fs::path(path).parent_path()) / "config.json").string();
+    config_ = read_hf_config(config);
+    open_files();
+    find_tensors();
+}
+
+void HfModel::open_files() {
+    std::error_code ignored;
+    std::map<std::string, std::string> file_of;  // what the index says
+    if (!fs::is_directory(path_, ignored)) {
+        files_.push_back(std::make_unique<SafetensorsFile>(path_));
+    } else if (fs::exists(path_ + "/model.safetensors", ignored)) {
+        files_.push_back(std::make_unique<SafetensorsFile>(path_ + "/model.safetensors"));
+    } else if (fs::exists(path_ + "/" + kIndex, ignored)) {
+        for (const std::string& name : read_index(path_ + "/" + kIndex, &file_of)) {
+            files_.push_back(std::make_unique<SafetensorsFile>(path_ + "/" + name));
+        }
+    } else {
+        throw Error(kExitBadInput, path_ + ": found config.json, but neither model.safetensors nor " +
+                                       kIndex +
+                                       ". Weights in pytorch_model.bin must be saved as safetensors first: "
+                                       "model.save_pretrained(folder).");
+    }
+    for (const auto& [tensor, file] : file_of) {
+        const auto at = std::find_if(files_.begin(), files_.end(),
+                                     [&](const auto& f) { return fs::path(f->path()).filename() == file; });
+        if ((*at)->find(tensor) == nullptr) {
+            throw Error(kExitBadInput, strf("%s: tensor %s is missing, which the index expects there",
+                                            (*at)->path().c_str(), quoted_name(tensor).c_str()));
+        }
+    }
+}
+
+// every tensor to its place; all that is not right is refused by name
+void HfModel::find_tensors() {
+    std::map<std::string, std::pair<int, int64_t>> expected;
+    for (int t = 0; t < kNumTensors; t++) {
+        places_[t].resize((size_t)tensor_copies(config_, t));
+        for (int64_t l = 0; l < tensor_copies(config_, t); l++) { expected[hf_name(t, l)] = {t, l}; }
+    }
+    const auto fail = [&](const std::string& name, const std::string& found, const std::string& wanted) {
+        throw Error(kExitBadInput,
+                    strf("%s: tensor %s: found %s, expected %s for the GPT-2 of config.json", path_.c_str(),
+                         quoted_name(name).c_str(), found.c_str(), wanted.c_str()));
+    };
+    Place head;
+    for (const auto& file : files_) {
+        for (const SafetensorsEntry& e : file->entries()) {
+            const std::string name = e.name.starts_with(kPrefix) ? e.name.substr(12) : e.name;
+            if (is_mask(name)) { continue; }
+            const auto at = expected.find(name);
+            if (e.name == "lm_head.weight" && head.entry == nullptr) {
+                head = {file.get(), &e};
+                continue;
+            }
+            if (at == expected.end()) { fail(e.name, "one of this name", "none"); }
+            const auto [tensor, layer] = at->second;
+            Place& place = places_[tensor][(size_t)layer];
+            const std::vector<int64_t> shape = hf_shape(config_, tensor);
+            if (place.entry != nullptr) { fail(e.name, "a second one", "one"); }
+            if (e.type == TensorType::kOther) { fail(e.name, "type " + e.type_text, "F32, F16 or BF16"); }
+            if (e.shape != shape) {
+                SafetensorsEntry wanted;
+                wanted.shape = shape;
+                fail(e.name, "shape " + e.shape_text(), wanted.shape_text());
+            }
+            place = {file.get(), &e};
+        }
+    }
+    for (const auto& [name, at] : expected) {
+        if (places_[at.first][(size_t)at.second].entry == nullptr) { fail(name, "none", "one"); }
+    }
+    const Place& wte = place(kWte, 0);
+    if (head.entry != nullptr && !equal_values(*head.file, *head.entry, *wte.file, *wte.entry)) {
+        fail("lm_head.weight", "other values than wte.weight has", "the same: the two are tied");
+    }
+}
+
+const char* HfModel::type() const {
+    const TensorType type = place(kWte, 0).entry->type;
+    return type == TensorType::kF32 ? "fp32" : type == TensorType::kF16 ? "fp16" : "bf16";
+}
+
+void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
+    require(first >= 0 && first <= tensor_total(config_, tensor) - (int64_t)values.size(),
+            "range outside of the tensor");
+    const int64_t size = tensor_size(config_, tensor), rows = kTensors[tensor].rows(config_),
+                  cols = kTensors[tensor].cols(config_);
+    const bool transposed = kHfTensors[tensor].transposed;
+    const int64_t whole = (int64_t)values.size();
+    for (int64_t done = 0; done < whole;) {
+        const int64_t layer = (first + done) / size, inside = (first + done) % size;
+        const Place& from = place(tensor, layer);
+        // a row of a transposed matrix, or the rest of the tensor, less the padding of wte
+        const int64_t end = transposed ? (inside / cols + 1) * cols : size;
+        const int64_t n = std::min(whole - done, end - inside);
+        const std::span<float> part = values.subspan((size_t)done, (size_t)n);
+        if (transposed) {
+            from.file->read(*from.entry, inside % cols * rows + inside / cols, rows, part);
+        } else {
+            const int64_t there = std::clamp<int64_t>(from.entry->elements - inside, 0, n);
+            from.file->read(*from.entry, inside, 1, part.first((size_t)there));
+            std::fill(part.begin() + there, part.end(), 0.0f);
+        }
+        done += n;
+    }
+}
+
+// ---- export ------------------------------------------------------------------------------------
+
+namespace {
+
+std::string config_text(const GPT2Config& c, const std::string& type, int end_of_text) {
+    const char* torch_type = type == "fp32" ? "float32" : type == "fp16" ? "float16" : "bfloat16";
+    return strf(
+        "{\n  \"activation_function\": \"gelu_new\",\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n"
+        "  \"attn_pdrop\": 0.0,\n  \"bos_token_id\": %d,\n  \"embd_pdrop\": 0.0,\n  \"eos_token_id\": %d,\n"
+        "  \"initializer_range\": 0.02,\n  \"layer_norm_epsilon\": 1e-05,\n  \"model_type\": \"gpt2\",\n"
+        "  \"n_ctx\": %d,\n  \"n_embd\": %d,\n  \"n_head\": %d,\n  \"n_inner\": null,\n  \"n_layer\": %d,\n"
+        "  \"n_positions\": %d,\n  \"reorder_and_upcast_attn\": false,\n  \"resid_pdrop\": 0.0,\n"
+        "  \"scale_attn_by_inverse_layer_idx\": false,\n  \"scale_attn_weights\": true,\n"
+        "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"%s\",\n  \"use_cache\": true,\n"
+        "  \"vocab_size\": %d\n}\n",
+        end_of_text, end_of_text, c.max_seq_len, c.channels, c.num_heads, c.num_layers, c.max_seq_len,
+        torch_type, c.vocab_size);
+}
+
+}  // namespace
+
+void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
+                    int end_of_text) {
+    const GPT2Config& c = source.config();
+    require(type == "fp32" || type == "fp16" || type == "bf16", "write_hf_model: fp32, fp16 or bf16");
+    make_writable_folder(folder);
+    std::vector<SafetensorsTensor> tensors;
+    std::vector<std::pair<int, int64_t>> places;
+    for (int t = 0; t < kNumTensors; t++) {
+        for (int64_t l = 0; l < tensor_copies(c, t); l++) {
+            tensors.push_back({kPrefix + hf_name(t, l), hf_shape(c, t)});
+            places.push_back({t, l});
+        }
+    }
+    std::vector<float> matrix;  // one tensor as it is here, if it must be transposed
+    const auto read = [&](size_t i, int64_t first, std::span<float> values) {
+        const auto [t, l] = places[i];
+        const int64_t size = tensor_size(c, t), rows = kTensors[t].rows(c), cols = kTensors[t].cols(c);
+        if (!kHfTensors[t].transposed) {
+            source.read(t, l * size + first, values);
+            return;
+        }
+        if (first == 0) {
+            matrix.resize((size_t)size);
+            source.read(t, l * size, matrix);
+        }
+        for (size_t k = 0; k < values.size(); k++) {
+            const int64_t at = first + (int64_t)k;
+            values[k] = matrix[(size_t)(at % rows * cols + at / rows)];
+        }
+    };
+    write_safetensors(folder + "/model.safetensors", tensors,
+                      type == "fp32"   ? TensorType::kF32
+                      : type == "fp16" ? TensorType::kF16
+                                       : TensorType::kBF16,
+                      read);
+    write_text(folder + "/config.json", config_text(c, type, end_of_text));
+    write_text(
+        folder + "/generation_config.json",
+        strf("{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n",
+             end_of_text, end_of_text));
+}
+
+}  // namespace llmc

@@ -1,0 +1,44 @@
+// GPT-2 as Hugging Face keeps it: a folder with config.json and model.safetensors (or shards with an index).
+// Matrices of the layers are stored (in, out) there and (out, in) here; the vocabulary is padded here.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/host/safetensors.h"
+#include "llmc/model/model_source.h"
+
+namespace llmc {
+
+// Reads a folder, or one *.safetensors beside its config.json. Throws Error(kExitBadInput) that names the field
+// or the tensor for a configuration that is not GPT-2's as it is computed here, and for a tensor that is missing,
+// doubled, unknown, or of a wrong shape or type.
+class HfModel : public ModelSource {
+public:
+    explicit HfModel(const std::string& path);
+    const GPT2Config& config() const override { return config_; }
+    const std::string& path() const override { return path_; }
+    void read(int tensor, int64_t first, std::span<float> values) const override;
+    const char* type() const override;
+
+private:
+    struct Place {
+        const SafetensorsFile* file = nullptr;
+        const SafetensorsEntry* entry = nullptr;
+    };
+    void open_files();
+    void find_tensors();
+    const Place& place(int tensor, int64_t layer) const { return places_[tensor][(size_t)layer]; }
+
+    std::string path_;
+    GPT2Config config_;
+    std::vector<std::unique_ptr<SafetensorsFile>> files_;
+    std::vector<Place> places_[kNumTensors];  // by layer
+};
+
+// Writes config.json, generation_config.json and model.safetensors, which transformers loads, into a folder,
+// which is made. type: "fp32", "bf16" or "fp16"; end_of_text: its token id. Errors as FileWriter's.
+void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
+                    int end_of_text);
+
+}  // namespace llmc

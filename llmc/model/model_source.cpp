@@ -1,0 +1,85 @@
+// Finding a model by its name: see model_source.h.
+#include "llmc/model/model_source.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "llmc/host/error.h"
+#include "llmc/model/checkpoint.h"
+#include "llmc/model/finite.h"
+#include "llmc/model/hf_model.h"
+#include "llmc/model/run_folder.h"
+
+namespace llmc {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool is_there(const fs::path& path) {
+    std::error_code ignored;
+    return fs::exists(path, ignored);
+}
+
+std::string folder_of(const fs::path& path) {
+    const std::string folder = path.parent_path().string();
+    return folder.empty() ? "." : folder;
+}
+
+NamedModel checkpoint_model(const std::string& folder) {
+    checkpoint_config(folder);  // throws unless it is intact
+    const std::string file = folder + "/model.bin";
+    return {std::make_unique<ModelFile>(file), file, folder_of(fs::path(folder))};
+}
+
+NamedModel folder_model(const std::string& name, std::string* notes) {
+    const fs::path folder(name);
+    if (is_there(folder / "MANIFEST")) { return checkpoint_model(name); }
+    if (is_there(folder / "config.json")) { return {std::make_unique<HfModel>(name), name, name}; }
+    if (is_there(folder / "model.bin")) {
+        const std::string file = (folder / "model.bin").string();
+        return {std::make_unique<ModelFile>(file), file, name};
+    }
+    const std::string checkpoint = find_checkpoint(name, notes);
+    if (!checkpoint.empty()) { return checkpoint_model(checkpoint); }
+    throw Error(kExitBadInput,
+                name +
+                    ": no model in this folder. Expected model.bin or a step_ folder, as train_gpt2 leaves "
+                    "them, or config.json and model.safetensors, as Hugging Face's GPT-2 has them." +
+                    (notes->empty() ? "" : "\n" + *notes));
+}
+
+}  // namespace
+
+NamedModel open_model(const std::string& given, std::string* notes) {
+    std::string name = given;
+    while (name.size() > 1 && name.back() == '/') { name.pop_back(); }
+    std::error_code ignored;
+    if (fs::is_directory(name, ignored)) { return folder_model(name, notes); }
+    if (name.ends_with(".safetensors")) { return {std::make_unique<HfModel>(name), name, folder_of(name)}; }
+    if (!is_there(name)) {
+        throw Error(kExitBadInput,
+                    name +
+                        ": there is no such file or folder. A model is a run folder, a checkpoint "
+                        "(step_ folder), a *.bin, or a folder with Hugging Face's GPT-2 in it. One that is "
+                        "only named on the Hugging Face hub must be downloaded to a folder first.");
+    }
+    return {std::make_unique<ModelFile>(name), name, folder_of(name)};
+}
+
+void load_model(const ModelSource& source, const WriteTensor& write) {
+    constexpr int64_t kPiece = 1 << 20;
+    std::vector<float> piece(kPiece);
+    for (int t = 0; t < kNumTensors; t++) {
+        const int64_t total = tensor_total(source.config(), t);
+        for (int64_t first = 0; first < total; first += kPiece) {
+            const std::span<float> values(piece.data(), (size_t)std::min(kPiece, total - first));
+            source.read(t, first, values);
+            require_finite_input(source.path(), State::kParameter, t, first, values);
+            write(State::kParameter, t, first, values);
+        }
+    }
+}
+
+}  // namespace llmc
