@@ -6,14 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "data/token_pieces.h"
+#include "data/text_encoder.h"
 
 namespace llmc {
 
 // Puts an end of text before each document and passes all bytes on.
 class Splitter {
 public:
-    Splitter(const std::string& documents, Pieces* out)
+    Splitter(const std::string& documents, TextEncoder* out)
         : lines_(documents == "line"), paragraphs_(documents == "paragraph"), out_(out) {}
 
     // what follows is another file
@@ -76,7 +76,7 @@ private:
     }
 
     bool lines_, paragraphs_;
-    Pieces* out_;
+    TextEncoder* out_;
     bool empty_ = true, blank_ = true;  // the file, the document so far
     bool at_line_start_ = true, after_blank_line_ = false;
     std::vector<uint8_t> indent_;

@@ -1,4 +1,4 @@
-// make_shards: text (files, folders, standard input) -> byte-level token shards for training and validation.
+// make_shards: text (files, folders, standard input) -> token shards for training and validation.
 // The input is read once, as a stream, and nothing is kept in memory but one shard: its tokens go to
 // temporary shards ("pieces") beside the result. Only when all is read is it known where the validation part
 // begins; the piece in which it does is then cut in two, an end of text is put behind each part, and all get
@@ -30,7 +30,7 @@ constexpr size_t kReadBytes = 1 << 20;
 
 struct Settings {
     std::vector<std::string> inputs;
-    std::string out;
+    std::string out, tokenizer;  // tokenizer: "" = bytes
     double val_fraction = 0.1;
     std::string documents = "file";
     int64_t shard_tokens = 100'000'000;
@@ -38,7 +38,9 @@ struct Settings {
 
 const char* const kDescription =
     "Makes token shards for training and validation of any text: one token per byte, and one for the end of\n"
-    "a text (id 256). Nothing is lost: without the ends of text, the shards hold the bytes of the input.\n";
+    "a text (id 256), or with --tokenizer those of GPT-2 or another byte-level BPE. Nothing is lost: "
+    "without\n"
+    "the ends of text, the shards hold the bytes of the input.\n";
 
 const char* const kFooter =
     "Documents. An end of text goes before each, so that the model learns where something new begins:\n"
@@ -56,6 +58,12 @@ const char* const kFooter =
     "  data/make_shards ~/mail --documents paragraph --val-fraction 0.05 --out data/mail\n"
     "      a folder: all files in it and below, sorted by name, but those whose names begin with a dot\n"
     "  zcat corpus.gz | data/make_shards - --documents line --out data/corpus\n"
+    "\n"
+    "  data/make_shards book.txt --tokenizer gpt2 --out data/book\n"
+    "      GPT-2's tokens (50,257 of them, about 4 bytes each), from its files in the folder gpt2\n"
+    "\n"
+    "A tokenizer is a folder with tokenizer.json, or vocab.bpe and encoder.json, or vocab.json and\n"
+    "merges.txt, or one of these files. \"<|endoftext|>\" inside a text is text like any other.\n"
     "\n"
     "The shards of an earlier run with the same --out are replaced, all of them, once this run succeeds.\n"
     "Exit codes: 0 done, 2 bad option or unwritable folder, 3 bad input, 7 writing failed.\n";
@@ -165,13 +173,15 @@ struct Cut {
 Cut find_cut(const Pieces& pieces, double val_fraction) {
     const int64_t n = pieces.num_tokens();
     if (val_fraction == 0) { return {n, false}; }
-    if (n < 3) { throw Error(kExitBadInput, "one byte cannot be split: use --val-fraction 0, or more text"); }
+    if (n < 3) {
+        throw Error(kExitBadInput, "one token cannot be split: use --val-fraction 0, or more text");
+    }
     // each part gets a byte at least; every document has one
     const int64_t wanted = n - std::clamp<int64_t>(std::llround((double)n * val_fraction), 1, n - 2);
     const int64_t latest = wanted + (n - wanted) / 2;
-    const int64_t document = pieces.find(kByteEndOfText, wanted - 1, latest + 1);
+    const int64_t document = pieces.find((uint16_t)pieces.end_of_text(), wanted - 1, latest + 1);
     if (document >= 0) { return {document, false}; }
-    const int64_t newline = pieces.find('\n', wanted - 1, latest);
+    const int64_t newline = pieces.find((uint16_t)pieces.newline(), wanted - 1, latest);
     return {newline >= 0 ? newline + 1 : wanted, true};
 }
 
@@ -193,11 +203,11 @@ std::vector<Shard> write_split(const Pieces& pieces, int64_t begin, int64_t end,
             const uint16_t* from = piece.tokens().data() + (begin - pieces.piece_begin(begin));
             std::vector<uint16_t> tokens;
             tokens.reserve((size_t)(stop - begin) + 2);
-            if (in_document) { tokens.push_back(kByteEndOfText); }
+            if (in_document) { tokens.push_back((uint16_t)pieces.end_of_text()); }
             tokens.insert(tokens.end(), from, from + (stop - begin));
-            if (last) { tokens.push_back(kByteEndOfText); }
+            if (last) { tokens.push_back((uint16_t)pieces.end_of_text()); }
             temporary = files->next();
-            write_token_shard(temporary, tokens, kByteVocabSize);
+            write_token_shard(temporary, tokens, pieces.vocab_size());
         }
         shards.push_back({temporary, strf("%s_%06zu.bin", prefix.c_str(), shards.size())});
         begin = stop;
@@ -236,6 +246,23 @@ void print_split(const char* what, const std::vector<Shard>& shards, int64_t tok
                 shards.size() == 1 ? "" : (" to " + shards.back().name).c_str());
 }
 
+// throws unless the tokenizer can make shards
+Tokenizer open_tokenizer(const std::string& path) {
+    if (path.empty()) { return Tokenizer::bytes(); }
+    Tokenizer t = Tokenizer::load(path);
+    constexpr int kMost = 1 << 16;
+    const char* problem = !t.can_encode()       ? "it lists the tokens, but not how a text is cut into them"
+                          : t.end_of_text() < 0 ? "it has no <|endoftext|>, which goes before each document"
+                          : t.vocab_size() > kMost
+                              ? "it has more than 65,536 tokens, which shards cannot hold"
+                              : nullptr;
+    if (problem != nullptr) {
+        throw Error(kExitBadInput, strf("--tokenizer %s: %s. Give the folder of GPT-2's, or of one like it.",
+                                        path.c_str(), problem));
+    }
+    return t;
+}
+
 void make_shards(const Settings& settings) {
     const fs::path prefix(settings.out);
     if (!prefix.has_filename()) {
@@ -243,13 +270,16 @@ void make_shards(const Settings& settings) {
                                      settings.out.c_str(), settings.out.c_str()));
     }
     const std::vector<std::string> paths = list_files(settings.inputs);
+    const Tokenizer tokenizer = open_tokenizer(settings.tokenizer);
     make_writable_folder(prefix.has_parent_path() ? prefix.parent_path().string() : ".");
 
     Temporaries files(settings.out);
-    Pieces pieces(settings.shard_tokens, &files);
-    Splitter splitter(settings.documents, &pieces);
+    const std::vector<int> newline = tokenizer.encode("\n");
+    Pieces pieces(settings.shard_tokens, tokenizer.vocab_size(), tokenizer.end_of_text(), newline[0], &files);
+    TextEncoder encoder(tokenizer, &pieces);
+    Splitter splitter(settings.documents, &encoder);
     for (const std::string& path : paths) { read_file(path, &splitter); }
-    pieces.finish();
+    encoder.finish();
     if (splitter.num_bytes() == 0) { throw Error(kExitBadInput, "no text: the input is empty"); }
 
     const int64_t n = pieces.num_tokens();
@@ -267,6 +297,7 @@ void make_shards(const Settings& settings) {
     print_split("validation", val, n - cut.position + 1 + cut.in_document);
     std::printf("next: ./train_gpt2 --train-data '%s_*.bin'", train_prefix.c_str());
     if (!val.empty()) { std::printf(" --val-data '%s_*.bin'", val_prefix.c_str()); }
+    if (!settings.tokenizer.empty()) { std::printf(" --tokenizer '%s'", settings.tokenizer.c_str()); }
     std::printf("\n");
 }
 
@@ -282,6 +313,8 @@ bool parse(int argc, char** argv, Settings* settings, int* exit_code) {
     app.add_option("--out", settings->out, "how the names of the shards begin; their folder is made")
         ->required()
         ->type_name("PREFIX");
+    app.add_option("--tokenizer", settings->tokenizer, "a file or folder, see below; without it, bytes")
+        ->type_name("PATH");
     app.add_option("--documents", settings->documents, "what an end of text goes before")
         ->capture_default_str()
         ->check(CLI::IsMember({"file", "paragraph", "line"}));

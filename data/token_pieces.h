@@ -10,7 +10,6 @@
 
 #include "llmc/host/error.h"
 #include "llmc/host/token_shard.h"
-#include "llmc/host/tokenizer.h"
 
 namespace llmc {
 
@@ -36,7 +35,13 @@ private:
 // A stream of tokens, kept as shards of equal size ("pieces"); the last one may be shorter.
 class Pieces {
 public:
-    Pieces(int64_t piece_tokens, Temporaries* files) : piece_tokens_(piece_tokens), files_(files) {
+    // tokens below vocab_size; end_of_text goes before documents, newline ends a line
+    Pieces(int64_t piece_tokens, int vocab_size, int end_of_text, int newline, Temporaries* files)
+        : piece_tokens_(piece_tokens),
+          vocab_size_(vocab_size),
+          end_of_text_(end_of_text),
+          newline_(newline),
+          files_(files) {
         buffer_.reserve((size_t)piece_tokens);  // costs nothing until it is filled
     }
 
@@ -48,15 +53,24 @@ public:
             count -= part;
         }
     }
+    void add(const std::vector<int>& ids) {
+        for (int id : ids) {
+            room();
+            buffer_.push_back((uint16_t)id);
+        }
+    }
     void add_end_of_text() {
         room();
-        buffer_.push_back(kByteEndOfText);
+        buffer_.push_back((uint16_t)end_of_text_);
     }
     void finish() {
         if (!buffer_.empty()) { flush(); }
         buffer_ = {};
     }
 
+    int vocab_size() const { return vocab_size_; }
+    int end_of_text() const { return end_of_text_; }
+    int newline() const { return newline_; }
     int64_t num_tokens() const { return num_tokens_; }
     const std::string& path(int64_t position) const { return paths_[(size_t)(position / piece_tokens_)]; }
     // where the piece of this position begins and ends
@@ -91,7 +105,7 @@ private:
             throw Error(kExitUsage, "too many shards: use a larger --shard-tokens");
         }
         paths_.push_back(files_->next());
-        write_token_shard(paths_.back(), buffer_, kByteVocabSize);
+        write_token_shard(paths_.back(), buffer_, vocab_size_);
         num_tokens_ += (int64_t)buffer_.size();
         buffer_.clear();
         if (paths_.size() > 1) { std::printf("%lld tokens so far\n", (long long)num_tokens_); }
@@ -99,6 +113,7 @@ private:
     }
 
     int64_t piece_tokens_, num_tokens_ = 0;
+    int vocab_size_, end_of_text_, newline_;
     Temporaries* files_;
     std::vector<std::string> paths_;
     std::vector<uint16_t> buffer_;

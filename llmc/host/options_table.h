@@ -59,12 +59,13 @@ inline const OptionRow kOptionTable[] = {
      .also = "input-val valid-data validation-data eval-data",
      .help = "token shards for validation; none = no validation"},
     {.name = "tokenizer",
-     .value = "FILE",
+     .value = "PATH",
      .field = &S::tokenizer,
      .empty_word = "auto",
      .also = "tokenizer-path vocab",
-     .help = "turns tokens into text for the samples (format 20240328, such as gpt2_tokenizer.bin); "
-             "auto = bytes, if the shards are byte-level"},
+     .help = "turns tokens into text for the samples, and the prompt into tokens: the folder or file given to "
+             "data/make_shards, or llm.c's gpt2_tokenizer.bin (no prompt then). The run keeps a copy. "
+             "auto = the one beside --model, else bytes, if the shards are byte-level"},
 
     {.name = "model",
      .letter = 'e',

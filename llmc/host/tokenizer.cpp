@@ -1,10 +1,13 @@
 // Tokenizer: see tokenizer.h.
 #include "llmc/host/tokenizer.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <filesystem>
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/host/tokenizer_files.h"
 #include "llmc/host/utf8.h"
 
 namespace llmc {
@@ -26,7 +29,58 @@ Tokenizer Tokenizer::bytes() {
     return t;
 }
 
+Tokenizer Tokenizer::bpe(BpeVocabulary vocabulary, int end_of_text, const std::string& where) {
+    Tokenizer t;
+    t.bpe_ = std::make_shared<Bpe>(std::move(vocabulary), where);
+    t.end_of_text_ = end_of_text;
+    return t;
+}
+
+namespace {
+
+Tokenizer made_of(TokenizerFile file, const std::string& where) {
+    if (is_byte_vocabulary(file)) { return Tokenizer::bytes(); }
+    return Tokenizer::bpe(std::move(file.vocabulary), file.end_of_text, where);
+}
+
+// the two files that belong together
+constexpr const char* kPairs[][2] = {{"encoder.json", "vocab.bpe"}, {"vocab.json", "merges.txt"}};
+
+}  // namespace
+
+std::optional<Tokenizer> Tokenizer::find(const std::string& folder) {
+    std::error_code ignored;
+    const auto is_there = [&](const char* name) {
+        return std::filesystem::exists(folder + "/" + name, ignored);
+    };
+    if (is_there("tokenizer.json")) { return load(folder + "/tokenizer.json"); }
+    for (const auto& [vocab, merges] : kPairs) {
+        if (is_there(vocab) && is_there(merges)) { return load(folder + "/" + vocab); }
+    }
+    if (is_there("tokenizer.bin")) { return load_llmc(folder + "/tokenizer.bin"); }
+    return std::nullopt;
+}
+
 Tokenizer Tokenizer::load(const std::string& path) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) {
+        std::optional<Tokenizer> found = find(path);
+        if (found) { return *found; }
+        throw Error(kExitBadInput, path +
+                                       ": not a regular file, and no tokenizer in this folder. Expected "
+                                       "tokenizer.json, encoder.json "
+                                       "with vocab.bpe, vocab.json with merges.txt, or tokenizer.bin.");
+    }
+    const std::filesystem::path name(path), folder = name.parent_path();
+    for (const auto& [vocab, merges] : kPairs) {
+        if (name.filename() != vocab && name.filename() != merges) { continue; }
+        return made_of(read_vocab_and_merges((folder / vocab).string(), (folder / merges).string()), path);
+    }
+    if (name.extension() == ".json") { return made_of(read_tokenizer_json(path), path); }
+    return load_llmc(path);
+}
+
+Tokenizer Tokenizer::load_llmc(const std::string& path) {
     MappedFile file(path);
     HeaderReader header(file, "tokenizer", kTokenizerMagic,
                         "Get the file again, or leave --tokenizer out if the token shards are byte-level.");
@@ -63,19 +117,75 @@ Tokenizer Tokenizer::load(const std::string& path) {
 
 const std::string& Tokenizer::decode(int id) const {
     require(id >= 0 && id < vocab_size(), "Tokenizer: the token id must be in [0, vocab_size)");
-    return tokens_[(size_t)id];
+    return tokens()[(size_t)id];
 }
 
-std::vector<int> Tokenizer::encode(const std::string& text) const {
-    if (!bytes_) {
+std::vector<int> Tokenizer::encode(std::string_view text) const {
+    if (!can_encode()) {
         throw Error(kExitUsage,
-                    "a prompt needs the byte-level tokenizer for now: a tokenizer file says what "
-                    "the ids mean, not how to cut a text into them. Leave the prompt out, or "
-                    "train on byte-level shards (data/make_shards).");
+                    "a prompt cannot be encoded: the tokenizer file says what the ids mean, not how to cut a "
+                    "text into them. Leave the prompt out, or give --tokenizer a folder with GPT-2's "
+                    "tokenizer.json, or its vocab.bpe and encoder.json.");
     }
     std::vector<int> ids;
-    for (char c : text) { ids.push_back((uint8_t)c); }
+    if (bytes_) {
+        for (char c : text) { ids.push_back((uint8_t)c); }
+    } else {
+        Bpe::Cache cache;
+        bpe_->encode(text, &cache, &ids);
+    }
     return ids;
+}
+
+namespace {
+
+void write_file(const std::string& path, const std::string& bytes) {
+    FileWriter out(path);
+    out.write(bytes.data(), bytes.size());
+    out.commit();
+}
+
+// 20240328, version 2; tokens of more than 255 bytes do not fit and are cut
+std::string llmc_file(const std::vector<std::string>& tokens, int end_of_text) {
+    const int32_t header[kHeaderWords] = {kTokenizerMagic, end_of_text < 0 ? 1 : 2, (int32_t)tokens.size(),
+                                          std::max(0, end_of_text)};
+    std::string bytes(reinterpret_cast<const char*>(header), sizeof(header));
+    for (const std::string& token : tokens) {
+        const std::string part = token.substr(0, 255);
+        bytes += (char)part.size();
+        bytes += part;
+    }
+    return bytes;
+}
+
+}  // namespace
+
+void Tokenizer::save(const std::string& folder) const {
+    if (!can_encode()) {
+        write_file(folder + "/tokenizer.bin", llmc_file(tokens(), end_of_text_));
+        return;
+    }
+    const TokenizerFile file = {bpe_ ? bpe_->vocabulary() : BpeVocabulary{tokens_, {}}, end_of_text_};
+    write_file(folder + "/tokenizer.json", tokenizer_json_text(file, !bytes_));
+}
+
+bool Tokenizer::export_hf(const std::string& folder, int max_length) const {
+    if (!can_encode()) { return false; }
+    save(folder);
+    const TokenizerFile file = {bpe_ ? bpe_->vocabulary() : BpeVocabulary{tokens_, {}}, end_of_text_};
+    if (!bytes_) {
+        write_file(folder + "/vocab.json", vocab_json_text(file));
+        write_file(folder + "/merges.txt", merges_text(file));
+    }
+    std::string special;
+    for (const char* role : {"bos_token", "eos_token", "unk_token"}) {
+        if (end_of_text_ >= 0) { special += strf("  \"%s\": \"%s\",\n", role, kEndOfText); }
+    }
+    write_file(folder + "/tokenizer_config.json",
+               strf("{\n  \"add_prefix_space\": false,\n%s  \"clean_up_tokenization_spaces\": false,\n"
+                    "  \"model_max_length\": %d,\n  \"tokenizer_class\": \"%s\"\n}\n",
+                    special.c_str(), max_length, bytes_ ? "PreTrainedTokenizerFast" : "GPT2Tokenizer"));
+    return true;
 }
 
 std::string Tokenizer::printable(int id) const { return printable_text(decode(id), true); }

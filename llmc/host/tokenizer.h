@@ -1,10 +1,16 @@
-// Tokenizer: what the token ids mean. Either bytes (the default: 256 ids, and one for the end of a text) or a
-// file in the format of llm.c (20240328), which lists the bytes of each id: enough to print what a model
-// wrote; not to encode.
+// Tokenizer: what the token ids mean. One of
+//   bytes (the default): 256 ids, and one for the end of a text
+//   GPT-2's byte-pair encoding, or another of its kind, from the files that OpenAI or Hugging Face publish
+//   a file in the format of llm.c (20240328), which lists the bytes of each id: enough to print what a model
+//   wrote; not to encode
 #pragma once
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "llmc/host/bpe.h"
 
 namespace llmc {
 
@@ -15,19 +21,34 @@ class Tokenizer {
 public:
     // one token per byte, end of text 256
     static Tokenizer bytes();
-    // Reads version 1 or 2. Throws Error(kExitBadInput) naming file and field unless every field and the size
-    // are right.
+    // A byte-pair encoding; end_of_text: the id of <|endoftext|>, -1 if there is none.
+    static Tokenizer bpe(BpeVocabulary vocabulary, int end_of_text, const std::string& where);
+    // Reads a folder (tokenizer.json, vocab.bpe with encoder.json, vocab.json with merges.txt, or
+    // tokenizer.bin), one of these files, or llm.c's, version 1 or 2. Throws Error(kExitBadInput) naming file
+    // and field unless every field and the size are right.
     static Tokenizer load(const std::string& path);
+    // the same of a folder; nothing if it has no tokenizer
+    static std::optional<Tokenizer> find(const std::string& folder);
 
-    int vocab_size() const { return (int)tokens_.size(); }
-    // -1 only for a version 1 file of fewer than 50,257 tokens: that version does not say, and means GPT-2's
+    // Writes tokenizer.json into a folder that exists, or tokenizer.bin if the texts of the tokens are all
+    // that is known: what find() reads back.
+    void save(const std::string& folder) const;
+    // Writes what transformers' AutoTokenizer loads; false, and nothing is written, if this is a tokenizer that
+    // cannot encode.
+    bool export_hf(const std::string& folder, int max_length) const;
+
+    int vocab_size() const { return (int)tokens().size(); }
+    // -1 only for a version 1 file of fewer than 50,257 tokens: that version does not say, and means GPT-2's;
+    // and for a byte-pair encoding without an <|endoftext|>
     int end_of_text() const { return end_of_text_; }
+    bool is_bytes() const { return bytes_; }
+    bool can_encode() const { return bytes_ || bpe_ != nullptr; }
 
     // the bytes of a token
     const std::string& decode(int id) const;
-    // Byte-level: one id per byte, so that decoding gives back exactly text. A loaded file: throws
-    // Error(kExitUsage).
-    std::vector<int> encode(const std::string& text) const;
+    // The ids of a text: decoding gives back exactly its bytes. Throws Error(kExitUsage) if it cannot encode.
+    std::vector<int> encode(std::string_view text) const;
+    const Bpe* bpe() const { return bpe_.get(); }  // null if it is not one
 
     // For a terminal: control characters, with which a text could drive it, become \xHH, except newline and
     // tab, and so does what is not UTF-8. One token may be a piece of a character: its bytes pass if they may
@@ -36,7 +57,11 @@ public:
     std::string printable(const std::vector<int>& ids) const;
 
 private:
-    std::vector<std::string> tokens_;
+    static Tokenizer load_llmc(const std::string& path);
+    const std::vector<std::string>& tokens() const { return bpe_ ? bpe_->vocabulary().tokens : tokens_; }
+
+    std::vector<std::string> tokens_;  // unless bpe_ has them
+    std::shared_ptr<const Bpe> bpe_;
     int end_of_text_ = -1;
     bool bytes_ = false;
 };

@@ -75,12 +75,14 @@ void choose_model(const Options& o, int vocab_size, RunPlan* plan) {
         plan->config = checkpoint_config(plan->checkpoint);
         plan->record = inspect_checkpoint(plan->checkpoint, false).record;
         plan->model_from = plan->checkpoint;
+        plan->model_folder = plan->checkpoint + "/..";
         require_same_shape(o, *plan);
     } else if (o.layers == 0 && !model_descriptor(o.model, &shape)) {
         std::string notes;
         const NamedModel model = open_model(o.model, &notes);
         if (!notes.empty()) { std::fprintf(stderr, "%s", notes.c_str()); }
         plan->model_file = plan->model_from = model.path;
+        plan->model_folder = model.folder;
         plan->config = model.source->config();
     } else {
         int positions = o.max_seq_len > 0 ? o.max_seq_len : o.seq_len;

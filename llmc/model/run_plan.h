@@ -18,6 +18,7 @@ struct RunPlan {
     GPT2Config config;
     std::string model_from;     // "random initialisation", or the file or checkpoint the weights come from
     std::string model_file;     // "" unless the weights come from a model that was named: what was opened
+    std::string model_folder;   // where the model's own tokenizer is, if it has one; "" for a new model
     std::string checkpoint;     // "" unless the run goes on from one
     RunRecord record;           // of that checkpoint
     std::string out;            // run folder

@@ -121,16 +121,22 @@ private:
     }
 
     std::optional<Tokenizer> choose_tokenizer() const {
+        std::optional<Tokenizer> found;  // the model's own, if it has one
         if (!o_.tokenizer.empty()) {
-            Tokenizer t = Tokenizer::load(o_.tokenizer);
+            found = Tokenizer::load(o_.tokenizer);
+        } else if (!plan_.model_folder.empty()) {
+            found = Tokenizer::find(plan_.model_folder);
+        }
+        if (found) {
+            const Tokenizer& t = *found;
             if (t.vocab_size() != data_.vocab_size()) {
-                throw Error(
-                    kExitBadInput,
-                    strf("%s has %d tokens, %s a vocabulary of %d. Give the tokenizer that made the "
-                         "shards.",
-                         o_.tokenizer.c_str(), t.vocab_size(), o_.train_data.c_str(), data_.vocab_size()));
+                throw Error(kExitBadInput,
+                            strf("%s has %d tokens, %s a vocabulary of %d. Give the tokenizer that made the "
+                                 "shards.",
+                                 (o_.tokenizer.empty() ? plan_.model_folder : o_.tokenizer).c_str(),
+                                 t.vocab_size(), o_.train_data.c_str(), data_.vocab_size()));
             }
-            return t;
+            return found;
         }
         if (data_.vocab_size() == kByteVocabSize) { return Tokenizer::bytes(); }
         return std::nullopt;  // samples are printed as token ids
@@ -168,9 +174,10 @@ private:
         if (!tokenizer_) {
             throw Error(
                 kExitUsage,
-                strf("--prompt: %s has a vocabulary of %d, and only byte-level text (%d) can be encoded. "
-                     "Leave --prompt out.",
-                     o_.train_data.c_str(), data_.vocab_size(), kByteVocabSize));
+                strf(
+                    "--prompt: %s has a vocabulary of %d, and only bytes (%d) are known without a tokenizer. "
+                    "Give --tokenizer, or leave --prompt out.",
+                    o_.train_data.c_str(), data_.vocab_size(), kByteVocabSize));
         }
         for (int id : tokenizer_->encode(o_.prompt)) { start_text_.push_back(id); }
     }
@@ -208,6 +215,7 @@ private:
         // the log first: from here on it says which checkpoints count
         log_.emplace(plan_.out, goes_on_here ? first : -1, log_start(record_.line, first));
         line_.note(set_aside(plan_.out, record_.line));
+        if (tokenizer_ && !tokenizer_->is_bytes()) { tokenizer_->save(plan_.out); }
         FileWriter config(plan_.out + "/config.toml");
         config.write(o_.resolved.data(), o_.resolved.size());
         config.commit();

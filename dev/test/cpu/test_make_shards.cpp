@@ -305,3 +305,58 @@ TEST_CASE("make_shards: help teaches") {
         CHECK(run.output.find(part) != std::string::npos);
     }
 }
+
+TEST_CASE("make_shards: with a tokenizer, the documents have its ids") {
+    TempFolder folder;
+    const std::string fixture = "dev/test/fixture/bpe";
+    const Tokenizer t = Tokenizer::load(fixture);
+    std::string text;
+    std::vector<std::string> paragraphs;
+    for (int i = 0; i < 30000; i++) {  // more than one batch, words and spaces at every place
+        paragraphs.push_back("The " + std::to_string(i * 7919) + "th line's\n  data,   of " +
+                             std::string(i % 50, 'e') + " caf\xc3\xa9.\n\n");
+        text += paragraphs.back();
+    }
+    write_bytes(folder / "text", text);
+    for (const char* documents : {"file", "paragraph"}) {
+        CAPTURE(documents);
+        const Run run =
+            make_shards("--tokenizer " + fixture + " --val-fraction 0.2 --documents " + documents + " '" +
+                        (folder / "text") + "' --out '" + (folder / "x") + "'");
+        CAPTURE(run.output);
+        REQUIRE(run.exit_code == kExitDone);
+        CHECK(run.output.find("--tokenizer '" + fixture + "'") != std::string::npos);
+        std::string back;
+        std::vector<int> ids;
+        std::vector<std::vector<int>> found;
+        for (const char* split : {"_train_000000.bin", "_val_000000.bin"}) {
+            const TokenShard shard((folder / "x") + split);
+            CHECK(shard.vocab_size() == 457);
+            for (uint16_t token : shard.tokens()) {
+                if (token != 456) {
+                    ids.push_back(token);
+                } else if (!ids.empty()) {
+                    found.push_back(std::move(ids));
+                    ids.clear();
+                }
+            }
+            CHECK(ids.empty());
+        }
+        if (documents == std::string("file")) {  // one document, cut between two words
+            std::vector<int> all = found[0];
+            all.insert(all.end(), found[1].begin(), found[1].end());
+            CHECK(found.size() == 2);
+            CHECK((all == t.encode(text)));
+        } else {
+            REQUIRE(found.size() == paragraphs.size());
+            for (size_t i = 0; i < found.size(); i++) {
+                if (found[i] != t.encode(paragraphs[i])) { FAIL("paragraph ", i); }
+            }
+        }
+    }
+    write_bytes(folder / "list.bin", header_bytes({20240328, 2, 2, 1}) + std::string("\1a\3b\0c", 6));
+    const Run run = make_shards("--tokenizer '" + (folder / "list.bin") + "' '" + (folder / "text") +
+                                "' --out '" + (folder / "x") + "'");
+    CHECK(run.exit_code == kExitBadInput);
+    CHECK(run.output.find("how a text is cut") != std::string::npos);
+}

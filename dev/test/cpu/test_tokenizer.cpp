@@ -69,7 +69,7 @@ TEST_CASE("tokenizer file: version 2 says what ends a text, version 1 means GPT-
     CHECK(t.decode(1) == std::string("b\0c", 3));
     CHECK(t.decode(2) == longest);
     CHECK(t.printable(1) == "b\\x00c");
-    check_error(error_of([&] { (void)t.encode("a"); }), kExitUsage, {"prompt", "byte-level"});
+    check_error(error_of([&] { (void)t.encode("a"); }), kExitUsage, {"prompt", "tokenizer.json"});
 
     write_bytes(path, header_bytes({20240328, 1, 3, 1}) + tokens);
     CHECK(Tokenizer::load(path).end_of_text() == -1);
