@@ -1,11 +1,27 @@
 // ./train_gpt2: trains GPT-2 on the CPU. The loop is llmc/model/trainer.h, the model llmc/model/gpt2_cpu.h, the options
-// llmc/host/options.h; `./train_gpt2 --help` lists them.
+// llmc/host/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval): llmc/model/commands.h.
 #include "llmc/host/main.h"
+#include "llmc/model/commands.h"
+#include "llmc/model/decoder_cpu.h"
 #include "llmc/model/gpt2_cpu.h"
 #include "llmc/model/trainer.h"
 
+namespace llmc {
+namespace {
+
+int train(const Options& options) { return Trainer<GPT2Cpu>(options).run(); }
+
+std::optional<int> command(int argc, char** argv) {
+    const Engine engine = {[](const ModelSource& source) { return std::make_unique<CpuDecoder>(source); },
+                           [](const ModelSource& source, int B, int T) {
+                               return std::make_unique<LoadedModelOf<GPT2Cpu>>(source, B, T);
+                           }};
+    return run_command(argc, argv, engine);
+}
+
+}  // namespace
+}  // namespace llmc
+
 int main(int argc, char** argv) {
-    return llmc::run_main("train_gpt2", llmc::Program::kCpu, argc, argv, [](const llmc::Options& options) {
-        return llmc::Trainer<llmc::GPT2Cpu>(options).run();
-    });
+    return llmc::run_main("train_gpt2", llmc::Program::kCpu, argc, argv, llmc::train, llmc::command);
 }

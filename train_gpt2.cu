@@ -7,6 +7,7 @@
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/host/main.h"
+#include "llmc/model/commands.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/model/trainer.h"
 
@@ -57,9 +58,23 @@ int train(const Options& options) {
     });
 }
 
+// Sub-commands compute in fp32, and generate computes the whole context again for each token.
+std::optional<int> command(int argc, char** argv) {
+    const auto load = [](const ModelSource& source, int B, int T) {
+        require_gpu();
+        return std::make_unique<LoadedModelOf<GPT2<float, float>>>(source, B, T);
+    };
+    const Engine engine = {
+        [load](const ModelSource& source) {
+            return std::make_unique<UncachedDecoder>(load(source, 1, source.config().max_seq_len));
+        },
+        load};
+    return run_command(argc, argv, engine);
+}
+
 }  // namespace
 }  // namespace llmc
 
 int main(int argc, char** argv) {
-    return llmc::run_main("train_gpt2cu", llmc::Program::kGpu, argc, argv, llmc::train);
+    return llmc::run_main("train_gpt2cu", llmc::Program::kGpu, argc, argv, llmc::train, llmc::command);
 }

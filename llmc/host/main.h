@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <optional>
 
 #include "llmc/host/error.h"
 #include "llmc/host/options.h"
@@ -11,11 +12,13 @@
 
 namespace llmc {
 
-// Parses the options and calls train(options); returns what the program should.
-template <typename Train>
-int run_main(const char* name, Program program, int argc, char** argv, Train train) {
+// Calls command(argc, argv), which has a value if argv names a sub-command; else parses the options and calls
+// train(options). Returns what the program should.
+template <typename Train, typename Command>
+int run_main(const char* name, Program program, int argc, char** argv, Train train, Command command) {
     wait_politely(argv);
     try {
+        if (std::optional<int> done = command(argc, argv)) { return *done; }
         int exit_code = -1;
         Options options = parse_options(argc, argv, program, &exit_code);
         if (exit_code >= 0) { return exit_code; }

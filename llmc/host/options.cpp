@@ -23,6 +23,11 @@ constexpr size_t kHelpColumns = 100, kHelpIndent = 31;
 constexpr std::streamsize kMaxConfigBytes = 1 << 20;
 
 constexpr const char* kHelpEnd = R"(
+Sub-commands, each with a --help of its own:
+  PROGRAM generate MODEL --prompt TEXT    write with a trained model
+  PROGRAM export MODEL --hf FOLDER        for Hugging Face's transformers
+  PROGRAM eval MODEL --data GLOB          loss, perplexity and bits a byte on token shards
+
 Examples:
   PROGRAM
       a small model on the sample data

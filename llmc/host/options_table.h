@@ -63,9 +63,10 @@ inline const OptionRow kOptionTable[] = {
      .field = &S::tokenizer,
      .empty_word = "auto",
      .also = "tokenizer-path vocab",
-     .help = "turns tokens into text for the samples, and the prompt into tokens: the folder or file given to "
-             "data/make_shards, or llm.c's gpt2_tokenizer.bin (no prompt then). The run keeps a copy. "
-             "auto = the one beside --model, else bytes, if the shards are byte-level"},
+     .help =
+         "turns tokens into text for the samples, and the prompt into tokens: the folder or file given to "
+         "data/make_shards, or llm.c's gpt2_tokenizer.bin (no prompt then). The run keeps a copy. "
+         "auto = the one beside --model, else bytes, if the shards are byte-level"},
 
     {.name = "model",
      .letter = 'e',

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "llmc/host/error.h"
-#include "llmc/model/checkpoint.h"
 #include "llmc/model/debug_state.h"
+#include "llmc/model/model_source.h"
 
 namespace llmc {
 
@@ -83,7 +83,9 @@ int compare_losses(Model& model, const Batch& batch, const std::string& path, do
 template <typename Model>
 int compare_with_state(const std::string& model_path, const std::string& state_path,
                        const std::string& losses_path) {
-    ModelFile file(model_path);
+    std::string notes;
+    const NamedModel named = open_model(model_path, &notes);
+    const ModelSource& file = *named.source;
     const GPT2Config& c = file.config();
     DebugState state(state_path, c);
     const Batch& batch = state.batch();

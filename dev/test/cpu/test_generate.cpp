@@ -1,0 +1,294 @@
+// Writing text: the cache of keys and values changes nothing, texts stop and slide where they should, and the
+// sub-commands do what their help says.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/model_fixture.h"
+#include "dev/test/cpu/train_program.h"
+#include "llmc/host/sampler.h"
+#include "llmc/host/utf8.h"
+#include "llmc/model/decoder_cpu.h"
+#include "llmc/model/generate.h"
+
+using namespace llmc;
+
+namespace {
+
+// a byte-level model with logits of some size, as a file
+std::string write_random_model(const std::string& path, int positions) {
+    const GPT2Config c = {positions, 257, 320, 2, 4, 32};
+    GPT2Cpu model(c, 1, 2);
+    for (int t = 0; t < kNumTensors; t++) {
+        std::vector<float> x = random_vector<float>(tensor_total(c, t), 40 + t, 0.3);
+        if (t == kLn1w || t == kLn2w || t == kLnfw) {
+            for (float& v : x) { v += 1; }
+        }
+        model.load(State::kParameter, t, 0, x);
+    }
+    write_model_file(path, c, kModelFp32, reader(model));
+    return path;
+}
+
+// two ways to the same logits differ by the order of their sums only
+void check_near(std::span<const float> found, std::span<const float> expected, double bound) {
+    REQUIRE(found.size() == expected.size());
+    const double most = largest(expected);
+    for (size_t i = 0; i < found.size(); i++) {
+        if (!(std::fabs(found[i] - expected[i]) <= bound * most)) {
+            FAIL("logit ", i, ": found ", found[i], ", expected ", expected[i]);
+        }
+    }
+}
+
+std::unique_ptr<Decoder> uncached(const ModelSource& source) {
+    return std::make_unique<UncachedDecoder>(
+        std::make_unique<LoadedModelOf<GPT2Cpu>>(source, 1, source.config().max_seq_len));
+}
+
+int most_likely(std::span<const float> logits) { return sample_token(logits, 0, 0, 0); }
+
+}  // namespace
+
+TEST_CASE("generate: greedy text with the cache is that without it, over 500 tokens") {
+    TempFolder folder;
+    const ModelFile file(write_random_model(folder / "model.bin", 512));
+    CpuDecoder cached(file);
+    const auto plain = uncached(file);
+    const double bound = reordering(file.config(), 512);
+    int32_t token = 256;
+    int different = 0;
+    for (int k = 0; k < 500; k++) {
+        const std::span<const float> a = cached.append({&token, 1}), b = plain->append({&token, 1});
+        check_near(a, b, bound);
+        const int best = most_likely(b);
+        float second = -INFINITY;
+        for (int v = 0; v < (int)b.size(); v++) {
+            if (v != best) { second = std::max(second, b[(size_t)v]); }
+        }
+        // nearer than the two ways may differ, either may be the greatest
+        different += most_likely(a) != best && b[(size_t)best] - second > 2 * bound * largest(b);
+        token = best;
+    }
+    CHECK(different == 0);
+    CHECK(cached.length() == 500);
+}
+
+TEST_CASE("generate: a prompt at once, in parts or token by token gives the same logits") {
+    TempFolder folder;
+    const ModelFile file(write_random_model(folder / "model.bin", 400));
+    const std::vector<int32_t> tokens = random_tokens(400, 257, 9);
+    const auto plain = uncached(file);
+    const std::span<const float> expected = plain->append(tokens);
+    CpuDecoder decoder(file);
+    for (const std::vector<int>& cuts : {std::vector<int>{400}, {1, 399}, {127, 129, 144}, {399, 1}}) {
+        decoder.clear();
+        std::span<const float> found;
+        size_t at = 0;
+        for (int n : cuts) {
+            found = decoder.append(std::span(tokens).subspan(at, (size_t)n));
+            at += (size_t)n;
+        }
+        check_near(found, expected, reordering(file.config(), 400));
+    }
+    CHECK(error_of([&] { decoder.append(std::span(tokens).first(1)); }).exit_code ==
+          kExitUsage);  // it is full
+    decoder.clear();
+    CHECK(error_of([&] { decoder.append({}); }).exit_code == kExitUsage);
+    const int32_t outside = 257;
+    CHECK(error_of([&] { decoder.append({&outside, 1}); }).exit_code == kExitUsage);
+}
+
+TEST_CASE("generate: a context that is full goes on with its newer half") {
+    TempFolder folder;
+    const ModelFile file(write_random_model(folder / "model.bin", 16));
+    const std::vector<int32_t> tokens = random_tokens(40, 257, 9);
+    CpuDecoder decoder(file), other(file);
+    std::vector<int> slides;
+    Context context(&decoder, [&](int left) { slides.push_back(left); });
+    std::vector<float> found;
+    for (size_t k = 0; k < 20; k++) {
+        const auto logits = context.add(std::span(tokens).subspan(k, 1));
+        found.assign(logits.begin(), logits.end());
+    }
+    // full after 16: the 17th token slides, and three more follow
+    CHECK(slides == std::vector<int>{8});
+    CHECK(decoder.length() == 11);
+    check_near(found, other.append(std::span(tokens).subspan(9, 11)), reordering(file.config(), 16));
+    Context too_long(&decoder, [&](int left) { slides.push_back(left); });
+    too_long.add(tokens);
+    CHECK(slides == std::vector<int>{8, 8});
+    CHECK(decoder.length() == 8);
+}
+
+TEST_CASE("generate: text comes in whole characters and stops where it is told to") {
+    const auto pieces = [](const std::vector<std::string>& stop, const std::vector<std::string>& in) {
+        std::vector<std::string> out;
+        TextStream stream(stop, [&](std::string_view text) { out.emplace_back(text); });
+        bool go_on = true;
+        for (const std::string& bytes : in) { go_on = go_on && stream.add(bytes); }
+        if (go_on) { stream.finish(); }
+        return out;
+    };
+    using Pieces = std::vector<std::string>;
+    CHECK(pieces({}, {"a", "\xf0\x9f", "\x99", "\x82z"}) == Pieces{"a", "\xf0\x9f\x99\x82z"});
+    CHECK(pieces({}, {"\xe2\x82"}) == Pieces{"\xe2\x82"});  // nothing is lost at the end
+    CHECK(pieces({}, {"\xe2", "x"}) == Pieces{"\xe2x"});    // what can't become a character waits for nothing
+    CHECK(pieces({}, {"\xff", "x"}) == Pieces{"\xff", "x"});
+    CHECK(pieces({"\n\n"}, {"ab", "\n", "c", "\n", "\n", "d"}) == Pieces{"ab", "\nc"});
+    CHECK(pieces({"stop"}, {"st", "o", "r", "est", "op", "x"}) == Pieces{"stor", "e"});
+    CHECK(pieces({"xyz", "y"}, {"ax", "y"}) == Pieces{"a", "x"});
+    CHECK(pieces({"abcd"}, {"xab", "c"}) == Pieces{"x", "abc"});
+    for (const char* text : {"\xc3", "\xe2\x82", "\xf0\x9f\x99", "\xed\x9f", "\xf4\x8f"}) {
+        CHECK(utf8_unfinished(std::string("x") + text) == std::string(text).size());
+    }
+    for (const char* text :
+         {"", "x", "\xc3\xa9", "\xff", "\x80\x80", "\xc0", "\xed\xa0", "\xf4\x90", "\xe0\x80"}) {
+        CHECK(utf8_unfinished(text) == 0);
+    }
+}
+
+TEST_CASE("sampler: top_p keeps the most likely that together have the share") {
+    const std::vector<float> logits = {std::log(0.1f), std::log(0.5f), std::log(0.15f), std::log(0.25f)};
+    const auto kept = [&](double top_p, int top_k = 0) {
+        std::string all(4, '.');
+        for (double coin = 0; coin < 1; coin += 0x1p-10) {
+            all[(size_t)sample_token(logits, 1.0, top_k, coin, top_p)] = 'x';
+        }
+        return all;
+    };
+    CHECK(kept(1) == "xxxx");
+    CHECK(kept(0.95) == "xxxx");
+    CHECK(kept(0.85) == ".xxx");
+    CHECK(kept(0.7) == ".x.x");
+    CHECK(kept(0.4) == ".x..");
+    CHECK(kept(0) == ".x..");
+    CHECK(kept(0.6, 2) == ".x..");  // of the two that top_k leaves, the first has two thirds
+    CHECK(kept(0.7, 2) == ".x.x");
+}
+
+TEST_CASE("sub-commands: generate") {
+    TempFolder folder;
+    const std::string model = write_random_model(folder / "model.bin", 64);
+    const auto generate = [&](const std::string& options, const std::string& more = "") {
+        Words all = words("generate " + model + " " + options);
+        if (!more.empty()) { all.push_back(more); }
+        return run_train(folder.path(), all);
+    };
+    const ProgramRun first = generate("--tokens 30 --seed 5 --json --prompt", "Hi \"there\"");
+    CHECK(first.exit_code == kExitDone);
+    const Json object = Json::parse(first.out);
+    CHECK(object["prompt"] == "Hi \"there\"");
+    CHECK((object["ids"].size() == 30 || object["ended"] == "end_of_text"));
+    CHECK(generate("--tokens 30 --seed 5 --json --prompt", "Hi \"there\"").out == first.out);
+    CHECK(generate("--tokens 30 --seed 6 --json --prompt", "Hi \"there\"").out != first.out);
+    const ProgramRun plain = generate("--tokens 30 --seed 5 --prompt", "Hi \"there\"");
+    std::string bytes = "Hi \"there\"";
+    for (const auto& id : object["ids"]) { bytes += (char)id.get<int>(); }
+    CHECK(plain.out == bytes + "\n");  // a pipe gets every byte as it is
+    CHECK(plain.err.find(model) != std::string::npos);
+    const ProgramRun several = generate("--tokens 5 --num-samples 3 --json");
+    CHECK(std::count(several.out.begin(), several.out.end(), '\n') == 3);
+    const ProgramRun sliding = generate("--tokens 200 --stop zzzz --stats");
+    CHECK(sliding.err.find("sees: it goes on from the last 32") != std::string::npos);
+    CHECK(sliding.err.find("tokens/s") != std::string::npos);
+    for (const char* bad : {"--tokens 0", "--temperature -1", "--temperature nan", "--top-p 1.5",
+                            "--nonsense 1", "--interactive --json", "--tokens", "extra"}) {
+        CAPTURE(bad);
+        const ProgramRun run = generate(bad);
+        CHECK(run.exit_code == kExitUsage);
+        CHECK(run.err.find("generate") != std::string::npos);
+    }
+    const ProgramRun help = run_train(folder.path(), {"generate", "--help"});
+    CHECK(help.exit_code == kExitDone);
+    for (const char* part : {"--temperature", "--stop", "step_00001000", "Examples:"}) {
+        CHECK(help.out.find(part) != std::string::npos);
+    }
+    CHECK(run_train(folder.path(), {"generate", folder / "nothing"}).exit_code == kExitBadInput);
+    CHECK(run_train(folder.path(), {"generate", folder.path() + "/."}).exit_code == kExitDone);
+}
+
+TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated, with its own tokenizer") {
+    TempFolder folder;
+    const Tokenizer t = Tokenizer::load("dev/test/fixture/bpe");
+    std::vector<uint16_t> tokens = {456};
+    for (int i = 0; i < 400; i++) {
+        for (int id : t.encode("the kernel of rung " + std::to_string(i % 7) + " is the fastest. ")) {
+            tokens.push_back((uint16_t)id);
+        }
+    }
+    write_token_shard(folder / "train.bin", tokens, 457);
+    const std::string run = folder / "run", out = folder / "hf";
+    const std::string common = "--train-data " + (folder / "train.bin") +
+                               " --val-data none --seq-len 12 --batch 8 "
+                               "--sample-every 0 --quiet ";
+    const ProgramRun train = run_train(
+        folder.path(), words(common +
+                             "--layers 2 --heads 2 --channels 16 --steps 30 --lr 0.01 --tokenizer dev/test/fixture/bpe "
+                             "--out " +
+                             run));
+    CAPTURE(train.err);
+    REQUIRE(train.exit_code == kExitDone);
+    CHECK(std::filesystem::exists(run + "/tokenizer.json"));
+    REQUIRE(run_train(folder.path(), {"export", run, "--hf", out}).exit_code == kExitDone);
+    CHECK(names_below(out) == Words{"config.json", "generation_config.json", "merges.txt",
+                                    "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+                                    "vocab.json"});
+    const ProgramRun again = run_train(folder.path(), {"export", run, "--hf", out});
+    CHECK(again.exit_code == kExitUsage);
+    CHECK(again.err.find("--force") != std::string::npos);
+    CHECK(run_train(folder.path(), {"export", run, "--hf", out, "--force"}).exit_code == kExitDone);
+
+    // every name of the same model writes and evaluates the same
+    std::string text, loss;
+    for (const std::string& name :
+         {run, run + "/model.bin", run + "/step_00000030", out, out + "/model.safetensors"}) {
+        CAPTURE(name);
+        const ProgramRun wrote =
+            run_train(folder.path(), {"generate", name, "--prompt", "the kernel", "--tokens", "8"});
+        const ProgramRun eval = run_train(folder.path(), {"eval", name, "--data", folder / "train.bin"});
+        CAPTURE(wrote.err);
+        CAPTURE(eval.err);
+        REQUIRE(wrote.exit_code == kExitDone);
+        REQUIRE(eval.exit_code == kExitDone);
+        CHECK(wrote.out.starts_with("the kernel"));
+        if (text.empty()) {
+            text = wrote.out;
+            loss = eval.out;
+        }
+        CHECK(wrote.out == text);
+        CHECK(eval.out == loss);
+    }
+    // what eval prints fits together: each token but the first is predicted
+    double nats = 0, perplexity = 0, bits = 0;
+    long long count = 0, bytes = 0;
+    REQUIRE(
+        std::sscanf(loss.c_str(),
+                    "tokens %lld, in rows of 12 loss %lf nats/token perplexity %lf bits/byte %lf, over %lld",
+                    &count, &nats, &perplexity, &bits, &bytes) == 5);
+    CHECK(count == (long long)tokens.size() - 1);
+    long long expected = 0;
+    for (uint16_t id : tokens) { expected += id == 456 ? 0 : (long long)t.decode(id).size(); }
+    CHECK(bytes == expected);
+    CHECK(std::fabs(std::exp(nats) / perplexity - 1) < 1e-3);
+    CHECK(std::fabs(nats * (double)count / std::log(2.0) / (double)bytes / bits - 1) < 1e-3);
+
+    // a run from it starts where it ended, and knows its tokenizer
+    const ProgramRun tuned = run_train(folder.path(), words(common + "--steps 2 --prompt the --model " + out +
+                                                            " --out " + (folder / "tuned")));
+    CAPTURE(tuned.err);
+    CHECK(tuned.exit_code == kExitDone);
+    CHECK(std::filesystem::exists(folder / "tuned/tokenizer.json"));
+    std::vector<double> losses;
+    for (const std::string& log : {run, folder / "tuned"}) {
+        for (const Json& line : read_log(log)) {
+            if (line.contains("train_loss")) { losses.push_back(line["train_loss"].get<double>()); }
+        }
+    }
+    REQUIRE(losses.size() == 32);
+    const double before = losses[29], after = losses[30];
+    CHECK(std::fabs(after - before) < 0.5);  // a new model begins near ln 457 = 6.1
+    CHECK(before < 4);
+}

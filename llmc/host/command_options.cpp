@@ -1,0 +1,169 @@
+// The sub-commands' options: see command_options.h.
+#include "llmc/host/command_options.h"
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+
+#include "llmc/host/error.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr const char* kModelHelp =
+    "MODEL is one of\n"
+    "  runs/mine                the folder of a run: its model.bin, or its newest checkpoint\n"
+    "  runs/mine/step_00001000  a checkpoint\n"
+    "  gpt2_124M.bin            a model file, ours or llm.c's\n"
+    "  gpt2                     a folder with Hugging Face's GPT-2 in it (config.json, model.safetensors),\n"
+    "                           or a *.safetensors in such a folder\n";
+
+constexpr const char* kGenerateHelp =
+    "How it writes. The text begins like a new document, then comes the prompt. For each next token the "
+    "model\n"
+    "gives every token a probability, and one is drawn:\n"
+    "  --temperature 0      always the most likely: the same text each time, which soon repeats itself\n"
+    "  --temperature 0.8    (default) a little safer than what the model believes; 1 = as it believes\n"
+    "  --top-k 50           draw among the 50 most likely only\n"
+    "  --top-p 0.9          draw among the most likely that together have 90 %\n"
+    "  --seed 7             another draw; the same seed gives the same text\n"
+    "A model sees as many tokens as it was made for. A longer text goes on with its newer half "
+    "(\"slides\"),\n"
+    "which is said on standard error.\n\n"
+    "Examples:\n"
+    "  PROGRAM generate runs/mine --prompt 'Once upon a time'\n"
+    "  PROGRAM generate runs/mine --num-samples 3 --tokens 100 --stop '\\n\\n'\n"
+    "      three texts, each until its first blank line (\\n and \\t mean newline and tab here)\n"
+    "  cat start.txt | PROGRAM generate gpt2 --prompt - --top-k 50 --json > continued.jsonl\n"
+    "      one object a text: prompt, text, ids of its tokens, why it ended\n"
+    "  PROGRAM generate runs/mine --interactive\n"
+    "      type a line, the model goes on; type the next: it knows all that was written. Control-D ends\n";
+
+constexpr const char* kExportHelp =
+    "Writes model.safetensors, config.json, generation_config.json and the tokenizer's files:\n"
+    "  from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+    "  model, tokenizer = AutoModelForCausalLM.from_pretrained('out'), AutoTokenizer.from_pretrained('out')\n"
+    "loads them, and so does --model out here.\n\n"
+    "Examples:\n"
+    "  PROGRAM export runs/mine --hf out\n"
+    "  PROGRAM export gpt2_124M.bin --hf out --type bf16 --tokenizer gpt2\n";
+
+constexpr const char* kEvalHelp =
+    "Prints the mean loss in nats a token, the perplexity (e to that), and bits a byte, which can be "
+    "compared\n"
+    "between tokenizers: all loss over all bytes of the text. Each token is predicted once, from what "
+    "stands\n"
+    "before it in its row of --seq-len tokens.\n\n"
+    "Examples:\n"
+    "  PROGRAM eval runs/mine --data 'data/mine_val_*.bin'\n"
+    "  PROGRAM eval gpt2 --data 'data/web_val_*.bin' --max-tokens 100000\n";
+
+std::string with_name(std::string text, const std::string& name) {
+    for (size_t at = 0; (at = text.find("PROGRAM", at)) != std::string::npos; at += name.size()) {
+        text.replace(at, 7, name);
+    }
+    return text;
+}
+
+// \n and \t as they are typed in a shell
+std::string unescaped(std::string text) {
+    for (size_t at = 0; (at = text.find('\\', at)) != std::string::npos; at++) {
+        if (at + 1 == text.size()) { break; }
+        const char c = text[at + 1];
+        if (c == 'n' || c == 't') { text.replace(at, 2, c == 'n' ? "\n" : "\t"); }
+    }
+    return text;
+}
+
+void add_generate(CLI::App* app, CommandOptions* o) {
+    // CLI::Range lets nan pass, which is not below its least nor above its greatest
+    const auto is_number = [](const std::string& value) {
+        return std::isnan(std::strtod(value.c_str(), nullptr)) ? "not a number: " + value : std::string();
+    };
+    app->add_option("--prompt", o->prompt, "what the text starts with; - = read it from standard input")
+        ->type_name("TEXT");
+    app->add_option("--tokens", o->tokens, "how many to write at most")
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+    app->add_option("--temperature", o->temperature, "0 = always the most likely token")
+        ->check(CLI::Range(0.0, 100.0))
+        ->check(is_number);
+    app->add_option("--top-k", o->top_k, "0 = all tokens")->check(CLI::Range(0, 1 << 20));
+    app->add_option("--top-p", o->top_p, "1 = all tokens")->check(CLI::Range(0.0, 1.0))->check(is_number);
+    app->add_option("--seed", o->seed, "where the random numbers start");
+    app->add_option("--num-samples", o->num_samples, "texts to write")
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+    app->add_option("--stop", o->stop, "a text ends before this; may be given more than once")
+        ->type_name("TEXT")
+        ->allow_extra_args(false);
+    app->add_flag("--json", o->json, "print one JSON object for each text");
+    app->add_flag("--interactive", o->interactive, "go on with what is typed, line by line");
+    app->add_flag("--stats", o->stats, "tokens a second, on standard error");
+}
+
+void add_export(CLI::App* app, CommandOptions* o) {
+    app->add_option("--hf", o->hf, "the folder to write")->required()->type_name("FOLDER");
+    app->add_option("--type", o->type, "of the weights; auto = as they are")
+        ->check(CLI::IsMember({"auto", "fp32", "bf16", "fp16"}));
+    app->add_flag("--force", o->force, "write into the folder though it is not empty");
+}
+
+void add_eval(CLI::App* app, CommandOptions* o) {
+    app->add_option("--data", o->data, "token shards: a file, or a pattern in quotes")
+        ->required()
+        ->type_name("GLOB");
+    app->add_option("--max-tokens", o->max_tokens, "tokens from the start of the data; -1 = all")
+        ->check(CLI::Range(int64_t{-1}, int64_t{1'000'000'000'000'000}));
+    app->add_option("--batch", o->batch, "rows at a time")->check(CLI::Range(1, 1 << 16));
+    app->add_option("--seq-len", o->seq_len, "tokens in a row; 0 = the model's, at most 1024")
+        ->check(CLI::Range(0, 1 << 20));
+}
+
+}  // namespace
+
+bool is_command(const std::string& word) { return word == "generate" || word == "export" || word == "eval"; }
+
+bool parse_command(int argc, const char* const* argv, CommandOptions* o, int* exit_code) {
+    o->command = argv[1];
+    const bool generate = o->command == "generate", exports = o->command == "export";
+    const std::string name = argv[0];
+    CLI::App app(generate  ? "Writes text with a trained model.\n"
+                 : exports ? "Writes a model as Hugging Face's transformers loads it.\n"
+                           : "Measures how well a model predicts token shards.\n",
+                 name + " " + o->command);
+    app.footer(kModelHelp + std::string("\n") +
+               with_name(generate  ? kGenerateHelp
+                         : exports ? kExportHelp
+                                   : kEvalHelp,
+                         name));
+    app.add_option("MODEL", o->model, "what to use, see below")->required()->type_name("");
+    app.add_option("--tokenizer", o->tokenizer,
+                   "file or folder; without it the one beside the model, or bytes")
+        ->type_name("PATH");
+    if (generate) {
+        add_generate(&app, o);
+    } else if (exports) {
+        add_export(&app, o);
+    } else {
+        add_eval(&app, o);
+    }
+    try {
+        app.parse(argc - 1, argv + 1);
+    } catch (const CLI::CallForHelp& e) {
+        *exit_code = app.exit(e);
+        return false;
+    } catch (const CLI::ParseError& e) {
+        throw Error(kExitUsage, strf("%s: %s. See %s %s --help.", o->command.c_str(), e.what(), name.c_str(),
+                                     o->command.c_str()));
+    }
+    for (std::string& stop : o->stop) {
+        stop = unescaped(stop);
+        if (stop.empty()) { throw Error(kExitUsage, "generate: --stop: found an empty text, expected some"); }
+    }
+    if (o->interactive && (o->json || o->num_samples > 1 || o->prompt == "-")) {
+        throw Error(kExitUsage,
+                    "generate: --interactive goes with neither --json, --num-samples nor --prompt -");
+    }
+    return true;
+}
+
+}  // namespace llmc

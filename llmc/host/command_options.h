@@ -1,0 +1,43 @@
+// The sub-commands of the trainers: generate, export, eval. What each can be told, and the parser.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+struct CommandOptions {
+    std::string command;    // "generate", "export" or "eval"
+    std::string model;      // as llmc/model/model_source.h finds it
+    std::string tokenizer;  // file or folder; "" = the one beside the model
+
+    // generate
+    std::string prompt;  // "-" = from standard input
+    int64_t tokens = 256;
+    double temperature = 0.8;
+    int top_k = 0;  // 0 = all tokens
+    double top_p = 1;
+    uint64_t seed = 42;
+    int64_t num_samples = 1;
+    std::vector<std::string> stop;
+    bool json = false, interactive = false, stats = false;
+
+    // export
+    std::string hf;             // folder
+    std::string type = "auto";  // of the weights: fp32, bf16, fp16, or as they are
+    bool force = false;         // write into a folder that is not empty
+
+    // eval
+    std::string data;         // glob of token shards
+    int64_t max_tokens = -1;  // -1 = all
+    int batch = 4;
+    int seq_len = 0;  // 0 = as long as the model allows, at most 1,024
+};
+
+bool is_command(const std::string& word);
+
+// argv[1] is the command. False: there is nothing left to do, and the program returns *exit_code (--help).
+// Bad usage throws Error(kExitUsage).
+bool parse_command(int argc, const char* const* argv, CommandOptions* options, int* exit_code);
+
+}  // namespace llmc

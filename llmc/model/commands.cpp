@@ -1,0 +1,266 @@
+// The sub-commands: see commands.h.
+#include "llmc/model/commands.h"
+
+#include <unistd.h>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <string>
+
+#include "llmc/host/command_options.h"
+#include "llmc/host/dataloader.h"
+#include "llmc/host/json.h"
+#include "llmc/host/tokenizer.h"
+#include "llmc/host/utf8.h"
+#include "llmc/model/generate.h"
+#include "llmc/model/hf_model.h"
+
+namespace llmc {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// standard error: standard output has the result alone
+void note(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+
+NamedModel find_model(const CommandOptions& o) {
+    std::string notes;
+    NamedModel model = open_model(o.model, &notes);
+    const GPT2Config& c = model.source->config();
+    note(notes + strf("model: %s (%d layers, %d channels, %d positions, vocabulary %d, %s)",
+                      model.path.c_str(), c.num_layers, c.channels, c.max_seq_len, c.vocab_size,
+                      model.source->type()));
+    return model;
+}
+
+// the one asked for, or the model's own, or bytes; nothing if there is none
+std::optional<Tokenizer> find_tokenizer(const CommandOptions& o, const NamedModel& model) {
+    const int vocab = model.source->config().vocab_size;
+    std::optional<Tokenizer> t =
+        o.tokenizer.empty() ? Tokenizer::find(model.folder) : Tokenizer::load(o.tokenizer);
+    if (t && t->vocab_size() != vocab) {
+        throw Error(
+            kExitBadInput,
+            strf("the tokenizer in %s has %d tokens, the model a vocabulary of %d: they do not belong "
+                 "together. Name the right one with --tokenizer.",
+                 (o.tokenizer.empty() ? model.folder : o.tokenizer).c_str(), t->vocab_size(), vocab));
+    }
+    if (!t && vocab == kByteVocabSize) { t = Tokenizer::bytes(); }
+    return t;
+}
+
+Tokenizer require_tokenizer(const CommandOptions& o, const NamedModel& model) {
+    std::optional<Tokenizer> t = find_tokenizer(o, model);
+    if (t) { return *t; }
+    throw Error(kExitUsage,
+                strf("%s has a vocabulary of %d, and no tokenizer lies beside it: what do the ids mean? Give "
+                     "--tokenizer a folder with tokenizer.json, or vocab.bpe and encoder.json.",
+                     model.path.c_str(), model.source->config().vocab_size));
+}
+
+// ---- generate ----------------------------------------------------------------------------------
+
+// A pipe gets the bytes as they are; on a terminal control characters are shown, not obeyed.
+void print_text(std::string_view text) {
+    static const bool terminal = isatty(STDOUT_FILENO) != 0;
+    const std::string out = terminal ? printable_text(text) : std::string(text);
+    std::fwrite(out.data(), 1, out.size(), stdout);
+    if (std::fflush(stdout) != 0) { throw Error(kExitSaveFailed, "cannot write to standard output"); }
+}
+
+std::string read_prompt(const CommandOptions& o) {
+    if (o.prompt != "-") { return o.prompt; }
+    std::string text(std::istreambuf_iterator<char>(std::cin), {});
+    if (text.ends_with('\n')) { text.pop_back(); }  // echo and editors put it there
+    return text;
+}
+
+class Generator {
+public:
+    Generator(const CommandOptions& o, const Engine& engine)
+        : o_(o), model_(find_model(o)), tokenizer_(require_tokenizer(o, model_)) {
+        if (!o_.prompt.empty() || o_.interactive) { (void)tokenizer_.encode(""); }  // can it?
+        decoder_ = engine.decoder(*model_.source);
+    }
+
+    int run() {
+        const auto begin = std::chrono::steady_clock::now();
+        if (o_.interactive) {
+            converse();
+        } else {
+            const std::string prompt = read_prompt(o_);
+            for (int64_t i = 0; i < o_.num_samples; i++) { write_one(prompt, i); }
+        }
+        const double seconds =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        if (o_.stats) {
+            note(strf("%lld tokens in %.2f s, %.1f tokens/s, the prompt's time included", (long long)tokens_,
+                      seconds, (double)tokens_ / seconds));
+        }
+        return kExitDone;
+    }
+
+private:
+    Context new_context() {
+        return Context(decoder_.get(), [this](int left) {
+            if (slides_++ == 0) {
+                note(
+                    strf("(the text is longer than the %d tokens that the model sees: it goes on from the "
+                         "last %d)",
+                         decoder_->config().max_seq_len, left));
+            }
+        });
+    }
+    std::vector<int32_t> start() const {
+        const int end = tokenizer_.end_of_text();
+        return end >= 0 ? std::vector<int32_t>{end} : std::vector<int32_t>{};
+    }
+    std::vector<int32_t> with(std::vector<int32_t> tokens, const std::string& text) const {
+        for (int id : tokenizer_.encode(text)) { tokens.push_back(id); }
+        if (tokens.empty()) {
+            throw Error(kExitUsage, "generate: give a --prompt: this tokenizer has no <|endoftext|>");
+        }
+        return tokens;
+    }
+    SampleParams params(int64_t number) const {
+        return {o_.tokens, o_.temperature, o_.top_p, o_.top_k, o_.seed, (uint32_t)number, o_.stop};
+    }
+
+    void write_one(const std::string& prompt, int64_t number) {
+        Context context = new_context();
+        const std::vector<int32_t> tokens = prompt.empty() ? start() : with(start(), prompt);
+        if (!o_.json) { print_text((number > 0 ? "---\n" : "") + prompt); }
+        const Sample sample =
+            write_sample(&context, tokenizer_, tokens, params(number), [&](std::string_view text) {
+                if (!o_.json) { print_text(text); }
+            });
+        tokens_ += (int64_t)sample.ids.size();
+        std::string line = "\n";
+        if (o_.json) {
+            std::string ids;
+            for (int32_t id : sample.ids) { ids += (ids.empty() ? "" : ",") + std::to_string(id); }
+            line = strf("{\"sample\":%lld,\"prompt\":%s,\"text\":%s,\"ids\":[%s],\"ended\":\"%s\"}\n",
+                        (long long)number, json_text(prompt).c_str(), json_text(sample.text).c_str(),
+                        ids.c_str(), sample.ended);
+        }
+        print_text(line);
+    }
+
+    // the context grows by each line and by what the model answers
+    void converse() {
+        Context context = new_context();
+        const bool terminal = isatty(STDIN_FILENO) != 0;
+        if (terminal) { note("Type how the text goes on, and Enter; Control-D ends."); }
+        std::vector<int32_t> before = start();
+        std::string line = o_.prompt;
+        for (int64_t number = 0;; number++) {
+            if (line.empty()) {
+                if (terminal) { print_text("> "); }
+                if (!std::getline(std::cin, line)) { break; }
+            }
+            const std::vector<int32_t> tokens = with(before, line);
+            const Sample sample = write_sample(&context, tokenizer_, tokens, params(number), print_text);
+            tokens_ += (int64_t)sample.ids.size();
+            print_text("\n");
+            before.clear();
+            // a document that has ended is followed by a new one
+            if (sample.ended == std::string_view("end_of_text")) { before = start(); }
+            line.clear();
+        }
+    }
+
+    const CommandOptions& o_;
+    NamedModel model_;
+    Tokenizer tokenizer_;
+    std::unique_ptr<Decoder> decoder_;
+    int64_t tokens_ = 0;
+    int slides_ = 0;
+};
+
+// ---- export ------------------------------------------------------------------------------------
+
+int export_model(const CommandOptions& o) {
+    const NamedModel model = find_model(o);
+    std::error_code ignored;
+    if (!o.force && fs::exists(o.hf, ignored) && !fs::is_empty(o.hf, ignored)) {
+        throw Error(kExitUsage, o.hf +
+                                    ": not an empty folder. Choose another --hf, or --force to replace the "
+                                    "files in it that have the same names.");
+    }
+    const std::optional<Tokenizer> tokenizer = find_tokenizer(o, model);
+    const GPT2Config& c = model.source->config();
+    const int end = tokenizer && tokenizer->end_of_text() >= 0 ? tokenizer->end_of_text() : c.vocab_size - 1;
+    const std::string type = o.type == "auto" ? model.source->type() : o.type;
+    write_hf_model(o.hf, *model.source, type, end);
+    std::printf("%s: model.safetensors (%s), config.json, generation_config.json", o.hf.c_str(),
+                type.c_str());
+    const bool with_tokenizer = tokenizer && tokenizer->export_hf(o.hf, c.max_seq_len);
+    std::printf("%s\n", with_tokenizer ? ", tokenizer.json, tokenizer_config.json" : "");
+    if (!with_tokenizer) {
+        note("no tokenizer was written: none that can encode is known. Give --tokenizer.");
+    }
+    return kExitDone;
+}
+
+// ---- eval --------------------------------------------------------------------------------------
+
+int evaluate(const CommandOptions& o, const Engine& engine) {
+    const NamedModel named = find_model(o);
+    const GPT2Config& c = named.source->config();
+    const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
+    const int T = o.seq_len > 0 ? o.seq_len : std::min(c.max_seq_len, 1024);
+    if (T > c.max_seq_len) {
+        throw Error(kExitUsage,
+                    strf("--seq-len %d is more than the %d positions of the model", T, c.max_seq_len));
+    }
+    ValidationData data(o.data, T, ValidationData::Align::kWindow, c.vocab_size - 1, o.max_tokens);
+    if (data.vocab_size() != c.vocab_size) {
+        throw Error(kExitBadInput,
+                    strf("%s has a vocabulary of %d, the model of %d: make the shards with the "
+                         "model's tokenizer",
+                         o.data.c_str(), data.vocab_size(), c.vocab_size));
+    }
+    const std::unique_ptr<LoadedModel> model = engine.evaluator(*named.source, o.batch, T);
+    double nats = 0;
+    int64_t tokens = 0, bytes = 0;
+    Batch batch;
+    for (int64_t row = 0; row < data.num_rows(); row += o.batch) {
+        data.read(row, o.batch, &batch);
+        const Evaluation e = model->evaluate(batch);
+        for (size_t i = 0; i < batch.targets.size(); i++) {
+            const int32_t target = batch.targets[i];
+            if (target == kIgnoreTarget) { continue; }
+            nats += e.losses[i];
+            tokens++;
+            const bool text = tokenizer && target != tokenizer->end_of_text();
+            bytes += text ? (int64_t)tokenizer->decode(target).size() : 0;
+        }
+    }
+    const double loss = nats / (double)tokens;
+    std::printf("tokens      %lld, in rows of %d\n", (long long)tokens, T);
+    std::printf("loss        %.4f nats/token\nperplexity  %.3f\n", loss, std::exp(loss));
+    if (bytes > 0) {
+        std::printf("bits/byte   %.4f, over %lld bytes of text\n", nats / std::log(2.0) / (double)bytes,
+                    (long long)bytes);
+    } else {
+        std::printf("bits/byte   n/a: no tokenizer says how long the tokens are. Give --tokenizer.\n");
+    }
+    return kExitDone;
+}
+
+}  // namespace
+
+std::optional<int> run_command(int argc, char** argv, const Engine& engine) {
+    if (argc < 2 || !is_command(argv[1])) { return std::nullopt; }
+    CommandOptions o;
+    int exit_code = kExitDone;
+    if (!parse_command(argc, argv, &o, &exit_code)) { return exit_code; }
+    if (o.command == "generate") { return Generator(o, engine).run(); }
+    return o.command == "export" ? export_model(o) : evaluate(o, engine);
+}
+
+}  // namespace llmc

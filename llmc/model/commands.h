@@ -1,0 +1,20 @@
+// The sub-commands of both trainers, ./train_gpt2 generate, export and eval: one place that knows them all.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "llmc/model/decoder.h"
+
+namespace llmc {
+
+// what a program computes with
+struct Engine {
+    std::function<std::unique_ptr<Decoder>(const ModelSource&)> decoder;
+    std::function<std::unique_ptr<LoadedModel>(const ModelSource&, int B, int T)> evaluator;
+};
+
+// Runs the sub-command that argv[1] names and returns the program's exit code; nothing if it names none.
+std::optional<int> run_command(int argc, char** argv, const Engine& engine);
+
+}  // namespace llmc
