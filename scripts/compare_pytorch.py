@@ -7,7 +7,7 @@ that changes nothing; 124M, 200 steps of 8 x 1024 tokens are 5.4 epochs of Tiny 
     ./train_gpt2cu --model d12 --train-data DATA --val-data none --batch 1 --seq-len 1024 \\
         --steps 1 --lr 0 --sample-every 0 --out runs/first
     SAME="--model runs/first/model.bin --train-data DATA --batch 8 --seq-len 1024 --steps 200 \\
-        --lr 6e-4 --warmup 20 --seed 42"
+        --lr 6e-4 --warmup 20 --final-lr-fraction 1 --seed 42"
     ./train_gpt2cu $SAME --dtype bf16 --val-data none --sample-every 0 --out runs/ours_bf16
     scripts/compare_pytorch.py $SAME --dtype bf16 --out runs/torch_bf16.jsonl
 and both again with fp32; then scripts/plot_compare.py.

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <sstream>
 
@@ -245,7 +246,6 @@ void convert_val_batches(Settings& s) {
     s.val_batches = 0;
 }
 
-// what --config reads back
 std::string resolved_text(const Settings& s) {
     std::string out = strf("# plumb %s: the options of a run. --config reads them back.\n", kVersion);
     for (const OptionRow& row : kOptionTable) {
@@ -309,8 +309,40 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     check_batch(settings);
     check_precision(settings);
     convert_val_batches(settings);
-    settings.resolved = resolved_text(settings);
+    settings.llmc_letters = line.llmc_letters;
     return settings;
+}
+
+std::string config_text(const Options& options) {
+    Settings settings;
+    static_cast<Options&>(settings) = options;
+    return resolved_text(settings);
+}
+
+bool fill_from_run(const std::string& config_path, Options* options) {
+    std::ifstream in(config_path, std::ios::binary);
+    if (!in) { return false; }
+    std::string text(kMaxConfigBytes, '\0');
+    in.read(text.data(), kMaxConfigBytes);
+    text.resize((size_t)in.gcount());
+    CommandLine nothing(0, nullptr);
+    nothing.config = config_path;
+    Settings settings;
+    static_cast<Options&>(settings) = *options;
+    const bool length_given = options->steps != kAuto || options->epochs > 0;
+    for (const auto& [name, value] : read_config(text, nothing)) {
+        const bool length = name == "steps" || name == "epochs";
+        const char* const others[] = {"lr", "warmup", "final-lr-fraction", "val-every", "sample-every"};
+        if (!length && std::find(std::begin(others), std::end(others), name) == std::end(others)) {
+            continue;
+        }
+        const OptionRow& row = *std::find_if(std::begin(kOptionTable), std::end(kOptionTable),
+                                             [&](const OptionRow& r) { return name == r.name; });
+        const bool open = length ? !length_given : value_text(row, settings).empty();
+        if (open) { assign(settings, row, value, name); }
+    }
+    *options = settings;
+    return true;
 }
 
 }  // namespace llmc

@@ -9,6 +9,8 @@ namespace llmc {
 // Which of the two trainers parses. They share the options; what only a GPU can do, the CPU program refuses.
 enum class Program { kCpu, kGpu };
 
+constexpr int64_t kOneEpoch = -1, kAuto = 0;  // values of Options::steps
+
 struct Options {
     Program program = Program::kCpu;  // whose options these are
 
@@ -32,23 +34,24 @@ struct Options {
     int batch = 4;            // sequences in a micro-batch
     int seq_len = 256;        // T
     int64_t total_batch = 0;  // tokens per optimizer step; 0 = one micro-batch
-    int64_t steps = -1;       // -1 = one epoch
+    int64_t steps = kAuto;    // kOneEpoch, or kAuto = as many as seem right
+    double epochs = 0;        // instead of steps; 0 = not given
 
     // optimizer
-    double lr = 3e-4;
-    int64_t warmup = 0;  // steps
-    double final_lr_fraction = 1.0;
+    double lr = -1;                   // negative, of these three: worked out by auto_plan.h
+    int64_t warmup = -1;              // steps
+    double final_lr_fraction = -1;    // of lr, at the end
     std::string schedule = "cosine";  // constant, cosine, linear, wsd
     double weight_decay = 0.0;        // on 2-D tensors only
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double clip = 1.0;  // largest gradient norm; 0 = no clipping
 
     // validation and sampling
-    int64_t val_every = 20;   // steps; 0 = only at the end
+    int64_t val_every = -1;   // steps; 0 = only at the end; -1 = auto_plan.h works it out
     int64_t val_tokens = -1;  // tokens from the start of the validation data; -1 = all
     // window: back to back; document: each from its start; auto: document if documents fit
     std::string val_align = "auto";
-    int64_t sample_every = 20;  // steps; 0 = never
+    int64_t sample_every = -1;  // steps; 0 = never; -1 = worked out
     int sample_tokens = 64;
     double temperature = 1.0;  // 0 = always the most likely token
     int top_k = 0;             // 0 = all tokens
@@ -66,7 +69,7 @@ struct Options {
 
     uint64_t seed = 42;
 
-    std::string resolved;  // the configuration as parsed, in config-file form: what --config reads back
+    bool llmc_letters = false;  // the command line used llm.c's names: what it leaves open is as in llm.c
 };
 
 // The three sizes that a model descriptor stands for.
@@ -85,6 +88,14 @@ bool model_descriptor(const std::string& text, ModelShape* shape);
 // All that comes back is in range, fits together (total_batch is a multiple of batch x seq_len, and so on)
 // and is what this program can do; dtype is "fp32" or "bf16".
 Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out);
+
+// the options in config-file form: what --config reads back
+std::string config_text(const Options& options);
+
+// What a run was started with, from its config.toml: sets those of steps, lr, warmup, final_lr_fraction, val_every and
+// sample_every that are left open (epochs counts as steps). False if there is no such file; throws Error(kExitUsage)
+// if it cannot be read as one.
+bool fill_from_run(const std::string& config_path, Options* options);
 
 // what --help prints: every option by group with alias, default, range and unit; lines of at most 100 columns
 std::string format_help(const std::string& name, Program program);

@@ -14,8 +14,11 @@ namespace llmc {
 namespace {
 
 // two ways to say one thing: an error together; of one in the config file, the command line's other stands
-constexpr std::pair<const char*, const char*> kRivals[] = {
-    {"val-tokens", "val-batches"}, {"model", "layers"}, {"model", "heads"}, {"model", "channels"}};
+constexpr std::pair<const char*, const char*> kRivals[] = {{"val-tokens", "val-batches"},
+                                                           {"steps", "epochs"},
+                                                           {"model", "layers"},
+                                                           {"model", "heads"},
+                                                           {"model", "channels"}};
 
 std::vector<std::string> words(const std::string& text) {
     std::istringstream in(text);
@@ -119,10 +122,12 @@ std::string value_text(const OptionRow& row, const Settings& s) {
                 return (s.*field).empty() ? row.empty_word : s.*field;
             } else if constexpr (std::is_same_v<decltype(field), bool Settings::*>) {
                 return s.*field ? "true" : "false";
+            } else if (!in_range(row, (double)(s.*field))) {
+                return "";  // layers, lr and the like are out of their range until they are given
             } else if constexpr (std::is_same_v<decltype(field), double Settings::*>) {
                 return shortest(s.*field);
-            } else {  // layers and the like are 0, out of their range, until they are given
-                return in_range(row, (double)(s.*field)) ? std::to_string(s.*field) : "";
+            } else {
+                return std::to_string(s.*field);
             }
         },
         row.field);
@@ -293,8 +298,11 @@ void CommandLine::read(const std::string& token) {
     size_t equals = token.starts_with("--") ? token.find('=') : std::string::npos;
     std::string typed = token.substr(0, equals);
     bool has_value = equals != std::string::npos;
-    if (const LlmcAlias* alias = find_llmc(kLlmcAliases, typed)) { return read_alias(*alias); }
-    if (const LlmcOption* option = find_llmc(kLlmcTable, typed)) { return read_llmc(*option); }
+    const LlmcAlias* alias = find_llmc(kLlmcAliases, typed);
+    const LlmcOption* option = find_llmc(kLlmcTable, typed);
+    llmc_letters = llmc_letters || alias != nullptr || option != nullptr;
+    if (alias != nullptr) { return read_alias(*alias); }
+    if (option != nullptr) { return read_llmc(*option); }
     if (typed == "-h" && at_ < tokens_.size() && !looks_like_option(tokens_[at_])) {
         fail_usage("-h " + in_quotes(tokens_[at_]) +
                    ": llm.c's -h, the HellaSwag evaluation, is not part of "
@@ -303,6 +311,7 @@ void CommandLine::read(const std::string& token) {
     const OptionRow* row = find_option(typed);
     if (!row) { unknown_option(token); }
     std::string where = typed.starts_with("--") ? typed : strf("%s (--%s)", typed.c_str(), row->name);
+    llmc_letters = llmc_letters || (!typed.starts_with("--") && !acts_by_itself(*row));
     if (is_switch(*row) && acts_by_itself(*row)) {
         if (has_value) { fail_usage(where + " takes no value."); }
         action = row->name;

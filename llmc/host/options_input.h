@@ -35,6 +35,7 @@ public:
 
     std::string action;             // "help" or "version": what to do instead of all else
     std::string config;             // the config file
+    bool llmc_letters = false;      // was any of llm.c's short names used?
     std::set<std::string> given;    // the rows that have a value
     std::vector<std::string> args;  // --name=value for each of them
 

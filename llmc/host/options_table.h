@@ -191,7 +191,18 @@ inline const OptionRow kOptionTable[] = {
      .or_minus_one = true,
      .unit = "steps",
      .also = "max-steps iterations num-iterations max-iters",
-     .help = "steps of the optimizer; -1 = once through the training data"},
+     .help =
+         "steps of the optimizer; -1 = once through the training data. Left out, as are the next three about "
+         "the learning rate: worked out from the model, the data and the device, and printed with the "
+         "reason (but as in llm.c where its short names are used: -1)"},
+    {.name = "epochs",
+     .value = "X",
+     .field = &S::epochs,
+     .lo = 1e-3,
+     .hi = 1e6,
+     .unit = "times",
+     .also = "num-epochs n-epochs num-train-epochs",
+     .help = "instead of --steps: how often to go through the training data"},
 
     {.name = "lr",
      .letter = 'l',
@@ -200,7 +211,7 @@ inline const OptionRow kOptionTable[] = {
      .lo = 0,
      .hi = 10,
      .also = "learning-rate max-lr",
-     .help = "highest learning rate",
+     .help = "highest learning rate; left out: by the model's size (llm.c's names: 3e-4)",
      .group = "Optimizer (AdamW)"},
     {.name = "warmup",
      .letter = 'u',
@@ -210,7 +221,8 @@ inline const OptionRow kOptionTable[] = {
      .hi = kMaxInt,
      .unit = "steps",
      .also = "warmup-steps warmup-iters warm-up",
-     .help = "steps in which the learning rate rises from 0 to --lr"},
+     .help =
+         "steps in which the learning rate rises from 0 to --lr; left out: a twentieth of all (llm.c: 0)"},
     {.name = "schedule",
      .letter = 'k',
      .value = "NAME",
@@ -226,7 +238,8 @@ inline const OptionRow kOptionTable[] = {
      .lo = 0,
      .hi = 1,
      .also = "learning-rate-decay-frac min-lr final-lr",
-     .help = "the learning rate at the end, as a part of --lr; 1 = it does not fall"},
+     .help =
+         "the learning rate at the end, as a part of --lr; 1 = it does not fall; left out: 0.1 (llm.c: 1)"},
     {.name = "weight-decay",
      .letter = 'c',
      .value = "X",
@@ -272,7 +285,7 @@ inline const OptionRow kOptionTable[] = {
      .hi = kMaxInt,
      .unit = "steps",
      .also = "eval-interval val-loss-every eval-every",
-     .help = "steps between validations; 0 = only at the end",
+     .help = "steps between validations; 0 = only at the end; left out: a tenth of all (llm.c: 20)",
      .group = "Validation and samples"},
     {.name = "val-tokens",
      .value = "N",
@@ -308,7 +321,8 @@ inline const OptionRow kOptionTable[] = {
      .hi = kMaxInt,
      .unit = "steps",
      .also = "sample-interval generate-every",
-     .help = "steps between samples of the model's own text; 0 = never"},
+     .help =
+         "steps between samples of the model's own text; 0 = never; left out: a tenth of all (llm.c: 20)"},
     {.name = "sample-tokens",
      .letter = 'g',
      .value = "N",

@@ -59,11 +59,12 @@ NamedModel open_model(const std::string& given, std::string* notes) {
     if (fs::is_directory(name, ignored)) { return folder_model(name, notes); }
     if (name.ends_with(".safetensors")) { return {std::make_unique<HfModel>(name), name, folder_of(name)}; }
     if (!is_there(name)) {
-        throw Error(kExitBadInput,
-                    name +
-                        ": there is no such file or folder. A model is a run folder, a checkpoint "
-                        "(step_ folder), a *.bin, or a folder with Hugging Face's GPT-2 in it. One that is "
-                        "only named on the Hugging Face hub must be downloaded to a folder first.");
+        throw Error(
+            kExitBadInput,
+            name +
+                ": cannot open: No such file or folder. Expected a run folder, a step_ folder, a *.bin, or a "
+                "folder with Hugging Face's GPT-2: check its name. (A model that is only on the "
+                "Hugging Face hub must be downloaded to a folder first.)");
     }
     return {std::make_unique<ModelFile>(name), name, folder_of(name)};
 }

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <ctime>
+#include <sstream>
 #include <vector>
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/model/auto_plan.h"
 #include "llmc/model/model_source.h"
 #include "llmc/model/run_folder.h"
 
@@ -130,7 +132,58 @@ void check_length(const Options& o, const RunPlan& plan) {
 
 }  // namespace
 
-RunPlan make_run_plan(const Options& o, const DataLoader& data) {
+namespace {
+
+// the length of the run and its learning rate; sets them in the options, so that config.toml has them
+void choose_length(Options* o, const DataLoader& data, const std::function<double()>& peak_flops,
+                   RunPlan* plan) {
+    const GPT2Config& c = plan->config;
+    // what was worked out once is not worked out again: the result would depend on how busy the machine is
+    if (!plan->checkpoint.empty() && !fill_from_run(plan->checkpoint + "/../config.toml", o)) {
+        const bool open =
+            (o->steps == kAuto && o->epochs == 0) || o->lr < 0 || o->warmup < 0 || o->final_lr_fraction < 0;
+        if (open && !o->llmc_letters) {
+            throw Error(
+                kExitUsage,
+                strf("%s: no config.toml beside it says how long the run is and how its learning rate "
+                     "goes. Give --steps, --lr, --warmup and --final-lr-fraction.",
+                     plan->checkpoint.c_str()));
+        }
+    }
+    RunFacts facts;
+    facts.parameters = num_parameters(c) - (int64_t)(c.vocab_size + c.max_seq_len) * c.channels;
+    facts.flops_per_token = plan->flops_per_token;
+    facts.peak_flops = o->steps == kAuto && o->epochs == 0 ? peak_flops() : 0;
+    facts.pretrained = !plan->model_file.empty();
+    facts.tokens_per_epoch = data.windows_per_epoch() * o->seq_len;
+    facts.tokens_per_step = plan->rows_per_step * o->seq_len;
+    const Chosen chosen = choose(*o, facts);
+    plan->steps = chosen.steps;
+    plan->schedule = {o->schedule, chosen.lr, chosen.final_lr_fraction, chosen.warmup, chosen.steps};
+    plan->chosen = chosen.why;
+    const std::string note = few_epochs_note(facts, chosen.steps);
+    if (!note.empty() && plan->checkpoint.empty()) { plan->chosen += "note: " + note + "\n"; }
+    if (chosen.steps > 0) { o->steps = chosen.steps; }
+    o->epochs = 0;
+    o->lr = chosen.lr;
+    o->warmup = chosen.warmup;
+    o->final_lr_fraction = chosen.final_lr_fraction;
+    o->val_every = chosen.val_every;
+    o->sample_every = chosen.sample_every;
+}
+
+// how the learning rate goes, in words
+std::string schedule_text(const Schedule& s) {
+    std::string text = strf("lr %g", s.peak);
+    if (s.warmup > 0) { text += strf(" after %s warm-up steps", count_text(s.warmup).c_str()); }
+    if (s.kind == "constant" || s.final_fraction == 1) { return text + ", then constant"; }
+    return text + strf(", then down to %g (%s)", s.peak * s.final_fraction, s.kind.c_str());
+}
+
+}  // namespace
+
+RunPlan make_run_plan(Options* options, const DataLoader& data, const std::function<double()>& peak_flops) {
+    const Options& o = *options;
     RunPlan plan;
     plan.out = o.out.empty() ? default_run_folder() : o.out;
     if (o.resume == "auto" && o.out.empty()) {
@@ -142,7 +195,10 @@ RunPlan make_run_plan(const Options& o, const DataLoader& data) {
     plan.rows_per_step = tokens / o.seq_len;
     plan.micro_batches = plan.rows_per_step / o.batch;
     plan.steps_per_epoch = data.windows_per_epoch() / plan.rows_per_step;
-    plan.steps = o.steps >= 0 ? o.steps : plan.steps_per_epoch;
+    const GPT2Config& c = plan.config;
+    plan.flops_per_token =
+        6.0 * (double)num_parameters(c) + 6.0 * c.num_layers * (double)c.channels * o.seq_len;
+    choose_length(options, data, peak_flops, &plan);
     check_length(o, plan);
     if (plan.steps < 1) {
         throw Error(
@@ -151,10 +207,6 @@ RunPlan make_run_plan(const Options& o, const DataLoader& data) {
                  "smaller --batch or --total-batch.",
                  o.train_data.c_str(), (long long)data.windows_per_epoch(), (long long)plan.rows_per_step));
     }
-    plan.schedule = {o.schedule, o.lr, o.final_lr_fraction, o.warmup, plan.steps};
-    const GPT2Config& c = plan.config;
-    plan.flops_per_token =
-        6.0 * (double)num_parameters(c) + 6.0 * c.num_layers * (double)c.channels * o.seq_len;
     return plan;
 }
 
@@ -186,9 +238,13 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
                      count_text(plan.steps * plan.rows_per_step * o.seq_len).c_str(), epochs,
                      (unsigned long long)o.seed, plan.out.c_str()));
     line("optimizer",
-         strf("AdamW, lr %g (%s, %lld warm-up steps, to %g of it), betas %g %g, eps %g, decay %g, clip %g",
-              o.lr, o.schedule.c_str(), (long long)o.warmup, o.final_lr_fraction, o.beta1, o.beta2, o.eps,
-              o.weight_decay, o.clip));
+         strf("AdamW, %s, betas %g %g, eps %g, decay %g, clip %g", schedule_text(plan.schedule).c_str(),
+              o.beta1, o.beta2, o.eps, o.weight_decay, o.clip));
+    std::istringstream chosen(plan.chosen);
+    bool first = true;
+    for (std::string reason; std::getline(chosen, reason); first = false) {
+        line(first ? "chosen" : "", reason);
+    }
     line("memory", strf("%s = parameters %s + gradients %s + optimizer %s + activations %s; available %s",
                         bytes_text(m.total()).c_str(), bytes_text(m.parameters).c_str(),
                         bytes_text(m.gradients).c_str(), bytes_text(m.optimizer).c_str(),

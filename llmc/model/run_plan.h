@@ -27,11 +27,14 @@ struct RunPlan {
     int64_t steps = 0;
     int64_t steps_per_epoch = 0;  // rounded down
     Schedule schedule;
+    std::string chosen;          // why what the options leave open is as it is, a line each; notes
     double flops_per_token = 0;  // forward and backward
 };
 
-// Throws Error(kExitUsage) or Error(kExitBadInput) where options, data and model do not fit together.
-RunPlan make_run_plan(const Options& options, const DataLoader& data);
+// Throws Error(kExitUsage) or Error(kExitBadInput) where options, data and model do not fit together. What the
+// options leave open is worked out, and set in them; a run that goes on takes it from its config.toml. peak_flops
+// gives the device's, 0 if unknown; it is asked at most once.
+RunPlan make_run_plan(Options* options, const DataLoader& data, const std::function<double()>& peak_flops);
 
 // what the user sees at start-up
 std::string describe_run(const Options& options, const RunPlan& plan, const DataLoader& data,

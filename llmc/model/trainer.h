@@ -52,9 +52,9 @@ public:
     // the whole run; returns the program's exit code
     int run() {
         MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len, settings_);
-        Device device = Model::device(settings_);
-        peak_flops_ = device.peak_flops;
-        std::printf("%s\n", describe_run(o_, plan_, data_, val_ ? &*val_ : nullptr, memory, device).c_str());
+        peak_flops_ = device().peak_flops;
+        std::printf("%s\n",
+                    describe_run(o_, plan_, data_, val_ ? &*val_ : nullptr, memory, device()).c_str());
         require_memory(memory, o_, needs_, plan_.config);
         if (o_.dry_run) { return kExitDone; }
         make_run_folder();
@@ -85,6 +85,12 @@ public:
 
 private:
     using Clock = std::chrono::steady_clock;
+    // asked once: on the CPU its peak is measured
+    const Device& device() {
+        if (!device_) { device_ = Model::device(settings_); }
+        return *device_;
+    }
+
     static bool due(int64_t step, int64_t every) { return every > 0 && step > 0 && step % every == 0; }
 
     // What a run folder holds is read under its lock, so that it stays what the plan was made for.
@@ -94,7 +100,7 @@ private:
         if (!o_.dry_run && !o_.out.empty() && std::filesystem::is_directory(o_.out, ignored)) {
             lock_.take(o_.out);
         }
-        return make_run_plan(o_, data_);
+        return make_run_plan(&o_, data_, [this] { return device().peak_flops; });
     }
 
     void make_run_folder() {
@@ -217,7 +223,8 @@ private:
         line_.note(set_aside(plan_.out, record_.line));
         if (tokenizer_ && !tokenizer_->is_bytes()) { tokenizer_->save(plan_.out); }
         FileWriter config(plan_.out + "/config.toml");
-        config.write(o_.resolved.data(), o_.resolved.size());
+        const std::string text = config_text(o_);
+        config.write(text.data(), text.size());
         config.commit();
         return first;
     }
@@ -415,6 +422,7 @@ private:
     ModelSettings settings_;
     DataLoader data_;
     RunLock lock_;
+    std::optional<Device> device_;
     RunPlan plan_;
     std::optional<Tokenizer> tokenizer_;
     std::optional<ValidationData> val_;

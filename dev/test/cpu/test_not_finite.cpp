@@ -148,7 +148,7 @@ TEST_CASE("not finite: ten skipped steps in a row end the run, over resumes too"
     TempFolder folder;
     write_tiny_data(folder.path());
     write_model_with(folder / "huge.bin", kWte, 3, 3e38f);  // token 0 never occurs, but has its logit
-    const Words at_once = options(folder, "--steps 30 --model " + folder / "huge.bin");
+    const Words at_once = options(folder, "--steps 30 --val-every 0 --model " + folder / "huge.bin");
     ProgramRun run = run_train(folder.path(), at_once);
     CHECK(run.exit_code == kExitDiverged);
     for (const char* part : {"not finite 10 times in a row", "There is no checkpoint"}) {
@@ -160,10 +160,10 @@ TEST_CASE("not finite: ten skipped steps in a row end the run, over resumes too"
     CHECK(names_below(folder / "run") == Words{"config.toml", "log.jsonl"});
 
     fs::remove_all(folder / "run");
-    run = run_train(folder.path(), options(folder, "--steps 6 --model " + folder / "huge.bin"));
+    run = run_train(folder.path(), options(folder, "--steps 6 --val-every 0 --model " + folder / "huge.bin"));
     CHECK_MESSAGE(run.exit_code == kExitDiverged, run.err);  // the last step was skipped
     CHECK_MESSAGE(run.err.find("last step was skipped") != std::string::npos, run.err);
-    run = run_train(folder.path(), options(folder, "--steps 30 --resume auto"));
+    run = run_train(folder.path(), options(folder, "--steps 30 --val-every 0 --resume auto"));
     CHECK(run.exit_code == kExitDiverged);
     const std::string named = "The last good checkpoint is " + folder / "run/step_00000006";
     CHECK_MESSAGE(run.err.find(named) != std::string::npos, run.err);

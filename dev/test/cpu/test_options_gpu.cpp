@@ -29,8 +29,8 @@ TEST_CASE("options of the GPU: defaults, and every value") {
     CHECK(!gpu.tf32);
     CHECK(cpu.program == Program::kCpu);
     CHECK(cpu.dtype == "fp32");
-    Options as_bf16 = parse_config(cpu.resolved, {"--dtype", "bf16"}, Program::kGpu);
-    CHECK(as_bf16.resolved == gpu.resolved);  // all other defaults are the same
+    Options as_bf16 = parse_config(config_text(cpu), {"--dtype", "bf16"}, Program::kGpu);
+    CHECK(config_text(as_bf16) == config_text(gpu));  // all other defaults are the same
     CHECK(parse_gpu({"--dtype", "auto"}).dtype == "bf16");
     CHECK(parse_gpu({"--dtype", "fp32"}).dtype == "fp32");
     CHECK(parse_gpu({"--grad-dtype", "bf16"}).grad_dtype == "bf16");
@@ -49,7 +49,7 @@ TEST_CASE("options of the GPU: llm.c's letters") {
     CHECK(parse_gpu({"-r", "2"}).recompute == "block");
     CHECK(parse_gpu({"-f", "1", "--dtype", "fp32"}).tf32);
     CHECK(!parse_gpu({"-f", "0"}).tf32);
-    CHECK(parse_gpu({"-w", "1"}).resolved == parse_gpu({}).resolved);
+    CHECK(config_text(parse_gpu({"-w", "1"})) == config_text(parse_gpu({})));
     check_bad_gpu({"-r", "3"}, {"-r (--recompute)", "'3'", "0 (none), 1 (gelu) or 2 (block)"});
     check_bad_gpu({"-f", "2"}, {"-f (--tf32)", "'2'", "0 (false) or 1 (true)"});
     check_bad_gpu({"-r", "1", "--recompute", "gelu"}, {"--recompute", "twice"});
@@ -72,11 +72,10 @@ TEST_CASE("options of the GPU: the CPU program refuses them") {
                     {name, "needs the GPU program: make train_gpt2cu"});
     }
     // a run's configuration is not passed on to the other program unseen
-    std::string resolved = parse_gpu({}).resolved;
+    std::string resolved = config_text(parse_gpu({}));
     check_error(error_of([&] { parse_config(resolved); }), kExitUsage, {"--dtype bf16", "make train_gpt2cu"});
-    CHECK(
-        parse({"--dtype", "fp32", "--grad-dtype", "fp32", "--recompute", "none", "--tf32=false"}).resolved ==
-        parse({}).resolved);
+    CHECK(config_text(parse({"--dtype", "fp32", "--grad-dtype", "fp32", "--recompute", "none",
+                             "--tf32=false"})) == config_text(parse({})));
 }
 
 TEST_CASE("options of the GPU: resolved is what --config reads back") {
@@ -84,8 +83,8 @@ TEST_CASE("options of the GPU: resolved is what --config reads back") {
                           {"--dtype", "fp32", "--tf32", "--recompute", "block"},
                           {"--grad-dtype", "bf16", "-r", "1", "--keep", "2", "--model-dtype", "bf16"}};
     for (const Args& args : lines) {
-        Options first = parse_gpu(args), again = parse_config(first.resolved, {}, Program::kGpu);
-        CHECK(again.resolved == first.resolved);
+        Options first = parse_gpu(args), again = parse_config(config_text(first), {}, Program::kGpu);
+        CHECK(config_text(again) == config_text(first));
         CHECK(again.dtype == first.dtype);
         CHECK(again.grad_dtype == first.grad_dtype);
         CHECK(again.recompute == first.recompute);

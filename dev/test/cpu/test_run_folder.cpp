@@ -23,11 +23,13 @@ struct Runs {
     Runs() { write_tiny_data(folder.path()); }
     std::string operator/(const std::string& name) const { return folder / name; }
 
+    // a constant learning rate, so that a run of fewer steps begins as a longer one does
     Words options(const std::string& out, int steps, const std::string& more) const {
+        const char* lr = more.find("--lr ") == std::string::npos ? "--lr 0.001" : "";
         return tiny_run(folder.path(),
-                        strf("--save-every 2 --sample-every 0 --val-every 0 --quiet --steps %d "
-                             "--out %s %s",
-                             steps, (folder / out).c_str(), more.c_str()));
+                        strf("--save-every 2 --sample-every 0 --val-every 0 --quiet --warmup 0 "
+                             "--final-lr-fraction 1 --steps %d --out %s %s %s",
+                             steps, (folder / out).c_str(), lr, more.c_str()));
     }
     ProgramRun train(const std::string& out, int steps, const std::string& more = "") const {
         ProgramRun run = run_train(folder.path(), options(out, steps, more));

@@ -306,7 +306,8 @@ TEST_CASE("train: micro-batches make the same run as one large batch") {
     TempFolder folder;
     write_tiny_data(folder.path());
     auto train = [&](const std::string& name, const std::string& batch) {
-        const std::string options = "--steps 10 --total-batch 96 --lr 0.001 --sample-every 0 --batch ";
+        const std::string options =
+            "--steps 10 --total-batch 96 --lr 0.001 --val-every 0 --sample-every 0 --batch ";
         run_well(folder.path(), tiny_run(folder.path(), options + batch + " --out " + folder / name));
         return read_log(folder / name);
     };
@@ -376,7 +377,7 @@ TEST_CASE("train: a full disk costs the checkpoints, not the run, and is said at
     rlimit small = {20000, before.rlim_max};  // less than the model, more than the log and what is printed
     auto handler = std::signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &small);  // the program inherits both; meanwhile nothing is printed here
-    const Words options = tiny_run(folder.path(), "--steps 6 --save-every 2 --out " + folder / "run");
+    const Words options = tiny_run(folder.path(), "--steps 6 --save-every 2 --val-every 0 --out " + folder / "run");
     pid_t pid = start_train(folder.path(), options);
     setrlimit(RLIMIT_FSIZE, &before);
     std::signal(SIGXFSZ, handler);

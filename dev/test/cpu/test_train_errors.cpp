@@ -152,7 +152,7 @@ TEST_CASE("bad input: model files") {
     auto refused = [&](const std::string& model, const Words& changes, int exit_code, const Words& says) {
         check_refused(p, p.options(changes, "--model " + p / model), exit_code, says);
     };
-    refused("none.bin", {}, kExitBadInput, {p / "none.bin", "there is no such file or folder", "A model is"});
+    refused("none.bin", {}, kExitBadInput, {p / "none.bin", "cannot open", "No such file", "check its name"});
     write_bytes(p / "evil.bin",
                 header_bytes({kModelMagic, 3, 1024, 257, 1024, 16, 4800, 320}) + std::string(1000, 'x'));
     refused("evil.bin", {}, kExitBadInput,
@@ -290,10 +290,10 @@ TEST_CASE("bad input: tokenizers and prompts") {
     refused({"--tokenizer", p / "cut.bin"}, kExitBadInput, {p / "cut.bin", "found", "expected"});
     refused({"--tokenizer", p / "none"}, kExitBadInput, {p / "none", "cannot open"});
     // said before the run, not when the first sample is due
-    refused({"--tokenizer", p / "tok257.bin", "--prompt", "x"}, kExitUsage, {"prompt", "byte-level"});
+    refused({"--tokenizer", p / "tok257.bin", "--prompt", "x"}, kExitUsage, {"prompt", "tokenizer.json"});
     write_shard(p / "300.bin", 300, 600);
     refused({"--train-data", p / "300.bin", "--val-data", "none", "--prompt", "x"}, kExitUsage,
-            {"--prompt", "of 300", "byte-level"});
+            {"--prompt", "of 300", "--tokenizer"});
     ProgramRun run =
         run_train(p.folder.path(), p.options({"--tokenizer", p / "tok257.bin", "--sample-tokens", "5"}));
     CHECK_MESSAGE(run.exit_code == kExitDone, run.err);

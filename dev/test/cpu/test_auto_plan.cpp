@@ -1,0 +1,152 @@
+// What a user leaves open is worked out from the facts; what is given stands; llm.c's letters mean what they mean
+// there; a resumed run takes it from its folder.
+#include <cmath>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/test_options.h"
+#include "dev/test/cpu/train_program.h"
+#include "llmc/model/auto_plan.h"
+
+using namespace llmc;
+
+namespace {
+
+// d4, byte-level, on a text of a million bytes, on two cores that do 250 GFLOP/s
+constexpr RunFacts kSmall = {3'159'296, 21.3e6, 250e9, false, 1'010'000, 1024};
+
+}  // namespace
+
+TEST_CASE(
+    "auto plan: a small text on the CPU: some epochs, warm-up, a decay to a tenth, each with its reason") {
+    const Chosen c = choose(Options{}, kSmall);
+    CHECK(c.steps == std::llround(4 * 1'010'000 / 1024.0));  // 600 s x 60 % of the peak = 4.2 M tokens
+    CHECK(c.warmup == c.steps / 20);
+    CHECK(c.final_lr_fraction == 0.1);
+    CHECK(std::fabs(c.lr - 1.2e-3) < 1e-9);
+    CHECK(c.val_every == c.steps / 10);
+    CHECK(c.sample_every == c.steps / 10);
+    for (const char* part : {"4 epochs", "ten minutes", "lr: 1.2e-03", "warm-up", "decay"}) {
+        CHECK(contains(c.why, part));
+    }
+    CHECK(contains(few_epochs_note(kSmall, c.steps), "--epochs"));
+    CHECK(few_epochs_note(kSmall, 2 * c.steps).empty());
+}
+
+TEST_CASE("auto plan: the length follows the model, the data and the device") {
+    Options gpu;
+    gpu.program = Program::kGpu;
+    RunFacts facts = kSmall;
+    CHECK(choose(gpu, facts).steps == std::llround(10 * 1'010'000 / 1024.0));  // at most ten epochs
+    facts.tokens_per_epoch = 20 * 3'159'296 / 3;
+    CHECK(choose(gpu, facts).steps == std::llround(3.0 * (double)facts.tokens_per_epoch / 1024));
+    facts.tokens_per_epoch = 1'000'000'000;
+    CHECK(choose(gpu, facts).steps == std::llround(1e9 / 1024));  // never less than one on a GPU
+    CHECK(few_epochs_note(facts, 1).empty());
+    const Chosen cpu = choose(Options{}, facts);  // ten minutes are a part of an epoch
+    CHECK(cpu.steps * 1024 < 5'000'000);
+    CHECK(cpu.steps * 1024 > 3'000'000);
+    facts.peak_flops = 0;  // unknown
+    CHECK(choose(Options{}, facts).steps == std::llround(1e9 / 1024));
+    // GPT-2 124M, and a model that is trained on
+    facts.parameters = 85'000'000;
+    CHECK(std::fabs(choose(gpu, facts).lr - 6.9e-4) < 1e-9);
+    facts.pretrained = true;
+    CHECK(std::fabs(choose(gpu, facts).lr - 6.9e-5) < 1e-9);
+    for (int64_t parameters : {int64_t{0}, int64_t{1'000'000'000'000}}) {
+        facts.parameters = parameters;
+        const double lr = choose(gpu, facts).lr;
+        CHECK(lr > 1e-5);
+        CHECK(lr <= 2e-3);
+    }
+}
+
+TEST_CASE("auto plan: what is given stands") {
+    Options o;
+    o.steps = 77;
+    o.lr = 0;
+    o.warmup = 0;
+    o.final_lr_fraction = 1;
+    o.val_every = 0;
+    o.sample_every = 3;
+    const Chosen c = choose(o, kSmall);
+    CHECK(c.steps == 77);
+    CHECK(c.lr == 0);
+    CHECK(c.warmup == 0);
+    CHECK(c.final_lr_fraction == 1);
+    CHECK(c.val_every == 0);
+    CHECK(c.sample_every == 3);
+    CHECK(c.why.empty());
+    CHECK(choose(parse({"--epochs", "2.5"}), kSmall).steps == std::llround(2.5 * 1'010'000 / 1024));
+    CHECK(choose(parse({"--steps", "-1"}), kSmall).steps == 1'010'000 / 1024);
+    check_error(error_of([] {
+                    parse({"--epochs", "2", "--steps", "5"});
+                }),
+                kExitUsage, {"--steps", "--epochs"});
+    check_error(error_of([] { parse({"--epochs", "0"}); }), kExitUsage, {"--epochs"});
+}
+
+TEST_CASE("auto plan: llm.c's letters leave open what llm.c leaves open") {
+    for (const std::vector<std::string>& line : {std::vector<std::string>{"-b", "4"},
+                                                 {"-x", "-1"},
+                                                 {"-nk", "1"},
+                                                 {"-z", "0"},
+                                                 {"--batch", "4", "-t", "64"}}) {
+        const Chosen c = choose(parse(line), kSmall);
+        CHECK(c.steps == 1'010'000 / 1024);
+        CHECK(c.lr == 3e-4);
+        CHECK(c.warmup == 0);
+        CHECK(c.final_lr_fraction == 1);
+        CHECK(c.val_every == 20);
+        CHECK(c.sample_every == 20);
+    }
+    const Chosen given = choose(parse({"-l", "1e-3", "-u", "5", "-q", "0"}), kSmall);
+    CHECK(given.lr == 1e-3);
+    CHECK(given.warmup == 5);
+    CHECK(given.final_lr_fraction == 0);
+    CHECK_FALSE(parse({"--batch", "4"}).llmc_letters);
+}
+
+TEST_CASE("auto plan: what was worked out is in config.toml, and a resumed run takes it from there") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    const std::string run = folder / "run";
+    const auto line = [&](const std::string& more) { return tiny_run(folder.path(), more); };
+    const ProgramRun first = run_train(folder.path(), line("--epochs 2 --quiet --out " + run));
+    CAPTURE(first.err);
+    REQUIRE(first.exit_code == kExitDone);
+    CHECK(contains(first.out, "warm-up: a twentieth"));
+    CHECK_FALSE(contains(first.out, "of it,"));
+    const std::string config = read_bytes(run + "/config.toml");
+    Options written = parse_config(config, {});
+    CHECK(written.steps > 0);
+    CHECK(written.epochs == 0);
+    CHECK(written.lr > 1e-3);
+    CHECK(written.warmup == written.steps / 20);
+    CHECK(written.final_lr_fraction == 0.1);
+    CHECK(written.val_every == std::max<int64_t>(1, written.steps / 10));
+
+    // other values in the run's folder: that is what a resumed run goes on with
+    std::string changed = config;
+    const std::string steps = strf("steps = %lld\n", (long long)written.steps);
+    REQUIRE(contains(changed, steps));
+    changed.replace(changed.find(steps), steps.size(), strf("steps = %lld\n", (long long)written.steps + 3));
+    changed.replace(changed.find("\nlr = "), 6, "\nlr = 0.0077 #");
+    write_bytes(run + "/config.toml", changed);
+    const ProgramRun again = run_train(folder.path(), line("--resume auto --quiet --out " + run));
+    CAPTURE(again.err);
+    REQUIRE(again.exit_code == kExitDone);
+    CHECK(contains(again.out, "lr 0.0077"));
+    CHECK((int64_t)read_log(run).back()["step"].get<int64_t>() >= written.steps + 2);
+    CHECK_FALSE(contains(again.out, "chosen"));
+    const ProgramRun longer = run_train(
+        folder.path(),
+        line(strf("--resume auto --quiet --steps %lld --out ", (long long)written.steps + 5) + run));
+    CHECK(longer.exit_code == kExitDone);
+    CHECK(contains(longer.out, "lr 0.0077"));
+    std::filesystem::remove(run + "/config.toml");
+    const ProgramRun lost = run_train(folder.path(), line("--resume auto --quiet --out " + run));
+    CHECK(lost.exit_code == kExitUsage);
+    CHECK(contains(lost.err, "--final-lr-fraction"));
+}

@@ -1,0 +1,37 @@
+// What the user leaves open about the length of a run and its learning rate, worked out from the size of the model,
+// the tokens there are and the device.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "llmc/host/options.h"
+
+namespace llmc {
+
+// what the choice depends on
+struct RunFacts {
+    int64_t parameters = 0;        // those of the embeddings left out
+    double flops_per_token = 0;    // forward and backward
+    double peak_flops = 0;         // of the device; 0 = unknown
+    bool pretrained = false;       // the weights come from a model, not from random numbers
+    int64_t tokens_per_epoch = 0;  // whole windows
+    int64_t tokens_per_step = 0;
+};
+
+struct Chosen {
+    int64_t steps = 0;
+    double lr = 0;
+    int64_t warmup = 0;
+    double final_lr_fraction = 1;
+    int64_t val_every = 0, sample_every = 0;
+    std::string why;  // a line for each that was worked out; "" = all were given
+};
+
+// What the options give stands; the rest is worked out, or taken from llm.c where its letters were used: one epoch,
+// a learning rate of 3e-4, no warm-up, no decay, validation and a sample every 20 steps.
+Chosen choose(const Options& options, const RunFacts& facts);
+
+// a line if a small text is gone through only a few times; else ""
+std::string few_epochs_note(const RunFacts& facts, int64_t steps);
+
+}  // namespace llmc
