@@ -32,7 +32,7 @@ from torch import nn
 
 from torch_gpt2 import TrainingData, make_optimizer, permutation, read_model
 
-# the trainer's defaults (llmc/host/options.h), but for batch, seq-len and steps
+# the trainer's defaults (llmc/host/options.h, and llm.c's for what that leaves open), but for batch, seq-len and steps
 NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "lr": 3e-4,
            "final_lr_fraction": 1.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
            "clip": 1.0}

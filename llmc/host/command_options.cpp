@@ -58,6 +58,17 @@ constexpr const char* kEvalHelp =
     "  PROGRAM eval runs/mine --data 'data/mine_val_*.bin'\n"
     "  PROGRAM eval gpt2 --data 'data/web_val_*.bin' --max-tokens 100000\n";
 
+// a value's kind and default; CLI11 would print the range of every number, too
+class HelpFormatter : public CLI::Formatter {
+    std::string make_option_opts(const CLI::Option* option) const override {
+        if (option->get_type_size() == 0) { return ""; }
+        std::string text = " " + option->get_type_name();
+        text = text.substr(0, text.find(':'));
+        const std::string value = option->get_default_str();
+        return value.empty() || value == "\"\"" ? text : text + " (" + value + ")";
+    }
+};
+
 std::string with_name(std::string text, const std::string& name) {
     for (size_t at = 0; (at = text.find("PROGRAM", at)) != std::string::npos; at += name.size()) {
         text.replace(at, 7, name);
@@ -83,14 +94,29 @@ void add_generate(CLI::App* app, CommandOptions* o) {
     app->add_option("--prompt", o->prompt, "what the text starts with; - = read it from standard input")
         ->type_name("TEXT");
     app->add_option("--tokens", o->tokens, "how many to write at most")
+        ->type_name("N")
+        ->capture_default_str()
         ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
     app->add_option("--temperature", o->temperature, "0 = always the most likely token")
+        ->type_name("X")
+        ->capture_default_str()
         ->check(CLI::Range(0.0, 100.0))
         ->check(is_number);
-    app->add_option("--top-k", o->top_k, "0 = all tokens")->check(CLI::Range(0, 1 << 20));
-    app->add_option("--top-p", o->top_p, "1 = all tokens")->check(CLI::Range(0.0, 1.0))->check(is_number);
-    app->add_option("--seed", o->seed, "where the random numbers start");
+    app->add_option("--top-k", o->top_k, "0 = all tokens")
+        ->type_name("N")
+        ->capture_default_str()
+        ->check(CLI::Range(0, 1 << 20));
+    app->add_option("--top-p", o->top_p, "1 = all tokens")
+        ->type_name("X")
+        ->capture_default_str()
+        ->check(CLI::Range(0.0, 1.0))
+        ->check(is_number);
+    app->add_option("--seed", o->seed, "where the random numbers start")
+        ->type_name("N")
+        ->capture_default_str();
     app->add_option("--num-samples", o->num_samples, "texts to write")
+        ->type_name("N")
+        ->capture_default_str()
         ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
     app->add_option("--stop", o->stop, "a text ends before this; may be given more than once")
         ->type_name("TEXT")
@@ -102,7 +128,9 @@ void add_generate(CLI::App* app, CommandOptions* o) {
 
 void add_export(CLI::App* app, CommandOptions* o) {
     app->add_option("--hf", o->hf, "the folder to write")->required()->type_name("FOLDER");
-    app->add_option("--type", o->type, "of the weights; auto = as they are")
+    app->add_option("--type", o->type, "of the weights: fp32, bf16, fp16; auto = as they are")
+        ->type_name("TYPE")
+        ->capture_default_str()
         ->check(CLI::IsMember({"auto", "fp32", "bf16", "fp16"}));
     app->add_flag("--force", o->force, "write into the folder though it is not empty");
 }
@@ -112,9 +140,16 @@ void add_eval(CLI::App* app, CommandOptions* o) {
         ->required()
         ->type_name("GLOB");
     app->add_option("--max-tokens", o->max_tokens, "tokens from the start of the data; -1 = all")
+        ->type_name("N")
+        ->capture_default_str()
         ->check(CLI::Range(int64_t{-1}, int64_t{1'000'000'000'000'000}));
-    app->add_option("--batch", o->batch, "rows at a time")->check(CLI::Range(1, 1 << 16));
+    app->add_option("--batch", o->batch, "rows at a time")
+        ->type_name("N")
+        ->capture_default_str()
+        ->check(CLI::Range(1, 1 << 16));
     app->add_option("--seq-len", o->seq_len, "tokens in a row; 0 = the model's, at most 1024")
+        ->type_name("N")
+        ->capture_default_str()
         ->check(CLI::Range(0, 1 << 20));
 }
 
@@ -130,14 +165,15 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* o, int* ex
                  : exports ? "Writes a model as Hugging Face's transformers loads it.\n"
                            : "Measures how well a model predicts token shards.\n",
                  name + " " + o->command);
+    app.formatter(std::make_shared<HelpFormatter>());
+    app.get_formatter()->column_width(26);
     app.footer(kModelHelp + std::string("\n") +
                with_name(generate  ? kGenerateHelp
                          : exports ? kExportHelp
                                    : kEvalHelp,
                          name));
     app.add_option("MODEL", o->model, "what to use, see below")->required()->type_name("");
-    app.add_option("--tokenizer", o->tokenizer,
-                   "file or folder; without it the one beside the model, or bytes")
+    app.add_option("--tokenizer", o->tokenizer, "default: the one beside the model, or bytes")
         ->type_name("PATH");
     if (generate) {
         add_generate(&app, o);

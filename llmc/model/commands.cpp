@@ -199,7 +199,10 @@ int export_model(const CommandOptions& o) {
     std::printf("%s: model.safetensors (%s), config.json, generation_config.json", o.hf.c_str(),
                 type.c_str());
     const bool with_tokenizer = tokenizer && tokenizer->export_hf(o.hf, c.max_seq_len);
-    std::printf("%s\n", with_tokenizer ? ", tokenizer.json, tokenizer_config.json" : "");
+    std::printf("%s\n", !with_tokenizer ? ""
+                        : tokenizer->bpe() == nullptr
+                            ? ", tokenizer.json, tokenizer_config.json"
+                            : ", tokenizer.json, tokenizer_config.json, vocab.json, merges.txt");
     if (!with_tokenizer) {
         note("no tokenizer was written: none that can encode is known. Give --tokenizer.");
     }
