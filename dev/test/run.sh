@@ -79,6 +79,12 @@ if [ "${1:-}" != quick ]; then
     fi
     stage planted planted
     stage c_abi dev/test/c_abi/run.sh
+    if command -v python3 >/dev/null; then
+        stage documents python3 scripts/tables.py --check
+    else
+        echo "== documents: no python3, skipped"
+        add 0 0 1
+    fi
     for shootout in dev/cuda/layernorm_forward dev/cuda/residual_layernorm_forward dev/cuda/layernorm_backward; do
         if [ -x $shootout ]; then
             stage "$(basename $shootout)" $shootout --check
