@@ -12,6 +12,7 @@
 
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/dataloader.h"
+#include "llmc/host/safetensors.h"
 #include "llmc/host/token_shard.h"
 #include "llmc/host/tokenizer.h"
 
@@ -77,9 +78,9 @@ void check_not_files(Reader read) {
 // Random damage to a good file must be refused or be harmless: nothing else may be thrown, nothing may crash.
 // Returns how often it was refused.
 template <typename Read>
-int count_refused(const std::string& good, Read read) {
+int count_refused(const std::string& good, Read read, const std::string& name = "damaged.bin") {
     TempFolder folder;
-    const std::string path = folder / "damaged.bin";
+    const std::string path = folder / name;
     std::mt19937 gen(1);
     int refused = 0;
     for (int round = 0; round < 2000; round++) {
@@ -205,6 +206,38 @@ TEST_CASE("tokenizer file: random damage is refused or harmless") {
         for (int id = 0; id < t.vocab_size(); id++) { CHECK_FALSE(t.printable(id).empty()); }
     });
     CHECK(refused > 1000);
+}
+
+// ---- safetensors, tokenizer.json ---------------------------------------------------------------
+
+TEST_CASE("safetensors: random damage is refused or harmless") {
+    TempFolder folder;
+    const auto fill = [](size_t, int64_t first, std::span<float> x) {
+        std::fill(x.begin(), x.end(), (float)first);
+    };
+    write_safetensors(folder / "good", {{"first", {3, 5}}, {"second", {7}}, {"none", {0}}}, TensorType::kF16,
+                      fill);
+    const int refused = count_refused(read_bytes(folder / "good"), [](const std::string& path) {
+        const SafetensorsFile file(path);
+        for (const SafetensorsEntry& e : file.entries()) {
+            std::vector<float> values((size_t)e.elements);
+            if (e.type != TensorType::kOther) { file.read(e, 0, 1, values); }
+        }
+    });
+    CHECK(refused > 1000);
+}
+
+TEST_CASE("tokenizer.json: random damage is refused or harmless") {
+    TempFolder folder;
+    Tokenizer::load("dev/test/fixture/bpe").save(folder.path());
+    const auto read = [](const std::string& path) {
+        const Tokenizer t = Tokenizer::load(path);
+        const std::string text = "the kernel's \xff\n 42";
+        std::string back;
+        for (int id : t.encode(text)) { back += t.decode(id); }
+        CHECK(back == text);
+    };
+    CHECK(count_refused(read_bytes(folder / "tokenizer.json"), read, "tokenizer.json") > 1000);
 }
 
 // ---- the corpus --------------------------------------------------------------------------------
