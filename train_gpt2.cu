@@ -1,5 +1,5 @@
-// ./train_gpt2cu: trains GPT-2 on one NVIDIA GPU. The loop is llmc/model/trainer.h, the model llmc/model/gpt2.h, the
-// options llmc/host/options.h; `./train_gpt2cu --help` lists them.
+// ./train_gpt2cu: trains GPT-2 on one NVIDIA GPU. The loop is llmc/model/trainer.h, the model
+// llmc/model/gpt2.h, the options llmc/host/options.h; `./train_gpt2cu --help` lists them.
 #include <type_traits>
 
 #include <cuda_bf16.h>

@@ -52,8 +52,8 @@ private:
         std::vector<int> ids;           // with the ends of text
     };
 
-    // The job is large enough: what follows goes to another one. The cut must not change how the text is cut into
-    // words; if there is no such place, the job grows.
+    // The job is large enough: what follows goes to another one. The cut must not change how the text is
+    // cut into words; if there is no such place, the job grows.
     void cut_job() {
         Job& job = jobs_.back();
         const size_t document = job.documents.empty() ? 0 : job.documents.back();

@@ -197,8 +197,8 @@ void Bpe::merge_short(std::vector<int>* parts) const {
     }
 }
 
-// The same in n log n: a heap of possible merges, a list of the parts that are left. A merge that is no longer
-// possible, because a neighbour was merged first, is noticed when its turn comes.
+// The same in n log n: a heap of possible merges, a list of the parts that are left. A merge that is no
+// longer possible, because a neighbour was merged first, is noticed when its turn comes.
 void Bpe::merge_long(std::vector<int>* parts) const {
     const int n = (int)parts->size();
     struct Node {

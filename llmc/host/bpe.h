@@ -1,6 +1,6 @@
 // GPT-2's byte-pair encoding: a text is cut into words (the "pre-tokenizer"), then in each word the two
-// neighbours whose merge ranks first are joined, until no merge applies. Sennrich et al. 2016, arXiv:1508.07909;
-// Radford et al. 2019 for the version on bytes.
+// neighbours whose merge ranks first are joined, until no merge applies. Sennrich et al. 2016,
+// arXiv:1508.07909; Radford et al. 2019 for the version on bytes.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -43,8 +43,8 @@ public:
         std::vector<Slot> slots_;
     };
 
-    // Throws Error(kExitBadInput) that begins with `where` unless every byte is a token, and both sides and the
-    // result of every merge are, and no merge stands twice.
+    // Throws Error(kExitBadInput) that begins with `where` unless every byte is a token, and both sides and
+    // the result of every merge are, and no merge stands twice.
     Bpe(BpeVocabulary vocabulary, const std::string& where);
 
     const BpeVocabulary& vocabulary() const { return vocabulary_; }

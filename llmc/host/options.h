@@ -92,9 +92,9 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
 // the options in config-file form: what --config reads back
 std::string config_text(const Options& options);
 
-// What a run was started with, from its config.toml: sets those of steps, lr, warmup, final_lr_fraction, val_every and
-// sample_every that are left open (epochs counts as steps). False if there is no such file; throws Error(kExitUsage)
-// if it cannot be read as one.
+// What a run was started with, from its config.toml: sets those of steps, lr, warmup, final_lr_fraction,
+// val_every and sample_every that are left open (epochs counts as steps). False if there is no such file;
+// throws Error(kExitUsage) if it cannot be read as one.
 bool fill_from_run(const std::string& config_path, Options* options);
 
 // what --help prints: every option by group with alias, default, range and unit; lines of at most 100 columns

@@ -1,6 +1,6 @@
-// safetensors files: 8 bytes with the length of a JSON header, the header (name -> type, shape, place), then the
-// tensors' bytes. The public format of Hugging Face, read as strictly as its own reader does: every size and
-// offset is checked, nothing overlaps, nothing is left over.
+// safetensors files: 8 bytes with the length of a JSON header, the header (name -> type, shape, place),
+// then the tensors' bytes. The public format of Hugging Face, read as strictly as its own reader does:
+// every size and offset is checked, nothing overlaps, nothing is left over.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -29,9 +29,9 @@ struct SafetensorsEntry {
     std::string shape_text() const;  // "(3, 4)"
 };
 
-// A file mapped into memory. Throws Error(kExitBadInput) that names file, tensor and field unless all of it is
-// right: a regular file, a header of at most 32 MiB, known types, shapes whose size is that of the bytes,
-// tensors side by side from the first byte behind the header to the last of the file.
+// A file mapped into memory. Throws Error(kExitBadInput) that names file, tensor and field unless all of it
+// is right: a regular file, a header of at most 32 MiB, known types, shapes whose size is that of the
+// bytes, tensors side by side from the first byte behind the header to the last of the file.
 class SafetensorsFile {
 public:
     explicit SafetensorsFile(const std::string& path);

@@ -8,8 +8,8 @@
 
 namespace llmc {
 
-// The logit of the last of the most probable tokens that together have the share top_p among those whose logits
-// are at least `lowest`.
+// The logit of the last of the most probable tokens that together have the share top_p among those whose
+// logits are at least `lowest`.
 inline float top_p_threshold(std::span<const float> logits, double temperature, float lowest, double top_p) {
     std::vector<float> sorted;
     for (float x : logits) {
@@ -25,10 +25,10 @@ inline float top_p_threshold(std::span<const float> logits, double temperature, 
     return lowest;
 }
 
-// Token ids compete by exp(logit / temperature); temperature 0 takes the most probable; top_k > 0 keeps the k
-// most probable (and their ties); top_p < 1 keeps of those the most probable that together have this share (and
-// ties; Holtzman et al. 2019, arXiv:1904.09751). coin is uniform in [0, 1). The largest logit is subtracted, so
-// nothing overflows.
+// Token ids compete by exp(logit / temperature); temperature 0 takes the most probable; top_k > 0 keeps the
+// k most probable (and their ties); top_p < 1 keeps of those the most probable that together have this
+// share (and ties; Holtzman et al. 2019, arXiv:1904.09751). coin is uniform in [0, 1). The largest logit is
+// subtracted, so nothing overflows.
 inline int sample_token(std::span<const float> logits, double temperature, int top_k, double coin,
                         double top_p = 1) {
     auto largest = std::max_element(logits.begin(), logits.end());

@@ -33,8 +33,8 @@ public:
     // Writes tokenizer.json into a folder that exists, or tokenizer.bin if the texts of the tokens are all
     // that is known: what find() reads back.
     void save(const std::string& folder) const;
-    // Writes what transformers' AutoTokenizer loads; false, and nothing is written, if this is a tokenizer that
-    // cannot encode.
+    // Writes what transformers' AutoTokenizer loads; false, and nothing is written, if this is a tokenizer
+    // that cannot encode.
     bool export_hf(const std::string& folder, int max_length) const;
 
     int vocab_size() const { return (int)tokens().size(); }

@@ -14,9 +14,9 @@ struct TokenizerFile {
     int end_of_text = -1;  // the id of <|endoftext|>, -1 if there is none
 };
 
-// These throw Error(kExitBadInput) that names the file and what is wrong: ids that are not 0, 1, 2 ... each once,
-// tokens that are no byte-level text, and, in tokenizer.json, anything that would cut a text in another way than
-// GPT-2 does (another normalizer, pre-tokenizer or model).
+// These throw Error(kExitBadInput) that names the file and what is wrong: ids that are not 0, 1, 2 ... each
+// once, tokens that are no byte-level text, and, in tokenizer.json, anything that would cut a text in
+// another way than GPT-2 does (another normalizer, pre-tokenizer or model).
 TokenizerFile read_vocab_and_merges(const std::string& vocab_path, const std::string& merges_path);
 TokenizerFile read_tokenizer_json(const std::string& path);
 

@@ -1,5 +1,5 @@
-// What the user leaves open about the length of a run and its learning rate, worked out from the size of the model,
-// the tokens there are and the device.
+// What the user leaves open about the length of a run and its learning rate, worked out from the size of
+// the model, the tokens there are and the device.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -27,8 +27,8 @@ struct Chosen {
     std::string why;  // a line for each that was worked out; "" = all were given
 };
 
-// What the options give stands; the rest is worked out, or taken from llm.c where its letters were used: one epoch,
-// a learning rate of 3e-4, no warm-up, no decay, validation and a sample every 20 steps.
+// What the options give stands; the rest is worked out, or taken from llm.c where its letters were used:
+// one epoch, a learning rate of 3e-4, no warm-up, no decay, validation and a sample every 20 steps.
 Chosen choose(const Options& options, const RunFacts& facts);
 
 // a line if a small text is gone through only a few times; else ""

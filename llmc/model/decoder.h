@@ -22,7 +22,8 @@ public:
     virtual int length() const = 0;  // of the context
 };
 
-// A model with its weights, for evaluating: any class with the interface of model.h behind one of three calls.
+// A model with its weights, for evaluating: any class with the interface of model.h behind one of three
+// calls.
 class LoadedModel {
 public:
     virtual ~LoadedModel() = default;

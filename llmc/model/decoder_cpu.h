@@ -1,5 +1,5 @@
-// Writing on the CPU in fp32 with a cache of keys and values: a new token costs one row of each layer, not the
-// whole context again. Holds the parameters and the cache, and no gradients.
+// Writing on the CPU in fp32 with a cache of keys and values: a new token costs one row of each layer, not
+// the whole context again. Holds the parameters and the cache, and no gradients.
 #pragma once
 #include <vector>
 

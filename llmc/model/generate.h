@@ -21,8 +21,8 @@ struct SampleParams {
     std::vector<std::string> stop;  // not empty ones: the text ends before the first of them
 };
 
-// A text that grows by the bytes of tokens and is passed on in pieces that may be printed: whole UTF-8 characters,
-// and nothing that may turn out to be the beginning of a stop text.
+// A text that grows by the bytes of tokens and is passed on in pieces that may be printed: whole UTF-8
+// characters, and nothing that may turn out to be the beginning of a stop text.
 class TextStream {
 public:
     using Sink = std::function<void(std::string_view)>;
@@ -61,7 +61,8 @@ struct Sample {
     const char* ended = "";    // "tokens", "stop" or "end_of_text"
 };
 
-// Adds the prompt (at least one token) and what the model writes after it to the context; sink gets the latter.
+// Adds the prompt (at least one token) and what the model writes after it to the context; sink gets the
+// latter.
 Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<const int32_t> prompt,
                     const SampleParams& params, const TextStream::Sink& sink);
 

@@ -10,9 +10,9 @@
 
 namespace llmc {
 
-// Reads a folder, or one *.safetensors beside its config.json. Throws Error(kExitBadInput) that names the field
-// or the tensor for a configuration that is not GPT-2's as it is computed here, and for a tensor that is missing,
-// doubled, unknown, or of a wrong shape or type.
+// Reads a folder, or one *.safetensors beside its config.json. Throws Error(kExitBadInput) that names the
+// field or the tensor for a configuration that is not GPT-2's as it is computed here, and for a tensor that
+// is missing, doubled, unknown, or of a wrong shape or type.
 class HfModel : public ModelSource {
 public:
     explicit HfModel(const std::string& path);

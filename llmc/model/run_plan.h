@@ -31,9 +31,9 @@ struct RunPlan {
     double flops_per_token = 0;  // forward and backward
 };
 
-// Throws Error(kExitUsage) or Error(kExitBadInput) where options, data and model do not fit together. What the
-// options leave open is worked out, and set in them; a run that goes on takes it from its config.toml. peak_flops
-// gives the device's, 0 if unknown; it is asked at most once.
+// Throws Error(kExitUsage) or Error(kExitBadInput) where options, data and model do not fit together. What
+// the options leave open is worked out, and set in them; a run that goes on takes it from its config.toml.
+// peak_flops gives the device's, 0 if unknown; it is asked at most once.
 RunPlan make_run_plan(Options* options, const DataLoader& data, const std::function<double()>& peak_flops);
 
 // what the user sees at start-up

@@ -1,5 +1,6 @@
-// GPT-2's byte-pair encoding: the ids of a frozen set of texts are tiktoken's; every text of bytes comes back;
-// the public file formats are read, written and, where they are damaged or mean another tokenizer, refused.
+// GPT-2's byte-pair encoding: the ids of a frozen set of texts are tiktoken's; every text of bytes comes
+// back; the public file formats are read, written and, where they are damaged or mean another tokenizer,
+// refused.
 #include <random>
 #include <sstream>
 #include <string>

@@ -225,10 +225,11 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
                                " --val-data none --seq-len 12 --batch 8 "
                                "--sample-every 0 --quiet ";
     const ProgramRun train = run_train(
-        folder.path(), words(common +
-                             "--layers 2 --heads 2 --channels 16 --steps 30 --lr 0.01 --tokenizer dev/test/fixture/bpe "
-                             "--out " +
-                             run));
+        folder.path(),
+        words(common +
+              "--layers 2 --heads 2 --channels 16 --steps 30 --lr 0.01 --tokenizer dev/test/fixture/bpe "
+              "--out " +
+              run));
     CAPTURE(train.err);
     REQUIRE(train.exit_code == kExitDone);
     CHECK(std::filesystem::exists(run + "/tokenizer.json"));

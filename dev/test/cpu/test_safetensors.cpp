@@ -1,5 +1,5 @@
-// safetensors files: what is written is read back; every wrong header, every truncation and every way in which
-// tensors could overlap, leave holes or wrap around is refused.
+// safetensors files: what is written is read back; every wrong header, every truncation and every way in
+// which tensors could overlap, leave holes or wrap around is refused.
 #include <bit>
 #include <cmath>
 #include <cstring>

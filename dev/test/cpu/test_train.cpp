@@ -377,7 +377,8 @@ TEST_CASE("train: a full disk costs the checkpoints, not the run, and is said at
     rlimit small = {20000, before.rlim_max};  // less than the model, more than the log and what is printed
     auto handler = std::signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &small);  // the program inherits both; meanwhile nothing is printed here
-    const Words options = tiny_run(folder.path(), "--steps 6 --save-every 2 --val-every 0 --out " + folder / "run");
+    const Words options =
+        tiny_run(folder.path(), "--steps 6 --save-every 2 --val-every 0 --out " + folder / "run");
     pid_t pid = start_train(folder.path(), options);
     setrlimit(RLIMIT_FSIZE, &before);
     std::signal(SIGXFSZ, handler);
