@@ -86,7 +86,7 @@ Chosen choose(const Options& o, const RunFacts& f) {
 
 std::string few_epochs_note(const RunFacts& f, int64_t steps) {
     const double epochs =
-        (double)(steps * f.tokens_per_step) / (double)std::max<int64_t>(1, f.tokens_per_epoch);
+        (double)steps * (double)f.tokens_per_step / (double)std::max<int64_t>(1, f.tokens_per_epoch);
     if (f.tokens_per_epoch >= kSmallText || epochs >= (double)kFewEpochs || f.pretrained) { return ""; }
     return strf(
         "a text of %.2g M tokens, gone through %.2g times: more epochs make a better model, as long as "
