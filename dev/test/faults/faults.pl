@@ -52,6 +52,12 @@ for my $each (sort keys %faults) {
         fail("$block->{where}: '$each' has no $key: line") if !$block->{$key};
     }
     fail("$block->{where}: '$each' has no line to find") if $block->{find} eq '';
+    fail("$block->{where}: '$each' changes nothing") if $block->{find} eq $block->{replace};
+    for my $key (qw(file program arch run)) {
+        fail("$block->{where}: '$each' has several $key: lines") if @{$block->{$key} // []} > 1;
+    }
+    my $arch = $block->{arch}[0] // 'sm_80';
+    fail("$block->{where}: '$each' has arch: $arch; sm_80 is the only one there is") if $arch ne 'sm_80';
 }
 
 # the text of the fault's file below $tree, with the fault in it
@@ -60,7 +66,7 @@ sub changed {
     my $path = "$tree/$block->{file}[0]";
     open(my $in, '<', $path) or fail("$block->{where}: $path: $!");
     my $text = join '', <$in>;
-    my $count = () = "\n$text" =~ /\n\Q$block->{find}\E/g;
+    my $count = () = "\n$text" =~ /(?=\n\Q$block->{find}\E)/g;  # lookahead: two places may share lines
     fail("$block->{where}: the lines to find stand $count times in $path, they must stand there once") if $count != 1;
     return ($path, substr("\n$text" =~ s/\n\Q$block->{find}\E/\n$block->{replace}/r, 1));
 }
