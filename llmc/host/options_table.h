@@ -285,7 +285,8 @@ inline const OptionRow kOptionTable[] = {
      .hi = kMaxInt,
      .unit = "steps",
      .also = "eval-interval val-loss-every eval-every",
-     .help = "steps between validations; 0 = only at the end; left out: a tenth of all (llm.c: 20)",
+     .help = "steps between validations; 0 = only at the end; left out: a tenth of all, or more if it would "
+             "take long (llm.c: 20)",
      .group = "Validation and samples"},
     {.name = "val-tokens",
      .value = "N",

@@ -61,6 +61,14 @@ double choose_lr(const RunFacts& f, std::string* why) {
     return lr;
 }
 
+// ten times, or as often as it takes a seventh of the time; a validation is a third of a step's work a token
+int64_t choose_val_every(const RunFacts& f, int64_t steps) {
+    const double affordable =
+        3.0 / 7 * (double)steps * (double)f.tokens_per_step / (double)std::max<int64_t>(1, f.val_tokens);
+    const auto times = (int64_t)std::min(10.0, affordable);
+    return times == 0 ? 0 : (steps + times - 1) / times;
+}
+
 }  // namespace
 
 Chosen choose(const Options& o, const RunFacts& f) {
@@ -78,8 +86,8 @@ Chosen choose(const Options& o, const RunFacts& f) {
         c.final_lr_fraction = 0.1;
         c.why += "decay: to a tenth, as GPT-3's\n";
     }
-    const int64_t every = letters ? 20 : std::max<int64_t>(1, c.steps / 10);
-    c.val_every = o.val_every >= 0 ? o.val_every : every;
+    const int64_t every = letters ? 20 : (c.steps + 9) / 10;
+    c.val_every = o.val_every >= 0 ? o.val_every : letters ? every : choose_val_every(f, c.steps);
     c.sample_every = o.sample_every >= 0 ? o.sample_every : every;
     return c;
 }

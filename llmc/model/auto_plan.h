@@ -16,6 +16,7 @@ struct RunFacts {
     bool pretrained = false;       // the weights come from a model, not from random numbers
     int64_t tokens_per_epoch = 0;  // whole windows
     int64_t tokens_per_step = 0;
+    int64_t val_tokens = 0;  // that one validation predicts
 };
 
 struct Chosen {

@@ -25,11 +25,16 @@ TEST_CASE(
     CHECK(c.warmup == c.steps / 20);
     CHECK(c.final_lr_fraction == 0.1);
     CHECK(std::fabs(c.lr - 1.2e-3) < 1e-9);
-    CHECK(c.val_every == c.steps / 10);
-    CHECK(c.sample_every == c.steps / 10);
+    CHECK(c.val_every == (c.steps + 9) / 10);
+    CHECK(c.sample_every == (c.steps + 9) / 10);
     for (const char* part : {"4 epochs", "ten minutes", "lr: 1.2e-03", "warm-up", "decay"}) {
         CHECK(contains(c.why, part));
     }
+    RunFacts long_validation = kSmall;
+    long_validation.val_tokens = 500'000;
+    CHECK(choose(Options{}, long_validation).val_every == (c.steps + 2) / 3);
+    long_validation.val_tokens = 5'000'000;
+    CHECK(choose(Options{}, long_validation).val_every == 0);
     CHECK(contains(few_epochs_note(kSmall, c.steps), "--epochs"));
     CHECK(few_epochs_note(kSmall, 2 * c.steps).empty());
 }
@@ -125,7 +130,7 @@ TEST_CASE("auto plan: what was worked out is in config.toml, and a resumed run t
     CHECK(written.lr > 1e-3);
     CHECK(written.warmup == written.steps / 20);
     CHECK(written.final_lr_fraction == 0.1);
-    CHECK(written.val_every == std::max<int64_t>(1, written.steps / 10));
+    CHECK(written.val_every > 0);
 
     // other values in the run's folder: that is what a resumed run goes on with
     std::string changed = config;
