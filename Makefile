@@ -94,13 +94,13 @@ $(BUILD)/%.cu.o: %.cu build/deps.mk $(BUILD)/arch
 	$(has_nvcc)
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -MF $(BUILD)/$*.cu.d -c $< -o $@
-# tests of the GPU code are host code: they need CUDA's headers, not its compiler
+# tests of the GPU code are host code, but for kernels of their own: they need CUDA's headers, not its compiler
 $(BUILD)/dev/test/gpu/%.o: CXXFLAGS += -isystem $(CUDA)/include
 
 $(OUT)train_gpt2cu: $(call gpu_objects,train_gpt2.cu $(GPU_SOURCES)) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
-$(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(GPU_SOURCES)) $(call objects,$(wildcard dev/test/gpu/*.cpp)) \
+$(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(wildcard dev/test/gpu/*.cu) $(GPU_SOURCES)) $(call objects,$(wildcard dev/test/gpu/*.cpp)) \
                    $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)

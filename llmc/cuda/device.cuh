@@ -12,12 +12,17 @@
 
 namespace llmc {
 
-// What the code being compiled may use; false on the host. The only #if on an architecture: kernels say
-// if constexpr.
+// What the code being compiled may use; false on the host. The only #if on an architecture: kernels
+// say if constexpr.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool kSm90 = true;  // bulk copies, mbarriers, clusters
 #else
 constexpr bool kSm90 = false;
+#endif
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kSm90a = true;  // wgmma, setmaxnreg: Hopper alone, and only as sm_90a
+#else
+constexpr bool kSm90a = false;
 #endif
 
 constexpr int kWarp = 32;

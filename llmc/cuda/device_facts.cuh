@@ -78,4 +78,28 @@ bool runs_hopper_code(Kernel* kernel) {
     return answers[current_device()];
 }
 
+// Does the current device have wgmma, and this kernel, which uses it, code for it? setmaxnreg makes the compiler give
+// such a kernel the most registers that its launch bounds allow, 96 or more; built for another target than sm_90a its
+// body is empty and needs a handful. Asked once a device.
+template <auto* kernel>
+bool runs_wgmma_code() {
+    static std::array<bool, kMostDevices> answers;
+    static OncePerDevice asked;
+    asked([](int device) {
+        cudaFuncAttributes attributes;
+        check(cudaFuncGetAttributes(&attributes, kernel));
+        answers[device] = device_facts().capability == 90 && attributes.numRegs >= 96;
+    });
+    return answers[current_device()];
+}
+
+// lets a kernel have so much dynamic shared memory, once a device
+template <auto* kernel>
+void allow_shared_bytes(int bytes) {
+    static OncePerDevice allowed;
+    allowed([bytes](int) {
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    });
+}
+
 }  // namespace llmc

@@ -87,6 +87,7 @@ struct GPT2<T, Grad>::Impl {
         // also what no kernel writes: gaps between tensors, gradients of padding rows
         check(cudaMemsetAsync(mem.params, 0, mem.plan.total() - mem.plan.activations, stream));
         check(cudaMemsetAsync(mem.decision, 0, sizeof(StepDecision), stream));
+        check(cudaMemsetAsync(mem.counters, 0, kAttentionCounters * sizeof(unsigned), stream));
         wait();
     }
 

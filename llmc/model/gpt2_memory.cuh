@@ -40,6 +40,7 @@ struct GPT2Memory {
     int32_t *predicted, *tokens;   // (N), TokenFeed's
     void *workspace, *scratch;     // cuBLASLt's; what any op needs for itself
     void* norm_scratch;
+    unsigned* counters;          // attention's
     double *loss_sum, *squares;  // one each
     StepDecision* decision;      // one
 
@@ -85,6 +86,7 @@ private:
                                layernorm_backward_scratch(c.channels), bias_backward_scratch(4 * c.channels),
                                attention_backward_scratch(B, seq_len, c.num_heads)}));
         norm_scratch = arena.take<char>((int64_t)sum_of_squares_scratch());
+        counters = arena.take<unsigned>(kAttentionCounters);
         loss_sum = arena.take<double>(1);
         squares = arena.take<double>(1);
         decision = arena.take<StepDecision>(1);

@@ -66,7 +66,7 @@ void GPT2Network<T, Grad>::forward_attention(Layer& a, int l, int B, int T_) {
     int C = config.channels, NH = config.num_heads;
     int64_t N = (int64_t)B * T_;
     matmul.forward(a.qkv, a.ln1, param(kQkvw, l), param(kQkvb, l), N, C, 3 * C, stream);           // (N,3C)
-    attention_forward(a.atty, a.lse, a.qkv, B, T_, NH, C / NH, stream);                            // (N,C)
+    attention_forward(a.atty, a.lse, mem.counters, a.qkv, B, T_, NH, C / NH, stream);              // (N,C)
     matmul.forward(mem.dproj, a.atty, param(kAttprojw, l), param(kAttprojb, l), N, C, C, stream);  // (N,C)
 }
 
@@ -153,7 +153,8 @@ void GPT2Network<T, Grad>::backward_block(Layer& a, int l, const T* residual, in
     add_layernorm_gradient(grad(kLn2w, l), grad(kLn2b, l), a.residual2, param(kLn2w, l), a.ln2_mean,
                            a.ln2_rstd, grad(kAttprojb, l), N, accumulate);
     linear_backward(mem.dproj, kAttprojw, l, mem.dresidual, a.atty, N, C, C, accumulate);  // (N,C)
-    attention_backward(mem.dwide, mem.scratch, mem.dproj, a.qkv, a.atty, a.lse, B, T_, NH, C / NH, stream);
+    attention_backward(mem.dwide, mem.scratch, mem.counters, mem.dproj, a.qkv, a.atty, a.lse, B, T_, NH,
+                       C / NH, stream);
     bias_backward(grad(kQkvb, l), mem.scratch, mem.dwide, N, 3 * C, accumulate, stream);
     linear_backward(mem.dproj, kQkvw, l, mem.dwide, a.ln1, N, C, 3 * C, accumulate);  // (N,C)
     add_layernorm_gradient(grad(kLn1w, l), grad(kLn1b, l), residual, param(kLn1w, l), a.ln1_mean, a.ln1_rstd,

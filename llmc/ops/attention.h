@@ -1,8 +1,9 @@
 // Causal self-attention without the T x T matrix: tiles of scores live in registers, forward keeps only the
 // log of each row's sum of exponentials. Dao et al. 2022, arXiv:2205.14135; formulas: reference.h.
-//   Real: float (on the CUDA cores, in fp32) or __nv_bfloat16 (tensor cores, fp32 accumulation)
+//   Real: float (on the CUDA cores, in fp32) or __nv_bfloat16 (tensor cores, fp32 accumulation; which kernels:
+//   attention_choose.h)
 // qkv and dqkv (B,T,3,NH,HS): q, k and v by strides, as the matmul leaves them. out, dout (B,T,NH,HS); lse
-// (B,NH,T). Any B, T, NH; HS from 1 to kMaxHeadSize. Deterministic: no atomics. Nothing may alias.
+// (B,NH,T). Any B, T, NH; HS from 1 to kMaxHeadSize. Deterministic: no atomics on results. Nothing may alias.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,17 +14,21 @@ namespace llmc {
 
 constexpr int kMaxHeadSize = 128;
 
+// Device memory that hands out work: kAttentionCounters numbers, 0 before the first call, and each call leaves them 0.
+// Calls that may run at once need their own: two streams, two graphs.
+constexpr int kAttentionCounters = 3;
+
 // out and lse are written (=)
 template <typename Real>
-void attention_forward(Real* out, float* lse, const Real* qkv, int B, int T, int NH, int HS,
-                       cudaStream_t stream);
+void attention_forward(Real* out, float* lse, unsigned* counters, const Real* qkv, int B, int T, int NH,
+                       int HS, cudaStream_t stream);
 
-// bytes of scratch that attention_backward needs; they need no initialisation
+// bytes of scratch that attention_backward needs, at a multiple of 16; they need no initialisation
 size_t attention_backward_scratch(int B, int T, int NH);
 
 // dqkv is written (=); out and lse as forward left them
 template <typename Real>
-void attention_backward(Real* dqkv, void* scratch, const Real* dout, const Real* qkv, const Real* out,
-                        const float* lse, int B, int T, int NH, int HS, cudaStream_t stream);
+void attention_backward(Real* dqkv, void* scratch, unsigned* counters, const Real* dout, const Real* qkv,
+                        const Real* out, const float* lse, int B, int T, int NH, int HS, cudaStream_t stream);
 
 }  // namespace llmc

@@ -4,8 +4,8 @@
 // out_i.
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/vectors.cuh"
-#include "llmc/ops/attention.h"
 #include "llmc/ops/attention_bf16.cuh"
+#include "llmc/ops/attention_kernels.h"
 
 namespace llmc {
 namespace attention_bf16 {
@@ -212,12 +212,10 @@ void launch_backward(bf16* dqkv, const bf16* dout, const bf16* qkv, const float*
 
 }  // namespace attention_bf16
 
-template <>
-void attention_backward(bf16* dqkv, void* scratch, const bf16* dout, const bf16* qkv, const bf16* out,
-                        const float* lse, int B, int T, int NH, int HS, cudaStream_t stream) {
+void attention_backward_mma_sync(bf16* dqkv, void* scratch, const bf16* dout, const bf16* qkv,
+                                 const bf16* out, const float* lse, int B, int T, int NH, int HS,
+                                 cudaStream_t stream) {
     using namespace attention_bf16;
-    require(HS >= 1 && HS <= kMaxHeadSize, "attention_backward: head size must be 1 to 128");
-    if (B == 0 || T == 0) { return; }
     float* dot = (float*)scratch;
     int64_t rows = (int64_t)B * T * NH;
     unsigned grid = grid_x(ceil_div(rows, kDotBlock / kDotLanes));
@@ -231,7 +229,5 @@ void attention_backward(bf16* dqkv, void* scratch, const bf16* dout, const bf16*
     if (HS <= 80) { return run(launch_backward<80, 1, 32>); }
     run(launch_backward<128, 1, 32>);
 }
-
-size_t attention_backward_scratch(int B, int T, int NH) { return sizeof(float) * (size_t)B * T * NH; }
 
 }  // namespace llmc

@@ -3,8 +3,8 @@
 // Milakov and Gimelshein 2018, arXiv:1805.02867). Scores stay in registers; the next keys and values come in
 // meanwhile.
 #include "llmc/cuda/check.cuh"
-#include "llmc/ops/attention.h"
 #include "llmc/ops/attention_bf16.cuh"
+#include "llmc/ops/attention_kernels.h"
 
 namespace llmc {
 namespace attention_bf16 {
@@ -158,12 +158,9 @@ void launch_forward(bf16* out, float* lse, const bf16* qkv, int B, int T, int NH
 
 }  // namespace attention_bf16
 
-template <>
-void attention_forward(bf16* out, float* lse, const bf16* qkv, int B, int T, int NH, int HS,
-                       cudaStream_t stream) {
+void attention_forward_mma_sync(bf16* out, float* lse, const bf16* qkv, int B, int T, int NH, int HS,
+                                cudaStream_t stream) {
     using namespace attention_bf16;
-    require(HS >= 1 && HS <= kMaxHeadSize, "attention_forward: head size must be 1 to 128");
-    if (B == 0 || T == 0) { return; }
     if (HS <= 32) { return launch_forward<32, 2>(out, lse, qkv, B, T, NH, HS, stream); }
     if (HS <= 64) { return launch_forward<64, 2>(out, lse, qkv, B, T, NH, HS, stream); }
     if (HS <= 80) { return launch_forward<80, 1>(out, lse, qkv, B, T, NH, HS, stream); }

@@ -280,7 +280,7 @@ Sizes sizes_of(int T, int NH, int HS) { return {T, NH, HS, 1 / std::sqrt((float)
 }  // namespace attention_fp32
 
 template <>
-void attention_forward(float* out, float* lse, const float* qkv, int B, int T, int NH, int HS,
+void attention_forward(float* out, float* lse, unsigned*, const float* qkv, int B, int T, int NH, int HS,
                        cudaStream_t stream) {
     using namespace attention_fp32;
     require(HS >= 1 && HS <= kMaxHeadSize, "attention_forward: head size must be 1 to 128");
@@ -292,8 +292,9 @@ void attention_forward(float* out, float* lse, const float* qkv, int B, int T, i
 }
 
 template <>
-void attention_backward(float* dqkv, void* scratch, const float* dout, const float* qkv, const float* out,
-                        const float* lse, int B, int T, int NH, int HS, cudaStream_t stream) {
+void attention_backward(float* dqkv, void* scratch, unsigned*, const float* dout, const float* qkv,
+                        const float* out, const float* lse, int B, int T, int NH, int HS,
+                        cudaStream_t stream) {
     using namespace attention_fp32;
     require(HS >= 1 && HS <= kMaxHeadSize, "attention_backward: head size must be 1 to 128");
     if (B == 0 || T == 0) { return; }

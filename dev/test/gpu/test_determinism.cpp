@@ -1,10 +1,9 @@
 // The same call gives the same bits, every time: each op, run again into fresh memory.
-#include "dev/test/gpu/layer_test.h"
+#include "dev/test/gpu/attention_check.h"
 #include "llmc/host/batch.h"
 #include "llmc/layernorm/layernorm.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/adamw.h"
-#include "llmc/ops/attention.h"
 #include "llmc/ops/classifier.h"
 #include "llmc/ops/encoder.h"
 #include "llmc/ops/gelu.h"
@@ -89,16 +88,17 @@ void check_attention() {
     constexpr int64_t n = (int64_t)kN * kNH * kHS;
     DeviceArray<T> qkv(floats(3 * n, 1)), dout(floats(n, 2)), out(n);
     DeviceArray<float> lse((int64_t)kB * kNH * kT);
+    Counters counters;
     auto forward = [&] {
-        attention_forward(out.data(), lse.data(), qkv.data(), kB, kT, kNH, kHS, kStream);
+        attention_forward(out.data(), lse.data(), counters.data(), qkv.data(), kB, kT, kNH, kHS, kStream);
         return bytes_of(out, lse);
     };
     check_rerun(named<T>("attention_forward"), forward);
     check_rerun(named<T>("attention_backward"), [&] {
         DeviceArray<T> dqkv(3 * n);
         Scratch scratch(attention_backward_scratch(kB, kT, kNH));
-        attention_backward(dqkv.data(), scratch.data(), dout.data(), qkv.data(), out.data(), lse.data(), kB,
-                           kT, kNH, kHS, kStream);
+        attention_backward(dqkv.data(), scratch.data(), counters.data(), dout.data(), qkv.data(), out.data(),
+                           lse.data(), kB, kT, kNH, kHS, kStream);
         return bytes_of(dqkv);
     });
 }

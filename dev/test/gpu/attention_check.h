@@ -1,0 +1,74 @@
+// One call of attention on the GPU, forward and backward, held against the reference.
+#pragma once
+#include "dev/test/cpu/attention_bounds.h"
+#include "dev/test/gpu/layer_test.h"
+#include "llmc/model/reference.h"
+#include "llmc/ops/attention.h"
+
+namespace llmc::gpu_test {
+
+// attention's counters, which every call leaves at 0
+struct Counters : DeviceArray<unsigned> {
+    Counters() : DeviceArray(std::vector<unsigned>(kAttentionCounters, 0)) {}
+};
+
+// The calls that are tested: attention.h's, or those of one set of kernels.
+template <typename Real>
+struct AttentionCalls {
+    void (*forward)(Real* out, float* lse, unsigned* counters, const Real* qkv, int B, int T, int NH, int HS,
+                    cudaStream_t stream) = attention_forward<Real>;
+    void (*backward)(Real* dqkv, void* scratch, unsigned* counters, const Real* dout, const Real* qkv,
+                     const Real* out, const float* lse, int B, int T, int NH, int HS,
+                     cudaStream_t stream) = attention_backward<Real>;
+};
+
+// The truth of forward, and of backward from out and lse as forward would have stored them.
+template <typename Real>
+struct AttentionTruth {
+    Vector out, lse, stored_out, stored_lse, dqkv;
+    AttentionBounds bounds;
+
+    AttentionTruth(const AttentionShape& s, const Vector& qkv, const Vector& dout)
+        : out(s.elements()), lse((int64_t)s.B * s.NH * s.T), dqkv(3 * s.elements()) {
+        attention_forward_cpu(out.data(), lse.data(), qkv.data(), s.B, s.T, s.C(), s.NH);
+        stored_out = rounded<Real>(out);
+        stored_lse = rounded<float>(lse);
+        attention_backward_cpu(dqkv.data(), dout.data(), qkv.data(), stored_out.data(), stored_lse.data(),
+                               s.B, s.T, s.C(), s.NH);
+        bounds = attention_bounds(s, kAttentionRounding<Real>, qkv, dout, stored_out, stored_lse);
+    }
+};
+
+template <typename Real>
+void check_attention(const AttentionShape& s, const Floats& given_qkv, const Floats& given_dout,
+                     const AttentionCalls<Real>& calls = {}) {
+    DeviceArray<Real> qkv(given_qkv), dout(given_dout);
+    AttentionTruth<Real> truth(s, qkv.values(), dout.values());
+    std::string shape = strf("%s ", type_name<Real>()) + s.text();
+
+    Counters counters;
+    DeviceArray<Real> out(s.elements());
+    DeviceArray<float> lse((int64_t)s.B * s.NH * s.T);
+    calls.forward(out.data(), lse.data(), counters.data(), qkv.data(), s.B, s.T, s.NH, s.HS, kStream);
+    expect_near("attention_forward out " + shape, out, truth.out,
+                [&](size_t i) { return stored<Real>(truth.bounds.out[i], truth.out[i]); });
+    expect_near("attention_forward lse " + shape, lse, truth.lse,
+                [&](size_t i) { return stored<float>(truth.bounds.lse[i], truth.lse[i]); });
+
+    DeviceArray<Real> given_out(convert<float>(truth.stored_out)), dqkv(3 * s.elements());
+    DeviceArray<float> given_lse(convert<float>(truth.stored_lse));
+    Scratch scratch(attention_backward_scratch(s.B, s.T, s.NH));
+    calls.backward(dqkv.data(), scratch.data(), counters.data(), dout.data(), qkv.data(), given_out.data(),
+                   given_lse.data(), s.B, s.T, s.NH, s.HS, kStream);
+    expect_near("attention_backward dqkv " + shape, dqkv, truth.dqkv,
+                [&](size_t i) { return stored<Real>(truth.bounds.dqkv[i], truth.dqkv[i]); });
+    check_guards("attention_backward scratch " + shape, scratch);
+    expect_unchanged("attention " + shape, qkv, dout, given_out, given_lse, counters);
+}
+
+template <typename Real>
+void check_attention(const AttentionShape& s, const AttentionCalls<Real>& calls = {}) {
+    check_attention<Real>(s, floats(3 * s.elements(), 1, s.scale), floats(s.elements(), 2), calls);
+}
+
+}  // namespace llmc::gpu_test

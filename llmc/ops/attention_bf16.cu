@@ -1,0 +1,58 @@
+// Attention in bf16: which of its kernels take a call.
+#include "llmc/ops/attention.h"
+
+#include "llmc/cuda/check.cuh"
+#include "llmc/ops/attention_choose.h"
+#include "llmc/ops/attention_kernels.h"
+
+namespace llmc {
+
+namespace {
+
+using bf16 = __nv_bfloat16;
+
+template <typename... Pointers>
+AttentionKernels choose(int T, int HS, const Pointers*... tensors) {
+    require(HS >= 1 && HS <= kMaxHeadSize, "attention: head size must be 1 to 128");
+    bool aligned = (((uintptr_t)tensors % 16 == 0) && ...);
+    return choose_attention({.T = T, .HS = HS, .wgmma = has_attention_wgmma(), .aligned = aligned});
+}
+
+int padded(int T) { return (T + 63) / 64 * 64; }
+
+}  // namespace
+
+template <>
+void attention_forward(bf16* out, float* lse, unsigned* counters, const bf16* qkv, int B, int T, int NH,
+                       int HS, cudaStream_t stream) {
+    if (B == 0 || T == 0) { return; }
+    if (choose(T, HS, out, qkv) == AttentionKernels::kWgmma) {
+        return attention_forward_wgmma(out, lse, counters, qkv, B, T, NH, stream);
+    }
+    attention_forward_mma_sync(out, lse, qkv, B, T, NH, HS, stream);
+}
+
+// of either set of kernels: the model plans its memory before it knows the batch
+size_t attention_backward_scratch(int B, int T, int NH) { return 2 * sizeof(float) * B * NH * padded(T); }
+
+template <>
+void attention_backward(bf16* dqkv, void* scratch, unsigned* counters, const bf16* dout, const bf16* qkv,
+                        const bf16* out, const float* lse, int B, int T, int NH, int HS,
+                        cudaStream_t stream) {
+    if (B == 0 || T == 0) { return; }
+    if (choose(T, HS, dqkv, dout, qkv, out, (const bf16*)scratch) == AttentionKernels::kWgmma) {
+        return attention_backward_wgmma(dqkv, scratch, counters, dout, qkv, out, lse, B, T, NH, stream);
+    }
+    attention_backward_mma_sync(dqkv, scratch, dout, qkv, out, lse, B, T, NH, HS, stream);
+}
+
+void attention_backward_wgmma(bf16* dqkv, void* scratch, unsigned* counters, const bf16* dout,
+                              const bf16* qkv, const bf16* out, const float* lse, int B, int T, int NH,
+                              cudaStream_t stream) {
+    float* numbers = (float*)scratch;
+    AttentionRows rows{numbers, numbers + (int64_t)B * NH * padded(T), padded(T)};
+    attention_backward_dq_wgmma(dqkv, rows, counters + 1, dout, qkv, out, lse, B, T, NH, stream);
+    attention_backward_dkv_wgmma(dqkv, rows, counters + 2, dout, qkv, B, T, NH, stream);
+}
+
+}  // namespace llmc
