@@ -19,7 +19,7 @@ SHOOTOUTS    := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
 PROGRAMS     := $(OUT)train_gpt2 $(OUT)test_gpt2 $(OUT)data/make_corpus $(OUT)data/make_shards
 LAYERNORM_SOURCES := $(wildcard llmc/layernorm/*.cu llmc/layernorm/forward/*.cu llmc/layernorm/backward/*.cu)
 GPU_SOURCES  := $(wildcard llmc/model/*.cu llmc/ops/*.cu) $(LAYERNORM_SOURCES)
-GPU_PROGRAMS := $(OUT)train_gpt2cu $(OUT)test_gpt2cu $(BUILD)/libllmc_layernorm.so
+GPU_PROGRAMS := $(OUT)train_gpt2cu $(OUT)test_gpt2cu $(BUILD)/libllmc_layernorm.so $(BUILD)/libllmc_attention.so
 
 all: $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS))
 	@echo
@@ -122,6 +122,15 @@ $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm/c_abi.map
 	$(for_whom)
 	$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/layernorm/c_abi.map -Wl,--no-undefined \
 	    -static-libstdc++ -static-libgcc $(LAYERNORM_OBJECTS) -o $@ \
+	    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
+
+# attention likewise: llmc/ops/attention_c_abi.h
+ATTENTION_OBJECTS := $(call gpu_objects,$(wildcard llmc/ops/attention*.cu))
+$(ATTENTION_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
+$(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention_c_abi.map
+	$(for_whom)
+	$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/ops/attention_c_abi.map -Wl,--no-undefined \
+	    -static-libstdc++ -static-libgcc $(ATTENTION_OBJECTS) -o $@ \
 	    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
 
 # ---- LayerNorm's kernels on the CPU: dev/emulate/machine.h ------------------------------------------------------------

@@ -10,6 +10,9 @@ namespace llmc {
 
 enum class AttentionKernels { kMmaSync, kWgmma };
 
+// of the kernels for Hopper
+constexpr int kWgmmaHeadSize = 64, kWgmmaLeastT = 64;
+
 struct AttentionCall {
     int T, HS;
     bool wgmma;    // the device has the instructions, and this program code for them
@@ -18,7 +21,7 @@ struct AttentionCall {
 
 // Below 64 tokens the kernels for Hopper would compute more padding than scores.
 constexpr AttentionKernels choose_attention(const AttentionCall& call) {
-    bool fits = call.HS == 64 && call.T >= 64 && call.aligned;
+    bool fits = call.HS == kWgmmaHeadSize && call.T >= kWgmmaLeastT && call.aligned;
     return call.wgmma && fits ? AttentionKernels::kWgmma : AttentionKernels::kMmaSync;
 }
 
