@@ -100,8 +100,8 @@ $(BUILD)/dev/test/gpu/%.o: CXXFLAGS += -isystem $(CUDA)/include
 $(OUT)train_gpt2cu: $(call gpu_objects,train_gpt2.cu $(GPU_SOURCES)) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
-$(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(wildcard dev/test/gpu/*.cu) $(GPU_SOURCES)) $(call objects,$(wildcard dev/test/gpu/*.cpp)) \
-                   $(BUILD)/libllmc.a
+$(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(wildcard dev/test/gpu/*.cu) $(GPU_SOURCES)) \
+                   $(call objects,$(wildcard dev/test/gpu/*.cpp)) $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 
