@@ -12,6 +12,7 @@ namespace attention_wgmma {
 namespace {
 
 constexpr int kGroups = 2, kKeys = kGroups * kTileRows, kStages = 6;
+constexpr int kThreads = kWarpgroup * (kGroups + 1);
 constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;  // 65536 / 384 = 168 before
 
 struct __align__(kAtomBytes) Shared {
@@ -166,7 +167,7 @@ __device__ __forceinline__ void consume(Shared& s, const CUtensorMap& dqkv, cons
     if (me.lane == 0) { bulk_wait_read<0>(); }
 }
 
-__global__ __launch_bounds__(kWarpgroup*(kGroups + 1), 1) void attention_backward_dkv_wgmma_kernel(
+__global__ __launch_bounds__(kThreads, 1) void attention_backward_dkv_wgmma_kernel(
     const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dout,
     const __grid_constant__ CUtensorMap dqkv, AttentionRows rows, TilePlan plan, unsigned* counter) {
     if constexpr (kSm90a) {

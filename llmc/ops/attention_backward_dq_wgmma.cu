@@ -10,6 +10,7 @@ namespace attention_wgmma {
 namespace {
 
 constexpr int kGroups = 3, kQueries = kGroups * kTileRows, kStages = 4;
+constexpr int kThreads = kWarpgroup * (kGroups + 1);
 constexpr int kConsumerRegisters = 160, kProducerRegisters = 32;  // 65536 / 512 = 128 before
 
 struct __align__(kAtomBytes) Shared {
@@ -191,7 +192,7 @@ __device__ __forceinline__ void consume(Shared& s, const CUtensorMap& dqkv, cons
     if (me.lane == 0) { bulk_wait_read<0>(); }
 }
 
-__global__ __launch_bounds__(kWarpgroup*(kGroups + 1), 1) void attention_backward_dq_wgmma_kernel(
+__global__ __launch_bounds__(kThreads, 1) void attention_backward_dq_wgmma_kernel(
     const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dout,
     const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap dqkv, const float* lse,
     AttentionRows rows, TilePlan plan, unsigned* counter) {

@@ -10,6 +10,7 @@ namespace attention_wgmma {
 namespace {
 
 constexpr int kGroups = 4, kQueries = kGroups * kTileRows, kStages = 6;
+constexpr int kThreads = kWarpgroup * (kGroups + 1);
 constexpr int kConsumerRegisters = 112, kProducerRegisters = 32;  // 65536 / 640 = 96 before
 
 struct __align__(kAtomBytes) Shared {
@@ -207,11 +208,10 @@ __device__ __forceinline__ void consume(Shared& s, const CUtensorMap& out_map, f
     if (me.lane == 0) { bulk_wait_read<0>(); }
 }
 
-__global__ __launch_bounds__(kWarpgroup*(kGroups + 1),
-                             1) void attention_forward_wgmma_kernel(const __grid_constant__ CUtensorMap qkv,
-                                                                    const __grid_constant__ CUtensorMap out,
-                                                                    float* lse, TilePlan plan,
-                                                                    unsigned* counter) {
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_forward_wgmma_kernel(const __grid_constant__ CUtensorMap qkv,
+                                   const __grid_constant__ CUtensorMap out, float* lse, TilePlan plan,
+                                   unsigned* counter) {
     if constexpr (kSm90a) {
         auto& s = shared_memory<Shared>();
         int warp = uniform_warp();

@@ -147,7 +147,7 @@ __device__ __forceinline__ float row_max(float x) {
 // the block's shared memory, as tiles must lie: at a multiple of 1024 bytes
 template <typename Shared>
 __device__ __forceinline__ Shared& shared_memory() {
-    extern __shared__ __align__(kAtomBytes) unsigned char raw[];
+    extern __shared__ __align__(1024) unsigned char raw[];
     uint32_t past = shared_address(raw) % kAtomBytes;
     return *reinterpret_cast<Shared*>(raw + (past > 0 ? kAtomBytes - past : 0));
 }

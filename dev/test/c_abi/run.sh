@@ -1,19 +1,14 @@
 #!/bin/bash
-# The C interface of LayerNorm as another program meets it: the header is C99 and C++, the library shows
-# nothing but llmc_layernorm_* and needs no CUDA library; then a C99 program linked to it.
-#   make build/libllmc_layernorm.so && dev/test/c_abi/run.sh
+# The C interfaces of LayerNorm and attention as another program meets them: the header is C99 and C++, the library shows
+# nothing but its own functions and needs no CUDA library; then a C99 program linked to it.
+#   make build/libllmc_layernorm.so build/libllmc_attention.so && dev/test/c_abi/run.sh
 # Last line: N passed, N failed, N skipped; exit 1 if any failed.
 set -u
 cd "$(dirname "$0")/../../.."
-library=build/libllmc_layernorm.so
 folder=build/test/c_abi
-if [ ! -e $library ]; then
-    echo "$library is not built (no nvcc)"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
-fi
 mkdir -p $folder
 passed=0 failed=0 skipped=0
+strict="-Wall -Wextra -pedantic -Werror -I."
 
 check() {  # name command...
     local name=$1
@@ -21,29 +16,45 @@ check() {  # name command...
     if "$@"; then passed=$((passed + 1)); else echo "FAILED: $name"; failed=$((failed + 1)); fi
 }
 
-only_ours() {  # prints the defined symbols that are not ours
-    [ -z "$(nm -D --defined-only $library | awk '$NF !~ /^llmc_layernorm_/' | tee /dev/stderr)" ] &&
-        [ "$(nm -D --defined-only $library | wc -l)" -eq 5 ]
+only_ours() {  # library prefix number: prints the defined symbols that are not ours
+    [ -z "$(nm -D --defined-only "$1" | awk -v ours="^$2" '$NF !~ ours' | tee /dev/stderr)" ] &&
+        [ "$(nm -D --defined-only "$1" | wc -l)" -eq "$3" ]
 }
 
-no_cuda() { ! readelf -d $library | grep NEEDED | grep -E 'cuda|stdc|gomp'; }
+no_cuda() { ! readelf -d "$1" | grep NEEDED | grep -E 'cuda|stdc|gomp'; }
 
-strict="-Wall -Wextra -pedantic -Werror -I."
-# shellcheck disable=SC2086
-{
-    check "the header is C99" gcc -std=c99 $strict -fsyntax-only -x c - <<<'#include "llmc/layernorm/c_abi.h"'
-    check "the header is C++" g++ -std=c++11 $strict -fsyntax-only -x c++ - <<<'#include "llmc/layernorm/c_abi.h"'
-    check "only llmc_layernorm_* are visible" only_ours
-    check "no library of CUDA or C++ is needed" no_cuda
-    check "a C99 program links" gcc -std=c99 -O1 $strict dev/test/c_abi/{arguments,numbers}.c $library \
-        -Wl,-rpath,"$PWD/build" -pthread -ldl -lm -o $folder/c_abi
+run_program() {
+    local counts p f s
+    counts=$("$1" | tee /dev/stderr | tail -1)
+    case $counts in
+        *" passed, "*" failed, "*" skipped")
+            read -r p f s <<<"$(echo "$counts" | tr -dc '0-9 ' | tr -s ' ')"
+            passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s)) ;;
+        *) echo "FAILED: $1 stopped early"; failed=$((failed + 1)) ;;
+    esac
 }
-counts=$($folder/c_abi | tee /dev/stderr | tail -1)
-case $counts in
-    *" passed, "*" failed, "*" skipped")
-        read -r p f s <<<"$(echo "$counts" | tr -dc '0-9 ' | tr -s ' ')"
-        passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s)) ;;
-    *) echo "FAILED: the program stopped early"; failed=$((failed + 1)) ;;
-esac
+
+check_interface() {  # name header functions source...
+    local name=$1 header=$2 functions=$3 library=build/libllmc_$1.so program=$folder/$1
+    shift 3
+    if [ ! -e "$library" ]; then
+        echo "$library is not built (no nvcc)"
+        skipped=$((skipped + 1))
+        return
+    fi
+    # shellcheck disable=SC2086
+    {
+        check "$header is C99" gcc -std=c99 $strict -fsyntax-only -x c - <<<"#include \"$header\""
+        check "$header is C++" g++ -std=c++11 $strict -fsyntax-only -x c++ - <<<"#include \"$header\""
+        check "only llmc_${name}_* are visible" only_ours "$library" "llmc_${name}_" "$functions"
+        check "no library of CUDA or C++ is needed" no_cuda "$library"
+        check "a C99 program links" gcc -std=c99 -O1 $strict "$@" "$library" -Wl,-rpath,"$PWD/build" -pthread -ldl -lm \
+            -o "$program"
+    }
+    run_program "$program"
+}
+
+check_interface layernorm llmc/layernorm/c_abi.h 5 dev/test/c_abi/{arguments,numbers}.c
+check_interface attention llmc/ops/attention_c_abi.h 5 dev/test/c_abi/attention.c
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]

@@ -28,6 +28,9 @@ models=(  # name: tools: options
         --dtype bf16 --channels 66 --seq-len 70 --total-batch 280 --recompute block"
     "bf16 gradients 160 channels T=130, recompute gelu: $every:
         --dtype bf16 --grad-dtype bf16 --channels 160 --seq-len 130 --recompute gelu"
+    # heads of 64: Hopper's attention. racecheck and initcheck do not understand its tensor maps and products; its repeats
+    # in test_attention_wgmma.cpp look for races
+    "bf16 128 channels T=200: memcheck: --dtype bf16 --channels 128 --seq-len 200"
 )
 
 # Of a kernel with a ring so many rows that some rings go round, of the others a few. Regimes: registers (a warp, a
