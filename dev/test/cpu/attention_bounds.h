@@ -8,6 +8,7 @@
 //          at most the depth of the row's scores. When a tile brings a larger score, what was summed before
 //          is rescaled: 8 u for each tile of at least 32 keys.
 //          backward rebuilds it from lse as stored: e_ij + u (4 + 4 |s_ij| + 4 |lse_i|)
+//          What is below 2^-126 may be 0 (exp2.cuh), and so may its products: f = 2^-126 for each.
 //   r      P and dS are rounded to bf16 (2^-8) to be multiplied on tensor cores; 0 in fp32
 //   out_i  sum over j of p |v| (p's relative error + r + the sum's); dv_j likewise, over i, of p |dout|
 //   ds_ij  = p (dp - dot) scale, with dp = dout . v and dot = dout . out: |ds| (p's relative error + 4 u)
@@ -37,7 +38,7 @@ struct AttentionShape {
 };
 
 struct AttentionRounding {
-    static constexpr double u = kFloatRoundoff;
+    static constexpr double u = kFloatRoundoff, f = 0x1p-126;
     double a, r;  // as above
     double sum(int T) const {
         double added = a == u ? Sums{.column = (double)T}.column_error() : a / u * T;
@@ -74,7 +75,7 @@ struct AttentionHead {
 // Adds the share of query i.
 inline void add_query_bounds(const AttentionShape& s, const AttentionRounding& rounding,
                              const AttentionHead& h, int i) {
-    constexpr double u = AttentionRounding::u;
+    constexpr double u = AttentionRounding::u, f = AttentionRounding::f;
     const int C = s.C(), HS = s.HS, stride = 3 * C;
     const auto [a, r] = rounding;
     const double *k = h.q + C, *v = h.q + 2 * C, *q = h.q + (int64_t)i * stride, *d = h.dout + (int64_t)i * C;
@@ -95,14 +96,14 @@ inline void add_query_bounds(const AttentionShape& s, const AttentionRounding& r
         const Dot dp(d, v + at, HS);
         double p = std::exp(score[j] - lse), forward = e[j] + worst + u * (12 + 8 * depth);
         double backward = e[j] + u * (4 + 4 * std::fabs(score[j]) + 4 * std::fabs(lse));
-        double ds = p * std::fabs(dp.value - dot.value) * scale;
+        double ds_of_p = std::fabs(dp.value - dot.value) * scale, ds = p * ds_of_p;
         double differ = (HS + 2) * (a * dp.terms + u * dot.terms) + 2 * u * std::fabs(dot.value);
-        double ds_error = ds * (backward + 4 * u + r + sums) + p * scale * differ;
+        double ds_error = ds * (backward + 4 * u + r + sums) + p * scale * differ + f * (ds_of_p + 1);
         for (int c = 0; c < HS; c++) {
-            h.out_bound[(int64_t)i * C + c] += p * std::fabs(v[at + c]) * (forward + r + 2 * sums);
+            h.out_bound[(int64_t)i * C + c] += std::fabs(v[at + c]) * (p * (forward + r + 2 * sums) + f);
             dq[c] += std::fabs(k[at + c]) * ds_error;
             dk[at + c] += std::fabs(q[c]) * ds_error;
-            dv[at + c] += p * std::fabs(d[c]) * (backward + r + sums);
+            dv[at + c] += std::fabs(d[c]) * (p * (backward + r + sums) + f);
         }
     }
 }
