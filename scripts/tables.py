@@ -1,0 +1,364 @@
+#!/usr/bin/env python3
+"""Writes the tables of measured figures into the documents, from doc/measured/*.json. Standard library only.
+
+    scripts/tables.py                        write every table, between  <!-- table: NAME -->  and  <!-- end -->
+    scripts/tables.py --check                nothing is written; exit 1 if a table is not what its JSON gives, if a
+                                             figure stands in prose, or if a link or a quoted path leads nowhere
+    scripts/tables.py --take FILE layernorm  take the rows that a shootout wrote (--json FILE) into
+                                             doc/measured/layernorm.json, in place of older ones of the same call
+
+A JSON file says where its figures come from (gpu, date, command, note) and holds a row a line. Numbers are printed as
+they are written there, so 49.80 stays 49.80. A new table is an entry of TABLES below.
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FOLDER = os.path.join(ROOT, "doc", "measured")
+CALLS = {"1R1W": "forward", "2R2W": "residual", "2R1W": "backward", "3R1W": "backward +="}  # by the roof's streams
+TYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+
+
+class Number(str):
+    """a number of a JSON file, spelled as it is there"""
+
+
+def load(name):
+    with open(os.path.join(FOLDER, name + ".json")) as file:
+        return json.load(file, parse_float=Number, parse_int=Number)
+
+
+def source(data):
+    """the line below a table: what was measured, when, and how"""
+    dates = sorted({row["date"] for row in data["rows"] if "date" in row}) or [data.get("date", "")]
+    date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    words = [data.get("gpu") or data.get("cpu", ""), date]
+    words += [f"{key} {data[key]}" for key in ("cuda", "driver", "pytorch", "triton", "quack", "openblas") if key in data]
+    text = ", ".join(word for word in words if word)
+    text += f": `{data['command']}`" if "command" in data else ""
+    return [""] + ([text + ("." if "note" not in data else f"; {data['note']}.")] if text else [data["note"] + "."])
+
+
+def cell(value):
+    """49.80 of {us: 49.80, percent_of_roof: 97.1} and 97.1 after it; median (80 %, 20 % quantile)"""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        if "p80" in value:
+            return "%s (%s, %s)" % tuple(value.values())
+        return ", ".join(cell(v) for v in value.values())
+    return str(value).replace("|", "\\|")
+
+
+def markdown(head, lines):
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def flat(name, columns=None, keep=lambda row: True, show=cell):
+    """rows as they are; columns: field -> heading, default all, in the order in which rows name them"""
+    data = load(name)
+    rows = [row for row in data["rows"] if keep(row)]
+    if columns is None:
+        fields = list(dict.fromkeys(field for row in rows for field in row))
+        columns = {field: "" if field in ("row", "shape") else field for field in fields}
+    return markdown(list(columns.values()), [[show(row.get(c)) for c in columns] for row in rows]) + source(data)
+
+
+def shape(row):
+    return f"{row['N']}x{row['C']} {row['dtype']}"
+
+
+def whole(row):
+    return int(row["C"]) % (16 // TYPE_BYTES[row["dtype"]]) == 0
+
+
+def calls(name, keep=lambda row: True):
+    """a line a shape, a column for each of forward, residual, backward, backward +="""
+    data, lines = load(name), {}
+    for row in filter(keep, data["rows"]):
+        field = CALLS[row["roof"][:4]]
+        lines.setdefault(shape(row), {})[field] = f"{row['us']}, {row['percent_of_roof']}"
+    heads = [head for head in CALLS.values() if any(head in line for line in lines.values())]
+    return markdown([""] + heads, [[label] + [line.get(h, "") for h in heads] for label, line in lines.items()]) + source(data)
+
+
+def ladder(op, blocks):
+    """a line a rung, for both shapes; the last two are the function that trains, and the roof"""
+    data = load("layernorm_ladder")
+    rows = [row for row in data["rows"] if row["op"] == op]
+    rows[-2:-2] = [dict(row, idea="chooses among the kernels that train") for row in load("layernorm")["rows"]
+                   if row["op"] == op and not row["roof"].startswith("3R1W")
+                   and shape(row) in ("65536x768 bf16", "4096x8192 fp16")]
+    lines = {}
+    for row in rows:
+        block = f" ({row['block']})" if blocks and "block" in row else ""
+        line = lines.setdefault(row["version"], [row["version"], row["idea"]])
+        line += [row["note"], ""] if "note" in row else [row["us"] + block, row.get("percent_of_roof", "")]
+    unit = "µs (block)" if blocks else "µs"
+    return markdown(["version", "idea", f"65536x768 bf16: {unit}", "% roof", f"4096x8192 fp16: {unit}", "% roof"],
+                    lines.values()) + source(data)
+
+
+def latency():
+    data, lines = load("layernorm_latency"), {}
+    columns = sorted({int(row["C"]) for row in data["rows"]})
+    for row in data["rows"]:
+        label = row["op"].replace("layernorm_", "").replace("_forward", "") + " " + row["dtype"]
+        lines.setdefault(label, {})[int(row["C"])] = f"{row['us']} ({row['roof_us']})"
+    return markdown(["columns"] + [str(c) for c in columns],
+                    [[label] + [line.get(c, "") for c in columns] for label, line in lines.items()]) + source(data)
+
+
+# ---- goals --------------------------------------------------------------------------------------
+
+def goals():
+    data, heads = load("layernorm_goals"), list(CALLS.values())
+    return markdown([""] + heads, [[row["what"]] + [" / ".join(row["goals"].get(h, [])) for h in heads]
+                                   for row in data["rows"]]) + source(data)
+
+
+def goal_of(call, row):
+    """the share that this row must have, or None"""
+    n, c = int(row.get("N", 0)), int(row["C"])
+    for goal in load("layernorm_goals")["rows"]:
+        def within(field, value):
+            return field not in goal or int(goal[field][0]) <= value <= int(goal[field][1])
+        if (within("columns", c) and within("bytes", c * TYPE_BYTES[row["dtype"]]) and (not n or within("rows", n))
+                and (n or "rows" not in goal) and row["dtype"] in goal.get("types", TYPE_BYTES)
+                and goal["vectors"] == whole(row) and call in goal["goals"]):
+            return float(goal["goals"][call][0])
+    return None
+
+
+def shares(name):
+    """(call, row, share) of each figure of a file, of whichever of the two forms"""
+    for row in load(name)["rows"]:
+        if "percent_of_roof" in row:
+            yield CALLS[row["roof"][:4]], row, float(row["percent_of_roof"])
+        for key in row:
+            call, _, dtype = key.rpartition(" ")
+            if call in CALLS.values() and re.fullmatch(r"[\d.]+", row[key]):
+                yield call, {"C": row["columns"], "dtype": dtype}, float(row[key])
+
+
+def misses():
+    lines = []
+    for name, part in (("layernorm", 1), ("layernorm_widths", 1), ("layernorm_unaligned_widths", 1), ("layernorm_sm80", 0.8)):
+        for call, row, share in shares(name):
+            must = goal_of(call, row)
+            if part < 1 and int(row["C"]) * TYPE_BYTES[row["dtype"]] > 65536:
+                must = None
+            if must and share < must * part:
+                where = shape(row) if "N" in row else f"{row['C']} columns {row['dtype']}"
+                lines.append([call, where, "before Hopper" if part < 1 else "Hopper", f"{share:g}", f"{must * part:g}"])
+    return markdown(["", "", "built for", "% of the roof", "must"], lines or [["none", "", "", "", ""]])
+
+
+# ---- the tables ---------------------------------------------------------------------------------
+
+HEADLINES = ("65536x768 bf16", "4096x1024 fp16", "4096x8192 fp16", "8192x32768 bf16", "65536x769 bf16",
+             "524288x64 bf16")
+PEERS = ("65536x768 bf16", "4096x8192 fp16")
+STEP_PEERS = ("plumb", "PyTorch 2.11", "llm.c f1e2ace")
+PROVIDERS = {"ours": "ours", "torch.compile": "torch.compile", "torch": "torch", "Liger": "Liger",
+             "Triton's tutorial, our port": "Triton's tutorial, our port"}
+
+
+def peers(name, direction):
+    fields = {f: f for row in load(name)["rows"] if row["direction"] == direction for f in row if f != "direction"}
+    return flat(name, fields, lambda row: row["direction"] == direction)
+
+
+def short_peers():
+    keep = {f"{row['direction']} {row['shape']}": row for row in load("layernorm_peers")["rows"] if row["shape"] in PEERS}
+    lines = [[label] + [row[p]["us"] for p in PROVIDERS] for label, row in keep.items()]
+    return markdown(["µs"] + list(PROVIDERS.values()), lines) + source(load("layernorm_peers"))
+
+
+def removed(kernel):
+    data = load("layernorm_removed")
+    rows, lines = [row for row in data["rows"] if row["kernel"] == kernel], {}
+    for row in rows:
+        lines.setdefault(row["C"] if "us" not in row else f"{row['N']}x{row['C']}", {})[row["dtype"]] = ", ".join(
+            row[v] for v in ("us", "percent_of_roof") if v in row)
+    types = [dtype for dtype in TYPE_BYTES if any(dtype in line for line in lines.values())]
+    return markdown(["N x C, or columns"] + types, [[label] + [line.get(t, "") for t in types]
+                                                    for label, line in lines.items()]) + source({**data, "rows": rows})
+
+
+def usual(row):
+    return whole(row) and int(row["C"]) >= 768
+
+
+TABLES = {
+    "headlines": lambda: calls("layernorm", lambda row: shape(row) in HEADLINES),
+    "short-peers": short_peers,
+    "short-step": lambda: flat("training_peers", keep=lambda row: row["row"].startswith(STEP_PEERS)),
+    "ladder-forward": lambda: ladder("layernorm_forward", True),
+    "ladder-residual": lambda: ladder("residual_layernorm_forward", True),
+    "ladder-backward": lambda: ladder("layernorm_backward", True),
+    "lesson-forward": lambda: ladder("layernorm_forward", False),
+    "lesson-residual": lambda: ladder("residual_layernorm_forward", False),
+    "lesson-backward": lambda: ladder("layernorm_backward", False),
+    "goals": goals,
+    "misses": misses,
+    "whole": lambda: calls("layernorm", usual),
+    "short": lambda: calls("layernorm", lambda row: not usual(row) and int(row["C"]) <= 513),
+    "unaligned": lambda: calls("layernorm", lambda row: not usual(row) and int(row["C"]) > 513),
+    "sm80": lambda: calls("layernorm_sm80"),
+    "widths": lambda: flat("layernorm_widths"),
+    "unaligned-widths": lambda: flat("layernorm_unaligned_widths"),
+    "pipelined": lambda: flat("layernorm_cp_async_pipelined"),
+    "latency": latency,
+    "first-rungs": lambda: flat("layernorm_first_rungs"),
+    "removed-ring": lambda: removed("ring"),
+    "removed-long": lambda: removed("long"),
+    "removed-there-and-back": lambda: removed("there_and_back"),
+    "peers-forward": lambda: peers("layernorm_peers", "forward"),
+    "peers-backward": lambda: peers("layernorm_peers", "backward"),
+    "clock-forward": lambda: peers("layernorm_peers_tutorial_clock", "forward"),
+    "clock-backward": lambda: peers("layernorm_peers_tutorial_clock", "backward"),
+    "quack": lambda: flat("layernorm_quack"),
+    "others": lambda: flat("layernorm_others"),
+    **{name.replace("_", "-"): lambda name=name: flat(name) for name in
+       ("training_against_pytorch", "training_losses", "training_seeds", "training_bf16_errors", "training_speed",
+        "training_peers", "training_step", "training_floors", "training_sample_gpu", "training_cpu",
+        "training_tinyshakespeare_cpu")},
+}
+
+# ---- documents ----------------------------------------------------------------------------------
+
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
+
+
+def documents():
+    found = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True,
+                           text=True, check=False)
+    paths = found.stdout.split() if found.returncode == 0 else [
+        os.path.relpath(os.path.join(folder, name), ROOT) for folder, _, names in os.walk(ROOT)
+        for name in names if name.endswith(".md") and "/build" not in folder]
+    return {path: open(os.path.join(ROOT, path)).read() for path in sorted(set(paths))}
+
+
+def filled(path, text):
+    def table(match):
+        if match[2] not in TABLES:
+            raise SystemExit(f"{path}: no table {match[2]}; known: {' '.join(TABLES)}")
+        return match[1] + "\n".join(TABLES[match[2]]()) + "\n" + match[4]
+    return MARKED.sub(table, text)
+
+
+FIGURE = re.compile(r"\d[\d.,]*k?\s+(?:us|µs|microseconds|[GT]B/s|(?:million\s+)?tokens/s)\b"
+                    r"|\d[\d.]*\s*%\s+of\s+(?:the|its|their|a)\s+(?:\w+\s+)?roof")
+MAY_HAVE_FIGURES = ("doc/notebook.md", "doc/layernorm.md")  # a diary, and a lesson that argues with its figures
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+QUOTED_PATH = re.compile(r"`((?:llmc|dev|doc|data|scripts)/[\w./-]+\.(?:h|cuh|cu|cpp|md|sh|py|pl|json|svg|toml))`")
+SNIPPET = re.compile(r"```cpp\n\s*// (llmc/\S+)\n(.*?)```", re.S)
+
+
+def prose(text):
+    return re.sub(r"```.*?```", "", MARKED.sub("", text), flags=re.S)
+
+
+def slug(heading):
+    return re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def links(path, text):
+    """what it names that is not there; how many it names"""
+    headings = {slug(line.lstrip("# ")) for line in text.splitlines() if line.startswith("#")}
+    targets = [t for t in LINK.findall(prose(text)) if "://" not in t]
+    bad = [t for t in targets if t.startswith("#") and t[1:] not in headings]
+    bad += [t for t in targets if not t.startswith("#")
+            and not os.path.exists(os.path.join(ROOT, os.path.dirname(path), t.split("#")[0]))]
+    quoted = QUOTED_PATH.findall(text)
+    bad += [q for q in quoted if not os.path.exists(os.path.join(ROOT, q))]
+    return bad, len(targets) + len(quoted)
+
+
+def snippets(text):
+    """lines of quoted code that are not in the file that they are said to be from"""
+    for name, code in SNIPPET.findall(text):
+        path = os.path.join(ROOT, name)
+        lines = {line.strip() for line in open(path)} if os.path.exists(path) else set()
+        for line in code.splitlines():
+            if line.strip() and line.strip() not in lines:
+                yield f"{name} has no line: {line.strip()}"
+
+
+def check(texts):
+    errors, passed, used = [], 0, set()
+    for path, text in texts.items():
+        found = len(errors)
+        if filled(path, text) != text:
+            errors.append(f"{path}: a table is not what doc/measured/ gives; run scripts/tables.py")
+        used |= {match[2] for match in MARKED.finditer(text)}
+        if path not in MAY_HAVE_FIGURES:
+            errors += [f"{path}: a measured figure in prose: '{' '.join(f[0].split())}'; it belongs into doc/measured/"
+                       for f in FIGURE.finditer(prose(text))]
+        errors += [f"{path}: leads nowhere: {target}" for target in links(path, text)[0]]
+        errors += [f"{path}: {line}" for line in snippets(text)]
+        passed += found == len(errors)
+    errors += [f"scripts/tables.py: no document has the table {name}" for name in TABLES if name not in used]
+    for error in errors:
+        print("ERROR:", error)
+    print(f"{passed} documents, {len(used)} tables, {sum(links(p, t)[1] for p, t in texts.items())} links and paths")
+    print(f"{passed} passed, {len(errors)} failed, 0 skipped")
+    return 1 if errors else 0
+
+
+# ---- rows of a shootout -------------------------------------------------------------------------
+
+def take(path, name):
+    with open(path) as file:
+        measured = json.load(file)
+    target = os.path.join(FOLDER, name + ".json")
+    with open(target) as file:
+        head, _, _ = file.read().partition('  "rows": [\n')
+    context, rows = measured["context"], load(name)["rows"]
+
+    def key(row):
+        return row["op"], row["roof"][:4], row["dtype"], int(row["N"]), int(row["C"])
+    for row in measured["rows"]:
+        if row["version"] != "ship" or row["us"] is None or row["percent_of_roof"] is None:
+            continue
+        new = {field: Number(row[field]) if isinstance(row[field], int) else row[field]
+               for field in ("op", "version", "dtype", "N", "C")}
+        new |= {"us": Number(f"{row['us']:.2f}"), "percent_of_roof": Number(f"{row['percent_of_roof']:.1f}"),
+                "roof": row["roof"], "date": context["date"][:10]}
+        new |= {"commit": context["commit"]} if context.get("commit") else {}
+        new |= {"gpu": context["gpu"]} if context["gpu"] != load(name)["gpu"] else {}
+        places = [i for i, old in enumerate(rows) if key(old) == key(new)]
+        rows[places[0] if places else len(rows):(places[0] + 1) if places else len(rows)] = [new]
+    lines = ["    {" + ", ".join(f"{json.dumps(k)}: {v if isinstance(v, Number) else json.dumps(v)}"
+                                 for k, v in row.items()) + "}" for row in rows]
+    with open(target, "w") as file:
+        file.write(head + '  "rows": [\n' + ",\n".join(lines) + "\n  ]\n}\n")
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--take", nargs=2, metavar=("FILE", "NAME"))
+    options = parser.parse_args()
+    if options.take:
+        return take(*options.take)
+    texts = documents()
+    if options.check:
+        return check(texts)
+    for path, text in texts.items():
+        new = filled(path, text)
+        if new != text:
+            with open(os.path.join(ROOT, path), "w") as file:
+                file.write(new)
+            print("wrote", path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
