@@ -55,7 +55,7 @@ def cell(value):
 
 
 def markdown(head, lines):
-    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(line) + " |" for line in lines]
+    return ["| " + " | ".join(name.replace("|", "\\|") for name in head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def flat(name, columns=None, keep=lambda row: True, show=cell):
@@ -320,6 +320,8 @@ def take(path, name):
     with open(target) as file:
         head, _, _ = file.read().partition('  "rows": [\n')
     context, rows = measured["context"], load(name)["rows"]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True,
+                            check=False).stdout.strip()
 
     def key(row):
         return row["op"], row["roof"][:4], row["dtype"], int(row["N"]), int(row["C"])
@@ -330,7 +332,8 @@ def take(path, name):
                for field in ("op", "version", "dtype", "N", "C")}
         new |= {"us": Number(f"{row['us']:.2f}"), "percent_of_roof": Number(f"{row['percent_of_roof']:.1f}"),
                 "roof": row["roof"], "date": context["date"][:10]}
-        new |= {"commit": context["commit"]} if context.get("commit") else {}
+        new |= {"commit": commit} if commit else {}
+        new |= {"command": context["command"]} if "command" in context else {}
         new |= {"gpu": context["gpu"]} if context["gpu"] != load(name)["gpu"] else {}
         places = [i for i, old in enumerate(rows) if key(old) == key(new)]
         rows[places[0] if places else len(rows):(places[0] + 1) if places else len(rows)] = [new]
