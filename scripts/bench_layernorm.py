@@ -414,7 +414,7 @@ def main():
     if options.only_compile:
         return only_compile(options.only_compile)
     # one stream for all, not the default one, of which no graph can be captured: once a process has used two, each
-    # launch takes 0.4 us more (dev/cuda/README.md)
+    # launch takes 0.4 us more (doc/notebook.md)
     torch.cuda.set_stream(torch.cuda.Stream())
     layernorm_peers.TritonFunction.new_parts = staticmethod(getattr(torch, options.triton_parts))
     peers = find_peers(options.providers.split(",") if options.providers else None)
