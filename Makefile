@@ -2,6 +2,7 @@
 #   make            build what this machine can      make train   build, make the sample data, train
 #   make test       every check                       make dev/cuda/layernorm_forward   a kernel shootout
 #   make spills     register spills of the kernels    make diff-layernorm_forward-1-2   what rung 2 changed
+#   make quick      unit tests of what changed        make format, make lint            clang-format, clang-tidy
 # Settings: CXX, MARCH=native (x86-64-v3 for what is carried elsewhere), ARCH="sm_90a sm_80", NVCC, DEPS=dir, SANITIZE=1
 
 # a plain make uses every core
@@ -201,8 +202,17 @@ diff-%:
 	@set -- $(subst -, ,$*); op=$${1#layernorm_}; ladder=llmc/layernorm/ladder/$${op%_layernorm_forward}; \
 	    a=$$(ls $$ladder/v$$2.*) && b=$$(ls $$ladder/v$$3.*) && { git --no-pager diff --no-index $$a $$b || true; }
 
+# the inner loop: CONTRIBUTING.md
+quick: $(PROGRAMS)
+	@dev/test/quick.sh
+format:
+	clang-format -i $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
+lint: build/deps.mk
+	printf '%s\n' $(HOST_SOURCES) $(wildcard data/*.cpp) train_gpt2.cpp | xargs -P $(shell nproc) -n 1 -I{} \
+	    clang-tidy --quiet {} -- -std=c++20 -fopenmp -isystem dev/lint -I. $(DEPS_CPPFLAGS)
+
 clean: ; rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu test_emulated data/make_corpus data/make_shards $(SHOOTOUTS)
 
-.PHONY: all train test spills clean data/sample FORCE
+.PHONY: all train test quick format lint spills clean data/sample FORCE
 .DELETE_ON_ERROR:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

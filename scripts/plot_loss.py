@@ -4,9 +4,11 @@
     scripts/plot_loss.py runs/shakespeare/log.jsonl -o loss.svg
 
 Thin line: training loss of each step; thick line: its running mean; dots: validation loss. Nats per token.
+The running mean is unbiased: weights of the steps so far add up to 1, so it does not hang on the first loss.
 """
 import argparse
 import json
+import math
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 60, 20, 30, 50
 COLORS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e"]
@@ -29,11 +31,19 @@ def read_log(path):
 
 
 def running_mean(points, weight=0.97):
-    mean, out = points[0][1], []
+    total, weights, out = 0.0, 0.0, []
     for step, loss in points:
-        mean = weight * mean + (1 - weight) * loss
-        out.append((step, mean))
+        total, weights = weight * total + loss, weight * weights + 1
+        out.append((step, total / weights))
     return out
+
+
+def ticks(low, high, most=6):
+    """round numbers in [low, high], 1, 2 or 5 times a power of ten apart"""
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step *= next(k for k in (1, 2, 5, 10) if (high - low) / (k * step) <= most)
+    first = math.ceil(low / step - 1e-9)
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def polyline(points, place, color, width, opacity=1.0):
@@ -44,15 +54,27 @@ def polyline(points, place, color, width, opacity=1.0):
 
 def axes(low, high, last, place):
     parts = []
-    for k in range(6):
-        loss, step = low + (high - low) * k / 5, last * k / 5
+    for loss in ticks(low, high):
         x0, y = place(0, loss)
-        x, y0 = place(step, low)
         parts.append(f'<line x1="{x0:.1f}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x0 - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{loss:.2f}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{y0 + 18:.1f}" text-anchor="middle">{step:.0f}</text>')
-    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 10}" text-anchor="middle">step</text>')
+        parts.append(f'<text x="{x0 - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{loss:.10g}</text>')
+    for step in ticks(0, last):
+        x, y0 = place(step, low)
+        parts.append(f'<line x1="{x:.1f}" y1="{y0:.1f}" x2="{x:.1f}" y2="{y0 + 5:.1f}" stroke="#888"/>')
+        parts.append(f'<text x="{x:.1f}" y="{y0 + 18:.1f}" text-anchor="middle">{step:.10g}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end">step</text>')
     parts.append(f'<text x="14" y="{TOP - 12}">loss, nats per token</text>')
+    return parts
+
+
+def key():
+    """what lines and dots are, below the runs' names"""
+    parts, y = [], HEIGHT - 10
+    for x, mark, text in ((LEFT, '<line x1="{x}" y1="{y}" x2="{e}" y2="{y}" stroke="#555" stroke-width="0.6"/>', "a step"),
+                          (LEFT + 90, '<line x1="{x}" y1="{y}" x2="{e}" y2="{y}" stroke="#555" stroke-width="2"/>', "running mean"),
+                          (LEFT + 220, '<circle cx="{m}" cy="{y}" r="3.5" fill="#555"/>', "validation")):
+        parts.append(mark.format(x=x, y=y - 4, e=x + 24, m=x + 12))
+        parts.append(f'<text x="{x + 30}" y="{y}">{text}</text>')
     return parts
 
 
@@ -67,12 +89,13 @@ def main():
         raise SystemExit("no training losses in " + ", ".join(args.logs))
     losses = [loss for _, train, val in runs for _, loss in train + val]
     low, high, last = min(losses), max(losses), max(run[1][-1][0] for run in runs) + 1
+    high = high if high > low else low + 1
 
     def place(step, loss):
         return (LEFT + (WIDTH - LEFT - RIGHT) * step / last,
                 TOP + (HEIGHT - TOP - BOTTOM) * (high - loss) / (high - low))
 
-    parts = axes(low, high, last, place)
+    parts = axes(low, high, last, place) + key()
     for k, (path, train, val) in enumerate(runs):
         color = COLORS[k % len(COLORS)]
         parts.append(polyline(train, place, color, 0.6, 0.4))

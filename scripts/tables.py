@@ -51,13 +51,11 @@ def cell(value):
         if "p80" in value:
             return "%s (%s, %s)" % tuple(value.values())
         return ", ".join(cell(v) for v in value.values())
-    if isinstance(value, Number) and len(value.partition(".")[2]) > 2:  # as a program wrote it
-        return f"{float(value):.2f}" if float(value) < 100 else f"{float(value):.1f}"
     return str(value).replace("|", "\\|")
 
 
 def markdown(head, lines):
-    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(line) + " |" for line in lines]
+    return ["| " + " | ".join(name.replace("|", "\\|") for name in head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def flat(name, columns=None, keep=lambda row: True, show=cell):
@@ -78,12 +76,12 @@ def whole(row):
     return int(row["C"]) % (16 // TYPE_BYTES[row["dtype"]]) == 0
 
 
-def calls(name, keep=lambda row: True, per=shape, value=("us", "percent_of_roof")):
+def calls(name, keep=lambda row: True):
     """a line a shape, a column for each of forward, residual, backward, backward +="""
     data, lines = load(name), {}
     for row in filter(keep, data["rows"]):
         field = CALLS[row["roof"][:4]]
-        lines.setdefault(per(row), {})[field] = ", ".join(cell(row[v]) for v in value if v in row)
+        lines.setdefault(shape(row), {})[field] = f"{row['us']}, {row['percent_of_roof']}"
     heads = [head for head in CALLS.values() if any(head in line for line in lines.values())]
     return markdown([""] + heads, [[label] + [line.get(h, "") for h in heads] for label, line in lines.items()]) + source(data)
 
@@ -162,12 +160,34 @@ def misses():
 
 # ---- the tables ---------------------------------------------------------------------------------
 
-HEADLINES = ("65536x768 bf16", "65536x1600 bf16", "65536x768 fp32", "4096x8192 fp16")
+HEADLINES = ("65536x768 bf16", "4096x1024 fp16", "4096x8192 fp16", "8192x32768 bf16", "65536x769 bf16",
+             "524288x64 bf16")
+PEERS = ("65536x768 bf16", "4096x8192 fp16")
+STEP_PEERS = ("plumb", "PyTorch 2.11", "llm.c f1e2ace")
+PROVIDERS = {"ours": "ours", "torch.compile": "torch.compile", "torch": "torch", "Liger": "Liger",
+             "Triton's tutorial, our port": "Triton's tutorial, our port"}
 
 
 def peers(name, direction):
     fields = {f: f for row in load(name)["rows"] if row["direction"] == direction for f in row if f != "direction"}
     return flat(name, fields, lambda row: row["direction"] == direction)
+
+
+def short_peers():
+    keep = {f"{row['direction']} {row['shape']}": row for row in load("layernorm_peers")["rows"] if row["shape"] in PEERS}
+    lines = [[label] + [row[p]["us"] for p in PROVIDERS] for label, row in keep.items()]
+    return markdown(["µs"] + list(PROVIDERS.values()), lines) + source(load("layernorm_peers"))
+
+
+def long_rows(kernel):
+    data = load("layernorm_long_rows")
+    rows, lines = [row for row in data["rows"] if row["kernel"] == kernel], {}
+    for row in rows:
+        lines.setdefault(row["C"] if "us" not in row else f"{row['N']}x{row['C']}", {})[row["dtype"]] = ", ".join(
+            row[v] for v in ("us", "percent_of_roof") if v in row)
+    types = [dtype for dtype in TYPE_BYTES if any(dtype in line for line in lines.values())]
+    return markdown(["N x C, or columns"] + types, [[label] + [line.get(t, "") for t in types]
+                                                    for label, line in lines.items()]) + source({**data, "rows": rows})
 
 
 def usual(row):
@@ -176,9 +196,14 @@ def usual(row):
 
 TABLES = {
     "headlines": lambda: calls("layernorm", lambda row: shape(row) in HEADLINES),
+    "short-peers": short_peers,
+    "short-step": lambda: flat("training_peers", keep=lambda row: row["row"].startswith(STEP_PEERS)),
     "ladder-forward": lambda: ladder("layernorm_forward", True),
     "ladder-residual": lambda: ladder("residual_layernorm_forward", True),
     "ladder-backward": lambda: ladder("layernorm_backward", True),
+    "lesson-forward": lambda: ladder("layernorm_forward", False),
+    "lesson-residual": lambda: ladder("residual_layernorm_forward", False),
+    "lesson-backward": lambda: ladder("layernorm_backward", False),
     "goals": goals,
     "misses": misses,
     "whole": lambda: calls("layernorm", usual),
@@ -190,14 +215,21 @@ TABLES = {
     "pipelined": lambda: flat("layernorm_cp_async_pipelined"),
     "latency": latency,
     "first-rungs": lambda: flat("layernorm_first_rungs"),
+    "ring": lambda: long_rows("ring"),
+    "long": lambda: long_rows("long"),
+    "there-and-back": lambda: long_rows("there_and_back"),
     "peers-forward": lambda: peers("layernorm_peers", "forward"),
     "peers-backward": lambda: peers("layernorm_peers", "backward"),
     "clock-forward": lambda: peers("layernorm_peers_tutorial_clock", "forward"),
     "clock-backward": lambda: peers("layernorm_peers_tutorial_clock", "backward"),
     "quack": lambda: flat("layernorm_quack"),
     "others": lambda: flat("layernorm_others"),
+    "attention": lambda: flat("attention"),
+    "attention-step": lambda: flat("attention_step"),
     **{name.replace("_", "-"): lambda name=name: flat(name) for name in
-       ("training_bf16_errors", "training_cpu", "training_floors", "training_peers", "training_speed")},
+       ("training_against_pytorch", "training_losses", "training_seeds", "training_bf16_errors", "training_speed",
+        "training_peers", "training_step", "training_floors", "training_sample_gpu", "training_cpu",
+        "training_tinyshakespeare_cpu")},
 }
 
 # ---- documents ----------------------------------------------------------------------------------
@@ -224,10 +256,7 @@ def filled(path, text):
 
 FIGURE = re.compile(r"\d[\d.,]*k?\s+(?:us|µs|microseconds|[GT]B/s|(?:million\s+)?tokens/s)\b"
                     r"|\d[\d.]*\s*%\s+of\s+(?:the|its|their|a)\s+(?:\w+\s+)?roof")
-# a diary, and a lesson that argues with its figures; the others still await the move of their figures
-MAY_HAVE_FIGURES = ("doc/notebook.md", "doc/layernorm.md", "doc/layernorm_race.md", "doc/gpu_training.md",
-                    "doc/tinyshakespeare_cpu.md", "doc/layernorm/thorough.md", "dev/cuda/README.md", "doc/reliability.md",
-                    "dev/emulate/README.md", "doc/use.md", "data/README.md")
+MAY_HAVE_FIGURES = ("doc/notebook.md", "doc/layernorm.md")  # a diary, and a lesson that argues with its figures
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUOTED_PATH = re.compile(r"`((?:llmc|dev|doc|data|scripts)/[\w./-]+\.(?:h|cuh|cu|cpp|md|sh|py|pl|json|svg|toml))`")
 SNIPPET = re.compile(r"```cpp\n\s*// (llmc/\S+)\n(.*?)```", re.S)
@@ -293,17 +322,25 @@ def take(path, name):
     with open(target) as file:
         head, _, _ = file.read().partition('  "rows": [\n')
     context, rows = measured["context"], load(name)["rows"]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True,
+                            check=False).stdout.strip()
+
+    slow = {(roof["dtype"], roof["N"], roof["C"]) for roof in measured["roofs"] if roof.get("counts") is False}
 
     def key(row):
         return row["op"], row["roof"][:4], row["dtype"], int(row["N"]), int(row["C"])
     for row in measured["rows"]:
-        if row["version"] != "ship" or row["us"] is None or row["percent_of_roof"] is None:
+        if row["version"] != "ship" or row["us"] is None or row["percent_of_roof"] is None or "block" in row["roof"]:
+            continue
+        if not row["ok"] or (row["dtype"], row["N"], row["C"]) in slow:
+            print(f"left out: {shape(row)}: " + ("its roof is slower than is known" if row["ok"] else "wrong"))
             continue
         new = {field: Number(row[field]) if isinstance(row[field], int) else row[field]
                for field in ("op", "version", "dtype", "N", "C")}
         new |= {"us": Number(f"{row['us']:.2f}"), "percent_of_roof": Number(f"{row['percent_of_roof']:.1f}"),
                 "roof": row["roof"], "date": context["date"][:10]}
-        new |= {"commit": context["commit"]} if context.get("commit") else {}
+        new |= {"commit": commit} if commit else {}
+        new |= {"command": context["command"]} if "command" in context else {}
         new |= {"gpu": context["gpu"]} if context["gpu"] != load(name)["gpu"] else {}
         places = [i for i, old in enumerate(rows) if key(old) == key(new)]
         rows[places[0] if places else len(rows):(places[0] + 1) if places else len(rows)] = [new]

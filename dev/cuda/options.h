@@ -28,6 +28,7 @@ struct ShootoutOptions {
     int block = 0;                  // 0 = try several
     int warps = 0, group_size = 0;  // of the triton rungs; 0 = by the tutorial's rules
     std::string json, csv;          // files; "" = none
+    std::string command;            // all that was typed
 
     bool wants(const std::string& version) const {
         return only.empty() || std::find(only.begin(), only.end(), version) != only.end();
@@ -165,6 +166,7 @@ inline std::string shootout_help(const char* program) {
 // throws Error(kExitUsage) naming what is wrong
 inline ShootoutOptions parse_shootout_options(int argc, const char* const* argv) {
     ShootoutOptions options;
+    for (int i = 0; i < argc; i++) { options.command += strf("%s%s", i ? " " : "", argv[i]); }
     for (int i = 1; i < argc; i++) {
         std::string word = argv[i];
         if (!word.starts_with("-")) {

@@ -330,7 +330,8 @@ inline int run_races(const Shootout& s, const ShootoutOptions& o) {
     if (!has_device()) { throw Error(kExitDevice, strf("%s: no CUDA device: nothing checked", s.op)); }
     Race race(s, o);
     race.report.context = race.machine.json();
-    race.report.context.set("op", s.op).set({{"warmup_replays", kWarmupReplays}, {"replays", kReplays}});
+    race.report.context.set("op", s.op).set("command", o.command);
+    race.report.context.set({{"warmup_replays", kWarmupReplays}, {"replays", kReplays}});
     std::printf("%s\n", race.machine.str().c_str());
     race.save();
     if (o.latency) { std::printf("\n%s, one row\n%s", s.op, latency_head(o.warm).c_str()); }

@@ -1,8 +1,9 @@
 #!/bin/bash
 # Runs every check of `make test` on what is built, and adds their counts up.
 #   dev/test/run.sh          everything       dev/test/run.sh quick    the unit tests alone
-# Stages: unit tests; the same under address and undefined-behaviour sanitizers; the GPU's tests; LayerNorm's kernels on
-# the CPU; planted faults, which the tests must catch; the C interface of LayerNorm; the kernel shootouts (--check).
+# Stages: unit tests; the documents' tables and links; the unit tests under address and undefined-behaviour sanitizers; the
+# GPU's tests; LayerNorm's kernels on the CPU; planted faults, which the tests must catch; the C interfaces; the
+# kernel shootouts (--check).
 # Those that need a GPU are skipped without one. Last line: N passed, N failed, N skipped.
 set -u
 cd "$(dirname "$0")/../.."
@@ -55,6 +56,12 @@ planted() {  # in shares; those that need a GPU one after the other: some measur
 
 stage unit ./test_gpt2
 if [ "${1:-}" != quick ]; then
+    if command -v python3 >/dev/null; then
+        stage tables scripts/tables.py --check
+    else
+        echo "== scripts/tables.py: no python3, skipped"
+        add 0 0 1
+    fi
     san=build/sanitized
     if make --no-print-directory -s SANITIZE=1 BUILD=$san OUT=$san/ $san/test_gpt2 $san/train_gpt2 $san/data/make_shards \
             $san/data/make_corpus >$logs/sanitized-build.log 2>&1; then
@@ -79,12 +86,6 @@ if [ "${1:-}" != quick ]; then
     fi
     stage planted planted
     stage c_abi dev/test/c_abi/run.sh
-    if command -v python3 >/dev/null; then
-        stage documents python3 scripts/tables.py --check
-    else
-        echo "== documents: no python3, skipped"
-        add 0 0 1
-    fi
     for shootout in dev/cuda/layernorm_forward dev/cuda/residual_layernorm_forward dev/cuda/layernorm_backward; do
         if [ -x $shootout ]; then
             stage "$(basename $shootout)" $shootout --check

@@ -96,6 +96,8 @@ TEST_CASE("options of the shootouts") {
     CHECK(o.dtypes == std::vector<Dtype>{Dtype::kBf16, Dtype::kFp16});
     CHECK(o.block == 128);
     CHECK(o.json == "a.json");
+    CHECK(o.command ==
+          "layernorm_forward 2 v3 --shape 65536x768,8x1 --dtype=bf16,fp16 --block 128 --json a.json");
     CHECK((parse({}).wants("v1") && !parse({}).check));
     CHECK((parse({"--check"}).check && parse({"--warm"}).warm && parse({"--verbose"}).verbose &&
            parse({"--help"}).help));

@@ -1,0 +1,19 @@
+#!/bin/bash
+# The unit tests of what changed since the last commit: those whose file includes a header that changed, or whose source
+# did. make quick calls it when test_gpt2 is built.
+set -eu
+cd "$(dirname "$0")/../.."
+tests=
+for changed in $(git diff --name-only HEAD; git ls-files --others --exclude-standard); do
+    case $changed in
+    dev/test/cpu/*.cpp) tests="$tests $changed" ;;
+    *.h | *.cpp)
+        for deps in $(grep -lE -- "(^|[ /])${changed%.*}\.h( |$)" build/dev/test/cpu/*.d || true); do
+            tests="$tests dev/test/cpu/$(basename "$deps" .d).cpp"
+        done ;;
+    esac
+done
+tests=$(printf '%s\n' $tests | sort -u | sed 's/^/*/' | paste -sd,)
+if [ "$tests" = '*' ]; then echo "no unit test reaches what changed; make test runs everything" && exit 0; fi
+echo "$tests"
+exec ./test_gpt2 --source-file="$tests" "$@"
