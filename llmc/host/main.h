@@ -17,12 +17,12 @@ namespace llmc {
 template <typename Train, typename Command>
 int run_main(const char* name, Program program, int argc, char** argv, Train train, Command command) {
     wait_politely(argv);
+    catch_run_signals();
     try {
         if (std::optional<int> done = command(argc, argv)) { return *done; }
         int exit_code = -1;
         Options options = parse_options(argc, argv, program, &exit_code);
         if (exit_code >= 0) { return exit_code; }
-        catch_stop_signals();
         return train(options);
     } catch (const Error& e) {
         std::fflush(stdout);

@@ -1,19 +1,18 @@
-// Being asked to stop: SIGTERM and SIGINT set a flag that the training loop looks at after every step, so
-// that a run can save a checkpoint and leave. A second signal ends the program at once.
+// Signals of a run. SIGTERM, SIGINT and SIGHUP ask it to save and leave, SIGUSR1 to save and go on: they set
+// flags that every long loop looks at. Once a stop has begun, a second one of the three ends the program at
+// once; what comes within a second of the first does not count, because launchers and terminals often send
+// two. A signal that is ignored at the start (nohup, & in a script) stays ignored.
 #pragma once
 #include <csignal>
 
 namespace llmc {
 
-inline volatile std::sig_atomic_t stop_requested = 0;
+inline volatile std::sig_atomic_t stop_requested = 0;  // the first signal that asked
+inline volatile std::sig_atomic_t save_requested = 0;
 
-inline void catch_stop_signals() {
-    for (int signal : {SIGTERM, SIGINT}) {
-        std::signal(signal, [](int which) {
-            stop_requested = 1;
-            std::signal(which, SIG_DFL);
-        });
-    }
-}
+void catch_run_signals();
+
+// SIGPIPE and SIGXFSZ would end the program; without them the write fails, which is then handled.
+void ignore_write_signals();
 
 }  // namespace llmc

@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "llmc/host/stop_signal.h"
 #include "llmc/model/gpt2_network.cuh"
 #include "llmc/model/gpu_peak.h"
 #include "llmc/model/initial_values.h"
@@ -132,7 +133,8 @@ void GPT2<T, Grad>::Impl::round_weights() {
     weights_stale = false;
 }
 
-// gradients of the mean loss, and the sum of the losses in *mem.loss_sum; returns the number of targets
+// Gradients of the mean loss, and the sum of the losses in *mem.loss_sum; returns the number of targets, or
+// -1 if a stop was asked for between two batches.
 template <typename T, typename Grad>
 int64_t GPT2<T, Grad>::Impl::forward_backward(std::span<const Batch> micro_batches) {
     int64_t targets = 0;
@@ -153,6 +155,7 @@ int64_t GPT2<T, Grad>::Impl::forward_backward(std::span<const Batch> micro_batch
         sum_losses(mem.loss_sum, mem.losses, N, k > 0, stream);
         network.backward(batch, tokens, k > 0);
         feed.done(stream);
+        if (stop_requested && k + 1 < micro_batches.size()) { return -1; }
     }
     return targets;
 }
@@ -262,13 +265,14 @@ void GPT2<T, Grad>::set_updates(int64_t n) {
 }
 
 template <typename T, typename Grad>
-void GPT2<T, Grad>::enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) {
+bool GPT2<T, Grad>::enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) {
     Impl& m = *impl_;
     if (m.pending.empty()) {  // nothing is under way: the stream gets to this event at once
         m.done_at = Impl::Clock::now();
         m.done->record(m.stream);
     }
     int64_t targets = m.forward_backward(micro_batches);
+    if (targets < 0) { return false; }
     sum_of_squares(m.mem.squares, m.mem.norm_scratch, m.mem.grads, m.layout.size(), m.stream);
     decide_step(m.mem.decision, m.mem.loss_sum, m.mem.squares, targets, params, m.stream);
     m.update(params);
@@ -278,6 +282,7 @@ void GPT2<T, Grad>::enqueue_step(std::span<const Batch> micro_batches, const Ste
                           m.stream));
     step.ready->record(m.stream);
     m.pending.push_back(std::move(step));
+    return true;
 }
 
 // Never fewer than one step stays queued while training: the GPU does not run dry while the host reads a

@@ -28,7 +28,7 @@ public:
     int64_t updates() const;
     void set_updates(int64_t n);
 
-    void enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
+    bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
     std::optional<StepResult> poll();
     void finish();
     Evaluation evaluate(const Batch& batch);

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "llmc/host/error.h"
+#include "llmc/host/stop_signal.h"
 #include "llmc/model/blas_cpu.h"
 #include "llmc/model/initial_values.h"
 #include "llmc/model/reference.h"
@@ -198,7 +199,7 @@ void GPT2Cpu::backward(const Batch& batch, double dloss) {
     encoder_backward_cpu(grad(kWte), grad(kWpe), dresidual, batch.tokens.data(), B, T, C);
 }
 
-double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches) {
+double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches, bool* stopped) {
     int64_t targets = 0;
     for (const Batch& batch : micro_batches) {
         check_batch(batch);
@@ -213,18 +214,25 @@ double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches) {
                                config_.vocab_size, config_.padded_vocab_size);
         for (int i = 0; i < rows_; i++) { sum += losses_[i]; }
         backward(batch, 1.0 / targets);
+        if (stopped != nullptr && stop_requested && &batch != &micro_batches.back()) {
+            *stopped = true;
+            break;
+        }
     }
     return sum / targets;
 }
 
-void GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) {
-    double loss = forward_backward(micro_batches);
+bool GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) {
+    bool stopped = false;
+    double loss = forward_backward(micro_batches, &stopped);
+    if (stopped) { return false; }
     double norm = global_norm_cpu(grads_.data(), layout_.size());  // gaps and padding rows are zero
     bool too_long = norm > kLongestGradient && !(params.clip > 0);
     bool skipped = !std::isfinite((float)loss) || !std::isfinite((float)norm) || too_long;
     if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
     auto done = std::chrono::steady_clock::now();
     results_.push_back({params.step, (float)loss, (float)norm, skipped, done});
+    return true;
 }
 
 void GPT2Cpu::update(const StepParams& params, double grad_scale) {

@@ -22,7 +22,7 @@ public:
     int64_t updates() const { return updates_; }
     void set_updates(int64_t n) { updates_ = n; }
 
-    void enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
+    bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
     std::optional<StepResult> poll();
     void finish() {}
     Evaluation evaluate(const Batch& batch);
@@ -30,8 +30,8 @@ public:
     static Device device(const ModelSettings& settings = {});
 
     // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
-    // loss.
-    double forward_backward(std::span<const Batch> micro_batches);
+    // loss. With `stopped`, it may end between two batches: see enqueue_step() in model.h.
+    double forward_backward(std::span<const Batch> micro_batches, bool* stopped = nullptr);
     void save_gradient(int tensor, int64_t first, std::span<float> values) const;
     std::span<const float> logits() const { return logits_; }  // (B,T,Vp) of the last evaluate()
 

@@ -11,8 +11,9 @@
 //       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows)
 //   int64_t updates() const;   void set_updates(int64_t);
 //       optimizer steps that happened (skipped ones do not count)
-//   void enqueue_step(std::span<const Batch>, const StepParams&);
-//       one optimizer step over these micro-batches; may not wait
+//   bool enqueue_step(std::span<const Batch>, const StepParams&);
+//       one optimizer step over these micro-batches; may not wait. False: a stop was asked for between two
+//       of them (stop_signal.h), and the step does not happen
 //   std::optional<StepResult> poll();
 //       the next result in order; at most one step late
 //   void finish();

@@ -62,14 +62,12 @@ public:
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first = start(model);
         last_done_ = Clock::now();
-        std::vector<Batch> batches(plan_.micro_batches);
+        batches_.resize(plan_.micro_batches);
         for (int64_t step = first; step < plan_.steps; step++) {
             if (due(step, o_.val_every)) { validate(model, step); }
             if (due(step, o_.sample_every)) { sample(model, step); }
-            for (int64_t k = 0; k < plan_.micro_batches; k++) {
-                data_.read(step * plan_.rows_per_step + k * o_.batch, o_.batch, &batches[k]);
-            }
-            model.enqueue_step(batches, step_params(step));
+            if (save_requested) { save(model, step); }
+            if (stop_requested || !enqueue(model, step)) { return stop(model, step); }
             while (auto result = model.poll()) { report(*result); }
             data_.prefetch((step + 1) * plan_.rows_per_step, (int)plan_.rows_per_step);
             if (stop_requested) { return stop(model, step + 1); }
@@ -229,6 +227,15 @@ private:
         return first;
     }
 
+    // false: a stop was asked for first, and the step does not happen
+    bool enqueue(Model& model, int64_t step) {
+        for (int64_t k = 0; k < plan_.micro_batches; k++) {
+            if (stop_requested) { return false; }
+            data_.read(step * plan_.rows_per_step + k * o_.batch, o_.batch, &batches_[k]);
+        }
+        return model.enqueue_step(batches_, step_params(step));
+    }
+
     StepParams step_params(int64_t step) const {
         return {step, plan_.schedule(step), o_.beta1, o_.beta2, o_.eps, o_.weight_decay, o_.clip};
     }
@@ -261,12 +268,14 @@ private:
     }
 
     // mean loss over the validation targets; with probes, which of the tokens were predicted right
+    // (nothing, and no line in the log, if a stop was asked for first)
     double validate(Model& model, int64_t step) {
         if (!val_) { return NAN; }
         drain(model);
         double sum = 0;
         Batch batch;
         for (int64_t row = 0; row < val_->num_rows(); row += o_.batch) {
+            if (stop_requested) { return NAN; }
             val_->read(row, o_.batch, &batch);
             Evaluation e = model.evaluate(batch);
             for (float loss : e.losses) { sum += loss; }
@@ -297,7 +306,7 @@ private:
     // a continuation of the prompt, up to sample_tokens or the end of the text
     std::string generate(Model& model, int64_t step, int number) {
         std::vector<int> text = start_text_;
-        for (int k = 0; k < o_.sample_tokens; k++) {
+        for (int k = 0; k < o_.sample_tokens && !stop_requested; k++) {
             Batch batch;
             batch.B = 1;
             batch.T = (int)std::min<size_t>(text.size(), (size_t)o_.seq_len);
@@ -325,6 +334,7 @@ private:
 
     void save(Model& model, int64_t step) {
         drain(model);
+        save_requested = 0;
         record_.skipped_in_a_row = skipped_in_a_row_;
         const std::string name = checkpoint_name(plan_.out, step);
         auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
@@ -363,8 +373,9 @@ private:
 
     // a signal asked for it: save and leave; --resume auto goes on from here
     int stop(Model& model, int64_t steps) {
-        save(model, steps);
-        line_.message("stopped by a signal; go on with --resume auto --out " + plan_.out);
+        if (last_good_ != checkpoint_name(plan_.out, steps)) { save(model, steps); }
+        line_.message(strf("stopped by signal %d; go on with --resume auto --out %s", (int)stop_requested,
+                           plan_.out.c_str()));
         return save_failed_ ? kExitSaveFailed : kExitPreempted;
     }
 
@@ -372,11 +383,13 @@ private:
     int finish(Model& model) {
         if (steps_done_ > 0 && !due(plan_.steps, o_.save_every)) { save(model, plan_.steps); }
         double loss = validate(model, plan_.steps);
+        if (stop_requested) { return stop(model, plan_.steps); }
         if (o_.sample_every > 0) {
             for (int number = 1; number <= 3; number++) {
                 line_.message(strf("sample %d: %s\n", number, generate(model, plan_.steps, number).c_str()));
             }
         }
+        if (stop_requested) { return stop(model, plan_.steps); }
         auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
             model.save(s, tensor, first, x);
         };
@@ -427,6 +440,7 @@ private:
     std::optional<Tokenizer> tokenizer_;
     std::optional<ValidationData> val_;
     std::optional<ValInfo> info_;
+    std::vector<Batch> batches_;   // of a step
     std::vector<bool> hits_;       // by position in the validation shard: was this token predicted right?
     std::vector<int> start_text_;  // of samples: the end of another text, then the prompt
     std::optional<RunLog> log_;

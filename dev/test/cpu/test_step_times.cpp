@@ -21,11 +21,11 @@ constexpr double kStepMs = 20;
 class LateModel : public GPT2Cpu {
 public:
     using GPT2Cpu::GPT2Cpu;
-    void enqueue_step(std::span<const Batch> batches, const StepParams& params) {
+    bool enqueue_step(std::span<const Batch> batches, const StepParams& params) {
         std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(kStepMs));
-        GPT2Cpu::enqueue_step(batches, params);
         queued_++;
         finished_ = false;
+        return GPT2Cpu::enqueue_step(batches, params);
     }
     std::optional<StepResult> poll() {
         if (queued_ == 0 || (queued_ == 1 && !finished_)) { return std::nullopt; }

@@ -1,0 +1,186 @@
+// Signals: whatever the run is doing, it saves the step that it is at and leaves, or goes on; what a broken
+// pipe or a limit on files would kill, goes on too.
+#include <sys/resource.h>
+#include <chrono>
+#include <csignal>
+#include <functional>
+#include <thread>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/train_program.h"
+#include "llmc/host/stop_signal.h"
+#include "llmc/model/checkpoint.h"
+#include "llmc/model/run_folder.h"
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+// waits for it, at most for a minute
+void wait_until(const std::function<bool()>& condition) {
+    for (int wait = 0; wait < 12000 && !condition(); wait++) { pause_ms(5); }
+    REQUIRE(condition());
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+struct Place {
+    TempFolder folder;
+    std::string run = folder / "run", log = run + "/log.jsonl";
+    Place() { write_tiny_data(folder.path()); }
+    Words options(const std::string& more) const {
+        return tiny_run(folder.path(), "--quiet --out " + run + " " + more);
+    }
+    // the run has left a checkpoint of this step, of which a run can go on
+    void check_saved(const ProgramRun& result, int64_t step) const {
+        CHECK_MESSAGE(result.exit_code == kExitPreempted, result.out, result.err);
+        CHECK_MESSAGE(has(result.out, "--resume auto --out " + run), result.out);
+        std::string notes;
+        CHECK(find_checkpoint(run, &notes) == checkpoint_name(run, step));
+        CHECK(notes == "");
+    }
+};
+
+// how a copy of this program ends that does this with the signals of a run caught
+int end_of(const std::function<void()>& body) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        catch_run_signals();
+        body();
+        _exit(stop_requested != 0 ? 75 : 0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+}  // namespace
+
+TEST_CASE("signals: the second counts once a second has passed") {
+    for (int first : {SIGTERM, SIGINT, SIGHUP}) {
+        for (int second : {SIGTERM, SIGINT, SIGHUP}) {
+            CHECK(end_of([&] {
+                      raise(first);
+                      raise(second);
+                      raise(SIGTERM);
+                  }) == 75);
+        }
+    }
+    CHECK(end_of([] {
+              raise(SIGTERM);
+              usleep(1'050'000);
+              raise(SIGINT);
+          }) == 128 + SIGINT);
+    CHECK(end_of([] {
+              raise(SIGINT);
+              usleep(1'050'000);
+              raise(SIGHUP);
+          }) == 128 + SIGHUP);
+    CHECK(end_of([] {
+              for (int i = 0; i < 5; i++) { raise(SIGUSR1); }
+              if (!save_requested) { _exit(1); }
+          }) == 0);
+    // ignored before: nohup, and & in a script
+    CHECK(end_of([] {
+              std::signal(SIGHUP, SIG_IGN);
+              std::signal(SIGTERM, SIG_DFL);
+              catch_run_signals();
+              raise(SIGHUP);
+          }) == 0);
+}
+
+TEST_CASE("signals: TERM, INT and HUP save the current step and end with 75") {
+    for (int which : {SIGTERM, SIGINT, SIGHUP}) {
+        Place p;
+        pid_t pid = start_train(p.folder.path(), p.options("--steps 1000000 --sample-every 0 --val-every 0"));
+        wait_until([&] { return read_log(p.run).size() >= 5; });
+        kill(pid, which);
+        ProgramRun run = finish_train(p.folder.path(), pid);
+        std::vector<Json> log = read_log(p.run);
+        p.check_saved(run, log.back()["step"].get<int64_t>() + 1);
+    }
+}
+
+TEST_CASE("signals: USR1 saves and goes on, any number of times") {
+    Place p;
+    pid_t pid = start_train(p.folder.path(), p.options("--steps 1000000 --sample-every 0 --val-every 0"));
+    wait_until([&] { return read_log(p.run).size() >= 2; });
+    auto saved = [&] {
+        Words names = names_below(p.run);
+        return std::count_if(names.begin(), names.end(),
+                             [](const std::string& n) { return n.starts_with("step_") && !has(n, ".tmp-"); });
+    };
+    for (int i = 1; i <= 3; i++) {
+        kill(pid, SIGUSR1);
+        wait_until([&] { return saved() >= i; });
+    }
+    kill(pid, SIGTERM);
+    ProgramRun run = finish_train(p.folder.path(), pid);
+    p.check_saved(run, read_log(p.run).back()["step"].get<int64_t>() + 1);
+}
+
+TEST_CASE("signals: a stop is noticed in validation, in samples and between micro-batches") {
+    Place p;
+    write_token_shard(p.folder / "val.bin", learnable_tokens(200000, 3, 2), 257);
+    auto stop_when = [&](const std::string& more, const std::function<bool()>& condition) {
+        fs::remove_all(p.run);
+        pid_t pid = start_train(p.folder.path(), p.options(more));
+        wait_until(condition);
+        pause_ms(100);
+        kill(pid, SIGTERM);
+        return finish_train(p.folder.path(), pid);
+    };
+    auto one_step = [&] {
+        return fs::exists(p.log) && read_bytes(p.log).find("train_loss") != std::string::npos;
+    };
+    auto started = [&] { return fs::exists(p.run + "/config.toml"); };
+
+    ProgramRun run = stop_when("--steps 9 --sample-every 0 --val-every 1", one_step);
+    p.check_saved(run, 1);
+    CHECK(read_log(p.run).size() == 1);                       // no line of a validation that was not finished
+    run = stop_when("--steps 1 --sample-every 0", one_step);  // the one at the end
+    p.check_saved(run, 1);
+    CHECK(read_log(p.run).size() == 1);
+    run = stop_when("--steps 9 --sample-every 1 --sample-tokens 1000000 --val-every 0 --temperature 0 --lr 0",
+                    one_step);
+    p.check_saved(run, 1);
+    run = stop_when("--steps 9 --batch 1 --total-batch 12000000 --sample-every 0 --val-every 0", started);
+    p.check_saved(run, 0);
+    CHECK(read_log(p.run).empty());
+}
+
+TEST_CASE("signals: nobody reads the output") {
+    Place p;
+    int pipe_ends[2];
+    REQUIRE(pipe(pipe_ends) == 0);
+    close(pipe_ends[0]);
+    Words options = tiny_run(p.folder.path(), "--steps 6 --out " + p.run);
+    pid_t pid = start_prepared(p.folder.path(), options, [&] {
+        std::signal(SIGPIPE, SIG_DFL);
+        dup2(pipe_ends[1], STDOUT_FILENO);
+        dup2(pipe_ends[1], STDERR_FILENO);
+    });
+    close(pipe_ends[1]);
+    ProgramRun run = finish_train(p.folder.path(), pid);
+    CHECK(run.exit_code == kExitDone);
+    CHECK(read_log(p.run).size() == 6 + 1);
+    CHECK(fs::exists(p.run + "/step_00000006"));
+}
+
+TEST_CASE("signals: a limit on the size of files is an error like any other") {
+    Place p;
+    pid_t pid = start_prepared(p.folder.path(), p.options("--steps 6 --sample-every 0 --save-every 2"), [&] {
+        std::signal(SIGXFSZ, SIG_DFL);
+        rlimit small = {20000, 20000};
+        setrlimit(RLIMIT_FSIZE, &small);
+    });
+    ProgramRun run = finish_train(p.folder.path(), pid);
+    CHECK(run.exit_code == kExitSaveFailed);
+    CHECK_MESSAGE(has(run.out, "SAVE FAILED"), run.out);
+    CHECK_MESSAGE(has(run.out, "File too large"), run.out);
+    CHECK(read_log(p.run).size() == 6 + 1);
+}

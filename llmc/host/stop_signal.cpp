@@ -1,0 +1,57 @@
+// Signals of a run: see stop_signal.h. What a handler calls is safe in one.
+#include "llmc/host/stop_signal.h"
+
+#include <cerrno>
+#include <ctime>
+#include <initializer_list>
+
+namespace llmc {
+
+namespace {
+
+constexpr long kSecondMs = 1000;
+
+long now_ms() {
+    timespec now = {};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+}
+
+volatile long asked_at_ms = 0;
+
+void ask_to_stop(int which) {
+    int error = errno;
+    if (stop_requested == 0) {
+        asked_at_ms = now_ms();
+        stop_requested = which;
+    } else if (now_ms() - asked_at_ms >= kSecondMs) {
+        std::signal(which, SIG_DFL);
+        std::raise(which);  // delivered when this returns
+    }
+    errno = error;
+}
+
+void ask_to_save(int) { save_requested = 1; }
+
+void handle(int which, void (*handler)(int)) {
+    struct sigaction old = {}, action = {};
+    if (sigaction(which, nullptr, &old) == 0 && old.sa_handler == SIG_IGN) { return; }
+    action.sa_handler = handler;
+    action.sa_flags = SA_RESTART;
+    for (int other : {SIGTERM, SIGINT, SIGHUP}) { sigaddset(&action.sa_mask, other); }  // one at a time
+    sigaction(which, &action, nullptr);
+}
+
+}  // namespace
+
+void ignore_write_signals() {
+    for (int which : {SIGPIPE, SIGXFSZ}) { std::signal(which, SIG_IGN); }
+}
+
+void catch_run_signals() {
+    ignore_write_signals();
+    for (int which : {SIGTERM, SIGINT, SIGHUP}) { handle(which, ask_to_stop); }
+    handle(SIGUSR1, ask_to_save);
+}
+
+}  // namespace llmc
