@@ -21,11 +21,11 @@
 #include "llmc/host/sampler.h"
 #include "llmc/host/stop_signal.h"
 #include "llmc/host/tokenizer.h"
-#include "llmc/host/val_info.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/model.h"
 #include "llmc/model/run_folder.h"
 #include "llmc/model/run_plan.h"
+#include "llmc/model/validator.h"
 
 namespace llmc {
 
@@ -44,7 +44,7 @@ public:
           tokenizer_(choose_tokenizer()),
           line_(o_.quiet, o_.log_every) {
         check_tokens(ShardSet(o_.train_data));
-        if (!o_.val_data.empty()) { open_validation(); }
+        if (!o_.val_data.empty()) { val_.emplace(o_, data_.vocab_size(), end_of_text()); }
         start_text_ = {end_of_text()};
         if (o_.sample_every > 0 && !o_.prompt.empty()) { append_prompt(); }
     }
@@ -54,7 +54,7 @@ public:
         MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len, settings_);
         peak_flops_ = device().peak_flops;
         std::printf("%s\n",
-                    describe_run(o_, plan_, data_, val_ ? &*val_ : nullptr, memory, device()).c_str());
+                    describe_run(o_, plan_, data_, val_ ? &val_->data() : nullptr, memory, device()).c_str());
         require_memory(memory, o_, needs_, plan_.config);
         if (o_.dry_run) { return kExitDone; }
         make_run_folder();
@@ -116,14 +116,6 @@ private:
         remove_leftovers(plan_.out);
     }
 
-    // A token id outside the vocabulary should stop a run before it starts. Larger sets are checked as they
-    // are read: to scan them would take longer than a third of a second.
-    static void check_tokens(const ShardSet& set) {
-        for (size_t s = 0; s < set.shards().size() && set.begin(s + 1) <= (1 << 28); s++) {
-            set.tokens(set.begin(s), set.begin(s + 1) - set.begin(s));
-        }
-    }
-
     std::optional<Tokenizer> choose_tokenizer() const {
         std::optional<Tokenizer> found;  // the model's own, if it has one
         if (!o_.tokenizer.empty()) {
@@ -150,28 +142,6 @@ private:
     int end_of_text() const {
         return tokenizer_ && tokenizer_->end_of_text() >= 0 ? tokenizer_->end_of_text()
                                                             : data_.vocab_size() - 1;
-    }
-
-    void open_validation() {
-        bool fit =
-            o_.val_align == "document" ||
-            (o_.val_align == "auto" && ValidationData::documents_fit(o_.val_data, o_.seq_len, end_of_text()));
-        val_.emplace(o_.val_data, o_.seq_len,
-                     fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow, end_of_text(),
-                     o_.val_tokens);
-        if (val_->vocab_size() != data_.vocab_size()) {
-            throw Error(
-                kExitBadInput,
-                strf("%s has a vocabulary of %d, %s of %d: they cannot be used together. Make both "
-                     "with one tokenizer.",
-                     o_.val_data.c_str(), val_->vocab_size(), o_.train_data.c_str(), data_.vocab_size()));
-        }
-        ShardSet shards(o_.val_data);
-        check_tokens(shards);
-        if (shards.shards().size() == 1 && o_.val_tokens < 0) {
-            info_ = read_val_info(shards.shards()[0].path(), shards.num_tokens());
-            hits_.resize(shards.num_tokens());
-        }
     }
 
     void append_prompt() {
@@ -267,34 +237,17 @@ private:
         }
     }
 
-    // mean loss over the validation targets; with probes, which of the tokens were predicted right
+    // mean loss over the validation targets
     // (nothing, and no line in the log, if a stop was asked for first)
     double validate(Model& model, int64_t step) {
         if (!val_) { return NAN; }
         drain(model);
-        double sum = 0;
-        Batch batch;
-        for (int64_t row = 0; row < val_->num_rows(); row += o_.batch) {
-            if (stop_requested) { return NAN; }
-            val_->read(row, o_.batch, &batch);
-            Evaluation e = model.evaluate(batch);
-            for (float loss : e.losses) { sum += loss; }
-            if (info_) { collect_hits(row, batch, e); }
-        }
-        double loss = sum / (double)val_->num_targets();
+        double loss = val_->loss(model, o_.batch);
+        if (stop_requested) { return NAN; }
         log_->validation(step, loss);
-        std::string ratio = info_ ? strf(", %.3f x the source entropy", loss / info_->entropy) : "";
-        line_.message(strf("step %lld | val loss %.4f%s", (long long)step, loss, ratio.c_str()));
+        line_.message(strf("step %lld | %s", (long long)step, val_->short_text(loss).c_str()));
         last_done_ = Clock::now();
         return loss;
-    }
-
-    void collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e) {
-        for (int64_t i = 0; i < (int64_t)batch.targets.size(); i++) {
-            int64_t row = first_row + i / batch.T;
-            if (batch.targets[i] == kIgnoreTarget) { continue; }
-            hits_[val_->row_position(row) + i % batch.T + 1] = e.predicted[i] == batch.targets[i];
-        }
     }
 
     // waits for the steps in flight and reports them
@@ -404,30 +357,12 @@ private:
         }
         line_.message(
             strf("trained %lld steps in %s", (long long)steps_done_, duration_text(train_seconds_).c_str()));
-        if (info_) { print_probes(); }
-        if (info_) {
-            line_.message(strf("val loss %.4f nats/token, source entropy %.4f, ratio %.3f", loss,
-                               info_->entropy, loss / info_->entropy));
-        } else if (val_) {
-            line_.message(strf("val loss %.4f nats/token", loss));
+        if (val_) {
+            for (const std::string& line : val_->summary(loss)) { line_.message(line); }
         }
         if (skipped_in_a_row_ > 0) { throw diverged("the last step was skipped: not finite"); }
         if (val_ && !std::isfinite(loss)) { throw diverged("the validation loss is not finite"); }
         return save_failed_ ? kExitSaveFailed : kExitDone;
-    }
-
-    void print_probes() {
-        for (const ValInfo::Probe& probe : info_->probes) {
-            int64_t right = 0;
-            for (auto [position, length] : probe.spans) {
-                bool all = true;
-                for (int64_t i = position; i < position + length; i++) { all = all && hits_[i]; }
-                right += all;
-            }
-            line_.message(strf("accuracy on %s: %.1f %% of %zu", probe.name.c_str(),
-                               100.0 * (double)right / (double)std::max<size_t>(1, probe.spans.size()),
-                               probe.spans.size()));
-        }
     }
 
     Options o_;
@@ -438,10 +373,8 @@ private:
     std::optional<Device> device_;
     RunPlan plan_;
     std::optional<Tokenizer> tokenizer_;
-    std::optional<ValidationData> val_;
-    std::optional<ValInfo> info_;
+    std::optional<Validator> val_;
     std::vector<Batch> batches_;   // of a step
-    std::vector<bool> hits_;       // by position in the validation shard: was this token predicted right?
     std::vector<int> start_text_;  // of samples: the end of another text, then the prompt
     std::optional<RunLog> log_;
     RunRecord record_;  // what checkpoints note of this run

@@ -1,0 +1,75 @@
+// The validation of a run: see validator.h.
+#include "llmc/model/validator.h"
+
+#include <algorithm>
+
+#include "llmc/host/error.h"
+
+namespace llmc {
+
+namespace {
+
+ValidationData::Align alignment(const Options& o, int end_of_text) {
+    bool fit = o.val_align == "document" ||
+               (o.val_align == "auto" && ValidationData::documents_fit(o.val_data, o.seq_len, end_of_text));
+    return fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow;
+}
+
+}  // namespace
+
+void check_tokens(const ShardSet& set) {
+    for (size_t s = 0; s < set.shards().size() && set.begin(s + 1) <= (1 << 28); s++) {
+        set.tokens(set.begin(s), set.begin(s + 1) - set.begin(s));
+    }
+}
+
+Validator::Validator(const Options& o, int vocab_size, int end_of_text)
+    : data_(o.val_data, o.seq_len, alignment(o, end_of_text), end_of_text, o.val_tokens) {
+    if (data_.vocab_size() != vocab_size) {
+        throw Error(kExitBadInput,
+                    strf("%s has a vocabulary of %d, %s of %d: they cannot be used together. Make both "
+                         "with one tokenizer.",
+                         o.val_data.c_str(), data_.vocab_size(), o.train_data.c_str(), vocab_size));
+    }
+    ShardSet shards(o.val_data);
+    check_tokens(shards);
+    if (shards.shards().size() == 1 && o.val_tokens < 0) {
+        info_ = read_val_info(shards.shards()[0].path(), shards.num_tokens());
+        hits_.resize(shards.num_tokens());
+    }
+}
+
+void Validator::collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e) {
+    for (int64_t i = 0; i < (int64_t)batch.targets.size(); i++) {
+        int64_t row = first_row + i / batch.T;
+        if (batch.targets[i] == kIgnoreTarget) { continue; }
+        hits_[data_.row_position(row) + i % batch.T + 1] = e.predicted[i] == batch.targets[i];
+    }
+}
+
+std::string Validator::short_text(double loss) const {
+    std::string text = strf("val loss %.4f", loss);
+    if (info_) { text += strf(", %.3f x the source entropy", loss / info_->entropy); }
+    return text;
+}
+
+std::vector<std::string> Validator::summary(double loss) const {
+    if (!info_) { return {strf("val loss %.4f nats/token", loss)}; }
+    std::vector<std::string> lines;
+    for (const ValInfo::Probe& probe : info_->probes) {
+        int64_t right = 0;
+        for (auto [position, length] : probe.spans) {
+            bool all = true;
+            for (int64_t i = position; i < position + length; i++) { all = all && hits_[i]; }
+            right += all;
+        }
+        lines.push_back(strf("accuracy on %s: %.1f %% of %zu", probe.name.c_str(),
+                             100.0 * (double)right / (double)std::max<size_t>(1, probe.spans.size()),
+                             probe.spans.size()));
+    }
+    lines.push_back(strf("val loss %.4f nats/token, source entropy %.4f, ratio %.3f", loss, info_->entropy,
+                         loss / info_->entropy));
+    return lines;
+}
+
+}  // namespace llmc
