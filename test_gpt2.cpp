@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/compare_options.h"
+#include "llmc/host/standard_streams.h"
 #include "llmc/host/threads.h"
 #include "llmc/model/gpt2_cpu.h"
 
@@ -24,6 +25,7 @@ TEST_CASE("fixture: logits, loss, gradients and ten updates agree with PyTorch")
 }
 
 int main(int argc, char** argv) {
+    llmc::open_standard_streams();
     llmc::wait_politely(argv);
     try {
         if (llmc::wants_comparison(argc, argv)) { return llmc::run_comparison<llmc::GPT2Cpu>(argc, argv); }

@@ -22,6 +22,8 @@
 #include "data/corpus_grammar.h"
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/host/standard_streams.h"
+#include "llmc/host/stop_signal.h"
 #include "llmc/host/token_shard.h"
 
 namespace {
@@ -163,6 +165,8 @@ std::string not_negative(const std::string& value) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    llmc::open_standard_streams();
+    llmc::ignore_write_signals();
     CorpusOptions options;
     CLI::App app(
         "Writes the sample corpus: short English-like stories from a grammar, so that the entropy of the\n"

@@ -18,6 +18,8 @@
 #include "data/document_splitter.h"
 #include "data/token_pieces.h"
 #include "llmc/host/error.h"
+#include "llmc/host/standard_streams.h"
+#include "llmc/host/stop_signal.h"
 #include "llmc/host/token_shard.h"
 #include "llmc/host/tokenizer.h"
 
@@ -337,6 +339,8 @@ bool parse(int argc, char** argv, Settings* settings, int* exit_code) {
 }  // namespace llmc
 
 int main(int argc, char** argv) {
+    llmc::open_standard_streams();
+    llmc::ignore_write_signals();  // its temporaries would stay
     llmc::Settings settings;
     int exit_code = llmc::kExitDone;
     if (!llmc::parse(argc, argv, &settings, &exit_code)) { return exit_code; }

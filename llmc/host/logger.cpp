@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -76,25 +77,52 @@ RunLog::RunLog(const std::string& folder, int64_t resume_step, const std::string
     if (fd_ < 0) {
         throw Error(kExitUsage, strf("%s: cannot write: %s", path_.c_str(), std::strerror(errno)));
     }
+    whole_ = (off_t)text.size();
 }
 
 RunLog::~RunLog() {
-    if (fd_ >= 0) { close(fd_); }
+    if (fd_ < 0) { return; }
+    flush();
+    close(fd_);
 }
 
 void RunLog::append(const std::string& line) {
-    off_t end = lseek(fd_, 0, SEEK_END);
-    ssize_t written = ::write(fd_, line.data(), line.size());
-    if (written != (ssize_t)line.size()) {
-        if (written >= 0) { errno = ENOSPC; }  // a short write to a file has no other reason
-        int error = errno;
-        if (written > 0 && ftruncate(fd_, end) != 0) { error = errno; }  // no half line
-        errno = error;
-        throw Error(kExitSaveFailed,
-                    strf("%s: cannot write: %s. Free some space; the run can go on from its last "
-                         "checkpoint.",
-                         path_.c_str(), std::strerror(errno)));
+    kept_ += line;
+    flush();
+}
+
+void RunLog::fail(const char* what) {
+    int error = errno;
+    long long lines = std::count(kept_.begin(), kept_.end(), '\n');
+    problem_ = strf("%s: cannot %s: %s. Free some space; %lld lines are kept until they can be written",
+                    path_.c_str(), what, std::strerror(error), lines);
+}
+
+void RunLog::flush() {
+    if (torn_ && ftruncate(fd_, whole_) != 0) { return fail("take back half a line"); }
+    torn_ = false;
+    size_t done = 0;
+    while (done < kept_.size()) {
+        ssize_t written = ::write(fd_, kept_.data() + done, kept_.size() - done);
+        if (written < 0 && errno == EINTR) { continue; }
+        if (written <= 0) { break; }
+        done += (size_t)written;
     }
+    if (done < kept_.size()) { fail("write"); }
+    size_t whole = done == 0 ? 0 : kept_.rfind('\n', done - 1) + 1;  // npos + 1 is 0
+    whole_ += (off_t)whole;
+    kept_.erase(0, whole);
+    torn_ = done > whole && ftruncate(fd_, whole_) != 0;
+    if (kept_.empty() && !sync_failed_) { problem_.clear(); }
+}
+
+bool RunLog::sync() {
+    flush();
+    if (fsync(fd_) != 0 && errno != EINVAL) {
+        sync_failed_ = true;
+        fail("flush to the disk");
+    }
+    return problem_.empty();
 }
 
 void RunLog::step(int64_t step, double train_loss, double grad_norm, double lr, double ms,

@@ -1,5 +1,6 @@
 // What a run leaves behind: log.jsonl, a line for each step and each validation, and what the terminal shows.
 #pragma once
+#include <sys/types.h>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -13,7 +14,7 @@ bool has_steps(const std::string& log);
 void require_no_steps(const std::string& folder);
 
 // Appends to folder/log.jsonl. Each line goes out in one write, so that a kill at any moment leaves whole
-// lines.
+// lines. A line that cannot be written is kept, and written before the next one.
 class RunLog {
 public:
     // resume_step >= 0: lines of steps from there on (and a torn last line) are dropped first. resume_step <
@@ -25,11 +26,20 @@ public:
 
     void step(int64_t step, double train_loss, double grad_norm, double lr, double ms, double tokens_per_s);
     void validation(int64_t step, double val_loss);
+    // to the disk, with what was kept; tells whether all that was logged is there
+    bool sync();
+    // what is wrong; "" = nothing
+    const std::string& problem() const { return problem_; }
 
 private:
     void append(const std::string& line);
-    std::string path_;
+    void flush();
+    void fail(const char* what);
+    std::string path_, kept_, problem_;  // kept_: whole lines that are not in the file
     int fd_ = -1;
+    off_t whole_ = 0;           // where the last whole line in the file ends
+    bool torn_ = false;         // behind it half a line is left
+    bool sync_failed_ = false;  // what the system had taken may be lost: that cannot be made good
 };
 
 // The step line: redrawn in place on a terminal, plain lines otherwise or where it must stay.

@@ -7,6 +7,7 @@
 
 #include "llmc/host/error.h"
 #include "llmc/host/options.h"
+#include "llmc/host/standard_streams.h"
 #include "llmc/host/stop_signal.h"
 #include "llmc/host/threads.h"
 
@@ -16,10 +17,11 @@ namespace llmc {
 // train(options). Returns what the program should.
 template <typename Train, typename Command>
 int run_main(const char* name, Program program, int argc, char** argv, Train train, Command command) {
+    open_standard_streams();
     wait_politely(argv);
-    catch_run_signals();
     try {
-        if (std::optional<int> done = command(argc, argv)) { return *done; }
+        if (std::optional<int> done = command(argc, argv)) { return *done; }  // a signal ends it at once
+        catch_run_signals();
         int exit_code = -1;
         Options options = parse_options(argc, argv, program, &exit_code);
         if (exit_code >= 0) { return exit_code; }

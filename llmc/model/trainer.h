@@ -218,6 +218,7 @@ private:
         double lr = plan_.schedule(r.step),
                tokens_per_s = (double)(plan_.rows_per_step * o_.seq_len) / ms * 1e3;
         log_->step(r.step, r.loss, r.grad_norm, lr, ms, tokens_per_s);
+        watch_log();
         skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + 1 : 0;
         double left = (double)(plan_.steps - r.step - 1) * train_seconds_ / (double)steps_done_;
         std::string peak = "n/a";
@@ -245,6 +246,7 @@ private:
         double loss = val_->loss(model, o_.batch);
         if (stop_requested) { return NAN; }
         log_->validation(step, loss);
+        watch_log();
         line_.message(strf("step %lld | %s", (long long)step, val_->short_text(loss).c_str()));
         last_done_ = Clock::now();
         return loss;
@@ -287,8 +289,10 @@ private:
 
     void save(Model& model, int64_t step) {
         drain(model);
-        save_requested = 0;
         record_.skipped_in_a_row = skipped_in_a_row_;
+        log_->sync();  // before the checkpoint that stands behind its lines
+        watch_log();
+        save_requested = 0;
         const std::string name = checkpoint_name(plan_.out, step);
         auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
             model.save(s, tensor, first, x);
@@ -316,6 +320,26 @@ private:
                                              : ("The last good checkpoint is " + last_good_ + ".").c_str()));
     }
 
+    // Says when the log cannot be written, and when it can be again; the first time, what there is is saved.
+    void watch_log() {
+        bool failing = !log_->problem().empty();
+        if (failing && !log_failing_) {
+            line_.message("LOG FAILED: " + log_->problem());
+            save_requested = 1;
+        } else if (!failing && log_failing_) {
+            line_.message("the log is written again: nothing of it was lost");
+        }
+        log_failing_ = failing;
+    }
+
+    // the exit code of a run that ends well or is stopped: whether all that it leaves is on the disk
+    int saved_or(int exit_code) {
+        log_->sync();
+        watch_log();
+        if (log_failing_) { line_.message("LOG FAILED: lines are missing: " + log_->problem()); }
+        return save_failed_ || log_failing_ ? kExitSaveFailed : exit_code;
+    }
+
     void remove_old(const std::string& saved, int64_t step) {
         try {
             note_intact(saved, &known_);
@@ -329,7 +353,7 @@ private:
         if (last_good_ != checkpoint_name(plan_.out, steps)) { save(model, steps); }
         line_.message(strf("stopped by signal %d; go on with --resume auto --out %s", (int)stop_requested,
                            plan_.out.c_str()));
-        return save_failed_ ? kExitSaveFailed : kExitPreempted;
+        return saved_or(kExitPreempted);
     }
 
     // the end: validation, samples, the model; the exit code
@@ -362,7 +386,7 @@ private:
         }
         if (skipped_in_a_row_ > 0) { throw diverged("the last step was skipped: not finite"); }
         if (val_ && !std::isfinite(loss)) { throw diverged("the validation loss is not finite"); }
-        return save_failed_ ? kExitSaveFailed : kExitDone;
+        return saved_or(kExitDone);
     }
 
     Options o_;
@@ -385,7 +409,7 @@ private:
     int64_t steps_done_ = 0;
     int64_t skipped_in_a_row_ = 0;
     std::string last_good_;  // the newest checkpoint of this run, "" if there is none
-    bool save_failed_ = false;
+    bool save_failed_ = false, log_failing_ = false;
 };
 
 }  // namespace llmc

@@ -327,14 +327,31 @@ TEST_CASE("log: whole lines only, also on a full disk, and no run over another")
     const std::string good = read_bytes(path);
     CHECK(read_log(folder.path()).size() == 3);
     CHECK(read_log(folder.path())[2]["train_loss"].is_null());
-    Error full(0, "");
+    std::string line = good.substr(good.find("{\"step\":1,\"train_loss"));
     {
         RunLog log(folder.path(), 2);
-        SmallFiles limit(good.size() + 10);
-        full = error_of([&] { log.step(2, 1, 1, 1, 1, 1); });
+        std::string on_full, still_full;
+        {
+            SmallFiles limit(good.size() + 10);
+            log.step(1, NAN, INFINITY, 1e-3, 2, 3);
+            on_full = log.problem();
+            CHECK_FALSE(log.sync());
+        }
+        {
+            SmallFiles limit(good.size() + line.size() + 20);  // one of the two fits
+            log.step(1, NAN, INFINITY, 1e-3, 2, 3);
+            still_full = log.problem();
+        }
+        for (const char* part : {path.c_str(), "cannot write: File too large", "1 lines are kept"}) {
+            CHECK_MESSAGE(on_full.find(part) != std::string::npos, on_full);
+        }
+        CHECK_MESSAGE(still_full.find("File too large") != std::string::npos, still_full);
+        CHECK(read_bytes(path) == good + line);  // no half line
+        CHECK(log.sync());
+        CHECK(log.problem() == "");
+        CHECK(read_bytes(path) == good + line + line);
     }
-    check_error(full, kExitSaveFailed, {path, "cannot write", "Free some space"});
-    CHECK(read_bytes(path) == good);
+    write_bytes(path, good);
     // a resume keeps the lines of the steps before; a torn line, and what is no line of ours, goes
     write_bytes(path, good + "{\"step\":1,\"other\":0}\nrubbish\n\n{\"step\":0,\"train_lo");
     { RunLog log(folder.path(), 1); }

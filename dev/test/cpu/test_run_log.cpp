@@ -1,0 +1,99 @@
+// The log of a run whose disk fails: the run goes on, every line is written once that is possible again, and
+// what is lost in the end is said. Streams that a shell has closed are nobody else's.
+#include <sys/resource.h>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/train_program.h"
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr rlim_t kSmall = 6000;  // bytes: more than config.toml, less than a checkpoint
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// a run that may write no file over this size, from its start on
+pid_t start_limited(const std::string& folder, const std::string& more, rlim_t bytes) {
+    return start_prepared(folder, tiny_run(folder, "--sample-every 0 --val-every 0 --quiet " + more), [=] {
+        rlimit small = {bytes, RLIM_INFINITY};
+        setrlimit(RLIMIT_FSIZE, &small);
+    });
+}
+
+// each step once, in order
+void check_steps(const std::string& run, int64_t steps) {
+    int64_t next = 0;
+    for (const Json& line : read_log(run)) {
+        if (line.contains("train_loss")) { CHECK(line["step"] == next++); }
+    }
+    CHECK(next == steps);
+}
+
+}  // namespace
+
+TEST_CASE("run log: what cannot be written is kept until it can be") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    const std::string run = folder / "run";
+    pid_t pid = start_limited(folder.path(), "--steps 3000 --out " + run, kSmall);
+    for (int wait = 0; wait < 4000 && !has(read_bytes(folder / "stdout"), "LOG FAILED"); wait++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
+    REQUIRE(prlimit(pid, RLIMIT_FSIZE, &none, nullptr) == 0);
+    ProgramRun result = finish_train(folder.path(), pid);
+    CHECK_MESSAGE(result.exit_code == kExitDone, result.out, result.err);
+    CHECK_MESSAGE(has(result.out, "cannot write: File too large"), result.out);
+    CHECK_MESSAGE(has(result.out, "nothing of it was lost"), result.out);
+    // it tried to save at once; whether that succeeded depends on when the limit was taken away
+    const size_t failed = result.out.find("LOG FAILED"), next = result.out.find('\n', failed) + 1;
+    const std::string then = result.out.substr(next, result.out.find('\n', next) - next);
+    CHECK_MESSAGE((has(then, "| SAVE FAILED") || has(then, "| saved")), result.out);
+    check_steps(run, 3000);
+    CHECK(fs::exists(run + "/step_00003000"));
+}
+
+TEST_CASE("run log: lines that are lost in the end are said, and the exit code is 7") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    const std::string run = folder / "run";
+    ProgramRun result =
+        finish_train(folder.path(), start_limited(folder.path(), "--steps 200 --out " + run, kSmall));
+    CHECK(result.exit_code == kExitSaveFailed);
+    CHECK_MESSAGE(has(result.out, "LOG FAILED: lines are missing"), result.out);
+    CHECK_MESSAGE(has(result.out, "trained 200 steps"), result.out);
+    for (const Json& line : read_log(run)) { CHECK(line.contains("train_loss")); }  // whole lines
+}
+
+TEST_CASE("run log: a start that fails on a full disk does not block the next") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    const std::string more = "--steps 3 --out " + folder / "run";
+    ProgramRun result = finish_train(folder.path(), start_limited(folder.path(), more, 500));
+    CHECK_MESSAGE(result.exit_code == kExitSaveFailed, result.err);
+    result = finish_train(folder.path(), start_limited(folder.path(), more, RLIM_INFINITY));
+    CHECK_MESSAGE(result.exit_code == kExitDone, result.err);
+    check_steps(folder / "run", 3);
+}
+
+TEST_CASE("run log: closed streams") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    for (int closed : {1, 2, 3, 7}) {  // bits: 0, 1, 2
+        const std::string run = folder / ("run" + std::to_string(closed));
+        pid_t pid = start_prepared(folder.path(), tiny_run(folder.path(), "--steps 4 --out " + run), [=] {
+            for (int fd = 0; fd < 3; fd++) {
+                if (closed >> fd & 1) { close(fd); }
+            }
+        });
+        CHECK(finish_train(folder.path(), pid).exit_code == kExitDone);
+        check_steps(run, 4);  // and nothing that is not JSON
+        CHECK(fs::exists(run + "/step_00000004"));
+    }
+}
