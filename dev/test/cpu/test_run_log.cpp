@@ -2,12 +2,14 @@
 // what is lost in the end is said. Streams that a shell has closed are nobody else's.
 #include <sys/resource.h>
 #include <chrono>
-#include <csignal>
+#include <cmath>
 #include <thread>
 
 #include <doctest/doctest.h>
 
+#include "dev/test/cpu/small_files.h"
 #include "dev/test/cpu/train_program.h"
+#include "llmc/host/logger.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;
@@ -36,6 +38,52 @@ void check_steps(const std::string& run, int64_t steps) {
 }
 
 }  // namespace
+
+TEST_CASE("log: whole lines only, also on a full disk, and no run over another") {
+    TempFolder folder;
+    const std::string path = folder / "log.jsonl";
+    {
+        RunLog log(folder.path(), -1);
+        log.step(0, 1.5, 0.25, 1e-3, 2, 3);
+        log.validation(1, 1.25);
+        log.step(1, NAN, INFINITY, 1e-3, 2, 3);
+    }
+    check_error(error_of([&] { RunLog(folder.path(), -1); }), kExitUsage,
+                {folder.path(), "holds a run", "--resume auto"});
+    const std::string good = read_bytes(path);
+    CHECK(read_log(folder.path()).size() == 3);
+    CHECK(read_log(folder.path())[2]["train_loss"].is_null());
+    std::string line = good.substr(good.find("{\"step\":1,\"train_loss"));
+    {
+        RunLog log(folder.path(), 2);
+        std::string on_full, still_full;
+        {
+            SmallFiles limit(good.size() + 10);
+            log.step(1, NAN, INFINITY, 1e-3, 2, 3);
+            on_full = log.problem();
+            CHECK_FALSE(log.sync());
+        }
+        {
+            SmallFiles limit(good.size() + line.size() + 20);  // one of the two fits
+            log.step(1, NAN, INFINITY, 1e-3, 2, 3);
+            still_full = log.problem();
+        }
+        for (const char* part : {path.c_str(), "cannot write: File too large", "1 lines are kept"}) {
+            CHECK_MESSAGE(on_full.find(part) != std::string::npos, on_full);
+        }
+        CHECK_MESSAGE(still_full.find("File too large") != std::string::npos, still_full);
+        CHECK(read_bytes(path) == good + line);  // no half line
+        CHECK(log.sync());
+        CHECK(log.problem() == "");
+        CHECK(read_bytes(path) == good + line + line);
+    }
+    write_bytes(path, good);
+    // a resume keeps the lines of the steps before; a torn line, and what is no line of ours, goes
+    write_bytes(path, good + "{\"step\":1,\"other\":0}\nrubbish\n\n{\"step\":0,\"train_lo");
+    { RunLog log(folder.path(), 1); }
+    CHECK(read_bytes(path) == good.substr(0, good.find('\n') + 1));
+    CHECK(names_below(folder.path()) == Words{"log.jsonl"});
+}
 
 TEST_CASE("run log: what cannot be written is kept until it can be") {
     TempFolder folder;

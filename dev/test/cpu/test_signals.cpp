@@ -28,12 +28,20 @@ void wait_until(const std::function<bool()>& condition) {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
+// what whoever runs these tests ignores (nohup, & in a script) would stay ignored
+void default_signals() {
+    for (int which : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) { std::signal(which, SIG_DFL); }
+}
+
 struct Place {
     TempFolder folder;
     std::string run = folder / "run", log = run + "/log.jsonl";
     Place() { write_tiny_data(folder.path()); }
     Words options(const std::string& more) const {
         return tiny_run(folder.path(), "--quiet --out " + run + " " + more);
+    }
+    pid_t start(const std::string& more) const {
+        return start_prepared(folder.path(), options(more), default_signals);
     }
     // the run has left a checkpoint of this step, of which a run can go on
     void check_saved(const ProgramRun& result, int64_t step) const {
@@ -49,6 +57,7 @@ struct Place {
 int end_of(const std::function<void()>& body) {
     pid_t pid = fork();
     if (pid == 0) {
+        default_signals();
         catch_run_signals();
         body();
         _exit(stop_requested != 0 ? 75 : 0);
@@ -96,7 +105,7 @@ TEST_CASE("signals: the second counts once a second has passed") {
 TEST_CASE("signals: TERM, INT and HUP save the current step and end with 75") {
     for (int which : {SIGTERM, SIGINT, SIGHUP}) {
         Place p;
-        pid_t pid = start_train(p.folder.path(), p.options("--steps 1000000 --sample-every 0 --val-every 0"));
+        pid_t pid = p.start("--steps 1000000 --sample-every 0 --val-every 0");
         wait_until([&] { return read_log(p.run).size() >= 5; });
         kill(pid, which);
         ProgramRun run = finish_train(p.folder.path(), pid);
@@ -107,7 +116,7 @@ TEST_CASE("signals: TERM, INT and HUP save the current step and end with 75") {
 
 TEST_CASE("signals: USR1 saves and goes on, any number of times") {
     Place p;
-    pid_t pid = start_train(p.folder.path(), p.options("--steps 1000000 --sample-every 0 --val-every 0"));
+    pid_t pid = p.start("--steps 1000000 --sample-every 0 --val-every 0");
     wait_until([&] { return read_log(p.run).size() >= 2; });
     auto saved = [&] {
         Words names = names_below(p.run);
@@ -128,7 +137,7 @@ TEST_CASE("signals: a stop is noticed in validation, in samples and between micr
     write_token_shard(p.folder / "val.bin", learnable_tokens(200000, 3, 2), 257);
     auto stop_when = [&](const std::string& more, const std::function<bool()>& condition) {
         fs::remove_all(p.run);
-        pid_t pid = start_train(p.folder.path(), p.options(more));
+        pid_t pid = p.start(more);
         wait_until(condition);
         pause_ms(100);
         kill(pid, SIGTERM);
