@@ -61,6 +61,7 @@ public:
     // throws what ShardSet throws, and Error(kExitBadInput) if no shard holds a window
     DataLoader(const std::string& pattern, int T, uint64_t seed);
     int vocab_size() const { return set_.vocab_size(); }
+    const ShardSet& set() const { return set_; }
     int64_t num_shards() const { return (int64_t)set_.shards().size(); }
     int64_t num_tokens() const { return set_.num_tokens(); }
     int64_t windows_per_epoch() const { return windows_.back(); }
@@ -92,6 +93,7 @@ public:
     // next, which is the last token it predicts; a shard that begins without one begins with a document all
     // the same. Throws what ShardSet throws, and Error(kExitBadInput) if nothing is to be predicted.
     ValidationData(const std::string& pattern, int T, Align align, int end_of_text, int64_t max_tokens);
+    const ShardSet& set() const { return set_; }
     int64_t num_rows() const { return (int64_t)rows_.size(); }
     int64_t num_targets() const { return num_targets_; }
     int vocab_size() const { return set_.vocab_size(); }

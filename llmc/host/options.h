@@ -62,6 +62,7 @@ struct Options {
     int64_t save_every = 0;            // steps; 0 = only at the end
     int64_t keep = 0;                  // the newest checkpoints that stay; 0 = all
     std::string resume = "none";       // none, auto, or a step folder
+    bool new_data = false;             // resume with other training data than before
     std::string model_dtype = "fp32";  // of model.bin at the end: fp32 (v3) or bf16 (v5)
     int64_t log_every = 1;             // steps between permanent lines
     bool quiet = false;

@@ -390,6 +390,10 @@ inline const OptionRow kOptionTable[] = {
      .also = "restart continue",
      .help = "none; auto = go on from the newest checkpoint in --out, if there is one; FOLDER = go on from "
              "this one (llm.c's -y 1 is auto, -y 0 none)"},
+    {.name = "new-data",
+     .value = "",
+     .field = &S::new_data,
+     .help = "with --resume: the training data may be other than before; it is then read from its start"},
     {.name = "log-every",
      .value = "N",
      .field = &S::log_every,

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <thread>
 
@@ -43,9 +44,9 @@ struct Descriptor {
     }
 };
 
-// Reads a regular file from its start: use(data, bytes) for each piece, after restart(). False: no such file.
+// Reads a regular file from a byte on: use(data, bytes) for each piece, after restart(). False: no such file.
 template <typename Restart, typename Use>
-bool read_pieces(const std::string& path, Restart restart, Use use) {
+bool read_pieces(const std::string& path, int64_t from, Restart restart, Use use) {
     std::vector<char> piece(kPiece);
     return persistently(path, [&] {
         // O_NONBLOCK: opening a pipe would wait for whoever writes to it
@@ -54,23 +55,33 @@ bool read_pieces(const std::string& path, Restart restart, Use use) {
         if (d.fd < 0 || fstat(d.fd, &st) != 0) { return errno; }
         if (!S_ISREG(st.st_mode)) { throw Error(kExitBadInput, path + ": not a regular file"); }
         restart();
-        for (;;) {
-            ssize_t bytes = read(d.fd, piece.data(), piece.size());
+        for (off_t at = from;;) {
+            ssize_t bytes = pread(d.fd, piece.data(), piece.size(), at);
             if (bytes == 0) { return 0; }
             if (bytes < 0 && errno == EINTR) { continue; }
             if (bytes < 0) { return errno; }
             use(piece.data(), (size_t)bytes);
+            at += bytes;
         }
     });
+}
+
+// false: there is no such file
+bool stat_of(const std::string& path, struct stat* st) {
+    return persistently(path, [&] { return stat(path.c_str(), st) == 0 ? 0 : errno; });
+}
+
+std::string identity_of(const struct stat& st) {
+    auto time = [](const timespec& t) { return strf("%lld.%09ld", (long long)t.tv_sec, t.tv_nsec); };
+    return strf("%llu %llu %lld %s %s", (unsigned long long)st.st_dev, (unsigned long long)st.st_ino,
+                (long long)st.st_size, time(st.st_mtim).c_str(), time(st.st_ctim).c_str());
 }
 
 }  // namespace
 
 FileKind file_kind(const std::string& path) {
     struct stat st;
-    if (!persistently(path, [&] { return stat(path.c_str(), &st) == 0 ? 0 : errno; })) {
-        return FileKind::kMissing;
-    }
+    if (!stat_of(path, &st)) { return FileKind::kMissing; }
     return S_ISREG(st.st_mode) ? FileKind::kFile : S_ISDIR(st.st_mode) ? FileKind::kFolder : FileKind::kOther;
 }
 
@@ -96,7 +107,7 @@ std::optional<std::vector<std::string>> folder_names(const std::string& path) {
 std::optional<std::string> read_whole(const std::string& path, int64_t most_bytes) {
     std::string text;
     bool there = read_pieces(
-        path, [&] { text.clear(); },
+        path, 0, [&] { text.clear(); },
         [&](const char* data, size_t bytes) {
             text.append(data, bytes);
             if ((int64_t)text.size() > most_bytes) {
@@ -107,11 +118,11 @@ std::optional<std::string> read_whole(const std::string& path, int64_t most_byte
     return there ? std::optional(std::move(text)) : std::nullopt;
 }
 
-std::optional<Digest> digest_file(const std::string& path) {
+std::optional<Digest> digest_file(const std::string& path, int64_t from) {
     std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
     int64_t total = 0;
     bool there = read_pieces(
-        path,
+        path, from,
         [&] {
             XXH3_64bits_reset(state.get());
             total = 0;
@@ -126,10 +137,13 @@ std::optional<Digest> digest_file(const std::string& path) {
 
 std::string file_identity(const std::string& path) {
     struct stat st;
-    if (!persistently(path, [&] { return stat(path.c_str(), &st) == 0 ? 0 : errno; })) { return ""; }
-    auto time = [](const timespec& t) { return strf("%lld.%09ld", (long long)t.tv_sec, t.tv_nsec); };
-    return strf("%llu %llu %lld %s %s", (unsigned long long)st.st_dev, (unsigned long long)st.st_ino,
-                (long long)st.st_size, time(st.st_mtim).c_str(), time(st.st_ctim).c_str());
+    return stat_of(path, &st) ? identity_of(st) : "";
+}
+
+std::string settled_identity(const std::string& path) {
+    struct stat st;
+    bool settled = stat_of(path, &st) && std::time(nullptr) - st.st_ctim.tv_sec > 2;
+    return settled ? identity_of(st) : "";
 }
 
 }  // namespace llmc

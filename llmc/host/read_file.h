@@ -30,12 +30,14 @@ struct Digest {
     uint64_t xxh3 = 0;
     bool operator==(const Digest&) const = default;
 };
-// size and XXH3 of a file's content; nothing if there is none. Throws Error(kExitBadInput) if it is no
-// regular file.
-std::optional<Digest> digest_file(const std::string& path);
+// Size and XXH3 of a file's content from a byte on; nothing if there is none. Throws Error(kExitBadInput) if
+// it is no regular file.
+std::optional<Digest> digest_file(const std::string& path, int64_t from = 0);
 
 // Device, inode, size and both times of a file as one word each: the same as before means that nobody has
 // written to it, unless its file system's clock has not moved on since. "" if there is no such file.
 std::string file_identity(const std::string& path);
+// the same, but "" where that clock may not have moved on: of a file that changed in the last two seconds
+std::string settled_identity(const std::string& path);
 
 }  // namespace llmc

@@ -3,6 +3,7 @@
 
 #include <sys/random.h>
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "llmc/host/error.h"
@@ -53,6 +54,31 @@ public:
         }
         return line;
     }
+    std::string text(const Json& value, const char* name) const {
+        if (!value.is_string()) { fail(name, "a text"); }
+        return value.get<std::string>();
+    }
+    std::vector<ShardRecord> shards(const char* name) const {
+        std::vector<ShardRecord> shards;
+        if (!at(name).is_array()) { fail(name, "a list"); }
+        for (const Json& item : at(name)) {
+            if (!item.is_array() || item.size() != 4) { fail(name, "[name, tokens, XXH3, identity] each"); }
+            std::string hash = text(item[2], name);
+            uint64_t xxh3 = 0;
+            auto [end, error] = std::from_chars(hash.data(), hash.data() + hash.size(), xxh3, 16);
+            if (hash.size() != kIdDigits || error != std::errc() || end != hash.data() + hash.size()) {
+                fail(name, "an XXH3 of 16 hexadecimal digits");
+            }
+            shards.push_back({text(item[0], name), count(item[1], name), xxh3, text(item[3], name)});
+        }
+        return shards;
+    }
+    std::map<std::string, std::string> settings(const char* name) const {
+        std::map<std::string, std::string> settings;
+        if (!at(name).is_object()) { fail(name, "an object"); }
+        for (const auto& item : at(name).items()) { settings[item.key()] = text(item.value(), name); }
+        return settings;
+    }
     [[noreturn]] void fail(const char* name, const char* expected) const {
         throw Error(kExitBadInput,
                     strf("%s: not a usable record of a run: %s: expected %s", what_.c_str(), name, expected));
@@ -82,6 +108,14 @@ Json to_list(const Line& line) {
     return list;
 }
 
+Json to_list(const std::vector<ShardRecord>& shards) {
+    Json list = Json::array();
+    for (const ShardRecord& s : shards) {
+        list.push_back({s.name, s.tokens, strf("%016llx", (unsigned long long)s.xxh3), s.identity});
+    }
+    return list;
+}
+
 }  // namespace
 
 std::string new_id() {
@@ -104,7 +138,12 @@ std::string to_json(const RunRecord& record) {
     json["line"] = to_list(record.line);
     json["step"] = record.step;
     json["skipped_in_a_row"] = record.skipped_in_a_row;
-    return json.dump(1) + "\n";
+    json["data_start"] = record.data_start;
+    json["train_data"] = to_list(record.train_data);
+    json["val_data"] = to_list(record.val_data);
+    json["settings"] = record.settings;
+    // names may have any bytes
+    return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 RunRecord parse_run_record(const std::string& text, const std::string& what) {
@@ -117,11 +156,17 @@ RunRecord parse_run_record(const std::string& text, const std::string& what) {
     record.line = reader.line("line");
     record.step = reader.count("step");
     record.skipped_in_a_row = reader.count("skipped_in_a_row");
+    record.data_start = reader.count("data_start");
+    if (record.data_start > record.step) { reader.fail("data_start", "at most step"); }
+    record.train_data = reader.shards("train_data");
+    record.val_data = reader.shards("val_data");
+    record.settings = reader.settings("settings");
     return record;
 }
 
-std::string log_start(const Line& line, int64_t step) {
-    return strf("{\"step\":%lld,\"line\":%s}\n", (long long)step, to_list(line).dump().c_str());
+std::string log_start(const Line& line, int64_t step, bool new_data) {
+    return strf("{\"step\":%lld,\"line\":%s%s}\n", (long long)step, to_list(line).dump().c_str(),
+                new_data ? ",\"new_data\":true" : "");
 }
 
 std::optional<Line> line_of_log(const std::string& log, const std::string& what) {

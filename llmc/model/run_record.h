@@ -20,10 +20,20 @@ struct Start {
 // lines were noted.
 using Line = std::vector<Start>;
 
+struct ShardRecord {
+    std::string name;  // without its folder
+    int64_t tokens = 0;
+    uint64_t xxh3 = 0;     // of the tokens
+    std::string identity;  // what the system said of the file then (settled_identity)
+};
+
 struct RunRecord {
     Line line;
     int64_t step = 0;              // steps done, as in the folder's name
     int64_t skipped_in_a_row = 0;  // of the steps before
+    int64_t data_start = 0;        // the step that began with this training data: its first epoch
+    std::vector<ShardRecord> train_data, val_data;
+    std::map<std::string, std::string> settings;  // see run_data.h
 };
 
 std::string new_id();  // 16 hexadecimal digits
@@ -38,7 +48,7 @@ RunRecord parse_run_record(const std::string& text, const std::string& what);
 
 // The line that log.jsonl gets at each start, and which line of descent a log follows: that of its last
 // start. Nothing if it has none; throws as above.
-std::string log_start(const Line& line, int64_t step);
+std::string log_start(const Line& line, int64_t step, bool new_data = false);
 std::optional<Line> line_of_log(const std::string& log, const std::string& what);
 
 }  // namespace llmc

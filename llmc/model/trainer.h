@@ -23,6 +23,7 @@
 #include "llmc/host/tokenizer.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/model.h"
+#include "llmc/model/run_data.h"
 #include "llmc/model/run_folder.h"
 #include "llmc/model/run_plan.h"
 #include "llmc/model/validator.h"
@@ -59,8 +60,12 @@ public:
         if (o_.dry_run) { return kExitDone; }
         make_run_folder();
         if (!goes_on() || plan_.checkpoint.empty()) { require_no_run(plan_.out); }
+        std::string notes;
+        record_ = next_record(plan_.record, plan_.checkpoint, o_, data_.set(),
+                              val_ ? &val_->data().set() : nullptr, device.name, &notes);
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first = start(model);
+        line_.note(notes);
         last_done_ = Clock::now();
         batches_.resize(plan_.micro_batches);
         for (int64_t step = first; step < plan_.steps; step++) {
@@ -69,7 +74,7 @@ public:
             if (save_requested) { save(model, step); }
             if (stop_requested || !enqueue(model, step)) { return stop(model, step); }
             while (auto result = model.poll()) { report(*result); }
-            data_.prefetch((step + 1) * plan_.rows_per_step, (int)plan_.rows_per_step);
+            data_.prefetch(row_of(step + 1), (int)plan_.rows_per_step);
             if (stop_requested) { return stop(model, step + 1); }
             if (due(step + 1, o_.save_every)) { save(model, step + 1); }
         }
@@ -183,11 +188,11 @@ private:
             std::string notes;
             load_model(*open_model(plan_.model_file, &notes).source, write);
         }
-        record_ = plan_.record;
         record_.line.push_back({new_id(), first});
         bool goes_on_here = goes_on() && !plan_.checkpoint.empty();
         // the log first: from here on it says which checkpoints count
-        log_.emplace(plan_.out, goes_on_here ? first : -1, log_start(record_.line, first));
+        log_.emplace(plan_.out, goes_on_here ? first : -1,
+                     log_start(record_.line, first, record_.data_start != plan_.record.data_start));
         line_.note(set_aside(plan_.out, record_.line));
         if (tokenizer_ && !tokenizer_->is_bytes()) { tokenizer_->save(plan_.out); }
         FileWriter config(plan_.out + "/config.toml");
@@ -197,11 +202,14 @@ private:
         return first;
     }
 
+    // of the data, the first row of a step
+    int64_t row_of(int64_t step) const { return (step - record_.data_start) * plan_.rows_per_step; }
+
     // false: a stop was asked for first, and the step does not happen
     bool enqueue(Model& model, int64_t step) {
         for (int64_t k = 0; k < plan_.micro_batches; k++) {
             if (stop_requested) { return false; }
-            data_.read(step * plan_.rows_per_step + k * o_.batch, o_.batch, &batches_[k]);
+            data_.read(row_of(step) + k * o_.batch, o_.batch, &batches_[k]);
         }
         return model.enqueue_step(batches_, step_params(step));
     }

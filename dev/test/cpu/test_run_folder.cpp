@@ -297,12 +297,25 @@ TEST_CASE("run record: what lies on a line") {
 }
 
 TEST_CASE("run record: what is written is read, and what is not one is refused") {
-    RunRecord record{{{"0123456789abcdef", 0}, {"fedcba9876543210", 123456789012}}, 123456789099, 3};
+    RunRecord record;
+    record.line = {{"0123456789abcdef", 0}, {"fedcba9876543210", 123456789012}};
+    record.step = 123456789099;
+    record.skipped_in_a_row = 3;
+    record.data_start = 17;
+    record.train_data = {{"a \xff\n", 12, 0xfedcba9876543210, "1 2 3"}, {"b", 1, 0, ""}};
+    record.settings = {{"lr", "0.1"}};
     const std::string good = to_json(record);
     RunRecord found = parse_run_record(good, "f");
     CHECK(found.line == record.line);
     CHECK(found.step == record.step);
     CHECK(found.skipped_in_a_row == 3);
+    CHECK(found.data_start == 17);
+    REQUIRE(found.train_data.size() == 2);
+    CHECK(found.train_data[0].tokens == 12);
+    CHECK(found.train_data[0].xxh3 == 0xfedcba9876543210);
+    CHECK(found.train_data[0].identity == "1 2 3");
+    CHECK(found.val_data.empty());
+    CHECK(found.settings == record.settings);
     CHECK(new_id().size() == 16);
     CHECK(new_id() != new_id());
     for (size_t cut = 0; cut + 2 < good.size(); cut++) {
@@ -323,6 +336,10 @@ TEST_CASE("run record: what is written is read, and what is not one is refused")
     refused("fedcba9876543210", "\\u001b[2Jba9876543", "16 hexadecimal");
     refused("123456789012", "\"x\"", "line");
     refused("\"0123456789abcdef\"", "17", "line");
+    refused("\"data_start\": 17", "\"data_start\": 123456789100", "data_start");
+    refused("\"fedcba9876543210\",\n   \"1 2 3\"", "\"xyz\", \"1 2 3\"", "XXH3");
+    refused("\"1 2 3\"", "7", "train_data");
+    refused("\"0.1\"", "0.1", "settings");
     CHECK(error_of([&] { parse_run_record(std::string(1 << 20, '['), "f"); }).exit_code == kExitBadInput);
     CHECK(error_of([&] { parse_run_record("[]", "f"); }).exit_code == kExitBadInput);
     CHECK(error_of([&] { parse_run_record("", "f"); }).exit_code == kExitBadInput);

@@ -248,8 +248,8 @@ TEST_CASE("bad input: run folders") {
             {two, "--seq-len 12, not 13", "another place in the data", two + "/model.bin"});
     refused({"--resume", two, "--batch", "2"}, kExitUsage, {two, "--total-batch 48, not 24"});
     refused({"--resume", two, "--total-batch", "96"}, kExitUsage, {two, "--total-batch 48, not 96"});
-    refused({"--resume", two, "--train-data", p.val}, kExitUsage,
-            {two, "--train-data of 1601 tokens, not 241"});
+    refused({"--resume", two, "--train-data", p.val}, kExitBadInput,
+            {two, "found val.bin of 241 tokens", "expected train.bin of 1601 tokens", "--new-data"});
     write_shard(p / "300.bin", 300, 600);
     refused({"--resume", two, "--train-data", p / "300.bin", "--val-data", "none"}, kExitBadInput,
             {two, "vocabulary of 257", p / "300.bin", "of 300"});

@@ -1,0 +1,124 @@
+// Whether a run goes on with the same data and settings: see run_data.h.
+#include "llmc/model/run_data.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <filesystem>
+#include <sstream>
+
+#include "llmc/host/error.h"
+#include "llmc/host/read_file.h"
+#include "llmc/host/stop_signal.h"
+
+namespace llmc {
+
+namespace {
+
+// of a run with other values here the numbers differ, as somebody may want
+constexpr const char* kCourse[] = {"lr",           "warmup", "schedule", "final-lr-fraction",
+                                   "weight-decay", "beta1",  "beta2",    "eps",
+                                   "clip",         "steps"};
+// and with other values here by rounding only
+constexpr const char* kRounding[] = {"batch", "dtype", "grad-dtype", "recompute", "tf32", "device"};
+
+std::string describe(const ShardRecord& shard) {
+    return strf("%s of %lld tokens with XXH3 %016" PRIx64, shard.name.c_str(), (long long)shard.tokens,
+                shard.xxh3);
+}
+
+}  // namespace
+
+std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<ShardRecord>& known) {
+    std::vector<ShardRecord> shards;
+    for (const TokenShard& shard : set.shards()) {
+        if (stop_requested) {
+            throw Error(128 + stop_requested, "stopped by a signal before the run had begun");
+        }
+        ShardRecord record;
+        record.name = std::filesystem::path(shard.path()).filename().string();
+        record.tokens = (int64_t)shard.tokens().size();
+        record.identity = settled_identity(shard.path());
+        auto same = std::find_if(known.begin(), known.end(), [&](const ShardRecord& k) {
+            return k.name == record.name && k.tokens == record.tokens && k.identity == record.identity;
+        });
+        if (same != known.end() && !record.identity.empty()) {
+            record.xxh3 = same->xxh3;
+        } else {
+            auto digest = digest_file(shard.path(), kHeaderBytes);
+            if (!digest) { throw Error(kExitBadInput, shard.path() + ": this shard has just vanished"); }
+            record.xxh3 = digest->xxh3;
+        }
+        shards.push_back(record);
+    }
+    return shards;
+}
+
+std::string difference(const std::vector<ShardRecord>& was, const std::vector<ShardRecord>& is) {
+    for (size_t i = 0; i < std::max(was.size(), is.size()); i++) {
+        if (i < was.size() && i < is.size() && was[i].tokens == is[i].tokens && was[i].xxh3 == is[i].xxh3) {
+            continue;
+        }
+        return strf("shard %zu: found %s, expected %s", i + 1,
+                    i < is.size() ? describe(is[i]).c_str() : "no shard",
+                    i < was.size() ? describe(was[i]).c_str() : "no shard");
+    }
+    return "";
+}
+
+std::map<std::string, std::string> recorded_settings(const Options& o, const std::string& device) {
+    std::map<std::string, std::string> all, settings;
+    std::istringstream resolved(o.resolved);
+    for (std::string line; std::getline(resolved, line);) {
+        size_t equals = line.find(" = ");
+        if (equals != std::string::npos) { all[line.substr(0, equals)] = line.substr(equals + 3); }
+    }
+    all["device"] = device;
+    for (const char* name : kCourse) { settings[name] = all[name]; }
+    for (const char* name : kRounding) { settings[name] = all[name]; }
+    bool ends = o.final_lr_fraction != 1 && o.schedule != "constant";
+    if (!ends) { settings.erase("steps"); }  // the learning rate does not depend on them
+    return settings;
+}
+
+std::string changed_settings(const std::map<std::string, std::string>& was,
+                             const std::map<std::string, std::string>& is) {
+    std::string text;
+    auto compare = [&](const char* name, const char* meaning) {
+        auto before = was.find(name), now = is.find(name);
+        if (before == was.end() || now == is.end() || before->second == now->second) { return; }
+        text += strf("%s was %s, is %s from here on%s\n", name, before->second.c_str(), now->second.c_str(),
+                     meaning);
+    };
+    for (const char* name : kCourse) { compare(name, ""); }
+    for (const char* name : kRounding) { compare(name, ": the same run but for rounding, not bit for bit"); }
+    return text;
+}
+
+RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const Options& options,
+                      const ShardSet& train, const ShardSet* val, const std::string& device,
+                      std::string* notes) {
+    RunRecord is = was;
+    is.train_data = fingerprint(train, was.train_data);
+    is.val_data = val != nullptr ? fingerprint(*val, was.val_data) : std::vector<ShardRecord>();
+    is.settings = recorded_settings(options, device);
+    std::string other = was.train_data.empty() ? "" : difference(was.train_data, is.train_data);
+    if (!other.empty() && !options.new_data) {
+        throw Error(kExitBadInput,
+                    strf("%s: other data than %s was trained on: %s. Give the same data again, or go on with "
+                         "this from its start: --new-data.",
+                         train.pattern().c_str(), checkpoint.c_str(), other.c_str()));
+    }
+    if (!other.empty()) {
+        is.data_start = was.step;
+        *notes +=
+            strf("step %lld | new training data, from its start: %s\n", (long long)was.step, other.c_str());
+    }
+    std::string other_val = difference(was.val_data, is.val_data);
+    if (!was.val_data.empty() && val != nullptr && !other_val.empty()) {
+        *notes += "other validation data than before: " + other_val + "\n";
+    }
+    *notes += changed_settings(was.settings, is.settings);
+    return is;
+}
+
+}  // namespace llmc

@@ -1,0 +1,37 @@
+// Whether a run goes on with the data that it was trained on, and with the same settings.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "llmc/host/dataloader.h"
+#include "llmc/host/options.h"
+#include "llmc/model/run_record.h"
+
+namespace llmc {
+
+// Of each shard, in order: name without folder, tokens, XXH3 of its tokens. A file that is, by all that the
+// system says of it, the one of that name in `known` is not read again; an edit that restores its time is
+// noticed (ctime). Throws CannotRead; Error(128 + signal) if a stop is asked for meanwhile.
+std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<ShardRecord>& known);
+
+// "" if both are the same tokens in the same order (names may differ, for files move), else the first
+// difference: shard, found, expected
+std::string difference(const std::vector<ShardRecord>& was, const std::vector<ShardRecord>& is);
+
+// the settings that a run's numbers depend on, and what it runs on
+std::map<std::string, std::string> recorded_settings(const Options& options, const std::string& device);
+
+// what has changed, a line each; what changes the rounding only is called so
+std::string changed_settings(const std::map<std::string, std::string>& was,
+                             const std::map<std::string, std::string>& is);
+
+// What the checkpoints of a run will note, which goes on from `was` of the checkpoint of this name ("": it is
+// new): of other data than that its first epoch begins, if --new-data allows it, else throws
+// Error(kExitBadInput) naming the shard. *notes gets a line for each thing that is not as before. val may be
+// null.
+RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const Options& options,
+                      const ShardSet& train, const ShardSet* val, const std::string& device,
+                      std::string* notes);
+
+}  // namespace llmc
