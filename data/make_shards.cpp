@@ -20,6 +20,7 @@
 #include "llmc/host/error.h"
 #include "llmc/host/standard_streams.h"
 #include "llmc/host/stop_signal.h"
+#include "llmc/host/terminal_text.h"
 #include "llmc/host/token_shard.h"
 #include "llmc/host/tokenizer.h"
 
@@ -348,7 +349,7 @@ int main(int argc, char** argv) {
         llmc::stop_on_signals();
         llmc::make_shards(settings);
     } catch (const llmc::Error& e) {
-        std::fprintf(stderr, "make_shards: %s\n", e.what());
+        std::fprintf(stderr, "make_shards: %s\n", llmc::terminal_text(e.what()).c_str());
         return e.exit_code;
     } catch (const std::bad_alloc&) {
         std::fprintf(stderr, "make_shards: out of memory: use a smaller --shard-tokens\n");

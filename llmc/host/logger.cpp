@@ -14,6 +14,7 @@
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
 #include "llmc/host/read_file.h"
+#include "llmc/host/terminal_text.h"
 
 namespace llmc {
 
@@ -155,7 +156,7 @@ void StepLine::show(int64_t step, const std::string& line) {
 
 void StepLine::message(const std::string& text) {
     clear();
-    std::printf("%s\n", text.c_str());
+    std::printf("%s\n", terminal_text(text).c_str());
     std::fflush(stdout);
 }
 
@@ -163,7 +164,7 @@ void StepLine::note(const std::string& lines) {
     if (lines.empty()) { return; }
     clear();
     std::fflush(stdout);
-    std::fputs(lines.c_str(), stderr);
+    std::fputs(terminal_text(lines).c_str(), stderr);
 }
 
 void StepLine::clear() {

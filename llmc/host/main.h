@@ -9,6 +9,7 @@
 #include "llmc/host/options.h"
 #include "llmc/host/standard_streams.h"
 #include "llmc/host/stop_signal.h"
+#include "llmc/host/terminal_text.h"
 #include "llmc/host/threads.h"
 
 namespace llmc {
@@ -28,7 +29,7 @@ int run_main(const char* name, Program program, int argc, char** argv, Train tra
         return train(options);
     } catch (const Error& e) {
         std::fflush(stdout);
-        std::fprintf(stderr, "%s: %s\n", name, e.what());
+        std::fprintf(stderr, "%s: %s\n", name, terminal_text(e.what()).c_str());
         return e.exit_code;
     } catch (const std::bad_alloc&) {
         std::fprintf(stderr, "%s: out of memory. Use a smaller --batch, --seq-len or --model.\n", name);

@@ -8,6 +8,7 @@
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/host/terminal_text.h"
 #include "llmc/model/auto_plan.h"
 #include "llmc/model/model_source.h"
 #include "llmc/model/run_folder.h"
@@ -68,7 +69,7 @@ void choose_model(const Options& o, int vocab_size, RunPlan* plan) {
     if (o.resume == "auto") {
         std::string notes;
         plan->checkpoint = find_checkpoint(plan->out, &notes);
-        std::fprintf(stderr, "%s", notes.c_str());
+        std::fputs(terminal_text(notes).c_str(), stderr);
     } else if (o.resume != "none") {
         plan->checkpoint = o.resume;
     }

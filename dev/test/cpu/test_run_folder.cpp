@@ -78,6 +78,11 @@ void make_unreadable(const std::string& path) {
     fs::create_symlink(path, path);
 }
 
+bool has_none_of(const std::string& text, const Words& parts) {
+    return std::none_of(parts.begin(), parts.end(),
+                        [&](const std::string& part) { return text.find(part) != std::string::npos; });
+}
+
 bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
@@ -274,6 +279,22 @@ TEST_CASE("run folder: what is no regular file is damage, and nothing waits for 
     ProgramRun run = r.train("run", 6, "--resume auto");
     CHECK(says(run.err, "passed over " + path + ": not a regular file"));
     CHECK(fs::exists(r.step("run", 4) + ".damaged"));
+}
+
+TEST_CASE("run folder: control characters of files do not reach the terminal") {
+    Runs r;
+    r.train("run", 4);
+    const std::string four = r.step("run", 4), two = r.step("run", 2),
+                      evil =
+                          "\033[2J\x7f\xc2\x9b"
+                          "1m\r";
+    write_bytes(four + "/MANIFEST", evil + read_bytes(four + "/MANIFEST"));
+    auto check_harmless = [&](const ProgramRun& run) {
+        CHECK(has_none_of(run.err + run.out, {"\033", "\x7f", "\xc2\x9b", "\r"}));
+        CHECK_MESSAGE(says(run.err, "\\x1b[2J\\x7f\\xc2\\x9b1m\\x0d"), run.err);
+    };
+    check_harmless(run_train(r.folder.path(), r.options("run", 6, "--resume " + four)));
+    check_harmless(r.train("run", 6, "--resume auto"));
 }
 
 // ---- the record --------------------------------------------------------------------------------
