@@ -67,7 +67,7 @@ std::string difference(const std::vector<ShardRecord>& was, const std::vector<Sh
 
 std::map<std::string, std::string> recorded_settings(const Options& o, const std::string& device) {
     std::map<std::string, std::string> all, settings;
-    std::istringstream resolved(o.resolved);
+    std::istringstream resolved(config_text(o));
     for (std::string line; std::getline(resolved, line);) {
         size_t equals = line.find(" = ");
         if (equals != std::string::npos) { all[line.substr(0, equals)] = line.substr(equals + 3); }

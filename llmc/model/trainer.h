@@ -62,7 +62,7 @@ public:
         if (!goes_on() || plan_.checkpoint.empty()) { require_no_run(plan_.out); }
         std::string notes;
         record_ = next_record(plan_.record, plan_.checkpoint, o_, data_.set(),
-                              val_ ? &val_->data().set() : nullptr, device.name, &notes);
+                              val_ ? &val_->data().set() : nullptr, device().name, &notes);
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first = start(model);
         line_.note(notes);

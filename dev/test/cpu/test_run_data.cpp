@@ -2,6 +2,7 @@
 // have changed.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <cstring>
 
 #include <doctest/doctest.h>
 
@@ -32,8 +33,13 @@ struct Place {
     void write_shards() {
         for (size_t i = 0; i < tokens.size(); i++) { write_token_shard(shard(i), tokens[i], 257); }
     }
-    ProgramRun train(const std::string& out, int steps, const std::string& more = "",
+    // at a constant learning rate, unless asked for otherwise
+    ProgramRun train(const std::string& out, int steps, std::string more = "",
                      const std::string& data = "data/tr_?.bin") const {
+        for (const char* option : {"--lr 3e-4", "--warmup 0", "--final-lr-fraction 1"}) {
+            const std::string name(option, std::strchr(option, ' ') + 1);
+            if (!has(more, name)) { more += std::string(" ") + option; }
+        }
         return run_train(folder.path(),
                          words("--train-data " + folder / data + " --val-data " + folder / "val.bin " +
                                "--layers 2 --heads 2 --channels 16 --seq-len 12 --sample-every 0 --quiet "
