@@ -38,8 +38,7 @@ inline bool always(const Problem&) { return true; }
 template <typename T, typename Launch>
 Version regime_version(const char* name, const char* idea, const Launch& launch) {
     auto run = [launch](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
-        require(launch(t, p, stream),
-                "this kernel is not for such rows: doc/layernorm.md, How to choose");
+        require(launch(t, p, stream), "this kernel is not for such rows: doc/layernorm.md, How to choose");
     };
     return {
         .name = name,
