@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <initializer_list>
 #include <limits>
@@ -13,43 +12,18 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
+#include "llmc/cuda/c_abi.cuh"
 #include "llmc/host/error.h"
 #include "llmc/layernorm/layernorm.h"
 
 namespace {
 
-using llmc::Error;
+using namespace llmc::c_abi;
 using llmc::strf;
 
-thread_local char last_error[1024] = "";
-
-struct Unsupported : Error {
-    explicit Unsupported(const std::string& message) : Error(llmc::kExitUsage, message) {}
-};
-
-[[noreturn]] void refuse(const std::string& message) { throw Error(llmc::kExitUsage, message); }
-
-// act() without its exceptions: the code, and the message for last_error
-template <typename Act>
-int guarded(const char* function, const Act& act) noexcept {
-    auto failed = [&](int code, const char* message) {
-        if (code == LLMC_LAYERNORM_DEVICE) { cudaGetLastError(); }  // the next call is not to meet it again
-        std::snprintf(last_error, sizeof last_error, "%s: %s", function, message);
-        return code;
-    };
-    try {
-        last_error[0] = '\0';
-        act();
-        return LLMC_LAYERNORM_OK;
-    } catch (const Unsupported& e) {
-        return failed(LLMC_LAYERNORM_UNSUPPORTED, e.what());
-    } catch (const Error& e) {
-        return failed(e.exit_code == llmc::kExitDevice ? LLMC_LAYERNORM_DEVICE : LLMC_LAYERNORM_INVALID,
-                      e.what());
-    } catch (const std::exception& e) { return failed(LLMC_LAYERNORM_INTERNAL, e.what()); } catch (...) {
-        return failed(LLMC_LAYERNORM_INTERNAL, "an exception of unknown type");
-    }
-}
+static_assert((int)LLMC_LAYERNORM_OK == kOk && (int)LLMC_LAYERNORM_INVALID == kInvalid &&
+              (int)LLMC_LAYERNORM_UNSUPPORTED == kUnsupported && (int)LLMC_LAYERNORM_DEVICE == kDevice &&
+              (int)LLMC_LAYERNORM_INTERNAL == kInternal);
 
 // The caller's struct, which may be a later one than ours (its new fields must be 0) or an earlier one (ours
 // are 0).
@@ -248,7 +222,7 @@ void check_workspace(const llmc_layernorm_backward_args& a) {
 
 int llmc_layernorm_abi_version(void) { return LLMC_LAYERNORM_ABI_VERSION; }
 
-const char* llmc_layernorm_last_error(void) { return last_error; }
+const char* llmc_layernorm_last_error(void) { return llmc::c_abi::last_error; }
 
 int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
     return guarded("llmc_layernorm_forward", [&] {

@@ -2,12 +2,12 @@
 // last failure.
 #include "llmc/ops/attention_c_abi.h"
 
-#include <cstdio>
 #include <initializer_list>
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
+#include "llmc/cuda/c_abi.cuh"
 #include "llmc/host/error.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/attention_choose.h"
@@ -16,41 +16,15 @@
 namespace {
 
 using bf16 = __nv_bfloat16;
-using llmc::Error;
+using namespace llmc::c_abi;
 using llmc::strf;
 
 constexpr size_t kCounterBytes = 256;  // the workspace begins with the counters
 static_assert(llmc::kAttentionCounters * sizeof(unsigned) <= kCounterBytes);
 
-thread_local char last_error[1024] = "";
-
-struct Unsupported : Error {
-    explicit Unsupported(const std::string& message) : Error(llmc::kExitUsage, message) {}
-};
-
-[[noreturn]] void refuse(const std::string& message) { throw Error(llmc::kExitUsage, message); }
-
-// act() without its exceptions: the code, and the message for last_error
-template <typename Act>
-int guarded(const char* function, const Act& act) noexcept {
-    auto failed = [&](int code, const char* message) {
-        if (code == LLMC_ATTENTION_DEVICE) { cudaGetLastError(); }  // the next call is not to meet it again
-        std::snprintf(last_error, sizeof last_error, "%s: %s", function, message);
-        return code;
-    };
-    try {
-        last_error[0] = '\0';
-        act();
-        return LLMC_ATTENTION_OK;
-    } catch (const Unsupported& e) {
-        return failed(LLMC_ATTENTION_UNSUPPORTED, e.what());
-    } catch (const Error& e) {
-        return failed(e.exit_code == llmc::kExitDevice ? LLMC_ATTENTION_DEVICE : LLMC_ATTENTION_INVALID,
-                      e.what());
-    } catch (const std::exception& e) { return failed(LLMC_ATTENTION_INTERNAL, e.what()); } catch (...) {
-        return failed(LLMC_ATTENTION_INTERNAL, "an exception of unknown type");
-    }
-}
+static_assert((int)LLMC_ATTENTION_OK == kOk && (int)LLMC_ATTENTION_INVALID == kInvalid &&
+              (int)LLMC_ATTENTION_UNSUPPORTED == kUnsupported && (int)LLMC_ATTENTION_DEVICE == kDevice &&
+              (int)LLMC_ATTENTION_INTERNAL == kInternal);
 
 struct Sizes {
     int B, T, NH, HS;
@@ -94,7 +68,7 @@ void* scratch_of(void* workspace) { return (char*)workspace + kCounterBytes; }
 
 int llmc_attention_abi_version(void) { return LLMC_ATTENTION_ABI_VERSION; }
 
-const char* llmc_attention_last_error(void) { return last_error; }
+const char* llmc_attention_last_error(void) { return llmc::c_abi::last_error; }
 
 size_t llmc_attention_workspace(int32_t B, int32_t T, int32_t NH) {
     if (B < 0 || T < 0 || NH < 0) { return 0; }
