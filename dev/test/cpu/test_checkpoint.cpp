@@ -27,18 +27,6 @@ void save_step(const std::string& run, int64_t step, uint64_t seed = 1) {
     save_checkpoint(run, tiny_config(), {step, step, seed}, reader(filled_model((uint64_t)step)));
 }
 
-// in place of what is there; a save would wait for the disk
-void copy_folder(const std::string& from, const std::string& to) {
-    fs::remove_all(to);
-    fs::copy(from, to, fs::copy_options::recursive);
-}
-
-void flip_byte(const std::string& path, size_t at) {
-    std::string bytes = read_bytes(path);
-    bytes[at] = (char)(bytes[at] ^ 1);
-    write_bytes(path, bytes);
-}
-
 Error load_error(const std::string& folder) {
     return error_of([&] {
         GPT2Cpu model(tiny_config(), 1, 2);

@@ -53,6 +53,18 @@ inline std::string read_bytes(const std::string& path) {
     return bytes.str();
 }
 
+// in place of what is there
+inline void copy_folder(const std::string& from, const std::string& to) {
+    std::filesystem::remove_all(to);
+    std::filesystem::copy(from, to, std::filesystem::copy_options::recursive);
+}
+
+inline void flip_byte(const std::string& path, size_t at) {
+    std::string bytes = read_bytes(path);
+    bytes[at] = (char)(bytes[at] ^ 1);
+    write_bytes(path, bytes);
+}
+
 // a header of 256 words, of which the first are given
 inline std::string header_bytes(std::initializer_list<int32_t> words) {
     std::string bytes(1024, '\0');

@@ -61,17 +61,6 @@ struct Runs {
     }
 };
 
-void copy_folder(const std::string& from, const std::string& to) {
-    fs::remove_all(to);
-    fs::copy(from, to, fs::copy_options::recursive);
-}
-
-void flip_byte(const std::string& path, size_t at) {
-    std::string bytes = read_bytes(path);
-    bytes[at] = (char)(bytes[at] ^ 1);
-    write_bytes(path, bytes);
-}
-
 // a link to itself: neither there nor missing, the same for every user
 void make_unreadable(const std::string& path) {
     fs::remove_all(path);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -76,9 +77,20 @@ inline pid_t start_train(const std::string& folder, const Words& options,
         folder, options, [] {}, program);
 }
 
+// A program that hangs is killed after five minutes, so that its test fails and the others run.
 inline ProgramRun finish_train(const std::string& folder, pid_t pid) {
     int status = 0;
-    REQUIRE(waitpid(pid, &status, 0) == pid);
+    pid_t ended = 0;
+    for (int ms = 0; ms < 300'000 && ended == 0; ms++) {
+        ended = waitpid(pid, &status, WNOHANG);
+        if (ended == 0) { usleep(1000); }
+    }
+    if (ended == 0) {
+        kill(pid, SIGKILL);
+        ended = waitpid(pid, &status, 0);
+        FAIL_CHECK("a program hangs");
+    }
+    REQUIRE(ended == pid);
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return {code, read_bytes(folder + "/stdout"), read_bytes(folder + "/stderr")};
 }
