@@ -117,7 +117,7 @@ std::string value_text(const OptionRow& row, const Settings& s) {
     return std::visit(
         [&](auto field) -> std::string {
             if constexpr (std::is_same_v<decltype(field), std::monostate>) {
-                return "";
+                return {};
             } else if constexpr (std::is_same_v<decltype(field), std::string Settings::*>) {
                 return (s.*field).empty() ? row.empty_word : s.*field;
             } else if constexpr (std::is_same_v<decltype(field), bool Settings::*>) {
@@ -227,7 +227,8 @@ CommandLine::CommandLine(int argc, const char* const* argv) : tokens_(argv + std
     while (at_ < tokens_.size() && action.empty()) {
         const std::string token = tokens_[at_++];
         if (token.size() < 2 || token[0] != '-' || token == "--") {
-            std::string place = before.empty() ? "" : " after " + before;
+            std::string place =
+                before.empty() ? ". Commands are generate, export and eval" : " after " + before;
             fail_usage("unexpected argument " + in_quotes(token) + place +
                        ". Every value follows the name of its option, and a pattern (*) is put in quotes. "
                        "See --help.");
