@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
@@ -40,7 +41,7 @@ public:
         const auto& object = *stack_.back()->as<JsonValue::Object>();
         std::vector<std::string_view> names;
         names.reserve(object.size());
-        for (const auto& member : object) { names.push_back(member.first); }
+        for (const auto& member : object) { names.push_back(member.name); }
         std::sort(names.begin(), names.end());
         const auto twice = std::adjacent_find(names.begin(), names.end());
         stack_.pop_back();
@@ -72,7 +73,7 @@ private:
                 place = &list->emplace_back();
             } else {
                 auto& object = std::get<JsonValue::Object>(stack_.back()->value);
-                place = &object.emplace_back(std::move(key_), JsonValue()).second;
+                place = &object.emplace_back(JsonMember{std::move(key_), {}}).value;
             }
         }
         place->value = std::forward<T>(value);
@@ -101,7 +102,7 @@ const JsonValue* JsonValue::find(std::string_view name) const {
     const Object* object = as<Object>();
     if (object == nullptr) { return nullptr; }
     for (const auto& member : *object) {
-        if (member.first == name) { return &member.second; }
+        if (member.name == name) { return &member.value; }
     }
     return nullptr;
 }

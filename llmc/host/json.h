@@ -4,16 +4,17 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <variant>
 #include <vector>
 
 namespace llmc {
 
+struct JsonMember;
+
 class JsonValue {
 public:
     using List = std::vector<JsonValue>;
-    using Object = std::vector<std::pair<std::string, JsonValue>>;  // in the order of the file
+    using Object = std::vector<JsonMember>;  // in the order of the file
     std::variant<std::monostate, bool, int64_t, double, std::string, List, Object> value;
 
     bool is_null() const { return std::holds_alternative<std::monostate>(value); }
@@ -23,6 +24,11 @@ public:
     }
     // the member of this name; null if this is not an object or has none
     const JsonValue* find(std::string_view name) const;
+};
+
+struct JsonMember {
+    std::string name;
+    JsonValue value;
 };
 
 struct JsonLimits {

@@ -336,8 +336,9 @@ bool fill_from_run(const std::string& config_path, Options* options) {
         if (!length && std::find(std::begin(others), std::end(others), name) == std::end(others)) {
             continue;
         }
-        const OptionRow& row = *std::find_if(std::begin(kOptionTable), std::end(kOptionTable),
-                                             [&](const OptionRow& r) { return name == r.name; });
+        const OptionRow& row =
+            *std::find_if(std::begin(kOptionTable), std::end(kOptionTable),
+                          [&wanted = name](const OptionRow& r) { return wanted == r.name; });
         const bool open = length ? !length_given : value_text(row, settings).empty();
         if (open) { assign(settings, row, value, name); }
     }

@@ -75,7 +75,7 @@ private:
         const auto* object = value.as<JsonValue::Object>();
         bool texts = object != nullptr;
         for (size_t i = 0; texts && i < object->size(); i++) {
-            texts = (*object)[i].second.as<std::string>() != nullptr;
+            texts = (*object)[i].value.as<std::string>() != nullptr;
         }
         if (!texts) { fail(kMetadata, "something else", "an object of texts"); }
     }
@@ -194,7 +194,7 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors, const std
         }
         header += strf(",%s:{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%lld,%lld]}",
                        json_text(tensors[i].name).c_str(), type_name(type), shape.c_str(), (long long)at,
-                       (long long)(at + bytes));
+                       (long long)at + (long long)bytes);
         at += bytes;
     }
     header += "}";

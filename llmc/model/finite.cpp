@@ -18,7 +18,7 @@ std::string not_finite(State state, int tensor, int64_t first, std::span<const f
     auto good = [&](float x) { return std::isfinite(x) && (state != State::kSecondMoment || x >= 0); };
     auto bad = std::find_if_not(values.begin(), values.end(), good);
     if (bad == values.end()) { return ""; }
-    return strf("%s[%lld]%s = %g", kTensors[tensor].name, (long long)(first + (bad - values.begin())),
+    return strf("%s[%lld]%s = %g", kTensors[tensor].name, (long long)first + (bad - values.begin()),
                 kStateNames[(int)state], *bad);
 }
 

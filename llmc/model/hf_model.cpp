@@ -203,8 +203,9 @@ void HfModel::open_files() {
                                        "model.save_pretrained(folder).");
     }
     for (const auto& [tensor, file] : file_of) {
-        const auto at = std::find_if(files_.begin(), files_.end(),
-                                     [&](const auto& f) { return fs::path(f->path()).filename() == file; });
+        const auto at = std::find_if(files_.begin(), files_.end(), [&wanted = file](const auto& f) {
+            return fs::path(f->path()).filename() == wanted;
+        });
         if ((*at)->find(tensor) == nullptr) {
             throw Error(kExitBadInput, strf("%s: tensor %s is missing, which the index expects there",
                                             (*at)->path().c_str(), quoted_name(tensor).c_str()));
