@@ -1,0 +1,123 @@
+// torch.ops.plumb_layernorm_stable: the library's two calls over PyTorch's stable ABI, one file for every PyTorch from 2.10
+// on. That ABI has no autograd: python/plumb_layernorm/_stable.py puts torch.autograd.Function around these. They write
+// into tensors of the caller's, who has checked them: contiguous, of fitting types, on one device.
+#include <optional>
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "llmc/layernorm/c_abi.h"
+#include "stable_device.h"  // of python/csrc/cuda or python/test/host
+
+namespace plumb {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+int type_code(const Tensor& t) {
+    switch (t.scalar_type()) {
+        case ScalarType::Float: return LLMC_LAYERNORM_FLOAT32;
+        case ScalarType::BFloat16: return LLMC_LAYERNORM_BFLOAT16;
+        case ScalarType::Half: return LLMC_LAYERNORM_FLOAT16;
+        case ScalarType::Double: return LLMC_LAYERNORM_FLOAT64;
+        default: return 0;  // which the library refuses
+    }
+}
+
+void check(int status) { STD_TORCH_CHECK(status == LLMC_LAYERNORM_OK, llmc_layernorm_last_error()); }
+
+void* writable(const MaybeTensor& t) { return t.has_value() ? t->mutable_data_ptr() : nullptr; }
+const void* readable(const MaybeTensor& t) { return t.has_value() ? t->const_data_ptr() : nullptr; }
+
+// mean and rstd, the rows of (2,N)
+template <typename T>
+T* second_row(T* statistics, const Tensor& x, int64_t N) {
+    return statistics + N * (x.scalar_type() == ScalarType::Double ? 8 : 4);
+}
+
+Tensor new_bytes(int64_t bytes, const Tensor& beside) {
+    int32_t device = 0, index = 0;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(beside.get(), &device));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(beside.get(), &index));
+    AtenTensorHandle made = nullptr;
+    const int64_t side_by_side = 1;
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch_empty_strided(1, &bytes, &side_by_side, aoti_torch_dtype_uint8(), device, index, &made));
+    return Tensor(made);
+}
+
+void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& statistics, const Tensor& x,
+             const MaybeTensor& residual, const MaybeTensor& weight, const MaybeTensor& bias, int64_t C, double eps) {
+    StablePlace place(x.get_device_index());
+    llmc_layernorm_forward_args a{};
+    a.struct_size = sizeof a;
+    a.dtype = type_code(x);
+    const MaybeTensor& parameter = weight.has_value() ? weight : bias;
+    a.weight_dtype = parameter.has_value() ? type_code(*parameter) : 0;
+    a.N = x.numel() / C;
+    a.C = C;
+    a.eps = eps;
+    a.out = out.mutable_data_ptr();
+    if (statistics.has_value()) {
+        a.mean = statistics->mutable_data_ptr();
+        a.rstd = second_row((char*)a.mean, x, a.N);
+    }
+    a.inp = x.const_data_ptr();
+    a.weight = readable(weight);
+    a.bias = readable(bias);
+    a.residual = writable(sum);
+    a.inp2 = readable(residual);
+    a.stream = place.stream();
+    check(llmc_layernorm_forward(&a));
+}
+
+// dx is added to (+=) if accumulate_dx
+void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTensor& dbias, const Tensor& dout,
+              const Tensor& x, const Tensor& statistics, const MaybeTensor& weight, int64_t C, bool accumulate_dx) {
+    StablePlace place(x.get_device_index());
+    llmc_layernorm_backward_args a{};
+    a.struct_size = sizeof a;
+    a.dtype = type_code(x);
+    a.weight_dtype = weight.has_value() ? type_code(*weight) : 0;
+    const MaybeTensor& grad = dweight.has_value() ? dweight : dbias;
+    a.grad_dtype = grad.has_value() ? type_code(*grad) : 0;
+    a.accumulate_dinp = accumulate_dx;
+    a.N = x.numel() / C;
+    a.C = C;
+    a.dinp = writable(dx);
+    a.dweight = writable(dweight);
+    a.dbias = writable(dbias);
+    a.dout = dout.const_data_ptr();
+    a.inp = x.const_data_ptr();
+    a.weight = readable(weight);
+    a.mean = statistics.const_data_ptr();
+    a.rstd = second_row((const char*)a.mean, x, a.N);
+    a.stream = place.stream();
+    check(llmc_layernorm_backward_workspace(C, &a.workspace_size));
+    Tensor workspace = new_bytes((int64_t)a.workspace_size, x);
+    a.workspace = workspace.mutable_data_ptr();
+    check(llmc_layernorm_backward(&a));
+}
+
+void kernels(torch::stable::detail::StableLibrary& m) {
+    m.impl("forward", TORCH_BOX(&forward));
+    m.impl("backward", TORCH_BOX(&backward));
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(plumb_layernorm_stable, m) {
+    m.def("forward(Tensor(a!) out, Tensor(b!)? sum, Tensor(c!)? statistics, Tensor x, Tensor? residual, Tensor? weight, "
+          "Tensor? bias, int C, float eps) -> ()");
+    m.def("backward(Tensor(a!)? dx, Tensor(b!)? dweight, Tensor(c!)? dbias, Tensor dout, Tensor x, Tensor statistics, "
+          "Tensor? weight, int C, bool accumulate_dx) -> ()");
+}
+
+static const torch::stable::detail::StableTorchLibraryInit device_kernels(
+    torch::stable::detail::StableLibrary::Kind::IMPL, &kernels, "plumb_layernorm_stable", kDeviceKey, __FILE__, __LINE__);
+
+}  // namespace plumb

@@ -1,0 +1,134 @@
+"""How `pip wheel .` makes the package: setuptools, with two steps before it packs: the kernels' library (make and nvcc), and
+C++ extensions (g++ and the headers of each PyTorch they are for). Settings, in the environment:
+  PLUMB_ARCH     GPUs to compile for (default "sm_80 sm_90a compute_80": Ampere and Ada, Hopper, PTX for newer ones)
+  PLUMB_LIBRARY  a libllmc_layernorm.so to pack as it is: nothing is compiled for a GPU
+  PLUMB_TORCH    folders of PyTorch packages, with ":" between them, to build extensions for (default: the PyTorch of the
+                 environment, which pip gets if need be); "none": a wheel without one, to test packing
+By hand: python3 python/plumb_build.py FOLDER [--host] puts the package as it would be installed into FOLDER; --host: over
+host memory, for tests without a GPU.
+"""
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "plumb_layernorm"
+LIBRARY = "libllmc_layernorm.so"
+SOURCES = ("calls", "operators", "autograd")
+STABLE_TARGET = "0x020a000000000000"  # PyTorch 2.10
+
+
+def run(*command):
+    print("+", *command, flush=True)
+    subprocess.run([str(c) for c in command], check=True, cwd=ROOT)
+
+
+def torch_folders():
+    named = os.environ.get("PLUMB_TORCH")
+    if named == "none":
+        return []
+    if named:
+        return [Path(folder) for folder in named.split(":")]
+    found = importlib.util.find_spec("torch")
+    if found is None:
+        raise SystemExit("plumb_build.py: no PyTorch here, whose headers the extension needs: pip install torch, or set "
+                         "PLUMB_TORCH to the folders of PyTorch packages, or to none")
+    return [Path(found.origin).parent]
+
+
+def version(torch):
+    """of a PyTorch package, as its extension's file has it: 2_11"""
+    text = re.search(r"__version__ = '(\d+)\.(\d+)", (torch / "version.py").read_text())
+    return "_".join(text.groups())
+
+
+def make_library(target, host):
+    if host:
+        run("g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-I.", f"-Wl,-soname,{LIBRARY}",
+            "python/test/host/layernorm.cpp", "-o", target)
+        return
+    built = os.environ.get("PLUMB_LIBRARY")
+    if not built:
+        built = f"build/wheel/{LIBRARY}"
+        arch = os.environ.get("PLUMB_ARCH", "sm_80 sm_90a compute_80")
+        run("make", "BUILD=build/wheel", "MARCH=x86-64-v2", f"ARCH={arch}", built)
+    shutil.copy(ROOT / built, target)
+
+
+def compile_flags(torch, host):
+    device = "python/test/host" if host else "python/csrc/cuda"
+    cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+    return ["g++", "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-DNDEBUG", "-Wall", "-Wextra",
+            "-Wno-unused-parameter", "-I.", f"-I{device}", "-isystem", torch / "include",
+            "-isystem", torch / "include/torch/csrc/api/include", "-isystem", cuda]
+
+
+def link(objects, target, torch, host):
+    """The names of CUDA's run time are PyTorch's own, of its CUDA version: it has loaded them."""
+    libraries = ["-ltorch_cpu", "-lc10"] + ([] if host else ["-ltorch_cuda", "-lc10_cuda"])
+    run("g++", "-shared", *objects, "-o", target, f"-L{target.parent}", f"-l:{LIBRARY}", f"-L{torch / 'lib'}",
+        "-Wl,--no-as-needed", *libraries, "-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined",
+        "-Wl,--exclude-libs,ALL", "-s")
+
+
+def make_extensions(folder, torches, host):
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = [(torch, f"{version(torch)}_{name}", name, []) for torch in torches for name in SOURCES]
+        if torches:
+            jobs.append((torches[0], "stable", "stable", [f"-DTORCH_TARGET_VERSION={STABLE_TARGET}", "-DUSE_CUDA"]))
+        for done in [pool.submit(run, *compile_flags(torch, host), *more, "-c", f"python/csrc/{name}.cpp", "-o",
+                                 f"{scratch}/{label}.o") for torch, label, name, more in jobs]:
+            done.result()
+        for torch in torches:
+            link([f"{scratch}/{version(torch)}_{name}.o" for name in SOURCES], folder / f"libplumb_torch_{version(torch)}.so",
+                 torch, host)
+        if torches:
+            link([f"{scratch}/stable.o"], folder / "libplumb_stable.so", torches[0], host)
+
+
+def make_binaries(folder, host=False):
+    """into the package's folder: the library, and the extensions beside it"""
+    folder = Path(folder).resolve()
+    make_library(folder / LIBRARY, host)
+    make_extensions(folder, torch_folders(), host)
+
+
+def main():
+    arguments = [a for a in sys.argv[1:] if a != "--host"]
+    if len(arguments) != 1:
+        raise SystemExit(__doc__)
+    folder = Path(arguments[0]) / PACKAGE
+    shutil.copytree(ROOT / "python" / PACKAGE, folder, dirs_exist_ok=True)
+    make_binaries(folder, "--host" in sys.argv)
+
+
+if __name__ == "__main__":
+    main()
+else:  # as pip's build backend: pyproject.toml
+    from setuptools import build_meta
+    from setuptools.build_meta import *  # noqa: F403
+    from setuptools.command.bdist_wheel import bdist_wheel
+    from setuptools.command.build_py import build_py
+
+    def get_requires_for_build_wheel(config_settings=None):
+        have = os.environ.get("PLUMB_TORCH") or importlib.util.find_spec("torch")
+        return build_meta.get_requires_for_build_wheel(config_settings) + ([] if have else ["torch"])
+
+    class BuildPackage(build_py):
+        def run(self):
+            super().run()
+            make_binaries(Path(self.build_lib) / PACKAGE)
+
+    class Wheel(bdist_wheel):
+        def finalize_options(self):
+            super().finalize_options()
+            self.root_is_pure = False
+
+        def get_tag(self):  # of this processor, of any Python: the extensions use none of its interface
+            return "py3", "none", super().get_tag()[2]

@@ -1,0 +1,60 @@
+"""Chooses what answers: see backend in plumb_layernorm's documentation."""
+import os
+import re
+import warnings
+from pathlib import Path
+
+import torch
+
+FOLDER = Path(__file__).parent
+
+
+def extension_file():
+    """that of this PyTorch, whose C++ interface changes with each minor version"""
+    major, minor = re.match(r"(\d+)\.(\d+)", torch.__version__).groups()
+    return FOLDER / f"libplumb_torch_{major}_{minor}.so"
+
+
+def choose():
+    asked = os.environ.get("PLUMB_LAYERNORM_BACKEND")
+    if asked not in (None, "extension", "stable", "torch"):
+        raise ImportError(f"PLUMB_LAYERNORM_BACKEND is {asked!r}, expected extension, stable or torch")
+    if asked:
+        return asked
+    if torch.version.cuda is None:
+        return "torch"
+    if extension_file().exists():
+        return "extension"
+    built = sorted(p.stem[len("libplumb_torch_"):].replace("_", ".") for p in FOLDER.glob("libplumb_torch_*.so"))
+    if not (FOLDER / "libplumb_stable.so").exists():
+        raise ImportError(f"plumb_layernorm: {FOLDER} has no libplumb_stable.so and no extension for PyTorch {torch.__version__}; "
+                          "expected a wheel made beside PyTorch: see python/README.md")
+    warnings.warn(f"plumb_layernorm: PyTorch is {torch.__version__}, the extensions here are for "
+                  f"{', '.join(built) or 'no version'}: the portable operators answer, whose calls cost more Python",
+                  stacklevel=4)
+    return "stable"
+
+
+def torch_residual_layer_norm(x, residual, normalized_shape, weight, bias, eps):
+    total = x + residual
+    return torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps), total
+
+
+def load(path):
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise ImportError(f"plumb_layernorm: cannot load {path}: {error}; expected PyTorch {torch.__version__} and the "
+                          "wheel for one processor; PLUMB_LAYERNORM_BACKEND=stable may work") from None
+
+
+backend = choose()
+if backend == "extension":
+    load(extension_file())
+    layer_norm = torch.ops.plumb_layernorm.layer_norm.default
+    residual_layer_norm = torch.ops.plumb_layernorm.residual_layer_norm.default
+elif backend == "stable":
+    load(FOLDER / "libplumb_stable.so")
+    from ._stable import layer_norm, residual_layer_norm
+else:
+    layer_norm, residual_layer_norm = torch.nn.functional.layer_norm, torch_residual_layer_norm

@@ -1,0 +1,96 @@
+"""LayerNorm over the operators of csrc/stable.cpp, which any PyTorch from 2.10 on loads: autograd in Python."""
+import math
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+operators = torch.ops.plumb_layernorm_stable
+DEVICE = "cuda" if torch._C._dispatch_has_kernel_for_dispatch_key("plumb_layernorm_stable::forward", "CUDA") else "cpu"
+
+for name in ("forward", "backward"):  # they write into what they are given: no shapes to tell
+    torch.library.register_fake(f"plumb_layernorm_stable::{name}", lambda *arguments: None)
+
+
+def takes(x, normalized_shape, weight, bias):
+    """csrc/calls.h"""
+    dims = len(normalized_shape)
+    if x.device.type != DEVICE or x.dtype not in TYPES or not 0 < dims <= x.dim() or \
+            tuple(x.shape[-dims:]) != tuple(normalized_shape) or math.prod(normalized_shape) == 0:
+        return False
+    given = [p for p in (weight, bias) if p is not None]
+    types = (x.dtype, torch.float32) if x.dtype.itemsize == 2 else (x.dtype,)
+    return (all(p.device == x.device and p.dtype in types and tuple(p.shape) == tuple(normalized_shape) for p in given)
+            and len({p.dtype for p in given}) < 2)
+
+
+def has_tangent(*tensors):
+    return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def new_like(x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def run_forward(x, residual, C, weight, bias, eps, want_statistics):
+    """out, sum (None without residual), statistics (2,N)"""
+    x, residual, weight, bias = (None if t is None else t.contiguous() for t in (x, residual, weight, bias))
+    out, total, statistics = new_like(x), None if residual is None else new_like(x), None
+    if want_statistics:
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        statistics = torch.empty((2, x.numel() // C), dtype=dtype, device=x.device)
+    operators.forward(out, total, statistics, x, residual, weight, bias, C, eps)
+    return out, total, statistics
+
+
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, residual, weight, bias, C, eps):
+        out, total, statistics = run_forward(x, residual, C, weight, bias, eps, True)
+        ctx.save_for_backward(x if residual is None else total, weight, bias, statistics)
+        ctx.C = C
+        ctx.set_materialize_grads(False)
+        return out if residual is None else (out, total)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout, dtotal=None):
+        x, weight, bias, statistics = ctx.saved_tensors
+        need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
+        if dout is None:
+            return dtotal, dtotal if need_residual else None, None, None, None, None
+        dx = dweight = dbias = None
+        if need_x or need_residual:
+            dx = new_like(x) if dtotal is None else dtotal.clone(memory_format=torch.contiguous_format)
+        if need_weight:
+            dweight = new_like(weight)
+        if need_bias:
+            dbias = new_like(bias)
+        operators.backward(dx, dweight, dbias, dout.contiguous(), x.contiguous(), statistics,
+                           None if weight is None else weight.contiguous(), ctx.C, dtotal is not None)
+        return dx, dx if need_residual else None, dweight, dbias, None, None
+
+
+def learns(*tensors):
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def layer_norm(x, normalized_shape, weight, bias, eps):
+    if not takes(x, normalized_shape, weight, bias) or has_tangent(x, weight, bias):
+        return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
+    C = math.prod(normalized_shape)
+    if learns(x, weight, bias):
+        return Function.apply(x, None, weight, bias, C, eps)
+    return run_forward(x, None, C, weight, bias, eps, False)[0]
+
+
+def residual_layer_norm(x, residual, normalized_shape, weight, bias, eps):
+    if x.dtype != residual.dtype or x.shape != residual.shape or x.device != residual.device or \
+            not takes(x, normalized_shape, weight, bias) or has_tangent(x, residual, weight, bias):
+        total = x + residual
+        return layer_norm(total, normalized_shape, weight, bias, eps), total
+    C = math.prod(normalized_shape)
+    if learns(x, residual, weight, bias):
+        return Function.apply(x, residual, weight, bias, C, eps)
+    return run_forward(x, residual, C, weight, bias, eps, False)[:2]

@@ -1,0 +1,123 @@
+// llmc/layernorm/c_abi.h over host memory, in float64, plain and slow: what the extension's tests call without a GPU
+#include "llmc/layernorm/c_abi.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+thread_local std::string last_error;
+
+int refuse(int status, const char* message) {
+    last_error = message;
+    return status;
+}
+
+double get(const void* at, int type, int64_t i) {
+    switch (type) {
+        case LLMC_LAYERNORM_FLOAT32: return ((const float*)at)[i];
+        case LLMC_LAYERNORM_FLOAT64: return ((const double*)at)[i];
+        case LLMC_LAYERNORM_FLOAT16: return (double)((const _Float16*)at)[i];
+        default: return std::bit_cast<float>((uint32_t)((const uint16_t*)at)[i] << 16);
+    }
+}
+
+void put(void* at, int type, int64_t i, double value) {
+    switch (type) {
+        case LLMC_LAYERNORM_FLOAT32: ((float*)at)[i] = (float)value; return;
+        case LLMC_LAYERNORM_FLOAT64: ((double*)at)[i] = value; return;
+        case LLMC_LAYERNORM_FLOAT16: ((_Float16*)at)[i] = (_Float16)(float)value; return;
+        default: {
+            uint32_t bits = std::bit_cast<uint32_t>((float)value);
+            ((uint16_t*)at)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        }
+    }
+}
+
+// as its type holds it
+double rounded(int type, double value) {
+    double room = 0;
+    put(&room, type, 0, value);
+    return get(&room, type, 0);
+}
+
+int64_t or_columns(int64_t stride, int64_t C) { return stride != 0 ? stride : C; }
+int statistics_type(int dtype) { return dtype == LLMC_LAYERNORM_FLOAT64 ? dtype : LLMC_LAYERNORM_FLOAT32; }
+size_t workspace_bytes(int64_t C) { return 1024 * (size_t)C; }
+
+void forward_row(const llmc_layernorm_forward_args& a, int64_t n, std::vector<double>& row) {
+    int W = a.weight_dtype != 0 ? a.weight_dtype : a.dtype, S = statistics_type(a.dtype);
+    double mean = 0, variance = 0;
+    for (int64_t c = 0; c < a.C; ++c) {
+        row[c] = get(a.inp, a.dtype, n * or_columns(a.inp_stride, a.C) + c);
+        if (a.residual != nullptr) {
+            row[c] = rounded(a.dtype, row[c] + get(a.inp2, a.dtype, n * or_columns(a.inp2_stride, a.C) + c));
+            put(a.residual, a.dtype, n * or_columns(a.residual_stride, a.C) + c, row[c]);
+        }
+        mean += row[c] / (double)a.C;
+    }
+    for (double x : row) { variance += (x - mean) * (x - mean) / (double)a.C; }
+    double rstd = 1 / std::sqrt(variance + a.eps);
+    for (int64_t c = 0; c < a.C; ++c) {
+        double w = a.weight != nullptr ? get(a.weight, W, c) : 1, b = a.bias != nullptr ? get(a.bias, W, c) : 0;
+        put(a.out, a.dtype, n * or_columns(a.out_stride, a.C) + c, (row[c] - mean) * rstd * w + b);
+    }
+    if (a.mean != nullptr) { put(a.mean, S, n, mean); }
+    if (a.rstd != nullptr) { put(a.rstd, S, n, rstd); }
+}
+
+// adds the row's part to dw and db
+void backward_row(const llmc_layernorm_backward_args& a, int64_t n, std::vector<double>& dw, std::vector<double>& db) {
+    int W = a.weight_dtype != 0 ? a.weight_dtype : a.dtype, S = statistics_type(a.dtype);
+    double mean = get(a.mean, S, n), rstd = get(a.rstd, S, n), sum = 0, sum_xhat = 0;
+    auto xhat = [&](int64_t c) { return (get(a.inp, a.dtype, n * or_columns(a.inp_stride, a.C) + c) - mean) * rstd; };
+    auto dout = [&](int64_t c) { return get(a.dout, a.dtype, n * or_columns(a.dout_stride, a.C) + c); };
+    auto weight = [&](int64_t c) { return a.weight != nullptr ? get(a.weight, W, c) : 1; };
+    for (int64_t c = 0; c < a.C; ++c) {
+        dw[c] += dout(c) * xhat(c);
+        db[c] += dout(c);
+        sum += dout(c) * weight(c) / (double)a.C;
+        sum_xhat += dout(c) * weight(c) * xhat(c) / (double)a.C;
+    }
+    for (int64_t c = 0; a.dinp != nullptr && c < a.C; ++c) {
+        int64_t at = n * or_columns(a.dinp_stride, a.C) + c;
+        double before = a.accumulate_dinp != 0 ? get(a.dinp, a.dtype, at) : 0;
+        put(a.dinp, a.dtype, at, before + rstd * (dout(c) * weight(c) - sum - xhat(c) * sum_xhat));
+    }
+}
+
+}  // namespace
+
+int llmc_layernorm_abi_version(void) { return LLMC_LAYERNORM_ABI_VERSION; }
+const char* llmc_layernorm_last_error(void) { return last_error.c_str(); }
+
+int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
+    if (args->struct_size != sizeof *args) { return refuse(LLMC_LAYERNORM_INVALID, "struct_size"); }
+    if (!(args->eps >= 0)) { return refuse(LLMC_LAYERNORM_INVALID, "eps is negative, expected 0 or more"); }
+    std::vector<double> row(args->C);
+    for (int64_t n = 0; n < args->N; ++n) { forward_row(*args, n, row); }
+    return LLMC_LAYERNORM_OK;
+}
+
+int llmc_layernorm_backward_workspace(int64_t C, size_t* bytes) {
+    *bytes = workspace_bytes(C);
+    return LLMC_LAYERNORM_OK;
+}
+
+int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
+    const auto& a = *args;
+    if (a.struct_size != sizeof a) { return refuse(LLMC_LAYERNORM_INVALID, "struct_size"); }
+    if (a.workspace_size < workspace_bytes(a.C)) { return refuse(LLMC_LAYERNORM_INVALID, "workspace_size"); }
+    std::memset(a.workspace, 0xff, a.workspace_size);  // one that is too small, or in use elsewhere, is noticed
+    int W = a.weight_dtype != 0 ? a.weight_dtype : a.dtype, G = a.grad_dtype != 0 ? a.grad_dtype : W;
+    std::vector<double> dw(a.C), db(a.C);
+    for (int64_t n = 0; n < a.N; ++n) { backward_row(a, n, dw, db); }
+    for (int64_t c = 0; c < a.C; ++c) {
+        if (a.dweight != nullptr) { put(a.dweight, G, c, dw[c] + (a.accumulate != 0 ? get(a.dweight, G, c) : 0)); }
+        if (a.dbias != nullptr) { put(a.dbias, G, c, db[c] + (a.accumulate != 0 ? get(a.dbias, G, c) : 0)); }
+    }
+    return LLMC_LAYERNORM_OK;
+}

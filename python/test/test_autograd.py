@@ -1,0 +1,245 @@
+"""Autograd's rules: what is saved, asked for twice, changed, hooked, differentiated again."""
+import threading
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+from helpers import (DEVICE, EXTENSION, exact, gradients, inputs, is_ours, learning, near, ours, ours_residual, theirs,
+                     theirs_residual)
+
+only_extension = pytest.mark.skipif(not EXTENSION, reason="the portable operators refuse it")
+
+
+@pytest.fixture
+def case():
+    x, weight, bias, dy = inputs((6, 64))
+    return learning(x, weight, bias), dy, exact(theirs, (x, weight, bias), dy)
+
+
+def test_grad_accumulates(case):
+    leaves, dy, expected = case
+    y = ours(*leaves)
+    for _ in range(3):
+        y.backward(dy, retain_graph=True)
+    near([t.grad for t in leaves], [3 * e for e in expected[1:]])
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_one_gradient_alone(case, which):
+    leaves, dy, expected = case
+    near(torch.autograd.grad(ours(*leaves), leaves[which], dy), [expected[1 + which]])
+    frozen = [t if k == which else t.detach() for k, t in enumerate(leaves)]
+    ours(*frozen).backward(dy)
+    near([leaves[which].grad], [expected[1 + which]])
+
+
+def test_shared_weight(case):
+    (x, weight, bias), dy, expected = case
+    (ours(x, weight, bias) + ours(x, weight, bias)).backward(dy)
+    near([x.grad, weight.grad, bias.grad], [2 * e for e in expected[1:]])
+
+
+def test_hooks(case):
+    (x, weight, bias), dy, expected = case
+    seen = []
+    weight.register_hook(lambda g: seen.append(g.clone()))
+    weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    ours(x, weight, bias).backward(dy)
+    near(seen, [expected[2]] * 2)
+
+
+def test_saved_tensor_hooks(case):
+    leaves, dy, expected = case
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.clone(), lambda t: t):
+        y = ours(*leaves)
+    near(torch.autograd.grad(y, leaves, dy), expected[1:])
+    assert any(t.shape == leaves[0].shape for t in packed), "x is saved where no hook sees it"
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint(case, use_reentrant):
+    (x, weight, bias), dy, expected = case
+    checkpoint(ours, x, weight, bias, use_reentrant=use_reentrant).backward(dy)
+    near([x.grad, weight.grad, bias.grad], expected[1:])
+    x.grad = weight.grad = bias.grad = None
+    checkpoint(lambda *a: sum(ours_residual(*a)), x, dy, weight, bias, use_reentrant=use_reentrant).backward(dy)
+    near([x.grad], exact(lambda *a: sum(theirs_residual(*a)), (x, dy, weight, bias), dy)[1:2])
+
+
+def test_backward_twice_is_refused(case):
+    leaves, dy, _ = case
+    y = ours(*leaves)
+    y.backward(dy)
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward(dy)
+
+
+def test_x_changed_in_place_is_refused(case):
+    (x, weight, bias), dy, _ = case
+    changed = x * 1
+    y = ours(changed, weight, bias)
+    changed.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(dy)
+
+
+def test_residuals_gradient_of_others_is_not_overwritten():
+    """dx is made in the place of the sum's gradient only where nobody else holds that"""
+    x, weight, bias, dy = inputs((6, 64))
+    residual, _, _, dsum = inputs((6, 64), seed=1)
+    expected = exact(theirs_residual, (x, residual, weight, bias), dy, dsum)[2:]
+    kept = dsum.clone()
+    leaves = learning(x, residual, weight, bias)
+    near(torch.autograd.grad(ours_residual(*leaves), leaves, (dy, dsum)), expected)  # the caller holds it
+    assert torch.equal(dsum, kept)
+    y, total = ours_residual(*leaves)
+    seen = []
+    total.register_hook(lambda g: seen.append(g))
+    near(torch.autograd.grad((y, total * 1), leaves, (dy, dsum)), expected)  # a hook holds it
+    assert torch.equal(seen[0], kept)
+    y, total = ours_residual(*leaves)
+    total.retain_grad()
+    torch.autograd.backward((y, total * 1), (dy, dsum))
+    near([t.grad for t in leaves], expected)
+    assert torch.equal(total.grad, kept)
+    y, total = ours_residual(*leaves)
+    near(torch.autograd.grad((y, total * 1), leaves, (dy, dsum)), expected)  # nobody does
+    assert torch.equal(dsum, kept)
+
+
+def test_no_grad_and_inference_mode(case):
+    leaves, _, expected = case
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            y = ours(*leaves)
+            near([y], expected[:1])
+            near(ours_residual(leaves[0], leaves[0], *leaves[1:]), theirs_residual(leaves[0], leaves[0], *leaves[1:]))
+        assert not y.requires_grad
+
+
+def test_threads():
+    wrong = []
+
+    def work(seed):
+        x, weight, bias, dy = inputs((64, 256), seed=seed)
+        expected = exact(theirs, (x, weight, bias), dy)
+        for _ in range(20):
+            try:
+                near(gradients(ours, learning(x, weight, bias), dy), expected)
+            except AssertionError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# ---- derivatives of derivatives, tangents, transforms ----------------------------------------------------------------
+def second(function, leaves, *douts):
+    first = torch.autograd.grad(function(*leaves), leaves, douts, create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+
+@only_extension
+@pytest.mark.parametrize("dtype,weight_dtype", [(torch.float64, torch.float64), (torch.float32, torch.float32),
+                                                (torch.bfloat16, torch.float32)], ids=str)
+def test_second_derivative(dtype, weight_dtype):
+    x, weight, bias, dy = inputs((5, 16), dtype, weight_dtype)
+    dy = dy * 10
+    leaves, doubles = learning(x, weight, bias)[:3], learning(x, weight, bias, dtype=torch.float64)
+    given = [t for t in leaves[:2]]
+    got = second(lambda x, w: ours(x, w, bias), given, dy)
+    expected = second(lambda x, w: theirs(x, w, bias.double()), doubles[:2], dy.double())
+    for a, b in zip(got, expected):  # sums of several roundings of 16 bits
+        assert (a.double() - b).abs().max() <= (8 if dtype == torch.bfloat16 else 50) * torch.finfo(dtype).eps * b.abs().max()
+
+
+@only_extension
+def test_second_derivative_of_residual():
+    x, weight, bias, dy = inputs((5, 16), torch.float64)
+    residual, _, _, dsum = inputs((5, 16), torch.float64, seed=1)
+    leaves = learning(x, residual, weight)
+    near(second(lambda *a: ours_residual(*a, bias), leaves, dy, dsum),
+         second(lambda *a: theirs_residual(*a, bias), leaves, dy, dsum))
+    assert torch.autograd.gradgradcheck(lambda *a: ours_residual(*a, bias), leaves)
+
+
+@pytest.mark.skipif(EXTENSION, reason="the extension has it")
+def test_second_derivative_is_refused_by_name(case):
+    (x, weight, bias), dy, _ = case
+    grad, = torch.autograd.grad(ours(x, weight, bias).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_tangents(learn):
+    x, weight, bias, dx = inputs((5, 16), torch.float64)
+    found = []
+    for function in (ours, theirs):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.clone().requires_grad_(learn), dx)
+            found.append(forward_ad.unpack_dual(function(dual, weight, bias)).tangent)
+    near(found[:1], found[1:])
+
+
+@only_extension
+def test_function_transforms():
+    x, weight, bias, dy = inputs((5, 16), torch.float64)
+    for transform in (lambda f: torch.func.grad(lambda x: (f(x, weight, bias) * dy).sum())(x),
+                      lambda f: torch.func.grad(lambda w: (f(x, w, bias) * dy).sum())(weight),
+                      lambda f: torch.func.jacrev(lambda x: f(x, weight, bias))(x),
+                      lambda f: torch.func.jvp(lambda x: f(x, weight, bias), (x,), (dy,))[1],
+                      lambda f: torch.func.vmap(lambda x: f(x, weight, bias))(x),
+                      lambda f: torch.func.grad(lambda x: torch.func.grad(lambda x: f(x, weight, bias).pow(3).sum())(x).square().sum())(x),
+                      lambda f: torch.func.hessian(lambda x: f(x, weight, bias).square().sum())(x[:1])):
+        near([transform(ours)], [transform(theirs)])
+
+
+@pytest.mark.skipif(EXTENSION, reason="the extension has them")
+def test_function_transforms_are_refused():
+    x, weight, bias, _ = inputs((5, 16))
+    for transform in (lambda: torch.func.grad(lambda x: ours(x, weight, bias).sum())(x),
+                      lambda: torch.func.vmap(lambda x: ours(x, weight, bias))(x)):
+        with pytest.raises(RuntimeError):
+            transform()
+
+
+@only_extension
+def test_batched_gradients():
+    x, weight, bias, dy = inputs((5, 16), torch.float64)
+    found = [torch.autograd.grad(f(*leaves), leaves, torch.stack([dy, 2 * dy]), is_grads_batched=True)
+             for f in (ours, theirs) for leaves in [learning(x, weight, bias)]]
+    near(*found)
+
+
+@only_extension
+def test_tangent_of_the_incoming_gradient():
+    x, weight, bias, dy = inputs((5, 16), torch.float64)
+    found = []
+    for function in (ours, theirs):
+        leaves = learning(x, weight, bias)
+        y = function(*leaves)
+        with forward_ad.dual_level():
+            grads = torch.autograd.grad(y, leaves, forward_ad.make_dual(dy, dy.flip(0)))
+            found.append([forward_ad.unpack_dual(g).tangent for g in grads])
+    near(*found)
+
+
+@only_extension
+def test_no_python_in_backward(case):
+    """one node, which is C++, and below it one operator"""
+    (x, weight, bias), dy, _ = case
+    y = ours(x, weight, bias)
+    assert is_ours(y) and type(y.grad_fn).__module__ != "__main__" and not hasattr(type(y.grad_fn), "backward")
+    assert {type(next_).__name__ for next_, _ in y.grad_fn.next_functions} == {"AccumulateGrad"}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        y.backward(dy)
+    names = [e.name for e in profile.events() if "plumb" in e.name.lower()]
+    assert sorted(n for n in names if not n.startswith("autograd::engine")) == ["PlumbLayerNormBackward", "plumb_layernorm::backward"]

@@ -1,0 +1,305 @@
+"""What PyTorch does with a call: torch.compile, export, autocast, CUDA graphs, DistributedDataParallel; and the module."""
+import copy
+import itertools
+import socket
+
+import pytest
+import torch
+from torch import nn
+
+import plumb_layernorm
+from helpers import (DEVICE, EXTENSION, HALF, exact, gradients, inputs, is_ours, learning, near, ours, ours_residual,
+                     theirs)
+
+cuda = pytest.mark.skipif(DEVICE != "cuda", reason="of CUDA")
+BACKENDS = ["inductor"] if DEVICE == "cuda" else ["aot_eager", "inductor"]
+
+
+# ---- the module ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("arguments", [dict(), dict(eps=0.1), dict(elementwise_affine=False), dict(bias=False),
+                                       dict(dtype=torch.bfloat16), dict(device=DEVICE)], ids=str)
+def test_module(arguments):
+    module, reference = (kind((3, 16), **arguments).to(DEVICE) for kind in (plumb_layernorm.LayerNorm, nn.LayerNorm))
+    assert list(module.state_dict()) == list(reference.state_dict()) and repr(module) == repr(reference)
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.normal_()
+    module.load_state_dict(reference.state_dict())
+    x = torch.randn(5, 3, 16, device=DEVICE, dtype=arguments.get("dtype")).requires_grad_()
+    y = module(x)
+    assert is_ours(y)
+    near([y], [reference.double()(x.double())])
+    assert copy.deepcopy(module).state_dict().keys() == module.state_dict().keys()
+
+
+def test_replace_layernorms():
+    class Own(nn.LayerNorm):
+        def forward(self, x):
+            return x
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Sequential(nn.LayerNorm(8, bias=False), Own(8)))
+    model.append(model[1])  # one module in two places is one
+    model.to(DEVICE)
+    parameters, x = list(model.parameters()), torch.randn(4, 8, device=DEVICE)
+    seen = []
+    model[1].register_forward_hook(lambda *a: seen.append(a))
+    expected = model(x)
+    assert plumb_layernorm.replace_layernorms(model) == 2 and plumb_layernorm.replace_layernorms(model) == 0
+    near([model(x)], [expected])
+    assert len(seen) == 4 and is_ours(model[1](x)) and type(model[2][1]) is Own
+    assert all(a is b for a, b in zip(model.parameters(), parameters))
+    assert plumb_layernorm.replace_layernorms(nn.LayerNorm(8)) == 1
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_autocast(dtype):
+    """16-bit rows beside float32 weights stay in 16 bits"""
+    x, weight, bias, dy = inputs((6, 64), dtype, torch.float32)
+    leaves = learning(x, weight, bias)
+    with torch.autocast(DEVICE, dtype):
+        y = ours(*leaves)
+        total = ours_residual(*leaves[:1], *leaves)[1]
+    assert is_ours(y) and y.dtype == total.dtype == dtype
+    near([y, *torch.autograd.grad(y, leaves, dy)], exact(theirs, (x, weight, bias), dy))
+
+
+@cuda
+def test_autocast_of_what_the_library_lacks():
+    """is PyTorch's: float32"""
+    x, weight, bias, _ = inputs((6, 64))
+    with torch.autocast("cuda", torch.bfloat16):
+        y = ours(x, weight.bfloat16(), bias.bfloat16())
+    assert y.dtype == torch.float32 and torch.equal(y, theirs(x, weight.bfloat16().float(), bias.bfloat16().float()))
+
+
+# ---- torch.compile and export ----------------------------------------------------------------------------------------
+def block(x, residual, weight, bias):
+    y = ours(x * 2, weight, bias)
+    z, total = plumb_layernorm.residual_layer_norm(y, residual, residual.shape[-1], weight, bias, 1e-3)
+    return ours(z, None, None) + total, total
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dynamic,learn", list(itertools.product((False, True), repeat=2)))
+def test_compile(dynamic, learn, backend):
+    torch.compiler.reset()
+    graph = torch.compile(block, fullgraph=True, dynamic=dynamic, backend=backend)
+    for shape in ((5, 7, 64), (9, 33, 80)):
+        x, weight, bias, dy = inputs(shape)
+        residual, _, _, dsum = inputs(shape, seed=1)
+        given = learning(x, residual, weight, bias) if learn else (x, residual, weight, bias)
+        if not learn:
+            near(graph(*given), block(*given))
+            continue
+        expected = exact(lambda x, r, w, b: reference_block(x, r, w, b), (x, residual, weight, bias), dy, dsum)
+        near(gradients(graph, given, dy, dsum), expected)
+
+
+def reference_block(x, residual, weight, bias):
+    total = theirs(x * 2, weight, bias) + residual
+    z = theirs(total, weight, bias, eps=1e-3)
+    return theirs(z, None, None) + total, total
+
+
+def test_compiled_graph_has_our_operators():
+    x, weight, bias, dy = inputs((6, 64))
+    found = []
+
+    def look(graph, example_inputs):
+        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    from torch._dynamo.backends.common import aot_autograd
+    torch.compiler.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend=aot_autograd(fw_compiler=look, bw_compiler=look))
+    near(gradients(compiled, learning(x, weight, bias), dy), exact(theirs, (x, weight, bias), dy))
+    names = [name for name in found if "plumb_layernorm" in name]
+    if EXTENSION:
+        assert names == ["plumb_layernorm.forward.default", "plumb_layernorm.backward.default"]
+    else:
+        assert len(names) >= 2 or any("auto_functionalized" in name for name in found)
+
+
+def test_compiled_module_under_autocast():
+    model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32), nn.LayerNorm(32, bias=False)).to(DEVICE)
+    assert plumb_layernorm.replace_layernorms(model) == 2
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True)
+    x = torch.randn(16, 32, device=DEVICE)
+    results = []
+    for function in (model, compiled):
+        model.zero_grad()
+        with torch.autocast(DEVICE, torch.bfloat16):
+            y = function(x)
+        y.float().square().mean().backward()
+        results.append([y.float()] + [p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*results):
+        assert (a - b).abs().max() <= 2**-6 * b.abs().max() + 1e-6
+    assert y.dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(not EXTENSION, reason="of the extension's operators")
+def test_export():
+    model = nn.Sequential(plumb_layernorm.LayerNorm(16), nn.Linear(16, 16)).to(DEVICE)
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(model, (torch.randn(4, 16, device=DEVICE),), dynamic_shapes=({0: batch},))
+    assert any("plumb_layernorm" in str(node.target) for node in program.graph.nodes)
+    x = torch.randn(9, 16, device=DEVICE)
+    near([program.module()(x), program.run_decompositions().module()(x)], [model(x)] * 2)
+
+
+@pytest.mark.skipif(not EXTENSION, reason="of the extension's operators")
+@pytest.mark.parametrize("shape", [(6, 64), (2, 3, 33)], ids=str)
+def test_opcheck(shape):
+    x, weight, bias, dy = inputs(shape)
+    operators = torch.ops.plumb_layernorm
+    given = learning(x, weight, bias)
+    torch.library.opcheck(operators.layer_norm.default, (given[0], shape[-1:], *given[1:], 1e-5))
+    torch.library.opcheck(operators.residual_layer_norm.default, (given[0], dy, shape[-1:], *given[1:], 1e-5))
+    torch.library.opcheck(operators.forward.default, (x, 1, weight, bias, 1e-5))
+    torch.library.opcheck(operators.residual_forward.default, (x, dy, 1, weight, None, 1e-5))
+    _, statistics = operators.forward(x, 1, weight, bias, 1e-5)
+    for dsum, wanted in ((None, [True] * 3), (dy, [True] * 3), (None, [False, True, False])):
+        torch.library.opcheck(operators.backward.default,
+                              (dy, x, statistics, 1, weight, dsum, torch.float32, wanted))
+
+
+@pytest.mark.skipif(not EXTENSION, reason="of the extension's operators")
+def test_operators_refuse_what_does_not_fit():
+    x, weight, bias, dy = inputs((6, 64))
+    operators = torch.ops.plumb_layernorm
+    _, statistics = operators.forward(x, 1, weight, bias, 1e-5)
+    for call in (lambda: operators.forward(x, 3, None, None, 1e-5), lambda: operators.forward(x, 1, weight[:9], bias, 1e-5),
+                 lambda: operators.residual_forward(x, dy[:1], 1, weight, bias, 1e-5),
+                 lambda: operators.backward(dy[:1], x, statistics, 1, weight, None, torch.float32, [True] * 3),
+                 lambda: operators.backward(dy, x, statistics[:, :3], 1, weight, None, torch.float32, [True] * 3)):
+        with pytest.raises(ValueError, match="plumb_layernorm"):
+            call()
+
+
+# ---- several processes -----------------------------------------------------------------------------------------------
+def test_distributed_data_parallel():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.distributed.init_process_group("nccl" if DEVICE == "cuda" else "gloo", world_size=1, rank=0,
+                                         init_method=f"tcp://127.0.0.1:{port}")
+    try:
+        model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)).to(DEVICE)
+        plumb_layernorm.replace_layernorms(model)
+        alone = copy.deepcopy(model)
+        spread = nn.parallel.DistributedDataParallel(model)
+        x = torch.randn(8, 16, device=DEVICE)
+        for _ in range(3):
+            for m in (alone, spread):
+                m(x).square().sum().backward()
+        near([p.grad for p in model.parameters()], [p.grad for p in alone.parameters()])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# ---- CUDA's own ------------------------------------------------------------------------------------------------------
+def capture(function, stream):
+    """warm-up and capture of function() on the stream; its results and the graph"""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        results = function()
+    return graph, results
+
+
+@cuda
+@pytest.mark.parametrize("function", [ours, lambda x, w, b: sum(ours_residual(x, x * 1, w, b))], ids=["plain", "residual"])
+def test_graph_of_a_whole_step_on_a_side_stream(function):
+    """forward, .backward() into .grad: leaves are made within, as autograd remembers the stream on which they came"""
+    x, weight, bias, dy = inputs((512, 1024), torch.bfloat16)
+    leaves = learning(x, weight, bias)
+
+    def step():
+        for leaf in leaves:
+            leaf.grad = None
+        y = function(*leaves)
+        y.backward(dy)
+        return [y, *(leaf.grad for leaf in leaves)]
+
+    graph, results = capture(step, torch.cuda.Stream())
+    with torch.no_grad():
+        leaves[0].copy_(x.flip(0))
+    graph.replay()
+    torch.cuda.synchronize()
+    expected = gradients(function, learning(x.flip(0), weight, bias), dy)
+    assert all(torch.equal(a, b) for a, b in zip(results, expected))
+
+
+@cuda
+def test_graph_on_the_default_capture_stream():
+    x, weight, bias, dy = inputs((512, 1024), torch.bfloat16)
+    leaves = learning(x, weight, bias)
+    expected = gradients(ours, leaves, dy)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = gradients(ours, leaves, dy)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(results, expected))
+
+
+@cuda
+def test_make_graphed_callables():
+    module = plumb_layernorm.LayerNorm(768, device=DEVICE)
+    x = torch.randn(64, 768, device=DEVICE, requires_grad=True)
+    graphed = torch.cuda.make_graphed_callables(copy.deepcopy(module), (x.detach().clone().requires_grad_(),))
+    dy = torch.randn_like(x)
+    for m in (module, graphed):
+        x.grad = None
+        m(x).backward(dy)
+        m.kept = x.grad
+    assert torch.equal(module.kept, graphed.kept)
+    assert torch.equal(module.weight.grad, graphed.weight.grad)
+
+
+@cuda
+def test_streams_have_workspaces_of_their_own():
+    x, weight, bias, dy = inputs((4096, 1024), torch.bfloat16)
+    expected = gradients(ours, learning(x, weight, bias), dy)
+    torch.cuda.synchronize()
+    streams, found = [torch.cuda.Stream() for _ in range(4)], []
+    for _ in range(10):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found.append(gradients(ours, learning(x, weight, bias), dy))
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for results in found for a, b in zip(results, expected))
+
+
+@cuda
+def test_other_devices():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    given = [t.to("cuda:1") for t in inputs((64, 768))]
+    near(gradients(ours, learning(*given[:3]), given[3]), exact(theirs, given[:3], given[3]))
+
+
+@cuda
+def test_allocations_of_a_call():
+    """outputs once, and nothing else once the workspace is there"""
+    x, weight, bias, dy = inputs((512, 1024), torch.bfloat16)
+    leaves = learning(x, weight, bias)
+    gradients(ours, leaves, dy)
+
+    def count(function):
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        kept = function()
+        return torch.cuda.memory_stats()["allocation.all.allocated"] - before, kept
+
+    assert count(lambda: ours(x, weight, bias))[0] == 1
+    allocations, y = count(lambda: ours(*leaves))
+    assert allocations == 2  # y; mean and rstd
+    if EXTENSION:
+        assert count(lambda: torch.autograd.grad(y, leaves, dy))[0] == 3
