@@ -127,8 +127,8 @@ else:  # as pip's build backend: pyproject.toml
 
     class Wheel(bdist_wheel):
         def finalize_options(self):
+            self.distribution.has_ext_modules = lambda: True  # else the package would lie where pure Python does
             super().finalize_options()
-            self.root_is_pure = False
 
         def get_tag(self):  # of this processor, of any Python: the extensions use none of its interface
             return "py3", "none", super().get_tag()[2]

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Races LayerNorms in one process, on the same buffers: ours, torch eager, torch.compile, Triton's tutorial, and Apex,
-Liger, QuACK, TransformerEngine and flash-attention where they can be imported (layernorm_peers.py).
+"""Races LayerNorms in one process, on the same buffers: ours (the package of python/), torch eager, torch.compile,
+Triton's tutorial, and Apex, Liger, QuACK, TransformerEngine and flash-attention where they can be imported
+(layernorm_peers.py).
 
 Two clocks. Kernel time: replay of a CUDA graph that goes round a ring of inputs of more than 800 MB; the results of a
 whole round stay allocated, so that nobody reads or writes what is still in L2; providers take turns, each replays
@@ -38,7 +39,7 @@ except ImportError as missing:
 
 import layernorm_peers
 import plot_sweep
-from layernorm_peers import Autograd, Ours, Problem
+from layernorm_peers import Autograd, Problem
 
 REPLAYS, WARMUP_REPLAYS = 9, 2
 REPLAY_US = 3000
@@ -157,7 +158,7 @@ def correct_runners(peers, problem, rows):
     for peer in peers:
         row = rows[peer.name]
         try:
-            runner = (Ours if peer.name == "ours" else Autograd)(peer, p)
+            runner = Autograd(peer, p)
             results = runner.results()
             row["error"] = round(layernorm_peers.worst_error(results, expected), 3)
         except Exception as error:  # refuses this shape: the others go on
@@ -395,8 +396,8 @@ def find_peers(names):
     if names is None or "ours" in names:
         try:
             found.insert(0, layernorm_peers.ours())
-        except (OSError, RuntimeError) as error:  # no library, or one that cannot be used
-            raise SystemExit(f"bench_layernorm.py: {error}") from None
+        except ImportError as error:
+            raise SystemExit(f"bench_layernorm.py: {error}; expected the package: python/README.md") from None
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Triton {triton.__version__}; "
           f"{', '.join(peer.name for peer in found)}")
     for name, why in missing.items():

@@ -2,8 +2,8 @@
 # Runs every check of `make test` on what is built, and adds their counts up.
 #   dev/test/run.sh          everything       dev/test/run.sh quick    the unit tests alone
 # Stages: unit tests; the documents' tables and links; the unit tests under address and undefined-behaviour sanitizers; the
-# GPU's tests; LayerNorm's kernels on the CPU; planted faults, which the tests must catch; the C interfaces; the
-# kernel shootouts (--check).
+# GPU's tests; LayerNorm's kernels on the CPU; planted faults, which the tests must catch; the C interfaces; the PyTorch
+# package; the kernel shootouts (--check).
 # Those that need a GPU are skipped without one. Last line: N passed, N failed, N skipped.
 set -u
 cd "$(dirname "$0")/../.."
@@ -86,6 +86,7 @@ if [ "${1:-}" != quick ]; then
     fi
     stage planted planted
     stage c_abi dev/test/c_abi/run.sh
+    stage package python/test/package.sh
     for shootout in dev/cuda/layernorm_forward dev/cuda/residual_layernorm_forward dev/cuda/layernorm_backward; do
         if [ -x $shootout ]; then
             stage "$(basename $shootout)" $shootout --check

@@ -1,0 +1,54 @@
+#!/bin/bash
+# Everything of the package on a machine with a GPU and PyTorch, without a network: the wheel in a fresh environment, the
+# tests by both backends, the host's cost, the race by both clocks, models in training.
+#   python/test/gpu.sh WHEELS OUT     WHEELS: a folder with plumb_layernorm-*.whl, and the peers' wheels or packages
+# Each part has a time limit; a line of each says how it ended, and results lie in OUT. Exit 1 if the wheel or a test failed.
+set -u
+cd "$(dirname "$0")/../.."
+wheels=$(realpath "$1") out=$(realpath -m "$2")
+mkdir -p "$out"
+environment=$(mktemp -d)/environment
+python=$environment/bin/python
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+failed=0 begin=$SECONDS
+
+part() {  # name seconds command...: 0 of timeout is the command's own end
+    local name=$1 limit=$2 status start=$SECONDS
+    shift 2
+    echo "== $name: $*"
+    timeout "$limit" "$@" >"$out/$name.log" 2>&1
+    status=$?
+    grep -vE '^(  warnings.warn|  _warn_once|$)' "$out/$name.log" | tail -"${LINES_OF_A_PART:-45}"
+    echo "== $name: exit $status after $((SECONDS - start)) s, $((SECONDS - begin)) s in all"
+    return $status
+}
+
+install() {
+    python3 -m venv --without-pip --system-site-packages "$environment"
+    # python3 may be of an environment itself, whose packages the new one does not see
+    python3 -c 'import site; print("\n".join(site.getsitepackages()))' >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/above.pth"
+    python3 -m pip --python "$python" install -q --no-index --no-deps --no-compile "$wheels"/plumb_layernorm-*.whl || return 1
+    for peer in "$wheels"/*.whl; do
+        case $peer in */plumb_layernorm-*) continue ;; esac
+        python3 -m pip --python "$python" install -q --no-index --no-deps --no-compile "$peer" || echo "not installed: $peer"
+    done
+    cd "$out" && "$python" -c 'import torch, plumb_layernorm
+print(torch.__version__, torch.cuda.get_device_name(), plumb_layernorm.__file__, plumb_layernorm.backend)
+x = torch.randn(8, 768, device="cuda", requires_grad=True)
+plumb_layernorm.LayerNorm(768, device="cuda")(x).square().sum().backward()
+print("gradient", x.grad.abs().max().item())'
+}
+
+export -f install
+export wheels out environment python
+LINES_OF_A_PART=15 part install 90 bash -c install || exit 1
+workers=$("$python" -c 'import xdist; print("-n 6")' 2>/dev/null)
+tests=("$python" -m pytest -q -p no:cacheprovider $workers --durations=5 python/test)
+part tests 170 "${tests[@]}" || failed=1
+PLUMB_LAYERNORM_BACKEND=stable part tests-stable 100 "${tests[@]}" -k "not compile and not tutorial" || failed=1
+part host_cost 60 "$python" python/bench/host_cost.py --json "$out/host_cost.json"
+PLUMB_LAYERNORM_BACKEND=stable part host_cost_stable 40 "$python" python/bench/host_cost.py --rounds 3 --json "$out/host_cost_stable.json"
+LINES_OF_A_PART=75 part race "${RACE_SECONDS:-190}" "$python" scripts/bench_layernorm.py --sweep --gpt2 --quick --timing both --out "$out/race"
+part models "${MODELS_SECONDS:-170}" "$python" python/bench/train_models.py --json "$out/models.json"
+echo "gpu.sh: $([ $failed = 0 ] && echo passed || echo FAILED), $((SECONDS - begin)) s"
+exit $failed
