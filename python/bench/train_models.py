@@ -107,8 +107,9 @@ class Run:
 def race(name, kind, how, options):
     torch.manual_seed(1)
     torch.compiler.reset()
-    model, new_batch = MODELS[name](options)
-    model.to(options.device).train()
+    with torch.device(options.device):
+        model, new_batch = MODELS[name](options)
+    model.train()
     data = [new_batch(options.device) for _ in range(4)]
     for batch in data:
         for key, value in batch.items():

@@ -1,7 +1,8 @@
 #!/bin/bash
 # Everything of the package on a machine with a GPU and PyTorch, without a network: the wheel in a fresh environment, the
 # tests by both backends, the host's cost, the race by both clocks, models in training.
-#   python/test/gpu.sh WHEELS OUT     WHEELS: a folder with plumb_layernorm-*.whl, and the peers' wheels or packages
+#   python/test/gpu.sh WHEELS OUT     WHEELS: a folder with plumb_layernorm-*.whl, the peers' wheels, and in WHEELS/site
+#                                     what of theirs is no wheel
 # Each part has a time limit; a line of each says how it ended, and results lie in OUT. Exit 1 if the wheel or a test failed.
 set -u
 cd "$(dirname "$0")/../.."
@@ -25,13 +26,16 @@ part() {  # name seconds command...: 0 of timeout is the command's own end
 
 install() {
     python3 -m venv --without-pip --system-site-packages "$environment"
+    local packages
+    packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     # python3 may be of an environment itself, whose packages the new one does not see
-    python3 -c 'import site; print("\n".join(site.getsitepackages()))' >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/above.pth"
+    python3 -c 'import site; print("\n".join(site.getsitepackages()))' >"$packages/above.pth"
     python3 -m pip --python "$python" install -q --no-index --no-deps --no-compile "$wheels"/plumb_layernorm-*.whl || return 1
     for peer in "$wheels"/*.whl; do
         case $peer in */plumb_layernorm-*) continue ;; esac
         python3 -m pip --python "$python" install -q --no-index --no-deps --no-compile "$peer" || echo "not installed: $peer"
     done
+    if [ -d "$wheels/site" ]; then cp -r "$wheels/site/." "$packages"; fi
     cd "$out" && "$python" -c 'import torch, plumb_layernorm
 print(torch.__version__, torch.cuda.get_device_name(), plumb_layernorm.__file__, plumb_layernorm.backend)
 x = torch.randn(8, 768, device="cuda", requires_grad=True)
@@ -41,14 +45,17 @@ print("gradient", x.grad.abs().max().item())'
 
 export -f install
 export wheels out environment python
-LINES_OF_A_PART=15 part install 90 bash -c install || exit 1
+LINES_OF_A_PART=15 part install 60 bash -c install || exit 1
 workers=$("$python" -c 'import xdist; print("-n 6")' 2>/dev/null)
+# shellcheck disable=SC2206
 tests=("$python" -m pytest -q -p no:cacheprovider $workers --durations=5 python/test)
-part tests 170 "${tests[@]}" || failed=1
-PLUMB_LAYERNORM_BACKEND=stable part tests-stable 100 "${tests[@]}" -k "not compile and not tutorial" || failed=1
-part host_cost 60 "$python" python/bench/host_cost.py --json "$out/host_cost.json"
-PLUMB_LAYERNORM_BACKEND=stable part host_cost_stable 40 "$python" python/bench/host_cost.py --rounds 3 --json "$out/host_cost_stable.json"
-LINES_OF_A_PART=75 part race "${RACE_SECONDS:-190}" "$python" scripts/bench_layernorm.py --sweep --gpt2 --quick --timing both --out "$out/race"
-part models "${MODELS_SECONDS:-170}" "$python" python/bench/train_models.py --json "$out/models.json"
+part tests 130 "${tests[@]}" || failed=1
+PLUMB_LAYERNORM_BACKEND=stable part tests_stable 60 "${tests[@]}" -k "not compile and not tutorial" || failed=1
+part host_cost 35 "$python" python/bench/host_cost.py --json "$out/host_cost.json"
+PLUMB_LAYERNORM_BACKEND=stable part host_cost_stable 20 "$python" python/bench/host_cost.py --rounds 3 \
+    --json "$out/host_cost_stable.json"
+LINES_OF_A_PART=75 part race 150 "$python" scripts/bench_layernorm.py --sweep --gpt2 --quick --timing both --out "$out/race"
+part models 75 "$python" python/bench/train_models.py --how eager --json "$out/models.json"
+part models_compiled 75 "$python" python/bench/train_models.py --how compiled --types autocast --json "$out/models_compiled.json"
 echo "gpu.sh: $([ $failed = 0 ] && echo passed || echo FAILED), $((SECONDS - begin)) s"
 exit $failed
