@@ -26,7 +26,9 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-bool has_tangent(const Tensor* t) { return t != nullptr && t->defined() && t->_fw_grad(/*level=*/0).defined(); }
+bool has_tangent(const Tensor* t) {
+    return t != nullptr && t->defined() && t->_fw_grad(/*level=*/0).defined();
+}
 
 // Nobody else holds the gradient, so that dx may be made in its place. The engine decides likewise when it adds gradients.
 bool may_overwrite(const Tensor& gradient) {
@@ -42,7 +44,9 @@ struct LayerNormBackward final : public Node {
     at::ScalarType grad_type = at::kFloat;  // of weight and bias
     bool residual = false, has_weight = false, has_bias = false, released = false;
 
-    std::string name() const override { return residual ? "PlumbResidualLayerNormBackward" : "PlumbLayerNormBackward"; }
+    std::string name() const override {
+        return residual ? "PlumbResidualLayerNormBackward" : "PlumbLayerNormBackward";
+    }
 
     void release_variables() override {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -56,8 +60,9 @@ struct LayerNormBackward final : public Node {
         std::lock_guard<std::mutex> lock(mutex_);
         Tensor dout = std::move(grads[0]), dsum = residual ? std::move(grads[1]) : Tensor();
         size_t inputs = residual ? 2 : 1;  // then come weight and bias
-        std::array<bool, 3> wanted{task_should_compute_output(0) || (residual && task_should_compute_output(1)),
-                                   task_should_compute_output(inputs), task_should_compute_output(inputs + 1)};
+        std::array<bool, 3> wanted{
+            task_should_compute_output(0) || (residual && task_should_compute_output(1)),
+            task_should_compute_output(inputs), task_should_compute_output(inputs + 1)};
         std::array<Tensor, 3> made{dsum, Tensor(), Tensor()};
         if (dout.defined()) {
             made = {};
@@ -79,7 +84,8 @@ private:
         }
         at::AutoDispatchBelowADInplaceOrView below_autograd;
         if (dsum.defined() && wanted[0] && may_overwrite(dsum) && !at::isTensorSubclassLike(dout)) {
-            Gradients made = run_backward(dout, rows, statistics, dims, given(w), grad_type, wanted, std::move(dsum));
+            Gradients made =
+                run_backward(dout, rows, statistics, dims, given(w), grad_type, wanted, std::move(dsum));
             return {std::move(made.dx), std::move(made.dweight), std::move(made.dbias)};
         }
         MaybeTensor added = dsum.defined() ? MaybeTensor(std::move(dsum)) : std::nullopt;
@@ -89,8 +95,8 @@ private:
     }
 
     // by PyTorch's operators, which have derivatives themselves
-    std::array<Tensor, 3> differentiable(const Tensor& dout, const Tensor& dsum, const Tensor& rows, const MaybeTensor& w,
-                                         std::array<bool, 3> wanted) {
+    std::array<Tensor, 3> differentiable(const Tensor& dout, const Tensor& dsum, const Tensor& rows,
+                                         const MaybeTensor& w, std::array<bool, 3> wanted) {
         at::ScalarType type = has_weight || has_bias ? grad_type : rows.scalar_type();
         auto normalized_shape = rows.sym_sizes().slice(rows.dim() - dims);
         std::vector<c10::SymInt> each_row(rows.sym_sizes().begin(), rows.sym_sizes().end() - dims);
@@ -99,7 +105,8 @@ private:
         if (has_bias) { bias = at::empty_symint(normalized_shape, rows.options().dtype(grad_type)); }
         auto [dx, dweight, dbias] = at::native_layer_norm_backward_symint(
             dout.to(type), rows.to(type), normalized_shape, statistics.select(0, 0).view_symint(each_row),
-            statistics.select(0, 1).view_symint(each_row), w, bias, {wanted[0], wanted[1] && has_weight, wanted[2] && has_bias});
+            statistics.select(0, 1).view_symint(each_row), w, bias,
+            {wanted[0], wanted[1] && has_weight, wanted[2] && has_bias});
         if (dx.defined()) { dx = dx.to(rows.scalar_type()); }
         if (dx.defined() && dsum.defined()) { dx = at::add(dx, dsum); }
         return {dx, dweight, dbias};
@@ -116,8 +123,8 @@ bool transformed(std::initializer_list<const Tensor*> tensors) {
 bool requires_grad(const Tensor* t) { return t != nullptr && t->requires_grad(); }
 
 // without x, which is saved once it is known to be an output or an input
-std::shared_ptr<LayerNormBackward> new_node(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,
-                                            const Tensor* bias) {
+std::shared_ptr<LayerNormBackward> new_node(const Tensor& x, const Tensor* residual, int64_t dims,
+                                            const Tensor* weight, const Tensor* bias) {
     std::shared_ptr<LayerNormBackward> node(new LayerNormBackward(), torch::autograd::deleteNode);
     torch::autograd::edge_list edges;
     edges.reserve(4);
@@ -139,7 +146,8 @@ std::shared_ptr<LayerNormBackward> new_node(const Tensor& x, const Tensor* resid
     return node;
 }
 
-Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias, double eps) {
+Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
+                  double eps) {
     const Tensor *w = given(weight), *b = given(bias);
     if (!takes(x, normalized_shape, w, b) || transformed({&x, w, b})) {
         return at::layer_norm_symint(x, normalized_shape, weight, bias, eps);
@@ -160,10 +168,12 @@ Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight
     return out;
 }
 
-std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual, Shape normalized_shape,
-                                               MaybeTensorRef weight, MaybeTensorRef bias, double eps) {
+std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
+                                               Shape normalized_shape, MaybeTensorRef weight,
+                                               MaybeTensorRef bias, double eps) {
     const Tensor *w = given(weight), *b = given(bias);
-    if (!takes_residual(x, residual) || !takes(x, normalized_shape, w, b) || transformed({&x, &residual, w, b})) {
+    if (!takes_residual(x, residual) || !takes(x, normalized_shape, w, b) ||
+        transformed({&x, &residual, w, b})) {
         Tensor sum = at::add(x, residual);
         return {operators::layer_norm().call(sum, normalized_shape, weight, bias, eps), sum};
     }

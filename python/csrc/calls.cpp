@@ -13,11 +13,16 @@ namespace {
 // the library's number of a type; 0: it has none
 int type_code(at::ScalarType type) {
     switch (type) {
-        case at::kFloat: return LLMC_LAYERNORM_FLOAT32;
-        case at::kBFloat16: return LLMC_LAYERNORM_BFLOAT16;
-        case at::kHalf: return LLMC_LAYERNORM_FLOAT16;
-        case at::kDouble: return LLMC_LAYERNORM_FLOAT64;
-        default: return 0;
+        case at::kFloat:
+            return LLMC_LAYERNORM_FLOAT32;
+        case at::kBFloat16:
+            return LLMC_LAYERNORM_BFLOAT16;
+        case at::kHalf:
+            return LLMC_LAYERNORM_FLOAT16;
+        case at::kDouble:
+            return LLMC_LAYERNORM_FLOAT64;
+        default:
+            return 0;
     }
 }
 
@@ -33,9 +38,11 @@ void check(int status) {
 Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType type) {
     caffe2::TypeMeta meta = caffe2::TypeMeta::fromScalarType(type);
     size_t bytes = c10::multiply_integers(sizes) * meta.itemsize();
-    auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                         allocator()->allocate(bytes), allocator(), /*resizable=*/true);
-    Tensor made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(kDeviceKey), meta);
+    auto storage =
+        c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                              allocator()->allocate(bytes), allocator(), /*resizable=*/true);
+    Tensor made =
+        at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(kDeviceKey), meta);
     made.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
     return made;
 }
@@ -130,8 +137,8 @@ bool parameter_fits(const Tensor& p, const Tensor& x, c10::SymIntArrayRef normal
 
 bool takes(const Tensor& x, c10::SymIntArrayRef normalized_shape, const Tensor* weight, const Tensor* bias) {
     size_t dims = normalized_shape.size();
-    return x.device().type() == kDevice && x.layout() == at::kStrided && type_code(x.scalar_type()) != 0 && dims > 0 &&
-           dims <= (size_t)x.dim() && x.sym_sizes().slice(x.dim() - dims) == normalized_shape &&
+    return x.device().type() == kDevice && x.layout() == at::kStrided && type_code(x.scalar_type()) != 0 &&
+           dims > 0 && dims <= (size_t)x.dim() && x.sym_sizes().slice(x.dim() - dims) == normalized_shape &&
            (weight == nullptr || parameter_fits(*weight, x, normalized_shape)) &&
            (bias == nullptr || parameter_fits(*bias, x, normalized_shape)) &&
            (weight == nullptr || bias == nullptr || weight->scalar_type() == bias->scalar_type());
@@ -142,8 +149,8 @@ bool takes_residual(const Tensor& x, const Tensor& residual) {
            residual.layout() == at::kStrided && residual.sym_sizes() == x.sym_sizes();
 }
 
-Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight, const Tensor* bias,
-                    double eps, bool want_statistics) {
+Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,
+                    const Tensor* bias, double eps, bool want_statistics) {
     Sizes s(x, dims);
     Place place(x);
     Forward made;
@@ -182,8 +189,9 @@ Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const
     return made;
 }
 
-Gradients run_backward(const Tensor& dout, const Tensor& x, const Tensor& statistics, int64_t dims, const Tensor* weight,
-                       at::ScalarType grad_type, std::array<bool, 3> wanted, Tensor dx) {
+Gradients run_backward(const Tensor& dout, const Tensor& x, const Tensor& statistics, int64_t dims,
+                       const Tensor* weight, at::ScalarType grad_type, std::array<bool, 3> wanted,
+                       Tensor dx) {
     Sizes s(x, dims);
     Place place(x);
     Gradients made;

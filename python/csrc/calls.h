@@ -21,7 +21,9 @@ bool takes(const Tensor& x, c10::SymIntArrayRef normalized_shape, const Tensor* 
 bool takes_residual(const Tensor& x, const Tensor& residual);
 
 // the type of mean and rstd beside rows of this type
-inline at::ScalarType statistics_type(at::ScalarType rows) { return rows == at::kDouble ? at::kDouble : at::kFloat; }
+inline at::ScalarType statistics_type(at::ScalarType rows) {
+    return rows == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 struct Forward {
     Tensor out;         // as x, contiguous
@@ -32,8 +34,8 @@ struct Forward {
 // LayerNorm over the last `dims` dimensions of x, or of x + residual. For what takes() takes; residual, if given, has x's
 // shape, type and device. Queued on the current stream of x's device. Rows that cannot be read in place (the last dims
 // dimensions not side by side, or rows not at one distance) are copied first.
-Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight, const Tensor* bias,
-                    double eps, bool want_statistics);
+Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,
+                    const Tensor* bias, double eps, bool want_statistics);
 
 struct Gradients {
     Tensor dx, dweight, dbias;  // undefined if not wanted
@@ -42,7 +44,7 @@ struct Gradients {
 // The gradients of run_forward's out by what was normalised (x: its x or its sum), weight and bias, those that `wanted`
 // says in this order. dweight and dbias are of grad_type. dx, if defined, is contiguous and added to (+=), else it is
 // made. dout has x's shape, type and device.
-Gradients run_backward(const Tensor& dout, const Tensor& x, const Tensor& statistics, int64_t dims, const Tensor* weight,
-                       at::ScalarType grad_type, std::array<bool, 3> wanted, Tensor dx);
+Gradients run_backward(const Tensor& dout, const Tensor& x, const Tensor& statistics, int64_t dims,
+                       const Tensor* weight, at::ScalarType grad_type, std::array<bool, 3> wanted, Tensor dx);
 
 }  // namespace plumb

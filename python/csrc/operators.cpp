@@ -18,32 +18,40 @@ using operators::MaybeTensorRef;
 using operators::Shape;
 
 Shape last(const Tensor& x, int64_t dims) {
-    TORCH_CHECK_VALUE(dims > 0 && dims <= x.dim(), "plumb_layernorm: dims is ", dims, ", expected 1 to ", x.dim());
+    TORCH_CHECK_VALUE(dims > 0 && dims <= x.dim(), "plumb_layernorm: dims is ", dims, ", expected 1 to ",
+                      x.dim());
     return x.sym_sizes().slice(x.dim() - dims);
 }
 
 void require_taken(const Tensor& x, int64_t dims, const Tensor* weight, const Tensor* bias) {
-    TORCH_CHECK_VALUE(takes(x, last(x, dims), weight, bias), "plumb_layernorm: x is ", x.sizes(), " of ",
-                      x.scalar_type(), " on ", x.device(), ", dims ", dims,
-                      "; expected float32, bfloat16, float16 or float64 on a CUDA device, and weight and bias of x's last "
-                      "dims dimensions, of x's type or both of float32 beside 16 bits");
+    TORCH_CHECK_VALUE(
+        takes(x, last(x, dims), weight, bias), "plumb_layernorm: x is ", x.sizes(), " of ", x.scalar_type(),
+        " on ", x.device(), ", dims ", dims,
+        "; expected float32, bfloat16, float16 or float64 on a CUDA device, and weight and bias of x's last "
+        "dims dimensions, of x's type or both of float32 beside 16 bits");
 }
 
 // ---- what users call, below autograd: in inference mode, and where nothing learns ------------------------------------
-Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias, double eps) {
+Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
+                  double eps) {
     const Tensor *w = given(weight), *b = given(bias);
-    if (!takes(x, normalized_shape, w, b)) { return at::layer_norm_symint(x, normalized_shape, weight, bias, eps); }
-    return run_forward(x, nullptr, (int64_t)normalized_shape.size(), w, b, eps, /*want_statistics=*/false).out;
+    if (!takes(x, normalized_shape, w, b)) {
+        return at::layer_norm_symint(x, normalized_shape, weight, bias, eps);
+    }
+    return run_forward(x, nullptr, (int64_t)normalized_shape.size(), w, b, eps, /*want_statistics=*/false)
+        .out;
 }
 
-std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual, Shape normalized_shape,
-                                               MaybeTensorRef weight, MaybeTensorRef bias, double eps) {
+std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
+                                               Shape normalized_shape, MaybeTensorRef weight,
+                                               MaybeTensorRef bias, double eps) {
     const Tensor *w = given(weight), *b = given(bias);
     if (!takes_residual(x, residual) || !takes(x, normalized_shape, w, b)) {
         Tensor sum = at::add(x, residual);
         return {operators::layer_norm().call(sum, normalized_shape, weight, bias, eps), sum};
     }
-    Forward made = run_forward(x, &residual, (int64_t)normalized_shape.size(), w, b, eps, /*want_statistics=*/false);
+    Forward made =
+        run_forward(x, &residual, (int64_t)normalized_shape.size(), w, b, eps, /*want_statistics=*/false);
     return {std::move(made.out), std::move(made.sum)};
 }
 
@@ -61,27 +69,28 @@ std::tuple<Tensor, Tensor, Tensor> residual_forward(const Tensor& x, const Tenso
     const Tensor *w = given(weight), *b = given(bias);
     require_taken(x, dims, w, b);
     TORCH_CHECK_VALUE(takes_residual(x, residual), "plumb_layernorm: residual is ", residual.sizes(), " of ",
-                      residual.scalar_type(), " on ", residual.device(), ", expected it like x: ", x.sizes(), " of ",
-                      x.scalar_type(), " on ", x.device());
+                      residual.scalar_type(), " on ", residual.device(), ", expected it like x: ", x.sizes(),
+                      " of ", x.scalar_type(), " on ", x.device());
     Forward made = run_forward(x, &residual, dims, w, b, eps, /*want_statistics=*/true);
     return {std::move(made.out), std::move(made.sum), std::move(made.statistics)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& x, const Tensor& statistics, int64_t dims,
-                                            MaybeTensorRef weight, MaybeTensorRef dsum, at::ScalarType grad_dtype,
-                                            std::array<bool, 3> wanted) {
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& x, const Tensor& statistics,
+                                            int64_t dims, MaybeTensorRef weight, MaybeTensorRef dsum,
+                                            at::ScalarType grad_dtype, std::array<bool, 3> wanted) {
     const Tensor* w = given(weight);
     require_taken(x, dims, w, nullptr);
     for (const Tensor* t : {&dout, given(dsum)}) {
-        TORCH_CHECK_VALUE(t == nullptr || takes_residual(x, *t), "plumb_layernorm: dout and dsum are expected like x: ",
-                          x.sizes(), " of ", x.scalar_type(), " on ", x.device());
+        TORCH_CHECK_VALUE(t == nullptr || takes_residual(x, *t),
+                          "plumb_layernorm: dout and dsum are expected like x: ", x.sizes(), " of ",
+                          x.scalar_type(), " on ", x.device());
     }
     int64_t rows = 1;
     for (int64_t size : x.sizes().slice(0, x.dim() - dims)) { rows *= size; }
-    TORCH_CHECK_VALUE(statistics.sizes() == at::IntArrayRef({2, rows}) && statistics.is_contiguous() &&
-                          statistics.scalar_type() == statistics_type(x.scalar_type()) &&
-                          statistics.device() == x.device(),
-                      "plumb_layernorm: statistics is ", statistics.sizes(), ", expected what forward gave for x");
+    TORCH_CHECK_VALUE(
+        statistics.sizes() == at::IntArrayRef({2, rows}) && statistics.is_contiguous() &&
+            statistics.scalar_type() == statistics_type(x.scalar_type()) && statistics.device() == x.device(),
+        "plumb_layernorm: statistics is ", statistics.sizes(), ", expected what forward gave for x");
     Tensor dx;
     if (given(dsum) != nullptr && wanted[0]) { dx = dsum->clone(at::MemoryFormat::Contiguous); }
     Gradients made = run_backward(dout, x, statistics, dims, w, grad_dtype, wanted, std::move(dx));
@@ -111,34 +120,48 @@ std::tuple<Tensor, Tensor> forward(const Tensor& x, int64_t dims, MaybeTensorRef
     return {like(x), statistics(x, dims)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> residual_forward(const Tensor& x, const Tensor&, int64_t dims, MaybeTensorRef,
-                                                    MaybeTensorRef, double) {
+std::tuple<Tensor, Tensor, Tensor> residual_forward(const Tensor& x, const Tensor&, int64_t dims,
+                                                    MaybeTensorRef, MaybeTensorRef, double) {
     return {like(x), like(x), statistics(x, dims)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor&, const Tensor& x, const Tensor&, int64_t dims, MaybeTensorRef,
-                                            MaybeTensorRef, at::ScalarType grad_dtype, std::array<bool, 3> wanted) {
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor&, const Tensor& x, const Tensor&, int64_t dims,
+                                            MaybeTensorRef, MaybeTensorRef, at::ScalarType grad_dtype,
+                                            std::array<bool, 3> wanted) {
     auto parameter = [&] { return at::empty_symint(last(x, dims), x.options().dtype(grad_dtype)); };
-    return {wanted[0] ? like(x) : Tensor(), wanted[1] ? parameter() : Tensor(), wanted[2] ? parameter() : Tensor()};
+    return {wanted[0] ? like(x) : Tensor(), wanted[1] ? parameter() : Tensor(),
+            wanted[2] ? parameter() : Tensor()};
 }
 
 }  // namespace meta
 }  // namespace
 
 TORCH_LIBRARY(plumb_layernorm, m) {
-    TORCH_CHECK(llmc_layernorm_abi_version() >= LLMC_LAYERNORM_ABI_VERSION, "plumb_layernorm: libllmc_layernorm.so has ABI ",
-                "version ", llmc_layernorm_abi_version(), ", expected ", (int)LLMC_LAYERNORM_ABI_VERSION,
-                " or newer: was another one loaded before?");
+    TORCH_CHECK(llmc_layernorm_abi_version() >= LLMC_LAYERNORM_ABI_VERSION,
+                "plumb_layernorm: libllmc_layernorm.so has ABI ", "version ", llmc_layernorm_abi_version(),
+                ", expected ", (int)LLMC_LAYERNORM_ABI_VERSION, " or newer: was another one loaded before?");
     const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
-    m.def("layer_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05)"
-          " -> Tensor", tags);
-    m.def("residual_layer_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight=None, "
-          "Tensor? bias=None, float eps=1e-05) -> (Tensor out, Tensor sum)", tags);
-    m.def("forward(Tensor x, int dims, Tensor? weight, Tensor? bias, float eps) -> (Tensor out, Tensor statistics)", tags);
-    m.def("residual_forward(Tensor x, Tensor residual, int dims, Tensor? weight, Tensor? bias, float eps)"
-          " -> (Tensor out, Tensor sum, Tensor statistics)", tags);
-    m.def("backward(Tensor dout, Tensor x, Tensor statistics, int dims, Tensor? weight, Tensor? dsum, "
-          "ScalarType grad_dtype, bool[3] wanted) -> (Tensor dx, Tensor dweight, Tensor dbias)", tags);
+    m.def(
+        "layer_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float "
+        "eps=1e-05)"
+        " -> Tensor",
+        tags);
+    m.def(
+        "residual_layer_norm(Tensor x, Tensor residual, SymInt[] normalized_shape, Tensor? weight=None, "
+        "Tensor? bias=None, float eps=1e-05) -> (Tensor out, Tensor sum)",
+        tags);
+    m.def(
+        "forward(Tensor x, int dims, Tensor? weight, Tensor? bias, float eps) -> (Tensor out, Tensor "
+        "statistics)",
+        tags);
+    m.def(
+        "residual_forward(Tensor x, Tensor residual, int dims, Tensor? weight, Tensor? bias, float eps)"
+        " -> (Tensor out, Tensor sum, Tensor statistics)",
+        tags);
+    m.def(
+        "backward(Tensor dout, Tensor x, Tensor statistics, int dims, Tensor? weight, Tensor? dsum, "
+        "ScalarType grad_dtype, bool[3] wanted) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+        tags);
 }
 
 // every device, as what the library does not take is PyTorch's

@@ -10,18 +10,22 @@ namespace plumb::operators {
 using MaybeTensorRef = const MaybeTensor&;
 using Shape = c10::SymIntArrayRef;
 
-using LayerNorm = Tensor(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias, double eps);
-using ResidualLayerNorm = std::tuple<Tensor, Tensor>(const Tensor& x, const Tensor& residual, Shape normalized_shape,
-                                                     MaybeTensorRef weight, MaybeTensorRef bias, double eps);
+using LayerNorm = Tensor(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
+                         double eps);
+using ResidualLayerNorm = std::tuple<Tensor, Tensor>(const Tensor& x, const Tensor& residual,
+                                                     Shape normalized_shape, MaybeTensorRef weight,
+                                                     MaybeTensorRef bias, double eps);
 // dims: how many dimensions are normalised, the last ones. Results: out and statistics
-using ForwardOp = std::tuple<Tensor, Tensor>(const Tensor& x, int64_t dims, MaybeTensorRef weight, MaybeTensorRef bias,
-                                             double eps);
+using ForwardOp = std::tuple<Tensor, Tensor>(const Tensor& x, int64_t dims, MaybeTensorRef weight,
+                                             MaybeTensorRef bias, double eps);
 // out, sum and statistics
-using ResidualForwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor& x, const Tensor& residual, int64_t dims,
-                                                             MaybeTensorRef weight, MaybeTensorRef bias, double eps);
+using ResidualForwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor& x, const Tensor& residual,
+                                                             int64_t dims, MaybeTensorRef weight,
+                                                             MaybeTensorRef bias, double eps);
 // dx (plus dsum, if given), dweight and dbias, of which `wanted` says which
-using BackwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor& dout, const Tensor& x, const Tensor& statistics,
-                                                      int64_t dims, MaybeTensorRef weight, MaybeTensorRef dsum,
+using BackwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor& dout, const Tensor& x,
+                                                      const Tensor& statistics, int64_t dims,
+                                                      MaybeTensorRef weight, MaybeTensorRef dsum,
                                                       at::ScalarType grad_dtype, std::array<bool, 3> wanted);
 
 // found once, when first called

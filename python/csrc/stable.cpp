@@ -20,11 +20,16 @@ using MaybeTensor = std::optional<Tensor>;
 
 int type_code(const Tensor& t) {
     switch (t.scalar_type()) {
-        case ScalarType::Float: return LLMC_LAYERNORM_FLOAT32;
-        case ScalarType::BFloat16: return LLMC_LAYERNORM_BFLOAT16;
-        case ScalarType::Half: return LLMC_LAYERNORM_FLOAT16;
-        case ScalarType::Double: return LLMC_LAYERNORM_FLOAT64;
-        default: return 0;  // which the library refuses
+        case ScalarType::Float:
+            return LLMC_LAYERNORM_FLOAT32;
+        case ScalarType::BFloat16:
+            return LLMC_LAYERNORM_BFLOAT16;
+        case ScalarType::Half:
+            return LLMC_LAYERNORM_FLOAT16;
+        case ScalarType::Double:
+            return LLMC_LAYERNORM_FLOAT64;
+        default:
+            return 0;  // which the library refuses
     }
 }
 
@@ -51,7 +56,8 @@ Tensor new_bytes(int64_t bytes, const Tensor& beside) {
 }
 
 void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& statistics, const Tensor& x,
-             const MaybeTensor& residual, const MaybeTensor& weight, const MaybeTensor& bias, int64_t C, double eps) {
+             const MaybeTensor& residual, const MaybeTensor& weight, const MaybeTensor& bias, int64_t C,
+             double eps) {
     StablePlace place(x.get_device_index());
     llmc_layernorm_forward_args a{};
     a.struct_size = sizeof a;
@@ -77,7 +83,8 @@ void forward(const Tensor& out, const MaybeTensor& sum, const MaybeTensor& stati
 
 // dx is added to (+=) if accumulate_dx
 void backward(const MaybeTensor& dx, const MaybeTensor& dweight, const MaybeTensor& dbias, const Tensor& dout,
-              const Tensor& x, const Tensor& statistics, const MaybeTensor& weight, int64_t C, bool accumulate_dx) {
+              const Tensor& x, const Tensor& statistics, const MaybeTensor& weight, int64_t C,
+              bool accumulate_dx) {
     StablePlace place(x.get_device_index());
     llmc_layernorm_backward_args a{};
     a.struct_size = sizeof a;
@@ -111,13 +118,18 @@ void kernels(torch::stable::detail::StableLibrary& m) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY(plumb_layernorm_stable, m) {
-    m.def("forward(Tensor(a!) out, Tensor(b!)? sum, Tensor(c!)? statistics, Tensor x, Tensor? residual, Tensor? weight, "
-          "Tensor? bias, int C, float eps) -> ()");
-    m.def("backward(Tensor(a!)? dx, Tensor(b!)? dweight, Tensor(c!)? dbias, Tensor dout, Tensor x, Tensor statistics, "
-          "Tensor? weight, int C, bool accumulate_dx) -> ()");
+    m.def(
+        "forward(Tensor(a!) out, Tensor(b!)? sum, Tensor(c!)? statistics, Tensor x, Tensor? residual, "
+        "Tensor? weight, "
+        "Tensor? bias, int C, float eps) -> ()");
+    m.def(
+        "backward(Tensor(a!)? dx, Tensor(b!)? dweight, Tensor(c!)? dbias, Tensor dout, Tensor x, Tensor "
+        "statistics, "
+        "Tensor? weight, int C, bool accumulate_dx) -> ()");
 }
 
 static const torch::stable::detail::StableTorchLibraryInit device_kernels(
-    torch::stable::detail::StableLibrary::Kind::IMPL, &kernels, "plumb_layernorm_stable", kDeviceKey, __FILE__, __LINE__);
+    torch::stable::detail::StableLibrary::Kind::IMPL, &kernels, "plumb_layernorm_stable", kDeviceKey,
+    __FILE__, __LINE__);
 
 }  // namespace plumb

@@ -18,18 +18,28 @@ int refuse(int status, const char* message) {
 
 double get(const void* at, int type, int64_t i) {
     switch (type) {
-        case LLMC_LAYERNORM_FLOAT32: return ((const float*)at)[i];
-        case LLMC_LAYERNORM_FLOAT64: return ((const double*)at)[i];
-        case LLMC_LAYERNORM_FLOAT16: return (double)((const _Float16*)at)[i];
-        default: return std::bit_cast<float>((uint32_t)((const uint16_t*)at)[i] << 16);
+        case LLMC_LAYERNORM_FLOAT32:
+            return ((const float*)at)[i];
+        case LLMC_LAYERNORM_FLOAT64:
+            return ((const double*)at)[i];
+        case LLMC_LAYERNORM_FLOAT16:
+            return (double)((const _Float16*)at)[i];
+        default:
+            return std::bit_cast<float>((uint32_t)((const uint16_t*)at)[i] << 16);
     }
 }
 
 void put(void* at, int type, int64_t i, double value) {
     switch (type) {
-        case LLMC_LAYERNORM_FLOAT32: ((float*)at)[i] = (float)value; return;
-        case LLMC_LAYERNORM_FLOAT64: ((double*)at)[i] = value; return;
-        case LLMC_LAYERNORM_FLOAT16: ((_Float16*)at)[i] = (_Float16)(float)value; return;
+        case LLMC_LAYERNORM_FLOAT32:
+            ((float*)at)[i] = (float)value;
+            return;
+        case LLMC_LAYERNORM_FLOAT64:
+            ((double*)at)[i] = value;
+            return;
+        case LLMC_LAYERNORM_FLOAT16:
+            ((_Float16*)at)[i] = (_Float16)(float)value;
+            return;
         default: {
             uint32_t bits = std::bit_cast<uint32_t>((float)value);
             ((uint16_t*)at)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -62,7 +72,8 @@ void forward_row(const llmc_layernorm_forward_args& a, int64_t n, std::vector<do
     for (double x : row) { variance += (x - mean) * (x - mean) / (double)a.C; }
     double rstd = 1 / std::sqrt(variance + a.eps);
     for (int64_t c = 0; c < a.C; ++c) {
-        double w = a.weight != nullptr ? get(a.weight, W, c) : 1, b = a.bias != nullptr ? get(a.bias, W, c) : 0;
+        double w = a.weight != nullptr ? get(a.weight, W, c) : 1,
+               b = a.bias != nullptr ? get(a.bias, W, c) : 0;
         put(a.out, a.dtype, n * or_columns(a.out_stride, a.C) + c, (row[c] - mean) * rstd * w + b);
     }
     if (a.mean != nullptr) { put(a.mean, S, n, mean); }
@@ -70,10 +81,13 @@ void forward_row(const llmc_layernorm_forward_args& a, int64_t n, std::vector<do
 }
 
 // adds the row's part to dw and db
-void backward_row(const llmc_layernorm_backward_args& a, int64_t n, std::vector<double>& dw, std::vector<double>& db) {
+void backward_row(const llmc_layernorm_backward_args& a, int64_t n, std::vector<double>& dw,
+                  std::vector<double>& db) {
     int W = a.weight_dtype != 0 ? a.weight_dtype : a.dtype, S = statistics_type(a.dtype);
     double mean = get(a.mean, S, n), rstd = get(a.rstd, S, n), sum = 0, sum_xhat = 0;
-    auto xhat = [&](int64_t c) { return (get(a.inp, a.dtype, n * or_columns(a.inp_stride, a.C) + c) - mean) * rstd; };
+    auto xhat = [&](int64_t c) {
+        return (get(a.inp, a.dtype, n * or_columns(a.inp_stride, a.C) + c) - mean) * rstd;
+    };
     auto dout = [&](int64_t c) { return get(a.dout, a.dtype, n * or_columns(a.dout_stride, a.C) + c); };
     auto weight = [&](int64_t c) { return a.weight != nullptr ? get(a.weight, W, c) : 1; };
     for (int64_t c = 0; c < a.C; ++c) {
@@ -111,12 +125,15 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
     const auto& a = *args;
     if (a.struct_size != sizeof a) { return refuse(LLMC_LAYERNORM_INVALID, "struct_size"); }
     if (a.workspace_size < workspace_bytes(a.C)) { return refuse(LLMC_LAYERNORM_INVALID, "workspace_size"); }
-    std::memset(a.workspace, 0xff, a.workspace_size);  // one that is too small, or in use elsewhere, is noticed
+    std::memset(a.workspace, 0xff,
+                a.workspace_size);  // one that is too small, or in use elsewhere, is noticed
     int W = a.weight_dtype != 0 ? a.weight_dtype : a.dtype, G = a.grad_dtype != 0 ? a.grad_dtype : W;
     std::vector<double> dw(a.C), db(a.C);
     for (int64_t n = 0; n < a.N; ++n) { backward_row(a, n, dw, db); }
     for (int64_t c = 0; c < a.C; ++c) {
-        if (a.dweight != nullptr) { put(a.dweight, G, c, dw[c] + (a.accumulate != 0 ? get(a.dweight, G, c) : 0)); }
+        if (a.dweight != nullptr) {
+            put(a.dweight, G, c, dw[c] + (a.accumulate != 0 ? get(a.dweight, G, c) : 0));
+        }
         if (a.dbias != nullptr) { put(a.dbias, G, c, db[c] + (a.accumulate != 0 ? get(a.dbias, G, c) : 0)); }
     }
     return LLMC_LAYERNORM_OK;
