@@ -1,11 +1,11 @@
-"""How `pip wheel .` makes the package: setuptools, with two steps before it packs: the kernels' library (make and nvcc), and
-C++ extensions (g++ and the headers of each PyTorch they are for). Settings, in the environment:
-  PLUMB_ARCH     GPUs to compile for (default "sm_80 sm_90a compute_80": Ampere and Ada, Hopper, PTX for newer ones)
+"""How `pip wheel .` makes the package: setuptools, with two steps before it packs: the kernels' library (make
+and nvcc), and C++ extensions (g++ and the headers of each PyTorch they are for). Settings, in the environment:
+  PLUMB_ARCH     GPUs to compile for (default "sm_80 sm_90a compute_80": Ampere and Ada, Hopper, PTX for newer)
   PLUMB_LIBRARY  a libllmc_layernorm.so to pack as it is: nothing is compiled for a GPU
-  PLUMB_TORCH    folders of PyTorch packages, with ":" between them, to build extensions for (default: the PyTorch of the
-                 environment, which pip gets if need be); "none": a wheel without one, to test packing
-By hand: python3 python/plumb_build.py FOLDER [--host] puts the package as it would be installed into FOLDER; --host: over
-host memory, for tests without a GPU.
+  PLUMB_TORCH    folders of PyTorch packages, with ":" between them, to build extensions for (default: the
+                 PyTorch of the environment, which pip gets if need be); "none": a wheel without, to test packing
+By hand: python3 python/plumb_build.py FOLDER [--host] puts the package as it would be installed into FOLDER;
+--host: over host memory, for tests without a GPU.
 """
 import importlib.util
 import os
@@ -37,8 +37,8 @@ def torch_folders():
         return [Path(folder) for folder in named.split(":")]
     found = importlib.util.find_spec("torch")
     if found is None:
-        raise SystemExit("plumb_build.py: no PyTorch here, whose headers the extension needs: pip install torch, or set "
-                         "PLUMB_TORCH to the folders of PyTorch packages, or to none")
+        raise SystemExit("plumb_build.py: no PyTorch here, whose headers the extension needs: pip install torch, or "
+                         "set PLUMB_TORCH to the folders of PyTorch packages, or to none")
     return [Path(found.origin).parent]
 
 
@@ -81,13 +81,15 @@ def make_extensions(folder, torches, host):
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [(torch, f"{version(torch)}_{name}", name, []) for torch in torches for name in SOURCES]
         if torches:
-            jobs.append((torches[0], "stable", "stable", [f"-DTORCH_TARGET_VERSION={STABLE_TARGET}", "-DUSE_CUDA"]))
-        for done in [pool.submit(run, *compile_flags(torch, host), *more, "-c", f"python/csrc/{name}.cpp", "-o",
-                                 f"{scratch}/{label}.o") for torch, label, name, more in jobs]:
-            done.result()
+            target = [f"-DTORCH_TARGET_VERSION={STABLE_TARGET}", "-DUSE_CUDA"]
+            jobs.append((torches[0], "stable", "stable", target))
+        compiled = [pool.submit(run, *compile_flags(torch, host), *more, "-c", f"python/csrc/{name}.cpp",
+                                "-o", f"{scratch}/{label}.o") for torch, label, name, more in jobs]
+        for each in compiled:
+            each.result()
         for torch in torches:
-            link([f"{scratch}/{version(torch)}_{name}.o" for name in SOURCES], folder / f"libplumb_torch_{version(torch)}.so",
-                 torch, host)
+            link([f"{scratch}/{version(torch)}_{name}.o" for name in SOURCES],
+                 folder / f"libplumb_torch_{version(torch)}.so", torch, host)
         if torches:
             link([f"{scratch}/stable.o"], folder / "libplumb_stable.so", torches[0], host)
 
@@ -127,7 +129,7 @@ else:  # as pip's build backend: pyproject.toml
 
     class Wheel(bdist_wheel):
         def finalize_options(self):
-            self.distribution.has_ext_modules = lambda: True  # else the package would lie where pure Python does
+            self.distribution.has_ext_modules = lambda: True  # else it would lie where pure Python does
             super().finalize_options()
 
         def get_tag(self):  # of this processor, of any Python: the extensions use none of its interface

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What a call of LayerNorm costs the processor, ours and PyTorch's, and where the time goes. The rows are few (64 x 256,
-float16), so that the GPU waits for the processor. us a call: the least and the median of the rounds, which take turns.
+"""What a call of LayerNorm costs the processor, ours and PyTorch's, and where the time goes. The rows are few
+(64 x 256, float16), so that the GPU waits for the processor. us a call: the least and the median of the
+rounds, which take turns.
 
     python/bench/host_cost.py [--json FILE]
 """
@@ -123,8 +124,8 @@ def main():
         for name, k in times:
             times[name, k].append(us_a_call(lines[name][k], options.calls))
     gpu = torch.cuda.get_device_name() if DEVICE == "cuda" else "host memory"
-    print(f"{gpu}, PyTorch {torch.__version__}, plumb_layernorm's {plumb_layernorm.backend}; {N} x {C} float16, us a call: "
-          f"least (median) of {options.rounds} rounds of {options.calls}")
+    print(f"{gpu}, PyTorch {torch.__version__}, plumb_layernorm's {plumb_layernorm.backend}; {N} x {C} float16, "
+          f"us a call: least (median) of {options.rounds} rounds of {options.calls}")
     table = []
     for name in lines:
         row = {"line": name}
@@ -133,13 +134,13 @@ def main():
                 found = times[name, k]
                 row[who] = {"least": round(min(found), 2), "median": round(statistics.median(found), 2)}
         table.append(row)
-        cells = [f"{who} {row[who]['least']:7.2f} ({row[who]['median']:7.2f})" for who in ("ours", "torch") if who in row]
+        cells = [f"{who} {row[who]['least']:7.2f} ({row[who]['median']:7.2f})" for who in row if who != "line"]
         ratio = f"  torch / ours {row['torch']['least'] / row['ours']['least']:.2f}" if "torch" in row else ""
         print(f"{name:50} {'   '.join(cells)}{ratio}")
     if options.json:
         with open(options.json, "w") as out:
-            json.dump({"gpu": gpu, "pytorch": torch.__version__, "backend": plumb_layernorm.backend, "rows": table}, out,
-                      indent=1)
+            json.dump({"gpu": gpu, "pytorch": torch.__version__, "backend": plumb_layernorm.backend,
+                       "rows": table}, out, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""What a training step gains: Hugging Face's GPT-2 (124M), BERT-L and ViT-L with random weights, SDPA, no dropout, fused
-AdamW, once with nn.LayerNorm and once with ours, in one process; the two take turns.
+"""What a training step gains: Hugging Face's GPT-2 (124M), BERT-L and ViT-L with random weights, SDPA, no
+dropout, fused AdamW, once with nn.LayerNorm and once with ours, in one process; the two take turns.
 
-    python/bench/train_models.py [--models gpt2,vit-l,bert-l] [--types autocast,bf16] [--how eager,compiled] [--json FILE]
+    python/bench/train_models.py [--models gpt2,vit-l,bert-l] [--types autocast,bf16]
+                                 [--how eager,compiled] [--json FILE]
 
-autocast: bfloat16 autocast over float32 weights; bf16: everything is bfloat16. Prints the median step of each, the gain,
-and the two loss curves. The data are sequences that a small rule makes, and images of noise, so that the loss falls.
+autocast: bfloat16 autocast over float32 weights; bf16: everything is bfloat16. Prints the median step of
+each, the gain, and the two loss curves. The data are sequences that a small rule makes, and images of noise,
+so that the loss falls.
 """
 import argparse
 import contextlib
@@ -117,7 +119,7 @@ def race(name, kind, how, options):
                 batch[key] = value.bfloat16()
     other = copy.deepcopy(model)
     count = plumb_layernorm.replace_layernorms(other)
-    runs = [Run("nn.LayerNorm", model, data, kind, how, options.device), Run("ours", other, data, kind, how, options.device)]
+    runs = [Run(*each, data, kind, how, options.device) for each in (("nn.LayerNorm", model), ("ours", other))]
     for run in runs:
         for _ in range(options.warmup):
             run.step()
@@ -131,8 +133,8 @@ def race(name, kind, how, options):
            "ours ms": round(ms[1], 3), "nn / ours": round(ms[0] / ms[1], 4), "losses nn": curves[0],
            "losses ours": curves[1], "largest difference": round(apart, 4)}
     print(f"{name} {kind} {how}: {count} LayerNorms; nn {ms[0]:.2f} ms, ours {ms[1]:.2f} ms a step, nn / ours "
-          f"{ms[0] / ms[1]:.4f}; loss {curves[0][0]} .. {curves[0][-1]}, ours {curves[1][0]} .. {curves[1][-1]}, at most "
-          f"{apart:.4f} apart", flush=True)
+          f"{ms[0] / ms[1]:.4f}; loss {curves[0][0]} .. {curves[0][-1]}, ours {curves[1][0]} .. {curves[1][-1]}, "
+          f"at most {apart:.4f} apart", flush=True)
     return row
 
 

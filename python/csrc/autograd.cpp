@@ -30,7 +30,8 @@ bool has_tangent(const Tensor* t) {
     return t != nullptr && t->defined() && t->_fw_grad(/*level=*/0).defined();
 }
 
-// Nobody else holds the gradient, so that dx may be made in its place. The engine decides likewise when it adds gradients.
+// Nobody else holds the gradient, so that dx may be made in its place. The engine decides likewise when it
+// adds gradients.
 bool may_overwrite(const Tensor& gradient) {
     return gradient.is_contiguous() && !gradient.is_neg() && !at::isTensorSubclassLike(gradient) &&
            gradient.use_count() == 1 && gradient.has_storage() && gradient.storage().use_count() == 1;
@@ -113,8 +114,8 @@ private:
     }
 };
 
-// Do PyTorch's own operators take this call? Those below have a derivative in neither a transform of torch.func, whose levels
-// all look at them, nor by forward mode.
+// Do PyTorch's own operators take this call? Those below have a derivative in neither a transform of
+// torch.func, whose levels all look at them, nor by forward mode.
 bool transformed(std::initializer_list<const Tensor*> tensors) {
     return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
            std::any_of(tensors.begin(), tensors.end(), has_tangent);

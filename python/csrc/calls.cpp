@@ -96,8 +96,8 @@ struct Rows {
     }
 };
 
-// A workspace of each stream is kept by each thread, as a backward pass is several launches, between which another
-// thread's could come. A graph under capture gets one from its own pool.
+// A workspace of each stream is kept by each thread, as a backward pass is several launches, between which
+// another thread's could come. A graph under capture gets one from its own pool.
 void* workspace_for(const Place& place, size_t size, c10::DataPtr& of_this_call) {
     struct Kept {
         c10::DeviceIndex device;

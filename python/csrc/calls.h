@@ -13,8 +13,8 @@ using MaybeTensor = std::optional<Tensor>;
 // null: not given
 inline const Tensor* given(const MaybeTensor& t) { return t.has_value() && t->defined() ? &*t : nullptr; }
 
-// Does the library have a kernel for this call? weight and bias may be null. False too for arguments that are wrong:
-// PyTorch, which gets what the library does not take, says what is wrong with them.
+// Does the library have a kernel for this call? weight and bias may be null. False too for arguments that are
+// wrong: PyTorch, which gets what the library does not take, says what is wrong with them.
 bool takes(const Tensor& x, c10::SymIntArrayRef normalized_shape, const Tensor* weight, const Tensor* bias);
 
 // Can the kernel add the two? (x + residual is PyTorch's else.)
@@ -31,9 +31,9 @@ struct Forward {
     Tensor statistics;  // (2,N): mean and rstd of each row; undefined if not wanted
 };
 
-// LayerNorm over the last `dims` dimensions of x, or of x + residual. For what takes() takes; residual, if given, has x's
-// shape, type and device. Queued on the current stream of x's device. Rows that cannot be read in place (the last dims
-// dimensions not side by side, or rows not at one distance) are copied first.
+// LayerNorm over the last `dims` dimensions of x, or of x + residual. For what takes() takes; residual, if
+// given, has x's shape, type and device. Queued on the current stream of x's device. Rows that cannot be read
+// in place (the last dims dimensions not side by side, or rows not at one distance) are copied first.
 Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,
                     const Tensor* bias, double eps, bool want_statistics);
 
@@ -41,9 +41,9 @@ struct Gradients {
     Tensor dx, dweight, dbias;  // undefined if not wanted
 };
 
-// The gradients of run_forward's out by what was normalised (x: its x or its sum), weight and bias, those that `wanted`
-// says in this order. dweight and dbias are of grad_type. dx, if defined, is contiguous and added to (+=), else it is
-// made. dout has x's shape, type and device.
+// The gradients of run_forward's out by what was normalised (x: its x or its sum), weight and bias, those
+// that `wanted` says in this order. dweight and dbias are of grad_type. dx, if defined, is contiguous and
+// added to (+=), else it is made. dout has x's shape, type and device.
 Gradients run_backward(const Tensor& dout, const Tensor& x, const Tensor& statistics, int64_t dims,
                        const Tensor* weight, at::ScalarType grad_type, std::array<bool, 3> wanted, Tensor dx);
 

@@ -31,7 +31,7 @@ void require_taken(const Tensor& x, int64_t dims, const Tensor* weight, const Te
         "dims dimensions, of x's type or both of float32 beside 16 bits");
 }
 
-// ---- what users call, below autograd: in inference mode, and where nothing learns ------------------------------------
+// ---- what users call, below autograd: in inference mode, and where nothing learns -------------------------
 Tensor layer_norm(const Tensor& x, Shape normalized_shape, MaybeTensorRef weight, MaybeTensorRef bias,
                   double eps) {
     const Tensor *w = given(weight), *b = given(bias);
@@ -55,7 +55,7 @@ std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& re
     return {std::move(made.out), std::move(made.sum)};
 }
 
-// ---- the kernels -----------------------------------------------------------------------------------------------------
+// ---- the kernels ------------------------------------------------------------------------------------------
 std::tuple<Tensor, Tensor> forward(const Tensor& x, int64_t dims, MaybeTensorRef weight, MaybeTensorRef bias,
                                    double eps) {
     const Tensor *w = given(weight), *b = given(bias);
@@ -97,7 +97,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& x,
     return {std::move(made.dx), std::move(made.dweight), std::move(made.dbias)};
 }
 
-// ---- shapes alone ----------------------------------------------------------------------------------------------------
+// ---- shapes alone -----------------------------------------------------------------------------------------
 namespace meta {
 
 Tensor like(const Tensor& t) { return at::empty_like(t, t.options(), at::MemoryFormat::Contiguous); }

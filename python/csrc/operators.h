@@ -1,5 +1,5 @@
-// The operators below autograd: a kernel each, no derivative. autograd.cpp calls them; in a graph of torch.compile they
-// are what stands for LayerNorm.
+// The operators below autograd: a kernel each, no derivative. autograd.cpp calls them; in a graph of
+// torch.compile they are what stands for LayerNorm.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 

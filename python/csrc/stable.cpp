@@ -1,6 +1,7 @@
-// torch.ops.plumb_layernorm_stable: the library's two calls over PyTorch's stable ABI, one file for every PyTorch from 2.10
-// on. That ABI has no autograd: python/plumb_layernorm/_stable.py puts torch.autograd.Function around these. They write
-// into tensors of the caller's, who has checked them: contiguous, of fitting types, on one device.
+// torch.ops.plumb_layernorm_stable: the library's two calls over PyTorch's stable ABI, one file for every
+// PyTorch from 2.10 on. That ABI has no autograd: python/plumb_layernorm/_stable.py puts
+// torch.autograd.Function around these. They write into tensors of the caller's, who has checked them:
+// contiguous, of fitting types, on one device.
 #include <optional>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -5,23 +5,25 @@
     y = plumb_layernorm.layer_norm(x, (768,), weight, bias)
     y, residual = plumb_layernorm.residual_layer_norm(x, residual, (768,), weight, bias)
 
-What the kernels take: float32, bfloat16, float16 and float64 on a CUDA device; weight and bias of x's type, or both of
-float32 beside 16 bits; either may be None. Everything else, CPU tensors above all, goes to
+What the kernels take: float32, bfloat16, float16 and float64 on a CUDA device; weight and bias of x's type,
+or both of float32 beside 16 bits; either may be None. Everything else, CPU tensors above all, goes to
 torch.nn.functional.layer_norm, and so do forward-mode derivatives; second derivatives are PyTorch's too.
 
-Autocast casts nothing of what the kernels take: the result is of x's type, where torch.nn.functional.layer_norm makes
-float32 of 16 bits under autocast. So bfloat16 rows beside float32 weights are read and written once, in bfloat16.
+Autocast casts nothing of what the kernels take: the result is of x's type, where
+torch.nn.functional.layer_norm makes float32 of 16 bits under autocast. So bfloat16 rows beside float32
+weights are read and written once, in bfloat16.
 
-Copies: a tensor whose rows can be read in place is not copied: the normalised dimensions lie side by side, and the rows at
-one distance. A transposed or expanded x, residual or incoming gradient is copied first. Results are contiguous.
+Copies: a tensor whose rows can be read in place is not copied: the normalised dimensions lie side by side,
+and the rows at one distance. A transposed or expanded x, residual or incoming gradient is copied first.
+Results are contiguous.
 
-Results are the same bits in every run. Calls are queued on the current stream, and CUDA graphs may capture them. Each
-thread keeps the backward pass's workspace of each stream, some megabytes.
+Results are the same bits in every run. Calls are queued on the current stream, and CUDA graphs may capture
+them. Each thread keeps the backward pass's workspace of each stream, some megabytes.
 
-backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the portable
-operators; torch.autograd.Function around them costs some microseconds of Python a call, and everything that is not
-contiguous is copied) or "torch" (a PyTorch without CUDA: everything goes to it). PLUMB_LAYERNORM_BACKEND=stable in the
-environment asks for one.
+backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the
+portable operators; torch.autograd.Function around them costs some microseconds of Python a call, and
+everything that is not contiguous is copied) or "torch" (a PyTorch without CUDA: everything goes to it).
+PLUMB_LAYERNORM_BACKEND=stable in the environment asks for one.
 """
 import torch
 
@@ -31,17 +33,19 @@ __all__ = ["LayerNorm", "backend", "layer_norm", "replace_layernorms", "residual
 
 
 def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
-    """torch.nn.functional.layer_norm: x normalised over its last dimensions, normalized_shape (an int, or several), times
-    weight, plus bias, both of that shape. For what is copied, and what goes to PyTorch: help(plumb_layernorm)."""
+    """torch.nn.functional.layer_norm: x normalised over its last dimensions, normalized_shape (an int, or
+    several), times weight, plus bias, both of that shape. For what is copied, and what goes to PyTorch:
+    help(plumb_layernorm)."""
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
     return _layer_norm(x, normalized_shape, weight, bias, eps)
 
 
 def residual_layer_norm(x, residual, normalized_shape, weight=None, bias=None, eps=1e-5):
-    """(layer_norm(new_residual, ...), new_residual), where new_residual = x + residual, in one pass over memory: a
-    block's end and the next one's LayerNorm. x and residual are of one shape and type, else PyTorch adds them. Their
-    gradients are one tensor: what comes from new_residual and from the LayerNorm is added in the kernel."""
+    """(layer_norm(new_residual, ...), new_residual), where new_residual = x + residual, in one pass over
+    memory: a block's end and the next one's LayerNorm. x and residual are of one shape and type, else PyTorch
+    adds them. Their gradients are one tensor: what comes from new_residual and from the LayerNorm is added in
+    the kernel."""
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
     return _residual_layer_norm(x, residual, normalized_shape, weight, bias, eps)
@@ -55,8 +59,9 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 def replace_layernorms(model):
-    """Makes every torch.nn.LayerNorm of model, itself included, a LayerNorm of this package, and returns how many. In
-    place: parameters, hooks and names stay, only the class changes. Subclasses with a forward of their own stay."""
+    """Makes every torch.nn.LayerNorm of model, itself included, a LayerNorm of this package, and returns how
+    many. In place: parameters, hooks and names stay, only the class changes. Subclasses with a forward of
+    their own stay."""
     found = [module for module in model.modules() if type(module) is torch.nn.LayerNorm]
     for module in found:
         module.__class__ = LayerNorm

@@ -27,8 +27,8 @@ def choose():
         return "extension"
     built = sorted(p.stem[len("libplumb_torch_"):].replace("_", ".") for p in FOLDER.glob("libplumb_torch_*.so"))
     if not (FOLDER / "libplumb_stable.so").exists():
-        raise ImportError(f"plumb_layernorm: {FOLDER} has no libplumb_stable.so and no extension for PyTorch {torch.__version__}; "
-                          "expected a wheel made beside PyTorch: see python/README.md")
+        raise ImportError(f"plumb_layernorm: {FOLDER} has no libplumb_stable.so and no extension for PyTorch "
+                          f"{torch.__version__}; expected a wheel made beside PyTorch: see python/README.md")
     warnings.warn(f"plumb_layernorm: PyTorch is {torch.__version__}, the extensions here are for "
                   f"{', '.join(built) or 'no version'}: the portable operators answer, whose calls cost more Python",
                   stacklevel=4)

@@ -1,4 +1,5 @@
-"""LayerNorm over the operators of csrc/stable.cpp, which any PyTorch from 2.10 on loads: autograd in Python."""
+"""LayerNorm over the operators of csrc/stable.cpp, which any PyTorch from 2.10 on loads: autograd in
+Python."""
 import math
 
 import torch
@@ -7,7 +8,8 @@ from torch.autograd.function import once_differentiable
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 operators = torch.ops.plumb_layernorm_stable
-DEVICE = "cuda" if torch._C._dispatch_has_kernel_for_dispatch_key("plumb_layernorm_stable::forward", "CUDA") else "cpu"
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+DEVICE = "cuda" if has_kernel("plumb_layernorm_stable::forward", "CUDA") else "cpu"
 
 for name in ("forward", "backward"):  # they write into what they are given: no shapes to tell
     torch.library.register_fake(f"plumb_layernorm_stable::{name}", lambda *arguments: None)
@@ -21,7 +23,7 @@ def takes(x, normalized_shape, weight, bias):
         return False
     given = [p for p in (weight, bias) if p is not None]
     types = (x.dtype, torch.float32) if x.dtype.itemsize == 2 else (x.dtype,)
-    return (all(p.device == x.device and p.dtype in types and tuple(p.shape) == tuple(normalized_shape) for p in given)
+    return (all(p.device == x.device and p.dtype in types and p.shape == x.shape[-dims:] for p in given)
             and len({p.dtype for p in given}) < 2)
 
 

@@ -1,9 +1,10 @@
 #!/bin/bash
-# Everything of the package on a machine with a GPU and PyTorch, without a network: the wheel in a fresh environment, the
-# tests by both backends, the host's cost, the race by both clocks, models in training.
-#   python/test/gpu.sh WHEELS OUT     WHEELS: a folder with plumb_layernorm-*.whl, the peers' wheels, and in WHEELS/site
-#                                     what of theirs is no wheel
-# Each part has a time limit; a line of each says how it ended, and results lie in OUT. Exit 1 if the wheel or a test failed.
+# Everything of the package on a machine with a GPU and PyTorch, without a network: the wheel in a fresh
+# environment, the tests by both backends, the host's cost, the race by both clocks, models in training.
+#   python/test/gpu.sh WHEELS OUT   WHEELS: a folder with plumb_layernorm-*.whl and the peers' wheels, and in
+#                                   WHEELS/site what of theirs is no wheel
+# Each part has a time limit; a line of each says how it ended, and results lie in OUT. Exit 1 if the wheel or
+# a test failed.
 set -u
 cd "$(dirname "$0")/../.."
 wheels=$(realpath "$1") out=$(realpath -m "$2")
@@ -26,14 +27,15 @@ part() {  # name seconds command...: 0 of timeout is the command's own end
 
 install() {
     python3 -m venv --without-pip --system-site-packages "$environment"
-    local packages
+    local packages pip peer
     packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     # python3 may be of an environment itself, whose packages the new one does not see
     python3 -c 'import site; print("\n".join(site.getsitepackages()))' >"$packages/above.pth"
-    python3 -m pip --python "$python" install -q --no-index --no-deps --no-compile "$wheels"/plumb_layernorm-*.whl || return 1
+    pip="python3 -m pip --python $python install -q --no-index --no-deps --no-compile"
+    $pip "$wheels"/plumb_layernorm-*.whl || return 1
     for peer in "$wheels"/*.whl; do
         case $peer in */plumb_layernorm-*) continue ;; esac
-        python3 -m pip --python "$python" install -q --no-index --no-deps --no-compile "$peer" || echo "not installed: $peer"
+        $pip "$peer" || echo "not installed: $peer"
     done
     if [ -d "$wheels/site" ]; then cp -r "$wheels/site/." "$packages"; fi
     cd "$out" && "$python" -c 'import torch, plumb_layernorm
@@ -54,8 +56,10 @@ PLUMB_LAYERNORM_BACKEND=stable part tests_stable 60 "${tests[@]}" -k "not compil
 part host_cost 35 "$python" python/bench/host_cost.py --json "$out/host_cost.json"
 PLUMB_LAYERNORM_BACKEND=stable part host_cost_stable 20 "$python" python/bench/host_cost.py --rounds 3 \
     --json "$out/host_cost_stable.json"
-LINES_OF_A_PART=75 part race 150 "$python" scripts/bench_layernorm.py --sweep --gpt2 --quick --timing both --out "$out/race"
+LINES_OF_A_PART=75 part race 150 "$python" scripts/bench_layernorm.py --sweep --gpt2 --quick --timing both \
+    --out "$out/race"
 part models 75 "$python" python/bench/train_models.py --how eager --json "$out/models.json"
-part models_compiled 75 "$python" python/bench/train_models.py --how compiled --types autocast --json "$out/models_compiled.json"
+part models_compiled 75 "$python" python/bench/train_models.py --how compiled --types autocast \
+    --json "$out/models_compiled.json"
 echo "gpu.sh: $([ $failed = 0 ] && echo passed || echo FAILED), $((SECONDS - begin)) s"
 exit $failed

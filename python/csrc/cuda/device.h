@@ -1,5 +1,5 @@
-// Where the tensors live that the kernels take: CUDA. (python/test/host/device.h is the same for host memory, with which
-// everything but the kernels is tested without a GPU.)
+// Where the tensors live that the kernels take: CUDA. (python/test/host/device.h is the same for host memory,
+// with which everything but the kernels is tested without a GPU.)
 #pragma once
 #include <optional>
 

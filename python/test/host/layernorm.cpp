@@ -1,4 +1,5 @@
-// llmc/layernorm/c_abi.h over host memory, in float64, plain and slow: what the extension's tests call without a GPU
+// llmc/layernorm/c_abi.h over host memory, in float64, plain and slow: what the extension's tests call
+// without a GPU
 #include "llmc/layernorm/c_abi.h"
 
 #include <bit>
