@@ -78,7 +78,7 @@ struct LayerNormBackward final : public Node {
 private:
     std::array<Tensor, 3> gradients(const Tensor& dout, Tensor dsum, std::array<bool, 3> wanted) {
         TORCH_CHECK(!released, torch::autograd::ERR_BACKWARD_TWICE);
-        Tensor rows = residual ? x.unpack(shared_from_this()) : x.unpack();
+        Tensor rows = residual ? x.unpack(getptr()) : x.unpack();
         MaybeTensor w = has_weight ? MaybeTensor(weight.unpack()) : std::nullopt;
         if (at::GradMode::is_enabled() || has_tangent(&dout) || has_tangent(&dsum)) {
             return differentiable(dout, dsum, rows, w, wanted);
@@ -123,10 +123,21 @@ bool transformed(std::initializer_list<const Tensor*> tensors) {
 
 bool requires_grad(const Tensor* t) { return t != nullptr && t->requires_grad(); }
 
+// A node as this PyTorch owns nodes: by std::shared_ptr or, in later versions, by c10::intrusive_ptr.
+template <typename Made, typename Owner = decltype(torch::autograd::Edge::function)>
+auto make_node() {
+    if constexpr (std::is_same_v<Owner, std::shared_ptr<Node>>) {
+        // deleteNode takes a long graph apart without recursion; later versions, which do it otherwise, lack it
+        return std::shared_ptr<Made>(new Made, [](auto* node) { deleteNode(node); });
+    } else {
+        return c10::make_intrusive<Made>();
+    }
+}
+
 // without x, which is saved once it is known to be an output or an input
-std::shared_ptr<LayerNormBackward> new_node(const Tensor& x, const Tensor* residual, int64_t dims,
-                                            const Tensor* weight, const Tensor* bias) {
-    std::shared_ptr<LayerNormBackward> node(new LayerNormBackward(), torch::autograd::deleteNode);
+auto new_node(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,
+              const Tensor* bias) {
+    auto node = make_node<LayerNormBackward>();
     torch::autograd::edge_list edges;
     edges.reserve(4);
     auto add = [&](const Tensor* t) {
@@ -191,8 +202,7 @@ std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& re
         std::tie(out, sum, node->statistics) =
             operators::residual_forward().call(x, residual, node->dims, weight, bias, eps);
     }
-    torch::autograd::set_history(out, node);
-    torch::autograd::set_history(sum, node);
+    torch::autograd::set_history(variable_list{out, sum}, node);
     node->x = SavedVariable(sum, /*is_output=*/true);
     return {out, sum};
 }
