@@ -6,9 +6,7 @@
 # Each part has a time limit; a line of each says how it ended, and results lie in OUT. Exit 1 if the wheel or
 # a test failed.
 set -u
-cd "$(dirname "$0")/../.."
-wheels=$(realpath "$1") out=$(realpath -m "$2")
-mkdir -p "$out"
+wheels=$(realpath "$1") && out=$(realpath -m "$2") && mkdir -p "$out" && cd "$(dirname "$0")/../.." || exit 2
 environment=$(mktemp -d)/environment
 python=$environment/bin/python
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
