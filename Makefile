@@ -41,7 +41,8 @@ CXXFLAGS  := -std=c++20 -march=$(MARCH) -fno-math-errno -fopenmp -Wall -Wextra -
 OPTIMIZE  := $(if $(SANITIZE),-Og -g1 -fno-omit-frame-pointer -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3)
 COMPILE    = $(CXX) $(CXXFLAGS) $(OPTIMIZE) -I. $(DEPS_CPPFLAGS) -MMD -MP
 LINK       = $(CXX) $(CXXFLAGS) $(OPTIMIZE)
-BLAS      := -Wl,--as-needed -lopenblas -l:libxxhash.a
+HASH      := -Wl,--as-needed -l:libxxhash.a
+BLAS      := $(HASH) -lopenblas
 
 objects = $(patsubst %.cpp,$(BUILD)/%.o,$(1))
 
@@ -61,10 +62,10 @@ $(OUT)test_gpt2: $(call objects,test_gpt2.cpp $(TEST_SOURCES)) $(BUILD)/libllmc.
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
 $(OUT)data/make_corpus: $(call objects,$(wildcard data/make_corpus.cpp data/corpus_*.cpp)) $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
-	$(LINK) $^ -o $@
+	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
 $(OUT)data/make_shards: $(call objects,data/make_shards.cpp) $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
-	$(LINK) $^ -o $@
+	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
 $(BUILD)/dev/cpu/gpt2_step: $(call objects,dev/cpu/gpt2_step.cpp) $(BUILD)/libllmc.a
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
 

@@ -18,6 +18,7 @@
 #include "data/document_splitter.h"
 #include "data/token_pieces.h"
 #include "llmc/host/error.h"
+#include "llmc/host/read_file.h"
 #include "llmc/host/standard_streams.h"
 #include "llmc/host/stop_signal.h"
 #include "llmc/host/terminal_text.h"
@@ -219,18 +220,48 @@ std::vector<Shard> write_split(const Pieces& pieces, int64_t begin, int64_t end,
     return shards;
 }
 
-// gives the shards their names, and removes those of an earlier run that had more
-void publish(const std::vector<Shard>& shards, const std::string& prefix) {
+// the shards PREFIX_i.bin of an earlier run, from the i-th on; says so of those that get no successor
+void remove_shards(const std::string& prefix, size_t i, size_t successors) {
+    for (;; i++) {
+        const std::string name = strf("%s_%06zu.bin", prefix.c_str(), i);
+        if (unlink(name.c_str()) == 0) {
+            if (i >= successors) { std::printf("removed %s, of an earlier run\n", name.c_str()); }
+        } else if (errno == ENOENT) {
+            return;
+        } else {
+            throw Error(kExitSaveFailed, name + ": cannot remove it: " + std::strerror(errno));
+        }
+    }
+}
+
+void rename_shards(const std::vector<Shard>& shards) {
     for (const Shard& shard : shards) {
         if (std::rename(shard.temporary.c_str(), shard.name.c_str()) != 0) {
             throw Error(kExitSaveFailed, shard.name + ": cannot replace it: " + std::strerror(errno));
         }
     }
-    for (size_t i = shards.size();; i++) {
-        const std::string name = strf("%s_%06zu.bin", prefix.c_str(), i);
-        if (unlink(name.c_str()) != 0) { break; }
-        std::printf("removed %s, of an earlier run\n", name.c_str());
+}
+
+// Gives the shards their names, in place of those of an earlier run. Until all is done the training shards,
+// which then are of two sets, are refused, or the validation part is missing: nobody trains on a mixture.
+void publish(const std::string& train_prefix, const std::vector<Shard>& train, const std::string& val_prefix,
+             const std::vector<Shard>& val) {
+    uint64_t id = 0;  // a function of the tokens, so that the same input makes the same files
+    for (const auto* split : {&train, &val}) {
+        for (const Shard& shard : *split) {
+            id = (id ^ digest_file(shard.temporary, kHeaderBytes).value().xxh3) * 0x9e3779b97f4a7c15;
+        }
     }
+    for (const auto* split : {&train, &val}) {
+        for (const Shard& shard : *split) { mark_token_shard(shard.temporary, id | 1, (int)split->size()); }
+    }
+    const fs::path folder = fs::path(train_prefix).parent_path();
+    remove_shards(val_prefix, 0, val.size());
+    sync_folder(folder.empty() ? "." : folder.string());
+    rename_shards(train);
+    remove_shards(train_prefix, train.size(), train.size());
+    rename_shards(val);
+    sync_folder(folder.empty() ? "." : folder.string());
 }
 
 // ---- the program -------------------------------------------------------------------------------
@@ -240,6 +271,23 @@ std::string grouped(int64_t number) {
     std::string digits = std::to_string(number);
     for (int at = (int)digits.size() - 3; at > 0; at -= 3) { digits.insert((size_t)at, ","); }
     return digits;
+}
+
+// a text as a shell takes it for one word
+std::string in_quotes(const std::string& text) {
+    std::string quoted = "'";
+    for (char c : text) { quoted += c == '\'' ? std::string("'\\''") : std::string(1, c); }
+    return quoted + "'";
+}
+
+// a name as a pattern that matches only itself
+std::string literal(const std::string& name) {
+    std::string pattern;
+    for (char c : name) {
+        if (std::strchr("*?[\\", c) != nullptr) { pattern += '\\'; }
+        pattern += c;
+    }
+    return pattern.starts_with('~') ? "./" + pattern : pattern;
 }
 
 void print_split(const char* what, const std::vector<Shard>& shards, int64_t tokens) {
@@ -290,17 +338,17 @@ void make_shards(const Settings& settings) {
     const std::string train_prefix = settings.out + "_train", val_prefix = settings.out + "_val";
     const auto train = write_split(pieces, 0, cut.position, false, train_prefix, &files);
     const auto val = write_split(pieces, cut.position, n, cut.in_document, val_prefix, &files);
-    publish(train, train_prefix);
-    publish(val, val_prefix);
+    publish(train_prefix, train, val_prefix, val);
 
     std::printf("%-11s %s bytes, documents (one per %s): %s\n", "input",
                 grouped(splitter.num_bytes()).c_str(), settings.documents.c_str(),
                 grouped(splitter.num_documents()).c_str());
     print_split("training", train, cut.position + 1);
     print_split("validation", val, n - cut.position + 1 + cut.in_document);
-    std::printf("next: ./train_gpt2 --train-data '%s_*.bin'", train_prefix.c_str());
-    if (!val.empty()) { std::printf(" --val-data '%s_*.bin'", val_prefix.c_str()); }
-    if (!settings.tokenizer.empty()) { std::printf(" --tokenizer '%s'", settings.tokenizer.c_str()); }
+    const auto pattern = [](const std::string& prefix) { return in_quotes(literal(prefix) + "_*.bin"); };
+    std::printf("next: ./train_gpt2 --train-data %s", pattern(train_prefix).c_str());
+    if (!val.empty()) { std::printf(" --val-data %s", pattern(val_prefix).c_str()); }
+    if (!settings.tokenizer.empty()) { std::printf(" --tokenizer %s", in_quotes(settings.tokenizer).c_str()); }
     std::printf("\n");
 }
 

@@ -3,12 +3,16 @@
 #pragma once
 #include <unistd.h>
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "llmc/host/error.h"
+#include "llmc/host/read_file.h"
 #include "llmc/host/token_shard.h"
 
 namespace llmc {
@@ -16,8 +20,20 @@ namespace llmc {
 // The files made on the way, beside the result. Those that were not renamed go with this object.
 class Temporaries {
 public:
+    // removes those that a killed run with this prefix has left; the folder exists
     explicit Temporaries(const std::string& prefix)
-        : prefix_(strf("%s.tmp-%d", prefix.c_str(), (int)getpid())) {}
+        : prefix_(strf("%s.tmp-%d", prefix.c_str(), (int)getpid())) {
+        const std::filesystem::path path(prefix);
+        const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+        const std::string start = path.filename().string() + ".tmp-";
+        for (const std::string& name : folder_names(folder.string()).value_or(std::vector<std::string>())) {
+            int pid = 0, end = 0;
+            bool ours = name.starts_with(start) &&
+                        std::sscanf(name.c_str() + start.size(), "%d-%*d.bin%n", &pid, &end) == 1 && end > 0;
+            bool ended = ours && pid > 0 && kill(pid, 0) != 0 && errno == ESRCH;
+            if (ended) { unlink((folder / name).c_str()); }
+        }
+    }
     ~Temporaries() {
         for (const std::string& path : paths_) { unlink(path.c_str()); }
     }

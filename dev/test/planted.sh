@@ -27,6 +27,7 @@ settings=()          # of make, for the fault at hand
 fewer=()             # and, with its fault, for fewer test files
 limit=600            # seconds of a run
 objects=             # and what is built with them, patterns
+also=()              # other programs to make, which the tests start
 
 trap 'rm -rf "$copy"' EXIT
 mkdir -p "$home"
@@ -86,7 +87,7 @@ judge() {  # fault command...
 plant() {  # fault, the program to make, how to run it...
     local fault=$1 target=$2
     shift 2
-    if ! make --no-print-directory -s -j"$jobs" "${settings[@]}" "$target" >"$log" 2>&1; then
+    if ! make --no-print-directory -s -j"$jobs" "${settings[@]}" "$target" "${also[@]}" >"$log" 2>&1; then
         verdict="NOT CAUGHT: $target does not build without the fault"
         return 1
     fi
@@ -96,7 +97,7 @@ plant() {  # fault, the program to make, how to run it...
     rm -f "$copy/$target"
     # -O0: half the time to compile, which is most of it
     if ! make -C "$copy" --no-print-directory -s -j"$jobs" OPTIMIZE=-O0 "${settings[@]}" "${fewer[@]}" "$target" \
-            >"$log" 2>&1; then
+            "${also[@]}" >"$log" 2>&1; then
         verdict="NOT CAUGHT: $target does not build with it"
         return 1
     fi
@@ -109,6 +110,8 @@ plant_cpu() {  # fault, options of the tests...
     # only the files with tests of that name are compiled; all, if none shows it
     files=$(grep -lE "TEST_CASE.*\"$(sed 's/^--test-case=//; s/[*]/.*/g; s/[?]/./g' <<<"$*")" dev/test/cpu/*.cpp || true)
     if [ -n "$files" ]; then fewer=("TEST_SOURCES=${files//$'\n'/ }"); fi
+    read -ra also < <($faults get "$fault" program) || true
+    if [ ${#also[@]} -gt 0 ]; then objects="$objects build/train_gpt2.* build/data"; fi
     plant "$fault" test_gpt2 ./test_gpt2 "$@"
 }
 
@@ -178,7 +181,7 @@ for name in $names; do
     turn=$((turn % shares + 1))
     if [ $turn -ne "$share" ]; then continue; fi
     : >"$log"
-    options=() settings=() fewer=()
+    options=() settings=() fewer=() also=()
     objects="build/llmc build/dev/test build/test_gpt2.*"
     read -ra options < <($faults get "$name" run) || true
     case $name in

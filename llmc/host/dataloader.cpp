@@ -47,6 +47,9 @@ std::vector<std::string> matching_files(const std::string& pattern) {
     return names;
 }
 
+// "x/a_train_000001.bin" -> "x/a_train"
+std::string series_of(const std::string& path) { return path.substr(0, path.rfind('_')); }
+
 // ---- rows --------------------------------------------------------------------------------------
 
 // spreads every bit of x over the whole result: the finalizer of the splitmix64 generator (Steele, Lea,
@@ -104,6 +107,15 @@ ShardSet::ShardSet(const std::string& pattern) : pattern_(pattern), begins_{0} {
                      shard.path().c_str(), shard.vocab_size(), first.vocab_size(), first.path().c_str()));
         }
         begins_.push_back(begins_.back() + (int64_t)shard.tokens().size());
+        const TokenShard* before = shards_.size() > 1 ? &shards_[shards_.size() - 2] : nullptr;
+        const bool new_series = before == nullptr || series_of(before->path()) != series_of(name);
+        if (!new_series && before->set_id() != shard.set_id()) {
+            throw Error(kExitBadInput,
+                        strf("%s and %s are shards of different sets: data/make_shards was stopped while it "
+                             "replaced the one by the other. Run it again.",
+                             before->path().c_str(), name.c_str()));
+        }
+        missing_ += (new_series ? shard.set_shards() : 0) - (shard.set_shards() > 0);
     }
 }
 

@@ -15,7 +15,8 @@ namespace llmc {
 
 // The shards that a pattern of glob(3) matches, in the byte order of their names, all of one vocabulary.
 // Throws Error(kExitBadInput) if none matches, if one is damaged, or if two vocabularies differ (both are
-// named).
+// named), or if of one series (NAME_000000.bin, NAME_000001.bin ...) two are of different sets: a run of
+// data/make_shards that replaced the one by the other has not ended.
 class ShardSet {
 public:
     explicit ShardSet(const std::string& pattern);
@@ -23,6 +24,7 @@ public:
     const std::vector<TokenShard>& shards() const { return shards_; }
     int vocab_size() const { return shards_.front().vocab_size(); }
     int64_t num_tokens() const { return begins_.back(); }
+    int64_t num_missing() const { return missing_; }  // shards of the same sets that are not among these
     // the place of a shard's first token among all tokens of the set; begin(number of shards) = num_tokens()
     int64_t begin(size_t shard) const { return begins_[shard]; }
     // the shard that holds a position of [0, num_tokens)
@@ -35,6 +37,7 @@ private:
     std::string pattern_;
     std::vector<TokenShard> shards_;
     std::vector<int64_t> begins_;
+    int64_t missing_ = 0;
 };
 
 // A permutation of [0, n) that is computed, not stored: a function of n, seed and epoch alone.

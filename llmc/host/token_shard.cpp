@@ -1,6 +1,10 @@
 // Token shards: see token_shard.h.
 #include "llmc/host/token_shard.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
 #include <limits>
 
 #include "llmc/host/error.h"
@@ -8,6 +12,7 @@
 namespace llmc {
 
 constexpr int kMaxVocabSize = 1 << 16;  // what fits in a uint16 token
+constexpr int kSetIdWord = 4;           // and 5, the upper half; then the number of shards
 
 TokenShard::TokenShard(const std::string& path) : file_(path) {
     HeaderReader header(file_, "token shard", kTokenShardMagic,
@@ -19,6 +24,8 @@ TokenShard::TokenShard(const std::string& path) : file_(path) {
                         strf("%zu header + 2 x %lld tokens", kHeaderBytes, (long long)count));
     tokens_ = {reinterpret_cast<const uint16_t*>(file_.data() + kHeaderBytes), (size_t)count};
     vocab_size_ = vocab == 0 ? kGpt2VocabSize : vocab;
+    std::memcpy(&set_id_, file_.data() + kSetIdWord * sizeof(int32_t), sizeof(set_id_));
+    set_shards_ = header.field(kSetIdWord + 2, "shards in the set", 0, std::numeric_limits<int32_t>::max());
 }
 
 void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size) {
@@ -34,6 +41,22 @@ void write_token_shard(const std::string& path, std::span<const uint16_t> tokens
     out.write(header, sizeof(header));
     out.write(tokens.data(), tokens.size_bytes());
     out.commit();
+}
+
+void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards) {
+    char words[sizeof(set_id) + sizeof(set_shards)];
+    std::memcpy(words, &set_id, sizeof(set_id));
+    std::memcpy(words + sizeof(set_id), &set_shards, sizeof(set_shards));
+    const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    bool done = fd >= 0 &&
+                pwrite(fd, words, sizeof(words), kSetIdWord * sizeof(int32_t)) == (ssize_t)sizeof(words) &&
+                fsync(fd) == 0;
+    const int error = errno;
+    done = (fd < 0 || close(fd) == 0) && done;
+    if (!done) {
+        throw Error(kExitSaveFailed, strf("%s: cannot note in it which set it is of: %s", path.c_str(),
+                                          std::strerror(error)));
+    }
 }
 
 }  // namespace llmc

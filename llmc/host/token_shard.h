@@ -1,6 +1,6 @@
 // Token shards: a header (magic 20240520, version 1, token count, vocabulary size) and then that many uint16
-// tokens. The format of llm.c and of the public pre-tokenised data sets; the vocabulary size in header word 3
-// is ours (0, as in everyone else's files, means GPT-2's 50,257).
+// tokens. The format of llm.c and of the public pre-tokenised data sets; ours are the vocabulary size in word
+// 3 (0, as in everyone else's files, means GPT-2's 50,257), and in words 4 to 6 which set a shard is of.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -22,14 +22,22 @@ public:
     const std::string& path() const { return file_.path(); }
     std::span<const uint16_t> tokens() const { return tokens_; }
     int vocab_size() const { return vocab_size_; }
+    // The same for all that one run of data/make_shards made, and how many shards its split (training or
+    // validation) has; 0 and 0: made elsewhere.
+    uint64_t set_id() const { return set_id_; }
+    int set_shards() const { return set_shards_; }
 
 private:
     MappedFile file_;
     std::span<const uint16_t> tokens_;
-    int vocab_size_ = 0;
+    int vocab_size_ = 0, set_shards_ = 0;
+    uint64_t set_id_ = 0;
 };
 
 // Replaces path atomically by a shard of these tokens, each < vocab_size <= 65,536; 1 to 2^31 - 1 tokens.
 void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size);
+
+// Notes in a shard, in place and on the disk, which set it is of. Throws Error(kExitSaveFailed).
+void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards);
 
 }  // namespace llmc

@@ -230,9 +230,11 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
     line("model", strf("%d layers, %d heads, %d channels, %d positions: %s parameters", c.num_layers,
                        c.num_heads, c.channels, c.max_seq_len, count_text(num_parameters(c)).c_str()));
     line("weights", plan.model_from);
+    const int64_t missing = data.set().num_missing();
     line("data", strf("%s: %s tokens in %lld shard%s, vocabulary %d", o.train_data.c_str(),
                       count_text(data.num_tokens()).c_str(), (long long)data.num_shards(),
-                      data.num_shards() == 1 ? "" : "s", data.vocab_size()));
+                      data.num_shards() == 1 ? "" : "s", data.vocab_size()) +
+                     (missing > 0 ? strf("; of their set %lld more are missing", (long long)missing) : ""));
     line("validation",
          val == nullptr ? "none"
                         : strf("%s: %s tokens in %s rows", o.val_data.c_str(),

@@ -8,7 +8,8 @@
 #   fault NAME                     begins with cpu- or gpu-; no other fault has it
 #   wrong: SENTENCE                what is wrong with the program that has the fault
 #   file: PATH                     the file that is changed
-#   program: NAME                  gpu- only: test_gpt2cu, or the shootout that is run with --check
+#   program: NAME                  gpu-: test_gpt2cu, or the shootout that is run with --check; cpu-: optional, the
+#                                  programs that the tests start (train_gpt2 data/make_shards), with the fault too
 #   arch: sm_80                    optional: built as GPUs before Hopper get it
 #   run: OPTIONS                   optional: options of the tests or of the shootout
 #   expect: PATTERN                what must be printed, a basic regular expression; one or more
