@@ -17,6 +17,8 @@ namespace llmc {
 
 namespace {
 
+constexpr int64_t kDiskPiece = 64 << 20;  // bytes
+
 struct Descriptor {
     int fd;
     explicit Descriptor(int fd) : fd(fd) {}
@@ -114,9 +116,15 @@ FileWriter::~FileWriter() {
 
 void FileWriter::write(const void* data, size_t bytes) {
     if (std::fwrite(data, 1, bytes, file_) != bytes) { fail("writing failed"); }
+    hasher_.add(data, bytes);
+    written_ += (int64_t)bytes;
+    if (written_ - on_its_way_ >= kDiskPiece) {  // the disk works while the rest is made; commit() waits less
+        sync_file_range(fileno(file_), on_its_way_, written_ - on_its_way_, SYNC_FILE_RANGE_WRITE);
+        on_its_way_ = written_;
+    }
 }
 
-void FileWriter::commit() {
+Digest FileWriter::commit() {
     if (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0) { fail("flushing failed"); }
     if (std::fclose(std::exchange(file_, nullptr)) != 0 ||
         std::rename(temporary_.c_str(), path_.c_str()) != 0) {
@@ -126,12 +134,19 @@ void FileWriter::commit() {
         fail("closing or renaming failed");
     }
     sync_folder(folder_of(path_));
+    return hasher_.digest();
 }
 
 void FileWriter::fail(const char* what) const {
     throw Error(kExitSaveFailed,
                 strf("%s: %s: %s. Nothing was replaced; free some space or choose another folder.",
                      path_.c_str(), what, std::strerror(errno)));
+}
+
+Digest write_text_file(const std::string& path, const std::string& text) {
+    FileWriter out(path);
+    out.write(text.data(), text.size());
+    return out.commit();
 }
 
 void sync_folder(const std::string& folder) {

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <string>
 
+#include "llmc/host/read_file.h"
+
 namespace llmc {
 
 constexpr int kHeaderWords = 256;
@@ -68,13 +70,18 @@ public:
     FileWriter& operator=(const FileWriter&) = delete;
 
     void write(const void* data, size_t bytes);
-    void commit();
+    Digest commit();  // of what the file is now
 
 private:
     [[noreturn]] void fail(const char* what) const;
     std::string path_, temporary_;
     std::FILE* file_ = nullptr;
+    Hasher hasher_;
+    int64_t written_ = 0, on_its_way_ = 0;  // bytes, and those of them that the system was told to write
 };
+
+// a whole file; errors as FileWriter's
+Digest write_text_file(const std::string& path, const std::string& text);
 
 // Makes what was renamed in a folder durable: without it a power loss may bring the old names back. Throws
 // Error(kExitSaveFailed).

@@ -308,6 +308,9 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     check_model(settings);
     check_batch(settings);
     check_precision(settings);
+    if (settings.keep_best && settings.val_data.empty()) {
+        fail_usage("--keep-best is about the validation loss: it needs --val-data.");
+    }
     convert_val_batches(settings);
     settings.llmc_letters = line.llmc_letters;
     return settings;

@@ -61,6 +61,9 @@ struct Options {
     std::string out;                   // run folder; "" = runs/<date-time>
     int64_t save_every = 0;            // steps; 0 = only at the end
     int64_t keep = 0;                  // the newest checkpoints that stay; 0 = all
+    int64_t keep_major = 0;            // those of steps divisible by it stay, too; 0 = none
+    bool keep_best = false;            // save and keep the one with the lowest validation loss
+    std::string save_mode = "auto";    // async: written while the run goes on; sync; auto
     std::string resume = "none";       // none, auto, or a step folder
     bool new_data = false;             // resume with other training data than before
     std::string model_dtype = "fp32";  // of model.bin at the end: fp32 (v3) or bf16 (v5)

@@ -13,10 +13,9 @@ struct LlmcAlias {
 };
 
 inline constexpr LlmcAlias kLlmcAliases[] = {
-    {"-y", "resume", "none auto"},
-    {"-r", "recompute", "none gelu block"},
-    {"-f", "tf32", "false true"},
-    {"-nk", "keep", ""},
+    {"-y", "resume", "none auto"}, {"-r", "recompute", "none gelu block"},
+    {"-f", "tf32", "false true"},  {"-nk", "keep", ""},
+    {"-nm", "keep-major", ""},
 };
 
 // llm.c's options that have no row. The rule: a value that only says what this program does anyway is
@@ -34,7 +33,6 @@ inline constexpr LlmcOption kLlmcTable[] = {
     {"-w", "1", "training without fp32 master weights", "They are kept."},
     {"-ge", "0", "choosing where GELU is fused", ""},
     {"-lg", "-1", "logging the state of the GPU", "See --log-every for the steps."},
-    {"-nm", "0", "keeping some checkpoints for ever", "See --save-every and --keep."},
     {"-sl", "0 0.0", "skipping steps whose loss is an outlier", "See --clip."},
     {"-sg", "0 0.0", "skipping steps whose gradient is an outlier", "See --clip."},
     {"-pn", "1", "training in more than one process", ""},

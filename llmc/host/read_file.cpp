@@ -118,21 +118,25 @@ std::optional<std::string> read_whole(const std::string& path, int64_t most_byte
     return there ? std::optional(std::move(text)) : std::nullopt;
 }
 
+Hasher::Hasher() : state_(XXH3_createState(), [](void* s) { XXH3_freeState((XXH3_state_t*)s); }) {
+    restart();
+}
+void Hasher::restart() {
+    XXH3_64bits_reset((XXH3_state_t*)state_.get());
+    bytes_ = 0;
+}
+void Hasher::add(const void* data, size_t bytes) {
+    XXH3_64bits_update((XXH3_state_t*)state_.get(), data, bytes);
+    bytes_ += (int64_t)bytes;
+}
+Digest Hasher::digest() const { return {bytes_, XXH3_64bits_digest((const XXH3_state_t*)state_.get())}; }
+
 std::optional<Digest> digest_file(const std::string& path, int64_t from) {
-    std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
-    int64_t total = 0;
+    Hasher hasher;
     bool there = read_pieces(
-        path, from,
-        [&] {
-            XXH3_64bits_reset(state.get());
-            total = 0;
-        },
-        [&](const char* data, size_t bytes) {
-            XXH3_64bits_update(state.get(), data, bytes);
-            total += (int64_t)bytes;
-        });
-    if (!there) { return std::nullopt; }
-    return Digest{total, XXH3_64bits_digest(state.get())};
+        path, from, [&] { hasher.restart(); },
+        [&](const char* data, size_t bytes) { hasher.add(data, bytes); });
+    return there ? std::optional(hasher.digest()) : std::nullopt;
 }
 
 std::string file_identity(const std::string& path) {

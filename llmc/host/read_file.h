@@ -3,6 +3,7 @@
 // repeated for about a second, and then thrown as CannotRead.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,6 +31,20 @@ struct Digest {
     uint64_t xxh3 = 0;
     bool operator==(const Digest&) const = default;
 };
+
+// the digest of bytes that come in pieces
+class Hasher {
+public:
+    Hasher();
+    void restart();
+    void add(const void* data, size_t bytes);
+    Digest digest() const;
+
+private:
+    std::shared_ptr<void> state_;  // xxHash's
+    int64_t bytes_ = 0;
+};
+
 // Size and XXH3 of a file's content from a byte on; nothing if there is none. Throws Error(kExitBadInput) if
 // it is no regular file.
 std::optional<Digest> digest_file(const std::string& path, int64_t from = 0);

@@ -171,12 +171,10 @@ private:
     uint64_t body_ = 0;  // where the tensors' bytes begin
 };
 
-// count elements of Bits from `at` on, `stride` apart
-template <typename Bits, typename Convert>
-void read_elements(const std::byte* at, int64_t stride, std::span<float> values, Convert convert) {
+void widen(const std::byte* at, std::span<float> values, float (*convert)(uint16_t)) {
     for (size_t i = 0; i < values.size(); i++) {
-        Bits bits;
-        std::memcpy(&bits, at + (int64_t)i * stride * (int64_t)sizeof(Bits), sizeof(Bits));
+        uint16_t bits;
+        std::memcpy(&bits, at + i * sizeof(bits), sizeof(bits));
         values[i] = convert(bits);
     }
 }
@@ -230,26 +228,21 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
     return nullptr;
 }
 
-void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t first, int64_t stride,
-                           std::span<float> values) const {
+void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t first, std::span<float> values) const {
     require(entry.type != TensorType::kOther, "SafetensorsFile: only F32, F16 and BF16 can be read");
-    if (values.empty()) { return; }
-    const int64_t last = first + ((int64_t)values.size() - 1) * stride;
-    require(first >= 0 && stride > 0 && last < entry.elements,
+    require(first >= 0 && first <= entry.elements - (int64_t)values.size(),
             "SafetensorsFile: range outside of the tensor");
     const std::byte* at = file_.data() + entry.begin + first * type_bytes(entry.type);
     if (entry.type == TensorType::kF32) {
-        read_elements<float>(at, stride, values, [](float x) { return x; });
-    } else if (entry.type == TensorType::kF16) {
-        read_elements<uint16_t>(at, stride, values, from_fp16);
+        if (!values.empty()) { std::memcpy(values.data(), at, values.size_bytes()); }
     } else {
-        read_elements<uint16_t>(at, stride, values, from_bf16);
+        widen(at, values, entry.type == TensorType::kF16 ? from_fp16 : from_bf16);
     }
 }
 
-void write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
-                       TensorType type,
-                       const std::function<void(size_t i, int64_t first, std::span<float> values)>& read) {
+Digest write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                         TensorType type,
+                         const std::function<void(size_t i, int64_t first, std::span<float> values)>& read) {
     std::vector<size_t> order(tensors.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(),
@@ -277,7 +270,7 @@ void write_safetensors(const std::string& path, const std::vector<SafetensorsTen
             out.write(narrow.data(), count * sizeof(uint16_t));
         }
     }
-    out.commit();
+    return out.commit();
 }
 
 }  // namespace llmc

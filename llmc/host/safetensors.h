@@ -39,8 +39,8 @@ public:
     const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // in the order of their bytes
     const SafetensorsEntry* find(std::string_view name) const;                 // null if there is none
 
-    // values[i] = element first + i * stride, as fp32; the entry's type is F32, F16 or BF16
-    void read(const SafetensorsEntry& entry, int64_t first, int64_t stride, std::span<float> values) const;
+    // elements [first, first + values.size()) as fp32; the entry's type is F32, F16 or BF16
+    void read(const SafetensorsEntry& entry, int64_t first, std::span<float> values) const;
 
 private:
     MappedFile file_;
@@ -54,9 +54,9 @@ struct SafetensorsTensor {
 
 // Replaces path atomically by a file of these tensors, all of one type (not kOther), in the order of their
 // names, with the note {"format": "pt"} that transformers asks for. read(i, first, values) gives elements of
-// the i-th of tensors; values are rounded to nearest even. Errors as FileWriter's.
-void write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
-                       TensorType type,
-                       const std::function<void(size_t i, int64_t first, std::span<float> values)>& read);
+// the i-th of tensors, in order; values are rounded to nearest even. Errors as FileWriter's.
+Digest write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                         TensorType type,
+                         const std::function<void(size_t i, int64_t first, std::span<float> values)>& read);
 
 }  // namespace llmc

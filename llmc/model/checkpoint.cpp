@@ -23,9 +23,10 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kPiece = 1 << 20;  // elements moved at a time
-constexpr int32_t kOptimizerMagic = 20261120, kOptimizerVersion = 1;
-constexpr const char* kRecordFile = "run.json";
-constexpr const char* kFiles[] = {"model.bin", "optimizer.bin", kRecordFile};  // MANIFEST's lines
+constexpr const char *kModelFile = "model.safetensors", *kConfigFile = "config.json",
+                     *kOptimizerFile = "optimizer.safetensors", *kRecordFile = "run.json",
+                     *kManifest = "MANIFEST";
+constexpr const char* kFiles[] = {kModelFile, kConfigFile, kOptimizerFile, kRecordFile};  // MANIFEST's lines
 constexpr int64_t kMostManifestBytes = 1 << 16, kMostRecordBytes = 1 << 24;
 
 // calls visit(tensor, first, count) over all tensors in file order, in pieces
@@ -137,43 +138,68 @@ void write_model_file(const std::string& path, const GPT2Config& config, int32_t
 
 namespace {
 
-// optimizer.bin: header (magic, version, the six sizes of the model, TrainingState as six pairs of words),
-// then the first and the second moments, each fp32 in file order
-static_assert(sizeof(TrainingState) == 6 * 8);
-void write_optimizer_file(const std::string& path, const GPT2Config& config, const TrainingState& state,
-                          const ReadTensor& read) {
-    int32_t header[kHeaderWords] = {kOptimizerMagic, kOptimizerVersion};
-    write_config(header + 2, config);
-    std::memcpy(header + 8, &state, sizeof(state));
-    FileWriter out(path);
-    out.write(header, sizeof(header));
-    std::vector<float> piece(kPiece);
-    for (State moment : {State::kFirstMoment, State::kSecondMoment}) {
-        for_each_piece(config, [&](int tensor, int64_t first, int64_t count) {
-            read(moment, tensor, first, {piece.data(), (size_t)count});
-            require_finite_output(path, moment, tensor, first, {piece.data(), (size_t)count});
-            out.write(piece.data(), count * sizeof(float));
-        });
+// "first_moment.qkvw"
+std::string moment_name(State state, int tensor) {
+    return std::string(state == State::kFirstMoment ? "first_moment." : "second_moment.") +
+           kTensors[tensor].name;
+}
+
+std::vector<int64_t> moment_shape(const GPT2Config& c, int tensor) {
+    std::vector<int64_t> shape;
+    if (kTensors[tensor].per_layer) { shape.push_back(c.num_layers); }
+    if (kTensors[tensor].matrix) {
+        shape.push_back(tensor == kWte ? c.vocab_size : kTensors[tensor].rows(c));
     }
-    out.commit();
+    shape.push_back(kTensors[tensor].cols(c));
+    return shape;
 }
 
-void write_text_file(const std::string& path, const std::string& text) {
-    FileWriter out(path);
-    out.write(text.data(), text.size());
-    out.commit();
+Digest write_optimizer_file(const std::string& path, const GPT2Config& config, const ReadTensor& read) {
+    std::vector<SafetensorsTensor> tensors;
+    std::vector<std::pair<State, int>> places;
+    for (State state : {State::kFirstMoment, State::kSecondMoment}) {
+        for (int t = 0; t < kNumTensors; t++) {
+            tensors.push_back({moment_name(state, t), moment_shape(config, t)});
+            places.push_back({state, t});
+        }
+    }
+    return write_safetensors(path, tensors, TensorType::kF32,
+                             [&](size_t i, int64_t first, std::span<float> values) {
+                                 auto [state, tensor] = places[i];
+                                 read(state, tensor, first, values);
+                                 require_finite_output(path, state, tensor, first, values);
+                             });
 }
 
-// a line of MANIFEST: of a file as it is
-std::string fingerprint(const std::string& folder, const char* name) {
-    auto digest = digest_file(folder + "/" + name);
-    if (!digest) { throw Error(kExitBadInput, strf("%s/%s is missing", folder.c_str(), name)); }
-    return strf("%lld %016" PRIx64 " %s", (long long)digest->bytes, digest->xxh3, name);
+// a model that trains, as something to export
+class TrainedModel : public ModelSource {
+public:
+    TrainedModel(std::string path, const GPT2Config& config, const ReadTensor& read)
+        : path_(std::move(path)), config_(config), read_(read) {}
+    const GPT2Config& config() const override { return config_; }
+    const std::string& path() const override { return path_; }
+    void read(int tensor, int64_t first, std::span<float> values) const override {
+        read_(State::kParameter, tensor, first, values);
+        require_finite_output(path_, State::kParameter, tensor, first, values);
+    }
+    const char* type() const override { return "fp32"; }
+
+private:
+    std::string path_;
+    const GPT2Config& config_;
+    const ReadTensor& read_;
+};
+
+// a line of MANIFEST
+std::string fingerprint(const Digest& digest, const char* name) {
+    return strf("%lld %016" PRIx64 " %s", (long long)digest.bytes, digest.xxh3, name);
 }
 
 // "" if a file is what its line of MANIFEST says, else what is wrong
 std::string damage_of_file(const std::string& folder, const char* name, const std::string& expected) {
-    std::string found = fingerprint(folder, name);
+    auto digest = digest_file(folder + "/" + name);
+    if (!digest) { return strf("%s/%s is missing", folder.c_str(), name); }
+    std::string found = fingerprint(*digest, name);
     if (found == expected) { return ""; }
     return strf("%s/%s is damaged: found \"%s\" (size, XXH3, name), expected \"%s\" as in MANIFEST",
                 folder.c_str(), name, found.c_str(), expected.substr(0, 200).c_str());
@@ -214,26 +240,30 @@ std::string checkpoint_name(const std::string& run_folder, int64_t step) {
     return strf("%s/step_%08lld", run_folder.c_str(), (long long)step);
 }
 
-void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const TrainingState& state,
-                     const ReadTensor& read, RunRecord record) {
-    std::string name = checkpoint_name(run_folder, state.step);
+int64_t checkpoint_bytes(const GPT2Config& config) {
+    return num_parameters(config) * 3 * (int64_t)sizeof(float) + (1 << 16);
+}
+
+void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const RunRecord& record,
+                     const ReadTensor& read) {
+    std::string name = checkpoint_name(run_folder, record.state.step);
     std::string temporary = strf("%s.tmp-%d", name.c_str(), (int)getpid());
-    record.step = state.step;
     make_writable_folder(temporary);
     try {
-        write_model_file(temporary + "/model.bin", config, kModelFp32, read);
-        write_optimizer_file(temporary + "/optimizer.bin", config, state, read);
-        write_text_file(temporary + "/" + kRecordFile, to_json(record));
+        auto path = [&](const char* file) { return temporary + "/" + file; };
+        const TrainedModel model(path(kModelFile), config, read);
+        const Digest digests[] = {
+            write_hf_weights(path(kModelFile), model, "fp32"),
+            write_text_file(path(kConfigFile), hf_config_text(config, "fp32", record.end_of_text)),
+            write_optimizer_file(path(kOptimizerFile), config, read),
+            write_text_file(path(kRecordFile), to_json(record))};
         std::string manifest;
-        for (const char* file : kFiles) { manifest += fingerprint(temporary, file) + "\n"; }
-        write_text_file(temporary + "/MANIFEST", manifest);
-        sync_folder(temporary);
+        for (size_t i = 0; i < std::size(kFiles); i++) {
+            manifest += fingerprint(digests[i], kFiles[i]) + "\n";
+        }
+        write_text_file(path(kManifest), manifest);
         move_into_place(temporary, name);
         sync_folder(run_folder);
-    } catch (const CannotRead& e) {  // what was just written
-        std::error_code ignored;
-        fs::remove_all(temporary, ignored);
-        throw Error(kExitSaveFailed, e.what());
     } catch (...) {
         std::error_code ignored;
         fs::remove_all(temporary, ignored);
@@ -247,78 +277,90 @@ CheckpointFacts inspect_checkpoint(const std::string& folder, bool contents) {
         if (file_kind(folder) != FileKind::kFolder) {
             return {folder + ": there is no such checkpoint folder", {}};
         }
-        auto manifest = read_whole(folder + "/MANIFEST", kMostManifestBytes);
+        auto manifest = read_whole(folder + "/" + kManifest, kMostManifestBytes);
         if (!manifest) { return {folder + ": not a complete checkpoint: MANIFEST is missing", {}}; }
+        if (manifest->find(" optimizer.bin\n") != std::string::npos) {
+            return {folder +
+                        ": a checkpoint of an earlier version (model.bin, optimizer.bin), which this one "
+                        "cannot go on from; its weights can be used: --model " +
+                        folder + "/model.bin",
+                    {}};
+        }
         std::istringstream in(*manifest);
-        bool has_record = file_kind(folder + "/" + kRecordFile) != FileKind::kMissing;
         for (const char* name : kFiles) {
-            bool is_record = std::strcmp(name, kRecordFile) == 0;
             std::string line;
             std::getline(in, line);
-            if (is_record && !has_record && line.empty()) { continue; }
-            if (contents || is_record) { facts.damage = damage_of_file(folder, name, line); }
+            if (contents || name == kRecordFile) { facts.damage = damage_of_file(folder, name, line); }
             if (!facts.damage.empty()) { return facts; }
         }
         if (manifest->empty() || manifest->back() != '\n' || in.peek() != EOF) {
             return {folder + "/MANIFEST is damaged: expected to end after its last line", {}};
         }
-        if (has_record) {
-            std::string path = folder + "/" + kRecordFile;
-            facts.record = parse_run_record(read_whole(path, kMostRecordBytes).value_or(""), path);
-        }
+        const std::string path = folder + "/" + kRecordFile;
+        facts.record = parse_run_record(read_whole(path, kMostRecordBytes).value_or(""), path);
     } catch (const CannotRead&) { throw; } catch (const Error& e) {
         facts.damage = e.what();
     }
     return facts;
 }
 
-GPT2Config checkpoint_config(const std::string& folder) {
-    require_intact(folder);
-    return ModelFile(folder + "/model.bin").config();
+Checkpoint::Checkpoint(const std::string& folder)
+    : record_(require_intact(folder)),
+      model_(folder + "/" + kModelFile),
+      optimizer_(folder + "/" + kOptimizerFile) {
+    const auto fail = [&](const std::string& what, const std::string& found, const std::string& expected) {
+        throw Error(
+            kExitBadInput,
+            strf("%s: not a usable optimizer state: %s: found %s, expected %s as in %s",
+                 optimizer_.path().c_str(), what.c_str(), found.c_str(), expected.c_str(), kModelFile));
+    };
+    for (State state : {State::kFirstMoment, State::kSecondMoment}) {
+        for (int t = 0; t < kNumTensors; t++) {
+            SafetensorsEntry expected;
+            expected.name = moment_name(state, t);
+            expected.shape = moment_shape(config(), t);
+            const SafetensorsEntry* found = optimizer_.find(expected.name);
+            if (found == nullptr) { fail(expected.name, "no such tensor", expected.shape_text()); }
+            if (found->shape != expected.shape || found->type != TensorType::kF32) {
+                fail(expected.name, found->type_text + " " + found->shape_text(),
+                     "F32 " + expected.shape_text());
+            }
+            moments_[state == State::kSecondMoment][t] = found;
+        }
+    }
+    if (optimizer_.entries().size() != 2 * kNumTensors) {
+        fail("tensors", std::to_string(optimizer_.entries().size()), std::to_string(2 * kNumTensors));
+    }
+    if (record_.end_of_text >= config().vocab_size) {
+        fail("end_of_text of run.json", std::to_string(record_.end_of_text),
+             strf("less than the vocabulary, %d,", config().vocab_size));
+    }
 }
 
-TrainingState load_checkpoint(const std::string& folder, const WriteTensor& write) {
-    RunRecord record = require_intact(folder);
-    ModelFile model(folder + "/model.bin");
-    MappedFile file(folder + "/optimizer.bin");
-    HeaderReader header(file, "optimizer state", kOptimizerMagic,
-                        "It belongs to a step_ folder written by train_gpt2.");
-    header.field(1, "version", kOptimizerVersion, kOptimizerVersion);
-    GPT2Config config = read_config(header, 2);
-    if (config != model.config()) {
-        header.fail("header words 2 to 7", describe(config), describe(model.config()) + ", as in model.bin");
+void Checkpoint::read(State state, int tensor, int64_t first, std::span<float> values) const {
+    const bool parameter = state == State::kParameter;
+    if (parameter) {
+        model_.read(tensor, first, values);
+    } else {
+        const SafetensorsEntry& from = *moments_[state == State::kSecondMoment][tensor];
+        const auto count = (int64_t)values.size();
+        require(first >= 0 && first <= tensor_total(config(), tensor) - count, "range outside of the tensor");
+        const int64_t there = std::clamp<int64_t>(from.elements - first, 0, count);
+        optimizer_.read(from, there > 0 ? first : 0, values.first((size_t)there));
+        std::fill(values.begin() + there, values.end(), 0.0f);
     }
-    header.require_size(body_bytes(config, 8), "two moments of " + describe(config));
-    TrainingState state;
-    std::memcpy(&state, file.data() + 8 * sizeof(int32_t), sizeof(state));
-    if (state.step < 0 || state.updates < 0 || state.updates > state.step) {
-        header.fail("header words 8 to 11, step and updates",
-                    strf("%lld and %lld", (long long)state.step, (long long)state.updates),
-                    "0 <= updates <= step");
-    }
-    if (std::min({state.seq_len, state.rows_per_step, state.train_tokens}) < 0 || state.seq_len > 1 << 20 ||
-        state.rows_per_step > (int64_t)1 << 42) {
-        header.fail("header words 14 to 19, seq_len, rows_per_step and train_tokens",
-                    strf("%lld, %lld and %lld", (long long)state.seq_len, (long long)state.rows_per_step,
-                         (long long)state.train_tokens),
-                    "sizes that are not negative, the first at most 2^20, the second 2^42");
-    }
-    if (!record.line.empty() && record.step != state.step) {
-        header.fail("header words 8 and 9, step", strf("%lld", (long long)state.step),
-                    strf("%lld as in run.json", (long long)record.step));
-    }
-    load_model(model, write);
-    const std::byte* at = file.data() + kHeaderBytes;
+    require_finite_input(parameter ? model_.path() : optimizer_.path(), state, tensor, first, values);
+}
+
+void load_checkpoint(const Checkpoint& checkpoint, const WriteTensor& write) {
     std::vector<float> piece(kPiece);
-    for (State moment : {State::kFirstMoment, State::kSecondMoment}) {
-        for_each_piece(config, [&](int tensor, int64_t first, int64_t count) {
-            std::memcpy(piece.data(), at, count * sizeof(float));
-            require_finite_input(file.path(), moment, tensor, first, {piece.data(), (size_t)count});
-            write(moment, tensor, first, {piece.data(), (size_t)count});
-            at += count * sizeof(float);
+    for (State state : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
+        for_each_piece(checkpoint.config(), [&](int tensor, int64_t first, int64_t count) {
+            const std::span<float> values(piece.data(), (size_t)count);
+            checkpoint.read(state, tensor, first, values);
+            write(state, tensor, first, values);
         });
     }
-    return state;
 }
 
 }  // namespace llmc

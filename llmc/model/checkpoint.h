@@ -1,9 +1,14 @@
 // Models and training states on disk.
 //   model file: 20240326, version 3 (fp32) or 5 (bf16), as llm.c writes them: header, then the 16 tensors in
 //   file order
-//   checkpoint: a folder step_%08d with model.bin, optimizer.bin, run.json (run_record.h) and MANIFEST (size
-//   and XXH3 of each file); it appears under its name only when it is complete and on disk. Those of earlier
-//   versions have no run.json, and two lines in MANIFEST.
+//   checkpoint: a folder step_%08d, which appears under its name only when it is complete and on disk
+//     model.safetensors, config.json   the parameters in fp32, as Hugging Face's GPT-2 has them
+//     optimizer.safetensors            first_moment.T and second_moment.T of each of the 16 tensors T in file
+//                                      order, (layers, rows, cols), without the padding of the vocabulary: an
+//                                      element has its place whatever machine or number of GPUs wrote it
+//     run.json                         all else: run_record.h
+//     MANIFEST                         written last: size and XXH3 of each file
+//   Checkpoints of earlier versions (model.bin, optimizer.bin) are refused by name.
 // Which checkpoints of a run folder count: run_folder.h.
 #pragma once
 #include <cstdint>
@@ -13,6 +18,7 @@
 
 #include "llmc/host/binary_file.h"
 #include "llmc/model/gpt2_config.h"
+#include "llmc/model/hf_model.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_source.h"
 #include "llmc/model/run_record.h"
@@ -47,33 +53,43 @@ using ReadTensor = std::function<void(State state, int tensor, int64_t first, st
 void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,
                       const ReadTensor& read);
 
-struct TrainingState {
-    int64_t step = 0;     // steps done, skipped ones included: the next one has this number
-    int64_t updates = 0;  // optimizer updates that happened
-    uint64_t seed = 0;    // of initialisation and data order
-    // what else decides which data a step sees; all 0 in checkpoints from before they were noted
-    int64_t seq_len = 0, rows_per_step = 0, train_tokens = 0;
-};
-
 // run_folder/step_%08d
 std::string checkpoint_name(const std::string& run_folder, int64_t step);
 
+// bytes that a checkpoint takes on disk, to within some KiB
+int64_t checkpoint_bytes(const GPT2Config& config);
+
 // Writes run_folder/step_%08d, whole or not at all. Throws Error(kExitSaveFailed), Error(kExitUsage), or
 // Error(kExitDiverged) as write_model_file does.
-void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const TrainingState& state,
-                     const ReadTensor& read, RunRecord record = {});
+void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const RunRecord& record,
+                     const ReadTensor& read);
 
 // What a folder holds that should be a checkpoint. Throws CannotRead where that cannot be found out.
 struct CheckpointFacts {
     std::string damage;  // "" = none, else what is wrong and where
-    RunRecord record;    // of an intact one; its line is empty in checkpoints of earlier versions
+    RunRecord record;    // of an intact one
 };
 // contents = false: only MANIFEST and run.json are read
 CheckpointFacts inspect_checkpoint(const std::string& folder, bool contents = true);
 
-// Throws Error(kExitBadInput) unless the folder is a complete checkpoint; the model's configuration, without
-// its weights.
-GPT2Config checkpoint_config(const std::string& folder);
-TrainingState load_checkpoint(const std::string& folder, const WriteTensor& write);
+// A checkpoint that is complete and intact; the constructor throws Error(kExitBadInput) if it is not.
+class Checkpoint {
+public:
+    explicit Checkpoint(const std::string& folder);
+    const GPT2Config& config() const { return model_.config(); }
+    const RunRecord& record() const { return record_; }
+    // values [first, first + values.size()) of a tensor in file order; the padding of the vocabulary is 0.
+    // Throws Error(kExitBadInput) naming the first number that is not finite.
+    void read(State state, int tensor, int64_t first, std::span<float> values) const;
+
+private:
+    RunRecord record_;
+    HfModel model_;
+    SafetensorsFile optimizer_;
+    const SafetensorsEntry* moments_[2][kNumTensors] = {};
+};
+
+// all of it, in pieces
+void load_checkpoint(const Checkpoint& checkpoint, const WriteTensor& write);
 
 }  // namespace llmc

@@ -250,6 +250,15 @@ void GPT2<T, Grad>::save(State state, int tensor, int64_t first, std::span<float
 }
 
 template <typename T, typename Grad>
+std::shared_ptr<void> GPT2<T, Grad>::page_lock(std::span<float> memory) {
+    if (cudaHostRegister(memory.data(), memory.size_bytes(), cudaHostRegisterDefault) != cudaSuccess) {
+        cudaGetLastError();  // copies are slower then, but right
+        return nullptr;
+    }
+    return {memory.data(), [](void* p) { cudaHostUnregister(p); }};
+}
+
+template <typename T, typename Grad>
 int64_t GPT2<T, Grad>::updates() const {
     return impl_->updates;
 }

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 
 #include "llmc/host/error.h"
+#include "llmc/host/host_memory.h"
 #include "llmc/host/stop_signal.h"
 #include "llmc/model/blas_cpu.h"
 #include "llmc/model/initial_values.h"
@@ -16,17 +16,6 @@
 namespace llmc {
 
 namespace {
-
-// bytes that can be had without swapping, -1 if the system does not say
-int64_t available_memory() {
-    std::ifstream in("/proc/meminfo");
-    std::string key, unit;
-    int64_t kib;
-    while (in >> key >> kib >> unit) {
-        if (key == "MemAvailable:") { return kib * 1024; }
-    }
-    return -1;
-}
 
 void require_defaults(const ModelSettings& settings) {
     require(settings.recompute == Recompute::kNone && !settings.tf32,

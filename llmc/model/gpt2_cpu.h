@@ -2,6 +2,7 @@
 // the model interface of model.h; every call is done when it returns.
 #pragma once
 #include <deque>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -19,6 +20,7 @@ public:
     void init(uint64_t seed);
     void load(State state, int tensor, int64_t first, std::span<const float> values);
     void save(State state, int tensor, int64_t first, std::span<float> values) const;
+    static std::shared_ptr<void> page_lock(std::span<float>) { return nullptr; }
     int64_t updates() const { return updates_; }
     void set_updates(int64_t n) { updates_ = n; }
 

@@ -160,17 +160,25 @@ bool equal_values(const SafetensorsFile& fa, const SafetensorsEntry& a, const Sa
     std::vector<float> x(kPiece), y(kPiece);
     for (int64_t first = 0; first < a.elements; first += kPiece) {
         const auto n = (size_t)std::min(kPiece, a.elements - first);
-        fa.read(a, first, 1, std::span(x).first(n));
-        fb.read(b, first, 1, std::span(y).first(n));
+        fa.read(a, first, std::span(x).first(n));
+        fb.read(b, first, std::span(y).first(n));
         if (!std::equal(x.begin(), x.begin() + (int64_t)n, y.begin())) { return false; }
     }
     return true;
 }
 
-void write_text(const std::string& path, const std::string& text) {
-    FileWriter out(path);
-    out.write(text.data(), text.size());
-    out.commit();
+// (rows, cols) -> (cols, rows), in tiles that stay in the first cache
+void transpose(const float* in, int64_t rows, int64_t cols, float* out) {
+    constexpr int64_t kTile = 32;
+    for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
+        for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
+            for (int64_t r = r0; r < std::min(rows, r0 + kTile); r++) {
+                for (int64_t c = c0; c < std::min(cols, c0 + kTile); c++) {
+                    out[c * rows + r] = in[r * cols + c];
+                }
+            }
+        }
+    }
 }
 
 }  // namespace
@@ -263,25 +271,38 @@ const char* HfModel::type() const {
     return type == TensorType::kF32 ? "fp32" : type == TensorType::kF16 ? "fp16" : "bf16";
 }
 
+// elements [first, first + values.size()) of a (rows, cols) matrix that the file has as (cols, rows)
+void HfModel::read_transposed(const Place& from, int64_t first, int64_t cols, std::span<float> values) const {
+    const int64_t rows = from.entry->elements / cols, begin = first / cols,
+                  end = (first + (int64_t)values.size() - 1) / cols + 1;
+    std::vector<float> stored((size_t)((end - begin) * cols)), turned(stored.size());
+    for (int64_t c = 0; c < cols; c++) {  // one read where the rows are all there are
+        const bool whole = end - begin == rows;
+        const std::span<float> part =
+            whole ? std::span(stored)
+                  : std::span(stored).subspan((size_t)(c * (end - begin)), (size_t)(end - begin));
+        from.file->read(*from.entry, c * rows + begin, part);
+        if (whole) { break; }
+    }
+    transpose(stored.data(), cols, end - begin, turned.data());
+    const auto at = turned.begin() + (first - begin * cols);
+    std::copy(at, at + (int64_t)values.size(), values.begin());
+}
+
 void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
     require(first >= 0 && first <= tensor_total(config_, tensor) - (int64_t)values.size(),
             "range outside of the tensor");
-    const int64_t size = tensor_size(config_, tensor), rows = kTensors[tensor].rows(config_),
-                  cols = kTensors[tensor].cols(config_);
-    const bool transposed = kHfTensors[tensor].transposed;
-    const int64_t whole = (int64_t)values.size();
+    const int64_t size = tensor_size(config_, tensor), whole = (int64_t)values.size();
     for (int64_t done = 0; done < whole;) {
         const int64_t layer = (first + done) / size, inside = (first + done) % size;
-        const Place& from = place(tensor, layer);
-        // a row of a transposed matrix, or the rest of the tensor, less the padding of wte
-        const int64_t end = transposed ? (inside / cols + 1) * cols : size;
-        const int64_t n = std::min(whole - done, end - inside);
+        const int64_t n = std::min(whole - done, size - inside);
         const std::span<float> part = values.subspan((size_t)done, (size_t)n);
-        if (transposed) {
-            from.file->read(*from.entry, inside % cols * rows + inside / cols, rows, part);
-        } else {
+        const Place& from = place(tensor, layer);
+        if (kHfTensors[tensor].transposed) {
+            read_transposed(from, inside, kTensors[tensor].cols(config_), part);
+        } else {  // behind the vocabulary: the padding of wte
             const int64_t there = std::clamp<int64_t>(from.entry->elements - inside, 0, n);
-            from.file->read(*from.entry, inside, 1, part.first((size_t)there));
+            from.file->read(*from.entry, there > 0 ? inside : 0, part.first((size_t)there));
             std::fill(part.begin() + there, part.end(), 0.0f);
         }
         done += n;
@@ -290,9 +311,7 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
 
 // ---- export ------------------------------------------------------------------------------------
 
-namespace {
-
-std::string config_text(const GPT2Config& c, const std::string& type, int end_of_text) {
+std::string hf_config_text(const GPT2Config& c, const std::string& type, int end_of_text) {
     const char* torch_type = type == "fp32" ? "float32" : type == "fp16" ? "float16" : "bfloat16";
     return strf(
         "{\n  \"activation_function\": \"gelu_new\",\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n"
@@ -307,13 +326,9 @@ std::string config_text(const GPT2Config& c, const std::string& type, int end_of
         torch_type, c.vocab_size);
 }
 
-}  // namespace
-
-void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
-                    int end_of_text) {
+Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type) {
     const GPT2Config& c = source.config();
-    require(type == "fp32" || type == "fp16" || type == "bf16", "write_hf_model: fp32, fp16 or bf16");
-    make_writable_folder(folder);
+    require(type == "fp32" || type == "fp16" || type == "bf16", "write_hf_weights: fp32, fp16 or bf16");
     std::vector<SafetensorsTensor> tensors;
     std::vector<std::pair<int, int64_t>> places;
     for (int t = 0; t < kNumTensors; t++) {
@@ -322,7 +337,7 @@ void write_hf_model(const std::string& folder, const ModelSource& source, const 
             places.push_back({t, l});
         }
     }
-    std::vector<float> matrix;  // one tensor as it is here, if it must be transposed
+    std::vector<float> matrix, turned;  // a tensor that must be transposed, as it is here and there
     const auto read = [&](size_t i, int64_t first, std::span<float> values) {
         const auto [t, l] = places[i];
         const int64_t size = tensor_size(c, t), rows = kTensors[t].rows(c), cols = kTensors[t].cols(c);
@@ -332,20 +347,25 @@ void write_hf_model(const std::string& folder, const ModelSource& source, const 
         }
         if (first == 0) {
             matrix.resize((size_t)size);
+            turned.resize((size_t)size);
             source.read(t, l * size, matrix);
+            transpose(matrix.data(), rows, cols, turned.data());
         }
-        for (size_t k = 0; k < values.size(); k++) {
-            const int64_t at = first + (int64_t)k;
-            values[k] = matrix[(size_t)(at % rows * cols + at / rows)];
-        }
+        std::copy_n(turned.begin() + first, values.size(), values.begin());
     };
-    write_safetensors(folder + "/model.safetensors", tensors,
-                      type == "fp32"   ? TensorType::kF32
-                      : type == "fp16" ? TensorType::kF16
-                                       : TensorType::kBF16,
-                      read);
-    write_text(folder + "/config.json", config_text(c, type, end_of_text));
-    write_text(
+    return write_safetensors(path, tensors,
+                             type == "fp32"   ? TensorType::kF32
+                             : type == "fp16" ? TensorType::kF16
+                                              : TensorType::kBF16,
+                             read);
+}
+
+void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
+                    int end_of_text) {
+    make_writable_folder(folder);
+    write_hf_weights(folder + "/model.safetensors", source, type);
+    write_text_file(folder + "/config.json", hf_config_text(source.config(), type, end_of_text));
+    write_text_file(
         folder + "/generation_config.json",
         strf("{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n",
              end_of_text, end_of_text));

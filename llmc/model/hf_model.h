@@ -28,6 +28,7 @@ private:
     };
     void open_files();
     void find_tensors();
+    void read_transposed(const Place& from, int64_t first, int64_t cols, std::span<float> values) const;
     const Place& place(int tensor, int64_t layer) const { return places_[tensor][(size_t)layer]; }
 
     std::string path_;
@@ -35,6 +36,13 @@ private:
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
     std::vector<Place> places_[kNumTensors];  // by layer
 };
+
+// The text of config.json, as transformers reads it. type: "fp32", "bf16" or "fp16"; end_of_text: its token
+// id.
+std::string hf_config_text(const GPT2Config& config, const std::string& type, int end_of_text);
+
+// model.safetensors alone. Errors as FileWriter's.
+Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type);
 
 // Writes config.json, generation_config.json and model.safetensors, which transformers loads, into a folder,
 // which is made. type: "fp32", "bf16" or "fp16"; end_of_text: its token id. Errors as FileWriter's.

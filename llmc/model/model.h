@@ -9,6 +9,8 @@
 //   void load(State, int tensor, int64_t first, std::span<const float>);
 //   void save(State, int tensor, int64_t first, std::span<float>) const;
 //       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows)
+//   static std::shared_ptr<void> page_lock(std::span<float>);
+//       makes save() to this memory fast, as long as the result lives; may do nothing
 //   int64_t updates() const;   void set_updates(int64_t);
 //       optimizer steps that happened (skipped ones do not count)
 //   bool enqueue_step(std::span<const Batch>, const StepParams&);

@@ -28,9 +28,9 @@ std::string folder_of(const fs::path& path) {
 }
 
 NamedModel checkpoint_model(const std::string& folder) {
-    checkpoint_config(folder);  // throws unless it is intact
-    const std::string file = folder + "/model.bin";
-    return {std::make_unique<ModelFile>(file), file, folder_of(fs::path(folder))};
+    const Checkpoint intact(folder);
+    const std::string file = folder + "/model.safetensors";
+    return {std::make_unique<HfModel>(file), file, folder_of(fs::path(folder))};
 }
 
 NamedModel folder_model(const std::string& name, std::string* notes) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
@@ -20,6 +21,15 @@ constexpr const char* kCourse[] = {"lr",           "warmup", "schedule", "final-
                                    "clip",         "steps"};
 // and with other values here by rounding only
 constexpr const char* kRounding[] = {"batch", "dtype", "grad-dtype", "recompute", "tf32", "device"};
+
+using Settings = std::map<std::string, std::string>;
+
+// whether the learning rate of these settings falls
+bool falls(const Settings& settings) {
+    auto fraction = settings.find("final-lr-fraction"), schedule = settings.find("schedule");
+    return fraction != settings.end() && std::strtod(fraction->second.c_str(), nullptr) != 1 &&
+           schedule != settings.end() && schedule->second != "\"constant\"";
+}
 
 std::string describe(const ShardRecord& shard) {
     return strf("%s of %lld tokens with XXH3 %016" PRIx64, shard.name.c_str(), (long long)shard.tokens,
@@ -66,28 +76,26 @@ std::string difference(const std::vector<ShardRecord>& was, const std::vector<Sh
 }
 
 std::map<std::string, std::string> recorded_settings(const Options& o, const std::string& device) {
-    std::map<std::string, std::string> all, settings;
+    std::map<std::string, std::string> settings;
     std::istringstream resolved(config_text(o));
     for (std::string line; std::getline(resolved, line);) {
         size_t equals = line.find(" = ");
-        if (equals != std::string::npos) { all[line.substr(0, equals)] = line.substr(equals + 3); }
+        if (equals != std::string::npos) { settings[line.substr(0, equals)] = line.substr(equals + 3); }
     }
-    all["device"] = device;
-    for (const char* name : kCourse) { settings[name] = all[name]; }
-    for (const char* name : kRounding) { settings[name] = all[name]; }
-    bool ends = o.final_lr_fraction != 1 && o.schedule != "constant";
-    if (!ends) { settings.erase("steps"); }  // the learning rate does not depend on them
+    settings["device"] = device;
     return settings;
 }
 
 std::string changed_settings(const std::map<std::string, std::string>& was,
                              const std::map<std::string, std::string>& is) {
     std::string text;
-    auto compare = [&](const char* name, const char* meaning) {
+    auto compare = [&](const std::string& name, const char* meaning) {
         auto before = was.find(name), now = is.find(name);
         if (before == was.end() || now == is.end() || before->second == now->second) { return; }
-        text += strf("%s was %s, is %s from here on%s\n", name, before->second.c_str(), now->second.c_str(),
-                     meaning);
+        // of a learning rate that does not fall the number of steps changes nothing
+        if (name == "steps" && !(falls(was) && falls(is))) { return; }
+        text += strf("%s was %s, is %s from here on%s\n", name.c_str(), before->second.c_str(),
+                     now->second.c_str(), meaning);
     };
     for (const char* name : kCourse) { compare(name, ""); }
     for (const char* name : kRounding) { compare(name, ": the same run but for rounding, not bit for bit"); }
@@ -109,9 +117,9 @@ RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const
                          train.pattern().c_str(), checkpoint.c_str(), other.c_str()));
     }
     if (!other.empty()) {
-        is.data_start = was.step;
-        *notes +=
-            strf("step %lld | new training data, from its start: %s\n", (long long)was.step, other.c_str());
+        is.data_start = was.state.step;
+        *notes += strf("step %lld | new training data, from its start: %s\n", (long long)was.state.step,
+                       other.c_str());
     }
     std::string other_val = difference(was.val_data, is.val_data);
     if (!was.val_data.empty() && val != nullptr && !other_val.empty()) {

@@ -19,7 +19,7 @@ std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<Shar
 // difference: shard, found, expected
 std::string difference(const std::vector<ShardRecord>& was, const std::vector<ShardRecord>& is);
 
-// the settings that a run's numbers depend on, and what it runs on
+// all that config.toml says, and what the run is on ("device")
 std::map<std::string, std::string> recorded_settings(const Options& options, const std::string& device);
 
 // what has changed, a line each; what changes the rounding only is called so

@@ -43,20 +43,19 @@ std::vector<StepFolder> list_steps(const std::string& run_folder) {
     return found;
 }
 
-std::string run_of(const Line& line) { return line.empty() ? "of an earlier version" : line.front().id; }
-
 // why an intact checkpoint does not count on this line, "" if it does; kind: for its new name
 std::string off_line(const Line& line, const CheckpointFacts& facts, const StepFolder& at,
                      std::string* kind) {
     const RunRecord& record = facts.record;
     *kind = "foreign";
-    if (run_of(record.line) != run_of(line) && !record.line.empty()) {
-        return strf("%s: of another run (%s, not %s)", at.path.c_str(), run_of(record.line).c_str(),
-                    run_of(line).c_str());
+    const std::string ours = line.empty() ? "" : line.front().id,
+                      its = record.line.empty() ? "" : record.line.front().id;
+    if (its != ours) {
+        return strf("%s: of another run (%s, not %s)", at.path.c_str(), its.c_str(), ours.c_str());
     }
-    if (!record.line.empty() && record.step != at.step) {
+    if (record.state.step != at.step) {
         return strf("%s: its name says step %lld, run.json %lld", at.path.c_str(), (long long)at.step,
-                    (long long)record.step);
+                    (long long)record.state.step);
     }
     if (lies_on(line, record.line, at.step)) { return ""; }
     *kind = "abandoned";
@@ -186,15 +185,20 @@ void note_intact(const std::string& checkpoint, KnownIntact* known) {
 }
 
 std::string remove_old_checkpoints(const std::string& run_folder, const Line& line, int64_t step,
-                                   int64_t keep, KnownIntact* known) {
+                                   const Retention& keep, KnownIntact* known) {
     std::string passed, kind, damage;
-    if (keep <= 0) { return passed; }
+    if (keep.newest <= 0) { return passed; }
     int64_t counted = 0;
+    bool seen = false;  // the one just saved: without it nothing is known to be newer
     for (const StepFolder& at : list_steps(run_folder)) {
-        if (at.step > step || (counted == 0 && at.step != step)) { continue; }
+        seen = seen || at.step == step;
+        if (at.step > step || !seen || (keep.major > 0 && at.step % keep.major == 0) ||
+            at.step == keep.best) {
+            continue;
+        }
         CheckpointFacts facts = inspect_checkpoint(at.path, false);
         std::string why = off_line(line, facts, at, &kind);
-        if (why.empty() && counted >= keep) {
+        if (why.empty() && counted >= keep.newest) {
             known->erase(at.path);
             remove_checkpoint(at.path);
         } else if (why.empty() && is_intact(at.path, known, &damage)) {

@@ -31,10 +31,16 @@ std::string set_aside(const std::string& run_folder, const Line& line);
 using KnownIntact = std::map<std::string, std::string>;
 void note_intact(const std::string& checkpoint, KnownIntact* known);
 
-// Deletes the checkpoints on this line but the newest `keep` intact ones of those up to this step, which is
-// just saved; keep = 0: none. Returns what was passed over, a line each.
+struct Retention {
+    int64_t newest = 0;  // checkpoints that stay; 0: none is deleted
+    int64_t major = 0;   // those of steps divisible by it are neither counted nor deleted; 0: there are none
+    int64_t best = -1;   // nor is that of this step; -1: there is none
+};
+
+// Deletes the checkpoints on this line but the newest intact ones of those up to this step, which is just
+// saved, and those that are never deleted. Returns what was passed over, a line each.
 std::string remove_old_checkpoints(const std::string& run_folder, const Line& line, int64_t step,
-                                   int64_t keep, KnownIntact* known);
+                                   const Retention& keep, KnownIntact* known);
 
 // Deletes temporaries of saves that a kill or a power loss ended: NAME.tmp-PID. Only under the run's lock.
 void remove_leftovers(const std::string& run_folder);

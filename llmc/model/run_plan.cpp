@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/host/binary_file.h"
+#include "llmc/host/count_text.h"
 #include "llmc/host/error.h"
 #include "llmc/host/terminal_text.h"
 #include "llmc/model/auto_plan.h"
@@ -18,20 +19,6 @@ namespace llmc {
 namespace {
 
 constexpr int64_t kMostMicroBatches = 1 << 20;  // of a step: their tokens are all in memory at once
-
-std::string bytes_text(int64_t bytes) {
-    return bytes < (1 << 20)     ? strf("%.1f KiB", (double)bytes / 1024)
-           : bytes < (1 << 30)   ? strf("%.1f MiB", (double)bytes / (1 << 20))
-           : bytes < (1LL << 40) ? strf("%.2f GiB", (double)bytes / (1 << 30))
-                                 : strf("%.1f TiB", (double)bytes / (double)(1LL << 40));
-}
-
-// 124475904 -> "124,475,904"
-std::string count_text(int64_t n) {
-    std::string s = std::to_string(n);
-    for (int i = (int)s.size() - 3; i > (n < 0); i -= 3) { s.insert((size_t)i, 1, ','); }
-    return s;
-}
 
 std::string default_run_folder() {
     char text[64];
@@ -75,8 +62,9 @@ void choose_model(const Options& o, int vocab_size, RunPlan* plan) {
     }
     ModelShape shape{o.layers, o.heads, o.channels};
     if (!plan->checkpoint.empty()) {
-        plan->config = checkpoint_config(plan->checkpoint);
-        plan->record = inspect_checkpoint(plan->checkpoint, false).record;
+        const Checkpoint checkpoint(plan->checkpoint);
+        plan->config = checkpoint.config();
+        plan->record = checkpoint.record();
         plan->model_from = plan->checkpoint;
         plan->model_folder = plan->checkpoint + "/..";
         require_same_shape(o, *plan);
@@ -337,13 +325,12 @@ ModelSettings model_settings(const Options& o) {
             .tf32 = o.tf32};
 }
 
-TrainingState training_state(const Options& o, const RunPlan& plan, const DataLoader& data, int64_t step,
-                             int64_t updates) {
-    return {step, updates, o.seed, o.seq_len, plan.rows_per_step, data.num_tokens()};
+TrainingState training_state(const Options& o, const RunPlan& plan, int64_t step, int64_t updates) {
+    return {step, updates, o.seed, o.seq_len, plan.rows_per_step};
 }
 
-void require_same_run(const TrainingState& found, const Options& o, const RunPlan& plan,
-                      const DataLoader& data) {
+void require_same_run(const Options& o, const RunPlan& plan) {
+    const TrainingState& found = plan.record.state;
     const std::string& name = plan.checkpoint;
     if (found.seed != o.seed) {
         throw Error(kExitUsage,
@@ -356,22 +343,17 @@ void require_same_run(const TrainingState& found, const Options& o, const RunPla
         throw Error(kExitUsage, strf("%s: found step %lld, expected at most --steps %lld. Give more --steps.",
                                      name.c_str(), (long long)found.step, (long long)plan.steps));
     }
-    if (found.seq_len == 0) { return; }  // an older checkpoint, which notes no more
-    auto same = [&](const char* option, int64_t was, int64_t is, const char* what) {
+    auto same = [&](const char* option, int64_t was, int64_t is) {
         if (was == is) { return; }
         throw Error(
             kExitUsage,
-            strf("%s was made with %s %lld%s, not %lld: it would go on at another place in the data. Go "
-                 "on with %s %lld%s, or start a new run from its weights: --resume none --model "
-                 "%s/model.bin --out NEW.",
-                 name.c_str(), option, (long long)was, what, (long long)is, option, (long long)was, what,
-                 name.c_str()));
+            strf("%s was made with %s %lld, not %lld: it would go on at another place in the data. Go "
+                 "on with %s %lld, or start a new run from its weights: --resume none --model "
+                 "%s --out NEW.",
+                 name.c_str(), option, (long long)was, (long long)is, option, (long long)was, name.c_str()));
     };
-    same("--seq-len", found.seq_len, o.seq_len, "");
-    same("--total-batch", found.rows_per_step * o.seq_len, plan.rows_per_step * o.seq_len, "");
-    if (plan.record.train_data.empty()) {  // else run_data.h compares what the tokens are, too
-        same("--train-data of", found.train_tokens, data.num_tokens(), " tokens");
-    }
+    same("--seq-len", found.seq_len, o.seq_len);
+    same("--total-batch", found.rows_per_step * o.seq_len, plan.rows_per_step * o.seq_len);
 }
 
 }  // namespace llmc

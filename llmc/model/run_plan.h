@@ -52,11 +52,10 @@ void require_memory(const MemoryPlan& memory, const Options& options, const Need
                     const GPT2Config& config);
 
 // what a checkpoint notes of this run after so many steps
-TrainingState training_state(const Options& options, const RunPlan& plan, const DataLoader& data,
-                             int64_t step, int64_t updates);
+TrainingState training_state(const Options& options, const RunPlan& plan, int64_t step, int64_t updates);
 
-// Throws Error(kExitUsage) unless the run can go on from the checkpoint with the data in the same order.
-void require_same_run(const TrainingState& checkpoint, const Options& options, const RunPlan& plan,
-                      const DataLoader& data);
+// Throws Error(kExitUsage) unless the run can go on from the plan's checkpoint with the data in the same
+// order.
+void require_same_run(const Options& options, const RunPlan& plan);
 
 }  // namespace llmc

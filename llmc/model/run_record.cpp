@@ -4,6 +4,7 @@
 #include <sys/random.h>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "llmc/host/error.h"
@@ -14,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 constexpr int kDeepest = 4;  // levels of lists and objects
 constexpr size_t kIdDigits = 16;
 
@@ -30,10 +31,24 @@ public:
         return *found;
     }
     int64_t count(const char* name) const { return count(at(name), name); }
+    int64_t count(const char* name, int64_t most) const {
+        int64_t value = count(name);
+        if (value > most) { fail(name, strf("at most %lld", (long long)most).c_str()); }
+        return value;
+    }
     int64_t count(const Json& value, const char* name) const {
         bool fits = value.is_number_unsigned() && value.get<uint64_t>() <= (uint64_t)INT64_MAX;
         if (!fits) { fail(name, "a whole number of 0 to 2^63 - 1"); }
         return value.get<int64_t>();
+    }
+    uint64_t word(const char* name) const {
+        if (!at(name).is_number_unsigned()) { fail(name, "a whole number of 0 to 2^64 - 1"); }
+        return at(name).get<uint64_t>();
+    }
+    double number(const Json& value, const char* name) const {
+        double x = value.is_number() ? value.get<double>() : NAN;
+        if (!std::isfinite(x)) { fail(name, "a finite number"); }
+        return x;
     }
     Line line(const char* name) const {
         Line line;
@@ -78,6 +93,15 @@ public:
         if (!at(name).is_object()) { fail(name, "an object"); }
         for (const auto& item : at(name).items()) { settings[item.key()] = text(item.value(), name); }
         return settings;
+    }
+    std::optional<double> val_loss(const char* name) const {
+        return at(name).is_null() ? std::nullopt : std::optional(number(at(name), name));
+    }
+    std::optional<Validated> validated(const char* name) const {
+        const Json& pair = at(name);
+        if (pair.is_null()) { return std::nullopt; }
+        if (!pair.is_array() || pair.size() != 2) { fail(name, "null or [step, loss]"); }
+        return Validated{count(pair[0], name), number(pair[1], name)};
     }
     [[noreturn]] void fail(const char* name, const char* expected) const {
         throw Error(kExitBadInput,
@@ -136,9 +160,16 @@ std::string to_json(const RunRecord& record) {
     Json json;
     json["format"] = kFormat;
     json["line"] = to_list(record.line);
-    json["step"] = record.step;
+    json["step"] = record.state.step;
+    json["updates"] = record.state.updates;
     json["skipped_in_a_row"] = record.skipped_in_a_row;
+    json["seed"] = record.state.seed;
     json["data_start"] = record.data_start;
+    json["seq_len"] = record.state.seq_len;
+    json["rows_per_step"] = record.state.rows_per_step;
+    json["end_of_text"] = record.end_of_text;
+    json["val_loss"] = record.val_loss ? Json(*record.val_loss) : Json();
+    json["best"] = record.best ? Json({record.best->step, record.best->loss}) : Json();
     json["train_data"] = to_list(record.train_data);
     json["val_data"] = to_list(record.val_data);
     json["settings"] = record.settings;
@@ -150,14 +181,21 @@ RunRecord parse_run_record(const std::string& text, const std::string& what) {
     const Json json = parse(text, what);
     const Reader reader(json, what);
     if (reader.count("format") != kFormat) {
-        reader.fail("format", "1: a later version of this program wrote it");
+        reader.fail("format", "2: another version of this program wrote it");
     }
     RunRecord record;
     record.line = reader.line("line");
-    record.step = reader.count("step");
-    record.skipped_in_a_row = reader.count("skipped_in_a_row");
-    record.data_start = reader.count("data_start");
-    if (record.data_start > record.step) { reader.fail("data_start", "at most step"); }
+    const int64_t step = record.state.step = reader.count("step");
+    record.state.updates = reader.count("updates", step);
+    record.skipped_in_a_row = reader.count("skipped_in_a_row", step);
+    record.state.seed = reader.word("seed");
+    record.data_start = reader.count("data_start", step);
+    record.state.seq_len = reader.count("seq_len", 1 << 20);
+    record.state.rows_per_step = reader.count("rows_per_step", (int64_t)1 << 42);
+    record.end_of_text = (int)reader.count("end_of_text", 1 << 20);
+    record.val_loss = reader.val_loss("val_loss");
+    record.best = reader.validated("best");
+    if (record.best && record.best->step > step) { reader.fail("best", "a step up to this one"); }
     record.train_data = reader.shards("train_data");
     record.val_data = reader.shards("val_data");
     record.settings = reader.settings("settings");

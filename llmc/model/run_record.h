@@ -1,5 +1,7 @@
-// What a checkpoint says about its run beside weights and moments: run.json in its folder. Which run it
-// belongs to and along which line of descent, what the run trained on, with which settings.
+// What a checkpoint says about its run beside weights and moments: run.json in its folder. How far it is,
+// which run it belongs to and along which line of descent, what the run trained on, with which settings.
+// Random numbers are functions of seed and step, and so is the order of the data, so that these two are all
+// that they need to go on.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -16,8 +18,7 @@ struct Start {
     bool operator==(const Start&) const = default;
 };
 
-// All the starts that led to a state, oldest first. The first id is the run's. Empty: of a run from before
-// lines were noted.
+// All the starts that led to a state, oldest first. The first id is the run's.
 using Line = std::vector<Start>;
 
 struct ShardRecord {
@@ -27,13 +28,31 @@ struct ShardRecord {
     std::string identity;  // what the system said of the file then (settled_identity)
 };
 
+struct TrainingState {
+    int64_t step = 0;     // steps done, skipped ones included: the next one has this number
+    int64_t updates = 0;  // optimizer updates that happened
+    uint64_t seed = 0;    // of initialisation and data order
+    // what else decides which data a step sees
+    int64_t seq_len = 0, rows_per_step = 0;
+};
+
+// a validation of a run
+struct Validated {
+    int64_t step = 0;
+    double loss = 0;  // finite
+    bool operator==(const Validated&) const = default;
+};
+
 struct RunRecord {
     Line line;
-    int64_t step = 0;              // steps done, as in the folder's name
+    TrainingState state;
     int64_t skipped_in_a_row = 0;  // of the steps before
     int64_t data_start = 0;        // the step that began with this training data: its first epoch
     std::vector<ShardRecord> train_data, val_data;
     std::map<std::string, std::string> settings;  // see run_data.h
+    int end_of_text = 0;                          // token id
+    std::optional<double> val_loss;               // of this very state, if it was validated
+    std::optional<Validated> best;                // the lowest on the line, if --keep-best asks for it
 };
 
 std::string new_id();  // 16 hexadecimal digits

@@ -26,6 +26,8 @@
 #include "llmc/model/run_data.h"
 #include "llmc/model/run_folder.h"
 #include "llmc/model/run_plan.h"
+#include "llmc/model/run_saver.h"
+#include "llmc/model/save_plan.h"
 #include "llmc/model/validator.h"
 
 namespace llmc {
@@ -54,9 +56,12 @@ public:
     int run() {
         MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len, settings_);
         peak_flops_ = device().peak_flops;
-        std::printf("%s\n",
-                    describe_run(o_, plan_, data_, val_ ? &val_->data() : nullptr, memory, device()).c_str());
+        const SavePlan saves = plan_saves(o_, plan_, o_.program == Program::kCpu ? memory.total() : 0);
+        std::printf("%s%s\n",
+                    describe_run(o_, plan_, data_, val_ ? &val_->data() : nullptr, memory, device()).c_str(),
+                    describe_saves(saves).c_str());
         require_memory(memory, o_, needs_, plan_.config);
+        line_.note(disk_warning(saves, plan_.out));
         if (o_.dry_run) { return kExitDone; }
         make_run_folder();
         if (!goes_on() || plan_.checkpoint.empty()) { require_no_run(plan_.out); }
@@ -65,18 +70,22 @@ public:
                               val_ ? &val_->data().set() : nullptr, device().name, &notes);
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first = start(model);
+        saver_.emplace(o_, plan_, saves, Model::page_lock, &line_);
         line_.note(notes);
         last_done_ = Clock::now();
         batches_.resize(plan_.micro_batches);
         for (int64_t step = first; step < plan_.steps; step++) {
             if (due(step, o_.val_every)) { validate(model, step); }
             if (due(step, o_.sample_every)) { sample(model, step); }
-            if (save_requested) { save(model, step); }
+            bool late = due(step, o_.save_every) && validated_first(step) &&
+                        saver_->last_good() != checkpoint_name(plan_.out, step);
+            if (save_requested || late) { save(model, step); }
             if (stop_requested || !enqueue(model, step)) { return stop(model, step); }
             while (auto result = model.poll()) { report(*result); }
             data_.prefetch(row_of(step + 1), (int)plan_.rows_per_step);
             if (stop_requested) { return stop(model, step + 1); }
-            if (due(step + 1, o_.save_every)) { save(model, step + 1); }
+            saver_->poll();
+            if (due(step + 1, o_.save_every) && !validated_first(step + 1)) { save(model, step + 1); }
         }
         drain(model);
         return finish(model);
@@ -95,6 +104,11 @@ private:
     }
 
     static bool due(int64_t step, int64_t every) { return every > 0 && step > 0 && step % every == 0; }
+
+    // With --keep-best a checkpoint has its own validation's loss, so that it comes after it.
+    bool validated_first(int64_t step) const {
+        return o_.keep_best && (due(step, o_.val_every) || step == plan_.steps);
+    }
 
     // What a run folder holds is read under its lock, so that it stays what the plan was made for.
     RunPlan locked_plan() {
@@ -178,17 +192,17 @@ private:
         int64_t first = 0;
         model.init(o_.seed);
         if (!plan_.checkpoint.empty()) {
-            TrainingState state = load_checkpoint(plan_.checkpoint, write);
-            require_same_run(state, o_, plan_, data_);
-            model.set_updates(state.updates);
+            require_same_run(o_, plan_);
+            load_checkpoint(Checkpoint(plan_.checkpoint), write);
+            model.set_updates(plan_.record.state.updates);
             skipped_in_a_row_ = plan_.record.skipped_in_a_row;
-            last_good_ = plan_.checkpoint;
-            first = state.step;
+            first = plan_.record.state.step;
         } else if (!plan_.model_file.empty()) {
             std::string notes;
             load_model(*open_model(plan_.model_file, &notes).source, write);
         }
         record_.line.push_back({new_id(), first});
+        record_.end_of_text = end_of_text();
         bool goes_on_here = goes_on() && !plan_.checkpoint.empty();
         // the log first: from here on it says which checkpoints count
         log_.emplace(plan_.out, goes_on_here ? first : -1,
@@ -241,8 +255,8 @@ private:
                  tokens_per_s, peak.c_str(), duration_text(left).c_str(),
                  r.skipped ? " | SKIPPED: not finite" : ""));
         if (skipped_in_a_row_ >= kMostSkippedSteps) {
-            throw diverged(strf("step %lld: loss or gradient norm was not finite %d times in a row",
-                                (long long)r.step, kMostSkippedSteps));
+            throw saver_->diverged(strf("step %lld: loss or gradient norm was not finite %d times in a row",
+                                        (long long)r.step, kMostSkippedSteps));
         }
     }
 
@@ -255,6 +269,7 @@ private:
         if (stop_requested) { return NAN; }
         log_->validation(step, loss);
         watch_log();
+        if (saver_->validated(step, loss)) { save_requested = 1; }
         line_.message(strf("step %lld | %s", (long long)step, val_->short_text(loss).c_str()));
         last_done_ = Clock::now();
         return loss;
@@ -295,37 +310,19 @@ private:
         last_done_ = Clock::now();
     }
 
-    void save(Model& model, int64_t step) {
+    // wait: until it is on the disk; else the training may go on meanwhile
+    void save(Model& model, int64_t step, bool wait = false) {
         drain(model);
+        record_.state = training_state(o_, plan_, step, model.updates());
         record_.skipped_in_a_row = skipped_in_a_row_;
         log_->sync();  // before the checkpoint that stands behind its lines
         watch_log();
         save_requested = 0;
-        const std::string name = checkpoint_name(plan_.out, step);
         auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
             model.save(s, tensor, first, x);
         };
-        try {
-            save_checkpoint(plan_.out, plan_.config, training_state(o_, plan_, data_, step, model.updates()),
-                            read, record_);
-            save_failed_ = false;
-            last_good_ = name;
-            line_.message(strf("step %lld | saved %s", (long long)step, name.c_str()));
-        } catch (const Error& e) {
-            if (e.exit_code == kExitDiverged) { throw diverged(e.what()); }
-            // what is on disk is untouched: go on, and say so at the end
-            save_failed_ = true;
-            line_.message(strf("step %lld | SAVE FAILED: %s", (long long)step, e.what()));
-        }
-        if (!save_failed_) { remove_old(name, step); }
+        saver_->save(record_, read, wait);
         last_done_ = Clock::now();
-    }
-
-    Error diverged(const std::string& what) const {
-        return Error(kExitDiverged,
-                     strf("%s. Lower --lr, or lengthen --warmup. %s", what.c_str(),
-                          last_good_.empty() ? "There is no checkpoint."
-                                             : ("The last good checkpoint is " + last_good_ + ".").c_str()));
     }
 
     // Says when the log cannot be written, and when it can be again; the first time, what there is is saved.
@@ -345,20 +342,13 @@ private:
         log_->sync();
         watch_log();
         if (log_failing_) { line_.message("LOG FAILED: lines are missing: " + log_->problem()); }
-        return save_failed_ || log_failing_ ? kExitSaveFailed : exit_code;
-    }
-
-    void remove_old(const std::string& saved, int64_t step) {
-        try {
-            note_intact(saved, &known_);
-            std::string notes = remove_old_checkpoints(plan_.out, record_.line, step, o_.keep, &known_);
-            line_.note(notes);
-        } catch (const CannotRead& e) { line_.note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
+        return saver_->failed() || model_failed_ || log_failing_ ? kExitSaveFailed : exit_code;
     }
 
     // a signal asked for it: save and leave; --resume auto goes on from here
     int stop(Model& model, int64_t steps) {
-        if (last_good_ != checkpoint_name(plan_.out, steps)) { save(model, steps); }
+        saver_->wait();
+        if (saver_->last_good() != checkpoint_name(plan_.out, steps)) { save(model, steps, true); }
         line_.message(strf("stopped by signal %d; go on with --resume auto --out %s", (int)stop_requested,
                            plan_.out.c_str()));
         return saved_or(kExitPreempted);
@@ -366,9 +356,11 @@ private:
 
     // the end: validation, samples, the model; the exit code
     int finish(Model& model) {
-        if (steps_done_ > 0 && !due(plan_.steps, o_.save_every)) { save(model, plan_.steps); }
+        const bool late = validated_first(plan_.steps);
+        if (steps_done_ > 0 && !late && !due(plan_.steps, o_.save_every)) { save(model, plan_.steps); }
         double loss = validate(model, plan_.steps);
         if (stop_requested) { return stop(model, plan_.steps); }
+        if (save_requested || (steps_done_ > 0 && late)) { save(model, plan_.steps); }
         if (o_.sample_every > 0) {
             for (int number = 1; number <= 3; number++) {
                 line_.message(strf("sample %d: %s\n", number, generate(model, plan_.steps, number).c_str()));
@@ -383,8 +375,8 @@ private:
                              o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, read);
             line_.message("saved " + plan_.out + "/model.bin");
         } catch (const Error& e) {
-            if (e.exit_code == kExitDiverged) { throw diverged(e.what()); }
-            save_failed_ = true;
+            if (e.exit_code == kExitDiverged) { throw saver_->diverged(e.what()); }
+            model_failed_ = true;
             line_.message(std::string("SAVE FAILED: ") + e.what());
         }
         line_.message(
@@ -392,8 +384,9 @@ private:
         if (val_) {
             for (const std::string& line : val_->summary(loss)) { line_.message(line); }
         }
-        if (skipped_in_a_row_ > 0) { throw diverged("the last step was skipped: not finite"); }
-        if (val_ && !std::isfinite(loss)) { throw diverged("the validation loss is not finite"); }
+        saver_->wait();
+        if (skipped_in_a_row_ > 0) { throw saver_->diverged("the last step was skipped: not finite"); }
+        if (val_ && !std::isfinite(loss)) { throw saver_->diverged("the validation loss is not finite"); }
         return saved_or(kExitDone);
     }
 
@@ -410,14 +403,13 @@ private:
     std::vector<int> start_text_;  // of samples: the end of another text, then the prompt
     std::optional<RunLog> log_;
     RunRecord record_;  // what checkpoints note of this run
-    KnownIntact known_;
     StepLine line_;
+    std::optional<RunSaver> saver_;
     Clock::time_point last_done_;  // the end of the last step, or of what else was done since
     double train_seconds_ = 0, peak_flops_ = 0;
     int64_t steps_done_ = 0;
     int64_t skipped_in_a_row_ = 0;
-    std::string last_good_;  // the newest checkpoint of this run, "" if there is none
-    bool save_failed_ = false, log_failing_ = false;
+    bool model_failed_ = false, log_failing_ = false;  // to write model.bin, the log
 };
 
 }  // namespace llmc

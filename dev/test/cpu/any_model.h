@@ -76,6 +76,21 @@ void fill_states(Model* model, uint64_t seed) {
     }
 }
 
+// the padding rows of the vocabulary, as every model has them
+template <typename Model>
+void zero_padding(Model* model) {
+    const GPT2Config& c = model->config();
+    const std::vector<float> zero((size_t)(c.padded_vocab_size - c.vocab_size) * c.channels);
+    for (State state : kStates) { model->load(state, kWte, (int64_t)c.vocab_size * c.channels, zero); }
+}
+
+// what a checkpoint notes
+inline RunRecord record_of(int64_t step, int64_t updates, uint64_t seed) {
+    RunRecord record;
+    record.state = {step, updates, seed};
+    return record;
+}
+
 // The same mathematics in another order of the sums. Each of K terms is rounded by u = 2^-24 of its size,
 // which adds up to about sqrt(K) u; from the tokens to a gradient 2 (4L + 2) such sums follow each other,
 // whose errors add in quadrature; 2 because both sides err. Relative to the largest value, which is the size

@@ -221,7 +221,7 @@ TEST_CASE("safetensors: random damage is refused or harmless") {
         const SafetensorsFile file(path);
         for (const SafetensorsEntry& e : file.entries()) {
             std::vector<float> values((size_t)e.elements);
-            if (e.type != TensorType::kOther) { file.read(e, 0, 1, values); }
+            if (e.type != TensorType::kOther) { file.read(e, 0, values); }
         }
     });
     CHECK(refused > 1000);

@@ -15,30 +15,32 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const Words kCheckpointFiles = {"MANIFEST", "model.bin", "optimizer.bin", "run.json"};
+const Words kCheckpointFiles = {"MANIFEST", "config.json", "model.safetensors", "optimizer.safetensors",
+                                "run.json"};
 
 GPT2Cpu filled_model(uint64_t seed) {
     GPT2Cpu model(tiny_config(), 2, 9);
     fill_states(&model, seed);
+    zero_padding(&model);
     return model;
 }
 
 void save_step(const std::string& run, int64_t step, uint64_t seed = 1) {
-    save_checkpoint(run, tiny_config(), {step, step, seed}, reader(filled_model((uint64_t)step)));
+    save_checkpoint(run, tiny_config(), record_of(step, step, seed), reader(filled_model((uint64_t)step)));
 }
 
 Error load_error(const std::string& folder) {
     return error_of([&] {
         GPT2Cpu model(tiny_config(), 1, 2);
-        load_checkpoint(folder, writer(&model));
+        load_checkpoint(Checkpoint(folder), writer(&model));
     });
 }
 
 // Makes a damaged checkpoint look intact, so that what reads the files behind MANIFEST is reached: MANIFEST
 // gets the fingerprint that the error message says was found.
 void repair_manifest(const std::string& folder) {
-    for (size_t line = 0; line < 3; line++) {
-        std::string why = error_of([&] { checkpoint_config(folder); }).what();
+    for (size_t line = 0; line < kCheckpointFiles.size(); line++) {
+        std::string why = error_of([&] { Checkpoint checkpoint(folder); }).what();
         size_t found = why.find("found \""), expected = why.find("expected \"");
         if (found == std::string::npos) { return; }
         auto quoted = [&](size_t at) { return why.substr(at, why.find('"', at) - at); };
@@ -52,27 +54,84 @@ void repair_manifest(const std::string& folder) {
 
 // ---- save, find, load --------------------------------------------------------------------------
 
-TEST_CASE("checkpoint: what is saved is loaded") {
+TEST_CASE("checkpoint: what is saved is loaded, whole and by ranges") {
     TempFolder folder;
     GPT2Cpu model = filled_model(3), other(tiny_config(), 1, 2);
-    TrainingState state{123456789012, 123456789000, 0xfedcba9876543210, 1024, 48, 9876543210123};
-    save_checkpoint(folder.path(), tiny_config(), state, reader(model));
+    RunRecord record = record_of(123456789012, 123456789000, 0xfedcba9876543210);
+    record.state.seq_len = 1024;
+    record.state.rows_per_step = 48;
+    record.end_of_text = 36;
+    save_checkpoint(folder.path(), tiny_config(), record, reader(model));
     const std::string path = folder / "step_123456789012";
     CHECK(names_below(folder.path()) == Words{"step_123456789012"});
     CHECK(names_below(path) == kCheckpointFiles);
     std::string notes;
     CHECK(find_checkpoint(folder.path(), &notes) == path);
     CHECK(notes.empty());
-    CHECK(checkpoint_config(path) == tiny_config());
-    TrainingState loaded = load_checkpoint(path, writer(&other));
-    CHECK(loaded.step == state.step);
-    CHECK(loaded.updates == state.updates);
-    CHECK(loaded.seed == state.seed);
-    CHECK(loaded.seq_len == state.seq_len);
-    CHECK(loaded.rows_per_step == state.rows_per_step);
-    CHECK(loaded.train_tokens == state.train_tokens);
+    const Checkpoint saved(path);
+    CHECK(saved.config() == tiny_config());
+    const TrainingState& state = saved.record().state;
+    CHECK(state.step == record.state.step);
+    CHECK(state.updates == record.state.updates);
+    CHECK(state.seed == record.state.seed);
+    CHECK(state.seq_len == 1024);
+    CHECK(state.rows_per_step == 48);
+    load_checkpoint(saved, writer(&other));
+    other.set_updates(0);
     check_same_state("loaded", other, model);
-    CHECK(ModelFile(path + "/model.bin").config() == tiny_config());  // a model file like any other
+    for (State part : kStates) {  // whoever holds a part of the state reads that part
+        for (int t = 0; t < kNumTensors; t++) {
+            std::vector<float> whole = whole_tensor(model, part, t), found(whole.size());
+            for (size_t at = 0; at < found.size(); at += 101) {
+                saved.read(part, t, (int64_t)at,
+                           std::span(found).subspan(at, std::min<size_t>(101, found.size() - at)));
+            }
+            check_same(kTensors[t].name, found, whole);
+        }
+    }
+    std::vector<float> two(2);
+    CHECK(error_of([&] { saved.read(State::kFirstMoment, kLnfb, 13, two); }).exit_code == kExitUsage);
+    std::error_code ignored;
+    const auto size = (int64_t)(fs::file_size(path + "/model.safetensors", ignored) +
+                                fs::file_size(path + "/optimizer.safetensors", ignored));
+    CHECK(size <= checkpoint_bytes(tiny_config()));
+    CHECK(size > checkpoint_bytes(tiny_config()) - (1 << 16));
+}
+
+TEST_CASE("checkpoint: its model is Hugging Face's, its moments lie by tensor and element") {
+    TempFolder folder;
+    save_step(folder.path(), 4);
+    const std::string path = folder / "step_00000004";
+    const GPT2Cpu model = filled_model(4);
+    CHECK(HfModel(path).config() == tiny_config());
+    std::string notes;
+    CHECK(open_model(path, &notes).path == path + "/model.safetensors");
+    const SafetensorsFile weights(path + "/model.safetensors"), moments(path + "/optimizer.safetensors");
+    const SafetensorsEntry* fc = weights.find("transformer.h.1.mlp.c_fc.weight");
+    REQUIRE(fc != nullptr);
+    CHECK(fc->shape == std::vector<int64_t>{14, 56});  // (in, out)
+    CHECK(weights.find("transformer.wte.weight")->shape == std::vector<int64_t>{37, 14});
+    CHECK(moments.entries().size() == 32);
+    const SafetensorsEntry* second = moments.find("second_moment.fcw");
+    REQUIRE(second != nullptr);
+    CHECK(second->shape == std::vector<int64_t>{3, 56, 14});  // as here
+    std::vector<float> found((size_t)second->elements);
+    moments.read(*second, 0, found);
+    check_same("second moment", found, whole_tensor(model, State::kSecondMoment, kFcw));
+    CHECK(moments.find("first_moment.wte")->shape == std::vector<int64_t>{37, 14});
+    CHECK(moments.find("first_moment.ln1b")->shape == std::vector<int64_t>{3, 14});
+    CHECK(moments.find("first_moment.lnfb")->shape == std::vector<int64_t>{14});
+}
+
+TEST_CASE("checkpoint: one of an earlier version is refused by name") {
+    TempFolder folder;
+    const std::string path = folder / "step_00000004";
+    fs::create_directories(path);
+    write_bytes(
+        path + "/MANIFEST",
+        "1 0123456789abcdef model.bin\n1 0123456789abcdef optimizer.bin\n1 0123456789abcdef run.json\n");
+    check_error(load_error(path), kExitBadInput,
+                {path, "earlier version", "model.bin, optimizer.bin", "--model " + path + "/model.bin"});
 }
 
 TEST_CASE("checkpoint: the newest is found, by number") {
@@ -87,7 +146,7 @@ TEST_CASE("checkpoint: the newest is found, by number") {
     fs::remove_all(folder / "step_99999999");
     // none of these is a checkpoint, and none is worth a word
     for (const char* name :
-         {"step_", "step_99", "step_0000009x", "step_00000099.tmp-77", "model.bin", "estep_00000099"}) {
+         {"step_", "step_99", "step_0000009x", "step_00000099.tmp-77", "model", "estep_00000099"}) {
         fs::copy(folder / "step_00000012", folder / name, fs::copy_options::recursive);
     }
     write_bytes(folder / "step_00000088", "a file");
@@ -97,13 +156,15 @@ TEST_CASE("checkpoint: the newest is found, by number") {
 
 TEST_CASE("checkpoint: a step that is there already is replaced") {
     TempFolder folder;
-    save_checkpoint(folder.path(), tiny_config(), {4, 4, 1}, reader(filled_model(8)));
+    save_checkpoint(folder.path(), tiny_config(), record_of(4, 4, 1), reader(filled_model(8)));
     write_bytes(folder / "step_00000004/left-over", "of the old one");
     GPT2Cpu model = filled_model(9), other(tiny_config(), 1, 2);
-    save_checkpoint(folder.path(), tiny_config(), {4, 3, 2}, reader(model));
+    save_checkpoint(folder.path(), tiny_config(), record_of(4, 3, 2), reader(model));
     CHECK(names_below(folder.path()) == Words{"step_00000004"});
     CHECK(names_below(folder / "step_00000004") == kCheckpointFiles);
-    CHECK(load_checkpoint(folder / "step_00000004", writer(&other)).updates == 3);
+    const Checkpoint replaced(folder / "step_00000004");
+    CHECK(replaced.record().state.updates == 3);
+    load_checkpoint(replaced, writer(&other));
     check_same_state("replaced", other, model);
     write_bytes(folder / "step_00000005", "a file in the way");
     save_step(folder.path(), 5);
@@ -141,7 +202,6 @@ TEST_CASE("checkpoint: a damaged one is passed over with a note") {
         CHECK(notes.find("passed over " + newest) == 0);
         CHECK(std::count(notes.begin(), notes.end(), '\n') == 1);
         check_error(load_error(newest), kExitBadInput, {newest, "--resume auto"});
-        check_error(error_of([&] { checkpoint_config(newest); }), kExitBadInput, {newest});
     };
     for (const std::string& name : kCheckpointFiles) {
         const size_t size = fs::file_size(folder / ("step_00000004/" + name));
@@ -161,10 +221,12 @@ TEST_CASE("checkpoint: a damaged one is passed over with a note") {
             fs::create_directory(f + "/" + name);
         });
     }
-    check_passed_over("files exchanged",
-                      [&](const std::string& f) { fs::rename(f + "/model.bin", f + "/optimizer.bin"); });
-    check_passed_over("another model.bin", [&](const std::string& f) {
-        fs::copy(folder / "step_00000004/model.bin", f + "/model.bin", fs::copy_options::overwrite_existing);
+    check_passed_over("files exchanged", [&](const std::string& f) {
+        fs::rename(f + "/model.safetensors", f + "/optimizer.safetensors");
+    });
+    check_passed_over("another model", [&](const std::string& f) {
+        fs::copy(folder / "step_00000004/model.safetensors", f + "/model.safetensors",
+                 fs::copy_options::overwrite_existing);
     });
 }
 
@@ -175,58 +237,60 @@ TEST_CASE("checkpoint: what is not one is refused") {
                 {"step_00000009", "no such checkpoint folder"});
     check_error(load_error(folder.path()), kExitBadInput,
                 {folder.path(), "MANIFEST is missing", "step_ folder"});
-    check_error(load_error(folder / "step_00000004/model.bin"), kExitBadInput,
-                {"model.bin", "no such checkpoint"});
+    check_error(load_error(folder / "step_00000004/run.json"), kExitBadInput,
+                {"run.json", "no such checkpoint"});
 }
 
-TEST_CASE("checkpoint: fields that a whole MANIFEST does not vouch for") {
+TEST_CASE("checkpoint: what a whole MANIFEST does not vouch for") {
     TempFolder folder;
-    struct Row {
-        size_t at;
-        std::string bytes, says;
-    };
-    auto number = [](int64_t x) { return std::string(reinterpret_cast<const char*>(&x), 8); };
-    auto word = [](int32_t x) { return std::string(reinterpret_cast<const char*>(&x), 4); };
-    const Row rows[] = {
-        {0, word(20240326), "word 0, magic"},
-        {4, word(2), "word 1, version"},
-        {8, word(8), "as in model.bin"},
-        {12, word(36), "as in model.bin"},
-        {16, word(2), "as in model.bin"},
-        {16, word(-1), "word 4, num_layers"},
-        {20, word(7), "as in model.bin"},
-        {24, word(7), "word 5, num_heads"},
-        {28, word(38), "as in model.bin"},
-        {32, number(-1), "updates <= step"},
-        {32, number(INT64_MIN), "updates <= step"},
-        {40, number(5), "updates <= step"},
-        {40, number(-1), "updates <= step"},
-        {56, number(-1), "seq_len"},
-        {56, number((1 << 20) + 1), "seq_len"},
-        {64, number(-1), "rows_per_step"},
-        {64, number(INT64_MAX), "rows_per_step"},
-        {72, number(-1), "train_tokens"},
-    };
     save_step(folder / "good", 4);
     const std::string path = folder / "step_00000004";
-    for (const Row& row : rows) {
-        CAPTURE(row.at);
+    auto check_refused = [&](const std::string& file, const std::string& says, auto change) {
+        CAPTURE(says);
         copy_folder(folder / "good/step_00000004", path);
-        std::string bytes = read_bytes(path + "/optimizer.bin");
-        bytes.replace(row.at, row.bytes.size(), row.bytes);
-        write_bytes(path + "/optimizer.bin", bytes);
+        change(path + "/" + file);
         check_error(load_error(path), kExitBadInput, {"damaged", "MANIFEST"});
         repair_manifest(path);
-        check_error(load_error(path), kExitBadInput,
-                    {path + "/optimizer.bin", "optimizer state", row.says, "found", "expected"});
-    }
+        check_error(load_error(path), kExitBadInput, {path + "/" + file, says});
+    };
+    auto replace = [](const std::string& file, const std::string& old, const std::string& text) {
+        std::string all = read_bytes(file);
+        REQUIRE(all.find(old) != std::string::npos);
+        write_bytes(file, all.replace(all.find(old), old.size(), text));
+    };
+    check_refused("run.json", "updates",
+                  [&](const std::string& f) { replace(f, "\"updates\": 4", "\"updates\": 5"); });
+    check_refused("run.json", "seq_len",
+                  [&](const std::string& f) { replace(f, "\"seq_len\": 0", "\"seq_len\": 1048577"); });
+    check_refused("config.json", "n_embd",
+                  [&](const std::string& f) { replace(f, "\"n_embd\": 14", "\"n_embd\": 0"); });
+    check_refused("optimizer.safetensors", "first_moment.lnfb: found no such tensor",
+                  [&](const std::string& f) { replace(f, "first_moment.lnfb", "first_moment.lnfx"); });
+    auto rewrite = [](const std::string& f, size_t tensors, std::vector<int64_t> shape, TensorType type) {
+        std::vector<SafetensorsTensor> all;
+        const SafetensorsFile old(f);
+        for (const SafetensorsEntry& e : old.entries()) {
+            all.push_back({e.name, e.name == "second_moment.wpe" ? shape : e.shape});
+        }
+        for (; all.size() < tensors;) { all.push_back({"third_moment", {1}}); }
+        write_safetensors(f, all, type, [](size_t, int64_t, std::span<float> values) {
+            std::fill(values.begin(), values.end(), 1.0f);
+        });
+    };
+    check_refused("optimizer.safetensors", "found F32 (14, 9), expected F32 (9, 14)",
+                  [&](const std::string& f) {
+                      rewrite(f, 32, {14, 9}, TensorType::kF32);
+                  });
+    check_refused("optimizer.safetensors", "found BF16", [&](const std::string& f) {
+        rewrite(f, 32, {9, 14}, TensorType::kBF16);
+    });
+    check_refused("optimizer.safetensors", "found 33, expected 32", [&](const std::string& f) {
+        rewrite(f, 33, {9, 14}, TensorType::kF32);
+    });
     copy_folder(folder / "good/step_00000004", path);
-    fs::resize_file(path + "/optimizer.bin", fs::file_size(path + "/optimizer.bin") - 4);
+    replace(path + "/run.json", "\"end_of_text\": 0", "\"end_of_text\": 37");
     repair_manifest(path);
-    check_error(load_error(path), kExitBadInput, {path + "/optimizer.bin", "file size", "two moments"});
-    flip_byte(path + "/model.bin", 16);  // 3 layers become 2
-    repair_manifest(path);
-    check_error(load_error(path), kExitBadInput, {path + "/model.bin", "file size", "2 layers"});
+    check_error(load_error(path), kExitBadInput, {"end_of_text", "37"});
 }
 
 // ---- saves that fail ---------------------------------------------------------------------------
@@ -297,31 +361,15 @@ TEST_CASE("resume: a model goes on with the same bits") {
     for (GPT2Cpu* model : {&at_once, &before}) { model->init(5); }
     train(&at_once, 0, 8);
     train(&before, 0, 4);
-    save_checkpoint(folder.path(), c, {4, before.updates(), 5}, reader(before));
-    TrainingState state = load_checkpoint(folder / "step_00000004", writer(&after));
+    save_checkpoint(folder.path(), c, record_of(4, before.updates(), 5), reader(before));
+    const Checkpoint saved(folder / "step_00000004");
+    load_checkpoint(saved, writer(&after));
+    const TrainingState& state = saved.record().state;
     CHECK(state.step == 4);
     CHECK(state.updates == 3);
     after.set_updates(state.updates);
     train(&after, state.step, 8);
     check_same_state("resumed", after, at_once);
-}
-
-TEST_CASE("resume: a checkpoint that does not note its data is gone on from") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    auto train = [&](const std::string& more) {
-        const std::string options = "--steps 2 --sample-every 0 --out " + folder / "run " + more;
-        return run_train(folder.path(), tiny_run(folder.path(), options));
-    };
-    CHECK(train("").exit_code == kExitDone);
-    const std::string path = folder / "run/step_00000002";
-    std::string bytes = read_bytes(path + "/optimizer.bin");
-    CHECK(bytes.substr(56, 24) != std::string(24, '\0'));
-    CHECK(train("--resume auto --batch 2").exit_code == kExitUsage);
-    write_bytes(path + "/optimizer.bin", bytes.replace(56, 24, std::string(24, '\0')));
-    repair_manifest(path);
-    ProgramRun run = train("--resume auto --batch 2");
-    CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
 }
 
 TEST_CASE("resume: the program ends as if it had never stopped") {
@@ -339,7 +387,8 @@ TEST_CASE("resume: the program ends as if it had never stopped") {
     };
     auto check_same_run = [&](const std::string& out) {
         CHECK(read_log(folder / out) == read_log(folder / "whole"));
-        for (const char* file : {"/model.bin", "/step_00000008/model.bin", "/step_00000008/optimizer.bin"}) {
+        for (const char* file :
+             {"/model.bin", "/step_00000008/model.safetensors", "/step_00000008/optimizer.safetensors"}) {
             CHECK_MESSAGE(same_files(folder / out + file, folder / "whole" + file), out, file);
         }
     };
@@ -356,7 +405,7 @@ TEST_CASE("resume: the program ends as if it had never stopped") {
 
     copy_folder(folder / "whole", folder / "killed");  // killed after 8 steps; checkpoint 8 is damaged
     fs::remove(folder / "killed/model.bin");
-    flip_byte(folder / "killed/step_00000008/optimizer.bin", 5000);
+    flip_byte(folder / "killed/step_00000008/optimizer.safetensors", 5000);
     write_bytes(folder / "killed/log.jsonl", read_bytes(folder / "whole/log.jsonl") + "{\"step\":8,\"tra");
     ProgramRun run = train("killed", "8", "--resume auto");
     CHECK(run.err.find("passed over " + (folder / "killed/step_00000008")) != std::string::npos);

@@ -54,7 +54,7 @@ Parts take_apart(const std::string& path) {
     for (const SafetensorsEntry& e : file.entries()) {
         parts.tensors.push_back({e.name, e.shape});
         parts.values.emplace_back((size_t)e.elements);
-        file.read(e, 0, 1, parts.values.back());
+        file.read(e, 0, parts.values.back());
     }
     return parts;
 }

@@ -49,7 +49,7 @@ void check_saved_is_finite(const std::string& run) {
     for (const std::string& name : names_below(run)) {
         if (!name.starts_with("step_")) { continue; }
         GPT2Cpu model(kConfig, 1, 2);
-        Error error = error_of([&] { load_checkpoint(run + "/" + name, writer(&model)); });
+        Error error = error_of([&] { load_checkpoint(Checkpoint(run + "/" + name), writer(&model)); });
         CHECK_MESSAGE(error.exit_code == kExitDone, error.what());
     }
 }
@@ -85,7 +85,7 @@ TEST_CASE("not finite: a model file is refused, whatever the tensor") {
 TEST_CASE("not finite: nothing is written, and what is there stays") {
     TempFolder folder;
     GPT2Cpu good = new_model();
-    save_checkpoint(folder.path(), kConfig, {2, 2, 1}, reader(good));
+    save_checkpoint(folder.path(), kConfig, record_of(2, 2, 1), reader(good));
     write_model_file(folder / "model.bin", kConfig, kModelFp32, reader(good));
     const std::string before = read_bytes(folder / "model.bin");
     struct Row {
@@ -104,7 +104,7 @@ TEST_CASE("not finite: nothing is written, and what is there stays") {
         put(&bad, row.state, row.tensor, row.at, row.value);
         for (int64_t step : {2, 4}) {
             check_error(error_of([&] {
-                            save_checkpoint(folder.path(), kConfig, {step, step, 1}, reader(bad));
+                            save_checkpoint(folder.path(), kConfig, record_of(step, step, 1), reader(bad));
                         }),
                         kExitDiverged, {"not written", row.says});
         }
@@ -125,7 +125,7 @@ TEST_CASE("not finite: nothing is written, and what is there stays") {
     CHECK((read_bytes(folder / "model.bin") == before));
     CHECK(names_below(folder.path()) == Words{"model.bin", "step_00000002"});
     GPT2Cpu other(kConfig, 1, 2);
-    load_checkpoint(folder / "step_00000002", writer(&other));
+    load_checkpoint(Checkpoint(folder / "step_00000002"), writer(&other));
     check_same_state("kept", other, good);
 }
 
@@ -192,20 +192,23 @@ TEST_CASE("not finite: a run that diverges leaves finite checkpoints only") {
 TEST_CASE("not finite: a checkpoint is refused by tensor and element") {
     TempFolder folder;
     GPT2Cpu good = new_model();
-    save_checkpoint(folder.path(), kConfig, {2, 2, 1}, reader(good));
-    const std::string path = folder / "step_00000002/optimizer.bin";
-    std::string bytes = read_bytes(path);
+    save_checkpoint(folder.path(), kConfig, record_of(2, 2, 1), reader(good));
+    const std::string path = folder / "step_00000002/optimizer.safetensors";
     const float bad = NAN;
-    std::memcpy(bytes.data() + 1024 + 4 * 9, &bad, 4);
+    std::string bytes = read_bytes(path);
+    const SafetensorsFile file(path);
+    std::memcpy(bytes.data() + file.find("first_moment.wte")->begin + 4 * 9, &bad, 4);
     write_bytes(path, bytes);
-    std::string why = error_of([&] { checkpoint_config(folder / "step_00000002"); }).what();
-    const std::string found =
-        why.substr(why.find("found \"") + 7, why.find("\" (size") - why.find("found \"") - 7);
+    std::string why = error_of([&] { Checkpoint checkpoint(folder / "step_00000002"); }).what();
+    auto quoted = [&](const char* before) {
+        const size_t at = why.find(before) + std::strlen(before);
+        return why.substr(at, why.find('"', at) - at);
+    };
     std::string manifest = read_bytes(folder / "step_00000002/MANIFEST");
-    const size_t begin = manifest.find('\n') + 1;
+    const std::string found = quoted("found \""), expected = quoted("expected \"");
     write_bytes(folder / "step_00000002/MANIFEST",
-                manifest.replace(begin, manifest.find('\n', begin) - begin, found));
+                manifest.replace(manifest.find(expected), expected.size(), found));
     GPT2Cpu other(kConfig, 1, 2);
-    check_error(error_of([&] { load_checkpoint(folder / "step_00000002", writer(&other)); }), kExitBadInput,
-                {path, "wte[9], first moment = nan", "earlier"});
+    check_error(error_of([&] { load_checkpoint(Checkpoint(folder / "step_00000002"), writer(&other)); }),
+                kExitBadInput, {path, "wte[9], first moment = nan", "earlier"});
 }

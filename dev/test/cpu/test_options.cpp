@@ -182,6 +182,7 @@ TEST_CASE("options: each alias sets what its long name sets") {
     CHECK(o.resume == "auto");
     CHECK(parse({"-y", "0"}).resume == "none");
     CHECK(parse({"-nk", "5"}).keep == 5);
+    CHECK(parse({"-nm", "5"}).keep_major == 5);
     CHECK(parse({"-m", "-1"}).val_tokens == -1);
     CHECK(parse({"--val-batches=20", "-b", "8", "-t", "1024"}).val_tokens == 20 * 8 * 1024);
     CHECK(parse({"-j", "none"}).val_data.empty());

@@ -179,42 +179,24 @@ TEST_CASE("run folder: a log with steps but no checkpoint is not overwritten") {
     }
 }
 
-TEST_CASE("run folder: a run of an earlier version goes on") {
-    Runs r;
-    r.train("whole", 6);
-    r.train("run", 4);
-    for (int n : {2, 4}) {
-        fs::remove(r.step("run", n) + "/run.json");
-        std::string manifest = read_bytes(r.step("run", n) + "/MANIFEST");
-        write_bytes(r.step("run", n) + "/MANIFEST", manifest.substr(0, manifest.find("optimizer.bin") + 14));
-    }
-    std::string log = read_bytes(r / "run/log.jsonl");
-    write_bytes(r / "run/log.jsonl", log.substr(log.find('\n') + 1));
-    ProgramRun run = r.train("run", 6, "--resume auto --keep 2");
-    CHECK(says(run.out, "weights    | " + r.step("run", 4)));
-    CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
-    CHECK(names_below(r / "run") ==
-          Words{"config.toml", "log.jsonl", "model.bin", "step_00000004", "step_00000006"});
-}
-
 // ---- --keep ------------------------------------------------------------------------------------
 
 TEST_CASE("run folder: --keep counts what is intact and of this run") {
     Runs r;
     r.train("run", 6);
-    flip_byte(r.step("run", 4) + "/optimizer.bin", 2000);
+    flip_byte(r.step("run", 4) + "/optimizer.safetensors", 4000);
     r.train("other", 6, "--seed 7");
     copy_folder(r.step("other", 4), r.step("run", 5));
     ProgramRun run = r.train("run", 8, "--resume auto --keep 3");
-    CHECK(says(run.err, "not counted by --keep: " + r.step("run", 4) + "/optimizer.bin is damaged"));
+    CHECK(says(run.err, "not counted by --keep: " + r.step("run", 4) + "/optimizer.safetensors is damaged"));
     CHECK(names_below(r / "run") == Words{"config.toml", "log.jsonl", "model.bin", "step_00000002",
                                           "step_00000004", "step_00000005.foreign", "step_00000006",
                                           "step_00000008"});
     KnownIntact known;
     const Line line = line_of_log(read_bytes(r / "run/log.jsonl"), "log").value();
-    remove_old_checkpoints(r / "run/", line, 7, 1, &known);  // not there: nothing is known to be newer
+    remove_old_checkpoints(r / "run/", line, 7, {1}, &known);  // not there: nothing is known to be newer
     CHECK(fs::exists(r.step("run", 2)));
-    remove_old_checkpoints(r / "run/", line, 6, 1, &known);  // a slash at the end
+    remove_old_checkpoints(r / "run/", line, 6, {1}, &known);  // a slash at the end
     CHECK_FALSE(fs::exists(r.step("run", 2)));
     CHECK(fs::exists(r.step("run", 6)));
     CHECK(fs::exists(r.step("run", 8)));
@@ -232,7 +214,7 @@ TEST_CASE("run folder: what cannot be read is no reason to start again or to go 
         r.check_refused("run", resume, kExitBadInput, {"cannot read", r / ("run/" + name)});
     };
     for (const char* name : {"log.jsonl", "step_00000004", "step_00000004/MANIFEST", "step_00000004/run.json",
-                             "step_00000004/model.bin", "step_00000004/optimizer.bin"}) {
+                             "step_00000004/model.safetensors", "step_00000004/optimizer.safetensors"}) {
         check_unreadable(name, "--resume auto");
     }
     check_unreadable("log.jsonl", "");
@@ -309,7 +291,10 @@ TEST_CASE("run record: what lies on a line") {
 TEST_CASE("run record: what is written is read, and what is not one is refused") {
     RunRecord record;
     record.line = {{"0123456789abcdef", 0}, {"fedcba9876543210", 123456789012}};
-    record.step = 123456789099;
+    record.state = {123456789099, 123456789000, 0xffffffffffffffff, 64, 12};
+    record.end_of_text = 256;
+    record.val_loss = 1.25;
+    record.best = {123456, 0.1};
     record.skipped_in_a_row = 3;
     record.data_start = 17;
     record.train_data = {{"a \xff\n", 12, 0xfedcba9876543210, "1 2 3"}, {"b", 1, 0, ""}};
@@ -317,7 +302,14 @@ TEST_CASE("run record: what is written is read, and what is not one is refused")
     const std::string good = to_json(record);
     RunRecord found = parse_run_record(good, "f");
     CHECK(found.line == record.line);
-    CHECK(found.step == record.step);
+    CHECK(found.state.step == record.state.step);
+    CHECK(found.state.updates == record.state.updates);
+    CHECK(found.state.seed == record.state.seed);
+    CHECK(found.state.seq_len == 64);
+    CHECK(found.state.rows_per_step == 12);
+    CHECK(found.end_of_text == 256);
+    CHECK(found.val_loss == record.val_loss);
+    CHECK(found.best == record.best);
     CHECK(found.skipped_in_a_row == 3);
     CHECK(found.data_start == 17);
     REQUIRE(found.train_data.size() == 2);
@@ -337,7 +329,15 @@ TEST_CASE("run record: what is written is read, and what is not one is refused")
         bad.replace(bad.find(old), old.size(), text);
         check_error(error_of([&] { parse_run_record(bad, "file"); }), kExitBadInput, {"file", what});
     };
-    refused("\"format\": 1", "\"format\": 99", "later version");
+    refused("\"format\": 2", "\"format\": 99", "another version");
+    refused("123456789000", "123456789100", "updates");
+    refused("18446744073709551615", "-1", "seed");
+    refused("18446744073709551615", "18446744073709551616", "seed");
+    refused("1.25", "1e999", "overflow");
+    refused("1.25", "\"1\"", "val_loss");
+    refused("123456,", "123456789100,", "best");
+    refused("0.1\n", "null\n", "best");
+    refused("\"skipped_in_a_row\": 3", "\"skipped_in_a_row\": 123456789100", "skipped_in_a_row");
     refused("123456789099", "-1", "step");
     refused("123456789099", "1e3", "step");
     refused("123456789099", "18446744073709551615", "step");

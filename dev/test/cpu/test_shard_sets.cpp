@@ -1,5 +1,5 @@
-// Data sets of data/make_shards: one is replaced by the next whole or not at all, as far as whoever trains can
-// see, and the command that the program prints works for every name.
+// Data sets of data/make_shards: one is replaced by the next whole or not at all, as far as whoever trains
+// can see, and the command that the program prints works for every name.
 #include <sys/wait.h>
 #include <csignal>
 

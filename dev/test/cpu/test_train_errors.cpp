@@ -245,7 +245,7 @@ TEST_CASE("bad input: run folders") {
             {two, "2 layers", "ask for 3, 2, 16", "another --out"});
     refused({"--resume", two, "--seq-len", "17"}, kExitUsage, {two, "--seq-len 17", "16 positions"});
     refused({"--resume", two, "--seq-len", "13"}, kExitUsage,
-            {two, "--seq-len 12, not 13", "another place in the data", two + "/model.bin"});
+            {two, "--seq-len 12, not 13", "another place in the data", "--model " + two});
     refused({"--resume", two, "--batch", "2"}, kExitUsage, {two, "--total-batch 48, not 24"});
     refused({"--resume", two, "--total-batch", "96"}, kExitUsage, {two, "--total-batch 48, not 96"});
     refused({"--resume", two, "--train-data", p.val}, kExitBadInput,
@@ -259,17 +259,17 @@ TEST_CASE("bad input: run folders") {
     refused({"--resume", two, "--out", p / "other"}, kExitUsage, {p / "other", "holds a run already"});
     CHECK(read_bytes(p / "other/log.jsonl") == "{\"step\":5}\n");
 
-    for (const char* name : {"/step_00000002/model.bin", "/step_00000004/optimizer.bin"}) {
+    for (const char* name : {"/step_00000002/model.safetensors", "/step_00000004/optimizer.safetensors"}) {
         std::string bytes = read_bytes(p.run + name);
         bytes[bytes.size() / 2] ^= 1;
         write_bytes(p.run + name, bytes);
     }
     refused({"--resume", two}, kExitBadInput,
-            {two + "/model.bin is damaged", "found", "expected", "MANIFEST"});
+            {two + "/model.safetensors is damaged", "found", "expected", "MANIFEST"});
     // all of them damaged: to start again would throw the run's log away
     refused({"--resume", "auto"}, kExitBadInput,
-            {p.run, "no checkpoint in it is intact", two + "/model.bin is damaged",
-             "step_00000004/optimizer.bin is damaged", "another --out"});
+            {p.run, "no checkpoint in it is intact", two + "/model.safetensors is damaged",
+             "step_00000004/optimizer.safetensors is damaged", "another --out"});
 }
 
 TEST_CASE("bad input: tokenizers and prompts") {

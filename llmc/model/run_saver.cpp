@@ -1,0 +1,117 @@
+// The checkpoints of a run: see run_saver.h.
+#include "llmc/model/run_saver.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "llmc/host/error.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr State kStates[] = {State::kParameter, State::kFirstMoment, State::kSecondMoment};
+
+// elements before a tensor in the copy
+int64_t place_in_copy(const GPT2Config& c, State state, int tensor) {
+    int64_t place = (int64_t)state * file_elements(c);
+    for (int t = 0; t < tensor; t++) { place += tensor_total(c, t); }
+    return place;
+}
+
+}  // namespace
+
+RunSaver::RunSaver(const Options& o, const RunPlan& plan, const SavePlan& saves, const PageLock& lock,
+                   StepLine* line)
+    : folder_(plan.out),
+      config_(plan.config),
+      keep_{o.keep, o.keep_major, -1},
+      keep_best_(o.keep_best),
+      line_(line),
+      last_good_(plan.checkpoint) {
+    if (keep_best_) { best_ = saved_best_ = plan.record.best; }
+    if (!saves.background) { return; }
+    const auto elements = (size_t)(3 * file_elements(config_));
+    copy_.reset(new float[elements]);  // not filled: pages come as they are needed
+    lock_ = lock({copy_.get(), elements});
+}
+
+bool RunSaver::validated(int64_t step, double loss) {
+    if (!std::isfinite(loss)) { return false; }
+    last_ = {step, loss};
+    if (!keep_best_ || (best_ && loss >= best_->loss)) { return false; }
+    best_ = last_;
+    return true;
+}
+
+void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) {
+    wait();
+    record.val_loss = last_ && last_->step == record.state.step ? std::optional(last_->loss) : std::nullopt;
+    record.best = best_;
+    if (copy_ == nullptr || wait_for_it) { return collect(write(record, read)); }
+    copy(read);
+    under_way_ = std::async(std::launch::async, [this, record] {
+        return write(record, [this](State state, int tensor, int64_t first, std::span<float> values) {
+            std::copy_n(copy_.get() + place_in_copy(config_, state, tensor) + first, values.size(),
+                        values.begin());
+        });
+    });
+}
+
+void RunSaver::copy(const ReadTensor& read) {
+    for (State state : kStates) {
+        for (int t = 0; t < kNumTensors; t++) {
+            read(state, t, 0,
+                 {copy_.get() + place_in_copy(config_, state, t), (size_t)tensor_total(config_, t)});
+        }
+    }
+}
+
+RunSaver::Saved RunSaver::write(const RunRecord& record, const ReadTensor& read) const {
+    try {
+        save_checkpoint(folder_, config_, record, read);
+        return {record, kExitDone, ""};
+    } catch (const Error& e) { return {record, e.exit_code, e.what()}; } catch (const std::bad_alloc&) {
+        return {record, kExitSaveFailed, "out of memory"};
+    }
+}
+
+void RunSaver::poll() {
+    if (under_way_.valid() && under_way_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+        collect(under_way_.get());
+    }
+}
+
+void RunSaver::wait() {
+    if (under_way_.valid()) { collect(under_way_.get()); }
+}
+
+void RunSaver::collect(const Saved& saved) {
+    if (saved.exit_code == kExitDiverged) { throw diverged(saved.error); }
+    const auto step = (long long)saved.record.state.step;
+    failed_ = saved.exit_code != kExitDone;
+    if (failed_) {  // what is on disk is untouched: the training goes on, and says so at the end
+        if (best_ == saved.record.best) { best_ = saved_best_; }
+        line_->message(strf("step %lld | SAVE FAILED: %s", step, saved.error.c_str()));
+        return;
+    }
+    saved_best_ = saved.record.best;
+    last_good_ = checkpoint_name(folder_, step);
+    line_->message(strf("step %lld | saved %s", step, last_good_.c_str()));
+    try {
+        Retention keep = keep_;
+        keep.best = saved_best_ ? saved_best_->step : -1;
+        note_intact(last_good_, &known_);
+        line_->note(remove_old_checkpoints(folder_, saved.record.line, step, keep, &known_));
+    } catch (const CannotRead& e) { line_->note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
+}
+
+Error RunSaver::diverged(const std::string& what) const {
+    return Error(kExitDiverged,
+                 strf("%s. Lower --lr, or lengthen --warmup. %s", what.c_str(),
+                      last_good_.empty() ? "There is no checkpoint."
+                                         : ("The last good checkpoint is " + last_good_ + ".").c_str()));
+}
+
+}  // namespace llmc
