@@ -158,10 +158,12 @@ $(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA)/include -Idev/emulate/inc
 # the machine, and the kernels that ship
 EMULATED_OBJECTS := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
+EMULATED_DECODE  := $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode*.cu))
 LINK_EMULATED = $(LINK) -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
 $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp)) \
                      $(EMULATED)/dev/emulate/test_machine.cu.o \
-                     $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp)) $(EMULATED_OBJECTS)
+                     $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) dev/test/gpu/test_decode.cpp) \
+                     $(EMULATED_DECODE) $(EMULATED_OBJECTS)
 	@mkdir -p $(@D)
 	$(LINK_EMULATED)
 # make build/emulated/dev/cuda/layernorm_forward: a ladder, for --check

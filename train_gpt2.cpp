@@ -13,7 +13,14 @@ namespace {
 int train(const Options& options) { return Trainer<GPT2Cpu>(options).run(); }
 
 std::optional<int> command(int argc, char** argv) {
-    const Engine engine = {[](const ModelSource& source) { return std::make_unique<CpuDecoder>(source); },
+    const Engine engine = {[](const ModelSource& source, const std::string& dtype) {
+                               if (dtype == "bf16") {
+                                   throw Error(kExitUsage,
+                                               "generate: --dtype bf16: the CPU computes in fp32. "
+                                               "./train_gpt2cu generate has both.");
+                               }
+                               return std::make_unique<CpuDecoder>(source);
+                           },
                            [](const ModelSource& source, int B, int T) {
                                return std::make_unique<LoadedModelOf<GPT2Cpu>>(source, B, T);
                            }};

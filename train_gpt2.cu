@@ -8,6 +8,7 @@
 #include "llmc/cuda/check.cuh"
 #include "llmc/host/main.h"
 #include "llmc/model/commands.h"
+#include "llmc/model/decoder_gpu.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/model/trainer.h"
 
@@ -58,17 +59,16 @@ int train(const Options& options) {
     });
 }
 
-// Sub-commands compute in fp32, and generate computes the whole context again for each token.
+// generate computes in bf16 unless it is asked for fp32, the other sub-commands in fp32.
 std::optional<int> command(int argc, char** argv) {
-    const auto load = [](const ModelSource& source, int B, int T) {
-        require_gpu();
-        return std::make_unique<LoadedModelOf<GPT2<float, float>>>(source, B, T);
-    };
-    const Engine engine = {
-        [load](const ModelSource& source) {
-            return std::make_unique<UncachedDecoder>(load(source, 1, source.config().max_seq_len));
-        },
-        load};
+    const Engine engine = {[](const ModelSource& source, const std::string& dtype) {
+                               require_gpu();
+                               return make_gpu_decoder(source, dtype != "fp32");
+                           },
+                           [](const ModelSource& source, int B, int T) {
+                               require_gpu();
+                               return std::make_unique<LoadedModelOf<GPT2<float, float>>>(source, B, T);
+                           }};
     return run_command(argc, argv, engine);
 }
 

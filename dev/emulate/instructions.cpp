@@ -1,6 +1,7 @@
 // The lines of PTX that kernels contain, as rewrite.pl hands them over: what each does to the machine. Operands are in
 // the order of the asm's: %0, %1, ...
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <string_view>
 
@@ -128,6 +129,15 @@ void load_relaxed(Operands o) {
     std::memcpy(o[0].out, pointer(o[1]), 8);
 }
 
+// ---- arithmetic ----------------------------------------------------------------------------------
+
+void power_of_2(Operands o) {
+    float x;
+    std::memcpy(&x, &o[1].bits, sizeof(x));
+    const float y = std::exp2(x);
+    std::memcpy(o[0].out, &y, sizeof(y));
+}
+
 // By the first of these that a line contains; longer ones come before what they contain.
 struct Meaning {
     std::string_view text;
@@ -167,6 +177,7 @@ constexpr std::array kMeanings = {
     Meaning{"bar.sync 1, %0", first_sync},
     Meaning{"bar.arrive 1, %0", first_arrive},
     Meaning{"elect.sync", elect},
+    Meaning{"ex2.approx.ftz.f32", power_of_2},
 };
 
 }  // namespace

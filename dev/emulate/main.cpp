@@ -1,5 +1,6 @@
 // ./test_emulated: the tests of LayerNorm on the GPU, where there is none. dev/test/gpu/test_layernorm*.cpp as they are, and
-// test_layernorm.cpp here, linked to the kernels that ship, which machine.h runs.
+// test_layernorm.cpp here, and those of the kernels that write a token at a time, linked to the kernels that ship, which
+// machine.h runs.
 //   ./test_emulated                              this folder's tests alone: each layout, a few rows (four minutes)
 //   ./test_emulated --all                        those of dev/test/gpu, too, but the largest (hours)
 //   ./test_emulated --test-case="*rings*"        doctest's options choose among all of them
@@ -26,7 +27,7 @@ int main(int argc, char** argv) {
         context.setOption("test-suite-exclude", "thorough");
         context.setOption("test-case-exclude", "*2^*");
     } else if (!chosen) {
-        context.setOption("test-suite", "emulated");
+        context.setOption("test-suite", "emulated,decode");
     }
     context.applyCommandLine((int)options.size(), options.data());
     return context.run();

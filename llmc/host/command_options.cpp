@@ -121,9 +121,17 @@ void add_generate(CLI::App* app, CommandOptions* o) {
     app->add_option("--stop", o->stop, "a text ends before this; may be given more than once")
         ->type_name("TEXT")
         ->allow_extra_args(false);
+    app->add_option("--dtype", o->dtype,
+                    "fp32 or bf16; auto = bf16 on a GPU, fp32 on the CPU, which has no other")
+        ->type_name("TYPE")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"auto", "fp32", "bf16"}));
     app->add_flag("--json", o->json, "print one JSON object for each text");
     app->add_flag("--interactive", o->interactive, "go on with what is typed, line by line");
-    app->add_flag("--stats", o->stats, "tokens a second, on standard error");
+    app->add_flag(
+        "--stats", o->stats,
+        "tokens a second, and on a GPU the share of the time that reading the weights takes at least, "
+        "on standard error");
 }
 
 void add_export(CLI::App* app, CommandOptions* o) {

@@ -20,6 +20,7 @@ struct CommandOptions {
     uint64_t seed = 42;
     int64_t num_samples = 1;
     std::vector<std::string> stop;
+    std::string dtype = "auto";  // of weights and cache: fp32 or bf16, or the program's choice
     bool json = false, interactive = false, stats = false;
 
     // export

@@ -2,7 +2,6 @@
 #include "llmc/model/commands.h"
 
 #include <unistd.h>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -84,23 +83,17 @@ public:
     Generator(const CommandOptions& o, const Engine& engine)
         : o_(o), model_(find_model(o)), tokenizer_(require_tokenizer(o, model_)) {
         if (!o_.prompt.empty() || o_.interactive) { (void)tokenizer_.encode(""); }  // can it?
-        decoder_ = engine.decoder(*model_.source);
+        decoder_ = engine.decoder(*model_.source, o.dtype);
     }
 
     int run() {
-        const auto begin = std::chrono::steady_clock::now();
         if (o_.interactive) {
             converse();
         } else {
             const std::string prompt = read_prompt(o_);
             for (int64_t i = 0; i < o_.num_samples; i++) { write_one(prompt, i); }
         }
-        const double seconds =
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        if (o_.stats) {
-            note(strf("%lld tokens in %.2f s, %.1f tokens/s, the prompt's time included", (long long)tokens_,
-                      seconds, (double)tokens_ / seconds));
-        }
+        if (o_.stats) { print_stats(); }
         return kExitDone;
     }
 
@@ -130,6 +123,27 @@ private:
         return {o_.tokens, o_.temperature, o_.top_p, o_.top_k, o_.seed, (uint32_t)number, o_.stop};
     }
 
+    void count(const Sample& sample) {
+        computed_ += sample.computed;
+        prompt_seconds_ += sample.prompt_seconds;
+        seconds_ += sample.seconds;
+    }
+    void print_stats() const {
+        std::string text = strf("prompts took %.3f s", prompt_seconds_);
+        if (computed_ > 0) {
+            const double rate = (double)computed_ / seconds_;
+            text += strf("; after them %lld tokens in %.2f s, %.1f tokens/s, %.3f ms a token",
+                         (long long)computed_, seconds_, rate, 1e3 / rate);
+            const DecoderTraffic traffic = decoder_->traffic();
+            if (traffic.bytes_per_second > 0) {
+                text += strf(", %.2f of the memory's speed: %.1f MB of weights a token, at most %.0f GB/s",
+                             (double)traffic.bytes * rate / traffic.bytes_per_second,
+                             (double)traffic.bytes / 1e6, traffic.bytes_per_second / 1e9);
+            }
+        }
+        note(text);
+    }
+
     void write_one(const std::string& prompt, int64_t number) {
         Context context = new_context();
         const std::vector<int32_t> tokens = prompt.empty() ? start() : with(start(), prompt);
@@ -138,7 +152,7 @@ private:
             write_sample(&context, tokenizer_, tokens, params(number), [&](std::string_view text) {
                 if (!o_.json) { print_text(text); }
             });
-        tokens_ += (int64_t)sample.ids.size();
+        count(sample);
         std::string line = "\n";
         if (o_.json) {
             std::string ids;
@@ -164,7 +178,7 @@ private:
             }
             const std::vector<int32_t> tokens = with(before, line);
             const Sample sample = write_sample(&context, tokenizer_, tokens, params(number), print_text);
-            tokens_ += (int64_t)sample.ids.size();
+            count(sample);
             print_text("\n");
             before.clear();
             // a document that has ended is followed by a new one
@@ -177,7 +191,8 @@ private:
     NamedModel model_;
     Tokenizer tokenizer_;
     std::unique_ptr<Decoder> decoder_;
-    int64_t tokens_ = 0;
+    int64_t computed_ = 0;  // as Sample's, of all
+    double prompt_seconds_ = 0, seconds_ = 0;
     int slides_ = 0;
 };
 

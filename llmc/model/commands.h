@@ -10,7 +10,8 @@ namespace llmc {
 
 // what a program computes with
 struct Engine {
-    std::function<std::unique_ptr<Decoder>(const ModelSource&)> decoder;
+    // dtype: "auto", "fp32" or "bf16"; throws Error(kExitUsage) for one that the program does not have
+    std::function<std::unique_ptr<Decoder>(const ModelSource&, const std::string& dtype)> decoder;
     std::function<std::unique_ptr<LoadedModel>(const ModelSource&, int B, int T)> evaluator;
 };
 

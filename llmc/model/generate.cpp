@@ -2,6 +2,7 @@
 #include "llmc/model/generate.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "llmc/host/philox.h"
 #include "llmc/host/sampler.h"
@@ -56,7 +57,12 @@ Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<cons
     TextStream stream(p.stop, sink);
     Sample sample;
     sample.ended = "tokens";
+    const auto begin = std::chrono::steady_clock::now();
+    const auto seconds = [&] {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
     std::span<const float> logits = context->add(prompt);
+    sample.prompt_seconds = seconds();
     for (int64_t k = 0; k < p.tokens; k++) {
         const uint32_t bits = random_bits(p.seed, RandomUse::kSampling, p.number, 0, (uint64_t)k)[0];
         const int32_t token = sample_token(logits, p.temperature, p.top_k, to_uniform(bits), p.top_p);
@@ -69,9 +75,13 @@ Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<cons
             sample.ended = "stop";
             break;
         }
-        if (k + 1 < p.tokens) { logits = context->add({&token, 1}); }
+        if (k + 1 < p.tokens) {
+            logits = context->add({&token, 1});
+            sample.computed++;
+        }
     }
     if (sample.ended != std::string_view("stop")) { stream.finish(); }
+    sample.seconds = seconds() - sample.prompt_seconds;
     sample.text = stream.text();
     return sample;
 }

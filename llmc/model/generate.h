@@ -57,8 +57,11 @@ private:
 
 struct Sample {
     std::string text;
-    std::vector<int32_t> ids;  // without the end of text; those of a stop text are there
-    const char* ended = "";    // "tokens", "stop" or "end_of_text"
+    std::vector<int32_t> ids;   // without the end of text; those of a stop text are there
+    const char* ended = "";     // "tokens", "stop" or "end_of_text"
+    double prompt_seconds = 0;  // until the first token could be drawn
+    double seconds = 0;         // after that: drawing, passing on, computing
+    int64_t computed = 0;       // tokens that the model was given after the prompt
 };
 
 // Adds the prompt (at least one token) and what the model writes after it to the context; sink gets the

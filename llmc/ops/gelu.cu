@@ -1,10 +1,9 @@
-// GELU's kernels: a thread per 16 bytes. The formulas are reference.h's; what is exp(z) there is 2^(z log2 e)
-// here.
+// GELU's kernels: a thread per 16 bytes.
 #include "llmc/ops/gelu.h"
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/edges.cuh"
-#include "llmc/cuda/exp2.cuh"
+#include "llmc/ops/gelu.cuh"
 
 namespace llmc {
 
@@ -12,25 +11,10 @@ namespace {
 
 constexpr int kBlock = 256;
 
-// reference.h's kGeluScale, kGeluCubic and kGeluLargest
-constexpr float kScale = 1.5957691216057308f, kCubic = 0.044715f, kLargest = 80;
-
-// exp(-2u), at most exp(80). z is rounded, so that exp(z) has an error of |z| 2^-24 whoever computes it; the
-// product and the power add as much again and 2^-22.
-__device__ float gelu_exp(float x) {
-    float z = -kScale * (x + kCubic * x * x * x);
-    z = z > kLargest ? kLargest : z;  // NaN stays NaN
-    return exp2_approx(z * kLog2e);
-}
-
-__device__ float gelu(float x) {
-    return __fdividef(x, 1 + gelu_exp(x));  // 2 ulp for denominators up to 2^126; this one is below 2^116
-}
-
 __device__ float gelu_slope(float x) {
     float e = gelu_exp(x);
     float s = __fdividef(1, 1 + e);
-    return s + x * s * (e * s) * (kScale * (1 + 3 * kCubic * x * x));
+    return s + x * s * (e * s) * (kGeluScaleF * (1 + 3 * kGeluCubicF * x * x));
 }
 
 template <typename T>

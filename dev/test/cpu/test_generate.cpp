@@ -194,7 +194,9 @@ TEST_CASE("sub-commands: generate") {
     const ProgramRun sliding = generate("--tokens 200 --stop zzzz --stats");
     CHECK(sliding.err.find("sees: it goes on from the last 32") != std::string::npos);
     CHECK(sliding.err.find("tokens/s") != std::string::npos);
-    for (const char* bad : {"--tokens 0", "--temperature -1", "--temperature nan", "--top-p 1.5",
+    CHECK(sliding.err.find("ms a token") != std::string::npos);
+    CHECK(generate("--dtype bf16").err.find("the CPU computes in fp32") != std::string::npos);
+    for (const char* bad : {"--dtype bf16", "--dtype fp8", "--tokens 0", "--temperature -1", "--temperature nan", "--top-p 1.5",
                             "--nonsense 1", "--interactive --json", "--tokens", "extra"}) {
         CAPTURE(bad);
         const ProgramRun run = generate(bad);

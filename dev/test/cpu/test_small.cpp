@@ -122,6 +122,23 @@ TEST_CASE("sampler: large logits, coins next to 1, and what has no probability")
     }
 }
 
+// sums of blocks first, then inside one of them: the token is that of the plain sum, unless the coin falls within
+// roundings of a border
+TEST_CASE("sampler: of many tokens the one that the sum of all before it names") {
+    const std::vector<float> logits = random_vector<float>(1801, 4, 3);
+    const double most = *std::max_element(logits.begin(), logits.end());
+    std::vector<double> before = {0};
+    for (float x : logits) { before.push_back(before.back() + std::exp((x - most) / 0.8)); }
+    int64_t wrong = 0;
+    for (int i = 0; i < 20000; i++) {
+        const double coin = (i + 0.5) / 20000, at = coin * before.back(), slack = 1e-5 * before.back();
+        const size_t token = (size_t)sample_token(logits, 0.8, 0, coin);
+        wrong += !(before[token] - slack <= at && at <= before[token + 1] + slack);
+    }
+    CHECK(wrong == 0);
+    CHECK(sample_token(std::vector<float>(5000, NAN), 0, 0, 0.5) < 5000);  // whatever it is, it is a token
+}
+
 // ---- philox ------------------------------------------------------------------------------------
 
 TEST_CASE("philox: the known answers of its authors") {  // Random123's kat_vectors, philox4x32 10
