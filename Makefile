@@ -17,7 +17,7 @@ NVCC  ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvc
 HOST_SOURCES := $(wildcard llmc/host/*.cpp llmc/model/*.cpp)
 TEST_SOURCES := $(wildcard dev/test/cpu/*.cpp)
 SHOOTOUTS    := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
-PROGRAMS     := $(OUT)train_gpt2 $(OUT)test_gpt2 $(OUT)data/make_corpus $(OUT)data/make_shards
+PROGRAMS     := $(OUT)train_gpt2 $(OUT)test_gpt2 $(OUT)data/make_corpus $(OUT)data/make_shards $(OUT)data/make_hellaswag
 LAYERNORM_SOURCES := $(wildcard llmc/layernorm/*.cu llmc/layernorm/forward/*.cu llmc/layernorm/backward/*.cu)
 GPU_SOURCES  := $(wildcard llmc/model/*.cu llmc/ops/*.cu) $(LAYERNORM_SOURCES)
 GPU_PROGRAMS := $(OUT)train_gpt2cu $(OUT)test_gpt2cu $(BUILD)/libllmc_layernorm.so $(BUILD)/libllmc_attention.so
@@ -63,7 +63,7 @@ $(OUT)test_gpt2: $(call objects,test_gpt2.cpp $(TEST_SOURCES)) $(BUILD)/libllmc.
 $(OUT)data/make_corpus: $(call objects,$(wildcard data/make_corpus.cpp data/corpus_*.cpp)) $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
-$(OUT)data/make_shards: $(call objects,data/make_shards.cpp) $(BUILD)/libllmc.a
+$(OUT)data/make_shards $(OUT)data/make_hellaswag: $(OUT)data/%: $(BUILD)/data/%.o $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
 $(BUILD)/dev/cpu/gpt2_step: $(call objects,dev/cpu/gpt2_step.cpp) $(BUILD)/libllmc.a
@@ -214,7 +214,7 @@ lint: build/deps.mk
 	printf '%s\n' $(HOST_SOURCES) $(wildcard data/*.cpp) train_gpt2.cpp | xargs -P $(shell nproc) -I{} \
 	    clang-tidy --quiet {} -- -std=c++20 -fopenmp -isystem dev/lint -I. $(DEPS_CPPFLAGS)
 
-clean: ; rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu test_emulated data/make_corpus data/make_shards $(SHOOTOUTS)
+clean: ; rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu test_emulated data/make_corpus data/make_shards data/make_hellaswag $(SHOOTOUTS)
 
 .PHONY: all train test quick format lint spills clean data/sample FORCE
 .DELETE_ON_ERROR:

@@ -64,7 +64,7 @@ if [ "${1:-}" != quick ]; then
     fi
     san=build/sanitized
     if make --no-print-directory -s SANITIZE=1 BUILD=$san OUT=$san/ $san/test_gpt2 $san/train_gpt2 $san/data/make_shards \
-            $san/data/make_corpus >$logs/sanitized-build.log 2>&1; then
+            $san/data/make_corpus $san/data/make_hellaswag >$logs/sanitized-build.log 2>&1; then
         stage sanitized env PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1 $san/test_gpt2
     else
         tail -20 $logs/sanitized-build.log

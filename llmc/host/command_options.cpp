@@ -56,7 +56,10 @@ constexpr const char* kEvalHelp =
     "before it in its row of --seq-len tokens.\n\n"
     "Examples:\n"
     "  PROGRAM eval runs/mine --data 'data/mine_val_*.bin'\n"
-    "  PROGRAM eval gpt2 --data 'data/web_val_*.bin' --max-tokens 100000\n";
+    "  PROGRAM eval gpt2 --data 'data/web_val_*.bin' --max-tokens 100000\n"
+    "  PROGRAM eval gpt2 --hellaswag data/hellaswag_val.bin\n"
+    "      of four endings, how often the right one has the lowest loss: as a whole, and the mean of its "
+    "tokens\n";
 
 // a value's kind and default; CLI11 would print the range of every number, too
 class HelpFormatter : public CLI::Formatter {
@@ -144,9 +147,9 @@ void add_export(CLI::App* app, CommandOptions* o) {
 }
 
 void add_eval(CLI::App* app, CommandOptions* o) {
-    app->add_option("--data", o->data, "token shards: a file, or a pattern in quotes")
-        ->required()
-        ->type_name("GLOB");
+    app->add_option("--data", o->data, "token shards: a file, or a pattern in quotes")->type_name("GLOB");
+    app->add_option("--hellaswag", o->hellaswag, "questions that data/make_hellaswag, or llm.c, has made")
+        ->type_name("FILE");
     app->add_option("--max-tokens", o->max_tokens, "tokens from the start of the data; -1 = all")
         ->type_name("N")
         ->capture_default_str()
@@ -202,6 +205,9 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* o, int* ex
     for (std::string& stop : o->stop) {
         stop = unescaped(stop);
         if (stop.empty()) { throw Error(kExitUsage, "generate: --stop: found an empty text, expected some"); }
+    }
+    if (o->command == "eval" && o->data.empty() && o->hellaswag.empty()) {
+        throw Error(kExitUsage, "eval: give --data, --hellaswag or both. See " + name + " eval --help.");
     }
     if (o->interactive && (o->json || o->num_samples > 1 || o->prompt == "-")) {
         throw Error(kExitUsage,

@@ -29,7 +29,8 @@ struct CommandOptions {
     bool force = false;         // write into a folder that is not empty
 
     // eval
-    std::string data;         // glob of token shards
+    std::string data;         // glob of token shards, or "": one of both is given
+    std::string hellaswag;    // file
     int64_t max_tokens = -1;  // -1 = all
     int batch = 4;
     int seq_len = 0;  // 0 = as long as the model allows, at most 1,024

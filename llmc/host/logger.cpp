@@ -138,6 +138,11 @@ void RunLog::validation(int64_t step, double val_loss) {
     append(strf("{\"step\":%lld,\"val_loss\":%s}\n", (long long)step, number(val_loss).c_str()));
 }
 
+void RunLog::hellaswag(int64_t step, double accuracy, double normalised) {
+    append(strf("{\"step\":%lld,\"hellaswag_acc\":%s,\"hellaswag_acc_norm\":%s}\n", (long long)step,
+                number(accuracy).c_str(), number(normalised).c_str()));
+}
+
 StepLine::StepLine(bool quiet, int64_t every)
     : quiet_(quiet), terminal_(isatty(STDOUT_FILENO) != 0), every_(every < 1 ? 1 : every) {}
 

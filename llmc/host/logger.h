@@ -26,6 +26,7 @@ public:
 
     void step(int64_t step, double train_loss, double grad_norm, double lr, double ms, double tokens_per_s);
     void validation(int64_t step, double val_loss);
+    void hellaswag(int64_t step, double accuracy, double normalised);
     // to the disk, with what was kept; tells whether all that was logged is there
     bool sync();
     // what is wrong; "" = nothing

@@ -15,6 +15,7 @@
 #include "llmc/host/tokenizer.h"
 #include "llmc/host/utf8.h"
 #include "llmc/model/generate.h"
+#include "llmc/model/hellaswag.h"
 #include "llmc/model/hf_model.h"
 
 namespace llmc {
@@ -226,15 +227,10 @@ int export_model(const CommandOptions& o) {
 
 // ---- eval --------------------------------------------------------------------------------------
 
-int evaluate(const CommandOptions& o, const Engine& engine) {
-    const NamedModel named = find_model(o);
+// the mean loss over token shards
+void evaluate_shards(const CommandOptions& o, const NamedModel& named, LoadedModel* model, int T) {
     const GPT2Config& c = named.source->config();
     const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
-    const int T = o.seq_len > 0 ? o.seq_len : std::min(c.max_seq_len, 1024);
-    if (T > c.max_seq_len) {
-        throw Error(kExitUsage,
-                    strf("--seq-len %d is more than the %d positions of the model", T, c.max_seq_len));
-    }
     ValidationData data(o.data, T, ValidationData::Align::kWindow, c.vocab_size - 1, o.max_tokens);
     if (data.vocab_size() != c.vocab_size) {
         throw Error(kExitBadInput,
@@ -242,7 +238,6 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
                          "model's tokenizer",
                          o.data.c_str(), data.vocab_size(), c.vocab_size));
     }
-    const std::unique_ptr<LoadedModel> model = engine.evaluator(*named.source, o.batch, T);
     double nats = 0;
     int64_t tokens = 0, bytes = 0;
     Batch batch;
@@ -267,6 +262,37 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
     } else {
         std::printf("bits/byte   n/a: no tokenizer says how long the tokens are. Give --tokenizer.\n");
     }
+}
+
+void evaluate_hellaswag(const EvalFile& file, const CommandOptions& o, LoadedModel* model, int T) {
+    const auto evaluate = [&](const Batch& batch) { return model->evaluate(batch); };
+    const HellaSwagScore score = *score_hellaswag(file, o.batch, T, evaluate);  // a signal ends a sub-command
+    std::printf("HellaSwag   %lld examples\n", (long long)score.examples);
+    std::printf("accuracy    %.4f, by the lowest sum of losses\n", score.accuracy());
+    std::printf(
+        "normalised  %.4f, by the lowest mean of a token, as llm.c's (lm-evaluation-harness: of a byte)\n",
+        score.normalised());
+    if (score.cut > 0) {
+        note(strf("%lld endings are longer with their context than %d tokens: only the last of these count",
+                  (long long)score.cut, T));
+    }
+}
+
+int evaluate(const CommandOptions& o, const Engine& engine) {
+    const NamedModel named = find_model(o);
+    const GPT2Config& c = named.source->config();
+    const int T = o.seq_len > 0 ? o.seq_len : std::min(c.max_seq_len, 1024);
+    if (T > c.max_seq_len) {
+        throw Error(kExitUsage,
+                    strf("--seq-len %d is more than the %d positions of the model", T, c.max_seq_len));
+    }
+    std::optional<EvalFile> questions;
+    if (!o.hellaswag.empty()) {
+        require_vocabulary(questions.emplace(o.hellaswag), c.vocab_size, named.path);
+    }
+    const std::unique_ptr<LoadedModel> model = engine.evaluator(*named.source, o.batch, T);
+    if (!o.data.empty()) { evaluate_shards(o, named, model.get(), T); }
+    if (questions) { evaluate_hellaswag(*questions, o, model.get(), T); }
     return kExitDone;
 }
 

@@ -22,6 +22,7 @@
 #include "llmc/host/stop_signal.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/model/checkpoint.h"
+#include "llmc/model/hellaswag.h"
 #include "llmc/model/model.h"
 #include "llmc/model/run_data.h"
 #include "llmc/model/run_folder.h"
@@ -48,6 +49,9 @@ public:
           line_(o_.quiet, o_.log_every) {
         check_tokens(ShardSet(o_.train_data));
         if (!o_.val_data.empty()) { val_.emplace(o_, data_.vocab_size(), end_of_text()); }
+        if (!o_.hellaswag.empty()) {
+            require_vocabulary(questions_.emplace(o_.hellaswag), data_.vocab_size(), o_.train_data);
+        }
         start_text_ = {end_of_text()};
         if (o_.sample_every > 0 && !o_.prompt.empty()) { append_prompt(); }
     }
@@ -76,6 +80,7 @@ public:
         batches_.resize(plan_.micro_batches);
         for (int64_t step = first; step < plan_.steps; step++) {
             if (due(step, o_.val_every)) { validate(model, step); }
+            if (due(step, o_.hellaswag_every < 0 ? o_.val_every : o_.hellaswag_every)) { ask(model, step); }
             if (due(step, o_.sample_every)) { sample(model, step); }
             bool late = due(step, o_.save_every) && validated_first(step) &&
                         saver_->last_good() != checkpoint_name(plan_.out, step);
@@ -275,6 +280,20 @@ private:
         return loss;
     }
 
+    // HellaSwag's questions (likewise)
+    void ask(Model& model, int64_t step) {
+        if (!questions_) { return; }
+        drain(model);
+        auto evaluate = [&](const Batch& batch) { return model.evaluate(batch); };
+        auto score = score_hellaswag(*questions_, o_.batch, o_.seq_len, evaluate);
+        if (!score) { return; }
+        log_->hellaswag(step, score->accuracy(), score->normalised());
+        watch_log();
+        line_.message(strf("step %lld | HellaSwag %.4f, normalised %.4f", (long long)step, score->accuracy(),
+                           score->normalised()));
+        last_done_ = Clock::now();
+    }
+
     // waits for the steps in flight and reports them
     void drain(Model& model) {
         model.finish();
@@ -359,6 +378,7 @@ private:
         const bool late = validated_first(plan_.steps);
         if (steps_done_ > 0 && !late && !due(plan_.steps, o_.save_every)) { save(model, plan_.steps); }
         double loss = validate(model, plan_.steps);
+        ask(model, plan_.steps);
         if (stop_requested) { return stop(model, plan_.steps); }
         if (save_requested || (steps_done_ > 0 && late)) { save(model, plan_.steps); }
         if (o_.sample_every > 0) {
@@ -399,8 +419,9 @@ private:
     RunPlan plan_;
     std::optional<Tokenizer> tokenizer_;
     std::optional<Validator> val_;
-    std::vector<Batch> batches_;   // of a step
-    std::vector<int> start_text_;  // of samples: the end of another text, then the prompt
+    std::optional<EvalFile> questions_;  // HellaSwag's
+    std::vector<Batch> batches_;         // of a step
+    std::vector<int> start_text_;        // of samples: the end of another text, then the prompt
     std::optional<RunLog> log_;
     RunRecord record_;  // what checkpoints note of this run
     StepLine line_;

@@ -1,0 +1,79 @@
+// JSONL: a file with a JSON object on each line. Bytes come in any portions, as they are read; memory holds a
+// line.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "llmc/host/error.h"
+#include "llmc/host/json.h"
+
+namespace llmc {
+
+class JsonLines {
+public:
+    // an object, and where it is: "train.jsonl, line 7"
+    using Visit = std::function<void(const JsonValue& object, const std::string& where)>;
+    explicit JsonLines(Visit visit) : visit_(std::move(visit)) {}
+
+    // what follows is this file
+    void begin_file(const std::string& name) {
+        name_ = name;
+        number_ = 0;
+    }
+    void add(const uint8_t* bytes, size_t count) {
+        const uint8_t* const end = bytes + count;
+        while (bytes < end) {
+            const void* newline = std::memchr(bytes, '\n', (size_t)(end - bytes));
+            const uint8_t* stop = newline == nullptr ? end : static_cast<const uint8_t*>(newline);
+            line_.append(reinterpret_cast<const char*>(bytes), (size_t)(stop - bytes));
+            if (line_.size() > kMostBytes) {
+                throw Error(kExitBadInput,
+                            strf("%s: found a line of more than %zu bytes, expected JSONL: an object "
+                                 "on each line",
+                                 where(number_ + 1).c_str(), kMostBytes));
+            }
+            if (newline != nullptr) { pass(); }
+            bytes = stop + (newline != nullptr);
+        }
+    }
+    void end_file() { pass(); }
+
+private:
+    static constexpr size_t kMostBytes = 256 << 20;
+
+    std::string where(int64_t number) const {
+        return strf("%s, line %lld", name_.c_str(), (long long)number);
+    }
+    void pass() {
+        number_++;
+        if (line_.find_first_not_of(" \t\r") != std::string::npos) {
+            visit_(parse_json(line_, where(number_)), where(number_));
+        }
+        line_.clear();
+    }
+
+    Visit visit_;
+    std::string name_, line_;
+    int64_t number_ = 0;  // of the last line that was passed on
+};
+
+// A text of an object. Throws Error(kExitBadInput) that begins with `where` and says what there is instead.
+inline const std::string& text_field(const JsonValue& object, const std::string& name,
+                                     const std::string& where) {
+    const JsonValue* value = object.find(name);
+    if (value != nullptr && value->as<std::string>() != nullptr) { return *value->as<std::string>(); }
+    std::string found = value != nullptr ? "one that is no text" : "none";
+    if (const auto* members = object.as<JsonValue::Object>(); members != nullptr && value == nullptr) {
+        for (const JsonMember& member : *members) {
+            found += (found == "none" ? ", but " : ", ") + json_text(member.name);
+        }
+    }
+    throw Error(kExitBadInput, strf("%s: expected an object with a text \"%s\", found %s", where.c_str(),
+                                    name.c_str(), found.c_str()));
+}
+
+}  // namespace llmc

@@ -1,0 +1,141 @@
+// make_hellaswag: HellaSwag's questions as published (JSONL) -> token ids, in the format of llm.c's file.
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+
+#include "data/json_lines.h"
+#include "llmc/host/error.h"
+#include "llmc/host/eval_file.h"
+#include "llmc/host/standard_streams.h"
+#include "llmc/host/stop_signal.h"
+#include "llmc/host/terminal_text.h"
+#include "llmc/host/tokenizer.h"
+
+namespace llmc {
+
+struct Settings {
+    std::string input, out, tokenizer;
+};
+
+const char* const kDescription =
+    "Makes the file of questions that ./train_gpt2 eval --hellaswag and --hellaswag in training take, of "
+    "HellaSwag's\n"
+    "examples: lines of JSON with a context \"ctx\", four \"endings\", and the number of the right one, "
+    "\"label\".\n";
+
+const char* const kFooter =
+    "The ids are those of the context, and of each ending with a blank before it. hellaswag_val.jsonl is "
+    "what\n"
+    "https://github.com/rowanz/hellaswag publishes (10,042 examples); its test part has no labels.\n"
+    "\n"
+    "Example:\n"
+    "  data/make_hellaswag hellaswag_val.jsonl --tokenizer gpt2 --out data/hellaswag_val.bin\n"
+    "  ./train_gpt2 eval gpt2 --hellaswag data/hellaswag_val.bin\n"
+    "\n"
+    "Exit codes: 0 done, 2 bad option or unwritable folder, 3 bad input, 7 writing failed.\n";
+
+// 0 to 3, as a number or as a text
+int label_of(const JsonValue& object, const std::string& where) {
+    const JsonValue* value = object.find("label");
+    std::string found = value == nullptr ? "none, as in the test part; use the validation part" : "another";
+    if (value != nullptr && value->as<int64_t>() != nullptr) {
+        found = std::to_string(*value->as<int64_t>());
+    }
+    if (value != nullptr && value->as<std::string>() != nullptr) { found = *value->as<std::string>(); }
+    if (found.size() == 1 && found[0] >= '0' && found[0] < '0' + kEvalEndings) { return found[0] - '0'; }
+    throw Error(kExitBadInput, strf("%s: expected a \"label\" of 0 to %d, found %s", where.c_str(),
+                                    kEvalEndings - 1, found.c_str()));
+}
+
+void add_example(const JsonValue& object, const std::string& where, const Tokenizer& tokenizer,
+                 EvalFileWriter* out) {
+    const std::vector<int> context = tokenizer.encode(text_field(object, "ctx", where));
+    const int label = label_of(object, where);
+    const JsonValue* list = object.find("endings");
+    const auto* values = list == nullptr ? nullptr : list->as<JsonValue::List>();
+    if (values == nullptr || values->size() != kEvalEndings) {
+        throw Error(kExitBadInput,
+                    strf("%s: expected a list of %d \"endings\", found %s", where.c_str(), kEvalEndings,
+                         values == nullptr ? "none" : std::to_string(values->size()).c_str()));
+    }
+    std::array<std::vector<int>, kEvalEndings> endings;
+    for (size_t k = 0; k < kEvalEndings; k++) {
+        const std::string* text = (*values)[k].as<std::string>();
+        if (text == nullptr || text->empty()) {
+            throw Error(kExitBadInput,
+                        strf("%s: expected a text as ending %zu, found none", where.c_str(), k));
+        }
+        endings[k] = tokenizer.encode(" " + *text);
+    }
+    out->add(label, context, endings, where);
+}
+
+void make_hellaswag(const Settings& settings) {
+    const Tokenizer tokenizer =
+        settings.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(settings.tokenizer);
+    (void)tokenizer.encode("");  // can it?
+    std::ifstream file;
+    if (settings.input != "-") {
+        file.open(settings.input, std::ios::binary);
+        if (!file) { throw Error(kExitBadInput, settings.input + ": cannot open this file"); }
+    }
+    std::istream& in = settings.input == "-" ? std::cin : file;
+    EvalFileWriter out(tokenizer.vocab_size());
+    JsonLines lines([&](const JsonValue& object, const std::string& where) {
+        add_example(object, where, tokenizer, &out);
+    });
+    lines.begin_file(settings.input == "-" ? "standard input" : settings.input);
+    std::vector<char> buffer(1 << 20);
+    while (in.read(buffer.data(), (std::streamsize)buffer.size()), in.gcount() > 0) {
+        lines.add(reinterpret_cast<const uint8_t*>(buffer.data()), (size_t)in.gcount());
+    }
+    if (in.bad()) { throw Error(kExitBadInput, settings.input + ": cannot read this file"); }
+    lines.end_file();
+    if (out.examples() == 0) {
+        throw Error(kExitBadInput, settings.input + ": no example: the input is empty");
+    }
+    out.write(settings.out);
+    std::printf("%zu examples, vocabulary %d: %s\n", out.examples(), tokenizer.vocab_size(),
+                settings.out.c_str());
+}
+
+// false: the program should return *exit_code
+bool parse(int argc, char** argv, Settings* settings, int* exit_code) {
+    CLI::App app(kDescription, "data/make_hellaswag");
+    app.footer(kFooter);
+    app.add_option("input", settings->input, "a file of JSONL, or - for standard input")->required();
+    app.add_option("--out", settings->out, "the file to write")->required()->type_name("FILE");
+    app.add_option("--tokenizer", settings->tokenizer,
+                   "the model's: a folder or file as of data/make_shards; without "
+                   "it, bytes")
+        ->type_name("PATH");
+    try {
+        app.parse(argc, argv);
+        return true;
+    } catch (const CLI::ParseError& e) {
+        *exit_code = app.exit(e) == 0 ? kExitDone : kExitUsage;
+        return false;
+    }
+}
+
+}  // namespace llmc
+
+int main(int argc, char** argv) {
+    llmc::open_standard_streams();
+    llmc::ignore_write_signals();
+    llmc::Settings settings;
+    int exit_code = llmc::kExitDone;
+    if (!llmc::parse(argc, argv, &settings, &exit_code)) { return exit_code; }
+    try {
+        llmc::make_hellaswag(settings);
+    } catch (const llmc::Error& e) {
+        std::fprintf(stderr, "make_hellaswag: %s\n", llmc::terminal_text(e.what()).c_str());
+        return e.exit_code;
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "make_hellaswag: out of memory\n");
+        return llmc::kExitDevice;
+    }
+    return llmc::kExitDone;
+}
