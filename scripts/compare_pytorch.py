@@ -123,7 +123,7 @@ def main():
             x, y = (tokens.to(a.device) for tokens in data.read(step * a.batch, a.batch))
             lr = learning_rate(a, step)
             loss, norm = training.step(x, y, lr)
-            row = {"step": step, "train_loss": loss, "grad_norm": norm, "lr": lr,
+            row = {"step": step + 1, "train_loss": loss, "grad_norm": norm, "lr": lr,
                    "ms": (time.perf_counter() - start) * 1e3}
             out.write(json.dumps(row) + "\n")
             if (step + 1) % 20 == 0 or step == 0:

@@ -38,8 +38,8 @@ def parse_options():
 
 
 def read_losses(a):
-    """run -> loss of each step; step 1 is the first, as in the trainer's step line"""
-    losses = {run: {step + 1: loss for step, loss in read_log(getattr(a, run))[0]} for run in RUNS}
+    """run -> loss of each step; step 1 is the first"""
+    losses = {run: dict(read_log(getattr(a, run))[0]) for run in RUNS}
     steps = losses[RUNS[0]].keys()
     for run in RUNS:
         wrong = sorted(steps ^ losses[run].keys())

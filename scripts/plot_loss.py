@@ -88,7 +88,7 @@ def main():
     if not runs:
         raise SystemExit("no training losses in " + ", ".join(args.logs))
     losses = [loss for _, train, val in runs for _, loss in train + val]
-    low, high, last = min(losses), max(losses), max(run[1][-1][0] for run in runs) + 1
+    low, high, last = min(losses), max(losses), max(run[1][-1][0] for run in runs)
     high = high if high > low else low + 1
 
     def place(step, loss):

@@ -1,9 +1,9 @@
 #!/bin/bash
 # Runs every check of `make test` on what is built, and adds their counts up.
 #   dev/test/run.sh          everything       dev/test/run.sh quick    the unit tests alone
-# Stages: unit tests; the documents' tables and links; the unit tests under address and undefined-behaviour sanitizers; the
-# GPU's tests; LayerNorm's kernels on the CPU; planted faults, which the tests must catch; the C interfaces; the PyTorch
-# package; the kernel shootouts (--check).
+# Stages: unit tests; the documents' tables and links; report.html in a browser, TensorBoard and W&B; the unit tests under address and
+# undefined-behaviour sanitizers; the GPU's tests; LayerNorm's kernels on the CPU; planted faults, which the tests must
+# catch; the C interfaces; the PyTorch package; the kernel shootouts (--check).
 # Those that need a GPU are skipped without one. Last line: N passed, N failed, N skipped.
 set -u
 cd "$(dirname "$0")/../.."
@@ -58,9 +58,11 @@ stage unit ./test_gpt2
 if [ "${1:-}" != quick ]; then
     if command -v python3 >/dev/null; then
         stage tables scripts/tables.py --check
+        stage report dev/test/report_page.py
+        stage log_followers dev/test/log_followers.py
     else
-        echo "== scripts/tables.py: no python3, skipped"
-        add 0 0 1
+        echo "== scripts/tables.py, dev/test/report_page.py, log_followers.py: no python3, skipped"
+        add 0 0 3
     fi
     san=build/sanitized
     if make --no-print-directory -s SANITIZE=1 BUILD=$san OUT=$san/ $san/test_gpt2 $san/train_gpt2 $san/data/make_shards \

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <sstream>
+#include <vector>
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
@@ -20,9 +20,6 @@ namespace llmc {
 
 namespace {
 
-// JSON has no nan and no inf
-std::string number(double x) { return std::isfinite(x) ? strf("%.9g", x) : "null"; }
-
 // a line that wraps could not be redrawn in place
 size_t terminal_columns() {
     winsize size{};
@@ -32,31 +29,9 @@ size_t terminal_columns() {
 
 constexpr int64_t kAnyLength = std::numeric_limits<int64_t>::max();
 
-// the lines of an earlier log that belong to steps before resume_step
-std::string kept_lines(const std::string& log, int64_t resume_step) {
-    std::istringstream in(log);
-    std::string line, kept;
-    while (std::getline(in, line)) {
-        long long step;
-        bool whole = !line.empty() && line.back() == '}' && !in.eof();
-        if (whole && std::sscanf(line.c_str(), "{\"step\":%lld", &step) == 1 && step < resume_step) {
-            kept += line + "\n";
-        }
-    }
-    return kept;
-}
-
 std::string log_of(const std::string& path) { return read_whole(path, kAnyLength).value_or(""); }
 
 }  // namespace
-
-bool has_steps(const std::string& log) {
-    std::istringstream in(log);
-    for (std::string line; std::getline(in, line);) {
-        if (!line.empty() && line.find(",\"line\":[") == std::string::npos) { return true; }
-    }
-    return false;
-}
 
 void require_no_steps(const std::string& folder) {
     if (has_steps(log_of(folder + "/log.jsonl"))) {
@@ -70,7 +45,7 @@ void require_no_steps(const std::string& folder) {
 RunLog::RunLog(const std::string& folder, int64_t resume_step, const std::string& start)
     : path_(folder + "/log.jsonl") {
     if (resume_step < 0) { require_no_steps(folder); }
-    std::string text = kept_lines(log_of(path_), resume_step) + start;
+    std::string text = kept_log_lines(log_of(path_), resume_step) + start;
     FileWriter out(path_);
     out.write(text.data(), text.size());
     out.commit();
@@ -126,35 +101,46 @@ bool RunLog::sync() {
     return problem_.empty();
 }
 
-void RunLog::step(int64_t step, double train_loss, double grad_norm, double lr, double ms,
-                  double tokens_per_s) {
-    append(
-        strf("{\"step\":%lld,\"train_loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"ms\":%s,\"tokens_per_s\":%s}\n",
-             (long long)step, number(train_loss).c_str(), number(grad_norm).c_str(), number(lr).c_str(),
-             number(ms).c_str(), number(tokens_per_s).c_str()));
-}
-
-void RunLog::validation(int64_t step, double val_loss) {
-    append(strf("{\"step\":%lld,\"val_loss\":%s}\n", (long long)step, number(val_loss).c_str()));
-}
-
-void RunLog::hellaswag(int64_t step, double accuracy, double normalised) {
-    append(strf("{\"step\":%lld,\"hellaswag_acc\":%s,\"hellaswag_acc_norm\":%s}\n", (long long)step,
-                number(accuracy).c_str(), number(normalised).c_str()));
+std::string step_text(const StepNumbers& n, size_t columns) {
+    struct Part {
+        std::string text;
+        int rank;  // 0 always stays; of the others the highest goes first where there is no room
+    };
+    const std::string speed =
+        n.tokens_per_s < 1e6 ? strf("%.0f tok/s", n.tokens_per_s) : strf("%.2fM tok/s", n.tokens_per_s / 1e6);
+    std::vector<Part> parts = {{strf("step %lld/%lld", (long long)n.step, (long long)n.steps), 0},
+                               {strf("loss %.4f", n.loss), 0},
+                               {strf("norm %.3f", n.grad_norm), 2},
+                               {strf("lr %.2e", n.lr), 3},
+                               {strf("%.*f ms", n.ms < 10 ? 2 : 0, n.ms), 5},
+                               {speed, 0},
+                               {n.utilisation < 0 ? "" : strf("%.0f%% of peak", 100 * n.utilisation), 4},
+                               {"ETA " + duration_text(n.seconds_left), 0},
+                               {n.skipped ? "SKIPPED: not finite" : "", 1}};
+    std::erase_if(parts, [](const Part& part) { return part.text.empty(); });
+    const auto joined = [&](const char* between) {
+        std::string line;
+        for (const Part& part : parts) { line += (line.empty() ? "" : between) + part.text; }
+        return line;
+    };
+    for (int rank = 5; rank > 0 && columns > 0 && joined(" | ").size() > columns; rank--) {
+        std::erase_if(parts, [&](const Part& part) { return part.rank == rank; });
+    }
+    return columns == 0 || joined(" | ").size() <= columns ? joined(" | ") : joined(" ").substr(0, columns);
 }
 
 StepLine::StepLine(bool quiet, int64_t every)
     : quiet_(quiet), terminal_(isatty(STDOUT_FILENO) != 0), every_(every < 1 ? 1 : every) {}
 
-void StepLine::show(int64_t step, const std::string& line) {
+void StepLine::show(const StepNumbers& n) {
     if (quiet_) { return; }
-    bool stays = step % every_ == 0;
+    bool stays = n.step % every_ == 0;
     if (terminal_) {
-        std::printf("\r\033[K%s", line.substr(0, terminal_columns() - 1).c_str());
+        std::printf("\r\033[K%s", step_text(n, terminal_columns() - 1).c_str());
         drawn_ = true;
         if (stays && every_ > 1) { clear(); }
     } else if (stays) {
-        std::printf("%s\n", line.c_str());
+        std::printf("%s\n", step_text(n, 0).c_str());
     }
     std::fflush(stdout);
 }

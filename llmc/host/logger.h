@@ -1,14 +1,13 @@
-// What a run leaves behind: log.jsonl, a line for each step and each validation, and what the terminal shows.
+// What a run leaves behind: log.jsonl, whose lines log_lines.h makes, and what the terminal shows.
 #pragma once
 #include <sys/types.h>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 
-namespace llmc {
+#include "llmc/host/log_lines.h"
 
-// whether a log's text has more than the lines of starts
-bool has_steps(const std::string& log);
+namespace llmc {
 
 // Throws Error(kExitUsage) if the folder has a log with steps.
 void require_no_steps(const std::string& folder);
@@ -17,23 +16,20 @@ void require_no_steps(const std::string& folder);
 // lines. A line that cannot be written is kept, and written before the next one.
 class RunLog {
 public:
-    // resume_step >= 0: lines of steps from there on (and a torn last line) are dropped first. resume_step <
-    // 0: throws Error(kExitUsage) if there are steps, so that no run overwrites another. Then comes `start`,
-    // a line or "". All of that is there at once, or the log is what it was.
+    // resume_step >= 0: keeps what kept_log_lines() says. resume_step < 0: throws Error(kExitUsage) if there
+    // are steps, so that no run overwrites another. Then comes `start`, a line or "". All of that is there at
+    // once, or the log is what it was.
     RunLog(const std::string& folder, int64_t resume_step, const std::string& start = "");
     ~RunLog();
     RunLog(const RunLog&) = delete;
 
-    void step(int64_t step, double train_loss, double grad_norm, double lr, double ms, double tokens_per_s);
-    void validation(int64_t step, double val_loss);
-    void hellaswag(int64_t step, double accuracy, double normalised);
+    void append(const std::string& line);  // a whole line, with its end
     // to the disk, with what was kept; tells whether all that was logged is there
     bool sync();
     // what is wrong; "" = nothing
     const std::string& problem() const { return problem_; }
 
 private:
-    void append(const std::string& line);
     void flush();
     void fail(const char* what);
     std::string path_, kept_, problem_;  // kept_: whole lines that are not in the file
@@ -43,14 +39,18 @@ private:
     bool sync_failed_ = false;  // what the system had taken may be lost: that cannot be made good
 };
 
+// The step line in so many columns (0 = any number): step, loss, tokens a second and the time left are always
+// there, the rest where there is room.
+std::string step_text(const StepNumbers& numbers, size_t columns);
+
 // The step line: redrawn in place on a terminal, plain lines otherwise or where it must stay.
 class StepLine {
 public:
     StepLine(bool quiet, int64_t every);
-    void show(int64_t step, const std::string& line);  // every n-th line stays
-    void message(const std::string& text);             // a line of its own
-    void note(const std::string& lines);               // whole lines to stderr; "" = nothing
-    void clear();                                      // before anything else prints
+    void show(const StepNumbers& numbers);  // every n-th line stays
+    void message(const std::string& text);  // a line of its own
+    void note(const std::string& lines);    // whole lines to stderr; "" = nothing
+    void clear();                           // before anything else prints
 
 private:
     bool quiet_, terminal_, drawn_ = false;

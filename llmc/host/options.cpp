@@ -18,7 +18,6 @@
 namespace llmc {
 namespace {
 
-constexpr const char* kVersion = "0.1";
 constexpr char kHardBlank = '\x1f';  // in a help text: no line ends here
 constexpr size_t kHelpColumns = 100, kHelpIndent = 31;
 constexpr std::streamsize kMaxConfigBytes = 1 << 20;
@@ -28,6 +27,7 @@ Sub-commands, each with a --help of its own:
   PROGRAM generate MODEL --prompt TEXT    write with a trained model
   PROGRAM export MODEL --hf FOLDER        for Hugging Face's transformers
   PROGRAM eval MODEL --data GLOB          loss, perplexity and bits a byte on token shards
+  PROGRAM report RUN RUN...               the curves of runs on one page for a browser
 
 Examples:
   PROGRAM

@@ -9,6 +9,8 @@ namespace llmc {
 // Which of the two trainers parses. They share the options; what only a GPU can do, the CPU program refuses.
 enum class Program { kCpu, kGpu };
 
+constexpr const char* kVersion = "0.1";
+
 constexpr int64_t kOneEpoch = -1, kAuto = 0;  // values of Options::steps
 
 struct Options {

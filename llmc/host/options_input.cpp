@@ -228,7 +228,7 @@ CommandLine::CommandLine(int argc, const char* const* argv) : tokens_(argv + std
         const std::string token = tokens_[at_++];
         if (token.size() < 2 || token[0] != '-' || token == "--") {
             std::string place =
-                before.empty() ? ". Commands are generate, export and eval" : " after " + before;
+                before.empty() ? ". Commands are generate, export, eval and report" : " after " + before;
             fail_usage("unexpected argument " + in_quotes(token) + place +
                        ". Every value follows the name of its option, and a pattern (*) is put in quotes. "
                        "See --help.");

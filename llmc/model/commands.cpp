@@ -12,6 +12,7 @@
 #include "llmc/host/command_options.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/json.h"
+#include "llmc/host/report_command.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/host/utf8.h"
 #include "llmc/model/generate.h"
@@ -299,6 +300,7 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
 }  // namespace
 
 std::optional<int> run_command(int argc, char** argv, const Engine& engine) {
+    if (argc > 1 && argv[1] == std::string("report")) { return report_command(argc, argv); }
     if (argc < 2 || !is_command(argv[1])) { return std::nullopt; }
     CommandOptions o;
     int exit_code = kExitDone;

@@ -214,7 +214,7 @@ void remove_leftovers(const std::string& run_folder) {
     for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
         size_t mark = name.rfind(".tmp-");
         bool ours = false;
-        for (const char* start : {"step_", "model.bin", "log.jsonl", "config.toml"}) {
+        for (const char* start : {"step_", "model.bin", "log.jsonl", "config.toml", "report.html"}) {
             ours = ours || name.starts_with(start);
         }
         if (ours && mark != std::string::npos &&

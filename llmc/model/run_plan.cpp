@@ -187,7 +187,7 @@ RunPlan make_run_plan(Options* options, const DataLoader& data, const std::funct
     int64_t tokens = o.total_batch > 0 ? o.total_batch : (int64_t)o.batch * o.seq_len;
     plan.rows_per_step = tokens / o.seq_len;
     plan.micro_batches = plan.rows_per_step / o.batch;
-    plan.steps_per_epoch = data.windows_per_epoch() / plan.rows_per_step;
+    plan.windows_per_epoch = data.windows_per_epoch();
     const GPT2Config& c = plan.config;
     plan.flops_per_token =
         6.0 * (double)num_parameters(c) + 6.0 * c.num_layers * (double)c.channels * o.seq_len;

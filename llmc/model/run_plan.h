@@ -25,7 +25,7 @@ struct RunPlan {
     int64_t rows_per_step = 0;  // windows of seq_len in an optimizer step
     int64_t micro_batches = 0;
     int64_t steps = 0;
-    int64_t steps_per_epoch = 0;  // rounded down
+    int64_t windows_per_epoch = 0;  // of seq_len
     Schedule schedule;
     std::string chosen;          // why what the options leave open is as it is, a line each; notes
     double flops_per_token = 0;  // forward and backward

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/host/error.h"
+#include "llmc/host/log_lines.h"
 
 namespace llmc {
 
@@ -202,9 +203,13 @@ RunRecord parse_run_record(const std::string& text, const std::string& what) {
     return record;
 }
 
-std::string log_start(const Line& line, int64_t step, bool new_data) {
-    return strf("{\"step\":%lld,\"line\":%s%s}\n", (long long)step, to_list(line).dump().c_str(),
-                new_data ? ",\"new_data\":true" : "");
+std::string log_start(const Line& line, int64_t step, bool new_data, const std::string& header) {
+    Json start = Json::parse(event_log_line(line.size() > 1 ? "resume" : "start", step));
+    start["log"] = kLogFormat;
+    start.update(Json::parse(header));
+    if (new_data) { start["new_data"] = true; }
+    start["line"] = to_list(line);
+    return start.dump() + "\n";
 }
 
 std::optional<Line> line_of_log(const std::string& log, const std::string& what) {

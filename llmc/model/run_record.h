@@ -65,9 +65,10 @@ bool lies_on(const Line& line, const Line& checkpoint, int64_t step);
 std::string to_json(const RunRecord& record);
 RunRecord parse_run_record(const std::string& text, const std::string& what);
 
-// The line that log.jsonl gets at each start, and which line of descent a log follows: that of its last
-// start. Nothing if it has none; throws as above.
-std::string log_start(const Line& line, int64_t step, bool new_data = false);
+// The line that log.jsonl gets at each start, with the members of a JSON object, and which line of descent a
+// log follows: that of its last start. Nothing if it has none; throws as above.
+std::string log_start(const Line& line, int64_t step, bool new_data = false,
+                      const std::string& header = "{}");
 std::optional<Line> line_of_log(const std::string& log, const std::string& what);
 
 }  // namespace llmc

@@ -23,12 +23,13 @@ int64_t place_in_copy(const GPT2Config& c, State state, int tensor) {
 }  // namespace
 
 RunSaver::RunSaver(const Options& o, const RunPlan& plan, const SavePlan& saves, const PageLock& lock,
-                   StepLine* line)
+                   StepLine* line, RunJournal* journal)
     : folder_(plan.out),
       config_(plan.config),
       keep_{o.keep, o.keep_major, -1},
       keep_best_(o.keep_best),
       line_(line),
+      journal_(journal),
       last_good_(plan.checkpoint) {
     if (keep_best_) { best_ = saved_best_ = plan.record.best; }
     if (!saves.background) { return; }
@@ -98,6 +99,8 @@ void RunSaver::collect(const Saved& saved) {
     }
     saved_best_ = saved.record.best;
     last_good_ = checkpoint_name(folder_, step);
+    journal_->event("save", step, {{"text", last_good_}});
+    line_->note(journal_->write_report(true));
     line_->message(strf("step %lld | saved %s", step, last_good_.c_str()));
     try {
         Retention keep = keep_;

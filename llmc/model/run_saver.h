@@ -8,6 +8,7 @@
 #include <string>
 
 #include "llmc/host/logger.h"
+#include "llmc/host/run_journal.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/run_folder.h"
 #include "llmc/model/run_plan.h"
@@ -18,10 +19,10 @@ namespace llmc {
 class RunSaver {
 public:
     using PageLock = std::function<std::shared_ptr<void>(std::span<float>)>;  // page_lock() of model.h
-    // *line gets what is to be said. If the plan is to write in the background, memory for a copy is taken
-    // here.
+    // *line gets what is to be said, *journal the saves. If the plan is to write in the background, memory
+    // for a copy is taken here.
     RunSaver(const Options& options, const RunPlan& plan, const SavePlan& saves, const PageLock& lock,
-             StepLine* line);
+             StepLine* line, RunJournal* journal);
 
     // Saves a state; `read` is not used after this returns. With wait, it is on the disk then, or that has
     // failed. What was under way is waited for first.
@@ -53,6 +54,7 @@ private:
     const Retention keep_;  // but the best
     const bool keep_best_;
     StepLine* line_;
+    RunJournal* journal_;
     KnownIntact known_;
     std::string last_good_;
     bool failed_ = false;

@@ -13,10 +13,10 @@
 #include "llmc/host/binary_file.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/error.h"
-#include "llmc/host/logger.h"
 #include "llmc/host/options.h"
 #include "llmc/host/philox.h"
 #include "llmc/host/read_file.h"
+#include "llmc/host/run_journal.h"
 #include "llmc/host/run_lock.h"
 #include "llmc/host/sampler.h"
 #include "llmc/host/stop_signal.h"
@@ -26,9 +26,11 @@
 #include "llmc/model/model.h"
 #include "llmc/model/run_data.h"
 #include "llmc/model/run_folder.h"
+#include "llmc/model/run_header.h"
 #include "llmc/model/run_plan.h"
 #include "llmc/model/run_saver.h"
 #include "llmc/model/save_plan.h"
+#include "llmc/model/step_clock.h"
 #include "llmc/model/validator.h"
 
 namespace llmc {
@@ -61,9 +63,9 @@ public:
         MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len, settings_);
         peak_flops_ = device().peak_flops;
         const SavePlan saves = plan_saves(o_, plan_, o_.program == Program::kCpu ? memory.total() : 0);
-        std::printf("%s%s\n",
-                    describe_run(o_, plan_, data_, val_ ? &val_->data() : nullptr, memory, device()).c_str(),
-                    describe_saves(saves).c_str());
+        const std::string plan_text =
+            describe_run(o_, plan_, data_, val_ ? &val_->data() : nullptr, memory, device());
+        std::printf("%s%s\n", plan_text.c_str(), describe_saves(saves).c_str());
         require_memory(memory, o_, needs_, plan_.config);
         line_.note(disk_warning(saves, plan_.out));
         if (o_.dry_run) { return kExitDone; }
@@ -73,10 +75,28 @@ public:
         record_ = next_record(plan_.record, plan_.checkpoint, o_, data_.set(),
                               val_ ? &val_->data().set() : nullptr, device().name, &notes);
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
-        int64_t first = start(model);
-        saver_.emplace(o_, plan_, saves, Model::page_lock, &line_);
+        int64_t first =
+            start(model, run_header(o_, plan_, memory, device(), val_ ? val_->entropy() : 0, plan_text));
+        saver_.emplace(o_, plan_, saves, Model::page_lock, &line_, &*log_);
         line_.note(notes);
-        last_done_ = Clock::now();
+        try {
+            return train(model, first);
+        } catch (const Error& e) {
+            log_->event("error", first + clock_.steps, {{"text", std::string(e.what())}});
+            line_.note(log_->write_report(true));
+            throw;
+        }
+    }
+
+    static int64_t needs_of_model(const GPT2Config& c, const Options& o) {
+        return Model::plan(c, o.batch, o.seq_len, model_settings(o)).total();
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+    // the steps from this one on; the exit code
+    int train(Model& model, int64_t first) {
+        clock_.restart();
         batches_.resize(plan_.micro_batches);
         for (int64_t step = first; step < plan_.steps; step++) {
             if (due(step, o_.val_every)) { validate(model, step); }
@@ -96,12 +116,6 @@ public:
         return finish(model);
     }
 
-    static int64_t needs_of_model(const GPT2Config& c, const Options& o) {
-        return Model::plan(c, o.batch, o.seq_len, model_settings(o)).total();
-    }
-
-private:
-    using Clock = std::chrono::steady_clock;
     // asked once: on the CPU its peak is measured
     const Device& device() {
         if (!device_) { device_ = Model::device(settings_); }
@@ -189,8 +203,8 @@ private:
                (o_.resume != "none" && std::filesystem::equivalent(parent / "..", plan_.out, ignored));
     }
 
-    // brings the weights in and opens the log; returns the first step to do
-    int64_t start(Model& model) {
+    // brings the weights in and opens the log, whose first line has this; returns the first step to do
+    int64_t start(Model& model, const std::string& header) {
         auto write = [&](State s, int tensor, int64_t first, std::span<const float> x) {
             model.load(s, tensor, first, x);
         };
@@ -211,7 +225,7 @@ private:
         bool goes_on_here = goes_on() && !plan_.checkpoint.empty();
         // the log first: from here on it says which checkpoints count
         log_.emplace(plan_.out, goes_on_here ? first : -1,
-                     log_start(record_.line, first, record_.data_start != plan_.record.data_start));
+                     log_start(record_.line, first, record_.data_start != plan_.record.data_start, header));
         line_.note(set_aside(plan_.out, record_.line));
         if (tokenizer_ && !tokenizer_->is_bytes()) { tokenizer_->save(plan_.out); }
         FileWriter config(plan_.out + "/config.toml");
@@ -238,30 +252,14 @@ private:
     }
 
     void report(const StepResult& r) {
-        double ms = std::chrono::duration<double, std::milli>(r.done - last_done_).count();
-        last_done_ = r.done;
-        train_seconds_ += ms / 1e3;
-        steps_done_++;
-        double lr = plan_.schedule(r.step),
-               tokens_per_s = (double)(plan_.rows_per_step * o_.seq_len) / ms * 1e3;
-        log_->step(r.step, r.loss, r.grad_norm, lr, ms, tokens_per_s);
+        const StepNumbers n = clock_.numbers(r, plan_, o_.seq_len, record_.data_start, peak_flops_);
+        log_->step(n);
         watch_log();
         skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + 1 : 0;
-        double left = (double)(plan_.steps - r.step - 1) * train_seconds_ / (double)steps_done_;
-        std::string peak = "n/a";
-        if (peak_flops_ > 0) {
-            peak = strf("%.0f", 100 * plan_.flops_per_token * tokens_per_s / peak_flops_);
-        }
-        line_.show(
-            r.step + 1,
-            strf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.*f ms | %.0f tok/s | %s%% of peak "
-                 "| ETA %s%s",
-                 (long long)r.step + 1, (long long)plan_.steps, r.loss, r.grad_norm, lr, ms < 10 ? 2 : 0, ms,
-                 tokens_per_s, peak.c_str(), duration_text(left).c_str(),
-                 r.skipped ? " | SKIPPED: not finite" : ""));
+        line_.show(n);
         if (skipped_in_a_row_ >= kMostSkippedSteps) {
             throw saver_->diverged(strf("step %lld: loss or gradient norm was not finite %d times in a row",
-                                        (long long)r.step, kMostSkippedSteps));
+                                        (long long)n.step, kMostSkippedSteps));
         }
     }
 
@@ -270,13 +268,15 @@ private:
     double validate(Model& model, int64_t step) {
         if (!val_) { return NAN; }
         drain(model);
+        const Clock::time_point begin = Clock::now();
         double loss = val_->loss(model, o_.batch);
         if (stop_requested) { return NAN; }
-        log_->validation(step, loss);
+        log_->validation(step, loss, std::chrono::duration<double>(Clock::now() - begin).count());
         watch_log();
         if (saver_->validated(step, loss)) { save_requested = 1; }
+        line_.note(log_->write_report(false));
         line_.message(strf("step %lld | %s", (long long)step, val_->short_text(loss).c_str()));
-        last_done_ = Clock::now();
+        clock_.restart();
         return loss;
     }
 
@@ -291,7 +291,7 @@ private:
         watch_log();
         line_.message(strf("step %lld | HellaSwag %.4f, normalised %.4f", (long long)step, score->accuracy(),
                            score->normalised()));
-        last_done_ = Clock::now();
+        clock_.restart();
     }
 
     // waits for the steps in flight and reports them
@@ -325,8 +325,10 @@ private:
 
     void sample(Model& model, int64_t step) {
         drain(model);
-        line_.message(strf("step %lld | sample: %s", (long long)step, generate(model, step, 0).c_str()));
-        last_done_ = Clock::now();
+        const std::string text = generate(model, step, 0);
+        log_->event("sample", step, {{"text", text}});
+        line_.message(strf("step %lld | sample: %s", (long long)step, text.c_str()));
+        clock_.restart();
     }
 
     // wait: until it is on the disk; else the training may go on meanwhile
@@ -341,7 +343,7 @@ private:
             model.save(s, tensor, first, x);
         };
         saver_->save(record_, read, wait);
-        last_done_ = Clock::now();
+        clock_.restart();
     }
 
     // Says when the log cannot be written, and when it can be again; the first time, what there is is saved.
@@ -358,6 +360,7 @@ private:
 
     // the exit code of a run that ends well or is stopped: whether all that it leaves is on the disk
     int saved_or(int exit_code) {
+        line_.note(log_->write_report(true));
         log_->sync();
         watch_log();
         if (log_failing_) { line_.message("LOG FAILED: lines are missing: " + log_->problem()); }
@@ -368,6 +371,7 @@ private:
     int stop(Model& model, int64_t steps) {
         saver_->wait();
         if (saver_->last_good() != checkpoint_name(plan_.out, steps)) { save(model, steps, true); }
+        log_->event("stop", steps, {{"text", strf("by signal %d", (int)stop_requested)}});
         line_.message(strf("stopped by signal %d; go on with --resume auto --out %s", (int)stop_requested,
                            plan_.out.c_str()));
         return saved_or(kExitPreempted);
@@ -376,14 +380,16 @@ private:
     // the end: validation, samples, the model; the exit code
     int finish(Model& model) {
         const bool late = validated_first(plan_.steps);
-        if (steps_done_ > 0 && !late && !due(plan_.steps, o_.save_every)) { save(model, plan_.steps); }
+        if (clock_.steps > 0 && !late && !due(plan_.steps, o_.save_every)) { save(model, plan_.steps); }
         double loss = validate(model, plan_.steps);
         ask(model, plan_.steps);
         if (stop_requested) { return stop(model, plan_.steps); }
-        if (save_requested || (steps_done_ > 0 && late)) { save(model, plan_.steps); }
+        if (save_requested || (clock_.steps > 0 && late)) { save(model, plan_.steps); }
         if (o_.sample_every > 0) {
             for (int number = 1; number <= 3; number++) {
-                line_.message(strf("sample %d: %s\n", number, generate(model, plan_.steps, number).c_str()));
+                const std::string text = generate(model, plan_.steps, number);
+                log_->event("sample", plan_.steps, {{"text", text}});
+                line_.message(strf("sample %d: %s\n", number, text.c_str()));
             }
         }
         if (stop_requested) { return stop(model, plan_.steps); }
@@ -399,8 +405,11 @@ private:
             model_failed_ = true;
             line_.message(std::string("SAVE FAILED: ") + e.what());
         }
-        line_.message(
-            strf("trained %lld steps in %s", (long long)steps_done_, duration_text(train_seconds_).c_str()));
+        std::string done =
+            strf("trained %lld steps in %s", (long long)clock_.steps, duration_text(clock_.seconds).c_str());
+        if (clock_.steps > 0) { done += strf(", last training loss %.4f", clock_.last_loss); }
+        log_->event("end", plan_.steps, {{"text", done}});
+        line_.message(done);
         if (val_) {
             for (const std::string& line : val_->summary(loss)) { line_.message(line); }
         }
@@ -422,13 +431,12 @@ private:
     std::optional<EvalFile> questions_;  // HellaSwag's
     std::vector<Batch> batches_;         // of a step
     std::vector<int> start_text_;        // of samples: the end of another text, then the prompt
-    std::optional<RunLog> log_;
+    std::optional<RunJournal> log_;
     RunRecord record_;  // what checkpoints note of this run
     StepLine line_;
     std::optional<RunSaver> saver_;
-    Clock::time_point last_done_;  // the end of the last step, or of what else was done since
-    double train_seconds_ = 0, peak_flops_ = 0;
-    int64_t steps_done_ = 0;
+    StepClock clock_;
+    double peak_flops_ = 0;
     int64_t skipped_in_a_row_ = 0;
     bool model_failed_ = false, log_failing_ = false;  // to write model.bin, the log
 };

@@ -39,6 +39,7 @@ public:
         return sum / (double)data_.num_targets();
     }
 
+    double entropy() const { return info_ ? info_->entropy : 0; }  // of the source, nats a token; 0 = unknown
     std::string short_text(double loss) const;            // "val loss 0.2500", and what it is of the entropy
     std::vector<std::string> summary(double loss) const;  // lines for the end of the run
 

@@ -143,7 +143,7 @@ TEST_CASE("auto plan: what was worked out is in config.toml, and a resumed run t
     CAPTURE(again.err);
     REQUIRE(again.exit_code == kExitDone);
     CHECK(contains(again.out, "lr 0.0077"));
-    CHECK((int64_t)read_log(run).back()["step"].get<int64_t>() >= written.steps + 2);
+    CHECK((int64_t)read_log(run).back()["step"].get<int64_t>() >= written.steps + 3);
     CHECK_FALSE(contains(again.out, "chosen"));
     const ProgramRun longer = run_train(
         folder.path(),

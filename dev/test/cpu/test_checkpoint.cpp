@@ -177,7 +177,8 @@ TEST_CASE("checkpoint: what a killed save has left is removed") {
         fs::create_directories(folder / name);
         write_bytes(folder / (std::string(name) + "/model.bin.tmp-1"), "half");
     }
-    for (const char* name : {"model.bin.tmp-123", "log.jsonl.tmp-1", "config.toml.tmp-99"}) {
+    for (const char* name :
+         {"model.bin.tmp-123", "log.jsonl.tmp-1", "config.toml.tmp-99", "report.html.tmp-7"}) {
         write_bytes(folder / name, "half");
     }
     const Words kept = {"log.jsonl", "model.bin", "my.tmp-1", "notes.tmp-abc"};
@@ -394,7 +395,7 @@ TEST_CASE("resume: the program ends as if it had never stopped") {
     };
     train("whole", "8");
     CHECK(names_below(folder / "whole") ==
-          Words{"config.toml", "log.jsonl", "model.bin", "step_00000004", "step_00000008"});
+          Words{"config.toml", "log.jsonl", "model.bin", "report.html", "step_00000004", "step_00000008"});
     CHECK(read_log(folder / "whole").size() == 8 + 3);  // validation at 3, 6 and the end
 
     train("parts", "4");  // ends at 4, and goes on from there

@@ -87,7 +87,7 @@ TEST_CASE("run folder: auto goes on along the line that the log follows") {
         CHECK(same_files(r / (out + "/model.bin"), r / "expected/model.bin"));
         std::vector<Json> log = read_log(r / out), end = read_log(r / "expected");
         REQUIRE(log.size() == 12 + 1);
-        for (int64_t k = 0; k < 12; k++) { CHECK(log[(size_t)k]["step"] == k); }
+        for (int64_t k = 0; k < 12; k++) { CHECK(log[(size_t)k]["step"] == k + 1); }
         log.erase(log.begin(), log.begin() + 4);
         CHECK(log == end);
     };
@@ -189,9 +189,9 @@ TEST_CASE("run folder: --keep counts what is intact and of this run") {
     copy_folder(r.step("other", 4), r.step("run", 5));
     ProgramRun run = r.train("run", 8, "--resume auto --keep 3");
     CHECK(says(run.err, "not counted by --keep: " + r.step("run", 4) + "/optimizer.safetensors is damaged"));
-    CHECK(names_below(r / "run") == Words{"config.toml", "log.jsonl", "model.bin", "step_00000002",
-                                          "step_00000004", "step_00000005.foreign", "step_00000006",
-                                          "step_00000008"});
+    CHECK(names_below(r / "run") == Words{"config.toml", "log.jsonl", "model.bin", "report.html",
+                                          "step_00000002", "step_00000004", "step_00000005.foreign",
+                                          "step_00000006", "step_00000008"});
     KnownIntact known;
     const Line line = line_of_log(read_bytes(r / "run/log.jsonl"), "log").value();
     remove_old_checkpoints(r / "run/", line, 7, {1}, &known);  // not there: nothing is known to be newer

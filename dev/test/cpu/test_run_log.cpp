@@ -30,11 +30,11 @@ pid_t start_limited(const std::string& folder, const std::string& more, rlim_t b
 
 // each step once, in order
 void check_steps(const std::string& run, int64_t steps) {
-    int64_t next = 0;
+    int64_t done = 0;
     for (const Json& line : read_log(run)) {
-        if (line.contains("train_loss")) { CHECK(line["step"] == next++); }
+        if (line.contains("train_loss")) { CHECK(line["step"] == ++done); }
     }
-    CHECK(next == steps);
+    CHECK(done == steps);
 }
 
 }  // namespace
@@ -42,30 +42,30 @@ void check_steps(const std::string& run, int64_t steps) {
 TEST_CASE("log: whole lines only, also on a full disk, and no run over another") {
     TempFolder folder;
     const std::string path = folder / "log.jsonl";
+    const std::string line = step_log_line({.step = 2, .loss = NAN, .grad_norm = INFINITY});
     {
         RunLog log(folder.path(), -1);
-        log.step(0, 1.5, 0.25, 1e-3, 2, 3);
-        log.validation(1, 1.25);
-        log.step(1, NAN, INFINITY, 1e-3, 2, 3);
+        log.append(step_log_line({.step = 1, .loss = 1.5, .grad_norm = 0.25}));
+        log.append(validation_log_line(1, 1.25, 0));
+        log.append(line);
     }
     check_error(error_of([&] { RunLog(folder.path(), -1); }), kExitUsage,
                 {folder.path(), "holds a run", "--resume auto"});
     const std::string good = read_bytes(path);
     CHECK(read_log(folder.path()).size() == 3);
     CHECK(read_log(folder.path())[2]["train_loss"].is_null());
-    std::string line = good.substr(good.find("{\"step\":1,\"train_loss"));
     {
         RunLog log(folder.path(), 2);
         std::string on_full, still_full;
         {
             SmallFiles limit(good.size() + 10);
-            log.step(1, NAN, INFINITY, 1e-3, 2, 3);
+            log.append(line);
             on_full = log.problem();
             CHECK_FALSE(log.sync());
         }
         {
             SmallFiles limit(good.size() + line.size() + 20);  // one of the two fits
-            log.step(1, NAN, INFINITY, 1e-3, 2, 3);
+            log.append(line);
             still_full = log.problem();
         }
         for (const char* part : {path.c_str(), "cannot write: File too large", "1 lines are kept"}) {
@@ -78,8 +78,8 @@ TEST_CASE("log: whole lines only, also on a full disk, and no run over another")
         CHECK(read_bytes(path) == good + line + line);
     }
     write_bytes(path, good);
-    // a resume keeps the lines of the steps before; a torn line, and what is no line of ours, goes
-    write_bytes(path, good + "{\"step\":1,\"other\":0}\nrubbish\n\n{\"step\":0,\"train_lo");
+    // a resume keeps the lines of the steps before, but not of a validation that is done again; a torn line, and what is no line of ours, goes
+    write_bytes(path, good + "{\"step\":1,\"other\":0}\nrubbish\n\n{\"step\":1,\"train_lo");
     { RunLog log(folder.path(), 1); }
     CHECK(read_bytes(path) == good.substr(0, good.find('\n') + 1));
     CHECK(names_below(folder.path()) == Words{"log.jsonl"});

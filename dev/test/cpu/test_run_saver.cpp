@@ -24,11 +24,12 @@ RunRecord record_at(int64_t step) {
 
 // a run of a tiny model that saves when told to
 struct Saving {
-    TempFolder folder;
+    TempFolder folder, log_folder;
     Options options;
     RunPlan plan;
     SavePlan saves;
     StepLine line{true, 1};
+    RunJournal journal{log_folder.path(), -1, ""};
     GPT2Cpu model{tiny_config(), 2, 9};
     int locks = 0;
     std::optional<RunSaver> saver;
@@ -48,7 +49,7 @@ struct Saving {
                 CHECK((int64_t)memory.size() == 3 * file_elements(tiny_config()));
                 return nullptr;
             },
-            &line);
+            &line, &journal);
     }
     std::string save(int64_t step, bool wait = true) {
         return printed_by([&] { saver->save(record_at(step), reader(model), wait); });

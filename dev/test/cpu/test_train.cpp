@@ -121,26 +121,29 @@ Judgement judge_model(const std::string& model_file, const std::string& val, int
 
 // log.jsonl has one line for each step, in order, and one for each validation, with exactly these fields
 void check_log(const std::vector<Json>& log, int64_t steps, int64_t val_every, const Schedule& lr) {
-    const std::set<std::string> step_keys = {"step", "train_loss", "grad_norm", "lr", "ms", "tokens_per_s"};
-    int64_t next_step = 0, next_val = val_every;
+    const std::set<std::string> step_keys = {"step",        "train_loss",   "grad_norm", "lr",
+                                             "ms",          "tokens_per_s", "tokens",    "epoch",
+                                             "utilisation", "memory",       "time"};
+    int64_t done = 0, next_val = val_every;
     for (const Json& line : log) {
         std::set<std::string> keys;
         for (const auto& item : line.items()) { keys.insert(item.key()); }
         if (keys.count("val_loss") != 0) {
-            CHECK(keys == std::set<std::string>{"step", "val_loss"});
+            CHECK(keys == std::set<std::string>{"step", "val_loss", "seconds", "time"});
             CHECK(line["step"] == next_val);
-            CHECK(next_step == next_val);  // it stands where it was made: after that many steps
+            CHECK(done == next_val);  // it stands where it was made: after that many steps
             next_val = std::min(next_val + val_every, steps);
         } else {
             CHECK(keys == step_keys);
-            CHECK(line["step"] == next_step);
             CHECK(line["lr"].get<double>() ==
-                  doctest::Approx(lr(next_step)).epsilon(1e-8));  // 9 digits are printed
+                  doctest::Approx(lr(done)).epsilon(1e-8));  // 9 digits are printed
             CHECK(line["tokens_per_s"].get<double>() > 0);
-            next_step++;
+            CHECK(line["memory"].get<double>() > 1e6);
+            CHECK(line["step"] == ++done);  // the first is 1, as on the screen
+            CHECK(line["tokens"] == done * 4 * 16);
         }
     }
-    CHECK(next_step == steps);
+    CHECK(done == steps);
     CHECK(log.back()["step"] == steps);
 }
 
@@ -156,7 +159,7 @@ TEST_CASE("train: the default job, small") {
                           "--sample-every 40 --out " +
                           out);
     ProgramRun run = run_well(folder.path(), options);
-    CHECK(names_below(out) == Words{"config.toml", "log.jsonl", "model.bin", "step_00000090"});
+    CHECK(names_below(out) == Words{"config.toml", "log.jsonl", "model.bin", "report.html", "step_00000090"});
     CHECK(ModelFile(out + "/model.bin").config() == tiny_program_config(16));
     std::vector<Json> log = read_log(out, true);
     CHECK(log.size() == 90 + 5);
@@ -231,7 +234,7 @@ TEST_CASE("train: --keep and --model-dtype") {
     };
     train("all", "");
     train("two", "--keep 2 --model-dtype bf16");
-    const Words files = {"config.toml", "log.jsonl", "model.bin"};
+    const Words files = {"config.toml", "log.jsonl", "model.bin", "report.html"};
     auto names = [&](const Words& steps) {
         Words all = files;
         for (const std::string& step : steps) { all.push_back("step_0000000" + step); }
@@ -390,6 +393,7 @@ TEST_CASE("train: a full disk costs the checkpoints, not the run, and is said at
     CHECK(last_line(run.out).starts_with("val loss "));
     CHECK(read_log(folder / "run").size() == 6 + 1);
     CHECK(names_below(folder / "run") == Words{"config.toml", "log.jsonl"});
+    CHECK_MESSAGE(run.err.find("the page of the run is not written") != std::string::npos, run.err);
 
     // the checkpoint succeeds, the model at the end does not
     const std::string blocked = folder / "blocked";
@@ -397,5 +401,6 @@ TEST_CASE("train: a full disk costs the checkpoints, not the run, and is said at
     run = run_train(folder.path(), tiny_run(folder.path(), "--steps 1 --out " + blocked));
     CHECK(run.exit_code == kExitSaveFailed);
     CHECK(lines_with(run.out, "SAVE FAILED").size() == 1);
-    CHECK(names_below(blocked) == Words{"config.toml", "log.jsonl", "model.bin", "step_00000001"});
+    CHECK(names_below(blocked) ==
+          Words{"config.toml", "log.jsonl", "model.bin", "report.html", "step_00000001"});
 }

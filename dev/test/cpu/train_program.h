@@ -131,7 +131,8 @@ inline void write_tiny_data(const std::string& folder) {
 
 using Json = nlohmann::json;
 
-// log.jsonl, each line an object, but those of starts; without the fields that are times, unless asked for
+// log.jsonl, each line an object, but those of events; without the fields that depend on the machine, unless
+// asked for
 inline std::vector<Json> read_log(const std::string& run_folder, bool with_times = false) {
     std::istringstream in(read_bytes(run_folder + "/log.jsonl"));
     std::vector<Json> lines;
@@ -139,10 +140,9 @@ inline std::vector<Json> read_log(const std::string& run_folder, bool with_times
         CHECK_MESSAGE(!in.eof(), "the last line has no end: ", line);
         Json parsed = Json::parse(line, nullptr, false);
         REQUIRE_MESSAGE(parsed.is_object(), line);
-        if (parsed.contains("line")) { continue; }
-        if (!with_times) {
-            parsed.erase("ms");
-            parsed.erase("tokens_per_s");
+        if (parsed.contains("event")) { continue; }
+        for (const char* name : {"ms", "tokens_per_s", "seconds", "utilisation", "memory", "time"}) {
+            if (!with_times) { parsed.erase(name); }
         }
         lines.push_back(parsed);
     }

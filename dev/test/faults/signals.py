@@ -29,7 +29,7 @@ SIGNALS = ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"]
 
 def steps_done(out):
     lines = [json.loads(line) for line in open(f"{out}/log.jsonl")]
-    return max([line["step"] + 1 for line in lines if "train_loss" in line], default=0)
+    return max([line["step"] for line in lines if "train_loss" in line], default=0)
 
 
 def trial(phase, name, out):

@@ -1,0 +1,48 @@
+// The numbers of each step as the log and the screen have them, and the time that steps took; what is done
+// between steps does not count.
+#pragma once
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+
+#include "llmc/host/log_lines.h"
+#include "llmc/model/model.h"
+#include "llmc/model/run_plan.h"
+
+namespace llmc {
+
+class StepClock {
+public:
+    // the time since the last step was spent on something else
+    void restart() { last_done_ = std::chrono::steady_clock::now(); }
+
+    // data_start: the step that began with the training data; peak_flops: of the device, 0 = unknown
+    StepNumbers numbers(const StepResult& r, const RunPlan& plan, int seq_len, int64_t data_start,
+                        double peak_flops) {
+        StepNumbers n;
+        n.step = r.step + 1;
+        n.steps = plan.steps;
+        n.loss = last_loss = r.loss;
+        n.grad_norm = r.grad_norm;
+        n.lr = plan.schedule(r.step);
+        n.ms = std::chrono::duration<double, std::milli>(r.done - last_done_).count();
+        n.tokens_per_s = (double)(plan.rows_per_step * seq_len) / n.ms * 1e3;
+        if (peak_flops > 0) { n.utilisation = plan.flops_per_token * n.tokens_per_s / peak_flops; }
+        n.tokens = n.step * plan.rows_per_step * seq_len;
+        n.epoch = (double)((n.step - data_start) * plan.rows_per_step) / (double)plan.windows_per_epoch;
+        n.skipped = r.skipped;
+        last_done_ = r.done;
+        seconds += n.ms / 1e3;
+        steps++;
+        n.seconds_left = (double)(plan.steps - n.step) * seconds / (double)steps;
+        return n;
+    }
+
+    double seconds = 0, last_loss = NAN;
+    int64_t steps = 0;  // that this process has done
+
+private:
+    std::chrono::steady_clock::time_point last_done_;
+};
+
+}  // namespace llmc
