@@ -1,9 +1,9 @@
 #!/bin/bash
 # Runs every check of `make test` on what is built, and adds their counts up.
 #   dev/test/run.sh          everything       dev/test/run.sh quick    the unit tests alone
-# Stages: unit tests; the documents' tables and links; report.html in a browser, TensorBoard and W&B; the unit tests under address and
-# undefined-behaviour sanitizers; the GPU's tests; LayerNorm's kernels on the CPU; planted faults, which the tests must
-# catch; the C interfaces; the PyTorch package; the kernel shootouts (--check).
+# Stages: unit tests; the documents' tables and links; report.html in a browser, TensorBoard and W&B; the unit tests under
+# address and undefined-behaviour sanitizers; the GPU's tests; LayerNorm's kernels on the CPU; planted faults, which the
+# tests must catch; the C interfaces; the PyTorch package; the kernel shootouts (--check).
 # Those that need a GPU are skipped without one. Last line: N passed, N failed, N skipped.
 set -u
 cd "$(dirname "$0")/../.."

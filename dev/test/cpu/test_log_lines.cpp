@@ -83,7 +83,8 @@ TEST_CASE("step line: what matters is there in any width, the rest where there i
             const std::string line = step_text(n, columns);
             CAPTURE(line);
             CHECK(line.size() <= columns);
-            for (const char* part : {"step 18865/1000000", "loss 10.8249", "4.42M tok/s", "ETA 27h46m"}) {
+            for (const std::string part :
+                 {"step 18865/1000000", "loss 10.8249", "4.42M tok/s", "ETA 27h46m"}) {
                 CHECK_MESSAGE(has(line, part), part);
             }
             CHECK((columns < 100 || has(line, "SKIPPED") == skipped));
@@ -109,7 +110,7 @@ TEST_CASE("step line: on terminals of 60, 80 and 120 columns") {
             const std::string line = text.substr(begin, end - begin);
             CAPTURE(line);
             CHECK(line.size() < (size_t)columns);  // a full one would wrap
-            for (const char* part : {"step ", "/30", "loss ", "tok/s", "ETA "}) {
+            for (const std::string part : {"step ", "/30", "loss ", "tok/s", "ETA "}) {
                 CHECK_MESSAGE(has(line, part), part);
             }
             CHECK((size_t)std::count(line.begin(), line.end(), '|') + 1 >= fewest);
