@@ -6,7 +6,7 @@
 #                               without a network)
 set -eu
 cd "$(dirname "$0")/.."
-PACKAGES="libcli11-dev nlohmann-json3-dev libxxhash-dev doctest-dev libopenblas-openmp-dev"
+PACKAGES="libcli11-dev nlohmann-json3-dev libxxhash-dev doctest-dev libopenblas-openmp-dev libtomlplusplus-dev"
 RUNTIME="libopenblas0-openmp libgfortran5 libquadmath0"   # what libopenblas-openmp-dev needs beside it when unpacked
 CXX=${CXX:-g++}
 ROOT_DIR=$PWD
@@ -59,6 +59,7 @@ probe() {
 #include <cblas.h>
 #include <doctest/doctest.h>
 #include <nlohmann/json_fwd.hpp>
+#include <toml++/impl/version.h>
 #include <xxhash.h>
 int main() { return openblas_get_num_threads() < 1 || XXH3_64bits("", 0) == 0; }
 EOF
@@ -112,7 +113,7 @@ elif can_apt; then
         { tail -5 build/probe.log >&2; die "unpacked, but a test program does not build (log: build/probe.log)"; }
 else
     tail -3 build/probe.log >&2
-    die "not Debian or Ubuntu: install CLI11, nlohmann/json, xxHash, doctest and OpenBLAS (OpenMP build), or set DEPS=dir"
+    die "not Debian or Ubuntu: install CLI11, nlohmann/json, toml++, xxHash, doctest and OpenBLAS (OpenMP build), or set DEPS=dir"
 fi
 write_result
 say "dependencies found${DEPS:+ in $DEPS}"

@@ -40,8 +40,8 @@ Examples:
   PROGRAM --config web.toml --lr 3e-4
       options from a file, but another learning rate
 
-A config file has one option in a line, by its long name: batch = 8, quiet = true. # starts a
-comment. Texts may stand in "quotes" (with \n \t \" \\ \u0001) or in 'quotes' (as they are).
+A config file is TOML: one option in a line, by its long name, texts in quotes: batch = 8,
+model = "d12", quiet = true. # starts a comment.
 llm.c's options that are not above are accepted where they ask for nothing new, else refused.
 
 Exit codes:
@@ -252,7 +252,9 @@ std::string resolved_text(const Settings& s) {
         std::string value = value_text(row, s);
         if (row.group) { out += strf("\n# %s\n", row.group); }
         if (value.empty() || (row.name == std::string("model") && s.layers)) { continue; }
-        if (holds<std::string>(row)) { value = escaped(value); }
+        // TOML's whole numbers have 64 bits with their sign
+        const bool long_seed = holds<uint64_t>(row) && s.seed > (uint64_t)INT64_MAX;
+        if (holds<std::string>(row) || long_seed) { value = escaped(value); }
         out += strf("%s = %s\n", row.name, value.c_str());
     }
     return out;

@@ -13,13 +13,6 @@
 namespace llmc {
 namespace {
 
-// two ways to say one thing: an error together; of one in the config file, the command line's other stands
-constexpr std::pair<const char*, const char*> kRivals[] = {{"val-tokens", "val-batches"},
-                                                           {"steps", "epochs"},
-                                                           {"model", "layers"},
-                                                           {"model", "heads"},
-                                                           {"model", "channels"}};
-
 std::vector<std::string> words(const std::string& text) {
     std::istringstream in(text);
     return {std::istream_iterator<std::string>(in), {}};
@@ -30,12 +23,6 @@ bool one_of(const std::vector<std::string>& list, const std::string& text) {
 }
 
 // ---- rows
-
-const OptionRow* find_row(const std::string& name) {
-    auto row = std::find_if(std::begin(kOptionTable), std::end(kOptionTable),
-                            [&](const OptionRow& r) { return r.name == name; });
-    return row == std::end(kOptionTable) ? nullptr : row;
-}
 
 // "--name" or "-x"
 const OptionRow* find_option(const std::string& typed) {
@@ -90,6 +77,12 @@ T parse_number(const OptionRow& row, const std::string& text, const std::string&
 }
 
 }  // namespace
+
+const OptionRow* find_row(const std::string& name) {
+    auto row = std::find_if(std::begin(kOptionTable), std::end(kOptionTable),
+                            [&](const OptionRow& r) { return r.name == name; });
+    return row == std::end(kOptionTable) ? nullptr : row;
+}
 
 void fail_usage(const std::string& message) { throw Error(kExitUsage, message); }
 
@@ -175,29 +168,33 @@ int distance(const std::string& a, const std::string& b) {
     return d[a.size()][b.size()];
 }
 
-// The row whose name, letter (after one dash only), or name in other programs is closest to what was typed.
-const OptionRow& nearest_row(std::string typed) {
+// The row whose name, letter (after one dash only), or name in other programs is closest to what was typed;
+// null if none is close: one letter may differ, or a third of them.
+const OptionRow* nearest_row(std::string typed) {
     bool one_dash = typed.starts_with("-") && !typed.starts_with("--");
     typed = typed.substr(std::min(typed.find_first_not_of('-'), typed.size()), 60);
     for (char& c : typed) { c = c == '_' ? '-' : (char)std::tolower((unsigned char)c); }
-    const OptionRow* best = kOptionTable;
+    const OptionRow* best = nullptr;
     int best_distance = std::numeric_limits<int>::max();
     auto consider = [&](const OptionRow& row, const std::string& name) {
         int d = distance(typed, name);
-        if (d < best_distance) { best = &row, best_distance = d; }
+        const bool slip = d == 1 && std::min(typed.size(), name.size()) > 1;
+        const bool close = slip || 3 * d <= (int)std::max(typed.size(), name.size());
+        if (close && d < best_distance) { best = &row, best_distance = d; }
     };
     for (const OptionRow& row : kOptionTable) {
         consider(row, row.name);
         if (one_dash && row.letter) { consider(row, std::string(1, row.letter)); }
         for (const std::string& name : words(row.also)) { consider(row, name); }
     }
-    return *best;
+    return best;
 }
 
 [[noreturn]] void unknown_option(const std::string& typed) {
     size_t equals = std::min(typed.find('='), typed.size());
     std::string name = typed.substr(0, equals);
-    std::string suggestion = std::string("--") + nearest_row(name).name;
+    const OptionRow* nearest = nearest_row(name);
+    std::string suggestion = nearest ? std::string("--") + nearest->name : "";
     if (typed[1] != '-') {  // -b4, -b=4 and -lg=5 are written with a blank
         const OptionRow* row = find_option(typed.substr(0, 2));
         bool number = std::string(".-0123456789").find(name[2]) != std::string::npos;
@@ -205,8 +202,18 @@ const OptionRow& nearest_row(std::string typed) {
         if (glued) { suggestion = typed.substr(0, 2) + " " + name.substr(2); }
         if (known(name)) { suggestion = name + " " + typed.substr(equals + 1); }
     }
-    fail_usage("unknown option " + in_quotes(typed) + ". Did you mean " + suggestion + "? See --help.");
+    if (!suggestion.empty()) { suggestion = " Did you mean " + suggestion + "?"; }
+    fail_usage("unknown option " + in_quotes(typed) + "." + suggestion + " See --help.");
 }
+
+}  // namespace
+
+std::string suggested_key(const std::string& typed) {
+    const OptionRow* nearest = nearest_row(typed);
+    return nearest ? nearest->name : "";
+}
+
+namespace {
 
 // Where a value should stand, is this an option? "-1", "-inf" and "-- a text" are not.
 bool looks_like_option(const std::string& token) {
@@ -321,123 +328,6 @@ void CommandLine::read(const std::string& token) {
     } else {
         add(*row, where, is_switch(*row) ? "true" : next_value(where, row->name));
     }
-}
-
-// ---- the config file
-
-std::string escaped(const std::string& text) {
-    std::string s = "\"";
-    for (char c : text) {
-        if (c == '"' || c == '\\') {
-            s += std::string{'\\', c};
-        } else if (c == '\n' || c == '\t') {
-            s += c == '\n' ? "\\n" : "\\t";
-        } else {
-            s += (unsigned char)c < ' ' || c == 127 ? strf("\\u%04x", c) : std::string(1, c);
-        }
-    }
-    return s + "\"";
-}
-
-namespace {
-
-bool blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
-
-std::string trimmed(std::string text) {
-    while (!text.empty() && blank(text.back())) { text.pop_back(); }
-    size_t start = 0;
-    while (start < text.size() && blank(text[start])) { start++; }
-    return text.substr(start);
-}
-
-// What a backslash at line[*i] stands for; *i moves to its last character.
-char unescaped(const std::string& line, size_t* i, const std::string& where) {
-    const char* next = line.data() + *i + 1;  // the string ends in a 0
-    size_t kind = *next ? std::string("nt\"\\").find(*next) : std::string::npos;
-    unsigned code = 0;
-    if (kind != std::string::npos) {
-        *i += 1;
-        return "\n\t\"\\"[kind];
-    }
-    bool hex =
-        *next == 'u' && *i + 5 < line.size() && std::from_chars(next + 1, next + 5, code, 16).ptr == next + 5;
-    if (!hex || code == 0 || code > 127) {
-        fail_usage(where +
-                   ": in \"quotes\" a backslash stands before n, t, \", \\ or u0001 to u007f. "
-                   "Write \\\\ for the backslash itself, or use 'quotes'.");
-    }
-    *i += 5;
-    return (char)code;
-}
-
-// The value of a line: bare, "with escapes" or 'as it is'; behind it only blanks and a comment.
-std::string config_value(const std::string& line, const std::string& where) {
-    auto comment = [&](size_t i) { return line[i] == '#' && (i == 0 || blank(line[i - 1])); };
-    size_t i = 0;
-    std::string value;
-    if (line.empty() || (line[0] != '"' && line[0] != '\'')) {
-        while (i < line.size() && !comment(i)) { value += line[i++]; }
-        return trimmed(value);
-    }
-    for (i = 1; i < line.size() && line[i] != line[0]; i++) {
-        value += line[i] == '\\' && line[0] == '"' ? unescaped(line, &i, where) : line[i];
-    }
-    if (i == line.size()) { fail_usage(where + ": the quote is not closed."); }
-    for (i++; i < line.size() && !comment(i); i++) {
-        if (!blank(line[i])) { fail_usage(where + ": there is text behind the closing quote."); }
-    }
-    return value;
-}
-
-bool has(const Pairs& pairs, const std::string& name) {
-    return std::any_of(pairs.begin(), pairs.end(), [&](const auto& pair) { return pair.first == name; });
-}
-
-void read_line(const std::string& line, std::string where, Pairs& pairs) {
-    size_t equals = line.find('=');
-    if (equals == std::string::npos) {
-        const char* what = line.front() == '[' ? " is a section; there are none here." : " has no '='.";
-        fail_usage(where + ": " + in_quotes(line) + what + " Expected lines like: batch = 8");
-    }
-    std::string key = trimmed(line.substr(0, equals));
-    const OptionRow* row = find_row(key);
-    if (!row || acts_by_itself(*row)) {
-        fail_usage(where + ": unknown key " + in_quotes(key) + ". Did you mean " + nearest_row(key).name +
-                   "? See --help.");
-    }
-    where += ", " + key;
-    if (has(pairs, key)) { fail_usage(where + ": given twice. Give it once."); }
-    std::string value = config_value(trimmed(line.substr(equals + 1)), where);
-    Settings scratch;
-    assign(scratch, *row, value, where);
-    pairs.push_back({key, value});
-}
-
-}  // namespace
-
-Pairs read_config(std::string text, const CommandLine& line) {
-    std::string file = "--config " + in_quotes(line.config);
-    if (text.find('\0') != std::string::npos) { fail_usage(file + " is not a text file."); }
-    if (text.starts_with("\xef\xbb\xbf")) { text.erase(0, 3); }  // the mark that some editors start with
-    Pairs pairs;
-    std::istringstream lines(text);
-    std::string one;
-    for (int number = 1; std::getline(lines, one); number++) {
-        one = trimmed(one);
-        bool comment = one.empty() || one[0] == '#' || one[0] == ';';
-        if (!comment) { read_line(one, file + strf(", line %d", number), pairs); }
-    }
-    for (auto [a, b] : kRivals) {
-        if (has(pairs, a) && has(pairs, b)) {
-            fail_usage(file + ": " + a + " and " + b + ": give one or the other.");
-        }
-    }
-    for (auto [a, b] : kRivals) {
-        std::erase_if(pairs, [&, a = a, b = b](const auto& pair) {
-            return (pair.first == a && line.given.contains(b)) || (pair.first == b && line.given.contains(a));
-        });
-    }
-    return pairs;
 }
 
 }  // namespace llmc

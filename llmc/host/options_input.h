@@ -20,6 +20,15 @@ bool holds(const OptionRow& row) {
 inline bool acts_by_itself(const OptionRow& row) { return std::holds_alternative<std::monostate>(row.field); }
 inline bool is_switch(const OptionRow& row) { return !*row.value; }
 
+// two ways to say one thing: an error together; of one in the config file, the command line's other stands
+inline constexpr std::pair<const char*, const char*> kRivals[] = {{"val-tokens", "val-batches"},
+                                                                  {"steps", "epochs"},
+                                                                  {"model", "layers"},
+                                                                  {"model", "heads"},
+                                                                  {"model", "channels"}};
+
+const OptionRow* find_row(const std::string& name);   // null if there is none
+std::string suggested_key(const std::string& typed);  // the name that was meant; "" if none is close
 [[noreturn]] void fail_usage(const std::string& message);
 std::string in_quotes(const std::string& text);  // user's text in a message: short, on one line
 std::string allowed(const OptionRow& row);       // "1 to 1,024 layers", "auto or window"; "" = any text
@@ -54,10 +63,11 @@ private:
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
-// A config file's text as pairs of name and value, checked as strictly; without those that the command line
-// replaces by saying the same in another way (--model and --layers, --val-tokens and --val-batches).
+// A config file's text, which is TOML, as pairs of name and value, checked as strictly; without those that
+// the command line replaces by saying the same in another way (--model and --layers, --val-tokens and
+// --val-batches).
 Pairs read_config(std::string text, const CommandLine& line);
 
-std::string escaped(const std::string& text);  // a text as config files take it, "quoted"
+std::string escaped(const std::string& text);  // a text as a config file takes it
 
 }  // namespace llmc

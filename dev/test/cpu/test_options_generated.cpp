@@ -82,7 +82,7 @@ private:
     }
     void unknown(Line& line) {
         std::string name = "--" + word();
-        line = {good(""), {"unknown option", name, "Did you mean --"}};
+        line = {good(""), {"unknown option", name, "See --help"}};
         line.args.push_back(pick(2) ? name : name + "=1");
     }
     void misspelt(Line& line) {
