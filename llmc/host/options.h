@@ -53,9 +53,9 @@ struct Options {
     int64_t val_tokens = -1;  // tokens from the start of the validation data; -1 = all
     // window: back to back; document: each from its start; auto: document if documents fit
     std::string val_align = "auto";
-    std::string hellaswag;         // file of questions; "" = none are asked
-    int64_t hellaswag_every = -1;  // steps; 0 = only at the end; -1 = as val_every
-    int64_t sample_every = -1;     // steps; 0 = never; -1 = worked out
+    std::string hellaswag;        // file of questions; "" = none are asked
+    int64_t hellaswag_every = 0;  // steps; 0 = with each validation
+    int64_t sample_every = -1;    // steps; 0 = never; -1 = worked out
     int sample_tokens = 64;
     double temperature = 1.0;  // 0 = always the most likely token
     int top_k = 0;             // 0 = all tokens

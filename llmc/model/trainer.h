@@ -100,7 +100,7 @@ private:
         batches_.resize(plan_.micro_batches);
         for (int64_t step = first; step < plan_.steps; step++) {
             if (due(step, o_.val_every)) { validate(model, step); }
-            if (due(step, o_.hellaswag_every < 0 ? o_.val_every : o_.hellaswag_every)) { ask(model, step); }
+            if (due(step, o_.hellaswag_every > 0 ? o_.hellaswag_every : o_.val_every)) { ask(model, step); }
             if (due(step, o_.sample_every)) { sample(model, step); }
             bool late = due(step, o_.save_every) && validated_first(step) &&
                         saver_->last_good() != checkpoint_name(plan_.out, step);
