@@ -28,6 +28,7 @@ int report_command(int argc, const char* const* argv) {
         throw Error(kExitUsage, strf("report: %s. See %s --help.", e.what(), name.c_str()));
     }
     std::vector<RunHistory> histories;
+    histories.reserve(runs.size());
     for (const std::string& run : runs) { histories.push_back(RunHistory::read(run)); }
     std::error_code ignored;
     if (out.empty()) {
