@@ -3,6 +3,7 @@
 #   make test       every check                       make dev/cuda/layernorm_forward   a kernel shootout
 #   make spills     register spills of the kernels    make diff-layernorm_forward-1-2   what rung 2 changed
 #   make quick      unit tests of what changed        make format, make lint            clang-format, clang-tidy
+#   make faults     kills, errors and power losses at every point of a run, damage, signals: dev/test/durability
 # Settings: CXX, MARCH=native (x86-64-v3 for what is carried elsewhere), ARCH="sm_90a sm_80", NVCC, DEPS=dir, SANITIZE=1
 
 # a plain make uses every core
@@ -63,6 +64,10 @@ $(OUT)train_gpt2: $(call objects,train_gpt2.cpp) $(BUILD)/libllmc.a $(if $(OUT),
 $(OUT)test_gpt2: $(call objects,test_gpt2.cpp $(TEST_SOURCES)) $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
+# see dev/test/durability/main.cpp
+$(OUT)test_durable: $(call objects,$(wildcard dev/test/durability/*.cpp) dev/test/fuzz/readers.cpp) $(BUILD)/libllmc.a
+	@mkdir -p $(@D)
+	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
 $(OUT)data/make_corpus: $(call objects,$(wildcard data/make_corpus.cpp data/corpus_*.cpp)) $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
@@ -71,6 +76,17 @@ $(OUT)data/make_shards $(OUT)data/make_hellaswag: $(OUT)data/%: $(BUILD)/data/%.
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
 $(BUILD)/dev/cpu/gpt2_step: $(call objects,dev/cpu/gpt2_step.cpp) $(BUILD)/libllmc.a
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
+
+# the readers under libFuzzer: dev/test/fuzz/run.sh
+FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard llmc/host/*.cpp dev/test/fuzz/*.cpp) \
+    $(addprefix llmc/model/,checkpoint.cpp debug_state.cpp finite.cpp hf_model.cpp model_source.cpp run_folder.cpp \
+    run_record.cpp))
+$(BUILD)/fuzz/%.o: %.cpp build/deps.mk
+	@mkdir -p $(@D)
+	clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -isystem dev/lint \
+	    -I. $(DEPS_CPPFLAGS) -MMD -MP -c $< -o $@
+$(BUILD)/fuzz/fuzz: $(FUZZ_OBJECTS)
+	clang++ -fsanitize=fuzzer,address,undefined $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
 
 # ---- device code ------------------------------------------------------------------------------------------------------
 # ARCH defaults to this machine's GPU; without one: Ampere, Hopper, and PTX that newer GPUs compile at start.
@@ -200,8 +216,13 @@ endif
 COMPILED  := $(shell sed 1q $(BUILD)/arch 2>/dev/null)
 TEST_ARCH := $(if $(DETECTED)$(filter command environment,$(origin ARCH)),$(ARCH),$(or $(COMPILED),sm_90a))
 test:
-	@$(MAKE) --no-print-directory ARCH="$(TEST_ARCH)" $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS) $(OUT)test_emulated)
+	@$(MAKE) --no-print-directory ARCH="$(TEST_ARCH)" $(PROGRAMS) $(OUT)test_durable \
+	    $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS) $(OUT)test_emulated)
 	@dev/test/run.sh
+
+# all of what `make test` tries a tenth of
+faults: train_gpt2 test_durable
+	./test_durable --all
 
 # make diff-layernorm_forward-1-2: the idea of rung 2
 diff-%:
@@ -217,8 +238,8 @@ lint: build/deps.mk
 	printf '%s\n' $(HOST_SOURCES) $(wildcard data/*.cpp) train_gpt2.cpp | xargs -P $(shell nproc) -I{} \
 	    clang-tidy --quiet {} -- -std=c++20 -fopenmp -isystem dev/lint -I. $(DEPS_CPPFLAGS)
 
-clean: ; rm -rf build train_gpt2 test_gpt2 train_gpt2cu test_gpt2cu test_emulated data/make_corpus data/make_shards data/make_hellaswag $(SHOOTOUTS)
+clean: ; rm -rf build train_gpt2 test_gpt2 test_durable train_gpt2cu test_gpt2cu test_emulated data/make_corpus data/make_shards data/make_hellaswag $(SHOOTOUTS)
 
-.PHONY: all train test quick format lint spills clean data/sample FORCE
+.PHONY: all train test faults quick format lint spills clean data/sample FORCE
 .DELETE_ON_ERROR:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

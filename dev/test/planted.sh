@@ -113,7 +113,10 @@ plant_cpu() {  # fault, options of the tests...
     if [ -n "$files" ]; then fewer=("TEST_SOURCES=${files//$'\n'/ }"); fi
     read -ra also < <($faults get "$fault" program) || true
     if [ ${#also[@]} -gt 0 ]; then objects="$objects build/train_gpt2.* build/data"; fi
-    plant "$fault" test_gpt2 ./test_gpt2 "$@"
+    case " ${also[*]} " in
+        *" test_durable "*) plant "$fault" test_durable ./test_durable "$@" ;;
+        *) plant "$fault" test_gpt2 ./test_gpt2 "$@" ;;
+    esac
 }
 
 plant_emulated() {  # fault, options of the tests...

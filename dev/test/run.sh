@@ -1,9 +1,10 @@
 #!/bin/bash
 # Runs every check of `make test` on what is built, and adds their counts up.
 #   dev/test/run.sh          everything       dev/test/run.sh quick    the unit tests alone
-# Stages: unit tests; the documents' tables and links; report.html in a browser, TensorBoard and W&B; the unit tests under
-# address and undefined-behaviour sanitizers; the GPU's tests; LayerNorm's kernels on the CPU; planted faults, which the
-# tests must catch; the C interfaces; the PyTorch package; the kernel shootouts (--check).
+# Stages: unit tests; a tenth of the fault suite; a little fuzzing; the documents' tables and links; report.html in a
+# browser, TensorBoard and W&B; the unit tests under address and undefined-behaviour sanitizers; the GPU's tests;
+# LayerNorm's kernels on the CPU; planted faults, which the tests must catch; the C interfaces; the PyTorch package; the
+# kernel shootouts (--check).
 # Those that need a GPU are skipped without one. Last line: N passed, N failed, N skipped.
 set -u
 cd "$(dirname "$0")/../.."
@@ -56,6 +57,8 @@ planted() {  # in shares; those that need a GPU one after the other: some measur
 
 stage unit ./test_gpt2
 if [ "${1:-}" != quick ]; then
+    stage durable ./test_durable
+    stage fuzz dev/test/fuzz/run.sh
     if command -v python3 >/dev/null; then
         stage tables scripts/tables.py --check
         stage report dev/test/report_page.py

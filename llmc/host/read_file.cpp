@@ -18,7 +18,7 @@ namespace llmc {
 
 namespace {
 
-constexpr size_t kPiece = 1 << 20;  // bytes read at a time
+constexpr int64_t kPiece = 1 << 20;  // bytes read at a time, at most
 
 bool is_missing(int error) { return error == ENOENT || error == ENOTDIR; }
 
@@ -47,7 +47,7 @@ struct Descriptor {
 // Reads a regular file from a byte on: use(data, bytes) for each piece, after restart(). False: no such file.
 template <typename Restart, typename Use>
 bool read_pieces(const std::string& path, int64_t from, Restart restart, Use use) {
-    std::vector<char> piece(kPiece);
+    std::vector<char> piece;
     return persistently(path, [&] {
         // O_NONBLOCK: opening a pipe would wait for whoever writes to it
         Descriptor d{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
@@ -55,6 +55,8 @@ bool read_pieces(const std::string& path, int64_t from, Restart restart, Use use
         if (d.fd < 0 || fstat(d.fd, &st) != 0) { return errno; }
         if (!S_ISREG(st.st_mode)) { throw Error(kExitBadInput, path + ": not a regular file"); }
         restart();
+        // a byte more than there are: the end is where nothing comes
+        piece.resize((size_t)std::clamp<int64_t>(st.st_size - from + 1, 1, kPiece));
         for (off_t at = from;;) {
             ssize_t bytes = pread(d.fd, piece.data(), piece.size(), at);
             if (bytes == 0) { return 0; }

@@ -253,11 +253,17 @@ Digest write_safetensors(const std::string& path, const std::vector<SafetensorsT
     FileWriter out(path);
     out.write(&length, sizeof(length));
     out.write(header.data(), header.size());
-    std::vector<float> piece(kPiece);
-    std::vector<uint16_t> narrow(kPiece);
-    for (size_t i : order) {
+    const auto size = [&](size_t i) {
         int64_t elements = 1;
         for (int64_t n : tensors[i].shape) { elements *= n; }
+        return elements;
+    };
+    int64_t most = 0;
+    for (size_t i : order) { most = std::max(most, std::min(kPiece, size(i))); }
+    std::vector<float> piece((size_t)most);
+    std::vector<uint16_t> narrow(type == TensorType::kF32 ? 0 : piece.size());
+    for (size_t i : order) {
+        const int64_t elements = size(i);
         for (int64_t first = 0; first < elements; first += kPiece) {
             const auto count = (size_t)std::min(kPiece, elements - first);
             read(i, first, std::span(piece).first(count));

@@ -5,16 +5,18 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "llmc/host/error.h"
+#include "llmc/host/read_file.h"
 
 namespace llmc {
 
 namespace {
 
 using nlohmann::json;
+
+constexpr int64_t kMostBytes = 64 << 20;
 
 // The object is two levels deep, lists three; anything else is refused by returning false.
 class Handler : public nlohmann::json_sax<json> {
@@ -89,12 +91,10 @@ private:
 
 std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_tokens) {
     std::string path = std::filesystem::path(shard_path).replace_extension(".json").string();
-    std::error_code ignored;
-    if (!std::filesystem::exists(path, ignored)) { return std::nullopt; }
-    std::ifstream in(path, std::ios::binary);
-    if (!in) { throw Error(kExitBadInput, path + ": cannot be read. Allow that, or remove it."); }
+    const std::optional<std::string> text = read_whole(path, kMostBytes);
+    if (!text) { return std::nullopt; }
     Handler handler(num_tokens);
-    bool whole = json::sax_parse(in, &handler);
+    bool whole = json::sax_parse(*text, &handler);
     if (whole && !(std::isfinite(handler.info.entropy) && handler.info.entropy > 0)) {
         whole = false;
         handler.problem = "no positive entropy_nats_per_token";

@@ -116,8 +116,8 @@ void write_model_file(const std::string& path, const GPT2Config& config, int32_t
     write_config(header + 2, config);
     FileWriter out(path);
     out.write(header, sizeof(header));
-    std::vector<float> piece(kPiece);
-    std::vector<uint16_t> narrow(kPiece);
+    std::vector<float> piece((size_t)std::min(kPiece, file_elements(config)));
+    std::vector<uint16_t> narrow(piece.size());
     for_each_piece(config, [&](int tensor, int64_t first, int64_t count) {
         read(State::kParameter, tensor, first, {piece.data(), (size_t)count});
         if (version == kModelBf16) {  // a large number may become infinity
@@ -353,7 +353,7 @@ void Checkpoint::read(State state, int tensor, int64_t first, std::span<float> v
 }
 
 void load_checkpoint(const Checkpoint& checkpoint, const WriteTensor& write) {
-    std::vector<float> piece(kPiece);
+    std::vector<float> piece((size_t)std::min(kPiece, file_elements(checkpoint.config())));
     for (State state : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
         for_each_piece(checkpoint.config(), [&](int tensor, int64_t first, int64_t count) {
             const std::span<float> values(piece.data(), (size_t)count);

@@ -51,7 +51,8 @@ enum class Recompute {
 // how a model computes; one that has no such choice refuses what is not the default
 struct ModelSettings {
     Recompute recompute = Recompute::kNone;
-    bool tf32 = false;  // fp32 products in TF32
+    bool tf32 = false;         // fp32 products in TF32
+    bool measure_peak = true;  // device() may measure what it does not know
 };
 
 struct StepResult {

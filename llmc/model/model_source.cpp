@@ -71,7 +71,7 @@ NamedModel open_model(const std::string& given, std::string* notes) {
 
 void load_model(const ModelSource& source, const WriteTensor& write) {
     constexpr int64_t kPiece = 1 << 20;
-    std::vector<float> piece(kPiece);
+    std::vector<float> piece((size_t)std::min(kPiece, file_elements(source.config())));
     for (int t = 0; t < kNumTensors; t++) {
         const int64_t total = tensor_total(source.config(), t);
         for (int64_t first = 0; first < total; first += kPiece) {

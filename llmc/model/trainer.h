@@ -36,6 +36,8 @@
 namespace llmc {
 
 constexpr int kMostSkippedSteps = 10;  // in a row: then the run has diverged
+constexpr double kWorthMeasuring =
+    1e12;  // operations of a run that make a measurement at its start worth while
 
 template <typename Model>
 class Trainer {
@@ -61,6 +63,8 @@ public:
     // the whole run; returns the program's exit code
     int run() {
         MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len, settings_);
+        const double tokens = (double)(plan_.steps * plan_.rows_per_step * o_.seq_len);
+        settings_.measure_peak = plan_.flops_per_token * tokens > kWorthMeasuring;
         peak_flops_ = device().peak_flops;
         const SavePlan saves = plan_saves(o_, plan_, o_.program == Program::kCpu ? memory.total() : 0);
         const std::string plan_text =

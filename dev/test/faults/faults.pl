@@ -9,7 +9,8 @@
 #   wrong: SENTENCE                what is wrong with the program that has the fault
 #   file: PATH                     the file that is changed
 #   program: NAME                  gpu-: test_gpt2cu, or the shootout that is run with --check; cpu-: optional, the
-#                                  programs that the tests start (train_gpt2 data/make_shards), with the fault too
+#                                  programs that the tests start (train_gpt2 data/make_shards), with the fault too;
+#                                  with test_durable among them its tests are run, not those of test_gpt2
 #   arch: sm_80                    optional: built as GPUs before Hopper get it
 #   run: OPTIONS                   optional: options of the tests or of the shootout
 #   expect: PATTERN                what must be printed, a basic regular expression; one or more

@@ -1,0 +1,37 @@
+// The fault suite: what no fault may lose. A tenth of it unless --all; --seed N: another tenth; doctest's
+// options work.
+//   ./test_durable            ./test_durable --all --test-case="power*"
+// Ends with a table of what was tried and what was lost.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include "dev/test/durability/small_run.h"
+#include "llmc/host/standard_streams.h"
+#include "llmc/host/threads.h"
+
+int main(int argc, char** argv) {
+    llmc::open_standard_streams();
+    llmc::wait_politely(argv);
+    setenv("OMP_NUM_THREADS", "1", 1);  // tiny models: a second thread only waits
+    // in memory, where it can be: what a disk loses is worked out, not waited for
+    if (access("/dev/shm", W_OK | X_OK) == 0) { setenv("TMPDIR", "/dev/shm", 0); }
+    for (int i = 1; i < argc; i++) {
+        if (std::strcmp(argv[i], "--all") == 0) { llmc::suite_part = 1; }
+        if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
+            llmc::suite_seed = std::strtoull(argv[i + 1], nullptr, 10);
+        }
+    }
+    doctest::Context context(argc, argv);
+    const int failed = context.run();
+    int64_t tried = 0, lost = 0;
+    for (const llmc::Reported& r : llmc::reported()) {
+        tried += r.tried;
+        lost += r.lost;
+    }
+    std::printf("%lld faults tried, %lld lost something\n", (long long)tried, (long long)lost);
+    return failed;
+}

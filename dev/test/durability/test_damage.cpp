@@ -1,0 +1,257 @@
+// Damage on the disk: every flipped bit and every cut is found; and after random histories of saves, kills
+// and damage as many intact checkpoints are there as were asked for.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <atomic>
+#include <csignal>
+#include <map>
+#include <random>
+#include <set>
+
+#include "dev/test/cpu/model_fixture.h"
+#include "dev/test/durability/small_run.h"
+#include "llmc/model/run_saver.h"
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+const Words kFiles = {"MANIFEST", "config.json", "model.safetensors", "optimizer.safetensors", "run.json"};
+
+// "" if the damage of this file is found and named
+std::string missed(const std::string& checkpoint, const std::string& file) {
+    const std::string damage = inspect_checkpoint(checkpoint).damage;
+    // a line of MANIFEST names another file
+    const bool named =
+        damage.find(file == "MANIFEST" ? checkpoint : checkpoint + "/" + file) != std::string::npos;
+    return named ? "" : file + ": " + (damage.empty() ? "taken for good" : damage);
+}
+
+std::string saved_run(const Workshop& shop) {
+    REQUIRE(shop.train("run", "").exit_code == kExitDone);
+    return checkpoint_name(shop / "run", 6);
+}
+
+}  // namespace
+
+TEST_CASE("damage: every flipped bit of a checkpoint is found") {
+    Workshop shop;
+    const std::string checkpoint = saved_run(shop);
+    std::mt19937_64 random(suite_seed);
+    int64_t lost = 0;
+    const int64_t tries = 10000 / suite_part;
+    for (int64_t i = 0; i < tries; i++) {
+        const std::string& file = kFiles[(size_t)i % kFiles.size()];
+        const std::string good = read_bytes(checkpoint + "/" + file);
+        std::string bad = good;
+        const size_t bit = random() % (good.size() * 8);
+        bad[bit / 8] = (char)(bad[bit / 8] ^ (1 << bit % 8));
+        write_bytes(checkpoint + "/" + file, bad);
+        const std::string wrong = missed(checkpoint, file);
+        write_bytes(checkpoint + "/" + file, good);
+        if (!wrong.empty()) { FAIL_CHECK("bit ", bit, " of ", wrong); }
+        lost += !wrong.empty();
+    }
+    CHECK(inspect_checkpoint(checkpoint).damage.empty());
+    report("flipped bits", tries, lost);
+}
+
+TEST_CASE("damage: every cut of a checkpoint's file is found") {
+    Workshop shop;
+    const std::string checkpoint = saved_run(shop);
+    int64_t lost = 0, tries = 0;
+    for (const std::string& file : kFiles) {
+        const std::string path = checkpoint + "/" + file, good = read_bytes(path);
+        auto try_one = [&](size_t left) {
+            write_bytes(path, left <= good.size() ? good.substr(0, left)
+                                                  : good + std::string(left - good.size(), '\0'));
+            const std::string wrong = missed(checkpoint, file);
+            if (!wrong.empty()) { FAIL_CHECK("cut to ", left, ": ", wrong); }
+            lost += !wrong.empty();
+            tries++;
+        };
+        for (size_t left = 0; left < good.size(); left += 4096) { try_one(left); }
+        // the headers, and files that are short, at every byte
+        for (size_t left = suite_seed % (size_t)suite_part; left < std::min<size_t>(good.size(), 3000);
+             left += (size_t)suite_part) {
+            try_one(left);
+        }
+        for (size_t left : {good.size() - 1, good.size() + 1, good.size() + 4096}) { try_one(left); }
+        write_bytes(path, good);
+    }
+    CHECK(inspect_checkpoint(checkpoint).damage.empty());
+    report("cuts and growth, every 4 KiB and in headers", tries, lost);
+}
+
+// ---- histories ---------------------------------------------------------------------------------
+
+namespace {
+
+// what a process that saves tells of, and what is left of that when it was killed
+struct Told {
+    int64_t saved = 0;  // the newest step that was on the disk
+};
+
+// One run that is killed, damaged and resumed, with random settings of what stays.
+class History {
+public:
+    History(uint64_t seed) : random_(seed), told_(share()) {
+        options_.keep = (int64_t)(random_() % 4);
+        options_.keep_major = random_() % 3 == 0 ? 6 : 0;
+        options_.keep_best = random_() % 2 == 0;
+        saves_.background = random_() % 2 == 0;
+        plan_.out = folder_ / "run";
+        plan_.config = tiny_config();
+        fs::create_directories(plan_.out);
+        fill_states(&model_, seed);
+        zero_padding(&model_);
+    }
+    ~History() { munmap(told_, sizeof(Told)); }
+
+    // "" = nothing was lost
+    std::string run() {
+        int64_t first = 0;
+        for (int start = 0; start < 4; start++) {
+            plan_.record.line.push_back({strf("%016x", start + 1), first});
+            const bool killed = random_() % 4 != 0;
+            start_and_kill(first, killed ? (int64_t)(random_() % 20000) : -1);
+            std::string wrong = judge();
+            if (!wrong.empty()) { return strf("start %d: %s", start, wrong.c_str()); }
+            if (random_() % 3 == 0) { damage_newest(); }
+            std::string notes;
+            try {
+                plan_.checkpoint = find_checkpoint(plan_.out, &notes);
+            } catch (const Error& e) { return intact_.empty() ? "" : std::string("refused: ") + e.what(); }
+            const int64_t newest = intact_.empty() ? 0 : intact_.rbegin()->first;
+            first = plan_.checkpoint.empty() ? 0 : Checkpoint(plan_.checkpoint).record().state.step;
+            if (first != newest) {
+                return strf("found step %lld, intact is %lld", (long long)first, (long long)newest);
+            }
+            if (first == 0) { return ""; }
+            plan_.record = Checkpoint(plan_.checkpoint).record();
+            remove_leftovers(plan_.out);
+        }
+        return "";
+    }
+
+private:
+    static Told* share() {
+        void* page = mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        require(page != MAP_FAILED, "mmap");
+        return new (page) Told;
+    }
+
+    // saves step after step in a process of its own, which is killed after so many microseconds
+    void start_and_kill(int64_t first, int64_t after_us) {
+        told_->saved = first;
+        pid_t pid = fork();
+        if (pid == 0) {
+            dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
+            save_steps(first);
+            _exit(0);
+        }
+        if (after_us >= 0) {
+            usleep((useconds_t)after_us);
+            kill(pid, SIGKILL);
+        }
+        waitpid(pid, nullptr, 0);
+    }
+    void save_steps(int64_t first) {
+        StepLine line(true, 1);
+        RunLog log(plan_.out, first > 0 ? first : -1, log_start(plan_.record.line, first));
+        RunSaver saver(
+            options_, plan_, saves_, [](std::span<float>) { return nullptr; }, &line);
+        for (int64_t step = first + 1; step <= first + 15; step++) {
+            log.step(step - 1, 1, 1, 1, 1, 1);
+            RunRecord record = plan_.record;
+            record.state.step = step;
+            if (step % 4 == 0) { saver.validated(step, (double)(random_() % 100)); }
+            saver.save(record, reader(model_), false);
+            saver.poll();
+            tell(saver.last_good());
+        }
+        saver.wait();
+        tell(saver.last_good());
+    }
+    void tell(const std::string& name) {
+        if (!name.empty()) { told_->saved = std::stoll(name.substr(name.rfind('_') + 1)); }
+    }
+
+    // what was saved is there, and as many of them as --keep says
+    std::string judge() {
+        intact_.clear();
+        int64_t best = -1;
+        for (const std::string& name : names_below(plan_.out)) {
+            if (name.size() != 13 || !name.starts_with("step_")) { continue; }
+            CheckpointFacts facts = inspect_checkpoint(plan_.out + "/" + name);
+            if (!facts.damage.empty()) {
+                if (!damaged_.contains(name)) { return "damaged by itself: " + facts.damage; }
+                continue;
+            }
+            damaged_.erase(name);  // saved again since
+            intact_[facts.record.state.step] = plan_.out + "/" + name;
+            if (facts.record.best) { best = facts.record.best->step; }
+        }
+        const int64_t newest = intact_.empty() ? 0 : intact_.rbegin()->first;
+        if (newest < told_->saved) {
+            return strf("step %lld was saved, %lld is there", (long long)told_->saved, (long long)newest);
+        }
+        // every step was saved; a damaged one may be the one that --keep would have kept
+        int64_t left = 0, saved = 0;
+        for (int64_t step = 1; step <= newest; step++) {
+            const bool counts = step != best && (options_.keep_major == 0 || step % options_.keep_major != 0);
+            saved += counts;
+            left += counts && intact_.contains(step);
+        }
+        const int64_t wanted = options_.keep == 0 ? saved : std::min(options_.keep, saved);
+        return left < wanted - damaged_count_
+                   ? strf("%lld of %lld are left", (long long)left, (long long)wanted)
+                   : "";
+    }
+    void damage_newest() {
+        if (intact_.empty()) { return; }
+        const std::string path = intact_.rbegin()->second;
+        const std::string file = path + "/" + kFiles[random_() % kFiles.size()];
+        const std::string good = read_bytes(file);
+        switch (random_() % 3) {
+            case 0:
+                flip_byte(file, random_() % good.size());
+                break;
+            case 1:
+                fs::resize_file(file, random_() % good.size());
+                break;
+            default:
+                fs::remove(file);
+        }
+        damaged_.insert(fs::path(path).filename().string());
+        damaged_count_++;
+        intact_.erase(std::prev(intact_.end()));
+    }
+
+    std::mt19937_64 random_;
+    TempFolder folder_;
+    Options options_;
+    RunPlan plan_;
+    SavePlan saves_;
+    GPT2Cpu model_{tiny_config(), 1, 2};
+    Told* told_;
+    std::map<int64_t, std::string> intact_;
+    std::set<std::string> damaged_;
+    int damaged_count_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("histories: of saves, kills and damage, with random settings of what stays") {
+    std::atomic<int64_t> lost = 0;
+    const int64_t tries = 1000 / suite_part;
+    side_by_side(tries, [&](int64_t i) {
+        const uint64_t seed = suite_seed * 100000 + (uint64_t)i;
+        std::string wrong = History(seed).run();
+        if (wrong.empty()) { return; }
+        lost++;
+        FAIL_CHECK("history ", seed, ": ", wrong);
+    });
+    report("random histories of keep, kill and damage", tries, lost);
+}
