@@ -129,12 +129,19 @@ $(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(wildcard dev/test/gpu/*.cu)
 # a ladder ends with the function that trains, which is compiled once
 $(filter %layernorm_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/layernorm/forward/*.cu))
 $(filter %layernorm_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/layernorm/backward/*.cu))
+# a rung of attention's is a file; the roof is the rate of a product
+$(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention_ladder/forward/*.cu))
+$(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention_ladder/backward/*.cu))
+ATTENTION_SHOOTOUTS := $(filter dev/cuda/attention_%,$(SHOOTOUTS))
+$(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/ops/,matmul.cu matmul_bias.cu gelu.cu) \
+    $(filter-out %c_abi.cu,$(wildcard llmc/ops/attention*.cu)))
+$(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
 # see dev/cuda/clock.cuh's Stream
 $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): NVCCFLAGS += --default-stream per-thread
 $(SHOOTOUTS): %: $(BUILD)/%.cu.o
 	$(has_nvcc)
 	$(for_whom)
-	$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@
+	$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(SHOOTOUT_LIBS)
 
 # LayerNorm for other programs: the C interface of llmc/layernorm/c_abi.h, and no other symbol
 LAYERNORM_OBJECTS := $(call gpu_objects,$(LAYERNORM_SOURCES))
@@ -186,7 +193,7 @@ $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layer
 	@mkdir -p $(@D)
 	$(LINK_EMULATED)
 # make build/emulated/dev/cuda/layernorm_forward: a ladder, for --check
-$(addprefix $(EMULATED)/,$(SHOOTOUTS)): %: %.cu.o $(EMULATED_OBJECTS)
+$(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS))): %: %.cu.o $(EMULATED_OBJECTS)
 	$(LINK_EMULATED)
 
 # see dev/profile/step_profile.cpp
@@ -194,7 +201,7 @@ dev/profile/libstepprofile.so: dev/profile/step_profile.cpp
 	$(CXX) -std=c++20 -O2 -Wall -Wextra -shared -fPIC -I$(CUDA)/include -I$(CUDA)/extras/CUPTI/include $< -o $@ \
 	    $(foreach d,$(CUDA_LIBS),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) -lcupti
 
-spills: ; @NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu) $(GPU_SOURCES)
+spills: ; @NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu llmc/ops/attention_ladder/*/*.cu) $(GPU_SOURCES)
 
 # ---- what users type --------------------------------------------------------------------------------------------------
 data/sample/val.json: data/make_corpus
@@ -227,6 +234,7 @@ faults: train_gpt2 test_durable
 # make diff-layernorm_forward-1-2: the idea of rung 2
 diff-%:
 	@set -- $(subst -, ,$*); op=$${1#layernorm_}; ladder=llmc/layernorm/ladder/$${op%_layernorm_forward}; \
+	    case $$1 in attention_*) ladder=llmc/ops/attention_ladder/$${1#attention_};; esac; \
 	    a=$$(ls $$ladder/v$$2.*) && b=$$(ls $$ladder/v$$3.*) && { git --no-pager diff --no-index $$a $$b || true; }
 
 # the inner loop: CONTRIBUTING.md

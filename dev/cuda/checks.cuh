@@ -135,7 +135,7 @@ inline std::string rerun_batches(const Version& version, const Problem& p, const
     for (auto [first, n] : {std::pair<int64_t, int64_t>{0, 1}, {p.N / 2, 1}, {p.N - 1, 1}, {1, p.N - 2}}) {
         Problem some = some_rows(p, first, n);
         TensorSet part(some);
-        part.set_scratch(version.scratch(n, p.C));
+        part.set_scratch(version.scratch(some));
         part.poison();
         version.launch(part, some, block, stream);
         stream.wait();
@@ -169,7 +169,7 @@ inline void print_faults(const Problem& p, const char* version, const std::vecto
 inline Findings check_version(const Version& version, const Problem& p, const CheckItem& item, TensorSet& set,
                               const Stream& stream, const ShootoutOptions& o) {
     Findings findings;
-    set.set_scratch(version.scratch(p.N, p.C));
+    set.set_scratch(version.scratch(p));
     for (int block : blocks_of(version, o)) {
         Findings launched = judge_launch(version, p, set, block, stream, o.verbose);
         findings.merge(launched);

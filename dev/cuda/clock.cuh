@@ -59,6 +59,7 @@ public:
     Replay(const Stream& stream, int sets, const Launch& launch) : stream_(stream), sets_(sets) {
         launch(0);  // outside the graph: loads the module, asks the once-only questions
         double round_us = elapsed_us(stream, [&] { run(launch, 1); });
+        launch_us_ = round_us / sets_;
         rounds_ =
             std::clamp((int)(kTargetUs / std::max(round_us, 1.0)), 1, std::max(1, kTargetLaunches / sets));
         cudaGraph_t graph = capture(launch);
@@ -73,9 +74,15 @@ public:
     int launches() const { return sets_ * rounds_; }
     void once() const { check(cudaGraphLaunch(exec_, stream_)); }
 
+    // `wanted` runs of so many launches each, or as many as take a few seconds
+    int affordable(int wanted, int launches) const {
+        constexpr double kMostUs = 4e6;
+        return std::min(wanted, std::max(3, (int)(kMostUs / std::max(launch_us_ * launches, 1.0))));
+    }
+
     Times time(int warmups, int replays) const {
         for (int i = 0; i < warmups; i++) { once(); }
-        std::vector<double> us(replays);
+        std::vector<double> us(affordable(replays, launches()));
         for (double& t : us) { t = elapsed_us(stream_, [&] { once(); }) / launches(); }
         return Times(us);
     }
@@ -105,6 +112,7 @@ private:
 
     const Stream& stream_;
     int sets_, rounds_ = 1;
+    double launch_us_ = 0;  // about
     cudaGraphExec_t exec_ = nullptr;
 };
 

@@ -30,6 +30,8 @@ inline void require_meaning(const Shootout& s, const ShootoutOptions& o) {
     };
     refuse(o.accumulate && !s.accumulates, "--accumulate", "layernorm_backward has a form that adds");
     refuse(o.warps && !s.warps, "--warps", "the triton rungs of layernorm_forward and _backward have it");
+    refuse(o.sweep && s.sweep.empty(), "--sweep", "LayerNorm's shootouts have a list for it");
+    refuse(o.latency && s.latency.empty(), "--latency", "LayerNorm's shootouts have a list for it");
     refuse(o.group_size && !s.group, "--group-size-m", "the triton rung of layernorm_backward has it");
     if (o.latency && (o.sweep || o.accumulate)) {
         throw Error(kExitUsage,
@@ -47,7 +49,7 @@ inline void require_meaning(const Shootout& s, const ShootoutOptions& o) {
 // main of every shootout: returns the exit code
 inline int shootout_main(const Shootout& s, int argc, const char* const* argv) {
     try {
-        ShootoutOptions options = parse_shootout_options(argc, argv);
+        ShootoutOptions options = parse_shootout_options(argc, argv, s.sequences);
         if (options.help) {
             std::printf("%s", shootout_help(s.op).c_str());
             return kExitDone;

@@ -39,7 +39,7 @@ Version rung(const char* name, const char* idea, std::function<Launch<T>> launch
                t.get<T>("inp"), t.get<T>("weight"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"), p.N,
                p.C, stream, block);
     };
-    return {.name = name, .idea = idea, .launch = run, .sums = sums, .scratch = scratch, .traits = traits};
+    return {.name = name, .idea = idea, .launch = run, .sums = sums, .scratch = scratch_of(scratch), .traits = traits};
 }
 
 // how each version adds (bounds.h), in additions that one element goes through

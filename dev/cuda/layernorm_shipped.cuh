@@ -105,7 +105,7 @@ Version shipped_backward() {
             .idea = "the dispatcher that trains",
             .launch = run,
             .sums = shipped_sums<T>,
-            .scratch = shipped_scratch,
+            .scratch = scratch_of(shipped_scratch),
             .traits = {.blocks = {0}, .overlaps = backward_overlaps, .every_form = true}};
 }
 
@@ -117,7 +117,7 @@ void add_backward_regimes(std::vector<Version>& ladder) {
             return layernorm_backward_by(regime, backward_call<T, T, T>(t, p, t.scratch()), stream);
         };
         ladder.push_back(regime_version<T>(name, idea, launch));
-        ladder.back().scratch = shipped_scratch;
+        ladder.back().scratch = scratch_of(shipped_scratch);
     };
     add("narrow", "some lanes of a warp per row", layernorm_backward_narrow<T, T>);
     add("ring", "teams of warps behind rings", layernorm_backward_ring<T, T>);

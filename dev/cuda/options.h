@@ -22,6 +22,7 @@ struct ShootoutOptions {
     bool for_sanitizer = false;
     bool verbose = false;
     bool help = false;
+    bool sequences = false;         // how shapes are written: Shootout::sequences
     std::vector<std::string> only;  // version names; empty = all
     std::vector<Shape> shapes;      // empty = the shootout's own
     std::vector<Dtype> dtypes;      // empty = the shootout's own
@@ -69,6 +70,18 @@ inline Shape parse_shape(const std::string& text) {
     return {N, (int)C};
 }
 
+// of attention: N tokens of C = 64 heads elements
+inline Shape parse_sequences(const std::string& text) {
+    auto parts = split(text, 'x');
+    int64_t B = 0, NH = 0, T = 0;
+    constexpr int kMost = INT_MAX / kHeadColumns;
+    if (parts.size() != 3 || !read_int(parts[0], 1, kMost, &B) || !read_int(parts[1], 1, kMost, &NH) ||
+        !read_int(parts[2], 1, kMost, &T)) {
+        bad_value("--shape", text, "sequences x heads x tokens, such as 64x12x1024");
+    }
+    return {B * T, (int)NH * kHeadColumns, (int)T};
+}
+
 inline int parse_int(const char* option, const std::string& text, int most, const char* expected) {
     int64_t value = 0;
     if (!read_int(text, 1, most, &value)) { bad_value(option, text, expected); }
@@ -106,9 +119,12 @@ inline const std::vector<ShootoutOption>& shootout_options() {
              for (auto& name : split(v, ',')) { o.only.push_back(version_name(name)); }
          }},
         {"--shape", "NxC[,NxC]",
-         "these shapes, rows x columns, instead of the usual ones; in bf16 unless --dtype is given",
+         "these shapes, rows x columns, instead of the usual ones; in bf16 unless --dtype is given;\n"
+         "                       of attention: sequences x heads x tokens",
          [](auto& o, auto& v) {
-             for (auto& s : split(v, ',')) { o.shapes.push_back(parse_shape(s)); }
+             for (auto& s : split(v, ',')) {
+                 o.shapes.push_back(o.sequences ? parse_sequences(s) : parse_shape(s));
+             }
          }},
         {"--dtype", "T[,T]", "fp32, bf16, fp16 or fp64 (for versions that have it: the shipped function)",
          [](auto& o, auto& v) {
@@ -164,8 +180,8 @@ inline std::string shootout_help(const char* program) {
 }
 
 // throws Error(kExitUsage) naming what is wrong
-inline ShootoutOptions parse_shootout_options(int argc, const char* const* argv) {
-    ShootoutOptions options;
+inline ShootoutOptions parse_shootout_options(int argc, const char* const* argv, bool sequences = false) {
+    ShootoutOptions options{.sequences = sequences};
     for (int i = 0; i < argc; i++) { options.command += strf("%s%s", i ? " " : "", argv[i]); }
     for (int i = 1; i < argc; i++) {
         std::string word = argv[i];

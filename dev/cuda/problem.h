@@ -15,6 +15,7 @@ namespace llmc {
 struct Shape {
     int64_t N;
     int C;
+    int T = 0;  // of attention: the N tokens are sequences of T
     bool operator==(const Shape&) const = default;
 };
 
@@ -61,6 +62,8 @@ enum class Extent {
     kColumns,  // (C)
 };
 
+constexpr int kHeadColumns = 64;  // of attention: elements of a head, of which a token's C are
+
 struct Input {
     const char* name;
     Dtype dtype;
@@ -89,12 +92,17 @@ struct Problem {
     std::vector<Input> in;
     std::vector<Output> out;
     CallForm form{};
+    int T = 0;         // as in Shape
+    double flops = 0;  // of an op that is not a matter of bytes alone
 
     bool ordinary() const { return inputs == kInputsNames[(int)Inputs::kNormal]; }
 
     double stream_bytes() const { return (double)N * C * format_of(dtype).bytes; }
     double useful_bytes() const { return (reads + writes) * stream_bytes(); }
     std::string shape() const {
+        if (T > 0) {
+            return strf("%s %lldx%dx%d", format_of(dtype).name, (long long)N / T, C / kHeadColumns, T);
+        }
         return strf("%s %lldx%d%s%s", format_of(dtype).name, (long long)N, C, form.plain() ? "" : " ",
                     form.name);
     }

@@ -101,7 +101,7 @@ inline int fastest_block(const Contest& c, const Version& version, const std::ve
 // Launches that must all give the bits of the first ones; each set's outputs are looked at after every
 // replay, in which it had several launches, each of which may add to what the one before left.
 inline std::string bits_after(const Contest& c, const Version& version, int block, const Replay& replay) {
-    constexpr int kLaunches = 50;
+    const int kLaunches = replay.affordable(50, 1);
     c.ring.first.poison();
     for (int i = 0; i < replay.rounds(); i++) { version.launch(c.ring.first, c.problem, block, c.stream); }
     Differences differences;
@@ -126,12 +126,14 @@ inline Row race_version(const Contest& c, const Version& version, const Roof& ro
             .dtype = format_of(p.dtype).name,
             .N = p.N,
             .C = p.C,
+            .T = p.T,
             .useful_bytes = p.useful_bytes(),
+            .flops = p.flops,
             .roof_us = roof.us.median,
             .roof_known_us = roof.known_us,
             .roof_counts = roof.counts(),
             .roof = roof.mix()};
-    c.ring.set_scratch(version.scratch(p.N, p.C));
+    c.ring.set_scratch(version.scratch(p));
     Findings findings = judge_all_blocks(c, version);
     if (!findings.blocks.empty()) { row.error_over_bound = findings.worst; }
     row.misrounded = findings.misrounded_share();
@@ -186,6 +188,7 @@ inline Roofs measure_roofs(const Problem& p, const std::vector<Version>& version
 inline void report_roof(const Problem& p, const Roof& roof, int version_sets, Report& report) {
     JsonObject o;
     o.set("op", p.op).set("dtype", format_of(p.dtype).name).set({{"N", (double)p.N}, {"C", p.C}});
+    if (p.T > 0) { o.set({{"T", p.T}}); }
     roof.write(o).set({{"version_sets", (double)version_sets}, {"known_us", roof.known_us}});
     report.roofs.push_back(o.set("counts", roof.counts()).str());
     if (roof.counts()) { return; }
@@ -267,7 +270,8 @@ inline void race_item(Race& race, const RaceItem& item) {
         return;
     }
     if (o.latency) { return latency_item(race, p, versions); }
-    Roofs roofs = measure_roofs(p, versions, race.stream, race.machine.gpu);
+    Roofs roofs = race.shootout.roof ? Roofs{race.shootout.roof(p, race.stream), {}}
+                                     : measure_roofs(p, versions, race.stream, race.machine.gpu);
     Ring ring(p);
     if (!o.sweep) {
         std::printf("\n%s %s: %.1f MB, %s, ring of %zu sets\n", p.op.c_str(), p.shape().c_str(),
@@ -276,7 +280,7 @@ inline void race_item(Race& race, const RaceItem& item) {
     }
     report_roof(p, roofs.plain, (int)ring.sets.size(), race.report);
     if (roofs.pdl.bytes > 0) { report_roof(p, roofs.pdl, (int)ring.sets.size(), race.report); }
-    if (!o.sweep) { std::printf("%s", table_head(o.warm).c_str()); }
+    if (!o.sweep) { std::printf("%s", table_head(o.warm, p.flops > 0).c_str()); }
     Contest contest{race.shootout, o, p, race.stream, ring};
     for (const auto& version : versions) {
         race.finish(race_version(contest, version, roofs.of(version, p)));
@@ -295,14 +299,16 @@ inline void race_cpu(Race& race) {
             .dtype = "fp32",
             .N = p.N,
             .C = p.C,
+            .T = p.T,
             .useful_bytes = p.useful_bytes(),
+            .flops = p.flops,
             .note = "host clock"};
     Findings findings = check_cpu(cpu, p, &row.us, kRuns);
     row.error_over_bound = findings.worst;
     row.misrounded = findings.misrounded_share();
     row.ok = findings.ok();
     std::printf("\n%s %s on the CPU: a smaller shape, the host's clock: do not compare with what follows\n%s",
-                p.op.c_str(), p.shape().c_str(), table_head(race.options.warm).c_str());
+                p.op.c_str(), p.shape().c_str(), table_head(race.options.warm, p.flops > 0).c_str());
     print_faults(p, cpu.name, findings.faults);
     race.finish(row);
     race.save();

@@ -35,11 +35,11 @@ struct Times {
 struct Row {
     std::string op{}, version{}, idea{}, dtype{};
     long long N = 0;
-    int C = 0, block = 0;
-    int launches = 0;  // in a replay
+    int C = 0, T = 0, block = 0;  // T: tokens of a sequence, of which N are; 0: the op has none
+    int launches = 0;             // in a replay
     Times us{};
     double warm_us = NAN;
-    double useful_bytes = 0;
+    double useful_bytes = 0, flops = 0;  // flops: of an op that is not a matter of bytes alone
     double roof_us = NAN, roof_known_us = NAN;
     bool roof_counts = true;  // not slower than is known of this GPU
     std::string roof = "-";   // which: 2R1W
@@ -50,6 +50,7 @@ struct Row {
     bool ok = true;
 
     double gb_per_s() const { return useful_bytes / us.median / 1e3; }
+    double tflop_per_s() const { return flops / us.median / 1e6; }
     double percent_of_roof() const { return 100 * roof_us / us.median; }
 };
 
@@ -60,9 +61,9 @@ inline std::string cell(const char* format, double value) {
     return std::isfinite(value) ? text : std::isinf(value) ? "inf" : "-";
 }
 
-inline std::string table_head(bool warm) {
+inline std::string table_head(bool warm, bool flops = false) {
     return strf("%-50s %5s %10s %10s %10s%s %6s %7s %11s %s\n", "version", "block", "us", "p20", "p80",
-                warm ? "    warm us" : "", "GB/s", "% roof", "err/bound", "bit-exact");
+                warm ? "    warm us" : "", flops ? "TF/s" : "GB/s", "% roof", "err/bound", "bit-exact");
 }
 
 inline std::string table_line(const Row& row, bool warm) {
@@ -72,9 +73,9 @@ inline std::string table_line(const Row& row, bool warm) {
         line += strf(" %10s", cell("%.2f", us).c_str());
     }
     if (warm) { line += strf(" %10s", cell("%.2f", row.warm_us).c_str()); }
-    line += strf(" %6s %7s %11s %s", cell("%.0f", row.gb_per_s()).c_str(),
-                 cell("%.1f", row.percent_of_roof()).c_str(), cell("%.4f", row.error_over_bound).c_str(),
-                 row.bit_exact.c_str());
+    double rate = row.flops > 0 ? row.tflop_per_s() : row.gb_per_s();
+    line += strf(" %6s %7s %11s %s", cell("%.0f", rate).c_str(), cell("%.1f", row.percent_of_roof()).c_str(),
+                 cell("%.4f", row.error_over_bound).c_str(), row.bit_exact.c_str());
     if (!row.note.empty()) { line += "  " + row.note; }
     return line + (row.ok ? "\n" : "  WRONG\n");
 }
@@ -117,6 +118,7 @@ inline std::string json_row(const Row& row) {
     JsonObject o;
     o.set("op", row.op).set("version", row.version).set("idea", row.idea).set("dtype", row.dtype);
     o.set({{"N", (double)row.N}, {"C", row.C}, {"block", row.block}, {"launches_per_replay", row.launches}});
+    if (row.T > 0) { o.set({{"T", row.T}, {"flops", row.flops}, {"tflop_per_s", row.tflop_per_s()}}); }
     o.set({{"us", row.us.median}, {"p20_us", row.us.p20}, {"p80_us", row.us.p80}, {"warm_us", row.warm_us}});
     o.set({{"useful_bytes", row.useful_bytes}, {"gb_per_s", row.gb_per_s()}});
     o.set("roof", row.roof).set({{"roof_us", row.roof_us}, {"percent_of_roof", row.percent_of_roof()}});

@@ -73,17 +73,31 @@ struct Roof {
     unsigned blocks = 0;
     bool pdl = false;
     double known_us = NAN;  // the fastest seen on such a GPU: known_roofs.h
+    // where the roof is the longest of several times, each of which none can be faster than
+    std::vector<std::pair<const char*, double>> parts{};
 
     // false: something else uses the GPU or slows it down, and the run does not count
     bool counts() const { return !(us.median > kRoofTolerance * known_us); }
-    std::string mix() const { return strf("%dR%dW%s", reads, writes, pdl ? " pdl" : ""); }
+    std::string mix() const {
+        if (parts.empty()) { return strf("%dR%dW%s", reads, writes, pdl ? " pdl" : ""); }
+        auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
+        return std::max_element(parts.begin(), parts.end(), less)->first;
+    }
     double gb_per_s() const { return bytes / us.median / 1e3; }
     JsonObject& write(JsonObject& o) const {
+        for (const auto& [name, part_us] : parts) { o.raw(strf("%s us", name).c_str(), json_number(part_us)); }
         o.set({{"reads", reads}, {"writes", writes}, {"bytes", bytes}, {"us", us.median}});
         o.set({{"p20_us", us.p20}, {"p80_us", us.p80}, {"gb_per_s", gb_per_s()}, {"sets", sets}});
         return o.set({{"threads", threads}, {"blocks", blocks}, {"unroll", unroll}}).set("pdl", pdl);
     }
     std::string str() const {
+        if (!parts.empty()) {
+            std::string text;
+            for (const auto& [name, part_us] : parts) {
+                text += strf("%s%s %.2f", text.empty() ? "" : ", ", name, part_us);
+            }
+            return strf("roof %.2f us, the longest of: %s", us.median, text.c_str());
+        }
         return strf("roof %s %.2f us, %.0f GB/s (%u blocks of %d threads, %d vectors each)", mix().c_str(),
                     us.median, gb_per_s(), blocks, threads, unroll);
     }

@@ -9,7 +9,11 @@
 
 namespace llmc {
 
-inline size_t no_scratch(int64_t, int) { return 0; }
+using Scratch = std::function<size_t(const Problem&)>;  // bytes
+inline size_t no_scratch(const Problem&) { return 0; }
+inline Scratch scratch_of(std::function<size_t(int64_t N, int C)> bytes) {
+    return [bytes](const Problem& p) { return bytes(p.N, p.C); };
+}
 inline bool takes_all(const Problem&) { return true; }
 inline bool never(const Problem&) { return false; }
 
@@ -34,7 +38,7 @@ struct Version {
     const char* idea;
     std::function<void(const TensorSet&, const Problem&, int block, cudaStream_t)> launch;
     std::function<Sums(int64_t N, int C, int block)> sums;         // how it adds: what its bounds are made of
-    std::function<size_t(int64_t N, int C)> scratch = no_scratch;  // bytes
+    Scratch scratch = no_scratch;
     Traits traits{};
     std::function<std::string(const TensorSet&, const Problem&)> remark{};  // of a row of the table
 
@@ -55,6 +59,9 @@ struct CpuVersion {
     Shape shape;  // on which it is timed
 };
 
+struct Roof;    // roof.cuh
+struct Stream;  // clock.cuh
+
 struct Shootout {
     const char* op;
     CpuVersion cpu;
@@ -65,6 +72,9 @@ struct Shootout {
     std::vector<RaceItem> races, sweep, latency;
     bool accumulates = false;           // --accumulate means something
     bool warps = false, group = false;  // and so do --warps, --group-size-m
+    bool sequences = false;             // shapes are sequences x heads x tokens
+    // the least time, where it is not that of the problem's streams alone
+    Roof (*roof)(const Problem&, const Stream&) = nullptr;
 };
 
 // the form of the command line

@@ -92,7 +92,7 @@ if [ "${1:-}" != quick ]; then
     stage planted planted
     stage c_abi dev/test/c_abi/run.sh
     stage package python/test/package.sh
-    for shootout in dev/cuda/layernorm_forward dev/cuda/residual_layernorm_forward dev/cuda/layernorm_backward; do
+    for shootout in dev/cuda/{,residual_}layernorm_forward dev/cuda/layernorm_backward dev/cuda/attention_{forward,backward}; do
         if [ -x $shootout ]; then
             stage "$(basename $shootout)" $shootout --check
         else

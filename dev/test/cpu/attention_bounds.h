@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "dev/cuda/bounds.h"
-#include "dev/test/cpu/compare.h"
 #include "llmc/host/error.h"
 
 namespace llmc {
@@ -38,17 +37,18 @@ struct AttentionShape {
 };
 
 struct AttentionRounding {
-    static constexpr double u = kFloatRoundoff, f = 0x1p-126;
+    static constexpr double u = 0x1p-24, f = 0x1p-126;
     double a, r;  // as above
     double sum(int T) const {
         double added = a == u ? Sums{.column = (double)T}.column_error() : a / u * T;
         return u * (added + 4 + 8 * std::ceil(T / 32.0));
     }
 };
+constexpr AttentionRounding kRoundingOfFp32{AttentionRounding::u, 0},
+    kRoundingOfBf16{2 * AttentionRounding::u, 0x1p-8};
 template <typename Real>
 constexpr AttentionRounding kAttentionRounding =
-    std::is_same_v<Real, float> ? AttentionRounding{kFloatRoundoff, 0}
-                                : AttentionRounding{2 * kFloatRoundoff, 0x1p-8};
+    std::is_same_v<Real, float> ? kRoundingOfFp32 : kRoundingOfBf16;
 
 // the errors of the results in fp32, before they are stored
 struct AttentionBounds {
