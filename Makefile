@@ -166,7 +166,7 @@ $(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention_c_abi.map
 EMULATED_ARCH ?= 900
 EMULATED  := $(BUILD)/emulated
 REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/layernorm/*/*.cuh \
-    llmc/layernorm/ladder/*/*.cuh dev/cuda/*.cuh))
+    llmc/layernorm/ladder/*/*.cuh llmc/ops/attention_ladder/*.cuh dev/cuda/*.cuh))
 # -Og: a third of the time to compile, and they run as fast. Vectors that are not aligned are errors, as on a GPU
 EMULATE    = $(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
@@ -185,8 +185,12 @@ $(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA)/include -Idev/emulate/inc
 EMULATED_OBJECTS := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
 EMULATED_DECODE  := $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode*.cu))
+# and of attention those without tensor cores
+EMULATED_ATTENTION := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,attention_fp32 $(foreach v,v1 v2, \
+    attention_ladder/forward/$(v) attention_ladder/backward/$(v)))
 LINK_EMULATED = $(LINK) -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
-$(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp)) \
+$(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp test_attention.cpp)) \
+                     $(EMULATED_ATTENTION) \
                      $(EMULATED)/dev/emulate/test_machine.cu.o \
                      $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) dev/test/gpu/test_decode.cpp) \
                      $(EMULATED_DECODE) $(EMULATED_OBJECTS)

@@ -2,6 +2,7 @@
 // held against its bound, guard bands looked at, run again for the same bits, and again on a few of the rows.
 #pragma once
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <span>
 
@@ -11,7 +12,8 @@
 
 namespace llmc {
 
-constexpr int kExitWrong = 1;  // a version is wrong
+constexpr int kExitWrong = 1;     // a version is wrong
+constexpr double kPatience = 10;  // seconds of a launch, of which the longest takes a fraction of one
 
 // what the judges found in one or more launches of a version
 struct Findings {
@@ -53,6 +55,14 @@ inline void print_verdict(const Problem& p, const char* version, int block, cons
                                  version.name, p.shape().c_str(), p.inputs.c_str(), block, error.what()));
 }
 
+// Threads that wait for each other and never meet: nothing frees the device but the end of the process.
+[[noreturn]] inline void leave_hanging(const Version& version, const Problem& p, int block) {
+    std::printf("\nFAIL %s %s %s %s, block %d: no end after %.0f s\n", p.op.c_str(), version.name,
+                p.shape().c_str(), p.inputs.c_str(), block, kPatience);
+    std::fflush(stdout);
+    std::_Exit(kExitWrong);
+}
+
 // Poison, launch, compare everything, look at the guard bands. A rung may refuse a shape or a block
 // (require()); the shipped function may not.
 inline Findings judge_launch(const Version& version, const Problem& p, TensorSet& set, int block,
@@ -61,7 +71,7 @@ inline Findings judge_launch(const Version& version, const Problem& p, TensorSet
     set.poison();
     try {
         version.launch(set, p, block, stream);
-        stream.wait();
+        if (!stream.ends_within(kPatience)) { leave_hanging(version, p, block); }
     } catch (const Error& error) {
         if (cudaDeviceSynchronize() != cudaSuccess) { throw_device_lost(version, p, block, error); }
         if (error.exit_code == kExitUsage && !version.traits.every_form) {

@@ -23,8 +23,11 @@ template <typename Real>
 void attention_forward(Real* out, float* lse, unsigned* counters, const Real* qkv, int B, int T, int NH,
                        int HS, cudaStream_t stream);
 
-// bytes of scratch that attention_backward needs, at a multiple of 16; they need no initialisation
-size_t attention_backward_scratch(int B, int T, int NH);
+// bytes of scratch that attention_backward needs, at a multiple of 16; they need no initialisation. Two numbers a row, of
+// whole tiles, whichever kernels take the call: the model plans its memory before it knows the batch.
+inline size_t attention_backward_scratch(int B, int T, int NH) {
+    return 2 * sizeof(float) * B * NH * ((T + 63) / 64 * 64);
+}
 
 // dqkv is written (=); out and lse as forward left them
 template <typename Real>

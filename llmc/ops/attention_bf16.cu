@@ -32,9 +32,6 @@ void attention_forward(bf16* out, float* lse, unsigned* counters, const bf16* qk
     attention_forward_mma_sync(out, lse, qkv, B, T, NH, HS, stream);
 }
 
-// of either set of kernels: the model plans its memory before it knows the batch
-size_t attention_backward_scratch(int B, int T, int NH) { return 2 * sizeof(float) * B * NH * padded(T); }
-
 template <>
 void attention_backward(bf16* dqkv, void* scratch, unsigned* counters, const bf16* dout, const bf16* qkv,
                         const bf16* out, const float* lse, int B, int T, int NH, int HS,
