@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Races causal attention in one process, in bfloat16, head size 64: ours (build/libllmc_attention.so), ours without Hopper's
-instructions (mma.sync), and PyTorch's scaled_dot_product_attention with cuDNN and with FlashAttention-2.
+instructions (mma.sync), PyTorch's scaled_dot_product_attention with cuDNN and with FlashAttention-2, and FlashAttention-3
+where its package, flash_attn_interface, can be imported.
 
 First every provider is checked against float64 at two small shapes: ours must be as near to it as the others are. Then the
 clock: CUDA events around single calls, queued behind a pause of the GPU so that launches cost nothing; two sets of
@@ -8,6 +9,7 @@ buffers by turns; providers take turns, too; median. Backward is the call that g
 autograd.grad, with and without torch.use_deterministic_algorithms.
 
     make build/libllmc_attention.so && scripts/bench_attention.py [--shapes 64x12x1024,8x12x1024] [--json attention.json]
+    scripts/plot_attention.py attention.json -o attention.svg
 
 Prints a table of microseconds and ratios to cuDNN; exit 1 if ours is wrong or fails.
 """
@@ -24,6 +26,10 @@ try:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as missing:
     raise SystemExit(f"bench_attention.py: {missing}; expected PyTorch for CUDA: pip install torch") from None
+try:
+    from flash_attn_interface import flash_attn_func as flash_attention_3
+except ImportError:
+    flash_attention_3 = None
 
 HS = 64
 SHAPES = "64x12x1024,16x25x1024,8x12x1024,4x12x8192"  # B x NH x T: GPT-2 124M, 1558M, a small batch, long sequences
@@ -92,10 +98,39 @@ class Torch:
         return torch.stack([g.transpose(1, 2) for g in self.gradients()], 2)
 
 
+class Flash3(Torch):
+    """(B,T,NH,HS) all through; whether backward is deterministic is said to forward"""
+
+    def __init__(self, qkv, dout):
+        super().__init__(None, qkv, dout)
+        self.inputs = [x.detach().requires_grad_() for x in qkv.unbind(2)]
+        self.dout, self.deterministic = dout, None
+
+    def call(self, deterministic):
+        out = flash_attention_3(*self.inputs, causal=True, deterministic=deterministic)
+        return out[0] if isinstance(out, tuple) else out
+
+    def forward(self):
+        self.out = self.call(False)
+        return self.out
+
+    def gradients(self):
+        if not torch.are_deterministic_algorithms_enabled():
+            return super().gradients()
+        if self.deterministic is None:
+            self.deterministic = self.call(True)
+        return torch.autograd.grad(self.deterministic, self.inputs, self.dout, retain_graph=True)
+
+    def backward(self):
+        return torch.stack(self.gradients(), 2)
+
+
 def providers(library, qkv, dout):
     made = {name: Ours(library, kernels, qkv, dout) for name, kernels in KERNELS.items()}
     made["cuDNN"] = Torch(SDPBackend.CUDNN_ATTENTION, qkv, dout)
     made["FlashAttention-2"] = Torch(SDPBackend.FLASH_ATTENTION, qkv, dout)
+    if flash_attention_3:
+        made["FlashAttention-3"] = Flash3(qkv, dout)
     return made
 
 
