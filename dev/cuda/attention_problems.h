@@ -1,5 +1,6 @@
-// Attention as problems for the harness, in two ops, forward and backward: bf16 (v0: fp32), causal, heads of 64 elements.
-// Truth and bounds: the reference, and dev/test/cpu/attention_bounds.h. A shape is sequences x heads x tokens. Host only.
+// Attention as problems for the harness, in two ops, forward and backward: bf16 (v0: fp32), causal, heads of
+// 64 elements. Truth and bounds: the reference, and dev/test/cpu/attention_bounds.h. A shape is sequences x
+// heads x tokens. Host only.
 #pragma once
 #include "dev/cuda/layernorm_inputs.h"
 #include "dev/test/cpu/attention_bounds.h"
@@ -7,8 +8,9 @@
 
 namespace llmc {
 
-// A problem's heads are those of up to seven, again and again: head i has the numbers of head i % 7. The truth of a batch
-// of 64 would else take minutes. A kernel that takes another head's rows is still seen, unless it is 7 heads away.
+// A problem's heads are those of up to seven, again and again: head i has the numbers of head i % 7. The
+// truth of a batch of 64 would else take minutes. A kernel that takes another head's rows is still seen,
+// unless it is 7 heads away.
 constexpr int kDistinctHeads = 7;
 
 inline double qkv_at(Inputs kind, int64_t i, int t, int which, int head, int c) {
@@ -26,8 +28,8 @@ inline double qkv_at(Inputs kind, int64_t i, int t, int which, int head, int c) 
     }
 }
 
-// Where element (row, col) of a (B T, count NH 64) tensor of a problem is among the distinct heads' (T, count distinct 64).
-// Of lse, (B NH, T), it is at (row % distinct) T + col.
+// Where element (row, col) of a (B T, count NH 64) tensor of a problem is among the distinct heads' (T, count
+// distinct 64). Of lse, (B NH, T), it is at (row % distinct) T + col.
 struct DistinctIndex {
     int T, NH, distinct, count;
     int64_t operator()(int64_t row, int64_t col) const {
@@ -36,7 +38,8 @@ struct DistinctIndex {
     }
 };
 
-// The distinct heads as one sequence: their inputs, what attention makes of them in double, and how far off it may be.
+// The distinct heads as one sequence: their inputs, what attention makes of them in double, and how far off
+// it may be.
 struct DistinctHeads {
     AttentionShape shape;  // B = 1
     Values qkv, dout;

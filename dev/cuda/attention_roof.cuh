@@ -1,5 +1,6 @@
 // Attention's roof: the longest of three times, each of which no version can be faster than:
-//   products       those of the 64 x 64 tiles up to the diagonal, at the rate of a large product by cuBLASLt: 2 forward, 5
+//   products       those of the 64 x 64 tiles up to the diagonal, at the rate of a large product by cuBLASLt:
+//   2 forward, 5
 //                  backward
 //   exponentials   one for each pair of a query and a key, at the rate of a kernel that computes nothing else
 //   bytes          what must be read and written once, at the rate of a kernel that only copies (roof.cuh)
@@ -65,8 +66,8 @@ inline double measure_exponentials(const Stream& stream) {
     return (double)blocks * kThreads * kSteps * kChains / replay.time(kWarmupReplays, kReplays).median;
 }
 
-// The streams of a roof are one to three reads and one or two writes: the problem's bytes are shared out to as many of
-// those.
+// The streams of a roof are one to three reads and one or two writes: the problem's bytes are shared out to
+// as many of those.
 inline Roof attention_roof(const Problem& p, const Stream& stream) {
     static const double products = measure_products(stream), exponentials = measure_exponentials(stream);
     const int reads = std::min(p.reads, kMaxReads), writes = std::min(p.writes, kMaxWrites);

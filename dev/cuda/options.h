@@ -181,7 +181,8 @@ inline std::string shootout_help(const char* program) {
 
 // throws Error(kExitUsage) naming what is wrong
 inline ShootoutOptions parse_shootout_options(int argc, const char* const* argv, bool sequences = false) {
-    ShootoutOptions options{.sequences = sequences};
+    ShootoutOptions options;
+    options.sequences = sequences;
     for (int i = 0; i < argc; i++) { options.command += strf("%s%s", i ? " " : "", argv[i]); }
     for (int i = 1; i < argc; i++) {
         std::string word = argv[i];

@@ -1,4 +1,5 @@
-// The first rungs of attention's ladders, and fp32's kernels, which are the second: those without tensor cores.
+// The first rungs of attention's ladders, and fp32's kernels, which are the second: those without tensor
+// cores.
 #include "dev/test/gpu/attention_check.h"
 #include "llmc/ops/attention_ladder/rungs.h"
 

@@ -1,6 +1,7 @@
-// Attention on the CUDA cores, computed in fp32, forward and backward: the same walk over tiles as in bf16, with the
-// tiles of scores passed through shared memory. Made to be right and plain; bf16 is the fast path. A block is
-// 16 x 16 threads; thread (ty, tx) holds of a tile of kR x kR scores the elements (ty + 16 i, tx + 16 j).
+// Attention on the CUDA cores, computed in fp32, forward and backward: the same walk over tiles as in bf16,
+// with the tiles of scores passed through shared memory. Made to be right and plain; bf16 is the fast path. A
+// block is 16 x 16 threads; thread (ty, tx) holds of a tile of kR x kR scores the elements (ty + 16 i, tx +
+// 16 j).
 //   T: of the tensors; float trains, bf16 is a rung of the ladder
 #pragma once
 #include <cmath>

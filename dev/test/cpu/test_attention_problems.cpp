@@ -1,5 +1,5 @@
-// Tests of what the attention shootouts judge by, without a GPU: where each head's truth is, that v0 is right, and that what
-// is wrong is found.
+// Tests of what the attention shootouts judge by, without a GPU: where each head's truth is, that v0 is
+// right, and that what is wrong is found.
 #include <string>
 #include <vector>
 

@@ -1,4 +1,5 @@
-// What v1 forward and backward share: rows of one head in global memory, a score for each pair of a query and a key.
+// What v1 forward and backward share: rows of one head in global memory, a score for each pair of a query and
+// a key.
 #pragma once
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/mma.cuh"

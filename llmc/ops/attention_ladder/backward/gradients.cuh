@@ -1,5 +1,6 @@
-// What v4, v5 and v6 share: the numbers of the rows, and how a warpgroup turns 64 x 64 scores into probabilities and their
-// gradients, in the kernel of dQ (queries down, keys across) and in that of dK and dV (keys down, queries across).
+// What v4, v5 and v6 share: the numbers of the rows, and how a warpgroup turns 64 x 64 scores into
+// probabilities and their gradients, in the kernel of dQ (queries down, keys across) and in that of dK and dV
+// (keys down, queries across).
 #pragma once
 #include "llmc/cuda/vectors.cuh"
 #include "llmc/ops/attention.h"

@@ -1,5 +1,5 @@
-// The blocks of v5 and v6: warpgroups that compute, and a producer that keeps a ring filled, of keys and values for dQ, of
-// queries and douts for dK and dV.
+// The blocks of v5 and v6: warpgroups that compute, and a producer that keeps a ring filled, of keys and
+// values for dQ, of queries and douts for dK and dV.
 #pragma once
 #include "llmc/ops/attention_ladder/backward/gradients.cuh"
 
@@ -35,8 +35,8 @@ __device__ __forceinline__ void produce(RingQ& s, const CUtensorMap& qkv, const 
     }
 }
 
-// Walk::dq(dq, s, at, me, mine, rows, n) is what the rungs differ in: n + 1 tiles of keys, of which number n lies on the
-// warpgroup's diagonal; at: the first one's place.
+// Walk::dq(dq, s, at, me, mine, rows, n) is what the rungs differ in: n + 1 tiles of keys, of which number n
+// lies on the warpgroup's diagonal; at: the first one's place.
 template <typename Walk>
 __global__ void __launch_bounds__(kQueryThreads, 1)
     dq_ring_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap dout,

@@ -1,5 +1,6 @@
 // v0: the formulas as loops: one CPU thread, every sum in single precision.
-// Why:    what the rungs above compute. Probabilities come from forward's lse; dot = dout . out stands for the sum of p dp.
+// Why:    what the rungs above compute. Probabilities come from forward's lse; dot = dout . out stands for
+//         the sum of p dp.
 // Costs:  a query and a key: five products, 10 x 64 operations, and an exponential.
 // Result: not measured yet
 #pragma once

@@ -1,9 +1,11 @@
 // v2: tiles in shared memory, on the CUDA cores: attention_fp32.cuh, which trains in fp32, on bf16.
-// Why:    v1 writes p and ds and reads them again. Here two kernels compute them a tile at a time and forget them: one
-//         walks over the queries of 64 keys and adds up dk and dv, one over the keys of 64 queries and adds up dq. So each
-//         element has one writer and a fixed order; the price is that p and ds are computed twice.
-// Costs:  seven products instead of five, 14 x 64 operations of fp32 a pair, and two exponentials; no T^2 bytes.
-// Result: not measured yet
+// Why:    v1 writes p and ds and reads them again. Here two kernels compute them a tile at a time and forget
+//         them: one walks over the queries of 64 keys and adds up dk and dv, one over the keys of 64 queries
+//         and adds up dq. So each element has one writer and a fixed order; the price is that p and ds are
+//         computed twice.
+// Costs:  seven products instead of five, 14 x 64 operations of fp32 a pair, and two exponentials; no T^2
+//         bytes.
+// Result: not measured yet; predicted: 20 ms at 64x12x1024
 #include "llmc/cuda/mma.cuh"
 #include "llmc/ops/attention_fp32.cuh"
 #include "llmc/ops/attention_ladder/rungs.h"

@@ -1,10 +1,12 @@
-// v4: dQ apart from dK and dV, by wgmma and the copy engine; a thread asks for the next 64 rows, all wait for them.
-// Why:    the seven products of two kernels cost less than five whose dQ many blocks add to: that needs atomics, or an
-//         order, and both go through L2. p and ds never leave the registers: as wgmma leaves them is how the next product
-//         takes its left operand, in dQ as they are, in dK and dV because the scores are computed transposed.
-// Costs:  a tile of 64 x 64 and a warpgroup: dQ 384 cycles of tensor core, dK and dV 512, 256 of exponentials each, one
-//         after the other; dot and lse by a kernel of their own, 256 bytes read a row.
-// Result: not measured yet
+// v4: dQ apart from dK and dV, by wgmma and the copy engine; a thread asks for the next 64 rows, all wait for
+//     them.
+// Why:    the seven products of two kernels cost less than five whose dQ many blocks add to: that needs
+//         atomics, or an order, and both go through L2. p and ds never leave the registers: as wgmma leaves
+//         them is how the next product takes its left operand, in dQ as they are, in dK and dV because the
+//         scores are computed transposed.
+// Costs:  a tile of 64 x 64 and a warpgroup: dQ 384 cycles of tensor core, dK and dV 512, 256 of exponentials
+//         each, one after the other; dot and lse by a kernel of their own, 256 bytes read a row.
+// Result: not measured yet; predicted: 1500 us at 64x12x1024
 #include "llmc/ops/attention_ladder/backward/gradients.cuh"
 #include "llmc/ops/attention_ladder/rungs.h"
 

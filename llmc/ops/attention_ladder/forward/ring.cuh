@@ -1,4 +1,5 @@
-// The block of v5 and v6: four warpgroups that compute, and a producer that keeps a ring of keys and values filled.
+// The block of v5 and v6: four warpgroups that compute, and a producer that keeps a ring of keys and values
+// filled.
 #pragma once
 #include "llmc/ops/attention_ladder/forward/softmax.cuh"
 
@@ -34,8 +35,8 @@ __device__ __forceinline__ void produce(RingShared& s, const CUtensorMap& qkv, c
     }
 }
 
-// Walk::attend(out, state, s, at, me, queries, n) is what the two rungs differ in: n + 1 tiles of keys, of which number n
-// lies on the warpgroup's diagonal; at: the first one's place.
+// Walk::attend(out, state, s, at, me, queries, n) is what the two rungs differ in: n + 1 tiles of keys, of
+// which number n lies on the warpgroup's diagonal; at: the first one's place.
 template <typename Walk>
 __global__ void __launch_bounds__(kThreads, 1)
     forward_ring_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out_map,

@@ -1,5 +1,5 @@
-// The online softmax of v4, v5 and v6, on a warpgroup's 64 x 64 scores where wgmma leaves them: two rows a thread, of which
-// three other lanes hold the rest.
+// The online softmax of v4, v5 and v6, on a warpgroup's 64 x 64 scores where wgmma leaves them: two rows a
+// thread, of which three other lanes hold the rest.
 #pragma once
 #include "llmc/ops/attention_ladder/wgmma_rungs.cuh"
 
@@ -10,7 +10,8 @@ constexpr int kGroups = 4, kQueries = kGroups * kTileRows;
 // the last tile of 64 keys that a tile of queries needs
 __device__ __forceinline__ int last_keys(const Tile& tile) { return tile.first / kTileRows + kGroups - 1; }
 
-// Of a thread's two rows: the largest score so far, its sum of exponentials, and by what earlier sums must be multiplied.
+// Of a thread's two rows: the largest score so far, its sum of exponentials, and by what earlier sums must be
+// multiplied.
 struct Softmax {
     float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, keep[2];
     bool grew = true;  // in one row of the warp at least
@@ -45,7 +46,8 @@ __device__ __forceinline__ void exponentials(Result& x, Softmax& s) {
     }
 }
 
-// keys after the query get 0: those whose past_diagonal() is above the limit, the lane's diagonal or kNoneAbove
+// keys after the query get 0: those whose past_diagonal() is above the limit, the lane's diagonal or
+// kNoneAbove
 __device__ __forceinline__ void mask_scores(Result& x, int limit) {
 #pragma unroll
     for (int i = 0; i < 32; i++) {

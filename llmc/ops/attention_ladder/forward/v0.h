@@ -1,5 +1,6 @@
 // v0: the formula as loops: one CPU thread, every sum in single precision.
-// Why:    what the rungs above compute, in the order of the formula: scores, their softmax, the weighted sum of values.
+// Why:    what the rungs above compute, in the order of the formula: scores, their softmax, the weighted sum
+//         of values.
 // Costs:  a query and a key: 4 x 64 operations and an exponential; a row of T scores is all that is kept.
 // Result: not measured yet
 #pragma once

@@ -1,10 +1,13 @@
-// v2: tiles in shared memory and an online softmax, on the CUDA cores: attention_fp32.cuh, which trains in fp32, on bf16.
-// Why:    v1's scores go through memory six times. Here a block takes 64 queries, walks over tiles of 64 keys and keeps
-//         of each row the largest score and the sum of exponentials so far; when the largest grows, what was summed is
-//         scaled down (Milakov and Gimelshein 2018, arXiv:1805.02867). Scores exist for one tile at a time.
-// Costs:  q and out once, k and v once for every 64 queries, from L2. A row read from shared memory serves 4 x 4 scores.
-//         As many fp32 operations as v1: 4 x 64 a pair, plus those of the tiles' upper halves.
-// Result: not measured yet
+// v2: tiles in shared memory and an online softmax, on the CUDA cores: attention_fp32.cuh, which trains in
+//     fp32, on bf16.
+// Why:    v1's scores go through memory six times. Here a block takes 64 queries, walks over tiles of 64 keys
+//         and keeps of each row the largest score and the sum of exponentials so far; when the largest grows,
+//         what was summed is scaled down (Milakov and Gimelshein 2018, arXiv:1805.02867). Scores exist for
+//         one tile at a time.
+// Costs:  q and out once, k and v once for every 64 queries, from L2. A row read from shared memory serves 4
+//         x 4 scores. As many fp32 operations as v1: 4 x 64 a pair, plus those of the tiles' upper halves.
+// Result: not measured yet; predicted: 4 to 6 ms at 64x12x1024: 105 G fused operations and the tiles above
+//         the diagonal, half of them waiting for shared memory
 #include "llmc/cuda/mma.cuh"
 #include "llmc/ops/attention_fp32.cuh"
 #include "llmc/ops/attention_ladder/rungs.h"

@@ -1,10 +1,13 @@
-// v4: wgmma and the copy engine. Four warpgroups take 64 queries each; one thread asks for 64 keys and values, all wait.
-// Why:    mma.sync's operands pass through registers: v3 spends as many instructions on ldmatrix and copies as on
-//         products, and reaches half of the tensor cores' rate. wgmma reads both tiles, or the right one, from shared
-//         memory by itself, and a tile comes by a single instruction, swizzled as wgmma wants it.
-// Costs:  a tile of 64 x 64 and a warpgroup: 256 cycles of tensor core, as many of exponentials, one after the other;
-//         16 KB of keys and values for four warpgroups, and everyone waits until they have come.
-// Result: not measured yet
+// v4: wgmma and the copy engine. Four warpgroups take 64 queries each; one thread asks for 64 keys and
+//     values, all wait.
+// Why:    mma.sync's operands pass through registers: v3 spends as many instructions on ldmatrix and copies
+//         as on products, and reaches half of the tensor cores' rate. wgmma reads both tiles, or the right
+//         one, from shared memory by itself, and a tile comes by a single instruction, swizzled as wgmma
+//         wants it.
+// Costs:  a tile of 64 x 64 and a warpgroup: 256 cycles of tensor core, as many of exponentials, one after
+//         the other; 16 KB of keys and values for four warpgroups, and everyone waits until they have come.
+// Result: not measured yet; predicted: 500 us at 64x12x1024: 512 cycles a tile in step, and L2 latency for
+//         every fourth
 #include "llmc/ops/attention_ladder/forward/softmax.cuh"
 #include "llmc/ops/attention_ladder/rungs.h"
 
