@@ -9,11 +9,11 @@
 #include "dev/cuda/clock.cuh"
 #include "dev/cuda/machine.cuh"
 #include "dev/cuda/shootout.cuh"
+#include "dev/cuda/watchdog.h"
 
 namespace llmc {
 
 constexpr int kExitWrong = 1;     // a version is wrong
-constexpr double kPatience = 10;  // seconds of a launch, of which the longest takes a fraction of one
 
 // what the judges found in one or more launches of a version
 struct Findings {
@@ -55,10 +55,16 @@ inline void print_verdict(const Problem& p, const char* version, int block, cons
                                  version.name, p.shape().c_str(), p.inputs.c_str(), block, error.what()));
 }
 
+// Seconds of a launch, of which the longest takes a fraction of one; compute-sanitizer and dev/emulate take their time.
+inline double patience(const ShootoutOptions& o) {
+    static const bool emulated = is_emulated();
+    return emulated || o.for_sanitizer ? 3600 : 10;
+}
+
 // Threads that wait for each other and never meet: nothing frees the device but the end of the process.
-[[noreturn]] inline void leave_hanging(const Version& version, const Problem& p, int block) {
+[[noreturn]] inline void leave_hanging(const Version& version, const Problem& p, int block, double seconds) {
     std::printf("\nFAIL %s %s %s %s, block %d: no end after %.0f s\n", p.op.c_str(), version.name,
-                p.shape().c_str(), p.inputs.c_str(), block, kPatience);
+                p.shape().c_str(), p.inputs.c_str(), block, seconds);
     std::fflush(stdout);
     std::_Exit(kExitWrong);
 }
@@ -66,12 +72,15 @@ inline void print_verdict(const Problem& p, const char* version, int block, cons
 // Poison, launch, compare everything, look at the guard bands. A rung may refuse a shape or a block
 // (require()); the shipped function may not.
 inline Findings judge_launch(const Version& version, const Problem& p, TensorSet& set, int block,
-                             const Stream& stream, bool verbose) {
+                             const Stream& stream, const ShootoutOptions& o) {
     Findings findings;
     set.poison();
     try {
+        // The launch itself may never return: CUDA loads a kernel at its first launch, and may wait for the one before it.
+        const double seconds = patience(o);
+        Watchdog watchdog(seconds, [&] { leave_hanging(version, p, block, seconds); });
         version.launch(set, p, block, stream);
-        if (!stream.ends_within(kPatience)) { leave_hanging(version, p, block); }
+        stream.wait();
     } catch (const Error& error) {
         if (cudaDeviceSynchronize() != cudaSuccess) { throw_device_lost(version, p, block, error); }
         if (error.exit_code == kExitUsage && !version.traits.every_form) {
@@ -88,7 +97,7 @@ inline Findings judge_launch(const Version& version, const Problem& p, TensorSet
     for (size_t i = 0; i < p.out.size(); i++) {
         Verdict v = judge_all(p.out[i], sums, set.outputs()[i].download());
         findings.add(p.out[i], v);
-        if (verbose) { print_verdict(p, version.name, block, p.out[i], v); }
+        if (o.verbose) { print_verdict(p, version.name, block, p.out[i], v); }
     }
     if (std::string damage = set.damage(); !damage.empty()) { findings.faults.push_back(damage); }
     for (auto& fault : findings.faults) { fault = strf("block %d: %s", block, fault.c_str()); }
@@ -181,7 +190,7 @@ inline Findings check_version(const Version& version, const Problem& p, const Ch
     Findings findings;
     set.set_scratch(version.scratch(p));
     for (int block : blocks_of(version, o)) {
-        Findings launched = judge_launch(version, p, set, block, stream, o.verbose);
+        Findings launched = judge_launch(version, p, set, block, stream, o);
         findings.merge(launched);
         if (launched.blocks.empty() || !version.traits.reproducible) { continue; }
         std::string fault;

@@ -3,7 +3,6 @@
 #pragma once
 #include <chrono>
 #include <functional>
-#include <thread>
 
 #include "dev/cuda/report.h"
 #include "llmc/cuda/check.cuh"
@@ -29,16 +28,6 @@ struct Stream {
     Stream(const Stream&) = delete;
     operator cudaStream_t() const { return handle; }
     void wait() const { check(cudaStreamSynchronize(handle)); }
-    // wait(), but false if there is no end within so many seconds
-    bool ends_within(double seconds) const {
-        using Clock = std::chrono::steady_clock;
-        for (auto begin = Clock::now(); cudaStreamQuery(handle) == cudaErrorNotReady;) {
-            if (std::chrono::duration<double>(Clock::now() - begin).count() > seconds) { return false; }
-            std::this_thread::sleep_for(std::chrono::microseconds(20));
-        }
-        wait();
-        return true;
-    }
 };
 
 struct Event {

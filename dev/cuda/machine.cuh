@@ -4,6 +4,7 @@
 #include <ctime>
 #include <fstream>
 #include <string>
+#include <string_view>
 
 #include "dev/cuda/report.h"
 #include "llmc/cuda/check.cuh"
@@ -15,6 +16,13 @@ inline bool has_device() {
     bool found = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
     cudaGetLastError();  // "no device" is an answer here, not a failure to be found later
     return found;
+}
+
+// by dev/emulate, on the CPU
+inline bool is_emulated() {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, 0));
+    return std::string_view(properties.name) == "emulated GPU";
 }
 
 inline int device_attribute(cudaDeviceAttr attribute) {

@@ -79,7 +79,7 @@ struct Contest {
 inline Findings judge_all_blocks(const Contest& c, const Version& version) {
     Findings findings;
     for (int block : blocks_of(version, c.options)) {
-        findings.merge(judge_launch(version, c.problem, c.ring.first, block, c.stream, c.options.verbose));
+        findings.merge(judge_launch(version, c.problem, c.ring.first, block, c.stream, c.options));
     }
     return findings;
 }

@@ -1,8 +1,11 @@
 // Tests of what a shootout prints, writes and takes as options, without a GPU.
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -10,6 +13,7 @@
 #include "dev/cuda/layernorm_lists.h"
 #include "dev/cuda/options.h"
 #include "dev/cuda/report.h"
+#include "dev/cuda/watchdog.h"
 
 using namespace llmc;
 
@@ -82,6 +86,16 @@ TEST_CASE("forms: those that leave out weight or bias and nothing else") {
 }
 
 // ---- options -----------------------------------------------------------------------------------
+
+TEST_CASE("a watchdog barks where what it watches does not end in time") {
+    using namespace std::chrono_literals;
+    std::atomic<int> barks = 0;
+    { Watchdog watchdog(3600, [&] { barks++; }); }
+    CHECK(barks == 0);  // and the test has not taken an hour
+    Watchdog watchdog(0.01, [&] { barks++; });
+    for (int i = 0; i < 1000 && barks == 0; i++) { std::this_thread::sleep_for(10ms); }
+    CHECK(barks == 1);
+}
 
 TEST_CASE("options of the shootouts") {
     auto parse = [](std::vector<const char*> words) {
