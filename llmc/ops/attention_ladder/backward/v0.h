@@ -2,7 +2,7 @@
 // Why:    what the rungs above compute. Probabilities come from forward's lse; dot = dout . out stands for
 //         the sum of p dp.
 // Costs:  a query and a key: five products, 10 x 64 operations, and an exponential.
-// Result: not measured yet
+// Result: 12.7 ms at 1x2x256 fp32, one thread; 2026-11-25
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 // Why:    what one writes first. p and ds lie in memory between the kernels, as the formulas have them.
 // Costs:  8 T^2 bytes a head, written once, then read 4 bytes for each of dq, dk, dv and each query and key.
 //         Five products.
-// Result: not measured yet; predicted: 60 ms at 64x12x1024
+// Result: 119 ms, 0.3 % of the roof at 64x12x1024; H100, 2026-11-25
 #include "llmc/ops/attention_ladder/pairs.cuh"
 #include "llmc/ops/attention_ladder/rungs.h"
 

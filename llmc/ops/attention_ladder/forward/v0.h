@@ -2,7 +2,7 @@
 // Why:    what the rungs above compute, in the order of the formula: scores, their softmax, the weighted sum
 //         of values.
 // Costs:  a query and a key: 4 x 64 operations and an exponential; a row of T scores is all that is kept.
-// Result: not measured yet
+// Result: 2.5 ms at 1x2x256 fp32, one thread; 2026-11-25
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -4,7 +4,7 @@
 // Costs:  4 T^2 bytes a head, written by the first kernel, read three times and written twice by the second,
 //         read by the third: at T=1024 over 20 MB a head, where q, k, v and out have 0.5 MB. 2 x 64
 //         operations of fp32 a pair, twice.
-// Result: not measured yet; predicted: about 20 ms at 64x12x1024, by loads of single elements
+// Result: 27.9 ms, 0.5 % of the roof at 64x12x1024; H100, 2026-11-25
 #include "llmc/cuda/reduce.cuh"
 #include "llmc/ops/attention_ladder/pairs.cuh"
 #include "llmc/ops/attention_ladder/rungs.h"
