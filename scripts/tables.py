@@ -37,7 +37,7 @@ def source(data):
     dates = sorted({row["date"] for row in data["rows"] if "date" in row}) or [data.get("date", "")]
     date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     words = [data.get("gpu") or data.get("cpu", ""), date]
-    words += [f"{key} {data[key]}" for key in ("cuda", "driver", "pytorch", "triton", "quack", "openblas") if key in data]
+    words += [f"{key} {data[key]}" for key in ("cuda", "driver", "pytorch", "triton", "quack", "openblas", "cudnn") if key in data]
     text = ", ".join(word for word in words if word)
     text += f": `{data['command']}`" if "command" in data else ""
     return [""] + ([text + ("." if "note" not in data else f"; {data['note']}.")] if text else [data["note"] + "."])
@@ -101,6 +101,19 @@ def ladder(op, blocks):
     unit = "µs (block)" if blocks else "µs"
     return markdown(["version", "idea", f"65536x768 bf16: {unit}", "% roof", f"4096x8192 fp16: {unit}", "% roof"],
                     lines.values()) + source(data)
+
+
+def attention_ladder(direction):
+    """a line a rung, a column a shape; the roof's three parts, of which the longest counts, come last"""
+    data, lines, shapes = load("attention_ladder"), {}, []
+    for row in data["rows"]:
+        if row["op"] != "attention_" + direction:
+            continue
+        shapes += [] if row["shape"] in shapes else [row["shape"]]
+        line = lines.setdefault((row["version"], row["idea"]), {})
+        line[row["shape"]] = row["us"] + (f", {row['percent_of_roof']}" if "percent_of_roof" in row else "")
+    return markdown(["version", "idea"] + shapes,
+                    [[*rung] + [line.get(s, "") for s in shapes] for rung, line in lines.items()]) + source(data)
 
 
 def latency():
@@ -226,6 +239,8 @@ TABLES = {
     "others": lambda: flat("layernorm_others"),
     "attention": lambda: flat("attention"),
     "attention-step": lambda: flat("attention_step"),
+    "attention-forward": lambda: attention_ladder("forward"),
+    "attention-backward": lambda: attention_ladder("backward"),
     **{name.replace("_", "-"): lambda name=name: flat(name) for name in
        ("training_against_pytorch", "training_losses", "training_seeds", "training_bf16_errors", "training_speed",
         "training_peers", "training_step", "training_floors", "training_sample_gpu", "training_cpu",
@@ -256,7 +271,7 @@ def filled(path, text):
 
 FIGURE = re.compile(r"\d[\d.,]*k?\s+(?:us|µs|microseconds|[GT]B/s|(?:million\s+)?tokens/s)\b"
                     r"|\d[\d.]*\s*%\s+of\s+(?:the|its|their|a)\s+(?:\w+\s+)?roof")
-MAY_HAVE_FIGURES = ("doc/notebook.md", "doc/layernorm.md")  # a diary, and a lesson that argues with its figures
+MAY_HAVE_FIGURES = ("doc/notebook.md", "doc/layernorm.md", "doc/attention.md")  # a diary; lessons argue with figures
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUOTED_PATH = re.compile(r"`((?:llmc|dev|doc|data|scripts)/[\w./-]+\.(?:h|cuh|cu|cpp|md|sh|py|pl|json|svg|toml))`")
 SNIPPET = re.compile(r"```cpp\n\s*// (llmc/\S+)\n(.*?)```", re.S)

@@ -76,7 +76,7 @@ inline Findings judge_launch(const Version& version, const Problem& p, TensorSet
     Findings findings;
     set.poison();
     try {
-        // The launch itself may never return: CUDA loads a kernel at its first launch, and may wait for the one before it.
+        // The launch itself may never return: to load a kernel CUDA may wait for the one before it.
         const double seconds = patience(o);
         Watchdog watchdog(seconds, [&] { leave_hanging(version, p, block, seconds); });
         version.launch(set, p, block, stream);
