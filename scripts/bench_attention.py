@@ -18,6 +18,7 @@ import ctypes
 import json
 import statistics
 import sys
+import time
 from pathlib import Path
 
 try:
@@ -262,7 +263,8 @@ def main():
         torch.cuda.empty_cache()
         if options.json:
             options.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-                                                "cudnn": torch.backends.cudnn.version(), "rows": rows}, indent=1))
+                                                "cudnn": torch.backends.cudnn.version(),
+                                                "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1))
     return 0
 
 

@@ -6,6 +6,8 @@
                                              figure stands in prose, or if a link or a quoted path leads nowhere
     scripts/tables.py --take FILE layernorm  take the rows that a shootout wrote (--json FILE) into
                                              doc/measured/layernorm.json, in place of older ones of the same call
+    scripts/tables.py --take FILE attention_ladder      those of attention_forward or _backward, in place of all older ones
+    scripts/tables.py --take FILE attention             what scripts/bench_attention.py wrote, in place of all
 
 A JSON file says where its figures come from (gpu, date, command, note) and holds a row a line. Numbers are printed as
 they are written there, so 49.80 stays 49.80. A new table is an entry of TABLES below.
@@ -330,16 +332,61 @@ def check(texts):
 
 # ---- rows of a shootout -------------------------------------------------------------------------
 
+def head_commit():
+    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True,
+                          check=False).stdout.strip()
+
+
+def write_rows(name, head, rows):
+    lines = ["    {" + ", ".join(f"{json.dumps(k)}: {v if isinstance(v, Number) else json.dumps(v)}"
+                                 for k, v in row.items()) + "}" for row in rows]
+    with open(os.path.join(FOLDER, name + ".json"), "w") as file:
+        file.write("".join(f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()).join(["{\n", '  "rows": [\n'])
+                   + ",\n".join(lines) + "\n  ]\n}\n")
+    return 0
+
+
+def take_attention(measured):
+    """a row a shape and direction, a field a provider: median us, and the ratio to cuDNN's"""
+    rows = {}
+    for row in measured["rows"]:
+        label = f"B={row['B']} NH={row['NH']} T={row['T']}, {row['direction']}"
+        line = rows.setdefault(label, {"row": label})
+        line[row["provider"]] = f"{row['median_us']:.1f} ({row['ratio_to_cudnn']:.2f})"
+    old, cuda = load("attention"), measured["torch"].partition("+cu")[2]
+    head = {"gpu": measured["device"], "cuda": f"{cuda[:-1]}.{cuda[-1:]}", "pytorch": measured["torch"].rpartition(".")[0],
+            "cudnn": f"{measured['cudnn'] // 10000}.{measured['cudnn'] % 10000 // 100}",
+            "date": measured.get("date", old["date"]), "commit": head_commit(), "command": old["command"]}
+    return write_rows("attention", head, rows.values())
+
+
+def take_attention_ladder(measured):
+    context, op = measured["context"], measured["context"]["op"]
+    old = [row for row in load("attention_ladder")["rows"] if row["op"] != op]
+
+    def where(row):
+        return f"{row['N'] // row['T']}x{row['C'] // 64}x{row['T']}"
+    rows = [{"op": op, "version": row["version"], "idea": row["idea"], "shape": where(row), "us": Number(f"{row['us']:.1f}"),
+             "tflop_per_s": Number(f"{row['tflop_per_s']:.1f}"), "percent_of_roof": Number(f"{row['percent_of_roof']:.1f}")}
+            for row in measured["rows"] if row["ok"] and row["us"] and row["percent_of_roof"]]
+    rows += [{"op": op, "version": "roof", "idea": part, "shape": where(roof), "us": Number(f"{roof[part + ' us']:.1f}")}
+             for roof in measured["roofs"] for part in ("products", "exponentials", "bytes")]
+    head = {"gpu": context["gpu"], "cuda": context["cuda_runtime"], "driver": context["driver"], "date": context["date"][:10],
+            "commit": head_commit(), "command": "dev/cuda/OP --cold"}
+    return write_rows("attention_ladder", head, sorted(old + rows, key=lambda row: row["op"], reverse=True))
+
+
 def take(path, name):
     with open(path) as file:
         measured = json.load(file)
+    others = {"attention": take_attention, "attention_ladder": take_attention_ladder}
+    if name in others:
+        return others[name](measured)
     target = os.path.join(FOLDER, name + ".json")
     with open(target) as file:
         head, _, _ = file.read().partition('  "rows": [\n')
     context, rows = measured["context"], load(name)["rows"]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True,
-                            check=False).stdout.strip()
-
+    commit = head_commit()
     slow = {(roof["dtype"], roof["N"], roof["C"]) for roof in measured["roofs"] if roof.get("counts") is False}
 
     def key(row):
