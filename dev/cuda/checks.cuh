@@ -13,7 +13,7 @@
 
 namespace llmc {
 
-constexpr int kExitWrong = 1;     // a version is wrong
+constexpr int kExitWrong = 1;  // a version is wrong
 
 // what the judges found in one or more launches of a version
 struct Findings {

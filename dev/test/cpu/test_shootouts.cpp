@@ -90,7 +90,9 @@ TEST_CASE("forms: those that leave out weight or bias and nothing else") {
 TEST_CASE("a watchdog barks where what it watches does not end in time") {
     using namespace std::chrono_literals;
     std::atomic<int> barks = 0;
-    { Watchdog watchdog(3600, [&] { barks++; }); }
+    {
+        Watchdog watchdog(3600, [&] { barks++; });
+    }
     CHECK(barks == 0);  // and the test has not taken an hour
     Watchdog watchdog(0.01, [&] { barks++; });
     for (int i = 0; i < 1000 && barks == 0; i++) { std::this_thread::sleep_for(10ms); }
