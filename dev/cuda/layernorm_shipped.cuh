@@ -77,7 +77,6 @@ void add_forward_regimes(std::vector<Version>& ladder) {
     };
     add("narrow", "some lanes of a warp per row", layernorm_forward_narrow<T, T>);
     add("registers", "rows in registers", layernorm_forward_registers<T, T>);
-    add("ring", "clusters that stay, behind a ring", layernorm_forward_ring<T, T>);
     add("odd", "rows at any address, rotated", layernorm_forward_odd<T, T>);
     add(
         "general", "any rows, any GPU", +[](const Call& call, cudaStream_t stream) {
@@ -122,7 +121,6 @@ void add_backward_regimes(std::vector<Version>& ladder) {
     add("narrow", "some lanes of a warp per row", layernorm_backward_narrow<T, T>);
     add("ring", "teams of warps behind rings", layernorm_backward_ring<T, T>);
     add("odd", "rows at any address", layernorm_backward_odd<T, T>);
-    add("long", "16 blocks share a row", layernorm_backward_long<T, T>);
     add("general", "any rows, any GPU",
         [](const Rows& call, cudaStream_t stream) { return layernorm_backward_general(call, true, stream); });
 }

@@ -50,23 +50,6 @@ __device__ inline void copy16_async(void* shared, const void* global) {
                  : "memory");
 }
 
-// what L2 is to do with what is copied: as usual, or to forget it before anything else
-__device__ inline uint64_t l2_as_usual() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ inline uint64_t l2_forget_first() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ inline void copy16_async(void* shared, const void* global, uint64_t policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-                 "l"(global), "l"(policy)
-                 : "memory");
-}
-
 // closes the group of copies this thread has started; may be empty
 __device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -263,15 +246,6 @@ __device__ inline void dependency_wait() { asm volatile("griddepcontrol.wait;" :
 __device__ inline void dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // --- Hopper: bulk stores -----------------------------------------------------------------------------------
-
-// `bytes` bytes from shared to global memory by the copy engine; addresses and bytes are multiples of 16. The
-// shared memory was written by ordinary stores: each thread that wrote calls fence_proxy_async(), then they
-// synchronise, then one thread calls this.
-__device__ inline void bulk_store(void* global, const void* shared, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-                 "r"(shared_address(shared)), "r"(bytes)
-                 : "memory");
-}
 
 // closes the group of bulk stores this thread has started; may be empty
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

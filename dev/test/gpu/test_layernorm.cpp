@@ -14,32 +14,22 @@ namespace {
 // ---- widths --------------------------------------------------------------------------------------
 
 // Forward: some lanes of a warp up to 64 vectors (512 elements of 16 bits), a warp up to 224 (1792), a block up to
-// 32768 (fp32 16384), clusters up to 524288 (262144). Backward: some lanes up to 16 vectors, rings of one block or of
-// clusters up to 262144 elements (fp32 229376; += 131072), others up to 262144. Rows of no whole vectors have kernels
-// of their own, up to 266240 elements forward, 131072 backward. And powers of two and GPT-2's widths, where tiles change.
-constexpr int kEdges[] = {128,  256,  512,  768,  896,  1024,  1280, 1600,
-                          1792, 2048, 4096, 8192, 8320, 16384, 16896};
+// 32768 (fp32 16384), clusters up to 262144. Backward: some lanes up to 16 vectors, rings of one block or of clusters up
+// to 262144 elements (fp32 229376; += 131072), others up to 262144. Rows of no whole vectors have kernels of their own,
+// up to 299008 elements forward (fp32 151552), 131072 backward. And powers of two and GPT-2's widths, where tiles change.
+constexpr int kEdges[] = {128, 256, 512, 768, 1024, 1280, 1600, 1792, 2048, 4096, 8192, 8320, 16384};
 constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
 // the longest rows of the layouts that blocks and rings have beside these
-constexpr int kRingEdges[] = {1128,  1536,  1728,  1792,  1960,  2040,  2560,  3008,  3072,
-                              3456,  3584,  3904,  4480,  4608,  4896,  5120,  6144,  6400,
-                              7168,  7552,  9216,  10240, 10752, 12288, 12544, 13824, 14336,
-                              14848, 15360, 16128, 18432, 20480, 24576, 27648, 28672, 30720};
+constexpr int kRingEdges[] = {1536, 1728, 2560, 3072, 3904, 4608, 5120, 6144, 7168, 7552, 9216, 10240, 12288,
+                              13824, 14336, 14848, 16128, 20480, 24576};
 // and where a cluster shares them
-constexpr int kClusterEdges[] = {36864,  40960,  45056,  49152,  57344,  60416,  72704,  81920,  83968,
-                                 98304,  102400, 114688, 118784, 126976, 128000, 135168, 139264, 147456,
-                                 163840, 172032, 180224, 196608, 202752, 229376, 250880};
+constexpr int kClusterEdges[] = {40960, 98304, 196608, 229376};
 // and of the layouts that rows at any address have: one beyond them
-constexpr int kOddEdges[] = {40,    72,    104,   136,   168,   200,   264,   328,   392,   400,   456,
-                             464,   520,   528,   544,   656,   784,   800,   928,   1040,  1056,  1312,
-                             1568,  1824,  1856,  2080,  2112,  2784,  3136,  3168,  3712,  4160,  4224,
-                             5280,  6272,  6336,  7392,  8448,  9344,  10400, 10560, 11680, 12288, 12416,
-                             12544, 13120, 14464, 15488, 16640, 16704, 20480, 24576, 32768, 65536, 131072};
-// where a cluster shares these, forward; in 16 bits and fp32, and behind a residual
-constexpr int kOddClusterEdges[] = {16896,  18688,  20992,  22784,  26240,  28032,  31488,  33280,  33792,
-                                    36736,  37376,  37632,  41984,  46720,  52480,  56064,  62976,  65408,
-                                    73472,  74752,  83968,  84480,  91136,  93440,  100352, 104960, 113920,
-                                    125952, 136704, 146944, 149504, 167936, 182272, 224256, 266240, 270336};
+constexpr int kOddEdges[] = {136, 264, 400, 520, 784, 1056, 2080, 2112, 4160, 4224, 8448, 14208, 16640, 23680,
+                             32768, 65536, 131072};
+// where a cluster shares these, forward; in 16 bits and fp32
+constexpr int kOddClusterEdges[] = {28032, 37888, 46720, 69120, 74752, 113664, 136704, 151552, 224256,
+                                    299008};
 // The longest rows of the layouts that several rows to a warp have beside these, in 16 bits and fp32. Where rows are not
 // in vectors of 16 bytes, there are layouts for halves and quarters of one and for single elements, which begin and end
 // every few columns: all widths up to the first of these, then every fourth up to the second.
@@ -61,7 +51,6 @@ std::set<int> widths(bool thorough) {
     for (int edge : kOddEdges) { add(edge, {1}); }
     for (int edge : kOddClusterEdges) { add(edge, {-1, 1}); }
     for (int edge : kClusterEdges) { add(edge, {0, 8}); }
-    add(524288, {0, 8});
     for (int edge : kLongEdges) { add(edge, {-8, 0, 8}); }
     if (!thorough) { return all; }
     for (int edge : kRingEdges) { add(edge, {-8, -1, 1}); }

@@ -1,7 +1,7 @@
 // Proof that compute-sanitizer's synccheck goes wrong where several blocks of clusters of more than 8 are on one
 // multiprocessor: it then takes mbarriers of one block for those of another, and reports "Missing wait" in blocks of
-// rank 8 and on. LayerNorm forward's ring.cuh has such clusters of 16 at 160x40000 bf16, and is reported so. Here each
-// block knows only its own barriers: it arrives, waits, arrives again. What must come out (sm_90):
+// rank 8 and on. LayerNorm forward has such clusters of 16 at 160x131072 fp32. Here each block knows only its own
+// barriers: it arrives, waits, arrives again. What must come out (sm_90):
 //   f=dev/test/sanitizer/synccheck_clusters; nvcc -std=c++20 -I. -gencode arch=compute_90a,code=sm_90a $f.cu -o $f
 //   dev/test/sanitizer/synccheck_clusters                                              right
 //   compute-sanitizer --tool synccheck dev/test/sanitizer/synccheck_clusters           reports, and the tool ends the kernel

@@ -97,21 +97,19 @@ int launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
 }
 
 // Fewer blocks with more of a row each are best, until registers or shared memory run out: of that a multiprocessor of
-// an H100 has 227 KB, of an A100 163, of an RTX 4090 99, which the last two layouts are for. Rows in 16 bits that are shared
-// have 3 vectors a lane, or 4 where that makes two blocks of three. += is better off with more rows ahead, of fewer
-// columns, where rows begin on lines: 90 % of 4R1W's for 81 at 65536 bf16, but 77 for 81 at 90000.
-template <bool kAccumulate, typename T, typename W>
-int launch_ahead(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+// an H100 has 227 KB, of an A100 163. Rows in 16 bits that are shared have 3 vectors a lane, or 4 where that makes two
+// blocks of three. += is better off with more rows ahead, of fewer columns, where rows begin on lines: 90 % of 4R1W's for
+// 81 at 65536 bf16, but 77 for 81 at 90000.
+template <bool kAccumulate, typename T>
+int launch_ahead(const LayerNormBackwardRows<T, T>& call, cudaStream_t stream) {
+    using W = T;
     constexpr bool kHalf = sizeof(T) == 2;
-    constexpr bool kMore = kAccumulate || sizeof(W) != sizeof(T);  // has shared memory to hold
     using Three = Layout<3, 1, 2>;
     using Four = Layout<4, 1, 2>;
     using Sharing = Layout<2, 3, 4>;
     using SharingLines = std::conditional_t<kHalf, Layout<2, 4, 6>, Sharing>;
-    using SharingThree = std::conditional_t<kMore, Layout<3, 2, 3>, Layout<3, 3, 4>>;
+    using SharingThree = std::conditional_t<kAccumulate, Layout<3, 2, 3>, Layout<3, 3, 4>>;
     using SharingFour = Layout<4, 2, 3, !kAccumulate>;
-    using ThreeOfL1 = Layout<3, 1, 2, false>;
-    using SharingOfL1 = Layout<2, 3, 4, false>;
     int groups = 0;
     if constexpr (kHalf) { groups = launch_first<kAccumulate, Three>(call, stream); }
     if (groups == 0) { groups = launch_first<kAccumulate, Four>(call, stream); }
@@ -119,7 +117,7 @@ int launch_ahead(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
         bool lines = call.C % (128 / (int)sizeof(T)) == 0;
         if (groups == 0 && lines) { groups = launch_first<true, SharingLines, Sharing>(call, stream); }
     }
-    if constexpr (kHalf && !kMore) {
+    if constexpr (kHalf && !kAccumulate) {
         constexpr int three = Shared<SharingThree, kAccumulate, T, W>::columns,
                       four = Shared<SharingFour, kAccumulate, T, W>::columns;
         if (2 * three < call.C && call.C <= 2 * four) {
@@ -128,9 +126,9 @@ int launch_ahead(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     }
     if (groups > 0) { return groups; }
     if constexpr (kHalf) {
-        return launch_first<kAccumulate, SharingThree, Sharing, ThreeOfL1, SharingOfL1>(call, stream);
+        return launch_first<kAccumulate, SharingThree, Sharing>(call, stream);
     } else {
-        return launch_first<kAccumulate, SharingThree, Sharing, SharingFour, SharingOfL1>(call, stream);
+        return launch_first<kAccumulate, SharingThree, Sharing, SharingFour>(call, stream);
     }
 }
 

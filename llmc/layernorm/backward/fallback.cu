@@ -271,7 +271,9 @@ int launch_two(const LayerNormBackwardRows<T, W>& call, bool columns, cudaStream
 template <bool kAccumulate, typename T, typename W>
 int launch_one(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     int groups = layernorm_teams::launch_teams<kAccumulate>(call, stream);
-    if (groups == 0) { groups = layernorm_ahead::launch_ahead<kAccumulate>(call, stream); }
+    if constexpr (std::is_same_v<T, W>) {  // weights of another type are rare
+        if (groups == 0) { groups = layernorm_ahead::launch_ahead<kAccumulate>(call, stream); }
+    }
     if (groups == 0) { groups = layernorm_teams::launch_again<kAccumulate>(call, stream); }
     return groups;
 }

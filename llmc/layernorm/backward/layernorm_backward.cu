@@ -26,7 +26,7 @@ ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bo
     if constexpr (!std::is_same_v<T, double>) {
         if (columns && call.dinp != nullptr) {
             for (auto* regime : {layernorm_backward_narrow<T, W>, layernorm_backward_ring<T, W>,
-                                 layernorm_backward_odd<T, W>, layernorm_backward_long<T, W>}) {
+                                 layernorm_backward_odd<T, W>}) {
                 if (ColumnGroups groups = regime(call, stream); groups.count > 0) { return groups; }
             }
         }

@@ -3,7 +3,7 @@
 // each of several groups of rows, the sums of dout xhat and of dout by column: (2,groups,C), of acc_t<T>. It
 // answers how many groups; 0: it does not take such a call and has done nothing. With sum_dinp a regime may leave
 // the sums of dinp, as stored, after the other two, (3,groups,C), and say so, if C is at most kSummedColumns.
-// ring and long are Hopper's alone; narrow, odd and general take calls on any GPU, odd in other code.
+// ring is Hopper's alone; narrow, odd and general take calls on any GPU, odd in other code.
 // Of one row the sums are what the call asks for: a regime may write that at once, and say so.
 // A call's dweight, dbias and dinp_sums are null here; strides are filled in; N is at least 1.
 #pragma once
@@ -43,9 +43,6 @@ ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<T, W>& call, cu
 
 template <typename T, typename W>
 ColumnGroups layernorm_backward_odd(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
-
-template <typename T, typename W>
-ColumnGroups layernorm_backward_long(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
 
 template <typename T, typename W>
 using LayerNormBackwardRegime = ColumnGroups(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);

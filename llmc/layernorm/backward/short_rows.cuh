@@ -237,28 +237,20 @@ struct Choice {
 };
 
 template <int n>
-using OfVectors = Choice<Layout<1, n, 1, 768, 2>, Layout<2, n, 1, 768, 2>, Layout<4, n, 1, 768, 2>,
-                         Layout<8, n, 1, 768, 2>, Layout<16, n, 1, 768, 2>>;
-// Pieces of less than 16 bytes: as many a lane as registers allow, or fewer where that leaves fewer lanes without.
-template <int n, int few, int many>
-using FewOrMany = Choice<Layout<1, n, few>, Layout<1, n, many>, Layout<2, n, few>, Layout<2, n, many>,
-                         Layout<4, n, few>, Layout<4, n, many>, Layout<8, n, few>, Layout<8, n, many>,
-                         Layout<16, n, few>, Layout<16, n, many>, Layout<32, n, few>, Layout<32, n, many>>;
+using OfVectors = Choice<Layout<4, n, 1, 768, 2>, Layout<8, n, 1, 768, 2>, Layout<16, n, 1, 768, 2>>;
+// Pieces of less than 16 bytes: as many a lane as registers allow.
 template <int n>
-struct OfPieces;
-template <>
-struct OfPieces<1> : FewOrMany<1, 3, 5> {};
-template <>
-struct OfPieces<2> : FewOrMany<2, 2, 3> {};
-template <>
-struct OfPieces<4>
-    : Choice<Layout<1, 4, 2>, Layout<2, 4, 2>, Layout<4, 4, 2>, Layout<8, 4, 2>, Layout<16, 4, 2>> {};
+constexpr int kMostPieces = n == 1 ? 5 : n == 2 ? 3 : 2;
+template <int n, int k = kMostPieces<n>>
+using OfPieces =
+    std::conditional_t<n == 4, Choice<Layout<4, n, k>, Layout<8, n, k>, Layout<16, n, k>>,
+                       Choice<Layout<4, n, k>, Layout<8, n, k>, Layout<16, n, k>, Layout<32, n, k>>>;
 
 // columns of a row that is no whole vectors; odd.cuh takes longer ones
 template <typename T>
 constexpr int kMostInPieces = sizeof(T) == 2 ? 127 : 192;
 
-// in the widest pieces that rows are in
+// in the widest pieces that rows are in; beside weights of another type, which are rare, whole vectors alone
 template <bool kAccumulate, int n, typename T, typename W>
 ColumnGroups launch_widest(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     using Layouts = std::conditional_t<n == Vec<T>::size, OfVectors<n>, OfPieces<n>>;
@@ -266,7 +258,7 @@ ColumnGroups launch_widest(const LayerNormBackwardRows<T, W>& call, cudaStream_t
         bool odd_is_faster = n < Vec<T>::size && call.C > kMostInPieces<T>;
         return odd_is_faster ? ColumnGroups{} : Layouts::template launch_first<kAccumulate>(call, stream);
     }
-    if constexpr (n > 1) { return launch_widest<kAccumulate, n / 2>(call, stream); }
+    if constexpr (n > 1 && std::is_same_v<T, W>) { return launch_widest<kAccumulate, n / 2>(call, stream); }
     return {};
 }
 

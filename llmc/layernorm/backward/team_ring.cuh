@@ -389,16 +389,20 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
 // ---- the choice ----------------------------------------------------------------------------------
 
 // by the first that is for such rows; {} if none is
-template <int columns, typename Write, typename Add, typename... More, typename T, typename W>
-ColumnGroups launch_first(Choice<Both<columns, Write, Add>, More...>, const LayerNormBackwardRows<T, W>& call,
+template <typename First, typename... More, typename T, typename W>
+ColumnGroups launch_first(Choice<First, More...>, const LayerNormBackwardRows<T, W>& call,
                           cudaStream_t stream) {
-    if (call.C <= columns) {
-        if (!call.accumulate_dinp) { return launch<Write, false, false>(call, stream); }
-        if constexpr (columns <= kSummedColumns) {  // one more kernel for each of these layouts
-            if (call.sum_dinp) { return launch<Add, true, true>(call, stream); }
+    constexpr bool same = std::is_same_v<T, W>;
+    if constexpr (same || !First::usual) {
+        if (call.C <= First::columns) {
+            using Add = typename First::Add;
+            if (!call.accumulate_dinp) { return launch<typename First::Write, false, false>(call, stream); }
+            if constexpr (same && First::columns <= kSummedColumns) {  // one more kernel for each of these layouts
+                if (call.sum_dinp) { return launch<Add, true, true>(call, stream); }
+            }
+            if constexpr (!std::is_same_v<Add, None>) { return launch<Add, true, false>(call, stream); }
+            return {};
         }
-        if constexpr (!std::is_same_v<Add, None>) { return launch<Add, true, false>(call, stream); }
-        return {};
     }
     if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
     return {};

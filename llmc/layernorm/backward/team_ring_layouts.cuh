@@ -20,10 +20,17 @@ struct Layout {
 };
 
 // For rows of up to so many columns: a layout for dinp =, and one for dinp +=, whose stages are half as large again.
-template <int columns, typename Write, typename Add>
+// usual: weights of another type, which are rare, take the next one.
+template <int columns_, typename Write_, typename Add_, bool usual_ = false>
 struct Both {
+    static constexpr int columns = columns_;
+    static constexpr bool usual = usual_;
+    using Write = Write_;
+    using Add = Add_;
     static_assert(columns <= Write::room && columns <= Add::room);
 };
+template <int columns, typename Write, typename Add>
+using Usual = Both<columns, Write, Add, true>;
 // instead of a layout: += of such rows is not taken
 struct None {
     static constexpr int room = 1 << 30;
@@ -36,86 +43,60 @@ struct Choice {};
 // bytes a lane and many warps a row win while a team leaves room for others; exact tiling counts more. Clusters pay
 // from 3905 columns of 16 bits on (2561 to 3008 five small teams do); few warps with many vectors each, as all warps of a
 // row must meet. Of clusters of 8 that have their SMs to themselves an H200 holds 15, 120 of its 132 SMs, of 16 only 7. A
-// turn takes as long for a row that does not fill its layout: so there are many.
+// turn takes as long for a row that does not fill its layout: so there are many. Beyond 64 KB, where each has to do for
+// rows half as long, a ring takes all of shared memory.
 using Layouts16 = Choice<
     Both<256, Layout<1, 1, 8, 1, 12, 4>, Layout<1, 1, 8, 1, 12, 3>>,
     Both<512, Layout<1, 2, 8, 1, 8, 3>, Layout<1, 2, 8, 1, 8, 2>>,
     Both<768, Layout<1, 3, 8, 1, 4, 4>, Layout<1, 3, 8, 1, 5, 2>>,
     Both<1024, Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 8, 1, 4, 2>>,
-    Both<1128, Layout<1, 5, 8, 1, 4, 3>, Layout<1, 5, 8, 1, 3, 3>>,
     Both<1280, Layout<1, 5, 8, 1, 3, 4>, Layout<1, 5, 8, 1, 3, 3>>,
-    Both<1536, Layout<1, 6, 8, 1, 3, 3>, Layout<1, 6, 8, 1, 2, 3>>,
+    Usual<1536, Layout<1, 6, 8, 1, 3, 3>, Layout<1, 6, 8, 1, 2, 3>>,
     Both<1600, Layout<1, 5, 2, 5, 4, 2>, Layout<1, 5, 2, 5, 3, 2>>,
-    Both<1728, Layout<1, 7, 8, 1, 3, 3>, Layout<1, 7, 8, 1, 2, 3>>,
-    Both<1792, Layout<1, 7, 8, 1, 2, 4>, Layout<1, 7, 8, 1, 2, 3>>,
-    Both<2040, Layout<1, 8, 8, 1, 2, 4>, Layout<1, 8, 8, 1, 2, 3>>,
+    Usual<1728, Layout<1, 7, 8, 1, 3, 3>, Layout<1, 7, 8, 1, 2, 3>>,
     Both<2048, Layout<1, 4, 8, 2, 3, 2>, Layout<1, 8, 8, 1, 2, 3>>,
     Both<2560, Layout<1, 10, 4, 2, 2, 3>, Layout<1, 5, 8, 2, 2, 2>>,
-    Both<3008, Layout<2, 3, 8, 2, 5, 2>, Layout<1, 6, 8, 2, 2, 2>>,
     Both<3072, Layout<1, 6, 8, 2, 2, 2>, Layout<1, 6, 8, 2, 2, 2>>,
-    Both<3456, Layout<1, 7, 8, 2, 2, 2>, Layout<1, 7, 8, 2, 1, 3>>,
-    Both<3584, Layout<1, 7, 8, 2, 1, 4>, Layout<1, 7, 8, 2, 1, 3>>,
-    Both<3904, Layout<1, 8, 8, 2, 1, 4>, Layout<1, 8, 8, 2, 1, 3>>,
+    Usual<3904, Layout<1, 8, 8, 2, 1, 4>, Layout<1, 8, 8, 2, 1, 3>>,
     Both<4096, Layout<2, 4, 8, 2, 2, 4>, Layout<1, 8, 8, 2, 1, 3>>,
-    Both<4608, Layout<2, 6, 4, 3, 2, 4>, Layout<2, 6, 4, 3, 2, 3>>,
-    Both<4896, Layout<2, 5, 8, 2, 2, 4>, Layout<2, 5, 8, 2, 2, 3>>,
+    Usual<4608, Layout<2, 6, 4, 3, 2, 4>, Layout<2, 6, 4, 3, 2, 3>>,
     Both<5120, Layout<2, 5, 8, 2, 2, 3>, Layout<2, 5, 8, 2, 2, 2>>,
-    Both<6144, Layout<4, 3, 8, 2, 4, 3>, Layout<4, 3, 8, 2, 4, 2>>,
-    Both<6400, Layout<2, 5, 8, 3, 2, 3>, Layout<2, 4, 8, 4, 2, 2>>,
-    Both<7552, Layout<2, 4, 8, 4, 2, 2>, Layout<2, 4, 8, 4, 1, 3>>,
+    Usual<6144, Layout<4, 3, 8, 2, 4, 3>, Layout<4, 3, 8, 2, 4, 2>>,
+    Usual<7552, Layout<2, 4, 8, 4, 2, 2>, Layout<2, 4, 8, 4, 1, 3>>,
     Both<8192, Layout<4, 4, 8, 2, 3, 3>, Layout<4, 4, 8, 2, 2, 3>>,
-    Both<9216, Layout<4, 3, 8, 3, 4, 2>, Layout<2, 5, 8, 4, 1, 3>>,
-    Both<10240, Layout<4, 5, 8, 2, 3, 3>, Layout<4, 5, 8, 2, 2, 3>>,
+    Usual<9216, Layout<4, 3, 8, 3, 4, 2>, Layout<2, 5, 8, 4, 1, 3>>,
+    Usual<10240, Layout<4, 5, 8, 2, 3, 3>, Layout<4, 5, 8, 2, 2, 3>>,
     Both<12288, Layout<4, 4, 8, 3, 2, 3>, Layout<4, 4, 8, 3, 2, 2>>,
-    Both<13824, Layout<4, 4, 8, 4, 2, 3>, Layout<4, 4, 8, 4, 2, 2>>,
-    Both<14848, Layout<4, 5, 8, 3, 2, 3>, Layout<4, 5, 8, 3, 2, 2>>,
-    Both<15360, Layout<8, 2, 8, 4, 4, 2>, Layout<4, 5, 8, 3, 2, 2>>,
+    Usual<13824, Layout<4, 4, 8, 4, 2, 3>, Layout<4, 4, 8, 4, 2, 2>>,
+    Usual<14848, Layout<4, 5, 8, 3, 2, 3>, Layout<4, 5, 8, 3, 2, 2>>,
     Both<16384, Layout<8, 4, 8, 2, 3, 3>, Layout<8, 4, 8, 2, 3, 2>>,
-    Both<18432, Layout<8, 3, 8, 3, 4, 2>, Layout<8, 3, 8, 3, 4, 2>>,
     Both<20480, Layout<8, 5, 8, 2, 3, 3>, Layout<8, 5, 8, 2, 2, 3>>,
-    Both<24576, Layout<8, 4, 8, 3, 2, 4>, Layout<8, 4, 8, 3, 3, 2>>,
-    Both<27648, Layout<8, 4, 8, 4, 2, 3>, Layout<8, 4, 8, 4, 2, 2>>,
-    Both<30720, Layout<8, 5, 8, 3, 2, 3>, Layout<8, 4, 8, 4, 2, 2>>,
+    Usual<24576, Layout<8, 4, 8, 3, 2, 4>, Layout<8, 4, 8, 3, 3, 2>>,
     Both<32768, Layout<16, 4, 8, 2, 4, 3>, Layout<8, 4, 8, 4, 2, 2>>,
-    Both<36864, Layout<16, 3, 8, 3, 4, 3>, Layout<16, 3, 8, 3, 4, 2>>,
-    Both<40960, Layout<16, 5, 8, 2, 3, 4>, Layout<16, 5, 8, 2, 2, 3>>,
-    Both<49152, Layout<16, 4, 8, 3, 3, 3>, Layout<16, 4, 8, 3, 3, 2>>,
-    Both<57344, Layout<8, 7, 8, 4, 1, 3>, Layout<8, 7, 8, 4, 1, 3>>,
-    Both<60416, Layout<8, 8, 8, 4, 1, 3>, Layout<8, 8, 8, 4, 1, 2>>,
-    Both<65536, Layout<16, 4, 8, 4, 2, 3>, Layout<8, 8, 8, 4, 1, 2>>,
-    Both<81920, Layout<16, 4, 8, 5, 2, 3>, Layout<16, 4, 8, 5, 2, 2>>,
-    Both<98304, Layout<8, 8, 8, 6, 1, 3, true>, Layout<16, 8, 8, 3, 1, 3>>,
-    Both<114688, Layout<8, 8, 8, 7, 1, 3, true>, Layout<16, 8, 8, 4, 1, 3>>,
-    Both<126976, Layout<16, 8, 8, 4, 1, 4>, Layout<16, 8, 8, 4, 1, 3>>,
-    Both<131072, Layout<16, 8, 8, 4, 1, 3>, Layout<16, 8, 8, 4, 1, 3>>,
-    Both<163840, Layout<16, 8, 8, 5, 1, 3>, None>, Both<180224, Layout<16, 8, 4, 11, 1, 4, true>, None>,
-    Both<196608, Layout<16, 8, 8, 6, 1, 4, true>, None>, Both<229376, Layout<16, 8, 8, 7, 1, 4, true>, None>,
+    Both<65536, Layout<16, 4, 8, 4, 2, 6>, Layout<16, 4, 8, 4, 2, 4>>,
+    Both<131072, Layout<16, 8, 8, 4, 1, 6>, Layout<16, 8, 8, 4, 1, 4>>,
+    Usual<196608, Layout<16, 8, 8, 6, 1, 4, true>, None>,
     Both<262144, Layout<16, 8, 8, 8, 1, 3, true>, None>>;
-using Layouts32 = Choice<Both<256, Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,
-                         Both<512, Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,
-                         Both<768, Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,
-                         Both<1024, Layout<1, 4, 4, 2, 3, 2>, Layout<1, 4, 4, 2, 2, 2>>,
-                         Both<1280, Layout<1, 5, 4, 2, 3, 3>, Layout<1, 5, 4, 2, 2, 2>>,
-                         Both<1792, Layout<1, 7, 4, 2, 2, 2>, Layout<1, 7, 4, 2, 2, 2>>,
-                         Both<1960, Layout<1, 8, 4, 2, 2, 2>, Layout<1, 8, 4, 2, 1, 3>>,
-                         Both<2048, Layout<1, 8, 4, 2, 1, 3>, Layout<1, 8, 4, 2, 1, 3>>,
-                         Both<3072, Layout<1, 12, 4, 2, 1, 3>, Layout<1, 12, 4, 2, 1, 2>>,
-                         Both<4096, Layout<1, 16, 4, 2, 1, 2>, Layout<2, 8, 4, 2, 1, 3>>,
-                         Both<4480, Layout<4, 5, 4, 2, 3, 3>, Layout<4, 5, 4, 2, 3, 2>>,
-                         Both<5120, Layout<2, 5, 4, 4, 1, 3>, Layout<4, 5, 4, 2, 3, 2>>,
-                         Both<6144, Layout<4, 6, 4, 2, 2, 3>, Layout<4, 6, 4, 2, 2, 2>>,
-                         Both<8192, Layout<4, 4, 4, 4, 2, 2>, Layout<4, 4, 4, 4, 2, 2>>,
-                         Both<10240, Layout<4, 5, 4, 4, 2, 2>, Layout<4, 5, 4, 4, 1, 3>>,
-                         Both<12288, Layout<8, 4, 4, 3, 2, 3>, Layout<8, 4, 4, 3, 3, 2>>,
-                         Both<16384, Layout<8, 4, 4, 4, 2, 2>, Layout<8, 4, 4, 4, 2, 2>>,
-                         Both<20480, Layout<8, 5, 4, 4, 2, 2>, Layout<8, 5, 4, 4, 1, 3>>,
-                         Both<28672, Layout<16, 4, 4, 4, 3, 2>, Layout<8, 7, 4, 4, 1, 3>>,
-                         Both<32768, Layout<16, 4, 4, 4, 3, 2>, Layout<8, 8, 4, 4, 1, 2>>,
-                         Both<40960, Layout<16, 5, 4, 4, 2, 3>, Layout<16, 5, 4, 4, 2, 2>>,
-                         Both<65536, Layout<16, 8, 4, 4, 2, 2>, Layout<16, 8, 4, 4, 1, 3>>,
-                         Both<131072, Layout<16, 8, 4, 8, 1, 3>, Layout<16, 8, 4, 8, 1, 2>>,
-                         Both<147456, Layout<16, 8, 4, 9, 1, 2>, None>,
-                         Both<180224, Layout<16, 8, 4, 11, 1, 2, true>, None>,
-                         Both<229376, Layout<16, 8, 4, 14, 1, 2, true>, None>>;
+using Layouts32 = Choice<
+    Both<256, Layout<1, 1, 4, 2, 12, 3>, Layout<1, 1, 4, 2, 12, 2>>,
+    Both<512, Layout<1, 2, 4, 2, 8, 2>, Layout<1, 2, 4, 2, 6, 2>>,
+    Both<768, Layout<1, 2, 4, 3, 4, 2>, Layout<1, 3, 4, 2, 3, 2>>,
+    Both<1024, Layout<1, 4, 4, 2, 3, 2>, Layout<1, 4, 4, 2, 2, 2>>,
+    Both<1280, Layout<1, 5, 4, 2, 3, 3>, Layout<1, 5, 4, 2, 2, 2>>,
+    Both<1792, Layout<1, 7, 4, 2, 2, 2>, Layout<1, 7, 4, 2, 2, 2>>,
+    Both<2048, Layout<1, 8, 4, 2, 1, 3>, Layout<1, 8, 4, 2, 1, 3>>,
+    Both<3072, Layout<1, 12, 4, 2, 1, 3>, Layout<1, 12, 4, 2, 1, 2>>,
+    Both<4096, Layout<1, 16, 4, 2, 1, 2>, Layout<2, 8, 4, 2, 1, 3>>,
+    Both<5120, Layout<2, 5, 4, 4, 1, 3>, Layout<4, 5, 4, 2, 3, 2>>,
+    Both<6144, Layout<4, 6, 4, 2, 2, 3>, Layout<4, 6, 4, 2, 2, 2>>,
+    Both<8192, Layout<4, 4, 4, 4, 2, 2>, Layout<4, 4, 4, 4, 2, 2>>,
+    Both<10240, Layout<4, 5, 4, 4, 2, 2>, Layout<4, 5, 4, 4, 1, 3>>,
+    Both<12288, Layout<8, 4, 4, 3, 2, 3>, Layout<8, 4, 4, 3, 3, 2>>,
+    Both<16384, Layout<8, 4, 4, 4, 2, 2>, Layout<8, 4, 4, 4, 2, 2>>,
+    Both<20480, Layout<8, 5, 4, 4, 2, 2>, Layout<8, 5, 4, 4, 1, 3>>,
+    Both<32768, Layout<16, 4, 4, 4, 3, 4>, Layout<16, 4, 4, 4, 2, 4>>,
+    Both<65536, Layout<16, 8, 4, 4, 2, 3>, Layout<16, 8, 4, 4, 1, 3>>,
+    Both<131072, Layout<16, 8, 4, 8, 1, 3>, Layout<16, 8, 4, 8, 1, 2>>,
+    Both<229376, Layout<16, 8, 4, 14, 1, 2, true>, None>>;
 
 }  // namespace llmc::layernorm_ring

@@ -18,7 +18,7 @@ void layernorm_forward(const LayerNormForward<T, W>& given, cudaStream_t stream)
     if (call.N == 0) { return; }
     if constexpr (!std::is_same_v<T, double>) {
         for (auto* regime : {layernorm_forward_narrow<T, W>, layernorm_forward_registers<T, W>,
-                             layernorm_forward_ring<T, W>, layernorm_forward_odd<T, W>}) {
+                             layernorm_forward_odd<T, W>}) {
             if (regime(call, stream)) { return; }
         }
     }

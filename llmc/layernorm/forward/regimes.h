@@ -16,13 +16,6 @@ bool layernorm_forward_narrow(const LayerNormForward<T, W>& call, cudaStream_t s
 template <typename T, typename W>
 bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_t stream);
 
-// Columns; longer rows are ring's, but for those with a residual. At 65536 columns registers.cuh has 95 % of the roof,
-// ring.cuh 88 to 94; at 131072 91 and 94.
-constexpr int kLongRow = 65536;
-
-template <typename T, typename W>
-bool layernorm_forward_ring(const LayerNormForward<T, W>& call, cudaStream_t stream);
-
 template <typename T, typename W>
 bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream);
 

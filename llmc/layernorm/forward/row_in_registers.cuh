@@ -386,7 +386,7 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
 // Few: each block has an SM to itself, if the device has such clusters.
 template <typename L, bool kResidual, typename T, typename W>
 bool launch_few_or_many(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    if constexpr (L::cluster == 1 && L::warps > kSchedulers) {
+    if constexpr (L::cluster == 1 && L::warps > kSchedulers && std::is_same_v<T, W>) {
         bool few = call.N <= device_facts().multiprocessors / Alone<L>::cluster;
         if (few && launch<Alone<L>, kResidual>(call, stream)) { return true; }
     }
@@ -395,19 +395,25 @@ bool launch_few_or_many(const LayerNormForward<T, W>& call, cudaStream_t stream)
 
 template <typename... Layouts>
 struct Choice {};
+template <typename... Some, typename... More>
+Choice<Some..., More...> operator+(Choice<Some...>, Choice<More...>);
 
 // by the first that has room for a row; false if none has. held: what the one before has room for, columns
-template <int held, typename L, typename... More, typename T, typename W>
+template <bool kResidual, int held, typename L, typename... More, typename T, typename W>
 bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
     static_assert(L::whole * L::step <= held, "a shorter row would not have all its whole vectors");
-    if (call.C <= L::columns) {
-        if (call.residual != nullptr) { return launch_few_or_many<L, true>(call, stream); }
-        if constexpr (held < kLongRow) { return launch_few_or_many<L, false>(call, stream); }
-        return false;
+    if (call.C <= L::columns) { return launch_few_or_many<L, kResidual>(call, stream); }
+    if constexpr (sizeof...(More) > 0) {
+        return launch_first<kResidual, L::columns>(Choice<More...>{}, call, stream);
     }
-    if constexpr (sizeof...(More) > 0) { return launch_first<L::columns>(Choice<More...>{}, call, stream); }
     return false;
 }
+
+// L, but no vector is sure to be there: for any shorter row, where the layouts before it are not used
+template <typename L>
+struct Any : L {
+    static constexpr int whole = 0;
+};
 
 // Warps, n, k, rows, early, blocks, by measurement. Each begins where the one before has all its vectors but the last:
 // that one may be partial. Few warps with many vectors each have more bytes under way than many with few, and cheaper
@@ -415,23 +421,46 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
 // unpacked anew.
 template <int warps, int k, int rows, int early, int blocks>
 using Kept = Layout<warps, 8, k, rows, early, blocks, 1, false>;
-using Layouts16 = Choice<
-    Layout<1, 8, 3, 2, 2, 17>, Layout<1, 8, 4, 2, 2, 16>, Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>,
-    Kept<1, 7, 2, 0, 10>, Layout<4, 8, 2, 1, 2, 12>, Layout<4, 8, 3, 1, 2, 9>, Layout<4, 8, 4, 1, 2, 8>,
-    Layout<5, 8, 4, 1, 2, 6>, Layout<6, 8, 4, 1, 2, 5>, Layout<7, 8, 4, 1, 1, 5>, Layout<8, 8, 4, 1, 2, 4>,
-    Layout<8, 8, 5, 1, 0, 4>, Layout<6, 8, 7, 1, 0, 4>, Layout<12, 8, 4, 1, 1, 3>, Layout<8, 8, 7, 1, 1, 3>,
-    Layout<9, 8, 7, 1, 0, 3>, Layout<8, 8, 8, 1, 0, 3>, Layout<16, 8, 8, 1, 1, 2>,
-    Layout<8, 8, 9, 1, 1, 3, 2>, Layout<8, 8, 10, 1, 1, 3, 2>, Layout<8, 8, 11, 1, 1, 3, 2>,
-    Layout<16, 8, 6, 1, 1, 2, 2>, Layout<16, 8, 7, 1, 1, 2, 2>, Layout<16, 8, 8, 1, 1, 2, 2>,
-    Layout<8, 8, 8, 1, 1, 4, 8>, Layout<16, 8, 8, 1, 1, 2, 8>, Layout<16, 8, 8, 1, 1, 2, 16>>;
-using Layouts32 =
+using W1024 = Layout<1, 8, 4, 2, 2, 16>;
+using W1792 = Kept<1, 7, 2, 0, 10>;
+using W4096 = Layout<4, 8, 4, 1, 2, 8>;
+using W8192 = Layout<8, 8, 4, 1, 2, 4>;
+using W16384 = Layout<8, 8, 8, 1, 0, 3>;
+using W32768 = Layout<16, 8, 8, 1, 1, 2>;
+using Blocks16 =
+    Choice<Layout<1, 8, 3, 2, 2, 17>, W1024, Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>, W1792,
+           Layout<4, 8, 2, 1, 2, 12>, Layout<4, 8, 3, 1, 2, 9>, W4096, Layout<5, 8, 4, 1, 2, 6>,
+           Layout<6, 8, 4, 1, 2, 5>, Layout<7, 8, 4, 1, 1, 5>, W8192, Layout<8, 8, 5, 1, 0, 4>,
+           Layout<12, 8, 4, 1, 1, 3>, Layout<8, 8, 7, 1, 1, 3>, Layout<9, 8, 7, 1, 0, 3>, W16384, W32768>;
+using Blocks32 =
     Choice<Layout<1, 4, 3, 2, 2, 1>, Layout<1, 4, 4, 2, 2, 1>, Layout<2, 4, 3, 1, 2, 16>,
            Layout<2, 4, 4, 1, 2, 12>, Layout<4, 4, 3, 1, 2, 8>, Layout<4, 4, 4, 1, 2, 8>,
            Layout<5, 4, 4, 1, 2, 5>, Layout<6, 4, 4, 1, 2, 5>, Layout<8, 4, 4, 1, 2, 4>,
            Layout<10, 4, 4, 1, 2, 3>, Layout<8, 4, 6, 1, 1, 3>, Layout<16, 4, 4, 1, 2, 2>,
-           Layout<16, 4, 8, 1, 1, 2>, Layout<8, 4, 10, 1, 1, 3, 2>, Layout<16, 4, 8, 1, 1, 2, 2>,
-           Layout<8, 4, 8, 1, 1, 4, 5>, Layout<8, 4, 8, 1, 1, 4, 6>, Layout<8, 4, 8, 1, 1, 4, 8>,
-           Layout<8, 4, 8, 1, 1, 4, 16>, Layout<16, 4, 8, 1, 1, 2, 16>>;
+           Layout<16, 4, 8, 1, 1, 2>, Layout<8, 4, 10, 1, 1, 3, 2>>;
+// Clusters. A cluster takes as long for a row that half fills it, so there are three or four for each doubling; behind a
+// residual, and for weights of another type, one.
+using C65536 = Layout<16, 8, 8, 1, 1, 2, 2>;
+using C131072 = Layout<8, 8, 8, 1, 1, 4, 8>;
+using C262144 = Layout<16, 8, 8, 1, 1, 2, 8>;
+using Clusters16 = Choice<Layout<8, 8, 10, 1, 1, 3, 2>, C65536, Layout<8, 8, 8, 1, 1, 4, 6>, C131072,
+                          Layout<16, 8, 8, 1, 1, 2, 6>, C262144>;
+using FewClusters16 = Choice<C65536, C131072, C262144>;
+using Clusters32 = Choice<Layout<16, 4, 8, 1, 1, 2, 2>, Layout<8, 4, 8, 1, 1, 4, 8>, Layout<8, 4, 8, 1, 1, 4, 12>,
+                          Layout<8, 4, 8, 1, 1, 4, 16>, Layout<16, 4, 8, 1, 1, 2, 12>,
+                          Layout<16, 4, 8, 1, 1, 2, 16>>;
+using FewClusters32 = Choice<Layout<16, 4, 8, 1, 1, 2, 2>, Layout<8, 4, 8, 1, 1, 4, 8>,
+                             Layout<8, 4, 8, 1, 1, 4, 16>, Layout<16, 4, 8, 1, 1, 2, 16>>;
+// a residual and weights of another type
+using Rare16 = Choice<Any<W1024>, Any<W1792>, Any<W4096>, Any<W8192>, Any<W16384>, Any<W32768>>;
+
+template <bool kResidual, typename T, typename W>
+using Layouts = std::conditional_t<
+    sizeof(T) == 4,
+    decltype(Blocks32{} + std::conditional_t<kResidual, FewClusters32, Clusters32>{}),
+    std::conditional_t<std::is_same_v<T, W>,
+                       decltype(Blocks16{} + std::conditional_t<kResidual, FewClusters16, Clusters16>{}),
+                       std::conditional_t<kResidual, Rare16, decltype(Blocks16{} + FewClusters16{})>>>;
 
 }  // namespace llmc::layernorm_registers
 
@@ -440,9 +469,10 @@ namespace llmc {
 template <typename T, typename W>
 bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_registers;
-    using Layouts = std::conditional_t<sizeof(T) == 2, Layouts16, Layouts32>;
     if (call.C <= kNarrowRow<T> || !rows_are_vectors(call)) { return false; }
-    return launch_first<kNarrowRow<T>>(Layouts{}, call, stream);
+    return call.residual != nullptr
+               ? launch_first<true, kNarrowRow<T>>(Layouts<true, T, W>{}, call, stream)
+               : launch_first<false, kNarrowRow<T>>(Layouts<false, T, W>{}, call, stream);
 }
 
 }  // namespace llmc

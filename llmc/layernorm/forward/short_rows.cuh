@@ -172,20 +172,20 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
 
 // Lanes, k, n, whole. Few lanes with more pieces each: sums take fewer steps.
 template <int n>
-using OfVectors =
-    Choice<Layout<1, 1, n>, Layout<1, 2, n>, Layout<2, 2, n>, Layout<4, 2, n>, Layout<4, 3, n>,
-           Layout<4, 4, n>, Layout<8, 3, n>, Layout<8, 4, n>, Layout<16, 3, n>, Layout<16, 4, n>>;
+using OfVectors = Choice<Layout<2, 2, n, 0>, Layout<4, 2, n>, Layout<4, 3, n>, Layout<4, 4, n>,
+                         Layout<8, 3, n>, Layout<8, 4, n>, Layout<16, 3, n>, Layout<16, 4, n>>;
 template <int n>
-using OfPieces =
-    Choice<Layout<1, 1, n>, Layout<1, 3, n>, Layout<1, 5, n>, Layout<2, 5, n, 3>, Layout<2, 7, n, 5>,
-           Layout<4, 5, n, 3>, Layout<4, 7, n, 5>, Layout<8, 5, n, 3>, Layout<8, 7, n, 5>>;
+using OfPieces = Choice<Layout<2, 5, n, 0>, Layout<4, 7, n, 2>, Layout<8, 7, n, 3>>;
 
-// in the widest pieces that rows are in
+// In the widest pieces that rows are in. Pieces are smaller than vectors only where that is not rare: a residual or weights
+// of another type are left to others.
 template <bool kResidual, int n, typename T, typename W>
 bool launch_widest(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using Layouts = std::conditional_t<n == Vec<T>::size, OfVectors<n>, OfPieces<n>>;
     if (rows_are_in<n>(call)) { return launch_first<kResidual, 0>(Layouts{}, call, stream); }
-    if constexpr (n > 1) { return launch_widest<kResidual, n / 2>(call, stream); }
+    if constexpr (n > 1 && !kResidual && std::is_same_v<T, W>) {
+        return launch_widest<kResidual, n / 2>(call, stream);
+    }
     return false;
 }
 

@@ -313,12 +313,17 @@ bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaSt
     return false;
 }
 
-template <bool kResidual, typename T, typename W>
+// Weights that are not aligned, or of another type, are read one by one; with a residual, too, they are left to fallback.cu.
+template <typename T, typename W>
 bool launch_any(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    using Aligned = Layouts<T, !kResidual && std::is_same_v<T, W>>;
-    return aligned(call.weight, call.bias)
-               ? launch_first<kResidual, true, kFewestColumns>(Aligned{}, call, stream)
-               : launch_first<kResidual, false, kFewestColumns>(Layouts<T, false>{}, call, stream);
+    bool residual = call.residual != nullptr;
+    if constexpr (std::is_same_v<T, W>) {
+        if (aligned(call.weight, call.bias)) {
+            return residual ? launch_first<true, true, kFewestColumns>(Others{}, call, stream)
+                            : launch_first<false, true, kFewestColumns>(Usual{}, call, stream);
+        }
+    }
+    return !residual && launch_first<false, false, kFewestColumns>(Others{}, call, stream);
 }
 
 }  // namespace llmc::layernorm_odd_forward
@@ -329,7 +334,7 @@ template <typename T, typename W>
 bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_odd_forward;
     if (call.C < kFewestColumns || rows_are_vectors(call)) { return false; }
-    return call.residual != nullptr ? launch_any<true>(call, stream) : launch_any<false>(call, stream);
+    return launch_any(call, stream);
 }
 
 }  // namespace llmc

@@ -35,49 +35,26 @@ using Shared = Layout<warps, 32, k, all, early, 16 / warps, 1, cluster>;
 template <typename... Layouts>
 struct Choice {};
 
-// Warps, lanes, k, all, early, blocks, together. Few lanes with many vectors each: what a warp does once costs as much
-// as three vectors.
-using Fine16 =
-    Choice<Layout<1, 8, 1, 0, 2, 4, 8>, Layout<1, 8, 2, 1, 2, 8, 4>, Layout<1, 8, 3, 2, 2, 12, 2>,
-           Layout<1, 8, 4, 3, 2, 12, 2>, Layout<1, 8, 5, 4, 2, 20>, Layout<1, 8, 6, 5, 1, 20>,
-           Layout<1, 8, 7, 6, 1, 16>, Layout<1, 8, 8, 7, 1, 16>, Layout<1, 16, 5, 4, 1, 20>,
-           Layout<1, 16, 6, 5, 1, 20>, Layout<1, 16, 8, 6, 1, 16>, Layout<1, 32, 5, 4, 1, 20>,
-           Layout<1, 32, 6, 5, 1, 20>, Layout<1, 32, 7, 6, 0, 20>, Layout<1, 32, 8, 7, 1, 16>,
-           Layout<2, 32, 6, 4, 1, 10>, Layout<2, 32, 8, 6, 1, 8>, Layout<4, 32, 6, 4, 1, 5>,
-           Layout<4, 32, 8, 6, 1, 4>, Layout<4, 32, 9, 7, 0, 4>, Layout<5, 32, 8, 6, 1, 3>,
-           Layout<5, 32, 9, 7, 0, 3>, Layout<4, 32, 12, 10, 0, 3>, Layout<4, 32, 14, 12, 0, 3>,
-           Layout<4, 32, 15, 13, 0, 3>, Layout<8, 32, 8, 6, 1, 2>, Shared<4, 9, 8, 0, 2>,
-           Shared<4, 11, 9, 0, 2>, Shared<4, 9, 7, 0, 3>, Shared<4, 8, 6, 0, 4>, Shared<4, 9, 8, 0, 4>,
-           Shared<4, 9, 7, 0, 5>, Shared<4, 9, 7, 0, 6>, Shared<4, 9, 7, 0, 7>, Shared<4, 9, 7, 0, 8>,
-           Shared<4, 11, 9, 0, 8>, Shared<4, 9, 7, 0, 10>, Shared<4, 11, 9, 0, 10>, Shared<4, 11, 9, 0, 12>,
-           Shared<4, 9, 8, 0, 16>, Shared<4, 11, 9, 0, 16>, Shared<8, 9, 7, 0, 12>, Shared<8, 8, 6, 0, 16>>;
-using Fine32 =
-    Choice<Layout<1, 8, 2, 1, 2, 8, 4>, Layout<1, 8, 3, 2, 2, 8, 4>, Layout<1, 8, 4, 3, 2, 12, 2>,
-           Layout<1, 8, 5, 4, 2, 10, 2>, Layout<1, 8, 6, 5, 1, 10, 2>, Layout<1, 8, 8, 6, 1, 8, 2>,
-           Layout<1, 16, 6, 3, 1, 8, 2>, Layout<1, 16, 7, 5, 1, 8, 2>, Layout<1, 32, 4, 3, 1, 10, 2>,
-           Layout<1, 32, 6, 4, 1, 10, 2>, Layout<1, 32, 7, 5, 0, 10, 2>, Layout<1, 32, 8, 7, 1, 8, 2>,
-           Layout<2, 32, 6, 4, 1, 8>, Layout<2, 32, 7, 5, 0, 10>, Layout<2, 32, 8, 6, 1, 8>,
-           Layout<3, 32, 7, 5, 1, 5>, Layout<3, 32, 8, 6, 1, 5>, Layout<4, 32, 7, 5, 1, 4>,
-           Layout<4, 32, 8, 6, 1, 4>, Layout<5, 32, 8, 6, 1, 3>, Layout<6, 32, 8, 6, 0, 3>,
-           Layout<7, 32, 8, 6, 1, 2>, Layout<8, 32, 8, 6, 1, 2>, Layout<10, 32, 8, 6, 0, 2>,
-           Layout<10, 32, 10, 8, 0, 2>, Layout<18, 32, 7, 5, 0, 1>, Shared<8, 8, 7, 1, 2>,
-           Shared<4, 10, 8, 0, 4>, Shared<4, 10, 8, 0, 5>, Shared<4, 10, 8, 0, 6>, Shared<4, 10, 8, 0, 7>,
-           Shared<8, 10, 8, 0, 4>, Shared<8, 10, 8, 0, 5>, Shared<8, 10, 8, 0, 6>, Shared<8, 10, 8, 0, 7>,
-           Shared<8, 10, 8, 0, 8>, Shared<8, 10, 8, 0, 10>, Shared<8, 10, 8, 0, 12>, Shared<8, 10, 8, 0, 14>,
-           Shared<16, 10, 8, 0, 8>, Shared<16, 8, 5, 0, 16>>;
-// Fewer, for what is rare: residuals, weights of another type, or not aligned. With a residual clusters of 16 take longer
-// than general.cu: 349 us for 284 at 512x131071 bf16.
-using Coarse16 = Choice<Layout<1, 8, 1, 0, 0, 4, 8>, Layout<1, 8, 4, 1, 0, 10, 2>, Layout<1, 16, 5, 2, 0, 16>,
-                        Layout<1, 16, 6, 5, 1, 15>, Layout<1, 32, 6, 3, 0, 16>, Layout<2, 32, 6, 3, 0, 8>,
-                        Layout<4, 32, 6, 3, 0, 4>, Layout<8, 32, 6, 3, 0, 2>, Layout<16, 32, 4, 2, 0, 1>,
-                        Shared<8, 6, 2, 0, 3>, Shared<8, 6, 2, 0, 8>>;
-using Coarse32 = Choice<Layout<1, 8, 3, 1, 0, 4, 4>, Layout<1, 8, 8, 3, 0, 8, 2>, Layout<1, 16, 8, 4, 0, 16>,
-                        Layout<1, 32, 8, 4, 0, 16>, Layout<2, 32, 8, 4, 0, 8>, Layout<4, 32, 8, 4, 0, 4>,
-                        Layout<8, 32, 8, 4, 0, 2>, Layout<16, 32, 8, 4, 0, 1>, Shared<8, 8, 3, 0, 4>,
-                        Shared<8, 8, 3, 0, 10>>;
+// L for weights or residuals that are rare: few layouts, so fewer vectors are sure to be there
+template <typename L, int all_>
+struct Rare : L {
+    static constexpr int all = all_;
+    static constexpr int fewest(int n) { return L::cluster * L::warps * (all * L::lanes + 1) * n; }
+};
 
-template <typename T, bool fine>
-using Layouts = std::conditional_t<sizeof(T) == 2, std::conditional_t<fine, Fine16, Coarse16>,
-                                   std::conditional_t<fine, Fine32, Coarse32>>;
+// Warps, lanes, k, all, early, blocks, together; for 16 bits and, half as many columns, fp32. Few lanes with many vectors
+// each: what a warp does once costs as much as three vectors.
+using Upto520 = Layout<1, 8, 8, 4, 1, 16>;
+using Upto2080 = Layout<1, 32, 8, 3, 1, 16>;
+using Upto8320 = Layout<4, 32, 8, 4, 1, 4>;
+using Upto16640 = Layout<8, 32, 8, 4, 1, 2>;
+using Upto74752 = Shared<4, 9, 5, 0, 8>;
+using Usual =
+    Choice<Layout<1, 8, 4, 0, 2, 12, 2>, Upto520, Layout<1, 16, 6, 4, 1, 20>, Upto2080, Layout<2, 32, 8, 4, 1, 8>,
+           Upto8320, Upto16640, Shared<4, 9, 5, 0, 3>, Shared<4, 9, 5, 0, 5>, Upto74752, Shared<4, 11, 6, 0, 12>,
+           Shared<8, 9, 5, 0, 12>, Shared<8, 9, 6, 0, 16>>;
+// a residual, weights of another type or not aligned
+using Others = Choice<Rare<Upto520, 0>, Rare<Upto2080, 2>, Rare<Upto8320, 2>, Rare<Upto16640, 4>,
+                      Rare<Upto74752, 2>>;
 
 }  // namespace llmc::layernorm_odd_forward

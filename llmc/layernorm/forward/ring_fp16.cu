@@ -1,7 +1,0 @@
-// ring.cuh for fp16 rows.
-#include "llmc/layernorm/forward/ring.cuh"
-
-namespace llmc {
-template bool layernorm_forward_ring(const LayerNormForward<__half, __half>&, cudaStream_t);
-template bool layernorm_forward_ring(const LayerNormForward<__half, float>&, cudaStream_t);
-}  // namespace llmc
