@@ -122,7 +122,7 @@ def all_cases(edges):
     for line in edges:
         op, types, columns, *rows = line.split()
         size = TYPES[types.partition("/")[0]][1]
-        cases.append((op, types, int(columns), int(rows[0]) if rows else TENSOR_BYTES // size // int(columns)))
+        cases.append((op, types, int(columns), int(rows[0]) if rows else min(TENSOR_BYTES // size // int(columns), 4 << 20)))
     return cases
 
 

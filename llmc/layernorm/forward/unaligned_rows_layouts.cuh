@@ -35,10 +35,11 @@ using Shared = Layout<warps, 32, k, all, early, 16 / warps, 1, cluster>;
 template <typename... Layouts>
 struct Choice {};
 
-// L for weights or residuals that are rare: few layouts, so fewer vectors are sure to be there
+// L for weights or residuals that are rare: few layouts, so fewer vectors are sure to be there, and more registers are
+// needed.
 template <typename L, int all_>
 struct Rare : L {
-    static constexpr int all = all_;
+    static constexpr int all = all_, early = 0, blocks = L::blocks > 1 ? L::blocks * 3 / 4 : 1;
     static constexpr int fewest(int n) { return L::cluster * L::warps * (all * L::lanes + 1) * n; }
 };
 
