@@ -2,9 +2,8 @@
 // every form of a call. Hard inputs and exact sums: test_layernorm_inputs.cpp; the same bits again:
 // test_layernorm_repeats.cpp; more than 2^31 elements: test_layernorm_large.cpp; the sums over dinp:
 // test_layernorm_sums.cpp.
-#include <set>
-
 #include "dev/test/gpu/layernorm_runs.h"
+#include "dev/test/gpu/layernorm_widths.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;
@@ -12,54 +11,6 @@ using namespace llmc::gpu_test;
 namespace {
 
 // ---- widths --------------------------------------------------------------------------------------
-
-// Forward: some lanes of a warp up to 64 vectors (512 elements of 16 bits), a warp up to 224 (1792), a block up to
-// 32768 (fp32 16384), clusters up to 262144. Backward: some lanes up to 16 vectors, rings of one block or of clusters up
-// to 262144 elements (fp32 229376; += 131072), others up to 262144. Rows of no whole vectors have kernels of their own,
-// up to 299008 elements forward (fp32 151552), 131072 backward. And powers of two and GPT-2's widths, where tiles change.
-constexpr int kEdges[] = {128, 256, 512, 768, 1024, 1280, 1600, 1792, 2048, 4096, 8192, 8320, 16384};
-constexpr int kLongEdges[] = {32768, 65536, 131072, 262144};
-// the longest rows of the layouts that blocks and rings have beside these
-constexpr int kRingEdges[] = {1536, 1728, 2560, 3072, 3904, 4608, 5120, 6144, 7168, 7552, 9216, 10240, 12288,
-                              13824, 14336, 14848, 16128, 20480, 24576};
-// and where a cluster shares them
-constexpr int kClusterEdges[] = {40960, 98304, 196608, 229376};
-// and of the layouts that rows at any address have: one beyond them
-constexpr int kOddEdges[] = {136, 264, 400, 520, 784, 1056, 2080, 2112, 4160, 4224, 8448, 14208, 16640, 23680,
-                             32768, 65536, 131072};
-// where a cluster shares these, forward; in 16 bits and fp32
-constexpr int kOddClusterEdges[] = {28032, 37888, 46720, 69120, 74752, 113664, 136704, 151552, 224256,
-                                    299008};
-// The longest rows of the layouts that several rows to a warp have beside these, in 16 bits and fp32. Where rows are not
-// in vectors of 16 bytes, there are layouts for halves and quarters of one and for single elements, which begin and end
-// every few columns: all widths up to the first of these, then every fourth up to the second.
-constexpr int kNarrowEdges[] = {192, 384};
-constexpr int kEachUpTo = 130, kFourthUpTo = 232;
-constexpr int kOtherWidths[] = {158, 162, 190, 194, 15872, 20001};
-
-// each edge, an element off it, a vector of fp32 or of 16 bits off it; of long rows the vectors of 16 bits
-// alone, unless `thorough`
-std::set<int> widths(bool thorough) {
-    std::set<int> all(std::begin(kOtherWidths), std::end(kOtherWidths));
-    auto add = [&](int edge, std::initializer_list<int> off) {
-        for (int d : off) { all.insert(edge + d); }
-    };
-    for (int C = 1; C <= kFourthUpTo; C += C < kEachUpTo ? 1 : 4 - C % 4) { all.insert(C); }
-    for (int edge : kNarrowEdges) { add(edge, {-1, 0, 4, 8}); }
-    for (int edge : kEdges) { add(edge, {-8, -4, -1, 0, 1, 4, 8}); }
-    for (int edge : kRingEdges) { add(edge, {0, 8}); }
-    for (int edge : kOddEdges) { add(edge, {1}); }
-    for (int edge : kOddClusterEdges) { add(edge, {-1, 1}); }
-    for (int edge : kClusterEdges) { add(edge, {0, 8}); }
-    for (int edge : kLongEdges) { add(edge, {-8, 0, 8}); }
-    if (!thorough) { return all; }
-    for (int edge : kRingEdges) { add(edge, {-8, -1, 1}); }
-    for (int edge : kClusterEdges) { add(edge, {-8}); }
-    for (int edge : kOddEdges) { add(edge, {-1, 2}); }
-    for (int edge : kOddClusterEdges) { add(edge, {2}); }
-    for (int edge : kLongEdges) { add(edge, {-4, -1, 1, 4}); }
-    return all;
-}
 
 // `elements` in about that many rows, of at least 3
 Shape rows_of(int C, int64_t elements, int64_t most) {
@@ -69,12 +20,8 @@ Shape rows_of(int C, int64_t elements, int64_t most) {
 // 4 elements off an edge, a vector of fp32, is half a vector of 16 bits: of long rows but another width without vectors
 bool worth_trying(Dtype dtype, int C) { return dtype == Dtype::kFp32 || C % 8 != 4 || C < kFourthUpTo; }
 
-// bf16 and, but for some of the longest rows, fp32 at every width; one of the other pairs of types in turn
-bool chosen(int pair, int C, int turn) {
-    bool longest = C >= 65536, odd = C % 2 != 0;
-    return pair == 1 || (pair == 0 && (!longest || odd || C % 16384 == 0)) ||
-           (pair == 2 + turn % 3 && !longest);
-}
+// bf16 and fp32 at every width; one of the other pairs of types in turn
+bool chosen(int pair, int C, int turn) { return pair < 2 || (pair == 2 + turn % 3 && C < 65536); }
 template <typename Each>
 void for_widths(bool thorough, Each each) {
     int turn = 0;

@@ -17,15 +17,18 @@
 #include "llmc/cuda/vectors.cuh"
 #include "llmc/layernorm/alignment.cuh"
 #include "llmc/layernorm/backward/regimes.h"
+#include "llmc/layernorm/layouts.h"
 
 namespace llmc::layernorm_narrow_backward {
 
-// A row is shared by `lanes` neighbouring lanes, which have k pieces each, of n elements, `step` apart. `together` rows of
-// a lane are under way.
-template <int lanes_, int n_, int k_, int threads_ = 1024, int together_ = 1>
+// A row is shared by `lanes` neighbouring lanes, which have k pieces each, of n elements, `step` apart: one if these are
+// vectors, else as many as registers allow. `together` rows of a lane are under way.
+template <int lanes_, int n_, bool kVectors>
 struct Layout {
-    static constexpr int lanes = lanes_, n = n_, k = k_, step = lanes * n, columns = step * k;
-    static constexpr int threads = threads_, warps = threads / kWarp, together = together_;
+    static constexpr int lanes = lanes_, n = n_, k = kVectors ? 1 : layouts::pieces_of_lane(n);
+    static constexpr int step = lanes * n, columns = step * k;
+    static constexpr int threads = kVectors ? 768 : 1024, warps = threads / kWarp,
+                         together = kVectors ? 2 : 1;
 };
 
 // a lane's columns
@@ -225,38 +228,34 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     return {groups, hopper, false, call.of_one_row.given};
 }
 
-template <typename... L>
-struct Choice {
-    // by the first that has room for a row; no groups if none has
-    template <bool kAccumulate, typename T, typename W>
-    static ColumnGroups launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-        ColumnGroups groups;
-        (void)((call.C <= L::columns && (groups = launch<L, kAccumulate>(call, stream), true)) || ...);
-        return groups;
-    }
-};
-
-template <int n>
-using OfVectors = Choice<Layout<4, n, 1, 768, 2>, Layout<8, n, 1, 768, 2>, Layout<16, n, 1, 768, 2>>;
-// Pieces of less than 16 bytes: as many a lane as registers allow.
-template <int n>
-constexpr int kMostPieces = n == 1 ? 5 : n == 2 ? 3 : 2;
-template <int n, int k = kMostPieces<n>>
-using OfPieces =
-    std::conditional_t<n == 4, Choice<Layout<4, n, k>, Layout<8, n, k>, Layout<16, n, k>>,
-                       Choice<Layout<4, n, k>, Layout<8, n, k>, Layout<16, n, k>, Layout<32, n, k>>>;
-
 // columns of a row that is no whole vectors; odd.cuh takes longer ones
 template <typename T>
 constexpr int kMostInPieces = sizeof(T) == 2 ? 127 : 192;
 
+// by the first that has room for a row; no groups if none has
+template <const auto& table, int n, bool kVectors, bool kAccumulate, typename T, typename W>
+ColumnGroups launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
+    ColumnGroups groups;
+    layouts::first_of<table>([&]<int i>() {
+        using L = Layout<table[i].lanes, n, kVectors>;
+        if constexpr (kVectors || L::columns <= 2 * kMostInPieces<T>) {
+            if (call.C <= L::columns) { groups = launch<L, kAccumulate>(call, stream); }
+        }
+        return groups.count > 0;
+    });
+    return groups;
+}
+
 // in the widest pieces that rows are in; beside weights of another type, which are rare, whole vectors alone
 template <bool kAccumulate, int n, typename T, typename W>
 ColumnGroups launch_widest(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    using Layouts = std::conditional_t<n == Vec<T>::size, OfVectors<n>, OfPieces<n>>;
     if (rows_are_in<n>(call)) {
-        bool odd_is_faster = n < Vec<T>::size && call.C > kMostInPieces<T>;
-        return odd_is_faster ? ColumnGroups{} : Layouts::template launch_first<kAccumulate>(call, stream);
+        if constexpr (n == Vec<T>::size) {
+            return launch_first<layouts::kShortBackward, n, true, kAccumulate>(call, stream);
+        } else {
+            if (call.C > kMostInPieces<T>) { return {}; }  // unaligned_rows.cuh is faster
+            return launch_first<layouts::kShortBackwardPieces, n, false, kAccumulate>(call, stream);
+        }
     }
     if constexpr (n > 1 && std::is_same_v<T, W>) { return launch_widest<kAccumulate, n / 2>(call, stream); }
     return {};

@@ -18,10 +18,25 @@
 #include "llmc/cuda/vectors.cuh"
 #include "llmc/layernorm/alignment.cuh"
 #include "llmc/layernorm/backward/regimes.h"
-#include "llmc/layernorm/backward/team_ring_layouts.cuh"
 #include "llmc/layernorm/backward/team_sums.cuh"
+#include "llmc/layernorm/layouts.h"
 
 namespace llmc::layernorm_ring {
+
+// A layout of layouts.h's. A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team of warps,
+// whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages. again: a row's second
+// half reads it again where the copy engine left it, and its stage is refilled a row later; soon: at once, for one more
+// meeting of the team, where there are but two stages.
+template <int blocks_, int warps_, int n_, int k_, int teams_, int stages_, bool again_>
+struct Layout {
+    static constexpr bool again = again_, soon = again && stages_ == 2;
+    static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, teams = teams_, stages = stages_;
+    static constexpr int team_threads = warps * kWarp, threads = teams * team_threads;
+    static constexpr int step = team_threads * n,
+                         columns = step * k;      // of a lane's vectors; a block has room for
+    static constexpr int pairs = blocks * warps;  // warps of a row
+    static_assert(threads <= 1024 && (warps == 1 || teams < 16));  // named barriers 1 to 15
+};
 
 // A row's columns of inp, of dout, and for += of dinp, L::columns apart; from somewhere in the first line on.
 template <typename L, int kStreams, typename T>
@@ -388,24 +403,42 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
 
 // ---- the choice ----------------------------------------------------------------------------------
 
+template <const auto& table, int i, bool kAccumulate>
+struct Of {
+    static constexpr layouts::TeamRing ring = kAccumulate ? table[i].add : table[i].write;
+    using L =
+        Layout<ring.cluster, ring.warps, ring.vector, ring.vectors, ring.teams, ring.stages, ring.reread>;
+};
+
 // by the first that is for such rows; {} if none is
-template <typename First, typename... More, typename T, typename W>
-ColumnGroups launch_first(Choice<First, More...>, const LayerNormBackwardRows<T, W>& call,
-                          cudaStream_t stream) {
+template <const auto& table, typename T, typename W>
+ColumnGroups launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>;
-    if constexpr (same || !First::usual) {
-        if (call.C <= First::columns) {
-            using Add = typename First::Add;
-            if (!call.accumulate_dinp) { return launch<typename First::Write, false, false>(call, stream); }
-            if constexpr (same && First::columns <= kSummedColumns) {  // one more kernel for each of these layouts
-                if (call.sum_dinp) { return launch<Add, true, true>(call, stream); }
-            }
-            if constexpr (!std::is_same_v<Add, None>) { return launch<Add, true, false>(call, stream); }
-            return {};
-        }
+    ColumnGroups groups;
+    if (!runs_hopper_code(layernorm_backward_kernel<typename Of<table, 0, false>::L, false, false, T, W>)) {
+        return groups;
     }
-    if constexpr (sizeof...(More) > 0) { return launch_first(Choice<More...>{}, call, stream); }
-    return {};
+    layouts::first_of<table>([&]<int i>() {
+        if constexpr (layouts::are_for(table[i].calls, !same, same)) {
+            if (call.C > table[i].columns) { return false; }
+            if (!call.accumulate_dinp) {
+                groups = launch<typename Of<table, i, false>::L, false, false>(call, stream);
+            } else if constexpr (table[i].adds()) {
+                using Add = typename Of<table, i, true>::L;
+                if constexpr (same &&
+                              table[i].columns <= kSummedColumns) {  // one more kernel for each of these
+                    if (call.sum_dinp) {
+                        groups = launch<Add, true, true>(call, stream);
+                        return true;
+                    }
+                }
+                groups = launch<Add, true, false>(call, stream);
+            }
+            return true;
+        }
+        return false;
+    });
+    return groups;
 }
 
 }  // namespace llmc::layernorm_ring
@@ -415,11 +448,12 @@ namespace llmc {
 template <typename T, typename W>
 ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_ring;
-    using Layouts = std::conditional_t<sizeof(T) == 2, Layouts16, Layouts32>;
-    using Any = std::conditional_t<sizeof(T) == 2, Layout<1, 4, 8, 1, 4, 3>, Layout<1, 4, 4, 2, 3, 2>>;
     if (call.dinp == nullptr || !rows_are_vectors(call)) { return {}; }
-    if (!runs_hopper_code(layernorm_backward_kernel<Any, false, false, T, W>)) { return {}; }
-    return launch_first(Layouts{}, call, stream);
+    if constexpr (sizeof(T) == 2) {
+        return launch_first<layouts::kTeamRing16>(call, stream);
+    } else {
+        return launch_first<layouts::kTeamRing32>(call, stream);
+    }
 }
 
 }  // namespace llmc

@@ -342,9 +342,8 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, 
 
 // By the tile and number of warps that suit best: many teams, and wide lanes, since a warp's work once a row
 // costs as much as seven columns a lane.
-template <bool kAccumulate, typename T, typename... Tile>
-ColumnGroups launch_best(Tiles<Tile...>, const LayerNormBackwardRows<T, T>& call, const float* wide,
-                         cudaStream_t stream) {
+template <bool kAccumulate, typename T>
+ColumnGroups launch_best(const LayerNormBackwardRows<T, T>& call, const float* wide, cudaStream_t stream) {
     Layout best{};
     int best_k = 0;
     auto consider = [&]<typename One>(One) {
@@ -357,41 +356,39 @@ ColumnGroups launch_best(Tiles<Tile...>, const LayerNormBackwardRows<T, T>& call
             best_k = One::k;
         }
     };
-    (consider(Tile{}), ...);
+    each_tile<false, sizeof(T)>(consider);
     ColumnGroups groups;
     auto launched = [&]<typename One>(One) {
         if (One::k == best_k) { groups = launch<One, kAccumulate>(call, wide, best, stream); }
     };
-    (launched(Tile{}), ...);
+    each_tile<false, sizeof(T)>(launched);
     return groups;
 }
 
 // Rows that one block has no room for: what counts is how many are under way.
-template <bool kAccumulate, typename T, typename... Tile>
-ColumnGroups launch_shared(Tiles<Tile...>, const LayerNormBackwardRows<T, T>& call, const float* wide,
-                           cudaStream_t stream) {
+template <bool kAccumulate, typename T>
+ColumnGroups launch_shared(const LayerNormBackwardRows<T, T>& call, const float* wide, cudaStream_t stream) {
     constexpr int kStreams = kAccumulate ? 3 : 2;
     float most = 0;
     auto consider = [&]<typename One>(One) {
         most = std::max(most, One::rows_under_way(One::shared(call.C, kStreams, sizeof(T))));
     };
-    (consider(Tile{}), ...);
+    each_tile<true, sizeof(T)>(consider);
     ColumnGroups groups;
     auto launched = [&]<typename One>(One) {
         Layout o = One::shared(call.C, kStreams, sizeof(T));
         if (groups.count > 0 || o.teams == 0 || One::rows_under_way(o) < most) { return; }
         groups = launch<One, kAccumulate>(call, wide, o, stream);
     };
-    (launched(Tile{}), ...);
+    each_tile<true, sizeof(T)>(launched);
     return groups;
 }
 
 template <bool kAccumulate, typename T>
 ColumnGroups launch_any(const LayerNormBackwardRows<T, T>& call, const float* wide, cudaStream_t stream) {
-    ColumnGroups groups = launch_best<kAccumulate>(OneBlock{}, call, wide, stream);
+    ColumnGroups groups = launch_best<kAccumulate>(call, wide, stream);
     if (groups.count > 0) { return groups; }
-    using Clusters = std::conditional_t<sizeof(T) == 2, Clusters16, Clusters32>;
-    return launch_shared<kAccumulate>(Clusters{}, call, wide, stream);
+    return launch_shared<kAccumulate>(call, wide, stream);
 }
 
 }  // namespace llmc::layernorm_odd_backward
@@ -401,7 +398,9 @@ namespace llmc {
 template <typename T, typename W>
 ColumnGroups layernorm_backward_odd(const LayerNormBackwardRows<T, W>& given, cudaStream_t stream) {
     using namespace layernorm_odd_backward;
-    if (given.C < kFewestColumns || given.dinp == nullptr || rows_are_vectors(given)) { return {}; }
+    if (given.C < layouts::kFewestUnalignedBackward || given.dinp == nullptr || rows_are_vectors(given)) {
+        return {};
+    }
     LayerNormBackwardRows<T, T> call{given.dinp, nullptr,           nullptr,           given.scratch,
                                      given.dout, given.inp,         nullptr,           given.mean,
                                      given.rstd, given.N,           given.C,           given.accumulate_dinp,

@@ -5,13 +5,13 @@
 
 #include "llmc/cuda/async_copy.cuh"
 #include "llmc/cuda/device.cuh"
+#include "llmc/layernorm/layouts.h"
 
 namespace llmc::layernorm_odd_backward {
 
-constexpr int kFewestColumns = 128;  // below, there is too little for a warp
-constexpr int kMostTeams = 15;       // of more than one warp: a block has as many barriers to name
-constexpr int kMostStages = 4;       // of a team
-constexpr int kSharingWarps = 16;    // of a block, where several share a row
+constexpr int kMostTeams = 15;     // of more than one warp: a block has as many barriers to name
+constexpr int kMostStages = 4;     // of a team
+constexpr int kSharingWarps = 16;  // of a block, where several share a row
 
 // A block's rings, in bytes: more drives the blocks apart, much less starves them. += has more to bring, and where several
 // blocks share a row each waits for the others, too.
@@ -48,10 +48,12 @@ constexpr int warps_of(int k, bool accumulate, int team) {
     return enough ? 16 : most;
 }
 
-// `blocks` blocks share a row; a lane has k columns of it, the first `full` of them without asking whether they are there
-template <int k_, int full_, int blocks_ = 1>
+// A layout of layouts.h's: `blocks` blocks share a row; a lane has k columns of it, the first `full` of them without asking
+// whether they are there.
+template <int i>
 struct Tile {
-    static constexpr int k = k_, full = full_, blocks = blocks_;
+    static constexpr layouts::UnalignedBackward row = layouts::kUnalignedBackward[i];
+    static constexpr int k = row.columns, full = row.unguarded, blocks = row.cluster;
 
     // `columns` of a row by so many warps
     static bool fits(int columns, int warps) {
@@ -69,11 +71,14 @@ struct Tile {
     }
 };
 
-template <typename... Tile>
-struct Tiles {};
-using OneBlock = Tiles<Tile<6, 3>, Tile<9, 6>, Tile<12, 9>, Tile<16, 12>>;
-// Of those with as many rows under way the first is taken. In fp32, clusters of 2 and 4 have too few stages.
-using Clusters16 = Tiles<Tile<16, 12, 16>, Tile<16, 10, 8>, Tile<16, 12, 4>, Tile<16, 12, 2>>;
-using Clusters32 = Tiles<Tile<16, 10, 8>, Tile<16, 12, 16>>;
+// visit(Tile<i>{}) for each of those for one block, or of those for clusters
+template <bool kShared, int size, typename Visit>
+void each_tile(const Visit& visit) {
+    layouts::first_of<layouts::kUnalignedBackward>([&]<int i>() {
+        constexpr bool shared = Tile<i>::blocks > 1;
+        if constexpr (shared == kShared && (!shared || size == 2 || Tile<i>::row.fp32)) { visit(Tile<i>{}); }
+        return false;
+    });
+}
 
 }  // namespace llmc::layernorm_odd_backward

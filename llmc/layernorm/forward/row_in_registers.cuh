@@ -21,27 +21,24 @@
 #include "llmc/layernorm/forward/parameters.cuh"
 #include "llmc/layernorm/forward/prefetch.cuh"
 #include "llmc/layernorm/forward/regimes.h"
+#include "llmc/layernorm/layouts.h"
 
 namespace llmc::layernorm_registers {
 
 using namespace layernorm_moments;
 using namespace layernorm_parameters;
 
-// A row is shared by `warps` warps, whose lanes hold k times n elements; all but the last of the k are whole.
-// A block has `rows` rows. early: weight (1), or weight and bias (2), are asked for together with the row.
-// blocks: so many are to fit an SM, which limits registers. anew: each pass over a row unpacks it again, for want of
-// registers.
-// A long row is shared by `cluster` blocks of so many warps; half of the k are whole. early: for so many of
-// the k, weight and bias are asked for ahead, the first before the row's moments are known.
-template <int warps_, int n_, int k_, int rows_, int early_, int blocks_, int cluster_ = 1, bool anew_ = true>
+// A layout of layouts.h's. All but the last of a lane's k vectors of n columns are whole; of a long row, half of them.
+template <const auto& table, int index, int n_>
 struct Layout {
-    static constexpr int warps = warps_, n = n_, k = k_, rows = rows_, early = early_, blocks = blocks_;
-    static constexpr int cluster = cluster_, threads = rows * warps * kWarp;
-    static constexpr bool anew = anew_, alone = false;
+    static constexpr layouts::RowInRegisters row = table[index];
+    static constexpr int warps = row.warps, n = n_, k = row.vectors, rows = row.rows, early = row.early;
+    static constexpr int blocks = row.blocks_per_sm, cluster = row.cluster, threads = rows * warps * kWarp;
+    static constexpr bool anew = row.unpack_each_pass, alone = false;
     static constexpr int parts = cluster;  // of a row, whose moments meet in the cluster
     static constexpr int step = cluster * warps * kWarp * n, columns = step * k;
-    static constexpr bool is_long = columns / n > kMostVectors;
-    static constexpr int whole = is_long ? k / 2 : k - 1;
+    static constexpr int whole = layouts::unguarded_of(row);
+    static constexpr bool is_long = layouts::is_long(row);
     static constexpr bool by_cluster = is_long;  // a cluster, or block, a row; a barrier behind its loads
     static constexpr bool with_row = !is_long;   // weight and bias may be asked for before the row is summed
     static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
@@ -393,74 +390,41 @@ bool launch_few_or_many(const LayerNormForward<T, W>& call, cudaStream_t stream)
     return launch<L, kResidual>(call, stream);
 }
 
-template <typename... Layouts>
-struct Choice {};
-template <typename... Some, typename... More>
-Choice<Some..., More...> operator+(Choice<Some...>, Choice<More...>);
-
-// by the first that has room for a row; false if none has. held: what the one before has room for, columns
-template <bool kResidual, int held, typename L, typename... More, typename T, typename W>
-bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    static_assert(L::whole * L::step <= held, "a shorter row would not have all its whole vectors");
-    if (call.C <= L::columns) { return launch_few_or_many<L, kResidual>(call, stream); }
-    if constexpr (sizeof...(More) > 0) {
-        return launch_first<kResidual, L::columns>(Choice<More...>{}, call, stream);
-    }
-    return false;
-}
-
 // L, but no vector is sure to be there: for any shorter row, where the layouts before it are not used
 template <typename L>
 struct Any : L {
     static constexpr int whole = 0;
 };
 
-// Warps, n, k, rows, early, blocks, by measurement. Each begins where the one before has all its vectors but the last:
-// that one may be partial. Few warps with many vectors each have more bytes under way than many with few, and cheaper
-// sums; a warp alone wins up to 1280 columns of 16 bits, and at 1600. Rows beyond 32 KB: 128 KB an SM. Kept: not
-// unpacked anew.
-template <int warps, int k, int rows, int early, int blocks>
-using Kept = Layout<warps, 8, k, rows, early, blocks, 1, false>;
-using W1024 = Layout<1, 8, 4, 2, 2, 16>;
-using W1792 = Kept<1, 7, 2, 0, 10>;
-using W4096 = Layout<4, 8, 4, 1, 2, 8>;
-using W8192 = Layout<8, 8, 4, 1, 2, 4>;
-using W16384 = Layout<8, 8, 8, 1, 0, 3>;
-using W32768 = Layout<16, 8, 8, 1, 1, 2>;
-using Blocks16 =
-    Choice<Layout<1, 8, 3, 2, 2, 17>, W1024, Kept<1, 5, 2, 2, 10>, Layout<2, 8, 3, 1, 2, 12>, W1792,
-           Layout<4, 8, 2, 1, 2, 12>, Layout<4, 8, 3, 1, 2, 9>, W4096, Layout<5, 8, 4, 1, 2, 6>,
-           Layout<6, 8, 4, 1, 2, 5>, Layout<7, 8, 4, 1, 1, 5>, W8192, Layout<8, 8, 5, 1, 0, 4>,
-           Layout<12, 8, 4, 1, 1, 3>, Layout<8, 8, 7, 1, 1, 3>, Layout<9, 8, 7, 1, 0, 3>, W16384, W32768>;
-using Blocks32 =
-    Choice<Layout<1, 4, 3, 2, 2, 1>, Layout<1, 4, 4, 2, 2, 1>, Layout<2, 4, 3, 1, 2, 16>,
-           Layout<2, 4, 4, 1, 2, 12>, Layout<4, 4, 3, 1, 2, 8>, Layout<4, 4, 4, 1, 2, 8>,
-           Layout<5, 4, 4, 1, 2, 5>, Layout<6, 4, 4, 1, 2, 5>, Layout<8, 4, 4, 1, 2, 4>,
-           Layout<10, 4, 4, 1, 2, 3>, Layout<8, 4, 6, 1, 1, 3>, Layout<16, 4, 4, 1, 2, 2>,
-           Layout<16, 4, 8, 1, 1, 2>, Layout<8, 4, 10, 1, 1, 3, 2>>;
-// Clusters. A cluster takes as long for a row that half fills it, so there are three or four for each doubling; behind a
-// residual, and for weights of another type, one.
-using C65536 = Layout<16, 8, 8, 1, 1, 2, 2>;
-using C131072 = Layout<8, 8, 8, 1, 1, 4, 8>;
-using C262144 = Layout<16, 8, 8, 1, 1, 2, 8>;
-using Clusters16 = Choice<Layout<8, 8, 10, 1, 1, 3, 2>, C65536, Layout<8, 8, 8, 1, 1, 4, 6>, C131072,
-                          Layout<16, 8, 8, 1, 1, 2, 6>, C262144>;
-using FewClusters16 = Choice<C65536, C131072, C262144>;
-using Clusters32 = Choice<Layout<16, 4, 8, 1, 1, 2, 2>, Layout<8, 4, 8, 1, 1, 4, 8>, Layout<8, 4, 8, 1, 1, 4, 12>,
-                          Layout<8, 4, 8, 1, 1, 4, 16>, Layout<16, 4, 8, 1, 1, 2, 12>,
-                          Layout<16, 4, 8, 1, 1, 2, 16>>;
-using FewClusters32 = Choice<Layout<16, 4, 8, 1, 1, 2, 2>, Layout<8, 4, 8, 1, 1, 4, 8>,
-                             Layout<8, 4, 8, 1, 1, 4, 16>, Layout<16, 4, 8, 1, 1, 2, 16>>;
-// a residual and weights of another type
-using Rare16 = Choice<Any<W1024>, Any<W1792>, Any<W4096>, Any<W8192>, Any<W16384>, Any<W32768>>;
+// columns of the longest row that the layouts before i take
+template <const auto& table, typename T, bool rare, bool plain>
+constexpr int held_before(int i) {
+    int columns = kNarrowRow<T>;
+    for (int j = 0; j < i; j++) {
+        if (layouts::are_for(table[j].calls, rare, plain)) { columns = columns_of(table[j], Vec<T>::size); }
+    }
+    return columns;
+}
 
-template <bool kResidual, typename T, typename W>
-using Layouts = std::conditional_t<
-    sizeof(T) == 4,
-    decltype(Blocks32{} + std::conditional_t<kResidual, FewClusters32, Clusters32>{}),
-    std::conditional_t<std::is_same_v<T, W>,
-                       decltype(Blocks16{} + std::conditional_t<kResidual, FewClusters16, Clusters16>{}),
-                       std::conditional_t<kResidual, Rare16, decltype(Blocks16{} + FewClusters16{})>>>;
+// by the first that has room for a row; false if none has
+template <const auto& table, bool kResidual, typename T, typename W>
+bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    constexpr bool same = std::is_same_v<T, W>, rare = kResidual && !same, plain = same && !kResidual;
+    bool launched = false;
+    layouts::first_of<table>([&]<int i>() {
+        using Usual = Layout<table, i, Vec<T>::size>;
+        using L = std::conditional_t<rare, Any<Usual>, Usual>;
+        if constexpr (layouts::are_for(table[i].calls, rare, plain)) {
+            static_assert(L::whole * L::step <= held_before<table, T, rare, plain>(i),
+                          "a shorter row would not have all its whole vectors");
+            if (call.C > L::columns) { return false; }
+            launched = launch_few_or_many<L, kResidual>(call, stream);
+            return true;
+        }
+        return false;
+    });
+    return launched;
+}
 
 }  // namespace llmc::layernorm_registers
 
@@ -470,9 +434,14 @@ template <typename T, typename W>
 bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_registers;
     if (call.C <= kNarrowRow<T> || !rows_are_vectors(call)) { return false; }
-    return call.residual != nullptr
-               ? launch_first<true, kNarrowRow<T>>(Layouts<true, T, W>{}, call, stream)
-               : launch_first<false, kNarrowRow<T>>(Layouts<false, T, W>{}, call, stream);
+    bool residual = call.residual != nullptr;
+    if constexpr (sizeof(T) == 2) {
+        return residual ? launch_first<layouts::kRowInRegisters16, true>(call, stream)
+                        : launch_first<layouts::kRowInRegisters16, false>(call, stream);
+    } else {
+        return residual ? launch_first<layouts::kRowInRegisters32, true>(call, stream)
+                        : launch_first<layouts::kRowInRegisters32, false>(call, stream);
+    }
 }
 
 }  // namespace llmc

@@ -16,17 +16,19 @@
 #include "llmc/layernorm/forward/moments.cuh"
 #include "llmc/layernorm/forward/parameters.cuh"
 #include "llmc/layernorm/forward/regimes.h"
+#include "llmc/layernorm/layouts.h"
 
 namespace llmc::layernorm_narrow_forward {
 
 using namespace layernorm_moments;
 using namespace layernorm_parameters;
 
-// A row is shared by `lanes` neighbouring lanes with k pieces of n elements each, the first `whole` of which every lane
-// has.
-template <int lanes_, int k_, int n_, int whole_ = k_ - 1>
+// A layout of layouts.h's: a row is shared by neighbouring lanes with k pieces of n elements each, the first `whole` of
+// which every lane has.
+template <const auto& table, int index, int n_>
 struct Layout {
-    static constexpr int lanes = lanes_, k = k_, n = n_, whole = whole_;
+    static constexpr layouts::ShortForward row = table[index];
+    static constexpr int lanes = row.lanes, k = row.vectors, n = n_, whole = row.unguarded;
     static constexpr int step = lanes * n, columns = step * k;
     static constexpr int of_warp = kWarp / lanes;  // rows
 };
@@ -152,37 +154,31 @@ void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     check(cudaLaunchKernelEx(&config, kernel, call, 1.0f / call.C));
 }
 
-template <typename... Layouts>
-struct Choice {};
-
-// By the first that has room for a row; false if none has. held: columns of the longest rows before it
-template <bool kResidual, int held, typename L, typename... More, typename T, typename W>
-bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    static_assert((L::whole * L::lanes - 1) * L::n <= held,
-                  "a shorter row would not have all its whole pieces");
-    if (call.C <= L::columns) {
+// By the first that has room for a row; false if none has.
+template <const auto& table, bool kResidual, int n, typename T, typename W>
+bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    return layouts::first_of<table>([&]<int i>() {
+        using L = Layout<table, i, n>;
+        constexpr int held = i > 0 ? columns_of(table[i > 0 ? i - 1 : 0], n) : 0;  // by the layout before
+        static_assert((L::whole * L::lanes - 1) * n <= held,
+                      "a shorter row would not have all its whole pieces");
+        if (call.C > L::columns) { return false; }
         launch<L, kResidual>(call, stream);
         return true;
-    }
-    if constexpr (sizeof...(More) > 0) {
-        return launch_first<kResidual, L::columns>(Choice<More...>{}, call, stream);
-    }
-    return false;
+    });
 }
 
-// Lanes, k, n, whole. Few lanes with more pieces each: sums take fewer steps.
-template <int n>
-using OfVectors = Choice<Layout<2, 2, n, 0>, Layout<4, 2, n>, Layout<4, 3, n>, Layout<4, 4, n>,
-                         Layout<8, 3, n>, Layout<8, 4, n>, Layout<16, 3, n>, Layout<16, 4, n>>;
-template <int n>
-using OfPieces = Choice<Layout<2, 5, n, 0>, Layout<4, 7, n, 2>, Layout<8, 7, n, 3>>;
-
-// In the widest pieces that rows are in. Pieces are smaller than vectors only where that is not rare: a residual or weights
-// of another type are left to others.
+// In the widest pieces that rows are in. Pieces are smaller than vectors only for plain calls: a residual or weights of
+// another type are left to others.
 template <bool kResidual, int n, typename T, typename W>
 bool launch_widest(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    using Layouts = std::conditional_t<n == Vec<T>::size, OfVectors<n>, OfPieces<n>>;
-    if (rows_are_in<n>(call)) { return launch_first<kResidual, 0>(Layouts{}, call, stream); }
+    if (rows_are_in<n>(call)) {
+        if constexpr (n == Vec<T>::size) {
+            return launch_first<layouts::kShortForward, kResidual, n>(call, stream);
+        } else {
+            return launch_first<layouts::kShortForwardPieces, kResidual, n>(call, stream);
+        }
+    }
     if constexpr (n > 1 && !kResidual && std::is_same_v<T, W>) {
         return launch_widest<kResidual, n / 2>(call, stream);
     }

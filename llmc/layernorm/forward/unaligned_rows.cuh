@@ -22,7 +22,7 @@
 #include "llmc/layernorm/forward/prefetch.cuh"
 #include "llmc/layernorm/forward/regimes.h"
 #include "llmc/layernorm/forward/rotate.cuh"
-#include "llmc/layernorm/forward/unaligned_rows_layouts.cuh"
+#include "llmc/layernorm/layouts.h"
 
 namespace llmc::layernorm_odd_forward {
 
@@ -31,6 +31,27 @@ using layernorm_realign::past_boundary;
 using layernorm_realign::Stretch;
 using namespace layernorm_moments;
 using namespace layernorm_parameters;
+
+// A layout of layouts.h's. A row is shared by `lanes` lanes of each of `warps` warps of each block. A lane holds k vectors,
+// the first `all` of which are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far
+// past 16-byte boundaries as the others'. together: so many warps, with rows of their own, make a block: more for short
+// rows, since blocks begin no faster than 0.8 a ns.
+template <const auto& table, int index, bool kRare>
+struct Layout {
+    static constexpr layouts::UnalignedForward row = table[index];
+    static constexpr int warps = row.warps, lanes = row.lanes, k = row.vectors, cluster = row.cluster;
+    static constexpr int all = kRare ? row.rare_unguarded : row.unguarded, early = kRare ? 0 : row.early;
+    // rare ones need more registers
+    static constexpr int blocks =
+        kRare && row.blocks_per_sm > 1 ? row.blocks_per_sm * 3 / 4 : row.blocks_per_sm;
+    static constexpr int together = row.rows, threads = warps * together * kWarp;
+    static constexpr int of_warp = kWarp / lanes, rows = of_warp * together;  // rows of a warp; of a block
+    static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
+    static_assert(cluster == 1 || warps > 1);
+
+    // of rows with vectors of n columns
+    static constexpr int fewest(int n) { return cluster * warps * (all * lanes + 1) * n; }
+};
 
 // How C columns are dealt out: vectors to the warps, in stretches, as many as there are or as there is room
 // for; the columns after these one to each lane.
@@ -300,17 +321,37 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     return true;
 }
 
-// By the first that has room for a row; false if none has. Rows with fewer than `fewest` columns do not come
-// here.
-template <bool kResidual, bool kAligned, int fewest, typename L, typename... More, typename T, typename W>
-bool launch_first(Choice<L, More...>, const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    constexpr int n = Vec<T>::size;
-    static_assert(L::fewest(n) <= fewest);
-    if (call.C <= L::columns(n)) { return launch<L, kResidual, kAligned>(call, stream); }
-    if constexpr (sizeof...(More) > 0) {
-        return launch_first<kResidual, kAligned, L::columns(n) + 1>(Choice<More...>{}, call, stream);
+constexpr bool is_for(const layouts::UnalignedForward& row, bool rare) {
+    return !rare || row.rare_unguarded >= 0;
+}
+// columns of the shortest row that the layouts before i do not take
+constexpr int fewest_of(int i, int n, bool rare) {
+    int columns = layouts::kFewestUnalignedForward;
+    for (int j = 0; j < i; j++) {
+        const layouts::UnalignedForward& row = layouts::kUnalignedForward[j];
+        if (is_for(row, rare)) { columns = columns_of(row, n) + 1; }
     }
-    return false;
+    return columns;
+}
+
+// by the first that has room for a row; false if none has
+template <bool kResidual, bool kAligned, typename T, typename W>
+bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    using layouts::kUnalignedForward;
+    constexpr bool rare = kResidual || !kAligned;
+    bool launched = false;
+    layouts::first_of<kUnalignedForward>([&]<int i>() {
+        constexpr int n = Vec<T>::size;
+        if constexpr (is_for(kUnalignedForward[i], rare)) {
+            using L = Layout<kUnalignedForward, i, rare>;
+            static_assert(L::fewest(n) <= fewest_of(i, n, rare));
+            if (call.C > columns_of(kUnalignedForward[i], n)) { return false; }
+            launched = launch<L, kResidual, kAligned>(call, stream);
+            return true;
+        }
+        return false;
+    });
+    return launched;
 }
 
 // Weights that are not aligned, or of another type, are read one by one; with a residual, too, they are left to fallback.cu.
@@ -319,11 +360,11 @@ bool launch_any(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     bool residual = call.residual != nullptr;
     if constexpr (std::is_same_v<T, W>) {
         if (aligned(call.weight, call.bias)) {
-            return residual ? launch_first<true, true, kFewestColumns>(Others{}, call, stream)
-                            : launch_first<false, true, kFewestColumns>(Usual{}, call, stream);
+            return residual ? launch_first<true, true>(call, stream)
+                            : launch_first<false, true>(call, stream);
         }
     }
-    return !residual && launch_first<false, false, kFewestColumns>(Others{}, call, stream);
+    return !residual && launch_first<false, false>(call, stream);
 }
 
 }  // namespace llmc::layernorm_odd_forward
@@ -333,7 +374,7 @@ namespace llmc {
 template <typename T, typename W>
 bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_odd_forward;
-    if (call.C < kFewestColumns || rows_are_vectors(call)) { return false; }
+    if (call.C < layouts::kFewestUnalignedForward || rows_are_vectors(call)) { return false; }
     return launch_any(call, stream);
 }
 

@@ -1,0 +1,81 @@
+// Widths at which LayerNorm's layouts end, from llmc/layernorm/layouts.h, and those that tests try. Host only.
+#pragma once
+#include <initializer_list>
+#include <set>
+
+#include "llmc/layernorm/layouts.h"
+
+namespace llmc::gpu_test {
+
+// The longest rows of the layouts for whole vectors of so many columns: 8 of 16 bits, 4 of fp32.
+inline std::set<int> whole_edges(int vector) {
+    std::set<int> all;
+    auto add = [&](const auto& table) {
+        for (const auto& row : table) { all.insert(columns_of(row, vector)); }
+    };
+    add(layouts::kShortForward);
+    for (const auto& row : layouts::kShortBackward) { all.insert(row.lanes * vector); }
+    vector == 8 ? add(layouts::kRowInRegisters16) : add(layouts::kRowInRegisters32);
+    if (vector == 8) {
+        for (const auto& row : layouts::kTeamRing16) { all.insert(row.columns); }
+    } else {
+        for (const auto& row : layouts::kTeamRing32) { all.insert(row.columns); }
+    }
+    return all;
+}
+
+// of the layouts for rows that are no whole vectors: of one warp, and of a cluster
+inline std::set<int> unaligned_edges(int vector) {
+    std::set<int> all = {layouts::kFewestUnalignedForward - 1, layouts::kFewestUnalignedBackward - 1};
+    for (const auto& row : layouts::kUnalignedForward) { all.insert(columns_of(row, vector)); }
+    constexpr int most_warps = 16;
+    for (const auto& row : layouts::kUnalignedBackward) {
+        for (int warps : {1, most_warps}) { all.insert(row.cluster * warps * row.columns * layouts::kLanes); }
+    }
+    return all;
+}
+
+// of the layouts for short rows in pieces of a vector
+inline std::set<int> piece_edges(int vector) {
+    std::set<int> all;
+    for (int piece = vector / 2; piece > 0; piece /= 2) {
+        for (const auto& row : layouts::kShortForwardPieces) { all.insert(columns_of(row, piece)); }
+        for (const auto& row : layouts::kShortBackwardPieces) {
+            all.insert(row.lanes * layouts::pieces_of_lane(piece) * piece);
+        }
+    }
+    return all;
+}
+
+// Where kernels without a table change: those by cp.async, which choose by shared memory, and backward's short rows in
+// pieces (fp32: 192).
+inline constexpr int kOtherEdges[] = {127, 192, 2048, 8192, 9216, 12288, 16384, 20000, 24576, 32768};
+
+// of rows in pieces, whose layouts end every few columns: all to the first, every fourth to the second
+inline constexpr int kEachUpTo = 130, kFourthUpTo = 232;
+
+// Each edge and a vector beside it; where rows need not be whole vectors, a column. thorough: these, too, where rows are.
+inline std::set<int> widths(bool thorough) {
+    std::set<int> all;
+    for (int C = 1; C <= kFourthUpTo; C += C < kEachUpTo ? 1 : 4 - C % 4) { all.insert(C); }
+    auto add = [&](int edge, std::initializer_list<int> off) {
+        for (int d : off) { all.insert(edge + d); }
+    };
+    for (int C : layouts::kModelWidths) { all.insert(C); }
+    for (int vector : {4, 8}) {
+        for (int edge : whole_edges(vector)) { add(edge, {-vector, 0, vector}); }
+        for (int edge : unaligned_edges(vector)) { add(edge, {-1, 1}); }
+        for (int edge : piece_edges(vector)) { add(edge, {-1, 0, 1}); }
+    }
+    for (int edge : kOtherEdges) { add(edge, {-8, -4, -1, 0, 1, 4, 8}); }
+    if (thorough) {
+        for (int vector : {4, 8}) {
+            for (int edge : whole_edges(vector)) { add(edge, {-1, 1}); }
+            for (int edge : unaligned_edges(vector)) { add(edge, {0, 2}); }
+        }
+    }
+    all.erase(all.begin(), all.lower_bound(1));
+    return all;
+}
+
+}  // namespace llmc::gpu_test
