@@ -4,8 +4,7 @@
     scripts/compare_layernorm.py OLD.so NEW.so [--json FILE] [--seconds 300] [--only TEXT] [CASES]
 
 CASES: lines of "op type columns [rows]", such as "backward+= bf16 769"; op: forward, residual, backward, backward+=; type:
-fp32, bf16, fp16, bf16/fp32, fp16/fp32 (rows and weights). Without CASES: every width at which a layout of
-llmc/layernorm begins or ends, and those of models. Both libraries run in turn, round by round, on the same buffers, which
+fp32, bf16, fp16, bf16/fp32, fp16/fp32 (rows and weights). Without CASES: the widths of models in each op and type. Both libraries run in turn, round by round, on the same buffers, which
 are larger than L2; a ratio is of medians, new over old: below 1 the new one is faster. Needs PyTorch and a GPU.
 """
 import argparse
