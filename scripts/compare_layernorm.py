@@ -3,13 +3,16 @@
 
     scripts/compare_layernorm.py OLD.so NEW.so [--json FILE] [--seconds 300] [--only TEXT] [CASES]
 
-CASES: lines of "op type columns [rows]", such as "backward+= bf16 769"; op: forward, residual, backward, backward+=; type:
-fp32, bf16, fp16, bf16/fp32, fp16/fp32 (rows and weights). Without CASES: the widths of models in each op and type. Both libraries run in turn, round by round, on the same buffers, which
-are larger than L2; a ratio is of medians, new over old: below 1 the new one is faster. Needs PyTorch and a GPU.
+CASES: lines of "op types columns [rows]", such as "backward+= bf16 769"; op: forward, residual, backward,
+backward+=; types, of rows and weights: fp32, bf16, fp16, bf16/fp32, fp16/fp32. Without CASES: the widths of
+models in each op and type. Both libraries run in turn, round by round, on the same buffers, which are larger
+than L2; a ratio is of medians, new over old: below 1 the new one is faster. FILE, if it is there, keeps its
+other cases: doc/measured/layernorm_removed.json is written so. Needs PyTorch and a GPU.
 """
 import argparse
 import ctypes
 import json
+import os
 import re
 import statistics
 import time
@@ -18,8 +21,8 @@ import torch
 
 TYPES = {"fp32": (1, 4), "bf16": (2, 2), "fp16": (3, 2)}
 TENSOR_BYTES, SETS, LAUNCHES = 256 << 20, 2, 4
-MODELS = [64, 80, 128, 192, 256, 384, 512, 768, 1024, 1280, 1408, 1536, 1600, 1664, 2048, 2560, 3072, 4096, 4544, 5120, 6144,
-          6656, 7168, 8192, 9216, 12288, 14336, 14848, 16384, 18432, 20480]
+LAYOUTS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "llmc", "layernorm", "layouts.h")
+MODELS = [int(C) for C in re.search(r"kModelWidths\[\] = \{([^}]*)", open(LAYOUTS).read())[1].split(",")]
 
 
 class Forward(ctypes.Structure):
@@ -133,6 +136,28 @@ def model_lines():
                 yield f"{op} {types} {columns}"
 
 
+def write(path, results):
+    """a line for each op and types, with a list for each field"""
+    known = {}
+    if os.path.exists(path):
+        with open(path) as file:
+            for line in json.load(file)["rows"]:
+                for C, N, old, new in zip(line["columns"], line["rows"], line["old us"], line["new us"]):
+                    known[line["op"], line["types"], C, N] = old, new
+    for row in results:
+        known[row["op"], row["types"], row["columns"], row["rows"]] = row["old us"], row["new us"]
+    lines = {}
+    for (op, types, C, N), us in sorted(known.items()):
+        lines.setdefault((op, types), []).append((C, N) + us)
+    rows = [json.dumps(dict(zip(("op", "types", "columns", "rows", "old us", "new us"), key + tuple(zip(*line)))))
+            for key, line in lines.items()]
+    head = {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"),
+            "command": "scripts/compare_layernorm.py OLD.so NEW.so CASES"}
+    with open(path, "w") as file:
+        file.write("{\n" + "".join(f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()))
+        file.write('  "rows": [\n    ' + ",\n    ".join(rows) + "\n  ]\n}\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old")
@@ -166,8 +191,7 @@ def main():
     if of_models:
         print(f"models' widths: {len(of_models)}, worst {max(of_models):.4f}; {sum(r > 1.005 for r in of_models)} above 1.005")
     if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"gpu": torch.cuda.get_device_name(), "rows": results}, file, indent=0)
+        write(options.json, results)
 
 
 if __name__ == "__main__":

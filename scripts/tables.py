@@ -209,6 +209,31 @@ def usual(row):
     return whole(row) and int(row["C"]) >= 768
 
 
+# columns: a table's line for each of these ranges, the last two to 64 KB and beyond
+RANGES = (1, 8, 57, 265, 521, 2081)
+
+
+def removed():
+    """what widths lose more than 5 % by since layouts were removed, a line a range"""
+    data, lines = load("layernorm_removed"), []
+    for row in data["rows"]:
+        size, found = TYPE_BYTES[row["types"].partition("/")[0]], {}
+        for c, n, old, new in zip(*(row[field] for field in ("columns", "rows", "old us", "new us"))):
+            c, n = int(c), int(n)
+            first = 65536 // size + 1 if c * size > 65536 else max(r for r in RANGES if r <= c)
+            kind = "few rows" if n < 133 else "whole vectors" if c % (16 // size) == 0 else "others"
+            found.setdefault((kind, first), []).append((float(new) / float(old), c))
+        for (kind, _), tried in sorted(found.items()):
+            lost = sorted(case for case in tried if case[0] > 1.05)
+            if lost:
+                columns = sorted({str(c) for _, c in lost}, key=int)
+                lines.append([f"{row['op'].replace('+=', ' +=')} {row['types']}", kind, " to ".join(columns[::len(columns) - 1 or 1]),
+                              f"{len(lost)} of {len(tried)}", f"{lost[len(lost) // 2][0]:.2f}",
+                              f"{lost[-1][0]:.2f} at {lost[-1][1]}"])
+    return markdown(["call, rows/weights", "", "columns", "widths that lose more than 5 %", "time, new / old: median", "most"],
+                    lines) + source({**data, "rows": []})
+
+
 TABLES = {
     "headlines": lambda: calls("layernorm", lambda row: shape(row) in HEADLINES),
     "short-peers": short_peers,
@@ -227,6 +252,7 @@ TABLES = {
     "sm80": lambda: calls("layernorm_sm80"),
     "widths": lambda: flat("layernorm_widths"),
     "unaligned-widths": lambda: flat("layernorm_unaligned_widths"),
+    "removed": removed,
     "pipelined": lambda: flat("layernorm_cp_async_pipelined"),
     "latency": latency,
     "first-rungs": lambda: flat("layernorm_first_rungs"),
