@@ -136,6 +136,8 @@ ATTENTION_SHOOTOUTS := $(filter dev/cuda/attention_%,$(SHOOTOUTS))
 $(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/ops/,matmul.cu matmul_bias.cu gelu.cu) \
     $(filter-out %c_abi.cu,$(wildcard llmc/ops/attention*.cu)))
 $(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
+$(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier*.cu))
+$(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/matmul_bias.cu)
 # see dev/cuda/clock.cuh's Stream
 $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): NVCCFLAGS += --default-stream per-thread
 $(SHOOTOUTS): %: $(BUILD)/%.cu.o
@@ -166,7 +168,7 @@ $(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention_c_abi.map
 EMULATED_ARCH ?= 900
 EMULATED  := $(BUILD)/emulated
 REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/layernorm/*/*.cuh \
-    llmc/layernorm/ladder/*/*.cuh llmc/ops/attention_ladder/*.cuh dev/cuda/*.cuh))
+    llmc/layernorm/ladder/*/*.cuh llmc/ops/*_ladder/*.cuh llmc/ops/*/ladder/*.cuh dev/cuda/*.cuh))
 # -Og: a third of the time to compile, and they run as fast. Vectors that are not aligned are errors, as on a GPU
 EMULATE    = $(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
@@ -184,20 +186,19 @@ $(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA)/include -Idev/emulate/inc
 # the machine, and the kernels that ship
 EMULATED_OBJECTS := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
-EMULATED_DECODE  := $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode*.cu))
-# and of attention those without tensor cores
-EMULATED_ATTENTION := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,attention_fp32 $(foreach v,v1 v2, \
-    attention_ladder/forward/$(v) attention_ladder/backward/$(v)))
+# other layers' kernels without tensor cores
+EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier classifier_rows matmul_bias attention_fp32 \
+    $(foreach v,v1 v2,attention_ladder/forward/$(v) attention_ladder/backward/$(v))) \
+    $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode*.cu))
 LINK_EMULATED = $(LINK) -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
 $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp test_attention.cpp)) \
-                     $(EMULATED_ATTENTION) \
                      $(EMULATED)/dev/emulate/test_machine.cu.o \
-                     $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) dev/test/gpu/test_decode.cpp) \
-                     $(EMULATED_DECODE) $(EMULATED_OBJECTS)
+                     $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) $(addprefix dev/test/gpu/test_, \
+                         decode.cpp classifier.cpp matmul_bias.cpp)) $(EMULATED_OPS) $(EMULATED_OBJECTS)
 	@mkdir -p $(@D)
 	$(LINK_EMULATED)
 # make build/emulated/dev/cuda/layernorm_forward: a ladder, for --check
-$(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS))): %: %.cu.o $(EMULATED_OBJECTS)
+$(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS))): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
 	$(LINK_EMULATED)
 
 # see dev/profile/step_profile.cpp

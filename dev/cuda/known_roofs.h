@@ -26,6 +26,7 @@ inline double known_roof_us(const std::string& gpu, double stream_bytes, int rea
     if (gpu.find("H200") == std::string::npos) { return NAN; }
     for (const KnownRoof& roof : kRoofsOfH200) {
         if (roof.stream_bytes != stream_bytes) { continue; }
+        if (writes == 0) { return NAN; }
         if (writes == 2) { return reads == 2 ? roof.us_2r2w : NAN; }
         return reads == 1 ? roof.us_1r1w : reads == 2 ? roof.us_2r1w : reads == 3 ? roof.us_3r1w : NAN;
     }

@@ -122,6 +122,12 @@ void elect(Operands o) {
 
 // ---- memory --------------------------------------------------------------------------------------
 
+void power_of_two(Operands o) {
+    float x;
+    std::memcpy(&x, &o[1].bits, 4);
+    float y = std::exp2(x);
+    std::memcpy(o[0].out, &y, 4);
+}
 void store_hinted(Operands o) { std::memcpy(pointer(o[0]), &o[1].bits, 4); }
 void store_relaxed(Operands o) { std::memcpy(pointer(o[0]), &o[1].bits, 8); }
 void load_relaxed(Operands o) {
@@ -146,6 +152,7 @@ struct Meaning {
 constexpr std::array kMeanings = {
     Meaning{"prefetch", nothing},
     Meaning{"createpolicy", zero},
+    Meaning{"ex2.approx.ftz.f32", power_of_two},
     Meaning{"fence.", nothing},
     Meaning{"griddepcontrol.", nothing},
     Meaning{"st.global.L2::cache_hint.f32", store_hinted},

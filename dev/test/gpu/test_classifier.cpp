@@ -1,4 +1,5 @@
 // Softmax, cross-entropy and its gradient on the GPU against the reference.
+#include "dev/cuda/classifier_problem.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/host/batch.h"
 #include "llmc/model/reference.h"
@@ -15,9 +16,21 @@ struct ClassifierShape {
     std::string text() const { return strf("N=%d V=%d Vp=%d offset=%d scale=%g", N, V, Vp, offset, scale); }
 };
 constexpr ClassifierShape kShapes[] = {
-    {1, 1, 1, 0, 1},         {1, 97, 128, 0, 1},       {3, 97, 97, 1, 1},        {17, 257, 320, 0, 10},
-    {1000, 257, 257, 1, 1},  {1023, 65, 65, 0, 100},   {17, 50257, 50304, 0, 1}, {17, 50257, 50257, 1, 3},
-    {3, 50257, 50257, 0, 0}, {3, 4097, 4104, 1, 1000},
+    {1, 1, 1, 0, 1},
+    {1, 97, 128, 0, 1},
+    {3, 97, 97, 1, 1},
+    {17, 257, 320, 0, 10},
+    {1000, 257, 257, 1, 1},
+    {1023, 65, 65, 0, 100},
+    {17, 50257, 50304, 0, 1},
+    {17, 50257, 50257, 1, 3},
+    {3, 50257, 50257, 0, 0},
+    {3, 4097, 4104, 1, 1000},
+    // whole 16-byte vectors: in shared memory on Hopper, of one block or several; more rows than fit at once
+    {2100, 8200, 8256, 0, 1},
+    {5, 53241, 53248, 0, 100},
+    {7, 128000, 128256, 0, 3},
+    {3, 420001, 420032, 0, 1},
 };
 
 // The logits' columns from V on are NaN: they do not count. Row 1 has a single large logit.
@@ -39,47 +52,18 @@ std::vector<int32_t> make_targets(const ClassifierShape& s) {
     return targets;
 }
 
-// total = sum of exp(x_v - largest), which at least a warp shares. Each term: x - largest is rounded, and
-// again times log2(e) for ex2.approx, which is good to 4 u; a running maximum scales the term again by up
-// to row_additions factors, of which those unlike 1 have the same errors (one such factor is counted).
-// Relative, weighted by p.
-struct RowBounds {
-    double largest = -INFINITY, total = 0, total_error = 0;
-
-    RowBounds(const double* x, int V) {
-        for (int v = 0; v < V; v++) { largest = std::max(largest, x[v]); }
-        for (int v = 0; v < V; v++) {
-            double e = std::exp(x[v] - largest);
-            total += e;
-            total_error += e * term_error(x[v]);
-        }
-        total_error = total_error / total + u * additions(row_additions(V));
-    }
-    double term_error(double x) const { return u * (8 + 6 * std::fabs(x - largest)); }
-
-    // log(total) + largest - x_target: the total's error, log's own and that of two additions
-    double loss(double x_target) const {
-        double log_total = std::log(total);
-        return total_error + 4 * u * (log_total + std::fabs(largest) + std::fabs(x_target) + 1e-3);
-    }
-    // dloss (p - [target]): p's error, a division, two products, the subtraction; a p below fp32's normal
-    // numbers may become 0
-    double gradient(double x, bool target, double dloss) const {
-        double p = std::exp(x - largest) / total;
-        return dloss * (p * (term_error(x) + total_error + 5 * u) + 3 * u * (p + target) + 0x1p-126);
-    }
-};
-
 struct Truth {
     Vector logits;  // as the kernel reads them
     std::vector<int32_t> targets;
-    std::vector<RowBounds> rows;
+    std::vector<SoftmaxRow> rows;
 
     template <typename T>
     Truth(const ClassifierShape& s, const DeviceArray<T>& uploaded)
-        : logits(uploaded.values()), targets(make_targets(s)), rows(s.N, RowBounds(nullptr, 0)) {
+        : logits(uploaded.values()), targets(make_targets(s)), rows(s.N, SoftmaxRow(nullptr, 0, 0)) {
 #pragma omp parallel for
-        for (int row = 0; row < s.N; row++) { rows[row] = RowBounds(&logits[(size_t)row * s.Vp], s.V); }
+        for (int row = 0; row < s.N; row++) {
+            rows[row] = SoftmaxRow(&logits[(size_t)row * s.Vp], s.V, additions(row_additions(s.V)));
+        }
     }
     Vector losses(const ClassifierShape& s, std::vector<int32_t>& predicted) const {
         Vector x(s.N);
@@ -89,7 +73,7 @@ struct Truth {
     }
     double loss_bound(const ClassifierShape& s, size_t row) const {
         bool ignored = targets[row] == kIgnoreTarget;
-        return ignored ? 0 : rows[row].loss(logits[row * s.Vp + targets[row]]);
+        return ignored ? 0 : rows[row].loss_error(logits[row * s.Vp + targets[row]]);
     }
 };
 
@@ -128,7 +112,8 @@ void check_forward_backward(const ClassifierShape& s) {
     expect_near("classifier_forward_backward dlogits " + shape, logits, gradient, [&](size_t i) {
         size_t row = i / s.Vp, v = i % s.Vp;
         if ((int)v >= s.V || p.targets[row] == kIgnoreTarget) { return 0.0; }
-        return stored<T>(p.rows[row].gradient(p.logits[i], p.targets[row] == (int)v, dloss), gradient[i]);
+        return stored<T>(p.rows[row].gradient_error(p.logits[i], p.targets[row] == (int)v, dloss),
+                         gradient[i]);
     });
     expect_unchanged("classifier_forward_backward " + shape, targets);
 }

@@ -186,25 +186,6 @@ void check_matmul(std::span<const MatmulShape> shapes) {
     check_guards("matmul workspace", device.workspace);
 }
 
-// a column's sum over N rows in fp32, the addition to what was there, the rounding to Grad. The arrays may
-// begin some elements off their alignment.
-template <typename T, typename Grad>
-void check_bias_backward(int64_t N, int OC, bool accumulate, int dout_offset = 0, int dbias_offset = 0) {
-    DeviceArray<T> dout(floats(N * OC, 1), dout_offset);
-    DeviceArray<Grad> dbias(accumulate ? floats(OC, 2) : Floats(OC, NAN), dbias_offset);
-    Scratch scratch(bias_backward_scratch(OC));
-    bias_backward(dbias.data(), scratch.data(), dout.data(), N, OC, accumulate, kStream);
-    Vector expected = accumulate ? dbias.values() : Vector(OC, 0.0), terms = absolute(expected);
-    bias_backward_cpu(expected.data(), dout.values().data(), N, OC, OC);
-    bias_backward_cpu(terms.data(), absolute(dout.values()).data(), N, OC, OC);
-    std::string name = "bias_backward dbias " + type_names<T, Grad>() +
-                       strf("%s N=%d OC=%d", accumulate ? " +=" : "", (int)N, OC);
-    expect_near(name, dbias, expected,
-                [&](size_t i) { return stored<Grad>(u * (additions(N) + 2) * terms[i], expected[i]); });
-    check_guards(name + " scratch", scratch);
-    expect_unchanged(name, dout);
-}
-
 }  // namespace
 
 TEST_CASE("matmul fp32: forward, backward and their epilogues") { check_matmul<Mode::kFp32>(kShapes); }
@@ -215,24 +196,4 @@ TEST_SUITE("thorough") {
     TEST_CASE("matmul fp32: large") { check_matmul<Mode::kFp32>(kLargeShapes); }
     TEST_CASE("matmul tf32: large") { check_matmul<Mode::kTf32>(kLargeShapes); }
     TEST_CASE("matmul bf16: large") { check_matmul<Mode::kBf16>(kLargeShapes); }
-}
-
-TEST_CASE_TEMPLATE("bias_backward", T, float, bf16) {
-    constexpr MatmulShape shapes[] = {{1, 0, 1},      {3, 0, 3},       {17, 0, 65},
-                                      {1000, 0, 769}, {1023, 0, 4800}, {4099, 0, 65}};
-    for (auto [N, C, OC] : shapes) {
-        for (bool accumulate : {false, true}) {
-            check_bias_backward<T, float>(N, OC, accumulate);
-            if (!std::is_same_v<T, float>) { check_bias_backward<T, T>(N, OC, accumulate); }
-        }
-    }
-}
-
-// rows of whole 16-byte vectors that lie on no 16 bytes
-TEST_CASE_TEMPLATE("bias_backward: arrays one element off their alignment", T, float, bf16) {
-    for (auto [dout, dbias] : {std::pair{1, 0}, {0, 1}}) {
-        CAPTURE(dout);
-        check_bias_backward<T, float>(17, 768, true, dout, dbias);
-        if (!std::is_same_v<T, float>) { check_bias_backward<T, T>(17, 768, true, dout, dbias); }
-    }
 }

@@ -1,0 +1,28 @@
+// How rows (N,OC) are shared out among blocks for the sums of their columns, by the sizes alone: so is the order of the
+// additions. Plain functions; dev/test/cpu/test_bounds.cpp checks them.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+namespace llmc {
+
+struct ColumnShares {
+    // two blocks for each of an H100's or H200's multiprocessors
+    static constexpr int kMostThreads = 384, kMostBlocks = 264;
+    static constexpr int kLeastRows = 4;  // of a thread, before more blocks share the rows
+
+    int vectors, rows;  // of a block at once: neighbouring vectors of columns, rows side by side
+    int tiles,
+        groups;  // the grid: tiles of columns times groups of rows, which lie `groups` times `rows` apart
+
+    // n: columns of a vector
+    static constexpr ColumnShares of(int64_t N, int OC, int n) {
+        int all = (OC + n - 1) / n, tiles = (all + kMostThreads - 1) / kMostThreads;
+        int vectors = (all + tiles - 1) / tiles, rows = kMostThreads / vectors;
+        int64_t each = (int64_t)kLeastRows * rows, groups = (N + each - 1) / each;
+        return {vectors, rows, tiles, (int)std::clamp<int64_t>(groups, 1, std::max(1, kMostBlocks / tiles))};
+    }
+    constexpr int threads() const { return (vectors * rows + 31) / 32 * 32; }
+};
+
+}  // namespace llmc
