@@ -10,6 +10,7 @@
 #include "llmc/model/commands.h"
 #include "llmc/model/decoder_gpu.h"
 #include "llmc/model/gpt2.h"
+#include "llmc/model/gpt2_profile.h"
 #include "llmc/model/trainer.h"
 
 namespace llmc {
@@ -49,6 +50,11 @@ void require_gpu() {
 
 int train(const Options& options) {
     require_gpu();  // before the data is read
+    if (!options.profile.empty()) {
+        return with_model(options, [&]<typename T, typename Grad>(std::type_identity<GPT2<T, Grad>>) {
+            return profile_training<T, Grad>(options);
+        });
+    }
     Needs needs = [](const GPT2Config& c, const Options& o) {
         return with_model(o, [&]<typename Model>(std::type_identity<Model>) {
             return Trainer<Model>::needs_of_model(c, o);

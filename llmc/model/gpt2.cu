@@ -384,6 +384,11 @@ void GPT2<T, Grad>::save_gradient(int tensor, int64_t first, std::span<float> va
 }
 
 template <typename T, typename Grad>
+GPT2Network<T, Grad>& GPT2<T, Grad>::network() {
+    return impl_->network;
+}
+
+template <typename T, typename Grad>
 Device GPT2<T, Grad>::device(const ModelSettings& settings) {
     cudaDeviceProp properties;
     check(cudaGetDeviceProperties(&properties, 0));

@@ -15,6 +15,9 @@
 namespace llmc {
 
 template <typename T, typename Grad>
+struct GPT2Network;
+
+template <typename T, typename Grad>
 class GPT2 {
 public:
     static MemoryPlan plan(const GPT2Config& config, int B, int seq_len, const ModelSettings& settings = {});
@@ -41,6 +44,8 @@ public:
     double forward_backward(std::span<const Batch> micro_batches);
     void save_gradient(int tensor, int64_t first, std::span<float> values) const;
     std::span<const float> logits() const;  // (B,T,Vp) of the last evaluate()
+    // for the profile: what it computes with, and where
+    GPT2Network<T, Grad>& network();
 
 private:
     struct Impl;

@@ -3,113 +3,21 @@
 // it.
 #include "llmc/ops/matmul.h"
 
-#include <cublasLt.h>
 #include <map>
-#include <tuple>
 
-#include "llmc/cuda/check.cuh"
-#include "llmc/cuda/device.cuh"
 #include "llmc/ops/gelu.h"
+#include "llmc/ops/matmul_plan.cuh"
 
 namespace llmc {
+
+using matmul::kDataType;
+using matmul::Plan;
+using matmul::Product;
+
 namespace {
-
-void check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
-    if (status == CUBLAS_STATUS_SUCCESS) { return; }
-    throw Error(kExitDevice, strf("%s:%u: cuBLASLt: %s", at.file_name(), (unsigned)at.line(),
-                                  cublasLtGetStatusString(status)));
-}
-
-template <typename T>
-constexpr cudaDataType_t kDataType = CUDA_R_32F;
-template <>
-constexpr cudaDataType_t kDataType<__nv_bfloat16> = CUDA_R_16BF;
 
 // are bf16 rows of C and of OC elements whole 16-byte vectors?
 bool in_vectors(int C, int OC) { return C % 8 == 0 && OC % 8 == 0; }
-
-// One kind of product: D (m x n) = epilogue(op(A) (m x k) op(B) (k x n)) + beta D, all packed, by columns.
-struct Product {
-    bool transpose_a, transpose_b;
-    int64_t m, n, k;
-    cudaDataType_t inputs, output;
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    bool accumulate = false;  // beta = 1
-
-    auto key() const {
-        return std::tuple(transpose_a, transpose_b, m, n, k, inputs, output, epilogue, accumulate);
-    }
-    bool operator<(const Product& other) const { return key() < other.key(); }
-};
-
-// cuBLASLt's objects for a product, and the algorithm chosen for it
-class Plan {
-public:
-    // not usable() if cuBLASLt has no algorithm for the product
-    Plan(cublasLtHandle_t handle, const Product& p, bool tf32) {
-        bool single = p.inputs == CUDA_R_32F;
-        auto compute = single && tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-        check(cublasLtMatmulDescCreate(&operation_, compute, CUDA_R_32F));
-        set(CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-        set(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-        set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
-        bool aux = p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
-                   p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || p.epilogue == CUBLASLT_EPILOGUE_DGELU;
-        if (aux) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.m); }
-        int64_t lda = p.transpose_a ? p.k : p.m, ldb = p.transpose_b ? p.n : p.k;
-        check(cublasLtMatrixLayoutCreate(&a_, p.inputs, lda, p.transpose_a ? p.m : p.k, lda));
-        check(cublasLtMatrixLayoutCreate(&b_, p.inputs, ldb, p.transpose_b ? p.k : p.n, ldb));
-        check(cublasLtMatrixLayoutCreate(&d_, p.output, p.m, p.n, p.m));
-        choose(handle);
-    }
-    ~Plan() {
-        cublasLtMatrixLayoutDestroy(a_);
-        cublasLtMatrixLayoutDestroy(b_);
-        cublasLtMatrixLayoutDestroy(d_);
-        cublasLtMatmulDescDestroy(operation_);
-    }
-    Plan(const Plan&) = delete;
-
-    bool usable() const { return usable_; }
-    template <typename Value>
-    void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
-        check(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)));
-    }
-    void run(cublasLtHandle_t handle, void* d, const void* a, const void* b, bool accumulate, void* workspace,
-             cudaStream_t stream) {
-        float alpha = 1, beta = accumulate ? 1 : 0;
-        check(cublasLtMatmul(handle, operation_, &alpha, a, a_, b, b_, &beta, d, d_, d, d_, &choice_.algo,
-                             workspace, Matmul::kWorkspace, stream));
-    }
-
-private:
-    // cuBLASLt's first proposal. Where it splits a sum, the parts must be added in a fixed order (not in
-    // place) and in fp32: parts rounded to bf16 would lose digits.
-    void choose(cublasLtHandle_t handle) {
-        cublasLtMatmulPreference_t preference;
-        check(cublasLtMatmulPreferenceCreate(&preference));
-        auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-            check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
-        };
-        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)Matmul::kWorkspace);
-        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
-        for (auto pointer :
-             {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-            prefer(pointer, (uint32_t)16);
-        }
-        int found = 0;
-        auto status = cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, d_, d_, preference, 1,
-                                                     &choice_, &found);
-        cublasLtMatmulPreferenceDestroy(preference);
-        usable_ = status == CUBLAS_STATUS_SUCCESS && found > 0 && choice_.state == CUBLAS_STATUS_SUCCESS;
-    }
-
-    cublasLtMatmulDesc_t operation_ = nullptr;
-    cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, d_ = nullptr;
-    cublasLtMatmulHeuristicResult_t choice_{};
-    bool usable_ = false;
-};
 
 }  // namespace
 
@@ -139,7 +47,7 @@ struct Matmul::Impl {
 
 Matmul::Matmul(void* workspace, bool tf32)
     : impl_(new Impl{.workspace = workspace, .tf32 = tf32, .plans = {}}) {
-    check(cublasLtCreate(&impl_->handle));
+    matmul::check(cublasLtCreate(&impl_->handle));
 }
 Matmul::~Matmul() {
     impl_->plans.clear();

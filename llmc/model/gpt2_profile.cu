@@ -1,0 +1,293 @@
+// The profile's measurements: steps as they are, steps as CUPTI sees them, and the roofs, one after the other in the memory
+// that the model has, and a little more.
+#include "llmc/model/gpt2_profile.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+
+#include "llmc/cuda/device_facts.cuh"
+#include "llmc/cuda/streams.cuh"
+#include "llmc/host/binary_file.h"
+#include "llmc/model/gpt2_network.cuh"
+#include "llmc/model/run_plan.h"
+#include "llmc/model/step_profile.h"
+#include "llmc/ops/matmul_plan.cuh"
+
+namespace llmc {
+
+namespace {
+
+constexpr double kWarmSeconds = 10;  // clocks and temperature settle
+constexpr int kTimedSteps = 40, kRecordedSteps = 12;
+constexpr int kCandidates = 32, kBestOf = 3;  // of a product: algorithms tried once, and those timed again
+
+using Clock = std::chrono::steady_clock;
+
+double median(std::vector<double> x, double share = 0.5) {
+    std::sort(x.begin(), x.end());
+    return x[(size_t)(share * (double)(x.size() - 1))];
+}
+
+// device milliseconds of what work() queues
+template <typename Work>
+double elapsed_ms(cudaStream_t stream, const Work& work) {
+    Event begin(cudaEventDefault), end(cudaEventDefault);
+    begin.record(stream);
+    work();
+    end.record(stream);
+    check(cudaStreamSynchronize(stream));
+    return end.since(begin).count();
+}
+
+// ---- steps -----------------------------------------------------------------------------------------
+
+template <typename T, typename Grad>
+class Steps {
+public:
+    Steps(GPT2<T, Grad>& model, const DataLoader& data, const RunPlan& plan, const Options& o)
+        : model_(model), data_(data), plan_(plan), o_(o), batches_(plan.micro_batches) {}
+
+    // at least so many steps, and so long; the times between their ends
+    std::vector<double> run(int steps, double seconds) {
+        std::vector<double> ms;
+        std::optional<Clock::time_point> last;
+        auto take = [&] {
+            while (auto result = model_.poll()) {
+                if (last) {
+                    ms.push_back(std::chrono::duration<double, std::milli>(result->done - *last).count());
+                }
+                last = result->done;
+            }
+        };
+        auto start = Clock::now();
+        for (int k = 0; k < steps || std::chrono::duration<double>(Clock::now() - start).count() < seconds;
+             k++) {
+            enqueue();
+            take();
+        }
+        model_.finish();
+        take();
+        return ms;
+    }
+
+private:
+    void enqueue() {
+        for (int64_t k = 0; k < plan_.micro_batches; k++) {
+            data_.read(step_ * plan_.rows_per_step + k * o_.batch, o_.batch, &batches_[k]);
+        }
+        StepParams params{step_,    plan_.schedule(std::min(step_, plan_.steps - 1)),
+                          o_.beta1, o_.beta2,
+                          o_.eps,   o_.weight_decay,
+                          o_.clip};
+        model_.enqueue_step(batches_, params);
+        step_++;
+    }
+    GPT2<T, Grad>& model_;
+    const DataLoader& data_;
+    const RunPlan& plan_;
+    const Options& o_;
+    std::vector<Batch> batches_;
+    int64_t step_ = 0;
+};
+
+// ---- products --------------------------------------------------------------------------------------
+
+struct Operands {
+    void* d;
+    const void *a, *b;
+};
+
+// of one kind of product, what each layer's has
+template <typename T, typename Grad>
+std::vector<Operands> operands_of(GPT2Network<T, Grad>& network, const ProductWork& work) {
+    auto& mem = network.mem;
+    std::string name = work.name;
+    int tensor = name == "qkv"       ? kQkvw
+                 : name == "attproj" ? kAttprojw
+                 : name == "fc"      ? kFcw
+                 : name == "fcproj"  ? kFcprojw
+                                     : kWte;
+    std::vector<Operands> all;
+    for (int l = 0; l < work.calls; l++) {
+        auto& a = mem.layers[l];
+        T* weight = mem.params + network.layout.offset(tensor, l);
+        Grad* dweight = mem.grads + network.layout.offset(tensor, l);
+        T *inp = mem.lnf, *out = mem.logits, *dout = mem.logits, *dinp = mem.dproj;
+        if (tensor == kQkvw) { inp = a.ln1, out = a.qkv, dout = mem.dwide; }
+        if (tensor == kAttprojw) { inp = a.atty, out = mem.dproj, dout = mem.dresidual; }
+        if (tensor == kFcw) { inp = a.ln2, out = a.fch, dout = mem.dwide; }
+        if (tensor == kFcprojw) { inp = a.fch_gelu, out = mem.dproj, dout = mem.dresidual, dinp = mem.dwide; }
+        all.push_back(work.part == Part::kProductForward ? Operands{out, weight, inp}
+                      : work.part == Part::kProductInput ? Operands{dinp, weight, dout}
+                                                         : Operands{dweight, inp, dout});
+    }
+    return all;
+}
+
+template <typename T, typename Grad>
+matmul::Product product_of(const ProductWork& w) {
+    using matmul::kDataType;
+    if (w.part == Part::kProductForward) { return {true, false, w.OC, w.N, w.C, kDataType<T>, kDataType<T>}; }
+    if (w.part == Part::kProductInput) { return {false, false, w.C, w.N, w.OC, kDataType<T>, kDataType<T>}; }
+    return {false, true, w.C, w.OC, w.N, kDataType<T>, kDataType<Grad>};
+}
+
+// One product by each algorithm once, the best few of them again; operands of layers in turn.
+template <typename T, typename Grad>
+ProductTime race_product(cublasLtHandle_t handle, GPT2Network<T, Grad>& network, const ProductWork& work) {
+    matmul::Plan plan(handle, product_of<T, Grad>(work), network.settings.tf32);
+    auto operands = operands_of(network, work);
+    size_t next = 0;
+    auto time = [&](const matmul::Candidate& candidate, int calls) {
+        plan.choose(candidate);
+        return elapsed_ms(network.stream,
+                          [&] {
+                              for (int i = 0; i < calls; i++) {
+                                  const Operands& o = operands[next++ % operands.size()];
+                                  plan.run(handle, o.d, o.a, o.b, false, network.mem.workspace,
+                                           network.stream);
+                              }
+                          }) /
+               calls;
+    };
+    auto candidates = plan.candidates(handle, kCandidates);
+    require(!candidates.empty(), "--profile: cuBLASLt has no algorithm for a product of this model");
+    std::vector<std::pair<double, size_t>> order;
+    for (size_t i = 0; i < candidates.size(); i++) {
+        time(candidates[i], 1);
+        order.push_back({time(candidates[i], 4), i});
+    }
+    const int calls = std::clamp((int)(20 / order[0].first), 4, 200);  // 20 ms
+    ProductTime result{work, time(candidates[0], calls), INFINITY, (int)candidates.size()};
+    std::sort(order.begin(), order.end());
+    for (size_t k = 0; k < std::min<size_t>(kBestOf, order.size()); k++) {
+        result.fastest_ms = std::min(result.fastest_ms, time(candidates[order[k].second], calls));
+    }
+    result.fastest_ms = std::min(result.fastest_ms, result.first_ms);
+    return result;
+}
+
+template <typename T, typename Grad>
+std::vector<ProductTime> race_products(GPT2Network<T, Grad>& network, std::vector<ProductWork> products) {
+    // backward first: forward's head overwrites the logits' gradient
+    std::stable_sort(products.begin(), products.end(),
+                     [](const ProductWork& a, const ProductWork& b) { return a.part > b.part; });
+    cublasLtHandle_t handle;
+    matmul::check(cublasLtCreate(&handle));
+    std::vector<ProductTime> times;
+    for (const ProductWork& work : products) { times.push_back(race_product(handle, network, work)); }
+    cublasLtDestroy(handle);
+    std::stable_sort(times.begin(), times.end(),
+                     [](const ProductTime& a, const ProductTime& b) { return a.work.part < b.work.part; });
+    return times;
+}
+
+// ---- streams ---------------------------------------------------------------------------------------
+
+constexpr int64_t kStreamBytes = 256 << 20;  // of one: well beyond L2
+
+template <int R, int W>
+StreamRoof measure_streams(void* pool, cudaStream_t stream) {
+    constexpr int64_t vectors = kStreamBytes / sizeof(uint4);
+    Streams s{};
+    auto* p = (uint4*)pool;
+    s.out[0] = p;
+    for (int r = 0; r < R; r++, p += vectors) { s.in[r] = p; }
+    for (int w = 0; w < W; w++, p += vectors) { s.out[w] = p; }
+    double best = INFINITY;
+    auto time = [&](auto* kernel, int unroll) {
+        for (int threads : {256, 512, 1024}) {
+            int64_t once = ceil_div(vectors, (int64_t)threads * unroll);
+            for (int per_sm : {0, 2, 4, 8}) {
+                int64_t most = (int64_t)per_sm * device_facts().multiprocessors;
+                auto blocks = (unsigned)(per_sm > 0 ? std::min(once, most) : once);
+                for (int k = 0; k < 4; k++) {
+                    best = std::min(best, elapsed_ms(stream, [&] {
+                                        kernel<<<blocks, threads, 0, stream>>>(s, vectors);
+                                        check_launch();
+                                    }));
+                }
+            }
+        }
+    };
+    time(stream_kernel<R, W, 1, false>, 1);
+    time(stream_kernel<R, W, 2, false>, 2);
+    time(stream_kernel<R, W, 4, false>, 4);
+    return {R, W, (R + W) * (double)kStreamBytes / best * 1e3};
+}
+
+std::vector<StreamRoof> measure_all_streams(cudaStream_t stream) {
+    DeviceMemory pool(7 * kStreamBytes);
+    fill_kernel<<<1024, 256, 0, stream>>>((uint32_t*)pool.data(), 7 * kStreamBytes / 4, 1u);
+    check_launch();
+    return {measure_streams<1, 0>(pool.data(), stream), measure_streams<1, 1>(pool.data(), stream),
+            measure_streams<2, 1>(pool.data(), stream), measure_streams<3, 1>(pool.data(), stream),
+            measure_streams<2, 2>(pool.data(), stream), measure_streams<4, 3>(pool.data(), stream)};
+}
+
+std::string today() {
+    std::time_t now = std::time(nullptr);
+    char text[32];
+    std::strftime(text, sizeof(text), "%Y-%m-%d", std::gmtime(&now));
+    return text;
+}
+
+double exponentials_per_second() {
+    int khz = 0;
+    check(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, current_device()));
+    return 16.0 * device_facts().multiprocessors * khz * 1e3;
+}
+
+}  // namespace
+
+template <typename T, typename Grad>
+int profile_training(const Options& given) {
+    Options o = given;
+    DataLoader data(o.train_data, o.seq_len, o.seed);
+    Device device = GPT2<T, Grad>::device(model_settings(o));
+    RunPlan plan = make_run_plan(&o, data, [&] { return device.peak_flops; });
+    GPT2<T, Grad> model(plan.config, o.batch, o.seq_len, model_settings(o));
+    model.init(o.seed);
+    StepProfile p;
+    const GPT2Config& c = plan.config;
+    p.gpu = device.name;
+    p.model = strf("%d layers, %d heads, %d channels, vocabulary %d of %d, %s, gradients %s", c.num_layers,
+                   c.num_heads, c.channels, c.vocab_size, c.padded_vocab_size, o.dtype.c_str(),
+                   o.grad_dtype.c_str());
+    p.date = today();
+    p.B = o.batch;
+    p.T = o.seq_len;
+    Steps<T, Grad> steps(model, data, plan, o);
+    std::printf("training for %.0f seconds, then %d steps that count\n", kWarmSeconds, kTimedSteps);
+    std::fflush(stdout);
+    steps.run(4, kWarmSeconds);
+    auto ms = steps.run(kTimedSteps + 1, 0);
+    p.steps = (int)ms.size();
+    p.step_ms = median(ms);
+    p.step_p20_ms = median(ms, 0.2);
+    p.step_p80_ms = median(ms, 0.8);
+    {
+        ActivityRecorder recorder;
+        steps.run(kRecordedSteps, 0);
+        p.recording = analyse(recorder.stop());
+    }
+    p.work = work_of_step(c, o.batch, o.seq_len, sizeof(T), sizeof(Grad));
+    p.roofs = measure_all_streams(model.network().stream);
+    p.exponentials_per_s = exponentials_per_second();
+    steps.run(2, 1);
+    p.products = race_products(model.network(), p.work.products);
+    std::printf("%s", profile_table(p).c_str());
+    const std::string json = profile_json(p);
+    FileWriter file(o.profile);
+    file.write(json.data(), json.size());
+    file.commit();
+    std::printf("written: %s\n", o.profile.c_str());
+    return kExitDone;
+}
+
+template int profile_training<float, float>(const Options&);
+template int profile_training<__nv_bfloat16, float>(const Options&);
+template int profile_training<__nv_bfloat16, __nv_bfloat16>(const Options&);
+
+}  // namespace llmc

@@ -1,0 +1,156 @@
+// What ./train_gpt2cu --profile says of a step: where its time goes, part by part, and the least time that each part could
+// take on this GPU. Host only; gpt2_profile.h records and measures.
+//
+// A part's floor, all of it measured in the same process but for the exponentials' rate:
+//   products    every distinct product alone, without bias and GELU, by the fastest of cuBLASLt's algorithms
+//   attention   the largest of: the lower triangle's blocks of 64 x 64 scores, 2 products each forward and 5 backward, at
+//               the rate of the products above; their exponentials, 16 a clock and multiprocessor; the tensors it must move
+//   the rest    the bytes it must move, as fast as a kernel that computes nothing moves as many streams
+// Recomputation is not work: its time counts, and no floor.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "llmc/model/activity.h"
+#include "llmc/model/gpt2_config.h"
+
+namespace llmc {
+
+enum class Part {
+    kProductForward,
+    kProductInput,
+    kProductWeight,
+    kAttentionForward,
+    kAttentionBackward,
+    kClassifier,
+    kBias,
+    kLayerNormForward,
+    kLayerNormBackward,
+    kGelu,
+    kEncoder,
+    kAdamW,
+    kNorm,
+    kCopies,
+    kFills,
+    kOther
+};
+inline constexpr const char* kPartNames[] = {"products, forward",
+                                             "products, input's gradient",
+                                             "products, weight's gradient",
+                                             "attention forward",
+                                             "attention backward",
+                                             "classifier",
+                                             "bias gradient",
+                                             "layernorm forward",
+                                             "layernorm backward",
+                                             "gelu",
+                                             "encoder",
+                                             "adamw",
+                                             "norm",
+                                             "copies",
+                                             "fills",
+                                             "other"};
+constexpr int kParts = (int)std::size(kPartNames);
+
+// ---- what was recorded -----------------------------------------------------------------------------
+
+struct Launches {
+    int count = 0;
+    double ms = 0;
+    void add(const Activity& a) {
+        count++;
+        ms += (double)(a.end - a.start) * 1e-6;
+    }
+};
+
+// one step; step k goes from the decision of step k - 1, made just before AdamW, to its own
+struct StepRecord {
+    double ms = 0, idle_ms = 0;
+    std::array<Launches, kParts> parts;
+    std::map<std::string, Launches> kernels;  // "part | name"
+    std::map<std::string, int> fills_before;  // by the part of the kernel that follows
+};
+
+// a call of CUDA by the host, over all recorded steps
+struct HostCall {
+    std::string name;
+    double count = 0, ms = 0;  // a step
+    bool waits = false;        // makes the host wait or the GPU stop
+};
+
+struct Recording {
+    StepRecord median;  // the step of median length
+    std::vector<double> steps_ms;
+    std::vector<HostCall> calls;
+};
+
+// records: in the order of starts, of steps that ran one after the other on one stream. Throws Error(kExitDevice) unless
+// they hold two whole steps.
+Recording analyse(const std::vector<Activity>& records);
+
+// ---- what it has to do -----------------------------------------------------------------------------
+
+struct ProductWork {
+    Part part;
+    const char* name;
+    int64_t N;
+    int C, OC;  // out (N,OC) = inp (N,C) weight^T, and what belongs to its backward
+    int calls;
+    double flop() const { return 2.0 * (double)N * C * OC; }
+};
+struct StreamWork {
+    Part part;
+    int calls, reads, writes;
+    double bytes;  // of a stream, on average
+};
+struct AttentionWork {
+    double blocks;                         // of 64 x 64 scores, of all layers
+    double forward_flop, backward_flop;    // of all
+    double forward_bytes, backward_bytes;  // of all
+};
+struct StepWork {
+    std::vector<ProductWork> products;
+    std::vector<StreamWork> streams;
+    AttentionWork attention;
+};
+
+// bytes of a value of T, and of a gradient of a parameter
+StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes);
+
+// ---- what could be -------------------------------------------------------------------------------
+
+struct ProductTime {
+    ProductWork work;
+    double first_ms, fastest_ms;  // of one call: cuBLASLt's first proposal, the best
+    int candidates;
+};
+struct StreamRoof {
+    int reads, writes;
+    double bytes_per_s;
+};
+struct StepProfile {
+    std::string gpu, model, date;
+    int B = 0, T = 0;
+    double step_ms = 0, step_p20_ms = 0, step_p80_ms = 0;  // unprofiled
+    int steps = 0;                                         // of which that is the median
+    Recording recording;
+    std::vector<ProductTime> products;
+    std::vector<StreamRoof> roofs;
+    double exponentials_per_s = 0;
+    StepWork work;
+};
+
+struct Floor {
+    std::string work, roof;
+    double ms = 0;
+};
+std::array<Floor, kParts> floors_of(const StepProfile& p);
+double sum_of_floors(const std::array<Floor, kParts>& floors);
+
+std::string profile_table(const StepProfile& p);
+std::string profile_json(const StepProfile& p);
+
+}  // namespace llmc
