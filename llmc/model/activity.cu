@@ -34,9 +34,8 @@ void* open_cupti() {
     const std::string toolkit = home != nullptr ? home : "/usr/local/cuda",
                       file = strf("libcupti.so.%d", major);
     std::string tried;
-    for (const std::string& path :
-         {file, toolkit + "/lib64/" + file, toolkit + "/extras/CUPTI/lib64/" + file,
-          strf("/usr/local/cuda-%d.%d/lib64/", major, CUDART_VERSION % 1000 / 10) + file}) {
+    for (const char* folder : {"/lib64/", "/lib/", "/extras/CUPTI/lib64/", ""}) {
+        const std::string path = *folder ? toolkit + folder + file : file;
         if (void* library = dlopen(path.c_str(), RTLD_NOW)) { return library; }
         tried += (tried.empty() ? "" : ", ") + path;
     }
@@ -167,6 +166,8 @@ struct ActivityRecorder::Impl {
     }
 };
 
+void ActivityRecorder::require_cupti() { open_cupti(); }
+
 ActivityRecorder::ActivityRecorder() {
     require(Impl::current == nullptr, "ActivityRecorder: one at a time");
     impl_ = std::make_unique<Impl>();
@@ -191,9 +192,10 @@ std::vector<Activity> ActivityRecorder::stop() {
 #else
 
 struct ActivityRecorder::Impl {};
-ActivityRecorder::ActivityRecorder() {
+void ActivityRecorder::require_cupti() {
     throw Error(kExitDevice, "--profile: this program was built by a CUDA Toolkit without cupti.h");
 }
+ActivityRecorder::ActivityRecorder() { require_cupti(); }
 ActivityRecorder::~ActivityRecorder() = default;
 std::vector<Activity> ActivityRecorder::stop() { return {}; }
 

@@ -21,6 +21,7 @@ struct Activity {
 // One at a time. Construction throws Error(kExitDevice) where CUPTI is not found or refuses, and says why.
 class ActivityRecorder {
 public:
+    static void require_cupti();  // throws, too, without recording anything
     ActivityRecorder();
     ~ActivityRecorder();
     ActivityRecorder(const ActivityRecorder&) = delete;

@@ -243,6 +243,7 @@ double exponentials_per_second() {
 
 template <typename T, typename Grad>
 int profile_training(const Options& given) {
+    ActivityRecorder::require_cupti();  // before anything takes time
     Options o = given;
     DataLoader data(o.train_data, o.seq_len, o.seed);
     Device device = GPT2<T, Grad>::device(model_settings(o));
