@@ -112,6 +112,7 @@ void try_streams(Roof& best, const Stream& stream, const At& at, int64_t vectors
 // the fastest of `best` and this kernel in 15 shapes: 3 block sizes x (one pass; 1, 2, 4, 8 blocks per SM)
 template <int R, int W, int kUnroll, bool kPdl>
 void improve_roof(Roof& best, const Stream& stream, const StreamRing<R, W>& ring, int64_t vectors, int sms) {
+    static_assert(kStreamThreads<R, kUnroll> == 1024);
     for (int threads : {256, 512, 1024}) {
         int64_t once = ceil_div(vectors, (int64_t)threads * kUnroll);
         for (int per_sm : {0, 1, 2, 4, 8}) {

@@ -187,6 +187,26 @@ std::vector<ProductTime> race_products(GPT2Network<T, Grad>& network, std::vecto
 
 constexpr int64_t kStreamBytes = 256 << 20;  // of one: well beyond L2
 
+template <int R, int W, int kUnroll>
+double fastest_stream_ms(const Streams& s, int64_t vectors, cudaStream_t stream) {
+    double best = INFINITY;
+    for (int threads = 256; threads <= kStreamThreads<R, kUnroll>; threads *= 2) {
+        int64_t once = ceil_div(vectors, (int64_t)threads * kUnroll);
+        for (int per_sm : {0, 2, 4, 8}) {
+            int64_t most = (int64_t)per_sm * device_facts().multiprocessors;
+            auto blocks = (unsigned)(per_sm > 0 ? std::min(once, most) : once);
+            for (int k = 0; k < 4; k++) {
+                best = std::min(best, elapsed_ms(stream, [&] {
+                                    stream_kernel<R, W, kUnroll, false>
+                                        <<<blocks, threads, 0, stream>>>(s, vectors);
+                                    check_launch();
+                                }));
+            }
+        }
+    }
+    return best;
+}
+
 template <int R, int W>
 StreamRoof measure_streams(void* pool, cudaStream_t stream) {
     constexpr int64_t vectors = kStreamBytes / sizeof(uint4);
@@ -195,35 +215,21 @@ StreamRoof measure_streams(void* pool, cudaStream_t stream) {
     s.out[0] = p;
     for (int r = 0; r < R; r++, p += vectors) { s.in[r] = p; }
     for (int w = 0; w < W; w++, p += vectors) { s.out[w] = p; }
-    double best = INFINITY;
-    auto time = [&](auto* kernel, int unroll) {
-        for (int threads : {256, 512, 1024}) {
-            int64_t once = ceil_div(vectors, (int64_t)threads * unroll);
-            for (int per_sm : {0, 2, 4, 8}) {
-                int64_t most = (int64_t)per_sm * device_facts().multiprocessors;
-                auto blocks = (unsigned)(per_sm > 0 ? std::min(once, most) : once);
-                for (int k = 0; k < 4; k++) {
-                    best = std::min(best, elapsed_ms(stream, [&] {
-                                        kernel<<<blocks, threads, 0, stream>>>(s, vectors);
-                                        check_launch();
-                                    }));
-                }
-            }
-        }
-    };
-    time(stream_kernel<R, W, 1, false>, 1);
-    time(stream_kernel<R, W, 2, false>, 2);
-    time(stream_kernel<R, W, 4, false>, 4);
-    return {R, W, (R + W) * (double)kStreamBytes / best * 1e3};
+    double ms =
+        std::min({fastest_stream_ms<R, W, 1>(s, vectors, stream), fastest_stream_ms<R, W, 2>(s, vectors, stream),
+                  fastest_stream_ms<R, W, 4>(s, vectors, stream)});
+    return {R, W, (R + W) * (double)kStreamBytes / ms * 1e3};
 }
 
 std::vector<StreamRoof> measure_all_streams(cudaStream_t stream) {
-    DeviceMemory pool(7 * kStreamBytes);
-    fill_kernel<<<1024, 256, 0, stream>>>((uint32_t*)pool.data(), 7 * kStreamBytes / 4, 1u);
+    int most = 0;
+    for (const StreamMix& mix : kStreamMixes) { most = std::max(most, mix.reads + mix.writes); }
+    DeviceMemory pool(most * kStreamBytes);
+    fill_kernel<<<1024, 256, 0, stream>>>((uint32_t*)pool.data(), most * kStreamBytes / 4, 1u);
     check_launch();
-    return {measure_streams<1, 0>(pool.data(), stream), measure_streams<1, 1>(pool.data(), stream),
-            measure_streams<2, 1>(pool.data(), stream), measure_streams<3, 1>(pool.data(), stream),
-            measure_streams<2, 2>(pool.data(), stream), measure_streams<4, 3>(pool.data(), stream)};
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+        return std::vector{measure_streams<kStreamMixes[i].reads, kStreamMixes[i].writes>(pool.data(), stream)...};
+    }(std::make_index_sequence<std::size(kStreamMixes)>());
 }
 
 std::string today() {

@@ -127,6 +127,11 @@ struct ProductTime {
     double first_ms, fastest_ms;  // of one call: cuBLASLt's first proposal, the best
     int candidates;
 };
+// the numbers of streams read and written that a floor is asked for
+struct StreamMix {
+    int reads, writes;
+};
+inline constexpr StreamMix kStreamMixes[] = {{1, 0}, {1, 1}, {2, 1}, {3, 1}, {2, 2}, {4, 3}};
 struct StreamRoof {
     int reads, writes;
     double bytes_per_s;

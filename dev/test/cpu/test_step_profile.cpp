@@ -119,7 +119,7 @@ TEST_CASE("profile: the work of a step, and its floors") {
     CHECK(flop == doctest::Approx(6.0 * 65536 * (12 * 12 * 768.0 * 768 + 50304 * 768.0)));
     CHECK(p.work.attention.blocks == 136.0 * 64 * 12 * 12);
     CHECK(p.work.attention.forward_flop == doctest::Approx(136.0 * 64 * 144 * 2 * 2 * 64 * 64 * 64));
-    for (const StreamWork& s : p.work.streams) { p.roofs.push_back({s.reads, s.writes, 1e13}); }
+    for (const StreamMix& mix : kStreamMixes) { p.roofs.push_back({mix.reads, mix.writes, 1e13}); }
     p.exponentials_per_s = 1e30;
     auto floors = floors_of(p);
     CHECK(floors[(int)Part::kProductForward].ms == doctest::Approx(flop / 3 * 1e-12));
