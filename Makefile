@@ -201,11 +201,6 @@ $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layer
 $(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS))): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
 	$(LINK_EMULATED)
 
-# see dev/profile/step_profile.cpp
-dev/profile/libstepprofile.so: dev/profile/step_profile.cpp
-	$(CXX) -std=c++20 -O2 -Wall -Wextra -shared -fPIC -I$(CUDA)/include -I$(CUDA)/extras/CUPTI/include $< -o $@ \
-	    $(foreach d,$(CUDA_LIBS),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) -lcupti
-
 spills: ; @NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu llmc/ops/attention_ladder/*/*.cu) $(GPU_SOURCES)
 
 # ---- what users type --------------------------------------------------------------------------------------------------

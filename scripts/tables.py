@@ -205,6 +205,77 @@ def long_rows(kernel):
                                                     for label, line in lines.items()]) + source({**data, "rows": rows})
 
 
+# ---- the step: what --profile wrote ---------------------------------------------------------------
+
+STEPS = {"124M, B=64": "step/d12_b64", "1558M, B=8": "step/d48_b8", "124M, B=4": "step/d12_b4", "124M, B=1": "step/d12_b1"}
+PRODUCTS = ("products, forward", "products, input's gradient", "products, weight's gradient")
+
+
+def is_there(name):
+    return os.path.exists(os.path.join(FOLDER, name + ".json"))
+
+
+def percent(part, whole):
+    return f"{100 * float(part) / float(whole):.1f}" if float(whole) > 0 and float(part) > 0 else ""
+
+
+def taken(data):
+    """the line below a step's table"""
+    return ["", f"{data['gpu']}, {data['date']}: {data['model']}; median of {data['steps']} steps {data['step_ms']} ms "
+                f"(20 to 80 %: {data['p20_ms']} to {data['p80_ms']})."]
+
+
+def step_parts(name):
+    data, old = load(name), load(name + "_before") if is_there(name + "_before") else {"parts": []}
+    before = {part["part"]: part["ms"] for part in old["parts"]}
+    lines = [[part["part"], part["calls"], part["work"], part["roof"], part["floor_ms"], part["ms"],
+              percent(part["ms"], data["recorded_ms"]), percent(part["floor_ms"], part["ms"]), before.get(part["part"], "")]
+             for part in data["parts"] if int(part["calls"]) > 0]
+    lines.append(["idle", "", "", "", "", data["idle_ms"], percent(data["idle_ms"], data["recorded_ms"]), "",
+                  old.get("idle_ms", "")])
+    lines.append(["**the recorded step**", "", "", "", data["floors_ms"], data["recorded_ms"], "100.0",
+                  percent(data["floors_ms"], data["recorded_ms"]), old.get("recorded_ms", "")])
+    return markdown(["part", "calls", "work", "roof", "floor, ms", "ms", "% of the step", "floor, % of it", "before, ms"],
+                    lines) + taken(data)
+
+
+def step_sums():
+    """a line a step that was measured: S, and S of the products alone"""
+    lines = []
+    labels = [(label + words, name + suffix) for label, name in STEPS.items()
+              for words, suffix in ((", before", "_before"), ("", "")) if is_there(name + suffix)]
+    for label, data in [(label, load(name)) for label, name in labels]:
+        products = [part for part in data["parts"] if part["part"] in PRODUCTS]
+        rate = 1e3 * int(data["B"]) * int(data["T"]) / float(data["step_ms"])
+        waits = sum(float(call["a_step"]) for call in data["calls"] if call["waits"])
+        lines.append([label, data["step_ms"], f"{rate:.0f}", data["floors_ms"], data["S"],
+                      percent(sum(float(p["floor_ms"]) for p in products), sum(float(p["ms"]) for p in products)),
+                      data["idle_ms"], f"{waits:.1f}"])
+    return markdown(["", "step, ms", "tokens/s", "floors, ms", "S", "products' floor, % of them", "idle, ms",
+                     "waiting calls"], lines) + ["", load(STEPS["124M, B=64"])["gpu"] + "."]
+
+
+def step_products(name):
+    data, lines = load(name), {}
+    for p in data["products"]:
+        line = lines.setdefault(p["name"], [p["name"], f"{p['N']} x {p['C']} x {p['OC']}", p["calls"]])
+        line.append(f"{p['first_us']}, {p['best_us']}")
+    return markdown(["product", "N x C x OC", "calls each"] + [p.removeprefix("products, ") for p in PRODUCTS],
+                    lines.values()) + taken(data)
+
+
+def short_step():
+    """beside PyTorch in one call, by scripts/bench_training.py; where that was not run, beside others on other days"""
+    if not is_there("training_bench"):
+        return flat("training_peers", keep=lambda row: row["row"].startswith(STEP_PEERS))
+    data, lines = load("training_bench"), []
+    for row in data["rows"]:
+        for who, side in (("plumb", row["plumb"]), (f"PyTorch, torch.compile, {row['attention']}", row["pytorch"])):
+            lines.append([f"{row['model']}, B={row['batch']}", who, f"{side['ms']} ({side['p20']}, {side['p80']})",
+                          side["tokens_per_s"], row["ratio"] if who == "plumb" else ""])
+    return markdown(["", "", "ms a step (20 %, 80 %)", "tokens/s", "times PyTorch's"], lines) + source(data)
+
+
 def usual(row):
     return whole(row) and int(row["C"]) >= 768
 
@@ -237,7 +308,7 @@ def removed():
 TABLES = {
     "headlines": lambda: calls("layernorm", lambda row: shape(row) in HEADLINES),
     "short-peers": short_peers,
-    "short-step": lambda: flat("training_peers", keep=lambda row: row["row"].startswith(STEP_PEERS)),
+    "short-step": short_step,
     "ladder-forward": lambda: ladder("layernorm_forward", True),
     "ladder-residual": lambda: ladder("residual_layernorm_forward", True),
     "ladder-backward": lambda: ladder("layernorm_backward", True),
@@ -269,9 +340,12 @@ TABLES = {
     "attention-step": lambda: flat("attention_step"),
     "attention-forward": lambda: attention_ladder("forward"),
     "attention-backward": lambda: attention_ladder("backward"),
+    **({"step-sums": step_sums} if is_there("step/d12_b64") else {}),
+    **{kind + name[5:].replace("_", "-"): lambda name=name, table=table: table(name) for name in STEPS.values()
+       if is_there(name) for kind, table in (("step-", step_parts), ("products-", step_products))},
     **{name.replace("_", "-"): lambda name=name: flat(name) for name in
        ("training_against_pytorch", "training_losses", "training_seeds", "training_bf16_errors", "training_speed",
-        "training_peers", "training_step", "training_floors", "training_sample_gpu", "training_cpu",
+        "training_peers", "training_sample_gpu", "training_cpu", "column_sums", "classifier",
         "training_tinyshakespeare_cpu")},
 }
 
