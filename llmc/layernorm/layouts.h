@@ -1,7 +1,7 @@
-// Every layout of LayerNorm's kernels, in the order in which they are tried: the first that has room for a row, and is
-// for such calls, takes it; so each begins behind the one before. Kernels are templates on a layout; tests take their
-// widths from here. Host only. Of a layout, unless said otherwise:
-//   cluster        blocks that share a row             warps      of a team; a row has a team in each block of its cluster
+// Every layout of LayerNorm's kernels, in the order in which they are tried: the first that has room for a
+// row, and is for such calls, takes it; so each begins behind the one before. Kernels are templates on a
+// layout; tests take their widths from here. Host only. Of a layout, unless said otherwise:
+//   cluster        blocks that share a row             warps      of a team: a row has one in each block
 //   teams          of a block                          lanes      of a warp that share a row
 //   vector         columns of an access                vectors    of a lane
 //   unguarded      of these, as many as any row has    stages     rows in a team's ring
@@ -12,25 +12,20 @@
 
 namespace llmc::layouts {
 
-// clang-format off: a layout is a line or two
+// a layout is a line or two
+// clang-format off
 
-// GPT-2, GPT-3, BERT, ViT, Whisper, OPT, Pythia, Falcon, Llama and MT-NLG, and their heads
-inline constexpr int kModelWidths[] = {64,   80,   128,  192,  256,  384,   512,   768,   1024, 1280,
-                                1408, 1536, 1600, 1664, 2048, 2560,  3072,  4096,  4544, 5120,
-                                6144, 6656, 7168, 8192, 9216, 12288, 14848, 16384, 20480};
+// GPT-2, GPT-3, BERT, ViT, Whisper, OPT, Pythia, Falcon, Llama, PaLM and MT-NLG, and their heads
+inline constexpr int kModelWidths[] = {
+    64, 80, 128, 192, 256, 384, 512, 768, 1024, 1280, 1408, 1536, 1600, 1664, 2048, 2560, 3072,
+    4096, 4544, 5120, 6144, 6656, 7168, 8192, 9216, 12288, 14848, 16384, 18432, 20480};
 
 constexpr int kLanes = 32;  // of a warp
 
-// The calls that a layout is for. Rare ones have few layouts: there no vectors are unguarded. Rare are weights of another
-// type than the rows'; forward, with a residual, too.
-enum class Calls {
-    kPlain,  // weights of the rows' type, no residual
-    kUsual,  // but for rare ones
-    kAll
-};
-constexpr bool are_for(Calls calls, bool rare, bool plain) {
-    return calls == Calls::kAll || (calls == Calls::kUsual ? !rare : plain);
-}
+// The calls that a layout is for. Rare ones have few layouts: there no vectors are unguarded. Rare are
+// weights of another type than the rows'; in forward only if there is a residual, too.
+enum class Calls { kUsual, kAll };  // kUsual: but for rare ones
+constexpr bool are_for(Calls calls, bool rare) { return calls == Calls::kAll || !rare; }
 
 // take.operator()<i>() for layout i of a table after the other, until one answers true
 template <const auto& table, int i = 0, typename Take>
@@ -65,12 +60,13 @@ constexpr int columns_of(const ShortForward& row, int vector) { return row.lanes
 
 // ---- forward/row_in_registers.cuh ----------------------------------------------------------------
 
-// early: weight (1), or weight and bias (2), are asked for together with the row; of clusters: so many vectors of both.
+// early: weight (1), or weight and bias (2), are asked for together with the row; of clusters: so many
+// vectors of both.
 struct RowInRegisters {
     int cluster = 1, warps, vectors, blocks_per_sm;
     int rows = 1;  // of a block
     int early;
-    bool unpack_each_pass = true;  // a row of 16 bits, for want of registers
+    bool unpack_each_pass = true;  // a row of 16 bits: as fp32 it does not fit the registers
     Calls calls = Calls::kUsual;
     const char* use;
 };
@@ -101,14 +97,8 @@ inline constexpr RowInRegisters kRowInRegisters16[] = {
     {.warps = 9, .vectors = 7, .blocks_per_sm = 3, .early = 0, .use = "Falcon: 14848"},
     {.warps = 8, .vectors = 8, .blocks_per_sm = 3, .early = 0, .calls = Calls::kAll, .use = "Llama: 16384"},
     {.warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .calls = Calls::kAll, .use = "MT-NLG: 20480"},
-    {.cluster = 2, .warps = 8, .vectors = 10, .blocks_per_sm = 3, .early = 1, .calls = Calls::kPlain,
-     .use = "to 80 KB"},
     {.cluster = 2, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .use = "to 128 KB"},
-    {.cluster = 6, .warps = 8, .vectors = 8, .blocks_per_sm = 4, .early = 1, .calls = Calls::kPlain,
-     .use = "to 192 KB"},
     {.cluster = 8, .warps = 8, .vectors = 8, .blocks_per_sm = 4, .early = 1, .use = "to 256 KB"},
-    {.cluster = 6, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .calls = Calls::kPlain,
-     .use = "to 384 KB"},
     {.cluster = 8, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .use = "to 512 KB"}};
 inline constexpr RowInRegisters kRowInRegisters32[] = {
     {.warps = 1, .vectors = 3, .blocks_per_sm = 1, .rows = 2, .early = 2, .use = "ViT-S, Whisper: 384"},
@@ -130,14 +120,10 @@ inline constexpr RowInRegisters kRowInRegisters32[] = {
     {.cluster = 2, .warps = 8, .vectors = 10, .blocks_per_sm = 3, .early = 1, .use = "MT-NLG: 20480"},
     {.cluster = 2, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .use = "to 128 KB"},
     {.cluster = 8, .warps = 8, .vectors = 8, .blocks_per_sm = 4, .early = 1, .use = "to 256 KB"},
-    {.cluster = 12, .warps = 8, .vectors = 8, .blocks_per_sm = 4, .early = 1, .calls = Calls::kPlain,
-     .use = "to 384 KB"},
     {.cluster = 16, .warps = 8, .vectors = 8, .blocks_per_sm = 4, .early = 1, .use = "to 512 KB"},
-    {.cluster = 12, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .calls = Calls::kPlain,
-     .use = "to 768 KB"},
     {.cluster = 16, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .use = "to 1 MB"}};
-// threads with rows and vectors of a row; what is longer than kShortVectors vectors is shared by a block or cluster with a
-// barrier behind its loads
+// threads of a row; what is longer than kShortVectors vectors is shared by a block or cluster with a barrier
+// behind its loads
 constexpr int kShortVectors = 2112;
 constexpr int step_of(const RowInRegisters& row) { return row.cluster * row.warps * kLanes; }
 constexpr bool is_long(const RowInRegisters& row) { return step_of(row) * row.vectors > kShortVectors; }
@@ -150,8 +136,9 @@ constexpr int columns_of(const RowInRegisters& row, int vector) {
 
 // ---- forward/unaligned_rows.cuh ------------------------------------------------------------------
 
-// For 16 bits and, half as many columns, fp32. A lane has its vectors and one column more. rare_unguarded: unguarded, for a
-// residual or weights that are rare; none: it is not for these.
+// For 16 bits and, half as many columns, fp32. A lane has its vectors and one column more. rare_unguarded:
+// unguarded for rare calls, which are here those with a residual, or with weights that are not aligned or of
+// another type; -1: the layout is not for these.
 struct UnalignedForward {
     int cluster = 1, warps, lanes, vectors, unguarded, blocks_per_sm;
     int rows = 1;  // warps of a block with rows of their own
@@ -162,23 +149,24 @@ struct UnalignedForward {
 constexpr int kFewestUnalignedForward = 57;  // columns; short_rows.cuh has shorter rows
 inline constexpr UnalignedForward kUnalignedForward[] = {
     {.warps = 1, .lanes = 8, .vectors = 4, .unguarded = 0, .blocks_per_sm = 12, .rows = 2, .early = 2,
-     .use = "to 264 columns of 16 bits"},
-    {.warps = 1, .lanes = 8, .vectors = 8, .unguarded = 4, .blocks_per_sm = 16, .early = 1, .rare_unguarded =
-    0, .use = "to 520"},
+     .rare_unguarded = 0, .use = "to 264 columns of 16 bits"},
+    {.warps = 1, .lanes = 8, .vectors = 8, .unguarded = 4, .blocks_per_sm = 16, .early = 1,
+     .rare_unguarded = 4, .use = "to 520"},
     {.warps = 1, .lanes = 16, .vectors = 6, .unguarded = 4, .blocks_per_sm = 20, .early = 1, .use = "769"},
-    {.warps = 1, .lanes = 32, .vectors = 8, .unguarded = 3, .blocks_per_sm = 16, .early = 1, .rare_unguarded =
-    2, .use = "1601"},
-    {.warps = 2, .lanes = 32, .vectors = 8, .unguarded = 4, .blocks_per_sm = 8, .early = 1, .use = "4097"},
-    {.warps = 4, .lanes = 32, .vectors = 8, .unguarded = 4, .blocks_per_sm = 4, .early = 1, .rare_unguarded =
-    2, .use = "8191; GPT-3: 5140"},
-    {.warps = 8, .lanes = 32, .vectors = 8, .unguarded = 4, .blocks_per_sm = 2, .early = 1, .rare_unguarded =
-    4, .use = "to 16640"},
+    {.warps = 1, .lanes = 32, .vectors = 8, .unguarded = 3, .blocks_per_sm = 16, .early = 1,
+     .rare_unguarded = 2, .use = "1601"},
+    {.warps = 2, .lanes = 32, .vectors = 8, .unguarded = 4, .blocks_per_sm = 8, .early = 1,
+     .rare_unguarded = 4, .use = "4097"},
+    {.warps = 4, .lanes = 32, .vectors = 8, .unguarded = 4, .blocks_per_sm = 4, .early = 1,
+     .rare_unguarded = 4, .use = "8191; GPT-3: 5140"},
+    {.warps = 8, .lanes = 32, .vectors = 8, .unguarded = 4, .blocks_per_sm = 2, .early = 1,
+     .rare_unguarded = 4, .use = "to 16640"},
     {.cluster = 3, .warps = 4, .lanes = 32, .vectors = 9, .unguarded = 5, .blocks_per_sm = 4, .early = 0,
      .use = "to 28032"},
     {.cluster = 5, .warps = 4, .lanes = 32, .vectors = 9, .unguarded = 5, .blocks_per_sm = 4, .early = 0,
      .use = "to 46720"},
     {.cluster = 8, .warps = 4, .lanes = 32, .vectors = 9, .unguarded = 5, .blocks_per_sm = 4, .early = 0,
-    .rare_unguarded = 2, .use = "to 74752"},
+     .rare_unguarded = 2, .use = "to 74752"},
     {.cluster = 12, .warps = 4, .lanes = 32, .vectors = 9, .unguarded = 5, .blocks_per_sm = 4, .early = 0,
      .use = "to 112128"},
     {.cluster = 12, .warps = 8, .lanes = 32, .vectors = 9, .unguarded = 4, .blocks_per_sm = 2, .early = 0,
@@ -210,8 +198,7 @@ constexpr int pieces_of_lane(int vector) { return vector == 1 ? 5 : vector == 2 
 
 struct TeamRing {
     int cluster, warps, teams, vector, vectors, stages;
-    bool reread =
-        false;  // a row's second half reads it again where the copy engine left it, for want of registers
+    bool reread = false;  // a row's second half reads shared memory again: registers do not hold the row
     constexpr bool operator==(const TeamRing&) const = default;
 };
 constexpr int columns_of(const TeamRing& ring) {
@@ -298,6 +285,9 @@ inline constexpr TeamRingRow kTeamRing16[] = {
     {.columns = 16384, .use = "Llama",
      .write = {.cluster = 8, .warps = 4, .teams = 3, .vector = 8, .vectors = 2, .stages = 3},
      .add = {.cluster = 8, .warps = 4, .teams = 3, .vector = 8, .vectors = 2, .stages = 2}},
+    {.columns = 18432, .calls = Calls::kUsual, .use = "PaLM",
+     .write = {.cluster = 8, .warps = 3, .teams = 4, .vector = 8, .vectors = 3, .stages = 2},
+     .add = {.cluster = 8, .warps = 5, .teams = 2, .vector = 8, .vectors = 2, .stages = 3}},
     {.columns = 20480, .use = "MT-NLG",
      .write = {.cluster = 8, .warps = 5, .teams = 3, .vector = 8, .vectors = 2, .stages = 3},
      .add = {.cluster = 8, .warps = 5, .teams = 2, .vector = 8, .vectors = 2, .stages = 3}},
@@ -314,9 +304,11 @@ inline constexpr TeamRingRow kTeamRing16[] = {
      .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 4, .stages = 6},
      .add = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 4, .stages = 4}},
     {.columns = 196608, .calls = Calls::kUsual, .use = "between",
-     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 6, .stages = 4, .reread = true}},
+     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 6, .stages = 4,
+               .reread = true}},
     {.columns = 262144, .use = "to 512 KB",
-     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 8, .stages = 3, .reread = true}}};
+     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 8, .stages = 3,
+               .reread = true}}};
 inline constexpr TeamRingRow kTeamRing32[] = {
     {.columns = 256, .use = "BERT tiny and mini, heads of 80, ViT-Ti",
      .write = {.cluster = 1, .warps = 1, .teams = 12, .vector = 4, .vectors = 2, .stages = 3},
@@ -376,12 +368,14 @@ inline constexpr TeamRingRow kTeamRing32[] = {
      .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 4, .vectors = 8, .stages = 3},
      .add = {.cluster = 16, .warps = 8, .teams = 1, .vector = 4, .vectors = 8, .stages = 2}},
     {.columns = 229376, .use = "to 896 KB",
-     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 4, .vectors = 14, .stages = 2, .reread = true}}};
+     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 4, .vectors = 14, .stages = 2,
+               .reread = true}}};
 
 // ---- backward/unaligned_rows.cuh -----------------------------------------------------------------
 
-// A lane has so many columns of a row, which one block or a cluster shares. Of clusters the one is taken that has most rows
-// under way, the first of equal ones; of those for one block the one of most teams and widest lanes.
+// A lane has so many columns of a row, which one block or a cluster shares. Of clusters the one is taken that
+// has most rows under way, the first of equal ones; of those for one block the one of most teams and widest
+// lanes.
 struct UnalignedBackward {
     int cluster = 1, columns, unguarded;
     bool fp32 = true;  // there, clusters of 2 and 4 have too few stages

@@ -1,4 +1,5 @@
-// Widths at which LayerNorm's layouts end, from llmc/layernorm/layouts.h, and those that tests try. Host only.
+// Widths at which LayerNorm's layouts end, from llmc/layernorm/layouts.h, and those that tests try. Host
+// only.
 #pragma once
 #include <initializer_list>
 #include <set>
@@ -47,14 +48,15 @@ inline std::set<int> piece_edges(int vector) {
     return all;
 }
 
-// Where kernels without a table change: those by cp.async, which choose by shared memory, and backward's short rows in
-// pieces (fp32: 192).
+// Where kernels without a table change: those by cp.async, which choose by shared memory, and backward's
+// short rows in pieces (fp32: 192).
 inline constexpr int kOtherEdges[] = {127, 192, 2048, 8192, 9216, 12288, 16384, 20000, 24576, 32768};
 
 // of rows in pieces, whose layouts end every few columns: all to the first, every fourth to the second
 inline constexpr int kEachUpTo = 130, kFourthUpTo = 232;
 
-// Each edge and a vector beside it; where rows need not be whole vectors, a column. thorough: these, too, where rows are.
+// Each edge and a vector beside it; where rows need not be whole vectors, a column. thorough: these, too,
+// where rows are.
 inline std::set<int> widths(bool thorough) {
     std::set<int> all;
     for (int C = 1; C <= kFourthUpTo; C += C < kEachUpTo ? 1 : 4 - C % 4) { all.insert(C); }

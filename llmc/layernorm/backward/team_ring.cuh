@@ -27,15 +27,15 @@ namespace llmc::layernorm_ring {
 // whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages. again: a row's second
 // half reads it again where the copy engine left it, and its stage is refilled a row later; soon: at once, for one more
 // meeting of the team, where there are but two stages.
-template <int blocks_, int warps_, int n_, int k_, int teams_, int stages_, bool again_>
+template <layouts::TeamRing ring>
 struct Layout {
-    static constexpr bool again = again_, soon = again && stages_ == 2;
-    static constexpr int blocks = blocks_, warps = warps_, n = n_, k = k_, teams = teams_, stages = stages_;
+    static constexpr int blocks = ring.cluster, warps = ring.warps, teams = ring.teams, stages = ring.stages;
+    static constexpr int n = ring.vector, k = ring.vectors;
+    static constexpr bool again = ring.reread, soon = again && stages == 2;
     static constexpr int team_threads = warps * kWarp, threads = teams * team_threads;
-    static constexpr int step = team_threads * n,
-                         columns = step * k;      // of a lane's vectors; a block has room for
-    static constexpr int pairs = blocks * warps;  // warps of a row
-    static_assert(threads <= 1024 && (warps == 1 || teams < 16));  // named barriers 1 to 15
+    static constexpr int step = team_threads * n, columns = step * k;  // between a lane's vectors; of a block
+    static constexpr int pairs = blocks * warps;                       // warps of a row
+    static_assert(threads <= 1024 && (warps == 1 || teams < 16));      // named barriers 1 to 15
 };
 
 // A row's columns of inp, of dout, and for += of dinp, L::columns apart; from somewhere in the first line on.
@@ -370,7 +370,7 @@ __global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(Layer
 
 // ---- the launch ----------------------------------------------------------------------------------
 
-// how many clusters (without: blocks) the device holds at once, 0 if none; asked once, when the kernel is prepared too
+// how many clusters (without: blocks) the device holds at once, 0 if none; asked once, when the kernel is prepared
 template <auto* kernel>
 int most_groups(const cudaLaunchConfig_t& config, int blocks) {
     if (blocks > 1) { return most_clusters<kernel>(config, blocks); }
@@ -403,36 +403,24 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
 
 // ---- the choice ----------------------------------------------------------------------------------
 
-template <const auto& table, int i, bool kAccumulate>
-struct Of {
-    static constexpr layouts::TeamRing ring = kAccumulate ? table[i].add : table[i].write;
-    using L =
-        Layout<ring.cluster, ring.warps, ring.vector, ring.vectors, ring.teams, ring.stages, ring.reread>;
-};
-
 // by the first that is for such rows; {} if none is
 template <const auto& table, typename T, typename W>
 ColumnGroups launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>;
     ColumnGroups groups;
-    if (!runs_hopper_code(layernorm_backward_kernel<typename Of<table, 0, false>::L, false, false, T, W>)) {
+    if (!runs_hopper_code(layernorm_backward_kernel<Layout<table[0].write>, false, false, T, W>)) {
         return groups;
     }
     layouts::first_of<table>([&]<int i>() {
-        if constexpr (layouts::are_for(table[i].calls, !same, same)) {
+        if constexpr (layouts::are_for(table[i].calls, !same)) {
             if (call.C > table[i].columns) { return false; }
             if (!call.accumulate_dinp) {
-                groups = launch<typename Of<table, i, false>::L, false, false>(call, stream);
+                groups = launch<Layout<table[i].write>, false, false>(call, stream);
             } else if constexpr (table[i].adds()) {
-                using Add = typename Of<table, i, true>::L;
-                if constexpr (same &&
-                              table[i].columns <= kSummedColumns) {  // one more kernel for each of these
-                    if (call.sum_dinp) {
-                        groups = launch<Add, true, true>(call, stream);
-                        return true;
-                    }
-                }
-                groups = launch<Add, true, false>(call, stream);
+                using Add = Layout<table[i].add>;
+                constexpr bool sums = same && table[i].columns <= kSummedColumns;  // in kernels of their own
+                groups = sums && call.sum_dinp ? launch<Add, true, sums>(call, stream)
+                                               : launch<Add, true, false>(call, stream);
             }
             return true;
         }

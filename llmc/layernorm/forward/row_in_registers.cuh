@@ -397,11 +397,11 @@ struct Any : L {
 };
 
 // columns of the longest row that the layouts before i take
-template <const auto& table, typename T, bool rare, bool plain>
+template <const auto& table, typename T, bool rare>
 constexpr int held_before(int i) {
     int columns = kNarrowRow<T>;
     for (int j = 0; j < i; j++) {
-        if (layouts::are_for(table[j].calls, rare, plain)) { columns = columns_of(table[j], Vec<T>::size); }
+        if (layouts::are_for(table[j].calls, rare)) { columns = columns_of(table[j], Vec<T>::size); }
     }
     return columns;
 }
@@ -409,13 +409,13 @@ constexpr int held_before(int i) {
 // by the first that has room for a row; false if none has
 template <const auto& table, bool kResidual, typename T, typename W>
 bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    constexpr bool same = std::is_same_v<T, W>, rare = kResidual && !same, plain = same && !kResidual;
+    constexpr bool same = std::is_same_v<T, W>, rare = kResidual && !same;
     bool launched = false;
     layouts::first_of<table>([&]<int i>() {
         using Usual = Layout<table, i, Vec<T>::size>;
         using L = std::conditional_t<rare, Any<Usual>, Usual>;
-        if constexpr (layouts::are_for(table[i].calls, rare, plain)) {
-            static_assert(L::whole * L::step <= held_before<table, T, rare, plain>(i),
+        if constexpr (layouts::are_for(table[i].calls, rare)) {
+            static_assert(L::whole * L::step <= held_before<table, T, rare>(i),
                           "a shorter row would not have all its whole vectors");
             if (call.C > L::columns) { return false; }
             launched = launch_few_or_many<L, kResidual>(call, stream);

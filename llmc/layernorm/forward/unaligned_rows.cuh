@@ -354,7 +354,8 @@ bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     return launched;
 }
 
-// Weights that are not aligned, or of another type, are read one by one; with a residual, too, they are left to fallback.cu.
+// Weights that are not aligned, or of another type, are read one by one; with a residual, too, they are left to
+// fallback.cu.
 template <typename T, typename W>
 bool launch_any(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     bool residual = call.residual != nullptr;
