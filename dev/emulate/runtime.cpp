@@ -150,8 +150,12 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int v
     bool shared = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;
     return keep(shared && (size_t)value > kDevices[current].shared ? cudaErrorInvalidValue : cudaSuccess);
 }
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
-    *clusters = kClusters;
+// as CUDA does: none where the launch asks for no clusters
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t* config) {
+    bool asked = std::any_of(config->attrs, config->attrs + config->numAttrs, [](const auto& attribute) {
+        return attribute.id == cudaLaunchAttributeClusterDimension;
+    });
+    *clusters = asked ? kClusters : 0;
     return cudaSuccess;
 }
 

@@ -37,7 +37,7 @@ __device__ void stream_vectors(const Streams& s, int64_t first, int64_t stride) 
 
 // the most threads of a block: 65536 registers hold a vector of each of these streams, 4 registers, and the addresses
 template <int R, int kUnroll>
-constexpr int kStreamThreads = R * kUnroll <= 12 ? 1024 : 512;
+constexpr int kStreamThreads = R* kUnroll <= 12 ? 1024 : 512;
 
 // n vectors in each stream. kPdl: the next launch may start; nothing is read before the one before is over
 template <int R, int W, int kUnroll, bool kPdl>

@@ -20,7 +20,8 @@ namespace {
 
 constexpr double kWarmSeconds = 10;  // clocks and temperature settle
 constexpr int kTimedSteps = 40, kRecordedSteps = 12;
-constexpr int kCandidates = 32, kBestOf = 3;  // of a product: algorithms tried once, and those timed again
+constexpr int kCandidates = 64, kBestOf = 3;  // of a product: algorithms tried once, and those timed again
+constexpr size_t kWideWorkspace = 4 * Matmul::kWorkspace;
 
 using Clock = std::chrono::steady_clock;
 
@@ -133,40 +134,144 @@ matmul::Product product_of(const ProductWork& w) {
     return {false, true, w.C, w.OC, w.N, kDataType<T>, kDataType<Grad>};
 }
 
-// One product by each algorithm once, the best few of them again; operands of layers in turn.
-template <typename T, typename Grad>
-ProductTime race_product(cublasLtHandle_t handle, GPT2Network<T, Grad>& network, const ProductWork& work) {
-    matmul::Plan plan(handle, product_of<T, Grad>(work), network.settings.tf32);
-    auto operands = operands_of(network, work);
-    size_t next = 0;
-    auto time = [&](const matmul::Candidate& candidate, int calls) {
-        plan.choose(candidate);
-        return elapsed_ms(network.stream,
-                          [&] {
-                              for (int i = 0; i < calls; i++) {
-                                  const Operands& o = operands[next++ % operands.size()];
-                                  plan.run(handle, o.d, o.a, o.b, false, network.mem.workspace,
-                                           network.stream);
-                              }
-                          }) /
-               calls;
-    };
-    auto candidates = plan.candidates(handle, kCandidates);
-    require(!candidates.empty(), "--profile: cuBLASLt has no algorithm for a product of this model");
-    std::vector<std::pair<double, size_t>> order;
-    for (size_t i = 0; i < candidates.size(); i++) {
-        time(candidates[i], 1);
-        order.push_back({time(candidates[i], 4), i});
+// a sum of hashes of n words and their places, the same in any order
+__global__ void checksum_kernel(unsigned long long* sum, const uint32_t* words, int64_t n) {
+    unsigned long long mine = 0;
+    int64_t threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads) {
+        uint64_t h = ((uint64_t)words[i] << 32 | (uint32_t)i) * 0x9e3779b97f4a7c15u;
+        mine += (h ^ h >> 29) * 0xbf58476d1ce4e5b9u;
     }
-    const int calls = std::clamp((int)(20 / order[0].first), 4, 200);  // 20 ms
-    ProductTime result{work, time(candidates[0], calls), INFINITY, (int)candidates.size()};
-    std::sort(order.begin(), order.end());
-    for (size_t k = 0; k < std::min<size_t>(kBestOf, order.size()); k++) {
-        result.fastest_ms = std::min(result.fastest_ms, time(candidates[order[k].second], calls));
-    }
-    result.fastest_ms = std::min(result.fastest_ms, result.first_ms);
-    return result;
+    atomicAdd(sum, mine);
 }
+
+// One kind of product, on the operands of the layers in turn.
+template <typename T, typename Grad>
+class Race {
+public:
+    Race(cublasLtHandle_t handle, GPT2Network<T, Grad>& network, const ProductWork& work)
+        : handle_(handle),
+          network_(network),
+          work_(work),
+          product_(product_of<T, Grad>(work)),
+          plan_(handle, product_, network.settings.tf32),
+          operands_(operands_of(network, work)) {}
+
+    ProductTime run() {
+        ProductTime result = race_all();
+        DeviceMemory wide((int64_t)kWideWorkspace);
+        workspace_ = wide.data();
+        workspace_bytes_ = kWideWorkspace;
+        result.wide_ms = fastest(plan_.candidates(handle_, kCandidates, true, kWideWorkspace));
+        workspace_ = network_.mem.workspace;
+        workspace_bytes_ = Matmul::kWorkspace;
+        if (auto unsplit = plan_.candidates(handle_, 1, false); !unsplit.empty()) {
+            plan_.choose(unsplit.front());
+            result.unsplit_ms = time(plan_, calls_, false);
+        }
+        if (auto epilogue = epilogue_of_step(); epilogue != CUBLASLT_EPILOGUE_DEFAULT && sizeof(T) == 2) {
+            matmul::Product fused = product_;
+            fused.epilogue = epilogue;
+            matmul::Plan plan(handle_, fused, false);
+            set_pointers(plan, epilogue);
+            if (plan.usable()) { result.fused_ms = time(plan, calls_, false); }
+        }
+        if (work_.part == Part::kProductWeight) {
+            matmul::Product adding = product_;
+            adding.accumulate = true;
+            matmul::Plan plan(handle_, adding, network_.settings.tf32);
+            if (plan.usable()) { result.adding_ms = time(plan, calls_, true); }
+        }
+        return result;
+    }
+
+private:
+    // each algorithm once, those that are fastest again, and those of them that give the first's bits
+    ProductTime race_all() {
+        auto candidates = plan_.candidates(handle_, kCandidates);
+        require(!candidates.empty(), "--profile: cuBLASLt has no algorithm for a product of this model");
+        plan_.choose(candidates.front());
+        time(plan_, 1, false);
+        double ms = time(plan_, 2, false);
+        calls_ = std::clamp((int)(20 / ms), 4, 200);      // 20 ms
+        quick_calls_ = std::clamp((int)(4 / ms), 1, 10);  // of each algorithm, to find the fastest few
+        uint64_t first_bits = bits();
+        ProductTime result{work_, time(plan_, calls_, false), fastest(candidates), (int)candidates.size()};
+        result.fastest_ms = std::min(result.fastest_ms, result.first_ms);
+        std::vector<matmul::Candidate> same;
+        for (const matmul::Candidate& candidate : candidates) {
+            plan_.choose(candidate);
+            if (bits() == first_bits) { same.push_back(candidate); }
+        }
+        result.same_bits = (int)same.size();
+        result.same_bits_ms = std::min(fastest(same), result.first_ms);
+        return result;
+    }
+    double fastest(const std::vector<matmul::Candidate>& candidates) {
+        std::vector<std::pair<double, size_t>> order;
+        for (size_t i = 0; i < candidates.size(); i++) {
+            plan_.choose(candidates[i]);
+            time(plan_, 1, false);
+            order.push_back({time(plan_, quick_calls_, false), i});
+        }
+        std::sort(order.begin(), order.end());
+        double best = INFINITY;
+        for (size_t k = 0; k < std::min<size_t>(kBestOf, order.size()); k++) {
+            plan_.choose(candidates[order[k].second]);
+            best = std::min(best, time(plan_, calls_, false));
+        }
+        return best;
+    }
+    void call(matmul::Plan& plan, const Operands& o, bool accumulate) {
+        plan.run(handle_, o.d, o.a, o.b, accumulate, workspace_, network_.stream, workspace_bytes_);
+    }
+    double time(matmul::Plan& plan, int calls, bool accumulate) {
+        auto all = [&] {
+            for (int i = 0; i < calls; i++) { call(plan, operands_[next_++ % operands_.size()], accumulate); }
+        };
+        return elapsed_ms(network_.stream, all) / calls;
+    }
+    // of the chosen algorithm's result for the first layer
+    uint64_t bits() {
+        DeviceMemory sum(sizeof(uint64_t));
+        check(cudaMemsetAsync(sum.data(), 0, sizeof(uint64_t), network_.stream));
+        call(plan_, operands_[0], false);
+        int64_t bytes = product_.m * product_.n * (product_.output == CUDA_R_32F ? 4 : 2);
+        checksum_kernel<<<1024, 256, 0, network_.stream>>>((unsigned long long*)sum.data(),
+                                                           (const uint32_t*)operands_[0].d, bytes / 4);
+        check_launch();
+        uint64_t value = 0;
+        check(cudaMemcpyAsync(&value, sum.data(), sizeof(value), cudaMemcpyDeviceToHost, network_.stream));
+        check(cudaStreamSynchronize(network_.stream));
+        return value;
+    }
+    cublasLtEpilogue_t epilogue_of_step() const {
+        std::string name = work_.name;
+        if (work_.part == Part::kProductForward && name != "head") {
+            return name == "fc" ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS;
+        }
+        bool behind_gelu = work_.part == Part::kProductInput && name == "fcproj";
+        return behind_gelu ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT;
+    }
+    // of any layer: what is read there does not matter for the time
+    void set_pointers(matmul::Plan& plan, cublasLtEpilogue_t epilogue) {
+        const void* bias = network_.mem.params + network_.layout.offset(kFcb);
+        const void* pre =
+            epilogue == CUBLASLT_EPILOGUE_DGELU ? network_.mem.layers[0].fch : network_.mem.dwide;
+        if (epilogue != CUBLASLT_EPILOGUE_DGELU) { plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+        if (epilogue != CUBLASLT_EPILOGUE_BIAS) { plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pre); }
+    }
+
+    cublasLtHandle_t handle_;
+    GPT2Network<T, Grad>& network_;
+    const ProductWork& work_;
+    matmul::Product product_;
+    matmul::Plan plan_;
+    std::vector<Operands> operands_;
+    void* workspace_ = network_.mem.workspace;
+    size_t workspace_bytes_ = Matmul::kWorkspace, next_ = 0;
+    int calls_ = 1, quick_calls_ = 1;
+};
 
 template <typename T, typename Grad>
 std::vector<ProductTime> race_products(GPT2Network<T, Grad>& network, std::vector<ProductWork> products) {
@@ -176,7 +281,7 @@ std::vector<ProductTime> race_products(GPT2Network<T, Grad>& network, std::vecto
     cublasLtHandle_t handle;
     matmul::check(cublasLtCreate(&handle));
     std::vector<ProductTime> times;
-    for (const ProductWork& work : products) { times.push_back(race_product(handle, network, work)); }
+    for (const ProductWork& work : products) { times.push_back(Race<T, Grad>(handle, network, work).run()); }
     cublasLtDestroy(handle);
     std::stable_sort(times.begin(), times.end(),
                      [](const ProductTime& a, const ProductTime& b) { return a.work.part < b.work.part; });
@@ -215,9 +320,9 @@ StreamRoof measure_streams(void* pool, cudaStream_t stream) {
     s.out[0] = p;
     for (int r = 0; r < R; r++, p += vectors) { s.in[r] = p; }
     for (int w = 0; w < W; w++, p += vectors) { s.out[w] = p; }
-    double ms =
-        std::min({fastest_stream_ms<R, W, 1>(s, vectors, stream), fastest_stream_ms<R, W, 2>(s, vectors, stream),
-                  fastest_stream_ms<R, W, 4>(s, vectors, stream)});
+    double ms = std::min({fastest_stream_ms<R, W, 1>(s, vectors, stream),
+                          fastest_stream_ms<R, W, 2>(s, vectors, stream),
+                          fastest_stream_ms<R, W, 4>(s, vectors, stream)});
     return {R, W, (R + W) * (double)kStreamBytes / ms * 1e3};
 }
 
@@ -228,8 +333,10 @@ std::vector<StreamRoof> measure_all_streams(cudaStream_t stream) {
     fill_kernel<<<1024, 256, 0, stream>>>((uint32_t*)pool.data(), most * kStreamBytes / 4, 1u);
     check_launch();
     return [&]<size_t... i>(std::index_sequence<i...>) {
-        return std::vector{measure_streams<kStreamMixes[i].reads, kStreamMixes[i].writes>(pool.data(), stream)...};
-    }(std::make_index_sequence<std::size(kStreamMixes)>());
+        return std::vector{
+            measure_streams<kStreamMixes[i].reads, kStreamMixes[i].writes>(pool.data(), stream)...};
+    }
+    (std::make_index_sequence<std::size(kStreamMixes)>());
 }
 
 std::string today() {

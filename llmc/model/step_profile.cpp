@@ -65,12 +65,13 @@ public:
         if (has(name, "finish_columns")) {
             return last_;
         }  // the end of sums over columns that the kernel before began
-        if (std::optional<Part> known = named(name)) {
+        const bool product = has_any(name, kProductWords);  // whose name may say "bias", too
+        if (std::optional<Part> known = product ? std::nullopt : named(name)) {
             if (*known == Part::kClassifier) { backward_ = true; }
             if (has(name, "encoder_forward")) { backward_ = false; }
             return last_ = *known;
         }
-        if (!has_any(name, kProductWords)) { return last_ = Part::kOther; }
+        if (!product) { return last_ = Part::kOther; }
         if (!backward_) { return last_ = Part::kProductForward; }
         bool adds_up_parts = has(name, "splitk") && has(name, "reduce");
         if (!adds_up_parts) {
@@ -359,11 +360,14 @@ std::string profile_json(const StepProfile& p) {
                  kPartNames[i], l.count, l.ms, floors[i].work.c_str(), floors[i].roof.c_str(), floors[i].ms));
     }
     for (const ProductTime& t : p.products) {
-        add(products, strf("{\"part\": \"%s\", \"name\": \"%s\", \"N\": %lld, \"C\": %d, \"OC\": %d, "
-                           "\"calls\": %d, \"first_us\": "
-                           "%.2f, \"best_us\": %.2f, \"candidates\": %d}",
-                           kPartNames[(int)t.work.part], t.work.name, (long long)t.work.N, t.work.C,
-                           t.work.OC, t.work.calls, 1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates));
+        add(products,
+            strf("{\"part\": \"%s\", \"name\": \"%s\", \"N\": %lld, \"C\": %d, \"OC\": %d, "
+                 "\"calls\": %d, \"first_us\": "
+                 "%.2f, \"best_us\": %.2f, \"candidates\": %d, \"same_bits_us\": %.2f, \"same_bits\": "
+                 "%d, \"wide_us\": %.2f, \"unsplit_us\": %.2f, \"fused_us\": %.2f, \"adding_us\": %.2f}",
+                 kPartNames[(int)t.work.part], t.work.name, (long long)t.work.N, t.work.C, t.work.OC,
+                 t.work.calls, 1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates, 1e3 * t.same_bits_ms,
+                 t.same_bits, 1e3 * t.wide_ms, 1e3 * t.unsplit_ms, 1e3 * t.fused_ms, 1e3 * t.adding_ms));
     }
     for (const auto& [name, l] : step.kernels) {
         add(kernels,

@@ -262,7 +262,8 @@ int clusters_at_once(int blocks) {
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                    cudaSharedmemCarveoutMaxShared));
-        for (int k = 1; k <= kMostBlocks; k++) {
+        clusters[device][1] = 2 * device_facts().multiprocessors;  // CUDA counts real clusters alone
+        for (int k = 2; k <= kMostBlocks; k++) {
             LaunchAttributes attributes;
             attributes.clusters(k);
             cudaLaunchConfig_t config = attributes.config(k, kThreads + kWarp, kBytes, nullptr);

@@ -74,22 +74,25 @@ public:
         check(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)));
     }
     void run(cublasLtHandle_t handle, void* d, const void* a, const void* b, bool accumulate, void* workspace,
-             cudaStream_t stream) {
+             cudaStream_t stream, size_t workspace_bytes = Matmul::kWorkspace) {
         float alpha = 1, beta = accumulate ? 1 : 0;
         check(cublasLtMatmul(handle, operation_, &alpha, a, a_, b, b_, &beta, d, d_, d, d_, &choice_.algo,
-                             workspace, Matmul::kWorkspace, stream));
+                             workspace, workspace_bytes, stream));
     }
 
     // cuBLASLt's proposals, the one it takes for the fastest first. Where one splits a sum, the parts must be added in a fixed
-    // order (not in place) and in fp32: parts rounded to bf16 would lose digits.
-    std::vector<Candidate> candidates(cublasLtHandle_t handle, int most) const {
+    // order (not in place) and in fp32: parts rounded to bf16 would lose digits. split_sums: may it be split?
+    std::vector<Candidate> candidates(cublasLtHandle_t handle, int most, bool split_sums = true,
+                                      size_t workspace_bytes = Matmul::kWorkspace) const {
         cublasLtMatmulPreference_t preference;
         check(cublasLtMatmulPreferenceCreate(&preference));
         auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
             check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
         };
-        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)Matmul::kWorkspace);
-        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)workspace_bytes);
+        prefer(
+            CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+            (uint32_t)(split_sums ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE));
         for (auto pointer :
              {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {

@@ -37,7 +37,7 @@ private:
 void add_step(Tape& tape, int64_t extra_us) {
     tape.kernel("llmc::adamw_update_kernel<float>", 10 + extra_us);
     tape.kernel("llmc::encoder_forward_kernel", 2);
-    tape.kernel("nvjet_tst_128x256_TNT", 20);
+    tape.kernel("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", 20);
     tape.kernel("llmc::attention_forward_wgmma_kernel", 5);
     tape.kernel("llmc::classifier_rows_kernel<float>", 6);
     tape.fill(1);

@@ -4,6 +4,7 @@
 #include "llmc/host/batch.h"
 #include "llmc/model/reference.h"
 #include "llmc/ops/classifier.h"
+#include "llmc/ops/classifier_kernels.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;
@@ -126,6 +127,21 @@ TEST_CASE_TEMPLATE("classifier_forward: losses and predictions", T, float, bf16)
 
 TEST_CASE_TEMPLATE("classifier_forward_backward: losses and gradients", T, float, bf16) {
     for (const ClassifierShape& s : kShapes) { check_forward_backward<T>(s); }
+}
+
+// GPT-2's vocabulary is a block's row in bf16, two blocks' in fp32
+TEST_CASE_TEMPLATE("classifier on Hopper: its kernel is used there, and nowhere else", T, float, bf16) {
+    int major = 0;
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    for (int Vp : {8256, 50304, 128256}) {
+        DeviceArray<T> logits(floats(Vp, 1), 0);
+        DeviceArray<int32_t> targets(std::vector<int32_t>{0});
+        DeviceArray<float> losses(1);
+        bool used = classifier_forward_backward_rows(logits.data(), losses.data(), targets.data(), 1.0f, 1,
+                                                     Vp, Vp, kStream);
+        CAPTURE(Vp);
+        CHECK(used == (major == 9));
+    }
 }
 
 // N additions in double, in any order
