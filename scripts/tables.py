@@ -260,7 +260,7 @@ def step_products(name):
     columns = {"first_us": "first", "best_us": "best", "same_bits_us": "best with its bits", "wide_us": "256 MiB",
                "unsplit_us": "no sum split", "fused_us": "as in the step", "adding_us": "adding"}
     lines = [[p["name"], p["part"].removeprefix("products, "), f"{p['N']} x {p['C']} x {p['OC']}", p["calls"]]
-             + [p[c] if float(p[c]) > 0 else "" for c in columns] for p in data["products"]]
+             + [p[c] if float(p.get(c, 0)) > 0 else "" for c in columns] for p in data["products"]]
     return markdown(["product", "", "N x C x OC", "calls"] + list(columns.values()), lines) + taken(data)
 
 
