@@ -346,7 +346,7 @@ TABLES = {
     **{name.replace("_", "-"): lambda name=name: flat(name) for name in
        ("training_against_pytorch", "training_losses", "training_seeds", "training_bf16_errors", "training_speed",
         "training_peers", "training_sample_gpu", "training_cpu", "column_sums", "classifier",
-        "training_tinyshakespeare_cpu")},
+        "training_tinyshakespeare_cpu", "layernorm_pytorch_host", "layernorm_pytorch_models", "layernorm_pytorch_race")},
 }
 
 # ---- documents ----------------------------------------------------------------------------------
