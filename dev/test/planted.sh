@@ -6,7 +6,8 @@
 #   dev/test/planted.sh --emulated gpu-layernorm_      those in LayerNorm's kernels (gpu-decode-: in decode.h's), on the
 #                                                      CPU: dev/emulate/machine.h
 #   dev/test/planted.sh --share 2/3       every third of them, from the second on
-# gpu-* faults are skipped without a CUDA device, if their lines are still in the sources.
+# gpu-* faults are skipped without a CUDA device, cpu-package-* faults (of python/) without PyTorch and pytest, if their
+# lines are still in the sources.
 # Last line: N passed, N failed, N skipped; exit 1 if any failed.
 # PLANTED_HOME: the folder for the copy and the logs, build/planted unless set. Several can run side by side,
 # each with a folder of its own, once everything is built (make), as they share the programs without a fault:
@@ -144,9 +145,23 @@ plant_gpu() {  # fault, options of the program...
     esac
 }
 
+build_package() { (cd "$1" && timeout $limit python3 python/plumb_build.py build/test/host --host) >"$log" 2>&1; }
+
+plant_package() {  # fault, options of pytest...
+    local fault=$1 tests
+    tests=(env PYTHONPATH=build/test/host PLUMB_TEST_DEVICE=cpu python3 -m pytest -q -p no:cacheprovider "${@:2}")
+    if [ $package_is_built = no ] && ! build_package .; then verdict="NOT CAUGHT: python/ does not build"; return 1; fi
+    package_is_built=yes
+    if ! passes_without "${tests[@]}"; then verdict="NOT CAUGHT: ${tests[*]} fails without the fault"; return 1; fi
+    make_copy
+    if ! $faults plant "$fault" "$copy" >"$log" 2>&1; then verdict="NOT CAUGHT: $(<"$log")"; return 1; fi
+    if ! build_package "$copy"; then verdict="NOT CAUGHT: python/ does not build with it"; return 1; fi
+    judge "$fault" "${tests[@]}"
+}
+
 skip() {  # fault: nothing can run it; are its lines still in the sources?
     if ! $faults check "$1" >"$log" 2>&1; then verdict="NOT CAUGHT: $(<"$log")"; return 1; fi
-    verdict="skipped, no CUDA device"
+    verdict="skipped, no $lacks"
 }
 
 wanted() {  # name: does it contain one of the arguments?
@@ -178,6 +193,8 @@ while [ $# -gt 0 ]; do
 done
 
 has_device() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
+has_pytorch() { python3 -c 'import pytest, torch' 2>/dev/null; }
+package_is_built=no
 
 names=$($faults names)
 for name in $names; do
@@ -190,13 +207,15 @@ for name in $names; do
     read -ra options < <($faults get "$name" run) || true
     case $name in
         gpu-*) kind=plant_gpu ;;
+        cpu-package-*) kind=plant_package objects= ;;
         *) kind=plant_cpu ;;
     esac
     if [ $emulated = yes ]; then
         if [ "$($faults get "$name" program)" != test_gpt2cu ] || [ -n "$($faults get "$name" arch)" ]; then continue; fi
         case $name in gpu-layernorm_* | gpu-decode-*) kind=plant_emulated ;; *) continue ;; esac
     fi
-    if [ $kind = plant_gpu ] && ! has_device; then kind=skip; fi
+    if [ $kind = plant_gpu ] && ! has_device; then kind=skip lacks="CUDA device"; fi
+    if [ $kind = plant_package ] && ! has_pytorch; then kind=skip lacks="PyTorch with pytest"; fi
     if $kind "$name" "${options[@]}"; then
         echo "planted $name: $verdict"
         if [ $kind = skip ]; then skipped=$((skipped + 1)); else passed=$((passed + 1)); fi
