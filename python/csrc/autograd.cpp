@@ -95,21 +95,25 @@ private:
         return {std::move(dx), std::move(dweight), std::move(dbias)};
     }
 
-    // by PyTorch's operators, which have derivatives themselves
+    // by PyTorch's operators, which have derivatives themselves; in one type, the statistics', as PyTorch's
+    // kernels for the CPU and for CUDA take different mixtures
     std::array<Tensor, 3> differentiable(const Tensor& dout, const Tensor& dsum, const Tensor& rows,
                                          const MaybeTensor& w, std::array<bool, 3> wanted) {
-        at::ScalarType type = has_weight || has_bias ? grad_type : rows.scalar_type();
+        at::ScalarType type = statistics.scalar_type();
         auto normalized_shape = rows.sym_sizes().slice(rows.dim() - dims);
         std::vector<c10::SymInt> each_row(rows.sym_sizes().begin(), rows.sym_sizes().end() - dims);
         each_row.resize(rows.dim(), 1);
-        MaybeTensor bias;  // its shape and type are asked for, its values are not
-        if (has_bias) { bias = at::empty_symint(normalized_shape, rows.options().dtype(grad_type)); }
+        MaybeTensor factor, bias;  // of bias only shape and type are asked for
+        if (has_weight) { factor = w->to(type); }
+        if (has_bias) { bias = at::empty_symint(normalized_shape, statistics.options()); }
         auto [dx, dweight, dbias] = at::native_layer_norm_backward_symint(
             dout.to(type), rows.to(type), normalized_shape, statistics.select(0, 0).view_symint(each_row),
-            statistics.select(0, 1).view_symint(each_row), w, bias,
+            statistics.select(0, 1).view_symint(each_row), factor, bias,
             {wanted[0], wanted[1] && has_weight, wanted[2] && has_bias});
         if (dx.defined()) { dx = dx.to(rows.scalar_type()); }
         if (dx.defined() && dsum.defined()) { dx = at::add(dx, dsum); }
+        if (dweight.defined()) { dweight = dweight.to(grad_type); }
+        if (dbias.defined()) { dbias = dbias.to(grad_type); }
         return {dx, dweight, dbias};
     }
 };
@@ -127,7 +131,7 @@ bool requires_grad(const Tensor* t) { return t != nullptr && t->requires_grad();
 template <typename Made, typename Owner = decltype(torch::autograd::Edge::function)>
 auto make_node() {
     if constexpr (std::is_same_v<Owner, std::shared_ptr<Node>>) {
-        // deleteNode takes a long graph apart without recursion; later versions, which do it otherwise, lack it
+        // deleteNode takes a long graph apart without recursion; later versions do it otherwise
         return std::shared_ptr<Made>(new Made, [](auto* node) { deleteNode(node); });
     } else {
         return c10::make_intrusive<Made>();
