@@ -1,9 +1,9 @@
 """How `pip wheel .` makes the package: setuptools, with two steps before it packs: the kernels' library (make
-and nvcc), and C++ extensions (g++ and the headers of each PyTorch they are for). Settings, in the environment:
-  PLUMB_ARCH     GPUs to compile for (default "sm_80 sm_90a compute_80": Ampere and Ada, Hopper, PTX for newer)
+and nvcc), and C++ extensions (g++ and the headers of each PyTorch they are for). Environment variables:
+  PLUMB_ARCH     GPUs to compile for (default "sm_80 sm_90a compute_80": Ampere, Ada, Hopper, PTX for newer)
   PLUMB_LIBRARY  a libllmc_layernorm.so to pack as it is: nothing is compiled for a GPU
   PLUMB_TORCH    folders of PyTorch packages, with ":" between them, to build extensions for (default: the
-                 PyTorch of the environment, which pip gets if need be); "none": a wheel without, to test packing
+                 PyTorch of the environment, which pip gets if need be); "none": no extension, to test packing
 By hand: python3 python/plumb_build.py FOLDER [--host] puts the package as it would be installed into FOLDER;
 --host: over host memory, for tests without a GPU.
 """
@@ -37,8 +37,9 @@ def torch_folders():
         return [Path(folder) for folder in named.split(":")]
     found = importlib.util.find_spec("torch")
     if found is None:
-        raise SystemExit("plumb_build.py: no PyTorch here, whose headers the extension needs: pip install torch, or "
-                         "set PLUMB_TORCH to the folders of PyTorch packages, or to none")
+        raise SystemExit("plumb_build.py: no PyTorch here, whose headers the extension needs: "
+                         "pip install torch, or set PLUMB_TORCH to the folders of PyTorch packages, or to "
+                         "none")
     return [Path(found.origin).parent]
 
 

@@ -36,7 +36,8 @@ def ours(x, weight, bias):
 def forward_lines():
     x, weight, bias, _ = tensors(N)
     fixed, empty = [t.detach() for t in (x, weight, bias)], tensors(0)[:3]
-    modules = [kind(C, dtype=x.dtype, device=DEVICE) for kind in (torch.nn.LayerNorm, plumb_layernorm.LayerNorm)]
+    modules = [kind(C, dtype=x.dtype, device=DEVICE)
+               for kind in (torch.nn.LayerNorm, plumb_layernorm.LayerNorm)]
 
     def autocast():
         with torch.autocast(DEVICE, torch.float16):
@@ -108,7 +109,8 @@ def us_a_call(function, calls):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="writes the table there too")
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=7)
@@ -124,8 +126,8 @@ def main():
         for name, k in times:
             times[name, k].append(us_a_call(lines[name][k], options.calls))
     gpu = torch.cuda.get_device_name() if DEVICE == "cuda" else "host memory"
-    print(f"{gpu}, PyTorch {torch.__version__}, plumb_layernorm's {plumb_layernorm.backend}; {N} x {C} float16, "
-          f"us a call: least (median) of {options.rounds} rounds of {options.calls}")
+    print(f"{gpu}, PyTorch {torch.__version__}, plumb_layernorm's {plumb_layernorm.backend}; {N} x {C} "
+          f"float16, us a call: least (median) of {options.rounds} rounds of {options.calls}")
     table = []
     for name in lines:
         row = {"line": name}
@@ -134,7 +136,8 @@ def main():
                 found = times[name, k]
                 row[who] = {"least": round(min(found), 2), "median": round(statistics.median(found), 2)}
         table.append(row)
-        cells = [f"{who} {row[who]['least']:7.2f} ({row[who]['median']:7.2f})" for who in row if who != "line"]
+        cells = [f"{who} {row[who]['least']:7.2f} ({row[who]['median']:7.2f})"
+                 for who in row if who != "line"]
         ratio = f"  torch / ours {row['torch']['least'] / row['ours']['least']:.2f}" if "torch" in row else ""
         print(f"{name:50} {'   '.join(cells)}{ratio}")
     if options.json:

@@ -23,7 +23,8 @@ import plumb_layernorm
 try:
     import transformers
 except ImportError as missing:
-    raise SystemExit(f"train_models.py: {missing}; expected Hugging Face's models: pip install transformers") from None
+    raise SystemExit(f"train_models.py: {missing}; expected Hugging Face's models: "
+                     "pip install transformers") from None
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
 LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
@@ -42,8 +43,8 @@ def sequences(batch, length, vocabulary, device):
 
 def gpt2(options):
     size = dict(n_layer=2, n_head=2, n_embd=64) if options.small else {}
-    config = transformers.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="sdpa",
-                                     use_cache=False, **size)
+    config = transformers.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+                                     attn_implementation="sdpa", use_cache=False, **size)
     batch, length = (2, 32) if options.small else (options.batch or 16, 1024)
     return transformers.GPT2LMHeadModel(config), lambda device: sequences(batch, length, 50257, device)
 
@@ -69,7 +70,8 @@ class Run:
     """a model in training; data: batches that come again and again"""
 
     def __init__(self, name, model, data, kind, how, device):
-        self.name, self.model, self.data, self.losses, self.events, self.device = name, model, data, [], [], device
+        self.name, self.model, self.data, self.device = name, model, data, device
+        self.losses, self.events = [], []
         self.autocast = kind == "autocast"
         if kind == "bf16":
             model.bfloat16()
@@ -119,7 +121,8 @@ def race(name, kind, how, options):
                 batch[key] = value.bfloat16()
     other = copy.deepcopy(model)
     count = plumb_layernorm.replace_layernorms(other)
-    runs = [Run(*each, data, kind, how, options.device) for each in (("nn.LayerNorm", model), ("ours", other))]
+    runs = [Run(*each, data, kind, how, options.device)
+            for each in (("nn.LayerNorm", model), ("ours", other))]
     for run in runs:
         for _ in range(options.warmup):
             run.step()
@@ -132,14 +135,15 @@ def race(name, kind, how, options):
     row = {"model": name, "types": kind, "how": how, "layernorms": count, "nn ms": round(ms[0], 3),
            "ours ms": round(ms[1], 3), "nn / ours": round(ms[0] / ms[1], 4), "losses nn": curves[0],
            "losses ours": curves[1], "largest difference": round(apart, 4)}
-    print(f"{name} {kind} {how}: {count} LayerNorms; nn {ms[0]:.2f} ms, ours {ms[1]:.2f} ms a step, nn / ours "
-          f"{ms[0] / ms[1]:.4f}; loss {curves[0][0]} .. {curves[0][-1]}, ours {curves[1][0]} .. {curves[1][-1]}, "
-          f"at most {apart:.4f} apart", flush=True)
+    print(f"{name} {kind} {how}: {count} LayerNorms; nn {ms[0]:.2f} ms, ours {ms[1]:.2f} ms a step, "
+          f"nn / ours {ms[0] / ms[1]:.4f}; loss {curves[0][0]} .. {curves[0][-1]}, "
+          f"ours {curves[1][0]} .. {curves[1][-1]}, at most {apart:.4f} apart", flush=True)
     return row
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="gpt2,vit-l,bert-l")
     parser.add_argument("--types", default="autocast,bf16")
     parser.add_argument("--how", default="eager,compiled")
@@ -152,8 +156,9 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="written anew after each race")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    print(f"{torch.cuda.get_device_name() if options.device == 'cuda' else 'CPU'}, PyTorch {torch.__version__}, "
-          f"transformers {transformers.__version__}, plumb_layernorm's {plumb_layernorm.backend}", flush=True)
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    print(f"{name}, PyTorch {torch.__version__}, transformers {transformers.__version__}, "
+          f"plumb_layernorm's {plumb_layernorm.backend}", flush=True)
     rows = []
     for how in options.how.split(","):
         for name in options.models.split(","):

@@ -25,13 +25,14 @@ def choose():
         return "torch"
     if extension_file().exists():
         return "extension"
-    built = sorted(p.stem[len("libplumb_torch_"):].replace("_", ".") for p in FOLDER.glob("libplumb_torch_*.so"))
+    built = sorted(p.stem[len("libplumb_torch_"):].replace("_", ".")
+                   for p in FOLDER.glob("libplumb_torch_*.so"))
     if not (FOLDER / "libplumb_stable.so").exists():
         raise ImportError(f"plumb_layernorm: {FOLDER} has no libplumb_stable.so and no extension for PyTorch "
                           f"{torch.__version__}; expected a wheel made beside PyTorch: see python/README.md")
     warnings.warn(f"plumb_layernorm: PyTorch is {torch.__version__}, the extensions here are for "
-                  f"{', '.join(built) or 'no version'}: the portable operators answer, whose calls cost more Python",
-                  stacklevel=4)
+                  f"{', '.join(built) or 'no version'}: the portable operators answer, whose calls "
+                  "cost more Python", stacklevel=4)
     return "stable"
 
 
@@ -44,8 +45,9 @@ def load(path):
     try:
         torch.ops.load_library(path)
     except OSError as error:
-        raise ImportError(f"plumb_layernorm: cannot load {path}: {error}; expected PyTorch {torch.__version__} and the "
-                          "wheel for one processor; PLUMB_LAYERNORM_BACKEND=stable may work") from None
+        raise ImportError(f"plumb_layernorm: cannot load {path}: {error}; expected PyTorch "
+                          f"{torch.__version__} and the wheel for one processor; "
+                          "PLUMB_LAYERNORM_BACKEND=stable may work") from None
 
 
 backend = choose()

@@ -16,8 +16,10 @@ def pytest_configure(config):
 def pytest_pyfunc_call(pyfuncitem):
     if ALONE in os.environ or pyfuncitem.get_closest_marker("alone") is None:
         return None
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{pyfuncitem.path}::{pyfuncitem.name}"]
-    ended = subprocess.run(command, env=os.environ | {ALONE: "1"}, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+               f"{pyfuncitem.path}::{pyfuncitem.name}"]
+    ended = subprocess.run(command, env=os.environ | {ALONE: "1"}, capture_output=True, text=True,
+                           timeout=120)
     if ended.returncode != 0:
         pytest.fail(ended.stdout[-6000:] + ended.stderr[-2000:], pytrace=False)
     return True

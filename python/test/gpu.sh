@@ -50,7 +50,8 @@ workers=$("$python" -c 'import xdist; print("-n 6")' 2>/dev/null)
 # shellcheck disable=SC2206
 tests=("$python" -m pytest -q -p no:cacheprovider $workers --durations=5 python/test)
 part tests 130 "${tests[@]}" || failed=1
-PLUMB_LAYERNORM_BACKEND=stable part tests_stable 60 "${tests[@]}" -k "not compile and not tutorial" || failed=1
+PLUMB_LAYERNORM_BACKEND=stable part tests_stable 60 "${tests[@]}" -k "not compile and not tutorial" ||
+    failed=1
 part host_cost 35 "$python" python/bench/host_cost.py --json "$out/host_cost.json"
 PLUMB_LAYERNORM_BACKEND=stable part host_cost_stable 20 "$python" python/bench/host_cost.py --rounds 3 \
     --json "$out/host_cost_stable.json"

@@ -54,7 +54,8 @@ def gradients(function, leaves, *douts):
     results = function(*leaves)
     results = [results] if isinstance(results, torch.Tensor) else list(results)
     given = [t for t in leaves if t is not None]
-    return results + list(torch.autograd.grad(results, given, [d.to(r.dtype) for d, r in zip(douts, results)]))
+    douts = [d.to(r.dtype) for d, r in zip(douts, results)]
+    return results + list(torch.autograd.grad(results, given, douts))
 
 
 def exact(function, tensors, *douts):

@@ -25,7 +25,9 @@ pip="python3 -m pip --disable-pip-version-check"
 build() { PLUMB_LIBRARY=$library PLUMB_TORCH=${torch:-none} $pip wheel -q --no-deps . -w $folder; }
 holds() { python3 -m zipfile -l $folder/plumb_layernorm-*.whl | grep -q "plumb_layernorm/$1 "; }
 small() { [ "$(stat -c %s $folder/plumb_layernorm-*.whl)" -le 40000000 ] || { ls -l $folder/*.whl; false; }; }
-install() { $pip install -q --root-user-action=ignore --no-deps --no-index --target $folder/site $folder/*.whl; }
+install() {
+    $pip install -q --root-user-action=ignore --no-deps --no-index --target $folder/site $folder/*.whl
+}
 test_on_host() {
     PLUMB_TORCH=$torch python3 python/plumb_build.py $folder/host --host >$folder/host.log 2>&1 &&
         PYTHONPATH=$folder/host PLUMB_TEST_DEVICE=cpu python3 -m pytest -q -p no:cacheprovider python/test \

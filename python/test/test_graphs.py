@@ -1,5 +1,5 @@
-"""CUDA graphs. PyTorch's own operator goes first through each test: if it fails, the test is wrong. Each test has a
-process of its own, as a capture that fails leaves PyTorch's random numbers unusable for all that follow."""
+"""CUDA graphs. PyTorch's own operator goes first through each test: if it fails, the test is wrong. Each test
+has a process of its own, as a capture that fails leaves PyTorch's random numbers unusable for others."""
 import copy
 
 import pytest
@@ -44,7 +44,7 @@ def capture(function, stream):
 
 @pytest.mark.parametrize("functions", [PLAIN, RESIDUAL], ids=["plain", "residual"])
 def test_whole_step_on_a_side_stream(functions):
-    """forward, .backward() into .grad; the leaves are first used on the side stream, which autograd remembers"""
+    """forward, .backward() into .grad; the leaves are first used on the side stream: autograd remembers it"""
     x, weight, bias, dy = inputs(SHAPE, DTYPE)
     other = inputs(SHAPE, DTYPE, seed=1)[0]
     for who, function in functions.items():

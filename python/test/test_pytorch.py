@@ -9,18 +9,20 @@ import torch
 from torch import nn
 
 import plumb_layernorm
-from helpers import (DEVICE, EXTENSION, HALF, exact, gradients, inputs, is_ours, learning, near, ours, ours_residual,
-                     theirs)
+from helpers import (DEVICE, EXTENSION, HALF, exact, gradients, inputs, is_ours, learning, near, ours,
+                     ours_residual, theirs)
 
 cuda = pytest.mark.skipif(DEVICE != "cuda", reason="of CUDA")
 BACKENDS = ["inductor"] if DEVICE == "cuda" else ["aot_eager", "inductor"]
 
 
 # ---- the module --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("arguments", [dict(), dict(eps=0.1), dict(elementwise_affine=False), dict(bias=False),
-                                       dict(dtype=torch.bfloat16), dict(device=DEVICE)], ids=str)
+@pytest.mark.parametrize("arguments",
+                         [dict(), dict(eps=0.1), dict(elementwise_affine=False), dict(bias=False),
+                          dict(dtype=torch.bfloat16), dict(device=DEVICE)], ids=str)
 def test_module(arguments):
-    module, reference = (kind((3, 16), **arguments).to(DEVICE) for kind in (plumb_layernorm.LayerNorm, nn.LayerNorm))
+    module, reference = (kind((3, 16), **arguments).to(DEVICE)
+                         for kind in (plumb_layernorm.LayerNorm, nn.LayerNorm))
     assert list(module.state_dict()) == list(reference.state_dict()) and repr(module) == repr(reference)
     with torch.no_grad():
         for p in reference.parameters():
@@ -38,7 +40,8 @@ def test_replace_layernorms():
         def forward(self, x):
             return x
 
-    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Sequential(nn.LayerNorm(8, bias=False), Own(8)))
+    inner = nn.Sequential(nn.LayerNorm(8, bias=False), Own(8))
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), inner)
     model.append(model[1])  # one module in two places is one
     model.to(DEVICE)
     parameters, x = list(model.parameters()), torch.randn(4, 8, device=DEVICE)
@@ -71,7 +74,8 @@ def test_autocast_of_what_the_library_lacks():
     x, weight, bias, _ = inputs((6, 64))
     with torch.autocast("cuda", torch.bfloat16):
         y = ours(x, weight.bfloat16(), bias.bfloat16())
-    assert y.dtype == torch.float32 and torch.equal(y, theirs(x, weight.bfloat16().float(), bias.bfloat16().float()))
+    assert y.dtype == torch.float32
+    assert torch.equal(y, theirs(x, weight.bfloat16().float(), bias.bfloat16().float()))
 
 
 # ---- torch.compile and export ------------------------------------------------------------------------------
@@ -123,7 +127,8 @@ def test_compiled_graph_has_our_operators():
 
 
 def test_compiled_module_under_autocast():
-    model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32), nn.LayerNorm(32, bias=False))
+    model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32),
+                          nn.LayerNorm(32, bias=False))
     model.to(DEVICE)
     assert plumb_layernorm.replace_layernorms(model) == 2
     torch.compiler.reset()
@@ -172,11 +177,12 @@ def test_operators_refuse_what_does_not_fit():
     x, weight, bias, dy = inputs((6, 64))
     operators = torch.ops.plumb_layernorm
     _, statistics = operators.forward(x, 1, weight, bias, 1e-5)
+    last = weight, None, torch.float32, [True] * 3
     for call in (lambda: operators.forward(x, 3, None, None, 1e-5),
                  lambda: operators.forward(x, 1, weight[:9], bias, 1e-5),
                  lambda: operators.residual_forward(x, dy[:1], 1, weight, bias, 1e-5),
-                 lambda: operators.backward(dy[:1], x, statistics, 1, weight, None, torch.float32, [True] * 3),
-                 lambda: operators.backward(dy, x, statistics[:, :3], 1, weight, None, torch.float32, [True] * 3)):
+                 lambda: operators.backward(dy[:1], x, statistics, 1, *last),
+                 lambda: operators.backward(dy, x, statistics[:, :3], 1, *last)):
         with pytest.raises(ValueError, match="plumb_layernorm"):
             call()
 
