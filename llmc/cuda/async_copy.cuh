@@ -247,6 +247,15 @@ __device__ inline void dependency_launch() { asm volatile("griddepcontrol.launch
 
 // --- Hopper: bulk stores -----------------------------------------------------------------------------------
 
+// `bytes` bytes from shared to global memory by the copy engine; addresses and bytes are multiples of 16. The
+// shared memory was written by ordinary stores: each thread that wrote calls fence_proxy_async(), then they
+// synchronise, then one thread calls this.
+__device__ inline void bulk_store(void* global, const void* shared, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+
 // closes the group of bulk stores this thread has started; may be empty
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

@@ -159,11 +159,13 @@ private:
     }
     void save_steps(int64_t first) {
         StepLine line(true, 1);
-        RunLog log(plan_.out, first > 0 ? first : -1, log_start(plan_.record.line, first));
+        RunJournal log(plan_.out, first > 0 ? first : -1, log_start(plan_.record.line, first));
         RunSaver saver(
-            options_, plan_, saves_, [](std::span<float>) { return nullptr; }, &line);
+            options_, plan_, saves_, [](std::span<float>) { return nullptr; }, &line, &log);
         for (int64_t step = first + 1; step <= first + 15; step++) {
-            log.step(step - 1, 1, 1, 1, 1, 1);
+            StepNumbers numbers;
+            numbers.step = step;
+            log.step(numbers);
             RunRecord record = plan_.record;
             record.state.step = step;
             if (step % 4 == 0) { saver.validated(step, (double)(random_() % 100)); }
