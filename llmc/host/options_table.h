@@ -449,7 +449,8 @@ inline const OptionRow kOptionTable[] = {
      .empty_word = "none",
      .also = "profiler benchmark",
      .cpu_only = "none",
-     .help = "instead of a run: train for some seconds, then print what a step takes, part by part, and the least "
+     .help = "instead of a run: train for some seconds, then print what a step takes, part by part, and the "
+             "least "
              "that each could take on this GPU; FILE gets the same as JSON"},
     {.name = "seed",
      .value = "N",

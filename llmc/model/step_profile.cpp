@@ -131,6 +131,7 @@ std::vector<HostCall> calls_between(const std::vector<Activity>& all, int64_t fr
         call.waits = has_any(a.name, kWaitWords) && !has(a.name, "Async");
     }
     std::vector<HostCall> calls;
+    calls.reserve(by_name.size());
     for (auto& [name, call] : by_name) { calls.push_back(call); }
     std::sort(calls.begin(), calls.end(), [](const HostCall& a, const HostCall& b) { return a.ms > b.ms; });
     return calls;
@@ -200,11 +201,13 @@ StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gr
     double master = value_bytes == 4 ? 0 : 4, read = gradient_bytes + 8 + (value_bytes == 4 ? 4 : master),
            written = 8 + value_bytes + master;
     work.streams.push_back({Part::kAdamW, 1, 4, 3, parameters * (read + written) / 7});
-    const double blocks = (T + 63) / 64, HS = C / c.num_heads;
+    const int64_t blocks = (T + 63) / 64, HS = C / c.num_heads;
     AttentionWork& a = work.attention;
-    a.blocks = blocks * (blocks + 1) / 2 * B * c.num_heads * L;
-    a.forward_flop = 2 * a.blocks * 2 * 64 * 64 * HS;
-    a.backward_flop = 5 * a.blocks * 2 * 64 * 64 * HS;
+    const int64_t triangle = blocks * (blocks + 1) / 2;
+    a.blocks = (double)(triangle * B * c.num_heads * L);
+    const double flop = a.blocks * 2 * 64 * 64 * (double)HS;  // of one product
+    a.forward_flop = 2 * flop;
+    a.backward_flop = 5 * flop;
     a.forward_bytes = 4 * row * L;
     a.backward_bytes = 8 * row * L;
     return work;
