@@ -137,8 +137,7 @@ constexpr int columns_of(const RowInRegisters& row, int vector) {
 // ---- forward/unaligned_rows.cuh ------------------------------------------------------------------
 
 // For 16 bits and, half as many columns, fp32. A lane has its vectors and one column more. rare_unguarded:
-// unguarded for rare calls, which are here those with a residual, or with weights that are not aligned or of
-// another type; -1: the layout is not for these.
+// unguarded for rare calls, whose weights are not aligned or of another type; -1: the layout is not for these.
 struct UnalignedForward {
     int cluster = 1, warps, lanes, vectors, unguarded, blocks_per_sm;
     int rows = 1;  // warps of a block with rows of their own

@@ -29,7 +29,7 @@ struct Saving {
     RunPlan plan;
     SavePlan saves;
     StepLine line{true, 1};
-    RunJournal journal{log_folder.path(), -1, ""};
+    RunJournal journal{log_folder.path(), -1, log_start(kLine, 0)};
     GPT2Cpu model{tiny_config(), 2, 9};
     int locks = 0;
     std::optional<RunSaver> saver;
@@ -279,7 +279,7 @@ TEST_CASE("run saver: a save in the background that fails is told of, and so is 
     CHECK_MESSAGE(run.exit_code == kExitPreempted, run.out, run.err);
     std::string notes;
     const int64_t last = read_log(out).back()["step"];
-    CHECK(find_checkpoint(out, &notes) == checkpoint_name(out, last + 1));
+    CHECK(find_checkpoint(out, &notes) == checkpoint_name(out, last));
     CHECK(notes.empty());
 }
 

@@ -228,6 +228,25 @@ TEST_CASE("layernorm regimes: out and dinp in place of an input") {
     }
 }
 
+// Recomputation starts from the residual stream, with the plain call: it must find what came with the residual.
+TEST_CASE("layernorm regimes: rows with a residual have the bits of the plain call") {
+    for (TypePair types : kTypePairs) {
+        for (int C : {1,   7,   12,  36,  50,   56,   64,   100,   255,   266,
+                      521, 768, 769, 1601, 2084, 4097, 16641, 65544, 131072}) {
+            const Shape s = rows_of(C, 20'000, 131);
+            Problem with = residual_layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain());
+            Problem plain = layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain());
+            named(plain.in, "inp")->values = named(with.out, "residual")->truth;
+            const Results found = run(plain), expected = run(with);
+            for (size_t i = 0; i < plain.out.size(); i++) {
+                const size_t at = named(with.out, plain.out[i].name) - with.out.begin();
+                const bool same = found[i] == expected[at];
+                CHECK_MESSAGE(same, (name_of(with, plain.out[i].name) + ": not the bits of the plain call"));
+            }
+        }
+    }
+}
+
 TEST_CASE("layernorm regimes: without one of the results") {
     for (Dtype dtype : kDtypes) {
         for (Shape s : kRegimes) {

@@ -101,21 +101,10 @@ __device__ Elements<T, n> normalised(const Elements<T, n>& x, const Elements<W, 
 
 // ---- a row --------------------------------------------------------------------------------------------
 
-// what is normalised: inp + inp2 as residual will hold it
-template <typename T, int n>
-__device__ Elements<T, n> added(const Elements<T, n>& a, const Elements<T, n>& b) {
-    acc_t<T> sum[n];
-#pragma unroll
-    for (int j = 0; j < n; j++) { sum[j] = as_acc<acc_t<T>>(a, j) + as_acc<acc_t<T>>(b, j); }
-    return as_stored<T>(sum);
-}
-
 // The row's first element. Any would do as the shift; then a constant row's differences are exactly 0.
-template <bool kResidual, typename T, typename W>
+template <typename T, typename W>
 __device__ acc_t<T> shift_of_row(const LayerNormForward<T, W>& call, int64_t row) {
-    auto x = load<1>(call.inp + row * call.inp_stride);
-    if constexpr (kResidual) { x = added(x, load<1>(call.inp2 + row * call.inp2_stride)); }
-    return as_acc<acc_t<T>>(x, 0);
+    return as_acc<acc_t<T>>(load<1>(call.inp + row * call.inp_stride), 0);
 }
 
 // Writes k accesses of a row, from column c, step apart, as they are normalised; x: the row. All is asked for
@@ -142,35 +131,29 @@ __device__ void normalise(const LayerNormForward<T, W>& call, int64_t row, const
 
 // ---- a warp per row: the mean, then the squares about it, then the row is written ---------------------
 
-// The row's sum less C * shift; with a residual, the row is first written: residual = inp + inp2. The lane
-// that writes an element is the one that reads it again.
-template <int kV, bool kResidual, typename T, typename W>
+// the row's sum less C * shift
+template <int kV, typename T, typename W>
 __device__ acc_t<T> sum_row(const LayerNormForward<T, W>& call, int64_t row, acc_t<T> shift) {
     using Acc = acc_t<T>;
     Acc sum = 0;
 #pragma unroll 4
     for (int c = threadIdx.x % kWarp * kV; c < call.C; c += kWarp * kV) {
         auto a = load<kV>(call.inp + row * call.inp_stride + c);
-        if constexpr (kResidual) {
-            a = added(a, load<kV>(call.inp2 + row * call.inp2_stride + c));
-            store(call.residual + row * call.residual_stride + c, a);
-        }
 #pragma unroll
         for (int j = 0; j < kV; j++) { sum += as_acc<Acc>(a, j) - shift; }
     }
     return warp_sum(sum);
 }
 
-template <int kV, bool kResidual, typename T, typename W>
+template <int kV, typename T, typename W>
 __global__ __launch_bounds__(kBlock) void layernorm_forward_warp_kernel(LayerNormForward<T, W> call) {
     using Acc = acc_t<T>;
     int lane = threadIdx.x % kWarp, C = call.C;
     int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
     if (row >= call.N) { return; }
-    Acc shift = shift_of_row<kResidual>(call, row);
-    __syncwarp();  // residual may alias an input: element 0 is read before lane 0 writes it
-    Acc m = sum_row<kV, kResidual>(call, row, shift) / C;  // the mean, less shift
-    const T* x = kResidual ? call.residual + row * call.residual_stride : call.inp + row * call.inp_stride;
+    Acc shift = shift_of_row(call, row);
+    Acc m = sum_row<kV>(call, row, shift) / C;  // the mean, less shift
+    const T* x = call.inp + row * call.inp_stride;
 
     Acc squares = 0;
 #pragma unroll 4
@@ -192,13 +175,12 @@ __global__ __launch_bounds__(kBlock) void layernorm_forward_warp_kernel(LayerNor
 
 // ---- a block per row ---------------------------------------------------------------------------------
 
-// Of what this thread has of a piece: kEach accesses from column `from`, blockDim.x apart. With a residual
-// the piece is written to it; the thread that writes an element is the one that reads it again.
-template <int kV, bool kResidual, typename T, typename W>
+// of what this thread has of a piece: kEach accesses from column `from`, blockDim.x apart
+template <int kV, typename T, typename W>
 __device__ Moments<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& call, int64_t row, int64_t from,
                                               acc_t<T> shift) {
     constexpr int each = kEach<kV>;
-    Elements<T, kV> x[each]{}, x2[kResidual ? each : 1]{};
+    Elements<T, kV> x[each]{};
     int step = blockDim.x * kV, count = 0;
 #pragma unroll
     for (int i = 0; i < each; i++) {
@@ -206,50 +188,41 @@ __device__ Moments<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& call
         if (c >= call.C) { continue; }
         count += kV;
         x[i] = load<kV>(call.inp + row * call.inp_stride + c);
-        if constexpr (kResidual) { x2[i] = load<kV>(call.inp2 + row * call.inp2_stride + c); }
-    }
-    if constexpr (kResidual) {
-#pragma unroll
-        for (int i = 0; i < each; i++) {
-            x[i] = added(x[i], x2[i]);
-            if (i * kV < count) { store(call.residual + row * call.residual_stride + from + i * step, x[i]); }
-        }
     }
     return moments_of(x, count, shift);
 }
 
-template <int kV, bool kResidual, typename T, typename W>
+template <int kV, typename T, typename W>
 __global__ __launch_bounds__(kMostThreads,
                              1) void layernorm_forward_block_kernel(LayerNormForward<T, W> call) {
     using Acc = acc_t<T>;
     int step = blockDim.x * kV;
     int64_t row = blockIdx.x, piece = kEach<kV> * step, first = threadIdx.x * kV;
-    Acc shift = shift_of_row<kResidual>(call, row);
-    if constexpr (kResidual) { __syncthreads(); }  // as above: element 0 is read before it is written
+    Acc shift = shift_of_row(call, row);
     Moments<Acc> mine;
     for (int64_t from = first; from < call.C; from += piece) {
-        mine = merge(mine, moments_of_piece<kV, kResidual>(call, row, from, shift));
+        mine = merge(mine, moments_of_piece<kV>(call, row, from, shift));
     }
     Normal<Acc> normal = normal_of_block(mine, shift, call.C, call.eps);
     if (threadIdx.x == 0) { store_statistics(call, row, normal); }
 
-    const T* x = kResidual ? call.residual + row * call.residual_stride : call.inp + row * call.inp_stride;
+    const T* x = call.inp + row * call.inp_stride;
     piece = kAtOnce<kV> * step;  // of the same thread's accesses
     for (int64_t from = (call.C - 1) / piece * piece + first; from >= 0; from -= piece) {
         normalise<kV, kAtOnce<kV>>(call, row, x, from, step, normal);
     }
 }
 
-template <int kV, bool kResidual, typename T, typename W>
+template <int kV, typename T, typename W>
 void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     int accesses = ceil_div(call.C, kV);
     if (accesses <= kWarpAccesses) {
-        layernorm_forward_warp_kernel<kV, kResidual>
+        layernorm_forward_warp_kernel<kV>
             <<<grid_x(ceil_div(call.N, (int64_t)kBlock / kWarp)), kBlock, 0, stream>>>(call);
     } else {
         int warps = ceil_div(accesses / (kPieces * kEach<kV>), kWarp);
         int threads = std::clamp(warps * kWarp, 2 * kWarp, kMostThreads);
-        layernorm_forward_block_kernel<kV, kResidual><<<grid_x(call.N), threads, 0, stream>>>(call);
+        layernorm_forward_block_kernel<kV><<<grid_x(call.N), threads, 0, stream>>>(call);
     }
     check_launch();
 }
@@ -261,13 +234,7 @@ namespace llmc {
 template <typename T, typename W>
 void layernorm_forward_general(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using namespace layernorm_general;
-    constexpr int kV = Vec<T>::size;
-    bool residual = call.residual != nullptr;
-    if (rows_are_vectors(call)) {
-        residual ? launch<kV, true>(call, stream) : launch<kV, false>(call, stream);
-    } else {
-        residual ? launch<1, true>(call, stream) : launch<1, false>(call, stream);
-    }
+    rows_are_vectors(call) ? launch<Vec<T>::size>(call, stream) : launch<1>(call, stream);
 }
 
 using bf16 = __nv_bfloat16;

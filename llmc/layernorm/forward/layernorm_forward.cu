@@ -1,10 +1,71 @@
-// LayerNorm forward, alone or on the sum of the residual stream and a block's output: asks the regimes in
-// turn, layernorm_forward/regimes.h, and gives the call to the first that takes it.
+// LayerNorm forward, alone or on the sum of the residual stream and a block's output: asks the regimes in turn,
+// regimes.h, and gives the call to the first that takes it. A residual is added by those for whole vectors; other
+// rows are summed by a kernel of their own first, and then normalised as the plain call would, so that a row's
+// results have the same bits when they are computed again from the residual stream.
+#include <algorithm>
+#include <cstdint>
+
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/device.cuh"
+#include "llmc/cuda/vectors.cuh"
+#include "llmc/layernorm/alignment.cuh"
 #include "llmc/layernorm/forward/regimes.h"
 
 namespace llmc {
+
+namespace {
+
+constexpr int kSumBlock = 256;
+
+// residual = inp + inp2, rounded to T: n elements a thread, of rows of `columns`; strides[]: of the three
+template <typename T>
+struct Sum {
+    T* residual;
+    const T *inp, *inp2;
+    int64_t rows, columns, strides[3];
+};
+template <int n, typename T>
+__global__ __launch_bounds__(kSumBlock) void layernorm_residual_kernel(Sum<T> call) {
+    const int64_t c = ((int64_t)blockIdx.x * kSumBlock + threadIdx.x) * n;
+    if (c >= call.columns) { return; }
+    for (int64_t row = blockIdx.y; row < call.rows; row += gridDim.y) {
+        auto a = load<n>(call.inp + row * call.strides[1] + c);
+        auto b = load<n>(call.inp2 + row * call.strides[2] + c);
+        acc_t<T> sum[n];
+#pragma unroll
+        for (int j = 0; j < n; j++) { sum[j] = as_acc<acc_t<T>>(a, j) + as_acc<acc_t<T>>(b, j); }
+        store(call.residual + row * call.strides[0] + c, as_stored<T>(sum));
+    }
+}
+
+// writes the residual; the call that is left to do
+template <typename T, typename W>
+LayerNormForward<T, W> add_residual(LayerNormForward<T, W> call, cudaStream_t stream) {
+    constexpr int kV = Vec<T>::size;
+    Sum<T> sum = {call.residual, call.inp, call.inp2, call.N, call.C,
+                  {call.residual_stride, call.inp_stride, call.inp2_stride}};
+    if (std::ranges::all_of(sum.strides, [&](int64_t stride) { return stride == call.C; })) {
+        sum.columns *= sum.rows;  // one long row
+        sum.rows = 1;
+    }
+    const bool vectors = sum.rows == 1 && sum.columns % kV == 0 && aligned(call.residual, call.inp, call.inp2);
+    const int64_t blocks = ceil_div(sum.columns, (int64_t)kSumBlock * (vectors ? kV : 1));
+    dim3 grid(grid_x(blocks), (unsigned)std::min<int64_t>(sum.rows, UINT16_MAX));
+    if (vectors) {
+        layernorm_residual_kernel<kV><<<grid, kSumBlock, 0, stream>>>(sum);
+    } else {
+        layernorm_residual_kernel<1><<<grid, kSumBlock, 0, stream>>>(sum);
+    }
+    check_launch();
+    call.inp = call.residual;
+    call.inp_stride = call.residual_stride;
+    call.residual = nullptr;
+    call.inp2 = nullptr;
+    call.residual_stride = call.inp2_stride = call.C;
+    return call;
+}
+
+}  // namespace
 
 template <typename T, typename W>
 void layernorm_forward(const LayerNormForward<T, W>& given, cudaStream_t stream) {
@@ -17,10 +78,13 @@ void layernorm_forward(const LayerNormForward<T, W>& given, cudaStream_t stream)
     }
     if (call.N == 0) { return; }
     if constexpr (!std::is_same_v<T, double>) {
-        for (auto* regime : {layernorm_forward_narrow<T, W>, layernorm_forward_registers<T, W>,
-                             layernorm_forward_odd<T, W>}) {
+        for (auto* regime : {layernorm_forward_narrow<T, W>, layernorm_forward_registers<T, W>}) {
             if (regime(call, stream)) { return; }
         }
+    }
+    if (call.residual != nullptr) { return layernorm_forward(add_residual(call, stream), stream); }
+    if constexpr (!std::is_same_v<T, double>) {
+        if (layernorm_forward_odd<T, W>(call, stream)) { return; }
     }
     layernorm_forward_general(call, stream);
 }

@@ -1,6 +1,6 @@
 // The kernels LayerNorm forward chooses from, a file each: <name>.cu, or a <name>.cuh of which <name>_<type>.cu
 // make kernels. What a regime does not take it leaves alone and answers false; the first that takes a call has
-// it. Strides are filled in; N is at least 1.
+// it. Strides are filled in; N is at least 1. The last two are not given calls with a residual.
 #pragma once
 #include "llmc/layernorm/layernorm.h"
 

@@ -168,8 +168,8 @@ bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     });
 }
 
-// In the widest pieces that rows are in. With a residual, or weights of another type, in whole vectors or single
-// elements, which takes a third of the kernels. With both, in whole vectors alone: fallback.cu has the others.
+// In the widest pieces that rows are in; with weights of another type, in whole vectors or single elements, which takes
+// half of the kernels. A residual is added in whole vectors alone.
 template <bool kResidual, int n, typename T, typename W>
 bool launch_widest(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     if (rows_are_in<n>(call)) {
@@ -179,9 +179,8 @@ bool launch_widest(const LayerNormForward<T, W>& call, cudaStream_t stream) {
             return launch_first<layouts::kShortForwardPieces, kResidual, n>(call, stream);
         }
     }
-    constexpr bool same = std::is_same_v<T, W>;
-    if constexpr (n > 1 && (same || !kResidual)) {
-        return launch_widest<kResidual, (same && !kResidual ? n / 2 : 1)>(call, stream);
+    if constexpr (n > 1 && !kResidual) {
+        return launch_widest<false, (std::is_same_v<T, W> ? n / 2 : 1)>(call, stream);
     }
     return false;
 }

@@ -2,7 +2,7 @@
 // Why:    bulk copies of such rows into a ring came to 81 % of the roof at 65536x769 bf16; their start and
 //         end to 64 % at 16384x769. As in registers.cuh, whoever waits lets another block on the SM work.
 //         What a warp does once costs as much as three vectors a lane: short rows share a warp.
-// Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
+// Moves:  a row once in, once out: 2 N C elements.
 // Result: 52.4 us, 93 % of the roof of launches that overlap at 65536x769 bf16; 85 % at 16384x769; 97 % at 16384x8191;
 //         80 % at 4096x20001, fp32 90; H200, 2026-11-24
 #pragma once
@@ -132,23 +132,6 @@ struct Part {
     }
 };
 
-// of a row and another, rounded
-template <typename L, typename T>
-__device__ void add(Part<L, T>& part, const Part<L, T>& other) {
-    constexpr int n = Vec<T>::size;
-#pragma unroll
-    for (int i = 0; i < L::k; i++) {
-        float sum[n];
-#pragma unroll
-        for (int j = 0; j < n; j++) {
-            sum[j] = as_float(part.stretch.x[i], j) + as_float(other.stretch.x[i], j);
-        }
-        part.stretch.x[i] = rounded<T>(sum);
-    }
-    float sum[1] = {as_float(part.single, 0) + as_float(other.single, 0)};
-    part.single = rounded<T>(sum);
-}
-
 // of a group's part of a row
 template <typename L, typename T>
 __device__ Moments moments_of_part(const Part<L, T>& part, const Share<L, Vec<T>::size>& at, int C,
@@ -231,10 +214,10 @@ struct Normaliser : Normal {
 };
 
 // Is a later row asked for ahead? As in registers.cuh; short ones share a warp.
-template <typename L, bool kResidual>
-constexpr bool kPrefetches = kSm90 && !kResidual && L::rows == 1;
+template <typename L>
+constexpr bool kPrefetches = kSm90 && L::rows == 1;
 
-template <typename L, bool kResidual, bool kAligned, typename T, typename W>
+template <typename L, bool kAligned, typename T, typename W>
 __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& deal, int64_t row,
                               int64_t beyond) {
     constexpr int n = Vec<T>::size;
@@ -244,22 +227,12 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     part.load(inp, at, call.C);
     Columns<L, n, kAligned, (L::early >= 1), W> weights(call.weight, or_ones(call.weight), at, call.C);
     Columns<L, n, kAligned, (L::early >= 2), W> biases(call.bias, or_zeros(call.bias), at, call.C);
-    if constexpr (kPrefetches<L, kResidual>) {
+    if constexpr (kPrefetches<L>) {
         int share = ceil_div(call.C, L::cluster), begin = L::cluster == 1 ? 0 : cluster_rank() * share;
         if (threadIdx.x == 0) { deal.prefetch.ask<false>(call, row, begin, share); }
     }
     if constexpr (kSm90) { dependency_launch(); }
-    if constexpr (kResidual) {
-        Part<L, T> part2;
-        Row<const T> inp2(call.inp2, call.inp2_stride, row, beyond);
-        part2.load(inp2, at, call.C);
-        part.stretch.place(inp.shift, at.count);
-        part2.stretch.place(inp2.shift, at.count);
-        add(part, part2);
-        part.store({call.residual, call.residual_stride, row, beyond}, at, call.C);
-    } else {
-        part.stretch.place(inp.shift, at.count);
-    }
+    part.stretch.place(inp.shift, at.count);
     Moments mine = moments_of_part(part, at, call.C, deal.per_column);
     Moments all = moments_of_row<L, n>(mine, deal, call.C);
     Normaliser normaliser{normal_of(all, deal.per_column, (float)call.eps)};
@@ -279,7 +252,7 @@ constexpr int blocks_of() {
 // A block's rows are n apart: then they are equally far past 16-byte boundaries, whatever the stride. A group
 // that would have a row beyond the last does that of its warp's first group again: its loads come before all
 // stores, its stores are the same.
-template <typename L, bool kResidual, bool kAligned, typename T, typename W>
+template <typename L, bool kAligned, typename T, typename W>
 __global__ __launch_bounds__(L::threads,
                              (blocks_of<L>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
                                                                              Deal deal) {
@@ -291,21 +264,21 @@ __global__ __launch_bounds__(L::threads,
         int first = L::together == 1 ? 0 : threadIdx.x / kWarp * (n * L::of_warp);
         if (row + first >= call.N) { return; }
         int beyond = L::rows == 1 ? 0 : threadIdx.x / L::lanes * n;
-        normalise_row<L, kResidual, kAligned>(call, deal, row, row + beyond < call.N ? beyond : first);
+        normalise_row<L, kAligned>(call, deal, row, row + beyond < call.N ? beyond : first);
     } else if constexpr (kSm90) {
         Meeting<L::cluster>::place().open();
         dependency_wait();
-        normalise_row<L, kResidual, kAligned>(call, deal, blockIdx.x / L::cluster, 0);
+        normalise_row<L, kAligned>(call, deal, blockIdx.x / L::cluster, 0);
     }
 }
 
 // ---- the choice ----------------------------------------------------------------------------------
 
 // false: this device has no such clusters; nothing was done
-template <typename L, bool kResidual, bool kAligned, typename T, typename W>
+template <typename L, bool kAligned, typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr int n = Vec<T>::size, warps = L::warps * L::cluster;  // of a row
-    constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, kAligned, T, W>;
+    constexpr auto* kernel = layernorm_forward_kernel<L, kAligned, T, W>;
     int64_t blocks = L::rows == 1 ? call.N * L::cluster : n * ceil_div(call.N, (int64_t)n * L::rows);
     LaunchAttributes attributes;
     attributes.overlapping(runs_hopper_code(kernel)).clusters(L::cluster);
@@ -335,10 +308,10 @@ constexpr int fewest_of(int i, int n, bool rare) {
 }
 
 // by the first that has room for a row; false if none has
-template <bool kResidual, bool kAligned, typename T, typename W>
+template <bool kAligned, typename T, typename W>
 bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     using layouts::kUnalignedForward;
-    constexpr bool rare = kResidual || !kAligned;
+    constexpr bool rare = !kAligned;
     bool launched = false;
     layouts::first_of<kUnalignedForward>([&]<int i>() {
         constexpr int n = Vec<T>::size;
@@ -346,7 +319,7 @@ bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
             using L = Layout<kUnalignedForward, i, rare>;
             static_assert(L::fewest(n) <= fewest_of(i, n, rare));
             if (call.C > columns_of(kUnalignedForward[i], n)) { return false; }
-            launched = launch<L, kResidual, kAligned>(call, stream);
+            launched = launch<L, kAligned>(call, stream);
             return true;
         }
         return false;
@@ -354,18 +327,13 @@ bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     return launched;
 }
 
-// Weights that are not aligned, or of another type, are read one by one; with a residual, too, they are left to
-// fallback.cu.
+// weights that are not aligned, or of another type, are read one by one
 template <typename T, typename W>
 bool launch_any(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    bool residual = call.residual != nullptr;
     if constexpr (std::is_same_v<T, W>) {
-        if (aligned(call.weight, call.bias)) {
-            return residual ? launch_first<true, true>(call, stream)
-                            : launch_first<false, true>(call, stream);
-        }
+        if (aligned(call.weight, call.bias)) { return launch_first<true>(call, stream); }
     }
-    return !residual && launch_first<false, false>(call, stream);
+    return launch_first<false>(call, stream);
 }
 
 }  // namespace llmc::layernorm_odd_forward
