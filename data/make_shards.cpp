@@ -204,11 +204,11 @@ std::vector<Shard> write_split(const Pieces& pieces, int64_t begin, int64_t end,
         std::string temporary = pieces.path(begin);
         if (last || in_document || begin != pieces.piece_begin(begin)) {
             const TokenShard piece(temporary);
-            const uint16_t* from = piece.tokens().data() + (begin - pieces.piece_begin(begin));
             std::vector<uint16_t> tokens;
             tokens.reserve((size_t)(stop - begin) + 2);
             if (in_document) { tokens.push_back((uint16_t)pieces.end_of_text()); }
-            tokens.insert(tokens.end(), from, from + (stop - begin));
+            tokens.resize(tokens.size() + (size_t)(stop - begin));
+            piece.read(begin - pieces.piece_begin(begin), std::span(tokens).last((size_t)(stop - begin)));
             if (last) { tokens.push_back((uint16_t)pieces.end_of_text()); }
             temporary = files->next();
             write_token_shard(temporary, tokens, pieces.vocab_size());
@@ -348,7 +348,9 @@ void make_shards(const Settings& settings) {
     const auto pattern = [](const std::string& prefix) { return in_quotes(literal(prefix) + "_*.bin"); };
     std::printf("next: ./train_gpt2 --train-data %s", pattern(train_prefix).c_str());
     if (!val.empty()) { std::printf(" --val-data %s", pattern(val_prefix).c_str()); }
-    if (!settings.tokenizer.empty()) { std::printf(" --tokenizer %s", in_quotes(settings.tokenizer).c_str()); }
+    if (!settings.tokenizer.empty()) {
+        std::printf(" --tokenizer %s", in_quotes(settings.tokenizer).c_str());
+    }
     std::printf("\n");
 }
 

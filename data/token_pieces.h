@@ -99,8 +99,8 @@ public:
         while (begin < end) {
             const TokenShard shard(path(begin));
             const int64_t stop = std::min(end, piece_end(begin));
-            const size_t from = (size_t)(begin - piece_begin(begin));
-            const auto range = shard.tokens().subspan(from, (size_t)(stop - begin));
+            std::vector<uint16_t> range((size_t)(stop - begin));
+            shard.read(begin - piece_begin(begin), range);
             const auto at = std::find(range.begin(), range.end(), token);
             if (at != range.end()) { return begin + (at - range.begin()); }
             begin = stop;

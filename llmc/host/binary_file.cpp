@@ -2,7 +2,7 @@
 #include "llmc/host/binary_file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cerrno>
@@ -35,47 +35,78 @@ std::string folder_of(const std::string& path) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
+RegularFile::RegularFile(const std::string& path) : path_(path) {
     // O_NONBLOCK: a pipe is refused below; without it, opening one would wait for whoever writes to it
-    Descriptor d(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (d.fd < 0) {
+    auto try_open = [&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); };
+    fd_ = try_open();
+    rlimit most;
+    // a data set may have more shards than the usual 1,024 files
+    if (fd_ < 0 && errno == EMFILE && getrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur < most.rlim_max) {
+        most.rlim_cur = most.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &most);
+        fd_ = try_open();
+    }
+    if (fd_ < 0) {
         throw Error(kExitBadInput,
                     strf("%s: cannot open: %s. Expected a file that you may read: check its name.",
                          path.c_str(), std::strerror(errno)));
     }
     struct stat st;
-    if (fstat(d.fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        throw Error(kExitBadInput, path + ": not a regular file");
+    const bool regular = fstat(fd_, &st) == 0 && S_ISREG(st.st_mode);
+    if (!regular || st.st_size == 0) {
+        close(fd_);
+        throw Error(kExitBadInput, path + (regular ? ": the file is empty" : ": not a regular file"));
     }
     size_ = (size_t)st.st_size;
-    if (size_ == 0) { throw Error(kExitBadInput, path + ": the file is empty"); }
-    void* p = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, d.fd, 0);
-    if (p == MAP_FAILED) {
-        throw Error(kExitBadInput, strf("%s: cannot map: %s", path.c_str(), std::strerror(errno)));
+}
+
+RegularFile::RegularFile(RegularFile&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
+
+RegularFile::~RegularFile() {
+    if (fd_ >= 0) { close(fd_); }
+}
+
+void RegularFile::read(uint64_t at, void* to, size_t bytes) const {
+    require(at <= size_ && bytes <= size_ - at, "RegularFile: the range must lie in the file");
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = pread(fd_, static_cast<char*>(to) + done, bytes - done, (off_t)(at + done));
+        if (got < 0 && errno == EINTR) { continue; }
+        if (got <= 0) {
+            throw Error(kExitBadInput, strf("%s: cannot read %zu bytes from byte %llu on: %s", path_.c_str(),
+                                            bytes, (unsigned long long)at,
+                                            got == 0 ? "the file has become shorter since it was opened"
+                                                     : std::strerror(errno)));
+        }
+        done += (size_t)got;
     }
-    data_ = static_cast<const std::byte*>(p);
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
-
-MappedFile::~MappedFile() {
-    if (data_ != nullptr) { munmap(const_cast<std::byte*>(data_), size_); }
+std::string RegularFile::text(size_t most_bytes) const {
+    if (size_ > most_bytes) {
+        throw Error(kExitBadInput,
+                    strf("%s: found %zu bytes, expected at most %zu", path_.c_str(), size_, most_bytes));
+    }
+    std::string all(size_, '\0');
+    read(0, all.data(), size_);
+    return all;
 }
 
-HeaderReader::HeaderReader(const MappedFile& file, const char* kind, int32_t magic, std::string cure)
+void RegularFile::will_need(uint64_t at, size_t bytes) const {
+    posix_fadvise(fd_, (off_t)at, (off_t)bytes, POSIX_FADV_WILLNEED);  // may fail
+}
+
+HeaderReader::HeaderReader(const RegularFile& file, const char* kind, int32_t magic, std::string cure)
     : file_(file), kind_(kind), cure_(std::move(cure)) {
     if (file.size() < kHeaderBytes) {
         fail("header", strf("%zu bytes", file.size()), strf("at least %zu bytes", kHeaderBytes));
     }
+    file.read(0, words_, sizeof(words_));
     field(0, "magic", magic, magic);
 }
 
 int32_t HeaderReader::field(int word, const char* name, int64_t low, int64_t high) const {
-    int32_t value;
-    std::memcpy(&value, file_.data() + (size_t)word * sizeof(int32_t), sizeof(value));
+    const int32_t value = words_[word];
     if (value < low || value > high) {
         std::string expected = low == high ? strf("%lld", (long long)low)
                                            : strf("%lld to %lld", (long long)low, (long long)high);

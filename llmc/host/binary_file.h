@@ -1,5 +1,5 @@
-// Binary files: mapping them for reading, checking their headers field by field, replacing them atomically.
-// Every format of this project starts with a header of 256 little-endian int32 words.
+// Binary files: reading them, checking their headers field by field, replacing them atomically. Every format
+// of this project starts with a header of 256 little-endian int32 words.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,32 +13,39 @@ namespace llmc {
 constexpr int kHeaderWords = 256;
 constexpr size_t kHeaderBytes = kHeaderWords * sizeof(int32_t);
 
-// A file mapped read-only; throws Error(kExitBadInput) if it is missing, unreadable, not a regular file or
-// empty.
-class MappedFile {
+// A regular file, open for reading; the constructor throws Error(kExitBadInput) if it is missing, unreadable,
+// not a regular file or empty. What is read is copied: where a file shrinks or its disk fails, a read is an
+// error, as an access to mapped memory is a signal that no thread survives.
+class RegularFile {
 public:
-    explicit MappedFile(const std::string& path);
-    ~MappedFile();
-    MappedFile(MappedFile&& other) noexcept;
-    MappedFile(const MappedFile&) = delete;
-    MappedFile& operator=(const MappedFile&) = delete;
+    explicit RegularFile(const std::string& path);
+    ~RegularFile();
+    RegularFile(RegularFile&& other) noexcept;
+    RegularFile(const RegularFile&) = delete;
+    RegularFile& operator=(const RegularFile&) = delete;
 
     const std::string& path() const { return path_; }
-    const std::byte* data() const { return data_; }
-    size_t size() const { return size_; }
+    size_t size() const { return size_; }  // when it was opened
+
+    // Bytes [at, at + bytes), which lie in the file. Throws Error(kExitBadInput) if they cannot be read.
+    void read(uint64_t at, void* to, size_t bytes) const;
+    // All of it; throws Error(kExitBadInput) if that is more than most_bytes.
+    std::string text(size_t most_bytes) const;
+    // tells the system that a range will be read soon
+    void will_need(uint64_t at, size_t bytes) const;
 
 private:
     std::string path_;
-    const std::byte* data_ = nullptr;
+    int fd_ = -1;
     size_t size_ = 0;
 };
 
-// Reads the header of a mapped file. Each accessor checks what it returns and throws Error(kExitBadInput)
+// Reads the header of a file. Each accessor checks what it returns and throws Error(kExitBadInput)
 // naming file, field, found, expected and the cure given at construction ("make token shards with
 // data/make_shards").
 class HeaderReader {
 public:
-    HeaderReader(const MappedFile& file, const char* kind, int32_t magic, std::string cure);
+    HeaderReader(const RegularFile& file, const char* kind, int32_t magic, std::string cure);
     // the header word, which must lie in [low, high]
     int32_t field(int word, const char* name, int64_t low, int64_t high) const;
     // throws unless the file is exactly this long
@@ -47,9 +54,10 @@ public:
                            const std::string& expected) const;
 
 private:
-    const MappedFile& file_;
+    const RegularFile& file_;
     const char* kind_;
     std::string cure_;
+    int32_t words_[kHeaderWords] = {};
 };
 
 // a * b and a + b for sizes that come from files: false when the result does not fit in 64 bits

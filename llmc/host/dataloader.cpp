@@ -2,8 +2,6 @@
 #include "llmc/host/dataloader.h"
 
 #include <glob.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <algorithm>
 #include <bit>
 #include <cerrno>
@@ -14,6 +12,8 @@
 namespace llmc {
 
 namespace {
+
+constexpr int64_t kPiece = 1 << 20;  // tokens read at a time
 
 // ---- finding the shards ------------------------------------------------------------------------
 
@@ -79,14 +79,20 @@ void fill_row(std::span<const uint16_t> window, int row, Batch* batch) {
 // document is
 template <typename Visit>
 void for_each_document(const ShardSet& set, int end_of_text, Visit visit) {
+    std::vector<uint16_t> piece;
     for (size_t s = 0; s < set.shards().size(); s++) {
-        std::span<const uint16_t> tokens = set.shards()[s].tokens();
-        int64_t last = (int64_t)tokens.size() - 1;
-        for (int64_t begin = 0; begin < last;) {
-            auto next = std::find(tokens.begin() + begin + 1, tokens.end(), end_of_text);
-            int64_t end = std::min<int64_t>(next - tokens.begin(), last);  // no next one: the last token
-            if (!visit(set.begin(s) + begin, end - begin)) { return; }
-            begin = end;
+        const TokenShard& shard = set.shards()[s];
+        const int64_t last = shard.num_tokens() - 1;
+        int64_t begin = 0;  // of the document
+        for (int64_t at = 0; at < shard.num_tokens(); at += (int64_t)piece.size()) {
+            piece.resize((size_t)std::min(kPiece, shard.num_tokens() - at));
+            shard.read(at, piece);
+            for (int64_t i = at; i < at + (int64_t)piece.size(); i++) {
+                const bool ends = i == last || (i > begin && piece[(size_t)(i - at)] == end_of_text);
+                if (!ends || begin == last) { continue; }
+                if (!visit(set.begin(s) + begin, i - begin)) { return; }
+                begin = i;
+            }
         }
     }
 }
@@ -106,7 +112,7 @@ ShardSet::ShardSet(const std::string& pattern) : pattern_(pattern), begins_{0} {
                      "Use shards made with one tokenizer.",
                      shard.path().c_str(), shard.vocab_size(), first.vocab_size(), first.path().c_str()));
         }
-        begins_.push_back(begins_.back() + (int64_t)shard.tokens().size());
+        begins_.push_back(begins_.back() + shard.num_tokens());
         const TokenShard* before = shards_.size() > 1 ? &shards_[shards_.size() - 2] : nullptr;
         const bool new_series = before == nullptr || series_of(before->path()) != series_of(name);
         if (!new_series && before->set_id() != shard.set_id()) {
@@ -124,21 +130,20 @@ size_t ShardSet::shard_of(int64_t position) const {
     return (size_t)(std::upper_bound(begins_.begin(), begins_.end(), position) - begins_.begin()) - 1;
 }
 
-std::span<const uint16_t> ShardSet::tokens(int64_t position, int64_t count) const {
+void ShardSet::read(int64_t position, std::span<uint16_t> tokens) const {
     const size_t s = shard_of(position);
     const TokenShard& shard = shards_[s];
-    require(count >= 0 && count <= begins_[s + 1] - position, "ShardSet: the range must lie in one shard");
+    require((int64_t)tokens.size() <= begins_[s + 1] - position, "ShardSet: the range must lie in one shard");
     const int64_t begin = position - begins_[s];
-    std::span<const uint16_t> range = shard.tokens().subspan((size_t)begin, (size_t)count);
-    auto bad = std::find_if(range.begin(), range.end(), [&](int id) { return id >= shard.vocab_size(); });
-    if (bad != range.end()) {
-        const int64_t at = begin + (bad - range.begin());
+    shard.read(begin, tokens);
+    auto bad = std::find_if(tokens.begin(), tokens.end(), [&](int id) { return id >= shard.vocab_size(); });
+    if (bad != tokens.end()) {
+        const int64_t at = begin + (bad - tokens.begin());
         throw Error(kExitBadInput, strf("%s: token %lld: found id %d, expected 0 to %d (vocabulary of %d). "
                                         "The shard is damaged or states another vocabulary; make it again.",
                                         shard.path().c_str(), (long long)at, *bad, shard.vocab_size() - 1,
                                         shard.vocab_size()));
     }
-    return range;
 }
 
 // ---- Permutation -------------------------------------------------------------------------------
@@ -173,7 +178,7 @@ DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed)
     require(T > 0, "DataLoader: T must be positive");
     int64_t longest = 0;
     for (const TokenShard& shard : set_.shards()) {
-        int64_t count = (int64_t)shard.tokens().size();
+        int64_t count = shard.num_tokens();
         longest = std::max(longest, count);
         windows_.push_back(windows_.back() + (count - 1) / T);
     }
@@ -200,21 +205,19 @@ int64_t DataLoader::window_position(int64_t row) const {
 void DataLoader::read(int64_t first_row, int B, Batch* batch) const {
     require(first_row >= 0 && B > 0, "DataLoader::read: rows start at 0, and B must be positive");
     resize(batch, B, T_);
+    std::vector<uint16_t> window((size_t)T_ + 1);
     for (int b = 0; b < B; b++) {
-        fill_row(set_.tokens(window_position(first_row + b), (int64_t)T_ + 1), b, batch);
+        set_.read(window_position(first_row + b), window);
+        fill_row(window, b, batch);
     }
 }
 
 void DataLoader::prefetch(int64_t first_row, int B) const {
     require(first_row >= 0 && B > 0, "DataLoader::prefetch: rows start at 0, and B must be positive");
-    static const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (int b = 0; b < B; b++) {
         const int64_t position = window_position(first_row + b);
         const size_t shard = set_.shard_of(position);
-        const uint16_t* window = set_.shards()[shard].tokens().data() + (position - set_.begin(shard));
-        const uintptr_t in_page = reinterpret_cast<uintptr_t>(window) % page;
-        char* begin = reinterpret_cast<char*>(const_cast<uint16_t*>(window)) - in_page;
-        posix_madvise(begin, in_page + ((size_t)T_ + 1) * sizeof(uint16_t), POSIX_MADV_WILLNEED);  // may fail
+        set_.shards()[shard].will_need(position - set_.begin(shard), (int64_t)T_ + 1);
     }
 }
 
@@ -233,7 +236,7 @@ ValidationData::ValidationData(const std::string& pattern, int T, Align align, i
         });
     } else {
         for (size_t s = 0; s < set_.shards().size(); s++) {
-            add_rows(set_.begin(s), (int64_t)set_.shards()[s].tokens().size() - 1, max_tokens);
+            add_rows(set_.begin(s), set_.shards()[s].num_tokens() - 1, max_tokens);
         }
     }
     if (rows_.empty()) {
@@ -260,9 +263,12 @@ int64_t ValidationData::row_position(int64_t row) const {
 void ValidationData::read(int64_t first_row, int B, Batch* batch) const {
     require(first_row >= 0 && B > 0, "ValidationData::read: rows start at 0, and B must be positive");
     resize(batch, B, T_);
+    std::vector<uint16_t> window;
     for (int b = 0; b < B && first_row + b < num_rows(); b++) {
         const Row& row = rows_[(size_t)(first_row + b)];
-        fill_row(set_.tokens(row.position, (int64_t)row.targets + 1), b, batch);
+        window.resize((size_t)row.targets + 1);
+        set_.read(row.position, window);
+        fill_row(window, b, batch);
     }
 }
 

@@ -29,9 +29,9 @@ public:
     int64_t begin(size_t shard) const { return begins_[shard]; }
     // the shard that holds a position of [0, num_tokens)
     size_t shard_of(int64_t position) const;
-    // tokens [position, position + count), which lie in one shard; throws Error(kExitBadInput) naming the
-    // file and the token unless every id is inside the vocabulary
-    std::span<const uint16_t> tokens(int64_t position, int64_t count) const;
+    // tokens [position, position + tokens.size()), which lie in one shard; throws Error(kExitBadInput) naming
+    // the file and the token unless every id is inside the vocabulary
+    void read(int64_t position, std::span<uint16_t> tokens) const;
 
 private:
     std::string pattern_;

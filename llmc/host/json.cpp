@@ -117,12 +117,7 @@ JsonValue parse_json(std::string_view text, const std::string& where, const Json
 }
 
 JsonValue read_json_file(const std::string& path, size_t max_bytes, const JsonLimits& limits) {
-    MappedFile file(path);
-    if (file.size() > max_bytes) {
-        throw Error(kExitBadInput, strf("%s: found %zu bytes, expected at most %zu of JSON", path.c_str(),
-                                        file.size(), max_bytes));
-    }
-    return parse_json({reinterpret_cast<const char*>(file.data()), file.size()}, path, limits);
+    return parse_json(RegularFile(path).text(max_bytes), path, limits);
 }
 
 std::string json_text(std::string_view text) {

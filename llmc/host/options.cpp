@@ -14,6 +14,7 @@
 
 #include "llmc/host/error.h"
 #include "llmc/host/options_input.h"
+#include "llmc/host/read_file.h"
 
 namespace llmc {
 namespace {
@@ -325,17 +326,14 @@ std::string config_text(const Options& options) {
 }
 
 bool fill_from_run(const std::string& config_path, Options* options) {
-    std::ifstream in(config_path, std::ios::binary);
-    if (!in) { return false; }
-    std::string text(kMaxConfigBytes, '\0');
-    in.read(text.data(), kMaxConfigBytes);
-    text.resize((size_t)in.gcount());
+    const std::optional<std::string> text = read_whole(config_path, kMaxConfigBytes);
+    if (!text) { return false; }
     CommandLine nothing(0, nullptr);
     nothing.config = config_path;
     Settings settings;
     static_cast<Options&>(settings) = *options;
     const bool length_given = options->steps != kAuto || options->epochs > 0;
-    for (const auto& [name, value] : read_config(text, nothing)) {
+    for (const auto& [name, value] : read_config(*text, nothing)) {
         const bool length = name == "steps" || name == "epochs";
         const char* const others[] = {"lr", "warmup", "final-lr-fraction", "val-every", "sample-every"};
         if (!length && std::find(std::begin(others), std::end(others), name) == std::end(others)) {

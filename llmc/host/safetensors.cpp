@@ -2,7 +2,6 @@
 #include "llmc/host/safetensors.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "llmc/host/error.h"
@@ -31,12 +30,13 @@ constexpr KnownType kKnownTypes[] = {{"F32", 4},     {"F16", 2},    {"BF16", 2},
 // reads and checks the header of one file
 class HeaderParser {
 public:
-    explicit HeaderParser(const MappedFile& file) : file_(file) {}
+    explicit HeaderParser(const RegularFile& file) : file_(file) {}
 
     std::vector<SafetensorsEntry> entries() {
         const uint64_t length = header_length();
         body_ = 8 + length;
-        const std::string_view text(reinterpret_cast<const char*>(file_.data()) + 8, length);
+        std::string text(length, '\0');
+        file_.read(8, text.data(), length);
         if (text[0] != '{') { fail("the header", "another first character", "{"); }
         const JsonValue header = parse_json(text, file_.path() + ": safetensors header", {500'000, 4});
         std::vector<SafetensorsEntry> all;
@@ -62,7 +62,7 @@ private:
     uint64_t header_length() const {
         if (file_.size() < 10) { fail("file size", strf("%zu bytes", file_.size()), "at least 10"); }
         uint64_t length;
-        std::memcpy(&length, file_.data(), sizeof(length));
+        file_.read(0, &length, sizeof(length));
         const uint64_t most = std::min<uint64_t>(kMaxHeader, file_.size() - 8);
         if (length < 2 || length > most) {
             fail("length of the header", strf("%llu", (unsigned long long)length),
@@ -167,17 +167,9 @@ private:
         }
     }
 
-    const MappedFile& file_;
+    const RegularFile& file_;
     uint64_t body_ = 0;  // where the tensors' bytes begin
 };
-
-void widen(const std::byte* at, std::span<float> values, float (*convert)(uint16_t)) {
-    for (size_t i = 0; i < values.size(); i++) {
-        uint16_t bits;
-        std::memcpy(&bits, at + i * sizeof(bits), sizeof(bits));
-        values[i] = convert(bits);
-    }
-}
 
 std::string header_text(const std::vector<SafetensorsTensor>& tensors, const std::vector<size_t>& order,
                         TensorType type) {
@@ -232,12 +224,12 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t first, std::sp
     require(entry.type != TensorType::kOther, "SafetensorsFile: only F32, F16 and BF16 can be read");
     require(first >= 0 && first <= entry.elements - (int64_t)values.size(),
             "SafetensorsFile: range outside of the tensor");
-    const std::byte* at = file_.data() + entry.begin + first * type_bytes(entry.type);
-    if (entry.type == TensorType::kF32) {
-        if (!values.empty()) { std::memcpy(values.data(), at, values.size_bytes()); }
-    } else {
-        widen(at, values, entry.type == TensorType::kF16 ? from_fp16 : from_bf16);
-    }
+    const uint64_t at = entry.begin + (uint64_t)(first * type_bytes(entry.type));
+    if (entry.type == TensorType::kF32) { return file_.read(at, values.data(), values.size_bytes()); }
+    std::vector<uint16_t> narrow(values.size());
+    file_.read(at, narrow.data(), narrow.size() * sizeof(uint16_t));
+    std::transform(narrow.begin(), narrow.end(), values.begin(),
+                   entry.type == TensorType::kF16 ? from_fp16 : from_bf16);
 }
 
 Digest write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,

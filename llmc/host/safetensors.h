@@ -29,7 +29,7 @@ struct SafetensorsEntry {
     std::string shape_text() const;  // "(3, 4)"
 };
 
-// A file mapped into memory. Throws Error(kExitBadInput) that names file, tensor and field unless all of it
+// A file, open for reading. Throws Error(kExitBadInput) that names file, tensor and field unless all of it
 // is right: a regular file, a header of at most 32 MiB, known types, shapes whose size is that of the
 // bytes, tensors side by side from the first byte behind the header to the last of the file.
 class SafetensorsFile {
@@ -43,7 +43,7 @@ public:
     void read(const SafetensorsEntry& entry, int64_t first, std::span<float> values) const;
 
 private:
-    MappedFile file_;
+    RegularFile file_;
     std::vector<SafetensorsEntry> entries_;
 };
 

@@ -22,10 +22,26 @@ TokenShard::TokenShard(const std::string& path) : file_(path) {
     int vocab = header.field(3, "vocabulary size", 0, kMaxVocabSize);
     header.require_size(kHeaderBytes + (uint64_t)count * sizeof(uint16_t),
                         strf("%zu header + 2 x %lld tokens", kHeaderBytes, (long long)count));
-    tokens_ = {reinterpret_cast<const uint16_t*>(file_.data() + kHeaderBytes), (size_t)count};
+    num_tokens_ = count;
     vocab_size_ = vocab == 0 ? kGpt2VocabSize : vocab;
-    std::memcpy(&set_id_, file_.data() + kSetIdWord * sizeof(int32_t), sizeof(set_id_));
+    file_.read(kSetIdWord * sizeof(int32_t), &set_id_, sizeof(set_id_));
     set_shards_ = header.field(kSetIdWord + 2, "shards in the set", 0, std::numeric_limits<int32_t>::max());
+}
+
+void TokenShard::read(int64_t first, std::span<uint16_t> tokens) const {
+    require(first >= 0 && first <= num_tokens_ - (int64_t)tokens.size(),
+            "TokenShard: the range must lie in the shard");
+    file_.read(kHeaderBytes + (uint64_t)first * sizeof(uint16_t), tokens.data(), tokens.size_bytes());
+}
+
+std::vector<uint16_t> TokenShard::read_all() const {
+    std::vector<uint16_t> tokens((size_t)num_tokens_);
+    read(0, tokens);
+    return tokens;
+}
+
+void TokenShard::will_need(int64_t first, int64_t count) const {
+    file_.will_need(kHeaderBytes + (uint64_t)first * sizeof(uint16_t), (size_t)count * sizeof(uint16_t));
 }
 
 void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size) {
@@ -54,8 +70,8 @@ void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards) 
     const int error = errno;
     done = (fd < 0 || close(fd) == 0) && done;
     if (!done) {
-        throw Error(kExitSaveFailed, strf("%s: cannot note in it which set it is of: %s", path.c_str(),
-                                          std::strerror(error)));
+        throw Error(kExitSaveFailed,
+                    strf("%s: cannot note in it which set it is of: %s", path.c_str(), std::strerror(error)));
     }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "llmc/host/binary_file.h"
 
@@ -14,13 +15,18 @@ constexpr int32_t kTokenShardMagic = 20240520;
 constexpr int32_t kTokenShardVersion = 1;
 constexpr int kGpt2VocabSize = 50257;
 
-// A shard mapped into memory. Throws Error(kExitBadInput) naming the field unless every field and the size
-// are right. Token ids are not scanned here: whoever uses them checks them against the vocabulary.
+// A shard, open for reading. Throws Error(kExitBadInput) naming the field unless every field and the size are
+// right. Token ids are not scanned here: whoever uses them checks them against the vocabulary.
 class TokenShard {
 public:
     explicit TokenShard(const std::string& path);
     const std::string& path() const { return file_.path(); }
-    std::span<const uint16_t> tokens() const { return tokens_; }
+    int64_t num_tokens() const { return num_tokens_; }
+    // tokens [first, first + tokens.size()), which are in the shard; throws Error(kExitBadInput) if they cannot
+    // be read
+    void read(int64_t first, std::span<uint16_t> tokens) const;
+    std::vector<uint16_t> read_all() const;
+    void will_need(int64_t first, int64_t count) const;  // soon
     int vocab_size() const { return vocab_size_; }
     // The same for all that one run of data/make_shards made, and how many shards its split (training or
     // validation) has; 0 and 0: made elsewhere.
@@ -28,8 +34,8 @@ public:
     int set_shards() const { return set_shards_; }
 
 private:
-    MappedFile file_;
-    std::span<const uint16_t> tokens_;
+    RegularFile file_;
+    int64_t num_tokens_ = 0;
     int vocab_size_ = 0, set_shards_ = 0;
     uint64_t set_id_ = 0;
 };

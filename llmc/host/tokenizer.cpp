@@ -81,7 +81,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
 }
 
 Tokenizer Tokenizer::load_llmc(const std::string& path) {
-    MappedFile file(path);
+    const RegularFile file(path);
     HeaderReader header(file, "tokenizer", kTokenizerMagic,
                         "Get the file again, or leave --tokenizer out if the token shards are byte-level.");
     const int version = header.field(1, "version", 1, 2);
@@ -92,8 +92,8 @@ Tokenizer Tokenizer::load_llmc(const std::string& path) {
     } else if (vocab > kGpt2EndOfText) {
         t.end_of_text_ = kGpt2EndOfText;
     }
-    std::string_view rest(reinterpret_cast<const char*>(file.data()), file.size());
-    rest.remove_prefix(kHeaderBytes);
+    const std::string all = file.text(kHeaderBytes + 256 * (size_t)vocab);
+    std::string_view rest = std::string_view(all).substr(kHeaderBytes);
     if (rest.size() < 2 * (size_t)vocab) {  // before anything is allocated
         header.fail("file size", strf("%zu bytes", file.size()),
                     strf("at least %zu bytes = %zu header + 2 x %d tokens", kHeaderBytes + 2 * (size_t)vocab,

@@ -192,8 +192,8 @@ TokenizerFile read_vocab_and_merges(const std::string& vocab_path, const std::st
     const JsonValue vocab = read_json_file(vocab_path, kMaxFile, kLimits);
     read_vocab(vocab_path, &vocab, &file);
     require_no_gaps(vocab_path, file);
-    MappedFile mapped(merges_path);
-    std::string_view text(reinterpret_cast<const char*>(mapped.data()), mapped.size());
+    const std::string merges = RegularFile(merges_path).text(kMaxFile);
+    std::string_view text = merges;
     bool first = true;
     while (!text.empty()) {
         const size_t end = std::min(text.find('\n'), text.size());

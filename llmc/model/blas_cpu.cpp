@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/host/exp.h"
+#include "llmc/model/blas_memory.h"
 #include "llmc/model/reference.h"
 
 namespace llmc {
@@ -20,6 +21,7 @@ double seconds_in_blas = 0;  // only the thread that calls the model touches it
 // out (M,N) = alpha op(a) op(b) + beta out, all row-major; op by the two transpose flags; K is summed over
 void gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float* a, int64_t lda,
           const float* b, int64_t ldb, float beta, float* out, int64_t ldo) {
+    [[maybe_unused]] static const bool has_room = (require_blas_memory(openblas_get_num_threads()), true);
     auto begin = Clock::now();
     cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (blasint)M,
                 (blasint)N, (blasint)K, alpha, a, (blasint)lda, b, (blasint)ldb, beta, out, (blasint)ldo);

@@ -96,17 +96,13 @@ ModelFile::ModelFile(const std::string& path) : file_(path) {
 void ModelFile::read(int tensor, int64_t first, std::span<float> values) const {
     require(first >= 0 && first <= tensor_total(config_, tensor) - (int64_t)values.size(),
             "range outside of the tensor");
-    const std::byte* body = file_.data() + kHeaderBytes;
-    int64_t at = tensor_start_[tensor] + first;
+    const auto at = (uint64_t)(tensor_start_[tensor] + first);
     if (version_ == kModelFp32) {
-        std::memcpy(values.data(), body + at * 4, values.size_bytes());
-        return;
+        return file_.read(kHeaderBytes + at * sizeof(float), values.data(), values.size_bytes());
     }
-    for (size_t i = 0; i < values.size(); i++) {
-        uint16_t bits;
-        std::memcpy(&bits, body + (at + (int64_t)i) * 2, 2);
-        values[i] = from_bf16(bits);
-    }
+    std::vector<uint16_t> narrow(values.size());
+    file_.read(kHeaderBytes + at * sizeof(uint16_t), narrow.data(), narrow.size() * sizeof(uint16_t));
+    std::transform(narrow.begin(), narrow.end(), values.begin(), from_bf16);
 }
 
 void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,

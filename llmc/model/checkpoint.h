@@ -28,7 +28,7 @@ namespace llmc {
 constexpr int32_t kModelMagic = 20240326;
 constexpr int32_t kModelFp32 = 3, kModelBf16 = 5;  // header word 1
 
-// A model file mapped into memory; throws Error(kExitBadInput) naming the field unless header and size are
+// A model file, open for reading; throws Error(kExitBadInput) naming the field unless header and size are
 // right.
 class ModelFile : public ModelSource {
 public:
@@ -39,7 +39,7 @@ public:
     const char* type() const override { return version_ == kModelFp32 ? "fp32" : "bf16"; }
 
 private:
-    MappedFile file_;
+    RegularFile file_;
     GPT2Config config_;
     int32_t version_ = 0;
     int64_t tensor_start_[kNumTensors] = {};  // elements from the end of the header

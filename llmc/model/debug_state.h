@@ -4,6 +4,7 @@
 #pragma once
 #include <span>
 #include <string>
+#include <vector>
 
 #include "llmc/host/batch.h"
 #include "llmc/host/binary_file.h"
@@ -23,10 +24,9 @@ public:
     std::span<const float> gradient(int tensor) const;  // in file order, wte with its padding rows
 
 private:
-    MappedFile file_;
     GPT2Config config_;
     Batch batch_;
-    std::span<const float> logits_, gradients_;
+    std::vector<float> logits_, gradients_;
     float loss_ = 0;
 };
 

@@ -45,7 +45,9 @@ public:
 template <typename Model>
 class LoadedModelOf : public LoadedModel {
 public:
-    LoadedModelOf(const ModelSource& source, int B, int T) : model_(source.config(), B, T, {}) {
+    LoadedModelOf(const ModelSource& source, int B, int T)
+        : model_((require_room(Model::plan(source.config(), B, T, {}), source.path()), source.config()), B, T,
+                 {}) {
         model_.init(0);
         load_model(source, [&](State s, int tensor, int64_t first, std::span<const float> x) {
             model_.load(s, tensor, first, x);

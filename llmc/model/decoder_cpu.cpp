@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "llmc/host/host_memory.h"
 #include "llmc/model/blas_cpu.h"
 #include "llmc/model/reference.h"
 
@@ -16,8 +17,14 @@ constexpr int kMostRows = 128;  // of a long prompt at a time, so that activatio
 
 }  // namespace
 
-CpuDecoder::CpuDecoder(const ModelSource& source)
-    : config_(source.config()), layout_(config_), params_((size_t)layout_.size()) {
+CpuDecoder::CpuDecoder(const ModelSource& source) : config_(source.config()), layout_(config_) {
+    MemoryPlan plan;
+    plan.parameters = layout_.size() * (int64_t)sizeof(float);
+    plan.activations =
+        2LL * config_.num_layers * config_.max_seq_len * config_.channels * (int64_t)sizeof(float);
+    plan.available = available_memory();
+    require_room(plan, source.path());
+    params_.resize((size_t)layout_.size());
     load_model(source, [&](State, int tensor, int64_t first, std::span<const float> from) {
         for_each_piece(config_, layout_, tensor, first, (int64_t)from.size(),
                        [&](int64_t at, int64_t offset, int64_t n) {

@@ -33,6 +33,8 @@
 #include <string>
 
 #include "llmc/host/batch.h"
+#include "llmc/host/count_text.h"
+#include "llmc/host/error.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/step_params.h"
 
@@ -74,6 +76,14 @@ struct MemoryPlan {
     int64_t available = 0;  // bytes free now on the device, -1 = unknown
     int64_t total() const { return parameters + gradients + optimizer + activations; }
 };
+
+// Throws Error(kExitDevice) if there is less than the plan takes: a small file can ask for a large model.
+// what: the file, for the message.
+inline void require_room(const MemoryPlan& plan, const std::string& what) {
+    if (plan.available < 0 || plan.total() <= plan.available) { return; }
+    throw Error(kExitDevice, strf("%s: this model needs %s, but %s is available", what.c_str(),
+                                  bytes_text(plan.total()).c_str(), bytes_text(plan.available).c_str()));
+}
 
 struct Device {
     std::string name;          // "CPU, 2 threads"

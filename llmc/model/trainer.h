@@ -246,7 +246,12 @@ private:
     bool enqueue(Model& model, int64_t step) {
         for (int64_t k = 0; k < plan_.micro_batches; k++) {
             if (stop_requested) { return false; }
-            data_.read(row_of(step) + k * o_.batch, o_.batch, &batches_[k]);
+            try {
+                data_.read(row_of(step) + k * o_.batch, o_.batch, &batches_[k]);
+            } catch (const Error&) {  // a shard that cannot be read any more: what was trained is not lost
+                save(model, step, true);
+                throw;
+            }
         }
         return model.enqueue_step(batches_, step_params(step));
     }

@@ -92,6 +92,9 @@ int compare_with_state(const std::string& model_path, const std::string& state_p
     std::printf("%d layers, %d heads, %d channels, vocabulary %d (padded %d), B %d, T %d of %d\n",
                 c.num_layers, c.num_heads, c.channels, c.vocab_size, c.padded_vocab_size, batch.B, batch.T,
                 c.max_seq_len);
+    if constexpr (requires { Model::plan(c, batch.B, batch.T); }) {  // the reference model has no plan
+        require_room(Model::plan(c, batch.B, batch.T), model_path);
+    }
     Model model(c, batch.B, batch.T);
     model.init(0);
     load_model(file,

@@ -2,6 +2,8 @@
 // options work.
 //   ./test_durable            ./test_durable --all --test-case="power*"
 // Ends with a table of what was tried and what was lost.
+#include <unistd.h>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +18,8 @@
 int main(int argc, char** argv) {
     llmc::open_standard_streams();
     llmc::wait_politely(argv);
+    // what nohup ignores would be ignored by the programs that are sent it, until they have begun
+    for (int which : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) { std::signal(which, SIG_DFL); }
     setenv("OMP_NUM_THREADS", "1", 1);  // tiny models: a second thread only waits
     // in memory, where it can be: what a disk loses is worked out, not waited for
     if (access("/dev/shm", W_OK | X_OK) == 0) { setenv("TMPDIR", "/dev/shm", 0); }

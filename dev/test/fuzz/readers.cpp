@@ -308,6 +308,7 @@ Seeds config_seeds(const std::string&) {
 }
 
 void read_command_line(const std::string&, const std::string& bytes) {
+    if (bytes.size() > 128 << 10) { return; }  // more than Linux takes for one argument
     std::vector<std::string> words;
     std::istringstream in(bytes);
     for (std::string word; std::getline(in, word);) {
