@@ -343,6 +343,8 @@ TABLES = {
     **({"step-sums": step_sums} if is_there("step/d12_b64") else {}),
     **{kind + name[5:].replace("_", "-"): lambda name=name, table=table: table(name) for name in STEPS.values()
        if is_there(name) for kind, table in (("step-", step_parts), ("products-", step_products))},
+    "durable": lambda: flat("durable"),
+    "durable-fuzz": lambda: flat("durable_fuzz"),
     **{name.replace("_", "-"): lambda name=name: flat(name) for name in
        ("training_against_pytorch", "training_losses", "training_seeds", "training_bf16_errors", "training_speed",
         "training_peers", "training_sample_gpu", "training_cpu", "column_sums", "classifier",

@@ -414,6 +414,7 @@ private:
             model_failed_ = true;
             line_.message(std::string("SAVE FAILED: ") + e.what());
         }
+        saver_->wait();
         std::string done =
             strf("trained %lld steps in %s", (long long)clock_.steps, duration_text(clock_.seconds).c_str());
         if (clock_.steps > 0) { done += strf(", last training loss %.4f", clock_.last_loss); }
@@ -422,7 +423,6 @@ private:
         if (val_) {
             for (const std::string& line : val_->summary(loss)) { line_.message(line); }
         }
-        saver_->wait();
         if (skipped_in_a_row_ > 0) { throw saver_->diverged("the last step was skipped: not finite"); }
         if (val_ && !std::isfinite(loss)) { throw saver_->diverged("the validation loss is not finite"); }
         return saved_or(kExitDone);
