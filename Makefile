@@ -201,7 +201,9 @@ $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layer
 $(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS))): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
 	$(LINK_EMULATED)
 
-spills: ; @NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu llmc/ops/attention_ladder/*/*.cu) $(GPU_SOURCES)
+spills:
+	@NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh \
+	    $(wildcard dev/cuda/*.cu llmc/ops/attention_ladder/*/*.cu) $(GPU_SOURCES)
 
 # ---- what users type --------------------------------------------------------------------------------------------------
 data/sample/val.json: data/make_corpus
@@ -246,7 +248,9 @@ lint: build/deps.mk
 	printf '%s\n' $(HOST_SOURCES) $(wildcard data/*.cpp) train_gpt2.cpp | xargs -P $(shell nproc) -I{} \
 	    clang-tidy --quiet {} -- -std=c++20 -fopenmp -isystem dev/lint -I. $(DEPS_CPPFLAGS)
 
-clean: ; rm -rf build train_gpt2 test_gpt2 test_durable train_gpt2cu test_gpt2cu test_emulated data/make_corpus data/make_shards data/make_hellaswag $(SHOOTOUTS)
+clean:
+	rm -rf build train_gpt2 test_gpt2 test_durable train_gpt2cu test_gpt2cu test_emulated $(SHOOTOUTS) \
+	    $(addprefix data/make_,corpus shards hellaswag)
 
 .PHONY: all train test faults quick format lint spills clean data/sample FORCE
 .DELETE_ON_ERROR:

@@ -66,7 +66,9 @@ EvalFile::EvalFile(const std::string& path) : file_(path) {
         header.fail("size", strf("%zu bytes", bytes),
                     strf("an even number, %zu or more for %zu examples", least, count));
     }
-    WordReader in(header, {reinterpret_cast<const uint16_t*>(file_.data() + kHeaderBytes), bytes / 2});
+    words_.resize(bytes / 2);
+    file_.read(kHeaderBytes, words_.data(), 2 * words_.size());
+    WordReader in(header, words_);
     for (size_t i = 0; i < count; i++, in.next_example()) {
         const size_t begin = in.at();
         in.word("start", kStart, kStart);

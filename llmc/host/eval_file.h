@@ -25,7 +25,7 @@ struct EvalExample {
     std::array<std::span<const uint16_t>, kEvalEndings> endings;  // none of the five is empty
 };
 
-// A file mapped into memory. Throws Error(kExitBadInput) naming example and field unless all of it is right:
+// The examples of a file. Throws Error(kExitBadInput) naming example and field unless all of it is right:
 // every token is checked against the vocabulary.
 class EvalFile {
 public:
@@ -35,8 +35,9 @@ public:
     const std::vector<EvalExample>& examples() const { return examples_; }
 
 private:
-    MappedFile file_;
+    RegularFile file_;
     int vocab_size_ = 0;
+    std::vector<uint16_t> words_;  // after the header: what the examples point into
     std::vector<EvalExample> examples_;
 };
 

@@ -78,7 +78,8 @@ TEST_CASE("log: whole lines only, also on a full disk, and no run over another")
         CHECK(read_bytes(path) == good + line + line);
     }
     write_bytes(path, good);
-    // a resume keeps the lines of the steps before, but not of a validation that is done again; a torn line, and what is no line of ours, goes
+    // a resume keeps the lines of the steps before, but not of a validation that is done again; a torn line, and
+    // what is no line of ours, goes
     write_bytes(path, good + "{\"step\":1,\"other\":0}\nrubbish\n\n{\"step\":1,\"train_lo");
     { RunLog log(folder.path(), 1); }
     CHECK(read_bytes(path) == good.substr(0, good.find('\n') + 1));
