@@ -131,6 +131,14 @@ inline void write_tiny_data(const std::string& folder) {
 
 using Json = nlohmann::json;
 
+// without the fields that depend on the machine
+inline Json without_times(Json line) {
+    for (const char* name : {"ms", "tokens_per_s", "seconds", "utilisation", "memory", "time"}) {
+        line.erase(name);
+    }
+    return line;
+}
+
 // log.jsonl, each line an object, but those of events; without the fields that depend on the machine, unless
 // asked for
 inline std::vector<Json> read_log(const std::string& run_folder, bool with_times = false) {
@@ -141,10 +149,7 @@ inline std::vector<Json> read_log(const std::string& run_folder, bool with_times
         Json parsed = Json::parse(line, nullptr, false);
         REQUIRE_MESSAGE(parsed.is_object(), line);
         if (parsed.contains("event")) { continue; }
-        for (const char* name : {"ms", "tokens_per_s", "seconds", "utilisation", "memory", "time"}) {
-            if (!with_times) { parsed.erase(name); }
-        }
-        lines.push_back(parsed);
+        lines.push_back(with_times ? parsed : without_times(parsed));
     }
     return lines;
 }
