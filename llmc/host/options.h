@@ -78,6 +78,15 @@ struct Options {
 
     uint64_t seed = 42;
 
+    // many processes; where a number is below its range, it was not given
+    std::string gpus;        // of this host, for each a process that this one starts: N or all
+    int ranks = 0;           // processes that this one starts
+    int reduce_groups = 0;   // of micro-batches in a step, whose gradients are added in order; 0 = ranks
+    int zero = 1;            // 1: a rank keeps its share of the optimizer's state only (ZeRO-1); 0: all
+    int comm_timeout = 600;  // seconds without a sign of a rank
+    int world_size = 0, rank = -1, ranks_per_host = 0;  // of a process that was started by other means
+    std::string master;                                 // where they meet: the host of rank 0, or host:port
+
     bool llmc_letters = false;  // the command line used llm.c's names: what it leaves open is as in llm.c
 };
 

@@ -1,0 +1,91 @@
+// What tests of runs in many processes share: where they meet, and the ranks that a launcher has started.
+#pragma once
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/test_files.h"
+#include "llmc/host/ranks.h"
+#include "llmc/host/socket.h"
+
+namespace llmc {
+
+// waits for it, at most for a minute
+inline void wait_until(const std::function<bool()>& condition) {
+    for (int wait = 0; wait < 12000 && !condition(); wait++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    REQUIRE(condition());
+}
+
+// what whoever runs these tests ignores (nohup, & in a script) would stay ignored
+inline void default_signals() {
+    for (int which : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) { std::signal(which, SIG_DFL); }
+}
+
+// where a job of this process's threads, or of its copies, meets
+struct MeetingPlace {
+    Socket listener;
+    int port = 0;
+
+    MeetingPlace() : listener(socket(AF_INET, SOCK_STREAM, 0)) {
+        sockaddr_in any = {};
+        any.sin_family = AF_INET;
+        any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        socklen_t size = sizeof(any);
+        REQUIRE(bind(listener.fd(), (sockaddr*)&any, size) == 0);
+        REQUIRE(listen(listener.fd(), 50) == 0);
+        getsockname(listener.fd(), (sockaddr*)&any, &size);
+        port = ntohs(any.sin_port);
+    }
+    Ranks ranks(int rank, int size, const std::string& token = "job") const {
+        Ranks r;
+        r.rank = r.local_rank = rank, r.size = r.local_size = size;
+        r.host = "127.0.0.1", r.port = port, r.token = token;
+        if (rank == 0) { r.listener = dup(listener.fd()); }
+        return r;
+    }
+    // a connection of somebody
+    Socket connected() const {
+        Socket s(socket(AF_INET, SOCK_STREAM, 0));
+        sockaddr_in to = {};
+        to.sin_family = AF_INET;
+        to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        to.sin_port = htons((uint16_t)port);
+        REQUIRE(connect(s.fd(), (sockaddr*)&to, sizeof(to)) == 0);
+        return s;
+    }
+};
+
+// the processes that this one has started as ranks, by rank
+inline std::vector<pid_t> ranks_of(pid_t launcher) {
+    std::map<int, pid_t> ranks;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+        const std::string id = entry.path().filename().string();
+        if (id.find_first_not_of("0123456789") != std::string::npos) { continue; }
+        std::istringstream stat(read_bytes(entry.path().string() + "/stat"));
+        std::string number, name, state;
+        int parent = 0;
+        stat >> number >> name >> state >> parent;
+        if (parent != launcher) { continue; }
+        const std::string variables = "\0" + read_bytes(entry.path().string() + "/environ");
+        const size_t at = variables.find("PLUMB_RANK=");
+        if (at != std::string::npos) { ranks[std::stoi(variables.substr(at + 11))] = std::stoi(id); }
+    }
+    std::vector<pid_t> all;
+    for (auto [rank, pid] : ranks) { all.push_back(pid); }
+    return all;
+}
+
+}  // namespace llmc

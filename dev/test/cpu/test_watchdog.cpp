@@ -1,0 +1,142 @@
+// Which rank the watchdog finds at fault, by what it knows of all, and that it ends the job then.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/many_ranks.h"
+#include "llmc/host/comm_tcp.h"
+#include "llmc/host/watchdog.h"
+
+using namespace llmc;
+
+namespace {
+
+const std::vector<std::string> kWho = {"rank 0 (a)", "rank 1 (b)", "rank 2 (c)"};
+
+// waiting_ms: -1 = it has returned from the call
+RankReport report(int64_t calls, const char* what, int64_t waiting_ms, int64_t silent_ms = 0) {
+    RankReport r;
+    r.state.step = 7;
+    r.state.calls = calls, r.state.inside = waiting_ms >= 0;
+    r.waiting_ms = std::max<int64_t>(0, waiting_ms);
+    std::snprintf(r.state.what, sizeof(r.state.what), "%s", what);
+    r.silent_ms = silent_ms;
+    return r;
+}
+
+void check_says(const std::vector<RankReport>& ranks, std::initializer_list<const char*> parts) {
+    const std::string why = judge(ranks, kWho, 3000);
+    CAPTURE(why);
+    if (parts.size() == 0) { CHECK(why == ""); }
+    for (const std::string part : parts) {
+        CAPTURE(part);
+        CHECK(why.find(part) != std::string::npos);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("watchdog: as long as all is well it says nothing") {
+    check_says({report(5, "gradients", 10), report(5, "gradients", 20, 400), report(4, "losses", -1)}, {});
+    check_says({report(5, "gradients", -1), report(5, "gradients", -1, 3000), report(5, "gradients", -1)},
+               {});
+    // each computes for longer than the timeout; and one is done
+    check_says({report(5, "x", -1), report(5, "x", -1), report(5, "x", -1)}, {});
+    RankReport done = report(9, "x", -1, 9000);
+    done.done = done.gone = true;
+    check_says({report(9, "x", -1), done, report(9, "x", -1)}, {});
+}
+
+TEST_CASE("watchdog: a rank that is gone, silent or late is named, with step and call") {
+    RankReport gone = report(5, "gradients", 10, 299);
+    gone.gone = true;
+    check_says({report(5, "gradients", 10), gone, report(5, "gradients", 10)}, {});
+    gone.silent_ms = 300;
+    check_says({report(5, "gradients", 10), gone, report(5, "gradients", 10)},
+               {"rank 1 (b) is gone", "Rank 0 was at step 7, in 'gradients'"});
+    check_says({report(5, "gradients", 10), report(5, "losses", -1), report(5, "gradients", 10, 3001)},
+               {"rank 2 (c) has given no sign for 3 s", "stopped", "at step 7, in 'gradients'"});
+    check_says({report(5, "gradients", 100), report(4, "losses", -1), report(5, "gradients", 3001, 100)},
+               {"rank 1 (b) keeps rank 2 (c) waiting for 3 s", "after 'losses'", "in 'gradients'"});
+    check_says({report(4, "losses", -1), report(5, "gradients", 3001), report(5, "gradients", 10)},
+               {"rank 0 (a) keeps rank 1 (b) waiting"});
+    // one has done its part of the call, or all are in it
+    check_says({report(5, "gradients", 3001), report(5, "gradients", 3002), report(5, "gradients", -1)},
+               {"'gradients' does not end on rank 1 (b) for 3 s", "though all ranks have come"});
+}
+
+namespace {
+
+struct Ended {
+    std::vector<int> codes;  // by rank
+    std::string said;        // by all on stderr
+};
+
+// a job of copies of this process, of which each does this with its Comm and then ends with 0
+Ended end_of_job(int size, const std::function<void(Comm&)>& body) {
+    TempFolder folder;
+    MeetingPlace place;
+    const std::string err = folder / "err";
+    std::vector<pid_t> pids;
+    for (int rank = 0; rank < size; rank++) {
+        pids.push_back(fork());
+        if (pids.back() != 0) { continue; }
+        dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
+        {
+            CommTcp comm(place.ranks(rank, size), 1, "test");
+            comm.at_step(7);
+            body(comm);
+        }
+        _exit(0);
+    }
+    Ended ended;
+    for (pid_t pid : pids) {
+        int status = 0;
+        REQUIRE(waitpid(pid, &status, 0) == pid);
+        ended.codes.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+    }
+    ended.said = read_bytes(err);
+    return ended;
+}
+
+void check_ended(const Ended& ended, const std::vector<int>& codes,
+                 std::initializer_list<const char*> parts) {
+    CAPTURE(ended.said);
+    CHECK((ended.codes == codes));
+    for (const char* part : parts) { CHECK(ended.said.find(part) != std::string::npos); }
+}
+
+}  // namespace
+
+TEST_CASE("watchdog: a rank that is stuck, stopped or killed ends the job") {
+    for (int culprit : {0, 2}) {
+        const std::string name = strf("rank %d (process", culprit);
+        auto job = [&](auto fault) {
+            return end_of_job(3, [&](Comm& comm) {
+                comm.root_says("first", true);
+                if (comm.rank() == culprit) { fault(); }
+                std::vector<float> all(3);
+                comm.all_gather("second", all.data(), {0, 1, 2, 3});
+            });
+        };
+        check_ended(job([] { usleep(20'000'000); }), {6, 6, 6},
+                    {name.c_str(), "waiting for 1 s", "at step 7, after 'first'"});
+        std::vector<int> codes = {6, 6, 6};
+        codes[(size_t)culprit] = 128 + SIGKILL;
+        check_ended(job([] { raise(SIGKILL); }), codes,
+                    {name.c_str(), "is gone: killed", "at step 7, in 'second'"});
+    }
+    check_ended(end_of_job(2, [](Comm& comm) { comm.root_says("first", true); }), {0, 0}, {});
+    // whoever takes its time is not stuck
+    check_ended(end_of_job(2,
+                           [](Comm& comm) {
+                               comm.take_time(comm.root());
+                               if (comm.root()) { usleep(2'000'000); }
+                               comm.root_says("first", true);
+                           }),
+                {0, 0}, {});
+}
