@@ -229,9 +229,10 @@ test:
 	    $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS) $(OUT)test_emulated)
 	@dev/test/run.sh
 
-# all of what `make test` tries a tenth of
-faults: train_gpt2 test_durable
+# all of what `make test` tries a tenth of, and ranks killed and stopped 50 times
+faults: $(PROGRAMS) test_durable
 	./test_durable --all
+	PLUMB_FAULTS=50 ./test_gpt2 --test-case="many ranks and faults*"
 
 # make diff-layernorm_forward-1-2: the idea of rung 2
 diff-%:

@@ -2,6 +2,7 @@
 // the options llmc/host/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval):
 // llmc/model/commands.h.
 #include "llmc/host/main.h"
+#include "llmc/host/run_ranks.h"
 #include "llmc/model/commands.h"
 #include "llmc/model/decoder_cpu.h"
 #include "llmc/model/gpt2_cpu.h"
@@ -10,7 +11,11 @@
 namespace llmc {
 namespace {
 
-int train(const Options& options) { return Trainer<GPT2Cpu>(options).run(); }
+int train(const Options& options, char** argv) {
+    return run_ranks(options, "train_gpt2", argv, 0, [](const Options& o, Comm& comm) {
+        return train_in_rank<GPT2Cpu>(o, Trainer<GPT2Cpu>::needs_of_model, comm);
+    });
+}
 
 std::optional<int> command(int argc, char** argv) {
     const Engine engine = {[](const ModelSource& source, const std::string& dtype) {

@@ -7,6 +7,7 @@
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/host/main.h"
+#include "llmc/host/run_ranks.h"
 #include "llmc/model/commands.h"
 #include "llmc/model/decoder_gpu.h"
 #include "llmc/model/gpt2.h"
@@ -27,11 +28,11 @@ auto with_model(const Options& o, Visit visit) {
 // "13.0" of CUDA's 13000
 std::string version_text(int version) { return strf("%d.%d", version / 1000, version % 1000 / 10); }
 
-// throws Error(kExitDevice) unless there is a GPU to train on
-void require_gpu() {
+// how many GPUs there are to train on; throws Error(kExitDevice) if there is none
+int require_gpu() {
     int count = 0, driver = 0, runtime = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
-    if (status == cudaSuccess && count > 0) { return; }
+    if (status == cudaSuccess && count > 0) { return count; }
     check(cudaDriverGetVersion(&driver));
     check(cudaRuntimeGetVersion(&runtime));
     std::string why = "The driver finds none: see nvidia-smi, and whether CUDA_VISIBLE_DEVICES hides it.";
@@ -48,21 +49,25 @@ void require_gpu() {
     throw Error(kExitDevice, "no CUDA device. " + why + " ./train_gpt2 trains on the CPU.");
 }
 
-int train(const Options& options) {
-    require_gpu();  // before the data is read
-    if (!options.profile.empty()) {
-        return with_model(options, [&]<typename T, typename Grad>(std::type_identity<GPT2<T, Grad>>) {
-            return profile_training<T, Grad>(options);
-        });
-    }
+int train_rank(const Options& options, Comm& comm) {
     Needs needs = [](const GPT2Config& c, const Options& o) {
         return with_model(o, [&]<typename Model>(std::type_identity<Model>) {
             return Trainer<Model>::needs_of_model(c, o);
         });
     };
     return with_model(options, [&]<typename Model>(std::type_identity<Model>) {
-        return Trainer<Model>(options, needs).run();
+        return train_in_rank<Model>(options, needs, comm);
     });
+}
+
+int train(const Options& options, char** argv) {
+    const int devices = require_gpu();  // before the data is read
+    if (!options.profile.empty()) {
+        return with_model(options, [&]<typename T, typename Grad>(std::type_identity<GPT2<T, Grad>>) {
+            return profile_training<T, Grad>(options);
+        });
+    }
+    return run_ranks(options, "train_gpt2cu", argv, devices, train_rank);
 }
 
 // generate computes in bf16 unless it is asked for fp32, the other sub-commands in fp32.

@@ -15,7 +15,7 @@
 namespace llmc {
 
 // Calls command(argc, argv), which has a value if argv names a sub-command; else parses the options and calls
-// train(options). Returns what the program should.
+// train(options, argv). Returns what the program should.
 template <typename Train, typename Command>
 int run_main(const char* name, Program program, int argc, char** argv, Train train, Command command) {
     open_standard_streams();
@@ -26,7 +26,7 @@ int run_main(const char* name, Program program, int argc, char** argv, Train tra
         int exit_code = -1;
         Options options = parse_options(argc, argv, program, &exit_code);
         if (exit_code >= 0) { return exit_code; }
-        return train(options);
+        return train(options, argv);
     } catch (const Error& e) {
         std::fflush(stdout);
         std::fprintf(stderr, "%s: %s\n", name, terminal_text(e.what()).c_str());

@@ -47,9 +47,9 @@ llm.c's options that are not above are accepted where they ask for nothing new, 
 
 Exit codes:
   0   done                                  5   the loss diverged
-  2   bad option or value                   7   the last save failed
-  3   input file missing or damaged         75  stopped by a signal, checkpoint saved
-  4   no device, or not enough memory
+  2   bad option or value                   6   another rank was lost, or took too long
+  3   input file missing or damaged         7   the last save failed
+  4   no device, or not enough memory       75  stopped by a signal, checkpoint saved
 )";
 
 // ---- --help and --version
@@ -322,6 +322,9 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
 std::string config_text(const Options& options) {
     Settings settings;
     static_cast<Options&>(settings) = options;
+    const Options defaults;  // which of the processes this one was is not of the run
+    settings.world_size = defaults.world_size, settings.rank = defaults.rank;
+    settings.ranks_per_host = defaults.ranks_per_host, settings.master = defaults.master;
     return resolved_text(settings);
 }
 
@@ -335,7 +338,8 @@ bool fill_from_run(const std::string& config_path, Options* options) {
     const bool length_given = options->steps != kAuto || options->epochs > 0;
     for (const auto& [name, value] : read_config(*text, nothing)) {
         const bool length = name == "steps" || name == "epochs";
-        const char* const others[] = {"lr", "warmup", "final-lr-fraction", "val-every", "sample-every"};
+        const char* const others[] = {"lr",        "warmup",       "final-lr-fraction",
+                                      "val-every", "sample-every", "reduce-groups"};
         if (!length && std::find(std::begin(others), std::end(others), name) == std::end(others)) {
             continue;
         }

@@ -30,7 +30,7 @@ const OptionRow* find_option(const std::string& typed) {
     auto row = std::find_if(std::begin(kOptionTable), std::end(kOptionTable), [&](const OptionRow& r) {
         return r.letter && typed == std::string{'-', r.letter};
     });
-    return row == std::end(kOptionTable) ? nullptr : row;
+    return row == std::end(kOptionTable) ? nullptr : &*row;
 }
 
 // the row of kLlmcTable or kLlmcAliases
@@ -81,7 +81,7 @@ T parse_number(const OptionRow& row, const std::string& text, const std::string&
 const OptionRow* find_row(const std::string& name) {
     auto row = std::find_if(std::begin(kOptionTable), std::end(kOptionTable),
                             [&](const OptionRow& r) { return r.name == name; });
-    return row == std::end(kOptionTable) ? nullptr : row;
+    return row == std::end(kOptionTable) ? nullptr : &*row;
 }
 
 void fail_usage(const std::string& message) { throw Error(kExitUsage, message); }

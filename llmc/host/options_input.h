@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "llmc/host/options_llmc.h"
-#include "llmc/host/options_table.h"
+#include "llmc/host/options_ranks.h"
 
 namespace llmc {
 

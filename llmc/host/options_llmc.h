@@ -13,9 +13,16 @@ struct LlmcAlias {
 };
 
 inline constexpr LlmcAlias kLlmcAliases[] = {
-    {"-y", "resume", "none auto"}, {"-r", "recompute", "none gelu block"},
-    {"-f", "tf32", "false true"},  {"-nk", "keep", ""},
+    {"-y", "resume", "none auto"},
+    {"-r", "recompute", "none gelu block"},
+    {"-f", "tf32", "false true"},
+    {"-nk", "keep", ""},
     {"-nm", "keep-major", ""},
+    {"-z", "zero", ""},
+    {"-pn", "world-size", ""},
+    {"-pr", "rank", ""},
+    {"-pg", "ranks-per-host", ""},
+    {"-ps", "master", ""},
 };
 
 // llm.c's options that have no row. The rule: a value that only says what this program does anyway is
@@ -28,21 +35,16 @@ struct LlmcOption {
 };
 
 inline constexpr LlmcOption kLlmcTable[] = {
-    {"-z", "0", "sharding the optimizer over GPUs (ZeRO)", ""},
     {"-a", "0", "training on one and the same batch", ""},
     {"-w", "1", "training without fp32 master weights", "They are kept."},
     {"-ge", "0", "choosing where GELU is fused", ""},
     {"-lg", "-1", "logging the state of the GPU", "See --log-every for the steps."},
     {"-sl", "0 0.0", "skipping steps whose loss is an outlier", "See --clip."},
     {"-sg", "0 0.0", "skipping steps whose gradient is an outlier", "See --clip."},
-    {"-pn", "1", "training in more than one process", ""},
-    {"-pr", "0", "training in more than one process", ""},
-    {"-pg", "1 2 4 8", "training in more than one process", ""},  // with one process: always GPU 0
-    {"-pi", "mpi", "training in more than one process", ""},      // llm.c's default
-    {"-ps", "", "training in more than one process", ""},
-    {"-pf", "", "training in more than one process", ""},
-    {"-pm", "", "training in more than one process", ""},  // what llm.c's help calls -pi
-    {"-pp", "", "training in more than one process", ""},  // what llm.c's help calls -pf
+    {"-pi", "mpi tcp", "meeting in a shared folder", "The ranks meet over TCP: -ps HOST (--master)."},
+    {"-pf", "", "meeting in a shared folder", "The ranks meet over TCP: -ps HOST (--master)."},
+    {"-pm", "", "meeting in another way", "See -pi."},                 // what llm.c's help calls -pi
+    {"-pp", "", "meeting in a shared folder", "See -ps (--master)."},  // what llm.c's help calls -pf
 };
 
 }  // namespace llmc

@@ -96,16 +96,4 @@ void RunLock::take(const std::string& folder) {
     }
 }
 
-void require_single_process() {
-    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "WORLD_SIZE"}) {
-        const char* value = std::getenv(name);
-        bool ranked = std::strcmp(name, "WORLD_SIZE") != 0 || std::getenv("RANK") != nullptr;
-        if (value == nullptr || !ranked || std::strtol(value, nullptr, 10) <= 1) { continue; }
-        throw Error(kExitUsage,
-                    strf("%s=%s: this program was started several times for one run, and cannot share it: "
-                         "each would train by itself. Start one process, without mpirun, srun or torchrun.",
-                         name, value));
-    }
-}
-
 }  // namespace llmc

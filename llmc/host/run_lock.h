@@ -22,8 +22,4 @@ private:
     int fd_ = -1;
 };
 
-// Throws Error(kExitUsage) naming the variable if this process is one of several that mpirun, srun or
-// torchrun has started: each would train the same run by itself.
-void require_single_process();
-
 }  // namespace llmc

@@ -42,6 +42,14 @@ void check_config(const GPT2Config& c, int B, int seq_len) {
     }
 }
 
+void require_one_rank(const ModelSettings& s) {
+    if (s.ranks == 1 && s.groups == 1) { return; }
+    throw Error(kExitUsage,
+                strf("%d ranks, %d groups of micro-batches: train_gpt2cu trains on one GPU, in one group. "
+                     "./train_gpt2 --ranks N trains on the CPU in many processes.",
+                     s.ranks, s.groups));
+}
+
 }  // namespace
 
 template <typename T, typename Grad>
@@ -186,6 +194,7 @@ typename GPT2<T, Grad>::Impl::Pending GPT2<T, Grad>::Impl::take_pending() {
 template <typename T, typename Grad>
 MemoryPlan GPT2<T, Grad>::plan(const GPT2Config& config, int B, int seq_len, const ModelSettings& settings) {
     check_config(config, B, seq_len);
+    require_one_rank(settings);
     MemoryPlan plan = GPT2Memory<T, Grad>(config, B, seq_len, settings.recompute, Arena()).plan;
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total));

@@ -35,6 +35,7 @@ public:
     bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
     std::optional<StepResult> poll();
     void finish();
+    void gather() {}
     Evaluation evaluate(const Batch& batch);
     std::span<const float> logits_last() const;
     static Device device(const ModelSettings& settings = {});

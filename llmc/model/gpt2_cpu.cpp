@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "llmc/host/comm.h"
 #include "llmc/host/error.h"
 #include "llmc/host/host_memory.h"
 #include "llmc/host/stop_signal.h"
@@ -35,15 +36,23 @@ MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T, const ModelSettings&
     double around = BT * (double)(2 * C + 2 + c.padded_vocab_size + 2 + 3 * C + 4 * C) +
                     (double)attention_scratch_blas(T);
     MemoryPlan plan;
-    plan.parameters = plan.gradients = parameters;
-    plan.optimizer = 2 * parameters;
+    plan.parameters = parameters;
+    plan.gradients = parameters + GroupSums::bytes(parameters / 4, settings.groups, settings.ranks);
+    plan.optimizer = 2 * parameters / (settings.shard ? settings.ranks : 1);
     plan.activations = saturated(4 * (layer * c.num_layers + around));
-    plan.available = available_memory();
+    plan.available = available_memory() / settings.local_ranks;
     return plan;
 }
 
 GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& settings)
-    : config_(config), layout_(config), B_(B), T_(T) {
+    : config_(config),
+      layout_(config),
+      B_(B),
+      T_(T),
+      settings_(settings),
+      sums_(layout_.size(), settings.groups, settings.comm),
+      state_begin_(settings.shard ? sums_.begin() : 0),
+      state_end_(settings.shard ? sums_.end() : layout_.size()) {
     require_defaults(settings);
     require(B > 0 && T > 0 && T <= config.max_seq_len,
             "GPT2Cpu: B and T must be positive, T at most max_seq_len");
@@ -52,7 +61,8 @@ GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& se
                 config.channels % config.num_heads == 0 && config.padded_vocab_size >= config.vocab_size,
             "GPT2Cpu: sizes must be positive, channels a multiple of heads");
     int64_t BT = (int64_t)B * T, C = config.channels;
-    for (auto* arena : {&params_, &grads_, &m_, &v_}) { arena->resize(layout_.size()); }
+    for (auto* arena : {&params_, &grads_}) { arena->resize(layout_.size()); }
+    for (auto* share : {&m_, &v_}) { share->resize(state_end_ - state_begin_); }
     layers_.resize(config.num_layers);
     for (Layer& a : layers_) {
         for (auto* x : {&a.ln1, &a.atty, &a.residual2, &a.ln2, &a.residual3}) { x->resize(BT * C); }
@@ -83,15 +93,24 @@ void GPT2Cpu::init(uint64_t seed) {
 }
 
 void GPT2Cpu::load(State state, int tensor, int64_t first, std::span<const float> values) {
-    auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m_ : v_;
+    const bool whole = state == State::kParameter;
+    auto& arena = whole ? params_ : state == State::kFirstMoment ? m_ : v_;
+    const int64_t begin = whole ? 0 : state_begin_, end = whole ? layout_.size() : state_end_;
     for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
                    [&](int64_t at, int64_t from, int64_t n) {
-                       std::memcpy(arena.data() + at, values.data() + from, n * sizeof(float));
+                       const int64_t lo = std::max(at, begin), hi = std::min(at + n, end);
+                       if (lo >= hi) { return; }
+                       std::memcpy(arena.data() + lo - begin, values.data() + from + lo - at,
+                                   (size_t)(hi - lo) * sizeof(float));
                    });
 }
 
 void GPT2Cpu::save(State state, int tensor, int64_t first, std::span<float> values) const {
-    const auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m_ : v_;
+    const bool share = state_end_ - state_begin_ < layout_.size();
+    const auto& m = share ? gathered_m_ : m_;
+    const auto& v = share ? gathered_v_ : v_;
+    const auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m : v;
+    require((int64_t)arena.size() == layout_.size(), "GPT2Cpu: gather() before save() of moments");
     for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
                    [&](int64_t at, int64_t to, int64_t n) {
                        std::memcpy(values.data() + to, arena.data() + at, n * sizeof(float));
@@ -188,34 +207,58 @@ void GPT2Cpu::backward(const Batch& batch, double dloss) {
     encoder_backward_cpu(grad(kWte), grad(kWpe), dresidual, batch.tokens.data(), B, T, C);
 }
 
-double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches, bool* stopped) {
+int64_t GPT2Cpu::count_targets(std::span<const Batch> micro_batches) const {
     int64_t targets = 0;
     for (const Batch& batch : micro_batches) {
         check_batch(batch);
         for (int32_t target : batch.targets) { targets += target != kIgnoreTarget; }
     }
     require(targets > 0, "GPT2Cpu: no target to learn from");
-    std::fill(grads_.begin(), grads_.end(), 0.0f);
+    return targets;
+}
+
+double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches) {
+    const int64_t targets = count_targets(micro_batches);
     double sum = 0;
+    add_gradients(micro_batches, true, 1.0 / targets, &sum);
+    return sum / targets;
+}
+
+// The gradients of a group and the sum of its losses. False: a stop was asked for between two batches; last:
+// of the groups of a step.
+bool GPT2Cpu::add_gradients(std::span<const Batch> micro_batches, bool last, double dloss, double* loss) {
+    std::fill(grads_.begin(), grads_.end(), 0.0f);
+    *loss = 0;
     for (const Batch& batch : micro_batches) {
         forward(batch);
         classifier_forward_cpu(losses_.data(), predicted_.data(), logits_.data(), batch.targets.data(), rows_,
                                config_.vocab_size, config_.padded_vocab_size);
-        for (int i = 0; i < rows_; i++) { sum += losses_[i]; }
-        backward(batch, 1.0 / targets);
-        if (stopped != nullptr && stop_requested && &batch != &micro_batches.back()) {
-            *stopped = true;
-            break;
-        }
+        for (int i = 0; i < rows_; i++) { *loss += losses_[i]; }
+        backward(batch, dloss);
+        if (last && &batch == &micro_batches.back()) { break; }
+        bool stop = stop_requested != 0;
+        if (settings_.comm != nullptr) { stop = settings_.comm->root_says("whether to stop", stop); }
+        if (stop) { return false; }
     }
-    return sum / targets;
+    return true;
 }
 
 bool GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) {
-    bool stopped = false;
-    double loss = forward_backward(micro_batches, &stopped);
-    if (stopped) { return false; }
-    double norm = global_norm_cpu(grads_.data(), layout_.size());  // gaps and padding rows are zero
+    for (auto* gathered : {&gathered_m_, &gathered_v_}) { *gathered = std::vector<float>(); }
+    const int64_t counted = count_targets(micro_batches);
+    const int64_t targets = params.targets > 0 ? params.targets : counted;
+    const auto groups = (size_t)sums_.groups_here(), each = micro_batches.size() / groups;
+    require(each > 0 && each * groups == micro_batches.size(),
+            "GPT2Cpu: groups of micro-batches of one size");
+    std::vector<double> losses(groups);
+    for (size_t g = 0; g < groups; g++) {
+        const bool last = g + 1 == groups;
+        if (!add_gradients(micro_batches.subspan(g * each, each), last, 1.0 / targets, &losses[g])) {
+            return false;
+        }
+        sums_.add(grads_, g == 0);
+    }
+    const double loss = sums_.total(losses) / targets, norm = sums_.norm();  // gaps and padding rows are zero
     bool too_long = norm > kLongestGradient && !(params.clip > 0);
     bool skipped = !std::isfinite((float)loss) || !std::isfinite((float)norm) || too_long;
     if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
@@ -224,16 +267,37 @@ bool GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParam
     return true;
 }
 
+// Of the share of the optimizer's state that is here; with ZeRO-1 the parameters then come together, else the
+// gradients' sums before.
 void GPT2Cpu::update(const StepParams& params, double grad_scale) {
     updates_++;
+    const float* sums = sums_.sums();
+    int64_t sums_begin = sums_.begin();
+    const bool many = sums_.ranks() > 1;
+    if (many && !settings_.shard) {
+        std::copy(sums, sums + (sums_.end() - sums_begin), grads_.begin() + sums_begin);
+        settings_.comm->all_gather("sums of gradients", grads_.data(), sums_.begins());
+        sums = grads_.data(), sums_begin = 0;
+    }
     AdamWParams adamw{params.lr, params.beta1, params.beta2, params.eps, 0.0, grad_scale, updates_};
     for (int t = 0; t < kNumTensors; t++) {
         adamw.weight_decay = kTensors[t].matrix ? params.weight_decay : 0.0;
         for (int l = 0; l < tensor_copies(config_, t); l++) {
-            int64_t at = layout_.offset(t, l);
-            adamw_cpu(params_.data() + at, m_.data() + at, v_.data() + at, grads_.data() + at,
-                      tensor_size(config_, t), adamw);
+            const int64_t at = layout_.offset(t, l), lo = std::max(at, state_begin_);
+            const int64_t hi = std::min(at + tensor_size(config_, t), state_end_);
+            if (lo >= hi) { continue; }
+            adamw_cpu(params_.data() + lo, m_.data() + (lo - state_begin_), v_.data() + (lo - state_begin_),
+                      sums + (lo - sums_begin), hi - lo, adamw);
         }
+    }
+    if (many && settings_.shard) { settings_.comm->all_gather("parameters", params_.data(), sums_.begins()); }
+}
+
+void GPT2Cpu::gather() {
+    if (sums_.ranks() == 1 || !settings_.shard) { return; }
+    for (auto [share, whole] : {std::pair(&m_, &gathered_m_), std::pair(&v_, &gathered_v_)}) {
+        if (settings_.comm->root()) { whole->resize((size_t)layout_.size()); }
+        settings_.comm->gather("moments", whole->data(), share->data(), sums_.begins());
     }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/model/gpt2_config.h"
+#include "llmc/model/group_sums.h"
 #include "llmc/model/model.h"
 
 namespace llmc {
@@ -27,13 +28,14 @@ public:
     bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
     std::optional<StepResult> poll();
     void finish() {}
+    void gather();
     Evaluation evaluate(const Batch& batch);
     std::span<const float> logits_last() const;
     static Device device(const ModelSettings& settings = {});
 
     // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
-    // loss. With `stopped`, it may end between two batches: see enqueue_step() in model.h.
-    double forward_backward(std::span<const Batch> micro_batches, bool* stopped = nullptr);
+    // loss.
+    double forward_backward(std::span<const Batch> micro_batches);
     void save_gradient(int tensor, int64_t first, std::span<float> values) const;
     std::span<const float> logits() const { return logits_; }  // (B,T,Vp) of the last evaluate()
 
@@ -52,12 +54,19 @@ private:
     void check_batch(const Batch& batch) const;
     void forward(const Batch& batch);                 // fills the activations, up to logits_
     void backward(const Batch& batch, double dloss);  // adds to the gradients; overwrites logits_
+    int64_t count_targets(std::span<const Batch> micro_batches) const;
+    bool add_gradients(std::span<const Batch> micro_batches, bool last, double dloss, double* loss);
     void update(const StepParams& params, double grad_scale);
 
     GPT2Config config_;
     ParameterLayout layout_;
     int B_, T_;
-    std::vector<float> params_, grads_, m_, v_;
+    ModelSettings settings_;
+    GroupSums sums_;
+    int64_t state_begin_, state_end_;    // the share of the optimizer's state that is here: all, or ZeRO-1's
+    std::vector<float> params_, grads_;  // all elements
+    std::vector<float> m_, v_;           // the share
+    std::vector<float> gathered_m_, gathered_v_;  // all, for save(): see gather()
     std::vector<Layer> layers_;
     std::vector<float> encoded_, lnf_, lnf_mean_, lnf_rstd_, logits_, losses_;
     std::vector<float> proj_, dresidual_, dproj_, dwide_,

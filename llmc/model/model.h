@@ -14,12 +14,14 @@
 //   int64_t updates() const;   void set_updates(int64_t);
 //       optimizer steps that happened (skipped ones do not count)
 //   bool enqueue_step(std::span<const Batch>, const StepParams&);
-//       one optimizer step over these micro-batches; may not wait. False: a stop was asked for between two
-//       of them (stop_signal.h), and the step does not happen
+//       one optimizer step over these micro-batches (of many ranks: those of this one's groups, in order);
+//       may not wait. False: a stop was asked for between two of them (stop_signal.h), no step happens
 //   std::optional<StepResult> poll();
 //       the next result in order; at most one step late
 //   void finish();
 //       waits; then poll() returns all that is left
+//   void gather();
+//       all ranks call it: then rank 0 can save() what it has no share of, until the next step
 //   Evaluation evaluate(const Batch&);
 //       forward only; waits
 //   std::span<const float> logits_last() const;
@@ -40,6 +42,8 @@
 
 namespace llmc {
 
+class Comm;
+
 // the optimizer's copies of a parameter tensor
 enum class State { kParameter, kFirstMoment, kSecondMoment };
 
@@ -50,11 +54,19 @@ enum class Recompute {
     kBlock,  // all of a block but its input
 };
 
-// how a model computes; one that has no such choice refuses what is not the default
+// How a model computes; one that has no such choice refuses what is not the default.
+// The gradient of a step is defined by `groups`, whatever the number of ranks: group g of G has the
+// micro-batches from g M / G to (g + 1) M / G of M. A group's gradients are added in their order, the groups'
+// sums in theirs. Rank r of N computes the groups r, r + N, ...
 struct ModelSettings {
     Recompute recompute = Recompute::kNone;
     bool tf32 = false;         // fp32 products in TF32
     bool measure_peak = true;  // device() may measure what it does not know
+    int ranks = 1;             // must divide groups
+    int groups = 1;            // of micro-batches
+    bool shard = true;         // each rank has a share of the optimizer's state only (ZeRO-1)
+    int local_ranks = 1;       // that share this host's memory
+    Comm* comm = nullptr;      // of that many ranks; null if there is one, and for plan()
 };
 
 struct StepResult {

@@ -389,19 +389,28 @@ void classifier_backward_cpu(Real* dlogits, const Real* logits, const int32_t* t
 
 // ---- optimizer ---------------------------------------------------------------------------------
 
+// sums are made of fixed chunks, so that they depend neither on threads nor on ranks
+constexpr int64_t kNormChunk = 1 << 16;
+
+// partial[k] = the sum of squares of the k-th chunk of n numbers
+template <typename Real>
+void squares_of_chunks_cpu(double* partial, const Real* x, int64_t n) {
+#pragma omp parallel for
+    for (int64_t k = 0; k < (n + kNormChunk - 1) / kNormChunk; k++) {
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = k * kNormChunk; i < std::min(n, (k + 1) * kNormChunk); i++) {
+            sum += (double)x[i] * x[i];
+        }
+        partial[k] = sum;
+    }
+}
+
 // the 2-norm of n numbers
 template <typename Real>
 double global_norm_cpu(const Real* x, int64_t n) {
-    constexpr int64_t kChunk =
-        1 << 16;  // partial sums of fixed chunks, so that the result does not depend on threads
-    std::vector<double> partial((n + kChunk - 1) / kChunk, 0.0);
-#pragma omp parallel for
-    for (int64_t k = 0; k < (int64_t)partial.size(); k++) {
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = k * kChunk; i < std::min(n, (k + 1) * kChunk); i++) { sum += (double)x[i] * x[i]; }
-        partial[k] = sum;
-    }
+    std::vector<double> partial((n + kNormChunk - 1) / kNormChunk, 0.0);
+    squares_of_chunks_cpu(partial.data(), x, n);
     double total = 0;
     for (double sum : partial) { total += sum; }
     return std::sqrt(total);

@@ -20,7 +20,8 @@ constexpr const char* kCourse[] = {"lr",           "warmup", "schedule", "final-
                                    "weight-decay", "beta1",  "beta2",    "eps",
                                    "clip",         "steps"};
 // and with other values here by rounding only
-constexpr const char* kRounding[] = {"batch", "dtype", "grad-dtype", "recompute", "tf32", "device"};
+constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",   "recompute",
+                                     "tf32",  "device", "reduce-groups"};
 
 using Settings = std::map<std::string, std::string>;
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/host/binary_file.h"
+#include "llmc/host/comm.h"
 #include "llmc/host/count_text.h"
 #include "llmc/host/error.h"
 #include "llmc/host/terminal_text.h"
@@ -165,6 +166,37 @@ void choose_length(Options* o, const DataLoader& data, const std::function<doubl
     o->sample_every = chosen.sample_every;
 }
 
+// in how many groups the gradients of a step are added; sets it in the options
+void choose_groups(Options* o, const RunPlan& plan) {
+    const int ranks = std::max(1, o->world_size);
+    if (o->reduce_groups == 0 && !plan.checkpoint.empty()) {
+        fill_from_run(plan.checkpoint + "/../config.toml", o);
+        o->reduce_groups = std::max(1, o->reduce_groups);  // a run of before there were any
+    }
+    if (o->reduce_groups == 0) { o->reduce_groups = ranks; }
+    if (o->reduce_groups % ranks == 0) { return; }
+    std::string divisors;
+    for (int n = 1; n <= o->reduce_groups; n++) {
+        if (o->reduce_groups % n == 0) { divisors += (divisors.empty() ? "" : ", ") + std::to_string(n); }
+    }
+    throw Error(
+        kExitUsage,
+        strf("the gradients are added in %d groups, which %d ranks cannot share evenly. Use %s ranks, or "
+             "change the groups: --reduce-groups %d (a run that goes on is then the same but for rounding).",
+             o->reduce_groups, ranks, divisors.c_str(), ranks));
+}
+
+void require_groups(const Options& o, const RunPlan& plan) {
+    if (plan.micro_batches % o.reduce_groups == 0) { return; }
+    const int64_t one = (int64_t)o.batch * o.seq_len * o.reduce_groups, low = o.total_batch / one * one;
+    throw Error(
+        kExitUsage,
+        strf("--total-batch %lld: its %lld micro-batches of %d x %d tokens do not fill %d groups "
+             "evenly (--reduce-groups, or the number of ranks). Nearest: --total-batch %s%lld.",
+             (long long)o.total_batch, (long long)plan.micro_batches, o.batch, o.seq_len, o.reduce_groups,
+             low > 0 ? strf("%lld or ", (long long)low).c_str() : "", (long long)(low + one)));
+}
+
 // how the learning rate goes, in words
 std::string schedule_text(const Schedule& s) {
     std::string text = strf("lr %g", s.peak);
@@ -184,9 +216,11 @@ RunPlan make_run_plan(Options* options, const DataLoader& data, const std::funct
     }
     choose_model(o, data.vocab_size(), &plan);
     check_model(o, plan, data.vocab_size());
-    int64_t tokens = o.total_batch > 0 ? o.total_batch : (int64_t)o.batch * o.seq_len;
+    choose_groups(options, plan);
+    int64_t tokens = o.total_batch > 0 ? o.total_batch : (int64_t)o.batch * o.seq_len * o.reduce_groups;
     plan.rows_per_step = tokens / o.seq_len;
     plan.micro_batches = plan.rows_per_step / o.batch;
+    require_groups(o, plan);
     plan.windows_per_epoch = data.windows_per_epoch();
     const GPT2Config& c = plan.config;
     plan.flops_per_token =
@@ -229,6 +263,12 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
                                count_text(val->num_targets()).c_str(), count_text(val->num_rows()).c_str()));
     line("step", strf("%lld x %d rows of %d tokens = %s tokens", (long long)plan.micro_batches, o.batch,
                       o.seq_len, count_text(plan.rows_per_step * o.seq_len).c_str()));
+    if (o.reduce_groups > 1) {
+        line("ranks", strf("%d, the gradients of %d groups of %lld micro-batches added in order%s",
+                           std::max(1, o.world_size), o.reduce_groups,
+                           (long long)(plan.micro_batches / o.reduce_groups),
+                           o.world_size > 1 && o.zero ? ", optimizer sharded" : ""));
+    }
     line("run", strf("%s steps = %s tokens = %.2f epochs, seed %llu, in %s", count_text(plan.steps).c_str(),
                      count_text(plan.steps * plan.rows_per_step * o.seq_len).c_str(), epochs,
                      (unsigned long long)o.seed, plan.out.c_str()));
@@ -318,11 +358,16 @@ void require_memory(const MemoryPlan& memory, const Options& o, const Needs& nee
              bytes_text(memory.available).c_str(), what_fits(o, needs, config, memory.available).c_str()));
 }
 
-ModelSettings model_settings(const Options& o) {
+ModelSettings model_settings(const Options& o, Comm* comm) {
     return {.recompute = o.recompute == "block"  ? Recompute::kBlock
                          : o.recompute == "gelu" ? Recompute::kGelu
                                                  : Recompute::kNone,
-            .tf32 = o.tf32};
+            .tf32 = o.tf32,
+            .ranks = std::max(1, o.world_size),
+            .groups = std::max({1, o.world_size, o.reduce_groups}),
+            .shard = o.zero != 0,
+            .local_ranks = comm != nullptr ? comm->local_size() : 1,
+            .comm = comm};
 }
 
 TrainingState training_state(const Options& o, const RunPlan& plan, int64_t step, int64_t updates) {

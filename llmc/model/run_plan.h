@@ -40,8 +40,8 @@ RunPlan make_run_plan(Options* options, const DataLoader& data, const std::funct
 std::string describe_run(const Options& options, const RunPlan& plan, const DataLoader& data,
                          const ValidationData* val, const MemoryPlan& memory, const Device& device);
 
-// the part of the options that a model is built with
-ModelSettings model_settings(const Options& options);
+// the part of the options that a model is built with; comm null: for plan() only
+ModelSettings model_settings(const Options& options, Comm* comm = nullptr);
 
 // bytes that a run with these options would take
 using Needs = std::function<int64_t(const GPT2Config&, const Options&)>;

@@ -11,23 +11,24 @@
 #include <vector>
 
 #include "llmc/host/binary_file.h"
+#include "llmc/host/comm.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/error.h"
 #include "llmc/host/options.h"
-#include "llmc/host/philox.h"
 #include "llmc/host/read_file.h"
 #include "llmc/host/run_journal.h"
 #include "llmc/host/run_lock.h"
-#include "llmc/host/sampler.h"
 #include "llmc/host/stop_signal.h"
-#include "llmc/host/tokenizer.h"
 #include "llmc/model/checkpoint.h"
+#include "llmc/model/follower.h"
 #include "llmc/model/hellaswag.h"
 #include "llmc/model/model.h"
+#include "llmc/model/rank_tasks.h"
 #include "llmc/model/run_data.h"
 #include "llmc/model/run_folder.h"
 #include "llmc/model/run_header.h"
 #include "llmc/model/run_plan.h"
+#include "llmc/model/run_samples.h"
 #include "llmc/model/run_saver.h"
 #include "llmc/model/save_plan.h"
 #include "llmc/model/step_clock.h"
@@ -42,31 +43,33 @@ constexpr double kWorthMeasuring =
 template <typename Model>
 class Trainer {
 public:
-    // needs: of models of other settings than these, too; by default of this kind of model only
-    explicit Trainer(const Options& options, const Needs& needs = needs_of_model)
+    // needs: of models of other settings than these, too; comm: this is its rank 0
+    Trainer(const Options& options, const Needs& needs, Comm& comm)
         : o_(options),
+          options_text_(config_text(options)),
           needs_(needs),
-          settings_(model_settings(o_)),
+          comm_(comm),
+          settings_(model_settings(o_, &comm)),
           data_(o_.train_data, o_.seq_len, o_.seed),
           plan_(locked_plan()),
-          tokenizer_(choose_tokenizer()),
+          samples_(o_, plan_.model_folder, data_.vocab_size()),
           line_(o_.quiet, o_.log_every) {
         check_tokens(ShardSet(o_.train_data));
-        if (!o_.val_data.empty()) { val_.emplace(o_, data_.vocab_size(), end_of_text()); }
+        if (!o_.val_data.empty()) { val_.emplace(o_, data_.vocab_size(), samples_.end_of_text()); }
         if (!o_.hellaswag.empty()) {
             require_vocabulary(questions_.emplace(o_.hellaswag), data_.vocab_size(), o_.train_data);
         }
-        start_text_ = {end_of_text()};
-        if (o_.sample_every > 0 && !o_.prompt.empty()) { append_prompt(); }
     }
 
     // the whole run; returns the program's exit code
     int run() {
+        settings_ = model_settings(o_, &comm_);
         MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len, settings_);
         const double tokens = (double)(plan_.steps * plan_.rows_per_step * o_.seq_len);
         settings_.measure_peak = plan_.flops_per_token * tokens > kWorthMeasuring;
         peak_flops_ = device().peak_flops;
-        const SavePlan saves = plan_saves(o_, plan_, o_.program == Program::kCpu ? memory.total() : 0);
+        const int64_t on_host = o_.program == Program::kCpu ? comm_.local_size() * memory.total() : 0;
+        const SavePlan saves = plan_saves(o_, plan_, on_host);
         const std::string plan_text =
             describe_run(o_, plan_, data_, val_ ? &val_->data() : nullptr, memory, device());
         std::printf("%s%s\n", plan_text.c_str(), describe_saves(saves).c_str());
@@ -78,13 +81,16 @@ public:
         std::string notes;
         record_ = next_record(plan_.record, plan_.checkpoint, o_, data_.set(),
                               val_ ? &val_->data().set() : nullptr, device().name, &notes);
+        share();
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first =
             start(model, run_header(o_, plan_, memory, device(), val_ ? val_->entropy() : 0, plan_text));
         saver_.emplace(o_, plan_, saves, Model::page_lock, &line_, &*log_);
         line_.note(notes);
         try {
-            return train(model, first);
+            const int code = train(model, first);
+            pass_on(comm_, {.task = Task::kEnd, .exit_code = code, .params = {}});
+            return code;
         } catch (const Error& e) {
             log_->event("error", first + clock_.steps, {{"text", std::string(e.what())}});
             line_.note(log_->write_report(true));
@@ -101,7 +107,8 @@ private:
     // the steps from this one on; the exit code
     int train(Model& model, int64_t first) {
         clock_.restart();
-        batches_.resize(plan_.micro_batches);
+        mine_ = micro_batches_of(0, comm_.size(), o_.reduce_groups, plan_.micro_batches);
+        batches_.resize(mine_.size());
         for (int64_t step = first; step < plan_.steps; step++) {
             if (due(step, o_.val_every)) { validate(model, step); }
             if (due(step, o_.hellaswag_every > 0 ? o_.hellaswag_every : o_.val_every)) { ask(model, step); }
@@ -111,13 +118,25 @@ private:
             if (save_requested || late) { save(model, step); }
             if (stop_requested || !enqueue(model, step)) { return stop(model, step); }
             while (auto result = model.poll()) { report(*result); }
-            data_.prefetch(row_of(step + 1), (int)plan_.rows_per_step);
+            for (int64_t k : mine_) { data_.prefetch(row_of(step + 1) + k * o_.batch, o_.batch); }
             if (stop_requested) { return stop(model, step + 1); }
+            comm_.take_time(true);  // to delete old checkpoints
             saver_->poll();
+            comm_.take_time(false);
             if (due(step + 1, o_.save_every) && !validated_first(step + 1)) { save(model, step + 1); }
         }
         drain(model);
         return finish(model);
+    }
+
+    // the other ranks begin with this
+    void share() {
+        share_plan(comm_,
+                   {{plan_.config, o_.reduce_groups, samples_.end_of_text(), record_.data_start,
+                     plan_.rows_per_step, plan_.micro_batches},
+                    plan_.checkpoint,
+                    plan_.model_file},
+                   options_text_);
     }
 
     // asked once: on the CPU its peak is measured
@@ -135,7 +154,6 @@ private:
 
     // What a run folder holds is read under its lock, so that it stays what the plan was made for.
     RunPlan locked_plan() {
-        if (!o_.dry_run) { require_single_process(); }
         std::error_code ignored;
         if (!o_.dry_run && !o_.out.empty() && std::filesystem::is_directory(o_.out, ignored)) {
             lock_.take(o_.out);
@@ -156,46 +174,6 @@ private:
         }
         lock_.take(plan_.out);
         remove_leftovers(plan_.out);
-    }
-
-    std::optional<Tokenizer> choose_tokenizer() const {
-        std::optional<Tokenizer> found;  // the model's own, if it has one
-        if (!o_.tokenizer.empty()) {
-            found = Tokenizer::load(o_.tokenizer);
-        } else if (!plan_.model_folder.empty()) {
-            found = Tokenizer::find(plan_.model_folder);
-        }
-        if (found) {
-            const Tokenizer& t = *found;
-            if (t.vocab_size() != data_.vocab_size()) {
-                throw Error(kExitBadInput,
-                            strf("%s has %d tokens, %s a vocabulary of %d. Give the tokenizer that made the "
-                                 "shards.",
-                                 (o_.tokenizer.empty() ? plan_.model_folder : o_.tokenizer).c_str(),
-                                 t.vocab_size(), o_.train_data.c_str(), data_.vocab_size()));
-            }
-            return found;
-        }
-        if (data_.vocab_size() == kByteVocabSize) { return Tokenizer::bytes(); }
-        return std::nullopt;  // samples are printed as token ids
-    }
-
-    // by convention the end of text is the last token, in GPT-2's vocabulary and in the byte-level one
-    int end_of_text() const {
-        return tokenizer_ && tokenizer_->end_of_text() >= 0 ? tokenizer_->end_of_text()
-                                                            : data_.vocab_size() - 1;
-    }
-
-    void append_prompt() {
-        if (!tokenizer_) {
-            throw Error(
-                kExitUsage,
-                strf(
-                    "--prompt: %s has a vocabulary of %d, and only bytes (%d) are known without a tokenizer. "
-                    "Give --tokenizer, or leave --prompt out.",
-                    o_.train_data.c_str(), data_.vocab_size(), kByteVocabSize));
-        }
-        for (int id : tokenizer_->encode(o_.prompt)) { start_text_.push_back(id); }
     }
 
     // whether this run adds to the log in its folder; a checkpoint of another folder starts a new log
@@ -225,13 +203,14 @@ private:
             load_model(*open_model(plan_.model_file, &notes).source, write);
         }
         record_.line.push_back({new_id(), first});
-        record_.end_of_text = end_of_text();
+        record_.end_of_text = samples_.end_of_text();
         bool goes_on_here = goes_on() && !plan_.checkpoint.empty();
         // the log first: from here on it says which checkpoints count
         log_.emplace(plan_.out, goes_on_here ? first : -1,
                      log_start(record_.line, first, record_.data_start != plan_.record.data_start, header));
         line_.note(set_aside(plan_.out, record_.line));
-        if (tokenizer_ && !tokenizer_->is_bytes()) { tokenizer_->save(plan_.out); }
+        const auto& tokenizer = samples_.tokenizer();
+        if (tokenizer && !tokenizer->is_bytes()) { tokenizer->save(plan_.out); }
         FileWriter config(plan_.out + "/config.toml");
         const std::string text = config_text(o_);
         config.write(text.data(), text.size());
@@ -244,20 +223,22 @@ private:
 
     // false: a stop was asked for first, and the step does not happen
     bool enqueue(Model& model, int64_t step) {
-        for (int64_t k = 0; k < plan_.micro_batches; k++) {
+        for (size_t i = 0; i < mine_.size(); i++) {
             if (stop_requested) { return false; }
             try {
-                data_.read(row_of(step) + k * o_.batch, o_.batch, &batches_[k]);
+                data_.read(row_of(step) + mine_[i] * o_.batch, o_.batch, &batches_[i]);
             } catch (const Error&) {  // a shard that cannot be read any more: what was trained is not lost
                 save(model, step, true);
                 throw;
             }
         }
+        pass_on(comm_, {.task = Task::kStep, .params = step_params(step)});
         return model.enqueue_step(batches_, step_params(step));
     }
 
     StepParams step_params(int64_t step) const {
-        return {step, plan_.schedule(step), o_.beta1, o_.beta2, o_.eps, o_.weight_decay, o_.clip};
+        return {step,   plan_.schedule(step), o_.beta1, o_.beta2,
+                o_.eps, o_.weight_decay,      o_.clip,  plan_.rows_per_step * o_.seq_len};
     }
 
     void report(const StepResult& r) {
@@ -278,7 +259,9 @@ private:
         if (!val_) { return NAN; }
         drain(model);
         const Clock::time_point begin = Clock::now();
-        double loss = val_->loss(model, o_.batch);
+        pass_on(comm_, {.task = Task::kValidate, .params = {.step = step}});
+        double loss = val_->loss(model, o_.batch, comm_);
+        comm_.take_time(true);  // until the next task
         if (stop_requested) { return NAN; }
         log_->validation(step, loss, std::chrono::duration<double>(Clock::now() - begin).count());
         watch_log();
@@ -289,10 +272,11 @@ private:
         return loss;
     }
 
-    // HellaSwag's questions (likewise)
+    // HellaSwag's questions (likewise); the other ranks wait
     void ask(Model& model, int64_t step) {
         if (!questions_) { return; }
         drain(model);
+        comm_.take_time(true);
         auto evaluate = [&](const Batch& batch) { return model.evaluate(batch); };
         auto score = score_hellaswag(*questions_, o_.batch, o_.seq_len, evaluate);
         if (!score) { return; }
@@ -309,32 +293,10 @@ private:
         while (auto result = model.poll()) { report(*result); }
     }
 
-    // a continuation of the prompt, up to sample_tokens or the end of the text
-    std::string generate(Model& model, int64_t step, int number) {
-        std::vector<int> text = start_text_;
-        for (int k = 0; k < o_.sample_tokens && !stop_requested; k++) {
-            Batch batch;
-            batch.B = 1;
-            batch.T = (int)std::min<size_t>(text.size(), (size_t)o_.seq_len);
-            batch.tokens.assign(text.end() - batch.T, text.end());
-            batch.targets.assign(batch.T, kIgnoreTarget);
-            model.evaluate(batch);
-            uint32_t bits =
-                random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0];
-            text.push_back(sample_token(model.logits_last(), o_.temperature, o_.top_k, to_uniform(bits)));
-            if (text.back() == end_of_text()) { break; }
-        }
-        if (text.back() == end_of_text()) { text.pop_back(); }
-        if (!text.empty()) { text.erase(text.begin()); }
-        if (tokenizer_) { return tokenizer_->printable(text); }
-        std::string ids;
-        for (int id : text) { ids += strf("%d ", id); }
-        return ids;
-    }
-
     void sample(Model& model, int64_t step) {
         drain(model);
-        const std::string text = generate(model, step, 0);
+        comm_.take_time(true);
+        const std::string text = samples_.text(model, step, 0);
         log_->event("sample", step, {{"text", text}});
         line_.message(strf("step %lld | sample: %s", (long long)step, text.c_str()));
         clock_.restart();
@@ -343,6 +305,7 @@ private:
     // wait: until it is on the disk; else the training may go on meanwhile
     void save(Model& model, int64_t step, bool wait = false) {
         drain(model);
+        gather(model, step);
         record_.state = training_state(o_, plan_, step, model.updates());
         record_.skipped_in_a_row = skipped_in_a_row_;
         log_->sync();  // before the checkpoint that stands behind its lines
@@ -353,6 +316,13 @@ private:
         };
         saver_->save(record_, read, wait);
         clock_.restart();
+    }
+
+    // so that rank 0 has what a checkpoint holds
+    void gather(Model& model, int64_t step) {
+        pass_on(comm_, {.task = Task::kGather, .params = {.step = step}});
+        model.gather();
+        comm_.take_time(true);  // until the next task
     }
 
     // Says when the log cannot be written, and when it can be again; the first time, what there is is saved.
@@ -378,6 +348,7 @@ private:
 
     // a signal asked for it: save and leave; --resume auto goes on from here
     int stop(Model& model, int64_t steps) {
+        comm_.take_time(true);
         saver_->wait();
         if (saver_->last_good() != checkpoint_name(plan_.out, steps)) { save(model, steps, true); }
         log_->event("stop", steps, {{"text", strf("by signal %d", (int)stop_requested)}});
@@ -388,6 +359,7 @@ private:
 
     // the end: validation, samples, the model; the exit code
     int finish(Model& model) {
+        comm_.take_time(true);
         const bool late = validated_first(plan_.steps);
         if (clock_.steps > 0 && !late && !due(plan_.steps, o_.save_every)) { save(model, plan_.steps); }
         double loss = validate(model, plan_.steps);
@@ -396,7 +368,7 @@ private:
         if (save_requested || (clock_.steps > 0 && late)) { save(model, plan_.steps); }
         if (o_.sample_every > 0) {
             for (int number = 1; number <= 3; number++) {
-                const std::string text = generate(model, plan_.steps, number);
+                const std::string text = samples_.text(model, plan_.steps, number);
                 log_->event("sample", plan_.steps, {{"text", text}});
                 line_.message(strf("sample %d: %s\n", number, text.c_str()));
             }
@@ -429,17 +401,19 @@ private:
     }
 
     Options o_;
+    const std::string options_text_;  // as given
     Needs needs_;
+    Comm& comm_;
     ModelSettings settings_;
     DataLoader data_;
     RunLock lock_;
     std::optional<Device> device_;
     RunPlan plan_;
-    std::optional<Tokenizer> tokenizer_;
+    RunSamples samples_;
     std::optional<Validator> val_;
     std::optional<EvalFile> questions_;  // HellaSwag's
-    std::vector<Batch> batches_;         // of a step
-    std::vector<int> start_text_;        // of samples: the end of another text, then the prompt
+    std::vector<int64_t> mine_;          // which micro-batches of a step are this rank's
+    std::vector<Batch> batches_;         // and what is in them
     std::optional<RunJournal> log_;
     RunRecord record_;  // what checkpoints note of this run
     StepLine line_;
@@ -449,5 +423,12 @@ private:
     int64_t skipped_in_a_row_ = 0;
     bool model_failed_ = false, log_failing_ = false;  // to write model.bin, the log
 };
+
+// a run, in the rank that this process is; the program's exit code
+template <typename Model>
+int train_in_rank(const Options& options, const Needs& needs, Comm& comm) {
+    if (comm.root()) { return Trainer<Model>(options, needs, comm).run(); }
+    return Follower<Model>(options, needs, comm).run();
+}
 
 }  // namespace llmc

@@ -52,6 +52,25 @@ void Validator::collect_hits(int64_t first_row, const Batch& batch, const Evalua
     }
 }
 
+// What the ranks have of rows and hits comes together in rank 0. Rows are in file order, so that the hits of
+// a range of rows are a range, too.
+void Validator::gather_rows(Comm& comm, const std::vector<int64_t>& begins) {
+    if (comm.size() == 1) { return; }
+    const auto me = (size_t)comm.rank();
+    const std::vector<double> rows(row_sums_.begin() + begins[me], row_sums_.begin() + begins[me + 1]);
+    comm.gather("validation losses", row_sums_.data(), rows.data(), begins);
+    if (!info_) { return; }
+    std::vector<int64_t> positions;
+    positions.reserve(begins.size());
+    for (int64_t row : begins) {
+        positions.push_back(row == 0                 ? 0
+                            : row < data_.num_rows() ? data_.row_position(row) + 1
+                                                     : (int64_t)hits_.size());
+    }
+    const std::vector<char> hits(hits_.begin() + positions[me], hits_.begin() + positions[me + 1]);
+    comm.gather("validation hits", hits_.data(), hits.data(), positions);
+}
+
 std::string Validator::short_text(double loss) const {
     std::string text = strf("val loss %.4f", loss);
     if (info_) { text += strf(", %.3f x the source entropy", loss / info_->entropy); }

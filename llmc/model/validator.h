@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/host/comm.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/options.h"
 #include "llmc/host/stop_signal.h"
@@ -24,18 +25,30 @@ public:
     Validator(const Options& options, int vocab_size, int end_of_text);
     const ValidationData& data() const { return data_; }
 
-    // mean loss over the targets, nats; NaN if a stop was asked for first
+    // Mean loss over the targets, nats, in rank 0; NaN if a stop was asked for first. All ranks call this,
+    // each for its share of the rows; the rows' sums are added in their order, whatever B and the number of
+    // ranks.
     template <typename Model>
-    double loss(Model& model, int B) {
-        double sum = 0;
+    double loss(Model& model, int B, Comm& comm) {
+        const std::vector<int64_t> begins = shares(data_.num_rows(), B, comm.size());
+        const int64_t begin = begins[(size_t)comm.rank()], end = begins[(size_t)comm.rank() + 1];
+        const int64_t most = (data_.num_rows() + (int64_t)B * comm.size() - 1) / ((int64_t)B * comm.size());
+        row_sums_.assign((size_t)data_.num_rows(), 0.0);
         Batch batch;
-        for (int64_t row = 0; row < data_.num_rows(); row += B) {
-            if (stop_requested) { return NAN; }
+        for (int64_t k = 0; k < most; k++) {
+            if (comm.root_says("whether to stop", stop_requested != 0)) { return NAN; }
+            const int64_t row = begin + k * B;
+            if (row >= end) { continue; }
             data_.read(row, B, &batch);
             Evaluation e = model.evaluate(batch);
-            for (float loss : e.losses) { sum += loss; }
+            for (int64_t i = 0; i < (int64_t)e.losses.size() && row + i / batch.T < end; i++) {
+                row_sums_[(size_t)(row + i / batch.T)] += e.losses[(size_t)i];
+            }
             if (info_) { collect_hits(row, batch, e); }
         }
+        gather_rows(comm, begins);
+        double sum = 0;
+        for (double row : row_sums_) { sum += row; }
         return sum / (double)data_.num_targets();
     }
 
@@ -45,9 +58,11 @@ public:
 
 private:
     void collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e);
+    void gather_rows(Comm& comm, const std::vector<int64_t>& begins);
     ValidationData data_;
     std::optional<ValInfo> info_;
-    std::vector<bool> hits_;  // by position in the validation shard: was this token predicted right?
+    std::vector<char> hits_;        // by position in the validation shard: was this token predicted right?
+    std::vector<double> row_sums_;  // of losses
 };
 
 }  // namespace llmc

@@ -7,7 +7,8 @@ namespace llmc {
 struct StepParams {
     int64_t step = 0;
     double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
-    double clip = 0;  // largest gradient norm; 0 = no clipping
+    double clip = 0;      // largest gradient norm; 0 = no clipping
+    int64_t targets = 0;  // of the step's micro-batches in all ranks; 0 = those that this one is given
 };
 
 // A gradient that is longer than this, and not clipped, is skipped like one that is not finite: its square in

@@ -189,7 +189,7 @@ TEST_CASE("options: each alias sets what its long name sets") {
 }
 
 TEST_CASE("options: llm.c's other options are accepted where they ask for nothing, else refused by name") {
-    CHECK(config_text(parse({"-z",  "0",   "-r",  "0",  "-a",  "0", "-f",  "0", "-w",  "1",
+    CHECK(config_text(parse({"-z",  "1",   "-r",  "0",  "-a",  "0", "-f",  "0", "-w",  "1",
                              "-ge", "0",   "-lg", "-1", "-nk", "0", "-nm", "0", "-sl", "0",
                              "-sg", "0.0", "-pn", "1",  "-pr", "0", "-pg", "8", "-pi", "mpi"})) ==
           config_text(parse({})));
@@ -198,10 +198,17 @@ TEST_CASE("options: llm.c's other options are accepted where they ask for nothin
         check_bad({"-b", "2", option.name}, {option.name, "needs a value"});
         check_bad({option.name, "--batch", "2"}, {option.name, "needs a value", "--batch"});
     }
-    check_bad({"-z", "1"}, {"-z", "sharding", "Only -z 0"});
+    check_bad({"-z", "2"}, {"-z (--zero)", "0 to 1"});
+    check_bad({"-pi", "fs"}, {"-pi", "'fs'", "--master"});
+    Options o = parse({"-z", "0", "-pn", "8", "-pr", "3", "-pg", "4", "-pi", "tcp", "-ps", "10.0.0.7"});
+    CHECK(o.zero == 0);
+    CHECK(o.world_size == 8);
+    CHECK(o.rank == 3);
+    CHECK(o.ranks_per_host == 4);
+    CHECK(o.master == "10.0.0.7");
     check_bad({"-lg", "5"}, {"-lg", "GPU"});
     check_bad({"-lg=5"}, {"-lg=5", "Did you mean -lg 5?"});
-    check_bad({"-z", "0", "-z", "0"}, {"-z", "twice"});
+    check_bad({"-a", "0", "-a", "0"}, {"-a", "twice"});
     check_bad({"-h", "1"}, {"-h", "HellaSwag", "--help"});
     check_bad({"-b", "2", "-h", "0"}, {"-h", "HellaSwag", "--help"});
     check_bad({"-y", "2"}, {"-y (--resume)", "'2'"});
@@ -209,7 +216,7 @@ TEST_CASE("options: llm.c's other options are accepted where they ask for nothin
     check_bad({"-nk", "-1"}, {"-nk (--keep)", "0 to 2^31 - 1 checkpoints"});
     for (const LlmcAlias& alias : kLlmcAliases) {
         const std::string both = std::string(alias.name) + " (--" + alias.row + ")";
-        check_bad({alias.name, "x"}, {both, "'x'"});
+        if (alias.row != std::string("master")) { check_bad({alias.name, "x"}, {both, "'x'"}); }
         check_bad({alias.name}, {both, "needs a value"});
         check_bad({alias.name, "--batch", "2"}, {both, "needs a value", "--batch"});
         check_bad({"--batch", alias.name}, {"--batch", "needs a value", alias.name});

@@ -66,7 +66,7 @@ inline std::string good_value(const OptionRow& row) {
     if (row.name == std::string("seq-len")) { return "512"; }
     if (*row.choices) { return std::string(row.choices).substr(0, std::string(row.choices).find(' ')); }
     if (holds<double>(row)) { return "0.125"; }
-    return is_number(row) ? "8" : "runs/x";
+    return is_number(row) ? (row.hi < 8 ? "0" : "8") : "runs/x";
 }
 
 }  // namespace llmc

@@ -64,7 +64,7 @@ private:
     // up to three good options that are not the one tested
     Args good(const std::string& but) {
         static const char* const kGood[][2] = {
-            {"--batch", "2"}, {"--clip", "0.5"}, {"--quiet", ""}, {"--warmup", "3"}, {"-z", "0"}};
+            {"--batch", "2"}, {"--clip", "0.5"}, {"--quiet", ""}, {"--warmup", "3"}, {"-a", "0"}};
         Args args;
         for (int i = 0; i < 3; i++) {
             auto [name, value] = kGood[pick(5)];

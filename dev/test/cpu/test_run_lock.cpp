@@ -92,41 +92,6 @@ TEST_CASE("run lock: held while it lives, and by whoever comes next") {
                 {folder / "missing/.lock", "cannot make or write"});
 }
 
-TEST_CASE("run lock: one of several processes of a launcher is refused") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    struct Row {
-        const char *name, *value, *rank;
-        bool refused;
-    };
-    const Row rows[] = {
-        {"OMPI_COMM_WORLD_SIZE", "2", nullptr, true},
-        {"OMPI_COMM_WORLD_SIZE", "1", nullptr, false},
-        {"SLURM_STEP_NUM_TASKS", "16", nullptr, true},
-        {"SLURM_STEP_NUM_TASKS", "1", nullptr, false},
-        {"PMI_SIZE", "4", nullptr, true},
-        {"WORLD_SIZE", "2", "0", true},
-        {"WORLD_SIZE", "2", nullptr, false},
-        {"WORLD_SIZE", "1", "0", false},
-    };
-    int number = 0;
-    for (const Row& row : rows) {
-        CAPTURE(row.name);
-        CAPTURE(row.value);
-        const std::string out = folder / strf("run%d", number++);
-        Words options = tiny_run(folder.path(), "--steps 1 --sample-every 0 --out " + out);
-        pid_t pid = start_prepared(folder.path(), options, [&] {
-            setenv(row.name, row.value, 1);
-            if (row.rank != nullptr) { setenv("RANK", row.rank, 1); }
-        });
-        ProgramRun run = finish_train(folder.path(), pid);
-        CHECK_MESSAGE(run.exit_code == (row.refused ? kExitUsage : kExitDone), run.err);
-        CHECK(fs::exists(out) != row.refused);
-        const bool named = run.err.find(std::string(row.name) + "=" + row.value) != std::string::npos;
-        CHECK_MESSAGE(named == row.refused, run.err);
-    }
-}
-
 TEST_CASE("run lock: runs that start in the same second without --out have folders of their own") {
     TempFolder folder;
     write_tiny_data(folder.path());

@@ -46,7 +46,11 @@ TEST_CASE("step times: every step has its own, the last one and those before a p
     write_tiny_data(folder.path());
     const std::string more = "--steps 6 --val-every 3 --sample-every 0 --quiet --out " + folder / "run";
     auto before = std::chrono::steady_clock::now();
-    printed_by([&] { CHECK(Trainer<LateModel>(parse(tiny_run(folder.path(), more))).run() == kExitDone); });
+    const Options options = parse(tiny_run(folder.path(), more));
+    Comm alone;
+    printed_by([&] {
+        CHECK(train_in_rank<LateModel>(options, Trainer<LateModel>::needs_of_model, alone) == kExitDone);
+    });
     double all = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - before).count();
     double sum = 0;
     for (const Json& line : read_log(folder / "run", true)) {

@@ -1,0 +1,204 @@
+// One run in many processes: the same bits whatever their number, stopped by a signal to any of them, and one
+// error message.
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <functional>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/many_ranks.h"
+#include "dev/test/cpu/train_program.h"
+#include "llmc/model/checkpoint.h"
+#include "llmc/model/run_folder.h"
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+// a model of seven of the norm's chunks, so that each of four ranks has one
+struct Place {
+    TempFolder folder;
+    Place() { write_tiny_data(folder.path()); }
+
+    std::string out(const std::string& name) const { return folder / name; }
+    Words options(const std::string& name, const std::string& more, const char* lr = "0.01") const {
+        return words(std::string("--lr ") + lr + " --train-data " + folder.path() + "/train.bin --val-data " +
+                     folder.path() +
+                     "/val.bin --layers 2 --heads 4 --channels 128 --seq-len 12 --batch 2 --warmup 0 "
+                     "--sample-tokens 4 --quiet --out " +
+                     out(name) + " " + more);
+    }
+    ProgramRun run(const std::string& name, const std::string& more) const {
+        return run_train(folder.path(), options(name, more));
+    }
+    void check_run(const std::string& name, const std::string& more) const {
+        const ProgramRun r = run(name, more);
+        REQUIRE_MESSAGE(r.exit_code == kExitDone, name, ": ", r.out, r.err);
+        CHECK(r.err == "");
+    }
+    void check_same(const std::string& a, const std::string& b, const std::string& checkpoint) const {
+        CAPTURE(a);
+        CAPTURE(b);
+        CHECK(same_files(out(a) + "/model.bin", out(b) + "/model.bin"));
+        CHECK(same_files(out(a) + "/" + checkpoint + "/optimizer.safetensors",
+                         out(b) + "/" + checkpoint + "/optimizer.safetensors"));
+        CHECK(read_log(out(a)) == read_log(out(b)));
+    }
+};
+
+}  // namespace
+
+TEST_CASE("many ranks: four groups give the same bits in 1, 2 and 4 ranks") {
+    Place p;
+    const std::string run = "--steps 4 --total-batch 192 --val-every 2 --sample-every 2 --save-every 2 ";
+    p.check_run("one", run + "--reduce-groups 4");
+    p.check_run("two", run + "--ranks 2 --reduce-groups 4");
+    p.check_run("four", run + "--ranks 4 --save-mode async");
+    p.check_run("whole", run + "--ranks 2 --reduce-groups 4 --zero 0");
+    for (const char* other : {"two", "four", "whole"}) { p.check_same("one", other, "step_00000002"); }
+    // the groups are of the numbers: another number of them is another rounding, but nearly the same
+    p.check_run("plain", run);
+    CHECK_FALSE(same_files(p.out("one") + "/model.bin", p.out("plain") + "/model.bin"));
+    const auto a = read_log(p.out("one")), b = read_log(p.out("plain"));
+    REQUIRE(a.size() == b.size());
+    CHECK(std::abs(a.back()["val_loss"].get<double>() - b.back()["val_loss"].get<double>()) < 1e-3);
+}
+
+TEST_CASE("many ranks: six groups give the same bits in 1, 2 and 3 ranks, and other numbers are refused") {
+    Place p;
+    const std::string run = "--steps 3 --total-batch 144 --reduce-groups 6 --val-every 2 --save-every 2 ";
+    p.check_run("one", run);
+    p.check_run("two", run + "--ranks 2");
+    p.check_run("three", run + "--ranks 3");
+    for (const char* other : {"two", "three"}) { p.check_same("one", other, "step_00000002"); }
+    ProgramRun r = p.run("four", run + "--ranks 4");
+    CHECK(r.exit_code == kExitUsage);
+    CHECK(r.err ==
+          "train_gpt2: the gradients are added in 6 groups, which 4 ranks cannot share evenly. Use 1, 2, "
+          "3, 6 ranks, or change the groups: --reduce-groups 4 (a run that goes on is then the same but "
+          "for rounding).\n");
+    r = p.run("odd", "--steps 3 --total-batch 120 --ranks 4");
+    CHECK(r.exit_code == kExitUsage);
+    CHECK_MESSAGE(r.err.find("Nearest: --total-batch 96 or 192") != std::string::npos, r.err);
+    CHECK_FALSE(fs::exists(p.out("odd")));
+}
+
+TEST_CASE("many ranks: a run goes on in another number of ranks, bit for bit") {
+    Place p;
+    const std::string run = "--total-batch 192 --val-every 2 --sample-every 0 --save-every 2 --resume auto ";
+    p.check_run("straight", run + "--schedule constant --steps 6 --reduce-groups 4");
+    p.check_run("moved", run + "--schedule constant --steps 2 --ranks 4");
+    p.check_run("moved", run + "--schedule constant --steps 4");  // its groups are in its config.toml
+    p.check_run("moved", run + "--schedule constant --steps 6 --ranks 2");
+    CHECK(same_files(p.out("straight") + "/model.bin", p.out("moved") + "/model.bin"));
+    CHECK(same_files(p.out("straight") + "/step_00000006/optimizer.safetensors",
+                     p.out("moved") + "/step_00000006/optimizer.safetensors"));
+    // to ranks that do not divide its groups it goes by changing them, which is said
+    ProgramRun r = p.run("moved", run + "--schedule constant --steps 8 --ranks 3");
+    CHECK(r.exit_code == kExitUsage);
+    r = p.run("moved", run + "--schedule constant --steps 8 --ranks 2 --reduce-groups 2");
+    CHECK(r.exit_code == kExitDone);
+    CHECK_MESSAGE(r.err.find("reduce-groups was 4, is 2 from here on: the same run but for rounding") !=
+                      std::string::npos,
+                  r.err);
+}
+
+TEST_CASE("many ranks: by options, by torchrun's variables, and with options that differ") {
+    Place p;
+    const std::string run = "--steps 2 --total-batch 192 --val-every 2 --sample-every 0 ";
+    p.check_run("one", run + "--reduce-groups 2");
+    auto both = [&](const std::string& name, const std::vector<std::string>& more, bool torchrun) {
+        std::vector<std::string> folders;
+        std::vector<pid_t> pids;
+        const int port = 21000 + getpid() % 8000;
+        for (int rank = 0; rank < 2; rank++) {
+            folders.push_back(p.folder / strf("%s%d", name.c_str(), rank));
+            fs::create_directories(folders.back());
+            std::string ranks =
+                torchrun ? "" : strf("--world-size 2 --rank %d --master 127.0.0.1:%d ", rank, port);
+            pids.push_back(
+                start_prepared(folders.back(), p.options(name, run + ranks + more[(size_t)rank]), [&] {
+                    if (!torchrun) { return; }
+                    setenv("RANK", rank == 0 ? "0" : "1", 1);
+                    setenv("WORLD_SIZE", "2", 1);
+                    setenv("MASTER_ADDR", "localhost", 1);
+                    setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+                }));
+        }
+        std::vector<ProgramRun> runs;
+        for (int rank = 0; rank < 2; rank++) {
+            runs.push_back(finish_train(folders[(size_t)rank], pids[(size_t)rank]));
+        }
+        return runs;
+    };
+    for (bool torchrun : {false, true}) {
+        const std::string name = torchrun ? "torchrun" : "options";
+        const std::vector<ProgramRun> runs = both(name, {"", ""}, torchrun);
+        for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitDone, r.err); }
+        CHECK(runs[1].out == "");
+        p.check_same("one", name, "step_00000002");
+    }
+    const std::vector<ProgramRun> runs = both("differ", {"", "--weight-decay 0.5"}, false);
+    for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitUsage, r.err); }
+    CHECK(runs[1].err == "");
+    const std::string& said = runs[0].err;
+    CHECK_MESSAGE(said.find("weight-decay = 0.5', rank 0 with 'weight-decay = 0'") != std::string::npos,
+                  said);
+}
+
+TEST_CASE("many ranks: what is predicted right is counted whichever rank saw it") {
+    Place p;
+    Json known = Json::array();  // the a of each cat
+    const std::vector<uint16_t> tokens = learnable_tokens(6, 3, 2);
+    for (int64_t i = 0; i < (int64_t)tokens.size(); i++) {
+        if (i % (3 * kSentence + 1) % kSentence == 2) { known.push_back({i, 1}); }
+    }
+    write_bytes(p.folder / "val.json",
+                Json{{"entropy_nats_per_token", 0.2}, {"probes", {{"cats", known}}}}.dump());
+    std::vector<std::string> lines;
+    for (const char* ranks : {"1", "2", "3"}) {
+        const std::string more = "--steps 40 --reduce-groups 6 --sample-every 0 --ranks ";
+        const ProgramRun r = p.run(ranks, more + ranks);
+        REQUIRE_MESSAGE(r.exit_code == kExitDone, r.err);
+        const size_t at = r.out.find("accuracy on cats");
+        REQUIRE_MESSAGE(at != std::string::npos, r.out);
+        lines.push_back(r.out.substr(at));
+    }
+    CHECK(lines[1] == lines[0]);
+    CHECK(lines[2] == lines[0]);
+    CHECK_MESSAGE(std::stod(lines[0].substr(17)) > 50, lines[0]);
+}
+
+TEST_CASE("many ranks: an error ends all and is printed once") {
+    Place p;
+    ProgramRun r = p.run("missing", "--ranks 3 --tokenizer " + p.folder / "none.bin");
+    CHECK(r.exit_code == kExitBadInput);
+    CHECK_MESSAGE(std::count(r.err.begin(), r.err.end(), '\n') == 1, r.err);
+    const std::string wild = "--ranks 2 --steps 400 --clip 0 --schedule constant --beta2 0 --eps 1e-37";
+    r = run_train(p.folder.path(), p.options("diverged", wild, "10"));
+    CHECK(r.exit_code == kExitDiverged);
+    CHECK_MESSAGE(std::count(r.err.begin(), r.err.end(), '\n') == 1, r.err);
+}
+
+TEST_CASE("many ranks: a signal to the launcher or to any rank saves once and ends all") {
+    Place p;
+    for (int target : {-1, 0, 2}) {
+        const std::string name = strf("run%d", target);
+        CAPTURE(name);
+        pid_t pid = start_prepared(
+            p.folder.path(), p.options(name, "--ranks 3 --steps 1000000 --sample-every 0"), default_signals);
+        wait_until([&] { return read_log(p.out(name)).size() >= 3; });
+        const std::vector<pid_t> ranks = ranks_of(pid);
+        REQUIRE(ranks.size() == 3);
+        kill(target < 0 ? pid : ranks[(size_t)target], SIGTERM);
+        const ProgramRun r = finish_train(p.folder.path(), pid);
+        CHECK_MESSAGE(r.exit_code == kExitPreempted, r.err);
+        CHECK(r.err == "");
+        std::string notes;
+        const int64_t step = read_log(p.out(name)).back()["step"].get<int64_t>() + 1;
+        CHECK(find_checkpoint(p.out(name), &notes) == checkpoint_name(p.out(name), step));
+        for (pid_t rank : ranks) { CHECK(kill(rank, 0) != 0); }
+    }
+}

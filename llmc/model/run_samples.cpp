@@ -1,0 +1,54 @@
+// The samples of a run: see run_samples.h.
+#include "llmc/model/run_samples.h"
+
+#include "llmc/host/error.h"
+
+namespace llmc {
+
+namespace {
+
+std::optional<Tokenizer> tokenizer_of_run(const Options& o, const std::string& model_folder, int vocab_size) {
+    std::optional<Tokenizer> found;
+    if (!o.tokenizer.empty()) {
+        found = Tokenizer::load(o.tokenizer);
+    } else if (!model_folder.empty()) {
+        found = Tokenizer::find(model_folder);
+    }
+    if (!found && vocab_size == kByteVocabSize) { return Tokenizer::bytes(); }
+    if (found && found->vocab_size() != vocab_size) {
+        throw Error(kExitBadInput,
+                    strf("%s has %d tokens, %s a vocabulary of %d. Give the tokenizer that made the shards.",
+                         (o.tokenizer.empty() ? model_folder : o.tokenizer).c_str(), found->vocab_size(),
+                         o.train_data.c_str(), vocab_size));
+    }
+    return found;
+}
+
+}  // namespace
+
+RunSamples::RunSamples(const Options& options, const std::string& model_folder, int vocab_size)
+    : o_(options), tokenizer_(tokenizer_of_run(o_, model_folder, vocab_size)) {
+    end_of_text_ =
+        tokenizer_ && tokenizer_->end_of_text() >= 0 ? tokenizer_->end_of_text() : vocab_size - 1;
+    start_ = {end_of_text_};
+    if (o_.sample_every <= 0 || o_.prompt.empty()) { return; }
+    if (!tokenizer_) {
+        throw Error(
+            kExitUsage,
+            strf("--prompt: %s has a vocabulary of %d, and only bytes (%d) are known without a tokenizer. "
+                 "Give --tokenizer, or leave --prompt out.",
+                 o_.train_data.c_str(), vocab_size, kByteVocabSize));
+    }
+    for (int id : tokenizer_->encode(o_.prompt)) { start_.push_back(id); }
+}
+
+std::string RunSamples::printable(std::vector<int> text) const {
+    if (text.back() == end_of_text_) { text.pop_back(); }
+    if (!text.empty()) { text.erase(text.begin()); }
+    if (tokenizer_) { return tokenizer_->printable(text); }
+    std::string ids;
+    for (int id : text) { ids += strf("%d ", id); }
+    return ids;
+}
+
+}  // namespace llmc

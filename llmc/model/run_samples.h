@@ -1,0 +1,58 @@
+// The samples of a run: which tokenizer it has, and texts that its model writes.
+#pragma once
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/host/dataloader.h"
+#include "llmc/host/options.h"
+#include "llmc/host/philox.h"
+#include "llmc/host/sampler.h"
+#include "llmc/host/stop_signal.h"
+#include "llmc/host/tokenizer.h"
+#include "llmc/model/model.h"
+
+namespace llmc {
+
+class RunSamples {
+public:
+    // The tokenizer is --tokenizer, or the one in the model's folder ("": it has none), or bytes if the
+    // vocabulary is theirs; without one, samples are printed as token ids. Throws Error(kExitBadInput) if it
+    // has not so many tokens as the data, Error(kExitUsage) if there is a --prompt, samples are asked for,
+    // and no tokenizer can read it.
+    RunSamples(const Options& options, const std::string& model_folder, int vocab_size);
+
+    const std::optional<Tokenizer>& tokenizer() const { return tokenizer_; }
+    // by convention the end of text is the last token, in GPT-2's vocabulary and in the byte-level one
+    int end_of_text() const { return end_of_text_; }
+
+    // a continuation of the prompt, up to --sample-tokens or the end of the text; the same step and number
+    // give the same random numbers
+    template <typename Model>
+    std::string text(Model& model, int64_t step, int number) const {
+        std::vector<int> text = start_;
+        for (int k = 0; k < o_.sample_tokens && !stop_requested; k++) {
+            Batch batch;
+            batch.B = 1;
+            batch.T = (int)std::min<size_t>(text.size(), (size_t)o_.seq_len);
+            batch.tokens.assign(text.end() - batch.T, text.end());
+            batch.targets.assign(batch.T, kIgnoreTarget);
+            model.evaluate(batch);
+            uint32_t bits =
+                random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0];
+            text.push_back(sample_token(model.logits_last(), o_.temperature, o_.top_k, to_uniform(bits)));
+            if (text.back() == end_of_text_) { break; }
+        }
+        return printable(text);
+    }
+
+private:
+    std::string printable(std::vector<int> text) const;
+    Options o_;
+    std::optional<Tokenizer> tokenizer_;
+    int end_of_text_ = 0;
+    std::vector<int> start_;  // the end of another text, then the prompt
+};
+
+}  // namespace llmc
