@@ -1,8 +1,8 @@
 // The gradient of a step, summed over groups: see group_sums.h.
 #include "llmc/model/group_sums.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "llmc/host/error.h"
 #include "llmc/model/reference.h"
@@ -23,7 +23,7 @@ int64_t GroupSums::bytes(int64_t elements, int groups, int ranks) {
 void GroupSums::add_part(const float* part, bool start) {
     const auto n = (int64_t)own_.size();
     if (start) {
-        std::memcpy(own_.data(), part, (size_t)n * sizeof(float));
+        std::copy(part, part + n, own_.begin());
         return;
     }
 #pragma omp parallel for simd

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -27,6 +28,12 @@ inline void wait_until(const std::function<bool()>& condition) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     REQUIRE(condition());
+}
+
+// whether a process that this one has started has ended; it can still be waited for
+inline bool has_ended(pid_t pid) {
+    siginfo_t info = {};
+    return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
 }
 
 // what whoever runs these tests ignores (nohup, & in a script) would stay ignored

@@ -38,7 +38,11 @@ struct Faults {
         const pid_t pid = start_prepared(
             folder.path(), options(strf("--steps 1000000 --ranks %d --comm-timeout %d", kRanks, kTimeout)),
             default_signals);
-        wait_until([&] { return read_log(run).size() > before; });
+        wait_until([&] { return read_log(run).size() > before || has_ended(pid); });
+        if (has_ended(pid)) {
+            const ProgramRun early = finish_train(folder.path(), pid);
+            FAIL("it ended before: ", early.exit_code, early.err);
+        }
         usleep((useconds_t)pick(300'000));
         const std::vector<pid_t> ranks = ranks_of(pid);
         REQUIRE(ranks.size() == kRanks);
