@@ -2,10 +2,10 @@
 // the options llmc/host/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval):
 // llmc/model/commands.h.
 #include "llmc/host/main.h"
-#include "llmc/host/run_ranks.h"
 #include "llmc/model/commands.h"
 #include "llmc/model/decoder_cpu.h"
 #include "llmc/model/gpt2_cpu.h"
+#include "llmc/model/run_ranks.h"
 #include "llmc/model/trainer.h"
 
 namespace llmc {

@@ -7,11 +7,11 @@
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/host/main.h"
-#include "llmc/host/run_ranks.h"
 #include "llmc/model/commands.h"
 #include "llmc/model/decoder_gpu.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/model/gpt2_profile.h"
+#include "llmc/model/run_ranks.h"
 #include "llmc/model/trainer.h"
 
 namespace llmc {

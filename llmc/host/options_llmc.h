@@ -13,16 +13,11 @@ struct LlmcAlias {
 };
 
 inline constexpr LlmcAlias kLlmcAliases[] = {
-    {"-y", "resume", "none auto"},
-    {"-r", "recompute", "none gelu block"},
-    {"-f", "tf32", "false true"},
-    {"-nk", "keep", ""},
-    {"-nm", "keep-major", ""},
-    {"-z", "zero", ""},
-    {"-pn", "world-size", ""},
-    {"-pr", "rank", ""},
-    {"-pg", "ranks-per-host", ""},
-    {"-ps", "master", ""},
+    {"-y", "resume", "none auto"}, {"-r", "recompute", "none gelu block"},
+    {"-f", "tf32", "false true"},  {"-nk", "keep", ""},
+    {"-nm", "keep-major", ""},     {"-z", "zero", ""},
+    {"-pn", "world-size", ""},     {"-pr", "rank", ""},
+    {"-pg", "ranks-per-host", ""}, {"-ps", "master", ""},
 };
 
 // llm.c's options that have no row. The rule: a value that only says what this program does anyway is

@@ -96,6 +96,7 @@ TEST_CASE(
     CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
     CHECK(same_files(newest + "/model.safetensors",
                      faults.folder / strf("straight/step_%08lld/model.safetensors", step)));
+    REQUIRE(std::filesystem::exists(newest + "/optimizer.safetensors"));
     CHECK(same_files(newest + "/optimizer.safetensors",
                      faults.folder / strf("straight/step_%08lld/optimizer.safetensors", step)));
 }

@@ -1,5 +1,5 @@
 // A run in one process or many: see run_ranks.h.
-#include "llmc/host/run_ranks.h"
+#include "llmc/model/run_ranks.h"
 
 #include <omp.h>
 #include <algorithm>
