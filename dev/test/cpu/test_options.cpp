@@ -263,7 +263,7 @@ TEST_CASE("options: each kind of error") {
     check_bad({"--Seed", "4"}, {"--Seed", "Did you mean --seed?"});
     check_bad({"-steps", "4"}, {"-steps", "Did you mean --steps?"});
     check_bad({"--epoch", "4"}, {"Did you mean --epochs?"});
-    for (const char* far : {"--gpus", "--zzz", "--x"}) {
+    for (const char* far : {"--jigsaw", "--zzz", "--x"}) {
         check_error(error_of([&] { parse({far, "4"}); }), kExitUsage, {"unknown option", "'. See --help"});
     }
     check_bad({"-b4"}, {"-b4", "Did you mean -b 4?"});
