@@ -188,13 +188,14 @@ void choose_groups(Options* o, const RunPlan& plan) {
 
 void require_groups(const Options& o, const RunPlan& plan) {
     if (plan.micro_batches % o.reduce_groups == 0) { return; }
-    const int64_t one = (int64_t)o.batch * o.seq_len * o.reduce_groups, low = o.total_batch / one * one;
+    const int64_t one = (int64_t)o.batch * o.seq_len * o.reduce_groups, low = o.total_batch / one * one,
+                  high = low + one;
     throw Error(
         kExitUsage,
         strf("--total-batch %lld: its %lld micro-batches of %d x %d tokens do not fill %d groups "
              "evenly (--reduce-groups, or the number of ranks). Nearest: --total-batch %s%lld.",
              (long long)o.total_batch, (long long)plan.micro_batches, o.batch, o.seq_len, o.reduce_groups,
-             low > 0 ? strf("%lld or ", (long long)low).c_str() : "", (long long)(low + one)));
+             low > 0 ? strf("%lld or ", (long long)low).c_str() : "", (long long)high));
 }
 
 // how the learning rate goes, in words
