@@ -1,8 +1,11 @@
 // What the tests of the option parser share.
 #pragma once
 #include <unistd.h>
+#include <initializer_list>
 #include <string>
 #include <vector>
+
+#include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/options.h"
@@ -19,6 +22,13 @@ inline Options parse(const Args& args, int* exit_code = nullptr, Program program
     Options options = parse_options((int)argv.size(), argv.data(), program, &code);
     if (exit_code) { *exit_code = code; }
     return options;
+}
+
+inline void check_bad(const Args& args, std::initializer_list<std::string> parts) {
+    std::string line;
+    for (const std::string& arg : args) { line += " [" + arg + "]"; }
+    CAPTURE(line);
+    check_error(error_of([&] { parse(args); }), kExitUsage, parts);
 }
 
 // the options that a config file of this text gives, with these arguments after it

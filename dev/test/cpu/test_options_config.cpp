@@ -1,0 +1,132 @@
+// Tests of config files: what they say, each kind of error, and their round trip.
+#include <random>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/test_options.h"
+
+using namespace llmc;
+
+namespace {
+
+void check_bad_config(const std::string& text, std::initializer_list<std::string> parts,
+                      const Args& args = {}) {
+    CAPTURE(text);
+    check_error(error_of([&] { parse_config(text, args); }), kExitUsage, parts);
+}
+
+}  // namespace
+
+TEST_CASE("options: config files") {
+    Options o = parse_config(
+        "\xef\xbb\xbf# a run\r\n\n  batch = 8   # more\r\nlr=1e-3\n"
+        "quiet = true\nout = \"runs/#1 \\\"x\\\"\" # folder\nprompt = 'a\\n#b'\n"
+        "val-data = \"none\"\ntrain-data = \"data/a b#c.bin\"\nval-batches = 2\nseed = "
+        "\"18446744073709551615\"");
+    CHECK(o.batch == 8);
+    CHECK(o.lr == 1e-3);
+    CHECK(o.quiet);
+    CHECK(o.out == "runs/#1 \"x\"");
+    CHECK(o.prompt == "a\\n#b");
+    CHECK(o.val_data.empty());
+    CHECK(o.train_data == "data/a b#c.bin");
+    CHECK(o.val_tokens == 2 * 8 * 256);
+    CHECK(o.seed == UINT64_MAX);  // more than TOML's whole numbers hold
+    CHECK(config_text(parse_config("")) == config_text(parse({})));
+    // the command line wins, also over the file's other way to say it
+    CHECK(parse_config("batch = 8\nseq-len = 32", {"-b", "2"}).batch == 2);
+    CHECK(parse_config("batch = 8\nseq-len = 32", {"-b", "2"}).seq_len == 32);
+    CHECK(parse_config("quiet = true", {"--quiet=false"}).quiet == false);
+    CHECK(parse_config("val-tokens = 99", {"-m", "1"}).val_tokens == 1024);
+    CHECK(parse_config("val-batches = 9", {"--val-tokens", "77"}).val_tokens == 77);
+    CHECK(parse_config("layers = 2\nheads = 2\nchannels = 64", {"-e", "d12"}).layers == 0);
+    CHECK(parse_config("model = \"d12\"", {"--layers", "2", "--heads", "2", "--channels", "64"}).layers == 2);
+    CHECK(parse_config("layers = 2\nheads = 2\nchannels = 64", {"--layers", "5"}).layers == 5);
+    CHECK(parse_config("model = \"d12\"", {"--layers", "2", "--heads", "2", "--channels", "64"}).model ==
+          "d6");
+    TempFolder folder;
+    check_bad({"--config", folder / "none.toml"}, {"--config", "none.toml"});
+    check_bad({"--config", folder.path()}, {"--config", folder.path()});
+    check_bad({"--config", ""}, {"--config", "empty"});
+    check_bad({"--config"}, {"--config", "needs a value"});
+    check_bad({"--config", "/dev/zero"}, {"--config", "/dev/zero"});
+}
+
+TEST_CASE("options: each kind of error in a config file") {
+    check_bad_config("\nbacth = 4", {"--config", "line 2", "unknown key 'bacth'", "Did you mean batch?"});
+    check_bad_config("help = true", {"unknown key 'help'"});
+    check_bad_config("config = 'x'", {"unknown key 'config'"});
+    check_bad_config("b = 4", {"unknown key 'b'"});
+    check_bad_config("= 4", {"line 1", "'= 4'"});
+    check_bad_config("batch = 0", {"line 1, batch", "out of range"});
+    check_bad_config("batch =", {"batch", "empty"});
+    check_bad_config("batch = # 4", {"batch", "empty"});
+    check_bad_config("batch = [1, 2]", {"line 1, batch", "a list, a table or a date", "1 to 1,048,576"});
+    check_bad_config("batch = 1\nbatch = 1", {"line 2, batch", "redefine", "'batch = 1'"});
+    check_bad_config("batch = 1\nbatch = 1", {"line 2, batch", "redefine"}, {"-b", "2"});
+    check_bad_config("lr = nan", {"lr", "out of range"});
+    check_bad_config("quiet = yes", {"quiet", "true or false"});
+    check_bad_config("quiet", {"'quiet' has no '='"});
+    check_bad_config("[optimizer]\nlr = 1", {"section", "[optimizer]"});
+    for (const std::string text : {"\"a", "\"a\\\"", "\"a\\", "\"\\x\"", "\"\\u00", "\"a\" b", "'a"}) {
+        check_bad_config("\nprompt = " + text, {"line 2, prompt", "'prompt = " + text + "'", "TOML"});
+    }
+    check_bad_config("; a comment", {"line 1", "no '='"});
+    check_bad_config("batch = 8.0", {"batch", "'8.0' is not a whole number"});
+    check_bad_config("batch = eight", {"batch", "'eight' is not a whole number"});
+    check_bad_config("batch = 99999999999999999999", {"batch", "out of range"});
+    check_bad_config("lr = .5", {"line 1, lr", "'lr = .5'"});
+    check_bad_config("a.b = 1", {"line 1", "unknown key"});
+    check_bad_config("\"batch\" = {x = 1}", {"line 1, batch", "a list, a table or a date"});
+    check_bad_config("prompt = [1, 256]", {"a list, a table or a date"});
+    check_bad_config("prompt = [}", {"is not TOML"});  // here toml++ 3.3 asserts
+    check_bad_config("[=", {"section"});
+    check_bad_config("lr = 1979-05-27", {"lr", "date"});
+    check_bad_config("prompt = 5", {"line 1, prompt", "prompt = \"5\""});
+    // words without quotes, which config files of earlier versions may have
+    check_bad_config("batch = 8\nmodel = d12  # GPT-2", {"line 2, model", "Write: model = \"d12\""});
+    check_bad_config("val-data = none", {"Write: val-data = \"none\""});
+    check_bad_config("train-data = data/a b.bin", {"Write: train-data = \"data/a b.bin\""});
+    check_bad_config("out = runs\\a\"b", {"Write: out = \"runs\\\\a\\\"b\""});
+    check_bad_config("prompt = \"\"", {"prompt", "empty"});
+    check_bad_config("model = 'x'", {"--model", "'x'"});
+    check_bad_config("model = 'd6'\nlayers = 2", {"model and layers"});
+    check_bad_config("total-batch = 1", {"--total-batch"}, {"-b", "2"});
+    check_bad_config(std::string("batch = 1\0", 10), {"not a text file"});
+    check_bad_config(std::string(1 << 20, '#'), {"1 MiB"});
+}
+
+TEST_CASE("options: resolved is what --config reads back") {
+    auto check = [](const Args& args) {
+        Options first = parse(args), again = parse_config(config_text(first));
+        CAPTURE(config_text(first));
+        CHECK(config_text(again) == config_text(first));
+        CHECK(again.prompt == first.prompt);
+        CHECK(again.out == first.out);
+        CHECK(again.lr == first.lr);
+        CHECK(again.seed == first.seed);
+        CHECK(again.val_tokens == first.val_tokens);
+        CHECK(again.model == first.model);
+        CHECK(ModelShape{again.layers, again.heads, again.channels} ==
+              ModelShape{first.layers, first.heads, first.channels});
+    };
+    check({});
+    check({"-b", "3", "-m", "7", "-l", "0.1", "--eps", "1.0000000000000002e-08", "--seed",
+           "18446744073709551615"});
+    check({"--layers", "3", "--heads", "3", "--channels", "48", "-j", "none", "--quiet", "--resume", "auto"});
+    for (const OptionRow& row : kOptionTable) {
+        bool alone = std::string("layers heads channels").find(row.name) != std::string::npos;
+        if (acts_by_itself(row) || alone || *row.cpu_only) { continue; }  // the last: test_options_gpu.cpp
+        check({std::string("--") + row.name + "=" + (is_switch(row) ? "true" : good_value(row))});
+    }
+    std::mt19937 random(1);
+    for (int i = 0; i < 200; i++) {  // prompts of every byte but 0
+        std::string prompt;
+        for (int n = 1 + (int)(random() % 20); n > 0; n--) { prompt += (char)(1 + random() % 255); }
+        for (char c : {'"', '\\', '#', '\'', '\n'}) {
+            if (random() % 2) { prompt.insert(prompt.begin() + random() % prompt.size(), c); }
+        }
+        check({"--prompt=" + prompt, "--out=" + prompt});
+    }
+}
