@@ -6,7 +6,10 @@
 // Any N from 0, any C from 1, any alignment of T. A row's result does not depend on the batch it sits in; sums over
 // rows run in a fixed order: the same call gives the same bits. Everything is queued on the stream, nothing waits;
 // nothing is allocated. Any thread may call; a device that was reset (cudaDeviceReset()) must not be used again, as
-// kernels are prepared once. A row whose elements' plain sum overflows acc_t<T> (fp32: beyond 3e38) may give NaN.
+// kernels are prepared once.
+// What has no number in acc_t<T> (fp32: beyond 3.4e38): where the squares of x - mean(x) have no sum in a row (a standard
+// deviation from 1.8e19 / sqrt(C) on), its rstd is 0 and out is bias; where its elements have none, out may be NaN. A row of
+// equal elements gives bias, but NaN with eps = 0.
 // Errors (llmc::Error): sizes below 0 or C 0, one of residual and inp2, a grid too large, dinp_sums without dinp, a
 // failed launch.
 #pragma once

@@ -17,6 +17,10 @@ Copies: a tensor whose rows can be read in place is not copied: the normalised d
 and the rows at one distance. A transposed or expanded x, residual or incoming gradient is copied first.
 Results are contiguous.
 
+Numbers: float32 and 16 bits are computed in float32. A row whose squares of x - mean have no sum there (3.4e38:
+a standard deviation from 1.8e19 / sqrt(columns) on) gives its bias, one whose elements have none may give NaN.
+A row of equal elements gives its bias, but NaN with eps = 0, as PyTorch's.
+
 Results are the same bits in every run. Calls are queued on the current stream, and CUDA graphs may capture
 them. Each thread keeps the backward pass's workspace of each stream, some megabytes.
 

@@ -41,11 +41,23 @@ Values unlike_parts(Dtype dtype, Shape s) {
     });
 }
 
-// + and - a number so large that the squares' sum just has room in fp32
-Values alternating(Dtype dtype, Shape s) {
-    double large = dtype == Dtype::kFp16 ? 65504 : 0x1p50;
+// + and - one number
+Values alternating(Dtype dtype, Shape s, double large) {
     return make_values(dtype, s.N, s.C,
                        [&](int64_t row, int col) { return (row + col) % 2 ? large : -large; });
+}
+
+// each row of this output is `expected`, bit for bit
+void check_rows(const Problem& p, const Results& results, const char* name, const Bytes& expected) {
+    auto at = std::find_if(p.out.begin(), p.out.end(), [&](auto& t) { return std::string(t.name) == name; });
+    REQUIRE(at != p.out.end());
+    const Bytes& found = results[at - p.out.begin()];
+    REQUIRE(found.size() == p.N * expected.size());
+    bool same = true;
+    for (int64_t row = 0; row < p.N; row++) {
+        same &= std::equal(expected.begin(), expected.end(), found.begin() + row * expected.size());
+    }
+    CHECK_MESSAGE(same, (name_of(p, name) + ": other bits"));
 }
 
 // ---- rows with infinities and NaNs ---------------------------------------------------------------
@@ -156,10 +168,52 @@ TEST_CASE("layernorm_forward regimes: unlike parts and alternating signs and eps
     for (Dtype dtype : kDtypes) {
         for (Shape s : kHardShapes) {
             check_problem(forward_of("unlike parts", unlike_parts(dtype, s), dtype, s, 1e-5));
-            check_problem(forward_of("alternating", alternating(dtype, s), dtype, s, 1e-5));
+            double large = dtype == Dtype::kFp16 ? 65504 : 0x1p50;
+            check_problem(forward_of("alternating", alternating(dtype, s, large), dtype, s, 1e-5));
             for (double eps : {0.0, 1e-12, 0.5}) {
                 check_problem(
                     forward_of("other eps", make_inp(Inputs::kNormal, dtype, s.N, s.C), dtype, s, eps));
+            }
+        }
+    }
+}
+
+// What layernorm.h says of rows whose squared deviations have no sum in fp32: right up to there, then rstd 0 and out bias.
+TEST_CASE("layernorm_forward regimes: the largest spread that fp32 has room for") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+        for (Shape s : kHardShapes) {
+            int half = (127 - (int)std::ceil(std::log2(s.C))) / 2;  // C squares of 2^half: at most 2^127
+            auto of_size = [&](int exponent) {
+                return forward_of("largest", alternating(dtype, s, std::ldexp(1, exponent)), dtype, s, 1e-5);
+            };
+            check_problem(of_size(half));
+            Problem p = of_size(half + 2);
+            auto bias = std::find_if(p.in.begin(), p.in.end(),
+                                     [](auto& t) { return std::string(t.name) == "bias"; });
+            REQUIRE(bias != p.in.end());
+            Results results = run(p);
+            check_rows(p, results, "out", encode_all(*bias->values, format_of(bias->dtype)));
+            check_rows(p, results, "rstd", Bytes(sizeof(float)));
+        }
+    }
+}
+
+TEST_CASE("layernorm_forward regimes: constant rows without epsilon are NaN") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
+        for (Shape s : kHardShapes) {
+            Problem p =
+                forward_of("constant", make_inp(Inputs::kConstant, dtype, s.N, s.C), dtype, s, 0.0);
+            Results results = run(p);
+            for (size_t i = 0; i < results.size(); i++) {
+                const Format f = format_of(p.out[i].dtype);
+                if (std::string(p.out[i].name) != "out") { continue; }
+                int64_t numbers = 0;
+                for (size_t at = 0; at < results[i].size(); at += f.bytes) {
+                    uint64_t bits = 0;
+                    std::memcpy(&bits, &results[i][at], f.bytes);
+                    numbers += !std::isnan(decode(bits, f));
+                }
+                CHECK_MESSAGE(numbers == 0, name_of(p, "out"));
             }
         }
     }
