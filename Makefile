@@ -98,6 +98,8 @@ GENCODE  := $(foreach a,$(ARCH),-gencode arch=compute_$(patsubst sm_%,%,$(patsub
 NVCCFLAGS := -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr -Xfatbin -compress-all $(GENCODE) -MMD -MP \
              -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
 CUDA      := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
+# what the emulator and the tests of the GPU code include; without a toolkit, NVIDIA's headers from PyPI (dev/emulate/README.md)
+CUDA_HEADERS := $(patsubst %/cuda_bf16.h,%,$(firstword $(wildcard $(addsuffix /cuda_bf16.h,     $(CUDA)/include build/cuda/nvidia/cu13/include))))
 CUDA_LIBS := $(wildcard $(CUDA)/lib64 $(CUDA)/lib $(CUDA)/targets/x86_64-linux/lib)
 GPU_LIBS  := $(foreach d,$(CUDA_LIBS),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) -lcublasLt -lcudart_static -ldl -lrt -lpthread \
              -Wl,--as-needed -l:libxxhash.a
@@ -116,7 +118,7 @@ $(BUILD)/%.cu.o: %.cu build/deps.mk $(BUILD)/arch
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) -MF $(BUILD)/$*.cu.d -c $< -o $@
 # tests of the GPU code are host code, but for kernels of their own: they need CUDA's headers, not its compiler
-$(BUILD)/dev/test/gpu/%.o: CXXFLAGS += -isystem $(CUDA)/include
+$(BUILD)/dev/test/gpu/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS)
 
 $(OUT)train_gpt2cu: $(call gpu_objects,train_gpt2.cu $(GPU_SOURCES)) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
 	@mkdir -p $(@D)
@@ -173,16 +175,16 @@ REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/layernorm/*
 EMULATE    = $(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
              -Wno-narrowing -Wno-missing-field-initializers -Wno-maybe-uninitialized -Idev/emulate/include \
-             -I$(EMULATED) -I. -isystem $(CUDA)/include -MMD -MP -x c++
+             -I$(EMULATED) -I. -isystem $(CUDA_HEADERS) -MMD -MP -x c++
 .SECONDARY: $(REWRITTEN)
 $(EMULATED)/%: % dev/emulate/rewrite.pl
 	@mkdir -p $(@D)
 	perl dev/emulate/rewrite.pl $< > $@
 $(EMULATED)/%.cu.o: $(EMULATED)/%.cu build/deps.mk | $(REWRITTEN)
-	$(has_nvcc)
+	$(if $(CUDA_HEADERS),,$(error no CUDA headers: dev/emulate/README.md says how to get them without a toolkit))
 	$(EMULATE) -c $< -o $@
 # -U: a checked longjmp refuses to go to another stack
-$(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA)/include -Idev/emulate/include -U_FORTIFY_SOURCE
+$(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS) -Idev/emulate/include -U_FORTIFY_SOURCE
 # the machine, and the kernels that ship
 EMULATED_OBJECTS := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
