@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <list>
+#include <memory>
 
 #include "llmc/host/error.h"
 #include "llmc/host/stop_signal.h"
@@ -306,22 +307,23 @@ private:
     }
 
     void connect_to_root() {
-        addrinfo hints = {}, *found = nullptr;
+        addrinfo hints = {};
         hints.ai_socktype = SOCK_STREAM;
         std::string why;
         for (Line line : {Line::kControl, Line::kData}) {
             Socket& s = (line == Line::kControl ? peers_.control : peers_.data)[0];
             while (!s.open()) {
+                addrinfo* list = nullptr;
                 int code =
-                    getaddrinfo(ranks_.host.c_str(), std::to_string(ranks_.port).c_str(), &hints, &found);
-                if (code != 0) { why = gai_strerror(code), found = nullptr; }
-                for (addrinfo* a = found; a != nullptr && !s.open(); a = a->ai_next) {
+                    getaddrinfo(ranks_.host.c_str(), std::to_string(ranks_.port).c_str(), &hints, &list);
+                if (code != 0) { why = gai_strerror(code), list = nullptr; }
+                const std::unique_ptr<addrinfo, void (*)(addrinfo*)> found(list, freeaddrinfo);
+                for (addrinfo* a = list; a != nullptr && !s.open(); a = a->ai_next) {
                     s = try_connect(a->ai_addr, a->ai_addrlen, line, 0, &why);
                     if (s.open()) {
                         std::memcpy(&root_, a->ai_addr, a->ai_addrlen), root_size_ = a->ai_addrlen;
                     }
                 }
-                if (found != nullptr) { freeaddrinfo(found); }
                 if (!s.open()) { try_again(0, ranks_.host + ":" + std::to_string(ranks_.port), why); }
             }
         }
