@@ -3,7 +3,10 @@
 
 #include <unistd.h>
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <optional>
@@ -62,12 +65,23 @@ std::string off_line(const Line& line, const CheckpointFacts& facts, const StepF
     return at.path + ": abandoned: the run went on from a step before it";
 }
 
+std::optional<std::string> log_of_folder(const std::string& run_folder) {
+    return read_whole(run_folder + "/log.jsonl", std::numeric_limits<int64_t>::max());
+}
+
+// Whether the run of a log, which follows this line, began with its first step and saved no checkpoint. A log
+// of format 1, whose start is no event, does not say what was saved.
+bool saved_nothing(const std::string& log, const Line& line) {
+    const bool from_start = line.size() == 1 && line.front().step == 0;
+    return from_start && log.starts_with("{\"event\":\"start\",") &&
+           log.find("\n{\"event\":\"save\",") == std::string::npos;
+}
+
 // the line that a run folder's log follows; nothing: no log, or one without steps and lines
 std::optional<Line> line_of_folder(const std::string& run_folder) {
-    const std::string path = run_folder + "/log.jsonl";
-    auto log = read_whole(path, std::numeric_limits<int64_t>::max());
+    const auto log = log_of_folder(run_folder);
     if (!log) { return std::nullopt; }
-    auto line = line_of_log(*log, path);
+    auto line = line_of_log(*log, run_folder + "/log.jsonl");
     if (line || !has_steps(*log)) { return line; }
     return Line();  // of an earlier version
 }
@@ -141,15 +155,37 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
         passed += "passed over " + why + "\n";
     }
     if (steps.empty() && !of_log) { return ""; }
-    auto log = read_whole(run_folder + "/log.jsonl", std::numeric_limits<int64_t>::max());
-    if (steps.empty() && !has_steps(log.value_or(""))) { return ""; }
+    const std::string log = log_of_folder(run_folder).value_or("");
+    if (steps.empty() && !has_steps(log)) { return ""; }
+    if (steps.empty() && saved_nothing(log, line)) {
+        *notes += run_folder + ": its run ended before the first save: nothing of it can be gone on from\n";
+        return "";
+    }
+    const bool came = steps.empty() && line.size() > 1;
     throw Error(kExitBadInput,
                 strf("%s: %s:\n%sTo train from the beginning, choose another --out, or remove log.jsonl and "
-                     "the step_ folders; to go on from a checkpoint that was passed over: --resume FOLDER.",
+                     "the step_ folders; to go on from %s: --resume FOLDER.",
                      run_folder.c_str(),
                      steps.empty() ? "log.jsonl has steps, but there is no checkpoint to go on from"
                                    : "no checkpoint in it is intact and of the run that log.jsonl is of",
-                     passed.c_str()));
+                     passed.c_str(),
+                     came ? "the checkpoint that this run began with (\"resume\" in its log.jsonl)"
+                          : "a checkpoint that was passed over"));
+}
+
+std::string put_log_aside(const std::string& run_folder) {
+    const std::string path = run_folder + "/log.jsonl";
+    const std::string log = log_of_folder(run_folder).value_or("");
+    const std::optional<Line> line = line_of_log(log, path);
+    if (!has_steps(log) || !line || !list_steps(run_folder).empty() || !saved_nothing(log, *line)) {
+        return "";
+    }
+    const std::string name = free_name(path, "unsaved");
+    if (std::rename(path.c_str(), name.c_str()) != 0) {
+        throw Error(kExitUsage, strf("%s: cannot be renamed to %s: %s. Choose another --out.", path.c_str(),
+                                     name.c_str(), std::strerror(errno)));
+    }
+    return path + ": of a run that ended before its first save; now " + name + "\n";
 }
 
 void require_no_run(const std::string& run_folder) {

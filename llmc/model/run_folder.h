@@ -13,11 +13,16 @@
 
 namespace llmc {
 
-// The newest checkpoint that counts, "" if the folder holds no run. What is passed over is appended to
-// *notes, a line each. Throws Error(kExitBadInput) where going on is not possible and starting again would
-// destroy something: a log with steps, or step_ folders, of which none counts; without a log, checkpoints of
-// different lines.
+// The newest checkpoint that counts; "" if the folder holds no run, or one that ended before its first save:
+// that one can only be done again. What is passed over is appended to *notes, a line each. Throws
+// Error(kExitBadInput) where going on is not possible and starting again would destroy something: step_
+// folders of which none counts; a log with steps whose checkpoints are gone, or which began with one of
+// another folder; without a log, checkpoints of different lines.
 std::string find_checkpoint(const std::string& run_folder, std::string* notes);
+
+// Renames the log of a run that ended before its first save to log.jsonl.unsaved, so that the folder is free
+// for that run's next start; returns what was done, a line, or "". Throws Error(kExitUsage) if that fails.
+std::string put_log_aside(const std::string& run_folder);
 
 // Throws Error(kExitUsage) if the folder holds a run: a log with steps, or step_ folders.
 void require_no_run(const std::string& run_folder);

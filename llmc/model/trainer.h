@@ -174,6 +174,7 @@ private:
         }
         lock_.take(plan_.out);
         remove_leftovers(plan_.out);
+        if (o_.resume == "auto" && plan_.checkpoint.empty()) { line_.note(put_log_aside(plan_.out)); }
     }
 
     // whether this run adds to the log in its folder; a checkpoint of another folder starts a new log

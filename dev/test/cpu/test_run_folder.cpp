@@ -36,6 +36,23 @@ struct Runs {
         CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
         return run;
     }
+    // of a run that is killed after some steps, before its first save: its log
+    std::string killed_before_a_save(const std::string& out, const std::string& more) const {
+        Words all = options(out, 1000000, more);
+        *(std::find(all.begin(), all.end(), "--save-every") + 1) = "0";
+        const std::string log = folder / (out + "/log.jsonl"), before = read_bytes(log);
+        auto has_begun = [&] {
+            const std::string now = read_bytes(log);
+            return now != before && now.find("\"step\":25,") != std::string::npos;
+        };
+        pid_t pid = start_train(folder.path(), all);
+        for (int wait = 0; wait < 12000 && !has_begun(); wait++) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        kill(pid, SIGKILL);
+        CHECK(finish_train(folder.path(), pid).exit_code == 128 + SIGKILL);
+        return read_bytes(log);
+    }
     std::string step(const std::string& out, int n) const { return checkpoint_name(folder / out, n); }
     // the program refuses, says these, and no file of the run changes
     void check_refused(const std::string& out, const std::string& more, int exit_code,
@@ -104,17 +121,7 @@ TEST_CASE("run folder: auto goes on along the line that the log follows") {
         check_expected("run");
     }
     SUBCASE("killed before the first save of the new line") {
-        Words options = r.options("run", 1000000, "--lr 0.005 --resume " + r.step("run", 4));
-        auto save_every = std::find(options.begin(), options.end(), "--save-every");
-        *(save_every + 1) = "0";
-        pid_t pid = start_train(r.folder.path(), options);
-        for (int wait = 0;
-             wait < 4000 && read_bytes(r / "run/log.jsonl").find("\"step\":25,") == std::string::npos;
-             wait++) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        }
-        kill(pid, SIGKILL);
-        finish_train(r.folder.path(), pid);
+        r.killed_before_a_save("run", "--lr 0.005 --resume " + r.step("run", 4));
         ProgramRun on = r.train("run", 12, "--lr 0.005 --resume auto");
         CHECK(says(on.out, "weights    | " + r.step("run", 4)));
         check_expected("run");
@@ -168,6 +175,16 @@ TEST_CASE("run folder: a log with steps but no checkpoint is not overwritten") {
     }
     r.check_refused("run", "--resume auto", kExitBadInput, {r / "run", "log.jsonl has steps"});
     r.check_refused("run", "", kExitUsage, {r / "run", "holds a run already"});
+    // nor one of a run that went on from elsewhere: to begin anew would not do it again
+    r.train("other", 4);
+    r.killed_before_a_save("away", "--resume " + r.step("other", 4));
+    r.check_refused("away", "--resume auto", kExitBadInput,
+                    {r / "away", "log.jsonl has steps", "\"resume\""});
+    // nor one of format 1, which does not say what was saved
+    std::string old = read_bytes(r / "away/log.jsonl");
+    old = "{\"step\":0,\"line\":[[\"0123456789abcdef\",0]]}\n" + old.substr(old.find('\n') + 1);
+    write_bytes(r / "away/log.jsonl", old);
+    r.check_refused("away", "--resume auto", kExitBadInput, {"log.jsonl has steps"});
     // a log without steps, of a start that failed, is in nobody's way
     for (const char* text : {"", "{\"step\":0,\"line\":[[\"0123456789abcdef\",0]]}\n"}) {
         for (const char* resume : {"none", "auto"}) {
@@ -177,6 +194,22 @@ TEST_CASE("run folder: a log with steps but no checkpoint is not overwritten") {
             r.train("run", 2, std::string("--resume ") + resume);
         }
     }
+}
+
+TEST_CASE("run folder: a run that ended before its first save is begun anew by --resume auto") {
+    Runs r;
+    r.train("whole", 6);
+    const std::string first = r.killed_before_a_save("run", "--resume auto");
+    r.check_refused("run", "", kExitUsage, {r / "run", "--resume auto"});
+    r.check_refused("run", "--resume auto --dry-run", kExitDone, {"ended before the first save"});
+    const std::string second = r.killed_before_a_save("run", "--resume auto");
+    ProgramRun run = r.train("run", 6, "--resume auto");
+    CHECK(says(run.err, r / "run: its run ended before the first save"));
+    CHECK(says(run.err, "now " + r / "run/log.jsonl.unsaved-2\n"));
+    CHECK((read_bytes(r / "run/log.jsonl.unsaved") == first));
+    CHECK((read_bytes(r / "run/log.jsonl.unsaved-2") == second));
+    CHECK((read_log(r / "run") == read_log(r / "whole")));
+    CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
 }
 
 // ---- --keep ------------------------------------------------------------------------------------

@@ -60,13 +60,6 @@ public:
         const int64_t durable = newest_renamed(traced.calls);
         const std::string on = std::string(s_.more) + (s_.made > 0 ? "" : " --resume auto");
         ProgramRun second = shop_.train(run, on);
-        // steps were logged, none saved: the program does not throw them away without being told to
-        const bool nothing_saved = second.exit_code == kExitBadInput && durable == 0 &&
-                                   second.err.find("no checkpoint to go on from") != std::string::npos;
-        if (nothing_saved) {
-            fs::remove(shop_ / run + "/log.jsonl");
-            second = shop_.train(run, on);
-        }
         if (second.exit_code != kExitDone) {
             wrong += strf("; going on ends with %d: %s", second.exit_code, second.err.c_str());
         } else if (resumed_from(second.out) < durable) {

@@ -178,8 +178,7 @@ std::string judge(const std::string& run, int64_t durable, const std::map<int64_
     try {
         found = find_checkpoint(run, &notes);
     } catch (const Error& e) {
-        if (durable > 0) { return strf("step %lld was saved: %s", (long long)durable, e.what()); }
-        return "";  // steps were logged, none saved: refused
+        return strf("step %lld was saved: %s", (long long)durable, e.what());
     }
     const int64_t step = found.empty() ? 0 : std::stoll(fs::path(found).filename().string().substr(5));
     if (step < durable) {
