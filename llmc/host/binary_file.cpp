@@ -2,6 +2,7 @@
 #include "llmc/host/binary_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -129,13 +130,34 @@ void HeaderReader::fail(const std::string& field, const std::string& found,
                      field.c_str(), found.c_str(), expected.c_str(), cure_.c_str()));
 }
 
+namespace {
+
+// Deletes PATH.tmp-PID of writers that were killed: nobody holds their locks any more.
+void sweep_temporaries(const std::string& path) {
+    const std::string start = std::filesystem::path(path).filename().string() + ".tmp-";
+    std::error_code ignored;
+    std::filesystem::directory_iterator at(folder_of(path), ignored), end;
+    for (; at != end; at.increment(ignored)) {
+        const std::string name = at->path().filename().string();
+        if (!name.starts_with(start) || name.find_first_not_of("0123456789", start.size()) != name.npos) {
+            continue;
+        }
+        const Descriptor d(open(at->path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        if (d.fd >= 0 && flock(d.fd, LOCK_EX | LOCK_NB) == 0) { unlink(at->path().c_str()); }
+    }
+}
+
+}  // namespace
+
 FileWriter::FileWriter(const std::string& path)
     : path_(path), temporary_(strf("%s.tmp-%d", path.c_str(), (int)getpid())) {
-    file_ = std::fopen(temporary_.c_str(), "wb");
+    sweep_temporaries(path);
+    file_ = std::fopen(temporary_.c_str(), "wbe");
     if (file_ == nullptr) {
         throw Error(kExitUsage, strf("%s: cannot write there: %s. Choose a folder that you may write to.",
                                      path.c_str(), std::strerror(errno)));
     }
+    flock(fileno(file_), LOCK_EX | LOCK_NB);  // where there are no locks, nothing is swept
 }
 
 FileWriter::~FileWriter() {
@@ -157,6 +179,7 @@ void FileWriter::write(const void* data, size_t bytes) {
 
 Digest FileWriter::commit() {
     if (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0) { fail("flushing failed"); }
+    const Descriptor lock(fcntl(fileno(file_), F_DUPFD_CLOEXEC, 0));  // until it has its name
     if (std::fclose(std::exchange(file_, nullptr)) != 0 ||
         std::rename(temporary_.c_str(), path_.c_str()) != 0) {
         int error = errno;

@@ -250,7 +250,8 @@ void remove_leftovers(const std::string& run_folder) {
     for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
         size_t mark = name.rfind(".tmp-");
         bool ours = false;
-        for (const char* start : {"step_", "model.bin", "log.jsonl", "config.toml", "report.html"}) {
+        for (const char* start :
+             {"step_", "model.bin", "log.jsonl", "config.toml", "report.html", "tokenizer."}) {
             ours = ours || name.starts_with(start);
         }
         if (ours && mark != std::string::npos &&

@@ -177,8 +177,8 @@ TEST_CASE("checkpoint: what a killed save has left is removed") {
         fs::create_directories(folder / name);
         write_bytes(folder / (std::string(name) + "/model.bin.tmp-1"), "half");
     }
-    for (const char* name :
-         {"model.bin.tmp-123", "log.jsonl.tmp-1", "config.toml.tmp-99", "report.html.tmp-7"}) {
+    for (const char* name : {"model.bin.tmp-123", "log.jsonl.tmp-1", "config.toml.tmp-99",
+                             "report.html.tmp-7", "tokenizer.json.tmp-8", "tokenizer.bin.tmp-8"}) {
         write_bytes(folder / name, "half");
     }
     const Words kept = {"log.jsonl", "model.bin", "my.tmp-1", "notes.tmp-abc"};

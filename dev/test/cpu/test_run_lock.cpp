@@ -1,11 +1,16 @@
 // One process a run folder: of several that start at once one trains, and the others name it.
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
+#include <unistd.h>
+#include <cerrno>
 #include <chrono>
 #include <thread>
 
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
+#include "llmc/host/binary_file.h"
 #include "llmc/host/run_lock.h"
 
 using namespace llmc;
@@ -115,4 +120,30 @@ TEST_CASE("run lock: runs that start in the same second without --out have folde
     const Words runs = names_below(folder / "runs");
     CHECK(runs.size() == 3);
     for (const std::string& run : runs) { CHECK(fs::exists(folder / ("runs/" + run + "/step_00000001"))); }
+}
+
+TEST_CASE("run lock: a temporary file is removed by the next writer, unless its own is at work") {
+    TempFolder folder;
+    const std::string path = folder / "f", mine = path + strf(".tmp-%d", (int)getpid());
+    auto is_locked = [](const std::string& name) {  // as another process would find it
+        const int fd = open(name.c_str(), O_RDWR | O_CLOEXEC);
+        REQUIRE(fd >= 0);
+        const bool locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        close(fd);
+        return locked;
+    };
+    for (const char* name : {"f.tmp-1", "f.tmp-1x", "ff.tmp-1"}) { write_bytes(folder / name, "half"); }
+    const int at_work = open((path + ".tmp-1").c_str(), O_RDWR | O_CLOEXEC);
+    REQUIRE(flock(at_work, LOCK_EX) == 0);
+    {
+        FileWriter writer(path);
+        CHECK(is_locked(mine));
+        CHECK(fs::exists(path + ".tmp-1"));
+        close(at_work);
+        FileWriter(folder / "g").commit();  // of another file
+        CHECK(fs::exists(path + ".tmp-1"));
+        writer.commit();
+    }
+    FileWriter(path).commit();
+    CHECK(names_below(folder.path()) == Words{"f", "f.tmp-1x", "ff.tmp-1", "g"});
 }
