@@ -83,7 +83,7 @@ FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard llmc/host/*.cpp de
     run_record.cpp))
 $(BUILD)/fuzz/%.o: %.cpp build/deps.mk
 	@mkdir -p $(@D)
-	clang++ -std=c++20 -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -isystem dev/lint \
+	clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -isystem dev/lint \
 	    -I. $(DEPS_CPPFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/fuzz/fuzz: $(FUZZ_OBJECTS)
 	clang++ -fsanitize=fuzzer,address,undefined $^ -o $@ $(DEPS_LDFLAGS) $(HASH)

@@ -21,7 +21,7 @@ namespace {
 
 constexpr char kHardBlank = '\x1f';  // in a help text: no line ends here
 constexpr size_t kHelpColumns = 100, kHelpIndent = 31;
-constexpr std::streamsize kMaxConfigBytes = 1 << 20;
+constexpr size_t kMaxConfigBytes = 1 << 20;
 
 constexpr const char* kHelpEnd = R"(
 Sub-commands, each with a --help of its own:
@@ -124,12 +124,15 @@ class ConfigReader : public CLI::ConfigBase {
 public:
     explicit ConfigReader(const CommandLine& line) : line_(line) {}
     std::vector<CLI::ConfigItem> from_config(std::istream& in) const override {
-        std::string text(kMaxConfigBytes, '\0');
-        in.read(text.data(), kMaxConfigBytes);
-        if (in.bad() || in.gcount() == kMaxConfigBytes) {
+        std::string text;
+        for (char piece[4096]; text.size() <= kMaxConfigBytes;) {
+            in.read(piece, sizeof(piece));
+            if (in.gcount() == 0) { break; }
+            text.append(piece, (size_t)in.gcount());
+        }
+        if (in.bad() || text.size() > kMaxConfigBytes) {
             fail_usage("--config " + in_quotes(line_.config) + " is over 1 MiB: not a config file.");
         }
-        text.resize(in.gcount());
         std::vector<CLI::ConfigItem> items;
         for (const auto& [name, value] : read_config(text, line_)) { items.push_back({{}, name, {value}}); }
         return items;
