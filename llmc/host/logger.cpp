@@ -116,7 +116,7 @@ std::string step_text(const StepNumbers& n, size_t columns) {
                                {speed, 0},
                                {n.utilisation < 0 ? "" : strf("%.0f%% of peak", 100 * n.utilisation), 4},
                                {"ETA " + duration_text(n.seconds_left), 0},
-                               {n.skipped ? "SKIPPED: not finite" : "", 1}};
+                               {n.skipped.empty() ? "" : "SKIPPED: " + n.skipped, 1}};
     std::erase_if(parts, [](const Part& part) { return part.text.empty(); });
     const auto joined = [&](const char* between) {
         std::string line;

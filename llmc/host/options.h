@@ -47,6 +47,8 @@ struct Options {
     double weight_decay = 0.0;        // on 2-D tensors only
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double clip = 1.0;  // largest gradient norm; 0 = no clipping
+    // a step whose loss or norm is so many standard deviations above the mean is skipped; 0 = none is
+    double skip_loss_zscore = 0, skip_norm_zscore = 0;
 
     // validation and sampling
     int64_t val_every = -1;   // steps; 0 = only at the end; -1 = auto_plan.h works it out

@@ -13,11 +13,12 @@ struct LlmcAlias {
 };
 
 inline constexpr LlmcAlias kLlmcAliases[] = {
-    {"-y", "resume", "none auto"}, {"-r", "recompute", "none gelu block"},
-    {"-f", "tf32", "false true"},  {"-nk", "keep", ""},
-    {"-nm", "keep-major", ""},     {"-z", "zero", ""},
-    {"-pn", "world-size", ""},     {"-pr", "rank", ""},
-    {"-pg", "ranks-per-host", ""}, {"-ps", "master", ""},
+    {"-y", "resume", "none auto"},   {"-r", "recompute", "none gelu block"},
+    {"-f", "tf32", "false true"},    {"-nk", "keep", ""},
+    {"-nm", "keep-major", ""},       {"-z", "zero", ""},
+    {"-pn", "world-size", ""},       {"-pr", "rank", ""},
+    {"-pg", "ranks-per-host", ""},   {"-ps", "master", ""},
+    {"-sl", "skip-loss-zscore", ""}, {"-sg", "skip-norm-zscore", ""},
 };
 
 // llm.c's options that have no row. The rule: a value that only says what this program does anyway is
@@ -34,8 +35,6 @@ inline constexpr LlmcOption kLlmcTable[] = {
     {"-w", "1", "training without fp32 master weights", "They are kept."},
     {"-ge", "0", "choosing where GELU is fused", ""},
     {"-lg", "-1", "logging the state of the GPU", "See --log-every for the steps."},
-    {"-sl", "0 0.0", "skipping steps whose loss is an outlier", "See --clip."},
-    {"-sg", "0 0.0", "skipping steps whose gradient is an outlier", "See --clip."},
     {"-pi", "mpi tcp", "meeting in a shared folder", "The ranks meet over TCP: -ps HOST (--master)."},
     {"-pf", "", "meeting in a shared folder", "The ranks meet over TCP: -ps HOST (--master)."},
     {"-pm", "", "meeting in another way", "See -pi."},                 // what llm.c's help calls -pi

@@ -16,7 +16,9 @@ void RunJournal::append(const std::string& line) {
 
 void RunJournal::step(const StepNumbers& numbers) {
     append(step_log_line(numbers));
-    if (numbers.skipped) { event("skip", numbers.step, {{"text", "loss or gradient norm was not finite"}}); }
+    if (!numbers.skipped.empty()) {
+        event("skip", numbers.step, {{"text", "loss or gradient norm was " + numbers.skipped}});
+    }
 }
 
 void RunJournal::validation(int64_t step, double val_loss, double seconds) {

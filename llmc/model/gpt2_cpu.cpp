@@ -260,7 +260,8 @@ bool GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParam
     }
     const double loss = sums_.total(losses) / targets, norm = sums_.norm();  // gaps and padding rows are zero
     bool too_long = norm > kLongestGradient && !(params.clip > 0);
-    bool skipped = !std::isfinite((float)loss) || !std::isfinite((float)norm) || too_long;
+    bool skipped = !std::isfinite((float)loss) || !std::isfinite((float)norm) || too_long ||
+                   is_outlier(params, (float)loss, (float)norm);
     if (!skipped) { update(params, params.clip > 0 ? std::min(1.0, params.clip / (norm + 1e-6)) : 1.0); }
     auto done = std::chrono::steady_clock::now();
     results_.push_back({params.step, (float)loss, (float)norm, skipped, done});

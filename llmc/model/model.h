@@ -73,7 +73,7 @@ struct StepResult {
     int64_t step = 0;
     float loss = 0;        // mean over the targets of all micro-batches, nats
     float grad_norm = 0;   // before clipping
-    bool skipped = false;  // loss or norm was not finite, or the gradient too long: nothing was updated
+    bool skipped = false;  // loss or norm was not finite or an outlier, or the gradient too long: no update
     std::chrono::steady_clock::time_point done;  // when the step was complete, however late it is asked for
 };
 

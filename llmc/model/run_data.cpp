@@ -16,9 +16,9 @@ namespace llmc {
 namespace {
 
 // of a run with other values here the numbers differ, as somebody may want
-constexpr const char* kCourse[] = {"lr",           "warmup", "schedule", "final-lr-fraction",
-                                   "weight-decay", "beta1",  "beta2",    "eps",
-                                   "clip",         "steps"};
+constexpr const char* kCourse[] = {
+    "lr",    "warmup", "schedule", "final-lr-fraction", "weight-decay",     "beta1",
+    "beta2", "eps",    "clip",     "skip-loss-zscore",  "skip-norm-zscore", "steps"};
 // and with other values here by rounding only
 constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",   "recompute",
                                      "tf32",  "device", "reduce-groups"};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "llmc/host/error.h"
@@ -104,6 +105,26 @@ public:
         if (!pair.is_array() || pair.size() != 2) { fail(name, "null or [step, loss]"); }
         return Validated{count(pair[0], name), number(pair[1], name)};
     }
+    std::vector<AcceptedStep> window(const char* name, int64_t step) const {
+        std::vector<AcceptedStep> window;
+        if (object_.find(name) == object_.end()) { return window; }  // of a version that skipped no outliers
+        const Json& list = at(name);
+        if (!list.is_array() || list.size() > OutlierWindow::kMost) { fail(name, "a list of few steps"); }
+        for (const Json& item : list) {
+            if (!item.is_array() || item.size() != 3) { fail(name, "[step, loss, norm] each"); }
+            const int64_t at = count(item[0], name);
+            if (at >= step || (!window.empty() && at <= window.back().step)) {
+                fail(name, "steps that rise, before this one");
+            }
+            window.push_back({at, real(item[1], name), real(item[2], name)});
+        }
+        return window;
+    }
+    float real(const Json& value, const char* name) const {
+        const double x = number(value, name);
+        if (std::abs(x) > (double)std::numeric_limits<float>::max()) { fail(name, "numbers of 32 bits"); }
+        return (float)x;
+    }
     [[noreturn]] void fail(const char* name, const char* expected) const {
         throw Error(kExitBadInput,
                     strf("%s: not a usable record of a run: %s: expected %s", what_.c_str(), name, expected));
@@ -164,6 +185,8 @@ std::string to_json(const RunRecord& record) {
     json["step"] = record.state.step;
     json["updates"] = record.state.updates;
     json["skipped_in_a_row"] = record.skipped_in_a_row;
+    json["window"] = Json::array();
+    for (const AcceptedStep& s : record.window) { json["window"].push_back({s.step, s.loss, s.norm}); }
     json["seed"] = record.state.seed;
     json["data_start"] = record.data_start;
     json["seq_len"] = record.state.seq_len;
@@ -189,6 +212,7 @@ RunRecord parse_run_record(const std::string& text, const std::string& what) {
     const int64_t step = record.state.step = reader.count("step");
     record.state.updates = reader.count("updates", step);
     record.skipped_in_a_row = reader.count("skipped_in_a_row", step);
+    record.window = reader.window("window", step);
     record.state.seed = reader.word("seed");
     record.data_start = reader.count("data_start", step);
     record.state.seq_len = reader.count("seq_len", 1 << 20);

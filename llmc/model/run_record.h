@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/model/outlier_window.h"
+
 namespace llmc {
 
 // a start of the program: a random id, and the first step that it did
@@ -46,8 +48,9 @@ struct Validated {
 struct RunRecord {
     Line line;
     TrainingState state;
-    int64_t skipped_in_a_row = 0;  // of the steps before
-    int64_t data_start = 0;        // the step that began with this training data: its first epoch
+    int64_t skipped_in_a_row = 0;      // of the steps before, those that were not finite
+    std::vector<AcceptedStep> window;  // if outliers are skipped: OutlierWindow's, of the steps before
+    int64_t data_start = 0;            // the step that began with this training data: its first epoch
     std::vector<ShardRecord> train_data, val_data;
     std::map<std::string, std::string> settings;  // see run_data.h
     int end_of_text = 0;                          // token id

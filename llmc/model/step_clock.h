@@ -11,6 +11,11 @@
 
 namespace llmc {
 
+// as the optimizer sees it
+inline bool was_finite(const StepResult& r) {
+    return std::isfinite(r.loss) && std::isfinite(r.grad_norm) && r.grad_norm <= (float)kLongestGradient;
+}
+
 class StepClock {
 public:
     // the time since the last step was spent on something else
@@ -30,7 +35,7 @@ public:
         if (peak_flops > 0) { n.utilisation = plan.flops_per_token * n.tokens_per_s / peak_flops; }
         n.tokens = n.step * plan.rows_per_step * seq_len;
         n.epoch = (double)((n.step - data_start) * plan.rows_per_step) / (double)plan.windows_per_epoch;
-        n.skipped = r.skipped;
+        if (r.skipped) { n.skipped = was_finite(r) ? "an outlier" : "not finite"; }
         last_done_ = r.done;
         seconds += n.ms / 1e3;
         steps++;

@@ -2,6 +2,7 @@
 //   data -> enqueue_step -> (one step later) poll -> log line -> now and then: validate, sample, save
 // Nothing here waits for the device except validation, sampling, saving and the end.
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -198,6 +199,7 @@ private:
             load_checkpoint(Checkpoint(plan_.checkpoint), write);
             model.set_updates(plan_.record.state.updates);
             skipped_in_a_row_ = plan_.record.skipped_in_a_row;
+            if (outliers_on()) { outliers_ = OutlierWindow(plan_.record.window); }
             first = plan_.record.state.step;
         } else if (!plan_.model_file.empty()) {
             std::string notes;
@@ -238,19 +240,25 @@ private:
     }
 
     StepParams step_params(int64_t step) const {
-        return {step,   plan_.schedule(step), o_.beta1, o_.beta2,
-                o_.eps, o_.weight_decay,      o_.clip,  plan_.rows_per_step * o_.seq_len};
+        const float loss = outliers_.largest(&AcceptedStep::loss, o_.skip_loss_zscore, step),
+                    norm = outliers_.largest(&AcceptedStep::norm, o_.skip_norm_zscore, step);
+        return {step,     plan_.schedule(step),
+                o_.beta1, o_.beta2,
+                o_.eps,   o_.weight_decay,
+                o_.clip,  plan_.rows_per_step * o_.seq_len,
+                loss,     norm};
     }
 
     void report(const StepResult& r) {
         const StepNumbers n = clock_.numbers(r, plan_, o_.seq_len, record_.data_start, peak_flops_);
         log_->step(n);
         watch_log();
-        skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + 1 : 0;
         line_.show(n);
-        if (skipped_in_a_row_ >= kMostSkippedSteps) {
-            throw saver_->diverged(strf("step %lld: loss or gradient norm was not finite %d times in a row",
-                                        (long long)n.step, kMostSkippedSteps));
+        if (!r.skipped && outliers_on()) { outliers_.add({r.step, r.loss, r.grad_norm}); }
+        skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + !was_finite(r) : 0;
+        if (std::max(skipped_in_a_row_, outliers_.skipped(r.step)) >= kMostSkippedSteps) {
+            throw saver_->diverged(strf("step %lld: loss or gradient norm was %s %d times in a row",
+                                        (long long)n.step, n.skipped.c_str(), kMostSkippedSteps));
         }
     }
 
@@ -288,6 +296,8 @@ private:
         clock_.restart();
     }
 
+    bool outliers_on() const { return o_.skip_loss_zscore > 0 || o_.skip_norm_zscore > 0; }
+
     // waits for the steps in flight and reports them
     void drain(Model& model) {
         model.finish();
@@ -309,6 +319,7 @@ private:
         gather(model, step);
         record_.state = training_state(o_, plan_, step, model.updates());
         record_.skipped_in_a_row = skipped_in_a_row_;
+        record_.window = outliers_.steps();
         log_->sync();  // before the checkpoint that stands behind its lines
         watch_log();
         save_requested = 0;
@@ -421,7 +432,8 @@ private:
     std::optional<RunSaver> saver_;
     StepClock clock_;
     double peak_flops_ = 0;
-    int64_t skipped_in_a_row_ = 0;
+    OutlierWindow outliers_;
+    int64_t skipped_in_a_row_ = 0;                     // those that were not finite
     bool model_failed_ = false, log_failing_ = false;  // to write model.bin, the log
 };
 

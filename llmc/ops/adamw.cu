@@ -32,7 +32,7 @@ __global__ void decide_step_kernel(StepDecision* decision, const double* loss_su
     d.loss = (float)(*loss_sum / (double)targets);
     d.norm = (float)norm;
     bool too_long = norm > kLongestGradient && !(p.clip > 0);
-    d.skipped = !isfinite(d.loss) || !isfinite(d.norm) || too_long;
+    d.skipped = !isfinite(d.loss) || !isfinite(d.norm) || too_long || is_outlier(p, d.loss, d.norm);
     if (!d.skipped) {
         d.updates++;
         d.grad_scale = p.clip > 0 ? (float)fmin(1.0, p.clip / (norm + 1e-6)) : 1.0f;

@@ -16,7 +16,7 @@ struct StepDecision {
     float grad_scale;  // 1, or clip / (norm + 1e-6) where that is less
     float step_size;   // lr / (1 - beta1^updates)
     float correct2;    // 1 / sqrt(1 - beta2^updates)
-    int32_t skipped;   // loss or norm was not finite, or the gradient too long: nothing is updated
+    int32_t skipped;   // loss or norm was not finite or an outlier, or the gradient too long: no update
 };
 
 // *decision from the sums that classifier.h and global_norm.h left on the device; decision->updates goes up

@@ -1,6 +1,7 @@
 // What the optimizer is told about a step, on the CPU and on the GPU.
 #pragma once
 #include <cstdint>
+#include <limits>
 
 namespace llmc {
 
@@ -9,7 +10,15 @@ struct StepParams {
     double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
     double clip = 0;      // largest gradient norm; 0 = no clipping
     int64_t targets = 0;  // of the step's micro-batches in all ranks; 0 = those that this one is given
+    // a step with more is an outlier, and skipped
+    float largest_loss = std::numeric_limits<float>::infinity();
+    float largest_norm = std::numeric_limits<float>::infinity();  // before clipping
 };
+
+// what the optimizer asks on the CPU and on the GPU
+constexpr bool is_outlier(const StepParams& params, float loss, float norm) {
+    return loss > params.largest_loss || norm > params.largest_norm;
+}
 
 // A gradient that is longer than this, and not clipped, is skipped like one that is not finite: its square in
 // fp32 would leave infinity in the second moment for good.

@@ -93,7 +93,7 @@ TEST_CASE("report: many runs are thinned out until they fit") {
 TEST_CASE("report: skipped steps, other logs and lines that are not ours") {
     RunHistory history("h");
     history.add("rubbish\n[1]\n{\"step\":\"x\",\"train_loss\":[]}\n{\"event\":7,\"step\":{}}\n\n");
-    history.add(step_log_line({.step = 1, .loss = NAN, .grad_norm = NAN, .ms = 1, .skipped = true}));
+    history.add(step_log_line({.step = 1, .loss = NAN, .grad_norm = NAN, .ms = 1, .skipped = "not finite"}));
     const Json p = data_of(history)["points"];
     CHECK(p["loss"].back().is_null());
     CHECK(p["low"].back().is_null());

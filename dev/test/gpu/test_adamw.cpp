@@ -35,13 +35,17 @@ void check_sum_of_squares(int64_t n) {
 struct DecisionCase {
     double loss_sum, squares, clip;
     bool skipped;
+    float largest_loss = std::numeric_limits<float>::infinity();
+    float largest_norm = std::numeric_limits<float>::infinity();
 };
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(),
                  kInf = std::numeric_limits<double>::infinity();
 constexpr DecisionCase kDecisions[] = {
-    {700, 4, 0, false},  {700, 4, 1, false},    {700, 0.25, 1, false}, {700, 1, 1, false},
-    {kNan, 4, 1, true},  {kInf, 4, 1, true},    {700, kNan, 1, true},  {700, kInf, 0, true},
-    {1e300, 4, 1, true}, {700, 1e100, 1, true}, {700, 9, 1e-3, false}, {-7, 1e-30, 1e-3, false},
+    {700, 4, 0, false},         {700, 4, 1, false},          {700, 0.25, 1, false}, {700, 1, 1, false},
+    {kNan, 4, 1, true},         {kInf, 4, 1, true},          {700, kNan, 1, true},  {700, kInf, 0, true},
+    {1e300, 4, 1, true},        {700, 1e100, 1, true},       {700, 9, 1e-3, false}, {-7, 1e-30, 1e-3, false},
+    {700, 4, 1, true, 2.0f},    {700, 4, 1, false, 2.2f},  // outliers, and those that are none
+    {700, 4, 1, true, 9, 1.9f}, {700, 4, 1, false, 9, 2.0f},
 };
 
 bool same_or_nan(float found, double expected, double relative) {
@@ -53,12 +57,19 @@ bool same_or_nan(float found, double expected, double relative) {
 // gpt2_cpu.cpp, clipping divides by norm + 1e-6.
 void check_decision(const DecisionCase& c, const StepDecision& before, DeviceArray<StepDecision>& decision) {
     constexpr int64_t kTargets = 333;
-    const StepParams params{.step = 3, .lr = 3e-4, .beta1 = 0.9, .beta2 = 0.999, .clip = c.clip};
+    const StepParams params{.step = 3,
+                            .lr = 3e-4,
+                            .beta1 = 0.9,
+                            .beta2 = 0.999,
+                            .clip = c.clip,
+                            .largest_loss = c.largest_loss,
+                            .largest_norm = c.largest_norm};
     DeviceArray<double> loss_sum(Vector{c.loss_sum}), squares(Vector{c.squares});
     decide_step(decision.data(), loss_sum.data(), squares.data(), kTargets, params, kStream);
     StepDecision d = decision.download()[0];
     check_guards("decide_step", decision);
-    std::string name = strf("decide_step loss_sum=%g squares=%g clip=%g", c.loss_sum, c.squares, c.clip);
+    std::string name = strf("decide_step loss_sum=%g squares=%g clip=%g largest=%g %g", c.loss_sum, c.squares,
+                            c.clip, c.largest_loss, c.largest_norm);
     CHECK_MESSAGE((d.skipped != 0) == c.skipped, name);
     double norm = std::sqrt(c.squares);
     CHECK_MESSAGE(same_or_nan(d.loss, c.loss_sum / kTargets, 2 * u), name);
