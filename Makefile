@@ -19,7 +19,11 @@ HOST_SOURCES := $(wildcard llmc/host/*.cpp llmc/model/*.cpp)
 TEST_SOURCES := $(wildcard dev/test/cpu/*.cpp)
 SHOOTOUTS    := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
 PROGRAMS     := $(OUT)train_gpt2 $(OUT)test_gpt2 $(OUT)data/make_corpus $(OUT)data/make_shards $(OUT)data/make_hellaswag
-LAYERNORM_SOURCES := $(wildcard llmc/layernorm/*.cu llmc/layernorm/forward/*.cu llmc/layernorm/backward/*.cu)
+# LayerNorm's kernels have an object for each type of rows, of sources that dev/layernorm_source.sh writes
+LAYERNORM_TYPED := $(foreach k,$(addprefix forward/,short_rows row_in_registers unaligned_rows fallback) \
+    $(addprefix backward/,short_rows team_ring unaligned_rows fallback),$(foreach t,fp32 bf16 fp16,llmc/layernorm/$k.$t.cu)) \
+    llmc/layernorm/forward/fallback.fp64.cu llmc/layernorm/backward/fallback.fp64.cu
+LAYERNORM_SOURCES := $(wildcard llmc/layernorm/*.cu llmc/layernorm/*ward/*.cu) $(LAYERNORM_TYPED)
 GPU_SOURCES  := $(wildcard llmc/model/*.cu llmc/ops/*.cu) $(LAYERNORM_SOURCES)
 GPU_PROGRAMS := $(OUT)train_gpt2cu $(OUT)test_gpt2cu $(BUILD)/libllmc_layernorm.so $(BUILD)/libllmc_attention.so
 
@@ -113,10 +117,18 @@ $(BUILD)/arch: FORCE
 	@printf '%s\n' '$(ARCH)' '$(GENCODE)' | cmp -s - $@ || printf '%s\n' '$(ARCH)' '$(GENCODE)' > $@
 FORCE:
 
+define compile_cu
+$(has_nvcc)
+@mkdir -p $(@D)
+$(NVCC) $(NVCCFLAGS) -MF $(BUILD)/$*.cu.d -c $< -o $@
+endef
 $(BUILD)/%.cu.o: %.cu build/deps.mk $(BUILD)/arch
-	$(has_nvcc)
+	$(compile_cu)
+$(BUILD)/%.cu.o: $(BUILD)/typed/%.cu build/deps.mk $(BUILD)/arch
+	$(compile_cu)
+$(foreach d,typed emulated,$(addprefix $(BUILD)/$d/,$(LAYERNORM_TYPED))): dev/layernorm_source.sh
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -MF $(BUILD)/$*.cu.d -c $< -o $@
+	dev/layernorm_source.sh $@ > $@
 # tests of the GPU code are host code, but for kernels of their own: they need CUDA's headers, not its compiler
 $(BUILD)/dev/test/gpu/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS)
 
@@ -129,8 +141,8 @@ $(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(wildcard dev/test/gpu/*.cu)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 
 # a ladder ends with the function that trains, which is compiled once
-$(filter %layernorm_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/layernorm/forward/*.cu))
-$(filter %layernorm_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/layernorm/backward/*.cu))
+$(filter %layernorm_forward,$(SHOOTOUTS)): $(call gpu_objects,$(filter llmc/layernorm/forward/%,$(LAYERNORM_SOURCES)))
+$(filter %layernorm_backward,$(SHOOTOUTS)): $(call gpu_objects,$(filter llmc/layernorm/backward/%,$(LAYERNORM_SOURCES)))
 # a rung of attention's is a file; the roof is the rate of a product
 $(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention_ladder/forward/*.cu))
 $(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention_ladder/backward/*.cu))
@@ -192,8 +204,9 @@ EMULATED_OBJECTS := $(call objects,$(addprefix dev/emulate/,machine.cpp instruct
 EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier classifier_rows matmul_bias attention_fp32 \
     $(foreach v,v1 v2,attention_ladder/forward/$(v) attention_ladder/backward/$(v))) \
     $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode*.cu))
-LINK_EMULATED = $(LINK) -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
-$(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp test_attention.cpp)) \
+# -rdynamic: kernels have names
+LINK_EMULATED = $(LINK) -rdynamic -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
+$(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp test_layernorm_choices.cpp test_attention.cpp)) \
                      $(EMULATED)/dev/emulate/test_machine.cu.o \
                      $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) $(addprefix dev/test/gpu/test_, \
                          decode.cpp classifier.cpp matmul_bias.cpp)) $(EMULATED_OPS) $(EMULATED_OBJECTS)
@@ -203,9 +216,9 @@ $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layer
 $(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS))): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
 	$(LINK_EMULATED)
 
-spills:
-	@NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh \
-	    $(wildcard dev/cuda/*.cu llmc/ops/attention_ladder/*/*.cu) $(GPU_SOURCES)
+spills: $(addprefix $(BUILD)/typed/,$(LAYERNORM_TYPED))
+	@NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu llmc/ops/attention_ladder/*/*.cu) \
+	    $(filter-out $(LAYERNORM_TYPED),$(GPU_SOURCES)) $^
 
 # ---- what users type --------------------------------------------------------------------------------------------------
 data/sample/val.json: data/make_corpus

@@ -32,6 +32,7 @@ inline void require_meaning(const Shootout& s, const ShootoutOptions& o) {
     refuse(o.warps && !s.warps, "--warps", "the triton rungs of layernorm_forward and _backward have it");
     refuse(o.sweep && s.sweep.empty(), "--sweep", "LayerNorm's shootouts have a list for it");
     refuse(o.latency && s.latency.empty(), "--latency", "LayerNorm's shootouts have a list for it");
+    refuse(o.explain && !s.explain, "--explain", "LayerNorm's shootouts have it");
     refuse(o.group_size && !s.group, "--group-size-m", "the triton rung of layernorm_backward has it");
     if (o.latency && (o.sweep || o.accumulate)) {
         throw Error(kExitUsage,
@@ -56,6 +57,10 @@ inline int shootout_main(const Shootout& s, int argc, const char* const* argv) {
         }
         require_known_versions(s, options);
         require_meaning(s, options);
+        if (options.explain) {
+            std::printf("%s", s.explain(options).c_str());
+            return kExitDone;
+        }
         return options.check ? run_checks(s, options) : run_races(s, options);
     } catch (const Error& error) {
         std::fflush(stdout);

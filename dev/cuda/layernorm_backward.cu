@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "dev/cuda/harness.cuh"
+#include "dev/cuda/layernorm_explain.h"
 #include "dev/cuda/layernorm_problems.h"
 #include "dev/cuda/layernorm_rungs.h"
 #include "dev/cuda/layernorm_shipped.cuh"
@@ -194,6 +195,7 @@ int main(int argc, char** argv) {
         .accumulates = true,
         .warps = true,
         .group = true,
+        .explain = [](const ShootoutOptions& o) { return explained(LayerNormOp::kBackward, o); },
     };
     return shootout_main(shootout, argc, argv);
 }

@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "dev/cuda/harness.cuh"
+#include "dev/cuda/layernorm_explain.h"
 #include "dev/cuda/layernorm_problems.h"
 #include "dev/cuda/layernorm_rungs.h"
 #include "dev/cuda/layernorm_shipped.cuh"
@@ -148,6 +149,7 @@ int main(int argc, char** argv) {
         .sweep = layernorm_sweep(),
         .latency = layernorm_latency(),
         .warps = true,
+        .explain = [](const ShootoutOptions& o) { return explained(LayerNormOp::kForward, o); },
     };
     return shootout_main(shootout, argc, argv);
 }

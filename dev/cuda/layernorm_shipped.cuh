@@ -46,7 +46,7 @@ Version regime_version(const char* name, const char* idea, const Launch& launch)
         .launch = run,
         .sums = shipped_sums<T>,
         .traits = {
-            .blocks = {0}, .overlaps = name == std::string("general") ? never : always, .when_named = true}};
+            .blocks = {0}, .overlaps = name == std::string("fallback") ? never : always, .when_named = true}};
 }
 
 // ---- forward, residual + forward ------------------------------------------------------------------
@@ -68,21 +68,16 @@ Version shipped_forward() {
 
 template <typename T>
 void add_forward_regimes(std::vector<Version>& ladder) {
-    using Call = LayerNormForward<T, T>;
-    auto add = [&](const char* name, const char* idea, auto* regime) {
+    auto add = [&](const char* name, const char* idea, layernorm::Kernel kernel) {
         ladder.push_back(regime_version<T>(
-            name, idea, [regime](const TensorSet& t, const Problem& p, cudaStream_t stream) {
-                return p.N == 0 || regime(forward_call<T, T>(t, p), stream);
+            name, idea, [kernel](const TensorSet& t, const Problem& p, cudaStream_t stream) {
+                return p.N == 0 || layernorm_forward_by(kernel, forward_call<T, T>(t, p), stream);
             }));
     };
-    add("narrow", "some lanes of a warp per row", layernorm_forward_narrow<T, T>);
-    add("registers", "rows in registers", layernorm_forward_registers<T, T>);
-    add("odd", "rows at any address, rotated", layernorm_forward_odd<T, T>);
-    add(
-        "general", "any rows, any GPU", +[](const Call& call, cudaStream_t stream) {
-            layernorm_forward_general(call, stream);
-            return true;
-        });
+    add("short_rows", "some lanes of a warp per row", layernorm::Kernel::kShortRows);
+    add("row_in_registers", "rows in registers", layernorm::Kernel::kRowInRegisters);
+    add("unaligned_rows", "rows at any address, rotated", layernorm::Kernel::kUnalignedRows);
+    add("fallback", "any rows, any GPU", layernorm::Kernel::kFallback);
 }
 
 // ---- backward ------------------------------------------------------------------------------------
@@ -110,19 +105,17 @@ Version shipped_backward() {
 
 template <typename T>
 void add_backward_regimes(std::vector<Version>& ladder) {
-    using Rows = LayerNormBackwardRows<T, T>;
-    auto add = [&](const char* name, const char* idea, LayerNormBackwardRegime<T, T>* regime) {
-        auto launch = [regime](const TensorSet& t, const Problem& p, cudaStream_t stream) {
-            return layernorm_backward_by(regime, backward_call<T, T, T>(t, p, t.scratch()), stream);
+    auto add = [&](const char* name, const char* idea, layernorm::Kernel kernel) {
+        auto launch = [kernel](const TensorSet& t, const Problem& p, cudaStream_t stream) {
+            return layernorm_backward_by(kernel, backward_call<T, T, T>(t, p, t.scratch()), stream);
         };
         ladder.push_back(regime_version<T>(name, idea, launch));
         ladder.back().scratch = scratch_of(shipped_scratch);
     };
-    add("narrow", "some lanes of a warp per row", layernorm_backward_narrow<T, T>);
-    add("ring", "teams of warps behind rings", layernorm_backward_ring<T, T>);
-    add("odd", "rows at any address", layernorm_backward_odd<T, T>);
-    add("general", "any rows, any GPU",
-        [](const Rows& call, cudaStream_t stream) { return layernorm_backward_general(call, true, stream); });
+    add("short_rows", "some lanes of a warp per row", layernorm::Kernel::kShortRows);
+    add("team_ring", "teams of warps behind rings", layernorm::Kernel::kTeamRing);
+    add("unaligned_rows", "rows at any address", layernorm::Kernel::kUnalignedRows);
+    add("fallback", "any rows, any GPU", layernorm::Kernel::kFallback);
 }
 
 }  // namespace llmc

@@ -22,6 +22,7 @@ struct ShootoutOptions {
     bool for_sanitizer = false;
     bool verbose = false;
     bool help = false;
+    bool explain = false;
     bool sequences = false;         // how shapes are written: Shootout::sequences
     std::vector<std::string> only;  // version names; empty = all
     std::vector<Shape> shapes;      // empty = the shootout's own
@@ -29,6 +30,7 @@ struct ShootoutOptions {
     int block = 0;                  // 0 = try several
     int warps = 0, group_size = 0;  // of the triton rungs; 0 = by the tutorial's rules
     std::string json, csv;          // files; "" = none
+    std::string gpu = "sm_90a";     // of --explain
     std::string command;            // all that was typed
 
     bool wants(const std::string& version) const {
@@ -156,6 +158,13 @@ inline const std::vector<ShootoutOption>& shootout_options() {
          [](auto& o, auto& v) { o.json = v; }},
         {"--csv", "FILE", "write the rows to FILE, a line each; --sweep does so without being asked",
          [](auto& o, auto& v) { o.csv = v; }},
+        {"--explain", "", "LayerNorm: print which kernel and layout takes each --shape, and why; needs no GPU",
+         [](auto& o, auto&) { o.explain = true; }},
+        {"--gpu", "ARCH", "--explain: for an H100, sm_90a (default), or an A100, sm_80",
+         [](auto& o, auto& v) {
+             if (v != "sm_90a" && v != "sm_80") { bad_value("--gpu", v, "sm_90a or sm_80"); }
+             o.gpu = v;
+         }},
         {"--for-sanitizer", "",
          "--check: few repetitions, and outputs start as allocated, for compute-sanitizer",
          [](auto& o, auto&) { o.for_sanitizer = true; }},

@@ -4,6 +4,7 @@
 //   dev/cuda/residual_layernorm_forward --check                                         correctness only
 // Read llmc/layernorm/ladder/residual/v0.h first. v1 is what it costs without the fusion.
 #include "dev/cuda/harness.cuh"
+#include "dev/cuda/layernorm_explain.h"
 #include "dev/cuda/layernorm_problems.h"
 #include "dev/cuda/layernorm_rungs.h"
 #include "dev/cuda/layernorm_shipped.cuh"
@@ -72,6 +73,7 @@ int main(int argc, char** argv) {
         .races = layernorm_races(),
         .sweep = layernorm_sweep(),
         .latency = layernorm_latency(),
+        .explain = [](const ShootoutOptions& o) { return explained(LayerNormOp::kResidual, o); },
     };
     return shootout_main(shootout, argc, argv);
 }

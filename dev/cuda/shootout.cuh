@@ -73,6 +73,7 @@ struct Shootout {
     bool accumulates = false;           // --accumulate means something
     bool warps = false, group = false;  // and so do --warps, --group-size-m
     bool sequences = false;             // shapes are sequences x heads x tokens
+    std::function<std::string(const ShootoutOptions&)> explain{};  // --explain's text
     // the least time, where it is not that of the problem's streams alone
     Roof (*roof)(const Problem&, const Stream&) = nullptr;
 };

@@ -17,6 +17,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -124,8 +125,13 @@ struct Launch {
     size_t shared = 0;
     cudaStream_t stream = nullptr;
     unsigned cluster = 1;
-    bool together = false;  // all blocks at once
+    bool together = false;         // all blocks at once
+    const void* kernel = nullptr;  // by cudaLaunchKernelEx
+    const char* from = "";         // by <<<>>>: a type whose name names the function that launches
 };
+
+// Tests that ask which kernels are chosen, not what they do, set this: it gets launches instead of the machine.
+inline std::function<void(const Launch&)> instead_of_launch;
 
 // ---- the machine ---------------------------------------------------------------------------------
 
@@ -212,7 +218,8 @@ T& static_shared() {
 }
 void run_or_keep_error(const Launch& launch, const std::function<void()>& kernel);
 template <typename Kernel, typename... Arguments>
-void launch(const Launch& launch, Kernel kernel, Arguments... arguments) {
+void launch(Launch launch, Kernel kernel, Arguments... arguments) {
+    launch.from = typeid(Kernel).name();
     run_or_keep_error(launch, [&] { kernel(arguments...); });
 }
 

@@ -23,11 +23,15 @@ namespace {
 struct Device {
     int multiprocessors, major;  // major: of its compute capability
     size_t shared;               // bytes that a block may have
+    unsigned cluster = 16;       // blocks of the largest cluster that there is room for
 };
 // Few multiprocessors, so that rows soon go round; as many as few rows want whose blocks, up to 8, have one each; as the
-// first, but with the shared memory of the GPUs that are for graphics; and with that of an A100, before Hopper.
-constexpr Device kDevices[] = {
-    {3, 9, kMostShared}, {16, 9, kMostShared}, {3, 12, 99 << 10}, {8, 8, 163 << 10}};
+// first, but with the shared memory of the GPUs that are for graphics; and with that of an A100, before Hopper. The others
+// are for tests of the choice of kernels alone: dev/test/gpu/layernorm_choices.h.
+constexpr Device kDevices[] = {{3, 9, kMostShared},  {16, 9, kMostShared},     {3, 12, 99 << 10},
+                               {8, 8, 163 << 10},    {132, 9, kMostShared},    {108, 8, 163 << 10},
+                               {84, 8, 99 << 10},    {132, 9, kMostShared, 8}, {170, 12, 99 << 10, 8},
+                               {132, 8, kMostShared}};
 constexpr int kClusters = 2;                 // of long rows each has several
 constexpr size_t kMemory = (size_t)4 << 30;  // of the device, it says
 
@@ -53,6 +57,7 @@ void check_global(const void* p, uint32_t bytes, const char* what) {
 }
 
 void run_or_keep_error(const Launch& launch, const std::function<void()>& kernel) {
+    if (instead_of_launch) { return instead_of_launch(launch); }
     size_t threads = (size_t)launch.block.x * launch.block.y * launch.block.z;
     size_t blocks = (size_t)launch.grid.x * launch.grid.y * launch.grid.z;
     bool possible = threads > 0 && threads <= kMostThreads && blocks > 0 &&
@@ -153,7 +158,8 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int v
 // as CUDA does: none where the launch asks for no clusters
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t* config) {
     bool asked = std::any_of(config->attrs, config->attrs + config->numAttrs, [](const auto& attribute) {
-        return attribute.id == cudaLaunchAttributeClusterDimension;
+        return attribute.id == cudaLaunchAttributeClusterDimension &&
+               attribute.val.clusterDim.x <= kDevices[current].cluster;
     });
     *clusters = asked ? kClusters : 0;
     return cudaSuccess;

@@ -8,6 +8,7 @@
 //   blocks_per_sm  that are to fit, which limits registers
 // A layout stays if a model has such rows, or if a width would lose more than 5 % without it.
 #pragma once
+#include <climits>
 #include <iterator>
 
 namespace llmc::layouts {
@@ -26,15 +27,6 @@ constexpr int kLanes = 32;  // of a warp
 // weights of another type than the rows'; in forward only if there is a residual, too.
 enum class Calls { kUsual, kAll };  // kUsual: but for rare ones
 constexpr bool are_for(Calls calls, bool rare) { return calls == Calls::kAll || !rare; }
-
-// take.operator()<i>() for layout i of a table after the other, until one answers true
-template <const auto& table, int i = 0, typename Take>
-bool first_of(const Take& take) {
-    if constexpr (i < (int)std::size(table)) {
-        return take.template operator()<i>() || first_of<table, i + 1>(take);
-    }
-    return false;
-}
 
 // ---- forward/short_rows.cuh ----------------------------------------------------------------------
 
@@ -175,6 +167,7 @@ inline constexpr UnalignedForward kUnalignedForward[] = {
 constexpr int columns_of(const UnalignedForward& row, int vector) {
     return row.cluster * row.warps * row.lanes * (row.vectors * vector + 1);
 }
+constexpr bool is_for(const UnalignedForward& row, bool rare) { return !rare || row.rare_unguarded >= 0; }
 
 // ---- backward/short_rows.cuh ---------------------------------------------------------------------
 
@@ -192,6 +185,7 @@ inline constexpr ShortBackward kShortBackwardPieces[] = {{.lanes = 4, .use = "to
                                                   {.lanes = 16, .use = "to 80 columns, or 96, or 128"},
                                                   {.lanes = 32, .use = "to 160 columns, or 192"}};
 constexpr int pieces_of_lane(int vector) { return vector == 1 ? 5 : vector == 2 ? 3 : 2; }
+constexpr int columns_of(const ShortBackward& row, int piece) { return row.lanes * piece * pieces_of_lane(piece); }
 
 // ---- backward/team_ring.cuh ----------------------------------------------------------------------
 
@@ -390,5 +384,54 @@ inline constexpr UnalignedBackward kUnalignedBackward[] = {
     {.cluster = 4, .columns = 16, .unguarded = 12, .fp32 = false, .use = "to 32768 columns"},
     {.cluster = 2, .columns = 16, .unguarded = 12, .fp32 = false, .use = "to 16384 columns"}};
 constexpr int kFewestUnalignedBackward = 128;  // columns
+constexpr int kMostGroups = 256;  // of sums by column, which scratch holds: no GPU has so many multiprocessors
+
+// ---- backward/cp_async_teams.cuh -----------------------------------------------------------------
+
+// Before Hopper: rows that the registers of a block hold. Of these the one that costs least is taken: choose.h.
+struct CpAsyncTeams {
+    int vectors;
+    bool adds = true;     // for +=, too, which has no registers for 3 vectors
+    bool reread = false;  // a row's second half reads shared memory again: longer rows, for 99 KB of it
+};
+inline constexpr CpAsyncTeams kCpAsyncTeams16[] = {
+    {.vectors = 2}, {.vectors = 1}, {.vectors = 3, .adds = false}, {.vectors = 4, .reread = true}};
+inline constexpr CpAsyncTeams kCpAsyncTeams32[] = {{.vectors = 4}, {.vectors = 3}, {.vectors = 2}};
+
+// ---- backward/cp_async_pipelined.cuh -------------------------------------------------------------
+
+// The first is taken that a multiprocessor has shared memory for, 163 KB of an A100, 227 of an H100, and registers.
+enum class Forms { kBoth, kWrite, kAdd };
+struct CpAsyncPipelined {
+    int vectors, lead, stages;  // lead: rows that the first half is ahead of the second; 1: a block has a row alone
+    Forms forms = Forms::kBoth;
+    bool keeps_weight = true;      // in shared memory
+    bool lines = false;            // for rows of whole lines alone
+    int beyond = 0, to = INT_MAX;  // for rows of more than `beyond` columns, and at most `to`
+    const char* use;
+    constexpr bool is_for(bool adds) const { return forms != (adds ? Forms::kWrite : Forms::kAdd); }
+};
+constexpr int kPipelinedWarps = 16;
+constexpr int columns_of(const CpAsyncPipelined& row, int vector) {
+    return kPipelinedWarps * kLanes * vector * row.vectors;
+}
+inline constexpr CpAsyncPipelined kCpAsyncPipelined16[] = {
+    {.vectors = 3, .lead = 1, .stages = 2, .use = "to 12288 columns"},
+    {.vectors = 4, .lead = 1, .stages = 2, .use = "to 16384 columns"},
+    {.vectors = 2, .lead = 4, .stages = 6, .forms = Forms::kAdd, .lines = true, .use = "90 % for 81 at 65536"},
+    {.vectors = 2, .lead = 3, .stages = 4, .forms = Forms::kAdd, .lines = true, .use = "less shared memory"},
+    {.vectors = 4, .lead = 2, .stages = 3, .forms = Forms::kWrite, .beyond = 24576, .to = 32768,
+     .use = "two blocks for three"},
+    {.vectors = 3, .lead = 3, .stages = 4, .forms = Forms::kWrite, .use = "shared rows"},
+    {.vectors = 3, .lead = 2, .stages = 3, .forms = Forms::kAdd, .use = "shared rows: 81 % for 77 at 90000"},
+    {.vectors = 2, .lead = 3, .stages = 4, .use = "shared rows, less shared memory"}};
+inline constexpr CpAsyncPipelined kCpAsyncPipelined32[] = {
+    {.vectors = 4, .lead = 1, .stages = 2, .use = "to 8192 columns"},
+    {.vectors = 2, .lead = 3, .stages = 4, .forms = Forms::kAdd, .lines = true, .use = "more rows ahead"},
+    {.vectors = 3, .lead = 3, .stages = 4, .forms = Forms::kWrite, .use = "shared rows"},
+    {.vectors = 3, .lead = 2, .stages = 3, .forms = Forms::kAdd, .use = "shared rows"},
+    {.vectors = 2, .lead = 3, .stages = 4, .use = "shared rows, less shared memory"},
+    {.vectors = 4, .lead = 2, .stages = 3, .forms = Forms::kWrite, .use = "the longest"},
+    {.vectors = 4, .lead = 2, .stages = 3, .forms = Forms::kAdd, .keeps_weight = false, .use = "the longest"}};
 
 }  // namespace llmc::layouts

@@ -138,6 +138,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
         }
         if (attribute.id == cudaLaunchAttributeCooperative) { launch.together = attribute.val.cooperative; }
     }
+    launch.kernel = (const void*)kernel;
     std::tuple<Parameters...> values(arguments...);
     emulation::launch(launch, [&] { std::apply(kernel, values); });
     return cudaGetLastError();

@@ -6,12 +6,12 @@
 // ones are shared by up to 32 blocks, which run all at once and tell each other their sums through L2; the
 // first half is two to four rows ahead there.
 #pragma once
-#include "llmc/cuda/async_copy.cuh"
-#include "llmc/cuda/device.cuh"
+#include "llmc/cuda/column_sums.cuh"
 #include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/backward/rows.cuh"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_ahead {
+namespace llmc::cp_async_pipelined {
 
 // A lane has k vectors; the first half is `lead` rows ahead of the second, out of `stages` rows in shared
 // memory. Only a lead of 2 or more leaves the time to share rows between blocks. keeps: weight is in shared memory,
@@ -20,19 +20,11 @@ template <int k_, int lead_, int stages_, bool keeps_ = true>
 struct Layout {
     static constexpr int k = k_, lead = lead_, stages = stages_;
     static constexpr bool keeps = keeps_;
-    static constexpr int warps = 16, threads = warps * kWarp;
+    static constexpr int warps = layouts::kPipelinedWarps, threads = warps * kWarp;
     static constexpr int sets = 2 * lead;  // of sums: a warp is at most `lead` rows ahead of another
     static constexpr bool shares = lead > 1;
     static_assert(stages > lead);
 };
-
-// Where a part of a row of C columns begins: each has as many lines of 128 bytes, or one more; the last line may
-// be short.
-template <int element_bytes>
-__host__ __device__ inline int first_column(int C, int part, int parts) {
-    constexpr int line = 128 / element_bytes;
-    return min(ceil_div(C, line) * part / parts * line, C);
-}
 
 // The sums of wdy and of wdy xhat over a block's part of a row, or kNoPair, which arithmetic never makes:
 // the NaN it makes is 0x7fffffff.
@@ -103,7 +95,9 @@ struct Rows {
 
     __device__ int64_t row_of(int turn) const { return row + (int64_t)turn * step; }
     __device__ Pair* pairs_of(int turn) const { return share.pairs + row_of(turn) * share.blocks; }
-    __device__ int begin_of(int part) const { return first_column<sizeof(T)>(call.C, part, share.blocks); }
+    __device__ int begin_of(int part) const {
+        return layernorm::first_column(sizeof(T), call.C, part, share.blocks);
+    }
     __device__ bool has(int i) const { return i < k - 1 || last; }
     __device__ static int at(int i) { return i * Memory::step; }
     // Asks for vector i of the row `turn`, to which inp and dout point, and of dinp as it is, if there is
@@ -323,8 +317,8 @@ struct Rows {
 
 template <typename L, bool kAccumulate, typename T, typename W>
 __global__ __launch_bounds__(L::threads,
-                             1) void layernorm_backward_ahead_kernel(LayerNormBackwardRows<T, W> call,
-                                                                     Share share) {
+                             1) void layernorm_backward_pipelined_kernel(LayerNormBackwardRows<T, W> call,
+                                                                         Share share) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<L, kAccumulate, T, W>*>(memory);
     if (threadIdx.x == 0) {
@@ -345,4 +339,75 @@ __global__ void forget_pairs_kernel(Pair* pairs, int64_t n) {
     if (i < n) { pairs[i] = kNoPair; }
 }
 
-}  // namespace llmc::layernorm_ahead
+// ---- the launch ----------------------------------------------------------------------------------
+
+template <typename L, bool kAccumulate, typename T, typename W>
+void launch_rows(const LayerNormBackwardRows<T, W>& call, const Share& share, int groups,
+                 cudaStream_t stream) {
+    auto* kernel = layernorm_backward_pipelined_kernel<L, kAccumulate, T, W>;
+    constexpr size_t bytes = sizeof(Shared<L, kAccumulate, T, W>);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    cudaLaunchAttribute together{};  // or a block might wait for one that cannot come
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim.x = groups * share.blocks;
+    config.blockDim.x = L::threads;
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &together;
+    config.numAttrs = L::shares ? 1 : 0;
+    if (L::shares) {
+        constexpr int block = 256;
+        int64_t pairs = call.N * share.blocks;
+        forget_pairs_kernel<<<grid_x(ceil_div(pairs, (int64_t)block)), block, 0, stream>>>(share.pairs,
+                                                                                           pairs);
+        check_launch();
+    }
+    check(cudaLaunchKernelEx(&config, kernel, call, share));
+}
+
+// Scratch has 2 sets of kColumnGroups doubles a column: the sums of each group come first, what blocks tell each other
+// after them. That may not do for all rows at once.
+template <typename L, bool kAccumulate, typename T, typename W>
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
+    int groups = (int)std::min<int64_t>(choice.groups, call.N);
+    int64_t sums = (int64_t)2 * groups * call.C * sizeof(float), rows = call.N;
+    Share share{choice.blocks, 1.0f / call.C};
+    if (L::shares) {
+        int64_t room = (int64_t)2 * kColumnGroups * call.C * sizeof(double) - sums;
+        int64_t at_most = room / (int64_t)(share.blocks * sizeof(Pair));
+        share.pairs = reinterpret_cast<Pair*>(static_cast<char*>(call.scratch) + sums);
+        rows = ceil_div(rows,
+                        ceil_div(rows, at_most));  // about as many each time: each group has one in the last
+    }
+    for (int64_t row = 0; row < call.N; row += rows) {
+        LayerNormBackwardRows<T, W> part = call;
+        part.inp += row * call.inp_stride;
+        part.dout += row * call.dout_stride;
+        part.dinp += row * call.dinp_stride;
+        part.mean += row;
+        part.rstd += row;
+        part.N = std::min(rows, call.N - row);
+        share.add = row > 0;
+        launch_rows<L, kAccumulate>(part, share, groups, stream);
+    }
+    return {groups};
+}
+
+template <bool kAccumulate, typename T>
+ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const Choice& choice, cudaStream_t stream) {
+    static constexpr auto table = layernorm::pipelined_table(sizeof(T));
+    return layouts::at_row<table.size()>(choice.row, [&]<int i>() {
+        constexpr layouts::CpAsyncPipelined row = table[i];
+        using L = Layout<row.vectors, row.lead, row.stages, row.keeps_weight>;
+        if constexpr (row.is_for(kAccumulate)) {
+            static_assert(sizeof(Shared<L, kAccumulate, T, T>) ==
+                          layernorm::pipelined_bytes(row, sizeof(T), kAccumulate));
+            return launch<L, kAccumulate>(call, choice, stream);
+        }
+        return ColumnGroups{};
+    });
+}
+
+}  // namespace llmc::cp_async_pipelined

@@ -1,21 +1,17 @@
 // A kernel of LayerNorm backward for Ampere on: teams of warps walk over rows of whole vectors, which each
 // thread brings for itself into shared memory, rows ahead, by cp.async. Sums by column stay in registers to
 // the end. Rows up to what a block's registers hold between a row's halves: 9216 elements of 16 bits, 8192 of
-// 32; longer ones: ahead.cuh.
+// 32; longer ones: cp_async_pipelined.cuh.
 #pragma once
-#include <algorithm>
-
-#include "llmc/cuda/async_copy.cuh"
-#include "llmc/cuda/check.cuh"
 #include "llmc/cuda/column_sums.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/device_facts.cuh"
 #include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/backward/rows.cuh"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_teams {
+namespace llmc::cp_async_teams {
 
-constexpr int kMaxTeams = 15, kMaxTeamWarps = 16, kMaxStages = 4;
+constexpr int kMaxTeams = layernorm::kThresholds.most_teams, kMaxStages = layernorm::kThresholds.most_stages;
+constexpr int kMaxTeamWarps = layernorm::kThresholds.teams_most_warps;
 
 // A block has `teams` teams of `warps` warps; each row is one team's. A team's ring has `stages`.
 struct Layout {
@@ -131,106 +127,29 @@ __global__ __launch_bounds__(kThreads,
               lane, team, o.teams);
 }
 
-// Of a block: about; two stages at most, unless too few warps would be left. More lets multiprocessors drift
-// apart.
-constexpr int kRingBytes = 64 << 10, kMostRingBytes = 80 << 10;
-constexpr int kEnoughWarps = 12;
-
-// A lane's columns: k vectors. hold: between a row's halves in registers, else read again.
-template <int k_, bool hold_>
-struct Tile {
-    static constexpr int k = k_;
-    static constexpr bool hold = hold_;
-};
-
-// threads of a block, at most, so that what a lane holds fits its registers
-template <typename Tile, typename T>
-constexpr int most_threads(bool accumulate) {
-    int columns = Tile::k * Vec<T>::size + (accumulate ? (int)sizeof(T) : 0);
-    return !Tile::hold ? 512 : columns > 18 ? 384 : columns > 12 ? 512 : 640;
-}
-
-// How a row of C columns is laid out with this tile; no teams: it does not fit.
-template <typename Tile, bool kAccumulate, typename T>
-struct Plan {
-    Layout layout{};
-    size_t bytes = 0;  // of shared memory
-    double cost = 0;   // cycles for a row: to issue its warps' instructions; or a team's time, by teams
-
-    explicit Plan(int C) {
-        constexpr int columns = Tile::k * Vec<T>::size,
-                      warps_at_most = most_threads<Tile, T>(kAccumulate) / kWarp;
-        int64_t warps = ceil_div((int64_t)C, (int64_t)columns * kWarp);
-        if (warps > std::min(warps_at_most, kMaxTeamWarps)) { return; }
-        size_t row = (kAccumulate ? 3 : 2) * sizeof(T) * C;
-        int teams = std::min(warps_at_most / (int)warps, kMaxTeams);
-        while (teams > 1 && teams * warps > kEnoughWarps && 2 * teams * row > kMostRingBytes) { teams--; }
-        int stages = std::clamp<int64_t>(kRingBytes / (teams * row), 2, kMaxStages);
-        auto needed = [&] { return sizeof(Shared) + teams * std::max(stages * row, 2 * sizeof(float) * C); };
-        while (teams > 1 && needed() > most_bytes()) { teams--; }
-        while (stages > 1 && needed() > most_bytes()) { stages--; }
-        if (needed() > most_bytes()) { return; }
-        layout = {(int)warps, teams, stages};
-        bytes = needed();
-        int instructions = (Tile::hold ? 16 : 22) * columns + 150, exchange = warps > 1 ? 700 : 300;
-        cost = std::max(warps * instructions / 4.0, (3.0 * instructions + exchange) / teams);
-    }
-    static size_t most_bytes() { return device_facts().shared_bytes; }
-    bool fits() const { return layout.teams > 0; }
-};
-
-// returns the number of groups whose sums the kernel leaves
-template <bool kAccumulate, typename Tile, typename T, typename W>
-int launch_teams(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    Plan<Tile, kAccumulate, T> plan(call.C);
-    if (!plan.fits()) { return 0; }
-    constexpr int threads = most_threads<Tile, T>(kAccumulate);
-    auto* kernel = layernorm_backward_teams_kernel<Tile::hold, kAccumulate, Tile::k, threads, T, W>;
-    static OncePerDevice prepared;  // for the widest row: another thread's call may have another width
-    prepared([kernel](int) {
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   device_facts().shared_bytes));
-    });
-    int blocks = std::min(device_facts().multiprocessors, kMostGroups);
-    blocks = (int)std::min<int64_t>(blocks, call.N);
-    int block = plan.layout.teams * plan.layout.warps * kWarp;
-    kernel<<<blocks, block, plan.bytes, stream>>>(call, plan.layout);
-    check_launch();
-    return blocks;
-}
-
-// with the tile that costs least; 0: none takes it, or shared memory is too small
-template <bool kAccumulate, typename Best, typename Next, typename... More, typename T, typename W>
-int launch_teams(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    Plan<Best, kAccumulate, T> best(call.C);
-    Plan<Next, kAccumulate, T> next(call.C);
-    if (!best.fits() || (next.fits() && next.cost < best.cost)) {
-        return launch_teams<kAccumulate, Next, More...>(call, stream);
-    }
-    return launch_teams<kAccumulate, Best, More...>(call, stream);
-}
+// ---- the launch ----------------------------------------------------------------------------------
 
 template <bool kAccumulate, typename T, typename W>
-int launch_teams(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    if constexpr (sizeof(T) == 4) {
-        return launch_teams<kAccumulate, Tile<4, true>, Tile<3, true>, Tile<2, true>>(call, stream);
-    } else {
-        if constexpr (kAccumulate) {  // registers do not allow 3 vectors
-            return launch_teams<true, Tile<2, true>, Tile<1, true>>(call, stream);
-        } else {
-            return launch_teams<false, Tile<2, true>, Tile<1, true>, Tile<3, true>>(call, stream);
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
+    static_assert(sizeof(Shared) == layernorm::kTeamsSums);
+    static constexpr auto table = layernorm::teams_table(sizeof(T));
+    return layouts::at_row<table.size()>(choice.row, [&]<int i>() {
+        constexpr layouts::CpAsyncTeams row = table[i];
+        if constexpr (row.adds || !kAccumulate) {
+            constexpr int threads = layernorm::most_threads(row, sizeof(T), kAccumulate);
+            constexpr auto* kernel =
+                layernorm_backward_teams_kernel<!row.reread, kAccumulate, row.vectors, threads, T, W>;
+            allow_shared_bytes<kernel>(device_facts().shared_bytes);  // for the widest row
+            const layernorm::Teams& teams = choice.teams;
+            int64_t blocks = std::min(device_facts().multiprocessors, layouts::kMostGroups);
+            int groups = (int)std::min(blocks, call.N);
+            kernel<<<groups, teams.teams * teams.warps * kWarp, teams.shared_bytes, stream>>>(
+                call, Layout{teams.warps, teams.teams, teams.stages});
+            check_launch();
+            return ColumnGroups{groups};
         }
-    }
+        return ColumnGroups{};
+    });
 }
 
-// Longer rows, read again for their second half: where shared memory is too small for ahead.cuh (99 KB).
-template <bool kAccumulate, typename T, typename W>
-int launch_again(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    if constexpr (sizeof(T) == 4) {
-        return 0;
-    } else {
-        return launch_teams<kAccumulate, Tile<4, false>>(call, stream);
-    }
-}
-
-}  // namespace llmc::layernorm_teams
+}  // namespace llmc::cp_async_teams

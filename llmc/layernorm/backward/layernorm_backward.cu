@@ -1,13 +1,15 @@
-// LayerNorm backward: asks the regimes in turn, layernorm_backward/regimes.h, gives the call to the first
-// that takes it (before Hopper that is narrow, odd or general), and adds up the sums by column it leaves. Those of
-// dinp, where it leaves none, are made by another pass over dinp.
+// LayerNorm backward: the call goes to the kernel that choose.h chooses; the sums by column that it leaves are added up.
+// Those of dinp, where it leaves none, are made by another pass over dinp.
 #include "llmc/cuda/column_sums.cuh"
 #include "llmc/layernorm/backward/regimes.h"
+#include "llmc/layernorm/call.cuh"
 
 namespace llmc {
 
+using namespace layernorm;
+
 // Of each set of sums 128 groups of doubles, or 256 of floats.
-static_assert(kMostGroups * sizeof(float) == kColumnGroups * sizeof(double));
+static_assert(layouts::kMostGroups * sizeof(float) == kColumnGroups * sizeof(double));
 size_t layernorm_backward_scratch(int C) {
     int sets = C <= kSummedColumns ? 3 : 2;
     return sets * sizeof(double) * kColumnGroups * (size_t)C;
@@ -21,22 +23,23 @@ ColumnOutputs outputs_of(const LayerNormBackward<T, Grad, W>& call) {
 }
 
 template <typename T, typename W>
-ColumnGroups layernorm_backward_rows(const LayerNormBackwardRows<T, W>& call, bool columns,
-                                     cudaStream_t stream) {
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
-        if (columns && call.dinp != nullptr) {
-            for (auto* regime : {layernorm_backward_narrow<T, W>, layernorm_backward_ring<T, W>,
-                                 layernorm_backward_odd<T, W>}) {
-                if (ColumnGroups groups = regime(call, stream); groups.count > 0) { return groups; }
-            }
+        if (choice.kernel == Kernel::kShortRows) {
+            return layernorm_backward_short_rows(call, choice, stream);
+        }
+        if (choice.kernel == Kernel::kTeamRing) { return layernorm_backward_team_ring(call, choice, stream); }
+        if (choice.kernel == Kernel::kUnalignedRows) {
+            return layernorm_backward_unaligned_rows(call, choice, stream);
         }
     }
-    return layernorm_backward_general(call, columns, stream);
+    return layernorm_backward_fallback(call, choice, stream);
 }
 
-// rows(call, columns): by which regime; false: it does not take the call
-template <typename T, typename Grad, typename W, typename Rows>
-bool backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream, const Rows& rows) {
+// by this kernel, or where that is none the one that is chosen; false: it does not take the call
+template <typename T, typename Grad, typename W>
+bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Kernel>& by,
+              cudaStream_t stream) {
     using Acc = acc_t<T>;
     require(given.C > 0 && given.N >= 0, "layernorm_backward: C must be positive, N not negative");
     require(
@@ -51,13 +54,19 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream, c
     for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {
         if (*stride == 0) { *stride = call.C; }
     }
-    bool columns = given.dweight != nullptr || given.dbias != nullptr;
+    call.columns = given.dweight != nullptr || given.dbias != nullptr;
     ColumnGroups groups;
     if (call.N > 0) {
-        groups = rows(call, columns);
-        if (groups.count == 0) { return false; }
+        const Call shape = packed(call);
+        const bool launched = launch_chosen(
+            this_gpu(sum_columns_kernel<T, 1>),
+            [&](const Gpu& gpu) {
+                return by ? choose_backward_by(*by, shape, gpu) : choose_backward(shape, gpu);
+            },
+            [&](const Choice& choice) { return (groups = launch(call, choice, stream)).count > 0; });
+        if (!launched) { return false; }
     }
-    if (columns && !groups.done) {  // no rows: no groups, and the sums are 0
+    if (call.columns && !groups.done) {  // no rows: no groups, and the sums are 0
         int stride = groups.stride > 0 ? groups.stride : call.C;
         ColumnPartials<Acc> partials{(const Acc*)call.scratch, groups.count, stride, groups.early};
         finish_columns<Grad, Acc>({given.dweight, given.dbias, groups.dinp ? given.dinp_sums : nullptr},
@@ -72,17 +81,12 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream, c
 
 template <typename T, typename Grad, typename W>
 void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream) {
-    backward(given, stream, [stream](const LayerNormBackwardRows<T, W>& call, bool columns) {
-        return layernorm_backward_rows(call, columns, stream);
-    });
+    backward(given, {}, stream);
 }
 
 template <typename T, typename Grad, typename W>
-bool layernorm_backward_by(LayerNormBackwardRegime<T, W>* regime, const LayerNormBackward<T, Grad, W>& given,
-                           cudaStream_t stream) {
-    return backward(given, stream, [=](const LayerNormBackwardRows<T, W>& call, bool columns) {
-        return columns && call.dinp != nullptr ? regime(call, stream) : ColumnGroups{};
-    });
+bool layernorm_backward_by(Kernel kernel, const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream) {
+    return backward(given, kernel, stream);
 }
 
 using bf16 = __nv_bfloat16;
@@ -94,11 +98,8 @@ template void layernorm_backward(const LayerNormBackward<__half, float, __half>&
 template void layernorm_backward(const LayerNormBackward<__half, __half, __half>&, cudaStream_t);
 template void layernorm_backward(const LayerNormBackward<__half, float, float>&, cudaStream_t);
 template void layernorm_backward(const LayerNormBackward<double, double, double>&, cudaStream_t);
-template bool layernorm_backward_by(LayerNormBackwardRegime<float, float>*,
-                                    const LayerNormBackward<float, float, float>&, cudaStream_t);
-template bool layernorm_backward_by(LayerNormBackwardRegime<bf16, bf16>*,
-                                    const LayerNormBackward<bf16, bf16, bf16>&, cudaStream_t);
-template bool layernorm_backward_by(LayerNormBackwardRegime<__half, __half>*,
-                                    const LayerNormBackward<__half, __half, __half>&, cudaStream_t);
+template bool layernorm_backward_by(Kernel, const LayerNormBackward<float, float, float>&, cudaStream_t);
+template bool layernorm_backward_by(Kernel, const LayerNormBackward<bf16, bf16, bf16>&, cudaStream_t);
+template bool layernorm_backward_by(Kernel, const LayerNormBackward<__half, __half, __half>&, cudaStream_t);
 
 }  // namespace llmc

@@ -1,15 +1,18 @@
-// The kernels LayerNorm backward chooses from, a file each: <name>.cu, or a <name>.cuh of which
-// <name>_<type>.cu make kernels. A regime writes dinp (=, or += with accumulate_dinp) and leaves in scratch, for
-// each of several groups of rows, the sums of dout xhat and of dout by column: (2,groups,C), of acc_t<T>. It
-// answers how many groups; 0: it does not take such a call and has done nothing. With sum_dinp a regime may leave
-// the sums of dinp, as stored, after the other two, (3,groups,C), and say so, if C is at most kSummedColumns.
-// ring is Hopper's alone; narrow, odd and general take calls on any GPU, odd in other code.
-// Of one row the sums are what the call asks for: a regime may write that at once, and say so.
+// The kernels of LayerNorm backward that choose.h chooses from, a file each: <name>.cu, or a <name>.cuh of which
+// <name>_<type>.cu make kernels. Each launches what was chosen: writes dinp (=, or += with accumulate_dinp) and leaves in
+// scratch, for each of several groups of rows, the sums of dout xhat and of dout by column: (2,groups,C), of acc_t<T>. It
+// answers how many groups; 0: the device has no room for such clusters, and nothing was done. With sum_dinp a kernel may
+// leave the sums of dinp, as stored, after the other two, (3,groups,C), and say so, if C is at most kSummedColumns.
+// team_ring is Hopper's alone; the others take calls on any GPU, unaligned_rows in other code.
+// Of one row the sums are what the call asks for: a kernel may write that at once, and say so.
 // A call's dweight, dbias and dinp_sums are null here; strides are filled in; N is at least 1.
 #pragma once
+#include "llmc/layernorm/choose.h"
 #include "llmc/layernorm/layernorm.h"
 
 namespace llmc {
+
+using layernorm::Choice, layernorm::Kernel;
 
 // what a call of one row asks for by column: each (C), 16-byte aligned, of T or of float; null if not wanted
 struct ColumnOutputs {
@@ -19,13 +22,11 @@ struct ColumnOutputs {
 
 template <typename T, typename W>
 struct LayerNormBackwardRows : LayerNormBackward<T, float, W> {
-    bool sum_dinp = false;
+    bool sum_dinp = false, columns = false;  // columns: are dweight or dbias wanted?
     ColumnOutputs of_one_row{};
 };
 
-constexpr int kSummedColumns = 2048;  // what GPT-2's residual stream needs, and some more
-
-constexpr int kMostGroups = 256;  // of sums in float that scratch holds: no GPU has so many multiprocessors
+constexpr int kSummedColumns = layernorm::kThresholds.summed_columns;
 
 struct ColumnGroups {
     int count = 0;
@@ -36,26 +37,25 @@ struct ColumnGroups {
 };
 
 template <typename T, typename W>
-ColumnGroups layernorm_backward_narrow(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
+ColumnGroups layernorm_backward_short_rows(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
+                                           cudaStream_t stream);
 
 template <typename T, typename W>
-ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
+ColumnGroups layernorm_backward_team_ring(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
+                                          cudaStream_t stream);
 
 template <typename T, typename W>
-ColumnGroups layernorm_backward_odd(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
+ColumnGroups layernorm_backward_unaligned_rows(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
+                                               cudaStream_t stream);
 
+// by cp.async, or by kernels that take every call
 template <typename T, typename W>
-using LayerNormBackwardRegime = ColumnGroups(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream);
+ColumnGroups layernorm_backward_fallback(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
+                                         cudaStream_t stream);
 
-// layernorm_backward() by this regime or not at all: the shootouts race them. false: it does not take such a call, and
+// layernorm_backward() by this kernel or not at all: the shootouts race them. false: it does not take such a call, and
 // nothing was done.
 template <typename T, typename Grad, typename W>
-bool layernorm_backward_by(LayerNormBackwardRegime<T, W>* regime, const LayerNormBackward<T, Grad, W>& call,
-                           cudaStream_t stream);
-
-// takes every call
-template <typename T, typename W>
-ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<T, W>& call, bool columns,
-                                        cudaStream_t stream);
+bool layernorm_backward_by(Kernel kernel, const LayerNormBackward<T, Grad, W>& call, cudaStream_t stream);
 
 }  // namespace llmc

@@ -2,9 +2,7 @@
 // keeps in fp32 registers, and how a block's sums by column leave it. Shared memory holds the rows; who
 // brings them is not asked here.
 #pragma once
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/reduce.cuh"
-#include "llmc/cuda/vectors.cuh"
+#include "llmc/layernorm/kernel.cuh"
 
 namespace llmc {
 

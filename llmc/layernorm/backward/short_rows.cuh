@@ -1,25 +1,15 @@
 // narrow: several short rows a warp. A lane has a vector of each of its rows, or, where rows are not whole aligned
 //         vectors, a few pieces: halves of one, quarters, down to single elements; and keeps their sums by column.
-// Why:    ring.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. general.cu reads what is
+// Why:    team_ring.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. fallback.cuh reads what is
 //         not in vectors twice.
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 8 bytes a column and block.
 // Result: 51.9 us, 91 % of the roof at 524288x64 bf16 (a warp a row: 169.8); 73 % at 262144x100 (189.1, 20 % by
-//         general.cu); H200, 2026-11-24
+//         fallback.cuh); H200, 2026-11-24
 #pragma once
-#include <algorithm>
-
-#include "llmc/cuda/async_copy.cuh"
-#include "llmc/cuda/check.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/launch.cuh"
-#include "llmc/cuda/reduce.cuh"
-#include "llmc/cuda/vectors.cuh"
-#include "llmc/layernorm/alignment.cuh"
 #include "llmc/layernorm/backward/regimes.h"
-#include "llmc/layernorm/layouts.h"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_narrow_backward {
+namespace llmc::short_rows_backward {
 
 // A row is shared by `lanes` neighbouring lanes, which have k pieces each, of n elements, `step` apart: one if these are
 // vectors, else as many as registers allow. `together` rows of a lane are under way.
@@ -213,12 +203,12 @@ __global__ __launch_bounds__(L::threads) void layernorm_backward_kernel(LayerNor
     }
 }
 
-// ---- the choice ----------------------------------------------------------------------------------
+// ---- the launch ----------------------------------------------------------------------------------
 
 template <typename L, bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     auto* kernel = layernorm_backward_kernel<L, kAccumulate, T, W>;
-    int64_t most = std::min(device_facts().multiprocessors, kMostGroups);
+    int64_t most = std::min(device_facts().multiprocessors, layouts::kMostGroups);
     int groups = (int)std::min(most, ceil_div(call.N, (int64_t)(L::together * L::threads / L::lanes)));
     bool hopper = runs_hopper_code(kernel);
     LaunchAttributes attributes;
@@ -228,50 +218,39 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     return {groups, hopper, false, call.of_one_row.given};
 }
 
-// columns of a row that is no whole vectors; odd.cuh takes longer ones
-template <typename T>
-constexpr int kMostInPieces = sizeof(T) == 2 ? 127 : 192;
-
-// by the first that has room for a row; no groups if none has
-template <const auto& table, int n, bool kVectors, bool kAccumulate, typename T, typename W>
-ColumnGroups launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    ColumnGroups groups;
-    layouts::first_of<table>([&]<int i>() {
-        using L = Layout<table[i].lanes, n, kVectors>;
-        if constexpr (kVectors || L::columns <= 2 * kMostInPieces<T>) {
-            if (call.C <= L::columns) { groups = launch<L, kAccumulate>(call, stream); }
-        }
-        return groups.count > 0;
-    });
-    return groups;
-}
-
-// in the widest pieces that rows are in; beside weights of another type, which are rare, whole vectors alone
+// by pieces of n elements, whole vectors or less
 template <bool kAccumulate, int n, typename T, typename W>
-ColumnGroups launch_widest(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    if (rows_are_in<n>(call)) {
-        if constexpr (n == Vec<T>::size) {
-            return launch_first<layouts::kShortBackward, n, true, kAccumulate>(call, stream);
-        } else {
-            if (call.C > kMostInPieces<T>) { return {}; }  // unaligned_rows.cuh is faster
-            return launch_first<layouts::kShortBackwardPieces, n, false, kAccumulate>(call, stream);
-        }
+ColumnGroups launch_row(const LayerNormBackwardRows<T, W>& call, int row, cudaStream_t stream) {
+    if constexpr (n == Vec<T>::size) {
+        return layouts::at_row<std::size(layouts::kShortBackward)>(row, [&]<int i>() {
+            return launch<Layout<layouts::kShortBackward[i].lanes, n, true>, kAccumulate>(call, stream);
+        });
+    } else {
+        return layouts::at_row<std::size(layouts::kShortBackwardPieces)>(row, [&]<int i>() {
+            constexpr auto& layout = layouts::kShortBackwardPieces[i];
+            if constexpr (layernorm::is_for(layout, n, sizeof(T))) {
+                return launch<Layout<layout.lanes, n, false>, kAccumulate>(call, stream);
+            }
+            return ColumnGroups{};
+        });
     }
-    if constexpr (n > 1 && std::is_same_v<T, W>) { return launch_widest<kAccumulate, n / 2>(call, stream); }
-    return {};
 }
 
-}  // namespace llmc::layernorm_narrow_backward
+}  // namespace llmc::short_rows_backward
 
 namespace llmc {
 
 template <typename T, typename W>
-ColumnGroups layernorm_backward_narrow(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    using namespace layernorm_narrow_backward;
-    constexpr int n = Vec<T>::size;
-    if (call.dinp == nullptr) { return {}; }
-    return call.accumulate_dinp ? launch_widest<true, n>(call, stream)
-                                : launch_widest<false, n>(call, stream);
+ColumnGroups layernorm_backward_short_rows(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
+                                           cudaStream_t stream) {
+    using short_rows_backward::launch_row;
+    constexpr int whole = Vec<T>::size;
+    auto with = [&]<int n>() {
+        return call.accumulate_dinp ? launch_row<true, n>(call, choice.row, stream)
+                                    : launch_row<false, n>(call, choice.row, stream);
+    };
+    if constexpr (std::is_same_v<T, W>) { return layouts::at_piece<whole, true>(choice.piece, with); }
+    return with.template operator()<whole>();  // rare: no pieces
 }
 
 }  // namespace llmc

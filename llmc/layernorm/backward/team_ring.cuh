@@ -6,29 +6,19 @@
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
 // Result: 74.5 us, 94 % of the roof at 65536x768 bf16; 90 % at 4096x8192 fp16; H200, 2026-11-23
 #pragma once
-#include <algorithm>
-
-#include "llmc/cuda/async_copy.cuh"
-#include "llmc/cuda/check.cuh"
-#include "llmc/cuda/clusters.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/launch.cuh"
-#include "llmc/cuda/reduce.cuh"
-#include "llmc/cuda/vectors.cuh"
-#include "llmc/layernorm/alignment.cuh"
 #include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/backward/team_sums.cuh"
-#include "llmc/layernorm/layouts.h"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_ring {
+namespace llmc::team_ring {
 
 // A layout of layouts.h's. A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team of warps,
 // whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages. again: a row's second
 // half reads it again where the copy engine left it, and its stage is refilled a row later; soon: at once, for one more
 // meeting of the team, where there are but two stages.
-template <layouts::TeamRing ring>
+template <layouts::TeamRing ring_>
 struct Layout {
+    static constexpr layouts::TeamRing ring = ring_;
     static constexpr int blocks = ring.cluster, warps = ring.warps, teams = ring.teams, stages = ring.stages;
     static constexpr int n = ring.vector, k = ring.vectors;
     static constexpr bool again = ring.reread, soon = again && stages == 2;
@@ -370,28 +360,23 @@ __global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(Layer
 
 // ---- the launch ----------------------------------------------------------------------------------
 
-// how many clusters (without: blocks) the device holds at once, 0 if none; asked once, when the kernel is prepared
-template <auto* kernel>
-int most_groups(const cudaLaunchConfig_t& config, int blocks) {
-    if (blocks > 1) { return most_clusters<kernel>(config, blocks); }
-    if ((int)config.dynamicSmemBytes > device_facts().shared_bytes) { return 0; }
-    static OncePerDevice prepared;
-    prepared([&](int) {
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   (int)config.dynamicSmemBytes));
-    });
-    return std::min(device_facts().multiprocessors, kMostGroups);
-}
-
+// {}: the device has no room for such clusters
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
     LaunchAttributes attributes;
     attributes.overlapping().clusters(L::blocks);
-    int bytes = std::max((int)(L::teams * sizeof(Team<L, (kAccumulate ? 3 : 2), T>)), alone_bytes());
+    constexpr int streams = kAccumulate ? 3 : 2, team = sizeof(Team<L, streams, T>);
+    static_assert(team == layernorm::team_bytes(L::ring, streams, sizeof(T)));
+    int bytes = std::max(L::teams * team, alone_bytes());
     cudaLaunchConfig_t config = attributes.config(0, L::threads, bytes, stream);
-    int groups = most_groups<kernel>(config, L::blocks);
-    if (groups == 0) { return {}; }
+    int groups = std::min(device_facts().multiprocessors, layouts::kMostGroups);
+    if constexpr (L::blocks == 1) {
+        allow_shared_bytes<kernel>(bytes);
+    } else {
+        groups = most_clusters<kernel>(config, L::blocks);
+        if (groups == 0) { return {}; }
+    }
     groups = (int)std::min<int64_t>(groups, call.N);
     config.gridDim.x = groups * L::blocks;
     // of whole 32 bytes, which is what memory moves at least: a sector shared by two blocks costs 5 %
@@ -401,47 +386,28 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     return {groups, true, kSum, call.of_one_row.given};
 }
 
-// ---- the choice ----------------------------------------------------------------------------------
-
-// by the first that is for such rows; {} if none is
-template <const auto& table, typename T, typename W>
-ColumnGroups launch_first(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    constexpr bool same = std::is_same_v<T, W>;
-    ColumnGroups groups;
-    if (!runs_hopper_code(layernorm_backward_kernel<Layout<table[0].write>, false, false, T, W>)) {
-        return groups;
-    }
-    layouts::first_of<table>([&]<int i>() {
-        if constexpr (layouts::are_for(table[i].calls, !same)) {
-            if (call.C > table[i].columns) { return false; }
-            if (!call.accumulate_dinp) {
-                groups = launch<Layout<table[i].write>, false, false>(call, stream);
-            } else if constexpr (table[i].adds()) {
-                using Add = Layout<table[i].add>;
-                constexpr bool sums = same && table[i].columns <= kSummedColumns;  // in kernels of their own
-                groups = sums && call.sum_dinp ? launch<Add, true, sums>(call, stream)
-                                               : launch<Add, true, false>(call, stream);
-            }
-            return true;
-        }
-        return false;
-    });
-    return groups;
-}
-
-}  // namespace llmc::layernorm_ring
+}  // namespace llmc::team_ring
 
 namespace llmc {
 
 template <typename T, typename W>
-ColumnGroups layernorm_backward_ring(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    using namespace layernorm_ring;
-    if (call.dinp == nullptr || !rows_are_vectors(call)) { return {}; }
-    if constexpr (sizeof(T) == 2) {
-        return launch_first<layouts::kTeamRing16>(call, stream);
-    } else {
-        return launch_first<layouts::kTeamRing32>(call, stream);
-    }
+ColumnGroups layernorm_backward_team_ring(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
+                                          cudaStream_t stream) {
+    using namespace team_ring;
+    constexpr bool same = std::is_same_v<T, W>;
+    static constexpr auto table = layernorm::ring_table(sizeof(T));
+    return layouts::at_row<table.size()>(choice.row, [&]<int i>() {
+        if constexpr (layouts::are_for(table[i].calls, !same)) {
+            if (!call.accumulate_dinp) { return launch<Layout<table[i].write>, false, false>(call, stream); }
+            if constexpr (table[i].adds()) {
+                using Add = Layout<table[i].add>;
+                constexpr bool sums = same && table[i].columns <= kSummedColumns;  // in kernels of their own
+                return sums && call.sum_dinp ? launch<Add, true, sums>(call, stream)
+                                             : launch<Add, true, false>(call, stream);
+            }
+        }
+        return ColumnGroups{};
+    });
 }
 
 }  // namespace llmc

@@ -1,10 +1,9 @@
-// The end of ring.cuh: where the sums by column, which lanes hold, go. L is its Layout, HeldT its Held.
+// The end of team_ring.cuh: where the sums by column, which lanes hold, go. L is its Layout, HeldT its Held.
 #pragma once
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/vectors.cuh"
 #include "llmc/layernorm/backward/regimes.h"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_ring {
+namespace llmc::team_ring {
 
 // The teams' sums over their rows meet in their rings' memory, `apart` floats apart, are added team after team, and go to
 // this group's part of scratch.
@@ -60,4 +59,4 @@ __device__ void write_outputs(const ColumnOutputs& outputs, const HeldT& held, i
     }
 }
 
-}  // namespace llmc::layernorm_ring
+}  // namespace llmc::team_ring

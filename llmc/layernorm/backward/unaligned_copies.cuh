@@ -1,13 +1,20 @@
-// How odd.cuh brings rows at any address into shared memory: as whole aligned vectors; so with each row
+// How unaligned_rows.cuh brings rows at any address into shared memory: as whole aligned vectors; so with each row
 // travels what its first and its last vector hold of the rows next to it. On Hopper one lane of a team asks
 // for bulk copies; in code for Ampere all threads of the team copy by cp.async, where one warp would keep the
 // others waiting. A barrier for each stage says that all has come.
 #pragma once
-#include "llmc/cuda/async_copy.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/layernorm/backward/unaligned_rows_layouts.cuh"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_odd_backward {
+namespace llmc::unaligned_rows_backward {
+
+// of a block whose cluster shares a row; of a team
+constexpr int kSharingWarps = layernorm::kThresholds.cluster_warps;
+constexpr int kMostStages = layernorm::kThresholds.most_stages;
+
+// as choose.h's Teams
+struct Layout {
+    int warps, teams, stages, region;
+};
 
 constexpr int kVector = 16;  // bytes
 // A row lies as far past a multiple of so many bytes in its stage as in memory: of a line for bulk copies' sake.
@@ -188,4 +195,4 @@ struct Fetcher {
     }
 };
 
-}  // namespace llmc::layernorm_odd_backward
+}  // namespace llmc::unaligned_rows_backward

@@ -1,27 +1,19 @@
 // odd: rows at any address come as all the 16-byte vectors they touch, by bulk copies or, in code for Ampere, by
-//      cp.async: what these hold of the rows next to them is not used. Teams of warps share a row as in ring.cuh,
+//      cp.async: what these hold of the rows next to them is not used. Teams of warps share a row as in team_ring.cuh,
 //      but a lane takes single elements, 32 apart: which columns it has depends on C alone, so the order of a row's
 //      sums does not depend on its address. Sums for dweight and dbias stay in registers to the end. Rows that one
 //      block has no room for are shared by a cluster (Hopper), whose blocks have a slice of the columns each.
-// Why:    ring.cuh takes rows of whole aligned vectors only; general.cu reads others an element at a time,
+// Why:    team_ring.cuh takes rows of whole aligned vectors only; fallback.cuh reads others an element at a time,
 //         twice.
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
 // Result: 77.1 us, 91 % of the roof at 65536x769 bf16; 81 % at 16384x769; 76 % of 16 bits, 95 of fp32 at 5000x20001;
 //         H200, 2026-11-24
 #pragma once
-#include <algorithm>
-
-#include "llmc/cuda/check.cuh"
-#include "llmc/cuda/clusters.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/launch.cuh"
-#include "llmc/cuda/reduce.cuh"
-#include "llmc/layernorm/alignment.cuh"
 #include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/backward/unaligned_copies.cuh"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_odd_backward {
+namespace llmc::unaligned_rows_backward {
 
 // The columns of a row that this block has, of as many blocks as share it; a function of C alone.
 struct Slice {
@@ -289,7 +281,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
 }
 
 template <int k, int full, int blocks, bool kAccumulate, typename T>
-__global__ __launch_bounds__(warps_of(k, kAccumulate) *
+__global__ __launch_bounds__(layernorm::unaligned_warps(k, kAccumulate) *
                              kWarp) void layernorm_backward_kernel(LayerNormBackwardRows<T, T> call,
                                                                    const float* wide, Layout o) {
     if constexpr (blocks == 1) {
@@ -302,105 +294,45 @@ __global__ __launch_bounds__(warps_of(k, kAccumulate) *
 
 // ---- the launch ----------------------------------------------------------------------------------
 
-// columns: of a row, or of a block's part
-template <int blocks>
-int shared_bytes(const Layout& o, int streams, int columns) {
-    int ring = o.stages * streams * o.region, sums = 2 * columns * (int)sizeof(float);
-    return o.teams * ((int)sizeof(TeamShared<blocks>) + std::max(ring, sums));
-}
-
-template <typename Tile, bool kAccumulate, typename T>
-ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, Layout o,
+// wide: a weight of floats, or null. {}: the device has no room for such clusters
+template <int row, bool kAccumulate, typename T>
+ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, const layernorm::Teams& teams,
                     cudaStream_t stream) {
-    constexpr int kStreams = kAccumulate ? 3 : 2, blocks = Tile::blocks;
-    constexpr auto* kernel = layernorm_backward_kernel<Tile::k, Tile::full, blocks, kAccumulate, T>;
-    int most = device_facts().shared_bytes, columns = ceil_div(call.C, blocks);
-    while (o.stages > 2 && shared_bytes<blocks>(o, kStreams, columns) > most) { o.stages--; }
-    int bytes = shared_bytes<blocks>(o, kStreams, columns);
-    if (bytes > most) { return {}; }
+    constexpr const layouts::UnalignedBackward& layout = layouts::kUnalignedBackward[row];
+    constexpr int blocks = layout.cluster;
+    static_assert(sizeof(TeamShared<blocks>) == layernorm::unaligned_team_bytes(blocks));
+    constexpr auto* kernel =
+        layernorm_backward_kernel<layout.columns, layout.unguarded, blocks, kAccumulate, T>;
+    int bytes = teams.shared_bytes, most = device_facts().shared_bytes,
+        threads = teams.teams * teams.warps * kWarp;
+    int groups = std::min(device_facts().multiprocessors, layouts::kMostGroups);
     LaunchAttributes attributes;
     attributes.clusters(blocks);
-    int groups = std::min(device_facts().multiprocessors, kMostGroups), threads = o.teams * o.warps * kWarp;
     if constexpr (blocks > 1) {
         bytes = most;  // always as much, since it is asked once how many clusters there is room for
         groups = most_clusters<kernel>(attributes.config(0, threads, bytes, stream), blocks);
         if (groups == 0) { return {}; }
     } else {
-        static OncePerDevice prepared;
-        prepared([&](int) {
-            check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
-        });
+        allow_shared_bytes<kernel>(most);
     }
     bool hopper = runs_hopper_code(kernel);
     if (hopper) { bytes = std::max(bytes, alone_bytes()); }
-    groups = (int)std::min<int64_t>(groups, ceil_div(call.N, (int64_t)o.teams));
+    groups = (int)std::min<int64_t>(groups, ceil_div(call.N, (int64_t)teams.teams));
     attributes.overlapping(hopper);
     auto config = attributes.config(groups * blocks, threads, bytes, stream);
+    Layout o{teams.warps, teams.teams, teams.stages, teams.region};
     check(cudaLaunchKernelEx(&config, kernel, call, wide, o));
     return {.count = groups, .early = hopper, .stride = padded(call.C)};
 }
 
-// By the tile and number of warps that suit best: many teams, and wide lanes, since a warp's work once a row
-// costs as much as seven columns a lane.
-template <bool kAccumulate, typename T>
-ColumnGroups launch_best(const LayerNormBackwardRows<T, T>& call, const float* wide, cudaStream_t stream) {
-    Layout best{};
-    int best_k = 0;
-    auto consider = [&]<typename One>(One) {
-        constexpr int streams = kAccumulate ? 3 : 2, size = sizeof(T);
-        for (int warps = 1; warps <= warps_of(One::k, kAccumulate); warps++) {
-            Layout o = layout_of(warps, warps_of(One::k, kAccumulate, warps), streams, call.C * size, size,
-                                 ring_bytes(streams));
-            if (!One::fits(call.C, warps) || o.teams * One::k <= best.teams * best_k) { continue; }
-            best = o;
-            best_k = One::k;
-        }
-    };
-    each_tile<false, sizeof(T)>(consider);
-    ColumnGroups groups;
-    auto launched = [&]<typename One>(One) {
-        if (One::k == best_k) { groups = launch<One, kAccumulate>(call, wide, best, stream); }
-    };
-    each_tile<false, sizeof(T)>(launched);
-    return groups;
-}
-
-// Rows that one block has no room for: what counts is how many are under way.
-template <bool kAccumulate, typename T>
-ColumnGroups launch_shared(const LayerNormBackwardRows<T, T>& call, const float* wide, cudaStream_t stream) {
-    constexpr int kStreams = kAccumulate ? 3 : 2;
-    float most = 0;
-    auto consider = [&]<typename One>(One) {
-        most = std::max(most, One::rows_under_way(One::shared(call.C, kStreams, sizeof(T))));
-    };
-    each_tile<true, sizeof(T)>(consider);
-    ColumnGroups groups;
-    auto launched = [&]<typename One>(One) {
-        Layout o = One::shared(call.C, kStreams, sizeof(T));
-        if (groups.count > 0 || o.teams == 0 || One::rows_under_way(o) < most) { return; }
-        groups = launch<One, kAccumulate>(call, wide, o, stream);
-    };
-    each_tile<true, sizeof(T)>(launched);
-    return groups;
-}
-
-template <bool kAccumulate, typename T>
-ColumnGroups launch_any(const LayerNormBackwardRows<T, T>& call, const float* wide, cudaStream_t stream) {
-    ColumnGroups groups = launch_best<kAccumulate>(call, wide, stream);
-    if (groups.count > 0) { return groups; }
-    return launch_shared<kAccumulate>(call, wide, stream);
-}
-
-}  // namespace llmc::layernorm_odd_backward
+}  // namespace llmc::unaligned_rows_backward
 
 namespace llmc {
 
 template <typename T, typename W>
-ColumnGroups layernorm_backward_odd(const LayerNormBackwardRows<T, W>& given, cudaStream_t stream) {
-    using namespace layernorm_odd_backward;
-    if (given.C < layouts::kFewestUnalignedBackward || given.dinp == nullptr || rows_are_vectors(given)) {
-        return {};
-    }
+ColumnGroups layernorm_backward_unaligned_rows(const LayerNormBackwardRows<T, W>& given, const Choice& choice,
+                                               cudaStream_t stream) {
+    using namespace unaligned_rows_backward;
     LayerNormBackwardRows<T, T> call{given.dinp, nullptr,           nullptr,           given.scratch,
                                      given.dout, given.inp,         nullptr,           given.mean,
                                      given.rstd, given.N,           given.C,           given.accumulate_dinp,
@@ -411,8 +343,13 @@ ColumnGroups layernorm_backward_odd(const LayerNormBackwardRows<T, W>& given, cu
     } else {
         wide = given.weight;
     }
-    return call.accumulate_dinp ? launch_any<true>(call, wide, stream)
-                                : launch_any<false>(call, wide, stream);
+    return layouts::at_row<std::size(layouts::kUnalignedBackward)>(choice.row, [&]<int i>() {
+        if constexpr (sizeof(T) == 2 || layouts::kUnalignedBackward[i].fp32) {
+            return call.accumulate_dinp ? launch<i, true>(call, wide, choice.teams, stream)
+                                        : launch<i, false>(call, wide, choice.teams, stream);
+        }
+        return ColumnGroups{};
+    });
 }
 
 }  // namespace llmc

@@ -1,19 +1,16 @@
-// LayerNorm forward, alone or on the sum of the residual stream and a block's output: asks the regimes in turn,
-// regimes.h, and gives the call to the first that takes it. A residual is added by those for whole vectors; other
-// rows are summed by a kernel of their own first, and then normalised as the plain call would, so that a row's
-// results have the same bits when they are computed again from the residual stream.
-#include <algorithm>
-#include <cstdint>
-
-#include "llmc/cuda/check.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/vectors.cuh"
-#include "llmc/layernorm/alignment.cuh"
+// LayerNorm forward, alone or on the sum of the residual stream and a block's output, by the kernel that choose.h chooses. A
+// residual is added by those for whole vectors; other rows are summed by a kernel of their own first, and then normalised
+// as the plain call would, so that a row's results have the same bits when they are computed again from the residual
+// stream.
+#include "llmc/layernorm/call.cuh"
 #include "llmc/layernorm/forward/regimes.h"
+#include "llmc/layernorm/kernel.cuh"
 
 namespace llmc {
 
 namespace {
+
+using namespace layernorm;
 
 constexpr int kSumBlock = 256;
 
@@ -42,13 +39,14 @@ __global__ __launch_bounds__(kSumBlock) void layernorm_residual_kernel(Sum<T> ca
 template <typename T, typename W>
 LayerNormForward<T, W> add_residual(LayerNormForward<T, W> call, cudaStream_t stream) {
     constexpr int kV = Vec<T>::size;
-    Sum<T> sum = {call.residual, call.inp, call.inp2, call.N, call.C,
-                  {call.residual_stride, call.inp_stride, call.inp2_stride}};
+    Sum<T> sum = {call.residual, call.inp, call.inp2,
+                  call.N,        call.C,   {call.residual_stride, call.inp_stride, call.inp2_stride}};
     if (std::ranges::all_of(sum.strides, [&](int64_t stride) { return stride == call.C; })) {
         sum.columns *= sum.rows;  // one long row
         sum.rows = 1;
     }
-    const bool vectors = sum.rows == 1 && sum.columns % kV == 0 && aligned(call.residual, call.inp, call.inp2);
+    const bool vectors =
+        sum.rows == 1 && sum.columns % kV == 0 && aligned(call.residual, call.inp, call.inp2);
     const int64_t blocks = ceil_div(sum.columns, (int64_t)kSumBlock * (vectors ? kV : 1));
     dim3 grid(grid_x(blocks), (unsigned)std::min<int64_t>(sum.rows, UINT16_MAX));
     if (vectors) {
@@ -65,28 +63,53 @@ LayerNormForward<T, W> add_residual(LayerNormForward<T, W> call, cudaStream_t st
     return call;
 }
 
-}  // namespace
-
 template <typename T, typename W>
-void layernorm_forward(const LayerNormForward<T, W>& given, cudaStream_t stream) {
-    LayerNormForward<T, W> call = given;
+bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
+    if constexpr (!std::is_same_v<T, double>) {
+        if (choice.kernel == Kernel::kShortRows) {
+            return layernorm_forward_short_rows(call, choice, stream);
+        }
+        if (choice.kernel == Kernel::kRowInRegisters) {
+            return layernorm_forward_row_in_registers(call, choice, stream);
+        }
+        if (choice.kernel == Kernel::kUnalignedRows) {
+            return layernorm_forward_unaligned_rows(call, choice, stream);
+        }
+    }
+    if (choice.kernel == Kernel::kSumFirst) {
+        layernorm_forward(add_residual(call, stream), stream);
+        return true;
+    }
+    return layernorm_forward_fallback(call, choice, stream);
+}
+
+// by this kernel, or where that is none the one that is chosen; false: it does not take the call
+template <typename T, typename W>
+bool forward(LayerNormForward<T, W> call, const std::optional<Kernel>& by, cudaStream_t stream) {
     require(call.C > 0 && call.N >= 0, "layernorm_forward: C must be positive, N not negative");
     require((call.residual != nullptr) == (call.inp2 != nullptr),
             "layernorm_forward: residual and inp2 go together");
     for (int64_t* stride : {&call.out_stride, &call.inp_stride, &call.residual_stride, &call.inp2_stride}) {
         if (*stride == 0) { *stride = call.C; }
     }
-    if (call.N == 0) { return; }
-    if constexpr (!std::is_same_v<T, double>) {
-        for (auto* regime : {layernorm_forward_narrow<T, W>, layernorm_forward_registers<T, W>}) {
-            if (regime(call, stream)) { return; }
-        }
-    }
-    if (call.residual != nullptr) { return layernorm_forward(add_residual(call, stream), stream); }
-    if constexpr (!std::is_same_v<T, double>) {
-        if (layernorm_forward_odd<T, W>(call, stream)) { return; }
-    }
-    layernorm_forward_general(call, stream);
+    if (call.N == 0) { return true; }
+    const Call shape = packed(call);
+    return launch_chosen(
+        this_gpu(layernorm_residual_kernel<1, T>),
+        [&](const Gpu& gpu) { return by ? choose_forward_by(*by, shape, gpu) : choose_forward(shape, gpu); },
+        [&](const Choice& choice) { return launch(call, choice, stream); });
+}
+
+}  // namespace
+
+template <typename T, typename W>
+void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    forward(call, {}, stream);
+}
+
+template <typename T, typename W>
+bool layernorm_forward_by(Kernel kernel, const LayerNormForward<T, W>& call, cudaStream_t stream) {
+    return forward(call, kernel, stream);
 }
 
 using bf16 = __nv_bfloat16;
@@ -96,5 +119,8 @@ template void layernorm_forward(const LayerNormForward<bf16, float>&, cudaStream
 template void layernorm_forward(const LayerNormForward<__half, __half>&, cudaStream_t);
 template void layernorm_forward(const LayerNormForward<__half, float>&, cudaStream_t);
 template void layernorm_forward(const LayerNormForward<double, double>&, cudaStream_t);
+template bool layernorm_forward_by(Kernel, const LayerNormForward<float, float>&, cudaStream_t);
+template bool layernorm_forward_by(Kernel, const LayerNormForward<bf16, bf16>&, cudaStream_t);
+template bool layernorm_forward_by(Kernel, const LayerNormForward<__half, __half>&, cudaStream_t);
 
 }  // namespace llmc

@@ -3,12 +3,9 @@
 // lane's own; for a store, the lane's own into aligned ones. The elements of the stretch are read and
 // written, and not one beside them.
 #pragma once
-#include <cstdint>
+#include "llmc/layernorm/kernel.cuh"
 
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/vectors.cuh"
-
-namespace llmc::layernorm_realign {
+namespace llmc::layernorm_rotate {
 
 // elements of this pointer past a 16-byte boundary
 template <typename T>
@@ -155,4 +152,4 @@ struct Stretch {
     }
 };
 
-}  // namespace llmc::layernorm_realign
+}  // namespace llmc::layernorm_rotate

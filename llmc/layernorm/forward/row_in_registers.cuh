@@ -7,24 +7,14 @@
 // Result: 49.8 us, 97 % of the roof of launches that overlap at 65536x768 bf16; 98 % at 4096x8192 fp16; 97 % at
 //         8192x32768 bf16; 94 % at 1024x65536 fp32; H200, 2026-11-22
 #pragma once
-#include "llmc/cuda/async_copy.cuh"
-#include "llmc/cuda/check.cuh"
-#include "llmc/cuda/clusters.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/launch.cuh"
-#include "llmc/cuda/reduce.cuh"
-#include "llmc/cuda/vectors.cuh"
-#include "llmc/layernorm/alignment.cuh"
-#include "llmc/layernorm/forward/cluster_merge.cuh"
 #include "llmc/layernorm/forward/moments.cuh"
 #include "llmc/layernorm/forward/parameters.cuh"
-#include "llmc/layernorm/forward/prefetch.cuh"
 #include "llmc/layernorm/forward/regimes.h"
-#include "llmc/layernorm/layouts.h"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_registers {
+namespace llmc::row_in_registers {
 
+using layernorm::kThresholds, layernorm::spread_warps;
 using namespace layernorm_moments;
 using namespace layernorm_parameters;
 
@@ -45,15 +35,6 @@ struct Layout {
     static_assert(is_long ? warps > 1 && whole > 0 : cluster == 1);
 };
 
-constexpr int kSchedulers = 4;  // of an SM: so many warps do not wait for one another
-
-// the most warps that a block may have, of a row that has so many
-constexpr int warps_alone(int warps) {
-    int most = kSchedulers;
-    while (warps % most != 0) { most--; }
-    return most;
-}
-
 // L for rows so few that each block has an SM to itself: the row's warps are spread over a cluster's blocks,
 // and all of weight and bias is asked for with the row, since there are registers for it. Each warp has the
 // columns it has in L and does with them what it does there, and they are merged in the same order: so a
@@ -61,7 +42,7 @@ constexpr int warps_alone(int warps) {
 template <typename L>
 struct Alone : L {
     static_assert(L::cluster == 1 && L::rows == 1);
-    static constexpr int warps = warps_alone(L::warps), cluster = L::warps / warps, parts = L::warps;
+    static constexpr int warps = spread_warps(L::warps), cluster = L::warps / warps, parts = L::warps;
     static constexpr int threads = warps * kWarp, early = L::k, blocks = 1;
     static constexpr bool anew = false, alone = true, by_cluster = true, with_row = true;
 };
@@ -360,7 +341,7 @@ __global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void
     }
 }
 
-// ---- the choice ----------------------------------------------------------------------------------
+// ---- the launch ----------------------------------------------------------------------------------
 
 // false: this device has no such clusters; nothing was done
 template <typename L, bool kResidual, typename T, typename W>
@@ -380,16 +361,6 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     return true;
 }
 
-// Few: each block has an SM to itself, if the device has such clusters.
-template <typename L, bool kResidual, typename T, typename W>
-bool launch_few_or_many(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    if constexpr (L::cluster == 1 && L::warps > kSchedulers && std::is_same_v<T, W>) {
-        bool few = call.N <= device_facts().multiprocessors / Alone<L>::cluster;
-        if (few && launch<Alone<L>, kResidual>(call, stream)) { return true; }
-    }
-    return launch<L, kResidual>(call, stream);
-}
-
 // L, but no vector is sure to be there: for any shorter row, where the layouts before it are not used
 template <typename L>
 struct Any : L {
@@ -399,48 +370,46 @@ struct Any : L {
 // columns of the longest row that the layouts before i take
 template <const auto& table, typename T, bool rare>
 constexpr int held_before(int i) {
-    int columns = kNarrowRow<T>;
+    int columns = kThresholds.short_vectors * Vec<T>::size;
     for (int j = 0; j < i; j++) {
         if (layouts::are_for(table[j].calls, rare)) { columns = columns_of(table[j], Vec<T>::size); }
     }
     return columns;
 }
 
-// by the first that has room for a row; false if none has
 template <const auto& table, bool kResidual, typename T, typename W>
-bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+bool launch_row(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>, rare = kResidual && !same;
-    bool launched = false;
-    layouts::first_of<table>([&]<int i>() {
+    return layouts::at_row<std::size(table)>(choice.row, [&]<int i>() {
         using Usual = Layout<table, i, Vec<T>::size>;
         using L = std::conditional_t<rare, Any<Usual>, Usual>;
         if constexpr (layouts::are_for(table[i].calls, rare)) {
             static_assert(L::whole * L::step <= held_before<table, T, rare>(i),
                           "a shorter row would not have all its whole vectors");
-            if (call.C > L::columns) { return false; }
-            launched = launch_few_or_many<L, kResidual>(call, stream);
-            return true;
+            if constexpr (L::cluster == 1 && L::warps > kThresholds.schedulers && same) {
+                if (choice.spread) { return launch<Alone<L>, kResidual>(call, stream); }
+            }
+            return launch<L, kResidual>(call, stream);
         }
         return false;
     });
-    return launched;
 }
 
-}  // namespace llmc::layernorm_registers
+}  // namespace llmc::row_in_registers
 
 namespace llmc {
 
 template <typename T, typename W>
-bool layernorm_forward_registers(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    using namespace layernorm_registers;
-    if (call.C <= kNarrowRow<T> || !rows_are_vectors(call)) { return false; }
+bool layernorm_forward_row_in_registers(const LayerNormForward<T, W>& call, const Choice& choice,
+                                        cudaStream_t stream) {
+    using namespace row_in_registers;
     bool residual = call.residual != nullptr;
     if constexpr (sizeof(T) == 2) {
-        return residual ? launch_first<layouts::kRowInRegisters16, true>(call, stream)
-                        : launch_first<layouts::kRowInRegisters16, false>(call, stream);
+        return residual ? launch_row<layouts::kRowInRegisters16, true>(call, choice, stream)
+                        : launch_row<layouts::kRowInRegisters16, false>(call, choice, stream);
     } else {
-        return residual ? launch_first<layouts::kRowInRegisters32, true>(call, stream)
-                        : launch_first<layouts::kRowInRegisters32, false>(call, stream);
+        return residual ? launch_row<layouts::kRowInRegisters32, true>(call, choice, stream)
+                        : launch_row<layouts::kRowInRegisters32, false>(call, choice, stream);
     }
 }
 

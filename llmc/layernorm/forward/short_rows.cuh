@@ -1,24 +1,17 @@
 // narrow: several short rows a warp. A row is shared by a few lanes with up to seven pieces each: vectors of 16 bytes, or,
 //         where rows are not whole aligned vectors, half of one, a quarter, down to single elements.
-// Why:    registers.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. And blocks begin no
+// Why:    row_in_registers.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. And blocks begin no
 //         faster than 0.8 a ns: with 4 rows a block, 524288 of these take 159 us, of which the bytes need 33.
 // Moves:  a row once in, once out: 2 N C elements; 4 N C with a residual.
 // Result: 34.7 us, 95 % of the roof of launches that overlap at 524288x64 bf16 (a warp a row: 158.7); 91 % at
 //         262144x100; H200, 2026-11-24
 #pragma once
-#include "llmc/cuda/async_copy.cuh"
-#include "llmc/cuda/check.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/launch.cuh"
-#include "llmc/cuda/vectors.cuh"
-#include "llmc/layernorm/alignment.cuh"
 #include "llmc/layernorm/forward/moments.cuh"
 #include "llmc/layernorm/forward/parameters.cuh"
 #include "llmc/layernorm/forward/regimes.h"
-#include "llmc/layernorm/layouts.h"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_narrow_forward {
+namespace llmc::short_rows_forward {
 
 using namespace layernorm_moments;
 using namespace layernorm_parameters;
@@ -142,7 +135,7 @@ __global__ __launch_bounds__((threads_of<L, T>())) void layernorm_forward_kernel
     normalise_row<L, kResidual>(call, row < call.N ? row : first, per_column);
 }
 
-// ---- the choice ----------------------------------------------------------------------------------
+// ---- the launch ----------------------------------------------------------------------------------
 
 template <typename L, bool kResidual, typename T, typename W>
 void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
@@ -154,47 +147,31 @@ void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     check(cudaLaunchKernelEx(&config, kernel, call, 1.0f / call.C));
 }
 
-// By the first that has room for a row; false if none has.
-template <const auto& table, bool kResidual, int n, typename T, typename W>
-bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    return layouts::first_of<table>([&]<int i>() {
-        using L = Layout<table, i, n>;
-        constexpr int held = i > 0 ? columns_of(table[i > 0 ? i - 1 : 0], n) : 0;  // by the layout before
-        static_assert((L::whole * L::lanes - 1) * n <= held,
-                      "a shorter row would not have all its whole pieces");
-        if (call.C > L::columns) { return false; }
-        launch<L, kResidual>(call, stream);
-        return true;
-    });
-}
-
-// In the widest pieces that rows are in; with weights of another type, in whole vectors or single elements, which takes
-// half of the kernels. A residual is added in whole vectors alone.
-template <bool kResidual, int n, typename T, typename W>
-bool launch_widest(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    if (rows_are_in<n>(call)) {
-        if constexpr (n == Vec<T>::size) {
-            return launch_first<layouts::kShortForward, kResidual, n>(call, stream);
-        } else {
-            return launch_first<layouts::kShortForwardPieces, kResidual, n>(call, stream);
-        }
-    }
-    if constexpr (n > 1 && !kResidual) {
-        return launch_widest<false, (std::is_same_v<T, W> ? n / 2 : 1)>(call, stream);
-    }
-    return false;
-}
-
-}  // namespace llmc::layernorm_narrow_forward
+}  // namespace llmc::short_rows_forward
 
 namespace llmc {
 
 template <typename T, typename W>
-bool layernorm_forward_narrow(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    using layernorm_narrow_forward::launch_widest;
-    constexpr int n = Vec<T>::size;
-    return call.residual != nullptr ? launch_widest<true, n>(call, stream)
-                                    : launch_widest<false, n>(call, stream);
+bool layernorm_forward_short_rows(const LayerNormForward<T, W>& call, const Choice& choice,
+                                  cudaStream_t stream) {
+    using namespace short_rows_forward;
+    constexpr int whole = Vec<T>::size;
+    auto with = [&]<const auto & table, int n, bool kResidual>() {
+        layouts::at_row<std::size(table)>(
+            choice.row, [&]<int i>() { launch<Layout<table, i, n>, kResidual>(call, stream); });
+    };
+    if (call.residual != nullptr) {
+        with.template operator()<layouts::kShortForward, whole, true>();
+    } else {
+        layouts::at_piece<whole, std::is_same_v<T, W>>(choice.piece, [&]<int n>() {
+            if constexpr (n == whole) {
+                with.template operator()<layouts::kShortForward, n, false>();
+            } else {
+                with.template operator()<layouts::kShortForwardPieces, n, false>();
+            }
+        });
+    }
+    return true;
 }
 
 }  // namespace llmc

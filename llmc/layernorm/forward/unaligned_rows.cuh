@@ -1,34 +1,22 @@
 // odd: rows at any address; a row lives in registers of some lanes, of a warp, of a block or, on Hopper, of a cluster.
 // Why:    bulk copies of such rows into a ring came to 81 % of the roof at 65536x769 bf16; their start and
-//         end to 64 % at 16384x769. As in registers.cuh, whoever waits lets another block on the SM work.
+//         end to 64 % at 16384x769. As in row_in_registers.cuh, whoever waits lets another block on the SM work.
 //         What a warp does once costs as much as three vectors a lane: short rows share a warp.
 // Moves:  a row once in, once out: 2 N C elements.
 // Result: 52.4 us, 93 % of the roof of launches that overlap at 65536x769 bf16; 85 % at 16384x769; 97 % at 16384x8191;
 //         80 % at 4096x20001, fp32 90; H200, 2026-11-24
 #pragma once
-#include <algorithm>
-
-#include "llmc/cuda/async_copy.cuh"
-#include "llmc/cuda/check.cuh"
-#include "llmc/cuda/clusters.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/launch.cuh"
-#include "llmc/cuda/vectors.cuh"
-#include "llmc/layernorm/alignment.cuh"
-#include "llmc/layernorm/forward/cluster_merge.cuh"
 #include "llmc/layernorm/forward/moments.cuh"
 #include "llmc/layernorm/forward/parameters.cuh"
-#include "llmc/layernorm/forward/prefetch.cuh"
 #include "llmc/layernorm/forward/regimes.h"
 #include "llmc/layernorm/forward/rotate.cuh"
-#include "llmc/layernorm/layouts.h"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_odd_forward {
+namespace llmc::unaligned_rows_forward {
 
-using layernorm_realign::kept;
-using layernorm_realign::past_boundary;
-using layernorm_realign::Stretch;
+using layernorm_rotate::kept;
+using layernorm_rotate::past_boundary;
+using layernorm_rotate::Stretch;
 using namespace layernorm_moments;
 using namespace layernorm_parameters;
 
@@ -213,9 +201,9 @@ struct Normaliser : Normal {
     }
 };
 
-// Is a later row asked for ahead? As in registers.cuh; short ones share a warp.
+// Is a later row asked for ahead? As in row_in_registers.cuh; short ones share a warp.
 template <typename L>
-constexpr bool kPrefetches = kSm90 && L::rows == 1;
+constexpr bool kPrefetches = kSm90&& L::rows == 1;
 
 template <typename L, bool kAligned, typename T, typename W>
 __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& deal, int64_t row,
@@ -272,7 +260,7 @@ __global__ __launch_bounds__(L::threads,
     }
 }
 
-// ---- the choice ----------------------------------------------------------------------------------
+// ---- the launch ----------------------------------------------------------------------------------
 
 // false: this device has no such clusters; nothing was done
 template <typename L, bool kAligned, typename T, typename W>
@@ -294,9 +282,6 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     return true;
 }
 
-constexpr bool is_for(const layouts::UnalignedForward& row, bool rare) {
-    return !rare || row.rare_unguarded >= 0;
-}
 // columns of the shortest row that the layouts before i do not take
 constexpr int fewest_of(int i, int n, bool rare) {
     int columns = layouts::kFewestUnalignedForward;
@@ -307,44 +292,34 @@ constexpr int fewest_of(int i, int n, bool rare) {
     return columns;
 }
 
-// by the first that has room for a row; false if none has
+// weights that are not aligned, or of another type, are read one by one
 template <bool kAligned, typename T, typename W>
-bool launch_first(const LayerNormForward<T, W>& call, cudaStream_t stream) {
+bool launch_row(const LayerNormForward<T, W>& call, int row, cudaStream_t stream) {
     using layouts::kUnalignedForward;
     constexpr bool rare = !kAligned;
-    bool launched = false;
-    layouts::first_of<kUnalignedForward>([&]<int i>() {
+    return layouts::at_row<std::size(kUnalignedForward)>(row, [&]<int i>() {
         constexpr int n = Vec<T>::size;
         if constexpr (is_for(kUnalignedForward[i], rare)) {
             using L = Layout<kUnalignedForward, i, rare>;
             static_assert(L::fewest(n) <= fewest_of(i, n, rare));
-            if (call.C > columns_of(kUnalignedForward[i], n)) { return false; }
-            launched = launch<L, kAligned>(call, stream);
-            return true;
+            return launch<L, kAligned>(call, stream);
         }
         return false;
     });
-    return launched;
 }
 
-// weights that are not aligned, or of another type, are read one by one
-template <typename T, typename W>
-bool launch_any(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    if constexpr (std::is_same_v<T, W>) {
-        if (aligned(call.weight, call.bias)) { return launch_first<true>(call, stream); }
-    }
-    return launch_first<false>(call, stream);
-}
-
-}  // namespace llmc::layernorm_odd_forward
+}  // namespace llmc::unaligned_rows_forward
 
 namespace llmc {
 
 template <typename T, typename W>
-bool layernorm_forward_odd(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    using namespace layernorm_odd_forward;
-    if (call.C < layouts::kFewestUnalignedForward || rows_are_vectors(call)) { return false; }
-    return launch_any(call, stream);
+bool layernorm_forward_unaligned_rows(const LayerNormForward<T, W>& call, const Choice& choice,
+                                      cudaStream_t stream) {
+    using unaligned_rows_forward::launch_row;
+    if constexpr (std::is_same_v<T, W>) {
+        if (aligned(call.weight, call.bias)) { return launch_row<true>(call, choice.row, stream); }
+    }
+    return launch_row<false>(call, choice.row, stream);
 }
 
 }  // namespace llmc

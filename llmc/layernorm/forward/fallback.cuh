@@ -3,16 +3,11 @@
 //         piece's mean and squares while the piece is in registers, and merges them (Chan et al. 1983).
 // Moves:  a row from memory, and again from L1 or L2, last piece first: what was read last is still near.
 // Result: sm_80 code on an H200: 68 % of the roof at 4096x65536 bf16, 58 at 1024x262144; 2026-11-22
-#include <algorithm>
-
-#include "llmc/cuda/check.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/cuda/reduce.cuh"
+#pragma once
 #include "llmc/layernorm/forward/regimes.h"
-#include "llmc/layernorm/alignment.cuh"
-#include "llmc/cuda/vectors.cuh"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_general {
+namespace llmc::fallback_forward {
 
 constexpr int kBlock = 256;                      // of the kernel with a warp per row
 constexpr int kWarpAccesses = 512;               // of a row that a warp does alone, at most
@@ -227,22 +222,16 @@ void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     check_launch();
 }
 
-}  // namespace llmc::layernorm_general
+}  // namespace llmc::fallback_forward
 
 namespace llmc {
 
 template <typename T, typename W>
-void layernorm_forward_general(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    using namespace layernorm_general;
-    rows_are_vectors(call) ? launch<Vec<T>::size>(call, stream) : launch<1>(call, stream);
+bool layernorm_forward_fallback(const LayerNormForward<T, W>& call, const Choice& choice,
+                                cudaStream_t stream) {
+    using namespace fallback_forward;
+    choice.piece > 1 ? launch<Vec<T>::size>(call, stream) : launch<1>(call, stream);
+    return true;
 }
-
-using bf16 = __nv_bfloat16;
-template void layernorm_forward_general(const LayerNormForward<float, float>&, cudaStream_t);
-template void layernorm_forward_general(const LayerNormForward<bf16, bf16>&, cudaStream_t);
-template void layernorm_forward_general(const LayerNormForward<bf16, float>&, cudaStream_t);
-template void layernorm_forward_general(const LayerNormForward<__half, __half>&, cudaStream_t);
-template void layernorm_forward_general(const LayerNormForward<__half, float>&, cudaStream_t);
-template void layernorm_forward_general(const LayerNormForward<double, double>&, cudaStream_t);
 
 }  // namespace llmc

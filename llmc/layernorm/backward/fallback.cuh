@@ -1,23 +1,19 @@
 // general: any C, any alignment, any stride, any GPU. Whole vectors, up to what shared memory and registers
-//         of some blocks hold: teams.cuh, ahead.cuh. All else in two kernels: one for the columns, and for
+//         of some blocks hold: teams.cuh, cp_async_pipelined.cuh. All else in two kernels: one for the columns, and for
 //         each row's sums over tiles of columns; then one that waits for nothing but memory. Short rows: it
 //         has a warp per row instead.
 // Why:    without clusters or copy engine; a long row is never read a third time, however long it is.
 // Moves:  3 N C elements, 4 N C for +=; in two kernels 5 N C, 6 N C.
 // Result: sm_80 code on an H200, 2026-11-24, of the roof: 81 % at 4096x12288 fp16, 79 at 8192x32768 bf16, 85 at
 //         1024x262144 bf16 (57, 52 and 50 where rows were read twice)
-#include <algorithm>
-
-#include "llmc/cuda/check.cuh"
+#pragma once
 #include "llmc/cuda/column_sums.cuh"
-#include "llmc/cuda/device.cuh"
-#include "llmc/layernorm/backward/cp_async_pipelined_layouts.cuh"
-#include "llmc/layernorm/backward/regimes.h"
+#include "llmc/layernorm/backward/cp_async_pipelined.cuh"
 #include "llmc/layernorm/backward/cp_async_teams.cuh"
-#include "llmc/layernorm/alignment.cuh"
-#include "llmc/cuda/vectors.cuh"
+#include "llmc/layernorm/backward/regimes.h"
+#include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_general_backward {
+namespace llmc::fallback_backward {
 
 constexpr int kSumWarps = 8, kBlock = kSumWarps * kWarp;
 constexpr int kTogether = 4;        // rows a warp has under way
@@ -35,7 +31,7 @@ template <int kV>
 constexpr int kAtOnce = kV == 1 ? 4 : 2;
 // columns of a warp in the first kernel
 template <int kV>
-constexpr int kTile = kEach<kV> * kV * kWarp;
+constexpr int kTile = kEach<kV>* kV* kWarp;
 
 struct RowRange {
     int64_t begin, end;
@@ -232,7 +228,7 @@ __global__ __launch_bounds__(kBlock) void layernorm_backward_short_kernel(LayerN
 
 // The columns first: dinp may take dout's place.
 template <int kV, typename T, typename W>
-int launch_two(const LayerNormBackwardRows<T, W>& call, bool columns, cudaStream_t stream) {
+int launch_two(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     using Acc = acc_t<T>;
     // does the first kernel leave sums of rows, too? (Who wants no columns may give no scratch.)
     bool in_tiles = call.dinp != nullptr && call.C > kWarpColumns && call.scratch != nullptr;
@@ -245,10 +241,10 @@ int launch_two(const LayerNormBackwardRows<T, W>& call, bool columns, cudaStream
         kAtOnce<kV> * kV * kBlock;  // columns of a block of the second kernel: this, or 4 times this
     for (RowRange rows{0, 0}; rows.end < call.N; rows.begin = rows.end) {
         rows.end = std::min(rows.begin + at_most, call.N);
-        if (columns || in_tiles) {
+        if (call.columns || in_tiles) {
             unsigned grid = grid_x((int64_t)tiles * groups);
             layernorm_backward_sums_kernel<kV>
-                <<<grid, kBlock, 0, stream>>>(call, rows, groups, columns, pairs);
+                <<<grid, kBlock, 0, stream>>>(call, rows, groups, call.columns, pairs);
             check_launch();
         }
         if (in_tiles) {
@@ -267,48 +263,32 @@ int launch_two(const LayerNormBackwardRows<T, W>& call, bool columns, cudaStream
     return groups;
 }
 
-// rows that stay in shared memory; 0: they do not fit
 template <bool kAccumulate, typename T, typename W>
-int launch_one(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    int groups = layernorm_teams::launch_teams<kAccumulate>(call, stream);
+ColumnGroups launch_one(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (std::is_same_v<T, W>) {  // weights of another type are rare
-        if (groups == 0) { groups = layernorm_ahead::launch_ahead<kAccumulate>(call, stream); }
+        if (choice.kernel == Kernel::kCpAsyncPipelined) {
+            return cp_async_pipelined::launch<kAccumulate>(call, choice, stream);
+        }
     }
-    if (groups == 0) { groups = layernorm_teams::launch_again<kAccumulate>(call, stream); }
-    return groups;
+    return cp_async_teams::launch<kAccumulate>(call, choice, stream);
 }
 
-}  // namespace llmc::layernorm_general_backward
+}  // namespace llmc::fallback_backward
 
 namespace llmc {
 
 template <typename T, typename W>
-ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<T, W>& call, bool columns,
-                                        cudaStream_t stream) {
-    using namespace layernorm_general_backward;
-    bool vectors = rows_are_vectors(call);
-    if constexpr (!std::is_same_v<T, double>) {
-        if (vectors && columns && call.dinp != nullptr) {
-            int groups =
-                call.accumulate_dinp ? launch_one<true>(call, stream) : launch_one<false>(call, stream);
-            if (groups > 0) { return {groups}; }
-        }
+ColumnGroups layernorm_backward_fallback(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
+                                         cudaStream_t stream) {
+    using namespace fallback_backward;
+    if (choice.kernel == Kernel::kFallback) {
+        return {choice.piece > 1 ? launch_two<Vec<T>::size>(call, stream) : launch_two<1>(call, stream)};
     }
-    return {vectors ? launch_two<Vec<T>::size>(call, columns, stream) : launch_two<1>(call, columns, stream)};
+    if constexpr (!std::is_same_v<T, double>) {
+        return call.accumulate_dinp ? launch_one<true>(call, choice, stream)
+                                    : launch_one<false>(call, choice, stream);
+    }
+    return {};
 }
-
-using bf16 = __nv_bfloat16;
-template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<float, float>&, bool,
-                                                 cudaStream_t);
-template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<bf16, bf16>&, bool,
-                                                 cudaStream_t);
-template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<bf16, float>&, bool,
-                                                 cudaStream_t);
-template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<__half, __half>&, bool,
-                                                 cudaStream_t);
-template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<__half, float>&, bool,
-                                                 cudaStream_t);
-template ColumnGroups layernorm_backward_general(const LayerNormBackwardRows<double, double>&, bool,
-                                                 cudaStream_t);
 
 }  // namespace llmc

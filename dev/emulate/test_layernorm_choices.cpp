@@ -1,0 +1,186 @@
+// What the launchers of LayerNorm launch, of each class of calls: compared with dev/test/fixture/layernorm_choices.txt, or
+// recorded there, at every width. The machine runs nothing of it.
+//   PLUMB_RECORD_CHOICES=dev/test/fixture/layernorm_choices.txt ./test_emulated --test-case="*is recorded"
+#include <cxxabi.h>
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <regex>
+#include <unordered_map>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+#include "dev/emulate/machine.h"
+#include "dev/test/gpu/layernorm_choices.h"
+#include "llmc/layernorm/layernorm.h"
+
+using namespace llmc;
+using namespace llmc::choices;
+
+namespace {
+
+std::string demangled(const std::string& name) {
+    int status = 0;
+    char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
+    std::string all = text != nullptr ? text : name.c_str();
+    std::free(text);
+    return all;
+}
+
+// kernel and layout, by the name of a kernel or of the function that launches it
+std::string choice_of(const std::string& name) {
+    struct Form {
+        const char *pattern, *text;
+    };
+    static const Form forms[] = {
+        {"kShortForward\\)?, (\\d+), (\\d+)", "short_rows.$1 in $2"},
+        {"kShortForwardPieces\\)?, (\\d+), (\\d+)", "short_rows.pieces.$1 in $2"},
+        {"Alone<.*kRowInRegisters(\\d+)\\)?, (\\d+)", "row_in_registers.$2 spread"},
+        {"Any<.*kRowInRegisters(\\d+)\\)?, (\\d+)", "row_in_registers.$2"},
+        {"kRowInRegisters(\\d+)\\)?, (\\d+)", "row_in_registers.$2"},
+        {"kUnalignedForward\\)?, (\\d+)", "unaligned_rows.$1"},
+        {"(?:narrow_backward|short_rows_backward)::.*Layout<(\\d+), (\\d+), (\\w+)>",
+         "short_rows.lanes $1 in $2"},
+        {"TeamRing\\{(\\d+), (\\d+), (\\d+), (\\d+), (\\d+), (\\d+)", "team_ring.$1,$2,$3,$4,$5,$6"},
+        {"(?:odd_backward|unaligned_rows_backward)::layernorm_backward_kernel<(\\d+), (\\d+), (\\d+)",
+         "unaligned_rows.$1,$2,$3"},
+        {"launch_teamsILb\\d.*4TileILi(\\d+)ELb(\\d)E", "cp_async_teams.$1 $2"},
+        {"cp_async_teams\\d+launchILb\\d+E(\\w).*clILi(\\d+)E", "cp_async_teams.$1.$2"},
+        {"LayoutILi(\\d+)ELi(\\d+)ELi(\\d+)ELb(\\d)E", "cp_async_pipelined.$1,$2,$3 $4"},
+        {"(?:ahead|pipelined)::Layout<(\\d+), (\\d+), (\\d+), (\\w+)>", "cp_async_pipelined.$1,$2,$3 $4"},
+        {"add_residual", "sum"},
+        {"(?:general|fallback_forward|general_backward|fallback_backward)\\d+launch(?:_two)?ILi(\\d+)E",
+         "fallback.$1"}};
+    for (const Form& form : forms) {
+        std::smatch found;
+        if (!std::regex_search(name, found, std::regex(form.pattern))) { continue; }
+        std::string text = found.format(form.text);
+        static const std::map<std::string, std::string> teams = {
+            {"f.0", "4 1"}, {"f.1", "3 1"}, {"f.2", "2 1"}, {"6.0", "2 1"}, {"6.1", "1 1"}, {"6.2", "3 1"},
+            {"6.3", "4 0"}, {"1.0", "2 1"}, {"1.1", "1 1"}, {"1.2", "3 1"}, {"1.3", "4 0"}};
+        size_t dot = text.find('.') + 1;
+        if (text.starts_with("cp_async_teams") && teams.contains(text.substr(dot))) {
+            text = text.substr(0, dot) + teams.at(text.substr(dot));
+        }
+        if (text.ends_with(" true")) { text.replace(text.size() - 4, 4, "1"); }
+        if (text.ends_with(" false")) { text.replace(text.size() - 5, 5, "0"); }
+        return text;
+    }
+    return "? " + name;
+}
+
+std::string& launched(const emulation::Launch& launch) {
+    static std::unordered_map<const void*, std::string> known;
+    const void* key = launch.kernel != nullptr ? launch.kernel : launch.from;
+    std::string& text = known[key];
+    if (text.empty()) {
+        Dl_info info{};
+        if (launch.kernel != nullptr) { dladdr(launch.kernel, &info); }
+        text = choice_of(demangled(launch.kernel == nullptr ? std::string("_Z") + launch.from
+                                   : info.dli_sname         ? info.dli_sname
+                                                            : "none"));
+    }
+    return text;
+}
+
+template <typename T, typename W>
+void call(const Case& c, int C) {
+    auto at = [&](auto* none, int64_t offset) { return (decltype(none))(0x100000000 + offset); };
+    int64_t off = c.piece == 16 / c.bytes ? 0 : c.piece * c.bytes;
+    T* rows = at((T*)nullptr, off);
+    W* weight = at((W*)nullptr, c.aligned_weights               ? 0
+                                : sizeof(W) * c.piece % 16 == 0 ? sizeof(W)
+                                                                : sizeof(W) * c.piece);
+    auto* statistics = at((acc_t<T>*)nullptr, 0);
+    if (c.op == Op::kForward || c.op == Op::kResidual) {
+        LayerNormForward<T, W> call{
+            .out = rows, .inp = rows, .weight = weight, .bias = weight, .N = c.N, .C = C};
+        if (c.op == Op::kResidual) { call.residual = call.out, call.inp2 = rows; }
+        layernorm_forward(call, nullptr);
+    } else {
+        using G = std::conditional_t<std::is_same_v<T, double>, double, float>;
+        auto* sums = at((G*)nullptr, 0);
+        LayerNormBackward<T, G, W> call{rows,   sums,       sums,       sums, rows, rows,
+                                        weight, statistics, statistics, c.N,  C,    c.op == Op::kAccumulate};
+        layernorm_backward(call, nullptr);
+    }
+}
+
+// what calls launch, while this lives
+struct Launches {
+    Runs runs;
+    std::string last, wrong;  // choice; widths, or types, of another choice than is recorded
+    uint64_t digest = 0;      // of the grids of all
+
+    Launches() {
+        emulation::instead_of_launch = [this](const emulation::Launch& launch) {
+            const std::string& text = launched(launch);
+            if (first_.empty()) { first_ = text; }
+            if (text[0] == '?') { return; }  // of sums by column
+            for (uint64_t x : {(uint64_t)launch.grid.x, (uint64_t)launch.block.x, (uint64_t)launch.shared,
+                               (uint64_t)launch.cluster, (uint64_t)launch.together}) {
+                digest = (digest ^ x) * 0x9e3779b97f4a7c15u + (digest >> 29);
+            }
+        };
+    }
+    ~Launches() { emulation::instead_of_launch = nullptr; }
+
+    void note(const Case& c, int C) {
+        first_.clear();
+        if (c.bytes == 2) {
+            c.same ? call<__nv_bfloat16, __nv_bfloat16>(c, C) : call<__nv_bfloat16, float>(c, C);
+        } else {
+            c.bytes == 4 ? call<float, float>(c, C) : call<double, double>(c, C);
+        }
+        if (first_ != last) { runs[C] = last = first_; }
+        if (c.bytes == 2 && C % 5 == 0) {
+            first_.clear();
+            c.same ? call<__half, __half>(c, C) : call<__half, float>(c, C);
+            if (first_ != last) { wrong += strf(" fp16 %d", C); }
+        }
+    }
+
+private:
+    std::string first_;
+};
+
+}  // namespace
+
+TEST_SUITE("emulated") {
+    TEST_CASE("emulated layernorm: launchers launch what is recorded") {
+        const char* record = std::getenv("PLUMB_RECORD_CHOICES");  // all widths, to this file
+        const auto known = choices::read_choices("dev/test/fixture/layernorm_choices.txt");
+        std::map<std::string, Runs> all;
+        for (const choices::Gpu& gpu : kGpus) {
+            cudaSetDevice(gpu.device);
+            for (const Case& c : cases()) {
+                const std::string name = strf("%s: %s", gpu.name, c.name().c_str());
+                Launches launches;
+                const Runs expected = record != nullptr ? Runs{} : known.at(name);
+                each_width(c, gpu.every, [&](int C) {
+                    // of each run its first and its last row, and some between
+                    auto next = expected.upper_bound(C);
+                    bool edge =
+                        expected.contains(C) || (next != expected.end() && next->first - C <= c.piece);
+                    if (record == nullptr && !edge && C / c.piece % 13 != 0) { return; }
+                    launches.note(c, C);
+                    if (record == nullptr && launches.last != std::prev(next)->second) {
+                        launches.wrong += strf(" %d", C);
+                    }
+                });
+                all[name] = launches.runs;
+                INFO(name);
+                CHECK(launches.wrong == "");
+                if (record != nullptr) {
+                    std::printf("%s %016llx\n", name.c_str(), (unsigned long long)launches.digest);
+                }
+            }
+        }
+        cudaSetDevice(0);
+        if (record != nullptr) { std::ofstream(record) << written(all); }
+    }
+}

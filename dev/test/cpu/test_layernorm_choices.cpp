@@ -1,0 +1,113 @@
+// choose.h against the table of what LayerNorm's launchers launched when it was recorded, and --explain.
+#include <doctest/doctest.h>
+
+#include "dev/cuda/layernorm_explain.h"
+#include "dev/test/gpu/layernorm_choices.h"
+#include "llmc/layernorm/choose.h"
+
+using namespace llmc;
+using namespace llmc::layernorm;
+using choices::Case, choices::Op;
+
+namespace {
+
+std::string forward_text(const Case& c, const Choice& choice) {
+    bool whole = c.piece == 16 / c.bytes;
+    if (choice.kernel == Kernel::kShortRows) {
+        return strf("short_rows.%s%d in %d", whole ? "" : "pieces.", choice.row, choice.piece);
+    }
+    if (choice.kernel == Kernel::kRowInRegisters) {
+        return strf("row_in_registers.%d%s", choice.row, choice.spread ? " spread" : "");
+    }
+    if (choice.kernel == Kernel::kUnalignedRows) { return strf("unaligned_rows.%d", choice.row); }
+    return choice.kernel == Kernel::kSumFirst ? "sum" : strf("fallback.%d", choice.piece);
+}
+
+std::string backward_text(const Case& c, const Choice& choice) {
+    int row = choice.row;
+    switch (choice.kernel) {
+        case Kernel::kShortRows: {
+            bool whole = c.piece == 16 / c.bytes;
+            int lanes = whole ? layouts::kShortBackward[row].lanes : layouts::kShortBackwardPieces[row].lanes;
+            return strf("short_rows.lanes %d in %d", lanes, choice.piece);
+        }
+        case Kernel::kTeamRing: {
+            const auto& layout = c.bytes == 2 ? layouts::kTeamRing16[row] : layouts::kTeamRing32[row];
+            const layouts::TeamRing& ring = c.op == Op::kAccumulate ? layout.add : layout.write;
+            return strf("team_ring.%d,%d,%d,%d,%d,%d", ring.cluster, ring.warps, ring.teams, ring.vector,
+                        ring.vectors, ring.stages);
+        }
+        case Kernel::kUnalignedRows: {
+            const auto& layout = layouts::kUnalignedBackward[row];
+            return strf("unaligned_rows.%d,%d,%d", layout.columns, layout.unguarded, layout.cluster);
+        }
+        case Kernel::kCpAsyncTeams: {
+            const layouts::CpAsyncTeams& layout = teams_table(c.bytes)[row];
+            return strf("cp_async_teams.%d %d", layout.vectors, !layout.reread);
+        }
+        case Kernel::kCpAsyncPipelined: {
+            const layouts::CpAsyncPipelined& layout = pipelined_table(c.bytes)[row];
+            return strf("cp_async_pipelined.%d,%d,%d %d", layout.vectors, layout.lead, layout.stages,
+                        layout.keeps_weight);
+        }
+        default:
+            return strf("fallback.%d", choice.piece);
+    }
+}
+
+std::string chosen(const choices::Gpu& given, const Case& c, int C) {
+    Gpu gpu{given.hopper, given.multiprocessors, given.shared_bytes, given.cluster};
+    Call call{.N = c.N,
+              .C = C,
+              .bytes = c.bytes,
+              .piece = c.piece,
+              .same_weights = c.same,
+              .aligned_weights = c.aligned_weights,
+              .adds = c.op == Op::kResidual || c.op == Op::kAccumulate};
+    if (c.op == Op::kForward || c.op == Op::kResidual) { return forward_text(c, *choose_forward(call, gpu)); }
+    return backward_text(c, *choose_backward(call, gpu));
+}
+
+}  // namespace
+
+TEST_CASE("layernorm choices: what was recorded, at each edge and between") {
+    const auto all = choices::read_choices("dev/test/fixture/layernorm_choices.txt");
+    REQUIRE(all.size() == std::size(choices::kGpus) * choices::cases().size());
+    for (const choices::Gpu& gpu : choices::kGpus) {
+        for (const Case& c : choices::cases()) {
+            const std::string name = strf("%s: %s", gpu.name, c.name().c_str());
+            REQUIRE(all.contains(name));
+            const choices::Runs& runs = all.at(name);
+            std::string last, wrong;
+            int tried = 0;
+            auto next = runs.begin();
+            choices::each_width(c, gpu.every, [&](int C) {
+                bool edge = next != runs.end() && next->first == C;
+                if (edge) { last = (next++)->second; }
+                bool before_edge = next != runs.end() && next->first - C <= 2 * c.piece;
+                if (!edge && !before_edge && C > 4200 && C / c.piece % 13 != 0) { return; }
+                tried++;
+                if (chosen(gpu, c, C) != last && wrong.empty()) {
+                    wrong = strf("C = %d: %s, recorded: %s", C, chosen(gpu, c, C).c_str(), last.c_str());
+                }
+            });
+            INFO(name);
+            CHECK(next == runs.end());
+            CHECK(tried > 50);
+            CHECK(wrong == "");
+        }
+    }
+}
+
+TEST_CASE("layernorm choices: explained without a GPU") {
+    ShootoutOptions o;
+    o.shapes = {{4096, 1000}};
+    std::string text = explained(LayerNormOp::kForward, o);
+    CHECK(text.find("4096x1000 bf16") != std::string::npos);
+    CHECK(text.find("row_in_registers") != std::string::npos);
+    o.shapes = {{4096, 12288}};
+    o.accumulate = true;
+    CHECK(explained(LayerNormOp::kBackward, o).find("team_ring") != std::string::npos);
+    o.gpu = "sm_80";
+    CHECK(explained(LayerNormOp::kBackward, o).find("cp_async_pipelined") != std::string::npos);
+}

@@ -1,7 +1,0 @@
-// narrow.cuh for fp16 rows.
-#include "llmc/layernorm/backward/short_rows.cuh"
-
-namespace llmc {
-template ColumnGroups layernorm_backward_narrow(const LayerNormBackwardRows<__half, __half>&, cudaStream_t);
-template ColumnGroups layernorm_backward_narrow(const LayerNormBackwardRows<__half, float>&, cudaStream_t);
-}  // namespace llmc

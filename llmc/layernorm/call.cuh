@@ -1,0 +1,73 @@
+// What choose.h asks of a call and of the GPU, packed once a call. Host only.
+#pragma once
+#include <initializer_list>
+
+#include "llmc/cuda/device_facts.cuh"
+#include "llmc/cuda/vectors.cuh"
+#include "llmc/layernorm/backward/regimes.h"
+
+namespace llmc::layernorm {
+
+// The elements of T, a vector at most, that rows can be read and written at a time: 1, 2, 4 .. Strides must be filled in;
+// weights are of W, and read 16 bytes at a time at most.
+template <typename T, typename W>
+int piece_of(uint64_t strides, std::initializer_list<const void*> rows,
+             std::initializer_list<const void*> weights) {
+    auto bits = [](auto& pointers) {
+        uint64_t all = 0;
+        for (const void* p : pointers) { all |= (uintptr_t)p; }
+        return all;
+    };
+    uint64_t n = Vec<T>::size, of_rows = bits(rows), of_weights = bits(weights);
+    while (strides % n || of_rows % (n * sizeof(T)) || of_weights % std::min<uint64_t>(16, n * sizeof(W))) {
+        n /= 2;
+    }
+    return (int)n;
+}
+
+template <typename T, typename W>
+Call packed(const LayerNormForward<T, W>& call) {
+    int piece =
+        piece_of<T, W>(call.C | call.out_stride | call.inp_stride | call.residual_stride | call.inp2_stride,
+                       {call.out, call.inp, call.residual, call.inp2}, {call.weight, call.bias});
+    return {call.N,
+            call.C,
+            sizeof(T),
+            piece,
+            std::is_same_v<T, W>,
+            aligned(call.weight, call.bias),
+            call.residual != nullptr};
+}
+template <typename T, typename W>
+Call packed(const LayerNormBackwardRows<T, W>& call) {
+    int piece = piece_of<T, W>(call.C | call.dinp_stride | call.dout_stride | call.inp_stride,
+                               {call.dinp, call.dout, call.inp}, {call.weight});
+    return {call.N,
+            call.C,
+            sizeof(T),
+            piece,
+            std::is_same_v<T, W>,
+            true,
+            call.accumulate_dinp,
+            call.columns && call.dinp != nullptr};
+}
+
+// The current device, and for what this kernel's code, and that of all others beside it, is made.
+template <typename Kernel>
+Gpu this_gpu(Kernel* kernel) {
+    bool hopper = runs_hopper_code(kernel);
+    return {hopper, device_facts().multiprocessors, device_facts().shared_bytes, hopper ? 16 : 1};
+}
+
+// launch(choice) by what choose(gpu) gives, which may say false: the device has no room for such clusters; then by what it
+// gives where these are too large. false: it gives nothing.
+template <typename Choose, typename Launch>
+bool launch_chosen(Gpu gpu, const Choose& choose, const Launch& launch) {
+    for (Maybe choice = choose(gpu); choice; choice = choose(gpu)) {
+        if (launch(*choice)) { return true; }
+        gpu.cluster = choice->cluster - 1;
+    }
+    return false;
+}
+
+}  // namespace llmc::layernorm

@@ -1,0 +1,449 @@
+// Which kernel, and which of its layouts, takes a call of LayerNorm: of the call's shape, types and alignment and the
+// GPU's facts alone, the same for the same. Kernels are tried in turn; the first that takes the call has it. Launchers
+// only launch. `dev/cuda/layernorm_forward --explain --shape 4096x1000` prints the choice. Host only.
+#pragma once
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "llmc/layernorm/layouts.h"
+
+namespace llmc::layernorm {
+
+// What a choice depends on beside layouts.h, and what was measured there, on an H200 unless a reason says otherwise: % of
+// the roof, or us. doc/notebook.md has more.
+struct Thresholds {
+    // columns
+    int short_vectors =
+        64;  // forward: 524288x64 bf16 95 %, 21 by a warp a row; beyond 64 vectors no lane idles
+    int summed_columns =
+        2048;  // backward: widths of GPT-2's residual stream; a third set of sums takes registers
+    int pieces_16 =
+        127;  // backward: 131072x127 fp32 in pieces 86 %, by the fallback 37; unaligned_rows begins
+    int pieces_32 = 192;  // at 128 columns and is faster from there on, in fp32 from 193 on
+    // forward, few rows: a block has a multiprocessor to itself
+    int schedulers = 4;  // of one: so many warps do not wait for one another
+    // backward, unaligned_rows: bytes of a block's rings. 72 KB: 16384x2049 bf16 53.1 us for 55.2 before; += with 96: 70.4 for
+    // 75.6. One team with 104: 16384x8191 bf16 203.7 for 208.3; with 80: 12288x8191 fp32 311.6 for 316.5
+    int ring = 72 << 10, ring_add = 96 << 10, ring_lone_16 = 104 << 10, ring_lone_32 = 80 << 10;
+    int ring_cluster = 104 << 10;  // each block waits for its cluster's others, too
+    int most_teams =
+        15;  // of more than one warp: each needs one of the 15 barriers that the block's own leaves
+    int most_stages = 4;     // more bytes under way than enough let the blocks drift apart in memory
+    int cluster_warps = 16;  // of a block whose cluster shares a row: a lane has 16 columns of 4 registers
+    // so many of an H200's multiprocessors are in clusters of 2, of 4 or 8, and of 16
+    float in_pairs = 132, in_clusters = 120, in_clusters_of_16 = 112;
+    // backward, cp_async_teams: bytes of a block's rings, about, and two stages at most, unless warps lack: as above
+    int teams_ring = 64 << 10, teams_most_ring = 80 << 10, teams_warps = 12;
+    int teams_most_warps = 16;  // of a team: half of a warp's lanes add one of a row's two sums
+    int sharing_blocks = 32;    // cp_async_pipelined, of a row: a warp hears of all of them, a lane each
+};
+inline constexpr Thresholds kThresholds;
+
+struct Gpu {
+    bool hopper = true;  // Hopper or later, and the kernels' code is made for it
+    int multiprocessors = 132;
+    int shared_bytes = 227 << 10;  // of a block, at most
+    int cluster = 16;              // blocks of the largest cluster that fits; 1: none does
+};
+inline constexpr Gpu kH100, kA100{false, 108, 163 << 10, 1};
+
+struct Call {
+    int64_t N;
+    int C;
+    int bytes;  // of an element of the rows; 8: double
+    int piece;  // elements that rows can be read at a time, and weights beside them: 1, 2, .. a vector
+    bool same_weights = true;     // weights of the rows' type
+    bool aligned_weights = true;  // on 16 bytes
+    bool adds = false;            // forward: a residual; backward: dinp +=
+    bool usual = true;            // backward: dinp is wanted, and dweight or dbias
+
+    int vector() const { return 16 / bytes; }
+    bool whole() const { return piece == vector(); }  // rows are whole aligned vectors
+};
+
+enum class Kernel {
+    kShortRows,
+    kRowInRegisters,
+    kTeamRing,
+    kUnalignedRows,
+    kCpAsyncTeams,
+    kCpAsyncPipelined,
+    kSumFirst,
+    kFallback
+};
+
+// of kernels whose teams are not a layout's: a block has `teams` teams of `warps` warps, each with a ring of `stages`
+struct Teams {
+    int warps, teams, stages;
+    int region;        // bytes of a stage for each stream of rows: unaligned_rows
+    int shared_bytes;  // of a block
+};
+
+struct Choice {
+    Kernel kernel = Kernel::kFallback;
+    int row = 0;          // of the kernel's table in layouts.h
+    int piece = 1;        // elements of an access
+    int cluster = 1;      // blocks that share a row
+    bool spread = false;  // row_in_registers, few rows: the row's warps are spread over a cluster
+    Teams teams{};
+    int blocks = 0, groups = 0;  // cp_async_pipelined: blocks of a row; groups of them that run at once
+};
+using Maybe = std::optional<Choice>;
+
+template <typename Row>
+using Table = std::span<const Row>;
+
+// the first layout of a table that takes(layout), -1 if none does
+template <typename Row, typename Takes>
+int first_row(Table<Row> table, const Takes& takes) {
+    auto found = std::find_if(table.begin(), table.end(), takes);
+    return found == table.end() ? -1 : (int)(found - table.begin());
+}
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int round_up(int64_t bytes, int unit) { return (int)(divide_up(bytes, unit) * unit); }
+constexpr int kLineSize = 128;  // bytes
+
+// ---- forward ---------------------------------------------------------------------------------------------------------
+
+inline Maybe forward_short_rows(const Call& call, const Gpu&) {
+    if (call.adds && !call.whole()) { return {}; }  // a residual is added in whole vectors alone
+    // beside weights of another type single elements, which takes half of the kernels
+    int piece = call.whole() || call.same_weights ? call.piece : 1;
+    auto takes = [&](const layouts::ShortForward& row) { return call.C <= columns_of(row, piece); };
+    Table<layouts::ShortForward> table = layouts::kShortForward;
+    if (!call.whole()) { table = layouts::kShortForwardPieces; }
+    int row = first_row(table, takes);
+    return row < 0 ? Maybe{} : Choice{Kernel::kShortRows, row, piece};
+}
+
+// The blocks over which the warps of a row are spread where rows are few: a block has so many warps that none waits for
+// another.
+constexpr int spread_warps(int warps) {
+    int most = kThresholds.schedulers;
+    while (warps % most != 0) { most--; }
+    return most;
+}
+
+inline Maybe forward_row_in_registers(const Call& call, const Gpu& gpu) {
+    int vector = call.vector();
+    if (!call.whole() || call.C <= kThresholds.short_vectors * vector) { return {}; }
+    bool rare = call.adds && !call.same_weights;
+    Table<layouts::RowInRegisters> table = layouts::kRowInRegisters32;
+    if (call.bytes == 2) { table = layouts::kRowInRegisters16; }
+    int i = first_row(
+        table, [&](auto& row) { return are_for(row.calls, rare) && call.C <= columns_of(row, vector); });
+    if (i < 0 || table[i].cluster > gpu.cluster) { return {}; }
+    int warps = table[i].warps, blocks = warps / spread_warps(warps);
+    bool spread = table[i].cluster == 1 && warps > kThresholds.schedulers && call.same_weights &&
+                  blocks <= gpu.cluster && call.N <= gpu.multiprocessors / blocks;
+    return Choice{Kernel::kRowInRegisters, i, vector, spread ? blocks : table[i].cluster, spread};
+}
+
+inline Maybe forward_unaligned_rows(const Call& call, const Gpu& gpu) {
+    if (call.adds || call.C < layouts::kFewestUnalignedForward || call.whole()) { return {}; }
+    bool rare = !call.same_weights || !call.aligned_weights;
+    Table<layouts::UnalignedForward> table = layouts::kUnalignedForward;
+    auto takes = [&](auto& row) { return is_for(row, rare) && call.C <= columns_of(row, call.vector()); };
+    int i = first_row(table, takes);
+    if (i < 0 || table[i].cluster > gpu.cluster) { return {}; }
+    return Choice{Kernel::kUnalignedRows, i, 1, table[i].cluster};
+}
+
+// one kernel's answer; nothing: it does not take the call
+inline Maybe choose_forward_by(Kernel kernel, const Call& call, const Gpu& gpu) {
+    if (kernel == Kernel::kSumFirst && call.adds) { return Choice{kernel}; }
+    if (kernel == Kernel::kFallback && !call.adds) {
+        return Choice{kernel, 0, call.whole() ? call.vector() : 1};
+    }
+    if (call.bytes == 8) { return {}; }
+    if (kernel == Kernel::kShortRows) { return forward_short_rows(call, gpu); }
+    if (kernel == Kernel::kRowInRegisters) { return forward_row_in_registers(call, gpu); }
+    if (kernel == Kernel::kUnalignedRows) { return forward_unaligned_rows(call, gpu); }
+    return {};
+}
+
+// The residual of rows that are not whole vectors is added by a kernel of its own first, and the call without it chosen
+// for again: its results then have the bits of the plain call.
+inline Maybe choose_forward(const Call& call, const Gpu& gpu) {
+    using enum Kernel;
+    for (Kernel kernel : {kShortRows, kRowInRegisters, kSumFirst, kUnalignedRows}) {
+        if (Maybe choice = choose_forward_by(kernel, call, gpu)) { return choice; }
+    }
+    return choose_forward_by(Kernel::kFallback, call, gpu);
+}
+
+// ---- backward --------------------------------------------------------------------------------------------------------
+
+constexpr int streams_of(bool adds) { return adds ? 3 : 2; }  // of rows that come to a block: inp, dout, dinp
+constexpr int most_in_pieces(int bytes) { return bytes == 2 ? kThresholds.pieces_16 : kThresholds.pieces_32; }
+// is there a kernel of this layout, in pieces of n elements?
+constexpr bool is_for(const layouts::ShortBackward& row, int n, int bytes) {
+    return columns_of(row, n) <= 2 * most_in_pieces(bytes);
+}
+
+inline Maybe backward_short_rows(const Call& call, const Gpu&) {
+    bool whole = call.whole();
+    if (!whole && (!call.same_weights || call.C > most_in_pieces(call.bytes))) { return {}; }
+    Table<layouts::ShortBackward> table = layouts::kShortBackwardPieces;
+    if (whole) { table = layouts::kShortBackward; }
+    int row = first_row(table, [&](auto& row) {
+        return whole ? call.C <= row.lanes * call.piece
+                     : call.C <= columns_of(row, call.piece) && is_for(row, call.piece, call.bytes);
+    });
+    return row < 0 ? Maybe{} : Choice{Kernel::kShortRows, row, call.piece};
+}
+
+// team_ring.cuh's Team, in bytes: stages, barriers, and each warp's sums
+constexpr int team_bytes(const layouts::TeamRing& ring, int streams, int bytes) {
+    int columns = ring.warps * layouts::kLanes * ring.vector * ring.vectors;  // of a block
+    int stage = streams * columns * bytes + kLineSize;
+    int barriers = round_up(ring.stages * (stage + 8) + 16, 16);
+    return round_up(barriers + 2 * ring.cluster * ring.warps * 8, kLineSize);
+}
+
+constexpr Table<layouts::TeamRingRow> ring_table(int bytes) {
+    return bytes == 2 ? Table<layouts::TeamRingRow>(layouts::kTeamRing16) : layouts::kTeamRing32;
+}
+
+inline Maybe backward_team_ring(const Call& call, const Gpu& gpu) {
+    if (!gpu.hopper || !call.whole()) { return {}; }
+    Table<layouts::TeamRingRow> table = ring_table(call.bytes);
+    int i = first_row(
+        table, [&](auto& row) { return are_for(row.calls, !call.same_weights) && call.C <= row.columns; });
+    if (i < 0 || (call.adds && !table[i].adds())) { return {}; }
+    const layouts::TeamRing& ring = call.adds ? table[i].add : table[i].write;
+    int bytes = ring.teams * team_bytes(ring, streams_of(call.adds), call.bytes);
+    if (ring.cluster > gpu.cluster || bytes > gpu.shared_bytes) { return {}; }
+    return Choice{Kernel::kTeamRing, i, call.vector(), ring.cluster};
+}
+
+// A block's rings: with `warps` to a row of so many bytes, of a block that may have `most` warps.
+constexpr Teams unaligned_teams(int warps, int most, int streams, int row_bytes, int size, int bytes) {
+    const Thresholds& t = kThresholds;
+    int region = round_up(row_bytes, kLineSize) + kLineSize, stage = streams * row_bytes;
+    int teams = std::min(most / warps, std::max(1, bytes / (2 * stage)));
+    if (warps > 1) { teams = std::min(teams, t.most_teams); }
+    int lone = size == 2 ? t.ring_lone_16 : t.ring_lone_32;
+    int stages = teams > 1 ? bytes / (teams * stage) : std::min(3, lone / stage);
+    return {warps, teams, std::clamp(stages, 2, t.most_stages), region, 0};
+}
+
+// warps of a multiprocessor, so that what a lane holds of k columns fits its registers
+constexpr int unaligned_warps(int k, bool adds) {
+    int registers = 5 * k + (adds ? 41 : 31);
+    return registers > 96 ? 16 : registers > 80 ? 20 : registers > 72 ? 24 : 28;
+}
+// of small teams fewer warps are enough, where lanes are wide
+constexpr int unaligned_warps(int k, bool adds, int team) {
+    int most = unaligned_warps(k, adds);
+    bool enough = most / team > 4 && (k >= 13 || (k >= 9 && team == 1));
+    return enough ? 16 : most;
+}
+// can so many warps have `columns` of a row?
+constexpr bool fits(const layouts::UnalignedBackward& row, int columns, int warps) {
+    return divide_up(columns, warps) <= row.columns * layouts::kLanes &&
+           columns / warps >= row.unguarded * layouts::kLanes;
+}
+
+// unaligned_copies.cuh's TeamShared, in bytes, where so many blocks share a row
+constexpr int unaligned_team_bytes(int blocks) {
+    int warps = blocks > 1 ? blocks * kThresholds.cluster_warps : layouts::kLanes;
+    return round_up(8 * kThresholds.most_stages + 16 + 2 * 8 * warps, kLineSize);
+}
+
+// With fewer stages where shared memory is small; nothing: not with two.
+inline Maybe unaligned_choice(int i, Teams teams, const Call& call, const Gpu& gpu) {
+    int blocks = layouts::kUnalignedBackward[i].cluster;
+    int sums = 2 * (int)divide_up(call.C, blocks) * (int)sizeof(float);
+    auto bytes = [&] {
+        int ring = teams.stages * streams_of(call.adds) * teams.region;
+        return teams.teams * (unaligned_team_bytes(blocks) + std::max(ring, sums));
+    };
+    while (teams.stages > 2 && bytes() > gpu.shared_bytes) { teams.stages--; }
+    if (blocks > gpu.cluster || bytes() > gpu.shared_bytes) { return {}; }
+    teams.shared_bytes = bytes();
+    return Choice{Kernel::kUnalignedRows, i, 1, blocks, false, teams};
+}
+
+// By the lanes and the number of warps that suit best: many teams, and wide lanes, since a warp's work once a row costs
+// as much as seven columns a lane.
+inline Maybe unaligned_in_a_block(const Call& call, const Gpu& gpu) {
+    const auto& table = layouts::kUnalignedBackward;
+    int streams = streams_of(call.adds), bytes = call.adds ? kThresholds.ring_add : kThresholds.ring;
+    Teams best{};
+    int most = 0, row = -1;
+    for (int i = 0; i < (int)std::size(table) && table[i].cluster == 1; i++) {
+        int k = table[i].columns;
+        for (int warps = 1; warps <= unaligned_warps(k, call.adds); warps++) {
+            if (!fits(table[i], call.C, warps)) { continue; }
+            Teams teams = unaligned_teams(warps, unaligned_warps(k, call.adds, warps), streams,
+                                          call.C * call.bytes, call.bytes, bytes);
+            if (teams.teams * k <= most) { continue; }
+            best = teams;
+            most = teams.teams * k;
+            row = i;
+        }
+    }
+    return row < 0 ? Maybe{} : unaligned_choice(row, best, call, gpu);
+}
+
+// Rows that one block has no room for: as few warps as there must be, and of clusters the one that has most rows under
+// way on the whole GPU.
+inline Maybe unaligned_in_a_cluster(const Call& call, const Gpu& gpu) {
+    const auto& table = layouts::kUnalignedBackward;
+    const Thresholds& t = kThresholds;
+    Teams teams[std::size(table)]{};
+    float under_way[std::size(table)]{}, most = 0;
+    for (int i = 0; i < (int)std::size(table); i++) {
+        int blocks = table[i].cluster;
+        if (blocks == 1 || !(call.bytes == 2 || table[i].fp32)) { continue; }
+        int columns = (int)divide_up(call.C, blocks);
+        int warps = (int)divide_up(columns, table[i].columns * layouts::kLanes);
+        if (warps > t.cluster_warps || !fits(table[i], call.C / blocks, warps)) { continue; }
+        teams[i] = unaligned_teams(warps, t.cluster_warps, streams_of(call.adds), columns * call.bytes,
+                                   call.bytes, t.ring_cluster);
+        float multiprocessors = blocks == 2 ? t.in_pairs : blocks < 16 ? t.in_clusters : t.in_clusters_of_16;
+        under_way[i] = multiprocessors / blocks * teams[i].teams;
+        most = std::max(most, under_way[i]);
+    }
+    for (int i = 0; i < (int)std::size(table); i++) {
+        if (teams[i].teams == 0 || under_way[i] < most) { continue; }
+        if (Maybe choice = unaligned_choice(i, teams[i], call, gpu)) { return choice; }
+    }
+    return {};
+}
+
+inline Maybe backward_unaligned_rows(const Call& call, const Gpu& gpu) {
+    if (call.C < layouts::kFewestUnalignedBackward || call.whole()) { return {}; }
+    Maybe choice = unaligned_in_a_block(call, gpu);
+    return choice ? choice : unaligned_in_a_cluster(call, gpu);
+}
+
+// threads of a block of cp_async_teams, at most, so that what a lane holds fits its registers
+constexpr int most_threads(const layouts::CpAsyncTeams& row, int bytes, bool adds) {
+    int columns = row.vectors * 16 / bytes + (adds ? bytes : 0);
+    return row.reread ? 512 : columns > 18 ? 384 : columns > 12 ? 512 : 640;
+}
+
+constexpr int kTeamsSums = 15 * 2 * 2 * 16 * (int)sizeof(float);  // bytes of cp_async_teams.cuh's Shared
+
+// A row of the call with this layout, and what it costs: cycles to issue its warps' instructions, or a team's time, by
+// teams. Without teams: it does not fit.
+struct CostedTeams {
+    Teams teams{};
+    double cost = 0;
+};
+inline CostedTeams cp_async_teams(const layouts::CpAsyncTeams& row, const Call& call, const Gpu& gpu) {
+    const Thresholds& t = kThresholds;
+    int columns = row.vectors * call.vector(),
+        most_warps = most_threads(row, call.bytes, call.adds) / layouts::kLanes;
+    int64_t warps = divide_up(call.C, columns * layouts::kLanes);
+    if (warps > std::min(most_warps, t.teams_most_warps)) { return {}; }
+    int64_t bytes = (int64_t)streams_of(call.adds) * call.bytes * call.C,
+            room = gpu.shared_bytes;  // of a row
+    int teams = std::min(most_warps / (int)warps, t.most_teams);
+    while (teams > 1 && teams * warps > t.teams_warps && 2 * teams * bytes > t.teams_most_ring) { teams--; }
+    int stages = (int)std::clamp<int64_t>(t.teams_ring / (teams * bytes), 2, t.most_stages);
+    auto needed = [&] { return kTeamsSums + teams * std::max<int64_t>(stages * bytes, 8 * (int64_t)call.C); };
+    while (teams > 1 && needed() > room) { teams--; }
+    while (stages > 1 && needed() > room) { stages--; }
+    if (needed() > room) { return {}; }
+    int instructions = (row.reread ? 22 : 16) * columns + 150, exchange = warps > 1 ? 700 : 300;
+    double cost = std::max(warps * instructions / 4.0, (3.0 * instructions + exchange) / teams);
+    return {{(int)warps, teams, stages, 0, (int)needed()}, cost};
+}
+
+constexpr Table<layouts::CpAsyncTeams> teams_table(int bytes) {
+    return bytes == 2 ? Table<layouts::CpAsyncTeams>(layouts::kCpAsyncTeams16) : layouts::kCpAsyncTeams32;
+}
+
+// by the layout that costs least; reread: of those for longer rows, where shared memory is too small for
+// cp_async_pipelined (99 KB)
+template <bool reread>
+Maybe backward_cp_async_teams(const Call& call, const Gpu& gpu) {
+    Table<layouts::CpAsyncTeams> table = teams_table(call.bytes);
+    Maybe best;
+    double least = 0;
+    for (int i = 0; i < (int)table.size(); i++) {
+        if (table[i].reread != reread || (call.adds && !table[i].adds)) { continue; }
+        CostedTeams costed = cp_async_teams(table[i], call, gpu);
+        if (costed.teams.teams == 0 || (best && costed.cost >= least)) { continue; }
+        best = Choice{Kernel::kCpAsyncTeams, i, call.vector(), 1, false, costed.teams};
+        least = costed.cost;
+    }
+    return best;
+}
+
+// Where a part of a row of C columns begins: each has as many lines, or one more; the last line may be short. Kernels
+// ask, too.
+constexpr int first_column(int bytes, int C, int part, int parts) {
+    int line = kLineSize / bytes, begin = (C + line - 1) / line * part / parts * line;
+    return begin < C ? begin : C;
+}
+
+// cp_async_pipelined.cuh's Shared, in bytes: the ring, dinp of a row, the weight, sums, barriers
+constexpr int pipelined_bytes(const layouts::CpAsyncPipelined& row, int bytes, bool adds) {
+    int columns = columns_of(row, 16 / bytes) * bytes, sets = 2 * row.lead;
+    return row.stages * 2 * columns + (adds ? columns : 16) + (row.keeps_weight ? columns : 16) +
+           sets * (layouts::kPipelinedWarps * 8 + 8);
+}
+
+constexpr Table<layouts::CpAsyncPipelined> pipelined_table(int bytes) {
+    return bytes == 2 ? Table<layouts::CpAsyncPipelined>(layouts::kCpAsyncPipelined16)
+                      : layouts::kCpAsyncPipelined32;
+}
+
+// Fewer blocks with more of a row each are best, until registers or shared memory run out.
+inline Maybe backward_cp_async_pipelined(const Call& call, const Gpu& gpu) {
+    if (!call.same_weights) { return {}; }  // rare
+    Table<layouts::CpAsyncPipelined> table = pipelined_table(call.bytes);
+    for (int i = 0; i < (int)table.size(); i++) {
+        const layouts::CpAsyncPipelined& row = table[i];
+        int step = layouts::kPipelinedWarps * layouts::kLanes * call.vector();
+        bool lines = call.C % (kLineSize / call.bytes) == 0;
+        if (!row.is_for(call.adds) || (row.lines && !lines) || call.C <= row.beyond || call.C > row.to ||
+            pipelined_bytes(row, call.bytes, call.adds) > gpu.shared_bytes) {
+            continue;
+        }
+        int blocks = (int)divide_up(call.C, columns_of(row, call.vector())), least = call.C;
+        if (blocks > (row.lead > 1 ? kThresholds.sharing_blocks : 1)) { continue; }
+        for (int part = 0; part < blocks; part++) {
+            int begin = first_column(call.bytes, call.C, part, blocks);
+            least = std::min(least, first_column(call.bytes, call.C, part + 1, blocks) - begin);
+        }
+        int groups = std::min(gpu.multiprocessors, layouts::kMostGroups) / blocks;
+        if (least < step * (row.vectors - 1) || groups == 0) { continue; }
+        return Choice{Kernel::kCpAsyncPipelined, i, call.vector(), 1, false, {}, blocks, groups};
+    }
+    return {};
+}
+// one kernel's answer; nothing: it does not take the call. The fallback's is by cp.async where that is possible.
+inline Maybe choose_backward_by(Kernel kernel, const Call& call, const Gpu& gpu) {
+    bool fast = call.usual && call.bytes < 8;
+    if (kernel == Kernel::kFallback) {
+        for (auto* by :
+             {backward_cp_async_teams<false>, backward_cp_async_pipelined, backward_cp_async_teams<true>}) {
+            if (!fast || !call.whole()) { break; }
+            if (Maybe choice = by(call, gpu)) { return choice; }
+        }
+        return Choice{kernel, 0, call.whole() ? call.vector() : 1};
+    }
+    if (!fast) { return {}; }
+    if (kernel == Kernel::kShortRows) { return backward_short_rows(call, gpu); }
+    if (kernel == Kernel::kTeamRing) { return backward_team_ring(call, gpu); }
+    if (kernel == Kernel::kUnalignedRows) { return backward_unaligned_rows(call, gpu); }
+    return {};
+}
+
+inline Maybe choose_backward(const Call& call, const Gpu& gpu) {
+    using enum Kernel;
+    for (Kernel kernel : {kShortRows, kTeamRing, kUnalignedRows}) {
+        if (Maybe choice = choose_backward_by(kernel, call, gpu)) { return choice; }
+    }
+    return choose_backward_by(Kernel::kFallback, call, gpu);
+}
+
+}  // namespace llmc::layernorm

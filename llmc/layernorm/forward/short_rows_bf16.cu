@@ -1,7 +1,0 @@
-// narrow.cuh for bf16 rows.
-#include "llmc/layernorm/forward/short_rows.cuh"
-
-namespace llmc {
-template bool layernorm_forward_narrow(const LayerNormForward<__nv_bfloat16, __nv_bfloat16>&, cudaStream_t);
-template bool layernorm_forward_narrow(const LayerNormForward<__nv_bfloat16, float>&, cudaStream_t);
-}  // namespace llmc
