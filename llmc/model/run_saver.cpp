@@ -100,8 +100,8 @@ void RunSaver::collect(const Saved& saved) {
     saved_best_ = saved.record.best;
     last_good_ = checkpoint_name(folder_, step);
     journal_->event("save", step, {{"text", last_good_}});
-    line_->note(journal_->write_report(true));
     line_->message(strf("step %lld | saved %s", step, last_good_.c_str()));
+    line_->note(journal_->write_report(true));
     try {
         Retention keep = keep_;
         keep.best = saved_best_ ? saved_best_->step : -1;
