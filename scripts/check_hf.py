@@ -8,6 +8,8 @@
    ./test_gpt2 compares the logits, which must agree to 1e-5 of the largest.
 2. ours -> transformers: `export` of that folder is loaded with from_pretrained, without a warning, and every tensor is
    equal byte by byte; so for fp32, bf16 and fp16. AutoTokenizer must give one token a byte, and take it back.
+   With the package gguf: llama.cpp's converter knows every tensor's name, and finds what it asks of config.json and of the
+   tokenizer's files.
 3. greedy text of ours equals model.generate's, token by token.
 Exit 1 if anything differs.
 """
@@ -22,6 +24,7 @@ import tempfile
 import warnings
 
 import numpy
+import safetensors
 import torch
 import transformers
 
@@ -148,6 +151,24 @@ def check_export(args, folder, model):
     check(tokenizer.eos_token_id == END, "and knows the end of a text")
 
 
+def check_converter(folder):
+    """what convert_hf_to_gguf.py of llama.cpp reads of a GPT2LMHeadModel (its own test of the tokenizer aside)"""
+    try:
+        import gguf
+    except ImportError:
+        print("skipped the names of llama.cpp's converter: no package gguf")
+        return
+    config = transformers.AutoConfig.from_pretrained(folder + "/out_fp32").to_dict()
+    keys = "architectures n_layer n_ctx n_embd n_head layer_norm_epsilon vocab_size".split()
+    check(all(config.get(key) for key in keys), "llama.cpp: the keys of config.json")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config["n_layer"])
+    with safetensors.safe_open(folder + "/out_fp32/model.safetensors", framework="numpy") as file:
+        unknown = [name for name in file.keys() if names.get_name(name, (".weight", ".bias")) is None]
+    check(not unknown, f"llama.cpp: the names of all tensors {unknown}")
+    found = gguf.SpecialVocab(folder + "/out_fp32").special_token_ids
+    check(found.get("eos") == END and found.get("bos") == END, f"llama.cpp: special tokens {found}")
+
+
 def check_greedy(args, folder, model):
     prompt = "The same words"
     start = torch.tensor([[END] + list(prompt.encode())])
@@ -175,6 +196,7 @@ def main():
     check_logits(args, folder, model)
     check_greedy(args, folder, model)
     check_export(args, folder, model)
+    check_converter(folder)
     if not args.keep:  # else it must be a new folder
         shutil.rmtree(folder)
     sys.exit(failures > 0)

@@ -74,6 +74,7 @@ struct Options {
     bool new_data = false;             // resume with other training data than before
     std::string model_dtype = "fp32";  // of model.bin at the end: fp32 (v3) or bf16 (v5)
     int64_t log_every = 1;             // steps between permanent lines
+    std::string export_hf;             // folder for Hugging Face's transformers, at the end; "" = none
     bool quiet = false;
     bool dry_run = false;
     std::string profile;  // instead of training, what a step takes goes to this file; "" = no

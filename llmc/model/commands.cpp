@@ -4,7 +4,6 @@
 #include <unistd.h>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <iostream>
 #include <iterator>
 #include <string>
@@ -17,13 +16,11 @@
 #include "llmc/host/utf8.h"
 #include "llmc/model/generate.h"
 #include "llmc/model/hellaswag.h"
-#include "llmc/model/hf_model.h"
+#include "llmc/model/hf_export.h"
 
 namespace llmc {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 // standard error: standard output has the result alone
 void note(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
@@ -202,27 +199,14 @@ private:
 
 int export_model(const CommandOptions& o) {
     const NamedModel model = find_model(o);
-    std::error_code ignored;
-    if (!o.force && fs::exists(o.hf, ignored) && !fs::is_empty(o.hf, ignored)) {
-        throw Error(kExitUsage, o.hf +
-                                    ": not an empty folder. Choose another --hf, or --force to replace the "
-                                    "files in it that have the same names.");
+    if (!o.force) {
+        require_empty_folder(
+            o.hf, "Choose another --hf, or --force to replace the files in it that have the same names.");
     }
-    const std::optional<Tokenizer> tokenizer = find_tokenizer(o, model);
-    const GPT2Config& c = model.source->config();
-    const int end = tokenizer && tokenizer->end_of_text() >= 0 ? tokenizer->end_of_text() : c.vocab_size - 1;
-    const std::string type = o.type == "auto" ? model.source->type() : o.type;
-    write_hf_model(o.hf, *model.source, type, end);
-    std::printf("%s: model.safetensors (%s), config.json, generation_config.json", o.hf.c_str(),
-                type.c_str());
-    const bool with_tokenizer = tokenizer && tokenizer->export_hf(o.hf, c.max_seq_len);
-    std::printf("%s\n", !with_tokenizer ? ""
-                        : tokenizer->bpe() == nullptr
-                            ? ", tokenizer.json, tokenizer_config.json"
-                            : ", tokenizer.json, tokenizer_config.json, vocab.json, merges.txt");
-    if (!with_tokenizer) {
-        note("no tokenizer was written: none that can encode is known. Give --tokenizer.");
-    }
+    std::string problem;
+    const std::string files = export_hf(o.hf, *model.source, find_tokenizer(o, model), o.type, &problem);
+    std::printf("%s\n", files.c_str());
+    if (!problem.empty()) { note(problem); }
     return kExitDone;
 }
 

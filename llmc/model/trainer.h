@@ -23,6 +23,7 @@
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/follower.h"
 #include "llmc/model/hellaswag.h"
+#include "llmc/model/hf_export.h"
 #include "llmc/model/model.h"
 #include "llmc/model/rank_tasks.h"
 #include "llmc/model/run_data.h"
@@ -75,7 +76,8 @@ public:
             describe_run(o_, plan_, data_, val_ ? &val_->data() : nullptr, memory, device());
         std::printf("%s%s\n", plan_text.c_str(), describe_saves(saves).c_str());
         require_memory(memory, o_, needs_, plan_.config);
-        line_.note(disk_warning(saves, plan_.out));
+        line_.note(disk_warning(saves, plan_.out) + o_.notes);
+        require_export_folder(o_);
         if (o_.dry_run) { return kExitDone; }
         make_run_folder();
         if (!goes_on() || plan_.checkpoint.empty()) { require_no_run(plan_.out); }
@@ -393,6 +395,7 @@ private:
             write_model_file(plan_.out + "/model.bin", plan_.config,
                              o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, read);
             line_.message("saved " + plan_.out + "/model.bin");
+            if (!o_.export_hf.empty()) { line_.message(export_run(o_, plan_.out, samples_.tokenizer())); }
         } catch (const Error& e) {
             if (e.exit_code == kExitDiverged) { throw saver_->diverged(e.what()); }
             model_failed_ = true;

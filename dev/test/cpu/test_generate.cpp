@@ -196,8 +196,9 @@ TEST_CASE("sub-commands: generate") {
     CHECK(sliding.err.find("tokens/s") != std::string::npos);
     CHECK(sliding.err.find("ms a token") != std::string::npos);
     CHECK(generate("--dtype bf16").err.find("the CPU computes in fp32") != std::string::npos);
-    for (const char* bad : {"--dtype bf16", "--dtype fp8", "--tokens 0", "--temperature -1", "--temperature nan", "--top-p 1.5",
-                            "--nonsense 1", "--interactive --json", "--tokens", "extra"}) {
+    for (const char* bad :
+         {"--dtype bf16", "--dtype fp8", "--tokens 0", "--temperature -1", "--temperature nan", "--top-p 1.5",
+          "--nonsense 1", "--interactive --json", "--tokens", "extra"}) {
         CAPTURE(bad);
         const ProgramRun run = generate(bad);
         CHECK(run.exit_code == kExitUsage);
@@ -279,10 +280,26 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     CHECK(std::fabs(nats * (double)count / std::log(2.0) / (double)bytes / bits - 1) < 1e-3);
 
     // a run from it starts where it ended, and knows its tokenizer
-    const ProgramRun tuned = run_train(folder.path(), words(common + "--steps 2 --prompt the --model " + out +
-                                                            " --out " + (folder / "tuned")));
+    const std::string more =
+        common + "--steps 2 --prompt the --model " + out + " --out " + (folder / "tuned");
+    const ProgramRun into = run_train(folder.path(), words(more + " --export-hf " + out));
+    CHECK(into.exit_code == kExitUsage);  // before it trains, not after
+    CHECK(into.err.find("not an empty folder. Choose another --export-hf") != std::string::npos);
+    const ProgramRun tuned = run_train(folder.path(), words(more + " --export-hf " + (folder / "hf2")));
     CAPTURE(tuned.err);
     CHECK(tuned.exit_code == kExitDone);
+    // what the run leaves by itself is what `export` makes of it; going on replaces it
+    REQUIRE(run_train(folder.path(), {"export", folder / "tuned", "--hf", folder / "hf3"}).exit_code ==
+            kExitDone);
+    CHECK(names_below(folder / "hf2") == names_below(out));
+    for (const std::string& name : names_below(folder / "hf3")) {
+        CAPTURE(name);
+        CHECK(same_files(folder / "hf2/" + name, folder / "hf3/" + name));
+    }
+    CHECK_FALSE(same_files(folder / "hf2/model.safetensors", out + "/model.safetensors"));
+    CHECK(
+        run_train(folder.path(), words(more + " --resume auto --export-hf " + (folder / "hf2"))).exit_code ==
+        kExitDone);
     CHECK(std::filesystem::exists(folder / "tuned/tokenizer.json"));
     std::vector<double> losses;
     for (const std::string& log : {run, folder / "tuned"}) {

@@ -6,10 +6,13 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/json.h"
+#include "llmc/host/tokenizer.h"
+#include "llmc/model/hf_export.h"
 #include "llmc/model/hf_model.h"
 
 using namespace llmc;
@@ -239,4 +242,54 @@ TEST_CASE("hf model: a configuration of another architecture is refused by field
     CHECK(error_of([&] { HfModel model(hf); }).exit_code == kExitDone);
     std::filesystem::remove(hf + "/model.safetensors");
     CHECK(hf_error(hf).find("save_pretrained") != std::string::npos);
+}
+
+// convert_hf_to_gguf.py of llama.cpp, its class for GPT2LMHeadModel and what that stands on: these keys must be
+// there and these names be known, else it ends with a KeyError or "Can not map tensor".
+TEST_CASE("hf model: what llama.cpp's converter asks for is in the folder") {
+    TempFolder folder;
+    const GPT2Cpu model = random_model();
+    const Tokenizer tokenizer = Tokenizer::load("dev/test/fixture/bpe");
+    std::string note;
+    export_hf(folder / "hf", ModelInMemory(model), tokenizer, "auto", &note);
+    CHECK(note.empty());
+    const auto json = [&](const char* name) {
+        return nlohmann::json::parse(read_bytes(folder / "hf/" + name));
+    };
+    const auto config = json("config.json");
+    CHECK(config.at("architectures").at(0) == "GPT2LMHeadModel");
+    CHECK(config.at("model_type") == "gpt2");
+    CHECK(config.at("n_layer") == 3);
+    CHECK(config.at("n_ctx") == 9);
+    CHECK(config.at("n_embd") == 14);
+    CHECK(config.at("n_head") == 2);
+    CHECK(config.at("layer_norm_epsilon") == 1e-5);
+    CHECK(config.at("vocab_size") == 37);
+    CHECK(config.at("bos_token_id") == 456);
+    CHECK(config.at("eos_token_id") == 456);
+
+    const auto file = json("tokenizer.json");
+    CHECK(file.at("model").at("merges").size() == tokenizer.bpe()->vocabulary().merges.size());
+    CHECK(file.at("model").at("vocab").size() == 457);  // with the ends of text
+    CHECK(file.at("added_tokens").at(0).at("id") == 456);
+    CHECK(file.at("added_tokens").at(0).at("content") == "<|endoftext|>");
+    CHECK(file.at("added_tokens").at(0).at("special") == true);
+    const auto settings = json("tokenizer_config.json");
+    CHECK(settings.at("tokenizer_class") == "GPT2Tokenizer");
+    CHECK(settings.at("bos_token") == "<|endoftext|>");
+    CHECK(settings.at("eos_token") == "<|endoftext|>");
+
+    const std::vector<std::string> known = {
+        "wte.weight",       "wpe.weight",         "ln_f.weight",        "ln_f.bias",
+        "ln_1.weight",      "ln_1.bias",          "attn.c_attn.weight", "attn.c_attn.bias",
+        "attn.c_proj.bias", "attn.c_proj.weight", "ln_2.weight",        "ln_2.bias",
+        "mlp.c_fc.weight",  "mlp.c_fc.bias",      "mlp.c_proj.weight",  "mlp.c_proj.bias"};
+    for (const SafetensorsTensor& tensor : take_apart(folder / "hf/model.safetensors").tensors) {
+        std::string name = tensor.name;
+        CAPTURE(name);
+        REQUIRE(name.starts_with("transformer."));
+        name = name.substr(12);
+        if (name.starts_with("h.")) { name = name.substr(name.find('.', 2) + 1); }
+        CHECK(std::find(known.begin(), known.end(), name) != known.end());
+    }
 }

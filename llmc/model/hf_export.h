@@ -1,0 +1,29 @@
+// A model in a folder, with its tokenizer, as Hugging Face's transformers and llama.cpp's converter load it: what
+// `export` and --export-hf write.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "llmc/host/options.h"
+#include "llmc/host/tokenizer.h"
+#include "llmc/model/model_source.h"
+
+namespace llmc {
+
+// Throws Error(kExitUsage), which ends with `cure`, if there are files in the folder.
+void require_empty_folder(const std::string& folder, const std::string& cure);
+
+// Writes the model and, if it is one that can encode, the tokenizer; files of the same names are replaced.
+// type: of the weights, "fp32", "bf16" or "fp16"; "auto" = as they are. Returns which files were written, and,
+// if the tokenizer is not among them, *note says so. Errors as FileWriter's.
+std::string export_hf(const std::string& folder, const ModelSource& source,
+                      const std::optional<Tokenizer>& tokenizer, const std::string& type, std::string* note);
+
+// --export-hf: the folder must be empty, unless the run goes on, which may have written it before.
+void require_export_folder(const Options& o);
+
+// Its end: exports the model.bin in the folder of the run; returns what to say about it.
+std::string export_run(const Options& o, const std::string& run_folder,
+                       const std::optional<Tokenizer>& tokenizer);
+
+}  // namespace llmc
