@@ -1,4 +1,4 @@
-// make_shards: text (files, folders, standard input) -> token shards for training and validation.
+// make_shards: text or JSON lines (files, folders, standard input) -> token shards for training and validation.
 // The input is read once, as a stream, and nothing is kept in memory but one shard: its tokens go to
 // temporary shards ("pieces") beside the result. Only when all is read is it known where the validation part
 // begins; the piece in which it does is then cut in two, an end of text is put behind each part, and all get
@@ -14,8 +14,10 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 
 #include "data/document_splitter.h"
+#include "data/json_lines.h"
 #include "data/token_pieces.h"
 #include "llmc/host/error.h"
 #include "llmc/host/read_file.h"
@@ -36,7 +38,7 @@ struct Settings {
     std::vector<std::string> inputs;
     std::string out, tokenizer;  // tokenizer: "" = bytes
     double val_fraction = 0.1;
-    std::string documents = "file";
+    std::string documents = "file", json_field;  // json_field: "" = the input is text
     int64_t shard_tokens = 100'000'000;
 };
 
@@ -51,6 +53,7 @@ const char* const kFooter =
     "  file       each file is one, and so is standard input\n"
     "  paragraph  blank lines separate them, and belong to the one before\n"
     "  line       each line is one; blank lines belong to the one before\n"
+    "With --json-field each line of the input is a JSON object, and its text of this name is a document.\n"
     "\n"
     "Validation gets the end of the input: the last documents, up to --val-fraction of all tokens. Where\n"
     "these are less than half of that, as with one single document, a document is cut (after a line if\n"
@@ -62,6 +65,7 @@ const char* const kFooter =
     "  data/make_shards ~/mail --documents paragraph --val-fraction 0.05 --out data/mail\n"
     "      a folder: all files in it and below, sorted by name, but those whose names begin with a dot\n"
     "  zcat corpus.gz | data/make_shards - --documents line --out data/corpus\n"
+    "  zcat web.jsonl.gz | data/make_shards - --json-field text --out data/web\n"
     "\n"
     "  data/make_shards book.txt --tokenizer gpt2 --out data/book\n"
     "      GPT-2's tokens (50,257 of them, about 4 bytes each), from its files in the folder gpt2\n"
@@ -143,8 +147,8 @@ struct InputFile {
     InputFile(const InputFile&) = delete;
 };
 
-// everything of a file, or of standard input ("-"), through splitter
-void read_file(const std::string& path, Splitter* splitter) {
+// everything of a file, or of standard input ("-"), to `add`
+void read_file(const std::string& path, const std::function<void(const uint8_t* bytes, size_t count)>& add) {
     const InputFile file(path);
     const std::string name = path == "-" ? "standard input" : path;
     const auto fail = [&](const char* what) {
@@ -153,7 +157,6 @@ void read_file(const std::string& path, Splitter* splitter) {
     if (file.fd < 0) { fail("open"); }
 
     std::vector<uint8_t> buffer(kReadBytes);
-    splitter->begin_file();
     for (bool first = true;; first = false) {
         wait_for_input(file.fd);
         const ssize_t count = read(file.fd, buffer.data(), buffer.size());
@@ -162,9 +165,38 @@ void read_file(const std::string& path, Splitter* splitter) {
         if (first && count >= 4 && std::memcmp(buffer.data(), &kTokenShardMagic, 4) == 0) {
             throw Error(kExitBadInput, name + ": a token shard, not text. Leave it out of the inputs.");
         }
-        splitter->add(buffer.data(), (size_t)count);
+        add(buffer.data(), (size_t)count);
     }
-    splitter->end_file();
+}
+
+void read_texts(const std::vector<std::string>& paths, Splitter* splitter) {
+    for (const std::string& path : paths) {
+        if (path.ends_with(".jsonl")) {
+            std::fprintf(
+                stderr,
+                "%s: taken for text, braces and all. --json-field NAME makes a document of a text in "
+                "each line's object.\n",
+                terminal_text(path).c_str());
+        }
+        splitter->begin_file();
+        read_file(path, [&](const uint8_t* bytes, size_t count) { splitter->add(bytes, count); });
+        splitter->end_file();
+    }
+}
+
+// the field of each line's object is a document
+void read_json_lines(const std::vector<std::string>& paths, const std::string& field, Splitter* splitter) {
+    JsonLines lines([&](const JsonValue& object, const std::string& where) {
+        const std::string& text = text_field(object, field, where);
+        splitter->begin_file();
+        splitter->add(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+        splitter->end_file();
+    });
+    for (const std::string& path : paths) {
+        lines.begin_file(path == "-" ? "standard input" : path);
+        read_file(path, [&](const uint8_t* bytes, size_t count) { lines.add(bytes, count); });
+        lines.end_file();
+    }
 }
 
 // ---- from pieces to shards ---------------------------------------------------------------------
@@ -329,7 +361,8 @@ void make_shards(const Settings& settings) {
     Pieces pieces(settings.shard_tokens, tokenizer.vocab_size(), tokenizer.end_of_text(), newline[0], &files);
     TextEncoder encoder(tokenizer, &pieces);
     Splitter splitter(settings.documents, &encoder);
-    for (const std::string& path : paths) { read_file(path, &splitter); }
+    const bool json = !settings.json_field.empty();
+    json ? read_json_lines(paths, settings.json_field, &splitter) : read_texts(paths, &splitter);
     encoder.finish();
     if (splitter.num_bytes() == 0) { throw Error(kExitBadInput, "no text: the input is empty"); }
 
@@ -341,7 +374,7 @@ void make_shards(const Settings& settings) {
     publish(train_prefix, train, val_prefix, val);
 
     std::printf("%-11s %s bytes, documents (one per %s): %s\n", "input",
-                grouped(splitter.num_bytes()).c_str(), settings.documents.c_str(),
+                grouped(splitter.num_bytes()).c_str(), json ? "line" : settings.documents.c_str(),
                 grouped(splitter.num_documents()).c_str());
     print_split("training", train, cut.position + 1);
     print_split("validation", val, n - cut.position + 1 + cut.in_document);
@@ -362,15 +395,21 @@ bool parse(int argc, char** argv, Settings* settings, int* exit_code) {
     };
     CLI::App app(kDescription, "data/make_shards");
     app.footer(kFooter);
-    app.add_option("inputs", settings->inputs, "text files, folders, or - for standard input")->required();
+    app.add_option("inputs", settings->inputs,
+                   "files of text or JSON lines, folders, or - for standard input")
+        ->required();
     app.add_option("--out", settings->out, "how the names of the shards begin; their folder is made")
         ->required()
         ->type_name("PREFIX");
     app.add_option("--tokenizer", settings->tokenizer, "a file or folder, see below; without it, bytes")
         ->type_name("PATH");
-    app.add_option("--documents", settings->documents, "what an end of text goes before")
-        ->capture_default_str()
-        ->check(CLI::IsMember({"file", "paragraph", "line"}));
+    auto* documents = app.add_option("--documents", settings->documents, "what an end of text goes before")
+                          ->capture_default_str()
+                          ->check(CLI::IsMember({"file", "paragraph", "line"}));
+    app.add_option("--json-field", settings->json_field,
+                   "the input is JSON lines (JSONL): the name of each object's text, which is a document")
+        ->type_name("NAME")
+        ->excludes(documents);
     app.add_option("--val-fraction", settings->val_fraction, "part that validation gets; 0 = none")
         ->capture_default_str()
         ->check(CLI::Range(0.0, 0.9))

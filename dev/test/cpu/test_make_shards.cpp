@@ -182,9 +182,7 @@ TEST_CASE("make_shards: any bytes, any shard size, any portions") {
             CHECK(documents_of(folder / "parts_train_*.bin") == train);
             CHECK(documents_of(folder / "parts_val_*.bin") == val);
             const ShardSet parts(folder / "parts_*.bin");
-            for (const TokenShard& shard : parts.shards()) {
-                CHECK(shard.num_tokens() <= shard_tokens + 2);
-            }
+            for (const TokenShard& shard : parts.shards()) { CHECK(shard.num_tokens() <= shard_tokens + 2); }
         }
     }
     // the shards of the last run are fewer than those of the first: none of the others may be left
@@ -224,6 +222,44 @@ TEST_CASE("make_shards: files, folders and standard input") {
     CHECK(documents_of(folder / "o_train_*.bin") == Documents{"a", "bcx", "z", "stdin", "a"});
     CHECK(run.output.find("documents (one per file): 5") != std::string::npos);
     CHECK(run.output.find("--train-data") != std::string::npos);
+}
+
+TEST_CASE("make_shards: JSON lines: the named text of each is a document") {
+    TempFolder folder;
+    write_bytes(folder / "a.jsonl",
+                "{\"text\": \"one\\ntwo\", \"id\": 1}\n\n{\"meta\": {\"text\": \"no\"}, \"text\": "
+                "\"\\u00e9\\\"\"}\r\n"
+                "{\"text\": \"\"}\n");
+    write_bytes(folder / "b.jsonl", "{\"text\": \"last\", \"body\": \"x\"}");  // no newline behind it
+    const std::string inputs = folder / "a.jsonl" + " - " + (folder / "b.jsonl");
+    const Run run = make_shards(inputs + " --json-field text --val-fraction 0 --out " + (folder / "o"),
+                                "printf '{\"text\": \"stdin\"}\\n' |");
+    CAPTURE(run.output);
+    REQUIRE(run.exit_code == 0);
+    CHECK(documents_of(folder / "o_train_*.bin") == Documents{"one\ntwo", "\xc3\xa9\"", "stdin", "last"});
+    CHECK(run.output.find("documents (one per line): 4") != std::string::npos);
+    CHECK(run.output.find("taken for text") == std::string::npos);
+
+    const auto fails = [&](const std::string& arguments, int exit_code, const std::string& says) {
+        const Run bad = make_shards(arguments + " --out " + (folder / "bad"));
+        CAPTURE(bad.output);
+        CHECK(bad.exit_code == exit_code);
+        CHECK(bad.output.find(says) != std::string::npos);
+    };
+    const std::string b = folder / "b.jsonl";
+    fails(b + " --json-field txt", kExitBadInput,
+          "b.jsonl, line 1: expected an object with a text \"txt\", found none, but \"text\", \"body\"");
+    fails(b + " --json-field text --documents line", kExitUsage, "--json-field");
+    write_bytes(b, "{\"text\": \"a\"}\n{\"text\": 3}\n");
+    fails(b + " --json-field text", kExitBadInput,
+          "b.jsonl, line 2: expected an object with a text \"text\"");
+    write_bytes(b, "{\"text\": \"a\"}\nplain\n");
+    fails(b + " --json-field text", kExitBadInput, "b.jsonl, line 2");
+    CHECK(names_in(folder.path()).size() == 3);
+    // without the option it is text, and the user hears of it
+    const Run text = make_shards(b + " --val-fraction 0 --out " + (folder / "t"));
+    CHECK(documents_of(folder / "t_train_*.bin") == Documents{"{\"text\": \"a\"}\nplain\n"});
+    CHECK(text.output.find("--json-field") != std::string::npos);
 }
 
 TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "data/json_lines.h"
 #include "llmc/host/binary_file.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/error.h"
@@ -285,6 +286,27 @@ Seeds json_seeds(const std::string&) {
     return {"{\"a\": [1, -2.5e3, \"x\\u00e9\", null, true], \"b\": {\"c\": {}}}"};
 }
 
+// however it is cut, the same objects come; the first byte says where
+void read_json_lines(const std::string&, const std::string& bytes) {
+    if (bytes.empty()) { return; }
+    std::string found[2];
+    const size_t rest = bytes.size() - 1, cuts[2] = {rest, (uint8_t)bytes[0] % (rest + 1)};
+    for (int way = 0; way < 2; way++) {
+        JsonLines lines([&](const JsonValue& object, const std::string& where) {
+            found[way] += text_field(object, "text", where) + where;
+        });
+        const auto* data = reinterpret_cast<const uint8_t*>(bytes.data()) + 1;
+        lines.begin_file("f.json");
+        lines.add(data, cuts[way]);
+        lines.add(data + cuts[way], rest - cuts[way]);
+        lines.end_file();
+    }
+    if (found[0] != found[1]) { must_not("what comes depends on how the bytes are cut"); }
+}
+Seeds json_lines_seeds(const std::string&) {
+    return {"\x09{\"text\": \"a\\n\"}\r\n\n{\"id\": 1, \"text\": \"\\u00e9\"}\n{\"text\": \"\"}"};
+}
+
 // ---- options -----------------------------------------------------------------------------------
 
 Options parse(const std::vector<std::string>& words) {
@@ -340,6 +362,7 @@ const std::vector<ReaderUnderTest>& readers_under_test() {
         {"tokenizer_json", read_tokenizer_json, tokenizer_json_seeds},
         {"bpe", read_bpe, bpe_seeds},
         {"json", read_json, json_seeds},
+        {"json_lines", read_json_lines, json_lines_seeds},
         {"config", read_config, config_seeds},
         {"command_line", read_command_line, command_line_seeds}};
     return all;
