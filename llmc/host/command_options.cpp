@@ -148,6 +148,10 @@ void add_export(CLI::App* app, CommandOptions* o) {
 
 void add_eval(CLI::App* app, CommandOptions* o) {
     app->add_option("--data", o->data, "token shards: a file, or a pattern in quotes")->type_name("GLOB");
+    app->add_option("--raw-tokens", o->raw_tokens,
+                    "the data are 16-bit tokens without a header, as nanoGPT's: their vocabulary")
+        ->type_name("VOCAB")
+        ->check(CLI::Range(1, 1 << 16));
     app->add_option("--hellaswag", o->hellaswag, "questions that data/make_hellaswag, or llm.c, has made")
         ->type_name("FILE");
     app->add_option("--max-tokens", o->max_tokens, "tokens from the start of the data; -1 = all")

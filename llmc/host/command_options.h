@@ -30,6 +30,7 @@ struct CommandOptions {
 
     // eval
     std::string data;         // glob of token shards, or "": one of both is given
+    int raw_tokens = 0;       // 0, or the vocabulary of files without a header
     std::string hellaswag;    // file
     int64_t max_tokens = -1;  // -1 = all
     int batch = 4;

@@ -101,9 +101,9 @@ void for_each_document(const ShardSet& set, int end_of_text, Visit visit) {
 
 // ---- ShardSet ----------------------------------------------------------------------------------
 
-ShardSet::ShardSet(const std::string& pattern) : pattern_(pattern), begins_{0} {
+ShardSet::ShardSet(const std::string& pattern, int raw_vocab) : pattern_(pattern), begins_{0} {
     for (const std::string& name : matching_files(pattern)) {
-        shards_.emplace_back(name);
+        shards_.emplace_back(name, raw_vocab);
         const TokenShard &first = shards_.front(), &shard = shards_.back();
         if (shard.vocab_size() != first.vocab_size()) {
             throw Error(
@@ -173,8 +173,8 @@ int64_t Permutation::operator()(int64_t i) const {
 
 // ---- DataLoader --------------------------------------------------------------------------------
 
-DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed)
-    : set_(pattern), T_(T), seed_(seed), windows_{0} {
+DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed, int raw_vocab)
+    : set_(pattern, raw_vocab), T_(T), seed_(seed), windows_{0} {
     require(T > 0, "DataLoader: T must be positive");
     int64_t longest = 0;
     for (const TokenShard& shard : set_.shards()) {
@@ -224,8 +224,8 @@ void DataLoader::prefetch(int64_t first_row, int B) const {
 // ---- ValidationData ----------------------------------------------------------------------------
 
 ValidationData::ValidationData(const std::string& pattern, int T, Align align, int end_of_text,
-                               int64_t max_tokens)
-    : set_(pattern), T_(T) {
+                               int64_t max_tokens, int raw_vocab)
+    : set_(pattern, raw_vocab), T_(T) {
     require(T > 0, "ValidationData: T must be positive");
     require(max_tokens == -1 || max_tokens > 0, "ValidationData: max_tokens must be positive, or -1 for all");
     if (max_tokens == -1) { max_tokens = set_.num_tokens(); }
@@ -272,9 +272,9 @@ void ValidationData::read(int64_t first_row, int B, Batch* batch) const {
     }
 }
 
-bool ValidationData::documents_fit(const std::string& pattern, int T, int end_of_text) {
+bool ValidationData::documents_fit(const std::string& pattern, int T, int end_of_text, int raw_vocab) {
     bool fit = true;
-    for_each_document(ShardSet(pattern), end_of_text, [&](int64_t, int64_t targets) {
+    for_each_document(ShardSet(pattern, raw_vocab), end_of_text, [&](int64_t, int64_t targets) {
         fit = targets <= T;
         return fit;
     });

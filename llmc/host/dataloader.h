@@ -16,10 +16,10 @@ namespace llmc {
 // The shards that a pattern of glob(3) matches, in the byte order of their names, all of one vocabulary.
 // Throws Error(kExitBadInput) if none matches, if one is damaged, or if two vocabularies differ (both are
 // named), or if of one series (NAME_000000.bin, NAME_000001.bin ...) two are of different sets: a run of
-// data/make_shards that replaced the one by the other has not ended.
+// data/make_shards that replaced the one by the other has not ended. raw_vocab, here and below: see TokenShard.
 class ShardSet {
 public:
-    explicit ShardSet(const std::string& pattern);
+    explicit ShardSet(const std::string& pattern, int raw_vocab = 0);
     const std::string& pattern() const { return pattern_; }
     const std::vector<TokenShard>& shards() const { return shards_; }
     int vocab_size() const { return shards_.front().vocab_size(); }
@@ -62,7 +62,7 @@ private:
 class DataLoader {
 public:
     // throws what ShardSet throws, and Error(kExitBadInput) if no shard holds a window
-    DataLoader(const std::string& pattern, int T, uint64_t seed);
+    DataLoader(const std::string& pattern, int T, uint64_t seed, int raw_vocab = 0);
     int vocab_size() const { return set_.vocab_size(); }
     const ShardSet& set() const { return set_; }
     int64_t num_shards() const { return (int64_t)set_.shards().size(); }
@@ -95,7 +95,8 @@ public:
     // Takes the first max_tokens predicted tokens (-1: all). A document goes from one end_of_text up to the
     // next, which is the last token it predicts; a shard that begins without one begins with a document all
     // the same. Throws what ShardSet throws, and Error(kExitBadInput) if nothing is to be predicted.
-    ValidationData(const std::string& pattern, int T, Align align, int end_of_text, int64_t max_tokens);
+    ValidationData(const std::string& pattern, int T, Align align, int end_of_text, int64_t max_tokens,
+                   int raw_vocab = 0);
     const ShardSet& set() const { return set_; }
     int64_t num_rows() const { return (int64_t)rows_.size(); }
     int64_t num_targets() const { return num_targets_; }
@@ -109,7 +110,7 @@ public:
     void read(int64_t first_row, int B, Batch* batch) const;
 
     // whether every document predicts at most T tokens, so that none would have to be cut
-    static bool documents_fit(const std::string& pattern, int T, int end_of_text);
+    static bool documents_fit(const std::string& pattern, int T, int end_of_text, int raw_vocab = 0);
 
 private:
     struct Row {

@@ -19,6 +19,7 @@ struct Options {
     // data
     std::string train_data = "data/sample/train.bin";  // glob of token shards
     std::string val_data = "data/sample/val.bin";      // glob; "" = no validation
+    int raw_tokens = 0;                                // 0, or the vocabulary of files without a header
     std::string tokenizer;  // tokenizer file; "" = bytes if the shards are byte-level
 
     // model: a descriptor dN, or a model file, or the three sizes

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <vector>
 
+#include "llmc/host/options_data.h"
 #include "llmc/host/options_table.h"
 
 namespace llmc {
@@ -78,7 +79,8 @@ inline const OptionRow kRanksTable[] = {
 
 // all options, in the order of --help
 inline const std::vector<OptionRow> kOptionTable = [] {
-    std::vector<OptionRow> rows(std::begin(kTrainingTable), std::end(kTrainingTable));
+    std::vector<OptionRow> rows(std::begin(kDataTable), std::end(kDataTable));
+    rows.insert(rows.end(), std::begin(kTrainingTable), std::end(kTrainingTable));
     auto general = std::find_if(rows.begin(), rows.end(), [](const OptionRow& row) {
         return row.group != nullptr && row.group == std::string("General");
     });

@@ -1,5 +1,5 @@
 // The options, as data: one row for each, in the order of --help. (llm.c's other options: options_llmc.h;
-// those about many processes: options_ranks.h, which joins both tables.)
+// those about data: options_data.h; about many processes: options_ranks.h, which joins the tables.)
 // Only the parser includes this. A new option is a field in options.h and a row here.
 #pragma once
 #include "llmc/host/options_row.h"
@@ -9,31 +9,6 @@ namespace llmc {
 using S = Settings;
 
 inline const OptionRow kTrainingTable[] = {
-    {.name = "train-data",
-     .letter = 'i',
-     .value = "GLOB",
-     .field = &S::train_data,
-     .also = "input train data input-bin",
-     .help = "token shards to train on: a file, or a pattern in quotes ('data/web_train_*.bin'). "
-             "data/make_shards makes them from text",
-     .group = "Data"},
-    {.name = "val-data",
-     .letter = 'j',
-     .value = "GLOB",
-     .field = &S::val_data,
-     .empty_word = "none",
-     .also = "input-val valid-data validation-data eval-data",
-     .help = "token shards for validation; none = no validation"},
-    {.name = "tokenizer",
-     .value = "PATH",
-     .field = &S::tokenizer,
-     .empty_word = "auto",
-     .also = "tokenizer-path vocab",
-     .help =
-         "turns tokens into text for the samples, and the prompt into tokens: the folder or file given to "
-         "data/make_shards, or llm.c's gpt2_tokenizer.bin (no prompt then). The run keeps a copy. "
-         "auto = the one beside --model, else bytes, if the shards are byte-level"},
-
     {.name = "model",
      .letter = 'e',
      .value = "dN|MODEL",
@@ -373,12 +348,6 @@ inline const OptionRow kTrainingTable[] = {
      .hi = kMaxInt,
      .unit = "checkpoints",
      .also = "keep-checkpoints max-checkpoints save-total-limit",
-    {.name = "export-hf",
-     .value = "FOLDER",
-     .field = &S::export_hf,
-     .empty_word = "none",
-     .also = "hf save-hf save-pretrained",
-     .help = "at the end the model goes there, too, as Hugging Face's transformers loads it (see export)"},
      .help = "older checkpoints are deleted after a new one is saved; 0 = all are kept (llm.c's -nk)"},
     {.name = "keep-major",
      .value = "N",
@@ -404,6 +373,12 @@ inline const OptionRow kTrainingTable[] = {
      .choices = "fp32 bf16",
      .also = "export-dtype save-dtype",
      .help = "of model.bin, written at the end: fp32 (format v3) or bf16 (v5)"},
+    {.name = "export-hf",
+     .value = "FOLDER",
+     .field = &S::export_hf,
+     .empty_word = "none",
+     .also = "hf save-hf save-pretrained",
+     .help = "at the end the model goes there, too, as Hugging Face's transformers loads it (see export)"},
     {.name = "resume",
      .value = "auto|FOLDER",
      .field = &S::resume,

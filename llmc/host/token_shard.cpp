@@ -14,9 +14,14 @@ namespace llmc {
 constexpr int kMaxVocabSize = 1 << 16;  // what fits in a uint16 token
 constexpr int kSetIdWord = 4;           // and 5, the upper half; then the number of shards
 
-TokenShard::TokenShard(const std::string& path) : file_(path) {
+TokenShard::TokenShard(const std::string& path, int raw_vocab) : file_(path) {
+    if (raw_vocab > 0) {
+        open_raw(raw_vocab);
+        return;
+    }
     HeaderReader header(file_, "token shard", kTokenShardMagic,
-                        "Make token shards of your text with data/make_shards.");
+                        "Make token shards of your text with data/make_shards. (Files of tokens alone, as "
+                        "nanoGPT's, are read with --raw-tokens.)");
     header.field(1, "version", kTokenShardVersion, kTokenShardVersion);
     int64_t count = header.field(2, "token count", 1, std::numeric_limits<int32_t>::max());
     int vocab = header.field(3, "vocabulary size", 0, kMaxVocabSize);
@@ -28,10 +33,25 @@ TokenShard::TokenShard(const std::string& path) : file_(path) {
     set_shards_ = header.field(kSetIdWord + 2, "shards in the set", 0, std::numeric_limits<int32_t>::max());
 }
 
+void TokenShard::open_raw(int vocab) {
+    const auto fail = [&](const std::string& what) {
+        throw Error(kExitBadInput, path() + ": not a file of 16-bit tokens without a header: " + what);
+    };
+    int32_t first = 0;
+    if (file_.size() >= sizeof(first)) { file_.read(0, &first, sizeof(first)); }
+    if (first == kTokenShardMagic) { fail("it has the header of a token shard. Leave --raw-tokens out."); }
+    if (file_.size() % sizeof(uint16_t) != 0) {
+        fail(strf("found %zu bytes, expected a multiple of 2", file_.size()));
+    }
+    num_tokens_ = (int64_t)(file_.size() / sizeof(uint16_t));
+    vocab_size_ = vocab;
+    begin_ = 0;
+}
+
 void TokenShard::read(int64_t first, std::span<uint16_t> tokens) const {
     require(first >= 0 && first <= num_tokens_ - (int64_t)tokens.size(),
             "TokenShard: the range must lie in the shard");
-    file_.read(kHeaderBytes + (uint64_t)first * sizeof(uint16_t), tokens.data(), tokens.size_bytes());
+    file_.read(begin_ + (uint64_t)first * sizeof(uint16_t), tokens.data(), tokens.size_bytes());
 }
 
 std::vector<uint16_t> TokenShard::read_all() const {
@@ -41,7 +61,7 @@ std::vector<uint16_t> TokenShard::read_all() const {
 }
 
 void TokenShard::will_need(int64_t first, int64_t count) const {
-    file_.will_need(kHeaderBytes + (uint64_t)first * sizeof(uint16_t), (size_t)count * sizeof(uint16_t));
+    file_.will_need(begin_ + (uint64_t)first * sizeof(uint16_t), (size_t)count * sizeof(uint16_t));
 }
 
 void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size) {

@@ -19,7 +19,8 @@ constexpr int kGpt2VocabSize = 50257;
 // right. Token ids are not scanned here: whoever uses them checks them against the vocabulary.
 class TokenShard {
 public:
-    explicit TokenShard(const std::string& path);
+    // raw_vocab > 0: the file is nothing but tokens, of a vocabulary of this size, as nanoGPT writes them
+    explicit TokenShard(const std::string& path, int raw_vocab = 0);
     const std::string& path() const { return file_.path(); }
     int64_t num_tokens() const { return num_tokens_; }
     // tokens [first, first + tokens.size()), which are in the shard; throws Error(kExitBadInput) if they cannot
@@ -28,16 +29,18 @@ public:
     std::vector<uint16_t> read_all() const;
     void will_need(int64_t first, int64_t count) const;  // soon
     int vocab_size() const { return vocab_size_; }
+    uint64_t tokens_begin() const { return begin_; }  // in the file, in bytes
     // The same for all that one run of data/make_shards made, and how many shards its split (training or
     // validation) has; 0 and 0: made elsewhere.
     uint64_t set_id() const { return set_id_; }
     int set_shards() const { return set_shards_; }
 
 private:
+    void open_raw(int vocab);
     RegularFile file_;
     int64_t num_tokens_ = 0;
     int vocab_size_ = 0, set_shards_ = 0;
-    uint64_t set_id_ = 0;
+    uint64_t set_id_ = 0, begin_ = kHeaderBytes;
 };
 
 // Replaces path atomically by a shard of these tokens, each < vocab_size <= 65,536; 1 to 2^31 - 1 tokens.

@@ -216,7 +216,8 @@ int export_model(const CommandOptions& o) {
 void evaluate_shards(const CommandOptions& o, const NamedModel& named, LoadedModel* model, int T) {
     const GPT2Config& c = named.source->config();
     const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
-    ValidationData data(o.data, T, ValidationData::Align::kWindow, c.vocab_size - 1, o.max_tokens);
+    ValidationData data(o.data, T, ValidationData::Align::kWindow, c.vocab_size - 1, o.max_tokens,
+                        o.raw_tokens);
     if (data.vocab_size() != c.vocab_size) {
         throw Error(kExitBadInput,
                     strf("%s has a vocabulary of %d, the model of %d: make the shards with the "

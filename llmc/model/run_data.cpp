@@ -55,7 +55,7 @@ std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<Shar
         if (same != known.end() && !record.identity.empty()) {
             record.xxh3 = same->xxh3;
         } else {
-            auto digest = digest_file(shard.path(), kHeaderBytes);
+            auto digest = digest_file(shard.path(), shard.tokens_begin());
             if (!digest) { throw Error(kExitBadInput, shard.path() + ": this shard has just vanished"); }
             record.xxh3 = digest->xxh3;
         }

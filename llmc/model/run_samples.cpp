@@ -2,6 +2,7 @@
 #include "llmc/model/run_samples.h"
 
 #include "llmc/host/error.h"
+#include "llmc/host/token_shard.h"
 
 namespace llmc {
 
@@ -29,6 +30,7 @@ std::optional<Tokenizer> tokenizer_of_run(const Options& o, const std::string& m
 RunSamples::RunSamples(const Options& options, const std::string& model_folder, int vocab_size)
     : o_(options), tokenizer_(tokenizer_of_run(o_, model_folder, vocab_size)) {
     end_of_text_ = tokenizer_ && tokenizer_->end_of_text() >= 0 ? tokenizer_->end_of_text() : vocab_size - 1;
+    has_ends_ = tokenizer_ || o_.raw_tokens == 0 || o_.raw_tokens == kGpt2VocabSize;
     start_ = {end_of_text_};
     if (o_.sample_every <= 0 || o_.prompt.empty()) { return; }
     if (!tokenizer_) {
@@ -42,7 +44,7 @@ RunSamples::RunSamples(const Options& options, const std::string& model_folder, 
 }
 
 std::string RunSamples::printable(std::vector<int> text) const {
-    if (text.back() == end_of_text_) { text.pop_back(); }
+    if (has_ends_ && text.back() == end_of_text_) { text.pop_back(); }
     if (!text.empty()) { text.erase(text.begin()); }
     if (tokenizer_) { return tokenizer_->printable(text); }
     std::string ids;

@@ -42,7 +42,7 @@ public:
             uint32_t bits =
                 random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0];
             text.push_back(sample_token(model.logits_last(), o_.temperature, o_.top_k, to_uniform(bits)));
-            if (text.back() == end_of_text_) { break; }
+            if (has_ends_ && text.back() == end_of_text_) { break; }
         }
         return printable(text);
     }
@@ -52,6 +52,7 @@ private:
     Options o_;
     std::optional<Tokenizer> tokenizer_;
     int end_of_text_ = 0;
+    bool has_ends_ = true;    // false: no token is known to end a text, and the last one stands in for it
     std::vector<int> start_;  // the end of another text, then the prompt
 };
 

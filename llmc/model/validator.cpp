@@ -10,8 +10,11 @@ namespace llmc {
 namespace {
 
 ValidationData::Align alignment(const Options& o, int end_of_text) {
+    // of raw tokens only GPT-2's are known to have an end of text
+    const bool has_ends = o.raw_tokens == 0 || o.raw_tokens == kGpt2VocabSize;
     bool fit = o.val_align == "document" ||
-               (o.val_align == "auto" && ValidationData::documents_fit(o.val_data, o.seq_len, end_of_text));
+               (o.val_align == "auto" && has_ends &&
+                ValidationData::documents_fit(o.val_data, o.seq_len, end_of_text, o.raw_tokens));
     return fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow;
 }
 
@@ -29,14 +32,14 @@ void check_tokens(const ShardSet& set) {
 }
 
 Validator::Validator(const Options& o, int vocab_size, int end_of_text)
-    : data_(o.val_data, o.seq_len, alignment(o, end_of_text), end_of_text, o.val_tokens) {
+    : data_(o.val_data, o.seq_len, alignment(o, end_of_text), end_of_text, o.val_tokens, o.raw_tokens) {
     if (data_.vocab_size() != vocab_size) {
         throw Error(kExitBadInput,
                     strf("%s has a vocabulary of %d, %s of %d: they cannot be used together. Make both "
                          "with one tokenizer.",
                          o.val_data.c_str(), data_.vocab_size(), o.train_data.c_str(), vocab_size));
     }
-    ShardSet shards(o.val_data);
+    const ShardSet& shards = data_.set();
     check_tokens(shards);
     if (shards.shards().size() == 1 && o.val_tokens < 0) {
         info_ = read_val_info(shards.shards()[0].path(), shards.num_tokens());
