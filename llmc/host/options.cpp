@@ -171,7 +171,7 @@ void fill_app(CLI::App& app, Settings& settings, Program program) {
 
 long long tokens(const Settings& s) { return (long long)s.batch * s.seq_len; }  // of one micro-batch
 
-void check_model(const Settings& s) {
+void check_model(Settings& s) {
     if (s.layers || s.heads || s.channels) {
         if (!s.layers || !s.heads || !s.channels) {
             fail_usage(strf("--layers, --heads and --channels go together: --%s is missing.",
@@ -204,7 +204,7 @@ void check_model(const Settings& s) {
     }
 }
 
-void check_batch(const Settings& s) {
+void check_batch(Settings& s) {
     if (s.max_seq_len && s.max_seq_len < s.seq_len) {
         fail_usage(strf("--max-seq-len %d is less than --seq-len %d.", s.max_seq_len, s.seq_len));
     }
@@ -241,13 +241,36 @@ void check_precision(Settings& s) {
 }
 
 // --val-batches becomes --val-tokens
-void convert_val_batches(Settings& s) {
+void check_validation(Settings& s) {
+    if (s.keep_best && s.val_data.empty()) {
+        fail_usage("--keep-best is about the validation loss: it needs --val-data.");
+    }
     if (s.val_batches > (long long)kMaxTokens / tokens(s)) {
         fail_usage(strf("--val-batches %lld, each of %lld tokens: over 10^15 tokens. -1 = all.",
                         (long long)s.val_batches, tokens(s)));
     }
     if (s.val_batches) { s.val_tokens = s.val_batches < 0 ? -1 : s.val_batches * tokens(s); }
     s.val_batches = 0;
+}
+
+// for llm.c's -h 1, where no other file was named
+void find_hellaswag(Settings& s) {
+    std::error_code ignored;
+    if (std::filesystem::exists(kLlmcHellaSwag, ignored)) {
+        s.hellaswag = kLlmcHellaSwag;
+    } else {
+        s.notes += strf(
+            "-h 1: %s is not there, so no questions are asked. data/make_hellaswag makes such a "
+            "file; --hellaswag FILE names another.\n",
+            kLlmcHellaSwag);
+    }
+}
+
+// all that is wrong with a command line, in one error; nothing if there is nothing
+void object(const std::vector<std::string>& objections) {
+    std::string all;
+    for (const std::string& one : objections) { all += (all.empty() ? "" : "\n") + one; }
+    if (!all.empty()) { fail_usage(all); }
 }
 
 std::string resolved_text(const Settings& s) {
@@ -296,6 +319,7 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     Settings settings;
     settings.program = program;
     CommandLine line(argc, argv);
+    if (!line.objections.empty() && !(line.all_rows && line.action.empty())) { object(line.objections); }
     *exit_code_out = line.action.empty() ? -1 : kExitDone;
     if (!line.action.empty()) {
         std::string name = argc > 0 ? argv[0] : "./train_gpt2";
@@ -311,13 +335,15 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     } catch (const CLI::FileError&) {
         fail_usage("--config " + in_quotes(line.config) + " cannot be read: no such file, or no permission.");
     } catch (const CLI::Error& e) { fail_usage(std::string(e.what()) + ". See --help."); }
-    check_model(settings);
-    check_batch(settings);
-    check_precision(settings);
-    if (settings.keep_best && settings.val_data.empty()) {
-        fail_usage("--keep-best is about the validation loss: it needs --val-data.");
+    std::vector<std::string> objections = line.objections;
+    for (auto check : {check_model, check_batch, check_precision, check_validation}) {
+        try {
+            check(settings);
+        } catch (const Error& e) { objections.push_back(e.what()); }
     }
-    convert_val_batches(settings);
+    object(objections);
+    settings.notes = line.notes;
+    if (line.hellaswag && settings.hellaswag.empty()) { find_hellaswag(settings); }
     settings.llmc_letters = line.llmc_letters;
     return settings;
 }

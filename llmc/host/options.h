@@ -74,8 +74,8 @@ struct Options {
     std::string resume = "none";       // none, auto, or a step folder
     bool new_data = false;             // resume with other training data than before
     std::string model_dtype = "fp32";  // of model.bin at the end: fp32 (v3) or bf16 (v5)
-    int64_t log_every = 1;             // steps between permanent lines
     std::string export_hf;             // folder for Hugging Face's transformers, at the end; "" = none
+    int64_t log_every = 1;             // steps between permanent lines
     bool quiet = false;
     bool dry_run = false;
     std::string profile;  // instead of training, what a step takes goes to this file; "" = no
@@ -91,6 +91,7 @@ struct Options {
     int world_size = 0, rank = -1, ranks_per_host = 0;  // of a process that was started by other means
     std::string master;                                 // where they meet: the host of rank 0, or host:port
 
+    std::string notes;          // what to say about the command line, whole lines
     bool llmc_letters = false;  // the command line used llm.c's names: what it leaves open is as in llm.c
 };
 

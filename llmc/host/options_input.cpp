@@ -227,6 +227,9 @@ bool looks_like_option(const std::string& token) {
     return is_long || known(token);
 }
 
+// Where an option should stand, is this one?
+bool begins_option(const std::string& token) { return token.size() >= 2 && token[0] == '-' && token != "--"; }
+
 }  // namespace
 
 // ---- the command line
@@ -235,19 +238,29 @@ CommandLine::CommandLine(int argc, const char* const* argv) : tokens_(argv + std
     std::string before;
     while (at_ < tokens_.size() && action.empty()) {
         const std::string token = tokens_[at_++];
-        if (token.size() < 2 || token[0] != '-' || token == "--") {
-            std::string place =
-                before.empty() ? ". Commands are generate, export, eval and report" : " after " + before;
-            fail_usage("unexpected argument " + in_quotes(token) + place +
-                       ". Every value follows the name of its option, and a pattern (*) is put in quotes. "
-                       "See --help.");
+        try {
+            if (!begins_option(token)) {
+                std::string place =
+                    before.empty() ? ". Commands are generate, export, eval and report" : " after " + before;
+                fail_usage("unexpected argument " + in_quotes(token) + place +
+                           ". Every value follows the name of its option, and a pattern (*) is put in "
+                           "quotes. See --help.");
+            }
+            read(token);
+        } catch (const Error& e) {  // to go on with the next option: all that is wrong is said at once
+            objections.push_back(e.what());
+            all_rows = all_rows && find_llmc(kLlmcTable, token) != nullptr;
+            while (at_ < tokens_.size() && !looks_like_option(tokens_[at_]) &&
+                   !(begins_option(tokens_[at_]) && std::isalpha((unsigned char)tokens_[at_][1]))) {
+                at_++;
+            }
         }
-        read(token);
         before = token.substr(0, token.find('='));
     }
     for (auto [a, b] : kRivals) {
         if (given.contains(a) && given.contains(b)) {
-            fail_usage(strf("--%s and --%s: give one or the other.", a, b));
+            objections.push_back(strf("--%s and --%s: give one or the other.", a, b));
+            all_rows = false;
         }
     }
 }
@@ -281,11 +294,27 @@ void CommandLine::read_llmc(const LlmcOption& option) {
     once(name, name);
     auto harmless = words(option.harmless);
     if (one_of(harmless, value)) { return; }
+    if (one_of(words(option.noted), value)) {
+        notes += name + " " + value + ": " + option.note + ".\n";
+        return;
+    }
     std::string cure = "Leave the option out.";
     if (!harmless.empty()) { cure = "Only " + name + " " + harmless[0] + " is accepted, and does nothing."; }
     if (*option.cure) { cure += std::string(" ") + option.cure; }
     fail_usage(name + " " + in_quotes(value) + ": " + option.what + " is not part of this program yet. " +
                cure);
+}
+
+// llm.c's switch for HellaSwag's questions; -h alone is help
+void CommandLine::read_hellaswag() {
+    const std::string value = next_value("-h", "help");
+    once("-h", "-h");
+    if (value != "0" && value != "1") {
+        fail_usage("-h " + in_quotes(value) +
+                   ": expected 1, to ask HellaSwag's questions, or 0, as in llm.c. For help: --help, or -h "
+                   "alone.");
+    }
+    hellaswag = value == "1";
 }
 
 void CommandLine::read_alias(const LlmcAlias& alias) {
@@ -314,9 +343,8 @@ void CommandLine::read(const std::string& token) {
     if (alias != nullptr) { return read_alias(*alias); }
     if (option != nullptr) { return read_llmc(*option); }
     if (typed == "-h" && at_ < tokens_.size() && !looks_like_option(tokens_[at_])) {
-        fail_usage("-h " + in_quotes(tokens_[at_]) +
-                   ": llm.c's -h, the HellaSwag evaluation, is not part of "
-                   "this program yet. For help: --help, or -h alone.");
+        llmc_letters = true;
+        return read_hellaswag();
     }
     const OptionRow* row = find_option(typed);
     if (!row) { unknown_option(token); }

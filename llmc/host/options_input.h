@@ -37,11 +37,15 @@ std::string value_text(const OptionRow& row, const Settings& s);  // what the ro
 // Puts text into the row's field, or throws; where = the option as it was typed, or the config file's line.
 void assign(Settings& s, const OptionRow& row, const std::string& text, const std::string& where);
 
-// The command line: every option known, given once, its value in range.
+// The command line: every option known, given once, its value in range. What is not so is an objection.
 class CommandLine {
 public:
     CommandLine(int argc, const char* const* argv);
 
+    std::vector<std::string> objections;
+    bool all_rows = true;           // are the objections to options of llm.c without a row only?
+    std::string notes;              // what has no effect here, a line each
+    bool hellaswag = false;         // llm.c's -h 1
     std::string action;             // "help" or "version": what to do instead of all else
     std::string config;             // the config file
     bool llmc_letters = false;      // was any of llm.c's short names used?
@@ -50,6 +54,7 @@ public:
 
 private:
     void read(const std::string& token);
+    void read_hellaswag();
     void read_llmc(const LlmcOption& option);
     void read_alias(const LlmcAlias& alias);
     void add(const OptionRow& row, const std::string& where, const std::string& value);

@@ -22,23 +22,30 @@ inline constexpr LlmcAlias kLlmcAliases[] = {
 };
 
 // llm.c's options that have no row. The rule: a value that only says what this program does anyway is
-// accepted, so that command lines of llm.c work; any other value is refused by name, never ignored.
+// accepted, so that command lines of llm.c work; so is one that changes nothing in what is computed, with a note;
+// any other value is refused by name, never ignored.
 struct LlmcOption {
     const char* name;
     const char* harmless;  // the values accepted, with blanks between; "" = none
     const char* what;      // what the option asks for
     const char* cure;
+    const char* noted = "";  // the values accepted with a note
+    const char* note = "";   // what happens instead
 };
 
 inline constexpr LlmcOption kLlmcTable[] = {
     {"-a", "0", "training on one and the same batch", ""},
     {"-w", "1", "training without fp32 master weights", "They are kept."},
-    {"-ge", "0", "choosing where GELU is fused", ""},
+    {"-ge", "0", "choosing where GELU is fused", "", "1 2",
+     "which product GELU is fused into is chosen here; the option changes nothing"},
     {"-lg", "-1", "logging the state of the GPU", "See --log-every for the steps."},
     {"-pi", "mpi tcp", "meeting in a shared folder", "The ranks meet over TCP: -ps HOST (--master)."},
     {"-pf", "", "meeting in a shared folder", "The ranks meet over TCP: -ps HOST (--master)."},
     {"-pm", "", "meeting in another way", "See -pi."},                 // what llm.c's help calls -pi
     {"-pp", "", "meeting in a shared folder", "See -ps (--master)."},  // what llm.c's help calls -pf
 };
+
+// llm.c's -h 1, for which it has no other place
+inline constexpr const char* kLlmcHellaSwag = "dev/data/hellaswag/hellaswag_val.bin";
 
 }  // namespace llmc

@@ -26,7 +26,8 @@ int64_t choose_steps(const Options& o, const RunFacts& f, std::string* why) {
     };
     if (o.steps > 0) { return o.steps; }
     if (o.epochs > 0) { return steps_of(o.epochs); }
-    if (o.steps == kOneEpoch || o.llmc_letters) { return f.tokens_per_epoch / f.tokens_per_step; }
+    // as in llm.c, whose scripts wait for the checkpoint of this step
+    if (o.steps == kOneEpoch || o.llmc_letters) { return f.tokens / f.tokens_per_step; }
     const double epoch = (double)f.tokens_per_epoch;
     const double useful = kTokensPerParameter * (double)f.parameters / epoch;
     double epochs = std::clamp(useful, 1.0, kMostEpochs);

@@ -17,6 +17,7 @@ struct RunFacts {
     int64_t tokens_per_epoch = 0;  // whole windows
     int64_t tokens_per_step = 0;
     int64_t val_tokens = 0;  // that one validation predicts
+    int64_t tokens = 0;      // of the training data: what llm.c calls an epoch
 };
 
 struct Chosen {

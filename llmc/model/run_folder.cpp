@@ -11,6 +11,7 @@
 #include <limits>
 #include <optional>
 
+#include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
 #include "llmc/host/logger.h"
 #include "llmc/host/read_file.h"
@@ -130,9 +131,16 @@ bool is_intact(const std::string& checkpoint, KnownIntact* known, std::string* d
     return damage->empty();
 }
 
+// "run/step_00001000" -> "run/DONE_00001000"
+std::string done_file(const std::string& checkpoint) {
+    const fs::path path(checkpoint);
+    return (path.parent_path() / ("DONE_" + path.filename().string().substr(5))).string();
+}
+
 // under another name first: deleted halfway, it is a leftover and no damaged checkpoint
 void remove_checkpoint(const std::string& path) {
     std::error_code error;
+    fs::remove(done_file(path), error);
     std::string leftover = strf("%s.tmp-%d", path.c_str(), (int)getpid());
     fs::rename(path, leftover, error);
     fs::remove_all(error ? path : leftover, error);
@@ -210,11 +218,14 @@ std::string set_aside(const std::string& run_folder, const Line& line) {
         }
         std::string name = free_name(at.path, kind);
         std::error_code error;
+        fs::remove(done_file(at.path), error);
         fs::rename(at.path, name, error);
         done += why + (error ? "; cannot be renamed: " + error.message() : "; now " + name) + "\n";
     }
     return done;
 }
+
+void mark_done(const std::string& checkpoint) { FileWriter(done_file(checkpoint)).commit(); }
 
 void note_intact(const std::string& checkpoint, KnownIntact* known) {
     (*known)[checkpoint] = identity(checkpoint);
@@ -248,14 +259,17 @@ std::string remove_old_checkpoints(const std::string& run_folder, const Line& li
 
 void remove_leftovers(const std::string& run_folder) {
     for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
+        const std::string digits = name.starts_with("DONE_") ? name.substr(5) : "";
+        const bool stale = !digits.empty() && digits.find_first_not_of("0123456789") == digits.npos &&
+                           file_kind(run_folder + "/step_" + digits) == FileKind::kMissing;
         size_t mark = name.rfind(".tmp-");
         bool ours = false;
         for (const char* start :
-             {"step_", "model.bin", "log.jsonl", "config.toml", "report.html", "tokenizer."}) {
+             {"step_", "DONE_", "model.bin", "log.jsonl", "config.toml", "report.html", "tokenizer."}) {
             ours = ours || name.starts_with(start);
         }
-        if (ours && mark != std::string::npos &&
-            name.find_first_not_of("0123456789", mark + 5) == std::string::npos) {
+        if (stale || (ours && mark != std::string::npos &&
+                      name.find_first_not_of("0123456789", mark + 5) == std::string::npos)) {
             std::error_code ignored;
             fs::remove_all(run_folder + "/" + name, ignored);
         }

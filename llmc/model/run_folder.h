@@ -36,6 +36,10 @@ std::string set_aside(const std::string& run_folder, const Line& line);
 using KnownIntact = std::map<std::string, std::string>;
 void note_intact(const std::string& checkpoint, KnownIntact* known);
 
+// llm.c's DONE_00001000 beside step_00001000, for scripts that wait for it: the checkpoint, which is complete, gets
+// it, and loses it where it is deleted or set aside. Throws Error(kExitSaveFailed).
+void mark_done(const std::string& checkpoint);
+
 struct Retention {
     int64_t newest = 0;  // checkpoints that stay; 0: none is deleted
     int64_t major = 0;   // those of steps divisible by it are neither counted nor deleted; 0: there are none
@@ -47,7 +51,8 @@ struct Retention {
 std::string remove_old_checkpoints(const std::string& run_folder, const Line& line, int64_t step,
                                    const Retention& keep, KnownIntact* known);
 
-// Deletes temporaries of saves that a kill or a power loss ended: NAME.tmp-PID. Only under the run's lock.
+// Deletes temporaries of saves that a kill or a power loss ended (NAME.tmp-PID), and each DONE_ file without its
+// checkpoint. Only under the run's lock.
 void remove_leftovers(const std::string& run_folder);
 
 }  // namespace llmc

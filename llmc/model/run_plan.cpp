@@ -146,6 +146,7 @@ void choose_length(Options* o, const DataLoader& data, const std::function<doubl
     facts.peak_flops = o->steps == kAuto && o->epochs == 0 ? peak_flops() : 0;
     facts.pretrained = !plan->model_file.empty();
     facts.tokens_per_epoch = data.windows_per_epoch() * o->seq_len;
+    facts.tokens = data.num_tokens();
     facts.tokens_per_step = plan->rows_per_step * o->seq_len;
     if (!o->val_data.empty() && o->val_every < 0) {
         const int64_t there = ShardSet(o->val_data, o->raw_tokens).num_tokens();
@@ -229,11 +230,11 @@ RunPlan make_run_plan(Options* options, const DataLoader& data, const std::funct
     choose_length(options, data, peak_flops, &plan);
     check_length(o, plan);
     if (plan.steps < 1) {
-        throw Error(
-            kExitUsage,
-            strf("one epoch of %s is %lld windows, less than the %lld of a step. Give --steps, or a "
-                 "smaller --batch or --total-batch.",
-                 o.train_data.c_str(), (long long)data.windows_per_epoch(), (long long)plan.rows_per_step));
+        throw Error(kExitUsage,
+                    strf("one epoch of %s is %lld tokens, less than the %lld of a step. Give --steps, or a "
+                         "smaller --batch or --total-batch.",
+                         o.train_data.c_str(), (long long)data.num_tokens(),
+                         (long long)(plan.rows_per_step * o.seq_len)));
     }
     return plan;
 }

@@ -27,6 +27,7 @@ RunSaver::RunSaver(const Options& o, const RunPlan& plan, const SavePlan& saves,
     : folder_(plan.out),
       config_(plan.config),
       keep_{o.keep, o.keep_major, -1},
+      done_files_(o.llmc_letters),
       keep_best_(o.keep_best),
       line_(line),
       journal_(journal),
@@ -102,6 +103,12 @@ void RunSaver::collect(const Saved& saved) {
     journal_->event("save", step, {{"text", last_good_}});
     line_->message(strf("step %lld | saved %s", step, last_good_.c_str()));
     line_->note(journal_->write_report(true));
+    try {
+        if (done_files_) { mark_done(last_good_); }
+    } catch (const Error& e) {
+        failed_ = true;
+        line_->message(strf("step %lld | SAVE FAILED: %s", step, e.what()));
+    }
     try {
         Retention keep = keep_;
         keep.best = saved_best_ ? saved_best_->step : -1;

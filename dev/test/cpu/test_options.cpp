@@ -191,8 +191,7 @@ TEST_CASE("options: llm.c's other options are accepted where they ask for nothin
     check_bad({"-lg", "5"}, {"-lg", "GPU"});
     check_bad({"-lg=5"}, {"-lg=5", "Did you mean -lg 5?"});
     check_bad({"-a", "0", "-a", "0"}, {"-a", "twice"});
-    check_bad({"-h", "1"}, {"-h", "HellaSwag", "--help"});
-    check_bad({"-b", "2", "-h", "0"}, {"-h", "HellaSwag", "--help"});
+    check_bad({"-h", "3"}, {"-h", "HellaSwag", "--help"});
     check_bad({"-y", "2"}, {"-y (--resume)", "'2'"});
     check_bad({"-y", "1", "--resume", "auto"}, {"--resume", "twice"});
     check_bad({"-nk", "-1"}, {"-nk (--keep)", "0 to 2^31 - 1 checkpoints"});
