@@ -24,7 +24,8 @@ struct Schedule {
         }
         if (kind == "linear") { return peak + (lowest - peak) * done; }
         if (kind == "wsd") {  // stable for 80 % of all steps, then down by 1 - sqrt, arXiv:2405.18392
-            double begin = std::max<double>(0.8 * (double)steps, (double)warmup);
+            // in a run of few steps its last one falls, too
+            double begin = std::max(std::min(0.8 * (double)steps, (double)steps - 1.5), (double)warmup);
             double decayed = ((double)step - begin) / std::max(1.0, (double)steps - begin);
             return decayed <= 0 ? peak : lowest + (peak - lowest) * (1 - std::sqrt(std::min(1.0, decayed)));
         }

@@ -87,6 +87,12 @@ Chosen choose(const Options& o, const RunFacts& f) {
         c.final_lr_fraction = 0.1;
         c.why += "decay: to a tenth, as GPT-3's\n";
     }
+    if (c.warmup >= c.steps && c.warmup > 0 && c.lr > 0) {
+        c.why += strf(
+            "note: a warm-up of %lld steps in a run of %lld: the learning rate does not get further "
+            "than %.2g\n",
+            (long long)c.warmup, (long long)c.steps, c.lr * (double)c.steps / (double)c.warmup);
+    }
     const int64_t every = letters ? 20 : (c.steps + 9) / 10;
     c.val_every = o.val_every >= 0 ? o.val_every : letters ? every : choose_val_every(f, c.steps);
     c.sample_every = o.sample_every >= 0 ? o.sample_every : every;

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <string>
 
+#include "llmc/host/error.h"
 #include "llmc/host/log_lines.h"
 #include "llmc/model/model.h"
 #include "llmc/model/run_plan.h"
@@ -41,6 +43,14 @@ public:
         steps++;
         n.seconds_left = (double)(plan.steps - n.step) * seconds / (double)steps;
         return n;
+    }
+
+    // What is wrong with how a run from random weights ends, where its loss has grown without becoming NaN; "" =
+    // nothing. A new model begins with the logarithm of its vocabulary.
+    std::string exploded(const RunPlan& plan) const {
+        const double new_model = std::log((double)plan.config.vocab_size);
+        if (!plan.model_file.empty() || !(last_loss > 2 * new_model)) { return ""; }
+        return strf("the last training loss is %.4f: a new model has %.4f", last_loss, new_model);
     }
 
     double seconds = 0, last_loss = NAN;

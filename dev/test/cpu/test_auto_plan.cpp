@@ -83,6 +83,16 @@ TEST_CASE("auto plan: what is given stands") {
     CHECK(c.val_every == 0);
     CHECK(c.sample_every == 3);
     CHECK(c.why.empty());
+    o.lr = 1e-3;
+    o.warmup = 77;
+    CHECK(contains(choose(o, kSmall).why,
+                   "a warm-up of 77 steps in a run of 77: the learning rate does not get "
+                   "further than 0.001"));
+    o.warmup = 154;
+    CHECK(contains(choose(o, kSmall).why, "a warm-up of 154 steps in a run of 77"));
+    CHECK(contains(choose(o, kSmall).why, "further than 0.0005"));
+    o.warmup = 76;
+    CHECK(choose(o, kSmall).why.empty());
     CHECK(choose(parse({"--epochs", "2.5"}), kSmall).steps == std::llround(2.5 * 1'010'000 / 1024));
     CHECK(choose(parse({"--steps", "-1"}), kSmall).steps == 1'011'500 / 1024);  // 987, not 986
     check_error(error_of([] {

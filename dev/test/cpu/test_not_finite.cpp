@@ -189,6 +189,21 @@ TEST_CASE("not finite: a run that diverges leaves finite checkpoints only") {
     }
 }
 
+TEST_CASE("not finite: a loss that explodes, though it stays finite, ends with exit code 5 and is said") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    const ProgramRun run =
+        run_train(folder.path(), options(folder,
+                                         "--layers 2 --heads 2 --channels 16 --steps 40 --lr 10 --clip 0 "
+                                         "--warmup 0 --final-lr-fraction 1 --val-every 0"));
+    CHECK_MESSAGE(run.exit_code == kExitDiverged, run.out, run.err);
+    double loss = 0;
+    for (const Json& line : read_log(folder / "run")) { loss = line.value("train_loss", loss); }
+    CHECK(loss > 2 * std::log(257.0));
+    const std::string said = strf("the last training loss is %.4f: a new model has 5.5491", loss);
+    CHECK_MESSAGE(run.err.find(said) != std::string::npos, run.err);
+}
+
 TEST_CASE("not finite: a checkpoint is refused by tensor and element") {
     TempFolder folder;
     GPT2Cpu good = new_model();

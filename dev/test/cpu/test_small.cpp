@@ -49,6 +49,18 @@ TEST_CASE("schedule: warm-up, middle and end of the four kinds") {
     }
 }
 
+TEST_CASE("schedule: wsd falls before the end, in few steps too") {
+    for (int64_t steps = 2; steps <= 20; steps++) {
+        const Schedule s{"wsd", 1.0, 0, 0, steps};
+        int64_t falls = 0;
+        for (int64_t step = 0; step < steps; step++) { falls += s(step) < 1; }
+        CAPTURE(steps);
+        CHECK(falls >= 1);
+        CHECK(falls <= std::max<int64_t>(1, steps / 5));
+        CHECK(s(steps) == 0);
+    }
+}
+
 TEST_CASE("schedule: never negative, never above the peak, never up again after the warm-up") {
     for (const char* kind : {"constant", "cosine", "linear", "wsd"}) {
         for (double final_fraction : {0.0, 0.1, 1.0}) {
