@@ -244,10 +244,11 @@ test:
 	    $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS) $(OUT)test_emulated)
 	@dev/test/run.sh
 
-# all of what `make test` tries a tenth of, and ranks killed and stopped 50 times
+# all of what `make test` tries a part of, and ranks killed and stopped 50 times
 faults: $(PROGRAMS) test_durable
 	./test_durable --all
 	PLUMB_FAULTS=50 ./test_gpt2 --test-case="many ranks and faults*"
+	dev/test/planted.sh
 
 # make diff-layernorm_forward-1-2: the idea of rung 2
 diff-%:
