@@ -177,7 +177,7 @@ TEST_CASE("bad input: options") {
     refused({"--max-seq-len", "11"}, kExitUsage, {"--max-seq-len 11", "--seq-len 12"});
     refused({"--total-batch", "100"}, kExitUsage, {"--total-batch 100", "96"});
     refused({"--steps", "-1", "--batch", "200"}, kExitUsage,
-            {p.train, "200 of a step", "--steps", "--batch"});
+            {p.train, "2400 of a step", "--steps", "--batch"});
     refused({"--total-batch", "999999999999984"}, kExitUsage,
             {"--total-batch 999999999999984", "micro-batches", "--batch"});
     refused({"--steps", "2147483647", "--batch", "1048576", "--total-batch", "880803840000"}, kExitUsage,
