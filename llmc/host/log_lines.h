@@ -26,7 +26,8 @@ struct StepNumbers {
     double seconds_left = 0;
     int64_t tokens = 0;  // seen since the run began
     double epoch = 0;    // of the training data
-    std::string skipped = {};  // what loss or norm was: "not finite" or "an outlier"; "" = there was an update
+    std::string skipped =
+        {};  // what loss or norm was: "not finite" or "an outlier"; "" = there was an update
 };
 
 std::string step_log_line(const StepNumbers& numbers);
