@@ -22,8 +22,7 @@ std::string export_hf(const std::string& folder, const ModelSource& source,
     const int end = tokenizer && tokenizer->end_of_text() >= 0 ? tokenizer->end_of_text() : c.vocab_size - 1;
     const std::string stored = type == "auto" ? source.type() : type;
     write_hf_model(folder, source, stored, end);
-    const std::string files =
-        folder + ": model.safetensors (" + stored + "), config.json, generation_config.json";
+    std::string files = folder + ": model.safetensors (" + stored + "), config.json, generation_config.json";
     if (!tokenizer || !tokenizer->export_hf(folder, c.max_seq_len)) {
         *note = "no tokenizer was written: none that can encode is known. Give --tokenizer.";
         return files;
