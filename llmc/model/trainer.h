@@ -38,7 +38,7 @@
 
 namespace llmc {
 
-constexpr int kMostSkippedSteps = 10;  // in a row: then the run has diverged
+constexpr int kMostSkippedSteps = 10;     // in a row: then the run has diverged
 constexpr double kWorthMeasuring = 1e12;  // operations of a run that is worth a measurement at its start
 
 template <typename Model>
