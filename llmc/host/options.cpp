@@ -125,12 +125,12 @@ public:
     explicit ConfigReader(const CommandLine& line) : line_(line) {}
     std::vector<CLI::ConfigItem> from_config(std::istream& in) const override {
         std::string text;
-        for (char piece[4096]; text.size() <= kMaxConfigBytes;) {
+        for (char piece[4096]; text.size() < kMaxConfigBytes;) {
             in.read(piece, sizeof(piece));
             if (in.gcount() == 0) { break; }
             text.append(piece, (size_t)in.gcount());
         }
-        if (in.bad() || text.size() > kMaxConfigBytes) {
+        if (in.bad() || text.size() >= kMaxConfigBytes) {
             fail_usage("--config " + in_quotes(line_.config) + " is over 1 MiB: not a config file.");
         }
         std::vector<CLI::ConfigItem> items;

@@ -60,6 +60,13 @@ Tokenizer require_tokenizer(const CommandOptions& o, const NamedModel& model) {
                      model.path.c_str(), model.source->config().vocab_size));
 }
 
+// what was printed is the result: it must not be lost in silence
+void flush_result() {
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+        throw Error(kExitSaveFailed, "cannot write to standard output");
+    }
+}
+
 // ---- generate ----------------------------------------------------------------------------------
 
 // A pipe gets the bytes as they are; on a terminal control characters are shown, not obeyed.
@@ -67,7 +74,7 @@ void print_text(std::string_view text) {
     static const bool terminal = isatty(STDOUT_FILENO) != 0;
     const std::string out = terminal ? printable_text(text) : std::string(text);
     std::fwrite(out.data(), 1, out.size(), stdout);
-    if (std::fflush(stdout) != 0) { throw Error(kExitSaveFailed, "cannot write to standard output"); }
+    flush_result();
 }
 
 std::string read_prompt(const CommandOptions& o) {
@@ -279,6 +286,7 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
     const std::unique_ptr<LoadedModel> model = engine.evaluator(*named.source, o.batch, T);
     if (!o.data.empty()) { evaluate_shards(o, named, model.get(), T); }
     if (questions) { evaluate_hellaswag(*questions, o, model.get(), T); }
+    flush_result();
     return kExitDone;
 }
 

@@ -70,11 +70,10 @@ std::optional<std::string> log_of_folder(const std::string& run_folder) {
     return read_whole(run_folder + "/log.jsonl", std::numeric_limits<int64_t>::max());
 }
 
-// Whether the run of a log, which follows this line, began with its first step and saved no checkpoint. A log
-// of format 1, whose start is no event, does not say what was saved.
-bool saved_nothing(const std::string& log, const Line& line) {
-    const bool from_start = line.size() == 1 && line.front().step == 0;
-    return from_start && log.starts_with("{\"event\":\"start\",") &&
+// Whether the run of a log began with its first step and saved no checkpoint. A log of format 1, whose start is
+// no event, does not say what was saved.
+bool saved_nothing(const std::string& log) {
+    return log.starts_with("{\"event\":\"start\",") &&
            log.find("\n{\"event\":\"save\",") == std::string::npos;
 }
 
@@ -165,7 +164,7 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
     if (steps.empty() && !of_log) { return ""; }
     const std::string log = log_of_folder(run_folder).value_or("");
     if (steps.empty() && !has_steps(log)) { return ""; }
-    if (steps.empty() && saved_nothing(log, line)) {
+    if (steps.empty() && saved_nothing(log)) {
         *notes += run_folder + ": its run ended before the first save: nothing of it can be gone on from\n";
         return "";
     }
@@ -184,10 +183,7 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
 std::string put_log_aside(const std::string& run_folder) {
     const std::string path = run_folder + "/log.jsonl";
     const std::string log = log_of_folder(run_folder).value_or("");
-    const std::optional<Line> line = line_of_log(log, path);
-    if (!has_steps(log) || !line || !list_steps(run_folder).empty() || !saved_nothing(log, *line)) {
-        return "";
-    }
+    if (!has_steps(log) || !list_steps(run_folder).empty() || !saved_nothing(log)) { return ""; }
     const std::string name = free_name(path, "unsaved");
     if (std::rename(path.c_str(), name.c_str()) != 0) {
         throw Error(kExitUsage, strf("%s: cannot be renamed to %s: %s. Choose another --out.", path.c_str(),

@@ -245,6 +245,15 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     CHECK(again.err.find("--force") != std::string::npos);
     CHECK(run_train(folder.path(), {"export", run, "--hf", out, "--force"}).exit_code == kExitDone);
 
+    // what cannot be printed is not lost in silence
+    for (const Words& command : {Words{"generate", run, "--prompt", "the kernel", "--tokens", "8"},
+                                 Words{"eval", run, "--data", folder / "train.bin"}}) {
+        const pid_t pid =
+            start_prepared(folder.path(), command, [] { dup2(open("/dev/full", O_WRONLY), STDOUT_FILENO); });
+        const ProgramRun full = finish_train(folder.path(), pid);
+        CHECK(full.exit_code == kExitSaveFailed);
+        CHECK(full.err.find("cannot write to standard output") != std::string::npos);
+    }
     // every name of the same model writes and evaluates the same
     std::string text, loss;
     for (const std::string& name :
