@@ -334,7 +334,8 @@ __global__ __launch_bounds__(L::threads,
 }
 
 // before the rows that blocks share
-__global__ void forget_pairs_kernel(Pair* pairs, int64_t n) {
+template <typename Any>
+__global__ void forget_pairs_kernel(Any* pairs, int64_t n) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) { pairs[i] = kNoPair; }
 }
