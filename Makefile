@@ -144,8 +144,8 @@ $(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(wildcard dev/test/gpu/*.cu)
 $(filter %layernorm_forward,$(SHOOTOUTS)): $(call gpu_objects,$(filter llmc/layernorm/forward/%,$(LAYERNORM_SOURCES)))
 $(filter %layernorm_backward,$(SHOOTOUTS)): $(call gpu_objects,$(filter llmc/layernorm/backward/%,$(LAYERNORM_SOURCES)))
 # a rung of attention's is a file; the roof is the rate of a product
-$(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention_ladder/forward/*.cu))
-$(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention_ladder/backward/*.cu))
+$(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/forward/*.cu))
+$(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/backward/*.cu))
 ATTENTION_SHOOTOUTS := $(filter dev/cuda/attention_%,$(SHOOTOUTS))
 $(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/ops/,matmul.cu matmul_bias.cu gelu.cu) \
     $(filter-out %c_abi.cu,$(wildcard llmc/ops/attention*.cu)))
@@ -182,7 +182,7 @@ $(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention_c_abi.map
 EMULATED_ARCH ?= 900
 EMULATED  := $(BUILD)/emulated
 REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/layernorm/*/*.cuh \
-    llmc/layernorm/ladder/*/*.cuh llmc/ops/*_ladder/*.cuh llmc/ops/*/ladder/*.cuh dev/cuda/*.cuh))
+    llmc/layernorm/ladder/*/*.cuh llmc/ops/*/ladder/*.cuh llmc/ops/*/ladder/*/*.cuh dev/cuda/*.cuh))
 # -Og: a third of the time to compile, and they run as fast. Vectors that are not aligned are errors, as on a GPU
 EMULATE    = $(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
@@ -202,7 +202,7 @@ EMULATED_OBJECTS := $(call objects,$(addprefix dev/emulate/,machine.cpp instruct
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
 # other layers' kernels without tensor cores
 EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier classifier_rows matmul_bias attention_fp32 \
-    $(foreach v,v1 v2,attention_ladder/forward/$(v) attention_ladder/backward/$(v))) \
+    $(foreach v,v1 v2,attention/ladder/forward/$(v) attention/ladder/backward/$(v))) \
     $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode*.cu))
 # -rdynamic: kernels have names
 LINK_EMULATED = $(LINK) -rdynamic -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
@@ -217,7 +217,7 @@ $(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS))): %: 
 	$(LINK_EMULATED)
 
 spills: $(addprefix $(BUILD)/typed/,$(LAYERNORM_TYPED))
-	@NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu llmc/ops/attention_ladder/*/*.cu) \
+	@NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu llmc/ops/attention/ladder/*/*.cu) \
 	    $(filter-out $(LAYERNORM_TYPED),$(GPU_SOURCES)) $^
 
 # ---- what users type --------------------------------------------------------------------------------------------------
@@ -253,7 +253,8 @@ faults: $(PROGRAMS) test_durable
 # make diff-layernorm_forward-1-2: the idea of rung 2
 diff-%:
 	@set -- $(subst -, ,$*); op=$${1#layernorm_}; ladder=llmc/layernorm/ladder/$${op%_layernorm_forward}; \
-	    case $$1 in attention_*) ladder=llmc/ops/attention_ladder/$${1#attention_};; esac; \
+	    case $$1 in attention_*) ladder=llmc/ops/attention/ladder/$${1#attention_};; \
+        classifier | column_sums) ladder=llmc/ops/$$1/ladder;; esac; \
 	    a=$$(ls $$ladder/v$$2.*) && b=$$(ls $$ladder/v$$3.*) && { git --no-pager diff --no-index $$a $$b || true; }
 
 # the inner loop: CONTRIBUTING.md

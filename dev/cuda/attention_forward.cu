@@ -2,12 +2,12 @@
 //   make dev/cuda/attention_forward && dev/cuda/attention_forward           all versions
 //   dev/cuda/attention_forward v5 v6 --shape 16x25x1024                     two of them, sequences x heads x
 //   tokens dev/cuda/attention_forward --check                                      correctness only
-// The mathematics: llmc/model/reference.h. Read llmc/ops/attention_ladder/forward/v0.h first, then up.
+// The mathematics: llmc/model/reference.h. Read llmc/ops/attention/ladder/forward/v0.h first, then up.
 #include "dev/cuda/attention_problems.h"
 #include "dev/cuda/attention_roof.cuh"
 #include "dev/cuda/attention_rungs.h"
 #include "dev/cuda/harness.cuh"
-#include "llmc/ops/attention_ladder/forward/v0.h"
+#include "llmc/ops/attention/ladder/forward/v0.h"
 
 using namespace llmc;
 

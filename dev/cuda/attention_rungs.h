@@ -3,7 +3,7 @@
 #include "dev/cuda/shootout.cuh"
 #include "llmc/ops/attention_choose.h"
 #include "llmc/ops/attention_kernels.h"
-#include "llmc/ops/attention_ladder/rungs.h"
+#include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {
 

@@ -1,7 +1,7 @@
 // The first rungs of attention's ladders, and fp32's kernels, which are the second: those without tensor
 // cores.
 #include "dev/test/gpu/attention_check.h"
-#include "llmc/ops/attention_ladder/rungs.h"
+#include "llmc/ops/attention/ladder/rungs.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -8,8 +8,8 @@
 #include "dev/cuda/attention_problems.h"
 #include "dev/cuda/options.h"
 #include "dev/cuda/report.h"
-#include "llmc/ops/attention_ladder/backward/v0.h"
-#include "llmc/ops/attention_ladder/forward/v0.h"
+#include "llmc/ops/attention/ladder/backward/v0.h"
+#include "llmc/ops/attention/ladder/forward/v0.h"
 
 using namespace llmc;
 

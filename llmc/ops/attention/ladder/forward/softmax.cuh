@@ -1,7 +1,7 @@
 // The online softmax of v4, v5 and v6, on a warpgroup's 64 x 64 scores where wgmma leaves them: two rows a
 // thread, of which three other lanes hold the rest.
 #pragma once
-#include "llmc/ops/attention_ladder/wgmma_rungs.cuh"
+#include "llmc/ops/attention/ladder/wgmma_rungs.cuh"
 
 namespace llmc::attention_wgmma {
 

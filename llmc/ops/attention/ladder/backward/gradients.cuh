@@ -5,7 +5,7 @@
 #include "llmc/cuda/vectors.cuh"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/attention_kernels.h"
-#include "llmc/ops/attention_ladder/wgmma_rungs.cuh"
+#include "llmc/ops/attention/ladder/wgmma_rungs.cuh"
 
 namespace llmc::attention_wgmma {
 

@@ -12,8 +12,8 @@
 //         do not.
 // Result: 303 us, 45 % of the roof at 64x12x1024, lazy 275 us, 50 %; 870 and 776 us, 60 and 67 % at
 //         4x12x8192; H100, 2026-11-25
-#include "llmc/ops/attention_ladder/forward/ring.cuh"
-#include "llmc/ops/attention_ladder/rungs.h"
+#include "llmc/ops/attention/ladder/forward/ring.cuh"
+#include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {
 namespace attention_wgmma {

@@ -1,7 +1,7 @@
 // The block of v5 and v6: four warpgroups that compute, and a producer that keeps a ring of keys and values
 // filled.
 #pragma once
-#include "llmc/ops/attention_ladder/forward/softmax.cuh"
+#include "llmc/ops/attention/ladder/forward/softmax.cuh"
 
 namespace llmc::attention_wgmma {
 

@@ -6,8 +6,8 @@
 //         hands the rest on (setmaxnreg).
 // Costs:  as v4; 96 KB of shared memory for the ring.
 // Result: 309 us, 44 % of the roof at 64x12x1024; 910 us, 57 % at 4x12x8192; H100, 2026-11-25
-#include "llmc/ops/attention_ladder/forward/ring.cuh"
-#include "llmc/ops/attention_ladder/rungs.h"
+#include "llmc/ops/attention/ladder/forward/ring.cuh"
+#include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {
 namespace attention_wgmma {

@@ -9,7 +9,7 @@
 // Result: 5.3 ms, 2.6 % of the roof at 64x12x1024; H100, 2026-11-25
 #include "llmc/cuda/mma.cuh"
 #include "llmc/ops/attention_fp32.cuh"
-#include "llmc/ops/attention_ladder/rungs.h"
+#include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {
 

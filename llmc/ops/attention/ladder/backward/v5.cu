@@ -3,8 +3,8 @@
 // Why:    as in forward: nobody waits for L2 any more, and warpgroups need not move in step.
 // Costs:  as v4; 64 and 99 KB of shared memory for the rings.
 // Result: 1012 us, 34 % of the roof at 64x12x1024; 2794 us, 47 % at 4x12x8192; H100, 2026-11-25
-#include "llmc/ops/attention_ladder/backward/ring.cuh"
-#include "llmc/ops/attention_ladder/rungs.h"
+#include "llmc/ops/attention/ladder/backward/ring.cuh"
+#include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {
 namespace attention_wgmma {

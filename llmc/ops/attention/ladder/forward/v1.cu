@@ -6,8 +6,8 @@
 //         operations of fp32 a pair, twice.
 // Result: 27.9 ms, 0.5 % of the roof at 64x12x1024; H100, 2026-11-25
 #include "llmc/cuda/reduce.cuh"
-#include "llmc/ops/attention_ladder/pairs.cuh"
-#include "llmc/ops/attention_ladder/rungs.h"
+#include "llmc/ops/attention/ladder/pairs.cuh"
+#include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {
 namespace v1 {

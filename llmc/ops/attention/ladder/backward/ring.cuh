@@ -1,7 +1,7 @@
 // The blocks of v5 and v6: warpgroups that compute, and a producer that keeps a ring filled, of keys and
 // values for dQ, of queries and douts for dK and dV.
 #pragma once
-#include "llmc/ops/attention_ladder/backward/gradients.cuh"
+#include "llmc/ops/attention/ladder/backward/gradients.cuh"
 
 namespace llmc::attention_wgmma {
 

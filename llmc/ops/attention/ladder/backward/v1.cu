@@ -3,8 +3,8 @@
 // Costs:  8 T^2 bytes a head, written once, then read 4 bytes for each of dq, dk, dv and each query and key.
 //         Five products.
 // Result: 119 ms, 0.3 % of the roof at 64x12x1024; H100, 2026-11-25
-#include "llmc/ops/attention_ladder/pairs.cuh"
-#include "llmc/ops/attention_ladder/rungs.h"
+#include "llmc/ops/attention/ladder/pairs.cuh"
+#include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {
 namespace v1 {
