@@ -148,6 +148,7 @@ private:
     }
 
     static bool due(int64_t step, int64_t every) { return every > 0 && step > 0 && step % every == 0; }
+    bool outliers_on() const { return o_.skip_loss_zscore > 0 || o_.skip_norm_zscore > 0; }
 
     // With --keep-best a checkpoint has its own validation's loss, so that it comes after it.
     bool validated_first(int64_t step) const {
@@ -296,8 +297,6 @@ private:
                            score->normalised()));
         clock_.restart();
     }
-
-    bool outliers_on() const { return o_.skip_loss_zscore > 0 || o_.skip_norm_zscore > 0; }
 
     // waits for the steps in flight and reports them
     void drain(Model& model) {
