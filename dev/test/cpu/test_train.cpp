@@ -261,7 +261,7 @@ TEST_CASE("train: killed at any moment, whole lines and a checkpoint are left") 
     const std::string out = folder / "run";
     const std::string options = "--steps 1000000 --save-every 8 --sample-every 0 --out " + out;
     pid_t pid = start_train(folder.path(), tiny_run(folder.path(), options));
-    for (int wait = 0; wait < 4000; wait++) {  // until the third checkpoint is on its way
+    for (int wait = 0; wait < 24000; wait++) {  // until the third checkpoint is on its way
         if (read_bytes(out + "/log.jsonl").find("\"step\":22,") != std::string::npos) { break; }
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
