@@ -22,11 +22,13 @@ fi
 fuzz=build/fuzz/fuzz
 if [ $# -eq 0 ]; then mapfile -t readers < <($fuzz); else readers=("$@"); fi
 mkdir -p build/fuzz/found
+# more inputs a second: freed memory is not kept for long, nor where it was taken
+export ASAN_OPTIONS=${ASAN_OPTIONS:-quarantine_size_mb=4:thread_local_quarantine_size_kb=64:malloc_context_size=1}
 
 one() {  # reader
     local corpus=build/fuzz/corpus/$1 log=build/fuzz/$1.log
     mkdir -p "$corpus"
-    FUZZ_READER=$1 FUZZ_SEEDS=$corpus $fuzz -max_total_time="$seconds" -timeout=10 -max_len=20000 -rss_limit_mb=1024 \
+    FUZZ_READER=$1 FUZZ_SEEDS=$corpus $fuzz -entropic=0 -max_total_time="$seconds" -timeout=10 -max_len=20000 -rss_limit_mb=1024 \
         -artifact_prefix=build/fuzz/found/"$1"- -print_final_stats=1 "$corpus" >"$log" 2>&1
     local status=$?
     echo "$1: $(sed -n 's/stat::number_of_executed_units: *//p' "$log") inputs, exit status $status"
