@@ -103,7 +103,8 @@ NVCCFLAGS := -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr -Xfatbin -com
              -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
 CUDA      := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 # what the emulator and the tests of the GPU code include; without a toolkit, NVIDIA's headers from PyPI (dev/emulate/README.md)
-CUDA_HEADERS := $(patsubst %/cuda_bf16.h,%,$(firstword $(wildcard $(addsuffix /cuda_bf16.h,     $(CUDA)/include build/cuda/nvidia/cu13/include))))
+CUDA_HEADERS := $(patsubst %/cuda_bf16.h,%,$(firstword $(wildcard \
+    $(CUDA)/include/cuda_bf16.h build/cuda/nvidia/cu13/include/cuda_bf16.h)))
 CUDA_LIBS := $(wildcard $(CUDA)/lib64 $(CUDA)/lib $(CUDA)/targets/x86_64-linux/lib)
 GPU_LIBS  := $(foreach d,$(CUDA_LIBS),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) -lcublasLt -lcudart_static -ldl -lrt -lpthread \
              -Wl,--as-needed -l:libxxhash.a
@@ -206,7 +207,8 @@ EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier classifier_r
     $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode*.cu))
 # -rdynamic: kernels have names
 LINK_EMULATED = $(LINK) -rdynamic -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
-$(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp test_layernorm_choices.cpp test_attention.cpp)) \
+$(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp test_layernorm_choices.cpp \
+                         test_attention.cpp)) \
                      $(EMULATED)/dev/emulate/test_machine.cu.o \
                      $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) $(addprefix dev/test/gpu/test_, \
                          decode.cpp classifier.cpp matmul_bias.cpp)) $(EMULATED_OPS) $(EMULATED_OBJECTS)

@@ -137,18 +137,13 @@ inline const std::vector<ShootoutOption>& shootout_options() {
         {"--warps", "W", "triton: warps of a block; default: the tutorial's rule",
          [](auto& o, auto& v) { o.warps = parse_int("--warps", v, 32, "1 to 32 warps"); }},
         {"--group-size-m", "G", "triton, backward: buffers that rows are added into; default: likewise",
-         [](auto& o, auto& v) {
-             o.group_size = parse_int("--group-size-m", v, 65536, "1 to 65536 buffers");
-         }},
+         [](auto& o, auto& v) { o.group_size = parse_int("--group-size-m", v, 65536, "1 to 65536"); }},
         {"--sweep", "",
          "4096 rows of 512 i columns, i = 2..31, fp16; the shipped function unless others are named",
          [](auto& o, auto&) { o.sweep = true; }},
         {"--latency", "",
          "single rows of 256 to 16384 columns: us over one block that copies them; versions as in --sweep",
-         [](auto& o, auto&) {
-             o.latency = true;
-             o.warm = false;
-         }},
+         [](auto& o, auto&) { o.latency = true, o.warm = false; }},
         {"--accumulate", "", "backward: dinp += instead of =, for versions that have it; roof 3R1W",
          [](auto& o, auto&) { o.accumulate = true; }},
         {"--warm", "", "the time when inputs and outputs stay in L2, as a column (it is there by default)",
@@ -158,7 +153,8 @@ inline const std::vector<ShootoutOption>& shootout_options() {
          [](auto& o, auto& v) { o.json = v; }},
         {"--csv", "FILE", "write the rows to FILE, a line each; --sweep does so without being asked",
          [](auto& o, auto& v) { o.csv = v; }},
-        {"--explain", "", "LayerNorm: print which kernel and layout takes each --shape, and why; needs no GPU",
+        {"--explain", "",
+         "LayerNorm: print which kernel and layout takes each --shape, and why; needs no GPU",
          [](auto& o, auto&) { o.explain = true; }},
         {"--gpu", "ARCH", "--explain: for an H100, sm_90a (default), or an A100, sm_80",
          [](auto& o, auto& v) {

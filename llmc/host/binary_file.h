@@ -68,8 +68,8 @@ inline bool add_fits(uint64_t a, uint64_t b, uint64_t* sum) { return !__builtin_
 
 // Writes a file under a temporary name beside the target; commit() flushes, fsyncs and renames it, so that
 // the target is at every moment the old file or the whole new one. Without commit() the destructor removes
-// the temporary; one that a killed process has left is removed by the next writer of the same file. Errors: kExitUsage if the folder cannot be written, kExitSaveFailed if writing fails (disk
-// full).
+// the temporary; one that a killed process has left is removed by the next writer of the same file. Errors:
+// kExitUsage if the folder cannot be written, kExitSaveFailed if writing fails (disk full).
 class FileWriter {
 public:
     explicit FileWriter(const std::string& path);

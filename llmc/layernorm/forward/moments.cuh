@@ -64,8 +64,8 @@ __device__ Moments merge(const Moments& mine, float per_column) {
 }
 
 // Blocks of a cluster that share a row exchange its moments: each, or each of their warps, sends its own to all, into
-// shared memory. Where they meet, once a kernel: in the shared memory of each block, at the same place. The row's moments come in so
-// many parts.
+// shared memory. Where they meet, once a kernel: in the shared memory of each block, at the same place. parts: of the
+// row, whose moments come one by one.
 template <int blocks, int parts = blocks>
 struct Meeting {
     Moments of_part[parts];
