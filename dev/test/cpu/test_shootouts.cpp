@@ -145,7 +145,7 @@ TEST_CASE("options of the shootouts") {
     CHECK(parse({"--warps", "4", "--group-size-m=64"}).warps == 4);
     CHECK(parse({"--warps", "4", "--group-size-m=64"}).group_size == 64);
     CHECK(complaint({"--warps", "33"}) == "--warps: found '33', expected 1 to 32 warps");
-    CHECK(complaint({"--group-size-m", "0"}) == "--group-size-m: found '0', expected 1 to 65536 buffers");
+    CHECK(complaint({"--group-size-m", "0"}) == "--group-size-m: found '0', expected 1 to 65536");
     CHECK(parse({"-h"}).help);
     CHECK(complaint({"--dtype", "fp8"}) == "--dtype: found 'fp8', expected fp32, bf16, fp16 or fp64");
     CHECK(shootout_help("layernorm_forward").find("--json FILE") != std::string::npos);
