@@ -132,7 +132,7 @@ TEST_CASE("outliers: a run skips them, and decides as before when it goes on") {
             CHECK((read_log(r.folder / "part") == read_log(r.folder / "whole")));
             CHECK(same_files(r.folder / "part/model.bin", r.folder / "whole/model.bin"));
         }
-        const auto& state = Checkpoint(checkpoint_name(r.folder / "whole", kSteps)).record().state;
+        const TrainingState state = Checkpoint(checkpoint_name(r.folder / "whole", kSteps)).record().state;
         CHECK(state.updates == kSteps - (int64_t)skipped.size());
         ProgramRun other = r.train("part", kSteps + 1, "--resume auto");
         const std::string name = z.substr(2, z.find(' ') - 2);
