@@ -230,11 +230,11 @@ RunPlan make_run_plan(Options* options, const DataLoader& data, const std::funct
     choose_length(options, data, peak_flops, &plan);
     check_length(o, plan);
     if (plan.steps < 1) {
+        const int64_t of_step = plan.rows_per_step * o.seq_len;
         throw Error(kExitUsage,
                     strf("one epoch of %s is %lld tokens, less than the %lld of a step. Give --steps, or a "
                          "smaller --batch or --total-batch.",
-                         o.train_data.c_str(), (long long)data.num_tokens(),
-                         (long long)(plan.rows_per_step * o.seq_len)));
+                         o.train_data.c_str(), (long long)data.num_tokens(), (long long)of_step));
     }
     return plan;
 }
