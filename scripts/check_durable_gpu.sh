@@ -56,7 +56,7 @@ assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatc
 assert sum(p.numel() for p in model.parameters()) == 124439808, model
 PY
 judge "transformers loads the checkpoint" $?
-rm -rf "${work:?}"/whole/step_000000[1-5]0
+rm -rf "${work:?}/whole"/step_000000[1-5]0
 
 say "124M: what saving costs, eight checkpoints in 160 steps"
 for mode in none sync async; do
@@ -102,7 +102,7 @@ kill -TERM $pid
 wait $pid
 status=$?
 took=$(since "$begin")
-bytes=$(du -cb "$work"/large/step_*/* 2>/dev/null | tail -1 | cut -f1)
+bytes=$(du -cb "$work/large"/step_*/* 2>/dev/null | tail -1 | cut -f1)
 allowed=$(awk "BEGIN { t = 1.3 * $bytes / $rate; printf \"%.1f\", (t > 30 ? t : 30) }")
 awk "BEGIN { exit !($status == 75 && $took <= $allowed) }"
 judge "exit $status $took s after SIGTERM, $allowed s allowed; $bytes bytes, the disk takes $rate a second" $?

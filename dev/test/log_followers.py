@@ -85,7 +85,7 @@ def records(path):
 def of_wandb(folder):
     from wandb.proto import wandb_internal_pb2
     charts = {}
-    for path in glob.glob(folder + "/wandb/offline-run-*/*.wandb"):
+    for path in glob.glob(f"{folder}/wandb/offline-run-*/*.wandb"):
         for data in records(path):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
