@@ -1,4 +1,4 @@
-// ./train_gpt2cu: trains GPT-2 on one NVIDIA GPU. The loop is llmc/model/trainer.h, the model
+// ./train_gpt2cu: trains GPT-2 on NVIDIA GPUs, a process for each. The loop is llmc/model/trainer.h, the model
 // llmc/model/gpt2.h, the options llmc/host/options.h; `./train_gpt2cu --help` lists them.
 #include <type_traits>
 
@@ -49,7 +49,9 @@ int require_gpu() {
     throw Error(kExitDevice, "no CUDA device. " + why + " ./train_gpt2 trains on the CPU.");
 }
 
+// The ranks of a host take its GPUs in turn; a launcher may show each of them its own alone.
 int train_rank(const Options& options, Comm& comm) {
+    check(cudaSetDevice(comm.local_rank() % require_gpu()));
     Needs needs = [](const GPT2Config& c, const Options& o) {
         return with_model(o, [&]<typename Model>(std::type_identity<Model>) {
             return Trainer<Model>::needs_of_model(c, o);

@@ -2,6 +2,8 @@
 # Finds or gets what the build needs and writes build/deps.mk for the Makefile, which calls this script.
 #   scripts/setup.sh            use what is installed; as root on Debian or Ubuntu install the rest with apt-get;
 #                               otherwise unpack the Debian packages into build/deps, without root
+#   scripts/setup.sh nccl       get NCCL (300 MB) into build/nccl, where train_gpt2cu looks for it: for several GPUs in one
+#                               run, if neither the system nor the CUDA Toolkit nor PyTorch has libnccl.so.2
 #   DEPS=dir scripts/setup.sh   take headers and libraries from dir, laid out as in build/deps (to carry to a machine
 #                               without a network)
 set -eu
@@ -95,6 +97,18 @@ unpack_without_root() {
     rm -rf build/deps/packages
 }
 
+get_nccl() {
+    major=$("${NVCC:-nvcc}" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p')
+    python3 -m pip install --quiet --upgrade --no-deps --target build/nccl "nvidia-nccl-cu${major:-13}" ||
+        die "pip could not get nvidia-nccl-cu${major:-13}. Install libnccl2, or set PLUMB_NCCL to a libnccl.so.2"
+    say "NCCL is in build/nccl"
+}
+
+case "${1:-}" in
+    nccl) get_nccl; exit ;;
+    "") ;;
+    *) die "$1: expected nothing, or nccl" ;;
+esac
 need_compiler
 if [ -n "${DEPS:-}" ]; then
     deps=$(cd "$DEPS" 2>/dev/null && pwd) || die "DEPS=$DEPS: no such folder"

@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
         context.setOption("test-suite-exclude", "thorough");
         context.setOption("test-case-exclude", "*2^*");
     } else if (!chosen) {
-        context.setOption("test-suite", "emulated,decode");
+        context.setOption("test-suite", "emulated,decode,groups");
     }
     context.applyCommandLine((int)options.size(), options.data());
     return context.run();

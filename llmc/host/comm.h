@@ -74,6 +74,10 @@ public:
     // counts.
     virtual void take_time(bool) {}
 
+    // around a wait for something else that needs all ranks (a step on their GPUs): --comm-timeout counts there
+    virtual void enter(const char*) {}
+    virtual void leave() {}
+
 private:
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
 };

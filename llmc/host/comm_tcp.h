@@ -17,6 +17,8 @@ public:
                   std::span<const std::span<std::byte>> in) override;
     void at_step(int64_t step) override { watchdog_.at_step(step); }
     void take_time(bool yes) override { watchdog_.take_time(yes); }
+    void enter(const char* what) override { watchdog_.enter(what); }
+    void leave() override { watchdog_.leave(); }
     bool fail(int exit_code, const std::string& message) { return watchdog_.fail(exit_code, message); }
 
 private:

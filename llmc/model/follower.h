@@ -65,8 +65,8 @@ private:
         model.init(o_.seed);
         if (!plan_.checkpoint.empty()) {
             const Checkpoint checkpoint(plan_.checkpoint);
-            load_checkpoint(checkpoint, write);
             model.set_updates(checkpoint.record().state.updates);
+            load_checkpoint(checkpoint, write);
         } else if (!plan_.model_file.empty()) {
             std::string notes;
             load_model(*open_model(plan_.model_file, &notes).source, write);

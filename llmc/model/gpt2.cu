@@ -1,16 +1,18 @@
-// GPT-2 on one GPU: see gpt2.h. The layers in order are in gpt2_network.cuh; here is what surrounds them:
-// batches in, the optimizer, results out. Everything is queued on one stream; only evaluate(), finish(),
-// load() and save() wait.
+// GPT-2 on a GPU: see gpt2.h. The layers in order are in gpt2_network.cuh, the optimizer and the other ranks in
+// gpt2_optimizer.cuh; here is what surrounds them: batches in, results out. Everything is queued on one
+// stream; only evaluate(), finish(), load(), save() and gather() wait.
 #include "llmc/model/gpt2.h"
 
 #include <cuda_bf16.h>
 #include <chrono>
 #include <deque>
+#include <exception>
 #include <string>
 #include <thread>
 
 #include "llmc/host/stop_signal.h"
 #include "llmc/model/gpt2_network.cuh"
+#include "llmc/model/gpt2_optimizer.cuh"
 #include "llmc/model/gpu_peak.h"
 #include "llmc/model/initial_values.h"
 #include "llmc/ops/classifier.h"
@@ -19,8 +21,9 @@ namespace llmc {
 
 namespace {
 
-constexpr int64_t kReserve = 256 << 20;   // bytes left free for CUDA's own modules and cuBLASLt's
-constexpr int64_t kInitChunk = 16 << 20;  // values made on the host at once
+constexpr int64_t kReserve = 256 << 20;      // bytes left free for CUDA's own modules and cuBLASLt's
+constexpr int64_t kNcclReserve = 768 << 20;  // and for what NCCL takes
+constexpr int64_t kInitChunk = 16 << 20;     // values made on the host at once
 
 void check_config(const GPT2Config& c, int B, int seq_len) {
     require(c.num_layers > 0 && c.num_heads > 0 && c.channels > 0 && c.vocab_size > 0 &&
@@ -40,14 +43,6 @@ void check_config(const GPT2Config& c, int B, int seq_len) {
                          "Use more heads.",
                          c.channels, c.num_heads, c.channels / c.num_heads, kMaxHeadSize));
     }
-}
-
-void require_one_rank(const ModelSettings& s) {
-    if (s.ranks == 1 && s.groups == 1) { return; }
-    throw Error(kExitUsage,
-                strf("%d ranks, %d groups of micro-batches: train_gpt2cu trains on one GPU, in one group. "
-                     "./train_gpt2 --ranks N trains on the CPU in many processes.",
-                     s.ranks, s.groups));
 }
 
 }  // namespace
@@ -72,11 +67,11 @@ struct GPT2<T, Grad>::Impl {
     Memory& mem = network.mem;
     const ParameterLayout& layout = network.layout;
     TokenFeed feed;
-    uint64_t seed = 0;
-    int64_t updates = 0;        // as far as the host has been told
-    bool weights_stale = true;  // params must be made from master again
-    bool finished = true;       // nothing is under way
-    int rows = 0;               // of the last evaluate()
+    Comm* comm;  // null: no other ranks
+    GPT2Optimizer<T, Grad> optimizer;
+    int64_t updates = 0;   // as far as the host has been told
+    bool finished = true;  // nothing is under way
+    int rows = 0;          // of the last evaluate()
     std::deque<Pending> pending;
     std::vector<Pending> spare;
     // The end of the last step that was polled, or the start of the first one after a pause, and when that
@@ -90,28 +85,22 @@ struct GPT2<T, Grad>::Impl {
         : config(c),
           B(B),
           seq_len(seq_len),
-          block(Memory(c, B, seq_len, s.recompute, Arena()).plan.total()),
-          network(c, s, Memory(c, B, seq_len, s.recompute, Arena(block.data())), stream),
-          feed(mem.tokens, (int64_t)B * seq_len) {
+          block(Memory(c, B, seq_len, s, Arena()).plan.total()),
+          network(c, s, Memory(c, B, seq_len, s, Arena(block.data())), stream),
+          feed(mem.tokens, (int64_t)B * seq_len),
+          comm(s.ranks > 1 ? s.comm : nullptr),
+          optimizer(c, s, mem, comm != nullptr ? make_device_comm(*comm) : nullptr, stream) {
         // also what no kernel writes: gaps between tensors, gradients of padding rows
         check(cudaMemsetAsync(mem.params, 0, mem.plan.total() - mem.plan.activations, stream));
-        check(cudaMemsetAsync(mem.decision, 0, sizeof(StepDecision), stream));
         check(cudaMemsetAsync(mem.counters, 0, kAttentionCounters * sizeof(unsigned), stream));
         wait();
     }
 
-    float* state(State s) {
-        return s == State::kParameter ? mem.master : s == State::kFirstMoment ? mem.m : mem.v;
-    }
-    AdamWTensor shape(int t) {
-        return {t, tensor_size(config, t), (int)tensor_copies(config, t), layout.block_size()};
-    }
-    void wait() { check(cudaStreamSynchronize(stream)); }
+    void wait() const { optimizer.wait(); }
 
     void check_batch(const Batch& batch) const;
-    void round_weights();
-    int64_t forward_backward(std::span<const Batch> micro_batches);
-    void update(const StepParams& params);
+    int64_t count_targets(std::span<const Batch> micro_batches) const;
+    bool add_gradients(std::span<const Batch> micro_batches, int64_t targets, double* loss_sum, bool last);
     Pending take_pending();
 };
 
@@ -129,29 +118,23 @@ void GPT2<T, Grad>::Impl::check_batch(const Batch& batch) const {
     }
 }
 
-// after loading: the weights that are computed with, from the master weights
 template <typename T, typename Grad>
-void GPT2<T, Grad>::Impl::round_weights() {
-    if constexpr (sizeof(T) != sizeof(float)) {
-        for (int t = 0; t < kNumTensors && weights_stale; t++) {
-            round_parameters(mem.params + layout.offset(t), mem.master + layout.offset(t), shape(t),
-                             mem.decision, seed, stream);
-        }
-    }
-    weights_stale = false;
-}
-
-// Gradients of the mean loss, and the sum of the losses in *mem.loss_sum; returns the number of targets, or
-// -1 if a stop was asked for between two batches.
-template <typename T, typename Grad>
-int64_t GPT2<T, Grad>::Impl::forward_backward(std::span<const Batch> micro_batches) {
+int64_t GPT2<T, Grad>::Impl::count_targets(std::span<const Batch> micro_batches) const {
     int64_t targets = 0;
     for (const Batch& batch : micro_batches) {
         check_batch(batch);
         for (int32_t target : batch.targets) { targets += target != kIgnoreTarget; }
     }
     require(targets > 0, "GPT2: no target to learn from");
-    round_weights();
+    return targets;
+}
+
+// The gradients of a group, of the mean loss of so many targets, and the sum of its losses in *loss_sum. False:
+// a stop was asked for between two batches; last: of the groups of a step.
+template <typename T, typename Grad>
+bool GPT2<T, Grad>::Impl::add_gradients(std::span<const Batch> micro_batches, int64_t targets,
+                                        double* loss_sum, bool last) {
+    optimizer.round_weights();
     finished = false;
     for (size_t k = 0; k < micro_batches.size(); k++) {
         const Batch& batch = micro_batches[k];
@@ -160,22 +143,15 @@ int64_t GPT2<T, Grad>::Impl::forward_backward(std::span<const Batch> micro_batch
         network.forward(batch, tokens);
         classifier_forward_backward(mem.logits, mem.losses, target_ids, (float)(1.0 / (double)targets), N,
                                     config.vocab_size, config.padded_vocab_size, stream);
-        sum_losses(mem.loss_sum, mem.losses, N, k > 0, stream);
+        sum_losses(loss_sum, mem.losses, N, k > 0, stream);
         network.backward(batch, tokens, k > 0);
         feed.done(stream);
-        if (stop_requested && k + 1 < micro_batches.size()) { return -1; }
+        if (last && k + 1 == micro_batches.size()) { break; }
+        bool stop = stop_requested != 0;
+        if (comm != nullptr) { stop = comm->root_says("whether to stop", stop); }
+        if (stop) { return false; }
     }
-    return targets;
-}
-
-template <typename T, typename Grad>
-void GPT2<T, Grad>::Impl::update(const StepParams& params) {
-    for (int t = 0; t < kNumTensors; t++) {
-        int64_t at = layout.offset(t);
-        float* master = sizeof(T) == sizeof(float) ? nullptr : mem.master + at;
-        adamw_update(mem.params + at, master, mem.m + at, mem.v + at, mem.grads + at, shape(t), mem.decision,
-                     params, kTensors[t].matrix ? params.weight_decay : 0.0, seed, stream);
-    }
+    return true;
 }
 
 template <typename T, typename Grad>
@@ -194,11 +170,11 @@ typename GPT2<T, Grad>::Impl::Pending GPT2<T, Grad>::Impl::take_pending() {
 template <typename T, typename Grad>
 MemoryPlan GPT2<T, Grad>::plan(const GPT2Config& config, int B, int seq_len, const ModelSettings& settings) {
     check_config(config, B, seq_len);
-    require_one_rank(settings);
-    MemoryPlan plan = GPT2Memory<T, Grad>(config, B, seq_len, settings.recompute, Arena()).plan;
+    MemoryPlan plan = GPT2Memory<T, Grad>(config, B, seq_len, settings, Arena()).plan;
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total));
-    plan.available = std::max<int64_t>(0, (int64_t)free - kReserve);
+    const int64_t reserve = kReserve + (settings.ranks > 1 ? kNcclReserve : 0);
+    plan.available = std::max<int64_t>(0, (int64_t)free - reserve);
     return plan;
 }
 
@@ -210,6 +186,7 @@ GPT2<T, Grad>::GPT2(const GPT2Config& config, int B, int seq_len, const ModelSet
 
 template <typename T, typename Grad>
 GPT2<T, Grad>::~GPT2() {
+    if (std::uncaught_exceptions() > 0) { impl_->optimizer.abort(); }  // other ranks may not come any more
     cudaStreamSynchronize(impl_->stream);
 }
 
@@ -220,7 +197,8 @@ const GPT2Config& GPT2<T, Grad>::config() const {
 
 template <typename T, typename Grad>
 void GPT2<T, Grad>::init(uint64_t seed) {
-    impl_->seed = seed;
+    impl_->optimizer.set_seed(seed);
+    set_updates(0);
     std::vector<float> values;
     for (int t = 0; t < kNumTensors; t++) {
         int64_t total = tensor_total(impl_->config, t);
@@ -230,32 +208,23 @@ void GPT2<T, Grad>::init(uint64_t seed) {
             load(State::kParameter, t, first, values);
         }
     }
-    int64_t bytes = impl_->layout.size() * (int64_t)sizeof(float);
-    check(cudaMemsetAsync(impl_->mem.m, 0, bytes, impl_->stream));
-    check(cudaMemsetAsync(impl_->mem.v, 0, bytes, impl_->stream));
-    set_updates(0);
+    impl_->optimizer.clear_moments();
 }
 
 template <typename T, typename Grad>
 void GPT2<T, Grad>::load(State state, int tensor, int64_t first, std::span<const float> values) {
     finish();
-    for_each_piece(impl_->config, impl_->layout, tensor, first, (int64_t)values.size(),
-                   [&](int64_t at, int64_t from, int64_t n) {
-                       // on the stream that computes: cudaMemcpy() may return before all is there
-                       check(cudaMemcpyAsync(impl_->state(state) + at, values.data() + from,
-                                             n * sizeof(float), cudaMemcpyHostToDevice, impl_->stream));
-                   });
-    impl_->weights_stale |= state == State::kParameter;
+    impl_->optimizer.load(state, tensor, first, values);
 }
 
 template <typename T, typename Grad>
 void GPT2<T, Grad>::save(State state, int tensor, int64_t first, std::span<float> values) const {
-    impl_->wait();
-    for_each_piece(impl_->config, impl_->layout, tensor, first, (int64_t)values.size(),
-                   [&](int64_t at, int64_t to, int64_t n) {
-                       check(cudaMemcpy(values.data() + to, impl_->state(state) + at, n * sizeof(float),
-                                        cudaMemcpyDeviceToHost));
-                   });
+    impl_->optimizer.save(state, tensor, first, values);
+}
+
+template <typename T, typename Grad>
+void GPT2<T, Grad>::gather() {
+    impl_->optimizer.gather();
 }
 
 template <typename T, typename Grad>
@@ -279,7 +248,7 @@ void GPT2<T, Grad>::set_updates(int64_t n) {
     decision.updates = impl_->updates = n;
     check(cudaMemcpyAsync(impl_->mem.decision, &decision, sizeof(decision), cudaMemcpyHostToDevice,
                           impl_->stream));
-    impl_->weights_stale = true;  // their rounding depends on the number of updates
+    impl_->optimizer.set_stale();  // their rounding depends on the number of updates
 }
 
 template <typename T, typename Grad>
@@ -289,11 +258,17 @@ bool GPT2<T, Grad>::enqueue_step(std::span<const Batch> micro_batches, const Ste
         m.done_at = Impl::Clock::now();
         m.done->record(m.stream);
     }
-    int64_t targets = m.forward_backward(micro_batches);
-    if (targets < 0) { return false; }
-    sum_of_squares(m.mem.squares, m.mem.norm_scratch, m.mem.grads, m.layout.size(), m.stream);
-    decide_step(m.mem.decision, m.mem.loss_sum, m.mem.squares, targets, params, m.stream);
-    m.update(params);
+    const int64_t counted = m.count_targets(micro_batches);
+    const int64_t targets = params.targets > 0 ? params.targets : counted;
+    const auto groups = (size_t)m.optimizer.groups_here(), each = micro_batches.size() / groups;
+    require(each > 0 && each * groups == micro_batches.size(), "GPT2: groups of micro-batches of one size");
+    for (size_t g = 0; g < groups; g++) {
+        const auto group = micro_batches.subspan(g * each, each);
+        if (!m.add_gradients(group, targets, m.optimizer.loss_sum((int)g), g + 1 == groups)) { return false; }
+        m.optimizer.add_group((int)g);
+    }
+    m.optimizer.decide(targets, params);
+    m.optimizer.update(params);
     auto step = m.take_pending();
     step.step = params.step;
     check(cudaMemcpyAsync(step.result->data(), m.mem.decision, sizeof(StepDecision), cudaMemcpyDeviceToHost,
@@ -310,7 +285,12 @@ std::optional<StepResult> GPT2<T, Grad>::poll() {
     Impl& m = *impl_;
     if (m.pending.empty() || (m.pending.size() == 1 && !m.finished)) { return std::nullopt; }
     auto& oldest = m.pending.front();
-    while (!oldest.ready->passed()) { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+    if (m.comm != nullptr) { m.comm->enter("a step on the GPUs"); }
+    while (!oldest.ready->passed()) {
+        m.optimizer.check_ranks();
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    if (m.comm != nullptr) { m.comm->leave(); }
     StepDecision d = *oldest.result->data();
     m.done_at += std::chrono::duration_cast<typename Impl::Clock::duration>(oldest.ready->since(*m.done));
     std::swap(m.done, oldest.ready);
@@ -331,7 +311,7 @@ template <typename T, typename Grad>
 Evaluation GPT2<T, Grad>::evaluate(const Batch& batch) {
     Impl& m = *impl_;
     m.check_batch(batch);
-    m.round_weights();
+    m.optimizer.round_weights();
     int64_t N = (int64_t)batch.B * batch.T;
     auto [tokens, targets] = m.feed.upload(batch, m.stream);
     m.network.forward(batch, tokens);
@@ -372,7 +352,8 @@ std::span<const float> GPT2<T, Grad>::logits() const {
 
 template <typename T, typename Grad>
 double GPT2<T, Grad>::forward_backward(std::span<const Batch> micro_batches) {
-    int64_t targets = impl_->forward_backward(micro_batches);
+    const int64_t targets = impl_->count_targets(micro_batches);
+    impl_->add_gradients(micro_batches, targets, impl_->mem.loss_sum, true);
     finish();
     double sum;
     check(cudaMemcpy(&sum, impl_->mem.loss_sum, sizeof(sum), cudaMemcpyDeviceToHost));
@@ -400,7 +381,9 @@ GPT2Network<T, Grad>& GPT2<T, Grad>::network() {
 template <typename T, typename Grad>
 Device GPT2<T, Grad>::device(const ModelSettings& settings) {
     cudaDeviceProp properties;
-    check(cudaGetDeviceProperties(&properties, 0));
+    int number = 0;
+    check(cudaGetDevice(&number));
+    check(cudaGetDeviceProperties(&properties, number));
     Precision precision = sizeof(T) == 2  ? Precision::kBf16
                           : settings.tf32 ? Precision::kTf32
                                           : Precision::kFp32;

@@ -1,5 +1,5 @@
-// GPT-2 on one GPU. Implements the model interface of model.h; a step is only queued, its result read one
-// step later.
+// GPT-2 on a GPU, alone or as one of many ranks. Implements the model interface of model.h; a step is only
+// queued, its result read one step later.
 //   T:    what weights and activations are computed in. float, or __nv_bfloat16 with fp32 master weights
 //   Grad: what gradients of parameters are summed in over micro-batches. float, or T to save memory
 // Instantiated for <float, float>, <__nv_bfloat16, float> and <__nv_bfloat16, __nv_bfloat16>.
@@ -35,7 +35,7 @@ public:
     bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
     std::optional<StepResult> poll();
     void finish();
-    void gather() {}
+    void gather();
     Evaluation evaluate(const Batch& batch);
     std::span<const float> logits_last() const;
     static Device device(const ModelSettings& settings = {});

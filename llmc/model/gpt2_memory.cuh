@@ -6,18 +6,17 @@
 #include "llmc/cuda/device_memory.cuh"
 #include "llmc/layernorm/layernorm.h"
 #include "llmc/model/gpt2_config.h"
+#include "llmc/model/gpt2_state.cuh"
 #include "llmc/model/model.h"
 #include "llmc/model/token_feed.cuh"
-#include "llmc/ops/adamw.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/encoder.h"
-#include "llmc/ops/global_norm.h"
 #include "llmc/ops/matmul.h"
 
 namespace llmc {
 
 template <typename T, typename Grad>
-struct GPT2Memory {
+struct GPT2Memory : GPT2State<T, Grad> {
     // What forward leaves for backward; N = B * seq_len rows. With recomputation, layers share some of it.
     struct Layer {
         T *ln1, *qkv, *atty;  // (N,C), (N,3C), (N,C)
@@ -27,11 +26,6 @@ struct GPT2Memory {
         float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd, *lse;  // (N), lse (B,NH,seq_len)
     };
 
-    // parameters and their companions, in the order of ParameterLayout
-    T* params;
-    Grad* grads;
-    float *master, *m, *v;  // master is params itself in fp32
-
     std::vector<Layer> layers;
     T *encoded, *lnf, *logits;     // (N,C), (N,C), (N,Vp): logits, then their gradient
     float *lnf_mean, *lnf_rstd;    // (N)
@@ -39,25 +33,17 @@ struct GPT2Memory {
     float* losses;                 // (N)
     int32_t *predicted, *tokens;   // (N), TokenFeed's
     void *workspace, *scratch;     // cuBLASLt's; what any op needs for itself
-    void* norm_scratch;
-    unsigned* counters;          // attention's
-    double *loss_sum, *squares;  // one each
-    StepDecision* decision;      // one
+    unsigned* counters;  // attention's
 
     MemoryPlan plan;  // how much of which
 
     // carves everything from a block, or with an empty arena only counts
-    GPT2Memory(const GPT2Config& c, int B, int seq_len, Recompute recompute, Arena arena) {
-        int64_t elements = ParameterLayout(c).size();
-        params = arena.take<T>(elements);
-        plan.parameters = arena.used();
-        grads = arena.take<Grad>(elements);
-        plan.gradients = arena.used() - plan.parameters;
-        master = sizeof(T) == sizeof(float) ? (float*)params : arena.take<float>(elements);
-        m = arena.take<float>(elements);
-        v = arena.take<float>(elements);
-        plan.optimizer = arena.used() - plan.parameters - plan.gradients;
-        take_activations(c, B, seq_len, recompute, arena);
+    GPT2Memory(const GPT2Config& c, int B, int seq_len, const ModelSettings& s, Arena arena) {
+        this->take(StateShares(c, s), arena);
+        plan.parameters = this->parameter_bytes;
+        plan.gradients = this->gradient_bytes;
+        plan.optimizer = this->optimizer_bytes;
+        take_activations(c, B, seq_len, s.recompute, arena);
         plan.activations = arena.used() - plan.parameters - plan.gradients - plan.optimizer;
     }
 
@@ -85,11 +71,7 @@ private:
             (int64_t)std::max({encoder_backward_scratch(B, seq_len, c.channels, c.vocab_size),
                                layernorm_backward_scratch(c.channels), bias_backward_scratch(4 * c.channels),
                                attention_backward_scratch(B, seq_len, c.num_heads)}));
-        norm_scratch = arena.take<char>((int64_t)sum_of_squares_scratch());
         counters = arena.take<unsigned>(kAttentionCounters);
-        loss_sum = arena.take<double>(1);
-        squares = arena.take<double>(1);
-        decision = arena.take<StepDecision>(1);
     }
     static void take_block(Layer& a, const GPT2Config& c, int64_t N, Arena& arena) {
         int64_t C = c.channels;

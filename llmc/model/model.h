@@ -12,7 +12,8 @@
 //   static std::shared_ptr<void> page_lock(std::span<float>);
 //       makes save() to this memory fast, as long as the result lives; may do nothing
 //   int64_t updates() const;   void set_updates(int64_t);
-//       optimizer steps that happened (skipped ones do not count)
+//       optimizer steps that happened (skipped ones do not count); set before parameters are loaded, as their
+//       rounding depends on it
 //   bool enqueue_step(std::span<const Batch>, const StepParams&);
 //       one optimizer step over these micro-batches (of many ranks: those of this one's groups, in order);
 //       may not wait. False: a stop was asked for between two of them (stop_signal.h), no step happens

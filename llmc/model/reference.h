@@ -14,6 +14,7 @@
 
 #include "llmc/host/batch.h"
 #include "llmc/host/exp.h"
+#include "llmc/ops/step_params.h"
 
 namespace llmc {
 
@@ -388,9 +389,6 @@ void classifier_backward_cpu(Real* dlogits, const Real* logits, const int32_t* t
 }
 
 // ---- optimizer ---------------------------------------------------------------------------------
-
-// sums are made of fixed chunks, so that they depend neither on threads nor on ranks
-constexpr int64_t kNormChunk = 1 << 16;
 
 // partial[k] = the sum of squares of the k-th chunk of n numbers
 template <typename Real>

@@ -68,7 +68,7 @@ public:
         MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len, settings_);
         const double tokens = (double)(plan_.steps * plan_.rows_per_step * o_.seq_len);
         settings_.measure_peak = plan_.flops_per_token * tokens > kWorthMeasuring;
-        peak_flops_ = device().peak_flops;
+        peak_flops_ = device().peak_flops * comm_.size();
         const int64_t on_host = o_.program == Program::kCpu ? comm_.local_size() * memory.total() : 0;
         const SavePlan saves = plan_saves(o_, plan_, on_host);
         const std::string plan_text =
@@ -198,8 +198,8 @@ private:
         model.init(o_.seed);
         if (!plan_.checkpoint.empty()) {
             require_same_run(o_, plan_);
-            load_checkpoint(Checkpoint(plan_.checkpoint), write);
             model.set_updates(plan_.record.state.updates);
+            load_checkpoint(Checkpoint(plan_.checkpoint), write);
             skipped_in_a_row_ = plan_.record.skipped_in_a_row;
             if (outliers_on()) { outliers_ = OutlierWindow(plan_.record.window); }
             first = plan_.record.state.step;
@@ -386,6 +386,7 @@ private:
             }
         }
         if (stop_requested) { return stop(model, plan_.steps); }
+        gather(model, plan_.steps);
         auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
             model.save(s, tensor, first, x);
         };

@@ -3,6 +3,8 @@
 // which the memory leaves time for.
 #include "llmc/ops/adamw.h"
 
+#include <cmath>
+
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/edges.cuh"
 #include "llmc/ops/stochastic_rounding.h"
@@ -32,7 +34,7 @@ __global__ void decide_step_kernel(StepDecision* decision, const double* loss_su
     d.loss = (float)(*loss_sum / (double)targets);
     d.norm = (float)norm;
     bool too_long = norm > kLongestGradient && !(p.clip > 0);
-    d.skipped = !isfinite(d.loss) || !isfinite(d.norm) || too_long || is_outlier(p, d.loss, d.norm);
+    d.skipped = !std::isfinite(d.loss) || !std::isfinite(d.norm) || too_long || is_outlier(p, d.loss, d.norm);
     if (!d.skipped) {
         d.updates++;
         d.grad_scale = p.clip > 0 ? (float)fmin(1.0, p.clip / (norm + 1e-6)) : 1.0f;
@@ -50,7 +52,7 @@ struct Place {
 };
 
 __device__ Place place_of_thread(const AdamWTensor& shape) {
-    int64_t first = blockIdx.y * shape.size;
+    int64_t first = shape.first + blockIdx.y * shape.size;
     int64_t quad = first / 4 + (int64_t)blockIdx.x * kBlock + threadIdx.x;
     return {quad, 4 * quad - first, blockIdx.y * shape.stride};
 }

@@ -25,12 +25,13 @@ void decide_step(StepDecision* decision, const double* loss_sum, const double* s
                  const StepParams& params, cudaStream_t stream);
 
 // One tensor of the 16 in all its copies (layers), which lie `stride` elements apart: `size` elements each.
-// Random numbers are keyed by (seed, updates, tensor, copy * size + i), so they depend on nothing else.
+// Random numbers are keyed by (seed, updates, tensor, first + copy * size + i), so they depend on nothing else.
 struct AdamWTensor {
     int tensor;    // its number in the model
     int64_t size;  // elements of one copy
     int copies;
-    int64_t stride;  // elements from one copy to the next (any value if copies is 1)
+    int64_t stride;     // elements from one copy to the next (any value if copies is 1)
+    int64_t first = 0;  // the number of the first element, of a part of a tensor
 };
 
 // Updates in place; nothing where decision->skipped. All arrays point to the first copy.

@@ -5,6 +5,7 @@
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/edges.cuh"
 #include "llmc/cuda/reduce.cuh"
+#include "llmc/ops/step_params.h"
 
 namespace llmc {
 
@@ -39,6 +40,18 @@ __global__ void __launch_bounds__(kBlock, 3)
     if (threadIdx.x == 0) { partial[blockIdx.x] = sum; }
 }
 
+// a block for each chunk
+__global__ void __launch_bounds__(kBlock) squares_of_chunks_kernel(double* sums, const float* x, int64_t n) {
+    constexpr int kSize = Vec<float>::size;
+    const int64_t begin = blockIdx.x * kNormChunk, end = min(n, begin + kNormChunk);
+    double sum = 0;
+    for (int64_t i = begin + (int64_t)threadIdx.x * kSize; i < end; i += kBlock * kSize) {
+        sum += squares(load_within<Vec<float>>(x, i, end));
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) { sums[blockIdx.x] = sum; }
+}
+
 __global__ void sum_of_partials_kernel(double* sum, const double* partial) {
     double total = block_sum(partial[threadIdx.x]);
     if (threadIdx.x == 0) { *sum = total; }
@@ -55,6 +68,12 @@ void sum_of_squares(double* sum, void* scratch, const Grad* x, int64_t n, cudaSt
     check_launch();
     static_assert(kBlocks <= 1024, "a thread for each block's sum");
     sum_of_partials_kernel<<<1, kBlocks, 0, stream>>>(sum, partial);
+    check_launch();
+}
+
+void squares_of_chunks(double* sums, const float* x, int64_t n, cudaStream_t stream) {
+    if (n == 0) { return; }
+    squares_of_chunks_kernel<<<grid_x(ceil_div(n, kNormChunk)), kBlock, 0, stream>>>(sums, x, n);
     check_launch();
 }
 

@@ -16,4 +16,7 @@ size_t sum_of_squares_scratch();  // bytes
 template <typename Grad>
 void sum_of_squares(double* sum, void* scratch, const Grad* x, int64_t n, cudaStream_t stream);
 
+// sums[k] = that of the k-th chunk of kNormChunk elements of x (n); x 16-byte aligned
+void squares_of_chunks(double* sums, const float* x, int64_t n, cudaStream_t stream);
+
 }  // namespace llmc

@@ -1,0 +1,129 @@
+// One run on many GPUs: the same bits whatever their number. On one GPU the ranks share it, and exchange through
+// the host's memory; where there are two, by NCCL as well.
+#include <cuda_runtime_api.h>
+#include <csignal>
+#include <filesystem>
+#include <type_traits>
+
+#if __has_include(<nccl.h>)
+    #include <nccl.h>
+#endif
+
+#include "dev/test/cpu/many_ranks.h"
+#include "dev/test/cpu/train_program.h"
+#include "llmc/host/nccl_library.h"
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+// what nccl_library.h says of NCCL, against its own header where there is one
+#if __has_include(<nccl.h>)
+static_assert(sizeof(Nccl::Id) == sizeof(ncclUniqueId) && alignof(Nccl::Id) == alignof(ncclUniqueId));
+static_assert(sizeof(Nccl::Result) == sizeof(ncclResult_t) && sizeof(int) == sizeof(ncclDataType_t));
+static_assert(Nccl::kSuccess == ncclSuccess && Nccl::kInProgress == ncclInProgress);
+static_assert(Nccl::kBytes == ncclInt8);
+static_assert(std::is_same_v<decltype(ncclSend), ncclResult_t(const void*, size_t, ncclDataType_t, int,
+                                                              ncclComm_t, cudaStream_t)>);
+static_assert(std::is_same_v<decltype(ncclRecv),
+                             ncclResult_t(void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t)>);
+static_assert(std::is_same_v<decltype(ncclCommInitRank), ncclResult_t(ncclComm_t*, int, ncclUniqueId, int)>);
+static_assert(std::is_same_v<decltype(ncclCommGetAsyncError), ncclResult_t(ncclComm_t, ncclResult_t*)>);
+#endif
+
+// a model of seven of the norm's chunks, so that each of four ranks has one
+struct Place {
+    TempFolder folder;
+    std::string program = program_path("train_gpt2cu");
+    Place() {
+        write_tiny_data(folder.path());
+        REQUIRE_MESSAGE(access(program.c_str(), X_OK) == 0, program, " is missing: run `make train_gpt2cu`");
+    }
+
+    std::string out(const std::string& name) const { return folder / name; }
+    Words options(const std::string& name, const std::string& more) const {
+        return words("--lr 0.01 --train-data " + folder.path() + "/train.bin --val-data " + folder.path() +
+                     "/val.bin --layers 2 --heads 4 --channels 128 --seq-len 12 --batch 2 --warmup 0 "
+                     "--sample-tokens 4 --quiet --out " +
+                     out(name) + " " + more);
+    }
+    void run(const std::string& name, const std::string& more) const {
+        const ProgramRun r =
+            finish_train(folder.path(), start_train(folder.path(), options(name, more), program));
+        REQUIRE_MESSAGE(r.exit_code == kExitDone, name, ": ", r.out, r.err);
+    }
+    void check_same(const std::string& a, const std::string& b, const std::string& checkpoint) const {
+        CAPTURE(a);
+        CAPTURE(b);
+        CHECK(same_files(out(a) + "/model.bin", out(b) + "/model.bin"));
+        const std::string moments = "/" + checkpoint + "/optimizer.safetensors";
+        REQUIRE(fs::exists(out(a) + moments));
+        CHECK(same_files(out(a) + moments, out(b) + moments));
+        CHECK(read_log(out(a)) == read_log(out(b)));
+    }
+};
+
+int gpus() {
+    int count = 0;
+    REQUIRE(cudaGetDeviceCount(&count) == cudaSuccess);
+    return count;
+}
+
+}  // namespace
+
+TEST_CASE("many GPUs: four groups give the same bits in 1, 2 and 4 ranks") {
+    for (const char* type : {"--dtype fp32 ", "--dtype bf16 ", "--dtype bf16 --grad-dtype bf16 "}) {
+        CAPTURE(type);
+        Place p;
+        const std::string run = std::string(type) +
+                                "--steps 4 --total-batch 192 --val-every 2 --sample-every 2 " +
+                                "--save-every 2 --reduce-groups 4 ";
+        p.run("one", run);
+        p.run("two", run + "--ranks 2");
+        p.run("four", run + "--ranks 4");
+        p.run("whole", run + "--ranks 2 --zero 0");
+        for (const char* other : {"two", "four", "whole"}) { p.check_same("one", other, "step_00000002"); }
+        if (gpus() < 2) { continue; }
+        p.run("nccl", run + "--gpus 2");
+        p.run("nccl_whole", run + "--gpus 2 --zero 0");
+        for (const char* other : {"nccl", "nccl_whole"}) { p.check_same("one", other, "step_00000002"); }
+    }
+}
+
+TEST_CASE("many GPUs: a run goes on in another number of ranks, bit for bit") {
+    Place p;
+    const std::string run =
+        "--dtype bf16 --schedule constant --total-batch 192 --val-every 2 --sample-every 0 "
+        "--save-every 2 --resume auto ";
+    p.run("straight", run + "--steps 6 --reduce-groups 4");
+    p.run("moved", run + "--steps 2 --ranks 4");
+    p.run("moved", run + "--steps 4");
+    p.run("moved", run + "--steps 6 --ranks 2");
+    CHECK(same_files(p.out("straight") + "/model.bin", p.out("moved") + "/model.bin"));
+    CHECK(same_files(p.out("straight") + "/step_00000006/optimizer.safetensors",
+                     p.out("moved") + "/step_00000006/optimizer.safetensors"));
+}
+
+TEST_CASE("many GPUs: a rank that is killed or stopped ends the run with exit code 6") {
+    for (int signal : {SIGKILL, SIGSTOP}) {
+        for (const char* how : {"--ranks 2", "--gpus 2"}) {
+            if (how == std::string("--gpus 2") && gpus() < 2) { continue; }
+            CAPTURE(signal);
+            CAPTURE(how);
+            Place p;
+            const std::string more =
+                "--steps 1000000 --total-batch 96 --reduce-groups 2 --val-every 0 "
+                "--sample-every 0 --save-every 2 --comm-timeout 10 ";
+            const pid_t launcher = start_train(p.folder.path(), p.options("run", more + how), p.program);
+            wait_until(
+                [&] { return fs::exists(p.out("run") + "/step_00000002/MANIFEST") || has_ended(launcher); });
+            const std::vector<pid_t> ranks = ranks_of(launcher);
+            REQUIRE(ranks.size() == 2);
+            kill(ranks[1], signal);
+            const ProgramRun r = finish_train(p.folder.path(), launcher);
+            CHECK(r.exit_code == kExitPeerLost);
+            CHECK_MESSAGE(r.err.find("rank 1") != std::string::npos, r.err);
+        }
+    }
+}

@@ -1,0 +1,291 @@
+// From the gradients of micro-batches to new parameters, on one GPU or, together with other ranks, on many.
+// Without groups that is a norm, a decision and an update. With groups (ModelSettings) the gradient of each is
+// added to the sums of those before it, by the rank whose share an element is in; each rank updates its share,
+// and the parameters come together. So the bits depend on the number of groups, and not on that of ranks.
+// Everything is queued on one stream; what waits says so.
+#pragma once
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "llmc/cuda/check.cuh"
+#include "llmc/model/gpt2_state.cuh"
+#include "llmc/ops/comm.h"
+#include "llmc/ops/global_norm.h"
+#include "llmc/ops/group_sum.h"
+
+namespace llmc {
+
+template <typename T, typename Grad>
+class GPT2Optimizer {
+public:
+    // comm: of the settings' ranks, null for one
+    GPT2Optimizer(const GPT2Config& c, const ModelSettings& s, const GPT2State<T, Grad>& state,
+                  std::unique_ptr<DeviceComm> comm, cudaStream_t stream)
+        : config_(c),
+          layout_(c),
+          shares_(c, s),
+          state_(state),
+          comm_(std::move(comm)),
+          rank_(s.comm != nullptr ? (size_t)s.comm->rank() : 0),
+          stream_(stream) {
+        require((s.ranks > 1) == (comm_ != nullptr), "GPT2: many ranks, and only they, have a comm");
+    }
+
+    int groups_here() const { return shares_.groups / shares_.ranks; }
+    // where this rank's k-th group adds up its losses
+    double* loss_sum(int k) const {
+        return grouped() ? state_.group_losses + (int)rank_ * groups_here() + k : state_.loss_sum;
+    }
+    // The gradient of this rank's k-th group is complete; the next one may take its place.
+    void add_group(int k);
+    // *decision and, of the step's targets, its loss and norm; after all groups of this rank
+    void decide(int64_t targets, const StepParams& params);
+    void update(const StepParams& params);
+
+    // The rounding of bf16 parameters depends on the seed and on decision->updates: both come first.
+    void set_seed(uint64_t seed) { seed_ = seed; }
+    void load(State s, int tensor, int64_t first, std::span<const float> values);
+    void clear_moments() {
+        for (State s : {State::kFirstMoment, State::kSecondMoment}) {
+            check(cudaMemsetAsync(at(s, begin()), 0, (end() - begin()) * sizeof(float), stream_));
+        }
+    }
+    // bf16 parameters from master again, if that is needed
+    void round_weights();
+    void set_stale() { stale_ = !sharded_master(); }
+    // All ranks call it, and wait: then rank 0 can save() what it has no share of, until the next step.
+    void gather();
+    void save(State s, int tensor, int64_t first, std::span<float> values) const;  // waits
+    void wait() const;
+    void check_ranks() const {  // throws if they are lost
+        if (comm_ != nullptr) { comm_->check(); }
+    }
+    void abort() {
+        if (comm_ != nullptr) { comm_->abort(); }
+    }
+
+private:
+    template <typename X>
+    using Parts = std::vector<std::span<X>>;
+
+    bool grouped() const { return shares_.groups > 1; }
+    bool sharded_master() const { return shares_.shard && sizeof(T) != sizeof(float); }
+    bool is_whole(State s) const { return s == State::kParameter ? !sharded_master() : !shares_.shard; }
+    // the elements whose state is kept here
+    int64_t begin() const { return shares_.shard ? shares_.begins[rank_] : 0; }
+    int64_t end() const { return shares_.shard ? shares_.begins[rank_ + 1] : shares_.elements(); }
+    int64_t size_here() const { return shares_.size((int)rank_); }
+    float* own_sums() const { return state_.sums + shares_.begins[rank_] - begin(); }
+    float* at(State s, int64_t element) const {
+        float* x = s == State::kParameter ? state_.master : s == State::kFirstMoment ? state_.m : state_.v;
+        return x + element - (is_whole(s) ? 0 : begin());
+    }
+    void upload(float* to, const float* from, int64_t n) const {
+        // on the stream that computes: cudaMemcpy() may return before all is there
+        check(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyHostToDevice, stream_));
+    }
+    void load_share(State s, int tensor, int64_t number, int64_t element, std::span<const float> values);
+    template <typename X>
+    void all_gather(const char* what, X* whole, const std::vector<int64_t>& begins) const;
+    void gather(State s, float* whole);
+
+    GPT2Config config_;
+    ParameterLayout layout_;
+    StateShares shares_;
+    GPT2State<T, Grad> state_;
+    std::unique_ptr<DeviceComm> comm_;
+    size_t rank_;
+    cudaStream_t stream_;
+    uint64_t seed_ = 0;
+    bool stale_ = true;  // params must be made from master again
+    bool gathered_ = false;
+    std::unique_ptr<float[]>
+        gathered_state_[3];  // in rank 0: all elements of what it has a share of, by State
+};
+
+template <typename T, typename Grad>
+template <typename X>
+void GPT2Optimizer<T, Grad>::all_gather(const char* what, X* whole,
+                                        const std::vector<int64_t>& begins) const {
+    if (comm_ == nullptr) { return; }
+    Parts<std::byte> in;
+    for (size_t r = 0; r + 1 < begins.size(); r++) {
+        in.push_back(std::as_writable_bytes(std::span(whole + begins[r], whole + begins[r + 1])));
+    }
+    const Parts<const std::byte> out(in.size(), in[rank_]);
+    comm_->exchange(what, out, in, stream_);
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::add_group(int k) {
+    if (!grouped()) { return; }
+    const int64_t n = size_here(), stride = shares_.largest();
+    Parts<const std::byte> out;
+    Parts<std::byte> in;
+    Grad* next = state_.arrived;
+    for (size_t r = 0; r < (size_t)shares_.ranks; r++) {
+        out.push_back(
+            std::as_bytes(std::span(state_.grads + shares_.begins[r], (size_t)shares_.size((int)r))));
+        in.push_back(r == rank_ ? std::span<std::byte>()
+                                : std::as_writable_bytes(std::span(next, (size_t)n)));
+        next += r == rank_ ? 0 : stride;
+    }
+    if (comm_ != nullptr) { comm_->exchange("gradients", out, in, stream_); }
+    const Grad* own = state_.grads + shares_.begins[rank_];
+    add_parts<Grad>(own_sums(), {own, state_.arrived, stride, (int)rank_, shares_.ranks}, n, k == 0, stream_);
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::decide(int64_t targets, const StepParams& params) {
+    if (grouped()) {
+        const std::vector<int64_t> chunks = shares_.chunks();
+        std::vector<int64_t> losses;
+        for (int r = 0; r <= shares_.ranks; r++) { losses.push_back(r * groups_here()); }
+        squares_of_chunks(state_.chunks + chunks[rank_], own_sums(), size_here(), stream_);
+        all_gather("the gradient's norm", state_.chunks, chunks);
+        all_gather("losses", state_.group_losses, losses);
+        sum_groups(state_.squares, state_.loss_sum, state_.chunks, chunks.back(), state_.group_losses,
+                   shares_.groups, shares_.ranks, stream_);
+        if (!shares_.shard) { all_gather("sums of gradients", state_.sums, shares_.begins); }
+    } else {
+        sum_of_squares(state_.squares, state_.norm_scratch, state_.grads, shares_.elements(), stream_);
+    }
+    decide_step(state_.decision, state_.loss_sum, state_.squares, targets, params, stream_);
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::update(const StepParams& params) {
+    gathered_ = false;
+    for (auto& whole : gathered_state_) { whole.reset(); }
+    for (int t = 0; t < kNumTensors; t++) {
+        const double decay = kTensors[t].matrix ? params.weight_decay : 0.0;
+        for (const SharePiece& piece : share_pieces(config_, layout_, t, begin(), end())) {
+            auto step = [&](auto* grads) {
+                float* master = sizeof(T) == sizeof(float) ? nullptr : at(State::kParameter, piece.at);
+                adamw_update(state_.params + piece.at, master, at(State::kFirstMoment, piece.at),
+                             at(State::kSecondMoment, piece.at), grads, piece.shape, state_.decision, params,
+                             decay, seed_, stream_);
+            };
+            if (grouped()) {
+                step((const float*)state_.sums + piece.at - begin());
+            } else {
+                step((const Grad*)state_.grads + piece.at);
+            }
+        }
+    }
+    if (shares_.shard) { all_gather("parameters", state_.params, shares_.begins); }
+}
+
+// ---- loading and saving --------------------------------------------------------------------------
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::load(State s, int tensor, int64_t first, std::span<const float> values) {
+    gathered_ = false;
+    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+                   [&](int64_t element, int64_t from, int64_t n) {
+                       if (is_whole(s)) {
+                           upload(at(s, element), values.data() + from, n);
+                       } else {
+                           load_share(s, tensor, first + from, element, values.subspan(from, n));
+                       }
+                   });
+    if (s == State::kParameter) { set_stale(); }
+}
+
+// Of what is rounded, master is here in part only: all of it is rounded now, as it passes by. What other ranks
+// send is not needed meanwhile.
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::load_share(State s, int tensor, int64_t number, int64_t element,
+                                        std::span<const float> values) {
+    const auto n = (int64_t)values.size();
+    const int64_t lo = std::max(element, begin()), hi = std::min(element + n, end());
+    if (lo < hi) { upload(at(s, lo), values.data() + lo - element, hi - lo); }
+    if constexpr (sizeof(T) != sizeof(float)) {
+        auto* room = (float*)state_.arrived;
+        const int64_t most =
+            (shares_.ranks - 1) * shares_.largest() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);
+        for (int64_t k = 0; k < n && s == State::kParameter; k += most) {
+            const int64_t count = std::min(most, n - k);
+            upload(room, values.data() + k, count);
+            const AdamWTensor shape = {tensor, count, 1, 0, number + k};
+            round_parameters(state_.params + element + k, room, shape, state_.decision, seed_, stream_);
+        }
+    }
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::round_weights() {
+    if constexpr (sizeof(T) != sizeof(float)) {
+        for (int t = 0; t < kNumTensors && stale_; t++) {
+            for (const SharePiece& piece : share_pieces(config_, layout_, t, begin(), end())) {
+                round_parameters(state_.params + piece.at, at(State::kParameter, piece.at), piece.shape,
+                                 state_.decision, seed_, stream_);
+            }
+        }
+    }
+    stale_ = false;
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::gather() {
+    if (gathered_ || !shares_.shard) { return; }
+    for (State s : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
+        if (is_whole(s)) { continue; }
+        auto& whole = gathered_state_[(int)s];
+        if (rank_ == 0 && whole == nullptr) { whole.reset(new float[(size_t)shares_.elements()]); }
+        gather(s, whole.get());
+    }
+    wait();
+    gathered_ = true;
+}
+
+// in pieces, as there is room in rank 0 for what other ranks send
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::gather(State s, float* whole) {
+    const int64_t most = shares_.largest() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);
+    auto* room = (float*)state_.arrived;
+    const auto ranks = (size_t)shares_.ranks;
+    for (int64_t k = 0; k < shares_.largest(); k += most) {
+        auto count = [&](size_t r) { return std::clamp<int64_t>(shares_.size((int)r) - k, 0, most); };
+        Parts<const std::byte> out(ranks);
+        Parts<std::byte> in(ranks);
+        if (rank_ != 0) { out[0] = std::as_bytes(std::span(at(s, begin()) + k, (size_t)count(rank_))); }
+        for (size_t r = 1; r < ranks && rank_ == 0; r++) {
+            in[r] = std::as_writable_bytes(std::span(room + (int64_t)(r - 1) * most, (size_t)count(r)));
+        }
+        comm_->exchange("the optimizer's state", out, in, stream_);
+        for (size_t r = 0; r < ranks && rank_ == 0; r++) {
+            const float* from = r == 0 ? at(s, begin()) + k : room + (int64_t)(r - 1) * most;
+            check(cudaMemcpyAsync(whole + shares_.begins[r] + k, from, count(r) * sizeof(float),
+                                  cudaMemcpyDeviceToHost, stream_));
+        }
+    }
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::save(State s, int tensor, int64_t first, std::span<float> values) const {
+    wait();
+    require(is_whole(s) || (gathered_ && rank_ == 0), "GPT2: gather() before save() in rank 0");
+    const float* whole = gathered_state_[(int)s].get();
+    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+                   [&](int64_t element, int64_t to, int64_t n) {
+                       if (is_whole(s)) {
+                           check(cudaMemcpy(values.data() + to, at(s, element), n * sizeof(float),
+                                            cudaMemcpyDeviceToHost));
+                       } else {
+                           std::copy_n(whole + element, n, values.data() + to);
+                       }
+                   });
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::wait() const {
+    if (comm_ != nullptr) {
+        comm_->wait(stream_);
+    } else {
+        check(cudaStreamSynchronize(stream_));
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,40 @@
+// What the ranks of a job send each other from their GPUs' memory: comm.h's exchange, queued on a stream.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "llmc/cuda/stream.h"
+#include "llmc/host/comm.h"
+
+namespace llmc {
+
+class DeviceComm {
+public:
+    virtual ~DeviceComm() = default;
+    // out[r] goes to rank r, in[r] comes from rank r; both have a part for each rank, in device memory. A part
+    // may be empty; a rank's own is not looked at. No out may overlap an in. What is queued on the stream
+    // behind this finds in[r] filled, and may change out[r]. Every rank makes the same calls in the same
+    // order. Throws Error(kExitPeerLost). `what` names the call in messages.
+    virtual void exchange(const char* what, std::span<const std::span<const std::byte>> out,
+                          std::span<const std::span<std::byte>> in, cudaStream_t stream) = 0;
+    // Throws Error(kExitPeerLost) if something has gone wrong since. Never waits.
+    virtual void check() = 0;
+    // until all that is queued on the stream is done; throws as check()
+    virtual void wait(cudaStream_t stream) = 0;
+    // What is queued ends, with wrong results: so that a rank that fails does not wait for the others. Only
+    // the destructor may be called after it.
+    virtual void abort() = 0;
+};
+
+// By NCCL where each rank has a GPU of its own; through the host's memory, which is for tests, where ranks
+// share one or PLUMB_TRANSPORT is "host" in rank 0. Every rank calls this, with its device chosen. Throws
+// Error(kExitDevice) if there is no NCCL. comm must outlive it.
+std::unique_ptr<DeviceComm> make_device_comm(Comm& comm);
+
+// through the host's memory: every call waits
+std::unique_ptr<DeviceComm> make_host_comm(Comm& comm);
+// by NCCL; not two ranks on one GPU
+std::unique_ptr<DeviceComm> make_nccl_comm(Comm& comm);
+
+}  // namespace llmc

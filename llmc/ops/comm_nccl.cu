@@ -1,0 +1,85 @@
+// The ranks' GPUs exchange by NCCL: see comm.h. Sends and receives alone, so that every sum is ours, in a known
+// order.
+#include <chrono>
+#include <thread>
+
+#include "llmc/cuda/check.cuh"
+#include "llmc/host/nccl_library.h"
+#include "llmc/ops/comm.h"
+
+namespace llmc {
+
+namespace {
+
+class NcclComm : public DeviceComm {
+public:
+    explicit NcclComm(Comm& comm) : comm_(comm) {
+        Nccl::Id id = {};
+        if (comm.root()) { succeed(nccl_.get_unique_id(&id), "ncclGetUniqueId"); }
+        comm.from_root("NCCL's id", std::span<char>(id.bytes));
+        comm.enter("NCCL's start");
+        succeed(nccl_.init_rank(&handle_, comm.size(), id, comm.rank()), "ncclCommInitRank");
+        comm.leave();
+    }
+    ~NcclComm() override {
+        if (handle_ != nullptr) { nccl_.destroy(handle_); }
+    }
+
+    void exchange(const char* what, std::span<const std::span<const std::byte>> out,
+                  std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
+        const auto ranks = (size_t)comm_.size(), me = (size_t)comm_.rank();
+        require(out.size() == ranks && in.size() == ranks, "DeviceComm: a part for each rank");
+        succeed(nccl_.group_start(), what);
+        for (size_t r = 0; r < ranks; r++) {
+            if (r == me) { continue; }
+            if (!out[r].empty()) {
+                succeed(nccl_.send(out[r].data(), out[r].size(), Nccl::kBytes, (int)r, handle_, stream),
+                        what);
+            }
+            if (!in[r].empty()) {
+                succeed(nccl_.receive(in[r].data(), in[r].size(), Nccl::kBytes, (int)r, handle_, stream),
+                        what);
+            }
+        }
+        succeed(nccl_.group_end(), what);
+    }
+    void check() override {
+        Nccl::Result result = Nccl::kSuccess;
+        succeed(nccl_.async_error(handle_, &result), "ncclCommGetAsyncError");
+        if (result != Nccl::kInProgress) { succeed(result, "an exchange of the GPUs"); }
+    }
+    void wait(cudaStream_t stream) override {
+        comm_.enter("a step on the GPUs");
+        for (;;) {
+            const cudaError_t status = cudaStreamQuery(stream);
+            if (status != cudaErrorNotReady) {
+                llmc::check(status);
+                break;
+            }
+            (void)cudaGetLastError();  // not an error to be found by the next check
+            check();
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
+        comm_.leave();
+    }
+    void abort() override {
+        if (handle_ != nullptr) { nccl_.abort(std::exchange(handle_, nullptr)); }
+    }
+
+private:
+    void succeed(Nccl::Result result, const char* what) const {
+        if (result == Nccl::kSuccess) { return; }
+        throw Error(kExitPeerLost, strf("rank %d: NCCL %s: %s (%s; NCCL_DEBUG=WARN says more)", comm_.rank(),
+                                        what, nccl_.error_text(result), nccl_.path.c_str()));
+    }
+
+    Comm& comm_;
+    const Nccl& nccl_ = nccl();
+    Nccl::Handle handle_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceComm> make_nccl_comm(Comm& comm) { return std::make_unique<NcclComm>(comm); }
+
+}  // namespace llmc

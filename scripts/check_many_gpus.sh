@@ -1,0 +1,111 @@
+#!/bin/bash
+# One run on two GPUs: GPT-2 124M has the same bits as on one, and when it changes between them; a rank that is killed
+# ends it; and how fast two GPUs are against one, for 124M and 1558M.
+#   scripts/check_many_gpus.sh [FOLDER]     five minutes; FOLDER (default: runs/many) needs 10 GB
+# Needs ./train_gpt2cu, NCCL and python3. Last line: N passed, N failed.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+work=${1:-runs/many}
+passed=0 failed=0
+rm -rf "$work" && mkdir -p "$work" || exit 1
+
+say() { echo "[$SECONDS s] $*"; }
+judge() {  # what, 0 = right
+    if [ "$2" -eq 0 ]; then passed=$((passed + 1)); say "PASS $1"; else failed=$((failed + 1)); say "FAIL $1"; fi
+}
+
+# 16 M tokens of GPT-2's vocabulary
+python3 - "$work/train.bin" <<'PY'
+import random, struct, sys
+random.seed(1)
+words = [min(50255, int(50256 ** random.random()) - 1) for _ in range(1 << 20)]
+with open(sys.argv[1], "wb") as f:
+    f.write(struct.pack("<256i", 20240520, 1, 16 << 20, *[0] * 253))
+    for k in range(16):
+        f.write(struct.pack(f"<{1 << 20}H", *(words[k * 9973:] + words[:k * 9973])))
+PY
+
+start() {  # name, options: a run in the background, whose output is in a file; its process is $pid
+    local name=$1; shift
+    ./train_gpt2cu --train-data "$work/train.bin" --val-data none --seq-len 1024 --sample-every 0 --quiet --warmup 10 \
+        --lr 6e-4 --out "$work/$name" "$@" >"$work/$name.log" 2>&1 &
+    pid=$!
+}
+until_step() {  # name, step, most seconds: whether the run gets there
+    local end=$((SECONDS + $3))
+    until grep -q "\"step\":$2," "$work/$1/log.jsonl" 2>/dev/null; do
+        [ $SECONDS -lt $end ] && kill -0 "$pid" 2>/dev/null || { tail -5 "$work/$1.log"; return 1; }
+        sleep 0.2
+    done
+}
+# the ranks first, so that none has the time to save
+kill_run() { kill -9 $(pgrep -P "$pid") "$pid" 2>/dev/null; wait "$pid" 2>/dev/null; }
+run() {  # name, most seconds, options
+    local name=$1 end=$((SECONDS + $2)); shift 2
+    start "$name" "$@"
+    while kill -0 "$pid" 2>/dev/null; do
+        [ $SECONDS -lt $end ] || { say "$name: too long"; kill_run; return 1; }
+        sleep 0.2
+    done
+    wait "$pid" || { tail -5 "$work/$name.log"; return 1; }
+}
+same() {  # run, run: the models, and all losses and norms
+    cmp "$work/$1/model.bin" "$work/$2/model.bin" && python3 - "$work/$1/log.jsonl" "$work/$2/log.jsonl" <<'PY'
+import json, sys
+read = lambda name: [(j["step"], j["train_loss"], j["grad_norm"]) for j in map(json.loads, open(name)) if "grad_norm" in j]
+a, b = read(sys.argv[1]), read(sys.argv[2])
+a, b = dict((x[0], x) for x in a), dict((x[0], x) for x in b)
+sys.exit(0 if a and a == b else 1)
+PY
+}
+pace() {  # run: tokens a second, the median of its steps but the first ten
+    python3 - "$work/$1/log.jsonl" <<'PY'
+import json, statistics, sys
+rows = [j for j in map(json.loads, open(sys.argv[1])) if "grad_norm" in j]
+print(f"{statistics.median(j['tokens_per_s'] for j in rows[10:]):.0f}")
+PY
+}
+
+steps=(--model d12 --batch 8 --reduce-groups 2 --total-batch 32768 --steps 20 --schedule constant)
+run one 60 "${steps[@]}"; judge "124M, two groups on one GPU" $?
+run two 60 "${steps[@]}" --gpus 2; judge "124M, two groups on two GPUs" $?
+same one two; judge "the same bits on one and two GPUs" $?
+for moved in "1 2" "2 1"; do
+    set -- $moved
+    run "moved$1" 60 "${steps[@]}" --steps 10 --gpus "$1" --save-every 10
+    judge "10 steps on $1" $?
+    run "moved$1" 60 "${steps[@]}" --gpus "$2" --resume auto
+    judge "and 10 on $2" $?
+    cmp "$work/one/model.bin" "$work/moved$1/model.bin"; judge "the same bits as without the change" $?
+done
+PLUMB_TRANSPORT=host run host 90 "${steps[@]}" --gpus 2 && same one host; judge "the same bits through the host" $?
+rm -rf "$work"/moved* "$work/host"
+
+start killed "${steps[@]}" --steps 100000 --gpus 2 --comm-timeout 10 --save-every 20
+until_step killed 30 60; judge "a run of two ranks" $?
+begin=$SECONDS
+kill -9 "$(pgrep -P "$pid" | tail -1)"
+wait "$pid"; code=$?
+[ "$code" -eq 6 ] && [ $((SECONDS - begin)) -le 30 ]
+judge "a rank is killed: exit code $code (6) after $((SECONDS - begin)) s (30)" $?
+rm -rf "$work/killed"
+
+scaling() {  # name, steps, the least of linear, options
+    local name=$1 steps=$2 least=$3 gpus; shift 3
+    for gpus in 1 2; do
+        start "${name}_$gpus" --steps 100000 "$@" --gpus $gpus
+        until_step "${name}_$gpus" "$steps" 60; judge "$name on $gpus" $?
+        kill_run
+    done
+    local one two
+    one=$(pace "${name}_1") two=$(pace "${name}_2")
+    say "$name: $one tokens a second on one GPU, $two on two: $(python3 -c "print(f'{$two / $one / 2:.4f}')") of linear"
+    python3 -c "import sys; sys.exit(0 if $two >= $least * 2 * $one else 1)"
+    judge "$name: $least of linear" $?
+    rm -rf "$work/${name}_1" "$work/${name}_2"
+}
+scaling 124M 60 0.97 --model d12 --batch 64
+scaling 124M_bf16_gradients 60 0.97 --model d12 --batch 64 --grad-dtype bf16
+scaling 1558M 30 0.96 --model d48 --batch 8
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
