@@ -77,6 +77,7 @@ public:
             const int group = comm_.rank() + k * comm_.size();
             make_gradient(number, group);
             *optimizer_.loss_sum(k) = 10.0 * group + (double)number / 3;
+            for (int l = config().num_layers; l-- > 0 && k == 1;) { optimizer_.send_layer(l); }
             optimizer_.add_group(k);
         }
         const StepParams params{.step = number, .lr = 1e-2, .weight_decay = 0.1, .clip = 1};

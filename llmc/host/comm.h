@@ -74,7 +74,7 @@ public:
     // counts.
     virtual void take_time(bool) {}
 
-    // around a wait for something else that needs all ranks (a step on their GPUs): --comm-timeout counts there
+    // around a wait for something else that needs all ranks (a step on their GPUs): --comm-timeout counts
     virtual void enter(const char*) {}
     virtual void leave() {}
 

@@ -1,5 +1,5 @@
-// NCCL by dlopen: what of it is used, and where it is found. No header of it is needed: these functions' types
-// have been the same since NCCL 2.7.
+// NCCL by dlopen: what of it is used, and where it is found. No header of it is needed: these functions'
+// types have been the same since NCCL 2.7.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -33,9 +33,9 @@ struct Nccl {
     int version = 0;   // 22809 is 2.28.9
 };
 
-// Where libnccl.so.2 may be, in the order in which it is looked for: PLUMB_NCCL (a file, or its folder) alone if
-// that is set; else where the system's loader looks, in the CUDA Toolkit (CUDA_HOME, or /usr/local/cuda), where
-// `scripts/setup.sh nccl` puts it beside this program, and in the wheels of Python's packages.
+// Where libnccl.so.2 may be, in the order in which it is looked for: PLUMB_NCCL (a file, or its folder) alone
+// if that is set; else where the system's loader looks, in the CUDA Toolkit (CUDA_HOME, or /usr/local/cuda),
+// where `scripts/setup.sh nccl` puts it beside this program, and in the wheels of Python's packages.
 std::vector<std::string> nccl_places(const std::function<const char*(const char*)>& environment,
                                      const std::string& program_folder);
 

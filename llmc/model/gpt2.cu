@@ -1,5 +1,5 @@
-// GPT-2 on a GPU: see gpt2.h. The layers in order are in gpt2_network.cuh, the optimizer and the other ranks in
-// gpt2_optimizer.cuh; here is what surrounds them: batches in, results out. Everything is queued on one
+// GPT-2 on a GPU: see gpt2.h. The layers in order are in gpt2_network.cuh, the optimizer and the other ranks
+// in gpt2_optimizer.cuh; here is what surrounds them: batches in, results out. Everything is queued on one
 // stream; only evaluate(), finish(), load(), save() and gather() wait.
 #include "llmc/model/gpt2.h"
 
@@ -90,6 +90,9 @@ struct GPT2<T, Grad>::Impl {
           feed(mem.tokens, (int64_t)B * seq_len),
           comm(s.ranks > 1 ? s.comm : nullptr),
           optimizer(c, s, mem, comm != nullptr ? make_device_comm(*comm) : nullptr, stream) {
+        if (comm != nullptr) {
+            network.before_forward = [this](int l) { optimizer.wait_for_layer(l); };
+        }
         // also what no kernel writes: gaps between tensors, gradients of padding rows
         check(cudaMemsetAsync(mem.params, 0, mem.plan.total() - mem.plan.activations, stream));
         check(cudaMemsetAsync(mem.counters, 0, kAttentionCounters * sizeof(unsigned), stream));
@@ -129,8 +132,8 @@ int64_t GPT2<T, Grad>::Impl::count_targets(std::span<const Batch> micro_batches)
     return targets;
 }
 
-// The gradients of a group, of the mean loss of so many targets, and the sum of its losses in *loss_sum. False:
-// a stop was asked for between two batches; last: of the groups of a step.
+// The gradients of a group, of the mean loss of so many targets, and the sum of its losses in *loss_sum.
+// False: a stop was asked for between two batches; last: of the groups of a step.
 template <typename T, typename Grad>
 bool GPT2<T, Grad>::Impl::add_gradients(std::span<const Batch> micro_batches, int64_t targets,
                                         double* loss_sum, bool last) {
@@ -144,7 +147,11 @@ bool GPT2<T, Grad>::Impl::add_gradients(std::span<const Batch> micro_batches, in
         classifier_forward_backward(mem.logits, mem.losses, target_ids, (float)(1.0 / (double)targets), N,
                                     config.vocab_size, config.padded_vocab_size, stream);
         sum_losses(loss_sum, mem.losses, N, k > 0, stream);
+        if (comm != nullptr && k + 1 == micro_batches.size()) {
+            network.after_backward = [this](int l) { optimizer.send_layer(l); };
+        }
         network.backward(batch, tokens, k > 0);
+        network.after_backward = nullptr;
         feed.done(stream);
         if (last && k + 1 == micro_batches.size()) { break; }
         bool stop = stop_requested != 0;

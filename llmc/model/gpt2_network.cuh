@@ -2,6 +2,8 @@
 // Everything is queued on one stream; nothing waits. In backward a linear layer whose output is added to the
 // residual stream gets the gradient of its bias, sums over the stream's, from the layernorm that completes that.
 #pragma once
+#include <functional>
+
 #include "llmc/host/batch.h"
 #include "llmc/model/gpt2_memory.cuh"
 
@@ -17,6 +19,9 @@ struct GPT2Network {
     ParameterLayout layout;
     Memory mem;
     cudaStream_t stream;
+    // Of many ranks: what is to be done before layer l's parameters are read (-1: the embeddings, num_layers:
+    // the last layernorm), and when its gradients are complete.
+    std::function<void(int)> before_forward, after_backward;
 
     GPT2Network(const GPT2Config& c, const ModelSettings& s, const Memory& memory, cudaStream_t stream)
         : config(c), settings(s), layout(c), mem(memory), stream(stream), matmul(mem.workspace, s.tf32) {}
@@ -81,6 +86,11 @@ template <typename T, typename Grad>
 void GPT2Network<T, Grad>::forward(const Batch& batch, const int32_t* tokens) {
     int C = config.channels, L = config.num_layers;
     int64_t N = (int64_t)batch.B * batch.T;
+    auto ready = [&](int l) {
+        if (before_forward) { before_forward(l); }
+    };
+    ready(-1);
+    ready(0);
     encoder_forward(mem.encoded, tokens, param(kWte), param(kWpe), batch.B, batch.T, C, stream);  // (N,C)
     Layer& first = mem.layers[0];
     normalise(first.ln1, first.ln1_mean, first.ln1_rstd, nullptr, mem.encoded, nullptr, param(kLn1w),
@@ -93,6 +103,7 @@ void GPT2Network<T, Grad>::forward(const Batch& batch, const int32_t* tokens) {
                   param(kLn2b, l), N);
         forward_mlp(a, l, N);
         matmul.forward(mem.dproj, a.fch_gelu, param(kFcprojw, l), param(kFcprojb, l), N, 4 * C, C, stream);
+        ready(l + 1);
         if (l + 1 < L) {  // the layernorm that follows: the next block's first, or the final one
             Layer& next = mem.layers[l + 1];
             normalise(next.ln1, next.ln1_mean, next.ln1_rstd, a.residual3, a.residual2, mem.dproj,
@@ -176,6 +187,7 @@ void GPT2Network<T, Grad>::backward(const Batch& batch, const int32_t* tokens, b
     for (int l = L - 1; l >= 0; l--) {
         const T* residual = l == 0 ? mem.encoded : mem.layers[l - 1].residual3;
         backward_block(mem.layers[l], l, residual, batch.B, batch.T, accumulate);
+        if (after_backward) { after_backward(l); }
     }
     bool wpe_zero =
         !accumulate && batch.T != wpe_rows;  // rows that this step does not reach must not keep the last

@@ -1,8 +1,8 @@
 // From the gradients of micro-batches to new parameters, on one GPU or, together with other ranks, on many.
-// Without groups that is a norm, a decision and an update. With groups (ModelSettings) the gradient of each is
-// added to the sums of those before it, by the rank whose share an element is in; each rank updates its share,
-// and the parameters come together. So the bits depend on the number of groups, and not on that of ranks.
-// Everything is queued on one stream; what waits says so.
+// Without groups that is a norm, a decision and an update. With groups (ModelSettings) the gradient of each
+// is added to the sums of those before it, by the rank whose share an element is in; each rank updates its
+// share, and the parameters come together. So the bits depend on the number of groups, and not on that of
+// ranks. Everything is queued on one stream, and exchanges beside it; what waits says so.
 #pragma once
 #include <memory>
 #include <span>
@@ -36,6 +36,16 @@ public:
     // where this rank's k-th group adds up its losses
     double* loss_sum(int k) const {
         return grouped() ? state_.group_losses + (int)rank_ * groups_here() + k : state_.loss_sum;
+    }
+    // Layer l's gradients of a group are complete: they may be on their way while the rest is computed. All
+    // layers from the last to the first, or none, before add_group().
+    void send_layer(int l);
+    // What is queued behind this finds the parameters of layer l as the last update left them; -1: what lies
+    // before the layers, num_layers: what lies behind them.
+    void wait_for_layer(int l) {
+        if (comm_ != nullptr && !on_their_way_.empty()) {
+            comm_->join(on_their_way_[(size_t)(l + 1)], stream_);
+        }
     }
     // The gradient of this rank's k-th group is complete; the next one may take its place.
     void add_group(int k);
@@ -85,6 +95,22 @@ private:
         // on the stream that computes: cudaMemcpy() may return before all is there
         check(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyHostToDevice, stream_));
     }
+    // of layer l: the elements from first to second; -1 and num_layers as above
+    std::pair<int64_t, int64_t> range(int l) const {
+        const int64_t begin = layout_.offset(kLn1w, 0), layers = config_.num_layers,
+                      block = layout_.block_size();
+        if (l < 0) { return {0, begin}; }
+        return {begin + l * block, l < layers ? begin + (l + 1) * block : shares_.elements()};
+    }
+    // what of a rank's share is in the range
+    template <typename X>
+    std::span<X> part(X* whole, int64_t share_begin, size_t rank, std::pair<int64_t, int64_t> range) const {
+        const int64_t lo = std::max(range.first, shares_.begins[rank]);
+        const int64_t hi = std::max(lo, std::min(range.second, shares_.begins[rank + 1]));
+        return {whole + (lo - share_begin), (size_t)(hi - lo)};
+    }
+    int64_t send_gradients(std::pair<int64_t, int64_t> range);
+    void share_parameters();
     void load_share(State s, int tensor, int64_t number, int64_t element, std::span<const float> values);
     template <typename X>
     void all_gather(const char* what, X* whole, const std::vector<int64_t>& begins) const;
@@ -100,6 +126,8 @@ private:
     uint64_t seed_ = 0;
     bool stale_ = true;  // params must be made from master again
     bool gathered_ = false;
+    int layers_sent_ = 0;                // of the group under way
+    std::vector<int64_t> on_their_way_;  // by layer, from -1 on: the last exchange of its parameters
     std::unique_ptr<float[]>
         gathered_state_[3];  // in rank 0: all elements of what it has a share of, by State
 };
@@ -117,23 +145,45 @@ void GPT2Optimizer<T, Grad>::all_gather(const char* what, X* whole,
     comm_->exchange(what, out, in, stream_);
 }
 
+// to each rank what of the range is its share
 template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::add_group(int k) {
-    if (!grouped()) { return; }
-    const int64_t n = size_here(), stride = shares_.largest();
+int64_t GPT2Optimizer<T, Grad>::send_gradients(std::pair<int64_t, int64_t> range) {
     Parts<const std::byte> out;
     Parts<std::byte> in;
     Grad* next = state_.arrived;
     for (size_t r = 0; r < (size_t)shares_.ranks; r++) {
-        out.push_back(
-            std::as_bytes(std::span(state_.grads + shares_.begins[r], (size_t)shares_.size((int)r))));
-        in.push_back(r == rank_ ? std::span<std::byte>()
-                                : std::as_writable_bytes(std::span(next, (size_t)n)));
-        next += r == rank_ ? 0 : stride;
+        out.push_back(std::as_bytes(part(state_.grads, 0, r, range)));
+        in.push_back(std::as_writable_bytes(part(next, shares_.begins[rank_], rank_, range)));
+        next += r == rank_ ? 0 : shares_.largest();
     }
-    if (comm_ != nullptr) { comm_->exchange("gradients", out, in, stream_); }
-    const Grad* own = state_.grads + shares_.begins[rank_];
-    add_parts<Grad>(own_sums(), {own, state_.arrived, stride, (int)rank_, shares_.ranks}, n, k == 0, stream_);
+    return comm_->exchange_aside("gradients", out, in, stream_);
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::send_layer(int l) {
+    if (comm_ == nullptr) { return; }
+    if (l + 1 == config_.num_layers) { layers_sent_ = 0; }  // a group before may have been given up
+    send_gradients(range(l));
+    layers_sent_++;
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::add_group(int k) {
+    if (!grouped()) { return; }
+    if (comm_ != nullptr) {
+        require(layers_sent_ == 0 || layers_sent_ == config_.num_layers,
+                "GPT2: all layers are sent, or none");
+        int64_t last = 0;
+        if (std::exchange(layers_sent_, 0) == 0) {
+            last = send_gradients({0, shares_.elements()});
+        } else {
+            for (int l : {config_.num_layers, -1}) { last = send_gradients(range(l)); }
+        }
+        comm_->join(last, stream_);
+    }
+    const GroupParts<Grad> parts = {state_.grads + shares_.begins[rank_], state_.arrived, shares_.largest(),
+                                    (int)rank_, shares_.ranks};
+    add_parts(own_sums(), parts, size_here(), k == 0, stream_);
 }
 
 template <typename T, typename Grad>
@@ -174,7 +224,21 @@ void GPT2Optimizer<T, Grad>::update(const StepParams& params) {
             }
         }
     }
-    if (shares_.shard) { all_gather("parameters", state_.params, shares_.begins); }
+    if (shares_.shard) { share_parameters(); }
+}
+
+// in the order in which the next forward pass needs them
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::share_parameters() {
+    on_their_way_.clear();
+    for (int l = -1; l <= config_.num_layers; l++) {
+        Parts<std::byte> in;
+        for (size_t r = 0; r < (size_t)shares_.ranks; r++) {
+            in.push_back(std::as_writable_bytes(part(state_.params, 0, r, range(l))));
+        }
+        const Parts<const std::byte> out(in.size(), in[rank_]);
+        on_their_way_.push_back(comm_->exchange_aside("parameters", out, in, stream_));
+    }
 }
 
 // ---- loading and saving --------------------------------------------------------------------------
@@ -193,8 +257,8 @@ void GPT2Optimizer<T, Grad>::load(State s, int tensor, int64_t first, std::span<
     if (s == State::kParameter) { set_stale(); }
 }
 
-// Of what is rounded, master is here in part only: all of it is rounded now, as it passes by. What other ranks
-// send is not needed meanwhile.
+// Of what is rounded, master is here in part only: all of it is rounded now, as it passes by. What other
+// ranks send is not needed meanwhile.
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::load_share(State s, int tensor, int64_t number, int64_t element,
                                         std::span<const float> values) {

@@ -25,7 +25,8 @@ void decide_step(StepDecision* decision, const double* loss_sum, const double* s
                  const StepParams& params, cudaStream_t stream);
 
 // One tensor of the 16 in all its copies (layers), which lie `stride` elements apart: `size` elements each.
-// Random numbers are keyed by (seed, updates, tensor, first + copy * size + i), so they depend on nothing else.
+// Random numbers are keyed by (seed, updates, tensor, first + copy * size + i), so they depend on nothing
+// else.
 struct AdamWTensor {
     int tensor;    // its number in the model
     int64_t size;  // elements of one copy

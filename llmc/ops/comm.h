@@ -1,6 +1,7 @@
 // What the ranks of a job send each other from their GPUs' memory: comm.h's exchange, queued on a stream.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -12,15 +13,23 @@ namespace llmc {
 class DeviceComm {
 public:
     virtual ~DeviceComm() = default;
-    // out[r] goes to rank r, in[r] comes from rank r; both have a part for each rank, in device memory. A part
-    // may be empty; a rank's own is not looked at. No out may overlap an in. What is queued on the stream
+    // out[r] goes to rank r, in[r] comes from rank r; both have a part for each rank, in device memory. A
+    // part may be empty; a rank's own is not looked at. No out may overlap an in. What is queued on the stream
     // behind this finds in[r] filled, and may change out[r]. Every rank makes the same calls in the same
     // order. Throws Error(kExitPeerLost). `what` names the call in messages.
     virtual void exchange(const char* what, std::span<const std::span<const std::byte>> out,
                           std::span<const std::span<std::byte>> in, cudaStream_t stream) = 0;
+    // As exchange(), but it may run beside what is queued on the stream behind it, up to where join() is
+    // called with the number that this returns, or with a later one.
+    virtual int64_t exchange_aside(const char* what, std::span<const std::span<const std::byte>> out,
+                                   std::span<const std::span<std::byte>> in, cudaStream_t stream) {
+        exchange(what, out, in, stream);
+        return 0;
+    }
+    virtual void join(int64_t, cudaStream_t) {}
     // Throws Error(kExitPeerLost) if something has gone wrong since. Never waits.
     virtual void check() = 0;
-    // until all that is queued on the stream is done; throws as check()
+    // until all that is queued on the stream, or runs beside it, is done; throws as check()
     virtual void wait(cudaStream_t stream) = 0;
     // What is queued ends, with wrong results: so that a rank that fails does not wait for the others. Only
     // the destructor may be called after it.

@@ -22,8 +22,8 @@ struct GroupParts {
 template <typename Grad>
 void add_parts(float* sums, const GroupParts<Grad>& parts, int64_t n, bool start, cudaStream_t stream);
 
-// *squares = the sum of those of all chunks (n); *loss = the sum of losses (groups) in the groups' order, where
-// rank r has losses[r * groups / ranks] and on: of the groups r, r + ranks, ... All in device memory.
+// *squares = the sum of those of all chunks (n); *loss = the sum of losses (groups) in the groups' order,
+// where rank r has losses[r * groups / ranks] and on: of the groups r, r + ranks, ... All in device memory.
 void sum_groups(double* squares, double* loss, const double* chunks, int64_t n, const double* losses,
                 int groups, int ranks, cudaStream_t stream);
 

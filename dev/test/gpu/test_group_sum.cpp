@@ -1,4 +1,5 @@
-// Sums over groups: of gradients, of the norm's chunks, of losses; and that they are made in the ranks' order.
+// Sums over groups: of gradients, of the norm's chunks, of losses; and that they are made in the ranks'
+// order.
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/reference.h"
 #include "llmc/ops/global_norm.h"
@@ -81,8 +82,8 @@ TEST_CASE("squares_of_chunks: NaN and infinity come through, in their chunk alon
     }
 }
 
-// Of losses the order decides here: the large ones cancel only if they are neighbours. Of chunks there is only
-// one order, whatever the number of ranks.
+// Of losses the order decides here: the large ones cancel only if they are neighbours. Of chunks there is
+// only one order, whatever the number of ranks.
 TEST_CASE("sum_groups: losses in the groups' order, for any number of ranks") {
     constexpr int kGroups = 6;
     const Vector in_order = {1, 1e300, -1e300, 3, 1e17, -1e17};  // 1 is lost, the sum is 3 less a rounding

@@ -1,5 +1,5 @@
-// One run on many GPUs: the same bits whatever their number. On one GPU the ranks share it, and exchange through
-// the host's memory; where there are two, by NCCL as well.
+// One run on many GPUs: the same bits whatever their number. On one GPU the ranks share it, and exchange
+// through the host's memory; where there are two, by NCCL as well.
 #include <cuda_runtime_api.h>
 #include <csignal>
 #include <filesystem>
