@@ -316,25 +316,23 @@ private:
     // wait: until it is on the disk; else the training may go on meanwhile
     void save(Model& model, int64_t step, bool wait = false) {
         drain(model);
-        gather(model, step);
+        const ReadTensor read = gather(model, step);
         record_.state = training_state(o_, plan_, step, model.updates());
         record_.skipped_in_a_row = skipped_in_a_row_;
         record_.window = outliers_.steps();
         log_->sync();  // before the checkpoint that stands behind its lines
         watch_log();
         save_requested = 0;
-        auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
-            model.save(s, tensor, first, x);
-        };
         saver_->save(record_, read, wait);
         clock_.restart();
     }
 
-    // so that rank 0 has what a checkpoint holds
-    void gather(Model& model, int64_t step) {
+    // what a checkpoint holds, of all ranks
+    ReadTensor gather(Model& model, int64_t step) {
         pass_on(comm_, {.task = Task::kGather, .params = {.step = step}});
         model.gather();
         comm_.take_time(true);  // until the next task
+        return [&model](State s, int t, int64_t first, std::span<float> x) { model.save(s, t, first, x); };
     }
 
     // Says when the log cannot be written, and when it can be again; the first time, what there is is saved.
@@ -386,10 +384,7 @@ private:
             }
         }
         if (stop_requested) { return stop(model, plan_.steps); }
-        gather(model, plan_.steps);
-        auto read = [&](State s, int tensor, int64_t first, std::span<float> x) {
-            model.save(s, tensor, first, x);
-        };
+        const ReadTensor read = gather(model, plan_.steps);
         try {
             write_model_file(plan_.out + "/model.bin", plan_.config,
                              o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, read);
