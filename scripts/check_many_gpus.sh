@@ -78,8 +78,9 @@ for moved in "1 2" "2 1"; do
     judge "and 10 on $2" $?
     cmp "$work/one/model.bin" "$work/moved$1/model.bin"; judge "the same bits as without the change" $?
 done
+PLUMB_OVERLAP=0 run inline 60 "${steps[@]}" --gpus 2 && same one inline; judge "the same bits without overlap" $?
 PLUMB_TRANSPORT=host run host 90 "${steps[@]}" --gpus 2 && same one host; judge "the same bits through the host" $?
-rm -rf "$work"/moved* "$work/host"
+rm -rf "$work"/moved* "$work/host" "$work/inline"
 
 start killed "${steps[@]}" --steps 100000 --gpus 2 --comm-timeout 10 --save-every 20
 until_step killed 30 60; judge "a run of two ranks" $?
@@ -106,6 +107,7 @@ scaling() {  # name, steps, the least of linear, options
 }
 scaling 124M 60 0.97 --model d12 --batch 64
 scaling 124M_bf16_gradients 60 0.97 --model d12 --batch 64 --grad-dtype bf16
-scaling 1558M 30 0.96 --model d48 --batch 8
+PLUMB_OVERLAP=0 scaling 1558M_without_overlap 25 0.8 --model d48 --batch 8
+scaling 1558M 25 0.96 --model d48 --batch 8
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
