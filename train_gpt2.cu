@@ -11,6 +11,7 @@
 #include "llmc/model/decoder_gpu.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/model/gpt2_profile.h"
+#include "llmc/model/gpt2_tune.h"
 #include "llmc/model/run_ranks.h"
 #include "llmc/model/trainer.h"
 
@@ -49,9 +50,19 @@ int require_gpu() {
     throw Error(kExitDevice, "no CUDA device. " + why + " ./train_gpt2 trains on the CPU.");
 }
 
+// where the file of --tune-gemm is not there
+void tune_if_missing(const Options& options) {
+    const std::string& file = options.tune_gemm;
+    if (file.empty() || options.dry_run || file_kind(file) != FileKind::kMissing) { return; }
+    with_model(options, [&]<typename T, typename Grad>(std::type_identity<GPT2<T, Grad>>) {
+        tune_products<T, Grad>(options);
+    });
+}
+
 // The ranks of a host take its GPUs in turn; a launcher may show each of them its own alone.
 int train_rank(const Options& options, Comm& comm) {
     check(cudaSetDevice(comm.local_rank() % require_gpu()));
+    if (comm.size() == 1) { tune_if_missing(options); }
     Needs needs = [](const GPT2Config& c, const Options& o) {
         return with_model(o, [&]<typename Model>(std::type_identity<Model>) {
             return Trainer<Model>::needs_of_model(c, o);
@@ -65,6 +76,7 @@ int train_rank(const Options& options, Comm& comm) {
 int train(const Options& options, char** argv) {
     const int devices = require_gpu();  // before the data is read
     if (!options.profile.empty()) {
+        tune_if_missing(options);
         return with_model(options, [&]<typename T, typename Grad>(std::type_identity<GPT2<T, Grad>>) {
             return profile_training<T, Grad>(options);
         });

@@ -78,6 +78,7 @@ struct Options {
     int64_t log_every = 1;             // steps between permanent lines
     bool quiet = false;
     bool dry_run = false;
+    std::string tune_gemm;  // file of the fastest algorithms for products, searched if it is not there; "" = no
     std::string profile;  // instead of training, what a step takes goes to this file; "" = no
 
     uint64_t seed = 42;

@@ -412,8 +412,16 @@ inline const OptionRow kTrainingTable[] = {
      .also = "profiler benchmark",
      .cpu_only = "none",
      .help = "instead of a run: train for some seconds, then print what a step takes, part by part, and the "
-             "least "
-             "that each could take on this GPU; FILE gets the same as JSON"},
+             "least that each could take on this GPU; FILE gets the same as JSON"},
+    {.name = "tune-gemm",
+     .value = "FILE",
+     .field = &S::tune_gemm,
+     .empty_word = "none",
+     .also = "autotune tune gemm-cache",
+     .cpu_only = "none",
+     .help = "the fastest algorithms for this model's matrix products on this GPU: searched for half a "
+             "minute and "
+             "written to FILE if it is not there, read if it is. Same FILE, same bits"},
     {.name = "seed",
      .value = "N",
      .field = &S::seed,

@@ -22,9 +22,15 @@ struct GPT2Network {
     // Of many ranks: what is to be done before layer l's parameters are read (-1: the embeddings, num_layers:
     // the last layernorm), and when its gradients are complete.
     std::function<void(int)> before_forward, after_backward;
+    Matmul matmul;
 
     GPT2Network(const GPT2Config& c, const ModelSettings& s, const Memory& memory, cudaStream_t stream)
-        : config(c), settings(s), layout(c), mem(memory), stream(stream), matmul(mem.workspace, s.tf32) {}
+        : config(c), settings(s), layout(c), mem(memory), stream(stream), matmul(mem.workspace, s.tf32) {
+        if (s.matmul_file.empty()) { return; }
+        const MatmulChoices choices = read_matmul_choices(s.matmul_file);
+        require_same_machine(choices, matmul.machine(), s.matmul_file);
+        matmul.use(choices, s.matmul_file);
+    }
 
     // fills the activations, up to logits; tokens (B,T) in device memory
     void forward(const Batch& batch, const int32_t* tokens);
@@ -33,7 +39,6 @@ struct GPT2Network {
     void backward(const Batch& batch, const int32_t* tokens, bool accumulate);
 
 private:
-    Matmul matmul;
     int wpe_rows = 0;  // rows of wpe that the gradient there has
 
     T* param(int tensor, int layer = 0) { return mem.params + layout.offset(tensor, layer); }

@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <ctime>
 
+#include "llmc/cuda/checksum.cuh"
 #include "llmc/cuda/device_facts.cuh"
+#include "llmc/cuda/hold.cuh"
 #include "llmc/cuda/streams.cuh"
 #include "llmc/host/binary_file.h"
 #include "llmc/model/gpt2_network.cuh"
@@ -31,20 +33,11 @@ double median(std::vector<double> x, double share = 0.5) {
     return x[(size_t)(share * (double)(x.size() - 1))];
 }
 
-__global__ void hold_kernel(uint64_t ns) {
-    uint64_t begin, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-    do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < ns);
-}
-
 // device milliseconds of what work() queues in hold_us, in which the GPU waits: short kernels would else wait for the host
 template <typename Work>
 double elapsed_ms(cudaStream_t stream, const Work& work, int hold_us = 0) {
     Event begin(cudaEventDefault), end(cudaEventDefault);
-    if (hold_us > 0) {
-        hold_kernel<<<1, 1, 0, stream>>>(1000 * (uint64_t)hold_us);
-        check_launch();
-    }
+    if (hold_us > 0) { hold(hold_us, stream); }
     begin.record(stream);
     work();
     end.record(stream);
@@ -145,17 +138,6 @@ matmul::Product product_of(const ProductWork& w) {
     return {false, true, w.C, w.OC, w.N, kDataType<T>, kDataType<Grad>};
 }
 
-// a sum of hashes of n words and their places, the same in any order
-__global__ void checksum_kernel(unsigned long long* sum, const uint32_t* words, int64_t n) {
-    unsigned long long mine = 0;
-    int64_t threads = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads) {
-        uint64_t h = ((uint64_t)words[i] << 32 | (uint32_t)i) * 0x9e3779b97f4a7c15u;
-        mine += (h ^ h >> 29) * 0xbf58476d1ce4e5b9u;
-    }
-    atomicAdd(sum, mine);
-}
-
 // One kind of product, on the operands of the layers in turn.
 template <typename T, typename Grad>
 class Race {
@@ -244,17 +226,9 @@ private:
     }
     // of the chosen algorithm's result for the first layer
     uint64_t bits() {
-        DeviceMemory sum(sizeof(uint64_t));
-        check(cudaMemsetAsync(sum.data(), 0, sizeof(uint64_t), network_.stream));
         call(plan_, operands_[0], false);
         int64_t bytes = product_.m * product_.n * (product_.output == CUDA_R_32F ? 4 : 2);
-        checksum_kernel<<<1024, 256, 0, network_.stream>>>((unsigned long long*)sum.data(),
-                                                           (const uint32_t*)operands_[0].d, bytes / 4);
-        check_launch();
-        uint64_t value = 0;
-        check(cudaMemcpyAsync(&value, sum.data(), sizeof(value), cudaMemcpyDeviceToHost, network_.stream));
-        check(cudaStreamSynchronize(network_.stream));
-        return value;
+        return checksum((const uint32_t*)operands_[0].d, bytes / 4, network_.stream);
     }
     cublasLtEpilogue_t epilogue_of_step() const {
         std::string name = work_.name;

@@ -62,6 +62,7 @@ enum class Recompute {
 struct ModelSettings {
     Recompute recompute = Recompute::kNone;
     bool tf32 = false;         // fp32 products in TF32
+    std::string matmul_file;   // algorithms of products, found by --tune-gemm; "" = cuBLASLt's first proposals
     bool measure_peak = true;  // device() may measure what it does not know
     int ranks = 1;             // must divide groups
     int groups = 1;            // of micro-batches

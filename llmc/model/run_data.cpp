@@ -21,7 +21,7 @@ constexpr const char* kCourse[] = {
     "beta2", "eps",    "clip",     "skip-loss-zscore",  "skip-norm-zscore", "steps"};
 // and with other values here by rounding only
 constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",   "recompute",
-                                     "tf32",  "device", "reduce-groups"};
+                                     "tf32",  "device", "reduce-groups", "products"};
 
 using Settings = std::map<std::string, std::string>;
 
@@ -84,6 +84,10 @@ std::map<std::string, std::string> recorded_settings(const Options& o, const std
         if (equals != std::string::npos) { settings[line.substr(0, equals)] = line.substr(equals + 3); }
     }
     settings["device"] = device;
+    settings["products"] = "cuBLASLt's first proposals";
+    if (auto digest = o.tune_gemm.empty() ? std::nullopt : digest_file(o.tune_gemm)) {
+        settings["products"] = strf("those of a --tune-gemm file with XXH3 %016" PRIx64, digest->xxh3);
+    }
     return settings;
 }
 

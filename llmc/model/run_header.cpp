@@ -43,6 +43,7 @@ std::string run_header(const Options& o, const RunPlan& plan, const MemoryPlan& 
                      {"activations", memory.activations}}},
                    {"plan", plan_text},
                    {"options", options_of(o)}};
+    if (!o.tune_gemm.empty()) { header["products"] = plan.record.settings.at("products"); }
     return header.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

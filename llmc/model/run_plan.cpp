@@ -365,6 +365,7 @@ ModelSettings model_settings(const Options& o, Comm* comm) {
                          : o.recompute == "gelu" ? Recompute::kGelu
                                                  : Recompute::kNone,
             .tf32 = o.tf32,
+            .matmul_file = o.tune_gemm,
             .ranks = std::max(1, o.world_size),
             .groups = std::max({1, o.world_size, o.reduce_groups}),
             .shard = o.zero != 0,

@@ -5,8 +5,10 @@
 
 #include <map>
 
+#include "llmc/cuda/device_facts.cuh"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/matmul_plan.cuh"
+#include "llmc/ops/matmul_search.cuh"
 
 namespace llmc {
 
@@ -25,33 +27,71 @@ struct Matmul::Impl {
     cublasLtHandle_t handle = nullptr;
     void* workspace;
     bool tf32;
-    std::map<Product, Plan> plans;
+    std::map<MatmulKind, Plan> plans;
+    std::map<MatmulKind, std::array<uint64_t, 8>> chosen;  // by use()
+    std::string chosen_in;
+    std::unique_ptr<matmul::Search> search;
 
     Plan& plan(const Product& product) {
-        auto at = plans.find(product);
-        if (at == plans.end()) { at = plans.try_emplace(product, handle, product, tf32).first; }
-        return at->second;
+        const MatmulKind kind = product.kind();
+        auto at = plans.find(kind);
+        if (at != plans.end()) { return at->second; }
+        Plan& plan = plans.try_emplace(kind, handle, product, tf32).first->second;
+        auto choice = chosen.find(kind);
+        if (choice != chosen.end() && !plan.choose(handle, choice->second)) {
+            throw Error(kExitBadInput,
+                        strf("%s: this cuBLASLt does not take the algorithm for m %lld, n %lld, k %lld. "
+                             "Delete the file: --tune-gemm searches again.",
+                             chosen_in.c_str(), (long long)kind.m, (long long)kind.n, (long long)kind.k));
+        }
+        return plan;
     }
     void run(const Product& product, void* d, const void* a, const void* b, cudaStream_t stream,
              const void* bias = nullptr, const void* aux = nullptr) {
-        Plan& chosen = plan(product);
-        if (!chosen.usable()) {
+        Plan& way = plan(product);
+        if (!way.usable()) {
             throw Error(kExitDevice, strf("cuBLASLt has no algorithm for a product of m %lld, n %lld, k %lld",
                                           (long long)product.m, (long long)product.n, (long long)product.k));
         }
-        if (bias != nullptr) { chosen.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
-        if (aux != nullptr) { chosen.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux); }
-        chosen.run(handle, d, a, b, product.accumulate, workspace, stream);
+        if (bias != nullptr) { way.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+        if (aux != nullptr) { way.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux); }
+        if (search) { return search->run(handle, product.kind(), way, d, a, b, workspace, stream); }
+        way.run(handle, d, a, b, product.accumulate, workspace, stream);
     }
 };
 
-Matmul::Matmul(void* workspace, bool tf32)
-    : impl_(new Impl{.workspace = workspace, .tf32 = tf32, .plans = {}}) {
+Matmul::Matmul(void* workspace, bool tf32) : impl_(new Impl{.workspace = workspace, .tf32 = tf32}) {
     matmul::check(cublasLtCreate(&impl_->handle));
 }
 Matmul::~Matmul() {
     impl_->plans.clear();
     if (impl_->handle != nullptr) { cublasLtDestroy(impl_->handle); }
+}
+
+void Matmul::use(const MatmulChoices& choices, const std::string& what) {
+    for (const MatmulChoice& choice : choices.choices) { impl_->chosen[choice.kind] = choice.algorithm; }
+    impl_->chosen_in = what;
+}
+
+MatmulChoices Matmul::machine() const {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, current_device()));
+    return {properties.name, properties.multiProcessorCount, (int64_t)cublasLtGetVersion(), impl_->tf32, {}};
+}
+
+void Matmul::begin_search() { impl_->search = std::make_unique<matmul::Search>(); }
+
+bool Matmul::next_pass(cudaStream_t stream) {
+    check(cudaStreamSynchronize(stream));
+    return impl_->search->next_pass();
+}
+
+MatmulChoices Matmul::end_search() {
+    MatmulChoices found = machine();
+    found.choices = impl_->search->choices();
+    impl_->search.reset();
+    impl_->plans.clear();  // each holds the proposal that had its turn last
+    return found;
 }
 
 // By columns: out (OC x N) = weight^T inp, where weight is C x OC and inp C x N. Where rows are not whole

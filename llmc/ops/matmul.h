@@ -1,13 +1,15 @@
 // Matrix products through cuBLASLt, with the epilogues it has; what it lacks is done by a kernel behind it.
 //   T: float or __nv_bfloat16, sums in fp32;  Grad: float or T
 // fp32 is computed in fp32 unless tf32 is asked for. The first call with new sizes chooses an algorithm and
-// keeps it; the choice depends on the sizes alone, so the same sizes give the same bits.
+// keeps it; the choice depends on the sizes, and on what use() was given, alone: the same sizes give the same bits.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "llmc/cuda/stream.h"
+#include "llmc/host/matmul_choices.h"
 
 namespace llmc {
 
@@ -45,6 +47,18 @@ public:
     template <typename T, typename Grad>
     void backward_weight(Grad* dweight, const T* dout, const T* inp, int64_t N, int C, int OC,
                          bool accumulate, cudaStream_t stream);
+
+    // For kinds of product that it names, these algorithms, found on a machine like machine(). Before the first product.
+    // what: the file that they are of, for messages.
+    void use(const MatmulChoices& choices, const std::string& what);
+    MatmulChoices machine() const;  // without choices
+
+    // The search for the fastest algorithms. From begin_search() on a product is computed by one proposal of cuBLASLt after
+    // the other; results are right, but for the first call of each kind with accumulate. A pass is a forward and a backward
+    // pass; next_pass() waits for its end and is false after the last. end_search() gives what was found.
+    void begin_search();
+    bool next_pass(cudaStream_t stream);
+    MatmulChoices end_search();
 
 private:
     struct Impl;

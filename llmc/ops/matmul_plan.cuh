@@ -1,11 +1,13 @@
 // One product of cuBLASLt: what it is, its objects there, and the algorithms that cuBLASLt proposes for it.
 #pragma once
 #include <cublasLt.h>
-#include <tuple>
+#include <cstring>
+#include <memory>
 #include <vector>
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/device.cuh"
+#include "llmc/host/matmul_choices.h"
 #include "llmc/ops/matmul.h"
 
 namespace llmc::matmul {
@@ -29,10 +31,9 @@ struct Product {
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     bool accumulate = false;  // beta = 1
 
-    auto key() const {
-        return std::tuple(transpose_a, transpose_b, m, n, k, inputs, output, epilogue, accumulate);
+    MatmulKind kind() const {
+        return {transpose_a, transpose_b, m, n, k, inputs, output, epilogue, accumulate};
     }
-    bool operator<(const Product& other) const { return key() < other.key(); }
 };
 
 // a way to compute a product; a struct with a name, as nvcc takes no vector of cuBLASLt's own
@@ -108,6 +109,18 @@ public:
             if (found[i].state == CUBLAS_STATUS_SUCCESS) { good.push_back({found[i]}); }
         }
         return good;
+    }
+    // an algorithm that a search has found; false if cuBLASLt does not take it for this product
+    bool choose(cublasLtHandle_t handle, const std::array<uint64_t, 8>& algorithm) {
+        Candidate candidate{};
+        std::memcpy(&candidate.result.algo, &algorithm, sizeof(algorithm));
+        if (cublasLtMatmulAlgoCheck(handle, operation_, a_, b_, d_, d_, &candidate.result.algo,
+                                    &candidate.result) != CUBLAS_STATUS_SUCCESS ||
+            candidate.result.workspaceSize > Matmul::kWorkspace) {
+            return false;
+        }
+        choose(candidate);
+        return true;
     }
     void choose(const Candidate& candidate) {
         choice_ = candidate.result;

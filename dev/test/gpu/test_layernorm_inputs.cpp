@@ -188,8 +188,8 @@ TEST_CASE("layernorm_forward regimes: the largest spread that fp32 has room for"
             };
             check_problem(of_size(half));
             Problem p = of_size(half + 2);
-            auto bias = std::find_if(p.in.begin(), p.in.end(),
-                                     [](auto& t) { return std::string(t.name) == "bias"; });
+            auto bias =
+                std::find_if(p.in.begin(), p.in.end(), [](auto& t) { return std::string(t.name) == "bias"; });
             REQUIRE(bias != p.in.end());
             Results results = run(p);
             check_rows(p, results, "out", encode_all(*bias->values, format_of(bias->dtype)));
@@ -201,8 +201,7 @@ TEST_CASE("layernorm_forward regimes: the largest spread that fp32 has room for"
 TEST_CASE("layernorm_forward regimes: constant rows without epsilon are NaN") {
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
         for (Shape s : kHardShapes) {
-            Problem p =
-                forward_of("constant", make_inp(Inputs::kConstant, dtype, s.N, s.C), dtype, s, 0.0);
+            Problem p = forward_of("constant", make_inp(Inputs::kConstant, dtype, s.N, s.C), dtype, s, 0.0);
             Results results = run(p);
             for (size_t i = 0; i < results.size(); i++) {
                 const Format f = format_of(p.out[i].dtype);

@@ -1,0 +1,129 @@
+// The search of --tune-gemm: which of cuBLASLt's proposals computes a kind of product fastest, within the steps of a model,
+// as only there operands, caches and clocks are those of training.
+#pragma once
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "llmc/cuda/checksum.cuh"
+#include "llmc/cuda/device_memory.cuh"
+#include "llmc/host/matmul_choices.h"
+#include "llmc/ops/matmul_plan.cuh"
+
+namespace llmc::matmul {
+
+// A pass is a forward and a backward pass of the model. In the first passes each proposal has its turn, for all calls of its
+// kind; then the fastest few have theirs again, some times.
+class Search {
+public:
+    static constexpr int kProposals = 64, kFinalists = 8, kFinalTurns = 6;
+
+    // Computes the product by the proposal whose turn it is, and times it. plan: of this kind; workspace, d, a, b as there
+    void run(cublasLtHandle_t handle, const MatmulKind& kind, Plan& plan, void* d, const void* a,
+             const void* b, void* workspace, cudaStream_t stream) {
+        auto at = kinds_.find(kind);
+        if (at == kinds_.end()) {
+            at = kinds_.emplace(kind, meet(handle, kind, plan, d, a, b, workspace, stream)).first;
+        }
+        Kind& k = at->second;
+        size_t turn = k.finalists.empty() ? (size_t)pass_ % k.proposals.size()
+                                          : k.finalists[(size_t)pass_ % k.finalists.size()];
+        plan.choose(k.proposals[turn]);
+        auto& timed = timed_.emplace_back(std::make_unique<Timed>());
+        timed->ms = &k.ms[turn];
+        timed->begin.record(stream);
+        plan.run(handle, d, a, b, kind.accumulate, workspace, stream);
+        timed->end.record(stream);
+    }
+
+    // Ends a pass, whose work is done; false when it was the last.
+    bool next_pass() {
+        for (auto& timed : timed_) { timed->ms->push_back(timed->end.since(timed->begin).count()); }
+        timed_.clear();
+        pass_++;
+        if (finals_) { return pass_ < kFinalists * kFinalTurns; }
+        if (pass_ < most_proposals_) { return true; }
+        for (auto& [kind, k] : kinds_) { choose_finalists(&k); }
+        finals_ = true;
+        pass_ = 0;
+        return !kinds_.empty();
+    }
+
+    // after the last pass
+    std::vector<MatmulChoice> choices() const {
+        std::vector<MatmulChoice> all;
+        for (const auto& [kind, k] : kinds_) {
+            std::vector<double> ms;
+            bool same[kFinalists];
+            for (size_t i = 0; i < k.finalists.size(); i++) {
+                ms.push_back(median(k.ms[k.finalists[i]]));
+                same[i] = k.bits[k.finalists[i]] == k.bits[0];
+            }
+            size_t best = fastest_proposal(ms, {same, ms.size()});
+            MatmulChoice choice{.kind = kind,
+                                .first_ms = ms[0],
+                                .ms = ms[best],
+                                .proposals = (int64_t)k.proposals.size(),
+                                .same_bits = same[best]};
+            static_assert(sizeof(choice.algorithm) == sizeof(cublasLtMatmulAlgo_t));
+            std::memcpy(&choice.algorithm, &k.proposals[k.finalists[best]].result.algo,
+                        sizeof(choice.algorithm));
+            all.push_back(choice);
+        }
+        return all;
+    }
+
+private:
+    struct Kind {
+        std::vector<Candidate> proposals;
+        std::vector<uint64_t> bits;          // of each: a checksum of its result
+        std::vector<std::vector<float>> ms;  // of each: of its calls
+        std::vector<size_t> finalists;       // the first proposal comes first
+    };
+    struct Timed {
+        std::vector<float>* ms = nullptr;
+        Event begin{cudaEventDefault}, end{cudaEventDefault};
+    };
+
+    static double median(std::vector<float> ms) {
+        std::nth_element(ms.begin(), ms.begin() + ms.size() / 2, ms.end());
+        return ms[ms.size() / 2];
+    }
+    // Each proposal once, on the operands of the first call: its bits, and its code is loaded. What d held is lost.
+    Kind meet(cublasLtHandle_t handle, const MatmulKind& kind, Plan& plan, void* d, const void* a,
+              const void* b, void* workspace, cudaStream_t stream) {
+        Kind k{plan.candidates(handle, kProposals), {}, {}, {}};
+        require(!k.proposals.empty(), "--tune-gemm: cuBLASLt has no algorithm for a product of this model");
+        int64_t words = kind.m * kind.n * (kind.output == CUDA_R_32F ? 4 : 2) / 4;
+        for (const Candidate& proposal : k.proposals) {
+            plan.choose(proposal);
+            plan.run(handle, d, a, b, false, workspace, stream);
+            k.bits.push_back(checksum((const uint32_t*)d, words, stream));
+        }
+        k.ms.resize(k.proposals.size());
+        most_proposals_ = std::max(most_proposals_, (int)k.proposals.size());
+        return k;
+    }
+    // by the times of the first passes, which are forgotten
+    static void choose_finalists(Kind* k) {
+        std::vector<std::pair<double, size_t>> order;
+        for (size_t i = 1; i < k->proposals.size(); i++) {
+            if (!k->ms[i].empty()) { order.push_back({median(k->ms[i]), i}); }
+        }
+        std::sort(order.begin(), order.end());
+        k->finalists = {0};
+        for (size_t i = 0; i < order.size() && k->finalists.size() < kFinalists; i++) {
+            k->finalists.push_back(order[i].second);
+        }
+        for (auto& ms : k->ms) { ms.clear(); }
+    }
+
+    std::map<MatmulKind, Kind> kinds_;
+    std::deque<std::unique_ptr<Timed>> timed_;
+    int pass_ = 0, most_proposals_ = 0;
+    bool finals_ = false;
+};
+
+}  // namespace llmc::matmul
