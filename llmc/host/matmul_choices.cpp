@@ -46,6 +46,8 @@ MatmulChoice choice_of(const JsonValue& at, const std::string& what) {
     MatmulChoice c{.kind = {flag("transpose_a"), flag("transpose_b"), number("m"), number("n"), number("k"),
                             number("inputs"), number("output"), number("epilogue"), flag("accumulate")},
                    .algorithm = algorithm_of(member<std::string>(at, "algorithm", what), what),
+                   .first_ms = member<double>(at, "first_ms", what),
+                   .ms = member<double>(at, "ms", what),
                    .proposals = number("proposals"),
                    .same_bits = flag("same_bits")};
     if (c.kind.m < 1 || c.kind.n < 1 || c.kind.k < 1) { fail(what, "\"m\", \"n\" or \"k\" is below 1"); }
