@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "llmc/cuda/check.cuh"
 
@@ -31,13 +32,15 @@ private:
 
 class DeviceMemory {
 public:
-    explicit DeviceMemory(int64_t bytes) { check(cudaMalloc(&data_, bytes)); }
+    explicit DeviceMemory(int64_t bytes) : size_((size_t)bytes) { check(cudaMalloc(&data_, bytes)); }
     ~DeviceMemory() { cudaFree(data_); }
     DeviceMemory(const DeviceMemory&) = delete;
     void* data() const { return data_; }
+    std::span<std::byte> bytes() const { return {(std::byte*)data_, size_}; }
 
 private:
     void* data_ = nullptr;
+    size_t size_;
 };
 
 // n values of T in page-locked host memory, which copies can read and write in the background

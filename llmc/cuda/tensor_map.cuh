@@ -4,27 +4,16 @@
 // stores leave it out. PTX ISA, 9.7.9.25 "cp.async.bulk.tensor".
 #pragma once
 #include <cuda.h>
-#include <cudaTypedefs.h>
 
 #include "llmc/cuda/async_copy.cuh"
-#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/driver.cuh"
 #include "llmc/cuda/wgmma_layout.h"
 
 namespace llmc {
 
-// The driver's function, found at run time: a program that is linked to libcuda would not start without a driver.
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
-    static const PFN_cuTensorMapEncodeTiled_v12000 encode = [] {
-        void* function = nullptr;
-        cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-        check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                               &found));
-        if (found != cudaDriverEntryPointSuccess || function == nullptr) {
-            throw Error(kExitDevice,
-                        "the driver has no cuTensorMapEncodeTiled: install NVIDIA's driver 525 or later");
-        }
-        return (PFN_cuTensorMapEncodeTiled_v12000)function;
-    }();
+    static const auto encode =
+        driver_function<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled", 12000);
     return encode;
 }
 

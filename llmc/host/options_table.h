@@ -420,8 +420,7 @@ inline const OptionRow kTrainingTable[] = {
      .also = "autotune tune gemm-cache",
      .cpu_only = "none",
      .help = "the fastest algorithms for this model's matrix products on this GPU: searched for half a "
-             "minute and "
-             "written to FILE if it is not there, read if it is. Same FILE, same bits"},
+             "minute and written to FILE if it is not there, read if it is. Same FILE, same bits"},
     {.name = "seed",
      .value = "N",
      .field = &S::seed,

@@ -89,7 +89,7 @@ struct GPT2<T, Grad>::Impl {
           network(c, s, Memory(c, B, seq_len, s, Arena(block.data())), stream),
           feed(mem.tokens, (int64_t)B * seq_len),
           comm(s.ranks > 1 ? s.comm : nullptr),
-          optimizer(c, s, mem, comm != nullptr ? make_device_comm(*comm) : nullptr, stream) {
+          optimizer(c, s, mem, comm != nullptr ? make_device_comm(*comm, block.bytes()) : nullptr, stream) {
         if (comm != nullptr) {
             network.before_forward = [this](int l) { optimizer.wait_for_layer(l); };
         }
@@ -298,6 +298,7 @@ std::optional<StepResult> GPT2<T, Grad>::poll() {
         std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     if (m.comm != nullptr) { m.comm->leave(); }
+    m.optimizer.confirm_ranks();
     StepDecision d = *oldest.result->data();
     m.done_at += std::chrono::duration_cast<typename Impl::Clock::duration>(oldest.ready->since(*m.done));
     std::swap(m.done, oldest.ready);

@@ -71,6 +71,9 @@ public:
     void check_ranks() const {  // throws if they are lost
         if (comm_ != nullptr) { comm_->check(); }
     }
+    void confirm_ranks() {  // the same, once a step's result is here
+        if (comm_ != nullptr) { comm_->confirm(); }
+    }
     void abort() {
         if (comm_ != nullptr) { comm_->abort(); }
     }

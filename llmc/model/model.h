@@ -61,14 +61,14 @@ enum class Recompute {
 // sums in theirs. Rank r of N computes the groups r, r + N, ...
 struct ModelSettings {
     Recompute recompute = Recompute::kNone;
-    bool tf32 = false;         // fp32 products in TF32
-    std::string matmul_file;   // algorithms of products, found by --tune-gemm; "" = cuBLASLt's first proposals
-    bool measure_peak = true;  // device() may measure what it does not know
-    int ranks = 1;             // must divide groups
-    int groups = 1;            // of micro-batches
-    bool shard = true;         // each rank has a share of the optimizer's state only (ZeRO-1)
-    int local_ranks = 1;       // that share this host's memory
-    Comm* comm = nullptr;      // of that many ranks; null if there is one, and for plan()
+    bool tf32 = false;             // fp32 products in TF32
+    std::string matmul_file = {};  // algorithms of products, found by --tune-gemm; "" = cuBLASLt's first
+    bool measure_peak = true;      // device() may measure what it does not know
+    int ranks = 1;                 // must divide groups
+    int groups = 1;                // of micro-batches
+    bool shard = true;             // each rank has a share of the optimizer's state only (ZeRO-1)
+    int local_ranks = 1;           // that share this host's memory
+    Comm* comm = nullptr;          // of that many ranks; null if there is one, and for plan()
 };
 
 struct StepResult {

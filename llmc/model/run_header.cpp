@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "llmc/model/run_data.h"
+
 namespace llmc {
 
 namespace {
@@ -43,7 +45,7 @@ std::string run_header(const Options& o, const RunPlan& plan, const MemoryPlan& 
                      {"activations", memory.activations}}},
                    {"plan", plan_text},
                    {"options", options_of(o)}};
-    if (!o.tune_gemm.empty()) { header["products"] = plan.record.settings.at("products"); }
+    if (!o.tune_gemm.empty()) { header["products"] = recorded_settings(o, device.name).at("products"); }
     return header.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -2,7 +2,6 @@
 #include "llmc/ops/comm.h"
 
 #include <cstdlib>
-#include <cstring>
 #include <set>
 #include <string>
 #include <vector>
@@ -31,11 +30,22 @@ bool gpus_are_shared(Comm& comm) {
 
 }  // namespace
 
-std::unique_ptr<DeviceComm> make_device_comm(Comm& comm) {
-    const char* wanted = std::getenv("PLUMB_TRANSPORT");
-    const bool by_host =
-        comm.root_says("whether by the host", wanted != nullptr && !std::strcmp(wanted, "host"));
-    return gpus_are_shared(comm) || by_host ? make_host_comm(comm) : make_nccl_comm(comm);
+std::unique_ptr<DeviceComm> make_device_comm(Comm& comm, std::span<std::byte> memory) {
+    const char* value = std::getenv("PLUMB_TRANSPORT");
+    const std::string wanted = comm.text_from_root("PLUMB_TRANSPORT", value != nullptr ? value : "");
+    if (wanted == "host" || (wanted.empty() && gpus_are_shared(comm))) { return make_host_comm(comm); }
+    if (wanted == "nccl") { return make_nccl_comm(comm); }
+    if (!wanted.empty() && wanted != "peer") {
+        throw Error(kExitUsage,
+                    strf("PLUMB_TRANSPORT: expected peer, nccl or host, found \"%s\"", wanted.c_str()));
+    }
+    auto peer = make_peer_comm(comm, memory);
+    if (peer == nullptr && wanted == "peer") {
+        throw Error(kExitDevice,
+                    "PLUMB_TRANSPORT=peer: the ranks' GPUs do not reach each other's memory. "
+                    "Leave it out: then NCCL is used.");
+    }
+    return peer != nullptr ? std::move(peer) : make_nccl_comm(comm);
 }
 
 }  // namespace llmc

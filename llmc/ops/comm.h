@@ -29,18 +29,23 @@ public:
     virtual void join(int64_t, cudaStream_t) {}
     // Throws Error(kExitPeerLost) if something has gone wrong since. Never waits.
     virtual void check() = 0;
-    // until all that is queued on the stream, or runs beside it, is done; throws as check()
+    // The same, of all exchanges that are done: what they brought may be used.
+    virtual void confirm() { check(); }
+    // until all that is queued on the stream, or runs beside it, is done; throws as confirm()
     virtual void wait(cudaStream_t stream) = 0;
     // What is queued ends, with wrong results: so that a rank that fails does not wait for the others. Only
     // the destructor may be called after it.
     virtual void abort() = 0;
 };
 
-// By NCCL where each rank has a GPU of its own; through the host's memory, which is for tests, where ranks
-// share one or PLUMB_TRANSPORT is "host" in rank 0. Every rank calls this, with its device chosen. Throws
-// Error(kExitDevice) if there is no NCCL. comm must outlive it.
-std::unique_ptr<DeviceComm> make_device_comm(Comm& comm);
+// By the GPUs' copy engines where all ranks are on one host and their GPUs reach each other's memory; else by
+// NCCL; through the host's memory, which is for tests, where ranks share a GPU. PLUMB_TRANSPORT = peer, nccl
+// or host in rank 0 chooses. Every rank calls this, with its device chosen. What arrives lies in `memory`, one
+// cudaMalloc's block. Throws Error(kExitDevice) if that way is not there. comm and memory must outlive it.
+std::unique_ptr<DeviceComm> make_device_comm(Comm& comm, std::span<std::byte> memory);
 
+// by the copy engines; null, in every rank, if one of them does not reach another's memory
+std::unique_ptr<DeviceComm> make_peer_comm(Comm& comm, std::span<std::byte> memory);
 // through the host's memory: every call waits
 std::unique_ptr<DeviceComm> make_host_comm(Comm& comm);
 // by NCCL; not two ranks on one GPU

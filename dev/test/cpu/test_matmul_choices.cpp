@@ -1,6 +1,10 @@
 // The file of --tune-gemm, and the rule by which an algorithm is chosen.
+#include <set>
+
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/matmul_choices.h"
+#include "llmc/model/run_data.h"
+#include "llmc/model/run_header.h"
 
 using namespace llmc;
 
@@ -46,6 +50,26 @@ TEST_CASE("matmul choices: written and read back") {
     TempFolder folder;
     write_bytes(folder / "products.json", to_json(all));
     CHECK(to_json(read_matmul_choices(folder / "products.json")) == to_json(all));
+}
+
+TEST_CASE("matmul choices: the log's header and a run's settings name the file by its content") {
+    TempFolder folder;
+    Options o;
+    o.tune_gemm = folder / "products.json";
+    auto header = [&] { return run_header(o, RunPlan{}, MemoryPlan{}, Device{"a GPU", 0, ""}, 0, ""); };
+    std::set<std::string> headers;
+    for (int64_t cublaslt : {130100, 130200}) {
+        MatmulChoices all = example();
+        all.cublaslt = cublaslt;
+        write_bytes(o.tune_gemm, to_json(all));
+        const std::string products = recorded_settings(o, "a GPU").at("products");
+        CHECK(products.starts_with("those of a --tune-gemm file with XXH3 "));
+        CHECK(header().find("\"products\":\"" + products + "\"") != std::string::npos);
+        headers.insert(header());
+    }
+    CHECK(headers.size() == 2);
+    o.tune_gemm.clear();
+    CHECK(header().find("\"products\"") == std::string::npos);
 }
 
 TEST_CASE("matmul choices: what is no such file is refused by field") {

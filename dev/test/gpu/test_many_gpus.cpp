@@ -1,5 +1,5 @@
 // One run on many GPUs: the same bits whatever their number. On one GPU the ranks share it, and exchange
-// through the host's memory; where there are two, by NCCL as well.
+// through the host's memory or by its copy engines; where there are two, by NCCL as well.
 #include <cuda_runtime_api.h>
 #include <csignal>
 #include <filesystem>
@@ -32,6 +32,15 @@ static_assert(std::is_same_v<decltype(ncclCommInitRank), ncclResult_t(ncclComm_t
 static_assert(std::is_same_v<decltype(ncclCommGetAsyncError), ncclResult_t(ncclComm_t, ncclResult_t*)>);
 #endif
 
+// while it lives, programs are started with PLUMB_TRANSPORT
+struct Transport {
+    explicit Transport(const std::string& name) {
+        if (!name.empty()) { setenv("PLUMB_TRANSPORT", name.c_str(), 1); }
+    }
+    ~Transport() { unsetenv("PLUMB_TRANSPORT"); }
+    Transport(const Transport&) = delete;
+};
+
 // a model of seven of the norm's chunks, so that each of four ranks has one
 struct Place {
     TempFolder folder;
@@ -48,7 +57,9 @@ struct Place {
                      "--sample-tokens 4 --quiet --out " +
                      out(name) + " " + more);
     }
-    void run(const std::string& name, const std::string& more) const {
+    // transport: how the ranks' GPUs exchange; "": the program chooses
+    void run(const std::string& name, const std::string& more, const std::string& transport = "") const {
+        const Transport in_use(transport);
         const ProgramRun r =
             finish_train(folder.path(), start_train(folder.path(), options(name, more), program));
         REQUIRE_MESSAGE(r.exit_code == kExitDone, name, ": ", r.out, r.err);
@@ -83,11 +94,21 @@ TEST_CASE("many GPUs: four groups give the same bits in 1, 2 and 4 ranks") {
         p.run("two", run + "--ranks 2");
         p.run("four", run + "--ranks 4");
         p.run("whole", run + "--ranks 2 --zero 0");
-        for (const char* other : {"two", "four", "whole"}) { p.check_same("one", other, "step_00000002"); }
+        p.run("peer_two", run + "--ranks 2", "peer");
+        p.run("peer_four", run + "--ranks 4", "peer");
+        p.run("peer_whole", run + "--ranks 2 --zero 0", "peer");
+        for (const char* other : {"two", "four", "whole", "peer_two", "peer_four", "peer_whole"}) {
+            p.check_same("one", other, "step_00000002");
+        }
         if (gpus() < 2) { continue; }
-        p.run("nccl", run + "--gpus 2");
-        p.run("nccl_whole", run + "--gpus 2 --zero 0");
-        for (const char* other : {"nccl", "nccl_whole"}) { p.check_same("one", other, "step_00000002"); }
+        for (const char* transport : {"", "nccl"}) {
+            CAPTURE(transport);
+            p.run(std::string("gpus") + transport, run + "--gpus 2", transport);
+            p.run(std::string("gpus_whole") + transport, run + "--gpus 2 --zero 0", transport);
+            for (const char* other : {"gpus", "gpus_whole"}) {
+                p.check_same("one", std::string(other) + transport, "step_00000002");
+            }
+        }
     }
 }
 
@@ -107,10 +128,13 @@ TEST_CASE("many GPUs: a run goes on in another number of ranks, bit for bit") {
 
 TEST_CASE("many GPUs: a rank that is killed or stopped ends the run with exit code 6") {
     for (int signal : {SIGKILL, SIGSTOP}) {
-        for (const char* how : {"--ranks 2", "--gpus 2"}) {
+        for (auto [how, transport] : {std::pair("--ranks 2", "host"), std::pair("--ranks 2", "peer"),
+                                      std::pair("--gpus 2", "peer"), std::pair("--gpus 2", "nccl")}) {
             if (how == std::string("--gpus 2") && gpus() < 2) { continue; }
             CAPTURE(signal);
             CAPTURE(how);
+            CAPTURE(transport);
+            const Transport in_use(transport);
             Place p;
             const std::string more =
                 "--steps 1000000 --total-batch 96 --reduce-groups 2 --val-every 0 "

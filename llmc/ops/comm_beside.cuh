@@ -1,0 +1,65 @@
+// What the ways have in common by which exchanges are queued: those beside the computation have a stream of their
+// own, and an event each for its end.
+#pragma once
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "llmc/cuda/device_memory.cuh"
+#include "llmc/ops/comm.h"
+
+namespace llmc {
+
+class BesideComm : public DeviceComm {
+public:
+    explicit BesideComm(Comm& comm) : comm_(comm) {}
+
+    int64_t exchange_aside(const char* what, std::span<const std::span<const std::byte>> out,
+                           std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
+        if (!beside_) {
+            exchange(what, out, in, stream);
+            return 0;
+        }
+        begin_.record(stream);
+        begin_.hold(aside_);
+        exchange(what, out, in, aside_);
+        done_[++asides_ % kEvents].record(aside_);
+        return asides_;
+    }
+    // An event that has been recorded again since is a later point: to wait for it is right as well.
+    void join(int64_t number, cudaStream_t stream) override { done_[number % kEvents].hold(stream); }
+    void wait(cudaStream_t stream) override {
+        comm_.enter("a step on the GPUs");
+        for (cudaStream_t each : {stream, (cudaStream_t)aside_}) {
+            cudaError_t status = cudaStreamQuery(each);
+            for (; status == cudaErrorNotReady; status = cudaStreamQuery(each)) {
+                (void)cudaGetLastError();  // not an error to be found by the next check
+                check();
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
+            }
+            llmc::check(status);
+        }
+        confirm();
+        comm_.leave();
+    }
+
+protected:
+    bool is_aside(cudaStream_t stream) const { return stream == (cudaStream_t)aside_; }
+
+    Comm& comm_;
+
+private:
+    static bool overlap_is_wanted() {
+        const char* wanted = std::getenv("PLUMB_OVERLAP");
+        return wanted == nullptr || std::strcmp(wanted, "0") != 0;
+    }
+
+    static constexpr int64_t kEvents = 256;
+    const bool beside_ = overlap_is_wanted();
+    Stream aside_;
+    Event begin_, done_[kEvents];
+    int64_t asides_ = 0;
+};
+
+}  // namespace llmc
