@@ -112,7 +112,7 @@ private:
         const int64_t hi = std::max(lo, std::min(range.second, shares_.begins[rank + 1]));
         return {whole + (lo - share_begin), (size_t)(hi - lo)};
     }
-    int64_t send_gradients(std::pair<int64_t, int64_t> range);
+    int64_t send_gradients(int number, std::pair<int64_t, int64_t> range);
     void share_parameters();
     void load_share(State s, int tensor, int64_t number, int64_t element, std::span<const float> values);
     template <typename X>
@@ -145,12 +145,12 @@ void GPT2Optimizer<T, Grad>::all_gather(const char* what, X* whole,
         in.push_back(std::as_writable_bytes(std::span(whole + begins[r], whole + begins[r + 1])));
     }
     const Parts<const std::byte> out(in.size(), in[rank_]);
-    comm_->exchange(what, out, in, stream_);
+    comm_->exchange({what, 0}, out, in, stream_);
 }
 
 // to each rank what of the range is its share
 template <typename T, typename Grad>
-int64_t GPT2Optimizer<T, Grad>::send_gradients(std::pair<int64_t, int64_t> range) {
+int64_t GPT2Optimizer<T, Grad>::send_gradients(int number, std::pair<int64_t, int64_t> range) {
     Parts<const std::byte> out;
     Parts<std::byte> in;
     Grad* next = state_.arrived;
@@ -159,14 +159,14 @@ int64_t GPT2Optimizer<T, Grad>::send_gradients(std::pair<int64_t, int64_t> range
         in.push_back(std::as_writable_bytes(part(next, shares_.begins[rank_], rank_, range)));
         next += r == rank_ ? 0 : shares_.largest();
     }
-    return comm_->exchange_aside("gradients", out, in, stream_);
+    return comm_->exchange_aside({"gradients", number}, out, in, stream_);
 }
 
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::send_layer(int l) {
     if (comm_ == nullptr) { return; }
     if (l + 1 == config_.num_layers) { layers_sent_ = 0; }  // a group before may have been given up
-    send_gradients(range(l));
+    send_gradients(l + 1, range(l));
     layers_sent_++;
 }
 
@@ -178,9 +178,9 @@ void GPT2Optimizer<T, Grad>::add_group(int k) {
                 "GPT2: all layers are sent, or none");
         int64_t last = 0;
         if (std::exchange(layers_sent_, 0) == 0) {
-            last = send_gradients({0, shares_.elements()});
+            last = send_gradients(config_.num_layers + 2, {0, shares_.elements()});
         } else {
-            for (int l : {config_.num_layers, -1}) { last = send_gradients(range(l)); }
+            for (int l : {config_.num_layers, -1}) { last = send_gradients(l + 1, range(l)); }
         }
         comm_->join(last, stream_);
     }
@@ -240,7 +240,7 @@ void GPT2Optimizer<T, Grad>::share_parameters() {
             in.push_back(std::as_writable_bytes(part(state_.params, 0, r, range(l))));
         }
         const Parts<const std::byte> out(in.size(), in[rank_]);
-        on_their_way_.push_back(comm_->exchange_aside("parameters", out, in, stream_));
+        on_their_way_.push_back(comm_->exchange_aside({"parameters", l + 1}, out, in, stream_));
     }
 }
 
@@ -321,7 +321,7 @@ void GPT2Optimizer<T, Grad>::gather(State s, float* whole) {
         for (size_t r = 1; r < ranks && rank_ == 0; r++) {
             in[r] = std::as_writable_bytes(std::span(room + (int64_t)(r - 1) * most, (size_t)count(r)));
         }
-        comm_->exchange("the optimizer's state", out, in, stream_);
+        comm_->exchange({"the optimizer's state"}, out, in, stream_);
         for (size_t r = 0; r < ranks && rank_ == 0; r++) {
             const float* from = r == 0 ? at(s, begin()) + k : room + (int64_t)(r - 1) * most;
             check(cudaMemcpyAsync(whole + shares_.begins[r] + k, from, count(r) * sizeof(float),

@@ -10,20 +10,28 @@
 
 namespace llmc {
 
+// What an exchange is called in messages. With a number it is one that comes again and again: `what` and the
+// number stand for the same parts in every call of a rank, so that the ranks agree once on where they lie.
+struct ExchangeName {
+    const char* what;
+    int number = kOnce;
+    static constexpr int kOnce = -1;
+};
+
 class DeviceComm {
 public:
     virtual ~DeviceComm() = default;
     // out[r] goes to rank r, in[r] comes from rank r; both have a part for each rank, in device memory. A
     // part may be empty; a rank's own is not looked at. No out may overlap an in. What is queued on the stream
     // behind this finds in[r] filled, and may change out[r]. Every rank makes the same calls in the same
-    // order. Throws Error(kExitPeerLost). `what` names the call in messages.
-    virtual void exchange(const char* what, std::span<const std::span<const std::byte>> out,
+    // order. Throws Error(kExitPeerLost).
+    virtual void exchange(ExchangeName name, std::span<const std::span<const std::byte>> out,
                           std::span<const std::span<std::byte>> in, cudaStream_t stream) = 0;
     // As exchange(), but it may run beside what is queued on the stream behind it, up to where join() is
     // called with the number that this returns, or with a later one.
-    virtual int64_t exchange_aside(const char* what, std::span<const std::span<const std::byte>> out,
+    virtual int64_t exchange_aside(ExchangeName name, std::span<const std::span<const std::byte>> out,
                                    std::span<const std::span<std::byte>> in, cudaStream_t stream) {
-        exchange(what, out, in, stream);
+        exchange(name, out, in, stream);
         return 0;
     }
     virtual void join(int64_t, cudaStream_t) {}

@@ -15,15 +15,15 @@ class BesideComm : public DeviceComm {
 public:
     explicit BesideComm(Comm& comm) : comm_(comm) {}
 
-    int64_t exchange_aside(const char* what, std::span<const std::span<const std::byte>> out,
+    int64_t exchange_aside(ExchangeName name, std::span<const std::span<const std::byte>> out,
                            std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
         if (!beside_) {
-            exchange(what, out, in, stream);
+            exchange(name, out, in, stream);
             return 0;
         }
         begin_.record(stream);
         begin_.hold(aside_);
-        exchange(what, out, in, aside_);
+        exchange(name, out, in, aside_);
         done_[++asides_ % kEvents].record(aside_);
         return asides_;
     }

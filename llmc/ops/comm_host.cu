@@ -14,7 +14,7 @@ class HostComm : public DeviceComm {
 public:
     explicit HostComm(Comm& comm) : comm_(comm) {}
 
-    void exchange(const char* what, std::span<const std::span<const std::byte>> out,
+    void exchange(ExchangeName name, std::span<const std::span<const std::byte>> out,
                   std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
         const auto ranks = (size_t)comm_.size(), me = (size_t)comm_.rank();
         require(out.size() == ranks && in.size() == ranks, "DeviceComm: a part for each rank");
@@ -30,7 +30,7 @@ public:
                                         stream));
         }
         wait(stream);
-        comm_.exchange(what, from, to);
+        comm_.exchange(name.what, from, to);
         for (size_t r = 0; r < ranks; r++) {
             if (r == me) { continue; }
             llmc::check(cudaMemcpyAsync(in[r].data(), arrived[r].data(), in[r].size(), cudaMemcpyHostToDevice,

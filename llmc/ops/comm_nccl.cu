@@ -21,23 +21,23 @@ public:
         if (handle_ != nullptr) { nccl_.destroy(handle_); }
     }
 
-    void exchange(const char* what, std::span<const std::span<const std::byte>> out,
+    void exchange(ExchangeName name, std::span<const std::span<const std::byte>> out,
                   std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
         const auto ranks = (size_t)comm_.size(), me = (size_t)comm_.rank();
         require(out.size() == ranks && in.size() == ranks, "DeviceComm: a part for each rank");
-        succeed(nccl_.group_start(), what);
+        succeed(nccl_.group_start(), name.what);
         for (size_t r = 0; r < ranks; r++) {
             if (r == me) { continue; }
             if (!out[r].empty()) {
                 succeed(nccl_.send(out[r].data(), out[r].size(), Nccl::kBytes, (int)r, handle_, stream),
-                        what);
+                        name.what);
             }
             if (!in[r].empty()) {
                 succeed(nccl_.receive(in[r].data(), in[r].size(), Nccl::kBytes, (int)r, handle_, stream),
-                        what);
+                        name.what);
             }
         }
-        succeed(nccl_.group_end(), what);
+        succeed(nccl_.group_end(), name.what);
     }
     void check() override {
         Nccl::Result result = Nccl::kSuccess;

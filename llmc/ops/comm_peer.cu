@@ -62,10 +62,10 @@ public:
     }
     bool usable() const { return usable_; }
 
-    void exchange(const char* what, std::span<const std::span<const std::byte>> out,
+    void exchange(ExchangeName name, std::span<const std::span<const std::byte>> out,
                   std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
         require(out.size() == ranks_ && in.size() == ranks_, "DeviceComm: a part for each rank");
-        const std::vector<int64_t>& places = places_of(what, out, in);
+        const std::vector<int64_t> places = places_of(name, out, in);
         const int lane = is_aside(stream) ? 1 : 0;
         const uint32_t number = ++numbers_[lane];
         for (size_t r = 0; r < ranks_; r++) {
@@ -156,35 +156,38 @@ private:
         return std::find(good.begin(), good.end(), 0) == good.end();
     }
 
-    // Where in each rank's memory this rank's part belongs. Ranks ask each other once: a call with the same
-    // parts as one before has its places from then, in all ranks alike.
-    const std::vector<int64_t>& places_of(const char* what, std::span<const std::span<const std::byte>> out,
-                                          std::span<const std::span<std::byte>> in) {
-        std::vector<std::pair<const void*, size_t>> parts;
-        for (size_t r = 0; r < ranks_; r++) {
-            if (r == me_) { continue; }
-            parts.emplace_back(out[r].data(), out[r].size());
-            parts.emplace_back(in[r].data(), in[r].size());
-        }
-        auto [at, is_new] = places_.try_emplace({what, std::move(parts)});
-        if (!is_new) { return at->second; }
-        std::vector<int64_t> mine(2 * ranks_), theirs(2 * ranks_);
+    // Where in each rank's memory this rank's part belongs. Ranks ask each other, but for what has a number
+    // only once.
+    std::vector<int64_t> places_of(ExchangeName name, std::span<const std::span<const std::byte>> out,
+                                   std::span<const std::span<std::byte>> in) {
+        if (name.number == ExchangeName::kOnce) { return ask_for_places(name.what, out, in); }
+        auto [at, is_new] = places_.try_emplace({name.what, name.number});
+        if (is_new) { at->second = ask_for_places(name.what, out, in); }
+        return at->second;
+    }
+    std::vector<int64_t> ask_for_places(const char* what, std::span<const std::span<const std::byte>> out,
+                                        std::span<const std::span<std::byte>> in) {
+        struct Part {
+            int64_t place, size;
+        };
+        std::vector<Part> mine(ranks_), theirs(ranks_);
         std::vector<std::span<const std::byte>> to;
         std::vector<std::span<std::byte>> from;
         for (size_t r = 0; r < ranks_; r++) {
-            const int64_t place = in[r].empty() ? 0 : in[r].data() - memory_.data();
-            require(place >= 0 && place + in[r].size() <= memory_.size(),
-                    "DeviceComm: a part lies elsewhere");
-            mine[2 * r] = place, mine[2 * r + 1] = (int64_t)in[r].size();
-            to.push_back(std::as_bytes(std::span(&mine[2 * r], 2)));
-            from.push_back(std::as_writable_bytes(std::span(&theirs[2 * r], 2)));
+            mine[r] = {in[r].empty() ? 0 : in[r].data() - memory_.data(), (int64_t)in[r].size()};
+            require(
+                r == me_ || (mine[r].place >= 0 && mine[r].place + mine[r].size <= (int64_t)memory_.size()),
+                "DeviceComm: what arrives lies elsewhere");
+            to.push_back(std::as_bytes(std::span(&mine[r], 1)));
+            from.push_back(std::as_writable_bytes(std::span(&theirs[r], 1)));
         }
         comm_.exchange(what, to, from);
+        std::vector<int64_t> places;
         for (size_t r = 0; r < ranks_; r++) {
-            require(r == me_ || theirs[2 * r + 1] == (int64_t)out[r].size(), "DeviceComm: ranks disagree");
-            at->second.push_back(theirs[2 * r]);
+            require(r == me_ || theirs[r].size == (int64_t)out[r].size(), "DeviceComm: ranks disagree");
+            places.push_back(theirs[r].place);
         }
-        return at->second;
+        return places;
     }
 
     const size_t ranks_, me_;
@@ -195,8 +198,7 @@ private:
     std::vector<Mapped> memories_{ranks_}, counters_of_{ranks_};
     bool usable_ = false;
     uint32_t numbers_[kLanes] = {};  // of exchanges so far
-    std::map<std::pair<std::string, std::vector<std::pair<const void*, size_t>>>, std::vector<int64_t>>
-        places_;
+    std::map<std::pair<std::string, int>, std::vector<int64_t>> places_;
 };
 
 }  // namespace
