@@ -89,6 +89,7 @@ struct Options {
     int reduce_groups = 0;   // of micro-batches in a step, whose gradients are added in order; 0 = ranks
     int zero = 1;            // 1: a rank keeps its share of the optimizer's state only (ZeRO-1); 0: all
     int comm_timeout = 600;  // seconds without a sign of a rank
+    int check_ranks = 0;     // steps from one comparison of the ranks' parameters to the next; 0 = none
     int world_size = 0, rank = -1, ranks_per_host = 0;  // of a process that was started by other means
     std::string master;                                 // where they meet: the host of rank 0, or host:port
 

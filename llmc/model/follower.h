@@ -79,6 +79,7 @@ private:
             data_->read(first + mine_[i] * o_.batch, o_.batch, &batches_[i]);
         }
         if (!model.enqueue_step(batches_, params)) { return; }
+        check_ranks(model, comm_, o_.check_ranks, params.step);
         while (model.poll()) {}
         for (int64_t k : mine_) {
             data_->prefetch(first + plan_.numbers.rows_per_step + k * o_.batch, o_.batch);

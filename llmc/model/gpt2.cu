@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "llmc/cuda/checksum.cuh"
 #include "llmc/host/stop_signal.h"
 #include "llmc/model/gpt2_network.cuh"
 #include "llmc/model/gpt2_optimizer.cuh"
@@ -232,6 +233,26 @@ void GPT2<T, Grad>::save(State state, int tensor, int64_t first, std::span<float
 template <typename T, typename Grad>
 void GPT2<T, Grad>::gather() {
     impl_->optimizer.gather();
+}
+
+template <typename T, typename Grad>
+std::vector<uint64_t> GPT2<T, Grad>::parameter_hashes() const {
+    const Impl& m = *impl_;
+    m.wait();
+    std::vector<uint64_t> hashes(kNumTensors);
+    const DeviceMemory sums(kNumTensors * sizeof(uint64_t));
+    check(cudaMemsetAsync(sums.data(), 0, sums.bytes().size(), m.stream));
+    for (int t = 0; t < kNumTensors; t++) {
+        for_each_piece(m.config, m.layout, t, 0, tensor_total(m.config, t),
+                       [&](int64_t element, int64_t first, int64_t n) {
+                           const auto words = ceil_div<int64_t>(n * (int64_t)sizeof(T), sizeof(uint32_t));
+                           add_checksum((uint64_t*)sums.data() + t, (const uint32_t*)(m.mem.params + element),
+                                        words, first, m.stream);  // between tensors there are zeros
+                       });
+    }
+    check(cudaMemcpyAsync(hashes.data(), sums.data(), sums.bytes().size(), cudaMemcpyDeviceToHost, m.stream));
+    check(cudaStreamSynchronize(m.stream));
+    return hashes;
 }
 
 template <typename T, typename Grad>

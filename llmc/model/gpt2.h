@@ -36,6 +36,7 @@ public:
     std::optional<StepResult> poll();
     void finish();
     void gather();
+    std::vector<uint64_t> parameter_hashes() const;
     Evaluation evaluate(const Batch& batch);
     std::span<const float> logits_last() const;
     static Device device(const ModelSettings& settings = {});

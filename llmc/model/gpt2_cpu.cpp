@@ -2,6 +2,7 @@
 // the calls.
 #include "llmc/model/gpt2_cpu.h"
 
+#include <xxhash.h>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -300,6 +301,16 @@ void GPT2Cpu::gather() {
         if (settings_.comm->root()) { whole->resize((size_t)layout_.size()); }
         settings_.comm->gather("moments", whole->data(), share->data(), sums_.begins());
     }
+}
+
+std::vector<uint64_t> GPT2Cpu::parameter_hashes() const {
+    std::vector<uint64_t> hashes(kNumTensors);
+    for (int t = 0; t < kNumTensors; t++) {
+        for_each_piece(config_, layout_, t, 0, tensor_total(config_, t), [&](int64_t at, int64_t, int64_t n) {
+            hashes[t] = XXH3_64bits_withSeed(params_.data() + at, n * sizeof(float), hashes[t]);
+        });
+    }
+    return hashes;
 }
 
 std::optional<StepResult> GPT2Cpu::poll() {

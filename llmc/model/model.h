@@ -22,6 +22,7 @@
 //   void finish();
 //       waits; then poll() returns all that is left
 //   void gather();
+//   std::vector<uint64_t> parameter_hashes() const;  // by tensor, of what this rank computes with; waits
 //       all ranks call it: then rank 0 can save() what it has no share of, until the next step
 //   Evaluation evaluate(const Batch&);
 //       forward only; waits

@@ -1,6 +1,7 @@
 // What rank 0 tells the other ranks of a run to do. Rank 0 runs the training loop (trainer.h) and decides;
 // the others do their share of each task (follower.h).
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -35,6 +36,27 @@ inline RankTask pass_on(Comm& comm, RankTask task) {
     comm.from_root("the next task", std::span(&task, 1));
     if (!comm.root()) { comm.at_step(task.params.step); }
     return task;
+}
+
+// Every `every` steps (0: never) the ranks compare what they compute with. Throws Error(kExitPeerLost), in all
+// ranks.
+template <typename Model>
+void check_ranks(const Model& model, Comm& comm, int every, int64_t step) {
+    if (every == 0 || comm.size() == 1 || (step + 1) % every != 0) { return; }
+    std::vector<int64_t> begins;
+    for (int r = 0; r <= comm.size(); r++) { begins.push_back((int64_t)r * kNumTensors); }
+    std::vector<uint64_t> all((size_t)begins.back());
+    std::ranges::copy(model.parameter_hashes(), all.begin() + begins[(size_t)comm.rank()]);
+    comm.all_gather("hashes of the parameters", all.data(), begins);
+    for (size_t i = kNumTensors; i < all.size(); i++) {
+        const size_t tensor = i % kNumTensors;
+        if (all[i] == all[tensor]) { continue; }
+        throw Error(
+            kExitPeerLost,
+            strf("step %lld: rank %zu computes with another %s than rank 0. A GPU's memory or an exchange "
+                 "has failed; --resume auto goes on from the last checkpoint.",
+                 (long long)step + 1, i / kNumTensors, kTensors[tensor].name));
+    }
 }
 
 // what the other ranks need of rank 0's plan

@@ -238,7 +238,9 @@ private:
             }
         }
         pass_on(comm_, {.task = Task::kStep, .params = step_params(step)});
-        return model.enqueue_step(batches_, step_params(step));
+        if (!model.enqueue_step(batches_, step_params(step))) { return false; }
+        check_ranks(model, comm_, o_.check_ranks, step);
+        return true;
     }
 
     StepParams step_params(int64_t step) const {

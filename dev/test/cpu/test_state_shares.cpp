@@ -1,4 +1,5 @@
-// Which elements a rank of many GPUs adds up and updates, and where NCCL is looked for.
+// Which elements a rank of many adds up and updates, whether all compute with the same, and where NCCL is looked for.
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <numeric>
@@ -7,6 +8,7 @@
 
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/nccl_library.h"
+#include "llmc/model/rank_tasks.h"
 #include "llmc/model/state_shares.h"
 
 using namespace llmc;
@@ -79,6 +81,42 @@ TEST_CASE("state shares: what is kept") {
     CHECK(chunks.front() == 0);
     CHECK(chunks.back() == (all + kNormChunk - 1) / kNormChunk);
     CHECK_THROWS_AS(StateShares(c, {.ranks = 3, .groups = 4}), Error);
+}
+
+namespace {
+
+struct Hashes {
+    std::vector<uint64_t> parameter_hashes() const { return std::vector<uint64_t>(kNumTensors, 5); }
+};
+
+// rank 0 of three: the others say the same, but for one tensor of one rank
+struct OtherRanks : Comm {
+    int rank = 0, tensor = 0, calls = 0;
+    OtherRanks() : Comm(0, 3, 0, 3) {}
+    void exchange(const char*, std::span<const std::span<const std::byte>> out,
+                  std::span<const std::span<std::byte>> in) override {
+        calls++;
+        for (size_t r = 1; r < in.size(); r++) { std::ranges::copy(out[r], in[r].begin()); }
+        if (rank > 0) { in[(size_t)rank][(size_t)tensor * sizeof(uint64_t)] = std::byte{6}; }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("check_ranks: another rank's parameters that differ are named, when it is their turn") {
+    OtherRanks comm;
+    for (int64_t step = 0; step < 6; step++) { check_ranks(Hashes(), comm, 3, step); }
+    CHECK(comm.calls == 2);
+    check_ranks(Hashes(), comm, 0, 2);
+    CHECK(comm.calls == 2);
+    for (int rank : {1, 2}) {
+        for (int tensor : {0, (int)kQkvw, kNumTensors - 1}) {
+            comm.rank = rank, comm.tensor = tensor;
+            check_error(
+                error_of([&] { check_ranks(Hashes(), comm, 3, 8); }), kExitPeerLost,
+                {"step 9", strf("rank %d", rank), std::string("another ") + kTensors[tensor].name + " than"});
+        }
+    }
 }
 
 TEST_CASE("NCCL: where it is looked for") {
