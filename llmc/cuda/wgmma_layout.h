@@ -54,4 +54,10 @@ constexpr int left_from_result(int k, int r) { return 8 * k + 2 * r; }
 constexpr int matrix_row(int lane) { return lane % 16; }
 constexpr int matrix_chunk(int lane, int k) { return 2 * k + lane / 16; }
 
+// The sums of a tile's columns: each warp of a warpgroup has 16 of them, a lane a pair of neighbours, which it reads in 16
+// steps, one row each. The four rows that a warp reads at once are 2 apart: the swizzle puts their chunks into different
+// banks.
+constexpr int sum_row(int lane, int step) { return step / 2 * 8 + lane / 8 * 2 + step % 2; }
+constexpr int sum_column(int warp, int lane) { return warp * 16 + lane % 8 * 2; }
+
 }  // namespace llmc

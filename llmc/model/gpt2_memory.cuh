@@ -67,10 +67,10 @@ private:
         predicted = arena.take<int32_t>(N);
         tokens = arena.take<int32_t>(TokenFeed::kSlots * 2 * N);
         workspace = arena.take<char>(Matmul::kWorkspace);
-        scratch = arena.take<char>(
-            (int64_t)std::max({encoder_backward_scratch(B, seq_len, c.channels, c.vocab_size),
-                               layernorm_backward_scratch(c.channels), bias_backward_scratch(4 * c.channels),
-                               attention_backward_scratch(B, seq_len, c.num_heads)}));
+        scratch = arena.take<char>((int64_t)std::max(
+            {encoder_backward_scratch(B, seq_len, c.channels, c.vocab_size),
+             layernorm_backward_scratch(c.channels), bias_backward_scratch(4 * c.channels),
+             attention_backward_bias_scratch(B, seq_len, c.num_heads, c.channels / c.num_heads)}));
         counters = arena.take<unsigned>(kAttentionCounters);
     }
     static void take_block(Layer& a, const GPT2Config& c, int64_t N, Arena& arena) {

@@ -169,9 +169,8 @@ void GPT2Network<T, Grad>::backward_block(Layer& a, int l, const T* residual, in
     add_layernorm_gradient(grad(kLn2w, l), grad(kLn2b, l), a.residual2, param(kLn2w, l), a.ln2_mean,
                            a.ln2_rstd, grad(kAttprojb, l), N, accumulate);
     linear_backward(mem.dproj, kAttprojw, l, mem.dresidual, a.atty, N, C, C, accumulate);  // (N,C)
-    attention_backward(mem.dwide, mem.scratch, mem.counters, mem.dproj, a.qkv, a.atty, a.lse, B, T_, NH,
-                       C / NH, stream);
-    bias_backward(grad(kQkvb, l), mem.scratch, mem.dwide, N, 3 * C, accumulate, stream);
+    attention_backward_bias(grad(kQkvb, l), accumulate, mem.dwide, mem.scratch, mem.counters, mem.dproj,
+                            a.qkv, a.atty, a.lse, B, T_, NH, C / NH, stream);         // (N,3C)
     linear_backward(mem.dproj, kQkvw, l, mem.dwide, a.ln1, N, C, 3 * C, accumulate);  // (N,C)
     add_layernorm_gradient(grad(kLn1w, l), grad(kLn1b, l), residual, param(kLn1w, l), a.ln1_mean, a.ln1_rstd,
                            l > 0 ? grad(kFcprojb, l - 1) : nullptr, N, accumulate);

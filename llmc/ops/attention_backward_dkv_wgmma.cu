@@ -131,7 +131,8 @@ __device__ __forceinline__ void walk(Keys& mine, Shared& s, Place& at, const Con
     me.release(&s.empty[at.before()]);
 }
 
-__device__ __forceinline__ void consume(Shared& s, const CUtensorMap& dqkv, const TilePlan& plan, int warp) {
+__device__ __forceinline__ void consume(Shared& s, const CUtensorMap& dqkv, const AttentionRows& to,
+                                        const TilePlan& plan, int warp) {
     const Consumer me(warp);
     Place at;
     TilePlace tile_at;
@@ -163,6 +164,12 @@ __device__ __forceinline__ void consume(Shared& s, const CUtensorMap& dqkv, cons
         store_rows(dqkv, keys, mine.dk, kScale, kScale, tile, plan.NH + tile.h, row, plan.T, me.lane);
         store_rows(dqkv, values, mine.dv, 1, 1, tile, 2 * plan.NH + tile.h, row, plan.T, me.lane);
         stored.begin(me, tile_at.stage);
+        if (to.sums != nullptr) {
+            warpgroup_sync(1 + me.group);
+            int first = tile.first + me.group * kTileRows, behind = me.warp * kWarpElements;
+            sum_columns(to, keys - behind, tile, plan.NH + tile.h, first, plan.NH, me);
+            sum_columns(to, values - behind, tile, 2 * plan.NH + tile.h, first, plan.NH, me);
+        }
     }
     if (me.lane == 0) { bulk_wait_read<0>(); }
 }
@@ -186,7 +193,7 @@ __global__ __launch_bounds__(kThreads, 1) void attention_backward_dkv_wgmma_kern
             if (threadIdx.x == kGroups * kWarpgroup) { produce(s, qkv, dout, rows, plan, counter); }
         } else {
             more_registers<kConsumerRegisters>();
-            consume(s, dqkv, plan, warp);
+            consume(s, dqkv, rows, plan, warp);
         }
     }
 }

@@ -188,6 +188,10 @@ __device__ __forceinline__ void consume(Shared& s, const CUtensorMap& dqkv, cons
         store_rows(dqkv, queries.q + me.warp * kWarpElements, dq, kScale, kScale, tile, tile.h,
                    base + me.warp * kWarpRows, plan.T, me.lane);
         stored.begin(me, i);
+        if (to.sums != nullptr) {
+            warpgroup_sync(1 + me.group);
+            sum_columns(to, queries.q, tile, tile.h, base, plan.NH, me);
+        }
     }
     if (me.lane == 0) { bulk_wait_read<0>(); }
 }

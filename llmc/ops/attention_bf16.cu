@@ -2,7 +2,6 @@
 #include "llmc/ops/attention.h"
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/ops/attention_choose.h"
 #include "llmc/ops/attention_kernels.h"
 
 namespace llmc {
@@ -11,22 +10,22 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-template <typename... Pointers>
-AttentionKernels choose(int T, int HS, const Pointers*... tensors) {
-    require(HS >= 1 && HS <= kMaxHeadSize, "attention: head size must be 1 to 128");
-    bool aligned = (((uintptr_t)tensors % 16 == 0) && ...);
-    return choose_attention({.T = T, .HS = HS, .wgmma = has_attention_wgmma(), .aligned = aligned});
-}
-
 int padded(int T) { return (T + 63) / 64 * 64; }
 
 }  // namespace
+
+AttentionKernels attention_kernels(int T, int HS, std::initializer_list<const void*> tensors) {
+    require(HS >= 1 && HS <= kMaxHeadSize, "attention: head size must be 1 to 128");
+    bool aligned = true;
+    for (const void* at : tensors) { aligned = aligned && (uintptr_t)at % 16 == 0; }
+    return choose_attention({.T = T, .HS = HS, .wgmma = has_attention_wgmma(), .aligned = aligned});
+}
 
 template <>
 void attention_forward(bf16* out, float* lse, unsigned* counters, const bf16* qkv, int B, int T, int NH,
                        int HS, cudaStream_t stream) {
     if (B == 0 || T == 0) { return; }
-    if (choose(T, HS, out, qkv) == AttentionKernels::kWgmma) {
+    if (attention_kernels(T, HS, {out, qkv}) == AttentionKernels::kWgmma) {
         return attention_forward_wgmma(out, lse, counters, qkv, B, T, NH, stream);
     }
     attention_forward_mma_sync(out, lse, qkv, B, T, NH, HS, stream);
@@ -37,7 +36,7 @@ void attention_backward(bf16* dqkv, void* scratch, unsigned* counters, const bf1
                         const bf16* out, const float* lse, int B, int T, int NH, int HS,
                         cudaStream_t stream) {
     if (B == 0 || T == 0) { return; }
-    if (choose(T, HS, dqkv, dout, qkv, out, (const bf16*)scratch) == AttentionKernels::kWgmma) {
+    if (attention_kernels(T, HS, {dqkv, dout, qkv, out, scratch}) == AttentionKernels::kWgmma) {
         return attention_backward_wgmma(dqkv, scratch, counters, dout, qkv, out, lse, B, T, NH, stream);
     }
     attention_backward_mma_sync(dqkv, scratch, dout, qkv, out, lse, B, T, NH, HS, stream);
@@ -45,9 +44,9 @@ void attention_backward(bf16* dqkv, void* scratch, unsigned* counters, const bf1
 
 void attention_backward_wgmma(bf16* dqkv, void* scratch, unsigned* counters, const bf16* dout,
                               const bf16* qkv, const bf16* out, const float* lse, int B, int T, int NH,
-                              cudaStream_t stream) {
+                              cudaStream_t stream, float* sums) {
     float* numbers = (float*)scratch;
-    AttentionRows rows{numbers, numbers + (int64_t)B * NH * padded(T), padded(T)};
+    AttentionRows rows{numbers, numbers + (int64_t)B * NH * padded(T), padded(T), sums};
     attention_backward_dq_wgmma(dqkv, rows, counters + 1, dout, qkv, out, lse, B, T, NH, stream);
     attention_backward_dkv_wgmma(dqkv, rows, counters + 2, dout, qkv, B, T, NH, stream);
 }

@@ -12,6 +12,7 @@
 #include "llmc/cuda/exp2.cuh"
 #include "llmc/cuda/tensor_map.cuh"
 #include "llmc/cuda/wgmma.cuh"
+#include "llmc/ops/attention_kernels.h"
 #include "llmc/ops/attention_tiles.h"
 
 namespace llmc::attention_wgmma {
@@ -132,6 +133,34 @@ __device__ __forceinline__ void store_rows(const CUtensorMap& map, bf16* rows, c
     fence_proxy_async();
     __syncwarp();
     if (lane == 0 && t < T) { store_box(map, rows, head, t, tile.b); }
+}
+
+// The sums of the columns of a warpgroup's rows, which begin at row `first` and lie in shared memory `rows` as
+// store_rows() left them; those past the end of the sequence are 0. The warpgroup has met since.
+__device__ __forceinline__ void sum_columns(const AttentionRows& to, const bf16* rows, const Tile& tile,
+                                            int head, int first, int NH, const Consumer& me) {
+    int lane = me.lane;
+    asm volatile("" : "+r"(lane));  // addresses are worked out here: the walk has no registers to keep them
+    int column = sum_column(me.warp, lane);
+    const bf16* from[2];  // of steps 0 and 1; the others are whole atoms further
+#pragma unroll
+    for (int i = 0; i < 2; i++) { from[i] = rows + swizzled(sum_row(lane, i), column / 8) / 2 + column % 8; }
+    float2 sum{};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        uint32_t pair = *reinterpret_cast<const uint32_t*>(from[i % 2] + i / 2 * kAtomBytes / 2);
+        sum.x += __uint_as_float(pair << 16);
+        sum.y += __uint_as_float(pair & 0xffff0000u);
+    }
+#pragma unroll
+    for (int distance = 8; distance < kWarp; distance *= 2) {
+        sum.x += __shfl_xor_sync(kAllLanes, sum.x, distance);
+        sum.y += __shfl_xor_sync(kAllLanes, sum.y, distance);
+    }
+    fence_proxy_async();  // the copy engine will refill the rows
+    int64_t group = (int64_t)tile.b * (to.padded / kTileRows) + first / kTileRows;
+    float* at = to.sums + (group * 3 * NH + head) * kHeadSize + column;
+    if (lane < 8) { *reinterpret_cast<float2*>(at) = sum; }
 }
 
 // over the four lanes that share a row

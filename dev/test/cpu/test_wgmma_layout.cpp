@@ -121,3 +121,25 @@ TEST_CASE("wgmma layout: the mask of a tile on the diagonal") {
     }
     CHECK(wrong == 0);
 }
+
+TEST_CASE("wgmma layout: the sums of columns read each element of a tile once, from 32 banks at once") {
+    std::set<std::pair<int, int>> seen;
+    int wrong = 0;
+    for (int warp = 0; warp < 4; warp++) {
+        for (int step = 0; step < 16; step++) {
+            std::set<int> banks;
+            for (int lane = 0; lane < 32; lane++) {
+                int row = sum_row(lane, step), column = sum_column(warp, lane);
+                seen.emplace(row, column);
+                banks.insert(element_address(row, column) % 128 / 4);
+                // lanes whose sums are added share a column; a step is whole atoms behind step 0 or 1
+                wrong += column != sum_column(warp, lane % 8) || column % 2 != 0;
+                wrong += element_address(row, column) !=
+                         element_address(sum_row(lane, step % 2), column) + step / 2 * kAtomBytes;
+            }
+            CHECK(banks.size() == 32);
+        }
+    }
+    CHECK(wrong == 0);
+    CHECK(seen.size() == kTileRows * kTileColumns / 2);
+}

@@ -66,6 +66,35 @@ void check_attention(const AttentionShape& s, const Floats& given_qkv, const Flo
     expect_unchanged("attention " + shape, qkv, dout, given_out, given_lse, counters);
 }
 
+// The gradient of qkv's bias: of the dqkv that attention_backward() gives, the sums over all rows in fp32, the addition to
+// what was there, the rounding to Grad.
+template <typename Real, typename Grad>
+void check_attention_bias(const AttentionShape& s, bool accumulate) {
+    const int64_t N = (int64_t)s.B * s.T, columns = 3 * s.C();
+    const DeviceArray<Real> qkv(floats(N * columns, 1)), dout(floats(s.elements(), 2));
+    DeviceArray<Real> out(s.elements()), plain(N * columns), dqkv(N * columns);
+    DeviceArray<float> lse((int64_t)s.B * s.NH * s.T);
+    DeviceArray<Grad> dbias(accumulate ? floats(columns, 3) : Floats(columns, NAN));
+    Counters counters;
+    Scratch scratch(attention_backward_bias_scratch(s.B, s.T, s.NH, s.HS));
+    attention_forward(out.data(), lse.data(), counters.data(), qkv.data(), s.B, s.T, s.NH, s.HS, kStream);
+    attention_backward(plain.data(), scratch.data(), counters.data(), dout.data(), qkv.data(), out.data(),
+                       lse.data(), s.B, s.T, s.NH, s.HS, kStream);
+    Vector expected = accumulate ? dbias.values() : Vector(columns, 0.0), terms = absolute(expected);
+    attention_backward_bias(dbias.data(), accumulate, dqkv.data(), scratch.data(), counters.data(),
+                            dout.data(), qkv.data(), out.data(), lse.data(), s.B, s.T, s.NH, s.HS, kStream);
+    const std::string name =
+        "attention_backward_bias dbias " + type_names<Real, Grad>() + (accumulate ? " += " : " ") + s.text();
+    expect_same(name + ": dqkv", dqkv, plain.download());
+    const Vector rows = DeviceArray<Real>::widened(plain.download());
+    bias_backward_cpu(expected.data(), rows.data(), N, columns, columns);
+    bias_backward_cpu(terms.data(), absolute(rows).data(), N, columns, columns);
+    expect_near(name, dbias, expected,
+                [&](size_t i) { return stored<Grad>(u * (additions(N) + 2) * terms[i], expected[i]); });
+    check_guards(name + " scratch", scratch);
+    expect_unchanged(name, qkv, dout, counters);
+}
+
 template <typename Real>
 void check_attention(const AttentionShape& s, const AttentionCalls<Real>& calls = {}) {
     check_attention<Real>(s, floats(3 * s.elements(), 1, s.scale), floats(s.elements(), 2), calls);

@@ -28,6 +28,18 @@ TEST_CASE_TEMPLATE("attention: padded heads, sequences around the tiles' borders
     }
 }
 
+// heads of 64 are Hopper's in bf16, where T is at least 64: tiles that T fills and does not, rows that several tiles share
+TEST_CASE_TEMPLATE("attention_backward_bias", Real, float, bf16) {
+    constexpr AttentionShape shapes[] = {{1, 17, 2, 33},  {3, 63, 2, 64},  {1, 64, 1, 64},  {2, 65, 3, 64},
+                                         {1, 128, 2, 64}, {3, 193, 2, 64}, {2, 300, 5, 64}, {2, 130, 2, 80}};
+    for (const AttentionShape& s : shapes) {
+        for (bool accumulate : {false, true}) {
+            check_attention_bias<Real, float>(s, accumulate);
+            if (!std::is_same_v<Real, float>) { check_attention_bias<Real, Real>(s, accumulate); }
+        }
+    }
+}
+
 // every query sees its past alone: tokens after the 70th change nothing before
 TEST_CASE_TEMPLATE("attention_forward: the future does not matter", Real, float, bf16) {
     constexpr AttentionShape s = {1, 150, 2, 64};

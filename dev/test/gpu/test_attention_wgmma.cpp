@@ -25,7 +25,7 @@ const AttentionCalls<bf16> kMmaSync = {
 struct Run {
     int B, T, NH;
     DeviceArray<bf16> out, dqkv;
-    DeviceArray<float> lse;
+    DeviceArray<float> lse, dbias;
     Scratch scratch;
     Counters counters;
 
@@ -36,22 +36,26 @@ struct Run {
           out((int64_t)B * T * NH * kHS),
           dqkv(3 * out.size()),
           lse((int64_t)B * NH * T),
-          scratch(attention_backward_scratch(B, T, NH)) {}
+          dbias((int64_t)3 * NH * kHS),
+          scratch(attention_backward_bias_scratch(B, T, NH, kHS)) {}
 
     void start(const bf16* qkv, const bf16* dout, cudaStream_t stream = kStream) {
         attention_forward(out.data(), lse.data(), counters.data(), qkv, B, T, NH, kHS, stream);
-        attention_backward(dqkv.data(), scratch.data(), counters.data(), dout, qkv, out.data(), lse.data(), B,
-                           T, NH, kHS, stream);
+        attention_backward_bias(dbias.data(), false, dqkv.data(), scratch.data(), counters.data(), dout, qkv,
+                                out.data(), lse.data(), B, T, NH, kHS, stream);
     }
     void poison() {
         check_cuda(cudaMemset(out.data(), kPoison, out.size() * sizeof(bf16)));
         check_cuda(cudaMemset(dqkv.data(), kPoison, dqkv.size() * sizeof(bf16)));
-        check_cuda(cudaMemset(lse.data(), kPoison, lse.size() * sizeof(float)));
+        for (auto* x : {&lse, &dbias}) {
+            check_cuda(cudaMemset(x->data(), kPoison, x->size() * sizeof(float)));
+        }
     }
     int64_t differences(const Run& other) const {
         return count_differences(out.data(), other.out.data(), out.size() * sizeof(bf16)) +
                count_differences(dqkv.data(), other.dqkv.data(), dqkv.size() * sizeof(bf16)) +
-               count_differences(lse.data(), other.lse.data(), lse.size() * sizeof(float));
+               count_differences(lse.data(), other.lse.data(), lse.size() * sizeof(float)) +
+               count_differences(dbias.data(), other.dbias.data(), dbias.size() * sizeof(float));
     }
 };
 
