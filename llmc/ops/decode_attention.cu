@@ -31,26 +31,47 @@ struct ChunkPart {
     }
 };
 
-// The sums over the block's groups of what their lanes have, in a fixed order: those of a warp, then warp
-// after warp. total(c) for each column c < columns, by one thread; lanes * n columns.
-template <int lanes, int n, typename Total>
-__device__ void add_groups(float (&sum)[n], int columns, const Total& total) {
-    __shared__ float of_warp[kWarps][lanes * n];
+// What a warp has of its keys, and what a chunk has: the largest score, the sum of exponentials relative to it, and the
+// sums of values, each of which its lanes' groups have in part.
+template <int lanes, int n>
+struct WarpPart {
+    float x[2 + lanes * n];
+    __device__ void store(float largest, float exponentials, float (&sum)[n]) {
+        int lane = threadIdx.x % kWarp;
+        exponentials = add_groups(exponentials);
 #pragma unroll
-    for (int j = 0; j < n; j++) {
+        for (int j = 0; j < n; j++) { sum[j] = add_groups(sum[j]); }
+        if (lane == 0) {
+            x[0] = largest;
+            x[1] = exponentials;
+        }
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            if (lane < lanes) { x[2 + lane * n + j] = sum[j]; }
+        }
+    }
+    __device__ static float add_groups(float a) {
 #pragma unroll
         for (int distance = lanes; distance < kWarp; distance *= 2) {
-            sum[j] += __shfl_xor_sync(kAllLanes, sum[j], distance);
+            a += __shfl_xor_sync(kAllLanes, a, distance);
         }
-        int lane = threadIdx.x % kWarp;
-        if (lane < lanes) { of_warp[threadIdx.x / kWarp][lane * n + j] = sum[j]; }
+        return a;
     }
-    __syncthreads();
-    for (int c = threadIdx.x; c < columns; c += kBlock) {
+};
+
+// part (HS + 2) = what the block's warps have, warp after warp
+template <int lanes, int n>
+__device__ void merge_warps(float* part, const WarpPart<lanes, n> (&of_warp)[kWarps], int HS) {
+    float largest = -INFINITY, scale[kWarps];
+#pragma unroll
+    for (int w = 0; w < kWarps; w++) { largest = fmaxf(largest, of_warp[w].x[0]); }
+#pragma unroll
+    for (int w = 0; w < kWarps; w++) { scale[w] = exp2_approx(of_warp[w].x[0] - largest); }
+    for (int c = threadIdx.x; c < HS + 2; c += kBlock) {
         float all = 0;
 #pragma unroll
-        for (int w = 0; w < kWarps; w++) { all += of_warp[w][c]; }
-        total(c, all);
+        for (int w = 0; w < kWarps; w++) { all += scale[w] * of_warp[w].x[c]; }
+        part[c] = c == 0 ? largest : all;
     }
 }
 
@@ -84,22 +105,22 @@ __global__ void __launch_bounds__(kBlock)
         score[i] = first + i * Part::step < end ? dot * scale : -INFINITY;
         largest = fmaxf(largest, score[i]);
     }
-    largest = block_reduce(largest, -INFINITY, [](float a, float b) { return fmaxf(a, b); });
-    float sum[n] = {}, exponentials = 0;
+#pragma unroll
+    for (int distance = lanes; distance < kWarp; distance *= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+    }
+    float sum[n] = {}, exponentials = 0, base = largest == -INFINITY ? 0 : largest;  // a warp without keys
 #pragma unroll
     for (int i = 0; i < Part::keys; i++) {
-        float p = exp2_approx(score[i] - largest);
-        exponentials += threadIdx.x % lanes == 0 ? p : 0;
+        float p = exp2_approx(score[i] - base);
+        exponentials += p;
 #pragma unroll
         for (int j = 0; j < n; j++) { sum[j] += p * (float)values.x[i].at[j]; }
     }
-    exponentials = block_sum(exponentials);
-    float* part = parts + ((int64_t)head * gridDim.x + chunk) * (cache.HS + 2);
-    if (threadIdx.x == 0) {
-        part[0] = largest;
-        part[1] = exponentials;
-    }
-    add_groups<lanes>(sum, cache.HS, [part](int column, float all) { part[2 + column] = all; });
+    __shared__ WarpPart<lanes, n> of_warp[kWarps];
+    of_warp[threadIdx.x / kWarp].store(largest, exponentials, sum);
+    __syncthreads();
+    merge_warps(parts + ((int64_t)head * gridDim.x + chunk) * (cache.HS + 2), of_warp, cache.HS);
 }
 
 // a thread per element of keys and values

@@ -4,7 +4,8 @@
 // A row of the weight belongs to a team of 1 to 8 warps, by its length, so that a lane has up to kAhead
 // vectors of it, all under way before the vector is there. Time is what memory needs for the weights, as long
 // as enough is under way; so blocks of the kernels behind a kernel begin as soon as there is room, ask for
-// their weights, and wait.
+// their weights, and wait. What they do after the wait adds to every token's time, 5 times a layer: nothing
+// that could be asked for before is asked for then, and what is asked for then is asked for at once.
 #include "llmc/ops/decode.cuh"
 
 #include "llmc/cuda/exp2.cuh"
@@ -21,74 +22,157 @@ constexpr int kAhead = 4;      // vectors of a row that a lane asks for at once
 constexpr int kResident = 4;   // blocks of a multiprocessor, at once
 constexpr float kEps = 1e-5f;  // GPT-2's, of layernorm
 
-// ---- inputs: ready() gives the vector (C) to all threads; room: C floats of shared memory, if kRoom
-// ---------
+// ---- inputs: ask() before the wait; ready() gives the vector (C) to all threads; room: C floats of shared memory, if
+// kRoom; n: columns that a thread takes at once ----------------------------------------------------------------------
 
 struct Given {
     static constexpr bool kRoom = false;
     const float* x;
-    __device__ const float* ready(float*, int) const { return x; }
+    bool is_aligned() const { return aligned(x); }
+    template <int n>
+    struct Asked {
+        __device__ Asked(const Given&, int) {}
+        __device__ const float* ready(const Given& from, float*, int) const { return from.x; }
+    };
 };
+
+// The sum over all threads of a block, the same in each. of_warp is not read or written before the next
+// __syncthreads(), nor since the last one.
+__device__ inline float block_total(float x, float (&of_warp)[kWarps]) {
+    x = warp_sum(x);
+    if (threadIdx.x % kWarp == 0) { of_warp[threadIdx.x / kWarp] = x; }
+    __syncthreads();
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; w++) { total += of_warp[w]; }
+    return total;
+}
 
 template <typename T>
 struct Normalised {
     static constexpr bool kRoom = true;
     const float* x;
     DecodeNorm<T> norm;
-    __device__ const float* ready(float* room, int C) const {
-        float sum = 0, squares = 0;
-        for (int c = threadIdx.x; c < C; c += kBlock) { sum += room[c] = x[c]; }
-        float mean = block_sum(sum) / (float)C;
-        for (int c = threadIdx.x; c < C; c += kBlock) { squares += (room[c] - mean) * (room[c] - mean); }
-        float rstd = rsqrtf(block_sum(squares) / (float)C + kEps);
-        for (int c = threadIdx.x; c < C; c += kBlock) {
-            room[c] = (room[c] - mean) * rstd * (float)norm.weight[c] + (float)norm.bias[c];
+    bool is_aligned() const { return aligned(x) && aligned(norm.weight) && aligned(norm.bias); }
+    // A thread has columns threadIdx.x * n on, in registers, and where a row is longer every kBlock * n further.
+    template <int n>
+    struct Asked {
+        Elements<T, n> weight{}, bias{};
+        __device__ Asked(const Normalised& from, int C) {
+            int first = threadIdx.x * n;
+            if (first < C) {
+                weight = load_constant<n>(from.norm.weight + first);
+                bias = load_constant<n>(from.norm.bias + first);
+            }
         }
-        __syncthreads();
-        return room;
-    }
+        __device__ const float* ready(const Normalised& from, float* room, int C) const {
+            __shared__ float of_warp[2][kWarps];
+            const int first = threadIdx.x * n, step = kBlock * n;
+            Elements<float, n> mine{};
+            if (first < C) { mine = load<n>(from.x + first); }
+#pragma unroll 1
+            for (int c = first + step; c < C; c += step) { store(room + c, load<n>(from.x + c)); }
+            auto each = [&](auto use) {
+                if (first < C) { use(mine, first); }
+#pragma unroll 1
+                for (int c = first + step; c < C; c += step) { use(load<n>(room + c), c); }
+            };
+            float sum = 0, squares = 0;
+            each([&](const Elements<float, n>& v, int) {
+#pragma unroll
+                for (int j = 0; j < n; j++) { sum += v.at[j]; }
+            });
+            float mean = block_total(sum, of_warp[0]) / (float)C;
+            each([&](const Elements<float, n>& v, int) {
+#pragma unroll
+                for (int j = 0; j < n; j++) { squares += (v.at[j] - mean) * (v.at[j] - mean); }
+            });
+            float rstd = rsqrtf(block_total(squares, of_warp[1]) / (float)C + kEps);
+            each([&](Elements<float, n> v, int c) {
+                auto w = c == first ? weight : load_constant<n>(from.norm.weight + c);
+                auto b = c == first ? bias : load_constant<n>(from.norm.bias + c);
+#pragma unroll
+                for (int j = 0; j < n; j++) {
+                    v.at[j] = (v.at[j] - mean) * rstd * as_float(w, j) + as_float(b, j);
+                }
+                store(room + c, v);
+            });
+            __syncthreads();
+            return room;
+        }
+    };
 };
 
-// attention's output: the sums of the chunks, each scaled from its own largest score to the largest of all
+// Attention's output: the sums of the chunks, each scaled from its own largest score to the largest of all.
+// pair: 2, or 1 where heads are of an odd size
+template <int pair>
 struct Merged {
     static constexpr bool kRoom = true;
+    static constexpr int kChunks = 4;  // asked for at once
     const float* parts;
     const DecodeStep* step;
     int HS, most_chunks;
-    __device__ const float* ready(float* room, int C) const {
-        int chunks = step->position / kDecodeChunk + 1;
-        for (int c = threadIdx.x; c < C; c += kBlock) {
-            const float* part = parts + (int64_t)(c / HS) * most_chunks * (HS + 2);
-            float largest = -INFINITY, total = 0, sum = 0;
-            for (int i = 0; i < chunks; i++) { largest = fmaxf(largest, part[i * (HS + 2)]); }
-#pragma unroll 4
-            for (int i = 0; i < chunks; i++) {
-                const float* of_chunk = part + i * (HS + 2);
-                float scale = exp2_approx(of_chunk[0] - largest);
-                total += scale * of_chunk[1];
-                sum += scale * of_chunk[2 + c % HS];
-            }
-            room[c] = sum / total;
+    bool is_aligned() const { return true; }
+    template <int>
+    struct Asked {
+        __device__ Asked(const Merged&, int) {}
+        __device__ const float* ready(const Merged& from, float* room, int C) const {
+            int chunks = from.step->position / kDecodeChunk + 1;
+            for (int c = threadIdx.x * pair; c < C; c += kBlock * pair) { from.merge(room, c, chunks); }
+            __syncthreads();
+            return room;
         }
-        __syncthreads();
-        return room;
+    };
+    __device__ void merge(float* room, int c, int chunks) const {
+        const float* part = parts + (int64_t)(c / HS) * most_chunks * (HS + 2);
+        float largest = -INFINITY, total = 0, sum[pair] = {};
+#pragma unroll 1
+        for (int first = 0; first < chunks; first += kChunks) {
+            float scores[kChunks], totals[kChunks], now = largest;
+            Elements<float, pair> sums[kChunks];
+#pragma unroll
+            for (int i = 0; i < kChunks; i++, part += HS + 2) {
+                bool exists = first + i < chunks;
+                scores[i] = exists ? part[0] : -INFINITY;
+                totals[i] = exists ? part[1] : 0;
+                sums[i] = exists ? load<pair>(part + 2 + c % HS) : Elements<float, pair>{};
+            }
+#pragma unroll
+            for (int i = 0; i < kChunks; i++) { now = fmaxf(now, scores[i]); }
+            float keep = exp2_approx(largest - now);
+            largest = now;
+            total *= keep;
+#pragma unroll
+            for (int j = 0; j < pair; j++) { sum[j] *= keep; }
+#pragma unroll
+            for (int i = 0; i < kChunks; i++) {
+                float scale = exp2_approx(scores[i] - largest);
+                total += scale * totals[i];
+#pragma unroll
+                for (int j = 0; j < pair; j++) { sum[j] += scale * sums[i].at[j]; }
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < pair; j++) { room[c + j] = sum[j] / total; }
     }
 };
 
-// ---- outputs: one thread calls with each row and its sum, the bias added
-// ------------------------------------
+// ---- outputs: one thread calls with each row, its sum, the bias added, and what was `before`, asked for ahead ----------
 
 struct Store {
     float* out;
-    __device__ void operator()(int row, float sum) const { out[row] = sum; }
+    __device__ float before(int) const { return 0; }
+    __device__ void operator()(int row, float sum, float) const { out[row] = sum; }
 };
 struct StoreGelu {
     float* out;
-    __device__ void operator()(int row, float sum) const { out[row] = gelu(sum); }
+    __device__ float before(int) const { return 0; }
+    __device__ void operator()(int row, float sum, float) const { out[row] = gelu(sum); }
 };
 struct Add {
     float* out;
-    __device__ void operator()(int row, float sum) const { out[row] += sum; }
+    __device__ float before(int row) const { return out[row]; }
+    __device__ void operator()(int row, float sum, float before) const { out[row] = before + sum; }
 };
 
 // row h * HS + c of q's, of the keys' and of the values' NH * HS rows
@@ -97,10 +181,11 @@ struct ToCache {
     float* q;
     CacheLayer<T> cache;
     const DecodeStep* step;
-    __device__ void operator()(int row, float sum) const {
+    __device__ int before(int) const { return step->position; }
+    __device__ void operator()(int row, float sum, int position) const {
         int C = cache.NH * cache.HS, which = row / C, head = row % C / cache.HS, c = row % cache.HS;
         int stride = cache_row<T>(cache.HS);
-        int64_t at = ((int64_t)head * cache.maxT + step->position) * stride + c;
+        int64_t at = ((int64_t)head * cache.maxT + position) * stride + c;
         if (which == 0) {
             q[head * stride + c] = sum;
         } else {
@@ -143,6 +228,19 @@ struct RowPart {
     }
 };
 
+// The first quarter of a kernel's blocks ask for the rest's weights, into L2: the kernel before leaves no room for all
+// blocks, and those that begin only when it has ended find their weights there.
+template <typename T>
+__device__ void prefetch_weights(const DecodeLinear<T>& linear, int rows) {
+    int quarter = (gridDim.x + 3) / 4;
+    if (threadIdx.x != 0 || (int)blockIdx.x >= quarter) { return; }
+    for (int block = blockIdx.x + quarter; block < (int)gridDim.x; block += quarter) {
+        int row = block * rows;
+        bulk_prefetch(linear.weight + (int64_t)row * linear.C,
+                      (unsigned)(min(rows, linear.OC - row) * linear.C * sizeof(T)));
+    }
+}
+
 // n: elements of a vector of the weight, whose rows are whole vectors; team: warps of a row
 template <typename T, int n, typename Input, typename Output>
 __global__ void __launch_bounds__(kBlock, kResident)
@@ -153,17 +251,30 @@ __global__ void __launch_bounds__(kBlock, kResident)
     int first = threadIdx.x % (team * kWarp) * n, step = team * kWarp * n;
     int row = (int)blockIdx.x * at_once + warp / team;
     const T* weight = linear.weight + (int64_t)row * C;
+    bool writes = first == 0;
     RowPart<T, n> part;
-    if (row < linear.OC) { part.ask(weight, first, step, C); }
+    float bias = 0;
+    auto ask = [&] {
+        if (row >= linear.OC) { return; }
+        part.ask(weight, first, step, C);
+        if (writes && linear.bias != nullptr) { bias = (float)load_constant<1>(linear.bias + row).at[0]; }
+    };
+    ask();
+    const typename Input::template Asked<n> asked(input, C);
+    if constexpr (kSm90) { prefetch_weights(linear, at_once); }
     wait_for_earlier();
-    const float* vector = input.ready(room, C);
+    auto before = writes && row < linear.OC ? output.before(row) : 0;
+    const float* vector = asked.ready(input, room, C);
     // all threads of a block go round together
     for (int begin = (int)blockIdx.x * at_once; begin < linear.OC; begin += (int)gridDim.x * at_once) {
         float sum = row < linear.OC ? part.dot(weight, vector, first, step, C) : 0;
         int now = row;
+        float bias_now = bias;
+        auto before_now = before;
         row += (int)gridDim.x * at_once;
         weight = linear.weight + (int64_t)row * C;
-        if (row < linear.OC) { part.ask(weight, first, step, C); }
+        ask();
+        if (writes && row < linear.OC) { before = output.before(row); }
         sum = warp_sum(sum);
         if (team > 1) {
             __syncthreads();  // of_warp may still be read
@@ -172,9 +283,7 @@ __global__ void __launch_bounds__(kBlock, kResident)
             sum = 0;
             for (int w = 0; w < team; w++) { sum += of_warp[warp / team * team + w]; }
         }
-        if (now < linear.OC && threadIdx.x % (team * kWarp) == 0) {
-            output(now, sum + (linear.bias != nullptr ? (float)linear.bias[now] : 0.0f));
-        }
+        if (now < linear.OC && writes) { output(now, sum + bias_now, before_now); }
     }
 }
 
@@ -193,7 +302,7 @@ void matvec(const DecodeLinear<T>& linear, const Input& input, const Output& out
     require(linear.C > 0 && linear.OC > 0 && (!Input::kRoom || linear.C <= kMostDecodeC),
             "decode: a layer of this width does not fit");
     constexpr int n = Vec<T>::size;
-    if (linear.C % n == 0 && aligned(linear.weight)) {
+    if (linear.C % n == 0 && aligned(linear.weight) && input.is_aligned()) {
         launch<n>(linear, input, output, stream);
     } else {
         launch<1>(linear, input, output, stream);
@@ -241,7 +350,12 @@ template <typename T>
 void decode_attproj(float* x, const float* parts, const CacheLayer<T>& cache, const DecodeLinear<T>& linear,
                     const DecodeStep* step, cudaStream_t stream) {
     require(linear.C == cache.NH * cache.HS, "decode_attproj: its input is all heads' output");
-    matvec(linear, Merged{parts, step, cache.HS, ceil_div(cache.maxT, kDecodeChunk)}, Add{x}, stream);
+    int chunks = ceil_div(cache.maxT, kDecodeChunk);
+    if (cache.HS % 2 == 0) {
+        matvec(linear, Merged<2>{parts, step, cache.HS, chunks}, Add{x}, stream);
+    } else {
+        matvec(linear, Merged<1>{parts, step, cache.HS, chunks}, Add{x}, stream);
+    }
 }
 
 template <typename T>
