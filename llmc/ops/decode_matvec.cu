@@ -57,14 +57,11 @@ struct Normalised {
     // A thread has columns threadIdx.x * n on, in registers, and where a row is longer every kBlock * n further.
     template <int n>
     struct Asked {
-        Elements<T, n> weight{}, bias{};
-        __device__ Asked(const Normalised& from, int C) {
-            int first = threadIdx.x * n;
-            if (first < C) {
-                weight = load_constant<n>(from.norm.weight + first);
-                bias = load_constant<n>(from.norm.bias + first);
-            }
-        }
+        Elements<T, n> weight, bias;
+        // of threads without columns the last ones: a choice of values would wait for them here
+        __device__ Asked(const Normalised& from, int C)
+            : weight(load_constant<n>(from.norm.weight + min((int)threadIdx.x * n, C - n))),
+              bias(load_constant<n>(from.norm.bias + min((int)threadIdx.x * n, C - n))) {}
         __device__ const float* ready(const Normalised& from, float* room, int C) const {
             __shared__ float of_warp[2][kWarps];
             const int first = threadIdx.x * n, step = kBlock * n;
@@ -124,18 +121,20 @@ struct Merged {
         }
     };
     __device__ void merge(float* room, int c, int chunks) const {
-        const float* part = parts + (int64_t)(c / HS) * most_chunks * (HS + 2);
+        int head = c / HS, stride = HS + 2;
+        const float *part = parts + (int64_t)head * most_chunks * stride, *values = part + 2 + c - head * HS;
         float largest = -INFINITY, total = 0, sum[pair] = {};
 #pragma unroll 1
         for (int first = 0; first < chunks; first += kChunks) {
             float scores[kChunks], totals[kChunks], now = largest;
             Elements<float, pair> sums[kChunks];
 #pragma unroll
-            for (int i = 0; i < kChunks; i++, part += HS + 2) {
+            for (int i = 0; i < kChunks; i++) {
+                int at = min(first + i, chunks - 1) * stride;  // no branch: all are asked for at once
                 bool exists = first + i < chunks;
-                scores[i] = exists ? part[0] : -INFINITY;
-                totals[i] = exists ? part[1] : 0;
-                sums[i] = exists ? load<pair>(part + 2 + c % HS) : Elements<float, pair>{};
+                scores[i] = exists ? part[at] : -INFINITY;
+                totals[i] = part[at + 1];
+                sums[i] = load<pair>(values + at);
             }
 #pragma unroll
             for (int i = 0; i < kChunks; i++) { now = fmaxf(now, scores[i]); }
@@ -191,6 +190,14 @@ struct ToCache {
         } else {
             (which == 1 ? cache.keys : cache.values)[at] = (T)sum;
         }
+        if constexpr (kSm90) { prefetch(row, position); }
+    }
+    // what attention will read of one head's keys or values, into L2
+    __device__ void prefetch(int number, int position) const {
+        if (number >= 2 * cache.NH) { return; }
+        int64_t head = (int64_t)(number / 2) * cache.maxT * cache_row<T>(cache.HS);
+        bulk_prefetch((number % 2 == 0 ? cache.keys : cache.values) + head,
+                      (unsigned)(position * cache_row<T>(cache.HS) * sizeof(T)));
     }
 };
 
@@ -219,7 +226,10 @@ struct RowPart {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < kAhead; i++) {
-            if (first + i * step < C) { sum += dot(x[i], vector + first + i * step); }
+            // no branch: all pieces of the vector are asked for at once, some for nothing
+            int c = first + i * step;
+            float more = dot(x[i], vector + min(c, C - n));
+            sum += c < C ? more : 0;
         }
         for (int c = first + kAhead * step; c < C; c += step) {
             sum += dot(load_constant<n>(row + c), vector + c);
@@ -247,17 +257,17 @@ __global__ void __launch_bounds__(kBlock, kResident)
     matvec_kernel(DecodeLinear<T> linear, int team, Input input, Output output) {
     extern __shared__ __align__(16) float room[];
     __shared__ float of_warp[kWarps];
-    int warp = threadIdx.x / kWarp, at_once = kWarps / team, C = linear.C;
+    int warp = threadIdx.x / kWarp, at_once = kWarps / team, mine = warp / team, C = linear.C;
     int first = threadIdx.x % (team * kWarp) * n, step = team * kWarp * n;
-    int row = (int)blockIdx.x * at_once + warp / team;
+    int row = (int)blockIdx.x * at_once + mine;
     const T* weight = linear.weight + (int64_t)row * C;
     bool writes = first == 0;
     RowPart<T, n> part;
-    float bias = 0;
+    Elements<T, 1> bias{};
     auto ask = [&] {
         if (row >= linear.OC) { return; }
         part.ask(weight, first, step, C);
-        if (writes && linear.bias != nullptr) { bias = (float)load_constant<1>(linear.bias + row).at[0]; }
+        if (writes && linear.bias != nullptr) { bias = load_constant<1>(linear.bias + row); }
     };
     ask();
     const typename Input::template Asked<n> asked(input, C);
@@ -269,7 +279,7 @@ __global__ void __launch_bounds__(kBlock, kResident)
     for (int begin = (int)blockIdx.x * at_once; begin < linear.OC; begin += (int)gridDim.x * at_once) {
         float sum = row < linear.OC ? part.dot(weight, vector, first, step, C) : 0;
         int now = row;
-        float bias_now = bias;
+        float bias_now = as_float(bias, 0);
         auto before_now = before;
         row += (int)gridDim.x * at_once;
         weight = linear.weight + (int64_t)row * C;
@@ -281,7 +291,8 @@ __global__ void __launch_bounds__(kBlock, kResident)
             if (threadIdx.x % kWarp == 0) { of_warp[warp] = sum; }
             __syncthreads();
             sum = 0;
-            for (int w = 0; w < team; w++) { sum += of_warp[warp / team * team + w]; }
+#pragma unroll
+            for (int w = 0; w < kWarps; w++) { sum += w < team ? of_warp[mine * team + w] : 0; }
         }
         if (now < linear.OC && writes) { output(now, sum + bias_now, before_now); }
     }
