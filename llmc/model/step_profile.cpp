@@ -188,7 +188,7 @@ StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gr
     }
     work.streams = {
         {Part::kClassifier, 1, 1, 1, (double)N * Vp * value_bytes},
-        {Part::kBias, L, 1, 0, 7 * row},  // of qkv and of fc; the other two come out of layernorm backward
+        {Part::kBias, L, 1, 0, 4 * row},  // of fc; qkv's comes out of attention, two out of layernorm backward
         {Part::kLayerNormForward, 2 * L, 2, 2, row},
         {Part::kLayerNormForward, 1, 1, 1, row},
         {Part::kLayerNormBackward, 2 * L, 3, 1, row},

@@ -126,7 +126,7 @@ TEST_CASE("profile: the work of a step, and its floors") {
     CHECK(floors[(int)Part::kAttentionBackward].ms ==
           doctest::Approx(p.work.attention.backward_flop * 1e-12));
     CHECK(floors[(int)Part::kClassifier].ms == doctest::Approx(2 * 65536.0 * 50304 * 2 * 1e-10));
-    CHECK(floors[(int)Part::kBias].ms == doctest::Approx(12 * 7 * 65536.0 * 768 * 2 * 1e-10));
+    CHECK(floors[(int)Part::kBias].ms == doctest::Approx(12 * 4 * 65536.0 * 768 * 2 * 1e-10));
     CHECK(floors[(int)Part::kFills].ms == 0);
     // what moves a tensor is slower than what computes it
     for (StreamRoof& roof : p.roofs) { roof.bytes_per_s = 1e9; }
