@@ -245,7 +245,7 @@ std::vector<uint64_t> GPT2<T, Grad>::parameter_hashes() const {
     for (int t = 0; t < kNumTensors; t++) {
         for_each_piece(m.config, m.layout, t, 0, tensor_total(m.config, t),
                        [&](int64_t element, int64_t first, int64_t n) {
-                           const auto words = ceil_div<int64_t>(n * (int64_t)sizeof(T), sizeof(uint32_t));
+                           const int64_t words = (n * (int64_t)sizeof(T) + 3) / 4;
                            add_checksum((uint64_t*)sums.data() + t, (const uint32_t*)(m.mem.params + element),
                                         words, first, m.stream);  // between tensors there are zeros
                        });
