@@ -13,16 +13,16 @@
 using namespace llmc;
 
 template <typename T>
-using Launch = void(T* logits, float* losses, const int32_t* targets, float dloss, int64_t N, int V, int Vp,
-                    cudaStream_t stream, int block);
+using Launch = void(T* logits, float* losses, const int32_t* targets, const float* dloss, int64_t N, int V,
+                    int Vp, cudaStream_t stream, int block);
 
 template <typename T>
 Version rung(const char* name, const char* idea, std::function<Launch<T>> launch, const Traits& traits = {}) {
     auto run = [launch](const TensorSet& t, const Problem& p, int block, cudaStream_t stream) {
         if (p.N == 0) { return; }
         auto* targets = reinterpret_cast<const int32_t*>(t.get<float>("targets"));
-        launch(t.get<T>("logits"), t.get<float>("losses"), targets, kProblemDloss, p.N, vocabulary_of(p.C),
-               p.C, stream, block);
+        launch(t.get<T>("logits"), t.get<float>("losses"), targets, t.get<float>("dloss"), p.N,
+               vocabulary_of(p.C), p.C, stream, block);
     };
     return {.name = name,
             .idea = idea,
@@ -39,14 +39,14 @@ std::vector<Version> ladder() {
                 {.blocks = {256, 512, 1024}}),
         rung<T>(
             "general", "maximum and sum in one pass, vectors",
-            [](T* logits, float* losses, const int32_t* targets, float dloss, int64_t N, int V, int Vp,
+            [](T* logits, float* losses, const int32_t* targets, const float* dloss, int64_t N, int V, int Vp,
                cudaStream_t stream, int) {
                 classifier_forward_backward_general(logits, losses, targets, dloss, N, V, Vp, stream);
             },
             no_knob),
         rung<T>(
             "ship", "row in shared memory where it fits",
-            [](T* logits, float* losses, const int32_t* targets, float dloss, int64_t N, int V, int Vp,
+            [](T* logits, float* losses, const int32_t* targets, const float* dloss, int64_t N, int V, int Vp,
                cudaStream_t stream,
                int) { classifier_forward_backward(logits, losses, targets, dloss, N, V, Vp, stream); },
             shipped),

@@ -97,6 +97,9 @@ inline Problem classifier_problem(Dtype dtype, Shape shape, Inputs kind, const C
         return (*rows)[row].loss_error(logit(row, target_of(row)));
     };
     p.in.push_back({"targets", Dtype::kFp32, targets, Extent::kRows});
+    p.in.push_back({"dloss", Dtype::kFp32,
+                    make_values(Dtype::kFp32, p.N, 1, [](int64_t, int) { return kProblemDloss; }),
+                    Extent::kRows});
     p.out.push_back({"logits", dtype, p.N, C, truth, bound, Extent::kMatrix, logits});
     p.out.push_back({"losses", Dtype::kFp32, p.N, 1, share(std::move(losses)), loss_bound, Extent::kRows});
     return p;

@@ -81,8 +81,9 @@ public:
             optimizer_.add_group(k);
         }
         const StepParams params{.step = number, .lr = 1e-2, .weight_decay = 0.1, .clip = 1};
-        optimizer_.decide(60, params);
-        optimizer_.update(params);
+        const StepInputs inputs = step_inputs(params, 60);
+        optimizer_.decide(&inputs);
+        optimizer_.update(&inputs, {params.beta1, params.beta2, params.eps});
         optimizer_.wait();
         return *state_.decision;
     }

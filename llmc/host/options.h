@@ -79,6 +79,7 @@ struct Options {
     bool quiet = false;
     bool dry_run = false;
     std::string tune_gemm;  // file of the fastest algorithms for products, searched if it is not there; "" = no
+    int graph = 1;  // 1: a step's launches are recorded once and repeated as a CUDA graph; 0: launched anew
     std::string profile;  // instead of training, what a step takes goes to this file; "" = no
 
     uint64_t seed = 42;

@@ -421,6 +421,16 @@ inline const OptionRow kTrainingTable[] = {
      .cpu_only = "none",
      .help = "the fastest algorithms for this model's matrix products on this GPU: searched for half a "
              "minute and written to FILE if it is not there, read if it is. Same FILE, same bits"},
+    {.name = "graph",
+     .value = "0|1",
+     .field = &S::graph,
+     .lo = 0,
+     .hi = 1,
+     .also = "cuda-graph cuda-graphs graphs",
+     .cpu_only = "1",
+     .help =
+         "1 = in a job of one rank, the launches of a step are recorded once and repeated as a CUDA graph; "
+         "0 = each is launched anew, as in all other jobs. Same bits"},
     {.name = "seed",
      .value = "N",
      .field = &S::seed,

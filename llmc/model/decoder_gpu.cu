@@ -6,6 +6,7 @@
 
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/device_memory.cuh"
+#include "llmc/cuda/graph.cuh"
 #include "llmc/layernorm/layernorm.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/decode.h"
@@ -15,27 +16,6 @@
 namespace llmc {
 
 namespace {
-
-class Graph {
-public:
-    // what enqueue() puts on the stream
-    template <typename Enqueue>
-    Graph(cudaStream_t stream, const Enqueue& enqueue) {
-        cudaGraph_t graph = nullptr;
-        check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        enqueue();
-        check(cudaStreamEndCapture(stream, &graph));
-        cudaError_t status = cudaGraphInstantiate(&graph_, graph, 0);
-        cudaGraphDestroy(graph);
-        check(status);
-    }
-    ~Graph() { cudaGraphExecDestroy(graph_); }
-    Graph(const Graph&) = delete;
-    void launch(cudaStream_t stream) const { check(cudaGraphLaunch(graph_, stream)); }
-
-private:
-    cudaGraphExec_t graph_ = nullptr;
-};
 
 // all device memory, in one block
 template <typename T>

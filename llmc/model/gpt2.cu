@@ -1,16 +1,20 @@
 // GPT-2 on a GPU: see gpt2.h. The layers in order are in gpt2_network.cuh, the optimizer and the other ranks
 // in gpt2_optimizer.cuh; here is what surrounds them: batches in, results out. Everything is queued on one
-// stream; only evaluate(), finish(), load(), save() and gather() wait.
+// stream; only evaluate(), finish(), load(), save() and gather() wait. What a micro-batch launches is recorded
+// when it is due for the second time, and repeated as a graph: what changes from step to step is in StepInputs.
 #include "llmc/model/gpt2.h"
 
 #include <cuda_bf16.h>
 #include <chrono>
+#include <compare>
 #include <deque>
 #include <exception>
+#include <map>
 #include <string>
 #include <thread>
 
 #include "llmc/cuda/checksum.cuh"
+#include "llmc/cuda/graph.cuh"
 #include "llmc/host/stop_signal.h"
 #include "llmc/model/gpt2_network.cuh"
 #include "llmc/model/gpt2_optimizer.cuh"
@@ -46,6 +50,17 @@ void check_config(const GPT2Config& c, int B, int seq_len) {
     }
 }
 
+// What decides which kernels a micro-batch launches, and with which arguments.
+struct MicroStep {
+    int B, T;
+    int group;        // of this rank
+    bool accumulate;  // its gradients are added to those of the micro-batches before it
+    bool ends_group, ends_step;
+    AdamWConstants adamw;
+    TokenFeed::Uploaded at;
+    auto operator<=>(const MicroStep&) const = default;
+};
+
 }  // namespace
 
 template <typename T, typename Grad>
@@ -70,6 +85,8 @@ struct GPT2<T, Grad>::Impl {
     TokenFeed feed;
     Comm* comm;  // null: no other ranks
     GPT2Optimizer<T, Grad> optimizer;
+    // of what has been due; null until it is due again
+    std::map<MicroStep, std::unique_ptr<Graph>> graphs;
     int64_t updates = 0;   // as far as the host has been told
     bool finished = true;  // nothing is under way
     int rows = 0;          // of the last evaluate()
@@ -88,7 +105,7 @@ struct GPT2<T, Grad>::Impl {
           seq_len(seq_len),
           block(Memory(c, B, seq_len, s, Arena()).plan.total()),
           network(c, s, Memory(c, B, seq_len, s, Arena(block.data())), stream),
-          feed(mem.tokens, (int64_t)B * seq_len),
+          feed(mem.feed, (int64_t)B * seq_len),
           comm(s.ranks > 1 ? s.comm : nullptr),
           optimizer(c, s, mem, comm != nullptr ? make_device_comm(*comm, block.bytes()) : nullptr, stream) {
         if (comm != nullptr) {
@@ -104,7 +121,8 @@ struct GPT2<T, Grad>::Impl {
 
     void check_batch(const Batch& batch) const;
     int64_t count_targets(std::span<const Batch> micro_batches) const;
-    bool add_gradients(std::span<const Batch> micro_batches, int64_t targets, double* loss_sum, bool last);
+    void launch(const MicroStep& s);
+    void enqueue(const Batch& batch, const StepInputs& inputs, MicroStep s);
     Pending take_pending();
 };
 
@@ -133,33 +151,43 @@ int64_t GPT2<T, Grad>::Impl::count_targets(std::span<const Batch> micro_batches)
     return targets;
 }
 
-// The gradients of a group, of the mean loss of so many targets, and the sum of its losses in *loss_sum.
-// False: a stop was asked for between two batches; last: of the groups of a step.
+// From a micro-batch to its gradients, and what follows the last one of a group or of the step. Of one rank: what
+// this queues depends on its argument alone, and on nothing that an earlier call has left in the host's memory.
 template <typename T, typename Grad>
-bool GPT2<T, Grad>::Impl::add_gradients(std::span<const Batch> micro_batches, int64_t targets,
-                                        double* loss_sum, bool last) {
-    optimizer.round_weights();
-    finished = false;
-    for (size_t k = 0; k < micro_batches.size(); k++) {
-        const Batch& batch = micro_batches[k];
-        int64_t N = (int64_t)batch.B * batch.T;
-        auto [tokens, target_ids] = feed.upload(batch, stream);
-        network.forward(batch, tokens);
-        classifier_forward_backward(mem.logits, mem.losses, target_ids, (float)(1.0 / (double)targets), N,
-                                    config.vocab_size, config.padded_vocab_size, stream);
-        sum_losses(loss_sum, mem.losses, N, k > 0, stream);
-        if (comm != nullptr && k + 1 == micro_batches.size()) {
-            network.after_backward = [this](int l) { optimizer.send_layer(l); };
-        }
-        network.backward(batch, tokens, k > 0);
-        network.after_backward = nullptr;
-        feed.done(stream);
-        if (last && k + 1 == micro_batches.size()) { break; }
-        bool stop = stop_requested != 0;
-        if (comm != nullptr) { stop = comm->root_says("whether to stop", stop); }
-        if (stop) { return false; }
+void GPT2<T, Grad>::Impl::launch(const MicroStep& s) {
+    int64_t N = (int64_t)s.B * s.T;
+    network.forward(s.B, s.T, s.at.tokens);
+    classifier_forward_backward(mem.logits, mem.losses, s.at.targets, &s.at.inputs->loss_scale, N,
+                                config.vocab_size, config.padded_vocab_size, stream);
+    sum_losses(optimizer.loss_sum(s.group), mem.losses, N, s.accumulate, stream);
+    if (comm != nullptr && s.ends_group) {
+        network.after_backward = [this](int l) { optimizer.send_layer(l); };
     }
-    return true;
+    network.backward(s.B, s.T, s.at.tokens, s.accumulate);
+    network.after_backward = nullptr;
+    if (s.ends_group) { optimizer.add_group(s.group); }
+    if (s.ends_step) {
+        optimizer.decide(s.at.inputs);
+        optimizer.update(s.at.inputs, s.adamw);
+    }
+}
+
+// s: all but where the batch is
+template <typename T, typename Grad>
+void GPT2<T, Grad>::Impl::enqueue(const Batch& batch, const StepInputs& inputs, MicroStep s) {
+    finished = false;
+    network.zero_positions(batch.T, s.accumulate);
+    s.at = feed.upload(batch, inputs, stream);
+    auto [graph, first_time] = graphs.try_emplace(s);
+    if (first_time || comm != nullptr || !network.settings.graph) {
+        launch(s);
+    } else {
+        if (graph->second == nullptr) {
+            graph->second = std::make_unique<Graph>(stream, [&] { launch(s); });
+        }
+        graph->second->launch(stream);
+    }
+    feed.done(stream);
 }
 
 template <typename T, typename Grad>
@@ -207,6 +235,7 @@ template <typename T, typename Grad>
 void GPT2<T, Grad>::init(uint64_t seed) {
     impl_->optimizer.set_seed(seed);
     set_updates(0);
+    impl_->graphs.clear();  // they have the seed of before
     std::vector<float> values;
     for (int t = 0; t < kNumTensors; t++) {
         int64_t total = tensor_total(impl_->config, t);
@@ -290,13 +319,20 @@ bool GPT2<T, Grad>::enqueue_step(std::span<const Batch> micro_batches, const Ste
     const int64_t targets = params.targets > 0 ? params.targets : counted;
     const auto groups = (size_t)m.optimizer.groups_here(), each = micro_batches.size() / groups;
     require(each > 0 && each * groups == micro_batches.size(), "GPT2: groups of micro-batches of one size");
-    for (size_t g = 0; g < groups; g++) {
-        const auto group = micro_batches.subspan(g * each, each);
-        if (!m.add_gradients(group, targets, m.optimizer.loss_sum((int)g), g + 1 == groups)) { return false; }
-        m.optimizer.add_group((int)g);
+    const StepInputs inputs = step_inputs(params, targets);
+    const AdamWConstants adamw = {params.beta1, params.beta2, params.eps};
+    m.optimizer.round_weights();
+    for (size_t i = 0; i < micro_batches.size(); i++) {
+        const Batch& batch = micro_batches[i];
+        const bool ends_step = i + 1 == micro_batches.size();
+        m.enqueue(
+            batch, inputs,
+            {batch.B, batch.T, (int)(i / each), i % each > 0, (i + 1) % each == 0, ends_step, adamw, {}});
+        if (ends_step) { break; }
+        bool stop = stop_requested != 0;
+        if (m.comm != nullptr) { stop = m.comm->root_says("whether to stop", stop); }
+        if (stop) { return false; }
     }
-    m.optimizer.decide(targets, params);
-    m.optimizer.update(params);
     auto step = m.take_pending();
     step.step = params.step;
     check(cudaMemcpyAsync(step.result->data(), m.mem.decision, sizeof(StepDecision), cudaMemcpyDeviceToHost,
@@ -342,9 +378,9 @@ Evaluation GPT2<T, Grad>::evaluate(const Batch& batch) {
     m.check_batch(batch);
     m.optimizer.round_weights();
     int64_t N = (int64_t)batch.B * batch.T;
-    auto [tokens, targets] = m.feed.upload(batch, m.stream);
-    m.network.forward(batch, tokens);
-    classifier_forward(m.mem.losses, m.mem.predicted, m.mem.logits, targets, N, m.config.vocab_size,
+    const auto at = m.feed.upload(batch, {}, m.stream);
+    m.network.forward(batch.B, batch.T, at.tokens);
+    classifier_forward(m.mem.losses, m.mem.predicted, m.mem.logits, at.targets, N, m.config.vocab_size,
                        m.config.padded_vocab_size, m.stream);
     m.feed.done(m.stream);
     m.rows = (int)N;
@@ -381,11 +417,19 @@ std::span<const float> GPT2<T, Grad>::logits() const {
 
 template <typename T, typename Grad>
 double GPT2<T, Grad>::forward_backward(std::span<const Batch> micro_batches) {
-    const int64_t targets = impl_->count_targets(micro_batches);
-    impl_->add_gradients(micro_batches, targets, impl_->mem.loss_sum, true);
+    Impl& m = *impl_;
+    const int64_t targets = m.count_targets(micro_batches);
+    const StepInputs inputs = step_inputs({}, targets);
+    m.optimizer.round_weights();
+    for (const Batch& batch : micro_batches) {
+        const bool accumulate = &batch != micro_batches.data();
+        m.network.zero_positions(batch.T, accumulate);
+        m.launch({batch.B, batch.T, 0, accumulate, false, false, {}, m.feed.upload(batch, inputs, m.stream)});
+        m.feed.done(m.stream);
+    }
     finish();
     double sum;
-    check(cudaMemcpy(&sum, impl_->mem.loss_sum, sizeof(sum), cudaMemcpyDeviceToHost));
+    check(cudaMemcpy(&sum, m.optimizer.loss_sum(0), sizeof(sum), cudaMemcpyDeviceToHost));
     return sum / (double)targets;
 }
 

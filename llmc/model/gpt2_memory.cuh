@@ -31,9 +31,10 @@ struct GPT2Memory : GPT2State<T, Grad> {
     float *lnf_mean, *lnf_rstd;    // (N)
     T *dresidual, *dproj, *dwide;  // (N,C), (N,C): also a block's output in forward, (N,4C)
     float* losses;                 // (N)
-    int32_t *predicted, *tokens;   // (N), TokenFeed's
-    void *workspace, *scratch;     // cuBLASLt's; what any op needs for itself
-    unsigned* counters;  // attention's
+    int32_t* predicted;            // (N)
+    void *feed, *workspace;        // TokenFeed's, cuBLASLt's
+    void* scratch;                 // what any op needs for itself
+    unsigned* counters;            // attention's
 
     MemoryPlan plan;  // how much of which
 
@@ -65,7 +66,7 @@ private:
         logits = arena.take<T>(N * c.padded_vocab_size);
         dwide = arena.take<T>(N * 4 * C);
         predicted = arena.take<int32_t>(N);
-        tokens = arena.take<int32_t>(TokenFeed::kSlots * 2 * N);
+        feed = arena.take<char>(TokenFeed::bytes(N));
         workspace = arena.take<char>(Matmul::kWorkspace);
         scratch = arena.take<char>((int64_t)std::max(
             {encoder_backward_scratch(B, seq_len, c.channels, c.vocab_size),

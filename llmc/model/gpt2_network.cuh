@@ -4,7 +4,6 @@
 #pragma once
 #include <functional>
 
-#include "llmc/host/batch.h"
 #include "llmc/model/gpt2_memory.cuh"
 
 namespace llmc {
@@ -32,14 +31,23 @@ struct GPT2Network {
         matmul.use(choices, s.matmul_file);
     }
 
-    // fills the activations, up to logits; tokens (B,T) in device memory
-    void forward(const Batch& batch, const int32_t* tokens);
+    // fills the activations, up to logits; tokens (B,T_) in device memory
+    void forward(int B, int T_, const int32_t* tokens);
+    // Before backward(), which writes the gradients of its T_ positions alone: zeroes those that longer batches
+    // left. Not in backward(), as a recording of its launches must not depend on the batch before.
+    void zero_positions(int T_, bool accumulate) {
+        if (!accumulate && T_ < positions) {
+            const int64_t C = config.channels;
+            check(cudaMemsetAsync(grad(kWpe) + T_ * C, 0, (positions - T_) * C * sizeof(Grad), stream));
+        }
+        positions = accumulate ? std::max(positions, T_) : T_;
+    }
     // from the gradient of the logits, which is in their place, to the gradients of all parameters; += with
     // accumulate
-    void backward(const Batch& batch, const int32_t* tokens, bool accumulate);
+    void backward(int B, int T_, const int32_t* tokens, bool accumulate);
 
 private:
-    int wpe_rows = 0;  // rows of wpe that the gradient there has
+    int positions = 0;  // that have a gradient
 
     T* param(int tensor, int layer = 0) { return mem.params + layout.offset(tensor, layer); }
     Grad* grad(int tensor, int layer = 0) { return mem.grads + layout.offset(tensor, layer); }
@@ -88,22 +96,22 @@ void GPT2Network<T, Grad>::forward_mlp(Layer& a, int l, int64_t N) {
 }
 
 template <typename T, typename Grad>
-void GPT2Network<T, Grad>::forward(const Batch& batch, const int32_t* tokens) {
+void GPT2Network<T, Grad>::forward(int B, int T_, const int32_t* tokens) {
     int C = config.channels, L = config.num_layers;
-    int64_t N = (int64_t)batch.B * batch.T;
+    int64_t N = (int64_t)B * T_;
     auto ready = [&](int l) {
         if (before_forward) { before_forward(l); }
     };
     ready(-1);
     ready(0);
-    encoder_forward(mem.encoded, tokens, param(kWte), param(kWpe), batch.B, batch.T, C, stream);  // (N,C)
+    encoder_forward(mem.encoded, tokens, param(kWte), param(kWpe), B, T_, C, stream);  // (N,C)
     Layer& first = mem.layers[0];
     normalise(first.ln1, first.ln1_mean, first.ln1_rstd, nullptr, mem.encoded, nullptr, param(kLn1w),
               param(kLn1b), N);
     T* residual = mem.encoded;
     for (int l = 0; l < L; l++) {
         Layer& a = mem.layers[l];
-        forward_attention(a, l, batch.B, batch.T);
+        forward_attention(a, l, B, T_);
         normalise(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, residual, mem.dproj, param(kLn2w, l),
                   param(kLn2b, l), N);
         forward_mlp(a, l, N);
@@ -177,9 +185,9 @@ void GPT2Network<T, Grad>::backward_block(Layer& a, int l, const T* residual, in
 }
 
 template <typename T, typename Grad>
-void GPT2Network<T, Grad>::backward(const Batch& batch, const int32_t* tokens, bool accumulate) {
+void GPT2Network<T, Grad>::backward(int B, int T_, const int32_t* tokens, bool accumulate) {
     int C = config.channels, Vp = config.padded_vocab_size, L = config.num_layers;
-    int64_t N = (int64_t)batch.B * batch.T;
+    int64_t N = (int64_t)B * T_;
     matmul.backward_weight(grad(kWte), mem.logits, mem.lnf, N, C, Vp, accumulate, stream);
     matmul.backward_input(mem.dproj, mem.logits, param(kWte), N, C, Vp, stream);  // (N,C)
     LayerNormBackward<T, Grad> final{
@@ -190,15 +198,11 @@ void GPT2Network<T, Grad>::backward(const Batch& batch, const int32_t* tokens, b
     layernorm_backward(final, stream);
     for (int l = L - 1; l >= 0; l--) {
         const T* residual = l == 0 ? mem.encoded : mem.layers[l - 1].residual3;
-        backward_block(mem.layers[l], l, residual, batch.B, batch.T, accumulate);
+        backward_block(mem.layers[l], l, residual, B, T_, accumulate);
         if (after_backward) { after_backward(l); }
     }
-    bool wpe_zero =
-        !accumulate && batch.T != wpe_rows;  // rows that this step does not reach must not keep the last
-    if (wpe_zero) { check(cudaMemsetAsync(grad(kWpe), 0, tensor_size(config, kWpe) * sizeof(Grad), stream)); }
-    wpe_rows = accumulate ? std::max(wpe_rows, batch.T) : batch.T;
-    encoder_backward(grad(kWte), grad(kWpe), mem.scratch, mem.dresidual, tokens, batch.B, batch.T, C,
-                     config.vocab_size, accumulate || wpe_zero, stream);
+    encoder_backward(grad(kWte), grad(kWpe), mem.scratch, mem.dresidual, tokens, B, T_, C, config.vocab_size,
+                     accumulate, stream);
 }
 
 }  // namespace llmc

@@ -49,9 +49,10 @@ public:
     }
     // The gradient of this rank's k-th group is complete; the next one may take its place.
     void add_group(int k);
-    // *decision and, of the step's targets, its loss and norm; after all groups of this rank
-    void decide(int64_t targets, const StepParams& params);
-    void update(const StepParams& params);
+    // *decision and, of the step's targets, its loss and norm; after all groups of this rank. inputs: in device
+    // memory
+    void decide(const StepInputs* inputs);
+    void update(const StepInputs* inputs, const AdamWConstants& constants);
 
     // The rounding of bf16 parameters depends on the seed and on decision->updates: both come first.
     void set_seed(uint64_t seed) { seed_ = seed; }
@@ -190,7 +191,7 @@ void GPT2Optimizer<T, Grad>::add_group(int k) {
 }
 
 template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::decide(int64_t targets, const StepParams& params) {
+void GPT2Optimizer<T, Grad>::decide(const StepInputs* inputs) {
     if (grouped()) {
         const std::vector<int64_t> chunks = shares_.chunks();
         std::vector<int64_t> losses;
@@ -204,21 +205,20 @@ void GPT2Optimizer<T, Grad>::decide(int64_t targets, const StepParams& params) {
     } else {
         sum_of_squares(state_.squares, state_.norm_scratch, state_.grads, shares_.elements(), stream_);
     }
-    decide_step(state_.decision, state_.loss_sum, state_.squares, targets, params, stream_);
+    decide_step(state_.decision, state_.loss_sum, state_.squares, inputs, stream_);
 }
 
 template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::update(const StepParams& params) {
+void GPT2Optimizer<T, Grad>::update(const StepInputs* inputs, const AdamWConstants& constants) {
     gathered_ = false;
     for (auto& whole : gathered_state_) { whole.reset(); }
     for (int t = 0; t < kNumTensors; t++) {
-        const double decay = kTensors[t].matrix ? params.weight_decay : 0.0;
         for (const SharePiece& piece : share_pieces(config_, layout_, t, begin(), end())) {
             auto step = [&](auto* grads) {
                 float* master = sizeof(T) == sizeof(float) ? nullptr : at(State::kParameter, piece.at);
                 adamw_update(state_.params + piece.at, master, at(State::kFirstMoment, piece.at),
-                             at(State::kSecondMoment, piece.at), grads, piece.shape, state_.decision, params,
-                             decay, seed_, stream_);
+                             at(State::kSecondMoment, piece.at), grads, piece.shape, state_.decision, inputs,
+                             constants, kTensors[t].matrix, seed_, stream_);
             };
             if (grouped()) {
                 step((const float*)state_.sums + piece.at - begin());

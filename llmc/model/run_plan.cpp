@@ -366,6 +366,7 @@ ModelSettings model_settings(const Options& o, Comm* comm) {
                                                  : Recompute::kNone,
             .tf32 = o.tf32,
             .matmul_file = o.tune_gemm,
+            .graph = o.graph != 0,
             .ranks = std::max(1, o.world_size),
             .groups = std::max({1, o.world_size, o.reduce_groups}),
             .shard = o.zero != 0,

@@ -22,16 +22,17 @@ struct alignas(4 * sizeof(T)) Four {
     T at[size];
 };
 
-// what the update needs of StepParams, rounded as adamw_cpu rounds it
+// rounded as adamw_cpu rounds them
 struct Constants {
-    float beta1, beta2, new1, new2, eps, keep;
+    float beta1, beta2, new1, new2, eps;
 };
 
 __global__ void decide_step_kernel(StepDecision* decision, const double* loss_sum, const double* squares,
-                                   int64_t targets, StepParams p) {
+                                   const StepInputs* inputs) {
     StepDecision d = *decision;
+    const StepParams p = inputs->params;
     double norm = sqrt(*squares);
-    d.loss = (float)(*loss_sum / (double)targets);
+    d.loss = (float)(*loss_sum / (double)p.targets);
     d.norm = (float)norm;
     bool too_long = norm > kLongestGradient && !(p.clip > 0);
     d.skipped = !std::isfinite(d.loss) || !std::isfinite(d.norm) || too_long || is_outlier(p, d.loss, d.norm);
@@ -73,11 +74,12 @@ __device__ Four<__nv_bfloat16> round4(const Four<float>& x, uint64_t seed, int t
 // T = float: weights is param, rounded is null
 template <typename T, typename Grad>
 __global__ void adamw_update_kernel(T* rounded, float* weights, float* m, float* v, const Grad* grad,
-                                    AdamWTensor shape, const StepDecision* decision, Constants k,
-                                    uint64_t seed) {
+                                    AdamWTensor shape, const StepDecision* decision, const float* kept,
+                                    Constants k, uint64_t seed) {
     auto [quad, i, offset] = place_of_thread(shape);
     if (decision->skipped || i >= shape.size) { return; }
     float grad_scale = decision->grad_scale, step = decision->step_size, correct2 = decision->correct2;
+    const float keep = *kept;
 
     auto m4 = load_within<Four<float>>(m + offset, i, shape.size);
     auto v4 = load_within<Four<float>>(v + offset, i, shape.size);
@@ -88,7 +90,7 @@ __global__ void adamw_update_kernel(T* rounded, float* weights, float* m, float*
         float g = grad_scale * (float)g4.at[j];
         m4.at[j] = k.beta1 * m4.at[j] + k.new1 * g;
         v4.at[j] = k.beta2 * v4.at[j] + k.new2 * g * g;
-        w4.at[j] = k.keep * w4.at[j] - step * m4.at[j] / (sqrtf(v4.at[j]) * correct2 + k.eps);
+        w4.at[j] = keep * w4.at[j] - step * m4.at[j] / (sqrtf(v4.at[j]) * correct2 + k.eps);
     }
     store_within(m + offset, i, shape.size, m4);
     store_within(v + offset, i, shape.size, v4);
@@ -118,19 +120,19 @@ bool is_empty(const AdamWTensor& shape) { return shape.size == 0 || shape.copies
 
 }  // namespace
 
-void decide_step(StepDecision* decision, const double* loss_sum, const double* squares, int64_t targets,
-                 const StepParams& params, cudaStream_t stream) {
-    decide_step_kernel<<<1, 1, 0, stream>>>(decision, loss_sum, squares, targets, params);
+void decide_step(StepDecision* decision, const double* loss_sum, const double* squares,
+                 const StepInputs* inputs, cudaStream_t stream) {
+    decide_step_kernel<<<1, 1, 0, stream>>>(decision, loss_sum, squares, inputs);
     check_launch();
 }
 
 template <typename T, typename Grad>
 void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad, const AdamWTensor& shape,
-                  const StepDecision* decision, const StepParams& params, double decay, uint64_t seed,
-                  cudaStream_t stream) {
+                  const StepDecision* decision, const StepInputs* inputs, const AdamWConstants& constants,
+                  bool decays, uint64_t seed, cudaStream_t stream) {
     if (is_empty(shape)) { return; }
-    Constants constants = {(float)params.beta1,       (float)params.beta2, (float)(1 - params.beta1),
-                           (float)(1 - params.beta2), (float)params.eps,   (float)(1 - params.lr * decay)};
+    const Constants k = {(float)constants.beta1, (float)constants.beta2, (float)(1 - constants.beta1),
+                         (float)(1 - constants.beta2), (float)constants.eps};
     T* rounded = param;
     if constexpr (std::is_same_v<T, float>) {
         require(master == nullptr, "adamw_update: fp32 weights have no master copy");
@@ -138,7 +140,7 @@ void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad,
         rounded = nullptr;
     }
     adamw_update_kernel<<<grid_of(shape), kBlock, 0, stream>>>(rounded, master, m, v, grad, shape, decision,
-                                                               constants, seed);
+                                                               &inputs->keep[decays], k, seed);
     check_launch();
 }
 
@@ -151,11 +153,14 @@ void round_parameters(T* param, const float* master, const AdamWTensor& shape, c
 }
 
 template void adamw_update(float*, float*, float*, float*, const float*, const AdamWTensor&,
-                           const StepDecision*, const StepParams&, double, uint64_t, cudaStream_t);
+                           const StepDecision*, const StepInputs*, const AdamWConstants&, bool, uint64_t,
+                           cudaStream_t);
 template void adamw_update(__nv_bfloat16*, float*, float*, float*, const float*, const AdamWTensor&,
-                           const StepDecision*, const StepParams&, double, uint64_t, cudaStream_t);
+                           const StepDecision*, const StepInputs*, const AdamWConstants&, bool, uint64_t,
+                           cudaStream_t);
 template void adamw_update(__nv_bfloat16*, float*, float*, float*, const __nv_bfloat16*, const AdamWTensor&,
-                           const StepDecision*, const StepParams&, double, uint64_t, cudaStream_t);
+                           const StepDecision*, const StepInputs*, const AdamWConstants&, bool, uint64_t,
+                           cudaStream_t);
 template void round_parameters(__nv_bfloat16*, const float*, const AdamWTensor&, const StepDecision*,
                                uint64_t, cudaStream_t);
 

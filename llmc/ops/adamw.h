@@ -2,10 +2,11 @@
 // Decoupled weight decay, Loshchilov and Hutter 2017, arXiv:1711.05101; arithmetic as adamw_cpu in
 // reference.h.
 #pragma once
+#include <compare>
 #include <cstdint>
 
 #include "llmc/cuda/stream.h"
-#include "llmc/ops/step_params.h"
+#include "llmc/ops/step_inputs.h"
 
 namespace llmc {
 
@@ -20,9 +21,15 @@ struct StepDecision {
 };
 
 // *decision from the sums that classifier.h and global_norm.h left on the device; decision->updates goes up
-// by one unless the step is skipped. targets: how many losses the sum holds.
-void decide_step(StepDecision* decision, const double* loss_sum, const double* squares, int64_t targets,
-                 const StepParams& params, cudaStream_t stream);
+// by one unless the step is skipped. inputs: in device memory; their targets: how many losses the sum holds.
+void decide_step(StepDecision* decision, const double* loss_sum, const double* squares,
+                 const StepInputs* inputs, cudaStream_t stream);
+
+// what AdamW has in common in all steps, as in StepParams
+struct AdamWConstants {
+    double beta1, beta2, eps;
+    auto operator<=>(const AdamWConstants&) const = default;
+};
 
 // One tensor of the 16 in all its copies (layers), which lie `stride` elements apart: `size` elements each.
 // Random numbers are keyed by (seed, updates, tensor, first + copy * size + i), so they depend on nothing
@@ -38,11 +45,11 @@ struct AdamWTensor {
 // Updates in place; nothing where decision->skipped. All arrays point to the first copy.
 //   T = float:    param is the only copy of the weights; master is null
 //   T = bfloat16: master (fp32) is updated, param = master rounded stochastically
-// decay: 0 or the weight decay of this tensor. lr: as in StepParams.
+// inputs: in device memory; decays: whether their weight decay is for this tensor.
 template <typename T, typename Grad>
 void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad, const AdamWTensor& shape,
-                  const StepDecision* decision, const StepParams& params, double decay, uint64_t seed,
-                  cudaStream_t stream);
+                  const StepDecision* decision, const StepInputs* inputs, const AdamWConstants& constants,
+                  bool decays, uint64_t seed, cudaStream_t stream);
 
 // param = master rounded, as adamw_update left it after `updates` updates (*updates in device memory; to
 // nearest for 0): how the weights come back after loading.

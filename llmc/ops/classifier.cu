@@ -87,8 +87,10 @@ __global__ void __launch_bounds__(kBlock, 2)
 
 template <typename T>
 __global__ void __launch_bounds__(kBlock, 2)
-    classifier_general_kernel(T* logits, float* losses, const int32_t* targets, float dloss, int V, int Vp) {
+    classifier_general_kernel(T* logits, float* losses, const int32_t* targets, const float* weight, int V,
+                              int Vp) {
     constexpr int n = Vec<T>::size;
+    const float dloss = *weight;
     int64_t index = blockIdx.x;
     int target = targets[index];
     T* x = logits + index * Vp;
@@ -146,7 +148,7 @@ void classifier_forward(float* losses, int32_t* predicted, const T* logits, cons
 }
 
 template <typename T>
-void classifier_forward_backward_general(T* logits, float* losses, const int32_t* targets, float dloss,
+void classifier_forward_backward_general(T* logits, float* losses, const int32_t* targets, const float* dloss,
                                          int64_t N, int V, int Vp, cudaStream_t stream) {
     classifier_general_kernel<<<grid_x(N), block_of<T>(Vp), 0, stream>>>(logits, losses, targets, dloss, V,
                                                                          Vp);
@@ -154,8 +156,8 @@ void classifier_forward_backward_general(T* logits, float* losses, const int32_t
 }
 
 template <typename T>
-void classifier_forward_backward(T* logits, float* losses, const int32_t* targets, float dloss, int64_t N,
-                                 int V, int Vp, cudaStream_t stream) {
+void classifier_forward_backward(T* logits, float* losses, const int32_t* targets, const float* dloss,
+                                 int64_t N, int V, int Vp, cudaStream_t stream) {
     require_columns(V, Vp);
     if (N == 0) { return; }
     if (classifier_forward_backward_rows(logits, losses, targets, dloss, N, V, Vp, stream)) { return; }
@@ -171,13 +173,13 @@ template void classifier_forward(float*, int32_t*, const float*, const int32_t*,
                                  cudaStream_t);
 template void classifier_forward(float*, int32_t*, const __nv_bfloat16*, const int32_t*, int64_t, int, int,
                                  cudaStream_t);
-template void classifier_forward_backward_general(float*, float*, const int32_t*, float, int64_t, int, int,
-                                                  cudaStream_t);
-template void classifier_forward_backward_general(__nv_bfloat16*, float*, const int32_t*, float, int64_t, int,
+template void classifier_forward_backward_general(float*, float*, const int32_t*, const float*, int64_t, int,
                                                   int, cudaStream_t);
-template void classifier_forward_backward(float*, float*, const int32_t*, float, int64_t, int, int,
+template void classifier_forward_backward_general(__nv_bfloat16*, float*, const int32_t*, const float*,
+                                                  int64_t, int, int, cudaStream_t);
+template void classifier_forward_backward(float*, float*, const int32_t*, const float*, int64_t, int, int,
                                           cudaStream_t);
-template void classifier_forward_backward(__nv_bfloat16*, float*, const int32_t*, float, int64_t, int, int,
-                                          cudaStream_t);
+template void classifier_forward_backward(__nv_bfloat16*, float*, const int32_t*, const float*, int64_t, int,
+                                          int, cudaStream_t);
 
 }  // namespace llmc

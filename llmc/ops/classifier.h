@@ -15,10 +15,10 @@ void classifier_forward(float* losses, int32_t* predicted, const T* logits, cons
                         int V, int Vp, cudaStream_t stream);
 
 // losses (N) written (=); logits are replaced by their gradient dloss (softmax - onehot), 0 in ignored rows
-// and in columns V to Vp. dloss: a row's weight in the loss, 1 / (targets that count).
+// and in columns V to Vp. *dloss, in device memory: a row's weight in the loss, 1 / (targets that count).
 template <typename T>
-void classifier_forward_backward(T* logits, float* losses, const int32_t* targets, float dloss, int64_t N,
-                                 int V, int Vp, cudaStream_t stream);
+void classifier_forward_backward(T* logits, float* losses, const int32_t* targets, const float* dloss,
+                                 int64_t N, int V, int Vp, cudaStream_t stream);
 
 // *sum = the sum of losses (N) in double, in a fixed order; += with accumulate. sum is in device memory.
 void sum_losses(double* sum, const float* losses, int64_t N, bool accumulate, cudaStream_t stream);

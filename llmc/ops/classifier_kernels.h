@@ -26,10 +26,10 @@ constexpr int classifier_blocks(int64_t row_bytes) {
 
 // false, and nothing is launched, where these rows are not for it: their length, their address, the device
 template <typename T>
-bool classifier_forward_backward_rows(T* logits, float* losses, const int32_t* targets, float dloss,
+bool classifier_forward_backward_rows(T* logits, float* losses, const int32_t* targets, const float* dloss,
                                       int64_t N, int V, int Vp, cudaStream_t stream);
 template <typename T>
-void classifier_forward_backward_general(T* logits, float* losses, const int32_t* targets, float dloss,
+void classifier_forward_backward_general(T* logits, float* losses, const int32_t* targets, const float* dloss,
                                          int64_t N, int V, int Vp, cudaStream_t stream);
 
 }  // namespace llmc

@@ -226,8 +226,8 @@ __device__ __forceinline__ void compute_rows(Shared& s, float* losses, const int
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads + kWarp, 2)
-    classifier_rows_kernel(T* logits, float* losses, const int32_t* targets, float dloss, int64_t N, int V,
-                           int Vp) {
+    classifier_rows_kernel(T* logits, float* losses, const int32_t* targets, const float* dloss, int64_t N,
+                           int V, int Vp) {
     if constexpr (kSm90) {
         extern __shared__ __align__(128) unsigned char raw[];
         auto& s = *reinterpret_cast<Shared*>(raw);
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads + kWarp, 2)
         Share share = Share::of<T>(V, Vp, rank, blocks);
         int64_t row = blockIdx.x / blocks, step = gridDim.x / blocks;
         if (threadIdx.x < kThreads) {
-            compute_rows<T>(s, losses, targets, dloss, share, row, step, N, rank, blocks);
+            compute_rows<T>(s, losses, targets, *dloss, share, row, step, N, rank, blocks);
         } else if (threadIdx.x == kThreads) {
             move_rows<T>(s, logits, share, row, step, N, Vp);
         }
@@ -278,7 +278,7 @@ int clusters_at_once(int blocks) {
 }  // namespace classifier_rows
 
 template <typename T>
-bool classifier_forward_backward_rows(T* logits, float* losses, const int32_t* targets, float dloss,
+bool classifier_forward_backward_rows(T* logits, float* losses, const int32_t* targets, const float* dloss,
                                       int64_t N, int V, int Vp, cudaStream_t stream) {
     using namespace classifier_rows;
     int blocks = classifier_blocks((int64_t)Vp * sizeof(T));
@@ -292,9 +292,9 @@ bool classifier_forward_backward_rows(T* logits, float* losses, const int32_t* t
     return true;
 }
 
-template bool classifier_forward_backward_rows(float*, float*, const int32_t*, float, int64_t, int, int,
-                                               cudaStream_t);
-template bool classifier_forward_backward_rows(__nv_bfloat16*, float*, const int32_t*, float, int64_t, int,
+template bool classifier_forward_backward_rows(float*, float*, const int32_t*, const float*, int64_t, int,
                                                int, cudaStream_t);
+template bool classifier_forward_backward_rows(__nv_bfloat16*, float*, const int32_t*, const float*, int64_t,
+                                               int, int, cudaStream_t);
 
 }  // namespace llmc

@@ -62,6 +62,7 @@ TEST_CASE("options of the GPU: the CPU program refuses them") {
                             {"--recompute", "gelu"},
                             {"--recompute", "block"},
                             {"--tf32"},
+                            {"--graph", "0"},
                             {"-r", "1"},
                             {"-r", "2"},
                             {"-f", "1"}};
@@ -122,6 +123,8 @@ TEST_CASE("options of the GPU: what the model is built with") {
     CHECK(model_settings(parse_gpu({"-r", "1"})).recompute == Recompute::kGelu);
     CHECK(model_settings(parse_gpu({"-r", "2"})).recompute == Recompute::kBlock);
     CHECK(model_settings(parse_gpu({"--dtype", "fp32", "--tf32"})).tf32);
+    CHECK(model_settings(parse_gpu({})).graph);
+    CHECK(!model_settings(parse_gpu({"--graph", "0"})).graph);
 }
 
 TEST_CASE("plan: what would fit in the GPU's memory") {

@@ -65,9 +65,11 @@ void check_decision(const DecisionCase& c, const StepDecision& before, DeviceArr
                             .largest_loss = c.largest_loss,
                             .largest_norm = c.largest_norm};
     DeviceArray<double> loss_sum(Vector{c.loss_sum}), squares(Vector{c.squares});
-    decide_step(decision.data(), loss_sum.data(), squares.data(), kTargets, params, kStream);
+    DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(params, kTargets)});
+    decide_step(decision.data(), loss_sum.data(), squares.data(), inputs.data(), kStream);
     StepDecision d = decision.download()[0];
     check_guards("decide_step", decision);
+    expect_unchanged("decide_step", inputs, loss_sum, squares);
     std::string name = strf("decide_step loss_sum=%g squares=%g clip=%g largest=%g %g", c.loss_sum, c.squares,
                             c.clip, c.largest_loss, c.largest_norm);
     CHECK_MESSAGE((d.skipped != 0) == c.skipped, name);
@@ -105,13 +107,19 @@ struct UpdateCase {
         return copy * tensor.size + inside(i);
     }
 };
+constexpr double kDecay = 0.1;  // of the cases that decay
 constexpr UpdateCase kUpdates[] = {
-    {{kLnfw, 1, 1, 0}, 1, 1, 0},          {{kLn1b, 3, 1, 0}, 2, 0.5f, 0.1},
-    {{kWpe, 65 * 17, 1, 0}, 1, 1, 0.1},   {{kQkvb, 97, 5, 128}, 7, 0.3f, 0},
-    {{kFcw, 769, 3, 1000}, 1000, 1, 0.1}, {{kAttprojw, 64, 12, 64}, 3, 1, 0.1},
-    {{kFcb, 33, 4, 35}, 4, 1, 0.1},       {{kWte, 100003, 1, 0}, 100000, 1e-3f, 0.1},
+    {{kLnfw, 1, 1, 0}, 1, 1, 0},
+    {{kLn1b, 3, 1, 0}, 2, 0.5f, kDecay},
+    {{kWpe, 65 * 17, 1, 0}, 1, 1, kDecay},
+    {{kQkvb, 97, 5, 128}, 7, 0.3f, 0},
+    {{kFcw, 769, 3, 1000}, 1000, 1, kDecay},
+    {{kAttprojw, 64, 12, 64}, 3, 1, kDecay},
+    {{kFcb, 33, 4, 35}, 4, 1, kDecay},
+    {{kWte, 100003, 1, 0}, 100000, 1e-3f, kDecay},
 };
-constexpr StepParams kParams{.step = 1, .lr = 3e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+constexpr StepParams kParams{
+    .step = 1, .lr = 3e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = kDecay};
 
 StepDecision make_decision(const UpdateCase& c, bool skipped) {
     return {.updates = c.updates,
@@ -146,8 +154,11 @@ struct Tensors {
             weights_out = weights.data();
             master = nullptr;
         }
-        adamw_update(weights_out, master, m.data(), v.data(), grad.data(), c.tensor, decision.data(), kParams,
-                     c.decay, kRoundingSeed, kStream);
+        DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(kParams, 1)});
+        adamw_update(weights_out, master, m.data(), v.data(), grad.data(), c.tensor, decision.data(),
+                     inputs.data(), {kParams.beta1, kParams.beta2, kParams.eps}, c.decay > 0, kRoundingSeed,
+                     kStream);
+        expect_unchanged("adamw_update", inputs);
     }
 };
 

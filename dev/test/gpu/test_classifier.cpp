@@ -101,8 +101,9 @@ void check_forward_backward(const ClassifierShape& s) {
     DeviceArray<T> logits(make_logits(s), s.offset);
     Truth p(s, logits);
     DeviceArray<int32_t> targets(p.targets);
-    DeviceArray<float> losses(s.N);
-    classifier_forward_backward(logits.data(), losses.data(), targets.data(), dloss, s.N, s.V, s.Vp, kStream);
+    DeviceArray<float> losses(s.N), weight(Floats{dloss});
+    classifier_forward_backward(logits.data(), losses.data(), targets.data(), weight.data(), s.N, s.V, s.Vp,
+                                kStream);
     std::vector<int32_t> unused;
     Vector expected = p.losses(s, unused), gradient(logits.size());
     classifier_backward_cpu(gradient.data(), p.logits.data(), p.targets.data(), (double)dloss, s.N, s.V,
@@ -116,7 +117,7 @@ void check_forward_backward(const ClassifierShape& s) {
         return stored<T>(p.rows[row].gradient_error(p.logits[i], p.targets[row] == (int)v, dloss),
                          gradient[i]);
     });
-    expect_unchanged("classifier_forward_backward " + shape, targets);
+    expect_unchanged("classifier_forward_backward " + shape, targets, weight);
 }
 
 }  // namespace
@@ -136,9 +137,9 @@ TEST_CASE_TEMPLATE("classifier on Hopper: its kernel is used there, and nowhere 
     for (int Vp : {8256, 50304, 128256}) {
         DeviceArray<T> logits(floats(Vp, 1), 0);
         DeviceArray<int32_t> targets(std::vector<int32_t>{0});
-        DeviceArray<float> losses(1);
-        bool used = classifier_forward_backward_rows(logits.data(), losses.data(), targets.data(), 1.0f, 1,
-                                                     Vp, Vp, kStream);
+        DeviceArray<float> losses(1), dloss(Floats{1});
+        bool used = classifier_forward_backward_rows(logits.data(), losses.data(), targets.data(),
+                                                     dloss.data(), 1, Vp, Vp, kStream);
         CAPTURE(Vp);
         CHECK(used == (major == 9));
     }

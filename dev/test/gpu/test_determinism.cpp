@@ -145,6 +145,7 @@ void check_gelu() {
 template <typename T>
 void check_classifier() {
     DeviceArray<int32_t> targets(random_tokens(kN, kV, 1));
+    DeviceArray<float> dloss(Floats{1.0f / kN});
     check_rerun(named<T>("classifier"), [&] {
         DeviceArray<T> logits(floats((int64_t)kN * kVp, 2, 3));
         DeviceArray<float> losses(kN), losses_again(kN);
@@ -152,7 +153,7 @@ void check_classifier() {
         DeviceArray<double> sum(1);
         classifier_forward(losses.data(), predicted.data(), logits.data(), targets.data(), kN, kV, kVp,
                            kStream);
-        classifier_forward_backward(logits.data(), losses_again.data(), targets.data(), 1.0f / kN, kN, kV,
+        classifier_forward_backward(logits.data(), losses_again.data(), targets.data(), dloss.data(), kN, kV,
                                     kVp, kStream);
         sum_losses(sum.data(), losses.data(), kN, false, kStream);
         return bytes_of(logits, losses, losses_again, predicted, sum);
@@ -170,15 +171,17 @@ void check_optimizer() {
         DeviceArray<StepDecision> decision(std::vector<StepDecision>{{}});
         DeviceArray<T> param(n);
         DeviceArray<float> weights(floats(n, 2)), m(floats(n, 3)), v(Floats(n, 0.5f));
-        StepParams params{.lr = 1e-3, .clip = 1};
+        const StepParams params{.lr = 1e-3, .weight_decay = 0.1, .clip = 1};
+        const AdamWConstants constants = {params.beta1, params.beta2, params.eps};
+        DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(params, 4)});
         sum_of_squares(squares.data(), scratch.data(), grad.data(), n, kStream);
-        decide_step(decision.data(), loss_sum.data(), squares.data(), 4, params, kStream);
+        decide_step(decision.data(), loss_sum.data(), squares.data(), inputs.data(), kStream);
         if constexpr (std::is_same_v<T, float>) {
             adamw_update(weights.data(), (float*)nullptr, m.data(), v.data(), grad.data(), {kWte, n, 1, 0},
-                         decision.data(), params, 0.1, 1, kStream);
+                         decision.data(), inputs.data(), constants, true, 1, kStream);
         } else {
             adamw_update(param.data(), weights.data(), m.data(), v.data(), grad.data(), {kWte, n, 1, 0},
-                         decision.data(), params, 0.1, 1, kStream);
+                         decision.data(), inputs.data(), constants, true, 1, kStream);
         }
         return bytes_of(squares, weights, m, v, param);
     });

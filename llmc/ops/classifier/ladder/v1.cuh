@@ -10,7 +10,8 @@ namespace llmc::v1 {
 
 template <typename T>
 __global__ void classifier_forward_backward_kernel(T* logits, float* losses, const int32_t* targets,
-                                                   float dloss, int V, int Vp) {
+                                                   const float* weight, int V, int Vp) {
+    const float dloss = *weight;
     T* x = logits + (int64_t)blockIdx.x * Vp;
     int target = targets[blockIdx.x];
     float logit = (float)x[target], largest = -INFINITY, sum = 0;
@@ -26,8 +27,8 @@ __global__ void classifier_forward_backward_kernel(T* logits, float* losses, con
 }
 
 template <typename T>
-void classifier_forward_backward(T* logits, float* losses, const int32_t* targets, float dloss, int64_t N,
-                                 int V, int Vp, cudaStream_t stream, int block) {
+void classifier_forward_backward(T* logits, float* losses, const int32_t* targets, const float* dloss,
+                                 int64_t N, int V, int Vp, cudaStream_t stream, int block) {
     classifier_forward_backward_kernel<<<grid_x(N), block, 0, stream>>>(logits, losses, targets, dloss, V,
                                                                         Vp);
     check_launch();

@@ -1,0 +1,134 @@
+// Steps whose launches are recorded once and repeated: each has the bits of the same step in a model that has
+// recorded nothing, whatever changes from step to step.
+#include "dev/test/gpu/gpu_model.h"
+#include "llmc/model/gpt2_network.cuh"
+
+using namespace llmc;
+
+namespace {
+
+constexpr int kB = 4;
+constexpr uint64_t kSeed = 5;
+
+// A step's micro-batches, for each of the groups so many: of other tokens and another number of targets each
+// time. Every second is smaller and shorter, in odd steps the first.
+std::vector<Batch> batches_of(const GPT2Config& c, int64_t step, int groups, int each) {
+    std::vector<Batch> batches;
+    for (int i = 0; i < groups * each; i++) {
+        batches.push_back(
+            two_batches(c, kB, c.max_seq_len, 100 * (uint64_t)step + 10 * (uint64_t)i)[(i + step) % 2]);
+        std::fill_n(batches.back().targets.end() - 5, 1 + step % 5, kIgnoreTarget);
+    }
+    return batches;
+}
+
+// of all that may change, something does in each step; step 5 is skipped
+StepParams params_of(int64_t step) {
+    StepParams p{step, 1e-2 / (double)(1 + step), 0.9, 0.95, 1e-8, 0.1 * (double)(step % 3), 1.0};
+    if (step % 4 == 3) { p.clip = 1e-3; }
+    if (step == 5) { p.largest_loss = 0.1f; }
+    if (step >= 22) { p.beta1 = 0.8; }
+    return p;
+}
+
+// Of a group, by step. A micro-batch lies in one of two places, in turn; what is due in a place is launched the
+// first time, recorded the second, and then repeated: of each kind of micro-batch there is one that is repeated.
+constexpr int kMicroBatches[] = {2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1,
+                                 1, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2};
+
+void check_result(const std::string& name, const StepResult& found, const StepResult& expected) {
+    CHECK_MESSAGE(found.loss == expected.loss, name);
+    CHECK_MESSAGE(found.grad_norm == expected.grad_norm, name);
+    CHECK_MESSAGE(found.skipped == expected.skipped, name);
+}
+
+// Against a model for each step, which begins as a run does that goes on from a checkpoint.
+template <typename Model>
+void check_steps(const ModelSettings& settings) {
+    const GPT2Config c = tiny_config();
+    ModelSettings launched = settings;
+    launched.graph = false;
+    Model model(c, kB, c.max_seq_len, settings), anew(c, kB, c.max_seq_len, launched);
+    for (Model* m : {&model, &anew}) { m->init(kSeed); }
+    for (int64_t k = 0; k < std::ssize(kMicroBatches); k++) {
+        const std::vector<Batch> batches = batches_of(c, k, settings.groups, kMicroBatches[k]);
+        const std::string name =
+            strf("recompute %d groups %d step %d", (int)settings.recompute, settings.groups, (int)k);
+        Model fresh(c, kB, c.max_seq_len, settings);
+        fresh.init(kSeed);
+        copy_states(&fresh, model);
+        const StepResult expected = step(&fresh, batches, params_of(k)),
+                         found = step(&model, batches, params_of(k));
+        CHECK(found.skipped == (k == 5));
+        check_result("recorded: " + name, found, expected);
+        check_same_state("recorded: " + name, model, fresh);
+        check_result("launched anew: " + name, step(&anew, batches, params_of(k)), expected);
+        if (k == 6 || k == 11) { model.evaluate(batches[0]); }  // the next batches are in the other places
+    }
+    check_same_state("launched anew", anew, model);
+}
+
+// passes through the layers that the host has launched or recorded
+template <typename Model>
+int passes_of_host(Model* model, int steps) {
+    int passes = 0;
+    model->network().before_forward = [&](int l) { passes += l < 0; };
+    for (int k = 0; k < steps; k++) {
+        model->enqueue_step(batches_of(model->config(), k, 1, 1), params_of(0));
+    }
+    model->finish();
+    model->network().before_forward = nullptr;
+    while (model->poll()) {}
+    return passes;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("gpu graphs: each step as in a model that has recorded nothing", Model, Fp32Model,
+                   Bf16Model, NarrowModel) {
+    for (Recompute recompute : {Recompute::kNone, Recompute::kGelu, Recompute::kBlock}) {
+        check_steps<Model>({.recompute = recompute});
+    }
+    check_steps<Model>({.groups = 2});
+}
+
+// A batch lies in one of two places; in each, the first one is launched, the second recorded.
+TEST_CASE("gpu graphs: after the first steps the host launches nothing") {
+    const GPT2Config c = tiny_config();
+    Bf16Model model(c, kB, c.max_seq_len), anew(c, kB, c.max_seq_len, {.graph = false});
+    for (Bf16Model* m : {&model, &anew}) { m->init(kSeed); }
+    CHECK(passes_of_host(&model, 9) == 4);
+    CHECK(passes_of_host(&model, 9) == 0);
+    CHECK(passes_of_host(&anew, 9) == 9);
+    CHECK(passes_of_host(&anew, 9) == 9);
+    check_same_state("after 18 steps", model, anew);
+}
+
+TEST_CASE("gpu graphs: init() with another seed rounds by that seed") {
+    const GPT2Config c = tiny_config();
+    Bf16Model model(c, kB, c.max_seq_len), other(c, kB, c.max_seq_len);
+    model.init(kSeed);
+    passes_of_host(&model, 6);
+    for (Bf16Model* m : {&model, &other}) {
+        m->init(kSeed + 1);
+        passes_of_host(m, 6);
+    }
+    check_same_state("another seed", model, other);
+}
+
+// The kernels that GPT-2 takes on Hopper: clusters, copies by the copy engine, launches that overlap.
+TEST_CASE_TEMPLATE("gpu graphs: GPT-2's width", Model, Fp32Model, Bf16Model) {
+    const GPT2Config c{128, 50257, 50304, 2, 12, 768};
+    Model model(c, kB, 128), anew(c, kB, 128, {.graph = false});
+    for (int64_t k = 0; k < 8; k++) {
+        for (Model* m : {&model, &anew}) {
+            if (k == 0) { m->init(kSeed); }
+            m->enqueue_step(batches_of(c, k, 1, k < 4 ? 1 : 2), params_of(k));
+        }
+    }
+    for (Model* m : {&model, &anew}) { m->finish(); }
+    for (int64_t k = 0; k < 8; k++) {
+        check_result(strf("step %d", (int)k), model.poll().value(), anew.poll().value());
+    }
+    check_same_state("GPT-2's width", model, anew);
+}
