@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "llmc/cuda/check.cuh"
+#include "llmc/cuda/checksum.cuh"
 #include "llmc/model/gpt2_state.cuh"
 #include "llmc/ops/comm.h"
 #include "llmc/ops/global_norm.h"
@@ -68,6 +69,7 @@ public:
     // All ranks call it, and wait: then rank 0 can save() what it has no share of, until the next step.
     void gather();
     void save(State s, int tensor, int64_t first, std::span<float> values) const;  // waits
+    std::vector<uint64_t> parameter_hashes() const;                                // waits
     void wait() const;
     void check_ranks() const {  // throws if they are lost
         if (comm_ != nullptr) { comm_->check(); }
@@ -344,6 +346,25 @@ void GPT2Optimizer<T, Grad>::save(State s, int tensor, int64_t first, std::span<
                            std::copy_n(whole + element, n, values.data() + to);
                        }
                    });
+}
+
+template <typename T, typename Grad>
+std::vector<uint64_t> GPT2Optimizer<T, Grad>::parameter_hashes() const {
+    wait();
+    std::vector<uint64_t> hashes(kNumTensors);
+    const DeviceMemory sums(kNumTensors * sizeof(uint64_t));
+    check(cudaMemsetAsync(sums.data(), 0, sums.bytes().size(), stream_));
+    for (int t = 0; t < kNumTensors; t++) {
+        for_each_piece(
+            config_, layout_, t, 0, tensor_total(config_, t), [&](int64_t element, int64_t first, int64_t n) {
+                const int64_t words = (n * (int64_t)sizeof(T) + 3) / 4;  // between tensors there are zeros
+                add_checksum((uint64_t*)sums.data() + t, (const uint32_t*)(state_.params + element), words,
+                             first, stream_);
+            });
+    }
+    check(cudaMemcpyAsync(hashes.data(), sums.data(), sums.bytes().size(), cudaMemcpyDeviceToHost, stream_));
+    check(cudaStreamSynchronize(stream_));
+    return hashes;
 }
 
 template <typename T, typename Grad>
