@@ -6,8 +6,8 @@ namespace llmc {
 
 class Graph {
 public:
-    // What enqueue() puts on the stream, with the arguments that it has now. Nothing runs. Its kernels must have run
-    // before, as a recording may not load them.
+    // What enqueue() puts on the stream, with the arguments that it has now. Nothing runs. Its kernels must
+    // have run before, as a recording may not load them.
     template <typename Enqueue>
     Graph(cudaStream_t stream, const Enqueue& enqueue) {
         cudaGraph_t graph = nullptr;

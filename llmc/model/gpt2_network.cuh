@@ -33,8 +33,8 @@ struct GPT2Network {
 
     // fills the activations, up to logits; tokens (B,T_) in device memory
     void forward(int B, int T_, const int32_t* tokens);
-    // Before backward(), which writes the gradients of its T_ positions alone: zeroes those that longer batches
-    // left. Not in backward(), as a recording of its launches must not depend on the batch before.
+    // Before backward(), which writes the gradients of its T_ positions alone: zeroes those that longer
+    // batches left. Not in backward(), as a recording of its launches must not depend on the batch before.
     void zero_positions(int T_, bool accumulate) {
         if (!accumulate && T_ < positions) {
             const int64_t C = config.channels;

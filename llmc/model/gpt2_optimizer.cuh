@@ -50,8 +50,8 @@ public:
     }
     // The gradient of this rank's k-th group is complete; the next one may take its place.
     void add_group(int k);
-    // *decision and, of the step's targets, its loss and norm; after all groups of this rank. inputs: in device
-    // memory
+    // *decision and, of the step's targets, its loss and norm; after all groups of this rank. inputs: in
+    // device memory
     void decide(const StepInputs* inputs);
     void update(const StepInputs* inputs, const AdamWConstants& constants);
 

@@ -1,5 +1,5 @@
-// Brings tokens and targets, and what their step's kernels read, to the GPU on a stream of their own, while the
-// model computes on the batch before.
+// Brings tokens and targets, and what their step's kernels read, to the GPU on a stream of their own, while
+// the model computes on the batch before.
 #pragma once
 #include <compare>
 #include <cstring>

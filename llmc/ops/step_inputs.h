@@ -1,5 +1,5 @@
-// What changes from step to step for a GPU's kernels, in device memory: so that their launches are the same in all
-// steps, and can be recorded once (graph.cuh).
+// What changes from step to step for a GPU's kernels, in device memory: so that their launches are the same
+// in all steps, and can be recorded once (graph.cuh).
 #pragma once
 #include "llmc/ops/step_params.h"
 

@@ -31,8 +31,8 @@ StepParams params_of(int64_t step) {
     return p;
 }
 
-// Of a group, by step. A micro-batch lies in one of two places, in turn; what is due in a place is launched the
-// first time, recorded the second, and then repeated: of each kind of micro-batch there is one that is repeated.
+// Of a group, by step. A micro-batch lies in one of two places, in turn; what is due in a place is launched
+// the first time, recorded the second, and then repeated: of each kind there is one that is repeated.
 constexpr int kMicroBatches[] = {2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1,
                                  1, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2};
 
