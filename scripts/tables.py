@@ -338,6 +338,7 @@ TABLES = {
     "others": lambda: flat("layernorm_others"),
     "attention": lambda: flat("attention"),
     "attention-step": lambda: flat("attention_step"),
+    "graphs": lambda: flat("step_graphs"),
     "many-gpus": lambda: flat("many_gpus"),
     "attention-forward": lambda: attention_ladder("forward"),
     "attention-backward": lambda: attention_ladder("backward"),
