@@ -7,11 +7,11 @@
 // first half is two to four rows ahead there.
 #pragma once
 #include "llmc/cuda/column_sums.cuh"
-#include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/backward/rows.cuh"
-#include "llmc/layernorm/kernel.cuh"
 
 namespace llmc::cp_async_pipelined {
+
+using namespace layernorm_rows;
 
 // A lane has k vectors; the first half is `lead` rows ahead of the second, out of `stages` rows in shared
 // memory. Only a lead of 2 or more leaves the time to share rows between blocks. keeps: weight is in shared memory,

@@ -4,11 +4,142 @@
 // 32; longer ones: cp_async_pipelined.cuh.
 #pragma once
 #include "llmc/cuda/column_sums.cuh"
-#include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/backward/rows.cuh"
-#include "llmc/layernorm/kernel.cuh"
 
 namespace llmc::cp_async_teams {
+
+using namespace layernorm_rows;
+
+// A lane's columns: n at a time, k times, at first + i step, below `columns`, which n divides.
+struct LaneColumns {
+    int first, step, columns;
+    __device__ int at(int i) const { return first + i * step; }
+    __device__ bool has(int i) const { return at(i) < columns; }
+};
+
+// What a lane keeps of one row between its halves (unless kReread: the second reads shared memory again), and of all rows
+// to the end.
+template <bool kReread, bool kAccumulate, int n, int k, typename T, typename W>
+struct Held {
+    float dweight[k][n]{}, dbias[k][n]{};
+    float xhat[kReread ? 1 : k][n], wdy[kReread ? 1 : k][n];
+    Elements<T, n> before[!kReread && kAccumulate ? k : 1];  // dinp as it was
+    Elements<W, n> weight[kReread ? 1 : k];  // packed: registers are what limits the columns of a lane
+};
+
+// one row in shared memory; before is read with kAccumulate only
+template <typename T>
+struct SharedRow {
+    const T *inp, *dout, *before;
+};
+
+// weight (null: 1) of a lane's columns i, those it does not have left out
+template <int n, typename W>
+__device__ inline Elements<W, n> weight_of(const W* weight, const LaneColumns& lane, int i) {
+    return load_or<n, W>(lane.has(i) ? weight : nullptr, lane.at(i), (W)1.0f);
+}
+
+// First half: adds the row to dweight and dbias; returns the lane's sums of wdy and of wdy xhat.
+template <bool kReread, bool kAccumulate, int n, int k, typename T, typename W>
+__device__ float2 read_row(Held<kReread, kAccumulate, n, k, T, W>& mine, const SharedRow<T>& row,
+                           const W* weight, const LaneColumns& lane, float m, float s) {
+    float2 sums{0, 0};
+#pragma unroll
+    for (int i = 0; i < k; i++) {
+        if constexpr (kReread) { __syncwarp(); }  // so that no registers are taken for the next loads yet
+        Elements<T, n> x{}, dout{};               // zeros add nothing, if xhat is finite
+        if (lane.has(i)) {
+            x = load<n>(row.inp + lane.at(i));
+            dout = load<n>(row.dout + lane.at(i));
+            if constexpr (!kReread && kAccumulate) { mine.before[i] = load<n>(row.before + lane.at(i)); }
+        }
+        Elements<W, n> w;
+        if constexpr (!kReread) { w = mine.weight[i]; }
+        if constexpr (kReread) { w = weight_of<n>(weight, lane, i); }
+        RowTerms<n> t = row_terms(x, dout, w, lane.has(i) ? m : 0, s);  // xhat: 0, or m s could be infinite
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            if constexpr (!kReread) {
+                mine.xhat[i][j] = t.xhat[j];
+                mine.wdy[i][j] = t.wdy[j];
+                asm volatile("" : "+f"(mine.wdy[i][j]));  // else it is made again in the second half
+            }
+            mine.dweight[i][j] += t.dy[j] * t.xhat[j];
+            mine.dbias[i][j] += t.dy[j];
+            sums.x += t.wdy[j];
+            sums.y += t.wdy[j] * t.xhat[j];
+        }
+    }
+    return sums;
+}
+
+// Second half: dinp from the sums over the whole row. per_column = 1 / C
+template <bool kReread, bool kAccumulate, int n, int k, typename T, typename W>
+__device__ void write_row(T* dinp, const Held<kReread, kAccumulate, n, k, T, W>& mine,
+                          const SharedRow<T>& row, const W* weight, const LaneColumns& lane, float m, float s,
+                          float2 sums, float per_column) {
+    constexpr int together = kReread ? 1 : k;  // nothing here is in arrays of registers unless held
+    float c1s = -sums.x * per_column * s, c2 = -sums.y * per_column;
+#pragma unroll together
+    for (int i = 0; i < k; i++) {
+        if (!lane.has(i)) { continue; }
+        const float *xhat = mine.xhat[kReread ? 0 : i], *wdy = mine.wdy[kReread ? 0 : i];
+        RowTerms<n> again;
+        Elements<T, n> before;
+        if constexpr (kReread) {
+            again = row_terms(load<n>(row.inp + lane.at(i)), load<n>(row.dout + lane.at(i)),
+                              weight_of<n>(weight, lane, i), m, s);
+            xhat = again.xhat;
+            wdy = again.wdy;
+        }
+        if constexpr (kAccumulate && !kReread) { before = mine.before[i]; }
+        if constexpr (kAccumulate && kReread) { before = load<n>(row.before + lane.at(i)); }
+        float result[n];
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            result[j] = fmaf(fmaf(xhat[j], c2, wdy[j]), s, c1s);
+            if constexpr (kAccumulate) { result[j] += as_float(before, j); }
+        }
+        if constexpr (n * sizeof(T) == 16) {
+            store_streaming(dinp + lane.at(i), rounded<T>(result));
+        } else {
+            store(dinp + lane.at(i), rounded<T>(result));
+        }
+    }
+}
+
+// The teams of a block have the same columns: their sums, added in the order of the teams, to dweight[c] and
+// dbias[c], c < lane.columns. memory: (teams,2,columns) floats, of which nobody needs anything any more once
+// all threads have come here.
+template <int n, int k>
+__device__ void add_teams(float* dweight, float* dbias, float* memory, const float (&dw)[k][n],
+                          const float (&db)[k][n], const LaneColumns& lane, int team, int teams) {
+    constexpr int wide = 4;
+    __syncthreads();
+    float* of_team = memory + team * 2 * lane.columns;
+#pragma unroll
+    for (int i = 0; i < k; i++) {
+        if (!lane.has(i)) { continue; }
+#pragma unroll
+        for (int j = 0; j < n; j += wide) {
+            Elements<float, wide> w, b;
+#pragma unroll
+            for (int l = 0; l < wide; l++) {
+                w.at[l] = dw[i][j + l];
+                b.at[l] = db[i][j + l];
+            }
+            store(of_team + lane.at(i) + j, w);
+            store(of_team + lane.columns + lane.at(i) + j, b);
+        }
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < 2 * lane.columns; c += blockDim.x) {
+        float sum = memory[c];
+#pragma unroll 4
+        for (int t = 1; t < teams; t++) { sum += memory[t * 2 * lane.columns + c]; }
+        (c < lane.columns ? dweight[c] : dbias[c - lane.columns]) = sum;
+    }
+}
 
 constexpr int kMaxTeams = layernorm::kThresholds.most_teams, kMaxStages = layernorm::kThresholds.most_stages;
 constexpr int kMaxTeamWarps = layernorm::kThresholds.teams_most_warps;
@@ -31,13 +162,13 @@ __device__ inline float2 exchange(Shared& shared, const Layout& o, int team, int
     if (o.warps > 1) {
         auto& pairs = shared.pairs[team][parity];
         if (slot == 0) { pairs[half][warp] = sum; }
-        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(o.warps * kWarp) : "memory");
+        sync_team(team, o.warps * kWarp);
         sum = slot < o.warps ? pairs[half][slot] : 0.0f;
         for (int distance = kMaxTeamWarps / 2; distance > 0; distance /= 2) {
             sum += __shfl_xor_sync(kAllLanes, sum, distance);
         }
     }
-    return {__shfl_sync(kAllLanes, sum, 0), __shfl_sync(kAllLanes, sum, kWarp / 2)};
+    return both_sums(sum);
 }
 
 // A team's ring in shared memory: stages of rows of inp, dout and, for +=, dinp. Each thread copies what it
@@ -90,7 +221,7 @@ struct Statistics {
     }
 };
 
-template <bool kHold, bool kAccumulate, int k, int kThreads, typename T, typename W>
+template <bool kReread, bool kAccumulate, int k, int kThreads, typename T, typename W>
 __global__ __launch_bounds__(kThreads,
                              1) void layernorm_backward_teams_kernel(LayerNormBackwardRows<T, W> call,
                                                                      Layout o) {
@@ -105,8 +236,9 @@ __global__ __launch_bounds__(kThreads,
     int64_t groups = gridDim.x, step = groups * o.teams, row = blockIdx.x + team * groups;
 
     for (int s = 0; s < o.stages; s++) { ring.fetch(call, row + s * step, lane); }
-    LaneRow<kHold, kAccumulate, n, k, T, W> mine;
-    keep_weight(mine, call.weight, lane);
+    Held<kReread, kAccumulate, n, k, T, W> mine;
+#pragma unroll
+    for (int i = 0; i < k && !kReread; i++) { mine.weight[i] = weight_of<n>(call.weight, lane, i); }
     Statistics next(call, row);  // a row ahead: else every row would wait for memory
     for (int parity = 0; row < call.N; row += step, parity ^= 1) {
         Statistics now = next;
@@ -116,10 +248,10 @@ __global__ __launch_bounds__(kThreads,
         float2 sums = read_row(mine, x, call.weight, lane, now.m, now.s);
         sums = exchange(shared, o, team, warp, parity, sums);
         // not before what was read has been used: the sums were made of it
-        if constexpr (kHold) { ring.fetch(call, row + o.stages * step, lane); }
+        if constexpr (!kReread) { ring.fetch(call, row + o.stages * step, lane); }
         write_row(call.dinp + row * call.dinp_stride, mine, x, call.weight, lane, now.m, now.s, sums,
                   1.0f / call.C);
-        if constexpr (!kHold) { ring.fetch(call, row + o.stages * step, lane); }
+        if constexpr (kReread) { ring.fetch(call, row + o.stages * step, lane); }
     }
     copy_wait<0>();
     float* dweight = (float*)call.scratch + (int64_t)blockIdx.x * call.C;
@@ -138,7 +270,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
         if constexpr (row.adds || !kAccumulate) {
             constexpr int threads = layernorm::most_threads(row, sizeof(T), kAccumulate);
             constexpr auto* kernel =
-                layernorm_backward_teams_kernel<!row.reread, kAccumulate, row.vectors, threads, T, W>;
+                layernorm_backward_teams_kernel<row.reread, kAccumulate, row.vectors, threads, T, W>;
             allow_shared_bytes<kernel>(device_facts().shared_bytes);  // for the widest row
             const layernorm::Teams& teams = choice.teams;
             int64_t blocks = std::min(device_facts().multiprocessors, layouts::kMostGroups);

@@ -6,10 +6,11 @@
 // Result: 51.9 us, 91 % of the roof at 524288x64 bf16 (a warp a row: 169.8); 73 % at 262144x100 (189.1, 20 % by
 //         fallback.cuh); H200, 2026-11-24
 #pragma once
-#include "llmc/layernorm/backward/regimes.h"
-#include "llmc/layernorm/kernel.cuh"
+#include "llmc/layernorm/backward/rows.cuh"
 
 namespace llmc::short_rows_backward {
+
+using namespace layernorm_rows;
 
 // A row is shared by `lanes` neighbouring lanes, which have k pieces each, of n elements, `step` apart: one if these are
 // vectors, else as many as registers allow. `together` rows of a lane are under way.
@@ -62,7 +63,7 @@ struct Held {
 // the sums by column that a lane keeps
 template <typename L>
 struct Sums {
-    float dweight[L::k][L::n] = {}, dbias[L::k][L::n] = {};
+    float at[2][L::k][L::n] = {};  // for dweight, for dbias
 };
 
 // dinp of a lane's pieces, and its part of the sums by column. All lanes of a warp; row_before: that of dinp,
@@ -81,8 +82,8 @@ __device__ Held<L, T> backward_row(const Pieces<L, T, kAccumulate>& row, const T
             float dy = as_float(row.dy[i], j);
             xhat[i][j] = none ? 0 : (as_float(row.x[i], j) - row.m) * row.s;
             wdy[i][j] = dy * as_float(weight.at[i], j);
-            sums.dweight[i][j] = fmaf(dy, xhat[i][j], sums.dweight[i][j]);
-            sums.dbias[i][j] += dy;
+            sums.at[0][i][j] = fmaf(dy, xhat[i][j], sums.at[0][i][j]);
+            sums.at[1][i][j] += dy;
             of_row.x += wdy[i][j];
             of_row.y = fmaf(wdy[i][j], xhat[i][j], of_row.y);
         }
@@ -117,7 +118,7 @@ __device__ void write_sums(float* scratch, const Sums<L>& mine, const Columns<L>
     for (int i = 0; i < L::k; i++) {
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
-            float both[] = {mine.dweight[i][j], mine.dbias[i][j]};
+            float both[] = {mine.at[0][i][j], mine.at[1][i][j]};
 #pragma unroll
             for (int set = 0; set < 2; set++) {
 #pragma unroll
@@ -150,7 +151,7 @@ __device__ void write_outputs(const ColumnOutputs& outputs, const Sums<L>& mine,
             float sum[L::n];
 #pragma unroll
             for (int j = 0; j < L::n; j++) {
-                sum[j] = (set == 0 ? mine.dweight : mine.dbias)[i][j];
+                sum[j] = mine.at[set][i][j];
                 sum[j] += outputs.accumulate ? (float)grad[j] : 0.0f;
             }
             store(grad, rounded<Grad>(sum));
@@ -207,8 +208,8 @@ __global__ __launch_bounds__(L::threads) void layernorm_backward_kernel(LayerNor
 
 template <typename L, bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
-    auto* kernel = layernorm_backward_kernel<L, kAccumulate, T, W>;
-    int64_t most = std::min(device_facts().multiprocessors, layouts::kMostGroups);
+    constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, T, W>;
+    int64_t most = groups_at_once<kernel, 1>({});
     int groups = (int)std::min(most, ceil_div(call.N, (int64_t)(L::together * L::threads / L::lanes)));
     bool hopper = runs_hopper_code(kernel);
     LaunchAttributes attributes;

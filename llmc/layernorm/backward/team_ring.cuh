@@ -6,11 +6,11 @@
 // Moves:  inp and dout once in, dinp once out: 3 N C elements, 4 N C for +=; and 16 bytes a column and block.
 // Result: 74.5 us, 94 % of the roof at 65536x768 bf16; 90 % at 4096x8192 fp16; H200, 2026-11-23
 #pragma once
-#include "llmc/layernorm/backward/regimes.h"
-#include "llmc/layernorm/backward/team_sums.cuh"
-#include "llmc/layernorm/kernel.cuh"
+#include "llmc/layernorm/backward/rows.cuh"
 
 namespace llmc::team_ring {
+
+using namespace layernorm_rows;
 
 // A layout of layouts.h's. A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team of warps,
 // whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages. again: a row's second
@@ -116,13 +116,6 @@ __device__ float2 sum_of_pairs(const float2* slots) {
     }
 }
 
-// the team's threads of this block
-template <typename L>
-__device__ void meet() {
-    int team = threadIdx.x / L::team_threads;
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(L::team_threads) : "memory");
-}
-
 // Sums over the row's warps in all blocks of its cluster, the same in each lane. After it all of the block's warps
 // have read the stage: a warp's sums need every value of the row that it loads, but those of `before`, which the fence
 // is for. (again: the fence is for the stage of the row before this one, which they have then read for the second time.)
@@ -136,7 +129,7 @@ __device__ float2 exchange(Team<L, kStreams, T>& team, int turn, float2 lane_sum
         return both_sums(mine);
     } else if constexpr (L::blocks == 1) {
         if (lane % (kWarp / 2) == 0) { reinterpret_cast<float*>(&slots[warp])[lane / (kWarp / 2)] = mine; }
-        meet<L>();
+        sync_team(threadIdx.x / L::team_threads, L::team_threads);
     } else {
         uint64_t* barrier = &team.summed[parity];
         if (warp == 0 && lane == 0) { mbarrier_arrive_expect(barrier, L::pairs * (int)sizeof(float2)); }
@@ -181,21 +174,16 @@ struct Held {
     }
 };
 
-// n weights from column c on, as whole words; 1 where `from` is null
-template <int n, typename W>
-__device__ Elements<uint32_t, n * sizeof(W) / 4> load_words(const W* from, int c) {
-    constexpr int each = 4 / sizeof(W);  // weights in a word
-    return load_or<n / each>(reinterpret_cast<const uint32_t*>(from), c / each, kOneWord<W>);
-}
-
-// from column c on, where the lane has `left` columns
+// from column c on, where the lane has `left` columns; 1 where weight is null
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __device__ void load_weights(Held<L, kAccumulate, kSum, T, W>& held, const W* weight, int c, int left) {
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         const W* from = left > i * L::step ? weight : nullptr;
         if constexpr (L::again) {
-            held.weight[i] = load_words<L::n>(from, c + i * L::step);
+            constexpr int each = 4 / sizeof(W);  // weights in a word
+            auto* words = reinterpret_cast<const uint32_t*>(from);
+            held.weight[i] = load_or<L::n / each>(words, (c + i * L::step) / each, kOneWord<W>);
         } else {
             held.weight[i] = load_or<L::n, W>(from, c + i * L::step, (W)1.0f);
         }
@@ -275,6 +263,60 @@ __device__ void init_barriers(Team<L, kStreams, T>& team) {
     mbarrier_init_fence();
 }
 
+// The teams' sums over their rows meet in their rings' memory, `apart` floats apart, are added team after team, and go to
+// this group's part of scratch.
+template <typename L, int apart, typename HeldT>
+__device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, int team, int first, int begin,
+                           int columns, int C) {
+    constexpr int kAll = HeldT::kSets * L::columns;
+    __syncthreads();  // nobody reads the ring any more
+#pragma unroll
+    for (int set = 0; set < HeldT::kSets; set++) {
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            store(of_teams + team * apart + set * L::columns + first + i * L::step,
+                  *reinterpret_cast<const Elements<float, L::n>*>(held.sums[set][i]));
+        }
+    }
+    __syncthreads();
+    int64_t groups = gridDim.x / L::blocks, group = blockIdx.x / L::blocks;
+#pragma unroll 1
+    for (int at = threadIdx.x * 4; at < kAll; at += L::threads * 4) {
+        int set = at / L::columns, c = at % L::columns;
+        auto sum = load<4>(of_teams + at);
+#pragma unroll 4
+        for (int t = 1; t < L::teams; t++) {
+            auto more = load<4>(of_teams + t * apart + at);
+#pragma unroll
+            for (int j = 0; j < 4; j++) { sum.at[j] += more.at[j]; }
+        }
+        if (c < columns) { store(scratch + (set * groups + group) * C + begin + c, sum); }
+    }
+}
+
+// Of a call's only row, which is the first team's: to where the call wants them. column: a lane's first of the row,
+// `first` of the block's.
+template <typename Grad, typename L, typename HeldT>
+__device__ void write_outputs(const ColumnOutputs& outputs, const HeldT& held, int column, int first,
+                              int columns) {
+    void* const to[] = {outputs.dweight, outputs.dbias, outputs.dinp_sums};
+#pragma unroll
+    for (int set = 0; set < HeldT::kSets; set++) {
+        if (to[set] == nullptr) { continue; }
+#pragma unroll
+        for (int i = 0; i < L::k; i++) {
+            if (first + i * L::step >= columns) { continue; }
+            Grad* grad = static_cast<Grad*>(to[set]) + column + i * L::step;
+            float sum[L::n];
+#pragma unroll
+            for (int j = 0; j < L::n; j++) {
+                sum[j] = held.sums[set][i][j] + (outputs.accumulate ? (float)grad[j] : 0.0f);
+            }
+            store(grad, rounded<Grad>(sum));
+        }
+    }
+}
+
 // where a team's sums by column go, which it has in registers; teams: of this block
 template <typename L, bool kAccumulate, bool kSum, int kStreams, typename T, typename W>
 __device__ void finish(const LayerNormBackwardRows<T, W>& call, Team<L, kStreams, T>* teams,
@@ -342,7 +384,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
         write_row<L>(dinp + first, held, here, left, sums.x * per_column, sums.y * per_column, ms.x, ms.y);
         if constexpr (L::soon) {
             fence_proxy_async();
-            meet<L>();
+            sync_team(number, L::team_threads);
             refill(turn);
         }
     }
@@ -370,14 +412,8 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     static_assert(team == layernorm::team_bytes(L::ring, streams, sizeof(T)));
     int bytes = std::max(L::teams * team, alone_bytes());
     cudaLaunchConfig_t config = attributes.config(0, L::threads, bytes, stream);
-    int groups = std::min(device_facts().multiprocessors, layouts::kMostGroups);
-    if constexpr (L::blocks == 1) {
-        allow_shared_bytes<kernel>(bytes);
-    } else {
-        groups = most_clusters<kernel>(config, L::blocks);
-        if (groups == 0) { return {}; }
-    }
-    groups = (int)std::min<int64_t>(groups, call.N);
+    int groups = (int)std::min<int64_t>(groups_at_once<kernel, L::blocks>(config), call.N);
+    if (groups == 0) { return {}; }
     config.gridDim.x = groups * L::blocks;
     // of whole 32 bytes, which is what memory moves at least: a sector shared by two blocks costs 5 %
     constexpr int unit = (L::blocks > 1 ? 2 : 1) * Vec<T>::size;

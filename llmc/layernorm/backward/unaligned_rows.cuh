@@ -9,11 +9,12 @@
 // Result: 77.1 us, 91 % of the roof at 65536x769 bf16; 81 % at 16384x769; 76 % of 16 bits, 95 of fp32 at 5000x20001;
 //         H200, 2026-11-24
 #pragma once
-#include "llmc/layernorm/backward/regimes.h"
+#include "llmc/layernorm/backward/rows.cuh"
 #include "llmc/layernorm/backward/unaligned_copies.cuh"
-#include "llmc/layernorm/kernel.cuh"
 
 namespace llmc::unaligned_rows_backward {
+
+using namespace layernorm_rows;
 
 // The columns of a row that this block has, of as many blocks as share it; a function of C alone.
 struct Slice {
@@ -47,7 +48,7 @@ struct Place {
     // the team's threads; what they wrote before is seen after
     __device__ void sync() const {
         if (warps == 1) { return __syncwarp(); }
-        asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(warps * kWarp) : "memory");
+        sync_team(team, warps * kWarp);
     }
     __device__ bool has(int i) const { return i < full || kWarp * i < after; }
 };
@@ -305,24 +306,19 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, 
         layernorm_backward_kernel<layout.columns, layout.unguarded, blocks, kAccumulate, T>;
     int bytes = teams.shared_bytes, most = device_facts().shared_bytes,
         threads = teams.teams * teams.warps * kWarp;
-    int groups = std::min(device_facts().multiprocessors, layouts::kMostGroups);
     LaunchAttributes attributes;
     attributes.clusters(blocks);
-    if constexpr (blocks > 1) {
-        bytes = most;  // always as much, since it is asked once how many clusters there is room for
-        groups = most_clusters<kernel>(attributes.config(0, threads, bytes, stream), blocks);
-        if (groups == 0) { return {}; }
-    } else {
-        allow_shared_bytes<kernel>(most);
-    }
+    int64_t groups = groups_at_once<kernel, blocks>(attributes.config(0, threads, most, stream));
+    if (groups == 0) { return {}; }
+    groups = std::min(groups, ceil_div(call.N, (int64_t)teams.teams));
+    if constexpr (blocks > 1) { bytes = most; }  // as was asked for
     bool hopper = runs_hopper_code(kernel);
     if (hopper) { bytes = std::max(bytes, alone_bytes()); }
-    groups = (int)std::min<int64_t>(groups, ceil_div(call.N, (int64_t)teams.teams));
     attributes.overlapping(hopper);
     auto config = attributes.config(groups * blocks, threads, bytes, stream);
     Layout o{teams.warps, teams.teams, teams.stages, teams.region};
     check(cudaLaunchKernelEx(&config, kernel, call, wide, o));
-    return {.count = groups, .early = hopper, .stride = padded(call.C)};
+    return {.count = (int)groups, .early = hopper, .stride = padded(call.C)};
 }
 
 }  // namespace llmc::unaligned_rows_backward
@@ -333,10 +329,18 @@ template <typename T, typename W>
 ColumnGroups layernorm_backward_unaligned_rows(const LayerNormBackwardRows<T, W>& given, const Choice& choice,
                                                cudaStream_t stream) {
     using namespace unaligned_rows_backward;
-    LayerNormBackwardRows<T, T> call{given.dinp, nullptr,           nullptr,           given.scratch,
-                                     given.dout, given.inp,         nullptr,           given.mean,
-                                     given.rstd, given.N,           given.C,           given.accumulate_dinp,
-                                     false,      given.dinp_stride, given.dout_stride, given.inp_stride};
+    LayerNormBackwardRows<T, T> call{{.dinp = given.dinp,
+                                      .scratch = given.scratch,
+                                      .dout = given.dout,
+                                      .inp = given.inp,
+                                      .mean = given.mean,
+                                      .rstd = given.rstd,
+                                      .N = given.N,
+                                      .C = given.C,
+                                      .accumulate_dinp = given.accumulate_dinp,
+                                      .dinp_stride = given.dinp_stride,
+                                      .dout_stride = given.dout_stride,
+                                      .inp_stride = given.inp_stride}};
     const float* wide = nullptr;
     if constexpr (std::is_same_v<W, T>) {
         call.weight = given.weight;

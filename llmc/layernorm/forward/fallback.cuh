@@ -4,10 +4,13 @@
 // Moves:  a row from memory, and again from L1 or L2, last piece first: what was read last is still near.
 // Result: sm_80 code on an H200: 68 % of the roof at 4096x65536 bf16, 58 at 1024x262144; 2026-11-22
 #pragma once
+#include "llmc/layernorm/forward/moments.cuh"
 #include "llmc/layernorm/forward/regimes.h"
 #include "llmc/layernorm/kernel.cuh"
 
 namespace llmc::fallback_forward {
+
+using namespace layernorm_moments;
 
 constexpr int kBlock = 256;                      // of the kernel with a warp per row
 constexpr int kWarpAccesses = 512;               // of a row that a warp does alone, at most
@@ -23,21 +26,16 @@ constexpr int kAtOnce = kV == 1 ? 4 : 2;
 
 // ---- what a thread knows of its part of a row ----------------------------------------------------------
 
-// some elements: how many, their mean less the row's shift, the squares about it
+// of elements whose means are about the same number
 template <typename Acc>
-struct Moments {
-    Acc n = 0, m = 0, squares = 0;
-};
-
-template <typename Acc>
-__device__ Moments<Acc> merge(const Moments<Acc>& a, const Moments<Acc>& b) {
+__device__ MomentsIn<Acc> merge(const MomentsIn<Acc>& a, const MomentsIn<Acc>& b) {
     Acc n = a.n + b.n, share = b.n / max(n, Acc(1)), d = b.m - a.m;
-    return {n, a.m + d * share, a.squares + b.squares + d * d * (a.n * share)};
+    return {a.about, a.m + d * share, a.squares + b.squares + d * d * (a.n * share), n};
 }
 
 // of the first `count` elements of x; count: whole vectors, may be 0
 template <int n, int k, typename T>
-__device__ Moments<acc_t<T>> moments_of(const Elements<T, n> (&x)[k], int count, acc_t<T> shift) {
+__device__ MomentsIn<acc_t<T>> moments_of(const Elements<T, n> (&x)[k], int count, acc_t<T> shift) {
     using Acc = acc_t<T>;
     Acc sums[2] = {}, squares[2] = {};  // two chains of additions, half as long
 #pragma unroll
@@ -56,40 +54,25 @@ __device__ Moments<acc_t<T>> moments_of(const Elements<T, n> (&x)[k], int count,
             squares[(i * n + j) % 2] += d * d;
         }
     }
-    return {(Acc)count, m, squares[0] + squares[1]};
+    return {shift, m, squares[0] + squares[1], (Acc)count};
 }
-
-// how a row is normalised: xhat = ((x - shift) - m) s
-template <typename Acc>
-struct Normal {
-    Acc shift, m, s;
-};
 
 // from what each thread of a block has of the row, C elements in all; whole warps
 template <typename Acc>
-__device__ Normal<Acc> normal_of_block(const Moments<Acc>& mine, Acc shift, int C, double eps) {
+__device__ MomentsIn<Acc> moments_of_block(const MomentsIn<Acc>& mine, int C) {
     Acc m = block_sum(mine.n * mine.m) / C, d = mine.m - m;
-    return {shift, m, rsqrt(block_sum(mine.squares + mine.n * d * d) / C + (Acc)eps)};
-}
-
-// by one thread
-template <typename T, typename W>
-__device__ void store_statistics(const LayerNormForward<T, W>& call, int64_t row,
-                                 const Normal<acc_t<T>>& normal) {
-    if (call.mean != nullptr) { call.mean[row] = normal.shift + normal.m; }
-    if (call.rstd != nullptr) { call.rstd[row] = normal.s; }
+    return {mine.about, m, block_sum(mine.squares + mine.n * d * d), (Acc)C};
 }
 
 // one vector of a row as it is normalised
 template <typename T, typename W, int n>
 __device__ Elements<T, n> normalised(const Elements<T, n>& x, const Elements<W, n>& weight,
-                                     const Elements<W, n>& bias, const Normal<acc_t<T>>& normal) {
+                                     const Elements<W, n>& bias, const NormalIn<acc_t<T>>& normal) {
     using Acc = acc_t<T>;
     Acc y[n];
 #pragma unroll
     for (int j = 0; j < n; j++) {
-        Acc xhat = ((as_acc<Acc>(x, j) - normal.shift) - normal.m) * normal.s;
-        y[j] = xhat * as_acc<Acc>(weight, j) + as_acc<Acc>(bias, j);
+        y[j] = normal.xhat(as_acc<Acc>(x, j)) * as_acc<Acc>(weight, j) + as_acc<Acc>(bias, j);
     }
     return as_stored<T>(y);
 }
@@ -106,7 +89,7 @@ __device__ acc_t<T> shift_of_row(const LayerNormForward<T, W>& call, int64_t row
 // before any of it is waited for.
 template <int n, int k, typename T, typename W>
 __device__ void normalise(const LayerNormForward<T, W>& call, int64_t row, const T* x, int64_t c, int step,
-                          const Normal<acc_t<T>>& normal) {
+                          const NormalIn<acc_t<T>>& normal) {
     Elements<T, n> a[k]{};
     Elements<W, n> w[k], b[k];
 #pragma unroll
@@ -160,20 +143,21 @@ __global__ __launch_bounds__(kBlock) void layernorm_forward_warp_kernel(LayerNor
             squares += d * d;
         }
     }
-    Normal<Acc> normal{shift, m, rsqrt(warp_sum(squares) / C + (Acc)call.eps)};
+    MomentsIn<Acc> of_row{shift, m, warp_sum(squares), (Acc)C};
+    NormalIn<Acc> normal = normal_of(of_row, Acc(1) / C, (Acc)call.eps);
     constexpr int together = kAtOnce<kV>;
     for (int64_t c = lane * kV; c < C; c += together * kWarp * kV) {
         normalise<kV, together>(call, row, x, c, kWarp * kV, normal);
     }
-    if (lane == 0) { store_statistics(call, row, normal); }
+    if (lane == 0) { write_statistics(call, row, normal); }
 }
 
 // ---- a block per row ---------------------------------------------------------------------------------
 
 // of what this thread has of a piece: kEach accesses from column `from`, blockDim.x apart
 template <int kV, typename T, typename W>
-__device__ Moments<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& call, int64_t row, int64_t from,
-                                              acc_t<T> shift) {
+__device__ MomentsIn<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& call, int64_t row, int64_t from,
+                                                acc_t<T> shift) {
     constexpr int each = kEach<kV>;
     Elements<T, kV> x[each]{};
     int step = blockDim.x * kV, count = 0;
@@ -194,12 +178,12 @@ __global__ __launch_bounds__(kMostThreads,
     int step = blockDim.x * kV;
     int64_t row = blockIdx.x, piece = kEach<kV> * step, first = threadIdx.x * kV;
     Acc shift = shift_of_row(call, row);
-    Moments<Acc> mine;
+    MomentsIn<Acc> mine{shift};
     for (int64_t from = first; from < call.C; from += piece) {
         mine = merge(mine, moments_of_piece<kV>(call, row, from, shift));
     }
-    Normal<Acc> normal = normal_of_block(mine, shift, call.C, call.eps);
-    if (threadIdx.x == 0) { store_statistics(call, row, normal); }
+    NormalIn<Acc> normal = normal_of(moments_of_block(mine, call.C), Acc(1) / call.C, (Acc)call.eps);
+    if (threadIdx.x == 0) { write_statistics(call, row, normal); }
 
     const T* x = call.inp + row * call.inp_stride;
     piece = kAtOnce<kV> * step;  // of the same thread's accesses

@@ -6,11 +6,11 @@ namespace llmc::layernorm_moments {
 
 // What a warp or a block knows of its elements: their mean is about + m, two numbers since one has too few
 // bits where the mean is large and the spread small; `squares` is about the mean, n their number.
-struct alignas(16) Moments {
-    float about, m, squares, n;
-
-    __device__ float4 packed() const { return {about, m, squares, n}; }
+template <typename Acc>
+struct alignas(4 * sizeof(Acc)) MomentsIn {
+    Acc about, m, squares, n;
 };
+using Moments = MomentsIn<float>;
 
 constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
 
@@ -90,27 +90,35 @@ struct Meeting {
     // Who has got all of them may end: nothing more is sent to it, and what it sent itself needs it no longer.
     __device__ const Moments* exchange(const Moments& mine, int part, int to) {
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // every block has opened
-        if (to < blocks) { store4_async(&of_part[part], mine.packed(), &come, to); }
+        if (to < blocks) {
+            store4_async(&of_part[part], {mine.about, mine.m, mine.squares, mine.n}, &come, to);
+        }
         mbarrier_wait_cluster(&come, 0);
         return of_part;
     }
 };
 
 // How a row is normalised: its mean and 1 / deviation; `rest` is what the mean has beyond one number, times -s.
-struct Normal {
-    float mean, s, rest;
+template <typename Acc>
+struct NormalIn {
+    Acc mean, s, rest;
 
-    __device__ float xhat(float x) const { return fmaf(x - mean, s, rest); }
+    __device__ Acc xhat(Acc x) const { return fma(x - mean, s, rest); }
 };
-__device__ inline Normal normal_of(const Moments& row, float per_column, float eps) {
-    float s = rsqrtf(row.squares * per_column + eps);
-    float mean = row.about + row.m, rest = (row.about - mean) + row.m;
+using Normal = NormalIn<float>;
+template <typename Acc>
+__device__ NormalIn<Acc> normal_of(const MomentsIn<Acc>& row, Acc per_column, Acc eps) {
+    Acc s = rsqrt(row.squares * per_column + eps);
+    Acc mean = row.about + row.m, rest = (row.about - mean) + row.m;
     return {mean, s, -rest * s};
 }
 
+using llmc::store_evict_last;
+__device__ inline void store_evict_last(double* p, double x) { *p = x; }
+
 // By one thread. They stay in L2 while rows stream by.
-template <typename Call>
-__device__ void write_statistics(const Call& call, int64_t row, const Normal& normal) {
+template <typename Call, typename Acc>
+__device__ void write_statistics(const Call& call, int64_t row, const NormalIn<Acc>& normal) {
     if (call.mean != nullptr) { store_evict_last(call.mean + row, normal.mean); }
     if (call.rstd != nullptr) { store_evict_last(call.rstd + row, normal.s); }
 }
