@@ -13,7 +13,7 @@ GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with 
     scripts/bench_layernorm.py --gpt2                the shapes of GPT-2, bfloat16 and float32
     scripts/bench_layernorm.py --sweep --gpt2 --quick --timing kernel
 
-Writes layer-norm-forward.csv and -backward.csv into --out, and figures of the sweep (.png, .svg; needs matplotlib).
+Writes layer-norm-forward.csv and -backward.csv into --out; scripts/plot_peers.py draws what doc/measured has of them.
 The CSV files have each point once it is measured. Ctrl-C, or a GPU that fails, ends the race early, with a report of
 what was measured; a provider that fails gets a note in place of its times. Exit 1 if ours failed or is wrong anywhere.
 Result: doc/layernorm_race.md
@@ -320,39 +320,6 @@ def markdown(rows, clock, names):
     return "\n".join(lines)
 
 
-def plot(rows, mode, folder, names):
-    """the sweep: kernel time on the left, the tutorial's clock on the right"""
-    rows = [row for row in rows if row["N"] == 4096 and row["dtype"] == "fp16"]
-    if len({row["C"] for row in rows}) < 2:
-        return
-    try:
-        import matplotlib
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        print("no figure: matplotlib is not installed")
-        return
-    keys = {"GB/s": "kernel time", "tutorial p50 GB/s": "triton.testing.do_bench, launches included"}
-    keys = {key: title for key, title in keys.items() if any(key in row for row in rows)}
-    figure, panels = pyplot.subplots(1, len(keys), figsize=(7.5 * len(keys), 5), squeeze=False, sharey=True)
-    for axes, (key, title) in zip(panels[0], keys.items()):
-        for name, title in names.items():
-            points = [(row["C"], row[key]) for row in rows if row["provider"] == name and key in row]
-            if points:
-                axes.plot(*zip(*points), label=title, linewidth=2.5 if name == "ours" else 1.2)
-        roof = {row["C"]: row["GB/s"] / row["share of roof"] for row in rows if row.get("share of roof")}
-        if roof:
-            axes.plot(*zip(*sorted(roof.items())), "k--", linewidth=1, label="roof")
-        axes.set(title=f"layer-norm-{mode}, 4096 x N fp16: {title}", xlabel="N", ylabel="GB/s", ylim=(0, None))
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.tight_layout()
-    for suffix in ("png", "svg"):
-        figure.savefig(folder / f"layer-norm-{mode}.{suffix}", dpi=120)
-        print("wrote", folder / f"layer-norm-{mode}.{suffix}")
-    pyplot.close(figure)
-
-
 def report(rows, mode, folder):
     rows = [row for row in rows if row["mode"] == mode]
     if not rows:
@@ -363,7 +330,6 @@ def report(rows, mode, folder):
         if any(("us" if clock == "kernel" else "tutorial p50 us") in row for row in rows):
             print(f"\n### LayerNorm {mode}, {title}\n\n{markdown(rows, clock, names)}\n")
     print("wrote", write_csv(rows, mode, folder))
-    plot(rows, mode, folder, names)
 
 
 def failures_of_ours(rows):
@@ -385,7 +351,7 @@ def parse_options():
                    help="how the Triton port allocates its partial sums: zeros cost two more kernels (default empty)")
     p.add_argument("--roofs", nargs="+", default=[], metavar="FILE",
                    help="files of dev/cuda/layernorm_forward and _backward --csv: adds the share of the roof")
-    p.add_argument("--out", default="build/bench_layernorm", help="folder for the CSV files and figures")
+    p.add_argument("--out", default="build/bench_layernorm", help="folder for the CSV files")
     p.add_argument("--only-compile", nargs="+", metavar="NxCxTYPE", help=argparse.SUPPRESS)
     return p.parse_args()
 
