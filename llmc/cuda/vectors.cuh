@@ -29,7 +29,7 @@ constexpr uint32_t kOneWord = std::is_same_v<T, float>    ? 0x3f800000u
 
 // The compiler takes x for new: it computes again what it made of x before, instead of holding that in registers.
 template <typename X>
-__device__ inline void forget(X& x) {
+__device__ inline void hide_from_optimizer(X& x) {
     static_assert(sizeof(X) % 4 == 0);
     auto* words = reinterpret_cast<uint32_t*>(&x);
 #pragma unroll

@@ -24,7 +24,7 @@ struct Thresholds {
         127;  // backward: 131072x127 fp32 in pieces 86 %, by the fallback 37; unaligned_rows begins
     int pieces_32 = 192;  // at 128 columns and is faster from there on, in fp32 from 193 on
     // forward, few rows: a block has a multiprocessor to itself
-    int schedulers = 4;  // of one: so many warps do not wait for one another
+    int schedulers = 4;  // of one: as many warps issue instructions at a time
     // backward, unaligned_rows: bytes of a block's rings. 72 KB: 16384x2049 bf16 53.1 us for 55.2 before; += with 96: 70.4 for
     // 75.6. One team with 104: 16384x8191 bf16 203.7 for 208.3; with 80: 12288x8191 fp32 311.6 for 316.5
     int ring = 72 << 10, ring_add = 96 << 10, ring_lone_16 = 104 << 10, ring_lone_32 = 80 << 10;
@@ -33,7 +33,7 @@ struct Thresholds {
         15;  // of more than one warp: each needs one of the 15 barriers that the block's own leaves
     int most_stages = 4;     // more bytes under way than enough let the blocks drift apart in memory
     int cluster_warps = 16;  // of a block whose cluster shares a row: a lane has 16 columns of 4 registers
-    // so many of an H200's multiprocessors are in clusters of 2, of 4 or 8, and of 16
+    // multiprocessors of an H200 that have a place in clusters of 2, of 4 or 8, and of 16
     float in_pairs = 132, in_clusters = 120, in_clusters_of_16 = 112;
     // backward, cp_async_teams: bytes of a block's rings, about, and two stages at most, unless warps lack: as above
     int teams_ring = 64 << 10, teams_most_ring = 80 << 10, teams_warps = 12;
@@ -119,8 +119,8 @@ inline Maybe forward_short_rows(const Call& call, const Gpu&) {
     return row < 0 ? Maybe{} : Choice{Kernel::kShortRows, row, piece};
 }
 
-// The blocks over which the warps of a row are spread where rows are few: a block has so many warps that none waits for
-// another.
+// Warps of a block where rows are few and a row's warps are spread over several blocks: at most one a scheduler, so that
+// none waits for another.
 constexpr int spread_warps(int warps) {
     int most = kThresholds.schedulers;
     while (warps % most != 0) { most--; }
@@ -220,7 +220,7 @@ inline Maybe backward_team_ring(const Call& call, const Gpu& gpu) {
     return Choice{Kernel::kTeamRing, i, call.vector(), ring.cluster};
 }
 
-// A block's rings: with `warps` to a row of so many bytes, of a block that may have `most` warps.
+// A block's rings, where a row of row_bytes has `warps` warps and the block at most `most`.
 constexpr Teams unaligned_teams(int warps, int most, int streams, int row_bytes, int size, int bytes) {
     const Thresholds& t = kThresholds;
     int region = round_up(row_bytes, kLineSize) + kLineSize, stage = streams * row_bytes;
@@ -242,30 +242,30 @@ constexpr int unaligned_warps(int k, bool adds, int team) {
     bool enough = most / team > 4 && (k >= 13 || (k >= 9 && team == 1));
     return enough ? 16 : most;
 }
-// can so many warps have `columns` of a row?
+// Is `columns` of a row a number of columns for this many warps: neither too many, nor fewer than the unguarded ones?
 constexpr bool fits(const layouts::UnalignedBackward& row, int columns, int warps) {
     return divide_up(columns, warps) <= row.columns * layouts::kLanes &&
            columns / warps >= row.unguarded * layouts::kLanes;
 }
 
-// unaligned_copies.cuh's TeamShared, in bytes, where so many blocks share a row
-constexpr int unaligned_team_bytes(int blocks) {
-    int warps = blocks > 1 ? blocks * kThresholds.cluster_warps : layouts::kLanes;
+// unaligned_copies.cuh's TeamShared, in bytes
+constexpr int unaligned_team_bytes(int cluster) {
+    int warps = cluster > 1 ? cluster * kThresholds.cluster_warps : layouts::kLanes;
     return round_up(8 * kThresholds.most_stages + 16 + 2 * 8 * warps, kLineSize);
 }
 
 // With fewer stages where shared memory is small; nothing: not with two.
 inline Maybe unaligned_choice(int i, Teams teams, const Call& call, const Gpu& gpu) {
-    int blocks = layouts::kUnalignedBackward[i].cluster;
-    int sums = 2 * (int)divide_up(call.C, blocks) * (int)sizeof(float);
+    int cluster = layouts::kUnalignedBackward[i].cluster;
+    int sums = 2 * (int)divide_up(call.C, cluster) * (int)sizeof(float);
     auto bytes = [&] {
         int ring = teams.stages * streams_of(call.adds) * teams.region;
-        return teams.teams * (unaligned_team_bytes(blocks) + std::max(ring, sums));
+        return teams.teams * (unaligned_team_bytes(cluster) + std::max(ring, sums));
     };
     while (teams.stages > 2 && bytes() > gpu.shared_bytes) { teams.stages--; }
-    if (blocks > gpu.cluster || bytes() > gpu.shared_bytes) { return {}; }
+    if (cluster > gpu.cluster || bytes() > gpu.shared_bytes) { return {}; }
     teams.shared_bytes = bytes();
-    return Choice{Kernel::kUnalignedRows, i, 1, blocks, false, teams};
+    return Choice{Kernel::kUnalignedRows, i, 1, cluster, false, teams};
 }
 
 // By the lanes and the number of warps that suit best: many teams, and wide lanes, since a warp's work once a row costs
@@ -298,15 +298,15 @@ inline Maybe unaligned_in_a_cluster(const Call& call, const Gpu& gpu) {
     Teams teams[std::size(table)]{};
     float under_way[std::size(table)]{}, most = 0;
     for (int i = 0; i < (int)std::size(table); i++) {
-        int blocks = table[i].cluster;
-        if (blocks == 1 || !(call.bytes == 2 || table[i].fp32)) { continue; }
-        int columns = (int)divide_up(call.C, blocks);
+        int cluster = table[i].cluster;
+        if (cluster == 1 || !(call.bytes == 2 || table[i].fp32)) { continue; }
+        int columns = (int)divide_up(call.C, cluster);
         int warps = (int)divide_up(columns, table[i].columns * layouts::kLanes);
-        if (warps > t.cluster_warps || !fits(table[i], call.C / blocks, warps)) { continue; }
+        if (warps > t.cluster_warps || !fits(table[i], call.C / cluster, warps)) { continue; }
         teams[i] = unaligned_teams(warps, t.cluster_warps, streams_of(call.adds), columns * call.bytes,
                                    call.bytes, t.ring_cluster);
-        float multiprocessors = blocks == 2 ? t.in_pairs : blocks < 16 ? t.in_clusters : t.in_clusters_of_16;
-        under_way[i] = multiprocessors / blocks * teams[i].teams;
+        float in_use = cluster == 2 ? t.in_pairs : cluster < 16 ? t.in_clusters : t.in_clusters_of_16;
+        under_way[i] = in_use / cluster * teams[i].teams;
         most = std::max(most, under_way[i]);
     }
     for (int i = 0; i < (int)std::size(table); i++) {

@@ -15,7 +15,7 @@
 
 namespace llmc::layouts {
 
-// act.operator()<row>(), for the layout `row`, which only the program's run knows, of so many
+// act.operator()<row>() for a number that is known at run time, 0 <= row < count
 template <int count, int i = 0, typename Act>
 auto at_row(int row, const Act& act) {
     if constexpr (i + 1 == count) {
@@ -24,7 +24,7 @@ auto at_row(int row, const Act& act) {
         return row == i ? act.template operator()<i>() : at_row<count, i + 1>(row, act);
     }
 }
-// act.operator()<piece>(), for pieces of n elements, a vector, or n / 2, n / 4 .. 1 (halves), or 1 alone
+// act.operator()<piece>() likewise: n elements, a vector, or with `halves` n / 2, n / 4 .. 1, else 1
 template <int n, bool halves, typename Act>
 auto at_piece(int piece, const Act& act) {
     if constexpr (n > 1) {

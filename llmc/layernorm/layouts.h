@@ -52,8 +52,8 @@ constexpr int columns_of(const ShortForward& row, int vector) { return row.lanes
 
 // ---- forward/row_in_registers.cuh ----------------------------------------------------------------
 
-// early: weight (1), or weight and bias (2), are asked for together with the row; of clusters: so many
-// vectors of both.
+// early: what is asked for together with the row: weight (1), or weight and bias (2); of a row of a cluster,
+// this number of vectors of both.
 struct RowInRegisters {
     int cluster = 1, warps, vectors, blocks_per_sm;
     int rows = 1;  // of a block
@@ -197,7 +197,7 @@ struct TeamRing {
 constexpr int columns_of(const TeamRing& ring) {
     return ring.cluster * ring.warps * kLanes * ring.vector * ring.vectors;
 }
-// for rows of up to so many columns: dinp =, and +=, whose stages are half as large again
+// For rows of up to `columns` columns: dinp =, and +=, whose stages are half as large again.
 struct TeamRingRow {
     int columns;
     Calls calls = Calls::kAll;
@@ -366,7 +366,7 @@ inline constexpr TeamRingRow kTeamRing32[] = {
 
 // ---- backward/unaligned_rows.cuh -----------------------------------------------------------------
 
-// A lane has so many columns of a row, which one block or a cluster shares. Of clusters the one is taken that
+// columns: of a lane. One block or a cluster shares a row. Of clusters the one is taken that
 // has most rows under way, the first of equal ones; of those for one block the one of most teams and widest
 // lanes.
 struct UnalignedBackward {

@@ -9,6 +9,7 @@
 namespace llmc::cp_async_teams {
 
 using namespace layernorm_rows;
+using layernorm::Teams;
 
 // A lane's columns: n at a time, k times, at first + i step, below `columns`, which n divides.
 struct LaneColumns {
@@ -144,18 +145,13 @@ __device__ void add_teams(float* dweight, float* dbias, float* memory, const flo
 constexpr int kMaxTeams = layernorm::kThresholds.most_teams, kMaxStages = layernorm::kThresholds.most_stages;
 constexpr int kMaxTeamWarps = layernorm::kThresholds.teams_most_warps;
 
-// A block has `teams` teams of `warps` warps; each row is one team's. A team's ring has `stages`.
-struct Layout {
-    int warps, teams, stages;
-};
-
 struct Shared {
     float pairs[kMaxTeams][2][2][kMaxTeamWarps];  // (c1 or c2) of each warp, by row parity
 };
 
 // Sums over the team's warps, the same bits in each lane. One barrier is enough: who writes slots of this
 // parity again has passed the next row's, and so have those who read them here.
-__device__ inline float2 exchange(Shared& shared, const Layout& o, int team, int warp, int parity,
+__device__ inline float2 exchange(Shared& shared, const Teams& o, int team, int warp, int parity,
                                   float2 sums) {
     int lane = threadIdx.x % kWarp, half = lane / (kWarp / 2), slot = lane % (kWarp / 2);
     float sum = warp_sum_pair(sums);
@@ -224,7 +220,7 @@ struct Statistics {
 template <bool kReread, bool kAccumulate, int k, int kThreads, typename T, typename W>
 __global__ __launch_bounds__(kThreads,
                              1) void layernorm_backward_teams_kernel(LayerNormBackwardRows<T, W> call,
-                                                                     Layout o) {
+                                                                     Teams o) {
     constexpr int n = Vec<T>::size;
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -272,11 +268,10 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
             constexpr auto* kernel =
                 layernorm_backward_teams_kernel<row.reread, kAccumulate, row.vectors, threads, T, W>;
             allow_shared_bytes<kernel>(device_facts().shared_bytes);  // for the widest row
-            const layernorm::Teams& teams = choice.teams;
+            const Teams& teams = choice.teams;
             int64_t blocks = std::min(device_facts().multiprocessors, layouts::kMostGroups);
             int groups = (int)std::min(blocks, call.N);
-            kernel<<<groups, teams.teams * teams.warps * kWarp, teams.shared_bytes, stream>>>(
-                call, Layout{teams.warps, teams.teams, teams.stages});
+            kernel<<<groups, teams.teams * teams.warps * kWarp, teams.shared_bytes, stream>>>(call, teams);
             check_launch();
             return ColumnGroups{groups};
         }

@@ -1,5 +1,5 @@
-// general: any C, any alignment, any stride, any GPU. Whole vectors, up to what shared memory and registers
-//         of some blocks hold: teams.cuh, cp_async_pipelined.cuh. All else in two kernels: one for the columns, and for
+// fallback: any C, any alignment, any stride, any GPU. Whole vectors, up to what shared memory and registers
+//         of some blocks hold: cp_async_teams.cuh, cp_async_pipelined.cuh. All else in two kernels: one for the columns, and for
 //         each row's sums over tiles of columns; then one that waits for nothing but memory. Short rows: it
 //         has a warp per row instead.
 // Why:    without clusters or copy engine; a long row is never read a third time, however long it is.

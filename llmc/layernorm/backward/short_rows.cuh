@@ -1,4 +1,4 @@
-// narrow: several short rows a warp. A lane has a vector of each of its rows, or, where rows are not whole aligned
+// short_rows: several short rows a warp. A lane has a vector of each of its rows, or, where rows are not whole aligned
 //         vectors, a few pieces: halves of one, quarters, down to single elements; and keeps their sums by column.
 // Why:    team_ring.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. fallback.cuh reads what is
 //         not in vectors twice.

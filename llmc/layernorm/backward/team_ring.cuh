@@ -1,4 +1,4 @@
-// ring: teams of warps share rows that come by bulk copies into a shallow ring; both halves of a row's work share
+// team_ring: teams of warps share rows that come by bulk copies into a shallow ring; both halves of a row's work share
 //         registers, so shared memory is read once (of some long rows twice: there are no registers for more). Sums by
 //         column, of dinp too if wanted, stay there to the end.
 // Why:    v4 and v5 have a warp per row: too few columns a lane, or too many; v6 a barrier of the whole block per row.
@@ -13,18 +13,18 @@ namespace llmc::team_ring {
 using namespace layernorm_rows;
 
 // A layout of layouts.h's. A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team of warps,
-// whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages. again: a row's second
+// whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages. reread: a row's second
 // half reads it again where the copy engine left it, and its stage is refilled a row later; soon: at once, for one more
 // meeting of the team, where there are but two stages.
 template <layouts::TeamRing ring_>
 struct Layout {
     static constexpr layouts::TeamRing ring = ring_;
-    static constexpr int blocks = ring.cluster, warps = ring.warps, teams = ring.teams, stages = ring.stages;
+    static constexpr int cluster = ring.cluster, warps = ring.warps, teams = ring.teams, stages = ring.stages;
     static constexpr int n = ring.vector, k = ring.vectors;
-    static constexpr bool again = ring.reread, soon = again && stages == 2;
+    static constexpr bool reread = ring.reread, soon = reread && stages == 2;
     static constexpr int team_threads = warps * kWarp, threads = teams * team_threads;
     static constexpr int step = team_threads * n, columns = step * k;  // between a lane's vectors; of a block
-    static constexpr int pairs = blocks * warps;                       // warps of a row
+    static constexpr int pairs = cluster * warps;                      // warps of a row
     static_assert(threads <= 1024 && (warps == 1 || teams < 16));      // named barriers 1 to 15
 };
 
@@ -32,7 +32,7 @@ struct Layout {
 template <typename L, int kStreams, typename T>
 using Stage = T[kStreams * L::columns + kLine<T>];
 
-// The columns of a block. Asked for anew where few lanes need them: who kept them would keep them in every lane.
+// The columns of a block. Worked out wherever few lanes need them: who kept them would keep them in every lane.
 struct Slice {
     int begin, columns;
 };
@@ -40,7 +40,7 @@ struct Slice {
 // most: columns of a block, but for the last
 template <typename L>
 __device__ Slice slice_of(int most, int C) {
-    if constexpr (L::blocks == 1) { return {0, C}; }
+    if constexpr (L::cluster == 1) { return {0, C}; }
     int begin = (int)cluster_rank() * most;
     return {begin, min(most, C - begin)};
 }
@@ -118,23 +118,23 @@ __device__ float2 sum_of_pairs(const float2* slots) {
 
 // Sums over the row's warps in all blocks of its cluster, the same in each lane. After it all of the block's warps
 // have read the stage: a warp's sums need every value of the row that it loads, but those of `before`, which the fence
-// is for. (again: the fence is for the stage of the row before this one, which they have then read for the second time.)
+// is for. (reread: the fence is for the stage of the row before this one, which they have then read for the second time.)
 template <typename L, int kStreams, typename T>
 __device__ float2 exchange(Team<L, kStreams, T>& team, int turn, float2 lane_sums) {
     int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % L::warps, parity = turn % 2;
     float2* slots = team.pairs[parity];
-    if constexpr (kStreams == 3 || (L::again && !L::soon)) { fence_proxy_async(); }
+    if constexpr (kStreams == 3 || (L::reread && !L::soon)) { fence_proxy_async(); }
     float mine = warp_sum_pair(lane_sums);
     if constexpr (L::pairs == 1) {
         return both_sums(mine);
-    } else if constexpr (L::blocks == 1) {
+    } else if constexpr (L::cluster == 1) {
         if (lane % (kWarp / 2) == 0) { reinterpret_cast<float*>(&slots[warp])[lane / (kWarp / 2)] = mine; }
         sync_team(threadIdx.x / L::team_threads, L::team_threads);
     } else {
         uint64_t* barrier = &team.summed[parity];
         if (warp == 0 && lane == 0) { mbarrier_arrive_expect(barrier, L::pairs * (int)sizeof(float2)); }
         float2 both = both_sums(mine);
-        if (lane < L::blocks) {
+        if (lane < L::cluster) {
             store2_async(&slots[(int)cluster_rank() * L::warps + warp], both, barrier, lane);
         }
         mbarrier_wait_cluster(barrier, turn / 2 % 2);
@@ -159,17 +159,17 @@ __device__ void fetch(const LayerNormBackwardRows<T, W>& call, int most, int64_t
 // what a lane keeps of one row between its halves, and of all rows to the end
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 struct Held {
-    static constexpr int kSets = kSum ? 3 : 2, kRow = L::again ? 1 : L::k;  // vectors of the row
-    static_assert(!L::again || !kAccumulate);
+    static constexpr int kSets = kSum ? 3 : 2, kRow = L::reread ? 1 : L::k;  // vectors of the row
+    static_assert(!L::reread || !kAccumulate);
     float xhat[kRow][L::n], wdy[kRow][L::n];
     float sums[kSets][L::k][L::n] = {};                // by column: for dweight, for dbias, of dinp
     Elements<T, L::n> before[kAccumulate ? L::k : 1];  // dinp as it was
-    // again: as whole words, since halves of words that wait would be kept in a register each
-    using Weight = std::conditional_t<L::again, Elements<uint32_t, L::n * sizeof(W) / 4>, Elements<W, L::n>>;
+    // reread: as whole words, since halves of words that wait would be kept in a register each
+    using Weight = std::conditional_t<L::reread, Elements<uint32_t, L::n * sizeof(W) / 4>, Elements<W, L::n>>;
     Weight weight[L::k];
 
     __device__ float weight_of(int i, int j) const {
-        if constexpr (!L::again) { return as_float(weight[i], j); }
+        if constexpr (!L::reread) { return as_float(weight[i], j); }
         return as_float(reinterpret_cast<const Elements<W, L::n>&>(weight[i]), j);
     }
 };
@@ -180,7 +180,7 @@ __device__ void load_weights(Held<L, kAccumulate, kSum, T, W>& held, const W* we
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         const W* from = left > i * L::step ? weight : nullptr;
-        if constexpr (L::again) {
+        if constexpr (L::reread) {
             constexpr int each = 4 / sizeof(W);  // weights in a word
             auto* words = reinterpret_cast<const uint32_t*>(from);
             held.weight[i] = load_or<L::n / each>(words, (c + i * L::step) / each, kOneWord<W>);
@@ -190,11 +190,11 @@ __device__ void load_weights(Held<L, kAccumulate, kSum, T, W>& held, const W* we
     }
 }
 
-// Where registers lack, the vectors of a row one after the other: no loads before this, and weights unpacked anew.
+// Where registers lack, the vectors of a row one after the other: no loads before this, and weights unpacked for each.
 template <typename X>
-__device__ void in_turn(X& weight) {
+__device__ void one_at_a_time(X& weight) {
     __syncwarp();
-    forget(weight);
+    hide_from_optimizer(weight);
 }
 
 // First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat. row: in the
@@ -204,13 +204,13 @@ __device__ float2 read_row(Held<L, kAccumulate, kSum, T, W>& held, const T* row,
     float2 sums = kNothing;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
-        if constexpr (L::again) { in_turn(held.weight[i]); }
+        if constexpr (L::reread) { one_at_a_time(held.weight[i]); }
         auto x = load<L::n>(row + i * L::step), d = load<L::n>(row + L::columns + i * L::step);
         if constexpr (kAccumulate) { held.before[i] = load<L::n>(row + 2 * L::columns + i * L::step); }
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
             float dy = as_float(d, j), xhat = (as_float(x, j) - m) * s, wdy = dy * held.weight_of(i, j);
-            if constexpr (!L::again) {
+            if constexpr (!L::reread) {
                 held.xhat[i][j] = xhat;
                 held.wdy[i][j] = wdy;
             }
@@ -232,8 +232,8 @@ __device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held, const
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
         auto &xhat = held.xhat[i % held.kRow], &wdy = held.wdy[i % held.kRow];
-        if constexpr (L::again) {
-            in_turn(held.weight[i]);
+        if constexpr (L::reread) {
+            one_at_a_time(held.weight[i]);
             auto x = load<L::n>(row + i * L::step), d = load<L::n>(row + L::columns + i * L::step);
 #pragma unroll
             for (int j = 0; j < L::n; j++) {
@@ -268,7 +268,6 @@ __device__ void init_barriers(Team<L, kStreams, T>& team) {
 template <typename L, int apart, typename HeldT>
 __device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, int team, int first, int begin,
                            int columns, int C) {
-    constexpr int kAll = HeldT::kSets * L::columns;
     __syncthreads();  // nobody reads the ring any more
 #pragma unroll
     for (int set = 0; set < HeldT::kSets; set++) {
@@ -279,9 +278,9 @@ __device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, i
         }
     }
     __syncthreads();
-    int64_t groups = gridDim.x / L::blocks, group = blockIdx.x / L::blocks;
+    int64_t groups = gridDim.x / L::cluster, group = blockIdx.x / L::cluster;
 #pragma unroll 1
-    for (int at = threadIdx.x * 4; at < kAll; at += L::threads * 4) {
+    for (int at = threadIdx.x * 4; at < HeldT::kSets * L::columns; at += L::threads * 4) {
         int set = at / L::columns, c = at % L::columns;
         auto sum = load<4>(of_teams + at);
 #pragma unroll 4
@@ -338,11 +337,13 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
     extern __shared__ __align__(128) unsigned char memory[];
     int number = threadIdx.x / L::team_threads, first = (int)threadIdx.x % L::team_threads * L::n;
     uint32_t memory_of_team = shared_address(memory) + number * (uint32_t)sizeof(Team<L, kStreams, T>);
-    if constexpr (L::k <= 2) { forget(memory_of_team); }  // short rows: else it is worked out for each
+    if constexpr (L::k <= 2) {
+        hide_from_optimizer(memory_of_team);
+    }  // short rows: else it is worked out for each
     auto& team = *static_cast<Team<L, kStreams, T>*>(__cvta_shared_to_generic(memory_of_team));
     auto [begin, columns] = slice_of<L>(most, call.C);
     int left = columns - first;
-    int64_t groups = gridDim.x / L::blocks, row = blockIdx.x / L::blocks + number * groups,
+    int64_t groups = gridDim.x / L::cluster, row = blockIdx.x / L::cluster + number * groups,
             step = groups * L::teams;
     bool fetches = threadIdx.x % L::team_threads == 0;
     int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
@@ -350,18 +351,18 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
     // up to the wait: what needs nothing of the kernels before this one, while they end
     if (fetches) { init_barriers(team); }
     if (call.weight != nullptr) { prefetch_lines(call.C, call.weight); }
-    L::blocks > 1 ? cluster_sync() : __syncthreads();
+    L::cluster > 1 ? cluster_sync() : __syncthreads();
     dependency_wait();
     auto fetch_first_rows = [&] {
         for (int s = 0; fetches && s < min(L::stages, rows); s++) {
             fetch<L, kStreams>(call, most, row + s * step, team.stage[s], &team.full[s]);
         }
     };
-    if constexpr (L::blocks == 1) { fetch_first_rows(); }
+    if constexpr (L::cluster == 1) { fetch_first_rows(); }
     Statistics statistics(call, row, step);
     Held<L, kAccumulate, kSum, T, W> held;
     load_weights(held, call.weight, begin + first, left);
-    if constexpr (L::blocks > 1) { fetch_first_rows(); }  // 1 % sooner than before those loads
+    if constexpr (L::cluster > 1) { fetch_first_rows(); }  // 1 % sooner than before those loads
 
     auto stage_of = [](int turn) { return (unsigned)turn % L::stages; };
     // the stage of a row that all warps are done with
@@ -380,7 +381,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
         mbarrier_wait(&team.full[stage_of(turn)], (unsigned)turn / L::stages % 2);
         float2 sums = read_row<L>(held, here, left, ms.x, ms.y);
         sums = exchange(team, turn, sums);
-        if constexpr (!L::soon) { refill(L::again ? turn - 1 : turn); }
+        if constexpr (!L::soon) { refill(L::reread ? turn - 1 : turn); }
         write_row<L>(dinp + first, held, here, left, sums.x * per_column, sums.y * per_column, ms.x, ms.y);
         if constexpr (L::soon) {
             fence_proxy_async();
@@ -391,7 +392,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
     dependency_launch();
     finish(call, reinterpret_cast<Team<L, kStreams, T>*>(memory), held, number, first,
            slice_of<L>(most, call.C));
-    if constexpr (L::blocks > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
+    if constexpr (L::cluster > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
 }
 
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
@@ -407,17 +408,17 @@ template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
     LaunchAttributes attributes;
-    attributes.overlapping().clusters(L::blocks);
+    attributes.overlapping().clusters(L::cluster);
     constexpr int streams = kAccumulate ? 3 : 2, team = sizeof(Team<L, streams, T>);
     static_assert(team == layernorm::team_bytes(L::ring, streams, sizeof(T)));
     int bytes = std::max(L::teams * team, alone_bytes());
     cudaLaunchConfig_t config = attributes.config(0, L::threads, bytes, stream);
-    int groups = (int)std::min<int64_t>(groups_at_once<kernel, L::blocks>(config), call.N);
+    int groups = (int)std::min<int64_t>(groups_at_once<kernel, L::cluster>(config), call.N);
     if (groups == 0) { return {}; }
-    config.gridDim.x = groups * L::blocks;
+    config.gridDim.x = groups * L::cluster;
     // of whole 32 bytes, which is what memory moves at least: a sector shared by two blocks costs 5 %
-    constexpr int unit = (L::blocks > 1 ? 2 : 1) * Vec<T>::size;
-    int slice = ceil_div(ceil_div(call.C, L::blocks), unit) * unit;
+    constexpr int unit = (L::cluster > 1 ? 2 : 1) * Vec<T>::size;
+    int slice = ceil_div(ceil_div(call.C, L::cluster), unit) * unit;
     check(cudaLaunchKernelEx(&config, kernel, call, slice));
     return {groups, true, kSum, call.of_one_row.given};
 }

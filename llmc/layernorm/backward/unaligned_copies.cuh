@@ -7,37 +7,34 @@
 
 namespace llmc::unaligned_rows_backward {
 
+using layernorm::Teams;
+
 // of a block whose cluster shares a row; of a team
 constexpr int kSharingWarps = layernorm::kThresholds.cluster_warps;
 constexpr int kMostStages = layernorm::kThresholds.most_stages;
 
-// as choose.h's Teams
-struct Layout {
-    int warps, teams, stages, region;
-};
-
 constexpr int kVector = 16;  // bytes
-// A row lies as far past a multiple of so many bytes in its stage as in memory: of a line for bulk copies' sake.
+// A row lies as far past a multiple of kPlace in its stage as in memory. Bulk copies are slower where lines do not match.
 constexpr int kPlace = kSm90 ? kLineBytes : kVector;
 
-// what a team agrees on through shared memory, where so many blocks share a row
-template <int blocks>
+// what a team agrees on through shared memory, where the blocks of a cluster share a row (1: no cluster)
+template <int cluster>
 struct alignas(kLineBytes) TeamShared {
-    static constexpr int kWarps = blocks > 1 ? blocks* kSharingWarps : kWarp;  // of a row, at most
-    uint64_t full[kMostStages];                                                // a stage has come
-    uint64_t summed[2];                  // by row parity: all sums have come; where blocks share a row
+    static constexpr int kWarps = cluster > 1 ? cluster* kSharingWarps : kWarp;  // of a row, at most
+    uint64_t full[kMostStages];                                                  // a stage has come
+    uint64_t summed[2];                  // by row parity: all sums have come; in clusters
     alignas(16) float2 sums[2][kWarps];  // of the warps, by row parity; 0 where there is none
 };
 
 // By the team's first warp: its barriers, and sums of warps that there are not. On a barrier arrives the lane
 // that asks; in Ampere's code each thread of the team, for its copies.
-template <int blocks>
-__device__ void init(TeamShared<blocks>& shared, const Layout& o, int lane) {
+template <int cluster>
+__device__ void init(TeamShared<cluster>& shared, const Teams& o, int lane) {
     for (int parity = 0; parity < 2; parity++) { shared.sums[parity][lane] = {0, 0}; }
     if (lane > 0) { return; }
     int arrivals = kSm90 ? 1 : o.warps * kWarp;
     for (int s = 0; s < o.stages; s++) { mbarrier_init(&shared.full[s], arrivals); }
-    if constexpr (blocks > 1) {
+    if constexpr (cluster > 1) {
         for (uint64_t& summed : shared.summed) { mbarrier_init(&summed, 1); }
     }
     if constexpr (kSm90) { mbarrier_init_fence(); }
@@ -93,7 +90,7 @@ struct Ring {
     int stages, bytes;  // of a stage
     int stage = 0, phase = 0;
 
-    __device__ Ring(unsigned char* rings, uint64_t* full, const Layout& o, int streams, int team)
+    __device__ Ring(unsigned char* rings, uint64_t* full, const Teams& o, int streams, int team)
         : full(full), stages(o.stages), bytes(streams * o.region) {
         begin = here = rings + team * stages * bytes;
     }
@@ -117,7 +114,7 @@ struct Finder {
 #pragma unroll
         for (int i = 0; i < kStreams; i++) { address[i] = (unsigned)((uintptr_t)rows[i] / sizeof(T)); }
     }
-    // the row at work in the stage that begins `here`, then on to the one `step` elements after; region: as in Layout
+    // the row at work in the stage that begins `here`, then on to the one `step` elements after; region: as in Teams
     __device__ void next(const T* (&row)[kStreams], const unsigned char* here, int region,
                          const int64_t (&step)[kStreams]) {
 #pragma unroll

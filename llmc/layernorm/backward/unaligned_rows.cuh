@@ -1,4 +1,4 @@
-// odd: rows at any address come as all the 16-byte vectors they touch, by bulk copies or, in code for Ampere, by
+// unaligned_rows: rows at any address come as all the 16-byte vectors they touch, by bulk copies or, in code for Ampere, by
 //      cp.async: what these hold of the rows next to them is not used. Teams of warps share a row as in team_ring.cuh,
 //      but a lane takes single elements, 32 apart: which columns it has depends on C alone, so the order of a row's
 //      sums does not depend on its address. Sums for dweight and dbias stay in registers to the end. Rows that one
@@ -16,26 +16,26 @@ namespace llmc::unaligned_rows_backward {
 
 using namespace layernorm_rows;
 
-// The columns of a row that this block has, of as many blocks as share it; a function of C alone.
+// The columns of a row that this block has, of the cluster's blocks that share it; a function of C alone.
 struct Slice {
     int begin, columns;
 };
-template <int blocks>
+template <int cluster>
 __device__ Slice slice_of(int C) {
-    if constexpr (blocks == 1) { return {0, C}; }
-    int rank = (int)cluster_rank(), begin = rank * C / blocks;
-    return {begin, (rank + 1) * C / blocks - begin};
+    if constexpr (cluster == 1) { return {0, C}; }
+    int rank = (int)cluster_rank(), begin = rank * C / cluster;
+    return {begin, (rank + 1) * C / cluster - begin};
 }
 
 // A lane's columns, of its block's. Each warp of the team has as many as the others or one more, side by side, a lane every
-// 32nd of them: at most k, and the first `full` of those every lane has.
-template <int k, int full>
+// 32nd of them: at most k, and the first `unguarded` of those every lane has.
+template <int k, int unguarded>
 struct Place {
     int team, warp, warps, lane;  // warp: of the team
     int first, after;             // the lane's first column; columns of the warp from there on
     int slot;                     // where the lane leaves a sum of the warp's; -1 if it does not
 
-    __device__ Place(int C, const Layout& o) : warps(o.warps), lane(threadIdx.x % kWarp) {
+    __device__ Place(int C, const Teams& o) : warps(o.warps), lane(threadIdx.x % kWarp) {
         int of_block = __shfl_sync(kAllLanes, threadIdx.x / kWarp, 0);  // so that it is seen to be the warp's
         team = of_block / warps;
         warp = of_block - team * warps;
@@ -50,7 +50,7 @@ struct Place {
         if (warps == 1) { return __syncwarp(); }
         sync_team(team, warps * kWarp);
     }
-    __device__ bool has(int i) const { return i < full || kWarp * i < after; }
+    __device__ bool has(int i) const { return i < unguarded || kWarp * i < after; }
 };
 
 // The statistics of a team's rows, 32 at a time, one a lane.
@@ -129,15 +129,15 @@ __device__ float2 team_sum(float2 (&slots)[kWarp], float2 lane_sums, const At& a
     return sum;
 }
 
-// The same over the warps of all blocks that share the row: each warp tells all blocks. number: of the team's row, which
+// The same over the warps of all blocks of the cluster: each warp tells all blocks. number: of the team's row, which
 // its sums' place and barrier alternate by. After it all warps have read, too, and nobody is two rows ahead.
-template <int blocks, typename At>
-__device__ float2 cluster_sum(TeamShared<blocks>& shared, unsigned number, float2 lane_sums, const At& at) {
-    unsigned parity = number % 2, pairs = blocks * at.warps;
+template <int cluster, typename At>
+__device__ float2 cluster_sum(TeamShared<cluster>& shared, unsigned number, float2 lane_sums, const At& at) {
+    unsigned parity = number % 2, pairs = cluster * at.warps;
     uint64_t* barrier = &shared.summed[parity];
     if (at.warp == 0 && at.lane == 0) { mbarrier_arrive_expect(barrier, pairs * sizeof(float2)); }
     float2 mine = both_sums(warp_sum_pair(lane_sums)), sum{0, 0};
-    if (at.lane < blocks) {
+    if (at.lane < cluster) {
         float2* slot = &shared.sums[parity][cluster_rank() * at.warps + at.warp];
         store2_async(slot, mine, barrier, at.lane);
     }
@@ -168,11 +168,11 @@ __host__ __device__ inline int padded(int C) { return C < 4096 ? C : ceil_div(C,
 
 // The teams' sums over their rows meet in the ring's memory, are added team after team, and go to this
 // group's part of scratch. of_teams (teams,2,columns of the slice), scratch (2,groups,padded C)
-template <int blocks, typename HeldT, int k, int full>
-__device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, const Place<k, full>& at,
+template <int cluster, typename HeldT, int k, int unguarded>
+__device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, const Place<k, unguarded>& at,
                            int teams, int C) {
-    __syncthreads();                              // nobody reads the ring any more
-    auto [begin, columns] = slice_of<blocks>(C);  // asked anew, where registers are free again
+    __syncthreads();                               // nobody reads the ring any more
+    auto [begin, columns] = slice_of<cluster>(C);  // not kept since the kernel began: registers are free here
     float* mine = of_teams + at.team * 2 * columns + at.first;
 #pragma unroll
     for (int i = 0; i < k; i++) {
@@ -181,8 +181,8 @@ __device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, c
         mine[columns + kWarp * i] = held.dbias[i];
     }
     __syncthreads();
-    int64_t groups = gridDim.x / blocks, stride = padded(C);
-    scratch += blockIdx.x / blocks * stride + begin;
+    int64_t groups = gridDim.x / cluster, stride = padded(C);
+    scratch += blockIdx.x / cluster * stride + begin;
     float* second = scratch + groups * stride;
 #pragma unroll 1
     for (int c = threadIdx.x; c < 2 * columns; c += blockDim.x) {
@@ -209,34 +209,34 @@ __device__ LayerNormBackwardRows<T, T> part_of(LayerNormBackwardRows<T, T> call,
 }
 
 // all threads of the blocks that share a row
-template <int blocks>
+template <int cluster>
 __device__ void all_meet() {
-    if constexpr (blocks > 1) {
+    if constexpr (cluster > 1) {
         cluster_sync();
     } else {
         __syncthreads();
     }
 }
 
-// call: what of it the block does; C: of a row, which `blocks` blocks share
-template <int k, int full, int blocks, bool kAccumulate, typename T>
-__device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const float* wide, const Layout& o,
+// call: what of it the block does; C: of a row, which the cluster's blocks share
+template <int k, int unguarded, int cluster, bool kAccumulate, typename T>
+__device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const float* wide, const Teams& o,
                               int C) {
     constexpr int kStreams = kAccumulate ? 3 : 2;
-    using Shared = TeamShared<blocks>;
+    using Shared = TeamShared<cluster>;
     extern __shared__ __align__(128) unsigned char memory[];
-    Place<k, full> at(call.C, o);
+    Place<k, unguarded> at(call.C, o);
     Shared& shared = reinterpret_cast<Shared*>(memory)[at.team];
     unsigned char* rings = memory + o.teams * sizeof(Shared);
     Ring ring(rings, shared.full, o, kStreams, at.team);
-    int64_t groups = gridDim.x / blocks, row = blockIdx.x / blocks + at.team * groups,
+    int64_t groups = gridDim.x / cluster, row = blockIdx.x / cluster + at.team * groups,
             step = groups * o.teams;
     int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
-    bool begins = blocks == 1 || cluster_rank() == 0, ends = blocks == 1 || cluster_rank() == blocks - 1;
+    bool begins = cluster == 1 || cluster_rank() == 0, ends = cluster == 1 || cluster_rank() == cluster - 1;
     Fetcher<T, kStreams, k> fetcher(call, o.region, row, step, rows, begins, ends);
     Finder<T, kStreams> finder(fetcher.from);
     if (at.warp == 0) { init(shared, o, at.lane); }
-    all_meet<blocks>();  // barriers are there
+    all_meet<cluster>();  // barriers are there
     if constexpr (kSm90) { dependency_wait(); }
     if (!kSm90 || at.warp == 0) {
         for (Ring to = ring; to.phase == 0; to.advance()) { fetcher.fetch(to, at); }
@@ -261,8 +261,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
             finder.next(from, ring.here + at.first * sizeof(T), o.region, fetcher.step);
             ring.wait();
             float2 sums = read_row(held, from, at, m, s);
-            if constexpr (blocks > 1) {
-                sums = cluster_sum<blocks>(shared, number, sums, at);
+            if constexpr (cluster > 1) {
+                sums = cluster_sum<cluster>(shared, number, sums, at);
             } else {
                 sums = team_sum(shared.sums[number % 2], sums, at);
             }
@@ -277,19 +277,19 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
         }
     }
     if constexpr (kSm90) { dependency_launch(); }
-    write_sums<blocks>(reinterpret_cast<float*>(rings), (float*)call.scratch, held, at, o.teams, C);
-    if constexpr (blocks > 1) { all_meet<blocks>(); }  // nobody leaves while sums may still be sent to it
+    write_sums<cluster>(reinterpret_cast<float*>(rings), (float*)call.scratch, held, at, o.teams, C);
+    if constexpr (cluster > 1) { all_meet<cluster>(); }  // nobody leaves while sums may still be sent to it
 }
 
-template <int k, int full, int blocks, bool kAccumulate, typename T>
+template <int k, int unguarded, int cluster, bool kAccumulate, typename T>
 __global__ __launch_bounds__(layernorm::unaligned_warps(k, kAccumulate) *
                              kWarp) void layernorm_backward_kernel(LayerNormBackwardRows<T, T> call,
-                                                                   const float* wide, Layout o) {
-    if constexpr (blocks == 1) {
-        backward_rows<k, full, 1, kAccumulate>(call, wide, o, call.C);
+                                                                   const float* wide, Teams o) {
+    if constexpr (cluster == 1) {
+        backward_rows<k, unguarded, 1, kAccumulate>(call, wide, o, call.C);
     } else if constexpr (kSm90) {
-        auto part = part_of(call, wide, slice_of<blocks>(call.C));
-        backward_rows<k, full, blocks, kAccumulate>(part, wide, o, call.C);
+        auto part = part_of(call, wide, slice_of<cluster>(call.C));
+        backward_rows<k, unguarded, cluster, kAccumulate>(part, wide, o, call.C);
     }
 }
 
@@ -297,27 +297,26 @@ __global__ __launch_bounds__(layernorm::unaligned_warps(k, kAccumulate) *
 
 // wide: a weight of floats, or null. {}: the device has no room for such clusters
 template <int row, bool kAccumulate, typename T>
-ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, const layernorm::Teams& teams,
+ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, const Teams& teams,
                     cudaStream_t stream) {
     constexpr const layouts::UnalignedBackward& layout = layouts::kUnalignedBackward[row];
-    constexpr int blocks = layout.cluster;
-    static_assert(sizeof(TeamShared<blocks>) == layernorm::unaligned_team_bytes(blocks));
+    constexpr int cluster = layout.cluster;
+    static_assert(sizeof(TeamShared<cluster>) == layernorm::unaligned_team_bytes(cluster));
     constexpr auto* kernel =
-        layernorm_backward_kernel<layout.columns, layout.unguarded, blocks, kAccumulate, T>;
+        layernorm_backward_kernel<layout.columns, layout.unguarded, cluster, kAccumulate, T>;
     int bytes = teams.shared_bytes, most = device_facts().shared_bytes,
         threads = teams.teams * teams.warps * kWarp;
     LaunchAttributes attributes;
-    attributes.clusters(blocks);
-    int64_t groups = groups_at_once<kernel, blocks>(attributes.config(0, threads, most, stream));
+    attributes.clusters(cluster);
+    int64_t groups = groups_at_once<kernel, cluster>(attributes.config(0, threads, most, stream));
     if (groups == 0) { return {}; }
     groups = std::min(groups, ceil_div(call.N, (int64_t)teams.teams));
-    if constexpr (blocks > 1) { bytes = most; }  // as was asked for
+    if constexpr (cluster > 1) { bytes = most; }  // as was asked for
     bool hopper = runs_hopper_code(kernel);
     if (hopper) { bytes = std::max(bytes, alone_bytes()); }
     attributes.overlapping(hopper);
-    auto config = attributes.config(groups * blocks, threads, bytes, stream);
-    Layout o{teams.warps, teams.teams, teams.stages, teams.region};
-    check(cudaLaunchKernelEx(&config, kernel, call, wide, o));
+    auto config = attributes.config(groups * cluster, threads, bytes, stream);
+    check(cudaLaunchKernelEx(&config, kernel, call, wide, teams));
     return {.count = (int)groups, .early = hopper, .stride = padded(call.C)};
 }
 

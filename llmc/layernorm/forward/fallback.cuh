@@ -1,4 +1,4 @@
-// general: any C, any alignment, any stride, any GPU: a warp has a short row, a block a long one.
+// fallback: any C, any alignment, any stride, any GPU: a warp has a short row, a block a long one.
 // Why:    what no register holds is read twice, not three times: a block takes its row in pieces, finds each
 //         piece's mean and squares while the piece is in registers, and merges them (Chan et al. 1983).
 // Moves:  a row from memory, and again from L1 or L2, last piece first: what was read last is still near.

@@ -9,6 +9,8 @@ namespace llmc::layernorm_moments {
 template <typename Acc>
 struct alignas(4 * sizeof(Acc)) MomentsIn {
     Acc about, m, squares, n;
+
+    __device__ float4 packed() const { return {about, m, squares, n}; }
 };
 using Moments = MomentsIn<float>;
 
@@ -90,9 +92,7 @@ struct Meeting {
     // Who has got all of them may end: nothing more is sent to it, and what it sent itself needs it no longer.
     __device__ const Moments* exchange(const Moments& mine, int part, int to) {
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // every block has opened
-        if (to < blocks) {
-            store4_async(&of_part[part], {mine.about, mine.m, mine.squares, mine.n}, &come, to);
-        }
+        if (to < blocks) { store4_async(&of_part[part], mine.packed(), &come, to); }
         mbarrier_wait_cluster(&come, 0);
         return of_part;
     }

@@ -45,15 +45,15 @@ __device__ void prefetch_parameters(const Call& call) {
 namespace llmc::layernorm_prefetch {
 
 struct Prefetch {
-    int64_t rows;                 // so many ask
+    int64_t rows;                 // the first of them ask
     int64_t distance, distance2;  // elements from a row to what it asks for, in inp and in inp2
 
-    // A row asks for the one so many rows after it. By measurement: a third or a quarter of those under way at a time.
+    // A row asks for the one `later` rows after it. By measurement: a third or a quarter of those under way at a time.
     template <typename T, typename W>
     Prefetch(const LayerNormForward<T, W>& call, int later)
         : rows(call.N - later), distance(later * call.inp_stride), distance2(later * call.inp2_stride) {}
 
-    // One thread, for this row: for so many columns from `first` on, as far as there are so many.
+    // One thread, for this row: for `most` columns from `first` on, or for those that the row has.
     template <bool kResidual, typename T, typename W>
     __device__ void ask(const LayerNormForward<T, W>& call, int64_t row, int first, int most) const {
         int columns = min(most, call.C - first);

@@ -1,4 +1,4 @@
-// realign: a warp's stretch of a row at any address, moved 16 bytes at a time. What a lane has does not
+// rotate: a warp's stretch of a row at any address, moved 16 bytes at a time. What a lane has does not
 // depend on the address: shuffles and byte permutes turn the aligned vectors that memory gives into the
 // lane's own; for a store, the lane's own into aligned ones. The elements of the stretch are read and
 // written, and not one beside them.
@@ -46,12 +46,12 @@ __device__ inline void with_constant(int i, const Act& act) {
 }
 
 // A stretch of a row: `count` vectors of n neighbouring elements, vector lane + lanes * i in x[i] of a group
-// of `lanes` lanes. The first `all` of the k are there in every lane: lanes * all < count <= lanes * k. The
+// of `lanes` lanes. The first `unguarded` of the k are there in every lane: lanes * unguarded < count <= lanes * k. The
 // groups of a warp have stretches as long, and as far past a 16-byte boundary.
-template <typename T, int lanes, int k, int all>
+template <typename T, int lanes, int k, int unguarded>
 struct Stretch {
     static constexpr int n = Vec<T>::size, words = 4;
-    static_assert(n <= lanes && all < k);
+    static_assert(n <= lanes && unguarded < k);
 
     Elements<T, n> x[k];
     Bits<T> edge;  // while the stretch is on its way
@@ -73,7 +73,7 @@ struct Stretch {
 #pragma unroll
         for (int i = 0; i < k; i++) {
             x[i] = {};
-            bool inside = (i > 0 || lane() > 0) && (i < all || i * lanes + lane() < count);
+            bool inside = (i > 0 || lane() > 0) && (i < unguarded || i * lanes + lane() < count);
             if (inside) { x[i] = llmc::load<n>(whole + i * lanes * n); }
         }
     }
@@ -111,7 +111,7 @@ struct Stretch {
                 // each gives to the lane before it; lane 0, to the group's last, of its next vector
                 uint32_t given = lane() == 0 && i < k - 1 ? word_of(x[(i + 1) % k], j) : both[j];
                 int which = i * lanes + (lane() == 0 ? lanes : lane());
-                if (i >= all && which == count) { given = first[j]; }
+                if (i >= unguarded && which == count) { given = first[j]; }
                 both[words + j] = from(given, lane() + 1);
             }
 #pragma unroll
@@ -131,16 +131,18 @@ struct Stretch {
         T* whole = kept(p + before + n * lane());
 #pragma unroll
         for (int i = 0; i < k; i++) {
-            if (i < all || i * lanes + lane() < count - 1) {
+            if (i < unguarded || i * lanes + lane() < count - 1) {
                 llmc::store(whole + i * lanes * n, turned.x[i]);
             }
         }
         uint32_t part = 0;
 #pragma unroll
         for (int j = 0; j < words; j++) {
-            uint32_t word = word_of(turned.x[all], j);
+            uint32_t word = word_of(turned.x[unguarded], j);
 #pragma unroll
-            for (int i = all + 1; i < k; i++) { word = i * lanes < count ? word_of(turned.x[i], j) : word; }
+            for (int i = unguarded + 1; i < k; i++) {
+                word = i * lanes < count ? word_of(turned.x[i], j) : word;
+            }
             word = from(word, count - 1);
             if (lane() * words / n == j) { part = word; }
         }

@@ -1,4 +1,4 @@
-// registers: a row lives in the registers of a warp, a block or a cluster, in the type it has in memory.
+// row_in_registers: a row lives in the registers of a warp, a block or a cluster, in the type it has in memory.
 // Why:    v6 to v8 stay behind v3: without a ring, whoever waits lets another block on the SM work. A warp's weight
 //         and bias come while its row does. More than 64 KB of a row are shared by 2 to 16 blocks, so that two blocks
 //         fit an SM whatever the row. When rows are few, a row's warps are spread over several SMs: the same numbers,
@@ -18,21 +18,22 @@ using layernorm::kThresholds, layernorm::spread_warps;
 using namespace layernorm_moments;
 using namespace layernorm_parameters;
 
-// A layout of layouts.h's. All but the last of a lane's k vectors of n columns are whole; of a long row, half of them.
+// A layout of layouts.h's. A lane has k vectors of n columns, all but the last unguarded; of a long row, half of them.
 template <const auto& table, int index, int n_>
 struct Layout {
     static constexpr layouts::RowInRegisters row = table[index];
     static constexpr int warps = row.warps, n = n_, k = row.vectors, rows = row.rows, early = row.early;
-    static constexpr int blocks = row.blocks_per_sm, cluster = row.cluster, threads = rows * warps * kWarp;
-    static constexpr bool anew = row.unpack_each_pass, alone = false;
+    static constexpr int blocks_per_sm = row.blocks_per_sm, cluster = row.cluster,
+                         threads = rows * warps * kWarp;
+    static constexpr bool unpack_each_pass = row.unpack_each_pass, alone = false;
     static constexpr int parts = cluster;  // of a row, whose moments meet in the cluster
     static constexpr int step = cluster * warps * kWarp * n, columns = step * k;
-    static constexpr int whole = layouts::unguarded_of(row);
+    static constexpr int unguarded = layouts::unguarded_of(row);
     static constexpr bool is_long = layouts::is_long(row);
     static constexpr bool by_cluster = is_long;  // a cluster, or block, a row; a barrier behind its loads
     static constexpr bool with_row = !is_long;   // weight and bias may be asked for before the row is summed
     static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
-    static_assert(is_long ? warps > 1 && whole > 0 : cluster == 1);
+    static_assert(is_long ? warps > 1 && unguarded > 0 : cluster == 1);
 };
 
 // L for rows so few that each block has an SM to itself: the row's warps are spread over a cluster's blocks,
@@ -43,12 +44,12 @@ template <typename L>
 struct Alone : L {
     static_assert(L::cluster == 1 && L::rows == 1);
     static constexpr int warps = spread_warps(L::warps), cluster = L::warps / warps, parts = L::warps;
-    static constexpr int threads = warps * kWarp, early = L::k, blocks = 1;
-    static constexpr bool anew = false, alone = true, by_cluster = true, with_row = true;
+    static constexpr int threads = warps * kWarp, early = L::k, blocks_per_sm = 1;
+    static constexpr bool unpack_each_pass = false, alone = true, by_cluster = true, with_row = true;
 };
 
 // How two elements of 16 bits become floats, in numbers that only the host knows: so the compiler unpacks a row
-// anew in each pass over it, where it would keep it unpacked, in twice as many registers. bf16 has the words'
+// in each pass over it, where it would keep it unpacked, in twice as many registers. bf16 has the words'
 // halves shifted and masked anyway; fp16 pays an exclusive or with nothing.
 struct Unpacking {
     uint32_t shift = 16, mask = 0xffff0000u, nothing = 0;
@@ -61,7 +62,7 @@ struct Extra {
 };
 template <typename L, typename T, int n>
 __device__ inline float unpacked(const Elements<T, n>& x, int j, const Unpacking& how) {
-    if constexpr (L::anew && sizeof(T) == 2) {
+    if constexpr (L::unpack_each_pass && sizeof(T) == 2) {
         uint32_t word = reinterpret_cast<const uint32_t*>(&x)[j / 2];
         if constexpr (std::is_same_v<T, __nv_bfloat16>) {
             return __uint_as_float(j % 2 == 0 ? word << how.shift : word & how.mask);
@@ -80,17 +81,17 @@ struct Slice {
 };
 
 // A thread's part of a row: vectors from column `first` on. Many vectors of a long row's weight and bias do
-// not fit in registers: has() makes the compiler take one by one.
+// not fit in registers: has() makes the compiler take one at a time.
 template <typename L, typename T>
 struct Part {
     Slice<T, L::n, L::k> x;
     int first, C;
 
-    __device__ bool inside(int i) const { return i < L::whole || C - first > i * L::step; }
+    __device__ bool inside(int i) const { return i < L::unguarded || C - first > i * L::step; }
     // the same, but of a long row as a branch for each vector, across which instructions do not move
     __device__ bool has(int i) const {
-        constexpr bool unpacked = sizeof(T) == 4;  // then one branch for all whole vectors does
-        int surely = unpacked && i < L::whole ? L::whole - 1 : i;
+        constexpr bool unpacked = sizeof(T) == 4;  // then one branch for all unguarded vectors does
+        int surely = unpacked && i < L::unguarded ? L::unguarded - 1 : i;
         return L::is_long ? C - first > surely * L::step : inside(i);
     }
     // as if vector i had changed: the compiler does not know that zero is 0
@@ -101,9 +102,9 @@ struct Part {
     }
     // of `width` columns from `begin` on, and again every L::step: how many the row has
     __device__ int columns(int begin, int width) const {
-        int count = L::whole * width;
+        int count = L::unguarded * width;
 #pragma unroll
-        for (int i = L::whole; i < L::k; i++) { count += min(max(C - begin - i * L::step, 0), width); }
+        for (int i = L::unguarded; i < L::k; i++) { count += min(max(C - begin - i * L::step, 0), width); }
         return count;
     }
 };
@@ -246,7 +247,7 @@ constexpr int early_of(int wish = L::early) {
                                                                              : wish;
 }
 
-// so many vectors of the weight, of the bias, are asked for before the row's moments are known
+// vectors of the weight, of the bias, that are asked for before the row's moments are known
 template <typename L, typename T, typename W>
 constexpr int kEarlyWeights = L::by_cluster ? L::early : (early_of<L, T, W>() >= 1) * L::k;
 template <typename L, typename T, typename W>
@@ -323,7 +324,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
 template <typename L, bool kResidual, typename T, typename W>
 constexpr int blocks_of() {
     constexpr int more = (kResidual && !L::is_long) + (sizeof(T) != sizeof(W));
-    return L::blocks * (4 - more) / 4 > 1 ? L::blocks * (4 - more) / 4 : 1;
+    return L::blocks_per_sm * (4 - more) / 4 > 1 ? L::blocks_per_sm * (4 - more) / 4 : 1;
 }
 
 template <typename L, bool kResidual, typename T, typename W>
@@ -364,7 +365,7 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
 // L, but no vector is sure to be there: for any shorter row, where the layouts before it are not used
 template <typename L>
 struct Any : L {
-    static constexpr int whole = 0;
+    static constexpr int unguarded = 0;
 };
 
 // columns of the longest row that the layouts before i take
@@ -384,8 +385,8 @@ bool launch_row(const LayerNormForward<T, W>& call, const Choice& choice, cudaSt
         using Usual = Layout<table, i, Vec<T>::size>;
         using L = std::conditional_t<rare, Any<Usual>, Usual>;
         if constexpr (layouts::are_for(table[i].calls, rare)) {
-            static_assert(L::whole * L::step <= held_before<table, T, rare>(i),
-                          "a shorter row would not have all its whole vectors");
+            static_assert(L::unguarded * L::step <= held_before<table, T, rare>(i),
+                          "a shorter row would not have all its unguarded vectors");
             if constexpr (L::cluster == 1 && L::warps > kThresholds.schedulers && same) {
                 if (choice.spread) { return launch<Alone<L>, kResidual>(call, stream); }
             }

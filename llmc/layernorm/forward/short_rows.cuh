@@ -1,4 +1,4 @@
-// narrow: several short rows a warp. A row is shared by a few lanes with up to seven pieces each: vectors of 16 bytes, or,
+// short_rows: several short rows a warp. A row is shared by a few lanes with up to seven pieces each: vectors of 16 bytes, or,
 //         where rows are not whole aligned vectors, half of one, a quarter, down to single elements.
 // Why:    row_in_registers.cuh gives a row a warp: of 64 columns of 16 bits 24 lanes of 32 have nothing. And blocks begin no
 //         faster than 0.8 a ns: with 4 rows a block, 524288 of these take 159 us, of which the bytes need 33.
@@ -16,12 +16,12 @@ namespace llmc::short_rows_forward {
 using namespace layernorm_moments;
 using namespace layernorm_parameters;
 
-// A layout of layouts.h's: a row is shared by neighbouring lanes with k pieces of n elements each, the first `whole` of
+// A layout of layouts.h's: a row is shared by neighbouring lanes with k pieces of n elements each, the first `unguarded` of
 // which every lane has.
 template <const auto& table, int index, int n_>
 struct Layout {
     static constexpr layouts::ShortForward row = table[index];
-    static constexpr int lanes = row.lanes, k = row.vectors, n = n_, whole = row.unguarded;
+    static constexpr int lanes = row.lanes, k = row.vectors, n = n_, unguarded = row.unguarded;
     static constexpr int step = lanes * n, columns = step * k;
     static constexpr int of_warp = kWarp / lanes;  // rows
 };
@@ -44,7 +44,7 @@ struct Part {
     int first, C;
 
     __device__ explicit Part(int C) : first(threadIdx.x % L::lanes * n), C(C) {}
-    __device__ bool inside(int i) const { return i < L::whole || first + i * step < C; }
+    __device__ bool inside(int i) const { return i < L::unguarded || first + i * step < C; }
     // load(p) for each piece p of a row; beyond the row x is 0
     template <typename Load>
     __device__ void fill(const T* row, const Load& load) {

@@ -1,4 +1,4 @@
-// odd: rows at any address; a row lives in registers of some lanes, of a warp, of a block or, on Hopper, of a cluster.
+// unaligned_rows: rows at any address; a row lives in registers of some lanes, of a warp, of a block or, on Hopper, of a cluster.
 // Why:    bulk copies of such rows into a ring came to 81 % of the roof at 65536x769 bf16; their start and
 //         end to 64 % at 16384x769. As in row_in_registers.cuh, whoever waits lets another block on the SM work.
 //         What a warp does once costs as much as three vectors a lane: short rows share a warp.
@@ -21,16 +21,17 @@ using namespace layernorm_moments;
 using namespace layernorm_parameters;
 
 // A layout of layouts.h's. A row is shared by `lanes` lanes of each of `warps` warps of each block. A lane holds k vectors,
-// the first `all` of which are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far
-// past 16-byte boundaries as the others'. together: so many warps, with rows of their own, make a block: more for short
-// rows, since blocks begin no faster than 0.8 a ns.
+// the first `unguarded` of which are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far
+// past 16-byte boundaries as the others'. together: warps of a block with rows of their own, several
+// where rows are short, since blocks begin no faster than 0.8 a ns.
 template <const auto& table, int index, bool kRare>
 struct Layout {
     static constexpr layouts::UnalignedForward row = table[index];
     static constexpr int warps = row.warps, lanes = row.lanes, k = row.vectors, cluster = row.cluster;
-    static constexpr int all = kRare ? row.rare_unguarded : row.unguarded, early = kRare ? 0 : row.early;
+    static constexpr int unguarded = kRare ? row.rare_unguarded : row.unguarded,
+                         early = kRare ? 0 : row.early;
     // rare ones need more registers
-    static constexpr int blocks =
+    static constexpr int blocks_per_sm =
         kRare && row.blocks_per_sm > 1 ? row.blocks_per_sm * 3 / 4 : row.blocks_per_sm;
     static constexpr int together = row.rows, threads = warps * together * kWarp;
     static constexpr int of_warp = kWarp / lanes, rows = of_warp * together;  // rows of a warp; of a block
@@ -38,7 +39,7 @@ struct Layout {
     static_assert(cluster == 1 || warps > 1);
 
     // of rows with vectors of n columns
-    static constexpr int fewest(int n) { return cluster * warps * (all * lanes + 1) * n; }
+    static constexpr int fewest(int n) { return cluster * warps * (unguarded * lanes + 1) * n; }
 };
 
 // How C columns are dealt out: vectors to the warps, in stretches, as many as there are or as there is room
@@ -68,7 +69,7 @@ struct Share {
         single = n * deal.vectors + warp * L::lanes + lane;
         columns = L::warps == 1 ? C : n * count + min(max(C - (single - lane), 0), L::lanes);
     }
-    __device__ bool inside(int i) const { return i < L::all || i * L::lanes + lane < count; }
+    __device__ bool inside(int i) const { return i < L::unguarded || i * L::lanes + lane < count; }
 };
 
 // columns of this block, where a cluster shares a row
@@ -95,7 +96,7 @@ struct Row {
 template <typename L, typename T>
 struct Part {
     static constexpr int n = Vec<T>::size;
-    Stretch<T, L::lanes, L::k, L::all> stretch;
+    Stretch<T, L::lanes, L::k, L::unguarded> stretch;
     Elements<T, 1> single;
 
     __device__ void load(const Row<const T>& row, const Share<L, n>& at, int C) {
@@ -222,8 +223,8 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     if constexpr (kSm90) { dependency_launch(); }
     part.stretch.place(inp.shift, at.count);
     Moments mine = moments_of_part(part, at, call.C, deal.per_column);
-    Moments all = moments_of_row<L, n>(mine, deal, call.C);
-    Normaliser normaliser{normal_of(all, deal.per_column, (float)call.eps)};
+    Moments of_row = moments_of_row<L, n>(mine, deal, call.C);
+    Normaliser normaliser{normal_of(of_row, deal.per_column, (float)call.eps)};
     if (threadIdx.x % (L::warps * L::lanes) == 0 && first_warp<L>() == 0) {
         write_statistics(call, row + beyond, normaliser);
     }
@@ -234,7 +235,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
 // That are to fit an SM: Ampere's code takes more registers. (On the host, for the row asked for ahead: Ampere's.)
 template <typename L>
 constexpr int blocks_of() {
-    return kSm90 ? L::blocks : L::blocks - L::blocks / 5;
+    return kSm90 ? L::blocks_per_sm : L::blocks_per_sm - L::blocks_per_sm / 5;
 }
 
 // A block's rows are n apart: then they are equally far past 16-byte boundaries, whatever the stride. A group
