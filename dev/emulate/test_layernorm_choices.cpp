@@ -43,18 +43,15 @@ std::string choice_of(const std::string& name) {
         {"Any<.*kRowInRegisters(\\d+)\\)?, (\\d+)", "row_in_registers.$2"},
         {"kRowInRegisters(\\d+)\\)?, (\\d+)", "row_in_registers.$2"},
         {"kUnalignedForward\\)?, (\\d+)", "unaligned_rows.$1"},
-        {"(?:narrow_backward|short_rows_backward)::.*Layout<(\\d+), (\\d+), (\\w+)>",
-         "short_rows.lanes $1 in $2"},
+        {"short_rows_backward::.*Layout<(\\d+), (\\d+), (\\w+)>", "short_rows.lanes $1 in $2"},
         {"TeamRing\\{(\\d+), (\\d+), (\\d+), (\\d+), (\\d+), (\\d+)", "team_ring.$1,$2,$3,$4,$5,$6"},
-        {"(?:odd_backward|unaligned_rows_backward)::layernorm_backward_kernel<(\\d+), (\\d+), (\\d+)",
+        {"unaligned_rows_backward::layernorm_backward_kernel<(\\d+), (\\d+), (\\d+)",
          "unaligned_rows.$1,$2,$3"},
-        {"launch_teamsILb\\d.*4TileILi(\\d+)ELb(\\d)E", "cp_async_teams.$1 $2"},
         {"cp_async_teams\\d+launchILb\\d+E(\\w).*clILi(\\d+)E", "cp_async_teams.$1.$2"},
         {"LayoutILi(\\d+)ELi(\\d+)ELi(\\d+)ELb(\\d)E", "cp_async_pipelined.$1,$2,$3 $4"},
-        {"(?:ahead|pipelined)::Layout<(\\d+), (\\d+), (\\d+), (\\w+)>", "cp_async_pipelined.$1,$2,$3 $4"},
+        {"cp_async_pipelined::Layout<(\\d+), (\\d+), (\\d+), (\\w+)>", "cp_async_pipelined.$1,$2,$3 $4"},
         {"add_residual", "sum"},
-        {"(?:general|fallback_forward|general_backward|fallback_backward)\\d+launch(?:_two)?ILi(\\d+)E",
-         "fallback.$1"}};
+        {"(?:fallback_forward|fallback_backward)\\d+launch(?:_two)?ILi(\\d+)E", "fallback.$1"}};
     for (const Form& form : forms) {
         std::smatch found;
         if (!std::regex_search(name, found, std::regex(form.pattern))) { continue; }

@@ -16,7 +16,12 @@ public:
         }
         return *this;
     }
-    // so many blocks each
+    // all blocks run at once, or the launch fails
+    LaunchAttributes& cooperative(bool wanted) {
+        if (wanted) { add(cudaLaunchAttributeCooperative).cooperative = 1; }
+        return *this;
+    }
+    // of `blocks` blocks each
     LaunchAttributes& clusters(unsigned blocks) {
         if (blocks > 1) { add(cudaLaunchAttributeClusterDimension).clusterDim = {blocks, 1, 1}; }
         return *this;
@@ -26,7 +31,7 @@ public:
     }
 
 private:
-    cudaLaunchAttribute attributes_[2]{};
+    cudaLaunchAttribute attributes_[3]{};
     unsigned count_ = 0;
 
     cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) {

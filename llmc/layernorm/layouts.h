@@ -55,21 +55,19 @@ constexpr int columns_of(const ShortForward& row, int vector) { return row.lanes
 // early: what is asked for together with the row: weight (1), or weight and bias (2); of a row of a cluster,
 // this number of vectors of both.
 struct RowInRegisters {
-    int cluster = 1, warps, vectors, blocks_per_sm;
-    int rows = 1;  // of a block
-    int early;
+    int cluster = 1, warps, teams = 1, vectors, blocks_per_sm, early;
     bool unpack_each_pass = true;  // a row of 16 bits: as fp32 it does not fit the registers
     Calls calls = Calls::kUsual;
     const char* use;
 };
 inline constexpr RowInRegisters kRowInRegisters16[] = {
-    {.warps = 1, .vectors = 3, .blocks_per_sm = 17, .rows = 2, .early = 2, .use = "GPT-2, BERT, ViT-B: 768"},
-    {.warps = 1, .vectors = 4, .blocks_per_sm = 16, .rows = 2, .early = 2, .calls = Calls::kAll,
+    {.warps = 1, .teams = 2, .vectors = 3, .blocks_per_sm = 17, .early = 2, .use = "GPT-2, BERT, ViT-B: 768"},
+    {.warps = 1, .teams = 2, .vectors = 4, .blocks_per_sm = 16, .early = 2, .calls = Calls::kAll,
      .use = "GPT-2, BERT, ViT-L: 1024"},
-    {.warps = 1, .vectors = 5, .blocks_per_sm = 10, .rows = 2, .early = 2, .unpack_each_pass = false,
+    {.warps = 1, .teams = 2, .vectors = 5, .blocks_per_sm = 10, .early = 2, .unpack_each_pass = false,
      .use = "GPT-2, ViT-H, Whisper: 1280"},
     {.warps = 2, .vectors = 3, .blocks_per_sm = 12, .early = 2, .use = "GPT-3, ViT-g: 1536"},
-    {.warps = 1, .vectors = 7, .blocks_per_sm = 10, .rows = 2, .early = 0, .unpack_each_pass = false,
+    {.warps = 1, .teams = 2, .vectors = 7, .blocks_per_sm = 10, .early = 0, .unpack_each_pass = false,
      .calls = Calls::kAll, .use = "GPT-2 XL, ViT-G: 1600, 1664"},
     {.warps = 4, .vectors = 2, .blocks_per_sm = 12, .early = 2,
      .use = "GPT-3, OPT, Pythia, Falcon, Llama: 2048"},
@@ -93,8 +91,8 @@ inline constexpr RowInRegisters kRowInRegisters16[] = {
     {.cluster = 8, .warps = 8, .vectors = 8, .blocks_per_sm = 4, .early = 1, .use = "to 256 KB"},
     {.cluster = 8, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .use = "to 512 KB"}};
 inline constexpr RowInRegisters kRowInRegisters32[] = {
-    {.warps = 1, .vectors = 3, .blocks_per_sm = 1, .rows = 2, .early = 2, .use = "ViT-S, Whisper: 384"},
-    {.warps = 1, .vectors = 4, .blocks_per_sm = 1, .rows = 2, .early = 2, .use = "Pythia, Whisper: 512"},
+    {.warps = 1, .teams = 2, .vectors = 3, .blocks_per_sm = 1, .early = 2, .use = "ViT-S, Whisper: 384"},
+    {.warps = 1, .teams = 2, .vectors = 4, .blocks_per_sm = 1, .early = 2, .use = "Pythia, Whisper: 512"},
     {.warps = 2, .vectors = 3, .blocks_per_sm = 16, .early = 2, .use = "GPT-2, BERT, ViT-B: 768"},
     {.warps = 2, .vectors = 4, .blocks_per_sm = 12, .early = 2, .use = "GPT-2, BERT, ViT-L: 1024"},
     {.warps = 4, .vectors = 3, .blocks_per_sm = 8, .early = 2,
@@ -131,15 +129,12 @@ constexpr int columns_of(const RowInRegisters& row, int vector) {
 // For 16 bits and, half as many columns, fp32. A lane has its vectors and one column more. rare_unguarded:
 // unguarded for rare calls, whose weights are not aligned or of another type; -1: the layout is not for these.
 struct UnalignedForward {
-    int cluster = 1, warps, lanes, vectors, unguarded, blocks_per_sm;
-    int rows = 1;  // warps of a block with rows of their own
-    int early;     // as above
-    int rare_unguarded = -1;
+    int cluster = 1, warps, teams = 1, lanes, vectors, unguarded, blocks_per_sm, early, rare_unguarded = -1;
     const char* use;
 };
 constexpr int kFewestUnalignedForward = 57;  // columns; short_rows.cuh has shorter rows
 inline constexpr UnalignedForward kUnalignedForward[] = {
-    {.warps = 1, .lanes = 8, .vectors = 4, .unguarded = 0, .blocks_per_sm = 12, .rows = 2, .early = 2,
+    {.warps = 1, .teams = 2, .lanes = 8, .vectors = 4, .unguarded = 0, .blocks_per_sm = 12, .early = 2,
      .rare_unguarded = 0, .use = "to 264 columns of 16 bits"},
     {.warps = 1, .lanes = 8, .vectors = 8, .unguarded = 4, .blocks_per_sm = 16, .early = 1,
      .rare_unguarded = 4, .use = "to 520"},

@@ -348,16 +348,9 @@ void launch_rows(const LayerNormBackwardRows<T, W>& call, const Share& share, in
     auto* kernel = layernorm_backward_pipelined_kernel<L, kAccumulate, T, W>;
     constexpr size_t bytes = sizeof(Shared<L, kAccumulate, T, W>);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    cudaLaunchAttribute together{};  // or a block might wait for one that cannot come
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim.x = groups * share.blocks;
-    config.blockDim.x = L::threads;
-    config.dynamicSmemBytes = bytes;
-    config.stream = stream;
-    config.attrs = &together;
-    config.numAttrs = L::shares ? 1 : 0;
+    LaunchAttributes attributes;
+    attributes.cooperative(L::shares);  // or a block might wait for one that cannot come
+    cudaLaunchConfig_t config = attributes.config(groups * share.blocks, L::threads, bytes, stream);
     if (L::shares) {
         constexpr int block = 256;
         int64_t pairs = call.N * share.blocks;

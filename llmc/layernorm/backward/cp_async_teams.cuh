@@ -79,9 +79,9 @@ template <bool kReread, bool kAccumulate, int n, int k, typename T, typename W>
 __device__ void write_row(T* dinp, const Held<kReread, kAccumulate, n, k, T, W>& mine,
                           const SharedRow<T>& row, const W* weight, const LaneColumns& lane, float m, float s,
                           float2 sums, float per_column) {
-    constexpr int together = kReread ? 1 : k;  // nothing here is in arrays of registers unless held
+    constexpr int unrolled = kReread ? 1 : k;  // nothing here is in arrays of registers unless held
     float c1s = -sums.x * per_column * s, c2 = -sums.y * per_column;
-#pragma unroll together
+#pragma unroll unrolled
     for (int i = 0; i < k; i++) {
         if (!lane.has(i)) { continue; }
         const float *xhat = mine.xhat[kReread ? 0 : i], *wdy = mine.wdy[kReread ? 0 : i];

@@ -16,7 +16,7 @@
 namespace llmc::fallback_backward {
 
 constexpr int kSumWarps = 8, kBlock = kSumWarps * kWarp;
-constexpr int kTogether = 4;        // rows a warp has under way
+constexpr int kRowsAtOnce = 4;      // rows a warp has under way
 constexpr int kSumBlocks = 2048;    // of the first kernel: about
 constexpr int kWarpColumns = 2048;  // of a row that a warp does alone, at most
 
@@ -37,14 +37,14 @@ struct RowRange {
     int64_t begin, end;
 };
 
-// Sums of 2 kTogether numbers over the warp's lanes, each the same tree; lane 4 i then has the sum of number
+// Sums of 2 kRowsAtOnce numbers over the warp's lanes, each the same tree; lane 4 i then has the sum of number
 // i. Lanes hand over the half of the numbers that others go on with: 9 shuffles, not 40.
 template <typename Acc>
-__device__ Acc warp_sums(Acc (&x)[2 * kTogether]) {
-    static_assert(kTogether == 4);
+__device__ Acc warp_sums(Acc (&x)[2 * kRowsAtOnce]) {
+    static_assert(kRowsAtOnce == 4);
     int lane = threadIdx.x % kWarp;
 #pragma unroll
-    for (int distance = kWarp / 2, half = kTogether; half > 0; distance /= 2, half /= 2) {
+    for (int distance = kWarp / 2, half = kRowsAtOnce; half > 0; distance /= 2, half /= 2) {
         bool upper = lane & distance;
 #pragma unroll
         for (int i = 0; i < half; i++) {
@@ -56,7 +56,7 @@ __device__ Acc warp_sums(Acc (&x)[2 * kTogether]) {
     return x[0] + __shfl_xor_sync(kAllLanes, x[0], 1);
 }
 
-// A block sums one group's rows in a tile of columns, its warps taking kTogether rows in turn.
+// A block sums one group's rows in a tile of columns, its warps taking kRowsAtOnce rows in turn.
 // scratch: (2,groups,C) sums of dout xhat, dout by column, if `columns`; pairs (rows,tiles,2): sums of wdy,
 // wdy xhat over the tile of each row, unless null.
 template <int kV, typename T, typename W>
@@ -78,12 +78,12 @@ __global__ __launch_bounds__(kBlock) void layernorm_backward_sums_kernel(LayerNo
         w[i] = load_or<kV, W>(column(i) < call.C ? call.weight : nullptr, column(i), (W)1.0f);
     }
     Acc dw[each][kV]{}, db[each][kV]{};
-    for (int64_t row = begin + warp * kTogether; row < end; row += kSumWarps * kTogether) {
+    for (int64_t row = begin + warp * kRowsAtOnce; row < end; row += kSumWarps * kRowsAtOnce) {
         // zeros add nothing, if xhat is finite
-        Elements<T, kV> x[kTogether][each]{}, dout[kTogether][each]{};
-        Acc m[kTogether]{}, s[kTogether]{}, sums[2 * kTogether]{};
+        Elements<T, kV> x[kRowsAtOnce][each]{}, dout[kRowsAtOnce][each]{};
+        Acc m[kRowsAtOnce]{}, s[kRowsAtOnce]{}, sums[2 * kRowsAtOnce]{};
 #pragma unroll
-        for (int r = 0; r < kTogether; r++) {
+        for (int r = 0; r < kRowsAtOnce; r++) {
             if (row + r >= end) { continue; }
             m[r] = call.mean[row + r];
             s[r] = call.rstd[row + r];
@@ -95,7 +95,7 @@ __global__ __launch_bounds__(kBlock) void layernorm_backward_sums_kernel(LayerNo
             }
         }
 #pragma unroll
-        for (int r = 0; r < kTogether; r++) {
+        for (int r = 0; r < kRowsAtOnce; r++) {
 #pragma unroll
             for (int i = 0; i < each; i++) {
                 Acc mean = column(i) < call.C ? m[r] : 0;
@@ -179,7 +179,7 @@ __global__ __launch_bounds__(kBlock) void layernorm_backward_dinp_kernel(LayerNo
                                                                          RowRange rows, int chunk, int tiles,
                                                                          const acc_t<T>* pairs) {
     using Acc = acc_t<T>;
-    constexpr int together = kAtOnce<kV>, step = kBlock * kV;
+    constexpr int at_once = kAtOnce<kV>, step = kBlock * kV;
     int chunks = ceil_div(call.C, chunk);
     int64_t row = rows.end - 1 - blockIdx.x / chunks, begin = (int64_t)(blockIdx.x % chunks) * chunk;
     int64_t end = min(begin + chunk, (int64_t)call.C);
@@ -192,8 +192,8 @@ __global__ __launch_bounds__(kBlock) void layernorm_backward_dinp_kernel(LayerNo
     }
     c1 = warp_sum(c1) / call.C;
     c2 = warp_sum(c2) / call.C;
-    for (int64_t from = begin + threadIdx.x * kV; from < end; from += together * step) {
-        write_dinp<kV, together>(call, row, from, step, end, m, s, c1, c2);
+    for (int64_t from = begin + threadIdx.x * kV; from < end; from += at_once * step) {
+        write_dinp<kV, at_once>(call, row, from, step, end, m, s, c1, c2);
     }
 }
 
@@ -220,9 +220,9 @@ __global__ __launch_bounds__(kBlock) void layernorm_backward_short_kernel(LayerN
     }
     c1 = warp_sum(c1) / C;
     c2 = warp_sum(c2) / C;
-    constexpr int together = kAtOnce<kV>;
-    for (int64_t at = lane * kV; at < C; at += together * kWarp * kV) {
-        write_dinp<kV, together>(call, row, at, kWarp * kV, C, m, s, c1, c2);
+    constexpr int at_once = kAtOnce<kV>;
+    for (int64_t at = lane * kV; at < C; at += at_once * kWarp * kV) {
+        write_dinp<kV, at_once>(call, row, at, kWarp * kV, C, m, s, c1, c2);
     }
 }
 

@@ -1,5 +1,7 @@
 // LayerNorm backward: the call goes to the kernel that choose.h chooses; the sums by column that it leaves are added up.
 // Those of dinp, where it leaves none, are made by another pass over dinp.
+#include <bit>
+
 #include "llmc/cuda/column_sums.cuh"
 #include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/call.cuh"
@@ -45,10 +47,9 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
     require(
         given.dinp_sums == nullptr || given.dinp != nullptr || given.N == 0,
         "layernorm_backward: dinp_sums are wanted, but dinp is null: give memory for both, or null for both");
-    LayerNormBackwardRows<T, W> call{{given.dinp, nullptr, nullptr, given.scratch, given.dout, given.inp,
-                                      given.weight, given.mean, given.rstd, given.N, given.C,
-                                      given.accumulate_dinp, false, given.dinp_stride, given.dout_stride,
-                                      given.inp_stride}};
+    LayerNormBackwardRows<T, W> call{std::bit_cast<LayerNormBackward<T, float, W>>(given)};
+    call.dweight = call.dbias = call.dinp_sums =
+        nullptr;  // of another type, maybe: what adds them up has them
     call.sum_dinp = given.dinp_sums != nullptr;
     call.of_one_row = outputs_of(given);
     for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {

@@ -13,13 +13,13 @@ namespace llmc::short_rows_backward {
 using namespace layernorm_rows;
 
 // A row is shared by `lanes` neighbouring lanes, which have k pieces each, of n elements, `step` apart: one if these are
-// vectors, else as many as registers allow. `together` rows of a lane are under way.
+// vectors, else as many as registers allow. A lane asks for rows ahead, `under_way` at a time.
 template <int lanes_, int n_, bool kVectors>
 struct Layout {
     static constexpr int lanes = lanes_, n = n_, k = kVectors ? 1 : layouts::pieces_of_lane(n);
     static constexpr int step = lanes * n, columns = step * k;
     static constexpr int threads = kVectors ? 768 : 1024, warps = threads / kWarp,
-                         together = kVectors ? 2 : 1;
+                         under_way = kVectors ? 2 : 1;
 };
 
 // a lane's columns
@@ -171,19 +171,19 @@ __global__ __launch_bounds__(L::threads) void layernorm_backward_kernel(LayerNor
         weight.at[i] = load_or<L::n, W>(columns.has(i) ? call.weight : nullptr, columns.at(i), (W)1.0f);
     }
     Sums<L> sums;
-    int64_t row = (int64_t)blockIdx.x * (L::together * rows) + threadIdx.x / L::lanes;
-    int64_t step = (int64_t)gridDim.x * (L::together * rows);
+    int64_t row = (int64_t)blockIdx.x * (L::under_way * rows) + threadIdx.x / L::lanes;
+    int64_t step = (int64_t)gridDim.x * (L::under_way * rows);
     using Row = Pieces<L, T, kAccumulate>;
-    Row asked[L::together];
+    Row asked[L::under_way];
     auto ask = [&](Row& into, int64_t row) {
         into = {};
         if (columns.has(0) && row < call.N) { into.load(call, row, columns); }
     };
 #pragma unroll
-    for (int r = 0; r < L::together; r++) { ask(asked[r], row + r * rows); }
+    for (int r = 0; r < L::under_way; r++) { ask(asked[r], row + r * rows); }
     for (; __any_sync(kAllLanes, row < call.N); row += step) {  // a warp without rows stays out
 #pragma unroll
-        for (int r = 0; r < L::together; r++) {
+        for (int r = 0; r < L::under_way; r++) {
             int64_t at = row + r * rows;
             const T* row_before = Row::kLate && at < call.N ? call.dinp + at * call.dinp_stride : nullptr;
             Held<L, T> dinp = backward_row(asked[r], row_before, columns, weight, sums, per_column);
@@ -210,7 +210,7 @@ template <typename L, bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, T, W>;
     int64_t most = groups_at_once<kernel, 1>({});
-    int groups = (int)std::min(most, ceil_div(call.N, (int64_t)(L::together * L::threads / L::lanes)));
+    int groups = (int)std::min(most, ceil_div(call.N, (int64_t)(L::under_way * L::threads / L::lanes)));
     bool hopper = runs_hopper_code(kernel);
     LaunchAttributes attributes;
     attributes.overlapping(hopper);

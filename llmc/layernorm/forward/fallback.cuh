@@ -145,9 +145,9 @@ __global__ __launch_bounds__(kBlock) void layernorm_forward_warp_kernel(LayerNor
     }
     MomentsIn<Acc> of_row{shift, m, warp_sum(squares), (Acc)C};
     NormalIn<Acc> normal = normal_of(of_row, Acc(1) / C, (Acc)call.eps);
-    constexpr int together = kAtOnce<kV>;
-    for (int64_t c = lane * kV; c < C; c += together * kWarp * kV) {
-        normalise<kV, together>(call, row, x, c, kWarp * kV, normal);
+    constexpr int at_once = kAtOnce<kV>;
+    for (int64_t c = lane * kV; c < C; c += at_once * kWarp * kV) {
+        normalise<kV, at_once>(call, row, x, c, kWarp * kV, normal);
     }
     if (lane == 0) { write_statistics(call, row, normal); }
 }

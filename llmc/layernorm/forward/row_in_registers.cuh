@@ -22,9 +22,9 @@ using namespace layernorm_parameters;
 template <const auto& table, int index, int n_>
 struct Layout {
     static constexpr layouts::RowInRegisters row = table[index];
-    static constexpr int warps = row.warps, n = n_, k = row.vectors, rows = row.rows, early = row.early;
+    static constexpr int warps = row.warps, n = n_, k = row.vectors, teams = row.teams, early = row.early;
     static constexpr int blocks_per_sm = row.blocks_per_sm, cluster = row.cluster,
-                         threads = rows * warps * kWarp;
+                         threads = teams * warps * kWarp;
     static constexpr bool unpack_each_pass = row.unpack_each_pass, alone = false;
     static constexpr int parts = cluster;  // of a row, whose moments meet in the cluster
     static constexpr int step = cluster * warps * kWarp * n, columns = step * k;
@@ -32,7 +32,7 @@ struct Layout {
     static constexpr bool is_long = layouts::is_long(row);
     static constexpr bool by_cluster = is_long;  // a cluster, or block, a row; a barrier behind its loads
     static constexpr bool with_row = !is_long;   // weight and bias may be asked for before the row is summed
-    static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
+    static_assert(warps == 1 || teams == 1, "a block's barrier is that of one row");
     static_assert(is_long ? warps > 1 && unguarded > 0 : cluster == 1);
 };
 
@@ -42,7 +42,7 @@ struct Layout {
 // row's result is L's, bit for bit.
 template <typename L>
 struct Alone : L {
-    static_assert(L::cluster == 1 && L::rows == 1);
+    static_assert(L::cluster == 1 && L::teams == 1);
     static constexpr int warps = spread_warps(L::warps), cluster = L::warps / warps, parts = L::warps;
     static constexpr int threads = warps * kWarp, early = L::k, blocks_per_sm = 1;
     static constexpr bool unpack_each_pass = false, alone = true, by_cluster = true, with_row = true;
@@ -333,7 +333,7 @@ __global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void
     if constexpr (!L::is_long) { prefetch_parameters(call); }
     if constexpr (!L::by_cluster) {
         int thread = threadIdx.x % (L::warps * kWarp);
-        int64_t row = (int64_t)blockIdx.x * L::rows + threadIdx.x / (L::warps * kWarp);
+        int64_t row = (int64_t)blockIdx.x * L::teams + threadIdx.x / (L::warps * kWarp);
         if (row < call.N) { normalise_row<L, kResidual>(call, extra, row, thread * L::n); }
     } else if constexpr (L::cluster == 1 || kSm90) {
         if constexpr (L::cluster > 1) { Meeting<L::cluster, L::parts>::place().open(); }
@@ -348,8 +348,8 @@ __global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void
 template <typename L, bool kResidual, typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
-    unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::rows) * L::cluster);
-    int under_way = device_facts().multiprocessors * blocks_of<L, kResidual, T, W>() * L::rows;
+    unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::teams) * L::cluster);
+    int under_way = device_facts().multiprocessors * blocks_of<L, kResidual, T, W>() * L::teams;
     LaunchAttributes attributes;
     attributes.overlapping(runs_hopper_code(kernel)).clusters(L::cluster);
     cudaLaunchConfig_t config = attributes.config(blocks, L::threads, 0, stream);

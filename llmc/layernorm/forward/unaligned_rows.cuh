@@ -22,7 +22,7 @@ using namespace layernorm_parameters;
 
 // A layout of layouts.h's. A row is shared by `lanes` lanes of each of `warps` warps of each block. A lane holds k vectors,
 // the first `unguarded` of which are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far
-// past 16-byte boundaries as the others'. together: warps of a block with rows of their own, several
+// past 16-byte boundaries as the others'. teams: of one warp each, several
 // where rows are short, since blocks begin no faster than 0.8 a ns.
 template <const auto& table, int index, bool kRare>
 struct Layout {
@@ -33,8 +33,8 @@ struct Layout {
     // rare ones need more registers
     static constexpr int blocks_per_sm =
         kRare && row.blocks_per_sm > 1 ? row.blocks_per_sm * 3 / 4 : row.blocks_per_sm;
-    static constexpr int together = row.rows, threads = warps * together * kWarp;
-    static constexpr int of_warp = kWarp / lanes, rows = of_warp * together;  // rows of a warp; of a block
+    static constexpr int teams = row.teams, threads = warps * teams * kWarp;
+    static constexpr int of_warp = kWarp / lanes, rows = of_warp * teams;  // rows of a warp; of a block
     static_assert(warps == 1 || rows == 1, "a block's barrier is that of one row");
     static_assert(cluster == 1 || warps > 1);
 
@@ -250,7 +250,7 @@ __global__ __launch_bounds__(L::threads,
         prefetch_parameters(call);
         if constexpr (kSm90) { dependency_wait(); }
         int64_t row = (int64_t)(blockIdx.x / n) * (n * L::rows) + blockIdx.x % n;
-        int first = L::together == 1 ? 0 : threadIdx.x / kWarp * (n * L::of_warp);
+        int first = L::teams == 1 ? 0 : threadIdx.x / kWarp * (n * L::of_warp);
         if (row + first >= call.N) { return; }
         int beyond = L::rows == 1 ? 0 : threadIdx.x / L::lanes * n;
         normalise_row<L, kAligned>(call, deal, row, row + beyond < call.N ? beyond : first);
