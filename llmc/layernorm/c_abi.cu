@@ -50,19 +50,11 @@ Args read_args(const Args* given, size_t oldest) {
     return args;
 }
 
+// null: there is no such type
 const char* type_name(int dtype) {
-    switch (dtype) {
-        case LLMC_LAYERNORM_FLOAT32:
-            return "float32";
-        case LLMC_LAYERNORM_BFLOAT16:
-            return "bfloat16";
-        case LLMC_LAYERNORM_FLOAT16:
-            return "float16";
-        case LLMC_LAYERNORM_FLOAT64:
-            return "float64";
-        default:
-            return nullptr;
-    }
+    constexpr const char* names[] = {nullptr, "float32", "bfloat16", "float16",
+                                     "float64"};  // as the enum has them
+    return dtype >= LLMC_LAYERNORM_FLOAT32 && dtype <= LLMC_LAYERNORM_FLOAT64 ? names[dtype] : nullptr;
 }
 
 int64_t type_size(int dtype) {

@@ -11,7 +11,7 @@
 
 namespace llmc::cp_async_pipelined {
 
-using namespace layernorm_rows;
+using namespace layernorm;
 
 // A lane has k vectors; the first half is `lead` rows ahead of the second, out of `stages` rows in shared
 // memory. Only a lead of 2 or more leaves the time to share rows between blocks. keeps: weight is in shared memory,
@@ -95,9 +95,7 @@ struct Rows {
 
     __device__ int64_t row_of(int turn) const { return row + (int64_t)turn * step; }
     __device__ Pair* pairs_of(int turn) const { return share.pairs + row_of(turn) * share.blocks; }
-    __device__ int begin_of(int part) const {
-        return layernorm::first_column(sizeof(T), call.C, part, share.blocks);
-    }
+    __device__ int begin_of(int part) const { return first_column(sizeof(T), call.C, part, share.blocks); }
     __device__ bool has(int i) const { return i < k - 1 || last; }
     __device__ static int at(int i) { return i * Memory::step; }
     // Asks for vector i of the row `turn`, to which inp and dout point, and of dinp as it is, if there is
@@ -391,13 +389,13 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
 
 template <bool kAccumulate, typename T>
 ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const Choice& choice, cudaStream_t stream) {
-    static constexpr auto table = layernorm::pipelined_table(sizeof(T));
+    static constexpr auto table = pipelined_table(sizeof(T));
     return layouts::at_row<table.size()>(choice.row, [&]<int i>() {
         constexpr layouts::CpAsyncPipelined row = table[i];
         using L = Layout<row.vectors, row.lead, row.stages, row.keeps_weight>;
         if constexpr (row.is_for(kAccumulate)) {
             static_assert(sizeof(Shared<L, kAccumulate, T, T>) ==
-                          layernorm::pipelined_bytes(row, sizeof(T), kAccumulate));
+                          pipelined_bytes(row, sizeof(T), kAccumulate));
             return launch<L, kAccumulate>(call, choice, stream);
         }
         return ColumnGroups{};

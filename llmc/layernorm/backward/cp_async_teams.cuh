@@ -8,8 +8,7 @@
 
 namespace llmc::cp_async_teams {
 
-using namespace layernorm_rows;
-using layernorm::Teams;
+using namespace layernorm;
 
 // A lane's columns: n at a time, k times, at first + i step, below `columns`, which n divides.
 struct LaneColumns {
@@ -142,8 +141,8 @@ __device__ void add_teams(float* dweight, float* dbias, float* memory, const flo
     }
 }
 
-constexpr int kMaxTeams = layernorm::kThresholds.most_teams, kMaxStages = layernorm::kThresholds.most_stages;
-constexpr int kMaxTeamWarps = layernorm::kThresholds.teams_most_warps;
+constexpr int kMaxTeams = kThresholds.most_teams, kMaxStages = kThresholds.most_stages;
+constexpr int kMaxTeamWarps = kThresholds.teams_most_warps;
 
 struct Shared {
     float pairs[kMaxTeams][2][2][kMaxTeamWarps];  // (c1 or c2) of each warp, by row parity
@@ -259,12 +258,12 @@ __global__ __launch_bounds__(kThreads,
 
 template <bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
-    static_assert(sizeof(Shared) == layernorm::kTeamsSums);
-    static constexpr auto table = layernorm::teams_table(sizeof(T));
+    static_assert(sizeof(Shared) == kTeamsSums);
+    static constexpr auto table = teams_table(sizeof(T));
     return layouts::at_row<table.size()>(choice.row, [&]<int i>() {
         constexpr layouts::CpAsyncTeams row = table[i];
         if constexpr (row.adds || !kAccumulate) {
-            constexpr int threads = layernorm::most_threads(row, sizeof(T), kAccumulate);
+            constexpr int threads = most_threads(row, sizeof(T), kAccumulate);
             constexpr auto* kernel =
                 layernorm_backward_teams_kernel<row.reread, kAccumulate, row.vectors, threads, T, W>;
             allow_shared_bytes<kernel>(device_facts().shared_bytes);  // for the widest row

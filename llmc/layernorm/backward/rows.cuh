@@ -4,7 +4,7 @@
 #include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_rows {
+namespace llmc::layernorm {
 
 // of n columns of one row
 template <int n>
@@ -39,4 +39,4 @@ int groups_at_once(const cudaLaunchConfig_t& config) {
     return std::min(device_facts().multiprocessors, layouts::kMostGroups);
 }
 
-}  // namespace llmc::layernorm_rows
+}  // namespace llmc::layernorm

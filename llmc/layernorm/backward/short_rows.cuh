@@ -10,7 +10,7 @@
 
 namespace llmc::short_rows_backward {
 
-using namespace layernorm_rows;
+using namespace layernorm;
 
 // A row is shared by `lanes` neighbouring lanes, which have k pieces each, of n elements, `step` apart: one if these are
 // vectors, else as many as registers allow. A lane asks for rows ahead, `under_way` at a time.
@@ -229,7 +229,7 @@ ColumnGroups launch_row(const LayerNormBackwardRows<T, W>& call, int row, cudaSt
     } else {
         return layouts::at_row<std::size(layouts::kShortBackwardPieces)>(row, [&]<int i>() {
             constexpr auto& layout = layouts::kShortBackwardPieces[i];
-            if constexpr (layernorm::is_for(layout, n, sizeof(T))) {
+            if constexpr (is_for(layout, n, sizeof(T))) {
                 return launch<Layout<layout.lanes, n, false>, kAccumulate>(call, stream);
             }
             return ColumnGroups{};

@@ -10,7 +10,7 @@
 
 namespace llmc::team_ring {
 
-using namespace layernorm_rows;
+using namespace layernorm;
 
 // A layout of layouts.h's. A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team of warps,
 // whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages. reread: a row's second
@@ -410,7 +410,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     LaunchAttributes attributes;
     attributes.overlapping().clusters(L::cluster);
     constexpr int streams = kAccumulate ? 3 : 2, team = sizeof(Team<L, streams, T>);
-    static_assert(team == layernorm::team_bytes(L::ring, streams, sizeof(T)));
+    static_assert(team == team_bytes(L::ring, streams, sizeof(T)));
     int bytes = std::max(L::teams * team, alone_bytes());
     cudaLaunchConfig_t config = attributes.config(0, L::threads, bytes, stream);
     int groups = (int)std::min<int64_t>(groups_at_once<kernel, L::cluster>(config), call.N);
@@ -432,7 +432,7 @@ ColumnGroups layernorm_backward_team_ring(const LayerNormBackwardRows<T, W>& cal
                                           cudaStream_t stream) {
     using namespace team_ring;
     constexpr bool same = std::is_same_v<T, W>;
-    static constexpr auto table = layernorm::ring_table(sizeof(T));
+    static constexpr auto table = ring_table(sizeof(T));
     return layouts::at_row<table.size()>(choice.row, [&]<int i>() {
         if constexpr (layouts::are_for(table[i].calls, !same)) {
             if (!call.accumulate_dinp) { return launch<Layout<table[i].write>, false, false>(call, stream); }

@@ -7,11 +7,11 @@
 
 namespace llmc::unaligned_rows_backward {
 
-using layernorm::Teams;
+using namespace layernorm;
 
 // of a block whose cluster shares a row; of a team
-constexpr int kSharingWarps = layernorm::kThresholds.cluster_warps;
-constexpr int kMostStages = layernorm::kThresholds.most_stages;
+constexpr int kSharingWarps = kThresholds.cluster_warps;
+constexpr int kMostStages = kThresholds.most_stages;
 
 constexpr int kVector = 16;  // bytes
 // A row lies as far past a multiple of kPlace in its stage as in memory. Bulk copies are slower where lines do not match.

@@ -16,8 +16,6 @@
 
 namespace llmc::unaligned_rows_backward {
 
-using namespace layernorm_rows;
-
 // The columns of a row that this block has, of the cluster's blocks that share it; a function of C alone.
 struct Slice {
     int begin, columns;
@@ -284,7 +282,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
 }
 
 template <int k, int unguarded, int cluster, bool kAccumulate, typename T>
-__global__ __launch_bounds__(layernorm::unaligned_warps(k, kAccumulate) *
+__global__ __launch_bounds__(unaligned_warps(k, kAccumulate) *
                              kWarp) void layernorm_backward_kernel(LayerNormBackwardRows<T, T> call,
                                                                    const float* wide, Teams o) {
     if constexpr (cluster == 1) {
@@ -303,7 +301,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, 
                     cudaStream_t stream) {
     constexpr const layouts::UnalignedBackward& layout = layouts::kUnalignedBackward[row];
     constexpr int cluster = layout.cluster;
-    static_assert(sizeof(TeamShared<cluster>) == layernorm::unaligned_team_bytes(cluster));
+    static_assert(sizeof(TeamShared<cluster>) == unaligned_team_bytes(cluster));
     constexpr auto* kernel =
         layernorm_backward_kernel<layout.columns, layout.unguarded, cluster, kAccumulate, T>;
     int bytes = teams.shared_bytes, most = device_facts().shared_bytes,

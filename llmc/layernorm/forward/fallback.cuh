@@ -10,7 +10,7 @@
 
 namespace llmc::fallback_forward {
 
-using namespace layernorm_moments;
+using namespace layernorm;
 
 constexpr int kBlock = 256;                      // of the kernel with a warp per row
 constexpr int kWarpAccesses = 512;               // of a row that a warp does alone, at most

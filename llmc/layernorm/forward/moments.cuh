@@ -2,7 +2,7 @@
 #pragma once
 #include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_moments {
+namespace llmc::layernorm {
 
 // What a warp or a block knows of its elements: their mean is about + m, two numbers since one has too few
 // bits where the mean is large and the spread small; `squares` is about the mean, n their number.
@@ -123,4 +123,4 @@ __device__ void write_statistics(const Call& call, int64_t row, const NormalIn<A
     if (call.rstd != nullptr) { store_evict_last(call.rstd + row, normal.s); }
 }
 
-}  // namespace llmc::layernorm_moments
+}  // namespace llmc::layernorm

@@ -2,7 +2,7 @@
 #pragma once
 #include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_parameters {
+namespace llmc::layernorm {
 
 constexpr int kMostVectors = 2112, kMostColumns = kMostVectors * 8;  // of a row that is not long
 
@@ -37,13 +37,9 @@ __device__ void prefetch_parameters(const Call& call) {
     prefetch_lines(call.C, or_ones(call.weight), or_zeros(call.bias));
 }
 
-}  // namespace llmc::layernorm_parameters
-
 // prefetch: asks for a row, from HBM into L2, some time before the block that will have it begins. What blocks have asked
 // for themselves is not always enough for HBM to be busy: they wait for one another's sums, or their last rows' stores.
 // Too early, and the row has left L2 when it is wanted.
-namespace llmc::layernorm_prefetch {
-
 struct Prefetch {
     int64_t rows;                 // the first of them ask
     int64_t distance, distance2;  // elements from a row to what it asks for, in inp and in inp2
@@ -66,4 +62,4 @@ struct Prefetch {
     }
 };
 
-}  // namespace llmc::layernorm_prefetch
+}  // namespace llmc::layernorm

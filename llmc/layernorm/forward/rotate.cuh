@@ -5,7 +5,7 @@
 #pragma once
 #include "llmc/layernorm/kernel.cuh"
 
-namespace llmc::layernorm_rotate {
+namespace llmc::layernorm {
 
 // elements of this pointer past a 16-byte boundary
 template <typename T>
@@ -154,4 +154,4 @@ struct Stretch {
     }
 };
 
-}  // namespace llmc::layernorm_rotate
+}  // namespace llmc::layernorm

@@ -14,9 +14,7 @@
 
 namespace llmc::row_in_registers {
 
-using layernorm::kThresholds, layernorm::spread_warps;
-using namespace layernorm_moments;
-using namespace layernorm_parameters;
+using namespace layernorm;
 
 // A layout of layouts.h's. A lane has k vectors of n columns, all but the last unguarded; of a long row, half of them.
 template <const auto& table, int index, int n_>
@@ -57,7 +55,7 @@ struct Unpacking {
 // what the host adds to a call
 struct Extra {
     float per_column;
-    layernorm_prefetch::Prefetch prefetch;
+    Prefetch prefetch;
     Unpacking second{}, third{};
 };
 template <typename L, typename T, int n>
@@ -75,16 +73,11 @@ __device__ inline float unpacked(const Elements<T, n>& x, int j, const Unpacking
     }
 }
 
-template <typename T, int n, int k>
-struct Slice {
-    Elements<T, n> at[k];
-};
-
 // A thread's part of a row: vectors from column `first` on. Many vectors of a long row's weight and bias do
 // not fit in registers: has() makes the compiler take one at a time.
 template <typename L, typename T>
 struct Part {
-    Slice<T, L::n, L::k> x;
+    Elements<T, L::n> x[L::k];
     int first, C;
 
     __device__ bool inside(int i) const { return i < L::unguarded || C - first > i * L::step; }
@@ -96,9 +89,9 @@ struct Part {
     }
     // as if vector i had changed: the compiler does not know that zero is 0
     __device__ void renew(int i, uint32_t zero) {
-        uint32_t* words = reinterpret_cast<uint32_t*>(&x.at[i]);
+        uint32_t* words = reinterpret_cast<uint32_t*>(&x[i]);
 #pragma unroll
-        for (int w = 0; w < (int)sizeof(x.at[0]) / 4; w++) { words[w] ^= zero; }
+        for (int w = 0; w < (int)sizeof(x[0]) / 4; w++) { words[w] ^= zero; }
     }
     // of `width` columns from `begin` on, and again every L::step: how many the row has
     __device__ int columns(int begin, int width) const {
@@ -130,18 +123,18 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
     const T* inp = call.inp + row * call.inp_stride + part.first;
 #pragma unroll
     for (int i = 0; i < L::k; i++) {
-        part.x.at[i] = {};
-        if (part.inside(i)) { part.x.at[i] = load_row<L>(inp + i * L::step); }
+        part.x[i] = {};
+        if (part.inside(i)) { part.x[i] = load_row<L>(inp + i * L::step); }
     }
     if constexpr (kResidual) {
         const T* inp2 = call.inp2 + row * call.inp2_stride + part.first;
         T* residual = call.residual + row * call.residual_stride + part.first;
         constexpr int at_once = L::is_long && !L::alone ? kResidualVectors : L::k;
         static_assert(at_once <= L::k);
-        Slice<T, L::n, at_once> x2;
+        Elements<T, L::n> x2[at_once];
         auto load_x2 = [&](int i) {
-            x2.at[i % at_once] = {};
-            if (part.inside(i)) { x2.at[i % at_once] = load_row<L>(inp2 + i * L::step); }
+            x2[i % at_once] = {};
+            if (part.inside(i)) { x2[i % at_once] = load_row<L>(inp2 + i * L::step); }
         };
 #pragma unroll
         for (int i = 0; i < at_once; i++) { load_x2(i); }
@@ -150,12 +143,10 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
             if (L::is_long && !part.has(i)) { continue; }
             float sum[L::n];
 #pragma unroll
-            for (int j = 0; j < L::n; j++) {
-                sum[j] = as_float(part.x.at[i], j) + as_float(x2.at[i % at_once], j);
-            }
-            part.x.at[i] = rounded<T>(sum);
+            for (int j = 0; j < L::n; j++) { sum[j] = as_float(part.x[i], j) + as_float(x2[i % at_once], j); }
+            part.x[i] = rounded<T>(sum);
             if (i + at_once < L::k) { load_x2(i + at_once); }
-            if (part.inside(i)) { store_row<L>(residual + i * L::step, part.x.at[i]); }
+            if (part.inside(i)) { store_row<L>(residual + i * L::step, part.x[i]); }
         }
     }
 }
@@ -177,7 +168,7 @@ __device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t 
 #pragma unroll
         for (int i = 0; i < sample; i++) {
 #pragma unroll
-            for (int j = 0; j < L::n; j++) { add(as_float(part.x.at[i], j), j % 2); }
+            for (int j = 0; j < L::n; j++) { add(as_float(part.x[i], j), j % 2); }
         }
     };
     auto all = [&](auto add) {
@@ -185,7 +176,7 @@ __device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t 
         for (int i = 0; i < L::k; i++) {
             if (!part.has(i)) { continue; }
 #pragma unroll
-            for (int j = 0; j < L::n; j++) { add(unpacked<L>(part.x.at[i], j, second), j % 2); }
+            for (int j = 0; j < L::n; j++) { add(unpacked<L>(part.x[i], j, second), j % 2); }
         }
     };
     int begin = part.first - threadIdx.x % kWarp * L::n;  // of the warp's first vectors
@@ -313,7 +304,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
         float y[L::n];
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
-            float xhat = normal.xhat(unpacked<L>(part.x.at[i], j, extra.third));
+            float xhat = normal.xhat(unpacked<L>(part.x[i], j, extra.third));
             y[j] = fmaf(xhat, weights.as_float(w, j), biases.as_float(b, j));
         }
         store_row<L>(out + i * L::step, rounded<T>(y));

@@ -13,8 +13,7 @@
 
 namespace llmc::short_rows_forward {
 
-using namespace layernorm_moments;
-using namespace layernorm_parameters;
+using namespace layernorm;
 
 // A layout of layouts.h's: a row is shared by neighbouring lanes with k pieces of n elements each, the first `unguarded` of
 // which every lane has.

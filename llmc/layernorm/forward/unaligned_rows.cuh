@@ -14,11 +14,7 @@
 
 namespace llmc::unaligned_rows_forward {
 
-using layernorm_rotate::kept;
-using layernorm_rotate::past_boundary;
-using layernorm_rotate::Stretch;
-using namespace layernorm_moments;
-using namespace layernorm_parameters;
+using namespace layernorm;
 
 // A layout of layouts.h's. A row is shared by `lanes` lanes of each of `warps` warps of each block. A lane holds k vectors,
 // the first `unguarded` of which are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far
@@ -47,7 +43,7 @@ struct Layout {
 struct Deal {
     int vectors, each, more;  // each warp has `each` of them, the first `more` warps one more
     float per_column;         // 1 / C
-    layernorm_prefetch::Prefetch prefetch;
+    Prefetch prefetch;
 };
 
 // which of the row's warps is this block's first
