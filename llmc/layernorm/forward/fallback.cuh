@@ -37,23 +37,18 @@ __device__ MomentsIn<Acc> merge(const MomentsIn<Acc>& a, const MomentsIn<Acc>& b
 template <int n, int k, typename T>
 __device__ MomentsIn<acc_t<T>> moments_of(const Elements<T, n> (&x)[k], int count, acc_t<T> shift) {
     using Acc = acc_t<T>;
-    Acc sums[2] = {}, squares[2] = {};  // two chains of additions, half as long
+    auto each = [&](auto act) {  // and which of two chains of additions, half as long
 #pragma unroll
-    for (int i = 0; i < k; i++) {
-        if (i * n >= count) { continue; }
+        for (int i = 0; i < k; i++) {
+            if (i * n >= count) { continue; }
 #pragma unroll
-        for (int j = 0; j < n; j++) { sums[(i * n + j) % 2] += as_acc<Acc>(x[i], j) - shift; }
-    }
-    Acc m = (sums[0] + sums[1]) / max((Acc)count, Acc(1));
-#pragma unroll
-    for (int i = 0; i < k; i++) {
-        if (i * n >= count) { continue; }
-#pragma unroll
-        for (int j = 0; j < n; j++) {
-            Acc d = (as_acc<Acc>(x[i], j) - shift) - m;
-            squares[(i * n + j) % 2] += d * d;
+            for (int j = 0; j < n; j++) { act(as_acc<Acc>(x[i], j) - shift, (i * n + j) % 2); }
         }
-    }
+    };
+    Acc sums[2] = {}, squares[2] = {};
+    each([&](Acc d, int chain) { sums[chain] += d; });
+    Acc m = (sums[0] + sums[1]) / max((Acc)count, Acc(1));
+    each([&](Acc d, int chain) { squares[chain] += (d - m) * (d - m); });
     return {shift, m, squares[0] + squares[1], (Acc)count};
 }
 
@@ -109,40 +104,25 @@ __device__ void normalise(const LayerNormForward<T, W>& call, int64_t row, const
 
 // ---- a warp per row: the mean, then the squares about it, then the row is written ---------------------
 
-// the row's sum less C * shift
-template <int kV, typename T, typename W>
-__device__ acc_t<T> sum_row(const LayerNormForward<T, W>& call, int64_t row, acc_t<T> shift) {
-    using Acc = acc_t<T>;
-    Acc sum = 0;
-#pragma unroll 4
-    for (int c = threadIdx.x % kWarp * kV; c < call.C; c += kWarp * kV) {
-        auto a = load<kV>(call.inp + row * call.inp_stride + c);
-#pragma unroll
-        for (int j = 0; j < kV; j++) { sum += as_acc<Acc>(a, j) - shift; }
-    }
-    return warp_sum(sum);
-}
-
 template <int kV, typename T, typename W>
 __global__ __launch_bounds__(kBlock) void layernorm_forward_warp_kernel(LayerNormForward<T, W> call) {
     using Acc = acc_t<T>;
     int lane = threadIdx.x % kWarp, C = call.C;
     int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
     if (row >= call.N) { return; }
-    Acc shift = shift_of_row(call, row);
-    Acc m = sum_row<kV>(call, row, shift) / C;  // the mean, less shift
+    Acc shift = shift_of_row(call, row), sum = 0, squares = 0;
     const T* x = call.inp + row * call.inp_stride;
-
-    Acc squares = 0;
+    auto each = [&](auto act) {  // of this lane's elements, less shift
 #pragma unroll 4
-    for (int c = lane * kV; c < C; c += kWarp * kV) {
-        auto a = load<kV>(x + c);
+        for (int c = lane * kV; c < C; c += kWarp * kV) {
+            auto a = load<kV>(x + c);
 #pragma unroll
-        for (int j = 0; j < kV; j++) {
-            Acc d = (as_acc<Acc>(a, j) - shift) - m;
-            squares += d * d;
+            for (int j = 0; j < kV; j++) { act(as_acc<Acc>(a, j) - shift); }
         }
-    }
+    };
+    each([&](Acc d) { sum += d; });
+    Acc m = warp_sum(sum) / C;
+    each([&](Acc d) { squares += (d - m) * (d - m); });
     MomentsIn<Acc> of_row{shift, m, warp_sum(squares), (Acc)C};
     NormalIn<Acc> normal = normal_of(of_row, Acc(1) / C, (Acc)call.eps);
     constexpr int at_once = kAtOnce<kV>;

@@ -238,11 +238,9 @@ constexpr int early_of(int wish = L::early) {
                                                                              : wish;
 }
 
-// vectors of the weight, of the bias, that are asked for before the row's moments are known
-template <typename L, typename T, typename W>
-constexpr int kEarlyWeights = L::by_cluster ? L::early : (early_of<L, T, W>() >= 1) * L::k;
-template <typename L, typename T, typename W>
-constexpr int kEarlyBiases = L::by_cluster ? L::early : (early_of<L, T, W>() >= 2) * L::k;
+// vectors of the weight (1), of the bias (2), that are asked for before the row's moments are known
+template <int which, typename L, typename T, typename W>
+constexpr int kEarly = L::by_cluster ? L::early : (early_of<L, T, W>() >= which) * L::k;
 
 // Is a later row asked for ahead? Short ones have enough under way, and feel one instruction more. Long ones with a
 // residual fill L2 by themselves.
@@ -253,7 +251,7 @@ constexpr bool kPrefetches =
 template <typename L, bool kResidual, typename T, typename W>
 __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& extra, int64_t row,
                               int first) {
-    constexpr int early_weights = kEarlyWeights<L, T, W>, early_biases = kEarlyBiases<L, T, W>;
+    constexpr int early_weights = kEarly<1, L, T, W>, early_biases = kEarly<2, L, T, W>;
     Part<L, T> part;
     part.first = first;
     part.C = call.C;
