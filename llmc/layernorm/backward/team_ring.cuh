@@ -96,24 +96,18 @@ struct Statistics {
 // What a sum begins with: 0 + x is an instruction, as 0 + -0 is 0; -0 + x is x.
 constexpr float2 kNothing{-0.0f, -0.0f};
 
+// the same in each lane, which adds all of them if they are few
 template <int pairs>
 __device__ float2 sum_of_pairs(const float2* slots) {
+    constexpr bool few = pairs <= 16;
     float2 sum = kNothing;
-    if constexpr (pairs <= 16) {  // every lane by itself
 #pragma unroll
-        for (int i = 0; i < pairs; i++) {
-            sum.x += slots[i].x;
-            sum.y += slots[i].y;
-        }
-        return sum;
-    } else {
-#pragma unroll
-        for (int i = threadIdx.x % kWarp; i < pairs; i += kWarp) {
-            sum.x += slots[i].x;
-            sum.y += slots[i].y;
-        }
-        return {warp_sum(sum.x), warp_sum(sum.y)};
+    for (int i = few ? 0 : threadIdx.x % kWarp; i < pairs; i += few ? 1 : kWarp) {
+        sum.x += slots[i].x;
+        sum.y += slots[i].y;
     }
+    if constexpr (few) { return sum; }
+    return {warp_sum(sum.x), warp_sum(sum.y)};
 }
 
 // Sums over the row's warps in all blocks of its cluster, the same in each lane. After it all of the block's warps
@@ -337,9 +331,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
     extern __shared__ __align__(128) unsigned char memory[];
     int number = threadIdx.x / L::team_threads, first = (int)threadIdx.x % L::team_threads * L::n;
     uint32_t memory_of_team = shared_address(memory) + number * (uint32_t)sizeof(Team<L, kStreams, T>);
-    if constexpr (L::k <= 2) {
-        hide_from_optimizer(memory_of_team);
-    }  // short rows: else it is worked out for each
+    // else it is worked out for each row, which short ones feel
+    if constexpr (L::k <= 2) { hide_from_optimizer(memory_of_team); }
     auto& team = *static_cast<Team<L, kStreams, T>*>(__cvta_shared_to_generic(memory_of_team));
     auto [begin, columns] = slice_of<L>(most, call.C);
     int left = columns - first;
