@@ -41,12 +41,12 @@ struct Share {
     Pair* pairs = nullptr;  // (N,blocks)
 };
 
-template <typename L, bool kAccumulate, typename T, typename W>
+template <typename L, bool kAccumulate, typename T>
 struct Shared {
     static constexpr int n = Vec<T>::size, step = L::threads * n, columns = step * L::k;
     T ring[L::stages][2][columns];        // of inp, dout
     T before[kAccumulate ? columns : n];  // dinp as it was, of one row
-    W weight[L::keeps ? columns : n];
+    T weight[L::keeps ? columns : n];
     float2 pairs[L::sets][L::warps];  // each warp's sums
     uint64_t summed[L::sets];         // all warps' have come
 };
@@ -64,19 +64,18 @@ __device__ inline Pair hear(const Pair* pair) {
 
 // What a thread of a block does with its columns of the block's rows: row, row + step, ... Of its k vectors
 // all but the last are sure to exist.
-template <typename L, bool kAccumulate, typename T, typename W>
+template <typename L, bool kAccumulate, typename T>
 struct Rows {
     static constexpr int n = Vec<T>::size, k = L::k;
-    using Memory = Shared<L, kAccumulate, T, W>;
+    using Memory = Shared<L, kAccumulate, T>;
     struct Statistics {
         float m = 0, s = 0;
     };
     struct Vectors {
-        Elements<T, n> x, dout;
-        Elements<W, n> weight;
+        Elements<T, n> x, dout, weight;
     };
 
-    const LayerNormBackwardRows<T, W>& call;
+    const LayerNormBackwardRows<T, T>& call;
     Memory& shared;
     const Share& share;
     // the first row; to the next; how many; the first column of the block's, and the next one's
@@ -124,17 +123,13 @@ struct Rows {
         }
     }
     // weight (null: 1) in whole words: elements one by one would be put together again for each row
-    __device__ Elements<W, n> global_weight(int i) const {
-        Elements<W, n> w;
-        constexpr int bytes = 16, words = sizeof(w) / 4;
+    __device__ Elements<T, n> global_weight(int i) const {
+        Elements<T, n> w;
 #pragma unroll
-        for (int j = 0; j < words; j++) { reinterpret_cast<uint32_t*>(&w)[j] = kOneWord<W>; }
+        for (int j = 0; j < 4; j++) { reinterpret_cast<uint32_t*>(&w)[j] = kOneWord<T>; }
         if (has(i) && call.weight != nullptr) {
-            const W* from = call.weight + begin + first + at(i);
-#pragma unroll
-            for (int j = 0; j < (int)sizeof(w) / bytes; j++) {
-                reinterpret_cast<int4*>(&w)[j] = reinterpret_cast<const int4*>(from)[j];
-            }
+            const T* from = call.weight + begin + first + at(i);
+            reinterpret_cast<int4&>(w) = *reinterpret_cast<const int4*>(from);
         }
         return w;
     }
@@ -144,7 +139,7 @@ struct Rows {
             for (int i = 0; i < k; i++) { store(&shared.weight[first + at(i)], global_weight(i)); }
         }
     }
-    __device__ Elements<W, n> weight(int i) const {
+    __device__ Elements<T, n> weight(int i) const {
         if constexpr (!L::keeps) { return global_weight(i); }
         return load<n>(&shared.weight[first + at(i)]);
     }
@@ -239,7 +234,7 @@ struct Rows {
     __device__ void take_turn(int turn) {
         // where registers are short: the second half's vectors not before the first half has used its own;
         // elsewhere it keeps a weight that the first half has from L1
-        constexpr bool kFew = (kAccumulate && n > 4) || sizeof(W) > sizeof(T) || k * n > 24;
+        constexpr bool kFew = (kAccumulate && n > 4) || k * n > 24;
         constexpr bool kWeight = L::keeps || kFew || !kFirst;
         int ahead = turn + L::lead;
         const T* next_dinp = turn + 1 < rows ? dinp + step * call.dinp_stride : nullptr;
@@ -313,17 +308,17 @@ struct Rows {
     }
 };
 
-template <typename L, bool kAccumulate, typename T, typename W>
+template <typename L, bool kAccumulate, typename T>
 __global__ __launch_bounds__(L::threads,
-                             1) void layernorm_backward_pipelined_kernel(LayerNormBackwardRows<T, W> call,
+                             1) void layernorm_backward_pipelined_kernel(LayerNormBackwardRows<T, T> call,
                                                                          Share share) {
     extern __shared__ __align__(16) unsigned char memory[];
-    auto& shared = *reinterpret_cast<Shared<L, kAccumulate, T, W>*>(memory);
+    auto& shared = *reinterpret_cast<Shared<L, kAccumulate, T>*>(memory);
     if (threadIdx.x == 0) {
 #pragma unroll  // by an instruction each: synccheck counts those
         for (uint64_t& summed : shared.summed) { mbarrier_init(&summed, L::warps); }
     }
-    Rows<L, kAccumulate, T, W> rows{call, shared, share};
+    Rows<L, kAccumulate, T> rows{call, shared, share};
     rows.clear_rest();
     rows.keep_weight();
     __syncthreads();
@@ -340,11 +335,11 @@ __global__ void forget_pairs_kernel(Any* pairs, int64_t n) {
 
 // ---- the launch ----------------------------------------------------------------------------------
 
-template <typename L, bool kAccumulate, typename T, typename W>
-void launch_rows(const LayerNormBackwardRows<T, W>& call, const Share& share, int groups,
+template <typename L, bool kAccumulate, typename T>
+void launch_rows(const LayerNormBackwardRows<T, T>& call, const Share& share, int groups,
                  cudaStream_t stream) {
-    auto* kernel = layernorm_backward_pipelined_kernel<L, kAccumulate, T, W>;
-    constexpr size_t bytes = sizeof(Shared<L, kAccumulate, T, W>);
+    auto* kernel = layernorm_backward_pipelined_kernel<L, kAccumulate, T>;
+    constexpr size_t bytes = sizeof(Shared<L, kAccumulate, T>);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     LaunchAttributes attributes;
     attributes.cooperative(L::shares);  // or a block might wait for one that cannot come
@@ -361,8 +356,8 @@ void launch_rows(const LayerNormBackwardRows<T, W>& call, const Share& share, in
 
 // Scratch has 2 sets of kColumnGroups doubles a column: the sums of each group come first, what blocks tell each other
 // after them. That may not do for all rows at once.
-template <typename L, bool kAccumulate, typename T, typename W>
-ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
+template <typename L, bool kAccumulate, typename T>
+ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const Choice& choice, cudaStream_t stream) {
     int groups = (int)std::min<int64_t>(choice.groups, call.N);
     int64_t sums = (int64_t)2 * groups * call.C * sizeof(float), rows = call.N;
     Share share{choice.blocks, 1.0f / call.C};
@@ -374,7 +369,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
                         ceil_div(rows, at_most));  // about as many each time: each group has one in the last
     }
     for (int64_t row = 0; row < call.N; row += rows) {
-        LayerNormBackwardRows<T, W> part = call;
+        LayerNormBackwardRows<T, T> part = call;
         part.inp += row * call.inp_stride;
         part.dout += row * call.dout_stride;
         part.dinp += row * call.dinp_stride;
@@ -394,8 +389,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const Choice& choic
         constexpr layouts::CpAsyncPipelined row = table[i];
         using L = Layout<row.vectors, row.lead, row.stages, row.keeps_weight>;
         if constexpr (row.is_for(kAccumulate)) {
-            static_assert(sizeof(Shared<L, kAccumulate, T, T>) ==
-                          pipelined_bytes(row, sizeof(T), kAccumulate));
+            static_assert(sizeof(Shared<L, kAccumulate, T>) == pipelined_bytes(row, sizeof(T), kAccumulate));
             return launch<L, kAccumulate>(call, choice, stream);
         }
         return ColumnGroups{};

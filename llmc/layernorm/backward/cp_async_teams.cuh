@@ -84,13 +84,13 @@ __device__ void write_row(T* dinp, const Held<kReread, kAccumulate, n, k, T, W>&
     for (int i = 0; i < k; i++) {
         if (!lane.has(i)) { continue; }
         const float *xhat = mine.xhat[kReread ? 0 : i], *wdy = mine.wdy[kReread ? 0 : i];
-        RowTerms<n> again;
+        RowTerms<n> t;
         Elements<T, n> before;
         if constexpr (kReread) {
-            again = row_terms(load<n>(row.inp + lane.at(i)), load<n>(row.dout + lane.at(i)),
-                              weight_of<n>(weight, lane, i), m, s);
-            xhat = again.xhat;
-            wdy = again.wdy;
+            t = row_terms(load<n>(row.inp + lane.at(i)), load<n>(row.dout + lane.at(i)),
+                          weight_of<n>(weight, lane, i), m, s);
+            xhat = t.xhat;
+            wdy = t.wdy;
         }
         if constexpr (kAccumulate && !kReread) { before = mine.before[i]; }
         if constexpr (kAccumulate && kReread) { before = load<n>(row.before + lane.at(i)); }
@@ -100,11 +100,7 @@ __device__ void write_row(T* dinp, const Held<kReread, kAccumulate, n, k, T, W>&
             result[j] = fmaf(fmaf(xhat[j], c2, wdy[j]), s, c1s);
             if constexpr (kAccumulate) { result[j] += as_float(before, j); }
         }
-        if constexpr (n * sizeof(T) == 16) {
-            store_streaming(dinp + lane.at(i), rounded<T>(result));
-        } else {
-            store(dinp + lane.at(i), rounded<T>(result));
-        }
+        store_streaming(dinp + lane.at(i), rounded<T>(result));
     }
 }
 

@@ -4,7 +4,7 @@
 
 namespace llmc::layernorm {
 
-constexpr int kMostVectors = 2112, kMostColumns = kMostVectors * 8;  // of a row that is not long
+constexpr int kMostColumns = layouts::kShortVectors * 8;  // of a row that is not long
 
 // A missing weight is read from an array of ones, a missing bias from one of zeros: no branches among loads.
 template <int bytes>

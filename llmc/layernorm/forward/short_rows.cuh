@@ -108,8 +108,8 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
     weight.load_parameters(or_ones(call.weight));
     bias.load_parameters(or_zeros(call.bias));
     if constexpr (kSm90) { dependency_launch(); }
-    if constexpr (kResidual || L::lanes == 1) { __syncwarp(); }  // who has the row again, too, has read it
     if constexpr (kResidual) {
+        __syncwarp();  // who has the row again, too, has read it
         part.become([&](int i, int j) { return as_float(part.x[i], j) + as_float(part2.x[i], j); });
         part.store_row(call.residual + row * call.residual_stride);
     }
@@ -122,7 +122,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
 }
 
 // A group of lanes that would have a row beyond the last does its warp's first again: all lanes have loaded before one
-// stores (the sums' shuffles wait for that, where there are some), and its stores are the same.
+// stores (the sums' shuffles wait for that), and its stores are the same.
 template <typename L, bool kResidual, typename T, typename W>
 __global__ __launch_bounds__((threads_of<L, T>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
                                                                                  float per_column) {
