@@ -74,7 +74,7 @@ public:
     int launches() const { return sets_ * rounds_; }
     void once() const { check(cudaGraphLaunch(exec_, stream_)); }
 
-    // `wanted` runs of so many launches each, or as many as take a few seconds
+    // `wanted` runs of `launches` launches each, or as many as take a few seconds
     int affordable(int wanted, int launches) const {
         constexpr double kMostUs = 4e6;
         return std::min(wanted, std::max(3, (int)(kMostUs / std::max(launch_us_ * launches, 1.0))));

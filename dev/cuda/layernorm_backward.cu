@@ -46,7 +46,7 @@ Version rung(const char* name, const char* idea, std::function<Launch<T>> launch
 // how each version adds (bounds.h), in additions that one element goes through
 Sums sums_v1(int64_t N, int C, int) { return {.row = (double)C, .column = (double)N}; }
 
-// each of the `parts` partial sums of a column takes N / parts rows, shared by so many warps; then their sums
+// each of the `parts` partial sums of a column takes N / parts rows, which `warps` warps share; then their sums
 double column_additions(int64_t N, int64_t parts, int warps) {
     return (double)ceil_div(N, std::max<int64_t>(1, parts * warps)) + (double)parts;
 }

@@ -137,7 +137,7 @@ Roof measure_mix(const Stream& stream, double stream_bytes) {
     return best;
 }
 
-// the least time in which so many reads and writes of stream_bytes each were seen to happen
+// the least time in which `reads` reads and `writes` writes of stream_bytes each were seen to happen
 inline Roof measure_roof(const Stream& stream, int reads, int writes, bool pdl, double stream_bytes) {
     using Measure = Roof(const Stream&, double);
     static constexpr Measure* kMixes[kMaxReads][kMaxWrites][2] = {

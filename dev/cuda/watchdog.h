@@ -8,7 +8,7 @@
 
 namespace llmc {
 
-// Calls late(), on a thread of its own, if it still exists after so many seconds.
+// Calls late(), on a thread of its own, if it still exists after `seconds` seconds.
 class Watchdog {
 public:
     Watchdog(double seconds, std::function<void()> late)

@@ -15,8 +15,8 @@
 
 namespace llmc::v7 {
 
-// How rows are shared out: to teams of so many warps, with so many columns a lane (two sums of each must fit
-// the registers); so many teams a block, each with a ring of so many pairs of rows (of fp32 half as many).
+// How rows are shared out: to teams of `warps` warps, with `columns` columns a lane (two sums of each must fit the
+// registers); `teams` teams a block, each with a ring of `stages` pairs of rows (of fp32 half as many).
 template <typename T, int warps, int columns, int teams, int stages>
 struct Layout {
     static constexpr int kWarps = warps, kTeams = teams, kVector = Vec<T>::size, kVectors = columns / kVector;

@@ -1,5 +1,5 @@
 // v8: long rows are shared by a cluster of blocks, each warp sending its sums to all of them. Hopper.
-// Why:    v7's block ends at 8192 columns, has one team there, and 132 sums of each of so many columns.
+// Why:    v7's block ends at 8192 columns, has one team there, and leaves 132 sums of each column.
 // Moves:  inp, dout once in, dinp once out; a sum a column and cluster; 8 bytes a row, warp and block.
 // Result: 96.4 us, 73 % of the roof at 65536x768 bf16; 66 % at 4096x8192 fp16; H200, 2026-11-21
 #pragma once
@@ -18,7 +18,7 @@ namespace llmc::v8 {
 
 using v7::Columns, v7::Statistics;
 
-// How rows are shared out: to so many blocks, in each of them to a team as in v7.
+// How rows are shared out: to the blocks of a cluster, in each of them to a team as in v7.
 template <typename T, int blocks, int warps, int columns, int teams, int stages>
 struct Layout : v7::Layout<T, warps, columns, teams, stages> {
     static constexpr int kBlocks = blocks, kPairs = blocks * warps;  // sums of a row
