@@ -69,11 +69,12 @@ if [ "${1:-}" != quick ]; then
     stage fuzz dev/test/fuzz/run.sh
     if command -v python3 >/dev/null; then
         stage tables scripts/tables.py --check
+        stage scaling scripts/simulate_scaling.py --check
         stage report dev/test/report_page.py
         stage log_followers dev/test/log_followers.py
     else
-        echo "== scripts/tables.py, dev/test/report_page.py, log_followers.py: no python3, skipped"
-        add 0 0 3
+        echo "== scripts/tables.py, simulate_scaling.py, dev/test/report_page.py, log_followers.py: no python3, skipped"
+        add 0 0 4
     fi
     san=build/sanitized
     if make --no-print-directory -s SANITIZE=1 BUILD=$san OUT=$san/ $san/test_gpt2 $san/train_gpt2 $san/data/make_shards \
