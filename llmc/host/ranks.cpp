@@ -70,7 +70,9 @@ public:
             // srun sets PMI's as well, without those of the host
             const bool of_srun =
                 family.size == std::string("PMI_SIZE") && text("SLURM_STEP_NUM_TASKS") == text("PMI_SIZE");
-            if (!one && !of_srun && has(family.size) && has(family.rank)) { return by_variables(family); }
+            if (one || of_srun || !has(family.size)) { continue; }
+            if (has(family.rank)) { return by_variables(family); }
+            if (family.size != std::string("WORLD_SIZE")) { require_one(family); }
         }
         if (o_.world_size > 1) {
             fail(strf(
@@ -136,6 +138,17 @@ private:
         }
         choose_master(host, &r);
         return r;
+    }
+
+    // of a size whose rank is not set: each of several processes would train as if it were alone
+    void require_one(const Family& f) const {
+        const int size = *number(f.size, 1, kMostRanks);
+        if (size == 1) { return; }
+        fail(
+            strf("%s=%d, but %s is not set: which of the %d ranks this process is, nothing says. %s count "
+                 "together; a launcher sets both, SLURM's inside an srun step. (WORLD_SIZE without RANK is "
+                 "passed over.) Set %s, or unset %s, or give --ranks 1 for a job of one process.",
+                 f.size, size, f.rank, size, f.name, f.rank, f.size));
     }
 
     // local_rank, local_size: -1 if nothing says

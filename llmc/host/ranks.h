@@ -26,7 +26,8 @@ using Environment = std::function<const char*(const char*)>;
 int ranks_to_start(const Options& options, const Environment& environment, int devices);
 
 // From, in this order: this program's own launcher; --rank and its companions, or --ranks 1; the variables of
-// torchrun (RANK, WORLD_SIZE), Open MPI, PMI, and of SLURM inside an srun step; else a job of one.
+// torchrun (RANK, WORLD_SIZE), Open MPI, PMI, and of SLURM inside an srun step; else a job of one. A size of
+// more than 1 without its rank is refused, but for WORLD_SIZE, which other programs set too: it is passed over.
 // MASTER_ADDR and MASTER_PORT + 1 (torchrun itself listens on MASTER_PORT) say where they meet, if they are
 // set; PLUMB_TOKEN becomes part of the token. Throws Error(kExitUsage) naming the variable or option.
 Ranks find_ranks(const Options& options, const Environment& environment);

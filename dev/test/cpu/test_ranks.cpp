@@ -100,6 +100,35 @@ TEST_CASE("ranks: options win over variables, and one family of variables over t
     CHECK(text(find(kTorchrun, with(1, 0))) == "0/1 0/1 ");
 }
 
+TEST_CASE("ranks: a size without its rank is refused, but for WORLD_SIZE") {
+    auto refused = [](Variables v, const std::string& size, const std::string& rank) {
+        v.erase(rank);
+        check_error(error_of([&] { find(v); }), kExitUsage,
+                    {size + "=" + v[size], rank + " is not set", "--ranks 1"});
+        Options one;
+        one.ranks = 1;
+        CHECK(text(find(v, one)) == "0/1 0/1 ");
+        CHECK(text(find(v, with(3, 2, "gamma"))) == "2/3 2/3 gamma");
+        v["RANK"] = "5", v["WORLD_SIZE"] = "8", v["MASTER_ADDR"] = "alpha";
+        CHECK(find(v).source == "torchrun's variables");
+        v.erase("RANK");
+        v[size] = "1";
+        CHECK(text(find(v)) == "0/1 0/1 ");
+        v[size] = "two";
+        check_error(error_of([&] { find(v); }), kExitUsage, {size + "=two", "expected"});
+    };
+    refused(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
+    refused(kPmi, "PMI_SIZE", "PMI_RANK");
+    refused(kSlurm, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID");
+    Variables v = kSlurm;  // srun's PMI_SIZE counts as SLURM's
+    v["PMI_SIZE"] = "11";
+    CHECK(find(v).source == "SLURM's variables");
+    v.erase("SLURM_PROCID");
+    check_error(error_of([&] { find(v); }), kExitUsage, {"SLURM_PROCID is not set"});
+    CHECK(text(find({{"WORLD_SIZE", "8"}})) == "0/1 0/1 ");
+    CHECK(text(find({{"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "1"}})) == "0/1 0/1 ");  // no step
+}
+
 TEST_CASE("ranks: hosts, ports and tokens") {
     CHECK(text(find({}, with(4, 3, "delta", 2))) == "3/4 1/2 delta");
     CHECK(find({}, with(4, 3, "delta")).port == 29501);
