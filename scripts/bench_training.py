@@ -2,15 +2,16 @@
 """A whole optimizer step of GPT-2: this project's program and the strongest fair PyTorch, in turns on one machine.
 
 PyTorch: bf16 autocast over fp32 weights, torch.compile, F.scaled_dot_product_attention by the faster of its backends at
-this shape, tanh GELU, the vocabulary padded to 50304, gradient norm clipped at 1.0, fused AdamW. The program: its defaults.
-Both train on the same random tokens: the speed does not depend on them. A step is everything from tokens to updated
-weights. The order is program, PyTorch, program, ... --rounds times, each a process of its own that trains for 10 seconds
-before the steps that count; the figure is the median over all of a side's steps.
+this shape, tanh GELU, the vocabulary padded to 50304, gradient norm clipped at 1.0, fused AdamW. The program: its defaults,
+and with --tune-gemm the products that it has searched on this GPU. Both train on the same random tokens: the speed does
+not depend on them. A step is everything from tokens to updated weights. The order is program, PyTorch, program, ...
+--rounds times, each a process of its own that trains for 10 seconds before the steps that count; the figure is the median
+over all of a side's steps.
 
-    python3 scripts/bench_training.py [--model d12 --batch 64] [--json FILE]
+    python3 scripts/bench_training.py [--model d12 --batch 64] [--tune-gemm] [--json FILE]
 
---json FILE: the row is added to FILE, in place of an older one of the same model and batch. Not if PyTorch is slower here
-than it can be (SLOWEST below): then something is wrong with it, and the comparison does not count; exit 1.
+--json FILE: the row is added to FILE, in place of an older one of the same model, batch and --tune-gemm. Not if PyTorch is
+slower here than it can be (SLOWEST below): then something is wrong with it, and the comparison does not count; exit 1.
 """
 import argparse
 import array
@@ -40,6 +41,7 @@ def parse_options():
     p.add_argument("--rounds", type=int, default=2, help="runs of PyTorch; the program has one more (default 2)")
     p.add_argument("--warmup", type=float, default=10, help="seconds before the steps that count (default 10)")
     p.add_argument("--steps", type=int, default=40, help="of a run that count (default 40)")
+    p.add_argument("--tune-gemm", action="store_true", help="the program's first run searches the fastest products")
     p.add_argument("--json", metavar="FILE")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a check of this script")
     p.add_argument("--pytorch", action="store_true", help=argparse.SUPPRESS)  # this process is PyTorch's
@@ -146,6 +148,7 @@ def program_steps(a, folder):
     out = tempfile.mkdtemp(dir=folder)
     command = [a.program, "--train-data", os.path.join(folder, "tokens.bin"), "--val-data", "none", "--sample-every", "0",
                "--model", a.model, "--batch", str(a.batch), "--seq-len", str(a.seq_len), "--steps", "1000000", "--out", out]
+    command += ["--tune-gemm", os.path.join(folder, "products.json")] if a.tune_gemm else []
 
     def steps_so_far():
         path = os.path.join(out, "log.jsonl")
@@ -179,13 +182,14 @@ def summary(ms, a):
 
 
 def add_row(path, head, row):
-    """rows of other models and batches stay; a file of another GPU is begun anew"""
+    """rows of other models, batches and --tune-gemm stay; a file of another GPU is begun anew"""
     rows = []
     if os.path.exists(path):
         with open(path) as file:
             old = json.load(file)
         rows = old["rows"] if old["gpu"] == head["gpu"] else []
-    rows = [r for r in rows if (r["model"], r["batch"]) != (row["model"], row["batch"])] + [row]
+    what = [(r["model"], r["batch"], r.get("tune_gemm", False)) for r in [row] + rows]
+    rows = [r for r, it in zip(rows, what[1:]) if it != what[0]] + [row]
     lines = ",\n".join("    " + json.dumps(r) for r in rows)
     with open(path, "w") as file:
         file.write(json.dumps(head, indent=2)[:-2] + ',\n  "rows": [\n' + lines + "\n  ]\n}\n")
@@ -205,7 +209,7 @@ def compare(a):
                 theirs += ms
             who = "PyTorch" if turn % 2 else "program"
             print(f"{who}: median {statistics.median(ms):.2f} ms of {len(ms)} steps", flush=True)
-    row = {"model": NAMES.get(a.model, a.model), "batch": a.batch, "plumb": summary(ours, a), "pytorch": summary(theirs, a),
+    row = {"model": NAMES.get(a.model, a.model), "batch": a.batch, "tune_gemm": a.tune_gemm, "plumb": summary(ours, a), "pytorch": summary(theirs, a),
            "ratio": f"{statistics.median(theirs) / statistics.median(ours):.3f}", "attention": facts["attention"],
            "pytorch_gib": f"{facts['gib']:.1f}", "date": datetime.date.today().isoformat()}
     print(json.dumps(row))
