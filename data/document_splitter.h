@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/text_encoder.h"
@@ -58,7 +59,9 @@ private:
         if (at == end) { return at; }
         if (*at == '\n') {
             indent_.push_back(*at++);
-            after_blank_line_ = true;
+            // of several blank lines the first ends the paragraph, as in llm.c's shards
+            const bool first = !std::exchange(after_blank_line_, true);
+            if (paragraphs_ && !first && indent_.size() < kLongIndent) { return at; }
         } else {
             if (!blank_ && (lines_ || after_blank_line_)) { begin_document(); }
             blank_ = after_blank_line_ = at_line_start_ = false;

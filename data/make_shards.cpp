@@ -51,7 +51,7 @@ const char* const kDescription =
 const char* const kFooter =
     "Documents. An end of text goes before each, so that the model learns where something new begins:\n"
     "  file       each file is one, and so is standard input\n"
-    "  paragraph  blank lines separate them, and belong to the one before\n"
+    "  paragraph  blank lines separate them: the first belongs to the one before, more to the one after\n"
     "  line       each line is one; blank lines belong to the one before\n"
     "With --json-field each line of the input is a JSON object, and its text of this name is a document.\n"
     "\n"

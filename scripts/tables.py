@@ -353,6 +353,8 @@ TABLES = {
        if is_there(name) for kind, table in (("step-", step_parts), ("products-", step_products))},
     "durable": lambda: flat("durable"),
     "durable-fuzz": lambda: flat("durable_fuzz"),
+    "durable-gpu": lambda: flat("durable_gpu"),
+    "decode": lambda: flat("decode"),
     **{name.replace("_", "-"): lambda name=name: flat(name) for name in
        ("training_against_pytorch", "training_losses", "training_seeds", "training_bf16_errors", "training_speed",
         "training_peers", "training_sample_gpu", "training_cpu", "column_sums", "classifier",

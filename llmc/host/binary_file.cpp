@@ -192,9 +192,11 @@ Digest FileWriter::commit() {
 }
 
 void FileWriter::fail(const char* what) const {
-    throw Error(kExitSaveFailed,
-                strf("%s: %s: %s. Nothing was replaced; free some space or choose another folder.",
-                     path_.c_str(), what, std::strerror(errno)));
+    const int error = errno;
+    throw Error(kExitSaveFailed, strf("%s: %s: %s. Nothing was replaced; %s or choose another folder.",
+                                      path_.c_str(), what, std::strerror(error),
+                                      error == EFBIG ? "raise the limit on the size of a file (ulimit -f)"
+                                                     : "free some space"));
 }
 
 Digest write_text_file(const std::string& path, const std::string& text) {

@@ -168,16 +168,22 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
         *notes += run_folder + ": its run ended before the first save: nothing of it can be gone on from\n";
         return "";
     }
-    const bool came = steps.empty() && line.size() > 1;
-    throw Error(kExitBadInput,
-                strf("%s: %s:\n%sTo train from the beginning, choose another --out, or remove log.jsonl and "
-                     "the step_ folders; to go on from %s: --resume FOLDER.",
-                     run_folder.c_str(),
-                     steps.empty() ? "log.jsonl has steps, but there is no checkpoint to go on from"
-                                   : "no checkpoint in it is intact and of the run that log.jsonl is of",
-                     passed.c_str(),
-                     came ? "the checkpoint that this run began with (\"resume\" in its log.jsonl)"
-                          : "a checkpoint that was passed over"));
+    if (!steps.empty()) {
+        throw Error(
+            kExitBadInput,
+            strf("%s: no checkpoint in it is intact and of the run that log.jsonl is of:\n%sTo train from "
+                 "the beginning, choose another --out, or remove log.jsonl and the step_ folders; to go on "
+                 "from a checkpoint that was passed over: --resume FOLDER.",
+                 run_folder.c_str(), passed.c_str()));
+    }
+    throw Error(
+        kExitBadInput,
+        strf("%s: log.jsonl has steps, but there is no checkpoint to go on from. To train from the "
+             "beginning, choose another --out, or remove log.jsonl%s.",
+             run_folder.c_str(),
+             line.size() > 1 ? "; to go on from the checkpoint that this run began with (\"resume\" in its "
+                               "log.jsonl): --resume FOLDER"
+                             : ""));
 }
 
 std::string put_log_aside(const std::string& run_folder) {

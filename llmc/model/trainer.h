@@ -407,7 +407,9 @@ private:
             for (const std::string& line : val_->summary(loss)) { line_.message(line); }
         }
         if (skipped_in_a_row_ > 0) { throw saver_->diverged("the last step was skipped: not finite"); }
-        if (const std::string how = clock_.exploded(plan_); !how.empty()) { throw saver_->diverged(how); }
+        if (const std::string how = clock_.exploded(plan_); !how.empty()) {
+            throw saver_->diverged(how, true);
+        }
         if (val_ && !std::isfinite(loss)) { throw saver_->diverged("the validation loss is not finite"); }
         return saved_or(kExitDone);
     }

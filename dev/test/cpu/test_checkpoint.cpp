@@ -335,7 +335,7 @@ TEST_CASE("checkpoint: a full disk leaves what was there") {
             check_error(file, kExitSaveFailed, {folder / "model.bin", "Nothing was replaced"});
         }
         check_error(same, kExitSaveFailed, {folder.path(), "File too large"});
-        check_error(next, kExitSaveFailed, {folder.path(), "File too large", "free some space"});
+        check_error(next, kExitSaveFailed, {folder.path(), "File too large", "ulimit -f"});
         CHECK(names_below(folder.path()) == names);
         CHECK(names_below(folder / "step_00000004") == kCheckpointFiles);
         CHECK((read_bytes(folder / "model.bin") == before));

@@ -104,11 +104,17 @@ TEST_CASE("make_shards: what a document is") {
     CHECK(documents("") == Documents{text});
     CHECK(documents("--documents file") == Documents{text});
     CHECK(documents("--documents paragraph") ==
-          Documents{"\n \nOne\nline\n\n\n", "  Two\n \t\r\n", "Three\n   indented\n\n", "last, no newline"});
+          Documents{"\n \nOne\nline\n\n", "\n  Two\n \t\r\n", "Three\n   indented\n\n", "last, no newline"});
     CHECK(documents("--documents line") == lines);
 
     write_bytes(in, "\n \n\t");  // blanks only: one document
     CHECK(documents("--documents line") == Documents{"\n \n\t"});
+    CHECK(documents("--documents paragraph") == Documents{"\n \n\t"});
+    write_bytes(in, "a\n\n\n\nb\n\n\n \n");  // what nothing comes after stays
+    CHECK(documents("--documents paragraph") == Documents{"a\n\n", "\n\nb\n\n\n \n"});
+    write_bytes(in, "a" + std::string(10000, '\n') + "b");  // memory is bounded
+    CHECK(documents("--documents paragraph").size() == 2);
+    CHECK(joined(documents("--documents paragraph")) == read_bytes(in));
     write_bytes(in, "a\n" + std::string(10000, ' ') + "\nb");  // so many blanks are a line
     CHECK(documents("--documents line").size() == 3);
     CHECK(joined(documents("--documents line")) == read_bytes(in));

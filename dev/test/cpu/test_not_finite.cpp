@@ -202,6 +202,10 @@ TEST_CASE("not finite: a loss that explodes, though it stays finite, ends with e
     CHECK(loss > 2 * std::log(257.0));
     const std::string said = strf("the last training loss is %.4f: a new model has 5.5491", (double)loss);
     CHECK_MESSAGE(run.err.find(said) != std::string::npos, run.err);
+    // that checkpoint holds finite numbers, and is not good for that
+    CHECK_MESSAGE(run.err.find("The newest checkpoint, " + folder / "run/step_00000040") != std::string::npos,
+                  run.err);
+    CHECK_MESSAGE(run.err.find("good") == std::string::npos, run.err);
 }
 
 TEST_CASE("not finite: a checkpoint is refused by tensor and element") {

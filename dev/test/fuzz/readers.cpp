@@ -14,6 +14,7 @@
 #include "llmc/host/binary_file.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/error.h"
+#include "llmc/host/eval_file.h"
 #include "llmc/host/json.h"
 #include "llmc/host/logger.h"
 #include "llmc/host/number_formats.h"
@@ -307,6 +308,29 @@ Seeds json_lines_seeds(const std::string&) {
     return {"\x09{\"text\": \"a\\n\"}\r\n\n{\"id\": 1, \"text\": \"\\u00e9\"}\n{\"text\": \"\"}"};
 }
 
+void read_eval_file(const std::string& folder, const std::string& bytes) {
+    put(folder + "/f.bin", bytes);
+    const EvalFile file(folder + "/f.bin");
+    const auto check = [&](std::span<const uint16_t> tokens) {
+        if (tokens.empty()) { must_not("a part of an example is empty"); }
+        for (uint16_t token : tokens) {
+            if (token >= file.vocab_size()) { must_not("a token outside of the vocabulary"); }
+        }
+    };
+    for (const EvalExample& example : file.examples()) {
+        if (example.label < 0 || example.label >= kEvalEndings) { must_not("no ending is the right one"); }
+        check(example.context);
+        for (const auto& ending : example.endings) { check(ending); }
+    }
+}
+Seeds eval_file_seeds(const std::string& folder) {
+    EvalFileWriter file(257);
+    file.add(2, {256, 65, 66}, {{{67}, {68, 69}, {70}, {71, 72, 73}}}, "seed");
+    file.add(0, {74}, {{{75}, {76}, {77}, {78}}}, "seed");
+    file.write(folder + "/seed.bin");
+    return {get(folder + "/seed.bin")};
+}
+
 // ---- options -----------------------------------------------------------------------------------
 
 Options parse(const std::vector<std::string>& words) {
@@ -363,6 +387,7 @@ const std::vector<ReaderUnderTest>& readers_under_test() {
         {"bpe", read_bpe, bpe_seeds},
         {"json", read_json, json_seeds},
         {"json_lines", read_json_lines, json_lines_seeds},
+        {"eval_file", read_eval_file, eval_file_seeds},
         {"config", read_config, config_seeds},
         {"command_line", read_command_line, command_line_seeds}};
     return all;
