@@ -356,7 +356,6 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
     Held<L, kAccumulate, kSum, T, W> held;
     load_weights(held, call.weight, begin + first, left);
     if constexpr (L::cluster > 1) { fetch_first_rows(); }  // 1 % sooner than before those loads
-
     auto stage_of = [](int turn) { return (unsigned)turn % L::stages; };
     // the stage of a row that all warps are done with
     auto refill = [&](int turn) {
