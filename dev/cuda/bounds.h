@@ -34,10 +34,10 @@ struct Sums {
     double column_error() const { return strict ? column : std::min(column, 8 * std::sqrt(column)); }
 };
 
-// Of layernorm_forward() and layernorm_backward() a row's: a lane's share and 16 for its last vector, the lanes, the
-// warps. Few lanes have a short row, 4, 8 or 16 at least. No lane adds up more than 128 numbers one after the other (`general`, a warp to
-// 4096 columns), whatever the row's length: longer ones go to more warps and blocks, or in pieces, whose moments are
-// merged, three roundings each. Pieces have 4096 columns at least, of fp64 2048.
+// Of layernorm_forward() and layernorm_backward() a row's: a lane's share and 16 for its last vector, the lanes,
+// the warps. Few lanes have a short row, 4, 8 or 16 at least. No lane adds up more than 128 numbers one after the
+// other (`general`, a warp to 4096 columns), whatever the row's length: longer ones go to more warps and blocks, or
+// in pieces, whose moments are merged, three roundings each. Pieces have 4096 columns at least, of fp64 2048.
 inline double shipped_row_additions(int C, Dtype dtype) {
     int lanes = C <= 128 ? 4 : C <= 520 ? 8 : C <= 1040 ? 16 : 32;
     double pieces = C / (dtype == Dtype::kFp64 ? 2048.0 : 4096.0);

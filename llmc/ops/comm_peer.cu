@@ -71,8 +71,10 @@ public:
         for (size_t r = 0; r < ranks_; r++) {
             if (r != me_ && !in[r].empty()) { write(counter(r, lane, kReady, me_), number, stream); }
         }
-        for (size_t r = 0; r < ranks_; r++) {
-            if (r == me_ || out[r].empty()) { continue; }
+        // each begins with the rank after it, so that not all send to one
+        for (size_t k = 1; k < ranks_; k++) {
+            const size_t r = (me_ + k) % ranks_;
+            if (out[r].empty()) { continue; }
             wait_for(counter(me_, lane, kReady, r), number, stream);
             llmc::check(cudaMemcpyAsync(memories_[r].data() + places[r], out[r].data(), out[r].size(),
                                         cudaMemcpyDeviceToDevice, stream));
