@@ -49,17 +49,17 @@ side_by_side() (  # command...
 emulated() {  # each test case a process; a comma would end its name
     ./test_emulated --list-test-cases | sed '/^\[doctest\]/d; /^=/d; s/,/?/g' | side_by_side ./test_emulated --test-case={}
 }
-# In shares; those that need a GPU one after the other: some measure what is free of its memory. Without one a third of the
-# faults, another third with another commit; `make faults` plants all.
+# In shares; those that need a GPU one after the other: some measure what is free of its memory. Without one a fifth of the
+# faults, another fifth with another commit; `make faults` plants all.
 planted() {
-    local processes of=1 third=0
+    local processes of=1 part=0
     processes=$(nproc)
     if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
         processes=1
     else
-        of=3 third=$((16#$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0) % of))
+        of=5 part=$((16#$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0) % of))
     fi
-    seq $((third * processes + 1)) $((third * processes + processes)) | side_by_side env PLANTED_HOME=build/planted-{} \
+    seq $((part * processes + 1)) $((part * processes + processes)) | side_by_side env PLANTED_HOME=build/planted-{} \
         dev/test/planted.sh --share "{}/$((of * processes))"
 }
 
