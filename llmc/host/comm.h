@@ -41,6 +41,13 @@ public:
         out.assign((size_t)size_, in[(size_t)rank_]);
         exchange(what, out, in);
     }
+    // the same, where each rank has as many: all.size() / size() of them
+    template <typename T>
+    void all_gather(const char* what, std::vector<T>& all) {
+        std::vector<int64_t> begins;
+        for (int r = 0; r <= size_; r++) { begins.push_back((int64_t)all.size() / size_ * r); }
+        all_gather(what, all.data(), begins);
+    }
     // the same, but only rank 0 has all then: `part` is this rank's, `whole` is not looked at in the others
     template <typename T>
     void gather(const char* what, T* whole, const T* part, const std::vector<int64_t>& begins) {

@@ -15,8 +15,8 @@ namespace llmc {
 namespace {
 
 constexpr double kWarmSeconds = 5;  // clocks and temperature settle
-constexpr int kHoldMicroseconds =
-    15000;  // in which the host gets ahead of the GPU: small products would else wait for it
+// in which the host gets ahead of the GPU: small products would else wait for it
+constexpr int kHoldMicroseconds = 15000;
 
 void print(const MatmulChoices& found, double seconds) {
     std::printf("m      n      k      epilogue sum | first us  best us | proposals, bits\n");
@@ -37,13 +37,13 @@ void tune_products(const Options& given) {
     o.tune_gemm.clear();
     std::printf("--tune-gemm: %s is not there; searching\n", given.tune_gemm.c_str());
     std::fflush(stdout);
-    DataLoader data(o.train_data, o.seq_len, o.seed);
+    DataLoader data(o.train_data, o.seq_len, o.seed, o.raw_tokens);
     RunPlan plan =
         make_run_plan(&o, data, [&] { return GPT2<T, Grad>::device(model_settings(o)).peak_flops; });
     GPT2<T, Grad> model(plan.config, o.batch, o.seq_len, model_settings(o));
     model.init(o.seed);
-    std::vector<Batch> batches(
-        std::min<int64_t>(2, plan.micro_batches));  // the second one's gradients are added
+    // the second one's gradients are added
+    std::vector<Batch> batches(std::min<int64_t>(2, plan.micro_batches));
     for (size_t k = 0; k < batches.size(); k++) { data.read((int64_t)k * o.batch, o.batch, &batches[k]); }
     GPT2Network<T, Grad>& network = model.network();
     auto pass = [&] {

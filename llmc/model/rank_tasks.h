@@ -43,11 +43,9 @@ inline RankTask pass_on(Comm& comm, RankTask task) {
 template <typename Model>
 void check_ranks(const Model& model, Comm& comm, int every, int64_t step) {
     if (every == 0 || comm.size() == 1 || (step + 1) % every != 0) { return; }
-    std::vector<int64_t> begins;
-    for (int r = 0; r <= comm.size(); r++) { begins.push_back((int64_t)r * kNumTensors); }
-    std::vector<uint64_t> all((size_t)begins.back());
-    std::ranges::copy(model.parameter_hashes(), all.begin() + begins[(size_t)comm.rank()]);
-    comm.all_gather("hashes of the parameters", all.data(), begins);
+    std::vector<uint64_t> all((size_t)comm.size() * kNumTensors);
+    std::ranges::copy(model.parameter_hashes(), all.begin() + comm.rank() * kNumTensors);
+    comm.all_gather("hashes of the parameters", all);
     for (size_t i = kNumTensors; i < all.size(); i++) {
         const size_t tensor = i % kNumTensors;
         if (all[i] == all[tensor]) { continue; }

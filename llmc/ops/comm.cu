@@ -1,4 +1,4 @@
-// Which way the ranks' GPUs exchange: see comm.h. And that of tests: through the host's memory.
+// Which way the ranks' GPUs exchange: see comm.h.
 #include "llmc/ops/comm.h"
 
 #include <cstdlib>
@@ -19,10 +19,8 @@ bool gpus_are_shared(Comm& comm) {
     check(cudaGetDevice(&device));
     check(cudaGetDeviceProperties(&properties, device));
     std::vector<cudaUUID_t> all((size_t)comm.size());
-    std::vector<int64_t> begins;
-    for (int r = 0; r <= comm.size(); r++) { begins.push_back(r); }
     all[(size_t)comm.rank()] = properties.uuid;
-    comm.all_gather("the GPUs' names", all.data(), begins);
+    comm.all_gather("the GPUs' names", all);
     std::set<std::string> distinct;
     for (const cudaUUID_t& uuid : all) { distinct.insert(std::string(uuid.bytes, sizeof(uuid.bytes))); }
     return (int)distinct.size() < comm.size();

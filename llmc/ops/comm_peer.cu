@@ -134,16 +134,11 @@ private:
         llmc::check(cudaStreamSynchronize(urgent_));
     }
 
-    std::vector<int64_t> one_each() const {
-        std::vector<int64_t> begins;
-        for (size_t r = 0; r <= ranks_; r++) { begins.push_back((int64_t)r); }
-        return begins;
-    }
     void map(const char* what, void* data, std::vector<Mapped>& to) {
         std::vector<Shared> all(ranks_);
         all[me_].shared = cudaIpcGetMemHandle(&all[me_].handle, data) == cudaSuccess;
         if (!all[me_].shared) { (void)cudaGetLastError(); }
-        comm_.all_gather(what, all.data(), one_each());
+        comm_.all_gather(what, all);
         for (size_t r = 0; r < ranks_; r++) {
             if (r != me_ && all[r].shared) { to[r].open(all[r]); }
         }
@@ -154,7 +149,7 @@ private:
             const bool here = memories_[r].data() != nullptr && counters_of_[r].data() != nullptr;
             good[me_] = good[me_] && (r == me_ || here) && ranks_ <= kMostRanks;
         }
-        comm_.all_gather("whether the GPUs reach each other", good.data(), one_each());
+        comm_.all_gather("whether the GPUs reach each other", good);
         return std::find(good.begin(), good.end(), 0) == good.end();
     }
 
