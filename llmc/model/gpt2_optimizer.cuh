@@ -162,7 +162,7 @@ int64_t GPT2Optimizer<T, Grad>::send_gradients(int number, std::pair<int64_t, in
         in.push_back(std::as_writable_bytes(part(next, shares_.begins[rank_], rank_, range)));
         next += r == rank_ ? 0 : shares_.largest();
     }
-    return comm_->exchange_aside({"gradients", number}, out, in, stream_);
+    return comm_->exchange_overlapped({"gradients", number}, out, in, stream_);
 }
 
 template <typename T, typename Grad>
@@ -242,7 +242,7 @@ void GPT2Optimizer<T, Grad>::share_parameters() {
             in.push_back(std::as_writable_bytes(part(state_.params, 0, r, range(l))));
         }
         const Parts<const std::byte> out(in.size(), in[rank_]);
-        on_their_way_.push_back(comm_->exchange_aside({"parameters", l + 1}, out, in, stream_));
+        on_their_way_.push_back(comm_->exchange_overlapped({"parameters", l + 1}, out, in, stream_));
     }
 }
 

@@ -29,8 +29,8 @@ public:
                           std::span<const std::span<std::byte>> in, cudaStream_t stream) = 0;
     // As exchange(), but it may run beside what is queued on the stream behind it, up to where join() is
     // called with the number that this returns, or with a later one.
-    virtual int64_t exchange_aside(ExchangeName name, std::span<const std::span<const std::byte>> out,
-                                   std::span<const std::span<std::byte>> in, cudaStream_t stream) {
+    virtual int64_t exchange_overlapped(ExchangeName name, std::span<const std::span<const std::byte>> out,
+                                        std::span<const std::span<std::byte>> in, cudaStream_t stream) {
         exchange(name, out, in, stream);
         return 0;
     }

@@ -1,15 +1,15 @@
 // The ranks' GPUs exchange by NCCL: see comm.h. Sends and receives alone, so that every sum is ours, in a
 // known order.
 #include "llmc/host/nccl_library.h"
-#include "llmc/ops/comm_beside.cuh"
+#include "llmc/ops/comm_overlap.cuh"
 
 namespace llmc {
 
 namespace {
 
-class NcclComm : public BesideComm {
+class NcclComm : public OverlapComm {
 public:
-    explicit NcclComm(Comm& comm) : BesideComm(comm) {
+    explicit NcclComm(Comm& comm) : OverlapComm(comm) {
         Nccl::Id id = {};
         if (comm.root()) { succeed(nccl_.get_unique_id(&id), "ncclGetUniqueId"); }
         comm.from_root("NCCL's id", std::span<char>(id.bytes));

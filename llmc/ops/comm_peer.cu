@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "llmc/cuda/driver.cuh"
-#include "llmc/ops/comm_beside.cuh"
+#include "llmc/ops/comm_overlap.cuh"
 
 namespace llmc {
 
@@ -49,11 +49,11 @@ private:
     void* data_ = nullptr;
 };
 
-class PeerComm : public BesideComm {
+class PeerComm : public OverlapComm {
 public:
     // in every rank or none: then usable() is false in all
     PeerComm(Comm& comm, std::span<std::byte> memory)
-        : BesideComm(comm), ranks_((size_t)comm.size()), me_((size_t)comm.rank()), memory_(memory) {
+        : OverlapComm(comm), ranks_((size_t)comm.size()), me_((size_t)comm.rank()), memory_(memory) {
         llmc::check(cudaMemset(counters_.data(), 0, kCounterBytes));
         llmc::check(cudaDeviceSynchronize());  // before another rank counts here
         map("the GPUs' memory", memory.data(), memories_);
@@ -66,7 +66,7 @@ public:
                   std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
         require(out.size() == ranks_ && in.size() == ranks_, "DeviceComm: a part for each rank");
         const std::vector<int64_t> places = places_of(name, out, in);
-        const int lane = is_aside(stream) ? 1 : 0;
+        const int lane = is_side_stream(stream) ? 1 : 0;
         const uint32_t number = ++numbers_[lane];
         for (size_t r = 0; r < ranks_; r++) {
             if (r != me_ && !in[r].empty()) { write(counter(r, lane, kReady, me_), number, stream); }

@@ -1,5 +1,5 @@
-// What the ways have in common by which exchanges are queued: those beside the computation have a stream of their
-// own, and an event each for its end.
+// What NCCL and the copy engines have in common: exchanges that overlap the computation are queued on a stream of
+// their own, with an event at the end of each.
 #pragma once
 #include <chrono>
 #include <cstdlib>
@@ -11,27 +11,27 @@
 
 namespace llmc {
 
-class BesideComm : public DeviceComm {
+class OverlapComm : public DeviceComm {
 public:
-    explicit BesideComm(Comm& comm) : comm_(comm) {}
+    explicit OverlapComm(Comm& comm) : comm_(comm) {}
 
-    int64_t exchange_aside(ExchangeName name, std::span<const std::span<const std::byte>> out,
-                           std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
-        if (!beside_) {
+    int64_t exchange_overlapped(ExchangeName name, std::span<const std::span<const std::byte>> out,
+                                std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
+        if (!overlaps_) {
             exchange(name, out, in, stream);
             return 0;
         }
         begin_.record(stream);
-        begin_.hold(aside_);
-        exchange(name, out, in, aside_);
-        done_[++asides_ % kEvents].record(aside_);
-        return asides_;
+        begin_.hold(side_stream_);
+        exchange(name, out, in, side_stream_);
+        done_[++overlapped_ % kEvents].record(side_stream_);
+        return overlapped_;
     }
     // An event that has been recorded again since is a later point: to wait for it is right as well.
     void join(int64_t number, cudaStream_t stream) override { done_[number % kEvents].hold(stream); }
     void wait(cudaStream_t stream) override {
         comm_.enter("a step on the GPUs");
-        for (cudaStream_t each : {stream, (cudaStream_t)aside_}) {
+        for (cudaStream_t each : {stream, (cudaStream_t)side_stream_}) {
             cudaError_t status = cudaStreamQuery(each);
             for (; status == cudaErrorNotReady; status = cudaStreamQuery(each)) {
                 (void)cudaGetLastError();  // not an error to be found by the next check
@@ -45,7 +45,7 @@ public:
     }
 
 protected:
-    bool is_aside(cudaStream_t stream) const { return stream == (cudaStream_t)aside_; }
+    bool is_side_stream(cudaStream_t stream) const { return stream == (cudaStream_t)side_stream_; }
 
     Comm& comm_;
 
@@ -56,10 +56,10 @@ private:
     }
 
     static constexpr int64_t kEvents = 256;
-    const bool beside_ = overlap_is_wanted();
-    Stream aside_;
+    const bool overlaps_ = overlap_is_wanted();
+    Stream side_stream_;
     Event begin_, done_[kEvents];
-    int64_t asides_ = 0;
+    int64_t overlapped_ = 0;
 };
 
 }  // namespace llmc
