@@ -17,6 +17,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
+#include "dev/test/cpu/train_program.h"
 #include "llmc/host/ranks.h"
 #include "llmc/host/socket.h"
 
@@ -40,6 +41,31 @@ inline bool has_ended(pid_t pid) {
 inline void default_signals() {
     for (int which : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) { std::signal(which, SIG_DFL); }
 }
+
+// Where runs of a model in many ranks leave what they write, in a folder of each one's name. The model has seven of
+// the norm's chunks, so that each of four ranks has one.
+struct RunsOfRanks {
+    TempFolder folder;
+    RunsOfRanks() { write_tiny_data(folder.path()); }
+
+    std::string out(const std::string& name) const { return folder / name; }
+    Words options(const std::string& name, const std::string& more, const char* lr = "0.01") const {
+        return words(std::string("--lr ") + lr + " --train-data " + folder.path() + "/train.bin --val-data " +
+                     folder.path() +
+                     "/val.bin --layers 2 --heads 4 --channels 128 --seq-len 12 --batch 2 --warmup 0 "
+                     "--sample-tokens 4 --quiet --out " +
+                     out(name) + " " + more);
+    }
+    void check_same(const std::string& a, const std::string& b, const std::string& checkpoint) const {
+        CAPTURE(a);
+        CAPTURE(b);
+        CHECK(same_files(out(a) + "/model.bin", out(b) + "/model.bin"));
+        const std::string moments = "/" + checkpoint + "/optimizer.safetensors";
+        REQUIRE(std::filesystem::exists(out(a) + moments));
+        CHECK(same_files(out(a) + moments, out(b) + moments));
+        CHECK(read_log(out(a)) == read_log(out(b)));
+    }
+};
 
 // where a job of this process's threads, or of its copies, meets
 struct MeetingPlace {

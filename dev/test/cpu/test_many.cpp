@@ -18,19 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// a model of seven of the norm's chunks, so that each of four ranks has one
-struct Place {
-    TempFolder folder;
-    Place() { write_tiny_data(folder.path()); }
-
-    std::string out(const std::string& name) const { return folder / name; }
-    Words options(const std::string& name, const std::string& more, const char* lr = "0.01") const {
-        return words(std::string("--lr ") + lr + " --train-data " + folder.path() + "/train.bin --val-data " +
-                     folder.path() +
-                     "/val.bin --layers 2 --heads 4 --channels 128 --seq-len 12 --batch 2 --warmup 0 "
-                     "--sample-tokens 4 --quiet --out " +
-                     out(name) + " " + more);
-    }
+struct Place : RunsOfRanks {
     ProgramRun run(const std::string& name, const std::string& more) const {
         return run_train(folder.path(), options(name, more));
     }
@@ -38,15 +26,6 @@ struct Place {
         const ProgramRun r = run(name, more);
         REQUIRE_MESSAGE(r.exit_code == kExitDone, name, ": ", r.out, r.err);
         CHECK(r.err == "");
-    }
-    void check_same(const std::string& a, const std::string& b, const std::string& checkpoint) const {
-        CAPTURE(a);
-        CAPTURE(b);
-        CHECK(same_files(out(a) + "/model.bin", out(b) + "/model.bin"));
-        const std::string moments = "/" + checkpoint + "/optimizer.safetensors";
-        REQUIRE(fs::exists(out(a) + moments));
-        CHECK(same_files(out(a) + moments, out(b) + moments));
-        CHECK(read_log(out(a)) == read_log(out(b)));
     }
 };
 

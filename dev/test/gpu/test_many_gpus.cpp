@@ -41,21 +41,10 @@ struct Transport {
     Transport(const Transport&) = delete;
 };
 
-// a model of seven of the norm's chunks, so that each of four ranks has one
-struct Place {
-    TempFolder folder;
+struct Place : RunsOfRanks {
     std::string program = program_path("train_gpt2cu");
     Place() {
-        write_tiny_data(folder.path());
         REQUIRE_MESSAGE(access(program.c_str(), X_OK) == 0, program, " is missing: run `make train_gpt2cu`");
-    }
-
-    std::string out(const std::string& name) const { return folder / name; }
-    Words options(const std::string& name, const std::string& more) const {
-        return words("--lr 0.01 --train-data " + folder.path() + "/train.bin --val-data " + folder.path() +
-                     "/val.bin --layers 2 --heads 4 --channels 128 --seq-len 12 --batch 2 --warmup 0 "
-                     "--sample-tokens 4 --quiet --out " +
-                     out(name) + " " + more);
     }
     // transport: how the ranks' GPUs exchange; "": the program chooses
     void run(const std::string& name, const std::string& more, const std::string& transport = "") const {
@@ -63,15 +52,6 @@ struct Place {
         const ProgramRun r =
             finish_train(folder.path(), start_train(folder.path(), options(name, more), program));
         REQUIRE_MESSAGE(r.exit_code == kExitDone, name, ": ", r.out, r.err);
-    }
-    void check_same(const std::string& a, const std::string& b, const std::string& checkpoint) const {
-        CAPTURE(a);
-        CAPTURE(b);
-        CHECK(same_files(out(a) + "/model.bin", out(b) + "/model.bin"));
-        const std::string moments = "/" + checkpoint + "/optimizer.safetensors";
-        REQUIRE(fs::exists(out(a) + moments));
-        CHECK(same_files(out(a) + moments, out(b) + moments));
-        CHECK(read_log(out(a)) == read_log(out(b)));
     }
 };
 
