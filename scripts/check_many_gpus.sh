@@ -3,27 +3,7 @@
 # ends it; and how fast two GPUs are against each alone, for 124M and 1558M.
 #   scripts/check_many_gpus.sh [FOLDER]     five minutes; FOLDER (default: runs/many) needs 10 GB
 # Needs ./train_gpt2cu, NCCL and python3. Last line: N passed, N failed.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-work=${1:-runs/many}
-passed=0 failed=0
-rm -rf "$work" && mkdir -p "$work" || exit 1
-
-say() { echo "[$SECONDS s] $*"; }
-judge() {  # what, 0 = right
-    if [ "$2" -eq 0 ]; then passed=$((passed + 1)); say "PASS $1"; else failed=$((failed + 1)); say "FAIL $1"; fi
-}
-
-# 16 M tokens of GPT-2's vocabulary
-python3 - "$work/train.bin" <<'PY'
-import random, struct, sys
-random.seed(1)
-words = [min(50255, int(50256 ** random.random()) - 1) for _ in range(1 << 20)]
-with open(sys.argv[1], "wb") as f:
-    f.write(struct.pack("<256i", 20240520, 1, 16 << 20, *[0] * 253))
-    for k in range(16):
-        f.write(struct.pack(f"<{1 << 20}H", *(words[k * 9973:] + words[:k * 9973])))
-PY
+. "$(dirname "$0")/gpu_checks.sh" "${1:-runs/many}"
 
 start() {  # name, options: a run in the background, whose output is in a file; its process is $pid
     local name=$1; shift
