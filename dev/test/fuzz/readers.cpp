@@ -19,6 +19,7 @@
 #include "llmc/host/logger.h"
 #include "llmc/host/number_formats.h"
 #include "llmc/host/options.h"
+#include "llmc/host/options_input.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/host/val_info.h"
 #include "llmc/model/checkpoint.h"
@@ -340,8 +341,10 @@ Options parse(const std::vector<std::string>& words) {
     return parse_options((int)argv.size(), argv.data(), Program::kCpu, &exit_code);
 }
 
-void read_config(const std::string& folder, const std::string& bytes) {
+void read_config_file(const std::string& folder, const std::string& bytes) {
     const std::string path = folder + "/f.toml";
+    const char* argv[] = {"train_gpt2", "--config", path.c_str()};
+    read_config(bytes, CommandLine(3, argv));  // here most inputs end, before the dear part: the parser of all options
     put(path, bytes);
     const std::string text = config_text(parse({"--config", path}));
     put(path, text);
@@ -388,7 +391,7 @@ const std::vector<ReaderUnderTest>& readers_under_test() {
         {"json", read_json, json_seeds},
         {"json_lines", read_json_lines, json_lines_seeds},
         {"eval_file", read_eval_file, eval_file_seeds},
-        {"config", read_config, config_seeds},
+        {"config", read_config_file, config_seeds},
         {"command_line", read_command_line, command_line_seeds}};
     return all;
 }
@@ -401,7 +404,7 @@ void check_reader(const ReaderUnderTest& reader, const std::string& folder, cons
         if (e.exit_code != kExitBadInput && e.exit_code != kExitUsage) {
             must_not(strf("exit code %d: %s", e.exit_code, message.c_str()));
         }
-        const bool of_file = reader.read != read_command_line && reader.read != read_config;
+        const bool of_file = reader.read != read_command_line && reader.read != read_config_file;
         const bool named =
             message.find("/f") != std::string::npos || message.find("f.json") != std::string::npos ||
             message.find(folder) != std::string::npos || message.find("log.jsonl") != std::string::npos;

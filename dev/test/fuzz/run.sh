@@ -23,7 +23,7 @@ fuzz=build/fuzz/fuzz
 if [ $# -eq 0 ]; then mapfile -t readers < <($fuzz); else readers=("$@"); fi
 mkdir -p build/fuzz/found
 # more inputs a second: freed memory is not kept for long, nor where it was taken
-export ASAN_OPTIONS=${ASAN_OPTIONS:-quarantine_size_mb=4:thread_local_quarantine_size_kb=64:malloc_context_size=1}
+export ASAN_OPTIONS=${ASAN_OPTIONS:-quarantine_size_mb=4:thread_local_quarantine_size_kb=64:malloc_context_size=0}
 
 one() {  # reader
     local corpus=build/fuzz/corpus/$1 log=build/fuzz/$1.log
