@@ -1,9 +1,12 @@
 // The reader of config files, which are TOML, and the writer of their texts: see options_input.h. toml++ reads;
 // what is said about an error is ours, as its user may have forgotten quotes and has never heard of TOML.
 
-// toml++ 3.3 declares it unreachable that a letter such as U+00E4 or U+FEE5 stands outside of strings: in files it does,
-// and is no whitespace.
 #include <cstdint>
+#include <stdexcept>
+
+// Files can break what toml++ 3.3 takes for certain: it asserts on some texts that are no TOML, which is an error like any
+// other; and that a letter such as U+00E4 stands outside of strings is declared unreachable: it is no whitespace.
+#define TOML_ASSERT(ok) ((ok) ? (void)0 : throw std::logic_error("toml++"))
 #include <toml++/impl/preprocessor.h>
 #undef TOML_UNREACHABLE
 #define TOML_UNREACHABLE return false
@@ -16,7 +19,6 @@
 #include <charconv>
 #include <optional>
 #include <sstream>
-#include <stdexcept>
 
 #include "llmc/host/error.h"
 #include "llmc/host/json.h"
