@@ -26,7 +26,7 @@ MESSAGE = 1e-6          # s, assumed: of an exchange with many ranks, each furth
 BESIDE_NCCL = 2.0       # a product that fills all multiprocessors once needs a second wave when NCCL holds some
 GRADIENT, PARAMETER = 4, 2  # bytes of an element: fp32 and bf16
 # "before": without --tune-gemm, as the runs of two GPUs were
-MODELS = {"124M, B=64 a GPU": ("d12_b64_before", 12, 768), "1558M, B=8 a GPU": ("d48_b8", 48, 1600)}
+MODELS = {"124M, B=64 a GPU": ("d12_b64_before", 12, 768), "1558M, B=8 a GPU": ("d48_b8_before", 48, 1600)}
 
 
 def measured(name):
