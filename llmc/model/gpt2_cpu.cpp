@@ -138,6 +138,10 @@ void GPT2Cpu::check_batch(const Batch& batch) const {
     }
 }
 
+// A layer of a large model takes seconds, and all layers more than whoever sends the signal waits. Many ranks agree on
+// a stop between micro-batches.
+bool GPT2Cpu::stopping() const { return training_ && settings_.ranks == 1 && stop_requested != 0; }
+
 void GPT2Cpu::forward(const Batch& batch) {
     int B = batch.B, T = batch.T, C = config_.channels, NH = config_.num_heads, V = config_.vocab_size;
     int64_t N = (int64_t)B * T;
@@ -147,6 +151,7 @@ void GPT2Cpu::forward(const Batch& batch) {
     layernorm_forward_cpu(layers_[0].ln1.data(), layers_[0].ln1_mean.data(), layers_[0].ln1_rstd.data(),
                           residual, param(kLn1w), param(kLn1b), N, C, kLayernormEps);
     for (int l = 0; l < config_.num_layers; l++) {
+        if (stopping()) { return; }
         Layer& a = layers_[l];
         matmul_forward_blas(a.qkv.data(), 3 * C, a.ln1.data(), param(kQkvw, l), param(kQkvb, l), N, C, 3 * C);
         attention_forward_blas(a.atty.data(), a.lse.data(), scratch_.data(), a.qkv.data(), B, T, C,
@@ -186,6 +191,7 @@ void GPT2Cpu::backward(const Batch& batch, double dloss) {
                                     layers_[L - 1].residual3.data(), param(kLnfw), lnf_mean_.data(),
                                     lnf_rstd_.data(), N, C);
     for (int l = L - 1; l >= 0; l--) {
+        if (stopping()) { return; }
         Layer& a = layers_[l];
         const float* residual = l == 0 ? encoded_.data() : layers_[l - 1].residual3.data();
         matmul_backward_blas(dwide, grad(kFcprojw, l), grad(kFcprojb, l), dresidual, C, a.fch_gelu.data(),
@@ -225,17 +231,19 @@ double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches) {
     return sum / targets;
 }
 
-// The gradients of a group and the sum of its losses. False: a stop was asked for between two batches; last:
-// of the groups of a step.
+// The gradients of a group and the sum of its losses. False: a stop was asked for; last: of the groups of a step.
 bool GPT2Cpu::add_gradients(std::span<const Batch> micro_batches, bool last, double dloss, double* loss) {
     std::fill(grads_.begin(), grads_.end(), 0.0f);
     *loss = 0;
+    training_ = true;
     for (const Batch& batch : micro_batches) {
         forward(batch);
+        if (stopping()) { return false; }
         classifier_forward_cpu(losses_.data(), predicted_.data(), logits_.data(), batch.targets.data(), rows_,
                                config_.vocab_size, config_.padded_vocab_size);
         for (int i = 0; i < rows_; i++) { *loss += losses_[i]; }
         backward(batch, dloss);
+        if (stopping()) { return false; }
         if (last && &batch == &micro_batches.back()) { break; }
         bool stop = stop_requested != 0;
         if (settings_.comm != nullptr) { stop = settings_.comm->root_says("whether to stop", stop); }
@@ -322,6 +330,7 @@ std::optional<StepResult> GPT2Cpu::poll() {
 
 Evaluation GPT2Cpu::evaluate(const Batch& batch) {
     check_batch(batch);
+    training_ = false;
     forward(batch);
     classifier_forward_cpu(losses_.data(), predicted_.data(), logits_.data(), batch.targets.data(), rows_,
                            config_.vocab_size, config_.padded_vocab_size);

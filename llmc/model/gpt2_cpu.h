@@ -53,6 +53,7 @@ private:
     float* param(int tensor, int layer = 0) { return params_.data() + layout_.offset(tensor, layer); }
     float* grad(int tensor, int layer = 0) { return grads_.data() + layout_.offset(tensor, layer); }
     void check_batch(const Batch& batch) const;
+    bool stopping() const;                            // is this a training pass that a signal has ended?
     void forward(const Batch& batch);                 // fills the activations, up to logits_
     void backward(const Batch& batch, double dloss);  // adds to the gradients; overwrites logits_
     int64_t count_targets(std::span<const Batch> micro_batches) const;
@@ -73,6 +74,7 @@ private:
     std::vector<float> proj_, dresidual_, dproj_, dwide_,
         scratch_;  // (BT,C), (BT,C), (BT,C), (BT,4C), attention's
     std::vector<int32_t> predicted_;
+    bool training_ = false;  // are forward() and backward() part of a step?
     int rows_ = 0;  // B * T of the last forward
     int64_t updates_ = 0;
     std::deque<StepResult> results_;  // not yet asked for, in order

@@ -16,7 +16,7 @@
 //       rounding depends on it
 //   bool enqueue_step(std::span<const Batch>, const StepParams&);
 //       one optimizer step over these micro-batches (of many ranks: those of this one's groups, in order);
-//       may not wait. False: a stop was asked for between two of them (stop_signal.h), no step happens
+//       may not wait. False: a stop was asked for meanwhile (stop_signal.h), no step happens
 //   std::optional<StepResult> poll();
 //       the next result in order; at most one step late
 //   void finish();

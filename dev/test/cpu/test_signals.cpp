@@ -8,9 +8,11 @@
 
 #include <doctest/doctest.h>
 
+#include "dev/test/cpu/any_model.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/stop_signal.h"
 #include "llmc/model/checkpoint.h"
+#include "llmc/model/gpt2_cpu.h"
 #include "llmc/model/run_folder.h"
 
 using namespace llmc;
@@ -160,6 +162,24 @@ TEST_CASE("signals: a stop is noticed in validation, in samples and between micr
     run = stop_when("--steps 9 --batch 1 --total-batch 12000000 --sample-every 0 --val-every 0", started);
     p.check_saved(run, 0);
     CHECK(read_log(p.run).empty());
+}
+
+TEST_CASE("signals: a stop is noticed within a micro-batch, and costs the step alone") {
+    GPT2Cpu stopped(tiny_config(), 2, 5, {}), other(tiny_config(), 2, 5, {});
+    const Batch batch = random_batch(tiny_config(), 2, 5, 1);
+    for (GPT2Cpu* model : {&stopped, &other}) { model->init(3); }
+    stop_requested = SIGTERM;
+    CHECK_FALSE(stopped.enqueue_step({&batch, 1}, {.lr = 0.1}));
+    const std::span<const float> losses = stopped.evaluate(batch).losses;  // a validation that began before goes on
+    CHECK(std::vector<float>(losses.begin(), losses.end()) == [&] {
+        stop_requested = 0;
+        const std::span<const float> expected = other.evaluate(batch).losses;
+        return std::vector<float>(expected.begin(), expected.end());
+    }());
+    CHECK_FALSE(stopped.poll());
+    check_same_state("after the stop", stopped, other);
+    for (GPT2Cpu* model : {&stopped, &other}) { CHECK(model->enqueue_step({&batch, 1}, {.lr = 0.1})); }
+    check_same_state("a step later", stopped, other);
 }
 
 TEST_CASE("signals: nobody reads the output") {
