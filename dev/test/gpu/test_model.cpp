@@ -224,3 +224,34 @@ TEST_CASE_TEMPLATE("gpu model: batches that do not fit are refused before anythi
     CHECK(found.loss == expected.loss);
     check_same_state("the step after", model, fresh);
 }
+
+TEST_SUITE("thorough") {
+    // All kernels but the products add in an order that does not know of other rows. Which product runs is cuBLASLt's
+    // choice, by the number of rows, and none that forward takes splits its sums.
+    TEST_CASE("gpu model: a sequence's losses, alone and in batches") {
+        const GPT2Config c = {1024, 50257, 50304, 12, 12, 768};
+        const Batch all = random_batch(c, 64, c.max_seq_len, 1);
+        std::vector<float> alone;
+        double bound = 0;
+        for (int B : {1, 2, 4, 8, 16, 32, 64}) {
+            Bf16Model model(c, B, c.max_seq_len);
+            model.init(1);
+            const auto first_losses = [&] {
+                const std::span<const float> losses = model.evaluate(rows_of(all, 0, B)).losses;
+                return std::vector<float>(losses.begin(), losses.begin() + c.max_seq_len);
+            };
+            const std::vector<float> found = first_losses();
+            CHECK_MESSAGE(first_losses() == found, "B=", B, ": again");
+            if (B == 1) {
+                alone = found;
+                bound = 2 * bf16_tolerance(c, kInitialGain, 0).element *
+                        (largest(unpadded_logits(model)) + largest(alone));
+            }
+            double most = 0;
+            for (size_t t = 0; t < found.size(); t++) { most = std::max(most, (double)std::fabs(found[t] - alone[t])); }
+            CHECK_MESSAGE(most <= bound, "B=", B);
+            MESSAGE(strf("B=%d: %s, at most %.2g apart (bound %.2g)", B, found == alone ? "the same bits" : "other bits",
+                         most, bound));
+        }
+    }
+}
