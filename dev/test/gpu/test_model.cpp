@@ -248,7 +248,9 @@ TEST_SUITE("thorough") {
                         (largest(unpadded_logits(model)) + largest(alone));
             }
             double most = 0;
-            for (size_t t = 0; t < found.size(); t++) { most = std::max(most, (double)std::fabs(found[t] - alone[t])); }
+            for (size_t t = 0; t < found.size(); t++) {
+                most = std::max(most, (double)std::fabs(found[t] - alone[t]));
+            }
             CHECK_MESSAGE(most <= bound, "B=", B);
             MESSAGE(strf("B=%d: %s, at most %.2g apart (bound %.2g)", B, found == alone ? "the same bits" : "other bits",
                          most, bound));
