@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Races LayerNorms in one process, on the same buffers: ours (the package of python/), torch eager, torch.compile,
+"""Races LayerNorms, all of a point in one process, on the same buffers: ours (the package of python/), torch eager, torch.compile,
 Triton's tutorial, and Apex, Liger, QuACK, TransformerEngine and flash-attention where they can be imported
 (layernorm_peers.py).
 
@@ -12,16 +12,17 @@ GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with 
     scripts/bench_layernorm.py --sweep               M = 4096, N = 512 i, i = 2 .. 31, float16
     scripts/bench_layernorm.py --gpt2                the shapes of GPT-2, bfloat16 and float32
     scripts/bench_layernorm.py --sweep --gpt2 --quick --timing kernel
+    scripts/bench_layernorm.py --sweep --gpt2 --gpus 0,1       a process for each GPU: they share the points
+    scripts/tables.py --take FOLDER layernorm_race             what is in --out FOLDER, as this project's figures
 
-Writes layer-norm-forward.csv and -backward.csv into --out; scripts/plot_peers.py draws what doc/measured has of them.
-The CSV files have each point once it is measured. Ctrl-C, or a GPU that fails, ends the race early, with a report of
-what was measured; a provider that fails gets a note in place of its times. Exit 1 if ours failed or is wrong anywhere.
-Result: doc/layernorm_race.md
+A point is added to --out's *.jsonl once it is measured, --quick's points first; the same command goes on where one
+ended, by Ctrl-C, a time limit or a GPU that fails, with a report of what was measured. A provider that fails gets a note
+in place of its times. Exit 1 if ours failed or is wrong anywhere. Result: doc/layernorm_race.md
 """
 import argparse
 import collections
-import csv
-import itertools
+import importlib.metadata
+import json
 import math
 import os
 import statistics
@@ -38,8 +39,8 @@ except ImportError as missing:
                      "pip install torch") from None
 
 import layernorm_peers
-import plot_sweep
 from layernorm_peers import Autograd, Problem
+from race_tables import points_in
 
 REPLAYS, WARMUP_REPLAYS = 9, 2
 REPLAY_US = 3000
@@ -53,14 +54,18 @@ def label(shape):
     return f"{shape.N}x{shape.C} {NAMES[shape.dtype]}"
 
 
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+SWEEP = [Shape(4096, 512 * i, FP16) for i in range(2, 32)]
+GPT2 = ([Shape(65536, C, BF16) for C in (768, 1024, 1280, 1600)] + [Shape(8192, C, BF16) for C in (768, 1600)]
+        + [Shape(65536, C, FP32) for C in (768, 1024, 1280, 1600)] + [Shape(8192, 768, FP32)])
+QUICK = [Shape(4096, 512 * i, FP16) for i in (2, 4, 8, 16, 24, 31)] + [
+    Shape(65536, 768, BF16), Shape(8192, 768, BF16), Shape(65536, 768, FP32)]
+
+
 def shapes(options):
-    fp16, bf16, fp32 = torch.float16, torch.bfloat16, torch.float32
-    sweep = [Shape(4096, 512 * i, fp16) for i in ((2, 4, 8, 16, 24, 31) if options.quick else range(2, 32))]
-    gpt2 = ([Shape(65536, C, bf16) for C in (768, 1024, 1280, 1600)] + [Shape(8192, C, bf16) for C in (768, 1600)]
-            + [Shape(65536, C, fp32) for C in (768, 1024, 1280, 1600)] + [Shape(8192, 768, fp32)])
-    if options.quick:
-        gpt2 = [Shape(65536, 768, bf16), Shape(8192, 768, bf16), Shape(65536, 768, fp32)]
-    return (sweep if options.sweep else []) + (gpt2 if options.gpt2 else [])
+    """QUICK's first: what is cut short has them"""
+    wanted = (SWEEP if options.sweep else []) + (GPT2 if options.gpt2 else [])
+    return [s for s in wanted if s in QUICK] + ([] if options.quick else [s for s in wanted if s not in QUICK])
 
 
 # ---- the clocks ------------------------------------------------------------------------------------------------------
@@ -204,94 +209,88 @@ def measure(rows, shape, mode, peers, options, device="cuda"):
     torch.cuda.empty_cache()  # else the memory of ended graphs is kept apart for ever
 
 
-def race(rows, modes, points, peers, options, roofs, folder):
-    """adds a row (dict) for each provider, mode and point"""
-    start = time.perf_counter()
-    for mode, shape in itertools.product(modes, points):
-        new = {peer.name: {"mode": mode, "N": shape.N, "C": shape.C, "dtype": NAMES[shape.dtype],
-                           "provider": peer.name} for peer in peers}
+def name_of(mode, shape):
+    return [mode, shape.N, shape.C, NAMES[shape.dtype]]
+
+
+def missing(modes, shape, folder):
+    """the modes in which the folder has nothing of this shape"""
+    there = [point["point"] for point in points_in(folder)]
+    return [mode for mode in modes if name_of(mode, shape) not in there]
+
+
+def head():
+    """of what the figures of a point are: a line below the tables says so"""
+    others = []
+    for package in ("liger_kernel", "quack_kernels", "flash_attn"):
         try:
+            others.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"), "others": ", ".join(others),
+            "pytorch": torch.__version__, "triton": triton.__version__}
+
+
+def race(modes, points, peers, options, results):
+    """adds a line to the file `results` for each shape and mode, with a row (dict) for each provider"""
+    start, about = time.perf_counter(), head()
+    for shape in points:
+        for peer in peers:
+            peer.new_shape()
+        for mode in missing(modes, shape, results.parent):
+            new = {peer.name: {"mode": mode, "N": shape.N, "C": shape.C, "dtype": NAMES[shape.dtype],
+                               "provider": peer.name} for peer in peers}
             measure(new, shape, mode, peers, options)
-        finally:  # also if this point is the last
             found = [row for row in new.values() if row.keys() & {"us", "tutorial p50 us", "note"}]
-            add_roofs(found, roofs)
-            rows += found
-            write_csv(rows, mode, folder)
-        times = ", ".join(f"{row['provider']} {row.get('us', row.get('tutorial p50 us', row.get('note')))}"
-                          for row in found)
-        print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {label(shape)}  us: {times}", flush=True)
+            order = 1000 * (mode == "backward") + (SWEEP + GPT2).index(shape)
+            with open(results, "a") as out:  # a line that a kill cut short does not spoil the next
+                out.write("\n" + json.dumps({"point": name_of(mode, shape), "order": order, "head": about, "rows": found}))
+            times = ", ".join(f"{row['provider']} {row.get('us', row.get('tutorial p50 us', row.get('note')))}"
+                              for row in found)
+            print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {label(shape)}  us: {times}", flush=True)
 
 
-def warm_up(points):
-    """Compiles what is compiled for each shape (torch.compile, Triton) in processes side by side: the caches on disk
-    are then warm, and a sweep need not wait 30 times. A process that fails costs time, nothing else."""
-    jobs = min(8, (os.cpu_count() or 2) // 2, len(points))
+def start_processes(count, gpus, arguments):
+    """arguments(k): of the k-th process; how many failed"""
+    children = [subprocess.Popen([sys.executable, __file__, *arguments(k)],
+                                 env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+                                 | ({"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]} if gpus else {})) for k in range(count)]
+    return sum(child.wait() != 0 for child in children)
+
+
+def warm_up(points, gpus):
+    """Compiles what is compiled for each shape in processes side by side: the caches on disk are then warm, and a sweep
+    need not wait 30 times. A process that fails costs time, nothing else."""
+    jobs = min((os.cpu_count() or 2) * 3 // 4, len(points))
     if jobs < 2:
         return
     start = time.perf_counter()
-    command = [sys.executable, __file__, "--only-compile"]
-    children = [subprocess.Popen(command + [f"{s.N}x{s.C}x{NAMES[s.dtype]}" for s in points[k::jobs]],
-                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for k in range(jobs)]
-    failed = sum(child.wait() != 0 for child in children)
+    failed = start_processes(jobs, gpus, lambda k: ["--only-compile"] + [f"{s.N}x{s.C}x{NAMES[s.dtype]}" for s in points[k::jobs]])
     print(f"compiled for {len(points)} shapes in {jobs} processes, {failed} failed: "
           f"{time.perf_counter() - start:.1f} s", flush=True)
 
 
 def only_compile(texts):
+    found, _ = layernorm_peers.peers()
     for text in texts:
         N, C, dtype = text.split("x")
-        found, _ = layernorm_peers.peers(["torch.compile", "triton"])
         x = torch.randn(int(N), int(C), dtype=DTYPES[dtype], device="cuda").requires_grad_()
         weight, bias = (torch.ones(int(C), dtype=x.dtype, device="cuda").requires_grad_() for _ in range(2))
         for peer in found:
-            peer.new_shape()
-            torch.autograd.grad(peer.apply(x, weight, bias), (x, weight, bias), torch.ones_like(x))
+            try:
+                peer.new_shape()
+                torch.autograd.grad(peer.apply(x, weight, bias), (x, weight, bias), torch.ones_like(x))
+            except Exception as error:  # refuses this shape: the race says so
+                print(f"{peer.name} {text}: {type(error).__name__}", flush=True)
     torch.cuda.synchronize()
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------
-COLUMNS = (["mode", "N", "C", "dtype", "provider", "us", "GB/s", "roof us", "share of roof", "error"]
-           + [f"tutorial {q} {unit}" for unit in ("us", "GB/s") for q in ("p50", "p20", "p80")] + ["note"])
-
-
-def read_roofs(paths):
-    """{(mode, N, C, dtype): us} from files that dev/cuda/layernorm_forward and _backward write with --csv"""
-    kinds = {"layernorm_forward": ("forward", "1R1W"), "layernorm_backward": ("backward", "2R1W")}
-    roofs = {}
-
-    def add(row):
-        mode, kind = kinds.get(row["op"], (None, None))
-        if mode and row["roof"].split()[:1] == [kind] and row["roof_us"]:  # "2R1W pdl" too
-            roofs[mode, int(row["N"]), int(row["C"]), row["dtype"]] = float(row["roof_us"])
-
-    for path in paths:
-        plot_sweep.read_rows(path, add)
-    print(f"{len(roofs)} roofs from {', '.join(paths)}" if paths else "no roofs given (--roofs)")
-    return roofs
-
-
-def add_roofs(rows, roofs):
-    for row in rows:
-        roof = roofs.get((row["mode"], row["N"], row["C"], row["dtype"]))
-        if roof and "us" in row:
-            row |= {"roof us": roof, "share of roof": round(roof / row["us"], 4)}
-
-
-def write_csv(rows, mode, folder):
-    path = folder / f"layer-norm-{mode}.csv"
-    with open(path, "w", newline="") as out:
-        writer = csv.DictWriter(out, COLUMNS, restval="")
-        writer.writeheader()
-        writer.writerows(row for row in rows if row["mode"] == mode)
-    return path
-
-
 def cell(row, clock):
     if row is None:
         return ""
     if clock == "kernel":
-        text = f"{row['GB/s']:.0f} ({row['us']:.2f})" if "us" in row else row.get("note", "")
-        return text + (f" {100 * row['share of roof']:.1f} %" if "share of roof" in row else "")
+        return f"{row['GB/s']:.0f} ({row['us']:.2f})" if "us" in row else row.get("note", "")
     if "tutorial p50 GB/s" not in row:
         return row.get("note", "")
     p50, p20, p80 = (row[f"tutorial {q} GB/s"] for q in ("p50", "p20", "p80"))
@@ -320,7 +319,7 @@ def markdown(rows, clock, names):
     return "\n".join(lines)
 
 
-def report(rows, mode, folder):
+def report(rows, mode):
     rows = [row for row in rows if row["mode"] == mode]
     if not rows:
         return
@@ -329,7 +328,6 @@ def report(rows, mode, folder):
     for clock, title in clocks.items():
         if any(("us" if clock == "kernel" else "tutorial p50 us") in row for row in rows):
             print(f"\n### LayerNorm {mode}, {title}\n\n{markdown(rows, clock, names)}\n")
-    print("wrote", write_csv(rows, mode, folder))
 
 
 def failures_of_ours(rows):
@@ -349,9 +347,9 @@ def parse_options():
     p.add_argument("--providers", help="comma-separated: ours,torch,torch.compile,triton,apex,... (default: all)")
     p.add_argument("--triton-parts", choices=("zeros", "empty"), default="empty",
                    help="how the Triton port allocates its partial sums: zeros cost two more kernels (default empty)")
-    p.add_argument("--roofs", nargs="+", default=[], metavar="FILE",
-                   help="files of dev/cuda/layernorm_forward and _backward --csv: adds the share of the roof")
-    p.add_argument("--out", default="build/bench_layernorm", help="folder for the CSV files")
+    p.add_argument("--out", default="build/bench_layernorm", help="folder of the points; what is there is not measured again")
+    p.add_argument("--gpus", help="such as 0,1: a process for each of them")
+    p.add_argument("--part", help=argparse.SUPPRESS)
     p.add_argument("--only-compile", nargs="+", metavar="NxCxTYPE", help=argparse.SUPPRESS)
     return p.parse_args()
 
@@ -375,32 +373,46 @@ def main():
     options = parse_options()
     if not (options.sweep or options.gpt2 or options.only_compile):
         raise SystemExit("nothing to do: --sweep, --gpt2 or both (--help)")
-    roofs = read_roofs(options.roofs)
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device")
     if options.only_compile:
         return only_compile(options.only_compile)
+    folder, points = Path(options.out), shapes(options)
+    folder.mkdir(parents=True, exist_ok=True)
+    gpus = options.gpus.split(",") if options.gpus else []
+    modes = ("forward", "backward") if options.mode == "both" else (options.mode,)
+    if not options.part:
+        print(f"{len(points_in(folder))} points are in {folder} and are not measured again")
+        warm_up([shape for shape in points if missing(modes, shape, folder)], gpus)
+    if gpus and not options.part:
+        start_processes(len(gpus), gpus, lambda k: sys.argv[1:] + ["--part", f"{k}/{len(gpus)}"])
+        return conclude(folder, modes, None)
     # one stream for all, not the default one, of which no graph can be captured: once a process has used two, each
     # launch takes 0.4 us more (doc/notebook.md)
     torch.cuda.set_stream(torch.cuda.Stream())
     layernorm_peers.TritonFunction.new_parts = staticmethod(getattr(torch, options.triton_parts))
     peers = find_peers(options.providers.split(",") if options.providers else None)
-    folder, points, rows, lost = Path(options.out), shapes(options), [], None
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(isinstance(peer, layernorm_peers.Compiled) for peer in peers):
-        warm_up(points)
-    modes = ("forward", "backward") if options.mode == "both" else (options.mode,)
+    part, parts = (int(n) for n in (options.part or "0/1").split("/"))
+    lost = None
     try:
-        race(rows, modes, points, peers, options, roofs, folder)
+        race(modes, points[part::parts], peers, options, folder / f"part_{part}_of_{parts}.jsonl")
     except KeyboardInterrupt:
         print("stopped: the report has what was measured until now")
     except GpuLost as error:
         lost = f"THE GPU FAILED at {error}; nothing could be measured after it"
-    finally:
-        for mode in modes:
-            report(rows, mode, folder)
-        verdicts = [layernorm_peers.tutorial_verdict(rows, mode) for mode in modes]
-        print(*filter(None, (*verdicts, failures_of_ours(rows), lost)), sep="\n")
+    if options.part:
+        print(lost or f"part {options.part} done")
+        return lost is not None
+    return conclude(folder, modes, lost)
+
+
+def conclude(folder, modes, lost):
+    """prints the report; lost: how the GPU failed, or None; returns the exit code"""
+    rows = [row for point in points_in(folder) for row in point["rows"]]
+    for mode in modes:
+        report(rows, mode)
+    verdicts = [layernorm_peers.tutorial_verdict(rows, mode) for mode in modes]
+    print(*filter(None, (*verdicts, failures_of_ours(rows), lost)), sep="\n")
     return lost is not None or failures_of_ours(rows) is not None
 
 

@@ -326,7 +326,6 @@ class Autograd:
 
     def __init__(self, peer, problem):
         self.peer, self.problem = peer, problem
-        peer.new_shape()
         p = problem
         self.y = [peer.apply(x, p.weight, p.bias) for x in p.x] if p.mode == "backward" else None
 

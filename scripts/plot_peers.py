@@ -3,37 +3,37 @@
 
     scripts/plot_peers.py [FOLDER]     layer-norm-forward.svg and layer-norm-backward.svg; default: doc
 
-From doc/measured: layernorm_peers.json (kernel time), layernorm_peers_tutorial_clock.json (the tutorial's clock) and, for the
-roof, layernorm.json. A panel's title says whose clock it shows; each curve has its name at its end.
+From doc/measured: layernorm_race.json and, for the roof, layernorm.json, if both are of one GPU. A panel's title says whose
+clock it shows; each curve has its name at its end.
 """
 import json
 import sys
 from pathlib import Path
 
 from plot_loss import polyline, ticks
+from race_tables import rates
 
 MEASURED = Path(__file__).parent.parent / "doc/measured"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 50, 170, 34, 40
 LAST, HIGH = 16384, 5000
 COLORS = {"ours": "#d62728", "torch.compile": "#1f77b4", "torch": "#2ca02c", "Triton's tutorial, our port": "#9467bd",
-          "Liger": "#ff7f0e"}
-PANELS = {"layernorm_peers": "kernel time", "layernorm_peers_tutorial_clock": "the tutorial's clock, launches included"}
+          "Liger": "#ff7f0e", "QuACK": "#8c564b", "flash-attention's Triton": "#17becf"}
+PANELS = {"kernel time": "kernel time", "tutorial's clock": "the tutorial's clock, launches included"}
 
 
 def measured(name):
-    return json.loads((MEASURED / (name + ".json")).read_text())["rows"]
+    return json.loads((MEASURED / (name + ".json")).read_text())
 
 
-def curves(name, direction):
+def curves(clock, direction):
     """who -> (columns, GB/s) at 4096 rows of fp16"""
     found = {who: [] for who in COLORS}
-    for row in measured(name):
+    for row in measured("layernorm_race")["rows"]:
         rows, _, rest = row["shape"].partition("x")
         columns, _, dtype = rest.partition(" ")
         if row["direction"] == direction and (rows, dtype) == ("4096", "fp16"):
-            for who in COLORS:
-                if who in row:
-                    found[who].append((int(columns), row[who]["gb_per_s"]))
+            for who, rate in rates(row, clock).items():
+                found[who].append((int(columns), rate))
     return {who: sorted(points) for who, points in found.items() if points}
 
 
@@ -41,7 +41,7 @@ def roof(direction):
     """(columns, GB/s): our bytes and time over our share of the roof"""
     passes, kind = (2, "1R1W pdl") if direction == "forward" else (3, "2R1W pdl")
     return sorted((row["C"], passes * row["N"] * row["C"] * 2 / row["us"] / 1e3 / row["percent_of_roof"] * 100)
-                  for row in measured("layernorm") if row["op"] == "layernorm_" + direction and row["roof"] == kind
+                  for row in measured("layernorm")["rows"] if row["op"] == "layernorm_" + direction and row["roof"] == kind
                   and (row["N"], row["dtype"]) == (4096, "fp16"))
 
 
@@ -71,13 +71,14 @@ def labels(ends):
     return parts
 
 
-def panel(name, direction):
-    parts, ends = grid(f"{direction}, GB/s by {PANELS[name]}"), []
-    if name == "layernorm_peers":  # the roof is a kernel's time, too
+def panel(clock, direction):
+    parts, ends = grid(f"{direction}, GB/s by {PANELS[clock]}"), []
+    # the roof is a kernel's time, too
+    if clock == "kernel time" and measured("layernorm")["gpu"] == measured("layernorm_race")["gpu"]:
         points = roof(direction)
         parts.append(polyline(points, place, "#444", 1).replace("/>", ' stroke-dasharray="6 4"/>'))
         ends.append((place(*points[-1])[1], "roof", "#444"))
-    for who, points in reversed(curves(name, direction).items()):  # ours is drawn last, above the others
+    for who, points in reversed(curves(clock, direction).items()):  # ours is drawn last, above the others
         parts.append(polyline(points, place, COLORS[who], 2.5 if who == "ours" else 1.3))
         ends.append((place(*points[-1])[1], who, COLORS[who]))
     return "\n".join(parts + labels(ends))
@@ -86,7 +87,7 @@ def panel(name, direction):
 def main():
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else MEASURED.parent)
     for direction in ("forward", "backward"):
-        left, right = (panel(name, direction) for name in PANELS)
+        left, right = (panel(clock, direction) for clock in PANELS)
         path = folder / f"layer-norm-{direction}.svg"
         path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{HEIGHT}" '
                         f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n'

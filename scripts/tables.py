@@ -8,6 +8,7 @@
                                              doc/measured/layernorm.json, in place of older ones of the same call
     scripts/tables.py --take FILE attention_ladder      those of attention_forward or _backward, in place of all older ones
     scripts/tables.py --take FILE attention             what scripts/bench_attention.py wrote, in place of all
+    scripts/tables.py --take FOLDER layernorm_race      what scripts/bench_layernorm.py --out FOLDER wrote, likewise
 
 A JSON file says where its figures come from (gpu, date, command, note) and holds a row a line. Numbers are printed as
 they are written there, so 49.80 stays 49.80. A new table is an entry of TABLES below.
@@ -19,45 +20,11 @@ import re
 import subprocess
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDER = os.path.join(ROOT, "doc", "measured")
+from measured import FOLDER, Number, ROOT, cell, head_commit, load, markdown, source, write_rows
+from race_tables import CLOCKS, PROVIDERS, race, race_summary, take_race
+
 CALLS = {"1R1W": "forward", "2R2W": "residual", "2R1W": "backward", "3R1W": "backward +="}  # by the roof's streams
 TYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
-
-
-class Number(str):
-    """a number of a JSON file, spelled as it is there"""
-
-
-def load(name):
-    with open(os.path.join(FOLDER, name + ".json")) as file:
-        return json.load(file, parse_float=Number, parse_int=Number)
-
-
-def source(data):
-    """the line below a table: what was measured, when, and how"""
-    dates = sorted({row["date"] for row in data["rows"] if "date" in row}) or [data.get("date", "")]
-    date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    words = [data.get("gpu") or data.get("cpu", ""), date]
-    words += [f"{key} {data[key]}" for key in ("cuda", "driver", "pytorch", "triton", "quack", "openblas", "cudnn") if key in data]
-    text = ", ".join(word for word in words if word)
-    text += f": `{data['command']}`" if "command" in data else ""
-    return [""] + ([text + ("." if "note" not in data else f"; {data['note']}.")] if text else [data["note"] + "."])
-
-
-def cell(value):
-    """49.80 of {us: 49.80, percent_of_roof: 97.1} and 97.1 after it; median (80 %, 20 % quantile)"""
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        if "p80" in value:
-            return "%s (%s, %s)" % tuple(value.values())
-        return ", ".join(cell(v) for v in value.values())
-    return str(value).replace("|", "\\|")
-
-
-def markdown(head, lines):
-    return ["| " + " | ".join(name.replace("|", "\\|") for name in head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def flat(name, columns=None, keep=lambda row: True, show=cell):
@@ -179,19 +146,11 @@ HEADLINES = ("65536x768 bf16", "4096x1024 fp16", "4096x8192 fp16", "8192x32768 b
              "524288x64 bf16")
 PEERS = ("65536x768 bf16", "4096x8192 fp16")
 STEP_PEERS = ("plumb", "PyTorch 2.11", "llm.c f1e2ace")
-PROVIDERS = {"ours": "ours", "torch.compile": "torch.compile", "torch": "torch", "Liger": "Liger",
-             "Triton's tutorial, our port": "Triton's tutorial, our port"}
-
-
-def peers(name, direction):
-    fields = {f: f for row in load(name)["rows"] if row["direction"] == direction for f in row if f != "direction"}
-    return flat(name, fields, lambda row: row["direction"] == direction)
-
-
 def short_peers():
-    keep = {f"{row['direction']} {row['shape']}": row for row in load("layernorm_peers")["rows"] if row["shape"] in PEERS}
-    lines = [[label] + [row[p]["us"] for p in PROVIDERS] for label, row in keep.items()]
-    return markdown(["µs"] + list(PROVIDERS.values()), lines) + source(load("layernorm_peers"))
+    keep = {f"{row['direction']} {row['shape']}": row for row in load("layernorm_race")["rows"] if row["shape"] in PEERS}
+    who = [p for p in PROVIDERS.values() if any(p in row for row in keep.values())]
+    lines = [[label] + [row.get(p, {}).get("us", "") for p in who] for label, row in keep.items()]
+    return markdown(["µs"] + who, lines) + source({**load("layernorm_race"), "note": CLOCKS["kernel time"]})
 
 
 def long_rows(kernel):
@@ -331,10 +290,11 @@ TABLES = {
     "ring": lambda: long_rows("ring"),
     "long": lambda: long_rows("long"),
     "there-and-back": lambda: long_rows("there_and_back"),
-    "peers-forward": lambda: peers("layernorm_peers", "forward"),
-    "peers-backward": lambda: peers("layernorm_peers", "backward"),
-    "clock-forward": lambda: peers("layernorm_peers_tutorial_clock", "forward"),
-    "clock-backward": lambda: peers("layernorm_peers_tutorial_clock", "backward"),
+    "peers-forward": lambda: race("forward", "kernel time"),
+    "peers-backward": lambda: race("backward", "kernel time"),
+    "clock-forward": lambda: race("forward", "tutorial's clock"),
+    "clock-backward": lambda: race("backward", "tutorial's clock"),
+    "race-summary": race_summary,
     "quack": lambda: flat("layernorm_quack"),
     "others": lambda: flat("layernorm_others"),
     "attention": lambda: flat("attention"),
@@ -444,20 +404,6 @@ def check(texts):
 
 # ---- rows of a shootout -------------------------------------------------------------------------
 
-def head_commit():
-    return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True,
-                          check=False).stdout.strip()
-
-
-def write_rows(name, head, rows):
-    lines = ["    {" + ", ".join(f"{json.dumps(k)}: {v if isinstance(v, Number) else json.dumps(v)}"
-                                 for k, v in row.items()) + "}" for row in rows]
-    with open(os.path.join(FOLDER, name + ".json"), "w") as file:
-        file.write("".join(f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()).join(["{\n", '  "rows": [\n'])
-                   + ",\n".join(lines) + "\n  ]\n}\n")
-    return 0
-
-
 def take_attention(measured):
     """a row a shape and direction, a field a provider: median us, and the ratio to cuDNN's"""
     rows = {}
@@ -489,6 +435,8 @@ def take_attention_ladder(measured):
 
 
 def take(path, name):
+    if name == "layernorm_race":
+        return take_race(path)
     with open(path) as file:
         measured = json.load(file)
     others = {"attention": take_attention, "attention_ladder": take_attention_ladder}
