@@ -1,6 +1,6 @@
 # plumb: GPT-2 training, and the LayerNorm kernels under it.
 #   make            build what this machine can      make train   build, make the sample data, train
-#   make test       every check                       make dev/cuda/layernorm_forward   a kernel shootout
+#   make test       every check                       make dev/cuda/layernorm_forward   a kernel shootout; ONLY=v2: of a rung
 #   make spills     register spills of the kernels    make diff-layernorm_forward-1-2   what rung 2 changed
 #   make quick      unit tests of what changed        make format, make lint            clang-format, clang-tidy
 #   make faults     kills, errors and power losses at every point of a run, damage, signals: dev/test/durability
@@ -119,7 +119,7 @@ FORCE:
 define compile_cu
 $(has_nvcc)
 @mkdir -p $(@D)
-$(NVCC) $(NVCCFLAGS) -MF $(BUILD)/$*.cu.d -c $< -o $@
+$(NVCC) $(NVCCFLAGS) -MF $(@:.o=.d) -c $< -o $@
 endef
 $(BUILD)/%.cu.o: %.cu build/deps.mk $(BUILD)/arch
 	$(compile_cu)
@@ -139,9 +139,27 @@ $(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(wildcard dev/test/gpu/*.cu)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 
+# ONLY=v2: of LayerNorm's ladders that rung alone, without the kernels that train (dev/cuda/only.h)
+ifdef ONLY
+ALONE := $(filter %layernorm_forward %layernorm_backward,$(SHOOTOUTS))
+ALONE_BUILD := $(BUILD)/only/$(ONLY)
+$(ALONE_BUILD)/dev/cuda/only.h: dev/cuda/only.h
+	@mkdir -p $(@D)
+	sed 's/kOnly = ""/kOnly = "$(ONLY)"/' $< > $@
+$(ALONE_BUILD)/%.cu.o: %.cu build/deps.mk $(BUILD)/arch $(ALONE_BUILD)/dev/cuda/only.h
+	$(compile_cu)
+$(ALONE_BUILD)/%.cu.o: NVCCFLAGS := -I$(ALONE_BUILD) $(NVCCFLAGS) --default-stream per-thread
+$(ALONE): %: $(ALONE_BUILD)/%.cu.o
+endif
+# of which rungs the programs are that were linked last
+$(BUILD)/only/linked: FORCE
+	@mkdir -p $(@D)
+	@echo '$(ONLY)' | cmp -s - $@ || echo '$(ONLY)' > $@
+
 # a ladder ends with the function that trains, which is compiled once
-$(filter %layernorm_forward,$(SHOOTOUTS)): $(call gpu_objects,$(filter llmc/layernorm/forward/%,$(LAYERNORM_SOURCES)))
-$(filter %layernorm_backward,$(SHOOTOUTS)): $(call gpu_objects,$(filter llmc/layernorm/backward/%,$(LAYERNORM_SOURCES)))
+WHOLE := $(if $(filter-out ship,$(ONLY)),,$(SHOOTOUTS))
+$(filter %layernorm_forward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layernorm/forward/%,$(LAYERNORM_SOURCES)))
+$(filter %layernorm_backward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layernorm/backward/%,$(LAYERNORM_SOURCES)))
 # a rung of attention's is a file; the roof is the rate of a product
 $(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/forward/*.cu))
 $(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/backward/*.cu))
@@ -153,7 +171,8 @@ $(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/clas
 $(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/matmul_bias.cu)
 # see dev/cuda/clock.cuh's Stream
 $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): NVCCFLAGS += --default-stream per-thread
-$(SHOOTOUTS): %: $(BUILD)/%.cu.o
+$(filter-out $(ALONE),$(SHOOTOUTS)): %: $(BUILD)/%.cu.o
+$(SHOOTOUTS): $(BUILD)/only/linked
 	$(has_nvcc)
 	$(for_whom)
 	$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(SHOOTOUT_LIBS)
@@ -197,7 +216,8 @@ $(EMULATED)/%.cu.o: $(EMULATED)/%.cu build/deps.mk | $(REWRITTEN)
 # -U: a checked longjmp refuses to go to another stack
 $(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS) -Idev/emulate/include -U_FORTIFY_SOURCE
 # the machine, and the kernels that ship
-EMULATED_OBJECTS := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a \
+EMULATED_MACHINE := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a
+EMULATED_OBJECTS := $(EMULATED_MACHINE) \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
 # other layers' kernels without tensor cores
 EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier classifier_rows matmul_bias attention_fp32 \
@@ -205,7 +225,7 @@ EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier classifier_r
     $(foreach v,v1 v2,attention/ladder/forward/$(v) attention/ladder/backward/$(v))) \
     $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode*.cu))
 # -rdynamic: kernels have names
-LINK_EMULATED = $(LINK) -rdynamic -fsanitize=alignment $^ -o $@ -Wl,--as-needed -l:libxxhash.a
+LINK_EMULATED = $(LINK) -rdynamic -fsanitize=alignment $(filter %.o %.a,$^) -o $@ -Wl,--as-needed -l:libxxhash.a
 $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp test_layernorm_choices.cpp \
                          test_attention.cpp)) \
                      $(addprefix $(EMULATED)/dev/emulate/test_,machine.cu.o many_ranks.cu.o) \
@@ -213,8 +233,17 @@ $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layer
                          decode.cpp classifier.cpp matmul_bias.cpp adamw.cpp group_sum.cpp)) $(EMULATED_OPS) $(EMULATED_OBJECTS)
 	@mkdir -p $(@D)
 	$(LINK_EMULATED)
-# make build/emulated/dev/cuda/layernorm_forward: a ladder, for --check
-$(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS))): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
+# make build/emulated/dev/cuda/layernorm_forward: a ladder, for --check; with ONLY=v2 that rung
+EMULATED_LADDERS := $(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS)))
+ifdef ONLY
+$(ALONE_BUILD)/emulated/%.cu.o: $(EMULATED)/%.cu build/deps.mk $(ALONE_BUILD)/dev/cuda/only.h | $(REWRITTEN)
+	@mkdir -p $(@D)
+	$(EMULATE) -c $< -o $@
+$(ALONE_BUILD)/emulated/%.cu.o: CXXFLAGS += -I$(ALONE_BUILD)
+$(addprefix $(EMULATED)/,$(ALONE)): $(EMULATED)/%: $(ALONE_BUILD)/emulated/%.cu.o $(if $(WHOLE),$(EMULATED_OBJECTS),$(EMULATED_MACHINE))
+endif
+$(filter-out $(addprefix $(EMULATED)/,$(ALONE)),$(EMULATED_LADDERS)): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
+$(EMULATED_LADDERS): $(BUILD)/only/linked
 	$(LINK_EMULATED)
 
 spills: $(addprefix $(BUILD)/typed/,$(LAYERNORM_TYPED))

@@ -7,6 +7,7 @@
 // How to read what it prints: README.md beside this file.
 #pragma once
 #include "dev/cuda/checks.cuh"
+#include "dev/cuda/only.h"
 #include "dev/cuda/options.h"
 #include "dev/cuda/race.cuh"
 
@@ -51,6 +52,7 @@ inline void require_meaning(const Shootout& s, const ShootoutOptions& o) {
 inline int shootout_main(const Shootout& s, int argc, const char* const* argv) {
     try {
         ShootoutOptions options = parse_shootout_options(argc, argv, s.sequences);
+        if (options.only.empty() && !kOnly.empty()) { options.only.emplace_back(kOnly); }
         if (options.help) {
             std::printf("%s", shootout_help(s.op).c_str());
             return kExitDone;

@@ -40,7 +40,12 @@ Version rung(const char* name, const char* idea, std::function<Launch<T>> launch
                t.get<T>("inp"), t.get<T>("weight"), t.get<acc_t<T>>("mean"), t.get<acc_t<T>>("rstd"), p.N,
                p.C, stream, block);
     };
-    return {.name = name, .idea = idea, .launch = run, .sums = sums, .scratch = scratch_of(scratch), .traits = traits};
+    return {.name = name,
+            .idea = idea,
+            .launch = run,
+            .sums = sums,
+            .scratch = scratch_of(scratch),
+            .traits = traits};
 }
 
 // how each version adds (bounds.h), in additions that one element goes through
@@ -137,32 +142,50 @@ Version as_triton(int groups, int warps) {
 template <typename T>
 std::vector<Version> ladder(const ShootoutOptions& o) {
     Traits to_256{.blocks = {64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}}, no_knob{.blocks = {0}};
-    std::vector<Version> ladder = {
-        rung<T>("v1", "thread per row, thread per column", v1::layernorm_backward<T>,
-                v1::layernorm_backward_scratch<T>, sums_v1),
-        rung<T>("v2", "warp per row, tiles of columns", v2::layernorm_backward<T>,
-                v2::layernorm_backward_scratch<T>, sums_v2),
-        rung<T>("v3", "one kernel, columns in shared memory", v3::layernorm_backward<T>,
-                v3::layernorm_backward_scratch<T>, sums_v3, to_512),
-        rung<T>("v4", "rows and columns in registers", v4::layernorm_backward<T>,
-                v4::layernorm_backward_scratch<T>, sums_v4<T, v4::partial_blocks>, to_256),
-        rung<T>("v5", "a ring per warp, by the copy engine", v5::layernorm_backward<T>,
-                v5::layernorm_backward_scratch<T>, sums_v4<T, v5::partial_blocks>, to_256),
-        rung<T>("v6", "block per row behind one ring", v6::layernorm_backward<T>,
-                v6::layernorm_backward_scratch<T>, sums_v6<T>, {.blocks = {128, 256, 512}}),
-        rung<T>("v7", "teams of warps, layout known", v7::layernorm_backward<T>,
-                v7::layernorm_backward_scratch<T>, sums_v7<T>, no_knob),
-        rung<T>("v8", "cluster per long row", v8::layernorm_backward<T>, v8::layernorm_backward_scratch<T>,
-                sums_v8<T>, no_knob),
-        rung<T>("v9", "columns by many, launched early", v9::layernorm_backward<T>,
-                v9::layernorm_backward_scratch<T>, sums_v9<T>, no_knob),
-        rung<T>("torch", "as in PyTorch", torch::layernorm_backward<T>, torch::layernorm_backward_scratch<T>,
-                sums_torch, no_knob),
-        as_triton<T>(o.group_size, o.warps),
-    };
-    add_backward_regimes<T>(ladder);
-    ladder.push_back(shipped_backward<T>());
-    return ladder;
+    std::vector<Version> ladder;
+    auto add = [&](auto&&... said) { ladder.push_back(rung<T>(said...)); };
+    if constexpr (is_built("v1")) {
+        add("v1", "thread per row, thread per column", v1::layernorm_backward<T>,
+            v1::layernorm_backward_scratch<T>, sums_v1);
+    }
+    if constexpr (is_built("v2")) {
+        add("v2", "warp per row, tiles of columns", v2::layernorm_backward<T>,
+            v2::layernorm_backward_scratch<T>, sums_v2);
+    }
+    if constexpr (is_built("v3")) {
+        add("v3", "one kernel, columns in shared memory", v3::layernorm_backward<T>,
+            v3::layernorm_backward_scratch<T>, sums_v3, to_512);
+    }
+    if constexpr (is_built("v4")) {
+        add("v4", "rows and columns in registers", v4::layernorm_backward<T>,
+            v4::layernorm_backward_scratch<T>, sums_v4<T, v4::partial_blocks>, to_256);
+    }
+    if constexpr (is_built("v5")) {
+        add("v5", "a ring per warp, by the copy engine", v5::layernorm_backward<T>,
+            v5::layernorm_backward_scratch<T>, sums_v4<T, v5::partial_blocks>, to_256);
+    }
+    if constexpr (is_built("v6")) {
+        add("v6", "block per row behind one ring", v6::layernorm_backward<T>,
+            v6::layernorm_backward_scratch<T>, sums_v6<T>, Traits{.blocks = {128, 256, 512}});
+    }
+    if constexpr (is_built("v7")) {
+        add("v7", "teams of warps, layout known", v7::layernorm_backward<T>,
+            v7::layernorm_backward_scratch<T>, sums_v7<T>, no_knob);
+    }
+    if constexpr (is_built("v8")) {
+        add("v8", "cluster per long row", v8::layernorm_backward<T>, v8::layernorm_backward_scratch<T>,
+            sums_v8<T>, no_knob);
+    }
+    if constexpr (is_built("v9")) {
+        add("v9", "columns by many, launched early", v9::layernorm_backward<T>,
+            v9::layernorm_backward_scratch<T>, sums_v9<T>, no_knob);
+    }
+    if constexpr (is_built("torch")) {
+        add("torch", "as in PyTorch", torch::layernorm_backward<T>, torch::layernorm_backward_scratch<T>,
+            sums_torch, no_knob);
+    }
+    if constexpr (is_built("triton")) { ladder.push_back(as_triton<T>(o.group_size, o.warps)); }
+    return with_shipped_backward<T>(std::move(ladder));
 }
 
 // rows as (B, T): 8 sequences where N allows it
@@ -173,7 +196,7 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
 }
 
 std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions& o) {
-    if (dtype == Dtype::kFp64) { return {shipped_backward<double>()}; }
+    if (dtype == Dtype::kFp64) { return with_shipped_backward<double>({}); }
     if (dtype == Dtype::kFp32) { return ladder<float>(o); }
     return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>(o) : ladder<__half>(o);
 }

@@ -92,33 +92,50 @@ std::string torch_choice(const TensorSet& t, const Problem& p) {
 
 template <typename T>
 std::vector<Version> ladder(const ShootoutOptions& o) {
-    // a cluster as v8 chooses it
-    auto launch_v8 = [](auto... arguments) { v8::layernorm_forward<T>(arguments...); };
     Traits to_256{.blocks = {32, 64, 128, 256}}, to_512{.blocks = {64, 128, 256, 512}};
     Traits welford{.blocks = {0}, .takes = no_subnormals, .nulls = true};
-    Version as_torch = rung<T>("torch", "as in PyTorch", torch::layernorm_forward<T>, sums_torch, welford);
-    as_torch.remark = torch_choice<T>;
-    std::vector<Version> ladder = {
-        rung<T>("v1", "thread per row, as llm.c's kernel 1", v1::layernorm_forward<T>, sums_v1),
-        rung<T>("v2", "warp per row", v2::layernorm_forward<T>, sums_of_warp),
-        rung<T>("v3", "16-byte vectors, row in registers", v3::layernorm_forward<T>, sums_of_warp_vectors<T>,
-                to_256),
-        rung<T>("v4", "block per row, one barrier", v4::layernorm_forward<T>, sums_v4<T>, to_512),
-        rung<T>("v5", "several short rows per warp", v5::layernorm_forward<T>, sums_v5<T>, to_512),
-        rung<T>("v6", "blocks stay, next row by cp.async", v6::layernorm_forward<T>, sums_of_warp_vectors<T>,
-                to_256),
-        rung<T>("v7", "rings filled by the copy engine", v7::layernorm_forward<T>, sums_of_warp_vectors<T>,
-                to_256),
-        rung<T>("v8", "cluster per row", launch_v8, sums_v8<T>, {.blocks = {256, 512}}),
-        as_torch,
-        rung<T>("torch-rowwise", "as in PyTorch's fallback", torch_rowwise::layernorm_forward<T>,
-                sums_torch_rowwise, welford),
-        rung<T>("triton", "as in Triton's tutorial", triton::layernorm_forward<T>, sums_triton<T>,
-                {.blocks = {o.warps * kWarp}}),
-    };
-    add_forward_regimes<T>(ladder);
-    ladder.push_back(shipped_forward<T>());
-    return ladder;
+    std::vector<Version> ladder;
+    auto add = [&](auto&&... said) { ladder.push_back(rung<T>(said...)); };
+    if constexpr (is_built("v1")) {
+        add("v1", "thread per row, as llm.c's kernel 1", v1::layernorm_forward<T>, sums_v1);
+    }
+    if constexpr (is_built("v2")) { add("v2", "warp per row", v2::layernorm_forward<T>, sums_of_warp); }
+    if constexpr (is_built("v3")) {
+        add("v3", "16-byte vectors, row in registers", v3::layernorm_forward<T>, sums_of_warp_vectors<T>,
+            to_256);
+    }
+    if constexpr (is_built("v4")) {
+        add("v4", "block per row, one barrier", v4::layernorm_forward<T>, sums_v4<T>, to_512);
+    }
+    if constexpr (is_built("v5")) {
+        add("v5", "several short rows per warp", v5::layernorm_forward<T>, sums_v5<T>, to_512);
+    }
+    if constexpr (is_built("v6")) {
+        add("v6", "blocks stay, next row by cp.async", v6::layernorm_forward<T>, sums_of_warp_vectors<T>,
+            to_256);
+    }
+    if constexpr (is_built("v7")) {
+        add("v7", "rings filled by the copy engine", v7::layernorm_forward<T>, sums_of_warp_vectors<T>,
+            to_256);
+    }
+    if constexpr (is_built("v8")) {  // the lambda: a cluster as v8 chooses it
+        add(
+            "v8", "cluster per row", [](auto... arguments) { v8::layernorm_forward<T>(arguments...); },
+            sums_v8<T>, Traits{.blocks = {256, 512}});
+    }
+    if constexpr (is_built("torch")) {
+        add("torch", "as in PyTorch", torch::layernorm_forward<T>, sums_torch, welford);
+        ladder.back().remark = torch_choice<T>;
+    }
+    if constexpr (is_built("torch-rowwise")) {
+        add("torch-rowwise", "as in PyTorch's fallback", torch_rowwise::layernorm_forward<T>,
+            sums_torch_rowwise, welford);
+    }
+    if constexpr (is_built("triton")) {
+        add("triton", "as in Triton's tutorial", triton::layernorm_forward<T>, sums_triton<T>,
+            Traits{.blocks = {o.warps * kWarp}});
+    }
+    return with_shipped_forward<T>(std::move(ladder));
 }
 
 // rows as (B, T): 8 sequences where N allows it
@@ -129,7 +146,7 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
 }
 
 std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions& o) {
-    if (dtype == Dtype::kFp64) { return {shipped_forward<double>()}; }
+    if (dtype == Dtype::kFp64) { return with_shipped_forward<double>({}); }
     if (dtype == Dtype::kFp32) { return ladder<float>(o); }
     return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>(o) : ladder<__half>(o);
 }

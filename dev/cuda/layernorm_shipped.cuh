@@ -2,6 +2,7 @@
 // for who names one: adapters, and how they add.
 #pragma once
 #include "dev/cuda/layernorm_calls.h"
+#include "dev/cuda/only.h"
 #include "dev/cuda/shootout.cuh"
 #include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/forward/regimes.h"
@@ -80,6 +81,16 @@ void add_forward_regimes(std::vector<Version>& ladder) {
     add("fallback", "any rows, any GPU", layernorm::Kernel::kFallback);
 }
 
+// the rungs, and what is linked with them unless one is built alone; fp64 has no regimes
+template <typename T>
+std::vector<Version> with_shipped_forward(std::vector<Version> ladder) {
+    if constexpr (is_built("ship")) {
+        if constexpr (sizeof(T) < 8) { add_forward_regimes<T>(ladder); }
+        ladder.push_back(shipped_forward<T>());
+    }
+    return ladder;
+}
+
 // ---- backward ------------------------------------------------------------------------------------
 
 template <typename T>
@@ -116,6 +127,15 @@ void add_backward_regimes(std::vector<Version>& ladder) {
     add("team_ring", "teams of warps behind rings", layernorm::Kernel::kTeamRing);
     add("unaligned_rows", "rows at any address", layernorm::Kernel::kUnalignedRows);
     add("fallback", "any rows, any GPU", layernorm::Kernel::kFallback);
+}
+
+template <typename T>
+std::vector<Version> with_shipped_backward(std::vector<Version> ladder) {
+    if constexpr (is_built("ship")) {
+        if constexpr (sizeof(T) < 8) { add_backward_regimes<T>(ladder); }
+        ladder.push_back(shipped_backward<T>());
+    }
+    return ladder;
 }
 
 }  // namespace llmc

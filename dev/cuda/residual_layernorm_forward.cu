@@ -34,15 +34,19 @@ Version rung(const char* name, const char* idea, std::function<Launch<T>> launch
 
 template <typename T>
 std::vector<Version> ladder() {
-    std::vector<Version> ladder = {
-        rung<T>("v1", "two kernels: add, then forward's v2", v1::residual_layernorm_forward<T>, sums_of_warp),
-        rung<T>("v2", "one kernel, warp per row", v2::residual_layernorm_forward<T>, sums_of_warp),
-        rung<T>("v3", "16-byte vectors, row in registers", v3::residual_layernorm_forward<T>,
-                sums_of_warp_vectors<T>, {.blocks = {32, 64, 128, 256}}),
-    };
-    add_forward_regimes<T>(ladder);
-    ladder.push_back(shipped_forward<T>());
-    return ladder;
+    std::vector<Version> ladder;
+    auto add = [&](auto&&... said) { ladder.push_back(rung<T>(said...)); };
+    if constexpr (is_built("v1")) {
+        add("v1", "two kernels: add, then forward's v2", v1::residual_layernorm_forward<T>, sums_of_warp);
+    }
+    if constexpr (is_built("v2")) {
+        add("v2", "one kernel, warp per row", v2::residual_layernorm_forward<T>, sums_of_warp);
+    }
+    if constexpr (is_built("v3")) {
+        add("v3", "16-byte vectors, row in registers", v3::residual_layernorm_forward<T>,
+            sums_of_warp_vectors<T>, Traits{.blocks = {32, 64, 128, 256}});
+    }
+    return with_shipped_forward<T>(std::move(ladder));
 }
 
 // rows as (B, T): 8 sequences where N allows it
@@ -54,7 +58,7 @@ void run_cpu(FloatTensors& out, const FloatTensors& in, const Problem& p) {
 }
 
 std::vector<Version> ladder_for(Dtype dtype, const ShootoutOptions&) {
-    if (dtype == Dtype::kFp64) { return {shipped_forward<double>()}; }
+    if (dtype == Dtype::kFp64) { return with_shipped_forward<double>({}); }
     if (dtype == Dtype::kFp32) { return ladder<float>(); }
     return dtype == Dtype::kBf16 ? ladder<__nv_bfloat16>() : ladder<__half>();
 }

@@ -6,8 +6,8 @@
 #   dev/test/planted.sh --emulated gpu-layernorm_      those in LayerNorm's kernels (gpu-decode-: in decode.h's;
 #                                                      gpu-ranks-: of many ranks), on the CPU: dev/emulate/machine.h
 #   dev/test/planted.sh --share 2/3       every third of them, from the second on
-# gpu-* faults are skipped without a CUDA device, cpu-package-* faults (of python/) without PyTorch and pytest, if their
-# lines are still in the sources.
+# gpu-* faults are skipped without a CUDA device, cpu-package-* faults (of python/) without PyTorch and pytest, cpu-rung-*
+# faults (of a ladder, on the CPU) without test_emulated, if their lines are still in the sources.
 # Last line: N passed, N failed, N skipped; exit 1 if any failed.
 # PLANTED_HOME: the folder for the copy and the logs, build/planted unless set. Several can run side by side,
 # each with a folder of its own, once everything is built (make), as they share the programs without a fault:
@@ -127,6 +127,14 @@ plant_emulated() {  # fault, options of the tests...
     plant "$fault" test_emulated ./test_emulated "$@"
 }
 
+plant_rung() {  # fault, the rung, other options of the shootout: on the CPU, in a program of that rung alone
+    local fault=$1 program
+    program=build/emulated/$($faults get "$fault" program)
+    shift
+    objects="build/llmc build/dev/emulate build/only" settings=("ONLY=$1")
+    plant "$fault" "$program" "$program" --check "$@"
+}
+
 plant_gpu() {  # fault, options of the program...
     local fault=$1 program
     shift
@@ -208,6 +216,7 @@ for name in $names; do
     case $name in
         gpu-*) kind=plant_gpu ;;
         cpu-package-*) kind=plant_package objects= ;;
+        cpu-rung-*) kind=plant_rung ;;
         *) kind=plant_cpu ;;
     esac
     if [ $emulated = yes ]; then
@@ -216,6 +225,7 @@ for name in $names; do
     fi
     if [ $kind = plant_gpu ] && ! has_device; then kind=skip lacks="CUDA device"; fi
     if [ $kind = plant_package ] && ! has_pytorch; then kind=skip lacks="PyTorch with pytest"; fi
+    if [ $kind = plant_rung ] && [ ! -x test_emulated ]; then kind=skip lacks="test_emulated"; fi
     if $kind "$name" "${options[@]}"; then
         echo "planted $name: $verdict"
         if [ $kind = skip ]; then skipped=$((skipped + 1)); else passed=$((passed + 1)); fi
