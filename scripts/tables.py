@@ -9,6 +9,7 @@
     scripts/tables.py --take FILE attention_ladder      those of attention_forward or _backward, in place of all older ones
     scripts/tables.py --take FILE attention             what scripts/bench_attention.py wrote, in place of all
     scripts/tables.py --take FOLDER layernorm_race      what scripts/bench_layernorm.py --out FOLDER wrote, likewise
+    scripts/tables.py --take FILE layernorm_pytorch_models      what python/bench/train_models.py wrote, in place of its rows
 
 A JSON file says where its figures come from (gpu, date, command, note) and holds a row a line. Numbers are printed as
 they are written there, so 49.80 stays 49.80. A new table is an entry of TABLES below.
@@ -21,7 +22,7 @@ import subprocess
 import sys
 
 from measured import FOLDER, Number, ROOT, cell, head_commit, load, markdown, source, write_rows
-from race_tables import CLOCKS, PROVIDERS, race, race_summary, take_race
+from race_tables import CLOCKS, PROVIDERS, race, race_summary, take_models, take_race
 
 CALLS = {"1R1W": "forward", "2R2W": "residual", "2R1W": "backward", "3R1W": "backward +="}  # by the roof's streams
 TYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -439,7 +440,7 @@ def take(path, name):
         return take_race(path)
     with open(path) as file:
         measured = json.load(file)
-    others = {"attention": take_attention, "attention_ladder": take_attention_ladder}
+    others = {"attention": take_attention, "attention_ladder": take_attention_ladder, "layernorm_pytorch_models": take_models}
     if name in others:
         return others[name](measured)
     target = os.path.join(FOLDER, name + ".json")
