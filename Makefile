@@ -16,7 +16,8 @@ OUT   :=# prefix of the programs: "" or a folder with a slash
 NVCC  ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 
 HOST_SOURCES := $(wildcard llmc/host/*.cpp llmc/model/*.cpp)
-TEST_SOURCES := $(wildcard dev/test/cpu/*.cpp)
+TEST_SHARED  := $(addprefix dev/test/cpu/,test_files.cpp train_program.cpp)
+TEST_SOURCES := $(filter-out $(TEST_SHARED),$(wildcard dev/test/cpu/*.cpp))
 SHOOTOUTS    := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
 PROGRAMS     := $(OUT)train_gpt2 $(OUT)test_gpt2 $(OUT)data/make_corpus $(OUT)data/make_shards $(OUT)data/make_hellaswag
 # LayerNorm's kernels have an object for each type of rows, of sources that dev/layernorm_source.sh writes
@@ -55,7 +56,14 @@ $(BUILD)/%.o: %.cpp build/deps.mk
 	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@
 $(BUILD)/llmc/host/options_config.o: CXXFLAGS += -Wno-terminate
+# Tests that look on: -Og takes less than half the time to compile, and what the tests do themselves needs no check for
+# undefined behaviour. Those that compute with the references' templates compile them as the library does.
+LOOKING_ON := $(filter-out %/test_layers_blas.o %/test_reference.o %/test_reference_%.o,$(call objects,test_gpt2.cpp \
+    $(TEST_SOURCES) $(TEST_SHARED) $(wildcard dev/test/durability/*.cpp)))
+$(LOOKING_ON): OPTIMIZE := $(if $(SANITIZE),$(subst $(comma)undefined,,$(OPTIMIZE)),-Og)
 $(BUILD)/libllmc.a: $(call objects,$(HOST_SOURCES))
+$(BUILD)/dev/test/shared.a: $(call objects,$(TEST_SHARED))
+$(BUILD)/libllmc.a $(BUILD)/dev/test/shared.a:
 	@rm -f $@
 	ar rcs $@ $^
 
@@ -63,11 +71,13 @@ $(BUILD)/libllmc.a: $(call objects,$(HOST_SOURCES))
 $(OUT)train_gpt2: $(call objects,train_gpt2.cpp) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
-$(OUT)test_gpt2: $(call objects,test_gpt2.cpp $(TEST_SOURCES)) $(BUILD)/libllmc.a
+# the library's objects come first: what the tests instantiate, too, is taken from them, as it ships
+$(OUT)test_gpt2: $(call objects,$(HOST_SOURCES) test_gpt2.cpp $(TEST_SOURCES)) $(BUILD)/dev/test/shared.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
 # see dev/test/durability/main.cpp
-$(OUT)test_durable: $(call objects,$(wildcard dev/test/durability/*.cpp) dev/test/fuzz/readers.cpp) $(BUILD)/libllmc.a
+$(OUT)test_durable: $(call objects,$(wildcard dev/test/durability/*.cpp) dev/test/fuzz/readers.cpp) $(BUILD)/dev/test/shared.a \
+                     $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
 $(OUT)data/make_corpus: $(call objects,$(wildcard data/make_corpus.cpp data/corpus_*.cpp)) $(BUILD)/libllmc.a
@@ -80,9 +90,10 @@ $(BUILD)/dev/cpu/gpt2_step: $(call objects,dev/cpu/gpt2_step.cpp) $(BUILD)/libll
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
 
 # the readers under libFuzzer: dev/test/fuzz/run.sh
-FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard llmc/host/*.cpp dev/test/fuzz/*.cpp) \
-    $(addprefix llmc/model/,checkpoint.cpp debug_state.cpp finite.cpp hf_model.cpp model_source.cpp run_folder.cpp \
-    run_record.cpp))
+FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cpp) \
+    $(patsubst %,llmc/host/%.cpp,binary_file bpe dataloader eval_file json log_lines logger options options_config \
+    options_input read_file safetensors token_shard tokenizer tokenizer_files utf8 val_info) \
+    $(patsubst %,llmc/model/%.cpp,checkpoint debug_state finite hf_model model_source run_folder run_record))
 $(BUILD)/fuzz/%.o: %.cpp build/deps.mk
 	@mkdir -p $(@D)
 	clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -isystem dev/lint \
@@ -135,7 +146,7 @@ $(OUT)train_gpt2cu: $(call gpu_objects,train_gpt2.cu $(GPU_SOURCES)) $(BUILD)/li
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 $(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(wildcard dev/test/gpu/*.cu) $(GPU_SOURCES)) \
-                   $(call objects,$(wildcard dev/test/gpu/*.cpp)) $(BUILD)/libllmc.a
+                   $(call objects,$(wildcard dev/test/gpu/*.cpp)) $(BUILD)/dev/test/shared.a $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 
@@ -230,7 +241,8 @@ $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layer
                          test_attention.cpp)) \
                      $(addprefix $(EMULATED)/dev/emulate/test_,machine.cu.o many_ranks.cu.o) \
                      $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) $(addprefix dev/test/gpu/test_, \
-                         decode.cpp classifier.cpp matmul_bias.cpp adamw.cpp group_sum.cpp)) $(EMULATED_OPS) $(EMULATED_OBJECTS)
+                         decode.cpp classifier.cpp matmul_bias.cpp adamw.cpp group_sum.cpp)) $(BUILD)/dev/test/shared.a $(EMULATED_OPS) \
+                     $(EMULATED_OBJECTS)
 	@mkdir -p $(@D)
 	$(LINK_EMULATED)
 # make build/emulated/dev/cuda/layernorm_forward: a ladder, for --check; with ONLY=v2 that rung

@@ -35,19 +35,26 @@ stage() {  # name command...
     echo "   ${line:-no counts} ($((SECONDS - begin)) s, log $logs/$name.log)"
 }
 
-# Runs a command for each line of input, which stands for {} in it, as many at a time as there are processors. Last line:
-# the sum of what they counted.
-side_by_side() (  # command...
+# Runs a command for each line of input, which stands for {} in it, some at a time for each processor. Last line: the sum
+# of what they counted.
+side_by_side() (  # number command...
+    processes=$(($1 * $(nproc)))
+    shift
     set -o pipefail
     export OMP_WAIT_POLICY=passive  # who waits leaves its processor to the others
-    xargs -d '\n' -P "$(nproc)" -I{} sh -c 'found=$("$@" 2>&1); status=$?; echo "$found"; exit $status' sh "$@" |
+    xargs -d '\n' -P $processes -I{} sh -c 'found=$("$@" 2>&1); status=$?; echo "$found"; exit $status' sh "$@" |
         awk '{ print }
              /^\[doctest\] test cases:/ { passed += $6; failed += $9 + ($4 == 0) }  # a name that stands for no test fails
              /^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$/ { passed += $1; failed += $3; skipped += $5 }
              END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped; exit failed > 0 || !(passed + skipped) }'
 )
+# Each file's tests are a process. Most of them start others and wait: two for each processor. The longest comes first.
+unit() {  # program
+    grep -l '^TEST_CASE' dev/test/cpu/test_many_faults.cpp test_gpt2.cpp dev/test/cpu/*.cpp | awk '!seen[$0]++' |
+        side_by_side 2 "$1" '--source-file=*{}'
+}
 emulated() {  # each test case a process; a comma would end its name
-    ./test_emulated --list-test-cases | sed '/^\[doctest\]/d; /^=/d; s/,/?/g' | side_by_side ./test_emulated --test-case={}
+    ./test_emulated --list-test-cases | sed '/^\[doctest\]/d; /^=/d; s/,/?/g' | side_by_side 1 ./test_emulated --test-case={}
 }
 # In shares; those that need a GPU one after the other: some measure what is free of its memory. Without one a fifth of the
 # faults, another fifth with another commit; `make faults` plants all.
@@ -59,11 +66,11 @@ planted() {
     else
         of=5 part=$((16#$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0) % of))
     fi
-    seq $((part * processes + 1)) $((part * processes + processes)) | side_by_side env PLANTED_HOME=build/planted-{} \
+    seq $((part * processes + 1)) $((part * processes + processes)) | side_by_side 1 env PLANTED_HOME=build/planted-{} \
         dev/test/planted.sh --share "{}/$((of * processes))"
 }
 
-stage unit ./test_gpt2
+stage unit unit ./test_gpt2
 if [ "${1:-}" != quick ]; then
     stage durable ./test_durable
     stage fuzz dev/test/fuzz/run.sh
@@ -79,7 +86,7 @@ if [ "${1:-}" != quick ]; then
     san=build/sanitized
     if make --no-print-directory -s SANITIZE=1 BUILD=$san OUT=$san/ $san/test_gpt2 $san/train_gpt2 $san/data/make_shards \
             $san/data/make_corpus $san/data/make_hellaswag >$logs/sanitized-build.log 2>&1; then
-        stage sanitized env PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1 $san/test_gpt2
+        PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1 stage sanitized unit $san/test_gpt2
     else
         tail -20 $logs/sanitized-build.log
         echo "   the sanitized build failed (log $logs/sanitized-build.log)"

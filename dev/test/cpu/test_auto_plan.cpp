@@ -1,6 +1,7 @@
 // What a user leaves open is worked out from the facts; what is given stands; llm.c's letters mean what
 // they mean there; a resumed run takes it from its folder.
 #include <cmath>
+#include <filesystem>
 #include <string>
 
 #include <doctest/doctest.h>

@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <limits>
 #include <random>
 #include <string>

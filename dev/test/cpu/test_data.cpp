@@ -1,6 +1,8 @@
 // Tests of the data loader: shards, the training order, validation rows. All exact.
 #include <unistd.h>
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <set>

@@ -1,6 +1,8 @@
 // Writing text: the cache of keys and values changes nothing, texts stop and slide where they should, and the
 // sub-commands do what their help says.
+#include <fcntl.h>
 #include <cmath>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/sampler.h"
+#include "llmc/host/token_shard.h"
 #include "llmc/host/utf8.h"
 #include "llmc/model/decoder_cpu.h"
 #include "llmc/model/generate.h"

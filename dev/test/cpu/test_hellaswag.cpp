@@ -1,6 +1,7 @@
 // HellaSwag: the file of questions byte by byte and damaged, data/make_hellaswag, which ending is the answer,
 // and the programs that ask.
 #include <array>
+#include <filesystem>
 #include <random>
 #include <string>
 #include <vector>

@@ -2,6 +2,7 @@
 // GPT-2's are refused by name.
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 

@@ -7,6 +7,7 @@
 
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
+#include "llmc/host/token_shard.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/run_folder.h"
 

@@ -2,6 +2,7 @@
 // them is seen on a terminal of 60, 80 and 120 columns.
 #include <pty.h>
 #include <sys/ioctl.h>
+#include <sys/wait.h>
 #include <map>
 
 #include <doctest/doctest.h>

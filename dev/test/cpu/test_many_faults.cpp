@@ -2,6 +2,7 @@
 // step and in which call, and what it had saved is whole. PLUMB_FAULTS=N in the environment: N of them.
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <random>
 
 #include <doctest/doctest.h>

@@ -8,6 +8,7 @@
 #include "dev/test/cpu/any_model.h"
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
+#include "llmc/host/token_shard.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/outlier_window.h"
 

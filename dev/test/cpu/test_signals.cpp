@@ -1,6 +1,7 @@
 // Signals: whatever the run is doing, it saves the step that it is at and leaves, or goes on; what a broken
 // pipe or a limit on files would kill, goes on too.
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <chrono>
 #include <csignal>
 #include <functional>
@@ -11,6 +12,7 @@
 #include "dev/test/cpu/any_model.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/stop_signal.h"
+#include "llmc/host/token_shard.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/gpt2_cpu.h"
 #include "llmc/model/run_folder.h"

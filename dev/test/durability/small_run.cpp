@@ -1,5 +1,6 @@
 // What the stages of the fault suite share: see small_run.h.
 #include "dev/test/durability/small_run.h"
+#include "llmc/host/token_shard.h"
 
 #include <atomic>
 #include <exception>

@@ -1,5 +1,6 @@
 // Damage on the disk: every flipped bit and every cut is found; and after random histories of saves, kills
 // and damage as many intact checkpoints are there as were asked for.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <atomic>

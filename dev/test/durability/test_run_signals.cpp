@@ -6,6 +6,7 @@
 #include <random>
 
 #include "dev/test/durability/small_run.h"
+#include "llmc/host/token_shard.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/run_folder.h"
 
