@@ -57,9 +57,9 @@ $(BUILD)/%.o: %.cpp build/deps.mk
 	$(COMPILE) -c $< -o $@
 $(BUILD)/llmc/host/options_config.o: CXXFLAGS += -Wno-terminate
 # Tests that look on: -Og takes less than half the time to compile, and what the tests do themselves needs no check for
-# undefined behaviour. Those that compute with the references' templates compile them as the library does.
-LOOKING_ON := $(filter-out %/test_layers_blas.o %/test_reference.o %/test_reference_%.o,$(call objects,test_gpt2.cpp \
-    $(TEST_SOURCES) $(TEST_SHARED) $(wildcard dev/test/durability/*.cpp)))
+# undefined behaviour. Those that compute with the references' templates must all compile them as the library does.
+LOOKING_ON := $(call objects,test_gpt2.cpp $(wildcard dev/test/durability/*.cpp) \
+    $(shell grep -L -e 'dev/test/cpu/reference_model.h' -e 'llmc/model/reference.h' $(TEST_SOURCES) $(TEST_SHARED)))
 $(LOOKING_ON): OPTIMIZE := $(if $(SANITIZE),$(subst $(comma)undefined,,$(OPTIMIZE)),-Og)
 $(BUILD)/libllmc.a: $(call objects,$(HOST_SOURCES))
 $(BUILD)/dev/test/shared.a: $(call objects,$(TEST_SHARED))
