@@ -252,7 +252,8 @@ $(ALONE_BUILD)/emulated/%.cu.o: $(EMULATED)/%.cu build/deps.mk $(ALONE_BUILD)/de
 	@mkdir -p $(@D)
 	$(EMULATE) -c $< -o $@
 $(ALONE_BUILD)/emulated/%.cu.o: CXXFLAGS += -I$(ALONE_BUILD)
-$(addprefix $(EMULATED)/,$(ALONE)): $(EMULATED)/%: $(ALONE_BUILD)/emulated/%.cu.o $(if $(WHOLE),$(EMULATED_OBJECTS),$(EMULATED_MACHINE))
+$(addprefix $(EMULATED)/,$(ALONE)): $(EMULATED)/%: $(ALONE_BUILD)/emulated/%.cu.o \
+                                    $(if $(WHOLE),$(EMULATED_OBJECTS),$(EMULATED_MACHINE))
 endif
 $(filter-out $(addprefix $(EMULATED)/,$(ALONE)),$(EMULATED_LADDERS)): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
 $(EMULATED_LADDERS): $(BUILD)/only/linked
