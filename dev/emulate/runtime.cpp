@@ -205,6 +205,9 @@ cudaError_t cudaMemset(void* p, int value, size_t bytes) {
     std::memset(p, value, bytes);
     return cudaSuccess;
 }
+cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+    return cudaMemset(p, value, bytes);
+}
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     *free = *total = kMemory;
     return cudaSuccess;

@@ -40,7 +40,6 @@ public:
           bytes_(size()),
           memory_(bytes_),
           optimizer_(config(), settings(), state_, transport(), kStream) {
-        check(cudaMemset(memory_.data(), 0, (size_t)bytes_));
         optimizer_.set_seed(7);
         std::vector<float> values;
         for (int t = 0; t < kNumTensors; t++) {
@@ -102,12 +101,12 @@ private:
     }
     int64_t size() const {
         Arena count;
-        GPT2State<T, Grad>().take(StateShares(config(), settings()), count);
+        GPT2State<T, Grad>().take(config(), StateShares(config(), settings()), count);
         return count.used();
     }
     std::unique_ptr<DeviceComm> transport() {
         Arena arena(memory_.data());
-        state_.take(StateShares(config(), settings()), arena);
+        state_.take(config(), StateShares(config(), settings()), arena);
         return comm_.size() > 1 ? make_host_comm(comm_) : nullptr;
     }
     // of parameters alone: what lies between tensors stays 0, as in a model

@@ -38,8 +38,9 @@ MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T, const ModelSettings&
                     (double)attention_scratch_blas(T);
     MemoryPlan plan;
     plan.parameters = parameters;
-    plan.gradients = parameters + GroupSums::bytes(parameters / 4, settings.groups, settings.ranks);
-    plan.optimizer = 2 * parameters / (settings.shard ? settings.ranks : 1);
+    const StateShares shares(c, settings);
+    plan.gradients = parameters + GroupSums::bytes(shares);
+    plan.optimizer = 2 * (int64_t)sizeof(float) * shares.kept();
     plan.activations = saturated(4 * (layer * c.num_layers + around));
     plan.available = available_memory() / settings.local_ranks;
     return plan;
@@ -51,9 +52,8 @@ GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& se
       B_(B),
       T_(T),
       settings_(settings),
-      sums_(layout_.size(), settings.groups, settings.comm),
-      state_begin_(settings.shard ? sums_.begin() : 0),
-      state_end_(settings.shard ? sums_.end() : layout_.size()) {
+      sums_(StateShares(config, settings), settings.comm),
+      pieces_(update_pieces(config, sums_.shares(), sums_.rank())) {
     require_defaults(settings);
     require(B > 0 && T > 0 && T <= config.max_seq_len,
             "GPT2Cpu: B and T must be positive, T at most max_seq_len");
@@ -63,7 +63,10 @@ GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& se
             "GPT2Cpu: sizes must be positive, channels a multiple of heads");
     int64_t BT = (int64_t)B * T, C = config.channels;
     for (auto* arena : {&params_, &grads_}) { arena->resize(layout_.size()); }
-    for (auto* share : {&m_, &v_}) { share->resize(state_end_ - state_begin_); }
+    const StateShares& shares = sums_.shares();
+    for (auto* kept : {&m_, &v_}) {
+        kept->resize((size_t)(shares.shard ? shares.sizes[sums_.rank()] : shares.elements()));
+    }
     layers_.resize(config.num_layers);
     for (Layer& a : layers_) {
         for (auto* x : {&a.ln1, &a.atty, &a.residual2, &a.ln2, &a.residual3}) { x->resize(BT * C); }
@@ -94,20 +97,23 @@ void GPT2Cpu::init(uint64_t seed) {
 }
 
 void GPT2Cpu::load(State state, int tensor, int64_t first, std::span<const float> values) {
-    const bool whole = state == State::kParameter;
-    auto& arena = whole ? params_ : state == State::kFirstMoment ? m_ : v_;
-    const int64_t begin = whole ? 0 : state_begin_, end = whole ? layout_.size() : state_end_;
+    auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m_ : v_;
     for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
                    [&](int64_t at, int64_t from, int64_t n) {
-                       const int64_t lo = std::max(at, begin), hi = std::min(at + n, end);
-                       if (lo >= hi) { return; }
-                       std::memcpy(arena.data() + lo - begin, values.data() + from + lo - at,
-                                   (size_t)(hi - lo) * sizeof(float));
+                       auto copy = [&](const SharePart& part) {
+                           std::memcpy(arena.data() + part.kept, values.data() + from + part.begin - at,
+                                       (size_t)part.size() * sizeof(float));
+                       };
+                       if (state == State::kParameter) {
+                           copy({at, at + n, at});
+                       } else {
+                           sums_.shares().for_each_kept(sums_.rank(), at, n, copy);
+                       }
                    });
 }
 
 void GPT2Cpu::save(State state, int tensor, int64_t first, std::span<float> values) const {
-    const bool share = state_end_ - state_begin_ < layout_.size();
+    const bool share = sums_.shares().shard;
     const auto& m = share ? gathered_m_ : m_;
     const auto& v = share ? gathered_v_ : v_;
     const auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m : v;
@@ -281,33 +287,30 @@ bool GPT2Cpu::enqueue_step(std::span<const Batch> micro_batches, const StepParam
 // gradients' sums before.
 void GPT2Cpu::update(const StepParams& params, double grad_scale) {
     updates_++;
+    const StateShares& shares = sums_.shares();
     const float* sums = sums_.sums();
-    int64_t sums_begin = sums_.begin();
-    const bool many = sums_.ranks() > 1;
-    if (many && !settings_.shard) {
-        std::copy(sums, sums + (sums_.end() - sums_begin), grads_.begin() + sums_begin);
-        settings_.comm->all_gather("sums of gradients", grads_.data(), sums_.begins());
-        sums = grads_.data(), sums_begin = 0;
+    if (shares.ranks > 1 && !shares.shard) {
+        for (const auto& range : shares.parts) {
+            const SharePart& mine = range[sums_.rank()];
+            std::copy_n(sums + mine.kept, mine.size(), grads_.begin() + mine.begin);
+        }
+        sums_.all_gather("sums of gradients", grads_.data());
+        sums = grads_.data();
     }
     AdamWParams adamw{params.lr, params.beta1, params.beta2, params.eps, 0.0, grad_scale, updates_};
-    for (int t = 0; t < kNumTensors; t++) {
-        adamw.weight_decay = kTensors[t].matrix ? params.weight_decay : 0.0;
-        for (int l = 0; l < tensor_copies(config_, t); l++) {
-            const int64_t at = layout_.offset(t, l), lo = std::max(at, state_begin_);
-            const int64_t hi = std::min(at + tensor_size(config_, t), state_end_);
-            if (lo >= hi) { continue; }
-            adamw_cpu(params_.data() + lo, m_.data() + (lo - state_begin_), v_.data() + (lo - state_begin_),
-                      sums + (lo - sums_begin), hi - lo, adamw);
-        }
+    for (const AdamWPiece& p : pieces_) {
+        adamw.weight_decay = p.decays ? params.weight_decay : 0.0;
+        adamw_cpu(params_.data() + p.at, m_.data() + p.kept, v_.data() + p.kept, sums + p.kept, p.size,
+                  adamw);
     }
-    if (many && settings_.shard) { settings_.comm->all_gather("parameters", params_.data(), sums_.begins()); }
+    if (shares.shard) { sums_.all_gather("parameters", params_.data()); }
 }
 
 void GPT2Cpu::gather() {
-    if (sums_.ranks() == 1 || !settings_.shard) { return; }
+    if (!sums_.shares().shard) { return; }
     for (auto [share, whole] : {std::pair(&m_, &gathered_m_), std::pair(&v_, &gathered_v_)}) {
         if (settings_.comm->root()) { whole->resize((size_t)layout_.size()); }
-        settings_.comm->gather("moments", whole->data(), share->data(), sums_.begins());
+        sums_.gather("moments", whole->data(), share->data());
     }
 }
 

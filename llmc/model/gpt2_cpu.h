@@ -65,9 +65,9 @@ private:
     int B_, T_;
     ModelSettings settings_;
     GroupSums sums_;
-    int64_t state_begin_, state_end_;    // the share of the optimizer's state that is here: all, or ZeRO-1's
+    std::vector<AdamWPiece> pieces_;     // what is updated here: all, or ZeRO-1's share
     std::vector<float> params_, grads_;  // all elements
-    std::vector<float> m_, v_;           // the share
+    std::vector<float> m_, v_;           // of what is updated here
     std::vector<float> gathered_m_, gathered_v_;  // all, for save(): see gather()
     std::vector<Layer> layers_;
     std::vector<float> encoded_, lnf_, lnf_mean_, lnf_rstd_, logits_, losses_;

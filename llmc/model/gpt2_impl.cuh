@@ -77,8 +77,6 @@ struct GPT2<T, Grad>::Impl {
         if (comm != nullptr) {
             network.before_forward = [this](int l) { optimizer.wait_for_layer(l); };
         }
-        // also what no kernel writes: gaps between tensors, gradients of padding rows
-        check(cudaMemsetAsync(mem.params, 0, mem.plan.total() - mem.plan.activations, stream));
         check(cudaMemsetAsync(mem.counters, 0, kAttentionCounters * sizeof(unsigned), stream));
         wait();
     }

@@ -40,7 +40,7 @@ struct GPT2Memory : GPT2State<T, Grad> {
 
     // carves everything from a block, or with an empty arena only counts
     GPT2Memory(const GPT2Config& c, int B, int seq_len, const ModelSettings& s, Arena arena) {
-        this->take(StateShares(c, s), arena);
+        this->take(c, StateShares(c, s), arena);
         plan.parameters = this->parameter_bytes;
         plan.gradients = this->gradient_bytes;
         plan.optimizer = this->optimizer_bytes;

@@ -20,7 +20,8 @@ namespace llmc {
 template <typename T, typename Grad>
 class GPT2Optimizer {
 public:
-    // comm: of the settings' ranks, null for one
+    // comm: of the settings' ranks, null for one. Sets the state's memory to zero: what no kernel writes, too
+    // (gaps between tensors, gradients of padding rows).
     GPT2Optimizer(const GPT2Config& c, const ModelSettings& s, const GPT2State<T, Grad>& state,
                   std::unique_ptr<DeviceComm> comm, cudaStream_t stream)
         : config_(c),
@@ -30,7 +31,10 @@ public:
           comm_(std::move(comm)),
           rank_(s.comm != nullptr ? (size_t)s.comm->rank() : 0),
           stream_(stream) {
+        set_stale();
         require((s.ranks > 1) == (comm_ != nullptr), "GPT2: many ranks, and only they, have a comm");
+        check(cudaMemsetAsync(state_.params, 0, (size_t)state_.bytes(), stream_));
+        upload_tables();
     }
 
     int groups_here() const { return shares_.groups / shares_.ranks; }
@@ -60,7 +64,7 @@ public:
     void load(State s, int tensor, int64_t first, std::span<const float> values);
     void clear_moments() {
         for (State s : {State::kFirstMoment, State::kSecondMoment}) {
-            check(cudaMemsetAsync(at(s, begin()), 0, (end() - begin()) * sizeof(float), stream_));
+            check(cudaMemsetAsync(array(s), 0, shares_.kept() * sizeof(float), stream_));
         }
     }
     // bf16 parameters from master again, if that is needed
@@ -88,38 +92,26 @@ private:
     bool grouped() const { return shares_.groups > 1; }
     bool sharded_master() const { return shares_.shard && sizeof(T) != sizeof(float); }
     bool is_whole(State s) const { return s == State::kParameter ? !sharded_master() : !shares_.shard; }
-    // the elements whose state is kept here
-    int64_t begin() const { return shares_.shard ? shares_.begins[rank_] : 0; }
-    int64_t end() const { return shares_.shard ? shares_.begins[rank_ + 1] : shares_.elements(); }
-    int64_t size_here() const { return shares_.size((int)rank_); }
-    float* own_sums() const { return state_.sums + shares_.begins[rank_] - begin(); }
-    float* at(State s, int64_t element) const {
-        float* x = s == State::kParameter ? state_.master : s == State::kFirstMoment ? state_.m : state_.v;
-        return x + element - (is_whole(s) ? 0 : begin());
+    int64_t size_here() const { return shares_.sizes[rank_]; }
+    // of this rank's chunks
+    const int32_t* chunk_numbers() const { return state_.chunk_numbers + shares_.chunk_begins()[rank_]; }
+    float* array(State s) const {
+        return s == State::kParameter ? state_.master : s == State::kFirstMoment ? state_.m : state_.v;
     }
-    void upload(float* to, const float* from, int64_t n) const {
+    template <typename X>
+    void upload(X* to, const X* from, int64_t n) const {
         // on the stream that computes: cudaMemcpy() may return before all is there
-        check(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyHostToDevice, stream_));
+        check(cudaMemcpyAsync(to, from, n * sizeof(X), cudaMemcpyHostToDevice, stream_));
     }
-    // of layer l: the elements from first to second; -1 and num_layers as above
-    std::pair<int64_t, int64_t> range(int l) const {
-        const int64_t begin = layout_.offset(kLn1w, 0), layers = config_.num_layers,
-                      block = layout_.block_size();
-        if (l < 0) { return {0, begin}; }
-        return {begin + l * block, l < layers ? begin + (l + 1) * block : shares_.elements()};
-    }
-    // what of a rank's share is in the range
+    // the ranks' parts of a range
+    const std::vector<SharePart>& parts_of_layer(int l) const { return shares_.parts[(size_t)(l + 1)]; }
+    void upload_tables();
+    int64_t send_gradients(int l);
+    // Every rank has its part of the layer in `whole`, of all elements; then all have all of it.
     template <typename X>
-    std::span<X> part(X* whole, int64_t share_begin, size_t rank, std::pair<int64_t, int64_t> range) const {
-        const int64_t lo = std::max(range.first, shares_.begins[rank]);
-        const int64_t hi = std::max(lo, std::min(range.second, shares_.begins[rank + 1]));
-        return {whole + (lo - share_begin), (size_t)(hi - lo)};
-    }
-    int64_t send_gradients(int number, std::pair<int64_t, int64_t> range);
-    void share_parameters();
+    int64_t share_layer(const char* what, X* whole, int l);
     void load_share(State s, int tensor, int64_t number, int64_t element, std::span<const float> values);
-    template <typename X>
-    void all_gather(const char* what, X* whole, const std::vector<int64_t>& begins) const;
+    void all_gather(const char* what, double* whole, const std::vector<int64_t>& begins) const;
     void gather(State s, float* whole);
 
     GPT2Config config_;
@@ -130,7 +122,8 @@ private:
     size_t rank_;
     cudaStream_t stream_;
     uint64_t seed_ = 0;
-    bool stale_ = true;  // params must be made from master again
+    int64_t pieces_ = 0;  // of AdamW
+    bool stale_;          // params must be made from master again
     bool gathered_ = false;
     int layers_sent_ = 0;                // of the group under way
     std::vector<int64_t> on_their_way_;  // by layer, from -1 on: the last exchange of its parameters
@@ -139,8 +132,22 @@ private:
 };
 
 template <typename T, typename Grad>
-template <typename X>
-void GPT2Optimizer<T, Grad>::all_gather(const char* what, X* whole,
+void GPT2Optimizer<T, Grad>::upload_tables() {
+    const std::vector<AdamWPiece> pieces = update_pieces(config_, shares_, rank_);
+    pieces_ = (int64_t)pieces.size();
+    upload(state_.pieces, pieces.data(), pieces_);
+    const std::vector<int32_t> numbers = shares_.chunks_by_rank();
+    std::vector<int32_t> places(numbers.size());
+    for (size_t k = 0; k < numbers.size(); k++) { places[(size_t)numbers[k]] = (int32_t)k; }
+    if (grouped()) {
+        upload(state_.chunk_numbers, numbers.data(), (int64_t)numbers.size());
+        upload(state_.chunk_places, places.data(), (int64_t)places.size());
+    }
+    check(cudaStreamSynchronize(stream_));  // the tables go
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::all_gather(const char* what, double* whole,
                                         const std::vector<int64_t>& begins) const {
     if (comm_ == nullptr) { return; }
     Parts<std::byte> in;
@@ -151,25 +158,38 @@ void GPT2Optimizer<T, Grad>::all_gather(const char* what, X* whole,
     comm_->exchange({what, 0}, out, in, stream_);
 }
 
-// to each rank what of the range is its share
+// to each rank its part of the layer
 template <typename T, typename Grad>
-int64_t GPT2Optimizer<T, Grad>::send_gradients(int number, std::pair<int64_t, int64_t> range) {
+int64_t GPT2Optimizer<T, Grad>::send_gradients(int l) {
+    const SharePart& mine = parts_of_layer(l)[rank_];
     Parts<const std::byte> out;
     Parts<std::byte> in;
     Grad* next = state_.arrived;
     for (size_t r = 0; r < (size_t)shares_.ranks; r++) {
-        out.push_back(std::as_bytes(part(state_.grads, 0, r, range)));
-        in.push_back(std::as_writable_bytes(part(next, shares_.begins[rank_], rank_, range)));
+        const SharePart& part = parts_of_layer(l)[r];
+        out.push_back(std::as_bytes(std::span(state_.grads + part.begin, (size_t)part.size())));
+        in.push_back(std::as_writable_bytes(std::span(next + mine.kept, (size_t)mine.size())));
         next += r == rank_ ? 0 : shares_.largest();
     }
-    return comm_->exchange_overlapped({"gradients", number}, out, in, stream_);
+    return comm_->exchange_overlapped({"gradients", l + 1}, out, in, stream_);
+}
+
+template <typename T, typename Grad>
+template <typename X>
+int64_t GPT2Optimizer<T, Grad>::share_layer(const char* what, X* whole, int l) {
+    Parts<std::byte> in;
+    for (const SharePart& part : parts_of_layer(l)) {
+        in.push_back(std::as_writable_bytes(std::span(whole + part.begin, (size_t)part.size())));
+    }
+    const Parts<const std::byte> out(in.size(), in[rank_]);
+    return comm_->exchange_overlapped({what, l + 1}, out, in, stream_);
 }
 
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::send_layer(int l) {
     if (comm_ == nullptr) { return; }
     if (l + 1 == config_.num_layers) { layers_sent_ = 0; }  // a group before may have been given up
-    send_gradients(l + 1, range(l));
+    send_gradients(l);
     layers_sent_++;
 }
 
@@ -180,30 +200,33 @@ void GPT2Optimizer<T, Grad>::add_group(int k) {
         require(layers_sent_ == 0 || layers_sent_ == config_.num_layers,
                 "GPT2: all layers are sent, or none");
         int64_t last = 0;
-        if (std::exchange(layers_sent_, 0) == 0) {
-            last = send_gradients(config_.num_layers + 2, {0, shares_.elements()});
-        } else {
-            for (int l : {config_.num_layers, -1}) { last = send_gradients(l + 1, range(l)); }
-        }
+        for (int l = config_.num_layers - layers_sent_; l-- > 0;) { send_gradients(l); }
+        for (int l : {config_.num_layers, -1}) { last = send_gradients(l); }
+        layers_sent_ = 0;
         comm_->join(last, stream_);
     }
-    const GroupParts<Grad> parts = {state_.grads + shares_.begins[rank_], state_.arrived, shares_.largest(),
-                                    (int)rank_, shares_.ranks};
-    add_parts(own_sums(), parts, size_here(), k == 0, stream_);
+    const GroupParts<Grad> parts = {state_.grads, state_.arrived, shares_.largest(),
+                                    (int)rank_,   shares_.ranks,  chunk_numbers()};
+    add_parts(state_.sums, !shares_.shard, parts, size_here(), k == 0, stream_);
 }
 
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::decide(const StepInputs* inputs) {
     if (grouped()) {
-        const std::vector<int64_t> chunks = shares_.chunks();
+        const std::vector<int64_t> chunks = shares_.chunk_begins();
         std::vector<int64_t> losses;
         for (int r = 0; r <= shares_.ranks; r++) { losses.push_back(r * groups_here()); }
-        squares_of_chunks(state_.chunks + chunks[rank_], own_sums(), size_here(), stream_);
+        const bool share = shares_.shard;
+        squares_of_chunks(state_.chunks + chunks[rank_], state_.sums,
+                          share ? size_here() : shares_.elements(), share ? nullptr : chunk_numbers(),
+                          chunks[rank_ + 1] - chunks[rank_], stream_);
         all_gather("the gradient's norm", state_.chunks, chunks);
         all_gather("losses", state_.group_losses, losses);
-        sum_groups(state_.squares, state_.loss_sum, state_.chunks, chunks.back(), state_.group_losses,
-                   shares_.groups, shares_.ranks, stream_);
-        if (!shares_.shard) { all_gather("sums of gradients", state_.sums, shares_.begins); }
+        sum_groups(state_.squares, state_.loss_sum, state_.chunks, state_.chunk_places, chunks.back(),
+                   state_.group_losses, shares_.groups, shares_.ranks, stream_);
+        for (int l = -1; l <= config_.num_layers && !share && comm_ != nullptr; l++) {
+            comm_->join(share_layer("sums of gradients", state_.sums, l), stream_);
+        }
     } else {
         sum_of_squares(state_.squares, state_.norm_scratch, state_.grads, shares_.elements(), stream_);
     }
@@ -214,35 +237,19 @@ template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::update(const StepInputs* inputs, const AdamWConstants& constants) {
     gathered_ = false;
     for (auto& whole : gathered_state_) { whole.reset(); }
-    for (int t = 0; t < kNumTensors; t++) {
-        for (const SharePiece& piece : share_pieces(config_, layout_, t, begin(), end())) {
-            auto step = [&](auto* grads) {
-                float* master = sizeof(T) == sizeof(float) ? nullptr : at(State::kParameter, piece.at);
-                adamw_update(state_.params + piece.at, master, at(State::kFirstMoment, piece.at),
-                             at(State::kSecondMoment, piece.at), grads, piece.shape, state_.decision, inputs,
-                             constants, kTensors[t].matrix, seed_, stream_);
-            };
-            if (grouped()) {
-                step((const float*)state_.sums + piece.at - begin());
-            } else {
-                step((const Grad*)state_.grads + piece.at);
-            }
-        }
+    auto step = [&](const auto* grads) {
+        adamw_update(state_.params, sizeof(T) == sizeof(float) ? nullptr : state_.master, state_.m, state_.v,
+                     grads, state_.pieces, pieces_, state_.decision, inputs, constants, seed_, stream_);
+    };
+    if (grouped()) {
+        step(state_.sums);
+    } else {
+        step(state_.grads);
     }
-    if (shares_.shard) { share_parameters(); }
-}
-
-// in the order in which the next forward pass needs them
-template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::share_parameters() {
     on_their_way_.clear();
-    for (int l = -1; l <= config_.num_layers; l++) {
-        Parts<std::byte> in;
-        for (size_t r = 0; r < (size_t)shares_.ranks; r++) {
-            in.push_back(std::as_writable_bytes(part(state_.params, 0, r, range(l))));
-        }
-        const Parts<const std::byte> out(in.size(), in[rank_]);
-        on_their_way_.push_back(comm_->exchange_overlapped({"parameters", l + 1}, out, in, stream_));
+    // in the order in which the next forward pass needs them
+    for (int l = -1; l <= config_.num_layers && shares_.shard; l++) {
+        on_their_way_.push_back(share_layer("parameters", state_.params, l));
     }
 }
 
@@ -254,7 +261,7 @@ void GPT2Optimizer<T, Grad>::load(State s, int tensor, int64_t first, std::span<
     for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
                    [&](int64_t element, int64_t from, int64_t n) {
                        if (is_whole(s)) {
-                           upload(at(s, element), values.data() + from, n);
+                           upload(array(s) + element, values.data() + from, n);
                        } else {
                            load_share(s, tensor, first + from, element, values.subspan(from, n));
                        }
@@ -268,8 +275,9 @@ template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::load_share(State s, int tensor, int64_t number, int64_t element,
                                         std::span<const float> values) {
     const auto n = (int64_t)values.size();
-    const int64_t lo = std::max(element, begin()), hi = std::min(element + n, end());
-    if (lo < hi) { upload(at(s, lo), values.data() + lo - element, hi - lo); }
+    shares_.for_each_kept(rank_, element, n, [&](const SharePart& part) {
+        upload(array(s) + part.kept, values.data() + part.begin - element, part.size());
+    });
     if constexpr (sizeof(T) != sizeof(float)) {
         auto* room = (float*)state_.arrived;
         const int64_t most =
@@ -287,10 +295,10 @@ template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::round_weights() {
     if constexpr (sizeof(T) != sizeof(float)) {
         for (int t = 0; t < kNumTensors && stale_; t++) {
-            for (const SharePiece& piece : share_pieces(config_, layout_, t, begin(), end())) {
-                round_parameters(state_.params + piece.at, at(State::kParameter, piece.at), piece.shape,
-                                 state_.decision, seed_, stream_);
-            }
+            const AdamWTensor shape = {t, tensor_size(config_, t), (int)tensor_copies(config_, t),
+                                       layout_.block_size()};
+            const int64_t at = layout_.offset(t);
+            round_parameters(state_.params + at, state_.master + at, shape, state_.decision, seed_, stream_);
         }
     }
     stale_ = false;
@@ -316,18 +324,24 @@ void GPT2Optimizer<T, Grad>::gather(State s, float* whole) {
     auto* room = (float*)state_.arrived;
     const auto ranks = (size_t)shares_.ranks;
     for (int64_t k = 0; k < shares_.largest(); k += most) {
-        auto count = [&](size_t r) { return std::clamp<int64_t>(shares_.size((int)r) - k, 0, most); };
+        auto count = [&](size_t r) { return std::clamp<int64_t>(shares_.sizes[r] - k, 0, most); };
         Parts<const std::byte> out(ranks);
         Parts<std::byte> in(ranks);
-        if (rank_ != 0) { out[0] = std::as_bytes(std::span(at(s, begin()) + k, (size_t)count(rank_))); }
+        if (rank_ != 0) { out[0] = std::as_bytes(std::span(array(s) + k, (size_t)count(rank_))); }
         for (size_t r = 1; r < ranks && rank_ == 0; r++) {
             in[r] = std::as_writable_bytes(std::span(room + (int64_t)(r - 1) * most, (size_t)count(r)));
         }
         comm_->exchange({"the optimizer's state"}, out, in, stream_);
         for (size_t r = 0; r < ranks && rank_ == 0; r++) {
-            const float* from = r == 0 ? at(s, begin()) + k : room + (int64_t)(r - 1) * most;
-            check(cudaMemcpyAsync(whole + shares_.begins[r] + k, from, count(r) * sizeof(float),
-                                  cudaMemcpyDeviceToHost, stream_));
+            const float* from = r == 0 ? array(s) + k : room + (int64_t)(r - 1) * most;
+            for (const auto& range : shares_.parts) {
+                const SharePart& part = range[r];
+                const int64_t lo = std::max(k, part.kept),
+                              hi = std::min(k + count(r), part.kept + part.size());
+                if (lo >= hi) { continue; }
+                check(cudaMemcpyAsync(whole + part.begin + lo - part.kept, from + lo - k,
+                                      (hi - lo) * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+            }
         }
     }
 }
@@ -340,7 +354,7 @@ void GPT2Optimizer<T, Grad>::save(State s, int tensor, int64_t first, std::span<
     for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
                    [&](int64_t element, int64_t to, int64_t n) {
                        if (is_whole(s)) {
-                           check(cudaMemcpy(values.data() + to, at(s, element), n * sizeof(float),
+                           check(cudaMemcpy(values.data() + to, array(s) + element, n * sizeof(float),
                                             cudaMemcpyDeviceToHost));
                        } else {
                            std::copy_n(whole + element, n, values.data() + to);

@@ -1,5 +1,5 @@
 // The device memory of a model's parameters and what belongs to them, carved from one block: all elements in
-// the order of ParameterLayout, or a rank's share of them.
+// the order of ParameterLayout, or a rank's share of them, in that order.
 #pragma once
 #include <utility>
 
@@ -21,16 +21,21 @@ struct GPT2State {
     StepDecision* decision;      // one
     double *loss_sum, *squares;  // one each
     void* norm_scratch;
+    AdamWPiece* pieces;  // what AdamW updates
 
     // with groups only
     float* sums = nullptr;     // of the groups' gradients: of the share, or with --zero 0 of all
     Grad* arrived = nullptr;   // the other ranks' gradients of the share: (ranks - 1, the largest share)
-    double* chunks = nullptr;  // the sums of squares of all chunks
+    double* chunks = nullptr;  // the sums of squares of all chunks, by rank
+    // of all chunks: their numbers by rank, and by number their places in that order
+    int32_t *chunk_numbers = nullptr, *chunk_places = nullptr;
     double* group_losses = nullptr;  // the losses of all groups, as sum_groups() takes them
 
     int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
 
-    void take(const StateShares& s, Arena& arena) {
+    int64_t bytes() const { return parameter_bytes + gradient_bytes + optimizer_bytes; }
+
+    void take(const GPT2Config& c, const StateShares& s, Arena& arena) {
         const int64_t all = s.elements(), kept = s.kept();
         int64_t before = arena.used();
         auto taken = [&] { return arena.used() - std::exchange(before, arena.used()); };
@@ -40,7 +45,9 @@ struct GPT2State {
         if (s.groups > 1) {
             sums = arena.take<float>(kept);
             arrived = arena.take<Grad>((s.ranks - 1) * s.largest());
-            chunks = arena.take<double>(s.chunks().back());
+            chunks = arena.take<double>(s.chunks());
+            chunk_numbers = arena.take<int32_t>(s.chunks());
+            chunk_places = arena.take<int32_t>(s.chunks());
             group_losses = arena.take<double>(s.groups);
         }
         gradient_bytes = taken();
@@ -51,6 +58,7 @@ struct GPT2State {
         loss_sum = arena.take<double>(1);
         squares = arena.take<double>(1);
         norm_scratch = arena.take<char>((int64_t)sum_of_squares_scratch());
+        pieces = arena.take<AdamWPiece>(most_update_pieces(c, s));
         optimizer_bytes = taken();
     }
 };

@@ -9,15 +9,15 @@
 
 namespace llmc {
 
-GroupSums::GroupSums(int64_t elements, int groups, Comm* comm)
-    : groups_(groups), comm_(comm), begins_(shares(elements, kNormChunk, ranks())) {
-    require(groups > 0 && groups % ranks() == 0, "GroupSums: the ranks must divide the groups");
-    if (groups > 1) { own_.resize((size_t)(end() - begin())); }
-    if (ranks() > 1) { arrived_.resize((size_t)(end() - begin()) * (size_t)ranks()); }
+GroupSums::GroupSums(const StateShares& shares, Comm* comm) : shares_(shares), comm_(comm) {
+    require(shares.ranks == (comm == nullptr ? 1 : comm->size()), "GroupSums: a comm of the shares' ranks");
+    const auto n = (size_t)shares.sizes[rank()];
+    if (shares.groups > 1) { own_.resize(n); }
+    if (shares.ranks > 1) { arrived_.resize(n * (size_t)shares.ranks); }
 }
 
-int64_t GroupSums::bytes(int64_t elements, int groups, int ranks) {
-    return 4 * ((groups > 1 ? elements / ranks : 0) + (ranks > 1 ? elements : 0));
+int64_t GroupSums::bytes(const StateShares& s) {
+    return (int64_t)sizeof(float) * s.largest() * ((s.groups > 1 ? 1 : 0) + (s.ranks > 1 ? s.ranks : 0));
 }
 
 void GroupSums::add_part(const float* part, bool start) {
@@ -31,45 +31,71 @@ void GroupSums::add_part(const float* part, bool start) {
 }
 
 void GroupSums::add(std::vector<float>& grads, bool start) {
-    sums_ = groups_ == 1 ? grads.data() : own_.data();
-    if (groups_ == 1) { return; }
-    if (ranks() == 1) { return add_part(grads.data(), start); }
-    const auto n = (size_t)(end() - begin());
-    std::vector<std::span<const std::byte>> out;
-    std::vector<std::span<std::byte>> in;
-    for (size_t r = 0; r < (size_t)ranks(); r++) {
-        const std::span part(grads.data() + begins_[r], grads.data() + begins_[r + 1]);
-        const bool mine = (int)r == rank();
-        out.push_back(std::as_bytes(part));
-        in.push_back(std::as_writable_bytes(mine ? part : std::span(arrived_.data() + r * n, n)));
+    sums_ = shares_.groups == 1 ? grads.data() : own_.data();
+    if (shares_.groups == 1) { return; }
+    const size_t n = own_.size(), ranks = (size_t)shares_.ranks;
+    if (ranks == 1) { return add_part(grads.data(), start); }
+    for (const auto& range : shares_.parts) {
+        const SharePart& mine = range[rank()];
+        std::vector<std::span<const std::byte>> out;
+        std::vector<std::span<std::byte>> in;
+        for (size_t r = 0; r < ranks; r++) {
+            float* to = arrived_.data() + r * n + mine.kept;
+            out.push_back(std::as_bytes(std::span(grads.data() + range[r].begin, (size_t)range[r].size())));
+            in.push_back(std::as_writable_bytes(std::span(to, (size_t)mine.size())));
+        }
+        comm_->exchange("gradients", out, in);
     }
-    comm_->exchange("gradients", out, in);
-    for (size_t r = 0; r < (size_t)ranks(); r++) {
-        add_part(reinterpret_cast<const float*>(in[r].data()), start && r == 0);
+    for (size_t r = 0; r < ranks; r++) { add_part(arrived_.data() + r * n, start && r == 0); }
+}
+
+void GroupSums::all_gather(const char* what, float* whole) const {
+    for (const auto& range : shares_.parts) {
+        std::vector<std::span<std::byte>> in;
+        for (const SharePart& part : range) {
+            in.push_back(std::as_writable_bytes(std::span(whole + part.begin, (size_t)part.size())));
+        }
+        const std::vector<std::span<const std::byte>> out(in.size(), in[rank()]);
+        comm_->exchange(what, out, in);
+    }
+}
+
+void GroupSums::gather(const char* what, float* whole, const float* share) const {
+    for (const auto& range : shares_.parts) {
+        const SharePart& mine = range[rank()];
+        std::vector<std::span<const std::byte>> out(range.size());
+        std::vector<std::span<std::byte>> in(range.size());
+        out[0] = std::as_bytes(std::span(share + mine.kept, (size_t)mine.size()));
+        for (size_t r = 0; r < in.size() && comm_->root(); r++) {
+            in[r] = std::as_writable_bytes(std::span(whole + range[r].begin, (size_t)range[r].size()));
+        }
+        comm_->exchange(what, out, in);
     }
 }
 
 double GroupSums::norm() const {
-    std::vector<int64_t> chunks;
-    for (int64_t begin : begins_) { chunks.push_back((begin + kNormChunk - 1) / kNormChunk); }
-    std::vector<double> partial((size_t)chunks.back());
-    squares_of_chunks_cpu(partial.data() + chunks[(size_t)rank()], sums_, end() - begin());
-    if (comm_ != nullptr) { comm_->all_gather("the gradient's norm", partial.data(), chunks); }
+    const std::vector<int64_t> begins = shares_.chunk_begins();
+    const std::vector<int32_t> numbers = shares_.chunks_by_rank();
+    std::vector<double> by_rank(numbers.size()), squares(numbers.size());
+    squares_of_chunks_cpu(by_rank.data() + begins[rank()], sums_, shares_.sizes[rank()]);
+    if (comm_ != nullptr) { comm_->all_gather("the gradient's norm", by_rank.data(), begins); }
+    for (size_t k = 0; k < numbers.size(); k++) { squares[(size_t)numbers[k]] = by_rank[k]; }
     double sum = 0;
-    for (double squares : partial) { sum += squares; }
+    for (double one : squares) { sum += one; }
     return std::sqrt(sum);
 }
 
 double GroupSums::total(const std::vector<double>& here) const {
     const auto each = (int64_t)here.size();
-    std::vector<double> all((size_t)groups_);
+    const int ranks = shares_.ranks;
+    std::vector<double> all((size_t)shares_.groups);
     std::vector<int64_t> begins;
-    for (int64_t r = 0; r <= ranks(); r++) { begins.push_back(r * each); }
-    std::copy(here.begin(), here.end(), all.begin() + begins[(size_t)rank()]);
+    for (int64_t r = 0; r <= ranks; r++) { begins.push_back(r * each); }
+    std::copy(here.begin(), here.end(), all.begin() + begins[rank()]);
     if (comm_ != nullptr) { comm_->all_gather("losses", all.data(), begins); }
     double sum = 0;
-    for (int64_t group = 0; group < groups_; group++) {  // rank r has the groups r, r + ranks, ...
-        sum += all[(size_t)(group % ranks() * each + group / ranks())];
+    for (int64_t group = 0; group < shares_.groups; group++) {  // rank r has the groups r, r + ranks, ...
+        sum += all[(size_t)(group % ranks * each + group / ranks)];
     }
     return sum;
 }

@@ -1,70 +1,66 @@
-// Which elements of a model each rank adds up and updates, in plain numbers.
+// Which elements of a model each rank adds up and updates, in plain numbers: a piece of every layer, so that
+// while a layer's gradients or parameters travel all ranks send and receive as much.
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
-#include "llmc/host/comm.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/adamw.h"
 
 namespace llmc {
 
-// Elements are counted as they lie in memory (ParameterLayout).
+// Elements from begin to end in memory (ParameterLayout); kept: the place of the first one among those that a
+// rank keeps.
+struct SharePart {
+    int64_t begin = 0, end = 0, kept = 0;
+    int64_t size() const { return end - begin; }
+};
+
+// A model has the ranges -1: what lies before the layers, 0 to num_layers - 1: a layer each, num_layers: what
+// lies behind them. A chunk of the norm (kNormChunk) belongs to one rank. Those that begin in a range are cut
+// into one part for each rank; no part is less than a chunk, which takes NVLink as long as a message takes by
+// itself, so that a smaller range has fewer parts, which the ranks take in turn. Of no range has a rank two
+// pieces.
 struct StateShares {
     int ranks, groups;
-    bool shard;                   // each rank keeps the optimizer's state of its share only
-    std::vector<int64_t> begins;  // rank r adds up the elements from begins[r] to begins[r + 1]
+    bool shard;  // each rank keeps the optimizer's state of its share only
+    std::vector<std::pair<int64_t, int64_t>> ranges;  // from the range -1 on: first and last element but one
+    std::vector<std::vector<SharePart>> parts;        // by range and rank; kept: among the rank's share
+    std::vector<int64_t> sizes;                       // of the shares
 
-    StateShares(const GPT2Config& c, const ModelSettings& s)
-        : ranks(s.ranks),
-          groups(s.groups),
-          shard(s.shard && s.ranks > 1),
-          begins(shares(ParameterLayout(c).size(), kNormChunk, s.ranks)) {
-        require(ranks > 0 && groups > 0 && groups % ranks == 0, "the ranks must divide the groups");
-    }
-    int64_t elements() const { return begins.back(); }
-    int64_t size(int rank) const { return begins[(size_t)rank + 1] - begins[(size_t)rank]; }
-    int64_t largest() const {
-        int64_t most = 0;
-        for (int r = 0; r < ranks; r++) { most = std::max(most, size(r)); }
-        return most;
-    }
+    StateShares(const GPT2Config& c, const ModelSettings& s);
+
+    int64_t elements() const { return ranges.back().second; }
+    int64_t chunks() const { return (elements() + kNormChunk - 1) / kNormChunk; }
+    int64_t largest() const { return *std::max_element(sizes.begin(), sizes.end()); }
     // of the groups' sums and of the optimizer's state, what each rank has room for
     int64_t kept() const { return shard ? largest() : elements(); }
-    std::vector<int64_t> chunks() const {  // as begins, in chunks of the norm
-        std::vector<int64_t> at;
-        for (int64_t begin : begins) { at.push_back((begin + kNormChunk - 1) / kNormChunk); }
-        return at;
+    // What of a range a rank keeps the optimizer's state of: its part, or the whole range where all is kept.
+    SharePart kept_part(size_t range, size_t rank) const {
+        const auto [begin, end] = ranges[range];
+        return shard ? parts[range][rank] : SharePart{begin, end, begin};
     }
-};
-
-// a part of a tensor as the optimizer's kernels take it, and where it begins in memory
-struct SharePiece {
-    int64_t at;
-    AdamWTensor shape;
-};
-
-// What of a tensor lies from begin to end in memory, in file order: a part of a layer's copy at either end,
-// and all whole copies between at once.
-inline std::vector<SharePiece> share_pieces(const GPT2Config& c, const ParameterLayout& layout, int tensor,
-                                            int64_t begin, int64_t end) {
-    const int64_t size = tensor_size(c, tensor), stride = layout.block_size();
-    std::vector<SharePiece> pieces;
-    bool whole_before = false;
-    for (int copy = 0; copy < (int)tensor_copies(c, tensor); copy++) {
-        const int64_t at = layout.offset(tensor, copy), lo = std::max(at, begin),
-                      hi = std::min(at + size, end);
-        const bool whole = lo == at && hi == at + size;
-        if (whole && whole_before) {
-            pieces.back().shape.copies++;
-        } else if (lo < hi) {
-            pieces.push_back({lo, {tensor, hi - lo, 1, stride, copy * size + lo - at}});
+    // visit(elements, kept) for what of n elements from `first` on a rank keeps the state of
+    template <typename Visit>
+    void for_each_kept(size_t rank, int64_t first, int64_t n, Visit visit) const {
+        for (size_t k = 0; k < ranges.size(); k++) {
+            const SharePart part = kept_part(k, rank);
+            const int64_t lo = std::max(first, part.begin), hi = std::min(first + n, part.end);
+            if (lo < hi) { visit(SharePart{lo, hi, part.kept + lo - part.begin}); }
         }
-        whole_before = whole;
     }
-    return pieces;
-}
+    // The chunks of rank 0's share, then those of rank 1's ...; rank r's are from chunk_begins()[r] to
+    // chunk_begins()[r + 1].
+    std::vector<int32_t> chunks_by_rank() const;
+    std::vector<int64_t> chunk_begins() const;
+};
+
+// What AdamW updates in a rank, in pieces that cross neither tensors nor chunks.
+std::vector<AdamWPiece> update_pieces(const GPT2Config& c, const StateShares& s, size_t rank);
+// the most pieces that a rank has
+int64_t most_update_pieces(const GPT2Config& c, const StateShares& s);
 
 }  // namespace llmc

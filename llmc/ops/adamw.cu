@@ -15,6 +15,8 @@ namespace {
 
 constexpr int kBlock = 256;
 constexpr int kMaxCopies = 65535;  // gridDim.y
+// of a piece of kNormChunk elements, which may begin with a quad's last element
+constexpr int kPieceBlocks = (int)kNormChunk / 4 / kBlock + 1;
 
 template <typename T>
 struct alignas(4 * sizeof(T)) Four {
@@ -74,17 +76,20 @@ __device__ Four<__nv_bfloat16> round4(const Four<float>& x, uint64_t seed, int t
 // T = float: weights is param, rounded is null
 template <typename T, typename Grad>
 __global__ void adamw_update_kernel(T* rounded, float* weights, float* m, float* v, const Grad* grad,
-                                    AdamWTensor shape, const StepDecision* decision, const float* kept,
-                                    Constants k, uint64_t seed) {
-    auto [quad, i, offset] = place_of_thread(shape);
-    if (decision->skipped || i >= shape.size) { return; }
+                                    const AdamWPiece* pieces, const StepDecision* decision,
+                                    const StepInputs* inputs, Constants k, uint64_t seed) {
+    const AdamWPiece piece = pieces[blockIdx.x / kPieceBlocks];
+    const int64_t quad = piece.first / 4 + blockIdx.x % kPieceBlocks * kBlock + threadIdx.x;
+    const int64_t i = 4 * quad - piece.first;
+    if (decision->skipped || i >= piece.size) { return; }
     float grad_scale = decision->grad_scale, step = decision->step_size, correct2 = decision->correct2;
-    const float keep = *kept;
+    const float keep = inputs->keep[piece.decays];
+    weights += std::is_same_v<T, float> ? piece.at : piece.kept;
 
-    auto m4 = load_within<Four<float>>(m + offset, i, shape.size);
-    auto v4 = load_within<Four<float>>(v + offset, i, shape.size);
-    auto w4 = load_within<Four<float>>(weights + offset, i, shape.size);
-    auto g4 = load_within<Four<Grad>>(grad + offset, i, shape.size);
+    auto m4 = load_within<Four<float>>(m + piece.kept, i, piece.size);
+    auto v4 = load_within<Four<float>>(v + piece.kept, i, piece.size);
+    auto w4 = load_within<Four<float>>(weights, i, piece.size);
+    auto g4 = load_within<Four<Grad>>(grad + piece.kept, i, piece.size);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         float g = grad_scale * (float)g4.at[j];
@@ -92,12 +97,12 @@ __global__ void adamw_update_kernel(T* rounded, float* weights, float* m, float*
         v4.at[j] = k.beta2 * v4.at[j] + k.new2 * g * g;
         w4.at[j] = keep * w4.at[j] - step * m4.at[j] / (sqrtf(v4.at[j]) * correct2 + k.eps);
     }
-    store_within(m + offset, i, shape.size, m4);
-    store_within(v + offset, i, shape.size, v4);
-    store_within(weights + offset, i, shape.size, w4);
+    store_within(m + piece.kept, i, piece.size, m4);
+    store_within(v + piece.kept, i, piece.size, v4);
+    store_within(weights, i, piece.size, w4);
     if constexpr (!std::is_same_v<T, float>) {
-        auto r4 = round4(w4, seed, shape.tensor, decision->updates, quad);
-        store_within(rounded + offset, i, shape.size, r4);
+        auto r4 = round4(w4, seed, piece.tensor, decision->updates, quad);
+        store_within(rounded + piece.at, i, piece.size, r4);
     }
 }
 
@@ -127,10 +132,10 @@ void decide_step(StepDecision* decision, const double* loss_sum, const double* s
 }
 
 template <typename T, typename Grad>
-void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad, const AdamWTensor& shape,
-                  const StepDecision* decision, const StepInputs* inputs, const AdamWConstants& constants,
-                  bool decays, uint64_t seed, cudaStream_t stream) {
-    if (is_empty(shape)) { return; }
+void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad, const AdamWPiece* pieces,
+                  int64_t n, const StepDecision* decision, const StepInputs* inputs,
+                  const AdamWConstants& constants, uint64_t seed, cudaStream_t stream) {
+    if (n == 0) { return; }
     const Constants k = {(float)constants.beta1, (float)constants.beta2, (float)(1 - constants.beta1),
                          (float)(1 - constants.beta2), (float)constants.eps};
     T* rounded = param;
@@ -139,8 +144,8 @@ void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad,
         master = param;
         rounded = nullptr;
     }
-    adamw_update_kernel<<<grid_of(shape), kBlock, 0, stream>>>(rounded, master, m, v, grad, shape, decision,
-                                                               &inputs->keep[decays], k, seed);
+    adamw_update_kernel<<<grid_x(n * kPieceBlocks), kBlock, 0, stream>>>(rounded, master, m, v, grad, pieces,
+                                                                         decision, inputs, k, seed);
     check_launch();
 }
 
@@ -152,14 +157,14 @@ void round_parameters(T* param, const float* master, const AdamWTensor& shape, c
     check_launch();
 }
 
-template void adamw_update(float*, float*, float*, float*, const float*, const AdamWTensor&,
-                           const StepDecision*, const StepInputs*, const AdamWConstants&, bool, uint64_t,
+template void adamw_update(float*, float*, float*, float*, const float*, const AdamWPiece*, int64_t,
+                           const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
                            cudaStream_t);
-template void adamw_update(__nv_bfloat16*, float*, float*, float*, const float*, const AdamWTensor&,
-                           const StepDecision*, const StepInputs*, const AdamWConstants&, bool, uint64_t,
+template void adamw_update(__nv_bfloat16*, float*, float*, float*, const float*, const AdamWPiece*, int64_t,
+                           const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
                            cudaStream_t);
-template void adamw_update(__nv_bfloat16*, float*, float*, float*, const __nv_bfloat16*, const AdamWTensor&,
-                           const StepDecision*, const StepInputs*, const AdamWConstants&, bool, uint64_t,
+template void adamw_update(__nv_bfloat16*, float*, float*, float*, const __nv_bfloat16*, const AdamWPiece*,
+                           int64_t, const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
                            cudaStream_t);
 template void round_parameters(__nv_bfloat16*, const float*, const AdamWTensor&, const StepDecision*,
                                uint64_t, cudaStream_t);

@@ -42,14 +42,25 @@ struct AdamWTensor {
     int64_t first = 0;  // the number of the first element, of a part of a tensor
 };
 
-// Updates in place; nothing where decision->skipped. All arrays point to the first copy.
+// A part of one copy of a tensor, of at most kNormChunk elements. Its random numbers are keyed as those of
+// AdamWTensor.
+struct alignas(16) AdamWPiece {
+    int64_t at;     // where it begins in param
+    int64_t kept;   // and in the other arrays, which may be of a share of the elements only
+    int64_t first;  // the number of its first element
+    int32_t size;
+    int16_t tensor;
+    bool decays;  // the weight decay is for it
+};
+
+// Updates in place, all pieces in one launch; nothing where decision->skipped.
 //   T = float:    param is the only copy of the weights; master is null
 //   T = bfloat16: master (fp32) is updated, param = master rounded stochastically
-// inputs: in device memory; decays: whether their weight decay is for this tensor.
+// pieces (n), decision, inputs: in device memory; no two pieces have an element in common.
 template <typename T, typename Grad>
-void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad, const AdamWTensor& shape,
-                  const StepDecision* decision, const StepInputs* inputs, const AdamWConstants& constants,
-                  bool decays, uint64_t seed, cudaStream_t stream);
+void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad, const AdamWPiece* pieces,
+                  int64_t n, const StepDecision* decision, const StepInputs* inputs,
+                  const AdamWConstants& constants, uint64_t seed, cudaStream_t stream);
 
 // param = master rounded, as adamw_update left it after `updates` updates (*updates in device memory; to
 // nearest for 0): how the weights come back after loading.

@@ -41,9 +41,11 @@ __global__ void __launch_bounds__(kBlock, 3)
 }
 
 // a block for each chunk
-__global__ void __launch_bounds__(kBlock) squares_of_chunks_kernel(double* sums, const float* x, int64_t n) {
+__global__ void __launch_bounds__(kBlock)
+    squares_of_chunks_kernel(double* sums, const float* x, int64_t n, const int32_t* numbers) {
     constexpr int kSize = Vec<float>::size;
-    const int64_t begin = blockIdx.x * kNormChunk, end = min(n, begin + kNormChunk);
+    const int64_t chunk = numbers == nullptr ? blockIdx.x : numbers[blockIdx.x];
+    const int64_t begin = chunk * kNormChunk, end = min(n, begin + kNormChunk);
     double sum = 0;
     for (int64_t i = begin + (int64_t)threadIdx.x * kSize; i < end; i += kBlock * kSize) {
         sum += squares(load_within<Vec<float>>(x, i, end));
@@ -71,9 +73,10 @@ void sum_of_squares(double* sum, void* scratch, const Grad* x, int64_t n, cudaSt
     check_launch();
 }
 
-void squares_of_chunks(double* sums, const float* x, int64_t n, cudaStream_t stream) {
-    if (n == 0) { return; }
-    squares_of_chunks_kernel<<<grid_x(ceil_div(n, kNormChunk)), kBlock, 0, stream>>>(sums, x, n);
+void squares_of_chunks(double* sums, const float* x, int64_t n, const int32_t* numbers, int64_t count,
+                       cudaStream_t stream) {
+    if (count == 0) { return; }
+    squares_of_chunks_kernel<<<grid_x(count), kBlock, 0, stream>>>(sums, x, n, numbers);
     check_launch();
 }
 

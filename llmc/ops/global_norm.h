@@ -16,7 +16,9 @@ size_t sum_of_squares_scratch();  // bytes
 template <typename Grad>
 void sum_of_squares(double* sum, void* scratch, const Grad* x, int64_t n, cudaStream_t stream);
 
-// sums[k] = that of the k-th chunk of kNormChunk elements of x (n); x 16-byte aligned
-void squares_of_chunks(double* sums, const float* x, int64_t n, cudaStream_t stream);
+// sums[k] = that of the chunk numbers[k] of kNormChunk elements of x (n), for k < count; numbers: in device
+// memory, null: of the chunk k; x 16-byte aligned
+void squares_of_chunks(double* sums, const float* x, int64_t n, const int32_t* numbers, int64_t count,
+                       cudaStream_t stream);
 
 }  // namespace llmc

@@ -4,6 +4,7 @@
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/reduce.cuh"
+#include "llmc/ops/step_params.h"
 
 namespace llmc {
 
@@ -13,22 +14,24 @@ constexpr int kBlock = 256;
 constexpr int kSumBlock = 1024;
 
 template <typename Grad>
-__global__ void add_parts_kernel(float* sums, GroupParts<Grad> parts, int64_t n, bool start) {
+__global__ void add_parts_kernel(float* sums, bool whole, GroupParts<Grad> parts, int64_t n, bool start) {
     constexpr int kSize = Vec<Grad>::size, kSums = Vec<float>::size;
     const int64_t i = ((int64_t)blockIdx.x * kBlock + threadIdx.x) * kSize;
     if (i >= n) { return; }
+    const int64_t at = parts.numbers[i / kNormChunk] * kNormChunk + i % kNormChunk;
+    sums += whole ? at : i;
     float sum[kSize];
     auto add = [&](int rank, bool copy) {
         const int place = rank < parts.rank ? rank : rank - 1;
-        const Grad* part = rank == parts.rank ? parts.own : parts.arrived + place * parts.stride;
-        const auto x = Vec<Grad>::load(part + i);
+        const Grad* part = rank == parts.rank ? parts.own + at : parts.arrived + place * parts.stride + i;
+        const auto x = Vec<Grad>::load(part);
 #pragma unroll
         for (int j = 0; j < kSize; j++) { sum[j] = copy ? (float)x.at[j] : sum[j] + (float)x.at[j]; }
     };
     if (!start) {
 #pragma unroll
         for (int j = 0; j < kSize; j += kSums) {
-            const auto x = Vec<float>::load(sums + i + j);
+            const auto x = Vec<float>::load(sums + j);
             for (int k = 0; k < kSums; k++) { sum[j + k] = x.at[k]; }
         }
     }
@@ -38,14 +41,14 @@ __global__ void add_parts_kernel(float* sums, GroupParts<Grad> parts, int64_t n,
     for (int j = 0; j < kSize; j += kSums) {
         Vec<float> x;
         for (int k = 0; k < kSums; k++) { x.at[k] = sum[j + k]; }
-        x.store(sums + i + j);
+        x.store(sums + j);
     }
 }
 
-__global__ void sum_groups_kernel(double* squares, double* loss, const double* chunks, int64_t n,
-                                  const double* losses, int groups, int ranks) {
+__global__ void sum_groups_kernel(double* squares, double* loss, const double* chunks, const int32_t* places,
+                                  int64_t n, const double* losses, int groups, int ranks) {
     double sum = 0;
-    for (int64_t k = threadIdx.x; k < n; k += kSumBlock) { sum += chunks[k]; }
+    for (int64_t k = threadIdx.x; k < n; k += kSumBlock) { sum += chunks[places[k]]; }
     sum = block_sum(sum);
     if (threadIdx.x != 0) { return; }
     *squares = sum;
@@ -60,21 +63,22 @@ __global__ void sum_groups_kernel(double* squares, double* loss, const double* c
 }  // namespace
 
 template <typename Grad>
-void add_parts(float* sums, const GroupParts<Grad>& parts, int64_t n, bool start, cudaStream_t stream) {
+void add_parts(float* sums, bool whole, const GroupParts<Grad>& parts, int64_t n, bool start,
+               cudaStream_t stream) {
     require(n % 8 == 0 && parts.stride % 8 == 0, "add_parts: n and the parts' stride must be multiples of 8");
     if (n == 0) { return; }
     const int64_t vectors = n / Vec<Grad>::size;
-    add_parts_kernel<<<grid_x(ceil_div(vectors, kBlock)), kBlock, 0, stream>>>(sums, parts, n, start);
+    add_parts_kernel<<<grid_x(ceil_div(vectors, kBlock)), kBlock, 0, stream>>>(sums, whole, parts, n, start);
     check_launch();
 }
 
-void sum_groups(double* squares, double* loss, const double* chunks, int64_t n, const double* losses,
-                int groups, int ranks, cudaStream_t stream) {
-    sum_groups_kernel<<<1, kSumBlock, 0, stream>>>(squares, loss, chunks, n, losses, groups, ranks);
+void sum_groups(double* squares, double* loss, const double* chunks, const int32_t* places, int64_t n,
+                const double* losses, int groups, int ranks, cudaStream_t stream) {
+    sum_groups_kernel<<<1, kSumBlock, 0, stream>>>(squares, loss, chunks, places, n, losses, groups, ranks);
     check_launch();
 }
 
-template void add_parts(float*, const GroupParts<float>&, int64_t, bool, cudaStream_t);
-template void add_parts(float*, const GroupParts<__nv_bfloat16>&, int64_t, bool, cudaStream_t);
+template void add_parts(float*, bool, const GroupParts<float>&, int64_t, bool, cudaStream_t);
+template void add_parts(float*, bool, const GroupParts<__nv_bfloat16>&, int64_t, bool, cudaStream_t);
 
 }  // namespace llmc

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include <doctest/doctest.h>
 
@@ -37,7 +38,7 @@ std::vector<std::pair<int, int64_t>> numbers(const GPT2Config& c, const Paramete
 
 }  // namespace
 
-TEST_CASE("state shares: every element is in one rank's share, in one piece, under its number") {
+TEST_CASE("state shares: every element is in one rank's share, under its number") {
     const GPT2Config c = odd_config();
     const ParameterLayout layout(c);
     const auto due = numbers(c, layout);
@@ -45,41 +46,108 @@ TEST_CASE("state shares: every element is in one rank's share, in one piece, und
         CAPTURE(ranks);
         const StateShares s(c, {.ranks = ranks, .groups = 2 * ranks});
         std::vector<std::pair<int, int64_t>> found(due.size(), {-1, -1});
-        int64_t twice = 0, pieces = 0;
-        for (int r = 0; r < ranks; r++) {
-            CHECK((s.begins[(size_t)r] % kNormChunk == 0 || s.begins[(size_t)r] == s.elements()));
-            CHECK(s.size(r) <= s.largest());
-            for (int t = 0; t < kNumTensors; t++) {
-                for (const SharePiece& p :
-                     share_pieces(c, layout, t, s.begins[(size_t)r], s.begins[(size_t)r + 1])) {
-                    pieces++;
-                    for (int64_t k = 0; k < p.shape.copies * p.shape.size; k++) {
-                        const int64_t copy = k / p.shape.size, i = k % p.shape.size;
-                        auto& element = found[(size_t)(p.at + copy * p.shape.stride + i)];
-                        twice += element.first >= 0;
-                        element = {p.shape.tensor, p.shape.first + k};
-                    }
+        int64_t twice = 0, misplaced = 0;
+        for (size_t r = 0; r < (size_t)ranks; r++) {
+            const std::vector<AdamWPiece> pieces = update_pieces(c, s, r);
+            CHECK((int64_t)pieces.size() <= most_update_pieces(c, s));
+            for (const AdamWPiece& p : pieces) {
+                CHECK(p.size <= kNormChunk);
+                CHECK(p.decays == kTensors[p.tensor].matrix);
+                for (int64_t i = 0; i < p.size; i++) {
+                    auto& element = found[(size_t)(p.at + i)];
+                    twice += element.first >= 0;
+                    element = {p.tensor, p.first + i};
                 }
+                s.for_each_kept(r, p.at, p.size, [&](const SharePart& part) {
+                    misplaced += part.kept - part.begin != p.kept - p.at || part.kept < 0 ||
+                                 part.kept + part.size() > s.kept();
+                });
             }
         }
         CHECK(twice == 0);
+        CHECK(misplaced == 0);
         CHECK(found == due);
-        CHECK(pieces <= kNumTensors * ranks + 2 * (ranks - 1) + kNumTensors * (ranks - 1));
-        if (ranks == 1) { CHECK(pieces == kNumTensors); }  // a launch for each tensor, as without ranks
+    }
+}
+
+// What the kernels count on: a share is whole chunks in the order of memory, of each range one piece, and what
+// is kept of it has no gaps.
+TEST_CASE("state shares: shares are whole chunks, one behind the other") {
+    for (int layers : {1, 5, 23}) {
+        GPT2Config c = odd_config();
+        c.num_layers = layers;
+        for (int ranks : {1, 2, 3, 7, 11, 40}) {
+            CAPTURE(layers);
+            CAPTURE(ranks);
+            const StateShares s(c, {.ranks = ranks, .groups = ranks});
+            const std::vector<int32_t> chunks = s.chunks_by_rank();
+            const std::vector<int64_t> begins = s.chunk_begins();
+            REQUIRE(begins.size() == (size_t)ranks + 1);
+            REQUIRE(begins.back() == s.chunks());
+            REQUIRE((int64_t)chunks.size() == s.chunks());
+            int64_t all = 0;
+            for (size_t r = 0; r < (size_t)ranks; r++) {
+                int64_t kept = 0, wrong = 0;
+                for (const auto& range : s.parts) {
+                    const SharePart& part = range[r];
+                    wrong += part.size() > 0 && part.kept != kept;
+                    for (int64_t i = 0; i < part.size(); i++) {
+                        const int64_t place = begins[r] + (kept + i) / kNormChunk;
+                        wrong +=
+                            place >= begins[r + 1] ||
+                            part.begin + i != chunks[(size_t)place] * kNormChunk + (kept + i) % kNormChunk;
+                    }
+                    kept += part.size();
+                }
+                CHECK(wrong == 0);
+                CHECK(kept == s.sizes[r]);
+                all += kept;
+            }
+            CHECK(all == s.elements());
+            std::vector<int32_t> sorted = chunks;
+            std::ranges::sort(sorted);
+            CHECK((int64_t)(std::ranges::unique(sorted).begin() - sorted.begin()) == s.chunks());
+        }
+    }
+}
+
+TEST_CASE("state shares: of every layer of GPT-2 each rank has as much, and of all nearly so") {
+    for (auto [layers, heads, channels] : {std::tuple(12, 12, 768), std::tuple(48, 25, 1600)}) {
+        GPT2Config c;
+        c.num_layers = layers, c.num_heads = heads, c.channels = channels;
+        for (int ranks : {2, 4, 8, 64}) {
+            CAPTURE(layers);
+            CAPTURE(ranks);
+            const StateShares s(c, {.ranks = ranks, .groups = ranks});
+            for (int l = 0; l <= layers; l++) {
+                const auto [begin, end] = s.ranges[(size_t)l];
+                for (const SharePart& part : s.parts[(size_t)l]) {
+                    const int64_t even = (end - begin) / ranks;
+                    CHECK(part.size() > 0);
+                    CHECK(std::abs(part.size() - even) < 2 * kNormChunk);
+                }
+            }
+            const int64_t even = s.elements() / ranks;
+            CHECK(s.largest() < even + even / 8);
+        }
     }
 }
 
 TEST_CASE("state shares: what is kept") {
     const GPT2Config c = odd_config();
     const int64_t all = ParameterLayout(c).size();
-    CHECK(StateShares(c, {.ranks = 1, .groups = 4}).kept() == all);
-    CHECK(StateShares(c, {.ranks = 2, .groups = 4, .shard = false}).kept() == all);
+    for (const StateShares& s : {StateShares(c, {.ranks = 1, .groups = 4}),
+                                 StateShares(c, {.ranks = 2, .groups = 4, .shard = false})}) {
+        CHECK(s.kept() == all);
+        for (size_t k = 0; k < s.ranges.size(); k++) {
+            const SharePart part = s.kept_part(k, 0);
+            CHECK((std::pair(part.begin, part.end) == s.ranges[k] && part.kept == part.begin));
+        }
+    }
     const StateShares two(c, {.ranks = 2, .groups = 4});
     CHECK(two.kept() == two.largest());
     CHECK(two.largest() < all * 2 / 3);
-    const std::vector<int64_t> chunks = two.chunks();
-    CHECK(chunks.front() == 0);
-    CHECK(chunks.back() == (all + kNormChunk - 1) / kNormChunk);
+    CHECK(two.chunks() == (all + kNormChunk - 1) / kNormChunk);
     CHECK_THROWS_AS(StateShares(c, {.ranks = 3, .groups = 4}), Error);
 }
 

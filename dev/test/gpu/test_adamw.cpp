@@ -2,6 +2,7 @@
 #include <bit>
 #include <limits>
 
+#include "dev/test/gpu/adamw_pieces.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/reference.h"
@@ -155,10 +156,11 @@ struct Tensors {
             master = nullptr;
         }
         DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(kParams, 1)});
-        adamw_update(weights_out, master, m.data(), v.data(), grad.data(), c.tensor, decision.data(),
-                     inputs.data(), {kParams.beta1, kParams.beta2, kParams.eps}, c.decay > 0, kRoundingSeed,
-                     kStream);
-        expect_unchanged("adamw_update", inputs);
+        DeviceArray<AdamWPiece> pieces(adamw_pieces(c.tensor, c.decay > 0));
+        adamw_update(weights_out, master, m.data(), v.data(), grad.data(), pieces.data(), pieces.size(),
+                     decision.data(), inputs.data(), {kParams.beta1, kParams.beta2, kParams.eps},
+                     kRoundingSeed, kStream);
+        expect_unchanged("adamw_update", inputs, pieces);
     }
 };
 

@@ -1,4 +1,5 @@
 // The same call gives the same bits, every time: each op, run again into fresh memory.
+#include "dev/test/gpu/adamw_pieces.h"
 #include "dev/test/gpu/attention_check.h"
 #include "llmc/host/batch.h"
 #include "llmc/layernorm/layernorm.h"
@@ -174,14 +175,15 @@ void check_optimizer() {
         const StepParams params{.lr = 1e-3, .weight_decay = 0.1, .clip = 1};
         const AdamWConstants constants = {params.beta1, params.beta2, params.eps};
         DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(params, 4)});
+        DeviceArray<AdamWPiece> pieces(adamw_pieces({kWte, n, 1, 0}, true));
         sum_of_squares(squares.data(), scratch.data(), grad.data(), n, kStream);
         decide_step(decision.data(), loss_sum.data(), squares.data(), inputs.data(), kStream);
         if constexpr (std::is_same_v<T, float>) {
-            adamw_update(weights.data(), (float*)nullptr, m.data(), v.data(), grad.data(), {kWte, n, 1, 0},
-                         decision.data(), inputs.data(), constants, true, 1, kStream);
+            adamw_update(weights.data(), (float*)nullptr, m.data(), v.data(), grad.data(), pieces.data(),
+                         pieces.size(), decision.data(), inputs.data(), constants, 1, kStream);
         } else {
-            adamw_update(param.data(), weights.data(), m.data(), v.data(), grad.data(), {kWte, n, 1, 0},
-                         decision.data(), inputs.data(), constants, true, 1, kStream);
+            adamw_update(param.data(), weights.data(), m.data(), v.data(), grad.data(), pieces.data(),
+                         pieces.size(), decision.data(), inputs.data(), constants, 1, kStream);
         }
         return bytes_of(squares, weights, m, v, param);
     });
