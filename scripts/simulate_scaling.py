@@ -6,11 +6,13 @@ library only.
     scripts/simulate_scaling.py --write    writes them to doc/measured/many_gpus_predicted.json
     scripts/simulate_scaling.py --check    the model's own checks, and whether that file is what the model gives
 The times of one GPU are those of doc/measured/step/; each GPU keeps its batch. As the program does it
-(llmc/model/gpt2_optimizer.cuh), a layer's gradients go while the layers below it are computed, and those of the
-embeddings behind the backward pass; a rank adds the parts of its share, and takes norm and update of it; the parameters
-come together during the next forward pass. No parameter is fitted to a run of two GPUs.
+(llmc/model/gpt2_optimizer.cuh, state_shares.h), each rank has a part of every layer in its share; a layer's gradients
+go while the layers below it are computed, and those of the embeddings behind the backward pass; a rank adds the parts
+of its share, and takes norm and update of it; the parameters come together during the next forward pass. No parameter
+is fitted to a run of two GPUs.
 """
 import json
+import math
 import os
 import re
 import statistics
@@ -25,6 +27,7 @@ ALPHA, FAR_ALPHA = 3.4e-6, 14e-6  # s, NVLink and network: a ring's step in the 
 MESSAGE = 1e-6          # s, assumed: of an exchange with many ranks, each further message
 BESIDE_NCCL = 2.0       # a product that fills all multiprocessors once needs a second wave when NCCL holds some
 GRADIENT, PARAMETER = 4, 2  # bytes of an element: fp32 and bf16
+CHUNK = 1 << 16         # elements: the least that belongs to one rank (kNormChunk)
 # "before": without --tune-gemm, as the runs of two GPUs were
 MODELS = {"124M, B=64 a GPU": ("d12_b64_before", 12, 768), "1558M, B=8 a GPU": ("d48_b8_before", 48, 1600)}
 
@@ -55,8 +58,8 @@ class Model:
 
 
 class Job:
-    """n GPUs; way: "program" (a rank's share is one piece of the model), "spread" (a piece of each range) or "ring";
-    nccl: also within a host"""
+    """n GPUs; way: "program" (a rank's share has a part of each range), "contiguous" (it is one piece of the model, as
+    it was when two GPUs were measured) or "ring"; nccl: also within a host"""
     def __init__(self, model, n, way, nccl=False, network=NETWORK, nvlink=NVLINK):
         self.m, self.n, self.way, self.network, self.nvlink = model, n, way, network, nvlink
         self.here, self.total = min(n, HOST), sum(model.ranges)
@@ -67,7 +70,9 @@ class Job:
         begin, share = sum(self.m.ranges[:k]), self.total / self.n
         end, first = begin + self.m.ranges[k], int(begin / share)
         parts = [min(end, (r + 1) * share) - max(begin, r * share) for r in range(first, min(first + 3, self.n))]
-        return max(parts) if self.way == "program" else self.m.ranges[k] / self.n
+        if self.way == "contiguous":
+            return max(parts)
+        return min(self.m.ranges[k], math.ceil(self.m.ranges[k] / CHUNK / self.n) * CHUNK)
 
     def exchange(self, k, size):
         """seconds until the parts of range k are at the ranks that they belong to, or have come from there to all"""
@@ -82,7 +87,7 @@ class Job:
 
     def beside(self):
         """how much longer computation takes beside an exchange; copies take memory's time alone"""
-        one_way = self.way == "program"  # a rank only sends a range, or only receives it
+        one_way = self.way == "contiguous"  # a rank only sends a range, or only receives it
         return BESIDE_NCCL if self.nccl else self.m.memory / (self.m.memory - (1 if one_way else 2) * self.nvlink)
 
     def compute(self, now, work, busy_until):
@@ -115,11 +120,12 @@ def predictions():
     for name, arguments in MODELS.items():
         m = Model(*arguments)
         for words, nccl in (("both, copy engines", False), ("both, NCCL", True)):
-            step, real = Job(m, 2, "program", nccl).step(), 2 * m.tokens / two[name][words]
+            step, real = Job(m, 2, "contiguous", nccl).step(), 2 * m.tokens / two[name][words]
             rows.append({"row": f"{name}, {words[6:]}", "predicted, ms": round(step * 1e3, 2), "measured, ms": round(real * 1e3, 2),
-                         "error, %": round((step / real - 1) * 100, 1)})
+                         "error, %": round((step / real - 1) * 100, 1),
+                         "spread, predicted, ms": round(Job(m, 2, "program", nccl).step() * 1e3, 2)})
         for n in (8, 64, 512):
-            rows.append({"row": name, "GPUs": n, **{way: round(m.step / Job(m, n, way).step(), 3) for way in ("program", "spread", "ring")}})
+            rows.append({"row": name, "GPUs": n, **{way: round(m.step / Job(m, n, way).step(), 3) for way in ("program", "contiguous", "ring")}})
     note = (f"predicted from one GPU's times in doc/measured/step, but for what is called measured; NVLink {NVLINK / 1e9:.0f} GB/s "
             f"a direction (data sheet), hosts of {HOST}, a network of {NETWORK * 8 / 1e9:.0f} Gb/s a GPU")
     return {"gpu": "NVIDIA H100 80GB HBM3", "command": "scripts/simulate_scaling.py --write", "note": note, "rows": rows}
@@ -130,11 +136,11 @@ def check():
     for arguments in MODELS.values():
         m = Model(*arguments)
         results.append(("one GPU takes the measured step", abs(Job(m, 1, "program").step() - m.step) < 1e-9 and m.rest > 0))
-        for way in ("program", "spread", "ring"):
+        for way in ("program", "contiguous", "ring"):
             for n in (2, 8, 16, 64, 512):
                 steps = [Job(m, n, way, network=NETWORK / k, nvlink=NVLINK / k).step() for k in (1, 2, 4)]
                 results.append((f"{way}, {n} GPUs: half the rate is never faster", steps == sorted(steps) and steps[0] < steps[2]))
-        results.append(("spread shares are no slower", Job(m, 64, "spread").step() <= Job(m, 64, "program").step()))
+        results.append(("spread shares are no slower", Job(m, 64, "program").step() <= Job(m, 64, "contiguous").step()))
     results += [(f"{r['row']}: within 3 %", abs(r["error, %"]) <= 3) for r in data["rows"] if "error, %" in r]
     results.append(("doc/measured/many_gpus_predicted.json is what the model gives", measured("many_gpus_predicted") == data))
     bad = [what for what, good in results if not good]
