@@ -82,7 +82,7 @@ public:
         if (comm_ != nullptr) { comm_->confirm(); }
     }
     void abort() {
-        if (comm_ != nullptr) { comm_->abort(); }
+        if (comm_ != nullptr) { comm_->abort(stream_); }
     }
 
 private:

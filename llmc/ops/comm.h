@@ -41,9 +41,9 @@ public:
     virtual void confirm() { check(); }
     // until all that is queued on the stream, or runs beside it, is done; throws as confirm()
     virtual void wait(cudaStream_t stream) = 0;
-    // What is queued ends, with wrong results: so that a rank that fails does not wait for the others. Only
-    // the destructor may be called after it.
-    virtual void abort() = 0;
+    // What is queued on the stream, or runs beside it, ends, with wrong results: so that a rank that fails does
+    // not wait for the others. Never throws; only the destructor may be called after it.
+    virtual void abort(cudaStream_t stream) = 0;
 };
 
 // By the GPUs' copy engines where all ranks are on one host and their GPUs reach each other's memory; else by

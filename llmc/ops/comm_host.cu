@@ -40,7 +40,7 @@ public:
     }
     void check() override {}
     void wait(cudaStream_t stream) override { llmc::check(cudaStreamSynchronize(stream)); }
-    void abort() override {}
+    void abort(cudaStream_t) override {}
 
 private:
     Comm& comm_;

@@ -44,7 +44,7 @@ public:
         succeed(nccl_.async_error(handle_, &result), "ncclCommGetAsyncError");
         if (result != Nccl::kInProgress) { succeed(result, "an exchange of the GPUs"); }
     }
-    void abort() override {
+    void abort(cudaStream_t) override {
         if (handle_ != nullptr) { nccl_.abort(std::exchange(handle_, nullptr)); }
     }
 

@@ -45,6 +45,13 @@ public:
     }
 
 protected:
+    // whether something of what is queued is still to be done; not if the device has failed
+    bool is_busy(cudaStream_t stream) const {
+        for (cudaStream_t each : {stream, (cudaStream_t)side_stream_}) {
+            if (cudaStreamQuery(each) == cudaErrorNotReady) { return true; }
+        }
+        return false;
+    }
     bool is_side_stream(cudaStream_t stream) const { return stream == (cudaStream_t)side_stream_; }
 
     Comm& comm_;

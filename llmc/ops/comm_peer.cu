@@ -87,22 +87,26 @@ public:
     void check() override {}
     void confirm() override {
         uint32_t failed = 0;
-        copy(&failed, counter(me_, kLanes, 0, 0), sizeof(failed));
+        llmc::check(copy(&failed, counter(me_, kLanes, 0, 0), sizeof(failed)));
         if (failed != 0) {
             throw Error(kExitPeerLost,
                         strf("rank %zu: rank %u has failed: what it sent is not used", me_, failed - 1));
         }
     }
-    // The others are told before what is queued here goes on with whatever has come.
-    void abort() override {
+    // The others are told before what is queued here goes on with whatever has come. A rank that has not heard of
+    // it yet lowers a counter again with what it writes next: so all are raised until nothing is left that waits.
+    void abort(cudaStream_t stream) override {
         const auto failed = (uint32_t)me_ + 1;
         for (size_t r = 0; r < ranks_; r++) {
-            if (r != me_) { copy(counter(r, kLanes, 0, 0), &failed, sizeof(failed)); }
+            if (r != me_) { (void)copy(counter(r, kLanes, 0, 0), &failed, sizeof(failed)); }
         }
-        for (int lane = 0; lane < kLanes; lane++) {
-            const std::vector<uint32_t> passed(kKinds * kMostRanks, numbers_[lane] + kFarAhead);
-            copy(counter(me_, lane, 0, 0), passed.data(), passed.size() * sizeof(uint32_t));
-        }
+        do {
+            for (int lane = 0; lane < kLanes; lane++) {
+                const std::vector<uint32_t> passed(kKinds * kMostRanks, numbers_[lane] + kFarAhead);
+                (void)copy(counter(me_, lane, 0, 0), passed.data(), passed.size() * sizeof(uint32_t));
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        } while (is_busy(stream));
     }
 
 private:
@@ -129,9 +133,9 @@ private:
         }
     }
     // beside all that is queued, which may wait for ever
-    void copy(void* to, const void* from, size_t bytes) {
-        llmc::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, urgent_));
-        llmc::check(cudaStreamSynchronize(urgent_));
+    cudaError_t copy(void* to, const void* from, size_t bytes) {
+        const cudaError_t status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, urgent_);
+        return status != cudaSuccess ? status : cudaStreamSynchronize(urgent_);
     }
 
     void map(const char* what, void* data, std::vector<Mapped>& to) {

@@ -10,6 +10,7 @@
 #endif
 
 #include "dev/test/cpu/many_ranks.h"
+#include "dev/test/cpu/rank_faults.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/nccl_library.h"
 
@@ -129,5 +130,20 @@ TEST_CASE("many GPUs: a rank that is killed or stopped ends the run with exit co
             CHECK(r.exit_code == kExitPeerLost);
             CHECK_MESSAGE(r.err.find("rank 1") != std::string::npos, r.err);
         }
+    }
+}
+
+TEST_CASE("many GPUs: ranks that are killed or stopped at random moments, and what they had saved goes on") {
+    const Transport in_use("peer");
+    RankFaults faults(Place().program, 2);
+    faults.several(10);
+    faults.check_against_straight_run();
+}
+
+TEST_CASE("many GPUs: a rank that fails itself ends the run in time, with its own words") {
+    for (const char* transport : {"peer", "host"}) {
+        CAPTURE(transport);
+        const Transport in_use(transport);
+        check_rank_that_fails(Place().program);
     }
 }
