@@ -41,6 +41,7 @@ struct Options {
     double epochs = 0;        // instead of steps; 0 = not given
 
     // optimizer
+    std::string optimizer = "adamw";  // adamw, or muon for the blocks' matrices and AdamW for the rest
     double lr = -1;                   // negative, of these three: worked out by auto_plan.h
     int64_t warmup = -1;              // steps
     double final_lr_fraction = -1;    // of lr, at the end

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "llmc/host/options_data.h"
+#include "llmc/host/options_optimizer.h"
 #include "llmc/host/options_table.h"
 
 namespace llmc {
@@ -89,10 +90,14 @@ inline const OptionRow kRanksTable[] = {
 inline const std::vector<OptionRow> kOptionTable = [] {
     std::vector<OptionRow> rows(std::begin(kDataTable), std::end(kDataTable));
     rows.insert(rows.end(), std::begin(kTrainingTable), std::end(kTrainingTable));
-    auto general = std::find_if(rows.begin(), rows.end(), [](const OptionRow& row) {
-        return row.group != nullptr && row.group == std::string("General");
-    });
-    rows.insert(general, std::begin(kRanksTable), std::end(kRanksTable));
+    const auto put_before = [&](const std::string& group, const auto& table) {
+        auto at = std::find_if(rows.begin(), rows.end(), [&](const OptionRow& row) {
+            return row.group != nullptr && row.group == group;
+        });
+        rows.insert(at, std::begin(table), std::end(table));
+    };
+    put_before("Validation and samples", kOptimizerTable);
+    put_before("General", kRanksTable);
     return rows;
 }();
 

@@ -150,15 +150,21 @@ std::vector<int64_t> moment_shape(const GPT2Config& c, int tensor) {
     return shape;
 }
 
-Digest write_optimizer_file(const std::string& path, const GPT2Config& config, const ReadTensor& read) {
-    std::vector<SafetensorsTensor> tensors;
-    std::vector<std::pair<State, int>> places;
+std::vector<std::pair<State, int>> moments_of(const std::string& optimizer) {
+    std::vector<std::pair<State, int>> moments;
     for (State state : {State::kFirstMoment, State::kSecondMoment}) {
         for (int t = 0; t < kNumTensors; t++) {
-            tensors.push_back({moment_name(state, t), moment_shape(config, t)});
-            places.push_back({state, t});
+            if (has_state(optimizer, state, t)) { moments.push_back({state, t}); }
         }
     }
+    return moments;
+}
+
+Digest write_optimizer_file(const std::string& path, const GPT2Config& config, const std::string& optimizer,
+                            const ReadTensor& read) {
+    std::vector<SafetensorsTensor> tensors;
+    const std::vector<std::pair<State, int>> places = moments_of(optimizer);
+    for (auto [state, t] : places) { tensors.push_back({moment_name(state, t), moment_shape(config, t)}); }
     return write_safetensors(path, tensors, TensorType::kF32,
                              [&](size_t i, int64_t first, std::span<float> values) {
                                  auto [state, tensor] = places[i];
@@ -236,8 +242,15 @@ std::string checkpoint_name(const std::string& run_folder, int64_t step) {
     return strf("%s/step_%08lld", run_folder.c_str(), (long long)step);
 }
 
-int64_t checkpoint_bytes(const GPT2Config& config) {
-    return num_parameters(config) * 3 * (int64_t)sizeof(float) + (1 << 16);
+int64_t state_elements(const GPT2Config& config, const std::string& optimizer) {
+    int64_t n = file_elements(config);
+    for (auto [state, t] : moments_of(optimizer)) { n += tensor_total(config, t); }
+    return n;
+}
+
+int64_t checkpoint_bytes(const GPT2Config& config, const std::string& optimizer) {
+    const int64_t padding = file_elements(config) - num_parameters(config);
+    return (state_elements(config, optimizer) - 3 * padding) * (int64_t)sizeof(float) + (1 << 16);
 }
 
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const RunRecord& record,
@@ -251,7 +264,7 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
         const Digest digests[] = {
             write_hf_weights(path(kModelFile), model, "fp32"),
             write_text_file(path(kConfigFile), hf_config_text(config, "fp32", record.end_of_text)),
-            write_optimizer_file(path(kOptimizerFile), config, read),
+            write_optimizer_file(path(kOptimizerFile), config, record.state.optimizer, read),
             write_text_file(path(kRecordFile), to_json(record))};
         std::string manifest;
         for (size_t i = 0; i < std::size(kFiles); i++) {
@@ -310,22 +323,20 @@ Checkpoint::Checkpoint(const std::string& folder)
             strf("%s: not a usable optimizer state: %s: found %s, expected %s as in %s",
                  optimizer_.path().c_str(), what.c_str(), found.c_str(), expected.c_str(), kModelFile));
     };
-    for (State state : {State::kFirstMoment, State::kSecondMoment}) {
-        for (int t = 0; t < kNumTensors; t++) {
-            SafetensorsEntry expected;
-            expected.name = moment_name(state, t);
-            expected.shape = moment_shape(config(), t);
-            const SafetensorsEntry* found = optimizer_.find(expected.name);
-            if (found == nullptr) { fail(expected.name, "no such tensor", expected.shape_text()); }
-            if (found->shape != expected.shape || found->type != TensorType::kF32) {
-                fail(expected.name, found->type_text + " " + found->shape_text(),
-                     "F32 " + expected.shape_text());
-            }
-            moments_[state == State::kSecondMoment][t] = found;
+    const std::vector<std::pair<State, int>> moments = moments_of(record_.state.optimizer);
+    for (auto [state, t] : moments) {
+        SafetensorsEntry expected;
+        expected.name = moment_name(state, t);
+        expected.shape = moment_shape(config(), t);
+        const SafetensorsEntry* found = optimizer_.find(expected.name);
+        if (found == nullptr) { fail(expected.name, "no such tensor", expected.shape_text()); }
+        if (found->shape != expected.shape || found->type != TensorType::kF32) {
+            fail(expected.name, found->type_text + " " + found->shape_text(), "F32 " + expected.shape_text());
         }
+        moments_[state == State::kSecondMoment][t] = found;
     }
-    if (optimizer_.entries().size() != 2 * kNumTensors) {
-        fail("tensors", std::to_string(optimizer_.entries().size()), std::to_string(2 * kNumTensors));
+    if (optimizer_.entries().size() != moments.size()) {
+        fail("tensors", std::to_string(optimizer_.entries().size()), std::to_string(moments.size()));
     }
     if (record_.end_of_text >= config().vocab_size) {
         fail("end_of_text of run.json", std::to_string(record_.end_of_text),
@@ -338,6 +349,7 @@ void Checkpoint::read(State state, int tensor, int64_t first, std::span<float> v
     if (parameter) {
         model_.read(tensor, first, values);
     } else {
+        require(holds(state, tensor), "a second moment that --optimizer muon does not have");
         const SafetensorsEntry& from = *moments_[state == State::kSecondMoment][tensor];
         const auto count = (int64_t)values.size();
         require(first >= 0 && first <= tensor_total(config(), tensor) - count, "range outside of the tensor");
@@ -352,6 +364,7 @@ void load_checkpoint(const Checkpoint& checkpoint, const WriteTensor& write) {
     std::vector<float> piece((size_t)std::min(kPiece, file_elements(checkpoint.config())));
     for (State state : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
         for_each_piece(checkpoint.config(), [&](int tensor, int64_t first, int64_t count) {
+            if (!checkpoint.holds(state, tensor)) { return; }
             const std::span<float> values(piece.data(), (size_t)count);
             checkpoint.read(state, tensor, first, values);
             write(state, tensor, first, values);

@@ -5,7 +5,8 @@
 //     model.safetensors, config.json   the parameters in fp32, as Hugging Face's GPT-2 has them
 //     optimizer.safetensors            first_moment.T and second_moment.T of each of the 16 tensors T in file
 //                                      order, (layers, rows, cols), without the padding of the vocabulary: an
-//                                      element has its place whatever machine or number of GPUs wrote it
+//                                      element has its place whatever machine or number of GPUs wrote it. Of
+//                                      Muon's tensors there is no second moment
 //     run.json                         all else: run_record.h
 //     MANIFEST                         written last: size and XXH3 of each file
 //   Checkpoints of earlier versions (model.bin, optimizer.bin) are refused by name.
@@ -53,11 +54,18 @@ using ReadTensor = std::function<void(State state, int tensor, int64_t first, st
 void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,
                       const ReadTensor& read);
 
+// whether this optimizer has that of a tensor
+inline bool has_state(const std::string& optimizer, State state, int tensor) {
+    return state != State::kSecondMoment || optimizer != "muon" || !is_block_matrix(tensor);
+}
+
 // run_folder/step_%08d
 std::string checkpoint_name(const std::string& run_folder, int64_t step);
 
+// values of a training state: of the parameters and of the moments that this optimizer has
+int64_t state_elements(const GPT2Config& config, const std::string& optimizer);
 // bytes that a checkpoint takes on disk, to within some KiB
-int64_t checkpoint_bytes(const GPT2Config& config);
+int64_t checkpoint_bytes(const GPT2Config& config, const std::string& optimizer = "adamw");
 
 // Writes run_folder/step_%08d, whole or not at all. Throws Error(kExitSaveFailed), Error(kExitUsage), or
 // Error(kExitDiverged) as write_model_file does.
@@ -78,6 +86,7 @@ public:
     explicit Checkpoint(const std::string& folder);
     const GPT2Config& config() const { return model_.config(); }
     const RunRecord& record() const { return record_; }
+    bool holds(State state, int tensor) const { return has_state(record_.state.optimizer, state, tensor); }
     // values [first, first + values.size()) of a tensor in file order; the padding of the vocabulary is 0.
     // Throws Error(kExitBadInput) naming the first number that is not finite.
     void read(State state, int tensor, int64_t first, std::span<float> values) const;

@@ -45,6 +45,9 @@ void check_config(const GPT2Config& c, int B, int seq_len) {
 template <typename T, typename Grad>
 MemoryPlan GPT2<T, Grad>::plan(const GPT2Config& config, int B, int seq_len, const ModelSettings& settings) {
     check_config(config, B, seq_len);
+    if (settings.muon) {
+        throw Error(kExitUsage, "--optimizer muon: train_gpt2 has it, train_gpt2cu not yet");
+    }
     MemoryPlan plan = GPT2Memory<T, Grad>(config, B, seq_len, settings, Arena()).plan;
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total));

@@ -94,6 +94,12 @@ inline constexpr std::array<TensorInfo, kNumTensors> kTensors = {{
      [](const GPT2Config& c) { return c.channels; }},
 }};
 
+// The weights of a block's linear layers, which --optimizer muon takes care of; and of how many matrices, one
+// below the other, such a tensor consists. q, k and v are three: each is a map of its own, and as their
+// gradients differ in size, the largest would decide how far the other two go in one matrix.
+constexpr bool is_block_matrix(int tensor) { return kTensors[tensor].per_layer && kTensors[tensor].matrix; }
+constexpr int matrices_in(int tensor) { return tensor == kQkvw ? 3 : 1; }
+
 // elements of one layer's copy of a tensor, and of all of its copies
 inline int64_t tensor_size(const GPT2Config& c, int tensor) {
     return (int64_t)kTensors[tensor].rows(c) * kTensors[tensor].cols(c);
@@ -119,11 +125,13 @@ inline int64_t num_parameters(const GPT2Config& c) {
 // bytes).
 class ParameterLayout {
 public:
-    explicit ParameterLayout(const GPT2Config& c) : config_(c) {
+    // block_matrices = false: of what only the other tensors have, such as AdamW's second moments beside Muon
+    explicit ParameterLayout(const GPT2Config& c, bool block_matrices = true)
+        : config_(c), block_matrices_(block_matrices) {
         int64_t at = 0;
         auto place = [&](int tensor, int layer) {
             if (layer == 0) { first_[tensor] = at; }
-            at += align(tensor_size(config_, tensor));
+            at += holds(tensor) ? align(tensor_size(config_, tensor)) : 0;
         };
         place(kWte, 0);
         place(kWpe, 0);
@@ -135,6 +143,7 @@ public:
         place(kLnfb, 0);
         size_ = at;
     }
+    bool holds(int tensor) const { return block_matrices_ || !is_block_matrix(tensor); }
     int64_t size() const { return size_; }         // elements of the whole arena, padding included
     int64_t block_size() const { return block_; }  // elements of one block
     int64_t offset(int tensor, int layer = 0) const { return first_[tensor] + layer * block_; }
@@ -142,6 +151,7 @@ public:
 private:
     static int64_t align(int64_t n) { return (n + 63) / 64 * 64; }
     GPT2Config config_;
+    bool block_matrices_;
     std::array<int64_t, kNumTensors> first_{};
     int64_t block_ = 0, size_ = 0;
 };
@@ -151,6 +161,7 @@ private:
 template <typename Visit>
 void for_each_piece(const GPT2Config& c, const ParameterLayout& layout, int tensor, int64_t first,
                     int64_t count, Visit visit) {
+    require(layout.holds(tensor), "a second moment that --optimizer muon does not have");
     require(first >= 0 && count >= 0 && first <= tensor_total(c, tensor) - count,
             "range outside of the tensor");
     int64_t size = tensor_size(c, tensor);

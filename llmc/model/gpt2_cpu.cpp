@@ -14,6 +14,7 @@
 #include "llmc/model/blas_cpu.h"
 #include "llmc/model/initial_values.h"
 #include "llmc/model/reference.h"
+#include "llmc/model/reference_muon.h"
 
 namespace llmc {
 
@@ -22,6 +23,12 @@ namespace {
 void require_defaults(const ModelSettings& settings) {
     require(settings.recompute == Recompute::kNone && !settings.tf32,
             "GPT2Cpu keeps all activations and computes in fp32: recompute and tf32 are for the GPU model");
+    require(!settings.muon || settings.ranks == 1, "GPT2Cpu: Muon is for one rank");
+}
+
+// floats: the direction of fc's and fcproj's matrix, the largest, and what its iterations need
+int64_t muon_scratch(const GPT2Config& c) {
+    return tensor_size(c, kFcw) + newton_schulz_scratch_blas(4 * c.channels, c.channels);
 }
 
 // The options allow sizes whose product does not fit in 64 bits: those must read as too much, not wrap round.
@@ -40,7 +47,8 @@ MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T, const ModelSettings&
     plan.parameters = parameters;
     const StateShares shares(c, settings);
     plan.gradients = parameters + GroupSums::bytes(shares);
-    plan.optimizer = 2 * (int64_t)sizeof(float) * shares.kept();
+    plan.optimizer = (int64_t)sizeof(float) * (shares.kept() + shares.kept_seconds());
+    if (settings.muon) { plan.optimizer += (int64_t)sizeof(float) * muon_scratch(c); }
     plan.activations = saturated(4 * (layer * c.num_layers + around));
     plan.available = available_memory() / settings.local_ranks;
     return plan;
@@ -49,6 +57,7 @@ MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T, const ModelSettings&
 GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& settings)
     : config_(config),
       layout_(config),
+      second_layout_(config, !settings.muon),
       B_(B),
       T_(T),
       settings_(settings),
@@ -64,9 +73,9 @@ GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& se
     int64_t BT = (int64_t)B * T, C = config.channels;
     for (auto* arena : {&params_, &grads_}) { arena->resize(layout_.size()); }
     const StateShares& shares = sums_.shares();
-    for (auto* kept : {&m_, &v_}) {
-        kept->resize((size_t)(shares.shard ? shares.sizes[sums_.rank()] : shares.elements()));
-    }
+    m_.resize((size_t)(shares.shard ? shares.sizes[sums_.rank()] : shares.elements()));
+    v_.resize(settings.muon ? (size_t)shares.kept_seconds() : m_.size());
+    if (settings.muon) { muon_scratch_.resize((size_t)muon_scratch(config)); }
     layers_.resize(config.num_layers);
     for (Layer& a : layers_) {
         for (auto* x : {&a.ln1, &a.atty, &a.residual2, &a.ln2, &a.residual3}) { x->resize(BT * C); }
@@ -98,7 +107,7 @@ void GPT2Cpu::init(uint64_t seed) {
 
 void GPT2Cpu::load(State state, int tensor, int64_t first, std::span<const float> values) {
     auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m_ : v_;
-    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+    for_each_piece(config_, layout_of(state), tensor, first, (int64_t)values.size(),
                    [&](int64_t at, int64_t from, int64_t n) {
                        auto copy = [&](const SharePart& part) {
                            std::memcpy(arena.data() + part.kept, values.data() + from + part.begin - at,
@@ -117,8 +126,8 @@ void GPT2Cpu::save(State state, int tensor, int64_t first, std::span<float> valu
     const auto& m = share ? gathered_m_ : m_;
     const auto& v = share ? gathered_v_ : v_;
     const auto& arena = state == State::kParameter ? params_ : state == State::kFirstMoment ? m : v;
-    require((int64_t)arena.size() == layout_.size(), "GPT2Cpu: gather() before save() of moments");
-    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+    require((int64_t)arena.size() == layout_of(state).size(), "GPT2Cpu: gather() before save() of moments");
+    for_each_piece(config_, layout_of(state), tensor, first, (int64_t)values.size(),
                    [&](int64_t at, int64_t to, int64_t n) {
                        std::memcpy(values.data() + to, arena.data() + at, n * sizeof(float));
                    });
@@ -144,8 +153,8 @@ void GPT2Cpu::check_batch(const Batch& batch) const {
     }
 }
 
-// A layer of a large model takes seconds, and all layers more than whoever sends the signal waits. Many ranks agree on
-// a stop between micro-batches.
+// A layer of a large model takes seconds, and all layers more than whoever sends the signal waits. Many ranks
+// agree on a stop between micro-batches.
 bool GPT2Cpu::stopping() const { return training_ && settings_.ranks == 1 && stop_requested != 0; }
 
 void GPT2Cpu::forward(const Batch& batch) {
@@ -300,10 +309,30 @@ void GPT2Cpu::update(const StepParams& params, double grad_scale) {
     AdamWParams adamw{params.lr, params.beta1, params.beta2, params.eps, 0.0, grad_scale, updates_};
     for (const AdamWPiece& p : pieces_) {
         adamw.weight_decay = p.decays ? params.weight_decay : 0.0;
-        adamw_cpu(params_.data() + p.at, m_.data() + p.kept, v_.data() + p.kept, sums + p.kept, p.size,
+        adamw_cpu(params_.data() + p.at, m_.data() + p.kept, v_.data() + p.second, sums + p.kept, p.size,
                   adamw);
     }
+    for (int t = 0; t < kNumTensors; t++) {
+        for (int l = 0; l < tensor_copies(config_, t) && !holds(State::kSecondMoment, t); l++) {
+            update_by_muon(t, l, sums + layout_.offset(t, l), params, grad_scale);
+        }
+    }
     if (shares.shard) { sums_.all_gather("parameters", params_.data()); }
+}
+
+// a layer's copy of a tensor, whose matrices lie one behind the other
+void GPT2Cpu::update_by_muon(int tensor, int layer, const float* gradient, const StepParams& params,
+                             double grad_scale) {
+    const int count = matrices_in(tensor), rows = kTensors[tensor].rows(config_) / count,
+              cols = kTensors[tensor].cols(config_);
+    const int64_t n = (int64_t)rows * cols, at = layout_.offset(tensor, layer);
+    float *direction = muon_scratch_.data(), *scratch = direction + n;
+    const MuonParams muon{params.lr, params.weight_decay, grad_scale};
+    for (int k = 0; k < count; k++) {
+        muon_momentum_cpu(direction, m_.data() + at + k * n, gradient + k * n, n, grad_scale);
+        newton_schulz_blas(direction, scratch, rows, cols);
+        muon_step_cpu(params_.data() + at + k * n, direction, n, muon_scale(rows, cols), muon);
+    }
 }
 
 void GPT2Cpu::gather() {

@@ -21,6 +21,7 @@ public:
     void init(uint64_t seed);
     void load(State state, int tensor, int64_t first, std::span<const float> values);
     void save(State state, int tensor, int64_t first, std::span<float> values) const;
+    bool holds(State state, int tensor) const { return layout_of(state).holds(tensor); }
     static std::shared_ptr<void> page_lock(std::span<float>) { return nullptr; }
     int64_t updates() const { return updates_; }
     void set_updates(int64_t n) { updates_ = n; }
@@ -59,15 +60,21 @@ private:
     int64_t count_targets(std::span<const Batch> micro_batches) const;
     bool add_gradients(std::span<const Batch> micro_batches, bool last, double dloss, double* loss);
     void update(const StepParams& params, double grad_scale);
+    void update_by_muon(int tensor, int layer, const float* gradient, const StepParams& params,
+                        double grad_scale);
+    const ParameterLayout& layout_of(State state) const {
+        return state == State::kSecondMoment ? second_layout_ : layout_;
+    }
 
     GPT2Config config_;
-    ParameterLayout layout_;
+    ParameterLayout layout_, second_layout_;  // of second moments, which Muon's tensors do not have
     int B_, T_;
     ModelSettings settings_;
     GroupSums sums_;
     std::vector<AdamWPiece> pieces_;     // what is updated here: all, or ZeRO-1's share
     std::vector<float> params_, grads_;  // all elements
     std::vector<float> m_, v_;           // of what is updated here
+    std::vector<float> muon_scratch_;
     std::vector<float> gathered_m_, gathered_v_;  // all, for save(): see gather()
     std::vector<Layer> layers_;
     std::vector<float> encoded_, lnf_, lnf_mean_, lnf_rstd_, logits_, losses_;

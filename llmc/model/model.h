@@ -9,6 +9,8 @@
 //   void load(State, int tensor, int64_t first, std::span<const float>);
 //   void save(State, int tensor, int64_t first, std::span<float>) const;
 //       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows)
+//   bool holds(State, int tensor) const;
+//       whether its optimizer has that: Muon's tensors have no second moment, and none is loaded or saved
 //   static std::shared_ptr<void> page_lock(std::span<float>);
 //       makes save() to this memory fast, as long as the result lives; may do nothing
 //   int64_t updates() const;   void set_updates(int64_t);
@@ -66,6 +68,7 @@ struct ModelSettings {
     std::string matmul_file = {};  // algorithms of products, found by --tune-gemm; "" = cuBLASLt's first
     bool graph = true;             // of one rank: a step's launches are recorded once and repeated; same bits
     bool measure_peak = true;      // device() may measure what it does not know
+    bool muon = false;             // for the blocks' matrices (llmc/ops/muon_rule.h); of one rank only
     int ranks = 1;                 // must divide groups
     int groups = 1;                // of micro-batches
     bool shard = true;             // each rank has a share of the optimizer's state only (ZeRO-1)

@@ -275,8 +275,9 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
                      count_text(plan.steps * plan.rows_per_step * o.seq_len).c_str(), epochs,
                      (unsigned long long)o.seed, plan.out.c_str()));
     line("optimizer",
-         strf("AdamW, %s, betas %g %g, eps %g, decay %g, clip %g", schedule_text(plan.schedule).c_str(),
-              o.beta1, o.beta2, o.eps, o.weight_decay, o.clip));
+         strf("%sAdamW, %s, betas %g %g, eps %g, decay %g, clip %g",
+              o.optimizer == "muon" ? "Muon for the blocks' matrices, else " : "",
+              schedule_text(plan.schedule).c_str(), o.beta1, o.beta2, o.eps, o.weight_decay, o.clip));
     std::istringstream chosen(plan.chosen);
     bool first = true;
     for (std::string reason; std::getline(chosen, reason); first = false) {
@@ -367,6 +368,7 @@ ModelSettings model_settings(const Options& o, Comm* comm) {
             .tf32 = o.tf32,
             .matmul_file = o.tune_gemm,
             .graph = o.graph != 0,
+            .muon = o.optimizer == "muon",
             .ranks = std::max(1, o.world_size),
             .groups = std::max({1, o.world_size, o.reduce_groups}),
             .shard = o.zero != 0,
@@ -375,7 +377,7 @@ ModelSettings model_settings(const Options& o, Comm* comm) {
 }
 
 TrainingState training_state(const Options& o, const RunPlan& plan, int64_t step, int64_t updates) {
-    return {step, updates, o.seed, o.seq_len, plan.rows_per_step};
+    return {step, updates, o.seed, o.seq_len, plan.rows_per_step, o.optimizer};
 }
 
 void require_same_run(const Options& o, const RunPlan& plan) {
@@ -387,6 +389,14 @@ void require_same_run(const Options& o, const RunPlan& plan) {
                          "it. Go on with --seed %llu.",
                          name.c_str(), (unsigned long long)found.seed, (unsigned long long)o.seed,
                          (unsigned long long)found.seed));
+    }
+    if (found.optimizer != o.optimizer) {
+        throw Error(
+            kExitUsage,
+            strf("%s was made with --optimizer %s, not %s, which keeps other moments. Go on with "
+                 "--optimizer %s, or start a new run from its weights: --resume none --model %s --out NEW.",
+                 name.c_str(), found.optimizer.c_str(), o.optimizer.c_str(), found.optimizer.c_str(),
+                 name.c_str()));
     }
     if (found.step > plan.steps) {
         throw Error(kExitUsage, strf("%s: found step %lld, expected at most --steps %lld. Give more --steps.",

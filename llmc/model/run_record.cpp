@@ -75,6 +75,12 @@ public:
         if (!value.is_string()) { fail(name, "a text"); }
         return value.get<std::string>();
     }
+    std::string optimizer(const char* name) const {
+        if (object_.find(name) == object_.end()) { return "adamw"; }  // of a version that had no other
+        const std::string value = text(at(name), name);
+        if (value != "adamw" && value != "muon") { fail(name, "adamw or muon"); }
+        return value;
+    }
     std::vector<ShardRecord> shards(const char* name) const {
         std::vector<ShardRecord> shards;
         if (!at(name).is_array()) { fail(name, "a list"); }
@@ -187,6 +193,7 @@ std::string to_json(const RunRecord& record) {
     json["skipped_in_a_row"] = record.skipped_in_a_row;
     json["window"] = Json::array();
     for (const AcceptedStep& s : record.window) { json["window"].push_back({s.step, s.loss, s.norm}); }
+    json["optimizer"] = record.state.optimizer;
     json["seed"] = record.state.seed;
     json["data_start"] = record.data_start;
     json["seq_len"] = record.state.seq_len;
@@ -213,6 +220,7 @@ RunRecord parse_run_record(const std::string& text, const std::string& what) {
     record.state.updates = reader.count("updates", step);
     record.skipped_in_a_row = reader.count("skipped_in_a_row", step);
     record.window = reader.window("window", step);
+    record.state.optimizer = reader.optimizer("optimizer");
     record.state.seed = reader.word("seed");
     record.data_start = reader.count("data_start", step);
     record.state.seq_len = reader.count("seq_len", 1 << 20);

@@ -36,6 +36,7 @@ struct TrainingState {
     uint64_t seed = 0;    // of initialisation and data order
     // what else decides which data a step sees
     int64_t seq_len = 0, rows_per_step = 0;
+    std::string optimizer = "adamw";  // or muon: which moments there are
 };
 
 // a validation of a run

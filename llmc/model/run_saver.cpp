@@ -13,10 +13,10 @@ namespace {
 
 constexpr State kStates[] = {State::kParameter, State::kFirstMoment, State::kSecondMoment};
 
-// elements before a tensor in the copy
-int64_t place_in_copy(const GPT2Config& c, State state, int tensor) {
+// elements before a tensor in the copy; the second moments, of which some may not be there, come last
+int64_t place_in_copy(const GPT2Config& c, const std::string& optimizer, State state, int tensor) {
     int64_t place = (int64_t)state * file_elements(c);
-    for (int t = 0; t < tensor; t++) { place += tensor_total(c, t); }
+    for (int t = 0; t < tensor; t++) { place += has_state(optimizer, state, t) ? tensor_total(c, t) : 0; }
     return place;
 }
 
@@ -26,6 +26,7 @@ RunSaver::RunSaver(const Options& o, const RunPlan& plan, const SavePlan& saves,
                    StepLine* line, RunJournal* journal)
     : folder_(plan.out),
       config_(plan.config),
+      optimizer_(o.optimizer),
       keep_{o.keep, o.keep_major, -1},
       done_files_(o.llmc_letters),
       keep_best_(o.keep_best),
@@ -34,7 +35,7 @@ RunSaver::RunSaver(const Options& o, const RunPlan& plan, const SavePlan& saves,
       last_good_(plan.checkpoint) {
     if (keep_best_) { best_ = saved_best_ = plan.record.best; }
     if (!saves.background) { return; }
-    const auto elements = (size_t)(3 * file_elements(config_));
+    const auto elements = (size_t)state_elements(config_, optimizer_);
     copy_.reset(new float[elements]);  // not filled: pages come as they are needed
     lock_ = lock({copy_.get(), elements});
 }
@@ -55,8 +56,8 @@ void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) 
     copy(read);
     under_way_ = std::async(std::launch::async, [this, record] {
         return write(record, [this](State state, int tensor, int64_t first, std::span<float> values) {
-            std::copy_n(copy_.get() + place_in_copy(config_, state, tensor) + first, values.size(),
-                        values.begin());
+            std::copy_n(copy_.get() + place_in_copy(config_, optimizer_, state, tensor) + first,
+                        values.size(), values.begin());
         });
     });
 }
@@ -64,8 +65,9 @@ void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) 
 void RunSaver::copy(const ReadTensor& read) {
     for (State state : kStates) {
         for (int t = 0; t < kNumTensors; t++) {
-            read(state, t, 0,
-                 {copy_.get() + place_in_copy(config_, state, t), (size_t)tensor_total(config_, t)});
+            if (!has_state(optimizer_, state, t)) { continue; }
+            float* place = copy_.get() + place_in_copy(config_, optimizer_, state, t);
+            read(state, t, 0, {place, (size_t)tensor_total(config_, t)});
         }
     }
 }

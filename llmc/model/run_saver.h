@@ -51,6 +51,7 @@ private:
 
     const std::string folder_;
     const GPT2Config config_;
+    const std::string optimizer_;
     const Retention keep_;  // but the best
     const bool done_files_, keep_best_;
     StepLine* line_;

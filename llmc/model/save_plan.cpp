@@ -43,10 +43,10 @@ SavePlan plan_saves(const Options& o, const RunPlan& plan, int64_t training_byte
     } else if (o.keep_best) {  // each of the validations may be the best so far
         p.at_once += multiples(first, last, o.val_every);
     }
-    p.checkpoint_bytes = checkpoint_bytes(plan.config);
+    p.checkpoint_bytes = checkpoint_bytes(plan.config, o.optimizer);
     p.model_bytes = file_elements(plan.config) * (o.model_dtype == "bf16" ? 2 : 4);
     p.free_bytes = free_disk(plan.out);
-    p.copy_bytes = 3 * file_elements(plan.config) * (int64_t)sizeof(float);
+    p.copy_bytes = state_elements(plan.config, o.optimizer) * (int64_t)sizeof(float);
     p.host_bytes = available_memory();
     const int64_t left = p.host_bytes - training_bytes;
     const bool unknown = p.host_bytes < 0;

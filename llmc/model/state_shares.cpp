@@ -7,17 +7,22 @@ namespace {
 
 int64_t first_chunk_from(int64_t element) { return (element + kNormChunk - 1) / kNormChunk; }
 
-// visit(tensor, its first element's number in file order, what of it the rank keeps), for each copy
+// visit(tensor, its first element's number in file order, what of it the rank keeps, its place among second moments),
+// for each copy that AdamW updates
 template <typename Visit>
 void for_each_kept_tensor(const GPT2Config& c, const StateShares& s, size_t rank, Visit visit) {
-    const ParameterLayout layout(c);
+    const ParameterLayout layout(c), second_layout(c, false);
     for (int t = 0; t < kNumTensors; t++) {
+        if (s.muon && is_block_matrix(t)) { continue; }
         for (int copy = 0; copy < (int)tensor_copies(c, t); copy++) {
             const int range = kTensors[t].per_layer ? 1 + copy : t < kLn1w ? 0 : 1 + c.num_layers;
             const SharePart part = s.kept_part((size_t)range, rank);
             const int64_t at = layout.offset(t, copy), size = tensor_size(c, t);
             const int64_t lo = std::max(at, part.begin), hi = std::min(at + size, part.end);
-            if (lo < hi) { visit(t, copy * size + lo - at, SharePart{lo, hi, part.kept + lo - part.begin}); }
+            if (lo >= hi) { continue; }
+            const int64_t kept = part.kept + lo - part.begin;
+            visit(t, copy * size + lo - at, SharePart{lo, hi, kept},
+                  s.muon ? second_layout.offset(t, copy) + lo - at : kept);
         }
     }
 }
@@ -25,7 +30,13 @@ void for_each_kept_tensor(const GPT2Config& c, const StateShares& s, size_t rank
 }  // namespace
 
 StateShares::StateShares(const GPT2Config& c, const ModelSettings& s)
-    : ranks(s.ranks), groups(s.groups), shard(s.shard && s.ranks > 1), sizes((size_t)std::max(1, s.ranks)) {
+    : ranks(s.ranks),
+      groups(s.groups),
+      shard(s.shard && s.ranks > 1),
+      muon(s.muon),
+      sizes((size_t)std::max(1, s.ranks)),
+      seconds(ParameterLayout(c, !s.muon).size()) {
+    require(!muon || ranks == 1, "Muon is for one rank");
     require(ranks > 0 && groups > 0 && groups % ranks == 0, "the ranks must divide the groups");
     const ParameterLayout layout(c);
     const int64_t blocks = layout.offset(kLn1w), block = layout.block_size();
@@ -78,12 +89,13 @@ std::vector<int32_t> StateShares::chunks_by_rank() const {
 
 std::vector<AdamWPiece> update_pieces(const GPT2Config& c, const StateShares& s, size_t rank) {
     std::vector<AdamWPiece> pieces;
-    for_each_kept_tensor(c, s, rank, [&](int tensor, int64_t number, const SharePart& part) {
+    for_each_kept_tensor(c, s, rank, [&](int tensor, int64_t number, const SharePart& part,
+                                        int64_t second) {
         for (int64_t lo = part.begin; lo < part.end;) {
             const int64_t hi = std::min(part.end, (lo / kNormChunk + 1) * kNormChunk), in = lo - part.begin;
             const auto size = (int32_t)(hi - lo);
-            pieces.push_back(
-                {lo, part.kept + in, number + in, size, (int16_t)tensor, kTensors[tensor].matrix});
+            pieces.push_back({lo, part.kept + in, second + in, number + in, size, (int16_t)tensor,
+                              kTensors[tensor].matrix});
             lo = hi;
         }
     });
@@ -94,7 +106,7 @@ int64_t most_update_pieces(const GPT2Config& c, const StateShares& s) {
     int64_t most = 0;
     for (size_t r = 0; r < s.sizes.size(); r++) {
         int64_t pieces = 0;
-        for_each_kept_tensor(c, s, r, [&](int, int64_t, const SharePart& part) {
+        for_each_kept_tensor(c, s, r, [&](int, int64_t, const SharePart& part, int64_t) {
             pieces += first_chunk_from(part.end) - part.begin / kNormChunk;
         });
         most = std::max(most, pieces);

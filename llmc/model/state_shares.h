@@ -27,9 +27,11 @@ struct SharePart {
 struct StateShares {
     int ranks, groups;
     bool shard;  // each rank keeps the optimizer's state of its share only
+    bool muon;   // the blocks' matrices, which AdamW then leaves alone, have no second moment; one rank
     std::vector<std::pair<int64_t, int64_t>> ranges;  // from the range -1 on: first and last element but one
     std::vector<std::vector<SharePart>> parts;        // by range and rank; kept: among the rank's share
     std::vector<int64_t> sizes;                       // of the shares
+    int64_t seconds;                                  // elements that have a second moment
 
     StateShares(const GPT2Config& c, const ModelSettings& s);
 
@@ -38,6 +40,7 @@ struct StateShares {
     int64_t largest() const { return *std::max_element(sizes.begin(), sizes.end()); }
     // of the groups' sums and of the optimizer's state, what each rank has room for
     int64_t kept() const { return shard ? largest() : elements(); }
+    int64_t kept_seconds() const { return muon ? seconds : kept(); }
     // What of a range a rank keeps the optimizer's state of: its part, or the whole range where all is kept.
     SharePart kept_part(size_t range, size_t rank) const {
         const auto [begin, end] = ranges[range];
@@ -58,7 +61,7 @@ struct StateShares {
     std::vector<int64_t> chunk_begins() const;
 };
 
-// What AdamW updates in a rank, in pieces that cross neither tensors nor chunks.
+// What AdamW updates in a rank (beside Muon: all but the blocks' matrices), in pieces that cross neither tensors nor chunks.
 std::vector<AdamWPiece> update_pieces(const GPT2Config& c, const StateShares& s, size_t rank);
 // the most pieces that a rank has
 int64_t most_update_pieces(const GPT2Config& c, const StateShares& s);

@@ -87,7 +87,7 @@ __global__ void adamw_update_kernel(T* rounded, float* weights, float* m, float*
     weights += std::is_same_v<T, float> ? piece.at : piece.kept;
 
     auto m4 = load_within<Four<float>>(m + piece.kept, i, piece.size);
-    auto v4 = load_within<Four<float>>(v + piece.kept, i, piece.size);
+    auto v4 = load_within<Four<float>>(v + piece.second, i, piece.size);
     auto w4 = load_within<Four<float>>(weights, i, piece.size);
     auto g4 = load_within<Four<Grad>>(grad + piece.kept, i, piece.size);
 #pragma unroll
@@ -98,7 +98,7 @@ __global__ void adamw_update_kernel(T* rounded, float* weights, float* m, float*
         w4.at[j] = keep * w4.at[j] - step * m4.at[j] / (sqrtf(v4.at[j]) * correct2 + k.eps);
     }
     store_within(m + piece.kept, i, piece.size, m4);
-    store_within(v + piece.kept, i, piece.size, v4);
+    store_within(v + piece.second, i, piece.size, v4);
     store_within(weights, i, piece.size, w4);
     if constexpr (!std::is_same_v<T, float>) {
         auto r4 = round4(w4, seed, piece.tensor, decision->updates, quad);

@@ -45,9 +45,10 @@ struct AdamWTensor {
 // A part of one copy of a tensor, of at most kNormChunk elements. Its random numbers are keyed as those of
 // AdamWTensor.
 struct alignas(16) AdamWPiece {
-    int64_t at;     // where it begins in param
-    int64_t kept;   // and in the other arrays, which may be of a share of the elements only
-    int64_t first;  // the number of its first element
+    int64_t at;      // where it begins in param
+    int64_t kept;    // in the other arrays, which may be of a share of the elements only
+    int64_t second;  // and in v, which may lack some tensors
+    int64_t first;   // the number of its first element
     int32_t size;
     int16_t tensor;
     bool decays;  // the weight decay is for it

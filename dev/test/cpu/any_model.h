@@ -47,6 +47,7 @@ template <typename Model>
 std::vector<float> whole_state(const Model& model, State state) {
     std::vector<float> all;
     for (int t = 0; t < kNumTensors; t++) {
+        if (!model.holds(state, t)) { continue; }
         std::vector<float> one = whole_tensor(model, state, t);
         all.insert(all.end(), one.begin(), one.end());
     }
@@ -67,6 +68,7 @@ template <typename Model>
 void fill_states(Model* model, uint64_t seed) {
     for (State state : kStates) {
         for (int t = 0; t < kNumTensors; t++) {
+            if (!model->holds(state, t)) { continue; }
             std::vector<float> x = random_vector<float>(tensor_total(model->config(), t), seed++, 0.05);
             if (state == State::kSecondMoment) {
                 for (float& v : x) { v *= v; }
@@ -127,7 +129,9 @@ StepResult step(Model* model, std::span<const Batch> batches, const StepParams& 
 template <typename To, typename From>
 void copy_states(To* to, const From& from) {
     for (State state : kStates) {
-        for (int t = 0; t < kNumTensors; t++) { to->load(state, t, 0, whole_tensor(from, state, t)); }
+        for (int t = 0; t < kNumTensors; t++) {
+            if (from.holds(state, t)) { to->load(state, t, 0, whole_tensor(from, state, t)); }
+        }
     }
     to->set_updates(from.updates());
 }

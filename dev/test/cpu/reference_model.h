@@ -20,6 +20,7 @@
 #include "llmc/model/initial_values.h"
 #include "llmc/model/model.h"
 #include "llmc/model/reference.h"
+#include "llmc/model/reference_muon.h"
 
 namespace llmc {
 
@@ -47,8 +48,9 @@ public:
         Array residual3;       // (N,C): the stream after the MLP
     };
 
-    ReferenceModel(const GPT2Config& config, int B, int T, Rounding rounding = Rounding::kNone)
-        : config_(config), rounding_(rounding), B_(B), T_(T), layers_(config.num_layers) {
+    ReferenceModel(const GPT2Config& config, int B, int T, Rounding rounding = Rounding::kNone,
+                   bool muon = false)
+        : config_(config), rounding_(rounding), muon_(muon), B_(B), T_(T), layers_(config.num_layers) {
         for (auto* arena : {&weights_, &master_, &m_, &v_, &grads_}) {
             for (int t = 0; t < kNumTensors; t++) { (*arena)[t].resize(tensor_total(config, t)); }
         }
@@ -77,6 +79,9 @@ public:
     }
     void save_gradient(int tensor, int64_t first, std::span<float> values) const {
         copy_out(grads_[tensor], first, values);
+    }
+    bool holds(State state, int tensor) const {
+        return !muon_ || state != State::kSecondMoment || !is_block_matrix(tensor);
     }
     int64_t updates() const { return updates_; }
     void set_updates(int64_t n) { updates_ = n; }
@@ -281,14 +286,26 @@ private:
         AdamWParams adamw{params.lr, params.beta1, params.beta2, params.eps, 0.0, grad_scale, updates_};
         for (int t = 0; t < kNumTensors; t++) {
             adamw.weight_decay = kTensors[t].matrix ? params.weight_decay : 0.0;
-            adamw_cpu(master_[t].data(), m_[t].data(), v_[t].data(), grads_[t].data(), master_[t].size(),
-                      adamw);
+            if (holds(State::kSecondMoment, t)) {
+                adamw_cpu(master_[t].data(), m_[t].data(), v_[t].data(), grads_[t].data(), master_[t].size(),
+                          adamw);
+            } else {
+                update_by_muon(t, {params.lr, params.weight_decay, grad_scale});
+            }
             set_weights(t);
+        }
+    }
+    void update_by_muon(int t, const MuonParams& params) {
+        const int count = matrices_in(t), rows = kTensors[t].rows(config_) / count,
+                  cols = kTensors[t].cols(config_);
+        for (size_t at = 0; at < master_[t].size(); at += (size_t)rows * cols) {
+            muon_cpu(&master_[t][at], &m_[t][at], &grads_[t][at], rows, cols, params);
         }
     }
 
     GPT2Config config_;
     Rounding rounding_;
+    bool muon_;
     int B_, T_;
     Arena weights_, master_, m_, v_, grads_;
     std::vector<Layer> layers_;

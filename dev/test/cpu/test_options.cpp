@@ -25,6 +25,7 @@ TEST_CASE("options: no arguments give the defaults of options.h") {
     CHECK(o.lr < 0);
     CHECK_FALSE(o.llmc_letters);
     CHECK(o.schedule == "cosine");
+    CHECK(o.optimizer == "adamw");
     CHECK(o.val_every == -1);
     CHECK(o.val_tokens == -1);
     CHECK(o.resume == "none");
@@ -59,6 +60,8 @@ TEST_CASE("options: every field is set by its long name") {
                        "-1",
                        "--lr",
                        "1e-3",
+                       "--optimizer",
+                       "muon",
                        "--warmup",
                        "7",
                        "--final-lr-fraction",
@@ -89,6 +92,7 @@ TEST_CASE("options: every field is set by its long name") {
     CHECK(o.total_batch == 256);
     CHECK(o.steps == -1);
     CHECK(o.lr == 1e-3);
+    CHECK(o.optimizer == "muon");
     CHECK(o.warmup == 7);
     CHECK(o.final_lr_fraction == 0.5);
     CHECK(o.schedule == "wsd");

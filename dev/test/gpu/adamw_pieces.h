@@ -13,7 +13,7 @@ inline std::vector<AdamWPiece> adamw_pieces(const AdamWTensor& tensor, bool deca
         for (int64_t i = 0; i < tensor.size; i += kNormChunk) {
             const int64_t at = copy * tensor.stride + i, number = tensor.first + copy * tensor.size + i;
             const auto size = (int32_t)std::min(kNormChunk, tensor.size - i);
-            pieces.push_back({at, at, number, size, (int16_t)tensor.tensor, decays});
+            pieces.push_back({at, at, at, number, size, (int16_t)tensor.tensor, decays});
         }
     }
     return pieces;

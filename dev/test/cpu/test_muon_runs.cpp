@@ -1,0 +1,135 @@
+// Runs with --optimizer muon: what a checkpoint holds, that a run goes on with the same bits, and what is
+// refused.
+#include <cstring>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/cpu/model_fixture.h"
+#include "dev/test/cpu/train_program.h"
+#include "llmc/host/safetensors.h"
+#include "llmc/model/checkpoint.h"
+#include "llmc/model/run_plan.h"
+
+using namespace llmc;
+
+namespace {
+
+constexpr ModelSettings kMuon{.muon = true};
+
+RunRecord muon_record(int64_t step, int64_t updates) {
+    RunRecord record = record_of(step, updates, 5);
+    record.state.optimizer = "muon";
+    return record;
+}
+
+struct Runs {
+    TempFolder folder;
+    Runs() { write_tiny_data(folder.path()); }
+    std::string operator/(const std::string& name) const { return folder / name; }
+    ProgramRun run(const std::string& out, const std::string& more) const {
+        return run_train(folder.path(),
+                         tiny_run(folder.path(),
+                                  "--batch 2 --total-batch 48 --lr 0.01 --warmup 2 --schedule constant "
+                                  "--weight-decay 0.1 --val-every 3 --sample-every 0 --save-every 4 --out " +
+                                      folder / out + " " + more));
+    }
+    ProgramRun done(const std::string& out, const std::string& more) const {
+        ProgramRun r = run(out, more);
+        CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+        return r;
+    }
+    void check_refused(const std::string& out, const std::string& more, const Words& says) const {
+        const ProgramRun r = run(out, more);
+        CHECK(r.exit_code == kExitUsage);
+        for (const std::string& word : says) { CHECK_MESSAGE(r.err.find(word) != std::string::npos, r.err); }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("muon runs: a checkpoint has the moments that there are") {
+    TempFolder folder;
+    const GPT2Config c = tiny_config();
+    GPT2Cpu model(c, 2, 9, kMuon), other(c, 2, 9, kMuon), adamw(c, 2, 9);
+    fill_states(&model, 3);
+    zero_padding(&model);
+    save_checkpoint(folder.path(), c, muon_record(4, 3), reader(model));
+    const Checkpoint saved(folder / "step_00000004");
+    CHECK(saved.record().state.optimizer == "muon");
+    load_checkpoint(saved, writer(&other));
+    check_same_state("loaded", other, model);
+    const SafetensorsFile moments(folder / "step_00000004/optimizer.safetensors");
+    CHECK(moments.entries().size() == 16 + 12);
+    for (int t = 0; t < kNumTensors; t++) {
+        const std::string name = kTensors[t].name;
+        CHECK(moments.find("first_moment." + name) != nullptr);
+        CHECK((moments.find("second_moment." + name) != nullptr) == model.holds(State::kSecondMoment, t));
+    }
+    std::vector<float> one(1);
+    check_error(error_of([&] { saved.read(State::kSecondMoment, kFcw, 0, one); }), kExitUsage,
+                {"second moment"});
+    const int64_t size = (int64_t)(read_bytes(folder / "step_00000004/model.safetensors").size() +
+                                   read_bytes(folder / "step_00000004/optimizer.safetensors").size());
+    CHECK(size <= checkpoint_bytes(c, "muon"));
+    CHECK(size > checkpoint_bytes(c, "muon") - (1 << 16));
+    CHECK(checkpoint_bytes(c) - checkpoint_bytes(c, "muon") == 12 * 14 * 14 * 3 * 4);
+}
+
+TEST_CASE("muon runs: a record without an optimizer is AdamW's, one with another is refused") {
+    const std::string text = to_json(muon_record(4, 3)), line = " \"optimizer\": \"muon\",\n";
+    CHECK(parse_run_record(text, "run.json").state.optimizer == "muon");
+    const size_t at = text.find(line);
+    REQUIRE(at != std::string::npos);
+    CHECK(parse_run_record(std::string(text).erase(at, line.size()), "run.json").state.optimizer == "adamw");
+    for (const char* value : {" \"optimizer\": \"sgd\",\n", " \"optimizer\": 7,\n"}) {
+        const std::string other = std::string(text).replace(at, line.size(), value);
+        check_error(error_of([&] { parse_run_record(other, "run.json"); }), kExitBadInput,
+                    {"run.json", "optimizer"});
+    }
+}
+
+TEST_CASE("muon runs: the program ends as if it had never stopped") {
+    Runs p;
+    const std::string muon = "--optimizer muon --steps ";
+    const ProgramRun whole = p.done("whole", muon + "8");
+    CHECK(whole.out.find("Muon for the blocks' matrices, else AdamW") != std::string::npos);
+    CHECK(read_bytes(p / "whole/config.toml").find("optimizer = \"muon\"") != std::string::npos);
+    p.done("parts", muon + "4");
+    p.done("parts", muon + "8 --resume auto");
+    p.done("background",
+           muon + "8 --save-mode async");  // from a copy, which has no room for what there is not
+    for (const char* out : {"parts", "background"}) {
+        CHECK(read_log(p / out) == read_log(p / "whole"));
+        for (const char* file :
+             {"/model.bin", "/step_00000004/optimizer.safetensors", "/step_00000008/model.safetensors",
+              "/step_00000008/optimizer.safetensors"}) {
+            CHECK_MESSAGE(same_files(p / (out + std::string(file)), p / ("whole" + std::string(file))), out,
+                          file);
+        }
+    }
+    p.done("adamw", "--steps 8");
+    CHECK_FALSE(same_files(p / "adamw/model.bin", p / "whole/model.bin"));
+}
+
+TEST_CASE("muon runs: a checkpoint of another optimizer is refused by name") {
+    Runs p;
+    p.done("muon", "--optimizer muon --steps 4");
+    p.done("adamw", "--steps 4");
+    p.check_refused("muon", "--steps 8 --resume auto",
+                    {"step_00000004 was made with --optimizer muon, not adamw", "Go on with --optimizer muon",
+                     "--resume none --model"});
+    p.check_refused(
+        "adamw", "--optimizer muon --steps 8 --resume auto",
+        {"step_00000004 was made with --optimizer adamw, not muon", "Go on with --optimizer adamw"});
+}
+
+TEST_CASE("muon runs: several ranks are refused by name") {
+    Runs p;
+    for (const char* ranks : {"--ranks 2", "--world-size 2 --rank 1", "--ranks 2 --dry-run"}) {
+        p.check_refused(
+            "ranks", std::string("--optimizer muon --steps 4 ") + ranks,
+            {"--optimizer muon is for a job of one rank, and this one has 2", "--optimizer adamw"});
+    }
+    CHECK(names_below(p / "ranks").empty());
+    p.done("groups", "--optimizer muon --steps 4 --reduce-groups 2");
+}
