@@ -232,7 +232,7 @@ EMULATED_OBJECTS := $(EMULATED_MACHINE) \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
 # other layers' kernels without tensor cores
 EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier classifier_rows matmul_bias attention_fp32 \
-    adamw global_norm group_sum comm_host \
+    adamw muon global_norm group_sum comm_host \
     $(foreach v,v1 v2,attention/ladder/forward/$(v) attention/ladder/backward/$(v))) \
     $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode*.cu))
 # -rdynamic: kernels have names
@@ -241,8 +241,8 @@ $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layer
                          test_attention.cpp)) \
                      $(addprefix $(EMULATED)/dev/emulate/test_,machine.cu.o many_ranks.cu.o) \
                      $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) $(addprefix dev/test/gpu/test_, \
-                         decode.cpp classifier.cpp matmul_bias.cpp adamw.cpp group_sum.cpp)) $(BUILD)/dev/test/shared.a $(EMULATED_OPS) \
-                     $(EMULATED_OBJECTS)
+                         decode.cpp classifier.cpp matmul_bias.cpp adamw.cpp muon.cpp group_sum.cpp)) $(BUILD)/dev/test/shared.a \
+                     $(EMULATED_OPS) $(EMULATED_OBJECTS)
 	@mkdir -p $(@D)
 	$(LINK_EMULATED)
 # make build/emulated/dev/cuda/layernorm_forward: a ladder, for --check; with ONLY=v2 that rung

@@ -10,11 +10,11 @@ inline const OptionRow kOptimizerTable[] = {
      .field = &Settings::optimizer,
      .choices = "adamw muon",
      .also = "optim opt",
-     .help = "muon:  the matrices of the blocks (q, k, v, attproj, fc, fcproj) move along\n"
-             "       their mean gradient with its strong and its weak directions made\n"
-             "       equally strong: fewer steps to the same loss, and one moment\n"
-             "       instead of two. Everything else gets AdamW. --lr and\n"
-             "       --weight-decay mean the same for both. In a job of one rank only",
+     .help =
+         "muon = the matrices of the blocks (q, k, v, attproj, fc, fcproj) move along their mean gradient "
+         "with its strong and its weak directions made equally strong; all else by AdamW. Fewer steps to the "
+         "same loss, and one moment of these matrices instead of two. --lr and --weight-decay mean the same "
+         "for both. In a job of one rank only",
      .group = "Optimizer"},
     {.name = "lr",
      .letter = 'l',

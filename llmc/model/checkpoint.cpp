@@ -162,8 +162,9 @@ std::vector<std::pair<State, int>> moments_of(const std::string& optimizer) {
 
 Digest write_optimizer_file(const std::string& path, const GPT2Config& config, const std::string& optimizer,
                             const ReadTensor& read) {
-    std::vector<SafetensorsTensor> tensors;
     const std::vector<std::pair<State, int>> places = moments_of(optimizer);
+    std::vector<SafetensorsTensor> tensors;
+    tensors.reserve(places.size());
     for (auto [state, t] : places) { tensors.push_back({moment_name(state, t), moment_shape(config, t)}); }
     return write_safetensors(path, tensors, TensorType::kF32,
                              [&](size_t i, int64_t first, std::span<float> values) {

@@ -20,12 +20,13 @@ constexpr int64_t kReserve = 256 << 20;      // bytes left free for CUDA's own m
 constexpr int64_t kNcclReserve = 768 << 20;  // and for what NCCL takes
 constexpr int64_t kInitChunk = 16 << 20;     // values made on the host at once
 
-void check_config(const GPT2Config& c, int B, int seq_len) {
+void check_config(const GPT2Config& c, int B, int seq_len, const ModelSettings& s) {
     require(c.num_layers > 0 && c.num_heads > 0 && c.channels > 0 && c.vocab_size > 0 &&
                 c.channels % c.num_heads == 0 && c.padded_vocab_size >= c.vocab_size,
             "GPT2: sizes must be positive, channels a multiple of heads");
     require(B > 0 && seq_len > 0 && seq_len <= c.max_seq_len,
             "GPT2: B and T must be positive, T at most max_seq_len");
+    require(!s.muon || s.ranks == 1, "GPT2: Muon is for one rank");
     if ((int64_t)B * seq_len > INT32_MAX) {
         throw Error(kExitUsage,
                     strf("%d sequences of %d tokens at once: at most 2^31 - 1 tokens are possible. Use a "
@@ -44,10 +45,7 @@ void check_config(const GPT2Config& c, int B, int seq_len) {
 
 template <typename T, typename Grad>
 MemoryPlan GPT2<T, Grad>::plan(const GPT2Config& config, int B, int seq_len, const ModelSettings& settings) {
-    check_config(config, B, seq_len);
-    if (settings.muon) {
-        throw Error(kExitUsage, "--optimizer muon: train_gpt2 has it, train_gpt2cu not yet");
-    }
+    check_config(config, B, seq_len, settings);
     MemoryPlan plan = GPT2Memory<T, Grad>(config, B, seq_len, settings, Arena()).plan;
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total));
@@ -58,7 +56,7 @@ MemoryPlan GPT2<T, Grad>::plan(const GPT2Config& config, int B, int seq_len, con
 
 template <typename T, typename Grad>
 GPT2<T, Grad>::GPT2(const GPT2Config& config, int B, int seq_len, const ModelSettings& settings) {
-    check_config(config, B, seq_len);
+    check_config(config, B, seq_len, settings);
     impl_ = std::make_unique<Impl>(config, B, seq_len, settings);
 }
 
@@ -99,6 +97,11 @@ void GPT2<T, Grad>::load(State state, int tensor, int64_t first, std::span<const
 template <typename T, typename Grad>
 void GPT2<T, Grad>::save(State state, int tensor, int64_t first, std::span<float> values) const {
     impl_->optimizer.save(state, tensor, first, values);
+}
+
+template <typename T, typename Grad>
+bool GPT2<T, Grad>::holds(State state, int tensor) const {
+    return impl_->optimizer.holds(state, tensor);
 }
 
 template <typename T, typename Grad>

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "llmc/cuda/graph.cuh"
@@ -51,6 +52,7 @@ struct GPT2<T, Grad>::Impl {
     TokenFeed feed;
     Comm* comm;  // null: no other ranks
     GPT2Optimizer<T, Grad> optimizer;
+    std::optional<GPT2Muon<T>> muon;
     // of what has been due; null until it is due again
     std::map<MicroStep, std::unique_ptr<Graph>> graphs;
     int64_t updates = 0;   // as far as the host has been told
@@ -77,6 +79,12 @@ struct GPT2<T, Grad>::Impl {
         if (comm != nullptr) {
             network.before_forward = [this](int l) { optimizer.wait_for_layer(l); };
         }
+        if (s.muon) {
+            muon.emplace(c, mem.muon, s.tf32);
+            optimizer.update_block_matrices = [this](int t, const StepInputs* inputs, uint64_t seed) {
+                update_by_muon(t, inputs, seed);
+            };
+        }
         check(cudaMemsetAsync(mem.counters, 0, kAttentionCounters * sizeof(unsigned), stream));
         wait();
     }
@@ -86,6 +94,7 @@ struct GPT2<T, Grad>::Impl {
     void check_batch(const Batch& batch) const;
     int64_t count_targets(std::span<const Batch> micro_batches) const;
     void launch(const MicroStep& s);
+    void update_by_muon(int tensor, const StepInputs* inputs, uint64_t seed);
     void enqueue(const Batch& batch, const StepInputs& inputs, MicroStep s);
     Pending take_pending();
     std::span<const float> download_logits(int64_t first, int64_t n);
@@ -134,6 +143,22 @@ void GPT2<T, Grad>::Impl::launch(const MicroStep& s) {
     if (s.ends_step) {
         optimizer.decide(s.at.inputs);
         optimizer.update(s.at.inputs, s.adamw);
+    }
+}
+
+// of one rank
+template <typename T, typename Grad>
+void GPT2<T, Grad>::Impl::update_by_muon(int tensor, const StepInputs* inputs, uint64_t seed) {
+    const int64_t at = layout.offset(tensor);
+    float* master = sizeof(T) == sizeof(float) ? nullptr : mem.master + at;
+    auto update = [&](const auto* grads) {
+        muon->update(mem.params + at, master, mem.m + at, grads + at, tensor, layout.block_size(),
+                     mem.decision, inputs, seed, stream);
+    };
+    if (mem.sums != nullptr) {
+        update(mem.sums);
+    } else {
+        update(mem.grads);
     }
 }
 

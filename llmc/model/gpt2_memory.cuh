@@ -6,6 +6,7 @@
 #include "llmc/cuda/device_memory.cuh"
 #include "llmc/layernorm/layernorm.h"
 #include "llmc/model/gpt2_config.h"
+#include "llmc/model/gpt2_muon.cuh"
 #include "llmc/model/gpt2_state.cuh"
 #include "llmc/model/model.h"
 #include "llmc/model/token_feed.cuh"
@@ -35,6 +36,7 @@ struct GPT2Memory : GPT2State<T, Grad> {
     void *feed, *workspace;        // TokenFeed's, cuBLASLt's
     void* scratch;                 // what any op needs for itself
     unsigned* counters;            // attention's
+    MuonRoom muon;                 // the logits', which a step is done with
 
     MemoryPlan plan;  // how much of which
 
@@ -44,12 +46,13 @@ struct GPT2Memory : GPT2State<T, Grad> {
         plan.parameters = this->parameter_bytes;
         plan.gradients = this->gradient_bytes;
         plan.optimizer = this->optimizer_bytes;
-        take_activations(c, B, seq_len, s.recompute, arena);
+        take_activations(c, B, seq_len, s, arena);
         plan.activations = arena.used() - plan.parameters - plan.gradients - plan.optimizer;
     }
 
 private:
-    void take_activations(const GPT2Config& c, int B, int seq_len, Recompute recompute, Arena& arena) {
+    void take_activations(const GPT2Config& c, int B, int seq_len, const ModelSettings& s, Arena& arena) {
+        const Recompute recompute = s.recompute;
         int64_t N = (int64_t)B * seq_len, C = c.channels;
         for (int l = 0; l < c.num_layers; l++) {
             Layer a = l > 0 ? layers[0] : Layer{};
@@ -63,11 +66,14 @@ private:
         }
         for (T** x : {&encoded, &lnf, &dresidual, &dproj}) { *x = arena.take<T>(N * C); }
         for (float** x : {&lnf_mean, &lnf_rstd, &losses}) { *x = arena.take<float>(N); }
-        logits = arena.take<T>(N * c.padded_vocab_size);
+        const int64_t before = arena.used(),
+                      least = s.muon ? GPT2Muon<T>::least_room(c) / (int64_t)sizeof(T) : 0;
+        logits = arena.take<T>(std::max(N * c.padded_vocab_size, least));
+        muon.scratch = logits, muon.bytes = arena.used() - before;
         dwide = arena.take<T>(N * 4 * C);
         predicted = arena.take<int32_t>(N);
         feed = arena.take<char>(TokenFeed::bytes(N));
-        workspace = arena.take<char>(Matmul::kWorkspace);
+        workspace = muon.workspace = arena.take<char>(Matmul::kWorkspace);
         scratch = arena.take<char>((int64_t)std::max(
             {encoder_backward_scratch(B, seq_len, c.channels, c.vocab_size),
              layernorm_backward_scratch(c.channels), bias_backward_scratch(4 * c.channels),

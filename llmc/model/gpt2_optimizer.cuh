@@ -4,6 +4,7 @@
 // share, and the parameters come together. So the bits depend on the number of groups, and not on that of
 // ranks. Everything is queued on one stream, and exchanges beside it; what waits says so.
 #pragma once
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -26,6 +27,7 @@ public:
                   std::unique_ptr<DeviceComm> comm, cudaStream_t stream)
         : config_(c),
           layout_(c),
+          second_layout_(c, !s.muon),
           shares_(c, s),
           state_(state),
           comm_(std::move(comm)),
@@ -36,6 +38,9 @@ public:
         check(cudaMemsetAsync(state_.params, 0, (size_t)state_.bytes(), stream_));
         upload_tables();
     }
+
+    // With --optimizer muon: how a tensor that has no second moment is updated; seed: of its rounding.
+    std::function<void(int tensor, const StepInputs*, uint64_t seed)> update_block_matrices;
 
     int groups_here() const { return shares_.groups / shares_.ranks; }
     // where this rank's k-th group adds up its losses
@@ -64,12 +69,14 @@ public:
     void load(State s, int tensor, int64_t first, std::span<const float> values);
     void clear_moments() {
         for (State s : {State::kFirstMoment, State::kSecondMoment}) {
-            check(cudaMemsetAsync(array(s), 0, shares_.kept() * sizeof(float), stream_));
+            const int64_t n = s == State::kSecondMoment ? shares_.kept_seconds() : shares_.kept();
+            check(cudaMemsetAsync(array(s), 0, n * sizeof(float), stream_));
         }
     }
     // bf16 parameters from master again, if that is needed
     void round_weights();
     void set_stale() { stale_ = !sharded_master(); }
+    bool holds(State s, int tensor) const { return layout_of(s).holds(tensor); }
     // All ranks call it, and wait: then rank 0 can save() what it has no share of, until the next step.
     void gather();
     void save(State s, int tensor, int64_t first, std::span<float> values) const;  // waits
@@ -92,6 +99,9 @@ private:
     bool grouped() const { return shares_.groups > 1; }
     bool sharded_master() const { return shares_.shard && sizeof(T) != sizeof(float); }
     bool is_whole(State s) const { return s == State::kParameter ? !sharded_master() : !shares_.shard; }
+    const ParameterLayout& layout_of(State s) const {
+        return s == State::kSecondMoment ? second_layout_ : layout_;
+    }
     int64_t size_here() const { return shares_.sizes[rank_]; }
     // of this rank's chunks
     const int32_t* chunk_numbers() const { return state_.chunk_numbers + shares_.chunk_begins()[rank_]; }
@@ -115,7 +125,7 @@ private:
     void gather(State s, float* whole);
 
     GPT2Config config_;
-    ParameterLayout layout_;
+    ParameterLayout layout_, second_layout_;  // of second moments, which Muon's tensors do not have
     StateShares shares_;
     GPT2State<T, Grad> state_;
     std::unique_ptr<DeviceComm> comm_;
@@ -246,6 +256,9 @@ void GPT2Optimizer<T, Grad>::update(const StepInputs* inputs, const AdamWConstan
     } else {
         step(state_.grads);
     }
+    for (int t = 0; t < kNumTensors; t++) {
+        if (!holds(State::kSecondMoment, t)) { update_block_matrices(t, inputs, seed_); }
+    }
     on_their_way_.clear();
     // in the order in which the next forward pass needs them
     for (int l = -1; l <= config_.num_layers && shares_.shard; l++) {
@@ -258,7 +271,7 @@ void GPT2Optimizer<T, Grad>::update(const StepInputs* inputs, const AdamWConstan
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::load(State s, int tensor, int64_t first, std::span<const float> values) {
     gathered_ = false;
-    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+    for_each_piece(config_, layout_of(s), tensor, first, (int64_t)values.size(),
                    [&](int64_t element, int64_t from, int64_t n) {
                        if (is_whole(s)) {
                            upload(array(s) + element, values.data() + from, n);
@@ -351,7 +364,7 @@ void GPT2Optimizer<T, Grad>::save(State s, int tensor, int64_t first, std::span<
     wait();
     require(is_whole(s) || (gathered_ && rank_ == 0), "GPT2: gather() before save() in rank 0");
     const float* whole = gathered_state_[(int)s].get();
-    for_each_piece(config_, layout_, tensor, first, (int64_t)values.size(),
+    for_each_piece(config_, layout_of(s), tensor, first, (int64_t)values.size(),
                    [&](int64_t element, int64_t to, int64_t n) {
                        if (is_whole(s)) {
                            check(cudaMemcpy(values.data() + to, array(s) + element, n * sizeof(float),

@@ -53,7 +53,7 @@ struct GPT2State {
         gradient_bytes = taken();
         master = sizeof(T) == sizeof(float) ? (float*)params : arena.take<float>(kept);
         m = arena.take<float>(kept);
-        v = arena.take<float>(kept);
+        v = arena.take<float>(s.kept_seconds());
         decision = arena.take<StepDecision>(1);
         loss_sum = arena.take<double>(1);
         squares = arena.take<double>(1);

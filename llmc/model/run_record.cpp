@@ -77,7 +77,7 @@ public:
     }
     std::string optimizer(const char* name) const {
         if (object_.find(name) == object_.end()) { return "adamw"; }  // of a version that had no other
-        const std::string value = text(at(name), name);
+        std::string value = text(at(name), name);
         if (value != "adamw" && value != "muon") { fail(name, "adamw or muon"); }
         return value;
     }

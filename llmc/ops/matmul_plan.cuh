@@ -30,6 +30,7 @@ struct Product {
     cudaDataType_t inputs, output;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     bool accumulate = false;  // beta = 1
+    int64_t batch = 1;  // so many at once; each matrix begins at a multiple of 64 elements behind the first
 
     MatmulKind kind() const {
         return {transpose_a, transpose_b, m, n, k, inputs, output, epilogue, accumulate};
@@ -56,9 +57,9 @@ public:
                    p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || p.epilogue == CUBLASLT_EPILOGUE_DGELU;
         if (aux) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.m); }
         int64_t lda = p.transpose_a ? p.k : p.m, ldb = p.transpose_b ? p.n : p.k;
-        check(cublasLtMatrixLayoutCreate(&a_, p.inputs, lda, p.transpose_a ? p.m : p.k, lda));
-        check(cublasLtMatrixLayoutCreate(&b_, p.inputs, ldb, p.transpose_b ? p.k : p.n, ldb));
-        check(cublasLtMatrixLayoutCreate(&d_, p.output, p.m, p.n, p.m));
+        create(&a_, p.inputs, lda, p.transpose_a ? p.m : p.k, p.batch);
+        create(&b_, p.inputs, ldb, p.transpose_b ? p.k : p.n, p.batch);
+        create(&d_, p.output, p.m, p.n, p.batch);
         if (auto first = candidates(handle, 1); !first.empty()) { choose(first.front()); }
     }
     ~Plan() {
@@ -76,8 +77,13 @@ public:
     }
     void run(cublasLtHandle_t handle, void* d, const void* a, const void* b, bool accumulate, void* workspace,
              cudaStream_t stream, size_t workspace_bytes = Matmul::kWorkspace) {
-        float alpha = 1, beta = accumulate ? 1 : 0;
-        check(cublasLtMatmul(handle, operation_, &alpha, a, a_, b, b_, &beta, d, d_, d, d_, &choice_.algo,
+        run(handle, d, a, b, 1, accumulate ? 1 : 0, d, workspace, stream, workspace_bytes);
+    }
+    // d = epilogue(alpha op(a) op(b)) + beta c; c is as d, and may be d
+    void run(cublasLtHandle_t handle, void* d, const void* a, const void* b, float alpha, float beta,
+             const void* c, void* workspace, cudaStream_t stream,
+             size_t workspace_bytes = Matmul::kWorkspace) {
+        check(cublasLtMatmul(handle, operation_, &alpha, a, a_, b, b_, &beta, c, d_, d, d_, &choice_.algo,
                              workspace, workspace_bytes, stream));
     }
 
@@ -128,6 +134,19 @@ public:
     }
 
 private:
+    // a packed matrix by columns, or a batch of them
+    static void create(cublasLtMatrixLayout_t* layout, cudaDataType_t type, int64_t rows, int64_t cols,
+                       int64_t batch) {
+        check(cublasLtMatrixLayoutCreate(layout, type, rows, cols, rows));
+        if (batch == 1) { return; }
+        const auto count = (int32_t)batch;
+        const int64_t stride = (rows * cols + 63) / 64 * 64;
+        check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                               sizeof(count)));
+        check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                               sizeof(stride)));
+    }
+
     cublasLtMatmulDesc_t operation_ = nullptr;
     cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, d_ = nullptr;
     cublasLtMatmulHeuristicResult_t choice_{};

@@ -98,13 +98,12 @@ TEST_CASE("muon runs: the program ends as if it had never stopped") {
     p.done("parts", muon + "8 --resume auto");
     p.done("background",
            muon + "8 --save-mode async");  // from a copy, which has no room for what there is not
-    for (const char* out : {"parts", "background"}) {
+    for (const std::string out : {"parts", "background"}) {
         CHECK(read_log(p / out) == read_log(p / "whole"));
         for (const char* file :
              {"/model.bin", "/step_00000004/optimizer.safetensors", "/step_00000008/model.safetensors",
               "/step_00000008/optimizer.safetensors"}) {
-            CHECK_MESSAGE(same_files(p / (out + std::string(file)), p / ("whole" + std::string(file))), out,
-                          file);
+            CHECK_MESSAGE(same_files(p / (out + file), p / ("whole" + file)), out, file);
         }
     }
     p.done("adamw", "--steps 8");

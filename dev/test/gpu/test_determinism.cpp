@@ -175,7 +175,7 @@ void check_optimizer() {
         const StepParams params{.lr = 1e-3, .weight_decay = 0.1, .clip = 1};
         const AdamWConstants constants = {params.beta1, params.beta2, params.eps};
         DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(params, 4)});
-        DeviceArray<AdamWPiece> pieces(adamw_pieces({kWte, n, 1, 0}, true));
+        DeviceArray<AdamWPiece> pieces(adamw_pieces({kWte, n, 1, 0}, true, 0));
         sum_of_squares(squares.data(), scratch.data(), grad.data(), n, kStream);
         decide_step(decision.data(), loss_sum.data(), squares.data(), inputs.data(), kStream);
         if constexpr (std::is_same_v<T, float>) {

@@ -90,6 +90,7 @@ TEST_CASE_TEMPLATE("gpu graphs: each step as in a model that has recorded nothin
         check_steps<Model>({.recompute = recompute});
     }
     check_steps<Model>({.groups = 2});
+    check_steps<Model>({.muon = true});
 }
 
 // A batch lies in one of two places, and every second one is smaller: in each place the first is launched, the second

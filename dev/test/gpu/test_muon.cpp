@@ -1,0 +1,198 @@
+// Muon's kernels on the GPU: mean, direction, update and its rounding. The products between them:
+// test_newton_schulz.cpp.
+#include <bit>
+
+#include "dev/test/gpu/layer_test.h"
+#include "llmc/model/gpt2_config.h"
+#include "llmc/model/reference_muon.h"
+#include "llmc/ops/muon.h"
+#include "llmc/ops/stochastic_rounding.h"
+
+using namespace llmc;
+using namespace llmc::gpu_test;
+
+namespace {
+
+constexpr uint64_t kSeed = 0x1234'5678'9abc'def0;
+constexpr StepParams kParams{.step = 1, .lr = 3e-3, .weight_decay = 0.1};
+
+struct Case {
+    MuonTensor shape;
+    int64_t updates;
+    float grad_scale;
+    std::string text() const {
+        return strf("rows=%d cols=%d matrices=%d copies=%d first=%d", shape.rows, shape.cols, shape.matrices,
+                    shape.copies, shape.first_copy);
+    }
+    // of the k-th matrix: among the copies, and among the directions
+    int64_t at(int k) const { return k / shape.matrices * shape.stride + k % shape.matrices * shape.size(); }
+    int64_t direction(int k) const { return k * muon_stride(shape.size()); }
+    int64_t elements() const { return at(shape.count() - 1) + shape.size(); }
+    int64_t directions() const { return direction(shape.count()); }
+};
+// whole vectors and odd sizes; more elements than one round of a row of blocks
+const Case kCases[] = {
+    {{kAttprojw, 8, 8, 1, 0, 1, 64}, 1, 1},     {{kQkvw, 7, 7, 3, 2, 2, 192}, 9, 0.5f},
+    {{kQkvw, 12, 12, 3, 1, 2, 500}, 100000, 1}, {{kFcw, 20, 5, 1, 0, 3, 128}, 3, 0.01f},
+    {{kFcprojw, 3, 11, 1, 4, 2, 36}, 7, 1},     {{kFcw, 384, 256, 1, 0, 2, 384 * 256 + 64}, 2, 0.25f}};
+
+DeviceArray<StepDecision> decision_of(const Case& c, bool skipped = false) {
+    StepDecision d{};
+    d.updates = c.updates, d.grad_scale = c.grad_scale, d.skipped = skipped;
+    return DeviceArray<StepDecision>(std::vector<StepDecision>{d});
+}
+
+template <typename T, typename Grad>
+struct Directions {
+    DeviceArray<float> m;
+    DeviceArray<Grad> grad;
+    DeviceArray<T> x;
+    Scratch scratch;
+    explicit Directions(const Case& c, double size = 0.01)
+        : m(floats(c.elements(), 1, size)),
+          grad(floats(c.elements(), 2, 2 * size)),
+          x(floats(c.directions(), 3)),
+          scratch((int64_t)muon_scratch(c.shape.count())) {}
+    void run(const Case& c, const DeviceArray<StepDecision>& decision) {
+        muon_direction(x.data(), scratch.data(), m.data(), grad.data(), c.shape, decision.data(), kStream);
+    }
+};
+
+// Mean and look ahead: at most 6 roundings in either term, and as much again where the second is made of the
+// first. A sum of squares adds 4 in fp32, the rest in double; its root and its inverse are rounded once more.
+template <typename T, typename Grad>
+void check_direction(const Case& c) {
+    Directions<T, Grad> t(c);
+    const auto decision = decision_of(c);
+    t.run(c, decision);
+    const int64_t n = c.shape.size();
+    Vector m = t.m.values(), x = t.x.values(), m_terms = absolute(m), x_bounds(x.size());
+    const Vector grad = t.grad.values(), grad_terms = absolute(grad);
+    for (int k = 0; k < c.shape.count(); k++) {
+        Vector ahead(n), terms(n);
+        muon_momentum_cpu(ahead.data(), &m[c.at(k)], &grad[c.at(k)], n, c.grad_scale);
+        muon_momentum_cpu(terms.data(), &m_terms[c.at(k)], &grad_terms[c.at(k)], n, c.grad_scale);
+        const double inverse = 1 / (global_norm_cpu(ahead.data(), n) + kNewtonSchulzEps);
+        for (int64_t i = 0; i < n; i++) {
+            double& due = x[c.direction(k) + i];
+            due = inverse * ahead[i];
+            x_bounds[c.direction(k) + i] =
+                stored<T>(12 * u * inverse * terms[i] + 24 * u * std::fabs(due), due);
+        }
+    }
+    const std::string name = type_names<T, Grad>() + " " + c.text();
+    expect_near("muon_direction m " + name, t.m, m, [&](size_t i) { return 6 * u * m_terms[i]; });
+    expect_near("muon_direction x " + name, t.x, x, [&](size_t i) { return x_bounds[i]; });
+    check_guards("muon_direction scratch " + name, t.scratch);
+    expect_unchanged("muon_direction " + name, t.grad, decision);
+}
+
+template <typename T>
+struct Weights {
+    DeviceArray<float> weights;
+    DeviceArray<T> param, x;
+    explicit Weights(const Case& c)
+        : weights(floats(c.elements(), 4)),
+          param(floats(c.elements(), 5)),
+          x(floats(c.directions(), 6, 1 / std::sqrt(c.shape.cols))) {}
+    void run(const Case& c, const DeviceArray<StepDecision>& decision) {
+        DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(kParams, 1)});
+        if constexpr (std::is_same_v<T, float>) {
+            muon_update<float>(weights.data(), nullptr, x.data(), c.shape, decision.data(), inputs.data(),
+                               kSeed, kStream);
+        } else {
+            muon_update(param.data(), weights.data(), x.data(), c.shape, decision.data(), inputs.data(),
+                        kSeed, kStream);
+        }
+        expect_unchanged("muon_update", inputs);
+    }
+};
+
+// w' = keep w - step x: keep and step are rounded, so are both products and the sum
+template <typename T>
+void check_update(const Case& c) {
+    Weights<T> t(c);
+    const auto decision = decision_of(c);
+    t.run(c, decision);
+    const int64_t n = c.shape.size();
+    const MuonParams params{kParams.lr, kParams.weight_decay, 1};
+    Vector weights = t.weights.values(), bounds(weights.size());
+    const Vector x = t.x.values();
+    for (int k = 0; k < c.shape.count(); k++) {
+        const double step = params.lr * muon_scale(c.shape.rows, c.shape.cols);
+        for (int64_t i = 0; i < n; i++) {
+            const double moved = std::fabs(step * x[c.direction(k) + i]);
+            bounds[c.at(k) + i] = 4 * u * (std::fabs(weights[c.at(k) + i]) + moved);
+        }
+        muon_step_cpu(&weights[c.at(k)], &x[c.direction(k)], n, muon_scale(c.shape.rows, c.shape.cols),
+                      params);
+    }
+    const std::string name = std::string(type_name<T>()) + " " + c.text();
+    expect_near("muon_update weights " + name, t.weights, weights, [&](size_t i) { return bounds[i]; });
+    expect_unchanged("muon_update " + name, t.x, decision);
+    if constexpr (std::is_same_v<T, bf16>) {
+        const std::vector<float> master = t.weights.download();
+        std::vector<bf16> due = t.param.uploaded();
+        for (int k = 0; k < c.shape.count(); k++) {
+            for (int64_t i = 0; i < n; i++) {
+                const int64_t number = ((int64_t)c.shape.first_copy * c.shape.matrices + k) * n + i;
+                due[c.at(k) + i] = std::bit_cast<bf16>(
+                    round_stochastically(std::bit_cast<uint32_t>(master[c.at(k) + i]),
+                                         rounding_bits(kSeed, c.shape.tensor, c.updates, number)));
+            }
+        }
+        expect_same("muon_update param " + name, t.param, due);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("muon: mean and direction") {
+    for (const Case& c : kCases) {
+        check_direction<float, float>(c);
+        check_direction<bf16, float>(c);
+        check_direction<bf16, bf16>(c);
+    }
+}
+
+TEST_CASE("muon: update, and bf16 weights bit for bit") {
+    for (const Case& c : kCases) {
+        check_update<float>(c);
+        check_update<bf16>(c);
+    }
+}
+
+TEST_CASE("muon: nothing where the step is skipped") {
+    for (const Case& c : kCases) {
+        const auto decision = decision_of(c, true);
+        Directions<bf16, float> directions(c);
+        directions.run(c, decision);
+        expect_unchanged("muon_direction skipped " + c.text(), directions.m, directions.x, directions.grad);
+        Weights<bf16> weights(c);
+        weights.run(c, decision);
+        expect_unchanged("muon_update skipped " + c.text(), weights.weights, weights.param, weights.x);
+    }
+}
+
+TEST_CASE("muon: a gradient of zeros is the direction zero, and a long one does not overflow") {
+    const Case c = kCases[2];
+    for (double size : {0.0, 1e17}) {
+        Directions<float, float> t(c, size);
+        t.run(c, decision_of(c));
+        for (int k = 0; k < c.shape.count(); k++) {
+            const Vector x = DeviceArray<float>::widened(t.x.download(c.direction(k), c.shape.size()));
+            const double norm = global_norm_cpu(x.data(), c.shape.size());
+            CHECK(std::fabs(norm - (size == 0 ? 0 : 1)) <= 1e-5);
+        }
+    }
+}
+
+TEST_CASE("muon: run again, the same bits") {
+    for (const Case& c : kCases) {
+        check_rerun("muon_direction " + c.text(), [&] {
+            Directions<bf16, bf16> t(c);
+            t.run(c, decision_of(c));
+            return bytes_of(t.m, t.x);
+        });
+    }
+}

@@ -1,0 +1,80 @@
+// Muon's update of a model's tensors on the GPU, in as many pieces as there is room for. Everything is
+// queued on one stream.
+#pragma once
+#include <algorithm>
+
+#include "llmc/cuda/device_memory.cuh"
+#include "llmc/model/gpt2_config.h"
+#include "llmc/ops/muon.h"
+#include "llmc/ops/newton_schulz.h"
+
+namespace llmc {
+
+// Device memory that Muon may overwrite in an optimizer step: activations, which are not needed any more.
+struct MuonRoom {
+    void* scratch = nullptr;
+    int64_t bytes = 0;
+    void* workspace = nullptr;  // cuBLASLt's
+};
+
+template <typename T>
+class GPT2Muon {
+public:
+    GPT2Muon(const GPT2Config& c, const MuonRoom& room, bool tf32)
+        : config_(c), room_(room), products_(room.workspace, tf32) {}
+
+    // bytes of a layer's copy of the largest tensor: less is not enough
+    static int64_t least_room(const GPT2Config& c) {
+        int64_t most = 0;
+        for (int t = 0; t < kNumTensors; t++) {
+            if (is_block_matrix(t)) { most = std::max(most, Piece(Arena(), shape_of(c, t, 1, 0)).bytes); }
+        }
+        return most;
+    }
+
+    // Of a block's matrices, in all layers; all arrays point to the first. master is null in fp32.
+    template <typename Grad>
+    void update(T* param, float* master, float* m, const Grad* grad, int tensor, int64_t stride,
+                const StepDecision* decision, const StepInputs* inputs, uint64_t seed, cudaStream_t stream) {
+        const int64_t each = Piece(Arena(), shape_of(config_, tensor, 1, stride)).bytes;
+        const int at_once = (int)std::clamp<int64_t>(room_.bytes / each, 1, config_.num_layers);
+        for (int first = 0; first < config_.num_layers; first += at_once) {
+            MuonTensor shape =
+                shape_of(config_, tensor, std::min(at_once, config_.num_layers - first), stride);
+            shape.first_copy = first;
+            const Piece piece(Arena(room_.scratch), shape);
+            const int64_t at = first * stride;
+            muon_direction(piece.x, piece.norms, m + at, grad + at, shape, decision, stream);
+            products_.run(piece.out, piece.x, piece.squares, shape.rows, shape.cols, shape.count(), stream);
+            muon_update(param + at, master == nullptr ? nullptr : master + at, piece.out, shape, decision,
+                        inputs, seed, stream);
+        }
+    }
+
+private:
+    // what some copies of a tensor take
+    struct Piece {
+        T *x, *out, *squares;
+        void* norms;
+        int64_t bytes;
+        Piece(Arena arena, const MuonTensor& shape) {
+            for (T** matrices : {&x, &out}) {
+                *matrices = arena.take<T>(shape.count() * muon_stride(shape.size()));
+            }
+            squares = arena.take<T>(NewtonSchulz::squares(shape.rows, shape.cols, shape.count()));
+            norms = arena.take<char>((int64_t)muon_scratch(shape.count()));
+            bytes = arena.used();
+        }
+    };
+
+    static MuonTensor shape_of(const GPT2Config& c, int tensor, int copies, int64_t stride) {
+        const int count = matrices_in(tensor);
+        return {tensor, kTensors[tensor].rows(c) / count, kTensors[tensor].cols(c), count, 0, copies, stride};
+    }
+
+    GPT2Config config_;
+    MuonRoom room_;
+    NewtonSchulz products_;
+};
+
+}  // namespace llmc
