@@ -103,7 +103,7 @@ TEST_CASE("muon runs: the program ends as if it had never stopped") {
         for (const char* file :
              {"/model.bin", "/step_00000004/optimizer.safetensors", "/step_00000008/model.safetensors",
               "/step_00000008/optimizer.safetensors"}) {
-            CHECK_MESSAGE(same_files(p / (out + file), p / ("whole" + file)), out, file);
+            CHECK_MESSAGE(same_files(p / (out + file), p / (std::string("whole") + file)), out, file);
         }
     }
     p.done("adamw", "--steps 8");
