@@ -30,7 +30,7 @@ import time
 import torch
 from torch import nn
 
-from torch_gpt2 import TrainingData, make_optimizer, permutation, read_model
+from torch_gpt2 import Muon, Optimizers, TrainingData, make_optimizer, permutation, read_model
 
 # the trainer's defaults (llmc/host/options.h, and llm.c's for what that leaves open), but for batch, seq-len and steps
 NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "lr": 3e-4,
@@ -46,6 +46,7 @@ def parse_options():
     p.add_argument("--train-data", required=True, help="token shards: a file or a pattern in quotes")
     p.add_argument("--out", required=True, help="JSONL file to write")
     p.add_argument("--dtype", choices=["fp32", "bf16", "bf16-pure"], default="bf16")
+    p.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
     p.add_argument("--schedule", choices=["constant", "cosine", "linear", "wsd"], default="cosine")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     for name, value in NUMBERS.items():
@@ -83,8 +84,13 @@ class Training:
         self.masters = [nn.Parameter(p.detach().clone()) for p in model.parameters()] if self.pure else None
         self.model = model.bfloat16() if self.pure else model
         self.params = list(self.model.parameters())
-        self.optimizer = make_optimizer(self.masters or self.params, a.lr, a.beta1, a.beta2, a.eps,
-                                        a.weight_decay)
+        of = self.masters or self.params
+        matrices = [p for p in of[2:] if p.dim() == 2] if a.optimizer == "muon" else []  # all but wte and wpe
+        rest = [p for p in of if all(p is not m for m in matrices)]
+        self.optimizer = make_optimizer(rest, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay)
+        if matrices:
+            dtype = torch.float32 if a.dtype == "fp32" else torch.bfloat16
+            self.optimizer = Optimizers(Muon(matrices, a.lr, a.weight_decay, dtype), self.optimizer)
 
     def precision(self):
         if self.a.dtype == "bf16":

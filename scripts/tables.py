@@ -301,6 +301,8 @@ TABLES = {
     "attention": lambda: flat("attention"),
     "attention-step": lambda: flat("attention_step"),
     "graphs": lambda: flat("step_graphs"),
+    "muon": lambda: flat("muon", {field: field for field in ("job", "optimizer", *(f"lr {lr}" for lr in (
+        "1e-3", "2e-3", "4e-3", "8e-3", "1.6e-2", "3.2e-2")), "steps to AdamW's best")}),
     "many-gpus": lambda: flat("many_gpus"),
     "many-gpus-model": lambda: flat("many_gpus_predicted", {"row": "two GPUs, contiguous shares", "predicted, ms": "predicted, ms",
                                                             "measured, ms": "measured, ms", "error, %": "error, %",

@@ -106,6 +106,52 @@ def make_optimizer(parameters, lr, beta1, beta2, eps, weight_decay):
     return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=parameters[0].is_cuda)
 
 
+def orthogonal(u, dtype):
+    """five Newton-Schulz iterations: llmc/ops/muon_rule.h"""
+    x = (u / (u.norm() + 1e-12)).to(dtype)
+    for _ in range(5):
+        a = x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x
+        b = -4.7750 * a + 2.0315 * (a @ a)
+        x = 3.4445 * x + (b @ x if x.shape[0] <= x.shape[1] else x @ b)
+    return x.float()
+
+
+class Muon(torch.optim.Optimizer):
+    """The trainer's --optimizer muon: for 2-D parameters that are one matrix, or q, k and v one below the other."""
+
+    def __init__(self, parameters, lr, weight_decay, dtype):
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                mean = state.setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.05)
+                ahead = mean.lerp(p.grad, 0.05)
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                parts = p.shape[0] // p.shape[1] if p.shape[0] == 3 * p.shape[1] else 1
+                for w, u in zip(p.chunk(parts), ahead.chunk(parts)):
+                    w.sub_(orthogonal(u, self.dtype), alpha=group["lr"] * 0.2 * max(w.shape) ** 0.5)
+
+
+class Optimizers:
+    """several, used as one"""
+
+    def __init__(self, *parts):
+        self.parts = parts
+        self.param_groups = [group for part in parts for group in part.param_groups]
+
+    def step(self):
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none=True):
+        for part in self.parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+
 # ---- files -------------------------------------------------------------------------------------------
 
 def read_header(path, magic, version):

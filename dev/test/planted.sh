@@ -4,7 +4,8 @@
 #   dev/test/planted.sh                   all of them
 #   dev/test/planted.sh layernorm gpu-    those whose names contain one of these
 #   dev/test/planted.sh --emulated gpu-layernorm_      those in LayerNorm's kernels (gpu-decode-: in decode.h's;
-#                                                      gpu-ranks-: of many ranks), on the CPU: dev/emulate/machine.h
+#                                                      gpu-ranks-: of many ranks; gpu-muon_kernel_), on the CPU:
+#                                                      dev/emulate/machine.h
 #   dev/test/planted.sh --share 2/3       every third of them, from the second on
 # gpu-* faults are skipped without a CUDA device, cpu-package-* faults (of python/) without PyTorch and pytest, cpu-rung-*
 # faults (of a ladder, on the CPU) without test_emulated, if their lines are still in the sources.
@@ -221,7 +222,7 @@ for name in $names; do
     esac
     if [ $emulated = yes ]; then
         if [ "$($faults get "$name" program)" != test_gpt2cu ] || [ -n "$($faults get "$name" arch)" ]; then continue; fi
-        case $name in gpu-layernorm_* | gpu-decode-* | gpu-ranks-*) kind=plant_emulated ;; *) continue ;; esac
+        case $name in gpu-layernorm_* | gpu-decode-* | gpu-ranks-* | gpu-muon_kernel_*) kind=plant_emulated ;; *) continue ;; esac
     fi
     if [ $kind = plant_gpu ] && ! has_device; then kind=skip lacks="CUDA device"; fi
     if [ $kind = plant_package ] && ! has_pytorch; then kind=skip lacks="PyTorch with pytest"; fi
