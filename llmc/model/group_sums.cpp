@@ -52,6 +52,7 @@ void GroupSums::add(std::vector<float>& grads, bool start) {
 void GroupSums::all_gather(const char* what, float* whole) const {
     for (const auto& range : shares_.parts) {
         std::vector<std::span<std::byte>> in;
+        in.reserve(range.size());
         for (const SharePart& part : range) {
             in.push_back(std::as_writable_bytes(std::span(whole + part.begin, (size_t)part.size())));
         }

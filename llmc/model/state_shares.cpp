@@ -46,7 +46,8 @@ StateShares::StateShares(const GPT2Config& c, const ModelSettings& s)
     }
     ranges.push_back({blocks + c.num_layers * block, layout.size()});
     int64_t last = -1;  // the rank that has the chunk before the range
-    for (auto [begin, end] : ranges) {
+    for (const auto& range : ranges) {
+        const int64_t begin = range.first, end = range.second;
         auto& all = parts.emplace_back((size_t)ranks);
         auto give = [&](int64_t rank, int64_t lo, int64_t hi) {
             if (lo >= hi) { return; }

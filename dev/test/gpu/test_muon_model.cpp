@@ -3,6 +3,7 @@
 #include "dev/test/cpu/muon_bounds.h"
 #include "dev/test/cpu/test_files.h"
 #include "dev/test/gpu/gpu_model.h"
+#include "llmc/ops/adamw.h"
 
 using namespace llmc;
 
