@@ -56,6 +56,8 @@ $(BUILD)/%.o: %.cpp build/deps.mk
 	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@
 $(BUILD)/llmc/host/options_config.o: CXXFLAGS += -Wno-terminate
+# CLI11 is large, and reads options once
+$(BUILD)/llmc/host/options.o $(BUILD)/llmc/host/command_options.o: OPTIMIZE := $(OPTIMIZE:-O3=-Og)
 # Tests that look on: -Og takes less than half the time to compile, and what the tests do themselves needs no check for
 # undefined behaviour. Those that compute with the references' templates must all compile them as the library does.
 LOOKING_ON := $(call objects,test_gpt2.cpp $(wildcard dev/test/durability/*.cpp) \
@@ -192,6 +194,8 @@ $(SHOOTOUTS): $(BUILD)/only/linked
 
 # LayerNorm for other programs: the C interface of llmc/layernorm/c_abi.h, and no other symbol
 LAYERNORM_OBJECTS := $(call gpu_objects,$(LAYERNORM_SOURCES))
+# nvcc's -O is for host code, of which these have a launch: the device code is the same
+$(call gpu_objects,$(LAYERNORM_TYPED)): NVCCFLAGS := $(NVCCFLAGS:-O3=-O1)
 $(LAYERNORM_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
 $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm/c_abi.map
 	$(for_whom)
