@@ -152,7 +152,7 @@ TEST_CASE("comm: what is gathered, told and exchanged") {
     }
 }
 
-// A chunk in the middle is so large that each of those added after it is lost, but not all before it together.
+// A chunk in the middle is so large that each of those added after it is lost, but not those before it.
 TEST_CASE("group sums of many ranks: the norm's bits are those of one rank") {
     GPT2Config c;
     c.max_seq_len = 33, c.vocab_size = 500, c.padded_vocab_size = 512;
