@@ -73,6 +73,7 @@ planted() {
 stage unit unit ./test_gpt2
 if [ "${1:-}" != quick ]; then
     stage durable ./test_durable
+    if [ $failed -eq 0 ]; then export PLANTED_PASSED="./test_gpt2 ./test_durable"; fi
     stage fuzz dev/test/fuzz/run.sh
     if command -v python3 >/dev/null; then
         stage tables scripts/tables.py --check
