@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 tests=
 for changed in $(git diff --name-only HEAD; git ls-files --others --exclude-standard); do
     case $changed in
-    dev/test/cpu/*.cpp) tests="$tests $changed" ;;
+    dev/test/cpu/*.cpp) tests="$tests $changed" ;;&  # shared code: and who includes its header
     *.h | *.cpp)
         for deps in $(grep -lE -- "(^|[ /])${changed%.*}\.h( |$)" build/dev/test/cpu/*.d || true); do
             tests="$tests dev/test/cpu/$(basename "$deps" .d).cpp"
