@@ -30,7 +30,7 @@ struct Product {
     cudaDataType_t inputs, output;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     bool accumulate = false;  // beta = 1
-    int64_t batch = 1;  // so many at once; each matrix begins at a multiple of 64 elements behind the first
+    int64_t batch = 1;        // products at once; each matrix begins at a multiple of 64 elements
 
     MatmulKind kind() const {
         return {transpose_a, transpose_b, m, n, k, inputs, output, epilogue, accumulate};

@@ -23,11 +23,10 @@ struct MuonTensor {
     int count() const { return matrices * copies; }
 };
 
-// Directions lie behind each other, each at a multiple of so many elements, so that products can read
-// vectors.
+// From one direction to the next, in elements: rounded up, so that products can read vectors.
 constexpr int64_t muon_stride(int64_t size) { return (size + 63) / 64 * 64; }
 
-size_t muon_scratch(int count);  // bytes, of so many matrices; no initialisation needed
+size_t muon_scratch(int count);  // bytes for `count` matrices; no initialisation needed
 
 // m, the mean gradient, takes the gradient in; x (count, muon_stride(size)) = the look ahead over its own
 // norm. m and grad point to the first of the copies, 16-byte aligned, as x and scratch are. Nothing where

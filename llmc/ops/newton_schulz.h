@@ -18,7 +18,7 @@ public:
     ~NewtonSchulz();
     NewtonSchulz(const NewtonSchulz&) = delete;
 
-    // elements that squares take, of so many matrices
+    // elements that the squares of `count` matrices take
     static int64_t squares(int rows, int cols, int count);
 
     // From x (count, muon_stride(rows cols)), matrices of Frobenius norm 1 at most, to out, of the same
