@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "llmc/host/error.h"
+#include "llmc/ops/muon_rule.h"
 
 namespace llmc {
 
@@ -17,6 +18,8 @@ constexpr double kMostEpochs = 10;
 // On the CPU a first try should end while its user waits. Share of the peak that a step reaches there:
 // doc/tinyshakespeare_cpu.md's run.
 constexpr double kCpuSeconds = 600, kCpuShareOfPeak = 0.6;
+// Muon's best learning rate over AdamW's at 64, 96 and 256 channels: doc/step.md
+constexpr double kMuonOverAdamW = 5;
 constexpr int64_t kMostWarmup = 1000, kSmallText = 10'000'000, kFewEpochs = 5;
 
 int64_t choose_steps(const Options& o, const RunFacts& f, std::string* why) {
@@ -48,10 +51,14 @@ int64_t choose_steps(const Options& o, const RunFacts& f, std::string* why) {
 }
 
 // Kaplan et al. 2020, arXiv:2001.08361, equation D.1, within what it was measured on; GPT-2 124M gets 7e-4
-double choose_lr(const RunFacts& f, std::string* why) {
+double choose_lr(const RunFacts& f, bool muon, std::string* why) {
     double lr =
         std::clamp(0.003239 - 0.0001395 * std::log((double)std::max<int64_t>(1, f.parameters)), 2e-4, 2e-3);
     std::string reason = "for a model of this size";
+    if (muon) {
+        lr *= kMuonOverAdamW;
+        reason = "for a model of this size by Muon";
+    }
     if (f.pretrained) {
         lr /= 10;
         reason = "a tenth of what a new model of this size gets, so as not to forget what it knows";
@@ -72,11 +79,23 @@ int64_t choose_val_every(const RunFacts& f, int64_t steps) {
 
 }  // namespace
 
+double muon_flops(const GPT2Config& c) {
+    double flops = 0;
+    for (int t = 0; t < kNumTensors; t++) {
+        if (!is_block_matrix(t)) { continue; }
+        const int matrices = matrices_in(t);
+        const double rows = kTensors[t].rows(c) / matrices, cols = kTensors[t].cols(c);
+        const double side = std::min(rows, cols), longer = std::max(rows, cols);
+        flops += c.num_layers * matrices * side * side * (3 * longer + side);
+    }
+    return kNewtonSchulzSteps * flops;
+}
+
 Chosen choose(const Options& o, const RunFacts& f) {
     Chosen c;
     c.steps = choose_steps(o, f, &c.why);
     const bool letters = o.llmc_letters;
-    c.lr = o.lr >= 0 ? o.lr : letters ? 3e-4 : choose_lr(f, &c.why);
+    c.lr = o.lr >= 0 ? o.lr : letters ? 3e-4 : choose_lr(f, o.optimizer == "muon", &c.why);
     c.warmup = o.warmup >= 0 ? o.warmup : 0;
     c.final_lr_fraction = o.final_lr_fraction >= 0 ? o.final_lr_fraction : 1;
     if (o.warmup < 0 && !letters) {

@@ -5,13 +5,14 @@
 #include <string>
 
 #include "llmc/host/options.h"
+#include "llmc/model/gpt2_config.h"
 
 namespace llmc {
 
 // what the choice depends on
 struct RunFacts {
     int64_t parameters = 0;        // those of the embeddings left out
-    double flops_per_token = 0;    // forward and backward
+    double flops_per_token = 0;    // forward, backward and Muon's iterations
     double peak_flops = 0;         // of the device; 0 = unknown
     bool pretrained = false;       // the weights come from a model, not from random numbers
     int64_t tokens_per_epoch = 0;  // whole windows
@@ -19,6 +20,9 @@ struct RunFacts {
     int64_t val_tokens = 0;  // that one validation predicts
     int64_t tokens = 0;      // of the training data: what llm.c calls an epoch
 };
+
+// of Muon's iterations in a step, as the CPU computes them: symmetric products by half
+double muon_flops(const GPT2Config& c);
 
 struct Chosen {
     int64_t steps = 0;

@@ -148,6 +148,9 @@ void choose_length(Options* o, const DataLoader& data, const std::function<doubl
     facts.tokens_per_epoch = data.windows_per_epoch() * o->seq_len;
     facts.tokens = data.num_tokens();
     facts.tokens_per_step = plan->rows_per_step * o->seq_len;
+    if (o->optimizer == "muon") {
+        facts.flops_per_token += muon_flops(c) / (double)facts.tokens_per_step;
+    }
     if (!o->val_data.empty() && o->val_every < 0) {
         const int64_t there = ShardSet(o->val_data, o->raw_tokens).num_tokens();
         facts.val_tokens = o->val_tokens > 0 ? std::min(o->val_tokens, there) : there;

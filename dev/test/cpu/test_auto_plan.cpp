@@ -31,6 +31,12 @@ TEST_CASE(
     for (const char* part : {"4 epochs", "ten minutes", "lr: 1.2e-03", "warm-up", "decay"}) {
         CHECK(contains(c.why, part));
     }
+    Options muon;
+    muon.optimizer = "muon";
+    CHECK(std::fabs(choose(muon, kSmall).lr - 5.8e-3) < 1e-9);
+    CHECK(contains(choose(muon, kSmall).why, "lr: 5.8e-03: for a model of this size by Muon"));
+    // four matrices C x C and two C x 4 C a block, five iterations of x x^T, its square, and what x is multiplied by
+    CHECK(muon_flops({256, 257, 320, 4, 4, 256}) == 5.0 * 4 * (4 * 4 + 2 * 13) * 256 * 256 * 256);
     RunFacts long_validation = kSmall;
     long_validation.val_tokens = 500'000;
     CHECK(choose(Options{}, long_validation).val_every == (c.steps + 2) / 3);
