@@ -100,10 +100,10 @@ TEST_CASE("muon runs: the program ends as if it had never stopped") {
            muon + "8 --save-mode async");  // from a copy, which has no room for what there is not
     for (const std::string out : {"parts", "background"}) {
         CHECK(read_log(p / out) == read_log(p / "whole"));
-        for (const char* file :
+        for (const std::string file :
              {"/model.bin", "/step_00000004/optimizer.safetensors", "/step_00000008/model.safetensors",
               "/step_00000008/optimizer.safetensors"}) {
-            CHECK_MESSAGE(same_files(p / (out + file), p / (std::string("whole") + file)), out, file);
+            CHECK_MESSAGE(same_files(p / (out + file), p / ("whole" + file)), out, file);
         }
     }
     p.done("adamw", "--steps 8");
