@@ -1,12 +1,12 @@
 #!/bin/bash
 # Fuzzing of every reader, under address and undefined-behaviour sanitizers, with clang's libFuzzer.
-#   dev/test/fuzz/run.sh                    each for 3 seconds
+#   dev/test/fuzz/run.sh                    each for 10 seconds
 #   dev/test/fuzz/run.sh 600 model shard    these, for ten minutes each
 # Inputs that reached something new are kept in build/fuzz/corpus/READER, those that found something in build/fuzz/found.
 # Last line: N passed, N failed, N skipped. Without clang it is skipped.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
-seconds=${1:-3}
+seconds=${1:-10}
 shift || true
 if ! command -v clang++ >/dev/null || ! echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
         clang++ -fsanitize=fuzzer,address -x c++ - -o /dev/null 2>/dev/null; then
