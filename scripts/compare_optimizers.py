@@ -52,7 +52,7 @@ def run(o, optimizer, lr, steps):
             return float("inf")
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}: exit code {done.returncode}: {done.stderr.strip()}")
-        with open(folder + "/run/log.jsonl") as log:
+        with open(os.path.join(folder, "run", "log.jsonl")) as log:
             losses = [line["val_loss"] for line in map(json.loads, log) if "val_loss" in line]
     print(f"{optimizer:6} lr {lr:7} {steps:6} steps: {losses[-1]:.4f}", flush=True)
     return losses[-1]
