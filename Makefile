@@ -58,11 +58,11 @@ $(BUILD)/%.o: %.cpp build/deps.mk
 $(BUILD)/llmc/host/options_config.o: CXXFLAGS += -Wno-terminate
 # CLI11 is large, and reads options once
 $(BUILD)/llmc/host/options.o $(BUILD)/llmc/host/command_options.o: OPTIMIZE := $(OPTIMIZE:-O3=-Og)
-# Tests that look on: -Og takes less than half the time to compile, and what the tests do themselves needs no check for
-# undefined behaviour. Those that compute with the references' templates must all compile them as the library does.
-LOOKING_ON := $(call objects,test_gpt2.cpp $(wildcard dev/test/durability/*.cpp) \
+# Tests without the references' templates: -Og takes less than half the time to compile, and what the tests do themselves
+# needs no check for undefined behaviour. The others must all compile those templates as the library does.
+PLAIN_TESTS := $(call objects,test_gpt2.cpp $(wildcard dev/test/durability/*.cpp) \
     $(shell grep -L -e 'dev/test/cpu/reference_model.h' -e 'llmc/model/reference.h' $(TEST_SOURCES) $(TEST_SHARED)))
-$(LOOKING_ON): OPTIMIZE := $(if $(SANITIZE),$(subst $(comma)undefined,,$(OPTIMIZE)),-Og)
+$(PLAIN_TESTS): OPTIMIZE := $(if $(SANITIZE),$(subst $(comma)undefined,,$(OPTIMIZE)),-Og)
 $(BUILD)/libllmc.a: $(call objects,$(HOST_SOURCES))
 $(BUILD)/dev/test/shared.a: $(call objects,$(TEST_SHARED))
 $(BUILD)/libllmc.a $(BUILD)/dev/test/shared.a:

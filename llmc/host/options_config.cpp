@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <stdexcept>
 
-// Files can break what toml++ 3.3 takes for certain: it asserts on some texts that are no TOML, which is an error like any
-// other; and that a letter such as U+00E4 stands outside of strings is declared unreachable: it is no whitespace.
+// Files can break what toml++ 3.3 takes for certain, and macros are its only settings. It asserts on some texts that are no
+// TOML: that is an error like any other. It declares unreachable that a letter such as U+00E4 stands outside of strings,
+// which is undefined behaviour when one does: such a letter is no whitespace.
 #define TOML_ASSERT(ok) ((ok) ? (void)0 : throw std::logic_error("toml++"))
 #include <toml++/impl/preprocessor.h>
 #undef TOML_UNREACHABLE

@@ -344,7 +344,7 @@ Options parse(const std::vector<std::string>& words) {
 void read_config_file(const std::string& folder, const std::string& bytes) {
     const std::string path = folder + "/f.toml";
     const char* argv[] = {"train_gpt2", "--config", path.c_str()};
-    read_config(bytes, CommandLine(3, argv));  // here most inputs end, before the dear part: the parser of all options
+    read_config(bytes, CommandLine(3, argv));  // most inputs end here, before the parser of all options
     put(path, bytes);
     const std::string text = config_text(parse({"--config", path}));
     put(path, text);
