@@ -188,7 +188,7 @@ void check_model(Settings& s) {
         return;
     }
     ModelShape shape;
-    if (model_descriptor(s.model, &shape)) { return; }
+    if (s.model == kAutoModel || model_descriptor(s.model, &shape)) { return; }
     std::error_code ignored;
     if (!s.model.ends_with(".bin") && !s.model.ends_with(".safetensors") &&
         !std::filesystem::is_directory(s.model, ignored)) {

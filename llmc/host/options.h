@@ -12,6 +12,7 @@ enum class Program { kCpu, kGpu };
 constexpr const char* kVersion = "0.1";
 
 constexpr int64_t kOneEpoch = -1, kAuto = 0;  // values of Options::steps
+constexpr const char* kAutoModel = "auto";
 
 struct Options {
     Program program = Program::kCpu;  // whose options these are
@@ -22,8 +23,8 @@ struct Options {
     int raw_tokens = 0;                                // 0, or the vocabulary of files without a header
     std::string tokenizer;  // tokenizer file; "" = bytes if the shards are byte-level
 
-    // model: a descriptor dN, or a model file, or the three sizes
-    std::string model = "d6";  // ignored where layers, heads and channels are given
+    // model: a descriptor dN, or a model file, or the three sizes; kAutoModel becomes a dN in the run's plan
+    std::string model = kAutoModel;  // ignored where layers, heads and channels are given
     int layers = 0, heads = 0, channels = 0;
     int max_seq_len = 0;  // 0 = seq_len, or what the model file says
 

@@ -41,7 +41,7 @@ std::string compute_text(const Options& o) {
 void require_same_shape(const Options& o, const RunPlan& plan) {
     const GPT2Config& c = plan.config;
     ModelShape asked{o.layers, o.heads, o.channels}, found{c.num_layers, c.num_heads, c.channels};
-    bool stated = o.layers > 0 || (o.model != Options{}.model && model_descriptor(o.model, &asked));
+    bool stated = o.layers > 0 || model_descriptor(o.model, &asked);
     if (stated && asked != found) {
         throw Error(
             kExitUsage,
@@ -52,8 +52,10 @@ void require_same_shape(const Options& o, const RunPlan& plan) {
     }
 }
 
-// where the weights come from and the model's sizes: a checkpoint, a model file, or the options
-void choose_model(const Options& o, int vocab_size, RunPlan* plan) {
+// where the weights come from and the model's sizes: a checkpoint, a model file, or the options; sets the
+// sizes that are left open in them
+void choose_model(Options* options, int vocab_size, RunPlan* plan) {
+    Options& o = *options;
     if (o.resume == "auto") {
         std::string notes;
         plan->checkpoint = find_checkpoint(plan->out, &notes);
@@ -62,6 +64,7 @@ void choose_model(const Options& o, int vocab_size, RunPlan* plan) {
         plan->checkpoint = o.resume;
     }
     ModelShape shape{o.layers, o.heads, o.channels};
+    const bool open = o.model == kAutoModel && o.layers == 0;
     if (!plan->checkpoint.empty()) {
         const Checkpoint checkpoint(plan->checkpoint);
         plan->config = checkpoint.config();
@@ -69,7 +72,14 @@ void choose_model(const Options& o, int vocab_size, RunPlan* plan) {
         plan->model_from = plan->checkpoint;
         plan->model_folder = plan->checkpoint + "/..";
         require_same_shape(o, *plan);
-    } else if (o.layers == 0 && !model_descriptor(o.model, &shape)) {
+        if (open) {
+            o.layers = plan->config.num_layers, o.heads = plan->config.num_heads;
+            o.channels = plan->config.channels;
+        }
+        return;
+    }
+    if (open) { o.model = o.program == Program::kCpu ? "d3" : "d6"; }
+    if (o.layers == 0 && !model_descriptor(o.model, &shape)) {
         std::string notes;
         const NamedModel model = open_model(o.model, &notes);
         if (!notes.empty()) { std::fprintf(stderr, "%s", notes.c_str()); }
@@ -219,7 +229,7 @@ RunPlan make_run_plan(Options* options, const DataLoader& data, const std::funct
     if (o.resume == "auto" && o.out.empty()) {
         throw Error(kExitUsage, "--resume auto needs --out FOLDER: the run folder to go on in");
     }
-    choose_model(o, data.vocab_size(), &plan);
+    choose_model(options, data.vocab_size(), &plan);
     check_model(o, plan, data.vocab_size());
     choose_groups(options, plan);
     int64_t tokens = o.total_batch > 0 ? o.total_batch : (int64_t)o.batch * o.seq_len * o.reduce_groups;

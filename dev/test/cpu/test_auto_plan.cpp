@@ -172,3 +172,23 @@ TEST_CASE("auto plan: what was worked out is in config.toml, and a resumed run t
     CHECK(lost.exit_code == kExitUsage);
     CHECK(contains(lost.err, "--final-lr-fraction"));
 }
+
+TEST_CASE("auto plan: without --model the CPU trains a d3, and a run goes on with the model that it has") {
+    const TempFolder folder;
+    write_tiny_data(folder.path());
+    const std::string run = folder / "run";
+    const auto train = [&](const std::string& more) {
+        return run_train(folder.path(), words("--train-data " + folder.path() + "/train.bin --val-data none --batch 1 --seq-len 8 "
+                                              "--sample-every 0 --quiet --save-every 1 --out " +
+                                              run + " " + more));
+    };
+    const auto config = [&] { return parse_config(read_bytes(run + "/config.toml"), {}); };
+    REQUIRE(train("--steps 1").exit_code == kExitDone);
+    CHECK(config().model == "d3");
+    REQUIRE(train("--steps 2 --resume auto").exit_code == kExitDone);
+    CHECK(config().layers == 3);
+    CHECK(config().channels == 192);
+    const ProgramRun other = train("--steps 3 --resume auto --model d6");
+    CHECK(other.exit_code == kExitUsage);
+    CHECK(contains(other.err, "3 layers"));
+}

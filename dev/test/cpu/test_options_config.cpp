@@ -44,7 +44,7 @@ TEST_CASE("options: config files") {
     CHECK(parse_config("model = \"d12\"", {"--layers", "2", "--heads", "2", "--channels", "64"}).layers == 2);
     CHECK(parse_config("layers = 2\nheads = 2\nchannels = 64", {"--layers", "5"}).layers == 5);
     CHECK(parse_config("model = \"d12\"", {"--layers", "2", "--heads", "2", "--channels", "64"}).model ==
-          "d6");
+          kAutoModel);
     TempFolder folder;
     check_bad({"--config", folder / "none.toml"}, {"--config", "none.toml"});
     check_bad({"--config", folder.path()}, {"--config", folder.path()});
