@@ -305,6 +305,7 @@ TABLES = {
     "muon": lambda: flat("muon", {field: field for field in ("job", "optimizer", *(f"lr {lr}" for lr in (
         "1e-3", "2e-3", "4e-3", "8e-3", "1.6e-2", "3.2e-2")), "steps to AdamW's best")}),
     "many-gpus": lambda: flat("many_gpus"),
+    "many-gpus-four": lambda: flat("many_gpus_four"),
     "many-bits": lambda: flat("many_bits"),
     "many-faults": lambda: flat("many_faults"),
     "muon-step": lambda: flat("muon_step"),

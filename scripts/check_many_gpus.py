@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""One run on 1, 2, 4, ... GPUs of one host: GPT-2 124M has the same bits on each number, by each transport, and when it is
+killed at random moments and goes on with another number; and how fast they are together, for 124M and 1558M.
+
+    scripts/check_many_gpus.py [--gpus 1,2,4] [--parts bits,kills,times] [--folder runs/many]
+
+Needs ./train_gpt2cu, for the transport nccl NCCL, 10 GB in --folder (40 GB of the host's memory for 1558M), and seven
+minutes. --program ./train_gpt2 checks the script: its ranks are processes on the CPU, its model is small, and no times are
+taken. Last line: N passed, N failed; exit 1 if any failed.
+"""
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MOST_SECONDS = 30       # from a rank's death to the end of the job
+LEAST = 0.95            # of linear
+STEPS, EVERY = 200, 10  # of the run that is killed, and how often it saves
+
+
+def parse_options():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--gpus", default="1,2", help="numbers of GPUs, each a divisor of the last (default 1,2)")
+    p.add_argument("--parts", default="bits,kills,times")
+    p.add_argument("--kills", type=int, default=20)
+    p.add_argument("--program", default="./train_gpt2cu")
+    p.add_argument("--folder", default="runs/many")
+    return p.parse_args()
+
+
+class Checks:
+    def __init__(self, a):
+        self.begin, self.folder, self.program = time.time(), os.path.abspath(a.folder), a.program
+        self.counts = [int(n) for n in a.gpus.split(",")]
+        self.kills, self.passed, self.failed = a.kills, 0, 0
+        self.cpu = os.path.basename(a.program) == "train_gpt2"
+        groups = self.counts[-1]
+        model = "--model d12 --seq-len 1024"
+        if self.cpu:
+            model = "--layers 2 --heads 2 --channels 32 --seq-len 32 --raw-tokens 256"
+        self.batch = 2 if self.cpu else 4
+        self.tokens = (32 if self.cpu else 1024) * self.batch * groups * 2
+        self.model = f"{model} --reduce-groups {groups}"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.makedirs(self.folder)
+        self.write_tokens()
+
+    def write_tokens(self):
+        """16 M tokens of GPT-2's vocabulary (bytes on the CPU), drawn as words are: rank r about 1 / r"""
+        most, here = 255 if self.cpu else 50256, random.Random(1)
+        words = [min(most - 1, int(most ** here.random()) - 1) for _ in range(1 << 20)]
+        with open(f"{self.folder}/train.bin", "wb") as file:
+            if not self.cpu:
+                file.write(struct.pack("<256i", 20240520, 1, 16 * len(words), *[0] * 253))
+            for k in range(16):
+                file.write(struct.pack(f"<{len(words)}H", *(words[k * 9973:] + words[:k * 9973])))
+
+    def say(self, text):
+        print(f"[{time.time() - self.begin:.0f} s] {text}", flush=True)
+
+    def judge(self, what, right):
+        self.passed, self.failed = self.passed + bool(right), self.failed + (not right)
+        self.say(("PASS " if right else "FAIL ") + what)
+
+    def start(self, name, gpus, options, environment=None):
+        command = [self.program, "--train-data", f"{self.folder}/train.bin", "--val-data", "none", "--sample-every", "0",
+                   "--quiet", "--warmup", "10", "--lr", "6e-4", "--out", f"{self.folder}/{name}", *options.split()]
+        if gpus > 1:
+            command += ["--ranks" if self.cpu else "--gpus", str(gpus)]
+        with open(f"{self.folder}/{name}.log", "w") as log:
+            fixed = {"OMP_NUM_THREADS": "1"} if self.cpu else {}  # the bits of the CPU depend on it
+            return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **fixed, **(environment or {})})
+
+    def end_of(self, name, process, seconds=90):
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill(process)
+            code = "none in time"
+        if code != 0:
+            with open(f"{self.folder}/{name}.log") as log:
+                self.say(f"{name}: code {code}: {log.read()[-400:]}")
+        return code == 0
+
+    def rows(self, name):
+        """the log's lines of steps; the last line may be half written"""
+        try:
+            with open(f"{self.folder}/{name}/log.jsonl") as file:
+                return [row for row in (json.loads(line) for line in file if line.endswith("\n")) if "grad_norm" in row]
+        except FileNotFoundError:
+            return []
+
+    def result(self, name):
+        """of the model file, all losses and norms"""
+        try:
+            with open(f"{self.folder}/{name}/model.bin", "rb") as file:
+                digest = hashlib.sha256(file.read()).hexdigest()[:8]
+        except FileNotFoundError:
+            digest = "no model.bin"
+        return digest, {row["step"]: (row["train_loss"], row["grad_norm"]) for row in self.rows(name)}
+
+    def forget(self, name):
+        shutil.rmtree(f"{self.folder}/{name}", ignore_errors=True)
+
+    @staticmethod
+    def ranks(process):
+        found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+    def kill(self, process):
+        for pid in [*self.ranks(process), process.pid]:  # the ranks first, so that none has the time to save
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def bits(self):
+        first, most = self.counts[0], self.counts[-1]
+        ways = [("", {}, n) for n in self.counts] + [(" --zero 0", {}, most)]
+        ways += [(" --optimizer muon", {}, n) for n in (first, most)]
+        if not self.cpu:
+            ways += [("", {"PLUMB_TRANSPORT": way}, most) for way in ("nccl", "host")] + [("", {"PLUMB_OVERLAP": "0"}, most)]
+        expected = {}
+        for more, environment, gpus in ways:
+            options = f"{self.model} --batch {self.batch} --total-batch {self.tokens} --steps 50{more}"
+            done = self.end_of("bits", self.start("bits", gpus, options, environment))
+            found, key = self.result("bits"), "muon" in more
+            expected.setdefault(key, found)
+            said = " ".join(f"{name}={value}" for name, value in environment.items())
+            self.judge(f"{gpus} GPUs{more} {said}: 50 steps, model.bin {found[0]}",
+                       done and len(found[1]) == 50 and found == expected[key])
+            self.forget("bits")
+
+    def kill_one(self, name, gpus, options):
+        """A rank is killed some steps on, at a random moment of one; whether the job ends as it should."""
+        process = self.start(name, gpus, options)
+        target, deadline = len(self.rows(name)) + random.randint(1, 14), time.time() + 60
+        while len(self.rows(name)) < target and process.poll() is None and time.time() < deadline:
+            time.sleep(0.01)
+        time.sleep(random.random() * 0.2)
+        if process.poll() is not None or time.time() > deadline:
+            return self.end_of(name, process, 1), "nothing to kill"
+        victim = random.choice(self.ranks(process)) if gpus > 1 else process.pid
+        killed = time.time()
+        os.kill(victim, signal.SIGKILL)
+        try:
+            code = process.wait(MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill(process)
+            code = "none in time"
+        return code == (6 if gpus > 1 else -signal.SIGKILL), f"code {code} after {time.time() - killed:.1f} s"
+
+    def kills_and_moves(self):
+        most = self.counts[-1]
+        options = (f"{self.model} --batch {4 * self.batch} --total-batch {4 * self.tokens} --steps {STEPS} "
+                   f"--save-every {EVERY} --keep 2 --comm-timeout 20")
+        done = self.end_of("straight", self.start("straight", most, options))
+        expected = self.result("straight")[0]
+        self.judge(f"{STEPS} steps on {most} GPUs: model.bin {expected}", done)
+        gpus = most
+        for k in range(self.kills):
+            right, said = self.kill_one("killed", gpus, options + " --resume auto")
+            self.judge(f"kill {k + 1}: {gpus} GPUs, {said}", right)
+            gpus = random.choice([n for n in self.counts if n != gpus])
+        done = self.end_of("killed", self.start("killed", most, options + " --resume auto"), 120)
+        found = self.result("killed")[0]
+        self.judge(f"and at the end model.bin {found}, undisturbed {expected}", done and found == expected)
+        for name in ("straight", "killed"):
+            self.forget(name)
+
+    def pace(self, name, gpus, options, skip, count):
+        """ms, the median of so many steps"""
+        process, deadline = self.start(name, gpus, options + " --steps 100000 --schedule constant"), time.time() + 60
+        while len(self.rows(name)) < skip + count and process.poll() is None and time.time() < deadline:
+            time.sleep(0.05)
+        if process.poll() is None:
+            self.kill(process)
+        ms = [row["ms"] for row in self.rows(name)][skip:]
+        self.forget(name)
+        if len(ms) < count:
+            self.judge(f"{name}: {count} steps", False)
+            return float("nan")
+        fifths = statistics.quantiles(ms, n=5)
+        self.say(f"{name}: {statistics.median(ms):.3f} ms a step (20 % {fifths[0]:.3f}, 80 % {fifths[3]:.3f})")
+        return statistics.median(ms)
+
+    def times(self):
+        for name, options, skip, count in (("124M, B=64 a GPU", "--model d12 --batch 64", 15, 35),
+                                           ("1558M, B=8 a GPU", "--model d48 --batch 8", 8, 18)):
+            ms = {gpus: [] for gpus in self.counts}
+            for _ in range(2):
+                for gpus, found in ms.items():
+                    found.append(self.pace(f"{name}, {gpus} GPUs", gpus, options + " --seq-len 1024", skip, count))
+            for gpus in self.counts[1:]:
+                share = statistics.mean(ms[self.counts[0]]) / statistics.mean(ms[gpus])
+                self.judge(f"{name}: {gpus} GPUs {share:.4f} of linear ({LEAST})", share >= LEAST)
+        for gpus in self.counts:
+            self.pace(f"124M, 64 x 1024 tokens in all, {gpus} GPUs", gpus,
+                      f"--model d12 --seq-len 1024 --batch {64 // gpus} --total-batch 65536", 15, 35)
+
+
+def main():
+    a = parse_options()
+    checks, parts = Checks(a), a.parts.split(",")
+    if "bits" in parts:
+        checks.bits()
+    if "kills" in parts:
+        checks.kills_and_moves()
+    if "times" in parts and not checks.cpu:
+        checks.times()
+    print(f"{checks.passed} passed, {checks.failed} failed")
+    return 1 if checks.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
