@@ -1,6 +1,7 @@
 // The numbers of each step as the log and the screen have them, and the time that steps took; what is done
 // between steps does not count.
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -41,7 +42,9 @@ public:
         last_done_ = r.done;
         seconds += n.ms / 1e3;
         steps++;
-        n.seconds_left = (double)(plan.steps - n.step) * seconds / (double)steps;
+        // the mean of the last half minute's steps: the machine may have been busy before
+        pace_ += (n.ms - pace_) * std::min(1.0, std::max(1.0 / (double)steps, n.ms / kPaceMs));
+        n.seconds_left = (double)(plan.steps - n.step) * pace_ / 1e3;
         return n;
     }
 
@@ -57,6 +60,8 @@ public:
     int64_t steps = 0;  // that this process has done
 
 private:
+    static constexpr double kPaceMs = 30e3;
+    double pace_ = 0;  // ms a step
     std::chrono::steady_clock::time_point last_done_;
 };
 

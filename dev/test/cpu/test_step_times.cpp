@@ -64,3 +64,26 @@ TEST_CASE("step times: every step has its own, the last one and those before a p
     CHECK(sum >= 6 * kStepMs);
     CHECK(sum <= all);
 }
+
+TEST_CASE("step times: what is left is told by the last half minute, and at first by all steps") {
+    RunPlan plan;
+    plan.steps = 10000;
+    plan.windows_per_epoch = 1;
+    plan.config.vocab_size = 257;
+    StepClock clock;
+    clock.restart();
+    StepResult r{};
+    r.done = std::chrono::steady_clock::now();
+    const auto left = [&](double seconds) {  // per step
+        r.done += std::chrono::microseconds((int64_t)(seconds * 1e6));
+        const double all = clock.numbers(r, plan, 1, 0, 0).seconds_left;
+        return all / (double)(plan.steps - ++r.step);
+    };
+    left(1);
+    left(2);
+    CHECK(left(3) == doctest::Approx(2).epsilon(0.01));
+    for (int k = 0; k < 600; k++) { left(1); }
+    CHECK(left(1) == doctest::Approx(1).epsilon(0.01));
+    for (int k = 0; k < 1200; k++) { left(0.1); }  // two minutes: a fiftieth is left of the second
+    CHECK(left(0.1) < 0.13);
+}
