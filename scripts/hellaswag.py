@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""HellaSwag in NumPy, for comparison with ./train_gpt2 eval --hellaswag: the same file, the same model, the same figures.
+"""HellaSwag in PyTorch, for comparison with ./train_gpt2 eval --hellaswag: the same file, the same model, the same figures.
 
     scripts/hellaswag.py MODEL.bin QUESTIONS.bin [--examples N] [--trainer ./train_gpt2]
 
-MODEL: a model file (20240326, fp32 or bf16), as a run leaves in model.bin. It is computed in fp32, a row at a time, losses
-summed in double. With --trainer that program's figures are compared: exit 1 if they differ.
+MODEL: a model file (20240326 v3), as a run leaves in model.bin. It is computed in fp32, a row at a time, losses summed in
+double. With --trainer that program's figures are compared: exit 1 if they differ.
 """
 import argparse
 import re
@@ -12,27 +12,12 @@ import subprocess
 import sys
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+
+from torch_gpt2 import read_model
 
 HEADER = 256
-
-
-def load_model(path):
-    """-> (layers, heads, parameters by name)"""
-    words = np.fromfile(path, np.int32, HEADER)
-    assert words[0] == 20240326 and words[1] in (3, 5), f"{path}: not a model file"
-    T, V, L, NH, C, Vp = (int(x) for x in words[2:8])
-    raw = np.fromfile(path, np.float32 if words[1] == 3 else np.uint16, offset=4 * HEADER)
-    values = raw if words[1] == 3 else (raw.astype(np.uint32) << 16).view(np.float32)
-    shapes = {"wte": (Vp, C), "wpe": (T, C), "ln1w": (L, C), "ln1b": (L, C), "qkvw": (L, 3 * C, C), "qkvb": (L, 3 * C),
-              "attprojw": (L, C, C), "attprojb": (L, C), "ln2w": (L, C), "ln2b": (L, C), "fcw": (L, 4 * C, C),
-              "fcb": (L, 4 * C), "fcprojw": (L, C, 4 * C), "fcprojb": (L, C), "lnfw": (C,), "lnfb": (C,)}
-    p, at = {}, 0
-    for name, shape in shapes.items():
-        n = int(np.prod(shape))
-        p[name], at = values[at : at + n].reshape(shape), at + n
-    assert at == len(values), f"{path}: {len(values)} parameters, expected {at}"
-    p["wte"] = p["wte"][:V]
-    return L, NH, p
 
 
 def load_questions(path):
@@ -54,40 +39,13 @@ def load_questions(path):
     return int(words[4]) or 50257, questions
 
 
-def layernorm(x, weight, bias):
-    x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight + bias
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def logits_of(model, tokens):
-    """(T,V) of one row of T tokens"""
-    L, NH, p = model
-    T, C = len(tokens), p["wpe"].shape[1]
-    future = np.triu(np.full((T, T), -np.inf, np.float32), 1)
-    x = p["wte"][tokens] + p["wpe"][:T]
-    for l in range(L):
-        qkv = layernorm(x, p["ln1w"][l], p["ln1b"][l]) @ p["qkvw"][l].T + p["qkvb"][l]
-        q, k, v = (part.reshape(T, NH, C // NH).transpose(1, 0, 2) for part in np.split(qkv, 3, axis=-1))
-        att = softmax(q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(C // NH)) + future) @ v
-        x = x + att.transpose(1, 0, 2).reshape(T, C) @ p["attprojw"][l].T + p["attprojb"][l]
-        h = layernorm(x, p["ln2w"][l], p["ln2b"][l]) @ p["fcw"][l].T + p["fcb"][l]
-        h = h * 0.5 * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (h + np.float32(0.044715) * h**3)))
-        x = x + h @ p["fcprojw"][l].T + p["fcprojb"][l]
-    return layernorm(x, p["lnfw"], p["lnfb"]) @ p["wte"].T
-
-
+@torch.no_grad()
 def losses_of_ending(model, context, ending):
     """nats of each token of the ending; of what is longer than the model's positions and one more the last tokens count"""
-    row = np.concatenate([context, ending]).astype(np.int64)[-(len(model[2]["wpe"]) + 1):]
+    row = torch.from_numpy(np.concatenate([context, ending]).astype(np.int64)[-(model.config.max_seq_len + 1):])
     n = min(len(ending), len(row) - 1)
-    logits = logits_of(model, row[:-1])[-n:].astype(np.float64)
-    logits -= logits.max(-1, keepdims=True)
-    return np.log(np.exp(logits).sum(-1)) - logits[np.arange(n), row[-n:]]
+    logits, _ = model(row[None, :-1], row[None, 1:])
+    return F.cross_entropy(logits[0, -n:, : model.config.vocab].double(), row[-n:], reduction="none")
 
 
 def main():
@@ -97,20 +55,20 @@ def main():
     parser.add_argument("--examples", type=int, help="the first so many")
     parser.add_argument("--trainer")
     args = parser.parse_args()
-    model, (vocabulary, questions) = load_model(args.model), load_questions(args.questions)
-    if vocabulary != len(model[2]["wte"]):
-        sys.exit(f"{args.questions} has a vocabulary of {vocabulary}, {args.model} of {len(model[2]['wte'])}")
+    model, (vocabulary, questions) = read_model(args.model), load_questions(args.questions)
+    if vocabulary != model.config.vocab:
+        sys.exit(f"{args.questions} has a vocabulary of {vocabulary}, {args.model} of {model.config.vocab}")
     questions = questions[: args.examples]
     right = normalised = 0
     for label, context, endings in questions:
         losses = [losses_of_ending(model, context, ending) for ending in endings]
-        right += label == int(np.argmin([x.sum() for x in losses]))
-        normalised += label == int(np.argmin([x.mean() for x in losses]))
+        right += label == int(np.argmin([float(x.sum()) for x in losses]))
+        normalised += label == int(np.argmin([float(x.mean()) for x in losses]))
     ours = [f"{right / len(questions):.4f}", f"{normalised / len(questions):.4f}"]
     print(f"HellaSwag   {len(questions)} examples\naccuracy    {ours[0]}\nnormalised  {ours[1]}")
     if args.trainer:
         out = subprocess.run([args.trainer, "eval", args.model, "--hellaswag", args.questions, "--seq-len",
-                              str(len(model[2]["wpe"]))], check=True, capture_output=True, text=True).stdout
+                              str(model.config.max_seq_len)], check=True, capture_output=True, text=True).stdout
         theirs = [re.search(rf"^{name} +([\d.]+)", out, re.M).group(1) for name in ("accuracy", "normalised")]
         print(f"{args.trainer}: {theirs[0]} and {theirs[1]}: {'the same' if theirs == ours else 'DIFFERENT'}")
         sys.exit(theirs != ours)
