@@ -14,7 +14,7 @@ inline const OptionRow kOptimizerTable[] = {
          "muon = the matrices of the blocks (q, k, v, attproj, fc, fcproj) move along their mean gradient "
          "with its strong and its weak directions made equally strong; all else by AdamW. Fewer steps to the "
          "same loss, and one moment of these matrices instead of two. --lr and --weight-decay mean the same "
-         "for both. In a job of one rank only",
+         "for both",
      .group = "Optimizer"},
     {.name = "lr",
      .letter = 'l',

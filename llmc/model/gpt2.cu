@@ -26,7 +26,6 @@ void check_config(const GPT2Config& c, int B, int seq_len, const ModelSettings& 
             "GPT2: sizes must be positive, channels a multiple of heads");
     require(B > 0 && seq_len > 0 && seq_len <= c.max_seq_len,
             "GPT2: B and T must be positive, T at most max_seq_len");
-    require(!s.muon || s.ranks == 1, "GPT2: Muon is for one rank");
     if ((int64_t)B * seq_len > INT32_MAX) {
         throw Error(kExitUsage,
                     strf("%d sequences of %d tokens at once: at most 2^31 - 1 tokens are possible. Use a "

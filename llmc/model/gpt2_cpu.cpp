@@ -23,7 +23,6 @@ namespace {
 void require_defaults(const ModelSettings& settings) {
     require(settings.recompute == Recompute::kNone && !settings.tf32,
             "GPT2Cpu keeps all activations and computes in fp32: recompute and tf32 are for the GPU model");
-    require(!settings.muon || settings.ranks == 1, "GPT2Cpu: Muon is for one rank");
 }
 
 // floats: the direction of fc's and fcproj's matrix, the largest, and what its iterations need
@@ -47,7 +46,7 @@ MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T, const ModelSettings&
     plan.parameters = parameters;
     const StateShares shares(c, settings);
     plan.gradients = parameters + GroupSums::bytes(shares);
-    plan.optimizer = (int64_t)sizeof(float) * (shares.kept() + shares.kept_seconds());
+    plan.optimizer = (int64_t)sizeof(float) * (shares.kept() + shares.seconds.kept());
     if (settings.muon) { plan.optimizer += (int64_t)sizeof(float) * muon_scratch(c); }
     plan.activations = saturated(4 * (layer * c.num_layers + around));
     plan.available = available_memory() / settings.local_ranks;
@@ -73,8 +72,10 @@ GPT2Cpu::GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& se
     int64_t BT = (int64_t)B * T, C = config.channels;
     for (auto* arena : {&params_, &grads_}) { arena->resize(layout_.size()); }
     const StateShares& shares = sums_.shares();
-    m_.resize((size_t)(shares.shard ? shares.sizes[sums_.rank()] : shares.elements()));
-    v_.resize(settings.muon ? (size_t)shares.kept_seconds() : m_.size());
+    for (auto [state, arena] : {std::pair(State::kFirstMoment, &m_), std::pair(State::kSecondMoment, &v_)}) {
+        const Shares& of = shares.of(state);
+        arena->resize((size_t)(of.shard ? of.sizes[sums_.rank()] : of.elements()));
+    }
     if (settings.muon) { muon_scratch_.resize((size_t)muon_scratch(config)); }
     layers_.resize(config.num_layers);
     for (Layer& a : layers_) {
@@ -116,7 +117,7 @@ void GPT2Cpu::load(State state, int tensor, int64_t first, std::span<const float
                        if (state == State::kParameter) {
                            copy({at, at + n, at});
                        } else {
-                           sums_.shares().for_each_kept(sums_.rank(), at, n, copy);
+                           sums_.shares().of(state).for_each_kept(sums_.rank(), at, n, copy);
                        }
                    });
 }
@@ -313,33 +314,34 @@ void GPT2Cpu::update(const StepParams& params, double grad_scale) {
                   adamw);
     }
     for (int t = 0; t < kNumTensors; t++) {
-        for (int l = 0; l < tensor_copies(config_, t) && !holds(State::kSecondMoment, t); l++) {
-            update_by_muon(t, l, sums + layout_.offset(t, l), params, grad_scale);
+        for (const MuonCopy& copy : muon_copies(config_, shares, sums_.rank(), t)) {
+            update_by_muon(t, copy, sums + copy.kept, params, grad_scale);
         }
     }
     if (shares.shard) { sums_.all_gather("parameters", params_.data()); }
 }
 
 // a layer's copy of a tensor, whose matrices lie one behind the other
-void GPT2Cpu::update_by_muon(int tensor, int layer, const float* gradient, const StepParams& params,
-                             double grad_scale) {
+void GPT2Cpu::update_by_muon(int tensor, const MuonCopy& copy, const float* gradient,
+                             const StepParams& params, double grad_scale) {
     const int count = matrices_in(tensor), rows = kTensors[tensor].rows(config_) / count,
               cols = kTensors[tensor].cols(config_);
-    const int64_t n = (int64_t)rows * cols, at = layout_.offset(tensor, layer);
+    const int64_t n = (int64_t)rows * cols;
     float *direction = muon_scratch_.data(), *scratch = direction + n;
     const MuonParams muon{params.lr, params.weight_decay, grad_scale};
     for (int k = 0; k < count; k++) {
-        muon_momentum_cpu(direction, m_.data() + at + k * n, gradient + k * n, n, grad_scale);
+        muon_momentum_cpu(direction, m_.data() + copy.kept + k * n, gradient + k * n, n, grad_scale);
         newton_schulz_blas(direction, scratch, rows, cols);
-        muon_step_cpu(params_.data() + at + k * n, direction, n, muon_scale(rows, cols), muon);
+        muon_step_cpu(params_.data() + copy.at + k * n, direction, n, muon_scale(rows, cols), muon);
     }
 }
 
 void GPT2Cpu::gather() {
     if (!sums_.shares().shard) { return; }
-    for (auto [share, whole] : {std::pair(&m_, &gathered_m_), std::pair(&v_, &gathered_v_)}) {
-        if (settings_.comm->root()) { whole->resize((size_t)layout_.size()); }
-        sums_.gather("moments", whole->data(), share->data());
+    for (auto [state, share, whole] : {std::tuple(State::kFirstMoment, &m_, &gathered_m_),
+                                       std::tuple(State::kSecondMoment, &v_, &gathered_v_)}) {
+        if (settings_.comm->root()) { whole->resize((size_t)layout_of(state).size()); }
+        sums_.gather("moments", state, whole->data(), share->data());
     }
 }
 

@@ -60,7 +60,7 @@ private:
     int64_t count_targets(std::span<const Batch> micro_batches) const;
     bool add_gradients(std::span<const Batch> micro_batches, bool last, double dloss, double* loss);
     void update(const StepParams& params, double grad_scale);
-    void update_by_muon(int tensor, int layer, const float* gradient, const StepParams& params,
+    void update_by_muon(int tensor, const MuonCopy& copy, const float* gradient, const StepParams& params,
                         double grad_scale);
     const ParameterLayout& layout_of(State state) const {
         return state == State::kSecondMoment ? second_layout_ : layout_;

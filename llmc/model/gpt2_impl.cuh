@@ -81,9 +81,7 @@ struct GPT2<T, Grad>::Impl {
         }
         if (s.muon) {
             muon.emplace(c, mem.muon, s.tf32);
-            optimizer.update_block_matrices = [this](int t, const StepInputs* inputs, uint64_t seed) {
-                update_by_muon(t, inputs, seed);
-            };
+            optimizer.update_block_matrices = [this](auto... args) { update_by_muon(args...); };
         }
         check(cudaMemsetAsync(mem.counters, 0, kAttentionCounters * sizeof(unsigned), stream));
         wait();
@@ -94,7 +92,7 @@ struct GPT2<T, Grad>::Impl {
     void check_batch(const Batch& batch) const;
     int64_t count_targets(std::span<const Batch> micro_batches) const;
     void launch(const MicroStep& s);
-    void update_by_muon(int tensor, const StepInputs* inputs, uint64_t seed);
+    void update_by_muon(int tensor, std::span<const MuonCopy> copies, const StepInputs* inputs, uint64_t seed);
     void enqueue(const Batch& batch, const StepInputs& inputs, MicroStep s);
     Pending take_pending();
     std::span<const float> download_logits(int64_t first, int64_t n);
@@ -146,14 +144,12 @@ void GPT2<T, Grad>::Impl::launch(const MicroStep& s) {
     }
 }
 
-// of one rank
 template <typename T, typename Grad>
-void GPT2<T, Grad>::Impl::update_by_muon(int tensor, const StepInputs* inputs, uint64_t seed) {
-    const int64_t at = layout.offset(tensor);
-    float* master = sizeof(T) == sizeof(float) ? nullptr : mem.master + at;
+void GPT2<T, Grad>::Impl::update_by_muon(int tensor, std::span<const MuonCopy> copies,
+                                         const StepInputs* inputs, uint64_t seed) {
+    float* master = sizeof(T) == sizeof(float) ? nullptr : mem.master;
     auto update = [&](const auto* grads) {
-        muon->update(mem.params + at, master, mem.m + at, grads + at, tensor, layout.block_size(),
-                     mem.decision, inputs, seed, stream);
+        muon->update(mem.params, master, mem.m, grads, tensor, copies, mem.decision, inputs, seed, stream);
     };
     if (mem.sums != nullptr) {
         update(mem.sums);

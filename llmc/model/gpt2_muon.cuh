@@ -2,6 +2,7 @@
 // queued on one stream.
 #pragma once
 #include <algorithm>
+#include <span>
 
 #include "llmc/cuda/device_memory.cuh"
 #include "llmc/model/gpt2_config.h"
@@ -25,29 +26,31 @@ public:
 
     // bytes of a layer's copy of the largest tensor: less is not enough
     static int64_t least_room(const GPT2Config& c) {
+        const MuonCopy one{};
         int64_t most = 0;
         for (int t = 0; t < kNumTensors; t++) {
-            if (is_block_matrix(t)) { most = std::max(most, Piece(Arena(), shape_of(c, t, 1, 0)).bytes); }
+            if (is_block_matrix(t)) { most = std::max(most, Piece(Arena(), shape_of(c, t, std::span<const MuonCopy>(&one, 1))).bytes); }
         }
         return most;
     }
 
-    // Of a block's matrices, in all layers; all arrays point to the first. master is null in fp32.
+    // Of a block's matrices, in the layers that this rank takes care of (copies: in device memory). master is
+    // null in fp32.
     template <typename Grad>
-    void update(T* param, float* master, float* m, const Grad* grad, int tensor, int64_t stride,
-                const StepDecision* decision, const StepInputs* inputs, uint64_t seed, cudaStream_t stream) {
-        const int64_t each = Piece(Arena(), shape_of(config_, tensor, 1, stride)).bytes;
-        const int at_once = (int)std::clamp<int64_t>(room_.bytes / each, 1, config_.num_layers);
-        for (int first = 0; first < config_.num_layers; first += at_once) {
-            MuonTensor shape =
-                shape_of(config_, tensor, std::min(at_once, config_.num_layers - first), stride);
-            shape.first_copy = first;
+    void update(T* param, float* master, float* m, const Grad* grad, int tensor,
+                std::span<const MuonCopy> copies, const StepDecision* decision, const StepInputs* inputs,
+                uint64_t seed, cudaStream_t stream) {
+        const int64_t each = Piece(Arena(), shape_of(config_, tensor, copies.first(1))).bytes;
+        const auto at_once = (size_t)std::max<int64_t>(room_.bytes / each, 1);
+        const int usual = matrices_in(tensor) * config_.num_layers;
+        for (size_t first = 0; first < copies.size(); first += at_once) {
+            const MuonTensor shape = shape_of(
+                config_, tensor, copies.subspan(first, std::min(at_once, copies.size() - first)));
             const Piece piece(Arena(room_.scratch), shape);
-            const int64_t at = first * stride;
-            muon_direction(piece.x, piece.norms, m + at, grad + at, shape, decision, stream);
-            products_.run(piece.out, piece.x, piece.squares, shape.rows, shape.cols, shape.count(), stream);
-            muon_update(param + at, master == nullptr ? nullptr : master + at, piece.out, shape, decision,
-                        inputs, seed, stream);
+            muon_direction(piece.x, piece.norms, m, grad, shape, decision, stream);
+            products_.run(piece.out, piece.x, piece.squares, shape.rows, shape.cols, shape.count(), usual,
+                          stream);
+            muon_update(param, master, piece.out, shape, decision, inputs, seed, stream);
         }
     }
 
@@ -67,9 +70,10 @@ private:
         }
     };
 
-    static MuonTensor shape_of(const GPT2Config& c, int tensor, int copies, int64_t stride) {
+    static MuonTensor shape_of(const GPT2Config& c, int tensor, std::span<const MuonCopy> copies) {
         const int count = matrices_in(tensor);
-        return {tensor, kTensors[tensor].rows(c) / count, kTensors[tensor].cols(c), count, 0, copies, stride};
+        return {tensor, kTensors[tensor].rows(c) / count, kTensors[tensor].cols(c), count,
+                copies.data(), (int)copies.size()};
     }
 
     GPT2Config config_;

@@ -4,6 +4,7 @@
 // share, and the parameters come together. So the bits depend on the number of groups, and not on that of
 // ranks. Everything is queued on one stream, and exchanges beside it; what waits says so.
 #pragma once
+#include <array>
 #include <functional>
 #include <memory>
 #include <span>
@@ -32,15 +33,18 @@ public:
           state_(state),
           comm_(std::move(comm)),
           rank_(s.comm != nullptr ? (size_t)s.comm->rank() : 0),
-          stream_(stream) {
+          stream_(stream),
+          chunk_begins_(shares_.chunk_begins()) {
         set_stale();
         require((s.ranks > 1) == (comm_ != nullptr), "GPT2: many ranks, and only they, have a comm");
         check(cudaMemsetAsync(state_.params, 0, (size_t)state_.bytes(), stream_));
         upload_tables();
     }
 
-    // With --optimizer muon: how a tensor that has no second moment is updated; seed: of its rounding.
-    std::function<void(int tensor, const StepInputs*, uint64_t seed)> update_block_matrices;
+    // With --optimizer muon: how a tensor that has no second moment is updated. copies: those that this rank takes
+    // care of, at least one, in device memory; seed: of its rounding.
+    std::function<void(int tensor, std::span<const MuonCopy> copies, const StepInputs*, uint64_t seed)>
+        update_block_matrices;
 
     int groups_here() const { return shares_.groups / shares_.ranks; }
     // where this rank's k-th group adds up its losses
@@ -69,8 +73,7 @@ public:
     void load(State s, int tensor, int64_t first, std::span<const float> values);
     void clear_moments() {
         for (State s : {State::kFirstMoment, State::kSecondMoment}) {
-            const int64_t n = s == State::kSecondMoment ? shares_.kept_seconds() : shares_.kept();
-            check(cudaMemsetAsync(array(s), 0, n * sizeof(float), stream_));
+            check(cudaMemsetAsync(array(s), 0, shares_.of(s).kept() * sizeof(float), stream_));
         }
     }
     // bf16 parameters from master again, if that is needed
@@ -102,9 +105,8 @@ private:
     const ParameterLayout& layout_of(State s) const {
         return s == State::kSecondMoment ? second_layout_ : layout_;
     }
-    int64_t size_here() const { return shares_.sizes[rank_]; }
-    // of this rank's chunks
-    const int32_t* chunk_numbers() const { return state_.chunk_numbers + shares_.chunk_begins()[rank_]; }
+    const NormChunk* chunks_here() const { return state_.chunk_table + chunk_begins_[rank_]; }
+    int64_t chunk_count_here() const { return chunk_begins_[rank_ + 1] - chunk_begins_[rank_]; }
     float* array(State s) const {
         return s == State::kParameter ? state_.master : s == State::kFirstMoment ? state_.m : state_.v;
     }
@@ -133,6 +135,8 @@ private:
     cudaStream_t stream_;
     uint64_t seed_ = 0;
     int64_t pieces_ = 0;  // of AdamW
+    std::array<std::span<const MuonCopy>, kNumTensors> copies_;  // of Muon, in device memory
+    std::vector<int64_t> chunk_begins_;                          // by rank
     bool stale_;          // params must be made from master again
     bool gathered_ = false;
     int layers_sent_ = 0;                // of the group under way
@@ -146,11 +150,18 @@ void GPT2Optimizer<T, Grad>::upload_tables() {
     const std::vector<AdamWPiece> pieces = update_pieces(config_, shares_, rank_);
     pieces_ = (int64_t)pieces.size();
     upload(state_.pieces, pieces.data(), pieces_);
-    const std::vector<int32_t> numbers = shares_.chunks_by_rank();
-    std::vector<int32_t> places(numbers.size());
-    for (size_t k = 0; k < numbers.size(); k++) { places[(size_t)numbers[k]] = (int32_t)k; }
+    std::vector<MuonCopy> all;
+    for (int t = 0; t < kNumTensors; t++) {
+        const std::vector<MuonCopy> copies = muon_copies(config_, shares_, rank_, t);
+        copies_[(size_t)t] = {state_.copies + all.size(), copies.size()};
+        all.insert(all.end(), copies.begin(), copies.end());
+    }
+    upload(state_.copies, all.data(), (int64_t)all.size());
+    const std::vector<NormChunk> chunks = shares_.chunks_by_rank();
+    std::vector<int32_t> places(chunks.size());
+    for (size_t k = 0; k < chunks.size(); k++) { places[(size_t)chunks[k].number] = (int32_t)k; }
     if (grouped()) {
-        upload(state_.chunk_numbers, numbers.data(), (int64_t)numbers.size());
+        upload(state_.chunk_table, chunks.data(), (int64_t)chunks.size());
         upload(state_.chunk_places, places.data(), (int64_t)places.size());
     }
     check(cudaStreamSynchronize(stream_));  // the tables go
@@ -215,26 +226,24 @@ void GPT2Optimizer<T, Grad>::add_group(int k) {
         layers_sent_ = 0;
         comm_->join(last, stream_);
     }
-    const GroupParts<Grad> parts = {state_.grads, state_.arrived, shares_.largest(),
-                                    (int)rank_,   shares_.ranks,  chunk_numbers()};
-    add_parts(state_.sums, !shares_.shard, parts, size_here(), k == 0, stream_);
+    const GroupParts<Grad> parts = {state_.grads, state_.arrived, shares_.largest(),     (int)rank_,
+                                    shares_.ranks, chunks_here(),  chunk_count_here()};
+    add_parts(state_.sums, !shares_.shard, parts, k == 0, stream_);
 }
 
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::decide(const StepInputs* inputs) {
     if (grouped()) {
-        const std::vector<int64_t> chunks = shares_.chunk_begins();
         std::vector<int64_t> losses;
         for (int r = 0; r <= shares_.ranks; r++) { losses.push_back(r * groups_here()); }
-        const bool share = shares_.shard;
-        squares_of_chunks(state_.chunks + chunks[rank_], state_.sums,
-                          share ? size_here() : shares_.elements(), share ? nullptr : chunk_numbers(),
-                          chunks[rank_ + 1] - chunks[rank_], stream_);
-        all_gather("the gradient's norm", state_.chunks, chunks);
+        const bool whole = !shares_.shard;
+        squares_of_chunks(state_.chunks + chunk_begins_[rank_], state_.sums, whole, chunks_here(),
+                          chunk_count_here(), stream_);
+        all_gather("the gradient's norm", state_.chunks, chunk_begins_);
         all_gather("losses", state_.group_losses, losses);
-        sum_groups(state_.squares, state_.loss_sum, state_.chunks, state_.chunk_places, chunks.back(),
+        sum_groups(state_.squares, state_.loss_sum, state_.chunks, state_.chunk_places, shares_.chunks(),
                    state_.group_losses, shares_.groups, shares_.ranks, stream_);
-        for (int l = -1; l <= config_.num_layers && !share && comm_ != nullptr; l++) {
+        for (int l = -1; l <= config_.num_layers && whole && comm_ != nullptr; l++) {
             comm_->join(share_layer("sums of gradients", state_.sums, l), stream_);
         }
     } else {
@@ -257,7 +266,8 @@ void GPT2Optimizer<T, Grad>::update(const StepInputs* inputs, const AdamWConstan
         step(state_.grads);
     }
     for (int t = 0; t < kNumTensors; t++) {
-        if (!holds(State::kSecondMoment, t)) { update_block_matrices(t, inputs, seed_); }
+        const std::span<const MuonCopy> copies = copies_[(size_t)t];
+        if (!copies.empty()) { update_block_matrices(t, copies, inputs, seed_); }
     }
     on_their_way_.clear();
     // in the order in which the next forward pass needs them
@@ -288,7 +298,7 @@ template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::load_share(State s, int tensor, int64_t number, int64_t element,
                                         std::span<const float> values) {
     const auto n = (int64_t)values.size();
-    shares_.for_each_kept(rank_, element, n, [&](const SharePart& part) {
+    shares_.of(s).for_each_kept(rank_, element, n, [&](const SharePart& part) {
         upload(array(s) + part.kept, values.data() + part.begin - element, part.size());
     });
     if constexpr (sizeof(T) != sizeof(float)) {
@@ -323,7 +333,7 @@ void GPT2Optimizer<T, Grad>::gather() {
     for (State s : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
         if (is_whole(s)) { continue; }
         auto& whole = gathered_state_[(int)s];
-        if (rank_ == 0 && whole == nullptr) { whole.reset(new float[(size_t)shares_.elements()]); }
+        if (rank_ == 0 && whole == nullptr) { whole.reset(new float[(size_t)shares_.of(s).elements()]); }
         gather(s, whole.get());
     }
     wait();
@@ -336,8 +346,9 @@ void GPT2Optimizer<T, Grad>::gather(State s, float* whole) {
     const int64_t most = shares_.largest() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);
     auto* room = (float*)state_.arrived;
     const auto ranks = (size_t)shares_.ranks;
-    for (int64_t k = 0; k < shares_.largest(); k += most) {
-        auto count = [&](size_t r) { return std::clamp<int64_t>(shares_.sizes[r] - k, 0, most); };
+    const Shares& shares = shares_.of(s);
+    for (int64_t k = 0; k < shares.largest(); k += most) {
+        auto count = [&](size_t r) { return std::clamp<int64_t>(shares.sizes[r] - k, 0, most); };
         Parts<const std::byte> out(ranks);
         Parts<std::byte> in(ranks);
         if (rank_ != 0) { out[0] = std::as_bytes(std::span(array(s) + k, (size_t)count(rank_))); }
@@ -347,7 +358,7 @@ void GPT2Optimizer<T, Grad>::gather(State s, float* whole) {
         comm_->exchange({"the optimizer's state"}, out, in, stream_);
         for (size_t r = 0; r < ranks && rank_ == 0; r++) {
             const float* from = r == 0 ? array(s) + k : room + (int64_t)(r - 1) * most;
-            for (const auto& range : shares_.parts) {
+            for (const auto& range : shares.parts) {
                 const SharePart& part = range[r];
                 const int64_t lo = std::max(k, part.kept),
                               hi = std::min(k + count(r), part.kept + part.size());

@@ -22,13 +22,14 @@ struct GPT2State {
     double *loss_sum, *squares;  // one each
     void* norm_scratch;
     AdamWPiece* pieces;  // what AdamW updates
+    MuonCopy* copies = nullptr;  // what Muon updates
 
     // with groups only
     float* sums = nullptr;     // of the groups' gradients: of the share, or with --zero 0 of all
     Grad* arrived = nullptr;   // the other ranks' gradients of the share: (ranks - 1, the largest share)
     double* chunks = nullptr;  // the sums of squares of all chunks, by rank
-    // of all chunks: their numbers by rank, and by number their places in that order
-    int32_t *chunk_numbers = nullptr, *chunk_places = nullptr;
+    NormChunk* chunk_table = nullptr;  // all chunks, by rank
+    int32_t* chunk_places = nullptr;   // by their numbers, their places in that order
     double* group_losses = nullptr;  // the losses of all groups, as sum_groups() takes them
 
     int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
@@ -46,19 +47,20 @@ struct GPT2State {
             sums = arena.take<float>(kept);
             arrived = arena.take<Grad>((s.ranks - 1) * s.largest());
             chunks = arena.take<double>(s.chunks());
-            chunk_numbers = arena.take<int32_t>(s.chunks());
+            chunk_table = arena.take<NormChunk>(s.chunks());
             chunk_places = arena.take<int32_t>(s.chunks());
             group_losses = arena.take<double>(s.groups);
         }
         gradient_bytes = taken();
         master = sizeof(T) == sizeof(float) ? (float*)params : arena.take<float>(kept);
         m = arena.take<float>(kept);
-        v = arena.take<float>(s.kept_seconds());
+        v = arena.take<float>(s.seconds.kept());
         decision = arena.take<StepDecision>(1);
         loss_sum = arena.take<double>(1);
         squares = arena.take<double>(1);
         norm_scratch = arena.take<char>((int64_t)sum_of_squares_scratch());
         pieces = arena.take<AdamWPiece>(most_update_pieces(c, s));
+        copies = arena.take<MuonCopy>(s.muon ? (int64_t)kNumTensors * c.num_layers : 0);
         optimizer_bytes = taken();
     }
 };

@@ -61,8 +61,8 @@ void GroupSums::all_gather(const char* what, float* whole) const {
     }
 }
 
-void GroupSums::gather(const char* what, float* whole, const float* share) const {
-    for (const auto& range : shares_.parts) {
+void GroupSums::gather(const char* what, State state, float* whole, const float* share) const {
+    for (const auto& range : shares_.of(state).parts) {
         const SharePart& mine = range[rank()];
         std::vector<std::span<const std::byte>> out(range.size());
         std::vector<std::span<std::byte>> in(range.size());
@@ -76,11 +76,15 @@ void GroupSums::gather(const char* what, float* whole, const float* share) const
 
 double GroupSums::norm() const {
     const std::vector<int64_t> begins = shares_.chunk_begins();
-    const std::vector<int32_t> numbers = shares_.chunks_by_rank();
-    std::vector<double> by_rank(numbers.size()), squares(numbers.size());
-    squares_of_chunks_cpu(by_rank.data() + begins[rank()], sums_, shares_.sizes[rank()]);
+    const std::vector<NormChunk> chunks = shares_.chunks_by_rank();
+    std::vector<double> by_rank(chunks.size()), squares(chunks.size());
+#pragma omp parallel for
+    for (int64_t k = begins[rank()]; k < begins[rank() + 1]; k++) {
+        const NormChunk& chunk = chunks[(size_t)k];
+        by_rank[(size_t)k] = sum_of_squares_cpu(sums_ + chunk.kept, chunk.size);
+    }
     if (comm_ != nullptr) { comm_->all_gather("the gradient's norm", by_rank.data(), begins); }
-    for (size_t k = 0; k < numbers.size(); k++) { squares[(size_t)numbers[k]] = by_rank[k]; }
+    for (size_t k = 0; k < chunks.size(); k++) { squares[(size_t)chunks[k].number] = by_rank[k]; }
     double sum = 0;
     for (double one : squares) { sum += one; }
     return std::sqrt(sum);

@@ -27,9 +27,9 @@ public:
     const float* sums() const { return sums_; }
     // Of `whole`, all elements, each rank has its share: now every rank has all.
     void all_gather(const char* what, float* whole) const;
-    // Each rank has its share, in the order of memory: now rank 0 has `whole`, which is not looked at in the
-    // others.
-    void gather(const char* what, float* whole, const float* share) const;
+    // Each rank has its share of a state, in the order of memory: now rank 0 has `whole`, which is not looked at
+    // in the others.
+    void gather(const char* what, State state, float* whole, const float* share) const;
     // the 2-norm of all sums, and the losses of all groups added in their order, from those of this rank's
     // groups; every rank calls these
     double norm() const;

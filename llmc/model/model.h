@@ -68,7 +68,7 @@ struct ModelSettings {
     std::string matmul_file = {};  // algorithms of products, found by --tune-gemm; "" = cuBLASLt's first
     bool graph = true;             // of one rank: a step's launches are recorded once and repeated; same bits
     bool measure_peak = true;      // device() may measure what it does not know
-    bool muon = false;             // for the blocks' matrices (llmc/ops/muon_rule.h); of one rank only
+    bool muon = false;             // for the blocks' matrices (llmc/ops/muon_rule.h)
     int ranks = 1;                 // must divide groups
     int groups = 1;                // of micro-batches
     bool shard = true;             // each rank has a share of the optimizer's state only (ZeRO-1)

@@ -390,17 +390,21 @@ void classifier_backward_cpu(Real* dlogits, const Real* logits, const int32_t* t
 
 // ---- optimizer ---------------------------------------------------------------------------------
 
+template <typename Real>
+double sum_of_squares_cpu(const Real* x, int64_t n) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) { sum += (double)x[i] * x[i]; }
+    return sum;
+}
+
 // partial[k] = the sum of squares of the k-th chunk of n numbers
 template <typename Real>
 void squares_of_chunks_cpu(double* partial, const Real* x, int64_t n) {
 #pragma omp parallel for
     for (int64_t k = 0; k < (n + kNormChunk - 1) / kNormChunk; k++) {
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = k * kNormChunk; i < std::min(n, (k + 1) * kNormChunk); i++) {
-            sum += (double)x[i] * x[i];
-        }
-        partial[k] = sum;
+        const int64_t begin = k * kNormChunk;
+        partial[k] = sum_of_squares_cpu(x + begin, std::min(kNormChunk, n - begin));
     }
 }
 

@@ -41,14 +41,6 @@ int run_ranks(const Options& options, const char* program, char** argv, int devi
     const int to_start = ranks_to_start(options, environment, devices);
     const Ranks ranks = to_start > 0 && !options.dry_run ? Ranks() : find_ranks(options, environment);
     mine.world_size = std::max(to_start, ranks.size);
-    if (mine.world_size > 1 && options.optimizer == "muon") {
-        throw Error(
-            kExitUsage,
-            strf("--optimizer muon is for a job of one rank, and this one has %d: a matrix's direction is "
-                 "made of the whole matrix, of which each rank has a share. Use one rank, or --optimizer "
-                 "adamw.",
-                 mine.world_size));
-    }
     if (to_start > 0 && !options.dry_run) { return launch_ranks(to_start, argv); }
     if (ranks.size > 1 && !options.dry_run) { return run_rank(mine, ranks, program, train); }
     Comm alone;

@@ -1,43 +1,77 @@
 // Which rank has which elements: see state_shares.h.
 #include "llmc/model/state_shares.h"
 
+#include <array>
+#include <limits>
+
 namespace llmc {
 
 namespace {
 
+constexpr std::array kMatrices = {kQkvw, kAttprojw, kFcw, kFcprojw};
+
 int64_t first_chunk_from(int64_t element) { return (element + kNormChunk - 1) / kNormChunk; }
 
-// visit(tensor, its first element's number in file order, what of it the rank keeps, its place among second moments),
-// for each copy that AdamW updates
+// multiplications of one of Muon's iterations of a layer's copy
+double muon_work(const GPT2Config& c, int tensor) {
+    const double count = matrices_in(tensor), rows = kTensors[tensor].rows(c) / count,
+                 cols = kTensors[tensor].cols(c), side = std::min(rows, cols);
+    return count * side * side * (side + 2 * std::max(rows, cols));
+}
+
+// Of the tensors of matrices, in order, which begins each of n parts, so that the part with the most work has
+// the least possible; then the number of the tensors.
+std::vector<size_t> cut_matrices(const GPT2Config& c, size_t n) {
+    constexpr size_t kCount = kMatrices.size();
+    std::vector<size_t> best;
+    double least = 0;
+    for (unsigned borders = 0; borders < 1u << (kCount - 1); borders++) {
+        std::vector<size_t> begins = {0};
+        double work = 0, most = 0;
+        for (size_t k = 0; k < kCount; k++) {
+            if (k > 0 && (borders >> (k - 1) & 1) != 0) {
+                begins.push_back(k);
+                work = 0;
+            }
+            work += muon_work(c, kMatrices[k]);
+            most = std::max(most, work);
+        }
+        if (begins.size() != n || (!best.empty() && most >= least)) { continue; }
+        best = begins, least = most;
+    }
+    best.push_back(kCount);
+    return best;
+}
+
+// visit(tensor, copy, the whole copy in memory, what of it the rank keeps)
 template <typename Visit>
-void for_each_kept_tensor(const GPT2Config& c, const StateShares& s, size_t rank, Visit visit) {
-    const ParameterLayout layout(c), second_layout(c, false);
+void for_each_kept_copy(const GPT2Config& c, const StateShares& s, size_t rank, Visit visit) {
+    const ParameterLayout layout(c);
     for (int t = 0; t < kNumTensors; t++) {
-        if (s.muon && is_block_matrix(t)) { continue; }
         for (int copy = 0; copy < (int)tensor_copies(c, t); copy++) {
             const int range = kTensors[t].per_layer ? 1 + copy : t < kLn1w ? 0 : 1 + c.num_layers;
             const SharePart part = s.kept_part((size_t)range, rank);
             const int64_t at = layout.offset(t, copy), size = tensor_size(c, t);
             const int64_t lo = std::max(at, part.begin), hi = std::min(at + size, part.end);
-            if (lo >= hi) { continue; }
-            const int64_t kept = part.kept + lo - part.begin;
-            visit(t, copy * size + lo - at, SharePart{lo, hi, kept},
-                  s.muon ? second_layout.offset(t, copy) + lo - at : kept);
+            if (lo < hi) { visit(t, copy, at, SharePart{lo, hi, part.kept + lo - part.begin}); }
         }
     }
 }
 
 }  // namespace
 
+void Shares::give(size_t range, size_t rank, int64_t begin, int64_t end) {
+    if (begin >= end) { return; }
+    SharePart& part = parts[range][rank];
+    if (part.size() == 0) { part = {begin, begin, sizes[rank]}; }
+    part.end = end;
+    sizes[rank] += end - begin;
+}
+
 StateShares::StateShares(const GPT2Config& c, const ModelSettings& s)
-    : ranks(s.ranks),
-      groups(s.groups),
-      shard(s.shard && s.ranks > 1),
-      muon(s.muon),
-      sizes((size_t)std::max(1, s.ranks)),
-      seconds(ParameterLayout(c, !s.muon).size()) {
-    require(!muon || ranks == 1, "Muon is for one rank");
+    : ranks(s.ranks), groups(s.groups), muon(s.muon) {
     require(ranks > 0 && groups > 0 && groups % ranks == 0, "the ranks must divide the groups");
+    shard = s.shard && ranks > 1;
     const ParameterLayout layout(c);
     const int64_t blocks = layout.offset(kLn1w), block = layout.block_size();
     ranges.push_back({0, blocks});
@@ -45,53 +79,134 @@ StateShares::StateShares(const GPT2Config& c, const ModelSettings& s)
         ranges.push_back({blocks + l * block, blocks + (l + 1) * block});
     }
     ranges.push_back({blocks + c.num_layers * block, layout.size()});
+    for (int64_t k = 0; k < first_chunk_from(layout.size()); k++) { borders.push_back(k * kNormChunk); }
+    borders.push_back(layout.size());
+    sizes.resize((size_t)ranks);
+    parts.resize(ranges.size(), std::vector<SharePart>((size_t)ranks));
+    if (muon) {
+        share_matrices(c);
+    } else {
+        for (size_t k = 0; k < ranges.size(); k++) { share_by_chunks(k); }
+    }
+    share_seconds(c);
+}
+
+// The ranges before it are shared.
+void StateShares::share_by_chunks(size_t range) {
+    const auto [begin, end] = ranges[range];
+    auto first_from = [&](int64_t at) { return std::ranges::lower_bound(borders, at) - borders.begin(); };
+    const int64_t chunk = first_from(begin), n = first_from(end) - chunk;
+    auto border = [&, last = end](int64_t k) { return std::min(last, borders[(size_t)(chunk + k)]); };
     int64_t last = -1;  // the rank that has the chunk before the range
-    for (const auto& range : ranges) {
-        const int64_t begin = range.first, end = range.second;
-        auto& all = parts.emplace_back((size_t)ranks);
-        auto give = [&](int64_t rank, int64_t lo, int64_t hi) {
-            if (lo >= hi) { return; }
-            SharePart& part = all[(size_t)rank];
-            if (part.size() == 0) { part = {lo, lo, sizes[(size_t)rank]}; }
-            part.end = hi;
-            sizes[(size_t)rank] += hi - lo;
-        };
-        const int64_t chunk = first_chunk_from(begin), n = first_chunk_from(end) - chunk;
-        auto border = [&](int64_t k) { return std::min(end, (chunk + k) * kNormChunk); };
-        give(last, begin, border(0));
-        const int64_t count = std::min<int64_t>(ranks, n);
-        // The rank that has the end of the chunk before goes on, or stands back: its elements are one piece.
-        const int64_t first = count == ranks && last >= 0 ? last : last + 1;
-        for (int64_t k = 0; k < count; k++) {
-            last = (first + k) % ranks;
-            give(last, border(n * k / count), border(n * (k + 1) / count));
+    for (int64_t r = 0; r < ranks && range > 0; r++) {
+        if (parts[range - 1][(size_t)r].end == begin) { last = r; }
+    }
+    if (last >= 0) { give(range, (size_t)last, begin, border(0)); }
+    const int64_t count = std::min<int64_t>(ranks, n);
+    // The rank that has the end of the chunk before goes on, or stands back: its elements are one piece.
+    const int64_t first = count == ranks && last >= 0 ? last : last + 1;
+    for (int64_t k = 0; k < count; k++) {
+        give(range, (size_t)((first + k) % ranks), border(n * k / count), border(n * (k + 1) / count));
+    }
+}
+
+void StateShares::share_matrices(const GPT2Config& c) {
+    const ParameterLayout layout(c);
+    const std::vector<size_t> begins = cut_matrices(c, std::min((size_t)ranks, kMatrices.size()));
+    auto border = [&](size_t k, int l) {  // before the k-th tensor of matrices
+        const auto [begin, end] = ranges[(size_t)l + 1];
+        return k == 0 ? begin : k == kMatrices.size() ? end : layout.offset(kMatrices[k], l);
+    };
+    for (int l = 0; l < c.num_layers; l++) {
+        for (size_t k = 0; k <= kMatrices.size(); k++) { borders.push_back(border(k, l)); }
+    }
+    std::ranges::sort(borders);
+    borders.erase(std::ranges::unique(borders).begin(), borders.end());
+    std::vector<std::pair<double, size_t>> order;  // parts, that with the most work first
+    for (size_t p = 0; p + 1 < begins.size(); p++) {
+        double work = 0;
+        for (size_t k = begins[p]; k < begins[p + 1]; k++) { work -= muon_work(c, kMatrices[k]); }
+        order.push_back({work, p});
+    }
+    std::ranges::sort(order);
+    std::vector<double> work_of((size_t)ranks);
+    share_by_chunks(0);
+    for (int l = 0; l < c.num_layers; l++) {
+        std::vector<double> free = work_of;  // of ranks that have no part of the layer yet
+        for (auto [work, p] : order) {
+            const auto rank = (size_t)(std::ranges::min_element(free) - free.begin());
+            give((size_t)l + 1, rank, border(begins[p], l), border(begins[p + 1], l));
+            work_of[rank] -= work;
+            free[rank] = std::numeric_limits<double>::infinity();
+        }
+    }
+    share_by_chunks(ranges.size() - 1);
+}
+
+void StateShares::share_seconds(const GPT2Config& c) {
+    const ParameterLayout layout(c), second_layout(c, !muon);
+    // a border of ranges or parts is where a tensor begins, or lies within one that has a second moment
+    auto place = [&](size_t range, int64_t at) {
+        const int last = range == 0 ? kWte : range + 1 == ranges.size() ? kLnfw : kFcprojb;
+        const int layer = last == kFcprojb ? (int)range - 1 : 0;
+        int t = last;
+        while (last == kFcprojb && t > kLn1w && layout.offset(t, layer) > at) { t--; }
+        return second_layout.offset(t, layer) + at - layout.offset(t, layer);
+    };
+    seconds.shard = shard;
+    seconds.sizes.resize(sizes.size());
+    seconds.parts.resize(ranges.size(), std::vector<SharePart>(sizes.size()));
+    for (size_t k = 0; k < ranges.size(); k++) {
+        seconds.ranges.push_back({place(k, ranges[k].first), place(k, ranges[k].second)});
+        for (size_t r = 0; r < sizes.size(); r++) {
+            const SharePart& part = parts[k][r];
+            if (part.size() > 0) { seconds.give(k, r, place(k, part.begin), place(k, part.end)); }
         }
     }
 }
 
-std::vector<int64_t> StateShares::chunk_begins() const {
-    std::vector<int64_t> begins = {0};
-    for (size_t r = 0; r < sizes.size(); r++) {
-        begins.push_back(begins.back() + (sizes[r] + kNormChunk - 1) / kNormChunk);
-    }
-    return begins;
-}
-
-std::vector<int32_t> StateShares::chunks_by_rank() const {
-    std::vector<int32_t> all;
+std::vector<NormChunk> StateShares::chunks_by_rank() const {
+    std::vector<NormChunk> all;
     for (size_t r = 0; r < sizes.size(); r++) {
         for (const auto& range : parts) {
-            const int64_t end = first_chunk_from(range[r].end);
-            for (int64_t k = first_chunk_from(range[r].begin); k < end; k++) { all.push_back((int32_t)k); }
+            int64_t begin = range[r].begin, kept = range[r].kept;
+            while (begin < range[r].end) {
+                const auto next = std::ranges::upper_bound(borders, begin);
+                const auto size = (int32_t)(std::min(*next, range[r].end) - begin);
+                if (*(next - 1) == begin) {
+                    all.push_back({begin, kept, size, (int32_t)(next - 1 - borders.begin())});
+                } else {
+                    all.back().size += size;  // it began in the range before
+                }
+                begin += size, kept += size;
+            }
         }
     }
     return all;
 }
 
+std::vector<int64_t> StateShares::chunk_begins() const {
+    std::vector<int64_t> begins = {0};
+    for (size_t r = 0; r < sizes.size(); r++) {
+        int64_t count = 0;
+        for (const auto& range : parts) {
+            count += std::ranges::lower_bound(borders, range[r].end) -
+                     std::ranges::lower_bound(borders, range[r].begin);
+        }
+        begins.push_back(begins.back() + count);
+    }
+    return begins;
+}
+
 std::vector<AdamWPiece> update_pieces(const GPT2Config& c, const StateShares& s, size_t rank) {
+    const ParameterLayout second_layout(c, !s.muon);
     std::vector<AdamWPiece> pieces;
-    for_each_kept_tensor(c, s, rank, [&](int tensor, int64_t number, const SharePart& part,
-                                        int64_t second) {
+    for_each_kept_copy(c, s, rank, [&](int tensor, int copy, int64_t at, const SharePart& part) {
+        if (s.muon && is_block_matrix(tensor)) { return; }
+        const int64_t number = copy * tensor_size(c, tensor) + part.begin - at;
+        int64_t second = 0;
+        s.seconds.for_each_kept(rank, second_layout.offset(tensor, copy) + part.begin - at, part.size(),
+                                [&](const SharePart& there) { second = there.kept; });
         for (int64_t lo = part.begin; lo < part.end;) {
             const int64_t hi = std::min(part.end, (lo / kNormChunk + 1) * kNormChunk), in = lo - part.begin;
             const auto size = (int32_t)(hi - lo);
@@ -107,12 +222,21 @@ int64_t most_update_pieces(const GPT2Config& c, const StateShares& s) {
     int64_t most = 0;
     for (size_t r = 0; r < s.sizes.size(); r++) {
         int64_t pieces = 0;
-        for_each_kept_tensor(c, s, r, [&](int, int64_t, const SharePart& part, int64_t) {
-            pieces += first_chunk_from(part.end) - part.begin / kNormChunk;
+        for_each_kept_copy(c, s, r, [&](int tensor, int, int64_t, const SharePart& part) {
+            const bool updates = !s.muon || !is_block_matrix(tensor);
+            pieces += updates ? first_chunk_from(part.end) - part.begin / kNormChunk : 0;
         });
         most = std::max(most, pieces);
     }
     return most;
+}
+
+std::vector<MuonCopy> muon_copies(const GPT2Config& c, const StateShares& s, size_t rank, int tensor) {
+    std::vector<MuonCopy> copies;
+    for_each_kept_copy(c, s, rank, [&](int t, int copy, int64_t at, const SharePart& part) {
+        if (s.muon && t == tensor && is_block_matrix(t)) { copies.push_back({at, part.kept, copy}); }
+    });
+    return copies;
 }
 
 }  // namespace llmc

@@ -1,5 +1,5 @@
 // Which elements of a model each rank adds up and updates, in plain numbers: a piece of every layer, so that
-// while a layer's gradients or parameters travel all ranks send and receive as much.
+// while a layer's gradients or parameters travel all ranks send and receive as much, or with Muon nearly so.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/adamw.h"
+#include "llmc/ops/muon.h"
 
 namespace llmc {
 
@@ -19,28 +20,16 @@ struct SharePart {
     int64_t size() const { return end - begin; }
 };
 
-// A model has the ranges -1: what lies before the layers, 0 to num_layers - 1: a layer each, num_layers: what
-// lies behind them. A chunk of the norm (kNormChunk) belongs to one rank. Those that begin in a range are cut
-// into one part for each rank; no part is less than a chunk, which takes NVLink as long as a message takes by
-// itself, so that a smaller range has fewer parts, which the ranks take in turn. Of no range has a rank two
-// pieces.
-struct StateShares {
-    int ranks, groups;
-    bool shard;  // each rank keeps the optimizer's state of its share only
-    bool muon;   // the blocks' matrices, which AdamW then leaves alone, have no second moment; one rank
-    std::vector<std::pair<int64_t, int64_t>> ranges;  // from the range -1 on: first and last element but one
+// The elements of one layout in ranges, and which part of each range a rank has.
+struct Shares {
+    bool shard = false;  // each rank keeps the optimizer's state of its share only
+    std::vector<std::pair<int64_t, int64_t>> ranges;  // first and last element but one
     std::vector<std::vector<SharePart>> parts;        // by range and rank; kept: among the rank's share
     std::vector<int64_t> sizes;                       // of the shares
-    int64_t seconds;                                  // elements that have a second moment
-
-    StateShares(const GPT2Config& c, const ModelSettings& s);
 
     int64_t elements() const { return ranges.back().second; }
-    int64_t chunks() const { return (elements() + kNormChunk - 1) / kNormChunk; }
     int64_t largest() const { return *std::max_element(sizes.begin(), sizes.end()); }
-    // of the groups' sums and of the optimizer's state, what each rank has room for
-    int64_t kept() const { return shard ? largest() : elements(); }
-    int64_t kept_seconds() const { return muon ? seconds : kept(); }
+    int64_t kept() const { return shard ? largest() : elements(); }  // what each rank has room for
     // What of a range a rank keeps the optimizer's state of: its part, or the whole range where all is kept.
     SharePart kept_part(size_t range, size_t rank) const {
         const auto [begin, end] = ranges[range];
@@ -55,15 +44,43 @@ struct StateShares {
             if (lo < hi) { visit(SharePart{lo, hi, part.kept + lo - part.begin}); }
         }
     }
+    void give(size_t range, size_t rank, int64_t begin, int64_t end);  // what lies behind the rank's part
+};
+
+// A model has the ranges -1: what lies before the layers, 0 to num_layers - 1: a layer each, num_layers: what
+// lies behind them; of no range has a rank two pieces. A chunk of the norm belongs to one rank.
+// AdamW: the chunks that begin in a range are cut into one part for each rank; no part is less than a chunk,
+// which takes NVLink as long as a message takes by itself, so that a smaller range has fewer parts, which the
+// ranks take in turn.
+// Muon: a layer's parts, at most one for each of its tensors of matrices, begin with such a tensor, which is
+// in one rank's share as a whole: its direction is made of all of it. The part with the most work goes to the
+// rank with the least so far. Chunks end where a part may begin, whatever the number of ranks.
+struct StateShares : Shares {
+    int ranks, groups;
+    bool muon;  // the blocks' matrices, which AdamW then leaves alone, have no second moment
+    Shares seconds;                // of the elements that have a second moment, in their own layout
+    std::vector<int64_t> borders;  // of the chunks: where each begins, and elements()
+
+    StateShares(const GPT2Config& c, const ModelSettings& s);
+
+    int64_t chunks() const { return (int64_t)borders.size() - 1; }
+    const Shares& of(State s) const { return s == State::kSecondMoment ? seconds : *this; }
     // The chunks of rank 0's share, then those of rank 1's ...; rank r's are from chunk_begins()[r] to
     // chunk_begins()[r + 1].
-    std::vector<int32_t> chunks_by_rank() const;
+    std::vector<NormChunk> chunks_by_rank() const;
     std::vector<int64_t> chunk_begins() const;
+
+private:
+    void share_by_chunks(size_t range);
+    void share_matrices(const GPT2Config& c);
+    void share_seconds(const GPT2Config& c);
 };
 
 // What AdamW updates in a rank (beside Muon: all but the blocks' matrices), in pieces that cross neither tensors nor chunks.
 std::vector<AdamWPiece> update_pieces(const GPT2Config& c, const StateShares& s, size_t rank);
 // the most pieces that a rank has
 int64_t most_update_pieces(const GPT2Config& c, const StateShares& s);
+// the copies of a tensor that Muon updates in a rank, by their layers
+std::vector<MuonCopy> muon_copies(const GPT2Config& c, const StateShares& s, size_t rank, int tensor);
 
 }  // namespace llmc

@@ -5,7 +5,6 @@
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/edges.cuh"
 #include "llmc/cuda/reduce.cuh"
-#include "llmc/ops/step_params.h"
 
 namespace llmc {
 
@@ -42,10 +41,10 @@ __global__ void __launch_bounds__(kBlock, 3)
 
 // a block for each chunk
 __global__ void __launch_bounds__(kBlock)
-    squares_of_chunks_kernel(double* sums, const float* x, int64_t n, const int32_t* numbers) {
+    squares_of_chunks_kernel(double* sums, const float* x, bool whole, const NormChunk* chunks) {
     constexpr int kSize = Vec<float>::size;
-    const int64_t chunk = numbers == nullptr ? blockIdx.x : numbers[blockIdx.x];
-    const int64_t begin = chunk * kNormChunk, end = min(n, begin + kNormChunk);
+    const NormChunk chunk = chunks[blockIdx.x];
+    const int64_t begin = whole ? chunk.begin : chunk.kept, end = begin + chunk.size;
     double sum = 0;
     for (int64_t i = begin + (int64_t)threadIdx.x * kSize; i < end; i += kBlock * kSize) {
         sum += squares(load_within<Vec<float>>(x, i, end));
@@ -73,10 +72,10 @@ void sum_of_squares(double* sum, void* scratch, const Grad* x, int64_t n, cudaSt
     check_launch();
 }
 
-void squares_of_chunks(double* sums, const float* x, int64_t n, const int32_t* numbers, int64_t count,
+void squares_of_chunks(double* sums, const float* x, bool whole, const NormChunk* chunks, int64_t count,
                        cudaStream_t stream) {
     if (count == 0) { return; }
-    squares_of_chunks_kernel<<<grid_x(count), kBlock, 0, stream>>>(sums, x, n, numbers);
+    squares_of_chunks_kernel<<<grid_x(count), kBlock, 0, stream>>>(sums, x, whole, chunks);
     check_launch();
 }
 

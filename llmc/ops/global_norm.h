@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "llmc/cuda/stream.h"
+#include "llmc/ops/step_params.h"
 
 namespace llmc {
 
@@ -16,9 +17,9 @@ size_t sum_of_squares_scratch();  // bytes
 template <typename Grad>
 void sum_of_squares(double* sum, void* scratch, const Grad* x, int64_t n, cudaStream_t stream);
 
-// sums[k] = that of the chunk numbers[k] of kNormChunk elements of x (n), for k < count; numbers: in device
-// memory, null: of the chunk k; x 16-byte aligned
-void squares_of_chunks(double* sums, const float* x, int64_t n, const int32_t* numbers, int64_t count,
+// sums[k] = that of chunks[k] of x, for k < count; x: of the chunks' share, or with `whole` of all elements,
+// 16-byte aligned; chunks: in device memory
+void squares_of_chunks(double* sums, const float* x, bool whole, const NormChunk* chunks, int64_t count,
                        cudaStream_t stream);
 
 }  // namespace llmc

@@ -4,7 +4,6 @@
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/reduce.cuh"
-#include "llmc/ops/step_params.h"
 
 namespace llmc {
 
@@ -13,12 +12,17 @@ namespace {
 constexpr int kBlock = 256;
 constexpr int kSumBlock = 1024;
 
+// blocks for a chunk
 template <typename Grad>
-__global__ void add_parts_kernel(float* sums, bool whole, GroupParts<Grad> parts, int64_t n, bool start) {
+constexpr int kChunkBlocks = (int)kNormChunk / Vec<Grad>::size / kBlock;
+
+template <typename Grad>
+__global__ void add_parts_kernel(float* sums, bool whole, GroupParts<Grad> parts, bool start) {
     constexpr int kSize = Vec<Grad>::size, kSums = Vec<float>::size;
-    const int64_t i = ((int64_t)blockIdx.x * kBlock + threadIdx.x) * kSize;
-    if (i >= n) { return; }
-    const int64_t at = parts.numbers[i / kNormChunk] * kNormChunk + i % kNormChunk;
+    const NormChunk chunk = parts.chunks[blockIdx.x / kChunkBlocks<Grad>];
+    const int in = (int)(blockIdx.x % kChunkBlocks<Grad> * kBlock + threadIdx.x) * kSize;
+    if (in >= chunk.size) { return; }
+    const int64_t at = chunk.begin + in, i = chunk.kept + in;
     sums += whole ? at : i;
     float sum[kSize];
     auto add = [&](int rank, bool copy) {
@@ -63,12 +67,11 @@ __global__ void sum_groups_kernel(double* squares, double* loss, const double* c
 }  // namespace
 
 template <typename Grad>
-void add_parts(float* sums, bool whole, const GroupParts<Grad>& parts, int64_t n, bool start,
-               cudaStream_t stream) {
-    require(n % 8 == 0 && parts.stride % 8 == 0, "add_parts: n and the parts' stride must be multiples of 8");
-    if (n == 0) { return; }
-    const int64_t vectors = n / Vec<Grad>::size;
-    add_parts_kernel<<<grid_x(ceil_div(vectors, kBlock)), kBlock, 0, stream>>>(sums, whole, parts, n, start);
+void add_parts(float* sums, bool whole, const GroupParts<Grad>& parts, bool start, cudaStream_t stream) {
+    require(parts.stride % 8 == 0, "add_parts: the parts' stride must be a multiple of 8");
+    if (parts.count == 0) { return; }
+    const unsigned blocks = grid_x(parts.count * kChunkBlocks<Grad>);
+    add_parts_kernel<<<blocks, kBlock, 0, stream>>>(sums, whole, parts, start);
     check_launch();
 }
 
@@ -78,7 +81,7 @@ void sum_groups(double* squares, double* loss, const double* chunks, const int32
     check_launch();
 }
 
-template void add_parts(float*, bool, const GroupParts<float>&, int64_t, bool, cudaStream_t);
-template void add_parts(float*, bool, const GroupParts<__nv_bfloat16>&, int64_t, bool, cudaStream_t);
+template void add_parts(float*, bool, const GroupParts<float>&, bool, cudaStream_t);
+template void add_parts(float*, bool, const GroupParts<__nv_bfloat16>&, bool, cudaStream_t);
 
 }  // namespace llmc

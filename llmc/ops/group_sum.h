@@ -5,26 +5,26 @@
 #include <cstdint>
 
 #include "llmc/cuda/stream.h"
+#include "llmc/ops/step_params.h"
 
 namespace llmc {
 
-// What the ranks have computed of one rank's share of the elements: of as many groups as there are ranks. The
-// share is n elements: whole chunks of kNormChunk, the last of all elements may be shorter.
+// What the ranks have computed of one rank's share of the elements: of as many groups as there are ranks.
 template <typename Grad>
 struct GroupParts {
     const Grad* own;      // this rank's, of all elements
-    const Grad* arrived;  // the other ranks', in their order: (ranks - 1, stride), n of each used
+    const Grad* arrived;  // the other ranks', in their order, of the share: (ranks - 1, stride)
     int64_t stride;
     int rank, ranks;
-    const int32_t* numbers;  // of the share's chunks among all, in device memory
+    const NormChunk* chunks;  // the share's, in device memory, whose sizes are multiples of 8
+    int64_t count;            // of them
 };
 
 // sums += the parts, one after the other by their ranks; with start the first part is copied. sums: of the
-// share (n), or with `whole` of all elements. n and stride are multiples of 8, all arrays 16-byte aligned; none
+// share, or with `whole` of all elements. The stride is a multiple of 8, all arrays are 16-byte aligned; none
 // may overlap.
 template <typename Grad>
-void add_parts(float* sums, bool whole, const GroupParts<Grad>& parts, int64_t n, bool start,
-               cudaStream_t stream);
+void add_parts(float* sums, bool whole, const GroupParts<Grad>& parts, bool start, cudaStream_t stream);
 
 // *squares = the sum of those of all chunks (n), of which the one at chunks[places[k]] is the k-th in order;
 // *loss = the sum of losses (groups) in the groups' order, where rank r has losses[r * groups / ranks] and on:

@@ -120,6 +120,10 @@ public:
     bool choose(cublasLtHandle_t handle, const std::array<uint64_t, 8>& algorithm) {
         Candidate candidate{};
         std::memcpy(&candidate.result.algo, &algorithm, sizeof(algorithm));
+        return choose(handle, candidate);
+    }
+    // one that was proposed for another product: as above
+    bool choose(cublasLtHandle_t handle, Candidate candidate) {
         if (cublasLtMatmulAlgoCheck(handle, operation_, a_, b_, d_, d_, &candidate.result.algo,
                                     &candidate.result) != CUBLAS_STATUS_SUCCESS ||
             candidate.result.workspaceSize > Matmul::kWorkspace) {

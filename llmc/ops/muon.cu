@@ -17,10 +17,14 @@ constexpr int kParts = 64;            // blocks for each matrix: a fixed number,
 constexpr int kMostMatrices = 65535;  // gridDim.y
 static_assert(kParts <= kBlock, "a thread for each part's sum");
 
-// of the matrix of this row of blocks: its first element among the copies
-__device__ int64_t place_of_matrix(const MuonTensor& shape) {
-    const int copy = blockIdx.y / shape.matrices, matrix = blockIdx.y % shape.matrices;
-    return copy * shape.stride + matrix * ((int64_t)shape.rows * shape.cols);
+// of the matrix of this row of blocks: where its first element lies, and its number in the tensor
+struct MatrixPlace {
+    int64_t at, kept, number;
+};
+__device__ MatrixPlace place_of_matrix(const MuonTensor& shape) {
+    const MuonCopy copy = shape.copies[blockIdx.y / shape.matrices];
+    const int64_t matrix = blockIdx.y % shape.matrices, size = (int64_t)shape.rows * shape.cols;
+    return {copy.at + matrix * size, copy.kept + matrix * size, (copy.layer * shape.matrices + matrix) * size};
 }
 
 // calls visit(i) for every kWide-th element i of a matrix that is this thread's
@@ -42,7 +46,7 @@ template <int kWide, typename Grad>
 __global__ void muon_mean_kernel(float* m, double* squares, const Grad* grad, MuonTensor shape,
                                  const StepDecision* decision) {
     if (decision->skipped) { return; }
-    const int64_t size = (int64_t)shape.rows * shape.cols, at = place_of_matrix(shape);
+    const int64_t size = (int64_t)shape.rows * shape.cols, at = place_of_matrix(shape).kept;
     const float scale = decision->grad_scale;
     const Mean mean;
     double sum = 0;
@@ -68,7 +72,7 @@ template <int kWide, typename T, typename Grad>
 __global__ void muon_direction_kernel(T* x, const double* squares, const float* m, const Grad* grad,
                                       MuonTensor shape, const StepDecision* decision) {
     if (decision->skipped) { return; }
-    const int64_t size = (int64_t)shape.rows * shape.cols, at = place_of_matrix(shape);
+    const int64_t size = (int64_t)shape.rows * shape.cols, at = place_of_matrix(shape).kept;
     const double norm =
         sqrt(block_sum(threadIdx.x < kParts ? squares[(int64_t)blockIdx.y * kParts + threadIdx.x] : 0.0));
     const float inverse = (float)(1 / (norm + kNewtonSchulzEps)), scale = decision->grad_scale;
@@ -88,8 +92,9 @@ template <int kWide, typename T>
 __global__ void muon_update_kernel(T* param_out, float* weights, const T* x, MuonTensor shape, double scale,
                                    const StepDecision* decision, const StepInputs* inputs, uint64_t seed) {
     if (decision->skipped) { return; }
-    const int64_t size = (int64_t)shape.rows * shape.cols, at = place_of_matrix(shape);
-    const int64_t first = ((int64_t)shape.first_copy * shape.matrices + blockIdx.y) * size;  // its number
+    const int64_t size = (int64_t)shape.rows * shape.cols;
+    const auto [place, kept, first] = place_of_matrix(shape);
+    const int64_t at = std::is_same_v<T, float> ? place : kept;  // in weights
     const float keep = inputs->keep[1], step = (float)(inputs->params.lr * scale);
     const int64_t updates = decision->updates;
     for_each_of_thread<kWide>(size, [&](int64_t i) {
@@ -106,14 +111,13 @@ __global__ void muon_update_kernel(T* param_out, float* weights, const T* x, Muo
                 const uint32_t random = bits[kWide == 4 ? j : (first + i) % 4];
                 out.at[j] = __ushort_as_bfloat16(round_stochastically(__float_as_uint(w4.at[j]), random));
             }
-            store(param_out + at + i, out);
+            store(param_out + place + i, out);
         }
     });
 }
 
 dim3 grid_of(const MuonTensor& shape) {
     require(shape.count() > 0 && shape.count() <= kMostMatrices, "muon: at most 65535 matrices at once");
-    require(shape.stride % 4 == 0, "muon: copies begin at whole vectors");
     return dim3(kParts, shape.count());
 }
 

@@ -11,16 +11,22 @@
 
 namespace llmc {
 
-// Some copies (layers) of a tensor, which lie `stride` elements apart, a multiple of 4; a copy is `matrices`
-// matrices (rows, cols), one behind the other.
+// A layer's copy of a tensor: where it begins in param, and in the other arrays, which may be of a share of the
+// elements only; multiples of 4.
+struct MuonCopy {
+    int64_t at, kept;
+    int32_t layer;
+};
+
+// Some copies of a tensor, each `matrices` matrices (rows, cols), one behind the other.
 struct MuonTensor {
     int tensor;  // its number in the model
     int rows, cols, matrices;
-    int first_copy, copies;  // the number of the first, and how many
-    int64_t stride;
+    const MuonCopy* copies;  // in device memory
+    int num_copies;
 
     int64_t size() const { return (int64_t)rows * cols; }
-    int count() const { return matrices * copies; }
+    int count() const { return matrices * num_copies; }
 };
 
 // From one direction to the next, in elements: rounded up, so that products can read vectors.
@@ -29,8 +35,7 @@ constexpr int64_t muon_stride(int64_t size) { return (size + 63) / 64 * 64; }
 size_t muon_scratch(int count);  // bytes for `count` matrices; no initialisation needed
 
 // m, the mean gradient, takes the gradient in; x (count, muon_stride(size)) = the look ahead over its own
-// norm. m and grad point to the first of the copies, 16-byte aligned, as x and scratch are. Nothing where
-// decision->skipped.
+// norm. All arrays are 16-byte aligned. Nothing where decision->skipped.
 template <typename T, typename Grad>
 void muon_direction(T* x, void* scratch, float* m, const Grad* grad, const MuonTensor& shape,
                     const StepDecision* decision, cudaStream_t stream);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "llmc/ops/matmul.h"
@@ -24,18 +25,27 @@ struct NewtonSchulz::Impl {
     cublasLtHandle_t handle = nullptr;
     void* workspace;
     bool tf32;
-    std::map<std::pair<MatmulKind, int64_t>, Plan> plans;  // by kind and number of matrices
+    using Key = std::tuple<MatmulKind, int64_t, int64_t>;
+    std::map<Key, Plan> plans;  // by kind, number of matrices and usual number
 
-    // d = alpha a b + beta c
-    void run(const Product& p, void* d, const void* a, const void* b, double alpha, double beta,
+    // d = alpha a b + beta c, by the algorithm for the usual number of matrices
+    void run(const Product& p, int usual, void* d, const void* a, const void* b, double alpha, double beta,
              const void* c, cudaStream_t stream) {
-        Plan& plan = plans.try_emplace({p.kind(), p.batch}, handle, p, tf32).first->second;
-        if (!plan.usable()) {
-            throw Error(kExitDevice,
-                        strf("cuBLASLt has no algorithm for %lld products of m %lld, n %lld, k %lld",
-                             (long long)p.batch, (long long)p.m, (long long)p.n, (long long)p.k));
+        auto [found, fresh] = plans.try_emplace({p.kind(), p.batch, usual}, handle, p, tf32);
+        if (fresh && !choose(&found->second, p, usual)) {
+            throw Error(kExitDevice, strf("cuBLASLt has no algorithm for %d and for %lld products of m %lld, "
+                                          "n %lld, k %lld",
+                                          usual, (long long)p.batch, (long long)p.m, (long long)p.n,
+                                          (long long)p.k));
         }
-        plan.run(handle, d, a, b, (float)alpha, (float)beta, c, workspace, stream);
+        found->second.run(handle, d, a, b, (float)alpha, (float)beta, c, workspace, stream);
+    }
+
+    // A sum that is split has its parts in the workspace, whose size is another for another count.
+    bool choose(Plan* plan, Product p, int usual) const {
+        p.batch = usual;
+        const auto proposals = Plan(handle, p, tf32).candidates(handle, 1, false);
+        return !proposals.empty() && plan->choose(handle, proposals.front());
     }
 };
 
@@ -54,7 +64,8 @@ int64_t NewtonSchulz::squares(int rows, int cols, int count) {
 }
 
 template <typename T>
-void NewtonSchulz::run(T* out, T* x, T* squares, int rows, int cols, int count, cudaStream_t stream) {
+void NewtonSchulz::run(T* out, T* x, T* squares, int rows, int cols, int count, int usual,
+                       cudaStream_t stream) {
     static_assert(kNewtonSchulzSteps % 2 == 1, "the last step writes out");
     const bool tall = cols > rows;  // by columns
     const int64_t side = std::min(rows, cols), longer = std::max(rows, cols);
@@ -64,14 +75,15 @@ void NewtonSchulz::run(T* out, T* x, T* squares, int rows, int cols, int count, 
     Product next{false, false, cols, rows, side, kDataType<T>, kDataType<T>};
     for (Product* p : {&gram, &square, &next}) { p->batch = count; }
     for (int step = 0; step < kNewtonSchulzSteps; step++) {
-        impl_->run(gram, a, x, x, 1, 0, a, stream);
-        impl_->run(square, b, a, a, kNewtonSchulzC, kNewtonSchulzB, a, stream);
-        impl_->run(next, out, tall ? x : b, tall ? b : x, 1, kNewtonSchulzA, x, stream);
+        impl_->run(gram, usual, a, x, x, 1, 0, a, stream);
+        impl_->run(square, usual, b, a, a, kNewtonSchulzC, kNewtonSchulzB, a, stream);
+        impl_->run(next, usual, out, tall ? x : b, tall ? b : x, 1, kNewtonSchulzA, x, stream);
         std::swap(out, x);
     }
 }
 
-template void NewtonSchulz::run(float*, float*, float*, int, int, int, cudaStream_t);
-template void NewtonSchulz::run(__nv_bfloat16*, __nv_bfloat16*, __nv_bfloat16*, int, int, int, cudaStream_t);
+template void NewtonSchulz::run(float*, float*, float*, int, int, int, int, cudaStream_t);
+template void NewtonSchulz::run(__nv_bfloat16*, __nv_bfloat16*, __nv_bfloat16*, int, int, int, int,
+                                cudaStream_t);
 
 }  // namespace llmc

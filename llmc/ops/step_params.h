@@ -24,8 +24,15 @@ constexpr bool is_outlier(const StepParams& params, float loss, float norm) {
 // fp32 would leave infinity in the second moment for good.
 constexpr double kLongestGradient = 1e18;
 
-// The norm of a gradient that many ranks share is made of the sums of squares of chunks of so many elements,
-// so that it depends neither on threads nor on ranks; a rank's share ends on a chunk's border.
+// The norm of a gradient that many ranks share is made of the sums of squares of chunks of at most so many
+// elements, so that it depends neither on threads nor on ranks; a rank's share ends on a chunk's border.
 constexpr int64_t kNormChunk = 1 << 16;
+
+// One of them: where it begins among all elements, and among those of the share that it is in; a multiple of
+// 64 each. number: among all chunks
+struct NormChunk {
+    int64_t begin, kept;
+    int32_t size, number;
+};
 
 }  // namespace llmc

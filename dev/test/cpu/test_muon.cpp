@@ -281,6 +281,11 @@ TEST_CASE("muon: no second moments of the blocks' matrices, in memory and in the
         check_error(error_of([&] { model.load(State::kSecondMoment, t, 0, x); }), kExitUsage,
                     {"second moment"});
     }
+    // of two ranks each has one moment of its matrices
     const ModelSettings two_ranks{.muon = true, .ranks = 2, .groups = 2};
-    check_error(error_of([&] { GPT2Cpu::plan(c, 4, 9, two_ranks); }), kExitUsage, {"one rank"});
+    const StateShares shares(c, two_ranks);
+    const int64_t seconds = ParameterLayout(c, false).size();
+    CHECK(shares.seconds.sizes[0] + shares.seconds.sizes[1] == seconds);
+    CHECK(muon.optimizer - GPT2Cpu::plan(c, 4, 9, two_ranks).optimizer ==
+          4 * (ParameterLayout(c).size() + seconds - shares.largest() - shares.seconds.largest()));
 }

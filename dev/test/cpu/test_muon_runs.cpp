@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/safetensors.h"
@@ -122,13 +123,35 @@ TEST_CASE("muon runs: a checkpoint of another optimizer is refused by name") {
         {"step_00000004 was made with --optimizer adamw, not muon", "Go on with --optimizer adamw"});
 }
 
-TEST_CASE("muon runs: several ranks are refused by name") {
-    Runs p;
-    for (const char* ranks : {"--ranks 2", "--world-size 2 --rank 1", "--ranks 2 --dry-run"}) {
-        p.check_refused(
-            "ranks", std::string("--optimizer muon --steps 4 ") + ranks,
-            {"--optimizer muon is for a job of one rank, and this one has 2", "--optimizer adamw"});
+// With 2 ranks a share has several of a layer's matrices, with 4 one or none, with 6 of them some have none of
+// all layers.
+TEST_CASE("muon runs: the same bits in any number of ranks") {
+    RunsOfRanks p;
+    auto run = [&](const std::string& name, const std::string& more) {
+        const ProgramRun r = run_train(
+            p.folder.path(), p.options(name,
+                                       "--optimizer muon --schedule constant --val-every 2 --sample-every 0 "
+                                       "--save-every 2 --weight-decay 0.1 " +
+                                           more));
+        REQUIRE_MESSAGE(r.exit_code == kExitDone, name, ": ", r.out, r.err);
+    };
+    const std::string four = "--total-batch 192 --reduce-groups 4 --steps ",
+                      six = "--total-batch 144 --reduce-groups 6 --steps ";
+    run("one", four + "6");
+    run("two", four + "6 --ranks 2 --check-ranks 1");
+    run("four", four + "6 --ranks 4 --save-mode async");
+    run("whole", four + "6 --ranks 2 --zero 0");
+    run("moved", four + "2 --ranks 4");
+    run("moved", four + "4 --resume auto");
+    run("moved", four + "6 --ranks 2 --resume auto");
+    for (const char* other : {"two", "four", "whole", "moved"}) {
+        p.check_same("one", other, "step_00000006");
     }
-    CHECK(names_below(p / "ranks").empty());
-    p.done("groups", "--optimizer muon --steps 4 --reduce-groups 2");
+    run("of_six", six + "4");
+    for (const char* ranks : {"2", "3", "6"}) {
+        run(ranks, six + "4 --ranks " + ranks);
+        p.check_same("of_six", ranks, "step_00000004");
+    }
+    CHECK_FALSE(same_files(p.out("one") + "/step_00000004/model.safetensors",
+                           p.out("of_six") + "/step_00000004/model.safetensors"));
 }

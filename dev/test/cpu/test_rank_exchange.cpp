@@ -159,17 +159,20 @@ TEST_CASE("group sums of many ranks: the norm's bits are those of one rank") {
     c.num_layers = 23, c.num_heads = 2, c.channels = 86;
     std::vector<float> grads((size_t)ParameterLayout(c).size(), 1);
     std::fill_n(grads.begin() + 20 * kNormChunk, kNormChunk, 1.3e8f);
-    double norm = 0;
-    for (int size : {1, 2, 3, 6}) {
-        in_ranks(size, [&](Comm& comm) {
-            std::vector<float> mine = grads;
-            GroupSums sums(StateShares(c, {.ranks = size, .groups = 6}), &comm);
-            for (int k = 0; k < sums.groups_here(); k++) { sums.add(mine, k == 0); }
-            const double found = sums.norm();
-            if (size == 1) { norm = found; }
-            CHECK(norm > 0);
-            CHECK(found == norm);
-        });
+    for (bool muon : {false, true}) {
+        CAPTURE(muon);
+        double norm = 0;
+        for (int size : {1, 2, 3, 6}) {
+            in_ranks(size, [&](Comm& comm) {
+                std::vector<float> mine = grads;
+                GroupSums sums(StateShares(c, {.muon = muon, .ranks = size, .groups = 6}), &comm);
+                for (int k = 0; k < sums.groups_here(); k++) { sums.add(mine, k == 0); }
+                const double found = sums.norm();
+                if (size == 1) { norm = found; }
+                CHECK(norm > 0);
+                CHECK(found == norm);
+            });
+        }
     }
 }
 

@@ -40,73 +40,132 @@ std::vector<std::pair<int, int64_t>> numbers(const GPT2Config& c, const Paramete
 
 TEST_CASE("state shares: every element is in one rank's share, under its number") {
     const GPT2Config c = odd_config();
-    const ParameterLayout layout(c);
-    const auto due = numbers(c, layout);
+    const auto due = numbers(c, ParameterLayout(c));
     for (int ranks : {1, 2, 3, 7, 11}) {
-        CAPTURE(ranks);
-        const StateShares s(c, {.ranks = ranks, .groups = 2 * ranks});
-        std::vector<std::pair<int, int64_t>> found(due.size(), {-1, -1});
-        int64_t twice = 0, misplaced = 0;
-        for (size_t r = 0; r < (size_t)ranks; r++) {
-            const std::vector<AdamWPiece> pieces = update_pieces(c, s, r);
-            CHECK((int64_t)pieces.size() <= most_update_pieces(c, s));
-            for (const AdamWPiece& p : pieces) {
-                CHECK(p.size <= kNormChunk);
-                CHECK(p.decays == kTensors[p.tensor].matrix);
-                for (int64_t i = 0; i < p.size; i++) {
-                    auto& element = found[(size_t)(p.at + i)];
-                    twice += element.first >= 0;
-                    element = {p.tensor, p.first + i};
+        for (bool muon : {false, true}) {
+            CAPTURE(ranks);
+            CAPTURE(muon);
+            const StateShares s(c, {.muon = muon, .ranks = ranks, .groups = 2 * ranks});
+            std::vector<std::pair<int, int64_t>> found(due.size(), {-1, -1});
+            int64_t twice = 0, misplaced = 0;
+            for (size_t r = 0; r < (size_t)ranks; r++) {
+                std::vector<bool> seconds((size_t)s.seconds.kept());
+                auto check = [&](int tensor, int64_t at, int64_t kept, int64_t number, int64_t size) {
+                    for (int64_t i = 0; i < size; i++) {
+                        auto& element = found[(size_t)(at + i)];
+                        twice += element.first >= 0;
+                        element = {tensor, number + i};
+                    }
+                    s.for_each_kept(r, at, size, [&](const SharePart& part) {
+                        misplaced += part.kept - part.begin != kept - at || part.kept < 0 ||
+                                     part.kept + part.size() > s.kept();
+                    });
+                };
+                const std::vector<AdamWPiece> pieces = update_pieces(c, s, r);
+                CHECK((int64_t)pieces.size() <= most_update_pieces(c, s));
+                for (const AdamWPiece& p : pieces) {
+                    CHECK(p.size <= kNormChunk);
+                    CHECK(p.decays == kTensors[p.tensor].matrix);
+                    CHECK_FALSE((muon && is_block_matrix(p.tensor)));
+                    check(p.tensor, p.at, p.kept, p.first, p.size);
+                    REQUIRE(p.second + p.size <= (int64_t)seconds.size());
+                    for (int64_t i = p.second; i < p.second + p.size; i++) {
+                        twice += seconds[(size_t)i];
+                        seconds[(size_t)i] = true;
+                    }
                 }
-                s.for_each_kept(r, p.at, p.size, [&](const SharePart& part) {
-                    misplaced += part.kept - part.begin != p.kept - p.at || part.kept < 0 ||
-                                 part.kept + part.size() > s.kept();
-                });
+                for (int t = 0; t < kNumTensors; t++) {
+                    for (const MuonCopy& copy : muon_copies(c, s, r, t)) {
+                        CHECK(is_block_matrix(t));
+                        const int64_t size = tensor_size(c, t);
+                        check(t, copy.at, copy.kept, copy.layer * size, size);
+                    }
+                }
             }
+            CHECK(twice == 0);
+            CHECK(misplaced == 0);
+            CHECK(found == due);
         }
-        CHECK(twice == 0);
-        CHECK(misplaced == 0);
-        CHECK(found == due);
     }
 }
 
-// What the kernels count on: a share is whole chunks in the order of memory, of each range one piece, and what
-// is kept of it has no gaps.
-TEST_CASE("state shares: shares are whole chunks, one behind the other") {
+// What the kernels count on: a share is whole chunks, one behind the other. What the same bits count on: the
+// chunks are those of one rank.
+TEST_CASE("state shares: shares are whole chunks, one behind the other, of any number of ranks") {
     for (int layers : {1, 5, 23}) {
         GPT2Config c = odd_config();
         c.num_layers = layers;
-        for (int ranks : {1, 2, 3, 7, 11, 40}) {
-            CAPTURE(layers);
-            CAPTURE(ranks);
-            const StateShares s(c, {.ranks = ranks, .groups = ranks});
-            const std::vector<int32_t> chunks = s.chunks_by_rank();
-            const std::vector<int64_t> begins = s.chunk_begins();
-            REQUIRE(begins.size() == (size_t)ranks + 1);
-            REQUIRE(begins.back() == s.chunks());
-            REQUIRE((int64_t)chunks.size() == s.chunks());
-            int64_t all = 0;
-            for (size_t r = 0; r < (size_t)ranks; r++) {
-                int64_t kept = 0, wrong = 0;
-                for (const auto& range : s.parts) {
-                    const SharePart& part = range[r];
-                    wrong += part.size() > 0 && part.kept != kept;
-                    for (int64_t i = 0; i < part.size(); i++) {
-                        const int64_t place = begins[r] + (kept + i) / kNormChunk;
-                        wrong +=
-                            place >= begins[r + 1] ||
-                            part.begin + i != chunks[(size_t)place] * kNormChunk + (kept + i) % kNormChunk;
+        for (bool muon : {false, true}) {
+            const std::vector<NormChunk> one =
+                StateShares(c, {.muon = muon, .ranks = 1, .groups = 1}).chunks_by_rank();
+            for (int ranks : {1, 2, 3, 4, 7, 11, 40}) {
+                CAPTURE(layers);
+                CAPTURE(muon);
+                CAPTURE(ranks);
+                const StateShares s(c, {.muon = muon, .ranks = ranks, .groups = ranks});
+                std::vector<NormChunk> chunks = s.chunks_by_rank();
+                const std::vector<int64_t> begins = s.chunk_begins();
+                REQUIRE(begins.size() == (size_t)ranks + 1);
+                REQUIRE(begins.back() == s.chunks());
+                REQUIRE((int64_t)chunks.size() == s.chunks());
+                int64_t wrong = 0;
+                for (size_t r = 0; r < (size_t)ranks; r++) {
+                    int64_t kept = 0;
+                    for (int64_t k = begins[r]; k < begins[r + 1]; k++) {
+                        const NormChunk& chunk = chunks[(size_t)k];
+                        wrong += chunk.kept != kept || chunk.begin % 64 != 0 || chunk.size > kNormChunk;
+                        for (const auto& range : s.parts) {
+                            const SharePart& part = range[r];
+                            const int64_t lo = std::max(chunk.begin, part.begin),
+                                          hi = std::min(chunk.begin + chunk.size, part.end);
+                            kept += std::max<int64_t>(0, hi - lo);
+                            wrong += lo < hi && part.kept - part.begin != chunk.kept - chunk.begin;
+                        }
+                        wrong += kept != chunk.kept + chunk.size;
                     }
-                    kept += part.size();
+                    CHECK(kept == s.sizes[r]);
                 }
                 CHECK(wrong == 0);
-                CHECK(kept == s.sizes[r]);
-                all += kept;
+                std::ranges::sort(chunks, {}, &NormChunk::number);
+                REQUIRE(chunks.size() == one.size());
+                int64_t others = 0;
+                for (size_t k = 0; k < one.size(); k++) {
+                    others += chunks[k].begin != one[k].begin || chunks[k].size != one[k].size ||
+                              chunks[k].number != (int32_t)k;
+                }
+                CHECK(others == 0);
             }
-            CHECK(all == s.elements());
-            std::vector<int32_t> sorted = chunks;
-            std::ranges::sort(sorted);
-            CHECK((int64_t)(std::ranges::unique(sorted).begin() - sorted.begin()) == s.chunks());
+        }
+    }
+}
+
+// in C^3, C channels: of one of Muon's iterations
+TEST_CASE("state shares: Muon's work and what is kept of it are even over the ranks") {
+    const std::map<int, int> work = {{kQkvw, 9}, {kAttprojw, 3}, {kFcw, 9}, {kFcprojw, 9}};
+    for (auto [layers, heads, channels] : {std::tuple(12, 12, 768), std::tuple(48, 25, 1600)}) {
+        GPT2Config c;
+        c.num_layers = layers, c.num_heads = heads, c.channels = channels;
+        for (int ranks : {2, 3, 4, 8}) {
+            CAPTURE(layers);
+            CAPTURE(ranks);
+            const StateShares s(c, {.muon = true, .ranks = ranks, .groups = ranks});
+            int most = 0, all = 0;
+            for (size_t r = 0; r < (size_t)ranks; r++) {
+                int here = 0;
+                for (auto [t, each] : work) { here += each * (int)muon_copies(c, s, r, t).size(); }
+                most = std::max(most, here);
+                all += here;
+            }
+            CHECK(all == 30 * layers);
+            CHECK(most * ranks <= all + all / 10);
+            const int64_t even = s.elements() / ranks;
+            CHECK(s.largest() < even + even / 6);
+            for (int l = 1; l <= layers; l++) {  // nobody has the whole of a layer
+                for (const SharePart& part : s.parts[(size_t)l]) {
+                    CHECK(part.size() * 3 <
+                          (s.ranges[(size_t)l].second - s.ranges[(size_t)l].first) * 2 + 3 * kNormChunk);
+                }
+            }
         }
     }
 }

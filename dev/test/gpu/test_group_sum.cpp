@@ -10,54 +10,64 @@ using namespace llmc::gpu_test;
 
 namespace {
 
-// of four chunks, the last shorter, those of the share
-const std::vector<int32_t> kShare = {1, 3};
-constexpr int64_t kAll = 3 * kNormChunk + 4096 + 8;
+// of four chunks those of the share: one of them does not begin at a multiple of kNormChunk
+constexpr int64_t kAll = 3 * kNormChunk + 4096 + 8, kShort = 4096 + 8;
+const std::vector<NormChunk> kShare = {{kNormChunk, 0, kNormChunk, 1},
+                                       {2 * kNormChunk + 64, kNormChunk, kShort, 3}};
 
-// The same additions on the host: in fp32 they are exact to the bit. n: of the share's elements
+// The same additions on the host: in fp32 they are exact to the bit. count: of the share's chunks
 template <typename Grad>
-void check_parts(int rank, int ranks, int64_t n, bool start, bool whole) {
-    const int64_t stride = n + 64;
+void check_parts(int rank, int ranks, int64_t count, bool start, bool whole) {
+    const int64_t n = kNormChunk + kShort, stride = n + 64;
     DeviceArray<float> sums(floats(whole ? kAll : n, 1));
     DeviceArray<Grad> own(floats(kAll, 2)), arrived(floats((ranks - 1) * stride + 8, 3));
-    DeviceArray<int32_t> numbers(kShare);
+    DeviceArray<NormChunk> chunks(kShare);
     Floats expected = sums.uploaded();
     for (int r = 0; r < ranks; r++) {
-        for (int64_t i = 0; i < n; i++) {
-            const int64_t place = (r < rank ? r : r - 1) * stride;
-            const int64_t at = kShare[i / kNormChunk] * kNormChunk + i % kNormChunk;
-            const auto x = (float)(r == rank ? own.uploaded()[at] : arrived.uploaded()[place + i]);
-            float& sum = expected[whole ? at : i];
-            sum = start && r == 0 ? x : sum + x;
+        for (int64_t k = 0; k < count; k++) {
+            for (int64_t i = 0; i < kShare[(size_t)k].size; i++) {
+                const int64_t place = (r < rank ? r : r - 1) * stride;
+                const int64_t at = kShare[(size_t)k].begin + i, kept = kShare[(size_t)k].kept + i;
+                const auto x = (float)(r == rank ? own.uploaded()[at] : arrived.uploaded()[place + kept]);
+                float& sum = expected[whole ? at : kept];
+                sum = start && r == 0 ? x : sum + x;
+            }
         }
     }
-    const GroupParts<Grad> parts = {own.data(), arrived.data(), stride, rank, ranks, numbers.data()};
-    add_parts<Grad>(sums.data(), whole, parts, n, start, kStream);
-    const std::string name = strf("add_parts %s rank %d of %d n=%lld start=%d whole=%d", type_name<Grad>(),
-                                  rank, ranks, (long long)n, (int)start, (int)whole);
+    const GroupParts<Grad> parts = {own.data(), arrived.data(), stride, rank, ranks, chunks.data(), count};
+    add_parts<Grad>(sums.data(), whole, parts, start, kStream);
+    const std::string name = strf("add_parts %s rank %d of %d chunks=%lld start=%d whole=%d",
+                                  type_name<Grad>(), rank, ranks, (long long)count, (int)start, (int)whole);
     CHECK_MESSAGE(sums.download() == expected, name);
     check_guards(name, sums);
-    expect_unchanged(name, own, arrived, numbers);
+    expect_unchanged(name, own, arrived);
 }
 
 // What a thread adds in fp32 before it goes on in double: the squares of a vector of 4.
 void check_chunks(int64_t n) {
     DeviceArray<float> x(floats(n, 4, 0.1));
-    const int64_t chunks = (n + kNormChunk - 1) / kNormChunk;
-    DeviceArray<double> sums(chunks);
-    Vector expected((size_t)chunks);
+    std::vector<NormChunk> chunks;
+    for (int64_t at = 0; at < n; at += kNormChunk) {
+        chunks.push_back({at, at, (int32_t)std::min(kNormChunk, n - at), (int32_t)chunks.size()});
+    }
+    const auto count = (int64_t)chunks.size();
+    DeviceArray<double> sums(count);
+    Vector expected((size_t)count);
     squares_of_chunks_cpu(expected.data(), x.values().data(), n);
-    squares_of_chunks(sums.data(), x.data(), n, nullptr, chunks, kStream);
+    DeviceArray<NormChunk> table(chunks);
+    squares_of_chunks(sums.data(), x.data(), false, table.data(), count, kStream);
     const std::string name = strf("squares_of_chunks n=%lld", (long long)n);
     expect_near(name, sums, expected, [&](size_t k) { return 5 * u * expected[k]; });
     check_guards(name, sums);
     expect_unchanged(name, x);
-    const std::vector<int32_t> numbers = {(int32_t)chunks - 1, 0};
-    DeviceArray<int32_t> some(numbers);
+    // the last and the first, of all elements; what they would be in a share is not looked at
+    const NormChunk last = chunks.back();
+    DeviceArray<NormChunk> some(
+        std::vector<NormChunk>{{last.begin, 1 << 30, last.size, 0}, {0, 1 << 30, chunks[0].size, 1}});
     DeviceArray<double> two(2);
-    squares_of_chunks(two.data(), x.data(), n, some.data(), 2, kStream);
+    squares_of_chunks(two.data(), x.data(), true, some.data(), 2, kStream);
     const Vector all = sums.download();
-    CHECK_MESSAGE(two.download() == Vector({all[(size_t)numbers[0]], all[0]}), name);
+    CHECK_MESSAGE(two.download() == Vector({all.back(), all[0]}), name);
     check_guards(name, two);
 }
 
@@ -68,9 +78,9 @@ TEST_SUITE_BEGIN("groups");
 TEST_CASE_TEMPLATE("add_parts: bit for bit in the ranks' order", Grad, float, bf16) {
     for (int ranks : {1, 2, 5}) {
         for (int rank = 0; rank < ranks; rank++) {
-            for (int64_t n : {(int64_t)0, (int64_t)8, (int64_t)64, kNormChunk + 4096 + 8}) {
+            for (int64_t count : {0, 1, 2}) {
                 for (bool start : {false, true}) {
-                    for (bool whole : {false, true}) { check_parts<Grad>(rank, ranks, n, start, whole); }
+                    for (bool whole : {false, true}) { check_parts<Grad>(rank, ranks, count, start, whole); }
                 }
             }
         }
@@ -78,7 +88,7 @@ TEST_CASE_TEMPLATE("add_parts: bit for bit in the ranks' order", Grad, float, bf
     DeviceArray<float> sums(8);
     DeviceArray<Grad> own(8);
     CHECK_THROWS_AS(
-        add_parts<Grad>(sums.data(), false, {own.data(), nullptr, 0, 0, 1, nullptr}, 7, true, kStream),
+        add_parts<Grad>(sums.data(), false, {own.data(), nullptr, 4, 0, 1, nullptr, 0}, true, kStream),
         Error);
 }
 
@@ -92,7 +102,12 @@ TEST_CASE("squares_of_chunks: NaN and infinity come through, in their chunk alon
         values[kNormChunk + 77] = bad;
         DeviceArray<float> x(values);
         DeviceArray<double> sums(3);
-        squares_of_chunks(sums.data(), x.data(), x.size(), nullptr, 3, kStream);
+        std::vector<NormChunk> chunks;
+        for (int32_t k = 0; k < 3; k++) {
+            chunks.push_back({k * kNormChunk, k * kNormChunk, (int32_t)kNormChunk, k});
+        }
+        DeviceArray<NormChunk> table(chunks);
+        squares_of_chunks(sums.data(), x.data(), false, table.data(), 3, kStream);
         const Vector found = sums.download();
         CHECK(std::isfinite(found[0]));
         CHECK(!std::isfinite(found[1]));

@@ -107,6 +107,34 @@ TEST_CASE("many GPUs: a run goes on in another number of ranks, bit for bit") {
                      p.out("moved") + "/step_00000006/optimizer.safetensors"));
 }
 
+// With 4 ranks some have none of a layer's matrices.
+TEST_CASE("many GPUs: Muon, the same bits in 1, 2 and 4 ranks, and in a run that changes them") {
+    for (const char* type : {"--dtype fp32 ", "--dtype bf16 ", "--dtype bf16 --grad-dtype bf16 "}) {
+        CAPTURE(type);
+        Place p;
+        const std::string run = std::string(type) +
+                                "--optimizer muon --weight-decay 0.1 --schedule constant --total-batch 192 "
+                                "--val-every 2 --sample-every 0 --save-every 2 --reduce-groups 4 --steps ";
+        p.run("one", run + "6");
+        p.run("two", run + "6 --ranks 2");
+        p.run("four", run + "6 --ranks 4 --check-ranks 1");
+        p.run("whole", run + "6 --ranks 2 --zero 0");
+        p.run("peer", run + "6 --ranks 4", "peer");
+        p.run("moved", run + "2 --ranks 4");
+        p.run("moved", run + "4 --resume auto");
+        p.run("moved", run + "6 --ranks 2 --resume auto");
+        for (const char* other : {"two", "four", "whole", "peer", "moved"}) {
+            p.check_same("one", other, "step_00000006");
+        }
+        if (gpus() < 2) { continue; }
+        for (const char* transport : {"", "nccl"}) {
+            CAPTURE(transport);
+            p.run(std::string("gpus") + transport, run + "6 --gpus 2", transport);
+            p.check_same("one", std::string("gpus") + transport, "step_00000006");
+        }
+    }
+}
+
 TEST_CASE("many GPUs: a rank that is killed or stopped ends the run with exit code 6") {
     for (int signal : {SIGKILL, SIGSTOP}) {
         for (auto [how, transport] : {std::pair("--ranks 2", "host"), std::pair("--ranks 2", "peer"),

@@ -16,25 +16,50 @@ namespace {
 constexpr uint64_t kSeed = 0x1234'5678'9abc'def0;
 constexpr StepParams kParams{.step = 1, .lr = 3e-3, .weight_decay = 0.1};
 
+// The copies are those of the layers first, first + 2, ...; in param they lie twice as far apart as in the other
+// arrays, as those of a rank of two.
 struct Case {
-    MuonTensor shape;
+    MuonTensor shape;  // without its copies
+    int first;
+    int64_t stride;  // a multiple of 4
     int64_t updates;
     float grad_scale;
     std::string text() const {
         return strf("rows=%d cols=%d matrices=%d copies=%d first=%d", shape.rows, shape.cols, shape.matrices,
-                    shape.copies, shape.first_copy);
+                    shape.num_copies, first);
     }
-    // of the k-th matrix: among the copies, and among the directions
-    int64_t at(int k) const { return k / shape.matrices * shape.stride + k % shape.matrices * shape.size(); }
+    std::vector<MuonCopy> copies() const {
+        std::vector<MuonCopy> all;
+        for (int k = 0; k < shape.num_copies; k++) {
+            all.push_back({2 * k * stride, k * stride, first + 2 * k});
+        }
+        return all;
+    }
+    MuonTensor with(const DeviceArray<MuonCopy>& copies) const {
+        MuonTensor all = shape;
+        all.copies = copies.data();
+        return all;
+    }
+    // of the k-th matrix: in param, among what is kept, its number in the tensor, among the directions
+    int64_t in_copy(int k) const { return k % shape.matrices * shape.size(); }
+    int64_t param(int k) const { return 2 * (k / shape.matrices) * stride + in_copy(k); }
+    int64_t at(int k) const { return k / shape.matrices * stride + in_copy(k); }
+    int64_t number(int k) const {
+        return (first + 2 * (k / shape.matrices)) * shape.matrices * shape.size() + in_copy(k);
+    }
     int64_t direction(int k) const { return k * muon_stride(shape.size()); }
     int64_t elements() const { return at(shape.count() - 1) + shape.size(); }
+    int64_t param_elements() const { return param(shape.count() - 1) + shape.size(); }
     int64_t directions() const { return direction(shape.count()); }
 };
 // whole vectors and odd sizes; more elements than one round of a row of blocks
-const Case kCases[] = {
-    {{kAttprojw, 8, 8, 1, 0, 1, 64}, 1, 1},     {{kQkvw, 7, 7, 3, 2, 2, 192}, 9, 0.5f},
-    {{kQkvw, 12, 12, 3, 1, 2, 500}, 100000, 1}, {{kFcw, 20, 5, 1, 0, 3, 128}, 3, 0.01f},
-    {{kFcprojw, 3, 11, 1, 4, 2, 36}, 7, 1},     {{kFcw, 384, 256, 1, 0, 2, 384 * 256 + 64}, 2, 0.25f}};
+constexpr const MuonCopy* kNone = nullptr;
+const Case kCases[] = {{{kAttprojw, 8, 8, 1, kNone, 1}, 0, 64, 1, 1},
+                       {{kQkvw, 7, 7, 3, kNone, 2}, 2, 192, 9, 0.5f},
+                       {{kQkvw, 12, 12, 3, kNone, 2}, 1, 500, 100000, 1},
+                       {{kFcw, 20, 5, 1, kNone, 3}, 0, 128, 3, 0.01f},
+                       {{kFcprojw, 3, 11, 1, kNone, 2}, 4, 36, 7, 1},
+                       {{kFcw, 384, 256, 1, kNone, 2}, 0, 384 * 256 + 64, 2, 0.25f}};
 
 DeviceArray<StepDecision> decision_of(const Case& c, bool skipped = false) {
     StepDecision d{};
@@ -54,7 +79,9 @@ struct Directions {
           x(floats(c.directions(), 3)),
           scratch((int64_t)muon_scratch(c.shape.count())) {}
     void run(const Case& c, const DeviceArray<StepDecision>& decision) {
-        muon_direction(x.data(), scratch.data(), m.data(), grad.data(), c.shape, decision.data(), kStream);
+        const DeviceArray<MuonCopy> copies(c.copies());
+        muon_direction(x.data(), scratch.data(), m.data(), grad.data(), c.with(copies), decision.data(),
+                       kStream);
     }
 };
 
@@ -89,23 +116,26 @@ void check_direction(const Case& c) {
 
 template <typename T>
 struct Weights {
-    DeviceArray<float> weights;
+    static constexpr bool kSingle = std::is_same_v<T, float>;
+    DeviceArray<float> weights;  // in fp32 these are param
     DeviceArray<T> param, x;
     explicit Weights(const Case& c)
-        : weights(floats(c.elements(), 4)),
-          param(floats(c.elements(), 5)),
+        : weights(floats(kSingle ? c.param_elements() : c.elements(), 4)),
+          param(floats(c.param_elements(), 5)),
           x(floats(c.directions(), 6, 1 / std::sqrt(c.shape.cols))) {}
     void run(const Case& c, const DeviceArray<StepDecision>& decision) {
         DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(kParams, 1)});
-        if constexpr (std::is_same_v<T, float>) {
-            muon_update<float>(weights.data(), nullptr, x.data(), c.shape, decision.data(), inputs.data(),
-                               kSeed, kStream);
+        const DeviceArray<MuonCopy> copies(c.copies());
+        if constexpr (kSingle) {
+            muon_update<float>(weights.data(), nullptr, x.data(), c.with(copies), decision.data(),
+                               inputs.data(), kSeed, kStream);
         } else {
-            muon_update(param.data(), weights.data(), x.data(), c.shape, decision.data(), inputs.data(),
-                        kSeed, kStream);
+            muon_update(param.data(), weights.data(), x.data(), c.with(copies), decision.data(),
+                        inputs.data(), kSeed, kStream);
         }
         expect_unchanged("muon_update", inputs);
     }
+    static int64_t at(const Case& c, int k) { return kSingle ? c.param(k) : c.at(k); }
 };
 
 // w' = keep w - step x: keep and step are rounded, so are both products and the sum
@@ -120,12 +150,12 @@ void check_update(const Case& c) {
     const Vector x = t.x.values();
     for (int k = 0; k < c.shape.count(); k++) {
         const double step = params.lr * muon_scale(c.shape.rows, c.shape.cols);
+        const int64_t at = t.at(c, k);
         for (int64_t i = 0; i < n; i++) {
             const double moved = std::fabs(step * x[c.direction(k) + i]);
-            bounds[c.at(k) + i] = 4 * u * (std::fabs(weights[c.at(k) + i]) + moved);
+            bounds[at + i] = 4 * u * (std::fabs(weights[at + i]) + moved);
         }
-        muon_step_cpu(&weights[c.at(k)], &x[c.direction(k)], n, muon_scale(c.shape.rows, c.shape.cols),
-                      params);
+        muon_step_cpu(&weights[at], &x[c.direction(k)], n, muon_scale(c.shape.rows, c.shape.cols), params);
     }
     const std::string name = std::string(type_name<T>()) + " " + c.text();
     expect_near("muon_update weights " + name, t.weights, weights, [&](size_t i) { return bounds[i]; });
@@ -135,10 +165,9 @@ void check_update(const Case& c) {
         std::vector<bf16> due = t.param.uploaded();
         for (int k = 0; k < c.shape.count(); k++) {
             for (int64_t i = 0; i < n; i++) {
-                const int64_t number = ((int64_t)c.shape.first_copy * c.shape.matrices + k) * n + i;
-                due[c.at(k) + i] = std::bit_cast<bf16>(
+                due[c.param(k) + i] = std::bit_cast<bf16>(
                     round_stochastically(std::bit_cast<uint32_t>(master[c.at(k) + i]),
-                                         rounding_bits(kSeed, c.shape.tensor, c.updates, number)));
+                                         rounding_bits(kSeed, c.shape.tensor, c.updates, c.number(k) + i)));
             }
         }
         expect_same("muon_update param " + name, t.param, due);

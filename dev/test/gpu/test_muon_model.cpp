@@ -152,6 +152,9 @@ TEST_CASE("gpu muon: the plan has one moment of the blocks' matrices, and room f
     CHECK(more > 2 * 3 * (1 + 1 + 1 + 1) * 768ll * 768 - 1024);
     CHECK(more < 2 * 3 * (1 + 1 + 1 + 1) * 768ll * 768 + 4096);
     CHECK_FALSE(Bf16Model(tiny_config(), 1, 2, kMuon).holds(State::kSecondMoment, kFcw));
-    const ModelSettings two_ranks{.muon = true, .ranks = 2, .groups = 2};
-    check_error(error_of([&] { Bf16Model::plan(c, 4, 1024, two_ranks); }), kExitUsage, {"one rank"});
+    // of two ranks each has its share of weights and moments
+    const MemoryPlan two = Bf16Model::plan(c, 4, 1024, {.muon = true, .ranks = 2, .groups = 2});
+    CHECK(two.optimizer > muon.optimizer / 2);
+    CHECK(two.optimizer < muon.optimizer / 2 + muon.optimizer / 20);
+    CHECK(two.activations == muon.activations);
 }

@@ -1,4 +1,6 @@
 // Newton-Schulz iterations on the GPU, by products of cuBLASLt, against the reference in double.
+#include <cstring>
+
 #include "dev/test/cpu/muon_bounds.h"
 #include "dev/test/cpu/reference_model.h"
 #include "dev/test/gpu/layer_test.h"
@@ -83,7 +85,7 @@ struct Run {
     explicit Run(const Matrices& s, int rank = 0)
         : x(inputs<T>(s, rank)), out(x.size()), squares(NewtonSchulz::squares(s.rows, s.cols, s.count)) {
         NewtonSchulz products(workspace.data(), false);
-        products.run(out.data(), x.data(), squares.data(), s.rows, s.cols, s.count, kStream);
+        products.run(out.data(), x.data(), squares.data(), s.rows, s.cols, s.count, s.count, kStream);
         check_cuda(cudaStreamSynchronize(kStream));
     }
 };
@@ -158,9 +160,37 @@ TEST_CASE("newton_schulz: zeros stay zeros, and the same run gives the same bits
         squares(NewtonSchulz::squares(s.rows, s.cols, s.count));
     DeviceArray<std::byte> workspace((int64_t)Matmul::kWorkspace);
     NewtonSchulz products(workspace.data(), false);
-    products.run(out.data(), x.data(), squares.data(), s.rows, s.cols, s.count, kStream);
+    products.run(out.data(), x.data(), squares.data(), s.rows, s.cols, s.count, s.count, kStream);
     expect_same("newton_schulz of zeros", out, x.uploaded());
     for (const Matrices& shape : kShapes) {
         check_rerun("newton_schulz " + shape.text(), [&] { return bytes_of(Run<bf16>(shape).out); });
+    }
+}
+
+// of GPT-2 124M's shapes, too, with as many at once as one rank or one of several computes
+TEST_CASE_TEMPLATE("newton_schulz: a matrix has the same bits however many are computed at once", T, float,
+                   bf16) {
+    for (const Matrices& s :
+         {Matrices{14, 14, 3}, {14, 56, 5}, {768, 768, 36}, {3072, 768, 12}, {768, 3072, 12}}) {
+        DeviceArray<std::byte> workspace((int64_t)Matmul::kWorkspace);
+        NewtonSchulz products(workspace.data(), false);
+        const DeviceArray<T> given = inputs<T>(s, 0);
+        DeviceArray<T> out(given.size()), squares(NewtonSchulz::squares(s.rows, s.cols, s.count));
+        auto run = [&](int at_once) {
+            DeviceArray<T> x(given.values());
+            const int64_t stride = muon_stride(s.size());
+            for (int k = 0; k < s.count; k += at_once) {
+                products.run(out.data() + k * stride, x.data() + k * stride, squares.data(), s.rows, s.cols,
+                             std::min(at_once, s.count - k), s.count, kStream);
+            }
+            return out.download();
+        };
+        const std::vector<T> due = run(s.count);
+        for (int at_once : {1, 2, 3, 5, 6, 9, 18}) {
+            CAPTURE(s.text());
+            CAPTURE(at_once);
+            const std::vector<T> found = run(at_once);
+            CHECK(std::memcmp(found.data(), due.data(), due.size() * sizeof(T)) == 0);
+        }
     }
 }
