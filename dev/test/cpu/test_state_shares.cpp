@@ -129,11 +129,14 @@ TEST_CASE("state shares: shares are whole chunks, one behind the other, of any n
                 std::ranges::sort(chunks, {}, &NormChunk::number);
                 REQUIRE(chunks.size() == one.size());
                 int64_t others = 0;
+                int64_t end = 0;
                 for (size_t k = 0; k < one.size(); k++) {
                     others += chunks[k].begin != one[k].begin || chunks[k].size != one[k].size ||
-                              chunks[k].number != (int32_t)k;
+                              chunks[k].number != (int32_t)k || chunks[k].begin != end;
+                    end += chunks[k].size;
                 }
                 CHECK(others == 0);
+                CHECK(end == s.elements());
             }
         }
     }
