@@ -233,9 +233,6 @@ void check_precision(Settings& s) {
     if (s.grad_dtype == "bf16" && s.dtype == "fp32") {
         fail_usage("--grad-dtype bf16 is for --dtype bf16; with fp32 the gradients are fp32. Leave one out.");
     }
-    if (!s.profile.empty() && s.optimizer == "muon") {
-        fail_usage("--profile knows the floors of a step of AdamW alone. Leave --optimizer muon out.");
-    }
     if (s.tf32 && s.dtype == "bf16") {
         fail_usage(
             "--tf32 is about the products of fp32, and the type is bf16 (the default on a GPU). Add "

@@ -82,7 +82,7 @@ private:
         scratch_;  // (BT,C), (BT,C), (BT,C), (BT,4C), attention's
     std::vector<int32_t> predicted_;
     bool training_ = false;  // are forward() and backward() part of a step?
-    int rows_ = 0;  // B * T of the last forward
+    int rows_ = 0;           // B * T of the last forward
     int64_t updates_ = 0;
     std::deque<StepResult> results_;  // not yet asked for, in order
 };

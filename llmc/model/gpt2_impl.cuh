@@ -92,7 +92,8 @@ struct GPT2<T, Grad>::Impl {
     void check_batch(const Batch& batch) const;
     int64_t count_targets(std::span<const Batch> micro_batches) const;
     void launch(const MicroStep& s);
-    void update_by_muon(int tensor, std::span<const MuonCopy> copies, const StepInputs* inputs, uint64_t seed);
+    void update_by_muon(int tensor, std::span<const MuonCopy> copies, const StepInputs* inputs,
+                        uint64_t seed);
     void enqueue(const Batch& batch, const StepInputs& inputs, MicroStep s);
     Pending take_pending();
     std::span<const float> download_logits(int64_t first, int64_t n);

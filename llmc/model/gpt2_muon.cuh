@@ -29,7 +29,9 @@ public:
         const MuonCopy one{};
         int64_t most = 0;
         for (int t = 0; t < kNumTensors; t++) {
-            if (is_block_matrix(t)) { most = std::max(most, Piece(Arena(), shape_of(c, t, std::span<const MuonCopy>(&one, 1))).bytes); }
+            if (is_block_matrix(t)) {
+                most = std::max(most, Piece(Arena(), shape_of(c, t, {&one, 1})).bytes);
+            }
         }
         return most;
     }
@@ -44,8 +46,8 @@ public:
         const auto at_once = (size_t)std::max<int64_t>(room_.bytes / each, 1);
         const int usual = matrices_in(tensor) * config_.num_layers;
         for (size_t first = 0; first < copies.size(); first += at_once) {
-            const MuonTensor shape = shape_of(
-                config_, tensor, copies.subspan(first, std::min(at_once, copies.size() - first)));
+            const MuonTensor shape =
+                shape_of(config_, tensor, copies.subspan(first, std::min(at_once, copies.size() - first)));
             const Piece piece(Arena(room_.scratch), shape);
             muon_direction(piece.x, piece.norms, m, grad, shape, decision, stream);
             products_.run(piece.out, piece.x, piece.squares, shape.rows, shape.cols, shape.count(), usual,
@@ -72,8 +74,12 @@ private:
 
     static MuonTensor shape_of(const GPT2Config& c, int tensor, std::span<const MuonCopy> copies) {
         const int count = matrices_in(tensor);
-        return {tensor, kTensors[tensor].rows(c) / count, kTensors[tensor].cols(c), count,
-                copies.data(), (int)copies.size()};
+        return {tensor,
+                kTensors[tensor].rows(c) / count,
+                kTensors[tensor].cols(c),
+                count,
+                copies.data(),
+                (int)copies.size()};
     }
 
     GPT2Config config_;

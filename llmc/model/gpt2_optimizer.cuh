@@ -134,10 +134,10 @@ private:
     size_t rank_;
     cudaStream_t stream_;
     uint64_t seed_ = 0;
-    int64_t pieces_ = 0;  // of AdamW
+    int64_t pieces_ = 0;                                         // of AdamW
     std::array<std::span<const MuonCopy>, kNumTensors> copies_;  // of Muon, in device memory
     std::vector<int64_t> chunk_begins_;                          // by rank
-    bool stale_;          // params must be made from master again
+    bool stale_;                                                 // params must be made from master again
     bool gathered_ = false;
     int layers_sent_ = 0;                // of the group under way
     std::vector<int64_t> on_their_way_;  // by layer, from -1 on: the last exchange of its parameters
@@ -226,7 +226,7 @@ void GPT2Optimizer<T, Grad>::add_group(int k) {
         layers_sent_ = 0;
         comm_->join(last, stream_);
     }
-    const GroupParts<Grad> parts = {state_.grads, state_.arrived, shares_.largest(),     (int)rank_,
+    const GroupParts<Grad> parts = {state_.grads,  state_.arrived, shares_.largest(), (int)rank_,
                                     shares_.ranks, chunks_here(),  chunk_count_here()};
     add_parts(state_.sums, !shares_.shard, parts, k == 0, stream_);
 }

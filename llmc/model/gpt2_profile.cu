@@ -372,7 +372,7 @@ int profile_training(const Options& given) {
         steps.run(kRecordedSteps, 0);
         p.recording = analyse(recorder.stop());
     }
-    p.work = work_of_step(c, o.batch, o.seq_len, sizeof(T), sizeof(Grad));
+    p.work = work_of_step(c, o.batch, o.seq_len, sizeof(T), sizeof(Grad), o.optimizer == "muon");
     p.roofs = measure_all_streams(model.network().stream);
     p.exponentials_per_s = exponentials_per_second();
     steps.run(2, 1);

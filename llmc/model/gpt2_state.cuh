@@ -21,7 +21,7 @@ struct GPT2State {
     StepDecision* decision;      // one
     double *loss_sum, *squares;  // one each
     void* norm_scratch;
-    AdamWPiece* pieces;  // what AdamW updates
+    AdamWPiece* pieces;          // what AdamW updates
     MuonCopy* copies = nullptr;  // what Muon updates
 
     // with groups only
@@ -30,7 +30,7 @@ struct GPT2State {
     double* chunks = nullptr;  // the sums of squares of all chunks, by rank
     NormChunk* chunk_table = nullptr;  // all chunks, by rank
     int32_t* chunk_places = nullptr;   // by their numbers, their places in that order
-    double* group_losses = nullptr;  // the losses of all groups, as sum_groups() takes them
+    double* group_losses = nullptr;    // the losses of all groups, as sum_groups() takes them
 
     int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
 

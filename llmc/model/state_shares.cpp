@@ -79,8 +79,6 @@ StateShares::StateShares(const GPT2Config& c, const ModelSettings& s)
         ranges.push_back({blocks + l * block, blocks + (l + 1) * block});
     }
     ranges.push_back({blocks + c.num_layers * block, layout.size()});
-    for (int64_t k = 0; k < first_chunk_from(layout.size()); k++) { borders.push_back(k * kNormChunk); }
-    borders.push_back(layout.size());
     sizes.resize((size_t)ranks);
     parts.resize(ranges.size(), std::vector<SharePart>((size_t)ranks));
     if (muon) {
@@ -91,12 +89,19 @@ StateShares::StateShares(const GPT2Config& c, const ModelSettings& s)
     share_seconds(c);
 }
 
-// The ranges before it are shared.
+int64_t StateShares::chunks_before(int64_t element) const {
+    return first_chunk_from(element) + (std::ranges::lower_bound(borders, element) - borders.begin());
+}
+
+// The ranges before it are shared. Chunks begin at multiples of kNormChunk, and maybe with the range.
 void StateShares::share_by_chunks(size_t range) {
     const auto [begin, end] = ranges[range];
-    auto first_from = [&](int64_t at) { return std::ranges::lower_bound(borders, at) - borders.begin(); };
-    const int64_t chunk = first_from(begin), n = first_from(end) - chunk;
-    auto border = [&, last = end](int64_t k) { return std::min(last, borders[(size_t)(chunk + k)]); };
+    const int64_t n = chunks_before(end) - chunks_before(begin), multiple = first_chunk_from(begin);
+    const bool border_at_begin = std::ranges::binary_search(borders, begin);
+    auto border = [&, first = begin, last = end](int64_t k) {
+        return border_at_begin && k == 0 ? first
+                                         : std::min(last, (multiple + k - border_at_begin) * kNormChunk);
+    };
     int64_t last = -1;  // the rank that has the chunk before the range
     for (int64_t r = 0; r < ranks && range > 0; r++) {
         if (parts[range - 1][(size_t)r].end == begin) { last = r; }
@@ -118,10 +123,10 @@ void StateShares::share_matrices(const GPT2Config& c) {
         return k == 0 ? begin : k == kMatrices.size() ? end : layout.offset(kMatrices[k], l);
     };
     for (int l = 0; l < c.num_layers; l++) {
-        for (size_t k = 0; k <= kMatrices.size(); k++) { borders.push_back(border(k, l)); }
+        for (size_t k = 0; k < kMatrices.size(); k++) { borders.push_back(border(k, l)); }
     }
-    std::ranges::sort(borders);
-    borders.erase(std::ranges::unique(borders).begin(), borders.end());
+    borders.push_back(ranges.back().first);
+    std::erase_if(borders, [](int64_t border) { return border % kNormChunk == 0; });
     std::vector<std::pair<double, size_t>> order;  // parts, that with the most work first
     for (size_t p = 0; p + 1 < begins.size(); p++) {
         double work = 0;
@@ -171,10 +176,12 @@ std::vector<NormChunk> StateShares::chunks_by_rank() const {
         for (const auto& range : parts) {
             int64_t begin = range[r].begin, kept = range[r].kept;
             while (begin < range[r].end) {
-                const auto next = std::ranges::upper_bound(borders, begin);
-                const auto size = (int32_t)(std::min(*next, range[r].end) - begin);
-                if (*(next - 1) == begin) {
-                    all.push_back({begin, kept, size, (int32_t)(next - 1 - borders.begin())});
+                const auto border = std::ranges::upper_bound(borders, begin);
+                int64_t next = std::min(range[r].end, (begin / kNormChunk + 1) * kNormChunk);
+                next = border == borders.end() ? next : std::min(next, *border);
+                const auto size = (int32_t)(next - begin);
+                if (begin % kNormChunk == 0 || std::ranges::binary_search(borders, begin)) {
+                    all.push_back({begin, kept, size, (int32_t)chunks_before(begin)});
                 } else {
                     all.back().size += size;  // it began in the range before
                 }
@@ -190,8 +197,7 @@ std::vector<int64_t> StateShares::chunk_begins() const {
     for (size_t r = 0; r < sizes.size(); r++) {
         int64_t count = 0;
         for (const auto& range : parts) {
-            count += std::ranges::lower_bound(borders, range[r].end) -
-                     std::ranges::lower_bound(borders, range[r].begin);
+            count += chunks_before(range[r].end) - chunks_before(range[r].begin);
         }
         begins.push_back(begins.back() + count);
     }

@@ -57,13 +57,14 @@ struct Shares {
 // rank with the least so far. Chunks end where a part may begin, whatever the number of ranks.
 struct StateShares : Shares {
     int ranks, groups;
-    bool muon;  // the blocks' matrices, which AdamW then leaves alone, have no second moment
-    Shares seconds;                // of the elements that have a second moment, in their own layout
-    std::vector<int64_t> borders;  // of the chunks: where each begins, and elements()
+    bool muon;       // the blocks' matrices, which AdamW then leaves alone, have no second moment
+    Shares seconds;  // of the elements that have a second moment, in their own layout
+    // Chunks begin at multiples of kNormChunk and here, in ascending order.
+    std::vector<int64_t> borders;
 
     StateShares(const GPT2Config& c, const ModelSettings& s);
 
-    int64_t chunks() const { return (int64_t)borders.size() - 1; }
+    int64_t chunks() const { return chunks_before(elements()); }
     const Shares& of(State s) const { return s == State::kSecondMoment ? seconds : *this; }
     // The chunks of rank 0's share, then those of rank 1's ...; rank r's are from chunk_begins()[r] to
     // chunk_begins()[r + 1].
@@ -71,6 +72,7 @@ struct StateShares : Shares {
     std::vector<int64_t> chunk_begins() const;
 
 private:
+    int64_t chunks_before(int64_t element) const;  // that begin before it
     void share_by_chunks(size_t range);
     void share_matrices(const GPT2Config& c);
     void share_seconds(const GPT2Config& c);

@@ -6,6 +6,7 @@
 
 #include "llmc/host/error.h"
 #include "llmc/host/json.h"
+#include "llmc/ops/muon_rule.h"
 
 namespace llmc {
 
@@ -35,6 +36,7 @@ constexpr NamedPart kNamedParts[] = {
     {"sum_rows", Part::kBias},
     {"sum_columns", Part::kBias},
     {"adamw", Part::kAdamW},
+    {"muon_", Part::kMuon},
     {"round_parameters", Part::kAdamW},
     {kMarker, Part::kAdamW},
     {"sum_of_", Part::kNorm},
@@ -52,8 +54,8 @@ bool has_any(const std::string& text, const char* const (&words)[n]) {
     return std::any_of(words, words + n, [&](const char* w) { return has(text, w); });
 }
 
-// Goes through a step's kernels in order. cuBLASLt's names do not say what a product is for: before the classifier it is
-// forward; behind it the gradient of a weight and that of the input take turns.
+// Goes through a step's kernels in order. cuBLASLt's names do not say what a product is for: behind Muon's direction it
+// is Muon's; before the classifier it is forward; behind it the gradient of a weight and that of the input take turns.
 class Sorter {
 public:
     Part part_of(const Activity& a) {
@@ -69,9 +71,11 @@ public:
         if (std::optional<Part> known = product ? std::nullopt : named(name)) {
             if (*known == Part::kClassifier) { backward_ = true; }
             if (has(name, "encoder_forward")) { backward_ = false; }
+            muon_ = has(name, "muon_direction");
             return last_ = *known;
         }
         if (!product) { return last_ = Part::kOther; }
+        if (muon_) { return last_ = Part::kMuonProducts; }
         if (!backward_) { return last_ = Part::kProductForward; }
         bool adds_up_parts = has(name, "splitk") && has(name, "reduce");
         if (!adds_up_parts) {
@@ -87,7 +91,7 @@ private:
         }
         return std::nullopt;
     }
-    bool backward_ = false;
+    bool backward_ = false, muon_ = false;
     Part last_ = Part::kOther, product_ = Part::kProductInput;
 };
 
@@ -168,7 +172,27 @@ Recording analyse(const std::vector<Activity>& records) {
     return r;
 }
 
-StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes) {
+namespace {
+
+// What Muon has to do with the blocks' matrices: from gradient and mean to mean and direction, and from direction and
+// weight to weight, which behind bf16 is two.
+void add_muon(StepWork* work, const GPT2Config& c, int value_bytes, int gradient_bytes) {
+    double elements = 0;
+    for (int t = 0; t < kNumTensors; t++) {
+        if (!is_block_matrix(t)) { continue; }
+        const double count = matrices_in(t), rows = kTensors[t].rows(c) / count, cols = kTensors[t].cols(c),
+                     side = std::min(rows, cols), longer = std::max(rows, cols);
+        elements += (double)tensor_total(c, t);
+        work->muon_flop += kNewtonSchulzSteps * c.num_layers * count * 2 * side * side * (2 * longer + side);
+    }
+    work->streams.push_back({Part::kMuon, 1, 2, 2, elements * (gradient_bytes + 8 + value_bytes) / 4});
+    const bool master = value_bytes != 4;
+    work->streams.push_back({Part::kMuon, 1, 2, master ? 2 : 1, elements * (master ? 3 : 4)});
+}
+
+}  // namespace
+
+StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes, bool muon) {
     const int C = c.channels, L = c.num_layers, Vp = c.padded_vocab_size;
     const int64_t N = (int64_t)B * T;
     const double row = (double)N * C * value_bytes, parameters = (double)num_parameters(c);
@@ -188,7 +212,8 @@ StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gr
     }
     work.streams = {
         {Part::kClassifier, 1, 1, 1, (double)N * Vp * value_bytes},
-        {Part::kBias, L, 1, 0, 4 * row},  // of fc; qkv's comes out of attention, two out of layernorm backward
+        {Part::kBias, L, 1, 0,
+         4 * row},  // of fc; qkv's comes out of attention, two out of layernorm backward
         {Part::kLayerNormForward, 2 * L, 2, 2, row},
         {Part::kLayerNormForward, 1, 1, 1, row},
         {Part::kLayerNormBackward, 2 * L, 3, 1, row},
@@ -200,7 +225,12 @@ StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gr
     // gradient, two moments, weight; behind bf16 a master weight
     double master = value_bytes == 4 ? 0 : 4, read = gradient_bytes + 8 + (value_bytes == 4 ? 4 : master),
            written = 8 + value_bytes + master;
-    work.streams.push_back({Part::kAdamW, 1, 4, 3, parameters * (read + written) / 7});
+    double of_adamw = parameters;
+    for (int t = 0; t < kNumTensors && muon; t++) {
+        of_adamw -= is_block_matrix(t) ? (double)tensor_total(c, t) : 0;
+    }
+    work.streams.push_back({Part::kAdamW, 1, 4, 3, of_adamw * (read + written) / 7});
+    if (muon) { add_muon(&work, c, value_bytes, gradient_bytes); }
     const int64_t blocks = (T + 63) / 64, HS = C / c.num_heads;
     AttentionWork& a = work.attention;
     const int64_t triangle = blocks * (blocks + 1) / 2;
@@ -271,7 +301,13 @@ std::array<Floor, kParts> floors_of(const StepProfile& p) {
         }
         if (bytes[i] > 0) { floors[i].work = strf("%.2f GB", bytes[i] * 1e-9); }
     }
-    add_attention(floors, p, all_flop / all_ms * 1e3);
+    const double flop_per_s = all_flop / all_ms * 1e3;
+    add_attention(floors, p, flop_per_s);
+    if (const double muon = p.work.muon_flop; muon > 0) {
+        floors[(int)Part::kMuonProducts] = {strf("%.2f TFLOP", muon * 1e-12),
+                                            strf("%.0f TFLOP/s", flop_per_s * 1e-12),
+                                            muon / flop_per_s * 1e3};
+    }
     return floors;
 }
 

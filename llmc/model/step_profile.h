@@ -5,6 +5,7 @@
 //   products    every distinct product alone, without bias and GELU, by the fastest of cuBLASLt's algorithms
 //   attention   the largest of: the lower triangle's blocks of 64 x 64 scores, 2 products each forward and 5 backward, at
 //               the rate of the products above; their exponentials, 16 a clock and multiprocessor; the tensors it must move
+//   Muon        its iterations' products, whole, at the rate of the products above; around them, the bytes
 //   the rest    the bytes it must move, as fast as a kernel that computes nothing moves as many streams
 // Recomputation is not work: its time counts, and no floor.
 #pragma once
@@ -32,6 +33,8 @@ enum class Part {
     kGelu,
     kEncoder,
     kAdamW,
+    kMuonProducts,
+    kMuon,
     kNorm,
     kCopies,
     kFills,
@@ -49,6 +52,8 @@ inline constexpr const char* kPartNames[] = {"products, forward",
                                              "gelu",
                                              "encoder",
                                              "adamw",
+                                             "muon's products",
+                                             "muon, the rest",
                                              "norm",
                                              "copies",
                                              "fills",
@@ -115,10 +120,12 @@ struct StepWork {
     std::vector<ProductWork> products;
     std::vector<StreamWork> streams;
     AttentionWork attention;
+    double muon_flop = 0;  // of all products of its iterations
 };
 
 // bytes of a value of T, and of a gradient of a parameter
-StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes);
+StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes,
+                      bool muon = false);
 
 // ---- what could be -------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ struct MatrixPlace {
 __device__ MatrixPlace place_of_matrix(const MuonTensor& shape) {
     const MuonCopy copy = shape.copies[blockIdx.y / shape.matrices];
     const int64_t matrix = blockIdx.y % shape.matrices, size = (int64_t)shape.rows * shape.cols;
-    return {copy.at + matrix * size, copy.kept + matrix * size, (copy.layer * shape.matrices + matrix) * size};
+    return {copy.at + matrix * size, copy.kept + matrix * size,
+            (copy.layer * shape.matrices + matrix) * size};
 }
 
 // calls visit(i) for every kWide-th element i of a matrix that is this thread's

@@ -77,6 +77,33 @@ TEST_CASE("profile: the step of median length, part by part") {
     CHECK(step.idle_ms == doctest::Approx(0.013));  // a microsecond before each
 }
 
+TEST_CASE("profile: the products behind a direction of Muon are its own") {
+    Tape tape;
+    tape.kernel("llmc::decide_step_kernel", 1);
+    for (int k = 0; k < 2; k++) {
+        tape.kernel("llmc::adamw_update_kernel<float>", 10);
+        for (int tensor = 0; tensor < 2; tensor++) {
+            tape.kernel("llmc::muon_mean_kernel<4, float>", 4);
+            tape.kernel("llmc::muon_direction_kernel<4>", 3);
+            for (int64_t us : {11, 12, 13}) { tape.kernel("nvjet_tst_128x256_TNN", us); }
+            tape.kernel("llmc::muon_update_kernel<4>", 5);
+        }
+        tape.kernel("llmc::encoder_forward_kernel", 2);
+        tape.kernel("nvjet_tst_192x192_TNN", 20);
+        tape.kernel("llmc::classifier_rows_kernel<float>", 6);
+        tape.kernel("nvjet_tst_128x256_NTN", 30);
+        tape.kernel("llmc::decide_step_kernel", 1);
+    }
+    const StepRecord step = analyse(tape.records).median;
+    auto part = [&](Part p) { return step.parts[(int)p]; };
+    CHECK(part(Part::kMuonProducts).ms == doctest::Approx(0.072));
+    CHECK(part(Part::kMuon).ms == doctest::Approx(0.024));
+    CHECK(part(Part::kAdamW).ms == doctest::Approx(0.011));
+    CHECK(part(Part::kProductForward).ms == doctest::Approx(0.020));
+    CHECK(part(Part::kProductWeight).ms == doctest::Approx(0.030));
+    CHECK(part(Part::kProductInput).count == 0);
+}
+
 TEST_CASE("profile: calls that wait are named, calls inside of others do not count") {
     Tape tape = three_steps();
     auto& records = tape.records;
@@ -128,6 +155,16 @@ TEST_CASE("profile: the work of a step, and its floors") {
     CHECK(floors[(int)Part::kClassifier].ms == doctest::Approx(2 * 65536.0 * 50304 * 2 * 1e-10));
     CHECK(floors[(int)Part::kBias].ms == doctest::Approx(12 * 4 * 65536.0 * 768 * 2 * 1e-10));
     CHECK(floors[(int)Part::kFills].ms == 0);
+    StepProfile muon = p;
+    muon.work = work_of_step(c, 64, 1024, 2, 4, true);
+    const double channels = 768, matrices = 12 * 12 * channels * channels;
+    CHECK(muon.work.muon_flop == 12 * 300 * channels * channels * channels);
+    const auto muon_floors = floors_of(muon);
+    CHECK(muon_floors[(int)Part::kMuonProducts].ms == doctest::Approx(muon.work.muon_flop * 1e-12));
+    CHECK(muon_floors[(int)Part::kMuon].ms == doctest::Approx(matrices * (14 + 12) * 1e-10));
+    CHECK(muon_floors[(int)Part::kAdamW].ms ==
+          doctest::Approx(floors[(int)Part::kAdamW].ms - matrices * 30 * 1e-10));
+    CHECK(floors[(int)Part::kMuon].ms + floors[(int)Part::kMuonProducts].ms == 0);
     // what moves a tensor is slower than what computes it
     for (StreamRoof& roof : p.roofs) { roof.bytes_per_s = 1e9; }
     CHECK(floors_of(p)[(int)Part::kAttentionForward].ms ==
