@@ -114,8 +114,8 @@ private:
         state_.take(config(), StateShares(config(), settings()), arena);
         return comm_.size() > 1 ? make_host_comm(comm_) : nullptr;
     }
-    // The iterations between the two kernels, which the emulator has not, are of one matrix each: without them a
-    // matrix still moves along its own gradient.
+    // The iterations between the two kernels, which the emulator has not, are of one matrix each: without
+    // them a matrix still moves along its own gradient.
     void update_by_muon(int tensor, std::span<const MuonCopy> copies, const StepInputs* inputs,
                         uint64_t seed) {
         const int count = matrices_in(tensor);

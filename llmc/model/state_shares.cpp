@@ -9,6 +9,8 @@ namespace llmc {
 namespace {
 
 constexpr std::array kMatrices = {kQkvw, kAttprojw, kFcw, kFcprojw};
+constexpr size_t kCount = kMatrices.size();
+constexpr unsigned kWaysToCut = 1u << (kCount - 1);
 
 int64_t first_chunk_from(int64_t element) { return (element + kNormChunk - 1) / kNormChunk; }
 
@@ -22,10 +24,9 @@ double muon_work(const GPT2Config& c, int tensor) {
 // Of the tensors of matrices, in order, which begins each of n parts, so that the part with the most work has
 // the least possible; then the number of the tensors.
 std::vector<size_t> cut_matrices(const GPT2Config& c, size_t n) {
-    constexpr size_t kCount = kMatrices.size();
     std::vector<size_t> best;
     double least = 0;
-    for (unsigned borders = 0; borders < 1u << (kCount - 1); borders++) {
+    for (unsigned borders = 0; borders < kWaysToCut; borders++) {
         std::vector<size_t> begins = {0};
         double work = 0, most = 0;
         for (size_t k = 0; k < kCount; k++) {
@@ -117,13 +118,13 @@ void StateShares::share_by_chunks(size_t range) {
 
 void StateShares::share_matrices(const GPT2Config& c) {
     const ParameterLayout layout(c);
-    const std::vector<size_t> begins = cut_matrices(c, std::min((size_t)ranks, kMatrices.size()));
+    const std::vector<size_t> begins = cut_matrices(c, std::min((size_t)ranks, kCount));
     auto border = [&](size_t k, int l) {  // before the k-th tensor of matrices
         const auto [begin, end] = ranges[(size_t)l + 1];
-        return k == 0 ? begin : k == kMatrices.size() ? end : layout.offset(kMatrices[k], l);
+        return k == 0 ? begin : k == kCount ? end : layout.offset(kMatrices[k], l);
     };
     for (int l = 0; l < c.num_layers; l++) {
-        for (size_t k = 0; k < kMatrices.size(); k++) { borders.push_back(border(k, l)); }
+        for (size_t k = 0; k < kCount; k++) { borders.push_back(border(k, l)); }
     }
     borders.push_back(ranges.back().first);
     std::erase_if(borders, [](int64_t border) { return border % kNormChunk == 0; });

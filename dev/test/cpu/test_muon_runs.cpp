@@ -123,8 +123,7 @@ TEST_CASE("muon runs: a checkpoint of another optimizer is refused by name") {
         {"step_00000004 was made with --optimizer adamw, not muon", "Go on with --optimizer adamw"});
 }
 
-// With 2 ranks a share has several of a layer's matrices, with 4 one or none, with 6 of them some have none of
-// all layers.
+// With 2 ranks a share has several of a layer's matrices, with 4 one of them, and with 6 some ranks have none.
 TEST_CASE("muon runs: the same bits in any number of ranks") {
     RunsOfRanks p;
     auto run = [&](const std::string& name, const std::string& more) {

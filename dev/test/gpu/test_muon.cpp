@@ -16,8 +16,8 @@ namespace {
 constexpr uint64_t kSeed = 0x1234'5678'9abc'def0;
 constexpr StepParams kParams{.step = 1, .lr = 3e-3, .weight_decay = 0.1};
 
-// The copies are those of the layers first, first + 2, ...; in param they lie twice as far apart as in the other
-// arrays, as those of a rank of two.
+// The copies are those of the layers first, first + 2, ...; in param they lie twice as far apart as in the
+// other arrays, as those of a rank of two.
 struct Case {
     MuonTensor shape;  // without its copies
     int first;
