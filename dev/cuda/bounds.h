@@ -36,7 +36,7 @@ struct Sums {
 
 // Of layernorm_forward() and layernorm_backward() a row's: a lane's share and 16 for its last vector, the lanes,
 // the warps. Few lanes have a short row, 4, 8 or 16 at least. No lane adds up more than 128 numbers one after the
-// other (`general`, a warp to 4096 columns), whatever the row's length: longer ones go to more warps and blocks, or
+// other (the fallback, a warp to 4096 columns), whatever the row's length: longer ones go to more warps and blocks, or
 // in pieces, whose moments are merged, three roundings each. Pieces have 4096 columns at least, of fp64 2048.
 inline double shipped_row_additions(int C, Dtype dtype) {
     int lanes = C <= 128 ? 4 : C <= 520 ? 8 : C <= 1040 ? 16 : 32;
@@ -48,8 +48,10 @@ struct Roundings {
     double u, tiny;          // of the accumulators
     double u_out, tiny_out;  // of the stored result
     explicit Roundings(Dtype dtype)
-        : u(accumulator_of(dtype).roundoff()), tiny(accumulator_of(dtype).underflow()),
-          u_out(format_of(dtype).roundoff()), tiny_out(format_of(dtype).underflow()) {}
+        : u(accumulator_of(dtype).roundoff()),
+          tiny(accumulator_of(dtype).underflow()),
+          u_out(format_of(dtype).roundoff()),
+          tiny_out(format_of(dtype).underflow()) {}
     // an error made in the accumulators, and then the result y is stored
     double stored(double error, double y) const {
         return error * (1 + u_out) + u_out * std::fabs(y) + tiny_out;

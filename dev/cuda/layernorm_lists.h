@@ -94,9 +94,9 @@ inline std::vector<CallForm> layernorm_forms(bool backward) {
 
 // `residual`: the op has a second input
 inline void add_forms(std::vector<CheckItem>& list, Dtype dtype, bool backward, bool residual) {
-    bool narrow = format_of(dtype).bytes == 2;
+    bool two_bytes = format_of(dtype).bytes == 2;
     for (const CallForm& form : layernorm_forms(backward)) {
-        if ((form.fp32_weight || form.fp32_gradients) && !narrow) { continue; }
+        if ((form.fp32_weight || form.fp32_gradients) && !two_bytes) { continue; }
         if (form.in_place == 2 && !residual) { continue; }
         for (Shape shape : {Shape{133, 768}, {131, 769}, {67, 1600}, {35, 4096}, {9, 16384}, {3, 65536}}) {
             list.push_back({.dtype = dtype, .shape = shape, .form = form});

@@ -1,5 +1,5 @@
-// The functions that train (llmc/layernorm/layernorm.h) as the last line of the ladders, and the regimes among which they choose,
-// for who names one: adapters, and how they add.
+// The functions that train (llmc/layernorm/layernorm.h) as the last line of the ladders, and the regimes among which they
+// choose, which are run by name: adapters, and how they add.
 #pragma once
 #include "dev/cuda/layernorm_calls.h"
 #include "dev/cuda/only.h"
@@ -9,7 +9,7 @@
 
 namespace llmc {
 
-// Rows are shared out to as many groups as there are multiprocessors, 132 on an H200, or the general path's 128; to
+// Rows are shared out to as many groups as there are multiprocessors, 132 on an H200, or the fallback's 128; to
 // clusters from 4096 columns on: 30 of 4 blocks, 15 of 8, 7 of 16. Then come the groups: 128 at most are added.
 inline double shipped_column_additions(int64_t N, int C) {
     int64_t groups = C <= 4096 ? 128 : C <= 8192 ? 30 : C <= 16384 ? 15 : 7;
@@ -23,7 +23,7 @@ Sums shipped_sums(int64_t N, int C, int) {
 }
 inline size_t shipped_scratch(int64_t, int C) { return layernorm_backward_scratch(C); }
 
-// Do its launches overlap? All regimes' do but general's, which has fp64 and what the others leave to it.
+// Do its launches overlap? All regimes' do but the fallback's, which has fp64 and what the others leave to it.
 inline bool forward_overlaps(const Problem& p) {
     bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0, residual = p.reads > 1;
     int most = whole || !residual ? 262144 : p.dtype == Dtype::kFp32 ? 84480 : 100352;

@@ -321,7 +321,7 @@ void Machine::choose_temper() {
 
 void Machine::run(const Launch& launch, const std::function<void()>& kernel) {
     size_t blocks = (size_t)launch.grid.x * launch.grid.y * launch.grid.z;
-    size_t gang = launch.together ? blocks : launch.cluster;
+    size_t gang = launch.cooperative ? blocks : launch.cluster;
     kernel_ = &kernel;
     gridDim = launch.grid;
     blockDim = launch.block;

@@ -125,7 +125,7 @@ struct Launch {
     size_t shared = 0;
     cudaStream_t stream = nullptr;
     unsigned cluster = 1;
-    bool together = false;         // all blocks at once
+    bool cooperative = false;      // all blocks at once
     const void* kernel = nullptr;  // by cudaLaunchKernelEx
     const char* from = "";         // by <<<>>>: a type whose name names the function that launches
 };

@@ -101,8 +101,18 @@ void call(const Case& c, int C) {
     } else {
         using G = std::conditional_t<std::is_same_v<T, double>, double, float>;
         auto* sums = at((G*)nullptr, 0);
-        LayerNormBackward<T, G, W> call{rows,   sums,       sums,       sums, rows, rows,
-                                        weight, statistics, statistics, c.N,  C,    c.op == Op::kAccumulate};
+        LayerNormBackward<T, G, W> call{.dinp = rows,
+                                        .dweight = sums,
+                                        .dbias = sums,
+                                        .scratch = sums,
+                                        .dout = rows,
+                                        .inp = rows,
+                                        .weight = weight,
+                                        .mean = statistics,
+                                        .rstd = statistics,
+                                        .N = c.N,
+                                        .C = C,
+                                        .accumulate_dinp = c.op == Op::kAccumulate};
         layernorm_backward(call, nullptr);
     }
 }
@@ -119,7 +129,7 @@ struct Launches {
             if (first_.empty()) { first_ = text; }
             if (text[0] == '?') { return; }  // of sums by column
             for (uint64_t x : {(uint64_t)launch.grid.x, (uint64_t)launch.block.x, (uint64_t)launch.shared,
-                               (uint64_t)launch.cluster, (uint64_t)launch.together}) {
+                               (uint64_t)launch.cluster, (uint64_t)launch.cooperative}) {
                 digest = (digest ^ x) * 0x9e3779b97f4a7c15u + (digest >> 29);
             }
         };

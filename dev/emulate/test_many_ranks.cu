@@ -155,7 +155,7 @@ private:
     GPT2Optimizer<T, Grad> optimizer_;
 };
 
-// Runs body(comm) in so many processes; returns what it returns in rank 0, with which all others must begin.
+// Runs body(comm) in `ranks` processes; returns what it returns in rank 0, with which all others must begin.
 template <typename Body>
 std::string in_ranks(int ranks, Body body) {
     MeetingPlace place;

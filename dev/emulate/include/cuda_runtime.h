@@ -136,7 +136,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
         if (attribute.id == cudaLaunchAttributeClusterDimension) {
             launch.cluster = attribute.val.clusterDim.x;
         }
-        if (attribute.id == cudaLaunchAttributeCooperative) { launch.together = attribute.val.cooperative; }
+        if (attribute.id == cudaLaunchAttributeCooperative) {
+            launch.cooperative = attribute.val.cooperative;
+        }
     }
     launch.kernel = (const void*)kernel;
     std::tuple<Parameters...> values(arguments...);

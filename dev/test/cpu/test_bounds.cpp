@@ -259,7 +259,7 @@ TEST_CASE("forward: a lane's columns of a long row, left out of its sums, are se
     }
 }
 
-TEST_CASE("what ships adds in chains that grow with a row while lanes are few, and hardly beyond") {
+TEST_CASE("kernels that train add in chains that grow with a row while lanes are few, and hardly beyond") {
     CHECK(shipped_row_additions(8, Dtype::kBf16) == 18);
     CHECK(shipped_row_additions(512, Dtype::kBf16) == 80);
     CHECK(shipped_row_additions(1600, Dtype::kFp32) == 66);

@@ -134,7 +134,7 @@ void launch_as(const Tensors& t, const Problem& p) {
     layernorm_forward(forward_call<T, W>(t, p), kStream);
 }
 template <typename T>
-void launch_narrow(const Tensors& t, const Problem& p) {
+void launch_two_bytes(const Tensors& t, const Problem& p) {
     if (p.form.fp32_weight) { return launch_as<T, float, float>(t, p); }
     p.form.fp32_gradients ? launch_as<T, float>(t, p) : launch_as<T>(t, p);
 }
@@ -143,9 +143,9 @@ inline void launch(const Tensors& t, const Problem& p) {
         case Dtype::kFp32:
             return launch_as<float>(t, p);
         case Dtype::kBf16:
-            return launch_narrow<bf16>(t, p);
+            return launch_two_bytes<bf16>(t, p);
         case Dtype::kFp16:
-            return launch_narrow<half>(t, p);
+            return launch_two_bytes<half>(t, p);
         case Dtype::kFp64:
             return launch_as<double>(t, p);
     }

@@ -59,10 +59,10 @@ void check_each_op(TypePair types, Shape s) {
 // ---- forms of a call -----------------------------------------------------------------------------
 
 void check_forms(Dtype dtype, Shape s) {
-    bool narrow = format_of(dtype).bytes == 2;
+    bool two_bytes = format_of(dtype).bytes == 2;
     for (bool is_backward : {false, true}) {
         for (const CallForm& form : layernorm_forms(is_backward)) {
-            if ((form.fp32_weight || form.fp32_gradients) && !narrow) { continue; }
+            if ((form.fp32_weight || form.fp32_gradients) && !two_bytes) { continue; }
             if (is_backward) {
                 check_problem(layernorm_backward_problem(dtype, s, Inputs::kNormal, form));
                 continue;
@@ -132,7 +132,7 @@ TEST_CASE("layernorm regimes: numbers of rows") {
     }
 }
 
-// a million narrow rows, in vectors and in single elements
+// a million short rows, in vectors and in single elements
 TEST_CASE("layernorm regimes: 2^20 rows") {
     check_problem(residual_layernorm_forward_problem(Dtype::kBf16, {1 << 20, 3}));
     check_problem(layernorm_backward_problem(Dtype::kBf16, {1 << 20, 8}));
@@ -231,8 +231,8 @@ TEST_CASE("layernorm regimes: out and dinp in place of an input") {
 // Recomputation starts from the residual stream, with the plain call: it must find what came with the residual.
 TEST_CASE("layernorm regimes: rows with a residual have the bits of the plain call") {
     for (TypePair types : kTypePairs) {
-        for (int C : {1,   7,   12,  36,  50,   56,   64,   100,   255,   266,
-                      521, 768, 769, 1601, 2084, 4097, 16641, 65544, 131072}) {
+        for (int C : {1, 7, 12, 36, 50, 56, 64, 100, 255, 266, 521, 768, 769, 1601, 2084, 4097, 16641, 65544,
+                      131072}) {
             const Shape s = rows_of(C, 20'000, 131);
             Problem with = residual_layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain());
             Problem plain = layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain());

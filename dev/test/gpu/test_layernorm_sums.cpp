@@ -118,10 +118,10 @@ TEST_CASE("layernorm_backward dinp_sums: forms of a call") {
     std::vector<CallForm> forms = layernorm_forms(true);
     forms.push_back({.name = "all +=, vectors apart", .accumulate_dinp = true, .accumulate = true, .pad = 8});
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64}) {
-        bool narrow = format_of(dtype).bytes == 2;
+        bool two_bytes = format_of(dtype).bytes == 2;
         for (Shape s : {Shape{33, 768}, {33, 769}, {5, 4096}}) {
             for (const CallForm& form : forms) {
-                if (form.no_dinp || form.no_dbias || (form.fp32_gradients && !narrow)) { continue; }
+                if (form.no_dinp || form.no_dbias || (form.fp32_gradients && !two_bytes)) { continue; }
                 check_sums(dtype, s, form);
             }
             Problem p = with_sums(layernorm_backward_problem(dtype, s, Inputs::kNormal, kAllAdded));

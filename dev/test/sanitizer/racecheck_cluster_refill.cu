@@ -1,7 +1,7 @@
 // Proof that compute-sanitizer's racecheck goes wrong where a cluster's blocks tell one another by st.async that they
 // have read: it does not take the wait for such stores for an order between the warps of a block, and reports a copy
-// into a stage that all of them have read. LayerNorm backward's ring.cuh refills its stages so in clusters. Here warps
-// only read a stage, exchange sums, and one thread refills it. What must come out (sm_90):
+// into a stage that all of them have read. LayerNorm backward's team_ring.cuh refills its stages so in clusters. Here
+// warps only read a stage, exchange sums, and one thread refills it. What must come out (sm_90):
 //   f=dev/test/sanitizer/racecheck_cluster_refill; nvcc -std=c++20 -I. -gencode arch=compute_90a,code=sm_90a $f.cu -o $f
 //   compute-sanitizer --tool racecheck dev/test/sanitizer/racecheck_cluster_refill           right, and hazards
 //   compute-sanitizer --tool racecheck dev/test/sanitizer/racecheck_cluster_refill meet      right, 0 hazards

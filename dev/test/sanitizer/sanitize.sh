@@ -6,7 +6,7 @@
 #   dev/test/sanitizer/sanitize.sh layernorm "racecheck, bf16"     runs whose "tool, name" contains one of these
 # A line for each run; logs in build/sanitize. Last line: N passed, N failed, N skipped; exit 1 if a run
 # reports an error or a hazard, or does not finish. Without compute-sanitizer or a GPU all are skipped.
-# JOBS: so many runs at once, half as many as there are processors unless set.
+# JOBS: runs at once, half as many as there are processors unless set.
 set -u
 cd "$(dirname "$0")/../../.." || exit
 PATH=$PATH:/usr/local/cuda/bin  # where the CUDA Toolkit has compute-sanitizer, if not on the path
@@ -33,9 +33,9 @@ models=(  # name: tools: options
     "bf16 128 channels T=200: memcheck: --dtype bf16 --channels 128 --seq-len 200"
 )
 
-# Of a kernel with a ring so many rows that some rings go round, of the others a few. Regimes: registers (a warp, a
-# block, clusters), narrow (single elements, pieces), odd (some lanes, blocks, clusters), general; backward ring (a block,
-# clusters), odd, narrow, general.
+# Of a kernel with a ring enough rows that some rings go round, of the others a few. Forward: row_in_registers (a warp, a
+# block, clusters), short_rows (single elements, pieces), unaligned_rows (some lanes, blocks, clusters), fallback; backward:
+# team_ring (a block, clusters), unaligned_rows, short_rows, fallback.
 declare -A shapes=(
     # of 7 clusters none share a multiprocessor: where blocks of clusters of 16 do, synccheck goes wrong
     # (synccheck_clusters.cu)
