@@ -30,13 +30,14 @@ struct GPT2Memory : GPT2State<T, Grad> {
     std::vector<Layer> layers;
     T *encoded, *lnf, *logits;     // (N,C), (N,C), (N,Vp): logits, then their gradient
     float *lnf_mean, *lnf_rstd;    // (N)
-    T *dresidual, *dproj, *dwide;  // (N,C), (N,C): also a block's output in forward, (N,4C)
-    float* losses;                 // (N)
-    int32_t* predicted;            // (N)
-    void *feed, *workspace;        // TokenFeed's, cuBLASLt's
-    void* scratch;                 // what any op needs for itself
-    unsigned* counters;            // attention's
-    MuonRoom muon;                 // the logits', which a step is done with
+    T *dresidual, *dproj, *dwide;  // (N,C), (N,C), (N,4C)
+    T* proj;                 // (N,C): what attention or the MLP adds to the stream; it is dproj's memory
+    float* losses;           // (N)
+    int32_t* predicted;      // (N)
+    void *feed, *workspace;  // TokenFeed's, cuBLASLt's
+    void* scratch;           // what any op needs for itself
+    unsigned* counters;      // attention's
+    MuonRoom muon;           // the logits', which a step is done with
 
     MemoryPlan plan;  // how much of which
 
@@ -65,6 +66,7 @@ private:
             layers.push_back(a);
         }
         for (T** x : {&encoded, &lnf, &dresidual, &dproj}) { *x = arena.take<T>(N * C); }
+        proj = dproj;
         for (float** x : {&lnf_mean, &lnf_rstd, &losses}) { *x = arena.take<float>(N); }
         const int64_t before = arena.used(),
                       least = s.muon ? GPT2Muon<T>::least_room(c) / (int64_t)sizeof(T) : 0;

@@ -54,9 +54,10 @@ private:
     void normalise(T* out, float* mean, float* rstd, T* residual, const T* inp, const T* inp2,
                    const T* weight, const T* bias, int64_t N);
     void forward_attention(Layer& a, int l, int B, int T_);
-    void forward_mlp(Layer& a, int l, int64_t N);
-    void add_layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight, const float* mean,
-                                const float* rstd, Grad* dresidual_sums, int64_t N, bool accumulate);
+    void forward_fc(Layer& a, int l, int64_t N);
+    void layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight, const float* mean,
+                            const float* rstd, Grad* dresidual_sums, int64_t N, bool add_to_dresidual,
+                            bool accumulate);
     void linear_backward(T* dinp, int weight, int l, const T* dout, const T* inp, int64_t N, int C, int OC,
                          bool accumulate);
     void backward_block(Layer& a, int l, const T* residual, int B, int T_, bool accumulate);
@@ -83,13 +84,13 @@ template <typename T, typename Grad>
 void GPT2Network<T, Grad>::forward_attention(Layer& a, int l, int B, int T_) {
     int C = config.channels, NH = config.num_heads;
     int64_t N = (int64_t)B * T_;
-    matmul.forward(a.qkv, a.ln1, param(kQkvw, l), param(kQkvb, l), N, C, 3 * C, stream);           // (N,3C)
-    attention_forward(a.atty, a.lse, mem.counters, a.qkv, B, T_, NH, C / NH, stream);              // (N,C)
-    matmul.forward(mem.dproj, a.atty, param(kAttprojw, l), param(kAttprojb, l), N, C, C, stream);  // (N,C)
+    matmul.forward(a.qkv, a.ln1, param(kQkvw, l), param(kQkvb, l), N, C, 3 * C, stream);          // (N,3C)
+    attention_forward(a.atty, a.lse, mem.counters, a.qkv, B, T_, NH, C / NH, stream);             // (N,C)
+    matmul.forward(mem.proj, a.atty, param(kAttprojw, l), param(kAttprojb, l), N, C, C, stream);  // (N,C)
 }
 
 template <typename T, typename Grad>
-void GPT2Network<T, Grad>::forward_mlp(Layer& a, int l, int64_t N) {
+void GPT2Network<T, Grad>::forward_fc(Layer& a, int l, int64_t N) {
     int C = config.channels;
     matmul.forward_gelu(a.fch_gelu, a.fch, a.ln2, param(kFcw, l), param(kFcb, l), N, C, 4 * C,
                         stream);  // (N,4C)
@@ -112,17 +113,17 @@ void GPT2Network<T, Grad>::forward(int B, int T_, const int32_t* tokens) {
     for (int l = 0; l < L; l++) {
         Layer& a = mem.layers[l];
         forward_attention(a, l, B, T_);
-        normalise(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, residual, mem.dproj, param(kLn2w, l),
+        normalise(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, residual, mem.proj, param(kLn2w, l),
                   param(kLn2b, l), N);
-        forward_mlp(a, l, N);
-        matmul.forward(mem.dproj, a.fch_gelu, param(kFcprojw, l), param(kFcprojb, l), N, 4 * C, C, stream);
+        forward_fc(a, l, N);
+        matmul.forward(mem.proj, a.fch_gelu, param(kFcprojw, l), param(kFcprojb, l), N, 4 * C, C, stream);
         ready(l + 1);
         if (l + 1 < L) {  // the layernorm that follows: the next block's first, or the final one
             Layer& next = mem.layers[l + 1];
-            normalise(next.ln1, next.ln1_mean, next.ln1_rstd, a.residual3, a.residual2, mem.dproj,
+            normalise(next.ln1, next.ln1_mean, next.ln1_rstd, a.residual3, a.residual2, mem.proj,
                       param(kLn1w, l + 1), param(kLn1b, l + 1), N);
         } else {
-            normalise(mem.lnf, mem.lnf_mean, mem.lnf_rstd, a.residual3, a.residual2, mem.dproj, param(kLnfw),
+            normalise(mem.lnf, mem.lnf_mean, mem.lnf_rstd, a.residual3, a.residual2, mem.proj, param(kLnfw),
                       param(kLnfb), N);
         }
         residual = a.residual3;
@@ -131,15 +132,24 @@ void GPT2Network<T, Grad>::forward(int B, int T_, const int32_t* tokens) {
                    stream);
 }
 
-// dresidual += what dproj, the gradient of a layernorm's output, becomes through it; dresidual_sums (C), unless
-// null: the sums over its rows
+// dresidual = or with add_to_dresidual += what dproj, the gradient of a layernorm's output, becomes through it;
+// dresidual_sums (C), unless null: the sums over its rows
 template <typename T, typename Grad>
-void GPT2Network<T, Grad>::add_layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight,
-                                                  const float* mean, const float* rstd, Grad* dresidual_sums,
-                                                  int64_t N, bool accumulate) {
-    LayerNormBackward<T, Grad> call{mem.dresidual, dweight, dbias, mem.scratch, mem.dproj,      inp,
-                                    weight,        mean,    rstd,  N,           config.channels};
-    call.accumulate_dinp = true;
+void GPT2Network<T, Grad>::layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight,
+                                              const float* mean, const float* rstd, Grad* dresidual_sums,
+                                              int64_t N, bool add_to_dresidual, bool accumulate) {
+    LayerNormBackward<T, Grad> call{.dinp = mem.dresidual,
+                                    .dweight = dweight,
+                                    .dbias = dbias,
+                                    .scratch = mem.scratch,
+                                    .dout = mem.dproj,
+                                    .inp = inp,
+                                    .weight = weight,
+                                    .mean = mean,
+                                    .rstd = rstd,
+                                    .N = N,
+                                    .C = config.channels};
+    call.accumulate_dinp = add_to_dresidual;
     call.accumulate = accumulate;
     call.dinp_sums = dresidual_sums;
     layernorm_backward(call, stream);
@@ -164,24 +174,24 @@ void GPT2Network<T, Grad>::backward_block(Layer& a, int l, const T* residual, in
         normalise(a.ln1, a.ln1_mean, a.ln1_rstd, nullptr, residual, nullptr, param(kLn1w, l), param(kLn1b, l),
                   N);
         forward_attention(a, l, B, T_);
-        normalise(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, residual, mem.dproj, param(kLn2w, l),
+        normalise(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, residual, mem.proj, param(kLn2w, l),
                   param(kLn2b, l), N);
     }
-    if (settings.recompute != Recompute::kNone) { forward_mlp(a, l, N); }
+    if (settings.recompute != Recompute::kNone) { forward_fc(a, l, N); }
 
     linear_backward(nullptr, kFcprojw, l, mem.dresidual, a.fch_gelu, N, 4 * C, C, accumulate);
     matmul.backward_input_gelu(mem.dwide, mem.dresidual, param(kFcprojw, l), a.fch, N, 4 * C, C,
                                stream);  // (N,4C)
     bias_backward(grad(kFcb, l), mem.scratch, mem.dwide, N, 4 * C, accumulate, stream);
     linear_backward(mem.dproj, kFcw, l, mem.dwide, a.ln2, N, C, 4 * C, accumulate);  // (N,C)
-    add_layernorm_gradient(grad(kLn2w, l), grad(kLn2b, l), a.residual2, param(kLn2w, l), a.ln2_mean,
-                           a.ln2_rstd, grad(kAttprojb, l), N, accumulate);
+    layernorm_gradient(grad(kLn2w, l), grad(kLn2b, l), a.residual2, param(kLn2w, l), a.ln2_mean, a.ln2_rstd,
+                       grad(kAttprojb, l), N, true, accumulate);
     linear_backward(mem.dproj, kAttprojw, l, mem.dresidual, a.atty, N, C, C, accumulate);  // (N,C)
     attention_backward_bias(grad(kQkvb, l), accumulate, mem.dwide, mem.scratch, mem.counters, mem.dproj,
                             a.qkv, a.atty, a.lse, B, T_, NH, C / NH, stream);         // (N,3C)
     linear_backward(mem.dproj, kQkvw, l, mem.dwide, a.ln1, N, C, 3 * C, accumulate);  // (N,C)
-    add_layernorm_gradient(grad(kLn1w, l), grad(kLn1b, l), residual, param(kLn1w, l), a.ln1_mean, a.ln1_rstd,
-                           l > 0 ? grad(kFcprojb, l - 1) : nullptr, N, accumulate);
+    layernorm_gradient(grad(kLn1w, l), grad(kLn1b, l), residual, param(kLn1w, l), a.ln1_mean, a.ln1_rstd,
+                       l > 0 ? grad(kFcprojb, l - 1) : nullptr, N, true, accumulate);
 }
 
 template <typename T, typename Grad>
@@ -190,12 +200,8 @@ void GPT2Network<T, Grad>::backward(int B, int T_, const int32_t* tokens, bool a
     int64_t N = (int64_t)B * T_;
     matmul.backward_weight(grad(kWte), mem.logits, mem.lnf, N, C, Vp, accumulate, stream);
     matmul.backward_input(mem.dproj, mem.logits, param(kWte), N, C, Vp, stream);  // (N,C)
-    LayerNormBackward<T, Grad> final{
-        mem.dresidual, grad(kLnfw),  grad(kLnfb),  mem.scratch, mem.dproj, mem.layers[L - 1].residual3,
-        param(kLnfw),  mem.lnf_mean, mem.lnf_rstd, N,           C};
-    final.accumulate = accumulate;
-    final.dinp_sums = grad(kFcprojb, L - 1);
-    layernorm_backward(final, stream);
+    layernorm_gradient(grad(kLnfw), grad(kLnfb), mem.layers[L - 1].residual3, param(kLnfw), mem.lnf_mean,
+                       mem.lnf_rstd, grad(kFcprojb, L - 1), N, false, accumulate);
     for (int l = L - 1; l >= 0; l--) {
         const T* residual = l == 0 ? mem.encoded : mem.layers[l - 1].residual3;
         backward_block(mem.layers[l], l, residual, B, T_, accumulate);

@@ -53,7 +53,7 @@ public:
     Steps(GPT2<T, Grad>& model, const DataLoader& data, const RunPlan& plan, const Options& o)
         : model_(model), data_(data), plan_(plan), o_(o), batches_(plan.micro_batches) {}
 
-    // at least so many steps, and so long; the times between their ends
+    // at least this many steps and seconds; the times between their ends
     std::vector<double> run(int steps, double seconds) {
         std::vector<double> ms;
         std::optional<Clock::time_point> last;
@@ -120,9 +120,9 @@ std::vector<Operands> operands_of(GPT2Network<T, Grad>& network, const ProductWo
         Grad* dweight = mem.grads + network.layout.offset(tensor, l);
         T *inp = mem.lnf, *out = mem.logits, *dout = mem.logits, *dinp = mem.dproj;
         if (tensor == kQkvw) { inp = a.ln1, out = a.qkv, dout = mem.dwide; }
-        if (tensor == kAttprojw) { inp = a.atty, out = mem.dproj, dout = mem.dresidual; }
+        if (tensor == kAttprojw) { inp = a.atty, out = mem.proj, dout = mem.dresidual; }
         if (tensor == kFcw) { inp = a.ln2, out = a.fch, dout = mem.dwide; }
-        if (tensor == kFcprojw) { inp = a.fch_gelu, out = mem.dproj, dout = mem.dresidual, dinp = mem.dwide; }
+        if (tensor == kFcprojw) { inp = a.fch_gelu, out = mem.proj, dout = mem.dresidual, dinp = mem.dwide; }
         all.push_back(work.part == Part::kProductForward ? Operands{out, weight, inp}
                       : work.part == Part::kProductInput ? Operands{dinp, weight, dout}
                                                          : Operands{dweight, inp, dout});
