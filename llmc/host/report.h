@@ -17,4 +17,8 @@ std::string report_page(std::vector<RunHistory> runs);
 // Writes it: at every moment the file is the old one or the whole new one. Throws Error as FileWriter does.
 void write_report(const std::string& path, const std::vector<RunHistory>& runs);
 
+// The sub-command report of both trainers; argv[1] is the command. Returns the program's exit code; throws
+// Error(kExitUsage) for bad usage, Error(kExitBadInput) where a folder has no log.
+int report_command(int argc, const char* const* argv);
+
 }  // namespace llmc

@@ -11,7 +11,7 @@
 #include "llmc/host/command_options.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/json.h"
-#include "llmc/host/report_command.h"
+#include "llmc/host/report.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/host/utf8.h"
 #include "llmc/model/generate.h"
