@@ -97,8 +97,9 @@ std::string description(const OptionRow& row, Program program) {
     std::string text = value.empty() || is_switch(row) ? "" : "default " + value;
     if (!is_switch(row) && !allowed(row).empty()) { text += (text.empty() ? "" : "; ") + allowed(row); }
     if (*row.cpu_only && program == Program::kCpu) {
-        text = is_switch(row) ? "in train_gpt2cu only"
-                              : strf("only %s here; %s in train_gpt2cu", row.cpu_only, allowed(row).c_str());
+        text = is_switch(row) || allowed(row).empty()
+                   ? "in train_gpt2cu only"
+                   : strf("only %s here; %s in train_gpt2cu", row.cpu_only, allowed(row).c_str());
     }
     std::replace(text.begin(), text.end(), ' ', kHardBlank);
     bool lines = std::string(row.help).find('\n') != std::string::npos;
