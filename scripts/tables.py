@@ -328,7 +328,7 @@ TABLES = {
     **{name.replace("_", "-"): lambda name=name: flat(name) for name in
        ("training_against_pytorch", "training_losses", "training_seeds", "training_bf16_errors", "training_speed",
         "training_peers", "training_sample_gpu", "training_cpu", "column_sums", "classifier",
-        "training_tinyshakespeare_cpu", "layernorm_pytorch_host", "layernorm_pytorch_models", "layernorm_pytorch_race")},
+        "layernorm_pytorch_host", "layernorm_pytorch_models", "layernorm_pytorch_race")},
 }
 
 # ---- documents ----------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def filled(path, text):
     return MARKED.sub(table, text)
 
 
-FIGURE = re.compile(r"\d[\d.,]*k?\s+(?:us|µs|microseconds|[GT]B/s|(?:million\s+)?tokens/s)\b"
+FIGURE = re.compile(r"\d[\d.,]*k?\s*(?:us|µs|microseconds|ms|[MGT]B/s|(?:million\s+)?tokens/s)\b"
                     r"|\d[\d.]*\s*%\s+of\s+(?:the|its|their|a)\s+(?:\w+\s+)?roof")
 MAY_HAVE_FIGURES = ("doc/notebook.md", "doc/layernorm.md", "doc/attention.md")  # a diary; lessons argue with figures
 LINK = re.compile(r"\]\(([^)\s]+)\)")
