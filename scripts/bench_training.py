@@ -182,7 +182,7 @@ def summary(ms, a):
 
 
 def add_row(path, head, row):
-    """rows of other models, batches and --tune-gemm stay; a file of another GPU is begun anew"""
+    """rows of other models, batches and --tune-gemm stay; a file of another GPU is replaced"""
     rows = []
     if os.path.exists(path):
         with open(path) as file:

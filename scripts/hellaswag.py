@@ -52,7 +52,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("questions")
-    parser.add_argument("--examples", type=int, help="the first so many")
+    parser.add_argument("--examples", type=int, help="the first N alone")
     parser.add_argument("--trainer")
     args = parser.parse_args()
     model, (vocabulary, questions) = read_model(args.model), load_questions(args.questions)

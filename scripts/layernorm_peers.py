@@ -1,6 +1,6 @@
 """What bench_layernorm.py races: LayerNorms behind apply(x, weight, bias) with autograd, and the calls that are timed.
 
-TritonTutorial is the algorithm of Triton's fifth tutorial, written anew from its description: forward, a program a
+TritonTutorial is the algorithm of Triton's fifth tutorial, written from its description: forward, a program a
 row, three masked passes (mean, variance about it, result); backward, a program a row, which adds its part of dweight
 and dbias to one of `groups` buffers in x's type under a lock, then a second kernel that adds the buffers up. Which row
 comes first is left to chance: two runs may differ in the last bits. Its launch rules are in launch() and groups().

@@ -5,7 +5,7 @@
     scripts/to_tensorboard.py runs/mine --follow &      as it comes, until the run ends
     tensorboard --logdir runs
 
-A second call begins anew: it replaces what an earlier one has written. A run that went on from a checkpoint shows each
+A second call replaces what an earlier one has written. A run that went on from a checkpoint shows each
 step once.
 """
 import argparse

@@ -4,7 +4,7 @@
 
 namespace llmc {
 
-// the number that so many significant digits say; what is not finite stays as it is
+// the number that `digits` significant digits say; what is not finite stays as it is
 inline double to_digits(double x, int digits) {
     char text[40];
     double rounded = x;

@@ -3,7 +3,7 @@
 
 namespace llmc {
 
-// Starts so many copies of this program with these arguments, each in a process group of its own, so that the
+// Starts `count` copies of this program with these arguments, each in a process group of its own, so that the
 // terminal's Ctrl-C reaches this process alone; passes TERM, INT, HUP and USR1 on to each of them once, and
 // stops and continues them with itself (Ctrl-Z). Returns the job's exit code when all have ended: that of
 // rank 0, or the first that is not 0; kExitPeerLost if a signal killed one. Once one has failed, those that

@@ -36,7 +36,7 @@ std::string hellaswag_log_line(int64_t step, double accuracy, double normalised)
 using Details = std::vector<std::pair<const char*, std::variant<std::string, double, int64_t>>>;
 std::string event_log_line(const char* event, int64_t step, const Details& details = {});
 
-// The lines of a log that a run keeps which goes on with the state after so many steps: whole ones of what
+// The lines of a log that a run keeps which goes on from the state after resume_step steps: whole ones of what
 // was done to reach that state. Lines of format 1 come back in format 2. Negative: none.
 std::string kept_log_lines(const std::string& log, int64_t resume_step);
 

@@ -39,7 +39,7 @@ private:
     bool sync_failed_ = false;  // what the system had taken may be lost: that cannot be made good
 };
 
-// The step line in so many columns (0 = any number): step, loss, tokens a second and the time left are always
+// The step line in `columns` columns (0 = any number): step, loss, tokens a second and the time left are always
 // there, the rest where there is room.
 std::string step_text(const StepNumbers& numbers, size_t columns);
 

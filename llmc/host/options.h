@@ -50,7 +50,7 @@ struct Options {
     double weight_decay = 0.0;        // on 2-D tensors only
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double clip = 1.0;  // largest gradient norm; 0 = no clipping
-    // a step whose loss or norm is so many standard deviations above the mean is skipped; 0 = none is
+    // a step whose loss or norm is this many standard deviations above the mean is skipped; 0 = none is
     double skip_loss_zscore = 0, skip_norm_zscore = 0;
 
     // validation and sampling
@@ -80,8 +80,10 @@ struct Options {
     int64_t log_every = 1;             // steps between permanent lines
     bool quiet = false;
     bool dry_run = false;
-    std::string tune_gemm;  // file of the fastest algorithms for products, searched if it is not there; "" = no
-    int graph = 1;  // 1: a step's launches are recorded once and repeated as a CUDA graph; 0: launched anew
+    std::string
+        tune_gemm;  // file of the fastest algorithms for products, searched if it is not there; "" = no
+    int graph =
+        1;  // 1: a step's launches are recorded once and repeated as a CUDA graph; 0: each is launched
     std::string profile;  // instead of training, what a step takes goes to this file; "" = no
 
     uint64_t seed = 42;

@@ -178,7 +178,7 @@ const OptionRow* nearest_row(std::string typed) {
     int best_distance = std::numeric_limits<int>::max();
     auto consider = [&](const OptionRow& row, const std::string& name) {
         const auto [shorter, longer] = std::minmax({typed.size(), name.size()});
-        if (longer - shorter > std::max<size_t>(1, longer / 3)) { return; }  // so many edits at least
+        if (longer - shorter > std::max<size_t>(1, longer / 3)) { return; }  // edits at least
         int d = distance(typed, name);
         const bool slip = d == 1 && std::min(typed.size(), name.size()) > 1;
         const bool close = slip || 3 * d <= (int)std::max(typed.size(), name.size());

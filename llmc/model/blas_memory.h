@@ -4,7 +4,7 @@
 
 namespace llmc {
 
-// Before the first product: room for the buffers of so many threads. Throws Error(kExitDevice). (The room
+// Before the first product: room for the buffers of `threads` threads. Throws Error(kExitDevice). (The room
 // that loading takes is looked at before that: the program then ends with exit code 4 before main.)
 void require_blas_memory(int threads);
 

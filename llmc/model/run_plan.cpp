@@ -37,7 +37,7 @@ std::string compute_text(const Options& o) {
     return text + ", recompute " + o.recompute;
 }
 
-// A checkpoint has its own sizes; other ones asked for in so many words are a mistake.
+// A checkpoint has its own sizes; other ones that an option names are a mistake.
 void require_same_shape(const Options& o, const RunPlan& plan) {
     const GPT2Config& c = plan.config;
     ModelShape asked{o.layers, o.heads, o.channels}, found{c.num_layers, c.num_heads, c.channels};
@@ -158,9 +158,7 @@ void choose_length(Options* o, const DataLoader& data, const std::function<doubl
     facts.tokens_per_epoch = data.windows_per_epoch() * o->seq_len;
     facts.tokens = data.num_tokens();
     facts.tokens_per_step = plan->rows_per_step * o->seq_len;
-    if (o->optimizer == "muon") {
-        facts.flops_per_token += muon_flops(c) / (double)facts.tokens_per_step;
-    }
+    if (o->optimizer == "muon") { facts.flops_per_token += muon_flops(c) / (double)facts.tokens_per_step; }
     if (!o->val_data.empty() && o->val_every < 0) {
         const int64_t there = ShardSet(o->val_data, o->raw_tokens).num_tokens();
         facts.val_tokens = o->val_tokens > 0 ? std::min(o->val_tokens, there) : there;
@@ -333,7 +331,7 @@ std::string difference(const Options& a, const Options& b) {
     return text.substr(std::min<size_t>(1, text.size()));
 }
 
-// what to change so that the run takes at most so many bytes
+// what to change so that the run takes at most `available` bytes
 std::string what_fits(const Options& o, const Needs& needs, const GPT2Config& config, int64_t available) {
     const std::vector<Options> ways = thriftier(o);
     for (const Options& way : ways) {

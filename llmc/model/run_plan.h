@@ -51,7 +51,7 @@ using Needs = std::function<int64_t(const GPT2Config&, const Options&)>;
 void require_memory(const MemoryPlan& memory, const Options& options, const Needs& needs,
                     const GPT2Config& config);
 
-// what a checkpoint notes of this run after so many steps
+// what a checkpoint notes of this run after `step` steps
 TrainingState training_state(const Options& options, const RunPlan& plan, int64_t step, int64_t updates);
 
 // Throws Error(kExitUsage) unless the run can go on from the plan's checkpoint with the data in the same

@@ -19,7 +19,7 @@ class RunSamples {
 public:
     // The tokenizer is --tokenizer, or the one in the model's folder ("": it has none), or bytes if the
     // vocabulary is theirs; without one, samples are printed as token ids. Throws Error(kExitBadInput) if it
-    // has not so many tokens as the data, Error(kExitUsage) if there is a --prompt, samples are asked for,
+    // has not as many tokens as the data, Error(kExitUsage) if there is a --prompt, samples are asked for,
     // and no tokenizer can read it.
     RunSamples(const Options& options, const std::string& model_folder, int vocab_size);
 

@@ -18,7 +18,7 @@ public:
 
     // of device memory; capacity: tokens of the largest batch
     static constexpr int64_t bytes(int64_t capacity) { return kSlots * slot_bytes(capacity); }
-    // device: so many bytes, 8-byte aligned
+    // device: bytes(capacity) bytes, 8-byte aligned
     TokenFeed(void* device, int64_t capacity) : capacity_(capacity) {
         for (int i = 0; i < kSlots; i++) {
             slots_[i].inputs = (StepInputs*)((char*)device + i * slot_bytes(capacity));

@@ -16,7 +16,7 @@ constexpr int kMostBlocks = 8;                   // of a cluster
 constexpr int kLeastBytes = 2 * kChunkBytes;     // of a row: shorter ones leave most of a block idle
 }  // namespace classifier_rows
 
-// The blocks that share a row of so many bytes; 0: it is left to the general kernel.
+// The blocks that share a row of row_bytes bytes; 0: it is left to the general kernel.
 constexpr int classifier_blocks(int64_t row_bytes) {
     using namespace classifier_rows;
     int64_t blocks = (row_bytes + kChunks * kChunkBytes - 1) / (kChunks * kChunkBytes);

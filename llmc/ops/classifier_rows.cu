@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kThreads + kWarp, 2)
     }
 }
 
-// how many clusters of so many blocks the device holds at once; 0: it has no code for them
+// how many clusters of `blocks` blocks the device holds at once; 0: it has no code for them
 template <auto* kernel>
 int clusters_at_once(int blocks) {
     static OncePerDevice asked;

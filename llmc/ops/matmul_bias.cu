@@ -1,5 +1,5 @@
 // A bias where cuBLASLt has no good epilogue for it, and its gradient: column sums of dout. They are read in whole rows, as
-// they lie in memory, by blocks that all run at once: a thread has a vector of columns and adds up every so many rows.
+// they lie in memory, by blocks that all run at once: a thread has a vector of columns and adds up rows that lie evenly apart.
 #include "llmc/ops/matmul_bias.h"
 
 #include "llmc/cuda/check.cuh"

@@ -156,7 +156,7 @@ def main():
     parser.add_argument("--steps", type=int, default=5, help="steps of each in a round")
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--json", metavar="FILE", help="written anew after each race")
+    parser.add_argument("--json", metavar="FILE", help="replaced after each race")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"

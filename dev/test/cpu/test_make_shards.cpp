@@ -116,7 +116,7 @@ TEST_CASE("make_shards: what a document is") {
     write_bytes(in, "a" + std::string(10000, '\n') + "b");  // memory is bounded
     CHECK(documents("--documents paragraph").size() == 2);
     CHECK(joined(documents("--documents paragraph")) == read_bytes(in));
-    write_bytes(in, "a\n" + std::string(10000, ' ') + "\nb");  // so many blanks are a line
+    write_bytes(in, "a\n" + std::string(10000, ' ') + "\nb");  // 10,000 blanks are a line
     CHECK(documents("--documents line").size() == 3);
     CHECK(joined(documents("--documents line")) == read_bytes(in));
 }

@@ -67,7 +67,7 @@ Floats by_blas(Floats x, Shape s) {
     return x;
 }
 
-// sums of so many terms, and a few roundings around them
+// sums of as many terms as the larger side has, and a few roundings around them
 Roundoff fp32(Shape s) { return {(std::max(s.rows, s.cols) + 4) * kFloatRoundoff, 2 * kFloatRoundoff}; }
 
 }  // namespace

@@ -63,7 +63,7 @@ struct OutlierRuns {
 
 }  // namespace
 
-TEST_CASE("outliers: what lies so many standard deviations above the mean of the last steps") {
+TEST_CASE("outliers: what lies too many standard deviations above the mean of the last steps") {
     OutlierWindow window;
     std::vector<float> losses;
     for (int64_t step = 0; step < 200; step++) {

@@ -175,7 +175,7 @@ TEST_CASE("run folder: a log with steps but no checkpoint is not overwritten") {
     }
     r.check_refused("run", "--resume auto", kExitBadInput, {r / "run", "log.jsonl has steps"});
     r.check_refused("run", "", kExitUsage, {r / "run", "holds a run already"});
-    // nor one of a run that went on from elsewhere: to begin anew would not do it again
+    // nor one of a run that went on from elsewhere: to begin from its first step would not do it again
     r.train("other", 4);
     r.killed_before_a_save("away", "--resume " + r.step("other", 4));
     r.check_refused("away", "--resume auto", kExitBadInput,
@@ -196,7 +196,7 @@ TEST_CASE("run folder: a log with steps but no checkpoint is not overwritten") {
     }
 }
 
-TEST_CASE("run folder: a run that ended before its first save is begun anew by --resume auto") {
+TEST_CASE("run folder: a run that ended before its first save begins again with --resume auto") {
     Runs r;
     r.train("whole", 6);
     const std::string first = r.killed_before_a_save("run", "--resume auto");

@@ -327,7 +327,7 @@ TEST_CASE("bad input: val.json") {
 
 TEST_CASE("plan: what would fit in the memory there is") {
     const GPT2Config d12{1024, 257, 320, 12, 12, 768};
-    // a model of so many layers, and so many rows, takes a byte of each
+    // a model takes 100 bytes a layer and 1 a row
     Needs needs = [](const GPT2Config& c, const Options& o) { return (int64_t)c.num_layers * 100 + o.batch; };
     auto says = [&](int64_t available, int batch, int64_t total_batch) {
         Options o;

@@ -143,7 +143,7 @@ private:
         return new (page) Told;
     }
 
-    // saves step after step in a process of its own, which is killed after so many microseconds
+    // saves step after step in a process of its own, which is killed after after_us microseconds
     void start_and_kill(int64_t first, int64_t after_us) {
         told_->saved = first;
         pid_t pid = fork();

@@ -154,7 +154,7 @@ Bytes bytes_of(const DeviceArray<T>&... arrays) {
     return all;
 }
 
-// run() makes its outputs anew and returns their bytes; it must do so three times alike
+// run() makes its outputs and returns their bytes; it must do so three times alike
 template <typename Run>
 void check_rerun(const std::string& name, Run run) {
     Bytes first = run();

@@ -17,7 +17,7 @@ struct Gpu {
     bool hopper;
     int multiprocessors, shared_bytes;
     int cluster;  // blocks of the largest that fits
-    int every;    // so many widths are recorded, of longer rows: 1 all
+    int every;    // of longer rows one width in this many is recorded
 };
 inline constexpr Gpu kGpus[] = {
     {"H100", 4, true, 132, 227 << 10, 16, 1}, {"A100", 5, false, 108, 163 << 10, 1, 1},

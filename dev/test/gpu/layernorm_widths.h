@@ -8,7 +8,7 @@
 
 namespace llmc::gpu_test {
 
-// The longest rows of the layouts for whole vectors of so many columns: 8 of 16 bits, 4 of fp32.
+// The longest rows of the layouts for whole vectors of `vector` columns: 8 of 16 bits, 4 of fp32.
 inline std::set<int> whole_edges(int vector) {
     std::set<int> all;
     auto add = [&](const auto& table) {

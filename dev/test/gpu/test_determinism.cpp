@@ -104,7 +104,7 @@ void check_attention() {
     });
 }
 
-// with a new handle and workspace each time, and sizes chosen for anew
+// with a new handle and workspace each time, and sizes chosen for each time
 template <typename T>
 void check_matmul(bool tf32) {
     DeviceArray<T> inp(floats((int64_t)kN * kC, 1)), weight(floats((int64_t)kOC * kC, 2)),

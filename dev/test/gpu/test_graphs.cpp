@@ -10,7 +10,7 @@ namespace {
 constexpr int kB = 4;
 constexpr uint64_t kSeed = 5;
 
-// A step's micro-batches, for each of the groups so many: of other tokens and another number of targets each
+// A step's micro-batches, `each` for a group: of other tokens and another number of targets each
 // time. Every second is smaller and shorter, in odd steps the first.
 std::vector<Batch> batches_of(const GPT2Config& c, int64_t step, int groups, int each) {
     std::vector<Batch> batches;
@@ -46,10 +46,10 @@ void check_result(const std::string& name, const StepResult& found, const StepRe
 template <typename Model>
 void check_steps(const ModelSettings& settings) {
     const GPT2Config c = tiny_config();
-    ModelSettings launched = settings;
-    launched.graph = false;
-    Model model(c, kB, c.max_seq_len, settings), anew(c, kB, c.max_seq_len, launched);
-    for (Model* m : {&model, &anew}) { m->init(kSeed); }
+    ModelSettings no_graph = settings;
+    no_graph.graph = false;
+    Model model(c, kB, c.max_seq_len, settings), launched(c, kB, c.max_seq_len, no_graph);
+    for (Model* m : {&model, &launched}) { m->init(kSeed); }
     for (int64_t k = 0; k < std::ssize(kMicroBatches); k++) {
         const std::vector<Batch> batches = batches_of(c, k, settings.groups, kMicroBatches[k]);
         const std::string name =
@@ -62,10 +62,10 @@ void check_steps(const ModelSettings& settings) {
         CHECK(found.skipped == (k == 5));
         check_result("recorded: " + name, found, expected);
         check_same_state("recorded: " + name, model, fresh);
-        check_result("launched anew: " + name, step(&anew, batches, params_of(k)), expected);
+        check_result("launched: " + name, step(&launched, batches, params_of(k)), expected);
         if (k == 6 || k == 11) { model.evaluate(batches[0]); }  // the next batches are in the other places
     }
-    check_same_state("launched anew", anew, model);
+    check_same_state("launched", launched, model);
 }
 
 // passes through the layers that the host has launched or recorded
@@ -97,13 +97,13 @@ TEST_CASE_TEMPLATE("gpu graphs: each step as in a model that has recorded nothin
 // recorded.
 TEST_CASE("gpu graphs: after the first steps the host launches nothing") {
     const GPT2Config c = tiny_config();
-    Bf16Model model(c, kB, c.max_seq_len), anew(c, kB, c.max_seq_len, {.graph = false});
-    for (Bf16Model* m : {&model, &anew}) { m->init(kSeed); }
+    Bf16Model model(c, kB, c.max_seq_len), launched(c, kB, c.max_seq_len, {.graph = false});
+    for (Bf16Model* m : {&model, &launched}) { m->init(kSeed); }
     CHECK(passes_of_host(&model, 8) == 4);
     CHECK(passes_of_host(&model, 8) == 0);
-    CHECK(passes_of_host(&anew, 8) == 8);
-    CHECK(passes_of_host(&anew, 8) == 8);
-    check_same_state("after 16 steps", model, anew);
+    CHECK(passes_of_host(&launched, 8) == 8);
+    CHECK(passes_of_host(&launched, 8) == 8);
+    check_same_state("after 16 steps", model, launched);
 }
 
 TEST_CASE("gpu graphs: init() with another seed rounds by that seed") {
@@ -121,16 +121,16 @@ TEST_CASE("gpu graphs: init() with another seed rounds by that seed") {
 // The kernels that GPT-2 takes on Hopper: clusters, copies by the copy engine, launches that overlap.
 TEST_CASE_TEMPLATE("gpu graphs: GPT-2's width", Model, Fp32Model, Bf16Model) {
     const GPT2Config c{128, 50257, 50304, 2, 12, 768};
-    Model model(c, kB, 128), anew(c, kB, 128, {.graph = false});
+    Model model(c, kB, 128), launched(c, kB, 128, {.graph = false});
     for (int64_t k = 0; k < 8; k++) {
-        for (Model* m : {&model, &anew}) {
+        for (Model* m : {&model, &launched}) {
             if (k == 0) { m->init(kSeed); }
             m->enqueue_step(batches_of(c, k, 1, k < 4 ? 1 : 2), params_of(k));
         }
     }
-    for (Model* m : {&model, &anew}) { m->finish(); }
+    for (Model* m : {&model, &launched}) { m->finish(); }
     for (int64_t k = 0; k < 8; k++) {
-        check_result(strf("step %d", (int)k), model.poll().value(), anew.poll().value());
+        check_result(strf("step %d", (int)k), model.poll().value(), launched.poll().value());
     }
-    check_same_state("GPT-2's width", model, anew);
+    check_same_state("GPT-2's width", model, launched);
 }

@@ -289,7 +289,7 @@ TEST_CASE_TEMPLATE("gpu steps: a run that is saved and loaded goes on to the bit
 }
 
 // Their rounding depends on the number of updates; fp32 weights are what they are.
-TEST_CASE_TEMPLATE("gpu steps: set_updates() rounds the weights anew", Model, Fp32Model, Bf16Model,
+TEST_CASE_TEMPLATE("gpu steps: set_updates() rounds the weights again", Model, Fp32Model, Bf16Model,
                    NarrowModel) {
     Small<Model> model, loaded_after;
     Batch batch = random_batch(tiny_config(), 4, 9, 1);

@@ -7,7 +7,7 @@ namespace llmc::attention_wgmma {
 // Limits that mask nothing: past_diagonal() is never above the first, nor below the second.
 constexpr int kNoneAbove = kTileColumns, kNoneBelow = -kTileColumns;
 
-// tiles of so many warpgroups of 64 rows
+// tiles of 64 rows for each warpgroup of `threads`
 template <auto* kernel, typename Shared, typename... Args>
 void launch_tiles(int threads, const TilePlan& plan, cudaStream_t stream, const Args&... args) {
     constexpr int kBytes = sizeof(Shared) + kAtomBytes;  // with room to align it

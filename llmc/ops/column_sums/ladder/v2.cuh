@@ -1,6 +1,6 @@
 // v2: vectors, and 128 groups of rows whose sums a second kernel adds up
 // Why:    v1 leaves most of the GPU idle
-// Moves:  N C elements, and 128 C partial sums there and back. But so many tiles and groups are no whole number of times
+// Moves:  N C elements, and 128 C partial sums there and back. But tiles times groups is no whole number of times
 //         what runs at once: the last blocks keep a part of the GPU
 // Result: doc/measured/column_sums.json
 #pragma once
