@@ -1,8 +1,8 @@
 // Proof that compute-sanitizer's racecheck goes wrong where teams of a block's warps meet at named barriers (bar.sync 1
 // and on) unequally often: it then takes no notice of the block's own barrier. In LayerNorm backward's team_ring.cuh and
 // unaligned_rows.cuh teams have rows of their own, some a row more than others; at the end all leave their sums in
-// shared memory, __syncthreads(), and add them up: 51 reports at 600x768 fp32, where 4 teams have 1 or 2 rows each, 0 at 3168x768,
-// where all have 6. Here teams do nothing but meet. What must come out (sm_90):
+// shared memory, __syncthreads(), and add them up: 51 reports at 600x768 fp32, where 4 teams have 1 or 2 rows each, 0 at
+// 3168x768, where all have 6. Here teams do nothing but meet. What must come out (sm_90):
 //   f=dev/test/sanitizer/racecheck_named_barriers; nvcc -std=c++20 -I. -gencode arch=compute_90a,code=sm_90a $f.cu -o $f
 //   compute-sanitizer --tool racecheck dev/test/sanitizer/racecheck_named_barriers             right, and a hazard
 //   compute-sanitizer --tool racecheck dev/test/sanitizer/racecheck_named_barriers equally     right, 0 hazards

@@ -1,8 +1,8 @@
 // Proof that compute-sanitizer's racecheck goes wrong where not every lane of a warp arrives at an mbarrier and waits
 // for it: that lane 0 arrives after __syncwarp() is no order to it for what the other lanes have read, nor is what lane 0
 // alone asks of the barrier one for its warp. LayerNorm backward's cp_async_pipelined.cuh exchanges the sums of a block's
-// warps so, in two sets or more: all wait for them or, where blocks share rows, the last warp tells them all, as in "told". Here
-// warps do nothing else. What must come out (sm_80 on):
+// warps so, in two sets or more: all wait for them or, where blocks share rows, the last warp tells them all, as in
+// "told". Here warps do nothing else. What must come out (sm_80 on):
 //   f=dev/test/sanitizer/racecheck_warp_arrival; nvcc -std=c++20 -I. -gencode arch=compute_90,code=sm_90 $f.cu -o $f
 //   compute-sanitizer --tool racecheck dev/test/sanitizer/racecheck_warp_arrival                 right, and a hazard
 //   compute-sanitizer --tool racecheck dev/test/sanitizer/racecheck_warp_arrival told            right, and a hazard

@@ -33,9 +33,9 @@ models=(  # name: tools: options
     "bf16 128 channels T=200: memcheck: --dtype bf16 --channels 128 --seq-len 200"
 )
 
-# Of a kernel with a ring enough rows that some rings go round, of the others a few. Forward: row_in_registers (a warp, a
-# block, clusters), short_rows (single elements, pieces), unaligned_rows (some lanes, blocks, clusters), fallback; backward:
-# team_ring (a block, clusters), unaligned_rows, short_rows, fallback.
+# Of a kernel with a ring enough rows that some rings go round, of the others a few. Forward: row_in_registers (a warp,
+# a block, clusters), short_rows (single elements, pieces), unaligned_rows (some lanes, blocks, clusters), fallback;
+# backward: team_ring (a block, clusters), unaligned_rows, short_rows, fallback.
 declare -A shapes=(
     # of 7 clusters none share a multiprocessor: where blocks of clusters of 16 do, synccheck goes wrong
     # (synccheck_clusters.cu)
