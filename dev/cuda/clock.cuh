@@ -83,7 +83,9 @@ public:
     Times time(int warmups, int replays) const {
         for (int i = 0; i < warmups; i++) { once(); }
         std::vector<double> us(affordable(replays, launches()));
-        for (double& t : us) { t = elapsed_us(stream_, [&] { once(); }) / launches(); }
+        for (double& t : us) {
+            t = elapsed_us(stream_, [&] { once(); }) / launches();
+        }
         return Times(us);
     }
 

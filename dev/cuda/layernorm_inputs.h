@@ -88,7 +88,7 @@ inline double before_at(Inputs kind, int64_t i) {
 inline Values make_values(Dtype dtype, int64_t rows, int cols,
                           const std::function<double(int64_t row, int col)>& value_at) {
     std::vector<double> values(rows * cols);
-    #pragma omp parallel for collapse(2)
+#pragma omp parallel for collapse(2)
     for (int64_t row = 0; row < rows; row++) {
         for (int col = 0; col < cols; col++) { values[row * cols + col] = value_at(row, col); }
     }

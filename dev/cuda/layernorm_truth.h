@@ -15,7 +15,7 @@ inline const double* data_of(const Values& values) { return values ? values->dat
 inline void layernorm_forward_wide(double* out, double* mean, double* rstd, const double* inp,
                                    const double* weight, const double* bias, int64_t N, int C, double eps) {
     using Wide = long double;
-    #pragma omp parallel for
+#pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         const double* x = inp + row * C;
         Wide shift = x[0], m = 0, squares = 0;
@@ -38,7 +38,7 @@ inline void layernorm_backward_wide(double* dinp, double* dweight, double* dbias
     using Wide = long double;
     auto xhat = [&](int64_t row, int c) { return ((Wide)inp[row * C + c] - mean[row]) * rstd[row]; };
     auto g = [&](int64_t row, int c) { return (Wide)(weight ? weight[c] : 1.0) * dout[row * C + c]; };
-    #pragma omp parallel for
+#pragma omp parallel for
     for (int64_t row = 0; row < N; row++) {
         Wide c1 = 0, c2 = 0;
         for (int c = 0; c < C; c++) {
@@ -49,7 +49,7 @@ inline void layernorm_backward_wide(double* dinp, double* dweight, double* dbias
             dinp[row * C + c] = (double)(rstd[row] * (g(row, c) - c1 - xhat(row, c) * c2));
         }
     }
-    #pragma omp parallel for
+#pragma omp parallel for
     for (int c = 0; c < C; c++) {
         Wide dw = 0, db = 0;
         for (int64_t row = 0; row < N; row++) {
@@ -88,7 +88,7 @@ struct ForwardTruth {
         std::vector<double> y(N * C), m(N), s(N);
         auto reference = dtype == Dtype::kFp64 ? layernorm_forward_wide : layernorm_forward_cpu<double>;
         reference(y.data(), m.data(), s.data(), inp->data(), data_of(weight), data_of(bias), N, C, eps);
-        #pragma omp parallel for
+#pragma omp parallel for
         for (int64_t row = 0; row < N; row++) {
             const double* x = inp->data() + row * C;
             from_first[row] = spread_of(x, C, m[row], x[0]);
@@ -172,7 +172,7 @@ struct BackwardTruth {
     }
 
     void sum_rows() {
-        #pragma omp parallel for
+#pragma omp parallel for
         for (int64_t row = 0; row < N; row++) {
             RowGradient r{};
             for (int c = 0; c < C; c++) {
@@ -186,7 +186,7 @@ struct BackwardTruth {
     }
     void sum_columns() {
         constexpr int kChunk = 64;  // columns a thread owns
-        #pragma omp parallel for
+#pragma omp parallel for
         for (int begin = 0; begin < C; begin += kChunk) {
             for (int64_t row = 0; row < N; row++) {
                 for (int c = begin; c < std::min(C, begin + kChunk); c++) {

@@ -37,7 +37,8 @@ struct Machine {
     double memory_gb;
 
     Machine()
-        : driver(kernel_driver()), sms(device_attribute(cudaDevAttrMultiProcessorCount)),
+        : driver(kernel_driver()),
+          sms(device_attribute(cudaDevAttrMultiProcessorCount)),
           l2_mb(device_attribute(cudaDevAttrL2CacheSize) >> 20),
           sm_mhz(device_attribute(cudaDevAttrClockRate) / 1000),
           memory_mhz(device_attribute(cudaDevAttrMemoryClockRate) / 1000) {
@@ -63,7 +64,10 @@ struct Machine {
     JsonObject json() const {
         JsonObject o;
         o.set("gpu", gpu).set("cuda_runtime", runtime).set("driver", driver).set("date", date);
-        return o.set({{"sms", sms}, {"l2_mb", l2_mb}, {"memory_gb", memory_gb}, {"max_sm_mhz", sm_mhz},
+        return o.set({{"sms", sms},
+                      {"l2_mb", l2_mb},
+                      {"memory_gb", memory_gb},
+                      {"max_sm_mhz", sm_mhz},
                       {"max_memory_mhz", memory_mhz}});
     }
 

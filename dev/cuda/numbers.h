@@ -88,7 +88,7 @@ inline uint64_t load_bits(const std::byte* raw, int64_t i, const Format& f) {
 
 inline std::vector<std::byte> encode_all(const std::vector<double>& values, const Format& f) {
     std::vector<std::byte> raw(values.size() * f.bytes);
-    #pragma omp parallel for
+#pragma omp parallel for
     for (size_t i = 0; i < values.size(); i++) {
         uint64_t bits = encode(values[i], f);
         std::memcpy(raw.data() + i * f.bytes, &bits, f.bytes);
@@ -97,7 +97,7 @@ inline std::vector<std::byte> encode_all(const std::vector<double>& values, cons
 }
 
 inline void round_all(std::vector<double>& values, const Format& f) {
-    #pragma omp parallel for
+#pragma omp parallel for
     for (size_t i = 0; i < values.size(); i++) { values[i] = round_to(values[i], f); }
 }
 

@@ -217,7 +217,8 @@ private:
             ok = std::fclose(file) == 0 && ok;
         }
         if (!ok) {
-            throw Error(kExitUsage, strf("%s: cannot write %s: %s", option, path.c_str(), std::strerror(errno)));
+            throw Error(kExitUsage,
+                        strf("%s: cannot write %s: %s", option, path.c_str(), std::strerror(errno)));
         }
     }
 };

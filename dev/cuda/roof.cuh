@@ -36,7 +36,9 @@ struct Roof {
     }
     double gb_per_s() const { return bytes / us.median / 1e3; }
     JsonObject& write(JsonObject& o) const {
-        for (const auto& [name, part_us] : parts) { o.raw(strf("%s us", name).c_str(), json_number(part_us)); }
+        for (const auto& [name, part_us] : parts) {
+            o.raw(strf("%s us", name).c_str(), json_number(part_us));
+        }
         o.set({{"reads", reads}, {"writes", writes}, {"bytes", bytes}, {"us", us.median}});
         o.set({{"p20_us", us.p20}, {"p80_us", us.p80}, {"gb_per_s", gb_per_s()}, {"sets", sets}});
         return o.set({{"threads", threads}, {"blocks", blocks}, {"unroll", unroll}}).set("pdl", pdl);

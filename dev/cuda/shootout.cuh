@@ -37,7 +37,7 @@ struct Version {
     const char* name;  // v2
     const char* idea;
     std::function<void(const TensorSet&, const Problem&, int block, cudaStream_t)> launch;
-    std::function<Sums(int64_t N, int C, int block)> sums;         // how it adds: what its bounds are made of
+    std::function<Sums(int64_t N, int C, int block)> sums;  // how it adds: what its bounds are made of
     Scratch scratch = no_scratch;
     Traits traits{};
     std::function<std::string(const TensorSet&, const Problem&)> remark{};  // of a row of the table
@@ -70,9 +70,9 @@ struct Shootout {
     Problem (*problem)(Dtype, Shape, Inputs, const CallForm&);
     std::vector<CheckItem> checks;
     std::vector<RaceItem> races, sweep, latency;
-    bool accumulates = false;           // --accumulate means something
-    bool warps = false, group = false;  // and so do --warps, --group-size-m
-    bool sequences = false;             // shapes are sequences x heads x tokens
+    bool accumulates = false;                                      // --accumulate means something
+    bool warps = false, group = false;                             // and so do --warps, --group-size-m
+    bool sequences = false;                                        // shapes are sequences x heads x tokens
     std::function<std::string(const ShootoutOptions&)> explain{};  // --explain's text
     // the least time, where it is not that of the problem's streams alone
     Roof (*roof)(const Problem&, const Stream&) = nullptr;

@@ -80,10 +80,9 @@ struct Options {
     int64_t log_every = 1;             // steps between permanent lines
     bool quiet = false;
     bool dry_run = false;
-    std::string
-        tune_gemm;  // file of the fastest algorithms for products, searched if it is not there; "" = no
-    int graph =
-        1;  // 1: a step's launches are recorded once and repeated as a CUDA graph; 0: each is launched
+    // file of the fastest algorithms for products, searched if it is not there; "" = no
+    std::string tune_gemm;
+    int graph = 1;  // 1: a step's launches are recorded once, and repeated as a CUDA graph; 0: they are not
     std::string profile;  // instead of training, what a step takes goes to this file; "" = no
 
     uint64_t seed = 42;

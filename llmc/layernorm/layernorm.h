@@ -26,17 +26,17 @@ namespace llmc {
 // out may alias inp where the rows are the same; residual may alias inp or inp2 likewise. Nothing else may alias.
 template <typename T, typename W = T>
 struct LayerNormForward {
-    T* out;                             // (N,C) written (=)
-    acc_t<T>* mean = nullptr;           // (N) written (=), or null if not wanted
-    acc_t<T>* rstd = nullptr;           // (N) likewise
-    const T* inp;                       // (N,C)
-    const W* weight = nullptr;          // (C), null = 1
-    const W* bias = nullptr;            // (C), null = 0
+    T* out;                     // (N,C) written (=)
+    acc_t<T>* mean = nullptr;   // (N) written (=), or null if not wanted
+    acc_t<T>* rstd = nullptr;   // (N) likewise
+    const T* inp;               // (N,C)
+    const W* weight = nullptr;  // (C), null = 1
+    const W* bias = nullptr;    // (C), null = 0
     int64_t N;
     int C;
     double eps = 1e-5;
-    T* residual = nullptr;              // (N,C) written (=): inp + inp2, rounded to T, which out normalises
-    const T* inp2 = nullptr;            // (N,C), with residual
+    T* residual = nullptr;    // (N,C) written (=): inp + inp2, rounded to T, which out normalises
+    const T* inp2 = nullptr;  // (N,C), with residual
     // elements from one row to the next, 0 = C
     int64_t out_stride = 0, inp_stride = 0, residual_stride = 0, inp2_stride = 0;
 };
@@ -51,21 +51,21 @@ void layernorm_forward(const LayerNormForward<T, W>& call, cudaStream_t stream);
 // layer has added its output, dinp is that layer's dout, and dinp_sums the gradient of its bias.
 template <typename T, typename Grad = T, typename W = T>
 struct LayerNormBackward {
-    T* dinp;                            // (N,C) written (=); += with accumulate_dinp; null if not wanted
-    Grad* dweight;                      // (C) written (=); += with accumulate; null if not wanted
-    Grad* dbias;                        // (C) likewise
-    void* scratch;                      // layernorm_backward_scratch bytes, 16-byte aligned, no initialisation needed;
-                                        // null only if none of the sums is wanted: long rows are slower then
-    const T* dout;                      // (N,C)
-    const T* inp;                       // (N,C): what forward normalised
-    const W* weight;                    // (C), null = 1
-    const acc_t<T>* mean;               // (N) as saved by forward
+    T* dinp;               // (N,C) written (=); += with accumulate_dinp; null if not wanted
+    Grad* dweight;         // (C) written (=); += with accumulate; null if not wanted
+    Grad* dbias;           // (C) likewise
+    void* scratch;         // layernorm_backward_scratch bytes, 16-byte aligned, no initialisation needed;
+                           // null only if none of the sums is wanted: long rows are slower then
+    const T* dout;         // (N,C)
+    const T* inp;          // (N,C): what forward normalised
+    const W* weight;       // (C), null = 1
+    const acc_t<T>* mean;  // (N) as saved by forward
     const acc_t<T>* rstd;
     int64_t N;
     int C;
     bool accumulate_dinp = false, accumulate = false;
     int64_t dinp_stride = 0, dout_stride = 0, inp_stride = 0;  // elements from row to row, 0 = C
-    Grad* dinp_sums = nullptr;          // (C) like dweight, but of dinp: after its +=, rounded to T; not without dinp
+    Grad* dinp_sums = nullptr;  // (C) like dweight, but of dinp: after its +=, rounded to T; not without dinp
 };
 
 // bytes for any N, T, Grad and W at this C on this machine's GPUs

@@ -20,7 +20,7 @@ constexpr const char* kCourse[] = {
     "lr",    "warmup", "schedule", "final-lr-fraction", "weight-decay",     "beta1",
     "beta2", "eps",    "clip",     "skip-loss-zscore",  "skip-norm-zscore", "steps"};
 // and with other values here by rounding only
-constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",   "recompute",
+constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",    "recompute",
                                      "tf32",  "device", "reduce-groups", "products"};
 
 using Settings = std::map<std::string, std::string>;

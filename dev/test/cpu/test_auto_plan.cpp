@@ -178,7 +178,8 @@ TEST_CASE("auto plan: without --model the CPU trains a d3, and a run goes on wit
     write_tiny_data(folder.path());
     const std::string run = folder / "run";
     const auto train = [&](const std::string& more) {
-        return run_train(folder.path(), words("--train-data " + folder.path() + "/train.bin --val-data none --batch 1 --seq-len 8 "
+        return run_train(folder.path(), words("--train-data " + folder.path() +
+                                              "/train.bin --val-data none --batch 1 --seq-len 8 "
                                               "--sample-every 0 --quiet --save-every 1 --out " +
                                               run + " " + more));
     };

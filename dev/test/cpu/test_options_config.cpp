@@ -81,7 +81,8 @@ TEST_CASE("options: each kind of error in a config file") {
     check_bad_config("\"batch\" = {x = 1}", {"line 1, batch", "a list, a table or a date"});
     check_bad_config("prompt = [1, 256]", {"a list, a table or a date"});
     check_bad_config("prompt = [}", {"is not TOML"});  // here toml++ 3.3 asserts
-    check_bad_config("\n\xc3\xa4 = 1", {"line 2"});           // two of those of which toml++ 3.3 says that none can come
+    // two of those of which toml++ 3.3 says that none can come
+    check_bad_config("\n\xc3\xa4 = 1", {"line 2"});
     check_bad_config("batch = 1 \xef\xbb\xa5", {"line 1"});  // (U+FEE5)
     check_bad_config("[=", {"section"});
     check_bad_config("lr = 1979-05-27", {"lr", "date"});

@@ -22,9 +22,8 @@ void make_set(const TempFolder& folder, const std::string& name, const std::stri
     std::string text;
     for (int i = 0; i < 40; i++) { text += sentence + "\n"; }
     write_bytes(folder / "text", text);
-    ProgramRun run =
-        make_shards(folder, {folder / "text", "--documents", "line", "--shard-tokens",
-                             std::to_string(12 * sentence.size() + 24), "--out", folder / name});
+    ProgramRun run = make_shards(folder, {folder / "text", "--documents", "line", "--shard-tokens",
+                                          std::to_string(12 * sentence.size() + 24), "--out", folder / name});
     REQUIRE_MESSAGE(run.exit_code == kExitDone, run.err);
 }
 
@@ -72,9 +71,9 @@ TEST_CASE("shard sets: a mixture is refused at every point of a replacement") {
     for (const std::string& rest : train) {  // the order of data/make_shards
         ProgramRun run = trains();
         CHECK(run.exit_code == kExitBadInput);
-        CHECK_MESSAGE(run.err.find(rest == train[0] ? "no file matches" : "of different sets") !=
-                          std::string::npos,
-                      run.err);
+        CHECK_MESSAGE(
+            run.err.find(rest == train[0] ? "no file matches" : "of different sets") != std::string::npos,
+            run.err);
         put("new", rest);
     }
     CHECK(trains().exit_code == kExitBadInput);

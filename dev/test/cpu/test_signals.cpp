@@ -172,7 +172,8 @@ TEST_CASE("signals: a stop is noticed within a micro-batch, and costs the step a
     for (GPT2Cpu* model : {&stopped, &other}) { model->init(3); }
     stop_requested = SIGTERM;
     CHECK_FALSE(stopped.enqueue_step({&batch, 1}, {.lr = 0.1}));
-    const std::span<const float> losses = stopped.evaluate(batch).losses;  // a validation that began before goes on
+    // a validation that began before goes on
+    const std::span<const float> losses = stopped.evaluate(batch).losses;
     CHECK(std::vector<float>(losses.begin(), losses.end()) == [&] {
         stop_requested = 0;
         const std::span<const float> expected = other.evaluate(batch).losses;

@@ -177,9 +177,7 @@ std::string judge(const std::string& run, int64_t durable, const std::map<int64_
     std::string notes, found;
     try {
         found = find_checkpoint(run, &notes);
-    } catch (const Error& e) {
-        return strf("step %lld was saved: %s", (long long)durable, e.what());
-    }
+    } catch (const Error& e) { return strf("step %lld was saved: %s", (long long)durable, e.what()); }
     const int64_t step = found.empty() ? 0 : std::stoll(fs::path(found).filename().string().substr(5));
     if (step < durable) {
         return strf("step %lld was saved, %lld is found", (long long)durable, (long long)step);

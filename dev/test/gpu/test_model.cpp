@@ -252,8 +252,8 @@ TEST_SUITE("thorough") {
                 most = std::max(most, (double)std::fabs(found[t] - alone[t]));
             }
             CHECK_MESSAGE(most <= bound, "B=", B);
-            MESSAGE(strf("B=%d: %s, at most %.2g apart (bound %.2g)", B, found == alone ? "the same bits" : "other bits",
-                         most, bound));
+            MESSAGE(strf("B=%d: %s, at most %.2g apart (bound %.2g)", B,
+                         found == alone ? "the same bits" : "other bits", most, bound));
         }
     }
 }

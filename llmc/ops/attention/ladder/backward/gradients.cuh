@@ -4,8 +4,8 @@
 #pragma once
 #include "llmc/cuda/vectors.cuh"
 #include "llmc/ops/attention.h"
-#include "llmc/ops/attention_kernels.h"
 #include "llmc/ops/attention/ladder/wgmma_rungs.cuh"
+#include "llmc/ops/attention_kernels.h"
 
 namespace llmc::attention_wgmma {
 
