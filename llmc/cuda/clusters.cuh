@@ -8,7 +8,7 @@
 namespace llmc {
 
 // 0: none, as the device has no clusters of this size or not that much shared memory, or the kernel's code is not for
-// them. config: the launch, whose cluster is of so many blocks. Asked once a device, when the kernel is prepared too.
+// them. config: the launch, with a cluster of `blocks` blocks. Asked once a device, when the kernel is prepared too.
 template <auto* kernel>
 int most_clusters(cudaLaunchConfig_t config, int blocks) {
     static OncePerDevice asked;

@@ -144,7 +144,7 @@ __device__ inline Elements<Acc, n> load_or(const T* p, int64_t at, Acc otherwise
     return x;
 }
 
-// are all of these aligned to so many bytes, to 16 (null is)?
+// are all of these aligned to `bytes` bytes, to 16 (null is)?
 template <int bytes, typename... Pointers>
 bool aligned_to(Pointers... p) {
     return (... && ((uintptr_t)p % bytes == 0));

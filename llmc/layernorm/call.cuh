@@ -30,26 +30,25 @@ Call packed(const LayerNormForward<T, W>& call) {
     int piece =
         piece_of<T, W>(call.C | call.out_stride | call.inp_stride | call.residual_stride | call.inp2_stride,
                        {call.out, call.inp, call.residual, call.inp2}, {call.weight, call.bias});
-    return {call.N,
-            call.C,
-            sizeof(T),
-            piece,
-            std::is_same_v<T, W>,
-            aligned(call.weight, call.bias),
-            call.residual != nullptr};
+    return {.N = call.N,
+            .C = call.C,
+            .bytes = sizeof(T),
+            .piece = piece,
+            .same_weights = std::is_same_v<T, W>,
+            .aligned_weights = aligned(call.weight, call.bias),
+            .adds = call.residual != nullptr};
 }
 template <typename T, typename W>
 Call packed(const LayerNormBackwardRows<T, W>& call) {
     int piece = piece_of<T, W>(call.C | call.dinp_stride | call.dout_stride | call.inp_stride,
                                {call.dinp, call.dout, call.inp}, {call.weight});
-    return {call.N,
-            call.C,
-            sizeof(T),
-            piece,
-            std::is_same_v<T, W>,
-            true,
-            call.accumulate_dinp,
-            call.columns && call.dinp != nullptr};
+    return {.N = call.N,
+            .C = call.C,
+            .bytes = sizeof(T),
+            .piece = piece,
+            .same_weights = std::is_same_v<T, W>,
+            .adds = call.accumulate_dinp,
+            .usual = call.columns && call.dinp != nullptr};
 }
 
 // The current device, and for what this kernel's code, and that of all others beside it, is made.

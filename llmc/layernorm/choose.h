@@ -15,23 +15,20 @@ namespace llmc::layernorm {
 // What a choice depends on beside layouts.h, and what was measured there, on an H200 unless a reason says otherwise: % of
 // the roof, or us. doc/notebook.md has more.
 struct Thresholds {
-    // columns
-    int short_vectors =
-        64;  // forward: 524288x64 bf16 95 %, 21 by a warp a row; beyond 64 vectors no lane idles
-    int summed_columns =
-        2048;  // backward: widths of GPT-2's residual stream; a third set of sums takes registers
-    int pieces_16 =
-        127;  // backward: 131072x127 fp32 in pieces 86 %, by the fallback 37; unaligned_rows begins
-    int pieces_32 = 192;  // at 128 columns and is faster from there on, in fp32 from 193 on
-    // forward, few rows: a block has a multiprocessor to itself
-    int schedulers = 4;  // of one: as many warps issue instructions at a time
+    int short_vectors = 64;  // forward: 524288x64 bf16 95 %, 21 by a warp a row; beyond 64 no lane idles
+    // backward, columns: widths of GPT-2's residual stream; a third set of sums takes registers
+    int summed_columns = 2048;
+    // backward, columns: 131072x127 fp32 in pieces 86 %, by the fallback 37; unaligned_rows begins at 128 columns and is
+    // faster from there on, in fp32 from 193 on
+    int pieces_16 = 127, pieces_32 = 192;
+    // forward, few rows: a block has a multiprocessor to itself, whose schedulers issue for a warp each
+    int schedulers = 4;
     // backward, unaligned_rows: bytes of a block's rings. 72 KB: 16384x2049 bf16 53.1 us for 55.2 before; += with 96: 70.4 for
     // 75.6. One team with 104: 16384x8191 bf16 203.7 for 208.3; with 80: 12288x8191 fp32 311.6 for 316.5
     int ring = 72 << 10, ring_add = 96 << 10, ring_lone_16 = 104 << 10, ring_lone_32 = 80 << 10;
     int ring_cluster = 104 << 10;  // each block waits for its cluster's others, too
-    int most_teams =
-        15;  // of more than one warp: each needs one of the 15 barriers that the block's own leaves
-    int most_stages = 4;     // more bytes under way than enough let the blocks drift apart in memory
+    int most_teams = 15;  // of more than one warp: each needs one of the barriers that the block's own leaves
+    int most_stages = 4;  // more bytes under way than enough let the blocks drift apart in memory
     int cluster_warps = 16;  // of a block whose cluster shares a row: a lane has 16 columns of 4 registers
     // multiprocessors of an H200 that have a place in clusters of 2, of 4 or 8, and of 16
     float in_pairs = 132, in_clusters = 120, in_clusters_of_16 = 112;

@@ -379,7 +379,7 @@ inline constexpr UnalignedBackward kUnalignedBackward[] = {
     {.cluster = 4, .columns = 16, .unguarded = 12, .fp32 = false, .use = "to 32768 columns"},
     {.cluster = 2, .columns = 16, .unguarded = 12, .fp32 = false, .use = "to 16384 columns"}};
 constexpr int kFewestUnalignedBackward = 128;  // columns
-constexpr int kMostGroups = 256;  // of sums by column, which scratch holds: no GPU has so many multiprocessors
+constexpr int kMostGroups = 256;  // of sums by column, which scratch holds: no GPU has as many multiprocessors
 
 // ---- backward/cp_async_teams.cuh -----------------------------------------------------------------
 

@@ -328,7 +328,7 @@ __global__ __launch_bounds__(L::threads,
 
 // before the rows that blocks share
 template <typename Any>
-__global__ void forget_pairs_kernel(Any* pairs, int64_t n) {
+__global__ void clear_pairs_kernel(Any* pairs, int64_t n) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) { pairs[i] = kNoPair; }
 }
@@ -347,8 +347,7 @@ void launch_rows(const LayerNormBackwardRows<T, T>& call, const Share& share, in
     if (L::shares) {
         constexpr int block = 256;
         int64_t pairs = call.N * share.blocks;
-        forget_pairs_kernel<<<grid_x(ceil_div(pairs, (int64_t)block)), block, 0, stream>>>(share.pairs,
-                                                                                           pairs);
+        clear_pairs_kernel<<<grid_x(ceil_div(pairs, (int64_t)block)), block, 0, stream>>>(share.pairs, pairs);
         check_launch();
     }
     check(cudaLaunchKernelEx(&config, kernel, call, share));

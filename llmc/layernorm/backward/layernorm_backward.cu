@@ -48,8 +48,8 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
         given.dinp_sums == nullptr || given.dinp != nullptr || given.N == 0,
         "layernorm_backward: dinp_sums are wanted, but dinp is null: give memory for both, or null for both");
     LayerNormBackwardRows<T, W> call{std::bit_cast<LayerNormBackward<T, float, W>>(given)};
-    call.dweight = call.dbias = call.dinp_sums =
-        nullptr;  // of another type, maybe: what adds them up has them
+    // of another type, maybe: what adds them up has them
+    call.dweight = call.dbias = call.dinp_sums = nullptr;
     call.sum_dinp = given.dinp_sums != nullptr;
     call.of_one_row = outputs_of(given);
     for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {
