@@ -138,6 +138,14 @@ $(BUILD)/%.cu.o: %.cu build/deps.mk $(BUILD)/arch
 	$(compile_cu)
 $(BUILD)/%.cu.o: $(BUILD)/typed/%.cu build/deps.mk $(BUILD)/arch
 	$(compile_cu)
+# no device code is in these: for the host's compiler, as nvcc reads a file three times
+HOST_CU := train_gpt2.cu test_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/activity model/decoder_gpu \
+    $(addprefix ops/,attention_bf16 attention_c_abi comm comm_host comm_nccl comm_peer newton_schulz))
+define compile_host_cu
+@mkdir -p $(@D)
+$(COMPILE) -fPIC -isystem $(CUDA_HEADERS) -include cuda_runtime.h -x c++ -c $< -o $@
+endef
+$(call gpu_objects,$(HOST_CU)): compile_cu = $(compile_host_cu)
 $(foreach d,typed emulated,$(addprefix $(BUILD)/$d/,$(LAYERNORM_TYPED))): dev/layernorm_source.sh
 	@mkdir -p $(@D)
 	dev/layernorm_source.sh $@ > $@

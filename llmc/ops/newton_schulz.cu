@@ -50,7 +50,7 @@ struct NewtonSchulz::Impl {
 };
 
 NewtonSchulz::NewtonSchulz(void* workspace, bool tf32)
-    : impl_(new Impl{.workspace = workspace, .tf32 = tf32}) {
+    : impl_(new Impl{.workspace = workspace, .tf32 = tf32, .plans = {}}) {
     matmul::check(cublasLtCreate(&impl_->handle));
 }
 NewtonSchulz::~NewtonSchulz() {
