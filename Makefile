@@ -192,8 +192,9 @@ $(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/ops/,matmul.cu matmu
 $(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
 $(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier*.cu))
 $(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/matmul_bias.cu)
-# see dev/cuda/clock.cuh's Stream
-$(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): NVCCFLAGS += --default-stream per-thread
+# see dev/cuda/clock.cuh's Stream; without a GPU nothing runs their host code
+$(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): \
+    NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O1)) --default-stream per-thread
 $(filter-out $(ALONE),$(SHOOTOUTS)): %: $(BUILD)/%.cu.o
 $(SHOOTOUTS): $(BUILD)/only/linked
 	$(has_nvcc)
