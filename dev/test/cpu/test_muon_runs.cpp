@@ -42,7 +42,10 @@ struct Runs {
     void check_refused(const std::string& out, const std::string& more, const Words& says) const {
         const ProgramRun r = run(out, more);
         CHECK(r.exit_code == kExitUsage);
-        for (const std::string& word : says) { CHECK_MESSAGE(r.err.find(word) != std::string::npos, r.err); }
+        // the first that is not refused ends the test: one rank alone would wait minutes for the other
+        for (const std::string& word : says) {
+            REQUIRE_MESSAGE(r.err.find(word) != std::string::npos, r.err);
+        }
     }
 };
 
