@@ -1,8 +1,8 @@
 #!/bin/bash
 # Runs every check of `make test` on what is built, and adds their counts up.
 #   dev/test/run.sh          everything       dev/test/run.sh quick    the unit tests alone
-# Stages: unit tests; a tenth of the fault suite; a little fuzzing; the documents' tables and links; report.html in a
-# browser, TensorBoard and W&B; the unit tests under address and undefined-behaviour sanitizers; the GPU's tests;
+# Stages: unit tests; a tenth of the fault suite; the documents' tables and links; report.html in a browser, TensorBoard
+# and W&B; the unit tests under address and undefined-behaviour sanitizers; a little fuzzing; the GPU's tests;
 # LayerNorm's kernels on the CPU; planted faults, which the tests must catch; the C interfaces; the PyTorch package; the
 # kernel shootouts (--check).
 # Those that need a GPU are skipped without one. Last line: N passed, N failed, N skipped.
@@ -59,22 +59,32 @@ emulated() {  # each test case a process; a comma would end its name
 # In shares; those that need a GPU one after the other: some measure what is free of its memory. Without one a fifth of the
 # faults, another fifth with another commit; `make faults` plants all.
 planted() {
-    local processes of=1 part=0
-    processes=$(nproc)
+    local shares of=1 part=0
+    shares=$((8 * $(nproc)))  # small ones, as some faults take long
     if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
-        processes=1
+        shares=1
     else
         of=5 part=$((16#$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0) % of))
     fi
-    seq $((part * processes + 1)) $((part * processes + processes)) | side_by_side 1 env PLANTED_HOME=build/planted-{} \
-        dev/test/planted.sh --share "{}/$((of * processes))"
+    seq $((part * shares + 1)) $((part * shares + shares)) | side_by_side 1 env PLANTED_HOME=build/planted-{} \
+        dev/test/planted.sh --share "{}/$((of * shares))"
 }
 
+san=build/sanitized
+# what later stages need: compiled while the first ones wait more than they compute
+build_rest() {
+    local status=0
+    nice -n 19 make --no-print-directory -s SANITIZE=1 BUILD=$san OUT=$san/ $san/test_gpt2 $san/train_gpt2 \
+        $san/data/make_shards $san/data/make_corpus $san/data/make_hellaswag || status=1
+    if command -v clang++ >/dev/null; then nice -n 19 make --no-print-directory -s build/fuzz/fuzz; fi
+    return $status
+}
+
+if [ "${1:-}" != quick ]; then build_rest >$logs/sanitized-build.log 2>&1 & fi
 stage unit unit ./test_gpt2
 if [ "${1:-}" != quick ]; then
     stage durable ./test_durable
     if [ $failed -eq 0 ]; then export PLANTED_PASSED="./test_gpt2 ./test_durable"; fi
-    stage fuzz dev/test/fuzz/run.sh
     if command -v python3 >/dev/null; then
         stage tables scripts/tables.py --check
         stage scaling scripts/simulate_scaling.py --check
@@ -84,15 +94,14 @@ if [ "${1:-}" != quick ]; then
         echo "== scripts/tables.py, simulate_scaling.py, dev/test/report_page.py, log_followers.py: no python3, skipped"
         add 0 0 4
     fi
-    san=build/sanitized
-    if make --no-print-directory -s SANITIZE=1 BUILD=$san OUT=$san/ $san/test_gpt2 $san/train_gpt2 $san/data/make_shards \
-            $san/data/make_corpus $san/data/make_hellaswag >$logs/sanitized-build.log 2>&1; then
-        PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1 stage sanitized unit $san/test_gpt2
+    if wait $!; then
+        PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5 stage sanitized unit $san/test_gpt2
     else
         tail -20 $logs/sanitized-build.log
         echo "   the sanitized build failed (log $logs/sanitized-build.log)"
         add 0 1 0
     fi
+    stage fuzz dev/test/fuzz/run.sh
     if [ -x test_gpt2cu ]; then
         stage gpu ./test_gpt2cu
         stage sanitizer dev/test/sanitizer/sanitize.sh
