@@ -176,7 +176,7 @@ class Checks:
             self.forget(name)
 
     def pace(self, name, gpus, options, skip, count):
-        """ms, the median of so many steps"""
+        """ms, the median of the given number of steps"""
         process, deadline = self.start(name, gpus, options + " --steps 100000 --schedule constant"), time.time() + 60
         while len(self.rows(name)) < skip + count and process.poll() is None and time.time() < deadline:
             time.sleep(0.05)
