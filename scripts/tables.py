@@ -300,6 +300,7 @@ TABLES = {
     "quack": lambda: flat("layernorm_quack"),
     "others": lambda: flat("layernorm_others"),
     "attention": lambda: flat("attention"),
+    "attention-h200": lambda: flat("attention_h200"),
     "attention-step": lambda: flat("attention_step"),
     "graphs": lambda: flat("step_graphs"),
     "muon": lambda: flat("muon", {field: field for field in ("job", "optimizer", *(f"lr {lr}" for lr in (
