@@ -83,7 +83,7 @@ double muon_flops(const GPT2Config& c) {
     double flops = 0;
     for (int t = 0; t < kNumTensors; t++) {
         if (!is_block_matrix(t)) { continue; }
-        const int matrices = matrices_in(t);
+        const double matrices = matrices_in(t);
         const double rows = kTensors[t].rows(c) / matrices, cols = kTensors[t].cols(c);
         const double side = std::min(rows, cols), longer = std::max(rows, cols);
         flops += c.num_layers * matrices * side * side * (3 * longer + side);
