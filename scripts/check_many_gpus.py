@@ -146,7 +146,8 @@ class Checks:
             time.sleep(0.01)
         time.sleep(random.random() * 0.2)
         if process.poll() is not None or time.time() > deadline:
-            return self.end_of(name, process, 1), "nothing to kill"
+            self.end_of(name, process, 1)
+            return False, "nobody was killed: the run had ended, or got nowhere"
         victim = random.choice(self.ranks(process)) if gpus > 1 else process.pid
         killed = time.time()
         os.kill(victim, signal.SIGKILL)
