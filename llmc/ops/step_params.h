@@ -24,7 +24,7 @@ constexpr bool is_outlier(const StepParams& params, float loss, float norm) {
 // fp32 would leave infinity in the second moment for good.
 constexpr double kLongestGradient = 1e18;
 
-// The norm of a gradient that many ranks share is made of the sums of squares of chunks of at most so many
+// The norm of a gradient that many ranks share is made of the sums of squares of chunks of at most this many
 // elements, so that it depends neither on threads nor on ranks; a rank's share ends on a chunk's border.
 constexpr int64_t kNormChunk = 1 << 16;
 
