@@ -10,8 +10,12 @@
 namespace llmc {
 
 // the singular values of x (rows,cols), in falling order: by Jacobi rotations that make its rows, or the
-// columns of a tall one, orthogonal to each other (one-sided; Hestenes 1958)
+// columns of a tall one, orthogonal to each other (one-sided; Hestenes 1958). NaNs if x is not finite: the
+// rotations would not end.
 inline std::vector<double> singular_values(std::vector<double> x, int rows, int cols) {
+    if (!std::all_of(x.begin(), x.end(), [](double value) { return std::isfinite(value); })) {
+        return std::vector<double>((size_t)std::min(rows, cols), std::nan(""));
+    }
     if (rows > cols) {
         std::vector<double> wide(x.size());
         transpose_cpu(wide.data(), x.data(), rows, cols);
