@@ -4,7 +4,7 @@ killed at random moments and goes on with another number; and how fast they are 
 
     scripts/check_many_gpus.py [--gpus 1,2,4] [--parts bits,kills,times] [--folder runs/many]
 
-Needs ./train_gpt2cu, for the transport nccl NCCL, 10 GB in --folder (40 GB of the host's memory for 1558M), and seven
+Needs ./train_gpt2cu, for the transport nccl NCCL, 10 GB in --folder (for 1558M 20 GB of the host's memory a GPU), and seven
 minutes. --program ./train_gpt2 checks the script: its ranks are processes on the CPU, its model is small, and no times are
 taken. Last line: N passed, N failed; exit 1 if any failed.
 """
@@ -176,35 +176,50 @@ class Checks:
         for name in ("straight", "killed"):
             self.forget(name)
 
-    def pace(self, name, gpus, options, skip, count):
-        """ms, the median of the given number of steps"""
-        process, deadline = self.start(name, gpus, options + " --steps 100000 --schedule constant"), time.time() + 60
-        while len(self.rows(name)) < skip + count and process.poll() is None and time.time() < deadline:
+    def paces(self, name, runs, options, skip, count):
+        """Of runs at the same time, each (number of GPUs, environment): ms, the median of the given number of steps"""
+        started = [(f"{name}, {k}", self.start(f"{name}, {k}", gpus, options + " --steps 100000 --schedule constant", more))
+                   for k, (gpus, more) in enumerate(runs)]
+        deadline, medians = time.time() + 60, []
+        while time.time() < deadline and any(len(self.rows(run)) < skip + count and p.poll() is None for run, p in started):
             time.sleep(0.05)
-        if process.poll() is None:
-            self.kill(process)
-        ms = [row["ms"] for row in self.rows(name)][skip:]
-        self.forget(name)
-        if len(ms) < count:
-            self.judge(f"{name}: {count} steps", False)
-            return float("nan")
-        fifths = statistics.quantiles(ms, n=5)
-        self.say(f"{name}: {statistics.median(ms):.3f} ms a step (20 % {fifths[0]:.3f}, 80 % {fifths[3]:.3f})")
-        return statistics.median(ms)
+        for run, process in started:
+            if process.poll() is None:
+                self.kill(process)
+        for run, _ in started:
+            ms = [row["ms"] for row in self.rows(run)][skip:skip + count]
+            self.forget(run)
+            if len(ms) < count:
+                self.judge(f"{run}: {count} steps", False)
+                ms = [float("nan")] * 2
+            fifths = statistics.quantiles(ms, n=5)
+            medians.append(statistics.median(ms))
+            self.say(f"{run}: {medians[-1]:.3f} ms a step (20 % {fifths[0]:.3f}, 80 % {fifths[3]:.3f})")
+        return medians
 
     def times(self):
-        for name, options, skip, count in (("124M, B=64 a GPU", "--model d12 --batch 64", 15, 35),
-                                           ("1558M, B=8 a GPU", "--model d48 --batch 8", 8, 18)):
+        """Linear is the sum of what the same GPUs do each alone, all at the same time: they differ by a few percent."""
+        most = self.counts[-1]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(most)))).split(",")
+        alone = [(1, {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in visible[:most]]
+        for name, options, skip, count in (("124M, B=64 a GPU", "--model d12 --batch 64 --seq-len 1024", 15, 35),
+                                           ("1558M, B=8 a GPU", "--model d48 --batch 8 --seq-len 1024", 8, 18)):
             ms = {gpus: [] for gpus in self.counts}
             for _ in range(2):
-                for gpus, found in ms.items():
-                    found.append(self.pace(f"{name}, {gpus} GPUs", gpus, options + " --seq-len 1024", skip, count))
-            for gpus in self.counts[1:]:
-                share = statistics.mean(ms[self.counts[0]]) / statistics.mean(ms[gpus])
-                self.judge(f"{name}: {gpus} GPUs {share:.4f} of linear ({LEAST})", share >= LEAST)
+                ms[1] = ms.get(1, []) + [self.paces(f"{name}, each alone", alone, options, skip, count)]
+                for gpus in self.counts:
+                    if gpus > 1:
+                        ms[gpus] += self.paces(f"{name}, {gpus} GPUs", [(gpus, {})], options, skip, count)
+            for gpus in self.counts:
+                if gpus > 1:
+                    linear = statistics.mean(statistics.harmonic_mean(each[:gpus]) for each in ms[1])
+                    slowest = statistics.mean(max(each[:gpus]) for each in ms[1])
+                    found = statistics.mean(ms[gpus])
+                    self.judge(f"{name}: {gpus} GPUs {linear / found:.4f} of linear ({LEAST}), {slowest / found:.4f} of the slowest",
+                               linear / found >= LEAST)
         for gpus in self.counts:
-            self.pace(f"124M, 64 x 1024 tokens in all, {gpus} GPUs", gpus,
-                      f"--model d12 --seq-len 1024 --batch {64 // gpus} --total-batch 65536", 15, 35)
+            self.paces(f"124M, 64 x 1024 tokens in all, {gpus} GPUs", [(gpus, {})],
+                       f"--model d12 --seq-len 1024 --batch {64 // gpus} --total-batch 65536", 15, 35)
 
 
 def main():
