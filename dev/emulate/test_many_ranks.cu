@@ -118,13 +118,8 @@ private:
     // them a matrix still moves along its own gradient.
     void update_by_muon(int tensor, std::span<const MuonCopy> copies, const StepInputs* inputs,
                         uint64_t seed) {
-        const int count = matrices_in(tensor);
-        const MuonTensor shape = {tensor,
-                                  kTensors[tensor].rows(config()) / count,
-                                  kTensors[tensor].cols(config()),
-                                  count,
-                                  copies.data(),
-                                  (int)copies.size()};
+        const auto [count, rows, cols] = block_matrices(config(), tensor);
+        const MuonTensor shape = {tensor, rows, cols, count, copies.data(), (int)copies.size()};
         DeviceMemory x(shape.count() * muon_stride(shape.size()) * (int64_t)sizeof(T)),
             scratch((int64_t)muon_scratch(shape.count()));
         float* master = sizeof(T) == sizeof(float) ? nullptr : state_.master;

@@ -83,10 +83,9 @@ double muon_flops(const GPT2Config& c) {
     double flops = 0;
     for (int t = 0; t < kNumTensors; t++) {
         if (!is_block_matrix(t)) { continue; }
-        const double matrices = matrices_in(t);
-        const double rows = kTensors[t].rows(c) / matrices, cols = kTensors[t].cols(c);
-        const double side = std::min(rows, cols), longer = std::max(rows, cols);
-        flops += c.num_layers * matrices * side * side * (3 * longer + side);
+        const BlockMatrices m = block_matrices(c, t);
+        flops +=
+            (double)c.num_layers * m.count * m.shorter() * m.shorter() * (3.0 * m.longer() + m.shorter());
     }
     return kNewtonSchulzSteps * flops;
 }

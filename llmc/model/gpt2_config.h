@@ -94,11 +94,23 @@ inline constexpr std::array<TensorInfo, kNumTensors> kTensors = {{
      [](const GPT2Config& c) { return c.channels; }},
 }};
 
-// The weights of a block's linear layers, which --optimizer muon takes care of; and of how many matrices, one
-// below the other, such a tensor consists. q, k and v are three: each is a map of its own, and as their
-// gradients differ in size, the largest would decide how far the other two go in one matrix.
+// The weights of a block's linear layers, which --optimizer muon takes care of.
 constexpr bool is_block_matrix(int tensor) { return kTensors[tensor].per_layer && kTensors[tensor].matrix; }
-constexpr int matrices_in(int tensor) { return tensor == kQkvw ? 3 : 1; }
+
+// A layer's copy of such a weight: `count` matrices (rows, cols), one below the other. q, k and v are three:
+// each is a map of its own, and as their gradients differ in size, the largest would decide how far the other
+// two go in one matrix.
+struct BlockMatrices {
+    int count, rows, cols;
+    int shorter() const { return std::min(rows, cols); }
+    int longer() const { return std::max(rows, cols); }
+    // multiplications of one of Muon's iterations
+    double work() const { return (double)count * shorter() * shorter() * (shorter() + 2.0 * longer()); }
+};
+inline BlockMatrices block_matrices(const GPT2Config& c, int tensor) {
+    const int count = tensor == kQkvw ? 3 : 1;
+    return {count, kTensors[tensor].rows(c) / count, kTensors[tensor].cols(c)};
+}
 
 // elements of one layer's copy of a tensor, and of all of its copies
 inline int64_t tensor_size(const GPT2Config& c, int tensor) {

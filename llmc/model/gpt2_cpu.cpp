@@ -324,8 +324,7 @@ void GPT2Cpu::update(const StepParams& params, double grad_scale) {
 // a layer's copy of a tensor, whose matrices lie one behind the other
 void GPT2Cpu::update_by_muon(int tensor, const MuonCopy& copy, const float* gradient,
                              const StepParams& params, double grad_scale) {
-    const int count = matrices_in(tensor), rows = kTensors[tensor].rows(config_) / count,
-              cols = kTensors[tensor].cols(config_);
+    const auto [count, rows, cols] = block_matrices(config_, tensor);
     const int64_t n = (int64_t)rows * cols;
     float *direction = muon_scratch_.data(), *scratch = direction + n;
     const MuonParams muon{params.lr, params.weight_decay, grad_scale};

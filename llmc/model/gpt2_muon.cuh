@@ -44,7 +44,7 @@ public:
                 uint64_t seed, cudaStream_t stream) {
         const int64_t each = Piece(Arena(), shape_of(config_, tensor, copies.first(1))).bytes;
         const auto at_once = (size_t)std::max<int64_t>(room_.bytes / each, 1);
-        const int usual = matrices_in(tensor) * config_.num_layers;
+        const int usual = block_matrices(config_, tensor).count * config_.num_layers;
         for (size_t first = 0; first < copies.size(); first += at_once) {
             const MuonTensor shape =
                 shape_of(config_, tensor, copies.subspan(first, std::min(at_once, copies.size() - first)));
@@ -73,13 +73,8 @@ private:
     };
 
     static MuonTensor shape_of(const GPT2Config& c, int tensor, std::span<const MuonCopy> copies) {
-        const int count = matrices_in(tensor);
-        return {tensor,
-                kTensors[tensor].rows(c) / count,
-                kTensors[tensor].cols(c),
-                count,
-                copies.data(),
-                (int)copies.size()};
+        const auto [count, rows, cols] = block_matrices(c, tensor);
+        return {tensor, rows, cols, count, copies.data(), (int)copies.size()};
     }
 
     GPT2Config config_;

@@ -14,13 +14,6 @@ constexpr unsigned kWaysToCut = 1u << (kCount - 1);
 
 int64_t first_chunk_from(int64_t element) { return (element + kNormChunk - 1) / kNormChunk; }
 
-// multiplications of one of Muon's iterations of a layer's copy
-double muon_work(const GPT2Config& c, int tensor) {
-    const double count = matrices_in(tensor), rows = kTensors[tensor].rows(c) / count,
-                 cols = kTensors[tensor].cols(c), side = std::min(rows, cols);
-    return count * side * side * (side + 2 * std::max(rows, cols));
-}
-
 // Of the tensors of matrices, in order, which begins each of n parts, so that the part with the most work has
 // the least possible; then the number of the tensors.
 std::vector<size_t> cut_matrices(const GPT2Config& c, size_t n) {
@@ -34,7 +27,7 @@ std::vector<size_t> cut_matrices(const GPT2Config& c, size_t n) {
                 begins.push_back(k);
                 work = 0;
             }
-            work += muon_work(c, kMatrices[k]);
+            work += block_matrices(c, kMatrices[k]).work();
             most = std::max(most, work);
         }
         if (begins.size() != n || (!best.empty() && most >= least)) { continue; }
@@ -131,7 +124,7 @@ void StateShares::share_matrices(const GPT2Config& c) {
     std::vector<std::pair<double, size_t>> order;  // parts, that with the most work first
     for (size_t p = 0; p + 1 < begins.size(); p++) {
         double work = 0;
-        for (size_t k = begins[p]; k < begins[p + 1]; k++) { work -= muon_work(c, kMatrices[k]); }
+        for (size_t k = begins[p]; k < begins[p + 1]; k++) { work -= block_matrices(c, kMatrices[k]).work(); }
         order.push_back({work, p});
     }
     std::ranges::sort(order);

@@ -180,10 +180,8 @@ void add_muon(StepWork* work, const GPT2Config& c, int value_bytes, int gradient
     double elements = 0;
     for (int t = 0; t < kNumTensors; t++) {
         if (!is_block_matrix(t)) { continue; }
-        const double count = matrices_in(t), rows = kTensors[t].rows(c) / count, cols = kTensors[t].cols(c),
-                     side = std::min(rows, cols), longer = std::max(rows, cols);
         elements += (double)tensor_total(c, t);
-        work->muon_flop += kNewtonSchulzSteps * c.num_layers * count * 2 * side * side * (2 * longer + side);
+        work->muon_flop += kNewtonSchulzSteps * c.num_layers * 2 * block_matrices(c, t).work();
     }
     work->streams.push_back({Part::kMuon, 1, 2, 2, elements * (gradient_bytes + 8 + value_bytes) / 4});
     const bool master = value_bytes != 4;

@@ -296,10 +296,9 @@ private:
         }
     }
     void update_by_muon(int t, const MuonParams& params) {
-        const int count = matrices_in(t), rows = kTensors[t].rows(config_) / count,
-                  cols = kTensors[t].cols(config_);
-        for (size_t at = 0; at < master_[t].size(); at += (size_t)rows * cols) {
-            muon_cpu(&master_[t][at], &m_[t][at], &grads_[t][at], rows, cols, params);
+        const BlockMatrices each = block_matrices(config_, t);
+        for (size_t at = 0; at < master_[t].size(); at += (size_t)each.rows * each.cols) {
+            muon_cpu(&master_[t][at], &m_[t][at], &grads_[t][at], each.rows, each.cols, params);
         }
     }
 

@@ -38,8 +38,8 @@ struct Step {
 template <typename Model>
 void check_step(const std::string& name, const GPT2Config& c, int tensor, Step<Model>& s,
                 const StepParams& params) {
-    const int count = matrices_in(tensor), rows = kTensors[tensor].rows(c) / count,
-              cols = kTensors[tensor].cols(c);
+    const BlockMatrices each = block_matrices(c, tensor);
+    const int rows = each.rows, cols = each.cols;
     const auto n = (size_t)rows * cols;
     const double scale = params.clip > 0 ? std::min(1.0, params.clip / (s.result.grad_norm + 1e-6)) : 1;
     const std::vector<float> moments = whole_tensor(s.model, State::kFirstMoment, tensor),
