@@ -42,8 +42,9 @@ endif
 
 # ---- host code --------------------------------------------------------------------------------------------------------
 comma     := ,
-# -Wno-restrict: gcc 12 sees overlaps in std::string that are not there (gcc bug 105651)
-CXXFLAGS  := -std=c++20 -march=$(MARCH) -fno-math-errno -fopenmp -Wall -Wextra -Wno-restrict
+# gcc 12 sees overlaps and overflows in std::string that are not there (gcc bug 105651)
+CXXFLAGS  := -std=c++20 -march=$(MARCH) -fno-math-errno -fopenmp -Wall -Wextra -Wno-restrict -Wno-stringop-overflow \
+             -Wno-array-bounds
 OPTIMIZE  := $(if $(SANITIZE),-Og -g1 -fno-omit-frame-pointer -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3)
 COMPILE    = $(CXX) $(CXXFLAGS) $(OPTIMIZE) -I. $(DEPS_CPPFLAGS) -MMD -MP
 LINK       = $(CXX) $(CXXFLAGS) $(OPTIMIZE)
