@@ -204,19 +204,16 @@ class Checks:
         alone = [(1, {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in visible[:most]]
         for name, options, skip, count in (("124M, B=64 a GPU", "--model d12 --batch 64 --seq-len 1024", 15, 35),
                                            ("1558M, B=8 a GPU", "--model d48 --batch 8 --seq-len 1024", 8, 18)):
-            ms = {gpus: [] for gpus in self.counts}
+            alone_ms, together_ms = [], {gpus: [] for gpus in self.counts if gpus > 1}
             for _ in range(2):
-                ms[1] = ms.get(1, []) + [self.paces(f"{name}, each alone", alone, options, skip, count)]
-                for gpus in self.counts:
-                    if gpus > 1:
-                        ms[gpus] += self.paces(f"{name}, {gpus} GPUs", [(gpus, {})], options, skip, count)
-            for gpus in self.counts:
-                if gpus > 1:
-                    linear = statistics.mean(statistics.harmonic_mean(each[:gpus]) for each in ms[1])
-                    slowest = statistics.mean(max(each[:gpus]) for each in ms[1])
-                    found = statistics.mean(ms[gpus])
-                    self.judge(f"{name}: {gpus} GPUs {linear / found:.4f} of linear ({LEAST}), {slowest / found:.4f} of the slowest",
-                               linear / found >= LEAST)
+                alone_ms.append(self.paces(f"{name}, each alone", alone, options, skip, count))
+                for gpus, found in together_ms.items():
+                    found += self.paces(f"{name}, {gpus} GPUs", [(gpus, {})], options, skip, count)
+            for gpus, found in together_ms.items():
+                ms = statistics.mean(found)
+                linear = statistics.mean(statistics.harmonic_mean(each[:gpus]) for each in alone_ms) / ms
+                slowest = statistics.mean(max(each[:gpus]) for each in alone_ms) / ms
+                self.judge(f"{name}: {gpus} GPUs {linear:.4f} of linear ({LEAST}), {slowest:.4f} of the slowest", linear >= LEAST)
         for gpus in self.counts:
             self.paces(f"124M, 64 x 1024 tokens in all, {gpus} GPUs", [(gpus, {})],
                        f"--model d12 --seq-len 1024 --batch {64 // gpus} --total-batch 65536", 15, 35)

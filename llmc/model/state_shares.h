@@ -23,7 +23,7 @@ struct SharePart {
 // The elements of one layout in ranges, and which part of each range a rank has.
 struct Shares {
     bool shard = false;  // each rank keeps the optimizer's state of its share only
-    std::vector<std::pair<int64_t, int64_t>> ranges;  // first and last element but one
+    std::vector<std::pair<int64_t, int64_t>> ranges;  // from an element up to another, which is not in it
     std::vector<std::vector<SharePart>> parts;        // by range and rank; kept: among the rank's share
     std::vector<int64_t> sizes;                       // of the shares
 
