@@ -236,6 +236,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) { retu
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaDeviceSynchronize(); }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return refuse(graph); }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return refuse(graph); }
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+    return refuse(graph, nodes, count);
+}
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
     return refuse(exec, graph, flags);
 }

@@ -1,29 +1,60 @@
-// Launches that are recorded once, and then repeated all at once: a CUDA graph.
+// Launches that are recorded once and then repeated: CUDA graphs, and between them what the host does anew each time.
 #pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
 #include "llmc/cuda/check.cuh"
 
 namespace llmc {
 
-class Graph {
+class Recording {
 public:
-    // What enqueue() puts on the stream, with the arguments that it has now. Nothing runs. Its kernels must
-    // have run before, as a recording may not load them.
+    // What enqueue(*this) puts on the stream, with the arguments that it has now. Nothing runs. Its kernels
+    // must have run before, as a recording may not load them.
     template <typename Enqueue>
-    Graph(cudaStream_t stream, const Enqueue& enqueue) {
-        cudaGraph_t graph = nullptr;
-        check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        enqueue();
-        check(cudaStreamEndCapture(stream, &graph));
-        cudaError_t status = cudaGraphInstantiate(&graph_, graph, 0);
-        cudaGraphDestroy(graph);
-        check(status);
+    Recording(cudaStream_t stream, const Enqueue& enqueue) : stream_(stream) {
+        begin();
+        enqueue(*this);
+        end(nullptr);
     }
-    ~Graph() { cudaGraphExecDestroy(graph_); }
-    Graph(const Graph&) = delete;
-    void launch(cudaStream_t stream) const { check(cudaGraphLaunch(graph_, stream)); }
+    // For enqueue(): each repeat() makes this call between the launches before it and those behind it. What it
+    // queues on the stream is not recorded.
+    void between(std::function<void()> call) {
+        end(std::move(call));
+        begin();
+    }
+    void repeat() const {
+        for (const Part& part : parts_) {
+            if (part.graph != nullptr) { check(cudaGraphLaunch(part.graph.get(), stream_)); }
+            if (part.call) { part.call(); }
+        }
+    }
 
 private:
-    cudaGraphExec_t graph_ = nullptr;
+    struct Destroy {
+        void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
+    };
+    struct Part {
+        std::unique_ptr<CUgraphExec_st, Destroy> graph;  // null: no launches
+        std::function<void()> call;
+    };
+
+    void begin() const { check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal)); }
+    void end(std::function<void()> call) {
+        cudaGraph_t recorded = nullptr;
+        cudaGraphExec_t graph = nullptr;
+        size_t launches = 0;
+        check(cudaStreamEndCapture(stream_, &recorded));
+        cudaError_t status = cudaGraphGetNodes(recorded, nullptr, &launches);
+        if (status == cudaSuccess && launches > 0) { status = cudaGraphInstantiate(&graph, recorded, 0); }
+        cudaGraphDestroy(recorded);
+        check(status);
+        parts_.push_back({std::unique_ptr<CUgraphExec_st, Destroy>(graph), std::move(call)});
+    }
+
+    cudaStream_t stream_;
+    std::vector<Part> parts_;
 };
 
 }  // namespace llmc

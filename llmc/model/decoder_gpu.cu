@@ -92,7 +92,7 @@ private:
     Matmul matmul_;
     PinnedMemory<DecodeStep> given_{1};
     PinnedMemory<float> logits_;
-    std::unique_ptr<Graph> step_;
+    std::unique_ptr<Recording> step_;
     std::vector<int32_t> context_;
 };
 
@@ -117,7 +117,7 @@ GpuDecoder<T>::GpuDecoder(const ModelSource& source)
     *given_.data() = {0, 0};
     enqueue_step();  // a first time, which loads the kernels: a capture might not allow that
     check(cudaStreamSynchronize(stream_));
-    step_ = std::make_unique<Graph>(stream_, [this] { enqueue_step(); });
+    step_ = std::make_unique<Recording>(stream_, [this](Recording&) { enqueue_step(); });
 }
 
 template <typename T>
@@ -144,7 +144,7 @@ std::span<const float> GpuDecoder<T>::append(std::span<const int32_t> tokens) {
     context_.insert(context_.end(), tokens.begin(), tokens.end());
     if (tokens.size() == 1) {
         *given_.data() = {tokens[0], length() - 1};
-        step_->launch(stream_);
+        step_->repeat();
     } else {
         enqueue_prompt();
     }

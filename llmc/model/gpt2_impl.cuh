@@ -1,6 +1,6 @@
 // What GPT2 (gpt2.h) is made of, and a micro-batch's way through it. Everything is queued on one stream. What a
 // micro-batch launches is recorded when it is due for the second time, and repeated as a graph: what changes from step
-// to step is in StepInputs.
+// to step is in StepInputs. Exchanges with other ranks are not recorded: a graph ends before each.
 #pragma once
 #include <cuda_bf16.h>
 #include <chrono>
@@ -54,7 +54,7 @@ struct GPT2<T, Grad>::Impl {
     GPT2Optimizer<T, Grad> optimizer;
     std::optional<GPT2Muon<T>> muon;
     // of what has been due; null until it is due again
-    std::map<MicroStep, std::unique_ptr<Graph>> graphs;
+    std::map<MicroStep, std::unique_ptr<Recording>> graphs;
     int64_t updates = 0;   // as far as the host has been told
     bool finished = true;  // nothing is under way
     int rows = 0;          // of the last evaluate()
@@ -124,8 +124,9 @@ int64_t GPT2<T, Grad>::Impl::count_targets(std::span<const Batch> micro_batches)
     return targets;
 }
 
-// From a micro-batch to its gradients, and what follows the last one of a group or of the step. Of one rank: what
-// this queues depends on its argument alone, and on nothing that an earlier call has left in the host's memory.
+// From a micro-batch to its gradients, and what follows the last one of a group or of the step. What this queues, but
+// for exchanges with other ranks, depends on its argument alone, and on nothing that an earlier call has left in the
+// host's memory.
 template <typename T, typename Grad>
 void GPT2<T, Grad>::Impl::launch(const MicroStep& s) {
     int64_t N = (int64_t)s.B * s.T;
@@ -166,13 +167,17 @@ void GPT2<T, Grad>::Impl::enqueue(const Batch& batch, const StepInputs& inputs, 
     network.zero_positions(batch.T, s.accumulate);
     s.at = feed.upload(batch, inputs, stream);
     auto [graph, first_time] = graphs.try_emplace(s);
-    if (first_time || comm != nullptr || !network.settings.graph) {
+    if (first_time || !network.settings.graph) {
         launch(s);
     } else {
         if (graph->second == nullptr) {
-            graph->second = std::make_unique<Graph>(stream, [&] { launch(s); });
+            graph->second = std::make_unique<Recording>(stream, [&](Recording& recording) {
+                optimizer.recording = &recording;
+                launch(s);
+                optimizer.recording = nullptr;
+            });
         }
-        graph->second->launch(stream);
+        graph->second->repeat();
     }
     feed.done(stream);
 }

@@ -12,6 +12,7 @@
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/checksum.cuh"
+#include "llmc/cuda/graph.cuh"
 #include "llmc/model/gpt2_state.cuh"
 #include "llmc/ops/comm.h"
 #include "llmc/ops/global_norm.h"
@@ -46,6 +47,9 @@ public:
     std::function<void(int tensor, std::span<const MuonCopy> copies, const StepInputs*, uint64_t seed)>
         update_block_matrices;
 
+    // Where what is queued goes, null: to the stream alone.
+    Recording* recording = nullptr;
+
     int groups_here() const { return shares_.groups / shares_.ranks; }
     // where this rank's k-th group adds up its losses
     double* loss_sum(int k) const {
@@ -57,9 +61,9 @@ public:
     // What is queued behind this finds the parameters of layer l as the last update left them; -1: what lies
     // before the layers, num_layers: what lies behind them.
     void wait_for_layer(int l) {
-        if (comm_ != nullptr && !on_their_way_.empty()) {
-            comm_->join(on_their_way_[(size_t)(l + 1)], stream_);
-        }
+        exchange([this, l] {
+            if (!on_their_way_.empty()) { comm_->join(on_their_way_[(size_t)(l + 1)], stream_); }
+        });
     }
     // The gradient of this rank's k-th group is complete; the next one may take its place.
     void add_group(int k);
@@ -99,6 +103,15 @@ private:
     template <typename X>
     using Parts = std::vector<std::span<X>>;
 
+    // What the ranks do together. Its numbers and events are of one step, so that it cannot be in a graph.
+    void exchange(std::function<void()> call) {
+        if (comm_ == nullptr) { return; }
+        if (recording != nullptr) {
+            recording->between(std::move(call));
+        } else {
+            call();
+        }
+    }
     bool grouped() const { return shares_.groups > 1; }
     bool sharded_master() const { return shares_.shard && sizeof(T) != sizeof(float); }
     bool is_whole(State s) const { return s == State::kParameter ? !sharded_master() : !shares_.shard; }
@@ -170,7 +183,6 @@ void GPT2Optimizer<T, Grad>::upload_tables() {
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::all_gather(const char* what, double* whole,
                                         const std::vector<int64_t>& begins) const {
-    if (comm_ == nullptr) { return; }
     Parts<std::byte> in;
     for (size_t r = 0; r + 1 < begins.size(); r++) {
         in.push_back(std::as_writable_bytes(std::span(whole + begins[r], whole + begins[r + 1])));
@@ -208,16 +220,17 @@ int64_t GPT2Optimizer<T, Grad>::share_layer(const char* what, X* whole, int l) {
 
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::send_layer(int l) {
-    if (comm_ == nullptr) { return; }
-    if (l + 1 == config_.num_layers) { layers_sent_ = 0; }  // a group before may have been given up
-    send_gradients(l);
-    layers_sent_++;
+    exchange([this, l] {
+        if (l + 1 == config_.num_layers) { layers_sent_ = 0; }  // a group before may have been given up
+        send_gradients(l);
+        layers_sent_++;
+    });
 }
 
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::add_group(int k) {
     if (!grouped()) { return; }
-    if (comm_ != nullptr) {
+    exchange([this] {
         require(layers_sent_ == 0 || layers_sent_ == config_.num_layers,
                 "GPT2: all layers are sent, or none");
         int64_t last = 0;
@@ -225,7 +238,7 @@ void GPT2Optimizer<T, Grad>::add_group(int k) {
         for (int l : {config_.num_layers, -1}) { last = send_gradients(l); }
         layers_sent_ = 0;
         comm_->join(last, stream_);
-    }
+    });
     const GroupParts<Grad> parts = {state_.grads,  state_.arrived, shares_.largest(), (int)rank_,
                                     shares_.ranks, chunks_here(),  chunk_count_here()};
     add_parts(state_.sums, !shares_.shard, parts, k == 0, stream_);
@@ -239,12 +252,18 @@ void GPT2Optimizer<T, Grad>::decide(const StepInputs* inputs) {
         const bool whole = !shares_.shard;
         squares_of_chunks(state_.chunks + chunk_begins_[rank_], state_.sums, whole, chunks_here(),
                           chunk_count_here(), stream_);
-        all_gather("the gradient's norm", state_.chunks, chunk_begins_);
-        all_gather("losses", state_.group_losses, losses);
+        exchange([this, losses] {
+            all_gather("the gradient's norm", state_.chunks, chunk_begins_);
+            all_gather("losses", state_.group_losses, losses);
+        });
         sum_groups(state_.squares, state_.loss_sum, state_.chunks, state_.chunk_places, shares_.chunks(),
                    state_.group_losses, shares_.groups, shares_.ranks, stream_);
-        for (int l = -1; l <= config_.num_layers && whole && comm_ != nullptr; l++) {
-            comm_->join(share_layer("sums of gradients", state_.sums, l), stream_);
+        if (whole) {
+            exchange([this] {
+                for (int l = -1; l <= config_.num_layers; l++) {
+                    comm_->join(share_layer("sums of gradients", state_.sums, l), stream_);
+                }
+            });
         }
     } else {
         sum_of_squares(state_.squares, state_.norm_scratch, state_.grads, shares_.elements(), stream_);
@@ -254,8 +273,6 @@ void GPT2Optimizer<T, Grad>::decide(const StepInputs* inputs) {
 
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::update(const StepInputs* inputs, const AdamWConstants& constants) {
-    gathered_ = false;
-    for (auto& whole : gathered_state_) { whole.reset(); }
     auto step = [&](const auto* grads) {
         adamw_update(state_.params, sizeof(T) == sizeof(float) ? nullptr : state_.master, state_.m, state_.v,
                      grads, state_.pieces, pieces_, state_.decision, inputs, constants, seed_, stream_);
@@ -269,11 +286,15 @@ void GPT2Optimizer<T, Grad>::update(const StepInputs* inputs, const AdamWConstan
         const std::span<const MuonCopy> copies = copies_[(size_t)t];
         if (!copies.empty()) { update_block_matrices(t, copies, inputs, seed_); }
     }
-    on_their_way_.clear();
-    // in the order in which the next forward pass needs them
-    for (int l = -1; l <= config_.num_layers && shares_.shard; l++) {
-        on_their_way_.push_back(share_layer("parameters", state_.params, l));
-    }
+    exchange([this] {
+        gathered_ = false;
+        for (auto& whole : gathered_state_) { whole.reset(); }
+        on_their_way_.clear();
+        // in the order in which the next forward pass needs them
+        for (int l = -1; l <= config_.num_layers && shares_.shard; l++) {
+            on_their_way_.push_back(share_layer("parameters", state_.params, l));
+        }
+    });
 }
 
 // ---- loading and saving --------------------------------------------------------------------------

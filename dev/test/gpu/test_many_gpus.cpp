@@ -69,17 +69,19 @@ TEST_CASE("many GPUs: four groups give the same bits in 1, 2 and 4 ranks") {
         CAPTURE(type);
         Place p;
         const std::string run = std::string(type) +
-                                "--steps 4 --total-batch 192 --val-every 2 --sample-every 2 " +
+                                "--steps 8 --total-batch 192 --val-every 2 --sample-every 2 " +
                                 "--save-every 2 --reduce-groups 4 ";
         p.run("one", run);
         p.run("two", run + "--ranks 2");
         p.run("four", run + "--ranks 4 --check-ranks 1");
         p.run("whole", run + "--ranks 2 --zero 0");
+        p.run("launched", run + "--ranks 2 --graph 0");
         p.run("peer_two", run + "--ranks 2", "peer");
         p.run("peer_four", run + "--ranks 4 --check-ranks 1", "peer");
         p.run("peer_whole", run + "--ranks 2 --zero 0", "peer");
-        for (const char* other : {"two", "four", "whole", "peer_two", "peer_four", "peer_whole"}) {
-            p.check_same("one", other, "step_00000002");
+        for (const char* other :
+             {"two", "four", "whole", "launched", "peer_two", "peer_four", "peer_whole"}) {
+            p.check_same("one", other, "step_00000008");
         }
         if (gpus() < 2) { continue; }
         for (const char* transport : {"", "nccl"}) {
@@ -87,7 +89,7 @@ TEST_CASE("many GPUs: four groups give the same bits in 1, 2 and 4 ranks") {
             p.run(std::string("gpus") + transport, run + "--gpus 2", transport);
             p.run(std::string("gpus_whole") + transport, run + "--gpus 2 --zero 0", transport);
             for (const char* other : {"gpus", "gpus_whole"}) {
-                p.check_same("one", std::string(other) + transport, "step_00000002");
+                p.check_same("one", std::string(other) + transport, "step_00000008");
             }
         }
     }
