@@ -7,7 +7,7 @@
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/host/comm_tcp.h"
 #include "llmc/host/philox.h"
-#include "llmc/model/gpt2_optimizer.cuh"
+#include "llmc/model/gpt2_optimizer_state.cuh"
 #include "llmc/model/initial_values.h"
 
 using namespace llmc;

@@ -14,7 +14,7 @@
 #include "llmc/cuda/graph.cuh"
 #include "llmc/model/gpt2.h"
 #include "llmc/model/gpt2_network.cuh"
-#include "llmc/model/gpt2_optimizer.cuh"
+#include "llmc/model/gpt2_optimizer_state.cuh"
 #include "llmc/ops/classifier.h"
 
 namespace llmc {

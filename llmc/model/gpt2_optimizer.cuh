@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/cuda/checksum.cuh"
 #include "llmc/cuda/graph.cuh"
 #include "llmc/model/gpt2_state.cuh"
 #include "llmc/ops/comm.h"
@@ -35,7 +34,8 @@ public:
           comm_(std::move(comm)),
           rank_(s.comm != nullptr ? (size_t)s.comm->rank() : 0),
           stream_(stream),
-          chunk_begins_(shares_.chunk_begins()) {
+          chunk_begins_(shares_.chunk_begins()),
+          embedding_chunks_(shares_.chunks_in(parts_of_layer(-1)[rank_])) {
         set_stale();
         require((s.ranks > 1) == (comm_ != nullptr), "GPT2: many ranks, and only they, have a comm");
         check(cudaMemsetAsync(state_.params, 0, (size_t)state_.bytes(), stream_));
@@ -47,7 +47,7 @@ public:
     std::function<void(int tensor, std::span<const MuonCopy> copies, const StepInputs*, uint64_t seed)>
         update_block_matrices;
 
-    // Where what is queued goes, null: to the stream alone.
+    // What holds the launches that are queued; null: nothing but the stream does.
     Recording* recording = nullptr;
 
     int groups_here() const { return shares_.groups / shares_.ranks; }
@@ -106,11 +106,7 @@ private:
     // What the ranks do together. Its numbers and events are of one step, so that it cannot be in a graph.
     void exchange(std::function<void()> call) {
         if (comm_ == nullptr) { return; }
-        if (recording != nullptr) {
-            recording->between(std::move(call));
-        } else {
-            call();
-        }
+        recording != nullptr ? recording->between(std::move(call)) : call();
     }
     bool grouped() const { return shares_.groups > 1; }
     bool sharded_master() const { return shares_.shard && sizeof(T) != sizeof(float); }
@@ -135,6 +131,7 @@ private:
     // Every rank has its part of the layer in `whole`, of all elements; then all have all of it.
     template <typename X>
     int64_t share_layer(const char* what, X* whole, int l);
+    void share_parameters(int first, int end);  // of the layers from first on
     void load_share(State s, int tensor, int64_t number, int64_t element, std::span<const float> values);
     void all_gather(const char* what, double* whole, const std::vector<int64_t>& begins) const;
     void gather(State s, float* whole);
@@ -147,21 +144,24 @@ private:
     size_t rank_;
     cudaStream_t stream_;
     uint64_t seed_ = 0;
-    int64_t pieces_ = 0;                                         // of AdamW
+    int64_t pieces_ = 0, embedding_pieces_ = 0;                  // of AdamW; the embeddings' are the first
     std::array<std::span<const MuonCopy>, kNumTensors> copies_;  // of Muon, in device memory
     std::vector<int64_t> chunk_begins_;                          // by rank
+    int64_t embedding_chunks_;                                   // of this rank; they are its first
     bool stale_;                                                 // params must be made from master again
     bool gathered_ = false;
-    int layers_sent_ = 0;                // of the group under way
-    std::vector<int64_t> on_their_way_;  // by layer, from -1 on: the last exchange of its parameters
-    std::unique_ptr<float[]>
-        gathered_state_[3];  // in rank 0: all elements of what it has a share of, by State
+    int layers_sent_ = 0;                         // of the group under way
+    int64_t embeddings_sent_ = 0;                 // that exchange's number
+    std::vector<int64_t> on_their_way_;           // by layer, from -1 on: the last exchange of its parameters
+    std::unique_ptr<float[]> gathered_state_[3];  // in rank 0, by State: of what it has a share of, all
 };
 
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::upload_tables() {
     const std::vector<AdamWPiece> pieces = update_pieces(config_, shares_, rank_);
     pieces_ = (int64_t)pieces.size();
+    embedding_pieces_ = std::ranges::count_if(
+        pieces, [&](const AdamWPiece& piece) { return piece.at < shares_.ranges[0].second; });
     upload(state_.pieces, pieces.data(), pieces_);
     std::vector<MuonCopy> all;
     for (int t = 0; t < kNumTensors; t++) {
@@ -233,15 +233,21 @@ void GPT2Optimizer<T, Grad>::add_group(int k) {
     exchange([this] {
         require(layers_sent_ == 0 || layers_sent_ == config_.num_layers,
                 "GPT2: all layers are sent, or none");
-        int64_t last = 0;
         for (int l = config_.num_layers - layers_sent_; l-- > 0;) { send_gradients(l); }
-        for (int l : {config_.num_layers, -1}) { last = send_gradients(l); }
         layers_sent_ = 0;
-        comm_->join(last, stream_);
+        const int64_t behind = send_gradients(config_.num_layers);
+        embeddings_sent_ = send_gradients(-1);
+        comm_->join(behind, stream_);
     });
-    const GroupParts<Grad> parts = {state_.grads,  state_.arrived, shares_.largest(), (int)rank_,
-                                    shares_.ranks, chunks_here(),  chunk_count_here()};
-    add_parts(state_.sums, !shares_.shard, parts, k == 0, stream_);
+    auto add = [&](int64_t first, int64_t end) {
+        const GroupParts<Grad> parts = {state_.grads,  state_.arrived,        shares_.largest(), (int)rank_,
+                                        shares_.ranks, chunks_here() + first, end - first};
+        if (first < end) { add_parts(state_.sums, !shares_.shard, parts, k == 0, stream_); }
+    };
+    // While the embeddings' gradients, which are the last, are on their way, the others are added.
+    add(embedding_chunks_, chunk_count_here());
+    exchange([this] { comm_->join(embeddings_sent_, stream_); });
+    add(0, embedding_chunks_);
 }
 
 template <typename T, typename Grad>
@@ -273,157 +279,38 @@ void GPT2Optimizer<T, Grad>::decide(const StepInputs* inputs) {
 
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::update(const StepInputs* inputs, const AdamWConstants& constants) {
-    auto step = [&](const auto* grads) {
+    auto step = [&](const auto* grads, int64_t first, int64_t end) {
+        if (first == end) { return; }
         adamw_update(state_.params, sizeof(T) == sizeof(float) ? nullptr : state_.master, state_.m, state_.v,
-                     grads, state_.pieces, pieces_, state_.decision, inputs, constants, seed_, stream_);
+                     grads, state_.pieces + first, end - first, state_.decision, inputs, constants, seed_,
+                     stream_);
     };
     if (grouped()) {
-        step(state_.sums);
+        step(state_.sums, 0, embedding_pieces_);
+        // The next forward pass begins with the embeddings: they come together while the rest is updated.
+        exchange([this] { share_parameters(-1, 0); });
+        step(state_.sums, embedding_pieces_, pieces_);
     } else {
-        step(state_.grads);
+        step(state_.grads, 0, pieces_);
     }
     for (int t = 0; t < kNumTensors; t++) {
         const std::span<const MuonCopy> copies = copies_[(size_t)t];
         if (!copies.empty()) { update_block_matrices(t, copies, inputs, seed_); }
     }
-    exchange([this] {
+    exchange([this] { share_parameters(0, config_.num_layers + 1); });
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::share_parameters(int first, int end) {
+    if (first < 0) {
         gathered_ = false;
         for (auto& whole : gathered_state_) { whole.reset(); }
         on_their_way_.clear();
-        // in the order in which the next forward pass needs them
-        for (int l = -1; l <= config_.num_layers && shares_.shard; l++) {
-            on_their_way_.push_back(share_layer("parameters", state_.params, l));
-        }
-    });
-}
-
-// ---- loading and saving --------------------------------------------------------------------------
-
-template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::load(State s, int tensor, int64_t first, std::span<const float> values) {
-    gathered_ = false;
-    for_each_piece(config_, layout_of(s), tensor, first, (int64_t)values.size(),
-                   [&](int64_t element, int64_t from, int64_t n) {
-                       if (is_whole(s)) {
-                           upload(array(s) + element, values.data() + from, n);
-                       } else {
-                           load_share(s, tensor, first + from, element, values.subspan(from, n));
-                       }
-                   });
-    if (s == State::kParameter) { set_stale(); }
-}
-
-// Of what is rounded, master is here in part only: all of it is rounded now, as it passes by. What other
-// ranks send is not needed meanwhile.
-template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::load_share(State s, int tensor, int64_t number, int64_t element,
-                                        std::span<const float> values) {
-    const auto n = (int64_t)values.size();
-    shares_.of(s).for_each_kept(rank_, element, n, [&](const SharePart& part) {
-        upload(array(s) + part.kept, values.data() + part.begin - element, part.size());
-    });
-    if constexpr (sizeof(T) != sizeof(float)) {
-        auto* room = (float*)state_.arrived;
-        const int64_t most =
-            (shares_.ranks - 1) * shares_.largest() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);
-        for (int64_t k = 0; k < n && s == State::kParameter; k += most) {
-            const int64_t count = std::min(most, n - k);
-            upload(room, values.data() + k, count);
-            const AdamWTensor shape = {tensor, count, 1, 0, number + k};
-            round_parameters(state_.params + element + k, room, shape, state_.decision, seed_, stream_);
-        }
     }
-}
-
-template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::round_weights() {
-    if constexpr (sizeof(T) != sizeof(float)) {
-        for (int t = 0; t < kNumTensors && stale_; t++) {
-            const AdamWTensor shape = {t, tensor_size(config_, t), (int)tensor_copies(config_, t),
-                                       layout_.block_size()};
-            const int64_t at = layout_.offset(t);
-            round_parameters(state_.params + at, state_.master + at, shape, state_.decision, seed_, stream_);
-        }
+    // in the order in which the next forward pass needs them
+    for (int l = first; l < end && shares_.shard; l++) {
+        on_their_way_.push_back(share_layer("parameters", state_.params, l));
     }
-    stale_ = false;
-}
-
-template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::gather() {
-    if (gathered_ || !shares_.shard) { return; }
-    for (State s : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
-        if (is_whole(s)) { continue; }
-        auto& whole = gathered_state_[(int)s];
-        if (rank_ == 0 && whole == nullptr) { whole.reset(new float[(size_t)shares_.of(s).elements()]); }
-        gather(s, whole.get());
-    }
-    wait();
-    gathered_ = true;
-}
-
-// in pieces, as there is room in rank 0 for what other ranks send
-template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::gather(State s, float* whole) {
-    const int64_t most = shares_.largest() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);
-    auto* room = (float*)state_.arrived;
-    const auto ranks = (size_t)shares_.ranks;
-    const Shares& shares = shares_.of(s);
-    for (int64_t k = 0; k < shares.largest(); k += most) {
-        auto count = [&](size_t r) { return std::clamp<int64_t>(shares.sizes[r] - k, 0, most); };
-        Parts<const std::byte> out(ranks);
-        Parts<std::byte> in(ranks);
-        if (rank_ != 0) { out[0] = std::as_bytes(std::span(array(s) + k, (size_t)count(rank_))); }
-        for (size_t r = 1; r < ranks && rank_ == 0; r++) {
-            in[r] = std::as_writable_bytes(std::span(room + (int64_t)(r - 1) * most, (size_t)count(r)));
-        }
-        comm_->exchange({"the optimizer's state"}, out, in, stream_);
-        for (size_t r = 0; r < ranks && rank_ == 0; r++) {
-            const float* from = r == 0 ? array(s) + k : room + (int64_t)(r - 1) * most;
-            for (const auto& range : shares.parts) {
-                const SharePart& part = range[r];
-                const int64_t lo = std::max(k, part.kept),
-                              hi = std::min(k + count(r), part.kept + part.size());
-                if (lo >= hi) { continue; }
-                check(cudaMemcpyAsync(whole + part.begin + lo - part.kept, from + lo - k,
-                                      (hi - lo) * sizeof(float), cudaMemcpyDeviceToHost, stream_));
-            }
-        }
-    }
-}
-
-template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::save(State s, int tensor, int64_t first, std::span<float> values) const {
-    wait();
-    require(is_whole(s) || (gathered_ && rank_ == 0), "GPT2: gather() before save() in rank 0");
-    const float* whole = gathered_state_[(int)s].get();
-    for_each_piece(config_, layout_of(s), tensor, first, (int64_t)values.size(),
-                   [&](int64_t element, int64_t to, int64_t n) {
-                       if (is_whole(s)) {
-                           check(cudaMemcpy(values.data() + to, array(s) + element, n * sizeof(float),
-                                            cudaMemcpyDeviceToHost));
-                       } else {
-                           std::copy_n(whole + element, n, values.data() + to);
-                       }
-                   });
-}
-
-template <typename T, typename Grad>
-std::vector<uint64_t> GPT2Optimizer<T, Grad>::parameter_hashes() const {
-    wait();
-    std::vector<uint64_t> hashes(kNumTensors);
-    const DeviceMemory sums(kNumTensors * sizeof(uint64_t));
-    check(cudaMemsetAsync(sums.data(), 0, sums.bytes().size(), stream_));
-    for (int t = 0; t < kNumTensors; t++) {
-        for_each_piece(
-            config_, layout_, t, 0, tensor_total(config_, t), [&](int64_t element, int64_t first, int64_t n) {
-                const int64_t words = (n * (int64_t)sizeof(T) + 3) / 4;  // between tensors there are zeros
-                add_checksum((uint64_t*)sums.data() + t, (const uint32_t*)(state_.params + element), words,
-                             first, stream_);
-            });
-    }
-    check(cudaMemcpyAsync(hashes.data(), sums.data(), sums.bytes().size(), cudaMemcpyDeviceToHost, stream_));
-    check(cudaStreamSynchronize(stream_));
-    return hashes;
 }
 
 template <typename T, typename Grad>

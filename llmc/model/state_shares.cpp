@@ -190,9 +190,7 @@ std::vector<int64_t> StateShares::chunk_begins() const {
     std::vector<int64_t> begins = {0};
     for (size_t r = 0; r < sizes.size(); r++) {
         int64_t count = 0;
-        for (const auto& range : parts) {
-            count += chunks_before(range[r].end) - chunks_before(range[r].begin);
-        }
+        for (const auto& range : parts) { count += chunks_in(range[r]); }
         begins.push_back(begins.back() + count);
     }
     return begins;

@@ -70,6 +70,9 @@ struct StateShares : Shares {
     // chunk_begins()[r + 1].
     std::vector<NormChunk> chunks_by_rank() const;
     std::vector<int64_t> chunk_begins() const;
+    int64_t chunks_in(const SharePart& part) const {  // that begin there
+        return chunks_before(part.end) - chunks_before(part.begin);
+    }
 
 private:
     int64_t chunks_before(int64_t element) const;  // that begin before it
