@@ -7,9 +7,9 @@ library only.
     scripts/simulate_scaling.py --check    the model's own checks, and whether that file is what the model gives
 The times of one GPU are those of doc/measured/step/; each GPU keeps its batch. As the program does it
 (llmc/model/gpt2_optimizer.cuh, state_shares.h), each rank has a part of every layer in its share; a layer's gradients
-go while the layers below it are computed, and those of the embeddings behind the backward pass; a rank adds the parts
-of its share, and takes norm and update of it; the parameters come together during the next forward pass. No parameter
-is fitted to a run of two GPUs.
+go while the layers below it are computed, and those of the embeddings behind the backward pass, while a rank adds the
+other parts of its share; it takes norm and update of it; the embeddings come together while the layers are updated, and
+the layers during the next forward pass. No parameter is fitted to a run of two GPUs.
 """
 import json
 import math
@@ -98,7 +98,10 @@ class Job:
     def step(self):
         m, n, layers = self.m, self.n, len(self.m.ranges) - 2
         order = range(len(m.ranges))
-        arrives = [sum(self.exchange(k, PARAMETER) for k in order[:i + 1]) for i in order]
+        early = self.way == "program"  # the embeddings travel while the rest is updated, and while the rest is added
+        layers_share = 1 - m.ranges[0] / self.total
+        first = max(0.0, self.exchange(0, PARAMETER) - early * layers_share * m.adamw / n)
+        arrives = [first + sum(self.exchange(k, PARAMETER) for k in order[1:i + 1]) for i in order]
         now = 0.0
         for k in order[1:-1]:  # layer 0 waits for the embeddings, too
             now = self.compute(max(now, arrives[k]), m.forward, arrives[-1])
@@ -106,9 +109,10 @@ class Job:
         for k in reversed(order[1:-1]):
             now = self.compute(now, m.backward, busy)
             busy = max(now, busy) + self.exchange(k, GRADIENT)
-        now = max(now, busy) + self.exchange(layers + 1, GRADIENT) + self.exchange(0, GRADIENT)
-        if self.way != "ring" and n > 1:  # NCCL adds as it sends
-            now += (n + 1) / n * self.total * GRADIENT / m.memory
+        now = max(now, busy) + self.exchange(layers + 1, GRADIENT)
+        adding = 0.0 if self.way == "ring" or n == 1 else (n + 1) / n * self.total * GRADIENT / m.memory  # NCCL adds as it sends
+        beside = early * layers_share * adding
+        now += max(self.exchange(0, GRADIENT), beside) + adding - beside
         now += (m.norm + m.adamw) / n
         now += 2 * min(n - 1, 1) * (FAR_ALPHA + (n - 1) * MESSAGE)  # norm and losses
         # all wait for the last: the largest of n independent times, as far apart as one GPU's steps are
