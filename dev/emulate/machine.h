@@ -220,7 +220,7 @@ void run_or_keep_error(const Launch& launch, const std::function<void()>& kernel
 template <typename Kernel, typename... Arguments>
 void launch(Launch launch, Kernel kernel, Arguments... arguments) {
     launch.from = typeid(Kernel).name();
-    run_or_keep_error(launch, [&] { kernel(arguments...); });
+    run_or_keep_error(launch, [=] { kernel(arguments...); });
 }
 
 // an operand of an asm: its value, or where the result goes

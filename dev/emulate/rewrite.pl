@@ -59,7 +59,7 @@ $text =~ s{extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s+(\w+)\[\];}
           {auto* $2 = ::emulation::dynamic_shared<$1>();}g;
 $text =~ s{__shared__\s+(?:alignas$round\s+)?([\w:]+(?:<[\w:, ]+>)?)\s+([^;]+);}{variables($1 // '1', $2, $3)}ge;
 $text =~ s{(\b[\w:]+(?:<[^<>;]*>)?(?:\([^()]*\))?)\s*<<<(.*?)>>>\s*\(}
-          {::emulation::launch({$2}, [&](auto... with) { $1(with...); }, }gs;
+          {::emulation::launch({$2}, [=](auto... with) { $1(with...); }, }gs;
 
 $text =~ m{^(?!\s*//)(.*(?:__shared__|<<<|\basm\b).*)$}m && die "rewrite.pl: $file: cannot read this: $1\n";
 print "#line 1 \"$file\"\n$text";

@@ -39,6 +39,18 @@ std::map<const std::byte*, size_t> allocated;  // by where it begins
 cudaError_t last_error = cudaSuccess;
 int current = 0;  // device
 
+// what a graph repeats; what is queued now goes there, if anything is recorded
+using Recorded = std::vector<std::function<void()>>;
+std::unique_ptr<Recorded> recorded;
+
+void do_or_record(const std::function<void()>& work) {
+    if (recorded != nullptr) {
+        recorded->push_back(work);
+    } else {
+        work();
+    }
+}
+
 cudaError_t keep(cudaError_t error) {
     if (error != cudaSuccess) { last_error = error; }
     return error;
@@ -67,12 +79,14 @@ void run_or_keep_error(const Launch& launch, const std::function<void()>& kernel
         keep(cudaErrorInvalidConfiguration);
         return;
     }
-    try {
-        machine().run(launch, kernel);
-    } catch (const std::runtime_error& e) {
-        std::fprintf(stderr, "emulated kernel: %s\n", e.what());
-        keep(cudaErrorLaunchFailure);
-    }
+    do_or_record([launch, kernel] {
+        try {
+            machine().run(launch, kernel);
+        } catch (const std::runtime_error& e) {
+            std::fprintf(stderr, "emulated kernel: %s\n", e.what());
+            keep(cudaErrorLaunchFailure);
+        }
+    });
 }
 
 }  // namespace emulation
@@ -190,8 +204,9 @@ cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t fro
     }
     return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-    return cudaMemcpy(to, from, bytes, kind);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+    do_or_record([=] { std::memcpy(to, from, bytes); });
+    return cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** p, size_t bytes) {
     *p = std::malloc(bytes);
@@ -206,7 +221,8 @@ cudaError_t cudaMemset(void* p, int value, size_t bytes) {
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
-    return cudaMemset(p, value, bytes);
+    do_or_record([=] { std::memset(p, value, bytes); });
+    return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     *free = *total = kMemory;
@@ -229,17 +245,39 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) { return refuse(event); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return refuse(event, stream); }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return refuse(event); }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b) { return refuse(ms, a, b); }
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-    return refuse(stream, mode);
+
+// ---- graphs ------------------------------------------------------------------------------------------------------
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    return recorded != nullptr ? keep(cudaErrorStreamCaptureUnsupported) : cudaDeviceSynchronize();
 }
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) { return refuse(stream, graph); }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaDeviceSynchronize(); }
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return refuse(graph); }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return refuse(graph); }
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
-    return refuse(graph, nodes, count);
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+    if (recorded != nullptr) { return keep(cudaErrorIllegalState); }
+    recorded = std::make_unique<Recorded>();
+    return cudaSuccess;
 }
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags) {
-    return refuse(exec, graph, flags);
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+    if (recorded == nullptr) { return keep(cudaErrorIllegalState); }
+    *graph = reinterpret_cast<cudaGraph_t>(recorded.release());
+    return cudaSuccess;
 }
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) { return refuse(exec, stream); }
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
+    *count = reinterpret_cast<Recorded*>(graph)->size();
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+    *exec = reinterpret_cast<cudaGraphExec_t>(new Recorded(*reinterpret_cast<Recorded*>(graph)));
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
+    for (const auto& work : *reinterpret_cast<Recorded*>(exec)) { do_or_record(work); }
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete reinterpret_cast<Recorded*>(graph);
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    delete reinterpret_cast<Recorded*>(exec);
+    return cudaSuccess;
+}

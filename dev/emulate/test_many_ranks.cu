@@ -30,6 +30,7 @@ struct Job {
     bool shard = true;
     int64_t poison_step = -1;  // a gradient is infinite: the step is skipped
     bool muon = false;
+    bool record = false;  // what is queued, in the first step, and repeat it
 };
 
 template <typename T, typename Grad>
@@ -74,19 +75,19 @@ public:
 
     // the step's decision
     StepDecision step(int64_t number) {
-        const int here = optimizer_.groups_here();
+        const StepParams params{.step = number, .lr = 1e-2, .weight_decay = 0.1, .clip = 1};
+        inputs_ = step_inputs(params, 60);
         optimizer_.round_weights();
-        for (int k = 0; k < here; k++) {
+        for (int k = 0; k < optimizer_.groups_here(); k++) {
             const int group = comm_.rank() + k * comm_.size();
             make_gradient(number, group);
             *optimizer_.loss_sum(k) = 10.0 * group + (double)number / 3;
-            for (int l = config().num_layers; l-- > 0 && k == 1;) { optimizer_.send_layer(l); }
-            optimizer_.add_group(k);
+            if (job_.record) {
+                repeat(k);
+            } else {
+                queue(k);
+            }
         }
-        const StepParams params{.step = number, .lr = 1e-2, .weight_decay = 0.1, .clip = 1};
-        const StepInputs inputs = step_inputs(params, 60);
-        optimizer_.decide(&inputs);
-        optimizer_.update(&inputs, {params.beta1, params.beta2, params.eps});
         optimizer_.wait();
         return *state_.decision;
     }
@@ -98,6 +99,24 @@ public:
     void gather() { optimizer_.gather(); }
 
 private:
+    // what follows the k-th group's backward pass
+    void queue(int k) {
+        for (int l = config().num_layers; l-- > 0 && k == 1;) { optimizer_.send_layer(l); }
+        optimizer_.add_group(k);
+        if (k + 1 < optimizer_.groups_here()) { return; }
+        optimizer_.decide(&inputs_);
+        optimizer_.update(&inputs_, AdamWConstants{0.9, 0.95, 1e-8});
+    }
+    void repeat(int k) {
+        if ((int)recordings_.size() == k) {
+            recordings_.push_back(std::make_unique<Recording>(kStream, [&](Recording& recording) {
+                optimizer_.recording = &recording;
+                queue(k);
+                optimizer_.recording = nullptr;
+            }));
+        }
+        recordings_[(size_t)k]->repeat();
+    }
     ModelSettings settings() const {
         ModelSettings s;
         s.ranks = comm_.size(), s.groups = job_.groups, s.shard = job_.shard, s.comm = &comm_;
@@ -148,6 +167,8 @@ private:
     int64_t bytes_;
     DeviceMemory memory_;
     GPT2Optimizer<T, Grad> optimizer_;
+    StepInputs inputs_;
+    std::vector<std::unique_ptr<Recording>> recordings_;  // by group
 };
 
 // Runs body(comm) in `ranks` processes; returns what it returns in rank 0, with which all others must begin.
@@ -248,6 +269,11 @@ void check_any_number_of_ranks() {
     CHECK(trained<T, Grad>({.shard = false}, 3) == one);
     CHECK(trained<T, Grad>({}, 1, true) == one);
     CHECK(trained<T, Grad>({}, 2, true) == one);
+    for (int ranks : {1, 2, 3}) {
+        CAPTURE(ranks);
+        CHECK(trained<T, Grad>({.record = true}, ranks) == one);
+    }
+    CHECK(trained<T, Grad>({.shard = false, .record = true}, 2) == one);
     CHECK(trained<T, Grad>({.groups = 3}, 1) != one);
     const std::string skipped = trained<T, Grad>({.poison_step = 1}, 1);
     CHECK(skipped != one);

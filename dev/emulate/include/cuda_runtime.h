@@ -142,7 +142,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     }
     launch.kernel = (const void*)kernel;
     std::tuple<Parameters...> values(arguments...);
-    emulation::launch(launch, [&] { std::apply(kernel, values); });
+    emulation::launch(launch, [=] { std::apply(kernel, values); });
     return cudaGetLastError();
 }
 template <typename T>
