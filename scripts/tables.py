@@ -310,13 +310,11 @@ TABLES = {
     "many-bits": lambda: flat("many_bits"),
     "many-faults": lambda: flat("many_faults"),
     "muon-step": lambda: flat("muon_step"),
-    "many-gpus-spread": lambda: flat("many_gpus_spread"),
-    "many-gpus-model": lambda: flat("many_gpus_predicted", {"row": "two GPUs, contiguous shares", "predicted, ms": "predicted, ms",
-                                                            "measured, ms": "measured, ms", "error, %": "error, %",
-                                                            "spread, predicted, ms": "spread shares, predicted, ms"}, lambda row: "GPUs" not in row),
-    "many-gpus-predicted": lambda: flat("many_gpus_predicted", {"row": "predicted, of linear", "GPUs": "GPUs", "program": "as the program does it",
-                                                                "contiguous": "contiguous shares", "ring": "ring all-reduce"},
-                                        lambda row: "GPUs" in row),
+    "many-gpus-model": lambda: flat("many_gpus_predicted", {name: name if name != "row" else "" for name in (
+        "row", "GPUs", "predicted, ms", "measured, ms", "error, %")}, lambda row: "predicted, ms" in row),
+    "many-gpus-predicted": lambda: flat("many_gpus_predicted", {
+        "row": "predicted, of linear", "GPUs": "GPUs", "program": "as the program does it", "ring": "ring all-reduce"},
+        lambda row: "ring" in row),
     "attention-forward": lambda: attention_ladder("forward"),
     "attention-backward": lambda: attention_ladder("backward"),
     **({"step-sums": step_sums} if is_there("step/d12_b64") else {}),
@@ -329,7 +327,7 @@ TABLES = {
     **{name.replace("_", "-"): lambda name=name: flat(name) for name in
        ("training_against_pytorch", "training_losses", "training_seeds", "training_bf16_errors", "training_speed",
         "training_peers", "training_sample_gpu", "training_cpu", "column_sums", "classifier",
-        "layernorm_pytorch_host", "layernorm_pytorch_models", "layernorm_pytorch_race")},
+        "layernorm_pytorch_host", "layernorm_pytorch_models")},
 }
 
 # ---- documents ----------------------------------------------------------------------------------
