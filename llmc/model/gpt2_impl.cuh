@@ -173,7 +173,9 @@ void GPT2<T, Grad>::Impl::enqueue(const Batch& batch, const StepInputs& inputs, 
         if (graph->second == nullptr) {
             graph->second = std::make_unique<Recording>(stream, [&](Recording& recording) {
                 optimizer.recording = &recording;
+                network.recording = true;
                 launch(s);
+                network.recording = false;
                 optimizer.recording = nullptr;
             });
         }

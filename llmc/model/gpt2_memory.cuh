@@ -16,6 +16,9 @@
 
 namespace llmc {
 
+// With more rows in a micro-batch each product has work for all multiprocessors, and a branch gains nothing.
+constexpr int64_t kMostBranchRows = 4096;
+
 template <typename T, typename Grad>
 struct GPT2Memory : GPT2State<T, Grad> {
     // What forward leaves for backward; N = B * seq_len rows. With recomputation, layers share some of it.
@@ -36,8 +39,10 @@ struct GPT2Memory : GPT2State<T, Grad> {
     int32_t* predicted;      // (N)
     void *feed, *workspace;  // TokenFeed's, cuBLASLt's
     void* scratch;           // what any op needs for itself
-    unsigned* counters;      // attention's
-    MuonRoom muon;           // the logits', which a step is done with
+    void *branch_workspace,
+        *branch_scratch;  // of the branch for the gradients of weights; null: there is none
+    unsigned* counters;   // attention's
+    MuonRoom muon;        // the logits', which a step is done with
 
     MemoryPlan plan;  // how much of which
 
@@ -81,6 +86,10 @@ private:
              layernorm_backward_scratch(c.channels), bias_backward_scratch(4 * c.channels),
              attention_backward_bias_scratch(B, seq_len, c.num_heads, c.channels / c.num_heads)}));
         counters = arena.take<unsigned>(kAttentionCounters);
+        // recomputed rows are overwritten while a branch would read them; with many ranks a recording has breaks
+        const bool branch = s.graph && s.ranks == 1 && recompute == Recompute::kNone && N <= kMostBranchRows;
+        branch_workspace = branch ? arena.take<char>(Matmul::kWorkspace) : nullptr;
+        branch_scratch = branch ? arena.take<char>(bias_backward_scratch(4 * c.channels)) : nullptr;
     }
     static void take_block(Layer& a, const GPT2Config& c, int64_t N, Arena& arena) {
         int64_t C = c.channels;

@@ -1,9 +1,13 @@
 // The layers of GPT-2 on the GPU, forward and backward, in execution order, shapes beside the calls.
-// Everything is queued on one stream; nothing waits. In backward a linear layer whose output is added to the
-// residual stream gets the gradient of its bias, sums over the stream's, from the layernorm that completes that.
+// Everything is queued on one stream; nothing waits. But in the recording of a small batch, whose products leave
+// multiprocessors idle, the gradients of weights are a branch beside the rest. In backward a linear layer whose output
+// is added to the residual stream gets the gradient of its bias, sums over the stream's, from the layernorm that
+// completes that.
 #pragma once
 #include <functional>
+#include <optional>
 
+#include "llmc/cuda/branch.cuh"
 #include "llmc/model/gpt2_memory.cuh"
 
 namespace llmc {
@@ -22,9 +26,14 @@ struct GPT2Network {
     // the last layernorm), and when its gradients are complete.
     std::function<void(int)> before_forward, after_backward;
     Matmul matmul;
+    bool recording = false;  // what is queued is recorded
 
     GPT2Network(const GPT2Config& c, const ModelSettings& s, const Memory& memory, cudaStream_t stream)
         : config(c), settings(s), layout(c), mem(memory), stream(stream), matmul(mem.workspace, s.tf32) {
+        if (mem.branch_workspace != nullptr) {
+            branch.emplace(stream);
+            matmul.also_on(branch->stream(), mem.branch_workspace);
+        }
         if (s.matmul_file.empty()) { return; }
         const MatmulChoices choices = read_matmul_choices(s.matmul_file);
         require_same_machine(choices, matmul.machine(), s.matmul_file);
@@ -48,6 +57,8 @@ struct GPT2Network {
 
 private:
     int positions = 0;  // that have a gradient
+    std::optional<Branch> branch;
+    Branch::Mark dresidual_read, dwide_read;  // by the branch
 
     T* param(int tensor, int layer = 0) { return mem.params + layout.offset(tensor, layer); }
     Grad* grad(int tensor, int layer = 0) { return mem.grads + layout.offset(tensor, layer); }
@@ -58,8 +69,12 @@ private:
     void layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight, const float* mean,
                             const float* rstd, Grad* dresidual_sums, int64_t N, bool add_to_dresidual,
                             bool accumulate);
-    void linear_backward(T* dinp, int weight, int l, const T* dout, const T* inp, int64_t N, int C, int OC,
-                         bool accumulate);
+    bool branched() const { return recording && branch; }
+    void weight_gradient(int weight, int l, const T* dout, const T* inp, int64_t N, int C, int OC,
+                         bool accumulate, Branch::Mark* dout_read);
+    void wide_bias_gradient(int l, int64_t N, bool accumulate);
+    void before_writing(const Branch::Mark& read);
+    void join();
     void backward_block(Layer& a, int l, const T* residual, int B, int T_, bool accumulate);
 };
 
@@ -155,12 +170,33 @@ void GPT2Network<T, Grad>::layernorm_gradient(Grad* dweight, Grad* dbias, const 
     layernorm_backward(call, stream);
 }
 
-// of out (N,OC) = inp (N,C) weight^T + bias: dinp, unless null, and the gradient of weight
+// The gradient of weight, of out (N,OC) = inp (N,C) weight^T. Before dout is written to, before_writing(dout_read).
 template <typename T, typename Grad>
-void GPT2Network<T, Grad>::linear_backward(T* dinp, int weight, int l, const T* dout, const T* inp, int64_t N,
-                                           int C, int OC, bool accumulate) {
-    matmul.backward_weight(grad(weight, l), dout, inp, N, C, OC, accumulate, stream);
-    if (dinp != nullptr) { matmul.backward_input(dinp, dout, param(weight, l), N, C, OC, stream); }
+void GPT2Network<T, Grad>::weight_gradient(int weight, int l, const T* dout, const T* inp, int64_t N, int C,
+                                           int OC, bool accumulate, Branch::Mark* dout_read) {
+    if (branched()) { branch->fork(); }
+    matmul.backward_weight(grad(weight, l), dout, inp, N, C, OC, accumulate,
+                           branched() ? branch->stream() : stream);
+    if (branched() && dout_read != nullptr) { dout_read->set(*branch); }
+}
+
+// the gradient of fc's bias, from dwide (N,4C), behind that of its weight
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::wide_bias_gradient(int l, int64_t N, bool accumulate) {
+    bias_backward(grad(kFcb, l), branched() ? mem.branch_scratch : mem.scratch, mem.dwide, N,
+                  4 * config.channels, accumulate, branched() ? branch->stream() : stream);
+    if (branched()) { dwide_read.set(*branch); }
+}
+
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::before_writing(const Branch::Mark& read) {
+    if (branched()) { read.wait(*branch); }
+}
+
+// all gradients are complete
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::join() {
+    if (branched()) { branch->join(); }
 }
 
 // On entry dresidual (N,C) is the gradient of the block's output, and fcprojb has its gradient; on return it is the
@@ -179,17 +215,24 @@ void GPT2Network<T, Grad>::backward_block(Layer& a, int l, const T* residual, in
     }
     if (settings.recompute != Recompute::kNone) { forward_fc(a, l, N); }
 
-    linear_backward(nullptr, kFcprojw, l, mem.dresidual, a.fch_gelu, N, 4 * C, C, accumulate);
+    weight_gradient(kFcprojw, l, mem.dresidual, a.fch_gelu, N, 4 * C, C, accumulate, &dresidual_read);
+    before_writing(dwide_read);
     matmul.backward_input_gelu(mem.dwide, mem.dresidual, param(kFcprojw, l), a.fch, N, 4 * C, C,
                                stream);  // (N,4C)
-    bias_backward(grad(kFcb, l), mem.scratch, mem.dwide, N, 4 * C, accumulate, stream);
-    linear_backward(mem.dproj, kFcw, l, mem.dwide, a.ln2, N, C, 4 * C, accumulate);  // (N,C)
+    weight_gradient(kFcw, l, mem.dwide, a.ln2, N, C, 4 * C, accumulate, nullptr);
+    wide_bias_gradient(l, N, accumulate);
+    matmul.backward_input(mem.dproj, mem.dwide, param(kFcw, l), N, C, 4 * C, stream);  // (N,C)
+    before_writing(dresidual_read);
     layernorm_gradient(grad(kLn2w, l), grad(kLn2b, l), a.residual2, param(kLn2w, l), a.ln2_mean, a.ln2_rstd,
                        grad(kAttprojb, l), N, true, accumulate);
-    linear_backward(mem.dproj, kAttprojw, l, mem.dresidual, a.atty, N, C, C, accumulate);  // (N,C)
+    weight_gradient(kAttprojw, l, mem.dresidual, a.atty, N, C, C, accumulate, &dresidual_read);
+    matmul.backward_input(mem.dproj, mem.dresidual, param(kAttprojw, l), N, C, C, stream);  // (N,C)
+    before_writing(dwide_read);
     attention_backward_bias(grad(kQkvb, l), accumulate, mem.dwide, mem.scratch, mem.counters, mem.dproj,
-                            a.qkv, a.atty, a.lse, B, T_, NH, C / NH, stream);         // (N,3C)
-    linear_backward(mem.dproj, kQkvw, l, mem.dwide, a.ln1, N, C, 3 * C, accumulate);  // (N,C)
+                            a.qkv, a.atty, a.lse, B, T_, NH, C / NH, stream);  // (N,3C)
+    weight_gradient(kQkvw, l, mem.dwide, a.ln1, N, C, 3 * C, accumulate, &dwide_read);
+    matmul.backward_input(mem.dproj, mem.dwide, param(kQkvw, l), N, C, 3 * C, stream);  // (N,C)
+    before_writing(dresidual_read);
     layernorm_gradient(grad(kLn1w, l), grad(kLn1b, l), residual, param(kLn1w, l), a.ln1_mean, a.ln1_rstd,
                        l > 0 ? grad(kFcprojb, l - 1) : nullptr, N, true, accumulate);
 }
@@ -198,7 +241,7 @@ template <typename T, typename Grad>
 void GPT2Network<T, Grad>::backward(int B, int T_, const int32_t* tokens, bool accumulate) {
     int C = config.channels, Vp = config.padded_vocab_size, L = config.num_layers;
     int64_t N = (int64_t)B * T_;
-    matmul.backward_weight(grad(kWte), mem.logits, mem.lnf, N, C, Vp, accumulate, stream);
+    weight_gradient(kWte, 0, mem.logits, mem.lnf, N, C, Vp, accumulate, nullptr);
     matmul.backward_input(mem.dproj, mem.logits, param(kWte), N, C, Vp, stream);  // (N,C)
     layernorm_gradient(grad(kLnfw), grad(kLnfb), mem.layers[L - 1].residual3, param(kLnfw), mem.lnf_mean,
                        mem.lnf_rstd, grad(kFcprojb, L - 1), N, false, accumulate);
@@ -207,6 +250,7 @@ void GPT2Network<T, Grad>::backward(int B, int T_, const int32_t* tokens, bool a
         backward_block(mem.layers[l], l, residual, B, T_, accumulate);
         if (after_backward) { after_backward(l); }
     }
+    join();
     encoder_backward(grad(kWte), grad(kWpe), mem.scratch, mem.dresidual, tokens, B, T_, C, config.vocab_size,
                      accumulate, stream);
 }

@@ -27,6 +27,8 @@ struct Matmul::Impl {
     cublasLtHandle_t handle = nullptr;
     void* workspace;
     bool tf32;
+    cudaStream_t second_stream = nullptr;
+    void* second_workspace = nullptr;
     std::map<MatmulKind, Plan> plans;
     std::map<MatmulKind, std::array<uint64_t, 8>> chosen;  // by use()
     std::string chosen_in;
@@ -56,7 +58,8 @@ struct Matmul::Impl {
         if (bias != nullptr) { way.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
         if (aux != nullptr) { way.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux); }
         if (search) { return search->run(handle, product.kind(), way, d, a, b, workspace, stream); }
-        way.run(handle, d, a, b, product.accumulate, workspace, stream);
+        const bool second = second_workspace != nullptr && stream == second_stream;
+        way.run(handle, d, a, b, product.accumulate, second ? second_workspace : workspace, stream);
     }
 };
 
@@ -66,6 +69,11 @@ Matmul::Matmul(void* workspace, bool tf32) : impl_(new Impl{.workspace = workspa
 Matmul::~Matmul() {
     impl_->plans.clear();
     if (impl_->handle != nullptr) { cublasLtDestroy(impl_->handle); }
+}
+
+void Matmul::also_on(cudaStream_t stream, void* workspace) {
+    impl_->second_stream = stream;
+    impl_->second_workspace = workspace;
 }
 
 void Matmul::use(const MatmulChoices& choices, const std::string& what) {

@@ -19,6 +19,7 @@ public:
 
     // workspace: kWorkspace bytes of device memory, 256-byte aligned, that outlive this; used by one stream
     Matmul(void* workspace, bool tf32);
+    void also_on(cudaStream_t stream, void* workspace);  // a second one, with its own workspace
     ~Matmul();
     Matmul(const Matmul&) = delete;
 
