@@ -65,7 +65,7 @@ class LayerNorm(torch.nn.LayerNorm):
 def replace_layernorms(model):
     """Makes every torch.nn.LayerNorm of model, itself included, a LayerNorm of this package, and returns how
     many. In place: parameters, hooks and names stay, only the class changes. Subclasses with a forward of
-    their own stay."""
+    their own stay. Not for a model that torch.compile takes: it fuses nn.LayerNorm with what is around it."""
     found = [module for module in model.modules() if type(module) is torch.nn.LayerNorm]
     for module in found:
         module.__class__ = LayerNorm
