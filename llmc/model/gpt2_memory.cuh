@@ -39,10 +39,9 @@ struct GPT2Memory : GPT2State<T, Grad> {
     int32_t* predicted;      // (N)
     void *feed, *workspace;  // TokenFeed's, cuBLASLt's
     void* scratch;           // what any op needs for itself
-    void *branch_workspace,
-        *branch_scratch;  // of the branch for the gradients of weights; null: there is none
-    unsigned* counters;   // attention's
-    MuonRoom muon;        // the logits', which a step is done with
+    void *branch_workspace, *branch_scratch;  // of weight gradients beside the rest; null: there are none
+    unsigned* counters;                       // attention's
+    MuonRoom muon;                            // the logits', which a step is done with
 
     MemoryPlan plan;  // how much of which
 
