@@ -59,12 +59,15 @@ def shard_ids(args, texts):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gpt2")
     parser.add_argument("texts", nargs="*")
     parser.add_argument("--count", type=int, default=10000)
     parser.add_argument("--make-shards", default="data/make_shards")
     args = parser.parse_args()
+    for path in (args.gpt2 + "/vocab.bpe", args.gpt2 + "/encoder.json", args.make_shards, *args.texts):
+        if not os.path.exists(path):
+            parser.error(f"{path}: no such file")
     ranks = data_gym_to_mergeable_bpe_ranks(args.gpt2 + "/vocab.bpe", args.gpt2 + "/encoder.json")
     gpt2 = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": END})
     rng = random.Random(1)

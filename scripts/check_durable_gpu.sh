@@ -4,6 +4,10 @@
 #   scripts/check_durable_gpu.sh [FOLDER]     some minutes; FOLDER (default: runs/durable) needs 45 GB
 # Needs ./train_gpt2cu and python3. Last line: N passed, N failed.
 set -u
+case "${1-}" in
+    -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -*) echo "check_durable_gpu: $1: not an option; --help says what is" >&2; exit 2 ;;
+esac
 cd "$(dirname "$0")/.." || exit 1
 work="${1:-runs/durable}"
 passed=0 failed=0

@@ -34,13 +34,27 @@ def parse_options():
     p.add_argument("--kills", type=int, default=20)
     p.add_argument("--program", default="./train_gpt2cu")
     p.add_argument("--folder", default="runs/many")
-    return p.parse_args()
+    a = p.parse_args()
+    try:
+        a.gpus = [int(n) for n in a.gpus.split(",")]
+    except ValueError:
+        p.error(f"--gpus {a.gpus}: expected numbers such as 1,2,4")
+    a.parts = a.parts.split(",")
+    if min(a.gpus) < 1 or any(a.gpus[-1] % n for n in a.gpus):
+        p.error(f"--gpus {a.gpus}: each must divide the last")
+    if unknown := set(a.parts) - {"bits", "kills", "times"}:
+        p.error(f"--parts: {', '.join(sorted(unknown))}: expected bits, kills, times")
+    if "kills" in a.parts and len(set(a.gpus)) < 2:
+        p.error("--parts kills goes on with another number of GPUs: --gpus needs two")
+    if not os.access(os.path.join(ROOT, a.program), os.X_OK):
+        p.error(f"{a.program}: no such program: make train_gpt2cu")
+    return a
 
 
 class Checks:
     def __init__(self, a):
         self.begin, self.folder, self.program = time.time(), os.path.abspath(a.folder), a.program
-        self.counts = [int(n) for n in a.gpus.split(",")]
+        self.counts = a.gpus
         self.kills, self.passed, self.failed = a.kills, 0, 0
         self.cpu = os.path.basename(a.program) == "train_gpt2"
         groups = self.counts[-1]
@@ -221,7 +235,7 @@ class Checks:
 
 def main():
     a = parse_options()
-    checks, parts = Checks(a), a.parts.split(",")
+    checks, parts = Checks(a), a.parts
     if "bits" in parts:
         checks.bits()
     if "kills" in parts:

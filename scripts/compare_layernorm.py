@@ -43,7 +43,10 @@ class Backward(ctypes.Structure):
 
 class Library:
     def __init__(self, path):
-        self.so = ctypes.CDLL(path)
+        try:
+            self.so = ctypes.CDLL(path)
+        except OSError as error:
+            raise SystemExit(f"{error}; expected a libllmc_layernorm.so") from None
         self.so.llmc_layernorm_last_error.restype = ctypes.c_char_p
         self.path = path
 

@@ -22,8 +22,12 @@ HEADER = 256
 
 def load_questions(path):
     """-> vocabulary, [(label, context, four endings)]"""
-    words = np.fromfile(path, np.int32, HEADER)
-    assert words[0] == 20240522 and words[1] == 1, f"{path}: not a file of questions"
+    try:
+        words = np.fromfile(path, np.int32, HEADER)
+    except OSError as error:
+        sys.exit(f"{path}: {error.strerror}")
+    if words[:2].tolist() != [20240522, 1]:
+        sys.exit(f"{path}: not a file of questions; data/make_hellaswag makes one")
     stream, at, questions = np.fromfile(path, np.uint16, offset=4 * HEADER), 0, []
     for number in range(words[2]):
         start, size, index, label, count, length = (int(x) for x in stream[at : at + 6])

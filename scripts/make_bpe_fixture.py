@@ -3,10 +3,10 @@
 
     pip install tiktoken && scripts/make_bpe_fixture.py TEXT      the merges are learnt from TEXT
 """
+import argparse
 import collections
 import json
 import random
-import sys
 
 import tiktoken
 from check_bpe import PATTERN, random_strings
@@ -22,11 +22,14 @@ def byte_characters():
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=argparse.FileType())
+    text = parser.parse_args().text.read()
     characters = byte_characters()
     single = tiktoken.Encoding("x", pat_str=PATTERN, mergeable_ranks={bytes([b]): b for b in range(256)}, special_tokens={})
     import regex
 
-    words = collections.Counter(regex.findall(PATTERN, open(sys.argv[1]).read()))
+    words = collections.Counter(regex.findall(PATTERN, text))
     words = {tuple(characters[b] for b in single.encode_ordinary(w)): n for w, n in words.items()}
     merges = []
     while len(merges) < MERGES:

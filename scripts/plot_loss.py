@@ -17,7 +17,11 @@ COLORS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e"]
 def read_log(path):
     """(steps, losses) of training and of validation; a torn last line is passed over"""
     train, val = [], []
-    with open(path) as lines:
+    try:
+        lines = open(path)
+    except OSError as error:
+        raise SystemExit(f"{path}: {error.strerror}; expected the log.jsonl of a run") from None
+    with lines:
         for line in lines:
             try:
                 row = json.loads(line)

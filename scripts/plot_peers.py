@@ -6,8 +6,8 @@
 From doc/measured: layernorm_race.json and, for the roof, layernorm.json, if both are of one GPU. A panel's title says whose
 clock it shows; each curve has its name at its end.
 """
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from plot_loss import polyline, ticks
@@ -85,7 +85,11 @@ def panel(clock, direction):
 
 
 def main():
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else MEASURED.parent)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=MEASURED.parent)
+    folder = parser.parse_args().folder
+    if not folder.is_dir():
+        parser.error(f"{folder}: no such folder")
     for direction in ("forward", "backward"):
         left, right = (panel(clock, direction) for clock in PANELS)
         path = folder / f"layer-norm-{direction}.svg"

@@ -21,7 +21,7 @@ def rates(row, clock):
 
 
 def lead(row, clock):
-    """ours over the fastest other's, and who that is; (0, "") where ours has no time"""
+    """ours over the fastest other's, 0 where ours has no time, and who that other is"""
     others = rates(row, clock)
     ours = others.pop("ours", 0)
     best = max(others, key=others.get, default=None)

@@ -11,6 +11,7 @@ go while the layers below it are computed, and those of the embeddings behind th
 other parts of its share; it takes norm and update of it; the embeddings come together while the layers are updated, and
 the layers during the next forward pass. No parameter is fitted to a run of several GPUs.
 """
+import argparse
 import json
 import math
 import os
@@ -143,9 +144,14 @@ def check():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--check"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--write", action="store_true")
+    what.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    if options.check:
         sys.exit(check())
     everything = predictions()
     lines = ",\n  ".join(json.dumps(row) for row in everything.pop("rows"))
-    with open(OUT, "w") if sys.argv[1:] == ["--write"] else sys.stdout as file:
+    with open(OUT, "w") if options.write else sys.stdout as file:
         file.write(json.dumps(everything, indent=1)[:-2] + ',\n "rows": [\n  ' + lines + "\n]}\n")

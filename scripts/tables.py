@@ -488,7 +488,10 @@ def main():
     parser.add_argument("--take", nargs=2, metavar=("FILE", "NAME"))
     options = parser.parse_args()
     if options.take:
-        return take(*options.take)
+        try:
+            return take(*options.take)
+        except OSError as error:
+            raise SystemExit(f"tables.py: {error}") from None
     texts = documents()
     if options.check:
         return check(texts)

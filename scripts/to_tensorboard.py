@@ -12,13 +12,16 @@ import argparse
 import glob
 import os
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-from tensorboard.compat.proto.types_pb2 import DT_STRING
-from tensorboard.plugins.text.metadata import create_summary_metadata
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+try:
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.compat.proto.types_pb2 import DT_STRING
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+except ImportError as missing:
+    raise SystemExit(f"to_tensorboard: {missing}: pip install tensorboard") from None
 
 from follow_log import log_of, read, scalars
 

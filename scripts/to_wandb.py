@@ -11,7 +11,10 @@ stands behind them; a run that goes on from an earlier checkpoint than its newes
 import argparse
 import os
 
-import wandb
+try:
+    import wandb
+except ImportError as missing:
+    raise SystemExit(f"to_wandb: {missing}: pip install wandb") from None
 
 from follow_log import log_of, read, scalars
 

@@ -155,7 +155,10 @@ class Optimizers:
 # ---- files -------------------------------------------------------------------------------------------
 
 def read_header(path, magic, version):
-    header = np.fromfile(path, "<i4", HEADER_WORDS)
+    try:
+        header = np.fromfile(path, "<i4", HEADER_WORDS)
+    except OSError as error:
+        raise SystemExit(f"{path}: {error.strerror}") from None
     if header.size < HEADER_WORDS or tuple(header[:2]) != (magic, version):
         raise SystemExit(f"{path}: found magic and version {header[:2].tolist()}, "
                          f"expected [{magic}, {version}]")

@@ -13,7 +13,10 @@ import time
 import torch
 import torch.nn.functional as F
 
-import plumb_layernorm
+try:
+    import plumb_layernorm
+except ImportError as missing:
+    raise SystemExit(f"host_cost.py: {missing}; expected the package of python/: python/README.md") from None
 
 N, C, EPS = 64, 256, 1e-5
 
