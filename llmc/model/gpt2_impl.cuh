@@ -1,6 +1,7 @@
-// What GPT2 (gpt2.h) is made of, and a micro-batch's way through it. Everything is queued on one stream. What a
-// micro-batch launches is recorded when it is due for the second time, and repeated as a graph: what changes from step
-// to step is in StepInputs. Exchanges with other ranks are not recorded: a graph ends before each.
+// What GPT2 (gpt2.h) is made of, and a micro-batch's way through it. Everything is queued on one stream, but
+// for exchanges beside it, and a branch in recordings (gpt2_network.cuh). What a micro-batch launches is recorded when
+// it is due for the second time, and repeated as a graph: what changes from step to step is in StepInputs. Exchanges
+// with other ranks are not recorded: a graph ends where one begins or is waited for.
 #pragma once
 #include <cuda_bf16.h>
 #include <chrono>

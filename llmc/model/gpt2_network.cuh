@@ -1,8 +1,8 @@
 // The layers of GPT-2 on the GPU, forward and backward, in execution order, shapes beside the calls.
 // Everything is queued on one stream; nothing waits. But in the recording of a small batch, whose products leave
-// multiprocessors idle, the gradients of weights are a branch beside the rest. In backward a linear layer whose output
-// is added to the residual stream gets the gradient of its bias, sums over the stream's, from the layernorm that
-// completes that.
+// multiprocessors idle, the gradients of weights are a branch beside the rest (gpt2_memory.cuh says when). In backward
+// a linear layer whose output is added to the residual stream gets the gradient of its bias, sums over the stream's,
+// from the layernorm that completes that.
 #pragma once
 #include <functional>
 #include <optional>

@@ -66,7 +66,7 @@ struct ModelSettings {
     Recompute recompute = Recompute::kNone;
     bool tf32 = false;             // fp32 products in TF32
     std::string matmul_file = {};  // algorithms of products, found by --tune-gemm; "" = cuBLASLt's first
-    bool graph = true;             // of one rank: a step's launches are recorded once and repeated; same bits
+    bool graph = true;             // on a GPU a step's launches are recorded once and repeated; same bits
     bool measure_peak = true;      // device() may measure what it does not know
     bool muon = false;             // for the blocks' matrices (llmc/ops/muon_rule.h)
     int ranks = 1;                 // must divide groups
