@@ -16,7 +16,7 @@ import torch.nn.functional as F
 try:
     import plumb_layernorm
 except ImportError as missing:
-    raise SystemExit(f"host_cost.py: {missing}; expected the package of python/: python/README.md") from None
+    raise SystemExit(f"host_cost.py: {missing}; see python/README.md") from None
 
 N, C, EPS = 64, 256, 1e-5
 

@@ -23,8 +23,8 @@ try:
     import plumb_layernorm
     import transformers
 except ImportError as missing:
-    raise SystemExit(f"train_models.py: {missing}; expected the package of python/ (python/README.md) and Hugging Face's "
-                     "models: pip install transformers") from None
+    raise SystemExit(f"train_models.py: {missing}; expected the package of python/ (python/README.md) and Hugging "
+                     "Face's models: pip install transformers") from None
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
 LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
