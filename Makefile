@@ -3,7 +3,8 @@
 #   make test       every check                       make dev/cuda/layernorm_forward   a kernel shootout; ONLY=v2: of a rung
 #   make spills     register spills of the kernels    make diff-layernorm_forward-1-2   what rung 2 changed
 #   make quick      unit tests of what changed        make format, make lint            clang-format, clang-tidy
-#   make faults     kills, errors and power losses at every point of a run, damage, signals: dev/test/durability
+#   make faults     kills, errors and power losses at every point of a run, damage, signals: dev/test/durability; then
+#                   all planted faults: dev/test/planted.sh
 # Settings: CXX, MARCH=native (x86-64-v3 for what is carried elsewhere), ARCH="sm_90a sm_80", NVCC, DEPS=dir, SANITIZE=1
 
 # a plain make uses every core
