@@ -119,6 +119,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cuda", help="cpu: for a package made with --host")
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no CUDA device")
     global DEVICE
     DEVICE = options.device
     lines = forward_lines() | backward_lines()

@@ -23,8 +23,8 @@ try:
     import plumb_layernorm
     import transformers
 except ImportError as missing:
-    raise SystemExit(f"train_models.py: {missing}; expected the package of python/ (python/README.md) and Hugging "
-                     "Face's models: pip install transformers") from None
+    raise SystemExit(f"train_models.py: {missing}; expected the package of python/ (python/README.md) and "
+                     "Hugging Face's models: pip install transformers") from None
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
 LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
@@ -157,6 +157,12 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", metavar="FILE", help="replaced after each race")
     options = parser.parse_args()
+    for given, known in ((options.models, MODELS), (options.types, ("autocast", "bf16")),
+                         (options.how, ("eager", "compiled"))):
+        if unknown := set(given.split(",")) - set(known):
+            parser.error(f"{', '.join(sorted(unknown))}: expected of {', '.join(known)}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no CUDA device; --small --device cpu tries the script")
     torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{name}, PyTorch {torch.__version__}, transformers {transformers.__version__}, "
