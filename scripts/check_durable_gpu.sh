@@ -1,15 +1,16 @@
 #!/bin/bash
 # What a fault may not lose, on a GPU: GPT-2 124M goes on from five points and after ten kills to the same bits, the
 # 1558M saves and leaves within 30 seconds of SIGTERM (or 1.3 x what the disk takes), and what saving costs.
-#   scripts/check_durable_gpu.sh [FOLDER]     some minutes; FOLDER (default: runs/durable) needs 45 GB
+#   scripts/check_durable_gpu.sh [FOLDER]     some minutes; FOLDER (default: runs) needs 45 GB, in its folder durable,
+#                                             which is removed before and after
 # Needs ./train_gpt2cu and python3. Last line: N passed, N failed.
 set -u
 case "${1-}" in
-    -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
     -*) echo "check_durable_gpu: $1: not an option; --help says what is" >&2; exit 2 ;;
 esac
 cd "$(dirname "$0")/.." || exit 1
-work="${1:-runs/durable}"
+work="${1:-runs}/durable"
 passed=0 failed=0
 rm -rf "$work" && mkdir -p "$work" || exit 1
 

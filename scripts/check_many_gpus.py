@@ -2,11 +2,11 @@
 """One run on 1, 2, 4, ... GPUs of one host: GPT-2 124M has the same bits on each number, by each transport, and when it is
 killed at random moments and goes on with another number; and how fast they are together, for 124M and 1558M.
 
-    scripts/check_many_gpus.py [--gpus 1,2,4] [--parts bits,kills,times] [--folder runs/many]
+    scripts/check_many_gpus.py [--gpus 1,2,4] [--parts bits,kills,times] [--folder FOLDER]
 
-Needs ./train_gpt2cu, for the transport nccl NCCL, 10 GB in --folder (for 1558M 20 GB of the host's memory a GPU), and seven
-minutes. --program ./train_gpt2 checks the script: its ranks are processes on the CPU, its model is small, and no times are
-taken. Last line: N passed, N failed; exit 1 if any failed.
+Needs ./train_gpt2cu, for the transport nccl NCCL, 10 GB in FOLDER/many, which is emptied first (for 1558M 20 GB of the host's
+memory a GPU), and seven minutes. --program ./train_gpt2 checks the script: its ranks are processes on the CPU, its model is
+small, and no times are taken. Last line: N passed, N failed; exit 1 if any failed.
 """
 import argparse
 import hashlib
@@ -33,7 +33,7 @@ def parse_options():
     p.add_argument("--parts", default="bits,kills,times")
     p.add_argument("--kills", type=int, default=20)
     p.add_argument("--program", default="./train_gpt2cu")
-    p.add_argument("--folder", default="runs/many")
+    p.add_argument("--folder", default="runs", help="default runs")
     a = p.parse_args()
     try:
         a.gpus = [int(n) for n in a.gpus.split(",")]
@@ -53,7 +53,7 @@ def parse_options():
 
 class Checks:
     def __init__(self, a):
-        self.begin, self.folder, self.program = time.time(), os.path.abspath(a.folder), a.program
+        self.begin, self.folder, self.program = time.time(), os.path.abspath(os.path.join(a.folder, "many")), a.program
         self.counts = a.gpus
         self.kills, self.passed, self.failed = a.kills, 0, 0
         self.cpu = os.path.basename(a.program) == "train_gpt2"
