@@ -61,6 +61,7 @@ public:
     // What is queued behind this finds the parameters of layer l as the last update left them; -1: what lies
     // before the layers, num_layers: what lies behind them.
     void wait_for_layer(int l) {
+        if (!shares_.shard) { return; }  // nothing is on its way: a recording need not end here
         exchange([this, l] {
             if (!on_their_way_.empty()) { comm_->join(on_their_way_[(size_t)(l + 1)], stream_); }
         });
