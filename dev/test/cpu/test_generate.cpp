@@ -235,10 +235,11 @@ TEST_CASE("sub-commands: interactive text goes on from all that was written, aft
         REQUIRE_MESSAGE(run.exit_code == kExitDone, run.err);
         return run.out;
     };
-    const std::string whole = generate("--tokens 9 --prompt -", "Hi");  // with the prompt before
-    REQUIRE(whole.size() == 2 + 9 + 1);
-    CHECK(generate("--tokens 3 --interactive", "Hi\n\n\n") ==
-          whole.substr(2, 3) + "\n" + whole.substr(5, 3) + "\n" + whole.substr(8, 3) + "\n");
+    const std::string whole = generate("--tokens 9 --prompt -", "the cat");  // with the prompt before
+    REQUIRE(whole.size() == 7 + 9 + 1);
+    CHECK(whole[7] != whole[9]);  // so that a wrong token of the first three would show
+    CHECK(generate("--tokens 3 --interactive", "the cat\n\n\n") ==
+          whole.substr(7, 3) + "\n" + whole.substr(10, 3) + "\n" + whole.substr(13, 3) + "\n");
 }
 
 TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated, with its own tokenizer") {
