@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "data/json_lines.h"
+#include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
 #include "llmc/host/eval_file.h"
 #include "llmc/host/standard_streams.h"
@@ -81,6 +82,7 @@ void make_hellaswag(const Settings& settings) {
         file.open(settings.input, std::ios::binary);
         if (!file) { throw Error(kExitBadInput, settings.input + ": cannot open this file"); }
     }
+    require_no_input(settings.out, settings.input);
     std::istream& in = settings.input == "-" ? std::cin : file;
     EvalFileWriter out(tokenizer.vocab_size());
     JsonLines lines([&](const JsonValue& object, const std::string& where) {

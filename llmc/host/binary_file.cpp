@@ -147,10 +147,25 @@ void sweep_temporaries(const std::string& path) {
     }
 }
 
+// The rename would put a file in the place of a device (/dev/null), a pipe or /dev/stdout.
+void require_replaceable(const std::string& path) {
+    using std::filesystem::file_type;
+    std::error_code ignored;
+    const file_type type = std::filesystem::status(path, ignored).type();
+    const bool stream = std::filesystem::read_symlink(path, ignored).string().starts_with("/proc/");
+    const bool free = type == file_type::not_found || type == file_type::none;
+    if (stream || (!free && type != file_type::regular)) {
+        const char* found = type == file_type::directory ? "folder" : "device or pipe";
+        throw Error(kExitUsage, strf("%s: found a %s, expected a file or a free name. Choose another name.",
+                                     path.c_str(), found));
+    }
+}
+
 }  // namespace
 
 FileWriter::FileWriter(const std::string& path)
     : path_(path), temporary_(strf("%s.tmp-%d", path.c_str(), (int)getpid())) {
+    require_replaceable(path);
     sweep_temporaries(path);
     file_ = std::fopen(temporary_.c_str(), "wbe");
     if (file_ == nullptr) {
@@ -197,6 +212,13 @@ void FileWriter::fail(const char* what) const {
                                       path_.c_str(), what, std::strerror(error),
                                       error == EFBIG ? "raise the limit on the size of a file (ulimit -f)"
                                                      : "free some space"));
+}
+
+void require_no_input(const std::string& out, const std::string& input) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(out, input, ignored)) {
+        throw Error(kExitUsage, out + ": this is an input, which would be lost. Choose another --out.");
+    }
 }
 
 Digest write_text_file(const std::string& path, const std::string& text) {

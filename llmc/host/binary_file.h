@@ -69,7 +69,8 @@ inline bool add_fits(uint64_t a, uint64_t b, uint64_t* sum) { return !__builtin_
 // Writes a file under a temporary name beside the target; commit() flushes, fsyncs and renames it, so that
 // the target is at every moment the old file or the whole new one. Without commit() the destructor removes
 // the temporary; one that a killed process has left is removed by the next writer of the same file. Errors:
-// kExitUsage if the folder cannot be written, kExitSaveFailed if writing fails (disk full).
+// kExitUsage if the folder cannot be written or the target is a folder, device or pipe, kExitSaveFailed if
+// writing fails (disk full).
 class FileWriter {
 public:
     explicit FileWriter(const std::string& path);
@@ -87,6 +88,9 @@ private:
     Hasher hasher_;
     int64_t written_ = 0, on_its_way_ = 0;  // bytes, and those of them that the system was told to write
 };
+
+// throws Error(kExitUsage) if out is the file that input names: the result would replace it
+void require_no_input(const std::string& out, const std::string& input);
 
 // a whole file; errors as FileWriter's
 Digest write_text_file(const std::string& path, const std::string& text);

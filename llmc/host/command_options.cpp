@@ -2,6 +2,7 @@
 #include "llmc/host/command_options.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cmath>
 
 #include "llmc/host/error.h"
@@ -116,7 +117,13 @@ void add_generate(CLI::App* app, CommandOptions* o) {
         ->check(is_number);
     app->add_option("--seed", o->seed, "where the random numbers start")
         ->type_name("N")
-        ->capture_default_str();
+        ->capture_default_str()
+        ->check([](const std::string& value) {  // CLI11 takes -1 and 2^64 for other numbers
+            uint64_t seed = 0;
+            const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seed);
+            const bool whole = error == std::errc() && end == value.data() + value.size();
+            return whole ? std::string() : "expected 0 to 2^64 - 1, found " + value;
+        });
     app->add_option("--num-samples", o->num_samples, "texts to write")
         ->type_name("N")
         ->capture_default_str()
@@ -168,6 +175,20 @@ void add_eval(CLI::App* app, CommandOptions* o) {
         ->check(CLI::Range(0, 1 << 20));
 }
 
+// What comes behind the command, as CLI11 wants it: the last first. It takes the next argument for the value of
+// "--prompt=", which may be a script's --prompt="$text" with an empty text.
+std::vector<std::string> arguments(const CLI::App& app, int argc, const char* const* argv) {
+    std::vector<std::string> all;
+    for (int i = argc - 1; i >= 2; i--) {
+        const std::string word = argv[i], name = word.substr(0, word.size() - 1);
+        const bool empty =
+            word.starts_with("--") && word.ends_with('=') && app.get_option_no_throw(name) != nullptr;
+        if (empty) { all.emplace_back(); }
+        all.push_back(empty ? name : word);
+    }
+    return all;
+}
+
 }  // namespace
 
 bool is_command(const std::string& word) { return word == "generate" || word == "export" || word == "eval"; }
@@ -198,7 +219,7 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* o, int* ex
         add_eval(&app, o);
     }
     try {
-        app.parse(argc - 1, argv + 1);
+        app.parse(arguments(app, argc, argv));
     } catch (const CLI::CallForHelp& e) {
         *exit_code = app.exit(e);
         return false;
@@ -212,6 +233,9 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* o, int* ex
     }
     if (o->command == "eval" && o->data.empty() && o->hellaswag.empty()) {
         throw Error(kExitUsage, "eval: give --data, --hellaswag or both. See " + name + " eval --help.");
+    }
+    if (o->max_tokens == 0) {
+        throw Error(kExitUsage, "eval: --max-tokens: found 0, expected -1 for all, or at least 1");
     }
     if (o->interactive && (o->json || o->num_samples > 1 || o->prompt == "-")) {
         throw Error(kExitUsage,

@@ -108,6 +108,11 @@ const JsonValue* JsonValue::find(std::string_view name) const {
 }
 
 JsonValue parse_json(std::string_view text, const std::string& where, const JsonLimits& limits) {
+    // the library takes it for the end of the text, and would ignore what follows
+    if (const size_t at = text.find('\0'); at != text.npos) {
+        throw Error(kExitBadInput,
+                    strf("%s: not usable JSON: found a zero byte at %zu", where.c_str(), at + 1));
+    }
     JsonValue root;
     Builder builder(&root, limits);
     if (!json::sax_parse(text.begin(), text.end(), &builder)) {

@@ -64,7 +64,11 @@ int report_command(int argc, const char* const* argv) {
     }
     std::vector<RunHistory> histories;
     histories.reserve(runs.size());
-    for (const std::string& run : runs) { histories.push_back(RunHistory::read(run)); }
+    for (const std::string& run : runs) {
+        histories.push_back(RunHistory::read(run));
+        require_no_input(out, run);
+        require_no_input(out, run + "/log.jsonl");
+    }
     std::error_code ignored;
     if (out.empty()) {
         const bool folder = runs.size() == 1 && std::filesystem::is_directory(runs[0], ignored);

@@ -186,9 +186,10 @@ private:
             const Sample sample = write_sample(&context, tokenizer_, tokens, params(number), print_text);
             count(sample);
             print_text("\n");
-            before.clear();
-            // a document that has ended is followed by a new one
-            if (sample.ended == std::string_view("end_of_text")) { before = start(); }
+            // The context lacks the last token, which nothing was computed for; a document that has ended is
+            // followed by a new one.
+            const bool ended = sample.ended == std::string_view("end_of_text");
+            before = ended ? start() : std::vector<int32_t>{sample.ids.back()};
             line.clear();
         }
     }

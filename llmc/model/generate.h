@@ -64,8 +64,8 @@ struct Sample {
     int64_t computed = 0;       // tokens that the model was given after the prompt
 };
 
-// Adds the prompt (at least one token) and what the model writes after it to the context; sink gets the
-// latter.
+// Adds the prompt (at least one token) and what the model writes after it, but for the last token of ids unless
+// an end of text came, to the context; sink gets what the model writes.
 Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<const int32_t> prompt,
                     const SampleParams& params, const TextStream::Sink& sink);
 

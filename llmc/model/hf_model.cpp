@@ -338,7 +338,7 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, cons
         }
     }
     std::vector<float> matrix, turned;  // a tensor that must be transposed, as it is here and there
-    const auto read = [&](size_t i, int64_t first, std::span<float> values) {
+    const auto read_any = [&](size_t i, int64_t first, std::span<float> values) {
         const auto [t, l] = places[i];
         const int64_t size = tensor_size(c, t), rows = kTensors[t].rows(c), cols = kTensors[t].cols(c);
         if (!kHfTensors[t].transposed) {
@@ -352,6 +352,20 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, cons
             transpose(matrix.data(), rows, cols, turned.data());
         }
         std::copy_n(turned.begin() + first, values.size(), values.begin());
+    };
+    // from here on a number is rounded to infinity
+    const float end = type == "fp16" ? 65520.0f : type == "bf16" ? 0x1.ffp127f : INFINITY;
+    const auto read = [&](size_t i, int64_t first, std::span<float> values) {
+        read_any(i, first, values);
+        const auto wrong =
+            std::find_if_not(values.begin(), values.end(), [end](float v) { return std::abs(v) < end; });
+        if (wrong != values.end()) {
+            throw Error(kExitBadInput,
+                        strf("%s: found %g in %s, expected less than %g, for %s. %s", source.path().c_str(),
+                             *wrong, tensors[i].name.c_str(), end, type.c_str(),
+                             std::isfinite(*wrong) ? "Choose --type fp32."
+                                                   : "The training that made this file had diverged."));
+        }
     };
     return write_safetensors(path, tensors,
                              type == "fp32"   ? TensorType::kF32

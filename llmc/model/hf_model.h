@@ -41,11 +41,11 @@ private:
 // id.
 std::string hf_config_text(const GPT2Config& config, const std::string& type, int end_of_text);
 
-// model.safetensors alone. Errors as FileWriter's.
+// model.safetensors alone. Errors as FileWriter's, and kExitBadInput for what is not finite in this type.
 Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type);
 
 // Writes config.json, generation_config.json and model.safetensors, which transformers loads, into a folder,
-// which is made. type: "fp32", "bf16" or "fp16"; end_of_text: its token id. Errors as FileWriter's.
+// which is made. type: "fp32", "bf16" or "fp16"; end_of_text: its token id. Errors as above.
 void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
                     int end_of_text);
 

@@ -165,7 +165,7 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
     const std::string log = log_of_folder(run_folder).value_or("");
     if (steps.empty() && !has_steps(log)) { return ""; }
     if (steps.empty() && saved_nothing(log)) {
-        *notes += run_folder + ": its run ended before the first save: nothing of it can be gone on from\n";
+        *notes += run_folder + ": nothing was saved in it yet, so there is nothing to go on from\n";
         return "";
     }
     if (!steps.empty()) {

@@ -1,6 +1,7 @@
 // Writing text: the cache of keys and values changes nothing, texts stop and slide where they should, and the
 // sub-commands do what their help says.
 #include <fcntl.h>
+#include <unistd.h>
 #include <cmath>
 #include <filesystem>
 #include <string>
@@ -187,6 +188,9 @@ TEST_CASE("sub-commands: generate") {
     CHECK((object["ids"].size() == 30 || object["ended"] == "end_of_text"));
     CHECK(generate("--tokens 30 --seed 5 --json --prompt", "Hi \"there\"").out == first.out);
     CHECK(generate("--tokens 30 --seed 6 --json --prompt", "Hi \"there\"").out != first.out);
+    const ProgramRun empty = generate("--tokens 3 --prompt= --json");
+    REQUIRE_MESSAGE(empty.exit_code == kExitDone, empty.err);
+    CHECK(Json::parse(empty.out)["prompt"] == "");
     const ProgramRun plain = generate("--tokens 30 --seed 5 --prompt", "Hi \"there\"");
     std::string bytes = "Hi \"there\"";
     for (const auto& id : object["ids"]) { bytes += (char)id.get<int>(); }
@@ -199,9 +203,9 @@ TEST_CASE("sub-commands: generate") {
     CHECK(sliding.err.find("tokens/s") != std::string::npos);
     CHECK(sliding.err.find("ms a token") != std::string::npos);
     CHECK(generate("--dtype bf16").err.find("the CPU computes in fp32") != std::string::npos);
-    for (const char* bad :
-         {"--dtype bf16", "--dtype fp8", "--tokens 0", "--temperature -1", "--temperature nan", "--top-p 1.5",
-          "--nonsense 1", "--interactive --json", "--tokens", "extra"}) {
+    for (const char* bad : {"--dtype bf16", "--dtype fp8", "--tokens 0", "--temperature -1",
+                            "--temperature nan", "--top-p 1.5", "--nonsense 1", "--interactive --json",
+                            "--seed -1", "--seed 18446744073709551616", "--tokens", "extra"}) {
         CAPTURE(bad);
         const ProgramRun run = generate(bad);
         CHECK(run.exit_code == kExitUsage);
@@ -214,6 +218,28 @@ TEST_CASE("sub-commands: generate") {
     }
     CHECK(run_train(folder.path(), {"generate", folder / "nothing"}).exit_code == kExitBadInput);
     CHECK(run_train(folder.path(), {"generate", folder.path() + "/."}).exit_code == kExitDone);
+}
+
+TEST_CASE("sub-commands: interactive text goes on from all that was written, after an empty line as well") {
+    TempFolder folder;
+    const std::string model = write_random_model(folder / "model.bin", 64);
+    const auto generate = [&](const std::string& options, const std::string& typed) {
+        write_bytes(folder / "typed", typed);
+        const int before = dup(STDIN_FILENO), file = open((folder / "typed").c_str(), O_RDONLY | O_CLOEXEC);
+        REQUIRE(dup2(file, STDIN_FILENO) == STDIN_FILENO);
+        close(file);
+        const ProgramRun run =
+            run_train(folder.path(), words("generate " + model + " --temperature 0 " + options));
+        dup2(before, STDIN_FILENO);
+        close(before);
+        REQUIRE_MESSAGE(run.exit_code == kExitDone, run.err);
+        return run.out;
+    };
+    const std::string whole = generate("--tokens 9 --prompt -", "the cat");  // with the prompt before
+    REQUIRE(whole.size() == 7 + 9 + 1);
+    CHECK(whole[7] != whole[9]);  // so that a wrong token of the first three would show
+    CHECK(generate("--tokens 3 --interactive", "the cat\n\n\n") ==
+          whole.substr(7, 3) + "\n" + whole.substr(10, 3) + "\n" + whole.substr(13, 3) + "\n");
 }
 
 TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated, with its own tokenizer") {
@@ -291,6 +317,10 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     CHECK(std::fabs(std::exp(nats) / perplexity - 1) < 1e-3);
     CHECK(std::fabs(nats * (double)count / std::log(2.0) / (double)bytes / bits - 1) < 1e-3);
 
+    const ProgramRun none =
+        run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--max-tokens", "0"});
+    CHECK(none.exit_code == kExitUsage);
+    CHECK(none.err.find("--max-tokens: found 0, expected") != std::string::npos);
     // a run from it starts where it ended, and knows its tokenizer
     const std::string more =
         common + "--steps 2 --prompt the --model " + out + " --out " + (folder / "tuned");

@@ -245,6 +245,13 @@ TEST_CASE("make_hellaswag: what is wrong is named with its line, and nothing is 
     CHECK(make_hellaswag(folder, "").exit_code == kExitBadInput);
     CHECK(make_hellaswag(folder, good, "--tokenizer nowhere").exit_code == kExitBadInput);
     CHECK(make_hellaswag(folder, good, "--nonsense").exit_code == kExitUsage);
+    const std::string input = folder / "in.jsonl";
+    const ProgramRun itself =
+        run_train(folder.path(), words(input + " --out " + folder.path() + "/./in.jsonl"),
+                  program_path("data/make_hellaswag"));
+    CHECK(itself.exit_code == kExitUsage);
+    CHECK(itself.err.find("this is an input") != std::string::npos);
+    CHECK(read_bytes(input) == good);
 }
 
 // A loss that is a function of the token that is predicted: id / 100.

@@ -1,6 +1,7 @@
 // Hugging Face's GPT-2: what is exported is read back to the bit; configurations and tensors that are not
 // GPT-2's are refused by name.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -127,6 +128,32 @@ TEST_CASE("hf model: an export is read back to the bit, and exporting that gives
     const std::vector<float> ours = whole_tensor(model, State::kParameter, kFcw);
     CHECK(parts.values[fc][2 * 56 + 5] == ours[56 * 14 + 5 * 14 + 2]);
     CHECK(parts.tensors[index_of(parts, "transformer.wte.weight")].shape == std::vector<int64_t>{37, 14});
+}
+
+TEST_CASE("hf model: a value that is not finite in the type asked for is refused by name") {
+    TempFolder folder;
+    GPT2Cpu model = random_model();
+    const auto write = [&](float value, const char* type) {
+        model.load(State::kParameter, kFcb, 1, {&value, 1});
+        write_hf_model(folder / "a", ModelInMemory(model), type, 36);
+    };
+    struct Case {
+        float largest, infinite;
+        const char* type;
+    };
+    for (const Case& c : {Case{65519, 65520, "fp16"}, Case{0x1.fep127f, 0x1.ffp127f, "bf16"},
+                          Case{0x1.fffffep127f, INFINITY, "fp32"}}) {
+        for (float sign : {1.0f, -1.0f}) {
+            write(sign * c.largest, c.type);
+            const HfModel back(folder / "a");
+            float value = 0;
+            back.read(kFcb, 1, {&value, 1});
+            CHECK(std::isfinite(value));
+            check_error(error_of([&] { write(sign * c.infinite, c.type); }), kExitBadInput,
+                        {"memory", "h.0.mlp.c_fc.bias", c.type});
+        }
+        check_error(error_of([&] { write(NAN, c.type); }), kExitBadInput, {"diverged"});
+    }
 }
 
 TEST_CASE("hf model: names without prefix, masks, a tied head and shards are accepted") {

@@ -162,6 +162,10 @@ TEST_CASE("report: a run writes it at validations, saves and the end, and a kill
     CHECK_MESSAGE(has(none.err, "none: no run: there is no"), none.err);
     CHECK(command({"report", folder / "train.bin"}).exit_code == kExitBadInput);
     CHECK(command({"report"}).exit_code == kExitUsage);
+    const std::string log = read_bytes(run + "/log.jsonl");
+    CHECK(command({"report", run, "--out", run + "/log.jsonl"}).exit_code == kExitUsage);
+    CHECK(command({"report", run + "/log.jsonl", "--out", run + "/log.jsonl"}).exit_code == kExitUsage);
+    CHECK(read_bytes(run + "/log.jsonl") == log);
 }
 
 TEST_CASE("report: a page that cannot be written is said once and stops nothing") {

@@ -201,10 +201,10 @@ TEST_CASE("run folder: a run that ended before its first save begins again with 
     r.train("whole", 6);
     const std::string first = r.killed_before_a_save("run", "--resume auto");
     r.check_refused("run", "", kExitUsage, {r / "run", "--resume auto"});
-    r.check_refused("run", "--resume auto --dry-run", kExitDone, {"ended before the first save"});
+    r.check_refused("run", "--resume auto --dry-run", kExitDone, {"nothing was saved in it yet"});
     const std::string second = r.killed_before_a_save("run", "--resume auto");
     ProgramRun run = r.train("run", 6, "--resume auto");
-    CHECK(says(run.err, r / "run: its run ended before the first save"));
+    CHECK(says(run.err, r / "run: nothing was saved in it yet"));
     CHECK(says(run.err, "now " + r / "run/log.jsonl.unsaved-2\n"));
     CHECK((read_bytes(r / "run/log.jsonl.unsaved") == first));
     CHECK((read_bytes(r / "run/log.jsonl.unsaved-2") == second));

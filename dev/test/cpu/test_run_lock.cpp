@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cerrno>
@@ -121,6 +122,25 @@ TEST_CASE("run lock: runs that start in the same second without --out have folde
     const Words runs = names_below(folder / "runs");
     CHECK(runs.size() == 3);
     for (const std::string& run : runs) { CHECK(fs::exists(folder / ("runs/" + run + "/step_00000001"))); }
+}
+
+TEST_CASE("file writer: a folder, a pipe or the standard output is never replaced") {
+    TempFolder folder;
+    fs::create_directory(folder / "folder");
+    REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
+    fs::create_symlink("pipe", folder / "link");
+    fs::create_symlink("/proc/self/fd/1", folder / "stdout");
+    for (const char* name : {"folder", "pipe", "link", "stdout"}) {
+        CAPTURE(name);
+        const auto type = fs::symlink_status(folder / name).type();
+        check_error(error_of([&] { FileWriter(folder / name).commit(); }), kExitUsage,
+                    {name, "expected a file"});
+        CHECK(fs::symlink_status(folder / name).type() == type);
+    }
+    fs::create_symlink("free", folder / "dangling");
+    FileWriter(folder / "dangling").commit();
+    FileWriter(folder / "dangling").commit();
+    CHECK(names_below(folder.path()) == Words{"dangling", "folder", "link", "pipe", "stdout"});
 }
 
 TEST_CASE("run lock: a temporary file is removed by the next writer, unless its own is at work") {

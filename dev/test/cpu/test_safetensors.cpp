@@ -155,6 +155,10 @@ TEST_CASE("json: depth and number of values are limited, names stand once, numbe
     for (const char* wrong : {"", "{", "[1,]", "{} x", "\"\xff\"", "nul"}) {
         check_error(problem(wrong), kExitBadInput, {"syntax error"});
     }
+    for (const std::string& wrong :
+         {std::string("{}\0", 3), std::string("{}\0{}", 5), std::string("[\0]", 3)}) {
+        check_error(problem(wrong), kExitBadInput, {"zero byte at"});
+    }
     const JsonValue value = parse_json("{\"b\": [1, \"x\"], \"a\": {\"c\": -5}}", "here");
     REQUIRE(value.find("a") != nullptr);
     CHECK(*value.find("a")->find("c")->as<int64_t>() == -5);
