@@ -63,7 +63,7 @@ const char* const kFooter =
     "  data/make_shards book.txt --out data/book\n"
     "      writes data/book_train_000000.bin and data/book_val_000000.bin\n"
     "  data/make_shards ~/mail --documents paragraph --val-fraction 0.05 --out data/mail\n"
-    "      a folder: all files in it and below, sorted by name, but those whose names begin with a dot\n"
+    "      a folder: all files in it and below, sorted by name, but no dot files and no links to folders\n"
     "  zcat corpus.gz | data/make_shards - --documents line --out data/corpus\n"
     "  zcat web.jsonl.gz | data/make_shards - --json-field text --out data/web\n"
     "\n"
