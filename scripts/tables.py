@@ -303,6 +303,7 @@ TABLES = {
     "attention-h200": lambda: flat("attention_h200"),
     "attention-step": lambda: flat("attention_step"),
     "graphs": lambda: flat("step_graphs"),
+    "in-flight": lambda: flat("layernorm_in_flight"),
     "muon": lambda: flat("muon", {field: field for field in ("job", "optimizer", *(f"lr {lr}" for lr in (
         "1e-3", "2e-3", "4e-3", "8e-3", "1.6e-2", "3.2e-2")), "steps to AdamW's best")}),
     "many-gpus": lambda: flat("many_gpus"),

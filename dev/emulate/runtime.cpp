@@ -122,6 +122,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
         case cudaDevAttrMaxSharedMemoryPerBlockOptin:
             *value = (int)kDevices[device].shared;
             return cudaSuccess;
+        case cudaDevAttrMemoryClockRate:
+            *value = device % 2 == 0 ? 2'619'000 : 3'201'000;  // an H100's, an H200's
+            return cudaSuccess;
+        case cudaDevAttrGlobalMemoryBusWidth:
+            *value = device % 2 == 0 ? 5120 : 6144;
+            return cudaSuccess;
         default:
             return keep(cudaErrorNotSupported);
     }
@@ -244,6 +250,9 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) { return refuse(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return refuse(event); }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return refuse(event, stream); }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return refuse(event); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    return refuse(stream, event);
+}
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b) { return refuse(ms, a, b); }
 
 // ---- graphs ------------------------------------------------------------------------------------------------------

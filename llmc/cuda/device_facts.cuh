@@ -35,6 +35,7 @@ struct DeviceFacts {
     int multiprocessors = 0;
     int capability = 0;    // 90 for 9.0
     int shared_bytes = 0;  // of a block, at most
+    double bandwidth = 0;  // of the memory by its clock and width, bytes per second
 };
 
 // of the current device
@@ -47,9 +48,11 @@ inline const DeviceFacts& device_facts() {
             check(cudaDeviceGetAttribute(&value, attribute, device));
             return value;
         };
+        double transfers = 2e3 * ask(cudaDevAttrMemoryClockRate);  // two a clock
         facts[device] = {ask(cudaDevAttrMultiProcessorCount),
                          10 * ask(cudaDevAttrComputeCapabilityMajor) + ask(cudaDevAttrComputeCapabilityMinor),
-                         ask(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+                         ask(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                         transfers * ask(cudaDevAttrGlobalMemoryBusWidth) / 8};
     });
     return facts[current_device()];
 }

@@ -220,11 +220,7 @@ void GpuDecoder<T>::enqueue_prompt() {
 
 template <typename T>
 DecoderTraffic GpuDecoder<T>::traffic() const {
-    int kilohertz = 0, bits = 0;
-    check(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, current_device()));
-    check(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, current_device()));
-    return {step_parameters(config_) * (int64_t)sizeof(T),
-            2e3 * kilohertz * bits / 8};  // two transfers a clock
+    return {step_parameters(config_) * (int64_t)sizeof(T), device_facts().bandwidth};
 }
 
 }  // namespace

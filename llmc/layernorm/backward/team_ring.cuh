@@ -325,8 +325,13 @@ __device__ void finish(const LayerNormBackwardRows<T, W>& call, Team<L, kStreams
     }
 }
 
+// where that has been seen: rows_in_flight(); for the others the compiler knows how many
+template <typename L, bool kAccumulate, typename T>
+constexpr bool fewer_are_faster = sizeof(T) == 2 && !kAccumulate && !L::reread && L::stages > 2;
+
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most) {
+__device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most, int in_flight) {
+    if constexpr (!fewer_are_faster<L, kAccumulate, T>) { in_flight = L::stages; }
     constexpr int kStreams = kAccumulate ? 3 : 2;
     extern __shared__ __align__(128) unsigned char memory[];
     int number = threadIdx.x / L::team_threads, first = (int)threadIdx.x % L::team_threads * L::n;
@@ -347,7 +352,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
     L::cluster > 1 ? cluster_sync() : __syncthreads();
     dependency_wait();
     auto fetch_first_rows = [&] {
-        for (int s = 0; fetches && s < min(L::stages, rows); s++) {
+        for (int s = 0; fetches && s < min(in_flight, rows); s++) {
             fetch<L, kStreams>(call, most, row + s * step, team.stage[s], &team.full[s]);
         }
     };
@@ -357,11 +362,11 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
     load_weights(held, call.weight, begin + first, left);
     if constexpr (L::cluster > 1) { fetch_first_rows(); }  // 1 % sooner than before those loads
     auto stage_of = [](int turn) { return (unsigned)turn % L::stages; };
-    // the stage of a row that all warps are done with
+    // behind a row that all warps are done with, whose stage or an earlier row's is free
     auto refill = [&](int turn) {
-        if (fetches && turn >= 0 && turn + L::stages < rows) {
-            int stage = stage_of(turn);
-            fetch<L, kStreams>(call, most, row + (turn + L::stages) * step, team.stage[stage],
+        if (fetches && turn >= 0 && turn + in_flight < rows) {
+            int stage = stage_of(turn + in_flight);
+            fetch<L, kStreams>(call, most, row + (turn + in_flight) * step, team.stage[stage],
                                &team.full[stage]);
         }
     };
@@ -389,8 +394,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most)
 
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
-                                                                           int most) {
-    if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, most); }
+                                                                           int most, int in_flight) {
+    if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, most, in_flight); }
 }
 
 // ---- the launch ----------------------------------------------------------------------------------
@@ -411,7 +416,8 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
     // of whole 32 bytes, which is what memory moves at least: a sector shared by two blocks costs 5 %
     constexpr int unit = (L::cluster > 1 ? 2 : 1) * Vec<T>::size;
     int slice = ceil_div(ceil_div(call.C, L::cluster), unit) * unit;
-    check(cudaLaunchKernelEx(&config, kernel, call, slice));
+    int in_flight = rows_in_flight(L::cluster, L::teams, L::stages, streams * slice * (int)sizeof(T));
+    check(cudaLaunchKernelEx(&config, kernel, call, slice, in_flight));
     return {groups, true, kSum, call.of_one_row.given};
 }
 
