@@ -141,7 +141,7 @@ TEST_CASE_TEMPLATE("gpu muon: a batch is learnt by heart", Model, Fp32Model, Bf1
 
 TEST_CASE("gpu muon: the plan has one moment of the blocks' matrices, and room for their directions") {
     const GPT2Config c{1024, 50257, 50304, 12, 12, 768}, narrow{8, 37, 64, 12, 12, 768};
-    const MemoryPlan adamw = Bf16Model::plan(c, 4, 1024), muon = Bf16Model::plan(c, 4, 1024, kMuon);
+    const MemoryPlan adamw = Bf16Model::plan(c, 8, 1024), muon = Bf16Model::plan(c, 8, 1024, kMuon);
     const int64_t less = 12ll * 12 * 768 * 768;  // of AdamW's pieces, too
     CHECK(adamw.optimizer - muon.optimizer >= less * 4);
     CHECK(adamw.optimizer - muon.optimizer < less * 4 + less / kNormChunk * 2 * (int64_t)sizeof(AdamWPiece));
@@ -153,7 +153,7 @@ TEST_CASE("gpu muon: the plan has one moment of the blocks' matrices, and room f
     CHECK(more < 2 * 3 * (1 + 1 + 1 + 1) * 768ll * 768 + 4096);
     CHECK_FALSE(Bf16Model(tiny_config(), 1, 2, kMuon).holds(State::kSecondMoment, kFcw));
     // of two ranks each has its share of weights and moments
-    const MemoryPlan two = Bf16Model::plan(c, 4, 1024, {.muon = true, .ranks = 2, .groups = 2});
+    const MemoryPlan two = Bf16Model::plan(c, 8, 1024, {.muon = true, .ranks = 2, .groups = 2});
     CHECK(two.optimizer > muon.optimizer / 2);
     CHECK(two.optimizer < muon.optimizer / 2 + muon.optimizer / 20);
     CHECK(two.activations == muon.activations);
