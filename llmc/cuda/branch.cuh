@@ -8,10 +8,11 @@ class Branch {
 public:
     explicit Branch(cudaStream_t main) : main_(main) {}
     cudaStream_t stream() const { return stream_; }
-    // what is queued on stream() from now on begins behind all that is on the main stream by now
-    void fork() {
+    // stream(), where what is queued from now on begins behind all that is on the main stream by now
+    cudaStream_t fork() {
         forked_.record(main_);
         forked_.hold(stream_);
+        return stream_;
     }
     // the main stream goes on when all is done that is on stream() by now; after a fork()
     void join() {

@@ -2,3 +2,7 @@
 #pragma once
 
 typedef struct CUstream_st* cudaStream_t;
+
+namespace llmc {
+class Branch;  // branch.cuh: a stream beside another one
+}

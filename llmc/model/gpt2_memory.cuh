@@ -40,6 +40,7 @@ struct GPT2Memory : GPT2State<T, Grad> {
     void *feed, *workspace;  // TokenFeed's, cuBLASLt's
     void* scratch;           // what any op needs for itself
     void *branch_workspace, *branch_scratch;  // of weight gradients beside the rest; null: there are none
+    void* branch_sums[2];                     // there: scratch of a block's layernorms
     unsigned* counters;                       // attention's
     MuonRoom muon;                            // the logits', which a step is done with
 
@@ -89,6 +90,9 @@ private:
         const bool branch = s.graph && s.ranks == 1 && recompute == Recompute::kNone && N <= kMostBranchRows;
         branch_workspace = branch ? arena.take<char>(Matmul::kWorkspace) : nullptr;
         branch_scratch = branch ? arena.take<char>(bias_backward_scratch(4 * c.channels)) : nullptr;
+        for (void*& x : branch_sums) {
+            x = branch ? arena.take<char>(layernorm_backward_scratch(c.channels)) : nullptr;
+        }
     }
     static void take_block(Layer& a, const GPT2Config& c, int64_t N, Arena& arena) {
         int64_t C = c.channels;

@@ -58,7 +58,8 @@ struct GPT2Network {
 private:
     int positions = 0;  // that have a gradient
     std::optional<Branch> branch;
-    Branch::Mark dresidual_read, dwide_read;  // by the branch
+    Branch::Mark dresidual_read, dwide_read;    // by the branch
+    Branch::Mark attention_added, ln_added[2];  // by the branch: sums that are in scratch
 
     T* param(int tensor, int layer = 0) { return mem.params + layout.offset(tensor, layer); }
     Grad* grad(int tensor, int layer = 0) { return mem.grads + layout.offset(tensor, layer); }
@@ -68,7 +69,8 @@ private:
     void forward_fc(Layer& a, int l, int64_t N);
     void layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight, const float* mean,
                             const float* rstd, Grad* dresidual_sums, int64_t N, bool add_to_dresidual,
-                            bool accumulate);
+                            bool accumulate, int place);
+    void attention_gradient(Layer& a, int l, int B, int T_, bool accumulate);
     bool branched() const { return recording && branch; }
     void weight_gradient(int weight, int l, const T* dout, const T* inp, int64_t N, int C, int OC,
                          bool accumulate, Branch::Mark* dout_read);
@@ -148,15 +150,15 @@ void GPT2Network<T, Grad>::forward(int B, int T_, const int32_t* tokens) {
 }
 
 // dresidual = or with add_to_dresidual += what dproj, the gradient of a layernorm's output, becomes through it;
-// dresidual_sums (C), unless null: the sums over its rows
+// dresidual_sums (C), unless null: the sums over its rows. place: 0 and 1 in turn, for sums that the branch adds up.
 template <typename T, typename Grad>
 void GPT2Network<T, Grad>::layernorm_gradient(Grad* dweight, Grad* dbias, const T* inp, const T* weight,
                                               const float* mean, const float* rstd, Grad* dresidual_sums,
-                                              int64_t N, bool add_to_dresidual, bool accumulate) {
+                                              int64_t N, bool add_to_dresidual, bool accumulate, int place) {
     LayerNormBackward<T, Grad> call{.dinp = mem.dresidual,
                                     .dweight = dweight,
                                     .dbias = dbias,
-                                    .scratch = mem.scratch,
+                                    .scratch = branched() ? mem.branch_sums[place] : mem.scratch,
                                     .dout = mem.dproj,
                                     .inp = inp,
                                     .weight = weight,
@@ -167,7 +169,21 @@ void GPT2Network<T, Grad>::layernorm_gradient(Grad* dweight, Grad* dbias, const 
     call.accumulate_dinp = add_to_dresidual;
     call.accumulate = accumulate;
     call.dinp_sums = dresidual_sums;
-    layernorm_backward(call, stream);
+    before_writing(dresidual_read);
+    before_writing(ln_added[place]);
+    layernorm_backward(call, stream, branched() ? &*branch : nullptr);
+    if (branched()) { ln_added[place].set(*branch); }
+}
+
+// dwide (N,3C) = the gradient of qkv, from dproj, that of attention's output
+template <typename T, typename Grad>
+void GPT2Network<T, Grad>::attention_gradient(Layer& a, int l, int B, int T_, bool accumulate) {
+    int C = config.channels, NH = config.num_heads;
+    before_writing(dwide_read);
+    before_writing(attention_added);
+    attention_backward_bias(grad(kQkvb, l), accumulate, mem.dwide, mem.scratch, mem.counters, mem.dproj,
+                            a.qkv, a.atty, a.lse, B, T_, NH, C / NH, stream, branched() ? &*branch : nullptr);
+    if (branched()) { attention_added.set(*branch); }
 }
 
 // The gradient of weight, of out (N,OC) = inp (N,C) weight^T. Before dout is written to, before_writing(dout_read).
@@ -204,7 +220,7 @@ void GPT2Network<T, Grad>::join() {
 template <typename T, typename Grad>
 void GPT2Network<T, Grad>::backward_block(Layer& a, int l, const T* residual, int B, int T_,
                                           bool accumulate) {
-    int C = config.channels, NH = config.num_heads;
+    int C = config.channels;
     int64_t N = (int64_t)B * T_;
     if (settings.recompute == Recompute::kBlock) {
         normalise(a.ln1, a.ln1_mean, a.ln1_rstd, nullptr, residual, nullptr, param(kLn1w, l), param(kLn1b, l),
@@ -222,19 +238,15 @@ void GPT2Network<T, Grad>::backward_block(Layer& a, int l, const T* residual, in
     weight_gradient(kFcw, l, mem.dwide, a.ln2, N, C, 4 * C, accumulate, nullptr);
     wide_bias_gradient(l, N, accumulate);
     matmul.backward_input(mem.dproj, mem.dwide, param(kFcw, l), N, C, 4 * C, stream);  // (N,C)
-    before_writing(dresidual_read);
     layernorm_gradient(grad(kLn2w, l), grad(kLn2b, l), a.residual2, param(kLn2w, l), a.ln2_mean, a.ln2_rstd,
-                       grad(kAttprojb, l), N, true, accumulate);
+                       grad(kAttprojb, l), N, true, accumulate, 0);
     weight_gradient(kAttprojw, l, mem.dresidual, a.atty, N, C, C, accumulate, &dresidual_read);
     matmul.backward_input(mem.dproj, mem.dresidual, param(kAttprojw, l), N, C, C, stream);  // (N,C)
-    before_writing(dwide_read);
-    attention_backward_bias(grad(kQkvb, l), accumulate, mem.dwide, mem.scratch, mem.counters, mem.dproj,
-                            a.qkv, a.atty, a.lse, B, T_, NH, C / NH, stream);  // (N,3C)
+    attention_gradient(a, l, B, T_, accumulate);
     weight_gradient(kQkvw, l, mem.dwide, a.ln1, N, C, 3 * C, accumulate, &dwide_read);
     matmul.backward_input(mem.dproj, mem.dwide, param(kQkvw, l), N, C, 3 * C, stream);  // (N,C)
-    before_writing(dresidual_read);
     layernorm_gradient(grad(kLn1w, l), grad(kLn1b, l), residual, param(kLn1w, l), a.ln1_mean, a.ln1_rstd,
-                       l > 0 ? grad(kFcprojb, l - 1) : nullptr, N, true, accumulate);
+                       l > 0 ? grad(kFcprojb, l - 1) : nullptr, N, true, accumulate, 1);
 }
 
 template <typename T, typename Grad>
@@ -244,7 +256,7 @@ void GPT2Network<T, Grad>::backward(int B, int T_, const int32_t* tokens, bool a
     weight_gradient(kWte, 0, mem.logits, mem.lnf, N, C, Vp, accumulate, nullptr);
     matmul.backward_input(mem.dproj, mem.logits, param(kWte), N, C, Vp, stream);  // (N,C)
     layernorm_gradient(grad(kLnfw), grad(kLnfb), mem.layers[L - 1].residual3, param(kLnfw), mem.lnf_mean,
-                       mem.lnf_rstd, grad(kFcprojb, L - 1), N, false, accumulate);
+                       mem.lnf_rstd, grad(kFcprojb, L - 1), N, false, accumulate, 1);
     for (int l = L - 1; l >= 0; l--) {
         const T* residual = l == 0 ? mem.encoded : mem.layers[l - 1].residual3;
         backward_block(mem.layers[l], l, residual, B, T_, accumulate);

@@ -40,7 +40,7 @@ void attention_backward(Real* dqkv, void* scratch, unsigned* counters, const Rea
 template <typename Real, typename Grad>
 void attention_backward_bias(Grad* dbias, bool accumulate, Real* dqkv, void* scratch, unsigned* counters,
                              const Real* dout, const Real* qkv, const Real* out, const float* lse, int B,
-                             int T, int NH, int HS, cudaStream_t stream);
+                             int T, int NH, int HS, cudaStream_t stream, Branch* sums = nullptr);
 size_t attention_backward_bias_scratch(int B, int T, int NH, int HS);  // as attention_backward_scratch()
 
 }  // namespace llmc

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "llmc/cuda/branch.cuh"
 #include "llmc/cuda/column_sums.cuh"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/attention_kernels.h"
@@ -25,7 +26,7 @@ size_t attention_backward_bias_scratch(int B, int T, int NH, int HS) {
 template <typename Real, typename Grad>
 void attention_backward_bias(Grad* dbias, bool accumulate, Real* dqkv, void* scratch, unsigned* counters,
                              const Real* dout, const Real* qkv, const Real* out, const float* lse, int B,
-                             int T, int NH, int HS, cudaStream_t stream) {
+                             int T, int NH, int HS, cudaStream_t stream, Branch* sums_branch) {
     const int columns = 3 * NH * HS;
     if constexpr (std::is_same_v<Real, bf16>) {
         bool rows = B > 0 && T > 0;
@@ -33,18 +34,20 @@ void attention_backward_bias(Grad* dbias, bool accumulate, Real* dqkv, void* scr
             float* sums = (float*)((char*)scratch + attention_backward_scratch(B, T, NH));
             attention_backward_wgmma(dqkv, scratch, counters, dout, qkv, out, lse, B, T, NH, stream, sums);
             return finish_columns<Grad, float>({dbias}, {sums, B * ceil_div(T, kRows), columns}, columns,
-                                               accumulate, stream);
+                                               accumulate,
+                                               sums_branch != nullptr ? sums_branch->fork() : stream);
         }
     }
     attention_backward(dqkv, scratch, counters, dout, qkv, out, lse, B, T, NH, HS, stream);
-    bias_backward(dbias, scratch, dqkv, (int64_t)B * T, columns, accumulate, stream);
+    bias_backward(dbias, scratch, dqkv, (int64_t)B * T, columns, accumulate,
+                  sums_branch != nullptr ? sums_branch->fork() : stream);
 }
 
 template void attention_backward_bias(float*, bool, float*, void*, unsigned*, const float*, const float*,
-                                      const float*, const float*, int, int, int, int, cudaStream_t);
+                                      const float*, const float*, int, int, int, int, cudaStream_t, Branch*);
 template void attention_backward_bias(float*, bool, bf16*, void*, unsigned*, const bf16*, const bf16*,
-                                      const bf16*, const float*, int, int, int, int, cudaStream_t);
+                                      const bf16*, const float*, int, int, int, int, cudaStream_t, Branch*);
 template void attention_backward_bias(bf16*, bool, bf16*, void*, unsigned*, const bf16*, const bf16*,
-                                      const bf16*, const float*, int, int, int, int, cudaStream_t);
+                                      const bf16*, const float*, int, int, int, int, cudaStream_t, Branch*);
 
 }  // namespace llmc

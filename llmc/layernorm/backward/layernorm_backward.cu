@@ -2,6 +2,7 @@
 // Those of dinp, where it leaves none, are made by another pass over dinp.
 #include <bit>
 
+#include "llmc/cuda/branch.cuh"
 #include "llmc/cuda/column_sums.cuh"
 #include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/call.cuh"
@@ -41,7 +42,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
 // by this kernel, or where that is none the one that is chosen; false: it does not take the call
 template <typename T, typename Grad, typename W>
 bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Kernel>& by,
-              cudaStream_t stream) {
+              cudaStream_t stream, Branch* sums) {
     using Acc = acc_t<T>;
     require(given.C > 0 && given.N >= 0, "layernorm_backward: C must be positive, N not negative");
     require(
@@ -67,13 +68,17 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
             [&](const Choice& choice) { return (groups = launch(call, choice, stream)).count > 0; });
         if (!launched) { return false; }
     }
+    const bool another_pass = call.sum_dinp && !groups.dinp;
+    if (another_pass) { sums = nullptr; }
     if (call.columns && !groups.done) {  // no rows: no groups, and the sums are 0
         int stride = groups.stride > 0 ? groups.stride : call.C;
-        ColumnPartials<Acc> partials{(const Acc*)call.scratch, groups.count, stride, groups.early};
+        ColumnPartials<Acc> partials{(const Acc*)call.scratch, groups.count, stride,
+                                     groups.early && sums == nullptr};
         finish_columns<Grad, Acc>({given.dweight, given.dbias, groups.dinp ? given.dinp_sums : nullptr},
-                                  partials, call.C, given.accumulate, stream);
+                                  partials, call.C, given.accumulate,
+                                  sums != nullptr ? sums->fork() : stream);
     }
-    if (call.sum_dinp && !groups.dinp) {
+    if (another_pass) {
         sum_columns(given.dinp_sums, call.scratch, call.dinp, call.dinp_stride, call.N, call.C,
                     given.accumulate, stream);
     }
@@ -81,24 +86,24 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
 }
 
 template <typename T, typename Grad, typename W>
-void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream) {
-    backward(given, {}, stream);
+void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream, Branch* sums) {
+    backward(given, {}, stream, sums);
 }
 
 template <typename T, typename Grad, typename W>
 bool layernorm_backward_by(Kernel kernel, const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream) {
-    return backward(given, kernel, stream);
+    return backward(given, kernel, stream, nullptr);
 }
 
 using bf16 = __nv_bfloat16;
-template void layernorm_backward(const LayerNormBackward<float, float, float>&, cudaStream_t);
-template void layernorm_backward(const LayerNormBackward<bf16, float, bf16>&, cudaStream_t);
-template void layernorm_backward(const LayerNormBackward<bf16, bf16, bf16>&, cudaStream_t);
-template void layernorm_backward(const LayerNormBackward<bf16, float, float>&, cudaStream_t);
-template void layernorm_backward(const LayerNormBackward<__half, float, __half>&, cudaStream_t);
-template void layernorm_backward(const LayerNormBackward<__half, __half, __half>&, cudaStream_t);
-template void layernorm_backward(const LayerNormBackward<__half, float, float>&, cudaStream_t);
-template void layernorm_backward(const LayerNormBackward<double, double, double>&, cudaStream_t);
+template void layernorm_backward(const LayerNormBackward<float, float, float>&, cudaStream_t, Branch*);
+template void layernorm_backward(const LayerNormBackward<bf16, float, bf16>&, cudaStream_t, Branch*);
+template void layernorm_backward(const LayerNormBackward<bf16, bf16, bf16>&, cudaStream_t, Branch*);
+template void layernorm_backward(const LayerNormBackward<bf16, float, float>&, cudaStream_t, Branch*);
+template void layernorm_backward(const LayerNormBackward<__half, float, __half>&, cudaStream_t, Branch*);
+template void layernorm_backward(const LayerNormBackward<__half, __half, __half>&, cudaStream_t, Branch*);
+template void layernorm_backward(const LayerNormBackward<__half, float, float>&, cudaStream_t, Branch*);
+template void layernorm_backward(const LayerNormBackward<double, double, double>&, cudaStream_t, Branch*);
 template bool layernorm_backward_by(Kernel, const LayerNormBackward<float, float, float>&, cudaStream_t);
 template bool layernorm_backward_by(Kernel, const LayerNormBackward<bf16, bf16, bf16>&, cudaStream_t);
 template bool layernorm_backward_by(Kernel, const LayerNormBackward<__half, __half, __half>&, cudaStream_t);
