@@ -7,6 +7,7 @@
 
 #include "data/json_lines.h"
 #include "llmc/host/binary_file.h"
+#include "llmc/host/command_line.h"
 #include "llmc/host/error.h"
 #include "llmc/host/eval_file.h"
 #include "llmc/host/standard_streams.h"
@@ -74,6 +75,9 @@ void add_example(const JsonValue& object, const std::string& where, const Tokeni
 }
 
 void make_hellaswag(const Settings& settings) {
+    if (settings.out.empty()) {
+        throw Error(kExitUsage, "--out: found an empty text, expected the file to write");
+    }
     const Tokenizer tokenizer =
         settings.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(settings.tokenizer);
     (void)tokenizer.encode("");  // can it?
@@ -103,8 +107,8 @@ void make_hellaswag(const Settings& settings) {
                 settings.out.c_str());
 }
 
-// false: the program should return *exit_code
-bool parse(int argc, char** argv, Settings* settings, int* exit_code) {
+// false: it was asked for its help alone
+bool parse(int argc, char** argv, Settings* settings) {
     CLI::App app(kDescription, "data/make_hellaswag");
     app.footer(kFooter);
     app.add_option("input", settings->input, "a file of JSONL, or - for standard input")->required();
@@ -113,13 +117,7 @@ bool parse(int argc, char** argv, Settings* settings, int* exit_code) {
                    "the model's: a folder or file as of data/make_shards; without "
                    "it, bytes")
         ->type_name("PATH");
-    try {
-        app.parse(argc, argv);
-        return true;
-    } catch (const CLI::ParseError& e) {
-        *exit_code = app.exit(e) == 0 ? kExitDone : kExitUsage;
-        return false;
-    }
+    return parse_words(&app, argc, argv, 1, "");
 }
 
 }  // namespace llmc
@@ -128,9 +126,8 @@ int main(int argc, char** argv) {
     llmc::open_standard_streams();
     llmc::ignore_write_signals();
     llmc::Settings settings;
-    int exit_code = llmc::kExitDone;
-    if (!llmc::parse(argc, argv, &settings, &exit_code)) { return exit_code; }
     try {
+        if (!llmc::parse(argc, argv, &settings)) { return llmc::kExitDone; }
         llmc::make_hellaswag(settings);
     } catch (const llmc::Error& e) {
         std::fprintf(stderr, "make_hellaswag: %s\n", llmc::terminal_text(e.what()).c_str());

@@ -19,6 +19,7 @@
 #include "data/document_splitter.h"
 #include "data/json_lines.h"
 #include "data/token_pieces.h"
+#include "llmc/host/command_line.h"
 #include "llmc/host/error.h"
 #include "llmc/host/read_file.h"
 #include "llmc/host/standard_streams.h"
@@ -348,6 +349,10 @@ Tokenizer open_tokenizer(const std::string& path) {
 
 void make_shards(const Settings& settings) {
     const fs::path prefix(settings.out);
+    if (prefix.empty()) {
+        throw Error(kExitUsage,
+                    "--out: found an empty text, expected how names begin, as in --out data/mytext");
+    }
     if (!prefix.has_filename()) {
         throw Error(kExitUsage, strf("--out %s: a folder; add how names begin, as in --out %smytext",
                                      settings.out.c_str(), settings.out.c_str()));
@@ -387,8 +392,8 @@ void make_shards(const Settings& settings) {
     std::printf("\n");
 }
 
-// false: the program should return *exit_code
-bool parse(int argc, char** argv, Settings* settings, int* exit_code) {
+// false: it was asked for its help alone
+bool parse(int argc, char** argv, Settings* settings) {
     // CLI::Range lets "nan" pass, which is not below its least nor above its greatest
     const auto is_number = [](const std::string& value) {
         return std::isnan(std::strtod(value.c_str(), nullptr)) ? "not a number: " + value : std::string();
@@ -417,13 +422,7 @@ bool parse(int argc, char** argv, Settings* settings, int* exit_code) {
     app.add_option("--shard-tokens", settings->shard_tokens, "tokens in a shard, which is held in memory")
         ->capture_default_str()
         ->check(CLI::Range(int64_t{16}, kMaxShardTokens));
-    try {
-        app.parse(argc, argv);
-        return true;
-    } catch (const CLI::ParseError& e) {
-        *exit_code = app.exit(e) == 0 ? kExitDone : kExitUsage;
-        return false;
-    }
+    return parse_words(&app, argc, argv, 1, "");
 }
 
 }  // namespace llmc
@@ -432,9 +431,8 @@ int main(int argc, char** argv) {
     llmc::open_standard_streams();
     llmc::ignore_write_signals();  // its temporaries would stay
     llmc::Settings settings;
-    int exit_code = llmc::kExitDone;
-    if (!llmc::parse(argc, argv, &settings, &exit_code)) { return exit_code; }
     try {
+        if (!llmc::parse(argc, argv, &settings)) { return llmc::kExitDone; }
         llmc::stop_on_signals();
         llmc::make_shards(settings);
     } catch (const llmc::Error& e) {

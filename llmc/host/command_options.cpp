@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "llmc/host/command_line.h"
 #include "llmc/host/error.h"
 
 namespace llmc {
@@ -175,25 +176,11 @@ void add_eval(CLI::App* app, CommandOptions* o) {
         ->check(CLI::Range(0, 1 << 20));
 }
 
-// What comes behind the command, as CLI11 wants it: the last first. It takes the next argument for the value of
-// "--prompt=", which may be a script's --prompt="$text" with an empty text.
-std::vector<std::string> arguments(const CLI::App& app, int argc, const char* const* argv) {
-    std::vector<std::string> all;
-    for (int i = argc - 1; i >= 2; i--) {
-        const std::string word = argv[i], name = word.substr(0, word.size() - 1);
-        const bool empty =
-            word.starts_with("--") && word.ends_with('=') && app.get_option_no_throw(name) != nullptr;
-        if (empty) { all.emplace_back(); }
-        all.push_back(empty ? name : word);
-    }
-    return all;
-}
-
 }  // namespace
 
 bool is_command(const std::string& word) { return word == "generate" || word == "export" || word == "eval"; }
 
-bool parse_command(int argc, const char* const* argv, CommandOptions* o, int* exit_code) {
+bool parse_command(int argc, const char* const* argv, CommandOptions* o) {
     o->command = argv[1];
     const bool generate = o->command == "generate", exports = o->command == "export";
     const std::string name = argv[0];
@@ -218,15 +205,7 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* o, int* ex
     } else {
         add_eval(&app, o);
     }
-    try {
-        app.parse(arguments(app, argc, argv));
-    } catch (const CLI::CallForHelp& e) {
-        *exit_code = app.exit(e);
-        return false;
-    } catch (const CLI::ParseError& e) {
-        throw Error(kExitUsage, strf("%s: %s. See %s %s --help.", o->command.c_str(), e.what(), name.c_str(),
-                                     o->command.c_str()));
-    }
+    if (!parse_words(&app, argc, argv, 2, (o->command + ": ").c_str())) { return false; }
     for (std::string& stop : o->stop) {
         stop = unescaped(stop);
         if (stop.empty()) { throw Error(kExitUsage, "generate: --stop: found an empty text, expected some"); }

@@ -39,8 +39,7 @@ struct CommandOptions {
 
 bool is_command(const std::string& word);
 
-// argv[1] is the command. False: there is nothing left to do, and the program returns *exit_code (--help).
-// Bad usage throws Error(kExitUsage).
-bool parse_command(int argc, const char* const* argv, CommandOptions* options, int* exit_code);
+// argv[1] is the command. False: its help was asked for, and has been printed. Bad usage throws Error(kExitUsage).
+bool parse_command(int argc, const char* const* argv, CommandOptions* options);
 
 }  // namespace llmc

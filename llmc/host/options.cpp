@@ -12,6 +12,7 @@
 #include <memory>
 #include <sstream>
 
+#include "llmc/host/command_line.h"
 #include "llmc/host/error.h"
 #include "llmc/host/options_input.h"
 #include "llmc/host/read_file.h"
@@ -325,6 +326,7 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     if (!line.action.empty()) {
         std::string name = argc > 0 ? argv[0] : "./train_gpt2";
         std::fputs((line.action == "help" ? format_help(name, program) : version_text()).c_str(), stdout);
+        require_printed();
         return settings;
     }
     CLI::App app;

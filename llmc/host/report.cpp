@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "llmc/host/binary_file.h"
+#include "llmc/host/command_line.h"
 #include "llmc/host/error.h"
 #include "llmc/host/report_page.h"
 #include "llmc/host/terminal_text.h"
@@ -57,11 +58,7 @@ int report_command(int argc, const char* const* argv) {
         ->type_name("FILE");
     app.footer("A run writes its own page at validations, at saves and at its end.\n\nExample:\n  " + name +
                " runs/a runs/b --out compare.html");
-    try {
-        app.parse(argc - 1, argv + 1);
-    } catch (const CLI::CallForHelp& e) { return app.exit(e); } catch (const CLI::ParseError& e) {
-        throw Error(kExitUsage, strf("report: %s. See %s --help.", e.what(), name.c_str()));
-    }
+    if (!parse_words(&app, argc, argv, 2, "report: ")) { return kExitDone; }
     std::vector<RunHistory> histories;
     histories.reserve(runs.size());
     for (const std::string& run : runs) {
@@ -70,11 +67,16 @@ int report_command(int argc, const char* const* argv) {
         require_no_input(out, run + "/log.jsonl");
     }
     std::error_code ignored;
-    if (out.empty()) {
+    const bool named = !out.empty();
+    if (!named) {
         const bool folder = runs.size() == 1 && std::filesystem::is_directory(runs[0], ignored);
         out = (folder ? runs[0] + "/" : "") + "report.html";
     }
-    write_report(out, histories);
+    try {
+        write_report(out, histories);
+    } catch (const Error& e) {
+        throw Error(e.exit_code, strf("%s%s", e.what(), named ? "" : ". --out FILE writes it elsewhere"));
+    }
     std::printf("wrote %s\n", terminal_text(out).c_str());
     return kExitDone;
 }

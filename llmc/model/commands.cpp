@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string>
 
+#include "llmc/host/command_line.h"
 #include "llmc/host/command_options.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/json.h"
@@ -60,13 +61,6 @@ Tokenizer require_tokenizer(const CommandOptions& o, const NamedModel& model) {
                      model.path.c_str(), model.source->config().vocab_size));
 }
 
-// what was printed is the result: it must not be lost in silence
-void flush_result() {
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-        throw Error(kExitSaveFailed, "cannot write to standard output");
-    }
-}
-
 // ---- generate ----------------------------------------------------------------------------------
 
 // A pipe gets the bytes as they are; on a terminal control characters are shown, not obeyed.
@@ -74,7 +68,7 @@ void print_text(std::string_view text) {
     static const bool terminal = isatty(STDOUT_FILENO) != 0;
     const std::string out = terminal ? printable_text(text) : std::string(text);
     std::fwrite(out.data(), 1, out.size(), stdout);
-    flush_result();
+    require_printed();
 }
 
 std::string read_prompt(const CommandOptions& o) {
@@ -287,7 +281,7 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
     const std::unique_ptr<LoadedModel> model = engine.evaluator(*named.source, o.batch, T);
     if (!o.data.empty()) { evaluate_shards(o, named, model.get(), T); }
     if (questions) { evaluate_hellaswag(*questions, o, model.get(), T); }
-    flush_result();
+    require_printed();
     return kExitDone;
 }
 
@@ -297,8 +291,7 @@ std::optional<int> run_command(int argc, char** argv, const Engine& engine) {
     if (argc > 1 && argv[1] == std::string("report")) { return report_command(argc, argv); }
     if (argc < 2 || !is_command(argv[1])) { return std::nullopt; }
     CommandOptions o;
-    int exit_code = kExitDone;
-    if (!parse_command(argc, argv, &o, &exit_code)) { return exit_code; }
+    if (!parse_command(argc, argv, &o)) { return kExitDone; }
     if (o.command == "generate") { return Generator(o, engine).run(); }
     return o.command == "export" ? export_model(o) : evaluate(o, engine);
 }

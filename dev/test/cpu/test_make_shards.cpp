@@ -291,6 +291,7 @@ TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
     fails(make_shards(text), kExitUsage, "--out");
     fails(make_shards("--out x"), kExitUsage, "inputs");
     fails(make_shards(text + " --out " + folder.path() + "/"), kExitUsage, "a folder");
+    fails(make_shards("--out= " + text), kExitUsage, "--out: found an empty text");
     fails(make_shards(text + to + " --documents word"), kExitUsage, "--documents");
     for (const char* value : {"-0.1", "0.95", "nan", "x"}) {
         fails(make_shards(text + to + " --val-fraction " + value), kExitUsage, "--val-fraction");
@@ -348,6 +349,7 @@ TEST_CASE("make_shards: help teaches") {
     for (const char* part : {"--out", "--documents", "--val-fraction", "--shard-tokens", "Examples:"}) {
         CHECK(run.output.find(part) != std::string::npos);
     }
+    CHECK(make_shards("--help > /dev/full").exit_code == kExitSaveFailed);
 }
 
 TEST_CASE("make_shards: with a tokenizer, the documents have its ids") {

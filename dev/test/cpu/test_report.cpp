@@ -179,4 +179,7 @@ TEST_CASE("report: a page that cannot be written is said once and stops nothing"
     const size_t first = r.err.find("the page of the run is not written: " + run + "/report.html");
     CHECK_MESSAGE(first != std::string::npos, r.err);
     CHECK_MESSAGE(r.err.rfind("the page of the run") == first, r.err);
+    const ProgramRun report = run_train(folder.path(), {"report", run});
+    CHECK(report.exit_code == kExitUsage);
+    CHECK_MESSAGE(report.err.find("--out FILE") != std::string::npos, report.err);
 }
