@@ -2,6 +2,7 @@
 #include "llmc/model/commands.h"
 
 #include <unistd.h>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -214,6 +215,14 @@ int export_model(const CommandOptions& o) {
 
 // ---- eval --------------------------------------------------------------------------------------
 
+Evaluation evaluate(LoadedModel* model, const Batch& batch) {
+    const Evaluation e = model->evaluate(batch);
+    if (!std::ranges::all_of(e.losses, [](float x) { return std::isfinite(x); })) {
+        throw not_finite("the losses");
+    }
+    return e;
+}
+
 // the mean loss over token shards
 void evaluate_shards(const CommandOptions& o, const NamedModel& named, LoadedModel* model, int T) {
     const GPT2Config& c = named.source->config();
@@ -231,7 +240,7 @@ void evaluate_shards(const CommandOptions& o, const NamedModel& named, LoadedMod
     Batch batch;
     for (int64_t row = 0; row < data.num_rows(); row += o.batch) {
         data.read(row, o.batch, &batch);
-        const Evaluation e = model->evaluate(batch);
+        const Evaluation e = evaluate(model, batch);
         for (size_t i = 0; i < batch.targets.size(); i++) {
             const int32_t target = batch.targets[i];
             if (target == kIgnoreTarget) { continue; }
@@ -253,8 +262,8 @@ void evaluate_shards(const CommandOptions& o, const NamedModel& named, LoadedMod
 }
 
 void evaluate_hellaswag(const EvalFile& file, const CommandOptions& o, LoadedModel* model, int T) {
-    const auto evaluate = [&](const Batch& batch) { return model->evaluate(batch); };
-    const HellaSwagScore score = *score_hellaswag(file, o.batch, T, evaluate);  // a signal ends a sub-command
+    const auto losses = [&](const Batch& batch) { return evaluate(model, batch); };
+    const HellaSwagScore score = *score_hellaswag(file, o.batch, T, losses);  // a signal ends a sub-command
     std::printf("HellaSwag   %lld examples\n", (long long)score.examples);
     std::printf("accuracy    %.4f, by the lowest sum of losses\n", score.accuracy());
     std::printf(

@@ -21,12 +21,12 @@ using namespace llmc;
 
 namespace {
 
-// a byte-level model with logits of some size, as a file
-std::string write_random_model(const std::string& path, int positions) {
+// a byte-level model with logits of some size, as a file; size: of its weights
+std::string write_random_model(const std::string& path, int positions, double size = 0.3) {
     const GPT2Config c = {positions, 257, 320, 2, 4, 32};
     GPT2Cpu model(c, 1, 2);
     for (int t = 0; t < kNumTensors; t++) {
-        std::vector<float> x = random_vector<float>(tensor_total(c, t), 40 + t, 0.3);
+        std::vector<float> x = random_vector<float>(tensor_total(c, t), 40 + t, size);
         if (t == kLn1w || t == kLn2w || t == kLnfw) {
             for (float& v : x) { v += 1; }
         }
@@ -282,6 +282,15 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
         const ProgramRun full = finish_train(folder.path(), pid);
         CHECK(full.exit_code == kExitSaveFailed);
         CHECK(full.err.find("cannot write to standard output") != std::string::npos);
+    }
+    // nor is it that a model computes numbers no longer
+    const std::string diverged = write_random_model(folder / "diverged.bin", 64, 1e30);
+    write_token_shard(folder / "bytes.bin", std::vector<uint16_t>(200, 5), 257);
+    for (const Words& command : {Words{"generate", diverged, "--prompt", "x"},
+                                 Words{"eval", diverged, "--data", folder / "bytes.bin"}}) {
+        const ProgramRun r = run_train(folder.path(), command);
+        CHECK(r.exit_code == kExitDiverged);
+        CHECK_MESSAGE(r.err.find("are not finite: it diverged in training") != std::string::npos, r.err);
     }
     // every name of the same model writes and evaluates the same
     std::string text, loss;
