@@ -331,7 +331,6 @@ constexpr bool fewer_are_faster = sizeof(T) == 2 && !kAccumulate && !L::reread &
 
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most, int in_flight) {
-    if constexpr (!fewer_are_faster<L, kAccumulate, T>) { in_flight = L::stages; }
     constexpr int kStreams = kAccumulate ? 3 : 2;
     extern __shared__ __align__(128) unsigned char memory[];
     int number = threadIdx.x / L::team_threads, first = (int)threadIdx.x % L::team_threads * L::n;
@@ -395,6 +394,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
                                                                            int most, int in_flight) {
+    if constexpr (!fewer_are_faster<L, kAccumulate, T>) { in_flight = L::stages; }
     if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, most, in_flight); }
 }
 
