@@ -7,9 +7,9 @@
 
 #include "data/json_lines.h"
 #include "llmc/host/binary_file.h"
-#include "llmc/host/command_line.h"
 #include "llmc/host/error.h"
 #include "llmc/host/eval_file.h"
+#include "llmc/host/parse_words.h"
 #include "llmc/host/standard_streams.h"
 #include "llmc/host/stop_signal.h"
 #include "llmc/host/terminal_text.h"

@@ -44,4 +44,9 @@ private:
     int64_t joins_ = 0;
 };
 
+// where work may be queued that the main stream need not wait for at once: the branch, if there is one
+inline cudaStream_t beside(cudaStream_t stream, Branch* branch) {
+    return branch != nullptr ? branch->fork() : stream;
+}
+
 }  // namespace llmc

@@ -5,8 +5,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "llmc/host/command_line.h"
 #include "llmc/host/error.h"
+#include "llmc/host/parse_words.h"
 
 namespace llmc {
 

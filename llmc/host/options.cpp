@@ -12,9 +12,9 @@
 #include <memory>
 #include <sstream>
 
-#include "llmc/host/command_line.h"
 #include "llmc/host/error.h"
 #include "llmc/host/options_input.h"
+#include "llmc/host/parse_words.h"
 #include "llmc/host/read_file.h"
 
 namespace llmc {

@@ -5,8 +5,8 @@
 #include <filesystem>
 
 #include "llmc/host/binary_file.h"
-#include "llmc/host/command_line.h"
 #include "llmc/host/error.h"
+#include "llmc/host/parse_words.h"
 #include "llmc/host/report_page.h"
 #include "llmc/host/terminal_text.h"
 

@@ -71,10 +71,10 @@ struct LayerNormBackward {
 // bytes for any N, T, Grad and W at this C on this machine's GPUs
 size_t layernorm_backward_scratch(int C);
 
-// sums: dweight, dbias and dinp_sums are added up there, if that needs neither dinp nor another pass over scratch; null: on
-// the stream, as the rest.
+// branch: what adds up dweight, dbias and dinp_sums, which reads scratch, is queued there, unless dinp_sums takes another
+// pass over dinp; null: on the stream.
 template <typename T, typename Grad, typename W>
 void layernorm_backward(const LayerNormBackward<T, Grad, W>& call, cudaStream_t stream,
-                        Branch* sums = nullptr);
+                        Branch* branch = nullptr);
 
 }  // namespace llmc

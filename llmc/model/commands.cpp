@@ -2,20 +2,20 @@
 #include "llmc/model/commands.h"
 
 #include <unistd.h>
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <iterator>
 #include <string>
 
-#include "llmc/host/command_line.h"
 #include "llmc/host/command_options.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/json.h"
+#include "llmc/host/parse_words.h"
 #include "llmc/host/report.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/host/utf8.h"
+#include "llmc/model/finite.h"
 #include "llmc/model/generate.h"
 #include "llmc/model/hellaswag.h"
 #include "llmc/model/hf_export.h"
@@ -217,9 +217,7 @@ int export_model(const CommandOptions& o) {
 
 Evaluation evaluate(LoadedModel* model, const Batch& batch) {
     const Evaluation e = model->evaluate(batch);
-    if (!std::ranges::all_of(e.losses, [](float x) { return std::isfinite(x); })) {
-        throw not_finite("the losses");
-    }
+    require_finite_results("the losses", e.losses);
     return e;
 }
 

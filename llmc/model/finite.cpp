@@ -42,4 +42,12 @@ void require_finite_output(const std::string& path, State state, int tensor, int
     throw Error(kExitDiverged, strf("%s was not written: %s", path.c_str(), bad.c_str()));
 }
 
+void require_finite_results(const char* what, std::span<const float> values) {
+    if (std::ranges::all_of(values, [](float x) { return std::isfinite(x); })) { return; }
+    throw Error(kExitDiverged,
+                strf("%s that the model computes are not finite: it diverged in training, or its file is "
+                     "damaged. Try an earlier step_ folder of the run.",
+                     what));
+}
+
 }  // namespace llmc

@@ -1,4 +1,5 @@
-// Numbers that are not finite neither come in from files nor go out to them: a training that goes on with them is lost.
+// Numbers that are not finite neither come in from files nor go out to them, as a training that goes on with them is
+// lost, nor are they shown as a model's results.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -16,5 +17,8 @@ void require_finite_input(const std::string& path, State state, int tensor, int6
 // the same of what would be written to path; throws Error(kExitDiverged)
 void require_finite_output(const std::string& path, State state, int tensor, int64_t first,
                            std::span<const float> values);
+
+// what a model has computed, "the losses"; throws Error(kExitDiverged) if any is not finite
+void require_finite_results(const char* what, std::span<const float> values);
 
 }  // namespace llmc

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 
-#include "llmc/host/error.h"
 #include "llmc/host/philox.h"
 #include "llmc/host/sampler.h"
 #include "llmc/host/utf8.h"
+#include "llmc/model/finite.h"
 
 namespace llmc {
 
@@ -54,13 +53,6 @@ std::span<const float> Context::add(std::span<const int32_t> tokens) {
     return decoder_->append(seen_);
 }
 
-Error not_finite(const char* what) {
-    return Error(kExitDiverged,
-                 strf("%s that the model computes are not finite: it diverged in training, or its file is "
-                      "damaged. Try an earlier step_ folder of the run.",
-                      what));
-}
-
 Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<const int32_t> prompt,
                     const SampleParams& p, const TextStream::Sink& sink) {
     TextStream stream(p.stop, sink);
@@ -73,9 +65,7 @@ Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<cons
     std::span<const float> logits = context->add(prompt);
     sample.prompt_seconds = seconds();
     for (int64_t k = 0; k < p.tokens; k++) {
-        if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); })) {
-            throw not_finite("the logits");
-        }
+        require_finite_results("the logits", logits);
         const uint32_t bits = random_bits(p.seed, RandomUse::kSampling, p.number, 0, (uint64_t)k)[0];
         const int32_t token = sample_token(logits, p.temperature, p.top_k, to_uniform(bits), p.top_p);
         if (token == tokenizer.end_of_text()) {

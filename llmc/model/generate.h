@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/host/error.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/model/decoder.h"
 
@@ -65,11 +64,9 @@ struct Sample {
     int64_t computed = 0;       // tokens that the model was given after the prompt
 };
 
-// what: "the losses"; of a model that computes numbers no longer
-Error not_finite(const char* what);
-
 // Adds the prompt (at least one token) and what the model writes after it, but for the last token of ids unless
-// an end of text came, to the context; sink gets what the model writes. Throws not_finite() for such logits.
+// an end of text came, to the context; sink gets what the model writes. Throws as
+// require_finite_results() does.
 Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<const int32_t> prompt,
                     const SampleParams& params, const TextStream::Sink& sink);
 

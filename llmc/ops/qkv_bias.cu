@@ -26,7 +26,7 @@ size_t attention_backward_bias_scratch(int B, int T, int NH, int HS) {
 template <typename Real, typename Grad>
 void attention_backward_bias(Grad* dbias, bool accumulate, Real* dqkv, void* scratch, unsigned* counters,
                              const Real* dout, const Real* qkv, const Real* out, const float* lse, int B,
-                             int T, int NH, int HS, cudaStream_t stream, Branch* sums_branch) {
+                             int T, int NH, int HS, cudaStream_t stream, Branch* branch) {
     const int columns = 3 * NH * HS;
     if constexpr (std::is_same_v<Real, bf16>) {
         bool rows = B > 0 && T > 0;
@@ -34,13 +34,11 @@ void attention_backward_bias(Grad* dbias, bool accumulate, Real* dqkv, void* scr
             float* sums = (float*)((char*)scratch + attention_backward_scratch(B, T, NH));
             attention_backward_wgmma(dqkv, scratch, counters, dout, qkv, out, lse, B, T, NH, stream, sums);
             return finish_columns<Grad, float>({dbias}, {sums, B * ceil_div(T, kRows), columns}, columns,
-                                               accumulate,
-                                               sums_branch != nullptr ? sums_branch->fork() : stream);
+                                               accumulate, beside(stream, branch));
         }
     }
     attention_backward(dqkv, scratch, counters, dout, qkv, out, lse, B, T, NH, HS, stream);
-    bias_backward(dbias, scratch, dqkv, (int64_t)B * T, columns, accumulate,
-                  sums_branch != nullptr ? sums_branch->fork() : stream);
+    bias_backward(dbias, scratch, dqkv, (int64_t)B * T, columns, accumulate, beside(stream, branch));
 }
 
 template void attention_backward_bias(float*, bool, float*, void*, unsigned*, const float*, const float*,

@@ -283,7 +283,7 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
         CHECK(full.exit_code == kExitSaveFailed);
         CHECK(full.err.find("cannot write to standard output") != std::string::npos);
     }
-    // nor is it that a model computes numbers no longer
+    // nor are results that are not finite
     const std::string diverged = write_random_model(folder / "diverged.bin", 64, 1e30);
     write_token_shard(folder / "bytes.bin", std::vector<uint16_t>(200, 5), 257);
     for (const Words& command : {Words{"generate", diverged, "--prompt", "x"},

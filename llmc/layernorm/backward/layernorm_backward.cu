@@ -42,7 +42,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
 // by this kernel, or where that is none the one that is chosen; false: it does not take the call
 template <typename T, typename Grad, typename W>
 bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Kernel>& by,
-              cudaStream_t stream, Branch* sums) {
+              cudaStream_t stream, Branch* branch) {
     using Acc = acc_t<T>;
     require(given.C > 0 && given.N >= 0, "layernorm_backward: C must be positive, N not negative");
     require(
@@ -69,14 +69,13 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
         if (!launched) { return false; }
     }
     const bool another_pass = call.sum_dinp && !groups.dinp;
-    if (another_pass) { sums = nullptr; }
+    if (another_pass) { branch = nullptr; }
     if (call.columns && !groups.done) {  // no rows: no groups, and the sums are 0
         int stride = groups.stride > 0 ? groups.stride : call.C;
         ColumnPartials<Acc> partials{(const Acc*)call.scratch, groups.count, stride,
-                                     groups.early && sums == nullptr};
+                                     groups.early && branch == nullptr};
         finish_columns<Grad, Acc>({given.dweight, given.dbias, groups.dinp ? given.dinp_sums : nullptr},
-                                  partials, call.C, given.accumulate,
-                                  sums != nullptr ? sums->fork() : stream);
+                                  partials, call.C, given.accumulate, beside(stream, branch));
     }
     if (another_pass) {
         sum_columns(given.dinp_sums, call.scratch, call.dinp, call.dinp_stride, call.N, call.C,
@@ -86,8 +85,8 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
 }
 
 template <typename T, typename Grad, typename W>
-void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream, Branch* sums) {
-    backward(given, {}, stream, sums);
+void layernorm_backward(const LayerNormBackward<T, Grad, W>& given, cudaStream_t stream, Branch* branch) {
+    backward(given, {}, stream, branch);
 }
 
 template <typename T, typename Grad, typename W>

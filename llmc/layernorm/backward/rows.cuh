@@ -40,9 +40,9 @@ int groups_at_once(const cudaLaunchConfig_t& config) {
 }
 
 // Rows that each of a block's teams has on their way at once, in a ring of `stages` stages; bytes: of a row's part in the
-// block. A memory that is asked for too much at once delivers less: an H100 (3.4 TB/s by its clock) takes 3 to 7 % longer
-// for rows of 16 bits with all stages on their way, unless a block waits without them: sooner in a cluster, whose blocks
-// wait for each other, and where one team has only what it computes and one row more. An H200 (4.9 TB/s) has use for all.
+// block. A memory that is asked for more than it can deliver delivers less: on an H100 (3.4 TB/s by its clock) rows of 16
+// bits take longer with all stages on their way (doc/layernorm.md, "Bytes in flight"). With too few bytes on their way a
+// block waits, in a cluster sooner, as its blocks wait for each other. An H200 (4.9 TB/s) is fastest with all stages.
 inline int rows_in_flight(int cluster, int teams, int stages, int bytes) {
     constexpr double kFewerBelow = 4e12;  // bytes per second
     if (device_facts().bandwidth >= kFewerBelow) { return stages; }

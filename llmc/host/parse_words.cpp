@@ -1,5 +1,5 @@
-// Command lines: see command_line.h.
-#include "llmc/host/command_line.h"
+// Command lines: see parse_words.h.
+#include "llmc/host/parse_words.h"
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
