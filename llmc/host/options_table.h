@@ -333,7 +333,7 @@ inline const OptionRow kTrainingTable[] = {
      .empty_word = "none",
      .also = "autotune tune gemm-cache",
      .cpu_only = "none",
-     .help = "the fastest algorithms for this model's matrix products on this GPU: searched for half a "
+     .help = "the fastest algorithms for this model's matrix products on this GPU: searched for a "
              "minute and written to FILE if it is not there, read if it is. Same FILE, same bits"},
     {.name = "graph",
      .value = "0|1",

@@ -14,7 +14,7 @@
 #include "llmc/model/gpt2_network.cuh"
 #include "llmc/model/run_plan.h"
 #include "llmc/model/step_profile.h"
-#include "llmc/ops/matmul_plan.cuh"
+#include "llmc/ops/matmul_variants.cuh"
 
 namespace llmc {
 
@@ -23,6 +23,7 @@ namespace {
 constexpr double kWarmSeconds = 10;  // clocks and temperature settle
 constexpr int kTimedSteps = 40, kRecordedSteps = 12;
 constexpr int kCandidates = 64, kBestOf = 3;  // of a product: algorithms tried once, and those timed again
+constexpr size_t kVariants = 16;              // of its proposals, that are tried likewise
 constexpr int kHostMicroseconds = 15;         // to queue a product, at most
 constexpr size_t kWideWorkspace = 4 * Matmul::kWorkspace;
 
@@ -189,7 +190,9 @@ private:
         calls_ = std::clamp((int)(20 / ms), 4, 200);      // 20 ms
         quick_calls_ = std::clamp((int)(4 / ms), 1, 10);  // of each algorithm, to find the fastest few
         uint64_t first_bits = bits();
-        ProductTime result{work_, time(plan_, calls_, false), fastest(candidates), (int)candidates.size()};
+        const double first_ms = time(plan_, calls_, false);
+        const int tried = add_variants(&candidates, first_bits);
+        ProductTime result{work_, first_ms, fastest(candidates), tried};
         result.fastest_ms = std::min(result.fastest_ms, result.first_ms);
         std::vector<matmul::Candidate> same;
         for (const matmul::Candidate& candidate : candidates) {
@@ -199,6 +202,18 @@ private:
         result.same_bits = (int)same.size();
         result.same_bits_ms = std::min(fastest(same), result.first_ms);
         return result;
+    }
+    // The fastest of those that give the first proposal's bits. How many were timed, with the proposals.
+    int add_variants(std::vector<matmul::Candidate>* candidates, uint64_t first_bits) {
+        const matmul::Variants variants(handle_, plan_, *candidates, [&] { return time(plan_, 1, false); });
+        const size_t proposals = candidates->size();
+        for (const matmul::Candidate& variant : variants.fastest(3 * kVariants)) {
+            plan_.choose(variant);
+            if (candidates->size() < proposals + kVariants && bits() == first_bits) {
+                candidates->push_back(variant);
+            }
+        }
+        return (int)(proposals + variants.timed());
     }
     double fastest(const std::vector<matmul::Candidate>& candidates) {
         std::vector<std::pair<double, size_t>> order;

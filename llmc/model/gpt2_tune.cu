@@ -19,7 +19,7 @@ constexpr double kWarmSeconds = 5;  // clocks and temperature settle
 constexpr int kHoldMicroseconds = 15000;
 
 void print(const MatmulChoices& found, double seconds) {
-    std::printf("m      n      k      epilogue sum | first us  best us | proposals, bits\n");
+    std::printf("m      n      k      epilogue sum | first us  best us | tried, bits\n");
     for (const MatmulChoice& c : found.choices) {
         std::printf("%-6lld %-6lld %-6lld %8lld %3s | %8.1f %8.1f | %lld, %s\n", (long long)c.kind.m,
                     (long long)c.kind.n, (long long)c.kind.k, (long long)c.kind.epilogue,

@@ -1,5 +1,6 @@
-// The search of --tune-gemm: which of cuBLASLt's proposals computes a kind of product fastest, within the steps of a model,
-// as only there operands, caches and clocks are those of training.
+// The search of --tune-gemm: which of cuBLASLt's algorithms computes a kind of product fastest, within the steps of a model,
+// as only there operands, caches and clocks are those of training. Of the algorithms that cuBLASLt does not propose it takes
+// those alone that give the bits of its first proposal.
 #pragma once
 #include <algorithm>
 #include <deque>
@@ -9,16 +10,20 @@
 
 #include "llmc/cuda/checksum.cuh"
 #include "llmc/cuda/device_memory.cuh"
+#include "llmc/cuda/hold.cuh"
 #include "llmc/host/matmul_choices.h"
 #include "llmc/ops/matmul_plan.cuh"
+#include "llmc/ops/matmul_variants.cuh"
 
 namespace llmc::matmul {
 
-// A pass is a forward and a backward pass of the model. In the first passes each proposal has its turn, for all calls of its
-// kind; then the fastest few have theirs again, some times.
+// A pass is a forward and a backward pass of the model. At the first call of a kind of product variants of its proposals are
+// tried. In the first passes each proposal, and each of the best variants, has its turn, for all calls of its kind; then the
+// fastest few have theirs again, some times.
 class Search {
 public:
-    static constexpr int kProposals = 64, kFinalists = 8, kFinalTurns = 6;
+    static constexpr int kProposals = 64, kVariants = 16, kFinalists = 8, kFinalTurns = 6,
+                         kLaunchMicroseconds = 15;
 
     // Computes the product by the proposal whose turn it is, and times it. plan: of this kind; workspace, d, a, b as there
     void run(cublasLtHandle_t handle, const MatmulKind& kind, Plan& plan, void* d, const void* a,
@@ -65,7 +70,7 @@ public:
             MatmulChoice choice{.kind = kind,
                                 .first_ms = ms[0],
                                 .ms = ms[best],
-                                .proposals = (int64_t)k.proposals.size(),
+                                .proposals = k.timed,
                                 .same_bits = same[best]};
             static_assert(sizeof(choice.algorithm) == sizeof(cublasLtMatmulAlgo_t));
             std::memcpy(&choice.algorithm, &k.proposals[k.finalists[best]].result.algo,
@@ -77,7 +82,8 @@ public:
 
 private:
     struct Kind {
-        std::vector<Candidate> proposals;
+        std::vector<Candidate> proposals;    // and variants
+        int64_t timed = 0;                   // and how many, in all, were timed
         std::vector<uint64_t> bits;          // of each: a checksum of its result
         std::vector<std::vector<float>> ms;  // of each: of its calls
         std::vector<size_t> finalists;       // the first proposal comes first
@@ -94,17 +100,38 @@ private:
     // Each proposal once, on the operands of the first call: its bits, and its code is loaded. What d held is lost.
     Kind meet(cublasLtHandle_t handle, const MatmulKind& kind, Plan& plan, void* d, const void* a,
               const void* b, void* workspace, cudaStream_t stream) {
-        Kind k{plan.candidates(handle, kProposals), {}, {}, {}};
-        require(!k.proposals.empty(), "--tune-gemm: cuBLASLt has no algorithm for a product of this model");
-        int64_t words = kind.m * kind.n * (kind.output == CUDA_R_32F ? 4 : 2) / 4;
-        for (const Candidate& proposal : k.proposals) {
-            plan.choose(proposal);
-            plan.run(handle, d, a, b, false, workspace, stream);
-            k.bits.push_back(checksum((const uint32_t*)d, words, stream));
+        Kind k;
+        const int64_t words = kind.m * kind.n * (kind.output == CUDA_R_32F ? 4 : 2) / 4;
+        auto call = [&] { plan.run(handle, d, a, b, false, workspace, stream); };
+        auto take = [&](const Candidate& candidate, bool needs_first_bits) {
+            plan.choose(candidate);
+            call();
+            const uint64_t bits = checksum((const uint32_t*)d, words, stream);
+            if (needs_first_bits && bits != k.bits[0]) { return; }
+            k.proposals.push_back(candidate);
+            k.bits.push_back(bits);
+        };
+        const std::vector<Candidate> proposals = plan.candidates(handle, kProposals);
+        require(!proposals.empty(), "--tune-gemm: cuBLASLt has no algorithm for a product of this model");
+        for (const Candidate& proposal : proposals) { take(proposal, false); }
+        const Variants variants(handle, plan, proposals, [&] { return ms_of(call, stream); });
+        for (const Candidate& variant : variants.fastest(3 * kVariants)) {
+            if (k.proposals.size() < proposals.size() + kVariants) { take(variant, true); }
         }
+        k.timed = (int64_t)(proposals.size() + variants.timed());
         k.ms.resize(k.proposals.size());
         most_proposals_ = std::max(most_proposals_, (int)k.proposals.size());
         return k;
+    }
+    template <typename Call>
+    static double ms_of(const Call& call, cudaStream_t stream) {
+        Event begin(cudaEventDefault), end(cudaEventDefault);
+        hold(kLaunchMicroseconds, stream);  // else a small product's time is that of its launch
+        begin.record(stream);
+        call();
+        end.record(stream);
+        llmc::check(cudaStreamSynchronize(stream));
+        return end.since(begin).count();
     }
     // by the times of the first passes, which are forgotten
     static void choose_finalists(Kind* k) {

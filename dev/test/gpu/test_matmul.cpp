@@ -186,7 +186,58 @@ void check_matmul(std::span<const MatmulShape> shapes) {
     check_guards("matmul workspace", device.workspace);
 }
 
+// forward, input's and weight's gradient
+struct Results {
+    DeviceArray<bf16> out, dinp;
+    DeviceArray<float> dweight;
+    explicit Results(const Product<Mode::kBf16>& p)
+        : out(p.out.size()), dinp(p.dinp.size()), dweight(p.dweight.size()) {}
+    void compute(Matmul& matmul, const Product<Mode::kBf16>& p) {
+        const auto& s = p.s;
+        matmul.forward(out.data(), p.inp.data(), p.weight.data(), p.bias.data(), s.N, s.C, s.OC, kStream);
+        matmul.backward_input(dinp.data(), p.dout.data(), p.weight.data(), s.N, s.C, s.OC, kStream);
+        matmul.backward_weight(dweight.data(), p.dout.data(), p.inp.data(), s.N, s.C, s.OC, false, kStream);
+    }
+};
+
 }  // namespace
+
+TEST_CASE("matmul bf16: a search") {
+    const Product<Mode::kBf16> p({1024, 768, 2304});
+    Device plain(Mode::kBf16), searching(Mode::kBf16), chosen(Mode::kBf16);
+    Results first(p), searched(p), found(p);
+    first.compute(plain.matmul, p);
+    searching.matmul.begin_search();
+    int passes = 0;
+    do {
+        searched.compute(searching.matmul, p);
+        passes++;
+    } while (searching.matmul.next_pass(kStream));
+    const MatmulChoices choices = searching.matmul.end_search();
+    REQUIRE(choices.choices.size() == 3);
+    // cuBLASLt proposes eight, and eight finalists have six turns; variants have theirs, too
+    CHECK(passes > 8 + 8 * 6);
+    bool same = true;
+    for (const MatmulChoice& choice : choices.choices) {
+        CHECK(choice.proposals > 64);  // more than cuBLASLt proposes at most
+        CHECK(choice.ms > 0);
+        CHECK(choice.ms <= choice.first_ms);
+        same = same && choice.same_bits;
+    }
+    chosen.matmul.use(choices, "the search's");
+    found.compute(chosen.matmul, p);
+    if (same) {
+        expect_same("a search's choices: out", found.out, first.out.download());
+        expect_same("a search's choices: dinp", found.dinp, first.dinp.download());
+        expect_same("a search's choices: dweight", found.dweight, first.dweight.download());
+    }
+    check_forward(chosen.matmul, p);
+    check_backward_input(chosen.matmul, p);
+    check_backward_weight<Mode::kBf16, float>(chosen.matmul, p, false);
+    p.expect_inputs_unchanged();
+    check_guards("matmul workspace of a search", searching.workspace);
+    check_guards("matmul workspace of its choices", chosen.workspace);
+}
 
 TEST_CASE("matmul fp32: forward, backward and their epilogues") { check_matmul<Mode::kFp32>(kShapes); }
 TEST_CASE("matmul tf32: forward, backward and their epilogues") { check_matmul<Mode::kTf32>(kShapes); }
