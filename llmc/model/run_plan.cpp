@@ -262,6 +262,12 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
     line("device", device.name);
     line("peak", device.peak_flops > 0 ? device.peak_meaning : "n/a");
     line("compute", compute_text(o));
+    if (o.program == Program::kGpu) {
+        line("products",
+             o.tune_gemm.empty()
+                 ? "cuBLASLt's first proposals; --tune-gemm FILE searches faster ones, in a minute"
+                 : "those of " + o.tune_gemm);
+    }
     line("model", strf("%d layers, %d heads, %d channels, %d positions: %s parameters", c.num_layers,
                        c.num_heads, c.channels, c.max_seq_len, count_text(num_parameters(c)).c_str()));
     line("weights", plan.model_from);

@@ -2,9 +2,13 @@
 #include <set>
 
 #include "dev/test/cpu/test_files.h"
+#include "dev/test/cpu/test_options.h"
+#include "dev/test/cpu/train_program.h"
+#include "llmc/host/dataloader.h"
 #include "llmc/host/matmul_choices.h"
 #include "llmc/model/run_data.h"
 #include "llmc/model/run_header.h"
+#include "llmc/model/run_plan.h"
 
 using namespace llmc;
 
@@ -70,6 +74,22 @@ TEST_CASE("matmul choices: the log's header and a run's settings name the file b
     CHECK(headers.size() == 2);
     o.tune_gemm.clear();
     CHECK(header().find("\"products\"") == std::string::npos);
+}
+
+TEST_CASE("matmul choices: the plan of a run on a GPU says which, or how to get faster ones") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    Options o;
+    o.train_data = folder / "train.bin", o.seq_len = 12;
+    const DataLoader data(o.train_data, o.seq_len, o.seed, o.raw_tokens);
+    auto plan = [&] {
+        return describe_run(o, RunPlan{}, data, nullptr, MemoryPlan{}, Device{"a GPU", 0, ""});
+    };
+    CHECK(plan().find("products") == std::string::npos);  // on a CPU there is no choice
+    o.program = Program::kGpu;
+    CHECK(contains(plan(), "products   | cuBLASLt's first proposals; --tune-gemm FILE searches faster ones"));
+    o.tune_gemm = "fast.json";
+    CHECK(contains(plan(), "products   | those of fast.json\n"));
 }
 
 TEST_CASE("matmul choices: what is no such file is refused by field") {
