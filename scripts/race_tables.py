@@ -80,7 +80,7 @@ def points_in(folder):
 
 def take_race(folder, name):
     """a row a point; what others have published stays"""
-    old = {(row["direction"], row["shape"]): row for row in load(name)["rows"] if "direction" in row}
+    old = {(row["direction"], row["shape"]): row for row in load(name)["rows"]}
     points, rows = points_in(folder), {}
     for point in points:
         for row in point["rows"]:

@@ -24,7 +24,7 @@ struct MatmulChoice {
     MatmulKind kind;
     std::array<uint64_t, 8> algorithm{};  // cublasLtMatmulAlgo_t
     double first_ms = 0, ms = 0;  // median, within a step: of cuBLASLt's first proposal, and of the choice
-    int64_t proposals = 0;        // how many were timed
+    int64_t proposals = 0;        // how many algorithms were timed, variants of proposals included
     bool same_bits = false;       // as the first proposal's
 };
 

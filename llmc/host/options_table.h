@@ -325,7 +325,8 @@ inline const OptionRow kTrainingTable[] = {
      .empty_word = "none",
      .also = "profiler benchmark",
      .cpu_only = "none",
-     .help = "instead of a run: train for some seconds, then print what a step takes, part by part, and the "
+     .help = "instead of a run: train for some seconds, time products for a minute, then print what a "
+             "step takes, part by part, and the "
              "least that each could take on this GPU; FILE gets the same as JSON"},
     {.name = "tune-gemm",
      .value = "FILE",
@@ -333,8 +334,8 @@ inline const OptionRow kTrainingTable[] = {
      .empty_word = "none",
      .also = "autotune tune gemm-cache",
      .cpu_only = "none",
-     .help = "the fastest algorithms for this model's matrix products on this GPU: searched for a "
-             "minute and written to FILE if it is not there, read if it is. Same FILE, same bits"},
+     .help = "the fastest algorithms for this model's matrix products on this GPU: searched for one "
+             "or two minutes and written to FILE if it is not there, read if it is. Same FILE, same bits"},
     {.name = "graph",
      .value = "0|1",
      .field = &S::graph,

@@ -1,4 +1,4 @@
-// The search of --tune-gemm: see gpt2_tune.h; how proposals are timed: llmc/ops/matmul_search.cuh.
+// The search of --tune-gemm: see gpt2_tune.h; how algorithms are timed: llmc/ops/matmul_search.cuh.
 #include "llmc/model/gpt2_tune.h"
 
 #include <cuda_bf16.h>

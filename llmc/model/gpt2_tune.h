@@ -6,7 +6,7 @@
 namespace llmc {
 
 // Runs forward and backward passes of a new model of these options on their data, in which cuBLASLt's proposals for each
-// product, and variants of them, are timed; prints what was found and writes it to options.tune_gemm.
+// product, and variants of the first one, are timed; prints what was found and writes it to options.tune_gemm.
 template <typename T, typename Grad>
 void tune_products(const Options& options);
 

@@ -265,8 +265,8 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
     if (o.program == Program::kGpu) {
         line("products",
              o.tune_gemm.empty()
-                 ? "cuBLASLt's first proposals; --tune-gemm FILE searches faster ones, in a minute"
-                 : "those of " + o.tune_gemm);
+                 ? "cuBLASLt's first proposals; --tune-gemm FILE, on one GPU, searches for faster ones"
+                 : "those of " + o.tune_gemm + " (searched for if it is not there)");
     }
     line("model", strf("%d layers, %d heads, %d channels, %d positions: %s parameters", c.num_layers,
                        c.num_heads, c.channels, c.max_seq_len, count_text(num_parameters(c)).c_str()));

@@ -132,7 +132,7 @@ StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gr
 struct ProductTime {
     ProductWork work;
     double first_ms, fastest_ms;  // of one call: cuBLASLt's first proposal, the best
-    int candidates;
+    int candidates;               // how many algorithms were tried, variants of the first proposal included
     // the best of those whose result has the first's bits, and how many these are; the best with four times the workspace;
     // the first that splits no sum; the first with the epilogue that the step asks for, and if it adds to what is there.
     // 0: not measured

@@ -54,7 +54,7 @@ public:
     void use(const MatmulChoices& choices, const std::string& what);
     MatmulChoices machine() const;  // without choices
 
-    // The search for the fastest algorithms. From begin_search() on a product is computed by one proposal of cuBLASLt after
+    // The search for the fastest algorithms. From begin_search() on a product is computed by one of cuBLASLt's after
     // the other; results are right, but for the first call of each kind with accumulate. A pass is a forward and a backward
     // pass; next_pass() waits for its end and is false after the last. end_search() gives what was found.
     void begin_search();

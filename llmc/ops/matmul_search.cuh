@@ -17,15 +17,15 @@
 
 namespace llmc::matmul {
 
-// A pass is a forward and a backward pass of the model. At the first call of a kind of product variants of its proposals are
-// tried. In the first passes each proposal, and each of the best variants, has its turn, for all calls of its kind; then the
-// fastest few have theirs again, some times.
+// A pass is a forward and a backward pass of the model. At the first call of a kind of product variants of its first
+// proposal are tried. In the first passes each proposal, and each of the best variants, has its turn, for all calls of its
+// kind; then the fastest few have theirs again, some times.
 class Search {
 public:
     static constexpr int kProposals = 64, kVariants = 16, kFinalists = 8, kFinalTurns = 6,
                          kLaunchMicroseconds = 15;
 
-    // Computes the product by the proposal whose turn it is, and times it. plan: of this kind; workspace, d, a, b as there
+    // Computes the product by the candidate whose turn it is, and times it. plan: of this kind; workspace, d, a, b as there
     void run(cublasLtHandle_t handle, const MatmulKind& kind, Plan& plan, void* d, const void* a,
              const void* b, void* workspace, cudaStream_t stream) {
         auto at = kinds_.find(kind);
@@ -33,9 +33,9 @@ public:
             at = kinds_.emplace(kind, meet(handle, kind, plan, d, a, b, workspace, stream)).first;
         }
         Kind& k = at->second;
-        size_t turn = k.finalists.empty() ? (size_t)pass_ % k.proposals.size()
+        size_t turn = k.finalists.empty() ? (size_t)pass_ % k.candidates.size()
                                           : k.finalists[(size_t)pass_ % k.finalists.size()];
-        plan.choose(k.proposals[turn]);
+        plan.choose(k.candidates[turn]);
         auto& timed = timed_.emplace_back(std::make_unique<Timed>());
         timed->ms = &k.ms[turn];
         timed->begin.record(stream);
@@ -49,7 +49,7 @@ public:
         timed_.clear();
         pass_++;
         if (finals_) { return pass_ < kFinalists * kFinalTurns; }
-        if (pass_ < most_proposals_) { return true; }
+        if (pass_ < most_candidates_) { return true; }
         for (auto& [kind, k] : kinds_) { choose_finalists(&k); }
         finals_ = true;
         pass_ = 0;
@@ -73,7 +73,7 @@ public:
                                 .proposals = k.timed,
                                 .same_bits = same[best]};
             static_assert(sizeof(choice.algorithm) == sizeof(cublasLtMatmulAlgo_t));
-            std::memcpy(&choice.algorithm, &k.proposals[k.finalists[best]].result.algo,
+            std::memcpy(&choice.algorithm, &k.candidates[k.finalists[best]].result.algo,
                         sizeof(choice.algorithm));
             all.push_back(choice);
         }
@@ -82,8 +82,8 @@ public:
 
 private:
     struct Kind {
-        std::vector<Candidate> proposals;    // and variants
-        int64_t timed = 0;                   // and how many, in all, were timed
+        std::vector<Candidate> candidates;   // the proposals, and variants
+        int64_t timed = 0;                   // how many algorithms: also variants that are no candidates
         std::vector<uint64_t> bits;          // of each: a checksum of its result
         std::vector<std::vector<float>> ms;  // of each: of its calls
         std::vector<size_t> finalists;       // the first proposal comes first
@@ -97,7 +97,8 @@ private:
         std::nth_element(ms.begin(), ms.begin() + ms.size() / 2, ms.end());
         return ms[ms.size() / 2];
     }
-    // Each proposal once, on the operands of the first call: its bits, and its code is loaded. What d held is lost.
+    // Each proposal, and the fastest variants, on the operands of the first call: their bits are noted, and their code is
+    // loaded. What d held is lost.
     Kind meet(cublasLtHandle_t handle, const MatmulKind& kind, Plan& plan, void* d, const void* a,
               const void* b, void* workspace, cudaStream_t stream) {
         Kind k;
@@ -106,9 +107,12 @@ private:
         auto take = [&](const Candidate& candidate, bool needs_first_bits) {
             plan.choose(candidate);
             call();
+            if (kind.accumulate) {
+                plan.run(handle, d, a, b, true, workspace, stream);
+            }  // the bits of += count
             const uint64_t bits = checksum((const uint32_t*)d, words, stream);
             if (needs_first_bits && bits != k.bits[0]) { return; }
-            k.proposals.push_back(candidate);
+            k.candidates.push_back(candidate);
             k.bits.push_back(bits);
         };
         const std::vector<Candidate> proposals = plan.candidates(handle, kProposals);
@@ -116,11 +120,11 @@ private:
         for (const Candidate& proposal : proposals) { take(proposal, false); }
         const Variants variants(handle, plan, proposals, [&] { return ms_of(call, stream); });
         for (const Candidate& variant : variants.fastest(3 * kVariants)) {
-            if (k.proposals.size() < proposals.size() + kVariants) { take(variant, true); }
+            if (k.candidates.size() < proposals.size() + kVariants) { take(variant, true); }
         }
         k.timed = (int64_t)(proposals.size() + variants.timed());
-        k.ms.resize(k.proposals.size());
-        most_proposals_ = std::max(most_proposals_, (int)k.proposals.size());
+        k.ms.resize(k.candidates.size());
+        most_candidates_ = std::max(most_candidates_, (int)k.candidates.size());
         return k;
     }
     template <typename Call>
@@ -136,7 +140,7 @@ private:
     // by the times of the first passes, which are forgotten
     static void choose_finalists(Kind* k) {
         std::vector<std::pair<double, size_t>> order;
-        for (size_t i = 1; i < k->proposals.size(); i++) {
+        for (size_t i = 1; i < k->candidates.size(); i++) {
             if (!k->ms[i].empty()) { order.push_back({median(k->ms[i]), i}); }
         }
         std::sort(order.begin(), order.end());
@@ -149,7 +153,7 @@ private:
 
     std::map<MatmulKind, Kind> kinds_;
     std::deque<std::unique_ptr<Timed>> timed_;
-    int pass_ = 0, most_proposals_ = 0;
+    int pass_ = 0, most_candidates_ = 0;
     bool finals_ = false;
 };
 

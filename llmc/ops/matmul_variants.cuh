@@ -4,21 +4,23 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <set>
 #include <span>
 #include <vector>
 
+#include "llmc/cuda/device_facts.cuh"
 #include "llmc/ops/matmul_plan.cuh"
 
 namespace llmc::matmul {
 
 // What of an algorithm is varied: cuBLASLt's numbers.
-struct Shape {
+struct Settings {
     uint32_t tile;
     uint16_t cluster;
     uint32_t option;
-    auto operator<=>(const Shape&) const = default;
+    auto operator<=>(const Settings&) const = default;
 };
 
 template <typename Value>
@@ -29,19 +31,19 @@ Value configured(const Candidate& c, cublasLtMatmulAlgoConfigAttributes_t attrib
     return value;
 }
 
-inline Shape shape_of(const Candidate& c) {
+inline Settings settings_of(const Candidate& c) {
     return {configured<uint32_t>(c, CUBLASLT_ALGO_CONFIG_TILE_ID),
             configured<uint16_t>(c, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID),
             configured<uint32_t>(c, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION)};
 }
 
-inline Candidate with_shape(Candidate c, const Shape& shape) {
+inline Candidate with_settings(Candidate c, const Settings& settings) {
     auto set = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, auto value) {
         check(cublasLtMatmulAlgoConfigSetAttribute(&c.result.algo, attribute, &value, sizeof(value)));
     };
-    set(CUBLASLT_ALGO_CONFIG_TILE_ID, shape.tile);
-    set(CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, shape.cluster);
-    set(CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, shape.option);
+    set(CUBLASLT_ALGO_CONFIG_TILE_ID, settings.tile);
+    set(CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, settings.cluster);
+    set(CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, settings.option);
     return c;
 }
 
@@ -52,54 +54,64 @@ class Variants {
 public:
     Variants(cublasLtHandle_t handle, Plan& plan, std::span<const Candidate> proposals, Time time)
         : handle_(handle), plan_(plan), first_(proposals.front()), time_(time) {
-        const auto family = configured<uint32_t>(first_, CUBLASLT_ALGO_CONFIG_ID);
-        std::vector<Shape> usual;
+        const auto family = configured<int32_t>(first_, CUBLASLT_ALGO_CONFIG_ID);
+        std::vector<Settings> usual;
         for (const Candidate& c : proposals) {
-            if (configured<uint32_t>(c, CUBLASLT_ALGO_CONFIG_ID) != family) { continue; }
-            usual.push_back(shape_of(c));
-            attempt(usual.back(), true);
+            if (configured<int32_t>(c, CUBLASLT_ALGO_CONFIG_ID) != family) { continue; }
+            usual.push_back(settings_of(c));
+            const Candidate like = with_settings(first_, usual.back());
+            const bool is_it = std::memcmp(&like.result.algo, &c.result.algo, sizeof(c.result.algo)) == 0;
+            attempt(usual.back(), is_it);
+        }
+        const bool hopper = device_facts().capability >= 90;  // before, there are no clusters
+        std::set<uint16_t> pairs = {usual.front().cluster}, clusters = pairs;
+        if (hopper) { pairs.insert({CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1}); }
+        for (int k = CUBLASLT_CLUSTER_SHAPE_1x1x1; hopper && k <= CUBLASLT_CLUSTER_SHAPE_2x4x1; k++) {
+            clusters.insert((uint16_t)k);
         }
         const uint32_t options = options_of_family();
         for (uint32_t option = 0; option < options; option++) {
-            for (uint16_t cluster : {CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1}) {
-                usual.push_back({0, cluster, option});
-            }
+            for (uint16_t cluster : pairs) { usual.push_back({0, cluster, option}); }
         }
         all_tiles(usual);
-        all_shapes(best_tiles(), options);
+        all_settings(best_tiles(), clusters, options);
         std::ranges::sort(timed_);
     }
 
     std::vector<Candidate> fastest(size_t most) const {
         std::vector<Candidate> found;
         for (size_t i = 0; i < std::min(most, timed_.size()); i++) {
-            found.push_back(with_shape(first_, timed_[i].second));
+            found.push_back(with_settings(first_, timed_[i].second));
         }
         return found;
     }
     size_t timed() const { return timed_.size(); }
 
 private:
-    static constexpr double kSeconds = 4;
-    // of the shortest time so far: a tile is given up, a time is worth another look
+    static constexpr double kSeconds =
+        4;  // for all variants of a product; of a long one some are never tried
+    // A tile is given up where its shortest time is over kHopeless times that of all. A time below kClose times the shortest
+    // is measured again.
     static constexpr double kHopeless = 1.4, kClose = 1.15;
-    static constexpr size_t kTiles = 8;  // that are tried in all clusters and with all options
+    static constexpr size_t kTiles = 8;  // that are tried with all clusters and options
     static constexpr int32_t kMostOptions = 16;
 
     uint32_t options_of_family() const {
         int32_t last = 0;
         size_t written = 0;
-        check(cublasLtMatmulAlgoCapGetAttribute(&first_.result.algo, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX,
-                                                &last, sizeof(last), &written));
+        if (cublasLtMatmulAlgoCapGetAttribute(&first_.result.algo, CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX, &last,
+                                              sizeof(last), &written) != CUBLAS_STATUS_SUCCESS) {
+            return 1;
+        }
         return (uint32_t)std::clamp(last, 0, kMostOptions - 1) + 1;
     }
-    // as these are, but for their tiles
-    void all_tiles(const std::vector<Shape>& shapes) {
-        for (const Shape& shape : shapes) {
+    // each of these with every tile
+    void all_tiles(const std::vector<Settings>& usual) {
+        for (const Settings& settings : usual) {
             for (uint32_t tile = 1; tile < CUBLASLT_MATMUL_TILE_END; tile++) {
                 auto best = best_of_tile_.find(tile);
                 if (best != best_of_tile_.end() && best->second > kHopeless * best_) { continue; }
-                attempt({tile, shape.cluster, shape.option});
+                attempt({tile, settings.cluster, settings.option});
             }
         }
     }
@@ -111,29 +123,30 @@ private:
         for (size_t i = 0; i < std::min(kTiles, order.size()); i++) { tiles.push_back(order[i].second); }
         return tiles;
     }
-    void all_shapes(const std::vector<uint32_t>& tiles, uint32_t options) {
+    void all_settings(const std::vector<uint32_t>& tiles, const std::set<uint16_t>& clusters,
+                      uint32_t options) {
         for (uint32_t tile : tiles) {
-            for (int cluster = CUBLASLT_CLUSTER_SHAPE_1x1x1; cluster <= CUBLASLT_CLUSTER_SHAPE_2x4x1;
-                 cluster++) {
-                for (uint32_t option = 0; option < options; option++) {
-                    attempt({tile, (uint16_t)cluster, option});
-                }
+            for (uint16_t cluster : clusters) {
+                for (uint32_t option = 0; option < options; option++) { attempt({tile, cluster, option}); }
             }
         }
     }
-    void attempt(const Shape& shape, bool proposed = false) {
+    void attempt(const Settings& settings, bool proposed = false) {
         const bool late = std::chrono::duration<double>(Clock::now() - start_).count() > kSeconds;
-        if (late || tried_.contains(shape) || !plan_.choose(handle_, with_shape(first_, shape))) { return; }
-        tried_.insert(shape);
+        if (late || tried_.contains(settings)) { return; }
         try {
-            time_();  // loads the code
+            if (!plan_.choose(handle_, with_settings(first_, settings))) { return; }
+            tried_.insert(settings);
+            time_();  // this call loads the code
             double ms = time_();
             if (ms < kClose * best_) { ms = std::min({ms, time_(), time_()}); }
-            if (!proposed) { timed_.push_back({ms, shape}); }
+            if (!proposed) { timed_.push_back({ms, settings}); }
             best_ = std::min(best_, ms);
-            auto [at, first] = best_of_tile_.try_emplace(shape.tile, ms);
+            auto [at, first] = best_of_tile_.try_emplace(settings.tile, ms);
             at->second = std::min(at->second, ms);
-        } catch (const Error&) {}  // the check took it, the launch does not
+        } catch (const Error&) {                   // cuBLASLt refuses at the launch what its check took
+            llmc::check(cudaDeviceSynchronize());  // but a kernel that failed would fail all that follows
+        }
     }
 
     using Clock = std::chrono::steady_clock;
@@ -143,9 +156,9 @@ private:
     Time time_;
     Clock::time_point start_ = Clock::now();
     double best_ = INFINITY;
-    std::set<Shape> tried_;
+    std::set<Settings> tried_;
     std::map<uint32_t, double> best_of_tile_;
-    std::vector<std::pair<double, Shape>> timed_;
+    std::vector<std::pair<double, Settings>> timed_;
 };
 
 }  // namespace llmc::matmul

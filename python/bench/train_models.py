@@ -3,7 +3,7 @@
 dropout, fused AdamW, once with nn.LayerNorm and once with ours, in one process; the two take turns.
 
     python/bench/train_models.py [--models gpt2,vit-l,bert-l] [--types autocast,bf16]
-                                 [--how eager,compiled] [--json FILE]
+                                 [--how eager,compiled] [--layers N] [--json FILE]
     scripts/tables.py --take FILE layernorm_pytorch_models         into this project's figures
 
 autocast: bfloat16 autocast over float32 weights; bf16: everything is bfloat16. Prints the median step of
@@ -49,14 +49,18 @@ def gpt2(options):
     return transformers.GPT2LMHeadModel(config), lambda device: sequences(batch, length, 50257, device)
 
 
+def encoder_size(options):
+    return SMALL if options.small else LARGE | {"num_hidden_layers": options.layers}
+
+
 def bert(options):
-    config = transformers.BertConfig(**NO_DROPOUT, **(SMALL if options.small else LARGE))
+    config = transformers.BertConfig(**NO_DROPOUT, **encoder_size(options))
     batch, length = (2, 32) if options.small else (options.batch or 32, 512)
     return transformers.BertForMaskedLM(config), lambda device: sequences(batch, length, 30522, device)
 
 
 def vit(options):
-    config = transformers.ViTConfig(**NO_DROPOUT, **(SMALL if options.small else LARGE), num_labels=1000)
+    config = transformers.ViTConfig(**NO_DROPOUT, **encoder_size(options), num_labels=1000)
     batch = 2 if options.small else options.batch or 64
     return transformers.ViTForImageClassification(config), lambda device: {
         "pixel_values": torch.randn(batch, 3, 224, 224, device=device),
@@ -133,11 +137,14 @@ def race(name, kind, how, options):
     ms = [run.median_ms() for run in runs]
     curves = [[round(loss.item(), 4) for loss in run.losses] for run in runs]
     apart = max(abs(a - b) for a, b in zip(*curves))
-    row = {"row": f"{name} {kind} {how}", "LayerNorms": count, "nn.LayerNorm ms": round(ms[0], 2),
+    whole = LARGE["num_hidden_layers"]
+    changed = name != "gpt2" and not options.small and options.layers != whole
+    fewer = f", {options.layers} of {whole} layers" if changed else ""
+    row = {"row": f"{name} {kind} {how}{fewer}", "LayerNorms": count, "nn.LayerNorm ms": round(ms[0], 2),
            "ours ms": round(ms[1], 2), "nn / ours": round(ms[0] / ms[1], 4)}
     row |= {f"loss, {who}": f"{curve[0]} to {curve[-1]}" for who, curve in zip(("nn", "ours"), curves)}
     row |= {"apart at most": round(apart, 4)}
-    print(f"{name} {kind} {how}: {count} LayerNorms; nn {ms[0]:.2f} ms, ours {ms[1]:.2f} ms a step, "
+    print(f"{row['row']}: {count} LayerNorms; nn {ms[0]:.2f} ms, ours {ms[1]:.2f} ms a step, "
           f"nn / ours {ms[0] / ms[1]:.4f}; loss {curves[0][0]} .. {curves[0][-1]}, "
           f"ours {curves[1][0]} .. {curves[1][-1]}, at most {apart:.4f} apart", flush=True)
     return row, {"row": row["row"], "nn": curves[0], "ours": curves[1]}
@@ -150,6 +157,7 @@ def main():
     parser.add_argument("--types", default="autocast,bf16")
     parser.add_argument("--how", default="eager,compiled")
     parser.add_argument("--batch", type=int, help="rows (default: 16 of GPT-2, 64 images, 32 of BERT-L)")
+    parser.add_argument("--layers", type=int, default=24, help="of BERT-L and ViT-L: fewer compile sooner (default 24)")
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="steps of each in a round")

@@ -3,6 +3,7 @@
 
 #include "dev/test/gpu/gelu_bounds.h"
 #include "dev/test/gpu/layer_test.h"
+#include "llmc/cuda/device_facts.cuh"
 #include "llmc/model/reference.h"
 #include "llmc/ops/matmul.h"
 
@@ -186,7 +187,7 @@ void check_matmul(std::span<const MatmulShape> shapes) {
     check_guards("matmul workspace", device.workspace);
 }
 
-// forward, input's and weight's gradient
+// forward, input's and weight's gradient, the latter twice, once added to itself
 struct Results {
     DeviceArray<bf16> out, dinp;
     DeviceArray<float> dweight;
@@ -196,7 +197,10 @@ struct Results {
         const auto& s = p.s;
         matmul.forward(out.data(), p.inp.data(), p.weight.data(), p.bias.data(), s.N, s.C, s.OC, kStream);
         matmul.backward_input(dinp.data(), p.dout.data(), p.weight.data(), s.N, s.C, s.OC, kStream);
-        matmul.backward_weight(dweight.data(), p.dout.data(), p.inp.data(), s.N, s.C, s.OC, false, kStream);
+        for (bool accumulate : {false, true}) {
+            matmul.backward_weight(dweight.data(), p.dout.data(), p.inp.data(), s.N, s.C, s.OC, accumulate,
+                                   kStream);
+        }
     }
 };
 
@@ -214,23 +218,27 @@ TEST_CASE("matmul bf16: a search") {
         passes++;
     } while (searching.matmul.next_pass(kStream));
     const MatmulChoices choices = searching.matmul.end_search();
-    REQUIRE(choices.choices.size() == 3);
-    // cuBLASLt proposes eight, and eight finalists have six turns; variants have theirs, too
-    CHECK(passes > 8 + 8 * 6);
-    bool same = true;
+    REQUIRE(choices.choices.size() == 4);
     for (const MatmulChoice& choice : choices.choices) {
-        CHECK(choice.proposals > 64);  // more than cuBLASLt proposes at most
         CHECK(choice.ms > 0);
         CHECK(choice.ms <= choice.first_ms);
-        same = same && choice.same_bits;
+        // there cuBLASLt proposes eight, which is less than it is asked for
+        if (device_facts().capability == 90) { CHECK(choice.proposals > 64); }
     }
+    // eight finalists have six turns; variants have theirs, too
+    if (device_facts().capability == 90) { CHECK(passes > 8 + 8 * 6); }
     chosen.matmul.use(choices, "the search's");
     found.compute(chosen.matmul, p);
-    if (same) {
-        expect_same("a search's choices: out", found.out, first.out.download());
-        expect_same("a search's choices: dinp", found.dinp, first.dinp.download());
+    // in the order of kinds: dinp, dweight =, dweight +=, out
+    const auto same_bits = [&](int k) { return choices.choices[(size_t)k].same_bits; };
+    if (same_bits(0)) { expect_same("a search's choices: dinp", found.dinp, first.dinp.download()); }
+    if (same_bits(1) && same_bits(2)) {
         expect_same("a search's choices: dweight", found.dweight, first.dweight.download());
     }
+    if (same_bits(3)) { expect_same("a search's choices: out", found.out, first.out.download()); }
+    check_guards("a search's out", searched.out);
+    check_guards("a search's dinp", searched.dinp);
+    check_guards("a search's dweight", searched.dweight);
     check_forward(chosen.matmul, p);
     check_backward_input(chosen.matmul, p);
     check_backward_weight<Mode::kBf16, float>(chosen.matmul, p, false);
