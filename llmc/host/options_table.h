@@ -326,8 +326,8 @@ inline const OptionRow kTrainingTable[] = {
      .also = "profiler benchmark",
      .cpu_only = "none",
      .help = "instead of a run: train for some seconds, time products for a minute, then print what a "
-             "step takes, part by part, and the "
-             "least that each could take on this GPU; FILE gets the same as JSON"},
+             "step takes, part by part, and the least that each could take on this GPU; FILE gets the "
+             "same as JSON"},
     {.name = "tune-gemm",
      .value = "FILE",
      .field = &S::tune_gemm,

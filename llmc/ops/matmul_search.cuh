@@ -107,9 +107,8 @@ private:
         auto take = [&](const Candidate& candidate, bool needs_first_bits) {
             plan.choose(candidate);
             call();
-            if (kind.accumulate) {
-                plan.run(handle, d, a, b, true, workspace, stream);
-            }  // the bits of += count
+            // the bits of += count
+            if (kind.accumulate) { plan.run(handle, d, a, b, true, workspace, stream); }
             const uint64_t bits = checksum((const uint32_t*)d, words, stream);
             if (needs_first_bits && bits != k.bits[0]) { return; }
             k.candidates.push_back(candidate);
