@@ -84,7 +84,10 @@ void make_hellaswag(const Settings& settings) {
     std::ifstream file;
     if (settings.input != "-") {
         file.open(settings.input, std::ios::binary);
-        if (!file) { throw Error(kExitBadInput, settings.input + ": cannot open this file"); }
+        if (!file) {
+            throw Error(kExitBadInput,
+                        settings.input + ": cannot open: expected a file that you may read, check its name");
+        }
     }
     require_no_input(settings.out, settings.input);
     std::istream& in = settings.input == "-" ? std::cin : file;

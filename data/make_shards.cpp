@@ -153,7 +153,9 @@ void read_file(const std::string& path, const std::function<void(const uint8_t* 
     const InputFile file(path);
     const std::string name = path == "-" ? "standard input" : path;
     const auto fail = [&](const char* what) {
-        throw Error(kExitBadInput, strf("%s: cannot %s: %s", name.c_str(), what, std::strerror(errno)));
+        throw Error(kExitBadInput,
+                    strf("%s: cannot %s: %s. Expected a file or folder that you may read: check its name.",
+                         name.c_str(), what, std::strerror(errno)));
     };
     if (file.fd < 0) { fail("open"); }
 

@@ -286,7 +286,7 @@ TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
     fails(make_shards("-" + to, ": |"), kExitBadInput, "the input is empty");
     fails(make_shards("-" + to, "printf x |"), kExitBadInput, "--val-fraction 0");
     fails(make_shards(folder / "missing" + to), kExitBadInput, folder / "missing: cannot open");
-    fails(make_shards(text + " " + (folder / "missing") + to), kExitBadInput, "cannot open");
+    fails(make_shards(text + " " + (folder / "missing") + to), kExitBadInput, "check its name");
     fails(make_shards(text + " " + (folder / "shard") + to), kExitBadInput, "a token shard");
     fails(make_shards(text), kExitUsage, "--out");
     fails(make_shards("--out x"), kExitUsage, "inputs");
