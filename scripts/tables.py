@@ -24,6 +24,7 @@ import sys
 
 from measured import FOLDER, Number, ROOT, cell, head_commit, load, markdown, source, write_rows
 from race_tables import CLOCKS, PROVIDERS, race, race_summary, take_models, take_race
+from step_tables import step_tables
 
 CALLS = {"1R1W": "forward", "2R2W": "residual", "2R1W": "backward", "3R1W": "backward +="}  # by the roof's streams
 TYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -147,7 +148,8 @@ def misses():
 HEADLINES = ("65536x768 bf16", "4096x1024 fp16", "4096x8192 fp16", "8192x32768 bf16", "65536x769 bf16",
              "524288x64 bf16")
 PEERS = ("65536x768 bf16", "4096x8192 fp16")
-STEP_PEERS = ("plumb", "PyTorch 2.11", "llm.c f1e2ace")
+
+
 def short_peers():
     keep = {f"{row['direction']} {row['shape']}": row for row in load("layernorm_race")["rows"] if row["shape"] in PEERS}
     who = [p for p in PROVIDERS.values() if any(p in row for row in keep.values())]
@@ -164,79 +166,6 @@ def long_rows(kernel):
     types = [dtype for dtype in TYPE_BYTES if any(dtype in line for line in lines.values())]
     return markdown(["N x C, or columns"] + types, [[label] + [line.get(t, "") for t in types]
                                                     for label, line in lines.items()]) + source({**data, "rows": rows})
-
-
-# ---- the step: what --profile wrote ---------------------------------------------------------------
-
-STEPS = {"124M, B=64": "step/d12_b64", "1558M, B=8": "step/d48_b8", "124M, B=4": "step/d12_b4", "124M, B=1": "step/d12_b1"}
-PRODUCTS = ("products, forward", "products, input's gradient", "products, weight's gradient")
-
-
-def is_there(name):
-    return os.path.exists(os.path.join(FOLDER, name + ".json"))
-
-
-def percent(part, whole):
-    return f"{100 * float(part) / float(whole):.1f}" if float(whole) > 0 and float(part) > 0 else ""
-
-
-def taken(data):
-    """the line below a step's table"""
-    return ["", f"{data['gpu']}, {data['date']}: {data['model']}; median of {data['steps']} steps {data['step_ms']} ms "
-                f"(20 to 80 %: {data['p20_ms']} to {data['p80_ms']})."]
-
-
-def step_parts(name):
-    data, old = load(name), load(name + "_before") if is_there(name + "_before") else {"parts": []}
-    before = {part["part"]: part["ms"] for part in old["parts"]}
-    lines = [[part["part"], part["calls"], part["work"], part["roof"], part["floor_ms"], part["ms"],
-              percent(part["ms"], data["recorded_ms"]), percent(part["floor_ms"], part["ms"]), before.get(part["part"], "")]
-             for part in data["parts"] if int(part["calls"]) > 0]
-    lines.append(["idle", "", "", "", "", data["idle_ms"], percent(data["idle_ms"], data["recorded_ms"]), "",
-                  old.get("idle_ms", "")])
-    lines.append(["**the recorded step**", "", "", "", data["floors_ms"], data["recorded_ms"], "100.0",
-                  percent(data["floors_ms"], data["recorded_ms"]), old.get("recorded_ms", "")])
-    return markdown(["part", "calls", "work", "roof", "floor, ms", "ms", "% of the step", "floor, % of it", "before, ms"],
-                    lines) + taken(data)
-
-
-def step_sums():
-    """a line a step that was measured: S, and S of the products alone"""
-    lines = []
-    labels = [(label + words, name + suffix) for label, name in STEPS.items()
-              for words, suffix in ((", before", "_before"), ("", "")) if is_there(name + suffix)]
-    for label, data in [(label, load(name)) for label, name in labels]:
-        products = [part for part in data["parts"] if part["part"] in PRODUCTS]
-        rate = 1e3 * int(data["B"]) * int(data["T"]) / float(data["step_ms"])
-        waits = sum(float(call["a_step"]) for call in data["calls"] if call["waits"])
-        lines.append([label, data["step_ms"], f"{rate:.0f}", data["floors_ms"], data["S"],
-                      percent(sum(float(p["floor_ms"]) for p in products), sum(float(p["ms"]) for p in products)),
-                      data["idle_ms"], f"{waits:.1f}"])
-    return markdown(["", "step, ms", "tokens/s", "floors, ms", "S", "products' floor, % of them", "idle, ms",
-                     "waiting calls"], lines) + ["", load(STEPS["124M, B=64"])["gpu"] + "."]
-
-
-def step_products(name):
-    data = load(name)
-    columns = {"first_us": "first", "best_us": "best", "same_bits_us": "best with its bits", "wide_us": "256 MiB",
-               "unsplit_us": "no sum split", "fused_us": "as in the step", "adding_us": "adding"}
-    lines = [[p["name"], p["part"].removeprefix("products, "), f"{p['N']} x {p['C']} x {p['OC']}", p["calls"]]
-             + [p[c] if float(p.get(c, 0)) > 0 else "" for c in columns] for p in data["products"]]
-    return markdown(["product", "", "N x C x OC", "calls"] + list(columns.values()), lines) + taken(data)
-
-
-def short_step():
-    """beside PyTorch in one call, by scripts/bench_training.py; where that was not run, beside others on other days"""
-    if not is_there("training_bench"):
-        return flat("training_peers", keep=lambda row: row["row"].startswith(STEP_PEERS))
-    data, lines = load("training_bench"), []
-    for row in data["rows"]:
-        sides = [part for side in (row["plumb"], row["pytorch"])
-                 for part in (f"{side['ms']} ({side['p20']}, {side['p80']})", side["tokens_per_s"])]
-        lines.append([f"{row['model']}, B={row['batch']}" + ", --tune-gemm" * row.get("tune_gemm", False), *sides,
-                      row["ratio"]])
-    return markdown(["", "plumb, ms a step (20 %, 80 %)", "tokens/s", "PyTorch, torch.compile, its fastest attention", "tokens/s",
-                     "times PyTorch's"], lines) + source(data)
 
 
 def usual(row):
@@ -271,7 +200,6 @@ def removed():
 TABLES = {
     "headlines": lambda: calls("layernorm", lambda row: shape(row) in HEADLINES),
     "short-peers": short_peers,
-    "short-step": short_step,
     "ladder-forward": lambda: ladder("layernorm_forward", True),
     "ladder-residual": lambda: ladder("residual_layernorm_forward", True),
     "ladder-backward": lambda: ladder("layernorm_backward", True),
@@ -321,9 +249,7 @@ TABLES = {
         lambda row: "ring" in row),
     "attention-forward": lambda: attention_ladder("forward"),
     "attention-backward": lambda: attention_ladder("backward"),
-    **({"step-sums": step_sums} if is_there("step/d12_b64") else {}),
-    **{kind + name[5:].replace("_", "-"): lambda name=name, table=table: table(name) for name in STEPS.values()
-       if is_there(name) for kind, table in (("step-", step_parts), ("products-", step_products))},
+    **step_tables(),
     "durable": lambda: flat("durable"),
     "durable-fuzz": lambda: flat("durable_fuzz"),
     "durable-gpu": lambda: flat("durable_gpu"),
