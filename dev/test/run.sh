@@ -5,15 +5,26 @@
 # and W&B; the unit tests under address and undefined-behaviour sanitizers; a little fuzzing; the GPU's tests;
 # LayerNorm's kernels on the CPU; planted faults, which the tests must catch; the C interfaces; the PyTorch package; the
 # kernel shootouts (--check).
-# Those that need a GPU are skipped without one. Last line: N passed, N failed, N skipped.
+# Those that need a GPU are skipped without one. What failed is said again at the end. Last line: N passed, N failed,
+# N skipped.
 set -u
 cd "$(dirname "$0")/../.."
 logs=build/test-logs
 mkdir -p $logs
+failures=$logs/failures
 passed=0 failed=0 skipped=0
+: >$failures
 
 add() {  # passed failed skipped
     passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+}
+
+# the test, its first errors and the values in them; or how the log ends
+what_failed() {  # name status
+    echo "$1 (exit status $2, log $logs/$1.log):"
+    awk '/^TEST CASE:/ { name = $0; sub(/^TEST CASE: */, "", name) }
+         /ERROR:|NOT CAUGHT|^FAILED/ { if (++errors > 4) { exit }; if (name) { print name; name = "" } lines = 3 }
+         lines-- > 0' "$logs/$1.log" | cut -c 1-300 | grep . || tail -5 "$logs/$1.log"
 }
 
 # runs a command; its last line that reads "N passed, N failed, N skipped" counts. One that ends otherwise is a failure.
@@ -31,6 +42,7 @@ stage() {  # name command...
         grep -h -A 12 -e 'ERROR:' -e 'NOT CAUGHT' "$logs/$name.log" | head -60
         tail -20 "$logs/$name.log"
         case $line in *" 0 failed"* | "") echo "$name: exit status $status"; add 0 1 0 ;; esac
+        what_failed "$name" $status >>$failures
     fi
     echo "   ${line:-no counts} ($((SECONDS - begin)) s, log $logs/$name.log)"
 }
@@ -99,7 +111,7 @@ if [ "${1:-}" != quick ]; then
         PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5 stage sanitized unit $san/test_gpt2
     else
         tail -20 $logs/sanitized-build.log
-        echo "   the sanitized build failed (log $logs/sanitized-build.log)"
+        echo "the sanitized build failed (log $logs/sanitized-build.log)" | tee -a $failures
         add 0 1 0
     fi
     stage fuzz dev/test/fuzz/run.sh
@@ -129,5 +141,6 @@ if [ "${1:-}" != quick ]; then
         fi
     done
 fi
+if [ -s $failures ]; then sed '1i== what failed' $failures; fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]

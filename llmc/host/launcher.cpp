@@ -64,6 +64,12 @@ int usable_cores() {
     return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
+// whether something like SIGSTOP has stopped this child, which then cannot leave by itself
+bool is_stopped(pid_t pid) {
+    siginfo_t info = {};
+    return waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+}
+
 class Launcher {
 public:
     Launcher(int count, char** argv) : children_((size_t)count), argv_(argv), token_(random_token()) {
@@ -137,9 +143,12 @@ private:
             end_all(which);
         }
         for (size_t rank = 0; rank < children_.size(); rank++) { reap(rank); }
-        if (deadline_ && std::chrono::steady_clock::now() > *deadline_) {
-            for (Child& c : children_) { c.killed_here = c.killed_here || !c.status; }
-            end_all(SIGKILL);
+        if (!deadline_) { return; }
+        const bool late = std::chrono::steady_clock::now() > *deadline_;
+        for (Child& c : children_) {
+            if (c.status || (!late && !is_stopped(c.pid))) { continue; }
+            c.killed_here = true;
+            kill(c.pid, SIGKILL);
         }
     }
 
