@@ -17,15 +17,18 @@
 
 namespace llmc {
 
+inline double seconds_since(std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 // Seconds until this process has ended, in ticks as the watchdog counts them: while the machine stood still, nobody was
 // late.
 inline double seconds_to_end(pid_t pid) {
-    using Clock = std::chrono::steady_clock;
     double seconds = 0;
     while (!has_ended(pid) && seconds < 100) {
-        const auto begin = Clock::now();
+        const auto begin = std::chrono::steady_clock::now();
         usleep(10'000);
-        seconds += std::min(0.1, std::chrono::duration<double>(Clock::now() - begin).count());
+        seconds += std::min(0.1, seconds_since(begin));
     }
     return seconds;
 }
@@ -53,12 +56,13 @@ struct RankFaults {
 
     // starts or goes on, and does this to one rank at a random moment
     void one(int signal) {
-        const size_t before = read_log(run).size();
+        const auto lines = [&] { return std::ranges::count(read_bytes(run + "/log.jsonl"), '\n'); };
+        const int64_t before = lines();  // the last may have no end: its writer was killed
         const pid_t pid = start_prepared(
             folder.path(),
             options(run, strf("--steps 1000000 --ranks %d --comm-timeout %d", ranks, kTimeout)),
             default_signals, program);
-        wait_until([&] { return read_log(run).size() > before || has_ended(pid); });
+        wait_until([&] { return lines() > before || has_ended(pid); });
         if (has_ended(pid)) {
             const ProgramRun early = finish_train(folder.path(), pid);
             FAIL("it ended before: ", early.exit_code, early.err);
@@ -67,9 +71,10 @@ struct RankFaults {
         const std::vector<pid_t> pids = ranks_of(pid);
         REQUIRE((int)pids.size() == ranks);
         const int culprit = pick(ranks);
+        const auto begin = std::chrono::steady_clock::now();
         kill(pids[(size_t)culprit], signal);
         const double took = seconds_to_end(pid);
-        if (signal == SIGSTOP) { quickest_stop = std::min(quickest_stop, took); }
+        if (signal == SIGSTOP) { quickest_stop = std::min(quickest_stop, seconds_since(begin)); }
         const ProgramRun r = finish_train(folder.path(), pid);
         CAPTURE(signal);
         CAPTURE(culprit);

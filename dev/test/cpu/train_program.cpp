@@ -110,7 +110,13 @@ Json without_times(Json line) {
 }
 
 std::vector<Json> read_log(const std::string& run_folder, bool with_times) {
-    std::istringstream in(read_bytes(run_folder + "/log.jsonl"));
+    std::string bytes = read_bytes(run_folder + "/log.jsonl");
+    // a line across two pages of the file is there in two parts for a moment
+    for (int wait = 0; wait < 1000 && !bytes.empty() && bytes.back() != '\n'; wait++) {
+        usleep(1000);
+        bytes = read_bytes(run_folder + "/log.jsonl");
+    }
+    std::istringstream in(bytes);
     std::vector<Json> lines;
     for (std::string line; std::getline(in, line);) {
         CHECK_MESSAGE(!in.eof(), "the last line has no end: ", line);
