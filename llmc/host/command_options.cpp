@@ -162,6 +162,12 @@ void add_eval(CLI::App* app, CommandOptions* o) {
         ->check(CLI::Range(1, 1 << 16));
     app->add_option("--hellaswag", o->hellaswag, "questions that data/make_hellaswag, or llm.c, has made")
         ->type_name("FILE");
+    app->add_option("--val-align", o->val_align,
+                    "window = rows back to back; document = each document from the start of a row; auto = "
+                    "document, if the documents fit: as training validates")
+        ->type_name("NAME")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"auto", "window", "document"}));
     app->add_option("--max-tokens", o->max_tokens, "tokens from the start of the data; -1 = all")
         ->type_name("N")
         ->capture_default_str()

@@ -29,9 +29,10 @@ struct CommandOptions {
     bool force = false;         // write into a folder that is not empty
 
     // eval
-    std::string data;         // glob of token shards, or "": one of both is given
-    int raw_tokens = 0;       // 0, or the vocabulary of files without a header
-    std::string hellaswag;    // file
+    std::string data;       // glob of token shards, or "": one of both is given
+    int raw_tokens = 0;     // 0, or the vocabulary of files without a header
+    std::string hellaswag;  // file
+    std::string val_align = "auto";
     int64_t max_tokens = -1;  // -1 = all
     int batch = 4;
     int seq_len = 0;  // 0 = as long as the model allows, at most 1,024

@@ -45,9 +45,15 @@ int64_t choose_steps(const Options& o, const RunFacts& f, std::string* why) {
         }
     }
     if (epochs > 1) { epochs = std::round(epochs); }
+    const int64_t steps = steps_of(epochs);
+    const double read = (double)(steps * f.tokens_per_step) / epoch;
+    if (read > 1.5 * epochs) {  // there is no smaller number of steps
+        epochs = read;
+        reason = "a step has more tokens; a smaller --batch or --total-batch has fewer";
+    }
     *why += strf("steps: %.3g epoch%s: %s (--steps or --epochs to choose)\n", epochs, epochs == 1 ? "" : "s",
                  reason.c_str());
-    return steps_of(epochs);
+    return steps;
 }
 
 // Kaplan et al. 2020, arXiv:2001.08361, equation D.1, within what it was measured on; GPT-2 124M gets 7e-4

@@ -19,6 +19,7 @@
 #include "llmc/model/generate.h"
 #include "llmc/model/hellaswag.h"
 #include "llmc/model/hf_export.h"
+#include "llmc/model/validator.h"
 
 namespace llmc {
 
@@ -202,6 +203,7 @@ private:
 
 int export_model(const CommandOptions& o) {
     const NamedModel model = find_model(o);
+    require_no_run_there(o.hf, "Choose another --hf.");
     if (!o.force) {
         require_empty_folder(
             o.hf, "Choose another --hf, or --force to replace the files in it that have the same names.");
@@ -225,8 +227,9 @@ Evaluation evaluate(LoadedModel* model, const Batch& batch) {
 void evaluate_shards(const CommandOptions& o, const NamedModel& named, LoadedModel* model, int T) {
     const GPT2Config& c = named.source->config();
     const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
-    ValidationData data(o.data, T, ValidationData::Align::kWindow, c.vocab_size - 1, o.max_tokens,
-                        o.raw_tokens);
+    const int end = c.vocab_size - 1;
+    const auto align = alignment(o.val_align, o.data, T, end, o.raw_tokens);
+    ValidationData data(o.data, T, align, end, o.max_tokens, o.raw_tokens);
     if (data.vocab_size() != c.vocab_size) {
         throw Error(kExitBadInput,
                     strf("%s has a vocabulary of %d, the model of %d: make the shards with the "
@@ -249,7 +252,8 @@ void evaluate_shards(const CommandOptions& o, const NamedModel& named, LoadedMod
         }
     }
     const double loss = nats / (double)tokens;
-    std::printf("tokens      %lld, in rows of %d\n", (long long)tokens, T);
+    std::printf("tokens      %lld, in rows of %d%s\n", (long long)tokens, T,
+                align == ValidationData::Align::kDocument ? ", each document from the start of a row" : "");
     std::printf("loss        %.4f nats/token\nperplexity  %.3f\n", loss, std::exp(loss));
     if (bytes > 0) {
         std::printf("bits/byte   %.4f, over %lld bytes of text\n", nats / std::log(2.0) / (double)bytes,

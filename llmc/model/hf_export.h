@@ -13,14 +13,18 @@ namespace llmc {
 // Throws Error(kExitUsage), which ends with `cure`, if there are files in the folder.
 void require_empty_folder(const std::string& folder, const std::string& cure);
 
+// The same if it is a checkpoint, or the folder of a run: an export would damage it, or be taken for its model.
+void require_no_run_there(const std::string& folder, const std::string& cure);
+
 // Writes the model and, if it is one that can encode, the tokenizer; files of the same names are replaced.
 // type: of the weights, "fp32", "bf16" or "fp16"; "auto" = as they are. Returns which files were written, and,
-// if the tokenizer is not among them, *note says so. Errors as FileWriter's.
+// if the tokenizer is not among them, *note says so; another one that lies there is an Error(kExitUsage) before anything is
+// written. Errors as FileWriter's.
 std::string export_hf(const std::string& folder, const ModelSource& source,
                       const std::optional<Tokenizer>& tokenizer, const std::string& type, std::string* note);
 
-// --export-hf: the folder must be empty, unless the run goes on, which may have written it before.
-void require_export_folder(const Options& o);
+// --export-hf: the folder must be empty, unless this run goes on, and its log says that it has written the folder before.
+void require_export_folder(const Options& o, const std::string& run_folder, bool goes_on);
 
 // Its end: exports the model.bin in the folder of the run; returns what to say about it.
 std::string export_run(const Options& o, const std::string& run_folder,

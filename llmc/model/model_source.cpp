@@ -36,6 +36,13 @@ NamedModel checkpoint_model(const std::string& folder) {
 NamedModel folder_model(const std::string& name, std::string* notes) {
     const fs::path folder(name);
     if (is_there(folder / "MANIFEST")) { return checkpoint_model(name); }
+    const bool of_run = is_there(folder / "model.bin") || is_there(folder / "log.jsonl");
+    if (is_there(folder / "config.json") && of_run) {
+        throw Error(kExitBadInput,
+                    name +
+                        ": a run and Hugging Face's GPT-2 (config.json) are both in this folder. Name the "
+                        "one to use: its model.bin, a step_ folder, or model.safetensors.");
+    }
     if (is_there(folder / "config.json")) { return {std::make_unique<HfModel>(name), name, name}; }
     if (is_there(folder / "model.bin")) {
         const std::string file = (folder / "model.bin").string();

@@ -23,6 +23,10 @@ constexpr const char* kCourse[] = {
 constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",    "recompute",
                                      "tf32",  "device", "reduce-groups", "products"};
 
+// and these change what is kept or measured of the run, which nobody should lose by leaving them out
+constexpr const char* kKept[] = {"save-every", "keep",       "keep-major",   "keep-best",
+                                 "val-every",  "val-tokens", "sample-every", "model-dtype"};
+
 using Settings = std::map<std::string, std::string>;
 
 // whether the learning rate of these settings falls
@@ -103,6 +107,7 @@ std::string changed_settings(const std::map<std::string, std::string>& was,
                      now->second.c_str(), meaning);
     };
     for (const char* name : kCourse) { compare(name, ""); }
+    for (const char* name : kKept) { compare(name, ""); }
     for (const char* name : kRounding) { compare(name, ": the same run but for rounding, not bit for bit"); }
     return text;
 }

@@ -200,11 +200,21 @@ std::string put_log_aside(const std::string& run_folder) {
 
 void require_no_run(const std::string& run_folder) {
     require_no_steps(run_folder);
-    if (list_steps(run_folder).empty()) { return; }
-    throw Error(kExitUsage,
-                run_folder +
-                    ": this folder holds a run already (step_ folders). Choose another --out, or go "
-                    "on with it by --resume auto.");
+    if (!list_steps(run_folder).empty()) {
+        throw Error(kExitUsage,
+                    run_folder +
+                        ": this folder holds a run already (step_ folders). Choose another --out, or go "
+                        "on with it by --resume auto.");
+    }
+    std::error_code ignored;
+    for (const char* name : {"model.bin", "config.json", "model.safetensors"}) {
+        if (!fs::exists(run_folder + "/" + name, ignored)) { continue; }
+        throw Error(
+            kExitUsage,
+            strf("%s: this folder holds a model already (%s), which the run's own would replace or be "
+                 "mistaken for. Choose another --out.",
+                 run_folder.c_str(), name));
+    }
 }
 
 std::string set_aside(const std::string& run_folder, const Line& line) {

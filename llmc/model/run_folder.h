@@ -24,7 +24,7 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes);
 // for that run's next start; returns what was done, a line, or "". Throws Error(kExitUsage) if that fails.
 std::string put_log_aside(const std::string& run_folder);
 
-// Throws Error(kExitUsage) if the folder holds a run: a log with steps, or step_ folders.
+// Throws Error(kExitUsage) if the folder holds a run (a log with steps, or step_ folders), or a model.
 void require_no_run(const std::string& run_folder);
 
 // Renames the step_ folders that are damaged or do not lie on this line to step_N.damaged, .abandoned or

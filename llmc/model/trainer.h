@@ -76,10 +76,11 @@ public:
         std::printf("%s%s\n", plan_text.c_str(), describe_saves(saves).c_str());
         require_memory(memory, o_, needs_, plan_.config);
         line_.note(disk_warning(saves, plan_.out) + o_.notes);
-        require_export_folder(o_);
+        require_export_folder(o_, plan_.out, goes_on());
         if (o_.dry_run) { return kExitDone; }
         make_run_folder();
-        if (!goes_on() || plan_.checkpoint.empty()) { require_no_run(plan_.out); }
+        if (!goes_on()) { require_no_run(plan_.out); }
+        if (!o_.export_hf.empty()) { make_writable_folder(o_.export_hf); }
         std::string notes;
         record_ = next_record(plan_.record, plan_.checkpoint, o_, data_.set(),
                               val_ ? &val_->data().set() : nullptr, device().name, &notes);
@@ -185,8 +186,8 @@ private:
         std::error_code ignored;
         std::filesystem::path parent =
             std::filesystem::path(plan_.checkpoint + "/.").lexically_normal().parent_path();
-        return o_.resume == "auto" ||
-               (o_.resume != "none" && std::filesystem::equivalent(parent / "..", plan_.out, ignored));
+        return !plan_.checkpoint.empty() &&
+               (o_.resume == "auto" || std::filesystem::equivalent(parent / "..", plan_.out, ignored));
     }
 
     // brings the weights in and opens the log, whose first line has this; returns the first step to do
@@ -209,9 +210,8 @@ private:
         }
         record_.line.push_back({new_id(), first});
         record_.end_of_text = samples_.end_of_text();
-        bool goes_on_here = goes_on() && !plan_.checkpoint.empty();
         // the log first: from here on it says which checkpoints count
-        log_.emplace(plan_.out, goes_on_here ? first : -1,
+        log_.emplace(plan_.out, goes_on() ? first : -1,
                      log_start(record_.line, first, record_.data_start != plan_.record.data_start, header));
         line_.note(set_aside(plan_.out, record_.line));
         const auto& tokenizer = samples_.tokenizer();
@@ -364,8 +364,8 @@ private:
         saver_->wait();
         if (saver_->last_good() != checkpoint_name(plan_.out, steps)) { save(model, steps, true); }
         log_->event("stop", steps, {{"text", strf("by signal %d", (int)stop_requested)}});
-        line_.message(strf("stopped by signal %d; go on with --resume auto --out %s", (int)stop_requested,
-                           plan_.out.c_str()));
+        line_.message(strf("stopped by signal %d; go on with --resume auto --out ", (int)stop_requested) +
+                      plan_.out + " --config " + plan_.out + "/config.toml");
         return saved_or(kExitPreempted);
     }
 
@@ -387,6 +387,7 @@ private:
         }
         if (stop_requested) { return stop(model, plan_.steps); }
         const ReadTensor read = gather(model, plan_.steps);
+        if (!o_.export_hf.empty()) { log_->event("export", plan_.steps, {{"text", o_.export_hf}}); }
         try {
             write_model_file(plan_.out + "/model.bin", plan_.config,
                              o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, read);

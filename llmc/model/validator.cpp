@@ -7,18 +7,14 @@
 
 namespace llmc {
 
-namespace {
-
-ValidationData::Align alignment(const Options& o, int end_of_text) {
+ValidationData::Align alignment(const std::string& name, const std::string& data, int T, int end_of_text,
+                                int raw_tokens) {
     // of raw tokens only GPT-2's are known to have an end of text
-    const bool has_ends = o.raw_tokens == 0 || o.raw_tokens == kGpt2VocabSize;
-    bool fit = o.val_align == "document" ||
-               (o.val_align == "auto" && has_ends &&
-                ValidationData::documents_fit(o.val_data, o.seq_len, end_of_text, o.raw_tokens));
+    const bool has_ends = raw_tokens == 0 || raw_tokens == kGpt2VocabSize;
+    const bool fit = name == "document" || (name == "auto" && has_ends &&
+                                            ValidationData::documents_fit(data, T, end_of_text, raw_tokens));
     return fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow;
 }
-
-}  // namespace
 
 void check_tokens(const ShardSet& set) {
     constexpr int64_t kPiece = 1 << 20, kMost = 1 << 28;
@@ -32,7 +28,8 @@ void check_tokens(const ShardSet& set) {
 }
 
 Validator::Validator(const Options& o, int vocab_size, int end_of_text)
-    : data_(o.val_data, o.seq_len, alignment(o, end_of_text), end_of_text, o.val_tokens, o.raw_tokens) {
+    : data_(o.val_data, o.seq_len, alignment(o.val_align, o.val_data, o.seq_len, end_of_text, o.raw_tokens),
+            end_of_text, o.val_tokens, o.raw_tokens) {
     if (data_.vocab_size() != vocab_size) {
         throw Error(kExitBadInput,
                     strf("%s has a vocabulary of %d, %s of %d: they cannot be used together. Make both "

@@ -56,6 +56,12 @@ TEST_CASE("auto plan: the length follows the model, the data and the device") {
     facts.tokens_per_epoch = 1'000'000'000;
     CHECK(choose(gpu, facts).steps == std::llround(1e9 / 1024));  // never less than one on a GPU
     CHECK(few_epochs_note(facts, 1).empty());
+    RunFacts short_text = kSmall;  // less than a step
+    short_text.tokens_per_epoch = 300;
+    short_text.parameters = 10;
+    const Chosen one = choose(gpu, short_text);
+    CHECK(one.steps == 1);
+    CHECK_MESSAGE(contains(one.why, "steps: 3.41 epochs: a step has more tokens"), one.why);
     const Chosen cpu = choose(Options{}, facts);  // ten minutes are a part of an epoch
     CHECK(cpu.steps * 1024 < 5'000'000);
     CHECK(cpu.steps * 1024 > 3'000'000);

@@ -118,6 +118,42 @@ TEST_CASE("signals: TERM, INT and HUP save the current step and end with 75") {
     }
 }
 
+TEST_CASE("signals: with what a stopped run says to go on with, it is the same run") {
+    Place p;
+    const std::string more =
+        "--steps 1000000 --sample-every 0 --val-every 0 --weight-decay 0.25 --clip 0.5 --save-every 7 --keep "
+        "2";
+    pid_t pid = p.start(more);
+    wait_until([&] { return read_log(p.run).size() >= 5; });
+    kill(pid, SIGTERM);
+    const std::string said = finish_train(p.folder.path(), pid).out, start = "go on with ";
+    REQUIRE_MESSAGE(has(said, start), said);
+    const size_t begin = said.find(start) + start.size();
+    const std::string was = read_bytes(p.run + "/config.toml");
+    pid = start_prepared(p.folder.path(), words(said.substr(begin, said.find('\n', begin) - begin)),
+                         default_signals);
+    const size_t before = read_log(p.run).size();
+    wait_until([&] { return read_log(p.run).size() > before; });
+    kill(pid, SIGTERM);
+    const ProgramRun again = finish_train(p.folder.path(), pid);
+    CHECK(again.exit_code == kExitPreempted);
+    CHECK_FALSE_MESSAGE(has(again.err, " was "), again.err);
+    std::string is = read_bytes(p.run + "/config.toml");
+    const std::string resumed = "resume = \"auto\"", none = "resume = \"none\"";
+    REQUIRE(has(is, resumed));
+    CHECK(is.replace(is.find(resumed), resumed.size(), none) == was);
+    // without them, what changes is said
+    pid = p.start("--steps 1000000 --sample-every 0 --val-every 0 --resume auto");
+    const size_t then = read_log(p.run).size();
+    wait_until([&] { return read_log(p.run).size() > then; });
+    kill(pid, SIGTERM);
+    const std::string changed = finish_train(p.folder.path(), pid).err;
+    for (const char* text : {"weight-decay was 0.25, is 0 ", "clip was 0.5, is 1 ", "save-every was 7, is 0 ",
+                             "keep was 2, is 0 "}) {
+        CHECK_MESSAGE(has(changed, text), changed);
+    }
+}
+
 TEST_CASE("signals: USR1 saves and goes on, any number of times") {
     Place p;
     pid_t pid = p.start("--steps 1000000 --sample-every 0 --val-every 0");

@@ -293,6 +293,18 @@ TEST_CASE("train: the validation loss does not depend on how it is cut up") {
     CHECK(last_line(read_bytes(folder / "stdout")) == strf("val loss %.4f nats/token", expected));
     CHECK(val_loss("document", "--seq-len 14 --val-align document") == expected);
     CHECK(val_loss("auto", "--seq-len 14") == expected);
+    // `eval` says what training says, however rows are aligned
+    const auto evaluated = [&](const std::string& align) {
+        const ProgramRun r = run_train(folder.path(), words("eval " + model + " --data " +
+                                                            (folder / "val.bin") + " --seq-len 20 " + align));
+        const std::string name = "loss        ";
+        REQUIRE_MESSAGE(r.out.find(name) != std::string::npos, r.err);
+        return r.out.substr(r.out.find(name) + name.size(), 6);
+    };
+    CHECK(evaluated("") == strf("%.4f", val_loss("auto20", "--seq-len 20")));
+    CHECK(evaluated("--val-align window") ==
+          strf("%.4f", val_loss("window20", "--seq-len 20 --val-align window")));
+    CHECK(evaluated("") != evaluated("--val-align window"));
     // a loss is a difference of logits, each off by this; in a model that has learnt nothing they are below 1
     double bound = 2 * reordering(c, 7 * 14) + 1e-8 * expected;
     for (const std::string batch : {"1", "3", "7", "64"}) {
