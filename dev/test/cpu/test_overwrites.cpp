@@ -26,6 +26,7 @@ struct Place {
     // refused with this text, and the file is as it was
     void check_refused(const ProgramRun& r, const std::string& text, const std::string& file,
                        const std::string& before) const {
+        CAPTURE(text);
         CHECK(r.exit_code == kExitUsage);
         CHECK_MESSAGE(has(r.err, text), r.err);
         CHECK(read_bytes(path(file)) == before);
