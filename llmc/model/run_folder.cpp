@@ -172,14 +172,15 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
         throw Error(
             kExitBadInput,
             strf("%s: no checkpoint in it is intact and of the run that log.jsonl is of:\n%sTo train from "
-                 "the beginning, choose another --out, or remove log.jsonl and the step_ folders; to go on "
+                 "the beginning, choose another --out, or remove log.jsonl, model.bin and the step_ folders; "
+                 "to go on "
                  "from a checkpoint that was passed over: --resume FOLDER.",
                  run_folder.c_str(), passed.c_str()));
     }
     throw Error(
         kExitBadInput,
         strf("%s: log.jsonl has steps, but there is no checkpoint to go on from. To train from the "
-             "beginning, choose another --out, or remove log.jsonl%s.",
+             "beginning, choose another --out, or remove log.jsonl and model.bin%s.",
              run_folder.c_str(),
              line.size() > 1 ? "; to go on from the checkpoint that this run began with (\"resume\" in its "
                                "log.jsonl): --resume FOLDER"
@@ -208,7 +209,7 @@ void require_no_run(const std::string& run_folder) {
     }
     std::error_code ignored;
     for (const char* name : {"model.bin", "config.json", "model.safetensors"}) {
-        if (!fs::exists(run_folder + "/" + name, ignored)) { continue; }
+        if (!fs::is_regular_file(run_folder + "/" + name, ignored)) { continue; }
         throw Error(
             kExitUsage,
             strf("%s: this folder holds a model already (%s), which the run's own would replace or be "

@@ -119,7 +119,7 @@ TEST_CASE("llm.c's users: DONE_ files stand for complete checkpoints, and for no
     train("-x 8 -y 1 -nk 1");
     CHECK(done_files(run) == Words{"DONE_00000008"});
     fs::remove_all(run + "/step_00000008");  // by hand
-    fs::remove(run + "/log.jsonl");
+    for (const char* name : {"/log.jsonl", "/model.bin"}) { fs::remove(run + name); }
     write_bytes(run + "/DONE_00000099", "");  // or left by another run
     write_bytes(run + "/DONE_notes", "");     // not of ours
     train("-x 6");
