@@ -309,7 +309,7 @@ std::string grouped(int64_t number) {
 }
 
 // a text as a shell takes it for one word
-std::string in_quotes(const std::string& text) {
+std::string shell_word(const std::string& text) {
     std::string quoted = "'";
     for (char c : text) { quoted += c == '\'' ? std::string("'\\''") : std::string(1, c); }
     return quoted + "'";
@@ -385,21 +385,17 @@ void make_shards(const Settings& settings) {
                 grouped(splitter.num_documents()).c_str());
     print_split("training", train, cut.position + 1);
     print_split("validation", val, n - cut.position + 1 + cut.in_document);
-    const auto pattern = [](const std::string& prefix) { return in_quotes(literal(prefix) + "_*.bin"); };
+    const auto pattern = [](const std::string& prefix) { return shell_word(literal(prefix) + "_*.bin"); };
     std::printf("next: ./train_gpt2 --train-data %s", pattern(train_prefix).c_str());
     if (!val.empty()) { std::printf(" --val-data %s", pattern(val_prefix).c_str()); }
     if (!settings.tokenizer.empty()) {
-        std::printf(" --tokenizer %s", in_quotes(settings.tokenizer).c_str());
+        std::printf(" --tokenizer %s", shell_word(settings.tokenizer).c_str());
     }
     std::printf("\n");
 }
 
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
-    // CLI::Range lets "nan" pass, which is not below its least nor above its greatest
-    const auto is_number = [](const std::string& value) {
-        return std::isnan(std::strtod(value.c_str(), nullptr)) ? "not a number: " + value : std::string();
-    };
     CLI::App app(kDescription, "data/make_shards");
     app.footer(kFooter);
     app.add_option("inputs", settings->inputs,
@@ -419,11 +415,10 @@ bool parse(int argc, char** argv, Settings* settings) {
         ->excludes(documents);
     app.add_option("--val-fraction", settings->val_fraction, "part that validation gets; 0 = none")
         ->capture_default_str()
-        ->check(CLI::Range(0.0, 0.9))
-        ->check(is_number);
+        ->transform(number_range(0.0, 0.9));
     app.add_option("--shard-tokens", settings->shard_tokens, "tokens in a shard, which is held in memory")
         ->capture_default_str()
-        ->check(CLI::Range(int64_t{16}, kMaxShardTokens));
+        ->transform(number_range(int64_t{16}, kMaxShardTokens));
     return parse_words(&app, argc, argv, 1, "");
 }
 
