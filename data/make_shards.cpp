@@ -17,6 +17,7 @@
 #include <functional>
 
 #include "data/document_splitter.h"
+#include "data/input_files.h"
 #include "data/json_lines.h"
 #include "data/token_pieces.h"
 #include "llmc/host/error.h"
@@ -103,40 +104,6 @@ void wait_for_input(int fd) {
 }
 
 // ---- reading -----------------------------------------------------------------------------------
-
-// the files of a folder and of those in it, in byte order of their paths
-std::vector<std::string> files_below(const std::string& folder) {
-    std::vector<std::string> files;
-    try {
-        const fs::recursive_directory_iterator end;
-        for (fs::recursive_directory_iterator it(folder); it != end; ++it) {
-            if (it->path().filename().string().starts_with('.')) {
-                it.disable_recursion_pending();
-            } else if (it->is_regular_file()) {
-                files.push_back(it->path().string());
-            }
-        }
-    } catch (const fs::filesystem_error& e) {
-        throw Error(kExitBadInput, strf("%s: cannot read this folder: %s", folder.c_str(), e.what()));
-    }
-    std::sort(files.begin(), files.end());
-    return files;
-}
-
-std::vector<std::string> list_files(const std::vector<std::string>& inputs) {
-    std::vector<std::string> files;
-    for (const std::string& input : inputs) {
-        std::error_code ignored;
-        if (!fs::is_directory(input, ignored)) {
-            files.push_back(input);
-            continue;
-        }
-        std::vector<std::string> below = files_below(input);
-        if (below.empty()) { throw Error(kExitBadInput, input + ": no files in this folder"); }
-        files.insert(files.end(), below.begin(), below.end());
-    }
-    return files;
-}
 
 struct InputFile {
     int fd;
@@ -360,6 +327,7 @@ void make_shards(const Settings& settings) {
                                      settings.out.c_str(), settings.out.c_str()));
     }
     const std::vector<std::string> paths = list_files(settings.inputs);
+    for (const std::string& path : paths) { require_no_shard(prefix, path); }
     const Tokenizer tokenizer = open_tokenizer(settings.tokenizer);
     make_writable_folder(prefix.has_parent_path() ? prefix.parent_path().string() : ".");
 
@@ -412,6 +380,9 @@ bool parse(int argc, char** argv, Settings* settings) {
     app.add_option("--json-field", settings->json_field,
                    "the input is JSON lines (JSONL): the name of each object's text, which is a document")
         ->type_name("NAME")
+        ->check([](const std::string& name) {
+            return name.empty() ? "found an empty text, expected a name, as in --json-field text" : "";
+        })
         ->excludes(documents);
     app.add_option("--val-fraction", settings->val_fraction, "part that validation gets; 0 = none")
         ->capture_default_str()

@@ -120,6 +120,25 @@ TEST_CASE("shard sets: the next command works for every name") {
     }
 }
 
+TEST_CASE("shard sets: an input that a shard would replace is kept") {
+    TempFolder folder;
+    fs::create_directory(folder / "in");
+    const std::string shard = folder / "in/a_train_000000.bin", notes = folder / "in/a_train_notes.bin";
+    write_bytes(notes, "notes\n");
+    write_bytes(shard, "some text\n");
+    fs::create_symlink(shard, folder / "link");
+    for (const std::string& input : {shard, folder / "in", folder / "link"}) {
+        const ProgramRun run = make_shards(folder, {input, "--out", folder / "in/a"});
+        CHECK(run.exit_code == kExitUsage);
+        CHECK_MESSAGE(run.err.find(shard + ": this is an input, which would be lost") != std::string::npos,
+                      run.err);
+        CHECK(read_bytes(shard) == "some text\n");
+        CHECK(names_below(folder / "in") == Words{"a_train_000000.bin", "a_train_notes.bin"});
+    }
+    CHECK(make_shards(folder, {notes, "--out", folder / "in/a"}).exit_code == kExitDone);
+    CHECK(read_bytes(notes) == "notes\n");
+}
+
 TEST_CASE(
     "make_corpus: a bad option is named, a seed of more than 64 bits refused, and what is lost is said") {
     TempFolder folder;
