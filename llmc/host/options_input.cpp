@@ -164,7 +164,7 @@ const OptionRow* nearest_row(const std::string& typed) {
 
 std::string suggested_key(const std::string& typed) {
     const OptionRow* nearest = nearest_row(typed);
-    return nearest ? nearest->name : "";
+    return nearest && !acts_by_itself(*nearest) ? nearest->name : "";  // a config file takes no --help
 }
 
 namespace {
