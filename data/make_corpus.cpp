@@ -22,8 +22,10 @@
 #include "data/corpus_grammar.h"
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/host/parse_words.h"
 #include "llmc/host/standard_streams.h"
 #include "llmc/host/stop_signal.h"
+#include "llmc/host/terminal_text.h"
 #include "llmc/host/token_shard.h"
 
 namespace {
@@ -138,10 +140,11 @@ void print_table(const Corpus& train, const Corpus& val, double order1, double o
 void run(const CorpusOptions& options) {
     auto start = std::chrono::steady_clock::now();
     Grammar grammar;
-    for (int i = 0; i < options.show; i++) {
+    // a pipe may close before all is written, as head's does
+    for (int i = 0; i < options.show && std::ferror(stdout) == 0; i++) {
         std::printf("%s\n", grammar.tell(options.seed, kTrainStream, (uint64_t)i).text.c_str());
     }
-    if (options.show > 0) { return; }
+    if (options.show > 0) { return require_printed(); }
 
     make_writable_folder(options.out);
     Corpus train = make_corpus(grammar, options.seed, kTrainStream, options.train_bytes);
@@ -157,52 +160,50 @@ void run(const CorpusOptions& options) {
     std::printf("wrote %s/train.bin val.bin val.json in %.2f s\n", options.out.c_str(), seconds.count());
 }
 
-// CLI11 would wrap a negative number around
-std::string not_negative(const std::string& value) {
-    return value.starts_with('-') ? "expected 0 or more, found " + value : "";
+// false: it was asked for its help alone
+bool parse(int argc, char** argv, CorpusOptions* options) {
+    CLI::App app(
+        "Writes the sample corpus: short English-like stories from a grammar, so that the entropy of the\n"
+        "text is known and a model's loss can be compared with the lowest possible one. Same seed, same\n"
+        "bytes, anywhere. Writes DIR/train.bin and DIR/val.bin (token shards, one token per byte, 256 = end\n"
+        "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a sum).\n",
+        "data/make_corpus");
+    app.add_option("--out", options->out, "folder to write to, made if missing")
+        ->type_name("DIR")
+        ->capture_default_str();
+    app.add_option("--train-bytes", options->train_bytes, "bytes of text in train.bin, up to whole stories")
+        ->type_name("N")
+        ->transform(number_range(int64_t{10'000}, kMostBytes))
+        ->capture_default_str();
+    app.add_option("--val-bytes", options->val_bytes, "bytes of text in val.bin, up to whole stories")
+        ->type_name("N")
+        ->transform(number_range(int64_t{1'000}, kMostBytes))
+        ->capture_default_str();
+    app.add_option("--seed", options->seed, "which stories")
+        ->type_name("S")
+        ->transform(number_range(uint64_t{0}, UINT64_MAX))
+        ->capture_default_str();
+    app.add_option("--show", options->show, "print the first N stories of train.bin and write nothing")
+        ->type_name("N")
+        ->transform(number_range(0, 1'000'000))
+        ->capture_default_str();
+    app.footer(
+        "Example: data/make_corpus --seed 7 --out /tmp/corpus\n"
+        "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin");
+    return parse_words(&app, argc, argv, 1, "");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    llmc::open_standard_streams();
-    llmc::ignore_write_signals();
+    open_standard_streams();
+    ignore_write_signals();
     CorpusOptions options;
-    CLI::App app(
-        "Writes the sample corpus: short English-like stories from a grammar, so that the entropy of the\n"
-        "text is known and a model's loss can be compared with the lowest possible one. Same seed, same\n"
-        "bytes, anywhere. Writes DIR/train.bin and DIR/val.bin (token shards, one token per byte, 256 = end\n"
-        "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a sum).\n");
-    app.add_option("--out", options.out, "folder to write to, made if missing")
-        ->type_name("DIR")
-        ->capture_default_str();
-    app.add_option("--train-bytes", options.train_bytes, "bytes of text in train.bin, up to whole stories")
-        ->type_name("N")
-        ->check(CLI::Range(int64_t{10'000}, kMostBytes))
-        ->capture_default_str();
-    app.add_option("--val-bytes", options.val_bytes, "bytes of text in val.bin, up to whole stories")
-        ->type_name("N")
-        ->check(CLI::Range(int64_t{1'000}, kMostBytes))
-        ->capture_default_str();
-    app.add_option("--seed", options.seed, "which stories")
-        ->type_name("S")
-        ->check(not_negative)
-        ->capture_default_str();
-    app.add_option("--show", options.show, "print the first N stories of train.bin and write nothing")
-        ->type_name("N")
-        ->check(CLI::Range(0, 1'000'000))
-        ->capture_default_str();
-    app.footer(
-        "Example: data/make_corpus --seed 7 --out /tmp/corpus\n"
-        "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin");
     try {
-        app.parse(argc, argv);
-        run(options);
+        if (parse(argc, argv, &options)) { run(options); }
         return kExitDone;
-    } catch (const CLI::ParseError& e) {
-        return app.exit(e) == 0 ? kExitDone : kExitUsage;
     } catch (const Error& e) {
-        std::fprintf(stderr, "%s\n", e.what());
+        std::fprintf(stderr, "make_corpus: %s\n", terminal_text(e.what()).c_str());
         return e.exit_code;
     }
 }

@@ -17,6 +17,7 @@
 #include <functional>
 
 #include "data/document_splitter.h"
+#include "data/input_files.h"
 #include "data/json_lines.h"
 #include "data/token_pieces.h"
 #include "llmc/host/error.h"
@@ -103,40 +104,6 @@ void wait_for_input(int fd) {
 }
 
 // ---- reading -----------------------------------------------------------------------------------
-
-// the files of a folder and of those in it, in byte order of their paths
-std::vector<std::string> files_below(const std::string& folder) {
-    std::vector<std::string> files;
-    try {
-        const fs::recursive_directory_iterator end;
-        for (fs::recursive_directory_iterator it(folder); it != end; ++it) {
-            if (it->path().filename().string().starts_with('.')) {
-                it.disable_recursion_pending();
-            } else if (it->is_regular_file()) {
-                files.push_back(it->path().string());
-            }
-        }
-    } catch (const fs::filesystem_error& e) {
-        throw Error(kExitBadInput, strf("%s: cannot read this folder: %s", folder.c_str(), e.what()));
-    }
-    std::sort(files.begin(), files.end());
-    return files;
-}
-
-std::vector<std::string> list_files(const std::vector<std::string>& inputs) {
-    std::vector<std::string> files;
-    for (const std::string& input : inputs) {
-        std::error_code ignored;
-        if (!fs::is_directory(input, ignored)) {
-            files.push_back(input);
-            continue;
-        }
-        std::vector<std::string> below = files_below(input);
-        if (below.empty()) { throw Error(kExitBadInput, input + ": no files in this folder"); }
-        files.insert(files.end(), below.begin(), below.end());
-    }
-    return files;
-}
 
 struct InputFile {
     int fd;
@@ -309,7 +276,7 @@ std::string grouped(int64_t number) {
 }
 
 // a text as a shell takes it for one word
-std::string in_quotes(const std::string& text) {
+std::string shell_word(const std::string& text) {
     std::string quoted = "'";
     for (char c : text) { quoted += c == '\'' ? std::string("'\\''") : std::string(1, c); }
     return quoted + "'";
@@ -360,6 +327,7 @@ void make_shards(const Settings& settings) {
                                      settings.out.c_str(), settings.out.c_str()));
     }
     const std::vector<std::string> paths = list_files(settings.inputs);
+    for (const std::string& path : paths) { require_no_shard(prefix, path); }
     const Tokenizer tokenizer = open_tokenizer(settings.tokenizer);
     make_writable_folder(prefix.has_parent_path() ? prefix.parent_path().string() : ".");
 
@@ -385,21 +353,17 @@ void make_shards(const Settings& settings) {
                 grouped(splitter.num_documents()).c_str());
     print_split("training", train, cut.position + 1);
     print_split("validation", val, n - cut.position + 1 + cut.in_document);
-    const auto pattern = [](const std::string& prefix) { return in_quotes(literal(prefix) + "_*.bin"); };
+    const auto pattern = [](const std::string& prefix) { return shell_word(literal(prefix) + "_*.bin"); };
     std::printf("next: ./train_gpt2 --train-data %s", pattern(train_prefix).c_str());
     if (!val.empty()) { std::printf(" --val-data %s", pattern(val_prefix).c_str()); }
     if (!settings.tokenizer.empty()) {
-        std::printf(" --tokenizer %s", in_quotes(settings.tokenizer).c_str());
+        std::printf(" --tokenizer %s", shell_word(settings.tokenizer).c_str());
     }
     std::printf("\n");
 }
 
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
-    // CLI::Range lets "nan" pass, which is not below its least nor above its greatest
-    const auto is_number = [](const std::string& value) {
-        return std::isnan(std::strtod(value.c_str(), nullptr)) ? "not a number: " + value : std::string();
-    };
     CLI::App app(kDescription, "data/make_shards");
     app.footer(kFooter);
     app.add_option("inputs", settings->inputs,
@@ -416,14 +380,16 @@ bool parse(int argc, char** argv, Settings* settings) {
     app.add_option("--json-field", settings->json_field,
                    "the input is JSON lines (JSONL): the name of each object's text, which is a document")
         ->type_name("NAME")
+        ->check([](const std::string& name) {
+            return name.empty() ? "found an empty text, expected a name, as in --json-field text" : "";
+        })
         ->excludes(documents);
     app.add_option("--val-fraction", settings->val_fraction, "part that validation gets; 0 = none")
         ->capture_default_str()
-        ->check(CLI::Range(0.0, 0.9))
-        ->check(is_number);
+        ->transform(number_range(0.0, 0.9));
     app.add_option("--shard-tokens", settings->shard_tokens, "tokens in a shard, which is held in memory")
         ->capture_default_str()
-        ->check(CLI::Range(int64_t{16}, kMaxShardTokens));
+        ->transform(number_range(int64_t{16}, kMaxShardTokens));
     return parse_words(&app, argc, argv, 1, "");
 }
 

@@ -11,11 +11,14 @@ import re
 import subprocess
 import sys
 
-import numpy as np
-import torch
-import torch.nn.functional as F
+try:
+    import numpy as np
+    import torch
+    import torch.nn.functional as F
 
-from torch_gpt2 import read_model
+    from torch_gpt2 import read_model
+except ImportError as missing:
+    raise SystemExit(f"hellaswag: {missing}: pip install numpy torch") from None
 
 HEADER = 256
 

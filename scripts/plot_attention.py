@@ -9,6 +9,9 @@ TFLOP/s, counted for the pairs of a query and a key that causal attention has: 4
 import argparse
 import json
 import sys
+from html import escape
+
+from plot_loss import write_svg
 
 WIDTH, PANEL, LEFT, TOP, GAP = 900, 200, 60, 40, 70
 COLORS = ["#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f", "#bcbd22"]
@@ -55,7 +58,7 @@ def draw_panel(top, direction, groups, names, parts):
     for value in range(0, int(high) + 1, step):
         parts.append(f'<line x1="{LEFT}" y1="{y(value):.1f}" x2="{WIDTH - 10}" y2="{y(value):.1f}" stroke="#ddd"/>'
                      f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>')
-    parts.append(f'<text x="{LEFT}" y="{top - 10}">{direction}, TFLOP/s</text>')
+    parts.append(f'<text x="{LEFT}" y="{top - 10}">{escape(direction)}, TFLOP/s</text>')
     width = (WIDTH - LEFT - 10) / len(groups)
     for g, (group, (bars, roof)) in enumerate(groups.items()):
         left, bar = LEFT + g * width + 8, (width - 16) / len(names)
@@ -73,7 +76,7 @@ def draw_panel(top, direction, groups, names, parts):
                      f'{group.split()[-1]}</text>')
 
 
-def draw(groups):
+def draw(path, groups):
     directions = list(dict.fromkeys(group.rsplit(" ", 1)[0] for group in groups))
     names = list(dict.fromkeys(name for bars, _ in groups.values() for name in bars))
     parts = []
@@ -84,9 +87,8 @@ def draw(groups):
     for k, name in enumerate(names):
         x = LEFT + k * (WIDTH - LEFT) / len(names)
         parts.append(f'<rect x="{x:.0f}" y="{height - 22}" width="10" height="10" fill="{COLORS[k % len(COLORS)]}"/>'
-                     f'<text x="{x + 14:.0f}" y="{height - 13}">{name}</text>')
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
-            f'font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n")
+                     f'<text x="{x + 14:.0f}" y="{height - 13}">{escape(name)}</text>')
+    write_svg(path, WIDTH, height, "\n".join(parts))
 
 
 def main():
@@ -97,8 +99,7 @@ def main():
     groups = read(args.files)
     if not groups:
         raise SystemExit(f"{args.files[0]}: nothing was timed")
-    with open(args.out, "w") as file:
-        file.write(draw(groups))
+    draw(args.out, groups)
     print(f"wrote {args.out}")
 
 

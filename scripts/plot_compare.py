@@ -17,7 +17,7 @@ Result: H200, PyTorch 2.11, 2026-11-21, 124M, 200 steps of 8 x 1024. The bound i
 import argparse
 import math
 
-from plot_loss import HEIGHT, LEFT, RIGHT, TOP, BOTTOM, WIDTH, axes, polyline, read_log
+from plot_loss import HEIGHT, LEFT, RIGHT, TOP, BOTTOM, WIDTH, axes, polyline, read_log, write, write_svg
 
 FIRST, EVERY, TIMES, LAST_BOUND = 20, 20, 2.0, 0.05
 RUNS = ["ours_bf16", "torch_bf16", "ours_fp32", "torch_fp32"]
@@ -126,11 +126,7 @@ def write_picture(path, losses, diffs, bound):
     last = max(losses[RUNS[0]])
     top = panel(curves, LOSS_STYLES, last, "loss, nats per token")
     bottom = panel(diffs, DIFFERENCE_STYLES, last, "|difference|, nats per token; dashed: the bound", bound)
-    with open(path, "w") as out:
-        out.write(f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{2 * HEIGHT}" '
-                  'font-family="sans-serif" font-size="12">\n'
-                  f'<rect width="100%" height="100%" fill="white"/>\n{top}\n'
-                  f'<g transform="translate(0 {HEIGHT})">\n{bottom}\n</g>\n</svg>\n')
+    write_svg(path, WIDTH, 2 * HEIGHT, f'{top}\n<g transform="translate(0 {HEIGHT})">\n{bottom}\n</g>')
 
 
 def main():
@@ -139,8 +135,7 @@ def main():
     diffs = differences(losses)
     bound, verdict = judge(diffs)
     text = "\n".join(table(losses, diffs)) + "\n\n" + "\n".join(f"- {line}" for line in verdict) + "\n"
-    with open(a.out + ".md", "w") as out:
-        out.write(text)
+    write(a.out + ".md", text)
     write_picture(a.out + ".svg", losses, diffs, bound)
     print(text + f"wrote {a.out}.md and {a.out}.svg")
     raise SystemExit(any(line.endswith("FAIL") for line in verdict))

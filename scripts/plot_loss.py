@@ -9,6 +9,7 @@ The running mean is unbiased: weights of the steps so far add up to 1, so it doe
 import argparse
 import json
 import math
+from html import escape
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 60, 20, 30, 50
 COLORS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e"]
@@ -48,6 +49,20 @@ def ticks(low, high, most=6):
     step *= next(k for k in (1, 2, 5, 10) if (high - low) / (k * step) <= most)
     first = math.ceil(low / step - 1e-9)
     return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def write(path, text):
+    try:
+        with open(path, "w") as out:
+            out.write(text)
+    except OSError as error:
+        raise SystemExit(f"{path}: {error.strerror}; expected a file that you may write: choose another name") from None
+
+
+def write_svg(path, width, height, content):
+    write(path, f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+                f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n'
+                f'{content}\n</svg>\n')
 
 
 def polyline(points, place, color, width, opacity=1.0):
@@ -106,11 +121,8 @@ def main():
         parts.append(polyline(running_mean(train), place, color, 2))
         parts += ['<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"/>' % (*place(*p), color) for p in val]
         label = path if not val else f"{path}: validation {val[-1][1]:.4f}"
-        parts.append(f'<text x="{WIDTH - RIGHT - 8}" y="{TOP + 16 * (k + 1)}" text-anchor="end" fill="{color}">{label}</text>')
-    with open(args.out, "w") as out:
-        out.write(f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
-                  f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n'
-                  + "\n".join(parts) + "\n</svg>\n")
+        parts.append(f'<text x="{WIDTH - RIGHT - 8}" y="{TOP + 16 * (k + 1)}" text-anchor="end" fill="{color}">{escape(label)}</text>')
+    write_svg(args.out, WIDTH, HEIGHT, "\n".join(parts))
     print("wrote", args.out)
 
 

@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from plot_loss import polyline, ticks
+from plot_loss import polyline, ticks, write_svg
 from race_tables import rates
 
 MEASURED = Path(__file__).parent.parent / "doc/measured"
@@ -93,9 +93,7 @@ def main():
     for direction in ("forward", "backward"):
         left, right = (panel(clock, direction) for clock in PANELS)
         path = folder / f"layer-norm-{direction}.svg"
-        path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH}" height="{HEIGHT}" '
-                        f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n'
-                        f'{left}\n<g transform="translate({WIDTH} 0)">\n{right}\n</g>\n</svg>\n')
+        write_svg(path, 2 * WIDTH, HEIGHT, f'{left}\n<g transform="translate({WIDTH} 0)">\n{right}\n</g>')
         print("wrote", path)
 
 

@@ -11,6 +11,9 @@ import argparse
 import csv
 import os
 import sys
+from html import escape
+
+from plot_loss import write_svg
 
 WIDTH, PANEL, LEFT, RIGHT, TOP, BOTTOM, GAP = 820, 280, 70, 200, 40, 50, 50
 COLORS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f"]
@@ -99,7 +102,7 @@ def nice(value):
     return 5 * power * next(k for k in (1, 2, 2.5, 5, 10) if k * power >= step)
 
 
-def draw(series):
+def draw(path, series):
     columns = max(p[0] for points in series.values() for p in points)
     fastest = nice(max(max(p[1], p[3]) for points in series.values() for p in points))
     share = max(100, nice(max(p[2] for points in series.values() for p in points)))
@@ -120,16 +123,15 @@ def draw(series):
         x, y = speed.place(*points[-1])
         y = max(y + 4, free)
         free = y + 14
-        speed.parts.append(f'<text x="{x + 6:.1f}" y="{y:.1f}" fill="#444">roof {mix}</text>')
+        speed.parts.append(f'<text x="{x + 6:.1f}" y="{y:.1f}" fill="#444">roof {escape(mix)}</text>')
     parts = speed.parts + roof.parts
     for k, (color, name, what) in enumerate(legend):
         y = TOP + PANEL + GAP + 16 + 34 * k
-        parts.append(f'<text x="{WIDTH - RIGHT + 10}" y="{y}" fill="{color}">{name}</text>')
-        parts.append(f'<text x="{WIDTH - RIGHT + 10}" y="{y + 14}" fill="#666">{what}</text>')
+        parts.append(f'<text x="{WIDTH - RIGHT + 10}" y="{y}" fill="{color}">{escape(name)}</text>')
+        parts.append(f'<text x="{WIDTH - RIGHT + 10}" y="{y + 14}" fill="#666">{escape(what)}</text>')
     height = TOP + 2 * PANEL + GAP + BOTTOM
     parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{height - 10}" text-anchor="middle">columns</text>')
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
-            f'font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n")
+    write_svg(path, WIDTH, height, "\n".join(parts))
 
 
 def main():
@@ -141,8 +143,7 @@ def main():
     if not series:
         raise SystemExit("no timed rows in " + ", ".join(args.files))
     out = args.out or os.path.splitext(args.files[0])[0] + ".svg"
-    with open(out, "w") as file:
-        file.write(draw(series))
+    draw(out, series)
     print("wrote", out)
 
 

@@ -2,8 +2,6 @@
 #include "llmc/host/command_options.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
-#include <cmath>
 
 #include "llmc/host/error.h"
 #include "llmc/host/parse_words.h"
@@ -92,43 +90,32 @@ std::string unescaped(std::string text) {
 }
 
 void add_generate(CLI::App* app, CommandOptions* o) {
-    // CLI::Range lets nan pass, which is not below its least nor above its greatest
-    const auto is_number = [](const std::string& value) {
-        return std::isnan(std::strtod(value.c_str(), nullptr)) ? "not a number: " + value : std::string();
-    };
     app->add_option("--prompt", o->prompt, "what the text starts with; - = read it from standard input")
         ->type_name("TEXT");
     app->add_option("--tokens", o->tokens, "how many to write at most")
         ->type_name("N")
         ->capture_default_str()
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+        ->transform(number_range(int64_t{1}, int64_t{1} << 40));
     app->add_option("--temperature", o->temperature, "0 = always the most likely token")
         ->type_name("X")
         ->capture_default_str()
-        ->check(CLI::Range(0.0, 100.0))
-        ->check(is_number);
+        ->transform(number_range(0.0, 100.0));
     app->add_option("--top-k", o->top_k, "0 = all tokens")
         ->type_name("N")
         ->capture_default_str()
-        ->check(CLI::Range(0, 1 << 20));
+        ->transform(number_range(0, 1 << 20));
     app->add_option("--top-p", o->top_p, "1 = all tokens")
         ->type_name("X")
         ->capture_default_str()
-        ->check(CLI::Range(0.0, 1.0))
-        ->check(is_number);
+        ->transform(number_range(0.0, 1.0));
     app->add_option("--seed", o->seed, "where the random numbers start")
         ->type_name("N")
         ->capture_default_str()
-        ->check([](const std::string& value) {  // CLI11 takes -1 and 2^64 for other numbers
-            uint64_t seed = 0;
-            const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seed);
-            const bool whole = error == std::errc() && end == value.data() + value.size();
-            return whole ? std::string() : "expected 0 to 2^64 - 1, found " + value;
-        });
+        ->transform(number_range(uint64_t{0}, UINT64_MAX));
     app->add_option("--num-samples", o->num_samples, "texts to write")
         ->type_name("N")
         ->capture_default_str()
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+        ->transform(number_range(int64_t{1}, int64_t{1} << 30));
     app->add_option("--stop", o->stop, "a text ends before this; may be given more than once")
         ->type_name("TEXT")
         ->allow_extra_args(false);
@@ -159,7 +146,7 @@ void add_eval(CLI::App* app, CommandOptions* o) {
     app->add_option("--raw-tokens", o->raw_tokens,
                     "the data are 16-bit tokens without a header, as nanoGPT's: their vocabulary")
         ->type_name("VOCAB")
-        ->check(CLI::Range(1, 1 << 16));
+        ->transform(number_range(1, 1 << 16));
     app->add_option("--hellaswag", o->hellaswag, "questions that data/make_hellaswag, or llm.c, has made")
         ->type_name("FILE");
     app->add_option("--val-align", o->val_align,
@@ -171,15 +158,15 @@ void add_eval(CLI::App* app, CommandOptions* o) {
     app->add_option("--max-tokens", o->max_tokens, "tokens from the start of the data; -1 = all")
         ->type_name("N")
         ->capture_default_str()
-        ->check(CLI::Range(int64_t{-1}, int64_t{1'000'000'000'000'000}));
+        ->transform(number_range(int64_t{-1}, int64_t{1'000'000'000'000'000}));
     app->add_option("--batch", o->batch, "rows at a time")
         ->type_name("N")
         ->capture_default_str()
-        ->check(CLI::Range(1, 1 << 16));
+        ->transform(number_range(1, 1 << 16));
     app->add_option("--seq-len", o->seq_len, "tokens in a row; 0 = the model's, at most 1024")
         ->type_name("N")
         ->capture_default_str()
-        ->check(CLI::Range(0, 1 << 20));
+        ->transform(number_range(0, 1 << 20));
 }
 
 }  // namespace

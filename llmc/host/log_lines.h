@@ -9,6 +9,7 @@
 // time: seconds since 1970; memory: bytes of main memory that the program occupies; utilisation: the part of
 // the device's peak. What is not a number is null.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -29,6 +30,9 @@ struct StepNumbers {
     std::string skipped =
         {};  // what loss or norm was: "not finite" or "an outlier"; "" = there was an update
 };
+
+// printf would show a nan's sign, which means nothing
+inline double unsigned_nan(double x) { return std::isnan(x) ? NAN : x; }
 
 std::string step_log_line(const StepNumbers& numbers);
 std::string validation_log_line(int64_t step, double val_loss, double seconds);

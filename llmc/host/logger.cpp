@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -25,6 +26,12 @@ size_t terminal_columns() {
     winsize size{};
     bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
     return known ? size.ws_col : 80;
+}
+
+// is standard output a terminal that can redraw a line?
+bool can_redraw() {
+    const char* kind = std::getenv("TERM");
+    return isatty(STDOUT_FILENO) != 0 && kind != nullptr && std::string_view(kind) != "dumb";
 }
 
 constexpr int64_t kAnyLength = std::numeric_limits<int64_t>::max();
@@ -130,7 +137,7 @@ std::string step_text(const StepNumbers& n, size_t columns) {
 }
 
 StepLine::StepLine(bool quiet, int64_t every)
-    : quiet_(quiet), terminal_(isatty(STDOUT_FILENO) != 0), every_(every < 1 ? 1 : every) {}
+    : quiet_(quiet), terminal_(can_redraw()), every_(every < 1 ? 1 : every) {}
 
 void StepLine::show(const StepNumbers& n) {
     if (quiet_) { return; }

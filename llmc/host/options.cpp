@@ -336,7 +336,11 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     try {
         app.parse(line.args);
     } catch (const CLI::FileError&) {
-        fail_usage("--config " + in_quotes(line.config) + " cannot be read: no such file, or no permission.");
+        std::error_code ignored;
+        const bool folder = std::filesystem::is_directory(line.config, ignored);
+        fail_usage("--config " + in_quotes(line.config) +
+                   (folder ? " is a folder. Expected a file of options, such as its config.toml."
+                           : " cannot be read: no such file, or no permission."));
     } catch (const CLI::Error& e) { fail_usage(std::string(e.what()) + ". See --help."); }
     std::vector<std::string> objections = line.objections;
     for (auto check : {check_model, check_batch, check_precision, check_validation}) {

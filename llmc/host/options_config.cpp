@@ -48,7 +48,10 @@ const OptionRow& require_row(const std::string& key, const std::string& where) {
     if (row == nullptr || acts_by_itself(*row)) {
         const std::string meant = suggested_key(key);
         fail_usage(where + ": unknown key " + in_quotes(key) + "." +
-                   (meant.empty() ? "" : " Did you mean " + meant + "?") + " See --help.");
+                   (row != nullptr  ? " It is for the command line only."
+                    : meant.empty() ? ""
+                                    : " Did you mean " + meant + "?") +
+                   " See --help.");
     }
     return *row;
 }

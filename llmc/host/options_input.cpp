@@ -50,30 +50,13 @@ bool in_range(const OptionRow& row, double value) {
     return (value >= row.lo && value <= row.hi) || (row.or_minus_one && value == -1);
 }
 
-std::string shortest(double value) {
-    char text[32];
-    return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
-}
-
-std::string bound_text(double value) {
-    if (value == kMaxInt) { return "2^31 - 1"; }
-    if (value == kMaxTokens) { return "10^15"; }
-    if (value == 0x1p64) { return "2^64 - 1"; }
-    if (value < 10000) { return shortest(value); }
-    std::string digits = strf("%.0f", value);
-    for (int i = (int)digits.size() - 3; i > 0; i -= 3) { digits.insert(i, ","); }
-    return digits;
-}
-
 template <typename T>
 T parse_number(const OptionRow& row, const std::string& text, const std::string& where) {
     T value{};
-    auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-    bool number = end == text.data() + text.size() && code != std::errc::invalid_argument;
-    if (number && code == std::errc() && in_range(row, (double)value)) { return value; }  // nan is not
-    const char* kind = std::is_same_v<T, double> ? "number" : "whole number";
-    fail_usage(where + ": " + in_quotes(text) + (number ? " is out of range" : strf(" is not a %s", kind)) +
-               ". Expected a " + kind + ", " + allowed(row) + ".");
+    const auto fits = [&](double number) { return in_range(row, number); };
+    const std::string problem = number_problem(text, allowed(row), fits, &value);
+    if (!problem.empty()) { fail_usage(where + ": " + problem + "."); }
+    return value;
 }
 
 }  // namespace
@@ -85,12 +68,6 @@ const OptionRow* find_row(const std::string& name) {
 }
 
 void fail_usage(const std::string& message) { throw Error(kExitUsage, message); }
-
-std::string in_quotes(const std::string& text) {
-    std::string s = text.substr(0, 60);
-    for (char& c : s) { c = (unsigned char)c < ' ' || c == 127 ? '?' : c; }
-    return "'" + s + (s.size() < text.size() ? "...'" : "'");
-}
 
 std::string allowed(const OptionRow& row) {
     if (holds<bool>(row)) { return "true or false"; }
@@ -150,39 +127,14 @@ void assign(Settings& s, const OptionRow& row, const std::string& text, const st
 
 namespace {
 
-// edits from a to b: a letter added, left out or changed, or two neighbours swapped, count 1 each
-int distance(const std::string& a, const std::string& b) {
-    std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));
-    for (size_t i = 0; i <= a.size(); i++) {
-        for (size_t j = 0; j <= b.size(); j++) {
-            if (i == 0 || j == 0) {
-                d[i][j] = (int)(i + j);
-                continue;
-            }
-            int change = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, change});
-            bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-            if (swapped) { d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1); }
-        }
-    }
-    return d[a.size()][b.size()];
-}
-
-// The row whose name, letter (after one dash only), or name in other programs is closest to what was typed;
-// null if none is close: one letter may differ, or a third of them.
-const OptionRow* nearest_row(std::string typed) {
-    bool one_dash = typed.starts_with("-") && !typed.starts_with("--");
-    typed = typed.substr(std::min(typed.find_first_not_of('-'), typed.size()), 60);
-    for (char& c : typed) { c = c == '_' ? '-' : (char)std::tolower((unsigned char)c); }
+// The row whose name, letter (after one dash only), or name in other programs is meant by what was typed; null if none
+// is close.
+const OptionRow* nearest_row(const std::string& typed) {
+    const bool one_dash = typed.starts_with("-") && !typed.starts_with("--");
+    Nearest nearest(typed);
     const OptionRow* best = nullptr;
-    int best_distance = std::numeric_limits<int>::max();
-    auto consider = [&](const OptionRow& row, const std::string& name) {
-        const auto [shorter, longer] = std::minmax({typed.size(), name.size()});
-        if (longer - shorter > std::max<size_t>(1, longer / 3)) { return; }  // edits at least
-        int d = distance(typed, name);
-        const bool slip = d == 1 && std::min(typed.size(), name.size()) > 1;
-        const bool close = slip || 3 * d <= (int)std::max(typed.size(), name.size());
-        if (close && d < best_distance) { best = &row, best_distance = d; }
+    const auto consider = [&](const OptionRow& row, const std::string& name) {
+        if (nearest.improves(name)) { best = &row; }
     };
     for (const OptionRow& row : kOptionTable) {
         consider(row, row.name);
@@ -212,7 +164,7 @@ const OptionRow* nearest_row(std::string typed) {
 
 std::string suggested_key(const std::string& typed) {
     const OptionRow* nearest = nearest_row(typed);
-    return nearest ? nearest->name : "";
+    return nearest && !acts_by_itself(*nearest) ? nearest->name : "";  // a config file takes no --help
 }
 
 namespace {

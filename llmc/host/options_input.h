@@ -9,6 +9,7 @@
 
 #include "llmc/host/options_llmc.h"
 #include "llmc/host/options_ranks.h"
+#include "llmc/host/typed_text.h"
 
 namespace llmc {
 
@@ -30,8 +31,7 @@ inline constexpr std::pair<const char*, const char*> kRivals[] = {{"val-tokens",
 const OptionRow* find_row(const std::string& name);   // null if there is none
 std::string suggested_key(const std::string& typed);  // the name that was meant; "" if none is close
 [[noreturn]] void fail_usage(const std::string& message);
-std::string in_quotes(const std::string& text);  // user's text in a message: short, on one line
-std::string allowed(const OptionRow& row);       // "1 to 1,024 layers", "auto or window"; "" = any text
+std::string allowed(const OptionRow& row);  // "1 to 1,024 layers", "auto or window"; "" = any text
 std::string value_text(const OptionRow& row, const Settings& s);  // what the row holds in s; "" = nothing
 
 // Puts text into the row's field, or throws; where = the option as it was typed, or the config file's line.

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <fstream>
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
@@ -24,6 +25,23 @@ std::string page_of(const std::vector<RunHistory>& runs) {
     std::string data;
     for (const RunHistory& run : runs) { data += (data.empty() ? "[" : ",\n") + inside_html(run.to_json()); }
     return std::string(kReportHead) + data + "]" + std::string(kReportScript);
+}
+
+// A page takes the place of an earlier one only: a log, a model or a config file of a run would be lost.
+void require_page(const std::string& path) {
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(path, ignored)) { return; }
+    std::ifstream file(path, std::ios::binary);
+    std::string begin(15, '\0');  // "<!DOCTYPE html>"
+    file.read(begin.data(), (std::streamsize)begin.size());
+    begin.resize((size_t)file.gcount());
+    if (!kReportHead.starts_with(begin)) {
+        throw Error(
+            kExitUsage,
+            path +
+                ": found a file that is no page of a run and would be lost. Expected such a page or a "
+                "free name: choose another --out.");
+    }
 }
 
 }  // namespace
@@ -61,21 +79,18 @@ int report_command(int argc, const char* const* argv) {
     if (!parse_words(&app, argc, argv, 2, "report: ")) { return kExitDone; }
     std::vector<RunHistory> histories;
     histories.reserve(runs.size());
-    for (const std::string& run : runs) {
-        histories.push_back(RunHistory::read(run));
-        require_no_input(out, run);
-        require_no_input(out, run + "/log.jsonl");
-    }
+    for (const std::string& run : runs) { histories.push_back(RunHistory::read(run)); }
     std::error_code ignored;
     const bool named = !out.empty();
     if (!named) {
         const bool folder = runs.size() == 1 && std::filesystem::is_directory(runs[0], ignored);
         out = (folder ? runs[0] + "/" : "") + "report.html";
     }
+    require_page(out);
     try {
         write_report(out, histories);
     } catch (const Error& e) {
-        throw Error(e.exit_code, strf("%s%s", e.what(), named ? "" : ". --out FILE writes it elsewhere"));
+        throw Error(e.exit_code, strf("%s%s", e.what(), named ? "" : " --out FILE writes it elsewhere."));
     }
     std::printf("wrote %s\n", terminal_text(out).c_str());
     return kExitDone;

@@ -54,7 +54,7 @@ NamedModel folder_model(const std::string& name, std::string* notes) {
                 name +
                     ": no model in this folder. Expected model.bin or a step_ folder, as train_gpt2 leaves "
                     "them, or config.json and model.safetensors, as Hugging Face's GPT-2 has them." +
-                    (notes->empty() ? "" : "\n" + *notes));
+                    (notes->empty() ? "" : "\n" + notes->substr(0, notes->size() - 1)));
 }
 
 }  // namespace

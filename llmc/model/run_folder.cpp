@@ -159,7 +159,7 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
             *notes += passed;
             return at.path;
         }
-        passed += "passed over " + why + "\n";
+        passed += "passed over: " + why + "\n";
     }
     if (steps.empty() && !of_log) { return ""; }
     const std::string log = log_of_folder(run_folder).value_or("");

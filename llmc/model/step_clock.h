@@ -30,8 +30,8 @@ public:
         StepNumbers n;
         n.step = r.step + 1;
         n.steps = plan.steps;
-        n.loss = last_loss = r.loss;
-        n.grad_norm = r.grad_norm;
+        n.loss = last_loss = unsigned_nan(r.loss);
+        n.grad_norm = unsigned_nan(r.grad_norm);
         n.lr = plan.schedule(r.step);
         n.ms = std::chrono::duration<double, std::milli>(r.done - last_done_).count();
         n.tokens_per_s = (double)(plan.rows_per_step * seq_len) / n.ms * 1e3;

@@ -16,6 +16,7 @@
 #include "llmc/host/dataloader.h"
 #include "llmc/host/error.h"
 #include "llmc/host/options.h"
+#include "llmc/host/parse_words.h"
 #include "llmc/host/read_file.h"
 #include "llmc/host/run_journal.h"
 #include "llmc/host/run_lock.h"
@@ -77,7 +78,7 @@ public:
         require_memory(memory, o_, needs_, plan_.config);
         line_.note(disk_warning(saves, plan_.out) + o_.notes);
         require_export_folder(o_, plan_.out, goes_on());
-        if (o_.dry_run) { return kExitDone; }
+        if (o_.dry_run) { return require_printed(), kExitDone; }  // the plan is all that it leaves
         make_run_folder();
         if (!goes_on()) { require_no_run(plan_.out); }
         if (!o_.export_hf.empty()) { make_writable_folder(o_.export_hf); }
@@ -216,10 +217,7 @@ private:
         line_.note(set_aside(plan_.out, record_.line));
         const auto& tokenizer = samples_.tokenizer();
         if (tokenizer && !tokenizer->is_bytes()) { tokenizer->save(plan_.out); }
-        FileWriter config(plan_.out + "/config.toml");
-        const std::string text = config_text(o_);
-        config.write(text.data(), text.size());
-        config.commit();
+        write_text_file(plan_.out + "/config.toml", config_text(o_));
         return first;
     }
 

@@ -8,6 +8,7 @@
 
 #include "llmc/host/comm.h"
 #include "llmc/host/dataloader.h"
+#include "llmc/host/log_lines.h"
 #include "llmc/host/options.h"
 #include "llmc/host/stop_signal.h"
 #include "llmc/host/val_info.h"
@@ -53,7 +54,7 @@ public:
         gather_rows(comm, begins);
         double sum = 0;
         for (double row : row_sums_) { sum += row; }
-        return sum / (double)data_.num_targets();
+        return unsigned_nan(sum / (double)data_.num_targets());
     }
 
     double entropy() const { return info_ ? info_->entropy : 0; }  // of the source, nats a token; 0 = unknown

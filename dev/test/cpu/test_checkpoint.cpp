@@ -200,7 +200,7 @@ TEST_CASE("checkpoint: a damaged one is passed over with a note") {
         damage(newest);
         std::string notes;
         CHECK(find_checkpoint(folder.path(), &notes) == folder / "step_00000004");
-        CHECK(notes.find("passed over " + newest) == 0);
+        CHECK(notes.find("passed over: " + newest) == 0);
         CHECK(std::count(notes.begin(), notes.end(), '\n') == 1);
         check_error(load_error(newest), kExitBadInput, {newest, "--resume auto"});
     };
@@ -409,7 +409,7 @@ TEST_CASE("resume: the program ends as if it had never stopped") {
     flip_byte(folder / "killed/step_00000008/optimizer.safetensors", 5000);
     write_bytes(folder / "killed/log.jsonl", read_bytes(folder / "whole/log.jsonl") + "{\"step\":8,\"tra");
     ProgramRun run = train("killed", "8", "--resume auto");
-    CHECK(run.err.find("passed over " + (folder / "killed/step_00000008")) != std::string::npos);
+    CHECK(run.err.find("passed over: " + (folder / "killed/step_00000008")) != std::string::npos);
     CHECK(run.out.find(folder / "killed/step_00000004") != std::string::npos);
     check_same_run("killed");
 

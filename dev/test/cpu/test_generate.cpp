@@ -211,6 +211,22 @@ TEST_CASE("sub-commands: generate") {
         CHECK(run.exit_code == kExitUsage);
         CHECK(run.err.find("generate") != std::string::npos);
     }
+    using Says = std::pair<const char*, const char*>;
+    for (const auto& [bad, says] :
+         {Says{"--temprature 0", "unknown option '--temprature'. Did you mean --temperature? See "},
+          Says{"-t 0", "unknown option '-t'. See "},
+          Says{"--tokens 1e2", "--tokens: '1e2' is not a whole number. Expected a whole number, 1 to 1,099,"},
+          Says{"--top-p nan", "--top-p: 'nan' is out of range. Expected a number, 0 to 1. See "},
+          Says{"--seed 1 --seed=2", "--seed is given twice. Give it once. See "}}) {
+        const ProgramRun run = generate(bad);
+        CHECK(run.exit_code == kExitUsage);
+        CHECK_MESSAGE(run.err.find(std::string("generate: ") + says) != std::string::npos, run.err);
+    }
+    const ProgramRun unknown = run_train(folder.path(), {"generate", "--foo"});
+    CHECK_MESSAGE(unknown.err.find("unknown option '--foo'") != std::string::npos, unknown.err);
+    CHECK(Json::parse(generate("--tokens 3 --json --prompt --seed").out)["prompt"] == "--seed");
+    CHECK(generate("--tokens 9 --seed 010").out == generate("--tokens 9 --seed 10").out);  // not octal
+    CHECK(run_train(folder.path(), {"generate", "--tokens", "3", "--", model}).exit_code == kExitDone);
     const ProgramRun help = run_train(folder.path(), {"generate", "--help"});
     CHECK(help.exit_code == kExitDone);
     for (const char* part : {"--temperature", "--stop", "step_00001000", "Examples:"}) {
@@ -275,8 +291,9 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     CHECK(run_train(folder.path(), {"export", run, "--hf", out, "--force"}).exit_code == kExitDone);
 
     // what cannot be printed is not lost in silence
-    for (const Words& command : {Words{"generate", run, "--prompt", "the kernel", "--tokens", "8"},
-                                 Words{"eval", run, "--data", folder / "train.bin"}}) {
+    for (const Words& command :
+         {Words{"generate", run, "--prompt", "the kernel", "--tokens", "8"},
+          Words{"eval", run, "--data", folder / "train.bin"}, words(common + "--dry-run --model d1")}) {
         const pid_t pid =
             start_prepared(folder.path(), command, [] { dup2(open("/dev/full", O_WRONLY), STDOUT_FILENO); });
         const ProgramRun full = finish_train(folder.path(), pid);

@@ -36,8 +36,8 @@ std::string events_of(const std::string& run) {
     return text;
 }
 
-// what the program draws on a terminal of that width, while it runs
-std::string on_terminal(const Words& options, unsigned short columns) {
+// what the program draws on a terminal of that width and kind, while it runs
+std::string on_terminal(const Words& options, unsigned short columns, const char* kind = "xterm") {
     Words all = {train_program()};
     all.insert(all.end(), options.begin(), options.end());
     std::vector<char*> argv;
@@ -48,6 +48,7 @@ std::string on_terminal(const Words& options, unsigned short columns) {
     const pid_t pid = forkpty(&terminal, nullptr, nullptr, &size);
     if (pid == 0) {
         setenv("OMP_NUM_THREADS", "1", 1);
+        setenv("TERM", kind, 1);
         execv(argv[0], argv.data());
         _exit(127);
     }
@@ -119,6 +120,11 @@ TEST_CASE("step line: on terminals of 60, 80 and 120 columns") {
         }
         CHECK(lines == 30);
     }
+    // one that knows no control sequences gets plain lines
+    const std::string more = "--steps 2 --sample-every 0 --val-every 0 --out " + folder / "dumb";
+    const std::string text = on_terminal(tiny_run(folder.path(), more), 80, "dumb");
+    CHECK_FALSE(has(text, "\033"));
+    CHECK(has(text, "\nstep 2/2 | loss "));
 }
 
 TEST_CASE("log: its header says what the run is, and events what happened") {

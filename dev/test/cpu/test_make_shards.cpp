@@ -299,12 +299,27 @@ TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
     for (const char* value : {"0", "15", "-5", "2147483646", "99999999999999999999", "x"}) {
         fails(make_shards(text + to + " --shard-tokens " + value), kExitUsage, "--shard-tokens");
     }
-    fails(make_shards(text + to + " --shards 4"), kExitUsage, "--shards");
+    fails(make_shards(text + to + " --shards 4"), kExitUsage, "unknown option '--shards'");
+    fails(make_shards(text + to + " --json-field ''"), kExitUsage, "--json-field: found an empty text");
     fails(make_shards(text + " --out " + text + "/sub/t"), kExitUsage, "cannot make or write this folder");
+    TempFolder in;
+    std::filesystem::create_directory(in / "sub");
+    const std::string link = in / "sub/link";
+    for (const auto& [target, says] : {std::pair("missing", ": this link leads to no file"),
+                                       std::pair("link", ": cannot read: Too many levels of symbolic")}) {
+        std::filesystem::remove(link);
+        std::filesystem::create_symlink(target, link);
+        fails(make_shards(text + " " + in.path() + to), kExitBadInput, "make_shards: " + link + says);
+    }
+    std::filesystem::remove(link);
     if (geteuid() == 0) {
-        MESSAGE("skipped: root may write everywhere");
+        MESSAGE("skipped: root may read and write everywhere");
         return;
     }
+    REQUIRE(chmod((in / "sub").c_str(), 0) == 0);
+    fails(make_shards(text + " " + in.path() + to), kExitBadInput,
+          in / "sub: cannot read: Permission denied");
+    REQUIRE(chmod((in / "sub").c_str(), 0755) == 0);
     REQUIRE(chmod(folder.path().c_str(), 0555) == 0);
     fails(make_shards(text + to), kExitUsage, "cannot make or write this folder");
     REQUIRE(chmod(folder.path().c_str(), 0755) == 0);

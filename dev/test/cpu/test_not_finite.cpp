@@ -8,7 +8,10 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
+#include "llmc/host/logger.h"
 #include "llmc/model/checkpoint.h"
+#include "llmc/model/step_clock.h"
+#include "llmc/model/validator.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;
@@ -206,6 +209,30 @@ TEST_CASE("not finite: a loss that explodes, though it stays finite, ends with e
     CHECK_MESSAGE(run.err.find("The newest checkpoint, " + folder / "run/step_00000040") != std::string::npos,
                   run.err);
     CHECK_MESSAGE(run.err.find("good") == std::string::npos, run.err);
+}
+
+TEST_CASE("not finite: the screen shows a nan without its sign") {
+    struct Diverged {
+        std::vector<float> losses = {};
+        Evaluation evaluate(const Batch& batch) {
+            losses.assign(batch.targets.size(), -NAN);
+            return {losses, {}};
+        }
+    } model;
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    Options o;
+    o.val_data = folder / "val.bin";
+    o.seq_len = 12;
+    Validator validator(o, 257, 256);
+    Comm alone;
+    CHECK(validator.short_text(validator.loss(model, 4, alone)) == "val loss nan");
+    RunPlan plan;
+    plan.windows_per_epoch = 1;
+    StepResult r{};
+    r.loss = r.grad_norm = -NAN;
+    const std::string text = step_text(StepClock().numbers(r, plan, 12, 0, 0), 0);
+    CHECK_MESSAGE(text.find("loss nan | norm nan |") != std::string::npos, text);
 }
 
 TEST_CASE("not finite: a checkpoint is refused by tensor and element") {

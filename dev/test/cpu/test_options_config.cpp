@@ -47,7 +47,7 @@ TEST_CASE("options: config files") {
           kAutoModel);
     TempFolder folder;
     check_bad({"--config", folder / "none.toml"}, {"--config", "none.toml"});
-    check_bad({"--config", folder.path()}, {"--config", folder.path()});
+    check_bad({"--config", folder.path()}, {"--config", folder.path(), "is a folder"});
     check_bad({"--config", ""}, {"--config", "empty"});
     check_bad({"--config"}, {"--config", "needs a value"});
     check_bad({"--config", "/dev/zero"}, {"--config", "/dev/zero"});
@@ -55,8 +55,9 @@ TEST_CASE("options: config files") {
 
 TEST_CASE("options: each kind of error in a config file") {
     check_bad_config("\nbacth = 4", {"--config", "line 2", "unknown key 'bacth'", "Did you mean batch?"});
-    check_bad_config("help = true", {"unknown key 'help'"});
-    check_bad_config("config = 'x'", {"unknown key 'config'"});
+    check_bad_config("help = true", {"unknown key 'help'. It is for the command line only. See"});
+    check_bad_config("config = 'x'", {"unknown key 'config'. It is for the command line only. See"});
+    check_bad_config("hlep = true", {"unknown key 'hlep'. See"});
     check_bad_config("b = 4", {"unknown key 'b'"});
     check_bad_config("= 4", {"line 1", "'= 4'"});
     check_bad_config("batch = 0", {"line 1, batch", "out of range"});

@@ -162,10 +162,13 @@ TEST_CASE("report: a run writes it at validations, saves and the end, and a kill
     CHECK_MESSAGE(has(none.err, "none: no run: there is no"), none.err);
     CHECK(command({"report", folder / "train.bin"}).exit_code == kExitBadInput);
     CHECK(command({"report"}).exit_code == kExitUsage);
-    const std::string log = read_bytes(run + "/log.jsonl");
-    CHECK(command({"report", run, "--out", run + "/log.jsonl"}).exit_code == kExitUsage);
-    CHECK(command({"report", run + "/log.jsonl", "--out", run + "/log.jsonl"}).exit_code == kExitUsage);
-    CHECK(read_bytes(run + "/log.jsonl") == log);
+    for (const char* name : {"log.jsonl", "model.bin", "config.toml"}) {
+        const std::string file = run + "/" + name, before = read_bytes(file);
+        const ProgramRun kept = command({"report", run + "/log.jsonl", "--out", file});
+        CHECK(kept.exit_code == kExitUsage);
+        CHECK_MESSAGE(has(kept.err, file + ": found a file that is no page of a run"), kept.err);
+        CHECK(read_bytes(file) == before);
+    }
 }
 
 TEST_CASE("report: a page that cannot be written is said once and stops nothing") {
@@ -181,5 +184,5 @@ TEST_CASE("report: a page that cannot be written is said once and stops nothing"
     CHECK_MESSAGE(r.err.rfind("the page of the run") == first, r.err);
     const ProgramRun report = run_train(folder.path(), {"report", run});
     CHECK(report.exit_code == kExitUsage);
-    CHECK_MESSAGE(report.err.find("--out FILE") != std::string::npos, report.err);
+    CHECK_MESSAGE(report.err.ends_with("Choose another name. --out FILE writes it elsewhere.\n"), report.err);
 }

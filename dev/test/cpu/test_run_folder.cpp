@@ -202,6 +202,8 @@ TEST_CASE("run folder: a run that ended before its first save begins again with 
     const std::string first = r.killed_before_a_save("run", "--resume auto");
     r.check_refused("run", "", kExitUsage, {r / "run", "--resume auto"});
     r.check_refused("run", "--resume auto --dry-run", kExitDone, {"nothing was saved in it yet"});
+    const ProgramRun none = run_train(r / "", {"generate", r / "run"});
+    CHECK_MESSAGE(none.err.ends_with("so there is nothing to go on from\n"), none.err);  // and no empty line
     const std::string second = r.killed_before_a_save("run", "--resume auto");
     ProgramRun run = r.train("run", 6, "--resume auto");
     CHECK(says(run.err, r / "run: nothing was saved in it yet"));
@@ -281,7 +283,7 @@ TEST_CASE("run folder: what is no regular file is damage, and nothing waits for 
     fs::remove(path);
     REQUIRE(mkfifo(path.c_str(), 0600) == 0);
     ProgramRun run = r.train("run", 6, "--resume auto");
-    CHECK(says(run.err, "passed over " + path + ": not a regular file"));
+    CHECK(says(run.err, "passed over: " + path + ": not a regular file"));
     CHECK(fs::exists(r.step("run", 4) + ".damaged"));
 }
 

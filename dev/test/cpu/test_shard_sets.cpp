@@ -1,6 +1,9 @@
 // Data sets of data/make_shards: one is replaced by the next whole or not at all, as far as whoever trains
 // can see, and the command that the program prints works for every name.
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
 #include <csignal>
 
 #include <doctest/doctest.h>
@@ -115,4 +118,54 @@ TEST_CASE("shard sets: the next command works for every name") {
                         "/bin/sh");
         CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
     }
+}
+
+TEST_CASE("shard sets: an input that a shard would replace is kept") {
+    TempFolder folder;
+    fs::create_directory(folder / "in");
+    const std::string shard = folder / "in/a_train_000000.bin", notes = folder / "in/a_train_notes.bin";
+    write_bytes(notes, "notes\n");
+    write_bytes(shard, "some text\n");
+    fs::create_symlink(shard, folder / "link");
+    for (const std::string& input : {shard, folder / "in", folder / "link"}) {
+        const ProgramRun run = make_shards(folder, {input, "--out", folder / "in/a"});
+        CHECK(run.exit_code == kExitUsage);
+        CHECK_MESSAGE(run.err.find(shard + ": this is an input, which would be lost") != std::string::npos,
+                      run.err);
+        CHECK(read_bytes(shard) == "some text\n");
+        CHECK(names_below(folder / "in") == Words{"a_train_000000.bin", "a_train_notes.bin"});
+    }
+    CHECK(make_shards(folder, {notes, "--out", folder / "in/a"}).exit_code == kExitDone);
+    CHECK(read_bytes(notes) == "notes\n");
+}
+
+TEST_CASE(
+    "make_corpus: a bad option is named, a seed of more than 64 bits refused, and what is lost is said") {
+    TempFolder folder;
+    const std::string program = program_path("data/make_corpus");
+    const auto make_corpus = [&](const std::string& options) {
+        return run_train(folder.path(), words(options), program);
+    };
+    CHECK(make_corpus("--show 1 --seed 18446744073709551615").exit_code == kExitDone);
+    using Says = std::pair<const char*, const char*>;
+    for (const auto& [options, says] :
+         {Says{"--seed 18446744073709551616", "--seed: '18446744073709551616' is out of range. Expected a "},
+          Says{"--seed 1e3", "--seed: '1e3' is not a whole number. Expected a whole number, 0 to 2^64 - 1. "},
+          Says{"--seeed 1", "unknown option '--seeed'. Did you mean --seed?"}}) {
+        const ProgramRun run = make_corpus(std::string("--show 1 ") + options);
+        CHECK(run.exit_code == kExitUsage);
+        CHECK_MESSAGE(run.err.starts_with(std::string("make_corpus: ") + says), run.err);
+    }
+    // a million stories take far more than a second, and none of them can be written
+    const pid_t pid = start_prepared(
+        folder.path(), {"--show", "1000000"},
+        [] {
+            const rlimit second = {1, 1};
+            setrlimit(RLIMIT_CPU, &second);
+            dup2(open("/dev/full", O_WRONLY), STDOUT_FILENO);
+        },
+        program);
+    const ProgramRun full = finish_train(folder.path(), pid);
+    CHECK(full.exit_code == kExitSaveFailed);
+    CHECK(full.err == "make_corpus: cannot write to standard output\n");
 }
