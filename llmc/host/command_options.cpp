@@ -150,8 +150,7 @@ void add_eval(CLI::App* app, CommandOptions* o) {
     app->add_option("--hellaswag", o->hellaswag, "questions that data/make_hellaswag, or llm.c, has made")
         ->type_name("FILE");
     app->add_option("--val-align", o->val_align,
-                    "window = rows back to back; document = each document from the start of a row; auto = "
-                    "document, if the documents fit: as training validates")
+                    "rows, as in training: window = back to back; document = from a document's start")
         ->type_name("NAME")
         ->capture_default_str()
         ->check(CLI::IsMember({"auto", "window", "document"}));
