@@ -78,7 +78,7 @@ CLI::Validator number_range(T low, T high) {
     const auto check = [=](std::string& text) {
         T value{};
         const auto fits = [&](double number) { return number >= (double)low && number <= (double)high; };
-        const std::string problem = number_problem(text, range, fits, &value);
+        std::string problem = number_problem(text, range, fits, &value);
         if (std::is_integral_v<T> && problem.empty()) { text = std::to_string(value); }
         return problem;
     };
