@@ -41,8 +41,8 @@ std::string text_of(const Json& line) {
 // what belongs to the state after a step; all else is done again by a run that goes on from there
 bool led_to_state(const Json& line) {
     const Json event = line.value("event", Json());
-    return line.contains("train_loss") || event == "skip" || event == "save" || event == "stop" ||
-           event == "export";
+    const bool of_state = event == "skip" || event == "save" || event == "stop" || event == "export";
+    return line.contains("train_loss") || of_state;
 }
 
 // one of format 1 becomes one of format 2
