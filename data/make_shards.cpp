@@ -28,6 +28,7 @@
 #include "llmc/host/terminal_text.h"
 #include "llmc/host/token_shard.h"
 #include "llmc/host/tokenizer.h"
+#include "llmc/host/typed_text.h"
 
 namespace llmc {
 
@@ -273,13 +274,6 @@ std::string grouped(int64_t number) {
     std::string digits = std::to_string(number);
     for (int at = (int)digits.size() - 3; at > 0; at -= 3) { digits.insert((size_t)at, ","); }
     return digits;
-}
-
-// a text as a shell takes it for one word
-std::string shell_word(const std::string& text) {
-    std::string quoted = "'";
-    for (char c : text) { quoted += c == '\'' ? std::string("'\\''") : std::string(1, c); }
-    return quoted + "'";
 }
 
 // a name as a pattern that matches only itself

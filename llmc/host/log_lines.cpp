@@ -41,8 +41,7 @@ std::string text_of(const Json& line) {
 // what belongs to the state after a step; all else is done again by a run that goes on from there
 bool led_to_state(const Json& line) {
     const Json event = line.value("event", Json());
-    const bool of_state = event == "skip" || event == "save" || event == "stop" || event == "export";
-    return line.contains("train_loss") || of_state;
+    return line.contains("train_loss") || event == "skip" || event == "save" || event == "stop";
 }
 
 // one of format 1 becomes one of format 2
@@ -116,16 +115,6 @@ bool has_steps(const std::string& log) {
         const Json line = Json::parse(text, nullptr, false);
         const bool event = line.is_object() && (line.contains("event") || line.contains("line"));
         if (!text.empty() && !event) { return true; }
-    }
-    return false;
-}
-
-bool has_exported(const std::string& log, const std::string& folder) {
-    std::istringstream in(log);
-    for (std::string text; std::getline(in, text);) {
-        if (!text.starts_with("{\"event\":\"export\",")) { continue; }
-        const Json line = Json::parse(text, nullptr, false);
-        if (line.is_object() && line.value("text", "") == folder) { return true; }
     }
     return false;
 }

@@ -47,7 +47,4 @@ std::string kept_log_lines(const std::string& log, int64_t resume_step);
 // whether a log's text has more than the lines of events
 bool has_steps(const std::string& log);
 
-// whether the run of a log's text says that it exports, or has exported, its model to this folder
-bool has_exported(const std::string& log, const std::string& folder);
-
 }  // namespace llmc

@@ -31,7 +31,7 @@ size_t terminal_columns() {
 // is standard output a terminal that can redraw a line?
 bool can_redraw() {
     const char* kind = std::getenv("TERM");
-    return isatty(STDOUT_FILENO) != 0 && kind != nullptr && std::string_view(kind) != "dumb";
+    return isatty(STDOUT_FILENO) != 0 && kind != nullptr && *kind != '\0' && std::string_view(kind) != "dumb";
 }
 
 constexpr int64_t kAnyLength = std::numeric_limits<int64_t>::max();

@@ -47,10 +47,10 @@ const OptionRow& require_row(const std::string& key, const std::string& where) {
     const OptionRow* row = find_row(key);
     if (row == nullptr || acts_by_itself(*row)) {
         const std::string meant = suggested_key(key);
-        fail_usage(where + ": unknown key " + in_quotes(key) + "." +
-                   (row != nullptr  ? " It is for the command line only."
-                    : meant.empty() ? ""
-                                    : " Did you mean " + meant + "?") +
+        const std::string hint = meant.empty() ? "." : ". Did you mean " + meant + "?";
+        fail_usage(where +
+                   (row != nullptr ? ": " + in_quotes(key) + " is for the command line only."
+                                   : ": unknown key " + in_quotes(key) + hint) +
                    " See --help.");
     }
     return *row;

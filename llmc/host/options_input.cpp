@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <iterator>
-#include <limits>
 #include <sstream>
 
 #include "llmc/host/error.h"

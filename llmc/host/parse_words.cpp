@@ -45,7 +45,8 @@ std::vector<std::string> checked_words(CLI::App* app, const std::vector<std::str
         if (word == name + "=") {
             words.back() = name;
             words.emplace_back();
-        } else if (most > 0 && word == name && i + 1 < typed.size()) {
+        } else if (most > 0 && word == name) {
+            if (i + 1 == typed.size()) { throw CLI::ParseError(name + " needs a value.", kExitUsage); }
             words.push_back(typed[++i]);  // its value, which may begin with a dash
         }
     }

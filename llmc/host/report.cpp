@@ -32,10 +32,10 @@ void require_page(const std::string& path) {
     std::error_code ignored;
     if (!std::filesystem::is_regular_file(path, ignored)) { return; }
     std::ifstream file(path, std::ios::binary);
-    std::string begin(15, '\0');  // "<!DOCTYPE html>"
+    std::string begin(kReportHead.find("<title>"), '\0');
     file.read(begin.data(), (std::streamsize)begin.size());
     begin.resize((size_t)file.gcount());
-    if (!kReportHead.starts_with(begin)) {
+    if (!file.is_open() || !kReportHead.starts_with(begin)) {
         throw Error(
             kExitUsage,
             path +
@@ -93,6 +93,7 @@ int report_command(int argc, const char* const* argv) {
         throw Error(e.exit_code, strf("%s%s", e.what(), named ? "" : " --out FILE writes it elsewhere."));
     }
     std::printf("wrote %s\n", terminal_text(out).c_str());
+    require_printed();
     return kExitDone;
 }
 

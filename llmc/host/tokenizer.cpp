@@ -196,4 +196,8 @@ std::string Tokenizer::printable(const std::vector<int>& ids) const {
     return printable_text(text);
 }
 
+int end_of_text(const std::optional<Tokenizer>& tokenizer, int vocab_size) {
+    return tokenizer && tokenizer->end_of_text() >= 0 ? tokenizer->end_of_text() : vocab_size - 1;
+}
+
 }  // namespace llmc

@@ -66,4 +66,7 @@ private:
     bool bytes_ = false;
 };
 
+// the id of the end of a text in a model of this vocabulary: the tokenizer's, or the last one
+int end_of_text(const std::optional<Tokenizer>& tokenizer, int vocab_size);
+
 }  // namespace llmc

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <vector>
 
 #include "llmc/host/error.h"
@@ -14,6 +15,14 @@ std::string in_quotes(const std::string& text) {
     std::string s = text.substr(0, 60);
     for (char& c : s) { c = (unsigned char)c < ' ' || c == 127 ? '?' : c; }
     return "'" + s + (s.size() < text.size() ? "...'" : "'");
+}
+
+std::string shell_word(const std::string& text) {
+    const auto plain = [](unsigned char c) { return std::isalnum(c) || std::strchr("_./-", c) != nullptr; };
+    if (!text.empty() && std::ranges::all_of(text, plain)) { return text; }
+    std::string quoted = "'";
+    for (char c : text) { quoted += c == '\'' ? std::string("'\\''") : std::string(1, c); }
+    return quoted + "'";
 }
 
 std::string shortest(double value) {

@@ -7,15 +7,18 @@
 
 namespace llmc {
 
-std::string in_quotes(const std::string& text);  // user's text in a message: short, on one line
-std::string shortest(double value);              // the fewest digits that give it back
-std::string bound_text(double value);            // the end of a range: "2^31 - 1", "1,024"
+std::string in_quotes(const std::string& text);   // user's text in a message: short, on one line
+std::string shell_word(const std::string& text);  // as a shell takes it for one word
+std::string shortest(double value);               // the fewest digits that give it back
+std::string bound_text(double value);             // the end of a range: "2^31 - 1", "1,024"
 
 // Reads a number for which fits(number) is true. Returns what is wrong with the text, or "".
 template <typename T, typename Fits>
 std::string number_problem(const std::string& text, const std::string& allowed, const Fits& fits, T* value) {
     const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), *value);
-    const bool number = end == text.data() + text.size() && code != std::errc::invalid_argument;
+    const bool negative = std::is_unsigned_v<T> && text.size() > 1 && text[0] == '-' &&
+                          text.find_first_not_of("0123456789", 1) == std::string::npos;
+    const bool number = negative || (end == text.data() + text.size() && code != std::errc::invalid_argument);
     if (number && code == std::errc() && fits((double)*value)) { return ""; }  // nan does not fit
     const std::string kind = std::is_same_v<T, double> ? "number" : "whole number";
     return in_quotes(text) + (number ? " is out of range" : " is not a " + kind) + ". Expected a " + kind +

@@ -212,6 +212,7 @@ int export_model(const CommandOptions& o) {
     const std::string files = export_hf(o.hf, *model.source, find_tokenizer(o, model), o.type, &problem);
     std::printf("%s\n", files.c_str());
     if (!problem.empty()) { note(problem); }
+    require_printed();
     return kExitDone;
 }
 
@@ -227,7 +228,7 @@ Evaluation evaluate(LoadedModel* model, const Batch& batch) {
 void evaluate_shards(const CommandOptions& o, const NamedModel& named, LoadedModel* model, int T) {
     const GPT2Config& c = named.source->config();
     const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
-    const int end = c.vocab_size - 1;
+    const int end = end_of_text(tokenizer, c.vocab_size);
     const auto align = alignment(o.val_align, o.data, T, end, o.raw_tokens);
     ValidationData data(o.data, T, align, end, o.max_tokens, o.raw_tokens);
     if (data.vocab_size() != c.vocab_size) {

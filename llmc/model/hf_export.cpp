@@ -1,12 +1,11 @@
 // A model for Hugging Face's transformers: see hf_export.h.
 #include "llmc/model/hf_export.h"
 
+#include <algorithm>
 #include <filesystem>
-#include <limits>
+#include <utility>
 
 #include "llmc/host/error.h"
-#include "llmc/host/log_lines.h"
-#include "llmc/host/read_file.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/hf_model.h"
 
@@ -28,20 +27,40 @@ void require_no_run_there(const std::string& folder, const std::string& cure) {
     }
 }
 
-std::string export_hf(const std::string& folder, const ModelSource& source,
-                      const std::optional<Tokenizer>& tokenizer, const std::string& type, std::string* note) {
-    const GPT2Config& c = source.config();
-    const int end = tokenizer && tokenizer->end_of_text() >= 0 ? tokenizer->end_of_text() : c.vocab_size - 1;
-    const std::string stored = type == "auto" ? source.type() : type;
+namespace {
+
+// Throws if files of a tokenizer would stay beside a model that they are not of.
+void require_no_other_tokenizer(const std::string& folder, const std::optional<Tokenizer>& tokenizer) {
+    const bool json = tokenizer && tokenizer->can_encode(), lists = json && tokenizer->bpe() != nullptr;
     std::error_code ignored;
-    const bool other_tokenizer = std::filesystem::exists(folder + "/tokenizer.json", ignored);
-    if (other_tokenizer && (!tokenizer || !tokenizer->can_encode())) {
-        throw Error(kExitUsage,
-                    folder +
-                        "/tokenizer.json: of another model, whose texts would become wrong tokens. Give "
-                        "--tokenizer, or choose another folder.");
+    for (const auto& [name, written] :
+         {std::pair("tokenizer.json", json), {"vocab.json", lists}, {"merges.txt", lists}}) {
+        if (written || !std::filesystem::exists(folder + "/" + name, ignored)) { continue; }
+        throw Error(
+            kExitUsage,
+            strf(
+                "%s/%s: of an earlier export, and not of this model. Give its --tokenizer, or choose another "
+                "folder.",
+                folder.c_str(), name));
     }
-    write_hf_model(folder, source, stored, end);
+}
+
+// absolute, without links and without a slash at its end
+std::filesystem::path place_of(const std::string& folder) {
+    std::error_code ignored;
+    const auto path = std::filesystem::weakly_canonical(std::filesystem::absolute(folder, ignored), ignored);
+    return path.has_filename() ? path : path.parent_path();
+}
+
+}  // namespace
+
+std::string export_hf(const std::string& folder, const ModelSource& source,
+                      const std::optional<Tokenizer>& tokenizer, const std::string& type, std::string* note,
+                      const std::string& run) {
+    const GPT2Config& c = source.config();
+    const std::string stored = type == "auto" ? source.type() : type;
+    require_no_other_tokenizer(folder, tokenizer);
+    write_hf_model(folder, source, stored, end_of_text(tokenizer, c.vocab_size), run);
     std::string files = folder + ": model.safetensors (" + stored + "), config.json, generation_config.json";
     if (!tokenizer || !tokenizer->export_hf(folder, c.max_seq_len)) {
         *note = "no tokenizer was written: none that can encode is known. Give --tokenizer.";
@@ -51,25 +70,25 @@ std::string export_hf(const std::string& folder, const ModelSource& source,
            (tokenizer->bpe() == nullptr ? "" : ", vocab.json, merges.txt");
 }
 
-void require_export_folder(const Options& o, const std::string& run_folder, bool goes_on) {
+void require_export_folder(const Options& o, const std::string& run_folder, const Line& line) {
     if (o.export_hf.empty()) { return; }
     const std::string cure = "Choose another --export-hf.";
-    std::error_code ignored;
-    if (std::filesystem::weakly_canonical(o.export_hf, ignored) ==
-        std::filesystem::weakly_canonical(run_folder, ignored)) {
-        throw Error(kExitUsage, o.export_hf + ": the folder of the run itself. " + cure);
-    }
+    const std::filesystem::path run = place_of(run_folder), there = place_of(o.export_hf);
+    const bool step = there.parent_path() == run && there.filename().string().starts_with("step_");
+    if (there == run || step) { throw Error(kExitUsage, o.export_hf + ": the run's own folder. " + cure); }
     require_no_run_there(o.export_hf, cure);
-    const auto log =
-        goes_on ? read_whole(run_folder + "/log.jsonl", std::numeric_limits<int64_t>::max()) : std::nullopt;
-    if (!log || !has_exported(*log, o.export_hf)) { require_empty_folder(o.export_hf, cure); }
+    const std::string by = run_of_hf_model(o.export_hf);
+    if (std::ranges::any_of(line, [&](const Start& start) { return start.id == by; })) { return; }
+    require_empty_folder(o.export_hf,
+                         "It holds no export of this run. Empty it, or choose another --export-hf.");
 }
 
-std::string export_run(const Options& o, const std::string& run_folder,
+std::string export_run(const Options& o, const std::string& run_folder, const Line& line,
                        const std::optional<Tokenizer>& tokenizer) {
+    require_export_folder(o, run_folder, line);
     std::string note;
-    const std::string files =
-        export_hf(o.export_hf, ModelFile(run_folder + "/model.bin"), tokenizer, "auto", &note);
+    const ModelFile model(run_folder + "/model.bin");
+    const std::string files = export_hf(o.export_hf, model, tokenizer, "auto", &note, line.back().id);
     return "saved " + files + (note.empty() ? "" : "\n" + note);
 }
 

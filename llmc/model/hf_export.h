@@ -7,6 +7,7 @@
 #include "llmc/host/options.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/model/model_source.h"
+#include "llmc/model/run_record.h"
 
 namespace llmc {
 
@@ -18,16 +19,18 @@ void require_no_run_there(const std::string& folder, const std::string& cure);
 
 // Writes the model and, if it is one that can encode, the tokenizer; files of the same names are replaced.
 // type: of the weights, "fp32", "bf16" or "fp16"; "auto" = as they are. Returns which files were written, and,
-// if the tokenizer is not among them, *note says so; another one that lies there is an Error(kExitUsage) before anything is
-// written. Errors as FileWriter's.
+// if the tokenizer is not among them, *note says so. A tokenizer that lies there and would stay is an Error(kExitUsage) before
+// anything is written. run: as write_hf_model()'s. Errors as FileWriter's.
 std::string export_hf(const std::string& folder, const ModelSource& source,
-                      const std::optional<Tokenizer>& tokenizer, const std::string& type, std::string* note);
+                      const std::optional<Tokenizer>& tokenizer, const std::string& type, std::string* note,
+                      const std::string& run = "");
 
-// --export-hf: the folder must be empty, unless this run goes on, and its log says that it has written the folder before.
-void require_export_folder(const Options& o, const std::string& run_folder, bool goes_on);
+// --export-hf: the folder must be empty, or hold what one of these starts of the run exported; and it is not the run's own.
+void require_export_folder(const Options& o, const std::string& run_folder, const Line& line);
 
-// Its end: exports the model.bin in the folder of the run; returns what to say about it.
-std::string export_run(const Options& o, const std::string& run_folder,
+// Its end: exports the model.bin in the folder of the run, whose last start is this one, if the folder is still as it must be;
+// returns what to say about it.
+std::string export_run(const Options& o, const std::string& run_folder, const Line& line,
                        const std::optional<Tokenizer>& tokenizer);
 
 }  // namespace llmc

@@ -19,6 +19,7 @@ namespace {
 
 constexpr const char* kPrefix = "transformer.";
 constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kRunKey = "plumb_run";  // which transformers keeps and passes over
 constexpr size_t kMaxConfig = 1 << 20, kMaxIndex = 16 << 20;
 
 struct HfTensor {
@@ -375,14 +376,25 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, cons
 }
 
 void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
-                    int end_of_text) {
+                    int end_of_text, const std::string& run) {
     make_writable_folder(folder);
+    std::string config = hf_config_text(source.config(), type, end_of_text);
+    if (!run.empty()) { config.insert(2, strf("  \"%s\": \"%s\",\n", kRunKey, run.c_str())); }
+    write_text_file(folder + "/config.json", config);
     write_hf_weights(folder + "/model.safetensors", source, type);
-    write_text_file(folder + "/config.json", hf_config_text(source.config(), type, end_of_text));
     write_text_file(
         folder + "/generation_config.json",
         strf("{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n",
              end_of_text, end_of_text));
+}
+
+std::string run_of_hf_model(const std::string& folder) {
+    try {
+        const JsonValue config = read_json_file(folder + "/config.json", kMaxConfig);
+        const JsonValue* run = config.find(kRunKey);
+        const auto* id = run == nullptr ? nullptr : run->as<std::string>();
+        return id == nullptr ? "" : *id;
+    } catch (const Error&) { return ""; }  // none, or not one that a run has written
 }
 
 }  // namespace llmc

@@ -24,8 +24,9 @@ constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",    "recomp
                                      "tf32",  "device", "reduce-groups", "products"};
 
 // and these change what is kept or measured of the run, which nobody should lose by leaving them out
-constexpr const char* kKept[] = {"save-every", "keep",       "keep-major",   "keep-best",
-                                 "val-every",  "val-tokens", "sample-every", "model-dtype"};
+constexpr const char* kKept[] = {"save-every",   "keep",        "keep-major", "keep-best", "val-data",
+                                 "val-every",    "val-tokens",  "val-align",  "hellaswag", "hellaswag-every",
+                                 "sample-every", "model-dtype", "export-hf"};
 
 using Settings = std::map<std::string, std::string>;
 

@@ -173,8 +173,7 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
             kExitBadInput,
             strf("%s: no checkpoint in it is intact and of the run that log.jsonl is of:\n%sTo train from "
                  "the beginning, choose another --out, or remove log.jsonl, model.bin and the step_ folders; "
-                 "to go on "
-                 "from a checkpoint that was passed over: --resume FOLDER.",
+                 "to go on from a checkpoint that was passed over: --resume FOLDER.",
                  run_folder.c_str(), passed.c_str()));
     }
     throw Error(
@@ -187,16 +186,30 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
                              : ""));
 }
 
-std::string put_log_aside(const std::string& run_folder) {
-    const std::string path = run_folder + "/log.jsonl";
-    const std::string log = log_of_folder(run_folder).value_or("");
-    if (!has_steps(log) || !list_steps(run_folder).empty() || !saved_nothing(log)) { return ""; }
+namespace {
+
+// what a run left that ended before its first save
+std::string put_aside(const std::string& path) {
     const std::string name = free_name(path, "unsaved");
     if (std::rename(path.c_str(), name.c_str()) != 0) {
         throw Error(kExitUsage, strf("%s: cannot be renamed to %s: %s. Choose another --out.", path.c_str(),
                                      name.c_str(), std::strerror(errno)));
     }
     return path + ": of a run that ended before its first save; now " + name + "\n";
+}
+
+}  // namespace
+
+std::string put_log_aside(const std::string& run_folder) {
+    const std::string path = run_folder + "/log.jsonl";
+    const std::string log = log_of_folder(run_folder).value_or("");
+    if (!has_steps(log) || !list_steps(run_folder).empty() || !saved_nothing(log)) { return ""; }
+    std::string done = put_aside(path);
+    // the disk may have had room for the model alone
+    const std::string model = run_folder + "/model.bin";
+    std::error_code ignored;
+    if (fs::is_regular_file(model, ignored)) { done += put_aside(model); }
+    return done;
 }
 
 void require_no_run(const std::string& run_folder) {

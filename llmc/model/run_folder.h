@@ -20,8 +20,8 @@ namespace llmc {
 // another folder; without a log, checkpoints of different lines.
 std::string find_checkpoint(const std::string& run_folder, std::string* notes);
 
-// Renames the log of a run that ended before its first save to log.jsonl.unsaved, so that the folder is free
-// for that run's next start; returns what was done, a line, or "". Throws Error(kExitUsage) if that fails.
+// Renames the log of a run that ended before its first save to log.jsonl.unsaved, and its model.bin likewise, so that the folder
+// is free for that run's next start; returns what was done, a line each. Throws Error(kExitUsage) if that fails.
 std::string put_log_aside(const std::string& run_folder);
 
 // Throws Error(kExitUsage) if the folder holds a run (a log with steps, or step_ folders), or a model.

@@ -29,7 +29,7 @@ std::optional<Tokenizer> tokenizer_of_run(const Options& o, const std::string& m
 
 RunSamples::RunSamples(const Options& options, const std::string& model_folder, int vocab_size)
     : o_(options), tokenizer_(tokenizer_of_run(o_, model_folder, vocab_size)) {
-    end_of_text_ = tokenizer_ && tokenizer_->end_of_text() >= 0 ? tokenizer_->end_of_text() : vocab_size - 1;
+    end_of_text_ = llmc::end_of_text(tokenizer_, vocab_size);
     has_ends_ = tokenizer_ || o_.raw_tokens == 0 || o_.raw_tokens == kGpt2VocabSize;
     start_ = {end_of_text_};
     if (o_.sample_every <= 0 || o_.prompt.empty()) { return; }

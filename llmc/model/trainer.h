@@ -21,6 +21,7 @@
 #include "llmc/host/run_journal.h"
 #include "llmc/host/run_lock.h"
 #include "llmc/host/stop_signal.h"
+#include "llmc/host/typed_text.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/follower.h"
 #include "llmc/model/hellaswag.h"
@@ -77,11 +78,11 @@ public:
         std::printf("%s%s\n", plan_text.c_str(), describe_saves(saves).c_str());
         require_memory(memory, o_, needs_, plan_.config);
         line_.note(disk_warning(saves, plan_.out) + o_.notes);
-        require_export_folder(o_, plan_.out, goes_on());
+        require_export_folder(o_, plan_.out, goes_on() ? plan_.record.line : Line());
         if (o_.dry_run) { return require_printed(), kExitDone; }  // the plan is all that it leaves
+        if (!o_.export_hf.empty()) { make_writable_folder(o_.export_hf); }
         make_run_folder();
         if (!goes_on()) { require_no_run(plan_.out); }
-        if (!o_.export_hf.empty()) { make_writable_folder(o_.export_hf); }
         std::string notes;
         record_ = next_record(plan_.record, plan_.checkpoint, o_, data_.set(),
                               val_ ? &val_->data().set() : nullptr, device().name, &notes);
@@ -363,7 +364,7 @@ private:
         if (saver_->last_good() != checkpoint_name(plan_.out, steps)) { save(model, steps, true); }
         log_->event("stop", steps, {{"text", strf("by signal %d", (int)stop_requested)}});
         line_.message(strf("stopped by signal %d; go on with --resume auto --out ", (int)stop_requested) +
-                      plan_.out + " --config " + plan_.out + "/config.toml");
+                      shell_word(plan_.out) + " --config " + shell_word(plan_.out + "/config.toml"));
         return saved_or(kExitPreempted);
     }
 
@@ -385,18 +386,19 @@ private:
         }
         if (stop_requested) { return stop(model, plan_.steps); }
         const ReadTensor read = gather(model, plan_.steps);
-        if (!o_.export_hf.empty()) { log_->event("export", plan_.steps, {{"text", o_.export_hf}}); }
+        saver_->wait();  // without a checkpoint nobody could go on from what model.bin is of
         try {
             write_model_file(plan_.out + "/model.bin", plan_.config,
                              o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, read);
             line_.message("saved " + plan_.out + "/model.bin");
-            if (!o_.export_hf.empty()) { line_.message(export_run(o_, plan_.out, samples_.tokenizer())); }
+            if (!o_.export_hf.empty()) {
+                line_.message(export_run(o_, plan_.out, record_.line, samples_.tokenizer()));
+            }
         } catch (const Error& e) {
             if (e.exit_code == kExitDiverged) { throw saver_->diverged(e.what()); }
             model_failed_ = true;
             line_.message(std::string("SAVE FAILED: ") + e.what());
         }
-        saver_->wait();
         std::string done =
             strf("trained %lld steps in %s", (long long)clock_.steps, duration_text(clock_.seconds).c_str());
         if (clock_.steps > 0) { done += strf(", last training loss %.4f", clock_.last_loss); }

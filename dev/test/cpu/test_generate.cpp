@@ -352,7 +352,7 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
         common + "--steps 2 --prompt the --model " + out + " --out " + (folder / "tuned");
     const ProgramRun into = run_train(folder.path(), words(more + " --export-hf " + out));
     CHECK(into.exit_code == kExitUsage);  // before it trains, not after
-    CHECK(into.err.find("not an empty folder. Choose another --export-hf") != std::string::npos);
+    CHECK(into.err.find("not an empty folder. It holds no export of this run") != std::string::npos);
     const ProgramRun tuned = run_train(folder.path(), words(more + " --export-hf " + (folder / "hf2")));
     CAPTURE(tuned.err);
     CHECK(tuned.exit_code == kExitDone);
@@ -361,6 +361,7 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
             kExitDone);
     CHECK(names_below(folder / "hf2") == names_below(out));
     for (const std::string& name : names_below(folder / "hf3")) {
+        if (name == "config.json") { continue; }  // the run has noted itself there
         CAPTURE(name);
         CHECK(same_files(folder / "hf2/" + name, folder / "hf3/" + name));
     }

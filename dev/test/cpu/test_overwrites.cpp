@@ -53,6 +53,21 @@ TEST_CASE(
         CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
     }
     CHECK(read_bytes(p.path("hf/model.safetensors")) != first);
+    // what lies there now is another run's
+    fs::rename(p.path("hf"), p.path("hf_of_mine"));
+    REQUIRE(p.train("third", "--steps 5" + hf).exit_code == kExitDone);
+    const std::string third = read_bytes(p.path("hf/model.safetensors"));
+    p.check_refused(p.train("mine", "--steps 10 --resume auto" + hf), "It holds no export of this run",
+                    "hf/model.safetensors", third);
+    fs::rename(p.path("hf_of_mine"), p.path("elsewhere"));
+    CHECK(p.train("mine", "--steps 10 --resume auto --export-hf " + p.path("elsewhere")).exit_code ==
+          kExitDone);
+    // nor does a run export into itself, or into a checkpoint that it has yet to write
+    for (const char* own : {"own/", "own/../own", "own/step_00000004"}) {
+        const ProgramRun r = p.train("own", "--steps 4 --export-hf " + p.path(own));
+        CHECK(r.exit_code == kExitUsage);
+        CHECK_MESSAGE(has(r.err, "the run's own folder"), r.err);
+    }
     // what cannot be written is found out before the training
     write_bytes(p.path("file"), "x");
     const ProgramRun nowhere = p.train("new", "--steps 4 --export-hf " + p.path("file/sub"));
@@ -88,8 +103,8 @@ TEST_CASE(
     const std::string model = read_bytes(p.path("mine/model.bin"));
     p.check_refused(p.run({"export", p.path("mine"), "--hf", p.path("mine"), "--force"}), "it has log.jsonl",
                     "mine/model.bin", model);
-    p.check_refused(p.train("same", "--steps 2 --export-hf " + p.path("same")),
-                    "the folder of the run itself", "mine/model.bin", model);
+    p.check_refused(p.train("same", "--steps 2 --export-hf " + p.path("same")), "the run's own folder",
+                    "mine/model.bin", model);
     // a model without a tokenizer, into the folder of one with its own
     REQUIRE(p.run({"export", p.path("mine"), "--hf", p.path("bytes")}).exit_code == kExitDone);
     const std::string tokens = read_bytes(p.path("bytes/model.safetensors"));
@@ -101,7 +116,7 @@ TEST_CASE(
                         p.path("raw")))
                 .exit_code == kExitDone);
     p.check_refused(p.run({"export", p.path("raw"), "--hf", p.path("bytes"), "--force"}),
-                    "tokenizer.json: of another model", "bytes/model.safetensors", tokens);
+                    "tokenizer.json: of an earlier export", "bytes/model.safetensors", tokens);
     // of two models in a folder none is taken for the one that is meant
     REQUIRE(p.run({"export", p.path("mine"), "--hf", p.path("hf")}).exit_code == kExitDone);
     fs::copy(p.path("mine/model.bin"), p.path("hf/model.bin"));

@@ -205,7 +205,10 @@ TEST_CASE("run folder: a run that ended before its first save begins again with 
     const ProgramRun none = run_train(r / "", {"generate", r / "run"});
     CHECK_MESSAGE(none.err.ends_with("so there is nothing to go on from\n"), none.err);  // and no empty line
     const std::string second = r.killed_before_a_save("run", "--resume auto");
+    write_bytes(r / "run/model.bin", "of a disk that had no room for a checkpoint");
     ProgramRun run = r.train("run", 6, "--resume auto");
+    CHECK(says(run.err, "now " + r / "run/model.bin.unsaved\n"));
+    CHECK(read_bytes(r / "run/model.bin.unsaved") == "of a disk that had no room for a checkpoint");
     CHECK(says(run.err, r / "run: nothing was saved in it yet"));
     CHECK(says(run.err, "now " + r / "run/log.jsonl.unsaved-2\n"));
     CHECK((read_bytes(r / "run/log.jsonl.unsaved") == first));

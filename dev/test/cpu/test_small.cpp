@@ -11,11 +11,20 @@
 #include "llmc/host/philox.h"
 #include "llmc/host/sampler.h"
 #include "llmc/host/schedule.h"
+#include "llmc/host/typed_text.h"
 #include "llmc/model/gpt2_config.h"
 
 using namespace llmc;
 
 // ---- schedule ----------------------------------------------------------------------------------
+
+TEST_CASE("shell words: what a shell reads is the text") {
+    CHECK(shell_word("runs/a_b-1.x/config.toml") == "runs/a_b-1.x/config.toml");
+    CHECK(shell_word("my runs") == "'my runs'");
+    CHECK(shell_word("data/*.bin") == "'data/*.bin'");
+    CHECK(shell_word("it's") == "'it'\\''s'");
+    CHECK(shell_word("") == "''");
+}
 
 TEST_CASE("schedule: warm-up, middle and end of the four kinds") {
     Schedule s{.kind = "constant", .peak = 2.0, .final_fraction = 0.1, .warmup = 10, .steps = 110};
