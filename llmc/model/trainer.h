@@ -186,8 +186,7 @@ private:
     // whether this run adds to the log in its folder; a checkpoint of another folder starts a new log
     bool goes_on() const {
         std::error_code ignored;
-        std::filesystem::path parent =
-            std::filesystem::path(plan_.checkpoint + "/.").lexically_normal().parent_path();
+        const auto parent = std::filesystem::path(plan_.checkpoint + "/.").lexically_normal().parent_path();
         return !plan_.checkpoint.empty() &&
                (o_.resume == "auto" || std::filesystem::equivalent(parent / "..", plan_.out, ignored));
     }
