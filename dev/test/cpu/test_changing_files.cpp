@@ -19,8 +19,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 Words quiet_run(const TempFolder& folder, const std::string& more) {
     return tiny_run(folder.path(),
                     "--sample-every 0 --quiet --lr 0.001 --warmup 0 --final-lr-fraction 1 " + more);
@@ -33,14 +31,14 @@ TEST_CASE("changing files: a shard that shrinks during a run ends it with a word
     write_tiny_data(folder.path());
     const std::string run = folder / "run", shard = folder / "train.bin", bytes = read_bytes(shard);
     pid_t pid = start_train(folder.path(), quiet_run(folder, "--val-every 0 --steps 100000000 --out " + run));
-    for (int wait = 0; wait < 20000 && !has(read_bytes(run + "/log.jsonl"), "\"step\":20,"); wait++) {
+    for (int wait = 0; wait < 20000 && !contains(read_bytes(run + "/log.jsonl"), "\"step\":20,"); wait++) {
         usleep(1000);
     }
     fs::resize_file(shard, 1100);
     ProgramRun result = finish_train(folder.path(), pid);
     CHECK_MESSAGE(result.exit_code == kExitBadInput, result.err);
-    CHECK_MESSAGE(has(result.err, shard + ": cannot read"), result.err);
-    CHECK_MESSAGE(has(result.err, "shorter"), result.err);
+    CHECK_MESSAGE(contains(result.err, shard + ": cannot read"), result.err);
+    CHECK_MESSAGE(contains(result.err, "shorter"), result.err);
     const int64_t last = read_log(run).back()["step"];
     std::string notes;
     CHECK(find_checkpoint(run, &notes) == checkpoint_name(run, last));
@@ -78,7 +76,7 @@ TEST_CASE("changing files: nobody waits for a pipe") {
         REQUIRE(mkfifo((folder / name).c_str(), 0600) == 0);
         ProgramRun result = run_train(folder.path(), options);
         CHECK(result.exit_code == kExitBadInput);
-        CHECK_MESSAGE(has(result.err, folder / name + ": not a regular file"), result.err);
+        CHECK_MESSAGE(contains(result.err, folder / name + ": not a regular file"), result.err);
         fs::remove(folder / name);
     };
     check_refused("val.json", quiet_run(folder, "--steps 2 --out " + folder / "other"));
@@ -94,7 +92,7 @@ TEST_CASE("changing files: nobody waits for a pipe") {
         program_path("data/make_shards"));
     ProgramRun result = finish_train(folder.path(), pid);
     CHECK(result.exit_code == kExitBadInput);
-    CHECK_MESSAGE(has(result.err, "the input is empty"), result.err);
+    CHECK_MESSAGE(contains(result.err, "the input is empty"), result.err);
 }
 
 TEST_CASE("changing files: more shards than files that a process may open at first") {
@@ -136,8 +134,8 @@ TEST_CASE("changing files: a limit on the address space ends the program instead
             });
         ProgramRun result = finish_train(folder.path(), pid);
         CHECK_MESSAGE((result.exit_code == kExitDone || result.exit_code == kExitDevice), result.err);
-        CHECK((result.exit_code == kExitDone || has(result.err, "ulimit -v") ||
-               has(result.err, "out of memory")));
+        CHECK((result.exit_code == kExitDone || contains(result.err, "ulimit -v") ||
+               contains(result.err, "out of memory")));
         if (mib == 100) { CHECK(result.exit_code == kExitDevice); }
         if (mib == 4000) { CHECK_MESSAGE(result.exit_code == kExitDone, result.err); }
     }

@@ -24,6 +24,10 @@ private:
     std::string path_;
 };
 
+inline bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+
 void write_bytes(const std::string& path, const std::string& bytes);
 
 std::string read_bytes(const std::string& path);

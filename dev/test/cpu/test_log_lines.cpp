@@ -16,8 +16,6 @@ using namespace llmc;
 
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // every line of a log
 std::vector<Json> all_lines(const std::string& run) {
     std::istringstream in(read_bytes(run + "/log.jsonl"));
@@ -87,13 +85,13 @@ TEST_CASE("step line: what matters is there in any width, the rest where there i
             CHECK(line.size() <= columns);
             for (const std::string part :
                  {"step 18865/1000000", "loss 10.8249", "4.42M tok/s", "ETA 27h46m"}) {
-                CHECK_MESSAGE(has(line, part), part);
+                CHECK_MESSAGE(contains(line, part), part);
             }
-            CHECK((columns < 100 || has(line, "SKIPPED") == skipped));
+            CHECK((columns < 100 || contains(line, "SKIPPED") == skipped));
         }
     }
     n.utilisation = -1;
-    CHECK_FALSE(has(step_text(n, 0), "peak"));
+    CHECK_FALSE(contains(step_text(n, 0), "peak"));
     n.step = n.steps = 999999999999;  // as long as it gets: nothing wraps, the beginning is there
     CHECK(step_text(n, 40).size() == 40);
 }
@@ -113,7 +111,7 @@ TEST_CASE("step line: on terminals of 60, 80 and 120 columns") {
             CAPTURE(line);
             CHECK(line.size() < (size_t)columns);  // a full one would wrap
             for (const std::string part : {"step ", "/30", "loss ", "tok/s", "ETA "}) {
-                CHECK_MESSAGE(has(line, part), part);
+                CHECK_MESSAGE(contains(line, part), part);
             }
             CHECK((size_t)std::count(line.begin(), line.end(), '|') + 1 >= fewest);
             lines++;
@@ -123,8 +121,8 @@ TEST_CASE("step line: on terminals of 60, 80 and 120 columns") {
     // one that knows no control sequences gets plain lines
     const std::string more = "--steps 2 --sample-every 0 --val-every 0 --out " + folder / "dumb";
     const std::string text = on_terminal(tiny_run(folder.path(), more), 80, "dumb");
-    CHECK_FALSE(has(text, "\033"));
-    CHECK(has(text, "\nstep 2/2 | loss "));
+    CHECK_FALSE(contains(text, "\033"));
+    CHECK(contains(text, "\nstep 2/2 | loss "));
 }
 
 TEST_CASE("log: its header says what the run is, and events what happened") {
@@ -145,14 +143,14 @@ TEST_CASE("log: its header says what the run is, and events what happened") {
     CHECK(header["event"] == "start");
     CHECK(header["log"] == 2);
     CHECK(header["version"] == std::string("plumb ") + kVersion);
-    CHECK(has(header["device"].get<std::string>(), "CPU"));
+    CHECK(contains(header["device"].get<std::string>(), "CPU"));
     CHECK(header["parameters"] == 2 * (12 * 16 * 16 + 13 * 16) + 16 * (257 + 12) + 2 * 16);
     CHECK(header["steps"] == 4);
     CHECK(header["tokens_per_step"] == 4 * 12);
     CHECK(header["options"]["layers"] == 2);
     CHECK(header["options"]["prompt"] == "cat </script>\"\x01");
     CHECK(header["options"]["quiet"] == true);
-    CHECK(has(header["plan"].get<std::string>(), "model      | 2 layers"));
+    CHECK(contains(header["plan"].get<std::string>(), "model      | 2 layers"));
     CHECK(header["line"].size() == 1);
     double time = 0;
     for (const Json& line : lines) {
@@ -163,7 +161,7 @@ TEST_CASE("log: its header says what the run is, and events what happened") {
     const Json losses = read_log(run);
     const std::string last =
         strf("last training loss %.4f", losses[losses.size() - 2]["train_loss"].get<double>());
-    CHECK_MESSAGE(has(r.out, last), r.out);  // --quiet has it, too
+    CHECK_MESSAGE(contains(r.out, last), r.out);  // --quiet has it, too
 
     train("--steps 6 --val-every 2 --sample-every 0 --resume " + run + "/step_00000002");
     CHECK(events_of(run) == "start 0, save 2, resume 2, save 6, end 6");

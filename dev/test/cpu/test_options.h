@@ -60,10 +60,6 @@ inline std::string printed(const Args& args, int* code, Program program = Progra
     return printed_by([&] { parse(args, code, program); });
 }
 
-inline bool contains(const std::string& text, const std::string& part) {
-    return text.find(part) != std::string::npos;
-}
-
 inline bool is_number(const OptionRow& row) {
     return holds<int>(row) || holds<int64_t>(row) || holds<uint64_t>(row) || holds<double>(row);
 }

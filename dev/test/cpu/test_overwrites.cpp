@@ -11,8 +11,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 struct Place {
     TempFolder folder;
     Place() { write_tiny_data(folder.path()); }
@@ -28,7 +26,7 @@ struct Place {
                        const std::string& before) const {
         CAPTURE(text);
         CHECK(r.exit_code == kExitUsage);
-        CHECK_MESSAGE(has(r.err, text), r.err);
+        CHECK_MESSAGE(contains(r.err, text), r.err);
         CHECK(read_bytes(path(file)) == before);
     }
 };
@@ -66,7 +64,7 @@ TEST_CASE(
     for (const char* own : {"own/", "own/../own", "own/step_00000004"}) {
         const ProgramRun r = p.train("own", "--steps 4 --export-hf " + p.path(own));
         CHECK(r.exit_code == kExitUsage);
-        CHECK_MESSAGE(has(r.err, "the run's own folder"), r.err);
+        CHECK_MESSAGE(contains(r.err, "the run's own folder"), r.err);
     }
     // what cannot be written is found out before the training
     write_bytes(p.path("file"), "x");
@@ -122,7 +120,7 @@ TEST_CASE(
     fs::copy(p.path("mine/model.bin"), p.path("hf/model.bin"));
     const ProgramRun both = p.run({"eval", p.path("hf"), "--data", p.path("train.bin")});
     CHECK(both.exit_code == kExitBadInput);
-    CHECK_MESSAGE(has(both.err, "are both in this folder. Name the one to use"), both.err);
+    CHECK_MESSAGE(contains(both.err, "are both in this folder. Name the one to use"), both.err);
     CHECK(p.run({"eval", p.path("hf/model.safetensors"), "--data", p.path("train.bin")}).exit_code ==
           kExitDone);
 }

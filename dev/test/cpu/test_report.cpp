@@ -15,8 +15,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // the data in a page; fails unless the page is whole
 Json data_of(const std::string& page) {
     const std::string begin = "id=\"data\">", end = "</script>";
@@ -113,14 +111,14 @@ TEST_CASE("report: texts of the run do not become part of the page") {
         "{\"event\":\"start\",\"step\":0,\"line\":[],\"version\":\"<i>\",\"options\":{\"<u>\":\"<s>\"}}\n");
     const std::string page = report_page({history});
     for (const char* part : {"<b>", "evil()</", "<i>", "<u>", "<s>", "<!--"}) {
-        CHECK_FALSE_MESSAGE(has(page, part), part);
+        CHECK_FALSE_MESSAGE(contains(page, part), part);
     }
     CHECK(data_of(page)[0]["samples"][0][1] == "</script><script>evil()</script><!--");
     // nothing is asked of a network: the one address is the name of SVG's elements
     size_t addresses = 0;
     for (size_t at = 0; (at = page.find("://", at)) != std::string::npos; at++) { addresses++; }
     CHECK(addresses == 1);
-    CHECK(has(page, "default-src 'none'"));
+    CHECK(contains(page, "default-src 'none'"));
 }
 
 TEST_CASE("report: a run writes it at validations, saves and the end, and a kill leaves a whole one") {
@@ -159,14 +157,14 @@ TEST_CASE("report: a run writes it at validations, saves and the end, and a kill
     CHECK(data_of(read_bytes(both)).size() == 2);
     const ProgramRun none = command({"report", folder / "none", "--out", both});
     CHECK(none.exit_code == kExitBadInput);
-    CHECK_MESSAGE(has(none.err, "none: no run: there is no"), none.err);
+    CHECK_MESSAGE(contains(none.err, "none: no run: there is no"), none.err);
     CHECK(command({"report", folder / "train.bin"}).exit_code == kExitBadInput);
     CHECK(command({"report"}).exit_code == kExitUsage);
     for (const char* name : {"log.jsonl", "model.bin", "config.toml"}) {
         const std::string file = run + "/" + name, before = read_bytes(file);
         const ProgramRun kept = command({"report", run + "/log.jsonl", "--out", file});
         CHECK(kept.exit_code == kExitUsage);
-        CHECK_MESSAGE(has(kept.err, file + ": found a file that is no page of a run"), kept.err);
+        CHECK_MESSAGE(contains(kept.err, file + ": found a file that is no page of a run"), kept.err);
         CHECK(read_bytes(file) == before);
     }
 }

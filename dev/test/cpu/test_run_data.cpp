@@ -16,8 +16,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // three shards of different lengths, and a run of four steps over them
 struct Place {
     TempFolder folder;
@@ -38,7 +36,7 @@ struct Place {
                      const std::string& data = "data/tr_?.bin") const {
         for (const char* option : {"--lr 3e-4", "--warmup 0", "--final-lr-fraction 1"}) {
             const std::string name(option, std::strchr(option, ' ') + 1);
-            if (!has(more, name)) { more += std::string(" ") + option; }
+            if (!contains(more, name)) { more += std::string(" ") + option; }
         }
         return run_train(folder.path(),
                          words("--train-data " + folder / data + " --val-data " + folder / "val.bin " +
@@ -50,8 +48,10 @@ struct Place {
         const std::string log = read_bytes(folder / "run/log.jsonl");
         ProgramRun run = train("run", 8, "--resume auto");
         CHECK_MESSAGE(run.exit_code == kExitBadInput, run.out, run.err);
-        for (const std::string& part : says) { CHECK_MESSAGE(has(run.err, part), part, " in ", run.err); }
-        CHECK(has(run.err, "--new-data"));
+        for (const std::string& part : says) {
+            CHECK_MESSAGE(contains(run.err, part), part, " in ", run.err);
+        }
+        CHECK(contains(run.err, "--new-data"));
         CHECK(read_bytes(folder / "run/log.jsonl") == log);
         CHECK_FALSE(fs::exists(folder / "run/step_00000008"));
     }
@@ -128,9 +128,9 @@ TEST_CASE("run data: --new-data begins with the new data's first epoch, once") {
         return run;
     };
     ProgramRun run = go_on("at_once", 8, four);
-    CHECK_MESSAGE(has(run.err, "step 4 | new training data, from its start: shard 1: found new.bin"),
+    CHECK_MESSAGE(contains(run.err, "step 4 | new training data, from its start: shard 1: found new.bin"),
                   run.err);
-    CHECK(has(read_bytes(p.folder / "at_once/log.jsonl"), "\"new_data\":true"));
+    CHECK(contains(read_bytes(p.folder / "at_once/log.jsonl"), "\"new_data\":true"));
     go_on("parts", 6, four);
     run = go_on("parts", 8, "auto");  // the same line again goes on in the new data
     CHECK(run.err == "");
@@ -182,9 +182,9 @@ TEST_CASE("run data: changed settings are said, one line each") {
          {"lr was 3e-04, is 0.005 from here on\n", "clip was 1, is 2 from here on\n",
           "beta2 was 0.95, is 0.99 from here on\n", "final-lr-fraction was 1, is 0.1 from here on\n",
           "batch was 4, is 2 from here on: the same run but for rounding, not bit for bit\n"}) {
-        CHECK_MESSAGE(has(run.err, line), line, " in ", run.err);
+        CHECK_MESSAGE(contains(run.err, line), line, " in ", run.err);
     }
-    CHECK_FALSE(has(run.err, "beta1"));
+    CHECK_FALSE(contains(run.err, "beta1"));
     pid_t pid = start_prepared(p.folder.path(),
                                words("--train-data " +
                                      p.folder / "data/tr_?.bin --val-data none --seq-len 12 "
@@ -194,7 +194,7 @@ TEST_CASE("run data: changed settings are said, one line each") {
                                      p.folder / "run"),
                                [] { setenv("OMP_NUM_THREADS", "2", 1); });
     run = finish_train(p.folder.path(), pid);
-    CHECK_MESSAGE(has(run.err, "device was CPU, 1 threads"), run.err);
-    CHECK_MESSAGE(has(run.err, "is CPU, 2 threads"), run.err);
-    CHECK_MESSAGE(has(run.err, "steps was 8, is 10"), run.err);
+    CHECK_MESSAGE(contains(run.err, "device was CPU, 1 threads"), run.err);
+    CHECK_MESSAGE(contains(run.err, "is CPU, 2 threads"), run.err);
+    CHECK_MESSAGE(contains(run.err, "steps was 8, is 10"), run.err);
 }

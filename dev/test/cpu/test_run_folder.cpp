@@ -89,8 +89,6 @@ bool has_none_of(const std::string& text, const Words& parts) {
                         [&](const std::string& part) { return text.find(part) != std::string::npos; });
 }
 
-bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 }  // namespace
 
 // ---- the line of descent -----------------------------------------------------------------------
@@ -111,19 +109,19 @@ TEST_CASE("run folder: auto goes on along the line that the log follows") {
     r.train("run", 20);
     SUBCASE("stopped on the new line") {
         ProgramRun back = r.train("run", 8, "--lr 0.005 --keep 1 --resume " + r.step("run", 4));
-        CHECK(says(back.err, r.step("run", 20) + ": abandoned"));
+        CHECK(contains(back.err, r.step("run", 20) + ": abandoned"));
         CHECK(fs::exists(r.step("run", 20) + ".abandoned"));  // put aside, not deleted
         CHECK_FALSE(fs::exists(r.step("run", 20)));
         CHECK_FALSE(fs::exists(r.step("run", 4)));  // --keep 1 is about this line
         CHECK(fs::exists(r.step("run", 8)));
         ProgramRun on = r.train("run", 12, "--lr 0.005 --resume auto");
-        CHECK(says(on.out, "weights    | " + r.step("run", 8)));
+        CHECK(contains(on.out, "weights    | " + r.step("run", 8)));
         check_expected("run");
     }
     SUBCASE("killed before the first save of the new line") {
         r.killed_before_a_save("run", "--lr 0.005 --resume " + r.step("run", 4));
         ProgramRun on = r.train("run", 12, "--lr 0.005 --resume auto");
-        CHECK(says(on.out, "weights    | " + r.step("run", 4)));
+        CHECK(contains(on.out, "weights    | " + r.step("run", 4)));
         check_expected("run");
     }
     SUBCASE("an abandoned one can still be named") {
@@ -142,9 +140,9 @@ TEST_CASE("run folder: checkpoints of other runs and under other names are not t
     fs::rename(r.step("other", 6), r.step("run", 6));
     copy_folder(r.step("run", 4), r.step("run", 7));
     ProgramRun run = r.train("run", 8, "--resume auto");
-    CHECK(says(run.out, "weights    | " + r.step("run", 4)));
-    CHECK(says(run.err, r.step("run", 6) + ": of another run"));
-    CHECK(says(run.err, r.step("run", 7) + ": its name says step 7, run.json 4"));
+    CHECK(contains(run.out, "weights    | " + r.step("run", 4)));
+    CHECK(contains(run.err, r.step("run", 6) + ": of another run"));
+    CHECK(contains(run.err, r.step("run", 7) + ": its name says step 7, run.json 4"));
     CHECK(fs::exists(r.step("run", 6) + ".foreign"));
     r.train("whole", 8);
     CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
@@ -207,10 +205,10 @@ TEST_CASE("run folder: a run that ended before its first save begins again with 
     const std::string second = r.killed_before_a_save("run", "--resume auto");
     write_bytes(r / "run/model.bin", "of a disk that had no room for a checkpoint");
     ProgramRun run = r.train("run", 6, "--resume auto");
-    CHECK(says(run.err, "now " + r / "run/model.bin.unsaved\n"));
+    CHECK(contains(run.err, "now " + r / "run/model.bin.unsaved\n"));
     CHECK(read_bytes(r / "run/model.bin.unsaved") == "of a disk that had no room for a checkpoint");
-    CHECK(says(run.err, r / "run: nothing was saved in it yet"));
-    CHECK(says(run.err, "now " + r / "run/log.jsonl.unsaved-2\n"));
+    CHECK(contains(run.err, r / "run: nothing was saved in it yet"));
+    CHECK(contains(run.err, "now " + r / "run/log.jsonl.unsaved-2\n"));
     CHECK((read_bytes(r / "run/log.jsonl.unsaved") == first));
     CHECK((read_bytes(r / "run/log.jsonl.unsaved-2") == second));
     CHECK((read_log(r / "run") == read_log(r / "whole")));
@@ -226,7 +224,8 @@ TEST_CASE("run folder: --keep counts what is intact and of this run") {
     r.train("other", 6, "--seed 7");
     copy_folder(r.step("other", 4), r.step("run", 5));
     ProgramRun run = r.train("run", 8, "--resume auto --keep 3");
-    CHECK(says(run.err, "not counted by --keep: " + r.step("run", 4) + "/optimizer.safetensors is damaged"));
+    CHECK(contains(run.err,
+                   "not counted by --keep: " + r.step("run", 4) + "/optimizer.safetensors is damaged"));
     CHECK(names_below(r / "run") == Words{"config.toml", "log.jsonl", "model.bin", "report.html",
                                           "step_00000002", "step_00000004", "step_00000005.foreign",
                                           "step_00000006", "step_00000008"});
@@ -260,7 +259,7 @@ TEST_CASE("run folder: what cannot be read is no reason to start again or to go 
     make_unreadable(r / "run");
     ProgramRun run = run_train(r.folder.path(), r.options("run", 8, "--resume auto"));
     CHECK_MESSAGE(run.exit_code == kExitBadInput, run.err);
-    CHECK(says(run.err, "cannot read"));
+    CHECK(contains(run.err, "cannot read"));
 }
 
 TEST_CASE("run folder: an error that passes costs nothing") {
@@ -275,7 +274,7 @@ TEST_CASE("run folder: an error that passes costs nothing") {
     fs::rename(r / "manifest", path);
     ProgramRun run = finish_train(r.folder.path(), pid);
     CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
-    CHECK(says(run.out, "weights    | " + r.step("run", 4)));
+    CHECK(contains(run.out, "weights    | " + r.step("run", 4)));
     CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
 }
 
@@ -286,7 +285,7 @@ TEST_CASE("run folder: what is no regular file is damage, and nothing waits for 
     fs::remove(path);
     REQUIRE(mkfifo(path.c_str(), 0600) == 0);
     ProgramRun run = r.train("run", 6, "--resume auto");
-    CHECK(says(run.err, "passed over: " + path + ": not a regular file"));
+    CHECK(contains(run.err, "passed over: " + path + ": not a regular file"));
     CHECK(fs::exists(r.step("run", 4) + ".damaged"));
 }
 
@@ -300,7 +299,7 @@ TEST_CASE("run folder: control characters of files do not reach the terminal") {
     write_bytes(four + "/MANIFEST", evil + read_bytes(four + "/MANIFEST"));
     auto check_harmless = [&](const ProgramRun& run) {
         CHECK(has_none_of(run.err + run.out, {"\033", "\x7f", "\xc2\x9b", "\r"}));
-        CHECK_MESSAGE(says(run.err, "\\x1b[2J\\x7f\\xc2\\x9b1m\\x0d"), run.err);
+        CHECK_MESSAGE(contains(run.err, "\\x1b[2J\\x7f\\xc2\\x9b1m\\x0d"), run.err);
     };
     check_harmless(run_train(r.folder.path(), r.options("run", 6, "--resume " + four)));
     check_harmless(r.train("run", 6, "--resume auto"));

@@ -18,8 +18,6 @@ namespace {
 
 constexpr rlim_t kSmall = 6000;  // bytes: more than config.toml, less than a checkpoint
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // a run that may write no file over this size, from its start on
 pid_t start_limited(const std::string& folder, const std::string& more, rlim_t bytes) {
     return start_prepared(folder, tiny_run(folder, "--sample-every 0 --val-every 0 --quiet " + more), [=] {
@@ -91,19 +89,19 @@ TEST_CASE("run log: what cannot be written is kept until it can be") {
     write_tiny_data(folder.path());
     const std::string run = folder / "run";
     pid_t pid = start_limited(folder.path(), "--steps 3000 --out " + run, kSmall);
-    for (int wait = 0; wait < 4000 && !has(read_bytes(folder / "stdout"), "LOG FAILED"); wait++) {
+    for (int wait = 0; wait < 4000 && !contains(read_bytes(folder / "stdout"), "LOG FAILED"); wait++) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
     rlimit none = {RLIM_INFINITY, RLIM_INFINITY};
     REQUIRE(prlimit(pid, RLIMIT_FSIZE, &none, nullptr) == 0);
     ProgramRun result = finish_train(folder.path(), pid);
     CHECK_MESSAGE(result.exit_code == kExitDone, result.out, result.err);
-    CHECK_MESSAGE(has(result.out, "cannot write: File too large"), result.out);
-    CHECK_MESSAGE(has(result.out, "nothing of it was lost"), result.out);
+    CHECK_MESSAGE(contains(result.out, "cannot write: File too large"), result.out);
+    CHECK_MESSAGE(contains(result.out, "nothing of it was lost"), result.out);
     // it tried to save at once, not at the end alone; whether that succeeded depends on when the limit was taken away
     const size_t failed = result.out.find("LOG FAILED");
     const std::string then = result.out.substr(failed, result.out.find("step 3000 |") - failed);
-    CHECK_MESSAGE((has(then, "| SAVE FAILED") || has(then, "| saved")), result.out);
+    CHECK_MESSAGE((contains(then, "| SAVE FAILED") || contains(then, "| saved")), result.out);
     check_steps(run, 3000);
     CHECK(fs::exists(run + "/step_00003000"));
 }
@@ -115,8 +113,8 @@ TEST_CASE("run log: lines that are lost in the end are said, and the exit code i
     ProgramRun result =
         finish_train(folder.path(), start_limited(folder.path(), "--steps 200 --out " + run, kSmall));
     CHECK(result.exit_code == kExitSaveFailed);
-    CHECK_MESSAGE(has(result.out, "LOG FAILED: lines are missing"), result.out);
-    CHECK_MESSAGE(has(result.out, "trained 200 steps"), result.out);
+    CHECK_MESSAGE(contains(result.out, "LOG FAILED: lines are missing"), result.out);
+    CHECK_MESSAGE(contains(result.out, "trained 200 steps"), result.out);
     for (const Json& line : read_log(run)) { CHECK(line.contains("train_loss")); }  // whole lines
 }
 

@@ -64,8 +64,6 @@ struct Saving {
     }
 };
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 Words saving_run(const TempFolder& folder, const std::string& out, const std::string& more) {
     return tiny_run(folder.path(),
                     "--lr 0.01 --warmup 0 --final-lr-fraction 1 --sample-every 0 --quiet --out " +
@@ -139,10 +137,10 @@ TEST_CASE("run saver: the best validation loss is in the checkpoint and goes on 
     CHECK(s.saver->validated(7, 2.5));
     // a save that fails leaves the best as it was, so that the next lower one counts
     write_bytes(checkpoint_name(s.folder.path(), 7) + strf(".tmp-%d", (int)getpid()), "in the way");
-    CHECK(has(s.save(7), "step 7 | SAVE FAILED"));
+    CHECK(contains(s.save(7), "step 7 | SAVE FAILED"));
     CHECK(s.saver->failed());
     CHECK(s.saver->validated(8, 2.75));
-    CHECK(has(s.save(8), "step 8 | saved " + s.folder.path()));
+    CHECK(contains(s.save(8), "step 8 | saved " + s.folder.path()));
     CHECK_FALSE(s.saver->failed());
     CHECK(s.saved(8).best == Validated{8, 2.75});
     s.options.keep_best = false;
@@ -173,8 +171,8 @@ TEST_CASE("run saver: --keep-best saves what validation found best, and changes 
         saved.push_back(strf("step %d | saved", (int)at));
     }
     REQUIRE(saved.size() >= 2);
-    for (const std::string& line : saved) { CHECK_MESSAGE(has(run.out, line), run.out); }
-    CHECK(has(run.out, "step 8 | saved"));
+    for (const std::string& line : saved) { CHECK_MESSAGE(contains(run.out, line), run.out); }
+    CHECK(contains(run.out, "step 8 | saved"));
     const RunRecord record = inspect_checkpoint(folder / "best/step_00000012").record;
     REQUIRE(record.best.has_value());
     CHECK(record.best->step == at);
@@ -187,7 +185,7 @@ TEST_CASE("run saver: --keep-best saves what validation found best, and changes 
     CHECK(inspect_checkpoint(folder / "parts/step_00000012").record.best == record.best);
     run = run_train(folder.path(), words("--train-data " + folder / "train.bin --val-data none --keep-best"));
     CHECK(run.exit_code == kExitUsage);
-    CHECK(has(run.err, "--val-data"));
+    CHECK(contains(run.err, "--val-data"));
 }
 
 // ---- writing while the training goes on --------------------------------------------------------
@@ -203,21 +201,21 @@ TEST_CASE("run saver: in the background it writes what the model was") {
     fill_states(&s.model, 99);
     zero_padding(&s.model);
     said += printed_by([&] { s.saver->wait(); });
-    CHECK(has(said, "step 3 | saved"));
+    CHECK(contains(said, "step 3 | saved"));
     CHECK(s.saver->last_good() == checkpoint_name(s.folder.path(), 3));
     load_checkpoint(Checkpoint(s.saver->last_good()), writer(&found));
     check_same_state("written in the background", found, before);
     // one at a time: the second waits for the first
     said = s.save(4, false) + s.save(5, false);
     said += printed_by([&] { s.saver->wait(); });
-    CHECK(has(said, "step 4 | saved"));
-    CHECK(has(said, "step 5 | saved"));
+    CHECK(contains(said, "step 4 | saved"));
+    CHECK(contains(said, "step 5 | saved"));
     said = s.save(6, false);
     for (int wait = 0; wait < 5000 && said.empty(); wait++) {
         usleep(1000);
         said = printed_by([&] { s.saver->poll(); });
     }
-    CHECK(has(said, "step 6 | saved"));
+    CHECK(contains(said, "step 6 | saved"));
     // numbers that are not finite are noticed then
     const float bad = NAN;
     s.model.load(State::kSecondMoment, kLnfb, 3, {&bad, 1});
@@ -237,8 +235,8 @@ TEST_CASE("run saver: --save-mode changes no bit of what is saved") {
         return run;
     };
     ProgramRun sync = train("sync", "--save-mode sync"), async = train("async", "--save-mode async");
-    CHECK(has(sync.out, "the training waits: --save-mode sync"));
-    CHECK(has(async.out, "while the training goes on"));
+    CHECK(contains(sync.out, "the training waits: --save-mode sync"));
+    CHECK(contains(async.out, "while the training goes on"));
     CHECK(read_log(folder / "async") == read_log(folder / "sync"));
     CHECK(names_below(folder / "async") == names_below(folder / "sync"));
     for (int step = 1; step <= 9; step++) {
@@ -251,7 +249,7 @@ TEST_CASE("run saver: --save-mode changes no bit of what is saved") {
     fs::remove_all(folder / "async/step_00000008");
     train("async", "--save-mode async --resume auto --keep 2");
     CHECK(same_files(folder / "async/model.bin", folder / "sync/model.bin"));
-    CHECK(has(train("auto", "").out, "the training waits: on the CPU"));
+    CHECK(contains(train("auto", "").out, "the training waits: on the CPU"));
 }
 
 TEST_CASE("run saver: a save in the background that fails is told of, and so is the signal's last one") {
@@ -269,7 +267,7 @@ TEST_CASE("run saver: a save in the background that fails is told of, and so is 
         finish_train(folder.path(), start("--steps 4 --save-every 1 --out " + folder / "full", 10000));
     CHECK(run.exit_code == kExitSaveFailed);
     for (const char* step : {"step 1", "step 2", "step 3", "step 4"}) {
-        CHECK_MESSAGE(has(run.out, std::string(step) + " | SAVE FAILED"), run.out);
+        CHECK_MESSAGE(contains(run.out, std::string(step) + " | SAVE FAILED"), run.out);
     }
     const std::string out = folder / "stopped";
     pid_t pid = start("--steps 100000000 --save-every 5 --keep 2 --out " + out, RLIM_INFINITY);
@@ -318,7 +316,7 @@ TEST_CASE("save plan: how many checkpoints will be on the disk") {
     CHECK(p.free_bytes > 0);
     CHECK(disk_warning(p, "x") == "");
     p.free_bytes = p.disk_bytes() - 1;
-    CHECK(has(disk_warning(p, "x"), "x: the disk has "));
+    CHECK(contains(disk_warning(p, "x"), "x: the disk has "));
     CHECK(p.copy_bytes == 12 * file_elements(tiny_config()));
     o.save_mode = "async";
     CHECK(plan_saves(o, plan, 0).background);
@@ -340,6 +338,6 @@ TEST_CASE("save plan: a disk that is too small is said before the start") {
         folder.path(),
         tiny_run(folder.path(), "--steps 2000000000 --save-every 1 --dry-run --out " + folder / "new/run"));
     CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
-    CHECK_MESSAGE(has(run.out, "disk       | 2,000,000,000 saves x "), run.out);
-    CHECK_MESSAGE(has(run.err, folder / "new/run: the disk has "), run.err);
+    CHECK_MESSAGE(contains(run.out, "disk       | 2,000,000,000 saves x "), run.out);
+    CHECK_MESSAGE(contains(run.err, folder / "new/run: the disk has "), run.err);
 }

@@ -30,8 +30,6 @@ void wait_until(const std::function<bool()>& condition) {
     REQUIRE(condition());
 }
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // what whoever runs these tests ignores (nohup, & in a script) would stay ignored
 void default_signals() {
     for (int which : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) { std::signal(which, SIG_DFL); }
@@ -50,7 +48,7 @@ struct Place {
     // the run has left a checkpoint of this step, of which a run can go on
     void check_saved(const ProgramRun& result, int64_t step) const {
         CHECK_MESSAGE(result.exit_code == kExitPreempted, result.out, result.err);
-        CHECK_MESSAGE(has(result.out, "--resume auto --out " + run), result.out);
+        CHECK_MESSAGE(contains(result.out, "--resume auto --out " + run), result.out);
         std::string notes;
         CHECK(find_checkpoint(run, &notes) == checkpoint_name(run, step));
         CHECK(notes == "");
@@ -127,7 +125,7 @@ TEST_CASE("signals: with what a stopped run says to go on with, it is the same r
     wait_until([&] { return read_log(p.run).size() >= 5; });
     kill(pid, SIGTERM);
     const std::string said = finish_train(p.folder.path(), pid).out, start = "go on with ";
-    REQUIRE_MESSAGE(has(said, start), said);
+    REQUIRE_MESSAGE(contains(said, start), said);
     const size_t begin = said.find(start) + start.size();
     const std::string was = read_bytes(p.run + "/config.toml");
     pid = start_prepared(p.folder.path(), words(said.substr(begin, said.find('\n', begin) - begin)),
@@ -137,10 +135,10 @@ TEST_CASE("signals: with what a stopped run says to go on with, it is the same r
     kill(pid, SIGTERM);
     const ProgramRun again = finish_train(p.folder.path(), pid);
     CHECK(again.exit_code == kExitPreempted);
-    CHECK_FALSE_MESSAGE(has(again.err, " was "), again.err);
+    CHECK_FALSE_MESSAGE(contains(again.err, " was "), again.err);
     std::string is = read_bytes(p.run + "/config.toml");
     const std::string resumed = "resume = \"auto\"", none = "resume = \"none\"";
-    REQUIRE(has(is, resumed));
+    REQUIRE(contains(is, resumed));
     CHECK(is.replace(is.find(resumed), resumed.size(), none) == was);
     // without them, what changes is said
     pid = p.start("--steps 1000000 --sample-every 0 --val-every 0 --resume auto");
@@ -150,7 +148,7 @@ TEST_CASE("signals: with what a stopped run says to go on with, it is the same r
     const std::string changed = finish_train(p.folder.path(), pid).err;
     for (const char* text : {"weight-decay was 0.25, is 0 ", "clip was 0.5, is 1 ", "save-every was 7, is 0 ",
                              "keep was 2, is 0 "}) {
-        CHECK_MESSAGE(has(changed, text), changed);
+        CHECK_MESSAGE(contains(changed, text), changed);
     }
 }
 
@@ -160,8 +158,9 @@ TEST_CASE("signals: USR1 saves and goes on, any number of times") {
     wait_until([&] { return read_log(p.run).size() >= 2; });
     auto saved = [&] {
         Words names = names_below(p.run);
-        return std::count_if(names.begin(), names.end(),
-                             [](const std::string& n) { return n.starts_with("step_") && !has(n, ".tmp-"); });
+        return std::count_if(names.begin(), names.end(), [](const std::string& n) {
+            return n.starts_with("step_") && !contains(n, ".tmp-");
+        });
     };
     for (int i = 1; i <= 3; i++) {
         kill(pid, SIGUSR1);
@@ -248,7 +247,7 @@ TEST_CASE("signals: a limit on the size of files is an error like any other") {
     });
     ProgramRun run = finish_train(p.folder.path(), pid);
     CHECK(run.exit_code == kExitSaveFailed);
-    CHECK_MESSAGE(has(run.out, "SAVE FAILED"), run.out);
-    CHECK_MESSAGE(has(run.out, "File too large"), run.out);
+    CHECK_MESSAGE(contains(run.out, "SAVE FAILED"), run.out);
+    CHECK_MESSAGE(contains(run.out, "File too large"), run.out);
     CHECK(read_log(p.run).size() == 6 + 1);
 }
