@@ -1,4 +1,5 @@
-// What a user has typed: it is quoted in messages, read as a number, or nearly a name that a program knows.
+// What a user types: quoted in a message, read as a number, compared with the names that a program knows, or printed so that
+// a shell takes it back.
 #pragma once
 #include <charconv>
 #include <limits>

@@ -14,7 +14,7 @@ namespace llmc {
 // Throws Error(kExitUsage), which ends with `cure`, if there are files in the folder.
 void require_empty_folder(const std::string& folder, const std::string& cure);
 
-// The same if it is a checkpoint, or the folder of a run: an export would damage it, or be taken for its model.
+// Throws likewise if the folder is a checkpoint, which an export would damage, or a run's, for whose model it would be taken.
 void require_no_run_there(const std::string& folder, const std::string& cure);
 
 // Writes the model and, if it is one that can encode, the tokenizer; files of the same names are replaced.

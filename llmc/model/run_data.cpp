@@ -23,7 +23,7 @@ constexpr const char* kCourse[] = {
 constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",    "recompute",
                                      "tf32",  "device", "reduce-groups", "products"};
 
-// and these change what is kept or measured of the run, which nobody should lose by leaving them out
+// these change what is kept or measured of a run: who leaves one out when it is resumed should hear of it
 constexpr const char* kKept[] = {"save-every",   "keep",        "keep-major", "keep-best", "val-data",
                                  "val-every",    "val-tokens",  "val-align",  "hellaswag", "hellaswag-every",
                                  "sample-every", "model-dtype", "export-hf"};

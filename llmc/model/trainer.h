@@ -385,7 +385,7 @@ private:
         }
         if (stop_requested) { return stop(model, plan_.steps); }
         const ReadTensor read = gather(model, plan_.steps);
-        saver_->wait();  // without a checkpoint nobody could go on from what model.bin is of
+        saver_->wait();  // the checkpoint first: nobody could go on from model.bin alone
         try {
             write_model_file(plan_.out + "/model.bin", plan_.config,
                              o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, read);

@@ -1,4 +1,4 @@
-// Models and checkpoints that are there already: no run and no export writes over them, but a run over what it has left.
+// Models and checkpoints that lie where a run or an export writes: a run replaces only what it has exported itself.
 #include <filesystem>
 #include <string>
 
