@@ -71,13 +71,12 @@ public:
             at += n;
         }
     }
-    void set_updates(int64_t n) { state_.decision->updates = n; }
+    void set_updates(int64_t n) { optimizer_.set_updates(n); }
 
     // the step's decision
     StepDecision step(int64_t number) {
         const StepParams params{.step = number, .lr = 1e-2, .weight_decay = 0.1, .clip = 1};
         inputs_ = step_inputs(params, 60);
-        optimizer_.round_weights();
         for (int k = 0; k < optimizer_.groups_here(); k++) {
             const int group = comm_.rank() + k * comm_.size();
             make_gradient(number, group);
@@ -91,11 +90,8 @@ public:
         optimizer_.wait();
         return *state_.decision;
     }
-    // what is computed with, where bf16 is rounded from master
-    std::vector<T> weights() {
-        optimizer_.round_weights();
-        return {state_.params, state_.params + ParameterLayout(config()).size()};
-    }
+    // what is computed with
+    std::vector<T> weights() { return {state_.params, state_.params + ParameterLayout(config()).size()}; }
     void gather() { optimizer_.gather(); }
 
 private:
@@ -141,9 +137,8 @@ private:
         const MuonTensor shape = {tensor, rows, cols, count, copies.data(), (int)copies.size()};
         DeviceMemory x(shape.count() * muon_stride(shape.size()) * (int64_t)sizeof(T)),
             scratch((int64_t)muon_scratch(shape.count()));
-        float* master = sizeof(T) == sizeof(float) ? nullptr : state_.master;
         muon_direction((T*)x.data(), scratch.data(), state_.m, state_.sums, shape, state_.decision, kStream);
-        muon_update(state_.params, master, (T*)x.data(), shape, state_.decision, inputs, seed, kStream);
+        muon_update(state_.params, state_.low, (T*)x.data(), shape, state_.decision, inputs, seed, kStream);
     }
     // of parameters alone: what lies between tensors stays 0, as in a model
     void make_gradient(int64_t step, int group) {

@@ -72,8 +72,8 @@ const GPT2Config& GPT2<T, Grad>::config() const {
 
 template <typename T, typename Grad>
 void GPT2<T, Grad>::init(uint64_t seed) {
-    impl_->optimizer.set_seed(seed);
     set_updates(0);
+    impl_->optimizer.set_seed(seed);
     impl_->graphs.clear();  // they have the seed of before
     std::vector<float> values;
     for (int t = 0; t < kNumTensors; t++) {
@@ -130,11 +130,8 @@ int64_t GPT2<T, Grad>::updates() const {
 template <typename T, typename Grad>
 void GPT2<T, Grad>::set_updates(int64_t n) {
     finish();
-    StepDecision decision{};
-    decision.updates = impl_->updates = n;
-    check(cudaMemcpyAsync(impl_->mem.decision, &decision, sizeof(decision), cudaMemcpyHostToDevice,
-                          impl_->stream));
-    impl_->optimizer.set_stale();  // their rounding depends on the number of updates
+    impl_->updates = n;
+    impl_->optimizer.set_updates(n);
 }
 
 template <typename T, typename Grad>
@@ -150,7 +147,6 @@ bool GPT2<T, Grad>::enqueue_step(std::span<const Batch> micro_batches, const Ste
     require(each > 0 && each * groups == micro_batches.size(), "GPT2: groups of micro-batches of one size");
     const StepInputs inputs = step_inputs(params, targets);
     const AdamWConstants adamw = {params.beta1, params.beta2, params.eps};
-    m.optimizer.round_weights();
     for (size_t i = 0; i < micro_batches.size(); i++) {
         const Batch& batch = micro_batches[i];
         const bool ends_step = i + 1 == micro_batches.size();
@@ -205,7 +201,6 @@ template <typename T, typename Grad>
 Evaluation GPT2<T, Grad>::evaluate(const Batch& batch) {
     Impl& m = *impl_;
     m.check_batch(batch);
-    m.optimizer.round_weights();
     int64_t N = (int64_t)batch.B * batch.T;
     const auto at = m.feed.upload(batch, {}, m.stream);
     m.network.forward(batch.B, batch.T, at.tokens);
@@ -240,7 +235,6 @@ double GPT2<T, Grad>::forward_backward(std::span<const Batch> micro_batches) {
     Impl& m = *impl_;
     const int64_t targets = m.count_targets(micro_batches);
     const StepInputs inputs = step_inputs({}, targets);
-    m.optimizer.round_weights();
     for (const Batch& batch : micro_batches) {
         const bool accumulate = &batch != micro_batches.data();
         m.network.zero_positions(batch.T, accumulate);

@@ -150,9 +150,8 @@ void GPT2<T, Grad>::Impl::launch(const MicroStep& s) {
 template <typename T, typename Grad>
 void GPT2<T, Grad>::Impl::update_by_muon(int tensor, std::span<const MuonCopy> copies,
                                          const StepInputs* inputs, uint64_t seed) {
-    float* master = sizeof(T) == sizeof(float) ? nullptr : mem.master;
     auto update = [&](const auto* grads) {
-        muon->update(mem.params, master, mem.m, grads, tensor, copies, mem.decision, inputs, seed, stream);
+        muon->update(mem.params, mem.low, mem.m, grads, tensor, copies, mem.decision, inputs, seed, stream);
     };
     if (mem.sums != nullptr) {
         update(mem.sums);

@@ -36,10 +36,10 @@ public:
         return most;
     }
 
-    // Of a block's matrices, in the layers that this rank takes care of (copies: in device memory). master is
+    // Of a block's matrices, in the layers that this rank takes care of (copies: in device memory). low is
     // null in fp32.
     template <typename Grad>
-    void update(T* param, float* master, float* m, const Grad* grad, int tensor,
+    void update(T* param, uint16_t* low, float* m, const Grad* grad, int tensor,
                 std::span<const MuonCopy> copies, const StepDecision* decision, const StepInputs* inputs,
                 uint64_t seed, cudaStream_t stream) {
         const int64_t each = Piece(Arena(), shape_of(config_, tensor, copies.first(1))).bytes;
@@ -52,7 +52,7 @@ public:
             muon_direction(piece.x, piece.norms, m, grad, shape, decision, stream);
             products_.run(piece.out, piece.x, piece.squares, shape.rows, shape.cols, shape.count(), usual,
                           stream);
-            muon_update(param, master, piece.out, shape, decision, inputs, seed, stream);
+            muon_update(param, low, piece.out, shape, decision, inputs, seed, stream);
         }
     }
 

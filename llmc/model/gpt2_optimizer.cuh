@@ -36,7 +36,6 @@ public:
           stream_(stream),
           chunk_begins_(shares_.chunk_begins()),
           embedding_chunks_(shares_.chunks_in(parts_of_layer(-1)[rank_])) {
-        set_stale();
         require((s.ranks > 1) == (comm_ != nullptr), "GPT2: many ranks, and only they, have a comm");
         check(cudaMemsetAsync(state_.params, 0, (size_t)state_.bytes(), stream_));
         upload_tables();
@@ -73,17 +72,17 @@ public:
     void decide(const StepInputs* inputs);
     void update(const StepInputs* inputs, const AdamWConstants& constants);
 
-    // The rounding of bf16 parameters depends on the seed and on decision->updates: both come first.
+    // The rounding of bf16 parameters depends on the seed and on decision->updates. What is loaded behind these is rounded by
+    // them; what was there before set_updates() is rounded again, but by many ranks, which load it again.
     void set_seed(uint64_t seed) { seed_ = seed; }
+    void set_updates(int64_t updates);
+    // parameters in bf16, too, and save() of these: overwrite gradients
     void load(State s, int tensor, int64_t first, std::span<const float> values);
     void clear_moments() {
         for (State s : {State::kFirstMoment, State::kSecondMoment}) {
             check(cudaMemsetAsync(array(s), 0, shares_.of(s).kept() * sizeof(float), stream_));
         }
     }
-    // bf16 parameters from master again, if that is needed
-    void round_weights();
-    void set_stale() { stale_ = !sharded_master(); }
     bool holds(State s, int tensor) const { return layout_of(s).holds(tensor); }
     // All ranks call it, and wait: then rank 0 can save() what it has no share of, until the next step.
     void gather();
@@ -110,16 +109,23 @@ private:
         recording != nullptr ? recording->between(std::move(call)) : call();
     }
     bool grouped() const { return shares_.groups > 1; }
-    bool sharded_master() const { return shares_.shard && sizeof(T) != sizeof(float); }
-    bool is_whole(State s) const { return s == State::kParameter ? !sharded_master() : !shares_.shard; }
+    static constexpr bool kSplit = sizeof(T) != sizeof(float);  // weights are params and low together
+    static bool is_split(State s) { return kSplit && s == State::kParameter; }
+    bool is_whole(State s) const { return !shares_.shard || (s == State::kParameter && !kSplit); }
     const ParameterLayout& layout_of(State s) const {
         return s == State::kSecondMoment ? second_layout_ : layout_;
     }
     const NormChunk* chunks_here() const { return state_.chunk_table + chunk_begins_[rank_]; }
     int64_t chunk_count_here() const { return chunk_begins_[rank_ + 1] - chunk_begins_[rank_]; }
     float* array(State s) const {
-        return s == State::kParameter ? state_.master : s == State::kFirstMoment ? state_.m : state_.v;
+        return s == State::kParameter ? (float*)state_.params : s == State::kFirstMoment ? state_.m : state_.v;
     }
+    // Room for fp32 weights on their way, in place of gradients; how many; its end: zeros again, as no kernel writes the
+    // gaps between gradients.
+    float* room() const { return (float*)state_.grads; }
+    int64_t most_in_room() const { return shares_.elements() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float); }
+    void leave_room(int64_t used) const { check(cudaMemsetAsync(room(), 0, used * sizeof(float), stream_)); }
+    const float* kept_values(State s, int64_t first, int64_t n) const;
     template <typename X>
     void upload(X* to, const X* from, int64_t n) const {
         // on the stream that computes: cudaMemcpy() may return before all is there
@@ -133,7 +139,8 @@ private:
     template <typename X>
     int64_t share_layer(const char* what, X* whole, int l);
     void share_parameters(int first, int end);  // of the layers from first on
-    void load_share(State s, int tensor, int64_t number, int64_t element, std::span<const float> values);
+    void load_weights(int tensor, int64_t number, int64_t element, std::span<const float> values);
+    void save_weights(int tensor, int64_t number, int64_t element, std::span<float> values) const;
     void all_gather(const char* what, double* whole, const std::vector<int64_t>& begins) const;
     void gather(State s, float* whole);
 
@@ -149,7 +156,6 @@ private:
     std::array<std::span<const MuonCopy>, kNumTensors> copies_;  // of Muon, in device memory
     std::vector<int64_t> chunk_begins_;                          // by rank
     int64_t embedding_chunks_;                                   // of this rank; they are its first
-    bool stale_;                                                 // params must be made from master again
     bool gathered_ = false;
     int layers_sent_ = 0;                         // of the group under way
     int64_t embeddings_sent_ = 0;                 // that exchange's number
@@ -282,9 +288,8 @@ template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::update(const StepInputs* inputs, const AdamWConstants& constants) {
     auto step = [&](const auto* grads, int64_t first, int64_t end) {
         if (first == end) { return; }
-        adamw_update(state_.params, sizeof(T) == sizeof(float) ? nullptr : state_.master, state_.m, state_.v,
-                     grads, state_.pieces + first, end - first, state_.decision, inputs, constants, seed_,
-                     stream_);
+        adamw_update(state_.params, state_.low, state_.m, state_.v, grads, state_.pieces + first, end - first,
+                     state_.decision, inputs, constants, seed_, stream_);
     };
     if (grouped()) {
         step(state_.sums, 0, embedding_pieces_);

@@ -10,48 +10,103 @@ void GPT2Optimizer<T, Grad>::load(State s, int tensor, int64_t first, std::span<
     gathered_ = false;
     for_each_piece(config_, layout_of(s), tensor, first, (int64_t)values.size(),
                    [&](int64_t element, int64_t from, int64_t n) {
-                       if (is_whole(s)) {
-                           upload(array(s) + element, values.data() + from, n);
+                       const auto piece = values.subspan(from, n);
+                       if (is_split(s)) {
+                           load_weights(tensor, first + from, element, piece);
+                       } else if (is_whole(s)) {
+                           upload(array(s) + element, piece.data(), n);
                        } else {
-                           load_share(s, tensor, first + from, element, values.subspan(from, n));
+                           shares_.of(s).for_each_kept(rank_, element, n, [&](const SharePart& part) {
+                               upload(array(s) + part.kept, piece.data() + part.begin - element, part.size());
+                           });
                        }
                    });
-    if (s == State::kParameter) { set_stale(); }
 }
 
-// Of what is rounded, master is here in part only: all of it is rounded now, as it passes by. What other
-// ranks send is not needed meanwhile.
+// All are rounded, also those whose lower halves other ranks keep. number: of the first one in the tensor
 template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::load_share(State s, int tensor, int64_t number, int64_t element,
-                                        std::span<const float> values) {
-    const auto n = (int64_t)values.size();
-    shares_.of(s).for_each_kept(rank_, element, n, [&](const SharePart& part) {
-        upload(array(s) + part.kept, values.data() + part.begin - element, part.size());
-    });
-    if constexpr (sizeof(T) != sizeof(float)) {
-        auto* room = (float*)state_.arrived;
-        const int64_t most =
-            (shares_.ranks - 1) * shares_.largest() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);
-        for (int64_t k = 0; k < n && s == State::kParameter; k += most) {
-            const int64_t count = std::min(most, n - k);
-            upload(room, values.data() + k, count);
-            const AdamWTensor shape = {tensor, count, 1, 0, number + k};
-            round_parameters(state_.params + element + k, room, shape, state_.decision, seed_, stream_);
+void GPT2Optimizer<T, Grad>::load_weights(int tensor, int64_t number, int64_t element,
+                                          std::span<const float> values) {
+    if constexpr (kSplit) {
+        for (int64_t k = 0, n = 0; k < (int64_t)values.size(); k += n) {
+            n = std::min(most_in_room(), (int64_t)values.size() - k);
+            upload(room(), values.data() + k, n);
+            auto split = [&](int64_t begin, int64_t end, uint16_t* low) {
+                const AdamWTensor shape = {tensor, end - begin, 1, 0, number + begin - element};
+                split_weights(state_.params + begin, low, room() + begin - element - k, shape, state_.decision,
+                              seed_, stream_);
+            };
+            if (shares_.shard) { split(element + k, element + k + n, nullptr); }
+            shares_.for_each_kept(rank_, element + k, n, [&](const SharePart& part) {
+                split(part.begin, part.end, state_.low + part.kept);
+            });
+            leave_room(n);
         }
     }
 }
 
 template <typename T, typename Grad>
-void GPT2Optimizer<T, Grad>::round_weights() {
-    if constexpr (sizeof(T) != sizeof(float)) {
-        for (int t = 0; t < kNumTensors && stale_; t++) {
-            const AdamWTensor shape = {t, tensor_size(config_, t), (int)tensor_copies(config_, t),
-                                       layout_.block_size()};
-            const int64_t at = layout_.offset(t);
-            round_parameters(state_.params + at, state_.master + at, shape, state_.decision, seed_, stream_);
+void GPT2Optimizer<T, Grad>::save_weights(int tensor, int64_t number, int64_t element,
+                                          std::span<float> values) const {
+    if constexpr (kSplit) {
+        for (int64_t k = 0, n = 0; k < (int64_t)values.size(); k += n) {
+            n = std::min(most_in_room(), (int64_t)values.size() - k);
+            const AdamWTensor shape = {tensor, n, 1, 0, number + k};
+            join_weights(room(), state_.params + element + k, state_.low + element + k, shape, state_.decision,
+                         seed_, stream_);
+            check(cudaMemcpyAsync(values.data() + k, room(), n * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+            leave_room(n);
+        }
+        check(cudaStreamSynchronize(stream_));
+    }
+}
+
+// n of what this rank keeps of a state, from the first-th on, as floats in device memory
+template <typename T, typename Grad>
+const float* GPT2Optimizer<T, Grad>::kept_values(State s, int64_t first, int64_t n) const {
+    if (!is_split(s)) { return array(s) + first; }
+    if constexpr (kSplit) {
+        for (int t = 0; t < kNumTensors; t++) {
+            for_each_piece(config_, layout_, t, 0, tensor_total(config_, t),
+                           [&](int64_t element, int64_t number, int64_t size) {
+                shares_.for_each_kept(rank_, element, size, [&](const SharePart& part) {
+                    const int64_t lo = std::max(first, part.kept), hi = std::min(first + n, part.kept + part.size());
+                    if (lo >= hi) { return; }
+                    const int64_t at = part.begin + lo - part.kept;
+                    const AdamWTensor shape = {t, hi - lo, 1, 0, number + at - element};
+                    join_weights(room() + lo - first, state_.params + at, state_.low + lo, shape, state_.decision,
+                                 seed_, stream_);
+                });
+            });
         }
     }
-    stale_ = false;
+    return room();
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::set_updates(int64_t updates) {
+    StepDecision now{};
+    now.updates = updates;
+    const DeviceMemory later(sizeof(now));
+    upload((StepDecision*)later.data(), &now, 1);
+    if constexpr (kSplit) {
+        for (int t = 0; t < kNumTensors && !shares_.shard; t++) {
+            for_each_piece(config_, layout_, t, 0, tensor_total(config_, t),
+                           [&](int64_t element, int64_t number, int64_t size) {
+                for (int64_t k = 0, n = 0; k < size; k += n) {
+                    n = std::min(most_in_room(), size - k);
+                    const AdamWTensor shape = {t, n, 1, 0, number + k};
+                    T* param = state_.params + element + k;
+                    uint16_t* low = state_.low + element + k;
+                    join_weights(room(), param, low, shape, state_.decision, seed_, stream_);
+                    split_weights(param, low, room(), shape, (const StepDecision*)later.data(), seed_, stream_);
+                    leave_room(n);
+                }
+            });
+        }
+    }
+    upload(state_.decision, &now, 1);
+    check(cudaStreamSynchronize(stream_));
 }
 
 template <typename T, typename Grad>
@@ -62,6 +117,7 @@ void GPT2Optimizer<T, Grad>::gather() {
         auto& whole = gathered_state_[(int)s];
         if (rank_ == 0 && whole == nullptr) { whole.reset(new float[(size_t)shares_.of(s).elements()]); }
         gather(s, whole.get());
+        if (is_split(s)) { leave_room(most_in_room()); }
     }
     wait();
     gathered_ = true;
@@ -71,20 +127,21 @@ void GPT2Optimizer<T, Grad>::gather() {
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::gather(State s, float* whole) {
     const int64_t most = shares_.largest() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);
-    auto* room = (float*)state_.arrived;
+    auto* arrived = (float*)state_.arrived;
     const auto ranks = (size_t)shares_.ranks;
     const Shares& shares = shares_.of(s);
     for (int64_t k = 0; k < shares.largest(); k += most) {
         auto count = [&](size_t r) { return std::clamp<int64_t>(shares.sizes[r] - k, 0, most); };
         Parts<const std::byte> out(ranks);
         Parts<std::byte> in(ranks);
-        if (rank_ != 0) { out[0] = std::as_bytes(std::span(array(s) + k, (size_t)count(rank_))); }
+        const float* mine = kept_values(s, k, count(rank_));
+        if (rank_ != 0) { out[0] = std::as_bytes(std::span(mine, (size_t)count(rank_))); }
         for (size_t r = 1; r < ranks && rank_ == 0; r++) {
-            in[r] = std::as_writable_bytes(std::span(room + (int64_t)(r - 1) * most, (size_t)count(r)));
+            in[r] = std::as_writable_bytes(std::span(arrived + (int64_t)(r - 1) * most, (size_t)count(r)));
         }
         comm_->exchange({"the optimizer's state"}, out, in, stream_);
         for (size_t r = 0; r < ranks && rank_ == 0; r++) {
-            const float* from = r == 0 ? array(s) + k : room + (int64_t)(r - 1) * most;
+            const float* from = r == 0 ? mine : arrived + (int64_t)(r - 1) * most;
             for (const auto& range : shares.parts) {
                 const SharePart& part = range[r];
                 const int64_t lo = std::max(k, part.kept),
@@ -104,11 +161,13 @@ void GPT2Optimizer<T, Grad>::save(State s, int tensor, int64_t first, std::span<
     const float* whole = gathered_state_[(int)s].get();
     for_each_piece(config_, layout_of(s), tensor, first, (int64_t)values.size(),
                    [&](int64_t element, int64_t to, int64_t n) {
-                       if (is_whole(s)) {
+                       if (!is_whole(s)) {
+                           std::copy_n(whole + element, n, values.data() + to);
+                       } else if (is_split(s)) {
+                           save_weights(tensor, first + to, element, values.subspan(to, n));
+                       } else {
                            check(cudaMemcpy(values.data() + to, array(s) + element, n * sizeof(float),
                                             cudaMemcpyDeviceToHost));
-                       } else {
-                           std::copy_n(whole + element, n, values.data() + to);
                        }
                    });
 }

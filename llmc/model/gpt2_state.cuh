@@ -14,9 +14,10 @@ template <typename T, typename Grad>
 struct GPT2State {
     T* params;    // all
     Grad* grads;  // all, of one group
-    // master is params itself in fp32. Of many ranks with ZeRO-1 these are the share's alone, but for master
-    // in fp32.
-    float *master, *m, *v;
+    // Of many ranks with ZeRO-1 these are the share's alone. low: of bf16 parameters the halves that they lack
+    // of fp32 weights; null for fp32.
+    uint16_t* low;
+    float *m, *v;
 
     StepDecision* decision;      // one
     double *loss_sum, *squares;  // one each
@@ -52,7 +53,7 @@ struct GPT2State {
             group_losses = arena.take<double>(s.groups);
         }
         gradient_bytes = taken();
-        master = sizeof(T) == sizeof(float) ? (float*)params : arena.take<float>(kept);
+        low = sizeof(T) == sizeof(float) ? nullptr : arena.take<uint16_t>(kept);
         m = arena.take<float>(kept);
         v = arena.take<float>(s.seconds.kept());
         decision = arena.take<StepDecision>(1);

@@ -37,7 +37,7 @@ constexpr NamedPart kNamedParts[] = {
     {"sum_columns", Part::kBias},
     {"adamw", Part::kAdamW},
     {"muon_", Part::kMuon},
-    {"round_parameters", Part::kAdamW},
+    {"split_weights", Part::kAdamW},
     {kMarker, Part::kAdamW},
     {"sum_of_", Part::kNorm},
 };
@@ -175,7 +175,7 @@ Recording analyse(const std::vector<Activity>& records) {
 namespace {
 
 // What Muon has to do with the blocks' matrices: from gradient and mean to mean and direction, and from direction and
-// weight to weight, which behind bf16 is two.
+// weight to weight.
 void add_muon(StepWork* work, const GPT2Config& c, int value_bytes, int gradient_bytes) {
     double elements = 0;
     for (int t = 0; t < kNumTensors; t++) {
@@ -184,8 +184,7 @@ void add_muon(StepWork* work, const GPT2Config& c, int value_bytes, int gradient
         work->muon_flop += kNewtonSchulzSteps * c.num_layers * 2 * block_matrices(c, t).work();
     }
     work->streams.push_back({Part::kMuon, 1, 2, 2, elements * (gradient_bytes + 8 + value_bytes) / 4});
-    const bool master = value_bytes != 4;
-    work->streams.push_back({Part::kMuon, 1, 2, master ? 2 : 1, elements * (master ? 3 : 4)});
+    work->streams.push_back({Part::kMuon, 1, 2, 1, elements * (value_bytes + 8) / 3});
 }
 
 }  // namespace
@@ -220,9 +219,8 @@ StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gr
         {Part::kEncoder, 1, 1, 0, 2 * row},  // backward: for the tokens, for the positions
         {Part::kNorm, 1, 1, 0, parameters * gradient_bytes},
     };
-    // gradient, two moments, weight; behind bf16 a master weight
-    double master = value_bytes == 4 ? 0 : 4, read = gradient_bytes + 8 + (value_bytes == 4 ? 4 : master),
-           written = 8 + value_bytes + master;
+    // gradient, two moments, weight: bf16 has its lower half beside it
+    const double read = gradient_bytes + 12, written = 12;
     double of_adamw = parameters;
     for (int t = 0; t < kNumTensors && muon; t++) {
         of_adamw -= is_block_matrix(t) ? (double)tensor_total(c, t) : 0;

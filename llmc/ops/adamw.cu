@@ -60,22 +60,52 @@ __device__ Place place_of_thread(const AdamWTensor& shape) {
     return {quad, 4 * quad - first, blockIdx.y * shape.stride};
 }
 
-__device__ Four<__nv_bfloat16> round4(const Four<float>& x, uint64_t seed, int tensor, int64_t updates,
-                                      int64_t quad) {
-    auto random = rounding_bits4(seed, tensor, updates, quad);
-    Four<__nv_bfloat16> out;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        uint32_t bits = __float_as_uint(x.at[j]);
-        out.at[j] = __ushort_as_bfloat16(updates == 0 ? round_to_nearest(bits)
-                                                      : round_stochastically(bits, random[j]));
-    }
-    return out;
-}
+// Four weights as they are kept. Half: of those in bf16; null for fp32, which is kept as it is.
+template <typename T>
+struct Kept {
+    T* param;
+    uint16_t* low;
 
-// T = float: weights is param, rounded is null
+    // as they were rounded after `updates` updates
+    __device__ Four<float> load(int64_t i, int64_t n, uint64_t seed, int tensor, int64_t updates, int64_t quad) const {
+        if constexpr (std::is_same_v<T, float>) {
+            return load_within<Four<float>>(param, i, n);
+        } else {
+            const auto high = load_within<Four<T>>(param, i, n);
+            const auto half = load_within<Four<uint16_t>>(low, i, n);
+            const auto random = rounding_bits4(seed, tensor, updates, quad);
+            Four<float> x;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                x.at[j] = __uint_as_float(unrounded(__bfloat16_as_ushort(high.at[j]), half.at[j],
+                                                    updates == 0 ? kToNearest : random[j]));
+            }
+            return x;
+        }
+    }
+    __device__ void store(int64_t i, int64_t n, const Four<float>& x, uint64_t seed, int tensor, int64_t updates,
+                          int64_t quad) const {
+        if constexpr (std::is_same_v<T, float>) {
+            store_within(param, i, n, x);
+        } else {
+            const auto random = rounding_bits4(seed, tensor, updates, quad);
+            Four<T> high;
+            Four<uint16_t> half;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint32_t bits = __float_as_uint(x.at[j]);
+                high.at[j] =
+                    __ushort_as_bfloat16(round_stochastically(bits, updates == 0 ? kToNearest : random[j]));
+                half.at[j] = (uint16_t)bits;
+            }
+            store_within(param, i, n, high);
+            if (low != nullptr) { store_within(low, i, n, half); }
+        }
+    }
+};
+
 template <typename T, typename Grad>
-__global__ void adamw_update_kernel(T* rounded, float* weights, float* m, float* v, const Grad* grad,
+__global__ void adamw_update_kernel(T* param, uint16_t* low, float* m, float* v, const Grad* grad,
                                     const AdamWPiece* pieces, const StepDecision* decision,
                                     const StepInputs* inputs, Constants k, uint64_t seed) {
     const AdamWPiece piece = pieces[blockIdx.x / kPieceBlocks];
@@ -84,11 +114,13 @@ __global__ void adamw_update_kernel(T* rounded, float* weights, float* m, float*
     if (decision->skipped || i >= piece.size) { return; }
     float grad_scale = decision->grad_scale, step = decision->step_size, correct2 = decision->correct2;
     const float keep = inputs->keep[piece.decays];
-    weights += std::is_same_v<T, float> ? piece.at : piece.kept;
+    const Kept<T> weights = {param + piece.at,
+                             std::is_same_v<T, float> ? nullptr : low + piece.kept};
+    const int64_t updates = decision->updates;
 
     auto m4 = load_within<Four<float>>(m + piece.kept, i, piece.size);
     auto v4 = load_within<Four<float>>(v + piece.second, i, piece.size);
-    auto w4 = load_within<Four<float>>(weights, i, piece.size);
+    auto w4 = weights.load(i, piece.size, seed, piece.tensor, updates - 1, quad);
     auto g4 = load_within<Four<Grad>>(grad + piece.kept, i, piece.size);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -99,20 +131,27 @@ __global__ void adamw_update_kernel(T* rounded, float* weights, float* m, float*
     }
     store_within(m + piece.kept, i, piece.size, m4);
     store_within(v + piece.second, i, piece.size, v4);
-    store_within(weights, i, piece.size, w4);
-    if constexpr (!std::is_same_v<T, float>) {
-        auto r4 = round4(w4, seed, piece.tensor, decision->updates, quad);
-        store_within(rounded + piece.at, i, piece.size, r4);
-    }
+    weights.store(i, piece.size, w4, seed, piece.tensor, updates, quad);
 }
 
-template <typename T>
-__global__ void round_parameters_kernel(T* param, const float* master, AdamWTensor shape,
-                                        const StepDecision* decision, uint64_t seed) {
+__device__ Kept<__nv_bfloat16> at_offset(__nv_bfloat16* param, uint16_t* low, int64_t offset) {
+    return {param + offset, low == nullptr ? nullptr : low + offset};
+}
+
+__global__ void split_weights_kernel(__nv_bfloat16* param, uint16_t* low, const float* weights, AdamWTensor shape,
+                                     const StepDecision* decision, uint64_t seed) {
     auto [quad, i, offset] = place_of_thread(shape);
     if (i >= shape.size) { return; }
-    auto x = load_within<Four<float>>(master + offset, i, shape.size);
-    store_within(param + offset, i, shape.size, round4(x, seed, shape.tensor, decision->updates, quad));
+    const auto x = load_within<Four<float>>(weights + offset, i, shape.size);
+    at_offset(param, low, offset).store(i, shape.size, x, seed, shape.tensor, decision->updates, quad);
+}
+
+__global__ void join_weights_kernel(float* weights, __nv_bfloat16* param, uint16_t* low, AdamWTensor shape,
+                                    const StepDecision* decision, uint64_t seed) {
+    auto [quad, i, offset] = place_of_thread(shape);
+    if (i >= shape.size) { return; }
+    store_within(weights + offset, i, shape.size,
+                 at_offset(param, low, offset).load(i, shape.size, seed, shape.tensor, decision->updates, quad));
 }
 
 dim3 grid_of(const AdamWTensor& shape) {
@@ -132,41 +171,41 @@ void decide_step(StepDecision* decision, const double* loss_sum, const double* s
 }
 
 template <typename T, typename Grad>
-void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad, const AdamWPiece* pieces,
+void adamw_update(T* param, uint16_t* low, float* m, float* v, const Grad* grad, const AdamWPiece* pieces,
                   int64_t n, const StepDecision* decision, const StepInputs* inputs,
                   const AdamWConstants& constants, uint64_t seed, cudaStream_t stream) {
     if (n == 0) { return; }
     const Constants k = {(float)constants.beta1, (float)constants.beta2, (float)(1 - constants.beta1),
                          (float)(1 - constants.beta2), (float)constants.eps};
-    T* rounded = param;
-    if constexpr (std::is_same_v<T, float>) {
-        require(master == nullptr, "adamw_update: fp32 weights have no master copy");
-        master = param;
-        rounded = nullptr;
-    }
-    adamw_update_kernel<<<grid_x(n * kPieceBlocks), kBlock, 0, stream>>>(rounded, master, m, v, grad, pieces,
-                                                                         decision, inputs, k, seed);
+    require((low == nullptr) == std::is_same_v<T, float>, "adamw_update: bf16 weights alone have lower halves");
+    adamw_update_kernel<<<grid_x(n * kPieceBlocks), kBlock, 0, stream>>>(param, low, m, v, grad, pieces, decision,
+                                                                         inputs, k, seed);
     check_launch();
 }
 
-template <typename T>
-void round_parameters(T* param, const float* master, const AdamWTensor& shape, const StepDecision* decision,
-                      uint64_t seed, cudaStream_t stream) {
+void split_weights(__nv_bfloat16* param, uint16_t* low, const float* weights, const AdamWTensor& shape,
+                   const StepDecision* decision, uint64_t seed, cudaStream_t stream) {
     if (is_empty(shape)) { return; }
-    round_parameters_kernel<<<grid_of(shape), kBlock, 0, stream>>>(param, master, shape, decision, seed);
+    split_weights_kernel<<<grid_of(shape), kBlock, 0, stream>>>(param, low, weights, shape, decision, seed);
     check_launch();
 }
 
-template void adamw_update(float*, float*, float*, float*, const float*, const AdamWPiece*, int64_t,
+void join_weights(float* weights, const __nv_bfloat16* param, const uint16_t* low, const AdamWTensor& shape,
+                  const StepDecision* decision, uint64_t seed, cudaStream_t stream) {
+    if (is_empty(shape)) { return; }
+    join_weights_kernel<<<grid_of(shape), kBlock, 0, stream>>>(weights, const_cast<__nv_bfloat16*>(param),
+                                                               const_cast<uint16_t*>(low), shape, decision, seed);
+    check_launch();
+}
+
+template void adamw_update(float*, uint16_t*, float*, float*, const float*, const AdamWPiece*, int64_t,
                            const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
                            cudaStream_t);
-template void adamw_update(__nv_bfloat16*, float*, float*, float*, const float*, const AdamWPiece*, int64_t,
+template void adamw_update(__nv_bfloat16*, uint16_t*, float*, float*, const float*, const AdamWPiece*, int64_t,
                            const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
                            cudaStream_t);
-template void adamw_update(__nv_bfloat16*, float*, float*, float*, const __nv_bfloat16*, const AdamWPiece*,
+template void adamw_update(__nv_bfloat16*, uint16_t*, float*, float*, const __nv_bfloat16*, const AdamWPiece*,
                            int64_t, const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
                            cudaStream_t);
-template void round_parameters(__nv_bfloat16*, const float*, const AdamWTensor&, const StepDecision*,
-                               uint64_t, cudaStream_t);
 
 }  // namespace llmc

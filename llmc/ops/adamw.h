@@ -2,6 +2,7 @@
 // Decoupled weight decay, Loshchilov and Hutter 2017, arXiv:1711.05101; arithmetic as adamw_cpu in
 // reference.h.
 #pragma once
+#include <cuda_bf16.h>
 #include <compare>
 #include <cstdint>
 
@@ -55,18 +56,20 @@ struct alignas(16) AdamWPiece {
 };
 
 // Updates in place, all pieces in one launch; nothing where decision->skipped.
-//   T = float:    param is the only copy of the weights; master is null
-//   T = bfloat16: master (fp32) is updated, param = master rounded stochastically
+//   T = float:    param is the weights; low is null
+//   T = bfloat16: the weights are fp32: param is what they are rounded to stochastically, low their lower halves
 // pieces (n), decision, inputs: in device memory; no two pieces have an element in common.
 template <typename T, typename Grad>
-void adamw_update(T* param, float* master, float* m, float* v, const Grad* grad, const AdamWPiece* pieces,
+void adamw_update(T* param, uint16_t* low, float* m, float* v, const Grad* grad, const AdamWPiece* pieces,
                   int64_t n, const StepDecision* decision, const StepInputs* inputs,
                   const AdamWConstants& constants, uint64_t seed, cudaStream_t stream);
 
-// param = master rounded, as adamw_update left it after `updates` updates (*updates in device memory; to
-// nearest for 0): how the weights come back after loading.
-template <typename T>
-void round_parameters(T* param, const float* master, const AdamWTensor& shape, const StepDecision* decision,
-                      uint64_t seed, cudaStream_t stream);
+// param = weights rounded, as adamw_update left them after decision->updates updates (to nearest for 0), and low (null:
+// not kept) their lower halves; shape: of all arrays.
+void split_weights(__nv_bfloat16* param, uint16_t* low, const float* weights, const AdamWTensor& shape,
+                   const StepDecision* decision, uint64_t seed, cudaStream_t stream);
+// and back
+void join_weights(float* weights, const __nv_bfloat16* param, const uint16_t* low, const AdamWTensor& shape,
+                  const StepDecision* decision, uint64_t seed, cudaStream_t stream);
 
 }  // namespace llmc

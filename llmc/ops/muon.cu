@@ -88,32 +88,46 @@ __global__ void muon_direction_kernel(T* x, const double* squares, const float* 
     });
 }
 
-// T = float: weights is param, param_out is null
+// random numbers of n elements from `number` on, as they were drawn for update `updates`
+template <int n>
+struct RoundingBits {
+    uint32_t at[n];
+    __device__ RoundingBits(uint64_t seed, int tensor, int64_t updates, int64_t number) {
+        const auto four = rounding_bits4(seed, tensor, updates, number / 4);
+#pragma unroll
+        for (int j = 0; j < n; j++) { at[j] = updates == 0 ? kToNearest : four[n == 4 ? j : number % 4]; }
+    }
+};
+
 template <int kWide, typename T>
-__global__ void muon_update_kernel(T* param_out, float* weights, const T* x, MuonTensor shape, double scale,
+__global__ void muon_update_kernel(T* param, uint16_t* low, const T* x, MuonTensor shape, double scale,
                                    const StepDecision* decision, const StepInputs* inputs, uint64_t seed) {
     if (decision->skipped) { return; }
     const int64_t size = (int64_t)shape.rows * shape.cols;
     const auto [place, kept, first] = place_of_matrix(shape);
-    const int64_t at = std::is_same_v<T, float> ? place : kept;  // in weights
     const float keep = inputs->keep[1], step = (float)(inputs->params.lr * scale);
     const int64_t updates = decision->updates;
     for_each_of_thread<kWide>(size, [&](int64_t i) {
-        auto w4 = load<kWide>(weights + at + i);
+        auto high = load<kWide>(param + place + i);
         const auto x4 = load<kWide>(x + blockIdx.y * muon_stride(size) + i);
+        auto moved = [&](float w, int j) { return keep * w - step * as_float(x4, j); };
+        if constexpr (std::is_same_v<T, float>) {
 #pragma unroll
-        for (int j = 0; j < kWide; j++) { w4.at[j] = keep * w4.at[j] - step * as_float(x4, j); }
-        store(weights + at + i, w4);
-        if constexpr (!std::is_same_v<T, float>) {
-            const auto bits = rounding_bits4(seed, shape.tensor, updates, (first + i) / 4);
-            Elements<T, kWide> out;
+            for (int j = 0; j < kWide; j++) { high.at[j] = moved(high.at[j], j); }
+        } else {
+            auto half = load<kWide>(low + kept + i);
+            const RoundingBits<kWide> before(seed, shape.tensor, updates - 1, first + i),
+                now(seed, shape.tensor, updates, first + i);
 #pragma unroll
             for (int j = 0; j < kWide; j++) {
-                const uint32_t random = bits[kWide == 4 ? j : (first + i) % 4];
-                out.at[j] = __ushort_as_bfloat16(round_stochastically(__float_as_uint(w4.at[j]), random));
+                const uint32_t was = unrounded(__bfloat16_as_ushort(high.at[j]), half.at[j], before.at[j]);
+                const uint32_t is = __float_as_uint(moved(__uint_as_float(was), j));
+                high.at[j] = __ushort_as_bfloat16(round_stochastically(is, now.at[j]));
+                half.at[j] = (uint16_t)is;
             }
-            store(param_out + place + i, out);
+            store(low + kept + i, half);
         }
+        store(param + place + i, high);
     });
 }
 
@@ -153,20 +167,15 @@ void muon_direction(T* x, void* scratch, float* m, const Grad* grad, const MuonT
 }
 
 template <typename T>
-void muon_update(T* param, float* master, const T* x, const MuonTensor& shape, const StepDecision* decision,
+void muon_update(T* param, uint16_t* low, const T* x, const MuonTensor& shape, const StepDecision* decision,
                  const StepInputs* inputs, uint64_t seed, cudaStream_t stream) {
     const dim3 grid = grid_of(shape);
-    T* param_out = param;
-    if constexpr (std::is_same_v<T, float>) {
-        require(master == nullptr, "muon_update: fp32 weights have no master copy");
-        master = param;
-        param_out = nullptr;
-    }
+    require((low == nullptr) == std::is_same_v<T, float>, "muon_update: bf16 weights alone have lower halves");
     const double scale = muon_scale(shape.rows, shape.cols);
     for_width(shape, [&](auto width) {
         constexpr int kWide = decltype(width)::value;
         muon_update_kernel<kWide>
-            <<<grid, kBlock, 0, stream>>>(param_out, master, x, shape, scale, decision, inputs, seed);
+            <<<grid, kBlock, 0, stream>>>(param, low, x, shape, scale, decision, inputs, seed);
     });
 }
 
@@ -176,9 +185,9 @@ template void muon_direction(__nv_bfloat16*, void*, float*, const float*, const 
                              const StepDecision*, cudaStream_t);
 template void muon_direction(__nv_bfloat16*, void*, float*, const __nv_bfloat16*, const MuonTensor&,
                              const StepDecision*, cudaStream_t);
-template void muon_update(float*, float*, const float*, const MuonTensor&, const StepDecision*,
+template void muon_update(float*, uint16_t*, const float*, const MuonTensor&, const StepDecision*,
                           const StepInputs*, uint64_t, cudaStream_t);
-template void muon_update(__nv_bfloat16*, float*, const __nv_bfloat16*, const MuonTensor&,
+template void muon_update(__nv_bfloat16*, uint16_t*, const __nv_bfloat16*, const MuonTensor&,
                           const StepDecision*, const StepInputs*, uint64_t, cudaStream_t);
 
 }  // namespace llmc

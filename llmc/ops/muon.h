@@ -40,11 +40,11 @@ template <typename T, typename Grad>
 void muon_direction(T* x, void* scratch, float* m, const Grad* grad, const MuonTensor& shape,
                     const StepDecision* decision, cudaStream_t stream);
 
-// The step along x (count, muon_stride(size)), whose singular values are near 1. param, master and their
+// The step along x (count, muon_stride(size)), whose singular values are near 1. param, low and their
 // rounding as in adamw_update(), of which the decay is that of a tensor that decays. inputs: in device
 // memory
 template <typename T>
-void muon_update(T* param, float* master, const T* x, const MuonTensor& shape, const StepDecision* decision,
+void muon_update(T* param, uint16_t* low, const T* x, const MuonTensor& shape, const StepDecision* decision,
                  const StepInputs* inputs, uint64_t seed, cudaStream_t stream);
 
 }  // namespace llmc

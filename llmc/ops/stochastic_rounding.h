@@ -20,9 +20,16 @@ constexpr uint16_t round_stochastically(uint32_t float_bits, uint32_t random16) 
     return (uint16_t)(finite && !stays ? (float_bits + random16) >> 16 : high);
 }
 
-// the nearest bfloat16, ties to even: the "random" number that makes it so
-constexpr uint16_t round_to_nearest(uint32_t float_bits) {
-    return round_stochastically(float_bits, 0x7fffu + (float_bits >> 16 & 1u));
+// The "random" number that makes it the nearest bfloat16, of two the one further from zero. (Of a tie to even nobody could
+// tell from the result which way it went.)
+constexpr uint32_t kToNearest = 0x8000;
+
+// The float again, from what it was rounded to, its own lower half, and the same random number. Of the numbers from 2^-7
+// below the largest bfloat16 up to that one, some come back 2^-8 too large; NaN comes back as a NaN.
+constexpr uint32_t unrounded(uint16_t rounded, uint16_t low, uint32_t random16) {
+    const bool stays = (rounded & 0x7fffu) == 0x7f7fu && low < 0x8000u;
+    const uint32_t high = rounded - (!stays && low + random16 > 0xffffu ? 1u : 0u);
+    return high << 16 | low;
 }
 
 // random16 of the elements 4 quad ... 4 quad + 3 of a tensor, counted in file order over all layers, after

@@ -132,11 +132,13 @@ StepDecision make_decision(const UpdateCase& c, bool skipped) {
             .skipped = skipped};
 }
 
-// Device memory of one tensor; weights are param for fp32, master for bf16.
+// Device memory of one tensor; weights are param for fp32, and for bf16 split into param and low before an update, and joined
+// after it.
 template <typename T, typename Grad>
 struct Tensors {
     DeviceArray<float> weights, m, v;
     DeviceArray<T> param;
+    DeviceArray<uint16_t> low;
     DeviceArray<Grad> grad;
     explicit Tensors(int64_t n) : Tensors(n, squared(floats(n, 3, 0.01))) {}
     Tensors(int64_t n, const Floats& second)
@@ -144,6 +146,7 @@ struct Tensors {
           m(floats(n, 2, 0.01)),
           v(second),
           param(floats(n, 4)),
+          low(std::vector<uint16_t>(n, 0x1234)),
           grad(floats(n, 5, 0.01)) {}
     static Floats squared(Floats x) {
         for (float& y : x) { y *= y; }
@@ -151,18 +154,25 @@ struct Tensors {
     }
     // second_stride: from one copy's second moments to the next one's
     void update(const UpdateCase& c, const DeviceArray<StepDecision>& decision, int64_t second_stride = 0) {
-        T* weights_out = param.data();
-        float* master = weights.data();
-        if constexpr (std::is_same_v<T, float>) {
-            weights_out = weights.data();
-            master = nullptr;
+        constexpr bool single = std::is_same_v<T, float>;
+        StepDecision before = decision.download()[0];
+        before.updates -= !before.skipped;
+        const DeviceArray<StepDecision> then(std::vector<StepDecision>{before});
+        if constexpr (!single) {
+            split_weights(param.data(), low.data(), weights.data(), c.tensor, then.data(), kRoundingSeed, kStream);
         }
+        T* weights_out = param.data();
+        if constexpr (single) { weights_out = weights.data(); }
         DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(kParams, 1)});
         DeviceArray<AdamWPiece> pieces(
             adamw_pieces(c.tensor, c.decay > 0, second_stride ? second_stride : c.tensor.stride));
-        adamw_update(weights_out, master, m.data(), v.data(), grad.data(), pieces.data(), pieces.size(),
-                     decision.data(), inputs.data(), {kParams.beta1, kParams.beta2, kParams.eps},
-                     kRoundingSeed, kStream);
+        adamw_update(weights_out, single ? nullptr : low.data(), m.data(), v.data(), grad.data(), pieces.data(),
+                     pieces.size(), decision.data(), inputs.data(),
+                     {kParams.beta1, kParams.beta2, kParams.eps}, kRoundingSeed, kStream);
+        if constexpr (!single) {
+            join_weights(weights.data(), param.data(), low.data(), c.tensor, decision.data(), kRoundingSeed,
+                         kStream);
+        }
         expect_unchanged("adamw_update", inputs, pieces);
     }
 };
@@ -213,16 +223,14 @@ void check_update(const UpdateCase& c) {
     expect_unchanged("adamw_update " + shape, t.grad, decision);
 }
 
-// What the device must have made of master, bit for bit; between the copies what was there.
-std::vector<bf16> rounded_as_due(const UpdateCase& c, const std::vector<float>& master,
+// What the device must have made of the weights, bit for bit; between the copies what was there.
+std::vector<bf16> rounded_as_due(const UpdateCase& c, const std::vector<float>& weights,
                                  std::vector<bf16> param, int64_t updates) {
     for (size_t i = 0; i < param.size(); i++) {
         if (c.inside(i) < 0) { continue; }
-        uint32_t bits = std::bit_cast<uint32_t>(master[i]);
-        uint16_t due = updates == 0 ? round_to_nearest(bits)
-                                    : round_stochastically(bits, rounding_bits(kRoundingSeed, c.tensor.tensor,
-                                                                               updates, c.number(i)));
-        param[i] = std::bit_cast<bf16>(due);
+        const uint32_t random =
+            updates == 0 ? kToNearest : rounding_bits(kRoundingSeed, c.tensor.tensor, updates, c.number(i));
+        param[i] = std::bit_cast<bf16>(round_stochastically(std::bit_cast<uint32_t>(weights[i]), random));
     }
     return param;
 }
@@ -234,16 +242,22 @@ void check_stochastic_rounding(const UpdateCase& c) {
     DeviceArray<StepDecision> decision(std::vector<StepDecision>{d});
     t.update(c, decision);
     std::string shape = type_names<bf16, Grad>() + " " + c.text();
-    std::vector<float> master = t.weights.download();
+    const std::vector<float> weights = t.weights.download();
     expect_same("adamw_update param " + shape, t.param,
-                rounded_as_due(c, master, t.param.uploaded(), c.updates));
+                rounded_as_due(c, weights, t.param.uploaded(), c.updates));
     for (int64_t updates : {c.updates, (int64_t)0}) {
         d.updates = updates;
         DeviceArray<StepDecision> then(std::vector<StepDecision>{d});
         DeviceArray<bf16> again(floats(c.elements(), 4));
-        round_parameters(again.data(), t.weights.data(), c.tensor, then.data(), kRoundingSeed, kStream);
-        expect_same("round_parameters param " + shape, again,
-                    rounded_as_due(c, master, again.uploaded(), updates));
+        DeviceArray<uint16_t> low(std::vector<uint16_t>(c.elements(), 0x1234));
+        DeviceArray<float> joined(t.weights.uploaded());
+        split_weights(again.data(), nullptr, t.weights.data(), c.tensor, then.data(), kRoundingSeed, kStream);
+        expect_same("split_weights param " + shape, again,
+                    rounded_as_due(c, weights, again.uploaded(), updates));
+        split_weights(again.data(), low.data(), t.weights.data(), c.tensor, then.data(), kRoundingSeed, kStream);
+        join_weights(joined.data(), again.data(), low.data(), c.tensor, then.data(), kRoundingSeed, kStream);
+        expect_same("join_weights weights " + shape, joined, weights);
+        check_guards("split_weights low " + shape, low);
     }
 }
 
@@ -424,7 +438,7 @@ TEST_CASE("stochastic rounding: the mean is the number") {
             DeviceArray<bf16> param(n);
             DeviceArray<StepDecision> decision(std::vector<StepDecision>{{9, 0, 0, 1, 0, 1, 0}});
             AdamWTensor tensor{kWte, n, 1, 0};
-            round_parameters(param.data(), master.data(), tensor, decision.data(), kRoundingSeed, kStream);
+            split_weights(param.data(), nullptr, master.data(), tensor, decision.data(), kRoundingSeed, kStream);
             double up = 0, exact = (x / base - 1.0) * 0x1p7;
             bool neighbours = true;
             for (bf16 y : param.download()) {

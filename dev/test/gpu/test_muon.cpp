@@ -117,12 +117,22 @@ void check_direction(const Case& c) {
 template <typename T>
 struct Weights {
     static constexpr bool kSingle = std::is_same_v<T, float>;
-    DeviceArray<float> weights;  // in fp32 these are param
+    DeviceArray<float> weights;  // in fp32 these are param; in bf16 split before an update, and joined after it
     DeviceArray<T> param, x;
+    DeviceArray<uint16_t> low;
     explicit Weights(const Case& c)
         : weights(floats(kSingle ? c.param_elements() : c.elements(), 4)),
           param(floats(c.param_elements(), 5)),
-          x(floats(c.directions(), 6, 1 / std::sqrt(c.shape.cols))) {}
+          x(floats(c.directions(), 6, 1 / std::sqrt(c.shape.cols))),
+          low(std::vector<uint16_t>(c.elements(), 0x1234)) {}
+    // f(param, low, weights, shape) for each matrix
+    template <typename Visit>
+    void for_each_matrix(const Case& c, Visit visit) {
+        for (int k = 0; k < c.shape.count(); k++) {
+            visit(param.data() + c.param(k), low.data() + c.at(k), weights.data() + c.at(k),
+                  AdamWTensor{c.shape.tensor, c.shape.size(), 1, 0, c.number(k)});
+        }
+    }
     void run(const Case& c, const DeviceArray<StepDecision>& decision) {
         DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(kParams, 1)});
         const DeviceArray<MuonCopy> copies(c.copies());
@@ -130,8 +140,17 @@ struct Weights {
             muon_update<float>(weights.data(), nullptr, x.data(), c.with(copies), decision.data(),
                                inputs.data(), kSeed, kStream);
         } else {
-            muon_update(param.data(), weights.data(), x.data(), c.with(copies), decision.data(),
-                        inputs.data(), kSeed, kStream);
+            StepDecision before = decision.download()[0];
+            before.updates -= !before.skipped;
+            const DeviceArray<StepDecision> then(std::vector<StepDecision>{before});
+            for_each_matrix(c, [&](bf16* p, uint16_t* l, float* w, const AdamWTensor& shape) {
+                split_weights(p, l, w, shape, then.data(), kSeed, kStream);
+            });
+            muon_update(param.data(), low.data(), x.data(), c.with(copies), decision.data(), inputs.data(), kSeed,
+                        kStream);
+            for_each_matrix(c, [&](bf16* p, uint16_t* l, float* w, const AdamWTensor& shape) {
+                join_weights(w, p, l, shape, decision.data(), kSeed, kStream);
+            });
         }
         expect_unchanged("muon_update", inputs);
     }
