@@ -118,12 +118,16 @@ private:
     const NormChunk* chunks_here() const { return state_.chunk_table + chunk_begins_[rank_]; }
     int64_t chunk_count_here() const { return chunk_begins_[rank_ + 1] - chunk_begins_[rank_]; }
     float* array(State s) const {
-        return s == State::kParameter ? (float*)state_.params : s == State::kFirstMoment ? state_.m : state_.v;
+        return s == State::kParameter     ? (float*)state_.params
+               : s == State::kFirstMoment ? state_.m
+                                          : state_.v;
     }
     // Room for fp32 weights on their way, in place of gradients; how many; its end: zeros again, as no kernel writes the
     // gaps between gradients.
     float* room() const { return (float*)state_.grads; }
-    int64_t most_in_room() const { return shares_.elements() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float); }
+    int64_t most_in_room() const {
+        return shares_.elements() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);
+    }
     void leave_room(int64_t used) const { check(cudaMemsetAsync(room(), 0, used * sizeof(float), stream_)); }
     const float* kept_values(State s, int64_t first, int64_t n) const;
     template <typename X>

@@ -33,8 +33,8 @@ void GPT2Optimizer<T, Grad>::load_weights(int tensor, int64_t number, int64_t el
             upload(room(), values.data() + k, n);
             auto split = [&](int64_t begin, int64_t end, uint16_t* low) {
                 const AdamWTensor shape = {tensor, end - begin, 1, 0, number + begin - element};
-                split_weights(state_.params + begin, low, room() + begin - element - k, shape, state_.decision,
-                              seed_, stream_);
+                split_weights(state_.params + begin, low, room() + begin - element - k, shape,
+                              state_.decision, seed_, stream_);
             };
             if (shares_.shard) { split(element + k, element + k + n, nullptr); }
             shares_.for_each_kept(rank_, element + k, n, [&](const SharePart& part) {
@@ -52,9 +52,10 @@ void GPT2Optimizer<T, Grad>::save_weights(int tensor, int64_t number, int64_t el
         for (int64_t k = 0, n = 0; k < (int64_t)values.size(); k += n) {
             n = std::min(most_in_room(), (int64_t)values.size() - k);
             const AdamWTensor shape = {tensor, n, 1, 0, number + k};
-            join_weights(room(), state_.params + element + k, state_.low + element + k, shape, state_.decision,
-                         seed_, stream_);
-            check(cudaMemcpyAsync(values.data() + k, room(), n * sizeof(float), cudaMemcpyDeviceToHost, stream_));
+            join_weights(room(), state_.params + element + k, state_.low + element + k, shape,
+                         state_.decision, seed_, stream_);
+            check(cudaMemcpyAsync(values.data() + k, room(), n * sizeof(float), cudaMemcpyDeviceToHost,
+                                  stream_));
             leave_room(n);
         }
         check(cudaStreamSynchronize(stream_));
@@ -69,15 +70,16 @@ const float* GPT2Optimizer<T, Grad>::kept_values(State s, int64_t first, int64_t
         for (int t = 0; t < kNumTensors; t++) {
             for_each_piece(config_, layout_, t, 0, tensor_total(config_, t),
                            [&](int64_t element, int64_t number, int64_t size) {
-                shares_.for_each_kept(rank_, element, size, [&](const SharePart& part) {
-                    const int64_t lo = std::max(first, part.kept), hi = std::min(first + n, part.kept + part.size());
-                    if (lo >= hi) { return; }
-                    const int64_t at = part.begin + lo - part.kept;
-                    const AdamWTensor shape = {t, hi - lo, 1, 0, number + at - element};
-                    join_weights(room() + lo - first, state_.params + at, state_.low + lo, shape, state_.decision,
-                                 seed_, stream_);
-                });
-            });
+                               shares_.for_each_kept(rank_, element, size, [&](const SharePart& part) {
+                                   const int64_t lo = std::max(first, part.kept),
+                                                 hi = std::min(first + n, part.kept + part.size());
+                                   if (lo >= hi) { return; }
+                                   const int64_t at = part.begin + lo - part.kept;
+                                   const AdamWTensor shape = {t, hi - lo, 1, 0, number + at - element};
+                                   join_weights(room() + lo - first, state_.params + at, state_.low + lo,
+                                                shape, state_.decision, seed_, stream_);
+                               });
+                           });
         }
     }
     return room();
@@ -93,16 +95,17 @@ void GPT2Optimizer<T, Grad>::set_updates(int64_t updates) {
         for (int t = 0; t < kNumTensors && !shares_.shard; t++) {
             for_each_piece(config_, layout_, t, 0, tensor_total(config_, t),
                            [&](int64_t element, int64_t number, int64_t size) {
-                for (int64_t k = 0, n = 0; k < size; k += n) {
-                    n = std::min(most_in_room(), size - k);
-                    const AdamWTensor shape = {t, n, 1, 0, number + k};
-                    T* param = state_.params + element + k;
-                    uint16_t* low = state_.low + element + k;
-                    join_weights(room(), param, low, shape, state_.decision, seed_, stream_);
-                    split_weights(param, low, room(), shape, (const StepDecision*)later.data(), seed_, stream_);
-                    leave_room(n);
-                }
-            });
+                               for (int64_t k = 0, n = 0; k < size; k += n) {
+                                   n = std::min(most_in_room(), size - k);
+                                   const AdamWTensor shape = {t, n, 1, 0, number + k};
+                                   T* param = state_.params + element + k;
+                                   uint16_t* low = state_.low + element + k;
+                                   join_weights(room(), param, low, shape, state_.decision, seed_, stream_);
+                                   split_weights(param, low, room(), shape, (const StepDecision*)later.data(),
+                                                 seed_, stream_);
+                                   leave_room(n);
+                               }
+                           });
         }
     }
     upload(state_.decision, &now, 1);

@@ -67,7 +67,8 @@ struct Kept {
     uint16_t* low;
 
     // as they were rounded after `updates` updates
-    __device__ Four<float> load(int64_t i, int64_t n, uint64_t seed, int tensor, int64_t updates, int64_t quad) const {
+    __device__ Four<float> load(int64_t i, int64_t n, uint64_t seed, int tensor, int64_t updates,
+                                int64_t quad) const {
         if constexpr (std::is_same_v<T, float>) {
             return load_within<Four<float>>(param, i, n);
         } else {
@@ -83,8 +84,8 @@ struct Kept {
             return x;
         }
     }
-    __device__ void store(int64_t i, int64_t n, const Four<float>& x, uint64_t seed, int tensor, int64_t updates,
-                          int64_t quad) const {
+    __device__ void store(int64_t i, int64_t n, const Four<float>& x, uint64_t seed, int tensor,
+                          int64_t updates, int64_t quad) const {
         if constexpr (std::is_same_v<T, float>) {
             store_within(param, i, n, x);
         } else {
@@ -114,8 +115,7 @@ __global__ void adamw_update_kernel(T* param, uint16_t* low, float* m, float* v,
     if (decision->skipped || i >= piece.size) { return; }
     float grad_scale = decision->grad_scale, step = decision->step_size, correct2 = decision->correct2;
     const float keep = inputs->keep[piece.decays];
-    const Kept<T> weights = {param + piece.at,
-                             std::is_same_v<T, float> ? nullptr : low + piece.kept};
+    const Kept<T> weights = {param + piece.at, std::is_same_v<T, float> ? nullptr : low + piece.kept};
     const int64_t updates = decision->updates;
 
     auto m4 = load_within<Four<float>>(m + piece.kept, i, piece.size);
@@ -138,8 +138,8 @@ __device__ Kept<__nv_bfloat16> at_offset(__nv_bfloat16* param, uint16_t* low, in
     return {param + offset, low == nullptr ? nullptr : low + offset};
 }
 
-__global__ void split_weights_kernel(__nv_bfloat16* param, uint16_t* low, const float* weights, AdamWTensor shape,
-                                     const StepDecision* decision, uint64_t seed) {
+__global__ void split_weights_kernel(__nv_bfloat16* param, uint16_t* low, const float* weights,
+                                     AdamWTensor shape, const StepDecision* decision, uint64_t seed) {
     auto [quad, i, offset] = place_of_thread(shape);
     if (i >= shape.size) { return; }
     const auto x = load_within<Four<float>>(weights + offset, i, shape.size);
@@ -150,8 +150,9 @@ __global__ void join_weights_kernel(float* weights, __nv_bfloat16* param, uint16
                                     const StepDecision* decision, uint64_t seed) {
     auto [quad, i, offset] = place_of_thread(shape);
     if (i >= shape.size) { return; }
-    store_within(weights + offset, i, shape.size,
-                 at_offset(param, low, offset).load(i, shape.size, seed, shape.tensor, decision->updates, quad));
+    store_within(
+        weights + offset, i, shape.size,
+        at_offset(param, low, offset).load(i, shape.size, seed, shape.tensor, decision->updates, quad));
 }
 
 dim3 grid_of(const AdamWTensor& shape) {
@@ -177,9 +178,10 @@ void adamw_update(T* param, uint16_t* low, float* m, float* v, const Grad* grad,
     if (n == 0) { return; }
     const Constants k = {(float)constants.beta1, (float)constants.beta2, (float)(1 - constants.beta1),
                          (float)(1 - constants.beta2), (float)constants.eps};
-    require((low == nullptr) == std::is_same_v<T, float>, "adamw_update: bf16 weights alone have lower halves");
-    adamw_update_kernel<<<grid_x(n * kPieceBlocks), kBlock, 0, stream>>>(param, low, m, v, grad, pieces, decision,
-                                                                         inputs, k, seed);
+    require((low == nullptr) == std::is_same_v<T, float>,
+            "adamw_update: bf16 weights alone have lower halves");
+    adamw_update_kernel<<<grid_x(n * kPieceBlocks), kBlock, 0, stream>>>(param, low, m, v, grad, pieces,
+                                                                         decision, inputs, k, seed);
     check_launch();
 }
 
@@ -193,16 +195,16 @@ void split_weights(__nv_bfloat16* param, uint16_t* low, const float* weights, co
 void join_weights(float* weights, const __nv_bfloat16* param, const uint16_t* low, const AdamWTensor& shape,
                   const StepDecision* decision, uint64_t seed, cudaStream_t stream) {
     if (is_empty(shape)) { return; }
-    join_weights_kernel<<<grid_of(shape), kBlock, 0, stream>>>(weights, const_cast<__nv_bfloat16*>(param),
-                                                               const_cast<uint16_t*>(low), shape, decision, seed);
+    join_weights_kernel<<<grid_of(shape), kBlock, 0, stream>>>(
+        weights, const_cast<__nv_bfloat16*>(param), const_cast<uint16_t*>(low), shape, decision, seed);
     check_launch();
 }
 
 template void adamw_update(float*, uint16_t*, float*, float*, const float*, const AdamWPiece*, int64_t,
                            const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
                            cudaStream_t);
-template void adamw_update(__nv_bfloat16*, uint16_t*, float*, float*, const float*, const AdamWPiece*, int64_t,
-                           const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
+template void adamw_update(__nv_bfloat16*, uint16_t*, float*, float*, const float*, const AdamWPiece*,
+                           int64_t, const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
                            cudaStream_t);
 template void adamw_update(__nv_bfloat16*, uint16_t*, float*, float*, const __nv_bfloat16*, const AdamWPiece*,
                            int64_t, const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,

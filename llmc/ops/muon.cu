@@ -170,7 +170,8 @@ template <typename T>
 void muon_update(T* param, uint16_t* low, const T* x, const MuonTensor& shape, const StepDecision* decision,
                  const StepInputs* inputs, uint64_t seed, cudaStream_t stream) {
     const dim3 grid = grid_of(shape);
-    require((low == nullptr) == std::is_same_v<T, float>, "muon_update: bf16 weights alone have lower halves");
+    require((low == nullptr) == std::is_same_v<T, float>,
+            "muon_update: bf16 weights alone have lower halves");
     const double scale = muon_scale(shape.rows, shape.cols);
     for_width(shape, [&](auto width) {
         constexpr int kWide = decltype(width)::value;

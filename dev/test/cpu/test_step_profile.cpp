@@ -161,9 +161,9 @@ TEST_CASE("profile: the work of a step, and its floors") {
     CHECK(muon.work.muon_flop == 12 * 300 * channels * channels * channels);
     const auto muon_floors = floors_of(muon);
     CHECK(muon_floors[(int)Part::kMuonProducts].ms == doctest::Approx(muon.work.muon_flop * 1e-12));
-    CHECK(muon_floors[(int)Part::kMuon].ms == doctest::Approx(matrices * (14 + 12) * 1e-10));
+    CHECK(muon_floors[(int)Part::kMuon].ms == doctest::Approx(matrices * (14 + 10) * 1e-10));
     CHECK(muon_floors[(int)Part::kAdamW].ms ==
-          doctest::Approx(floors[(int)Part::kAdamW].ms - matrices * 30 * 1e-10));
+          doctest::Approx(floors[(int)Part::kAdamW].ms - matrices * 28 * 1e-10));
     CHECK(floors[(int)Part::kMuon].ms + floors[(int)Part::kMuonProducts].ms == 0);
     // what moves a tensor is slower than what computes it
     for (StreamRoof& roof : p.roofs) { roof.bytes_per_s = 1e9; }

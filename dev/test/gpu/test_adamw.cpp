@@ -159,15 +159,16 @@ struct Tensors {
         before.updates -= !before.skipped;
         const DeviceArray<StepDecision> then(std::vector<StepDecision>{before});
         if constexpr (!single) {
-            split_weights(param.data(), low.data(), weights.data(), c.tensor, then.data(), kRoundingSeed, kStream);
+            split_weights(param.data(), low.data(), weights.data(), c.tensor, then.data(), kRoundingSeed,
+                          kStream);
         }
         T* weights_out = param.data();
         if constexpr (single) { weights_out = weights.data(); }
         DeviceArray<StepInputs> inputs(std::vector<StepInputs>{step_inputs(kParams, 1)});
         DeviceArray<AdamWPiece> pieces(
             adamw_pieces(c.tensor, c.decay > 0, second_stride ? second_stride : c.tensor.stride));
-        adamw_update(weights_out, single ? nullptr : low.data(), m.data(), v.data(), grad.data(), pieces.data(),
-                     pieces.size(), decision.data(), inputs.data(),
+        adamw_update(weights_out, single ? nullptr : low.data(), m.data(), v.data(), grad.data(),
+                     pieces.data(), pieces.size(), decision.data(), inputs.data(),
                      {kParams.beta1, kParams.beta2, kParams.eps}, kRoundingSeed, kStream);
         if constexpr (!single) {
             join_weights(weights.data(), param.data(), low.data(), c.tensor, decision.data(), kRoundingSeed,
@@ -254,7 +255,8 @@ void check_stochastic_rounding(const UpdateCase& c) {
         split_weights(again.data(), nullptr, t.weights.data(), c.tensor, then.data(), kRoundingSeed, kStream);
         expect_same("split_weights param " + shape, again,
                     rounded_as_due(c, weights, again.uploaded(), updates));
-        split_weights(again.data(), low.data(), t.weights.data(), c.tensor, then.data(), kRoundingSeed, kStream);
+        split_weights(again.data(), low.data(), t.weights.data(), c.tensor, then.data(), kRoundingSeed,
+                      kStream);
         join_weights(joined.data(), again.data(), low.data(), c.tensor, then.data(), kRoundingSeed, kStream);
         expect_same("join_weights weights " + shape, joined, weights);
         check_guards("split_weights low " + shape, low);
@@ -438,7 +440,8 @@ TEST_CASE("stochastic rounding: the mean is the number") {
             DeviceArray<bf16> param(n);
             DeviceArray<StepDecision> decision(std::vector<StepDecision>{{9, 0, 0, 1, 0, 1, 0}});
             AdamWTensor tensor{kWte, n, 1, 0};
-            split_weights(param.data(), nullptr, master.data(), tensor, decision.data(), kRoundingSeed, kStream);
+            split_weights(param.data(), nullptr, master.data(), tensor, decision.data(), kRoundingSeed,
+                          kStream);
             double up = 0, exact = (x / base - 1.0) * 0x1p7;
             bool neighbours = true;
             for (bf16 y : param.download()) {

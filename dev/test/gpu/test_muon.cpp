@@ -117,7 +117,8 @@ void check_direction(const Case& c) {
 template <typename T>
 struct Weights {
     static constexpr bool kSingle = std::is_same_v<T, float>;
-    DeviceArray<float> weights;  // in fp32 these are param; in bf16 split before an update, and joined after it
+    DeviceArray<float>
+        weights;  // in fp32 these are param; in bf16 split before an update, and joined after it
     DeviceArray<T> param, x;
     DeviceArray<uint16_t> low;
     explicit Weights(const Case& c)
@@ -146,8 +147,8 @@ struct Weights {
             for_each_matrix(c, [&](bf16* p, uint16_t* l, float* w, const AdamWTensor& shape) {
                 split_weights(p, l, w, shape, then.data(), kSeed, kStream);
             });
-            muon_update(param.data(), low.data(), x.data(), c.with(copies), decision.data(), inputs.data(), kSeed,
-                        kStream);
+            muon_update(param.data(), low.data(), x.data(), c.with(copies), decision.data(), inputs.data(),
+                        kSeed, kStream);
             for_each_matrix(c, [&](bf16* p, uint16_t* l, float* w, const AdamWTensor& shape) {
                 join_weights(w, p, l, shape, decision.data(), kSeed, kStream);
             });
