@@ -2,18 +2,21 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "llmc/cuda/check.cuh"
+#include "llmc/cuda/graph_fills.cuh"
 
 namespace llmc {
 
 class Recording {
 public:
     // What enqueue(*this) puts on the stream, with the arguments that it has now. Nothing runs. Its kernels
-    // must have run before, as a recording may not load them.
+    // must have run before, as a recording may not load them. Fills in `places`: see fill_first().
     template <typename Enqueue>
-    Recording(cudaStream_t stream, const Enqueue& enqueue) : stream_(stream) {
+    Recording(cudaStream_t stream, const Enqueue& enqueue, std::span<std::byte> places = {})
+        : stream_(stream), places_(places) {
         begin();
         enqueue(*this);
         end(nullptr);
@@ -34,6 +37,7 @@ public:
 private:
     struct Destroy {
         void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
+        void operator()(cudaGraph_t graph) const { cudaGraphDestroy(graph); }
     };
     struct Part {
         std::unique_ptr<CUgraphExec_st, Destroy> graph;  // null: no launches
@@ -42,18 +46,19 @@ private:
 
     void begin() const { check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal)); }
     void end(std::function<void()> call) {
-        cudaGraph_t recorded = nullptr;
+        cudaGraph_t captured = nullptr;
         cudaGraphExec_t graph = nullptr;
         size_t launches = 0;
-        check(cudaStreamEndCapture(stream_, &recorded));
-        cudaError_t status = cudaGraphGetNodes(recorded, nullptr, &launches);
-        if (status == cudaSuccess && launches > 0) { status = cudaGraphInstantiate(&graph, recorded, 0); }
-        cudaGraphDestroy(recorded);
-        check(status);
+        check(cudaStreamEndCapture(stream_, &captured));
+        const std::unique_ptr<CUgraph_st, Destroy> recorded(captured);
+        fill_first(captured, places_);
+        check(cudaGraphGetNodes(captured, nullptr, &launches));
+        if (launches > 0) { check(cudaGraphInstantiate(&graph, captured, 0)); }
         parts_.push_back({std::unique_ptr<CUgraphExec_st, Destroy>(graph), std::move(call)});
     }
 
     cudaStream_t stream_;
+    std::span<std::byte> places_;
     std::vector<Part> parts_;
 };
 

@@ -171,13 +171,16 @@ void GPT2<T, Grad>::Impl::enqueue(const Batch& batch, const StepInputs& inputs, 
         launch(s);
     } else {
         if (graph->second == nullptr) {
-            graph->second = std::make_unique<Recording>(stream, [&](Recording& recording) {
+            const auto record = [&](Recording& recording) {
                 optimizer.recording = &recording;
                 network.recording = true;
                 launch(s);
                 network.recording = false;
                 optimizer.recording = nullptr;
-            });
+            };
+            const std::span places((std::byte*)mem.small_workspaces,
+                                   Matmul::kSmallWorkspaces * Matmul::kSmallWorkspace);
+            graph->second = std::make_unique<Recording>(stream, record, places);
         }
         graph->second->repeat();
     }

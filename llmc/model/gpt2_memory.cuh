@@ -38,6 +38,7 @@ struct GPT2Memory : GPT2State<T, Grad> {
     float* losses;           // (N)
     int32_t* predicted;      // (N)
     void *feed, *workspace;  // TokenFeed's, cuBLASLt's
+    void* small_workspaces;  // likewise, of a few bytes each
     void* scratch;           // what any op needs for itself
     void *branch_workspace, *branch_scratch;  // of weight gradients beside the rest; null: there are none
     void* branch_sums[2];                     // there: scratch of a block's layernorms
@@ -81,6 +82,7 @@ private:
         predicted = arena.take<int32_t>(N);
         feed = arena.take<char>(TokenFeed::bytes(N));
         workspace = muon.workspace = arena.take<char>(Matmul::kWorkspace);
+        small_workspaces = arena.take<char>(Matmul::kSmallWorkspaces * Matmul::kSmallWorkspace);
         scratch = arena.take<char>((int64_t)std::max(
             {encoder_backward_scratch(B, seq_len, c.channels, c.vocab_size),
              layernorm_backward_scratch(c.channels), bias_backward_scratch(4 * c.channels),

@@ -29,7 +29,12 @@ struct GPT2Network {
     bool recording = false;  // what is queued is recorded
 
     GPT2Network(const GPT2Config& c, const ModelSettings& s, const Memory& memory, cudaStream_t stream)
-        : config(c), settings(s), layout(c), mem(memory), stream(stream), matmul(mem.workspace, s.tf32) {
+        : config(c),
+          settings(s),
+          layout(c),
+          mem(memory),
+          stream(stream),
+          matmul(mem.workspace, s.tf32, mem.small_workspaces) {
         if (mem.branch_workspace != nullptr) {
             branch.emplace(stream);
             matmul.also_on(branch->stream(), mem.branch_workspace);

@@ -27,6 +27,8 @@ struct Matmul::Impl {
     cublasLtHandle_t handle = nullptr;
     void* workspace;
     bool tf32;
+    char* small;
+    size_t turn = 0;  // of the small workspaces
     cudaStream_t second_stream = nullptr;
     void* second_workspace = nullptr;
     std::map<MatmulKind, Plan> plans;
@@ -59,11 +61,17 @@ struct Matmul::Impl {
         if (aux != nullptr) { way.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux); }
         if (search) { return search->run(handle, product.kind(), way, d, a, b, workspace, stream); }
         const bool second = second_workspace != nullptr && stream == second_stream;
+        const size_t needs = way.workspace_bytes();
+        if (small != nullptr && !second && needs > 0 && needs <= kSmallWorkspace) {
+            void* mine = small + kSmallWorkspace * (turn++ % kSmallWorkspaces);
+            return way.run(handle, d, a, b, product.accumulate, mine, stream, kSmallWorkspace);
+        }
         way.run(handle, d, a, b, product.accumulate, second ? second_workspace : workspace, stream);
     }
 };
 
-Matmul::Matmul(void* workspace, bool tf32) : impl_(new Impl{.workspace = workspace, .tf32 = tf32}) {
+Matmul::Matmul(void* workspace, bool tf32, void* small)
+    : impl_(new Impl{.workspace = workspace, .tf32 = tf32, .small = (char*)small}) {
     matmul::check(cublasLtCreate(&impl_->handle));
 }
 Matmul::~Matmul() {

@@ -16,9 +16,12 @@ namespace llmc {
 class Matmul {
 public:
     static constexpr size_t kWorkspace = 64 << 20;  // bytes
+    static constexpr size_t kSmallWorkspace = 256, kSmallWorkspaces = 1024;
 
-    // workspace: kWorkspace bytes of device memory, 256-byte aligned, that outlive this; used by one stream
-    Matmul(void* workspace, bool tf32);
+    // workspace: kWorkspace bytes of device memory, 256-byte aligned, that outlive this; used by one stream.
+    // small: kSmallWorkspaces * kSmallWorkspace bytes likewise, or null. Products on that stream to which so little is enough
+    // take one after the other; cuBLASLt fills them with zero before each product, a recording all at its beginning.
+    Matmul(void* workspace, bool tf32, void* small = nullptr);
     void also_on(cudaStream_t stream, void* workspace);  // a second one, with its own workspace
     ~Matmul();
     Matmul(const Matmul&) = delete;

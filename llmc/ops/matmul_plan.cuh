@@ -71,6 +71,7 @@ public:
     Plan(const Plan&) = delete;
 
     bool usable() const { return usable_; }
+    size_t workspace_bytes() const { return choice_.workspaceSize; }  // that the algorithm needs
     template <typename Value>
     void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
         check(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)));

@@ -1,6 +1,9 @@
 // Steps whose launches are recorded once and repeated: each has the bits of the same step in a model that has
 // recorded nothing, whatever changes from step to step.
+#include "dev/test/gpu/device_array.h"
 #include "dev/test/gpu/gpu_model.h"
+#include "llmc/cuda/device_memory.cuh"
+#include "llmc/cuda/graph.cuh"
 #include "llmc/model/gpt2_network.cuh"
 
 using namespace llmc;
@@ -91,6 +94,58 @@ TEST_CASE_TEMPLATE("gpu graphs: each step as in a model that has recorded nothin
     }
     check_steps<Model>({.groups = 2});
     check_steps<Model>({.muon = true});
+}
+
+// Each place is filled with zero and copied; the last copy waits for a second stream, too. Behind each, other bytes come into
+// the place, as a kernel leaves it.
+TEST_CASE(
+    "gpu graphs: fills of a few bytes become one at the beginning, and places are as if each had its own") {
+    constexpr int kPlaces = 5, kBytes = 256;
+    const Stream stream, beside;
+    Event forked, joined;
+    gpu_test::DeviceArray<uint8_t> places(std::vector<uint8_t>(kPlaces * kBytes, 0xa5)),
+        copies(std::vector<uint8_t>(kPlaces * kBytes, 0x5a)), other(std::vector<uint8_t>(kBytes, 0xc3));
+    size_t nodes = 0;
+    const auto record = [&](int distinct) {
+        check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        for (int k = 0; k < kPlaces; k++) {
+            uint8_t* place = places.data() + k % distinct * kBytes;
+            if (k == 1) {
+                forked.record(stream);
+                forked.hold(beside);
+            }
+            if (k == kPlaces - 1) {
+                check(cudaMemcpyAsync(other.data(), copies.data(), 8, cudaMemcpyDeviceToDevice, beside));
+                joined.record(beside);
+                joined.hold(stream);
+            }
+            check(cudaMemsetAsync(place, 0, 8, stream));
+            check(cudaMemcpyAsync(copies.data() + k * kBytes, place, 8, cudaMemcpyDeviceToDevice, stream));
+            check(cudaMemsetAsync(place, 0xee, 8, stream));
+        }
+        cudaGraph_t recorded = nullptr;
+        check(cudaStreamEndCapture(stream, &recorded));
+        fill_first(recorded, {(std::byte*)places.data(), kPlaces * kBytes});
+        check(cudaGraphGetNodes(recorded, nullptr, &nodes));
+        return recorded;
+    };
+    cudaGraphDestroy(record(kPlaces - 1));
+    CHECK(nodes == 3 * kPlaces + 1);  // two have a place in common: all fills stay
+    cudaGraph_t recorded = record(kPlaces);
+    CHECK(nodes == 2 * kPlaces + 1 + 1);
+    cudaGraphExec_t graph = nullptr;
+    check(cudaGraphInstantiate(&graph, recorded, 0));
+    for (int repeat = 0; repeat < 3; repeat++) {
+        check(cudaMemsetAsync(copies.data(), 0x5a, kPlaces * kBytes, stream));
+        check(cudaGraphLaunch(graph, stream));
+        check(cudaStreamSynchronize(stream));
+        const std::vector<uint8_t> found = copies.download();
+        for (int k = 0; k < kPlaces * kBytes; k++) {
+            CHECK_MESSAGE(found[(size_t)k] == (k % kBytes < 8 ? 0 : 0x5a), strf("copy %d", k / kBytes));
+        }
+    }
+    cudaGraphExecDestroy(graph);
+    cudaGraphDestroy(recorded);
 }
 
 // A batch lies in one of two places, and every second one is smaller: in each place the first is launched, the second

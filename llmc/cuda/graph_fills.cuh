@@ -1,0 +1,95 @@
+// In a recorded graph: one fill at its beginning for many, each of which comes just before the kernel that needs it. What a
+// fill of a few bytes takes is the wait before and behind it.
+#pragma once
+#include <algorithm>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "llmc/cuda/check.cuh"
+
+namespace llmc {
+
+namespace graph {
+
+using Node = cudaGraphNode_t;
+using Edge = cudaGraphEdgeData;
+
+// as CUDA 12 and 13 have these calls
+inline cudaError_t list(cudaError_t (*get)(Node, Node*, size_t*), Node node, Node* found, Edge*, size_t* n) {
+    return get(node, found, n);
+}
+inline cudaError_t list(cudaError_t (*get)(Node, Node*, Edge*, size_t*), Node node, Node* found, Edge* edges,
+                        size_t* n) {
+    return get(node, found, edges, n);
+}
+inline cudaError_t connect(cudaError_t (*add)(cudaGraph_t, const Node*, const Node*, size_t),
+                           cudaGraph_t graph, Node from, Node to) {
+    return add(graph, &from, &to, 1);
+}
+inline cudaError_t connect(cudaError_t (*add)(cudaGraph_t, const Node*, const Node*, const Edge*, size_t),
+                           cudaGraph_t graph, Node from, Node to) {
+    return add(graph, &from, &to, nullptr, 1);
+}
+
+template <typename Get>
+std::vector<Node> neighbours(Get get, Node node) {
+    size_t n = 0;
+    check(list(get, node, nullptr, nullptr, &n));
+    std::vector<Node> found(n);
+    std::vector<Edge> edges(n);
+    if (n > 0) { check(list(get, node, found.data(), edges.data(), &n)); }
+    return found;
+}
+
+// takes a node out; what waited for it waits for what it waited for
+inline void take_out(cudaGraph_t graph, Node node) {
+    for (Node before : neighbours(cudaGraphNodeGetDependencies, node)) {
+        for (Node after : neighbours(cudaGraphNodeGetDependentNodes, node)) {
+            check(connect(cudaGraphAddDependencies, graph, before, after));
+        }
+    }
+    check(cudaGraphDestroyNode(node));
+}
+
+template <typename Get>
+std::vector<Node> nodes(Get get, cudaGraph_t graph) {
+    size_t n = 0;
+    check(get(graph, nullptr, &n));
+    std::vector<Node> found(n);
+    if (n > 0) { check(get(graph, found.data(), &n)); }
+    return found;
+}
+
+}  // namespace graph
+
+// Fills with zero that lie in `places` become one at the beginning of the graph, if each place has one. No kernel but the one
+// behind its fill may use a place.
+inline void fill_first(cudaGraph_t recorded, std::span<std::byte> places) {
+    std::vector<graph::Node> fills;
+    std::set<std::byte*> begins;
+    std::byte* end = nullptr;
+    for (graph::Node node : graph::nodes(cudaGraphGetNodes, recorded)) {
+        cudaGraphNodeType type;
+        check(cudaGraphNodeGetType(node, &type));
+        if (type != cudaGraphNodeTypeMemset) { continue; }
+        cudaMemsetParams fill;
+        check(cudaGraphMemsetNodeGetParams(node, &fill));
+        auto* begin = (std::byte*)fill.dst;
+        if (begin < places.data() || begin >= places.data() + places.size() || fill.value != 0) { continue; }
+        if (!begins.insert(begin).second) { return; }
+        fills.push_back(node);
+        end = std::max(end, begin + fill.width * fill.elementSize);
+    }
+    if (fills.size() < 2) { return; }
+    for (graph::Node fill : fills) { graph::take_out(recorded, fill); }
+    const auto roots = graph::nodes(cudaGraphGetRootNodes, recorded);
+    cudaMemsetParams all = {};
+    all.dst = *begins.begin(), all.elementSize = 1, all.height = 1;
+    all.width = (size_t)(end - *begins.begin());
+    graph::Node first;
+    check(cudaGraphAddMemsetNode(&first, recorded, nullptr, 0, &all));
+    for (graph::Node root : roots) { check(graph::connect(cudaGraphAddDependencies, recorded, first, root)); }
+}
+
+}  // namespace llmc
