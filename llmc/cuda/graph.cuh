@@ -2,21 +2,19 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/cuda/graph_fills.cuh"
 
 namespace llmc {
 
 class Recording {
 public:
     // What enqueue(*this) puts on the stream, with the arguments that it has now. Nothing runs. Its kernels
-    // must have run before, as a recording may not load them. Fills in `places`: see fill_first().
+    // must have run before, as a recording may not load them. edit: changes each graph before it can be repeated.
     template <typename Enqueue>
-    Recording(cudaStream_t stream, const Enqueue& enqueue, std::span<std::byte> places = {})
-        : stream_(stream), places_(places) {
+    Recording(cudaStream_t stream, const Enqueue& enqueue, std::function<void(cudaGraph_t)> edit = nullptr)
+        : stream_(stream), edit_(std::move(edit)) {
         begin();
         enqueue(*this);
         end(nullptr);
@@ -51,14 +49,14 @@ private:
         size_t launches = 0;
         check(cudaStreamEndCapture(stream_, &captured));
         const std::unique_ptr<CUgraph_st, Destroy> recorded(captured);
-        fill_first(captured, places_);
+        if (edit_) { edit_(captured); }
         check(cudaGraphGetNodes(captured, nullptr, &launches));
         if (launches > 0) { check(cudaGraphInstantiate(&graph, captured, 0)); }
         parts_.push_back({std::unique_ptr<CUgraphExec_st, Destroy>(graph), std::move(call)});
     }
 
     cudaStream_t stream_;
-    std::span<std::byte> places_;
+    std::function<void(cudaGraph_t)> edit_;
     std::vector<Part> parts_;
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "llmc/cuda/graph.cuh"
+#include "llmc/cuda/graph_fills.cuh"
 #include "llmc/model/gpt2.h"
 #include "llmc/model/gpt2_network.cuh"
 #include "llmc/model/gpt2_optimizer_state.cuh"
@@ -180,7 +181,8 @@ void GPT2<T, Grad>::Impl::enqueue(const Batch& batch, const StepInputs& inputs, 
             };
             const std::span places((std::byte*)mem.small_workspaces,
                                    Matmul::kSmallWorkspaces * Matmul::kSmallWorkspace);
-            graph->second = std::make_unique<Recording>(stream, record, places);
+            graph->second = std::make_unique<Recording>(stream, record,
+                                                        [=](cudaGraph_t g) { fill_first(g, places); });
         }
         graph->second->repeat();
     }

@@ -3,7 +3,7 @@
 #include "dev/test/gpu/device_array.h"
 #include "dev/test/gpu/gpu_model.h"
 #include "llmc/cuda/device_memory.cuh"
-#include "llmc/cuda/graph.cuh"
+#include "llmc/cuda/graph_fills.cuh"
 #include "llmc/model/gpt2_network.cuh"
 
 using namespace llmc;
