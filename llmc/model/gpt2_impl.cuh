@@ -181,8 +181,8 @@ void GPT2<T, Grad>::Impl::enqueue(const Batch& batch, const StepInputs& inputs, 
             };
             const std::span places((std::byte*)mem.small_workspaces,
                                    Matmul::kSmallWorkspaces * Matmul::kSmallWorkspace);
-            graph->second = std::make_unique<Recording>(stream, record,
-                                                        [=](cudaGraph_t g) { fill_first(g, places); });
+            graph->second =
+                std::make_unique<Recording>(stream, record, [=](cudaGraph_t g) { fill_first(g, places); });
         }
         graph->second->repeat();
     }
