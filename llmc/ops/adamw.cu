@@ -60,99 +60,118 @@ __device__ Place place_of_thread(const AdamWTensor& shape) {
     return {quad, 4 * quad - first, blockIdx.y * shape.stride};
 }
 
-// Four weights as they are kept. Half: of those in bf16; null for fp32, which is kept as it is.
 template <typename T>
-struct Kept {
-    T* param;
-    uint16_t* low;
+__device__ bool is_aligned(const T* quad) {
+    return reinterpret_cast<uintptr_t>(quad) % sizeof(Four<T>) == 0;
+}
 
-    // as they were rounded after `updates` updates
-    __device__ Four<float> load(int64_t i, int64_t n, uint64_t seed, int tensor, int64_t updates,
-                                int64_t quad) const {
-        if constexpr (std::is_same_v<T, float>) {
-            return load_within<Four<float>>(param, i, n);
-        } else {
-            const auto high = load_within<Four<T>>(param, i, n);
-            const auto half = load_within<Four<uint16_t>>(low, i, n);
-            const auto random = rounding_bits4(seed, tensor, updates, quad);
-            Four<float> x;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                x.at[j] = __uint_as_float(unrounded(__bfloat16_as_ushort(high.at[j]), half.at[j],
-                                                    updates == 0 ? kToNearest : random[j]));
-            }
-            return x;
-        }
-    }
-    __device__ void store(int64_t i, int64_t n, const Four<float>& x, uint64_t seed, int tensor,
-                          int64_t updates, int64_t quad) const {
-        if constexpr (std::is_same_v<T, float>) {
-            store_within(param, i, n, x);
-        } else {
-            const auto random = rounding_bits4(seed, tensor, updates, quad);
-            Four<T> high;
-            Four<uint16_t> half;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const uint32_t bits = __float_as_uint(x.at[j]);
-                high.at[j] =
-                    __ushort_as_bfloat16(round_stochastically(bits, updates == 0 ? kToNearest : random[j]));
-                half.at[j] = (uint16_t)bits;
-            }
-            store_within(param, i, n, high);
-            if (low != nullptr) { store_within(low, i, n, half); }
-        }
+// Of the elements of a quad, as they were drawn for update `updates`.
+struct RoundingBits {
+    std::array<uint32_t, 4> of_update;
+    bool to_nearest;
+    __device__ RoundingBits(uint64_t seed, int tensor, int64_t updates, int64_t quad)
+        : of_update(rounding_bits4(seed, tensor, updates, quad)), to_nearest(updates == 0) {}
+    __device__ uint32_t operator[](int j) const { return to_nearest ? kToNearest : of_update[j]; }
+};
+
+// A weight as it is kept: fp32 as it is, without a lower half.
+__device__ float joined(float param, const uint16_t*, uint32_t) { return param; }
+__device__ void split(float& param, uint16_t*, float weight, uint32_t) { param = weight; }
+
+__device__ float joined(__nv_bfloat16 param, const uint16_t* low, uint32_t random) {
+    return __uint_as_float(unrounded(__bfloat16_as_ushort(param), *low, random));
+}
+__device__ void split(__nv_bfloat16& param, uint16_t* low, float weight, uint32_t random) {
+    const uint32_t bits = __float_as_uint(weight);
+    param = __ushort_as_bfloat16(round_stochastically(bits, random));
+    *low = (uint16_t)bits;
+}
+
+// an element's; the same bits wherever it lies in a piece
+struct Update {
+    Constants k;
+    float grad_scale, step, correct2, keep;
+    template <typename T>
+    __device__ void operator()(float& m, float& v, float grad, T& param, uint16_t* low, uint32_t before,
+                               uint32_t now) const {
+        const float g = grad_scale * grad;
+        m = fmaf(k.beta1, m, k.new1 * g);
+        v = fmaf(k.beta2, v, k.new2 * g * g);
+        const float moved = step * m / fmaf(sqrtf(v), correct2, k.eps);
+        split(param, low, fmaf(keep, joined(param, low, before), -moved), now);
     }
 };
 
+// All vectors are asked for before any is waited for; elements one by one only where a piece ends within a quad, or an
+// array is unaligned.
 template <typename T, typename Grad>
 __global__ void adamw_update_kernel(T* param, uint16_t* low, float* m, float* v, const Grad* grad,
                                     const AdamWPiece* pieces, const StepDecision* decision,
                                     const StepInputs* inputs, Constants k, uint64_t seed) {
+    constexpr bool kHalves = !std::is_same_v<T, float>;
     const AdamWPiece piece = pieces[blockIdx.x / kPieceBlocks];
     const int64_t quad = piece.first / 4 + blockIdx.x % kPieceBlocks * kBlock + threadIdx.x;
-    const int64_t i = 4 * quad - piece.first;
-    if (decision->skipped || i >= piece.size) { return; }
-    float grad_scale = decision->grad_scale, step = decision->step_size, correct2 = decision->correct2;
-    const float keep = inputs->keep[piece.decays];
-    const Kept<T> weights = {param + piece.at, std::is_same_v<T, float> ? nullptr : low + piece.kept};
-    const int64_t updates = decision->updates;
-
-    auto m4 = load_within<Four<float>>(m + piece.kept, i, piece.size);
-    auto v4 = load_within<Four<float>>(v + piece.second, i, piece.size);
-    auto w4 = weights.load(i, piece.size, seed, piece.tensor, updates - 1, quad);
-    auto g4 = load_within<Four<Grad>>(grad + piece.kept, i, piece.size);
+    const int i = (int)(4 * quad - piece.first), n = piece.size;
+    if (decision->skipped || i >= n) { return; }
+    param += piece.at + i, m += piece.kept + i, v += piece.second + i, grad += piece.kept + i;
+    if (kHalves) { low += piece.kept + i; }
+    const bool whole = i >= 0 && i + 4 <= n && is_aligned(m) && is_aligned(v) && is_aligned(grad) &&
+                       is_aligned(param) && (!kHalves || is_aligned(low));
+    Four<float> m4, v4;
+    Four<T> param4;
+    Four<uint16_t> low4;
+    Four<Grad> grad4;
+    if (whole) {
+        m4 = *(const Four<float>*)m, v4 = *(const Four<float>*)v;
+        param4 = *(const Four<T>*)param, grad4 = *(const Four<Grad>*)grad;
+        if (kHalves) { low4 = *(const Four<uint16_t>*)low; }
+    }
+    const Update update = {k, decision->grad_scale, decision->step_size, decision->correct2,
+                           inputs->keep[piece.decays]};
+    const RoundingBits before(seed, piece.tensor, decision->updates - 1, quad),
+        now(seed, piece.tensor, decision->updates, quad);
+    if (!whole) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (i + j < 0 || i + j >= n) { continue; }
+            update(m[j], v[j], (float)grad[j], param[j], low + j, before[j], now[j]);
+        }
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        float g = grad_scale * (float)g4.at[j];
-        m4.at[j] = k.beta1 * m4.at[j] + k.new1 * g;
-        v4.at[j] = k.beta2 * v4.at[j] + k.new2 * g * g;
-        w4.at[j] = keep * w4.at[j] - step * m4.at[j] / (sqrtf(v4.at[j]) * correct2 + k.eps);
+        update(m4.at[j], v4.at[j], (float)grad4.at[j], param4.at[j], &low4.at[j], before[j], now[j]);
     }
-    store_within(m + piece.kept, i, piece.size, m4);
-    store_within(v + piece.second, i, piece.size, v4);
-    weights.store(i, piece.size, w4, seed, piece.tensor, updates, quad);
+    *(Four<float>*)m = m4, *(Four<float>*)v = v4, *(Four<T>*)param = param4;
+    if (kHalves) { *(Four<uint16_t>*)low = low4; }
 }
 
-__device__ Kept<__nv_bfloat16> at_offset(__nv_bfloat16* param, uint16_t* low, int64_t offset) {
-    return {param + offset, low == nullptr ? nullptr : low + offset};
-}
-
+// low: null, or the lower halves, too
 __global__ void split_weights_kernel(__nv_bfloat16* param, uint16_t* low, const float* weights,
                                      AdamWTensor shape, const StepDecision* decision, uint64_t seed) {
     auto [quad, i, offset] = place_of_thread(shape);
     if (i >= shape.size) { return; }
     const auto x = load_within<Four<float>>(weights + offset, i, shape.size);
-    at_offset(param, low, offset).store(i, shape.size, x, seed, shape.tensor, decision->updates, quad);
+    const RoundingBits random(seed, shape.tensor, decision->updates, quad);
+    Four<__nv_bfloat16> high;
+    Four<uint16_t> half;
+#pragma unroll
+    for (int j = 0; j < 4; j++) { split(high.at[j], &half.at[j], x.at[j], random[j]); }
+    store_within(param + offset, i, shape.size, high);
+    if (low != nullptr) { store_within(low + offset, i, shape.size, half); }
 }
 
-__global__ void join_weights_kernel(float* weights, __nv_bfloat16* param, uint16_t* low, AdamWTensor shape,
-                                    const StepDecision* decision, uint64_t seed) {
+__global__ void join_weights_kernel(float* weights, const __nv_bfloat16* param, const uint16_t* low,
+                                    AdamWTensor shape, const StepDecision* decision, uint64_t seed) {
     auto [quad, i, offset] = place_of_thread(shape);
     if (i >= shape.size) { return; }
-    store_within(
-        weights + offset, i, shape.size,
-        at_offset(param, low, offset).load(i, shape.size, seed, shape.tensor, decision->updates, quad));
+    const auto high = load_within<Four<__nv_bfloat16>>(param + offset, i, shape.size);
+    const auto half = load_within<Four<uint16_t>>(low + offset, i, shape.size);
+    const RoundingBits random(seed, shape.tensor, decision->updates, quad);
+    Four<float> x;
+#pragma unroll
+    for (int j = 0; j < 4; j++) { x.at[j] = joined(high.at[j], &half.at[j], random[j]); }
+    store_within(weights + offset, i, shape.size, x);
 }
 
 dim3 grid_of(const AdamWTensor& shape) {
@@ -195,8 +214,7 @@ void split_weights(__nv_bfloat16* param, uint16_t* low, const float* weights, co
 void join_weights(float* weights, const __nv_bfloat16* param, const uint16_t* low, const AdamWTensor& shape,
                   const StepDecision* decision, uint64_t seed, cudaStream_t stream) {
     if (is_empty(shape)) { return; }
-    join_weights_kernel<<<grid_of(shape), kBlock, 0, stream>>>(
-        weights, const_cast<__nv_bfloat16*>(param), const_cast<uint16_t*>(low), shape, decision, seed);
+    join_weights_kernel<<<grid_of(shape), kBlock, 0, stream>>>(weights, param, low, shape, decision, seed);
     check_launch();
 }
 
