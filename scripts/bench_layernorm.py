@@ -142,10 +142,22 @@ def kernel_times(runners, problem, rows):
         rows[name] |= {"us": round(us, 3), "GB/s": round(problem.gigabytes_a_second(us), 1)}
 
 
-def tutorial_times(peer, problem):
-    """us: median, 20 % and 80 % quantiles, by the clock of Triton's tutorial, a part of its repeats at each place"""
-    times = [t for place in range(PLACES) for t in times_at(place, peer, problem)]
-    return [1e3 * t for t in torch.tensor(times).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()]
+def tutorial_times(peers, problem, rows):
+    """us by the clock of Triton's tutorial into the rows: median, 20 % and 80 % quantiles; at each place all take turns, so that
+    a machine that is disturbed for a second disturbs all alike"""
+    times = {peer.name: [] for peer in peers}
+    for place in range(PLACES):
+        for peer in [peer for peer in peers if peer.name in times]:
+            try:
+                times[peer.name] += times_at(place, peer, problem)
+            except Exception as error:  # the others go on
+                note_failure(error, rows[peer.name])
+                del times[peer.name]
+    for name, ms in times.items():
+        quantiles = torch.tensor(ms).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()
+        for key, us in zip(("p50", "p20", "p80"), (1e3 * t for t in quantiles)):
+            rows[name] |= {f"tutorial {key} us": round(us, 3),
+                           f"tutorial {key} GB/s": round(problem.gigabytes_a_second(us), 1)}
 
 
 def times_at(place, peer, problem):
@@ -195,17 +207,8 @@ def time_all(rows, problem, peers, options):
     names = list(runners)
     del runners  # and what it keeps allocated
     torch.cuda.synchronize()
-    for peer in peers:
-        if options.timing == "kernel" or peer.name not in names:
-            continue
-        try:
-            times = tutorial_times(peer, problem)
-        except Exception as error:  # the others go on
-            note_failure(error, rows[peer.name])
-            continue
-        for key, us in zip(("p50", "p20", "p80"), times):
-            rows[peer.name] |= {f"tutorial {key} us": round(us, 3),
-                                f"tutorial {key} GB/s": round(problem.gigabytes_a_second(us), 1)}
+    if options.timing != "kernel":
+        tutorial_times([peer for peer in peers if peer.name in names], problem, rows)
 
 
 def measure(rows, shape, mode, peers, options, device="cuda"):

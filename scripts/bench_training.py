@@ -220,7 +220,7 @@ def compare(a):
                              "The comparison does not count; nothing is written. Is something else using the GPU?")
     if a.json:
         add_row(a.json, {"gpu": facts["gpu"], "cuda": facts["cuda"], "pytorch": facts["torch"],
-                         "command": "scripts/bench_training.py --model dN --batch B"}, row)
+                         "command": "scripts/bench_training.py --model dN --batch B [--tune-gemm]"}, row)
 
 
 if __name__ == "__main__":
