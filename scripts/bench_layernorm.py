@@ -7,7 +7,7 @@ Two clocks. Kernel time: replay of a CUDA graph that goes round a ring of inputs
 whole round stay allocated, so that nobody reads or writes what is still in L2; providers take turns, each replays
 once before it is timed; median of the replays. Tutorial's clock: triton.testing.do_bench of the forward call or of
 y.backward, as Triton's tutorial does it (rep 500, median and 20/80 % quantiles): launches and Python included, and 100
-of the 500 ms each at five places of input and output in memory.
+of the 500 ms at each of five places in memory, as far as the ring has inputs and the allocator other blocks for outputs.
 GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with float64 before it is timed.
 
     scripts/bench_layernorm.py --sweep               M = 4096, N = 512 i, i = 2 .. 31, float16

@@ -72,8 +72,9 @@ public:
     void decide(const StepInputs* inputs);
     void update(const StepInputs* inputs, const AdamWConstants& constants);
 
-    // The rounding of bf16 parameters depends on the seed and on decision->updates. What is loaded behind these is rounded by
-    // them; what was there before set_updates() is rounded again, but by many ranks, which load it again.
+    // The rounding of bf16 parameters depends on the seed and on decision->updates, and so does the way back to fp32. Parameters
+    // are loaded after set_seed(). Those that are there before set_updates() are rounded again, but not where the ranks share
+    // the state: there they must be loaded after it.
     void set_seed(uint64_t seed) { seed_ = seed; }
     void set_updates(int64_t updates);
     // parameters in bf16, too, and save() of these: overwrite gradients
@@ -122,8 +123,8 @@ private:
                : s == State::kFirstMoment ? state_.m
                                           : state_.v;
     }
-    // Room for fp32 weights on their way, in place of gradients; how many; its end: zeros again, as no kernel writes the
-    // gaps between gradients.
+    // Room for fp32 weights on their way, in place of gradients; how many floats it has; leave_room() sets those that were used
+    // to zero, as no kernel writes the gaps between gradients, and the norm reads them.
     float* room() const { return (float*)state_.grads; }
     int64_t most_in_room() const {
         return shares_.elements() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);

@@ -1,6 +1,6 @@
 // The optimizer's kernels: one thread decides, then a thread per four elements updates. Four, so that a
-// warp's 16-byte accesses to the fp32 arrays are contiguous; each Philox call is then made by two threads,
-// which the memory leaves time for.
+// warp's 16-byte accesses to the fp32 arrays are contiguous; each Philox call, one to join and one to split,
+// is then made by two threads, which the memory leaves time for.
 #include "llmc/ops/adamw.h"
 
 #include <cmath>

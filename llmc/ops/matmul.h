@@ -19,8 +19,9 @@ public:
     static constexpr size_t kSmallWorkspace = 256, kSmallWorkspaces = 1024;
 
     // workspace: kWorkspace bytes of device memory, 256-byte aligned, that outlive this; used by one stream.
-    // small: kSmallWorkspaces * kSmallWorkspace bytes likewise, or null. Products on that stream to which so little is enough
-    // take one after the other; cuBLASLt fills them with zero before each product, a recording all at its beginning.
+    // small: kSmallWorkspaces * kSmallWorkspace bytes likewise, or null. A product on that stream that needs at most
+    // kSmallWorkspace bytes takes the next place in turn, so that no two products of a recorded step share one: fill_first()
+    // (graph_fills.cuh) relies on it.
     Matmul(void* workspace, bool tf32, void* small = nullptr);
     void also_on(cudaStream_t stream, void* workspace);  // a second one, with its own workspace
     ~Matmul();

@@ -20,12 +20,12 @@ constexpr uint16_t round_stochastically(uint32_t float_bits, uint32_t random16) 
     return (uint16_t)(finite && !stays ? (float_bits + random16) >> 16 : high);
 }
 
-// The "random" number that makes it the nearest bfloat16, of two the one further from zero. (Of a tie to even nobody could
-// tell from the result which way it went.)
+// Added in place of a random number, it rounds to the nearest bfloat16, ties away from zero: with ties to even, unrounded()
+// could not tell whether the sum carried.
 constexpr uint32_t kToNearest = 0x8000;
 
-// The float again, from what it was rounded to, its own lower half, and the same random number. Of the numbers from 2^-7
-// below the largest bfloat16 up to that one, some come back 2^-8 too large; NaN comes back as a NaN.
+// The float again, from what it was rounded to, its own lower half, and the same random number. NaN comes back as a NaN; what
+// was rounded up to the largest bfloat16 from less than half a step above the one before comes back one step larger.
 constexpr uint32_t unrounded(uint16_t rounded, uint16_t low, uint32_t random16) {
     const bool stays = (rounded & 0x7fffu) == 0x7f7fu && low < 0x8000u;
     const uint32_t high = rounded - (!stays && low + random16 > 0xffffu ? 1u : 0u);
