@@ -37,7 +37,6 @@ constexpr NamedPart kNamedParts[] = {
     {"sum_columns", Part::kBias},
     {"adamw", Part::kAdamW},
     {"muon_", Part::kMuon},
-    {"split_weights", Part::kAdamW},
     {kMarker, Part::kAdamW},
     {"sum_of_", Part::kNorm},
 };
