@@ -65,14 +65,16 @@ def choose_attention(torch, a, heads, head_size):
     seconds = {}
     for backend in switches:
         with sdpa_kernel(backend):
-            for _ in range(4):  # the first warms up
+            times = []
+            for _ in range(24):  # the first ones warm up; a choice by one call would be chance
                 torch.cuda.synchronize()
                 start = time.perf_counter()
                 q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
                 out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
                 out.backward(out.detach())
                 torch.cuda.synchronize()
-                seconds[backend] = time.perf_counter() - start
+                times.append(time.perf_counter() - start)
+            seconds[backend] = statistics.median(times[4:])
     best = min(seconds, key=seconds.get)
     for backend, switch in switches.items():
         switch(backend == best)
