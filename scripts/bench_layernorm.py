@@ -146,10 +146,13 @@ def tutorial_times(peers, problem, rows):
     """us by the clock of Triton's tutorial into the rows: median, 20 % and 80 % quantiles; at each place all take turns, so that
     a machine that is disturbed for a second disturbs all alike"""
     times = {peer.name: [] for peer in peers}
+    places = {peer.name: set() for peer in peers}
     for place in range(PLACES):
         for peer in [peer for peer in peers if peer.name in times]:
             try:
-                times[peer.name] += times_at(place, peer, problem)
+                where, ms = times_at(place, peer, problem)
+                places[peer.name].add(where)
+                times[peer.name] += ms
             except Exception as error:  # the others go on
                 note_failure(error, rows[peer.name])
                 del times[peer.name]
@@ -158,21 +161,26 @@ def tutorial_times(peers, problem, rows):
         for key, us in zip(("p50", "p20", "p80"), (1e3 * t for t in quantiles)):
             rows[name] |= {f"tutorial {key} us": round(us, 3),
                            f"tutorial {key} GB/s": round(problem.gigabytes_a_second(us), 1)}
+        rows[name]["places"] = len(places[name])
 
 
 def times_at(place, peer, problem):
-    """ms of the calls for the set of this place; what is kept allocated moves what a call allocates"""
+    """(the addresses of input and output, ms of the calls) for the set of this place; what is kept allocated moves what a call
+    allocates"""
     p = problem
     kept = [torch.empty_like(p.x[0]) for _ in range(place)]
     x, weight, bias = (t.detach().requires_grad_() for t in (p.x[place % p.sets], p.weight, p.bias))
     options = dict(warmup=5, rep=500 // PLACES, return_mode="all")
+    y = peer.apply(x, weight, bias)
+    where = x.data_ptr(), y.data_ptr()
     if p.mode == "forward":
+        del y  # the timed calls get its block
         times = triton.testing.do_bench(lambda: peer.apply(x, weight, bias), **options)
     else:
-        y, dy = peer.apply(x, weight, bias), p.dy[place % p.sets]
+        dy = p.dy[place % p.sets]
         times = triton.testing.do_bench(lambda: y.backward(dy, retain_graph=True), grad_to_none=[x], **options)
     del kept
-    return times
+    return where, times
 
 
 # ---- one point -------------------------------------------------------------------------------------------------------
