@@ -223,10 +223,12 @@ std::unique_ptr<Rank<T, Grad>> resumed(const Job& job, Comm& comm, std::unique_p
     return fresh;
 }
 
-// Trains; halfway all that a checkpoint holds is taken to a new model of the same ranks, as a resume does.
+enum class Halfway { kGoOn, kSave, kResume };
+
+// Trains; halfway all that a checkpoint holds is saved, or taken to a new model of the same ranks, as a resume does.
 // The weights after each step, the states at the end, each step's decision.
 template <typename T, typename Grad>
-std::string train(const Job& job, Comm& comm, bool resume) {
+std::string train(const Job& job, Comm& comm, Halfway halfway) {
     std::string bytes;
     auto decided = [&](const StepDecision& d) {
         append(&bytes,
@@ -238,7 +240,13 @@ std::string train(const Job& job, Comm& comm, bool resume) {
         const StepDecision d = one->step(k);
         updates = d.updates;
         decided(d);
-        if (resume && k == 1) { one = resumed(job, comm, std::move(one), updates); }
+        if (halfway == Halfway::kSave && k == 1) {
+            one->gather();
+            for (State s : kAllStates) {
+                if (comm.root()) { one->saved(s); }
+            }
+        }
+        if (halfway == Halfway::kResume && k == 1) { one = resumed(job, comm, std::move(one), updates); }
         append(&bytes, one->weights());
     }
     one->gather();
@@ -249,8 +257,8 @@ std::string train(const Job& job, Comm& comm, bool resume) {
 }
 
 template <typename T, typename Grad>
-std::string trained(const Job& job, int ranks, bool resume = false) {
-    return in_ranks(ranks, [&](Comm& comm) { return train<T, Grad>(job, comm, resume); });
+std::string trained(const Job& job, int ranks, Halfway halfway = Halfway::kGoOn) {
+    return in_ranks(ranks, [&](Comm& comm) { return train<T, Grad>(job, comm, halfway); });
 }
 
 template <typename T, typename Grad>
@@ -262,8 +270,11 @@ void check_any_number_of_ranks() {
         CHECK(trained<T, Grad>({}, ranks) == one);
     }
     CHECK(trained<T, Grad>({.shard = false}, 3) == one);
-    CHECK(trained<T, Grad>({}, 1, true) == one);
-    CHECK(trained<T, Grad>({}, 2, true) == one);
+    for (int ranks : {1, 2}) {
+        CAPTURE(ranks);
+        CHECK(trained<T, Grad>({}, ranks, Halfway::kSave) == one);
+        CHECK(trained<T, Grad>({}, ranks, Halfway::kResume) == one);
+    }
     for (int ranks : {1, 2, 3}) {
         CAPTURE(ranks);
         CHECK(trained<T, Grad>({.record = true}, ranks) == one);
@@ -285,7 +296,7 @@ void check_muon() {
         CHECK(trained<T, Grad>({.muon = true}, ranks) == one);
     }
     CHECK(trained<T, Grad>({.shard = false, .muon = true}, 2) == one);
-    CHECK(trained<T, Grad>({.muon = true}, 3, true) == one);
+    CHECK(trained<T, Grad>({.muon = true}, 3, Halfway::kResume) == one);
     const std::string skipped = trained<T, Grad>({.poison_step = 1, .muon = true}, 1);
     CHECK(skipped != one);
     CHECK(trained<T, Grad>({.poison_step = 1, .muon = true}, 2) == skipped);
@@ -303,6 +314,28 @@ TEST_CASE("many ranks' optimizer: bf16, the same bits in 1, 2 and 3 ranks") {
 }
 TEST_CASE("many ranks' optimizer: gradients in bf16, the same bits in 1, 2 and 3 ranks") {
     check_any_number_of_ranks<bf16, bf16>();
+}
+TEST_CASE(
+    "many ranks' optimizer: bf16 weights of before set_updates() are refused where ranks share their lower "
+    "halves") {
+    for (bool shard : {true, false}) {
+        const std::string said = in_ranks(2, [&](Comm& comm) {
+            Rank<bf16, float> rank({.shard = shard}, comm);
+            rank.step(0);
+            const std::vector<float> weights((size_t)file_elements(config()), 0.5f);
+            rank.load(State::kParameter, weights);
+            rank.set_updates(1);
+            try {
+                rank.gather();
+            } catch (const Error& e) {
+                rank.load(State::kParameter, weights);
+                rank.gather();
+                return std::string(e.what());
+            }
+            return std::string("not refused");
+        });
+        CHECK((said.find("loaded after set_updates()") != std::string::npos) == shard);
+    }
 }
 TEST_CASE_TEMPLATE("many ranks' optimizer: Muon, the same bits in 1, 2, 3 and 6 ranks", T, float, bf16) {
     check_muon<T, float>();

@@ -45,7 +45,9 @@ std::vector<Node> neighbours(Get get, Node node) {
 // takes a node out; what waited for it waits for what it waited for
 inline void take_out(cudaGraph_t graph, Node node) {
     for (Node before : neighbours(cudaGraphNodeGetDependencies, node)) {
+        const std::vector<Node> already = neighbours(cudaGraphNodeGetDependentNodes, before);
         for (Node after : neighbours(cudaGraphNodeGetDependentNodes, node)) {
+            if (std::ranges::count(already, after) > 0) { continue; }  // an edge may be there once
             check(connect(cudaGraphAddDependencies, graph, before, after));
         }
     }
@@ -63,12 +65,12 @@ std::vector<Node> nodes(Get get, cudaGraph_t graph) {
 
 }  // namespace graph
 
-// Fills with zero that lie in `places` become one at the beginning of the graph, if each place has one. No kernel but the one
-// behind its fill may use a place.
-inline void fill_first(cudaGraph_t recorded, std::span<std::byte> places) {
+// Fills with zero that lie in `places`, of place_size bytes each, become one at the beginning of the graph, if no place has
+// two of them. No kernel but the one behind its fill may use a place.
+inline void fill_first(cudaGraph_t recorded, std::span<std::byte> places, size_t place_size) {
     std::vector<graph::Node> fills;
-    std::set<std::byte*> begins;
-    std::byte* end = nullptr;
+    std::set<size_t> filled;
+    std::byte *first_begin = places.data() + places.size(), *last_end = places.data();
     for (graph::Node node : graph::nodes(cudaGraphGetNodes, recorded)) {
         cudaGraphNodeType type;
         check(cudaGraphNodeGetType(node, &type));
@@ -77,16 +79,19 @@ inline void fill_first(cudaGraph_t recorded, std::span<std::byte> places) {
         check(cudaGraphMemsetNodeGetParams(node, &fill));
         auto* begin = (std::byte*)fill.dst;
         if (begin < places.data() || begin >= places.data() + places.size() || fill.value != 0) { continue; }
-        if (!begins.insert(begin).second) { return; }
+        const size_t offset = (size_t)(begin - places.data()), bytes = fill.width * fill.elementSize;
+        const bool within = fill.height == 1 && offset % place_size + bytes <= place_size;
+        if (!within || !filled.insert(offset / place_size).second) { return; }
         fills.push_back(node);
-        end = std::max(end, begin + fill.width * fill.elementSize);
+        first_begin = std::min(first_begin, begin);
+        last_end = std::max(last_end, begin + bytes);
     }
     if (fills.size() < 2) { return; }
     for (graph::Node fill : fills) { graph::take_out(recorded, fill); }
     const auto roots = graph::nodes(cudaGraphGetRootNodes, recorded);
     cudaMemsetParams all = {};
-    all.dst = *begins.begin(), all.elementSize = 1, all.height = 1;
-    all.width = (size_t)(end - *begins.begin());
+    all.dst = first_begin, all.elementSize = 1, all.height = 1;
+    all.width = (size_t)(last_end - first_begin);
     graph::Node first;
     check(cudaGraphAddMemsetNode(&first, recorded, nullptr, 0, &all));
     for (graph::Node root : roots) { check(graph::connect(cudaGraphAddDependencies, recorded, first, root)); }

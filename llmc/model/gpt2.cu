@@ -137,6 +137,7 @@ void GPT2<T, Grad>::set_updates(int64_t n) {
 template <typename T, typename Grad>
 bool GPT2<T, Grad>::enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) {
     Impl& m = *impl_;
+    m.optimizer.require_loaded();
     if (m.pending.empty()) {  // nothing is under way: the stream gets to this event at once
         m.done_at = Impl::Clock::now();
         m.done->record(m.stream);

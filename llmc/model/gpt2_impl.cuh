@@ -181,8 +181,12 @@ void GPT2<T, Grad>::Impl::enqueue(const Batch& batch, const StepInputs& inputs, 
             };
             const std::span places((std::byte*)mem.small_workspaces,
                                    Matmul::kSmallWorkspaces * Matmul::kSmallWorkspace);
-            graph->second =
-                std::make_unique<Recording>(stream, record, [=](cudaGraph_t g) { fill_first(g, places); });
+            const int64_t before = network.matmul.small_products();
+            const auto edit = [=, this](cudaGraph_t recorded) {
+                if (network.matmul.small_products() - before > (int64_t)Matmul::kSmallWorkspaces) { return; }
+                fill_first(recorded, places, Matmul::kSmallWorkspace);
+            };
+            graph->second = std::make_unique<Recording>(stream, record, edit);
         }
         graph->second->repeat();
     }

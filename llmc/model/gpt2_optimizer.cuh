@@ -5,6 +5,7 @@
 // ranks. Everything is queued on one stream, and exchanges beside it; what waits says so.
 #pragma once
 #include <array>
+#include <bitset>
 #include <functional>
 #include <memory>
 #include <span>
@@ -74,9 +75,13 @@ public:
 
     // The rounding of bf16 parameters depends on the seed and on decision->updates, and so does the way back to fp32. Parameters
     // are loaded after set_seed(). Those that are there before set_updates() are rounded again, but not where the ranks share
-    // the state: there they must be loaded after it.
+    // the state: there all must be loaded after it, each tensor from its beginning.
     void set_seed(uint64_t seed) { seed_ = seed; }
     void set_updates(int64_t updates);
+    void require_loaded() const {
+        require(to_load_.none(),
+                "GPT2: parameters are loaded after set_updates() where the ranks share the state");
+    }
     // parameters in bf16, too, and save() of these: overwrite gradients
     void load(State s, int tensor, int64_t first, std::span<const float> values);
     void clear_moments() {
@@ -119,6 +124,7 @@ private:
     const NormChunk* chunks_here() const { return state_.chunk_table + chunk_begins_[rank_]; }
     int64_t chunk_count_here() const { return chunk_begins_[rank_ + 1] - chunk_begins_[rank_]; }
     float* array(State s) const {
+        require(!is_split(s), "GPT2: weights of two halves are no fp32 array");
         return s == State::kParameter     ? (float*)state_.params
                : s == State::kFirstMoment ? state_.m
                                           : state_.v;
@@ -161,6 +167,8 @@ private:
     std::array<std::span<const MuonCopy>, kNumTensors> copies_;  // of Muon, in device memory
     std::vector<int64_t> chunk_begins_;                          // by rank
     int64_t embedding_chunks_;                                   // of this rank; they are its first
+    std::bitset<kNumTensors>
+        to_load_;  // weights of before set_updates(), whose lower halves other ranks have
     bool gathered_ = false;
     int layers_sent_ = 0;                         // of the group under way
     int64_t embeddings_sent_ = 0;                 // that exchange's number

@@ -8,6 +8,7 @@ namespace llmc {
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::load(State s, int tensor, int64_t first, std::span<const float> values) {
     gathered_ = false;
+    if (s == State::kParameter && first == 0) { to_load_.reset((size_t)tensor); }
     for_each_piece(config_, layout_of(s), tensor, first, (int64_t)values.size(),
                    [&](int64_t element, int64_t from, int64_t n) {
                        const auto piece = values.subspan(from, n);
@@ -62,7 +63,8 @@ void GPT2Optimizer<T, Grad>::save_weights(int tensor, int64_t number, int64_t el
     }
 }
 
-// n of what this rank keeps of a state, from the first-th on, as floats in device memory
+// n of what this rank keeps of a state, from the first-th on, as floats in device memory: of bf16 parameters in room(), until
+// the next call
 template <typename T, typename Grad>
 const float* GPT2Optimizer<T, Grad>::kept_values(State s, int64_t first, int64_t n) const {
     if (!is_split(s)) { return array(s) + first; }
@@ -91,6 +93,7 @@ void GPT2Optimizer<T, Grad>::set_updates(int64_t updates) {
     now.updates = updates;
     const DeviceMemory later(sizeof(now));
     upload((StepDecision*)later.data(), &now, 1);
+    if (kSplit && shares_.shard) { to_load_.set(); }
     if constexpr (kSplit) {
         for (int t = 0; t < kNumTensors && !shares_.shard; t++) {
             for_each_piece(config_, layout_, t, 0, tensor_total(config_, t),
@@ -114,6 +117,7 @@ void GPT2Optimizer<T, Grad>::set_updates(int64_t updates) {
 
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::gather() {
+    require_loaded();
     if (gathered_ || !shares_.shard) { return; }
     for (State s : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
         if (is_whole(s)) { continue; }
@@ -160,6 +164,7 @@ void GPT2Optimizer<T, Grad>::gather(State s, float* whole) {
 template <typename T, typename Grad>
 void GPT2Optimizer<T, Grad>::save(State s, int tensor, int64_t first, std::span<float> values) const {
     wait();
+    require_loaded();
     require(is_whole(s) || (gathered_ && rank_ == 0), "GPT2: gather() before save() in rank 0");
     const float* whole = gathered_state_[(int)s].get();
     for_each_piece(config_, layout_of(s), tensor, first, (int64_t)values.size(),

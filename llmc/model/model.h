@@ -8,7 +8,8 @@
 //       random parameters, moments zero
 //   void load(State, int tensor, int64_t first, std::span<const float>);
 //   void save(State, int tensor, int64_t first, std::span<float>) const;
-//       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows)
+//       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows); gradients that
+//       were computed may be lost
 //   bool holds(State, int tensor) const;
 //       whether its optimizer has that: Muon's tensors have no second moment, and none is loaded or saved
 //   static std::shared_ptr<void> page_lock(std::span<float>);

@@ -65,15 +65,6 @@ __device__ bool is_aligned(const T* quad) {
     return reinterpret_cast<uintptr_t>(quad) % sizeof(Four<T>) == 0;
 }
 
-// Of the elements of a quad, as they were drawn for update `updates`.
-struct RoundingBits {
-    std::array<uint32_t, 4> of_update;
-    bool to_nearest;
-    __device__ RoundingBits(uint64_t seed, int tensor, int64_t updates, int64_t quad)
-        : of_update(rounding_bits4(seed, tensor, updates, quad)), to_nearest(updates == 0) {}
-    __device__ uint32_t operator[](int j) const { return to_nearest ? kToNearest : of_update[j]; }
-};
-
 // A weight as it is kept: fp32 as it is, without a lower half.
 __device__ float joined(float param, const uint16_t*, uint32_t) { return param; }
 __device__ void split(float& param, uint16_t*, float weight, uint32_t) { param = weight; }
@@ -128,8 +119,8 @@ __global__ void adamw_update_kernel(T* param, uint16_t* low, float* m, float* v,
     }
     const Update update = {k, decision->grad_scale, decision->step_size, decision->correct2,
                            inputs->keep[piece.decays]};
-    const RoundingBits before(seed, piece.tensor, decision->updates - 1, quad),
-        now(seed, piece.tensor, decision->updates, quad);
+    const auto before = rounding_bits4(seed, piece.tensor, decision->updates - 1, quad),
+               now = rounding_bits4(seed, piece.tensor, decision->updates, quad);
     if (!whole) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -152,7 +143,7 @@ __global__ void split_weights_kernel(__nv_bfloat16* param, uint16_t* low, const 
     auto [quad, i, offset] = place_of_thread(shape);
     if (i >= shape.size) { return; }
     const auto x = load_within<Four<float>>(weights + offset, i, shape.size);
-    const RoundingBits random(seed, shape.tensor, decision->updates, quad);
+    const auto random = rounding_bits4(seed, shape.tensor, decision->updates, quad);
     Four<__nv_bfloat16> high;
     Four<uint16_t> half;
 #pragma unroll
@@ -167,7 +158,7 @@ __global__ void join_weights_kernel(float* weights, const __nv_bfloat16* param, 
     if (i >= shape.size) { return; }
     const auto high = load_within<Four<__nv_bfloat16>>(param + offset, i, shape.size);
     const auto half = load_within<Four<uint16_t>>(low + offset, i, shape.size);
-    const RoundingBits random(seed, shape.tensor, decision->updates, quad);
+    const auto random = rounding_bits4(seed, shape.tensor, decision->updates, quad);
     Four<float> x;
 #pragma unroll
     for (int j = 0; j < 4; j++) { x.at[j] = joined(high.at[j], &half.at[j], random[j]); }

@@ -28,7 +28,7 @@ struct Matmul::Impl {
     void* workspace;
     bool tf32;
     char* small;
-    size_t turn = 0;  // of the small workspaces
+    int64_t turn = 0;  // of the small workspaces
     cudaStream_t second_stream = nullptr;
     void* second_workspace = nullptr;
     std::map<MatmulKind, Plan> plans;
@@ -83,6 +83,8 @@ void Matmul::also_on(cudaStream_t stream, void* workspace) {
     impl_->second_stream = stream;
     impl_->second_workspace = workspace;
 }
+
+int64_t Matmul::small_products() const { return impl_->turn; }
 
 void Matmul::use(const MatmulChoices& choices, const std::string& what) {
     for (const MatmulChoice& choice : choices.choices) { impl_->chosen[choice.kind] = choice.algorithm; }

@@ -88,17 +88,6 @@ __global__ void muon_direction_kernel(T* x, const double* squares, const float* 
     });
 }
 
-// random numbers of n elements from `number` on, as they were drawn for update `updates`
-template <int n>
-struct RoundingBits {
-    uint32_t at[n];
-    __device__ RoundingBits(uint64_t seed, int tensor, int64_t updates, int64_t number) {
-        const auto four = rounding_bits4(seed, tensor, updates, number / 4);
-#pragma unroll
-        for (int j = 0; j < n; j++) { at[j] = updates == 0 ? kToNearest : four[n == 4 ? j : number % 4]; }
-    }
-};
-
 template <int kWide, typename T>
 __global__ void muon_update_kernel(T* param, uint16_t* low, const T* x, MuonTensor shape, double scale,
                                    const StepDecision* decision, const StepInputs* inputs, uint64_t seed) {
@@ -116,13 +105,15 @@ __global__ void muon_update_kernel(T* param, uint16_t* low, const T* x, MuonTens
             for (int j = 0; j < kWide; j++) { high.at[j] = moved(high.at[j], j); }
         } else {
             auto half = load<kWide>(low + kept + i);
-            const RoundingBits<kWide> before(seed, shape.tensor, updates - 1, first + i),
-                now(seed, shape.tensor, updates, first + i);
+            const int64_t number = first + i;  // a quad's first, or one element
+            const auto before = rounding_bits4(seed, shape.tensor, updates - 1, number / 4),
+                       now = rounding_bits4(seed, shape.tensor, updates, number / 4);
 #pragma unroll
             for (int j = 0; j < kWide; j++) {
-                const uint32_t was = unrounded(__bfloat16_as_ushort(high.at[j]), half.at[j], before.at[j]);
+                const int64_t of_quad = kWide == 4 ? j : number % 4;
+                const uint32_t was = unrounded(__bfloat16_as_ushort(high.at[j]), half.at[j], before[of_quad]);
                 const uint32_t is = __float_as_uint(moved(__uint_as_float(was), j));
-                high.at[j] = __ushort_as_bfloat16(round_stochastically(is, now.at[j]));
+                high.at[j] = __ushort_as_bfloat16(round_stochastically(is, now[of_quad]));
                 half.at[j] = (uint16_t)is;
             }
             store(low + kept + i, half);

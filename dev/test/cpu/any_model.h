@@ -128,12 +128,12 @@ StepResult step(Model* model, std::span<const Batch> batches, const StepParams& 
 
 template <typename To, typename From>
 void copy_states(To* to, const From& from) {
+    to->set_updates(from.updates());
     for (State state : kStates) {
         for (int t = 0; t < kNumTensors; t++) {
             if (from.holds(state, t)) { to->load(state, t, 0, whole_tensor(from, state, t)); }
         }
     }
-    to->set_updates(from.updates());
 }
 
 // Weights so large that every part of a model counts: scores, pre-activations and logits are about 1, biases

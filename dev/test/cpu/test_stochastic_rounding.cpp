@@ -68,6 +68,13 @@ TEST_CASE("rounding_bits: known bits, and those of the definition") {
     CHECK_MESSAGE(wrong == 0, strf("rounding_bits: %d differ from the definition", (int)wrong));
 }
 
+TEST_CASE("rounding_bits: before the first update to the nearest") {
+    for (int64_t i : {0, 1, 2, 3, 4, 5, 6, 7, 1001}) {
+        CHECK(rounding_bits(kRoundingSeed, kQkvw, 0, i) == kToNearest);
+        CHECK(rounding_bits(kRoundingSeed, kQkvw, 1, i) == bits_by_definition(kRoundingSeed, kQkvw, 1, i));
+    }
+}
+
 // 6 standard deviations: once in 5e8 times
 TEST_CASE("rounding_bits: no correlation between neighbours, tensors, updates and seeds") {
     constexpr int64_t n = 1 << 16;
