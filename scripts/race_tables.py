@@ -10,7 +10,7 @@ from measured import Number, cell, head_commit, load, markdown, source, write_ro
 PROVIDERS = {"ours": "ours", "torch.compile": "torch.compile", "torch": "torch", "triton": "Triton's tutorial, our port",
              "liger": "Liger", "quack": "QuACK", "flash_attn": "flash-attention's Triton"}
 CLOCKS = {"kernel time": "kernel time, us, and GB/s of useful bytes (2 N C elements forward, 3 N C backward)",
-          "tutorial's clock": "GB/s by triton.testing.do_bench, rep 500, at the median, the 80 and the 20 % quantile"}
+          "tutorial's clock": "GB/s by triton.testing.do_bench, at five places in memory, at the median, the 80 and the 20 % quantile"}
 
 
 def rates(row, clock):
@@ -32,26 +32,26 @@ def lead(row, clock):
     return ours / others[best], best
 
 
-def race(direction, clock, name="layernorm_race"):
-    """A line a point, a column for each who races and for each other field of the rows. direction: None for both."""
+def race(direction, clock):
+    """a line a point, a column for each who races and for each other field of the rows"""
     def shown(value):
         if not isinstance(value, dict):
             return cell(value)
         times = value.get("clock") if clock != "kernel time" else "us" in value and {k: value[k] for k in ("us", "gb_per_s")}
         return cell(times) if times else cell(value.get("note"))
 
-    data = load(name)
-    rows = [row for row in data["rows"] if direction in (None, row["direction"])]
-    fields = [f for f in dict.fromkeys(f for row in rows for f in row) if f != "direction" or direction is None]
+    data = load("layernorm_race")
+    rows = [row for row in data["rows"] if row["direction"] == direction]
+    fields = [f for f in dict.fromkeys(f for row in rows for f in row) if f != "direction"]
     last = [f for f in fields if f.startswith("published")] if clock == "kernel time" else []
     fields = [f for f in fields if not f.startswith("published")]
     lines = [[shown(row.get(f)) for f in fields] + [f"{lead(row, clock)[0]:.2f}"] + [row.get(f, "") for f in last] for row in rows]
     return markdown(fields + ["ours / best other, GB/s"] + last, lines) + source({**data, "note": CLOCKS[clock]})
 
 
-def race_summary(name="layernorm_race"):
+def race_summary():
     """where ours is ahead of everyone, and where it is not"""
-    data, lines = load(name), []
+    data, lines = load("layernorm_race"), []
     for clock in CLOCKS:
         for direction in ("forward", "backward"):
             leads = [(*lead(row, clock), row["shape"]) for row in data["rows"] if row["direction"] == direction and rates(row, clock)]
@@ -78,9 +78,9 @@ def points_in(folder):
     return sorted(points.values(), key=lambda point: point["order"])
 
 
-def take_race(folder, name):
+def take_race(folder):
     """a row a point; what others have published stays"""
-    old = {(row["direction"], row["shape"]): row for row in load(name)["rows"]}
+    old = {(row["direction"], row["shape"]): row for row in load("layernorm_race")["rows"]}
     points, rows = points_in(folder), {}
     for point in points:
         for row in point["rows"]:
@@ -94,9 +94,8 @@ def take_race(folder, name):
     for key, line in rows.items():
         line.update({f: v for f, v in old.get(key, {}).items() if f.startswith("published")})
     head = {key: ", ".join(sorted({p["head"][key] for p in points})) for key in ("gpu", "date", "pytorch", "triton", "others")}
-    providers = " --providers ours,torch,liger,quack" if name == "layernorm_quack" else ""
-    head |= {"commit": head_commit(), "command": "scripts/bench_layernorm.py --sweep --gpt2" + providers}
-    return write_rows(name, head, rows.values())
+    head |= {"commit": head_commit(), "command": "scripts/bench_layernorm.py --sweep --gpt2"}
+    return write_rows("layernorm_race", head, rows.values())
 
 
 def take_models(measured):

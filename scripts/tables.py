@@ -8,8 +8,7 @@
                                              doc/measured/layernorm.json, in place of older ones of the same call
     scripts/tables.py --take FILE attention_ladder      those of attention_forward or _backward, in place of all older ones
     scripts/tables.py --take FILE attention             what scripts/bench_attention.py wrote, in place of all
-    scripts/tables.py --take FOLDER layernorm_race      what scripts/bench_layernorm.py --out FOLDER wrote, likewise; also
-                                                        layernorm_quack, a race with --providers ours,torch,liger,quack
+    scripts/tables.py --take FOLDER layernorm_race      what scripts/bench_layernorm.py --out FOLDER wrote, likewise
     scripts/tables.py --take FILE layernorm_pytorch_models      what python/bench/train_models.py wrote, in place of its rows
 
 A JSON file says where its figures come from (gpu, date, command, note) and holds a row a line. Numbers are printed as
@@ -226,9 +225,6 @@ TABLES = {
     "clock-forward": lambda: race("forward", "tutorial's clock"),
     "clock-backward": lambda: race("backward", "tutorial's clock"),
     "race-summary": race_summary,
-    "quack-summary": lambda: race_summary("layernorm_quack"),
-    "quack-kernel": lambda: race(None, "kernel time", "layernorm_quack"),
-    "quack-clock": lambda: race(None, "tutorial's clock", "layernorm_quack"),
     "others": lambda: flat("layernorm_others"),
     "attention": lambda: flat("attention"),
     "attention-h200": lambda: flat("attention_h200"),
@@ -374,8 +370,8 @@ def take_attention_ladder(measured):
 
 
 def take(path, name):
-    if name in ("layernorm_race", "layernorm_quack"):
-        return take_race(path, name)
+    if name == "layernorm_race":
+        return take_race(path)
     with open(path) as file:
         measured = json.load(file)
     others = {"attention": take_attention, "attention_ladder": take_attention_ladder, "layernorm_pytorch_models": take_models}
