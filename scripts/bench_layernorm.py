@@ -165,19 +165,21 @@ def tutorial_times(peers, problem, rows):
 
 
 def times_at(place, peer, problem):
-    """(the addresses of input and output, ms of the calls) for the set of this place; what is kept allocated moves what a call
-    allocates"""
+    """(the addresses of what a call reads and writes, ms of the calls) for the set of this place; what is kept allocated moves
+    what a call allocates"""
     p = problem
     kept = [torch.empty_like(p.x[0]) for _ in range(place)]
     x, weight, bias = (t.detach().requires_grad_() for t in (p.x[place % p.sets], p.weight, p.bias))
     options = dict(warmup=5, rep=500 // PLACES, return_mode="all")
-    y = peer.apply(x, weight, bias)
-    where = x.data_ptr(), y.data_ptr()
+    y, dy = peer.apply(x, weight, bias), p.dy[place % p.sets]
     if p.mode == "forward":
-        del y  # the timed calls get its block
+        where = x.data_ptr(), y.data_ptr()
+        del y  # the timed calls get its block, but for one as large as what do_bench allocates
         times = triton.testing.do_bench(lambda: peer.apply(x, weight, bias), **options)
     else:
-        dy = p.dy[place % p.sets]
+        y.backward(dy, retain_graph=True)
+        where = x.data_ptr(), dy.data_ptr(), x.grad.data_ptr()
+        x.grad = None
         times = triton.testing.do_bench(lambda: y.backward(dy, retain_graph=True), grad_to_none=[x], **options)
     del kept
     return where, times

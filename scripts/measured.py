@@ -21,7 +21,7 @@ def source(data):
     dates = sorted({row["date"] for row in data["rows"] if "date" in row}) or [data.get("date", "")]
     date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     words = [data.get("gpu") or data.get("cpu", ""), date]
-    words += [f"{key} {data[key]}" for key in ("cuda", "driver", "pytorch", "triton", "quack", "openblas", "cudnn") if key in data]
+    words += [f"{key} {data[key]}" for key in ("cuda", "driver", "pytorch", "triton", "openblas", "cudnn") if key in data]
     words += [data["others"]] if "others" in data else []
     text = ", ".join(word for word in words if word)
     text += f": `{data['command']}`" if "command" in data else ""

@@ -87,6 +87,8 @@ def take_race(folder):
             label = f"{row['N']}x{row['C']} {row['dtype']}"
             line = rows.setdefault((row["mode"], label), {"direction": row["mode"], "shape": label})
             times = {"us": Number(f"{row['us']:.2f}"), "gb_per_s": Number(f"{row['GB/s']:.0f}")} if "us" in row else {}
+            if row.get("places", 5) != 5:
+                print(f"by the tutorial's clock at {row['places']} places: {row['mode']} {label}, {row['provider']}")
             if "tutorial p50 us" in row:
                 times["clock"] = {key: Number(f"{row[f'tutorial {q} GB/s']:.0f}")
                                   for key, q in (("gb_per_s", "p50"), ("p80", "p80"), ("p20", "p20"))}

@@ -29,8 +29,8 @@ MESSAGE = 1e-6          # s, assumed: of an exchange with many ranks, each furth
 BESIDE_NCCL = 2.0       # a product that fills all multiprocessors once needs a second wave when NCCL holds some
 GRADIENT, PARAMETER = 4, 2  # bytes of an element: fp32 and bf16
 CHUNK = 1 << 16         # elements: the least that belongs to one rank (kNormChunk)
-# "before": without --tune-gemm, as the runs of several GPUs were
-MODELS = {"124M, B=64 a GPU": ("d12_b64_before", 12, 768), "1558M, B=8 a GPU": ("d48_b8_before", 48, 1600)}
+# one GPU's steps by the build whose runs on several GPUs were measured: a prediction is of that build
+MODELS = {"124M, B=64 a GPU": ("d12_b64_scaling", 12, 768), "1558M, B=8 a GPU": ("d48_b8_scaling", 48, 1600)}
 
 
 def measured(name):

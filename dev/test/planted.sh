@@ -224,12 +224,15 @@ for name in $names; do
         *) kind=plant_cpu ;;
     esac
     if [ $emulated = yes ]; then
-        if [ "$($faults get "$name" program)" != test_gpt2cu ] || [ -n "$($faults get "$name" arch)" ]; then continue; fi
-        case $name in
-            gpu-ranks-peer_*) continue ;;  # copies between GPUs, which the emulator has not
-            gpu-layernorm_* | gpu-decode-* | gpu-ranks-* | gpu-muon_kernel_*) kind=plant_emulated ;;
+        if [ -n "$($faults get "$name" arch)" ]; then continue; fi
+        case $($faults get "$name" program):$name in
+            test_gpt2cu:gpu-ranks-peer_*) continue ;;  # copies between GPUs, which the emulator has not
+            test_emulated:* | test_gpt2cu:gpu-layernorm_* | test_gpt2cu:gpu-decode-* | test_gpt2cu:gpu-ranks-* | \
+                test_gpt2cu:gpu-muon_kernel_*) kind=plant_emulated ;;
             *) continue ;;
         esac
+    elif [ "$($faults get "$name" program)" = test_emulated ]; then
+        kind=skip lacks="--emulated"
     fi
     if [ $kind = plant_gpu ] && ! has_device; then kind=skip lacks="CUDA device"; fi
     if [ $kind = plant_package ] && ! has_pytorch; then kind=skip lacks="PyTorch with pytest"; fi

@@ -66,8 +66,11 @@ std::vector<Node> nodes(Get get, cudaGraph_t graph) {
 }  // namespace graph
 
 // Fills with zero that lie in `places`, of place_size bytes each, become one at the beginning of the graph, if no place has
-// two of them. No kernel but the one behind its fill may use a place.
-inline void fill_first(cudaGraph_t recorded, std::span<std::byte> places, size_t place_size) {
+// two of them. products: how many have taken a place, in turn; where they outnumber the places, one without a fill may leave
+// its place to one with a fill, and the graph stays as it is. No other kernel may use a place.
+inline void fill_first(cudaGraph_t recorded, std::span<std::byte> places, size_t place_size,
+                       int64_t products) {
+    if (products > (int64_t)(places.size() / place_size)) { return; }
     std::vector<graph::Node> fills;
     std::set<size_t> filled;
     std::byte *first_begin = places.data() + places.size(), *last_end = places.data();

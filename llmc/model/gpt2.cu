@@ -202,6 +202,7 @@ template <typename T, typename Grad>
 Evaluation GPT2<T, Grad>::evaluate(const Batch& batch) {
     Impl& m = *impl_;
     m.check_batch(batch);
+    m.optimizer.require_loaded();
     int64_t N = (int64_t)batch.B * batch.T;
     const auto at = m.feed.upload(batch, {}, m.stream);
     m.network.forward(batch.B, batch.T, at.tokens);
@@ -234,6 +235,7 @@ std::span<const float> GPT2<T, Grad>::logits() const {
 template <typename T, typename Grad>
 double GPT2<T, Grad>::forward_backward(std::span<const Batch> micro_batches) {
     Impl& m = *impl_;
+    m.optimizer.require_loaded();
     const int64_t targets = m.count_targets(micro_batches);
     const StepInputs inputs = step_inputs({}, targets);
     for (const Batch& batch : micro_batches) {

@@ -183,8 +183,8 @@ void GPT2<T, Grad>::Impl::enqueue(const Batch& batch, const StepInputs& inputs, 
                                    Matmul::kSmallWorkspaces * Matmul::kSmallWorkspace);
             const int64_t before = network.matmul.small_products();
             const auto edit = [=, this](cudaGraph_t recorded) {
-                if (network.matmul.small_products() - before > (int64_t)Matmul::kSmallWorkspaces) { return; }
-                fill_first(recorded, places, Matmul::kSmallWorkspace);
+                fill_first(recorded, places, Matmul::kSmallWorkspace,
+                           network.matmul.small_products() - before);
             };
             graph->second = std::make_unique<Recording>(stream, record, edit);
         }

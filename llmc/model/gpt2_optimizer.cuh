@@ -75,14 +75,15 @@ public:
 
     // The rounding of bf16 parameters depends on the seed and on decision->updates, and so does the way back to fp32. Parameters
     // are loaded after set_seed(). Those that are there before set_updates() are rounded again, but not where the ranks share
-    // the state: there all must be loaded after it, each tensor from its beginning.
+    // the state: there all must be loaded again, each tensor from its beginning (only that is checked).
     void set_seed(uint64_t seed) { seed_ = seed; }
     void set_updates(int64_t updates);
     void require_loaded() const {
-        require(to_load_.none(),
-                "GPT2: parameters are loaded after set_updates() where the ranks share the state");
+        require(
+            to_load_.none(),
+            "GPT2: after set_updates() all parameters must be loaded again, as the ranks share the state");
     }
-    // parameters in bf16, too, and save() of these: overwrite gradients
+    // load() and save() of bf16 parameters, set_updates() and gather() overwrite gradients
     void load(State s, int tensor, int64_t first, std::span<const float> values);
     void clear_moments() {
         for (State s : {State::kFirstMoment, State::kSecondMoment}) {
@@ -124,7 +125,6 @@ private:
     const NormChunk* chunks_here() const { return state_.chunk_table + chunk_begins_[rank_]; }
     int64_t chunk_count_here() const { return chunk_begins_[rank_ + 1] - chunk_begins_[rank_]; }
     float* array(State s) const {
-        require(!is_split(s), "GPT2: weights of two halves are no fp32 array");
         return s == State::kParameter     ? (float*)state_.params
                : s == State::kFirstMoment ? state_.m
                                           : state_.v;

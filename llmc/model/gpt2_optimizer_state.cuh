@@ -183,6 +183,7 @@ void GPT2Optimizer<T, Grad>::save(State s, int tensor, int64_t first, std::span<
 template <typename T, typename Grad>
 std::vector<uint64_t> GPT2Optimizer<T, Grad>::parameter_hashes() const {
     wait();
+    require_loaded();
     std::vector<uint64_t> hashes(kNumTensors);
     const DeviceMemory sums(kNumTensors * sizeof(uint64_t));
     check(cudaMemsetAsync(sums.data(), 0, sums.bytes().size(), stream_));

@@ -8,8 +8,8 @@
 //       random parameters, moments zero
 //   void load(State, int tensor, int64_t first, std::span<const float>);
 //   void save(State, int tensor, int64_t first, std::span<float>) const;
-//       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows); gradients that
-//       were computed may be lost
+//       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows); may overwrite
+//       gradients, as may init(), set_updates() and gather()
 //   bool holds(State, int tensor) const;
 //       whether its optimizer has that: Muon's tensors have no second moment, and none is loaded or saved
 //   static std::shared_ptr<void> page_lock(std::span<float>);
@@ -25,8 +25,9 @@
 //   void finish();
 //       waits; then poll() returns all that is left
 //   void gather();
-//   std::vector<uint64_t> parameter_hashes() const;  // by tensor, of what this rank computes with; waits
 //       all ranks call it: then rank 0 can save() what it has no share of, until the next step
+//   std::vector<uint64_t> parameter_hashes() const;
+//       by tensor, of what this rank computes with; waits
 //   Evaluation evaluate(const Batch&);
 //       forward only; waits
 //   std::span<const float> logits_last() const;

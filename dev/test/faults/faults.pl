@@ -8,7 +8,8 @@
 #   fault NAME                     begins with cpu- or gpu-; no other fault has it
 #   wrong: SENTENCE                what is wrong with the program that has the fault
 #   file: PATH                     the file that is changed
-#   program: NAME                  gpu-, cpu-rung-: test_gpt2cu, or the shootout that is run with --check; cpu-: optional, the
+#   program: NAME                  gpu-, cpu-rung-: test_gpt2cu, test_emulated for what that alone shows (planted.sh
+#                                  --emulated), or the shootout that is run with --check; cpu-: optional, the
 #                                  programs that the tests start (train_gpt2 data/make_shards), with the fault too;
 #                                  with test_durable among them its tests are run, not those of test_gpt2
 #   arch: sm_80                    optional: built as GPUs before Hopper get it

@@ -224,7 +224,8 @@ void check_update(const UpdateCase& c) {
     expect_unchanged("adamw_update " + shape, t.grad, decision);
 }
 
-// What the device must have made of the weights, bit for bit; between the copies what was there.
+// What the device must have made of the weights, bit for bit; between the copies what was there. Update 0's rule is said here
+// again: rounding_bits() has it from the code that is tested.
 std::vector<bf16> rounded_as_due(const UpdateCase& c, const std::vector<float>& weights,
                                  std::vector<bf16> param, int64_t updates) {
     for (size_t i = 0; i < param.size(); i++) {

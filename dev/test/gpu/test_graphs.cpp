@@ -2,6 +2,7 @@
 // recorded nothing, whatever changes from step to step.
 #include "dev/test/gpu/device_array.h"
 #include "dev/test/gpu/gpu_model.h"
+#include "dev/test/gpu/layer_test.h"
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/device_memory.cuh"
 #include "llmc/cuda/graph.cuh"
@@ -98,20 +99,23 @@ TEST_CASE_TEMPLATE("gpu graphs: each step as in a model that has recorded nothin
     check_steps<Model>({.muon = true});
 }
 
-// Each place is filled with zero and copied; the last copy waits for a second stream, too. Behind each, other bytes come into
-// the place, as a kernel leaves it.
+// Each place is filled with zero and copied; the first copy waits for what its fill waits for, too, the last for a second
+// stream. Behind each copy other bytes come into the place, as a kernel leaves it.
 TEST_CASE(
     "gpu graphs: fills of a few bytes become one at the beginning, and places are as if each had its own") {
     constexpr int kPlaces = 5, kBytes = 256;
     const Stream stream, beside;
-    Event forked, joined;
+    Event begun, forked, joined;
     gpu_test::DeviceArray<uint8_t> places(std::vector<uint8_t>(kPlaces * kBytes, 0xa5)),
         copies(std::vector<uint8_t>(kPlaces * kBytes, 0x5a)), other(std::vector<uint8_t>(kBytes, 0xc3));
     size_t nodes = 0;
-    const auto record = [&](int distinct) {
+    const auto record = [&](int distinct, int products, int first_begin = 0) {
         check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        check(cudaMemcpyAsync(other.data() + 8, other.data(), 8, cudaMemcpyDeviceToDevice, stream));
+        begun.record(stream);
         for (int k = 0; k < kPlaces; k++) {
             uint8_t* place = places.data() + k % distinct * kBytes + k / distinct * 16;
+            if (k == 0) { place += first_begin; }
             if (k == 1) {
                 forked.record(stream);
                 forked.hold(beside);
@@ -122,19 +126,25 @@ TEST_CASE(
                 joined.hold(stream);
             }
             check(cudaMemsetAsync(place, 0, 8, stream));
+            if (k == 0) { begun.hold(stream); }
             check(cudaMemcpyAsync(copies.data() + k * kBytes, place, 8, cudaMemcpyDeviceToDevice, stream));
             check(cudaMemsetAsync(place, 0xee, 8, stream));
         }
         cudaGraph_t recorded = nullptr;
         check(cudaStreamEndCapture(stream, &recorded));
-        fill_first(recorded, {(std::byte*)places.data(), kPlaces * kBytes}, kBytes);
+        fill_first(recorded, {(std::byte*)places.data(), kPlaces * kBytes}, kBytes, products);
         check(cudaGraphGetNodes(recorded, nullptr, &nodes));
         return recorded;
     };
-    cudaGraphDestroy(record(kPlaces - 1));
-    CHECK(nodes == 3 * kPlaces + 1);  // two have a place in common: all fills stay
-    cudaGraph_t recorded = record(kPlaces);
-    CHECK(nodes == 2 * kPlaces + 1 + 1);
+    // two have a place in common; a place has been taken twice; a fill goes on in the next place: all fills stay
+    cudaGraphDestroy(record(kPlaces - 1, kPlaces));
+    CHECK(nodes == 3 * kPlaces + 2);
+    cudaGraphDestroy(record(kPlaces, kPlaces + 1));
+    CHECK(nodes == 3 * kPlaces + 2);
+    cudaGraphDestroy(record(kPlaces, kPlaces, kBytes - 4));
+    CHECK(nodes == 3 * kPlaces + 2);
+    cudaGraph_t recorded = record(kPlaces, kPlaces);
+    CHECK(nodes == 2 * kPlaces + 2 + 1);
     cudaGraphExec_t graph = nullptr;
     check(cudaGraphInstantiate(&graph, recorded, 0));
     for (int repeat = 0; repeat < 3; repeat++) {
@@ -158,32 +168,33 @@ size_t fills_in(cudaGraph_t recorded) {
     });
 }
 
-// GPT-2's of a small batch, twice. As cuBLASLt computes them on Hopper, some need a fill; on GPUs before it none does.
-TEST_CASE("gpu graphs: of the products of a recording one fill is left") {
+// GPT-2's of a small batch, twice. As cuBLASLt computes them on Hopper, some need a fill; where none does, only their results
+// are checked.
+TEST_CASE("gpu graphs: of the products of a recording one fill is left, and results are the same") {
+    using T = __nv_bfloat16;
     constexpr int kN = 4096, kC = 768, kWidths[] = {768, 2304, 3072, 768, 2304, 3072};
     const Stream stream;
-    DeviceMemory workspace(Matmul::kWorkspace), small(Matmul::kSmallWorkspaces * Matmul::kSmallWorkspace),
-        out(kN * 4 * kC * 2), inp(kN * kC * 2), weight(4 * kC * kC * 2);
-    for (const DeviceMemory* m : {&inp, &weight}) { check(cudaMemset(m->data(), 0, m->bytes().size())); }
-    Matmul matmul(workspace.data(), false, small.data());
+    DeviceMemory workspace(Matmul::kWorkspace), small(Matmul::kSmallWorkspaces * Matmul::kSmallWorkspace);
+    const gpu_test::DeviceArray<T> inp(gpu_test::floats(kN * kC, 1)),
+        weight(gpu_test::floats(4 * kC * kC, 2));
+    gpu_test::DeviceArray<T> out(kN * 4 * kC), dinp(kN * kC);
+    Matmul matmul(workspace.data(), false, (char*)small.data());
     const auto products = [&] {
         for (int OC : kWidths) {
-            matmul.forward((__nv_bfloat16*)out.data(), (const __nv_bfloat16*)inp.data(),
-                           (const __nv_bfloat16*)weight.data(), (const __nv_bfloat16*)nullptr, kN, kC, OC,
-                           stream);
-            matmul.backward_input((__nv_bfloat16*)inp.data(), (const __nv_bfloat16*)out.data(),
-                                  (const __nv_bfloat16*)weight.data(), kN, kC, OC, stream);
+            matmul.forward<T>(out.data(), inp.data(), weight.data(), (const T*)nullptr, kN, kC, OC, stream);
+            matmul.backward_input<T>(dinp.data(), out.data(), weight.data(), kN, kC, OC, stream);
         }
     };
     products();
     check(cudaStreamSynchronize(stream));
+    const auto expected_out = out.download(), expected_dinp = dinp.download();
     const int64_t before = matmul.small_products();
     size_t fills = 0, left = 0;
     const Recording recording(
         stream, [&](Recording&) { products(); },
         [&](cudaGraph_t recorded) {
             fills = fills_in(recorded);
-            fill_first(recorded, small.bytes(), Matmul::kSmallWorkspace);
+            fill_first(recorded, small.bytes(), Matmul::kSmallWorkspace, matmul.small_products() - before);
             left = fills_in(recorded);
         });
     CHECK(matmul.small_products() - before >= (int64_t)fills);
@@ -191,8 +202,13 @@ TEST_CASE("gpu graphs: of the products of a recording one fill is left") {
     cudaDeviceProp properties;
     check(cudaGetDeviceProperties(&properties, current_device()));
     if (properties.major == 9) { CHECK(fills >= 2); }
-    recording.repeat();
-    check(cudaStreamSynchronize(stream));
+    for (int repeat = 0; repeat < 2; repeat++) {  // the second finds what the first has left in the places
+        check(cudaMemsetAsync(out.data(), 0xff, kN * kWidths[5] * sizeof(T), stream));
+        recording.repeat();
+        check(cudaStreamSynchronize(stream));
+        gpu_test::expect_same("out", out, expected_out);
+        gpu_test::expect_same("dinp", dinp, expected_dinp);
+    }
 }
 
 // A batch lies in one of two places, and every second one is smaller: in each place the first is launched, the second
