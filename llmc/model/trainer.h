@@ -79,6 +79,7 @@ public:
         require_memory(memory, o_, needs_, plan_.config);
         line_.note(disk_warning(saves, plan_.out) + o_.notes);
         require_export_folder(o_, plan_.out, goes_on() ? plan_.record.line : Line());
+        if (o_.dry_run && !o_.out.empty() && o_.resume != "auto" && !goes_on()) { require_no_run(plan_.out); }
         if (o_.dry_run) { return require_printed(), kExitDone; }  // the plan is all that it leaves
         if (!o_.export_hf.empty()) { make_writable_folder(o_.export_hf); }
         make_run_folder();

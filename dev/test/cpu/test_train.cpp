@@ -210,6 +210,12 @@ TEST_CASE("train: a dry run prints the plan and leaves nothing") {
     std::erase_if(after, [](const std::string& name) { return name.starts_with("std"); });
     CHECK(after == before);
     CHECK(names_below("runs") == runs);
+    // what the run itself would refuse, the plan refuses
+    const std::string there = "--steps 1 --out " + folder / "there";
+    run_well(folder.path(), tiny_run(folder.path(), there));
+    const ProgramRun refused = run_train(folder.path(), tiny_run(folder.path(), there + " --dry-run"));
+    CHECK(refused.exit_code == kExitUsage);
+    CHECK(refused.err.find("holds a run already") != std::string::npos);
 }
 
 TEST_CASE("train: --quiet and --log-every") {
