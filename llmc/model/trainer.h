@@ -17,7 +17,6 @@
 #include "llmc/host/error.h"
 #include "llmc/host/options.h"
 #include "llmc/host/parse_words.h"
-#include "llmc/host/read_file.h"
 #include "llmc/host/run_journal.h"
 #include "llmc/host/run_lock.h"
 #include "llmc/host/stop_signal.h"
