@@ -26,7 +26,6 @@ public:
 
     const GPT2Config& config() const;
     void init(uint64_t seed);
-    // load() and save() of bf16 parameters, init(), set_updates() and gather() overwrite gradients
     void load(State state, int tensor, int64_t first, std::span<const float> values);
     void save(State state, int tensor, int64_t first, std::span<float> values) const;
     bool holds(State state, int tensor) const;

@@ -167,7 +167,8 @@ private:
     std::array<std::span<const MuonCopy>, kNumTensors> copies_;  // of Muon, in device memory
     std::vector<int64_t> chunk_begins_;                          // by rank
     int64_t embedding_chunks_;                                   // of this rank; they are its first
-    std::bitset<kNumTensors> to_load_;  // since set_updates(), as lower halves are elsewhere
+    // Weights that set_updates() could not round again, as other ranks have their lower halves, until they are loaded again.
+    std::bitset<kNumTensors> to_load_;
     bool gathered_ = false;
     int layers_sent_ = 0;                         // of the group under way
     int64_t embeddings_sent_ = 0;                 // that exchange's number

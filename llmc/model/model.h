@@ -9,7 +9,7 @@
 //   void load(State, int tensor, int64_t first, std::span<const float>);
 //   void save(State, int tensor, int64_t first, std::span<float>) const;
 //       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows); may overwrite
-//       gradients, as may init(), set_updates() and gather()
+//       gradients, as may init(), set_updates() and gather(): bf16 parameters pass through their memory
 //   bool holds(State, int tensor) const;
 //       whether its optimizer has that: Muon's tensors have no second moment, and none is loaded or saved
 //   static std::shared_ptr<void> page_lock(std::span<float>);
