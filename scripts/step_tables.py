@@ -67,7 +67,7 @@ def short_step():
     data, lines = load("training_bench"), []
     for row in data["rows"]:
         sides = [part for side in (row["plumb"], row["pytorch"])
-                 for part in (side["ms"] + (f" ({side['p20']}, {side['p80']})" if "p20" in side else ""), side["tokens_per_s"])]
+                 for part in (f"{side['ms']} ({side['p20']}, {side['p80']})", side["tokens_per_s"])]
         lines.append([f"{row['model']}, B={row['batch']}" + ", --tune-gemm" * row.get("tune_gemm", False), *sides,
                       row["ratio"]])
     return markdown(["", "plumb, ms a step (20 %, 80 %)", "tokens/s", "PyTorch, torch.compile, its fastest attention", "tokens/s",

@@ -21,8 +21,9 @@ Numbers: float32 and 16 bits are computed in float32. A row whose squares of x -
 a standard deviation from 1.8e19 / sqrt(columns) on) gives its bias, one whose elements have none may give NaN.
 A row of equal elements gives its bias, but NaN with eps = 0, as PyTorch's.
 
-Results are the same bits in every run. Calls are queued on the current stream, and CUDA graphs may capture
-them. Each thread keeps the backward pass's workspace of each stream, some megabytes.
+Results are the same bits in every run. Rows at addresses that are no multiples of 16 bytes may have another
+kernel, whose last bits differ. Calls are queued on the current stream, and CUDA graphs may capture them. Each
+thread keeps the backward pass's workspace of each stream, some megabytes.
 
 backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the
 portable operators; torch.autograd.Function around them costs some microseconds of Python a call, and
