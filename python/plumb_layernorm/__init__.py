@@ -25,6 +25,9 @@ Results are the same bits in every run. Rows at addresses that are no multiples 
 kernel, whose last bits differ. Calls are queued on the current stream, and CUDA graphs may capture them. Each
 thread keeps the backward pass's workspace of each stream, some megabytes.
 
+torch.compile: the module LayerNorm is PyTorch's own operator there, which the compiler fuses with what is around it.
+The two functions stay operators of this package, which it cannot look into.
+
 backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the
 portable operators; torch.autograd.Function around them costs some microseconds of Python a call, and
 everything that is not contiguous is copied) or "torch" (a PyTorch without CUDA: everything goes to it).
@@ -57,16 +60,27 @@ def residual_layer_norm(x, residual, normalized_shape, weight=None, bias=None, e
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm, its arguments, parameters and state dict, by layer_norm above"""
+    """torch.nn.LayerNorm, its arguments, parameters and state dict, by layer_norm above; within torch.compile by
+    PyTorch's own operator, which the compiler fuses with what is around it. The result is of x's type."""
 
     def forward(self, x):
+        if torch.compiler.is_dynamo_compiling():  # not in torch.export
+            return _for_the_compiler(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return _layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+def _for_the_compiler(x, normalized_shape, weight, bias, eps):
+    parameter = bias if weight is None else weight
+    # PyTorch's operator for CUDA takes no float32 parameters beside 16-bit rows
+    mixed = parameter is not None and parameter.dtype == torch.float32 and x.dtype.itemsize == 2
+    rows = x.float() if mixed else x
+    return torch.nn.functional.layer_norm(rows, normalized_shape, weight, bias, eps).to(x.dtype)
 
 
 def replace_layernorms(model):
     """Makes every torch.nn.LayerNorm of model, itself included, a LayerNorm of this package, and returns how
     many. In place: parameters, hooks and names stay, only the class changes. Subclasses with a forward of
-    their own stay. Not for a model that torch.compile takes: it fuses nn.LayerNorm with what is around it."""
+    their own stay."""
     found = [module for module in model.modules() if type(module) is torch.nn.LayerNorm]
     for module in found:
         module.__class__ = LayerNorm

@@ -107,8 +107,8 @@ def reference_block(x, residual, weight, bias):
     return theirs(z, None, None) + total, total
 
 
-def test_compiled_graph_has_our_operators():
-    x, weight, bias, dy = inputs((6, 64))
+def compiled_operators(function, *leaves_and_dy):
+    """(the names of the operators in the graphs that torch.compile makes of it, its results and gradients)"""
     found = []
 
     def look(graph, example_inputs):
@@ -117,13 +117,41 @@ def test_compiled_graph_has_our_operators():
 
     from torch._dynamo.backends.common import aot_autograd
     torch.compiler.reset()
-    compiled = torch.compile(ours, fullgraph=True, backend=aot_autograd(fw_compiler=look, bw_compiler=look))
-    near(gradients(compiled, learning(x, weight, bias), dy), exact(theirs, (x, weight, bias), dy))
+    compiled = torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=look, bw_compiler=look))
+    *leaves, dy = leaves_and_dy
+    return found, gradients(compiled, leaves, dy)
+
+
+def test_compiled_graph_has_our_operators():
+    x, weight, bias, dy = inputs((6, 64))
+    found, results = compiled_operators(ours, *learning(x, weight, bias), dy)
+    near(results, exact(theirs, (x, weight, bias), dy))
     names = [name for name in found if "plumb_layernorm" in name]
     if EXTENSION:
         assert names == ["plumb_layernorm.forward.default", "plumb_layernorm.backward.default"]
     else:
         assert len(names) >= 2 or any("auto_functionalized" in name for name in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_module_is_pytorchs(dtype):
+    """the graphs are nn.LayerNorm's, which the compiler fuses with what is around it"""
+    x, _, _, dy = inputs((6, 64), dtype)
+    found = []
+    for kind in (plumb_layernorm.LayerNorm, nn.LayerNorm):
+        model = nn.Sequential(nn.Linear(64, 64), kind(64)).to(DEVICE, dtype)
+        found.append(compiled_operators(model, *learning(x), dy)[0])
+    assert found[0] == found[1] and any("layer_norm" in name for name in found[0])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_compiled_module_of_float32_takes_16_bits(bias):
+    x, weight, b, dy = inputs((6, 64), torch.bfloat16, torch.float32)
+    module = plumb_layernorm.LayerNorm(64, bias=bias, device=DEVICE)
+    module.load_state_dict({"weight": weight} | ({"bias": b} if bias else {}))
+    torch.compiler.reset()
+    leaf = learning(x)
+    near(gradients(torch.compile(module, fullgraph=True), leaf, dy), gradients(module, leaf, dy))
 
 
 def test_compiled_module_under_autocast():
