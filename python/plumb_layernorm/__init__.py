@@ -21,12 +21,13 @@ Numbers: float32 and 16 bits are computed in float32. A row whose squares of x -
 a standard deviation from 1.8e19 / sqrt(columns) on) gives its bias, one whose elements have none may give NaN.
 A row of equal elements gives its bias, but NaN with eps = 0, as PyTorch's.
 
-Results are the same bits in every run. Rows at addresses that are no multiples of 16 bytes may have another
-kernel, whose last bits differ. Calls are queued on the current stream, and CUDA graphs may capture them. Each
-thread keeps the backward pass's workspace of each stream, some megabytes.
+Results are the same bits in every run. Rows, weights or biases at addresses that are no multiples of 16 bytes
+may have another kernel, whose last bits may differ. Calls are queued on the current stream, and CUDA graphs may
+capture them. Each thread keeps the backward pass's workspace of each stream, some megabytes.
 
-torch.compile: the module LayerNorm is PyTorch's own operator there, which the compiler fuses with what is around it.
-The two functions stay operators of this package, which it cannot look into.
+Under torch.compile, and torch.export with strict=True, the module LayerNorm is PyTorch's own operator, which
+Inductor fuses with what is around it. The two functions stay operators of this package, which it cannot look
+into.
 
 backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the
 portable operators; torch.autograd.Function around them costs some microseconds of Python a call, and
@@ -60,11 +61,11 @@ def residual_layer_norm(x, residual, normalized_shape, weight=None, bias=None, e
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm, its arguments, parameters and state dict, by layer_norm above; within torch.compile by
-    PyTorch's own operator, which the compiler fuses with what is around it. The result is of x's type."""
+    """torch.nn.LayerNorm, its arguments, parameters and state dict, by layer_norm above; under
+    torch.compile by PyTorch's operator: help(plumb_layernorm)"""
 
     def forward(self, x):
-        if torch.compiler.is_dynamo_compiling():  # not in torch.export
+        if backend != "torch" and torch.compiler.is_dynamo_compiling():
             return _for_the_compiler(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return _layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 

@@ -117,7 +117,8 @@ def compiled_operators(function, *leaves_and_dy):
 
     from torch._dynamo.backends.common import aot_autograd
     torch.compiler.reset()
-    compiled = torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=look, bw_compiler=look))
+    backend = aot_autograd(fw_compiler=look, bw_compiler=look)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
     *leaves, dy = leaves_and_dy
     return found, gradients(compiled, leaves, dy)
 
@@ -133,14 +134,16 @@ def test_compiled_graph_has_our_operators():
         assert len(names) >= 2 or any("auto_functionalized" in name for name in found)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_compiled_module_is_pytorchs(dtype):
-    """the graphs are nn.LayerNorm's, which the compiler fuses with what is around it"""
+@pytest.mark.parametrize("dtype,autocast", [(torch.float32, False), (torch.float32, True),
+                                            (torch.bfloat16, False)], ids=str)
+def test_compiled_module_is_pytorchs(dtype, autocast):
+    """the graphs are nn.LayerNorm's, which Inductor fuses with what is around it"""
     x, _, _, dy = inputs((6, 64), dtype)
     found = []
     for kind in (plumb_layernorm.LayerNorm, nn.LayerNorm):
-        model = nn.Sequential(nn.Linear(64, 64), kind(64)).to(DEVICE, dtype)
-        found.append(compiled_operators(model, *learning(x), dy)[0])
+        model = nn.Sequential(kind(64), nn.Linear(64, 64)).to(DEVICE, dtype)
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+            found.append(compiled_operators(model, *learning(x), dy)[0])
     assert found[0] == found[1] and any("layer_norm" in name for name in found[0])
 
 
@@ -150,8 +153,11 @@ def test_compiled_module_of_float32_takes_16_bits(bias):
     module = plumb_layernorm.LayerNorm(64, bias=bias, device=DEVICE)
     module.load_state_dict({"weight": weight} | ({"bias": b} if bias else {}))
     torch.compiler.reset()
-    leaf = learning(x)
-    near(gradients(torch.compile(module, fullgraph=True), leaf, dy), gradients(module, leaf, dy))
+    leaves, found = learning(x) + list(module.parameters()), []
+    for function in (torch.compile(module, fullgraph=True), module):
+        y = function(leaves[0])
+        found.append([y, *torch.autograd.grad(y, leaves, dy)])
+    near(*found)
 
 
 def test_compiled_module_under_autocast():
@@ -175,11 +181,14 @@ def test_compiled_module_under_autocast():
 
 
 @pytest.mark.skipif(not EXTENSION, reason="of the extension's operators")
-def test_export():
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict):
+    """strict: torch.compile traces it, so that the module is PyTorch's operator"""
     model = nn.Sequential(plumb_layernorm.LayerNorm(16), nn.Linear(16, 16)).to(DEVICE)
     batch = torch.export.Dim("batch", min=2)
-    program = torch.export.export(model, (torch.randn(4, 16, device=DEVICE),), dynamic_shapes=({0: batch},))
-    assert any("plumb_layernorm" in str(node.target) for node in program.graph.nodes)
+    program = torch.export.export(model, (torch.randn(4, 16, device=DEVICE),), dynamic_shapes=({0: batch},),
+                                  strict=strict)
+    assert any("plumb_layernorm" in str(node.target) for node in program.graph.nodes) != strict
     x = torch.randn(9, 16, device=DEVICE)
     near([program.module()(x), program.run_decompositions().module()(x)], [model(x)] * 2)
 
