@@ -80,7 +80,7 @@ std::string demangled(const char* name) {
 }
 
 // pageable memory is said: a copy from or to it makes the host wait, even when it is called async
-std::string copy_name(const CUpti_ActivityMemcpy6& m) {
+std::string copy_name(const CUpti_ActivityMemcpy5& m) {
     bool pageable =
         m.srcKind == CUPTI_ACTIVITY_MEMORY_KIND_PAGEABLE || m.dstKind == CUPTI_ACTIVITY_MEMORY_KIND_PAGEABLE;
     const char* way = m.copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD   ? "host to device"
@@ -140,14 +140,15 @@ struct ActivityRecorder::Impl {
     void keep(Activity::Kind kind, std::string name, const Record& r, uint32_t lane) {
         records.push_back({kind, std::move(name), (int64_t)r.start, (int64_t)r.end, lane, r.correlationId});
     }
+    // by records that CUDA 12's headers have, too: later ones have more behind what is read here
     void add(const CUpti_Activity* record) {
         if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
-            const auto& k = *reinterpret_cast<const CUpti_ActivityKernel10*>(record);
+            const auto& k = *reinterpret_cast<const CUpti_ActivityKernel9*>(record);
             std::string& name = kernels[k.name];
             if (name.empty()) { name = demangled(k.name); }
             keep(Activity::kKernel, name, k, k.streamId);
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
-            const auto& m = *reinterpret_cast<const CUpti_ActivityMemcpy6*>(record);
+            const auto& m = *reinterpret_cast<const CUpti_ActivityMemcpy5*>(record);
             keep(Activity::kCopy, copy_name(m), m, m.streamId);
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
             const auto& m = *reinterpret_cast<const CUpti_ActivityMemset4*>(record);
