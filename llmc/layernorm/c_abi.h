@@ -24,8 +24,8 @@
 // - Any thread may call at any time. What a device can do is asked once for each device, and kept.
 // - A call returns a code; unless it is OK, llmc_layernorm_last_error() has the message. Arguments are
 //   checked before anything is queued.
-// - The same call gives the same bits; at other alignments it may have another kernel, and other last bits. A row's result
-//   does not depend on the rows beside it.
+// - The same call gives the same bits. Pointers of another alignment may choose another kernel, whose last bits may
+//   differ. A row's result does not depend on the rows beside it.
 // - float32 and 16 bits are computed in float32. A row whose squares of x - mean(x) have no sum there (3.4e38: a standard
 //   deviation from 1.8e19 / sqrt(C) on) gets rstd 0 and out = bias, one whose elements have none may get NaN. A row of
 //   equal elements gives bias, but NaN with eps = 0.

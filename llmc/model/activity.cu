@@ -140,7 +140,7 @@ struct ActivityRecorder::Impl {
     void keep(Activity::Kind kind, std::string name, const Record& r, uint32_t lane) {
         records.push_back({kind, std::move(name), (int64_t)r.start, (int64_t)r.end, lane, r.correlationId});
     }
-    // by records that CUDA 12's headers have, too: later ones have more behind what is read here
+    // The types are CUDA 12's, whose headers have no later ones: later types add fields behind those read here.
     void add(const CUpti_Activity* record) {
         if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
             const auto& k = *reinterpret_cast<const CUpti_ActivityKernel9*>(record);
