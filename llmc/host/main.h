@@ -1,5 +1,6 @@
 // What the mains of both trainers share: options in, errors out as messages and exit codes.
 #pragma once
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -20,6 +21,8 @@ template <typename Train, typename Command>
 int run_main(const char* name, Program program, int argc, char** argv, Train train, Command command) {
     open_standard_streams();
     wait_politely(argv);
+    std::signal(SIGXFSZ,
+                SIG_IGN);  // a sub-command would end without a word; so the write fails, and is reported
     try {
         if (std::optional<int> done = command(argc, argv)) { return *done; }  // a signal ends it at once
         catch_run_signals();

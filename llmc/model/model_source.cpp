@@ -33,6 +33,18 @@ NamedModel checkpoint_model(const std::string& folder) {
     return {std::make_unique<HfModel>(file), file, folder_of(fs::path(folder))};
 }
 
+// the newest step_ folder, if it was saved after model.bin: a run writes model.bin last, and one that is lengthened
+// keeps that of its earlier end until it comes to the new one
+std::string newer_step(const fs::path& folder) {
+    const std::string newest = newest_step(folder.string());
+    if (newest.empty()) { return ""; }
+    std::error_code failed;
+    const auto saved = fs::last_write_time(fs::path(newest) / "MANIFEST", failed);
+    if (failed) { return ""; }
+    const auto model = fs::last_write_time(folder / "model.bin", failed);
+    return failed || saved <= model ? "" : newest;
+}
+
 NamedModel folder_model(const std::string& name, std::string* notes) {
     const fs::path folder(name);
     if (is_there(folder / "MANIFEST")) { return checkpoint_model(name); }
@@ -46,6 +58,11 @@ NamedModel folder_model(const std::string& name, std::string* notes) {
     if (is_there(folder / "config.json")) { return {std::make_unique<HfModel>(name), name, name}; }
     if (is_there(folder / "model.bin")) {
         const std::string file = (folder / "model.bin").string();
+        const std::string newer = newer_step(folder);
+        if (!newer.empty()) {
+            *notes += file + ": of the run's earlier end. It was trained on since: name " + newer +
+                      " for its newest weights.\n";
+        }
         return {std::make_unique<ModelFile>(file), file, name};
     }
     const std::string checkpoint = find_checkpoint(name, notes);

@@ -186,6 +186,11 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
                              : ""));
 }
 
+std::string newest_step(const std::string& run_folder) {
+    const std::vector<StepFolder> steps = list_steps(run_folder);
+    return steps.empty() ? "" : steps.front().path;
+}
+
 namespace {
 
 // what a run left that ended before its first save

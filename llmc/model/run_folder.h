@@ -20,6 +20,9 @@ namespace llmc {
 // another folder; without a log, checkpoints of different lines.
 std::string find_checkpoint(const std::string& run_folder, std::string* notes);
 
+// The step_ folder of the most steps, intact or not; "" if there is none.
+std::string newest_step(const std::string& run_folder);
+
 // Renames the log of a run that ended before its first save to log.jsonl.unsaved, and its model.bin likewise, so that the folder
 // is free for that run's next start; returns what was done, a line each. Throws Error(kExitUsage) if that fails.
 std::string put_log_aside(const std::string& run_folder);

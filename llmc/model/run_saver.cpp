@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 
 #include "llmc/host/error.h"
+#include "llmc/host/terminal_text.h"
 
 namespace llmc {
 
@@ -129,6 +131,13 @@ Error RunSaver::diverged(const std::string& what, bool finite) const {
     }
     return Error(kExitDiverged,
                  strf("%s. Lower --lr, or lengthen --warmup. %s", what.c_str(), checkpoint.c_str()));
+}
+
+int not_all_saved(const std::string& run_folder) {
+    std::fprintf(stderr,
+                 "%s: not all was saved: what failed is in the lines with FAILED on standard output\n",
+                 terminal_text(run_folder).c_str());
+    return kExitSaveFailed;
 }
 
 }  // namespace llmc

@@ -65,4 +65,7 @@ private:
     std::future<Saved> under_way_;  // last: it ends before what it uses
 };
 
+// a line on standard error, for who does not read a run's standard output; returns kExitSaveFailed
+int not_all_saved(const std::string& run_folder);
+
 }  // namespace llmc

@@ -353,7 +353,7 @@ private:
         log_->sync();
         watch_log();
         if (log_failing_) { line_.message("LOG FAILED: lines are missing: " + log_->problem()); }
-        return saver_->failed() || model_failed_ || log_failing_ ? kExitSaveFailed : exit_code;
+        return saver_->failed() || model_failed_ || log_failing_ ? not_all_saved(plan_.out) : exit_code;
     }
 
     // a signal asked for it: save and leave; --resume auto goes on from here

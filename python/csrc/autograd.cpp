@@ -84,7 +84,10 @@ private:
             return differentiable(dout, dsum, rows, w, wanted);
         }
         at::AutoDispatchBelowADInplaceOrView below_autograd;
-        if (dsum.defined() && wanted[0] && may_overwrite(dsum) && !at::isTensorSubclassLike(dout)) {
+        // past the dispatcher: not for tensors that are more than their memory
+        bool plain = !at::isTensorSubclassLike(dout) && !dout._is_zerotensor() && !dout.is_neg() &&
+                     (!w || (!w->_is_zerotensor() && !w->is_neg()));
+        if (dsum.defined() && wanted[0] && may_overwrite(dsum) && plain) {
             Gradients made =
                 run_backward(dout, rows, statistics, dims, given(w), grad_type, wanted, std::move(dsum));
             return {std::move(made.dx), std::move(made.dweight), std::move(made.dbias)};

@@ -137,8 +137,9 @@ bool parameter_fits(const Tensor& p, const Tensor& x, c10::SymIntArrayRef normal
 
 bool takes(const Tensor& x, c10::SymIntArrayRef normalized_shape, const Tensor* weight, const Tensor* bias) {
     size_t dims = normalized_shape.size();
-    return x.device().type() == kDevice && x.layout() == at::kStrided && type_code(x.scalar_type()) != 0 &&
-           dims > 0 && dims <= (size_t)x.dim() && x.sym_sizes().slice(x.dim() - dims) == normalized_shape &&
+    return x.device().type() == kDevice && x.layout() == at::kStrided && !x.is_nested() &&
+           type_code(x.scalar_type()) != 0 && dims > 0 && dims <= (size_t)x.dim() &&
+           x.sym_sizes().slice(x.dim() - dims) == normalized_shape &&
            (weight == nullptr || parameter_fits(*weight, x, normalized_shape)) &&
            (bias == nullptr || parameter_fits(*bias, x, normalized_shape)) &&
            (weight == nullptr || bias == nullptr || weight->scalar_type() == bias->scalar_type());
@@ -146,7 +147,8 @@ bool takes(const Tensor& x, c10::SymIntArrayRef normalized_shape, const Tensor* 
 
 bool takes_residual(const Tensor& x, const Tensor& residual) {
     return residual.device() == x.device() && residual.scalar_type() == x.scalar_type() &&
-           residual.layout() == at::kStrided && residual.sym_sizes() == x.sym_sizes();
+           residual.layout() == at::kStrided && !residual.is_nested() &&
+           residual.sym_sizes() == x.sym_sizes();
 }
 
 Forward run_forward(const Tensor& x, const Tensor* residual, int64_t dims, const Tensor* weight,

@@ -41,20 +41,21 @@ from ._backend import backend, layer_norm as _layer_norm, residual_layer_norm as
 __all__ = ["LayerNorm", "backend", "layer_norm", "replace_layernorms", "residual_layer_norm"]
 
 
-def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
-    """torch.nn.functional.layer_norm: x normalised over its last dimensions, normalized_shape (an int, or
+def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
+    """torch.nn.functional.layer_norm: input normalised over its last dimensions, normalized_shape (an int, or
     several), times weight, plus bias, both of that shape. For what is copied, and what goes to PyTorch:
     help(plumb_layernorm)."""
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
-    return _layer_norm(x, normalized_shape, weight, bias, eps)
+    return _layer_norm(input, normalized_shape, weight, bias, eps)
 
 
 def residual_layer_norm(x, residual, normalized_shape, weight=None, bias=None, eps=1e-5):
     """(layer_norm(new_residual, ...), new_residual), where new_residual = x + residual, in one pass over
     memory: a block's end and the next one's LayerNorm. x and residual are of one shape and type, else PyTorch
     adds them. Their gradients are one tensor: what comes from new_residual and from the LayerNorm is added in
-    the kernel."""
+    the kernel. Both results are of one node of the graph: a hook of new_residual, retain_grad and
+    torch.autograd.grad for it see what comes from its other uses, without the LayerNorm's part."""
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
     return _residual_layer_norm(x, residual, normalized_shape, weight, bias, eps)
@@ -64,16 +65,16 @@ class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm, its arguments, parameters and state dict, by layer_norm above; under
     torch.compile by PyTorch's operator: help(plumb_layernorm)"""
 
-    def forward(self, x):
+    def forward(self, input):
         if backend != "torch" and torch.compiler.is_dynamo_compiling():
-            return _for_the_compiler(x, self.normalized_shape, self.weight, self.bias, self.eps)
-        return _layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+            return _for_the_compiler(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return _layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 def _for_the_compiler(x, normalized_shape, weight, bias, eps):
     parameter = bias if weight is None else weight
     # PyTorch's operator for CUDA takes no float32 parameters beside 16-bit rows
-    mixed = parameter is not None and parameter.dtype == torch.float32 and x.dtype.itemsize == 2
+    mixed = parameter is not None and parameter.dtype == torch.float32 and x.dtype in (torch.bfloat16, torch.float16)
     rows = x.float() if mixed else x
     return torch.nn.functional.layer_norm(rows, normalized_shape, weight, bias, eps).to(x.dtype)
 

@@ -4,9 +4,9 @@ import math
 
 import torch
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 operators = torch.ops.plumb_layernorm_stable
 has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 DEVICE = "cuda" if has_kernel("plumb_layernorm_stable::forward", "CUDA") else "cpu"
@@ -16,7 +16,10 @@ for name in ("forward", "backward"):  # they write into what they are given: no 
 
 
 def takes(x, normalized_shape, weight, bias):
-    """csrc/calls.h"""
+    """csrc/calls.h; not subclasses, of which FakeTensor, DTensor and nested tensors are some: forward's operator
+    writes into tensors that are made for it, which are plain ones"""
+    if any(type(t) not in PLAIN for t in (x, weight, bias)) or x.is_nested:
+        return False
     dims = len(normalized_shape)
     if x.device.type != DEVICE or x.dtype not in TYPES or not 0 < dims <= x.dim() or \
             tuple(x.shape[-dims:]) != tuple(normalized_shape) or math.prod(normalized_shape) == 0:
@@ -48,20 +51,23 @@ def run_forward(x, residual, C, weight, bias, eps, want_statistics):
 
 class Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, residual, weight, bias, C, eps):
+    def forward(ctx, x, residual, weight, bias, normalized_shape, eps):
+        C = math.prod(normalized_shape)
         out, total, statistics = run_forward(x, residual, C, weight, bias, eps, True)
         ctx.save_for_backward(x if residual is None else total, weight, bias, statistics)
-        ctx.C = C
+        ctx.C, ctx.normalized_shape = C, normalized_shape
         ctx.set_materialize_grads(False)
         return out if residual is None else (out, total)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout, dtotal=None):
         x, weight, bias, statistics = ctx.saved_tensors
         need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
         if dout is None:
             return dtotal, dtotal if need_residual else None, None, None, None, None
+        if torch.is_grad_enabled():
+            dx, dweight, dbias = differentiable(ctx, dout, dtotal)
+            return dx, dx if need_residual else None, dweight, dbias, None, None
         dx = dweight = dbias = None
         if need_x or need_residual:
             dx = new_like(x) if dtotal is None else dtotal.clone(memory_format=torch.contiguous_format)
@@ -74,6 +80,22 @@ class Function(torch.autograd.Function):
         return dx, dx if need_residual else None, dweight, dbias, None, None
 
 
+def differentiable(ctx, dout, dtotal):
+    """by PyTorch's operator, which has derivatives itself; in one type, the statistics', as PyTorch's kernels for
+    the CPU and for CUDA take different mixtures"""
+    x, weight, bias, statistics = ctx.saved_tensors
+    need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
+    dims, dtype = len(ctx.normalized_shape), statistics.dtype
+    mean, rstd = statistics.view(2, *x.shape[:-dims], *(1,) * dims)
+    dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
+        dout.to(dtype), x.to(dtype), ctx.normalized_shape, mean, rstd, None if weight is None else weight.to(dtype),
+        None if bias is None else bias.to(dtype), [need_x or need_residual, need_weight, need_bias])
+    if dx is not None:
+        dx = dx.to(x.dtype) if dtotal is None else dx.to(x.dtype) + dtotal
+    return (dx, None if dweight is None else dweight.to(weight.dtype),
+            None if dbias is None else dbias.to(bias.dtype))
+
+
 def learns(*tensors):
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
@@ -81,18 +103,16 @@ def learns(*tensors):
 def layer_norm(x, normalized_shape, weight, bias, eps):
     if not takes(x, normalized_shape, weight, bias) or has_tangent(x, weight, bias):
         return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
-    C = math.prod(normalized_shape)
     if learns(x, weight, bias):
-        return Function.apply(x, None, weight, bias, C, eps)
-    return run_forward(x, None, C, weight, bias, eps, False)[0]
+        return Function.apply(x, None, weight, bias, tuple(normalized_shape), eps)
+    return run_forward(x, None, math.prod(normalized_shape), weight, bias, eps, False)[0]
 
 
 def residual_layer_norm(x, residual, normalized_shape, weight, bias, eps):
-    if x.dtype != residual.dtype or x.shape != residual.shape or x.device != residual.device or \
+    if type(residual) not in PLAIN or x.dtype != residual.dtype or x.shape != residual.shape or x.device != residual.device or \
             not takes(x, normalized_shape, weight, bias) or has_tangent(x, residual, weight, bias):
         total = x + residual
         return layer_norm(total, normalized_shape, weight, bias, eps), total
-    C = math.prod(normalized_shape)
     if learns(x, residual, weight, bias):
-        return Function.apply(x, residual, weight, bias, C, eps)
-    return run_forward(x, residual, C, weight, bias, eps, False)[:2]
+        return Function.apply(x, residual, weight, bias, tuple(normalized_shape), eps)
+    return run_forward(x, residual, math.prod(normalized_shape), weight, bias, eps, False)[:2]

@@ -2,8 +2,10 @@
 import threading
 
 import pytest
+import plumb_layernorm
 import torch
 from torch.autograd import forward_ad
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from helpers import (DEVICE, EXTENSION, exact, gradients, inputs, is_ours, learning, near, ours,
@@ -162,7 +164,6 @@ def second_terms(function, leaves, dout):
 # How many roundings a product sees. In 16 bits: of the first derivative, of its part by x or by weight, and
 # of their sum. Else also in the sums over C = 16 columns of the first derivative and of the second, in the
 # sum over 5 rows, and in 11 products and differences.
-@only_extension
 @pytest.mark.parametrize("dtype,weight_dtype,roundings",
                          [(torch.float64, torch.float64, 48), (torch.float32, torch.float32, 48),
                           (torch.bfloat16, torch.float32, 3), (torch.float16, torch.float16, 3)], ids=str)
@@ -181,7 +182,6 @@ def test_second_derivative(dtype, weight_dtype, roundings):
         assert (a.double() - b).abs().max() <= bound
 
 
-@only_extension
 def test_second_derivative_of_residual():
     x, weight, bias, dy = inputs((5, 16), torch.float64)
     residual, _, _, dsum = inputs((5, 16), torch.float64, seed=1)
@@ -191,12 +191,16 @@ def test_second_derivative_of_residual():
     assert torch.autograd.gradgradcheck(lambda *a: ours_residual(*a, bias), leaves)
 
 
-@pytest.mark.skipif(EXTENSION, reason="the extension has it")
-def test_second_derivative_is_refused_by_name(case):
-    (x, weight, bias), dy, _ = case
-    grad, = torch.autograd.grad(ours(x, weight, bias).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+def test_gradient_penalty():
+    """what comes in has no derivative, what goes out has one"""
+    x, weight, bias, _ = inputs((5, 16), torch.float64)
+    found = []
+    for function in (ours, theirs):
+        leaves = learning(x, weight, bias)
+        part = function(*leaves)[:, :3].sum()
+        grad, = torch.autograd.grad(part, leaves[0], create_graph=True)
+        found.append(torch.autograd.grad(part + grad.square().sum(), leaves))
+    near(*found)
 
 
 @pytest.mark.parametrize("learn", [False, True])
@@ -208,6 +212,27 @@ def test_tangents(learn):
             dual = forward_ad.make_dual(x.clone().requires_grad_(learn), dx)
             found.append(forward_ad.unpack_dual(function(dual, weight, bias)).tangent)
     near(found[:1], found[1:])
+
+
+def test_nested_rows_by_keyword():
+    _, weight, bias, _ = inputs((5, 16), torch.float32)
+    rows = [inputs((n, 16), torch.float32, seed=n)[0] for n in (3, 5)]
+    nested = torch.nested.nested_tensor(rows)
+    out = plumb_layernorm.layer_norm(input=nested, normalized_shape=(16,), weight=weight, bias=bias)
+    near(out.unbind(), [theirs(r, weight, bias) for r in rows])
+
+
+@pytest.mark.skipif(EXTENSION, reason="of the portable operators")
+def test_subclass_of_two_tensors():
+    """each of them has statistics of its own"""
+    x, weight, bias, dy = inputs((5, 16), torch.float64)
+    two = TwoTensor(x, 2 * x).requires_grad_()
+    parameters = [TwoTensor(t, t) for t in (weight, bias)]
+    ours(two, *parameters).backward(TwoTensor(dy, dy))
+    for part, rows in ((two.grad.a, x), (two.grad.b, 2 * x)):
+        leaf = rows.clone().requires_grad_()
+        theirs(leaf, weight, bias).backward(dy)
+        near([part], [leaf.grad])
 
 
 @only_extension

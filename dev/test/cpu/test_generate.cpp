@@ -258,6 +258,36 @@ TEST_CASE("sub-commands: interactive text goes on from all that was written, aft
           whole.substr(7, 3) + "\n" + whole.substr(10, 3) + "\n" + whole.substr(13, 3) + "\n");
 }
 
+TEST_CASE(
+    "sub-commands: a run with a step_ folder newer than its model.bin says so, and a file is no folder to "
+    "export to") {
+    TempFolder folder;
+    write_token_shard(folder / "train.bin", std::vector<uint16_t>(400, 7), 257);
+    const std::string run = folder / "run", file = run + "/model.bin", step = run + "/step_00000003";
+    const ProgramRun train =
+        run_train(folder.path(), words("--train-data " + (folder / "train.bin") +
+                                       " --val-data none --seq-len 12 --batch 8 --quiet "
+                                       "--sample-every 0 --save-every 3 --steps 3 --layers 1 "
+                                       "--heads 2 --channels 16 --out " +
+                                       run));
+    CAPTURE(train.err);
+    REQUIRE(train.exit_code == kExitDone);
+    const auto generate = [&] {
+        return run_train(folder.path(), {"generate", run, "--tokens", "2", "--json"});
+    };
+    const ProgramRun fresh = generate();
+    CHECK(fresh.exit_code == kExitDone);
+    CHECK(fresh.err.find(step) == std::string::npos);
+    std::filesystem::last_write_time(
+        file, std::filesystem::last_write_time(step + "/MANIFEST") - std::chrono::seconds(1));
+    const ProgramRun stale = generate();
+    CHECK(stale.exit_code == kExitDone);
+    CHECK(stale.err.find("name " + step) != std::string::npos);
+    const ProgramRun taken = run_train(folder.path(), {"export", run, "--hf", folder / "train.bin"});
+    CHECK(taken.exit_code == kExitUsage);
+    CHECK(taken.err.find("a file") != std::string::npos);
+}
+
 TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated, with its own tokenizer") {
     TempFolder folder;
     const Tokenizer t = Tokenizer::load("dev/test/fixture/bpe");
