@@ -74,7 +74,8 @@ class LayerNorm(torch.nn.LayerNorm):
 def _for_the_compiler(x, normalized_shape, weight, bias, eps):
     parameter = bias if weight is None else weight
     # PyTorch's operator for CUDA takes no float32 parameters beside 16-bit rows
-    mixed = parameter is not None and parameter.dtype == torch.float32 and x.dtype in (torch.bfloat16, torch.float16)
+    mixed = (parameter is not None and parameter.dtype == torch.float32
+             and x.dtype in (torch.bfloat16, torch.float16))
     rows = x.float() if mixed else x
     return torch.nn.functional.layer_norm(rows, normalized_shape, weight, bias, eps).to(x.dtype)
 

@@ -16,8 +16,8 @@ for name in ("forward", "backward"):  # they write into what they are given: no 
 
 
 def takes(x, normalized_shape, weight, bias):
-    """csrc/calls.h; not subclasses, of which FakeTensor, DTensor and nested tensors are some: forward's operator
-    writes into tensors that are made for it, which are plain ones"""
+    """csrc/calls.h; but no subclass of Tensor, such as DTensor: the operator writes into tensors that are
+    made for it, which are plain ones"""
     if any(type(t) not in PLAIN for t in (x, weight, bias)) or x.is_nested:
         return False
     dims = len(normalized_shape)
@@ -28,6 +28,11 @@ def takes(x, normalized_shape, weight, bias):
     types = (x.dtype, torch.float32) if x.dtype.itemsize == 2 else (x.dtype,)
     return (all(p.device == x.device and p.dtype in types and p.shape == x.shape[-dims:] for p in given)
             and len({p.dtype for p in given}) < 2)
+
+
+def alike(x, residual):
+    return (type(residual) in PLAIN and not residual.is_nested and x.dtype == residual.dtype
+            and x.shape == residual.shape and x.device == residual.device)
 
 
 def has_tangent(*tensors):
@@ -81,15 +86,16 @@ class Function(torch.autograd.Function):
 
 
 def differentiable(ctx, dout, dtotal):
-    """by PyTorch's operator, which has derivatives itself; in one type, the statistics', as PyTorch's kernels for
-    the CPU and for CUDA take different mixtures"""
+    """by PyTorch's operator, which has derivatives itself; in one type, the statistics', as PyTorch's kernels
+    for the CPU and for CUDA take different mixtures"""
     x, weight, bias, statistics = ctx.saved_tensors
     need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
     dims, dtype = len(ctx.normalized_shape), statistics.dtype
     mean, rstd = statistics.view(2, *x.shape[:-dims], *(1,) * dims)
+    w, b = (None if t is None else t.to(dtype) for t in (weight, bias))
     dx, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
-        dout.to(dtype), x.to(dtype), ctx.normalized_shape, mean, rstd, None if weight is None else weight.to(dtype),
-        None if bias is None else bias.to(dtype), [need_x or need_residual, need_weight, need_bias])
+        dout.to(dtype), x.to(dtype), ctx.normalized_shape, mean, rstd, w, b,
+        [need_x or need_residual, need_weight, need_bias])
     if dx is not None:
         dx = dx.to(x.dtype) if dtotal is None else dx.to(x.dtype) + dtotal
     return (dx, None if dweight is None else dweight.to(weight.dtype),
@@ -109,8 +115,8 @@ def layer_norm(x, normalized_shape, weight, bias, eps):
 
 
 def residual_layer_norm(x, residual, normalized_shape, weight, bias, eps):
-    if type(residual) not in PLAIN or x.dtype != residual.dtype or x.shape != residual.shape or x.device != residual.device or \
-            not takes(x, normalized_shape, weight, bias) or has_tangent(x, residual, weight, bias):
+    if not takes(x, normalized_shape, weight, bias) or not alike(x, residual) or \
+            has_tangent(x, residual, weight, bias):
         total = x + residual
         return layer_norm(total, normalized_shape, weight, bias, eps), total
     if learns(x, residual, weight, bias):
