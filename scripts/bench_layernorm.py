@@ -386,8 +386,8 @@ def find_peers(names):
             found.insert(0, layernorm_peers.ours())
         except ImportError as error:
             raise SystemExit(f"bench_layernorm.py: {error}; expected the package: python/README.md") from None
-    # its kernels load with evict_last, and such lines outlive the clearing of L2: whoever read the same input after it
-    # had part of it from there, so that a call took up to 20 % less
+    # torch.compile's turn is the last: its kernels load with evict_last, and such lines outlive the clearing of L2, so
+    # that a provider which reads the same input after it has part of the input from L2
     found.sort(key=lambda peer: peer.name == "torch.compile")
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Triton {triton.__version__}; "
           f"{', '.join(peer.name for peer in found)}")

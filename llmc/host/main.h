@@ -21,8 +21,7 @@ template <typename Train, typename Command>
 int run_main(const char* name, Program program, int argc, char** argv, Train train, Command command) {
     open_standard_streams();
     wait_politely(argv);
-    std::signal(SIGXFSZ,
-                SIG_IGN);  // a sub-command would end without a word; so the write fails, and is reported
+    std::signal(SIGXFSZ, SIG_IGN);  // it would end a sub-command without a word; now the write fails instead
     try {
         if (std::optional<int> done = command(argc, argv)) { return *done; }  // a signal ends it at once
         catch_run_signals();

@@ -14,7 +14,8 @@ namespace llmc {
 void require_empty_folder(const std::string& folder, const std::string& cure) {
     std::error_code ignored;
     if (std::filesystem::exists(folder, ignored) && !std::filesystem::is_directory(folder, ignored)) {
-        throw Error(kExitUsage, folder + ": a file. Expected a folder, or a name that is free.");
+        throw Error(kExitUsage,
+                    folder + ": this is a file. Expected an empty folder, or a name that is free.");
     }
     if (std::filesystem::exists(folder, ignored) && !std::filesystem::is_empty(folder, ignored)) {
         throw Error(kExitUsage, folder + ": not an empty folder. " + cure);

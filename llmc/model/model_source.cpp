@@ -33,8 +33,8 @@ NamedModel checkpoint_model(const std::string& folder) {
     return {std::make_unique<HfModel>(file), file, folder_of(fs::path(folder))};
 }
 
-// the newest step_ folder, if it was saved after model.bin: a run writes model.bin last, and one that is lengthened
-// keeps that of its earlier end until it comes to the new one
+// The newest step_ folder if it was saved after model.bin, else "". A run writes model.bin last; a run that is
+// lengthened keeps the model.bin of its earlier end until it comes to its new end.
 std::string newer_step(const fs::path& folder) {
     const std::string newest = newest_step(folder.string());
     if (newest.empty()) { return ""; }
@@ -60,8 +60,8 @@ NamedModel folder_model(const std::string& name, std::string* notes) {
         const std::string file = (folder / "model.bin").string();
         const std::string newer = newer_step(folder);
         if (!newer.empty()) {
-            *notes += file + ": of the run's earlier end. It was trained on since: name " + newer +
-                      " for its newest weights.\n";
+            *notes += file + ": of the run's earlier end, and the run went on since: name " + newer +
+                      " for the newest weights.\n";
         }
         return {std::make_unique<ModelFile>(file), file, name};
     }

@@ -156,7 +156,7 @@ def main():
     parser.add_argument("--models", default="gpt2,vit-l,bert-l")
     parser.add_argument("--types", default="autocast,bf16")
     parser.add_argument("--how", default="eager",
-                        help="eager, compiled; compiled, both are PyTorch's operator, so that the times should be equal")
+                        help="eager, compiled: a compiled model has PyTorch's operator either way")
     parser.add_argument("--batch", type=int, help="rows (default: 16 of GPT-2, 64 images, 32 of BERT-L)")
     parser.add_argument("--layers", type=int, default=24, help="of BERT-L and ViT-L: fewer compile sooner (default 24)")
     parser.add_argument("--warmup", type=int, default=5)

@@ -1,8 +1,8 @@
 """Autograd's rules: what is saved, asked for twice, changed, hooked, differentiated again."""
 import threading
 
-import pytest
 import plumb_layernorm
+import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
