@@ -41,7 +41,7 @@ def step_sums():
     """a line a step that was measured: S, and S of the products alone"""
     lines = []
     labels = [(label + words, name + suffix) for label, name in STEPS.items()
-              for words, suffix in ((", before", "_before"), ("", "")) if is_there(name + suffix)]
+              for words, suffix in ((", before", "_before"), ("", ""), (", on an H200", "_h200")) if is_there(name + suffix)]
     for label, data in [(label, load(name)) for label, name in labels]:
         products = [part for part in data["parts"] if part["part"] in PRODUCTS]
         rate = 1e3 * int(data["B"]) * int(data["T"]) / float(data["step_ms"])
@@ -50,7 +50,7 @@ def step_sums():
                       percent(sum(float(p["floor_ms"]) for p in products), sum(float(p["ms"]) for p in products)),
                       data["idle_ms"], f"{waits:.1f}"])
     return markdown(["", "step, ms", "tokens/s", "floors, ms", "S", "products' floor, % of them", "idle, ms",
-                     "waiting calls"], lines) + ["", load(STEPS["124M, B=64"])["gpu"] + "."]
+                     "waiting calls"], lines) + ["", load(STEPS["124M, B=64"])["gpu"] + ", where the line names no other."]
 
 
 def step_products(name):
@@ -68,8 +68,8 @@ def short_step():
     for row in data["rows"]:
         sides = [part for side in (row["plumb"], row["pytorch"])
                  for part in (f"{side['ms']} ({side['p20']}, {side['p80']})", side["tokens_per_s"])]
-        lines.append([f"{row['model']}, B={row['batch']}" + ", --tune-gemm" * row.get("tune_gemm", False), *sides,
-                      row["ratio"]])
+        label = f"{row['model']}, B={row['batch']}" + ", --tune-gemm" * row.get("tune_gemm", False)
+        lines.append([label + (f", {row['gpu']}" if "gpu" in row else ""), *sides, row["ratio"]])
     return markdown(["", "plumb, ms a step (20 %, 80 %)", "tokens/s", "PyTorch, torch.compile, its fastest attention", "tokens/s",
                      "times PyTorch's"], lines) + source(data)
 
