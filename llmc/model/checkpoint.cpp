@@ -281,7 +281,7 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
     }
 }
 
-CheckpointFacts inspect_checkpoint(const std::string& folder, bool contents) {
+CheckpointFacts inspect_checkpoint(const std::string& folder, Contents contents) {
     CheckpointFacts facts;
     try {
         if (file_kind(folder) != FileKind::kFolder) {
@@ -300,7 +300,9 @@ CheckpointFacts inspect_checkpoint(const std::string& folder, bool contents) {
         for (const char* name : kFiles) {
             std::string line;
             std::getline(in, line);
-            if (contents || name == kRecordFile) { facts.damage = damage_of_file(folder, name, line); }
+            const bool reads = contents == Contents::kAll || name == kRecordFile ||
+                               (contents == Contents::kWeights && name != kOptimizerFile);
+            if (reads) { facts.damage = damage_of_file(folder, name, line); }
             if (!facts.damage.empty()) { return facts; }
         }
         if (manifest->empty() || manifest->back() != '\n' || in.peek() != EOF) {

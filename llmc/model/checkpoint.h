@@ -77,8 +77,9 @@ struct CheckpointFacts {
     std::string damage;  // "" = none, else what is wrong and where
     RunRecord record;    // of an intact one
 };
-// contents = false: only MANIFEST and run.json are read
-CheckpointFacts inspect_checkpoint(const std::string& folder, bool contents = true);
+// What is read of it: MANIFEST and run.json; all but the optimizer's moments, which may be gone; everything.
+enum class Contents { kRecord, kWeights, kAll };
+CheckpointFacts inspect_checkpoint(const std::string& folder, Contents contents = Contents::kAll);
 
 // A checkpoint that is complete and intact; the constructor throws Error(kExitBadInput) if it is not.
 class Checkpoint {

@@ -380,8 +380,16 @@ void write_hf_model(const std::string& folder, const ModelSource& source, const 
     make_writable_folder(folder);
     std::string config = hf_config_text(source.config(), type, end_of_text);
     if (!run.empty()) { config.insert(2, strf("  \"%s\": \"%s\",\n", kRunKey, run.c_str())); }
-    write_text_file(folder + "/config.json", config);
-    write_hf_weights(folder + "/model.safetensors", source, type);
+    const std::string config_file = folder + "/config.json";
+    std::error_code ignored;
+    const bool is_new = !fs::exists(config_file, ignored);
+    write_text_file(config_file, config);
+    try {
+        write_hf_weights(folder + "/model.safetensors", source, type);
+    } catch (...) {
+        if (is_new) { fs::remove(config_file, ignored); }
+        throw;
+    }
     write_text_file(
         folder + "/generation_config.json",
         strf("{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n",

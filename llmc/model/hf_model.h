@@ -47,7 +47,7 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, cons
 // Writes config.json, generation_config.json and model.safetensors, which transformers loads, into a folder,
 // which is made. type: "fp32", "bf16" or "fp16"; end_of_text: its token id. run: the id of the run's
 // start that exports it (run_record.h), "" = none; config.json has it and is written first, so that a run knows an export that
-// it was killed in. Errors as above.
+// it was killed in; if the weights cannot be written, a new config.json is removed again. Errors as above.
 void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
                     int end_of_text, const std::string& run = "");
 

@@ -28,7 +28,10 @@ std::string folder_of(const fs::path& path) {
 }
 
 NamedModel checkpoint_model(const std::string& folder) {
-    const Checkpoint intact(folder);
+    const std::string damage = inspect_checkpoint(folder, Contents::kWeights).damage;
+    if (!damage.empty()) {
+        throw Error(kExitBadInput, damage + ". Name another step_ folder, or a run's model.bin.");
+    }
     const std::string file = folder + "/model.safetensors";
     return {std::make_unique<HfModel>(file), file, folder_of(fs::path(folder))};
 }

@@ -29,7 +29,7 @@ struct NamedModel {
 
 // What a user may call a model:
 //   a run folder: its model.bin, which a finished run has, else its newest checkpoint
-//   a checkpoint folder (step_00001000), a model file (*.bin)
+//   a checkpoint folder (step_00001000), with or without its optimizer.safetensors; a model file (*.bin)
 //   a Hugging Face GPT-2: the folder, or a *.safetensors in it
 // Throws Error(kExitBadInput) unless it is there and right; notes about damaged checkpoints go to *notes.
 NamedModel open_model(const std::string& name, std::string* notes);

@@ -91,7 +91,7 @@ Line line_of_checkpoints(const std::vector<StepFolder>& steps) {
     std::optional<Line> line;
     std::string newest, kind;
     for (const StepFolder& at : steps) {
-        CheckpointFacts facts = inspect_checkpoint(at.path, !line);
+        CheckpointFacts facts = inspect_checkpoint(at.path, line ? Contents::kRecord : Contents::kAll);
         if (!facts.damage.empty()) { continue; }
         if (!line) {
             line = facts.record.line;
@@ -239,7 +239,7 @@ void require_no_run(const std::string& run_folder) {
 std::string set_aside(const std::string& run_folder, const Line& line) {
     std::string done, kind;
     for (const StepFolder& at : list_steps(run_folder)) {
-        CheckpointFacts facts = inspect_checkpoint(at.path, false);
+        CheckpointFacts facts = inspect_checkpoint(at.path, Contents::kRecord);
         std::string why = facts.damage.empty() ? off_line(line, facts, at, &kind) : facts.damage;
         if (why.empty()) { continue; }  // to read all that may yet count would take long
         if (kind == "abandoned" && facts.damage.empty()) { facts = inspect_checkpoint(at.path); }
@@ -274,7 +274,7 @@ std::string remove_old_checkpoints(const std::string& run_folder, const Line& li
             at.step == keep.best) {
             continue;
         }
-        CheckpointFacts facts = inspect_checkpoint(at.path, false);
+        CheckpointFacts facts = inspect_checkpoint(at.path, Contents::kRecord);
         std::string why = off_line(line, facts, at, &kind);
         if (why.empty() && counted >= keep.newest) {
             known->erase(at.path);

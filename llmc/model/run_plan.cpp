@@ -52,6 +52,16 @@ void require_same_shape(const Options& o, const RunPlan& plan) {
     }
 }
 
+// --resume RUN would else be told of a missing MANIFEST
+void require_no_run_folder(const std::string& checkpoint) {
+    const std::string newest = newest_step(checkpoint);
+    if (newest.empty()) { return; }
+    throw Error(kExitBadInput,
+                checkpoint + ": a run folder, not a checkpoint. To go on in it: --resume auto --out " +
+                    checkpoint + "; to begin another run with its newest checkpoint: --resume " + newest +
+                    " --out NEW.");
+}
+
 // where the weights come from and the model's sizes: a checkpoint, a model file, or the options; sets the
 // sizes that are left open in them
 void choose_model(Options* options, int vocab_size, RunPlan* plan) {
@@ -62,6 +72,7 @@ void choose_model(Options* options, int vocab_size, RunPlan* plan) {
         std::fputs(terminal_text(notes).c_str(), stderr);
     } else if (o.resume != "none") {
         plan->checkpoint = o.resume;
+        require_no_run_folder(o.resume);
     }
     ModelShape shape{o.layers, o.heads, o.channels};
     const bool open = o.model == kAutoModel && o.layers == 0;

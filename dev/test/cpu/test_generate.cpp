@@ -258,20 +258,25 @@ TEST_CASE("sub-commands: interactive text goes on from all that was written, aft
           whole.substr(7, 3) + "\n" + whole.substr(10, 3) + "\n" + whole.substr(13, 3) + "\n");
 }
 
-TEST_CASE(
-    "sub-commands: a run with a step_ folder newer than its model.bin says so, and a file is no folder to "
-    "export to") {
-    TempFolder folder;
+// a run of three steps, saved after the third
+static std::string trained(const TempFolder& folder) {
     write_token_shard(folder / "train.bin", std::vector<uint16_t>(400, 7), 257);
-    const std::string run = folder / "run", file = run + "/model.bin", step = run + "/step_00000003";
     const ProgramRun train =
         run_train(folder.path(), words("--train-data " + (folder / "train.bin") +
                                        " --val-data none --seq-len 12 --batch 8 --quiet "
                                        "--sample-every 0 --save-every 3 --steps 3 --layers 1 "
                                        "--heads 2 --channels 16 --out " +
-                                       run));
+                                       (folder / "run")));
     CAPTURE(train.err);
     REQUIRE(train.exit_code == kExitDone);
+    return folder / "run";
+}
+
+TEST_CASE(
+    "sub-commands: a run with a step_ folder newer than its model.bin says so, and a file is no folder to "
+    "export to") {
+    TempFolder folder;
+    const std::string run = trained(folder), file = run + "/model.bin", step = run + "/step_00000003";
     const auto generate = [&] {
         return run_train(folder.path(), {"generate", run, "--tokens", "2", "--json"});
     };
@@ -286,6 +291,33 @@ TEST_CASE(
     const ProgramRun taken = run_train(folder.path(), {"export", run, "--hf", folder / "train.bin"});
     CHECK(taken.exit_code == kExitUsage);
     CHECK(taken.err.find("a file") != std::string::npos);
+}
+
+TEST_CASE(
+    "sub-commands: a checkpoint's weights are used without its optimizer's moments, not if they are "
+    "damaged") {
+    TempFolder folder;
+    const std::string run = trained(folder), step = run + "/step_00000003";
+    const auto generate = [&] {
+        return run_train(folder.path(), {"generate", step, "--tokens", "9", "--seed", "1"});
+    };
+    const ProgramRun whole = generate();
+    CHECK(whole.exit_code == kExitDone);
+    std::filesystem::remove(step + "/optimizer.safetensors");
+    const ProgramRun alone = generate();
+    CHECK(alone.exit_code == kExitDone);
+    CHECK(alone.out == whole.out);
+    for (const char* name : {"/model.safetensors", "/config.json", "/run.json"}) {
+        const std::string intact = read_bytes(step + name);
+        std::string damaged = intact;
+        damaged.back() ^= 1;
+        write_bytes(step + name, damaged);
+        const ProgramRun refused = generate();
+        CHECK(refused.exit_code == kExitBadInput);
+        CHECK(refused.err.find(step + name + " is damaged") != std::string::npos);
+        CHECK(refused.err.find("Name another step_ folder, or a run's model.bin") != std::string::npos);
+        write_bytes(step + name, intact);
+    }
 }
 
 TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated, with its own tokenizer") {

@@ -12,6 +12,7 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/test_files.h"
+#include "dev/test/cpu/train_program.h"
 #include "llmc/host/json.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/model/hf_export.h"
@@ -154,6 +155,10 @@ TEST_CASE("hf model: a value that is not finite in the type asked for is refused
         }
         check_error(error_of([&] { write(NAN, c.type); }), kExitBadInput, {"diverged"});
     }
+    CHECK(names_below(folder / "a") == Words{"config.json", "generation_config.json", "model.safetensors"});
+    check_error(error_of([&] { write_hf_model(folder / "new", ModelInMemory(model), "fp32", 36); }),
+                kExitBadInput, {"diverged"});
+    CHECK(names_below(folder / "new").empty());  // so that the same command can be given again
 }
 
 TEST_CASE("hf model: names without prefix, masks, a tied head and shards are accepted") {

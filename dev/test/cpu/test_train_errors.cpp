@@ -237,7 +237,9 @@ TEST_CASE("bad input: run folders") {
     };
     refused({"--resume", p / "none"}, kExitBadInput,
             {p / "none", "no such checkpoint folder", "--resume auto"});
-    refused({"--resume", p.run}, kExitBadInput, {p.run, "MANIFEST is missing", "step_ folder"});
+    refused(
+        {"--resume", p.run}, kExitBadInput,
+        {p.run, "a run folder, not a checkpoint", "--resume auto --out " + p.run, "step_00000004 --out NEW"});
     refused({"--resume", two, "--seed", "7"}, kExitUsage, {two, "--seed 42, not 7", "Go on with --seed 42"});
     refused({"--resume", two, "--steps", "1"}, kExitUsage,
             {two, "found step 2", "--steps 1", "Give more --steps"});
