@@ -177,8 +177,11 @@ $(OUT)test_gpt2cu: $(call gpu_objects,test_gpt2.cu $(wildcard dev/test/gpu/*.cu)
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
 
-# ONLY=v2: of LayerNorm's ladders that rung alone, without the kernels that train (dev/cuda/only.h)
+# ONLY=v2, or 2: of LayerNorm's ladders that rung alone, without the kernels that train (dev/cuda/only.h)
 ifdef ONLY
+override ONLY := $(if $(wildcard llmc/layernorm/ladder/*/v$(ONLY).*),v)$(ONLY)
+$(if $(filter ship,$(ONLY))$(wildcard llmc/layernorm/ladder/*/$(subst -,_,$(ONLY)).*),,\
+    $(error ONLY=$(ONLY): no such rung in llmc/layernorm/ladder/))
 ALONE := $(filter %layernorm_forward %layernorm_backward,$(SHOOTOUTS))
 ALONE_BUILD := $(BUILD)/only/$(ONLY)
 $(ALONE_BUILD)/dev/cuda/only.h: dev/cuda/only.h
@@ -277,6 +280,8 @@ $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layer
 	$(LINK_EMULATED)
 # make build/emulated/dev/cuda/layernorm_forward: a ladder, for --check; with ONLY=v2 that rung
 EMULATED_LADDERS := $(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS)))
+$(addprefix $(EMULATED)/,$(ATTENTION_SHOOTOUTS)):
+	$(error $@: tensor cores are not emulated; v1 and v2 are: ./test_emulated --test-case="attention*")
 ifdef ONLY
 $(ALONE_BUILD)/emulated/%.cu.o: $(EMULATED)/%.cu build/deps.mk $(ALONE_BUILD)/dev/cuda/only.h | $(REWRITTEN)
 	@mkdir -p $(@D)
@@ -328,7 +333,9 @@ diff-%:
 	@set -- $(subst -, ,$*); op=$${1#layernorm_}; ladder=llmc/layernorm/ladder/$${op%_layernorm_forward}; \
 	    case $$1 in attention_*) ladder=llmc/ops/attention/ladder/$${1#attention_};; \
         classifier | column_sums) ladder=llmc/ops/$$1/ladder;; esac; \
-	    a=$$(ls $$ladder/v$$2.*) && b=$$(ls $$ladder/v$$3.*) && { git --no-pager diff --no-index $$a $$b || true; }
+	    for rung in $$2 $$3; do ls $$ladder/v$$rung.* >/dev/null 2>&1 || \
+	        { echo "make $@: no rung $$rung in $$ladder, which has:" $$(ls $$ladder | sed -n 's/^v\([0-9]*\)\..*/\1/p') >&2; exit 1; }; done; \
+	    git --no-pager diff --no-index $$ladder/v$$2.* $$ladder/v$$3.* || true
 
 # the inner loop: CONTRIBUTING.md
 quick: $(PROGRAMS)

@@ -328,6 +328,10 @@ inline int run_checks(const Shootout& s, const ShootoutOptions& o) {
     } else {
         Tensor::poisons = !o.for_sanitizer;
         check_items(s, o, tally);
+        if (tally.passed + tally.failed == 0) {
+            std::printf("%s: nothing was checked: no version took any of the problems\n", s.op);
+            tally.failed = 1;
+        }
     }
     tally.print_refusals();
     std::printf("%d passed, %d failed, %d skipped\n", tally.passed, tally.failed, tally.skipped);

@@ -44,7 +44,7 @@ Sums sums_v1(int64_t, int C, int) { return {.row = (double)C}; }
 
 // Each part's squares are about its own mean, and the parts' distances from the row's mean are added: an
 // error of a part's sum counts once more.
-constexpr int kOwnMeans = 2;
+[[maybe_unused]] constexpr int kOwnMeans = 2;
 template <typename T>
 Sums sums_v4(int64_t, int C, int block) {
     return {.row = kOwnMeans * block_additions<T>(C, block)};

@@ -16,7 +16,7 @@
 namespace llmc::v7 {
 
 // How rows are shared out: to teams of `warps` warps, with `columns` columns a lane (two sums of each must fit the
-// registers); `teams` teams a block, each with a ring of `stages` pairs of rows (of fp32 half as many).
+// registers); `teams` teams a block, each with a ring of `stages` pairs of rows (of fp32 half as many, rounded up, at least two).
 template <typename T, int warps, int columns, int teams, int stages>
 struct Layout {
     static constexpr int kWarps = warps, kTeams = teams, kVector = Vec<T>::size, kVectors = columns / kVector;
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(L::kThreads)
     }
 }
 
-// call(layout): the first that has room for the row. 48 to 96 KB of rings a block
+// call(layout): the first that has room for the row. 48 to 96 KB of rings a block, of fp32 up to 128
 template <typename T, typename Call>
 auto with_layout(int C, Call call) {
     if (C <= 256) { return call(Layout<T, 1, 8, 12, 4>{}); }

@@ -149,7 +149,7 @@ struct Launch {
         config.gridDim = (unsigned)(clusters * L::kBlocks);
     }
     Launch(const Launch&) = delete;  // config points into it
-    static int most_clusters() { return device_facts().multiprocessors / L::kBlocks; }
+    static int most_clusters() { return std::max(1, device_facts().multiprocessors / L::kBlocks); }
 };
 
 // partial sums of a column

@@ -2,8 +2,9 @@
 // itself. Heads of 64 bf16 elements; layouts, and what is read and written, as in llmc/ops/attention.h. v0 is
 // the loop on paper; v3 and v7 are the kernels that train (llmc/ops/attention_kernels.h), v3 where Hopper's kernels do
 // not fit. Nothing may alias.
+// Tensors begin at multiples of 16 bytes.
 //   v1, v2          any GPU, any T
-//   v4, v5, v6      has_attention_wgmma(); T of at least kWgmmaLeastT; tensors at multiples of 16 bytes
+//   v4, v5, v6      has_attention_wgmma(); T of at least kWgmmaLeastT
 //   scratch         as many bytes as the rung's _scratch says, at a multiple of 16; they need no
 //   initialisation
 #pragma once

@@ -1,9 +1,9 @@
 // v1: the formula, a kernel a line: all scores; their softmax, a warp a row; the weighted sums of values.
 // Why:    what one writes first. A thread for every score, for every output element; nothing is shared but by
 //         caches.
-// Costs:  4 T^2 bytes a head, written by the first kernel, read three times and written twice by the second,
-//         read by the third: at T=1024 over 20 MB a head, where q, k, v and out have 0.5 MB. 2 x 64
-//         operations of fp32 a pair, twice.
+// Costs:  2 T^2 bytes a head, up to the diagonal, written by the first kernel, read three times and written
+//         twice by the second, read by the third: at T=1024 14 MB a head, where q, k, v and out have 0.5 MB.
+//         2 x 64 operations of fp32 a pair, twice.
 // Result: 27.9 ms, 0.5 % of the roof at 64x12x1024; H100, 2026-11-25
 #include "llmc/cuda/reduce.cuh"
 #include "llmc/ops/attention/ladder/pairs.cuh"

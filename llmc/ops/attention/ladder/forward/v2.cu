@@ -1,6 +1,6 @@
 // v2: tiles in shared memory and an online softmax, on the CUDA cores: attention_fp32.cuh, which trains in
 //     fp32, on bf16.
-// Why:    v1's scores go through memory six times. Here a block takes 64 queries, walks over tiles of 64 keys
+// Why:    v1's scores go through memory seven times. Here a block takes 64 queries, walks over tiles of 64 keys
 //         and keeps of each row the largest score and the sum of exponentials so far; when the largest grows,
 //         what was summed is scaled down (Milakov and Gimelshein 2018, arXiv:1805.02867). Scores exist for
 //         one tile at a time.
