@@ -334,7 +334,7 @@ diff-%:
 	    case $$1 in attention_*) ladder=llmc/ops/attention/ladder/$${1#attention_};; \
         classifier | column_sums) ladder=llmc/ops/$$1/ladder;; esac; \
 	    for rung in $$2 $$3; do ls $$ladder/v$$rung.* >/dev/null 2>&1 || \
-	        { echo "make $@: no rung $$rung in $$ladder, which has:" $$(ls $$ladder | sed -n 's/^v\([0-9]*\)\..*/\1/p') >&2; exit 1; }; done; \
+	        { echo "make $@: no file of rung $$rung there:" $$ladder/v* >&2; exit 1; }; done; \
 	    git --no-pager diff --no-index $$ladder/v$$2.* $$ladder/v$$3.* || true
 
 # the inner loop: CONTRIBUTING.md

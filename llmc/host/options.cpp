@@ -49,7 +49,7 @@ llm.c's options that are not above are accepted where they ask for nothing new, 
 Exit codes:
   0   done                                  5   the loss diverged
   2   bad option or value                   6   another rank was lost, or took too long
-  3   input file missing or damaged         7   the last save failed
+  3   input file missing or damaged         7   not all could be written
   4   no device, or not enough memory       75  stopped by a signal, checkpoint saved
 )";
 
@@ -317,6 +317,19 @@ std::string format_help(const std::string& name, Program program) {
     return help;
 }
 
+// A run folder that was renamed or copied has a config.toml that names the old place, where the run would go on.
+void require_own_folder(const std::string& config, const std::string& out) {
+    std::string folder = std::filesystem::path(config).parent_path().string();
+    if (folder.empty()) { folder = "."; }
+    std::error_code ignored;
+    if (out.empty() || !std::filesystem::exists(folder + "/log.jsonl", ignored) ||
+        std::filesystem::equivalent(folder, out, ignored)) {
+        return;
+    }
+    fail_usage("--config " + in_quotes(config) + " lies in a run's folder, but its out is " + in_quotes(out) +
+               ": was the folder renamed or copied? Give --out " + folder + " to go on there.");
+}
+
 Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out) {
     Settings settings;
     settings.program = program;
@@ -332,6 +345,8 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     CLI::App app;
     fill_app(app, settings, program);
     app.config_formatter(std::make_shared<ConfigReader>(line));
+    const bool out_given =
+        std::ranges::any_of(line.args, [](const auto& a) { return a.starts_with("--out="); });
     std::reverse(line.args.begin(), line.args.end());  // CLI11 takes them from the end
     try {
         app.parse(line.args);
@@ -342,6 +357,9 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
                    (folder ? " is a folder. Expected a file of options, such as its config.toml."
                            : " cannot be read: no such file, or no permission."));
     } catch (const CLI::Error& e) { fail_usage(std::string(e.what()) + ". See --help."); }
+    if (!line.config.empty() && settings.resume != "none" && !out_given) {
+        require_own_folder(line.config, settings.out);
+    }
     std::vector<std::string> objections = line.objections;
     for (auto check : {check_model, check_batch, check_precision, check_validation}) {
         try {

@@ -60,6 +60,11 @@ bool is_named(int fd, const std::string& path) {
            opened.st_ino == named.st_ino;
 }
 
+bool is_gone(const std::string& path) {
+    struct stat ignored;
+    return stat(path.c_str(), &ignored) != 0 && (errno == ENOENT || errno == ENOTDIR);
+}
+
 }  // namespace
 
 RunLock::~RunLock() {
@@ -90,10 +95,25 @@ void RunLock::take(const std::string& folder) {
             (void)!ftruncate(fd, 0);  // the lock holds without the name
             (void)!pwrite(fd, me.data(), me.size(), 0);
             fd_ = fd;
+            folder_ = folder;
             return;
         }
         close(fd);
     }
+}
+
+void RunLock::require_held() const {
+    const std::string path = folder_ + "/.lock";
+    struct stat there;
+    const bool other = stat(path.c_str(), &there) == 0 && !is_named(fd_, path);
+    if (!taken() || (!other && !is_gone(path))) { return; }  // any other error says nothing of the folder
+    throw Error(
+        kExitSaveFailed,
+        strf("%s: its .lock is %s: the folder was moved, or .lock removed, so that another process may train "
+             "there. Nothing more is written. Go on from what was saved: --resume auto --out FOLDER, where "
+             "the "
+             "folder is now.",
+             folder_.c_str(), other ? "another file" : "gone"));
 }
 
 }  // namespace llmc

@@ -17,9 +17,13 @@ public:
     // if the folder cannot be written. Where the file system knows no locks, that is said on stderr.
     void take(const std::string& folder);
     bool taken() const { return fd_ >= 0; }
+    // Throws Error(kExitSaveFailed) if the folder was moved or its .lock removed since: what is written there may then be
+    // another run's folder.
+    void require_held() const;
 
 private:
     int fd_ = -1;
+    std::string folder_;
 };
 
 }  // namespace llmc

@@ -172,9 +172,10 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
         throw Error(
             kExitBadInput,
             strf("%s: no checkpoint in it is intact and of the run that log.jsonl is of:\n%sTo train from "
-                 "the beginning, choose another --out, or remove log.jsonl, model.bin and the step_ folders; "
-                 "to go on from a checkpoint that was passed over: --resume FOLDER.",
-                 run_folder.c_str(), passed.c_str()));
+                 "the beginning, choose another --out, or remove log.jsonl, model.bin and the step_ "
+                 "folders%s.",
+                 run_folder.c_str(), passed.c_str(),
+                 kind.empty() ? "" : "; to go on from one that is intact: --resume FOLDER --out NEW"));
     }
     throw Error(
         kExitBadInput,
@@ -189,6 +190,23 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
 std::string newest_step(const std::string& run_folder) {
     const std::vector<StepFolder> steps = list_steps(run_folder);
     return steps.empty() ? "" : steps.front().path;
+}
+
+void require_no_run_folder(const std::string& checkpoint) {
+    const std::string newest = newest_step(checkpoint);
+    if (newest.empty()) { return; }
+    throw Error(kExitBadInput,
+                checkpoint + ": a run folder, not a checkpoint. To go on in it: --resume auto --out " +
+                    checkpoint + "; to begin another run with its newest checkpoint: --resume " + newest +
+                    " --out NEW.");
+}
+
+std::string run_folder_of(const std::string& checkpoint) {
+    const fs::path path = fs::path(checkpoint + "/.").lexically_normal().parent_path();
+    const std::string name = path.filename().string();
+    if (name.empty() || name == "." || name == "..") { return checkpoint + "/.."; }
+    const std::string folder = path.parent_path().string();
+    return folder.empty() ? "." : folder;
 }
 
 namespace {

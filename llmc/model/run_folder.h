@@ -23,6 +23,12 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes);
 // The step_ folder of the most steps, intact or not; "" if there is none.
 std::string newest_step(const std::string& run_folder);
 
+// Throws Error(kExitBadInput) if this is a run folder, named where a checkpoint is meant.
+void require_no_run_folder(const std::string& checkpoint);
+
+// the run folder of a checkpoint, also where the checkpoint is a symbolic link to another disk
+std::string run_folder_of(const std::string& checkpoint);
+
 // Renames the log of a run that ended before its first save to log.jsonl.unsaved, and its model.bin likewise, so that the folder
 // is free for that run's next start; returns what was done, a line each. Throws Error(kExitUsage) if that fails.
 std::string put_log_aside(const std::string& run_folder);

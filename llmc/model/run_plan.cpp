@@ -52,16 +52,6 @@ void require_same_shape(const Options& o, const RunPlan& plan) {
     }
 }
 
-// --resume RUN would else be told of a missing MANIFEST
-void require_no_run_folder(const std::string& checkpoint) {
-    const std::string newest = newest_step(checkpoint);
-    if (newest.empty()) { return; }
-    throw Error(kExitBadInput,
-                checkpoint + ": a run folder, not a checkpoint. To go on in it: --resume auto --out " +
-                    checkpoint + "; to begin another run with its newest checkpoint: --resume " + newest +
-                    " --out NEW.");
-}
-
 // where the weights come from and the model's sizes: a checkpoint, a model file, or the options; sets the
 // sizes that are left open in them
 void choose_model(Options* options, int vocab_size, RunPlan* plan) {
@@ -81,7 +71,7 @@ void choose_model(Options* options, int vocab_size, RunPlan* plan) {
         plan->config = checkpoint.config();
         plan->record = checkpoint.record();
         plan->model_from = plan->checkpoint;
-        plan->model_folder = plan->checkpoint + "/..";
+        plan->model_folder = run_folder_of(plan->checkpoint);
         require_same_shape(o, *plan);
         if (open) {
             o.layers = plan->config.num_layers, o.heads = plan->config.num_heads;
@@ -150,7 +140,7 @@ void choose_length(Options* o, const DataLoader& data, const std::function<doubl
                    RunPlan* plan) {
     const GPT2Config& c = plan->config;
     // what was worked out once is not worked out again: the result would depend on how busy the machine is
-    if (!plan->checkpoint.empty() && !fill_from_run(plan->checkpoint + "/../config.toml", o)) {
+    if (!plan->checkpoint.empty() && !fill_from_run(run_folder_of(plan->checkpoint) + "/config.toml", o)) {
         const bool open =
             (o->steps == kAuto && o->epochs == 0) || o->lr < 0 || o->warmup < 0 || o->final_lr_fraction < 0;
         if (open && !o->llmc_letters) {
@@ -193,7 +183,7 @@ void choose_length(Options* o, const DataLoader& data, const std::function<doubl
 void choose_groups(Options* o, const RunPlan& plan) {
     const int ranks = std::max(1, o->world_size);
     if (o->reduce_groups == 0 && !plan.checkpoint.empty()) {
-        fill_from_run(plan.checkpoint + "/../config.toml", o);
+        fill_from_run(run_folder_of(plan.checkpoint) + "/config.toml", o);
         o->reduce_groups = std::max(1, o->reduce_groups);  // a run of before there were any
     }
     if (o->reduce_groups == 0) { o->reduce_groups = ranks; }
@@ -202,11 +192,17 @@ void choose_groups(Options* o, const RunPlan& plan) {
     for (int n = 1; n <= o->reduce_groups; n++) {
         if (o->reduce_groups % n == 0) { divisors += (divisors.empty() ? "" : ", ") + std::to_string(n); }
     }
+    std::string change;
+    if (o->total_batch % ((int64_t)o->batch * o->seq_len * ranks) == 0) {
+        change = strf(
+            ", or change the groups: --reduce-groups %d (a run that goes on is then the same but for "
+            "rounding)",
+            ranks);
+    }
     throw Error(
         kExitUsage,
-        strf("the gradients are added in %d groups, which %d ranks cannot share evenly. Use %s ranks, or "
-             "change the groups: --reduce-groups %d (a run that goes on is then the same but for rounding).",
-             o->reduce_groups, ranks, divisors.c_str(), ranks));
+        strf("the gradients are added in %d groups, which %d ranks cannot share evenly. Use %s ranks%s.",
+             o->reduce_groups, ranks, divisors.c_str(), change.c_str()));
 }
 
 void require_groups(const Options& o, const RunPlan& plan) {

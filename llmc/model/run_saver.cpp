@@ -121,13 +121,11 @@ void RunSaver::collect(const Saved& saved) {
     } catch (const CannotRead& e) { line_->note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
 }
 
-Error RunSaver::diverged(const std::string& what, bool finite) const {
+Error RunSaver::diverged(const std::string& what) const {
     std::string checkpoint = "There is no checkpoint.";
-    if (!last_good_.empty() && finite) {
-        checkpoint = "The newest checkpoint, " + last_good_ +
-                     ", may hold such a model: log.jsonl tells what the loss was at the step of each.";
-    } else if (!last_good_.empty()) {
-        checkpoint = "The last good checkpoint is " + last_good_ + ".";
+    if (!last_good_.empty()) {
+        checkpoint = "The newest checkpoint is " + last_good_ +
+                     "; it may hold such a model: log.jsonl tells what the loss was at the step of each.";
     }
     return Error(kExitDiverged,
                  strf("%s. Lower --lr, or lengthen --warmup. %s", what.c_str(), checkpoint.c_str()));

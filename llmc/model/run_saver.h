@@ -37,7 +37,7 @@ public:
 
     bool failed() const { return failed_; }                      // the last save
     const std::string& last_good() const { return last_good_; }  // the newest checkpoint; "" = none
-    Error diverged(const std::string& what, bool finite = false) const;
+    Error diverged(const std::string& what) const;
 
 private:
     struct Saved {

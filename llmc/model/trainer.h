@@ -186,9 +186,9 @@ private:
     // whether this run adds to the log in its folder; a checkpoint of another folder starts a new log
     bool goes_on() const {
         std::error_code ignored;
-        const auto parent = std::filesystem::path(plan_.checkpoint + "/.").lexically_normal().parent_path();
+        const std::string from = run_folder_of(plan_.checkpoint);
         return !plan_.checkpoint.empty() &&
-               (o_.resume == "auto" || std::filesystem::equivalent(parent / "..", plan_.out, ignored));
+               (o_.resume == "auto" || std::filesystem::equivalent(from, plan_.out, ignored));
     }
 
     // brings the weights in and opens the log, whose first line has this; returns the first step to do
@@ -316,6 +316,7 @@ private:
     // wait: until it is on the disk; else the training may go on meanwhile
     void save(Model& model, int64_t step, bool wait = false) {
         drain(model);
+        lock_.require_held();
         const ReadTensor read = gather(model, step);
         record_.state = training_state(o_, plan_, step, model.updates());
         record_.skipped_in_a_row = skipped_in_a_row_;
@@ -387,6 +388,7 @@ private:
         const ReadTensor read = gather(model, plan_.steps);
         saver_->wait();  // the checkpoint first: nobody could go on from model.bin alone
         try {
+            lock_.require_held();
             write_model_file(plan_.out + "/model.bin", plan_.config,
                              o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, read);
             line_.message("saved " + plan_.out + "/model.bin");
@@ -407,9 +409,7 @@ private:
             for (const std::string& line : val_->summary(loss)) { line_.message(line); }
         }
         if (skipped_in_a_row_ > 0) { throw saver_->diverged("the last step was skipped: not finite"); }
-        if (const std::string how = clock_.exploded(plan_); !how.empty()) {
-            throw saver_->diverged(how, true);
-        }
+        if (const std::string how = clock_.exploded(plan_); !how.empty()) { throw saver_->diverged(how); }
         if (val_ && !std::isfinite(loss)) { throw saver_->diverged("the validation loss is not finite"); }
         return saved_or(kExitDone);
     }

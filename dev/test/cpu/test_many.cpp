@@ -58,8 +58,12 @@ TEST_CASE("many ranks: six groups give the same bits in 1, 2 and 3 ranks, and ot
     CHECK(r.exit_code == kExitUsage);
     CHECK(r.err ==
           "train_gpt2: the gradients are added in 6 groups, which 4 ranks cannot share evenly. Use 1, 2, "
-          "3, 6 ranks, or change the groups: --reduce-groups 4 (a run that goes on is then the same but "
-          "for rounding).\n");
+          "3, 6 ranks.\n");  // the step's 6 micro-batches do not fill 4 groups
+    r = p.run("other", "--steps 3 --total-batch 144 --reduce-groups 3 --ranks 2");
+    CHECK(r.err ==
+          "train_gpt2: the gradients are added in 3 groups, which 2 ranks cannot share evenly. Use 1, 3 "
+          "ranks, or change the groups: --reduce-groups 2 (a run that goes on is then the same but for "
+          "rounding).\n");
     r = p.run("odd", "--steps 3 --total-batch 120 --ranks 4");
     CHECK(r.exit_code == kExitUsage);
     CHECK_MESSAGE(r.err.find("Nearest: --total-batch 96 or 192") != std::string::npos, r.err);

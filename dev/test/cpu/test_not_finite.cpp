@@ -168,7 +168,7 @@ TEST_CASE("not finite: ten skipped steps in a row end the run, over resumes too"
     CHECK_MESSAGE(run.err.find("last step was skipped") != std::string::npos, run.err);
     run = run_train(folder.path(), options(folder, "--steps 30 --val-every 0 --resume auto"));
     CHECK(run.exit_code == kExitDiverged);
-    const std::string named = "The last good checkpoint is " + folder / "run/step_00000006";
+    const std::string named = "The newest checkpoint is " + folder / "run/step_00000006";
     CHECK_MESSAGE(run.err.find(named) != std::string::npos, run.err);
     CHECK(read_log(folder / "run").back()["step"] == 10);
     check_saved_is_finite(folder / "run");
@@ -185,7 +185,7 @@ TEST_CASE("not finite: a run that diverges leaves finite checkpoints only") {
                                                                  "--weight-decay 10 --clip ") +
                                                          clip));
         CHECK_MESSAGE(run.exit_code == kExitDiverged, run.out, run.err);
-        CHECK_MESSAGE(run.err.find("The last good checkpoint is") != std::string::npos, run.err);
+        CHECK_MESSAGE(run.err.find("The newest checkpoint is") != std::string::npos, run.err);
         CHECK(names_below(folder / "run").size() > 3);
         check_saved_is_finite(folder / "run");
         CHECK_FALSE(fs::exists(folder / "run/model.bin"));
@@ -206,7 +206,7 @@ TEST_CASE("not finite: a loss that explodes, though it stays finite, ends with e
     const std::string said = strf("the last training loss is %.4f: a new model has 5.5491", (double)loss);
     CHECK_MESSAGE(run.err.find(said) != std::string::npos, run.err);
     // that checkpoint holds finite numbers, and is not good for that
-    CHECK_MESSAGE(run.err.find("The newest checkpoint, " + folder / "run/step_00000040") != std::string::npos,
+    CHECK_MESSAGE(run.err.find("The newest checkpoint is " + folder / "run/step_00000040") != std::string::npos,
                   run.err);
     CHECK_MESSAGE(run.err.find("good") == std::string::npos, run.err);
 }

@@ -53,6 +53,21 @@ TEST_CASE("options: config files") {
     check_bad({"--config", "/dev/zero"}, {"--config", "/dev/zero"});
 }
 
+TEST_CASE("options: the config.toml of a run that was renamed does not go on under the old name") {
+    TempFolder folder;
+    const std::string run = folder / "run", config = run + "/config.toml";
+    std::filesystem::create_directory(run);
+    write_bytes(config, "out = \"" + folder / "old" + "\"\nresume = \"auto\"\n");
+    CHECK(parse({"--config", config}).out == folder / "old");  // no run's folder
+    write_bytes(run + "/log.jsonl", "");
+    check_bad({"--config", config}, {config, folder / "old", "renamed or copied", "Give --out " + run});
+    CHECK(parse({"--config", config, "--out", run}).out == run);
+    CHECK(parse({"--config", config, "--out", folder / "new"}).out == folder / "new");
+    CHECK(parse({"--config", config, "--resume", "none"}).out == folder / "old");
+    write_bytes(config, "out = \"" + run + "/.\"\nresume = \"auto\"\n");
+    CHECK(parse({"--config", config}).out == run + "/.");
+}
+
 TEST_CASE("options: each kind of error in a config file") {
     check_bad_config("\nbacth = 4", {"--config", "line 2", "unknown key 'bacth'", "Did you mean batch?"});
     check_bad_config("help = true", {"'help' is for the command line only. See"});

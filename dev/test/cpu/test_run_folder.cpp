@@ -217,6 +217,27 @@ TEST_CASE("run folder: a run that ended before its first save begins again with 
 
 // ---- --keep ------------------------------------------------------------------------------------
 
+TEST_CASE("run folder: a checkpoint that lies on another disk, behind a symbolic link, is the run's") {
+    CHECK(run_folder_of("runs/a/step_00000001") == "runs/a");
+    CHECK(run_folder_of("runs/a/step_00000001//") == "runs/a");
+    CHECK(run_folder_of("step_00000001") == ".");
+    CHECK(run_folder_of(".") == "./..");
+    Runs runs;
+    const std::string run = runs / "run", away = runs / "disk", step = "/step_00000004";
+    REQUIRE(run_train(runs.folder.path(), runs.options("run", 4, "")).exit_code == kExitDone);
+    fs::create_directory(away);
+    fs::rename(run + step, away + step);
+    fs::create_directory_symlink(away + step, run + step);
+    write_bytes(away + "/config.toml", "steps = 9\n");  // another run's
+    const ProgramRun on = run_train(runs.folder.path(), words("--train-data " + runs / "train.bin" +
+                                                              " --val-data none --seq-len 12 --quiet "
+                                                              "--resume auto --out " +
+                                                              run));
+    CHECK_MESSAGE(on.exit_code == kExitDone, on.err);
+    CHECK_MESSAGE(on.out.find("| 4 steps = ") != std::string::npos, on.out);
+    CHECK_FALSE(fs::exists(run + "/step_00000009"));
+}
+
 TEST_CASE("run folder: --keep counts what is intact and of this run") {
     Runs r;
     r.train("run", 6);

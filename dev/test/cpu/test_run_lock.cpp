@@ -87,8 +87,12 @@ TEST_CASE("run lock: held while it lives, and by whoever comes next") {
         check_error(error_of([&] { second.take(folder.path()); }), kExitUsage,
                     {folder.path(), strf("process %d on", (int)getpid()), "another --out"});
         fs::remove(folder / ".lock");  // by hand: from here on the name stands for another file
+        CHECK(error_of([&] { lock.require_held(); }).exit_code == kExitSaveFailed);
         second.take(folder.path());
         CHECK(second.taken());
+        second.require_held();
+        check_error(error_of([&] { lock.require_held(); }), kExitSaveFailed,
+                    {folder.path(), "another file", "--resume auto --out FOLDER"});
     }
     CHECK(fs::file_size(folder / ".lock") == 0);
     RunLock next;
@@ -97,6 +101,36 @@ TEST_CASE("run lock: held while it lives, and by whoever comes next") {
     RunLock nowhere;
     check_error(error_of([&] { nowhere.take(folder / "missing"); }), kExitUsage,
                 {folder / "missing/.lock", "cannot make or write"});
+}
+
+TEST_CASE(
+    "run lock: a run whose folder was moved, or whose .lock was removed, ends and writes nothing there") {
+    for (const char* what : {"moved", "removed"}) {
+        CAPTURE(what);
+        TempFolder folder;
+        write_tiny_data(folder.path());
+        const std::string run = folder / "run", moved = folder / "moved";
+        const pid_t pid = start_train(folder.path(), tiny_run(folder.path(),
+                                                              "--steps 4000 --quiet --sample-every 0 "
+                                                              "--save-every 20 --keep 2 --out " +
+                                                                  run));
+        for (int wait = 0; wait < 3000 && !fs::exists(run + "/step_00000020"); wait++) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+        if (what == std::string("moved")) {
+            fs::rename(run, moved);
+        } else {
+            fs::remove(run + "/.lock");
+        }
+        const ProgramRun ended = finish_train(folder.path(), pid);
+        CHECK_MESSAGE(ended.exit_code == kExitSaveFailed, ended.err);
+        CHECK_MESSAGE(ended.err.find(run + ": its .lock is gone") != std::string::npos, ended.err);
+        if (what == std::string("moved")) { CHECK_FALSE(fs::exists(run + "/model.bin")); }
+        CHECK_FALSE(fs::exists(run + "/.lock"));
+        const std::string from = what == std::string("moved") ? moved : run;
+        const ProgramRun used = run_train(folder.path(), {"generate", from, "--tokens", "1"});
+        CHECK_MESSAGE(used.exit_code == kExitDone, used.err);  // what was saved is whole
+    }
 }
 
 TEST_CASE("run lock: runs that start in the same second without --out have folders of their own") {
