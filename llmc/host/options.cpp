@@ -192,7 +192,10 @@ void check_model(Settings& s) {
     ModelShape shape;
     if (s.model == kAutoModel || model_descriptor(s.model, &shape)) { return; }
     std::error_code ignored;
-    if (!s.model.ends_with(".bin") && !s.model.ends_with(".safetensors") &&
+    // a run that goes on has its weights in a checkpoint: the folder that they came from may be gone
+    const bool goes_on =
+        s.resume != "none" && (s.resume != "auto" || std::filesystem::exists(s.out + "/log.jsonl", ignored));
+    if (!goes_on && !s.model.ends_with(".bin") && !s.model.ends_with(".safetensors") &&
         !std::filesystem::is_directory(s.model, ignored)) {
         fail_usage(
             "--model " + in_quotes(s.model) +

@@ -2,6 +2,7 @@
 #include "llmc/model/run_samples.h"
 
 #include "llmc/host/error.h"
+#include "llmc/host/read_file.h"
 #include "llmc/host/token_shard.h"
 
 namespace llmc {
@@ -10,11 +11,10 @@ namespace {
 
 std::optional<Tokenizer> tokenizer_of_run(const Options& o, const std::string& model_folder, int vocab_size) {
     std::optional<Tokenizer> found;
-    if (!o.tokenizer.empty()) {
-        found = Tokenizer::load(o.tokenizer);
-    } else if (!model_folder.empty()) {
-        found = Tokenizer::find(model_folder);
-    }
+    const bool gone =
+        o.resume != "none" && file_kind(o.tokenizer) == FileKind::kMissing;  // the run keeps a copy
+    if ((o.tokenizer.empty() || gone) && !model_folder.empty()) { found = Tokenizer::find(model_folder); }
+    if (!found && !o.tokenizer.empty()) { found = Tokenizer::load(o.tokenizer); }
     if (!found && vocab_size == kByteVocabSize) { return Tokenizer::bytes(); }
     if (found && found->vocab_size() != vocab_size) {
         throw Error(kExitBadInput,

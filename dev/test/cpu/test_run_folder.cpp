@@ -9,6 +9,7 @@
 
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/logger.h"
+#include "llmc/host/token_shard.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/run_folder.h"
 
@@ -236,6 +237,33 @@ TEST_CASE("run folder: a checkpoint that lies on another disk, behind a symbolic
     CHECK_MESSAGE(on.exit_code == kExitDone, on.err);
     CHECK_MESSAGE(on.out.find("| 4 steps = ") != std::string::npos, on.out);
     CHECK_FALSE(fs::exists(run + "/step_00000009"));
+}
+
+TEST_CASE("run folder: a run goes on without the model folder and the tokenizer that it began with") {
+    TempFolder folder;
+    write_token_shard(folder / "train.bin", std::vector<uint16_t>(400, 7), 457);
+    fs::copy("dev/test/fixture/bpe", folder / "bpe", fs::copy_options::recursive);
+    const auto train = [&](const std::string& more) {
+        return run_train(folder.path(), words(more +
+                                              " --val-data none --seq-len 12 --batch 4 --quiet "
+                                              "--sample-every 0 --train-data " +
+                                              folder / "train.bin"));
+    };
+    const std::string from = " --model " + folder / "hf" + " --tokenizer " + folder / "bpe";
+    REQUIRE(train("--steps 2 --layers 1 --heads 2 --channels 16 --out " + folder / "base").exit_code ==
+            kExitDone);
+    REQUIRE(run_train(folder.path(), {"export", folder / "base", "--hf", folder / "hf"}).exit_code ==
+            kExitDone);
+    REQUIRE(train("--steps 4 --save-every 2 --out " + folder / "tuned" + from).exit_code == kExitDone);
+    fs::remove_all(folder / "hf");
+    fs::remove_all(folder / "bpe");
+    const ProgramRun on = train("--config " + folder / "tuned/config.toml" + " --steps 6 --resume auto");
+    CHECK_MESSAGE(on.exit_code == kExitDone, on.err);
+    CHECK(read_log(folder / "tuned").back()["step"] == 6);
+    const ProgramRun first = train("--steps 6 --resume auto --out " + folder / "other" + from);
+    CHECK(first.exit_code == kExitUsage);
+    CHECK_MESSAGE(first.err.find("--model '" + folder / "hf" + "' is not known") != std::string::npos,
+                  first.err);
 }
 
 TEST_CASE("run folder: --keep counts what is intact and of this run") {
