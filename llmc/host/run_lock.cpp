@@ -60,11 +60,6 @@ bool is_named(int fd, const std::string& path) {
            opened.st_ino == named.st_ino;
 }
 
-bool is_gone(const std::string& path) {
-    struct stat ignored;
-    return stat(path.c_str(), &ignored) != 0 && (errno == ENOENT || errno == ENOTDIR);
-}
-
 }  // namespace
 
 RunLock::~RunLock() {
@@ -104,15 +99,16 @@ void RunLock::take(const std::string& folder) {
 
 void RunLock::require_held() const {
     const std::string path = folder_ + "/.lock";
-    struct stat there;
-    const bool other = stat(path.c_str(), &there) == 0 && !is_named(fd_, path);
-    if (!taken() || (!other && !is_gone(path))) { return; }  // any other error says nothing of the folder
+    struct stat ignored;
+    const bool other = stat(path.c_str(), &ignored) == 0,
+               gone = !other && (errno == ENOENT || errno == ENOTDIR);
+    // any other error says nothing of the folder
+    if (!taken() || is_named(fd_, path) || (!other && !gone)) { return; }
     throw Error(
         kExitSaveFailed,
-        strf("%s: its .lock is %s: the folder was moved, or .lock removed, so that another process may train "
-             "there. Nothing more is written. Go on from what was saved: --resume auto --out FOLDER, where "
-             "the "
-             "folder is now.",
+        strf("%s: its .lock is %s: the folder was moved, or .lock removed, so that another process may "
+             "train there. Nothing more is written. Go on from what was saved: --resume auto --out "
+             "FOLDER, where the folder is now.",
              folder_.c_str(), other ? "another file" : "gone"));
 }
 

@@ -206,8 +206,9 @@ TEST_CASE("not finite: a loss that explodes, though it stays finite, ends with e
     const std::string said = strf("the last training loss is %.4f: a new model has 5.5491", (double)loss);
     CHECK_MESSAGE(run.err.find(said) != std::string::npos, run.err);
     // that checkpoint holds finite numbers, and is not good for that
-    CHECK_MESSAGE(run.err.find("The newest checkpoint is " + folder / "run/step_00000040") != std::string::npos,
-                  run.err);
+    CHECK_MESSAGE(
+        run.err.find("The newest checkpoint is " + folder / "run/step_00000040") != std::string::npos,
+        run.err);
     CHECK_MESSAGE(run.err.find("good") == std::string::npos, run.err);
 }
 
