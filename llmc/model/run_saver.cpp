@@ -34,7 +34,7 @@ RunSaver::RunSaver(const Options& o, const RunPlan& plan, const SavePlan& saves,
       keep_best_(o.keep_best),
       line_(line),
       journal_(journal),
-      last_good_(plan.checkpoint) {
+      newest_(plan.checkpoint) {
     if (keep_best_) { best_ = saved_best_ = plan.record.best; }
     if (!saves.background) { return; }
     const auto elements = (size_t)state_elements(config_, optimizer_);
@@ -103,12 +103,12 @@ void RunSaver::collect(const Saved& saved) {
         return;
     }
     saved_best_ = saved.record.best;
-    last_good_ = checkpoint_name(folder_, step);
-    journal_->event("save", step, {{"text", last_good_}});
-    line_->message(strf("step %lld | saved %s", step, last_good_.c_str()));
+    newest_ = checkpoint_name(folder_, step);
+    journal_->event("save", step, {{"text", newest_}});
+    line_->message(strf("step %lld | saved %s", step, newest_.c_str()));
     line_->note(journal_->write_report(true));
     try {
-        if (done_files_) { mark_done(last_good_); }
+        if (done_files_) { mark_done(newest_); }
     } catch (const Error& e) {
         failed_ = true;
         line_->message(strf("step %lld | SAVE FAILED: %s", step, e.what()));
@@ -116,15 +116,15 @@ void RunSaver::collect(const Saved& saved) {
     try {
         Retention keep = keep_;
         keep.best = saved_best_ ? saved_best_->step : -1;
-        note_intact(last_good_, &known_);
+        note_intact(newest_, &known_);
         line_->note(remove_old_checkpoints(folder_, saved.record.line, step, keep, &known_));
     } catch (const CannotRead& e) { line_->note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
 }
 
 Error RunSaver::diverged(const std::string& what) const {
     std::string checkpoint = "There is no checkpoint.";
-    if (!last_good_.empty()) {
-        checkpoint = "The newest checkpoint is " + last_good_ +
+    if (!newest_.empty()) {
+        checkpoint = "The newest checkpoint is " + newest_ +
                      "; it may hold such a model: log.jsonl tells what the loss was at the step of each.";
     }
     return Error(kExitDiverged,

@@ -35,8 +35,8 @@ public:
     // Notes a validation, which the next checkpoint of this step will have. True if --keep-best wants one.
     bool validated(int64_t step, double loss);
 
-    bool failed() const { return failed_; }                      // the last save
-    const std::string& last_good() const { return last_good_; }  // the newest checkpoint; "" = none
+    bool failed() const { return failed_; }                // the last save
+    const std::string& newest() const { return newest_; }  // the newest checkpoint; "" = none
     Error diverged(const std::string& what) const;
 
 private:
@@ -57,7 +57,7 @@ private:
     StepLine* line_;
     RunJournal* journal_;
     KnownIntact known_;
-    std::string last_good_;
+    std::string newest_;
     bool failed_ = false;
     std::optional<Validated> last_, best_, saved_best_;  // the last validation; the best, and the best saved
     std::unique_ptr<float[]> copy_;                      // parameters and moments in file order; null: none

@@ -119,7 +119,7 @@ private:
             if (due(step, o_.hellaswag_every > 0 ? o_.hellaswag_every : o_.val_every)) { ask(model, step); }
             if (due(step, o_.sample_every)) { sample(model, step); }
             bool late = due(step, o_.save_every) && validated_first(step) &&
-                        saver_->last_good() != checkpoint_name(plan_.out, step);
+                        saver_->newest() != checkpoint_name(plan_.out, step);
             if (save_requested || late) { save(model, step); }
             if (stop_requested || !enqueue(model, step)) { return stop(model, step); }
             while (auto result = model.poll()) { report(*result); }
@@ -361,7 +361,7 @@ private:
     int stop(Model& model, int64_t steps) {
         comm_.take_time(true);
         saver_->wait();
-        if (saver_->last_good() != checkpoint_name(plan_.out, steps)) { save(model, steps, true); }
+        if (saver_->newest() != checkpoint_name(plan_.out, steps)) { save(model, steps, true); }
         log_->event("stop", steps, {{"text", strf("by signal %d", (int)stop_requested)}});
         line_.message(strf("stopped by signal %d; go on with --resume auto --out ", (int)stop_requested) +
                       shell_word(plan_.out) + " --config " + shell_word(plan_.out + "/config.toml"));

@@ -202,8 +202,8 @@ TEST_CASE("run saver: in the background it writes what the model was") {
     zero_padding(&s.model);
     said += printed_by([&] { s.saver->wait(); });
     CHECK(contains(said, "step 3 | saved"));
-    CHECK(s.saver->last_good() == checkpoint_name(s.folder.path(), 3));
-    load_checkpoint(Checkpoint(s.saver->last_good()), writer(&found));
+    CHECK(s.saver->newest() == checkpoint_name(s.folder.path(), 3));
+    load_checkpoint(Checkpoint(s.saver->newest()), writer(&found));
     check_same_state("written in the background", found, before);
     // one at a time: the second waits for the first
     said = s.save(4, false) + s.save(5, false);

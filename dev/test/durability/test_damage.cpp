@@ -172,10 +172,10 @@ private:
             if (step % 4 == 0) { saver.validated(step, (double)(random_() % 100)); }
             saver.save(record, reader(model_), false);
             saver.poll();
-            tell(saver.last_good());
+            tell(saver.newest());
         }
         saver.wait();
-        tell(saver.last_good());
+        tell(saver.newest());
     }
     void tell(const std::string& name) {
         if (!name.empty()) { told_->saved = std::stoll(name.substr(name.rfind('_') + 1)); }
