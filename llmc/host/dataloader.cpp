@@ -119,7 +119,7 @@ ShardSet::ShardSet(const std::string& pattern, int raw_vocab) : pattern_(pattern
             throw Error(kExitBadInput,
                         strf("%s and %s are shards of different sets: data/make_shards was stopped while it "
                              "replaced the one by the other: run it again; or two sets have one name: give "
-                             "each its own.",
+                             "each a name of its own.",
                              before->path().c_str(), name.c_str()));
         }
         missing_ += (new_series ? shard.set_shards() : 0) - (shard.set_shards() > 0);

@@ -151,7 +151,7 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
     const std::vector<StepFolder> steps = list_steps(run_folder);
     const std::optional<Line> of_log = line_of_folder(run_folder);
     const Line line = of_log ? *of_log : line_of_checkpoints(steps);
-    std::string passed, kind;
+    std::string passed, kind;  // kind: "" as long as none is intact
     for (const StepFolder& at : steps) {
         CheckpointFacts facts = inspect_checkpoint(at.path);
         std::string why = facts.damage.empty() ? off_line(line, facts, at, &kind) : facts.damage;

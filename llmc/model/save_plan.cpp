@@ -88,8 +88,8 @@ std::string disk_warning(const SavePlan& p, const std::string& folder) {
     if (p.free_bytes < 0 || p.disk_bytes() <= p.free_bytes) { return ""; }
     return strf(
         "%s: the disk has %s free, the checkpoints of this run will need %s: a save will fail when it "
-        "is full. Free some space (step_ folders in it that are not needed may be deleted), or give a "
-        "larger --save-every or another --out.\n",
+        "is full. Free some space (old step_ folders of the run may be deleted), or give a smaller --keep, "
+        "a larger --save-every or another --out.\n",
         folder.c_str(), bytes_text(p.free_bytes).c_str(), bytes_text(p.disk_bytes()).c_str());
 }
 
