@@ -236,7 +236,6 @@ TEST_CASE("run folder: a checkpoint that lies on another disk, behind a symbolic
                                                               run));
     CHECK_MESSAGE(on.exit_code == kExitDone, on.err);
     CHECK_MESSAGE(on.out.find("| 4 steps = ") != std::string::npos, on.out);
-    CHECK_FALSE(fs::exists(run + "/step_00000009"));
 }
 
 TEST_CASE("run folder: a run goes on without the model folder and the tokenizer that it began with") {
