@@ -17,8 +17,8 @@ public:
     // if the folder cannot be written. Where the file system knows no locks, that is said on stderr.
     void take(const std::string& folder);
     bool taken() const { return fd_ >= 0; }
-    // Throws Error(kExitSaveFailed) if the folder was moved or its .lock removed since: what is written there may then be
-    // another run's folder.
+    // Throws Error(kExitSaveFailed) if the folder was moved or its .lock removed since: a save might then replace what
+    // another run has saved.
     void require_held() const;
 
 private:

@@ -77,7 +77,7 @@ struct CheckpointFacts {
     std::string damage;  // "" = none, else what is wrong and where
     RunRecord record;    // of an intact one
 };
-// What is read of it: MANIFEST and run.json; all but the optimizer's moments, which may be gone; everything.
+// What is read of a checkpoint: MANIFEST and run.json; all but the optimizer's moments, which may be gone; everything.
 enum class Contents { kRecord, kWeights, kAll };
 CheckpointFacts inspect_checkpoint(const std::string& folder, Contents contents = Contents::kAll);
 

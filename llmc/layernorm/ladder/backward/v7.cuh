@@ -16,7 +16,8 @@
 namespace llmc::v7 {
 
 // How rows are shared out: to teams of `warps` warps, with `columns` columns a lane (two sums of each must fit the
-// registers); `teams` teams a block, each with a ring of `stages` pairs of rows (of fp32 half as many, rounded up, at least two).
+// registers); `teams` teams a block, each with a ring of `stages` pairs of rows (of fp32 half as many, rounded up, at
+// least two).
 template <typename T, int warps, int columns, int teams, int stages>
 struct Layout {
     static constexpr int kWarps = warps, kTeams = teams, kVector = Vec<T>::size, kVectors = columns / kVector;
