@@ -9,6 +9,7 @@
 //   the rest    the bytes it must move, as fast as a kernel that computes nothing moves as many streams
 // Recomputation is not work: its time counts, and no floor.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -62,13 +63,24 @@ constexpr int kParts = (int)std::size(kPartNames);
 
 // ---- what was recorded -----------------------------------------------------------------------------
 
+// ns of `a` that lie behind `until`, which becomes a's end where that is later
+inline int64_t after(int64_t& until, const Activity& a) {
+    int64_t from = std::max(a.start, until);
+    until = std::max(until, a.end);
+    return std::max<int64_t>(0, a.end - from);
+}
+
 struct Launches {
     int count = 0;
-    double ms = 0;
+    double ms =
+        0;  // in which at least one of them runs: one that starts early waits while the one before still runs
     void add(const Activity& a) {
         count++;
-        ms += (double)(a.end - a.start) * 1e-6;
+        ms += (double)after(until_, a) * 1e-6;
     }
+
+private:
+    int64_t until_ = 0;
 };
 
 // one step; step k goes from the decision of step k - 1, made just before AdamW, to its own

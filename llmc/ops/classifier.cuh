@@ -45,16 +45,17 @@ __device__ inline float sum_below(const Softmax& s, float larger) {
     return s.sum * rescale<T>(s.largest, larger);
 }
 
-// all of these, in order; T: of the logits
-template <typename T, int most>
-__device__ inline Softmax joined(const Softmax* parts, int count = most) {
-    Softmax all;
+// all parts of a warp's `lanes` neighbouring lanes, in each of them; T: of the logits
+template <typename T, int lanes>
+__device__ inline Softmax joined(const Softmax& part) {
+    Softmax all = part;
 #pragma unroll
-    for (int i = 0; i < most; i++) {
-        all.largest = i < count ? fmaxf(all.largest, parts[i].largest) : all.largest;
+    for (int d = lanes / 2; d > 0; d /= 2) {
+        all.largest = fmaxf(all.largest, __shfl_xor_sync(kAllLanes, all.largest, d));
     }
+    all.sum = sum_below<T>(part, all.largest);
 #pragma unroll
-    for (int i = 0; i < most; i++) { all.sum += i < count ? sum_below<T>(parts[i], all.largest) : 0.0f; }
+    for (int d = lanes / 2; d > 0; d /= 2) { all.sum += __shfl_xor_sync(kAllLanes, all.sum, d); }
     return all;
 }
 

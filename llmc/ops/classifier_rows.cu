@@ -85,6 +85,12 @@ __device__ __forceinline__ void move_rows(Shared& s, T* logits, const Share& sha
 template <typename T>
 using Piece = Elements<T, kVector<T>>;
 
+// of a chunk, where this thread's vector v begins
+template <typename T>
+__device__ __forceinline__ int column(int v) {
+    return (v * kThreads + (int)threadIdx.x) * kVector<T>;
+}
+
 // as the maximum of pairs, where T has an instruction for that
 template <typename T>
 __device__ __forceinline__ float largest_of(float largest, const Piece<T> (&x)[kVectors]) {
@@ -104,17 +110,25 @@ __device__ __forceinline__ float largest_of(float largest, const Piece<T> (&x)[k
     }
 }
 
+// this thread's columns of a chunk
+template <typename T>
+__device__ __forceinline__ void load_chunk(Piece<T> (&x)[kVectors], const T* chunk) {
+#pragma unroll
+    for (int v = 0; v < kVectors; v++) { x[v] = load<kVector<T>>(chunk + column<T>(v)); }
+}
+
 // s, and this thread's columns of a chunk, of which the first `valid` count
 template <typename T>
 __device__ __forceinline__ Softmax add_chunk(const Softmax& s, const T* chunk, int valid) {
     Piece<T> x[kVectors];
+    load_chunk<T>(x, chunk);
+    if (valid < kChunk<T>) {
 #pragma unroll
-    for (int v = 0; v < kVectors; v++) {
-        int at = (v * kThreads + (int)threadIdx.x) * kVector<T>;
-        x[v] = load<kVector<T>>(chunk + at);
-        if (at + kVector < T >> valid) {
+        for (int v = 0; v < kVectors; v++) {
 #pragma unroll
-            for (int j = 0; j < kVector<T>; j++) { x[v].at[j] = at + j < valid ? x[v].at[j] : (T)-INFINITY; }
+            for (int j = 0; j < kVector<T>; j++) {
+                x[v].at[j] = column<T>(v) + j < valid ? x[v].at[j] : (T)-INFINITY;
+            }
         }
     }
     Softmax more;
@@ -133,15 +147,12 @@ __device__ __forceinline__ Softmax add_chunk(const Softmax& s, const T* chunk, i
 // of all threads of all blocks, the same in each. turn: which row of this block
 template <typename T>
 __device__ __forceinline__ Softmax whole_row(Shared& s, Softmax mine, int turn, int rank, int blocks) {
-    float largest = mine.largest;
-    for (int d = kWarp / 2; d > 0; d /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, d));
-    }
-    float sum = warp_sum(sum_below<T>(mine, largest));
-    if (threadIdx.x % kWarp == 0) { s.of_warp[threadIdx.x / kWarp] = {largest, sum}; }
+    int lane = threadIdx.x % kWarp;
+    mine = joined<T, kWarp>(mine);
+    if (lane == 0) { s.of_warp[threadIdx.x / kWarp] = mine; }
     // of_warp is not written again before every warp has read it: that is behind the first chunk's gradient
     asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
-    Softmax row = joined<T, kWarps>(s.of_warp);
+    Softmax row = joined<T, kWarps>(s.of_warp[lane % kWarps]);
     if (blocks > 1) {
         // Two places: a block that is ahead sends the next row's, never the one after, before this one has read.
         uint64_t* come = &s.come[turn % 2];
@@ -151,47 +162,28 @@ __device__ __forceinline__ Softmax whole_row(Shared& s, Softmax mine, int turn, 
             store2_async(&parts[rank], {row.largest, row.sum}, come, threadIdx.x);
         }
         mbarrier_wait_cluster(come, turn / 2 % 2);
-        Softmax of_block[kMostBlocks];
-#pragma unroll
-        for (int b = 0; b < kMostBlocks; b++) { of_block[b] = {parts[b].x, parts[b].y}; }
-        row = joined<T, kMostBlocks>(of_block, blocks);
+        float2 part = parts[lane % kMostBlocks];
+        row = joined<T, kMostBlocks>(lane % kMostBlocks < blocks ? Softmax{part.x, part.y} : Softmax{});
     }
     return row;
 }
 
-// what the gradient of a row needs
-struct Row {
-    Softmax softmax;
-    float scale, dloss;  // exp(x - largest) scale is softmax dloss
-    int target;          // column of the block's share, whoever has it
-    float* loss;
-};
-
-// this thread's columns of a chunk become the gradient, 0 from `valid` on; `columns` are there
+// This thread's columns of a chunk become softmax dloss, 0 from `valid` on. scale: exp(x - largest) scale is softmax dloss.
+// What lies behind the row's end in its last chunk is changed, too: it is never stored.
 template <typename T>
-__device__ __forceinline__ void chunk_gradient(T* chunk, const Row& row, int first, int columns, int valid) {
+__device__ __forceinline__ void chunk_gradient(T* chunk, const Softmax& row, float scale, int valid) {
+    Piece<T> x[kVectors];
+    load_chunk<T>(x, chunk);
 #pragma unroll
     for (int v = 0; v < kVectors; v++) {
-        int at = (v * kThreads + (int)threadIdx.x) * kVector<T>;
-        if (at >= columns) { break; }
-        Piece<T> x = load<kVector<T>>(chunk + at);
         float d[kVector<T>];
 #pragma unroll
-        for (int j = 0; j < kVector<T>; j++) {
-            d[j] = exp_below<T>(as_float(x, j), row.softmax.largest) * row.scale;
-        }
-        if (at + kVector < T >> valid) {
+        for (int j = 0; j < kVector<T>; j++) { d[j] = exp_below<T>(as_float(x[v], j), row.largest) * scale; }
+        if (valid < kChunk<T>) {
 #pragma unroll
-            for (int j = 0; j < kVector<T>; j++) { d[j] = at + j < valid ? d[j] : 0.0f; }
+            for (int j = 0; j < kVector<T>; j++) { d[j] = column<T>(v) + j < valid ? d[j] : 0.0f; }
         }
-        int target = row.target - first;
-        bool has_target = target >= at && target < at + kVector<T>;
-        float logit = has_target ? (float)chunk[target] : 0.0f;
-        store(chunk + at, rounded<T>(d));
-        if (has_target) {
-            chunk[target] = (T)(exp_below<T>(logit, row.softmax.largest) * row.scale - row.dloss);
-            *row.loss = loss_of(row.softmax, logit);
-        }
+        store(chunk + column<T>(v), rounded<T>(d));
     }
 }
 
@@ -199,28 +191,32 @@ template <typename T>
 __device__ __forceinline__ void compute_rows(Shared& s, float* losses, const int32_t* targets, float dloss,
                                              const Share& share, int64_t row, int64_t step, int64_t N,
                                              int rank, int blocks) {
-    auto chunk = [&](int c) { return reinterpret_cast<T*>(s.chunks[c]); };
+    T* logits = reinterpret_cast<T*>(s.chunks);
     for (int turn = 0; row < N; row += step, turn++) {
-        int target = targets[row];
+        int target = targets[row], at = target - share.first;
+        bool ignored = target == kIgnoreTarget;
         Softmax mine;
         for (int c = 0; c < share.chunks; c++) {
             mbarrier_wait(&s.full[c], turn % 2);
-            mine = add_chunk<T>(mine, chunk(c), share.valid - c * kChunk<T>);
+            mine = add_chunk<T>(mine, logits + c * kChunk<T>, share.valid - c * kChunk<T>);
         }
-        Row r{whole_row<T>(s, mine, turn, rank, blocks), 0, dloss, target - share.first, losses + row};
-        r.scale = dloss / r.softmax.sum;
-        bool ignored = target == kIgnoreTarget;
-        if (ignored) {
-            r.target = -1;
-            if (rank == 0 && threadIdx.x == 0) { losses[row] = 0; }
-        }
+        Softmax whole = whole_row<T>(s, mine, turn, rank, blocks);
+        float scale = dloss / whole.sum;
+        bool has_target =
+            !ignored && at >= 0 && at < share.valid && at / kVector<T> % kThreads == (int)threadIdx.x;
+        float target_logit = has_target ? (float)logits[at] : 0.0f;  // until its gradient takes its place
         for (int c = 0; c < share.chunks; c++) {
             int first = c * kChunk<T>;
-            chunk_gradient<T>(chunk(c), r, first, share.columns - first, ignored ? 0 : share.valid - first);
+            chunk_gradient<T>(logits + first, whole, scale, ignored ? 0 : share.valid - first);
+            if (has_target && at / kChunk<T> == c) {
+                logits[at] = (T)(exp_below<T>(target_logit, whole.largest) * scale - dloss);
+            }
             fence_proxy_async();
             __syncwarp();
             if (threadIdx.x % kWarp == 0) { mbarrier_arrive(&s.done[c]); }
         }
+        if (has_target) { losses[row] = loss_of(whole, target_logit); }
+        if (ignored && rank == 0 && threadIdx.x == 0) { losses[row] = 0; }
     }
 }
 
