@@ -1,6 +1,5 @@
 // The optimizer's kernels: one thread decides, then a thread per four elements updates. Four, so that a
-// warp's 16-byte accesses to the fp32 arrays are contiguous; each Philox call, one to join and one to split,
-// is then made by two threads, which the memory leaves time for.
+// warp's 16-byte accesses to the fp32 arrays are contiguous.
 #include "llmc/ops/adamw.h"
 
 #include <cmath>
@@ -13,9 +12,10 @@ namespace llmc {
 
 namespace {
 
-constexpr int kBlock = 256;
+constexpr int kBlock = 128;
+constexpr int kBlocks = 10;  // at once on a multiprocessor, at least: fewer have too few loads under way
 constexpr int kMaxCopies = 65535;  // gridDim.y
-// of a piece of kNormChunk elements, which may begin with a quad's last element
+// of a piece of kNormChunk elements, which may begin with the last element of a pair of quads
 constexpr int kPieceBlocks = (int)kNormChunk / 4 / kBlock + 1;
 
 template <typename T>
@@ -93,17 +93,40 @@ struct Update {
     }
 };
 
+// a quad's random numbers, two a word
+struct QuadBits {
+    uint32_t a, b;
+    __device__ uint32_t at(int j) const { return (j < 2 ? a : b) >> j % 2 * 16 & 0xffffu; }
+};
+
+// Those that join a quad's weights, of the update before, and those that split them. Two neighbouring quads have theirs from
+// the same two counters: each lane draws one of them, the even quad's lane the earlier one, and gives the other lane its
+// half. To draw both in each lane takes instructions for which a GPU whose clock is low has no time. Called by whole
+// warps, with neighbouring quads from an even one on.
+struct RandomBits {
+    QuadBits before{}, now{};
+    __device__ static RandomBits of(uint64_t seed, int tensor, int64_t updates, int64_t quad) {
+        const bool odd = quad % 2 != 0;
+        const auto bits = rounding_bits8(seed, tensor, updates - (odd ? 0 : 1), quad / 2);
+        const QuadBits first{bits[0], bits[1]}, second{bits[2], bits[3]};
+        const QuadBits mine = odd ? second : first, other = odd ? first : second;
+        const QuadBits given{__shfl_xor_sync(kAllLanes, other.a, 1), __shfl_xor_sync(kAllLanes, other.b, 1)};
+        return odd ? RandomBits{given, mine} : RandomBits{mine, given};
+    }
+};
+
 // All vectors are asked for before any is waited for; elements one by one only where a piece ends within a quad, or an
 // array is unaligned.
 template <typename T, typename Grad>
-__global__ void adamw_update_kernel(T* param, uint16_t* low, float* m, float* v, const Grad* grad,
-                                    const AdamWPiece* pieces, const StepDecision* decision,
-                                    const StepInputs* inputs, Constants k, uint64_t seed) {
+__global__ void __launch_bounds__(kBlock, kBlocks)
+    adamw_update_kernel(T* param, uint16_t* low, float* m, float* v, const Grad* grad,
+                        const AdamWPiece* pieces, const StepDecision* decision, const StepInputs* inputs,
+                        Constants k, uint64_t seed) {
     constexpr bool kHalves = !std::is_same_v<T, float>;
     const AdamWPiece piece = pieces[blockIdx.x / kPieceBlocks];
-    const int64_t quad = piece.first / 4 + blockIdx.x % kPieceBlocks * kBlock + threadIdx.x;
+    const int64_t quad = piece.first / 8 * 2 + blockIdx.x % kPieceBlocks * kBlock + threadIdx.x;
     const int i = (int)(4 * quad - piece.first), n = piece.size;
-    if (decision->skipped || i >= n) { return; }
+    if (decision->skipped || i - 4 * (int)threadIdx.x >= n) { return; }
     param += piece.at + i, m += piece.kept + i, v += piece.second + i, grad += piece.kept + i;
     if (kHalves) { low += piece.kept + i; }
     const bool whole = i >= 0 && i + 4 <= n && is_aligned(m) && is_aligned(v) && is_aligned(grad) &&
@@ -119,19 +142,20 @@ __global__ void adamw_update_kernel(T* param, uint16_t* low, float* m, float* v,
     }
     const Update update = {k, decision->grad_scale, decision->step_size, decision->correct2,
                            inputs->keep[piece.decays]};
-    const auto before = rounding_bits4(seed, piece.tensor, decision->updates - 1, quad),
-               now = rounding_bits4(seed, piece.tensor, decision->updates, quad);
+    RandomBits random;
+    if constexpr (kHalves) { random = RandomBits::of(seed, piece.tensor, decision->updates, quad); }
     if (!whole) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             if (i + j < 0 || i + j >= n) { continue; }
-            update(m[j], v[j], (float)grad[j], param[j], low + j, before[j], now[j]);
+            update(m[j], v[j], (float)grad[j], param[j], low + j, random.before.at(j), random.now.at(j));
         }
         return;
     }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        update(m4.at[j], v4.at[j], (float)grad4.at[j], param4.at[j], &low4.at[j], before[j], now[j]);
+        update(m4.at[j], v4.at[j], (float)grad4.at[j], param4.at[j], &low4.at[j], random.before.at(j),
+               random.now.at(j));
     }
     *(Four<float>*)m = m4, *(Four<float>*)v = v4, *(Four<T>*)param = param4;
     if (kHalves) { *(Four<uint16_t>*)low = low4; }

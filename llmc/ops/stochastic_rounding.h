@@ -32,14 +32,20 @@ constexpr uint32_t unrounded(uint16_t rounded, uint16_t low, uint32_t random16) 
     return high << 16 | low;
 }
 
-// random16 of the elements 4 quad ... 4 quad + 3 of a tensor, counted in file order over all layers, after
-// `updates` updates; before the first, kToNearest. A counter's 4 words serve 8 elements, two a word, low half first.
-constexpr std::array<uint32_t, 4> rounding_bits4(uint64_t seed, int tensor, int64_t updates, int64_t quad) {
+// random16 of the elements 8 pair ... 8 pair + 7 of a tensor, counted in file order over all layers, after `updates` updates,
+// two a word, low half first; before the first update, kToNearest
+constexpr std::array<uint32_t, 4> rounding_bits8(uint64_t seed, int tensor, int64_t updates, int64_t pair) {
     auto bits = random_bits(seed, RandomUse::kStochasticRounding, (uint32_t)tensor, (uint32_t)updates,
-                            (uint64_t)quad / 2);
+                            (uint64_t)pair);
+    if (updates == 0) { bits.fill(kToNearest << 16 | kToNearest); }
+    return bits;
+}
+
+// of the elements 4 quad ... 4 quad + 3
+constexpr std::array<uint32_t, 4> rounding_bits4(uint64_t seed, int tensor, int64_t updates, int64_t quad) {
+    auto bits = rounding_bits8(seed, tensor, updates, quad / 2);
     bool second = quad % 2 != 0;
     uint32_t a = second ? bits[2] : bits[0], b = second ? bits[3] : bits[1];
-    if (updates == 0) { a = b = kToNearest << 16 | kToNearest; }
     return {a & 0xffffu, a >> 16, b & 0xffffu, b >> 16};
 }
 
