@@ -72,8 +72,8 @@ inline int64_t after(int64_t& until, const Activity& a) {
 
 struct Launches {
     int count = 0;
-    double ms =
-        0;  // in which at least one of them runs: one that starts early waits while the one before still runs
+    // in which at least one of them runs: one that starts early waits while the one before still runs
+    double ms = 0;
     void add(const Activity& a) {
         count++;
         ms += (double)after(until_, a) * 1e-6;

@@ -13,7 +13,7 @@ namespace llmc {
 namespace {
 
 constexpr int kBlock = 128;
-constexpr int kBlocks = 10;  // at once on a multiprocessor, at least: fewer have too few loads under way
+constexpr int kBlocks = 10;        // at once on a multiprocessor: fewer have too few loads under way
 constexpr int kMaxCopies = 65535;  // gridDim.y
 // of a piece of kNormChunk elements, which may begin with the last element of a pair of quads
 constexpr int kPieceBlocks = (int)kNormChunk / 4 / kBlock + 1;

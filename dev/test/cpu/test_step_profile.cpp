@@ -74,8 +74,7 @@ TEST_CASE("profile: the step of median length, part by part") {
     CHECK(part(Part::kProductWeight).ms == doctest::Approx(0.033));  // with the sums of its parts
     CHECK(part(Part::kProductWeight).count == 2);
     CHECK(part(Part::kProductInput).ms == doctest::Approx(0.025));
-    CHECK(part(Part::kBias).ms ==
-          doctest::Approx(0.005));  // with what adds up the groups, which starts early
+    CHECK(part(Part::kBias).ms == doctest::Approx(0.005));  // what adds up the groups starts early
     CHECK(part(Part::kBias).count == 2);
     CHECK(part(Part::kAdamW).ms == doctest::Approx(0.021));  // the decision that ends the step before it
     CHECK(part(Part::kFills).count == 2);
