@@ -114,7 +114,7 @@ if [ "${1:-}" != quick ]; then
         echo "the sanitized build failed (log $logs/sanitized-build.log)" | tee -a $failures
         add 0 1 0
     fi
-    stage fuzz dev/test/fuzz/run.sh
+    stage fuzz dev/test/fuzz/run.sh 5
     if [ -x test_gpt2cu ]; then
         stage gpu ./test_gpt2cu
         stage sanitizer dev/test/sanitizer/sanitize.sh
