@@ -212,7 +212,7 @@ $(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/clas
 $(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/matmul_bias.cu)
 # see dev/cuda/clock.cuh's Stream; without a GPU nothing runs their host code
 $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): \
-    NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O1)) --default-stream per-thread
+    NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O0)) --default-stream per-thread
 $(filter-out $(ALONE),$(SHOOTOUTS)): %: $(BUILD)/%.cu.o
 $(SHOOTOUTS): $(BUILD)/only/linked
 	$(has_nvcc)
