@@ -109,7 +109,7 @@ if [ "${1:-}" != quick ]; then
     fi
     if wait $!; then
         PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5 stage sanitized unit $san/test_gpt2 \
-            dev/test/cpu/test_bounds.cpp  # arithmetic on arrays of fixed size: a quarter of the time that all take
+            dev/test/cpu/test_bounds.cpp  # what shootouts judge by reads no input of a user, and takes longest
     else
         tail -20 $logs/sanitized-build.log
         echo "the sanitized build failed (log $logs/sanitized-build.log)" | tee -a $failures
