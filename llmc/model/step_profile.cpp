@@ -112,7 +112,7 @@ StepRecord sorted_out(const std::vector<Activity>& all, int64_t from, int64_t to
             step.fills_before[name] += fills;
             fills = 0;
         }
-        busy += after(busy_until, a);
+        busy += ns_after(busy_until, a);
     }
     step.idle_ms = step.ms - (double)busy * 1e-6;
     return step;

@@ -64,7 +64,7 @@ constexpr int kParts = (int)std::size(kPartNames);
 // ---- what was recorded -----------------------------------------------------------------------------
 
 // ns of `a` that lie behind `until`, which becomes a's end where that is later
-inline int64_t after(int64_t& until, const Activity& a) {
+inline int64_t ns_after(int64_t& until, const Activity& a) {
     int64_t from = std::max(a.start, until);
     until = std::max(until, a.end);
     return std::max<int64_t>(0, a.end - from);
@@ -76,7 +76,7 @@ struct Launches {
     double ms = 0;
     void add(const Activity& a) {
         count++;
-        ms += (double)after(until_, a) * 1e-6;
+        ms += (double)ns_after(until_, a) * 1e-6;
     }
 
 private:

@@ -99,19 +99,19 @@ struct QuadBits {
     __device__ uint32_t at(int j) const { return (j < 2 ? a : b) >> j % 2 * 16 & 0xffffu; }
 };
 
-// Those that join a quad's weights, of the update before, and those that split them. Two neighbouring quads have theirs from
-// the same two counters: each lane draws one of them, the even quad's lane the earlier one, and gives the other lane its
-// half. To draw both in each lane takes instructions for which a GPU whose clock is low has no time. Called by whole
-// warps, with neighbouring quads from an even one on.
-struct RandomBits {
+// The random numbers that join a quad's weights, which are the last update's, and those that split them. Two neighbouring
+// quads have their numbers from the same two counters: each lane draws one counter's, the even quad's lane the earlier
+// one's, and gives the other lane its half. Drawing both in each lane takes instructions for which a GPU whose clock is
+// low has no time. Called by whole warps, with neighbouring quads from an even one on.
+struct RoundingBits {
     QuadBits before{}, now{};
-    __device__ static RandomBits of(uint64_t seed, int tensor, int64_t updates, int64_t quad) {
+    __device__ static RoundingBits of(uint64_t seed, int tensor, int64_t updates, int64_t quad) {
         const bool odd = quad % 2 != 0;
         const auto bits = rounding_bits8(seed, tensor, updates - (odd ? 0 : 1), quad / 2);
         const QuadBits first{bits[0], bits[1]}, second{bits[2], bits[3]};
         const QuadBits mine = odd ? second : first, other = odd ? first : second;
         const QuadBits given{__shfl_xor_sync(kAllLanes, other.a, 1), __shfl_xor_sync(kAllLanes, other.b, 1)};
-        return odd ? RandomBits{given, mine} : RandomBits{mine, given};
+        return odd ? RoundingBits{given, mine} : RoundingBits{mine, given};
     }
 };
 
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(kBlock, kBlocks)
     }
     const Update update = {k, decision->grad_scale, decision->step_size, decision->correct2,
                            inputs->keep[piece.decays]};
-    RandomBits random;
-    if constexpr (kHalves) { random = RandomBits::of(seed, piece.tensor, decision->updates, quad); }
+    RoundingBits random;
+    if constexpr (kHalves) { random = RoundingBits::of(seed, piece.tensor, decision->updates, quad); }
     if (!whole) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
