@@ -23,18 +23,18 @@ template <int n, typename T>
 __device__ __forceinline__ void add_rows(float (&sum)[n], const T* x, int64_t row, int64_t step, int64_t N,
                                          int OC) {
     const T* from = x + row * OC;
-    auto add = [&](const Elements<T, n>& more) {
+    for (; row < N; row += kAtOnce * step) {
+        Elements<T, n> more[kAtOnce]{};  // 0 behind the last row: loads one at a time would wait for each
 #pragma unroll
-        for (int j = 0; j < n; j++) { sum[j] += as_float(more, j); }
-    };
-    for (; row + (kAtOnce - 1) * step < N; row += kAtOnce * step) {
-        Elements<T, n> more[kAtOnce];
+        for (int k = 0; k < kAtOnce; k++, from += step * OC) {
+            if (row + k * step < N) { more[k] = load<n>(from); }
+        }
 #pragma unroll
-        for (int k = 0; k < kAtOnce; k++, from += step * OC) { more[k] = load<n>(from); }
+        for (int k = 0; k < kAtOnce; k++) {
 #pragma unroll
-        for (int k = 0; k < kAtOnce; k++) { add(more[k]); }
+            for (int j = 0; j < n; j++) { sum[j] += as_float(more[k], j); }
+        }
     }
-    for (; row < N; row += step, from += step * OC) { add(load<n>(from)); }
 }
 
 // partial (groups,OC) = sums over the rows of each group of dout (N,OC)

@@ -7,8 +7,9 @@
 namespace llmc {
 
 struct ColumnShares {
-    // two blocks for each of an H100's or H200's multiprocessors
-    static constexpr int kMostThreads = 384, kMostBlocks = 264;
+    // two blocks for each of an H100's or H200's multiprocessors; with fewer threads 1558M's 6400 columns
+    // of bf16 would be three tiles, not two
+    static constexpr int kMostThreads = 416, kMostBlocks = 264;
     static constexpr int kLeastRows = 4;  // of a thread, before more blocks share the rows
 
     int vectors, rows;  // of a block at once: neighbouring vectors of columns, rows side by side
