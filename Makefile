@@ -54,18 +54,28 @@ BLAS      := $(HASH) -lopenblas
 
 objects = $(patsubst %.cpp,$(BUILD)/%.o,$(1))
 
+# a file of settings, which is newer than what was compiled with others
+define keep
+@mkdir -p $(@D)
+@printf '%s\n' $(1) | cmp -s - $@ || printf '%s\n' $(1) > $@
+endef
+SETTINGS := build/deps.mk $(BUILD)/compiler
+$(BUILD)/compiler: FORCE
+	$(call keep,'$(CXX)' '$(MARCH)')
+FORCE:
+
 # the standard headers that most files read, compiled once for each way to optimise, take a fifth off a file's time
 PLAIN       := $(if $(SANITIZE),$(subst $(comma)undefined,,$(OPTIMIZE)) --param asan-instrumentation-with-call-threshold=0,-Og)
 PRECOMPILED  = $(BUILD)/$(if $(filter-out $(PLAIN),$(OPTIMIZE)),std,plain).h
 HEADERS     := $(BUILD)/std.h.gch $(BUILD)/plain.h.gch
 $(BUILD)/std.h.gch: OPTIMIZE := $(OPTIMIZE)
 $(BUILD)/plain.h.gch: OPTIMIZE := $(PLAIN)
-$(HEADERS): build/deps.mk
+$(HEADERS): $(SETTINGS)
 	@mkdir -p $(@D)
 	@printf '#include <%s>\n' algorithm chrono cmath cstdint cstdio cstring filesystem fstream functional map memory \
 	    optional set span sstream string thread vector > $(basename $@)
 	$(COMPILE) -x c++-header $(basename $@) -o $@
-$(BUILD)/%.o: %.cpp build/deps.mk | $(if $(filter file,$(origin PRECOMPILED)),$(HEADERS))
+$(BUILD)/%.o: %.cpp $(SETTINGS) | $(if $(filter file,$(origin PRECOMPILED)),$(HEADERS))
 	@mkdir -p $(@D)
 	$(COMPILE) -include $(PRECOMPILED) -c $< -o $@
 $(BUILD)/llmc/host/options_config.o: CXXFLAGS += -Wno-terminate
@@ -111,7 +121,7 @@ FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cp
     $(patsubst %,llmc/host/%.cpp,binary_file bpe dataloader eval_file json log_lines logger options options_config \
     options_input parse_words read_file safetensors token_shard tokenizer tokenizer_files typed_text utf8 val_info) \
     $(patsubst %,llmc/model/%.cpp,checkpoint debug_state finite hf_model model_source run_folder run_record))
-$(BUILD)/fuzz/%.o: %.cpp build/deps.mk
+$(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)
 	clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -isystem dev/lint \
 	    -I. $(DEPS_CPPFLAGS) -MMD -MP -c $< -o $@
@@ -123,7 +133,9 @@ $(BUILD)/fuzz/fuzz: $(FUZZ_OBJECTS)
 DETECTED := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | tr -d . | \
                     sed 's/^90$$/90a/; s/^/sm_/')
 ARCH     ?= $(if $(DETECTED),$(DETECTED),sm_80 sm_90a compute_80)
-GENCODE  := $(foreach a,$(ARCH),-gencode arch=compute_$(patsubst sm_%,%,$(patsubst compute_%,%,$(a)))$(comma)code=$(a))
+# 90a means sm_90a; so does sm_90, whose code would lack wgmma
+GPUS     := $(patsubst sm_90,sm_90a,$(foreach a,$(ARCH),$(if $(filter sm_% compute_%,$(a)),$(a),sm_$(a))))
+GENCODE  := $(foreach a,$(GPUS),-gencode arch=compute_$(patsubst sm_%,%,$(patsubst compute_%,%,$(a)))$(comma)code=$(a))
 # -compress-all: kernels take a fifth of the space
 NVCCFLAGS := -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr -Xfatbin -compress-all $(GENCODE) -MMD -MP \
              -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
@@ -134,24 +146,22 @@ CUDA_HEADERS := $(patsubst %/cuda_bf16.h,%,$(firstword $(wildcard \
 CUDA_LIBS := $(wildcard $(CUDA)/lib64 $(CUDA)/lib $(CUDA)/targets/x86_64-linux/lib)
 GPU_LIBS  := $(foreach d,$(CUDA_LIBS),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) -lcublasLt -lcudart_static -ldl -lrt -lpthread \
              -Wl,--as-needed -l:libxxhash.a
-for_whom   = @echo "for $(ARCH)$(if $(DETECTED),, (no GPU here))"
+for_whom   = @echo "for $(GPUS)$(if $(DETECTED),, (no GPU here))"
 has_nvcc   = $(if $(NVCC),,$(error no nvcc: install the CUDA Toolkit, or set NVCC=path))
 gpu_objects = $(patsubst %.cu,$(BUILD)/%.cu.o,$(1))
 
 # for which GPUs what is there was compiled: if for others, it is compiled again
 $(BUILD)/arch: FORCE
-	@mkdir -p $(@D)
-	@printf '%s\n' '$(ARCH)' '$(GENCODE)' | cmp -s - $@ || printf '%s\n' '$(ARCH)' '$(GENCODE)' > $@
-FORCE:
+	$(call keep,'$(GPUS)' '$(GENCODE)')
 
 define compile_cu
 $(has_nvcc)
 @mkdir -p $(@D)
 $(NVCC) $(NVCCFLAGS) -MF $(@:.o=.d) -c $< -o $@
 endef
-$(BUILD)/%.cu.o: %.cu build/deps.mk $(BUILD)/arch
+$(BUILD)/%.cu.o: %.cu $(SETTINGS) $(BUILD)/arch
 	$(compile_cu)
-$(BUILD)/%.cu.o: $(BUILD)/typed/%.cu build/deps.mk $(BUILD)/arch
+$(BUILD)/%.cu.o: $(BUILD)/typed/%.cu $(SETTINGS) $(BUILD)/arch
 	$(compile_cu)
 # no device code is in these: for the host's compiler, as nvcc reads a file three times
 HOST_CU := train_gpt2.cu test_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/activity model/decoder_gpu \
@@ -187,15 +197,14 @@ ALONE_BUILD := $(BUILD)/only/$(ONLY)
 $(ALONE_BUILD)/dev/cuda/only.h: dev/cuda/only.h
 	@mkdir -p $(@D)
 	sed 's/kOnly = ""/kOnly = "$(ONLY)"/' $< > $@
-$(ALONE_BUILD)/%.cu.o: %.cu build/deps.mk $(BUILD)/arch $(ALONE_BUILD)/dev/cuda/only.h
+$(ALONE_BUILD)/%.cu.o: %.cu $(SETTINGS) $(BUILD)/arch $(ALONE_BUILD)/dev/cuda/only.h
 	$(compile_cu)
 $(ALONE_BUILD)/%.cu.o: NVCCFLAGS := -I$(ALONE_BUILD) $(NVCCFLAGS) --default-stream per-thread
 $(ALONE): %: $(ALONE_BUILD)/%.cu.o
 endif
 # of which rungs the programs are that were linked last
 $(BUILD)/only/linked: FORCE
-	@mkdir -p $(@D)
-	@echo '$(ONLY)' | cmp -s - $@ || echo '$(ONLY)' > $@
+	$(call keep,'$(ONLY)')
 
 # a ladder ends with the function that trains, which is compiled once
 WHOLE := $(if $(filter-out ship,$(ONLY)),,$(SHOOTOUTS))
@@ -254,7 +263,7 @@ EMULATE    = $(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=
 $(EMULATED)/%: % dev/emulate/rewrite.pl
 	@mkdir -p $(@D)
 	[ ! -e $< ] || perl dev/emulate/rewrite.pl $< > $@  # a header that is gone, which what was built before names
-$(EMULATED)/%.cu.o: $(EMULATED)/%.cu build/deps.mk | $(REWRITTEN)
+$(EMULATED)/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) | $(REWRITTEN)
 	$(if $(CUDA_HEADERS),,$(error no CUDA headers: dev/emulate/README.md says how to get them without a toolkit))
 	$(EMULATE) -c $< -o $@
 # -U: a checked longjmp refuses to go to another stack
@@ -283,7 +292,7 @@ EMULATED_LADDERS := $(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS)
 $(addprefix $(EMULATED)/,$(ATTENTION_SHOOTOUTS)):
 	$(error $@: tensor cores are not emulated; v1 and v2 are: ./test_emulated --test-case="attention*")
 ifdef ONLY
-$(ALONE_BUILD)/emulated/%.cu.o: $(EMULATED)/%.cu build/deps.mk $(ALONE_BUILD)/dev/cuda/only.h | $(REWRITTEN)
+$(ALONE_BUILD)/emulated/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) $(ALONE_BUILD)/dev/cuda/only.h | $(REWRITTEN)
 	@mkdir -p $(@D)
 	$(EMULATE) -c $< -o $@
 $(ALONE_BUILD)/emulated/%.cu.o: CXXFLAGS += -I$(ALONE_BUILD)
@@ -295,7 +304,7 @@ $(EMULATED_LADDERS): $(BUILD)/only/linked
 	$(LINK_EMULATED)
 
 spills: $(addprefix $(BUILD)/typed/,$(LAYERNORM_TYPED))
-	@NVCC="$(NVCC)" ARCH="$(ARCH)" dev/test/spills.sh $(wildcard dev/cuda/*.cu llmc/ops/attention/ladder/*/*.cu) \
+	@NVCC="$(NVCC)" ARCH="$(GPUS)" dev/test/spills.sh $(wildcard dev/cuda/*.cu llmc/ops/attention/ladder/*/*.cu) \
 	    $(filter-out $(LAYERNORM_TYPED),$(GPU_SOURCES)) $^
 
 # ---- what users type --------------------------------------------------------------------------------------------------
