@@ -96,4 +96,12 @@ inline int sample_token(std::span<const float> logits, double temperature, int t
     return (int)chosen;
 }
 
+// the first token of a text that no prompt begins: any but its end, which would leave the text empty
+inline int sample_first_token(std::span<const float> logits, int end_of_text, double temperature, int top_k,
+                              double coin, double top_p = 1) {
+    std::vector<float> others(logits.begin(), logits.end());
+    others[(size_t)end_of_text] = -INFINITY;
+    return sample_token(others, temperature, top_k, coin, top_p);
+}
+
 }  // namespace llmc

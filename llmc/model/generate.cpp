@@ -62,13 +62,17 @@ Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<cons
     const auto seconds = [&] {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     };
+    const int32_t end = tokenizer.end_of_text();
     std::span<const float> logits = context->add(prompt);
     sample.prompt_seconds = seconds();
     for (int64_t k = 0; k < p.tokens; k++) {
         require_finite_results("the logits", logits);
-        const uint32_t bits = random_bits(p.seed, RandomUse::kSampling, p.number, 0, (uint64_t)k)[0];
-        const int32_t token = sample_token(logits, p.temperature, p.top_k, to_uniform(bits), p.top_p);
-        if (token == tokenizer.end_of_text()) {
+        const double coin =
+            to_uniform(random_bits(p.seed, RandomUse::kSampling, p.number, 0, (uint64_t)k)[0]);
+        const bool first = k == 0 && prompt.size() == 1 && prompt[0] == end;
+        const int32_t token = first ? sample_first_token(logits, end, p.temperature, p.top_k, coin, p.top_p)
+                                    : sample_token(logits, p.temperature, p.top_k, coin, p.top_p);
+        if (token == end) {
             sample.ended = "end_of_text";
             break;
         }

@@ -65,8 +65,8 @@ struct Sample {
 };
 
 // Adds the prompt (at least one token) and what the model writes after it, but for the last token of ids unless
-// an end of text came, to the context; sink gets what the model writes. Throws as
-// require_finite_results() does.
+// an end of text came, to the context; sink gets what the model writes. A prompt that is the end of another text
+// alone is none: at least one token follows. Throws as require_finite_results() does.
 Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<const int32_t> prompt,
                     const SampleParams& params, const TextStream::Sink& sink);
 

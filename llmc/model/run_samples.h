@@ -27,8 +27,8 @@ public:
     // by convention the end of text is the last token, in GPT-2's vocabulary and in the byte-level one
     int end_of_text() const { return end_of_text_; }
 
-    // a continuation of the prompt, up to --sample-tokens or the end of the text; the same step and number
-    // give the same random numbers
+    // a continuation of the prompt, up to --sample-tokens or the end of the text; without a prompt at least
+    // one token. The same step and number give the same random numbers
     template <typename Model>
     std::string text(Model& model, int64_t step, int number) const {
         std::vector<int> text = start_;
@@ -39,9 +39,12 @@ public:
             batch.tokens.assign(text.end() - batch.T, text.end());
             batch.targets.assign(batch.T, kIgnoreTarget);
             model.evaluate(batch);
-            uint32_t bits =
-                random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0];
-            text.push_back(sample_token(model.logits_last(), o_.temperature, o_.top_k, to_uniform(bits)));
+            const double coin = to_uniform(
+                random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0]);
+            const bool first = has_ends_ && text.size() == 1;
+            text.push_back(
+                first ? sample_first_token(model.logits_last(), end_of_text_, o_.temperature, o_.top_k, coin)
+                      : sample_token(model.logits_last(), o_.temperature, o_.top_k, coin));
             if (has_ends_ && text.back() == end_of_text_) { break; }
         }
         return printable(text);
