@@ -64,9 +64,9 @@ struct Sample {
     int64_t computed = 0;       // tokens that the model was given after the prompt
 };
 
-// Adds the prompt (at least one token) and what the model writes after it, but for the last token of ids unless
-// an end of text came, to the context; sink gets what the model writes. A prompt that is the end of another text
-// alone is none: at least one token follows. Throws as require_finite_results() does.
+// Adds the prompt (at least one token) and what the model writes after it, but for the last token of ids
+// unless an end of text came, to the context; sink gets what the model writes. After a prompt that is
+// nothing but the end of another text it writes at least one token. Throws as require_finite_results() does.
 Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<const int32_t> prompt,
                     const SampleParams& params, const TextStream::Sink& sink);
 

@@ -24,7 +24,8 @@ __device__ __forceinline__ void add_rows(float (&sum)[n], const T* x, int64_t ro
                                          int OC) {
     const T* from = x + row * OC;
     for (; row < N; row += kAtOnce * step) {
-        Elements<T, n> more[kAtOnce]{};  // 0 behind the last row: loads one at a time would wait for each
+        // 0 behind the last row: in a loop over the rows that are left each load would wait for the one before
+        Elements<T, n> more[kAtOnce]{};
 #pragma unroll
         for (int k = 0; k < kAtOnce; k++, from += step * OC) {
             if (row + k * step < N) { more[k] = load<n>(from); }
