@@ -187,7 +187,10 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* o) {
                          : exports ? kExportHelp
                                    : kEvalHelp,
                          name));
-    app.add_option("MODEL", o->model, "what to use, see below")->required()->type_name("");
+    app.add_option("MODEL", o->model,
+                   "a run's folder, a checkpoint, a model file, or a folder of Hugging Face's")
+        ->required()
+        ->type_name("");
     app.add_option("--tokenizer", o->tokenizer, "default: the one beside the model, or bytes")
         ->type_name("PATH");
     if (generate) {

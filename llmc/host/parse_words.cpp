@@ -66,7 +66,12 @@ bool parse_words(CLI::App* app, int argc, const char* const* argv, int first, co
         require_printed();
         return false;
     } catch (const CLI::ParseError& e) {
-        const std::string problem = e.what();
+        std::string problem = e.what();
+        for (const CLI::Option* option : app->get_options()) {
+            if (problem == option->get_name() + " is required") {
+                problem += ": " + option->get_description();
+            }
+        }
         const char* stop = problem.ends_with('.') || problem.ends_with('?') ? "" : ".";
         throw Error(kExitUsage,
                     strf("%s%s%s See %s --help.", command, problem.c_str(), stop, app->get_name().c_str()));

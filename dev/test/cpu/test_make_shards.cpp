@@ -300,6 +300,9 @@ TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
         fails(make_shards(text + to + " --shard-tokens " + value), kExitUsage, "--shard-tokens");
     }
     fails(make_shards(text + to + " --shards 4"), kExitUsage, "unknown option '--shards'");
+    fails(make_shards(to), kExitUsage,
+          "inputs is required: files of text or JSON lines, folders, or - for standard input");
+    fails(make_shards(text), kExitUsage, "--out is required: how the names of the shards begin");
     fails(make_shards(text + to + " --json-field ''"), kExitUsage, "--json-field: found an empty text");
     fails(make_shards(text + " --out " + text + "/sub/t"), kExitUsage, "cannot make or write this folder");
     TempFolder in;
