@@ -58,9 +58,15 @@ inline float top_p_threshold(std::span<const float> logits, const TokenWeights& 
 
 // Token ids compete by exp(logit / temperature); temperature 0 takes the most probable; top_k > 0 keeps the
 // k most probable (and their ties); top_p < 1 keeps of those the most probable that together have this
-// share (and ties; Holtzman et al. 2019, arXiv:1904.09751). coin is uniform in [0, 1).
+// share (and ties; Holtzman et al. 2019, arXiv:1904.09751). coin is uniform in [0, 1). never: a token that is
+// not drawn; -1: any may be.
 inline int sample_token(std::span<const float> logits, double temperature, int top_k, double coin,
-                        double top_p = 1) {
+                        double top_p = 1, int never = -1) {
+    if (never >= 0) {
+        std::vector<float> others(logits.begin(), logits.end());
+        others[(size_t)never] = -INFINITY;
+        return sample_token(others, temperature, top_k, coin, top_p);
+    }
     constexpr size_t kBlock = 512;  // tokens whose sum is found at once, before one of them is chosen
     const size_t V = logits.size();
     float largest = -INFINITY;
@@ -94,14 +100,6 @@ inline int sample_token(std::span<const float> logits, double temperature, int t
         if (sum > coin * total) { break; }
     }
     return (int)chosen;
-}
-
-// the first token of a text that no prompt begins: any but its end, which would leave the text empty
-inline int sample_first_token(std::span<const float> logits, int end_of_text, double temperature, int top_k,
-                              double coin, double top_p = 1) {
-    std::vector<float> others(logits.begin(), logits.end());
-    others[(size_t)end_of_text] = -INFINITY;
-    return sample_token(others, temperature, top_k, coin, top_p);
 }
 
 }  // namespace llmc

@@ -69,9 +69,8 @@ Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<cons
         require_finite_results("the logits", logits);
         const double coin =
             to_uniform(random_bits(p.seed, RandomUse::kSampling, p.number, 0, (uint64_t)k)[0]);
-        const bool first = k == 0 && prompt.size() == 1 && prompt[0] == end;
-        const int32_t token = first ? sample_first_token(logits, end, p.temperature, p.top_k, coin, p.top_p)
-                                    : sample_token(logits, p.temperature, p.top_k, coin, p.top_p);
+        const int never = k == 0 && prompt.size() == 1 && prompt[0] == end ? end : -1;
+        const int32_t token = sample_token(logits, p.temperature, p.top_k, coin, p.top_p, never);
         if (token == end) {
             sample.ended = "end_of_text";
             break;

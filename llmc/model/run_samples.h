@@ -41,10 +41,8 @@ public:
             model.evaluate(batch);
             const double coin = to_uniform(
                 random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0]);
-            const bool first = has_ends_ && text.size() == 1;
-            text.push_back(
-                first ? sample_first_token(model.logits_last(), end_of_text_, o_.temperature, o_.top_k, coin)
-                      : sample_token(model.logits_last(), o_.temperature, o_.top_k, coin));
+            const int never = has_ends_ && text.size() == 1 ? end_of_text_ : -1;
+            text.push_back(sample_token(model.logits_last(), o_.temperature, o_.top_k, coin, 1, never));
             if (has_ends_ && text.back() == end_of_text_) { break; }
         }
         return printable(text);
