@@ -54,7 +54,7 @@ BLAS      := $(HASH) -lopenblas
 
 objects = $(patsubst %.cpp,$(BUILD)/%.o,$(1))
 
-# a file of settings, which is newer than what was compiled with others
+# Writes settings to the target if it holds other ones: what was compiled with those is then older, and compiled again.
 define keep
 @mkdir -p $(@D)
 @printf '%s\n' $(1) | cmp -s - $@ || printf '%s\n' $(1) > $@
