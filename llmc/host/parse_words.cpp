@@ -1,8 +1,12 @@
 // Command lines: see parse_words.h.
 #include "llmc/host/parse_words.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <set>
@@ -97,9 +101,13 @@ template CLI::Validator number_range(double, double);
 
 void require_printed() {
     std::cout.flush();
-    if (!std::cout || std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-        throw Error(kExitSaveFailed, "cannot write to standard output");
+    if (std::cout && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) { return; }
+    pollfd output = {STDOUT_FILENO, 0, 0};
+    if (poll(&output, 1, 0) > 0 && (output.revents & POLLERR) != 0) {  // a pipe that nobody reads any more: "| head"
+        std::signal(SIGPIPE, SIG_DFL);
+        std::raise(SIGPIPE);
     }
+    throw Error(kExitSaveFailed, "cannot write to standard output");
 }
 
 }  // namespace llmc

@@ -19,7 +19,8 @@ bool parse_words(CLI::App* app, int argc, const char* const* argv, int first, co
 template <typename T>
 CLI::Validator number_range(T low, T high);
 
-// what has been printed is where it should be, or an Error (kExitSaveFailed): the disk is full, the pipe closed
+// What has been printed is where it should be, or an Error (kExitSaveFailed): the disk is full, say. If nobody reads the
+// pipe any more, as after "| head", SIGPIPE ends the program, as it ends other programs.
 void require_printed();
 
 }  // namespace llmc

@@ -226,16 +226,23 @@ TEST_CASE("signals: nobody reads the output") {
     REQUIRE(pipe(pipe_ends) == 0);
     close(pipe_ends[0]);
     Words options = tiny_run(p.folder.path(), "--steps 6 --out " + p.run);
-    pid_t pid = start_prepared(p.folder.path(), options, [&] {
-        std::signal(SIGPIPE, SIG_DFL);
-        dup2(pipe_ends[1], STDOUT_FILENO);
-        dup2(pipe_ends[1], STDERR_FILENO);
-    });
-    close(pipe_ends[1]);
-    ProgramRun run = finish_train(p.folder.path(), pid);
+    const auto nobody_reads = [&](std::initializer_list<int> streams) {
+        return [&, streams] {
+            std::signal(SIGPIPE, SIG_DFL);
+            for (int stream : streams) { dup2(pipe_ends[1], stream); }
+        };
+    };
+    pid_t pid = start_prepared(p.folder.path(), options, nobody_reads({STDOUT_FILENO, STDERR_FILENO}));
+    const ProgramRun run = finish_train(p.folder.path(), pid);
     CHECK(run.exit_code == kExitDone);
     CHECK(read_log(p.run).size() == 6 + 1);
     CHECK(fs::exists(p.run + "/step_00000006"));
+
+    pid = start_prepared(p.folder.path(), {"--help"}, nobody_reads({STDOUT_FILENO}));  // --help | head
+    const ProgramRun help = finish_train(p.folder.path(), pid);
+    CHECK(help.exit_code == 128 + SIGPIPE);
+    CHECK(help.err == "");
+    close(pipe_ends[1]);
 }
 
 TEST_CASE("signals: a limit on the size of files is an error like any other") {
