@@ -45,6 +45,7 @@ public:
 private:
     static constexpr size_t kJobBytes = 1 << 20, kMaxUncut = 16 << 20;
     static constexpr size_t kJobsPerThread = 8;
+    static constexpr size_t kLongestSpace = 3, kLongestCharacter = 4;  // bytes
 
     struct Job {
         std::string text;
@@ -62,7 +63,7 @@ private:
         while (at > lowest && !bpe_can_cut(job.text, at)) { at--; }
         if (at == lowest) {
             if (job.text.size() < kMaxUncut) { return; }
-            at = job.text.size();
+            at = last_word(job.text, document);
         }
         std::string rest = job.text.substr(at);
         job.text.resize(at);
@@ -72,6 +73,16 @@ private:
         }
         jobs_.emplace_back();
         jobs_.back().text = std::move(rest);
+    }
+
+    // where the last word begins that is sure to begin there, whatever follows the text; its end if that is the first one
+    static size_t last_word(std::string_view text, size_t begin) {
+        size_t word = begin;
+        for (size_t at = begin; at + kLongestSpace + kLongestCharacter < text.size();) {
+            word = at;
+            at += bpe_word(text.substr(at));
+        }
+        return word == begin ? text.size() : word;
     }
 
     void encode(size_t count) {

@@ -58,7 +58,7 @@ EvalFile::EvalFile(const std::string& path) : file_(path) {
     const size_t count = (size_t)header.field(2, "number of examples", 1, (int64_t)kMostEvalExamples);
     const size_t longest =
         (size_t)header.field(3, "bytes of the longest example", 1, (int64_t)kMostEvalBytes);
-    const int vocab = header.field(4, "vocabulary size", 0, 1 << 16);
+    const int vocab = header.field(4, "vocabulary size", 0, EvalFileWriter::kMostTokens);
     vocab_size_ = vocab == 0 ? kGpt2VocabSize : vocab;
     const size_t bytes = file_.size() - kHeaderBytes;
     const size_t least = count * kLeastWords * sizeof(uint16_t);

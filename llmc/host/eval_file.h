@@ -44,7 +44,10 @@ private:
 // Collects examples and writes them.
 class EvalFileWriter {
 public:
-    explicit EvalFileWriter(int vocab_size) : vocab_size_(vocab_size) {}
+    static constexpr int kMostTokens = 1 << 16;  // an id takes 16 bits
+    explicit EvalFileWriter(int vocab_size) : vocab_size_(vocab_size) {
+        require(vocab_size <= kMostTokens, "EvalFileWriter: the vocabulary is too large");
+    }
     // Throws Error(kExitBadInput) that begins with `where` if the format has no room for it, or a part is
     // empty.
     void add(int label, const std::vector<int>& context,

@@ -31,7 +31,14 @@ void ask_to_stop(int which) {
     errno = error;
 }
 
-void ask_to_save(int) { save_requested = 1; }
+volatile long save_asked_at_ms = -kSecondMs;
+
+void ask_to_save(int) {
+    const int error = errno;
+    save_asked_at_ms = now_ms();
+    save_requested = 1;
+    errno = error;
+}
 
 void handle(int which, void (*handler)(int)) {
     struct sigaction old = {}, action = {};
@@ -43,6 +50,8 @@ void handle(int which, void (*handler)(int)) {
 }
 
 }  // namespace
+
+bool save_just_requested() { return now_ms() - save_asked_at_ms < kSecondMs; }
 
 void ignore_write_signals() {
     for (int which : {SIGPIPE, SIGXFSZ}) { std::signal(which, SIG_IGN); }

@@ -12,6 +12,9 @@ inline volatile std::sig_atomic_t save_requested = 0;
 
 void catch_run_signals();
 
+// Whether a SIGUSR1 came within the last second: launchers send one to every rank, and each passes it on.
+bool save_just_requested();
+
 // SIGPIPE and SIGXFSZ would end the program; without them the write fails, which is then handled.
 void ignore_write_signals();
 

@@ -216,7 +216,7 @@ void Watchdog::take(int rank, const Message& m) {
             k.state = m.state;
             break;
         case Kind::kSignal:
-            if (m.value == SIGUSR1 || stop_requested == 0) { kill(getpid(), m.value); }
+            if (!(m.value == SIGUSR1 ? save_just_requested() : stop_requested != 0)) { kill(getpid(), m.value); }
             break;
         case Kind::kFailed:
             end_job(m.value, who_[(size_t)rank] + ": " + m.text);

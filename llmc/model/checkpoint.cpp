@@ -216,11 +216,11 @@ RunRecord require_intact(const std::string& folder) {
                                    "find the newest.");
 }
 
-// temporary -> name. A checkpoint of this very step, from before a resume, is deleted only when the new one
-// is in place.
+// temporary -> name. A checkpoint of this very step is deleted only when the new one is in place; a kill before that leaves
+// it as NAME.replaced, which take_back_replaced() undoes.
 void move_into_place(const std::string& temporary, const std::string& name) {
     std::error_code error;
-    std::string old = temporary + "0";  // this name, too, is a leftover to remove_leftovers
+    const std::string old = name + kReplaced;
     fs::rename(name, old, error);
     if (error && error != std::errc::no_such_file_or_directory) {
         throw Error(kExitSaveFailed,

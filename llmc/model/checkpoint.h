@@ -67,6 +67,9 @@ int64_t state_elements(const GPT2Config& config, const std::string& optimizer);
 // bytes that a checkpoint takes on disk, to within some KiB
 int64_t checkpoint_bytes(const GPT2Config& config, const std::string& optimizer = "adamw");
 
+// behind the name of a checkpoint that a newer one of the same step is about to replace: take_back_replaced() in run_folder.h
+constexpr const char* kReplaced = ".replaced";
+
 // Writes run_folder/step_%08d, whole or not at all. Throws Error(kExitSaveFailed), Error(kExitUsage), or
 // Error(kExitDiverged) as write_model_file does.
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const RunRecord& record,

@@ -360,7 +360,7 @@ template <typename T, typename Grad>
 int profile_training(const Options& given) {
     ActivityRecorder::require_cupti();  // before anything takes time
     Options o = given;
-    DataLoader data(o.train_data, o.seq_len, o.seed);
+    DataLoader data(o.train_data, o.seq_len, o.seed, o.raw_tokens);
     Device device = GPT2<T, Grad>::device(model_settings(o));
     RunPlan plan = make_run_plan(&o, data, [&] { return device.peak_flops; });
     GPT2<T, Grad> model(plan.config, o.batch, o.seq_len, model_settings(o));

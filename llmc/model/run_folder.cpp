@@ -306,6 +306,21 @@ std::string remove_old_checkpoints(const std::string& run_folder, const Line& li
     return passed;
 }
 
+void take_back_replaced(const std::string& run_folder) {
+    for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
+        if (!name.starts_with("step_") || !name.ends_with(kReplaced)) { continue; }
+        const std::string old = run_folder + "/" + name;
+        const std::string path = old.substr(0, old.size() - std::string(kReplaced).size());
+        std::error_code error;
+        if (file_kind(path) == FileKind::kMissing) {
+            fs::rename(old, path, error);
+        } else {
+            fs::remove_all(old, error);
+        }
+        if (error) { throw Error(kExitSaveFailed, strf("%s: %s", old.c_str(), error.message().c_str())); }
+    }
+}
+
 void remove_leftovers(const std::string& run_folder) {
     for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
         const std::string digits = name.starts_with("DONE_") ? name.substr(5) : "";

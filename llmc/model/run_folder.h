@@ -60,6 +60,11 @@ struct Retention {
 std::string remove_old_checkpoints(const std::string& run_folder, const Line& line, int64_t step,
                                    const Retention& keep, KnownIntact* known);
 
+// A save of a step that has a checkpoint renames that one to NAME.replaced before the new one gets its name. Where a kill or
+// a power loss came between, gives it its name back; where it came later, deletes it. Only under the run's lock. Throws
+// Error(kExitSaveFailed).
+void take_back_replaced(const std::string& run_folder);
+
 // Deletes temporaries of saves that a kill or a power loss ended (NAME.tmp-PID), and each DONE_ file without its
 // checkpoint. Only under the run's lock.
 void remove_leftovers(const std::string& run_folder);

@@ -24,8 +24,8 @@ int64_t place_in_copy(const GPT2Config& c, const std::string& optimizer, State s
 
 }  // namespace
 
-RunSaver::RunSaver(const Options& o, const RunPlan& plan, const SavePlan& saves, const PageLock& lock,
-                   StepLine* line, RunJournal* journal)
+RunSaver::RunSaver(const Options& o, const RunPlan& plan, const std::optional<Validated>& best,
+                   const SavePlan& saves, const PageLock& lock, StepLine* line, RunJournal* journal)
     : folder_(plan.out),
       config_(plan.config),
       optimizer_(o.optimizer),
@@ -35,7 +35,7 @@ RunSaver::RunSaver(const Options& o, const RunPlan& plan, const SavePlan& saves,
       line_(line),
       journal_(journal),
       newest_(plan.checkpoint) {
-    if (keep_best_) { best_ = saved_best_ = plan.record.best; }
+    if (keep_best_) { best_ = saved_best_ = best; }
     if (!saves.background) { return; }
     const auto elements = (size_t)state_elements(config_, optimizer_);
     copy_.reset(new float[elements]);  // not filled: pages come as they are needed

@@ -19,10 +19,10 @@ namespace llmc {
 class RunSaver {
 public:
     using PageLock = std::function<std::shared_ptr<void>(std::span<float>)>;  // page_lock() of model.h
-    // *line gets what is to be said, *journal the saves. If the plan is to write in the background, memory
-    // for a copy is taken here.
-    RunSaver(const Options& options, const RunPlan& plan, const SavePlan& saves, const PageLock& lock,
-             StepLine* line, RunJournal* journal);
+    // best: the validation that --keep-best has to beat. *line gets what is to be said, *journal the saves. If the plan is
+    // to write in the background, memory for a copy is taken here.
+    RunSaver(const Options& options, const RunPlan& plan, const std::optional<Validated>& best,
+             const SavePlan& saves, const PageLock& lock, StepLine* line, RunJournal* journal);
 
     // Saves a state; `read` is not used after this returns. With wait, it is on the disk then, or that has
     // failed. What was under way is waited for first.

@@ -90,7 +90,7 @@ public:
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first =
             start(model, run_header(o_, plan_, memory, device(), val_ ? val_->entropy() : 0, plan_text));
-        saver_.emplace(o_, plan_, saves, Model::page_lock, &line_, &*log_);
+        saver_.emplace(o_, plan_, record_.best, saves, Model::page_lock, &line_, &*log_);
         line_.note(notes);
         try {
             const int code = train(model, first);
@@ -163,6 +163,7 @@ private:
         std::error_code ignored;
         if (!o_.dry_run && !o_.out.empty() && std::filesystem::is_directory(o_.out, ignored)) {
             lock_.take(o_.out);
+            take_back_replaced(o_.out);
         }
         return make_run_plan(&o_, data_, [this] { return device().peak_flops; });
     }

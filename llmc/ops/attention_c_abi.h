@@ -13,7 +13,7 @@
 //   exponentials. Any B, T, NH; HS 1 to 128. Results are overwritten; nothing may alias.
 // - Pointers are to device memory, bfloat16 tensors at multiples of 16 bytes, as cudaMalloc gives them.
 // - workspace is 0 before its first use; each call leaves what must be 0 at 0. Calls that may run at once, on two streams
-//   or in two graphs, need a workspace each. It serves any call of the same or smaller B T NH.
+//   or in two graphs, need a workspace each. It serves any call whose B, T and NH are each no larger.
 // - Everything is queued on the stream, whose device must be the calling thread's current one. Nothing waits, nothing is
 //   allocated: calls may be captured into a CUDA graph. Any thread may call at any time.
 // - The same call gives the same bits, and a sequence's results do not depend on the batch that it is in.

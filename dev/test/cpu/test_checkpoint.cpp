@@ -187,6 +187,23 @@ TEST_CASE("checkpoint: what a killed save has left is removed") {
     CHECK(names_below(folder.path()) == kept);
 }
 
+TEST_CASE("checkpoint: a kill while one is replaced loses neither") {
+    TempFolder folder;
+    save_step(folder.path(), 4);
+    const std::string path = folder / "step_00000004", old = path + kReplaced;
+    fs::rename(path, old);  // the kill came between two renames: the new one has no name yet
+    std::string notes;
+    take_back_replaced(folder.path());
+    CHECK(find_checkpoint(folder.path(), &notes) == path);
+    CHECK(names_below(folder.path()) == Words{"step_00000004"});
+
+    copy_folder(path, old);  // it came before the old one was deleted
+    write_bytes(path + "/new", "");
+    take_back_replaced(folder.path());
+    CHECK(names_below(folder.path()) == Words{"step_00000004"});
+    CHECK(fs::exists(path + "/new"));
+}
+
 // ---- damage ------------------------------------------------------------------------------------
 
 TEST_CASE("checkpoint: a damaged one is passed over with a note") {

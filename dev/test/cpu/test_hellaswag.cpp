@@ -245,6 +245,15 @@ TEST_CASE("make_hellaswag: what is wrong is named with its line, and nothing is 
     CHECK(make_hellaswag(folder, "").exit_code == kExitBadInput);
     CHECK(make_hellaswag(folder, good, "--tokenizer nowhere").exit_code == kExitBadInput);
     CHECK(make_hellaswag(folder, good, "--nonsense").exit_code == kExitUsage);
+
+    BpeVocabulary large;  // ids of more than 16 bits
+    for (int i = 0; i < 256; i++) { large.tokens.push_back(std::string(1, (char)i)); }
+    for (int i = 0; i < 65'300; i++) { large.tokens.push_back("token " + std::to_string(i)); }
+    Tokenizer::bpe(large, -1, "large").save(folder.path());
+    const ProgramRun too_many = make_hellaswag(folder, good, "--tokenizer " + folder.path());
+    CHECK(too_many.exit_code == kExitBadInput);
+    CHECK_MESSAGE(too_many.err.find("65556 tokens, more than the 65,536") != std::string::npos, too_many.err);
+    CHECK(!std::filesystem::exists(folder / "out.bin"));
     const std::string input = folder / "in.jsonl";
     const ProgramRun itself =
         run_train(folder.path(), words(input + " --out " + folder.path() + "/./in.jsonl"),

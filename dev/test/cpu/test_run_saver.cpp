@@ -43,7 +43,7 @@ struct Saving {
     void start() {
         saver.reset();
         saver.emplace(
-            options, plan, saves,
+            options, plan, plan.record.best, saves,
             [this](std::span<float> memory) {
                 locks++;
                 CHECK((int64_t)memory.size() == 3 * file_elements(tiny_config()));

@@ -59,10 +59,11 @@ std::string Workshop::streams(const std::string& run) const {
 }
 
 Words Workshop::command(const std::string& run, const std::string& more) const {
+    const std::string save_every = more.find("--save-every") == more.npos ? " --save-every 2" : "";
     Words all = words("--train-data " + *this / "tr_?.bin --val-data " + *this / "va.bin " +
                       "--layers 1 --heads 1 --channels 16 --batch 2 --seq-len 32 --total-batch 128 --lr 0.01 "
-                      "--warmup 2 --save-every 2 --val-every 3 --sample-every 0 --steps 6 --out " +
-                      *this / run + " " + more);
+                      "--warmup 2 --val-every 3 --sample-every 0 --steps 6 --out " +
+                      *this / run + save_every + " " + more);
     all.insert(all.begin(), train_program());
     return all;
 }
@@ -97,7 +98,7 @@ std::string Reference::difference(const std::string& run_folder) const {
     std::error_code ignored;
     for (const auto& entry : fs::recursive_directory_iterator(run_folder, ignored)) {
         const std::string name = entry.path().filename().string();
-        if (name.find(".tmp-") != std::string::npos) { return "left over: " + name; }
+        if (name.find(".tmp-") != name.npos || name.ends_with(kReplaced)) { return "left over: " + name; }
     }
     return "";
 }

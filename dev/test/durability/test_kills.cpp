@@ -19,12 +19,16 @@ struct Scenario {
     const char* more;
     int made;      // steps that an earlier run in the folder has made
     bool damaged;  // and its newest checkpoint is damaged
+    const char* before = "";  // more for the earlier run
 };
 const Scenario kScenarios[] = {
     {"a new run, --keep 1", "--keep 1", 0, false},
     {"a new run, --keep 3 --keep-best", "--keep 3 --keep-best", 0, false},
     {"a new run, --keep 1, saved in the background", "--keep 1 --save-mode async", 0, false},
     {"a run that goes on, its newest checkpoint damaged", "--keep 1 --resume auto", 4, true},
+    // its first validation is the best so far, of a step that has a checkpoint
+    {"a run that saves a step again", "--keep 1 --save-every 3 --keep-best --resume auto", 3, false,
+     "--save-every 3"},
 };
 
 class Stage {
@@ -33,7 +37,7 @@ public:
         fs::create_directory(shop_ / "before");
         if (s_.made > 0) {
             // the learning rate is that of all six steps
-            REQUIRE(shop_.train("before", "").exit_code == kExitDone);
+            REQUIRE(shop_.train("before", s_.before).exit_code == kExitDone);
             fs::remove(shop_ / "before/model.bin");
             fs::remove_all(shop_ / "before/step_00000006");
             if (s_.damaged) { flip_byte(shop_ / "before/step_00000004/optimizer.safetensors", 5000); }
