@@ -349,7 +349,7 @@ void make_shards(const Settings& settings) {
     print_split("validation", val, n - cut.position + 1 + cut.in_document);
     const auto pattern = [](const std::string& prefix) { return shell_word(literal(prefix) + "_*.bin"); };
     std::printf("next: ./train_gpt2 --train-data %s", pattern(train_prefix).c_str());
-    if (!val.empty()) { std::printf(" --val-data %s", pattern(val_prefix).c_str()); }
+    std::printf(" --val-data %s", val.empty() ? "none" : pattern(val_prefix).c_str());
     if (!settings.tokenizer.empty()) {
         std::printf(" --tokenizer %s", shell_word(settings.tokenizer).c_str());
     }

@@ -92,11 +92,11 @@ std::string unescaped(std::string text) {
 void add_generate(CLI::App* app, CommandOptions* o) {
     app->add_option("--prompt", o->prompt, "what the text starts with; - = read it from standard input")
         ->type_name("TEXT");
-    app->add_option("--tokens", o->tokens, "how many to write at most")
+    app->add_option("--tokens,--max-new-tokens", o->tokens, "how many to write at most")
         ->type_name("N")
         ->capture_default_str()
         ->transform(number_range(int64_t{1}, int64_t{1} << 40));
-    app->add_option("--temperature", o->temperature, "0 = always the most likely token")
+    app->add_option("--temperature,--temp", o->temperature, "0 = always the most likely token")
         ->type_name("X")
         ->capture_default_str()
         ->transform(number_range(0.0, 100.0));
@@ -133,7 +133,7 @@ void add_generate(CLI::App* app, CommandOptions* o) {
 }
 
 void add_export(CLI::App* app, CommandOptions* o) {
-    app->add_option("--hf", o->hf, "the folder to write")->required()->type_name("FOLDER");
+    app->add_option("--hf,--out", o->hf, "the folder to write")->required()->type_name("FOLDER");
     app->add_option("--type", o->type, "of the weights: fp32, bf16, fp16; auto = as they are")
         ->type_name("TYPE")
         ->capture_default_str()
@@ -142,7 +142,8 @@ void add_export(CLI::App* app, CommandOptions* o) {
 }
 
 void add_eval(CLI::App* app, CommandOptions* o) {
-    app->add_option("--data", o->data, "token shards: a file, or a pattern in quotes")->type_name("GLOB");
+    app->add_option("--data,--val-data", o->data, "token shards: a file, or a pattern in quotes")
+        ->type_name("GLOB");
     app->add_option("--raw-tokens", o->raw_tokens,
                     "the data are 16-bit tokens without a header, as nanoGPT's: their vocabulary")
         ->type_name("VOCAB")

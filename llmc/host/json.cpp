@@ -51,8 +51,14 @@ public:
         stack_.pop_back();
         return true;
     }
-    bool parse_error(size_t at, const std::string&, const nlohmann::detail::exception&) override {
-        return refuse(strf("a syntax error at byte %zu", at));
+    bool parse_error(size_t at, const std::string&, const nlohmann::detail::exception& e) override {
+        const std::string why = e.what();
+        const bool half = why.find("surrogate") != why.npos, bytes = why.find("UTF-8") != why.npos;
+        return refuse(strf("%s at byte %zu",
+                           half    ? "half of a surrogate pair, as of an emoji that was cut in two,"
+                           : bytes ? "a byte that is not UTF-8"
+                                   : "a syntax error",
+                           at));
     }
 
 private:

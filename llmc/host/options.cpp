@@ -3,6 +3,8 @@
 // -lg 5 as -l g5, take a missing value from what follows, and not mind a key that a config file has twice.
 #include "llmc/host/options.h"
 
+#include <glob.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
@@ -124,7 +126,7 @@ std::string version_text() {
 // our reader of config files, as CLI11 takes it
 class ConfigReader : public CLI::ConfigBase {
 public:
-    explicit ConfigReader(const CommandLine& line) : line_(line) {}
+    ConfigReader(const CommandLine& line, bool gpu) : line_(line), gpu_(gpu) {}
     std::vector<CLI::ConfigItem> from_config(std::istream& in) const override {
         std::string text;
         for (char piece[4096]; text.size() < kMaxConfigBytes;) {
@@ -136,13 +138,48 @@ public:
             fail_usage("--config " + in_quotes(line_.config) + " is over 1 MiB: not a config file.");
         }
         std::vector<CLI::ConfigItem> items;
-        for (const auto& [name, value] : read_config(text, line_)) { items.push_back({{}, name, {value}}); }
+        for (const auto& [name, value] : read_config(text, line_)) {
+            // a run that a GPU began goes on here as this program can
+            if (line_.of_run && !gpu_ && *find_row(name)->cpu_only) { continue; }
+            items.push_back({{}, name, {value}});
+        }
         return items;
     }
 
 private:
     const CommandLine& line_;
+    bool gpu_;
 };
+
+// A run goes on with the options that it had, but for those that are given.
+void add_config_of_run(CommandLine* line) {
+    std::string out;
+    for (const std::string& arg : line->args) {
+        if (arg.starts_with("--out=")) { out = arg.substr(6); }
+    }
+    const bool goes_on = std::ranges::count(line->args, "--resume=auto") > 0 && !out.empty();
+    const std::string config = out + "/config.toml";
+    std::error_code ignored;
+    if (!goes_on || !line->config.empty() || !std::filesystem::exists(out + "/log.jsonl", ignored) ||
+        !std::filesystem::exists(config, ignored)) {
+        return;
+    }
+    line->config = config;
+    line->of_run = true;
+    line->args.push_back("--config=" + config);
+}
+
+// The validation data of own training data, if none is named: the files that are called the same, but for "val" in place of
+// "train"; "" if there are none. Never the sample's, which is another text.
+std::string validation_beside(const std::string& train_data) {
+    const size_t at = train_data.rfind("train");
+    if (at == std::string::npos || train_data.find('/', at) != std::string::npos) { return ""; }
+    const std::string pattern = std::string(train_data).replace(at, 5, "val");
+    glob_t found = {};
+    const bool there = glob(pattern.c_str(), GLOB_TILDE, nullptr, &found) == 0;
+    globfree(&found);
+    return there ? pattern : "";
+}
 
 // one CLI11 option for each row; parsing fills settings
 void fill_app(CLI::App& app, Settings& settings, Program program) {
@@ -330,7 +367,7 @@ void require_own_folder(const std::string& config, const std::string& out) {
         return;
     }
     fail_usage("--config " + in_quotes(config) + " lies in a run's folder, but its out is " + in_quotes(out) +
-               ": was the folder renamed or copied? Give --out " + folder + " to go on there.");
+               ": was the folder renamed or copied? Give --out " + shell_word(folder) + " to go on there.");
 }
 
 Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out) {
@@ -347,7 +384,8 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     }
     CLI::App app;
     fill_app(app, settings, program);
-    app.config_formatter(std::make_shared<ConfigReader>(line));
+    add_config_of_run(&line);
+    app.config_formatter(std::make_shared<ConfigReader>(line, program == Program::kGpu));
     const bool out_given =
         std::ranges::any_of(line.args, [](const auto& a) { return a.starts_with("--out="); });
     std::reverse(line.args.begin(), line.args.end());  // CLI11 takes them from the end
@@ -360,6 +398,9 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
                    (folder ? " is a folder. Expected a file of options, such as its config.toml."
                            : " cannot be read: no such file, or no permission."));
     } catch (const CLI::Error& e) { fail_usage(std::string(e.what()) + ". See --help."); }
+    if (app.count("--train-data") > 0 && app.count("--val-data") == 0) {
+        settings.val_data = validation_beside(settings.train_data);
+    }
     if (!line.config.empty() && settings.resume != "none" && !out_given) {
         require_own_folder(line.config, settings.out);
     }
@@ -382,6 +423,7 @@ std::string config_text(const Options& options) {
     const Options defaults;  // which of the processes this one was is not of the run
     settings.world_size = defaults.world_size, settings.rank = defaults.rank;
     settings.ranks_per_host = defaults.ranks_per_host, settings.master = defaults.master;
+    settings.new_data = false;  // a word for one start
     return resolved_text(settings);
 }
 

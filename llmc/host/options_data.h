@@ -19,7 +19,9 @@ inline const OptionRow kDataTable[] = {
      .field = &Settings::val_data,
      .empty_word = "none",
      .also = "input-val valid-data validation-data eval-data",
-     .help = "token shards for validation; none = no validation"},
+     .help =
+         "token shards for validation; none = no validation; left out: those named like --train-data, but "
+         "for val in place of train, if there are any"},
     {.name = "raw-tokens",
      .value = "VOCAB",
      .field = &Settings::raw_tokens,

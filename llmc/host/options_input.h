@@ -48,6 +48,7 @@ public:
     bool hellaswag = false;         // llm.c's -h 1
     std::string action;             // "help" or "version": what to do instead of all else
     std::string config;             // the config file
+    bool of_run = false;            // it is that of the run that goes on
     bool llmc_letters = false;      // was any of llm.c's short names used?
     std::set<std::string> given;    // the rows that have a value
     std::vector<std::string> args;  // --name=value for each of them

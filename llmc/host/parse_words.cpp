@@ -71,6 +71,10 @@ bool parse_words(CLI::App* app, int argc, const char* const* argv, int first, co
         return false;
     } catch (const CLI::ParseError& e) {
         std::string problem = e.what();
+        if (const auto words = app->remaining(); !words.empty()) {
+            problem = "unexpected argument " + in_quotes(words.front()) +
+                      ": every value follows the name of its option";
+        }
         for (const CLI::Option* option : app->get_options()) {
             if (problem == option->get_name() + " is required") {
                 problem += ": " + option->get_description();
@@ -103,7 +107,8 @@ void require_printed() {
     std::cout.flush();
     if (std::cout && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) { return; }
     pollfd output = {STDOUT_FILENO, 0, 0};
-    if (poll(&output, 1, 0) > 0 && (output.revents & POLLERR) != 0) {  // a pipe that nobody reads any more: "| head"
+    if (poll(&output, 1, 0) > 0 &&
+        (output.revents & POLLERR) != 0) {  // a pipe that nobody reads any more: "| head"
         std::signal(SIGPIPE, SIG_DFL);
         std::raise(SIGPIPE);
     }

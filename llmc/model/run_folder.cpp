@@ -15,6 +15,7 @@
 #include "llmc/host/error.h"
 #include "llmc/host/logger.h"
 #include "llmc/host/read_file.h"
+#include "llmc/host/typed_text.h"
 #include "llmc/model/checkpoint.h"
 
 namespace llmc {
@@ -165,7 +166,7 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
     const std::string log = log_of_folder(run_folder).value_or("");
     if (steps.empty() && !has_steps(log)) { return ""; }
     if (steps.empty() && saved_nothing(log)) {
-        *notes += run_folder + ": nothing was saved in it yet, so there is nothing to go on from\n";
+        *notes += run_folder + ": its run has saved nothing yet (--save-every N saves as it goes)\n";
         return "";
     }
     if (!steps.empty()) {
@@ -197,8 +198,8 @@ void require_no_run_folder(const std::string& checkpoint) {
     if (newest.empty()) { return; }
     throw Error(kExitBadInput,
                 checkpoint + ": a run folder, not a checkpoint. To go on in it: --resume auto --out " +
-                    checkpoint + "; to begin another run with its newest checkpoint: --resume " + newest +
-                    " --out NEW.");
+                    shell_word(checkpoint) + "; to begin another run with its newest checkpoint: --resume " +
+                    shell_word(newest) + " --out NEW.");
 }
 
 std::string run_folder_of(const std::string& checkpoint) {

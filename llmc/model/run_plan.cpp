@@ -11,6 +11,7 @@
 #include "llmc/host/count_text.h"
 #include "llmc/host/error.h"
 #include "llmc/host/terminal_text.h"
+#include "llmc/host/typed_text.h"
 #include "llmc/model/auto_plan.h"
 #include "llmc/model/model_source.h"
 #include "llmc/model/run_folder.h"
@@ -420,7 +421,7 @@ void require_same_run(const Options& o, const RunPlan& plan) {
             strf("%s was made with --optimizer %s, not %s, which keeps other moments. Go on with "
                  "--optimizer %s, or start a new run from its weights: --resume none --model %s --out NEW.",
                  name.c_str(), found.optimizer.c_str(), o.optimizer.c_str(), found.optimizer.c_str(),
-                 name.c_str()));
+                 shell_word(name).c_str()));
     }
     if (found.step > plan.steps) {
         throw Error(kExitUsage, strf("%s: found step %lld, expected at most --steps %lld. Give more --steps.",
@@ -433,7 +434,8 @@ void require_same_run(const Options& o, const RunPlan& plan) {
             strf("%s was made with %s %lld, not %lld: it would go on at another place in the data. Go "
                  "on with %s %lld, or start a new run from its weights: --resume none --model "
                  "%s --out NEW.",
-                 name.c_str(), option, (long long)was, (long long)is, option, (long long)was, name.c_str()));
+                 name.c_str(), option, (long long)was, (long long)is, option, (long long)was,
+                 shell_word(name).c_str()));
     };
     same("--seq-len", found.seq_len, o.seq_len);
     same("--total-batch", found.rows_per_step * o.seq_len, plan.rows_per_step * o.seq_len);

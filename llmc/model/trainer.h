@@ -365,7 +365,7 @@ private:
         if (saver_->newest() != checkpoint_name(plan_.out, steps)) { save(model, steps, true); }
         log_->event("stop", steps, {{"text", strf("by signal %d", (int)stop_requested)}});
         line_.message(strf("stopped by signal %d; go on with --resume auto --out ", (int)stop_requested) +
-                      shell_word(plan_.out) + " --config " + shell_word(plan_.out + "/config.toml"));
+                      shell_word(plan_.out));
         return saved_or(kExitPreempted);
     }
 

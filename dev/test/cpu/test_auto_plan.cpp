@@ -193,8 +193,7 @@ TEST_CASE("auto plan: without --model the CPU trains a d3, and a run goes on wit
     REQUIRE(train("--steps 1").exit_code == kExitDone);
     CHECK(config().model == "d3");
     REQUIRE(train("--steps 2 --resume auto").exit_code == kExitDone);
-    CHECK(config().layers == 3);
-    CHECK(config().channels == 192);
+    CHECK(config().model == "d3");
     const ProgramRun other = train("--steps 3 --resume auto --model d6");
     CHECK(other.exit_code == kExitUsage);
     CHECK(contains(other.err, "3 layers"));

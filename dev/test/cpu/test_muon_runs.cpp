@@ -118,12 +118,13 @@ TEST_CASE("muon runs: a checkpoint of another optimizer is refused by name") {
     Runs p;
     p.done("muon", "--optimizer muon --steps 4");
     p.done("adamw", "--steps 4");
-    p.check_refused("muon", "--steps 8 --resume auto",
+    p.check_refused("muon", "--optimizer adamw --steps 8 --resume auto",
                     {"step_00000004 was made with --optimizer muon, not adamw", "Go on with --optimizer muon",
                      "--resume none --model"});
     p.check_refused(
         "adamw", "--optimizer muon --steps 8 --resume auto",
         {"step_00000004 was made with --optimizer adamw, not muon", "Go on with --optimizer adamw"});
+    p.done("muon", "--steps 8 --resume auto");  // left out, it is what it was
 }
 
 // With 2 ranks a share has several of a layer's matrices, with 4 one of them, and with 6 some ranks have none.

@@ -149,3 +149,44 @@ TEST_CASE("options: resolved is what --config reads back") {
         check({"--prompt=" + prompt, "--out=" + prompt});
     }
 }
+
+TEST_CASE("options: a run that goes on has its own options where none are given") {
+    TempFolder folder;
+    const std::string run = folder / "run";
+    std::filesystem::create_directory(run);
+    Options was =
+        parse({"--train-data", "mine.bin", "--seq-len", "64", "--epochs", "2", "--new-data", "--out", run},
+              nullptr, Program::kGpu);
+    CHECK(was.dtype == "bf16");
+    write_bytes(run + "/config.toml", config_text(was));
+    CHECK(parse({"--resume", "auto", "--out", run}).seq_len == 256);  // no log: it is no run
+    write_bytes(run + "/log.jsonl", "");
+    const Options gpu = parse({"--resume", "auto", "--out", run, "--batch", "2"}, nullptr, Program::kGpu);
+    CHECK(gpu.train_data == "mine.bin");
+    CHECK(gpu.seq_len == 64);
+    CHECK(gpu.batch == 2);
+    CHECK(gpu.dtype == "bf16");
+    CHECK_FALSE(gpu.new_data);  // that was for one start
+    CHECK(parse({"-y", "1", "-o", run, "--steps", "5"}).epochs == 0);
+    const Options cpu = parse({"--resume", "auto", "--out", run});  // which has no bf16
+    CHECK(cpu.seq_len == 64);
+    CHECK(cpu.dtype == "fp32");
+    CHECK(parse({"--out", run}).seq_len == 256);
+    write_bytes(folder / "other.toml", "seq-len = 32\n");
+    CHECK(parse({"--resume", "auto", "--out", run, "--config", folder / "other.toml"}).seq_len == 32);
+}
+
+TEST_CASE("options: own training data is not validated on the sample's") {
+    TempFolder folder;
+    for (const char* name : {"a_train_0.bin", "a_val_0.bin", "b_train_0.bin"}) {
+        write_bytes(folder / name, "x");
+    }
+    CHECK(parse({"--train-data", folder / "a_train_*.bin"}).val_data == folder / "a_val_*.bin");
+    CHECK(parse({"-i", folder / "b_train_*.bin"}).val_data.empty());
+    CHECK(parse({"--train-data", folder / "a_val_0.bin"}).val_data.empty());
+    CHECK(parse({"--train-data", "train/" + folder / "x.bin"}).val_data.empty());
+    CHECK(parse({"-i", folder / "b_train_*.bin", "-j", "v.bin"}).val_data == "v.bin");
+    CHECK(parse_config("train-data = \"" + folder / "a_train_0.bin" + "\"").val_data ==
+          folder / "a_val_0.bin");
+    CHECK(parse({}).val_data == Options().val_data);
+}

@@ -135,8 +135,8 @@ TEST_CASE("outliers: a run skips them, and decides as before when it goes on") {
         }
         const TrainingState state = Checkpoint(checkpoint_name(r.folder / "whole", kSteps)).record().state;
         CHECK(state.updates == kSteps - (int64_t)skipped.size());
-        ProgramRun other = r.train("part", kSteps + 1, "--resume auto");
         const std::string name = z.substr(2, z.find(' ') - 2);
+        ProgramRun other = r.train("part", kSteps + 1, "--resume auto --" + name + " 0");
         CHECK_MESSAGE(other.err.find(name + " was 5, is 0 from here on\n") != std::string::npos, other.err);
     }
     fs::remove_all(r.folder / "part");

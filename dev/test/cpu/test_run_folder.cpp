@@ -200,15 +200,17 @@ TEST_CASE("run folder: a run that ended before its first save begins again with 
     r.train("whole", 6);
     const std::string first = r.killed_before_a_save("run", "--resume auto");
     r.check_refused("run", "", kExitUsage, {r / "run", "--resume auto"});
-    r.check_refused("run", "--resume auto --dry-run", kExitDone, {"nothing was saved in it yet"});
+    r.check_refused("run", "--resume auto --dry-run", kExitDone, {"its run has saved nothing yet"});
     const ProgramRun none = run_train(r / "", {"generate", r / "run"});
-    CHECK_MESSAGE(none.err.ends_with("so there is nothing to go on from\n"), none.err);  // and no empty line
+    CHECK_MESSAGE(none.err.ends_with("(--save-every N saves as it goes)\n"), none.err);  // and no empty line
+    const ProgramRun own = run_train(r / "", {"--resume", "auto", "--out", r / "run", "--dry-run"});
+    CHECK_MESSAGE(contains(own.out, r / "train.bin"), own.out, own.err);  // its options, not the defaults
     const std::string second = r.killed_before_a_save("run", "--resume auto");
     write_bytes(r / "run/model.bin", "of a disk that had no room for a checkpoint");
     ProgramRun run = r.train("run", 6, "--resume auto");
     CHECK(contains(run.err, "now " + r / "run/model.bin.unsaved\n"));
     CHECK(read_bytes(r / "run/model.bin.unsaved") == "of a disk that had no room for a checkpoint");
-    CHECK(contains(run.err, r / "run: nothing was saved in it yet"));
+    CHECK(contains(run.err, r / "run: its run has saved nothing yet"));
     CHECK(contains(run.err, "now " + r / "run/log.jsonl.unsaved-2\n"));
     CHECK((read_bytes(r / "run/log.jsonl.unsaved") == first));
     CHECK((read_bytes(r / "run/log.jsonl.unsaved-2") == second));

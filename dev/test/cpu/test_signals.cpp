@@ -140,8 +140,10 @@ TEST_CASE("signals: with what a stopped run says to go on with, it is the same r
     const std::string resumed = "resume = \"auto\"", none = "resume = \"none\"";
     REQUIRE(contains(is, resumed));
     CHECK(is.replace(is.find(resumed), resumed.size(), none) == was);
-    // without them, what changes is said
-    pid = p.start("--steps 1000000 --sample-every 0 --val-every 0 --resume auto");
+    // what changes is said
+    pid = p.start(
+        "--steps 1000000 --sample-every 0 --val-every 0 --weight-decay 0 --clip 1 --save-every 0 --keep 0 "
+        "--resume auto");
     const size_t then = read_log(p.run).size();
     wait_until([&] { return read_log(p.run).size() > then; });
     kill(pid, SIGTERM);
