@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,18 +30,27 @@ def run(*command):
     subprocess.run([str(c) for c in command], check=True, cwd=ROOT)
 
 
+def torch_of_environment():
+    """The folder of its package, or None. pip hides the environment from a build, but not where it lies."""
+    installed = Path(sysconfig.get_path("platlib")) / "torch"
+    if (installed / "version.py").exists():
+        return installed
+    found = importlib.util.find_spec("torch")
+    return found and Path(found.origin).parent
+
+
 def torch_folders():
     named = os.environ.get("PLUMB_TORCH")
     if named == "none":
         return []
     if named:
         return [Path(folder) for folder in named.split(":")]
-    found = importlib.util.find_spec("torch")
+    found = torch_of_environment()
     if found is None:
         raise SystemExit("plumb_build.py: no PyTorch here, whose headers the extension needs: "
                          "pip install torch, or set PLUMB_TORCH to the folders of PyTorch packages, or to "
                          "none")
-    return [Path(found.origin).parent]
+    return [found]
 
 
 def version(torch):
@@ -97,7 +107,10 @@ def make_extensions(folder, torches, host):
 
 def make_binaries(folder, host=False):
     """into the package's folder: the library, and the extensions beside it"""
+    print("PyTorch:", *[f"{t} ({version(t).replace('_', '.')})" for t in torch_folders()], flush=True)
     folder = Path(folder).resolve()
+    for older in folder.glob("libplumb_*.so"):  # of a build for another PyTorch
+        older.unlink()
     make_library(folder / LIBRARY, host)
     make_extensions(folder, torch_folders(), host)
 
@@ -120,7 +133,7 @@ else:  # as pip's build backend: pyproject.toml
     from setuptools.command.build_py import build_py
 
     def get_requires_for_build_wheel(config_settings=None):
-        have = os.environ.get("PLUMB_TORCH") or importlib.util.find_spec("torch")
+        have = os.environ.get("PLUMB_TORCH") or torch_of_environment()
         return build_meta.get_requires_for_build_wheel(config_settings) + ([] if have else ["torch"])
 
     class BuildPackage(build_py):

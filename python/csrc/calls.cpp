@@ -1,7 +1,5 @@
 #include "python/csrc/calls.h"
 
-#include <vector>
-
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "device.h"  // of python/csrc/cuda or python/test/host
@@ -96,36 +94,6 @@ struct Rows {
     }
 };
 
-// A workspace of each stream is kept by each thread, as a backward pass is several launches, between which
-// another thread's could come. A graph under capture gets one from its own pool.
-void* workspace_for(const Place& place, size_t size, c10::DataPtr& of_this_call) {
-    struct Kept {
-        c10::DeviceIndex device;
-        void* stream;
-        size_t size;
-        c10::DataPtr memory;
-    };
-    static thread_local std::vector<Kept> all;
-    if (C10_UNLIKELY(place.capturing())) {
-        of_this_call = allocator()->allocate(size);
-        return of_this_call.get();
-    }
-    for (Kept& kept : all) {
-        if (kept.device != place.device() || kept.stream != place.stream()) { continue; }
-        if (C10_UNLIKELY(kept.size < size)) {
-            kept.memory.clear();  // before the larger one is asked for
-            kept.size = 0;
-            kept.memory = allocator()->allocate(size);
-            kept.size = size;
-        }
-        return kept.memory.get();
-    }
-    constexpr size_t most = 64;  // streams come and go
-    if (all.size() == most) { all.clear(); }
-    all.push_back({place.device(), place.stream(), size, allocator()->allocate(size)});
-    return all.back().memory.get();
-}
-
 bool parameter_fits(const Tensor& p, const Tensor& x, c10::SymIntArrayRef normalized_shape) {
     at::ScalarType rows = x.scalar_type(), type = p.scalar_type();
     bool half = rows == at::kHalf || rows == at::kBFloat16;
@@ -135,6 +103,14 @@ bool parameter_fits(const Tensor& p, const Tensor& x, c10::SymIntArrayRef normal
 
 }  // namespace
 
+// whether the backward pass's workspace, 2 KiB a column, would be far larger than the tensors: few rows of very many columns
+bool is_too_wide(const Tensor& x, c10::SymIntArrayRef normalized_shape) {
+    constexpr int64_t kWideColumns = 65536, kLeastRowBytes = 512;  // of the rows, a column: a quarter of the workspace
+    c10::SymInt columns = 1;
+    for (const c10::SymInt& size : normalized_shape) { columns = columns * size; }
+    return columns > kWideColumns && x.sym_numel() * (int64_t)x.element_size() < columns * kLeastRowBytes;
+}
+
 bool takes(const Tensor& x, c10::SymIntArrayRef normalized_shape, const Tensor* weight, const Tensor* bias) {
     size_t dims = normalized_shape.size();
     return x.device().type() == kDevice && x.layout() == at::kStrided && !x.is_nested() &&
@@ -142,7 +118,8 @@ bool takes(const Tensor& x, c10::SymIntArrayRef normalized_shape, const Tensor* 
            x.sym_sizes().slice(x.dim() - dims) == normalized_shape &&
            (weight == nullptr || parameter_fits(*weight, x, normalized_shape)) &&
            (bias == nullptr || parameter_fits(*bias, x, normalized_shape)) &&
-           (weight == nullptr || bias == nullptr || weight->scalar_type() == bias->scalar_type());
+           (weight == nullptr || bias == nullptr || weight->scalar_type() == bias->scalar_type()) &&
+           !is_too_wide(x, normalized_shape);
 }
 
 bool takes_residual(const Tensor& x, const Tensor& residual) {
@@ -224,8 +201,9 @@ Gradients run_backward(const Tensor& dout, const Tensor& x, const Tensor& statis
     a.C = s.C;
     a.stream = place.stream();
     check(llmc_layernorm_backward_workspace(s.C, &a.workspace_size));
-    c10::DataPtr of_this_call;
-    a.workspace = workspace_for(place, a.workspace_size, of_this_call);
+    // Kept beyond the call, it would belong to the pool of whoever captures or warms up a CUDA graph here.
+    const c10::DataPtr workspace = allocator()->allocate(a.workspace_size);
+    a.workspace = workspace.get();
     check(llmc_layernorm_backward(&a));
     return made;
 }

@@ -23,11 +23,12 @@ A row of equal elements gives its bias, but NaN with eps = 0, as PyTorch's.
 
 Results are the same bits in every run. Rows, weights or biases at addresses that are no multiples of 16 bytes
 may have another kernel, whose last bits may differ. Calls are queued on the current stream, and CUDA graphs may
-capture them. Each thread keeps the backward pass's workspace of each stream, some megabytes.
+capture them. The backward pass takes 2 KiB a column for itself: few rows of more than 65536 elements, for which
+that would be more than the tensors, go to PyTorch.
 
-Under torch.compile, and torch.export with strict=True, the module LayerNorm is PyTorch's own operator, which
-Inductor fuses with what is around it. The two functions stay operators of this package, which it cannot look
-into.
+Under torch.compile, torch.export and torch.onnx.export the module LayerNorm is PyTorch's own operator, which
+Inductor fuses with what is around it, and which needs no package to be loaded. The two functions stay operators
+of this package, which it cannot look into.
 
 backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the
 portable operators; torch.autograd.Function around them costs some microseconds of Python a call, and
@@ -63,10 +64,10 @@ def residual_layer_norm(x, residual, normalized_shape, weight=None, bias=None, e
 
 class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm, its arguments, parameters and state dict, by layer_norm above; under
-    torch.compile by PyTorch's operator: help(plumb_layernorm)"""
+    torch.compile and in exported programs by PyTorch's operator: help(plumb_layernorm)"""
 
     def forward(self, input):
-        if backend != "torch" and torch.compiler.is_dynamo_compiling():
+        if backend != "torch" and (torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()):
             return _for_the_compiler(input, self.normalized_shape, self.weight, self.bias, self.eps)
         return _layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
@@ -82,9 +83,11 @@ def _for_the_compiler(x, normalized_shape, weight, bias, eps):
 
 def replace_layernorms(model):
     """Makes every torch.nn.LayerNorm of model, itself included, a LayerNorm of this package, and returns how
-    many. In place: parameters, hooks and names stay, only the class changes. Subclasses with a forward of
-    their own stay."""
-    found = [module for module in model.modules() if type(module) is torch.nn.LayerNorm]
+    many. In place: parameters, hooks and names stay, only the class changes. Subclasses stay, and so does a module
+    with a forward of its own, as accelerate gives it; call this before fully_shard and register_parametrization,
+    which make subclasses."""
+    found = [module for module in model.modules()
+             if type(module) is torch.nn.LayerNorm and "forward" not in vars(module)]
     for module in found:
         module.__class__ = LayerNorm
     return len(found)

@@ -24,10 +24,17 @@ def takes(x, normalized_shape, weight, bias):
     if x.device.type != DEVICE or x.dtype not in TYPES or not 0 < dims <= x.dim() or \
             tuple(x.shape[-dims:]) != tuple(normalized_shape) or math.prod(normalized_shape) == 0:
         return False
+    if is_too_wide(x, math.prod(normalized_shape)):
+        return False
     given = [p for p in (weight, bias) if p is not None]
     types = (x.dtype, torch.float32) if x.dtype.itemsize == 2 else (x.dtype,)
     return (all(p.device == x.device and p.dtype in types and p.shape == x.shape[-dims:] for p in given)
             and len({p.dtype for p in given}) < 2)
+
+
+def is_too_wide(x, columns):
+    """whether the backward pass's workspace, 2 KiB a column, would be far larger than the tensors"""
+    return columns > 65536 and x.numel() * x.element_size() < columns * 512
 
 
 def alike(x, residual):
@@ -37,6 +44,13 @@ def alike(x, residual):
 
 def has_tangent(*tensors):
     return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def is_transformed(*tensors):
+    """by torch.func, whose transforms the operators do not know, or batched by torch.autograd.grad"""
+    functorch = torch._C._functorch
+    return functorch.peek_interpreter_stack() is not None or any(
+        t is not None and (functorch.is_batchedtensor(t) or functorch.is_legacy_batchedtensor(t)) for t in tensors)
 
 
 def new_like(x):
@@ -70,7 +84,7 @@ class Function(torch.autograd.Function):
         need_x, need_residual, need_weight, need_bias = ctx.needs_input_grad[:4]
         if dout is None:
             return dtotal, dtotal if need_residual else None, None, None, None, None
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or has_tangent(dout, dtotal) or is_transformed(dout, dtotal):
             dx, dweight, dbias = differentiable(ctx, dout, dtotal)
             return dx, dx if need_residual else None, dweight, dbias, None, None
         dx = dweight = dbias = None
@@ -107,7 +121,7 @@ def learns(*tensors):
 
 
 def layer_norm(x, normalized_shape, weight, bias, eps):
-    if not takes(x, normalized_shape, weight, bias) or has_tangent(x, weight, bias):
+    if not takes(x, normalized_shape, weight, bias) or has_tangent(x, weight, bias) or is_transformed():
         return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
     if learns(x, weight, bias):
         return Function.apply(x, None, weight, bias, tuple(normalized_shape), eps)
@@ -116,7 +130,7 @@ def layer_norm(x, normalized_shape, weight, bias, eps):
 
 def residual_layer_norm(x, residual, normalized_shape, weight, bias, eps):
     if not takes(x, normalized_shape, weight, bias) or not alike(x, residual) or \
-            has_tangent(x, residual, weight, bias):
+            has_tangent(x, residual, weight, bias) or is_transformed():
         total = x + residual
         return layer_norm(total, normalized_shape, weight, bias, eps), total
     if learns(x, residual, weight, bias):

@@ -24,13 +24,7 @@ public:
         if (c10::cuda::current_device() != device_) { guard_.emplace(device_); }
         stream_ = c10::cuda::getCurrentCUDAStream(device_).stream();
     }
-    c10::DeviceIndex device() const { return device_; }
     void* stream() const { return stream_; }
-    bool capturing() const {
-        cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-        C10_CUDA_CHECK(cudaStreamIsCapturing(stream_, &status));
-        return status != cudaStreamCaptureStatusNone;
-    }
 
 private:
     c10::DeviceIndex device_;

@@ -12,9 +12,7 @@ inline c10::Allocator* allocator() { return c10::GetAllocator(c10::kCPU); }
 
 struct Place {
     explicit Place(const at::Tensor&) {}
-    c10::DeviceIndex device() const { return 0; }
     void* stream() const { return nullptr; }
-    bool capturing() const { return false; }
 };
 
 }  // namespace plumb
