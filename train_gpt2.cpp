@@ -1,5 +1,5 @@
 // ./train_gpt2: trains GPT-2 on the CPU. The loop is llmc/model/trainer.h, the model llmc/model/gpt2_cpu.h,
-// the options llmc/host/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval):
+// the options llmc/host/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval, report):
 // llmc/model/commands.h.
 #include "llmc/host/main.h"
 #include "llmc/model/commands.h"

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Trains the same GPT-2 in PyTorch: same first weights, same batches in the same order, same AdamW.
 
-Takes the trainer's own option names and defaults, so that one line serves both (the weights come from a run
-that changes nothing; 124M, 200 steps of 8 x 1024 tokens are 5.4 epochs of Tiny Shakespeare):
+Takes the trainer's own option names, so that one line serves both: it must name all that matters, as the trainer works
+out what is left open, and this takes llm.c's defaults (the weights come from a run that changes nothing; 124M, 200 steps
+of 8 x 1024 tokens are 5.4 epochs of Tiny Shakespeare):
 
     ./train_gpt2cu --model d12 --train-data DATA --val-data none --batch 1 --seq-len 1024 \\
         --steps 1 --lr 0 --sample-every 0 --out runs/first
@@ -32,7 +33,7 @@ from torch import nn
 
 from torch_gpt2 import Muon, Optimizers, TrainingData, make_optimizer, permutation, read_model
 
-# the trainer's defaults (llmc/host/options.h, and llm.c's for what that leaves open), but for batch, seq-len and steps
+# llm.c's defaults, but for batch, seq-len and steps
 NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "lr": 3e-4,
            "final_lr_fraction": 1.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
            "clip": 1.0}

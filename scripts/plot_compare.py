@@ -10,7 +10,7 @@ fp32. So at every step from 20 to the last, |ours - PyTorch| in the same type ma
 largest |PyTorch bf16 - PyTorch fp32| over those steps, and at the last step at most 0.05; else exit 1.
 
 Result: H200, PyTorch 2.11, 2026-11-21, 124M, 200 steps of 8 x 1024. The bound is 0.24022; ours - PyTorch
-        bf16  largest 0.15513 (step 86), 0.06841 at step 200: misses, by noise (five seeds: -0.026 +- 0.022)
+        bf16  largest 0.15513 (step 86), 0.06841 at step 200: misses, by noise (five seeds: doc/gpu_training.md)
         fp32  largest 0.10662 (step 39), 0.01493 at step 200: ok; up to step 20 at most 2.8e-5
         Table and picture: doc/gpu_training.md.
 """

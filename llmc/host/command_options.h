@@ -1,4 +1,4 @@
-// The sub-commands of the trainers: generate, export, eval. What each can be told, and the parser.
+// The sub-commands of the trainers: generate, export, eval. What each can be told, and the parser (of report: report.cpp).
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,20 +1,12 @@
 // The host's memory.
 #pragma once
 #include <cstdint>
-#include <fstream>
 #include <string>
 
 namespace llmc {
 
-// bytes that can be had without swapping, -1 if the system does not say
-inline int64_t available_memory() {
-    std::ifstream in("/proc/meminfo");
-    std::string key, unit;
-    int64_t kib;
-    while (in >> key >> kib >> unit) {
-        if (key == "MemAvailable:") { return kib * 1024; }
-    }
-    return -1;
-}
+// Bytes that can be had without swapping: of the machine, and of the control groups (cgroup v1 or v2) that a container or a
+// job scheduler has put this process into. -1 if the system does not say. root: before /proc and /sys, for tests.
+int64_t available_memory(const std::string& root = "");
 
 }  // namespace llmc

@@ -5,7 +5,7 @@
 //       "utilisation":...,"memory":...,"time":...}   the first step is 1, as on the screen
 //   {"step":100,"val_loss":...,"seconds":...,"time":...}   after 100 steps
 //   {"step":100,"hellaswag_acc":...,"hellaswag_acc_norm":...,"time":...}
-//   {"event":"save","step":100,...,"time":...}   also skip, sample, stop and end
+//   {"event":"save","step":100,...,"time":...}   also skip, sample, stop, error and end
 // time: seconds since 1970; memory: bytes of main memory that the program occupies; utilisation: the part of
 // the device's peak. What is not a number is null.
 #pragma once

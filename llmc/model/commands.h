@@ -1,4 +1,4 @@
-// The sub-commands of both trainers, ./train_gpt2 generate, export and eval: one place that knows them all.
+// The sub-commands of both trainers, ./train_gpt2 generate, export, eval and report: one place that knows them all.
 #pragma once
 #include <functional>
 #include <memory>

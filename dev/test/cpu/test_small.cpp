@@ -8,6 +8,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/compare.h"
+#include "dev/test/cpu/test_files.h"
+#include "llmc/host/host_memory.h"
 #include "llmc/host/philox.h"
 #include "llmc/host/sampler.h"
 #include "llmc/host/schedule.h"
@@ -260,4 +262,36 @@ TEST_CASE("parameters: in memory no two tensors overlap, each is aligned, a bloc
         CHECK(layout.offset(kWpe) < layout.offset(kLn1w, 0));
         CHECK(layout.offset(kLnfw) == layout.offset(kLn1w, 0) + c.num_layers * layout.block_size());
     }
+}
+
+TEST_CASE("host memory: what the machine has free, or less, as a container's limit says") {
+    TempFolder root;
+    const auto file = [&](const std::string& name, const std::string& text) {
+        std::filesystem::create_directories(std::filesystem::path(root / name).parent_path());
+        write_bytes(root / name, text);
+    };
+    CHECK(available_memory() > 0);
+    CHECK(available_memory(root.path()) == -1);
+    file("proc/meminfo", "MemTotal:   90 kB\nHugePages_Total: 0\nMemAvailable:   50 kB\n");
+    CHECK(available_memory(root.path()) == 50 * 1024);
+
+    file("proc/self/cgroup", "0::/job/step\n");
+    file("sys/fs/cgroup/job/step/memory.max", "max\n");
+    file("sys/fs/cgroup/job/step/memory.current", "7000\n");
+    CHECK(available_memory(root.path()) == 50 * 1024);
+    file("sys/fs/cgroup/job/memory.max", "20000\n");
+    file("sys/fs/cgroup/job/memory.current", "9000\n");
+    CHECK(available_memory(root.path()) == 11000);
+    file("sys/fs/cgroup/job/memory.stat", "anon 5000\ninactive_file 3000\n");  // read once: it can go
+    CHECK(available_memory(root.path()) == 14000);
+    file("sys/fs/cgroup/memory.max", "9000\n");  // a container's own is the topmost that it sees
+    file("sys/fs/cgroup/memory.current", "9500\n");
+    CHECK(available_memory(root.path()) == 0);
+
+    file("proc/self/cgroup", "3:cpuset:/\n4:memory:/docker/abc\n0::/\n");
+    std::filesystem::remove(root / "sys/fs/cgroup/memory.max");
+    file("sys/fs/cgroup/memory/memory.limit_in_bytes", "30000\n");
+    file("sys/fs/cgroup/memory/memory.usage_in_bytes", "20000\n");
+    file("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 500\n");
+    CHECK(available_memory(root.path()) == 10500);
 }
