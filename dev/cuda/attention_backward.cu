@@ -52,7 +52,7 @@ std::vector<Version> ladder(Dtype, const ShootoutOptions&) {
              takes_scores<v1::attention_backward_scratch>, v1::attention_backward_scratch),
         rung("v2", "tiles, p and ds computed twice, CUDA cores", v2::attention_backward, takes_bf16),
         rung("v3", "tensor cores by mma.sync", mma_sync, takes_bf16),
-        rung("v4", "wgmma and the copy engine, one stage", v4::attention_backward, takes_wgmma),
+        rung("v4", "wgmma and TMA, one stage", v4::attention_backward, takes_wgmma),
         rung("v5", "producer warpgroups and rings", v5::attention_backward, takes_wgmma),
         rung("v6", "products under way behind the arithmetic", v6::attention_backward, takes_wgmma),
         shipped(),

@@ -49,7 +49,7 @@ std::vector<Version> ladder(Dtype, const ShootoutOptions&) {
              takes_scores<v1::attention_forward_scratch>, scratch_for(v1::attention_forward_scratch)),
         rung("v2", "tiles, online softmax, CUDA cores", v2::attention_forward, takes_bf16),
         rung("v3", "tensor cores by mma.sync", mma_sync, takes_bf16),
-        rung("v4", "wgmma and the copy engine, one stage", v4::attention_forward, takes_wgmma),
+        rung("v4", "wgmma and TMA, one stage", v4::attention_forward, takes_wgmma),
         rung("v5", "a producer warpgroup and a ring", v5::attention_forward, takes_wgmma),
         rung("v6", "scores ahead of the exponentials", v6::attention_forward, takes_wgmma),
         rung("v6-lazy", "and the largest moves rarely", v6::attention_forward_lazy, takes_wgmma),

@@ -65,7 +65,7 @@ inline std::string reason_for(const layernorm::Call& call, const layernorm::Choi
         case Kernel::kUnalignedRows:
             return strf("rows are not whole aligned vectors: %d elements at a time at most", call.piece);
         case Kernel::kCpAsyncTeams:
-            return "whole aligned vectors without the copy engine: a block's registers hold a row between "
+            return "whole aligned vectors without TMA: a block's registers hold a row between "
                    "its halves";
         case Kernel::kCpAsyncPipelined:
             return "a row fills a block: it stays in shared memory between its halves";

@@ -3,7 +3,7 @@
 // as barriers let them; what is copied in the background lands at once, when it must at last, or at any time between;
 // blocks come in any order. So a kernel that refills memory before all have read it, or reads what has not come,
 // gives wrong results here, mostly at once, where a GPU's would be right most of the time.
-// What is checked besides: barriers (initialised, no arrival too many, no wait for ever), the copy engine's alignment
+// What is checked besides: barriers (initialised, no arrival too many, no wait for ever), TMA's alignment
 // and addresses, that a warp's lanes shuffle together. What is not seen: accesses that warps make without a barrier
 // between, if either order gives the same; what needs a fence to be seen at all (memory here is what was stored last).
 #pragma once

@@ -125,7 +125,7 @@ __device__ inline bool mbarrier_ended(uint64_t* barrier, unsigned parity) {
 
 // --- Hopper: mbarrier --------------------------------------------------------------------------------------
 
-// makes initialised barriers visible to the copy engine and to the cluster
+// makes initialised barriers visible to TMA and to the cluster
 __device__ inline void mbarrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -151,7 +151,7 @@ __device__ inline void mbarrier_wait_cluster(uint64_t* barrier, unsigned parity)
 
 // --- Hopper: bulk copies -----------------------------------------------------------------------------------
 
-// `bytes` bytes from global to shared memory by the copy engine, which counts them off on the barrier. One
+// `bytes` bytes from global to shared memory by TMA, which counts them off on the barrier. One
 // thread calls it. Addresses and bytes are multiples of 16.
 __device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
     asm volatile(
@@ -183,7 +183,7 @@ __device__ inline void bulk_prefetch(const void* global, uint32_t bytes) {
                  : "memory");
 }
 
-// Before the copy engine overwrites shared memory that this thread has read or written: its accesses come
+// Before TMA overwrites shared memory that this thread has read or written: its accesses come
 // first. Every thread that touched the memory calls it, then they synchronise, then one refills. Without it
 // rows are wrong now and then.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -247,7 +247,7 @@ __device__ inline void dependency_launch() { asm volatile("griddepcontrol.launch
 
 // --- Hopper: bulk stores -----------------------------------------------------------------------------------
 
-// `bytes` bytes from shared to global memory by the copy engine; addresses and bytes are multiples of 16. The
+// `bytes` bytes from shared to global memory by TMA; addresses and bytes are multiples of 16. The
 // shared memory was written by ordinary stores: each thread that wrote calls fence_proxy_async(), then they
 // synchronise, then one thread calls this.
 __device__ inline void bulk_store(void* global, const void* shared, uint32_t bytes) {

@@ -1,4 +1,4 @@
-// Tensor maps: how Hopper's copy engine (TMA) knows a tensor. One thread asks for a box by its coordinates; the engine
+// Tensor maps: how Hopper's TMA knows a tensor. One thread asks for a box by its coordinates; TMA
 // computes the addresses, writes the box into shared memory in the swizzled order of wgmma_layout.h, and counts the
 // bytes off on a barrier. Of a box that hangs over the tensor's edge the outside comes as zeros, and counts in full;
 // stores leave it out. PTX ISA, 9.7.9.25 "cp.async.bulk.tensor".

@@ -9,7 +9,7 @@
 //                    then nobody may touch their registers or refill the shared memory that they read.
 //   hold(registers)  tells the compiler that the registers change there: it moves no use of them past it. Without it
 //                    the compiler may read a result before the wait.
-// Ordinary stores to shared memory that a product or the copy engine reads need fence_proxy_async() behind them: both
+// Ordinary stores to shared memory that a product or TMA reads need fence_proxy_async() behind them: both
 // read shared memory another way ("proxy") than ld and st, and would find what was there before.
 #pragma once
 #include <cstdint>

@@ -5,7 +5,7 @@
 //
 // Swizzle. Read down a column, all 64 rows of a plain tile would meet in the same 4 of the 32 banks. So the eight
 // 16-byte chunks of a row change places: chunk c of row r lies where chunk c ^ (r % 8) would. Eight rows, 1024 bytes,
-// are one swizzle atom: the pattern repeats from there on, as it is a function of address bits 4 to 9. The copy engine
+// are one swizzle atom: the pattern repeats from there on, as it is a function of address bits 4 to 9. TMA
 // writes tiles this way and the tensor core reads them so; threads that touch a tile themselves must do the same.
 #pragma once
 #include <cstdint>

@@ -215,9 +215,11 @@ void Watchdog::take(int rank, const Message& m) {
             if (m.state.calls != k.state.calls) { k.waiting_ms = 0; }
             k.state = m.state;
             break;
-        case Kind::kSignal:
-            if (!(m.value == SIGUSR1 ? save_just_requested() : stop_requested != 0)) { kill(getpid(), m.value); }
+        case Kind::kSignal: {
+            const bool known = m.value == SIGUSR1 ? save_just_requested() : stop_requested != 0;
+            if (!known) { kill(getpid(), m.value); }
             break;
+        }
         case Kind::kFailed:
             end_job(m.value, who_[(size_t)rank] + ": " + m.text);
         case Kind::kEnd:

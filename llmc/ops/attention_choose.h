@@ -1,6 +1,6 @@
 // Which kernels take a call of attention, as a function of the call alone. In bf16 there are two sets, forward and
 // backward:
-//   kWgmma    Hopper's: wgmma, the copy engine, tiles of 64 rows of 64 elements
+//   kWgmma    Hopper's: wgmma, TMA, tiles of 64 rows of 64 elements
 //   kMmaSync  any GPU's since Ampere, head sizes 1 to 128
 // A sequence's bits must not depend on the batch that it is in: B and NH have no say.
 #pragma once

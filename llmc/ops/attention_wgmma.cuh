@@ -107,7 +107,7 @@ struct Consumer {
 // warpgroup must issue together, is serialised.
 __device__ __forceinline__ int uniform_warp() { return __shfl_sync(kAllLanes, threadIdx.x / kWarp, 0); }
 
-// Results leave by way of the shared memory where the tile's own rows were. The copy engine reads them while the next
+// Results leave by way of the shared memory where the tile's own rows were. TMA reads them while the next
 // tile is begun; only then is the stage released.
 struct DeferredRelease {
     int stage = -1;
@@ -157,7 +157,7 @@ __device__ __forceinline__ void sum_columns(const AttentionRows& to, const bf16*
         sum.x += __shfl_xor_sync(kAllLanes, sum.x, distance);
         sum.y += __shfl_xor_sync(kAllLanes, sum.y, distance);
     }
-    fence_proxy_async();  // the copy engine will refill the rows
+    fence_proxy_async();  // TMA will refill the rows
     int64_t group = (int64_t)tile.b * (to.padded / kTileRows) + first / kTileRows;
     float* at = to.sums + (group * 3 * NH + head) * kHeadSize + column;
     if (lane < 8) { *reinterpret_cast<float2*>(at) = sum; }

@@ -10,7 +10,7 @@ using namespace llmc;
 
 namespace {
 
-// the swizzle of 128 bytes as the copy engine and the tensor core apply it to any address: bits 7 to 9 flip bits 4 to 6
+// the swizzle of 128 bytes as TMA and the tensor core apply it to any address: bits 7 to 9 flip bits 4 to 6
 int hardware_swizzle(int address) { return address ^ (address >> 7 & 7) << 4; }
 
 // where an element of a tile lies according to the kernels

@@ -236,7 +236,7 @@ TEST_CASE("gpu graphs: init() with another seed rounds by that seed") {
     check_same_state("another seed", model, other);
 }
 
-// The kernels that GPT-2 takes on Hopper: clusters, copies by the copy engine, launches that overlap.
+// The kernels that GPT-2 takes on Hopper: clusters, copies by TMA, launches that overlap.
 TEST_CASE_TEMPLATE("gpu graphs: GPT-2's width", Model, Fp32Model, Bf16Model) {
     const GPT2Config c{128, 50257, 50304, 2, 12, 768};
     Model model(c, kB, 128), launched(c, kB, 128, {.graph = false});

@@ -49,7 +49,7 @@ void check_product(const char* name, Product product, bool over_columns, int row
 
 }  // namespace
 
-TEST_CASE("wgmma: every product alone, results in registers, and through shared memory by the copy engine") {
+TEST_CASE("wgmma: every product alone, results in registers, and through shared memory by TMA") {
     if (!has_attention_wgmma()) { return; }
     for (int rows : {64, 50, 16, 1}) {
         check_product("a b^T, both in shared memory", Product::kSharedColumns, true, rows);

@@ -9,7 +9,7 @@ namespace llmc::gpu_test {
 // which product: a from shared memory or registers, b's sum over its columns (a b^T) or rows (a b)
 enum class Product { kSharedColumns, kSharedRows, kRegistersColumns, kRegistersRows };
 
-// d (64,64) = before (64,64) + the product of a and b (64,64) each, which the copy engine brings in. rounded (64,64): d
+// d (64,64) = before (64,64) + the product of a and b (64,64) each, which TMA brings in. rounded (64,64): d
 // times 2 in rows whose number has bit 3 set, by way of store_result() and store_box(): the first `rows` rows.
 void run_product(Product product, float* d, __nv_bfloat16* rounded, const float* before,
                  const __nv_bfloat16* a, const __nv_bfloat16* b, int rows);

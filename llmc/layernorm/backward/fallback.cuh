@@ -2,7 +2,7 @@
 //         of some blocks hold: cp_async_teams.cuh, cp_async_pipelined.cuh. All else in two kernels: one for the columns, and for
 //         each row's sums over tiles of columns; then one that waits for nothing but memory. Short rows: it
 //         has a warp per row instead.
-// Why:    without clusters or copy engine; a long row is never read a third time, however long it is.
+// Why:    without clusters or TMA; a long row is never read a third time, however long it is.
 // Moves:  3 N C elements, 4 N C for +=; in two kernels 5 N C, 6 N C.
 // Result: sm_80 code on an H200, 2026-11-24, of the roof: 81 % at 4096x12288 fp16, 79 at 8192x32768 bf16, 85 at
 //         1024x262144 bf16 (57, 52 and 50 where rows were read twice)

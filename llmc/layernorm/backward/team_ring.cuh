@@ -14,7 +14,7 @@ using namespace layernorm;
 
 // A layout of layouts.h's. A row is shared by the blocks of a cluster (1: no cluster), in each of them by a team of warps,
 // whose lanes hold k vectors of n columns; a block has several teams, each with a ring of stages. reread: a row's second
-// half reads it again where the copy engine left it, and its stage is refilled a row later; soon: at once, for one more
+// half reads it again where TMA left it, and its stage is refilled a row later; soon: at once, for one more
 // meeting of the team, where there are but two stages.
 template <layouts::TeamRing ring_>
 struct Layout {

@@ -1,4 +1,4 @@
-// v5: inp and dout come through each warp's own ring, filled by the copy engine; sums in registers. Hopper.
+// v5: inp and dout come through each warp's own ring, filled by TMA; sums in registers. Hopper.
 // Why:    v4's registers, full of sums, leave few warps, and each waits for its own loads.
 // Moves:  inp, dout once in, into shared memory, read there twice; dinp once out; partial sums as v4.
 // Result: 107.9 us, 65 % of the roof at 65536x768 bf16; H200, 2026-11-21
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kMaxBlock)
                 a.store(dinp + row * C + c);
             }
 
-            // The copy engine must not overtake this warp's reads: without the fence, in every lane, rows are
+            // TMA must not overtake this warp's reads: without the fence, in every lane, rows are
             // wrong now and then.
             fence_proxy_async();
             __syncwarp();

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kMaxBlock)
             mbarrier_wait(&full[stage], full_parity);
             const T* x = stages + 2 * stage * C;
             float2 share = mine.load(x, x + C, m, s);
-            // Arriving says both: the sums are there, and the stage has been read. The copy engine needs the
+            // Arriving says both: the sums are there, and the stage has been read. TMA needs the
             // fence.
             fence_proxy_async();
             __syncwarp();

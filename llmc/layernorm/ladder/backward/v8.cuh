@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(L::kThreads)
             const T* x = stages + 2 * stage * L::kColumns;
             float2 share = mine.load(x, x + L::kColumns, m, s);
             share = both_sums(warp_sum_pair(share));
-            // Sending says both: the sums are there, and the stage has been read. The copy engine needs the
+            // Sending says both: the sums are there, and the stage has been read. TMA needs the
             // fence.
             fence_proxy_async();
             __syncwarp();

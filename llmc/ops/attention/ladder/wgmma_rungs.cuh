@@ -17,7 +17,7 @@ void launch_tiles(int threads, const TilePlan& plan, cudaStream_t stream, const 
     check_launch();
 }
 
-// the copy engine has read what this thread gave it to store: the block may end
+// TMA has read what this thread gave it to store: the block may end
 __device__ __forceinline__ void wait_for_stores(const Consumer& me) {
     if (me.lane == 0) {
         bulk_commit();

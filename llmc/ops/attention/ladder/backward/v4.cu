@@ -1,4 +1,4 @@
-// v4: dQ apart from dK and dV, by wgmma and the copy engine; a thread asks for the next 64 rows, all wait for
+// v4: dQ apart from dK and dV, by wgmma and TMA; a thread asks for the next 64 rows, all wait for
 //     them.
 // Why:    the seven products of two kernels cost less than five whose dQ many blocks add to: that needs
 //         atomics, or an order, and both go through L2. p and ds never leave the registers: as wgmma leaves

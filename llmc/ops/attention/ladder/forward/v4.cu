@@ -1,4 +1,4 @@
-// v4: wgmma and the copy engine. Four warpgroups take 64 queries each; one thread asks for 64 keys and
+// v4: wgmma and TMA. Four warpgroups take 64 queries each; one thread asks for 64 keys and
 //     values, all wait.
 // Why:    mma.sync's operands pass through registers: v3 spends as many instructions on ldmatrix and copies
 //         as on products, and reaches half of the tensor cores' rate. wgmma reads both tiles, or the right
