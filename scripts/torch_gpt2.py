@@ -190,15 +190,6 @@ def read_model(path):
     return model
 
 
-def write_model(path, model):
-    c = model.config
-    with open(path, "wb") as out:
-        np.array([20240326, 3, *dataclasses.astuple(c)] + [0] * 248, "<i4").tofile(out)
-        for parts in file_tensors(model).values():
-            for p in parts:
-                p.detach().float().cpu().numpy().astype("<f4").tofile(out)
-
-
 @dataclasses.dataclass
 class State:
     """What an implementation made of a batch. x, y (B,T); logits (B*T,V); gradients: name -> all layers."""

@@ -116,10 +116,6 @@ inline const std::vector<ShootoutOption>& shootout_options() {
     static const std::vector<ShootoutOption> options = {
         {"--check", "", "check every version and stop; ends 'N passed, N failed, N skipped'",
          [](auto& o, auto&) { o.check = true; }},
-        {"--only", "V[,V]", "these versions only (v2 or 2); the same as naming them without an option",
-         [](auto& o, auto& v) {
-             for (auto& name : split(v, ',')) { o.only.push_back(version_name(name)); }
-         }},
         {"--shape", "NxC[,NxC]",
          "these shapes, rows x columns, instead of the usual ones; in bf16 unless --dtype is given;\n"
          "                       of attention: sequences x heads x tokens",
@@ -146,9 +142,7 @@ inline const std::vector<ShootoutOption>& shootout_options() {
          [](auto& o, auto&) { o.latency = true, o.warm = false; }},
         {"--accumulate", "", "backward: dinp += instead of =, for versions that have it; roof 3R1W",
          [](auto& o, auto&) { o.accumulate = true; }},
-        {"--warm", "", "the time when inputs and outputs stay in L2, as a column (it is there by default)",
-         [](auto& o, auto&) { o.warm = true; }},
-        {"--cold", "", "leave that column out", [](auto& o, auto&) { o.warm = false; }},
+        {"--cold", "", "leave out the column of the time when inputs and outputs stay in L2", [](auto& o, auto&) { o.warm = false; }},
         {"--json", "FILE", "write every row, and what it was measured on, to FILE",
          [](auto& o, auto& v) { o.json = v; }},
         {"--csv", "FILE", "write the rows to FILE, a line each; --sweep does so without being asked",

@@ -36,8 +36,8 @@ Sub-commands, each with a --help of its own:
 Examples:
   PROGRAM
       a small model on the sample data
-  PROGRAM --dry-run --model d12 --batch 8 --seq-len 1024
-      what would GPT-2 124M need?
+  PROGRAM --dry-run --model d12 --batch 8 --seq-len 1024 --train-data 'data/web_train_*.bin'
+      what would GPT-2 124M need? (the data say how many tokens there are)
   PROGRAM -i 'data/web_train_*.bin' -j data/web_val.bin -e d12 \
       -b 16 -t 1024 -d 524288 -l 6e-4 -u 700 -q 0 -c 0.1 -n 5000 -o runs/web -y 1
       GPT-2 124M, by llm.c's short names; the same line again goes on where it stopped

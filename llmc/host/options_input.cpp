@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <iterator>
 #include <sstream>
 
@@ -229,8 +230,12 @@ std::string CommandLine::next_value(const std::string& where, const char* name) 
     return tokens_[at_++];
 }
 
-void CommandLine::add(const OptionRow& row, const std::string& where, const std::string& value) {
+void CommandLine::add(const OptionRow& row, const std::string& where, const std::string& typed) {
     once(row.name, where);
+    const char* home = std::getenv("HOME");
+    // a shell leaves the ~ of --out=~/runs as it is: a folder of that name would be made
+    const bool at_home = home != nullptr && typed.starts_with("~/") && row.name != std::string("prompt");
+    const std::string value = at_home ? home + typed.substr(1) : typed;
     Settings scratch;
     assign(scratch, row, value, where);
     given.insert(row.name);

@@ -58,7 +58,7 @@ private:
     void read_hellaswag();
     void read_llmc(const LlmcOption& option);
     void read_alias(const LlmcAlias& alias);
-    void add(const OptionRow& row, const std::string& where, const std::string& value);
+    void add(const OptionRow& row, const std::string& where, const std::string& typed);
     std::string next_value(const std::string& where, const char* name);
     void once(const std::string& what, const std::string& where);
 

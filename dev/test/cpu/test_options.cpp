@@ -336,3 +336,13 @@ TEST_CASE("options: --help and --version") {
     CHECK(contains(version, "compiler: "));
     CHECK(contains(version, "OpenMP"));
 }
+
+TEST_CASE("options: ~ is the home folder, also where a shell leaves it as it is") {
+    const std::string home = std::getenv("HOME") == nullptr ? "" : std::getenv("HOME");
+    setenv("HOME", "/home/me", 1);
+    CHECK(parse({"--out=~/runs"}).out == "/home/me/runs");
+    CHECK(parse({"-o", "~/runs"}).out == "/home/me/runs");
+    CHECK(parse({"--out=~runs"}).out == "~runs");
+    CHECK(parse({"--prompt=~/runs"}).prompt == "~/runs");
+    setenv("HOME", home.c_str(), 1);
+}
