@@ -75,7 +75,8 @@ private:
         jobs_.back().text = std::move(rest);
     }
 
-    // where the last word begins that is sure to begin there, whatever follows the text; its end if that is the first one
+    // Where the last word begins that is sure to begin there, whatever follows the text; the text's end if that is the
+    // first one.
     static size_t last_word(std::string_view text, size_t begin) {
         size_t word = begin;
         for (size_t at = begin; at + kLongestSpace + kLongestCharacter < text.size();) {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Trains the same GPT-2 in PyTorch: same first weights, same batches in the same order, same AdamW.
 
-Takes the trainer's own option names, so that one line serves both: it must name all that matters, as the trainer works
-out what is left open, and this takes llm.c's defaults (the weights come from a run that changes nothing; 124M, 200 steps
-of 8 x 1024 tokens are 5.4 epochs of Tiny Shakespeare):
+Takes the trainer's own option names, so that one line serves both: it must name all that matters, as the
+trainer works out what is left open, and this takes llm.c's defaults (the weights come from a run that changes
+nothing; 124M, 200 steps of 8 x 1024 tokens are 5.4 epochs of Tiny Shakespeare):
 
     ./train_gpt2cu --model d12 --train-data DATA --val-data none --batch 1 --seq-len 1024 \\
         --steps 1 --lr 0 --sample-every 0 --out runs/first

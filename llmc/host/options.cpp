@@ -151,24 +151,6 @@ private:
     bool gpu_;
 };
 
-// A run goes on with the options that it had, but for those that are given.
-void add_config_of_run(CommandLine* line) {
-    std::string out;
-    for (const std::string& arg : line->args) {
-        if (arg.starts_with("--out=")) { out = arg.substr(6); }
-    }
-    const bool goes_on = std::ranges::count(line->args, "--resume=auto") > 0 && !out.empty();
-    const std::string config = out + "/config.toml";
-    std::error_code ignored;
-    if (!goes_on || !line->config.empty() || !std::filesystem::exists(out + "/log.jsonl", ignored) ||
-        !std::filesystem::exists(config, ignored)) {
-        return;
-    }
-    line->config = config;
-    line->of_run = true;
-    line->args.push_back("--config=" + config);
-}
-
 // The validation data of own training data, if none is named: the files that are called the same, but for "val" in place of
 // "train"; "" if there are none. Never the sample's, which is another text.
 std::string validation_beside(const std::string& train_data) {
@@ -384,7 +366,7 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     }
     CLI::App app;
     fill_app(app, settings, program);
-    add_config_of_run(&line);
+    line.add_config_of_run();
     app.config_formatter(std::make_shared<ConfigReader>(line, program == Program::kGpu));
     const bool out_given =
         std::ranges::any_of(line.args, [](const auto& a) { return a.starts_with("--out="); });

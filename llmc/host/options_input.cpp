@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
 #include <sstream>
 
@@ -214,6 +215,23 @@ CommandLine::CommandLine(int argc, const char* const* argv) : tokens_(argv + std
             all_rows = false;
         }
     }
+}
+
+void CommandLine::add_config_of_run() {
+    std::string out;
+    for (const std::string& arg : args) {
+        if (arg.starts_with("--out=")) { out = arg.substr(6); }
+    }
+    const bool goes_on = std::ranges::count(args, "--resume=auto") > 0 && !out.empty();
+    const std::string own = out + "/config.toml";
+    std::error_code ignored;
+    if (!goes_on || !config.empty() || !std::filesystem::exists(out + "/log.jsonl", ignored) ||
+        !std::filesystem::exists(own, ignored)) {
+        return;
+    }
+    config = own;
+    of_run = true;
+    args.push_back("--config=" + own);
 }
 
 void CommandLine::once(const std::string& what, const std::string& where) {

@@ -41,6 +41,8 @@ void assign(Settings& s, const OptionRow& row, const std::string& text, const st
 class CommandLine {
 public:
     CommandLine(int argc, const char* const* argv);
+    // A run goes on (--resume auto --out RUN) with the options that it had, but for those that are given.
+    void add_config_of_run();
 
     std::vector<std::string> objections;
     bool all_rows = true;           // are the objections to options of llm.c without a row only?

@@ -107,8 +107,8 @@ void require_printed() {
     std::cout.flush();
     if (std::cout && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) { return; }
     pollfd output = {STDOUT_FILENO, 0, 0};
-    if (poll(&output, 1, 0) > 0 &&
-        (output.revents & POLLERR) != 0) {  // a pipe that nobody reads any more: "| head"
+    // a pipe that nobody reads any more: "| head"
+    if (poll(&output, 1, 0) > 0 && (output.revents & POLLERR) != 0) {
         std::signal(SIGPIPE, SIG_DFL);
         std::raise(SIGPIPE);
     }

@@ -162,8 +162,7 @@ private:
     RunPlan locked_plan() {
         std::error_code ignored;
         if (!o_.dry_run && !o_.out.empty() && std::filesystem::is_directory(o_.out, ignored)) {
-            lock_.take(o_.out);
-            take_back_replaced(o_.out);
+            lock_.take(o_.out), take_back_replaced(o_.out);
         }
         return make_run_plan(&o_, data_, [this] { return device().peak_flops; });
     }

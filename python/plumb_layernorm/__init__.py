@@ -22,13 +22,13 @@ a standard deviation from 1.8e19 / sqrt(columns) on) gives its bias, one whose e
 A row of equal elements gives its bias, but NaN with eps = 0, as PyTorch's.
 
 Results are the same bits in every run. Rows, weights or biases at addresses that are no multiples of 16 bytes
-may have another kernel, whose last bits may differ. Calls are queued on the current stream, and CUDA graphs may
-capture them. The backward pass takes 2 KiB a column for itself: few rows of more than 65536 elements, for which
-that would be more than the tensors, go to PyTorch.
+may have another kernel, whose last bits may differ. Calls are queued on the current stream, and CUDA graphs
+may capture them. The backward pass takes 2 KiB a column for itself: rows of more than 65536 elements go to
+PyTorch where that would be several times the size of the tensors.
 
 Under torch.compile, torch.export and torch.onnx.export the module LayerNorm is PyTorch's own operator, which
-Inductor fuses with what is around it, and which needs no package to be loaded. The two functions stay operators
-of this package, which it cannot look into.
+Inductor fuses with what is around it, and which needs no package to be loaded. The two functions stay
+operators of this package, which it cannot look into.
 
 backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the
 portable operators; torch.autograd.Function around them costs some microseconds of Python a call, and
@@ -83,9 +83,9 @@ def _for_the_compiler(x, normalized_shape, weight, bias, eps):
 
 def replace_layernorms(model):
     """Makes every torch.nn.LayerNorm of model, itself included, a LayerNorm of this package, and returns how
-    many. In place: parameters, hooks and names stay, only the class changes. Subclasses stay, and so does a module
-    with a forward of its own, as accelerate gives it; call this before fully_shard and register_parametrization,
-    which make subclasses."""
+    many. In place: parameters, hooks and names stay, only the class changes. Subclasses stay, and so does a
+    module with a forward of its own, as accelerate gives it; call this before fully_shard and
+    register_parametrization, which make subclasses."""
     found = [module for module in model.modules()
              if type(module) is torch.nn.LayerNorm and "forward" not in vars(module)]
     for module in found:

@@ -50,7 +50,7 @@ def is_transformed(*tensors):
     """by torch.func, whose transforms the operators do not know, or batched by torch.autograd.grad"""
     functorch = torch._C._functorch
     return functorch.peek_interpreter_stack() is not None or any(
-        t is not None and (functorch.is_batchedtensor(t) or functorch.is_legacy_batchedtensor(t)) for t in tensors)
+        functorch.is_batchedtensor(t) or functorch.is_legacy_batchedtensor(t) for t in tensors if t is not None)
 
 
 def new_like(x):

@@ -1,4 +1,5 @@
 // Tests of config files: what they say, each kind of error, and their round trip.
+#include <filesystem>
 #include <random>
 #include <string>
 

@@ -203,8 +203,6 @@ TEST_CASE("run folder: a run that ended before its first save begins again with 
     r.check_refused("run", "--resume auto --dry-run", kExitDone, {"its run has saved nothing yet"});
     const ProgramRun none = run_train(r / "", {"generate", r / "run"});
     CHECK_MESSAGE(none.err.ends_with("(--save-every N saves as it goes)\n"), none.err);  // and no empty line
-    const ProgramRun own = run_train(r / "", {"--resume", "auto", "--out", r / "run", "--dry-run"});
-    CHECK_MESSAGE(contains(own.out, r / "train.bin"), own.out, own.err);  // its options, not the defaults
     const std::string second = r.killed_before_a_save("run", "--resume auto");
     write_bytes(r / "run/model.bin", "of a disk that had no room for a checkpoint");
     ProgramRun run = r.train("run", 6, "--resume auto");

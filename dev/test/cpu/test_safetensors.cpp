@@ -152,9 +152,11 @@ TEST_CASE("json: depth and number of values are limited, names stand once, numbe
     check_error(problem("[1,2,3]", {3, 8}), kExitBadInput, {"3 values"});
     check_error(problem("{\"a\":1,\"b\":2,\"a\":3}"), kExitBadInput, {"\"a\" twice"});
     check_error(problem("[9223372036854775808]"), kExitBadInput, {"over 2^63"});
-    for (const char* wrong : {"", "{", "[1,]", "{} x", "\"\xff\"", "nul"}) {
+    for (const char* wrong : {"", "{", "[1,]", "{} x", "nul"}) {
         check_error(problem(wrong), kExitBadInput, {"syntax error"});
     }
+    check_error(problem("\"\xff\""), kExitBadInput, {"a byte that is not UTF-8 at byte 2"});
+    check_error(problem(R"("a\ud83d b")"), kExitBadInput, {"half of a surrogate pair"});
     for (const std::string& wrong :
          {std::string("{}\0", 3), std::string("{}\0{}", 5), std::string("[\0]", 3)}) {
         check_error(problem(wrong), kExitBadInput, {"zero byte at"});

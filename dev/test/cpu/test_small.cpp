@@ -1,6 +1,7 @@
 // Tests of the small pieces: schedules, sampling, random numbers, the table of parameters.
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,10 +1,12 @@
 // What the stages of the fault suite share: see small_run.h.
 #include "dev/test/durability/small_run.h"
-#include "llmc/host/token_shard.h"
 
 #include <atomic>
 #include <exception>
 #include <thread>
+
+#include "llmc/host/token_shard.h"
+#include "llmc/model/checkpoint.h"
 
 namespace llmc {
 

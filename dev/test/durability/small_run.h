@@ -31,7 +31,8 @@ class Workshop {
 public:
     Workshop();
     std::string operator/(const std::string& name) const { return folder_ / name; }
-    // the command of a run in this folder of 6 steps of 2 micro-batches, validated every 3, saved every 2 unless `more` says
+    // the command of a run in this folder of 6 steps of 2 micro-batches, validated every 3; saved every 2,
+    // unless `more` says otherwise
     Words command(const std::string& run, const std::string& more) const;
     // runs it there; its streams are in RUN.streams
     ProgramRun train(const std::string& run, const std::string& more) const;

@@ -162,7 +162,8 @@ private:
         StepLine line(true, 1);
         RunJournal log(plan_.out, first > 0 ? first : -1, log_start(plan_.record.line, first));
         RunSaver saver(
-            options_, plan_, saves_, [](std::span<float>) { return nullptr; }, &line, &log);
+            options_, plan_, plan_.record.best, saves_, [](std::span<float>) { return nullptr; }, &line,
+            &log);
         for (int64_t step = first + 1; step <= first + 15; step++) {
             StepNumbers numbers;
             numbers.step = step;
