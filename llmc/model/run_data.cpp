@@ -132,13 +132,18 @@ RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const
         *notes += strf("step %lld | new training data, from its start: %s\n", (long long)was.state.step,
                        other.c_str());
     }
-    std::string other_val = was.val_data.empty() || val == nullptr ? "" : difference(was.val_data, is.val_data);
+    std::string other_val =
+        was.val_data.empty() || val == nullptr ? "" : difference(was.val_data, is.val_data);
     if (!other_val.empty()) { *notes += "other validation data than before: " + other_val + "\n"; }
-    const auto differs = [&](const char* name) { return was.settings.count(name) && was.settings.at(name) != is.settings[name]; };
+    const auto differs = [&](const char* name) {
+        const auto before = was.settings.find(name);
+        return before != was.settings.end() && before->second != is.settings[name];
+    };
     if (is.best && (!other_val.empty() || differs("val-tokens") || differs("val-align"))) {
         is.best.reset();  // losses on other tokens do not compare
-        *notes += strf("the lowest loss so far, that of step %lld, was on other tokens: --keep-best starts anew\n",
-                       (long long)was.best->step);
+        *notes +=
+            strf("the lowest loss so far, that of step %lld, was on other tokens: --keep-best starts anew\n",
+                 (long long)was.best->step);
     }
     *notes += changed_settings(was.settings, is.settings);
     return is;

@@ -318,7 +318,14 @@ void take_back_replaced(const std::string& run_folder) {
         } else {
             fs::remove_all(old, error);
         }
-        if (error) { throw Error(kExitSaveFailed, strf("%s: %s", old.c_str(), error.message().c_str())); }
+        if (error) {
+            throw Error(
+                kExitSaveFailed,
+                strf(
+                    "%s: a save that was cut short left it, and it cannot be renamed to %s or, where that is "
+                    "there, deleted: %s. Do so by hand.",
+                    old.c_str(), path.c_str(), error.message().c_str()));
+        }
     }
 }
 

@@ -101,15 +101,17 @@ bool parameter_fits(const Tensor& p, const Tensor& x, c10::SymIntArrayRef normal
            p.sym_sizes() == normalized_shape;
 }
 
-}  // namespace
-
-// whether the backward pass's workspace, 2 KiB a column, would be far larger than the tensors: few rows of very many columns
+// whether the backward pass's workspace, 2 KiB a column, would be several times the size of the tensors: few rows of very
+// many columns
 bool is_too_wide(const Tensor& x, c10::SymIntArrayRef normalized_shape) {
-    constexpr int64_t kWideColumns = 65536, kLeastRowBytes = 512;  // of the rows, a column: a quarter of the workspace
+    constexpr int64_t kWideColumns = 65536,
+                      kLeastRowBytes = 512;  // of the rows, a column: a quarter of the workspace
     c10::SymInt columns = 1;
     for (const c10::SymInt& size : normalized_shape) { columns = columns * size; }
     return columns > kWideColumns && x.sym_numel() * (int64_t)x.element_size() < columns * kLeastRowBytes;
 }
+
+}  // namespace
 
 bool takes(const Tensor& x, c10::SymIntArrayRef normalized_shape, const Tensor* weight, const Tensor* bias) {
     size_t dims = normalized_shape.size();
