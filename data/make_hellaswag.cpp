@@ -82,9 +82,10 @@ void make_hellaswag(const Settings& settings) {
         settings.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(settings.tokenizer);
     (void)tokenizer.encode("");  // can it?
     if (tokenizer.vocab_size() > EvalFileWriter::kMostTokens) {
-        throw Error(kExitBadInput,
-                    strf("--tokenizer %s: it has %d tokens, more than the 65,536 that this file's format can hold",
-                         settings.tokenizer.c_str(), tokenizer.vocab_size()));
+        throw Error(
+            kExitBadInput,
+            strf("--tokenizer %s: it has %d tokens, more than the 65,536 that this file's format can hold",
+                 settings.tokenizer.c_str(), tokenizer.vocab_size()));
     }
     std::ifstream file;
     if (settings.input != "-") {

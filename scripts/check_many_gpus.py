@@ -88,8 +88,7 @@ class Checks:
     def start(self, name, gpus, options, environment=None):
         command = [self.program, "--train-data", f"{self.folder}/train.bin", "--val-data", "none", "--sample-every", "0",
                    "--quiet", "--warmup", "10", "--lr", "6e-4", "--out", f"{self.folder}/{name}", *options.split()]
-        if gpus > 1:
-            command += ["--ranks" if self.cpu else "--gpus", str(gpus)]
+        command += ["--ranks" if self.cpu else "--gpus", str(gpus)]
         with open(f"{self.folder}/{name}.log", "w") as log:
             fixed = {"OMP_NUM_THREADS": "1"} if self.cpu else {}  # the bits of the CPU depend on it
             return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **fixed, **(environment or {})})

@@ -161,8 +161,8 @@ std::vector<Version> ladder(const ShootoutOptions& o) {
             v4::layernorm_backward_scratch<T>, sums_v4<T, v4::partial_blocks>, to_256);
     }
     if constexpr (is_built("v5")) {
-        add("v5", "a ring per warp, by TMA", v5::layernorm_backward<T>,
-            v5::layernorm_backward_scratch<T>, sums_v4<T, v5::partial_blocks>, to_256);
+        add("v5", "a ring per warp, by TMA", v5::layernorm_backward<T>, v5::layernorm_backward_scratch<T>,
+            sums_v4<T, v5::partial_blocks>, to_256);
     }
     if constexpr (is_built("v6")) {
         add("v6", "block per row behind one ring", v6::layernorm_backward<T>,

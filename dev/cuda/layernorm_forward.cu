@@ -115,8 +115,7 @@ std::vector<Version> ladder(const ShootoutOptions& o) {
             to_256);
     }
     if constexpr (is_built("v7")) {
-        add("v7", "rings filled by TMA", v7::layernorm_forward<T>, sums_of_warp_vectors<T>,
-            to_256);
+        add("v7", "rings filled by TMA", v7::layernorm_forward<T>, sums_of_warp_vectors<T>, to_256);
     }
     if constexpr (is_built("v8")) {  // the lambda: a cluster as v8 chooses it
         add(

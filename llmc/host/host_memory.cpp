@@ -21,14 +21,18 @@ int64_t number_of(const std::string& file, const std::string& key) {
     return -1;
 }
 
-// what a control group has left: its limit less what it holds, files that it has merely read not counted
-int64_t left_in(const std::string& group, const char* limit_file, const char* used_file, const char* cache) {
+// what a control group has left: its limit less what it holds, files in the page cache not counted
+int64_t left_in(const std::string& group, const char* limit_file, const char* used_file,
+                const std::string& prefix) {
     int64_t limit, used;
     if (!(std::ifstream(group + limit_file) >> limit) || !(std::ifstream(group + used_file) >> used)) {
         return kUnlimited;  // "max", or no such group
     }
-    const int64_t cached = std::max<int64_t>(0, number_of(group + "/memory.stat", cache));
-    return std::max<int64_t>(0, limit - used + cached);
+    int64_t left = limit - used;
+    for (const char* cached : {"inactive_file", "active_file"}) {
+        left += std::max<int64_t>(0, number_of(group + "/memory.stat", prefix + cached));
+    }
+    return std::clamp<int64_t>(left, 0, limit);
 }
 
 }  // namespace
@@ -46,9 +50,9 @@ int64_t available_memory(const std::string& root) {
         for (std::filesystem::path path = line.substr(second + 1); unified || memory;
              path = path.parent_path()) {
             const std::string group = root + "/sys/fs/cgroup" + (memory ? "/memory" : "") + path.string();
-            left = std::min(left, memory ? left_in(group, "/memory.limit_in_bytes", "/memory.usage_in_bytes",
-                                                   "total_inactive_file")
-                                         : left_in(group, "/memory.max", "/memory.current", "inactive_file"));
+            left = std::min(
+                left, memory ? left_in(group, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_")
+                             : left_in(group, "/memory.max", "/memory.current", ""));
             if (!path.has_relative_path()) { break; }
         }
     }

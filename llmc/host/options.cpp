@@ -140,7 +140,7 @@ public:
         std::vector<CLI::ConfigItem> items;
         for (const auto& [name, value] : read_config(text, line_)) {
             // a run that a GPU began goes on here as this program can
-            if (line_.of_run && !gpu_ && *find_row(name)->cpu_only) { continue; }
+            if (line_.of_run && !gpu_ && (*find_row(name)->cpu_only || name == "gpus")) { continue; }
             items.push_back({{}, name, {value}});
         }
         return items;

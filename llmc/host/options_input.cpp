@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "llmc/host/error.h"
+#include "llmc/host/ranks.h"
 
 namespace llmc {
 namespace {
@@ -222,13 +223,20 @@ void CommandLine::add_config_of_run() {
     for (const std::string& arg : args) {
         if (arg.starts_with("--out=")) { out = arg.substr(6); }
     }
-    const bool goes_on = std::ranges::count(args, "--resume=auto") > 0 && !out.empty();
     const std::string own = out + "/config.toml";
     std::error_code ignored;
-    if (!goes_on || !config.empty() || !std::filesystem::exists(out + "/log.jsonl", ignored) ||
-        !std::filesystem::exists(own, ignored)) {
-        return;
+    const bool goes_on = std::ranges::count(args, "--resume=auto") > 0 && !out.empty() && config.empty() &&
+                         std::filesystem::exists(out + "/log.jsonl", ignored) &&
+                         std::filesystem::exists(own, ignored);
+    const bool by_others = given.contains("world-size") ||
+                           has_launcher([](const char* name) { return (const char*)std::getenv(name); });
+    if (!goes_on || by_others) { return; }
+    bool saved = false;
+    for (const auto& entry : std::filesystem::directory_iterator(out, ignored)) {
+        saved = saved || entry.path().filename().string().starts_with("step_");
     }
+    const std::set<std::string> alone = {"resume", "out", "dry-run", "quiet"};
+    if (!saved && !std::ranges::includes(alone, given)) { return; }
     config = own;
     of_run = true;
     args.push_back("--config=" + own);

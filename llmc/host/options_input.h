@@ -22,11 +22,9 @@ inline bool acts_by_itself(const OptionRow& row) { return std::holds_alternative
 inline bool is_switch(const OptionRow& row) { return !*row.value; }
 
 // two ways to say one thing: an error together; of one in the config file, the command line's other stands
-inline constexpr std::pair<const char*, const char*> kRivals[] = {{"val-tokens", "val-batches"},
-                                                                  {"steps", "epochs"},
-                                                                  {"model", "layers"},
-                                                                  {"model", "heads"},
-                                                                  {"model", "channels"}};
+inline constexpr std::pair<const char*, const char*> kRivals[] = {
+    {"val-tokens", "val-batches"}, {"steps", "epochs"}, {"gpus", "ranks"},
+    {"model", "layers"},           {"model", "heads"},  {"model", "channels"}};
 
 const OptionRow* find_row(const std::string& name);   // null if there is none
 std::string suggested_key(const std::string& typed);  // the name that was meant; "" if none is close
@@ -41,7 +39,9 @@ void assign(Settings& s, const OptionRow& row, const std::string& text, const st
 class CommandLine {
 public:
     CommandLine(int argc, const char* const* argv);
-    // A run goes on (--resume auto --out RUN) with the options that it had, but for those that are given.
+    // A run goes on (--resume auto --out RUN) with the options that it had, but for those that are given. Where it has no
+    // checkpoint yet, only if no others are given: what was worked out for it may not fit these. Not in a rank that
+    // something else has started: others of its job may run where they do not see the folder.
     void add_config_of_run();
 
     std::vector<std::string> objections;

@@ -299,7 +299,8 @@ inline const OptionRow kTrainingTable[] = {
      .also = "restart continue",
      .help =
          "none; auto = go on from the newest checkpoint in --out, if there is one, with the options of its "
-         "config.toml where none are given; FOLDER = go on from this one (llm.c's -y 1 is auto, -y 0 none)"},
+         "config.toml, or of --config, where none are given; FOLDER = go on from this one (llm.c's -y 1 is "
+         "auto, -y 0 none)"},
     {.name = "new-data",
      .value = "",
      .field = &S::new_data,

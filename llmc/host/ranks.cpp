@@ -2,9 +2,11 @@
 #include "llmc/host/ranks.h"
 
 #include <xxhash.h>
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
 
 #include "llmc/host/error.h"
@@ -223,6 +225,13 @@ int ranks_to_start(const Options& o, const Environment& environment, int devices
             "one.");
     }
     return count > 1 ? count : 0;
+}
+
+bool has_launcher(const Environment& environment) {
+    const auto has = [&](const char* name) { return environment(name) != nullptr; };
+    return !has("PLUMB_RANK") &&
+           std::any_of(std::begin(kFamilies), std::end(kFamilies),
+                       [&](const Family& family) { return has(family.rank) && has(family.size); });
 }
 
 Ranks find_ranks(const Options& options, const Environment& environment) {

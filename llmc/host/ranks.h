@@ -32,6 +32,9 @@ int ranks_to_start(const Options& options, const Environment& environment, int d
 // set; PLUMB_TOKEN becomes part of the token. Throws Error(kExitUsage) naming the variable or option.
 Ranks find_ranks(const Options& options, const Environment& environment);
 
+// whether another launcher than this program's own has started this process as one of several
+bool has_launcher(const Environment& environment);
+
 // the first host of SLURM's list: "node[07-09,12],login" -> "node07"
 std::string first_host(const std::string& node_list);
 

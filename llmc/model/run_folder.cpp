@@ -36,7 +36,11 @@ std::vector<StepFolder> list_steps(const std::string& run_folder) {
     for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
         if (name.size() < 13 || !name.starts_with("step_")) { continue; }
         int64_t step = 0;
-        const char* end = name.data() + name.size();
+        // one that is being replaced, as long as the new one is not there
+        const bool replaced =
+            name.ends_with(kReplaced) &&
+            file_kind(run_folder + "/" + name.substr(0, name.rfind('.'))) == FileKind::kMissing;
+        const char* end = name.data() + (replaced ? name.rfind('.') : name.size());
         auto [stop, error] = std::from_chars(name.data() + 5, end, step);
         std::string path = run_folder + "/" + name;
         if (error == std::errc() && stop == end && step >= 0 && file_kind(path) == FileKind::kFolder) {

@@ -35,7 +35,10 @@ RunSaver::RunSaver(const Options& o, const RunPlan& plan, const std::optional<Va
       line_(line),
       journal_(journal),
       newest_(plan.checkpoint) {
-    if (keep_best_) { best_ = saved_best_ = best; }
+    if (keep_best_) {
+        best_ = saved_best_ = best;
+        keep_.best = plan.record.best ? plan.record.best->step : -1;  // until another one is saved
+    }
     if (!saves.background) { return; }
     const auto elements = (size_t)state_elements(config_, optimizer_);
     copy_.reset(new float[elements]);  // not filled: pages come as they are needed
@@ -114,10 +117,9 @@ void RunSaver::collect(const Saved& saved) {
         line_->message(strf("step %lld | SAVE FAILED: %s", step, e.what()));
     }
     try {
-        Retention keep = keep_;
-        keep.best = saved_best_ ? saved_best_->step : -1;
+        if (saved_best_) { keep_.best = saved_best_->step; }
         note_intact(newest_, &known_);
-        line_->note(remove_old_checkpoints(folder_, saved.record.line, step, keep, &known_));
+        line_->note(remove_old_checkpoints(folder_, saved.record.line, step, keep_, &known_));
     } catch (const CannotRead& e) { line_->note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
 }
 

@@ -52,7 +52,7 @@ private:
     const std::string folder_;
     const GPT2Config config_;
     const std::string optimizer_;
-    const Retention keep_;  // but the best
+    Retention keep_;  // but the best
     const bool done_files_, keep_best_;
     StepLine* line_;
     RunJournal* journal_;

@@ -26,9 +26,9 @@ may have another kernel, whose last bits may differ. Calls are queued on the cur
 may capture them. The backward pass takes 2 KiB a column for itself: rows of more than 65536 elements go to
 PyTorch where that would be several times the size of the tensors.
 
-Under torch.compile, torch.export and torch.onnx.export the module LayerNorm is PyTorch's own operator, which
-Inductor fuses with what is around it, and which needs no package to be loaded. The two functions stay
-operators of this package, which it cannot look into.
+Under torch.compile, torch.export, torch.onnx.export and torch.jit.trace the module LayerNorm is PyTorch's own
+operator, which Inductor fuses with what is around it, and which needs no package to be loaded. The two
+functions stay operators of this package, which it cannot look into.
 
 backend says what answers, chosen at import by PyTorch's version: "extension" (C++ autograd), "stable" (the
 portable operators; torch.autograd.Function around them costs some microseconds of Python a call, and
@@ -67,7 +67,8 @@ class LayerNorm(torch.nn.LayerNorm):
     torch.compile and in exported programs by PyTorch's operator: help(plumb_layernorm)"""
 
     def forward(self, input):
-        if backend != "torch" and (torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()):
+        if backend != "torch" and (torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting() or
+                                   torch.jit.is_tracing()):
             return _for_the_compiler(input, self.normalized_shape, self.weight, self.bias, self.eps)
         return _layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 

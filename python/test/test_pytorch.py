@@ -216,6 +216,8 @@ def test_export(strict):
     program = torch.export.export(model, (torch.randn(4, 16, device=DEVICE),), dynamic_shapes=({0: batch},),
                                   strict=strict)
     assert not any("plumb_layernorm" in str(node.target) for node in program.graph.nodes)
+    traced = torch.jit.trace(model, torch.randn(4, 16, device=DEVICE))
+    assert "aten::layer_norm(" in str(traced.inlined_graph)
     x = torch.randn(9, 16, device=DEVICE)
     near([program.module()(x), program.run_decompositions().module()(x)], [model(x)] * 2)
 

@@ -201,12 +201,13 @@ TEST_CASE("many ranks: a signal to the launcher or to any rank saves once and en
 
 TEST_CASE("many ranks: USR1 to the launcher, which passes it on to every rank, saves once") {
     Place p;
-    pid_t pid = start_prepared(p.folder.path(),
-                               p.options("usr1", "--ranks 3 --steps 1000000 --sample-every 0"), default_signals);
+    pid_t pid = start_prepared(
+        p.folder.path(), p.options("usr1", "--ranks 3 --steps 1000000 --sample-every 0"), default_signals);
     wait_until([&] { return read_log(p.out("usr1")).size() >= 3; });
     const auto saved = [&] {
         const Words names = names_below(p.out("usr1"));
-        return std::count_if(names.begin(), names.end(), [](const std::string& n) { return n.starts_with("step_"); });
+        return std::count_if(names.begin(), names.end(),
+                             [](const std::string& n) { return n.starts_with("step_"); });
     };
     kill(pid, SIGUSR1);
     wait_until([&] { return saved() > 0; });

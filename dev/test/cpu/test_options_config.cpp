@@ -161,7 +161,10 @@ TEST_CASE("options: a run that goes on has its own options where none are given"
     CHECK(was.dtype == "bf16");
     write_bytes(run + "/config.toml", config_text(was));
     CHECK(parse({"--resume", "auto", "--out", run}).seq_len == 256);  // no log: it is no run
-    write_bytes(run + "/log.jsonl", "");
+    write_bytes(run + "/log.jsonl", "");  // nothing is saved: with other options it is another attempt
+    CHECK(parse({"--resume", "auto", "--out", run}).seq_len == 64);
+    CHECK(parse({"--resume", "auto", "--out", run, "--batch", "2"}).seq_len == 256);
+    std::filesystem::create_directory(run + "/step_00000001");
     const Options gpu = parse({"--resume", "auto", "--out", run, "--batch", "2"}, nullptr, Program::kGpu);
     CHECK(gpu.train_data == "mine.bin");
     CHECK(gpu.seq_len == 64);
@@ -173,6 +176,14 @@ TEST_CASE("options: a run that goes on has its own options where none are given"
     CHECK(cpu.seq_len == 64);
     CHECK(cpu.dtype == "fp32");
     CHECK(parse({"--out", run}).seq_len == 256);
+    setenv("RANK", "1", 1), setenv("WORLD_SIZE", "2", 1);  // torchrun's: another rank may not see the folder
+    CHECK(parse({"--resume", "auto", "--out", run}).seq_len == 256);
+    unsetenv("RANK"), unsetenv("WORLD_SIZE");
+    was.gpus = "4";
+    write_bytes(run + "/config.toml", config_text(was));
+    CHECK(parse({"--resume", "auto", "--out", run}, nullptr, Program::kGpu).gpus == "4");
+    CHECK(parse({"--resume", "auto", "--out", run, "--ranks", "2"}, nullptr, Program::kGpu).gpus.empty());
+    CHECK(parse({"--resume", "auto", "--out", run}).gpus.empty());  // the CPU program
     write_bytes(folder / "other.toml", "seq-len = 32\n");
     CHECK(parse({"--resume", "auto", "--out", run, "--config", folder / "other.toml"}).seq_len == 32);
 }

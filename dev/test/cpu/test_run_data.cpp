@@ -215,7 +215,8 @@ TEST_CASE("run data: the lowest loss on other validation data is none to beat") 
     write_token_shard(p.folder / "val.bin", noise, 257);
     run = p.train("best", 8, "--lr 0.03 --keep-best --val-every 2 --resume auto");
     CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
-    CHECK_MESSAGE(contains(run.err, strf("that of step %lld, was on other tokens", (long long)was.step)), run.err);
+    CHECK_MESSAGE(contains(run.err, strf("that of step %lld, was on other tokens", (long long)was.step)),
+                  run.err);
     REQUIRE(best(8));
     CHECK(best(8)->loss > was.loss);
 }

@@ -32,6 +32,7 @@ struct Saving {
     RunJournal journal{log_folder.path(), -1, log_start(kLine, 0)};
     GPT2Cpu model{tiny_config(), 2, 9};
     int locks = 0;
+    bool other_data = false;  // it is validated on
     std::optional<RunSaver> saver;
 
     Saving() {
@@ -43,7 +44,7 @@ struct Saving {
     void start() {
         saver.reset();
         saver.emplace(
-            options, plan, plan.record.best, saves,
+            options, plan, other_data ? std::nullopt : plan.record.best, saves,
             [this](std::span<float> memory) {
                 locks++;
                 CHECK((int64_t)memory.size() == 3 * file_elements(tiny_config()));
@@ -88,10 +89,19 @@ TEST_CASE("run saver: --keep counts neither majors nor the best") {
     CHECK(s.saver->validated(110, 0.5));  // the better one takes its place
     s.save(110);
     CHECK(s.steps() == Words{"30", "60", "80", "90", "100", "110"});
+    s.plan.record.best = Validated{110, 0.5};
+    s.options.keep = 1;
+    s.other_data = true;  // it is no loss to beat any more, but stays until another best is saved
+    s.start();
+    s.save(130);
+    CHECK(s.steps() == Words{"30", "60", "90", "110", "130"});
+    CHECK(s.saver->validated(140, 0.9));
+    s.save(140);
+    CHECK(s.steps() == Words{"30", "60", "90", "130", "140"});
     s.options.keep = 0;  // nothing is deleted
     s.start();
-    s.save(120);
-    CHECK(s.steps().size() == 7);
+    s.save(150);
+    CHECK(s.steps().size() == 6);
 }
 
 TEST_CASE("run saver: at every moment as many intact ones are there as --keep asks for") {

@@ -283,9 +283,9 @@ TEST_CASE("host memory: what the machine has free, or less, as a container's lim
     file("sys/fs/cgroup/job/memory.max", "20000\n");
     file("sys/fs/cgroup/job/memory.current", "9000\n");
     CHECK(available_memory(root.path()) == 11000);
-    file("sys/fs/cgroup/job/memory.stat", "anon 5000\ninactive_file 3000\n");  // read once: it can go
-    CHECK(available_memory(root.path()) == 14000);
-    file("sys/fs/cgroup/memory.max", "9000\n");  // a container's own is the topmost that it sees
+    file("sys/fs/cgroup/job/memory.stat", "anon 500\ninactive_file 3000\nactive_file 50\n");
+    CHECK(available_memory(root.path()) == 14050);  // what was read can go
+    file("sys/fs/cgroup/memory.max", "9000\n");     // a container's own is the topmost that it sees
     file("sys/fs/cgroup/memory.current", "9500\n");
     CHECK(available_memory(root.path()) == 0);
 

@@ -17,8 +17,8 @@ namespace {
 struct Scenario {
     const char* name;
     const char* more;
-    int made;      // steps that an earlier run in the folder has made
-    bool damaged;  // and its newest checkpoint is damaged
+    int made;                 // steps that an earlier run in the folder has made
+    bool damaged;             // and its newest checkpoint is damaged
     const char* before = "";  // more for the earlier run
 };
 const Scenario kScenarios[] = {
