@@ -119,7 +119,7 @@ $(BUILD)/dev/cpu/gpt2_step: $(call objects,dev/cpu/gpt2_step.cpp) $(BUILD)/libll
 # the readers under libFuzzer: dev/test/fuzz/run.sh
 FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cpp) \
     $(patsubst %,llmc/host/%.cpp,binary_file bpe dataloader eval_file json log_lines logger options options_config \
-    options_input parse_words read_file safetensors token_shard tokenizer tokenizer_files typed_text utf8 val_info) \
+    options_input parse_words ranks read_file safetensors token_shard tokenizer tokenizer_files typed_text utf8 val_info) \
     $(patsubst %,llmc/model/%.cpp,checkpoint debug_state finite hf_model model_source run_folder run_record))
 $(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)
