@@ -10,6 +10,7 @@
 
 #include "llmc/host/error.h"
 #include "llmc/host/ranks.h"
+#include "llmc/host/read_file.h"
 
 namespace llmc {
 namespace {
@@ -231,10 +232,9 @@ void CommandLine::add_config_of_run() {
     const bool by_others = given.contains("world-size") ||
                            has_launcher([](const char* name) { return (const char*)std::getenv(name); });
     if (!goes_on || by_others) { return; }
-    bool saved = false;
-    for (const auto& entry : std::filesystem::directory_iterator(out, ignored)) {
-        saved = saved || entry.path().filename().string().starts_with("step_");
-    }
+    const std::vector<std::string> names = folder_names(out).value_or(std::vector<std::string>());
+    const bool saved =
+        std::ranges::any_of(names, [](const std::string& name) { return name.starts_with("step_"); });
     const std::set<std::string> alone = {"resume", "out", "dry-run", "quiet"};
     if (!saved && !std::ranges::includes(alone, given)) { return; }
     config = own;
