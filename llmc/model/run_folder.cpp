@@ -30,17 +30,21 @@ struct StepFolder {
     int64_t step;
 };
 
+// "step_00000004" of "step_00000004.replaced", which a save may leave that was cut short; "" of other names
+std::string name_before_replaced(const std::string& name) {
+    const bool replaced = name.starts_with("step_") && name.ends_with(kReplaced);
+    return replaced ? name.substr(0, name.size() - std::strlen(kReplaced)) : "";
+}
+
 // newest first
 std::vector<StepFolder> list_steps(const std::string& run_folder) {
     std::vector<StepFolder> found;
     for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
         if (name.size() < 13 || !name.starts_with("step_")) { continue; }
         int64_t step = 0;
-        // one that is being replaced, as long as the new one is not there
-        const bool replaced =
-            name.ends_with(kReplaced) &&
-            file_kind(run_folder + "/" + name.substr(0, name.rfind('.'))) == FileKind::kMissing;
-        const char* end = name.data() + (replaced ? name.rfind('.') : name.size());
+        const std::string before = name_before_replaced(name);
+        const bool counts = !before.empty() && file_kind(run_folder + "/" + before) == FileKind::kMissing;
+        const char* end = name.data() + (counts ? before.size() : name.size());
         auto [stop, error] = std::from_chars(name.data() + 5, end, step);
         std::string path = run_folder + "/" + name;
         if (error == std::errc() && stop == end && step >= 0 && file_kind(path) == FileKind::kFolder) {
@@ -313,9 +317,9 @@ std::string remove_old_checkpoints(const std::string& run_folder, const Line& li
 
 void take_back_replaced(const std::string& run_folder) {
     for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
-        if (!name.starts_with("step_") || !name.ends_with(kReplaced)) { continue; }
-        const std::string old = run_folder + "/" + name;
-        const std::string path = old.substr(0, old.size() - std::string(kReplaced).size());
+        const std::string before = name_before_replaced(name);
+        if (before.empty()) { continue; }
+        const std::string old = run_folder + "/" + name, path = run_folder + "/" + before;
         std::error_code error;
         if (file_kind(path) == FileKind::kMissing) {
             fs::rename(old, path, error);
