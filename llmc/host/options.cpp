@@ -416,9 +416,9 @@ bool fill_from_run(const std::string& config_path, Options* options) {
     nothing.config = config_path;
     Settings settings;
     static_cast<Options&>(settings) = *options;
-    const bool length_given = options->steps != kAuto || options->epochs > 0;
+    const bool length_given = options->steps != kAuto || options->epochs > 0 || options->minutes > 0;
     for (const auto& [name, value] : read_config(*text, nothing)) {
-        const bool length = name == "steps" || name == "epochs";
+        const bool length = name == "steps" || name == "epochs" || name == "minutes";
         const char* const others[] = {"lr",        "warmup",       "final-lr-fraction",
                                       "val-every", "sample-every", "reduce-groups"};
         if (!length && std::find(std::begin(others), std::end(others), name) == std::end(others)) {

@@ -39,10 +39,11 @@ struct Options {
     int seq_len = 256;        // T
     int64_t total_batch = 0;  // tokens per optimizer step; 0 = one micro-batch
     int64_t steps = kAuto;    // kOneEpoch, or kAuto = as many as seem right
-    double epochs = 0;        // instead of steps; 0 = not given
+    double epochs = 0, minutes = 0;  // instead of steps; 0 = not given
 
     // optimizer
-    std::string optimizer = "adamw";  // adamw, or muon for the blocks' matrices and AdamW for the rest
+    // adamw, or muon for the blocks' matrices and AdamW for the rest; auto becomes one of them in the plan
+    std::string optimizer = "auto";
     double lr = -1;                   // negative, of these three: worked out by auto_plan.h
     int64_t warmup = -1;              // steps
     double final_lr_fraction = -1;    // of lr, at the end
@@ -122,7 +123,7 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
 std::string config_text(const Options& options);
 
 // What a run was started with, from its config.toml: sets those of steps, lr, warmup, final_lr_fraction,
-// val_every and sample_every that are left open (epochs counts as steps). False if there is no such file;
+// val_every and sample_every that are left open (epochs and minutes count as steps). False if there is no such file;
 // throws Error(kExitUsage) if it cannot be read as one.
 bool fill_from_run(const std::string& config_path, Options* options);
 

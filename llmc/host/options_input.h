@@ -22,9 +22,14 @@ inline bool acts_by_itself(const OptionRow& row) { return std::holds_alternative
 inline bool is_switch(const OptionRow& row) { return !*row.value; }
 
 // two ways to say one thing: an error together; of one in the config file, the command line's other stands
-inline constexpr std::pair<const char*, const char*> kRivals[] = {
-    {"val-tokens", "val-batches"}, {"steps", "epochs"}, {"gpus", "ranks"},
-    {"model", "layers"},           {"model", "heads"},  {"model", "channels"}};
+inline constexpr std::pair<const char*, const char*> kRivals[] = {{"val-tokens", "val-batches"},
+                                                                  {"steps", "epochs"},
+                                                                  {"steps", "minutes"},
+                                                                  {"epochs", "minutes"},
+                                                                  {"gpus", "ranks"},
+                                                                  {"model", "layers"},
+                                                                  {"model", "heads"},
+                                                                  {"model", "channels"}};
 
 const OptionRow* find_row(const std::string& name);   // null if there is none
 std::string suggested_key(const std::string& typed);  // the name that was meant; "" if none is close

@@ -8,13 +8,15 @@ inline const OptionRow kOptimizerTable[] = {
     {.name = "optimizer",
      .value = "NAME",
      .field = &Settings::optimizer,
-     .choices = "adamw muon",
+     .choices = "auto adamw muon",
      .also = "optim opt",
      .help =
          "muon = the matrices of the blocks (q, k, v, attproj, fc, fcproj) move along their mean gradient "
          "with its strong and its weak directions made equally strong; all else by AdamW. Fewer steps to the "
          "same loss, and one moment of these matrices instead of two. --lr and --weight-decay mean the same "
-         "for both",
+         "for both. auto = muon for a new model of at most 384 channels whose --lr is left out, adamw "
+         "otherwise (and where llm.c's "
+         "short names are used); a run that goes on keeps its own",
      .group = "Optimizer"},
     {.name = "lr",
      .letter = 'l',

@@ -136,8 +136,9 @@ inline const OptionRow kTrainingTable[] = {
      .also = "max-steps iterations num-iterations max-iters",
      .help =
          "steps of the optimizer; -1 = once through the training data. Left out, as are the next three about "
-         "the learning rate: worked out from the model, the data and the device, and printed with the "
-         "reason (but as in llm.c where its short names are used: -1)"},
+         "the learning rate: worked out from the parameters of the model and the tokens of the data, the "
+         "same "
+         "on any machine, and printed with the reason (but as in llm.c where its short names are used: -1)"},
     {.name = "epochs",
      .value = "X",
      .field = &S::epochs,
@@ -146,6 +147,15 @@ inline const OptionRow kTrainingTable[] = {
      .unit = "times",
      .also = "num-epochs n-epochs num-train-epochs",
      .help = "instead of --steps: how often to go through the training data"},
+    {.name = "minutes",
+     .value = "X",
+     .field = &S::minutes,
+     .lo = 0.01,
+     .hi = 1e6,
+     .unit = "minutes",
+     .also = "time hours max-time duration",
+     .help =
+         "instead of --steps, on the CPU: as many steps as take about so long, by its speed at the start"},
 
     {.name = "val-every",
      .letter = 'v',

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "llmc/host/count_text.h"
 #include "llmc/host/error.h"
 #include "llmc/ops/muon_rule.h"
 
@@ -11,39 +12,67 @@ namespace llmc {
 
 namespace {
 
-// tokens for each parameter: Hoffmann et al. 2022, arXiv:2203.15556
-constexpr double kTokensPerParameter = 20;
-// beyond, a repeated text teaches little: Muennighoff et al. 2023, arXiv:2305.16264 (half-life of 16 epochs)
-constexpr double kMostEpochs = 10;
-// On the CPU a first try should end while its user waits. Share of the peak that a step of 3.3 M parameters and 2,048
-// tokens reached on two idle cores of an AMD EPYC (Zen 4).
-constexpr double kCpuSeconds = 600, kCpuShareOfPeak = 0.56;
-// Muon's best learning rate over what AdamW is given here, at 64 and 96 channels, is 5 to 10: doc/step.md
-constexpr double kMuonOverAdamW = 5;
+// Tokens for each parameter: Hoffmann et al. 2022, arXiv:2203.15556. On the CPU, where a first try should end while its
+// user waits, so many that more than twice as many took 0.04 nats off (20 MB of a dictionary, 1.3 M parameters).
+constexpr double kTokensPerParameter = 20, kCpuTokensPerParameter = 8;
+// Beyond, a repeated text teaches little: Muennighoff et al. 2023, arXiv:2305.16264 (half-life of 16 epochs). Muon learns
+// it sooner: texts of 0.1, 1 and 4 MB ended lowest after 4 to 5 epochs.
+constexpr double kMostEpochs = 10, kMostMuonEpochs = 4;
+// AdamW needed three times Muon's steps to the same loss, on each of four texts of 0.1 to 20 MB, at 192 and 384 channels: so
+// much longer a step of Muon may take. Wider models were not tried.
+constexpr double kMuonWorth = 3;
+constexpr int kWidestMuon = 384;
+// Share of the speed of one large product that a step of 1.4 M parameters and 1,024 tokens reached on two idle cores
+constexpr double kShareOfSpeed = 0.56;
+// Muon's best learning rate over what AdamW is given here: 5 to 10 at 64 and 96 channels (doc/step.md). At 192 half of it was
+// better by 0.01 nats after 4,000 steps, and worse by 0.26 after 400; at 384 it was better by 0.04 after 3,000.
+double muon_over_adamw(int channels) { return channels > 192 ? 2.5 : 5; }
 constexpr int64_t kMostWarmup = 1000, kSmallText = 10'000'000, kFewEpochs = 5;
 
-int64_t choose_steps(const Options& o, const RunFacts& f, std::string* why) {
+// Muon where a new model is trained and its iterations cost less than the steps that they save
+bool choose_muon(const Options& o, const RunFacts& f) {
+    if (o.optimizer != "auto") { return o.optimizer == "muon"; }
+    return !f.pretrained && !o.llmc_letters && o.lr < 0 && f.channels <= kWidestMuon &&
+           f.muon_flops <= (kMuonWorth - 1) * f.flops_per_token * (double)f.tokens_per_step;
+}
+
+// of this run, at the speed that the device has now
+double seconds_of_step(const RunFacts& f, bool muon) {
+    return (f.flops_per_token * (double)f.tokens_per_step + (muon ? f.muon_flops : 0)) /
+           (kShareOfSpeed * f.flops_per_s);
+}
+
+std::string minutes_text(double seconds) {
+    return seconds < 45 ? "less than a minute"
+                        : count_text(std::max<int64_t>(1, std::llround(seconds / 60))) +
+                              (seconds < 90 ? " minute" : " minutes");
+}
+
+int64_t choose_steps(const Options& o, const RunFacts& f, bool muon, std::string* why) {
+    const double epoch = (double)f.tokens_per_epoch;
     const auto steps_of = [&](double epochs) {
-        return std::max<int64_t>(
-            1, std::llround(epochs * (double)f.tokens_per_epoch / (double)f.tokens_per_step));
+        return std::max<int64_t>(1, std::llround(epochs * epoch / (double)f.tokens_per_step));
     };
     if (o.steps > 0) { return o.steps; }
     if (o.epochs > 0) { return steps_of(o.epochs); }
+    if (o.minutes > 0) {
+        if (f.flops_per_s == 0) {
+            throw Error(kExitUsage,
+                        "--minutes plans by the speed of a CPU; on a GPU give --steps or --epochs.");
+        }
+        *why += strf("steps: what this machine does in about %g minutes at its present speed\n", o.minutes);
+        return std::max<int64_t>(1, std::llround(60 * o.minutes / seconds_of_step(f, muon)));
+    }
     // as in llm.c, whose scripts wait for the checkpoint of this step
     if (o.steps == kOneEpoch || o.llmc_letters) { return f.tokens / f.tokens_per_step; }
-    const double epoch = (double)f.tokens_per_epoch;
-    const double useful = kTokensPerParameter * (double)f.parameters / epoch;
-    double epochs = std::clamp(useful, 1.0, kMostEpochs);
-    std::string reason = epochs == kMostEpochs ? "a text read more often teaches little"
-                         : useful < 1          ? "each token once"
-                                               : "about 20 tokens for each parameter";
-    if (o.program == Program::kCpu && f.peak_flops > 0) {
-        const double affordable = kCpuSeconds * kCpuShareOfPeak * f.peak_flops / f.flops_per_token / epoch;
-        if (affordable < epochs) {
-            epochs = affordable;
-            reason = "what this CPU does in about ten minutes";
-        }
-    }
+    const bool gpu = o.program == Program::kGpu;
+    const double each = gpu ? kTokensPerParameter : kCpuTokensPerParameter;
+    const double useful = each * (double)f.parameters / epoch;
+    const double least = gpu ? 1 : 0, most = muon ? kMostMuonEpochs : kMostEpochs;
+    double epochs = std::clamp(useful, least, most);
+    std::string reason = epochs == most   ? "a text read more often teaches little"
+                         : useful < least ? "each token once"
+                                          : strf("about %g tokens for each parameter", each);
     if (epochs > 1) { epochs = std::round(epochs); }
     const int64_t steps = steps_of(epochs);
     const double read = (double)(steps * f.tokens_per_step) / epoch;
@@ -53,6 +82,10 @@ int64_t choose_steps(const Options& o, const RunFacts& f, std::string* why) {
     }
     *why += strf("steps: %.3g epoch%s: %s (--steps or --epochs to choose)\n", epochs, epochs == 1 ? "" : "s",
                  reason.c_str());
+    if (f.flops_per_s > 0) {
+        *why += strf("time: about %s at the present speed of this machine; --minutes N plans for another\n",
+                     minutes_text((double)steps * seconds_of_step(f, muon)).c_str());
+    }
     return steps;
 }
 
@@ -62,7 +95,7 @@ double choose_lr(const RunFacts& f, bool muon, std::string* why) {
         std::clamp(0.003239 - 0.0001395 * std::log((double)std::max<int64_t>(1, f.parameters)), 2e-4, 2e-3);
     std::string reason = "for a model of this size";
     if (muon) {
-        lr *= kMuonOverAdamW;
+        lr *= muon_over_adamw(f.channels);
         reason = "for a model of this size by Muon";
     }
     if (f.pretrained) {
@@ -98,9 +131,13 @@ double muon_flops(const GPT2Config& c) {
 
 Chosen choose(const Options& o, const RunFacts& f) {
     Chosen c;
-    c.steps = choose_steps(o, f, &c.why);
     const bool letters = o.llmc_letters;
-    c.lr = o.lr >= 0 ? o.lr : letters ? 3e-4 : choose_lr(f, o.optimizer == "muon", &c.why);
+    c.muon = choose_muon(o, f);
+    if (o.optimizer == "auto" && c.muon) {
+        c.why += "optimizer: Muon, which takes a new model to the same loss in fewer steps\n";
+    }
+    c.steps = choose_steps(o, f, c.muon, &c.why);
+    c.lr = o.lr >= 0 ? o.lr : letters ? 3e-4 : choose_lr(f, c.muon, &c.why);
     c.warmup = o.warmup >= 0 ? o.warmup : 0;
     c.final_lr_fraction = o.final_lr_fraction >= 0 ? o.final_lr_fraction : 1;
     if (o.warmup < 0 && !letters) {
@@ -128,8 +165,8 @@ std::string few_epochs_note(const RunFacts& f, int64_t steps) {
         (double)steps * (double)f.tokens_per_step / (double)std::max<int64_t>(1, f.tokens_per_epoch);
     if (f.tokens_per_epoch >= kSmallText || epochs >= (double)kFewEpochs || f.pretrained) { return ""; }
     return strf(
-        "a text of %.2g M tokens, gone through %.2g times: more epochs make a better model, as long as "
-        "validation gets better (--epochs 10)",
+        "note: a text of %.2g M tokens, gone through %.2g times: more epochs make a better model, as long as "
+        "validation gets better (--epochs 10)\n",
         (double)f.tokens_per_epoch / 1e6, epochs);
 }
 

@@ -1,5 +1,6 @@
 // What the user leaves open about the length of a run and its learning rate, worked out from the size of
-// the model, the tokens there are and the device.
+// the model and the tokens there are: the same on any machine, however busy it is. Only --minutes asks for the
+// device's speed.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,9 +12,11 @@ namespace llmc {
 
 // what the choice depends on
 struct RunFacts {
-    int64_t parameters = 0;        // those of the embeddings left out
-    double flops_per_token = 0;    // forward, backward and Muon's iterations
-    double peak_flops = 0;         // of the device; 0 = unknown
+    int64_t parameters = 0;  // those of the embeddings left out
+    int channels = 0;
+    double flops_per_token = 0;    // forward and backward
+    double muon_flops = 0;         // of Muon's iterations in a step
+    double flops_per_s = 0;        // of one large product on this device, now; 0 = unknown
     bool pretrained = false;       // the weights come from a model, not from random numbers
     int64_t tokens_per_epoch = 0;  // whole windows
     int64_t tokens_per_step = 0;
@@ -25,6 +28,7 @@ struct RunFacts {
 double muon_flops(const GPT2Config& c);
 
 struct Chosen {
+    bool muon = false;
     int64_t steps = 0;
     double lr = 0;
     int64_t warmup = 0;
@@ -37,7 +41,7 @@ struct Chosen {
 // one epoch, a learning rate of 3e-4, no warm-up, no decay, validation and a sample every 20 steps.
 Chosen choose(const Options& options, const RunFacts& facts);
 
-// a line if a small text is gone through only a few times; else ""
+// a line if a small text is gone through only a few times by what the options say; else ""
 std::string few_epochs_note(const RunFacts& facts, int64_t steps);
 
 }  // namespace llmc

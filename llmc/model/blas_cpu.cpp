@@ -199,22 +199,20 @@ double blas_seconds() { return seconds_in_blas; }
 int blas_threads() { return openblas_get_num_threads(); }
 const char* blas_name() { return openblas_get_config(); }
 
-double measure_blas_peak() {
-    constexpr int kSize = 1024;
-    constexpr double kFlops = 2.0 * kSize * kSize * kSize;
-    std::vector<float> a(kSize * kSize, 0.5f), b(kSize * kSize, 0.25f), out(kSize * kSize);
-    // The first products are slow while threads start and idle cores speed up, and others may have the machine for
-    // a moment; how many steps a run takes may depend on this.
+double measure_blas_speed() {
+    constexpr int kSize = 1024,
+                  kFirst = 4;  // the first products are slow: threads start, idle cores speed up
     constexpr std::chrono::duration<double> kFor(0.5);
-    double best = 0;
-    const auto first = Clock::now();
-    for (int repeat = 0; repeat < 4 || Clock::now() - first < kFor; repeat++) {
-        auto begin = Clock::now();
+    std::vector<float> a(kSize * kSize, 0.5f), b(kSize * kSize, 0.25f), out(kSize * kSize);
+    auto begin = Clock::now();
+    int repeat = 0;
+    for (; repeat <= kFirst || Clock::now() - begin < kFor; repeat++) {
+        if (repeat == kFirst) { begin = Clock::now(); }
         gemm(false, false, kSize, kSize, kSize, 1.0f, a.data(), kSize, b.data(), kSize, 0.0f, out.data(),
              kSize);
-        best = std::max(best, kFlops / std::chrono::duration<double>(Clock::now() - begin).count());
     }
-    return best;
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    return (repeat - kFirst) * 2.0 * kSize * kSize * kSize / seconds;
 }
 
 }  // namespace llmc

@@ -31,7 +31,7 @@ double blas_seconds();
 int blas_threads();
 const char* blas_name();
 
-// FLOP/s of one large matrix product, measured now for half a second: the denominator of "% of peak" on a CPU
-double measure_blas_peak();
+// FLOP/s of one large matrix product, measured for half a second: what this machine can do now, beside its other work
+double measure_blas_speed();
 
 }  // namespace llmc

@@ -55,6 +55,7 @@ public:
 private:
     ModelSettings settings() {
         o_.reduce_groups = plan_.numbers.reduce_groups;
+        o_.optimizer = plan_.numbers.muon != 0 ? "muon" : "adamw";
         return model_settings(o_, &comm_);
     }
 

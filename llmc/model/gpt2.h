@@ -41,6 +41,7 @@ public:
     Evaluation evaluate(const Batch& batch);
     std::span<const float> logits_last() const;
     static Device device(const ModelSettings& settings = {});
+    static constexpr double (*measure_speed)() = nullptr;
 
     // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
     // loss.

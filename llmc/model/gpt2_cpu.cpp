@@ -377,13 +377,9 @@ std::span<const float> GPT2Cpu::logits_last() const {
 
 Device GPT2Cpu::device(const ModelSettings& settings) {
     require_defaults(settings);
-    double peak = 0;
-    if (settings.measure_peak) {
-        static const double measured = measure_blas_peak();  // once: the plan and the run's header ask for it
-        peak = measured;
-    }
-    return {strf("CPU, %d threads, %s", blas_threads(), blas_name()), peak,
-            strf("%.0f GFLOP/s, a 1024^3 sgemm measured at start-up", peak / 1e9)};
+    return {strf("CPU, %d threads, %s", blas_threads(), blas_name()), 0, ""};
 }
+
+double GPT2Cpu::measure_speed() { return measure_blas_speed(); }
 
 }  // namespace llmc

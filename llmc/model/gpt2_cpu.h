@@ -34,6 +34,7 @@ public:
     Evaluation evaluate(const Batch& batch);
     std::span<const float> logits_last() const;
     static Device device(const ModelSettings& settings = {});
+    static double measure_speed();
 
     // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
     // loss.

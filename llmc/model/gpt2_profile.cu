@@ -362,7 +362,7 @@ int profile_training(const Options& given) {
     Options o = given;
     DataLoader data(o.train_data, o.seq_len, o.seed, o.raw_tokens);
     Device device = GPT2<T, Grad>::device(model_settings(o));
-    RunPlan plan = make_run_plan(&o, data, [&] { return device.peak_flops; });
+    RunPlan plan = make_run_plan(&o, data);
     GPT2<T, Grad> model(plan.config, o.batch, o.seq_len, model_settings(o));
     model.init(o.seed);
     StepProfile p;

@@ -38,8 +38,7 @@ void tune_products(const Options& given) {
     std::printf("--tune-gemm: %s is not there; searching\n", given.tune_gemm.c_str());
     std::fflush(stdout);
     DataLoader data(o.train_data, o.seq_len, o.seed, o.raw_tokens);
-    RunPlan plan =
-        make_run_plan(&o, data, [&] { return GPT2<T, Grad>::device(model_settings(o)).peak_flops; });
+    RunPlan plan = make_run_plan(&o, data);
     GPT2<T, Grad> model(plan.config, o.batch, o.seq_len, model_settings(o));
     model.init(o.seed);
     // the second one's gradients are added

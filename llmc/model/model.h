@@ -34,6 +34,8 @@
 //       (V): last position of the last row of the last evaluate()
 //   static Device device(const ModelSettings&);
 //       what it runs on, and the peak it is measured against
+//   static double measure_speed();
+//       FLOP/s of one large product, now; a null pointer where it is not measured
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -69,7 +71,6 @@ struct ModelSettings {
     bool tf32 = false;             // fp32 products in TF32
     std::string matmul_file = {};  // algorithms of products, found by --tune-gemm; "" = cuBLASLt's first
     bool graph = true;             // on a GPU a step's launches are recorded once and repeated; same bits
-    bool measure_peak = true;      // device() may measure what it does not know
     bool muon = false;             // for the blocks' matrices (llmc/ops/muon_rule.h)
     int ranks = 1;                 // must divide groups
     int groups = 1;                // of micro-batches

@@ -62,6 +62,7 @@ struct RankPlan {
     GPT2Config config;
     int32_t reduce_groups = 1, end_of_text = 0;
     int64_t data_start = 0, rows_per_step = 0, micro_batches = 0;
+    int32_t muon = 0;
 };
 
 struct SharedPlan {

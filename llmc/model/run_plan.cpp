@@ -71,6 +71,7 @@ void choose_model(Options* options, int vocab_size, RunPlan* plan) {
         const Checkpoint checkpoint(plan->checkpoint);
         plan->config = checkpoint.config();
         plan->record = checkpoint.record();
+        if (o.optimizer == "auto") { o.optimizer = plan->record.state.optimizer; }
         plan->model_from = plan->checkpoint;
         plan->model_folder = run_folder_of(plan->checkpoint);
         require_same_shape(o, *plan);
@@ -137,13 +138,12 @@ void check_length(const Options& o, const RunPlan& plan) {
 namespace {
 
 // the length of the run and its learning rate; sets them in the options, so that config.toml has them
-void choose_length(Options* o, const DataLoader& data, const std::function<double()>& peak_flops,
-                   RunPlan* plan) {
+void choose_length(Options* o, const DataLoader& data, double (*measure_speed)(), RunPlan* plan) {
     const GPT2Config& c = plan->config;
     // what was worked out once is not worked out again: the result would depend on how busy the machine is
     if (!plan->checkpoint.empty() && !fill_from_run(run_folder_of(plan->checkpoint) + "/config.toml", o)) {
-        const bool open =
-            (o->steps == kAuto && o->epochs == 0) || o->lr < 0 || o->warmup < 0 || o->final_lr_fraction < 0;
+        const bool open = (o->steps == kAuto && o->epochs == 0 && o->minutes == 0) || o->lr < 0 ||
+                          o->warmup < 0 || o->final_lr_fraction < 0;
         if (open && !o->llmc_letters) {
             throw Error(
                 kExitUsage,
@@ -155,12 +155,16 @@ void choose_length(Options* o, const DataLoader& data, const std::function<doubl
     RunFacts facts;
     facts.parameters = num_parameters(c) - (int64_t)(c.vocab_size + c.max_seq_len) * c.channels;
     facts.flops_per_token = plan->flops_per_token;
-    facts.peak_flops = o->steps == kAuto && o->epochs == 0 ? peak_flops() : 0;
+    facts.channels = c.channels;
+    facts.muon_flops = muon_flops(c);
+    const bool given = o->steps != kAuto || o->epochs > 0;
+    if (measure_speed != nullptr && !given) {
+        facts.flops_per_s = measure_speed() * std::max(1, o->world_size);
+    }
     facts.pretrained = !plan->model_file.empty();
     facts.tokens_per_epoch = data.windows_per_epoch() * o->seq_len;
     facts.tokens = data.num_tokens();
     facts.tokens_per_step = plan->rows_per_step * o->seq_len;
-    if (o->optimizer == "muon") { facts.flops_per_token += muon_flops(c) / (double)facts.tokens_per_step; }
     if (!o->val_data.empty() && o->val_every < 0) {
         const int64_t there = ShardSet(o->val_data, o->raw_tokens).num_tokens();
         facts.val_tokens = o->val_tokens > 0 ? std::min(o->val_tokens, there) : there;
@@ -169,10 +173,10 @@ void choose_length(Options* o, const DataLoader& data, const std::function<doubl
     plan->steps = chosen.steps;
     plan->schedule = {o->schedule, chosen.lr, chosen.final_lr_fraction, chosen.warmup, chosen.steps};
     plan->chosen = chosen.why;
-    const std::string note = few_epochs_note(facts, chosen.steps);
-    if (!note.empty() && plan->checkpoint.empty()) { plan->chosen += "note: " + note + "\n"; }
+    if (given && plan->checkpoint.empty()) { plan->chosen += few_epochs_note(facts, chosen.steps); }
     if (chosen.steps > 0) { o->steps = chosen.steps; }
-    o->epochs = 0;
+    o->epochs = o->minutes = 0;
+    o->optimizer = chosen.muon ? "muon" : "adamw";
     o->lr = chosen.lr;
     o->warmup = chosen.warmup;
     o->final_lr_fraction = chosen.final_lr_fraction;
@@ -228,7 +232,7 @@ std::string schedule_text(const Schedule& s) {
 
 }  // namespace
 
-RunPlan make_run_plan(Options* options, const DataLoader& data, const std::function<double()>& peak_flops) {
+RunPlan make_run_plan(Options* options, const DataLoader& data, double (*measure_speed)()) {
     const Options& o = *options;
     RunPlan plan;
     plan.out = o.out.empty() ? default_run_folder() : o.out;
@@ -246,7 +250,7 @@ RunPlan make_run_plan(Options* options, const DataLoader& data, const std::funct
     const GPT2Config& c = plan.config;
     plan.flops_per_token =
         6.0 * (double)num_parameters(c) + 6.0 * c.num_layers * (double)c.channels * o.seq_len;
-    choose_length(options, data, peak_flops, &plan);
+    choose_length(options, data, measure_speed, &plan);
     check_length(o, plan);
     if (plan.steps < 1) {
         const int64_t of_step = plan.rows_per_step * o.seq_len;
@@ -268,7 +272,7 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
         text += strf("%-11s| %s\n", name, value.c_str());
     };
     line("device", device.name);
-    line("peak", device.peak_flops > 0 ? device.peak_meaning : "n/a");
+    if (device.peak_flops > 0) { line("peak", device.peak_meaning); }
     line("compute", compute_text(o));
     if (o.program == Program::kGpu) {
         line("products",

@@ -33,8 +33,8 @@ struct RunPlan {
 
 // Throws Error(kExitUsage) or Error(kExitBadInput) where options, data and model do not fit together. What
 // the options leave open is worked out, and set in them; a run that goes on takes it from its config.toml.
-// peak_flops gives the device's, 0 if unknown; it is asked at most once.
-RunPlan make_run_plan(Options* options, const DataLoader& data, const std::function<double()>& peak_flops);
+// measure_speed gives the FLOP/s of one large product on the device, now; null: unknown.
+RunPlan make_run_plan(Options* options, const DataLoader& data, double (*measure_speed)() = nullptr);
 
 // what the user sees at start-up
 std::string describe_run(const Options& options, const RunPlan& plan, const DataLoader& data,

@@ -39,8 +39,7 @@
 
 namespace llmc {
 
-constexpr int kMostSkippedSteps = 10;     // in a row: then the run has diverged
-constexpr double kWorthMeasuring = 1e12;  // operations of a run that is worth a measurement at its start
+constexpr int kMostSkippedSteps = 10;  // in a row: then the run has diverged
 
 template <typename Model>
 class Trainer {
@@ -51,7 +50,6 @@ public:
           options_text_(config_text(options)),
           needs_(needs),
           comm_(comm),
-          settings_(model_settings(o_, &comm)),
           data_(o_.train_data, o_.seq_len, o_.seed, o_.raw_tokens),
           plan_(locked_plan()),
           samples_(o_, plan_.model_folder, data_.vocab_size()),
@@ -67,13 +65,12 @@ public:
     int run() {
         settings_ = model_settings(o_, &comm_);
         MemoryPlan memory = Model::plan(plan_.config, o_.batch, o_.seq_len, settings_);
-        const double tokens = (double)(plan_.steps * plan_.rows_per_step * o_.seq_len);
-        settings_.measure_peak = plan_.flops_per_token * tokens > kWorthMeasuring;
-        peak_flops_ = device().peak_flops * comm_.size();
+        const Device device = Model::device(settings_);
+        peak_flops_ = device.peak_flops * comm_.size();
         const int64_t on_host = o_.program == Program::kCpu ? comm_.local_size() * memory.total() : 0;
         const SavePlan saves = plan_saves(o_, plan_, on_host);
         const std::string plan_text =
-            describe_run(o_, plan_, data_, val_ ? &val_->data() : nullptr, memory, device());
+            describe_run(o_, plan_, data_, val_ ? &val_->data() : nullptr, memory, device);
         std::printf("%s%s\n", plan_text.c_str(), describe_saves(saves).c_str());
         require_memory(memory, o_, needs_, plan_.config);
         line_.note(disk_warning(saves, plan_.out) + o_.notes);
@@ -85,11 +82,11 @@ public:
         if (!goes_on()) { require_no_run(plan_.out); }
         std::string notes;
         record_ = next_record(plan_.record, plan_.checkpoint, o_, data_.set(),
-                              val_ ? &val_->data().set() : nullptr, device().name, &notes);
+                              val_ ? &val_->data().set() : nullptr, device.name, &notes);
         share();
         Model model(plan_.config, o_.batch, o_.seq_len, settings_);
         int64_t first =
-            start(model, run_header(o_, plan_, memory, device(), val_ ? val_->entropy() : 0, plan_text));
+            start(model, run_header(o_, plan_, memory, device, val_ ? val_->entropy() : 0, plan_text));
         saver_.emplace(o_, plan_, record_.best, saves, Model::page_lock, &line_, &*log_);
         line_.note(notes);
         try {
@@ -138,16 +135,10 @@ private:
     void share() {
         share_plan(comm_,
                    {{plan_.config, o_.reduce_groups, samples_.end_of_text(), record_.data_start,
-                     plan_.rows_per_step, plan_.micro_batches},
+                     plan_.rows_per_step, plan_.micro_batches, settings_.muon},
                     plan_.checkpoint,
                     plan_.model_file},
                    options_text_);
-    }
-
-    // asked once: on the CPU its peak is measured
-    const Device& device() {
-        if (!device_) { device_ = Model::device(settings_); }
-        return *device_;
     }
 
     static bool due(int64_t step, int64_t every) { return every > 0 && step > 0 && step % every == 0; }
@@ -164,7 +155,7 @@ private:
         if (!o_.dry_run && !o_.out.empty() && std::filesystem::is_directory(o_.out, ignored)) {
             lock_.take(o_.out), take_back_replaced(o_.out);
         }
-        return make_run_plan(&o_, data_, [this] { return device().peak_flops; });
+        return make_run_plan(&o_, data_, Model::measure_speed);
     }
 
     void make_run_folder() {
@@ -421,7 +412,6 @@ private:
     ModelSettings settings_;
     DataLoader data_;
     RunLock lock_;
-    std::optional<Device> device_;
     RunPlan plan_;
     RunSamples samples_;
     std::optional<Validator> val_;

@@ -14,27 +14,35 @@ using namespace llmc;
 
 namespace {
 
-// d4, byte-level, on a text of a million bytes, on two cores that do 250 GFLOP/s
-constexpr RunFacts kSmall = {3'159'296, 21.3e6, 250e9, false, 1'010'000, 1024, 0, 1'011'500};
+// d3, byte-level, on a text of a million bytes, on two cores that do 250 GFLOP/s
+constexpr RunFacts kSmall = {.parameters = 1'334'400,
+                             .channels = 192,
+                             .flops_per_token = 9.5e6,
+                             .muon_flops = 4.46e9,
+                             .flops_per_s = 250e9,
+                             .tokens_per_epoch = 1'010'000,
+                             .tokens_per_step = 1024,
+                             .tokens = 1'011'500};
 
 }  // namespace
 
 TEST_CASE(
     "auto plan: a small text on the CPU: some epochs, warm-up, a decay to a tenth, each with its reason") {
     const Chosen c = choose(Options{}, kSmall);
-    CHECK(c.steps == std::llround(4 * 1'010'000 / 1024.0));  // 600 s x 56 % of the peak = 3.9 M tokens
+    CHECK(c.muon);
+    CHECK(c.steps == std::llround(4 * 1'010'000 / 1024.0));
     CHECK(c.warmup == c.steps / 20);
     CHECK(c.final_lr_fraction == 0.1);
-    CHECK(std::fabs(c.lr - 1.2e-3) < 1e-9);
+    CHECK(std::fabs(c.lr - 6.4e-3) < 1e-9);
     CHECK(c.val_every == (c.steps + 9) / 10);
     CHECK(c.sample_every == (c.steps + 9) / 10);
-    for (const char* part : {"4 epochs", "ten minutes", "lr: 1.2e-03", "warm-up", "decay"}) {
+    for (const char* part : {"optimizer: Muon", "4 epochs", "about 7 minutes", "--minutes N",
+                             "lr: 6.4e-03: for a model of this size by Muon", "warm-up", "decay"}) {
         CHECK(contains(c.why, part));
     }
-    Options muon;
-    muon.optimizer = "muon";
-    CHECK(std::fabs(choose(muon, kSmall).lr - 5.8e-3) < 1e-9);
-    CHECK(contains(choose(muon, kSmall).why, "lr: 5.8e-03: for a model of this size by Muon"));
+    RunFacts wider = kSmall;
+    wider.channels = 384;
+    CHECK(std::fabs(choose(Options{}, wider).lr - 3.2e-3) < 1e-9);
     // four matrices C x C and two C x 4 C a block, five iterations of x x^T, its square, and what x is multiplied by
     CHECK(muon_flops({256, 257, 320, 4, 4, 256}) == 5.0 * 4 * (4 * 4 + 2 * 13) * 256 * 256 * 256);
     RunFacts long_validation = kSmall;
@@ -46,15 +54,49 @@ TEST_CASE(
     CHECK(few_epochs_note(kSmall, 2 * c.steps).empty());
 }
 
-TEST_CASE("auto plan: the length follows the model, the data and the device") {
-    Options gpu;
+TEST_CASE("auto plan: Muon for a small new model where its iterations are worth it, else AdamW") {
+    const auto muon = [](const Options& o, RunFacts f) { return choose(o, f).muon; };
+    CHECK(muon(Options{}, kSmall));
+    for (const std::vector<std::string>& line :
+         {std::vector<std::string>{"--lr", "1e-3"}, {"--optimizer", "adamw"}, {"-b", "4"}}) {
+        CHECK_FALSE(muon(parse(line), kSmall));
+    }
+    RunFacts other = kSmall;
+    other.channels = 385;
+    CHECK_FALSE(muon(Options{}, other));
+    CHECK(muon(parse({"--optimizer", "muon"}), other));
+    other = kSmall;
+    other.pretrained = true;
+    CHECK_FALSE(muon(Options{}, other));
+    other = kSmall;
+    other.tokens_per_step = 224;  // 2.1 steps' work
+    CHECK_FALSE(muon(Options{}, other));
+    other.tokens_per_step = 256;
+    CHECK(muon(Options{}, other));
+}
+
+TEST_CASE("auto plan: the length follows the model and the data, never the speed of the machine") {
+    Options gpu, adamw;
     gpu.program = Program::kGpu;
+    gpu.optimizer = adamw.optimizer = "adamw";
     RunFacts facts = kSmall;
-    CHECK(choose(gpu, facts).steps == std::llround(10 * 1'010'000 / 1024.0));  // at most ten epochs
-    facts.tokens_per_epoch = 20 * 3'159'296 / 3;
-    CHECK(choose(gpu, facts).steps == std::llround(3.0 * (double)facts.tokens_per_epoch / 1024));
+    const Chosen idle = choose(Options{}, facts);
+    facts.flops_per_s /= 7;  // of another machine, or a busy one
+    const Chosen busy = choose(Options{}, facts);
+    CHECK(busy.steps == idle.steps);
+    CHECK(busy.lr == idle.lr);
+    CHECK(busy.warmup == idle.warmup);
+    CHECK(busy.val_every == idle.val_every);
+    CHECK_MESSAGE(contains(busy.why, "about 47 minutes"), busy.why);
+    facts.flops_per_s = 0;  // not known
+    CHECK_FALSE(contains(choose(Options{}, facts).why, "minutes"));
+    CHECK(choose(adamw, facts).steps == std::llround(10 * 1'010'000 / 1024.0));  // at most ten epochs
+    facts.tokens_per_epoch = 8 * 1'334'400 / 3;
+    CHECK(choose(adamw, facts).steps == std::llround(3.0 * (double)facts.tokens_per_epoch / 1024));
+    CHECK(choose(gpu, facts).steps == std::llround(8.0 * (double)facts.tokens_per_epoch / 1024));
     facts.tokens_per_epoch = 1'000'000'000;
     CHECK(choose(gpu, facts).steps == std::llround(1e9 / 1024));  // never less than one on a GPU
+    CHECK(choose(adamw, facts).steps == std::llround(8 * 1'334'400 / 1024.0));
     CHECK(few_epochs_note(facts, 1).empty());
     RunFacts short_text = kSmall;  // less than a step
     short_text.tokens_per_epoch = 300;
@@ -62,11 +104,6 @@ TEST_CASE("auto plan: the length follows the model, the data and the device") {
     const Chosen one = choose(gpu, short_text);
     CHECK(one.steps == 1);
     CHECK_MESSAGE(contains(one.why, "steps: 3.41 epochs: a step has more tokens"), one.why);
-    const Chosen cpu = choose(Options{}, facts);  // ten minutes are a part of an epoch
-    CHECK(cpu.steps * 1024 < 5'000'000);
-    CHECK(cpu.steps * 1024 > 3'000'000);
-    facts.peak_flops = 0;  // unknown
-    CHECK(choose(Options{}, facts).steps == std::llround(1e9 / 1024));
     // GPT-2 124M, and a model that is trained on
     facts.parameters = 85'000'000;
     CHECK(std::fabs(choose(gpu, facts).lr - 6.9e-4) < 1e-9);
@@ -78,6 +115,21 @@ TEST_CASE("auto plan: the length follows the model, the data and the device") {
         CHECK(lr > 1e-5);
         CHECK(lr <= 2e-3);
     }
+}
+
+TEST_CASE("auto plan: --minutes plans by the speed that is measured") {
+    const Options five = parse({"--minutes", "5"});
+    RunFacts facts = kSmall;
+    const double step = 9.5e6 * 1024 + 4.46e9;
+    CHECK(choose(five, facts).steps == std::llround(300 * 0.56 * 250e9 / step));
+    facts.flops_per_s /= 2;
+    CHECK(choose(five, facts).steps == std::llround(300 * 0.56 * 125e9 / step));
+    facts.flops_per_s = 0;
+    check_error(error_of([&] { choose(five, facts); }), kExitUsage, {"--minutes", "--steps"});
+    check_error(error_of([] {
+                    parse({"--minutes", "2", "--steps", "5"});
+                }),
+                kExitUsage, {"--steps", "--minutes"});
 }
 
 TEST_CASE("auto plan: what is given stands") {

@@ -25,7 +25,7 @@ TEST_CASE("options: no arguments give the defaults of options.h") {
     CHECK(o.lr < 0);
     CHECK_FALSE(o.llmc_letters);
     CHECK(o.schedule == "cosine");
-    CHECK(o.optimizer == "adamw");
+    CHECK(o.optimizer == "auto");
     CHECK(o.val_every == -1);
     CHECK(o.val_tokens == -1);
     CHECK(o.resume == "none");
