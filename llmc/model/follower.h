@@ -11,6 +11,7 @@
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/model.h"
 #include "llmc/model/rank_tasks.h"
+#include "llmc/model/run_data.h"
 #include "llmc/model/run_plan.h"
 #include "llmc/model/validator.h"
 
@@ -25,6 +26,7 @@ public:
         data_.emplace(o_.train_data, o_.seq_len, o_.seed, o_.raw_tokens);
         if (!o_.val_data.empty()) { val_.emplace(o_, p.config.vocab_size, p.end_of_text); }
         require_memory(Model::plan(p.config, o_.batch, o_.seq_len, settings_), o_, needs, p.config);
+        compare_inputs();
         mine_ = micro_batches_of(comm.rank(), comm.size(), p.reduce_groups, p.micro_batches);
         batches_.resize(mine_.size());
     }
@@ -57,6 +59,16 @@ private:
         o_.reduce_groups = plan_.numbers.reduce_groups;
         o_.optimizer = plan_.numbers.muon != 0 ? "muon" : "adamw";
         return model_settings(o_, &comm_);
+    }
+
+    void compare_inputs() {
+        comm_.take_time(true);  // to read all of its data
+        const RunRecord root = parse_run_record(plan_.inputs, "what rank 0 reads");
+        RunRecord mine = read_here(root, o_, data_->set(), val_ ? &val_->data().set() : nullptr,
+                                   Model::device(settings_).name);
+        mine.settings["weights"] = weights_digest(plan_.checkpoint, plan_.model_file);
+        require_same_inputs(root, mine, o_, plan_.checkpoint + plan_.model_file);
+        comm_.take_time(false);
     }
 
     void start(Model& model) {

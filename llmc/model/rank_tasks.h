@@ -68,6 +68,7 @@ struct RankPlan {
 struct SharedPlan {
     RankPlan numbers;
     std::string checkpoint, model_file;  // as in RunPlan
+    std::string inputs;                  // as require_same_inputs() compares them, by to_json()
 };
 
 // Rank 0's plan, in all ranks. Throws Error(kExitUsage) if a rank was started with other options.
@@ -75,6 +76,7 @@ inline SharedPlan share_plan(Comm& comm, SharedPlan plan, const std::string& opt
     comm.from_root("the plan", std::span(&plan.numbers, 1));
     plan.checkpoint = comm.text_from_root("the checkpoint's name", plan.checkpoint);
     plan.model_file = comm.text_from_root("the model's name", plan.model_file);
+    plan.inputs = comm.text_from_root("what rank 0 reads", plan.inputs);
     const std::string root_options = comm.text_from_root("the options", options_text);
     if (root_options == options_text) { return plan; }
     size_t at = 0;

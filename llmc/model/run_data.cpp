@@ -113,13 +113,55 @@ std::string changed_settings(const std::map<std::string, std::string>& was,
     return text;
 }
 
-RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const Options& options,
-                      const ShardSet& train, const ShardSet* val, const std::string& device,
-                      std::string* notes) {
+RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet& train, const ShardSet* val,
+                    const std::string& device) {
     RunRecord is = was;
     is.train_data = fingerprint(train, was.train_data);
     is.val_data = val != nullptr ? fingerprint(*val, was.val_data) : std::vector<ShardRecord>();
     is.settings = recorded_settings(options, device);
+    return is;
+}
+
+std::string weights_digest(const std::string& checkpoint, const std::string& model) {
+    if (!checkpoint.empty()) { return weights_digest("", checkpoint + "/MANIFEST"); }
+    if (file_kind(model) != FileKind::kFolder) {
+        const auto digest = model.empty() ? std::nullopt : digest_file(model);
+        return digest ? strf("XXH3 %016" PRIx64, digest->xxh3) : "none";
+    }
+    std::string text;
+    for (const std::string& name : folder_names(model).value_or(std::vector<std::string>())) {
+        if (name.ends_with(".safetensors")) { text += weights_digest("", model + "/" + name) + " "; }
+    }
+    return text;
+}
+
+void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Options& options,
+                         const std::string& weights) {
+    const auto require_same = [](const std::string& difference, const std::string& what, const char* cure) {
+        if (difference.empty()) { return; }
+        throw Error(kExitBadInput, strf("this rank has other %s than rank 0: %s. %s", what.c_str(),
+                                        difference.c_str(), cure));
+    };
+    constexpr const char* kCopy = "Give all ranks the same files.";
+    require_same(difference(root.train_data, mine.train_data), "training data of " + options.train_data,
+                 kCopy);
+    require_same(difference(root.val_data, mine.val_data), "validation data of " + options.val_data, kCopy);
+    const auto setting = [&](const char* name) {
+        const std::string &found = mine.settings.at(name), &expected = root.settings.at(name);
+        return found == expected ? "" : strf("found %s, expected %s", found.c_str(), expected.c_str());
+    };
+    require_same(setting("weights"), "weights in " + weights, kCopy);
+    require_same(setting("products"), "products in " + options.tune_gemm, kCopy);
+    if (options.program != Program::kCpu) { return; }
+    require_same(setting("device"), "threads or another CPU",
+                 "The bits depend on both: start all with the same OMP_NUM_THREADS and, on unlike CPUs, "
+                 "OPENBLAS_CORETYPE.");
+}
+
+RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const Options& options,
+                      const ShardSet& train, const ShardSet* val, const std::string& device,
+                      std::string* notes) {
+    RunRecord is = read_here(was, options, train, val, device);
     std::string other = was.train_data.empty() ? "" : difference(was.train_data, is.train_data);
     if (!other.empty() && !options.new_data) {
         throw Error(kExitBadInput,

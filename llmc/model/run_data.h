@@ -26,6 +26,20 @@ std::map<std::string, std::string> recorded_settings(const Options& options, con
 std::string changed_settings(const std::map<std::string, std::string>& was,
                              const std::map<std::string, std::string>& is);
 
+// `was`, with the data and the settings that this process finds
+RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet& train, const ShardSet* val,
+                    const std::string& device);
+
+// What tells the weights that a run begins with from others: those of a checkpoint (by its MANIFEST) or, if that is "", of a
+// model as RunPlan names it. "none" if that is "" too, or not there.
+std::string weights_digest(const std::string& checkpoint, const std::string& model);
+
+// Throws Error(kExitBadInput) where a rank would compute with something else than rank 0, by what read_here() gives both and
+// settings["weights"], which are in the file or folder `weights`. Nothing else would tell: each rank computes what it is asked
+// for, and the sum is wrong.
+void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Options& options,
+                         const std::string& weights);
+
 // What the checkpoints of a run will note, which goes on from `was` of the checkpoint of this name ("": it is
 // new): of other data than that its first epoch begins, if --new-data allows it, else throws
 // Error(kExitBadInput) naming the shard. *notes gets a line for each thing that is not as before. val may be

@@ -133,11 +133,15 @@ private:
 
     // the other ranks begin with this
     void share() {
+        if (comm_.size() == 1) { return; }
+        RunRecord inputs = record_;
+        inputs.settings["weights"] = weights_digest(plan_.checkpoint, plan_.model_file);
         share_plan(comm_,
                    {{plan_.config, o_.reduce_groups, samples_.end_of_text(), record_.data_start,
                      plan_.rows_per_step, plan_.micro_batches, settings_.muon},
                     plan_.checkpoint,
-                    plan_.model_file},
+                    plan_.model_file,
+                    to_json(inputs)},
                    options_text_);
     }
 

@@ -10,6 +10,7 @@
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/eval_file.h"
+#include "llmc/host/token_shard.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/run_folder.h"
 
@@ -131,6 +132,107 @@ TEST_CASE("many ranks: by options, by torchrun's variables, and with options tha
     const std::string& said = runs[0].err;
     CHECK_MESSAGE(said.find("weight-decay = 0.5', rank 0 with 'weight-decay = 0'") != std::string::npos,
                   said);
+}
+
+namespace {
+
+// Two ranks, each with a disk of its own: in the folders a and b of `folder` the same data, a model and a run.
+struct TwoDisks {
+    TempFolder folder;
+    std::vector<uint16_t> tokens = learnable_tokens(40, 3, 1);
+
+    TwoDisks() {
+        for (const char* disk : {"a", "b"}) {
+            fs::create_directories(folder / disk);
+            write_tiny_data(folder / disk);
+        }
+        REQUIRE(train("--steps 2 --save-every 2 --out run")[0].exit_code == kExitDone);
+        fs::copy(folder / "a/run", folder / "b/run", fs::copy_options::recursive);
+    }
+    std::vector<ProgramRun> train(const std::string& more, const char* threads = "1") const {
+        const std::string program = fs::absolute(train_program());
+        pid_t pids[2];
+        for (int rank : {1, 0}) {
+            const std::string disk = folder / (rank == 0 ? "a" : "b");
+            const char* sizes = contains(more, "--model") ? "" : "--layers 1 --heads 1 --channels 16 ";
+            const std::string options = strf(
+                "--train-data train.bin --val-data val.bin --seq-len 12 --batch 2 --sample-every 0 "
+                "--quiet --schedule constant --lr 0.001 --warmup 0 --comm-timeout 60 %s--world-size 2 "
+                "--master 127.0.0.1:%d --rank %d ",
+                sizes, 21000 + getpid() % 8000, rank);
+            const auto prepare = [&] {
+                (void)!chdir(disk.c_str());
+                if (rank == 1) { setenv("OMP_NUM_THREADS", threads, 1); }
+            };
+            pids[rank] = start_prepared(disk, words(options + more), prepare, program);
+        }
+        return {finish_train(folder / "a", pids[0]), finish_train(folder / "b", pids[1])};
+    }
+    void check_refused(const std::string& says, const std::string& more, const char* threads = "1") const {
+        CAPTURE(says);
+        const std::vector<ProgramRun> runs = train(more, threads);
+        for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitBadInput, r.out, r.err); }
+        const std::string &said = runs[0].err, who = strf("this rank has other %s", says.c_str());
+        CHECK_MESSAGE((contains(said, "rank 1 (process ") && contains(said, who)), said);
+        CHECK(runs[1].err == "");
+    }
+};
+
+}  // namespace
+
+TEST_CASE("many ranks: what a rank reads must be what rank 0 reads") {
+    TwoDisks p;
+    const std::string run = "--steps 3 --out new ";
+    SUBCASE("other tokens") {
+        write_token_shard(p.folder / "b/train.bin", learnable_tokens(40, 3, 9), 257);
+        p.check_refused("training data of train.bin than rank 0: shard 1: found train.bin of ", run);
+    }
+    SUBCASE("one edited token") {
+        p.tokens[p.tokens.size() - 3] ^= 1;
+        write_token_shard(p.folder / "b/train.bin", p.tokens, 257);
+        p.check_refused("training data of train.bin than rank 0: shard 1: found train.bin of ", run);
+    }
+    SUBCASE("fewer tokens") {
+        p.tokens.resize(p.tokens.size() - 40);
+        write_token_shard(p.folder / "b/train.bin", p.tokens, 257);
+        p.check_refused("training data of train.bin than rank 0: shard 1: found train.bin of ", run);
+    }
+    SUBCASE("other validation data") {
+        write_token_shard(p.folder / "b/val.bin", learnable_tokens(6, 3, 9), 257);
+        p.check_refused("validation data of val.bin than rank 0: shard 1: found val.bin of ", run);
+    }
+    SUBCASE("another run's checkpoint of that name") {
+        REQUIRE(p.train("--steps 2 --save-every 2 --seed 9 --out other")[0].exit_code == kExitDone);
+        fs::remove_all(p.folder / "b/run");
+        fs::copy(p.folder / "a/other", p.folder / "b/run", fs::copy_options::recursive);
+        p.check_refused("weights in run/step_00000002 than rank 0: found XXH3 ",
+                        "--steps 3 --resume auto --out run");
+    }
+    SUBCASE("another model to begin with") {
+        std::string bytes = read_bytes(p.folder / "b/run/model.bin");
+        bytes[bytes.size() - 4] ^= 1;
+        write_bytes(p.folder / "b/run/model.bin", bytes);
+        p.check_refused("weights in run/model.bin than rank 0: found XXH3 ", run + "--model run/model.bin");
+    }
+    SUBCASE("another model in Hugging Face's files") {
+        for (const char* disk : {"a/hf", "b/hf"}) {
+            fs::copy(p.folder / "a/run/step_00000002", p.folder / disk);
+            fs::remove(p.folder / disk + "/MANIFEST");
+        }
+        std::string bytes = read_bytes(p.folder / "b/hf/model.safetensors");
+        bytes[bytes.size() - 4] ^= 1;
+        write_bytes(p.folder / "b/hf/model.safetensors", bytes);
+        p.check_refused("weights in hf than rank 0: found XXH3 ", run + "--model hf");
+    }
+    SUBCASE("another number of threads") {
+        p.check_refused("threads or another CPU than rank 0: found CPU, 2 threads", run, "2");
+    }
+    SUBCASE("the same on both disks") {
+        for (const std::string more :
+             {"--steps 3 --model run --out new", "--steps 3 --resume auto --out run"}) {
+            for (const ProgramRun& r : p.train(more)) { CHECK_MESSAGE(r.exit_code == kExitDone, r.err); }
+        }
+    }
 }
 
 TEST_CASE("many ranks: what is predicted right is counted whichever rank saw it") {
