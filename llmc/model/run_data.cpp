@@ -129,7 +129,9 @@ std::string weights_digest(const std::string& checkpoint, const std::string& mod
         return digest ? strf("XXH3 %016" PRIx64, digest->xxh3) : "none";
     }
     std::string text;
-    for (const std::string& name : folder_names(model).value_or(std::vector<std::string>())) {
+    auto names = folder_names(model).value_or(std::vector<std::string>());
+    std::ranges::sort(names);  // each disk lists them in an order of its own
+    for (const std::string& name : names) {
         if (name.ends_with(".safetensors")) { text += weights_digest("", model + "/" + name) + " "; }
     }
     return text;
