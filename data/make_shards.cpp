@@ -26,6 +26,7 @@
 #include "llmc/host/standard_streams.h"
 #include "llmc/host/stop_signal.h"
 #include "llmc/host/terminal_text.h"
+#include "llmc/host/threads.h"
 #include "llmc/host/token_shard.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/host/typed_text.h"
@@ -396,6 +397,7 @@ int main(int argc, char** argv) {
     try {
         if (!llmc::parse(argc, argv, &settings)) { return llmc::kExitDone; }
         llmc::stop_on_signals();
+        llmc::settle_threads();
         llmc::make_shards(settings);
     } catch (const llmc::Error& e) {
         std::fprintf(stderr, "make_shards: %s\n", llmc::terminal_text(e.what()).c_str());

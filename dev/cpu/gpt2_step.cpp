@@ -17,6 +17,7 @@ using namespace llmc;
 
 int main(int argc, char** argv) {
     wait_politely(argv);
+    settle_threads();
     int sizes[7] = {6, 6, 384, 257, 4, 256, 20};
     for (int i = 1; i < argc && i <= 7; i++) { sizes[i - 1] = (int)std::strtol(argv[i], nullptr, 10); }
     auto [layers, heads, channels, vocab, B, T, steps] = sizes;

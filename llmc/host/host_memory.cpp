@@ -1,7 +1,9 @@
-// The host's memory: see host_memory.h.
+// The host's memory and cores: see host_memory.h.
 #include "llmc/host/host_memory.h"
 
+#include <omp.h>
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
@@ -35,28 +37,49 @@ int64_t left_in(const std::string& group, const char* limit_file, const char* us
     return std::clamp<int64_t>(left, 0, limit);
 }
 
+// calls visit(folder, whether it is cgroup v2's) for each control group that this process is in and that has this controller
+template <typename Visit>
+void for_each_group(const std::string& root, const std::string& controller, Visit visit) {
+    std::ifstream groups(root + "/proc/self/cgroup");
+    for (std::string line; std::getline(groups, line);) {  // 0::/path, or 4:memory:/path, 3:cpu,cpuacct:/path
+        const size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (second == std::string::npos) { continue; }
+        const bool unified = line.starts_with("0::");
+        const std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
+        if (!unified && names.find("," + controller + ",") == std::string::npos) { continue; }
+        // in a container the path may be one of the host's, and its own group the topmost that it sees
+        for (std::filesystem::path path = line.substr(second + 1);; path = path.parent_path()) {
+            visit(root + "/sys/fs/cgroup" + (unified ? "" : "/" + controller) + path.string(), unified);
+            if (!path.has_relative_path()) { break; }
+        }
+    }
+}
+
 }  // namespace
 
 int64_t available_memory(const std::string& root) {
     const int64_t kib = number_of(root + "/proc/meminfo", "MemAvailable:");
     if (kib < 0) { return -1; }
     int64_t left = kib * 1024;
-    std::ifstream groups(root + "/proc/self/cgroup");
-    for (std::string line; std::getline(groups, line);) {  // 0::/path, or 4:memory:/path
-        const size_t second = line.find(':', line.find(':') + 1);
-        if (second == std::string::npos) { continue; }
-        const bool unified = line.starts_with("0::"), memory = line.find(":memory:") != std::string::npos;
-        // in a container the path may be one of the host's, and its own group the topmost that it sees
-        for (std::filesystem::path path = line.substr(second + 1); unified || memory;
-             path = path.parent_path()) {
-            const std::string group = root + "/sys/fs/cgroup" + (memory ? "/memory" : "") + path.string();
-            left = std::min(
-                left, memory ? left_in(group, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_")
-                             : left_in(group, "/memory.max", "/memory.current", ""));
-            if (!path.has_relative_path()) { break; }
-        }
-    }
+    for_each_group(root, "memory", [&](const std::string& group, bool unified) {
+        left = std::min(
+            left, unified ? left_in(group, "/memory.max", "/memory.current", "")
+                          : left_in(group, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_"));
+    });
     return left;
+}
+
+int usable_cores(const std::string& root) {
+    int cores = std::max(1, omp_get_num_procs());
+    for_each_group(root, "cpu", [&](const std::string& group, bool unified) {
+        std::ifstream both(group + "/cpu.max"), alone(group + "/cpu.cfs_quota_us"),
+            period_file(group + "/cpu.cfs_period_us");
+        double quota = 0, period = 0;  // "max" or -1: there is none
+        (unified ? both : alone) >> quota;
+        (unified ? both : period_file) >> period;
+        if (quota > 0 && period > 0) { cores = std::min(cores, (int)std::ceil(quota / period)); }
+    });
+    return cores;
 }
 
 }  // namespace llmc

@@ -2,7 +2,6 @@
 #include "llmc/host/launcher.h"
 
 #include <arpa/inet.h>
-#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "llmc/host/error.h"
+#include "llmc/host/host_memory.h"
 
 namespace llmc {
 
@@ -57,11 +57,6 @@ int open_listener(int* port) {
     }
     *port = ntohs(address.sin_port);
     return fd;
-}
-
-int usable_cores() {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
 // whether something like SIGSTOP has stopped this child, which then cannot leave by itself

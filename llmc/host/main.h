@@ -38,7 +38,7 @@ int run_main(const char* name, Program program, int argc, char** argv, Train tra
         return kExitDevice;
     } catch (const std::exception& e) {
         std::fprintf(stderr, "%s: unexpected: %s\n", name, e.what());
-        return 1;
+        return kExitDevice;
     }
 }
 

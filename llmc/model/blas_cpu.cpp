@@ -2,6 +2,7 @@
 #include "llmc/model/blas_cpu.h"
 
 #include <cblas.h>
+#include <omp.h>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -22,7 +23,7 @@ double seconds_in_blas = 0;  // only the thread that calls the model touches it
 // out (M,N) = alpha op(a) op(b) + beta out, all row-major; op by the two transpose flags; K is summed over
 void gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float* a, int64_t lda,
           const float* b, int64_t ldb, float beta, float* out, int64_t ldo) {
-    [[maybe_unused]] static const bool has_room = (require_blas_memory(openblas_get_num_threads()), true);
+    [[maybe_unused]] static const bool has_room = (require_blas_memory(blas_threads()), true);
     auto begin = Clock::now();
     cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (blasint)M,
                 (blasint)N, (blasint)K, alpha, a, (blasint)lda, b, (blasint)ldb, beta, out, (blasint)ldo);
@@ -196,7 +197,10 @@ void attention_backward_blas(float* dqkv, float* scratch, const float* dout, con
 }
 
 double blas_seconds() { return seconds_in_blas; }
-int blas_threads() { return openblas_get_num_threads(); }
+int blas_threads() {
+    openblas_set_num_threads(omp_get_max_threads());  // as its first product would
+    return openblas_get_num_threads();
+}
 const char* blas_name() { return openblas_get_config(); }
 
 double measure_blas_speed() {

@@ -13,6 +13,7 @@
 #include "llmc/host/json.h"
 #include "llmc/host/parse_words.h"
 #include "llmc/host/report.h"
+#include "llmc/host/threads.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/host/utf8.h"
 #include "llmc/model/finite.h"
@@ -304,6 +305,7 @@ std::optional<int> run_command(int argc, char** argv, const Engine& engine) {
     if (argc < 2 || !is_command(argv[1])) { return std::nullopt; }
     CommandOptions o;
     if (!parse_command(argc, argv, &o)) { return kExitDone; }
+    settle_threads();
     if (o.command == "generate") { return Generator(o, engine).run(); }
     return o.command == "export" ? export_model(o) : evaluate(o, engine);
 }

@@ -1,13 +1,13 @@
 // A run in one process or many: see run_ranks.h.
 #include "llmc/model/run_ranks.h"
 
-#include <omp.h>
 #include <algorithm>
 #include <cstdlib>
 
 #include "llmc/host/comm_tcp.h"
 #include "llmc/host/error.h"
 #include "llmc/host/launcher.h"
+#include "llmc/host/threads.h"
 
 namespace llmc {
 
@@ -17,9 +17,6 @@ const char* environment(const char* name) { return std::getenv(name); }
 
 int run_rank(const Options& options, const Ranks& ranks, const char* program,
              const std::function<int(const Options&, Comm&)>& train) {
-    if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-        omp_set_num_threads(std::max(1, omp_get_num_procs() / ranks.local_size));
-    }
     CommTcp comm(ranks, options.comm_timeout, program);
     comm.take_time(ranks.rank == 0);  // until the first step
     try {
@@ -42,6 +39,7 @@ int run_ranks(const Options& options, const char* program, char** argv, int devi
     const Ranks ranks = to_start > 0 && !options.dry_run ? Ranks() : find_ranks(options, environment);
     mine.world_size = std::max(to_start, ranks.size);
     if (to_start > 0 && !options.dry_run) { return launch_ranks(to_start, argv); }
+    settle_threads(ranks.local_size);
     if (ranks.size > 1 && !options.dry_run) { return run_rank(mine, ranks, program, train); }
     Comm alone;
     return train(mine, alone);

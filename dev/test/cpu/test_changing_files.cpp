@@ -1,8 +1,13 @@
 // Files that change while they are read, that are no files, or of which there are more than a process may
-// open; and memory that is not there.
+// open; memory and threads that are not there.
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <chrono>
 
 #include <doctest/doctest.h>
@@ -139,6 +144,80 @@ TEST_CASE("changing files: a limit on the address space ends the program instead
         if (mib == 100) { CHECK(result.exit_code == kExitDevice); }
         if (mib == 4000) { CHECK_MESSAGE(result.exit_code == kExitDone, result.err); }
     }
+}
+
+namespace {
+
+// the system starts no more threads for this process, as under a limit on processes
+void refuse_threads() {
+    sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                             BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 1, 0),
+                             BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
+                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const sock_fprog filter = {5, program};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+}
+
+}  // namespace
+
+TEST_CASE("threads: as many as OpenMP gives, or a message, and nobody waits for the others for ever") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    // large enough for OpenBLAS to share a product among threads
+    const Words train = words("--train-data " + folder / "train.bin" +
+                              " --val-data none --layers 1 --heads 1 --channels 64 --seq-len 16 --batch 2 "
+                              "--quiet --sample-every 0 --steps 2 --out " +
+                              folder / "run");
+    const auto run = [&](const Words& options, const std::function<void()>& prepare) {
+        fs::remove_all(folder / "run");
+        return finish_train(folder.path(), start_prepared(folder.path(), options, [=] {
+                                alarm(20);  // it would be deaf to others
+                                prepare();
+                            }));
+    };
+    const auto given = [](const Words& variables) {
+        return [=] {
+            unsetenv("OMP_NUM_THREADS");
+            for (const std::string& v : variables) { putenv(const_cast<char*>(v.c_str())); }
+        };
+    };
+    for (auto [variables, threads] :
+         std::initializer_list<std::pair<Words, int>>{{{"OMP_THREAD_LIMIT=1"}, 1},
+                                                      {{"OMP_NUM_THREADS=4", "OMP_MAX_ACTIVE_LEVELS=0"}, 1},
+                                                      {{"OMP_NUM_THREADS=4", "OMP_THREAD_LIMIT=2"}, 2},
+                                                      {{"OMP_NUM_THREADS=3", "OMP_DYNAMIC=true"}, 3},
+                                                      {{"OMP_NUM_THREADS=4"}, 4}}) {
+        CAPTURE(variables.back());
+        const ProgramRun r = run(train, given(variables));
+        CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+        CHECK_MESSAGE(contains(r.out, strf("CPU, %d threads,", threads)), r.out);
+    }
+    ProgramRun r = run(train, [] {
+        unsetenv("OMP_NUM_THREADS");
+        cpu_set_t one;
+        sched_getaffinity(0, sizeof(one), &one);
+        for (int cpu = CPU_SETSIZE - 1; CPU_COUNT(&one) > 1; cpu--) { CPU_CLR(cpu, &one); }
+        sched_setaffinity(0, sizeof(one), &one);
+    });
+    CHECK_MESSAGE(contains(r.out, "CPU, 1 threads,"), r.out, r.err);
+    r = run(train, given({"OMP_NUM_THREADS=99999"}));
+    CHECK(r.exit_code == kExitUsage);
+    CHECK_MESSAGE(contains(r.err, "OMP_NUM_THREADS: found 99999, expected at most 4096"), r.err);
+    r = run(train, [] {
+        setenv("OMP_NUM_THREADS", "2", 1);
+        refuse_threads();
+    });
+    CHECK(r.exit_code == kExitDevice);
+    CHECK_MESSAGE(contains(r.err, "or set OMP_NUM_THREADS to fewer threads"), r.err);
+    CHECK_FALSE(fs::exists(folder / "run"));
+    const std::string model = folder / "model.bin";
+    CHECK(run(train, [] {}).exit_code == kExitDone);
+    fs::copy(folder / "run/model.bin", model);
+    r = run({"eval", model, "--data", folder / "val.bin"},
+            given({"OMP_NUM_THREADS=2", "OMP_THREAD_LIMIT=1"}));
+    CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
 }
 
 TEST_CASE("changing files: a file that asks for a model larger than the memory") {

@@ -265,6 +265,30 @@ TEST_CASE("parameters: in memory no two tensors overlap, each is aligned, a bloc
     }
 }
 
+TEST_CASE("cores: a container's quota of time, rounded up") {
+    TempFolder root;
+    const auto file = [&](const std::string& name, const std::string& text) {
+        std::filesystem::create_directories(std::filesystem::path(root / name).parent_path());
+        write_bytes(root / name, text);
+    };
+    const int all = usable_cores();
+    file("proc/self/cgroup", "0::/job/step\n");
+    file("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
+    CHECK(usable_cores(root.path()) == all);
+    file("sys/fs/cgroup/job/cpu.max", "150000 100000\n");
+    CHECK(usable_cores(root.path()) == std::min(all, 2));
+    file("sys/fs/cgroup/cpu.max", "20000 50000\n");
+    CHECK(usable_cores(root.path()) == 1);
+    file("proc/self/cgroup", "3:cpuset:/x\n4:cpu,cpuacct:/docker/abc\n0::/\n");
+    file("sys/fs/cgroup/cpu.max", "max 100000\n");
+    file("sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "-1\n");
+    file("sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000\n");
+    CHECK(usable_cores(root.path()) == all);
+    file("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n");
+    file("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    CHECK(usable_cores(root.path()) == 1);
+}
+
 TEST_CASE("host memory: what the machine has free, or less, as a container's limit says") {
     TempFolder root;
     const auto file = [&](const std::string& name, const std::string& text) {
