@@ -17,6 +17,7 @@
 
 #include "llmc/host/error.h"
 #include "llmc/host/stop_signal.h"
+#include "llmc/host/terminal_text.h"
 
 namespace llmc {
 
@@ -28,6 +29,7 @@ constexpr uint64_t kMagic = 0x316b6e72626d6c70;  // "plmbrnk1"
 constexpr int kHandshakeSeconds = 10;            // in which a connection must have said who it is
 constexpr size_t kMostStrangers = 64;            // connections that have not, at once
 constexpr int kPauseMs = 100;                    // between tries
+constexpr std::chrono::seconds kFirstWord(3), kBetweenWords(30);  // of what is waited for
 
 enum class Line : int32_t { kControl, kData };
 enum class Answer : int32_t { kWelcome, kOtherJob, kOtherSize, kTaken };
@@ -71,9 +73,9 @@ bool is_loopback(const sockaddr_storage& address) {
     return IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == 127);
 }
 
-// a socket that listens at this port (0: any) of all addresses; not open if that is taken
-Socket try_listen(uint16_t port) {
-    for (int family : {AF_INET6, AF_INET}) {  // without IPv6 in the system: IPv4
+// a socket that listens at this port (0: any) of all addresses, or of this host's own alone; not open if that is taken
+Socket try_listen(uint16_t port, bool local) {
+    for (int family : {local ? AF_INET : AF_INET6, AF_INET}) {  // without IPv6 in the system: IPv4
         Socket s(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
         int yes = 1, no = 0;
         setsockopt(s.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
@@ -81,6 +83,7 @@ Socket try_listen(uint16_t port) {
         sockaddr_storage any = {};
         any.ss_family = (sa_family_t)family;
         set_port(&any, port);
+        if (local) { reinterpret_cast<sockaddr_in*>(&any)->sin_addr.s_addr = htonl(INADDR_LOOPBACK); }
         if (s.open() && bind(s.fd(), reinterpret_cast<sockaddr*>(&any), sizeof(any)) == 0 &&
             listen(s.fd(), SOMAXCONN) == 0) {
             return s;
@@ -102,7 +105,7 @@ public:
     Meeting(const Ranks& ranks, int timeout_s)
         : ranks_(ranks),
           timeout_s_(timeout_s),
-          deadline_(Clock::now() + std::chrono::seconds(timeout_s)),
+          local_(ranks.host == "127.0.0.1" || ranks.host == "localhost"),
           places_((size_t)ranks.size) {
         const XXH128_hash_t token = XXH3_128bits(ranks.token.data(), ranks.token.size());
         me_.token[0] = token.low64, me_.token[1] = token.high64;
@@ -124,7 +127,7 @@ public:
                 }
             }
         } else {
-            Socket listener = try_listen(0);
+            Socket listener = try_listen(0, local_);
             if (!listener.open()) {
                 throw Error(kExitDevice, strf("no socket to listen at: %s", std::strerror(errno)));
             }
@@ -151,16 +154,24 @@ private:
         return h.magic == kMagic && h.token[0] == me_.token[0] && h.token[1] == me_.token[1];
     }
 
-    Socket listen_at_port() const {
+    // Says from time to time what is waited for; throws Error(kExitPeerLost) when that has taken too long.
+    void wait_for(const std::string& what, const char* advice) {
+        const Clock::time_point now = Clock::now();
+        if (now > begin_ + std::chrono::seconds(timeout_s_)) {
+            throw Error(kExitPeerLost, strf("%s, in %d s. %s", what.c_str(), timeout_s_, advice));
+        }
+        if (now < next_word_) { return; }
+        std::fprintf(stderr, "waiting: %s. %s\n", terminal_text(what).c_str(), advice);
+        next_word_ = now + kBetweenWords;
+    }
+
+    Socket listen_at_port() {
         for (;;) {
-            Socket listener = try_listen((uint16_t)ranks_.port);
+            Socket listener = try_listen((uint16_t)ranks_.port, local_);
             if (listener.open()) { return listener; }
-            if (Clock::now() > deadline_) {
-                throw Error(kExitPeerLost,
-                            strf("port %d cannot be listened at: %s. Another job may run here: set another "
-                                 "MASTER_PORT, or give --master HOST:PORT, in all ranks.",
-                                 ranks_.port, std::strerror(errno)));
-            }
+            wait_for(strf("port %d cannot be listened at: %s", ranks_.port, std::strerror(errno)),
+                     "Another job may run here: set another MASTER_PORT, or give --master HOST:PORT, in all "
+                     "ranks.");
             pause_or_stop();
         }
     }
@@ -180,17 +191,11 @@ private:
         listener.set_blocking(false);
         std::list<Stranger> strangers;
         while (missing(first, root) != "") {
-            if (Clock::now() > deadline_) {
-                throw Error(
-                    kExitPeerLost,
-                    strf("of %d ranks, %s: not come to %s:%d in %d s. Were all started, and can they reach "
-                         "this host there?",
-                         ranks_.size, missing(first, root).c_str(), ranks_.host.c_str(), ranks_.port,
-                         timeout_s_));
-            }
-            if (!accept_one(listener, &strangers) && !hear(&strangers, first, root)) {
-                pause_briefly(listener, strangers);
-            }
+            wait_for(strf("of %d ranks, %s: not come to %s:%d", ranks_.size, missing(first, root).c_str(),
+                          ranks_.host.c_str(), ranks_.port),
+                     "Were all started, with the same options, and can they reach this host there?");
+            const bool accepted = accept_one(listener, &strangers);
+            if (!hear(&strangers, first, root) && !accepted) { pause_briefly(listener, strangers); }
         }
     }
 
@@ -211,7 +216,7 @@ private:
     }
 
     static bool accept_one(const Socket& listener, std::list<Stranger>* strangers) {
-        if (strangers->size() >= kMostStrangers) { return false; }
+        if (strangers->size() >= kMostStrangers) { strangers->pop_front(); }  // a rank speaks at once
         sockaddr_storage from = {};
         socklen_t size = sizeof(from);
         Socket s(
@@ -290,7 +295,7 @@ private:
             return Socket();
         }
         if (!same_job(reply) || reply.rank != to) {
-            *why = "who answers is a rank of another job";
+            *why = "who answers is a rank of another job, or was started with other options";
             return Socket();
         }
         if (reply.answer == Answer::kOtherSize) {
@@ -299,8 +304,11 @@ private:
                              peers_.who[(size_t)to].c_str(), reply.size, ranks_.rank, ranks_.size));
         }
         if (reply.answer == Answer::kTaken) {
-            throw Error(kExitUsage, strf("two processes are rank %d of %d. Give each its own --rank.",
-                                         ranks_.rank, ranks_.size));
+            throw Error(
+                kExitUsage,
+                strf("two processes are rank %d of %d. Give each its own --rank, and each job its own "
+                     "PLUMB_TOKEN.",
+                     ranks_.rank, ranks_.size));
         }
         note(reply);
         return s;
@@ -347,19 +355,18 @@ private:
         }
     }
 
-    void try_again(int rank, const std::string& where, const std::string& why) const {
-        if (Clock::now() > deadline_) {
-            throw Error(kExitPeerLost,
-                        strf("rank %d cannot reach rank %d at %s: %s, for %d s. Was it started, and "
-                             "does a firewall let these hosts talk?",
-                             ranks_.rank, rank, where.c_str(), why.c_str(), timeout_s_));
-        }
+    void try_again(int rank, const std::string& where, const std::string& why) {
+        wait_for(
+            strf("rank %d cannot reach rank %d at %s: %s", ranks_.rank, rank, where.c_str(), why.c_str()),
+            "Was it started, and does a firewall let these hosts talk?");
         pause_or_stop();
     }
 
     const Ranks& ranks_;
     int timeout_s_;
-    Clock::time_point deadline_;
+    const bool local_;  // all ranks are on this host
+    const Clock::time_point begin_ = Clock::now();
+    Clock::time_point next_word_ = begin_ + kFirstWord;
     Hello me_;
     Peers peers_;
     std::vector<Place> places_;  // of ranks above 0

@@ -1,10 +1,12 @@
 // Which rank this process is: see ranks.h.
 #include "llmc/host/ranks.h"
 
+#include <unistd.h>
 #include <xxhash.h>
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
 #include <initializer_list>
 #include <iterator>
 #include <optional>
@@ -59,6 +61,17 @@ const Family kFamilies[] = {
      "",
      {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
 };
+
+// The nearest of this process's ancestors that does not have this variable: its launcher, whatever shells are in between.
+int launcher_pid(const std::string& variable) {
+    for (int pid = getppid();;) {
+        std::ifstream variables(strf("/proc/%d/environ", pid)), status(strf("/proc/%d/status", pid));
+        const std::string all = '\0' + std::string(std::istreambuf_iterator<char>(variables), {});
+        if (all.find('\0' + variable + '=') == std::string::npos) { return pid; }
+        for (std::string word; status >> word && word != "PPid:";) {}
+        if (!(status >> pid)) { return 0; }
+    }
+}
 
 class Finder {
 public:
@@ -116,7 +129,7 @@ private:
         }
         place_on_host(-1, -1, &r);
         r.token = "options";
-        choose_master(r.local_size == r.size ? "127.0.0.1" : "", &r);
+        choose_master(r.local_size == r.size ? "127.0.0.1" : "", false, &r);
         return r;
     }
 
@@ -132,13 +145,22 @@ private:
         const bool slurm = f.size == std::string("SLURM_STEP_NUM_TASKS");
         place_on_host(number(f.local_rank, 0, r.size - 1).value_or(-1),
                       slurm ? slurm_local_size() : number(f.local_size, 1, r.size).value_or(-1), &r);
-        for (const char* name : f.job) { r.token += std::string(name) + "=" + text(name) + " "; }
+        bool numbered = false;
+        for (const char* name : f.job) {
+            numbered = numbered || has(name);
+            r.token += std::string(name) + "=" + text(name) + " ";
+        }
+        // MPICH's launcher numbers no jobs, and the ranks of two on one host would meet each other
+        if (f.rank == std::string("PMI_RANK") && has(f.local_size) && r.local_size == r.size) {
+            numbered = true;
+            r.token += std::to_string(launcher_pid(f.rank));
+        }
         std::string host = r.local_size == r.size ? "127.0.0.1" : "";
         if (slurm) {
             host = first_host(has("SLURM_STEP_NODELIST") ? text("SLURM_STEP_NODELIST")
                                                          : text("SLURM_JOB_NODELIST"));
         }
-        choose_master(host, &r);
+        choose_master(host, numbered, &r);
         return r;
     }
 
@@ -175,14 +197,17 @@ private:
         return -1;
     }
 
-    // where the ranks meet: --master, MASTER_ADDR, or `host`
-    void choose_master(const std::string& host, Ranks* r) const {
+    // where the ranks meet: --master, MASTER_ADDR, or `host`; numbered: whether the token tells this job from all others
+    void choose_master(const std::string& host, bool numbered, Ranks* r) const {
         const std::string given = !o_.master.empty() ? o_.master : text("MASTER_ADDR");
         r->host = !given.empty() ? given : host;
         r->token += text("PLUMB_TOKEN");
-        const XXH64_hash_t job = XXH3_64bits(r->token.data(), r->token.size());
-        r->port = r->token == "options" ? kDefaultPort : kFirstPort + (int)(job % kPorts);
-        if (auto port = number("MASTER_PORT", 1, 65534)) { r->port = *port + 1; }
+        // not MASTER_PORT itself, where torchrun listens, and none beside it, where a neighbour's may
+        const std::string place = r->token + std::to_string(number("MASTER_PORT", 1, 65535).value_or(0));
+        const XXH64_hash_t job = XXH3_64bits(place.data(), place.size());
+        r->port = place == "options0" ? kDefaultPort : kFirstPort + (int)(job % kPorts);
+        // a rank that an earlier job has left waiting was started with other options, as a rule
+        if (!numbered && !has("PLUMB_TOKEN")) { r->token += config_text(o_); }
         const size_t colon = r->host.rfind(':');
         const bool one_colon = colon != std::string::npos && r->host.find(':') == colon;  // IPv6 has more
         if (!o_.master.empty() && one_colon) {

@@ -78,7 +78,7 @@ struct MeetingPlace {
         any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         socklen_t size = sizeof(any);
         REQUIRE(bind(listener.fd(), (sockaddr*)&any, size) == 0);
-        REQUIRE(listen(listener.fd(), 50) == 0);
+        REQUIRE(listen(listener.fd(), 1000) == 0);
         getsockname(listener.fd(), (sockaddr*)&any, &size);
         port = ntohs(any.sin_port);
     }

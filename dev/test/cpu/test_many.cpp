@@ -95,7 +95,8 @@ TEST_CASE("many ranks: by options, by torchrun's variables, and with options tha
     Place p;
     const std::string run = "--steps 2 --total-batch 192 --val-every 2 --sample-every 0 ";
     p.check_run("one", run + "--reduce-groups 2");
-    auto both = [&](const std::string& name, const std::vector<std::string>& more, bool torchrun) {
+    auto both = [&](const std::string& name, const std::vector<std::string>& more, bool torchrun,
+                    const char* token = nullptr) {
         std::vector<std::string> folders;
         std::vector<pid_t> pids;
         const int port = 21000 + getpid() % 8000;
@@ -106,6 +107,7 @@ TEST_CASE("many ranks: by options, by torchrun's variables, and with options tha
                 torchrun ? "" : strf("--world-size 2 --rank %d --master 127.0.0.1:%d ", rank, port);
             pids.push_back(
                 start_prepared(folders.back(), p.options(name, run + ranks + more[(size_t)rank]), [&] {
+                    if (token != nullptr) { setenv("PLUMB_TOKEN", token, 1); }
                     if (!torchrun) { return; }
                     setenv("RANK", rank == 0 ? "0" : "1", 1);
                     setenv("WORLD_SIZE", "2", 1);
@@ -126,7 +128,7 @@ TEST_CASE("many ranks: by options, by torchrun's variables, and with options tha
         CHECK(runs[1].out == "");
         p.check_same("one", name, "step_00000002");
     }
-    const std::vector<ProgramRun> runs = both("differ", {"", "--weight-decay 0.5"}, false);
+    const std::vector<ProgramRun> runs = both("differ", {"", "--weight-decay 0.5"}, false, "job7");
     for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitUsage, r.err); }
     CHECK(runs[1].err == "");
     const std::string& said = runs[0].err;
@@ -267,6 +269,66 @@ TEST_CASE("many ranks: what is predicted right is counted whichever rank saw it"
                         [](const Json& line) { return line.contains("hellaswag_acc"); }) == 2);
     for (const char* ranks : {"2", "3"}) { CHECK(read_log(p.out(ranks)) == log); }
     CHECK_MESSAGE(std::stod(lines[0].substr(17)) > 50, lines[0]);
+}
+
+TEST_CASE(
+    "many ranks: a rank that waits says so, and one that an earlier job has left does not end the next") {
+    Place p;
+    const auto start = [&](const std::string& name, int rank, const std::string& more) {
+        fs::create_directories(p.folder / name);
+        return start_prepared(
+            p.folder / name,
+            p.options("run", strf("--steps 2 --total-batch 48 --world-size 2 --rank %d --master "
+                                  "127.0.0.1:%d ",
+                                  rank, 21000 + getpid() % 8000) +
+                                 more),
+            [] {});
+    };
+    const pid_t left = start("left", 1, "--weight-decay 0.5 --comm-timeout 100");
+    wait_until([&] {
+        return contains(read_bytes(p.folder / "left/stderr"), "waiting: rank 1 cannot reach rank 0");
+    });
+    const pid_t zero = start("zero", 0, "");
+    wait_until([&] {
+        return contains(read_bytes(p.folder / "zero/stderr"),
+                        "waiting: of 2 ranks, rank 1: not come to 127.0.0.1:");
+    });
+    const pid_t taken = start("taken", 0, "--comm-timeout 4");
+    CHECK(finish_train(p.folder / "taken", taken).exit_code == kExitPeerLost);
+    CHECK(contains(read_bytes(p.folder / "taken/stderr"), "waiting: port "));
+    const pid_t one = start("one", 1, "");
+    ProgramRun r = finish_train(p.folder / "one", one);
+    CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+    r = finish_train(p.folder / "zero", zero);
+    CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+    CHECK_FALSE(has_ended(left));
+    kill(left, SIGTERM);
+    CHECK(finish_train(p.folder / "left", left).exit_code == 128 + SIGTERM);
+}
+
+TEST_CASE("many ranks: two jobs of MPICH's launcher, which numbers none, on one host at the same time") {
+    Place p;
+    const auto launch = [&](const std::string& name) {
+        fs::create_directories(p.folder / name);
+        std::string options, ranks;
+        for (const std::string& word : p.options(name, "--steps 3 --total-batch 48")) {
+            options += word + " ";
+        }
+        for (int rank : {0, 1}) {  // each in a shell of its own, as a script that wraps the program
+            ranks +=
+                strf("PMI_RANK=%d PMI_SIZE=2 MPI_LOCALRANKID=%d MPI_LOCALNRANKS=2 sh -c '%s %s; exit $?' & ",
+                     rank, rank, train_program().c_str(), options.c_str());
+        }
+        return start_prepared(
+            p.folder / name, {"-c", ranks + "wait $! && wait"}, [] {}, "/bin/sh");
+    };
+    const pid_t a = launch("a"), b = launch("b");
+    for (const auto& [name, pid] : {std::pair("a", a), std::pair("b", b)}) {
+        const ProgramRun r = finish_train(p.folder / name, pid);
+        CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+        CHECK(r.err == "");
+        CHECK(fs::exists(p.out(name) + "/model.bin"));
+    }
 }
 
 TEST_CASE("many ranks: an error ends all and is printed once") {

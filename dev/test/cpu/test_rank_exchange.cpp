@@ -100,6 +100,46 @@ TEST_CASE("rank exchange: strangers are let go, and hold nobody up") {
     check_together(std::move(all));
 }
 
+TEST_CASE("rank exchange: five hundred mute connections neither delay a start nor prevent it") {
+    MeetingPlace place;
+    std::vector<Socket> mute;
+    for (int i = 0; i < 400; i++) { mute.push_back(place.connected()); }
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<std::future<Met>> all;
+    all.push_back(meeting(place.ranks(0, 2)));
+    usleep(300'000);
+    for (int i = 0; i < 100; i++) { mute.push_back(place.connected()); }
+    all.push_back(meeting(place.ranks(1, 2)));
+    check_together(std::move(all));
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
+}
+
+TEST_CASE("rank exchange: ranks of one host listen to that host alone") {
+    MeetingPlace place;
+    Ranks first = place.ranks(0, 3);
+    close(first.listener);
+    first.listener = -1;
+    place.listener = Socket();
+    std::vector<std::future<Met>> all;
+    all.push_back(meeting(first));
+    all.push_back(meeting(place.ranks(1, 3)));
+    usleep(500'000);  // for the third they wait
+    int listening = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        int yes = 0;
+        sockaddr_storage at = {};
+        socklen_t size = sizeof(yes), length = sizeof(at);
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &yes, &size) != 0 || yes == 0) { continue; }
+        listening++;
+        getsockname(fd, (sockaddr*)&at, &length);
+        CHECK(at.ss_family == AF_INET);
+        CHECK(((sockaddr_in*)&at)->sin_addr.s_addr == htonl(INADDR_LOOPBACK));
+    }
+    CHECK(listening == 2);
+    all.push_back(meeting(place.ranks(2, 3)));
+    check_together(std::move(all));
+}
+
 TEST_CASE("rank exchange: doubles and ranks of other numbers are refused") {
     MeetingPlace place;
     std::vector<std::future<Met>> all;
@@ -116,7 +156,7 @@ TEST_CASE("rank exchange: who does not come is named") {
     MeetingPlace place;
     auto second = meeting(place.ranks(2, 4), 3);
     check_error(meeting(place.ranks(0, 4), 1).get().error, kExitPeerLost,
-                {"of 4 ranks, rank 1, 3:", strf("127.0.0.1:%d in 1 s", place.port)});
+                {"of 4 ranks, rank 1, 3:", strf("127.0.0.1:%d, in 1 s", place.port)});
     check_error(second.get().error, kExitPeerLost, {"rank 0", "ended while the ranks met"});
     Ranks nobody = place.ranks(1, 2);
     nobody.port = 1;
