@@ -28,8 +28,9 @@ int ranks_to_start(const Options& options, const Environment& environment, int d
 // From, in this order: this program's own launcher; --rank and its companions, or --ranks 1; the variables of
 // torchrun (RANK, WORLD_SIZE), Open MPI, PMI, and of SLURM inside an srun step; else a job of one. A size of
 // more than 1 without its rank is refused, but for WORLD_SIZE, which other programs set too: it is passed over.
-// MASTER_ADDR says at which host they meet, if it is set; the port comes of the job's number, MASTER_PORT and PLUMB_TOKEN, which
-// is a part of the token as well, as are the options where no launcher has numbered the job. Throws Error(kExitUsage) naming the variable or option.
+// MASTER_ADDR says at which host they meet, if it is set; the port comes of the job's number, MASTER_PORT and PLUMB_TOKEN. That
+// is a part of the token as well, and so are the options where no launcher has numbered the job. Throws Error(kExitUsage) naming
+// the variable or option.
 Ranks find_ranks(const Options& options, const Environment& environment);
 
 // whether another launcher than this program's own has started this process as one of several

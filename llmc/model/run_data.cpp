@@ -152,6 +152,7 @@ void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Opt
         const std::string &found = mine.settings.at(name), &expected = root.settings.at(name);
         return found == expected ? "" : strf("found %s, expected %s", found.c_str(), expected.c_str());
     };
+    require_same(setting("entropy"), "entropy in the val.json beside " + options.val_data, kCopy);
     require_same(setting("weights"), "weights in " + weights, kCopy);
     require_same(setting("products"), "products in " + options.tune_gemm, kCopy);
     if (options.program != Program::kCpu) { return; }

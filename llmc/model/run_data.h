@@ -34,9 +34,9 @@ RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet
 // model as RunPlan names it. "none" if that is "" too, or not there.
 std::string weights_digest(const std::string& checkpoint, const std::string& model);
 
-// Throws Error(kExitBadInput) where a rank would compute with something else than rank 0, by what read_here() gives both and
-// settings["weights"], which are in the file or folder `weights`. Nothing else would tell: each rank computes what it is asked
-// for, and the sum is wrong.
+// Throws Error(kExitBadInput) where a rank would compute with something else than rank 0, by what read_here() gives both,
+// settings["weights"], which are in the file or folder `weights`, and settings["entropy"] (0: no val.json). Nothing else would
+// tell: each rank computes what it is asked for, and the sum is wrong.
 void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Options& options,
                          const std::string& weights);
 

@@ -136,6 +136,7 @@ private:
         if (comm_.size() == 1) { return; }
         RunRecord inputs = record_;
         inputs.settings["weights"] = weights_digest(plan_.checkpoint, plan_.model_file);
+        inputs.settings["entropy"] = strf("%g", val_ ? val_->entropy() : 0);
         share_plan(comm_,
                    {{plan_.config, o_.reduce_groups, samples_.end_of_text(), record_.data_start,
                      plan_.rows_per_step, plan_.micro_batches, settings_.muon},

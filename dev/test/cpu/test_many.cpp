@@ -203,6 +203,10 @@ TEST_CASE("many ranks: what a rank reads must be what rank 0 reads") {
         write_token_shard(p.folder / "b/val.bin", learnable_tokens(6, 3, 9), 257);
         p.check_refused("validation data of val.bin than rank 0: shard 1: found val.bin of ", run);
     }
+    SUBCASE("no val.json") {
+        write_bytes(p.folder / "a/val.json", R"({"entropy_nats_per_token": 0.2, "probes": {}})");
+        p.check_refused("entropy in the val.json beside val.bin than rank 0: found 0, expected 0.2", run);
+    }
     SUBCASE("another run's checkpoint of that name") {
         REQUIRE(p.train("--steps 2 --save-every 2 --seed 9 --out other")[0].exit_code == kExitDone);
         fs::remove_all(p.folder / "b/run");
