@@ -1,12 +1,15 @@
 // The files that the inputs of data/make_shards are: a folder stands for all in it and below.
 #pragma once
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/host/token_shard.h"
 
 namespace llmc {
 
@@ -48,6 +51,20 @@ inline std::vector<std::string> list_files(const std::vector<std::string>& input
         std::sort(files.begin() + (ptrdiff_t)before, files.end());
     }
     return files;
+}
+
+// Throws Error(kExitBadInput) if a file that begins so is no text: a model learns nothing of use from it.
+inline void require_text(const std::string& name, std::string_view head, const char* cure) {
+    const size_t zero = head.substr(0, 8000).find('\0');
+    std::string found(foreign_kind(head));
+    if (head.size() >= 4 && std::memcmp(head.data(), &kTokenShardMagic, 4) == 0) {
+        found = "a token shard: leave it out of the inputs";
+    } else if (found.empty() && zero != head.npos) {
+        found = strf("a zero byte at %zu: a binary file, or UTF-16, of which iconv makes UTF-8", zero + 1);
+    }
+    if (found.empty()) { return; }
+    throw Error(kExitBadInput, strf("%s: expected text, found %s. A pipe is read, too, as in zcat FILE | %s",
+                                    name.c_str(), found.c_str(), cure));
 }
 
 // throws Error(kExitUsage) if an input is a file PREFIX_train_000000.bin, or of the like: a shard may replace it

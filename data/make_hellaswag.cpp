@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iostream>
 
+#include "data/input_files.h"
 #include "data/json_lines.h"
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
@@ -103,7 +104,11 @@ void make_hellaswag(const Settings& settings) {
     });
     lines.begin_file(settings.input == "-" ? "standard input" : settings.input);
     std::vector<char> buffer(1 << 20);
-    while (in.read(buffer.data(), (std::streamsize)buffer.size()), in.gcount() > 0) {
+    for (bool first = true; in.read(buffer.data(), (std::streamsize)buffer.size()), in.gcount() > 0;
+         first = false) {
+        if (first) {
+            require_text(settings.input, {buffer.data(), (size_t)in.gcount()}, "data/make_hellaswag - ...");
+        }
         lines.add(reinterpret_cast<const uint8_t*>(buffer.data()), (size_t)in.gcount());
     }
     if (in.bad()) { throw Error(kExitBadInput, settings.input + ": cannot read this file"); }

@@ -44,6 +44,7 @@ struct Settings {
     double val_fraction = 0.1;
     std::string documents = "file", json_field;  // json_field: "" = the input is text
     int64_t shard_tokens = 100'000'000;
+    bool as_is = false;  // the input need not be text
 };
 
 const char* const kDescription =
@@ -117,8 +118,9 @@ struct InputFile {
     InputFile(const InputFile&) = delete;
 };
 
-// everything of a file, or of standard input ("-"), to `add`
-void read_file(const std::string& path, const std::function<void(const uint8_t* bytes, size_t count)>& add) {
+// everything of a file, or of standard input ("-"), to `add`; as_is: text or not
+void read_file(const std::string& path, bool as_is,
+               const std::function<void(const uint8_t* bytes, size_t count)>& add) {
     const InputFile file(path);
     const std::string name = path == "-" ? "standard input" : path;
     const auto fail = [&](const char* what) {
@@ -129,19 +131,24 @@ void read_file(const std::string& path, const std::function<void(const uint8_t* 
     if (file.fd < 0) { fail("open"); }
 
     std::vector<uint8_t> buffer(kReadBytes);
-    for (bool first = true;; first = false) {
-        wait_for_input(file.fd);
-        const ssize_t count = read(file.fd, buffer.data(), buffer.size());
-        if (count < 0) { fail("read"); }
-        if (count == 0) { break; }
-        if (first && count >= 4 && std::memcmp(buffer.data(), &kTokenShardMagic, 4) == 0) {
-            throw Error(kExitBadInput, name + ": a token shard, not text. Leave it out of the inputs.");
+    for (bool first = !as_is, end = false; !end; first = false) {
+        size_t count = 0;
+        while (!end && count < kHeadBytes) {  // a pipe may give them one by one
+            wait_for_input(file.fd);
+            const ssize_t more = read(file.fd, buffer.data() + count, buffer.size() - count);
+            if (more < 0) { fail("read"); }
+            count += (size_t)more;
+            end = more == 0;
         }
-        add(buffer.data(), (size_t)count);
+        if (first) {
+            require_text(name, {(const char*)buffer.data(), count},
+                         "data/make_shards - ... (--as-is takes any bytes)");
+        }
+        add(buffer.data(), count);
     }
 }
 
-void read_texts(const std::vector<std::string>& paths, Splitter* splitter) {
+void read_texts(const std::vector<std::string>& paths, bool as_is, Splitter* splitter) {
     for (const std::string& path : paths) {
         if (path.ends_with(".jsonl")) {
             std::fprintf(
@@ -151,7 +158,7 @@ void read_texts(const std::vector<std::string>& paths, Splitter* splitter) {
                 terminal_text(path).c_str());
         }
         splitter->begin_file();
-        read_file(path, [&](const uint8_t* bytes, size_t count) { splitter->add(bytes, count); });
+        read_file(path, as_is, [&](const uint8_t* bytes, size_t count) { splitter->add(bytes, count); });
         splitter->end_file();
     }
 }
@@ -166,7 +173,7 @@ void read_json_lines(const std::vector<std::string>& paths, const std::string& f
     });
     for (const std::string& path : paths) {
         lines.begin_file(path == "-" ? "standard input" : path);
-        read_file(path, [&](const uint8_t* bytes, size_t count) { lines.add(bytes, count); });
+        read_file(path, false, [&](const uint8_t* bytes, size_t count) { lines.add(bytes, count); });
         lines.end_file();
     }
 }
@@ -332,7 +339,8 @@ void make_shards(const Settings& settings) {
     TextEncoder encoder(tokenizer, &pieces);
     Splitter splitter(settings.documents, &encoder);
     const bool json = !settings.json_field.empty();
-    json ? read_json_lines(paths, settings.json_field, &splitter) : read_texts(paths, &splitter);
+    json ? read_json_lines(paths, settings.json_field, &splitter)
+         : read_texts(paths, settings.as_is, &splitter);
     encoder.finish();
     if (splitter.num_bytes() == 0) { throw Error(kExitBadInput, "no text: the input is empty"); }
 
@@ -379,6 +387,8 @@ bool parse(int argc, char** argv, Settings* settings) {
             return name.empty() ? "found an empty text, expected a name, as in --json-field text" : "";
         })
         ->excludes(documents);
+    app.add_flag("--as-is", settings->as_is, "take compressed, binary and HTML files, too, byte by byte")
+        ->excludes("--json-field");
     app.add_option("--val-fraction", settings->val_fraction, "part that validation gets; 0 = none")
         ->capture_default_str()
         ->transform(number_range(0.0, 0.9));

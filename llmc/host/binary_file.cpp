@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -34,7 +35,35 @@ std::string folder_of(const std::string& path) {
     return folder.empty() ? "." : folder;
 }
 
+struct ForeignKind {
+    size_t at;
+    std::string_view bytes, what;
+};
+constexpr const char *kTable = "a table: pandas.read_parquet, or datasets, and to_json make JSON lines of it",
+                     *kHtml = "a page of HTML, as of a download that failed: get the file again";
+constexpr ForeignKind kForeignKinds[] = {
+    {0, "\x1f\x8b\x08", "a file compressed by gzip: zcat unpacks it"},
+    {4, "1AY&SY", "a file compressed by bzip2: bzcat unpacks it"},
+    {1, "7zXZ", "a file compressed by xz: xzcat unpacks it"},
+    {0, "\x28\xb5\x2f\xfd", "a file compressed by zstd: zstdcat unpacks it"},
+    {0, "PK\3\4", "a zip archive: unzip -p unpacks it; of PyTorch's .bin and .pt save_pretrained makes safetensors"},
+    {257, "ustar", "a tar archive: tar -xOf unpacks it"},
+    {0, "PAR1", kTable},
+    {0, "ARROW1", kTable},
+    {0, "%PDF-", "a PDF: pdftotext makes text of it"},
+    {0, "version https://git-lfs", "a Git LFS pointer: git lfs pull, or hf download, gets the file"},
+    {2, "DOCTYPE html", kHtml},
+    {2, "doctype html", kHtml},
+    {0, "<html", kHtml}};
+
 }  // namespace
+
+std::string_view foreign_kind(std::string_view head) {
+    for (const ForeignKind& kind : kForeignKinds) {
+        if (head.size() > kind.at && head.substr(kind.at).starts_with(kind.bytes)) { return kind.what; }
+    }
+    return "";
+}
 
 RegularFile::RegularFile(const std::string& path) : path_(path) {
     // O_NONBLOCK: a pipe is refused below; without it, opening one would wait for whoever writes to it
@@ -59,6 +88,14 @@ RegularFile::RegularFile(const std::string& path) : path_(path) {
         throw Error(kExitBadInput, path + (regular ? ": the file is empty" : ": not a regular file"));
     }
     size_ = (size_t)st.st_size;
+    char head[kHeadBytes];
+    const ssize_t got = pread(fd_, head, sizeof(head), 0);
+    // else an LFS pointer would have a "length of the header: found 2336927755350992246"
+    const std::string_view kind = foreign_kind({head, (size_t)std::max<ssize_t>(got, 0)});
+    if (!kind.empty()) {
+        close(fd_);
+        throw Error(kExitBadInput, strf("%s: found %s", path.c_str(), kind.data()));
+    }
 }
 
 RegularFile::RegularFile(RegularFile&& other) noexcept

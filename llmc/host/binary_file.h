@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <string_view>
 
 #include "llmc/host/read_file.h"
 
@@ -13,8 +14,13 @@ namespace llmc {
 constexpr int kHeaderWords = 256;
 constexpr size_t kHeaderBytes = kHeaderWords * sizeof(int32_t);
 
+// What a file that begins so is, with what helps, where it is known to be neither text nor one of ours: "a page of
+// HTML, ...", of a download that failed. Else "".
+constexpr size_t kHeadBytes = 512;  // are enough
+std::string_view foreign_kind(std::string_view head);
+
 // A regular file, open for reading; the constructor throws Error(kExitBadInput) if it is missing, unreadable,
-// not a regular file or empty. What is read is copied: where a file shrinks or its disk fails, a read is an
+// not a regular file, empty, or of a foreign kind. What is read is copied: where a file shrinks or its disk fails, a read is an
 // error, as an access to mapped memory is a signal that no thread survives.
 class RegularFile {
 public:

@@ -14,6 +14,7 @@
 
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/dataloader.h"
+#include "llmc/host/json.h"
 #include "llmc/host/safetensors.h"
 #include "llmc/host/token_shard.h"
 #include "llmc/host/tokenizer.h"
@@ -75,6 +76,11 @@ void check_not_files(Reader read) {
     check_error(read("/dev/null"), kExitBadInput, {"/dev/null", "not a regular file"});
     REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
     check_error(read(folder / "pipe"), kExitBadInput, {folder / "pipe", "not a regular file"});
+    write_bytes(folder / "lfs.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n");
+    check_error(read(folder / "lfs.bin"), kExitBadInput,
+                {folder / "lfs.bin", "a Git LFS pointer", "git lfs pull"});
+    write_bytes(folder / "page.bin", "<!DOCTYPE html>\n<html>404</html>\n");
+    check_error(read(folder / "page.bin"), kExitBadInput, {folder / "page.bin", "a page of HTML"});
 }
 
 // Random damage to a good file must be refused or be harmless: nothing else may be thrown, nothing may crash.
@@ -211,6 +217,11 @@ TEST_CASE("tokenizer file: random damage is refused or harmless") {
 }
 
 // ---- safetensors, tokenizer.json ---------------------------------------------------------------
+
+TEST_CASE("safetensors, json: not a file at all") {
+    check_not_files([](const std::string& path) { return error_of([&] { SafetensorsFile file(path); }); });
+    check_not_files([](const std::string& path) { return error_of([&] { read_json_file(path, 1000); }); });
+}
 
 TEST_CASE("safetensors: random damage is refused or harmless") {
     TempFolder folder;

@@ -174,7 +174,7 @@ TEST_CASE("make_shards: any bytes, any shard size, any portions") {
     for (int i = 0; i < 20000; i++) { text += gen() % 8 == 0 ? '\n' : gen() % 8 == 0 ? ' ' : (char)gen(); }
     write_bytes(folder / "text", text);
     for (const char* documents : {"file", "paragraph", "line"}) {
-        const std::string options = std::string(" --documents ") + documents;
+        const std::string options = std::string(" --as-is --documents ") + documents;
         const Run whole = make_shards(folder / "text" + options + " --out " + (folder / "whole"));
         REQUIRE(whole.exit_code == 0);
         const Documents train = documents_of(folder / "whole_train_*.bin");
@@ -267,6 +267,39 @@ TEST_CASE("make_shards: JSON lines: the named text of each is a document") {
     const Run text = make_shards(b + " --val-fraction 0 --out " + (folder / "t"));
     CHECK(documents_of(folder / "t_train_*.bin") == Documents{"{\"text\": \"a\"}\nplain\n"});
     CHECK(text.output.find("--json-field") != std::string::npos);
+}
+
+TEST_CASE("make_shards: what is no text is refused by what it is, whole or byte by byte, unless --as-is") {
+    TempFolder folder;
+    const std::string file = folder / "text.txt", out = " --out " + (folder / "o/t");
+    for (const auto& [bytes, says] : std::initializer_list<std::pair<std::string, std::string>>{
+             {"\x1f\x8b\x08\x08 gzip", "gzip: zcat unpacks it"},
+             {"BZh91AY&SY bzip2", "bzcat"},
+             {"\xfd" + std::string("7zXZ") + '\0', "xzcat"},
+             {"\x28\xb5\x2f\xfd zstd", "zstdcat"},
+             {"PK\3\4 zip", "unzip -p"},
+             {std::string(257, 'n') + "ustar", "tar -xOf"},
+             {"PAR1 parquet", "read_parquet"},
+             {"ARROW1 arrow", "read_parquet"},
+             {"%PDF-1.7", "pdftotext"},
+             {"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n", "git lfs pull"},
+             {"<!DOCTYPE html>\n<html>not found</html>", "a page of HTML"},
+             {"<!doctype html>", "a page of HTML"},
+             {"<html>", "a page of HTML"},
+             {"a\xff" + std::string(1, '\0'), "a zero byte at 3"}}) {
+        CAPTURE(bytes);
+        write_bytes(file, bytes);
+        const std::string slowly = "(dd status=none bs=3 count=1; sleep 0.05; cat) < " + file + " |";
+        for (const Run& run : {make_shards(file + out), make_shards("-" + out, slowly)}) {
+            CHECK(run.exit_code == kExitBadInput);
+            CHECK_MESSAGE(contains(run.output, says), run.output);
+            CHECK(names_in(folder / "o").empty());
+        }
+    }
+    CHECK(make_shards(file + out + " --as-is --val-fraction 0").exit_code == kExitDone);
+    CHECK(documents_of(folder / "o/t_train_*.bin") == Documents{read_bytes(file)});
+    write_bytes(file, "It is 7zXZ, <html> and %PDF.");  // elsewhere than where a file begins
+    CHECK(make_shards(file + out).exit_code == kExitDone);
 }
 
 TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
