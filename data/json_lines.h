@@ -1,6 +1,7 @@
 // JSONL: a file with a JSON object on each line. Bytes come in any portions, as they are read; memory holds a
 // line.
 #pragma once
+#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -17,7 +18,9 @@ class JsonLines {
 public:
     // an object, and where it is: "train.jsonl, line 7"
     using Visit = std::function<void(const JsonValue& object, const std::string& where)>;
-    explicit JsonLines(Visit visit) : visit_(std::move(visit)) {}
+    // bad: gets what is wrong with a line and may throw it; without it, it is thrown
+    explicit JsonLines(Visit visit, std::function<void(const Error&)> bad = nullptr)
+        : visit_(std::move(visit)), bad_(std::move(bad)) {}
 
     // what follows is this file
     void begin_file(const std::string& name) {
@@ -51,12 +54,33 @@ private:
     void pass() {
         number_++;
         if (line_.find_first_not_of(" \t\r") != std::string::npos) {
-            visit_(parse_json(line_, where(number_)), where(number_));
+            mend_surrogates();
+            try {
+                visit_(parse_json(line_, where(number_), {.depth = 100}), where(number_));
+            } catch (const Error& e) {
+                if (bad_ == nullptr || e.exit_code != kExitBadInput) { throw; }
+                bad_(e);
+            }
         }
         line_.clear();
     }
+    // Half of a surrogate pair, as of an emoji that a program cut in two, becomes U+FFFD, as tiktoken has it.
+    void mend_surrogates() {
+        const auto unit = [&](size_t at) {  // of \uXXXX
+            unsigned code = 0;
+            if (line_.size() < at + 6 || line_[at + 1] != 'u') { return code; }
+            std::from_chars(&line_[at + 2], &line_[at + 6], code, 16);
+            return code & 0xfc00;
+        };
+        for (size_t at = 0; (at = line_.find('\\', at)) != line_.npos; at += 2) {
+            const bool pair = unit(at) == 0xd800 && unit(at + 6) == 0xdc00 && line_[at + 6] == '\\';
+            if (!pair && (unit(at) == 0xd800 || unit(at) == 0xdc00)) { line_.replace(at + 2, 4, "fffd"); }
+            at += pair ? 10 : 0;
+        }
+    }
 
     Visit visit_;
+    std::function<void(const Error&)> bad_;
     std::string name_, line_;
     int64_t number_ = 0;  // of the last line that was passed on
 };

@@ -44,7 +44,7 @@ struct Settings {
     double val_fraction = 0.1;
     std::string documents = "file", json_field;  // json_field: "" = the input is text
     int64_t shard_tokens = 100'000'000;
-    bool as_is = false;  // the input need not be text
+    bool as_is = false, skip_bad_lines = false;  // as_is: the input need not be text
 };
 
 const char* const kDescription =
@@ -164,18 +164,26 @@ void read_texts(const std::vector<std::string>& paths, bool as_is, Splitter* spl
 }
 
 // the field of each line's object is a document
-void read_json_lines(const std::vector<std::string>& paths, const std::string& field, Splitter* splitter) {
-    JsonLines lines([&](const JsonValue& object, const std::string& where) {
-        const std::string& text = text_field(object, field, where);
+void read_json_lines(const std::vector<std::string>& paths, const Settings& settings, Splitter* splitter) {
+    int64_t skipped = 0;
+    const auto add = [&](const JsonValue& object, const std::string& where) {
+        const std::string& text = text_field(object, settings.json_field, where);
         splitter->begin_file();
         splitter->add(reinterpret_cast<const uint8_t*>(text.data()), text.size());
         splitter->end_file();
+    };
+    JsonLines lines(add, [&](const Error& e) {
+        if (!settings.skip_bad_lines) {
+            throw Error(e.exit_code, strf("%s. --skip-bad-lines leaves such lines out.", e.what()));
+        }
+        if (skipped++ < 3) { std::fprintf(stderr, "skipped: %s\n", terminal_text(e.what()).c_str()); }
     });
     for (const std::string& path : paths) {
         lines.begin_file(path == "-" ? "standard input" : path);
         read_file(path, false, [&](const uint8_t* bytes, size_t count) { lines.add(bytes, count); });
         lines.end_file();
     }
+    if (skipped > 0) { std::fprintf(stderr, "skipped %lld lines in all\n", (long long)skipped); }
 }
 
 // ---- from pieces to shards ---------------------------------------------------------------------
@@ -339,8 +347,7 @@ void make_shards(const Settings& settings) {
     TextEncoder encoder(tokenizer, &pieces);
     Splitter splitter(settings.documents, &encoder);
     const bool json = !settings.json_field.empty();
-    json ? read_json_lines(paths, settings.json_field, &splitter)
-         : read_texts(paths, settings.as_is, &splitter);
+    json ? read_json_lines(paths, settings, &splitter) : read_texts(paths, settings.as_is, &splitter);
     encoder.finish();
     if (splitter.num_bytes() == 0) { throw Error(kExitBadInput, "no text: the input is empty"); }
 
@@ -387,6 +394,9 @@ bool parse(int argc, char** argv, Settings* settings) {
             return name.empty() ? "found an empty text, expected a name, as in --json-field text" : "";
         })
         ->excludes(documents);
+    app.add_flag("--skip-bad-lines", settings->skip_bad_lines,
+                 "leave out the lines without such a text, count them, and name the first three")
+        ->needs("--json-field");
     app.add_flag("--as-is", settings->as_is, "take compressed, binary and HTML files, too, byte by byte")
         ->excludes("--json-field");
     app.add_option("--val-fraction", settings->val_fraction, "part that validation gets; 0 = none")

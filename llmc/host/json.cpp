@@ -54,9 +54,12 @@ public:
     bool parse_error(size_t at, const std::string&, const nlohmann::detail::exception& e) override {
         const std::string why = e.what();
         const bool half = why.find("surrogate") != why.npos, bytes = why.find("UTF-8") != why.npos;
+        const bool nan =
+            why.find("invalid string") == why.npos && (why.ends_with("N'") || why.ends_with("I'"));
         return refuse(strf("%s at byte %zu",
                            half    ? "half of a surrogate pair, as of an emoji that was cut in two,"
                            : bytes ? "a byte that is not UTF-8"
+                           : nan   ? "NaN or Infinity, which Python writes and JSON does not have,"
                                    : "a syntax error",
                            at));
     }

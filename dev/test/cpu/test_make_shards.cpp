@@ -269,6 +269,52 @@ TEST_CASE("make_shards: JSON lines: the named text of each is a document") {
     CHECK(text.output.find("--json-field") != std::string::npos);
 }
 
+TEST_CASE(
+    "make_shards: half of a surrogate pair is U+FFFD; bad JSON lines are named, or skipped and counted") {
+    TempFolder folder;
+    const std::string in = folder / "in.jsonl",
+                      out = " --json-field text --val-fraction 0 --out " + (folder / "t");
+    std::string deep = "1";
+    for (int level = 0; level < 90; level++) { deep = "[" + deep + "]"; }
+    write_bytes(in, R"({"text": "a\ud83d b\udc00"})"
+                    "\n"
+                    R"({"text": "\ud83d\ude00\ud83d\\\ud83d\ud83d\ude00", "x": "\uDFFF"})"
+                    "\n{\"text\": \"c\", \"x\": " +
+                        deep +
+                        "}\n"
+                        R"({"text": "\\ud83d"})");
+    REQUIRE(make_shards(in + out).exit_code == kExitDone);
+    const std::string half = "\xef\xbf\xbd", face = "\xf0\x9f\x98\x80";
+    const Documents texts = {"a" + half + " b" + half, face + half + "\\" + half + face, "c", "\\ud83d"};
+    CHECK(documents_of(folder / "t_train_*.bin") == texts);
+
+    std::string all;
+    for (const auto& [line, says] : std::initializer_list<std::pair<std::string, std::string>>{
+             {"{\"text\": \"a\xff\"}", "a byte that is not UTF-8"},
+             {"{\"text\": \"a\", \"x\": NaN}", "NaN or Infinity, which Python writes"},
+             {"{\"text\": \"a\", \"x\": [-Infinity]}", "NaN or Infinity, which Python writes"},
+             {"{\"text\": \"N", "a syntax error"},
+             {"{\"text\": null}", "found one that is no text"},
+             {"{\"text\": \"\\u d83d\"}", "a syntax error"},
+             {"{\"text\": \"a\", \"x\": 1, \"x\": 2}", "\"x\" twice"}}) {
+        write_bytes(in, "{\"text\": \"good\"}\n" + line + "\n");
+        all += read_bytes(in);
+        const Run run = make_shards(in + out);
+        CHECK(run.exit_code == kExitBadInput);
+        CHECK_MESSAGE(contains(run.output, "in.jsonl, line 2: "), run.output);
+        CHECK_MESSAGE(contains(run.output, says), run.output);
+        CHECK_MESSAGE(contains(run.output, "--skip-bad-lines leaves such lines out"), run.output);
+    }
+    CHECK(documents_of(folder / "t_train_*.bin") == texts);
+    write_bytes(in, all);
+    const Run run = make_shards(in + out + " --skip-bad-lines");
+    CHECK(run.exit_code == kExitDone);
+    CHECK(documents_of(folder / "t_train_*.bin") == Documents(7, "good"));
+    CHECK_MESSAGE(contains(run.output, "skipped: " + in + ", line 6: not usable JSON"), run.output);
+    CHECK_FALSE(contains(run.output, "line 8"));
+    CHECK_MESSAGE(contains(run.output, "skipped 7 lines in all"), run.output);
+}
+
 TEST_CASE("make_shards: what is no text is refused by what it is, whole or byte by byte, unless --as-is") {
     TempFolder folder;
     const std::string file = folder / "text.txt", out = " --out " + (folder / "o/t");
