@@ -150,8 +150,14 @@ void run(const CorpusOptions& options) {
     Corpus train = make_corpus(grammar, options.seed, kTrainStream, options.train_bytes);
     Corpus val = make_corpus(grammar, options.seed, kValStream, options.val_bytes);
     check_derivations(grammar, val);
-    write_token_shard(options.out + "/train.bin", train.tokens, kVocab);
-    write_token_shard(options.out + "/val.bin", val.tokens, kVocab);
+    const std::string train_file = options.out + "/train.bin", val_file = options.out + "/val.bin";
+    // nobody finds the training part of one corpus beside the validation part of another
+    const auto remove_old = [&] {
+        for (const char* name : {"/val.json", "/val.bin"}) { std::remove((options.out + name).c_str()); }
+        sync_folder(options.out);
+    };
+    write_token_shard(val_file, val.tokens, kVocab,
+                      [&] { write_token_shard(train_file, train.tokens, kVocab, remove_old); });
     write_json(options.out + "/val.json", val);
 
     ByteModel model(train.tokens);

@@ -46,7 +46,8 @@ constexpr ForeignKind kForeignKinds[] = {
     {4, "1AY&SY", "a file compressed by bzip2: bzcat unpacks it"},
     {1, "7zXZ", "a file compressed by xz: xzcat unpacks it"},
     {0, "\x28\xb5\x2f\xfd", "a file compressed by zstd: zstdcat unpacks it"},
-    {0, "PK\3\4", "a zip archive: unzip -p unpacks it; of PyTorch's .bin and .pt save_pretrained makes safetensors"},
+    {0, "PK\3\4",
+     "a zip archive: unzip -p unpacks it; of PyTorch's .bin and .pt save_pretrained makes safetensors"},
     {257, "ustar", "a tar archive: tar -xOf unpacks it"},
     {0, "PAR1", kTable},
     {0, "ARROW1", kTable},
@@ -229,8 +230,9 @@ void FileWriter::write(const void* data, size_t bytes) {
     }
 }
 
-Digest FileWriter::commit() {
+Digest FileWriter::commit(const std::function<void()>& before) {
     if (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0) { fail("flushing failed"); }
+    if (before != nullptr) { before(); }
     const Descriptor lock(fcntl(fileno(file_), F_DUPFD_CLOEXEC, 0));  // until it has its name
     if (std::fclose(std::exchange(file_, nullptr)) != 0 ||
         std::rename(temporary_.c_str(), path_.c_str()) != 0) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -85,7 +86,9 @@ public:
     FileWriter& operator=(const FileWriter&) = delete;
 
     void write(const void* data, size_t bytes);
-    Digest commit();  // of what the file is now
+    // The digest of what the file is now. before: called when the disk has all of it, before it gets its name; of a set of
+    // files the first takes its last away there, so that nobody who is killed between two leaves a mixture.
+    Digest commit(const std::function<void()>& before = nullptr);
 
 private:
     [[noreturn]] void fail(const char* what) const;

@@ -234,7 +234,8 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t first, std::sp
 
 Digest write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
                          TensorType type,
-                         const std::function<void(size_t i, int64_t first, std::span<float> values)>& read) {
+                         const std::function<void(size_t i, int64_t first, std::span<float> values)>& read,
+                         const std::function<void()>& before) {
     std::vector<size_t> order(tensors.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(),
@@ -268,7 +269,7 @@ Digest write_safetensors(const std::string& path, const std::vector<SafetensorsT
             out.write(narrow.data(), count * sizeof(uint16_t));
         }
     }
-    return out.commit();
+    return out.commit(before);
 }
 
 }  // namespace llmc

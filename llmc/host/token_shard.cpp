@@ -64,7 +64,8 @@ void TokenShard::will_need(int64_t first, int64_t count) const {
     file_.will_need(begin_ + (uint64_t)first * sizeof(uint16_t), (size_t)count * sizeof(uint16_t));
 }
 
-void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size) {
+void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size,
+                       const std::function<void()>& before) {
     require(!tokens.empty() && tokens.size() <= (size_t)std::numeric_limits<int32_t>::max(),
             "write_token_shard: a shard holds 1 to 2^31 - 1 tokens");
     require(vocab_size > 0 && vocab_size <= kMaxVocabSize,
@@ -76,7 +77,7 @@ void write_token_shard(const std::string& path, std::span<const uint16_t> tokens
     FileWriter out(path);
     out.write(header, sizeof(header));
     out.write(tokens.data(), tokens.size_bytes());
-    out.commit();
+    out.commit(before);
 }
 
 void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards) {

@@ -43,8 +43,10 @@ private:
     uint64_t set_id_ = 0, begin_ = kHeaderBytes;
 };
 
-// Replaces path atomically by a shard of these tokens, each < vocab_size <= 65,536; 1 to 2^31 - 1 tokens.
-void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size);
+// Replaces path atomically by a shard of these tokens, each < vocab_size <= 65,536; 1 to 2^31 - 1 tokens. before: as
+// FileWriter::commit()'s.
+void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size,
+                       const std::function<void()>& before = nullptr);
 
 // Notes in a shard, in place and on the disk, which set it is of. Throws Error(kExitSaveFailed).
 void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards);

@@ -64,9 +64,11 @@ std::string export_hf(const std::string& folder, const ModelSource& source,
     const GPT2Config& c = source.config();
     const std::string stored = type == "auto" ? source.type() : type;
     require_no_other_tokenizer(folder, tokenizer);
-    write_hf_model(folder, source, stored, end_of_text(tokenizer, c.vocab_size), run);
+    bool encodes = false;
+    write_hf_model(folder, source, stored, end_of_text(tokenizer, c.vocab_size), run,
+                   [&] { encodes = tokenizer && tokenizer->export_hf(folder, c.max_seq_len); });
     std::string files = folder + ": model.safetensors (" + stored + "), config.json, generation_config.json";
-    if (!tokenizer || !tokenizer->export_hf(folder, c.max_seq_len)) {
+    if (!encodes) {
         *note = "no tokenizer was written: none that can encode is known. Give --tokenizer.";
         return files;
     }

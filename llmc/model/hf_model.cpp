@@ -20,6 +20,8 @@ namespace {
 constexpr const char* kPrefix = "transformer.";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kRunKey = "plumb_run";  // which transformers keeps and passes over
+constexpr const char* kUnfinished =
+    "{\n  \"model_type\": \"of an export that was not finished: export again\"\n}\n";
 constexpr size_t kMaxConfig = 1 << 20, kMaxIndex = 16 << 20;
 
 struct HfTensor {
@@ -327,7 +329,8 @@ std::string hf_config_text(const GPT2Config& c, const std::string& type, int end
         torch_type, c.vocab_size);
 }
 
-Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type) {
+Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type,
+                        const std::function<void()>& before) {
     const GPT2Config& c = source.config();
     require(type == "fp32" || type == "fp16" || type == "bf16", "write_hf_weights: fp32, fp16 or bf16");
     std::vector<SafetensorsTensor> tensors;
@@ -372,20 +375,23 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, cons
                              type == "fp32"   ? TensorType::kF32
                              : type == "fp16" ? TensorType::kF16
                                               : TensorType::kBF16,
-                             read);
+                             read, before);
 }
 
 void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
-                    int end_of_text, const std::string& run) {
+                    int end_of_text, const std::string& run, const std::function<void()>& add_others) {
     make_writable_folder(folder);
-    std::string config = hf_config_text(source.config(), type, end_of_text);
-    if (!run.empty()) { config.insert(2, strf("  \"%s\": \"%s\",\n", kRunKey, run.c_str())); }
+    std::string config = hf_config_text(source.config(), type, end_of_text), unfinished = kUnfinished;
+    for (std::string* text : {&config, &unfinished}) {
+        if (!run.empty()) { text->insert(2, strf("  \"%s\": \"%s\",\n", kRunKey, run.c_str())); }
+    }
     const std::string config_file = folder + "/config.json";
+    const auto begin = [&] { write_text_file(config_file, unfinished); };
     std::error_code ignored;
     const bool is_new = !fs::exists(config_file, ignored);
-    write_text_file(config_file, config);
+    if (is_new) { begin(); }
     try {
-        write_hf_weights(folder + "/model.safetensors", source, type);
+        write_hf_weights(folder + "/model.safetensors", source, type, begin);
     } catch (...) {
         if (is_new) { fs::remove(config_file, ignored); }
         throw;
@@ -394,6 +400,8 @@ void write_hf_model(const std::string& folder, const ModelSource& source, const 
         folder + "/generation_config.json",
         strf("{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n",
              end_of_text, end_of_text));
+    if (add_others != nullptr) { add_others(); }
+    write_text_file(config_file, config);
 }
 
 std::string run_of_hf_model(const std::string& folder) {

@@ -41,15 +41,19 @@ private:
 // id.
 std::string hf_config_text(const GPT2Config& config, const std::string& type, int end_of_text);
 
-// model.safetensors alone. Errors as FileWriter's, and kExitBadInput for what is not finite in this type.
-Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type);
+// model.safetensors alone. before: as FileWriter::commit()'s. Errors as FileWriter's, and kExitBadInput for what is not
+// finite in this type.
+Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type,
+                        const std::function<void()>& before = nullptr);
 
 // Writes config.json, generation_config.json and model.safetensors, which transformers loads, into a folder,
 // which is made. type: "fp32", "bf16" or "fp16"; end_of_text: its token id. run: the id of the run's
-// start that exports it (run_record.h), "" = none; config.json has it and is written first, so that a run knows an export that
-// it was killed in; if the weights cannot be written, a new config.json is removed again. Errors as above.
+// start that exports it (run_record.h), "" = none; config.json has it. config.json is written last, behind what add_others()
+// writes: until then a config.json is there that nobody loads, but has the run's id, so that a run knows an export that it was
+// killed in. If the weights cannot be written, all is as it was. Errors as above.
 void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
-                    int end_of_text, const std::string& run = "");
+                    int end_of_text, const std::string& run = "",
+                    const std::function<void()>& add_others = nullptr);
 
 // the run noted in the config.json of a folder, or ""
 std::string run_of_hf_model(const std::string& folder);

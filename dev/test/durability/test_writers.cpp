@@ -154,3 +154,47 @@ TEST_CASE("writers: killed at every system call, the next start leaves what it s
         report(strf("kill: %s, temporaries", writer.name), tried, lost);
     }
 }
+
+TEST_CASE("writers: killed while it replaces another set of files, a program leaves no mixture to read") {
+    if (!can_trace()) {
+        MESSAGE("skipped: this system does not let one process trace another");
+        return;
+    }
+    const Sources from;
+    const std::string corpus = program_path("data/make_corpus") + " --train-bytes 10000 --val-bytes 2000",
+                      exports = train_program() + " export " + (from / "run") + " --force";
+    const auto writer = [](const std::string& command, const char* option, const char* out) {
+        return Writer{"", [=](const std::string& f) { return words(command + option + out + f); }, true};
+    };
+    struct Replacement {
+        Writer was, is;
+        const char* key;  // nobody reads the other files without it
+    };
+    const Replacement all[] = {
+        {writer(corpus, "", " --out "), writer(corpus, " --seed 2", " --out "), "val.bin"},
+        {writer(exports, "", " --hf "), writer(exports, " --type bf16", " --hf "), "config.json"}};
+    for (const Replacement& r : all) {
+        REQUIRE(from.start(r.was, "was", {}).exit_code == kExitDone);
+        const Files was = files_below(from / "was", true);
+        copy_folder(from / "was", from / "is");
+        const Traced whole = from.start(r.is, "is", {});
+        const Files is = files_below(from / "is", true);
+        int usable = 0;
+        for (size_t at = 1; at <= whole.calls.size(); at++) {
+            copy_folder(from / "was", from / "killed");
+            from.start(r.is, "killed", {Fault::kKill, (int64_t)at});
+            Files found = files_below(from / "killed", true);
+            std::erase_if(found, [](const auto& file) { return contains(file.first, ".tmp-"); });
+            if (!found.contains(r.key) || contains(found[r.key], "not finished")) { continue; }
+            usable++;
+            for (const auto& [name, bytes] : found) {
+                const Files& set = found[r.key] == is.at(r.key) ? is : was;
+                const bool same = bytes == set.at(name);
+                CHECK_MESSAGE(
+                    same, strf("%s: killed at call %zu it leaves another set's %s", r.key, at, name.c_str()));
+            }
+        }
+        CHECK(usable > 0);
+        for (const char* name : {"was", "is", "killed"}) { fs::remove_all(from / name); }
+    }
+}
