@@ -82,11 +82,11 @@ void make_hellaswag(const Settings& settings) {
     const Tokenizer tokenizer =
         settings.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(settings.tokenizer);
     (void)tokenizer.encode("");  // can it?
-    if (tokenizer.vocab_size() > EvalFileWriter::kMostTokens) {
+    if (tokenizer.shard_vocab() > EvalFileWriter::kMostTokens) {
         throw Error(
             kExitBadInput,
             strf("--tokenizer %s: it has %d tokens, more than the 65,536 that this file's format can hold",
-                 settings.tokenizer.c_str(), tokenizer.vocab_size()));
+                 settings.tokenizer.c_str(), tokenizer.shard_vocab()));
     }
     std::ifstream file;
     if (settings.input != "-") {
@@ -98,7 +98,7 @@ void make_hellaswag(const Settings& settings) {
     }
     require_no_input(settings.out, settings.input);
     std::istream& in = settings.input == "-" ? std::cin : file;
-    EvalFileWriter out(tokenizer.vocab_size());
+    EvalFileWriter out(tokenizer.shard_vocab());
     JsonLines lines([&](const JsonValue& object, const std::string& where) {
         add_example(object, where, tokenizer, &out);
     });
@@ -117,7 +117,7 @@ void make_hellaswag(const Settings& settings) {
         throw Error(kExitBadInput, settings.input + ": no example: the input is empty");
     }
     out.write(settings.out);
-    std::printf("%zu examples, vocabulary %d: %s\n", out.examples(), tokenizer.vocab_size(),
+    std::printf("%zu examples, vocabulary %d: %s\n", out.examples(), tokenizer.shard_vocab(),
                 settings.out.c_str());
 }
 

@@ -316,7 +316,7 @@ Tokenizer open_tokenizer(const std::string& path) {
     constexpr int kMost = 1 << 16;
     const char* problem = !t.can_encode()       ? "it lists the tokens, but not how a text is cut into them"
                           : t.end_of_text() < 0 ? "it has no <|endoftext|>, which goes before each document"
-                          : t.vocab_size() > kMost
+                          : t.shard_vocab() > kMost
                               ? "it has more than 65,536 tokens, which shards cannot hold"
                               : nullptr;
     if (problem != nullptr) {
@@ -343,7 +343,8 @@ void make_shards(const Settings& settings) {
 
     Temporaries files(settings.out);
     const std::vector<int> newline = tokenizer.encode("\n");
-    Pieces pieces(settings.shard_tokens, tokenizer.vocab_size(), tokenizer.end_of_text(), newline[0], &files);
+    Pieces pieces(settings.shard_tokens, tokenizer.shard_vocab(), tokenizer.end_of_text(), newline[0],
+                  &files);
     TextEncoder encoder(tokenizer, &pieces);
     Splitter splitter(settings.documents, &encoder);
     const bool json = !settings.json_field.empty();

@@ -112,6 +112,7 @@ Bpe::Bpe(BpeVocabulary vocabulary, const std::string& where) : vocabulary_(std::
         const auto at = id_of.find(std::string(1, (char)byte));
         if (at == id_of.end()) { fail(strf("no token for byte 0x%02x", byte)); }
         byte_id_[(size_t)byte] = at->second;
+        text_ids_ = std::max(text_ids_, at->second + 1);
     }
     size_t slots = 64;
     while (slots < 2 * vocabulary_.merges.size()) { slots *= 2; }
@@ -131,6 +132,7 @@ Bpe::Bpe(BpeVocabulary vocabulary, const std::string& where) : vocabulary_(std::
         size_t slot = hash(pair) & (slots - 1);
         while (table_[slot].pair != ~0ull) { slot = (slot + 1) & (slots - 1); }
         table_[slot] = {pair, rank++, both->second};
+        text_ids_ = std::max(text_ids_, both->second + 1);
     }
 }
 

@@ -48,6 +48,7 @@ public:
     Bpe(BpeVocabulary vocabulary, const std::string& where);
 
     const BpeVocabulary& vocabulary() const { return vocabulary_; }
+    int text_ids() const { return text_ids_; }  // all that encode() gives are below
 
     // Appends the ids of a text; joined, their bytes are the text. A word of more than 1 MiB is cut there.
     void encode(std::string_view text, Cache* cache, std::vector<int>* ids) const;
@@ -65,6 +66,7 @@ private:
 
     BpeVocabulary vocabulary_;
     std::array<int, 256> byte_id_{};
+    int text_ids_ = 0;
     std::vector<Merge> table_;  // open addressing; a power of two in size
 };
 

@@ -4,6 +4,7 @@
 //   a file in the format of llm.c (20240328), which lists the bytes of each id: enough to print what a model
 //   wrote; not to encode
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,12 @@ namespace llmc {
 
 constexpr int kByteVocabSize = 257;  // ids 0 to 255 are the bytes
 constexpr int kByteEndOfText = 256;
+
+// Whether a model with this many rows may be of so many tokens: up to 2 % and 127 rows more, which fill its last tiles, stand
+// for nothing and are never drawn (nanoGPT's 50,304 for GPT-2's 50,257). Other sizes are another tokenizer's.
+constexpr bool may_be_padded(int rows, int tokens) {
+    return rows == tokens || (rows % 8 == 0 && tokens < rows && rows < tokens + 128 + tokens / 50);
+}
 
 class Tokenizer {
 public:
@@ -38,6 +45,13 @@ public:
     bool export_hf(const std::string& folder, int max_length) const;
 
     int vocab_size() const { return (int)tokens().size(); }
+    // What shards of this tokenizer state: all that a text or its end gives is below. Further tokens, such as [PAD], a model
+    // may have rows for or not.
+    int shard_vocab() const { return bpe_ ? std::max(bpe_->text_ids(), end_of_text_ + 1) : vocab_size(); }
+    bool made_shards_of(int vocab) const { return shard_vocab() <= vocab && vocab <= vocab_size(); }
+    bool fits(int rows) const {
+        return made_shards_of(rows) || may_be_padded(rows, vocab_size());
+    }  // of a model
     // -1 only for a version 1 file of fewer than 50,257 tokens: that version does not say, and means GPT-2's;
     // and for a byte-pair encoding without an <|endoftext|>
     int end_of_text() const { return end_of_text_; }
@@ -65,6 +79,12 @@ private:
     int end_of_text_ = -1;
     bool bytes_ = false;
 };
+
+// Whether a model with so many rows takes data of this vocabulary: without a tokenizer sizes alone tell.
+inline bool same_ids(const std::optional<Tokenizer>& tokenizer, int rows, int vocab) {
+    if (!tokenizer) { return may_be_padded(rows, vocab); }
+    return vocab <= rows && tokenizer->made_shards_of(vocab) && tokenizer->fits(rows);
+}
 
 // the id of the end of a text in a model of this vocabulary: the tokenizer's, or the last one
 int end_of_text(const std::optional<Tokenizer>& tokenizer, int vocab_size);

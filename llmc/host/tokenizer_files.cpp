@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <unordered_map>
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
 #include "llmc/host/json.h"
+#include "llmc/host/read_file.h"
 #include "llmc/host/utf8.h"
 
 namespace llmc {
@@ -88,13 +90,14 @@ void place(const std::string& path, int64_t id, std::string bytes, std::vector<s
     token = std::move(bytes);
 }
 
-void read_vocab(const std::string& path, const JsonValue* value, TokenizerFile* file) {
+// added: of texts as they are, and not byte-level
+void read_vocab(const std::string& path, const JsonValue* value, TokenizerFile* file, bool added = false) {
     const auto* members = value == nullptr ? nullptr : value->as<JsonValue::Object>();
     if (members == nullptr || members->empty()) { refuse(path, "expected an object of token: id"); }
     for (const auto& [text, number] : *members) {
         const int64_t* id = number.as<int64_t>();
         if (id == nullptr) { refuse(path, quoted_name(text) + " has no whole number as its id"); }
-        place(path, *id, bytes_of(path, text), &file->vocabulary.tokens);
+        place(path, *id, added ? text : bytes_of(path, text), &file->vocabulary.tokens);
         if (text == kEndOfText) { file->end_of_text = (int)*id; }
     }
 }
@@ -191,6 +194,11 @@ TokenizerFile read_vocab_and_merges(const std::string& vocab_path, const std::st
     TokenizerFile file;
     const JsonValue vocab = read_json_file(vocab_path, kMaxFile, kLimits);
     read_vocab(vocab_path, &vocab, &file);
+    const auto added_path = std::filesystem::path(vocab_path).replace_filename("added_tokens.json");
+    if (file_kind(added_path.string()) != FileKind::kMissing) {
+        const JsonValue added = read_json_file(added_path.string(), kMaxFile, kLimits);
+        read_vocab(added_path.string(), &added, &file, true);
+    }
     require_no_gaps(vocab_path, file);
     const std::string merges = RegularFile(merges_path).text(kMaxFile);
     std::string_view text = merges;

@@ -44,13 +44,14 @@ std::optional<Tokenizer> find_tokenizer(const CommandOptions& o, const NamedMode
     const int vocab = model.source->config().vocab_size;
     std::optional<Tokenizer> t =
         o.tokenizer.empty() ? Tokenizer::find(model.folder) : Tokenizer::load(o.tokenizer);
-    if (t && t->vocab_size() != vocab) {
-        throw Error(
-            kExitBadInput,
-            strf("the tokenizer in %s has %d tokens, the model a vocabulary of %d: they do not belong "
-                 "together. Name the right one with --tokenizer.",
-                 (o.tokenizer.empty() ? model.folder : o.tokenizer).c_str(), t->vocab_size(), vocab));
+    const std::string sizes =
+        strf("the tokenizer in %s has %d tokens, the model a vocabulary of %d: ",
+             (o.tokenizer.empty() ? model.folder : o.tokenizer).c_str(), t ? t->vocab_size() : 0, vocab);
+    if (t && !t->fits(vocab)) {
+        throw Error(kExitBadInput,
+                    sizes + "they do not belong together. Name the right one with --tokenizer.");
     }
+    if (t && vocab > t->vocab_size()) { note(sizes + "the rest is taken for padding and never drawn"); }
     if (!t && vocab == kByteVocabSize) { t = Tokenizer::bytes(); }
     return t;
 }
@@ -226,17 +227,16 @@ Evaluation evaluate(LoadedModel* model, const Batch& batch) {
 }
 
 // the mean loss over token shards
-void evaluate_shards(const CommandOptions& o, const NamedModel& named, LoadedModel* model, int T) {
-    const GPT2Config& c = named.source->config();
-    const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
-    const int end = end_of_text(tokenizer, c.vocab_size);
+void evaluate_shards(const CommandOptions& o, const GPT2Config& c, const std::optional<Tokenizer>& tokenizer,
+                     LoadedModel* model, int T) {
+    const int vocab = ShardSet(o.data, o.raw_tokens).vocab_size(), end = end_of_text(tokenizer, vocab);
     const auto align = alignment(o.val_align, o.data, T, end, o.raw_tokens);
     ValidationData data(o.data, T, align, end, o.max_tokens, o.raw_tokens);
-    if (data.vocab_size() != c.vocab_size) {
+    if (!same_ids(tokenizer, c.vocab_size, vocab)) {
         throw Error(kExitBadInput,
                     strf("%s has a vocabulary of %d, the model of %d: make the shards with the "
                          "model's tokenizer",
-                         o.data.c_str(), data.vocab_size(), c.vocab_size));
+                         o.data.c_str(), vocab, c.vocab_size));
     }
     double nats = 0;
     int64_t tokens = 0, bytes = 0;
@@ -287,12 +287,16 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
         throw Error(kExitUsage,
                     strf("--seq-len %d is more than the %d positions of the model", T, c.max_seq_len));
     }
+    const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
     std::optional<EvalFile> questions;
     if (!o.hellaswag.empty()) {
-        require_vocabulary(questions.emplace(o.hellaswag), c.vocab_size, named.path);
+        const int vocab = questions.emplace(o.hellaswag).vocab_size(),
+                  expected = tokenizer ? tokenizer->shard_vocab() : c.vocab_size;
+        require_vocabulary(*questions, same_ids(tokenizer, c.vocab_size, vocab) ? vocab : expected,
+                           named.path);
     }
     const std::unique_ptr<LoadedModel> model = engine.evaluator(*named.source, o.batch, T);
-    if (!o.data.empty()) { evaluate_shards(o, named, model.get(), T); }
+    if (!o.data.empty()) { evaluate_shards(o, c, tokenizer, model.get(), T); }
     if (questions) { evaluate_hellaswag(*questions, o, model.get(), T); }
     require_printed();
     return kExitDone;

@@ -24,7 +24,7 @@ public:
         : o_(options), comm_(comm), plan_(share_plan(comm, {}, config_text(options))), settings_(settings()) {
         const RankPlan& p = plan_.numbers;
         data_.emplace(o_.train_data, o_.seq_len, o_.seed, o_.raw_tokens);
-        if (!o_.val_data.empty()) { val_.emplace(o_, p.config.vocab_size, p.end_of_text); }
+        if (!o_.val_data.empty()) { val_.emplace(o_, data_->vocab_size(), p.end_of_text); }
         require_memory(Model::plan(p.config, o_.batch, o_.seq_len, settings_), o_, needs, p.config);
         compare_inputs();
         mine_ = micro_batches_of(comm.rank(), comm.size(), p.reduce_groups, p.micro_batches);

@@ -70,7 +70,8 @@ Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<cons
         const double coin =
             to_uniform(random_bits(p.seed, RandomUse::kSampling, p.number, 0, (uint64_t)k)[0]);
         const int never = k == 0 && prompt.size() == 1 && prompt[0] == end ? end : -1;
-        const int32_t token = sample_token(logits, p.temperature, p.top_k, coin, p.top_p, never);
+        const auto drawn = logits.first(std::min(logits.size(), (size_t)tokenizer.vocab_size()));
+        const int32_t token = sample_token(drawn, p.temperature, p.top_k, coin, p.top_p, never);
         if (token == end) {
             sample.ended = "end_of_text";
             break;

@@ -97,13 +97,7 @@ void choose_model(Options* options, int vocab_size, RunPlan* plan) {
     }
 }
 
-void check_model(const Options& o, const RunPlan& plan, int vocab_size) {
-    if (plan.config.vocab_size != vocab_size) {
-        throw Error(kExitBadInput,
-                    strf("%s has a vocabulary of %d tokens, %s of %d: they cannot be used together. "
-                         "Make the shards with the model's tokenizer, or train a new model (--model d12).",
-                         plan.model_from.c_str(), plan.config.vocab_size, o.train_data.c_str(), vocab_size));
-    }
+void check_model(const Options& o, const RunPlan& plan) {
     if (o.seq_len > plan.config.max_seq_len) {
         throw Error(
             kExitUsage,
@@ -240,7 +234,7 @@ RunPlan make_run_plan(Options* options, const DataLoader& data, double (*measure
         throw Error(kExitUsage, "--resume auto needs --out FOLDER: the run folder to go on in");
     }
     choose_model(options, data.vocab_size(), &plan);
-    check_model(o, plan, data.vocab_size());
+    check_model(o, plan);
     choose_groups(options, plan);
     int64_t tokens = o.total_batch > 0 ? o.total_batch : (int64_t)o.batch * o.seq_len * o.reduce_groups;
     plan.rows_per_step = tokens / o.seq_len;

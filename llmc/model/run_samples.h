@@ -12,16 +12,17 @@
 #include "llmc/host/stop_signal.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/model/model.h"
+#include "llmc/model/run_plan.h"
 
 namespace llmc {
 
 class RunSamples {
 public:
-    // The tokenizer is --tokenizer, or the one in the model's folder ("": it has none), or bytes if the
+    // vocab_size: the data's. The tokenizer is --tokenizer, or the one in the model's folder ("": it has none), or bytes if the
     // vocabulary is theirs; without one, samples are printed as token ids. Throws Error(kExitBadInput) if it
-    // has not as many tokens as the data, Error(kExitUsage) if there is a --prompt, samples are asked for,
+    // or the model is not of the data's tokens, Error(kExitUsage) if there is a --prompt, samples are asked for,
     // and no tokenizer can read it.
-    RunSamples(const Options& options, const std::string& model_folder, int vocab_size);
+    RunSamples(const Options& options, const RunPlan& plan, int vocab_size);
 
     const std::optional<Tokenizer>& tokenizer() const { return tokenizer_; }
     // by convention the end of text is the last token, in GPT-2's vocabulary and in the byte-level one
@@ -42,7 +43,8 @@ public:
             const double coin = to_uniform(
                 random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0]);
             const int never = has_ends_ && text.size() == 1 ? end_of_text_ : -1;
-            text.push_back(sample_token(model.logits_last(), o_.temperature, o_.top_k, coin, 1, never));
+            const auto logits = model.logits_last().first((size_t)vocab_size_);  // not the model's padding
+            text.push_back(sample_token(logits, o_.temperature, o_.top_k, coin, 1, never));
             if (has_ends_ && text.back() == end_of_text_) { break; }
         }
         return printable(text);
@@ -52,7 +54,7 @@ private:
     std::string printable(std::vector<int> text) const;
     Options o_;
     std::optional<Tokenizer> tokenizer_;
-    int end_of_text_ = 0;
+    int vocab_size_ = 0, end_of_text_ = 0;
     bool has_ends_ = true;    // false: no token is known to end a text, and the last one stands in for it
     std::vector<int> start_;  // the end of another text, then the prompt
 };

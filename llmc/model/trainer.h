@@ -52,7 +52,7 @@ public:
           comm_(comm),
           data_(o_.train_data, o_.seq_len, o_.seed, o_.raw_tokens),
           plan_(locked_plan()),
-          samples_(o_, plan_.model_folder, data_.vocab_size()),
+          samples_(o_, plan_, data_.vocab_size()),
           line_(o_.quiet, o_.log_every) {
         check_tokens(data_.set());
         if (!o_.val_data.empty()) { val_.emplace(o_, data_.vocab_size(), samples_.end_of_text()); }

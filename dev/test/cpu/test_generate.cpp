@@ -21,14 +21,18 @@ using namespace llmc;
 
 namespace {
 
-// a byte-level model with logits of some size, as a file; size: of its weights
-std::string write_random_model(const std::string& path, int positions, double size = 0.3) {
-    const GPT2Config c = {positions, 257, 320, 2, 4, 32};
+// A byte-level model with logits of some size, as a file; size: of its weights. rows: of another vocabulary, of whose last
+// tokens, from 457 on, the model is sure.
+std::string write_random_model(const std::string& path, int positions, double size = 0.3, int rows = 257) {
+    const GPT2Config c = {positions, rows, padded_vocab(rows), 2, 4, 32};
     GPT2Cpu model(c, 1, 2);
     for (int t = 0; t < kNumTensors; t++) {
         std::vector<float> x = random_vector<float>(tensor_total(c, t), 40 + t, size);
         if (t == kLn1w || t == kLn2w || t == kLnfw) {
             for (float& v : x) { v += 1; }
+        }
+        if (t == kWte) {
+            for (size_t i = 457 * 32; i < x.size(); i++) { x[i] *= 30; }
         }
         model.load(State::kParameter, t, 0, x);
     }
@@ -256,6 +260,64 @@ TEST_CASE("sub-commands: interactive text goes on from all that was written, aft
     CHECK(whole[7] != whole[9]);  // so that a wrong token of the first three would show
     CHECK(generate("--tokens 3 --interactive", "the cat\n\n\n") ==
           whole.substr(7, 3) + "\n" + whole.substr(10, 3) + "\n" + whole.substr(13, 3) + "\n");
+}
+
+TEST_CASE("sub-commands: a model with more rows than tokens is taken, the rest is never drawn, and kept") {
+    TempFolder folder;
+    const std::string bpe = "dev/test/fixture/bpe", shard = folder / "t.bin", hf = folder / "hf";
+    const std::string padded = write_random_model(folder / "padded.bin", 64, 0.3, 512);
+    std::vector<uint16_t> tokens;
+    for (int32_t id : random_tokens(400, 457, 3)) { tokens.push_back((uint16_t)id); }
+    write_token_shard(shard, tokens, 457);
+    const auto succeeds = [&](const Words& command) {
+        const ProgramRun run = run_train(folder.path(), command);
+        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+        return run;
+    };
+    const auto drawn = [&](const std::string& model, const std::string& tokenizer) {
+        const ProgramRun run = succeeds({"generate", model, "--tokenizer", tokenizer, "--json", "--tokens",
+                                         "50", "--prompt", "the", "--temperature", "1"});
+        for (const auto& id : Json::parse(run.out)["ids"]) { CHECK(id.get<int>() < 457); }
+        return run.err;
+    };
+    CHECK(contains(drawn(padded, bpe),
+                   "457 tokens, the model a vocabulary of 512: the rest is taken for padding"));
+    succeeds({"export", padded, "--hf", hf, "--tokenizer", bpe});
+    float before = 0, after = 0;
+    ModelFile(padded).read(kWte, 511 * 32, {&before, 1});
+    HfModel(hf).read(kWte, 511 * 32, {&after, 1});
+    CHECK(after == before);
+    CHECK(std::fabs(after) > 0);
+    const ProgramRun tuned = succeeds(
+        words("--model " + hf + " --train-data " + shard + " --val-data " + shard +
+              " --ranks 2 --seq-len 32 --batch 2 --steps 2 --sample-every 1 --out " + (folder / "run")));
+    CHECK(contains(tuned.err, "512 rows for the 457 tokens"));
+    CHECK(contains(succeeds({"eval", folder / "run", "--data", shard}).out, "loss"));
+    CHECK(contains(succeeds({"eval", padded, "--data", shard}).out, "loss"));  // no tokenizer says otherwise
+    // what is too different is still another's
+    write_token_shard(folder / "bytes.bin", std::vector<uint16_t>(100, 7), 257);
+    Tokenizer::bytes().save(folder.path());
+    for (const Words& command : {Words{"generate", padded, "--tokenizer", folder / "tokenizer.json"},
+                                 Words{"eval", padded, "--data", folder / "bytes.bin"},
+                                 Words{"eval", hf, "--data", folder / "bytes.bin"}}) {
+        const ProgramRun refused = run_train(folder.path(), command);
+        CHECK(refused.exit_code == kExitBadInput);
+        CHECK_MESSAGE(contains(refused.err, "vocabulary of"), refused.err);
+    }
+    // [PAD], which no text gives, needs no row
+    const std::string pad = folder / "pad";
+    std::filesystem::create_directory(pad);
+    std::filesystem::copy(bpe + "/encoder.json", pad + "/vocab.json");
+    std::filesystem::copy(bpe + "/vocab.bpe", pad + "/merges.txt");
+    write_bytes(pad + "/added_tokens.json", "{\"[PAD]\": 457}");
+    CHECK(Tokenizer::load(pad).vocab_size() == 458);
+    CHECK(Tokenizer::load(pad).decode(457) == "[PAD]");
+    for (int rows : {457, 458, 512}) { drawn(write_random_model(folder / "rows.bin", 64, 0.3, rows), pad); }
+    write_bytes(folder / "text", "the kernel of rung seven is the fastest one of them");
+    REQUIRE(run_train(folder.path(), {"--tokenizer", pad, "--out", folder / "s", folder / "text"},
+                      program_path("data/make_shards"))
+                .exit_code == kExitDone);
+    CHECK(TokenShard(folder / "s_train_000000.bin").vocab_size() == 457);
 }
 
 // a run of three steps, saved after the third

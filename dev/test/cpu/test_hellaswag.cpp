@@ -248,7 +248,11 @@ TEST_CASE("make_hellaswag: what is wrong is named with its line, and nothing is 
 
     BpeVocabulary large;  // ids of more than 16 bits
     for (int i = 0; i < 256; i++) { large.tokens.push_back(std::string(1, (char)i)); }
-    for (int i = 0; i < 65'300; i++) { large.tokens.push_back("token " + std::to_string(i)); }
+    for (int i = 0; i < 65'300; i++) {
+        const std::string left(1, (char)(i >> 8)), right(1, (char)i);
+        large.tokens.push_back(left + right);
+        large.merges.push_back({left, right});
+    }
     Tokenizer::bpe(large, -1, "large").save(folder.path());
     const ProgramRun too_many = make_hellaswag(folder, good, "--tokenizer " + folder.path());
     CHECK(too_many.exit_code == kExitBadInput);

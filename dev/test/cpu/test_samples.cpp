@@ -50,7 +50,9 @@ std::string run_sample(const std::string& prompt, double temperature) {
     o.prompt = prompt;
     o.temperature = temperature;
     EndingModel model;
-    return RunSamples(o, "", kByteVocabSize).text(model, 1, 1);
+    RunPlan plan;
+    plan.config.vocab_size = kByteVocabSize;
+    return RunSamples(o, plan, kByteVocabSize).text(model, 1, 1);
 }
 
 }  // namespace
