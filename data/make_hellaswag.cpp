@@ -56,8 +56,7 @@ void add_example(const JsonValue& object, const std::string& where, const Tokeni
                  EvalFileWriter* out) {
     const std::vector<int> context = tokenizer.encode(text_field(object, "ctx", where));
     const int label = label_of(object, where);
-    const JsonValue* list = object.find("endings");
-    const auto* values = list == nullptr ? nullptr : list->as<JsonValue::List>();
+    const auto* values = object.get<JsonValue::List>("endings");
     if (values == nullptr || values->size() != kEvalEndings) {
         throw Error(kExitBadInput,
                     strf("%s: expected a list of %d \"endings\", found %s", where.c_str(), kEvalEndings,

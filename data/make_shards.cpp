@@ -315,7 +315,7 @@ Tokenizer open_tokenizer(const std::string& path) {
     Tokenizer t = Tokenizer::load(path);
     constexpr int kMost = 1 << 16;
     const char* problem = !t.can_encode()       ? "it lists the tokens, but not how a text is cut into them"
-                          : t.end_of_text() < 0 ? "it has no <|endoftext|>, which goes before each document"
+                          : t.end_of_text() < 0 ? "it has no token (eos_token) to go before each document"
                           : t.shard_vocab() > kMost
                               ? "it has more than 65,536 tokens, which shards cannot hold"
                               : nullptr;

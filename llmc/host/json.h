@@ -24,6 +24,11 @@ public:
     }
     // the member of this name; null if this is not an object or has none
     const JsonValue* find(std::string_view name) const;
+    template <typename T>
+    const T* get(std::string_view name) const {  // the same if it is of this kind
+        const JsonValue* member = find(name);
+        return member == nullptr ? nullptr : member->as<T>();
+    }
 };
 
 struct JsonMember {

@@ -105,8 +105,7 @@ private:
         }
         SafetensorsEntry e;
         e.name = name;
-        const JsonValue* dtype = value.find("dtype");
-        const auto* text = dtype == nullptr ? nullptr : dtype->as<std::string>();
+        const auto* text = value.get<std::string>("dtype");
         const auto* known =
             std::find_if(std::begin(kKnownTypes), std::end(kKnownTypes),
                          [&](const KnownType& t) { return text != nullptr && *text == t.name; });

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
@@ -13,6 +14,8 @@
 namespace llmc {
 
 namespace {
+
+using Json = nlohmann::json;
 
 constexpr int32_t kTokenizerMagic = 20240328;
 constexpr int kMaxVocab = 1 << 20;
@@ -26,22 +29,23 @@ Tokenizer Tokenizer::bytes() {
     t.tokens_.emplace_back("<|endoftext|>");
     t.end_of_text_ = kByteEndOfText;
     t.bytes_ = true;
+    t.added_ = {{kByteEndOfText, kEndOfText}};
     return t;
 }
 
-Tokenizer Tokenizer::bpe(BpeVocabulary vocabulary, int end_of_text, const std::string& where) {
-    Tokenizer t;
-    t.bpe_ = std::make_shared<Bpe>(std::move(vocabulary), where);
-    t.end_of_text_ = end_of_text;
+Tokenizer Tokenizer::of(TokenizerFile file, const std::string& where) {
+    Tokenizer t = is_byte_vocabulary(file) ? bytes() : Tokenizer();
+    if (!t.bytes_) {
+        t.end_of_text_ = file.end_of_text;
+        t.bpe_ = std::make_shared<Bpe>(std::move(file.vocabulary), where);
+        t.added_ = std::move(file.added);
+        if (t.end_of_text_ >= 0) { t.added_.emplace_back(t.end_of_text_, t.decode(t.end_of_text_)); }
+    }
+    t.files_ = std::move(file.files);
     return t;
 }
 
 namespace {
-
-Tokenizer made_of(TokenizerFile file, const std::string& where) {
-    if (is_byte_vocabulary(file)) { return Tokenizer::bytes(); }
-    return Tokenizer::bpe(std::move(file.vocabulary), file.end_of_text, where);
-}
 
 // the two files that belong together
 constexpr const char* kPairs[][2] = {{"encoder.json", "vocab.bpe"}, {"vocab.json", "merges.txt"}};
@@ -74,9 +78,9 @@ Tokenizer Tokenizer::load(const std::string& path) {
     const std::filesystem::path name(path), folder = name.parent_path();
     for (const auto& [vocab, merges] : kPairs) {
         if (name.filename() != vocab && name.filename() != merges) { continue; }
-        return made_of(read_vocab_and_merges((folder / vocab).string(), (folder / merges).string()), path);
+        return of(read_vocab_and_merges((folder / vocab).string(), (folder / merges).string()), path);
     }
-    if (name.extension() == ".json") { return made_of(read_tokenizer_json(path), path); }
+    if (name.extension() == ".json") { return of(read_tokenizer_json(path), path); }
     return load_llmc(path);
 }
 
@@ -102,8 +106,9 @@ Tokenizer Tokenizer::load_llmc(const std::string& path) {
     t.tokens_.reserve((size_t)vocab);
     for (int id = 0; id < vocab; id++) {
         const size_t length = rest.empty() ? 0 : (uint8_t)rest[0];
-        if (rest.empty()) { header.fail(strf("token %d, length", id), "the end of the file", "1 to 255"); }
-        if (length == 0) { header.fail(strf("token %d, length", id), "0", "1 to 255"); }
+        if (length == 0) {
+            header.fail(strf("token %d, length", id), rest.empty() ? "the end of the file" : "0", "1 to 255");
+        }
         if (rest.size() < 1 + length) {
             header.fail(strf("token %d, bytes", id),
                         strf("%zu bytes before the end of the file", rest.size() - 1), strf("%zu", length));
@@ -137,13 +142,30 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
     return ids;
 }
 
-namespace {
-
-void write_file(const std::string& path, const std::string& bytes) {
-    FileWriter out(path);
-    out.write(bytes.data(), bytes.size());
-    out.commit();
+std::vector<int> Tokenizer::encode_prompt(std::string_view text, int rows) const {
+    std::vector<int> ids;
+    while (!text.empty()) {
+        int next = -1;  // the first; of those that begin there the longest
+        size_t at = text.size(), length = 0;
+        for (const auto& [id, token] : added_) {
+            const size_t here = std::min(text.find(token), text.size());
+            if (here < at || (here == at && here < text.size() && token.size() > length)) {
+                next = id, at = here, length = token.size();
+            }
+        }
+        for (int id : encode(text.substr(0, at))) { ids.push_back(id); }
+        if (next < 0) { break; }
+        if (next >= rows) {
+            throw Error(kExitUsage, strf("the prompt has %s, token %d, and the model has but %d rows",
+                                         quoted_name(decode(next)).c_str(), next, rows));
+        }
+        ids.push_back(next);
+        text.remove_prefix(at + length);
+    }
+    return ids;
 }
+
+namespace {
 
 // 20240328, version 2; tokens of more than 255 bytes do not fit and are cut
 std::string llmc_file(const std::vector<std::string>& tokens, int end_of_text) {
@@ -160,32 +182,29 @@ std::string llmc_file(const std::vector<std::string>& tokens, int end_of_text) {
 
 }  // namespace
 
-void Tokenizer::save(const std::string& folder) const {
-    if (!can_encode()) {
-        write_file(folder + "/tokenizer.bin", llmc_file(tokens(), end_of_text_));
-        return;
+TextFiles Tokenizer::files(int max_length) const {
+    TextFiles files = files_;
+    if (!can_encode()) { return {{"tokenizer.bin", llmc_file(tokens(), end_of_text_)}}; }
+    const TokenizerFile file = {bpe_ ? bpe_->vocabulary() : BpeVocabulary{tokens_, {}}, {}, end_of_text_, {}};
+    if (!files.contains("tokenizer.json") && !files.contains("merges.txt")) {
+        files["tokenizer.json"] = tokenizer_json_text(file, !bytes_);
+        if (!bytes_) { files["vocab.json"] = vocab_json_text(file), files["merges.txt"] = merges_text(file); }
     }
-    const TokenizerFile file = {bpe_ ? bpe_->vocabulary() : BpeVocabulary{tokens_, {}}, end_of_text_};
-    write_file(folder + "/tokenizer.json", tokenizer_json_text(file, !bytes_));
+    Json config = {{"add_prefix_space", false},
+                   {"clean_up_tokenization_spaces", false},
+                   {"tokenizer_class", bytes_ ? "PreTrainedTokenizerFast" : "GPT2Tokenizer"}};
+    for (const char* role : {"bos_token", "eos_token", "unk_token"}) {
+        if (end_of_text_ >= 0) { config[role] = decode(end_of_text_); }
+    }
+    std::string& text = files["tokenizer_config.json"];
+    if (!text.empty()) { config = Json::parse(text); }
+    config["model_max_length"] = max_length;
+    text = config.dump(2) + "\n";
+    return files;
 }
 
-bool Tokenizer::export_hf(const std::string& folder, int max_length) const {
-    if (!can_encode()) { return false; }
-    save(folder);
-    const TokenizerFile file = {bpe_ ? bpe_->vocabulary() : BpeVocabulary{tokens_, {}}, end_of_text_};
-    if (!bytes_) {
-        write_file(folder + "/vocab.json", vocab_json_text(file));
-        write_file(folder + "/merges.txt", merges_text(file));
-    }
-    std::string special;
-    for (const char* role : {"bos_token", "eos_token", "unk_token"}) {
-        if (end_of_text_ >= 0) { special += strf("  \"%s\": \"%s\",\n", role, kEndOfText); }
-    }
-    write_file(folder + "/tokenizer_config.json",
-               strf("{\n  \"add_prefix_space\": false,\n%s  \"clean_up_tokenization_spaces\": false,\n"
-                    "  \"model_max_length\": %d,\n  \"tokenizer_class\": \"%s\"\n}\n",
-                    special.c_str(), max_length, bytes_ ? "PreTrainedTokenizerFast" : "GPT2Tokenizer"));
-    return true;
+void Tokenizer::save(const std::string& folder, int max_length) const {
+    for (const auto& [name, text] : files(max_length)) { write_text_file(folder + "/" + name, text); }
 }
 
 std::string Tokenizer::printable(int id) const { return printable_text(decode(id), true); }

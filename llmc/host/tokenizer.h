@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "llmc/host/bpe.h"
+#include "llmc/host/tokenizer_files.h"
 
 namespace llmc {
 
@@ -28,8 +29,8 @@ class Tokenizer {
 public:
     // one token per byte, end of text 256
     static Tokenizer bytes();
-    // A byte-pair encoding; end_of_text: the id of <|endoftext|>, -1 if there is none.
-    static Tokenizer bpe(BpeVocabulary vocabulary, int end_of_text, const std::string& where);
+    // of files that transformers or OpenAI have written
+    static Tokenizer of(TokenizerFile file, const std::string& where);
     // Reads a folder (tokenizer.json, vocab.bpe with encoder.json, vocab.json with merges.txt, or
     // tokenizer.bin), one of these files, or llm.c's, version 1 or 2. Throws Error(kExitBadInput) naming file
     // and field unless every field and the size are right.
@@ -37,23 +38,19 @@ public:
     // the same of a folder; nothing if it has no tokenizer
     static std::optional<Tokenizer> find(const std::string& folder);
 
-    // Writes tokenizer.json into a folder that exists, or tokenizer.bin if the texts of the tokens are all
-    // that is known: what find() reads back.
-    void save(const std::string& folder) const;
-    // Writes what transformers' AutoTokenizer loads; false, and nothing is written, if this is a tokenizer
-    // that cannot encode.
-    bool export_hf(const std::string& folder, int max_length) const;
+    // What transformers' AutoTokenizer loads and find() reads back, as it was loaded, where it was so; tokenizer.bin, if the
+    // texts of the tokens are all that is known. max_length: a model's. save() writes it into a folder that exists.
+    TextFiles files(int max_length) const;
+    void save(const std::string& folder, int max_length) const;
 
     int vocab_size() const { return (int)tokens().size(); }
-    // What shards of this tokenizer state: all that a text or its end gives is below. Further tokens, such as [PAD], a model
-    // may have rows for or not.
+    // What shards of this tokenizer state: all that a text or its end gives is below. For further tokens, such as [PAD], a model
+    // has rows or not: fits().
     int shard_vocab() const { return bpe_ ? std::max(bpe_->text_ids(), end_of_text_ + 1) : vocab_size(); }
     bool made_shards_of(int vocab) const { return shard_vocab() <= vocab && vocab <= vocab_size(); }
-    bool fits(int rows) const {
-        return made_shards_of(rows) || may_be_padded(rows, vocab_size());
-    }  // of a model
+    bool fits(int rows) const { return made_shards_of(rows) || may_be_padded(rows, vocab_size()); }
     // -1 only for a version 1 file of fewer than 50,257 tokens: that version does not say, and means GPT-2's;
-    // and for a byte-pair encoding without an <|endoftext|>
+    // and for a byte-pair encoding without any
     int end_of_text() const { return end_of_text_; }
     bool is_bytes() const { return bytes_; }
     bool can_encode() const { return bytes_ || bpe_ != nullptr; }
@@ -62,6 +59,9 @@ public:
     const std::string& decode(int id) const;
     // The ids of a text: decoding gives back exactly its bytes. Throws Error(kExitUsage) if it cannot encode.
     std::vector<int> encode(std::string_view text) const;
+    // The same, but that <|endoftext|> and the other added tokens in it are tokens: of what a user types, not of data. Throws
+    // Error(kExitUsage) for one that a model with this many rows has none for.
+    std::vector<int> encode_prompt(std::string_view text, int rows) const;
     const Bpe* bpe() const { return bpe_.get(); }  // null if it is not one
 
     // For a terminal: control characters, with which a text could drive it, become \xHH, except newline and
@@ -76,6 +76,8 @@ private:
 
     std::vector<std::string> tokens_;  // unless bpe_ has them
     std::shared_ptr<const Bpe> bpe_;
+    AddedTokens added_;
+    TextFiles files_;  // as they were loaded
     int end_of_text_ = -1;
     bool bytes_ = false;
 };

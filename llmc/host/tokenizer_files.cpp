@@ -14,6 +14,8 @@
 
 namespace llmc {
 
+namespace fs = std::filesystem;
+
 namespace {
 
 constexpr size_t kMaxFile = 64 << 20;
@@ -81,6 +83,7 @@ void place(const std::string& path, int64_t id, std::string bytes, std::vector<s
     if (id < 0 || id >= kMaxVocab) {
         refuse(path, strf("found id %lld, expected 0 to %lld", (long long)id, (long long)kMaxVocab - 1));
     }
+    if (bytes.empty()) { refuse(path, strf("the text of id %lld is empty", (long long)id)); }
     if ((size_t)id >= tokens->size()) { tokens->resize((size_t)id + 1); }
     std::string& token = (*tokens)[(size_t)id];
     if (!token.empty() && token != bytes) {
@@ -97,8 +100,11 @@ void read_vocab(const std::string& path, const JsonValue* value, TokenizerFile* 
     for (const auto& [text, number] : *members) {
         const int64_t* id = number.as<int64_t>();
         if (id == nullptr) { refuse(path, quoted_name(text) + " has no whole number as its id"); }
+        if (std::ranges::count(file->added, std::pair((int)*id, text)) > 0) {
+            continue;
+        }  // need not be byte-level
         place(path, *id, added ? text : bytes_of(path, text), &file->vocabulary.tokens);
-        if (text == kEndOfText) { file->end_of_text = (int)*id; }
+        if (added) { file->added.emplace_back(*id, text); }
     }
 }
 
@@ -151,8 +157,7 @@ void check_kind(const std::string& path, const JsonValue& root) {
 }
 
 bool uses_regex(const JsonValue& root) {
-    const JsonValue* value = root.find("pre_tokenizer")->find("use_regex");
-    const bool* use = value == nullptr ? nullptr : value->as<bool>();
+    const bool* use = root.find("pre_tokenizer")->get<bool>("use_regex");
     return use == nullptr || *use;
 }
 
@@ -160,14 +165,13 @@ void read_added_tokens(const std::string& path, const JsonValue* value, Tokenize
     const auto* list = value == nullptr ? nullptr : value->as<JsonValue::List>();
     if (list == nullptr) { return; }
     for (const JsonValue& item : *list) {
-        const JsonValue *id = item.find("id"), *content = item.find("content");
-        const int64_t* number = id == nullptr ? nullptr : id->as<int64_t>();
-        const std::string* text = content == nullptr ? nullptr : content->as<std::string>();
-        if (number == nullptr || text == nullptr || text->empty()) {
+        const auto* number = item.get<int64_t>("id");
+        const auto* text = item.get<std::string>("content");
+        if (number == nullptr || text == nullptr) {
             refuse(path, "an added token has no \"id\" or no \"content\"");
         }
         place(path, *number, *text, &file->vocabulary.tokens);
-        if (*text == kEndOfText) { file->end_of_text = (int)*number; }
+        file->added.emplace_back(*number, *text);
     }
 }
 
@@ -188,18 +192,43 @@ void read_merges(const std::string& path, const JsonValue* value, TokenizerFile*
     }
 }
 
+// the files beside one, and what they call the end of a text, where that is a token
+void read_beside(const std::string& path, TokenizerFile* file) {
+    const auto& tokens = file->vocabulary.tokens;
+    const auto find = [&](const std::string& text) {
+        const auto at = std::find(tokens.begin(), tokens.end(), text);
+        return at == tokens.end() ? -1 : (int)(at - tokens.begin());
+    };
+    const auto beside = [&](const char* name) { return fs::path(path).replace_filename(name).string(); };
+    for (const char* name : kTokenizerFiles) {
+        if (auto text = read_whole(beside(name), kMaxFile)) { file->files[name] = *text; }
+    }
+    file->end_of_text = find(kEndOfText);
+    for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"}) {  // the newer one decides
+        if (!file->files.contains(name)) { continue; }
+        const JsonValue root = parse_json(file->files[name], beside(name), kLimits);
+        if (root.as<JsonValue::Object>() == nullptr) { refuse(beside(name), "expected an object"); }
+        const JsonValue* end = root.find("eos_token");  // a text, or an object with one
+        const auto* text = end == nullptr ? nullptr : end->get<std::string>("content");
+        if (text == nullptr) { text = root.get<std::string>("eos_token"); }
+        if (text != nullptr && find(*text) >= 0) { file->end_of_text = find(*text); }
+    }
+}
+
 }  // namespace
 
 TokenizerFile read_vocab_and_merges(const std::string& vocab_path, const std::string& merges_path) {
     TokenizerFile file;
     const JsonValue vocab = read_json_file(vocab_path, kMaxFile, kLimits);
-    read_vocab(vocab_path, &vocab, &file);
-    const auto added_path = std::filesystem::path(vocab_path).replace_filename("added_tokens.json");
-    if (file_kind(added_path.string()) != FileKind::kMissing) {
-        const JsonValue added = read_json_file(added_path.string(), kMaxFile, kLimits);
-        read_vocab(added_path.string(), &added, &file, true);
+    const auto added_path = fs::path(vocab_path).replace_filename("added_tokens.json").string();
+    if (file_kind(added_path) != FileKind::kMissing) {
+        const JsonValue added = read_json_file(added_path, kMaxFile, kLimits);
+        read_vocab(added_path, &added, &file, true);
     }
+    read_vocab(vocab_path, &vocab, &file);
     require_no_gaps(vocab_path, file);
+    read_beside(vocab_path, &file);
+    file.files.erase("tokenizer.json");  // which says the same, or something else
     const std::string merges = RegularFile(merges_path).text(kMaxFile);
     std::string_view text = merges;
     bool first = true;
@@ -218,14 +247,17 @@ TokenizerFile read_vocab_and_merges(const std::string& vocab_path, const std::st
 }
 
 TokenizerFile read_tokenizer_json(const std::string& path) {
-    const JsonValue root = read_json_file(path, kMaxFile, kLimits);
+    const std::string text = RegularFile(path).text(kMaxFile);
+    const JsonValue root = parse_json(text, path, kLimits);
     check_kind(path, root);
     TokenizerFile file;
     const JsonValue* model = root.find("model");
+    read_added_tokens(path, root.find("added_tokens"), &file);
     read_vocab(path, model->find("vocab"), &file);
     read_merges(path, model->find("merges"), &file);
-    read_added_tokens(path, root.find("added_tokens"), &file);
     require_no_gaps(path, file);
+    read_beside(path, &file);
+    file.files["tokenizer.json"] = text;
     if (!uses_regex(root) && !is_byte_vocabulary(file)) {
         refuse(path, "\"use_regex\" is false, but words are merged: texts would be cut in another way");
     }
@@ -260,9 +292,9 @@ std::string tokenizer_json_text(const TokenizerFile& file, bool use_regex) {
     std::string added;
     if (file.end_of_text >= 0) {
         added = strf(
-            "{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+            "{\"id\":%d,\"content\":%s,\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
             "\"normalized\":false,\"special\":true}",
-            file.end_of_text, kEndOfText);
+            file.end_of_text, json_text(file.vocabulary.tokens[(size_t)file.end_of_text]).c_str());
     }
     std::string merges;
     for (const auto& [left, right] : file.vocabulary.merges) {

@@ -1,7 +1,10 @@
 // The public file formats of byte-level BPE tokenizers: OpenAI's vocab.bpe with encoder.json, Hugging Face's
 // vocab.json with merges.txt (the same under other names) and tokenizer.json.
 #pragma once
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "llmc/host/bpe.h"
 
@@ -9,14 +12,27 @@ namespace llmc {
 
 constexpr const char* kEndOfText = "<|endoftext|>";
 
+using TextFiles = std::map<std::string, std::string>;  // name: content
+
+// tokens that stand for a whole text, as <|endoftext|>
+using AddedTokens = std::vector<std::pair<int, std::string>>;
+
 struct TokenizerFile {
     BpeVocabulary vocabulary;
-    int end_of_text = -1;  // the id of <|endoftext|>, -1 if there is none
+    AddedTokens added;
+    int end_of_text = -1;  // -1 if there is none
+    TextFiles files;       // of kTokenizerFiles, those that are passed on as they are
 };
+
+// what transformers' tokenizers, old and new, and we ask for
+constexpr const char* kTokenizerFiles[] = {
+    "tokenizer.json", "vocab.json",    "added_tokens.json",     "special_tokens_map.json",
+    "merges.txt",     "tokenizer.bin", "tokenizer_config.json", "chat_template.jinja"};
 
 // These throw Error(kExitBadInput) that names the file and what is wrong: ids that are not 0, 1, 2 ... each
 // once, tokens that are no byte-level text, and, in tokenizer.json, anything that would cut a text in
-// another way than GPT-2 does (another normalizer, pre-tokenizer or model).
+// another way than GPT-2 does (another normalizer, pre-tokenizer or model). The end of a text is what the files beside them call
+// so (eos_token), else <|endoftext|>.
 TokenizerFile read_vocab_and_merges(const std::string& vocab_path, const std::string& merges_path);
 TokenizerFile read_tokenizer_json(const std::string& path);
 

@@ -15,6 +15,7 @@
 #include "llmc/host/number_formats.h"
 #include "llmc/host/read_file.h"
 #include "llmc/model/finite.h"
+#include "llmc/model/run_folder.h"
 
 namespace llmc {
 
@@ -103,6 +104,11 @@ void ModelFile::read(int tensor, int64_t first, std::span<float> values) const {
     std::vector<uint16_t> narrow(values.size());
     file_.read(kHeaderBytes + at * sizeof(uint16_t), narrow.data(), narrow.size() * sizeof(uint16_t));
     std::transform(narrow.begin(), narrow.end(), values.begin(), from_bf16);
+}
+
+HfFacts ModelFile::facts() const {
+    const std::string newest = newest_step(fs::path(path()).parent_path().string());
+    return newest.empty() ? HfFacts() : read_hf_facts(newest + "/" + kConfigFile, config_.vocab_size);
 }
 
 void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,
@@ -264,10 +270,15 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
         const TrainedModel model(path(kModelFile), config, read);
         const Digest digests[] = {
             write_hf_weights(path(kModelFile), model, "fp32"),
-            write_text_file(path(kConfigFile), hf_config_text(config, "fp32", record.end_of_text)),
+            write_text_file(path(kConfigFile),
+                            hf_config_text(config, "fp32", record.end_of_text, record.kept)),
             write_optimizer_file(path(kOptimizerFile), config, record.state.optimizer, read),
             write_text_file(path(kRecordFile), to_json(record))};
         std::string manifest;
+        for (const auto& [file, text] :
+             record.tokenizer) {  // first, so that no cut looks like a run without one
+            manifest += fingerprint(write_text_file(path(file.c_str()), text), file.c_str()) + "\n";
+        }
         for (size_t i = 0; i < std::size(kFiles); i++) {
             manifest += fingerprint(digests[i], kFiles[i]) + "\n";
         }
@@ -298,8 +309,15 @@ CheckpointFacts inspect_checkpoint(const std::string& folder, Contents contents)
         }
         std::istringstream in(*manifest);
         for (const char* name : kFiles) {
-            std::string line;
-            std::getline(in, line);
+            std::string line, other;
+            while (std::getline(in, line) &&
+                   std::ranges::count(kTokenizerFiles, other = line.substr(line.rfind(' ') + 1)) > 0) {
+                if (contents != Contents::kRecord) {
+                    facts.damage = damage_of_file(folder, other.c_str(), line);
+                }
+                if (!facts.damage.empty()) { return facts; }
+                line.clear();
+            }
             const bool reads = contents == Contents::kAll || name == kRecordFile ||
                                (contents == Contents::kWeights && name != kOptimizerFile);
             if (reads) { facts.damage = damage_of_file(folder, name, line); }
@@ -326,6 +344,7 @@ Checkpoint::Checkpoint(const std::string& folder)
             strf("%s: not a usable optimizer state: %s: found %s, expected %s as in %s",
                  optimizer_.path().c_str(), what.c_str(), found.c_str(), expected.c_str(), kModelFile));
     };
+    record_.kept = model_.facts().kept;
     const std::vector<std::pair<State, int>> moments = moments_of(record_.state.optimizer);
     for (auto [state, t] : moments) {
         SafetensorsEntry expected;

@@ -8,6 +8,7 @@
 //                                      element has its place whatever machine or number of GPUs wrote it. Of
 //                                      Muon's tensors there is no second moment
 //     run.json                         all else: run_record.h
+//     tokenizer.json and others        as transformers' AutoTokenizer loads them, if the run has a tokenizer
 //     MANIFEST                         written last: size and XXH3 of each file
 //   Checkpoints of earlier versions (model.bin, optimizer.bin) are refused by name.
 // Which checkpoints of a run folder count: run_folder.h.
@@ -38,6 +39,7 @@ public:
     const std::string& path() const override { return file_.path(); }
     void read(int tensor, int64_t first, std::span<float> values) const override;
     const char* type() const override { return version_ == kModelFp32 ? "fp32" : "bf16"; }
+    HfFacts facts() const override;  // those of the newest checkpoint beside it
 
 private:
     RegularFile file_;

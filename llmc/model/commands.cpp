@@ -85,7 +85,10 @@ std::string read_prompt(const CommandOptions& o) {
 class Generator {
 public:
     Generator(const CommandOptions& o, const Engine& engine)
-        : o_(o), model_(find_model(o)), tokenizer_(require_tokenizer(o, model_)) {
+        : o_(o),
+          model_(find_model(o)),
+          tokenizer_(require_tokenizer(o, model_)),
+          facts_(model_.source->facts()) {
         if (!o_.prompt.empty() || o_.interactive) { (void)tokenizer_.encode(""); }  // can it?
         decoder_ = engine.decoder(*model_.source, o.dtype);
     }
@@ -113,18 +116,19 @@ private:
         });
     }
     std::vector<int32_t> start() const {
-        const int end = tokenizer_.end_of_text();
-        return end >= 0 ? std::vector<int32_t>{end} : std::vector<int32_t>{};
+        const int begin = facts_.begins.empty() ? tokenizer_.end_of_text() : facts_.begins[0];
+        return begin >= 0 ? std::vector<int32_t>{begin} : std::vector<int32_t>{};
     }
     std::vector<int32_t> with(std::vector<int32_t> tokens, const std::string& text) const {
-        for (int id : tokenizer_.encode(text)) { tokens.push_back(id); }
+        for (int id : tokenizer_.encode_prompt(text, decoder_->config().vocab_size)) { tokens.push_back(id); }
         if (tokens.empty()) {
-            throw Error(kExitUsage, "generate: give a --prompt: this tokenizer has no <|endoftext|>");
+            throw Error(kExitUsage, "generate: give a --prompt: no token is known to begin a text");
         }
         return tokens;
     }
     SampleParams params(int64_t number) const {
-        return {o_.tokens, o_.temperature, o_.top_p, o_.top_k, o_.seed, (uint32_t)number, o_.stop};
+        return {o_.tokens, o_.temperature,   o_.top_p, o_.top_k,
+                o_.seed,   (uint32_t)number, o_.stop,  facts_.ends};
     }
 
     void count(const Sample& sample) {
@@ -150,7 +154,7 @@ private:
 
     void write_one(const std::string& prompt, int64_t number) {
         Context context = new_context();
-        const std::vector<int32_t> tokens = prompt.empty() ? start() : with(start(), prompt);
+        const std::vector<int32_t> tokens = with(start(), prompt);
         if (!o_.json) { print_text((number > 0 ? "---\n" : "") + prompt); }
         const Sample sample =
             write_sample(&context, tokenizer_, tokens, params(number), [&](std::string_view text) {
@@ -195,6 +199,7 @@ private:
     const CommandOptions& o_;
     NamedModel model_;
     Tokenizer tokenizer_;
+    HfFacts facts_;
     std::unique_ptr<Decoder> decoder_;
     int64_t computed_ = 0;  // as Sample's, of all
     double prompt_seconds_ = 0, seconds_ = 0;
@@ -290,10 +295,8 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
     const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
     std::optional<EvalFile> questions;
     if (!o.hellaswag.empty()) {
-        const int vocab = questions.emplace(o.hellaswag).vocab_size(),
-                  expected = tokenizer ? tokenizer->shard_vocab() : c.vocab_size;
-        require_vocabulary(*questions, same_ids(tokenizer, c.vocab_size, vocab) ? vocab : expected,
-                           named.path);
+        const bool same = same_ids(tokenizer, c.vocab_size, questions.emplace(o.hellaswag).vocab_size());
+        if (!same) { require_vocabulary(*questions, c.vocab_size, named.path); }
     }
     const std::unique_ptr<LoadedModel> model = engine.evaluator(*named.source, o.batch, T);
     if (!o.data.empty()) { evaluate_shards(o, c, tokenizer, model.get(), T); }

@@ -72,7 +72,7 @@ Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<cons
         const int never = k == 0 && prompt.size() == 1 && prompt[0] == end ? end : -1;
         const auto drawn = logits.first(std::min(logits.size(), (size_t)tokenizer.vocab_size()));
         const int32_t token = sample_token(drawn, p.temperature, p.top_k, coin, p.top_p, never);
-        if (token == end) {
+        if (token == end || std::ranges::count(p.ends, token) > 0) {
             sample.ended = "end_of_text";
             break;
         }

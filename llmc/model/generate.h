@@ -19,6 +19,7 @@ struct SampleParams {
     uint64_t seed = 0;
     uint32_t number = 0;            // of the sample: each has random numbers of its own
     std::vector<std::string> stop;  // not empty ones: the text ends before the first of them
+    std::vector<int> ends;          // tokens that end it, beside the tokenizer's
 };
 
 // A text that grows by the bytes of tokens and is passed on in pieces that may be printed: whole UTF-8

@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <utility>
 
+#include "llmc/host/binary_file.h"
 #include "llmc/host/error.h"
+#include "llmc/host/read_file.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/hf_model.h"
 
@@ -34,12 +36,9 @@ void require_no_run_there(const std::string& folder, const std::string& cure) {
 namespace {
 
 // Throws if files of a tokenizer would stay beside a model that they are not of.
-void require_no_other_tokenizer(const std::string& folder, const std::optional<Tokenizer>& tokenizer) {
-    const bool json = tokenizer && tokenizer->can_encode(), lists = json && tokenizer->bpe() != nullptr;
-    std::error_code ignored;
-    for (const auto& [name, written] :
-         {std::pair("tokenizer.json", json), {"vocab.json", lists}, {"merges.txt", lists}}) {
-        if (written || !std::filesystem::exists(folder + "/" + name, ignored)) { continue; }
+void require_no_other_tokenizer(const std::string& folder, const TextFiles& written) {
+    for (const char* name : kTokenizerFiles) {
+        if (written.contains(name) || file_kind(folder + "/" + name) == FileKind::kMissing) { continue; }
         throw Error(
             kExitUsage,
             strf(
@@ -63,17 +62,14 @@ std::string export_hf(const std::string& folder, const ModelSource& source,
                       const std::string& run) {
     const GPT2Config& c = source.config();
     const std::string stored = type == "auto" ? source.type() : type;
-    require_no_other_tokenizer(folder, tokenizer);
-    bool encodes = false;
-    write_hf_model(folder, source, stored, end_of_text(tokenizer, c.vocab_size), run,
-                   [&] { encodes = tokenizer && tokenizer->export_hf(folder, c.max_seq_len); });
+    const bool encodes = tokenizer && tokenizer->can_encode();
+    const TextFiles others = encodes ? tokenizer->files(c.max_seq_len) : TextFiles();
+    require_no_other_tokenizer(folder, others);
+    write_hf_model(folder, source, stored, end_of_text(tokenizer, c.vocab_size), run, others);
     std::string files = folder + ": model.safetensors (" + stored + "), config.json, generation_config.json";
-    if (!encodes) {
-        *note = "no tokenizer was written: none that can encode is known. Give --tokenizer.";
-        return files;
-    }
-    return files + ", tokenizer.json, tokenizer_config.json" +
-           (tokenizer->bpe() == nullptr ? "" : ", vocab.json, merges.txt");
+    for (const auto& [name, text] : others) { files += ", " + name; }
+    if (!encodes) { *note = "no tokenizer was written: none that can encode is known. Give --tokenizer."; }
+    return files;
 }
 
 void require_export_folder(const Options& o, const std::string& run_folder, const Line& line) {

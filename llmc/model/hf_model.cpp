@@ -5,23 +5,26 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "llmc/host/error.h"
 #include "llmc/host/json.h"
+#include "llmc/host/read_file.h"
 #include "llmc/host/utf8.h"
 
 namespace llmc {
 
 namespace fs = std::filesystem;
+using Json = nlohmann::json;
 
 namespace {
 
 constexpr const char* kPrefix = "transformer.";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kRunKey = "plumb_run";  // which transformers keeps and passes over
-constexpr const char* kUnfinished =
-    "{\n  \"model_type\": \"of an export that was not finished: export again\"\n}\n";
+constexpr const char* kKept[] = {"attn_pdrop",        "bos_token_id", "embd_pdrop", "eos_token_id",
+                                 "initializer_range", "pad_token_id", "resid_pdrop"};  // of config.json
 constexpr size_t kMaxConfig = 1 << 20, kMaxIndex = 16 << 20;
 
 struct HfTensor {
@@ -49,70 +52,56 @@ std::vector<int64_t> hf_shape(const GPT2Config& c, int tensor) {
                                          : std::vector<int64_t>{rows, cols};
 }
 
+// A JSON object within the limits of parse_json().
+Json read_object(const std::string& path) {
+    const std::string text = RegularFile(path).text(kMaxConfig);
+    (void)parse_json(text, path);
+    Json json = Json::parse(text);
+    if (json.is_object()) { return json; }
+    throw Error(kExitBadInput, path + ": found something else, expected a JSON object");
+}
+
 // ---- config.json -------------------------------------------------------------------------------
 
 // the fields of one config.json, each checked as it is asked for
 class ConfigReader {
 public:
-    explicit ConfigReader(const std::string& path) : path_(path), root_(read_json_file(path, kMaxConfig)) {}
+    explicit ConfigReader(const std::string& path) : path_(path), root_(read_object(path)) {}
 
     [[noreturn]] void fail(const char* field, const std::string& found, const std::string& expected) const {
         throw Error(kExitBadInput, strf("%s: %s: found %s, expected %s. Only GPT-2 as published can be "
                                         "loaded.",
                                         path_.c_str(), field, found.c_str(), expected.c_str()));
     }
-    int size(const char* field, int most) const {
-        const JsonValue* value = root_.find(field);
-        const int64_t* number = value == nullptr ? nullptr : value->as<int64_t>();
-        if (number == nullptr || *number < 1 || *number > most) {
-            fail(field, number == nullptr ? "no whole number" : strf("%lld", (long long)*number),
-                 strf("1 to %d", most));
+    int size(const char* field, int most, const Json& absent = {}) const {
+        const Json value = root_.value(field, absent);
+        if (!value.is_number_integer() || value < 1 || value > most) {
+            fail(field, printable_text(value.dump()), strf("1 to %d", most));
         }
-        return (int)*number;
+        return value;
     }
-    // a field that may be left out, or null, must have this value otherwise
-    void expect_text(const char* field, std::initializer_list<const char*> allowed) const {
-        const JsonValue* value = root_.find(field);
-        if (value == nullptr || value->is_null()) { return; }
-        const std::string* text = value->as<std::string>();
-        if (text == nullptr || std::find(allowed.begin(), allowed.end(), *text) == allowed.end()) {
-            fail(field, text == nullptr ? "something else" : quoted_name(*text), *allowed.begin());
-        }
-    }
-    void expect_bool(const char* field, bool expected) const {
-        const JsonValue* value = root_.find(field);
-        if (value == nullptr || value->is_null()) { return; }
-        const bool* found = value->as<bool>();
-        if (found == nullptr || *found != expected) {
-            fail(field, expected ? "false" : "true", expected ? "true" : "false");
-        }
-    }
-    void expect_number(const char* field, double expected) const {
-        const JsonValue* value = root_.find(field);
-        if (value == nullptr || value->is_null()) { return; }
-        const double* real = value->as<double>();
-        const int64_t* whole = value->as<int64_t>();
-        const double found = real != nullptr ? *real : whole != nullptr ? (double)*whole : NAN;
-        if (!(std::fabs(found - expected) <= 1e-6 * expected)) {
-            fail(field, strf("%g", found), strf("%g", expected));
-        }
+    // a field that may be left out, or null, must have one of these values otherwise
+    void expect(const char* field, const std::vector<Json>& allowed) const {
+        const Json value = root_.value(field, Json());
+        if (value.is_null() || std::ranges::count(allowed, value) > 0) { return; }
+        fail(field, printable_text(value.dump()), allowed[0].dump());
     }
 
 private:
     std::string path_;
-    JsonValue root_;
+    Json root_;
 };
 
 GPT2Config read_hf_config(const std::string& path) {
     const ConfigReader in(path);
-    in.expect_text("model_type", {"gpt2"});
-    in.expect_text("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
-    in.expect_number("layer_norm_epsilon", 1e-5);
-    in.expect_bool("scale_attn_weights", true);
-    in.expect_bool("scale_attn_by_inverse_layer_idx", false);
-    in.expect_bool("reorder_and_upcast_attn", false);
-    in.expect_bool("add_cross_attention", false);
-    in.expect_bool("tie_word_embeddings", true);
+    in.expect("model_type", {"gpt2"});
+    in.expect("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
+    in.expect("layer_norm_epsilon", {1e-5, (double)1e-5f});
+    in.expect("scale_attn_weights", {true});
+    in.expect("scale_attn_by_inverse_layer_idx", {false});
+    in.expect("reorder_and_upcast_attn", {false});
+    in.expect("add_cross_attention", {false});
+    in.expect("tie_word_embeddings", {true});
     GPT2Config c;
     c.max_seq_len = in.size("n_positions", 1 << 20);
     c.vocab_size = in.size("vocab_size", 1 << 20);
@@ -120,7 +109,7 @@ GPT2Config read_hf_config(const std::string& path) {
     c.num_layers = in.size("n_layer", 1024);
     c.num_heads = in.size("n_head", 65536);
     c.channels = in.size("n_embd", 65536);
-    in.expect_number("n_inner", 4.0 * c.channels);
+    in.expect("n_inner", {4 * c.channels});
     if (c.channels % c.num_heads != 0) {
         in.fail("n_head", strf("%d", c.num_heads), strf("a divisor of n_embd = %d", c.channels));
     }
@@ -130,8 +119,7 @@ GPT2Config read_hf_config(const std::string& path) {
 // the shards that an index names; they lie beside it
 std::set<std::string> read_index(const std::string& path, std::map<std::string, std::string>* file_of) {
     const JsonValue root = read_json_file(path, kMaxIndex);
-    const JsonValue* map = root.find("weight_map");
-    const auto* members = map == nullptr ? nullptr : map->as<JsonValue::Object>();
+    const auto* members = root.get<JsonValue::Object>("weight_map");
     if (members == nullptr || members->empty()) {
         throw Error(kExitBadInput, path + ": weight_map: found none, expected an object of tensor: file");
     }
@@ -186,12 +174,34 @@ void transpose(const float* in, int64_t rows, int64_t cols, float* out) {
 
 }  // namespace
 
+HfFacts read_hf_facts(const std::string& path, int vocab_size) {
+    Json config = read_object(path), kept = Json::object();
+    const std::string generation = fs::path(path).replace_filename("generation_config.json").string();
+    if (file_kind(generation) != FileKind::kMissing) { config.update(read_object(generation)); }
+    for (const char* name : kKept) {
+        if (config.contains(name)) { kept[name] = config[name]; }
+    }
+    HfFacts facts;
+    for (auto [name, ids] : {std::pair("bos_token_id", &facts.begins), {"eos_token_id", &facts.ends}}) {
+        const Json value = kept.value(name, Json());
+        for (const Json& id : value.is_array() ? value : Json::array({value})) {
+            if (id.is_number_integer() && id >= 0 && id < vocab_size) { ids->push_back(id); }
+        }
+        if (ids->empty()) {
+            kept.erase(name);
+        }  // transformers writes GPT-2's into the file of any vocabulary
+    }
+    facts.kept = kept.dump();
+    return facts;
+}
+
 HfModel::HfModel(const std::string& path) : path_(path) {
     std::error_code ignored;
     const bool folder = fs::is_directory(path, ignored);
     const std::string config =
         ((folder ? fs::path(path) : fs::path(path).parent_path()) / "config.json").string();
     config_ = read_hf_config(config);
+    facts_ = read_hf_facts(config, config_.vocab_size);
     open_files();
     find_tensors();
 }
@@ -314,19 +324,22 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
 
 // ---- export ------------------------------------------------------------------------------------
 
-std::string hf_config_text(const GPT2Config& c, const std::string& type, int end_of_text) {
-    const char* torch_type = type == "fp32" ? "float32" : type == "fp16" ? "float16" : "bfloat16";
-    return strf(
-        "{\n  \"activation_function\": \"gelu_new\",\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n"
-        "  \"attn_pdrop\": 0.0,\n  \"bos_token_id\": %d,\n  \"embd_pdrop\": 0.0,\n  \"eos_token_id\": %d,\n"
-        "  \"initializer_range\": 0.02,\n  \"layer_norm_epsilon\": 1e-05,\n  \"model_type\": \"gpt2\",\n"
-        "  \"n_ctx\": %d,\n  \"n_embd\": %d,\n  \"n_head\": %d,\n  \"n_inner\": null,\n  \"n_layer\": %d,\n"
-        "  \"n_positions\": %d,\n  \"reorder_and_upcast_attn\": false,\n  \"resid_pdrop\": 0.0,\n"
-        "  \"scale_attn_by_inverse_layer_idx\": false,\n  \"scale_attn_weights\": true,\n"
-        "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"%s\",\n  \"use_cache\": true,\n"
-        "  \"vocab_size\": %d\n}\n",
-        end_of_text, end_of_text, c.max_seq_len, c.channels, c.num_heads, c.num_layers, c.max_seq_len,
-        torch_type, c.vocab_size);
+std::string hf_config_text(const GPT2Config& c, const std::string& type, int end_of_text,
+                           const std::string& kept) {
+    Json config = Json::parse(R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.0, "embd_pdrop": 0.0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2", "n_inner": null, "reorder_and_upcast_attn": false, "resid_pdrop": 0.0,
+        "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true, "tie_word_embeddings": true,
+        "use_cache": true})");
+    config["bos_token_id"] = config["eos_token_id"] = end_of_text;
+    config["n_ctx"] = config["n_positions"] = c.max_seq_len;
+    config["n_embd"] = c.channels;
+    config["n_head"] = c.num_heads;
+    config["n_layer"] = c.num_layers;
+    config["torch_dtype"] = type == "fp32" ? "float32" : type == "fp16" ? "float16" : "bfloat16";
+    config["vocab_size"] = c.vocab_size;
+    config.update(Json::parse(kept));
+    return config.dump(2) + "\n";
 }
 
 Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type,
@@ -379,14 +392,15 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, cons
 }
 
 void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
-                    int end_of_text, const std::string& run, const std::function<void()>& add_others) {
+                    int end_of_text, const std::string& run, const TextFiles& others) {
     make_writable_folder(folder);
-    std::string config = hf_config_text(source.config(), type, end_of_text), unfinished = kUnfinished;
-    for (std::string* text : {&config, &unfinished}) {
-        if (!run.empty()) { text->insert(2, strf("  \"%s\": \"%s\",\n", kRunKey, run.c_str())); }
-    }
+    Json kept = Json::parse(source.facts().kept);
+    if (!run.empty()) { kept[kRunKey] = run; }
+    const std::string config = hf_config_text(source.config(), type, end_of_text, kept.dump());
+    Json unfinished = {{"model_type", "of an export that was not finished: export again"}};
+    if (!run.empty()) { unfinished[kRunKey] = run; }
     const std::string config_file = folder + "/config.json";
-    const auto begin = [&] { write_text_file(config_file, unfinished); };
+    const auto begin = [&] { write_text_file(config_file, unfinished.dump(2) + "\n"); };
     std::error_code ignored;
     const bool is_new = !fs::exists(config_file, ignored);
     if (is_new) { begin(); }
@@ -396,19 +410,19 @@ void write_hf_model(const std::string& folder, const ModelSource& source, const 
         if (is_new) { fs::remove(config_file, ignored); }
         throw;
     }
-    write_text_file(
-        folder + "/generation_config.json",
-        strf("{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n",
-             end_of_text, end_of_text));
-    if (add_others != nullptr) { add_others(); }
+    Json generation = {{"_from_model_config", true}};
+    for (const char* name : {"bos_token_id", "eos_token_id"}) {
+        generation[name] = Json::parse(config)[name];
+    }
+    write_text_file(folder + "/generation_config.json", generation.dump(2) + "\n");
+    for (const auto& [name, text] : others) { write_text_file(folder + "/" + name, text); }
     write_text_file(config_file, config);
 }
 
 std::string run_of_hf_model(const std::string& folder) {
     try {
         const JsonValue config = read_json_file(folder + "/config.json", kMaxConfig);
-        const JsonValue* run = config.find(kRunKey);
-        const auto* id = run == nullptr ? nullptr : run->as<std::string>();
+        const auto* id = config.get<std::string>(kRunKey);
         return id == nullptr ? "" : *id;
     } catch (const Error&) { return ""; }  // none, or not one that a run has written
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "llmc/host/safetensors.h"
+#include "llmc/host/tokenizer_files.h"
 #include "llmc/model/model_source.h"
 
 namespace llmc {
@@ -20,6 +21,7 @@ public:
     const std::string& path() const override { return path_; }
     void read(int tensor, int64_t first, std::span<float> values) const override;
     const char* type() const override;
+    HfFacts facts() const override { return facts_; }
 
 private:
     struct Place {
@@ -33,13 +35,19 @@ private:
 
     std::string path_;
     GPT2Config config_;
+    HfFacts facts_;
     std::vector<std::unique_ptr<SafetensorsFile>> files_;
     std::vector<Place> places_[kNumTensors];  // by layer
 };
 
+// What config.json at this path says of a model with this vocabulary, and generation_config.json beside it, which goes before.
+// Throws Error(kExitBadInput) for what is no JSON object.
+HfFacts read_hf_facts(const std::string& path, int vocab_size);
+
 // The text of config.json, as transformers reads it. type: "fp32", "bf16" or "fp16"; end_of_text: its token
-// id.
-std::string hf_config_text(const GPT2Config& config, const std::string& type, int end_of_text);
+// id; kept: HfFacts', which goes before all else.
+std::string hf_config_text(const GPT2Config& config, const std::string& type, int end_of_text,
+                           const std::string& kept = "{}");
 
 // model.safetensors alone. before: as FileWriter::commit()'s. Errors as FileWriter's, and kExitBadInput for what is not
 // finite in this type.
@@ -47,13 +55,12 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, cons
                         const std::function<void()>& before = nullptr);
 
 // Writes config.json, generation_config.json and model.safetensors, which transformers loads, into a folder,
-// which is made. type: "fp32", "bf16" or "fp16"; end_of_text: its token id. run: the id of the run's
-// start that exports it (run_record.h), "" = none; config.json has it. config.json is written last, behind what add_others()
-// writes: until then a config.json is there that nobody loads, but has the run's id, so that a run knows an export that it was
-// killed in. If the weights cannot be written, all is as it was. Errors as above.
+// which is made, and others beside them. type: "fp32", "bf16" or "fp16"; end_of_text: its token id, unless the source's facts say
+// another. run: the id of the run's start that exports it (run_record.h), "" = none; config.json has it. config.json is written
+// last: until then one is there that nobody loads, but has the run's id, so that a run knows an export that it was killed in. If
+// the weights cannot be written, all is as it was. Errors as above.
 void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
-                    int end_of_text, const std::string& run = "",
-                    const std::function<void()>& add_others = nullptr);
+                    int end_of_text, const std::string& run = "", const TextFiles& others = {});
 
 // the run noted in the config.json of a folder, or ""
 std::string run_of_hf_model(const std::string& folder);

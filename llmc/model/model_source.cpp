@@ -33,7 +33,9 @@ NamedModel checkpoint_model(const std::string& folder) {
         throw Error(kExitBadInput, damage + ". Name another step_ folder, or a run's model.bin.");
     }
     const std::string file = folder + "/model.safetensors";
-    return {std::make_unique<HfModel>(file), file, folder_of(fs::path(folder))};
+    const bool has_tokenizer = std::ranges::any_of(
+        kTokenizerFiles, [&](const char* name) { return is_there(fs::path(folder) / name); });
+    return {std::make_unique<HfModel>(file), file, has_tokenizer ? folder : folder_of(fs::path(folder))};
 }
 
 // The newest step_ folder if it was saved after model.bin, else "". A run writes model.bin last; a run that is

@@ -5,11 +5,18 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 
 namespace llmc {
+
+// What config.json says that training has no use for, but that makes a model what it is: an export keeps it.
+struct HfFacts {
+    std::vector<int> begins, ends;  // of a text: bos_token_id, eos_token_id, if the vocabulary has them
+    std::string kept = "{}";        // these and others, as a JSON object
+};
 
 class ModelSource {
 public:
@@ -19,6 +26,7 @@ public:
     // values [first, first + values.size()) of a tensor in file order, as fp32
     virtual void read(int tensor, int64_t first, std::span<float> values) const = 0;
     virtual const char* type() const = 0;  // of what is stored: "fp32", "bf16" or "fp16"
+    virtual HfFacts facts() const { return {}; }
 };
 
 struct NamedModel {

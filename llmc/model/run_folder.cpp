@@ -344,10 +344,10 @@ void remove_leftovers(const std::string& run_folder) {
                            file_kind(run_folder + "/step_" + digits) == FileKind::kMissing;
         size_t mark = name.rfind(".tmp-");
         bool ours = false;
-        for (const char* start :
-             {"step_", "DONE_", "model.bin", "log.jsonl", "config.toml", "report.html", "tokenizer."}) {
+        for (const char* start : {"step_", "DONE_", "model.bin", "log.jsonl", "config.toml", "report.html"}) {
             ours = ours || name.starts_with(start);
         }
+        for (const char* start : kTokenizerFiles) { ours = ours || name.starts_with(start); }
         if (stale || (ours && mark != std::string::npos &&
                       name.find_first_not_of("0123456789", mark + 5) == std::string::npos)) {
             std::error_code ignored;

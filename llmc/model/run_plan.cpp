@@ -89,6 +89,7 @@ void choose_model(Options* options, int vocab_size, RunPlan* plan) {
         plan->model_file = plan->model_from = model.path;
         plan->model_folder = model.folder;
         plan->config = model.source->config();
+        plan->record.kept = model.source->facts().kept;
     } else {
         int positions = o.max_seq_len > 0 ? o.max_seq_len : o.seq_len;
         plan->config = {positions,    vocab_size,  padded_vocab(vocab_size),

@@ -51,7 +51,7 @@ RunSamples::RunSamples(const Options& options, const RunPlan& plan, int vocab_si
                  "Give --tokenizer, or leave --prompt out.",
                  o_.train_data.c_str(), vocab_size, kByteVocabSize));
     }
-    for (int id : tokenizer_->encode(o_.prompt)) { start_.push_back(id); }
+    for (int id : tokenizer_->encode_prompt(o_.prompt, rows)) { start_.push_back(id); }
 }
 
 std::string RunSamples::printable(std::vector<int> text) const {

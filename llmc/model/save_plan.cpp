@@ -44,6 +44,7 @@ SavePlan plan_saves(const Options& o, const RunPlan& plan, int64_t training_byte
         p.at_once += multiples(first, last, o.val_every);
     }
     p.checkpoint_bytes = checkpoint_bytes(plan.config, o.optimizer);
+    for (const auto& [name, text] : plan.record.tokenizer) { p.checkpoint_bytes += (int64_t)text.size(); }
     p.model_bytes = file_elements(plan.config) * (o.model_dtype == "bf16" ? 2 : 4);
     p.free_bytes = free_disk(plan.out);
     p.copy_bytes = state_elements(plan.config, o.optimizer) * (int64_t)sizeof(float);

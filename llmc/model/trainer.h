@@ -54,6 +54,8 @@ public:
           plan_(locked_plan()),
           samples_(o_, plan_, data_.vocab_size()),
           line_(o_.quiet, o_.log_every) {
+        const auto& tokenizer = samples_.tokenizer();
+        if (tokenizer) { plan_.record.tokenizer = tokenizer->files(plan_.config.max_seq_len); }
         check_tokens(data_.set());
         if (!o_.val_data.empty()) { val_.emplace(o_, data_.vocab_size(), samples_.end_of_text()); }
         if (!o_.hellaswag.empty()) {
@@ -212,7 +214,10 @@ private:
                      log_start(record_.line, first, record_.data_start != plan_.record.data_start, header));
         line_.note(set_aside(plan_.out, record_.line));
         const auto& tokenizer = samples_.tokenizer();
-        if (tokenizer && !tokenizer->is_bytes()) { tokenizer->save(plan_.out); }
+        const bool known = plan_.config.vocab_size == kByteVocabSize;  // without a file
+        if (tokenizer && !(tokenizer->is_bytes() && known)) {
+            tokenizer->save(plan_.out, plan_.config.max_seq_len);
+        }
         write_text_file(plan_.out + "/config.toml", config_text(o_));
         return first;
     }

@@ -155,8 +155,7 @@ TEST_CASE("bpe: files are written and read back") {
     TempFolder folder;
     const Tokenizer t = Tokenizer::load(kFixture + "/vocab.bpe");
     CHECK_FALSE(Tokenizer::find(folder.path()).has_value());
-    t.save(folder.path());
-    CHECK(t.export_hf(folder.path(), 64));
+    t.save(folder.path(), 64);
     for (const char* name : {"", "/tokenizer.json", "/vocab.json", "/merges.txt"}) {
         const Tokenizer back = Tokenizer::load(folder.path() + name);
         CHECK(back.bpe()->vocabulary().tokens == t.bpe()->vocabulary().tokens);
@@ -164,20 +163,70 @@ TEST_CASE("bpe: files are written and read back") {
         CHECK(back.end_of_text() == 456);
     }
     TempFolder bytes;
-    CHECK(Tokenizer::bytes().export_hf(bytes.path(), 64));
+    Tokenizer::bytes().save(bytes.path(), 64);
     CHECK(Tokenizer::load(bytes.path()).is_bytes());
     TempFolder list;  // what cannot encode keeps its texts
     write_bytes(list / "tokenizer.bin", header_bytes({20240328, 2, 2, 1}) + std::string("\1a\3b\0c", 6));
     const Tokenizer texts = Tokenizer::load(list / "tokenizer.bin");
     CHECK_FALSE(texts.can_encode());
-    CHECK_FALSE(texts.export_hf(list.path(), 64));
-    texts.save(folder.path());
+    texts.save(folder.path(), 64);
     CHECK(read_bytes(folder / "tokenizer.bin") == read_bytes(list / "tokenizer.bin"));
+}
+
+TEST_CASE(
+    "bpe: added tokens are tokens in a prompt, the end of a text may have another name, and all is passed "
+    "on") {
+    TempFolder folder;
+    std::string vocab = read_bytes(kFixture + "/encoder.json");
+    const std::string merges = read_bytes(kFixture + "/vocab.bpe"), end = "<|endoftext|>",
+                      added = "{\"<|user|>\": 457, \"<|user|>\\u00e9 x\": 458}";
+    vocab.replace(vocab.find(end), end.size(), "</s>");
+    write_bytes(folder / "vocab.json", vocab);
+    write_bytes(folder / "merges.txt", merges);
+    write_bytes(folder / "added_tokens.json", added);
+    CHECK(Tokenizer::load(folder.path()).end_of_text() == -1);
+    write_bytes(folder / "special_tokens_map.json", "{\"eos_token\": \"</s>\"}");
+    CHECK(Tokenizer::load(folder.path()).end_of_text() == 456);
+    write_bytes(
+        folder / "tokenizer_config.json",
+        "{\"eos_token\": {\"content\": \"<|user|>\"}, \"chat_template\": \"x\", \"model_max_length\": 1e30}");
+    const Tokenizer t = Tokenizer::load(folder.path());
+    CHECK(t.end_of_text() == 457);
+    CHECK(t.shard_vocab() == 458);
+    std::vector<int> expected = t.encode("the kernel");
+    for (int id : {457, 458, 456, 457}) { expected.push_back(id); }
+    const std::string prompt = "the kernel<|user|><|user|>\xc3\xa9 x</s><|user|>";
+    CHECK(t.encode_prompt(prompt, 459) != expected);  // </s> is not added, and a text
+    write_bytes(folder / "added_tokens.json", added.substr(0, added.size() - 1) + ", \"</s>\": 456}");
+    const Tokenizer u = Tokenizer::load(folder.path());
+    CHECK(u.encode_prompt(prompt, 459) == expected);
+    CHECK(decode_all(u, expected) == prompt);
+    for (int id : u.encode(prompt)) { CHECK(id < 456); }  // in data it is text
+    CHECK(u.encode_prompt("", 1).empty());
+    check_error(error_of([&] { (void)u.encode_prompt(prompt, 458); }), kExitUsage,
+                {"<|user|>\xc3\xa9 x", "458 rows"});
+    TempFolder copy;
+    u.save(copy.path(), 64);
+    for (const char* name : {"vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json"}) {
+        CHECK(read_bytes(copy / name) == read_bytes(folder / name));
+    }
+    CHECK(contains(read_bytes(copy / "tokenizer_config.json"), "\"chat_template\": \"x\""));
+    CHECK(contains(read_bytes(copy / "tokenizer_config.json"), "\"model_max_length\": 64"));
+    CHECK(Tokenizer::load(copy.path()).encode_prompt(prompt, 459) == expected);
+    for (const auto& [name, text, part] : {std::tuple{"tokenizer_config.json", "[1]", "an object"},
+                                           {"tokenizer_config.json", "{", "syntax"},
+                                           {"added_tokens.json", "{\"\": 456}", "empty"},
+                                           {"added_tokens.json", "{\"x\": 459}", "no token has id 457"}}) {
+        const std::string before = read_bytes(folder / name);
+        write_bytes(folder / name, text);
+        check_error(error_of([&] { Tokenizer::load(folder.path()); }), kExitBadInput, {part});
+        write_bytes(folder / name, before);
+    }
 }
 
 TEST_CASE("bpe: damaged files, and tokenizers of another kind, are refused") {
     TempFolder folder;
-    Tokenizer::load(kFixture).export_hf(folder.path(), 64);
+    Tokenizer::load(kFixture).save(folder.path(), 64);
     const std::string json = read_bytes(folder / "tokenizer.json"), vocab = read_bytes(folder / "vocab.json"),
                       merges = read_bytes(folder / "merges.txt");
     const auto changed = [](std::string text, const std::string& from, const std::string& to) {

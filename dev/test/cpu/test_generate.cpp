@@ -296,7 +296,7 @@ TEST_CASE("sub-commands: a model with more rows than tokens is taken, the rest i
     CHECK(contains(succeeds({"eval", padded, "--data", shard}).out, "loss"));  // no tokenizer says otherwise
     // what is too different is still another's
     write_token_shard(folder / "bytes.bin", std::vector<uint16_t>(100, 7), 257);
-    Tokenizer::bytes().save(folder.path());
+    Tokenizer::bytes().save(folder.path(), 64);
     for (const Words& command : {Words{"generate", padded, "--tokenizer", folder / "tokenizer.json"},
                                  Words{"eval", padded, "--data", folder / "bytes.bin"},
                                  Words{"eval", hf, "--data", folder / "bytes.bin"}}) {
@@ -318,6 +318,88 @@ TEST_CASE("sub-commands: a model with more rows than tokens is taken, the rest i
                       program_path("data/make_shards"))
                 .exit_code == kExitDone);
     CHECK(TokenShard(folder / "s_train_000000.bin").vocab_size() == 457);
+}
+
+TEST_CASE(
+    "sub-commands: a text ends where config.json says, and what else it says is kept, by a run as well") {
+    TempFolder folder;
+    const std::string hf = folder / "hf", out = folder / "out", shard = folder / "t.bin",
+                      run = folder / "run";
+    const auto succeeds = [&](const Words& command) {
+        const ProgramRun done = run_train(folder.path(), command);
+        REQUIRE_MESSAGE(done.exit_code == kExitDone, done.err);
+        return done.out;
+    };
+    const auto fields = [&](const std::string& file) {
+        const Json all = Json::parse(read_bytes(file));
+        return Json{all["bos_token_id"], all["eos_token_id"], all.value("attn_pdrop", Json()),
+                    all.value("pad_token_id", Json())};
+    };
+    // a tokenizer of 512 tokens, of which a text gives 457; the model is sure of the others
+    succeeds({"export", write_random_model(folder / "m.bin", 64, 0.3, 512), "--hf", hf});
+    std::filesystem::copy("dev/test/fixture/bpe/encoder.json", hf + "/vocab.json");
+    std::filesystem::copy("dev/test/fixture/bpe/vocab.bpe", hf + "/merges.txt");
+    Json added, ends = Json::array();
+    for (int id = 457; id < 512; id++) {
+        added["<|" + std::to_string(id) + "|>"] = id;
+        ends.push_back(id);
+    }
+    write_bytes(hf + "/added_tokens.json", added.dump());
+    Json config = Json::parse(read_bytes(hf + "/config.json"));
+    config.update(Json{{"bos_token_id", 0}, {"eos_token_id", 9}, {"attn_pdrop", 0.1}, {"pad_token_id", 3}});
+    write_bytes(hf + "/config.json", config.dump());
+    const Words generate = {"generate", hf,       "--tokens", "300",    "--temperature",
+                            "1",        "--json", "--prompt", "<|460|>"};
+    CHECK(Json::parse(succeeds(generate))["ended"] == "tokens");
+    write_bytes(hf + "/generation_config.json", Json{{"eos_token_id", ends}}.dump());
+    const Json ended = Json::parse(succeeds(generate));
+    CHECK(ended["ended"] == "end_of_text");
+    for (const auto& id : ended["ids"]) { CHECK(id.get<int>() < 457); }
+    const Json expected = {0, ends, 0.1, 3};
+    succeeds({"export", hf, "--hf", out});
+    CHECK(fields(out + "/config.json") == expected);
+    CHECK(fields(out + "/generation_config.json") == Json{0, ends, nullptr, nullptr});
+    CHECK(same_files(out + "/added_tokens.json", hf + "/added_tokens.json"));
+    // a run from it (of smaller weights), its checkpoint alone, and what is exported of both
+    succeeds({"export", write_random_model(folder / "m.bin", 64, 0.02, 512), "--hf", folder / "small"});
+    std::filesystem::rename(folder / "small/model.safetensors", hf + "/model.safetensors");
+    std::vector<uint16_t> tokens;
+    for (int32_t id : random_tokens(400, 457, 3)) { tokens.push_back((uint16_t)id); }
+    write_token_shard(shard, tokens, 457);
+    const std::string train = "--train-data " + shard +
+                              " --val-data none --seq-len 32 --batch 2 --save-every 2 " +
+                              "--sample-every 0 --out " + run;
+    succeeds(words("--model " + hf + " --steps 2 --lr 1e-6 " + train));
+    succeeds(words("--resume auto --steps 4 " + train));
+    const std::string step = folder / "alone";
+    copy_folder(run + "/step_00000004", step);
+    for (const std::string& model : {run, step}) {
+        CAPTURE(model);
+        succeeds({"export", model, "--hf", out, "--force"});
+        CHECK(fields(out + "/config.json") == expected);
+        CHECK(same_files(out + "/added_tokens.json", hf + "/added_tokens.json"));
+        CHECK(contains(succeeds({"generate", model, "--tokens", "2", "--prompt", "<|460|>"}), "<|460|>"));
+    }
+    for (const char* name : {"/vocab.json", "/added_tokens.json", "/tokenizer_config.json"}) {
+        flip_byte(step + name, 3);
+        const ProgramRun damaged = run_train(folder.path(), {"generate", step});
+        CHECK(damaged.exit_code == kExitBadInput);
+        CHECK_MESSAGE(contains(damaged.err, step + name + " is damaged"), damaged.err);
+        flip_byte(step + name, 3);
+    }
+    const std::string manifest = read_bytes(step + "/MANIFEST");
+    for (size_t end = 0; (end = manifest.find('\n', end) + 1) < manifest.size();) {
+        write_bytes(step + "/MANIFEST", manifest.substr(0, end));
+        CHECK(run_train(folder.path(), {"generate", step}).exit_code == kExitBadInput);
+    }
+    // no token begins a text
+    config["bos_token_id"] = nullptr;
+    write_bytes(hf + "/config.json", config.dump());
+    std::string vocab = read_bytes(hf + "/vocab.json");
+    write_bytes(hf + "/vocab.json", vocab.replace(vocab.find("<|endoftext|>"), 13, "x|endoftext|x"));
+    const ProgramRun nothing = run_train(folder.path(), {"generate", hf});
+    CHECK(nothing.exit_code == kExitUsage);
+    CHECK_MESSAGE(contains(nothing.err, "give a --prompt"), nothing.err);
 }
 
 // a run of three steps, saved after the third

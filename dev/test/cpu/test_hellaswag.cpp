@@ -253,7 +253,7 @@ TEST_CASE("make_hellaswag: what is wrong is named with its line, and nothing is 
         large.tokens.push_back(left + right);
         large.merges.push_back({left, right});
     }
-    Tokenizer::bpe(large, -1, "large").save(folder.path());
+    Tokenizer::of({large, {}, -1, {}}, "large").save(folder.path(), 64);
     const ProgramRun too_many = make_hellaswag(folder, good, "--tokenizer " + folder.path());
     CHECK(too_many.exit_code == kExitBadInput);
     CHECK_MESSAGE(too_many.err.find("65556 tokens, more than the 65,536") != std::string::npos, too_many.err);

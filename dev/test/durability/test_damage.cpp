@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const Words kFiles = {"MANIFEST", "config.json", "model.safetensors", "optimizer.safetensors", "run.json"};
+const Words kFiles = {"MANIFEST", "config.json",    "model.safetensors",    "optimizer.safetensors",
+                      "run.json", "tokenizer.json", "tokenizer_config.json"};
 
 // "" if the damage of this file is found and named
 std::string missed(const std::string& checkpoint, const std::string& file) {

@@ -264,9 +264,9 @@ void read_tokenizer_json(const std::string& folder, const std::string& bytes) {
     use_tokenizer(Tokenizer::load(folder + "/tokenizer.json"));
 }
 Seeds tokenizer_json_seeds(const std::string& folder) {
-    Tokenizer::bytes().export_hf(folder, 64);
+    Tokenizer::bytes().save(folder, 64);
     const std::string all_bytes = get(folder + "/tokenizer.json");
-    Tokenizer::load("dev/test/fixture/bpe").save(folder);
+    Tokenizer::load("dev/test/fixture/bpe").save(folder, 64);
     return {all_bytes, get(folder + "/tokenizer.json")};
 }
 
