@@ -201,14 +201,20 @@ void require_replaceable(const std::string& path) {
 
 }  // namespace
 
-FileWriter::FileWriter(const std::string& path)
-    : path_(path), temporary_(strf("%s.tmp-%d", path.c_str(), (int)getpid())) {
+FileWriter::FileWriter(const std::string& path) : path_(path) {
     require_replaceable(path);
     sweep_temporaries(path);
-    file_ = std::fopen(temporary_.c_str(), "wbe");
-    if (file_ == nullptr) {
-        throw Error(kExitUsage, strf("%s: cannot write there: %s. Choose a folder that you may write to.",
-                                     path.c_str(), std::strerror(errno)));
+    constexpr int64_t kAboveProcesses = 1 << 22;
+    for (int64_t number = getpid(); file_ == nullptr; number += kAboveProcesses) {
+        temporary_ = strf("%s.tmp-%lld", path.c_str(), (long long)number);
+        // what has this name already is another container's, or a link whose file would be emptied
+        const int fd = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd < 0 && errno == EEXIST) { continue; }
+        file_ = fd < 0 ? nullptr : fdopen(fd, "wb");
+        if (file_ == nullptr) {
+            throw Error(kExitUsage, strf("%s: cannot write there: %s. Choose a folder that you may write to.",
+                                         path.c_str(), std::strerror(errno)));
+        }
     }
     flock(fileno(file_), LOCK_EX | LOCK_NB);  // where there are no locks, nothing is swept
 }

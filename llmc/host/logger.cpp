@@ -56,7 +56,7 @@ RunLog::RunLog(const std::string& folder, int64_t resume_step, const std::string
     FileWriter out(path_);
     out.write(text.data(), text.size());
     out.commit();
-    fd_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+    fd_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
     if (fd_ < 0) {
         throw Error(kExitUsage, strf("%s: cannot write: %s", path_.c_str(), std::strerror(errno)));
     }

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <memory>
 #include <sstream>
+#include <thread>
 
 #include "llmc/host/error.h"
 #include "llmc/host/options_input.h"
@@ -141,12 +142,36 @@ public:
         for (const auto& [name, value] : read_config(text, line_)) {
             // a run that a GPU began goes on here as this program can
             if (line_.of_run && !gpu_ && (*find_row(name)->cpu_only || name == "gpus")) { continue; }
+            if (line_.of_run && !line_.given.contains(name)) { require_harmless(name, value); }
             items.push_back({{}, name, {value}});
         }
         return items;
     }
 
 private:
+    // The folder of the run may come from elsewhere: what its config.toml asks for beyond the folder and this machine must
+    // stand on the command line, too.
+    void require_harmless(const std::string& name, const std::string& value) const {
+        namespace fs = std::filesystem;
+        std::error_code ignored;
+        const auto place = [&](const std::string& path) {
+            return fs::weakly_canonical(fs::absolute(path, ignored), ignored);
+        };
+        const fs::path inside = place(value).lexically_relative(place(line_.config).parent_path());
+        const bool outside =
+            value != find_row(name)->empty_word && (inside.empty() || *inside.begin() == "..");
+        const bool writes =
+            name == "export-hf" || name == "profile" || (name == "tune-gemm" && !fs::exists(value, ignored));
+        const bool crowds = name == "ranks" && std::stoull(value) > 8 * std::thread::hardware_concurrency();
+        const bool of_others =
+            name == "master" || name == "world-size" || name == "rank" || name == "ranks-per-host";
+        if (!(writes && outside) && !crowds && !of_others) { return; }
+        fail_usage(line_.config + ": " + name + " = " + in_quotes(value) +
+                   ": a run's own file may not ask for what is written outside of its folder, for more "
+                   "than 8 processes a processor, nor for other hosts. If you want it, add --" +
+                   name + " " + shell_word(value) + "; if not, remove this line.");
+    }
+
     const CommandLine& line_;
     bool gpu_;
 };

@@ -72,11 +72,14 @@ void RunLock::take(const std::string& folder) {
     if (taken()) { return; }
     const std::string path = folder + "/.lock";
     for (;;) {
-        int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
+        // O_NOFOLLOW: a folder from elsewhere may have a link there, whose file would be emptied
+        int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0644);
         if (fd < 0) {
-            throw Error(kExitUsage, strf("%s: cannot make or write this file: %s. Choose an --out that you "
-                                         "may write to.",
-                                         path.c_str(), std::strerror(errno)));
+            throw Error(
+                kExitUsage,
+                strf("%s: cannot make or write this file: %s. %s.", path.c_str(), std::strerror(errno),
+                     errno == ELOOP ? "It is a link, expected a file or nothing: remove it"
+                                    : "Choose an --out that you may write to"));
         }
         if (!lock_file(fd, path)) {
             std::string who = holder(fd);

@@ -263,8 +263,7 @@ int64_t checkpoint_bytes(const GPT2Config& config, const std::string& optimizer)
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const RunRecord& record,
                      const ReadTensor& read) {
     std::string name = checkpoint_name(run_folder, record.state.step);
-    std::string temporary = strf("%s.tmp-%d", name.c_str(), (int)getpid());
-    make_writable_folder(temporary);
+    const std::string temporary = make_new_folder(strf("%s.tmp-%d", name.c_str(), (int)getpid()));
     try {
         auto path = [&](const char* file) { return temporary + "/" + file; };
         const TrainedModel model(path(kModelFile), config, read);

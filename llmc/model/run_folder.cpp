@@ -349,7 +349,7 @@ void remove_leftovers(const std::string& run_folder) {
         }
         for (const char* start : kTokenizerFiles) { ours = ours || name.starts_with(start); }
         if (stale || (ours && mark != std::string::npos &&
-                      name.find_first_not_of("0123456789", mark + 5) == std::string::npos)) {
+                      name.find_first_not_of("0123456789-", mark + 5) == std::string::npos)) {
             std::error_code ignored;
             fs::remove_all(run_folder + "/" + name, ignored);
         }

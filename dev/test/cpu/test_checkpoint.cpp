@@ -362,6 +362,16 @@ TEST_CASE("checkpoint: a full disk leaves what was there") {
     }
 }
 
+TEST_CASE("checkpoint: a link under the name of its temporary folder leads it nowhere") {
+    TempFolder folder;
+    fs::create_directory(folder / "elsewhere");
+    fs::create_symlink("elsewhere", folder / strf("step_00000004.tmp-%d", (int)getpid()));
+    save_step(folder.path(), 4);
+    CHECK(load_error(folder / "step_00000004").exit_code == kExitDone);
+    CHECK_FALSE(fs::is_symlink(folder / "step_00000004"));
+    CHECK(names_below(folder / "elsewhere").empty());
+}
+
 // ---- going on ----------------------------------------------------------------------------------
 
 TEST_CASE("resume: a model goes on with the same bits") {

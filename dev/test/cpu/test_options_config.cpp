@@ -184,6 +184,22 @@ TEST_CASE("options: a run that goes on has its own options where none are given"
     CHECK(parse({"--resume", "auto", "--out", run}, nullptr, Program::kGpu).gpus == "4");
     CHECK(parse({"--resume", "auto", "--out", run, "--ranks", "2"}, nullptr, Program::kGpu).gpus.empty());
     CHECK(parse({"--resume", "auto", "--out", run}).gpus.empty());  // the CPU program
+    // what came with a folder may not act beyond it, unless it is given
+    const Args on = {"--resume", "auto", "--out", run};
+    for (const std::string& line :
+         Args{"export-hf = \"/x/outside\"", "export-hf = \"" + run + "/../outside\"", "ranks = 900",
+              "master = \"10.9.9.9:99\"", "world-size = 2", "rank = 1"}) {
+        CAPTURE(line);
+        write_bytes(run + "/config.toml", line + "\n");
+        const Error refused = error_of([&] { parse(on); });
+        check_error(refused, kExitUsage, {run + "/config.toml", "add --" + line.substr(0, line.find(' '))});
+    }
+    write_bytes(run + "/config.toml", "export-hf = \"/x/outside\"\nranks = 900\n");
+    CHECK(parse({"--resume", "auto", "--out", run, "--export-hf", "/y", "--ranks", "901"}).ranks == 901);
+    write_bytes(run + "/config.toml", "export-hf = \"" + run + "/hf\"\nranks = 2\n");
+    CHECK(parse(on).export_hf == run + "/hf");
+    write_bytes(run + "/config.toml", "tune-gemm = \"/x/outside\"\n");
+    CHECK(error_of([&] { parse(on, nullptr, Program::kGpu); }).exit_code == kExitUsage);
     write_bytes(folder / "other.toml", "seq-len = 32\n");
     CHECK(parse({"--resume", "auto", "--out", run, "--config", folder / "other.toml"}).seq_len == 32);
 }

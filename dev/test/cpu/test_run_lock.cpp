@@ -103,6 +103,20 @@ TEST_CASE("run lock: held while it lives, and by whoever comes next") {
                 {folder / "missing/.lock", "cannot make or write"});
 }
 
+TEST_CASE("run lock: a link under a name that can be foreseen leads nobody to the file behind it") {
+    TempFolder folder;
+    write_bytes(folder / "victim", "precious");
+    fs::create_symlink("victim", folder / ".lock");
+    RunLock lock;
+    check_error(error_of([&] { lock.take(folder.path()); }), kExitUsage, {folder / ".lock", "It is a link"});
+    const std::string mine = folder / strf("f.tmp-%d", (int)getpid());
+    fs::create_symlink("victim", mine);
+    write_text_file(folder / "f", "text");
+    CHECK(read_bytes(folder / "f") == "text");
+    CHECK(read_bytes(folder / "victim") == "precious");
+    CHECK(fs::is_symlink(mine));
+}
+
 TEST_CASE(
     "run lock: a run whose folder was moved, or whose .lock was removed, ends and writes nothing there") {
     for (const char* what : {"moved", "removed"}) {
