@@ -1,9 +1,13 @@
 // Signals of a run: see stop_signal.h. What a handler calls is safe in one.
 #include "llmc/host/stop_signal.h"
 
+#include <unistd.h>
+#include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <ctime>
 #include <initializer_list>
+#include <new>
 
 namespace llmc {
 
@@ -49,7 +53,27 @@ void handle(int which, void (*handler)(int)) {
     sigaction(which, &action, nullptr);
 }
 
+std::atomic<void*> kept_back = nullptr;
+std::atomic<int> chances = 0;
+
+// called by `new`, in any thread, each time that it finds no memory
+void make_room() {
+    std::free(kept_back.exchange(nullptr));
+    if (chances-- <= 0) { throw std::bad_alloc(); }
+    constexpr char kText[] = "out of memory: the run saves and ends\n";
+    if (out_of_memory == 0) { (void)!write(STDERR_FILENO, kText, sizeof(kText) - 1); }
+    out_of_memory = 1;
+    if (stop_requested == 0) { ask_to_stop(SIGTERM); }
+}
+
 }  // namespace
+
+void stop_when_out_of_memory() {
+    constexpr size_t kForLastSave = 16 << 20;  // pieces of tensors, and what a log and a page take
+    std::free(kept_back.exchange(std::malloc(kForLastSave)));
+    chances = 64;
+    std::set_new_handler(make_room);
+}
 
 bool save_just_requested() { return now_ms() - save_asked_at_ms < kSecondMs; }
 

@@ -9,8 +9,13 @@ namespace llmc {
 
 inline volatile std::sig_atomic_t stop_requested = 0;  // the first signal that asked
 inline volatile std::sig_atomic_t save_requested = 0;
+inline volatile std::sig_atomic_t out_of_memory = 0;  // why a stop was requested, where no signal asked
 
 void catch_run_signals();
+
+// From here on a run whose memory ends is asked to stop, as by SIGTERM. Some MiB that were kept back for its last save are
+// given back then, and `new` tries again, 64 times in all: only then it throws.
+void stop_when_out_of_memory();
 
 // Whether a SIGUSR1 came within the last second: launchers send one to every rank, and each passes it on.
 bool save_just_requested();

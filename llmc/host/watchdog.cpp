@@ -82,7 +82,13 @@ Watchdog::Watchdog(int rank, std::vector<Socket> control, std::vector<std::strin
     for (const Socket& s : control_) {
         if (s.open()) { s.set_blocking(false); }
     }
-    thread_ = std::thread([this] { watch(); });
+    try {
+        thread_ = std::thread([this] { watch(); });
+    } catch (const std::system_error& e) {
+        throw Error(kExitDevice, strf("no thread to watch the other ranks: %s. Raise the limit on processes "
+                                      "(ulimit -u, a container's pids.max).",
+                                      e.what()));
+    }
 }
 
 Watchdog::~Watchdog() {

@@ -8,6 +8,7 @@
 #include "llmc/host/comm.h"
 #include "llmc/host/dataloader.h"
 #include "llmc/host/options.h"
+#include "llmc/host/stop_signal.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/model.h"
 #include "llmc/model/rank_tasks.h"
@@ -35,6 +36,7 @@ public:
     int run() {
         Model model(plan_.numbers.config, o_.batch, o_.seq_len, settings_);
         start(model);
+        stop_when_out_of_memory();
         for (;;) {
             const RankTask task = pass_on(comm_, {});
             switch (task.task) {

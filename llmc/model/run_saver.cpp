@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <system_error>
 
 #include "llmc/host/error.h"
 #include "llmc/host/terminal_text.h"
@@ -59,12 +60,18 @@ void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) 
     record.best = best_;
     if (copy_ == nullptr || wait_for_it) { return collect(write(record, read)); }
     copy(read);
-    under_way_ = std::async(std::launch::async, [this, record] {
-        return write(record, [this](State state, int tensor, int64_t first, std::span<float> values) {
-            std::copy_n(copy_.get() + place_in_copy(config_, optimizer_, state, tensor) + first,
-                        values.size(), values.begin());
+    try {
+        under_way_ = std::async(std::launch::async, [this, record] {
+            return write(record, [this](State state, int tensor, int64_t first, std::span<float> values) {
+                std::copy_n(copy_.get() + place_in_copy(config_, optimizer_, state, tensor) + first,
+                            values.size(), values.begin());
+            });
         });
-    });
+    } catch (const std::system_error& e) {
+        line_->message(strf("step %lld | no thread to save in the background, so the training waits: %s",
+                            (long long)record.state.step, e.what()));
+        collect(write(record, read));
+    }
 }
 
 void RunSaver::copy(const ReadTensor& read) {

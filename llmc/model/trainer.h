@@ -91,8 +91,9 @@ public:
             start(model, run_header(o_, plan_, memory, device, val_ ? val_->entropy() : 0, plan_text));
         saver_.emplace(o_, plan_, record_.best, saves, Model::page_lock, &line_, &*log_);
         line_.note(notes);
+        stop_when_out_of_memory();
         try {
-            const int code = train(model, first);
+            const int code = train_or_save(model, first);
             pass_on(comm_, {.task = Task::kEnd, .exit_code = code, .params = {}});
             return code;
         } catch (const Error& e) {
@@ -108,6 +109,19 @@ public:
 
 private:
     using Clock = std::chrono::steady_clock;
+    // Where memory ends for good, what was trained is saved all the same: unless that was in the middle of a step, or other
+    // ranks may be in an exchange.
+    int train_or_save(Model& model, int64_t first) {
+        whole_ = first;
+        try {
+            return train(model, first);
+        } catch (const std::bad_alloc&) {
+            if (whole_ < 0 || comm_.size() > 1) { throw; }
+            out_of_memory = 1;
+            return stop(model, whole_);
+        }
+    }
+
     // the steps from this one on; the exit code
     int train(Model& model, int64_t first) {
         clock_.restart();
@@ -237,7 +251,10 @@ private:
             }
         }
         pass_on(comm_, {.task = Task::kStep, .params = step_params(step)});
-        if (!model.enqueue_step(batches_, step_params(step))) { return false; }
+        whole_ = -1;
+        const bool done = model.enqueue_step(batches_, step_params(step));
+        whole_ = step + done;
+        if (!done) { return false; }
         check_ranks(model, comm_, o_.check_ranks, step);
         return true;
     }
@@ -363,9 +380,13 @@ private:
         comm_.take_time(true);
         saver_->wait();
         if (saver_->newest() != checkpoint_name(plan_.out, steps)) { save(model, steps, true); }
-        log_->event("stop", steps, {{"text", strf("by signal %d", (int)stop_requested)}});
-        line_.message(strf("stopped by signal %d; go on with --resume auto --out ", (int)stop_requested) +
-                      shell_word(plan_.out));
+        const std::string why =
+            out_of_memory ? "for want of memory" : strf("by signal %d", (int)stop_requested);
+        log_->event("stop", steps, {{"text", why}});
+        const std::string said =
+            "stopped " + why + "; go on with --resume auto --out " + shell_word(plan_.out);
+        if (out_of_memory) { throw Error(saved_or(kExitDevice), said); }
+        line_.message(said);
         return saved_or(kExitPreempted);
     }
 
@@ -434,6 +455,7 @@ private:
     std::optional<RunSaver> saver_;
     StepClock clock_;
     double peak_flops_ = 0;
+    int64_t whole_ = -1;  // the model is what it was after so many steps; -1: it is in the middle of one
     OutlierWindow outliers_;
     int64_t skipped_in_a_row_ = 0;                     // those that were not finite
     bool model_failed_ = false, log_failing_ = false;  // to write model.bin, the log

@@ -5,17 +5,20 @@
 #include <chrono>
 #include <csignal>
 #include <functional>
+#include <new>
 #include <thread>
 
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/any_model.h"
+#include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/stop_signal.h"
 #include "llmc/host/token_shard.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/gpt2_cpu.h"
 #include "llmc/model/run_folder.h"
+#include "llmc/model/trainer.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;
@@ -69,7 +72,61 @@ int end_of(const std::function<void()>& body) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+// A model whose fourth step finds no memory, once, as `new` says it; or whose validation finds none at all.
+template <bool kForGood>
+class ShortOfMemory : public GPT2Cpu {
+public:
+    using GPT2Cpu::GPT2Cpu;
+    bool enqueue_step(std::span<const Batch> batches, const StepParams& params) {
+        if (!kForGood && params.step == 3) { std::get_new_handler()(); }
+        return GPT2Cpu::enqueue_step(batches, params);
+    }
+    Evaluation evaluate(const Batch& batch) {
+        if (kForGood) { throw std::bad_alloc(); }
+        return GPT2Cpu::evaluate(batch);
+    }
+};
+
+template <typename Model>
+Error end_of_run(const Place& p, const std::string& more) {
+    Comm alone;
+    const Options options = parse(p.options("--steps 6 --val-every 4 --sample-every 0 " + more));
+    Error end(-1, "");
+    printed_by([&] {
+        end = error_of([&] { train_in_rank<Model>(options, Trainer<Model>::needs_of_model, alone); });
+    });
+    stop_requested = 0;
+    out_of_memory = 0;
+    std::set_new_handler(nullptr);
+    return end;
+}
+
 }  // namespace
+
+TEST_CASE("signals: a run without memory saves what was trained and says so, with exit code 4") {
+    Place undisturbed;
+    CHECK(end_of_run<GPT2Cpu>(undisturbed, "").exit_code == kExitDone);
+    for (bool for_good : {false, true}) {
+        Place p;
+        const Error end =
+            for_good ? end_of_run<ShortOfMemory<true>>(p, "") : end_of_run<ShortOfMemory<false>>(p, "");
+        check_error(end, kExitDevice, {"for want of memory", "--resume auto --out " + p.run});
+        CHECK(names_below(p.run)[3] == (for_good ? "step_00000004" : "step_00000003"));
+        CHECK(end_of_run<GPT2Cpu>(p, "--resume auto").exit_code == kExitDone);
+        CHECK(same_files(p.run + "/model.bin", undisturbed.run + "/model.bin"));
+        CHECK(read_log(p.run) == read_log(undisturbed.run));
+    }
+    stop_when_out_of_memory();
+    int chances = 0;
+    try {
+        for (;; chances++) { std::get_new_handler()(); }
+    } catch (const std::bad_alloc&) {}
+    CHECK(chances == 64);
+    CHECK(stop_requested == SIGTERM);
+    stop_requested = 0;
+    out_of_memory = 0;
+    std::set_new_handler(nullptr);
+}
 
 TEST_CASE("signals: the second counts once a second has passed") {
     for (int first : {SIGTERM, SIGINT, SIGHUP}) {
