@@ -94,11 +94,22 @@ std::string event_log_line(const char* event, int64_t step, const Details& detai
     return text_of(line);
 }
 
+Json parse_log_line(std::string_view text) {
+    constexpr int kDeepest = 8;
+    bool deep = false;
+    const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
+        deep = deep || depth > kDeepest;
+        return !deep;
+    };
+    Json line = Json::parse(text, shallow, false);
+    return deep ? Json(Json::value_t::discarded) : line;
+}
+
 std::string kept_log_lines(const std::string& log, int64_t resume_step) {
     std::istringstream in(log);
     std::string text, kept;
     while (resume_step >= 0 && std::getline(in, text)) {
-        Json line = Json::parse(text, nullptr, false);
+        Json line = parse_log_line(text);
         if (in.eof() || !line.is_object() || !line.contains("step") || !line["step"].is_number_integer()) {
             continue;
         }
@@ -112,7 +123,7 @@ std::string kept_log_lines(const std::string& log, int64_t resume_step) {
 bool has_steps(const std::string& log) {
     std::istringstream in(log);
     for (std::string text; std::getline(in, text);) {
-        const Json line = Json::parse(text, nullptr, false);
+        const Json line = parse_log_line(text);
         const bool event = line.is_object() && (line.contains("event") || line.contains("line"));
         if (!text.empty() && !event) { return true; }
     }

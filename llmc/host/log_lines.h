@@ -11,7 +11,9 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -39,6 +41,9 @@ std::string validation_log_line(int64_t step, double val_loss, double seconds);
 std::string hellaswag_log_line(int64_t step, double accuracy, double normalised);
 using Details = std::vector<std::pair<const char*, std::variant<std::string, double, int64_t>>>;
 std::string event_log_line(const char* event, int64_t step, const Details& details = {});
+
+// A line as JSON; discarded where it is none or nests deeper than any of ours, as copies of it go as deep in the stack.
+nlohmann::ordered_json parse_log_line(std::string_view text);
 
 // The lines of a log that a run keeps which goes on from the state after resume_step steps: whole ones of what
 // was done to reach that state. Lines of format 1 come back in format 2. Negative: none.

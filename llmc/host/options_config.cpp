@@ -117,6 +117,28 @@ std::string value_of(const toml::node& node, const OptionRow& row, const std::st
     return bare;
 }
 
+// The most dots in a line outside of texts and comments: a key of so many parts and one more.
+size_t most_dots(const std::string& text) {
+    size_t most = 0, dots = 0;
+    for (size_t at = 0; at < text.size(); at++) {
+        const char c = text[at];
+        dots = c == '\n' ? 0 : dots + (c == '.');
+        most = std::max(most, dots);
+        if (c == '#') { at = std::min(text.find('\n', at), text.size()) - 1; }
+        if (c != '"' && c != '\'') { continue; }
+        const bool many_lines = text.compare(at, 3, std::string(3, c)) == 0;
+        const std::string end(many_lines ? 3 : 1, c);
+        at += end.size();
+        while (at < text.size() && text.compare(at, end.size(), end) != 0 &&
+               (many_lines || text[at] != '\n')) {
+            at += 1 + (c == '"' && text[at] == '\\');
+        }
+        at += end.size() - 1;
+        while (many_lines && at + 1 < text.size() && text[at + 1] == c) { at++; }
+    }
+    return most;
+}
+
 struct Entry {
     size_t line;
     std::string key;
@@ -167,6 +189,10 @@ Pairs read_config(std::string text, const CommandLine& line) {
             fail_usage(where(number) + ": " + in_quotes(trimmed(one)) +
                        " is a section; there are none here. Expected lines like: batch = 8");
         }
+    }
+    constexpr size_t kMostDots = 16;  // toml++ takes a table, and stack, for each part of a key
+    if (most_dots(text) > kMostDots) {
+        fail_usage(file + " has a key of many parts. Expected lines like: batch = 8");
     }
     toml::table table;
     try {

@@ -89,7 +89,7 @@ void RunHistory::add(std::string_view lines) {
 }
 
 void RunHistory::add_line(std::string_view text) {
-    Line line{Json::parse(text, nullptr, false)};
+    Line line{parse_log_line(text)};
     if (!line.json.is_object()) { return; }
     if (const double time = line.number("time"); time > 0) { time_ = time; }
     if (line.json.contains("train_loss")) {

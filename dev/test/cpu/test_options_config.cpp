@@ -102,6 +102,14 @@ TEST_CASE("options: each kind of error in a config file") {
     check_bad_config("\n\xc3\xa4 = 1", {"line 2"});
     check_bad_config("batch = 1 \xef\xbb\xa5", {"line 1"});  // (U+FEE5)
     check_bad_config("[=", {"section"});
+    // a stack has no room for a table in a table for each part of these
+    std::string deep = "a", dots(1000, '.');
+    for (int i = 0; i < 100'000; i++) { deep += ".a"; }
+    for (const std::string before : {"", "prompt = \"\"\"a\"\"\"\"\nx = {\"'\\\\\".", "x = {p = '''.''''', ",
+                                     "x = ''' # \"\n''' # '\n"}) {
+        check_bad_config(before + deep + " = 1", {"a key of many parts"});
+    }
+    CHECK(parse_config("prompt = '" + dots + "' # " + dots).prompt == dots);
     check_bad_config("lr = 1979-05-27", {"lr", "date"});
     check_bad_config("prompt = 5", {"line 1, prompt", "prompt = \"5\""});
     // words without quotes, which config files of earlier versions may have

@@ -104,6 +104,19 @@ TEST_CASE("report: skipped steps, other logs and lines that are not ours") {
     CHECK(data["tokensPerStep"] == 10);
 }
 
+TEST_CASE("report: lists in lists in lists, more than a stack has room for, are no line of a log") {
+    constexpr int kDeep = 300'000;
+    const std::string nest = std::string(kDeep, '[') + std::string(kDeep, ']') + "}\n",
+                      ours = step_log_line({.step = 1, .loss = 2, .ms = 1});
+    const std::string log = ours + "{\"step\":1,\"train_loss\":1,\"x\":" + nest +
+                            "{\"event\":\"save\",\"step\":1,\"text\":" + nest;
+    CHECK((kept_log_lines(log, 5) == ours));
+    RunHistory history("deep");
+    history.add(log);
+    CHECK(data_of(history)["points"]["loss"] == Json::array({2}));
+    CHECK(data_of(history)["events"].empty());
+}
+
 TEST_CASE("report: texts of the run do not become part of the page") {
     RunHistory history("</script><b>");
     history.add(event_log_line("sample", 1, {{"text", "</script><script>evil()</script><!--"}}));

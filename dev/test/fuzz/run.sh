@@ -28,7 +28,7 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-quarantine_size_mb=4:thread_local_quarantine
 one() {  # reader
     local corpus=build/fuzz/corpus/$1 log=build/fuzz/$1.log
     mkdir -p "$corpus"
-    FUZZ_READER=$1 FUZZ_SEEDS=$corpus $fuzz -max_total_time="$seconds" -timeout=10 -max_len=20000 -rss_limit_mb=1024 \
+    FUZZ_READER=$1 FUZZ_SEEDS=$corpus $fuzz -max_total_time="$seconds" -timeout=10 -max_len=300000 -rss_limit_mb=1024 \
         -entropic=0 -artifact_prefix=build/fuzz/found/"$1"- -print_final_stats=1 "$corpus" >"$log" 2>&1
     local status=$?
     echo "$1: $(sed -n 's/stat::number_of_executed_units: *//p' "$log") inputs, exit status $status"
