@@ -5,7 +5,8 @@
 #   make quick      unit tests of what changed        make format, make lint            clang-format, clang-tidy
 #   make faults     kills, errors and power losses at every point of a run, damage, signals: dev/test/durability; then
 #                   all planted faults: dev/test/planted.sh
-# Settings: CXX, MARCH=native (x86-64-v3 for what is carried elsewhere), ARCH="sm_90a sm_80", NVCC, DEPS=dir, SANITIZE=1
+# Settings: CXX, MARCH=native (x86-64-v3 for what is carried elsewhere), ARCH="sm_90a sm_80", NVCC, DEPS=dir, SANITIZE=1,
+#           V=1: the commands are shown
 
 # a plain make uses every core
 ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
@@ -47,8 +48,10 @@ comma     := ,
 CXXFLAGS  := -std=c++20 -march=$(MARCH) -fno-math-errno -fopenmp -Wall -Wextra -Wno-restrict -Wno-stringop-overflow \
              -Wno-array-bounds
 OPTIMIZE  := $(if $(SANITIZE),-Og -g1 -fno-omit-frame-pointer -fsanitize=address$(comma)undefined -fno-sanitize-recover=all,-O3)
-COMPILE    = $(CXX) $(CXXFLAGS) $(OPTIMIZE) -I. $(DEPS_CPPFLAGS) -MMD -MP
-LINK       = $(CXX) $(CXXFLAGS) $(OPTIMIZE)
+# a line for each file; V=1 shows the commands
+quiet      = $(if $(V),,@echo "$(1) $@";)
+COMPILE    = $(call quiet,compile)$(CXX) $(CXXFLAGS) $(OPTIMIZE) -I. $(DEPS_CPPFLAGS) -MMD -MP
+LINK       = $(call quiet,link)$(CXX) $(CXXFLAGS) $(OPTIMIZE)
 HASH      := -Wl,--as-needed -l:libxxhash.a
 BLAS      := $(HASH) -lopenblas
 
@@ -92,7 +95,7 @@ $(BUILD)/libllmc.a: $(call objects,$(HOST_SOURCES))
 $(BUILD)/dev/test/shared.a: $(call objects,$(TEST_SHARED))
 $(BUILD)/libllmc.a $(BUILD)/dev/test/shared.a:
 	@rm -f $@
-	ar rcs $@ $^
+	$(call quiet,archive)ar rcs $@ $^
 
 # beside the program, the data that it trains on by default
 $(OUT)train_gpt2: $(call objects,train_gpt2.cpp) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
@@ -123,10 +126,10 @@ FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cp
     $(patsubst %,llmc/model/%.cpp,checkpoint debug_state finite hf_model model_source run_folder run_record))
 $(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)
-	clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -isystem dev/lint \
+	$(call quiet,compile)clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -isystem dev/lint \
 	    -I. $(DEPS_CPPFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/fuzz/fuzz: $(FUZZ_OBJECTS)
-	clang++ -fsanitize=fuzzer,address,undefined $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
+	$(call quiet,link)clang++ -fsanitize=fuzzer,address,undefined $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
 
 # ---- device code ------------------------------------------------------------------------------------------------------
 # ARCH defaults to this machine's GPU; without one: Ampere, Hopper, and PTX that newer GPUs compile at start.
@@ -157,7 +160,7 @@ $(BUILD)/arch: FORCE
 define compile_cu
 $(has_nvcc)
 @mkdir -p $(@D)
-$(NVCC) $(NVCCFLAGS) -MF $(@:.o=.d) -c $< -o $@
+$(call quiet,compile)$(NVCC) $(NVCCFLAGS) -MF $(@:.o=.d) -c $< -o $@
 endef
 $(BUILD)/%.cu.o: %.cu $(SETTINGS) $(BUILD)/arch
 	$(compile_cu)
@@ -173,7 +176,7 @@ endef
 $(call gpu_objects,$(HOST_CU)): compile_cu = $(compile_host_cu)
 $(foreach d,typed emulated,$(addprefix $(BUILD)/$d/,$(LAYERNORM_TYPED))): dev/layernorm_source.sh
 	@mkdir -p $(@D)
-	dev/layernorm_source.sh $@ > $@
+	@dev/layernorm_source.sh $@ > $@
 # tests of the GPU code are host code, but for kernels of their own: they need CUDA's headers, not its compiler
 $(BUILD)/dev/test/gpu/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS)
 # without a GPU the emulator alone runs a part of them, on a few rows
@@ -226,7 +229,7 @@ $(filter-out $(ALONE),$(SHOOTOUTS)): %: $(BUILD)/%.cu.o
 $(SHOOTOUTS): $(BUILD)/only/linked
 	$(has_nvcc)
 	$(for_whom)
-	$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(SHOOTOUT_LIBS)
+	$(call quiet,link)$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(SHOOTOUT_LIBS)
 
 # LayerNorm for other programs: the C interface of llmc/layernorm/c_abi.h, and no other symbol
 LAYERNORM_OBJECTS := $(call gpu_objects,$(LAYERNORM_SOURCES))
@@ -235,7 +238,7 @@ $(call gpu_objects,$(LAYERNORM_TYPED)): NVCCFLAGS := $(NVCCFLAGS:-O3=-O1)
 $(LAYERNORM_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
 $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm/c_abi.map
 	$(for_whom)
-	$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/layernorm/c_abi.map -Wl,--no-undefined \
+	$(call quiet,link)$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/layernorm/c_abi.map -Wl,--no-undefined \
 	    -static-libstdc++ -static-libgcc $(LAYERNORM_OBJECTS) -o $@ \
 	    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
 
@@ -244,7 +247,7 @@ ATTENTION_OBJECTS := $(call gpu_objects,$(wildcard llmc/ops/attention*.cu))
 $(ATTENTION_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
 $(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention_c_abi.map
 	$(for_whom)
-	$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/ops/attention_c_abi.map -Wl,--no-undefined \
+	$(call quiet,link)$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/ops/attention_c_abi.map -Wl,--no-undefined \
 	    -static-libstdc++ -static-libgcc $(ATTENTION_OBJECTS) -o $@ \
 	    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
 
@@ -255,14 +258,14 @@ EMULATED  := $(BUILD)/emulated
 REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/layernorm/*/*.cuh \
     llmc/layernorm/ladder/*/*.cuh llmc/ops/*/ladder/*.cuh llmc/ops/*/ladder/*/*.cuh dev/cuda/*.cuh))
 # -Og: a third of the time to compile, and they run as fast. Vectors that are not aligned are errors, as on a GPU
-EMULATE    = $(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
+EMULATE    = $(call quiet,compile)$(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
              -Wno-narrowing -Wno-missing-field-initializers -Wno-maybe-uninitialized -Idev/emulate/include \
              -I$(EMULATED) -I. -isystem $(CUDA_HEADERS) -MMD -MP -x c++
 .SECONDARY: $(REWRITTEN)
 $(EMULATED)/%: % dev/emulate/rewrite.pl
 	@mkdir -p $(@D)
-	[ ! -e $< ] || perl dev/emulate/rewrite.pl $< > $@  # a header that is gone, which what was built before names
+	@[ ! -e $< ] || perl dev/emulate/rewrite.pl $< > $@  # a header that is gone, which what was built before names
 $(EMULATED)/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) | $(REWRITTEN)
 	$(if $(CUDA_HEADERS),,$(error no CUDA headers: dev/emulate/README.md says how to get them without a toolkit))
 	$(EMULATE) -c $< -o $@

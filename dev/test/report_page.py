@@ -127,7 +127,7 @@ def main():
     check("the label is the last value", abs(float(labels.get("validation", 0)) - val) < 1e-3, (labels, val))
     check("tooltip", re.search(r"step \d+\s+training\s+\d\.\d+\s+validation\s+\d\.\d+ at \d+", found["tip"]), found["tip"])
     check("samples are there, as text", text.count(PROMPT) >= 4, text.count(PROMPT))
-    for part in ("Machine, model, data", "Options", "Events", "training loss", "tokens a second", "AdamW"):
+    for part in ("Machine, model, data", "Options", "Events", "training loss", "tokens a second", "AdamW", "finished"):
         check("the page says " + part, part in text, text[:300])
     check("labels inside and apart", not found["outside"] + found["close"], (found["outside"], found["close"]))
 

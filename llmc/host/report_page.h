@@ -303,6 +303,11 @@ function fold(title, open) {
   add(box, "summary", title);
   return box;
 }
+// what a point of a curve stands for
+function means(run) {
+  const steps = run.points.step, each = last(steps) - (steps[steps.length - 2] || 0);
+  return each > 1 ? `, mean of ${short(each)} steps` : "";
+}
 function results(run) {
   const p = run.points, v = finite(run.validation.loss);
   return { step: last(p.step) || 0, train: last(finite(p.loss)), val: last(v), speed: last(finite(p.speed)),
@@ -316,14 +321,14 @@ function tiles(run) {
     add(t, "span", name);
   };
   tile("of " + short(run.steps) + " steps", short(r.step));
-  tile("training loss", short(r.train, 5));
+  tile("training loss" + means(run), short(r.train, 5));
   const best = r.best < r.val ? ", best " + short(r.best, 5) : "";
   if (r.val !== null) tile("validation loss" + best, short(r.val, 5));
   if (run.entropy) tile("entropy of the source", short(run.entropy));
   tile("tokens a second", short(r.speed));
   tile("of training", duration(r.time));
-  const end = last(run.events), ended = end && /^(stop|end|error)$/.test(end[2]) ? ": " + end[2] : "";
-  add(main, "p", `${run.version}, last heard of ${when(run.time)}${ended}`);
+  const end = last(run.events), ends = { end: "finished", stop: "stopped", error: "ended by an error" };
+  add(main, "p", `${run.version}, ${end && ends[end[2]] || "last heard of"} ${when(run.time)}`);
 }
 const title = one ? runs[0].name : runs.length + " runs";
 document.title = title + " - plumb";
@@ -343,7 +348,7 @@ for (const key in axes) add(select, "option", axes[key], { value: key });
 const logLabel = add(nav, "label"), logarithmic = add(logLabel, "input", null, { type: "checkbox" });
 add(logLabel, "span", " logarithmic");
 const charts = add(main, "div", null, { class: "charts" });
-chart(charts, "Loss, nats a token", losses, { tall: true, digits: 5, lines: entropies() });
+chart(charts, "Loss, nats a token" + (one && means(runs[0]) && "; training" + means(runs[0])), losses, { tall: true, digits: 5, lines: entropies() });
 chart(charts, "Gradient norm", simple("norm", "norm"), { log: true });
 chart(charts, "Learning rate", simple("lr", "rate"));
 chart(charts, "Tokens a second", simple("speed", "tokens/s"));

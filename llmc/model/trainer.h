@@ -433,7 +433,14 @@ private:
         if (skipped_in_a_row_ > 0) { throw saver_->diverged("the last step was skipped: not finite"); }
         if (const std::string how = clock_.exploded(plan_); !how.empty()) { throw saver_->diverged(how); }
         if (val_ && !std::isfinite(loss)) { throw saver_->diverged("the validation loss is not finite"); }
-        return saved_or(kExitDone);
+        const int code = saved_or(kExitDone);
+        line_.message("curves: " + plan_.out + "/report.html");
+        if (code == kExitDone && samples_.tokenizer() && samples_.tokenizer()->can_encode()) {
+            line_.message(strf("next: ./%s generate %s --prompt 'Once upon a time'",
+                               o_.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2",
+                               shell_word(plan_.out).c_str()));
+        }
+        return code;
     }
 
     Options o_;

@@ -153,6 +153,8 @@ TEST_CASE("report: a run writes it at validations, saves and the end, and a kill
     const ProgramRun r =
         run_train(folder.path(), tiny_run(folder.path(), "--steps 5 --sample-every 3 --out " + run));
     REQUIRE_MESSAGE(r.exit_code == kExitDone, r.err);
+    CHECK(r.out.ends_with("curves: " + run + "/report.html\nnext: ./train_gpt2 generate " + run +
+                          " --prompt 'Once upon a time'\n"));
     const Json data = data_of(read_bytes(run + "/report.html"))[0];
     CHECK(data["points"]["step"] == Json::array({1, 2, 3, 4, 5}));
     CHECK(data["validation"]["loss"].size() == read_log(run).size() - 5);
