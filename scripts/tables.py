@@ -233,6 +233,8 @@ TABLES = {
     "in-flight": lambda: flat("layernorm_in_flight"),
     "muon": lambda: flat("muon", {field: field for field in ("job", "optimizer", *(f"lr {lr}" for lr in (
         "1e-3", "2e-3", "4e-3", "8e-3", "1.6e-2", "3.2e-2")), "steps to AdamW's best")}),
+    "muon-texts": lambda: flat("muon_texts", {field: field for field in ("text", "optimizer", "0.25", "0.5", "1", "1.3", "2", "3",
+                                                                         "4", "5", "6.5", "7", "10", "20", "40")}),
     "many-gpus": lambda: flat("many_gpus"),
     "many-gpus-four": lambda: flat("many_gpus_four"),
     "many-bits": lambda: flat("many_bits"),

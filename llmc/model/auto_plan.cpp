@@ -12,20 +12,20 @@ namespace llmc {
 
 namespace {
 
-// Tokens for each parameter: Hoffmann et al. 2022, arXiv:2203.15556. On the CPU, where a first try should end while its
-// user waits, so many that more than twice as many took 0.04 nats off (20 MB of a dictionary, 1.3 M parameters).
+// The measurements behind these numbers: doc/step.md. Tokens for each parameter: Hoffmann et al. 2022, arXiv:2203.15556. On the
+// CPU, where a first try should end while its user waits, fewer, as more than twice as many take little off.
 constexpr double kTokensPerParameter = 20, kCpuTokensPerParameter = 8;
 // Beyond, a repeated text teaches little: Muennighoff et al. 2023, arXiv:2305.16264 (half-life of 16 epochs). Muon learns
-// it sooner: texts of 0.1, 1 and 4 MB ended lowest after 4 to 5 epochs.
+// it sooner.
 constexpr double kMostEpochs = 10, kMostMuonEpochs = 4;
-// AdamW needed three times Muon's steps to the same loss, on each of four texts of 0.1 to 20 MB, at 192 and 384 channels: so
-// much longer a step of Muon may take. Wider models were not tried.
+// AdamW needs about three times Muon's steps to the same loss: so much longer a step of Muon may take. Models of more than
+// 384 channels were not tried.
 constexpr double kMuonWorth = 3;
 constexpr int kWidestMuon = 384;
 // Share of the speed of one large product that a step of 1.4 M parameters and 1,024 tokens reached on two idle cores
 constexpr double kShareOfSpeed = 0.56;
-// Muon's best learning rate over what AdamW is given here: 5 to 10 at 64 and 96 channels (doc/step.md). At 192 half of it was
-// better by 0.01 nats after 4,000 steps, and worse by 0.26 after 400; at 384 it was better by 0.04 after 3,000.
+// Muon's best learning rate over what AdamW is given here: 5 to 10 at 64 and 96 channels; at 192 half of it is a little better
+// after thousands of steps, and much worse after hundreds; at 384 it is better.
 double muon_over_adamw(int channels) { return channels > 192 ? 2.5 : 5; }
 constexpr int64_t kMostWarmup = 1000, kSmallText = 10'000'000, kFewEpochs = 5;
 
