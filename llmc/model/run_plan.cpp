@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <filesystem>
 #include <sstream>
 #include <vector>
 
@@ -217,6 +218,23 @@ void require_groups(const Options& o, const RunPlan& plan) {
              low > 0 ? strf("%lld or ", (long long)low).c_str() : "", (long long)high));
 }
 
+// a note about a shard for validation that is trained on, too: the same file, or a copy, which is of the same set
+std::string trained_on(const ShardSet& val, const ShardSet& train) {
+    for (const TokenShard& v : val.shards()) {
+        for (const TokenShard& t : train.shards()) {
+            std::error_code ignored;
+            const bool alike =
+                v.set_id() != 0 && v.set_id() == t.set_id() && v.num_tokens() == t.num_tokens();
+            if (std::filesystem::equivalent(v.path(), t.path(), ignored) ||
+                (alike && digest_file(v.path()) == digest_file(t.path()))) {
+                return strf("; note: %s is trained on, too (%s): the loss on it says nothing about new text",
+                            v.path().c_str(), t.path().c_str());
+            }
+        }
+    }
+    return "";
+}
+
 // how the learning rate goes, in words
 std::string schedule_text(const Schedule& s) {
     std::string text = strf("lr %g", s.peak);
@@ -284,9 +302,10 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
                       data.num_shards() == 1 ? "" : "s", data.vocab_size()) +
                      (missing > 0 ? strf("; of their set %lld more are missing", (long long)missing) : ""));
     line("validation",
-         val == nullptr ? "none"
-                        : strf("%s: %s tokens in %s rows", o.val_data.c_str(),
-                               count_text(val->num_targets()).c_str(), count_text(val->num_rows()).c_str()));
+         val == nullptr
+             ? "none"
+             : strf("%s: %s tokens in %s rows%s", o.val_data.c_str(), count_text(val->num_targets()).c_str(),
+                    count_text(val->num_rows()).c_str(), trained_on(val->set(), data.set()).c_str()));
     line("step", strf("%lld x %d rows of %d tokens = %s tokens", (long long)plan.micro_batches, o.batch,
                       o.seq_len, count_text(plan.rows_per_step * o.seq_len).c_str()));
     if (o.reduce_groups > 1) {

@@ -87,6 +87,30 @@ TEST_CASE("shard sets: a mixture is refused at every point of a replacement") {
     CHECK_MESSAGE(run.out.find("of their set 1 more are missing") != std::string::npos, run.out);
 }
 
+TEST_CASE(
+    "shard sets: validation data among the training data is noted, by its path or as a copy of its set") {
+    TempFolder folder;
+    make_set(folder, "x", "twelve bytes");
+    const std::string val = folder / "x_val_000000.bin", train = folder / "x_train_*.bin";
+    fs::create_symlink(val, folder / "link.bin");
+    fs::copy_file(val, folder / "copy.bin");
+    write_token_shard(folder / "elsewhere.bin", TokenShard(val).read_all(), 257);  // of no set
+    const auto noted = [&](const std::string& train_data, const std::string& val_data) {
+        const ProgramRun run = run_train(
+            folder.path(), words("--train-data " + train_data + " --val-data " + val_data +
+                                 " --layers 1 --heads 1 --channels 16 --seq-len 8 --steps 2 --dry-run"));
+        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+        return contains(run.out, "is trained on, too");
+    };
+    CHECK_FALSE(noted(train, val));
+    CHECK_FALSE(noted(train, folder / "elsewhere.bin"));
+    CHECK(noted(folder / "x_*.bin", val));
+    CHECK(noted(val, val));
+    CHECK(noted(folder / "x_*.bin", folder / "link.bin"));
+    CHECK(noted(folder / "x_*.bin", folder / "copy.bin"));
+    CHECK(noted(folder / "elsewhere.bin", folder / "elsewhere.bin"));
+}
+
 TEST_CASE("shard sets: what a killed run has left goes with the next") {
     TempFolder folder;
     pid_t ended = fork();
