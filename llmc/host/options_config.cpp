@@ -206,7 +206,8 @@ Pairs read_config(std::string text, const CommandLine& line) {
     Pairs pairs;
     for (const auto& [number, key, node] : in_file_order(table)) {
         const OptionRow& row = require_row(key, where(number));
-        const std::string here = where(number) + ", " + key, value = value_of(*node, row, here);
+        const std::string here = where(number) + ", " + key,
+                          value = row_value(row, value_of(*node, row, here));
         Settings scratch;
         assign(scratch, row, value, here);
         pairs.push_back({key, value});

@@ -69,6 +69,10 @@ const OptionRow* find_row(const std::string& name) {
     return row == std::end(kOptionTable) ? nullptr : &*row;
 }
 
+std::string row_value(const OptionRow& row, const std::string& typed) {
+    return row.name == std::string("prompt") ? typed : at_home(typed);
+}
+
 void fail_usage(const std::string& message) { throw Error(kExitUsage, message); }
 
 std::string allowed(const OptionRow& row) {
@@ -258,10 +262,7 @@ std::string CommandLine::next_value(const std::string& where, const char* name) 
 
 void CommandLine::add(const OptionRow& row, const std::string& where, const std::string& typed) {
     once(row.name, where);
-    const char* home = std::getenv("HOME");
-    // a shell leaves the ~ of --out=~/runs as it is: a folder of that name would be made
-    const bool at_home = home != nullptr && typed.starts_with("~/") && row.name != std::string("prompt");
-    const std::string value = at_home ? home + typed.substr(1) : typed;
+    const std::string value = row_value(row, typed);
     Settings scratch;
     assign(scratch, row, value, where);
     given.insert(row.name);

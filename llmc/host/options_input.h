@@ -31,7 +31,8 @@ inline constexpr std::pair<const char*, const char*> kRivals[] = {{"val-tokens",
                                                                   {"model", "heads"},
                                                                   {"model", "channels"}};
 
-const OptionRow* find_row(const std::string& name);   // null if there is none
+const OptionRow* find_row(const std::string& name);                     // null if there is none
+std::string row_value(const OptionRow& row, const std::string& typed);  // with a ~ expanded, but in a prompt
 std::string suggested_key(const std::string& typed);  // the name that was meant; "" if none is close
 [[noreturn]] void fail_usage(const std::string& message);
 std::string allowed(const OptionRow& row);  // "1 to 1,024 layers", "auto or window"; "" = any text

@@ -39,19 +39,28 @@ std::vector<std::string> checked_words(CLI::App* app, const std::vector<std::str
         const std::string& word = typed[i];
         const std::string name = word.substr(0, word.find('='));
         words.push_back(word);
-        if (word.size() < 2 || word[0] != '-') { continue; }
+        if (word.size() < 2 || word[0] != '-') {
+            words.back() = at_home(word);
+            continue;
+        }
         const CLI::Option* option = app->get_option_no_throw(name);
         if (option == nullptr) { fail_unknown(*app, word); }
         const int most = option->get_items_expected_max();
+        const std::string type = option->get_type_name();
+        const auto value = [&](const std::string& text) {  // a prompt may begin with ~/
+            return type.starts_with("TEXT") || type.starts_with("NAME") ? text : at_home(text);
+        };
         if (most == 1 && !given.insert(option).second) {
             throw CLI::ParseError(name + " is given twice. Give it once.", kExitUsage);
         }
         if (word == name + "=") {
             words.back() = name;
             words.emplace_back();
-        } else if (most > 0 && word == name) {
+        } else if (word != name) {
+            words.back() = name + "=" + value(word.substr(name.size() + 1));
+        } else if (most > 0) {
             if (i + 1 == typed.size()) { throw CLI::ParseError(name + " needs a value.", kExitUsage); }
-            words.push_back(typed[++i]);  // its value, which may begin with a dash
+            words.push_back(value(typed[++i]));  // its value, which may begin with a dash
         }
     }
     words.insert(words.end(), typed.begin() + (ptrdiff_t)i, typed.end());

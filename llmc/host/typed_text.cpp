@@ -1,8 +1,11 @@
 // See typed_text.h.
 #include "llmc/host/typed_text.h"
 
+#include <pwd.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -15,6 +18,19 @@ std::string in_quotes(const std::string& text) {
     std::string s = text.substr(0, 60);
     for (char& c : s) { c = (unsigned char)c < ' ' || c == 127 ? '?' : c; }
     return "'" + s + (s.size() < text.size() ? "...'" : "'");
+}
+
+std::string at_home(const std::string& text) {
+    if (!text.starts_with("~/")) { return text; }
+    const char* home = std::getenv("HOME");
+    const passwd* user = home != nullptr && *home != '\0' ? nullptr : getpwuid(geteuid());
+    if (user != nullptr) { home = user->pw_dir; }
+    if (home == nullptr || *home == '\0') {
+        throw Error(kExitUsage, in_quotes(text) +
+                                    ": HOME is not set, and nothing else says where your home is. Write "
+                                    "the whole path.");
+    }
+    return home + text.substr(1);
 }
 
 std::string shell_word(const std::string& text) {

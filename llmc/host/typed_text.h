@@ -11,7 +11,10 @@ namespace llmc {
 std::string in_quotes(const std::string& text);   // user's text in a message: short, on one line
 std::string shell_word(const std::string& text);  // as a shell takes it for one word
 std::string shortest(double value);               // the fewest digits that give it back
-std::string bound_text(double value);             // the end of a range: "2^31 - 1", "1,024"
+// "~/x" below the home folder: a shell leaves the ~ of --out=~/x as it is, and a folder of that name would be made. Any other
+// text stays. Throws Error(kExitUsage) where no home is known.
+std::string at_home(const std::string& text);
+std::string bound_text(double value);  // the end of a range: "2^31 - 1", "1,024"
 
 // Reads a number for which fits(number) is true. Returns what is wrong with the text, or "".
 template <typename T, typename Fits>

@@ -1,11 +1,15 @@
 // Tests of the option parser: defaults, every alias, --help, each kind of error by hand
 // (test_options_generated.cpp makes many more; config files: test_options_config.cpp).
+#include <pwd.h>
+#include <unistd.h>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "dev/test/cpu/test_files.h"
 #include "dev/test/cpu/test_options.h"
+#include "llmc/host/command_options.h"
 
 using namespace llmc;
 
@@ -344,5 +348,28 @@ TEST_CASE("options: ~ is the home folder, also where a shell leaves it as it is"
     CHECK(parse({"-o", "~/runs"}).out == "/home/me/runs");
     CHECK(parse({"--out=~runs"}).out == "~runs");
     CHECK(parse({"--prompt=~/runs"}).prompt == "~/runs");
+    TempFolder folder;
+    write_bytes(folder / "c.toml", "out = \"~/runs\"\nprompt = \"~/runs\"\n");
+    CHECK(parse({"--config", folder / "c.toml"}).out == "/home/me/runs");
+    CHECK(parse({"--config", folder / "c.toml"}).prompt == "~/runs");
+    const auto command = [](std::vector<const char*> typed) {  // the programs whose options CLI11 reads
+        typed.insert(typed.begin(), "train_gpt2");
+        CommandOptions o;
+        parse_command((int)typed.size(), typed.data(), &o);
+        return o;
+    };
+    const CommandOptions o = command({"generate", "~/m", "--tokenizer=~/t", "--prompt=~/p", "--stop", "~/s"});
+    CHECK(o.model == "/home/me/m");
+    CHECK(o.tokenizer == "/home/me/t");
+    CHECK(o.prompt == "~/p");
+    CHECK(o.stop == std::vector<std::string>{"~/s"});
+    CHECK(command({"export", "m", "--hf", "~/out"}).hf == "/home/me/out");
+    CHECK(command({"eval", "m", "--data=~/d/*_val_*"}).data == "/home/me/d/*_val_*");
+    const passwd* user = getpwuid(geteuid());
+    REQUIRE(user != nullptr);
+    setenv("HOME", "", 1);
+    CHECK(parse({"--out=~/runs"}).out == user->pw_dir + std::string("/runs"));
+    unsetenv("HOME");
+    CHECK(command({"export", "m", "--hf=~/out"}).hf == user->pw_dir + std::string("/out"));
     setenv("HOME", home.c_str(), 1);
 }
