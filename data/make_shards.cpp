@@ -244,7 +244,7 @@ void remove_shards(const std::string& prefix, size_t i, size_t successors) {
     for (;; i++) {
         const std::string name = strf("%s_%06zu.bin", prefix.c_str(), i);
         if (unlink(name.c_str()) == 0) {
-            if (i >= successors) { std::printf("removed %s, of an earlier run\n", name.c_str()); }
+            if (i >= successors) { put_text(stdout, "removed " + name + ", of an earlier run\n"); }
         } else if (errno == ENOENT) {
             return;
         } else {
@@ -304,9 +304,9 @@ std::string literal(const std::string& name) {
 
 void print_split(const char* what, const std::vector<Shard>& shards, int64_t tokens) {
     if (shards.empty()) { return; }
-    std::printf("%-11s %s tokens in %zu shard%s: %s%s\n", what, grouped(tokens).c_str(), shards.size(),
-                shards.size() == 1 ? "" : "s", shards.front().name.c_str(),
-                shards.size() == 1 ? "" : (" to " + shards.back().name).c_str());
+    put_text(stdout, strf("%-11s %s tokens in %zu shard%s: %s%s\n", what, grouped(tokens).c_str(),
+                          shards.size(), shards.size() == 1 ? "" : "s", shards.front().name.c_str(),
+                          shards.size() == 1 ? "" : (" to " + shards.back().name).c_str()));
 }
 
 // throws unless the tokenizer can make shards

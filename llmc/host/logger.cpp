@@ -154,7 +154,7 @@ void StepLine::show(const StepNumbers& n) {
 
 void StepLine::message(const std::string& text) {
     clear();
-    std::printf("%s\n", terminal_text(text).c_str());
+    put_text(stdout, text + "\n");
     std::fflush(stdout);
 }
 
@@ -162,7 +162,7 @@ void StepLine::note(const std::string& lines) {
     if (lines.empty()) { return; }
     clear();
     std::fflush(stdout);
-    std::fputs(terminal_text(lines).c_str(), stderr);
+    put_text(stderr, lines);
 }
 
 void StepLine::clear() {

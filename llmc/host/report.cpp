@@ -92,7 +92,7 @@ int report_command(int argc, const char* const* argv) {
     } catch (const Error& e) {
         throw Error(e.exit_code, strf("%s%s", e.what(), named ? "" : " --out FILE writes it elsewhere."));
     }
-    std::printf("wrote %s\n", terminal_text(out).c_str());
+    put_text(stdout, "wrote " + out + "\n");
     require_printed();
     return kExitDone;
 }

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "llmc/host/error.h"
+#include "llmc/host/terminal_text.h"
 
 namespace llmc {
 
@@ -46,8 +47,8 @@ bool lock_file(int fd, const std::string& path) {
     while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK) { return false; }
         if (errno == EINTR) { continue; }
-        std::fprintf(stderr, "%s: this file system has no locks (%s): start no second run in this folder\n",
-                     path.c_str(), std::strerror(errno));
+        put_text(stderr, strf("%s: this file system has no locks (%s): start no second run in this folder\n",
+                              path.c_str(), std::strerror(errno)));
         break;
     }
     return true;

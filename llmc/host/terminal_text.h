@@ -25,4 +25,7 @@ inline std::string terminal_text(const std::string& text) {
     return out;
 }
 
+// the one way of such a text to a terminal: what any part of a line may hold that comes from a file or is its name
+inline void put_text(std::FILE* to, const std::string& text) { std::fputs(terminal_text(text).c_str(), to); }
+
 }  // namespace llmc

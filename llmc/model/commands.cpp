@@ -13,6 +13,7 @@
 #include "llmc/host/json.h"
 #include "llmc/host/parse_words.h"
 #include "llmc/host/report.h"
+#include "llmc/host/terminal_text.h"
 #include "llmc/host/threads.h"
 #include "llmc/host/tokenizer.h"
 #include "llmc/host/utf8.h"
@@ -27,7 +28,7 @@ namespace llmc {
 namespace {
 
 // standard error: standard output has the result alone
-void note(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+void note(const std::string& text) { put_text(stderr, text + "\n"); }
 
 NamedModel find_model(const CommandOptions& o) {
     std::string notes;
@@ -217,7 +218,7 @@ int export_model(const CommandOptions& o) {
     }
     std::string problem;
     const std::string files = export_hf(o.hf, *model.source, find_tokenizer(o, model), o.type, &problem);
-    std::printf("%s\n", files.c_str());
+    put_text(stdout, files + "\n");
     if (!problem.empty()) { note(problem); }
     require_printed();
     return kExitDone;

@@ -11,6 +11,7 @@
 #include "llmc/cuda/hold.cuh"
 #include "llmc/cuda/streams.cuh"
 #include "llmc/host/binary_file.h"
+#include "llmc/host/terminal_text.h"
 #include "llmc/model/gpt2_network.cuh"
 #include "llmc/model/run_plan.h"
 #include "llmc/model/step_profile.h"
@@ -399,7 +400,7 @@ int profile_training(const Options& given) {
     FileWriter file(o.profile);
     file.write(json.data(), json.size());
     file.commit();
-    std::printf("written: %s\n", o.profile.c_str());
+    put_text(stdout, "written: " + o.profile + "\n");
     return kExitDone;
 }
 

@@ -7,6 +7,7 @@
 
 #include "llmc/cuda/hold.cuh"
 #include "llmc/host/binary_file.h"
+#include "llmc/host/terminal_text.h"
 #include "llmc/model/gpt2_network.cuh"
 #include "llmc/model/run_plan.h"
 
@@ -35,7 +36,7 @@ template <typename T, typename Grad>
 void tune_products(const Options& given) {
     Options o = given;
     o.tune_gemm.clear();
-    std::printf("--tune-gemm: %s is not there; searching\n", given.tune_gemm.c_str());
+    put_text(stdout, "--tune-gemm: " + given.tune_gemm + " is not there; searching\n");
     std::fflush(stdout);
     DataLoader data(o.train_data, o.seq_len, o.seed, o.raw_tokens);
     RunPlan plan = make_run_plan(&o, data);
@@ -62,7 +63,7 @@ void tune_products(const Options& given) {
     FileWriter file(given.tune_gemm);
     file.write(json.data(), json.size());
     file.commit();
-    std::printf("written: %s\n", given.tune_gemm.c_str());
+    put_text(stdout, "written: " + given.tune_gemm + "\n");
 }
 
 template void tune_products<float, float>(const Options&);

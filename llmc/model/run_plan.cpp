@@ -61,7 +61,7 @@ void choose_model(Options* options, int vocab_size, RunPlan* plan) {
     if (o.resume == "auto") {
         std::string notes;
         plan->checkpoint = find_checkpoint(plan->out, &notes);
-        std::fputs(terminal_text(notes).c_str(), stderr);
+        put_text(stderr, notes);
     } else if (o.resume != "none") {
         plan->checkpoint = o.resume;
         require_no_run_folder(o.resume);
@@ -86,7 +86,7 @@ void choose_model(Options* options, int vocab_size, RunPlan* plan) {
     if (o.layers == 0 && !model_descriptor(o.model, &shape)) {
         std::string notes;
         const NamedModel model = open_model(o.model, &notes);
-        if (!notes.empty()) { std::fprintf(stderr, "%s", notes.c_str()); }
+        put_text(stderr, notes);
         plan->model_file = plan->model_from = model.path;
         plan->model_folder = model.folder;
         plan->config = model.source->config();

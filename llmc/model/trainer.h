@@ -20,6 +20,7 @@
 #include "llmc/host/run_journal.h"
 #include "llmc/host/run_lock.h"
 #include "llmc/host/stop_signal.h"
+#include "llmc/host/terminal_text.h"
 #include "llmc/host/typed_text.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/follower.h"
@@ -73,7 +74,7 @@ public:
         const SavePlan saves = plan_saves(o_, plan_, on_host);
         const std::string plan_text =
             describe_run(o_, plan_, data_, val_ ? &val_->data() : nullptr, memory, device);
-        std::printf("%s%s\n", plan_text.c_str(), describe_saves(saves).c_str());
+        put_text(stdout, plan_text + describe_saves(saves) + "\n");
         require_memory(memory, o_, needs_, plan_.config);
         line_.note(disk_warning(saves, plan_.out) + o_.notes);
         require_export_folder(o_, plan_.out, goes_on() ? plan_.record.line : Line());

@@ -9,6 +9,7 @@
 
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/logger.h"
+#include "llmc/host/options_input.h"
 #include "llmc/host/token_shard.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/run_folder.h"
@@ -350,7 +351,23 @@ TEST_CASE("run folder: control characters of files do not reach the terminal") {
         CHECK_MESSAGE(contains(run.err, "\\x1b[2J\\x7f\\xc2\\x9b1m\\x0d"), run.err);
     };
     check_harmless(run_train(r.folder.path(), r.options("run", 6, "--resume " + four)));
+    fs::remove(r / "run/model.bin");
+    check_harmless(run_train(r.folder.path(), words("generate " + (r / "run") + " --tokens 1")));
+    check_harmless(run_train(r.folder.path(), words("export " + (r / "run") + " --hf " + (r / "hf"))));
+    check_harmless(run_train(r.folder.path(), words("--seq-len 12 --dry-run --train-data " +
+                                                    (r / "train.bin") + " --model " + (r / "run"))));
     check_harmless(r.train("run", 6, "--resume auto"));
+    // config.toml has such names as \u001b
+    const std::string data = r / ("data" + evil + ".bin"), config = r / "run/config.toml";
+    fs::copy(r / "train.bin", data);
+    std::string text = read_bytes(config);
+    text.replace(text.find("train-data = "),
+                 text.find('\n', text.find("train-data")) - text.find("train-data"),
+                 "train-data = " + escaped(data));
+    write_bytes(config, text);
+    const ProgramRun plan = run_train(r.folder.path(), words("--resume auto --dry-run --out " + (r / "run")));
+    CHECK_MESSAGE(plan.exit_code == kExitDone, plan.err);
+    CHECK(has_none_of(plan.err + plan.out, {"\033", "\x7f", "\xc2\x9b", "\r"}));
 }
 
 // ---- the record --------------------------------------------------------------------------------
