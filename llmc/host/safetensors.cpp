@@ -115,7 +115,7 @@ private:
         }
         e.type_text = known->name;
         const size_t index = (size_t)(known - kKnownTypes);
-        e.type = index < 3 ? (TensorType)index : TensorType::kOther;
+        e.type = index < (size_t)TensorType::kOther ? (TensorType)index : TensorType::kOther;
         e.shape = numbers(what + ", shape", value.find("shape"), kMaxDimensions);
         const std::vector<int64_t> place = numbers(what + ", data_offsets", value.find("data_offsets"), 2);
         check_size(what, e, known->bytes, place);
@@ -194,11 +194,11 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors, const std
 }  // namespace
 
 const char* type_name(TensorType type) {
-    require(type != TensorType::kOther, "type_name: F32, F16 or BF16");
+    require(type != TensorType::kOther, "type_name: F32, F16, BF16 or F64");
     return kKnownTypes[(int)type].name;
 }
 int64_t type_bytes(TensorType type) {
-    require(type != TensorType::kOther, "type_bytes: F32, F16 or BF16");
+    require(type != TensorType::kOther, "type_bytes: F32, F16, BF16 or F64");
     return (int64_t)kKnownTypes[(int)type].bytes;
 }
 
@@ -220,11 +220,17 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
 }
 
 void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t first, std::span<float> values) const {
-    require(entry.type != TensorType::kOther, "SafetensorsFile: only F32, F16 and BF16 can be read");
+    require(entry.type != TensorType::kOther, "SafetensorsFile: only F32, F16, BF16 and F64 can be read");
     require(first >= 0 && first <= entry.elements - (int64_t)values.size(),
             "SafetensorsFile: range outside of the tensor");
     const uint64_t at = entry.begin + (uint64_t)(first * type_bytes(entry.type));
     if (entry.type == TensorType::kF32) { return file_.read(at, values.data(), values.size_bytes()); }
+    if (entry.type == TensorType::kF64) {
+        std::vector<double> wide(values.size());
+        file_.read(at, wide.data(), wide.size() * sizeof(double));
+        std::copy(wide.begin(), wide.end(), values.begin());
+        return;
+    }
     std::vector<uint16_t> narrow(values.size());
     file_.read(at, narrow.data(), narrow.size() * sizeof(uint16_t));
     std::transform(narrow.begin(), narrow.end(), values.begin(),

@@ -13,7 +13,13 @@
 
 namespace llmc {
 
-enum class TensorType { kF32, kF16, kBF16, kOther };  // kOther: a type of known width that is not read here
+enum class TensorType {
+    kF32,
+    kF16,
+    kBF16,
+    kF64,
+    kOther
+};  // kOther: a type of known width that is not read here
 
 const char* type_name(TensorType type);  // as the files call it
 int64_t type_bytes(TensorType type);     // not for kOther
@@ -39,7 +45,7 @@ public:
     const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // in the order of their bytes
     const SafetensorsEntry* find(std::string_view name) const;                 // null if there is none
 
-    // elements [first, first + values.size()) as fp32; the entry's type is F32, F16 or BF16
+    // elements [first, first + values.size()) as fp32, rounded from F64; not of kOther
     void read(const SafetensorsEntry& entry, int64_t first, std::span<float> values) const;
 
 private:

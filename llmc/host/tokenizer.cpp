@@ -207,8 +207,6 @@ void Tokenizer::save(const std::string& folder, int max_length) const {
     for (const auto& [name, text] : files(max_length)) { write_text_file(folder + "/" + name, text); }
 }
 
-std::string Tokenizer::printable(int id) const { return printable_text(decode(id), true); }
-
 std::string Tokenizer::printable(const std::vector<int>& ids) const {
     std::string text;
     for (int id : ids) { text += decode(id); }

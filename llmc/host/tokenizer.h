@@ -64,10 +64,7 @@ public:
     std::vector<int> encode_prompt(std::string_view text, int rows) const;
     const Bpe* bpe() const { return bpe_.get(); }  // null if it is not one
 
-    // For a terminal: control characters, with which a text could drive it, become \xHH, except newline and
-    // tab, and so does what is not UTF-8. One token may be a piece of a character: its bytes pass if they may
-    // occur in UTF-8. Prefer the second form, which sees whole characters.
-    std::string printable(int id) const;
+    // for a terminal, as printable_text() in utf8.h
     std::string printable(const std::vector<int>& ids) const;
 
 private:

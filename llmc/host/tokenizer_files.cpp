@@ -137,6 +137,13 @@ void expect(const std::string& path, const JsonValue* object, const char* name, 
     }
 }
 
+// the one there is, or the only one of a sequence
+const JsonValue* pre_tokenizer(const JsonValue& root) {
+    const JsonValue* cutter = root.find("pre_tokenizer");
+    const auto* list = cutter == nullptr ? nullptr : cutter->get<JsonValue::List>("pretokenizers");
+    return list != nullptr && list->size() == 1 ? &list->front() : cutter;
+}
+
 void check_kind(const std::string& path, const JsonValue& root) {
     const JsonValue* model = root.find("model");
     if (model == nullptr) { refuse(path, "\"model\" is missing"); }
@@ -149,15 +156,18 @@ void check_kind(const std::string& path, const JsonValue& root) {
     }
     expect(path, model, "dropout", 0.0);
     const JsonValue* normalizer = root.find("normalizer");
-    if (normalizer != nullptr && !normalizer->is_null()) { refuse(path, "it has a \"normalizer\""); }
-    const JsonValue* cutter = root.find("pre_tokenizer");
+    const auto* none = normalizer == nullptr ? nullptr : normalizer->get<JsonValue::List>("normalizers");
+    if (normalizer != nullptr && !normalizer->is_null() && (none == nullptr || !none->empty())) {
+        refuse(path, "it has a \"normalizer\"");
+    }
+    const JsonValue* cutter = pre_tokenizer(root);
     if (cutter == nullptr || cutter->is_null()) { refuse(path, "\"pre_tokenizer\" is missing"); }
     expect<std::string>(path, cutter, "type", "ByteLevel");
     expect(path, cutter, "add_prefix_space", false);
 }
 
 bool uses_regex(const JsonValue& root) {
-    const bool* use = root.find("pre_tokenizer")->get<bool>("use_regex");
+    const bool* use = pre_tokenizer(root)->get<bool>("use_regex");
     return use == nullptr || *use;
 }
 
@@ -231,6 +241,7 @@ TokenizerFile read_vocab_and_merges(const std::string& vocab_path, const std::st
     file.files.erase("tokenizer.json");  // which says the same, or something else
     const std::string merges = RegularFile(merges_path).text(kMaxFile);
     std::string_view text = merges;
+    if (text.starts_with("\xef\xbb\xbf")) { text.remove_prefix(3); }  // a byte order mark
     bool first = true;
     while (!text.empty()) {
         const size_t end = std::min(text.find('\n'), text.size());

@@ -16,8 +16,6 @@ bool is_control(std::string_view character) {
     return first < 0x20 || first == 0x7f || (first == 0xc2 && (uint8_t)character[1] < 0xa0);
 }
 
-bool occurs_in_utf8(uint8_t byte) { return byte != 0xc0 && byte != 0xc1 && byte < 0xf5; }
-
 }  // namespace
 
 size_t utf8_length(std::string_view text) {
@@ -59,14 +57,13 @@ size_t utf8_unfinished(std::string_view text) {
     return 0;
 }
 
-std::string printable_text(std::string_view text, bool keep_pieces) {
+std::string printable_text(std::string_view text) {
     std::string out;
     while (!text.empty()) {
         size_t length = utf8_length(text);
         const bool whole = length > 0 && !is_control(text);
-        const bool piece = length == 0 && keep_pieces && occurs_in_utf8((uint8_t)text[0]);
         if (length == 0) { length = 1; }
-        if (whole || piece) {
+        if (whole) {
             out += text.substr(0, length);
         } else {
             for (char c : text.substr(0, length)) { out += strf("\\x%02x", (unsigned)(uint8_t)c); }

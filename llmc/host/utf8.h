@@ -18,9 +18,8 @@ uint32_t utf8_code_point(std::string_view text, size_t length);
 size_t utf8_unfinished(std::string_view text);
 
 // For a terminal: control characters, with which a text could drive it, become \xHH, except newline and tab,
-// and so does what is not UTF-8. keep_pieces: bytes that are no whole character, but may be a part of one,
-// pass.
-std::string printable_text(std::string_view text, bool keep_pieces = false);
+// and so does what is not UTF-8.
+std::string printable_text(std::string_view text);
 
 // a name from a file in a message: printable, on one line, at most 80 characters, in quotes
 std::string quoted_name(std::string_view name);

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "llmc/host/error.h"
 #include "llmc/host/json.h"
@@ -73,6 +72,7 @@ public:
                                         "loaded.",
                                         path_.c_str(), field, found.c_str(), expected.c_str()));
     }
+    // absent: what stands for a field that is left out
     int size(const char* field, int most, const Json& absent = {}) const {
         const Json value = root_.value(field, absent);
         if (!value.is_number_integer() || value < 1 || value > most) {
@@ -95,7 +95,7 @@ private:
 GPT2Config read_hf_config(const std::string& path) {
     const ConfigReader in(path);
     in.expect("model_type", {"gpt2"});
-    in.expect("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
+    in.expect("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh"});
     in.expect("layer_norm_epsilon", {1e-5, (double)1e-5f});
     in.expect("scale_attn_weights", {true});
     in.expect("scale_attn_by_inverse_layer_idx", {false});
@@ -103,7 +103,7 @@ GPT2Config read_hf_config(const std::string& path) {
     in.expect("add_cross_attention", {false});
     in.expect("tie_word_embeddings", {true});
     GPT2Config c;
-    c.max_seq_len = in.size("n_positions", 1 << 20);
+    c.max_seq_len = in.size("n_positions", 1 << 20, in.size("n_ctx", 1 << 20, 1024));
     c.vocab_size = in.size("vocab_size", 1 << 20);
     c.padded_vocab_size = padded_vocab(c.vocab_size);
     c.num_layers = in.size("n_layer", 1024);
@@ -116,14 +116,14 @@ GPT2Config read_hf_config(const std::string& path) {
     return c;
 }
 
-// the shards that an index names; they lie beside it
-std::set<std::string> read_index(const std::string& path, std::map<std::string, std::string>* file_of) {
+// the shard of each tensor that an index names; they lie beside it
+std::map<std::string, std::string> read_index(const std::string& path) {
     const JsonValue root = read_json_file(path, kMaxIndex);
     const auto* members = root.get<JsonValue::Object>("weight_map");
     if (members == nullptr || members->empty()) {
         throw Error(kExitBadInput, path + ": weight_map: found none, expected an object of tensor: file");
     }
-    std::set<std::string> files;
+    std::map<std::string, std::string> file_of;
     for (const auto& [tensor, value] : *members) {
         const std::string* file = value.as<std::string>();
         if (file == nullptr || file->empty() || file->find('/') != std::string::npos || (*file)[0] == '.' ||
@@ -133,10 +133,9 @@ std::set<std::string> read_index(const std::string& path, std::map<std::string, 
                              path.c_str(), quoted_name(tensor).c_str(),
                              file == nullptr ? "no text" : quoted_name(*file).c_str()));
         }
-        files.insert(*file);
-        (*file_of)[tensor] = *file;
+        file_of[tensor] = *file;
     }
-    return files;
+    return file_of;
 }
 
 // of no use here: the causal mask, as buffers of older files keep it
@@ -208,28 +207,26 @@ HfModel::HfModel(const std::string& path) : path_(path) {
 
 void HfModel::open_files() {
     std::error_code ignored;
-    std::map<std::string, std::string> file_of;  // what the index says
     if (!fs::is_directory(path_, ignored)) {
         files_.push_back(std::make_unique<SafetensorsFile>(path_));
     } else if (fs::exists(path_ + "/model.safetensors", ignored)) {
         files_.push_back(std::make_unique<SafetensorsFile>(path_ + "/model.safetensors"));
-    } else if (fs::exists(path_ + "/" + kIndex, ignored)) {
-        for (const std::string& name : read_index(path_ + "/" + kIndex, &file_of)) {
-            files_.push_back(std::make_unique<SafetensorsFile>(path_ + "/" + name));
-        }
-    } else {
+    } else if (!fs::exists(path_ + "/" + kIndex, ignored)) {
         throw Error(kExitBadInput, path_ + ": found config.json, but neither model.safetensors nor " +
                                        kIndex +
                                        ". Weights in pytorch_model.bin must be saved as safetensors first: "
                                        "model.save_pretrained(folder).");
     }
-    for (const auto& [tensor, file] : file_of) {
-        const auto at = std::find_if(files_.begin(), files_.end(), [&wanted = file](const auto& f) {
-            return fs::path(f->path()).filename() == wanted;
-        });
-        if ((*at)->find(tensor) == nullptr) {
+    if (!files_.empty()) { return; }
+    std::map<std::string, const SafetensorsFile*> open;
+    for (const auto& [tensor, name] : read_index(path_ + "/" + kIndex)) {
+        const SafetensorsFile*& file = open[name];
+        if (file == nullptr) {
+            file = files_.emplace_back(std::make_unique<SafetensorsFile>(path_ + "/" + name)).get();
+        }
+        if (file->find(tensor) == nullptr) {
             throw Error(kExitBadInput, strf("%s: tensor %s is missing, which the index expects there",
-                                            (*at)->path().c_str(), quoted_name(tensor).c_str()));
+                                            file->path().c_str(), quoted_name(tensor).c_str()));
         }
     }
 }
@@ -246,26 +243,29 @@ void HfModel::find_tensors() {
                     strf("%s: tensor %s: found %s, expected %s for the GPT-2 of config.json", path_.c_str(),
                          quoted_name(name).c_str(), found.c_str(), wanted.c_str()));
     };
-    Place head;
     for (const auto& file : files_) {
         for (const SafetensorsEntry& e : file->entries()) {
-            const std::string name = e.name.starts_with(kPrefix) ? e.name.substr(12) : e.name;
+            std::string name = e.name.starts_with(kPrefix) ? e.name.substr(12) : e.name;
             if (is_mask(name)) { continue; }
+            if (name == "lm_head.weight") { name = "wte.weight"; }  // tied: one of both, or both
             const auto at = expected.find(name);
-            if (e.name == "lm_head.weight" && head.entry == nullptr) {
-                head = {file.get(), &e};
-                continue;
-            }
             if (at == expected.end()) { fail(e.name, "one of this name", "none"); }
             const auto [tensor, layer] = at->second;
             Place& place = places_[tensor][(size_t)layer];
             const std::vector<int64_t> shape = hf_shape(config_, tensor);
-            if (place.entry != nullptr) { fail(e.name, "a second one", "one"); }
-            if (e.type == TensorType::kOther) { fail(e.name, "type " + e.type_text, "F32, F16 or BF16"); }
+            if (e.type == TensorType::kOther) {
+                fail(e.name, "type " + e.type_text, "F32, F16, BF16 or F64");
+            }
             if (e.shape != shape) {
                 SafetensorsEntry wanted;
                 wanted.shape = shape;
                 fail(e.name, "shape " + e.shape_text(), wanted.shape_text());
+            }
+            if (place.entry != nullptr && (tensor != kWte || place.entry->name == e.name)) {
+                fail(e.name, "a second one", "one");
+            }
+            if (place.entry != nullptr && !equal_values(*file, e, *place.file, *place.entry)) {
+                fail(e.name, "other values than " + place.entry->name + " has", "the same: the two are tied");
             }
             place = {file.get(), &e};
         }
@@ -273,15 +273,11 @@ void HfModel::find_tensors() {
     for (const auto& [name, at] : expected) {
         if (places_[at.first][(size_t)at.second].entry == nullptr) { fail(name, "none", "one"); }
     }
-    const Place& wte = place(kWte, 0);
-    if (head.entry != nullptr && !equal_values(*head.file, *head.entry, *wte.file, *wte.entry)) {
-        fail("lm_head.weight", "other values than wte.weight has", "the same: the two are tied");
-    }
 }
 
 const char* HfModel::type() const {
     const TensorType type = place(kWte, 0).entry->type;
-    return type == TensorType::kF32 ? "fp32" : type == TensorType::kF16 ? "fp16" : "bf16";
+    return type == TensorType::kBF16 ? "bf16" : type == TensorType::kF16 ? "fp16" : "fp32";
 }
 
 // elements [first, first + values.size()) of a (rows, cols) matrix that the file has as (cols, rows)
@@ -317,6 +313,14 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
             const int64_t there = std::clamp<int64_t>(from.entry->elements - inside, 0, n);
             from.file->read(*from.entry, there > 0 ? inside : 0, part.first((size_t)there));
             std::fill(part.begin() + there, part.end(), 0.0f);
+        }
+        const auto bad = std::ranges::find_if_not(part, [](float x) { return std::isfinite(x); });
+        if (bad != part.end()) {
+            throw Error(
+                kExitBadInput,
+                strf("%s: found %g in tensor %s, expected a finite number of 32 bits. The training that made "
+                     "this file had diverged: use an earlier one.",
+                     from.file->path().c_str(), *bad, quoted_name(from.entry->name).c_str()));
         }
         done += n;
     }

@@ -211,7 +211,7 @@ TEST_CASE("tokenizer file: random damage is refused or harmless") {
     const int refused = count_refused(good_tokenizer(), [](const std::string& path) {
         const Tokenizer t = Tokenizer::load(path);
         CHECK(t.end_of_text() < t.vocab_size());
-        for (int id = 0; id < t.vocab_size(); id++) { CHECK_FALSE(t.printable(id).empty()); }
+        for (int id = 0; id < t.vocab_size(); id++) { CHECK_FALSE(t.printable({id}).empty()); }
     });
     CHECK(refused > 1000);
 }

@@ -251,6 +251,25 @@ TEST_CASE("bpe: damaged files, and tokenizers of another kind, are refused") {
     refused(changed(json, "\"id\":456", "\"id\":458"), "no token has id 457");
     refused(changed(json, "\"id\":456", "\"id\":3"), "stands for both");
     refused(json.substr(0, json.size() / 2), "syntax error");
+    const std::string cutter =
+        "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true}";
+    const auto sequence = [&](const std::string& list) {
+        return changed(json, cutter, "{\"type\":\"Sequence\",\"pretokenizers\":[" + list + "]}");
+    };
+    refused(sequence(""), "\"type\"");
+    refused(sequence(cutter + "," + cutter), "\"type\"");
+    refused(changed(json, "\"normalizer\":null", "\"normalizer\":{\"normalizers\":[{}]}"), "normalizer");
+    // what says the same in other words
+    const std::vector<int> ids = Tokenizer::load(kFixture).encode("the kernel's rung");
+    for (const std::string& same :
+         {sequence(cutter), changed(json, "\"normalizer\":null",
+                                    "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[]}")}) {
+        write_bytes(folder / "tokenizer.json", same);
+        CHECK(Tokenizer::load(folder.path()).encode("the kernel's rung") == ids);
+    }
+    write_bytes(folder / "vocab.json", "\xef\xbb\xbf" + vocab);  // with byte order marks
+    write_bytes(folder / "merges.txt", "\xef\xbb\xbf" + merges);
+    CHECK(Tokenizer::load(folder / "vocab.json").encode("the kernel's rung") == ids);
     for (const auto& [v, m, part] :
          {std::tuple{changed(vocab, "\"b\":", "\" \":"), merges, "no byte-level token"},
           std::tuple{changed(vocab, "\"b\":", "\"bq\":"), merges, "no token for byte 0x62"},

@@ -206,6 +206,61 @@ TEST_CASE("hf model: names without prefix, masks, a tied head and shards are acc
     CHECK(hf_error(hf).find("is missing, which the index expects") != std::string::npos);
 }
 
+TEST_CASE(
+    "hf model: what is equal, or can be converted, is taken; a NaN has the name that the file gives its "
+    "tensor") {
+    TempFolder folder;
+    const std::string hf = folder / "hf", file = hf + "/model.safetensors";
+    const GPT2Cpu model = random_model();
+    write_hf_model(hf, ModelInMemory(model), "fp32", 36);
+    const Parts parts = take_apart(file);
+    Parts changed = parts;
+    changed.tensors[index_of(parts, "transformer.wte.weight")].name =
+        "lm_head.weight";  // as save_model() names the pair
+    put_together(file, changed);
+    check_same_parameters(HfModel(hf), model);
+
+    Json config = Json::parse(read_bytes(hf + "/config.json"));
+    for (const char* gelu : {"gelu_fast", "gelu_python_tanh"}) {
+        config["activation_function"] = gelu;
+        write_bytes(hf + "/config.json", config.dump());
+        check_same_parameters(HfModel(hf), model);
+    }
+    config.erase("n_positions");  // then n_ctx says it, else it is GPT-2's
+    write_bytes(hf + "/config.json", config.dump());
+    check_same_parameters(HfModel(hf), model);
+    config.erase("n_ctx");
+    write_bytes(hf + "/config.json", config.dump());
+    CHECK(contains(hf_error(hf), "wpe.weight\": found shape (9, 14), expected (1024, 14)"));
+
+    write_hf_model(hf, ModelInMemory(model), "fp32", 36);
+    Json header = {{"__metadata__", {{"format", "pt"}}}};
+    std::string bytes;
+    for (size_t i = 0; i < parts.tensors.size(); i++) {
+        const std::vector<double> wide(parts.values[i].begin(), parts.values[i].end());
+        const size_t begin = bytes.size();
+        bytes.append(reinterpret_cast<const char*>(wide.data()), wide.size() * sizeof(double));
+        header[parts.tensors[i].name] = {
+            {"dtype", "F64"}, {"shape", parts.tensors[i].shape}, {"data_offsets", {begin, bytes.size()}}};
+    }
+    const std::string text = header.dump();
+    const uint64_t length = text.size();
+    write_bytes(file, std::string(reinterpret_cast<const char*>(&length), 8) + text + bytes);
+    const HfModel wide(hf);
+    check_same_parameters(wide, model);
+    CHECK(std::string(wide.type()) == "fp32");
+    write_hf_model(folder / "narrow", wide, wide.type(), 36);
+    check_same_parameters(HfModel(folder / "narrow"), model);
+
+    for (const char* name : {"transformer.h.1.attn.c_attn.weight", "transformer.ln_f.bias"}) {
+        changed = parts;
+        changed.values[index_of(parts, name)][3] = NAN;
+        put_together(file, changed);
+        const Error error = error_of([&] { load_model(HfModel(hf), [](auto&&...) {}); });
+        check_error(error, kExitBadInput, {file, "nan", name});
+    }
+}
+
 TEST_CASE("hf model: wrong, missing, doubled and extra tensors are refused by name") {
     TempFolder folder;
     const std::string hf = folder / "hf", file = hf + "/model.safetensors";
@@ -235,7 +290,7 @@ TEST_CASE("hf model: wrong, missing, doubled and extra tensors are refused by na
     bad = good;
     add(&bad, "lm_head.weight", {37, 14}, good.values[index_of(good, "transformer.wte.weight")]);
     bad.values.back()[100] += 1;
-    refused(bad, "lm_head.weight");
+    refused(bad, "the same: the two are tied");
     bad.values.back() = good.values[index_of(good, "transformer.wte.weight")];
     put_together(file, bad);
     CHECK(error_of([&] { HfModel model(hf); }).exit_code == kExitDone);
