@@ -57,7 +57,7 @@ constexpr const char* kEvalHelp =
     "Examples:\n"
     "  PROGRAM eval runs/mine --data 'data/mine_val_*.bin'\n"
     "  PROGRAM eval gpt2 --data 'data/web_val_*.bin' --max-tokens 100000\n"
-    "  PROGRAM eval gpt2 --hellaswag data/hellaswag_val.bin\n"
+    "  PROGRAM eval gpt2 --hellaswag data/hellaswag_val.bin --json\n"
     "      of four endings, how often the right one has the lowest loss: as a whole, and the mean of its "
     "tokens\n";
 
@@ -125,6 +125,7 @@ void add_generate(CLI::App* app, CommandOptions* o) {
         ->capture_default_str()
         ->check(CLI::IsMember({"auto", "fp32", "bf16"}));
     app->add_flag("--json", o->json, "print one JSON object for each text");
+    app->add_flag("--no-bos", o->no_bos, "begin with the prompt, not as a new document");
     app->add_flag("--interactive", o->interactive, "go on with what is typed, line by line");
     app->add_flag(
         "--stats", o->stats,
@@ -167,6 +168,10 @@ void add_eval(CLI::App* app, CommandOptions* o) {
         ->type_name("N")
         ->capture_default_str()
         ->transform(number_range(0, 1 << 20));
+    app->add_flag("--json", o->json, "print one JSON object");
+    app->add_flag("--per-question", o->per_question,
+                  "with --json: of each HellaSwag question the label, both answers, and [sum of losses, "
+                  "tokens] of each ending");
 }
 
 }  // namespace
@@ -208,6 +213,9 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* o) {
     }
     if (o->command == "eval" && o->data.empty() && o->hellaswag.empty()) {
         throw Error(kExitUsage, "eval: give --data, --hellaswag or both. See " + name + " eval --help.");
+    }
+    if (o->per_question && (!o->json || o->hellaswag.empty())) {
+        throw Error(kExitUsage, "eval: --per-question goes with --json and --hellaswag");
     }
     if (o->max_tokens == 0) {
         throw Error(kExitUsage, "eval: --max-tokens: found 0, expected -1 for all, or at least 1");

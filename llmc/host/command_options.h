@@ -21,7 +21,8 @@ struct CommandOptions {
     int64_t num_samples = 1;
     std::vector<std::string> stop;
     std::string dtype = "auto";  // of weights and cache: fp32 or bf16, or the program's choice
-    bool json = false, interactive = false, stats = false;
+    bool json = false;           // and eval's
+    bool interactive = false, stats = false, no_bos = false;
 
     // export
     std::string hf;             // folder
@@ -36,6 +37,7 @@ struct CommandOptions {
     int64_t max_tokens = -1;  // -1 = all
     int batch = 4;
     int seq_len = 0;  // 0 = as long as the model allows, at most 1,024
+    bool per_question = false;
 };
 
 bool is_command(const std::string& word);

@@ -118,7 +118,7 @@ private:
     }
     std::vector<int32_t> start() const {
         const int begin = facts_.begins.empty() ? tokenizer_.end_of_text() : facts_.begins[0];
-        return begin >= 0 ? std::vector<int32_t>{begin} : std::vector<int32_t>{};
+        return begin >= 0 && !o_.no_bos ? std::vector<int32_t>{begin} : std::vector<int32_t>{};
     }
     std::vector<int32_t> with(std::vector<int32_t> tokens, const std::string& text) const {
         for (int id : tokenizer_.encode_prompt(text, decoder_->config().vocab_size)) { tokens.push_back(id); }
@@ -232,9 +232,9 @@ Evaluation evaluate(LoadedModel* model, const Batch& batch) {
     return e;
 }
 
-// the mean loss over token shards
-void evaluate_shards(const CommandOptions& o, const GPT2Config& c, const std::optional<Tokenizer>& tokenizer,
-                     LoadedModel* model, int T) {
+// The mean loss over token shards: printed, or the members of a JSON object.
+std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
+                            const std::optional<Tokenizer>& tokenizer, LoadedModel* model, int T) {
     const int vocab = ShardSet(o.data, o.raw_tokens).vocab_size(), end = end_of_text(tokenizer, vocab);
     const auto align = alignment(o.val_align, o.data, T, end, o.raw_tokens);
     ValidationData data(o.data, T, align, end, o.max_tokens, o.raw_tokens);
@@ -259,30 +259,43 @@ void evaluate_shards(const CommandOptions& o, const GPT2Config& c, const std::op
             bytes += text ? (int64_t)tokenizer->decode(target).size() : 0;
         }
     }
-    const double loss = nats / (double)tokens;
+    const double loss = nats / (double)tokens, bits = nats / std::log(2.0) / (double)bytes;
+    if (o.json) {
+        return strf("\"tokens\":%lld,\"seq_len\":%d,\"loss\":%.9g,\"bytes\":%lld,\"bits_per_byte\":%s",
+                    (long long)tokens, T, loss, (long long)bytes,
+                    bytes > 0 ? strf("%.9g", bits).c_str() : "null");
+    }
     std::printf("tokens      %lld, in rows of %d%s\n", (long long)tokens, T,
                 align == ValidationData::Align::kDocument ? ", each document from the start of a row" : "");
     std::printf("loss        %.4f nats/token\nperplexity  %.3f\n", loss, std::exp(loss));
     if (bytes > 0) {
-        std::printf("bits/byte   %.4f, over %lld bytes of text\n", nats / std::log(2.0) / (double)bytes,
-                    (long long)bytes);
+        std::printf("bits/byte   %.4f, over %lld bytes of text\n", bits, (long long)bytes);
     } else {
         std::printf("bits/byte   n/a: no tokenizer says how long the tokens are. Give --tokenizer.\n");
     }
+    return "";
 }
 
-void evaluate_hellaswag(const EvalFile& file, const CommandOptions& o, LoadedModel* model, int T) {
+std::string evaluate_hellaswag(const EvalFile& file, const CommandOptions& o, LoadedModel* model, int T) {
     const auto losses = [&](const Batch& batch) { return evaluate(model, batch); };
     const HellaSwagScore score = *score_hellaswag(file, o.batch, T, losses);  // a signal ends a sub-command
+    if (score.cut > 0) {
+        note(strf("%lld endings are longer with their context than %d tokens: only the last of these count",
+                  (long long)score.cut, T));
+    }
+    if (o.json) {
+        std::string questions;
+        for (const std::string& q : score.questions) { questions += (questions.empty() ? "" : ",") + q; }
+        return strf("\"hellaswag\":{\"examples\":%lld,\"accuracy\":%.9g,\"normalised\":%.9g",
+                    (long long)score.examples, score.accuracy(), score.normalised()) +
+               (o.per_question ? ",\"questions\":[" + questions + "]}" : "}");
+    }
     std::printf("HellaSwag   %lld examples\n", (long long)score.examples);
     std::printf("accuracy    %.4f, by the lowest sum of losses\n", score.accuracy());
     std::printf(
         "normalised  %.4f, by the lowest mean of a token, as llm.c's (lm-evaluation-harness: of a byte)\n",
         score.normalised());
-    if (score.cut > 0) {
-        note(strf("%lld endings are longer with their context than %d tokens: only the last of these count",
-                  (long long)score.cut, T));
-    }
+    return "";
 }
 
 int evaluate(const CommandOptions& o, const Engine& engine) {
@@ -300,8 +313,10 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
         if (!same) { require_vocabulary(*questions, c.vocab_size, named.path); }
     }
     const std::unique_ptr<LoadedModel> model = engine.evaluator(*named.source, o.batch, T);
-    if (!o.data.empty()) { evaluate_shards(o, c, tokenizer, model.get(), T); }
-    if (questions) { evaluate_hellaswag(*questions, o, model.get(), T); }
+    std::string json;
+    if (!o.data.empty()) { json = evaluate_shards(o, c, tokenizer, model.get(), T); }
+    if (questions) { json += (json.empty() ? "" : ",") + evaluate_hellaswag(*questions, o, model.get(), T); }
+    if (o.json) { std::printf("{%s}\n", json.c_str()); }
     require_printed();
     return kExitDone;
 }

@@ -32,14 +32,11 @@ public:
     virtual DecoderTraffic traffic() const { return {}; }
 };
 
-// A model with its weights, for evaluating: any class with the interface of model.h behind one of three
-// calls.
+// A model with its weights, for evaluating: any class with the interface of model.h behind one call.
 class LoadedModel {
 public:
     virtual ~LoadedModel() = default;
-    virtual const GPT2Config& config() const = 0;
     virtual Evaluation evaluate(const Batch& batch) = 0;
-    virtual std::span<const float> logits_last() const = 0;
 };
 
 template <typename Model>
@@ -53,32 +50,10 @@ public:
             model_.load(s, tensor, first, x);
         });
     }
-    const GPT2Config& config() const override { return model_.config(); }
     Evaluation evaluate(const Batch& batch) override { return model_.evaluate(batch); }
-    std::span<const float> logits_last() const override { return model_.logits_last(); }
 
 private:
     Model model_;
-};
-
-// Computes the whole context again for each token.
-class UncachedDecoder : public Decoder {
-public:
-    explicit UncachedDecoder(std::unique_ptr<LoadedModel> model) : model_(std::move(model)) {}
-    const GPT2Config& config() const override { return model_->config(); }
-    std::span<const float> append(std::span<const int32_t> tokens) override {
-        require(!tokens.empty() && length() + (int64_t)tokens.size() <= config().max_seq_len,
-                "Decoder: 1 token or more, and no more than there is room for");
-        context_.insert(context_.end(), tokens.begin(), tokens.end());
-        model_->evaluate({1, length(), context_, std::vector<int32_t>(context_.size(), kIgnoreTarget)});
-        return model_->logits_last();
-    }
-    void clear() override { context_.clear(); }
-    int length() const override { return (int)context_.size(); }
-
-private:
-    std::unique_ptr<LoadedModel> model_;
-    std::vector<int32_t> context_;
 };
 
 }  // namespace llmc

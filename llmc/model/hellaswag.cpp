@@ -47,9 +47,17 @@ void add_example(HellaSwagScore* score, int label, const RowLoss* rows) {
         const auto less = [&](const RowLoss& a, const RowLoss& b) { return value(a) < value(b); };
         return (int)(std::min_element(rows, rows + kEvalEndings, less) - rows);
     };
-    score->right += lowest([](const RowLoss& row) { return row.sum; }) == label;
-    score->right_normalised += lowest([](const RowLoss& row) { return row.mean(); }) == label;
+    const int answer = lowest([](const RowLoss&row) { return row.sum; }),
+              normalised = lowest([](const RowLoss&row) { return row.mean(); });
+    score->right += answer == label;
+    score->right_normalised += normalised == label;
     score->examples++;
+    std::string losses;
+    for (int k = 0; k < kEvalEndings; k++) {
+        losses += strf("%s[%.9g,%d]", k == 0 ? "" : ",", rows[k].sum, rows[k].tokens);
+    }
+    score->questions.push_back(strf("{\"label\":%d,\"answer\":%d,\"normalised\":%d,\"losses\":[%s]}", label,
+                                    answer, normalised, losses.c_str()));
 }
 
 }  // namespace

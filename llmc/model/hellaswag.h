@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "llmc/host/eval_file.h"
 #include "llmc/model/model.h"
@@ -13,9 +14,10 @@ namespace llmc {
 
 struct HellaSwagScore {
     int64_t examples = 0;
-    int64_t right = 0;             // by the lowest sum of losses over the ending's tokens
-    int64_t right_normalised = 0;  // by the lowest mean: llm.c's figure
-    int64_t cut = 0;               // endings that did not fit behind all of their context
+    int64_t right = 0;                   // by the lowest sum of losses over the ending's tokens
+    int64_t right_normalised = 0;        // by the lowest mean: llm.c's figure
+    int64_t cut = 0;                     // endings that did not fit behind all of their context
+    std::vector<std::string> questions;  // of each a JSON object: what it was answered, and why
     double accuracy() const { return (double)right / (double)examples; }
     double normalised() const { return (double)right_normalised / (double)examples; }
 };

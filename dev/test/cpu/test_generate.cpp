@@ -51,10 +51,28 @@ void check_near(std::span<const float> found, std::span<const float> expected, d
     }
 }
 
-std::unique_ptr<Decoder> uncached(const ModelSource& source) {
-    return std::make_unique<UncachedDecoder>(
-        std::make_unique<LoadedModelOf<GPT2Cpu>>(source, 1, source.config().max_seq_len));
-}
+// computes the whole context again for each token
+class UncachedDecoder : public Decoder {
+public:
+    explicit UncachedDecoder(const ModelSource& source)
+        : model_(source.config(), 1, source.config().max_seq_len) {
+        load_model(source, [&](State s, int tensor, int64_t first, std::span<const float> x) {
+            model_.load(s, tensor, first, x);
+        });
+    }
+    const GPT2Config& config() const override { return model_.config(); }
+    std::span<const float> append(std::span<const int32_t> tokens) override {
+        context_.insert(context_.end(), tokens.begin(), tokens.end());
+        model_.evaluate({1, length(), context_, std::vector<int32_t>(context_.size(), kIgnoreTarget)});
+        return model_.logits_last();
+    }
+    void clear() override { context_.clear(); }
+    int length() const override { return (int)context_.size(); }
+
+private:
+    GPT2Cpu model_;
+    std::vector<int32_t> context_;
+};
 
 int most_likely(std::span<const float> logits) { return sample_token(logits, 0, 0, 0); }
 
@@ -64,12 +82,12 @@ TEST_CASE("generate: greedy text with the cache is that without it, over 500 tok
     TempFolder folder;
     const ModelFile file(write_random_model(folder / "model.bin", 512));
     CpuDecoder cached(file);
-    const auto plain = uncached(file);
+    UncachedDecoder plain(file);
     const double bound = reordering(file.config(), 512);
     int32_t token = 256;
     int different = 0;
     for (int k = 0; k < 500; k++) {
-        const std::span<const float> a = cached.append({&token, 1}), b = plain->append({&token, 1});
+        const std::span<const float> a = cached.append({&token, 1}), b = plain.append({&token, 1});
         check_near(a, b, bound);
         const int best = most_likely(b);
         float second = -INFINITY;
@@ -88,8 +106,8 @@ TEST_CASE("generate: a prompt at once, in parts or token by token gives the same
     TempFolder folder;
     const ModelFile file(write_random_model(folder / "model.bin", 400));
     const std::vector<int32_t> tokens = random_tokens(400, 257, 9);
-    const auto plain = uncached(file);
-    const std::span<const float> expected = plain->append(tokens);
+    UncachedDecoder plain(file);
+    const std::span<const float> expected = plain.append(tokens);
     CpuDecoder decoder(file);
     for (const std::vector<int>& cuts : {std::vector<int>{400}, {1, 399}, {127, 129, 144}, {399, 1}}) {
         decoder.clear();
@@ -200,6 +218,17 @@ TEST_CASE("sub-commands: generate") {
     for (const auto& id : object["ids"]) { bytes += (char)id.get<int>(); }
     CHECK(plain.out == bytes + "\n");  // a pipe gets every byte as it is
     CHECK(plain.err.find(model) != std::string::npos);
+    // --no-bos: the first token is drawn behind the prompt alone
+    CpuDecoder decoder{ModelFile(model)};
+    const int32_t letters[] = {256, 'H', 'i'};
+    const int with_bos = most_likely(decoder.append(letters));
+    decoder.clear();
+    const int no_bos = most_likely(decoder.append(std::span(letters).last(2)));
+    REQUIRE(with_bos != no_bos);
+    const Json behind = Json::parse(generate("--tokens 1 --temperature 0 --json --prompt Hi --no-bos").out);
+    CHECK(behind["ids"][0] == no_bos);
+    CHECK(Json::parse(generate("--tokens 1 --temperature 0 --json --prompt Hi").out)["ids"][0] == with_bos);
+    CHECK(generate("--no-bos").err.find("give a --prompt") != std::string::npos);
     const ProgramRun several = generate("--tokens 5 --num-samples 3 --json");
     CHECK(std::count(several.out.begin(), several.out.end(), '\n') == 3);
     const ProgramRun sliding = generate("--tokens 200 --stop zzzz --stats");
@@ -548,6 +577,15 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     CHECK(bytes == expected);
     CHECK(std::fabs(std::exp(nats) / perplexity - 1) < 1e-3);
     CHECK(std::fabs(nats * (double)count / std::log(2.0) / (double)bytes / bits - 1) < 1e-3);
+
+    const Json object =
+        Json::parse(run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--json"}).out);
+    CHECK(object["tokens"] == count);
+    CHECK(object["bytes"] == bytes);
+    CHECK(std::fabs(object["loss"].get<double>() - nats) < 1e-4);
+    CHECK(std::fabs(object["bits_per_byte"].get<double>() - bits) < 1e-4);
+    CHECK(run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--json", "--per-question"})
+              .exit_code == kExitUsage);
 
     const ProgramRun none =
         run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--max-tokens", "0"});

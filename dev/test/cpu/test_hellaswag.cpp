@@ -374,6 +374,29 @@ TEST_CASE(
     CHECK(eval.out.find(strf("normalised  %.4f,", normalised)) != std::string::npos);
     CHECK(eval.out.find("tokens ") == std::string::npos);
     CHECK(eval.err.find("only the last of these count") != std::string::npos);
+    // the same as JSON, with each question
+    const ProgramRun as_json =
+        run_train(folder.path(), {"eval", run_folder, "--hellaswag", folder / "questions.bin", "--seq-len",
+                                  "12", "--json", "--per-question"});
+    REQUIRE_MESSAGE(as_json.exit_code == kExitDone, as_json.err);
+    const Json result = Json::parse(as_json.out)["hellaswag"];
+    CHECK(std::fabs(result["accuracy"].get<double>() - accuracy) < 1e-6);
+    CHECK(std::fabs(result["normalised"].get<double>() - normalised) < 1e-6);
+    REQUIRE(result["questions"].size() == result["examples"]);
+    int right = 0;
+    for (const Json& question : result["questions"]) {
+        int lowest_sum = 0, lowest_mean = 0;
+        const auto sum = [&](int k) { return question["losses"][(size_t)k][0].get<double>(); };
+        const auto mean = [&](int k) { return sum(k) / question["losses"][(size_t)k][1].get<double>(); };
+        for (int k = 1; k < kEvalEndings; k++) {
+            lowest_sum = sum(k) < sum(lowest_sum) ? k : lowest_sum;
+            lowest_mean = mean(k) < mean(lowest_mean) ? k : lowest_mean;
+        }
+        CHECK(question["answer"] == lowest_sum);
+        CHECK(question["normalised"] == lowest_mean);
+        right += question["label"] == lowest_sum;
+    }
+    CHECK(std::fabs((double)right / result["examples"].get<double>() - accuracy) < 1e-6);
     for (const Words& command : {Words{"eval", run_folder, "--hellaswag", folder / "others.bin"},
                                  tiny_run(folder.path(), "--steps 1 --out " + (folder / "new") +
                                                              " --hellaswag " + (folder / "others.bin"))}) {
