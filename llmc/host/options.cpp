@@ -234,7 +234,10 @@ void check_model(Settings& s) {
         return;
     }
     ModelShape shape;
-    if (s.model == kAutoModel || model_descriptor(s.model, &shape)) { return; }
+    if (s.model == kAutoModel || model_descriptor(s.model, &shape)) {
+        if (s.model.starts_with(kGpt3Prefix) && s.max_seq_len == 0) { s.max_seq_len = 2048; }
+        return;
+    }
     std::error_code ignored;
     // a run that goes on has its weights in a checkpoint: the folder that they came from may be gone
     const bool goes_on =
@@ -243,10 +246,10 @@ void check_model(Settings& s) {
         !std::filesystem::is_directory(s.model, ignored)) {
         fail_usage(
             "--model " + in_quotes(s.model) +
-            " is not known. Expected dN with N = 1 to 1024 layers (d12 is GPT-2 124M), a file *.bin or "
-            "*.safetensors, or a folder: of a run, a checkpoint, or Hugging Face's GPT-2 (one that is "
-            "only on their hub must be downloaded first). Other shapes: --layers, --heads and "
-            "--channels.");
+            " is not known. Expected dN with N = 1 to 1024 layers (d12 is GPT-2 124M), gpt3:cN with N = 384, "
+            "768, 1024, 1536, 2048, 2560, 4096 or 12288 channels, a file *.bin or *.safetensors, or a "
+            "folder: of a run, a checkpoint, or Hugging Face's GPT-2 (one that is only on their hub must be "
+            "downloaded first). Other shapes: --layers, --heads and --channels.");
     }
     if (s.max_seq_len) {
         fail_usage("--max-seq-len is for a new model; the one that --model names has its own.");
@@ -339,17 +342,21 @@ std::string resolved_text(const Settings& s) {
 }  // namespace
 
 bool model_descriptor(const std::string& text, ModelShape* shape) {
-    constexpr ModelShape kTable[] = {{6, 6, 384},    {12, 12, 768},  {24, 16, 1024}, {36, 20, 1280},
-                                     {48, 25, 1600}, {60, 30, 1920}, {72, 30, 2880}, {84, 36, 3456}};
-    size_t start = text.starts_with("gpt2:") ? 5 : 0;
-    if (text.size() < start + 2 || text[start] != 'd' || text[start + 1] == '0') { return false; }
-    unsigned layers = 0;
-    auto [end, code] = std::from_chars(text.data() + start + 1, text.data() + text.size(), layers);
-    if (code != std::errc() || end != text.data() + text.size() || layers > 1024) { return false; }
-    *shape = {(int)layers, (int)layers, 64 * (int)layers};
-    for (const ModelShape& known : kTable) {
-        if (known.layers == (int)layers) { *shape = known; }
-    }
+    constexpr ModelShape kGpt2[] = {{6, 6, 384},    {12, 12, 768},  {24, 16, 1024}, {36, 20, 1280},
+                                    {48, 25, 1600}, {60, 30, 1920}, {72, 30, 2880}, {84, 36, 3456}};
+    // none of 5140 channels, which heads of 128 do not divide
+    constexpr ModelShape kGpt3[] = {{6, 6, 384},    {12, 12, 768},  {24, 16, 1024}, {24, 16, 1536},
+                                    {24, 16, 2048}, {32, 32, 2560}, {32, 32, 4096}, {96, 96, 12288}};
+    const bool gpt3 = text.starts_with(kGpt3Prefix);
+    const size_t start = gpt3 || text.starts_with("gpt2:d") ? 6 : text.starts_with("d") ? 1 : text.size();
+    int n = 0;
+    const auto [end, code] = std::from_chars(text.data() + start, text.data() + text.size(), n);
+    if (code != std::errc() || end != text.data() + text.size() || text[start] == '0') { return false; }
+    const auto* known = gpt3 ? std::ranges::find(kGpt3, n, &ModelShape::channels)
+                             : std::ranges::find(kGpt2, n, &ModelShape::layers);
+    const bool in_table = known != (gpt3 ? std::end(kGpt3) : std::end(kGpt2));
+    if (!in_table && (gpt3 || n < 1 || n > 1024)) { return false; }
+    *shape = in_table ? *known : ModelShape{n, n, 64 * n};
     return true;
 }
 

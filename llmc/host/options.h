@@ -108,8 +108,11 @@ struct ModelShape {
     bool operator==(const ModelShape&) const = default;
 };
 
+inline constexpr const char* kGpt3Prefix = "gpt3:c";
+
 // "dN" or "gpt2:dN", N = 1 to 1024 layers: the sizes of llm.c's table (d12 is GPT-2 124M), and where the
-// table has no N, N heads of 64 channels. False, and *shape as it was, for any other text.
+// table has no N, N heads of 64 channels; "gpt3:cN": those of its table of N channels. False, and *shape as it was, for
+// any other text.
 bool model_descriptor(const std::string& text, ModelShape* shape);
 
 // Fills Options from argv (flag > config file > default). Where the program has nothing left to do (--help

@@ -33,16 +33,20 @@ struct LlmcOption {
     const char* note = "";   // what happens instead
 };
 
+inline constexpr const char* kMeet =
+    "The ranks meet over TCP: --master HOST (-ps), and no option under torchrun, mpirun or srun.";
+
 inline constexpr LlmcOption kLlmcTable[] = {
-    {"-a", "0", "training on one and the same batch", ""},
+    {"-a", "0", "training on one and the same batch",
+     "The nearest is --epochs N with --train-data of a text that short (data/make_shards)."},
     {"-w", "1", "training without fp32 master weights", "They are kept."},
     {"-ge", "0", "choosing where GELU is fused", "", "1 2",
      "which product GELU is fused into is chosen here; the option changes nothing"},
     {"-lg", "-1", "logging the state of the GPU", "See --log-every for the steps."},
-    {"-pi", "mpi tcp", "meeting in a shared folder", "The ranks meet over TCP: -ps HOST (--master)."},
-    {"-pf", "", "meeting in a shared folder", "The ranks meet over TCP: -ps HOST (--master)."},
-    {"-pm", "", "meeting in another way", "See -pi."},                 // what llm.c's help calls -pi
-    {"-pp", "", "meeting in a shared folder", "See -ps (--master)."},  // what llm.c's help calls -pf
+    {"-pi", "mpi tcp", "meeting in a shared folder", kMeet},
+    {"-pm", "mpi tcp", "meeting in a shared folder", kMeet},  // what llm.c's help calls -pi
+    {"-pf", "", "meeting in a shared folder", kMeet},
+    {"-pp", "", "meeting in a shared folder", kMeet},  // what llm.c's help calls -pf
 };
 
 // llm.c's -h 1, for which it has no other place

@@ -40,6 +40,7 @@ inline const OptionRow kRanksTable[] = {
      .field = &S::zero,
      .lo = 0,
      .hi = 1,
+     .unit = "(ZeRO-1 is the highest stage here)",
      .also = "zero-stage shard-optimizer",
      .help = "1 = each rank keeps its share of the optimizer's state only (ZeRO-1); 0 = all (llm.c's -z)"},
     {.name = "comm-timeout",

@@ -22,6 +22,8 @@ inline const OptionRow kTrainingTable[] = {
              "d36  20     1280      774M         d72  30     2880      7.3B\n"
              "dN   N      64 x N                 d84  36     3456      12B\n"
              "(parameters with GPT-2's vocabulary; gpt2:dN is the same as dN)\n"
+             "gpt3:cN = GPT-3's sizes at N = 384, 768, 1024, 1536, 2048, 2560, 4096\n"
+             "or 12288 channels, with 2048 positions unless --max-seq-len is given\n"
              "auto = d3 on the CPU, where it learns a small text in minutes; d6 on a GPU\n"
              "MODEL: *.bin in llm.c's format 20240326, v3 (fp32) or v5 (bf16); the\n"
              "folder of a run or a checkpoint; a folder with Hugging Face's GPT-2\n"

@@ -179,17 +179,20 @@ TEST_CASE("options: each alias sets what its long name sets") {
 }
 
 TEST_CASE("options: llm.c's other options are accepted where they ask for nothing, else refused by name") {
-    CHECK(config_text(parse({"-z",  "1",   "-r",  "0",  "-a",  "0", "-f",  "0", "-w",  "1",
-                             "-ge", "0",   "-lg", "-1", "-nk", "0", "-nm", "0", "-sl", "0",
-                             "-sg", "0.0", "-pn", "1",  "-pr", "0", "-pg", "8", "-pi", "mpi"})) ==
+    CHECK(config_text(parse({"-z",  "1",   "-r",  "0",   "-a",  "0",   "-f",  "0",   "-w",  "1",   "-ge",
+                             "0",   "-lg", "-1",  "-nk", "0",   "-nm", "0",   "-sl", "0",   "-sg", "0.0",
+                             "-pn", "1",   "-pr", "0",   "-pg", "8",   "-pi", "mpi", "-pm", "tcp"})) ==
           config_text(parse({})));
     for (const LlmcOption& option : kLlmcTable) {
         check_bad({option.name, "5"}, {option.name, "'5'", "is not part of this program yet"});
         check_bad({"-b", "2", option.name}, {option.name, "needs a value"});
         check_bad({option.name, "--batch", "2"}, {option.name, "needs a value", "--batch"});
     }
-    check_bad({"-z", "2"}, {"-z (--zero)", "0 to 1"});
+    check_bad({"-z", "2"}, {"-z (--zero)", "0 to 1 (ZeRO-1 is the highest stage here)"});
     check_bad({"-pi", "fs"}, {"-pi", "'fs'", "--master"});
+    check_bad({"-pm", "fs"}, {"-pm", "'fs'", "--master"});
+    check_bad({"-pp", "/tmp"}, {"-pp", "'/tmp'", "--master"});
+    check_bad({"-a", "1"}, {"-a", "'1'", "--epochs N with --train-data"});
     Options o = parse({"-z", "0", "-pn", "8", "-pr", "3", "-pg", "4", "-pi", "tcp", "-ps", "10.0.0.7"});
     CHECK(o.zero == 0);
     CHECK(o.world_size == 8);
@@ -229,11 +232,27 @@ TEST_CASE("options: model descriptors") {
     CHECK(shape("d1") == ModelShape{1, 1, 64});
     CHECK(shape("gpt2:d13") == ModelShape{13, 13, 832});
     CHECK(shape("d1024") == ModelShape{1024, 1024, 65536});
-    for (const char* bad : {"", "d", "d0", "d01", "d1025", "d99999999999999999999", "d-1", "d+1", "d 6",
-                            "d6 ", "D6", "6", "gpt2:", "gpt2:d", "gpt2:6", "gpt3:c768", "d6x", "d6.bin"}) {
+    CHECK(shape("gpt3:c384") == ModelShape{6, 6, 384});
+    CHECK(shape("gpt3:c768") == ModelShape{12, 12, 768});
+    CHECK(shape("gpt3:c1024") == ModelShape{24, 16, 1024});
+    CHECK(shape("gpt3:c1536") == ModelShape{24, 16, 1536});
+    CHECK(shape("gpt3:c2048") == ModelShape{24, 16, 2048});
+    CHECK(shape("gpt3:c2560") == ModelShape{32, 32, 2560});
+    CHECK(shape("gpt3:c4096") == ModelShape{32, 32, 4096});
+    CHECK(shape("gpt3:c12288") == ModelShape{96, 96, 12288});
+    CHECK(parse({"-e", "gpt3:c768"}).max_seq_len == 2048);
+    CHECK(parse({"-e", "gpt3:c768", "--max-seq-len", "512"}).max_seq_len == 512);
+    CHECK(parse({"-e", "gpt2:d12"}).max_seq_len == 0);
+    for (const char* bad :
+         {"",         "d",         "d0",     "d01",        "d1025",      "d99999999999999999999",
+          "d-1",      "d+1",       "d 6",    "d6 ",        "D6",         "6",
+          "gpt2:",    "gpt2:d",    "gpt2:6", "gpt3:c5140", "gpt3:c0768", "gpt3:768",
+          "gpt3:d12", "gpt2:c768", "d6x",    "d6.bin"}) {
         CAPTURE(bad);
         CHECK(shape(bad) == ModelShape{});
-        if (*bad && bad != std::string("d6.bin")) { check_bad({"--model", bad}, {"--model", bad, "dN"}); }
+        if (*bad && bad != std::string("d6.bin")) {
+            check_bad({"--model", bad}, {"--model", bad, "dN", "gpt3:cN"});
+        }
     }
     CHECK(parse({"-e", "models/gpt2_124M.bin"}).model == "models/gpt2_124M.bin");
     check_bad({"-e", "a.bin", "--max-seq-len", "64", "-t", "64"}, {"--max-seq-len", "--model"});
