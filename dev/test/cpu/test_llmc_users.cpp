@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include "dev/test/cpu/compare_options.h"
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/token_shard.h"
@@ -166,4 +167,21 @@ TEST_CASE(
     CHECK(done_files(folder / "run") == Words{"DONE_00000008"});
     CHECK(contains(run.err, "-ge 1: "));
     CHECK(contains(run.err, "-h 1: dev/data/hellaswag"));
+}
+
+TEST_CASE(
+    "llm.c's users: files that the test programs are given without --model and --state are not left out") {
+    const auto compares = [](Words words) {
+        std::vector<char*> argv;
+        for (std::string& word : words) { argv.push_back(word.data()); }
+        if (!wants_comparison((int)argv.size(), argv.data())) { return std::string("no"); }
+        return parse_compare_options((int)argv.size(), argv.data()).state;
+    };
+    CHECK(compares({"t", "--model", "a.bin", "--state", "b.bin"}) == "b.bin");
+    CHECK(compares({"t", "--test-case=x*", "-s"}) == "no");
+    CHECK(compares({"t", "--thorough", "--part", "2/4"}) == "no");
+    for (const Words& words : {Words{"t", "a.bin", "b.bin"}, Words{"t", "--test-case=x*", "a.bin"},
+                               Words{"t", "--model", "a.bin", "b.bin"}, Words{"t", "--model", "a.bin"}}) {
+        check_error(error_of([&] { compares(words); }), kExitUsage, {"--model", "--state"});
+    }
 }
