@@ -134,7 +134,7 @@ Chosen choose(const Options& o, const RunFacts& f) {
     const bool letters = o.llmc_letters;
     c.muon = choose_muon(o, f);
     if (o.optimizer == "auto" && c.muon) {
-        c.why += "optimizer: Muon, which takes a new model to the same loss in fewer steps\n";
+        c.why += "optimizer: Muon, by which a small new model learns in fewer steps\n";
     }
     c.steps = choose_steps(o, f, c.muon, &c.why);
     c.lr = o.lr >= 0 ? o.lr : letters ? 3e-4 : choose_lr(f, c.muon, &c.why);
