@@ -287,7 +287,8 @@ void sync_folder(const std::string& folder) {
 void make_writable_folder(const std::string& path) {
     std::vector<std::string> made;  // from the inside out
     std::error_code error, ignored;
-    for (std::filesystem::path p = path; !p.empty() && !std::filesystem::exists(p, ignored);
+    // above the root there is the root: it may not be readable either
+    for (std::filesystem::path p = path; p.has_relative_path() && !std::filesystem::exists(p, ignored);
          p = p.parent_path()) {
         made.push_back(p.string());
     }

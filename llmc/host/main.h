@@ -24,10 +24,12 @@ int run_main(const char* name, Program program, int argc, char** argv, Train tra
     std::signal(SIGXFSZ, SIG_IGN);  // it would end a sub-command without a word; now the write fails instead
     try {
         if (std::optional<int> done = command(argc, argv)) { return *done; }  // a signal ends it at once
-        catch_run_signals();
+        ignore_write_signals();
         int exit_code = -1;
-        Options options = parse_options(argc, argv, program, &exit_code);
+        Options options =
+            parse_options(argc, argv, program, &exit_code);  // --config may be a pipe: a signal ends the wait
         if (exit_code >= 0) { return exit_code; }
+        catch_run_signals();
         return train(options, argv);
     } catch (const Error& e) {
         std::fflush(stdout);

@@ -232,7 +232,7 @@ void CommandLine::add_config_of_run() {
     std::error_code ignored;
     const bool goes_on = std::ranges::count(args, "--resume=auto") > 0 && !out.empty() && config.empty() &&
                          std::filesystem::exists(out + "/log.jsonl", ignored) &&
-                         std::filesystem::exists(own, ignored);
+                         file_kind(own) != FileKind::kMissing;
     const bool by_others = given.contains("world-size") ||
                            has_launcher([](const char* name) { return (const char*)std::getenv(name); });
     if (!goes_on || by_others) { return; }
@@ -241,6 +241,8 @@ void CommandLine::add_config_of_run() {
         std::ranges::any_of(names, [](const std::string& name) { return name.starts_with("step_"); });
     const std::set<std::string> alone = {"resume", "out", "dry-run", "quiet"};
     if (!saved && !std::ranges::includes(alone, given)) { return; }
+    // nobody may ever write to a pipe
+    if (file_kind(own) != FileKind::kFile) { throw Error(kExitBadInput, own + ": not a regular file"); }
     config = own;
     of_run = true;
     args.push_back("--config=" + own);

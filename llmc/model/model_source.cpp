@@ -70,8 +70,18 @@ NamedModel folder_model(const std::string& name, std::string* notes) {
         }
         return {std::make_unique<ModelFile>(file), file, name};
     }
-    const std::string checkpoint = find_checkpoint(name, notes);
-    if (!checkpoint.empty()) { return checkpoint_model(checkpoint); }
+    for (;;) {
+        const std::string newest = newest_step(name);
+        try {
+            std::string passed;
+            const std::string checkpoint = find_checkpoint(name, &passed);
+            *notes += passed;
+            if (checkpoint.empty()) { break; }
+            return checkpoint_model(checkpoint);
+        } catch (const Error&) {  // a run that goes on may have deleted what was just found (--keep 1)
+            if (newest_step(name) == newest) { throw; }
+        }
+    }
     throw Error(kExitBadInput,
                 name +
                     ": no model in this folder. Expected model.bin or a step_ folder, as train_gpt2 leaves "

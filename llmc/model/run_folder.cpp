@@ -160,6 +160,9 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
     const std::vector<StepFolder> steps = list_steps(run_folder);
     const std::optional<Line> of_log = line_of_folder(run_folder);
     const Line line = of_log ? *of_log : line_of_checkpoints(steps);
+    if (!of_log && !steps.empty()) {
+        *notes += run_folder + "/log.jsonl: missing, or emptied: the run is known by its checkpoints alone\n";
+    }
     std::string passed, kind;  // kind: "" as long as none is intact
     for (const StepFolder& at : steps) {
         CheckpointFacts facts = inspect_checkpoint(at.path);
@@ -181,15 +184,14 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
         throw Error(
             kExitBadInput,
             strf("%s: no checkpoint in it is intact and of the run that log.jsonl is of:\n%sTo train from "
-                 "the beginning, choose another --out, or remove log.jsonl, model.bin and the step_ "
-                 "folders%s.",
+                 "the beginning, choose another --out%s.",
                  run_folder.c_str(), passed.c_str(),
                  kind.empty() ? "" : "; to go on from one that is intact: --resume FOLDER --out NEW"));
     }
     throw Error(
         kExitBadInput,
         strf("%s: log.jsonl has steps, but there is no checkpoint to go on from. To train from the "
-             "beginning, choose another --out, or remove log.jsonl and model.bin%s.",
+             "beginning, choose another --out%s.",
              run_folder.c_str(),
              line.size() > 1 ? "; to go on from the checkpoint that this run began with (\"resume\" in its "
                                "log.jsonl): --resume FOLDER"

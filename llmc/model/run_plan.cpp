@@ -388,7 +388,11 @@ std::string what_fits(const Options& o, const Needs& needs, const GPT2Config& co
             return "No batch size fits; " + difference(asked, way) + " would.";
         }
     }
-    return "No model fits at this --seq-len: use a smaller one.";
+    GPT2Config least = config;
+    least.num_layers = least.num_heads = 1, least.channels = 64, least.max_seq_len = way.seq_len = 1;
+    return needs(least, way) <= available
+               ? "No model fits at this --seq-len: use a smaller one."
+               : strf("No model with a vocabulary of %d fits, whatever its size.", config.vocab_size);
 }
 
 }  // namespace

@@ -87,6 +87,12 @@ TEST_CASE("changing files: nobody waits for a pipe") {
     check_refused("val.json", quiet_run(folder, "--steps 2 --out " + folder / "other"));
     check_refused("train.bin", quiet_run(folder, "--steps 2 --out " + folder / "other"));
     write_tiny_data(folder.path());
+    check_refused("run/config.toml", {"--resume", "auto", "--out", run});
+    REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);  // as of a shell's <(...), which a signal must end
+    const pid_t waits = start_train(folder.path(), {"--config", folder / "pipe"});
+    usleep(300'000);
+    kill(waits, SIGTERM);
+    CHECK(finish_train(folder.path(), waits).exit_code == 128 + SIGTERM);
     check_refused("run/log.jsonl", quiet_run(folder, "--steps 4 --resume auto --out " + run));
     CHECK(run_train(folder.path(), {folder / "train.bin", "-", "--out", folder / "x"},
                     program_path("data/make_shards"))

@@ -158,5 +158,5 @@ TEST_CASE("plan: what would fit in the GPU's memory") {
     CHECK(cure(12 * 102 + 11, {"-b", "64"}) == "--recompute block --grad-dtype bf16 --batch 2 would fit.");
     CHECK(cure(12 * 101 - 1, {"-b", "64"}) ==
           "No batch size fits; --model d11 --recompute block --grad-dtype bf16 --batch 1 would.");
-    CHECK(cure(100, {"-b", "64"}) == "No model fits at this --seq-len: use a smaller one.");
+    CHECK(cure(100, {"-b", "64"}) == "No model with a vocabulary of 257 fits, whatever its size.");
 }

@@ -1,12 +1,14 @@
 // Which checkpoint of a run folder a run goes on from, which ones stay, and that nothing is touched where the
 // folder cannot be read.
 #include <sys/stat.h>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <thread>
 
 #include <doctest/doctest.h>
 
+#include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/logger.h"
 #include "llmc/host/options_input.h"
@@ -157,14 +159,47 @@ TEST_CASE("run folder: without a log") {
     r.check_refused("run", "", kExitUsage, {"holds a run already", "step_ folders"});
     r.train("whole", 6);
     SUBCASE("the newest counts") {
-        r.train("run", 6, "--resume auto");
+        const ProgramRun on = r.train("run", 6, "--resume auto");
+        CHECK_MESSAGE(contains(on.err, "run/log.jsonl: missing, or emptied"), on.err);
         CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
+        CHECK_FALSE(contains(r.train("run", 7, "--resume auto").err, "emptied"));
+    }
+    SUBCASE("or an emptied one") {
+        write_bytes(r / "run/log.jsonl", "");
+        const ProgramRun on = r.train("run", 6, "--resume auto");
+        CHECK_MESSAGE(contains(on.err, "run/log.jsonl: missing, or emptied"), on.err);
     }
     SUBCASE("but not where checkpoints contradict each other") {
         copy_folder(r.step("whole", 6), r.step("run", 6));
         r.check_refused("run", "--resume auto", kExitBadInput,
                         {r.step("run", 6) + " and " + r.step("run", 4), "--resume FOLDER"});
     }
+}
+
+TEST_CASE("run folder: a reader finds a model at every moment of a run with --keep 1") {
+    TempFolder folder;
+    const GPT2Cpu model(tiny_config(), 1, 4);
+    RunRecord record = record_of(1, 1, 1);
+    record.line = {{"0123456789abcdef", 0}};
+    save_checkpoint(folder.path(), tiny_config(), record, reader(model));
+    std::atomic<bool> done = false;
+    std::thread run([&] {
+        for (int64_t& step = record.state.step; step < 150;) {
+            record.state.updates = ++step;
+            save_checkpoint(folder.path(), tiny_config(), record, reader(model));
+            fs::rename(checkpoint_name(folder.path(), step - 1), folder / "old");
+            fs::remove_all(folder / "old");
+        }
+        done = true;
+    });
+    int found = 0;
+    for (; !done; found++) {
+        std::string notes;
+        const Error e = error_of([&] { open_model(folder.path(), &notes); });
+        CHECK_MESSAGE(e.exit_code == kExitDone, e.what());
+    }
+    run.join();
+    CHECK(found > 0);
 }
 
 TEST_CASE("run folder: a log with steps but no checkpoint is not overwritten") {

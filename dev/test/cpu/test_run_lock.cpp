@@ -1,8 +1,12 @@
 // One process a run folder: of several that start at once one trains, and the others name it.
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cerrno>
@@ -189,6 +193,26 @@ TEST_CASE("file writer: a folder, a pipe or the standard output is never replace
     FileWriter(folder / "dangling").commit();
     FileWriter(folder / "dangling").commit();
     CHECK(names_below(folder.path()) == Words{"dangling", "folder", "link", "pipe", "stdout"});
+}
+
+TEST_CASE("writable folder: where no folder can be looked at, up to the root, that is an error and no loop") {
+    const pid_t pid = fork();
+    if (pid == 0) {  // from here on stat(2) and its kin find nothing
+        alarm(10);
+        sock_filter filter[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_newfstatat, 2, 0),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_statx, 1, 0),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EIO)};
+        sock_fprog program = {std::size(filter), filter};
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) { _exit(77); }
+        _exit(error_of([] { make_writable_folder("/plumb/not/there"); }).exit_code);
+    }
+    int status = 0;
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) { return; }  // this system takes no filters
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == kExitUsage);
 }
 
 TEST_CASE("run lock: a temporary file is removed by the next writer, unless its own is at work") {

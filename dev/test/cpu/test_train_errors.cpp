@@ -348,5 +348,7 @@ TEST_CASE("plan: what would fit in the memory there is") {
     check_error(says(1204, 5, 5 * 16), kExitDevice,
                 {"--batch 1 would fit"});  // 2 rows do not divide --total-batch
     check_error(says(1200, 5, 0), kExitDevice, {"No batch size fits", "--model d11 --batch 1 would"});
-    check_error(says(100, 5, 0), kExitDevice, {"No model fits", "--seq-len"});
+    check_error(says(50, 5, 0), kExitDevice, {"No model with a vocabulary of 257 fits, whatever"});
+    needs = [](const GPT2Config& c, const Options& o) { return (int64_t)c.num_layers * 100 + o.seq_len; };
+    check_error(says(115, 5, 0), kExitDevice, {"No model fits", "--seq-len: use a smaller one"});
 }
