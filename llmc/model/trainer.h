@@ -435,8 +435,9 @@ private:
         if (const std::string how = clock_.exploded(plan_); !how.empty()) { throw saver_->diverged(how); }
         if (val_ && !std::isfinite(loss)) { throw saver_->diverged("the validation loss is not finite"); }
         const int code = saved_or(kExitDone);
+        if (code != kExitDone) { return code; }
         line_.message("curves: " + plan_.out + "/report.html");
-        if (code == kExitDone && samples_.tokenizer() && samples_.tokenizer()->can_encode()) {
+        if (samples_.tokenizer() && samples_.tokenizer()->can_encode()) {
             line_.message(strf("next: ./%s generate %s --prompt 'Once upon a time'",
                                o_.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2",
                                shell_word(plan_.out).c_str()));
