@@ -70,10 +70,10 @@ Tokenizer Tokenizer::load(const std::string& path) {
     if (std::filesystem::is_directory(path, ignored)) {
         std::optional<Tokenizer> found = find(path);
         if (found) { return *found; }
-        throw Error(kExitBadInput, path +
-                                       ": not a regular file, and no tokenizer in this folder. Expected "
-                                       "tokenizer.json, encoder.json "
-                                       "with vocab.bpe, vocab.json with merges.txt, or tokenizer.bin.");
+        throw Error(kExitBadInput,
+                    path +
+                        ": not a regular file, and no tokenizer in this folder. Expected tokenizer.json, "
+                        "encoder.json with vocab.bpe, vocab.json with merges.txt, or tokenizer.bin.");
     }
     const std::filesystem::path name(path), folder = name.parent_path();
     for (const auto& [vocab, merges] : kPairs) {

@@ -14,6 +14,7 @@
 #include "llmc/host/error.h"
 #include "llmc/host/number_formats.h"
 #include "llmc/host/read_file.h"
+#include "llmc/host/token_shard.h"
 #include "llmc/model/finite.h"
 #include "llmc/model/run_folder.h"
 
@@ -107,8 +108,10 @@ void ModelFile::read(int tensor, int64_t first, std::span<float> values) const {
 }
 
 HfFacts ModelFile::facts() const {
-    const std::string newest = newest_step(fs::path(path()).parent_path().string());
-    return newest.empty() ? HfFacts() : read_hf_facts(newest + "/" + kConfigFile, config_.vocab_size);
+    try {
+        const std::string newest = newest_step((fs::path(path()).parent_path() / ".").string());
+        return newest.empty() ? HfFacts() : read_hf_facts(newest + "/" + kConfigFile, config_.vocab_size);
+    } catch (const Error&) { return {}; }  // damage there is none here
 }
 
 void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,
@@ -267,10 +270,12 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
     try {
         auto path = [&](const char* file) { return temporary + "/" + file; };
         const TrainedModel model(path(kModelFile), config, read);
+        const bool known =
+            !record.tokenizer.empty() || config.vocab_size == kGpt2VocabSize;  // the end of a text
         const Digest digests[] = {
             write_hf_weights(path(kModelFile), model, "fp32"),
             write_text_file(path(kConfigFile),
-                            hf_config_text(config, "fp32", record.end_of_text, record.kept)),
+                            hf_config_text(config, "fp32", known ? record.end_of_text : -1, record.kept)),
             write_optimizer_file(path(kOptimizerFile), config, record.state.optimizer, read),
             write_text_file(path(kRecordFile), to_json(record))};
         std::string manifest;

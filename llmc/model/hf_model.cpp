@@ -330,16 +330,17 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
 
 std::string hf_config_text(const GPT2Config& c, const std::string& type, int end_of_text,
                            const std::string& kept) {
+    const std::string end = end_of_text < 0 ? "null" : std::to_string(end_of_text);
     const char* torch_type = type == "fp32" ? "float32" : type == "fp16" ? "float16" : "bfloat16";
     Json config =
         Json::parse(strf(R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
-        "attn_pdrop": 0.0, "bos_token_id": %d, "embd_pdrop": 0.0, "eos_token_id": %d,
+        "attn_pdrop": 0.0, "bos_token_id": %s, "embd_pdrop": 0.0, "eos_token_id": %s,
         "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2",
         "n_ctx": %d, "n_embd": %d, "n_head": %d, "n_inner": null, "n_layer": %d, "n_positions": %d,
         "reorder_and_upcast_attn": false, "resid_pdrop": 0.0, "scale_attn_by_inverse_layer_idx": false,
         "scale_attn_weights": true, "tie_word_embeddings": true, "torch_dtype": "%s", "use_cache": true,
         "vocab_size": %d})",
-                         end_of_text, end_of_text, c.max_seq_len, c.channels, c.num_heads, c.num_layers,
+                         end.c_str(), end.c_str(), c.max_seq_len, c.channels, c.num_heads, c.num_layers,
                          c.max_seq_len, torch_type, c.vocab_size));
     config.update(Json::parse(kept));
     return config.dump(2) + "\n";

@@ -40,12 +40,11 @@ private:
     std::vector<Place> places_[kNumTensors];  // by layer
 };
 
-// What config.json at this path says of a model with this vocabulary, and generation_config.json beside it, which goes before.
-// Throws Error(kExitBadInput) for what is no JSON object.
+// What config.json (path) and generation_config.json beside it, which goes before, say. Throws Error(kExitBadInput).
 HfFacts read_hf_facts(const std::string& path, int vocab_size);
 
 // The text of config.json, as transformers reads it. type: "fp32", "bf16" or "fp16"; end_of_text: its token
-// id; kept: HfFacts', which goes before all else.
+// id, -1 = not known; kept: HfFacts', which goes before all else.
 std::string hf_config_text(const GPT2Config& config, const std::string& type, int end_of_text,
                            const std::string& kept = "{}");
 

@@ -58,9 +58,8 @@ struct RunRecord {
     int end_of_text = 0;                          // token id
     std::optional<double> val_loss;               // of this very state, if it was validated
     std::optional<Validated> best;                // the lowest on the line, if --keep-best asks for it
-    // not in run.json, but in the checkpoint's other files:
-    std::string kept = "{}";  // of config.json, as HfFacts (model_source.h) has it
-    TextFiles tokenizer;      // the run's
+    std::string kept = "{}";                      // not in run.json but config.json, as HfFacts has it
+    TextFiles tokenizer;                          // nor these: the run's tokenizer's files
 };
 
 std::string new_id();  // 16 hexadecimal digits

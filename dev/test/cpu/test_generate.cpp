@@ -409,6 +409,8 @@ TEST_CASE(
         CHECK(same_files(out + "/added_tokens.json", hf + "/added_tokens.json"));
         CHECK(contains(succeeds({"generate", model, "--tokens", "2", "--prompt", "<|460|>"}), "<|460|>"));
     }
+    write_bytes(run + "/step_00000004/config.json", "{");  // which model.bin does not need
+    CHECK(!succeeds({"generate", run, "--tokens", "2"}).empty());
     for (const char* name : {"/vocab.json", "/added_tokens.json", "/tokenizer_config.json"}) {
         flip_byte(step + name, 3);
         const ProgramRun damaged = run_train(folder.path(), {"generate", step});
