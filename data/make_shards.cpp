@@ -345,6 +345,13 @@ void make_shards(const Settings& settings) {
     const std::vector<int> newline = tokenizer.encode("\n");
     Pieces pieces(settings.shard_tokens, tokenizer.shard_vocab(), tokenizer.end_of_text(), newline[0],
                   &files);
+    int64_t bytes = 0;  // known to be there, of a token each
+    for (const std::string& path : paths) {
+        std::error_code none;  // of a pipe
+        const auto size = (int64_t)fs::file_size(path, none);
+        bytes += none ? 0 : size;
+    }
+    if (tokenizer.is_bytes() && settings.json_field.empty()) { pieces.require_room(bytes); }
     TextEncoder encoder(tokenizer, &pieces);
     Splitter splitter(settings.documents, &encoder);
     const bool json = !settings.json_field.empty();

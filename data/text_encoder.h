@@ -61,29 +61,31 @@ private:
         size_t at = job.text.size();
         const size_t lowest = std::max(document, job.text.size() - kJobBytes / 2);
         while (at > lowest && !bpe_can_cut(job.text, at)) { at--; }
-        if (at == lowest) {
+        if (at == lowest && at > document) {
             if (job.text.size() < kMaxUncut) { return; }
             at = last_word(job.text, document);
         }
-        std::string rest = job.text.substr(at);
+        Job next{job.text.substr(at), {}, {}};
+        if (at == document) {  // where a document begins is a place to cut, too
+            job.documents.pop_back();
+            next.documents.push_back(0);
+        }
         job.text.resize(at);
         if (jobs_.size() >= kJobsPerThread * caches_.size()) {
             encode(jobs_.size());
             jobs_.clear();
         }
-        jobs_.emplace_back();
-        jobs_.back().text = std::move(rest);
+        jobs_.push_back(std::move(next));
     }
 
-    // Where the last word begins that is sure to begin there, whatever follows the text; the text's end if that is the
-    // first one.
+    // where the last word begins that is sure to begin there, whatever follows the text
     static size_t last_word(std::string_view text, size_t begin) {
         size_t word = begin;
         for (size_t at = begin; at + kLongestSpace + kLongestCharacter < text.size();) {
             word = at;
             at += bpe_word(text.substr(at));
         }
-        return word == begin ? text.size() : word;
+        return word;
     }
 
     void encode(size_t count) {

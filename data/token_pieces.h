@@ -79,6 +79,16 @@ public:
         room();
         buffer_.push_back((uint16_t)end_of_text_);
     }
+    // throws Error(kExitUsage) if so many tokens are too many files: a folder of millions is slow for every program
+    void require_room(int64_t tokens) const {
+        const int64_t files = (tokens + piece_tokens_ - 1) / piece_tokens_;
+        if (files <= kMaxPieces) { return; }
+        throw Error(
+            kExitUsage,
+            strf("--shard-tokens %lld: %lld tokens or more would be %lld files or more, expected at most "
+                 "%lld. Use a larger --shard-tokens; 100000000 is usual.",
+                 (long long)piece_tokens_, (long long)tokens, (long long)files, (long long)kMaxPieces));
+    }
     void finish() {
         if (!buffer_.empty()) { flush(); }
         buffer_ = {};
@@ -109,7 +119,7 @@ public:
     }
 
 private:
-    static constexpr size_t kMaxPieces = 999'990;  // the names of shards have six digits
+    static constexpr int64_t kMaxPieces = 10'000;
 
     // how many more tokens the buffer takes: at least one
     size_t room() {
@@ -117,9 +127,7 @@ private:
         return (size_t)piece_tokens_ - buffer_.size();
     }
     void flush() {
-        if (paths_.size() == kMaxPieces) {
-            throw Error(kExitUsage, "too many shards: use a larger --shard-tokens");
-        }
+        require_room(num_tokens_ + (int64_t)buffer_.size());
         paths_.push_back(files_->next());
         write_token_shard(paths_.back(), buffer_, vocab_size_);
         num_tokens_ += (int64_t)buffer_.size();

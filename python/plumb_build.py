@@ -117,7 +117,7 @@ def make_binaries(folder, host=False):
 
 def main():
     arguments = [a for a in sys.argv[1:] if a != "--host"]
-    if len(arguments) != 1:
+    if len(arguments) != 1 or arguments[0].startswith("-"):  # --help, or a typo, is no folder to make
         raise SystemExit(__doc__)
     folder = Path(arguments[0]) / PACKAGE
     shutil.copytree(ROOT / "python" / PACKAGE, folder, dirs_exist_ok=True)

@@ -5,6 +5,7 @@ a line {"event": "resume", "step": S} follows. Lines that were read and are stil
 """
 import json
 import os
+import sys
 import time
 
 ENDS = ("end", "error")  # events behind which nothing comes; a run that was stopped may go on
@@ -17,6 +18,8 @@ def log_of(run):
 def read(path, follow=False, pause=0.5):
     """Yields the lines as objects, and None whenever all that is there was given; ends there unless follow, else with
     the run."""
+    if follow and not os.path.exists(path):
+        print(f"waiting for {path}, which is not there yet", file=sys.stderr, flush=True)
     while follow and not os.path.exists(path):
         yield None
         time.sleep(pause)

@@ -34,13 +34,21 @@ def text_value(tag, text):
 
 
 class Converter:
+    """begins to write with the first line: of a run that is not there no folder is made"""
+
     def __init__(self, folder):
+        self.folder, self.writer = folder, None
+        self.given = {}  # the last step of each chart
+
+    def begin(self):
+        folder = self.folder
         for old in glob.glob(os.path.join(glob.escape(folder), "events.out.tfevents.*" + SUFFIX)):
             os.remove(old)
         self.writer = EventFileWriter(folder, filename_suffix=SUFFIX)
-        self.given = {}  # the last step of each chart
 
     def add(self, row):
+        if self.writer is None:
+            self.begin()
         step, time = row["step"], row.get("time") or 0
         if row.get("event") == "resume":  # what was written behind that step does not count any more
             start = Event(wall_time=time, step=step + 1, session_log=SessionLog(status=SessionLog.START))
@@ -67,14 +75,16 @@ def main():
     converter = Converter(folder)
     try:
         for row in read(path, args.follow):
-            if row is None:
-                converter.writer.flush()
-            else:
+            if row is not None:
                 converter.add(row)
+            elif converter.writer is not None:
+                converter.writer.flush()
     except KeyboardInterrupt:
         pass
     except OSError as error:
         raise SystemExit(f"to_tensorboard: {error}")
+    if converter.writer is None:
+        raise SystemExit(f"to_tensorboard: {path}: no line of a run in it")
     converter.writer.close()
     print("wrote", folder)
 

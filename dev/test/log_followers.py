@@ -50,8 +50,8 @@ def steps_in(run):
         return 0
 
 
-def follow(script, run, *more):
-    return subprocess.Popen([sys.executable, "scripts/" + script, run, "--follow", *more], stdout=subprocess.DEVNULL,
+def follow(script, run, *more, stderr=None):
+    return subprocess.Popen([sys.executable, "scripts/" + script, run, "--follow", *more], stdout=subprocess.DEVNULL, stderr=stderr,
                             env=dict(os.environ, WANDB_SILENT="true", WANDB_MODE="offline"))
 
 
@@ -114,6 +114,12 @@ def main():
     tensorboard, wandb = have("tensorboard"), have("wandb")
     if not (tensorboard or wandb):
         return
+    if tensorboard:
+        typo = follow("to_tensorboard.py", folder + "/typo", stderr=subprocess.PIPE)
+        check("who waits for a run says so", b"waiting for" in typo.stderr.readline())
+        typo.kill()
+        check("a run that is not there is none", subprocess.run(typo.args[:3], capture_output=True).returncode == 1)
+        check("and gets no folder", os.listdir(folder) == [], os.listdir(folder))
     first = train(run)
     followers = [follow("to_tensorboard.py", run)] if tensorboard else []
     followers += [follow("to_wandb.py", run, "--offline")] if wandb else []

@@ -66,9 +66,8 @@ size_t run_end(std::string_view text, size_t at, char kind) {
     return at;
 }
 
-}  // namespace
-
-size_t bpe_word(std::string_view text) {
+// the same without a limit
+size_t word_length(std::string_view text) {
     if (const size_t length = contraction(text)) { return length; }
     const Character first = character_at(text, 0);
     if (first.kind != 'S') { return run_end(text, first.length, first.kind); }
@@ -85,6 +84,14 @@ size_t bpe_word(std::string_view text) {
         end += next.length;
     }
     return end;
+}
+
+}  // namespace
+
+size_t bpe_word(std::string_view text) {
+    // what lies beyond a very long word cannot change how it is cut
+    const size_t length = word_length(text.substr(0, kMaxWord + kLookAhead));
+    return length > kMaxWord ? kMaxWord - utf8_unfinished(text.substr(0, kMaxWord)) : length;
 }
 
 bool bpe_can_cut(std::string_view text, size_t at) {
@@ -146,8 +153,7 @@ const Bpe::Merge* Bpe::find(int left, int right) const {
 
 void Bpe::encode(std::string_view text, Cache* cache, std::vector<int>* ids) const {
     while (!text.empty()) {
-        // what lies beyond a very long word cannot change how it is cut
-        const size_t length = std::min(bpe_word(text.substr(0, kMaxWord + kLookAhead)), kMaxWord);
+        const size_t length = bpe_word(text);
         encode_word(text.substr(0, length), cache, ids);
         text.remove_prefix(length);
     }

@@ -14,7 +14,8 @@ namespace llmc {
 
 // The length in bytes of the word that text, which is not empty, starts with, by GPT-2's pattern
 //   '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// with the classes of unicode_classes.h. A byte that is not UTF-8 is neither letter, digit nor space.
+// with the classes of unicode_classes.h. A byte that is not UTF-8 is neither letter, digit nor space. A word of more than
+// 1 MiB is cut there, before a character.
 size_t bpe_word(std::string_view text);
 
 // Whether a text may be cut at this place: the words of the two parts are then those of the whole.
@@ -50,7 +51,7 @@ public:
     const BpeVocabulary& vocabulary() const { return vocabulary_; }
     int text_ids() const { return text_ids_; }  // all that encode() gives are below
 
-    // Appends the ids of a text; joined, their bytes are the text. A word of more than 1 MiB is cut there.
+    // Appends the ids of a text; joined, their bytes are the text.
     void encode(std::string_view text, Cache* cache, std::vector<int>* ids) const;
 
 private:

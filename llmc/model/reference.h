@@ -360,7 +360,8 @@ void classifier_forward_cpu(Real* losses, int32_t* predicted, const Real* logits
 #pragma omp simd reduction(+ : total)
         for (int v = 0; v < V; v++) { total += exp_simd(x[v] - x[best]); }
         bool ignored = targets[row] == kIgnoreTarget;
-        losses[row] = ignored ? 0 : (Real)(std::log(total) + (double)x[best] - x[targets[row]]);
+        // the difference first: beside logits of 3e37 a logarithm vanishes, and a loss of 0 is a perfect model's
+        losses[row] = ignored ? 0 : (Real)(std::log(total) + ((double)x[best] - x[targets[row]]));
     }
 }
 

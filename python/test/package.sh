@@ -17,6 +17,9 @@ check() {  # name command...
 skip() { echo "skipped: $*"; skipped=$((skipped + 1)); }
 finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ $failed -eq 0 ]; exit; }
 
+helps() { (cd $folder && python3 ../../../python/plumb_build.py --help 2>&1 | grep -q "By hand" && [ ! -e ./--help ]); }
+check "plumb_build.py --help makes no folder" helps
+
 if [ ! -e $library ]; then skip "$library is not built (no nvcc)"; finish; fi
 if ! python3 -m pip --version >/dev/null 2>&1; then skip "python3 has no pip"; finish; fi
 torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))' 2>/dev/null)

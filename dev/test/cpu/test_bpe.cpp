@@ -136,6 +136,21 @@ TEST_CASE("bpe: where a text may be cut, its words do not change") {
     CHECK(cuts > 1000);
 }
 
+TEST_CASE("bpe: a word of more than 1 MiB is cut before a character") {
+    for (const char* letter : {"\xc3\xa9", "\xe4\xb8\xad", "\xf0\xa0\x80\x80"}) {
+        std::string text;
+        while (text.size() < (2 << 20) + 100) { text += letter; }
+        for (size_t before = 0; before < 4; before++) {
+            const std::string word = std::string(before, 'e') + text;
+            const size_t length = bpe_word(word);
+            CHECK(length <= 1 << 20);
+            CHECK(length > (1 << 20) - 4);
+            CHECK(((uint8_t)word[length] & 0xc0) != 0x80);
+        }
+    }
+    CHECK(bpe_word(std::string((1 << 20) + 9, '\x80')) == 1 << 20);  // where there are no characters
+}
+
 TEST_CASE("bpe: long words are merged as short ones are, and fast") {
     const Tokenizer t = Tokenizer::load(kFixture);
     // a word of 63 bytes takes the simple way, one of 64 the heap: the ids of what they share are the same

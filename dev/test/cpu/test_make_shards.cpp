@@ -378,6 +378,13 @@ TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
     for (const char* value : {"0", "15", "-5", "2147483646", "99999999999999999999", "x"}) {
         fails(make_shards(text + to + " --shard-tokens " + value), kExitUsage, "--shard-tokens");
     }
+    {
+        TempFolder large;
+        write_bytes(large / "text", std::string(200'000, 'x'));
+        fails(
+            make_shards(large / "text" + to + " --shard-tokens 16"), kExitUsage,
+            "--shard-tokens 16: 200000 tokens or more would be 12500 files or more, expected at most 10000");
+    }
     fails(make_shards(text + to + " --shards 4"), kExitUsage, "unknown option '--shards'");
     fails(make_shards(to), kExitUsage,
           "inputs is required: files of text or JSON lines, folders, or - for standard input");
@@ -449,22 +456,36 @@ TEST_CASE("make_shards: help teaches") {
     CHECK(make_shards("--help > /dev/full").exit_code == kExitSaveFailed);
 }
 
-TEST_CASE("make_shards: a text without a space is cut between words") {
+TEST_CASE(
+    "make_shards: a text without a space is cut between words, before a character, or before a document") {
     TempFolder folder;
     const std::string fixture = "dev/test/fixture/bpe";
     const Tokenizer t = Tokenizer::load(fixture);
     REQUIRE(t.encode("er").size() == 1);  // and two tokens if it is cut
-    std::string text;  // as Chinese or minified JSON may be; longer than what waits for a space
-    while (text.size() < (17 << 20)) { text += "er7"; }
-    write_bytes(folder / "text", text);
-    const Run run = make_shards("--tokenizer " + fixture + " --val-fraction 0 '" + (folder / "text") +
-                                "' --out '" + (folder / "x") + "'");
-    REQUIRE_MESSAGE(run.exit_code == kExitDone, run.output);
-    std::vector<int> found;
-    for (uint16_t token : TokenShard((folder / "x") + "_train_000000.bin").read_all()) {
-        if (token != 456) { found.push_back(token); }
+    const auto repeated = [](const std::string& unit, size_t bytes) {
+        std::string text;
+        while (text.size() < bytes) { text += unit; }
+        return text;
+    };
+    // as Chinese or minified JSON may be; longer than what waits for a space
+    const std::string words = repeated("er7", 17 << 20), word = "e" + repeated("\xe4\xb8\xad", 17 << 20);
+    const Documents lines(60, repeated("er", 300'000) + "er7\n");
+    for (const Documents& documents : {Documents{words}, Documents{word}, lines}) {
+        write_bytes(folder / "text", joined(documents));
+        const Run run = make_shards("--tokenizer " + fixture + " --val-fraction 0 --documents line '" +
+                                    (folder / "text") + "' --out '" + (folder / "x") + "'");
+        REQUIRE_MESSAGE(run.exit_code == kExitDone, run.output);
+        std::vector<int> expected, found;
+        for (const std::string& document : documents) {
+            expected.push_back(456);
+            for (int id : t.encode(document)) { expected.push_back(id); }
+        }
+        expected.push_back(456);
+        for (uint16_t token : TokenShard((folder / "x") + "_train_000000.bin").read_all()) {
+            found.push_back(token);
+        }
+        CHECK((found == expected));
     }
-    CHECK((found == t.encode(text)));
 }
 
 TEST_CASE("make_shards: with a tokenizer, the documents have its ids") {

@@ -391,3 +391,14 @@ TEST_CASE("classifier_forward: logits of 1e4, and ties go to the lowest index") 
     classifier_forward_cpu(losses.data(), nullptr, logits.data(), targets.data(), 1, 4, 4);
     CHECK(std::fabs(losses[0] - 20000.693f) < 0.01f);
 }
+
+TEST_CASE("classifier_forward: a loss beside logits near the largest float is not lost, or not finite") {
+    for (float logit : {3e38f, -3e38f, 1e18f, -1e18f}) {
+        std::vector<float> logits = {logit, logit, logit, logit, 3e38f, -3e38f, 3e38f, -3e38f},
+                           losses = poisoned<float>(2);
+        const std::vector<int32_t> targets = {2, 1};
+        classifier_forward_cpu(losses.data(), nullptr, logits.data(), targets.data(), 2, 4, 4);
+        CHECK(std::fabs(losses[0] - std::log(4.0f)) < 1e-6f);
+        CHECK(losses[1] == INFINITY);
+    }
+}
