@@ -2,10 +2,14 @@
 #include "llmc/model/model_source.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "llmc/host/error.h"
+#include "llmc/host/read_file.h"
 #include "llmc/model/checkpoint.h"
 #include "llmc/model/finite.h"
 #include "llmc/model/hf_model.h"
@@ -38,16 +42,17 @@ NamedModel checkpoint_model(const std::string& folder) {
     return {std::make_unique<HfModel>(file), file, has_tokenizer ? folder : folder_of(fs::path(folder))};
 }
 
-// The newest step_ folder if it was saved after model.bin, else "". A run writes model.bin last; a run that is
-// lengthened keeps the model.bin of its earlier end until it comes to its new end.
-std::string newer_step(const fs::path& folder) {
-    const std::string newest = newest_step(folder.string());
-    if (newest.empty()) { return ""; }
-    std::error_code failed;
-    const auto saved = fs::last_write_time(fs::path(newest) / "MANIFEST", failed);
-    if (failed) { return ""; }
-    const auto model = fs::last_write_time(folder / "model.bin", failed);
-    return failed || saved <= model ? "" : newest;
+// The newest step_ folder, unless log.jsonl says that the run ended with it or after it; then "". A run writes model.bin
+// before that line; one that is lengthened drops the line, and keeps the model.bin of its earlier end until its new end.
+// The times of files say nothing: a copy has its own.
+std::string newer_step(const std::string& folder) {
+    const std::string newest = newest_step(folder), end = "\n{\"event\":\"end\",\"step\":",
+                      log =
+                          read_whole(folder + "/log.jsonl", std::numeric_limits<int64_t>::max()).value_or("");
+    const size_t at = log.rfind(end);
+    if (newest.empty() || at == log.npos) { return newest; }
+    const std::string last = checkpoint_name(folder, std::atoll(log.c_str() + at + end.size()));
+    return std::pair(last.size(), last) < std::pair(newest.size(), newest) ? newest : "";
 }
 
 NamedModel folder_model(const std::string& name, std::string* notes) {
@@ -63,10 +68,10 @@ NamedModel folder_model(const std::string& name, std::string* notes) {
     if (is_there(folder / "config.json")) { return {std::make_unique<HfModel>(name), name, name}; }
     if (is_there(folder / "model.bin")) {
         const std::string file = (folder / "model.bin").string();
-        const std::string newer = newer_step(folder);
+        const std::string newer = newer_step(name);
         if (!newer.empty()) {
-            *notes += file + ": of the run's earlier end, and the run went on since: name " + newer +
-                      " for the newest weights.\n";
+            *notes += file + ": log.jsonl does not say that the run ended with these weights: name " + newer +
+                      " for its newest checkpoint's.\n";
         }
         return {std::make_unique<ModelFile>(file), file, name};
     }

@@ -1,6 +1,7 @@
 // Which checkpoint of a run folder a run goes on from, which ones stay, and that nothing is touched where the
 // folder cannot be read.
 #include <sys/stat.h>
+#include <unistd.h>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -200,6 +201,24 @@ TEST_CASE("run folder: a reader finds a model at every moment of a run with --ke
     }
     run.join();
     CHECK(found > 0);
+}
+
+TEST_CASE("run folder: which weights are the newest is told by steps and log, not by the times of files") {
+    Runs r;
+    auto said = [&](const std::string& run) {
+        return run_train(r.folder.path(), {"generate", r / run, "--tokens", "1"}).err;
+    };
+    const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
+    r.train("run", 4);
+    fs::last_write_time(r / "run/model.bin", old);  // as in a copy whose model.bin came first
+    CHECK_FALSE(contains(said("run"), "log.jsonl does not say"));
+    Words longer = r.options("run", 1000000, "--resume auto");
+    const pid_t pid = start_train(r.folder.path(), longer);
+    for (int wait = 0; wait < 12000 && !fs::exists(r.step("run", 6)); wait++) { usleep(5000); }
+    kill(pid, SIGKILL);
+    finish_train(r.folder.path(), pid);
+    fs::last_write_time(r / "run/model.bin", fs::file_time_type::clock::now());  // and here last
+    CHECK_MESSAGE(contains(said("run"), "name " + newest_step(r / "run")), said("run"));
 }
 
 TEST_CASE("run folder: a log with steps but no checkpoint is not overwritten") {
