@@ -1,7 +1,9 @@
 """How `pip wheel .` makes the package: setuptools, with two steps before it packs: the kernels' library (make
 and nvcc), and C++ extensions (g++ and the headers of each PyTorch they are for). Environment variables:
-  PLUMB_ARCH     GPUs to compile for (default "sm_80 sm_90a compute_80": Ampere, Ada, Hopper, PTX for newer)
-  PLUMB_LIBRARY  a libllmc_layernorm.so to pack as it is: nothing is compiled for a GPU
+  PLUMB_ARCH     GPUs to compile for (default: those of this machine; where there is none
+                 "sm_80 sm_90a compute_80": Ampere, Ada, Hopper, PTX for newer)
+  PLUMB_LIBRARY  a libllmc_layernorm.so to pack as it is: nothing is compiled for a GPU, and of CUDA only the
+                 headers are needed, for the extensions
   PLUMB_TORCH    folders of PyTorch packages, with ":" between them, to build extensions for (default: the
                  PyTorch of the environment, which pip gets if need be); "none": no extension, to test packing
 By hand: python3 python/plumb_build.py FOLDER [--host] puts the package as it would be installed into FOLDER;
@@ -10,6 +12,7 @@ By hand: python3 python/plumb_build.py FOLDER [--host] puts the package as it wo
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,9 +28,27 @@ SOURCES = ("calls", "operators", "autograd")
 STABLE_TARGET = "0x020a000000000000"  # PyTorch 2.10
 
 
+def refuse(message):
+    """The last line that a build prints: a traceback would hide it."""
+    raise SystemExit(f"plumb_build.py: {message}")
+
+
 def run(*command):
     print("+", *command, flush=True)
-    subprocess.run([str(c) for c in command], check=True, cwd=ROOT)
+    if subprocess.run([str(c) for c in command], cwd=ROOT).returncode != 0:
+        refuse(f"{command[0]} failed, as it says above; its command was: {shlex.join(map(str, command))}")
+
+
+def require_means(host=False):
+    """Refuses before anything is fetched or compiled what cannot end well."""
+    library = os.environ.get("PLUMB_LIBRARY")
+    nvcc = os.environ.get("NVCC", shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc")  # as in the Makefile
+    if library and not (ROOT / library).is_file():
+        refuse(f"PLUMB_LIBRARY={library}: there is no such file. Expected a {LIBRARY}: "
+               f"make build/{LIBRARY}, on a machine with nvcc")
+    if not (host or library or shutil.which(nvcc)):
+        refuse("no nvcc here, which compiles the kernels. Install the CUDA Toolkit, set NVCC to nvcc's path, or "
+               f"set PLUMB_LIBRARY to a {LIBRARY} that was built elsewhere (make build/{LIBRARY})")
 
 
 def torch_of_environment():
@@ -43,14 +64,14 @@ def torch_folders():
     named = os.environ.get("PLUMB_TORCH")
     if named == "none":
         return []
-    if named:
-        return [Path(folder) for folder in named.split(":")]
-    found = torch_of_environment()
-    if found is None:
-        raise SystemExit("plumb_build.py: no PyTorch here, whose headers the extension needs: "
-                         "pip install torch, or set PLUMB_TORCH to the folders of PyTorch packages, or to "
-                         "none")
-    return [found]
+    found = [Path(folder) for folder in named.split(":")] if named else [torch_of_environment()]
+    if found == [None]:
+        refuse("no PyTorch here, whose headers the extension needs: pip install torch, or set PLUMB_TORCH to "
+               "the folders of PyTorch packages, or to none")
+    for folder in found:
+        if not (folder / "version.py").is_file():
+            refuse(f"PLUMB_TORCH={named}: {folder} is no PyTorch package: it has no version.py")
+    return found
 
 
 def version(torch):
@@ -67,8 +88,8 @@ def make_library(target, host):
     built = os.environ.get("PLUMB_LIBRARY")
     if not built:
         built = f"build/wheel/{LIBRARY}"
-        arch = os.environ.get("PLUMB_ARCH", "sm_80 sm_90a compute_80")
-        run("make", "BUILD=build/wheel", "MARCH=x86-64-v2", f"ARCH={arch}", built)
+        arch = os.environ.get("PLUMB_ARCH")  # without it the Makefile asks this machine
+        run("make", "BUILD=build/wheel", "MARCH=x86-64-v2", *([f"ARCH={arch}"] if arch else []), built)
     shutil.copy(ROOT / built, target)
 
 
@@ -107,6 +128,7 @@ def make_extensions(folder, torches, host):
 
 def make_binaries(folder, host=False):
     """into the package's folder: the library, and the extensions beside it"""
+    require_means(host)
     print("PyTorch:", *[f"{t} ({version(t).replace('_', '.')})" for t in torch_folders()], flush=True)
     folder = Path(folder).resolve()
     for older in folder.glob("libplumb_*.so"):  # of a build for another PyTorch
@@ -133,6 +155,7 @@ else:  # as pip's build backend: pyproject.toml
     from setuptools.command.build_py import build_py
 
     def get_requires_for_build_wheel(config_settings=None):
+        require_means()
         have = os.environ.get("PLUMB_TORCH") or torch_of_environment()
         return build_meta.get_requires_for_build_wheel(config_settings) + ([] if have else ["torch"])
 

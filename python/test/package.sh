@@ -1,7 +1,7 @@
 #!/bin/bash
-# Builds the wheel with the library that is built already, looks at what is in it, and installs it. What needs
-# PyTorch is skipped without: extensions, the import, the tests over host memory. Last line: N passed, N
-# failed, N skipped.
+# Builds the wheel with the library that is built already, looks at what is in it, and installs it; before, builds
+# that cannot end well. What needs PyTorch is skipped without: extensions, the import, the tests over host memory.
+# Last line: N passed, N failed, N skipped.
 set -u
 cd "$(dirname "$0")/../.."
 folder=build/test/package library=build/libllmc_layernorm.so
@@ -20,13 +20,18 @@ finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ $failed -e
 helps() { (cd $folder && python3 ../../../python/plumb_build.py --help 2>&1 | grep -q "By hand" && [ ! -e ./--help ]); }
 check "plumb_build.py --help makes no folder" helps
 
-if [ ! -e $library ]; then skip "$library is not built (no nvcc)"; finish; fi
 if ! python3 -m pip --version >/dev/null 2>&1; then skip "python3 has no pip"; finish; fi
 torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))' 2>/dev/null)
 
 pip="python3 -m pip --disable-pip-version-check"
 build() { PLUMB_LIBRARY=$library PLUMB_TORCH=${torch:-none} $pip wheel -q --no-deps . -w $folder; }
 holds() { python3 -m zipfile -l $folder/plumb_layernorm-*.whl | grep -q "plumb_layernorm/$1 "; }
+refuses() {  # what the build says, in one line, before pip fetches PyTorch or anything is compiled; settings...
+    local said
+    said=$(env "${@:2}" $pip wheel --no-deps . -w $folder 2>&1)
+    [[ $said == *"Getting requirements to build wheel did not run"*"[1 lines of output]"*"plumb_build.py: "*"$1"* ]] ||
+        { echo "$said"; false; }
+}
 small() { [ "$(stat -c %s $folder/plumb_layernorm-*.whl)" -le 40000000 ] || { ls -l $folder/*.whl; false; }; }
 install() {
     $pip install -q --root-user-action=ignore --no-deps --no-index --target $folder/site $folder/*.whl
@@ -37,6 +42,9 @@ test_on_host() {
             -k "not compile and not opcheck"
 }
 
+check "no nvcc" refuses "PLUMB_LIBRARY to a libllmc_layernorm.so" NVCC= PLUMB_LIBRARY=
+check "no such library" refuses "PLUMB_LIBRARY=nowhere.so: there is no such file" PLUMB_LIBRARY=nowhere.so
+if [ ! -e $library ]; then skip "$library is not built (no nvcc)"; finish; fi
 check "pip wheel ." build
 check "it is for any Python on one processor" ls $folder/plumb_layernorm-*-py3-none-linux_"$(uname -m)".whl
 check "it holds the package" holds __init__.py
