@@ -127,7 +127,7 @@ std::string version_text() {
 // our reader of config files, as CLI11 takes it
 class ConfigReader : public CLI::ConfigBase {
 public:
-    ConfigReader(const CommandLine& line, bool gpu) : line_(line), gpu_(gpu) {}
+    ConfigReader(const CommandLine& line, Settings* settings) : line_(line), settings_(settings) {}
     std::vector<CLI::ConfigItem> from_config(std::istream& in) const override {
         std::string text;
         for (char piece[4096]; text.size() < kMaxConfigBytes;) {
@@ -140,9 +140,16 @@ public:
         }
         std::vector<CLI::ConfigItem> items;
         for (const auto& [name, value] : read_config(text, line_)) {
-            // a run that a GPU began goes on here as this program can
-            if (line_.of_run && !gpu_ && (*find_row(name)->cpu_only || name == "gpus")) { continue; }
-            if (line_.of_run && !line_.given.contains(name)) { require_harmless(name, value); }
+            const OptionRow& row = *find_row(name);
+            const bool open = line_.of_run && !line_.given.contains(name);
+            // a run that a GPU began goes on here as this program can, and there again as it was
+            if (line_.of_run && settings_->program == Program::kCpu && (*row.cpu_only || name == "gpus")) {
+                if (open && value != row.cpu_only && value != row.empty_word) {
+                    settings_->for_gpu.push_back({name, value});
+                }
+                continue;
+            }
+            if (open) { require_harmless(name, value); }
             items.push_back({{}, name, {value}});
         }
         return items;
@@ -173,7 +180,7 @@ private:
     }
 
     const CommandLine& line_;
-    bool gpu_;
+    Settings* settings_;
 };
 
 // The validation data of own training data, if none is named: the files that are called the same, but for "val" in place of
@@ -399,7 +406,7 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     CLI::App app;
     fill_app(app, settings, program);
     line.add_config_of_run();
-    app.config_formatter(std::make_shared<ConfigReader>(line, program == Program::kGpu));
+    app.config_formatter(std::make_shared<ConfigReader>(line, &settings));
     const bool out_given =
         std::ranges::any_of(line.args, [](const auto& a) { return a.starts_with("--out="); });
     std::reverse(line.args.begin(), line.args.end());  // CLI11 takes them from the end
@@ -426,14 +433,20 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
     }
     object(objections);
     settings.notes = line.notes;
+    for (const auto& [name, value] : settings.for_gpu) {
+        settings.notes += name + " = " + value + ": not on the CPU; config.toml keeps it for a GPU\n";
+    }
     if (line.hellaswag && settings.hellaswag.empty()) { find_hellaswag(settings); }
     settings.llmc_letters = line.llmc_letters;
     return settings;
 }
 
-std::string config_text(const Options& options) {
+std::string config_text(const Options& options, bool own) {
     Settings settings;
     static_cast<Options&>(settings) = options;
+    for (const auto& [name, value] : options.for_gpu) {
+        if (own) { assign(settings, *find_row(name), value, name); }
+    }
     const Options defaults;  // which of the processes this one was is not of the run
     settings.world_size = defaults.world_size, settings.rank = defaults.rank;
     settings.ranks_per_host = defaults.ranks_per_host, settings.master = defaults.master;

@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace llmc {
 
@@ -98,6 +100,8 @@ struct Options {
     int world_size = 0, rank = -1, ranks_per_host = 0;  // of a process that was started by other means
     std::string master;                                 // where they meet: the host of rank 0, or host:port
 
+    std::vector<std::pair<std::string, std::string>>
+        for_gpu;                // of a run that goes on, what the CPU program has not
     std::string notes;          // what to say about the command line, whole lines
     bool llmc_letters = false;  // the command line used llm.c's names: what it leaves open is as in llm.c
 };
@@ -122,8 +126,8 @@ bool model_descriptor(const std::string& text, ModelShape* shape);
 // and is what this program can do; dtype is "fp32" or "bf16".
 Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out);
 
-// the options in config-file form: what --config reads back
-std::string config_text(const Options& options);
+// The options in config-file form: what --config reads back. own: as the run's, which keeps what this program has not.
+std::string config_text(const Options& options, bool own = false);
 
 // What a run was started with, from its config.toml: sets those of steps, lr, warmup, final_lr_fraction,
 // val_every and sample_every that are left open (epochs and minutes count as steps). False if there is no such file;

@@ -233,7 +233,8 @@ private:
         if (tokenizer && !(tokenizer->is_bytes() && known)) {
             tokenizer->save(plan_.out, plan_.config.max_seq_len);
         }
-        write_text_file(plan_.out + "/config.toml", config_text(o_));
+        write_text_file(plan_.out + "/config.toml", config_text(o_, true));
+        if (!o_.for_gpu.empty()) { log_->event("note", first, {{"text", o_.notes}}); }
         return first;
     }
 

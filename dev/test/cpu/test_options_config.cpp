@@ -183,6 +183,14 @@ TEST_CASE("options: a run that goes on has its own options where none are given"
     const Options cpu = parse({"--resume", "auto", "--out", run});  // which has no bf16
     CHECK(cpu.seq_len == 64);
     CHECK(cpu.dtype == "fp32");
+    // for this time only, and it says so
+    CHECK_MESSAGE(contains(cpu.notes, "dtype = bf16: not on the CPU"), cpu.notes);
+    CHECK_FALSE(contains(cpu.notes, "recompute"));
+    CHECK(contains(config_text(cpu), "dtype = \"fp32\""));
+    write_bytes(run + "/config.toml", config_text(cpu, true));
+    CHECK(parse({"--resume", "auto", "--out", run}, nullptr, Program::kGpu).dtype == "bf16");
+    const Options given = parse({"--resume", "auto", "--out", run, "--dtype", "fp32"});
+    CHECK(contains(config_text(given, true), "\ndtype = \"fp32\""));
     CHECK(parse({"--out", run}).seq_len == 256);
     setenv("RANK", "1", 1), setenv("WORLD_SIZE", "2", 1);  // torchrun's: another rank may not see the folder
     CHECK(parse({"--resume", "auto", "--out", run}).seq_len == 256);
