@@ -49,6 +49,8 @@ constexpr ForeignKind kForeignKinds[] = {
     {0, "PK\3\4",
      "a zip archive: unzip -p unpacks it; of PyTorch's .bin and .pt save_pretrained makes safetensors"},
     {257, "ustar", "a tar archive: tar -xOf unpacks it"},
+    {0, "\x80\x04\x95",
+     "a Python pickle, which can run code and is not read; generate takes ids: --prompt-ids"},
     {0, "PAR1", kTable},
     {0, "ARROW1", kTable},
     {0, "%PDF-", "a PDF: pdftotext makes text of it"},

@@ -92,6 +92,11 @@ std::string unescaped(std::string text) {
 void add_generate(CLI::App* app, CommandOptions* o) {
     app->add_option("--prompt", o->prompt, "what the text starts with; - = read it from standard input")
         ->type_name("TEXT");
+    app->add_option("--prompt-ids", o->prompt_ids,
+                    "what goes before, as ids (1,2,3); without a tokenizer the text is ids, too")
+        ->type_name("IDS")
+        ->delimiter(',')
+        ->excludes("--prompt");
     app->add_option("--tokens,--max-new-tokens", o->tokens, "how many to write at most")
         ->type_name("N")
         ->capture_default_str()
@@ -126,7 +131,8 @@ void add_generate(CLI::App* app, CommandOptions* o) {
         ->check(CLI::IsMember({"auto", "fp32", "bf16"}));
     app->add_flag("--json", o->json, "print one JSON object for each text");
     app->add_flag("--no-bos", o->no_bos, "begin with the prompt, not as a new document");
-    app->add_flag("--interactive", o->interactive, "go on with what is typed, line by line");
+    app->add_flag("--interactive", o->interactive, "go on with what is typed, line by line")
+        ->excludes("--prompt-ids");
     app->add_flag(
         "--stats", o->stats,
         "tokens a second, and on a GPU the share of the time that reading the weights takes at least, "

@@ -12,7 +12,8 @@ struct CommandOptions {
     std::string tokenizer;  // file or folder; "" = the one beside the model
 
     // generate
-    std::string prompt;  // "-" = from standard input
+    std::string prompt;           // "-" = from standard input
+    std::vector<int> prompt_ids;  // instead: the whole context
     int64_t tokens = 256;
     double temperature = 0.8;
     int top_k = 0;  // 0 = all tokens

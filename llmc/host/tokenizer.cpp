@@ -33,6 +33,12 @@ Tokenizer Tokenizer::bytes() {
     return t;
 }
 
+Tokenizer Tokenizer::numbers(int vocab_size) {
+    Tokenizer t;
+    for (int id = 0; id < vocab_size; id++) { t.tokens_.push_back(std::to_string(id) + " "); }
+    return t;
+}
+
 Tokenizer Tokenizer::of(TokenizerFile file, const std::string& where) {
     Tokenizer t = is_byte_vocabulary(file) ? bytes() : Tokenizer();
     if (!t.bytes_) {

@@ -29,6 +29,8 @@ class Tokenizer {
 public:
     // one token per byte, end of text 256
     static Tokenizer bytes();
+    // of a vocabulary whose meaning is not known: a text is ids
+    static Tokenizer numbers(int vocab_size);
     // of files that transformers or OpenAI have written
     static Tokenizer of(TokenizerFile file, const std::string& where);
     // Reads a folder (tokenizer.json, vocab.bpe with encoder.json, vocab.json with merges.txt, or

@@ -57,13 +57,18 @@ std::optional<Tokenizer> find_tokenizer(const CommandOptions& o, const NamedMode
     return t;
 }
 
+// of --prompt-ids alone the ids
 Tokenizer require_tokenizer(const CommandOptions& o, const NamedModel& model) {
     std::optional<Tokenizer> t = find_tokenizer(o, model);
     if (t) { return *t; }
-    throw Error(kExitUsage,
-                strf("%s has a vocabulary of %d, and no tokenizer lies beside it: what do the ids mean? Give "
-                     "--tokenizer a folder with tokenizer.json, or vocab.bpe and encoder.json.",
-                     model.path.c_str(), model.source->config().vocab_size));
+    if (!o.prompt_ids.empty()) { return Tokenizer::numbers(model.source->config().vocab_size); }
+    throw Error(
+        kExitUsage,
+        strf("%s has a vocabulary of %d, and no tokenizer lies beside it: what do the ids mean? Give "
+             "--tokenizer a folder with tokenizer.json, or vocab.bpe and encoder.json, or --prompt-ids "
+             "1,2,3: then the text is ids, too (nanoGPT's meta.pkl, which is not read, as a pickle can "
+             "run code, says what they mean).",
+             model.path.c_str(), model.source->config().vocab_size));
 }
 
 // ---- generate ----------------------------------------------------------------------------------
@@ -95,10 +100,16 @@ public:
     }
 
     int run() {
+        const int rows = decoder_->config().vocab_size;
+        for (int id : o_.prompt_ids) {
+            if (id >= 0 && id < rows) { continue; }
+            throw Error(kExitUsage, strf("--prompt-ids: found %d, expected 0 to %d", id, rows - 1));
+        }
         if (o_.interactive) {
             converse();
         } else {
-            const std::string prompt = read_prompt(o_);
+            std::string prompt = read_prompt(o_);
+            for (int id : o_.prompt_ids) { prompt += tokenizer_.decode(id); }
             for (int64_t i = 0; i < o_.num_samples; i++) { write_one(prompt, i); }
         }
         if (o_.stats) { print_stats(); }
@@ -155,7 +166,7 @@ private:
 
     void write_one(const std::string& prompt, int64_t number) {
         Context context = new_context();
-        const std::vector<int32_t> tokens = with(start(), prompt);
+        const std::vector<int32_t> tokens = o_.prompt_ids.empty() ? with(start(), prompt) : o_.prompt_ids;
         if (!o_.json) { print_text((number > 0 ? "---\n" : "") + prompt); }
         const Sample sample =
             write_sample(&context, tokenizer_, tokens, params(number), [&](std::string_view text) {

@@ -155,6 +155,7 @@ TEST_CASE("checkpoint: the newest is found, by number") {
         fs::copy(folder / "step_00000012", folder / name, fs::copy_options::recursive);
     }
     write_bytes(folder / "step_00000088", "a file");
+    notes.clear();
     CHECK(find_checkpoint(folder.path(), &notes) == folder / "step_00000012");
     CHECK(notes == without_log(folder.path()));
 }

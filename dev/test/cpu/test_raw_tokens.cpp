@@ -83,3 +83,35 @@ TEST_CASE("raw tokens: a run and its evaluation are those of the same tokens in 
     CHECK(eval({"--data", folder / "val.bin"}) ==
           eval({"--data", folder / "raw_val.bin", "--raw-tokens", "257"}));
 }
+
+TEST_CASE("raw tokens: without a tokenizer generate takes ids and writes ids") {
+    TempFolder folder;
+    std::vector<uint16_t> tokens;
+    for (int i = 0; i < 400; i++) { tokens.push_back((uint16_t)(i % 65)); }
+    write_bytes(folder / "raw.bin", token_bytes(tokens));
+    const ProgramRun run =
+        run_train(folder.path(),
+                  words("--layers 1 --heads 1 --channels 16 --seq-len 12 --steps 150 --quiet --val-data none "
+                        "--raw-tokens 65 --sample-every 0 --train-data " +
+                        (folder / "raw.bin") + " --out " + (folder / "run")));
+    REQUIRE_MESSAGE(run.exit_code == kExitDone, run.err);
+    const auto generate = [&](const Words& more) {
+        Words line = {"generate", folder / "run", "--tokens", "5", "--temp", "0"};
+        line.insert(line.end(), more.begin(), more.end());
+        return run_train(folder.path(), line);
+    };
+    const Json json = Json::parse(generate({"--prompt-ids", "63,64", "--json"}).out);
+    CHECK(json["ids"] == Json::array({0, 1, 2, 3, 4}));
+    CHECK(json["prompt"] == "63 64 ");
+    CHECK(json["text"] == "0 1 2 3 4 ");
+    CHECK(generate({"--prompt-ids", "6,7"}).out == "6 7 8 9 10 11 12 \n");
+    const auto refused = [&](const Words& more, const std::string& part) {
+        const ProgramRun bad = generate(more);
+        CHECK(bad.exit_code != kExitDone);
+        CHECK_MESSAGE(bad.err.find(part) != std::string::npos, bad.err);
+    };
+    refused({"--prompt-ids", "7,65"}, "--prompt-ids: found 65, expected 0 to 64");
+    refused({"--prompt", "a"}, "--prompt-ids 1,2,3");
+    write_bytes(folder / "meta.pkl", std::string("\x80\x04\x95\0\0", 5));
+    refused({"--prompt", "a", "--tokenizer", folder / "meta.pkl"}, "a Python pickle");
+}
