@@ -75,18 +75,23 @@ NamedModel folder_model(const std::string& name, std::string* notes) {
         }
         return {std::make_unique<ModelFile>(file), file, name};
     }
-    for (;;) {
-        const std::string newest = newest_step(name);
+    std::string newest = newest_step(name), passed;
+    // a run that goes on may have deleted what was just found, or listed (--keep 1): then its next one is there
+    const auto changed = [&] { return std::exchange(newest, newest_step(name)) != newest; };
+    do {
+        passed.clear();
         try {
-            std::string passed;
             const std::string checkpoint = find_checkpoint(name, &passed);
+            if (checkpoint.empty()) { continue; }
+            NamedModel model = checkpoint_model(checkpoint);
             *notes += passed;
-            if (checkpoint.empty()) { break; }
-            return checkpoint_model(checkpoint);
-        } catch (const Error&) {  // a run that goes on may have deleted what was just found (--keep 1)
-            if (newest_step(name) == newest) { throw; }
+            return model;
+        } catch (const Error&) {
+            if (!changed()) { throw; }
+            newest = "?";  // once more
         }
-    }
+    } while (changed());
+    *notes += passed;
     throw Error(kExitBadInput,
                 name +
                     ": no model in this folder. Expected model.bin or a step_ folder, as train_gpt2 leaves "

@@ -197,7 +197,7 @@ TEST_CASE("run folder: a reader finds a model at every moment of a run with --ke
     for (; !done; found++) {
         std::string notes;
         const Error e = error_of([&] { open_model(folder.path(), &notes); });
-        CHECK_MESSAGE(e.exit_code == kExitDone, e.what());
+        CHECK_MESSAGE(e.exit_code == kExitDone, std::string(e.what()));
     }
     run.join();
     CHECK(found > 0);
