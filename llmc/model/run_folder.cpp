@@ -160,8 +160,8 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
     const std::vector<StepFolder> steps = list_steps(run_folder);
     const std::optional<Line> of_log = line_of_folder(run_folder);
     const Line line = of_log ? *of_log : line_of_checkpoints(steps);
-    if (!of_log && !steps.empty()) {
-        *notes += run_folder + "/log.jsonl: missing, or emptied: the run is known by its checkpoints alone\n";
+    if (!of_log && !steps.empty() && log_of_folder(run_folder)) {
+        *notes += run_folder + "/log.jsonl: emptied: the run is known by its checkpoints alone\n";
     }
     std::string passed, kind;  // kind: "" as long as none is intact
     for (const StepFolder& at : steps) {

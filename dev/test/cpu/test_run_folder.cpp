@@ -160,15 +160,14 @@ TEST_CASE("run folder: without a log") {
     r.check_refused("run", "", kExitUsage, {"holds a run already", "step_ folders"});
     r.train("whole", 6);
     SUBCASE("the newest counts") {
-        const ProgramRun on = r.train("run", 6, "--resume auto");
-        CHECK_MESSAGE(contains(on.err, "run/log.jsonl: missing, or emptied"), on.err);
+        r.train("run", 6, "--resume auto");
         CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
-        CHECK_FALSE(contains(r.train("run", 7, "--resume auto").err, "emptied"));
     }
     SUBCASE("or an emptied one") {
         write_bytes(r / "run/log.jsonl", "");
         const ProgramRun on = r.train("run", 6, "--resume auto");
-        CHECK_MESSAGE(contains(on.err, "run/log.jsonl: missing, or emptied"), on.err);
+        CHECK_MESSAGE(contains(on.err, "run/log.jsonl: emptied"), on.err);
+        CHECK_FALSE(contains(r.train("run", 7, "--resume auto").err, "emptied"));
     }
     SUBCASE("but not where checkpoints contradict each other") {
         copy_folder(r.step("whole", 6), r.step("run", 6));
