@@ -3,6 +3,7 @@
 #   make test       every check                       make dev/cuda/layernorm_forward   a kernel shootout; ONLY=v2: of a rung
 #   make spills     register spills of the kernels    make diff-layernorm_forward-1-2   what rung 2 changed
 #   make quick      unit tests of what changed        make format, make lint            clang-format, clang-tidy
+#   make install PREFIX=/usr/local                    the C libraries, their headers, files for pkg-config
 #   make faults     kills, errors and power losses at every point of a run, damage, signals: dev/test/durability; then
 #                   all planted faults: dev/test/planted.sh
 # Settings: CXX, MARCH=native (x86-64-v3 for what is carried elsewhere), ARCH="sm_90a sm_80", NVCC, DEPS=dir, SANITIZE=1,
@@ -231,25 +232,41 @@ $(SHOOTOUTS): $(BUILD)/only/linked
 	$(for_whom)
 	$(call quiet,link)$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(SHOOTOUT_LIBS)
 
-# LayerNorm for other programs: the C interface of llmc/layernorm/c_abi.h, and no other symbol
+# LayerNorm and attention for other programs: C interfaces, and no other symbol. SOVERSION is raised when programs that were
+# linked before would break; without it in the name they would be started with a library that they do not fit.
+SOVERSION := 1
+define link_library
+$(for_whom)
+$(call quiet,link)$(CXX) -shared -Wl,-soname,$(@F).$(SOVERSION) -Wl,--version-script=$(filter %.map,$^) -Wl,--no-undefined \
+    -static-libstdc++ -static-libgcc $(filter %.o,$^) -o $@ \
+    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
+@ln -sf $(@F) $@.$(SOVERSION)
+endef
 LAYERNORM_OBJECTS := $(call gpu_objects,$(LAYERNORM_SOURCES))
+ATTENTION_OBJECTS := $(call gpu_objects,$(wildcard llmc/ops/attention*.cu))
 # nvcc's -O is for host code, of which these have a launch: the device code is the same
 $(call gpu_objects,$(LAYERNORM_TYPED)): NVCCFLAGS := $(NVCCFLAGS:-O3=-O1)
-$(LAYERNORM_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
-$(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm/c_abi.map
-	$(for_whom)
-	$(call quiet,link)$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/layernorm/c_abi.map -Wl,--no-undefined \
-	    -static-libstdc++ -static-libgcc $(LAYERNORM_OBJECTS) -o $@ \
-	    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
+$(LAYERNORM_OBJECTS) $(ATTENTION_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
+$(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm/c_abi.map Makefile
+	$(link_library)
+$(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention_c_abi.map Makefile
+	$(link_library)
 
-# attention likewise: llmc/ops/attention_c_abi.h
-ATTENTION_OBJECTS := $(call gpu_objects,$(wildcard llmc/ops/attention*.cu))
-$(ATTENTION_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
-$(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention_c_abi.map
-	$(for_whom)
-	$(call quiet,link)$(CXX) -shared -Wl,-soname,$(@F) -Wl,--version-script=llmc/ops/attention_c_abi.map -Wl,--no-undefined \
-	    -static-libstdc++ -static-libgcc $(ATTENTION_OBJECTS) -o $@ \
-	    $(foreach d,$(CUDA_LIBS),-L$(d)) -lcudart_static -ldl -lrt -lpthread
+# make install PREFIX=/usr/local [DESTDIR=package]: libraries, headers, files for pkg-config
+PREFIX ?= /usr/local
+AT      = $(DESTDIR)$(abspath $(PREFIX))
+install-layernorm: INTERFACE := llmc/layernorm/c_abi.h
+install-attention: INTERFACE := llmc/ops/attention_c_abi.h
+INSTALLS := install-layernorm install-attention
+install: $(INSTALLS)
+$(INSTALLS): install-%: $(BUILD)/libllmc_%.so
+	install -Dm644 $(INTERFACE) $(AT)/include/$(INTERFACE)
+	install -Dm755 $< $(AT)/lib/$(<F).$(SOVERSION)
+	ln -sf $(<F).$(SOVERSION) $(AT)/lib/$(<F)
+	mkdir -p $(AT)/lib/pkgconfig
+	printf '%s\n' 'prefix=$(abspath $(PREFIX))' 'Name: llmc_$*' 'Description: plumb, CUDA kernels of $*: $(INTERFACE)' \
+	    "Version: $(SOVERSION).$$(sed -n 's/.*_ABI_VERSION = \([0-9]*\).*/\1/p' $(INTERFACE))" \
+	    'Cflags: -I$${prefix}/include' 'Libs: -L$${prefix}/lib -lllmc_$*' >$(AT)/lib/pkgconfig/llmc_$*.pc
 
 # ---- LayerNorm's kernels on the CPU: dev/emulate/machine.h ------------------------------------------------------------
 # as they are compiled for Hopper; 800: for Ampere
@@ -362,6 +379,6 @@ clean:
 	rm -rf build train_gpt2 test_gpt2 test_durable train_gpt2cu test_gpt2cu test_emulated $(SHOOTOUTS) \
 	    $(addprefix data/make_,corpus shards hellaswag)
 
-.PHONY: all train test faults quick format lint spills clean data/sample FORCE
+.PHONY: all train test faults quick format lint spills clean install $(INSTALLS) data/sample FORCE
 .DELETE_ON_ERROR:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "plumb_layernorm"
 LIBRARY = "libllmc_layernorm.so"
+SONAME = f"{LIBRARY}.{re.search('^SOVERSION := (.*)', (ROOT / 'Makefile').read_text(), re.M)[1]}"
 SOURCES = ("calls", "operators", "autograd")
 STABLE_TARGET = "0x020a000000000000"  # PyTorch 2.10
 
@@ -46,9 +47,12 @@ def require_means(host=False):
     if library and not (ROOT / library).is_file():
         refuse(f"PLUMB_LIBRARY={library}: there is no such file. Expected a {LIBRARY}: "
                f"make build/{LIBRARY}, on a machine with nvcc")
+    if library and SONAME.encode() + b"\0" not in (ROOT / library).read_bytes():
+        refuse(f"PLUMB_LIBRARY={library}: its SONAME is not {SONAME}, which the extensions look for. "
+               f"Expected a {LIBRARY} of these sources: make build/{LIBRARY}")
     if not (host or library or shutil.which(nvcc)):
-        refuse("no nvcc here, which compiles the kernels. Install the CUDA Toolkit, set NVCC to nvcc's path, or "
-               f"set PLUMB_LIBRARY to a {LIBRARY} that was built elsewhere (make build/{LIBRARY})")
+        refuse("no nvcc here, which compiles the kernels. Install the CUDA Toolkit, set NVCC to nvcc's path, "
+               f"or set PLUMB_LIBRARY to a {LIBRARY} that was built elsewhere (make build/{LIBRARY})")
 
 
 def torch_of_environment():
@@ -82,7 +86,7 @@ def version(torch):
 
 def make_library(target, host):
     if host:
-        run("g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-I.", f"-Wl,-soname,{LIBRARY}",
+        run("g++", "-std=c++20", "-O2", "-fPIC", "-shared", "-I.", f"-Wl,-soname,{SONAME}",
             "python/test/host/layernorm.cpp", "-o", target)
         return
     built = os.environ.get("PLUMB_LIBRARY")
@@ -104,7 +108,7 @@ def compile_flags(torch, host):
 def link(objects, target, torch, host):
     """The names of CUDA's run time are PyTorch's own, of its CUDA version: it has loaded them."""
     libraries = ["-ltorch_cpu", "-lc10"] + ([] if host else ["-ltorch_cuda", "-lc10_cuda"])
-    run("g++", "-shared", *objects, "-o", target, f"-L{target.parent}", f"-l:{LIBRARY}", f"-L{torch / 'lib'}",
+    run("g++", "-shared", *objects, "-o", target, f"-L{target.parent}", f"-l:{SONAME}", f"-L{torch / 'lib'}",
         "-Wl,--no-as-needed", *libraries, "-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined",
         "-Wl,--exclude-libs,ALL", "-s")
 
@@ -131,9 +135,9 @@ def make_binaries(folder, host=False):
     require_means(host)
     print("PyTorch:", *[f"{t} ({version(t).replace('_', '.')})" for t in torch_folders()], flush=True)
     folder = Path(folder).resolve()
-    for older in folder.glob("libplumb_*.so"):  # of a build for another PyTorch
+    for older in folder.glob("lib*.so*"):  # of a build for another PyTorch
         older.unlink()
-    make_library(folder / LIBRARY, host)
+    make_library(folder / SONAME, host)
     make_extensions(folder, torch_folders(), host)
 
 

@@ -44,13 +44,14 @@ test_on_host() {
 
 check "no nvcc" refuses "PLUMB_LIBRARY to a libllmc_layernorm.so" NVCC= PLUMB_LIBRARY=
 check "no such library" refuses "PLUMB_LIBRARY=nowhere.so: there is no such file" PLUMB_LIBRARY=nowhere.so
+check "another library" refuses "LICENSE: its SONAME is not libllmc_layernorm.so.1" PLUMB_LIBRARY=LICENSE
 if [ ! -e $library ]; then skip "$library is not built (no nvcc)"; finish; fi
 check "pip wheel ." build
 check "it is for any Python on one processor" ls $folder/plumb_layernorm-*-py3-none-linux_"$(uname -m)".whl
 check "it holds the package" holds __init__.py
 check "it takes at most 40 MB" small
 check "it installs" install
-check "it holds the library as it was built" cmp $folder/site/plumb_layernorm/libllmc_layernorm.so $library
+check "it holds the library as it was built" cmp $folder/site/plumb_layernorm/libllmc_layernorm.so.1 $library
 if [ -n "$torch" ]; then
     check "it holds the extension of this PyTorch" holds 'libplumb_torch_[0-9_]*.so'
     check "it holds the portable operators" holds libplumb_stable.so
