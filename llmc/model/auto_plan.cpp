@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "llmc/host/count_text.h"
 #include "llmc/host/error.h"
+#include "llmc/host/logger.h"
 #include "llmc/ops/muon_rule.h"
 
 namespace llmc {
@@ -27,7 +27,7 @@ constexpr double kShareOfSpeed = 0.56;
 // Muon's best learning rate over what AdamW is given here: 5 to 10 at 64 and 96 channels; at 192 half of it is a little better
 // after thousands of steps, and much worse after hundreds; at 384 it is better.
 double muon_over_adamw(int channels) { return channels > 192 ? 2.5 : 5; }
-constexpr int64_t kMostWarmup = 1000, kSmallText = 10'000'000, kFewEpochs = 5;
+constexpr int64_t kMostWarmup = 1000;
 
 // Muon where a new model is trained and its iterations cost less than the steps that they save
 bool choose_muon(const Options& o, const RunFacts& f) {
@@ -40,12 +40,6 @@ bool choose_muon(const Options& o, const RunFacts& f) {
 double seconds_of_step(const RunFacts& f, bool muon) {
     return (f.flops_per_token * (double)f.tokens_per_step + (muon ? f.muon_flops : 0)) /
            (kShareOfSpeed * f.flops_per_s);
-}
-
-std::string minutes_text(double seconds) {
-    return seconds < 45 ? "less than a minute"
-                        : count_text(std::max<int64_t>(1, std::llround(seconds / 60))) +
-                              (seconds < 90 ? " minute" : " minutes");
 }
 
 int64_t choose_steps(const Options& o, const RunFacts& f, bool muon, std::string* why) {
@@ -84,7 +78,7 @@ int64_t choose_steps(const Options& o, const RunFacts& f, bool muon, std::string
                  reason.c_str());
     if (f.flops_per_s > 0) {
         *why += strf("time: about %s at the present speed of this machine; --minutes N plans for another\n",
-                     minutes_text((double)steps * seconds_of_step(f, muon)).c_str());
+                     duration_text((double)steps * seconds_of_step(f, muon)).c_str());
     }
     return steps;
 }
@@ -158,16 +152,6 @@ Chosen choose(const Options& o, const RunFacts& f) {
     c.val_every = o.val_every >= 0 ? o.val_every : letters ? every : choose_val_every(f, c.steps);
     c.sample_every = o.sample_every >= 0 ? o.sample_every : every;
     return c;
-}
-
-std::string few_epochs_note(const RunFacts& f, int64_t steps) {
-    const double epochs =
-        (double)steps * (double)f.tokens_per_step / (double)std::max<int64_t>(1, f.tokens_per_epoch);
-    if (f.tokens_per_epoch >= kSmallText || epochs >= (double)kFewEpochs || f.pretrained) { return ""; }
-    return strf(
-        "note: a text of %.2g M tokens, gone through %.2g times: more epochs make a better model, as long as "
-        "validation gets better (--epochs 10)\n",
-        (double)f.tokens_per_epoch / 1e6, epochs);
 }
 
 }  // namespace llmc

@@ -41,7 +41,4 @@ struct Chosen {
 // one epoch, a learning rate of 3e-4, no warm-up, no decay, validation and a sample every 20 steps.
 Chosen choose(const Options& options, const RunFacts& facts);
 
-// a line if a small text is gone through only a few times by what the options say; else ""
-std::string few_epochs_note(const RunFacts& facts, int64_t steps);
-
 }  // namespace llmc

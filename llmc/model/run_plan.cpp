@@ -153,8 +153,7 @@ void choose_length(Options* o, const DataLoader& data, double (*measure_speed)()
     facts.flops_per_token = plan->flops_per_token;
     facts.channels = c.channels;
     facts.muon_flops = muon_flops(c);
-    const bool given = o->steps != kAuto || o->epochs > 0;
-    if (measure_speed != nullptr && !given) {
+    if (measure_speed != nullptr && o->steps == kAuto && o->epochs == 0) {
         facts.flops_per_s = measure_speed() * std::max(1, o->world_size);
     }
     facts.pretrained = !plan->model_file.empty();
@@ -169,7 +168,6 @@ void choose_length(Options* o, const DataLoader& data, double (*measure_speed)()
     plan->steps = chosen.steps;
     plan->schedule = {o->schedule, chosen.lr, chosen.final_lr_fraction, chosen.warmup, chosen.steps};
     plan->chosen = chosen.why;
-    if (given && plan->checkpoint.empty()) { plan->chosen += few_epochs_note(facts, chosen.steps); }
     if (chosen.steps > 0) { o->steps = chosen.steps; }
     o->epochs = o->minutes = 0;
     o->optimizer = chosen.muon ? "muon" : "adamw";
