@@ -217,7 +217,8 @@ private:
     void damage_newest() {
         if (intact_.empty()) { return; }
         const std::string path = intact_.rbegin()->second;
-        const std::string file = path + "/" + kFiles[random_() % kFiles.size()];
+        const Words files = names_below(path);  // without a tokenizer's
+        const std::string file = path + "/" + files[random_() % files.size()];
         const std::string good = read_bytes(file);
         switch (random_() % 3) {
             case 0:
