@@ -127,8 +127,8 @@ FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cp
     $(patsubst %,llmc/model/%.cpp,checkpoint debug_state finite hf_model model_source run_folder run_record))
 $(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)
-	$(call quiet,compile)clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -isystem dev/lint \
-	    -I. $(DEPS_CPPFLAGS) -MMD -MP -c $< -o $@
+	$(call quiet,compile)clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined \
+	    -fno-sanitize-recover=all -isystem dev/lint -I. $(DEPS_CPPFLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/fuzz/fuzz: $(FUZZ_OBJECTS)
 	$(call quiet,link)clang++ -fsanitize=fuzzer,address,undefined $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
 

@@ -348,7 +348,9 @@ for (const key in axes) add(select, "option", axes[key], { value: key });
 const logLabel = add(nav, "label"), logarithmic = add(logLabel, "input", null, { type: "checkbox" });
 add(logLabel, "span", " logarithmic");
 const charts = add(main, "div", null, { class: "charts" });
-chart(charts, "Loss, nats a token" + (one && means(runs[0]) && "; training" + means(runs[0])), losses, { tall: true, digits: 5, lines: entropies() });
+const each = one && means(runs[0]);  // "" for steps of their own
+chart(charts, "Loss, nats a token" + (each ? "; training" + each : ""), losses,
+      { tall: true, digits: 5, lines: entropies() });
 chart(charts, "Gradient norm", simple("norm", "norm"), { log: true });
 chart(charts, "Learning rate", simple("lr", "rate"));
 chart(charts, "Tokens a second", simple("speed", "tokens/s"));

@@ -306,7 +306,8 @@ TEST_CASE("sub-commands: a model with more rows than tokens is taken, the rest i
     const auto drawn = [&](const std::string& model, const std::string& tokenizer) {
         const ProgramRun run = succeeds({"generate", model, "--tokenizer", tokenizer, "--json", "--tokens",
                                          "50", "--prompt", "the", "--temperature", "1"});
-        for (const auto& id : Json::parse(run.out)["ids"]) { CHECK(id.get<int>() < 457); }
+        const Json ids = Json::parse(run.out)["ids"];
+        for (const auto& id : ids) { CHECK(id.get<int>() < 457); }
         return run.err;
     };
     CHECK(contains(drawn(padded, bpe),
