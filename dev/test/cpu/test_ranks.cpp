@@ -1,5 +1,6 @@
 // Which rank a process is: what options, launchers' variables and this program's own launcher say, in that
 // order.
+#include <unistd.h>
 #include <map>
 #include <string>
 
@@ -141,6 +142,11 @@ TEST_CASE("ranks: hosts, ports and tokens") {
     other["PMIX_NAMESPACE"] = "2949906434";
     CHECK(find(other).token != find(kOpenMpi).token);
     CHECK(find(other).port != find(kOpenMpi).port);
+    // MPICH's launcher numbers none: its process does
+    const std::string pid = std::to_string(getppid());
+    const Variables mpich = {
+        {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
+    CHECK(find(mpich).token.ends_with(pid));
     Variables again = kOpenMpi;
     again["OMPI_COMM_WORLD_RANK"] = "0", again["OMPI_COMM_WORLD_LOCAL_RANK"] = "0";
     CHECK(find(again).token == find(kOpenMpi).token);
