@@ -18,7 +18,7 @@ BUILD := build
 OUT   :=# prefix of the programs: "" or a folder with a slash
 NVCC  ?= $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 
-HOST_SOURCES := $(wildcard llmc/host/*.cpp llmc/model/*.cpp)
+HOST_SOURCES := $(wildcard llmc/host/*/*.cpp llmc/ops/*/*.cpp llmc/model/*.cpp llmc/model/*/*.cpp)
 TEST_SHARED  := $(addprefix dev/test/cpu/,test_files.cpp train_program.cpp)
 TEST_SOURCES := $(filter-out $(TEST_SHARED),$(wildcard dev/test/cpu/*.cpp))
 SHOOTOUTS    := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
@@ -28,7 +28,7 @@ LAYERNORM_TYPED := $(foreach k,$(addprefix forward/,short_rows row_in_registers 
     $(addprefix backward/,short_rows team_ring unaligned_rows fallback),$(foreach t,fp32 bf16 fp16,llmc/layernorm/$k.$t.cu)) \
     llmc/layernorm/forward/fallback.fp64.cu llmc/layernorm/backward/fallback.fp64.cu
 LAYERNORM_SOURCES := $(wildcard llmc/layernorm/*.cu llmc/layernorm/*ward/*.cu) $(LAYERNORM_TYPED)
-GPU_SOURCES  := $(wildcard llmc/model/*.cu llmc/ops/*.cu) $(LAYERNORM_SOURCES)
+GPU_SOURCES  := $(wildcard llmc/model/*/*.cu llmc/ops/*.cu llmc/ops/*/*.cu) $(LAYERNORM_SOURCES)
 GPU_PROGRAMS := $(OUT)train_gpt2cu $(OUT)test_gpt2cu $(BUILD)/libllmc_layernorm.so $(BUILD)/libllmc_attention.so
 
 all: $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS) $(SHOOTOUTS))
@@ -82,21 +82,21 @@ $(HEADERS): $(SETTINGS)
 $(BUILD)/%.o: %.cpp $(SETTINGS) | $(if $(filter file,$(origin PRECOMPILED)),$(HEADERS))
 	@mkdir -p $(@D)
 	$(COMPILE) -include $(PRECOMPILED) -c $< -o $@
-$(BUILD)/llmc/host/options_config.o: CXXFLAGS += -Wno-terminate
+$(BUILD)/llmc/host/options/options_config.o: CXXFLAGS += -Wno-terminate
 # what CLI11 and the JSON and TOML libraries make of their templates reads and writes a few lines; json.cpp whole texts
-$(call objects,$(filter-out %/json.cpp,$(shell grep -l -e '<CLI/' -e '<nlohmann/json.hpp>' -e '<toml++/' llmc/*/*.cpp))): \
+$(call objects,$(filter-out %/json.cpp,$(shell grep -l -e '<CLI/' -e '<nlohmann/json.hpp>' -e '<toml++/' llmc/*/*/*.cpp))): \
     OPTIMIZE := $(OPTIMIZE:-O3=-Og)
 # Tests without the references' templates: -Og takes less than half the time to compile, and what the tests do themselves
 # needs no check for undefined behaviour, and checks of addresses by calls. The others must all compile those templates as the
 # library does.
 PLAIN_TESTS := $(call objects,test_gpt2.cpp $(wildcard dev/test/durability/*.cpp) \
-    $(shell grep -L -e 'dev/test/cpu/reference_model.h' -e 'llmc/model/reference.h' $(TEST_SOURCES) $(TEST_SHARED)))
+    $(shell grep -L -e 'dev/test/cpu/reference_model.h' -e 'llmc/model/cpu/reference.h' $(TEST_SOURCES) $(TEST_SHARED)))
 $(PLAIN_TESTS): OPTIMIZE := $(PLAIN)
 $(BUILD)/libllmc.a: $(call objects,$(HOST_SOURCES))
 $(BUILD)/dev/test/shared.a: $(call objects,$(TEST_SHARED))
 $(BUILD)/libllmc.a $(BUILD)/dev/test/shared.a:
 	@rm -f $@
-	$(call quiet,archive)ar rcs $@ $^
+	$(call quiet,archive)ar qcs $@ $^
 
 # beside the program, the data that it trains on by default
 $(OUT)train_gpt2: $(call objects,train_gpt2.cpp) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
@@ -122,9 +122,11 @@ $(BUILD)/dev/cpu/gpt2_step: $(call objects,dev/cpu/gpt2_step.cpp) $(BUILD)/libll
 
 # the readers under libFuzzer: dev/test/fuzz/run.sh
 FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cpp) \
-    $(patsubst %,llmc/host/%.cpp,binary_file bpe dataloader eval_file json log_lines logger options options_config \
-    options_input parse_words ranks read_file safetensors token_shard tokenizer tokenizer_files typed_text utf8 val_info) \
-    $(patsubst %,llmc/model/%.cpp,checkpoint debug_state finite hf_model model_source run_folder run_record))
+    $(patsubst %,llmc/host/%.cpp,base/utf8 files/binary_file files/json files/read_file files/safetensors \
+    $(addprefix tokens/,bpe dataloader eval_file token_shard tokenizer tokenizer_files val_info) ranks/ranks \
+    $(addprefix options/,options options_config options_input parse_words typed_text) log/log_lines log/logger) \
+    $(patsubst %,llmc/model/%.cpp,finite model_source $(addprefix formats/,checkpoint debug_state hf_model run_record) \
+    run/run_folder))
 $(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)
 	$(call quiet,compile)clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined \
@@ -168,8 +170,9 @@ $(BUILD)/%.cu.o: %.cu $(SETTINGS) $(BUILD)/arch
 $(BUILD)/%.cu.o: $(BUILD)/typed/%.cu $(SETTINGS) $(BUILD)/arch
 	$(compile_cu)
 # no device code is in these: for the host's compiler, as nvcc reads a file three times
-HOST_CU := train_gpt2.cu test_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/activity model/decoder_gpu \
-    $(addprefix ops/,attention_bf16 attention_c_abi comm comm_host comm_nccl comm_peer newton_schulz))
+HOST_CU := train_gpt2.cu test_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/profile/activity model/gpu/decoder_gpu \
+    ops/attention/attention_bf16 ops/attention/attention_c_abi ops/comm/comm ops/comm/comm_host ops/comm/comm_nccl \
+    ops/comm/comm_peer ops/muon/newton_schulz)
 define compile_host_cu
 @mkdir -p $(@D)
 $(COMPILE) -fPIC -isystem $(CUDA_HEADERS) -include cuda_runtime.h -x c++ -c $< -o $@
@@ -218,11 +221,11 @@ $(filter %layernorm_backward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layerno
 $(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/forward/*.cu))
 $(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/backward/*.cu))
 ATTENTION_SHOOTOUTS := $(filter dev/cuda/attention_%,$(SHOOTOUTS))
-$(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/ops/,matmul.cu matmul_bias.cu gelu.cu) \
-    $(filter-out %c_abi.cu,$(wildcard llmc/ops/attention*.cu)))
+$(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/ops/,matmul/matmul.cu column_sums/matmul_bias.cu gelu.cu) \
+    $(filter-out %c_abi.cu %/qkv_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
 $(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
-$(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier*.cu))
-$(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/matmul_bias.cu)
+$(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier/*.cu))
+$(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/column_sums/matmul_bias.cu)
 # see dev/cuda/clock.cuh's Stream; without a GPU nothing runs their host code
 $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): \
     NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O0)) --default-stream per-thread
@@ -243,20 +246,20 @@ $(call quiet,link)$(CXX) -shared -Wl,-soname,$(@F).$(SOVERSION) -Wl,--version-sc
 @ln -sf $(@F) $@.$(SOVERSION)
 endef
 LAYERNORM_OBJECTS := $(call gpu_objects,$(LAYERNORM_SOURCES))
-ATTENTION_OBJECTS := $(call gpu_objects,$(wildcard llmc/ops/attention*.cu))
+ATTENTION_OBJECTS := $(call gpu_objects,$(filter-out %/qkv_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
 # nvcc's -O is for host code, of which these have a launch: the device code is the same
 $(call gpu_objects,$(LAYERNORM_TYPED)): NVCCFLAGS := $(NVCCFLAGS:-O3=-O1)
 $(LAYERNORM_OBJECTS) $(ATTENTION_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
 $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm/c_abi.map Makefile
 	$(link_library)
-$(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention_c_abi.map Makefile
+$(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention/attention_c_abi.map Makefile
 	$(link_library)
 
 # make install PREFIX=/usr/local [DESTDIR=package]: libraries, headers, files for pkg-config
 PREFIX ?= /usr/local
 AT      = $(DESTDIR)$(abspath $(PREFIX))
 install-layernorm: INTERFACE := llmc/layernorm/c_abi.h
-install-attention: INTERFACE := llmc/ops/attention_c_abi.h
+install-attention: INTERFACE := llmc/ops/attention/attention_c_abi.h
 INSTALLS := install-layernorm install-attention
 install: $(INSTALLS)
 $(INSTALLS): install-%: $(BUILD)/libllmc_%.so
@@ -272,7 +275,7 @@ $(INSTALLS): install-%: $(BUILD)/libllmc_%.so
 # as they are compiled for Hopper; 800: for Ampere
 EMULATED_ARCH ?= 900
 EMULATED  := $(BUILD)/emulated
-REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/layernorm/*/*.cuh \
+REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/*/*/*.cuh \
     llmc/layernorm/ladder/*/*.cuh llmc/ops/*/ladder/*.cuh llmc/ops/*/ladder/*/*.cuh dev/cuda/*.cuh))
 # -Og: a third of the time to compile, and they run as fast. Vectors that are not aligned are errors, as on a GPU
 EMULATE    = $(call quiet,compile)$(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
@@ -293,10 +296,10 @@ EMULATED_MACHINE := $(call objects,$(addprefix dev/emulate/,machine.cpp instruct
 EMULATED_OBJECTS := $(EMULATED_MACHINE) \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
 # other layers' kernels without tensor cores
-EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier classifier_rows matmul_bias attention_fp32 \
-    adamw muon global_norm group_sum comm_host \
+EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier/classifier classifier/classifier_rows column_sums/matmul_bias \
+    attention/attention_fp32 adamw muon/muon global_norm group_sum comm/comm_host \
     $(foreach v,v1 v2,attention/ladder/forward/$(v) attention/ladder/backward/$(v))) \
-    $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode*.cu))
+    $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode/*.cu))
 # -rdynamic: kernels have names
 LINK_EMULATED = $(LINK) -rdynamic -fsanitize=alignment $(filter %.o %.a,$^) -o $@ -Wl,--as-needed -l:libxxhash.a
 $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp test_layernorm_choices.cpp \

@@ -12,9 +12,9 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/compare_options.h"
-#include "llmc/host/standard_streams.h"
-#include "llmc/host/threads.h"
-#include "llmc/model/gpt2_cpu.h"
+#include "llmc/host/base/standard_streams.h"
+#include "llmc/host/base/threads.h"
+#include "llmc/model/cpu/gpt2_cpu.h"
 
 TEST_CASE("fixture: logits, loss, gradients and ten updates agree with PyTorch") {
     const std::string folder = "dev/test/fixture/";

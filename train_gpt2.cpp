@@ -1,12 +1,12 @@
-// ./train_gpt2: trains GPT-2 on the CPU. The loop is llmc/model/trainer.h, the model llmc/model/gpt2_cpu.h,
-// the options llmc/host/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval, report):
-// llmc/model/commands.h.
-#include "llmc/host/main.h"
-#include "llmc/model/commands.h"
-#include "llmc/model/decoder_cpu.h"
-#include "llmc/model/gpt2_cpu.h"
-#include "llmc/model/run_ranks.h"
-#include "llmc/model/trainer.h"
+// ./train_gpt2: trains GPT-2 on the CPU. The loop is llmc/model/run/trainer.h, the model llmc/model/cpu/gpt2_cpu.h,
+// the options llmc/host/options/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval, report):
+// llmc/model/run/commands.h.
+#include "llmc/host/options/main.h"
+#include "llmc/host/ranks/run_ranks.h"
+#include "llmc/model/cpu/decoder_cpu.h"
+#include "llmc/model/cpu/gpt2_cpu.h"
+#include "llmc/model/run/commands.h"
+#include "llmc/model/run/trainer.h"
 
 namespace llmc {
 namespace {

@@ -1,19 +1,19 @@
-// ./train_gpt2cu: trains GPT-2 on NVIDIA GPUs, a process for each. The loop is llmc/model/trainer.h, the model
-// llmc/model/gpt2.h, the options llmc/host/options.h; `./train_gpt2cu --help` lists them.
+// ./train_gpt2cu: trains GPT-2 on NVIDIA GPUs, a process for each. The loop is llmc/model/run/trainer.h, the model
+// llmc/model/gpu/gpt2.h, the options llmc/host/options/options.h; `./train_gpt2cu --help` lists them.
 #include <type_traits>
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/host/main.h"
-#include "llmc/model/commands.h"
-#include "llmc/model/decoder_gpu.h"
-#include "llmc/model/gpt2.h"
-#include "llmc/model/gpt2_profile.h"
-#include "llmc/model/gpt2_tune.h"
-#include "llmc/model/run_ranks.h"
-#include "llmc/model/trainer.h"
+#include "llmc/host/options/main.h"
+#include "llmc/host/ranks/run_ranks.h"
+#include "llmc/model/gpu/decoder_gpu.h"
+#include "llmc/model/gpu/gpt2.h"
+#include "llmc/model/profile/gpt2_profile.h"
+#include "llmc/model/profile/gpt2_tune.h"
+#include "llmc/model/run/commands.h"
+#include "llmc/model/run/trainer.h"
 
 namespace llmc {
 namespace {

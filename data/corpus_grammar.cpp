@@ -9,7 +9,7 @@
 #include <span>
 
 #include "data/corpus_stories.h"
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 namespace {

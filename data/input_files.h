@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/host/binary_file.h"
-#include "llmc/host/error.h"
-#include "llmc/host/token_shard.h"
+#include "llmc/host/base/error.h"
+#include "llmc/host/files/binary_file.h"
+#include "llmc/host/tokens/token_shard.h"
 
 namespace llmc {
 

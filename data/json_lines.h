@@ -9,8 +9,8 @@
 #include <string_view>
 #include <utility>
 
-#include "llmc/host/error.h"
-#include "llmc/host/json.h"
+#include "llmc/host/base/error.h"
+#include "llmc/host/files/json.h"
 
 namespace llmc {
 

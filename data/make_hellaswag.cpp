@@ -7,14 +7,14 @@
 
 #include "data/input_files.h"
 #include "data/json_lines.h"
-#include "llmc/host/binary_file.h"
-#include "llmc/host/error.h"
-#include "llmc/host/eval_file.h"
-#include "llmc/host/parse_words.h"
-#include "llmc/host/standard_streams.h"
-#include "llmc/host/stop_signal.h"
-#include "llmc/host/terminal_text.h"
-#include "llmc/host/tokenizer.h"
+#include "llmc/host/base/error.h"
+#include "llmc/host/base/standard_streams.h"
+#include "llmc/host/base/stop_signal.h"
+#include "llmc/host/base/terminal_text.h"
+#include "llmc/host/files/binary_file.h"
+#include "llmc/host/options/parse_words.h"
+#include "llmc/host/tokens/eval_file.h"
+#include "llmc/host/tokens/tokenizer.h"
 
 namespace llmc {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "data/token_pieces.h"
-#include "llmc/host/bpe.h"
-#include "llmc/host/tokenizer.h"
+#include "llmc/host/tokens/bpe.h"
+#include "llmc/host/tokens/tokenizer.h"
 
 namespace llmc {
 

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "llmc/host/error.h"
-#include "llmc/host/read_file.h"
-#include "llmc/host/token_shard.h"
+#include "llmc/host/base/error.h"
+#include "llmc/host/files/read_file.h"
+#include "llmc/host/tokens/token_shard.h"
 
 namespace llmc {
 

@@ -37,7 +37,7 @@ from torch_gpt2 import Muon, Optimizers, TrainingData, make_optimizer, permutati
 NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "lr": 3e-4,
            "final_lr_fraction": 1.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
            "clip": 1.0}
-# what llmc/host/dataloader.cpp makes of 298 windows with seed 42 in epoch 0
+# what llmc/host/tokens/dataloader.cpp makes of 298 windows with seed 42 in epoch 0
 KNOWN_ORDER = [61, 210, 92, 77, 263, 148, 268, 70]
 
 
@@ -57,7 +57,7 @@ def parse_options():
 
 
 def learning_rate(a, step):
-    """the rate of a step, 0-based: llmc/host/schedule.h"""
+    """the rate of a step, 0-based: llmc/model/run/schedule.h"""
     if step < a.warmup:
         return a.lr * (step + 1) / a.warmup
     lowest = a.lr * a.final_lr_fraction
@@ -122,7 +122,7 @@ def main():
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     if list(map(permutation(298, 42, 0), range(8))) != KNOWN_ORDER:
-        raise SystemExit("compare_pytorch: the training order is not that of llmc/host/dataloader.cpp any more")
+        raise SystemExit("compare_pytorch: the training order is not that of llmc/host/tokens/dataloader.cpp any more")
     data, training = TrainingData(a.train_data, a.seq_len, a.seed), Training(a)
     with open(a.out, "w") as out:
         for step in range(a.steps):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes llmc/host/unicode_classes.h: which characters are letters, digits and spaces for GPT-2's pre-tokenizer.
+"""Makes llmc/host/tokens/unicode_classes.h: which characters are letters, digits and spaces for GPT-2's pre-tokenizer.
 
     pip install unicodedata2==16.0.0      (or any Python whose unicodedata is of this version)
-    scripts/make_unicode_table.py > llmc/host/unicode_classes.h
+    scripts/make_unicode_table.py > llmc/host/tokens/unicode_classes.h
     pip install tiktoken && scripts/make_unicode_table.py --check    the same classes as in tiktoken's regex?
 
 The version is the one that tiktoken uses (0.14.0, 2026-11: 16.0.0, found with --check): token ids must not depend

@@ -2,7 +2,7 @@
 
 The model: pre-LN, learned positions, tied head, biases everywhere, tanh GELU, causal attention by
 F.scaled_dot_product_attention. Its 16 tensors in file order: file_tensors(). The files: models (20240326 v3),
-token shards (20240520), debug states (20240327 v2). The order: llmc/host/dataloader.cpp, number for number.
+token shards (20240520), debug states (20240327 v2). The order: llmc/host/tokens/dataloader.cpp, number for number.
 """
 import dataclasses
 import glob
@@ -107,7 +107,7 @@ def make_optimizer(parameters, lr, beta1, beta2, eps, weight_decay):
 
 
 def orthogonal(u, dtype):
-    """five Newton-Schulz iterations: llmc/ops/muon_rule.h"""
+    """five Newton-Schulz iterations: llmc/ops/muon/muon_rule.h"""
     x = (u / (u.norm() + 1e-12)).to(dtype)
     for _ in range(5):
         a = x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x
@@ -263,7 +263,7 @@ def permutation(n, seed, epoch):
 
 
 class TrainingData:
-    """Rows of T tokens and their targets in the order in which our program trains; see llmc/host/dataloader.h."""
+    """Rows of T tokens and their targets in the order in which our program trains; see llmc/host/tokens/dataloader.h."""
 
     def __init__(self, pattern, T, seed):
         names = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern), key=os.fsencode)

@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <vector>
 
-#include "llmc/host/philox.h"
-#include "llmc/host/threads.h"
-#include "llmc/model/blas_cpu.h"
-#include "llmc/model/gpt2_cpu.h"
+#include "llmc/host/base/philox.h"
+#include "llmc/host/base/threads.h"
+#include "llmc/model/cpu/blas_cpu.h"
+#include "llmc/model/cpu/gpt2_cpu.h"
 
 using namespace llmc;
 

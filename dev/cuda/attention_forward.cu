@@ -2,7 +2,7 @@
 //   make dev/cuda/attention_forward && dev/cuda/attention_forward           all versions
 //   dev/cuda/attention_forward v5 v6 --shape 16x25x1024                     two of them, sequences x heads x
 //   tokens dev/cuda/attention_forward --check                                      correctness only
-// The mathematics: llmc/model/reference.h. Read llmc/ops/attention/ladder/forward/v0.h first, then up.
+// The mathematics: llmc/model/cpu/reference.h. Read llmc/ops/attention/ladder/forward/v0.h first, then up.
 #include "dev/cuda/attention_problems.h"
 #include "dev/cuda/attention_roof.cuh"
 #include "dev/cuda/attention_rungs.h"

@@ -4,7 +4,7 @@
 #pragma once
 #include "dev/cuda/layernorm_inputs.h"
 #include "dev/test/cpu/attention_bounds.h"
-#include "llmc/model/reference.h"
+#include "llmc/model/cpu/reference.h"
 
 namespace llmc {
 

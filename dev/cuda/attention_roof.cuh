@@ -9,7 +9,7 @@
 #include "dev/cuda/roof.cuh"
 #include "llmc/cuda/exp2.cuh"
 #include "llmc/cuda/mma.cuh"
-#include "llmc/ops/matmul.h"
+#include "llmc/ops/matmul/matmul.h"
 
 namespace llmc {
 

@@ -5,10 +5,10 @@
 // A launch after the first works on what the one before left: other numbers, the same work.
 #include "dev/cuda/classifier_problem.h"
 #include "dev/cuda/harness.cuh"
-#include "llmc/ops/classifier.h"
+#include "llmc/ops/classifier/classifier.h"
+#include "llmc/ops/classifier/classifier_kernels.h"
 #include "llmc/ops/classifier/ladder/v0.h"
 #include "llmc/ops/classifier/ladder/v1.cuh"
-#include "llmc/ops/classifier_kernels.h"
 
 using namespace llmc;
 

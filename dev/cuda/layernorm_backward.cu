@@ -3,7 +3,7 @@
 //   dev/cuda/layernorm_backward v2 --shape 8192x768 --dtype fp32            one of them, one shape
 //   dev/cuda/layernorm_backward ship --accumulate                          dinp += instead of =
 //   dev/cuda/layernorm_backward --check                                     correctness only
-// The mathematics: llmc/model/reference.h. Read llmc/layernorm/ladder/backward/v0.h first, then up, as in forward.
+// The mathematics: llmc/model/cpu/reference.h. Read llmc/layernorm/ladder/backward/v0.h first, then up, as in forward.
 #include <algorithm>
 
 #include "dev/cuda/harness.cuh"

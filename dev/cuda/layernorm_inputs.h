@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "dev/cuda/problem.h"
-#include "llmc/host/philox.h"
+#include "llmc/host/base/philox.h"
 
 namespace llmc {
 

@@ -2,7 +2,7 @@
 // every element (bounds.h). Host only.
 #pragma once
 #include "dev/cuda/layernorm_inputs.h"
-#include "llmc/model/reference.h"
+#include "llmc/model/cpu/reference.h"
 
 namespace llmc {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dev/cuda/problem.h"
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 

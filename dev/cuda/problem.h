@@ -8,7 +8,7 @@
 
 #include "dev/cuda/bounds.h"
 #include "dev/cuda/numbers.h"
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "dev/emulate/machine.h"
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace emulation {
 

@@ -10,7 +10,7 @@
 
 #include <sys/mman.h>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;

@@ -12,7 +12,7 @@
 #include <cuda_runtime_api.h>
 
 #include "dev/emulate/machine.h"
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace emulation {
 

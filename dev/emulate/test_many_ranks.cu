@@ -5,9 +5,9 @@
 
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/host/comm_tcp.h"
-#include "llmc/host/philox.h"
-#include "llmc/model/gpt2_optimizer_state.cuh"
+#include "llmc/host/base/philox.h"
+#include "llmc/host/ranks/comm_tcp.h"
+#include "llmc/model/gpu/gpt2_optimizer_state.cuh"
 #include "llmc/model/initial_values.h"
 
 using namespace llmc;

@@ -7,7 +7,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc::c_abi {
 

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 

@@ -13,7 +13,7 @@
 #include <cuda_runtime_api.h>
 
 #include "llmc/cuda/c_abi.cuh"
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 #include "llmc/layernorm/layernorm.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_source.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 #include "llmc/model/gpt2_config.h"
 
 namespace llmc {

@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdint>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "llmc/host/philox.h"
+#include "llmc/host/base/philox.h"
 #include "llmc/model/gpt2_config.h"
 
 namespace llmc {

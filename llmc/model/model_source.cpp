@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/host/error.h"
-#include "llmc/host/read_file.h"
-#include "llmc/model/checkpoint.h"
+#include "llmc/host/base/error.h"
+#include "llmc/host/files/read_file.h"
 #include "llmc/model/finite.h"
-#include "llmc/model/hf_model.h"
-#include "llmc/model/run_folder.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/formats/hf_model.h"
+#include "llmc/model/run/run_folder.h"
 
 namespace llmc {
 

@@ -9,7 +9,7 @@
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/adamw.h"
-#include "llmc/ops/muon.h"
+#include "llmc/ops/muon/muon.h"
 
 namespace llmc {
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "llmc/host/philox.h"
+#include "llmc/host/base/philox.h"
 
 namespace llmc {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dev/test/cpu/compare.h"
-#include "llmc/model/checkpoint.h"
+#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "dev/cuda/bounds.h"
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 

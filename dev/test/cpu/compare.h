@@ -14,8 +14,8 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/host/error.h"
-#include "llmc/host/philox.h"
+#include "llmc/host/base/error.h"
+#include "llmc/host/base/philox.h"
 
 namespace llmc {
 

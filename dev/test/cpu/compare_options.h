@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "dev/test/cpu/compare_state.h"
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 

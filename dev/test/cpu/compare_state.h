@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "llmc/host/error.h"
-#include "llmc/model/debug_state.h"
+#include "llmc/host/base/error.h"
+#include "llmc/model/formats/debug_state.h"
 #include "llmc/model/model_source.h"
 
 namespace llmc {

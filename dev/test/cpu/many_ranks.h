@@ -18,8 +18,8 @@
 
 #include "dev/test/cpu/test_files.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/ranks.h"
-#include "llmc/host/socket.h"
+#include "llmc/host/ranks/ranks.h"
+#include "llmc/host/ranks/socket.h"
 
 namespace llmc {
 

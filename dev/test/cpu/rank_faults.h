@@ -12,8 +12,8 @@
 
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/run_folder.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_folder.h"
 
 namespace llmc {
 

@@ -15,12 +15,12 @@
 #include <span>
 #include <vector>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
+#include "llmc/model/cpu/reference.h"
+#include "llmc/model/cpu/reference_muon.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/initial_values.h"
 #include "llmc/model/model.h"
-#include "llmc/model/reference.h"
-#include "llmc/model/reference_muon.h"
 
 namespace llmc {
 

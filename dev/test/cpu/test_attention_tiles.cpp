@@ -5,9 +5,9 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/host/error.h"
-#include "llmc/ops/attention_choose.h"
-#include "llmc/ops/attention_tiles.h"
+#include "llmc/host/base/error.h"
+#include "llmc/ops/attention/attention_choose.h"
+#include "llmc/ops/attention/attention_tiles.h"
 
 using namespace llmc;
 

@@ -8,7 +8,7 @@
 
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/model/auto_plan.h"
+#include "llmc/model/run/auto_plan.h"
 
 using namespace llmc;
 

@@ -13,11 +13,11 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/dataloader.h"
-#include "llmc/host/json.h"
-#include "llmc/host/safetensors.h"
-#include "llmc/host/token_shard.h"
-#include "llmc/host/tokenizer.h"
+#include "llmc/host/files/json.h"
+#include "llmc/host/files/safetensors.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/host/tokens/token_shard.h"
+#include "llmc/host/tokens/tokenizer.h"
 
 using namespace llmc;
 

@@ -9,8 +9,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/bpe.h"
-#include "llmc/host/tokenizer.h"
+#include "llmc/host/tokens/bpe.h"
+#include "llmc/host/tokens/tokenizer.h"
 
 using namespace llmc;
 

@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 

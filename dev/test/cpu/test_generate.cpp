@@ -11,11 +11,11 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/sampler.h"
-#include "llmc/host/token_shard.h"
-#include "llmc/host/utf8.h"
-#include "llmc/model/decoder_cpu.h"
-#include "llmc/model/generate.h"
+#include "llmc/host/base/utf8.h"
+#include "llmc/host/tokens/sampler.h"
+#include "llmc/host/tokens/token_shard.h"
+#include "llmc/model/cpu/decoder_cpu.h"
+#include "llmc/model/eval/generate.h"
 
 using namespace llmc;
 

@@ -11,10 +11,10 @@
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/reference_model.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/eval_file.h"
-#include "llmc/host/stop_signal.h"
-#include "llmc/host/tokenizer.h"
-#include "llmc/model/hellaswag.h"
+#include "llmc/host/base/stop_signal.h"
+#include "llmc/host/tokens/eval_file.h"
+#include "llmc/host/tokens/tokenizer.h"
+#include "llmc/model/eval/hellaswag.h"
 
 using namespace llmc;
 

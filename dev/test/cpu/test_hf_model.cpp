@@ -13,10 +13,10 @@
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/test_files.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/json.h"
-#include "llmc/host/tokenizer.h"
-#include "llmc/model/hf_export.h"
-#include "llmc/model/hf_model.h"
+#include "llmc/host/files/json.h"
+#include "llmc/host/tokens/tokenizer.h"
+#include "llmc/model/formats/hf_model.h"
+#include "llmc/model/run/hf_export.h"
 
 using namespace llmc;
 

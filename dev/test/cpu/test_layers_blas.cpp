@@ -9,9 +9,9 @@
 
 #include "dev/test/cpu/attention_bounds.h"
 #include "dev/test/cpu/compare.h"
-#include "llmc/host/exp.h"
-#include "llmc/model/blas_cpu.h"
-#include "llmc/model/reference.h"
+#include "llmc/host/base/exp.h"
+#include "llmc/model/cpu/blas_cpu.h"
+#include "llmc/model/cpu/reference.h"
 
 using namespace llmc;
 

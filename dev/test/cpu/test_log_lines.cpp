@@ -8,9 +8,9 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/logger.h"
-#include "llmc/host/options.h"
-#include "llmc/model/run_record.h"
+#include "llmc/host/log/logger.h"
+#include "llmc/host/options/options.h"
+#include "llmc/model/formats/run_record.h"
 
 using namespace llmc;
 

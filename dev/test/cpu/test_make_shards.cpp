@@ -14,9 +14,9 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/dataloader.h"
-#include "llmc/host/token_shard.h"
-#include "llmc/host/tokenizer.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/host/tokens/token_shard.h"
+#include "llmc/host/tokens/tokenizer.h"
 
 using namespace llmc;
 

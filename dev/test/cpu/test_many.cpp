@@ -9,10 +9,10 @@
 
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/eval_file.h"
-#include "llmc/host/token_shard.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/run_folder.h"
+#include "llmc/host/tokens/eval_file.h"
+#include "llmc/host/tokens/token_shard.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_folder.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -4,11 +4,11 @@
 #include "dev/test/cpu/test_files.h"
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/dataloader.h"
-#include "llmc/host/matmul_choices.h"
-#include "llmc/model/run_data.h"
-#include "llmc/model/run_header.h"
-#include "llmc/model/run_plan.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/model/run/run_data.h"
+#include "llmc/model/run/run_header.h"
+#include "llmc/model/run/run_plan.h"
+#include "llmc/ops/matmul/matmul_choices.h"
 
 using namespace llmc;
 

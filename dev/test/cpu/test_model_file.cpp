@@ -12,7 +12,7 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/test_files.h"
-#include "llmc/model/checkpoint.h"
+#include "llmc/model/formats/checkpoint.h"
 
 using namespace llmc;
 

@@ -7,9 +7,9 @@
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/safetensors.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/run_plan.h"
+#include "llmc/host/files/safetensors.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_plan.h"
 
 using namespace llmc;
 

@@ -8,10 +8,10 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/logger.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/step_clock.h"
-#include "llmc/model/validator.h"
+#include "llmc/host/log/logger.h"
+#include "llmc/model/eval/validator.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/step_clock.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

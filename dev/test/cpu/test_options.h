@@ -8,8 +8,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/options.h"
-#include "llmc/host/options_input.h"
+#include "llmc/host/options/options.h"
+#include "llmc/host/options/options_input.h"
 
 namespace llmc {
 

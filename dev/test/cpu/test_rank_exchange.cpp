@@ -8,8 +8,8 @@
 
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/comm_tcp.h"
-#include "llmc/model/group_sums.h"
+#include "llmc/host/ranks/comm_tcp.h"
+#include "llmc/model/cpu/group_sums.h"
 
 using namespace llmc;
 

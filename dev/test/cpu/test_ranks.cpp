@@ -7,7 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/ranks.h"
+#include "llmc/host/ranks/ranks.h"
 
 using namespace llmc;
 

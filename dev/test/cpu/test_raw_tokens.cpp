@@ -5,7 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/dataloader.h"
+#include "llmc/host/tokens/dataloader.h"
 
 using namespace llmc;
 

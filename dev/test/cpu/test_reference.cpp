@@ -7,7 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/compare.h"
-#include "llmc/model/reference.h"
+#include "llmc/model/cpu/reference.h"
 
 using namespace llmc;
 

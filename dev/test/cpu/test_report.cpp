@@ -7,8 +7,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/log_lines.h"
-#include "llmc/host/report.h"
+#include "llmc/host/log/log_lines.h"
+#include "llmc/host/log/report.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

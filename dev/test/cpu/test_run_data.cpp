@@ -7,9 +7,9 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/read_file.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/run_data.h"
+#include "llmc/host/files/read_file.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_data.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -11,11 +11,11 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/logger.h"
-#include "llmc/host/options_input.h"
-#include "llmc/host/token_shard.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/run_folder.h"
+#include "llmc/host/log/logger.h"
+#include "llmc/host/options/options_input.h"
+#include "llmc/host/tokens/token_shard.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_folder.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

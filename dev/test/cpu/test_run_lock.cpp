@@ -16,8 +16,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/binary_file.h"
-#include "llmc/host/run_lock.h"
+#include "llmc/host/files/binary_file.h"
+#include "llmc/host/files/run_lock.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

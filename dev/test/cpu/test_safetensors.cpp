@@ -9,9 +9,9 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/json.h"
-#include "llmc/host/number_formats.h"
-#include "llmc/host/safetensors.h"
+#include "llmc/host/base/number_formats.h"
+#include "llmc/host/files/json.h"
+#include "llmc/host/files/safetensors.h"
 
 using namespace llmc;
 

@@ -4,10 +4,10 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/host/token_shard.h"
+#include "llmc/host/tokens/token_shard.h"
 #include "llmc/model/decoder.h"
-#include "llmc/model/generate.h"
-#include "llmc/model/run_samples.h"
+#include "llmc/model/eval/generate.h"
+#include "llmc/model/run/run_samples.h"
 
 using namespace llmc;
 

@@ -13,12 +13,12 @@
 #include "dev/test/cpu/any_model.h"
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/stop_signal.h"
-#include "llmc/host/token_shard.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/gpt2_cpu.h"
-#include "llmc/model/run_folder.h"
-#include "llmc/model/trainer.h"
+#include "llmc/host/base/stop_signal.h"
+#include "llmc/host/tokens/token_shard.h"
+#include "llmc/model/cpu/gpt2_cpu.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/trainer.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -10,12 +10,12 @@
 
 #include "dev/test/cpu/compare.h"
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/host_memory.h"
-#include "llmc/host/philox.h"
-#include "llmc/host/sampler.h"
-#include "llmc/host/schedule.h"
-#include "llmc/host/typed_text.h"
+#include "llmc/host/base/host_memory.h"
+#include "llmc/host/base/philox.h"
+#include "llmc/host/options/typed_text.h"
+#include "llmc/host/tokens/sampler.h"
 #include "llmc/model/gpt2_config.h"
+#include "llmc/model/run/schedule.h"
 
 using namespace llmc;
 

@@ -8,9 +8,9 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/nccl_library.h"
-#include "llmc/model/rank_tasks.h"
+#include "llmc/model/run/rank_tasks.h"
 #include "llmc/model/state_shares.h"
+#include "llmc/ops/comm/nccl_library.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -4,9 +4,9 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/host/error.h"
-#include "llmc/host/json.h"
-#include "llmc/model/step_profile.h"
+#include "llmc/host/base/error.h"
+#include "llmc/host/files/json.h"
+#include "llmc/model/profile/step_profile.h"
 
 using namespace llmc;
 

@@ -7,8 +7,8 @@
 
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/model/gpt2_cpu.h"
-#include "llmc/model/trainer.h"
+#include "llmc/model/cpu/gpt2_cpu.h"
+#include "llmc/model/run/trainer.h"
 
 using namespace llmc;
 

@@ -5,7 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/tokenizer.h"
+#include "llmc/host/tokens/tokenizer.h"
 
 using namespace llmc;
 

@@ -11,11 +11,11 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/dataloader.h"
-#include "llmc/host/schedule.h"
-#include "llmc/host/val_info.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/run_folder.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/host/tokens/val_info.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/schedule.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

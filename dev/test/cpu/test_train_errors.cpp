@@ -7,9 +7,9 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/val_info.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/run_plan.h"
+#include "llmc/host/tokens/val_info.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_plan.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

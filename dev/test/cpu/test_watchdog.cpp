@@ -8,8 +8,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/many_ranks.h"
-#include "llmc/host/comm_tcp.h"
-#include "llmc/host/watchdog.h"
+#include "llmc/host/ranks/comm_tcp.h"
+#include "llmc/host/ranks/watchdog.h"
 
 using namespace llmc;
 

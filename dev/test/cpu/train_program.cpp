@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <sstream>
 
-#include "llmc/host/philox.h"
-#include "llmc/host/token_shard.h"
+#include "llmc/host/base/philox.h"
+#include "llmc/host/tokens/token_shard.h"
 
 namespace llmc {
 

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <map>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 

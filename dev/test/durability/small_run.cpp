@@ -5,8 +5,8 @@
 #include <exception>
 #include <thread>
 
-#include "llmc/host/token_shard.h"
-#include "llmc/model/checkpoint.h"
+#include "llmc/host/tokens/token_shard.h"
+#include "llmc/model/formats/checkpoint.h"
 
 namespace llmc {
 

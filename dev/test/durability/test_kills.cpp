@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "dev/test/durability/small_run.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/run_folder.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_folder.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -8,9 +8,9 @@
 #include <set>
 
 #include "dev/test/durability/small_run.h"
-#include "llmc/host/read_file.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/run_folder.h"
+#include "llmc/host/files/read_file.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_folder.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

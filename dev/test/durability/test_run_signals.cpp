@@ -6,9 +6,9 @@
 #include <random>
 
 #include "dev/test/durability/small_run.h"
-#include "llmc/host/token_shard.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/run_folder.h"
+#include "llmc/host/tokens/token_shard.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/run_folder.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

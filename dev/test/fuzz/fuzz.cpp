@@ -9,7 +9,7 @@
 #include <string>
 
 #include "dev/test/fuzz/readers.h"
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace {
 

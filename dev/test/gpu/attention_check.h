@@ -2,8 +2,8 @@
 #pragma once
 #include "dev/test/cpu/attention_bounds.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/model/reference.h"
-#include "llmc/ops/attention.h"
+#include "llmc/model/cpu/reference.h"
+#include "llmc/ops/attention/attention.h"
 
 namespace llmc::gpu_test {
 

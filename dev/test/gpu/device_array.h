@@ -14,7 +14,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc::gpu_test {
 

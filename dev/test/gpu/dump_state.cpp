@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "llmc/host/binary_file.h"
-#include "llmc/host/error.h"
-#include "llmc/model/checkpoint.h"
-#include "llmc/model/debug_state.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/host/base/error.h"
+#include "llmc/host/files/binary_file.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/formats/debug_state.h"
+#include "llmc/model/gpu/gpt2.h"
 
 namespace llmc {
 

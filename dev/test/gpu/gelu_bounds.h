@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "dev/test/cpu/compare.h"
-#include "llmc/model/reference.h"
+#include "llmc/model/cpu/reference.h"
 
 namespace llmc::gpu_test {
 

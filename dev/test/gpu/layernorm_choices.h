@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/host/error.h"
+#include "llmc/host/base/error.h"
 
 namespace llmc::choices {
 

@@ -13,8 +13,8 @@
 #include "dev/test/cpu/compare_options.h"
 #include "dev/test/gpu/dump_state.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/host/threads.h"
-#include "llmc/model/gpt2.h"
+#include "llmc/host/base/threads.h"
+#include "llmc/model/gpu/gpt2.h"
 
 namespace llmc {
 

@@ -4,8 +4,8 @@
 
 #include "dev/test/gpu/adamw_pieces.h"
 #include "dev/test/gpu/layer_test.h"
+#include "llmc/model/cpu/reference.h"
 #include "llmc/model/gpt2_config.h"
-#include "llmc/model/reference.h"
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/global_norm.h"
 #include "llmc/ops/stochastic_rounding.h"

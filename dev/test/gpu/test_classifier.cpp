@@ -1,10 +1,10 @@
 // Softmax, cross-entropy and its gradient on the GPU against the reference.
 #include "dev/cuda/classifier_problem.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/host/batch.h"
-#include "llmc/model/reference.h"
-#include "llmc/ops/classifier.h"
-#include "llmc/ops/classifier_kernels.h"
+#include "llmc/host/tokens/batch.h"
+#include "llmc/model/cpu/reference.h"
+#include "llmc/ops/classifier/classifier.h"
+#include "llmc/ops/classifier/classifier_kernels.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

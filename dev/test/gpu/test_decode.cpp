@@ -4,8 +4,8 @@
 #include "dev/test/cpu/attention_bounds.h"
 #include "dev/test/gpu/gelu_bounds.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/model/reference.h"
-#include "llmc/ops/decode.h"
+#include "llmc/model/cpu/reference.h"
+#include "llmc/ops/decode/decode.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

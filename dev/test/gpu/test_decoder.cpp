@@ -5,8 +5,8 @@
 #include "dev/test/cpu/reference_model.h"
 #include "dev/test/cpu/test_files.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/model/decoder_gpu.h"
-#include "llmc/model/generate.h"
+#include "llmc/model/eval/generate.h"
+#include "llmc/model/gpu/decoder_gpu.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

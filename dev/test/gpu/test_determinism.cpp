@@ -1,15 +1,15 @@
 // The same call gives the same bits, every time: each op, run again into fresh memory.
 #include "dev/test/gpu/adamw_pieces.h"
 #include "dev/test/gpu/attention_check.h"
-#include "llmc/host/batch.h"
+#include "llmc/host/tokens/batch.h"
 #include "llmc/layernorm/layernorm.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/adamw.h"
-#include "llmc/ops/classifier.h"
+#include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/encoder.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/global_norm.h"
-#include "llmc/ops/matmul.h"
+#include "llmc/ops/matmul/matmul.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -1,6 +1,6 @@
 // The encoder on the GPU against the reference.
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/model/reference.h"
+#include "llmc/model/cpu/reference.h"
 #include "llmc/ops/encoder.h"
 
 using namespace llmc;

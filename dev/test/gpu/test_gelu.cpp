@@ -1,7 +1,7 @@
 // GELU on the GPU against the reference.
 #include "dev/test/gpu/gelu_bounds.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/model/reference.h"
+#include "llmc/model/cpu/reference.h"
 #include "llmc/ops/gelu.h"
 
 using namespace llmc;

@@ -1,7 +1,7 @@
 // Sums over groups: of gradients, of the norm's chunks, of losses; and that they are made in the ranks'
 // order.
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/model/reference.h"
+#include "llmc/model/cpu/reference.h"
 #include "llmc/ops/global_norm.h"
 #include "llmc/ops/group_sum.h"
 

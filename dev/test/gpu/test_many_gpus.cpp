@@ -12,7 +12,7 @@
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/rank_faults.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/nccl_library.h"
+#include "llmc/ops/comm/nccl_library.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

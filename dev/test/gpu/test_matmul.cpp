@@ -4,8 +4,8 @@
 #include "dev/test/gpu/gelu_bounds.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/cuda/device_facts.cuh"
-#include "llmc/model/reference.h"
-#include "llmc/ops/matmul.h"
+#include "llmc/model/cpu/reference.h"
+#include "llmc/ops/matmul/matmul.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

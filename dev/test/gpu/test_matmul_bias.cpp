@@ -2,8 +2,8 @@
 #include <utility>
 
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/model/reference.h"
-#include "llmc/ops/matmul.h"
+#include "llmc/model/cpu/reference.h"
+#include "llmc/ops/matmul/matmul.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -3,9 +3,9 @@
 #include <bit>
 
 #include "dev/test/gpu/layer_test.h"
+#include "llmc/model/cpu/reference_muon.h"
 #include "llmc/model/gpt2_config.h"
-#include "llmc/model/reference_muon.h"
-#include "llmc/ops/muon.h"
+#include "llmc/ops/muon/muon.h"
 #include "llmc/ops/stochastic_rounding.h"
 
 using namespace llmc;
@@ -193,7 +193,9 @@ void check_update(const Case& c) {
     const std::string name = std::string(type_name<T>()) + " " + c.text();
     expect_near("muon_update weights " + name, t.weights, weights, [&](size_t i) { return bounds[i]; });
     expect_unchanged("muon_update " + name, t.x, decision);
-    if constexpr (std::is_same_v<T, bf16>) { expect_same("muon_update param " + name, t.param, t.rounded(c)); }
+    if constexpr (std::is_same_v<T, bf16>) {
+        expect_same("muon_update param " + name, t.param, t.rounded(c));
+    }
 }
 
 }  // namespace

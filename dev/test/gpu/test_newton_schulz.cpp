@@ -4,8 +4,8 @@
 #include "dev/test/cpu/muon_bounds.h"
 #include "dev/test/cpu/reference_model.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/ops/matmul.h"
-#include "llmc/ops/newton_schulz.h"
+#include "llmc/ops/matmul/matmul.h"
+#include "llmc/ops/muon/newton_schulz.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

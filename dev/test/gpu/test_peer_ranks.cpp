@@ -8,8 +8,8 @@
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/train_program.h"
 #include "dev/test/gpu/device_array.h"
-#include "llmc/host/comm_tcp.h"
-#include "llmc/ops/comm.h"
+#include "llmc/host/ranks/comm_tcp.h"
+#include "llmc/ops/comm/comm.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -3,7 +3,7 @@
 #pragma once
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/mma.cuh"
-#include "llmc/ops/attention.cuh"
+#include "llmc/ops/attention/attention.cuh"
 
 namespace llmc::v1 {
 

@@ -3,9 +3,9 @@
 // (keys down, queries across).
 #pragma once
 #include "llmc/cuda/vectors.cuh"
-#include "llmc/ops/attention.h"
+#include "llmc/ops/attention/attention.h"
+#include "llmc/ops/attention/attention_kernels.h"
 #include "llmc/ops/attention/ladder/wgmma_rungs.cuh"
-#include "llmc/ops/attention_kernels.h"
 
 namespace llmc::attention_wgmma {
 

@@ -7,8 +7,8 @@
 //         bytes.
 // Result: 16.1 ms, 2.1 % of the roof at 64x12x1024; H100, 2026-11-25
 #include "llmc/cuda/mma.cuh"
+#include "llmc/ops/attention/attention_fp32.cuh"
 #include "llmc/ops/attention/ladder/rungs.h"
-#include "llmc/ops/attention_fp32.cuh"
 
 namespace llmc {
 

@@ -8,8 +8,8 @@
 //         x 4 scores. As many fp32 operations as v1: 4 x 64 a pair, plus those of the tiles' upper halves.
 // Result: 5.3 ms, 2.6 % of the roof at 64x12x1024; H100, 2026-11-25
 #include "llmc/cuda/mma.cuh"
+#include "llmc/ops/attention/attention_fp32.cuh"
 #include "llmc/ops/attention/ladder/rungs.h"
-#include "llmc/ops/attention_fp32.cuh"
 
 namespace llmc {
 

@@ -1,0 +1,85 @@
+// The host's memory and cores: see host_memory.h.
+#include "llmc/host/base/host_memory.h"
+
+#include <omp.h>
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+namespace llmc {
+
+namespace {
+
+constexpr int64_t kUnlimited = INT64_MAX;
+
+// the number behind this key of a file of lines "key number", -1 if it is not there
+int64_t number_of(const std::string& file, const std::string& key) {
+    std::ifstream in(file);
+    std::string name, rest;
+    for (int64_t number; in >> name >> number; std::getline(in, rest)) {
+        if (name == key) { return number; }
+    }
+    return -1;
+}
+
+// what a control group has left: its limit less what it holds, files in the page cache not counted
+int64_t left_in(const std::string& group, const char* limit_file, const char* used_file,
+                const std::string& prefix) {
+    int64_t limit, used;
+    if (!(std::ifstream(group + limit_file) >> limit) || !(std::ifstream(group + used_file) >> used)) {
+        return kUnlimited;  // "max", or no such group
+    }
+    int64_t left = limit - used;
+    for (const char* cached : {"inactive_file", "active_file"}) {
+        left += std::max<int64_t>(0, number_of(group + "/memory.stat", prefix + cached));
+    }
+    return std::clamp<int64_t>(left, 0, limit);
+}
+
+// calls visit(folder, whether it is cgroup v2's) for each control group that this process is in and that has this controller
+template <typename Visit>
+void for_each_group(const std::string& root, const std::string& controller, Visit visit) {
+    std::ifstream groups(root + "/proc/self/cgroup");
+    for (std::string line; std::getline(groups, line);) {  // 0::/path, or 4:memory:/path, 3:cpu,cpuacct:/path
+        const size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (second == std::string::npos) { continue; }
+        const bool unified = line.starts_with("0::");
+        const std::string names = "," + line.substr(first + 1, second - first - 1) + ",";
+        if (!unified && names.find("," + controller + ",") == std::string::npos) { continue; }
+        // in a container the path may be one of the host's, and its own group the topmost that it sees
+        for (std::filesystem::path path = line.substr(second + 1);; path = path.parent_path()) {
+            visit(root + "/sys/fs/cgroup" + (unified ? "" : "/" + controller) + path.string(), unified);
+            if (!path.has_relative_path()) { break; }
+        }
+    }
+}
+
+}  // namespace
+
+int64_t available_memory(const std::string& root) {
+    const int64_t kib = number_of(root + "/proc/meminfo", "MemAvailable:");
+    if (kib < 0) { return -1; }
+    int64_t left = kib * 1024;
+    for_each_group(root, "memory", [&](const std::string& group, bool unified) {
+        left = std::min(
+            left, unified ? left_in(group, "/memory.max", "/memory.current", "")
+                          : left_in(group, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_"));
+    });
+    return left;
+}
+
+int usable_cores(const std::string& root) {
+    int cores = std::max(1, omp_get_num_procs());
+    for_each_group(root, "cpu", [&](const std::string& group, bool unified) {
+        std::ifstream both(group + "/cpu.max"), alone(group + "/cpu.cfs_quota_us"),
+            period_file(group + "/cpu.cfs_period_us");
+        double quota = 0, period = 0;  // "max" or -1: there is none
+        (unified ? both : alone) >> quota;
+        (unified ? both : period_file) >> period;
+        if (quota > 0 && period > 0) { cores = std::min(cores, (int)std::ceil(quota / period)); }
+    });
+    return cores;
+}
+
+}  // namespace llmc

@@ -1,0 +1,82 @@
+// UTF-8: see utf8.h.
+#include "llmc/host/base/utf8.h"
+
+#include <algorithm>
+
+#include "llmc/host/base/error.h"
+
+namespace llmc {
+
+namespace {
+
+// control characters: 0x00 to 0x1f, 0x7f and, of two bytes, U+0080 to U+009F, which terminals obey too
+bool is_control(std::string_view character) {
+    const uint8_t first = (uint8_t)character[0];
+    if (first == '\n' || first == '\t') { return false; }
+    return first < 0x20 || first == 0x7f || (first == 0xc2 && (uint8_t)character[1] < 0xa0);
+}
+
+}  // namespace
+
+size_t utf8_length(std::string_view text) {
+    const auto byte = [&](size_t i) { return i < text.size() ? (uint8_t)text[i] : 0; };
+    const auto follows = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
+    const int first = byte(0), second = byte(1);
+    if (first < 0x80) { return text.empty() ? 0 : 1; }
+    if (first >= 0xc2 && first <= 0xdf) { return follows(1) ? 2 : 0; }
+    if (first >= 0xe0 && first <= 0xef) {
+        const bool overlong = first == 0xe0 && second < 0xa0, surrogate = first == 0xed && second > 0x9f;
+        return follows(1) && follows(2) && !overlong && !surrogate ? 3 : 0;
+    }
+    if (first >= 0xf0 && first <= 0xf4) {
+        const bool overlong = first == 0xf0 && second < 0x90, too_large = first == 0xf4 && second > 0x8f;
+        return follows(1) && follows(2) && follows(3) && !overlong && !too_large ? 4 : 0;
+    }
+    return 0;
+}
+
+uint32_t utf8_code_point(std::string_view text, size_t length) {
+    constexpr uint8_t kFirstBits[] = {0, 0x7f, 0x1f, 0x0f, 0x07};
+    uint32_t code = (uint8_t)text[0] & kFirstBits[length];
+    for (size_t i = 1; i < length; i++) { code = code << 6 | ((uint8_t)text[i] & 0x3f); }
+    return code;
+}
+
+size_t utf8_unfinished(std::string_view text) {
+    for (size_t n = 1; n <= std::min<size_t>(3, text.size()); n++) {
+        const std::string_view end = text.substr(text.size() - n);
+        if (((uint8_t)end[0] & 0xc0) == 0x80) { continue; }  // the character begins before it
+        if ((uint8_t)end[0] < 0xc0) { return 0; }
+        // some continuation makes it whole, else it is wrong already
+        for (const char* more : {"\x80\x80\x80", "\xa0\x80\x80"}) {
+            const std::string whole = std::string(end) + more;
+            if (utf8_length(whole) > n) { return n; }
+        }
+        return 0;
+    }
+    return 0;
+}
+
+std::string printable_text(std::string_view text) {
+    std::string out;
+    while (!text.empty()) {
+        size_t length = utf8_length(text);
+        const bool whole = length > 0 && !is_control(text);
+        if (length == 0) { length = 1; }
+        if (whole) {
+            out += text.substr(0, length);
+        } else {
+            for (char c : text.substr(0, length)) { out += strf("\\x%02x", (unsigned)(uint8_t)c); }
+        }
+        text.remove_prefix(length);
+    }
+    return out;
+}
+
+std::string quoted_name(std::string_view name) {
+    std::string text = printable_text(name.substr(0, 80));
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return "\"" + text + (name.size() > 80 ? "...\"" : "\"");
+}
+
+}  // namespace llmc

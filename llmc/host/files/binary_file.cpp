@@ -1,0 +1,321 @@
+// Binary files: see binary_file.h.
+#include "llmc/host/files/binary_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "llmc/host/base/error.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr int64_t kDiskPiece = 64 << 20;  // bytes
+
+struct Descriptor {
+    int fd;
+    explicit Descriptor(int fd) : fd(fd) {}
+    ~Descriptor() {
+        if (fd >= 0) { close(fd); }
+    }
+    Descriptor(const Descriptor&) = delete;
+};
+
+std::string folder_of(const std::string& path) {
+    std::string folder = std::filesystem::path(path).parent_path().string();
+    return folder.empty() ? "." : folder;
+}
+
+struct ForeignKind {
+    size_t at;
+    std::string_view bytes, what;
+};
+constexpr const char *kTable = "a table: pandas.read_parquet, or datasets, and to_json make JSON lines of it",
+                     *kHtml = "a page of HTML, as of a download that failed: get the file again";
+constexpr ForeignKind kForeignKinds[] = {
+    {0, "\x1f\x8b\x08", "a file compressed by gzip: zcat unpacks it"},
+    {4, "1AY&SY", "a file compressed by bzip2: bzcat unpacks it"},
+    {1, "7zXZ", "a file compressed by xz: xzcat unpacks it"},
+    {0, "\x28\xb5\x2f\xfd", "a file compressed by zstd: zstdcat unpacks it"},
+    {0, "PK\3\4",
+     "a zip archive: unzip -p unpacks it; of PyTorch's .bin and .pt save_pretrained makes safetensors"},
+    {257, "ustar", "a tar archive: tar -xOf unpacks it"},
+    {0, "\x80\x04\x95",
+     "a Python pickle, which can run code and is not read; generate takes ids: --prompt-ids"},
+    {0, "PAR1", kTable},
+    {0, "ARROW1", kTable},
+    {0, "%PDF-", "a PDF: pdftotext makes text of it"},
+    {0, "version https://git-lfs", "a Git LFS pointer: git lfs pull, or hf download, gets the file"},
+    {2, "DOCTYPE html", kHtml},
+    {2, "doctype html", kHtml},
+    {0, "<html", kHtml}};
+
+}  // namespace
+
+std::string_view foreign_kind(std::string_view head) {
+    for (const ForeignKind& kind : kForeignKinds) {
+        if (head.size() > kind.at && head.substr(kind.at).starts_with(kind.bytes)) { return kind.what; }
+    }
+    return "";
+}
+
+RegularFile::RegularFile(const std::string& path) : path_(path) {
+    // O_NONBLOCK: a pipe is refused below; without it, opening one would wait for whoever writes to it
+    auto try_open = [&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); };
+    fd_ = try_open();
+    rlimit most;
+    // a data set may have more shards than the usual 1,024 files
+    if (fd_ < 0 && errno == EMFILE && getrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur < most.rlim_max) {
+        most.rlim_cur = most.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &most);
+        fd_ = try_open();
+    }
+    if (fd_ < 0) {
+        throw Error(kExitBadInput,
+                    strf("%s: cannot open: %s. Expected a file that you may read: check its name.",
+                         path.c_str(), std::strerror(errno)));
+    }
+    struct stat st;
+    const bool regular = fstat(fd_, &st) == 0 && S_ISREG(st.st_mode);
+    if (!regular || st.st_size == 0) {
+        close(fd_);
+        throw Error(kExitBadInput, path + (regular ? ": the file is empty" : ": not a regular file"));
+    }
+    size_ = (size_t)st.st_size;
+    char head[kHeadBytes];
+    const ssize_t got = pread(fd_, head, sizeof(head), 0);
+    // else an LFS pointer would have a "length of the header: found 2336927755350992246"
+    const std::string_view kind = foreign_kind({head, (size_t)std::max<ssize_t>(got, 0)});
+    if (!kind.empty()) {
+        close(fd_);
+        throw Error(kExitBadInput, strf("%s: found %s", path.c_str(), kind.data()));
+    }
+}
+
+RegularFile::RegularFile(RegularFile&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
+
+RegularFile::~RegularFile() {
+    if (fd_ >= 0) { close(fd_); }
+}
+
+void RegularFile::read(uint64_t at, void* to, size_t bytes) const {
+    require(at <= size_ && bytes <= size_ - at, "RegularFile: the range must lie in the file");
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = pread(fd_, static_cast<char*>(to) + done, bytes - done, (off_t)(at + done));
+        if (got < 0 && errno == EINTR) { continue; }
+        if (got <= 0) {
+            throw Error(kExitBadInput, strf("%s: cannot read %zu bytes from byte %llu on: %s", path_.c_str(),
+                                            bytes, (unsigned long long)at,
+                                            got == 0 ? "the file has become shorter since it was opened"
+                                                     : std::strerror(errno)));
+        }
+        done += (size_t)got;
+    }
+}
+
+std::string RegularFile::text(size_t most_bytes) const {
+    if (size_ > most_bytes) {
+        throw Error(kExitBadInput,
+                    strf("%s: found %zu bytes, expected at most %zu", path_.c_str(), size_, most_bytes));
+    }
+    std::string all(size_, '\0');
+    read(0, all.data(), size_);
+    return all;
+}
+
+void RegularFile::will_need(uint64_t at, size_t bytes) const {
+    posix_fadvise(fd_, (off_t)at, (off_t)bytes, POSIX_FADV_WILLNEED);  // may fail
+}
+
+HeaderReader::HeaderReader(const RegularFile& file, const char* kind, int32_t magic, std::string cure)
+    : file_(file), kind_(kind), cure_(std::move(cure)) {
+    if (file.size() < kHeaderBytes) {
+        fail("header", strf("%zu bytes", file.size()), strf("at least %zu bytes", kHeaderBytes));
+    }
+    file.read(0, words_, sizeof(words_));
+    field(0, "magic", magic, magic);
+}
+
+int32_t HeaderReader::field(int word, const char* name, int64_t low, int64_t high) const {
+    const int32_t value = words_[word];
+    if (value < low || value > high) {
+        std::string expected = low == high ? strf("%lld", (long long)low)
+                                           : strf("%lld to %lld", (long long)low, (long long)high);
+        fail(strf("header word %d, %s", word, name), strf("%d", value), expected);
+    }
+    return value;
+}
+
+void HeaderReader::require_size(uint64_t bytes, const std::string& made_of) const {
+    if (file_.size() != bytes) {
+        fail("file size", strf("%zu bytes", file_.size()),
+             strf("%llu bytes = %s", (unsigned long long)bytes, made_of.c_str()));
+    }
+}
+
+void HeaderReader::fail(const std::string& field, const std::string& found,
+                        const std::string& expected) const {
+    throw Error(kExitBadInput,
+                strf("%s: not a usable %s: %s: found %s, expected %s. %s", file_.path().c_str(), kind_,
+                     field.c_str(), found.c_str(), expected.c_str(), cure_.c_str()));
+}
+
+namespace {
+
+// Deletes PATH.tmp-PID of writers that were killed: nobody holds their locks any more.
+void sweep_temporaries(const std::string& path) {
+    const std::string start = std::filesystem::path(path).filename().string() + ".tmp-";
+    std::error_code ignored;
+    std::filesystem::directory_iterator at(folder_of(path), ignored), end;
+    for (; at != end; at.increment(ignored)) {
+        const std::string name = at->path().filename().string();
+        if (!name.starts_with(start) || name.find_first_not_of("0123456789", start.size()) != name.npos) {
+            continue;
+        }
+        const Descriptor d(open(at->path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        if (d.fd >= 0 && flock(d.fd, LOCK_EX | LOCK_NB) == 0) { unlink(at->path().c_str()); }
+    }
+}
+
+// The rename would put a file in the place of a device (/dev/null), a pipe or /dev/stdout.
+void require_replaceable(const std::string& path) {
+    using std::filesystem::file_type;
+    std::error_code ignored;
+    const file_type type = std::filesystem::status(path, ignored).type();
+    const bool stream = std::filesystem::read_symlink(path, ignored).string().starts_with("/proc/");
+    const bool free = type == file_type::not_found || type == file_type::none;
+    if (stream || (!free && type != file_type::regular)) {
+        const char* found = type == file_type::directory ? "folder" : "device or pipe";
+        throw Error(kExitUsage, strf("%s: found a %s, expected a file or a free name. Choose another name.",
+                                     path.c_str(), found));
+    }
+}
+
+}  // namespace
+
+FileWriter::FileWriter(const std::string& path) : path_(path) {
+    require_replaceable(path);
+    sweep_temporaries(path);
+    constexpr int64_t kAboveProcesses = 1 << 22;
+    for (int64_t number = getpid(); file_ == nullptr; number += kAboveProcesses) {
+        temporary_ = strf("%s.tmp-%lld", path.c_str(), (long long)number);
+        // what has this name already is another container's, or a link whose file would be emptied
+        const int fd = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd < 0 && errno == EEXIST) { continue; }
+        file_ = fd < 0 ? nullptr : fdopen(fd, "wb");
+        if (file_ == nullptr) {
+            throw Error(kExitUsage, strf("%s: cannot write there: %s. Choose a folder that you may write to.",
+                                         path.c_str(), std::strerror(errno)));
+        }
+    }
+    flock(fileno(file_), LOCK_EX | LOCK_NB);  // where there are no locks, nothing is swept
+}
+
+FileWriter::~FileWriter() {
+    if (file_ != nullptr) {
+        std::fclose(file_);
+        unlink(temporary_.c_str());
+    }
+}
+
+void FileWriter::write(const void* data, size_t bytes) {
+    if (std::fwrite(data, 1, bytes, file_) != bytes) { fail("writing failed"); }
+    hasher_.add(data, bytes);
+    written_ += (int64_t)bytes;
+    if (written_ - on_its_way_ >= kDiskPiece) {  // the disk works while the rest is made; commit() waits less
+        sync_file_range(fileno(file_), on_its_way_, written_ - on_its_way_, SYNC_FILE_RANGE_WRITE);
+        on_its_way_ = written_;
+    }
+}
+
+Digest FileWriter::commit(const std::function<void()>& before) {
+    if (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0) { fail("flushing failed"); }
+    if (before != nullptr) { before(); }
+    const Descriptor lock(fcntl(fileno(file_), F_DUPFD_CLOEXEC, 0));  // until it has its name
+    if (std::fclose(std::exchange(file_, nullptr)) != 0 ||
+        std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+        int error = errno;
+        unlink(temporary_.c_str());
+        errno = error;
+        fail("closing or renaming failed");
+    }
+    sync_folder(folder_of(path_));
+    return hasher_.digest();
+}
+
+void FileWriter::fail(const char* what) const {
+    const int error = errno;
+    throw Error(kExitSaveFailed, strf("%s: %s: %s. Nothing was replaced; %s or choose another folder.",
+                                      path_.c_str(), what, std::strerror(error),
+                                      error == EFBIG ? "raise the limit on the size of a file (ulimit -f)"
+                                                     : "free some space"));
+}
+
+void require_no_input(const std::string& out, const std::string& input) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(out, input, ignored)) {
+        throw Error(kExitUsage, out + ": this is an input, which would be lost. Choose another --out.");
+    }
+}
+
+Digest write_text_file(const std::string& path, const std::string& text) {
+    FileWriter out(path);
+    out.write(text.data(), text.size());
+    return out.commit();
+}
+
+void sync_folder(const std::string& folder) {
+    Descriptor d(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    // EINVAL: a file system that does not know how
+    if (d.fd < 0 || (fsync(d.fd) != 0 && errno != EINVAL)) {
+        throw Error(
+            kExitSaveFailed,
+            strf("%s: cannot flush this folder to the disk: %s. What was saved in it may be lost with "
+                 "the power.",
+                 folder.c_str(), std::strerror(errno)));
+    }
+}
+
+void make_writable_folder(const std::string& path) {
+    std::vector<std::string> made;  // from the inside out
+    std::error_code error, ignored;
+    // above the root there is the root: it may not be readable either
+    for (std::filesystem::path p = path; p.has_relative_path() && !std::filesystem::exists(p, ignored);
+         p = p.parent_path()) {
+        made.push_back(p.string());
+    }
+    std::filesystem::create_directories(path, error);
+    if (error || access(path.c_str(), W_OK | X_OK) != 0) {
+        throw Error(kExitUsage,
+                    strf("%s: cannot make or write this folder: %s. Choose one that you may write to.",
+                         path.c_str(), error ? error.message().c_str() : std::strerror(errno)));
+    }
+    for (const std::string& folder : made) { sync_folder(folder_of(folder)); }
+}
+
+std::string make_new_folder(const std::string& name) {
+    make_writable_folder(folder_of(name));
+    for (int number = 1;; number++) {
+        std::string numbered = number == 1 ? name : strf("%s-%d", name.c_str(), number);
+        if (mkdir(numbered.c_str(), 0777) == 0) {
+            sync_folder(folder_of(numbered));
+            return numbered;
+        }
+        if (errno != EEXIST) {
+            throw Error(kExitUsage, strf("%s: cannot make this folder: %s. Choose one that you may write to.",
+                                         numbered.c_str(), std::strerror(errno)));
+        }
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,118 @@
+// Binary files: reading them, checking their headers field by field, replacing them atomically. Every format
+// of this project starts with a header of 256 little-endian int32 words.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "llmc/host/files/read_file.h"
+
+namespace llmc {
+
+constexpr int kHeaderWords = 256;
+constexpr size_t kHeaderBytes = kHeaderWords * sizeof(int32_t);
+
+// What a file that begins so is, with what helps, where it is known to be neither text nor one of ours: "a page of
+// HTML, ...", of a download that failed. Else "".
+constexpr size_t kHeadBytes = 512;  // are enough
+std::string_view foreign_kind(std::string_view head);
+
+// A regular file, open for reading; the constructor throws Error(kExitBadInput) if it is missing, unreadable,
+// not a regular file, empty, or of a foreign kind. What is read is copied: where a file shrinks or its disk fails, a read is an
+// error, as an access to mapped memory is a signal that no thread survives.
+class RegularFile {
+public:
+    explicit RegularFile(const std::string& path);
+    ~RegularFile();
+    RegularFile(RegularFile&& other) noexcept;
+    RegularFile(const RegularFile&) = delete;
+    RegularFile& operator=(const RegularFile&) = delete;
+
+    const std::string& path() const { return path_; }
+    size_t size() const { return size_; }  // when it was opened
+
+    // Bytes [at, at + bytes), which lie in the file. Throws Error(kExitBadInput) if they cannot be read.
+    void read(uint64_t at, void* to, size_t bytes) const;
+    // All of it; throws Error(kExitBadInput) if that is more than most_bytes.
+    std::string text(size_t most_bytes) const;
+    // tells the system that a range will be read soon
+    void will_need(uint64_t at, size_t bytes) const;
+
+private:
+    std::string path_;
+    int fd_ = -1;
+    size_t size_ = 0;
+};
+
+// Reads the header of a file. Each accessor checks what it returns and throws Error(kExitBadInput)
+// naming file, field, found, expected and the cure given at construction ("make token shards with
+// data/make_shards").
+class HeaderReader {
+public:
+    HeaderReader(const RegularFile& file, const char* kind, int32_t magic, std::string cure);
+    // the header word, which must lie in [low, high]
+    int32_t field(int word, const char* name, int64_t low, int64_t high) const;
+    // throws unless the file is exactly this long
+    void require_size(uint64_t bytes, const std::string& made_of) const;
+    [[noreturn]] void fail(const std::string& field, const std::string& found,
+                           const std::string& expected) const;
+
+private:
+    const RegularFile& file_;
+    const char* kind_;
+    std::string cure_;
+    int32_t words_[kHeaderWords] = {};
+};
+
+// a * b and a + b for sizes that come from files: false when the result does not fit in 64 bits
+inline bool multiply_fits(uint64_t a, uint64_t b, uint64_t* product) {
+    return !__builtin_mul_overflow(a, b, product);
+}
+inline bool add_fits(uint64_t a, uint64_t b, uint64_t* sum) { return !__builtin_add_overflow(a, b, sum); }
+
+// Writes a file under a temporary name beside the target; commit() flushes, fsyncs and renames it, so that
+// the target is at every moment the old file or the whole new one. Without commit() the destructor removes
+// the temporary; one that a killed process has left is removed by the next writer of the same file. Errors:
+// kExitUsage if the folder cannot be written or the target is a folder, device or pipe, kExitSaveFailed if
+// writing fails (disk full).
+class FileWriter {
+public:
+    explicit FileWriter(const std::string& path);
+    ~FileWriter();
+    FileWriter(const FileWriter&) = delete;
+    FileWriter& operator=(const FileWriter&) = delete;
+
+    void write(const void* data, size_t bytes);
+    // The digest of what the file is now. before: called when the disk has all of it, before it gets its name; of a set of
+    // files the first takes its last away there, so that nobody who is killed between two leaves a mixture.
+    Digest commit(const std::function<void()>& before = nullptr);
+
+private:
+    [[noreturn]] void fail(const char* what) const;
+    std::string path_, temporary_;
+    std::FILE* file_ = nullptr;
+    Hasher hasher_;
+    int64_t written_ = 0, on_its_way_ = 0;  // bytes, and those of them that the system was told to write
+};
+
+// throws Error(kExitUsage) if out is the file that input names: the result would replace it
+void require_no_input(const std::string& out, const std::string& input);
+
+// a whole file; errors as FileWriter's
+Digest write_text_file(const std::string& path, const std::string& text);
+
+// Makes what was renamed in a folder durable: without it a power loss may bring the old names back. Throws
+// Error(kExitSaveFailed).
+void sync_folder(const std::string& folder);
+
+// makes a folder and its parents; throws Error(kExitUsage) if that fails or if files cannot be created in it
+void make_writable_folder(const std::string& path);
+
+// makes a folder that was not there, of this name or of name-2, name-3, ...; returns its name. Of several
+// that ask at once each gets its own. Errors as above.
+std::string make_new_folder(const std::string& name);
+
+}  // namespace llmc

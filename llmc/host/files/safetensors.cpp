@@ -1,0 +1,280 @@
+// safetensors files: see safetensors.h.
+#include "llmc/host/files/safetensors.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "llmc/host/base/error.h"
+#include "llmc/host/base/number_formats.h"
+#include "llmc/host/base/utf8.h"
+#include "llmc/host/files/json.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr uint64_t kMaxHeader = 32 << 20;
+constexpr size_t kMaxName = 1024, kMaxDimensions = 8;
+constexpr int64_t kPiece = 1 << 20;  // elements written at a time
+constexpr const char* kMetadata = "__metadata__";
+
+struct KnownType {
+    const char* name;
+    uint64_t bytes;
+};
+constexpr KnownType kKnownTypes[] = {{"F32", 4},     {"F16", 2},    {"BF16", 2}, {"F64", 8}, {"I64", 8},
+                                     {"I32", 4},     {"I16", 2},    {"I8", 1},   {"U64", 8}, {"U32", 4},
+                                     {"U16", 2},     {"U8", 1},     {"BOOL", 1}, {"C64", 8}, {"F8_E4M3", 1},
+                                     {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+
+// reads and checks the header of one file
+class HeaderParser {
+public:
+    explicit HeaderParser(const RegularFile& file) : file_(file) {}
+
+    std::vector<SafetensorsEntry> entries() {
+        const uint64_t length = header_length();
+        body_ = 8 + length;
+        std::string text(length, '\0');
+        file_.read(8, text.data(), length);
+        if (text[0] != '{') { fail("the header", "another first character", "{"); }
+        const JsonValue header = parse_json(text, file_.path() + ": safetensors header", {500'000, 4});
+        std::vector<SafetensorsEntry> all;
+        for (const auto& [name, value] : *header.as<JsonValue::Object>()) {
+            if (name == kMetadata) {
+                check_metadata(value);
+            } else {
+                all.push_back(entry(name, value));
+            }
+        }
+        check_places(&all);
+        return all;
+    }
+
+private:
+    [[noreturn]] void fail(const std::string& what, const std::string& found,
+                           const std::string& expected) const {
+        throw Error(kExitBadInput, strf("%s: not a usable safetensors file: %s: found %s, expected %s. Get "
+                                        "or make the file again.",
+                                        file_.path().c_str(), what.c_str(), found.c_str(), expected.c_str()));
+    }
+
+    uint64_t header_length() const {
+        if (file_.size() < 10) { fail("file size", strf("%zu bytes", file_.size()), "at least 10"); }
+        uint64_t length;
+        file_.read(0, &length, sizeof(length));
+        const uint64_t most = std::min<uint64_t>(kMaxHeader, file_.size() - 8);
+        if (length < 2 || length > most) {
+            fail("length of the header", strf("%llu", (unsigned long long)length),
+                 strf("2 to %llu", (unsigned long long)most));
+        }
+        return length;
+    }
+
+    void check_metadata(const JsonValue& value) const {
+        const auto* object = value.as<JsonValue::Object>();
+        bool texts = object != nullptr;
+        for (size_t i = 0; texts && i < object->size(); i++) {
+            texts = (*object)[i].value.as<std::string>() != nullptr;
+        }
+        if (!texts) { fail(kMetadata, "something else", "an object of texts"); }
+    }
+
+    // the numbers of a list, each 0 or more
+    std::vector<int64_t> numbers(const std::string& what, const JsonValue* value, size_t most) const {
+        const auto* list = value == nullptr ? nullptr : value->as<JsonValue::List>();
+        if (list == nullptr || list->size() > most) {
+            fail(what, list == nullptr ? "no list" : strf("%zu numbers", list->size()),
+                 strf("a list of at most %zu numbers", most));
+        }
+        std::vector<int64_t> all;
+        for (const JsonValue& item : *list) {
+            const int64_t* number = item.as<int64_t>();
+            if (number == nullptr || *number < 0) { fail(what, "something else", "whole numbers from 0 on"); }
+            all.push_back(*number);
+        }
+        return all;
+    }
+
+    SafetensorsEntry entry(const std::string& name, const JsonValue& value) const {
+        const std::string what = "tensor " + quoted_name(name);
+        if (name.size() > kMaxName) { fail(what, "a longer name", strf("at most %zu bytes", kMaxName)); }
+        const auto* object = value.as<JsonValue::Object>();
+        if (object == nullptr || object->size() != 3) {
+            fail(what, "something else", "an object of dtype, shape and data_offsets");
+        }
+        SafetensorsEntry e;
+        e.name = name;
+        const auto* text = value.get<std::string>("dtype");
+        const auto* known =
+            std::find_if(std::begin(kKnownTypes), std::end(kKnownTypes),
+                         [&](const KnownType& t) { return text != nullptr && *text == t.name; });
+        if (known == std::end(kKnownTypes)) {
+            fail(what + ", dtype", text == nullptr ? "no text" : quoted_name(*text),
+                 "F32, F16, BF16 or another");
+        }
+        e.type_text = known->name;
+        const size_t index = (size_t)(known - kKnownTypes);
+        e.type = index < (size_t)TensorType::kOther ? (TensorType)index : TensorType::kOther;
+        e.shape = numbers(what + ", shape", value.find("shape"), kMaxDimensions);
+        const std::vector<int64_t> place = numbers(what + ", data_offsets", value.find("data_offsets"), 2);
+        check_size(what, e, known->bytes, place);
+        e.begin = body_ + (uint64_t)place[0];
+        e.elements = (int64_t)((uint64_t)(place[1] - place[0]) / known->bytes);
+        return e;
+    }
+
+    void check_size(const std::string& what, const SafetensorsEntry& e, uint64_t width,
+                    const std::vector<int64_t>& place) const {
+        const uint64_t size = file_.size() - body_;
+        if (place.size() != 2 || place[0] > place[1] || (uint64_t)place[1] > size) {
+            fail(what + ", data_offsets",
+                 place.size() != 2 ? strf("%zu numbers", place.size())
+                                   : strf("%lld to %lld", (long long)place[0], (long long)place[1]),
+                 strf("begin <= end <= %llu, the bytes behind the header", (unsigned long long)size));
+        }
+        uint64_t bytes = width;
+        bool fits = true;
+        for (int64_t n : e.shape) { fits = fits && multiply_fits(bytes, (uint64_t)n, &bytes); }
+        if (!fits || bytes != (uint64_t)(place[1] - place[0])) {
+            fail(what + ", data_offsets", strf("%lld bytes", (long long)(place[1] - place[0])),
+                 fits ? strf("%llu = %s of %s", (unsigned long long)bytes, e.shape_text().c_str(),
+                             e.type_text.c_str())
+                      : "a shape whose size fits in 64 bits, not " + e.shape_text());
+        }
+    }
+
+    // side by side, from the first byte to the last
+    void check_places(std::vector<SafetensorsEntry>* all) const {
+        std::stable_sort(all->begin(), all->end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+            return a.begin != b.begin ? a.begin < b.begin : (a.elements == 0) > (b.elements == 0);
+        });
+        uint64_t at = body_;
+        for (const SafetensorsEntry& e : *all) {
+            const std::string what = "tensor " + quoted_name(e.name) + ", data_offsets";
+            if (e.begin != at) {
+                fail(what, strf("a begin at %llu", (unsigned long long)(e.begin - body_)),
+                     strf("%llu, where the tensor before it ends", (unsigned long long)(at - body_)));
+            }
+            const auto* known = std::find_if(std::begin(kKnownTypes), std::end(kKnownTypes),
+                                             [&](const KnownType& t) { return e.type_text == t.name; });
+            at += (uint64_t)e.elements * known->bytes;
+        }
+        if (at != file_.size()) {
+            fail("file size", strf("%zu bytes", file_.size()),
+                 strf("%llu, where the last tensor ends", (unsigned long long)at));
+        }
+    }
+
+    const RegularFile& file_;
+    uint64_t body_ = 0;  // where the tensors' bytes begin
+};
+
+std::string header_text(const std::vector<SafetensorsTensor>& tensors, const std::vector<size_t>& order,
+                        TensorType type) {
+    std::string header = "{\"__metadata__\":{\"format\":\"pt\"}";
+    int64_t at = 0;
+    for (size_t i : order) {
+        std::string shape;
+        int64_t bytes = type_bytes(type);
+        for (int64_t n : tensors[i].shape) {
+            shape += (shape.empty() ? "" : ",") + std::to_string(n);
+            bytes *= n;
+        }
+        header += strf(",%s:{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%lld,%lld]}",
+                       json_text(tensors[i].name).c_str(), type_name(type), shape.c_str(), (long long)at,
+                       (long long)at + (long long)bytes);
+        at += bytes;
+    }
+    header += "}";
+    header.resize((header.size() + 7) / 8 * 8, ' ');  // so that the tensors are aligned
+    return header;
+}
+
+}  // namespace
+
+const char* type_name(TensorType type) {
+    require(type != TensorType::kOther, "type_name: F32, F16, BF16 or F64");
+    return kKnownTypes[(int)type].name;
+}
+int64_t type_bytes(TensorType type) {
+    require(type != TensorType::kOther, "type_bytes: F32, F16, BF16 or F64");
+    return (int64_t)kKnownTypes[(int)type].bytes;
+}
+
+std::string SafetensorsEntry::shape_text() const {
+    std::string text;
+    for (int64_t n : shape) { text += (text.empty() ? "" : ", ") + std::to_string(n); }
+    return "(" + text + ")";
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
+    entries_ = HeaderParser(file_).entries();
+}
+
+const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
+    for (const SafetensorsEntry& e : entries_) {
+        if (e.name == name) { return &e; }
+    }
+    return nullptr;
+}
+
+void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t first, std::span<float> values) const {
+    require(entry.type != TensorType::kOther, "SafetensorsFile: only F32, F16, BF16 and F64 can be read");
+    require(first >= 0 && first <= entry.elements - (int64_t)values.size(),
+            "SafetensorsFile: range outside of the tensor");
+    const uint64_t at = entry.begin + (uint64_t)(first * type_bytes(entry.type));
+    if (entry.type == TensorType::kF32) { return file_.read(at, values.data(), values.size_bytes()); }
+    if (entry.type == TensorType::kF64) {
+        std::vector<double> wide(values.size());
+        file_.read(at, wide.data(), wide.size() * sizeof(double));
+        std::copy(wide.begin(), wide.end(), values.begin());
+        return;
+    }
+    std::vector<uint16_t> narrow(values.size());
+    file_.read(at, narrow.data(), narrow.size() * sizeof(uint16_t));
+    std::transform(narrow.begin(), narrow.end(), values.begin(),
+                   entry.type == TensorType::kF16 ? from_fp16 : from_bf16);
+}
+
+Digest write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                         TensorType type,
+                         const std::function<void(size_t i, int64_t first, std::span<float> values)>& read,
+                         const std::function<void()>& before) {
+    std::vector<size_t> order(tensors.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return tensors[a].name < tensors[b].name; });
+    const std::string header = header_text(tensors, order, type);
+    const uint64_t length = header.size();
+    require(length <= kMaxHeader, "write_safetensors: the header is too long");
+    FileWriter out(path);
+    out.write(&length, sizeof(length));
+    out.write(header.data(), header.size());
+    const auto size = [&](size_t i) {
+        int64_t elements = 1;
+        for (int64_t n : tensors[i].shape) { elements *= n; }
+        return elements;
+    };
+    int64_t most = 0;
+    for (size_t i : order) { most = std::max(most, std::min(kPiece, size(i))); }
+    std::vector<float> piece((size_t)most);
+    std::vector<uint16_t> narrow(type == TensorType::kF32 ? 0 : piece.size());
+    for (size_t i : order) {
+        const int64_t elements = size(i);
+        for (int64_t first = 0; first < elements; first += kPiece) {
+            const auto count = (size_t)std::min(kPiece, elements - first);
+            read(i, first, std::span(piece).first(count));
+            if (type == TensorType::kF32) {
+                out.write(piece.data(), count * sizeof(float));
+                continue;
+            }
+            std::transform(piece.begin(), piece.begin() + (int64_t)count, narrow.begin(),
+                           type == TensorType::kF16 ? to_fp16 : to_bf16);
+            out.write(narrow.data(), count * sizeof(uint16_t));
+        }
+    }
+    return out.commit(before);
+}
+
+}  // namespace llmc

@@ -1,0 +1,110 @@
+// The options about the optimizer, as rows like those of options_table.h. Only the parser includes this.
+#pragma once
+#include "llmc/host/options/options_row.h"
+
+namespace llmc {
+
+inline const OptionRow kOptimizerTable[] = {
+    {.name = "optimizer",
+     .value = "NAME",
+     .field = &Settings::optimizer,
+     .choices = "auto adamw muon",
+     .also = "optim opt",
+     .help =
+         "muon = the matrices of the blocks (q, k, v, attproj, fc, fcproj) move along their mean gradient "
+         "with its strong and its weak directions made equally strong; all else by AdamW. Fewer steps to the "
+         "same loss, and one moment of these matrices instead of two. --lr and --weight-decay mean the same "
+         "for both. auto = muon for a new model of at most 384 channels whose --lr is left out, adamw "
+         "otherwise (and where llm.c's "
+         "short names are used); a run that goes on keeps its own",
+     .group = "Optimizer"},
+    {.name = "lr",
+     .letter = 'l',
+     .value = "X",
+     .field = &Settings::lr,
+     .lo = 0,
+     .hi = 10,
+     .also = "learning-rate max-lr",
+     .help = "highest learning rate; left out: by the model's size (llm.c's names: 3e-4)"},
+    {.name = "warmup",
+     .letter = 'u',
+     .value = "N",
+     .field = &Settings::warmup,
+     .lo = 0,
+     .hi = kMaxInt,
+     .unit = "steps",
+     .also = "warmup-steps warmup-iters warm-up",
+     .help =
+         "steps in which the learning rate rises from 0 to --lr; left out: a twentieth of all (llm.c: 0)"},
+    {.name = "schedule",
+     .letter = 'k',
+     .value = "NAME",
+     .field = &Settings::schedule,
+     .choices = "constant cosine linear wsd",
+     .also = "scheduler lr-scheduler lr-schedule decay",
+     .help = "how the learning rate falls after the warm-up, to lr x final-lr-fraction; "
+             "wsd = constant at first, falls over the last fifth of the steps"},
+    {.name = "final-lr-fraction",
+     .letter = 'q',
+     .value = "X",
+     .field = &Settings::final_lr_fraction,
+     .lo = 0,
+     .hi = 1,
+     .also = "learning-rate-decay-frac min-lr final-lr",
+     .help =
+         "the learning rate at the end, as a part of --lr; 1 = it does not fall; left out: 0.1 (llm.c: 1)"},
+    {.name = "weight-decay",
+     .letter = 'c',
+     .value = "X",
+     .field = &Settings::weight_decay,
+     .lo = 0,
+     .hi = 10,
+     .also = "wd",
+     .help = "pull towards 0, on matrices only (not on biases and LayerNorm)"},
+    {.name = "beta1",
+     .value = "X",
+     .field = &Settings::beta1,
+     .lo = 0,
+     .hi = kMaxBeta,
+     .also = "adam-beta1",
+     .help = "memory of the mean of the gradient"},
+    {.name = "beta2",
+     .value = "X",
+     .field = &Settings::beta2,
+     .lo = 0,
+     .hi = kMaxBeta,
+     .also = "adam-beta2",
+     .help = "memory of the mean of its square"},
+    {.name = "eps",
+     .value = "X",
+     .field = &Settings::eps,
+     .lo = kMinEps,
+     .hi = 1,
+     .also = "epsilon adam-eps",
+     .help = "added to the root of that mean before dividing by it"},
+    {.name = "clip",
+     .value = "X",
+     .field = &Settings::clip,
+     .lo = 0,
+     .hi = 1e9,
+     .also = "grad-clip max-grad-norm clip-grad-norm",
+     .help = "largest norm of the whole gradient: a longer one is scaled down to it; 0 = no clipping"},
+    {.name = "skip-loss-zscore",
+     .value = "Z",
+     .field = &Settings::skip_loss_zscore,
+     .lo = 0,
+     .hi = 1000,
+     .also = "skip-outlier-loss outlier-loss loss-zscore skip-loss sl",
+     .help =
+         "skip the update of a step whose loss lies more than Z standard deviations above the mean of the "
+         "last 128 steps that were not skipped; 0 = never (llm.c: -sl)"},
+    {.name = "skip-norm-zscore",
+     .value = "Z",
+     .field = &Settings::skip_norm_zscore,
+     .lo = 0,
+     .hi = 1000,
+     .also = "skip-outlier-norm outlier-norm grad-norm-zscore skip-grad sg",
+     .help = "the same for the norm of the gradient, before it is clipped (llm.c: -sg)"},
+};
+
+}  // namespace llmc

@@ -1,0 +1,187 @@
+// Starts the ranks of a job: see launcher.h.
+#include "llmc/host/ranks/launcher.h"
+
+#include <arpa/inet.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/host/base/error.h"
+#include "llmc/host/base/host_memory.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr std::chrono::seconds kGrace(3);  // for the others, once one has failed
+
+struct Child {
+    pid_t pid = -1;
+    std::optional<int> status;  // of waitpid(), once it has ended
+    bool killed_here = false;
+};
+
+std::string random_token() {
+    unsigned char bytes[16] = {};
+    if (getrandom(bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes)) {
+        throw Error(kExitDevice, strf("no random numbers for the job's token: %s", std::strerror(errno)));
+    }
+    std::string text;
+    for (unsigned char b : bytes) { text += strf("%02x", b); }
+    return text;
+}
+
+// a socket that listens on a port of the system's choice, for this host only
+int open_listener(int* port) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    auto* any = reinterpret_cast<sockaddr*>(&address);
+    if (fd < 0 || bind(fd, any, size) != 0 || listen(fd, SOMAXCONN) != 0 ||
+        getsockname(fd, any, &size) != 0) {
+        throw Error(kExitDevice, strf("no socket for the ranks to meet at: %s", std::strerror(errno)));
+    }
+    *port = ntohs(address.sin_port);
+    return fd;
+}
+
+// whether something like SIGSTOP has stopped this child, which then cannot leave by itself
+bool is_stopped(pid_t pid) {
+    siginfo_t info = {};
+    return waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+}
+
+class Launcher {
+public:
+    Launcher(int count, char** argv) : children_((size_t)count), argv_(argv), token_(random_token()) {
+        listener_ = open_listener(&port_);
+        sigemptyset(&passed_on_);
+        for (int which : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGTSTP}) { sigaddset(&passed_on_, which); }
+        sigset_t all = passed_on_;
+        sigaddset(&all, SIGCHLD);
+        sigprocmask(SIG_BLOCK, &all, &before_);
+        waited_for_ = all;
+    }
+
+    int run() {
+        const pid_t parent = getpid();
+        for (int rank = 0; rank < (int)children_.size(); rank++) {
+            pid_t pid = fork();
+            if (pid == 0) { become(rank, parent); }
+            if (pid < 0) {
+                int error = errno;
+                end_all(SIGKILL);
+                throw Error(kExitDevice, strf("rank %d of %zu: the system starts no more processes: %s", rank,
+                                              children_.size(), std::strerror(error)));
+            }
+            children_[(size_t)rank].pid = pid;
+        }
+        close(listener_);
+        while (living() > 0) { wait_a_while(); }
+        sigprocmask(SIG_SETMASK, &before_, nullptr);
+        return exit_code();
+    }
+
+private:
+    // in the child: does not return
+    [[noreturn]] void become(int rank, pid_t parent) {
+        setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != parent) { _exit(kExitPeerLost); }  // it has ended already
+        sigprocmask(SIG_SETMASK, &before_, nullptr);
+        const int share = std::max(1, usable_cores() / (int)children_.size());
+        setenv("OMP_NUM_THREADS", std::to_string(share).c_str(), 0);
+        setenv("PLUMB_RANK", std::to_string(rank).c_str(), 1);
+        setenv("PLUMB_RANK_COUNT", std::to_string(children_.size()).c_str(), 1);
+        setenv("PLUMB_RANK_PORT", std::to_string(port_).c_str(), 1);
+        setenv("PLUMB_RANK_LISTENER", std::to_string(listener_).c_str(), 1);
+        setenv("PLUMB_TOKEN", token_.c_str(), 1);
+        if (rank != 0) { close(listener_); }
+        char self[4096] = {};
+        if (readlink("/proc/self/exe", self, sizeof(self) - 1) > 0) { execv(self, argv_); }
+        std::perror("cannot start a rank: /proc/self/exe");
+        _exit(kExitDevice);
+    }
+
+    int64_t living() const {
+        return std::count_if(children_.begin(), children_.end(), [](const Child& c) { return !c.status; });
+    }
+
+    void end_all(int signal) {
+        for (Child& c : children_) {
+            if (c.pid > 0 && !c.status) { kill(c.pid, signal); }
+        }
+    }
+
+    void wait_a_while() {
+        const timespec at_most = {0, 100'000'000};
+        int which = sigtimedwait(&waited_for_, nullptr, &at_most);
+        if (which == SIGTSTP) {
+            end_all(SIGSTOP);
+            raise(SIGSTOP);  // returns when this process is continued
+            end_all(SIGCONT);
+        } else if (which > 0 && sigismember(&passed_on_, which) == 1) {
+            end_all(which);
+        }
+        for (size_t rank = 0; rank < children_.size(); rank++) { reap(rank); }
+        if (!deadline_) { return; }
+        const bool late = std::chrono::steady_clock::now() > *deadline_;
+        for (Child& c : children_) {
+            if (c.status || (!late && !is_stopped(c.pid))) { continue; }
+            c.killed_here = true;
+            kill(c.pid, SIGKILL);
+        }
+    }
+
+    void reap(size_t rank) {
+        Child& c = children_[rank];
+        int status = 0;
+        if (c.status || waitpid(c.pid, &status, WNOHANG) != c.pid) { return; }
+        c.status = status;
+        if (WIFSIGNALED(status) && !c.killed_here) {
+            const int which = WTERMSIG(status);
+            std::fprintf(stderr, "rank %zu (process %d) was ended by signal %d (%s)\n", rank, (int)c.pid,
+                         which, strsignal(which));
+        }
+        const int code = WIFEXITED(status) ? WEXITSTATUS(status) : kExitPeerLost;
+        const bool failed = code != kExitDone && code != kExitPreempted;  // else rank 0 is about to end, too
+        if ((failed || rank == 0) && !deadline_) { deadline_ = std::chrono::steady_clock::now() + kGrace; }
+    }
+
+    int exit_code() const {
+        int code = 0;
+        for (const Child& c : children_) {
+            const int status = *c.status;
+            if (WIFSIGNALED(status) && !c.killed_here) { return kExitPeerLost; }
+            if (code == 0) { code = WIFEXITED(status) ? WEXITSTATUS(status) : kExitPeerLost; }
+        }
+        return code;
+    }
+
+    std::vector<Child> children_;  // by rank
+    char** argv_;
+    std::string token_;
+    int listener_ = -1, port_ = 0;
+    sigset_t passed_on_, waited_for_, before_;
+    std::optional<std::chrono::steady_clock::time_point> deadline_;
+};
+
+}  // namespace
+
+int launch_ranks(int count, char** argv) { return Launcher(count, argv).run(); }
+
+}  // namespace llmc

@@ -1,0 +1,273 @@
+// Which rank this process is: see ranks.h.
+#include "llmc/host/ranks/ranks.h"
+
+#include <unistd.h>
+#include <xxhash.h>
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <initializer_list>
+#include <iterator>
+#include <optional>
+
+#include "llmc/host/base/error.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr int kMostRanks = 65536, kDefaultPort = 29501;
+constexpr int kFirstPort = 20000,
+              kPorts = 10000;  // for jobs with a number: below those that systems hand out
+
+[[noreturn]] void fail(const std::string& message) { throw Error(kExitUsage, message); }
+
+int parse(const std::string& name, const std::string& text, int lo, int hi) {
+    int value = 0;
+    auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (code != std::errc() || end != text.data() + text.size() || value < lo || value > hi) {
+        fail(strf("%s=%.60s: expected a whole number, %d to %d. Whoever starts the ranks sets it.",
+                  name.c_str(), text.c_str(), lo, hi));
+    }
+    return value;
+}
+
+// the launcher that a family of variables belongs to
+struct Family {
+    const char* name;
+    const char *rank, *size, *local_rank, *local_size;
+    std::initializer_list<const char*> job;  // what tells its jobs apart
+};
+
+const Family kFamilies[] = {
+    {"torchrun's variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {"TORCHELASTIC_RUN_ID"}},
+    {"Open MPI's variables",
+     "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE",
+     {"PMIX_NAMESPACE"}},
+    {"PMI's variables",
+     "PMI_RANK",
+     "PMI_SIZE",
+     "MPI_LOCALRANKID",
+     "MPI_LOCALNRANKS",
+     {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+    {"SLURM's variables",
+     "SLURM_PROCID",
+     "SLURM_STEP_NUM_TASKS",
+     "SLURM_LOCALID",
+     "",
+     {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+};
+
+// The nearest of this process's ancestors that does not have this variable: its launcher, whatever shells are in between.
+int launcher_pid(const std::string& variable) {
+    for (int pid = getppid();;) {
+        std::ifstream variables(strf("/proc/%d/environ", pid)), status(strf("/proc/%d/status", pid));
+        const std::string all = '\0' + std::string(std::istreambuf_iterator<char>(variables), {});
+        if (all.find('\0' + variable + '=') == std::string::npos) { return pid; }
+        for (std::string word; status >> word && word != "PPid:";) {}
+        if (!(status >> pid)) { return 0; }
+    }
+}
+
+class Finder {
+public:
+    Finder(const Options& o, const Environment& environment) : o_(o), get_(environment) {}
+
+    Ranks find() const {
+        if (Ranks r; launched(&r)) { return r; }
+        if (o_.rank >= 0 && o_.world_size > 1) { return by_options(); }
+        const bool one = o_.ranks == 1 || o_.gpus == "1" || (o_.world_size == 1 && o_.rank == 0);
+        for (const Family& family : kFamilies) {
+            // srun sets PMI's as well, without those of the host
+            const bool of_srun =
+                family.size == std::string("PMI_SIZE") && text("SLURM_STEP_NUM_TASKS") == text("PMI_SIZE");
+            if (one || of_srun || !has(family.size)) { continue; }
+            if (has(family.rank)) { return by_variables(family); }
+            if (family.size != std::string("WORLD_SIZE")) { require_one(family); }
+        }
+        if (o_.world_size > 1) {
+            fail(strf(
+                "--world-size %d: which of them this process is, nothing says. Give --rank (llm.c's -pr) "
+                "and --master (-ps), or --ranks %d, which starts them all.",
+                o_.world_size, o_.world_size));
+        }
+        if (o_.rank > 0) { fail(strf("--rank %d needs --world-size (llm.c's -pn).", o_.rank)); }
+        return {};
+    }
+
+private:
+    bool has(const std::string& name) const { return !name.empty() && get_(name.c_str()) != nullptr; }
+    std::string text(const std::string& name) const { return has(name) ? get_(name.c_str()) : ""; }
+    std::optional<int> number(const std::string& name, int lo, int hi) const {
+        if (!has(name)) { return std::nullopt; }
+        return parse(name, text(name), lo, hi);
+    }
+
+    bool launched(Ranks* r) const {
+        if (!has("PLUMB_RANK")) { return false; }
+        r->size = *number("PLUMB_RANK_COUNT", 1, kMostRanks);
+        r->local_size = r->size;
+        r->rank = r->local_rank = *number("PLUMB_RANK", 0, r->size - 1);
+        r->host = "127.0.0.1";
+        r->port = *number("PLUMB_RANK_PORT", 1, 65535);
+        if (r->rank == 0) { r->listener = *number("PLUMB_RANK_LISTENER", 0, 1 << 20); }
+        r->token = text("PLUMB_TOKEN");
+        r->source = "this program's launcher";
+        return true;
+    }
+
+    Ranks by_options() const {
+        Ranks r;
+        r.source = "--rank and --world-size";
+        r.rank = o_.rank, r.size = o_.world_size;
+        if (r.rank >= r.size) {
+            fail(strf("--rank %d: of --world-size %d the ranks are 0 to %d.", r.rank, r.size, r.size - 1));
+        }
+        place_on_host(-1, -1, &r);
+        r.token = "options";
+        choose_master(r.local_size == r.size ? "127.0.0.1" : "", false, &r);
+        return r;
+    }
+
+    Ranks by_variables(const Family& f) const {
+        Ranks r;
+        r.source = f.name;
+        r.size = *number(f.size, 1, kMostRanks);
+        r.rank = *number(f.rank, 0, r.size - 1);
+        if (o_.world_size > 1 && o_.world_size != r.size) {
+            fail(strf("--world-size %d, but %s=%d. Leave one of them out.", o_.world_size, f.size, r.size));
+        }
+        if (r.size == 1) { return {}; }
+        const bool slurm = f.size == std::string("SLURM_STEP_NUM_TASKS");
+        place_on_host(number(f.local_rank, 0, r.size - 1).value_or(-1),
+                      slurm ? slurm_local_size() : number(f.local_size, 1, r.size).value_or(-1), &r);
+        bool numbered = false;
+        for (const char* name : f.job) {
+            numbered = numbered || has(name);
+            r.token += std::string(name) + "=" + text(name) + " ";
+        }
+        // MPICH's launcher numbers no jobs, and the ranks of two on one host would meet each other
+        if (f.rank == std::string("PMI_RANK") && has(f.local_size) && r.local_size == r.size) {
+            numbered = true;
+            r.token += std::to_string(launcher_pid(f.rank));
+        }
+        std::string host = r.local_size == r.size ? "127.0.0.1" : "";
+        if (slurm) {
+            host = first_host(has("SLURM_STEP_NODELIST") ? text("SLURM_STEP_NODELIST")
+                                                         : text("SLURM_JOB_NODELIST"));
+        }
+        choose_master(host, numbered, &r);
+        return r;
+    }
+
+    // of a size whose rank is not set: each of several processes would train as if it were alone
+    void require_one(const Family& f) const {
+        const int size = *number(f.size, 1, kMostRanks);
+        if (size == 1) { return; }
+        fail(
+            strf("%s=%d, but %s is not set: which of the %d ranks this process is, nothing says. %s count "
+                 "together; a launcher sets both, SLURM's inside an srun step. (WORLD_SIZE without RANK is "
+                 "passed over.) Set %s, or unset %s, or give --ranks 1 for a job of one process.",
+                 f.size, size, f.rank, size, f.name, f.rank, f.size));
+    }
+
+    // local_rank, local_size: -1 if nothing says
+    void place_on_host(int local_rank, int local_size, Ranks* r) const {
+        if (o_.ranks_per_host > 0) { local_size = std::min(o_.ranks_per_host, r->size), local_rank = -1; }
+        r->local_size = local_size > 0 ? local_size : r->size;
+        r->local_rank = local_rank >= 0 ? local_rank : r->rank % r->local_size;
+    }
+
+    // of SLURM_STEP_TASKS_PER_NODE, "4(x2),3": the tasks on this node
+    int slurm_local_size() const {
+        const std::string list = text("SLURM_STEP_TASKS_PER_NODE");
+        int node = number("SLURM_NODEID", 0, kMostRanks).value_or(0);
+        for (size_t at = 0; at < list.size();) {
+            size_t end = std::min(list.find(',', at), list.size());
+            int tasks = 0, times = 1;
+            if (std::sscanf(list.substr(at, end - at).c_str(), "%d(x%d)", &tasks, &times) < 1) { break; }
+            if (node < times) { return tasks; }
+            node -= times;
+            at = end + 1;
+        }
+        return -1;
+    }
+
+    // where the ranks meet: --master, MASTER_ADDR, or `host`; numbered: whether the token tells this job from all others
+    void choose_master(const std::string& host, bool numbered, Ranks* r) const {
+        const std::string given = !o_.master.empty() ? o_.master : text("MASTER_ADDR");
+        r->host = !given.empty() ? given : host;
+        r->token += text("PLUMB_TOKEN");
+        // not MASTER_PORT itself, where torchrun listens, and none beside it, where a neighbour's may
+        const std::string place = r->token + std::to_string(number("MASTER_PORT", 1, 65535).value_or(0));
+        const XXH64_hash_t job = XXH3_64bits(place.data(), place.size());
+        r->port = place == "options0" ? kDefaultPort : kFirstPort + (int)(job % kPorts);
+        // a rank that an earlier job has left waiting was started with other options, as a rule
+        if (!numbered && !has("PLUMB_TOKEN")) { r->token += config_text(o_); }
+        const size_t colon = r->host.rfind(':');
+        const bool one_colon = colon != std::string::npos && r->host.find(':') == colon;  // IPv6 has more
+        if (!o_.master.empty() && one_colon) {
+            r->port = parse("--master's port", r->host.substr(colon + 1), 1, 65535);
+            r->host.resize(colon);
+        }
+        if (r->host.empty()) {
+            fail(strf(
+                "%s: %d ranks on several hosts, and nothing says which is rank 0's. Give --master HOST, or "
+                "set MASTER_ADDR in all of them (mpirun -x MASTER_ADDR=HOST).",
+                r->source.c_str(), r->size));
+        }
+    }
+
+    const Options& o_;
+    const Environment& get_;
+};
+
+}  // namespace
+
+int ranks_to_start(const Options& o, const Environment& environment, int devices) {
+    if (environment("PLUMB_RANK") != nullptr) { return 0; }
+    int count = o.ranks;
+    if (!o.gpus.empty()) {
+        if (o.program == Program::kCpu) {
+            fail("--gpus is for train_gpt2cu. Here, on the CPU, --ranks N starts N processes.");
+        }
+        if (o.ranks > 0) { fail("--gpus and --ranks: give one or the other."); }
+        count = o.gpus == "all" ? devices : parse("--gpus", o.gpus, 1, 1024);
+        if (count > devices) {
+            fail(
+                strf("--gpus %d: this host has %d that the program may use. See nvidia-smi, and whether "
+                     "CUDA_VISIBLE_DEVICES hides some.",
+                     count, devices));
+        }
+    }
+    if (count > 0 && o.world_size > 1) {
+        fail(
+            "--world-size is for processes that you start yourself, --gpus and --ranks start them. Give "
+            "one.");
+    }
+    return count > 1 ? count : 0;
+}
+
+bool has_launcher(const Environment& environment) {
+    const auto has = [&](const char* name) { return environment(name) != nullptr; };
+    return !has("PLUMB_RANK") &&
+           std::any_of(std::begin(kFamilies), std::end(kFamilies),
+                       [&](const Family& family) { return has(family.rank) && has(family.size); });
+}
+
+Ranks find_ranks(const Options& options, const Environment& environment) {
+    return Finder(options, environment).find();
+}
+
+std::string first_host(const std::string& list) {
+    const size_t bracket = list.find('['), comma = list.find(',');
+    if (bracket == std::string::npos || comma < bracket) { return list.substr(0, comma); }
+    const size_t number_end = list.find_first_of(",-]", bracket);
+    return list.substr(0, bracket) + list.substr(bracket + 1, number_end - bracket - 1);
+}
+
+}  // namespace llmc

@@ -1,0 +1,42 @@
+// Which of how many processes (ranks) of a job this one is, and where they meet.
+#pragma once
+#include <functional>
+#include <string>
+
+#include "llmc/host/options/options.h"
+
+namespace llmc {
+
+struct Ranks {
+    int rank = 0, size = 1;
+    int local_rank = 0, local_size = 1;  // among those on this host: its GPU, its share of the cores
+    std::string host;                    // of rank 0, which listens there; "" in a job of one
+    int port = 0;
+    int listener = -1;  // of rank 0, if the launcher has opened it: the socket that listens
+    std::string
+        token;  // the same in all processes of a job and, if their launcher numbers jobs, in no other's
+    std::string source;  // where that was found: "torchrun's variables"
+};
+
+// the value of an environment variable, null if it is not set
+using Environment = std::function<const char*(const char*)>;
+
+// How many ranks this process is to start (launcher.h), by --gpus and --ranks; 0: none, it is one itself.
+// devices: what --gpus all stands for. Throws Error(kExitUsage).
+int ranks_to_start(const Options& options, const Environment& environment, int devices);
+
+// From, in this order: this program's own launcher; --rank and its companions, or --ranks 1; the variables of
+// torchrun (RANK, WORLD_SIZE), Open MPI, PMI, and of SLURM inside an srun step; else a job of one. A size of
+// more than 1 without its rank is refused, but for WORLD_SIZE, which other programs set too: it is passed over.
+// MASTER_ADDR says at which host they meet, if it is set; the port comes of the job's number, MASTER_PORT and PLUMB_TOKEN. That
+// is a part of the token as well, and so are the options where no launcher has numbered the job. Throws Error(kExitUsage) naming
+// the variable or option.
+Ranks find_ranks(const Options& options, const Environment& environment);
+
+// whether another launcher than this program's own has started this process as one of several
+bool has_launcher(const Environment& environment);
+
+// the first host of SLURM's list: "node[07-09,12],login" -> "node07"
+std::string first_host(const std::string& node_list);
+
+}  // namespace llmc

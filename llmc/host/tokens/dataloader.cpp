@@ -1,0 +1,285 @@
+// Data: see dataloader.h.
+#include "llmc/host/tokens/dataloader.h"
+
+#include <glob.h>
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <filesystem>
+
+#include "llmc/host/base/error.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr int64_t kPiece = 1 << 20;  // tokens read at a time
+
+// ---- finding the shards ------------------------------------------------------------------------
+
+std::string how_to_make(const std::string& pattern) {
+    std::string path = "/" + std::filesystem::path(pattern).lexically_normal().string();
+    if (path.find("/data/sample/") != std::string::npos) { return "Run `make data/sample`, which makes it."; }
+    return "Make token shards of your text with data/make_shards (data/README.md shows how).";
+}
+
+// the names that match, in byte order: the order must not depend on the locale of who trains
+std::vector<std::string> matching_files(const std::string& pattern) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(pattern, ignored)) {
+        const std::filesystem::path example = std::filesystem::path(pattern) / "*_train_*.bin";
+        throw Error(kExitBadInput, strf("%s: a folder; name the token shards in it, as in '%s'",
+                                        pattern.c_str(), example.c_str()));
+    }
+    // a name is also a pattern, but one such as run[1].bin does not match itself
+    if (std::filesystem::exists(pattern, ignored)) { return {pattern}; }
+
+    auto is_fatal = [](const char*, int error) { return (int)(error != ENOENT && error != ENOTDIR); };
+    glob_t found = {};
+    int status = glob(pattern.c_str(), GLOB_NOSORT | GLOB_TILDE, is_fatal, &found);
+    std::vector<std::string> names(found.gl_pathv, found.gl_pathv + (status == 0 ? found.gl_pathc : 0));
+    globfree(&found);
+    if (status != 0 && status != GLOB_NOMATCH) {
+        throw Error(kExitBadInput, pattern + ": a folder of this pattern cannot be read");
+    }
+    if (names.empty()) { throw Error(kExitBadInput, pattern + ": no file matches. " + how_to_make(pattern)); }
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+// "x/a_train_000001.bin" -> "x/a_train"
+std::string series_of(const std::string& path) { return path.substr(0, path.rfind('_')); }
+
+// ---- rows --------------------------------------------------------------------------------------
+
+// spreads every bit of x over the whole result: the finalizer of the splitmix64 generator (Steele, Lea,
+// Flood, 2014)
+uint64_t mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+}
+
+void resize(Batch* batch, int B, int T) {
+    batch->B = B;
+    batch->T = T;
+    batch->tokens.assign((size_t)B * T, 0);
+    batch->targets.assign((size_t)B * T, kIgnoreTarget);
+}
+
+// the tokens of a window but the last are the row, those but the first its targets; the rest stays as it is
+void fill_row(std::span<const uint16_t> window, int row, Batch* batch) {
+    size_t begin = (size_t)row * batch->T;
+    std::copy(window.begin(), window.end() - 1, batch->tokens.begin() + begin);
+    std::copy(window.begin() + 1, window.end(), batch->targets.begin() + begin);
+}
+
+// calls visit(position, targets) for each document until it returns false; see ValidationData for what a
+// document is
+template <typename Visit>
+void for_each_document(const ShardSet& set, int end_of_text, Visit visit) {
+    std::vector<uint16_t> piece;
+    for (size_t s = 0; s < set.shards().size(); s++) {
+        const TokenShard& shard = set.shards()[s];
+        const int64_t last = shard.num_tokens() - 1;
+        int64_t begin = 0;  // of the document
+        for (int64_t at = 0; at < shard.num_tokens(); at += (int64_t)piece.size()) {
+            piece.resize((size_t)std::min(kPiece, shard.num_tokens() - at));
+            shard.read(at, piece);
+            for (int64_t i = at; i < at + (int64_t)piece.size(); i++) {
+                const bool ends = i == last || (i > begin && piece[(size_t)(i - at)] == end_of_text);
+                if (!ends || begin == last) { continue; }
+                if (!visit(set.begin(s) + begin, i - begin)) { return; }
+                begin = i;
+            }
+        }
+    }
+}
+
+}  // namespace
+
+// ---- ShardSet ----------------------------------------------------------------------------------
+
+ShardSet::ShardSet(const std::string& pattern, int raw_vocab) : pattern_(pattern), begins_{0} {
+    for (const std::string& name : matching_files(pattern)) {
+        shards_.emplace_back(name, raw_vocab);
+        const TokenShard &first = shards_.front(), &shard = shards_.back();
+        if (shard.vocab_size() != first.vocab_size()) {
+            throw Error(
+                kExitBadInput,
+                strf("%s: the vocabularies of the shards disagree: %d here, but %d in %s. "
+                     "Use shards made with one tokenizer.",
+                     shard.path().c_str(), shard.vocab_size(), first.vocab_size(), first.path().c_str()));
+        }
+        begins_.push_back(begins_.back() + shard.num_tokens());
+        const TokenShard* before = shards_.size() > 1 ? &shards_[shards_.size() - 2] : nullptr;
+        const bool new_series = before == nullptr || series_of(before->path()) != series_of(name);
+        if (!new_series && before->set_id() != shard.set_id()) {
+            throw Error(kExitBadInput,
+                        strf("%s and %s are shards of different sets: data/make_shards was stopped while it "
+                             "replaced the one by the other: run it again; or two sets have one name: give "
+                             "each a name of its own.",
+                             before->path().c_str(), name.c_str()));
+        }
+        missing_ += (new_series ? shard.set_shards() : 0) - (shard.set_shards() > 0);
+    }
+}
+
+size_t ShardSet::shard_of(int64_t position) const {
+    require(position >= 0 && position < num_tokens(), "ShardSet: position must be in [0, num_tokens)");
+    return (size_t)(std::upper_bound(begins_.begin(), begins_.end(), position) - begins_.begin()) - 1;
+}
+
+void ShardSet::read(int64_t position, std::span<uint16_t> tokens) const {
+    const size_t s = shard_of(position);
+    const TokenShard& shard = shards_[s];
+    require((int64_t)tokens.size() <= begins_[s + 1] - position, "ShardSet: the range must lie in one shard");
+    const int64_t begin = position - begins_[s];
+    shard.read(begin, tokens);
+    auto bad = std::find_if(tokens.begin(), tokens.end(), [&](int id) { return id >= shard.vocab_size(); });
+    if (bad != tokens.end()) {
+        const int64_t at = begin + (bad - tokens.begin());
+        throw Error(kExitBadInput, strf("%s: token %lld: found id %d, expected 0 to %d (vocabulary of %d). "
+                                        "The shard is damaged or states another vocabulary; make it again.",
+                                        shard.path().c_str(), (long long)at, *bad, shard.vocab_size() - 1,
+                                        shard.vocab_size()));
+    }
+}
+
+// ---- Permutation -------------------------------------------------------------------------------
+
+Permutation::Permutation(int64_t n, uint64_t seed, uint64_t epoch) : n_((uint64_t)n) {
+    require(n > 0, "Permutation: n must be positive");
+    half_bits_ = std::max(1, ((int)std::bit_width(n_ - 1) + 1) / 2);
+    uint64_t key = mix(mix(seed) ^ epoch);
+    for (uint64_t& k : keys_) { k = key = mix(key); }
+}
+
+int64_t Permutation::operator()(int64_t i) const {
+    require(i >= 0 && (uint64_t)i < n_, "Permutation: index must be in [0, n)");
+    const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
+    uint64_t x = (uint64_t)i;
+    do {
+        uint64_t left = x >> half_bits_, right = x & mask;
+        for (uint64_t key : keys_) {
+            uint64_t swapped = left ^ (mix(right ^ key) & mask);
+            left = right;
+            right = swapped;
+        }
+        x = left << half_bits_ | right;
+    } while (x >= n_);
+    return (int64_t)x;
+}
+
+// ---- DataLoader --------------------------------------------------------------------------------
+
+DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed, int raw_vocab)
+    : set_(pattern, raw_vocab), T_(T), seed_(seed), windows_{0} {
+    require(T > 0, "DataLoader: T must be positive");
+    int64_t longest = 0;
+    for (const TokenShard& shard : set_.shards()) {
+        int64_t count = shard.num_tokens();
+        longest = std::max(longest, count);
+        windows_.push_back(windows_.back() + (count - 1) / T);
+    }
+    if (windows_.back() == 0) {
+        std::string cure = "Use more text.";
+        if (longest > 1) { cure = strf("Use --seq-len %lld or less, or more text.", (long long)longest - 1); }
+        throw Error(kExitBadInput,
+                    strf("%s: too short to train on: sequences of %d tokens need a shard of at least %lld, "
+                         "but the longest of %zu holds %lld. %s",
+                         pattern.c_str(), T, (long long)T + 1, set_.shards().size(), (long long)longest,
+                         cure.c_str()));
+    }
+}
+
+int64_t DataLoader::window_position(int64_t row) const {
+    const int64_t n = windows_per_epoch();
+    const int64_t window = Permutation(n, seed_, (uint64_t)(row / n))(row % n);
+    // shards too short for a window repeat the number before them: upper_bound steps over those
+    const auto next = std::upper_bound(windows_.begin(), windows_.end(), window);
+    const size_t shard = (size_t)(next - windows_.begin()) - 1;
+    return set_.begin(shard) + (window - windows_[shard]) * T_;
+}
+
+void DataLoader::read(int64_t first_row, int B, Batch* batch) const {
+    require(first_row >= 0 && B > 0, "DataLoader::read: rows start at 0, and B must be positive");
+    resize(batch, B, T_);
+    std::vector<uint16_t> window((size_t)T_ + 1);
+    for (int b = 0; b < B; b++) {
+        set_.read(window_position(first_row + b), window);
+        fill_row(window, b, batch);
+    }
+}
+
+void DataLoader::prefetch(int64_t first_row, int B) const {
+    require(first_row >= 0 && B > 0, "DataLoader::prefetch: rows start at 0, and B must be positive");
+    for (int b = 0; b < B; b++) {
+        const int64_t position = window_position(first_row + b);
+        const size_t shard = set_.shard_of(position);
+        set_.shards()[shard].will_need(position - set_.begin(shard), (int64_t)T_ + 1);
+    }
+}
+
+// ---- ValidationData ----------------------------------------------------------------------------
+
+ValidationData::ValidationData(const std::string& pattern, int T, Align align, int end_of_text,
+                               int64_t max_tokens, int raw_vocab)
+    : set_(pattern, raw_vocab), T_(T) {
+    require(T > 0, "ValidationData: T must be positive");
+    require(max_tokens == -1 || max_tokens > 0, "ValidationData: max_tokens must be positive, or -1 for all");
+    if (max_tokens == -1) { max_tokens = set_.num_tokens(); }
+    if (align == Align::kDocument) {
+        for_each_document(set_, end_of_text, [&](int64_t position, int64_t targets) {
+            add_rows(position, targets, max_tokens);
+            return num_targets_ < max_tokens;
+        });
+    } else {
+        for (size_t s = 0; s < set_.shards().size(); s++) {
+            add_rows(set_.begin(s), set_.shards()[s].num_tokens() - 1, max_tokens);
+        }
+    }
+    if (rows_.empty()) {
+        throw Error(kExitBadInput, pattern +
+                                       ": too short to validate on: no shard has two tokens, so there "
+                                       "is nothing to predict. Use more text.");
+    }
+}
+
+// a run of tokens, cut into rows, as far as max_tokens allows
+void ValidationData::add_rows(int64_t position, int64_t targets, int64_t max_tokens) {
+    targets = std::min(targets, max_tokens - num_targets_);
+    for (int64_t done = 0; done < targets; done += T_) {
+        rows_.push_back({position + done, (int32_t)std::min<int64_t>(T_, targets - done)});
+    }
+    num_targets_ += targets;
+}
+
+int64_t ValidationData::row_position(int64_t row) const {
+    require(row >= 0 && row < num_rows(), "ValidationData::row_position: row must be in [0, num_rows)");
+    return rows_[(size_t)row].position;
+}
+
+void ValidationData::read(int64_t first_row, int B, Batch* batch) const {
+    require(first_row >= 0 && B > 0, "ValidationData::read: rows start at 0, and B must be positive");
+    resize(batch, B, T_);
+    std::vector<uint16_t> window;
+    for (int b = 0; b < B && first_row + b < num_rows(); b++) {
+        const Row& row = rows_[(size_t)(first_row + b)];
+        window.resize((size_t)row.targets + 1);
+        set_.read(row.position, window);
+        fill_row(window, b, batch);
+    }
+}
+
+bool ValidationData::documents_fit(const std::string& pattern, int T, int end_of_text, int raw_vocab) {
+    bool fit = true;
+    for_each_document(ShardSet(pattern, raw_vocab), end_of_text, [&](int64_t, int64_t targets) {
+        fit = targets <= T;
+        return fit;
+    });
+    return fit;
+}
+
+}  // namespace llmc

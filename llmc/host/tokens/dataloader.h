@@ -1,0 +1,128 @@
+// Data: rows of tokens for training, in a shuffled order without end, and for validation, in file order.
+// What a row holds depends on the shards, T and the seed; never on the batch size, the number of GPUs or on
+// where a run was resumed, so that whoever knows the number of a row can read it at any time. Nothing here
+// has state.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "llmc/host/tokens/batch.h"
+#include "llmc/host/tokens/token_shard.h"
+
+namespace llmc {
+
+// The shards that a pattern of glob(3) matches, in the byte order of their names, all of one vocabulary.
+// Throws Error(kExitBadInput) if none matches, if one is damaged, or if two vocabularies differ (both are
+// named), or if of one series (NAME_000000.bin, NAME_000001.bin ...) two are of different sets: a run of
+// data/make_shards that replaced the one by the other has not ended. raw_vocab, here and below: see TokenShard.
+class ShardSet {
+public:
+    explicit ShardSet(const std::string& pattern, int raw_vocab = 0);
+    const std::string& pattern() const { return pattern_; }
+    const std::vector<TokenShard>& shards() const { return shards_; }
+    int vocab_size() const { return shards_.front().vocab_size(); }
+    int64_t num_tokens() const { return begins_.back(); }
+    int64_t num_missing() const { return missing_; }  // shards of the same sets that are not among these
+    // the place of a shard's first token among all tokens of the set; begin(number of shards) = num_tokens()
+    int64_t begin(size_t shard) const { return begins_[shard]; }
+    // the shard that holds a position of [0, num_tokens)
+    size_t shard_of(int64_t position) const;
+    // tokens [position, position + tokens.size()), which lie in one shard; throws Error(kExitBadInput) naming
+    // the file and the token unless every id is inside the vocabulary
+    void read(int64_t position, std::span<uint16_t> tokens) const;
+
+private:
+    std::string pattern_;
+    std::vector<TokenShard> shards_;
+    std::vector<int64_t> begins_;
+    int64_t missing_ = 0;
+};
+
+// A permutation of [0, n) that is computed, not stored: a function of n, seed and epoch alone.
+// A Feistel network permutes the smallest 2^(2k) >= n; numbers that leave [0, n) are sent through it again
+// until they come back ("cycle walking": Black, Rogaway, Ciphers with Arbitrary Finite Domains, 2002), fewer
+// than 4 times on average.
+class Permutation {
+public:
+    Permutation(int64_t n, uint64_t seed, uint64_t epoch);
+    int64_t operator()(int64_t i) const;
+
+private:
+    static constexpr int kRounds = 8;
+    uint64_t n_;
+    int half_bits_;
+    uint64_t keys_[kRounds];
+};
+
+// Training data. A window is T + 1 tokens of one shard, and consecutive windows share one token, so that
+// every token but a shard's first is predicted once an epoch (what is left at the end of a shard, fewer than
+// T tokens, is not used).
+class DataLoader {
+public:
+    // throws what ShardSet throws, and Error(kExitBadInput) if no shard holds a window
+    DataLoader(const std::string& pattern, int T, uint64_t seed, int raw_vocab = 0);
+    int vocab_size() const { return set_.vocab_size(); }
+    const ShardSet& set() const { return set_; }
+    int64_t num_shards() const { return (int64_t)set_.shards().size(); }
+    int64_t num_tokens() const { return set_.num_tokens(); }
+    int64_t windows_per_epoch() const { return windows_.back(); }
+
+    // Rows [first_row, first_row + B) of the training order. With n windows in an epoch, row r is window
+    // Permutation(n, seed, r / n)(r % n). batch is overwritten. Throws Error(kExitBadInput) at a token id
+    // outside the vocabulary.
+    void read(int64_t first_row, int B, Batch* batch) const;
+    // asks the system to bring these rows into memory meanwhile: for data sets larger than that
+    void prefetch(int64_t first_row, int B) const;
+
+private:
+    int64_t window_position(int64_t row) const;
+    ShardSet set_;
+    int T_;
+    uint64_t seed_;
+    std::vector<int64_t> windows_;  // windows_[s]: windows of the shards before s; the last: of all
+};
+
+// Validation data, in file order. Every token of the selected range but the first of each shard is predicted
+// exactly once, whatever T, B and alignment are.
+class ValidationData {
+public:
+    enum class Align {
+        kWindow,    // rows back to back: T tokens each, the last of a shard padded
+        kDocument,  // each document at the start of a row, alone in it; longer ones go on in further rows
+    };
+    // Takes the first max_tokens predicted tokens (-1: all). A document goes from one end_of_text up to the
+    // next, which is the last token it predicts; a shard that begins without one begins with a document all
+    // the same. Throws what ShardSet throws, and Error(kExitBadInput) if nothing is to be predicted.
+    ValidationData(const std::string& pattern, int T, Align align, int end_of_text, int64_t max_tokens,
+                   int raw_vocab = 0);
+    const ShardSet& set() const { return set_; }
+    int64_t num_rows() const { return (int64_t)rows_.size(); }
+    int64_t num_targets() const { return num_targets_; }
+    int vocab_size() const { return set_.vocab_size(); }
+    // where a row's first token is among all tokens of the shards
+    int64_t row_position(int64_t row) const;
+
+    // Rows [first_row, first_row + B); batch is overwritten. Positions after a row's end, and rows from
+    // num_rows() on, hold token 0 and kIgnoreTarget. Throws Error(kExitBadInput) at a token id outside the
+    // vocabulary.
+    void read(int64_t first_row, int B, Batch* batch) const;
+
+    // whether every document predicts at most T tokens, so that none would have to be cut
+    static bool documents_fit(const std::string& pattern, int T, int end_of_text, int raw_vocab = 0);
+
+private:
+    struct Row {
+        int64_t position;
+        int32_t targets;  // 1 to T
+    };
+    void add_rows(int64_t position, int64_t targets, int64_t max_tokens);
+
+    ShardSet set_;
+    int T_;
+    std::vector<Row> rows_;
+    int64_t num_targets_ = 0;
+};
+
+}  // namespace llmc

@@ -1,0 +1,93 @@
+// Tokenizer: what the token ids mean. One of
+//   bytes (the default): 256 ids, and one for the end of a text
+//   GPT-2's byte-pair encoding, or another of its kind, from the files that OpenAI or Hugging Face publish
+//   a file in the format of llm.c (20240328), which lists the bytes of each id: enough to print what a model
+//   wrote; not to encode
+#pragma once
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llmc/host/tokens/bpe.h"
+#include "llmc/host/tokens/tokenizer_files.h"
+
+namespace llmc {
+
+constexpr int kByteVocabSize = 257;  // ids 0 to 255 are the bytes
+constexpr int kByteEndOfText = 256;
+
+// Whether a model with this many rows may be of so many tokens: up to 2 % and 127 rows more, which fill its last tiles, stand
+// for nothing and are never drawn (nanoGPT's 50,304 for GPT-2's 50,257). Other sizes are another tokenizer's.
+constexpr bool may_be_padded(int rows, int tokens) {
+    return rows == tokens || (rows % 8 == 0 && tokens < rows && rows < tokens + 128 + tokens / 50);
+}
+
+class Tokenizer {
+public:
+    // one token per byte, end of text 256
+    static Tokenizer bytes();
+    // of a vocabulary whose meaning is not known: a text is ids
+    static Tokenizer numbers(int vocab_size);
+    // of files that transformers or OpenAI have written
+    static Tokenizer of(TokenizerFile file, const std::string& where);
+    // Reads a folder (tokenizer.json, vocab.bpe with encoder.json, vocab.json with merges.txt, or
+    // tokenizer.bin), one of these files, or llm.c's, version 1 or 2. Throws Error(kExitBadInput) naming file
+    // and field unless every field and the size are right.
+    static Tokenizer load(const std::string& path);
+    // the same of a folder; nothing if it has no tokenizer
+    static std::optional<Tokenizer> find(const std::string& folder);
+
+    // What transformers' AutoTokenizer loads and find() reads back, as it was loaded, where it was so; tokenizer.bin, if the
+    // texts of the tokens are all that is known. max_length: a model's. save() writes it into a folder that exists.
+    TextFiles files(int max_length) const;
+    void save(const std::string& folder, int max_length) const;
+
+    int vocab_size() const { return (int)tokens().size(); }
+    // What shards of this tokenizer state: all that a text or its end gives is below. For further tokens, such as [PAD], a model
+    // has rows or not: fits().
+    int shard_vocab() const { return bpe_ ? std::max(bpe_->text_ids(), end_of_text_ + 1) : vocab_size(); }
+    bool made_shards_of(int vocab) const { return shard_vocab() <= vocab && vocab <= vocab_size(); }
+    bool fits(int rows) const { return made_shards_of(rows) || may_be_padded(rows, vocab_size()); }
+    // -1 only for a version 1 file of fewer than 50,257 tokens: that version does not say, and means GPT-2's;
+    // and for a byte-pair encoding without any
+    int end_of_text() const { return end_of_text_; }
+    bool is_bytes() const { return bytes_; }
+    bool can_encode() const { return bytes_ || bpe_ != nullptr; }
+
+    // the bytes of a token
+    const std::string& decode(int id) const;
+    // The ids of a text: decoding gives back exactly its bytes. Throws Error(kExitUsage) if it cannot encode.
+    std::vector<int> encode(std::string_view text) const;
+    // The same, but that <|endoftext|> and the other added tokens in it are tokens: of what a user types, not of data. Throws
+    // Error(kExitUsage) for one that a model with this many rows has none for.
+    std::vector<int> encode_prompt(std::string_view text, int rows) const;
+    const Bpe* bpe() const { return bpe_.get(); }  // null if it is not one
+
+    // for a terminal, as printable_text() in utf8.h
+    std::string printable(const std::vector<int>& ids) const;
+
+private:
+    static Tokenizer load_llmc(const std::string& path);
+    const std::vector<std::string>& tokens() const { return bpe_ ? bpe_->vocabulary().tokens : tokens_; }
+
+    std::vector<std::string> tokens_;  // unless bpe_ has them
+    std::shared_ptr<const Bpe> bpe_;
+    AddedTokens added_;
+    TextFiles files_;  // as they were loaded
+    int end_of_text_ = -1;
+    bool bytes_ = false;
+};
+
+// Whether a model with so many rows takes data of this vocabulary: without a tokenizer sizes alone tell.
+inline bool same_ids(const std::optional<Tokenizer>& tokenizer, int rows, int vocab) {
+    if (!tokenizer) { return may_be_padded(rows, vocab); }
+    return vocab <= rows && tokenizer->made_shards_of(vocab) && tokenizer->fits(rows);
+}
+
+// the id of the end of a text in a model of this vocabulary: the tokenizer's, or the last one
+int end_of_text(const std::optional<Tokenizer>& tokenizer, int vocab_size);
+
+}  // namespace llmc

@@ -1,0 +1,91 @@
+// GPT-2 on the CPU in fp32: the layers of reference.h, with matmul and attention through a BLAS. Implements
+// the model interface of model.h; every call is done when it returns.
+#pragma once
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "llmc/model/cpu/group_sums.h"
+#include "llmc/model/gpt2_config.h"
+#include "llmc/model/model.h"
+
+namespace llmc {
+
+class GPT2Cpu {
+public:
+    static MemoryPlan plan(const GPT2Config& config, int B, int T, const ModelSettings& settings = {});
+    GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& settings = {});
+
+    const GPT2Config& config() const { return config_; }
+    void init(uint64_t seed);
+    void load(State state, int tensor, int64_t first, std::span<const float> values);
+    void save(State state, int tensor, int64_t first, std::span<float> values) const;
+    bool holds(State state, int tensor) const { return layout_of(state).holds(tensor); }
+    static std::shared_ptr<void> page_lock(std::span<float>) { return nullptr; }
+    int64_t updates() const { return updates_; }
+    void set_updates(int64_t n) { updates_ = n; }
+
+    bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
+    std::optional<StepResult> poll();
+    void finish() {}
+    void gather();
+    std::vector<uint64_t> parameter_hashes() const;
+    Evaluation evaluate(const Batch& batch);
+    std::span<const float> logits_last() const;
+    static Device device(const ModelSettings& settings = {});
+    static double measure_speed();
+
+    // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
+    // loss.
+    double forward_backward(std::span<const Batch> micro_batches);
+    void save_gradient(int tensor, int64_t first, std::span<float> values) const;
+    std::span<const float> logits() const { return logits_; }  // (B,T,Vp) of the last evaluate()
+
+private:
+    struct Layer {                                   // activations kept for backward; BT = B * T rows
+        std::vector<float> ln1, ln1_mean, ln1_rstd;  // (BT,C), (BT), (BT)
+        std::vector<float> qkv, lse, atty;           // (BT,3C), (B,NH,T), (BT,C)
+        std::vector<float> residual2;                // (BT,C): the stream after attention
+        std::vector<float> ln2, ln2_mean, ln2_rstd;
+        std::vector<float> fch, fch_gelu;  // (BT,4C)
+        std::vector<float> residual3;      // (BT,C): the stream after the MLP
+    };
+
+    float* param(int tensor, int layer = 0) { return params_.data() + layout_.offset(tensor, layer); }
+    float* grad(int tensor, int layer = 0) { return grads_.data() + layout_.offset(tensor, layer); }
+    void check_batch(const Batch& batch) const;
+    bool stopping() const;                            // is this a training pass that a signal has ended?
+    void forward(const Batch& batch);                 // fills the activations, up to logits_
+    void backward(const Batch& batch, double dloss);  // adds to the gradients; overwrites logits_
+    int64_t count_targets(std::span<const Batch> micro_batches) const;
+    bool add_gradients(std::span<const Batch> micro_batches, bool last, double dloss, double* loss);
+    void update(const StepParams& params, double grad_scale);
+    void update_by_muon(int tensor, const MuonCopy& copy, const float* gradient, const StepParams& params,
+                        double grad_scale);
+    const ParameterLayout& layout_of(State state) const {
+        return state == State::kSecondMoment ? second_layout_ : layout_;
+    }
+
+    GPT2Config config_;
+    ParameterLayout layout_, second_layout_;  // of second moments, which Muon's tensors do not have
+    int B_, T_;
+    ModelSettings settings_;
+    GroupSums sums_;
+    std::vector<AdamWPiece> pieces_;     // what is updated here: all, or ZeRO-1's share
+    std::vector<float> params_, grads_;  // all elements
+    std::vector<float> m_, v_;           // of what is updated here
+    std::vector<float> muon_scratch_;
+    std::vector<float> gathered_m_, gathered_v_;  // all, for save(): see gather()
+    std::vector<Layer> layers_;
+    std::vector<float> encoded_, lnf_, lnf_mean_, lnf_rstd_, logits_, losses_;
+    std::vector<float> proj_, dresidual_, dproj_, dwide_,
+        scratch_;  // (BT,C), (BT,C), (BT,C), (BT,4C), attention's
+    std::vector<int32_t> predicted_;
+    bool training_ = false;  // are forward() and backward() part of a step?
+    int rows_ = 0;           // B * T of the last forward
+    int64_t updates_ = 0;
+    std::deque<StepResult> results_;  // not yet asked for, in order
+};
+
+}  // namespace llmc

@@ -1,0 +1,108 @@
+// The gradient of a step, summed over groups: see group_sums.h.
+#include "llmc/model/cpu/group_sums.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "llmc/host/base/error.h"
+#include "llmc/model/cpu/reference.h"
+
+namespace llmc {
+
+GroupSums::GroupSums(const StateShares& shares, Comm* comm) : shares_(shares), comm_(comm) {
+    require(shares.ranks == (comm == nullptr ? 1 : comm->size()), "GroupSums: a comm of the shares' ranks");
+    const auto n = (size_t)shares.sizes[rank()];
+    if (shares.groups > 1) { own_.resize(n); }
+    if (shares.ranks > 1) { arrived_.resize(n * (size_t)shares.ranks); }
+}
+
+int64_t GroupSums::bytes(const StateShares& s) {
+    return (int64_t)sizeof(float) * s.largest() * ((s.groups > 1 ? 1 : 0) + (s.ranks > 1 ? s.ranks : 0));
+}
+
+void GroupSums::add_part(const float* part, bool start) {
+    const auto n = (int64_t)own_.size();
+    if (start) {
+        std::copy(part, part + n, own_.begin());
+        return;
+    }
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < n; i++) { own_[(size_t)i] += part[i]; }
+}
+
+void GroupSums::add(std::vector<float>& grads, bool start) {
+    sums_ = shares_.groups == 1 ? grads.data() : own_.data();
+    if (shares_.groups == 1) { return; }
+    const size_t n = own_.size(), ranks = (size_t)shares_.ranks;
+    if (ranks == 1) { return add_part(grads.data(), start); }
+    for (const auto& range : shares_.parts) {
+        const SharePart& mine = range[rank()];
+        std::vector<std::span<const std::byte>> out;
+        std::vector<std::span<std::byte>> in;
+        for (size_t r = 0; r < ranks; r++) {
+            float* to = arrived_.data() + r * n + mine.kept;
+            out.push_back(std::as_bytes(std::span(grads.data() + range[r].begin, (size_t)range[r].size())));
+            in.push_back(std::as_writable_bytes(std::span(to, (size_t)mine.size())));
+        }
+        comm_->exchange("gradients", out, in);
+    }
+    for (size_t r = 0; r < ranks; r++) { add_part(arrived_.data() + r * n, start && r == 0); }
+}
+
+void GroupSums::all_gather(const char* what, float* whole) const {
+    for (const auto& range : shares_.parts) {
+        std::vector<std::span<std::byte>> in;
+        in.reserve(range.size());
+        for (const SharePart& part : range) {
+            in.push_back(std::as_writable_bytes(std::span(whole + part.begin, (size_t)part.size())));
+        }
+        const std::vector<std::span<const std::byte>> out(in.size(), in[rank()]);
+        comm_->exchange(what, out, in);
+    }
+}
+
+void GroupSums::gather(const char* what, State state, float* whole, const float* share) const {
+    for (const auto& range : shares_.of(state).parts) {
+        const SharePart& mine = range[rank()];
+        std::vector<std::span<const std::byte>> out(range.size());
+        std::vector<std::span<std::byte>> in(range.size());
+        out[0] = std::as_bytes(std::span(share + mine.kept, (size_t)mine.size()));
+        for (size_t r = 0; r < in.size() && comm_->root(); r++) {
+            in[r] = std::as_writable_bytes(std::span(whole + range[r].begin, (size_t)range[r].size()));
+        }
+        comm_->exchange(what, out, in);
+    }
+}
+
+double GroupSums::norm() const {
+    const std::vector<int64_t> begins = shares_.chunk_begins();
+    const std::vector<NormChunk> chunks = shares_.chunks_by_rank();
+    std::vector<double> by_rank(chunks.size()), squares(chunks.size());
+#pragma omp parallel for
+    for (int64_t k = begins[rank()]; k < begins[rank() + 1]; k++) {
+        const NormChunk& chunk = chunks[(size_t)k];
+        by_rank[(size_t)k] = sum_of_squares_cpu(sums_ + chunk.kept, chunk.size);
+    }
+    if (comm_ != nullptr) { comm_->all_gather("the gradient's norm", by_rank.data(), begins); }
+    for (size_t k = 0; k < chunks.size(); k++) { squares[(size_t)chunks[k].number] = by_rank[k]; }
+    double sum = 0;
+    for (double one : squares) { sum += one; }
+    return std::sqrt(sum);
+}
+
+double GroupSums::total(const std::vector<double>& here) const {
+    const auto each = (int64_t)here.size();
+    const int ranks = shares_.ranks;
+    std::vector<double> all((size_t)shares_.groups);
+    std::vector<int64_t> begins;
+    for (int64_t r = 0; r <= ranks; r++) { begins.push_back(r * each); }
+    std::copy(here.begin(), here.end(), all.begin() + begins[rank()]);
+    if (comm_ != nullptr) { comm_->all_gather("losses", all.data(), begins); }
+    double sum = 0;
+    for (int64_t group = 0; group < shares_.groups; group++) {  // rank r has the groups r, r + ranks, ...
+        sum += all[(size_t)(group % ranks * each + group / ranks)];
+    }
+    return sum;
+}
+
+}  // namespace llmc

@@ -1,0 +1,73 @@
+// The validation of a run: the mean loss over its validation data and, where a val.json beside the shard says
+// what is in it (val_info.h), how often known things are predicted.
+#pragma once
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/host/base/stop_signal.h"
+#include "llmc/host/log/log_lines.h"
+#include "llmc/host/options/options.h"
+#include "llmc/host/ranks/comm.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/host/tokens/val_info.h"
+#include "llmc/model/model.h"
+
+namespace llmc {
+
+// A token id outside the vocabulary should stop a run before it starts: throws Error(kExitBadInput). Larger
+// sets are checked as they are read: to scan them would take longer than a third of a second.
+void check_tokens(const ShardSet& set);
+
+// --val-align NAME: "auto" is document if all documents of the data predict at most T tokens
+ValidationData::Align alignment(const std::string& name, const std::string& data, int T, int end_of_text,
+                                int raw_tokens);
+
+class Validator {
+public:
+    // Throws Error(kExitBadInput) unless the data can be used with training data of this vocabulary.
+    Validator(const Options& options, int vocab_size, int end_of_text);
+    const ValidationData& data() const { return data_; }
+
+    // Mean loss over the targets, nats, in rank 0; NaN if a stop was asked for first. All ranks call this,
+    // each for its share of the rows; the rows' sums are added in their order, whatever B and the number of
+    // ranks.
+    template <typename Model>
+    double loss(Model& model, int B, Comm& comm) {
+        const std::vector<int64_t> begins = shares(data_.num_rows(), B, comm.size());
+        const int64_t begin = begins[(size_t)comm.rank()], end = begins[(size_t)comm.rank() + 1];
+        const int64_t most = (data_.num_rows() + (int64_t)B * comm.size() - 1) / ((int64_t)B * comm.size());
+        row_sums_.assign((size_t)data_.num_rows(), 0.0);
+        Batch batch;
+        for (int64_t k = 0; k < most; k++) {
+            if (comm.root_says("whether to stop", stop_requested != 0)) { return NAN; }
+            const int64_t row = begin + k * B;
+            if (row >= end) { continue; }
+            data_.read(row, B, &batch);
+            Evaluation e = model.evaluate(batch);
+            for (int64_t i = 0; i < (int64_t)e.losses.size() && row + i / batch.T < end; i++) {
+                row_sums_[(size_t)(row + i / batch.T)] += e.losses[(size_t)i];
+            }
+            if (info_) { collect_hits(row, batch, e); }
+        }
+        gather_rows(comm, begins);
+        double sum = 0;
+        for (double row : row_sums_) { sum += row; }
+        return unsigned_nan(sum / (double)data_.num_targets());
+    }
+
+    double entropy() const { return info_ ? info_->entropy : 0; }  // of the source, nats a token; 0 = unknown
+    std::string short_text(double loss) const;            // "val loss 0.2500", and what it is of the entropy
+    std::vector<std::string> summary(double loss) const;  // lines for the end of the run
+
+private:
+    void collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e);
+    void gather_rows(Comm& comm, const std::vector<int64_t>& begins);
+    ValidationData data_;
+    std::optional<ValInfo> info_;
+    std::vector<char> hits_;        // by position in the validation shard: was this token predicted right?
+    std::vector<double> row_sums_;  // of losses
+};
+
+}  // namespace llmc

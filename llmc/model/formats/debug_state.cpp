@@ -1,0 +1,48 @@
+// Debug states: see debug_state.h.
+#include "llmc/model/formats/debug_state.h"
+
+#include "llmc/host/base/error.h"
+
+namespace llmc {
+
+DebugState::DebugState(const std::string& path, const GPT2Config& config) : config_(config) {
+    const RegularFile file(path);
+    HeaderReader header(file, "debug state", kDebugStateMagic, "scripts/make_fixture.py writes them.");
+    header.field(1, "version", kDebugStateVersion, kDebugStateVersion);
+    batch_.B = header.field(2, "B", 1, 1 << 20);
+    batch_.T = header.field(3, "T", 1, config.max_seq_len);
+    uint64_t rows = (uint64_t)batch_.B * batch_.T;
+    uint64_t words = rows * (2 + (uint64_t)config.vocab_size) + 1 + (uint64_t)file_elements(config);
+    header.require_size(kHeaderBytes + 4 * words,
+                        strf("header + 4 x (2 x %d x %d tokens + logits + loss + gradients of "
+                             "this model)",
+                             batch_.B, batch_.T));
+    uint64_t at = kHeaderBytes;
+    auto read = [&](auto* values, uint64_t count) {
+        values->resize(count);
+        file.read(at, values->data(), count * 4);
+        at += count * 4;
+    };
+    read(&batch_.tokens, rows);
+    read(&batch_.targets, rows);
+    for (uint64_t i = 0; i < 2 * rows; i++) {
+        const int32_t id = i < rows ? batch_.tokens[i] : batch_.targets[i - rows];
+        if (id < 0 || id >= config.vocab_size) {
+            header.fail(strf("token %llu", (unsigned long long)i), strf("%d", id),
+                        strf("0 to %d", config.vocab_size - 1));
+        }
+    }
+    read(&logits_, rows * config.vocab_size);
+    std::vector<float> loss;
+    read(&loss, 1);
+    loss_ = loss[0];
+    read(&gradients_, (uint64_t)file_elements(config));
+}
+
+std::span<const float> DebugState::gradient(int tensor) const {
+    int64_t first = 0;
+    for (int t = 0; t < tensor; t++) { first += tensor_total(config_, t); }
+    return std::span(gradients_).subspan((size_t)first, (size_t)tensor_total(config_, tensor));
+}
+
+}  // namespace llmc

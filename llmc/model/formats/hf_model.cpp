@@ -1,0 +1,434 @@
+// GPT-2 as Hugging Face keeps it: see hf_model.h.
+#include "llmc/model/formats/hf_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "llmc/host/base/error.h"
+#include "llmc/host/base/utf8.h"
+#include "llmc/host/files/json.h"
+#include "llmc/host/files/read_file.h"
+
+namespace llmc {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+namespace {
+
+constexpr const char* kPrefix = "transformer.";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kRunKey = "plumb_run";  // which transformers keeps and passes over
+constexpr const char* kKept[] = {"attn_pdrop",        "bos_token_id", "embd_pdrop", "eos_token_id",
+                                 "initializer_range", "pad_token_id", "resid_pdrop"};  // of config.json
+constexpr size_t kMaxConfig = 1 << 20, kMaxIndex = 16 << 20;
+
+struct HfTensor {
+    const char* name;  // within its layer, if it has one
+    bool transposed;   // (in, out) instead of (out, in)
+};
+constexpr HfTensor kHfTensors[kNumTensors] = {
+    {"wte.weight", false},        {"wpe.weight", false},        {"ln_1.weight", false},
+    {"ln_1.bias", false},         {"attn.c_attn.weight", true}, {"attn.c_attn.bias", false},
+    {"attn.c_proj.weight", true}, {"attn.c_proj.bias", false},  {"ln_2.weight", false},
+    {"ln_2.bias", false},         {"mlp.c_fc.weight", true},    {"mlp.c_fc.bias", false},
+    {"mlp.c_proj.weight", true},  {"mlp.c_proj.bias", false},   {"ln_f.weight", false},
+    {"ln_f.bias", false}};
+
+std::string hf_name(int tensor, int64_t layer) {
+    const char* name = kHfTensors[tensor].name;
+    return kTensors[tensor].per_layer ? strf("h.%lld.%s", (long long)layer, name) : name;
+}
+
+std::vector<int64_t> hf_shape(const GPT2Config& c, int tensor) {
+    const int64_t rows = tensor == kWte ? c.vocab_size : kTensors[tensor].rows(c),
+                  cols = kTensors[tensor].cols(c);
+    if (!kTensors[tensor].matrix) { return {cols}; }
+    return kHfTensors[tensor].transposed ? std::vector<int64_t>{cols, rows}
+                                         : std::vector<int64_t>{rows, cols};
+}
+
+// A JSON object within the limits of parse_json().
+Json read_object(const std::string& path) {
+    const std::string text = RegularFile(path).text(kMaxConfig);
+    (void)parse_json(text, path);
+    Json json = Json::parse(text);
+    if (json.is_object()) { return json; }
+    throw Error(kExitBadInput, path + ": found something else, expected a JSON object");
+}
+
+// ---- config.json -------------------------------------------------------------------------------
+
+// the fields of one config.json, each checked as it is asked for
+class ConfigReader {
+public:
+    explicit ConfigReader(const std::string& path) : path_(path), root_(read_object(path)) {}
+
+    [[noreturn]] void fail(const char* field, const std::string& found, const std::string& expected) const {
+        throw Error(kExitBadInput, strf("%s: %s: found %s, expected %s. Only GPT-2 as published can be "
+                                        "loaded.",
+                                        path_.c_str(), field, found.c_str(), expected.c_str()));
+    }
+    // absent: what stands for a field that is left out
+    int size(const char* field, int most, const Json& absent = {}) const {
+        const Json value = root_.value(field, absent);
+        if (!value.is_number_integer() || value < 1 || value > most) {
+            fail(field, printable_text(value.dump()), strf("1 to %d", most));
+        }
+        return value;
+    }
+    // a field that may be left out, or null, must have one of these values otherwise
+    void expect(const char* field, const std::vector<Json>& allowed) const {
+        const Json value = root_.value(field, Json());
+        if (value.is_null() || std::ranges::count(allowed, value) > 0) { return; }
+        fail(field, printable_text(value.dump()), allowed[0].dump());
+    }
+
+private:
+    std::string path_;
+    Json root_;
+};
+
+GPT2Config read_hf_config(const std::string& path) {
+    const ConfigReader in(path);
+    in.expect("model_type", {"gpt2"});
+    in.expect("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh"});
+    in.expect("layer_norm_epsilon", {1e-5, (double)1e-5f});
+    in.expect("scale_attn_weights", {true});
+    in.expect("scale_attn_by_inverse_layer_idx", {false});
+    in.expect("reorder_and_upcast_attn", {false});
+    in.expect("add_cross_attention", {false});
+    in.expect("tie_word_embeddings", {true});
+    GPT2Config c;
+    c.max_seq_len = in.size("n_positions", 1 << 20, in.size("n_ctx", 1 << 20, 1024));
+    c.vocab_size = in.size("vocab_size", 1 << 20);
+    c.padded_vocab_size = padded_vocab(c.vocab_size);
+    c.num_layers = in.size("n_layer", 1024);
+    c.num_heads = in.size("n_head", 65536);
+    c.channels = in.size("n_embd", 65536);
+    in.expect("n_inner", {4 * c.channels});
+    if (c.channels % c.num_heads != 0) {
+        in.fail("n_head", strf("%d", c.num_heads), strf("a divisor of n_embd = %d", c.channels));
+    }
+    return c;
+}
+
+// the shard of each tensor that an index names; they lie beside it
+std::map<std::string, std::string> read_index(const std::string& path) {
+    const JsonValue root = read_json_file(path, kMaxIndex);
+    const auto* members = root.get<JsonValue::Object>("weight_map");
+    if (members == nullptr || members->empty()) {
+        throw Error(kExitBadInput, path + ": weight_map: found none, expected an object of tensor: file");
+    }
+    std::map<std::string, std::string> file_of;
+    for (const auto& [tensor, value] : *members) {
+        const std::string* file = value.as<std::string>();
+        if (file == nullptr || file->empty() || file->find('/') != std::string::npos || (*file)[0] == '.' ||
+            !file->ends_with(".safetensors")) {
+            throw Error(kExitBadInput,
+                        strf("%s: weight_map, %s: found %s, expected the name of a *.safetensors beside it",
+                             path.c_str(), quoted_name(tensor).c_str(),
+                             file == nullptr ? "no text" : quoted_name(*file).c_str()));
+        }
+        file_of[tensor] = *file;
+    }
+    return file_of;
+}
+
+// of no use here: the causal mask, as buffers of older files keep it
+bool is_mask(const std::string& name) {
+    return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
+}
+
+bool equal_values(const SafetensorsFile& fa, const SafetensorsEntry& a, const SafetensorsFile& fb,
+                  const SafetensorsEntry& b) {
+    constexpr int64_t kPiece = 1 << 16;
+    if (a.shape != b.shape || a.type == TensorType::kOther) { return false; }
+    std::vector<float> x(kPiece), y(kPiece);
+    for (int64_t first = 0; first < a.elements; first += kPiece) {
+        const auto n = (size_t)std::min(kPiece, a.elements - first);
+        fa.read(a, first, std::span(x).first(n));
+        fb.read(b, first, std::span(y).first(n));
+        if (!std::equal(x.begin(), x.begin() + (int64_t)n, y.begin())) { return false; }
+    }
+    return true;
+}
+
+// (rows, cols) -> (cols, rows), in tiles that stay in the first cache
+void transpose(const float* in, int64_t rows, int64_t cols, float* out) {
+    constexpr int64_t kTile = 32;
+    for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
+        for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
+            for (int64_t r = r0; r < std::min(rows, r0 + kTile); r++) {
+                for (int64_t c = c0; c < std::min(cols, c0 + kTile); c++) {
+                    out[c * rows + r] = in[r * cols + c];
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+
+HfFacts read_hf_facts(const std::string& path, int vocab_size) {
+    Json config = read_object(path), kept = Json::object();
+    const std::string generation = fs::path(path).replace_filename("generation_config.json").string();
+    if (file_kind(generation) != FileKind::kMissing) { config.update(read_object(generation)); }
+    for (const char* name : kKept) {
+        if (config.contains(name)) { kept[name] = config[name]; }
+    }
+    HfFacts facts;
+    for (auto [name, ids] : {std::pair("bos_token_id", &facts.begins), {"eos_token_id", &facts.ends}}) {
+        const Json value = kept.value(name, Json());
+        for (const Json& id : value.is_array() ? value : Json::array({value})) {
+            if (id.is_number_integer() && id >= 0 && id < vocab_size) { ids->push_back(id); }
+        }
+        if (ids->empty()) {
+            kept.erase(name);
+        }  // transformers writes GPT-2's into the file of any vocabulary
+    }
+    facts.kept = kept.dump();
+    return facts;
+}
+
+HfModel::HfModel(const std::string& path) : path_(path) {
+    std::error_code ignored;
+    const bool folder = fs::is_directory(path, ignored);
+    const std::string config =
+        ((folder ? fs::path(path) : fs::path(path).parent_path()) / "config.json").string();
+    config_ = read_hf_config(config);
+    facts_ = read_hf_facts(config, config_.vocab_size);
+    open_files();
+    find_tensors();
+}
+
+void HfModel::open_files() {
+    std::error_code ignored;
+    if (!fs::is_directory(path_, ignored)) {
+        files_.push_back(std::make_unique<SafetensorsFile>(path_));
+    } else if (fs::exists(path_ + "/model.safetensors", ignored)) {
+        files_.push_back(std::make_unique<SafetensorsFile>(path_ + "/model.safetensors"));
+    } else if (!fs::exists(path_ + "/" + kIndex, ignored)) {
+        throw Error(kExitBadInput, path_ + ": found config.json, but neither model.safetensors nor " +
+                                       kIndex +
+                                       ". Weights in pytorch_model.bin must be saved as safetensors first: "
+                                       "model.save_pretrained(folder).");
+    }
+    if (!files_.empty()) { return; }
+    std::map<std::string, const SafetensorsFile*> open;
+    for (const auto& [tensor, name] : read_index(path_ + "/" + kIndex)) {
+        const SafetensorsFile*& file = open[name];
+        if (file == nullptr) {
+            file = files_.emplace_back(std::make_unique<SafetensorsFile>(path_ + "/" + name)).get();
+        }
+        if (file->find(tensor) == nullptr) {
+            throw Error(kExitBadInput, strf("%s: tensor %s is missing, which the index expects there",
+                                            file->path().c_str(), quoted_name(tensor).c_str()));
+        }
+    }
+}
+
+// every tensor to its place; all that is not right is refused by name
+void HfModel::find_tensors() {
+    std::map<std::string, std::pair<int, int64_t>> expected;
+    for (int t = 0; t < kNumTensors; t++) {
+        places_[t].resize((size_t)tensor_copies(config_, t));
+        for (int64_t l = 0; l < tensor_copies(config_, t); l++) { expected[hf_name(t, l)] = {t, l}; }
+    }
+    const auto fail = [&](const std::string& name, const std::string& found, const std::string& wanted) {
+        throw Error(kExitBadInput,
+                    strf("%s: tensor %s: found %s, expected %s for the GPT-2 of config.json", path_.c_str(),
+                         quoted_name(name).c_str(), found.c_str(), wanted.c_str()));
+    };
+    for (const auto& file : files_) {
+        for (const SafetensorsEntry& e : file->entries()) {
+            std::string name = e.name.starts_with(kPrefix) ? e.name.substr(12) : e.name;
+            if (is_mask(name)) { continue; }
+            if (name == "lm_head.weight") { name = "wte.weight"; }  // tied: one of both, or both
+            const auto at = expected.find(name);
+            if (at == expected.end()) { fail(e.name, "one of this name", "none"); }
+            const auto [tensor, layer] = at->second;
+            Place& place = places_[tensor][(size_t)layer];
+            const std::vector<int64_t> shape = hf_shape(config_, tensor);
+            if (e.type == TensorType::kOther) {
+                fail(e.name, "type " + e.type_text, "F32, F16, BF16 or F64");
+            }
+            if (e.shape != shape) {
+                SafetensorsEntry wanted;
+                wanted.shape = shape;
+                fail(e.name, "shape " + e.shape_text(), wanted.shape_text());
+            }
+            if (place.entry != nullptr && (tensor != kWte || place.entry->name == e.name)) {
+                fail(e.name, "a second one", "one");
+            }
+            if (place.entry != nullptr && !equal_values(*file, e, *place.file, *place.entry)) {
+                fail(e.name, "other values than " + place.entry->name + " has", "the same: the two are tied");
+            }
+            place = {file.get(), &e};
+        }
+    }
+    for (const auto& [name, at] : expected) {
+        if (places_[at.first][(size_t)at.second].entry == nullptr) { fail(name, "none", "one"); }
+    }
+}
+
+const char* HfModel::type() const {
+    const TensorType type = place(kWte, 0).entry->type;
+    return type == TensorType::kBF16 ? "bf16" : type == TensorType::kF16 ? "fp16" : "fp32";
+}
+
+// elements [first, first + values.size()) of a (rows, cols) matrix that the file has as (cols, rows)
+void HfModel::read_transposed(const Place& from, int64_t first, int64_t cols, std::span<float> values) const {
+    const int64_t rows = from.entry->elements / cols, begin = first / cols,
+                  end = (first + (int64_t)values.size() - 1) / cols + 1;
+    std::vector<float> stored((size_t)((end - begin) * cols)), turned(stored.size());
+    for (int64_t c = 0; c < cols; c++) {  // one read where the rows are all there are
+        const bool whole = end - begin == rows;
+        const std::span<float> part =
+            whole ? std::span(stored)
+                  : std::span(stored).subspan((size_t)(c * (end - begin)), (size_t)(end - begin));
+        from.file->read(*from.entry, c * rows + begin, part);
+        if (whole) { break; }
+    }
+    transpose(stored.data(), cols, end - begin, turned.data());
+    const auto at = turned.begin() + (first - begin * cols);
+    std::copy(at, at + (int64_t)values.size(), values.begin());
+}
+
+void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
+    require(first >= 0 && first <= tensor_total(config_, tensor) - (int64_t)values.size(),
+            "range outside of the tensor");
+    const int64_t size = tensor_size(config_, tensor), whole = (int64_t)values.size();
+    for (int64_t done = 0; done < whole;) {
+        const int64_t layer = (first + done) / size, inside = (first + done) % size;
+        const int64_t n = std::min(whole - done, size - inside);
+        const std::span<float> part = values.subspan((size_t)done, (size_t)n);
+        const Place& from = place(tensor, layer);
+        if (kHfTensors[tensor].transposed) {
+            read_transposed(from, inside, kTensors[tensor].cols(config_), part);
+        } else {  // behind the vocabulary: the padding of wte
+            const int64_t there = std::clamp<int64_t>(from.entry->elements - inside, 0, n);
+            from.file->read(*from.entry, there > 0 ? inside : 0, part.first((size_t)there));
+            std::fill(part.begin() + there, part.end(), 0.0f);
+        }
+        const auto bad = std::ranges::find_if_not(part, [](float x) { return std::isfinite(x); });
+        if (bad != part.end()) {
+            throw Error(
+                kExitBadInput,
+                strf("%s: found %g in tensor %s, expected a finite number of 32 bits. The training that made "
+                     "this file had diverged: use an earlier one.",
+                     from.file->path().c_str(), *bad, quoted_name(from.entry->name).c_str()));
+        }
+        done += n;
+    }
+}
+
+// ---- export ------------------------------------------------------------------------------------
+
+std::string hf_config_text(const GPT2Config& c, const std::string& type, int end_of_text,
+                           const std::string& kept) {
+    const std::string end = end_of_text < 0 ? "null" : std::to_string(end_of_text);
+    const char* torch_type = type == "fp32" ? "float32" : type == "fp16" ? "float16" : "bfloat16";
+    Json config =
+        Json::parse(strf(R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.0, "bos_token_id": %s, "embd_pdrop": 0.0, "eos_token_id": %s,
+        "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2",
+        "n_ctx": %d, "n_embd": %d, "n_head": %d, "n_inner": null, "n_layer": %d, "n_positions": %d,
+        "reorder_and_upcast_attn": false, "resid_pdrop": 0.0, "scale_attn_by_inverse_layer_idx": false,
+        "scale_attn_weights": true, "tie_word_embeddings": true, "torch_dtype": "%s", "use_cache": true,
+        "vocab_size": %d})",
+                         end.c_str(), end.c_str(), c.max_seq_len, c.channels, c.num_heads, c.num_layers,
+                         c.max_seq_len, torch_type, c.vocab_size));
+    config.update(Json::parse(kept));
+    return config.dump(2) + "\n";
+}
+
+Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type,
+                        const std::function<void()>& before) {
+    const GPT2Config& c = source.config();
+    require(type == "fp32" || type == "fp16" || type == "bf16", "write_hf_weights: fp32, fp16 or bf16");
+    std::vector<SafetensorsTensor> tensors;
+    std::vector<std::pair<int, int64_t>> places;
+    for (int t = 0; t < kNumTensors; t++) {
+        for (int64_t l = 0; l < tensor_copies(c, t); l++) {
+            tensors.push_back({kPrefix + hf_name(t, l), hf_shape(c, t)});
+            places.push_back({t, l});
+        }
+    }
+    std::vector<float> matrix, turned;  // a tensor that must be transposed, as it is here and there
+    const auto read_any = [&](size_t i, int64_t first, std::span<float> values) {
+        const auto [t, l] = places[i];
+        const int64_t size = tensor_size(c, t), rows = kTensors[t].rows(c), cols = kTensors[t].cols(c);
+        if (!kHfTensors[t].transposed) {
+            source.read(t, l * size + first, values);
+            return;
+        }
+        if (first == 0) {
+            matrix.resize((size_t)size);
+            turned.resize((size_t)size);
+            source.read(t, l * size, matrix);
+            transpose(matrix.data(), rows, cols, turned.data());
+        }
+        std::copy_n(turned.begin() + first, values.size(), values.begin());
+    };
+    // from here on a number is rounded to infinity
+    const float end = type == "fp16" ? 65520.0f : type == "bf16" ? 0x1.ffp127f : INFINITY;
+    const auto read = [&](size_t i, int64_t first, std::span<float> values) {
+        read_any(i, first, values);
+        const auto wrong =
+            std::find_if_not(values.begin(), values.end(), [end](float v) { return std::abs(v) < end; });
+        if (wrong != values.end()) {
+            throw Error(kExitBadInput,
+                        strf("%s: found %g in %s, expected less than %g, for %s. %s", source.path().c_str(),
+                             *wrong, tensors[i].name.c_str(), end, type.c_str(),
+                             std::isfinite(*wrong) ? "Choose --type fp32."
+                                                   : "The training that made this file had diverged."));
+        }
+    };
+    return write_safetensors(path, tensors,
+                             type == "fp32"   ? TensorType::kF32
+                             : type == "fp16" ? TensorType::kF16
+                                              : TensorType::kBF16,
+                             read, before);
+}
+
+void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
+                    int end_of_text, const std::string& run, const TextFiles& others) {
+    make_writable_folder(folder);
+    Json kept = Json::parse(source.facts().kept);
+    if (!run.empty()) { kept[kRunKey] = run; }
+    const std::string config = hf_config_text(source.config(), type, end_of_text, kept.dump());
+    Json unfinished = {{"model_type", "of an export that was not finished: export again"}};
+    if (!run.empty()) { unfinished[kRunKey] = run; }
+    const std::string config_file = folder + "/config.json";
+    const auto begin = [&] { write_text_file(config_file, unfinished.dump(2) + "\n"); };
+    std::error_code ignored;
+    const bool is_new = !fs::exists(config_file, ignored);
+    if (is_new) { begin(); }
+    try {
+        write_hf_weights(folder + "/model.safetensors", source, type, begin);
+    } catch (...) {
+        if (is_new) { fs::remove(config_file, ignored); }
+        throw;
+    }
+    Json generation = {{"_from_model_config", true}};
+    for (const char* name : {"bos_token_id", "eos_token_id"}) {
+        generation[name] = Json::parse(config)[name];
+    }
+    write_text_file(folder + "/generation_config.json", generation.dump(2) + "\n");
+    for (const auto& [name, text] : others) { write_text_file(folder + "/" + name, text); }
+    write_text_file(config_file, config);
+}
+
+std::string run_of_hf_model(const std::string& folder) {
+    try {
+        const JsonValue config = read_json_file(folder + "/config.json", kMaxConfig);
+        const auto* id = config.get<std::string>(kRunKey);
+        return id == nullptr ? "" : *id;
+    } catch (const Error&) { return ""; }  // none, or not one that a run has written
+}
+
+}  // namespace llmc

@@ -1,0 +1,85 @@
+// Muon's update of a model's tensors on the GPU, in as many pieces as there is room for. Everything is
+// queued on one stream.
+#pragma once
+#include <algorithm>
+#include <span>
+
+#include "llmc/cuda/device_memory.cuh"
+#include "llmc/model/gpt2_config.h"
+#include "llmc/ops/muon/muon.h"
+#include "llmc/ops/muon/newton_schulz.h"
+
+namespace llmc {
+
+// Device memory that Muon may overwrite in an optimizer step: activations, which are not needed any more.
+struct MuonRoom {
+    void* scratch = nullptr;
+    int64_t bytes = 0;
+    void* workspace = nullptr;  // cuBLASLt's
+};
+
+template <typename T>
+class GPT2Muon {
+public:
+    GPT2Muon(const GPT2Config& c, const MuonRoom& room, bool tf32)
+        : config_(c), room_(room), products_(room.workspace, tf32) {}
+
+    // bytes of a layer's copy of the largest tensor: less is not enough
+    static int64_t least_room(const GPT2Config& c) {
+        const MuonCopy one{};
+        int64_t most = 0;
+        for (int t = 0; t < kNumTensors; t++) {
+            if (is_block_matrix(t)) {
+                most = std::max(most, Piece(Arena(), shape_of(c, t, {&one, 1})).bytes);
+            }
+        }
+        return most;
+    }
+
+    // Of a block's matrices, in the layers that this rank takes care of (copies: in device memory). low is
+    // null in fp32.
+    template <typename Grad>
+    void update(T* param, uint16_t* low, float* m, const Grad* grad, int tensor,
+                std::span<const MuonCopy> copies, const StepDecision* decision, const StepInputs* inputs,
+                uint64_t seed, cudaStream_t stream) {
+        const int64_t each = Piece(Arena(), shape_of(config_, tensor, copies.first(1))).bytes;
+        const auto at_once = (size_t)std::max<int64_t>(room_.bytes / each, 1);
+        const int usual = block_matrices(config_, tensor).count * config_.num_layers;
+        for (size_t first = 0; first < copies.size(); first += at_once) {
+            const MuonTensor shape =
+                shape_of(config_, tensor, copies.subspan(first, std::min(at_once, copies.size() - first)));
+            const Piece piece(Arena(room_.scratch), shape);
+            muon_direction(piece.x, piece.norms, m, grad, shape, decision, stream);
+            products_.run(piece.out, piece.x, piece.squares, shape.rows, shape.cols, shape.count(), usual,
+                          stream);
+            muon_update(param, low, piece.out, shape, decision, inputs, seed, stream);
+        }
+    }
+
+private:
+    // what some copies of a tensor take
+    struct Piece {
+        T *x, *out, *squares;
+        void* norms;
+        int64_t bytes;
+        Piece(Arena arena, const MuonTensor& shape) {
+            for (T** matrices : {&x, &out}) {
+                *matrices = arena.take<T>(shape.count() * muon_stride(shape.size()));
+            }
+            squares = arena.take<T>(NewtonSchulz::squares(shape.rows, shape.cols, shape.count()));
+            norms = arena.take<char>((int64_t)muon_scratch(shape.count()));
+            bytes = arena.used();
+        }
+    };
+
+    static MuonTensor shape_of(const GPT2Config& c, int tensor, std::span<const MuonCopy> copies) {
+        const auto [count, rows, cols] = block_matrices(c, tensor);
+        return {tensor, rows, cols, count, copies.data(), (int)copies.size()};
+    }
+
+    GPT2Config config_;
+    MuonRoom room_;
+    NewtonSchulz products_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,429 @@
+#include "llmc/model/profile/step_profile.h"
+
+#include <algorithm>
+#include <cctype>
+#include <optional>
+
+#include "llmc/host/base/error.h"
+#include "llmc/host/files/json.h"
+#include "llmc/ops/muon/muon_rule.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr const char* kMarker = "decide_step";
+
+// the first whose words stand in a kernel's name
+struct NamedPart {
+    const char* words;
+    Part part;
+};
+constexpr NamedPart kNamedParts[] = {
+    {"attention_forward", Part::kAttentionForward},
+    {"attention_backward", Part::kAttentionBackward},
+    {"attention_dot", Part::kAttentionBackward},
+    {"layernorm_forward", Part::kLayerNormForward},
+    {"layernorm_backward", Part::kLayerNormBackward},
+    {"gelu_forward", Part::kGelu},
+    {"gelu_backward", Part::kGelu},
+    {"classifier", Part::kClassifier},
+    {"sum_losses", Part::kClassifier},
+    {"encoder_", Part::kEncoder},
+    {"radixsort", Part::kEncoder},
+    {"count_kernel", Part::kEncoder},
+    {"bias_", Part::kBias},
+    {"sum_rows", Part::kBias},
+    {"sum_columns", Part::kBias},
+    {"adamw", Part::kAdamW},
+    {"muon_", Part::kMuon},
+    {kMarker, Part::kAdamW},
+    {"sum_of_", Part::kNorm},
+};
+constexpr const char* kProductWords[] = {"nvjet", "cutlass", "xmma", "gemm", "splitk", "cublas"};
+// of a call that makes the host wait, or the GPU stop
+constexpr const char* kWaitWords[] = {
+    "Synchronize",   "cudaMalloc", "cudaFree",     "cudaHost",    "cuMemAlloc",    "cuMemFree",
+    "cuMemHost",     "ModuleLoad", "ModuleUnload", "LibraryLoad", "LibraryUnload", "DeviceReset",
+    "StreamDestroy", "cudaMemcpy", "cuMemcpy",     "cudaMemset",  "cuMemset"};
+
+bool has(const std::string& text, const char* words) { return text.find(words) != std::string::npos; }
+template <size_t n>
+bool has_any(const std::string& text, const char* const (&words)[n]) {
+    return std::any_of(words, words + n, [&](const char* w) { return has(text, w); });
+}
+
+// Goes through a step's kernels in order. cuBLASLt's names do not say what a product is for: behind Muon's direction it
+// is Muon's; before the classifier it is forward; behind it the gradient of a weight and that of the input take turns.
+class Sorter {
+public:
+    Part part_of(const Activity& a) {
+        if (a.kind == Activity::kCopy) { return Part::kCopies; }
+        if (a.kind == Activity::kFill) { return Part::kFills; }
+        std::string name = a.name;
+        std::transform(name.begin(), name.end(), name.begin(),
+                       [](unsigned char c) { return std::tolower(c); });
+        if (has(name, "finish_columns")) {
+            return last_;
+        }  // the end of sums over columns that the kernel before began
+        const bool product = has_any(name, kProductWords);  // whose name may say "bias", too
+        if (std::optional<Part> known = product ? std::nullopt : named(name)) {
+            if (*known == Part::kClassifier) { backward_ = true; }
+            if (has(name, "encoder_forward")) { backward_ = false; }
+            muon_ = has(name, "muon_direction");
+            return last_ = *known;
+        }
+        if (!product) { return last_ = Part::kOther; }
+        if (muon_) { return last_ = Part::kMuonProducts; }
+        if (!backward_) { return last_ = Part::kProductForward; }
+        bool adds_up_parts = has(name, "splitk") && has(name, "reduce");
+        if (!adds_up_parts) {
+            product_ = product_ == Part::kProductWeight ? Part::kProductInput : Part::kProductWeight;
+        }
+        return last_ = product_;
+    }
+
+private:
+    static std::optional<Part> named(const std::string& name) {
+        for (const NamedPart& known : kNamedParts) {
+            if (has(name, known.words)) { return known.part; }
+        }
+        return std::nullopt;
+    }
+    bool backward_ = false, muon_ = false;
+    Part last_ = Part::kOther, product_ = Part::kProductInput;
+};
+
+StepRecord sorted_out(const std::vector<Activity>& all, int64_t from, int64_t to) {
+    StepRecord step;
+    step.ms = (double)(to - from) * 1e-6;
+    Sorter sorter;
+    int64_t busy_until = from, busy = 0;
+    int fills = 0;
+    for (const Activity& a : all) {
+        if (a.kind == Activity::kCall || a.start < from || a.start >= to) { continue; }
+        Part part = sorter.part_of(a);
+        const char* name = kPartNames[(int)part];
+        step.parts[(int)part].add(a);
+        step.kernels[std::string(name) + " | " + a.name].add(a);
+        if (part == Part::kFills) {
+            fills++;
+        } else if (a.kind == Activity::kKernel && fills > 0) {
+            step.fills_before[name] += fills;
+            fills = 0;
+        }
+        busy += ns_after(busy_until, a);
+    }
+    step.idle_ms = step.ms - (double)busy * 1e-6;
+    return step;
+}
+
+// those between two times that are not made inside of another one on the same thread
+std::vector<HostCall> calls_between(const std::vector<Activity>& all, int64_t from, int64_t to, int steps) {
+    std::map<std::string, HostCall> by_name;
+    std::map<uint32_t, int64_t> busy_until;
+    for (const Activity& a : all) {
+        if (a.kind != Activity::kCall || a.start < from || a.start >= to) { continue; }
+        if (a.start < busy_until[a.lane]) { continue; }
+        busy_until[a.lane] = a.end;
+        HostCall& call = by_name[a.name];
+        call.name = a.name;
+        call.count += 1.0 / steps;
+        call.ms += (double)(a.end - a.start) * 1e-6 / steps;
+        call.waits = has_any(a.name, kWaitWords) && !has(a.name, "Async");
+    }
+    std::vector<HostCall> calls;
+    calls.reserve(by_name.size());
+    for (auto& [name, call] : by_name) { calls.push_back(call); }
+    std::sort(calls.begin(), calls.end(), [](const HostCall& a, const HostCall& b) { return a.ms > b.ms; });
+    return calls;
+}
+
+}  // namespace
+
+Recording analyse(const std::vector<Activity>& records) {
+    std::vector<const Activity*> markers;
+    for (const Activity& a : records) {
+        if (a.kind == Activity::kKernel && has(a.name, kMarker)) { markers.push_back(&a); }
+    }
+    if (markers.size() < 3) {
+        throw Error(kExitDevice, strf("--profile: CUPTI recorded %zu ends of steps; 3 at least are needed",
+                                      markers.size()));
+    }
+    Recording r;
+    std::vector<std::pair<double, size_t>> lengths;
+    for (size_t k = 1; k < markers.size(); k++) {
+        r.steps_ms.push_back((double)(markers[k]->start - markers[k - 1]->start) * 1e-6);
+        lengths.push_back({r.steps_ms.back(), k});
+    }
+    auto middle = lengths.begin() + (int64_t)(lengths.size() - 1) / 2;
+    std::nth_element(lengths.begin(), middle, lengths.end());
+    r.median = sorted_out(records, markers[middle->second - 1]->start, markers[middle->second]->start);
+    auto asked_for = [&](const Activity* marker) {
+        for (const Activity& a : records) {
+            if (a.kind == Activity::kCall && a.correlation == marker->correlation) { return a.start; }
+        }
+        return marker->start;
+    };
+    r.calls = calls_between(records, asked_for(markers.front()), asked_for(markers.back()),
+                            (int)markers.size() - 1);
+    return r;
+}
+
+namespace {
+
+// What Muon has to do with the blocks' matrices: from gradient and mean to mean and direction, and from direction and
+// weight to weight.
+void add_muon(StepWork* work, const GPT2Config& c, int value_bytes, int gradient_bytes) {
+    double elements = 0;
+    for (int t = 0; t < kNumTensors; t++) {
+        if (!is_block_matrix(t)) { continue; }
+        elements += (double)tensor_total(c, t);
+        work->muon_flop += kNewtonSchulzSteps * c.num_layers * 2 * block_matrices(c, t).work();
+    }
+    work->streams.push_back({Part::kMuon, 1, 2, 2, elements * (gradient_bytes + 8 + value_bytes) / 4});
+    work->streams.push_back({Part::kMuon, 1, 2, 1, elements * (value_bytes + 8) / 3});
+}
+
+}  // namespace
+
+StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes, bool muon) {
+    const int C = c.channels, L = c.num_layers, Vp = c.padded_vocab_size;
+    const int64_t N = (int64_t)B * T;
+    const double row = (double)N * C * value_bytes, parameters = (double)num_parameters(c);
+    StepWork work;
+    struct Linear {
+        const char* name;
+        int C, OC, calls;
+    };
+    for (const Linear& l : {Linear{"qkv", C, 3 * C, L},
+                            {"attproj", C, C, L},
+                            {"fc", C, 4 * C, L},
+                            {"fcproj", 4 * C, C, L},
+                            {"head", C, Vp, 1}}) {
+        for (Part part : {Part::kProductForward, Part::kProductInput, Part::kProductWeight}) {
+            work.products.push_back({part, l.name, N, l.C, l.OC, l.calls});
+        }
+    }
+    work.streams = {
+        {Part::kClassifier, 1, 1, 1, (double)N * Vp * value_bytes},
+        {Part::kBias, L, 1, 0,
+         4 * row},  // of fc; qkv's comes out of attention, two out of layernorm backward
+        {Part::kLayerNormForward, 2 * L, 2, 2, row},
+        {Part::kLayerNormForward, 1, 1, 1, row},
+        {Part::kLayerNormBackward, 2 * L, 3, 1, row},
+        {Part::kLayerNormBackward, 1, 2, 1, row},
+        {Part::kEncoder, 1, 1, 1, row},
+        {Part::kEncoder, 1, 1, 0, 2 * row},  // backward: for the tokens, for the positions
+        {Part::kNorm, 1, 1, 0, parameters * gradient_bytes},
+    };
+    // gradient, two moments, weight: bf16 has its lower half beside it
+    const double read = gradient_bytes + 12, written = 12;
+    double of_adamw = parameters;
+    for (int t = 0; t < kNumTensors && muon; t++) {
+        of_adamw -= is_block_matrix(t) ? (double)tensor_total(c, t) : 0;
+    }
+    work.streams.push_back({Part::kAdamW, 1, 4, 3, of_adamw * (read + written) / 7});
+    if (muon) { add_muon(&work, c, value_bytes, gradient_bytes); }
+    const int64_t blocks = (T + 63) / 64, HS = C / c.num_heads;
+    AttentionWork& a = work.attention;
+    const int64_t triangle = blocks * (blocks + 1) / 2;
+    a.blocks = (double)(triangle * B * c.num_heads * L);
+    const double flop = a.blocks * 2 * 64 * 64 * (double)HS;  // of one product
+    a.forward_flop = 2 * flop;
+    a.backward_flop = 5 * flop;
+    a.forward_bytes = 4 * row * L;
+    a.backward_bytes = 8 * row * L;
+    return work;
+}
+
+namespace {
+
+double roof_of(const StepProfile& p, int reads, int writes) {
+    for (const StreamRoof& roof : p.roofs) {
+        if (roof.reads == reads && roof.writes == writes) { return roof.bytes_per_s; }
+    }
+    throw Error(kExitDevice,
+                strf("--profile: no roof was measured for %d reads and %d writes", reads, writes));
+}
+
+std::string mix_name(int reads, int writes) {
+    return strf("%dR", reads) + (writes > 0 ? strf("%dW", writes) : std::string());
+}
+
+void add_attention(std::array<Floor, kParts>& floors, const StepProfile& p, double flop_per_s) {
+    const AttentionWork& a = p.work.attention;
+    auto add = [&](Part part, double flop, double bytes) {
+        double products = flop / flop_per_s * 1e3, moves = bytes / roof_of(p, 2, 1) * 1e3,
+               powers = a.blocks * 64 * 64 / p.exponentials_per_s * 1e3;
+        double ms = std::max({products, moves, powers});
+        floors[(int)part] = {strf("%.2f TFLOP", flop * 1e-12),
+                             ms == products ? strf("%.0f TFLOP/s", flop_per_s * 1e-12)
+                             : ms == moves  ? std::string("2R1W")
+                                            : std::string("exponentials"),
+                             ms};
+    };
+    add(Part::kAttentionForward, a.forward_flop, a.forward_bytes);
+    add(Part::kAttentionBackward, a.backward_flop, a.backward_bytes);
+}
+
+}  // namespace
+
+std::array<Floor, kParts> floors_of(const StepProfile& p) {
+    std::array<Floor, kParts> floors;
+    std::array<double, kParts> flop{}, bytes{};
+    double all_flop = 0, all_ms = 0;
+    for (const ProductTime& product : p.products) {
+        int part = (int)product.work.part;
+        double ms = product.fastest_ms * product.work.calls;
+        floors[part].ms += ms;
+        flop[part] += product.work.flop() * product.work.calls;
+        all_ms += ms;
+        all_flop += product.work.flop() * product.work.calls;
+    }
+    for (const StreamWork& s : p.work.streams) {
+        double moved = s.calls * (s.reads + s.writes) * s.bytes, roof = roof_of(p, s.reads, s.writes);
+        floors[(int)s.part].ms += moved / roof * 1e3;
+        bytes[(int)s.part] += moved;
+        std::string& text = floors[(int)s.part].roof;
+        if (text.empty()) { text = strf("%s %.0f GB/s", mix_name(s.reads, s.writes).c_str(), roof * 1e-9); }
+    }
+    for (int i = 0; i < kParts; i++) {
+        if (flop[i] > 0) {
+            floors[i].work = strf("%.2f TFLOP", flop[i] * 1e-12);
+            floors[i].roof = strf("%.0f TFLOP/s", flop[i] / floors[i].ms * 1e-9);
+        }
+        if (bytes[i] > 0) { floors[i].work = strf("%.2f GB", bytes[i] * 1e-9); }
+    }
+    const double flop_per_s = all_flop / all_ms * 1e3;
+    add_attention(floors, p, flop_per_s);
+    if (const double muon = p.work.muon_flop; muon > 0) {
+        floors[(int)Part::kMuonProducts] = {strf("%.2f TFLOP", muon * 1e-12),
+                                            strf("%.0f TFLOP/s", flop_per_s * 1e-12),
+                                            muon / flop_per_s * 1e3};
+    }
+    return floors;
+}
+
+double sum_of_floors(const std::array<Floor, kParts>& floors) {
+    double sum = 0;
+    for (const Floor& f : floors) { sum += f.ms; }
+    return sum;
+}
+
+namespace {
+
+std::string row_text(const char* name, int calls, double ms, double step_ms, const Floor& floor) {
+    auto number = [](double x) { return x > 0 ? strf("%.3f", x) : std::string("-"); };
+    auto percent = [](double part, double whole) {
+        return part > 0 && whole > 0 ? strf("%.1f", 100 * part / whole) : std::string("-");
+    };
+    return strf("%-28s %6s %9.3f %6s  %-11s %-18s %9s %9s\n", name,
+                calls > 0 ? strf("%d", calls).c_str() : "-", ms, percent(ms, step_ms).c_str(),
+                floor.work.empty() ? "-" : floor.work.c_str(), floor.roof.empty() ? "-" : floor.roof.c_str(),
+                number(floor.ms).c_str(), percent(floor.ms, ms).c_str());
+}
+
+std::string calls_text(const Recording& r) {
+    double waits = 0;
+    std::string text = "calls of CUDA a step, by the host's time in them:";
+    for (size_t i = 0; i < r.calls.size(); i++) {
+        const HostCall& call = r.calls[i];
+        waits += call.waits ? call.count : 0;
+        if (i < 8 || call.waits) {
+            text += strf("\n  %-36s %8.1f %9.3f ms%s", call.name.c_str(), call.count, call.ms,
+                         call.waits ? "  WAITS" : "");
+        }
+    }
+    return text + strf("\nwaiting calls: %.1f a step\n", waits);
+}
+
+}  // namespace
+
+std::string profile_table(const StepProfile& p) {
+    auto floors = floors_of(p);
+    const StepRecord& step = p.recording.median;
+    std::string text =
+        strf("%s, %s, B=%d, T=%d: step %.3f ms (median of %d; p20 %.3f, p80 %.3f), %.0f tokens/s\n",
+             p.gpu.c_str(), p.model.c_str(), p.B, p.T, p.step_ms, p.steps, p.step_p20_ms, p.step_p80_ms,
+             1e3 * p.B * p.T / p.step_ms);
+    text +=
+        strf("recorded: the step of median length of %zu, %.3f ms\n\n", p.recording.steps_ms.size(), step.ms);
+    text += strf("%-28s %6s %9s %6s  %-11s %-18s %9s %9s\n", "part", "calls", "ms", "%", "work", "roof",
+                 "floor ms", "% of it");
+    double sum_ms = 0;
+    int calls = 0;
+    for (int i = 0; i < kParts; i++) {
+        const Launches& l = step.parts[i];
+        sum_ms += l.ms;
+        calls += l.count;
+        if (l.count > 0) { text += row_text(kPartNames[i], l.count, l.ms, step.ms, floors[i]); }
+    }
+    text += row_text("idle", 0, step.idle_ms, step.ms, {});
+    double overlap = sum_ms + step.idle_ms - step.ms;
+    if (overlap > 1e-3) { text += row_text("at the same time as another", 0, -overlap, step.ms, {}); }
+    text += row_text("step", calls, step.ms, step.ms, {"", "", sum_of_floors(floors)});
+    for (const auto& [before, count] : step.fills_before) {
+        text += strf("fills just before %s: %d\n", before.c_str(), count);
+    }
+    text += "\n" + strf("%-28s %-8s %7s %6s %6s %10s %10s %8s\n", "product", "", "N", "C", "OC", "first us",
+                        "best us", "TFLOP/s");
+    for (const ProductTime& t : p.products) {
+        text += strf("%-28s %-8s %7lld %6d %6d %10.1f %10.1f %8.0f\n", kPartNames[(int)t.work.part],
+                     t.work.name, (long long)t.work.N, t.work.C, t.work.OC, 1e3 * t.first_ms,
+                     1e3 * t.fastest_ms, t.work.flop() / t.fastest_ms * 1e-9);
+    }
+    return text + "\n" + calls_text(p.recording) +
+           strf("\nS = sum of floors / median step = %.3f / %.3f = %.3f\n", sum_of_floors(floors), p.step_ms,
+                sum_of_floors(floors) / p.step_ms);
+}
+
+std::string profile_json(const StepProfile& p) {
+    auto floors = floors_of(p);
+    const StepRecord& step = p.recording.median;
+    std::string parts, products, kernels, calls;
+    auto add = [](std::string& list, const std::string& row) {
+        list += (list.empty() ? "\n    " : ",\n    ") + row;
+    };
+    for (int i = 0; i < kParts; i++) {
+        const Launches& l = step.parts[i];
+        add(parts,
+            strf("{\"part\": \"%s\", \"calls\": %d, \"ms\": %.4f, \"work\": \"%s\", \"roof\": \"%s\", "
+                 "\"floor_ms\": %.4f}",
+                 kPartNames[i], l.count, l.ms, floors[i].work.c_str(), floors[i].roof.c_str(), floors[i].ms));
+    }
+    for (const ProductTime& t : p.products) {
+        add(products,
+            strf("{\"part\": \"%s\", \"name\": \"%s\", \"N\": %lld, \"C\": %d, \"OC\": %d, "
+                 "\"calls\": %d, \"first_us\": "
+                 "%.2f, \"best_us\": %.2f, \"candidates\": %d, \"same_bits_us\": %.2f, \"same_bits\": "
+                 "%d, \"wide_us\": %.2f, \"unsplit_us\": %.2f, \"fused_us\": %.2f, \"adding_us\": %.2f}",
+                 kPartNames[(int)t.work.part], t.work.name, (long long)t.work.N, t.work.C, t.work.OC,
+                 t.work.calls, 1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates, 1e3 * t.same_bits_ms,
+                 t.same_bits, 1e3 * t.wide_ms, 1e3 * t.unsplit_ms, 1e3 * t.fused_ms, 1e3 * t.adding_ms));
+    }
+    for (const auto& [name, l] : step.kernels) {
+        add(kernels,
+            strf("{\"kernel\": %s, \"calls\": %d, \"ms\": %.4f}", json_text(name).c_str(), l.count, l.ms));
+    }
+    for (const HostCall& c : p.recording.calls) {
+        add(calls, strf("{\"call\": \"%s\", \"a_step\": %.2f, \"ms\": %.4f, \"waits\": %s}", c.name.c_str(),
+                        c.count, c.ms, c.waits ? "true" : "false"));
+    }
+    std::string fills;
+    for (const auto& [before, count] : step.fills_before) {
+        fills += strf("%s\"%s\": %d", fills.empty() ? "" : ", ", before.c_str(), count);
+    }
+    return strf(
+               "{\n  \"gpu\": %s, \"model\": %s, \"date\": \"%s\", \"B\": %d, \"T\": %d,\n  \"step_ms\": "
+               "%.4f, \"p20_ms\": %.4f, "
+               "\"p80_ms\": %.4f, \"steps\": %d, \"recorded_ms\": %.4f, \"idle_ms\": %.4f,\n  \"floors_ms\": "
+               "%.4f, \"S\": %.4f,\n",
+               json_text(p.gpu).c_str(), json_text(p.model).c_str(), p.date.c_str(), p.B, p.T, p.step_ms,
+               p.step_p20_ms, p.step_p80_ms, p.steps, step.ms, step.idle_ms, sum_of_floors(floors),
+               sum_of_floors(floors) / p.step_ms) +
+           "  \"fills_before\": {" + fills + "},\n  \"parts\": [" + parts + "],\n  \"products\": [" +
+           products + "],\n  \"calls\": [" + calls + "],\n  \"kernels\": [" + kernels + "]\n}\n";
+}
+
+}  // namespace llmc

@@ -1,0 +1,185 @@
+// What ./train_gpt2cu --profile says of a step: where its time goes, part by part, and the least time that each part could
+// take on this GPU. Host only; gpt2_profile.h records and measures.
+//
+// A part's floor, all of it measured in the same process but for the exponentials' rate:
+//   products    every distinct product alone, without bias and GELU, by the fastest of cuBLASLt's algorithms
+//   attention   the largest of: the lower triangle's blocks of 64 x 64 scores, 2 products each forward and 5 backward, at
+//               the rate of the products above; their exponentials, 16 a clock and multiprocessor; the tensors it must move
+//   Muon        its iterations' products, whole, at the rate of the products above; around them, the bytes
+//   the rest    the bytes it must move, as fast as a kernel that computes nothing moves as many streams
+// Recomputation is not work: its time counts, and no floor.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "llmc/model/gpt2_config.h"
+#include "llmc/model/profile/activity.h"
+
+namespace llmc {
+
+enum class Part {
+    kProductForward,
+    kProductInput,
+    kProductWeight,
+    kAttentionForward,
+    kAttentionBackward,
+    kClassifier,
+    kBias,
+    kLayerNormForward,
+    kLayerNormBackward,
+    kGelu,
+    kEncoder,
+    kAdamW,
+    kMuonProducts,
+    kMuon,
+    kNorm,
+    kCopies,
+    kFills,
+    kOther
+};
+inline constexpr const char* kPartNames[] = {"products, forward",
+                                             "products, input's gradient",
+                                             "products, weight's gradient",
+                                             "attention forward",
+                                             "attention backward",
+                                             "classifier",
+                                             "bias gradient",
+                                             "layernorm forward",
+                                             "layernorm backward",
+                                             "gelu",
+                                             "encoder",
+                                             "adamw",
+                                             "muon's products",
+                                             "muon, the rest",
+                                             "norm",
+                                             "copies",
+                                             "fills",
+                                             "other"};
+constexpr int kParts = (int)std::size(kPartNames);
+
+// ---- what was recorded -----------------------------------------------------------------------------
+
+// ns of `a` that lie behind `until`, which becomes a's end where that is later
+inline int64_t ns_after(int64_t& until, const Activity& a) {
+    int64_t from = std::max(a.start, until);
+    until = std::max(until, a.end);
+    return std::max<int64_t>(0, a.end - from);
+}
+
+struct Launches {
+    int count = 0;
+    // in which at least one of them runs: one that starts early waits while the one before still runs
+    double ms = 0;
+    void add(const Activity& a) {
+        count++;
+        ms += (double)ns_after(until_, a) * 1e-6;
+    }
+
+private:
+    int64_t until_ = 0;
+};
+
+// one step; step k goes from the decision of step k - 1, made just before AdamW, to its own
+struct StepRecord {
+    double ms = 0, idle_ms = 0;
+    std::array<Launches, kParts> parts;
+    std::map<std::string, Launches> kernels;  // "part | name"
+    std::map<std::string, int> fills_before;  // by the part of the kernel that follows
+};
+
+// a call of CUDA by the host, over all recorded steps
+struct HostCall {
+    std::string name;
+    double count = 0, ms = 0;  // a step
+    bool waits = false;        // makes the host wait or the GPU stop
+};
+
+struct Recording {
+    StepRecord median;  // the step of median length
+    std::vector<double> steps_ms;
+    std::vector<HostCall> calls;
+};
+
+// records: in the order of starts, of steps that ran one after the other on one stream. Throws Error(kExitDevice) unless
+// they hold two whole steps.
+Recording analyse(const std::vector<Activity>& records);
+
+// ---- what it has to do -----------------------------------------------------------------------------
+
+struct ProductWork {
+    Part part;
+    const char* name;
+    int64_t N;
+    int C, OC;  // out (N,OC) = inp (N,C) weight^T, and what belongs to its backward
+    int calls;
+    double flop() const { return 2.0 * (double)N * C * OC; }
+};
+struct StreamWork {
+    Part part;
+    int calls, reads, writes;
+    double bytes;  // of a stream, on average
+};
+struct AttentionWork {
+    double blocks;                         // of 64 x 64 scores, of all layers
+    double forward_flop, backward_flop;    // of all
+    double forward_bytes, backward_bytes;  // of all
+};
+struct StepWork {
+    std::vector<ProductWork> products;
+    std::vector<StreamWork> streams;
+    AttentionWork attention;
+    double muon_flop = 0;  // of all products of its iterations
+};
+
+// bytes of a value of T, and of a gradient of a parameter
+StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes,
+                      bool muon = false);
+
+// ---- what could be -------------------------------------------------------------------------------
+
+struct ProductTime {
+    ProductWork work;
+    double first_ms, fastest_ms;  // of one call: cuBLASLt's first proposal, the best
+    int candidates;               // how many algorithms were tried, variants of the first proposal included
+    // the best of those whose result has the first's bits, and how many these are; the best with four times the workspace;
+    // the first that splits no sum; the first with the epilogue that the step asks for, and if it adds to what is there.
+    // 0: not measured
+    double same_bits_ms = 0, wide_ms = 0, unsplit_ms = 0, fused_ms = 0, adding_ms = 0;
+    int same_bits = 0;
+};
+// the numbers of streams read and written that a floor is asked for
+struct StreamMix {
+    int reads, writes;
+};
+inline constexpr StreamMix kStreamMixes[] = {{1, 0}, {1, 1}, {2, 1}, {3, 1}, {2, 2}, {4, 3}};
+struct StreamRoof {
+    int reads, writes;
+    double bytes_per_s;
+};
+struct StepProfile {
+    std::string gpu, model, date;
+    int B = 0, T = 0;
+    double step_ms = 0, step_p20_ms = 0, step_p80_ms = 0;  // unprofiled
+    int steps = 0;                                         // of which that is the median
+    Recording recording;
+    std::vector<ProductTime> products;
+    std::vector<StreamRoof> roofs;
+    double exponentials_per_s = 0;
+    StepWork work;
+};
+
+struct Floor {
+    std::string work, roof;
+    double ms = 0;
+};
+std::array<Floor, kParts> floors_of(const StepProfile& p);
+double sum_of_floors(const std::array<Floor, kParts>& floors);
+
+std::string profile_table(const StepProfile& p);
+std::string profile_json(const StepProfile& p);
+
+}  // namespace llmc

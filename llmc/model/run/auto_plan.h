@@ -1,0 +1,44 @@
+// What the user leaves open about the length of a run and its learning rate, worked out from the size of
+// the model and the tokens there are: the same on any machine, however busy it is. Only --minutes asks for the
+// device's speed.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "llmc/host/options/options.h"
+#include "llmc/model/gpt2_config.h"
+
+namespace llmc {
+
+// what the choice depends on
+struct RunFacts {
+    int64_t parameters = 0;  // those of the embeddings left out
+    int channels = 0;
+    double flops_per_token = 0;    // forward and backward
+    double muon_flops = 0;         // of Muon's iterations in a step
+    double flops_per_s = 0;        // of one large product on this device, now; 0 = unknown
+    bool pretrained = false;       // the weights come from a model, not from random numbers
+    int64_t tokens_per_epoch = 0;  // whole windows
+    int64_t tokens_per_step = 0;
+    int64_t val_tokens = 0;  // that one validation predicts
+    int64_t tokens = 0;      // of the training data: what llm.c calls an epoch
+};
+
+// of Muon's iterations in a step, as the CPU computes them: symmetric products by half
+double muon_flops(const GPT2Config& c);
+
+struct Chosen {
+    bool muon = false;
+    int64_t steps = 0;
+    double lr = 0;
+    int64_t warmup = 0;
+    double final_lr_fraction = 1;
+    int64_t val_every = 0, sample_every = 0;
+    std::string why;  // a line for each that was worked out; "" = all were given
+};
+
+// What the options give stands; the rest is worked out, or taken from llm.c where its letters were used:
+// one epoch, a learning rate of 3e-4, no warm-up, no decay, validation and a sample every 20 steps.
+Chosen choose(const Options& options, const RunFacts& facts);
+
+}  // namespace llmc

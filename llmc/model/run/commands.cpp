@@ -1,0 +1,347 @@
+// The sub-commands: see commands.h.
+#include "llmc/model/run/commands.h"
+
+#include <unistd.h>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <string>
+
+#include "llmc/host/base/terminal_text.h"
+#include "llmc/host/base/threads.h"
+#include "llmc/host/base/utf8.h"
+#include "llmc/host/files/json.h"
+#include "llmc/host/log/report.h"
+#include "llmc/host/options/command_options.h"
+#include "llmc/host/options/parse_words.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/host/tokens/tokenizer.h"
+#include "llmc/model/eval/generate.h"
+#include "llmc/model/eval/hellaswag.h"
+#include "llmc/model/eval/validator.h"
+#include "llmc/model/finite.h"
+#include "llmc/model/run/hf_export.h"
+
+namespace llmc {
+
+namespace {
+
+// standard error: standard output has the result alone
+void note(const std::string& text) { put_text(stderr, text + "\n"); }
+
+NamedModel find_model(const CommandOptions& o) {
+    std::string notes;
+    NamedModel model = open_model(o.model, &notes);
+    const GPT2Config& c = model.source->config();
+    note(notes + strf("model: %s (%d layers, %d channels, %d positions, vocabulary %d, %s)",
+                      model.path.c_str(), c.num_layers, c.channels, c.max_seq_len, c.vocab_size,
+                      model.source->type()));
+    return model;
+}
+
+// the one asked for, or the model's own, or bytes; nothing if there is none
+std::optional<Tokenizer> find_tokenizer(const CommandOptions& o, const NamedModel& model) {
+    const int vocab = model.source->config().vocab_size;
+    std::optional<Tokenizer> t =
+        o.tokenizer.empty() ? Tokenizer::find(model.folder) : Tokenizer::load(o.tokenizer);
+    const std::string sizes =
+        strf("the tokenizer in %s has %d tokens, the model a vocabulary of %d: ",
+             (o.tokenizer.empty() ? model.folder : o.tokenizer).c_str(), t ? t->vocab_size() : 0, vocab);
+    if (t && !t->fits(vocab)) {
+        throw Error(kExitBadInput,
+                    sizes + "they do not belong together. Name the right one with --tokenizer.");
+    }
+    if (t && vocab > t->vocab_size()) { note(sizes + "the rest is taken for padding and never drawn"); }
+    if (!t && vocab == kByteVocabSize) { t = Tokenizer::bytes(); }
+    return t;
+}
+
+// of --prompt-ids alone the ids
+Tokenizer require_tokenizer(const CommandOptions& o, const NamedModel& model) {
+    std::optional<Tokenizer> t = find_tokenizer(o, model);
+    if (t) { return *t; }
+    if (!o.prompt_ids.empty()) { return Tokenizer::numbers(model.source->config().vocab_size); }
+    throw Error(
+        kExitUsage,
+        strf("%s has a vocabulary of %d, and no tokenizer lies beside it: what do the ids mean? Give "
+             "--tokenizer a folder with tokenizer.json, or vocab.bpe and encoder.json, or --prompt-ids "
+             "1,2,3: then the text is ids, too (nanoGPT's meta.pkl, which is not read, as a pickle can "
+             "run code, says what they mean).",
+             model.path.c_str(), model.source->config().vocab_size));
+}
+
+// ---- generate ----------------------------------------------------------------------------------
+
+// A pipe gets the bytes as they are; on a terminal control characters are shown, not obeyed.
+void print_text(std::string_view text) {
+    static const bool terminal = isatty(STDOUT_FILENO) != 0;
+    const std::string out = terminal ? printable_text(text) : std::string(text);
+    std::fwrite(out.data(), 1, out.size(), stdout);
+    require_printed();
+}
+
+std::string read_prompt(const CommandOptions& o) {
+    if (o.prompt != "-") { return o.prompt; }
+    std::string text(std::istreambuf_iterator<char>(std::cin), {});
+    if (text.ends_with('\n')) { text.pop_back(); }  // echo and editors put it there
+    return text;
+}
+
+class Generator {
+public:
+    Generator(const CommandOptions& o, const Engine& engine)
+        : o_(o),
+          model_(find_model(o)),
+          tokenizer_(require_tokenizer(o, model_)),
+          facts_(model_.source->facts()) {
+        if (!o_.prompt.empty() || o_.interactive) { (void)tokenizer_.encode(""); }  // can it?
+        decoder_ = engine.decoder(*model_.source, o.dtype);
+    }
+
+    int run() {
+        const int rows = decoder_->config().vocab_size;
+        for (int id : o_.prompt_ids) {
+            if (id >= 0 && id < rows) { continue; }
+            throw Error(kExitUsage, strf("--prompt-ids: found %d, expected 0 to %d", id, rows - 1));
+        }
+        if (o_.interactive) {
+            converse();
+        } else {
+            std::string prompt = read_prompt(o_);
+            for (int id : o_.prompt_ids) { prompt += tokenizer_.decode(id); }
+            for (int64_t i = 0; i < o_.num_samples; i++) { write_one(prompt, i); }
+        }
+        if (o_.stats) { print_stats(); }
+        return kExitDone;
+    }
+
+private:
+    Context new_context() {
+        return Context(decoder_.get(), [this](int left) {
+            if (slides_++ == 0) {
+                note(
+                    strf("(the text is longer than the %d tokens that the model sees: it goes on from the "
+                         "last %d)",
+                         decoder_->config().max_seq_len, left));
+            }
+        });
+    }
+    std::vector<int32_t> start() const {
+        const int begin = facts_.begins.empty() ? tokenizer_.end_of_text() : facts_.begins[0];
+        return begin >= 0 && !o_.no_bos ? std::vector<int32_t>{begin} : std::vector<int32_t>{};
+    }
+    std::vector<int32_t> with(std::vector<int32_t> tokens, const std::string& text) const {
+        for (int id : tokenizer_.encode_prompt(text, decoder_->config().vocab_size)) { tokens.push_back(id); }
+        if (tokens.empty()) {
+            throw Error(kExitUsage, "generate: give a --prompt: no token is known to begin a text");
+        }
+        return tokens;
+    }
+    SampleParams params(int64_t number) const {
+        return {o_.tokens, o_.temperature,   o_.top_p, o_.top_k,
+                o_.seed,   (uint32_t)number, o_.stop,  facts_.ends};
+    }
+
+    void count(const Sample& sample) {
+        computed_ += sample.computed;
+        prompt_seconds_ += sample.prompt_seconds;
+        seconds_ += sample.seconds;
+    }
+    void print_stats() const {
+        std::string text = strf("prompts took %.3f s", prompt_seconds_);
+        if (computed_ > 0) {
+            const double rate = (double)computed_ / seconds_;
+            text += strf("; after them %lld tokens in %.2f s, %.1f tokens/s, %.3f ms a token",
+                         (long long)computed_, seconds_, rate, 1e3 / rate);
+            const DecoderTraffic traffic = decoder_->traffic();
+            if (traffic.bytes_per_second > 0) {
+                text += strf(", %.2f of the memory's speed: %.1f MB of weights a token, at most %.0f GB/s",
+                             (double)traffic.bytes * rate / traffic.bytes_per_second,
+                             (double)traffic.bytes / 1e6, traffic.bytes_per_second / 1e9);
+            }
+        }
+        note(text);
+    }
+
+    void write_one(const std::string& prompt, int64_t number) {
+        Context context = new_context();
+        const std::vector<int32_t> tokens = o_.prompt_ids.empty() ? with(start(), prompt) : o_.prompt_ids;
+        if (!o_.json) { print_text((number > 0 ? "---\n" : "") + prompt); }
+        const Sample sample =
+            write_sample(&context, tokenizer_, tokens, params(number), [&](std::string_view text) {
+                if (!o_.json) { print_text(text); }
+            });
+        count(sample);
+        std::string line = "\n";
+        if (o_.json) {
+            std::string ids;
+            for (int32_t id : sample.ids) { ids += (ids.empty() ? "" : ",") + std::to_string(id); }
+            line = strf("{\"sample\":%lld,\"prompt\":%s,\"text\":%s,\"ids\":[%s],\"ended\":\"%s\"}\n",
+                        (long long)number, json_text(prompt).c_str(), json_text(sample.text).c_str(),
+                        ids.c_str(), sample.ended);
+        }
+        print_text(line);
+    }
+
+    // the context grows by each line and by what the model answers
+    void converse() {
+        Context context = new_context();
+        const bool terminal = isatty(STDIN_FILENO) != 0;
+        if (terminal) { note("Type how the text goes on, and Enter; Control-D ends."); }
+        std::vector<int32_t> before = start();
+        std::string line = o_.prompt;
+        for (int64_t number = 0;; number++) {
+            if (line.empty()) {
+                if (terminal) { print_text("> "); }
+                if (!std::getline(std::cin, line)) { break; }
+            }
+            const std::vector<int32_t> tokens = with(before, line);
+            const Sample sample = write_sample(&context, tokenizer_, tokens, params(number), print_text);
+            count(sample);
+            print_text("\n");
+            // The context lacks the last token, which nothing was computed for; a document that has ended is
+            // followed by a new one.
+            const bool ended = sample.ended == std::string_view("end_of_text");
+            before = ended ? start() : std::vector<int32_t>{sample.ids.back()};
+            line.clear();
+        }
+    }
+
+    const CommandOptions& o_;
+    NamedModel model_;
+    Tokenizer tokenizer_;
+    HfFacts facts_;
+    std::unique_ptr<Decoder> decoder_;
+    int64_t computed_ = 0;  // as Sample's, of all
+    double prompt_seconds_ = 0, seconds_ = 0;
+    int slides_ = 0;
+};
+
+// ---- export ------------------------------------------------------------------------------------
+
+int export_model(const CommandOptions& o) {
+    const NamedModel model = find_model(o);
+    require_no_run_there(o.hf, "Choose another --hf.");
+    if (!o.force) {
+        require_empty_folder(
+            o.hf, "Choose another --hf, or --force to replace the files in it that have the same names.");
+    }
+    std::string problem;
+    const std::string files = export_hf(o.hf, *model.source, find_tokenizer(o, model), o.type, &problem);
+    put_text(stdout, files + "\n");
+    if (!problem.empty()) { note(problem); }
+    require_printed();
+    return kExitDone;
+}
+
+// ---- eval --------------------------------------------------------------------------------------
+
+Evaluation evaluate(LoadedModel* model, const Batch& batch) {
+    const Evaluation e = model->evaluate(batch);
+    require_finite_results("the losses", e.losses);
+    return e;
+}
+
+// The mean loss over token shards: printed, or the members of a JSON object.
+std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
+                            const std::optional<Tokenizer>& tokenizer, LoadedModel* model, int T) {
+    const int vocab = ShardSet(o.data, o.raw_tokens).vocab_size(), end = end_of_text(tokenizer, vocab);
+    const auto align = alignment(o.val_align, o.data, T, end, o.raw_tokens);
+    ValidationData data(o.data, T, align, end, o.max_tokens, o.raw_tokens);
+    if (!same_ids(tokenizer, c.vocab_size, vocab)) {
+        throw Error(kExitBadInput,
+                    strf("%s has a vocabulary of %d, the model of %d: make the shards with the "
+                         "model's tokenizer",
+                         o.data.c_str(), vocab, c.vocab_size));
+    }
+    double nats = 0;
+    int64_t tokens = 0, bytes = 0;
+    Batch batch;
+    for (int64_t row = 0; row < data.num_rows(); row += o.batch) {
+        data.read(row, o.batch, &batch);
+        const Evaluation e = evaluate(model, batch);
+        for (size_t i = 0; i < batch.targets.size(); i++) {
+            const int32_t target = batch.targets[i];
+            if (target == kIgnoreTarget) { continue; }
+            nats += e.losses[i];
+            tokens++;
+            const bool text = tokenizer && target != tokenizer->end_of_text();
+            bytes += text ? (int64_t)tokenizer->decode(target).size() : 0;
+        }
+    }
+    const double loss = nats / (double)tokens, bits = nats / std::log(2.0) / (double)bytes;
+    if (o.json) {
+        return strf("\"tokens\":%lld,\"seq_len\":%d,\"loss\":%.9g,\"bytes\":%lld,\"bits_per_byte\":%s",
+                    (long long)tokens, T, loss, (long long)bytes,
+                    bytes > 0 ? strf("%.9g", bits).c_str() : "null");
+    }
+    std::printf("tokens      %lld, in rows of %d%s\n", (long long)tokens, T,
+                align == ValidationData::Align::kDocument ? ", each document from the start of a row" : "");
+    std::printf("loss        %.4f nats/token\nperplexity  %.3f\n", loss, std::exp(loss));
+    if (bytes > 0) {
+        std::printf("bits/byte   %.4f, over %lld bytes of text\n", bits, (long long)bytes);
+    } else {
+        std::printf("bits/byte   n/a: no tokenizer says how long the tokens are. Give --tokenizer.\n");
+    }
+    return "";
+}
+
+std::string evaluate_hellaswag(const EvalFile& file, const CommandOptions& o, LoadedModel* model, int T) {
+    const auto losses = [&](const Batch& batch) { return evaluate(model, batch); };
+    const HellaSwagScore score = *score_hellaswag(file, o.batch, T, losses);  // a signal ends a sub-command
+    if (score.cut > 0) {
+        note(strf("%lld endings are longer with their context than %d tokens: only the last of these count",
+                  (long long)score.cut, T));
+    }
+    if (o.json) {
+        std::string questions;
+        for (const std::string& q : score.questions) { questions += (questions.empty() ? "" : ",") + q; }
+        return strf("\"hellaswag\":{\"examples\":%lld,\"accuracy\":%.9g,\"normalised\":%.9g",
+                    (long long)score.examples, score.accuracy(), score.normalised()) +
+               (o.per_question ? ",\"questions\":[" + questions + "]}" : "}");
+    }
+    std::printf("HellaSwag   %lld examples\n", (long long)score.examples);
+    std::printf("accuracy    %.4f, by the lowest sum of losses\n", score.accuracy());
+    std::printf(
+        "normalised  %.4f, by the lowest mean of a token, as llm.c's (lm-evaluation-harness: of a byte)\n",
+        score.normalised());
+    return "";
+}
+
+int evaluate(const CommandOptions& o, const Engine& engine) {
+    const NamedModel named = find_model(o);
+    const GPT2Config& c = named.source->config();
+    const int T = o.seq_len > 0 ? o.seq_len : std::min(c.max_seq_len, 1024);
+    if (T > c.max_seq_len) {
+        throw Error(kExitUsage,
+                    strf("--seq-len %d is more than the %d positions of the model", T, c.max_seq_len));
+    }
+    const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
+    std::optional<EvalFile> questions;
+    if (!o.hellaswag.empty()) {
+        const bool same = same_ids(tokenizer, c.vocab_size, questions.emplace(o.hellaswag).vocab_size());
+        if (!same) { require_vocabulary(*questions, c.vocab_size, named.path); }
+    }
+    const std::unique_ptr<LoadedModel> model = engine.evaluator(*named.source, o.batch, T);
+    std::string json;
+    if (!o.data.empty()) { json = evaluate_shards(o, c, tokenizer, model.get(), T); }
+    if (questions) { json += (json.empty() ? "" : ",") + evaluate_hellaswag(*questions, o, model.get(), T); }
+    if (o.json) { std::printf("{%s}\n", json.c_str()); }
+    require_printed();
+    return kExitDone;
+}
+
+}  // namespace
+
+std::optional<int> run_command(int argc, char** argv, const Engine& engine) {
+    if (argc > 1 && argv[1] == std::string("report")) { return report_command(argc, argv); }
+    if (argc < 2 || !is_command(argv[1])) { return std::nullopt; }
+    CommandOptions o;
+    if (!parse_command(argc, argv, &o)) { return kExitDone; }
+    settle_threads();
+    if (o.command == "generate") { return Generator(o, engine).run(); }
+    return o.command == "export" ? export_model(o) : evaluate(o, engine);
+}
+
+}  // namespace llmc

@@ -1,0 +1,97 @@
+// A model for Hugging Face's transformers: see hf_export.h.
+#include "llmc/model/run/hf_export.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "llmc/host/base/error.h"
+#include "llmc/host/files/binary_file.h"
+#include "llmc/host/files/read_file.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/formats/hf_model.h"
+
+namespace llmc {
+
+void require_empty_folder(const std::string& folder, const std::string& cure) {
+    std::error_code ignored;
+    if (std::filesystem::exists(folder, ignored) && !std::filesystem::is_directory(folder, ignored)) {
+        throw Error(kExitUsage,
+                    folder + ": this is a file. Expected an empty folder, or a name that is free.");
+    }
+    if (std::filesystem::exists(folder, ignored) && !std::filesystem::is_empty(folder, ignored)) {
+        throw Error(kExitUsage, folder + ": not an empty folder. " + cure);
+    }
+}
+
+void require_no_run_there(const std::string& folder, const std::string& cure) {
+    std::error_code ignored;
+    for (const char* name : {"MANIFEST", "log.jsonl", "model.bin"}) {
+        if (!std::filesystem::exists(folder + "/" + name, ignored)) { continue; }
+        throw Error(kExitUsage, strf("%s: the folder of a run, or a checkpoint (it has %s). %s",
+                                     folder.c_str(), name, cure.c_str()));
+    }
+}
+
+namespace {
+
+// Throws if files of a tokenizer would stay beside a model that they are not of.
+void require_no_other_tokenizer(const std::string& folder, const TextFiles& written) {
+    for (const char* name : kTokenizerFiles) {
+        if (written.contains(name) || file_kind(folder + "/" + name) == FileKind::kMissing) { continue; }
+        throw Error(
+            kExitUsage,
+            strf(
+                "%s/%s: of an earlier export, and not of this model. Give its --tokenizer, or choose another "
+                "folder.",
+                folder.c_str(), name));
+    }
+}
+
+// absolute, without links and without a slash at its end
+std::filesystem::path place_of(const std::string& folder) {
+    std::error_code ignored;
+    const auto path = std::filesystem::weakly_canonical(std::filesystem::absolute(folder, ignored), ignored);
+    return path.has_filename() ? path : path.parent_path();
+}
+
+}  // namespace
+
+std::string export_hf(const std::string& folder, const ModelSource& source,
+                      const std::optional<Tokenizer>& tokenizer, const std::string& type, std::string* note,
+                      const std::string& run) {
+    const GPT2Config& c = source.config();
+    const std::string stored = type == "auto" ? source.type() : type;
+    const bool encodes = tokenizer && tokenizer->can_encode();
+    const TextFiles others = encodes ? tokenizer->files(c.max_seq_len) : TextFiles();
+    require_no_other_tokenizer(folder, others);
+    write_hf_model(folder, source, stored, end_of_text(tokenizer, c.vocab_size), run, others);
+    std::string files = folder + ": model.safetensors (" + stored + "), config.json, generation_config.json";
+    for (const auto& [name, text] : others) { files += ", " + name; }
+    if (!encodes) { *note = "no tokenizer was written: none that can encode is known. Give --tokenizer."; }
+    return files;
+}
+
+void require_export_folder(const Options& o, const std::string& run_folder, const Line& line) {
+    if (o.export_hf.empty()) { return; }
+    const std::string cure = "Choose another --export-hf.";
+    const std::filesystem::path run = place_of(run_folder), there = place_of(o.export_hf);
+    const bool step = there.parent_path() == run && there.filename().string().starts_with("step_");
+    if (there == run || step) { throw Error(kExitUsage, o.export_hf + ": the run's own folder. " + cure); }
+    require_no_run_there(o.export_hf, cure);
+    const std::string by = run_of_hf_model(o.export_hf);
+    if (std::ranges::any_of(line, [&](const Start& start) { return start.id == by; })) { return; }
+    require_empty_folder(o.export_hf,
+                         "It holds no export of this run. Empty it, or choose another --export-hf.");
+}
+
+std::string export_run(const Options& o, const std::string& run_folder, const Line& line,
+                       const std::optional<Tokenizer>& tokenizer) {
+    require_export_folder(o, run_folder, line);
+    std::string note;
+    const ModelFile model(run_folder + "/model.bin");
+    const std::string files = export_hf(o.export_hf, model, tokenizer, "auto", &note, line.back().id);
+    return "saved " + files + (note.empty() ? "" : "\n" + note);
+}
+
+}  // namespace llmc
