@@ -124,9 +124,9 @@ $(BUILD)/dev/cpu/gpt2_step: $(call objects,dev/cpu/gpt2_step.cpp) $(BUILD)/libll
 FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cpp) \
     $(patsubst %,llmc/host/%.cpp,base/utf8 files/binary_file files/json files/read_file files/safetensors \
     $(addprefix tokens/,bpe dataloader eval_file token_shard tokenizer tokenizer_files val_info) ranks/ranks \
-    $(addprefix options/,options options_config options_input parse_words typed_text) log/log_lines log/logger) \
-    $(patsubst %,llmc/model/%.cpp,finite model_source $(addprefix formats/,checkpoint debug_state hf_model run_record) \
-    run/run_folder))
+    $(addprefix options/,options options_config options_input parse_words typed_text) log/lines log/logger) \
+    $(patsubst %,llmc/model/%.cpp,finite model_source $(addprefix formats/,checkpoint debug_state hf_model record) \
+    run/folder))
 $(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)
 	$(call quiet,compile)clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined \
@@ -170,9 +170,9 @@ $(BUILD)/%.cu.o: %.cu $(SETTINGS) $(BUILD)/arch
 $(BUILD)/%.cu.o: $(BUILD)/typed/%.cu $(SETTINGS) $(BUILD)/arch
 	$(compile_cu)
 # no device code is in these: for the host's compiler, as nvcc reads a file three times
-HOST_CU := train_gpt2.cu test_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/profile/activity model/gpu/decoder_gpu \
-    ops/attention/attention_bf16 ops/attention/attention_c_abi ops/comm/comm ops/comm/comm_host ops/comm/comm_nccl \
-    ops/comm/comm_peer ops/muon/newton_schulz)
+HOST_CU := train_gpt2.cu test_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/profile/activity model/gpu/decoder \
+    ops/attention/bf16 ops/attention/attention_c_abi ops/comm/comm ops/comm/host ops/comm/nccl \
+    ops/comm/peer ops/muon/newton_schulz)
 define compile_host_cu
 @mkdir -p $(@D)
 $(COMPILE) -fPIC -isystem $(CUDA_HEADERS) -include cuda_runtime.h -x c++ -c $< -o $@
@@ -222,7 +222,7 @@ $(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/op
 $(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/backward/*.cu))
 ATTENTION_SHOOTOUTS := $(filter dev/cuda/attention_%,$(SHOOTOUTS))
 $(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/ops/,matmul/matmul.cu column_sums/matmul_bias.cu gelu.cu) \
-    $(filter-out %c_abi.cu %/qkv_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
+    $(filter-out %c_abi.cu %/backward_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
 $(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
 $(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier/*.cu))
 $(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/column_sums/matmul_bias.cu)
@@ -246,20 +246,20 @@ $(call quiet,link)$(CXX) -shared -Wl,-soname,$(@F).$(SOVERSION) -Wl,--version-sc
 @ln -sf $(@F) $@.$(SOVERSION)
 endef
 LAYERNORM_OBJECTS := $(call gpu_objects,$(LAYERNORM_SOURCES))
-ATTENTION_OBJECTS := $(call gpu_objects,$(filter-out %/qkv_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
+ATTENTION_OBJECTS := $(call gpu_objects,$(filter-out %/backward_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
 # nvcc's -O is for host code, of which these have a launch: the device code is the same
 $(call gpu_objects,$(LAYERNORM_TYPED)): NVCCFLAGS := $(NVCCFLAGS:-O3=-O1)
 $(LAYERNORM_OBJECTS) $(ATTENTION_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
 $(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm/c_abi.map Makefile
 	$(link_library)
-$(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention/attention_c_abi.map Makefile
+$(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention/c_abi.map Makefile
 	$(link_library)
 
 # make install PREFIX=/usr/local [DESTDIR=package]: libraries, headers, files for pkg-config
 PREFIX ?= /usr/local
 AT      = $(DESTDIR)$(abspath $(PREFIX))
 install-layernorm: INTERFACE := llmc/layernorm/c_abi.h
-install-attention: INTERFACE := llmc/ops/attention/attention_c_abi.h
+install-attention: INTERFACE := llmc/ops/attention/c_abi.h
 INSTALLS := install-layernorm install-attention
 install: $(INSTALLS)
 $(INSTALLS): install-%: $(BUILD)/libllmc_%.so
@@ -296,8 +296,8 @@ EMULATED_MACHINE := $(call objects,$(addprefix dev/emulate/,machine.cpp instruct
 EMULATED_OBJECTS := $(EMULATED_MACHINE) \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
 # other layers' kernels without tensor cores
-EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier/classifier classifier/classifier_rows column_sums/matmul_bias \
-    attention/attention_fp32 adamw muon/muon global_norm group_sum comm/comm_host \
+EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier/classifier classifier/rows column_sums/matmul_bias \
+    attention/fp32 adamw muon/muon global_norm group_sum comm/host \
     $(foreach v,v1 v2,attention/ladder/forward/$(v) attention/ladder/backward/$(v))) \
     $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode/*.cu))
 # -rdynamic: kernels have names

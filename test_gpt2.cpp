@@ -14,7 +14,7 @@
 #include "dev/test/cpu/compare_options.h"
 #include "llmc/host/base/standard_streams.h"
 #include "llmc/host/base/threads.h"
-#include "llmc/model/cpu/gpt2_cpu.h"
+#include "llmc/model/cpu/gpt2.h"
 
 TEST_CASE("fixture: logits, loss, gradients and ten updates agree with PyTorch") {
     const std::string folder = "dev/test/fixture/";

@@ -1,10 +1,10 @@
-// ./train_gpt2: trains GPT-2 on the CPU. The loop is llmc/model/run/trainer.h, the model llmc/model/cpu/gpt2_cpu.h,
+// ./train_gpt2: trains GPT-2 on the CPU. The loop is llmc/model/run/trainer.h, the model llmc/model/cpu/gpt2.h,
 // the options llmc/host/options/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval, report):
 // llmc/model/run/commands.h.
 #include "llmc/host/options/main.h"
 #include "llmc/host/ranks/run_ranks.h"
-#include "llmc/model/cpu/decoder_cpu.h"
-#include "llmc/model/cpu/gpt2_cpu.h"
+#include "llmc/model/cpu/decoder.h"
+#include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/run/commands.h"
 #include "llmc/model/run/trainer.h"
 

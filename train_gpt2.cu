@@ -8,10 +8,10 @@
 #include "llmc/cuda/check.cuh"
 #include "llmc/host/options/main.h"
 #include "llmc/host/ranks/run_ranks.h"
-#include "llmc/model/gpu/decoder_gpu.h"
+#include "llmc/model/gpu/decoder.h"
 #include "llmc/model/gpu/gpt2.h"
-#include "llmc/model/profile/gpt2_profile.h"
-#include "llmc/model/profile/gpt2_tune.h"
+#include "llmc/model/profile/profile.h"
+#include "llmc/model/profile/tune.h"
 #include "llmc/model/run/commands.h"
 #include "llmc/model/run/trainer.h"
 

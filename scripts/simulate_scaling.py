@@ -6,7 +6,7 @@ library only.
     scripts/simulate_scaling.py --write    writes them to doc/measured/many_gpus_predicted.json
     scripts/simulate_scaling.py --check    the model's own checks, and whether that file is what the model gives
 The times of one GPU are those of doc/measured/step/; each GPU keeps its batch. As the program does it
-(llmc/model/gpu/gpt2_optimizer.cuh, state_shares.h), each rank has a part of every layer in its share; a layer's gradients
+(llmc/model/gpu/optimizer.cuh, state_shares.h), each rank has a part of every layer in its share; a layer's gradients
 go while the layers below it are computed, and those of the embeddings behind the backward pass, while a rank adds the
 other parts of its share; it takes norm and update of it; the embeddings come together while the layers are updated, and
 the layers during the next forward pass. No parameter is fitted to a run of several GPUs.

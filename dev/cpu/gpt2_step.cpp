@@ -10,8 +10,8 @@
 
 #include "llmc/host/base/philox.h"
 #include "llmc/host/base/threads.h"
-#include "llmc/model/cpu/blas_cpu.h"
-#include "llmc/model/cpu/gpt2_cpu.h"
+#include "llmc/model/cpu/blas.h"
+#include "llmc/model/cpu/gpt2.h"
 
 using namespace llmc;
 

@@ -7,7 +7,7 @@
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/host/base/philox.h"
 #include "llmc/host/ranks/comm_tcp.h"
-#include "llmc/model/gpu/gpt2_optimizer_state.cuh"
+#include "llmc/model/gpu/optimizer_state.cuh"
 #include "llmc/model/initial_values.h"
 
 using namespace llmc;

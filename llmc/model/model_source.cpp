@@ -13,7 +13,7 @@
 #include "llmc/model/finite.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/formats/hf_model.h"
-#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/folder.h"
 
 namespace llmc {
 

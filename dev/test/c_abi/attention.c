@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "llmc/ops/attention/attention_c_abi.h"
+#include "llmc/ops/attention/c_abi.h"
 
 static int passed, failed;
 static float memory[64] = {0};  // what pointers point to where nothing may be touched

@@ -13,7 +13,7 @@
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/folder.h"
 
 namespace llmc {
 

@@ -6,8 +6,8 @@
 #include <doctest/doctest.h>
 
 #include "llmc/host/base/error.h"
-#include "llmc/ops/attention/attention_choose.h"
-#include "llmc/ops/attention/attention_tiles.h"
+#include "llmc/ops/attention/choose.h"
+#include "llmc/ops/attention/tiles.h"
 
 using namespace llmc;
 

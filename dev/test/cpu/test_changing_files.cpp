@@ -15,9 +15,9 @@
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/model/cpu/decoder_cpu.h"
+#include "llmc/model/cpu/decoder.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/folder.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -14,7 +14,7 @@
 #include "llmc/host/base/utf8.h"
 #include "llmc/host/tokens/sampler.h"
 #include "llmc/host/tokens/token_shard.h"
-#include "llmc/model/cpu/decoder_cpu.h"
+#include "llmc/model/cpu/decoder.h"
 #include "llmc/model/eval/generate.h"
 
 using namespace llmc;

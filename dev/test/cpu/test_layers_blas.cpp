@@ -10,7 +10,7 @@
 #include "dev/test/cpu/attention_bounds.h"
 #include "dev/test/cpu/compare.h"
 #include "llmc/host/base/exp.h"
-#include "llmc/model/cpu/blas_cpu.h"
+#include "llmc/model/cpu/blas.h"
 #include "llmc/model/cpu/reference.h"
 
 using namespace llmc;

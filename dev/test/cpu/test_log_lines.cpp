@@ -10,7 +10,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/log/logger.h"
 #include "llmc/host/options/options.h"
-#include "llmc/model/formats/run_record.h"
+#include "llmc/model/formats/record.h"
 
 using namespace llmc;
 

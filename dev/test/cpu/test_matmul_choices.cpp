@@ -5,10 +5,10 @@
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/model/run/run_data.h"
-#include "llmc/model/run/run_header.h"
-#include "llmc/model/run/run_plan.h"
-#include "llmc/ops/matmul/matmul_choices.h"
+#include "llmc/model/run/data.h"
+#include "llmc/model/run/header.h"
+#include "llmc/model/run/plan.h"
+#include "llmc/ops/matmul/choices.h"
 
 using namespace llmc;
 

@@ -9,7 +9,7 @@
 #include "dev/test/cpu/muon_bounds.h"
 #include "dev/test/cpu/reference_model.h"
 #include "dev/test/cpu/test_files.h"
-#include "llmc/model/cpu/blas_cpu.h"
+#include "llmc/model/cpu/blas.h"
 
 using namespace llmc;
 

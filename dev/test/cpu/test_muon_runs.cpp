@@ -9,7 +9,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/files/safetensors.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/run_plan.h"
+#include "llmc/model/run/plan.h"
 
 using namespace llmc;
 

@@ -6,7 +6,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_options.h"
-#include "llmc/model/run/run_plan.h"
+#include "llmc/model/run/plan.h"
 
 using namespace llmc;
 

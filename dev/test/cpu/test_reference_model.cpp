@@ -10,7 +10,7 @@
 #include "dev/test/cpu/any_model.h"
 #include "dev/test/cpu/compare_state.h"
 #include "dev/test/cpu/reference_model.h"
-#include "llmc/model/cpu/gpt2_cpu.h"
+#include "llmc/model/cpu/gpt2.h"
 
 using namespace llmc;
 

@@ -7,7 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/log/log_lines.h"
+#include "llmc/host/log/lines.h"
 #include "llmc/host/log/report.h"
 
 using namespace llmc;

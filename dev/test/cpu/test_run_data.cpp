@@ -9,7 +9,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/files/read_file.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/run_data.h"
+#include "llmc/model/run/data.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

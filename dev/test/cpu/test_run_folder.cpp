@@ -15,7 +15,7 @@
 #include "llmc/host/options/options_input.h"
 #include "llmc/host/tokens/token_shard.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/folder.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -8,7 +8,7 @@
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/model/run/run_saver.h"
+#include "llmc/model/run/saver.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

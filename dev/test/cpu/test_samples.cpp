@@ -7,7 +7,7 @@
 #include "llmc/host/tokens/token_shard.h"
 #include "llmc/model/decoder.h"
 #include "llmc/model/eval/generate.h"
-#include "llmc/model/run/run_samples.h"
+#include "llmc/model/run/samples.h"
 
 using namespace llmc;
 

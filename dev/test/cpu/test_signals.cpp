@@ -15,9 +15,9 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/tokens/token_shard.h"
-#include "llmc/model/cpu/gpt2_cpu.h"
+#include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/folder.h"
 #include "llmc/model/run/trainer.h"
 
 using namespace llmc;

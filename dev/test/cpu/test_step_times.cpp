@@ -7,7 +7,7 @@
 
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/model/cpu/gpt2_cpu.h"
+#include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/run/trainer.h"
 
 using namespace llmc;

@@ -14,7 +14,7 @@
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/val_info.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/folder.h"
 #include "llmc/model/run/schedule.h"
 
 using namespace llmc;

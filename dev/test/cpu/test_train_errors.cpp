@@ -9,7 +9,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/tokens/val_info.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/run_plan.h"
+#include "llmc/model/run/plan.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

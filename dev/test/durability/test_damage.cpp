@@ -11,7 +11,7 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/durability/small_run.h"
-#include "llmc/model/run/run_saver.h"
+#include "llmc/model/run/saver.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

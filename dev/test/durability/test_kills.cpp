@@ -6,7 +6,7 @@
 
 #include "dev/test/durability/small_run.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/folder.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -24,7 +24,7 @@
 #include "llmc/host/tokens/val_info.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/formats/debug_state.h"
-#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/folder.h"
 
 namespace llmc {
 

@@ -55,7 +55,7 @@ bool same_or_nan(float found, double expected, double relative) {
 }
 
 // Everything is computed in double and rounded to float once: u, and as much again for double's part. As in
-// gpt2_cpu.cpp, clipping divides by norm + 1e-6.
+// cpu/gpt2.cpp, clipping divides by norm + 1e-6.
 void check_decision(const DecisionCase& c, const StepDecision& before, DeviceArray<StepDecision>& decision) {
     constexpr int64_t kTargets = 333;
     const StepParams params{.step = 3,

@@ -4,7 +4,7 @@
 #include "llmc/host/tokens/batch.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/classifier/classifier.h"
-#include "llmc/ops/classifier/classifier_kernels.h"
+#include "llmc/ops/classifier/kernels.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

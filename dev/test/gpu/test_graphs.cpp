@@ -7,7 +7,7 @@
 #include "llmc/cuda/device_memory.cuh"
 #include "llmc/cuda/graph.cuh"
 #include "llmc/cuda/graph_fills.cuh"
-#include "llmc/model/gpu/gpt2_network.cuh"
+#include "llmc/model/gpu/network.cuh"
 
 using namespace llmc;
 

@@ -1,11 +1,11 @@
-// What a run leaves behind: log.jsonl, whose lines log_lines.h makes, and what the terminal shows.
+// What a run leaves behind: log.jsonl, whose lines log/lines.h makes, and what the terminal shows.
 #pragma once
 #include <sys/types.h>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 
-#include "llmc/host/log/log_lines.h"
+#include "llmc/host/log/lines.h"
 
 namespace llmc {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/host/log/run_history.h"
+#include "llmc/host/log/history.h"
 
 namespace llmc {
 

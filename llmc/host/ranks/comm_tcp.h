@@ -3,7 +3,7 @@
 #include <string>
 
 #include "llmc/host/ranks/comm.h"
-#include "llmc/host/ranks/rank_exchange.h"
+#include "llmc/host/ranks/rendezvous.h"
 #include "llmc/host/ranks/watchdog.h"
 
 namespace llmc {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/host/log/log_lines.h"
+#include "llmc/host/log/lines.h"
 #include "llmc/host/options/options.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/host/tokens/dataloader.h"

@@ -16,7 +16,7 @@
 #include "llmc/host/files/read_file.h"
 #include "llmc/host/tokens/token_shard.h"
 #include "llmc/model/finite.h"
-#include "llmc/model/run/run_folder.h"
+#include "llmc/model/run/folder.h"
 
 namespace llmc {
 

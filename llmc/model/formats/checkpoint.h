@@ -7,11 +7,11 @@
 //                                      order, (layers, rows, cols), without the padding of the vocabulary: an
 //                                      element has its place whatever machine or number of GPUs wrote it. Of
 //                                      Muon's tensors there is no second moment
-//     run.json                         all else: run_record.h
+//     run.json                         all else: formats/record.h
 //     tokenizer.json and others        as transformers' AutoTokenizer loads them, if the run has a tokenizer
 //     MANIFEST                         written last: size and XXH3 of each file
 //   Checkpoints of earlier versions (model.bin, optimizer.bin) are refused by name.
-// Which checkpoints of a run folder count: run_folder.h.
+// Which checkpoints of a run folder count: run/folder.h.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,7 +20,7 @@
 
 #include "llmc/host/files/binary_file.h"
 #include "llmc/model/formats/hf_model.h"
-#include "llmc/model/formats/run_record.h"
+#include "llmc/model/formats/record.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_source.h"
@@ -69,7 +69,7 @@ int64_t state_elements(const GPT2Config& config, const std::string& optimizer);
 // bytes that a checkpoint takes on disk, to within some KiB
 int64_t checkpoint_bytes(const GPT2Config& config, const std::string& optimizer = "adamw");
 
-// behind the name of a checkpoint that a newer one of the same step is about to replace: take_back_replaced() in run_folder.h
+// behind the name of a checkpoint that a newer one of the same step is about to replace: take_back_replaced() in run/folder.h
 constexpr const char* kReplaced = ".replaced";
 
 // Writes run_folder/step_%08d, whole or not at all. Throws Error(kExitSaveFailed), Error(kExitUsage), or

@@ -1,5 +1,5 @@
-// GPT-2 on a GPU: see gpt2.h. The layers in order are in gpt2_network.cuh, a micro-batch's way through them in
-// gpt2_impl.cuh, the optimizer and the other ranks in gpt2_optimizer.cuh; here is what surrounds them: batches in,
+// GPT-2 on a GPU: see gpt2.h. The layers in order are in gpu/network.cuh, a micro-batch's way through them in
+// gpu/impl.cuh, the optimizer and the other ranks in gpu/optimizer.cuh; here is what surrounds them: batches in,
 // results out. Only evaluate(), finish(), load(), save(), gather() and parameter_hashes() wait.
 #include "llmc/model/gpu/gpt2.h"
 
@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/model/gpu/gpt2_impl.cuh"
 #include "llmc/model/gpu/gpu_peak.h"
+#include "llmc/model/gpu/impl.cuh"
 #include "llmc/model/initial_values.h"
 
 namespace llmc {

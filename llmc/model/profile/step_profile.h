@@ -1,5 +1,5 @@
 // What ./train_gpt2cu --profile says of a step: where its time goes, part by part, and the least time that each part could
-// take on this GPU. Host only; gpt2_profile.h records and measures.
+// take on this GPU. Host only; profile/profile.h records and measures.
 //
 // A part's floor, all of it measured in the same process but for the exponentials' rate:
 //   products    every distinct product alone, without bias and GELU, by the fastest of cuBLASLt's algorithms

@@ -12,9 +12,9 @@
 #include "llmc/model/eval/validator.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/model.h"
+#include "llmc/model/run/data.h"
+#include "llmc/model/run/plan.h"
 #include "llmc/model/run/rank_tasks.h"
-#include "llmc/model/run/run_data.h"
-#include "llmc/model/run/run_plan.h"
 
 namespace llmc {
 

@@ -9,7 +9,7 @@
 #include "llmc/host/base/error.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/model/gpt2_config.h"
-#include "llmc/model/run/run_plan.h"
+#include "llmc/model/run/plan.h"
 #include "llmc/ops/step_params.h"
 
 namespace llmc {

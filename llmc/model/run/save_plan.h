@@ -5,7 +5,7 @@
 #include <string>
 
 #include "llmc/host/options/options.h"
-#include "llmc/model/run/run_plan.h"
+#include "llmc/model/run/plan.h"
 
 namespace llmc {
 

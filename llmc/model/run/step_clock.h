@@ -8,9 +8,9 @@
 #include <string>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/log/log_lines.h"
+#include "llmc/host/log/lines.h"
 #include "llmc/model/model.h"
-#include "llmc/model/run/run_plan.h"
+#include "llmc/model/run/plan.h"
 
 namespace llmc {
 

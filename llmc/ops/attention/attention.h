@@ -1,7 +1,7 @@
 // Causal self-attention without the T x T matrix: tiles of scores live in registers, forward keeps only the
 // log of each row's sum of exponentials. Dao et al. 2022, arXiv:2205.14135; formulas: reference.h.
 //   Real: float (on the CUDA cores, in fp32) or __nv_bfloat16 (tensor cores, fp32 accumulation; which kernels:
-//   attention_choose.h)
+//   attention/choose.h)
 // qkv and dqkv (B,T,3,NH,HS): q, k and v by strides, as the matmul leaves them. out, dout (B,T,NH,HS); lse
 // (B,NH,T). Any B, T, NH; HS from 1 to kMaxHeadSize. Deterministic: no atomics on results. Nothing may alias.
 #pragma once

@@ -10,7 +10,7 @@
 #include "llmc/cuda/reduce.cuh"
 #include "llmc/host/tokens/batch.h"
 #include "llmc/ops/classifier/classifier.cuh"
-#include "llmc/ops/classifier/classifier_kernels.h"
+#include "llmc/ops/classifier/kernels.h"
 
 namespace llmc {
 

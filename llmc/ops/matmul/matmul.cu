@@ -7,8 +7,8 @@
 
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/ops/gelu.h"
-#include "llmc/ops/matmul/matmul_plan.cuh"
-#include "llmc/ops/matmul/matmul_search.cuh"
+#include "llmc/ops/matmul/plan.cuh"
+#include "llmc/ops/matmul/search.cuh"
 
 namespace llmc {
 

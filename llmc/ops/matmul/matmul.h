@@ -9,7 +9,7 @@
 #include <string>
 
 #include "llmc/cuda/stream.h"
-#include "llmc/ops/matmul/matmul_choices.h"
+#include "llmc/ops/matmul/choices.h"
 
 namespace llmc {
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "llmc/ops/matmul/matmul.h"
-#include "llmc/ops/matmul/matmul_plan.cuh"
+#include "llmc/ops/matmul/plan.cuh"
 
 namespace llmc {
 

@@ -1,6 +1,6 @@
 // What the rungs by wgmma share: a block for each tile, started longest first, and how it leaves.
 #pragma once
-#include "llmc/ops/attention/attention_wgmma.cuh"
+#include "llmc/ops/attention/wgmma.cuh"
 
 namespace llmc::attention_wgmma {
 

@@ -4,7 +4,7 @@
 #pragma once
 #include "llmc/cuda/vectors.cuh"
 #include "llmc/ops/attention/attention.h"
-#include "llmc/ops/attention/attention_kernels.h"
+#include "llmc/ops/attention/kernels.h"
 #include "llmc/ops/attention/ladder/wgmma_rungs.cuh"
 
 namespace llmc::attention_wgmma {

@@ -1,4 +1,4 @@
-// v2: tiles in shared memory, on the CUDA cores: attention_fp32.cuh, which trains in fp32, on bf16.
+// v2: tiles in shared memory, on the CUDA cores: attention/fp32.cuh, which trains in fp32, on bf16.
 // Why:    v1 writes p and ds and reads them again. Here two kernels compute them a tile at a time and forget
 //         them: one walks over the queries of 64 keys and adds up dk and dv, one over the keys of 64 queries
 //         and adds up dq. So each element has one writer and a fixed order; the price is that p and ds are
@@ -7,7 +7,7 @@
 //         bytes.
 // Result: 16.1 ms, 2.1 % of the roof at 64x12x1024; H100, 2026-11-25
 #include "llmc/cuda/mma.cuh"
-#include "llmc/ops/attention/attention_fp32.cuh"
+#include "llmc/ops/attention/fp32.cuh"
 #include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {

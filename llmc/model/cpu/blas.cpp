@@ -1,0 +1,222 @@
+// Matmul and attention of the CPU model: see cpu/blas.h. The only file that includes a BLAS.
+#include "llmc/model/cpu/blas.h"
+
+#include <cblas.h>
+#include <omp.h>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <vector>
+
+#include "llmc/host/base/exp.h"
+#include "llmc/model/cpu/blas_memory.h"
+#include "llmc/model/cpu/reference.h"
+#include "llmc/ops/muon/muon_rule.h"
+
+namespace llmc {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_in_blas = 0;  // only the thread that calls the model touches it
+
+// out (M,N) = alpha op(a) op(b) + beta out, all row-major; op by the two transpose flags; K is summed over
+void gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float* a, int64_t lda,
+          const float* b, int64_t ldb, float beta, float* out, int64_t ldo) {
+    [[maybe_unused]] static const bool has_room = (require_blas_memory(blas_threads()), true);
+    auto begin = Clock::now();
+    cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (blasint)M,
+                (blasint)N, (blasint)K, alpha, a, (blasint)lda, b, (blasint)ldb, beta, out, (blasint)ldo);
+    seconds_in_blas += std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// The products of newton_schulz_blas(); `side` is x's shorter side. Of symmetric ones the upper triangle is
+// computed, which is half of the work, and read.
+struct Orthogonalizer {
+    int rows, cols, side = std::min(rows, cols), longer = std::max(rows, cols);
+    bool wide = rows <= cols;
+
+    // out (side,side) = alpha a a^T + beta out, or a^T a if it is tall: a has this side and n
+    void square(float* out, const float* a, bool tall, int n, int lda, float alpha, float beta) const {
+        cblas_ssyrk(CblasRowMajor, CblasUpper, tall ? CblasTrans : CblasNoTrans, side, n, alpha, a, lda, beta,
+                    out, side);
+    }
+    // out = a x + s x, or a x + x s where x is tall
+    void polynomial(float* out, const float* s, const float* x) const {
+        std::copy(x, x + (int64_t)rows * cols, out);
+        cblas_ssymm(CblasRowMajor, wide ? CblasLeft : CblasRight, CblasUpper, rows, cols, 1.0f, s, side, x,
+                    cols, (float)kNewtonSchulzA, out, cols);
+    }
+    // the triangle below the diagonal like that above
+    void complete(float* s) const {
+        for (int i = 0; i < side; i++) {
+            for (int j = 0; j < i; j++) { s[(int64_t)i * side + j] = s[(int64_t)j * side + i]; }
+        }
+    }
+};
+
+// Attention works on blocks of query rows: keys past the block's last row are never multiplied.
+constexpr int kQueryBlock = 128;
+
+// one head's view of the packed tensors: rows of a head are `stride` apart
+struct Head {
+    const float *q, *k, *v;
+    int64_t stride;
+};
+Head head_of(const float* qkv, int b, int h, int T, int C, int HS) {
+    const float* base = qkv + (int64_t)b * T * 3 * C + (int64_t)h * HS;
+    return {base, base + C, base + 2 * C, 3 * (int64_t)C};
+}
+
+}  // namespace
+
+void matmul_forward_blas(float* out, int64_t ldo, const float* inp, const float* weight, const float* bias,
+                         int64_t N, int C, int OC) {
+    if (bias != nullptr) {
+#pragma omp parallel for
+        for (int64_t row = 0; row < N; row++) { std::copy(bias, bias + OC, out + row * ldo); }
+    }
+    gemm(false, true, N, OC, C, 1.0f, inp, C, weight, C, bias != nullptr ? 1.0f : 0.0f, out, ldo);
+}
+
+void matmul_backward_blas(float* dinp, float* dweight, float* dbias, const float* dout, int64_t ldo,
+                          const float* inp, const float* weight, int64_t N, int C, int OC) {
+    gemm(false, false, N, C, OC, 1.0f, dout, ldo, weight, C, 0.0f, dinp, C);
+    gemm(true, false, OC, C, N, 1.0f, dout, ldo, inp, C, 1.0f, dweight, C);
+    if (dbias != nullptr) { bias_backward_cpu(dbias, dout, N, OC, ldo); }
+}
+
+int64_t newton_schulz_scratch_blas(int rows, int cols) {
+    const int64_t side = std::min(rows, cols);
+    return 2 * side * side + (int64_t)rows * cols;
+}
+
+void newton_schulz_blas(float* x, float* scratch, int rows, int cols) {
+    auto begin = Clock::now();
+    const Orthogonalizer o{rows, cols};
+    const int64_t n = (int64_t)rows * cols, square = (int64_t)o.side * o.side;
+    const auto inverse = (float)(1 / (global_norm_cpu(x, n) + kNewtonSchulzEps));
+    for (int64_t i = 0; i < n; i++) { x[i] *= inverse; }
+    float *a = scratch, *b = a + square, *next = b + square;
+    for (int step = 0; step < kNewtonSchulzSteps; step++) {
+        o.square(a, x, !o.wide, o.longer, cols, 1.0f, 0.0f);
+        o.complete(a);
+        std::copy(a, a + square, b);
+        o.square(b, a, false, o.side, o.side, (float)kNewtonSchulzC, (float)kNewtonSchulzB);
+        o.polynomial(next, b, x);
+        std::copy(next, next + n, x);
+    }
+    seconds_in_blas += std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// scores of one block of queries, and their gradients
+int64_t attention_scratch_blas(int T) { return 2 * (int64_t)kQueryBlock * T; }
+
+void attention_forward_blas(float* out, float* lse, float* scratch, const float* qkv, int B, int T, int C,
+                            int NH) {
+    int HS = C / NH;
+    float scale = 1 / std::sqrt((float)HS);
+    for (int b = 0; b < B; b++) {
+        for (int h = 0; h < NH; h++) {
+            Head head = head_of(qkv, b, h, T, C, HS);
+            for (int first = 0; first < T; first += kQueryBlock) {
+                int rows = std::min(kQueryBlock, T - first), keys = first + rows;
+                float* scores = scratch;  // (rows, keys)
+                gemm(false, true, rows, keys, HS, scale, head.q + first * head.stride, head.stride, head.k,
+                     head.stride, 0.0f, scores, keys);
+#pragma omp parallel for
+                for (int r = 0; r < rows; r++) {
+                    float* s = scores + (int64_t)r * keys;
+                    int valid = first + r + 1;
+                    float largest = s[0];
+#pragma omp simd reduction(max : largest)
+                    for (int j = 0; j < valid; j++) { largest = std::max(largest, s[j]); }
+                    double total = 0;
+#pragma omp simd reduction(+ : total)
+                    for (int j = 0; j < valid; j++) { total += s[j] = exp_simd(s[j] - largest); }
+                    float inverse = (float)(1 / total);
+#pragma omp simd
+                    for (int j = 0; j < valid; j++) { s[j] *= inverse; }
+                    std::fill(s + valid, s + keys, 0.0f);
+                    lse[((int64_t)b * NH + h) * T + first + r] = (float)(largest + std::log(total));
+                }
+                gemm(false, false, rows, HS, keys, 1.0f, scores, keys, head.v, head.stride, 0.0f,
+                     out + ((int64_t)b * T + first) * C + (int64_t)h * HS, C);
+            }
+        }
+    }
+}
+
+void attention_backward_blas(float* dqkv, float* scratch, const float* dout, const float* qkv,
+                             const float* out, const float* lse, int B, int T, int C, int NH) {
+    int HS = C / NH;
+    float scale = 1 / std::sqrt((float)HS);
+    for (int b = 0; b < B; b++) {
+        for (int h = 0; h < NH; h++) {
+            Head head = head_of(qkv, b, h, T, C, HS);
+            float* dq = dqkv + (int64_t)b * T * 3 * C + (int64_t)h * HS;
+            float *dk = dq + C, *dv = dq + 2 * C;
+            // the last block sees every key, so it writes dk and dv; the others add
+            int last = (T - 1) / kQueryBlock * kQueryBlock;
+            for (int first = last; first >= 0; first -= kQueryBlock) {
+                int rows = std::min(kQueryBlock, T - first), keys = first + rows;
+                float* p = scratch;                          // (rows, keys) probabilities
+                float* ds = scratch + (int64_t)rows * keys;  // and gradients of the scores
+                float beta = first == last ? 0.0f : 1.0f;
+                const float* d = dout + ((int64_t)b * T + first) * C + (int64_t)h * HS;
+                const float* y = out + ((int64_t)b * T + first) * C + (int64_t)h * HS;
+                const float* q = head.q + first * head.stride;
+                gemm(false, true, rows, keys, HS, scale, q, head.stride, head.k, head.stride, 0.0f, p, keys);
+                gemm(false, true, rows, keys, HS, 1.0f, d, C, head.v, head.stride, 0.0f, ds, keys);
+#pragma omp parallel for
+                for (int r = 0; r < rows; r++) {
+                    float* pr = p + (int64_t)r * keys;
+                    float* dr = ds + (int64_t)r * keys;
+                    int valid = first + r + 1;
+                    float log_sum = lse[((int64_t)b * NH + h) * T + first + r];
+                    double dot = 0;
+                    for (int c = 0; c < HS; c++) {
+                        dot += (double)d[(int64_t)r * C + c] * y[(int64_t)r * C + c];
+                    }
+                    float dot_f = (float)dot;
+#pragma omp simd
+                    for (int j = 0; j < valid; j++) {
+                        pr[j] = exp_simd(pr[j] - log_sum);
+                        dr[j] = pr[j] * (dr[j] - dot_f) * scale;
+                    }
+                    std::fill(pr + valid, pr + keys, 0.0f);
+                    std::fill(dr + valid, dr + keys, 0.0f);
+                }
+                gemm(true, false, keys, HS, rows, 1.0f, p, keys, d, C, beta, dv, head.stride);
+                gemm(true, false, keys, HS, rows, 1.0f, ds, keys, q, head.stride, beta, dk, head.stride);
+                gemm(false, false, rows, HS, keys, 1.0f, ds, keys, head.k, head.stride, 0.0f,
+                     dq + first * head.stride, head.stride);
+            }
+        }
+    }
+}
+
+double blas_seconds() { return seconds_in_blas; }
+int blas_threads() {
+    openblas_set_num_threads(omp_get_max_threads());  // as its first product would
+    return openblas_get_num_threads();
+}
+const char* blas_name() { return openblas_get_config(); }
+
+double measure_blas_speed() {
+    constexpr int kSize = 1024,
+                  kFirst = 4;  // the first products are slow: threads start, idle cores speed up
+    constexpr std::chrono::duration<double> kFor(0.5);
+    std::vector<float> a(kSize * kSize, 0.5f), b(kSize * kSize, 0.25f), out(kSize * kSize);
+    auto begin = Clock::now();
+    int repeat = 0;
+    for (; repeat <= kFirst || Clock::now() - begin < kFor; repeat++) {
+        if (repeat == kFirst) { begin = Clock::now(); }
+        gemm(false, false, kSize, kSize, kSize, 1.0f, a.data(), kSize, b.data(), kSize, 0.0f, out.data(),
+             kSize);
+    }
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    return (repeat - kFirst) * 2.0 * kSize * kSize * kSize / seconds;
+}
+
+}  // namespace llmc

@@ -1,0 +1,344 @@
+// From the gradients of micro-batches to new parameters, on one GPU or, together with other ranks, on many.
+// Without groups that is a norm, a decision and an update. With groups (ModelSettings) the gradient of each
+// is added to the sums of those before it, by the rank whose share an element is in; each rank updates its
+// share, and the parameters come together. So the bits depend on the number of groups, and not on that of
+// ranks. Everything is queued on one stream, and exchanges beside it; what waits says so.
+#pragma once
+#include <array>
+#include <bitset>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "llmc/cuda/check.cuh"
+#include "llmc/cuda/graph.cuh"
+#include "llmc/model/gpu/state.cuh"
+#include "llmc/ops/comm/comm.h"
+#include "llmc/ops/global_norm.h"
+#include "llmc/ops/group_sum.h"
+
+namespace llmc {
+
+template <typename T, typename Grad>
+class GPT2Optimizer {
+public:
+    // comm: of the settings' ranks, null for one. Sets the state's memory to zero: what no kernel writes, too
+    // (gaps between tensors, gradients of padding rows).
+    GPT2Optimizer(const GPT2Config& c, const ModelSettings& s, const GPT2State<T, Grad>& state,
+                  std::unique_ptr<DeviceComm> comm, cudaStream_t stream)
+        : config_(c),
+          layout_(c),
+          second_layout_(c, !s.muon),
+          shares_(c, s),
+          state_(state),
+          comm_(std::move(comm)),
+          rank_(s.comm != nullptr ? (size_t)s.comm->rank() : 0),
+          stream_(stream),
+          chunk_begins_(shares_.chunk_begins()),
+          embedding_chunks_(shares_.chunks_in(parts_of_layer(-1)[rank_])) {
+        require((s.ranks > 1) == (comm_ != nullptr), "GPT2: many ranks, and only they, have a comm");
+        check(cudaMemsetAsync(state_.params, 0, (size_t)state_.bytes(), stream_));
+        upload_tables();
+    }
+
+    // With --optimizer muon: how a tensor that has no second moment is updated. copies: those that this rank takes
+    // care of, at least one, in device memory; seed: of its rounding.
+    std::function<void(int tensor, std::span<const MuonCopy> copies, const StepInputs*, uint64_t seed)>
+        update_block_matrices;
+
+    // What holds the launches that are queued; null: nothing but the stream does.
+    Recording* recording = nullptr;
+
+    int groups_here() const { return shares_.groups / shares_.ranks; }
+    // where this rank's k-th group adds up its losses
+    double* loss_sum(int k) const {
+        return grouped() ? state_.group_losses + (int)rank_ * groups_here() + k : state_.loss_sum;
+    }
+    // Layer l's gradients of a group are complete: they may be on their way while the rest is computed. All
+    // layers from the last to the first, or none, before add_group().
+    void send_layer(int l);
+    // What is queued behind this finds the parameters of layer l as the last update left them; -1: what lies
+    // before the layers, num_layers: what lies behind them.
+    void wait_for_layer(int l) {
+        if (!shares_.shard) { return; }  // nothing is on its way: a recording need not end here
+        exchange([this, l] {
+            if (!on_their_way_.empty()) { comm_->join(on_their_way_[(size_t)(l + 1)], stream_); }
+        });
+    }
+    // The gradient of this rank's k-th group is complete; the next one may take its place.
+    void add_group(int k);
+    // *decision and, of the step's targets, its loss and norm; after all groups of this rank. inputs: in
+    // device memory
+    void decide(const StepInputs* inputs);
+    void update(const StepInputs* inputs, const AdamWConstants& constants);
+
+    // The rounding of bf16 parameters depends on the seed and on decision->updates, and so does the way back to fp32. Parameters
+    // are loaded after set_seed(). Those that are there before set_updates() are rounded again, but not where the ranks share
+    // the state: there all must be loaded again, each tensor from its beginning (only that is checked).
+    void set_seed(uint64_t seed) { seed_ = seed; }
+    void set_updates(int64_t updates);
+    void require_loaded() const {
+        require(
+            to_load_.none(),
+            "GPT2: after set_updates() all parameters must be loaded again, as the ranks share the state");
+    }
+    // load() and save() of bf16 parameters, set_updates() and gather() overwrite gradients
+    void load(State s, int tensor, int64_t first, std::span<const float> values);
+    void clear_moments() {
+        for (State s : {State::kFirstMoment, State::kSecondMoment}) {
+            check(cudaMemsetAsync(array(s), 0, shares_.of(s).kept() * sizeof(float), stream_));
+        }
+    }
+    bool holds(State s, int tensor) const { return layout_of(s).holds(tensor); }
+    // All ranks call it, and wait: then rank 0 can save() what it has no share of, until the next step.
+    void gather();
+    void save(State s, int tensor, int64_t first, std::span<float> values) const;  // waits
+    std::vector<uint64_t> parameter_hashes() const;                                // waits
+    void wait() const;
+    void check_ranks() const {  // throws if they are lost
+        if (comm_ != nullptr) { comm_->check(); }
+    }
+    void confirm_ranks() {  // the same, once a step's result is here
+        if (comm_ != nullptr) { comm_->confirm(); }
+    }
+    void abort() {
+        if (comm_ != nullptr) { comm_->abort(stream_); }
+    }
+
+private:
+    template <typename X>
+    using Parts = std::vector<std::span<X>>;
+
+    // What the ranks do together. Its numbers and events are of one step, so that it cannot be in a graph.
+    void exchange(std::function<void()> call) {
+        if (comm_ == nullptr) { return; }
+        recording != nullptr ? recording->between(std::move(call)) : call();
+    }
+    bool grouped() const { return shares_.groups > 1; }
+    static constexpr bool kSplit = sizeof(T) != sizeof(float);  // weights are params and low together
+    static bool is_split(State s) { return kSplit && s == State::kParameter; }
+    bool is_whole(State s) const { return !shares_.shard || (s == State::kParameter && !kSplit); }
+    const ParameterLayout& layout_of(State s) const {
+        return s == State::kSecondMoment ? second_layout_ : layout_;
+    }
+    const NormChunk* chunks_here() const { return state_.chunk_table + chunk_begins_[rank_]; }
+    int64_t chunk_count_here() const { return chunk_begins_[rank_ + 1] - chunk_begins_[rank_]; }
+    float* array(State s) const {
+        return s == State::kParameter     ? (float*)state_.params
+               : s == State::kFirstMoment ? state_.m
+                                          : state_.v;
+    }
+    // Room for fp32 weights on their way, in place of gradients; how many floats it has; leave_room() sets those that were used
+    // to zero, as no kernel writes the gaps between gradients, and the norm reads them.
+    float* room() const { return (float*)state_.grads; }
+    int64_t most_in_room() const {
+        return shares_.elements() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);
+    }
+    void leave_room(int64_t used) const { check(cudaMemsetAsync(room(), 0, used * sizeof(float), stream_)); }
+    const float* kept_values(State s, int64_t first, int64_t n) const;
+    template <typename X>
+    void upload(X* to, const X* from, int64_t n) const {
+        // on the stream that computes: cudaMemcpy() may return before all is there
+        check(cudaMemcpyAsync(to, from, n * sizeof(X), cudaMemcpyHostToDevice, stream_));
+    }
+    // the ranks' parts of a range
+    const std::vector<SharePart>& parts_of_layer(int l) const { return shares_.parts[(size_t)(l + 1)]; }
+    void upload_tables();
+    int64_t send_gradients(int l);
+    // Every rank has its part of the layer in `whole`, of all elements; then all have all of it.
+    template <typename X>
+    int64_t share_layer(const char* what, X* whole, int l);
+    void share_parameters(int first, int end);  // of the layers from first on
+    void load_weights(int tensor, int64_t number, int64_t element, std::span<const float> values);
+    void save_weights(int tensor, int64_t number, int64_t element, std::span<float> values) const;
+    void all_gather(const char* what, double* whole, const std::vector<int64_t>& begins) const;
+    void gather(State s, float* whole);
+
+    GPT2Config config_;
+    ParameterLayout layout_, second_layout_;  // of second moments, which Muon's tensors do not have
+    StateShares shares_;
+    GPT2State<T, Grad> state_;
+    std::unique_ptr<DeviceComm> comm_;
+    size_t rank_;
+    cudaStream_t stream_;
+    uint64_t seed_ = 0;
+    int64_t pieces_ = 0, embedding_pieces_ = 0;                  // of AdamW; the embeddings' are the first
+    std::array<std::span<const MuonCopy>, kNumTensors> copies_;  // of Muon, in device memory
+    std::vector<int64_t> chunk_begins_;                          // by rank
+    int64_t embedding_chunks_;                                   // of this rank; they are its first
+    // Weights that set_updates() could not round again, as other ranks have their lower halves, until they are loaded again.
+    std::bitset<kNumTensors> to_load_;
+    bool gathered_ = false;
+    int layers_sent_ = 0;                         // of the group under way
+    int64_t embeddings_sent_ = 0;                 // that exchange's number
+    std::vector<int64_t> on_their_way_;           // by layer, from -1 on: the last exchange of its parameters
+    std::unique_ptr<float[]> gathered_state_[3];  // in rank 0, by State: of what it has a share of, all
+};
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::upload_tables() {
+    const std::vector<AdamWPiece> pieces = update_pieces(config_, shares_, rank_);
+    pieces_ = (int64_t)pieces.size();
+    embedding_pieces_ = std::ranges::count_if(
+        pieces, [&](const AdamWPiece& piece) { return piece.at < shares_.ranges[0].second; });
+    upload(state_.pieces, pieces.data(), pieces_);
+    std::vector<MuonCopy> all;
+    for (int t = 0; t < kNumTensors; t++) {
+        const std::vector<MuonCopy> copies = muon_copies(config_, shares_, rank_, t);
+        copies_[(size_t)t] = {state_.copies + all.size(), copies.size()};
+        all.insert(all.end(), copies.begin(), copies.end());
+    }
+    upload(state_.copies, all.data(), (int64_t)all.size());
+    const std::vector<NormChunk> chunks = shares_.chunks_by_rank();
+    std::vector<int32_t> places(chunks.size());
+    for (size_t k = 0; k < chunks.size(); k++) { places[(size_t)chunks[k].number] = (int32_t)k; }
+    if (grouped()) {
+        upload(state_.chunk_table, chunks.data(), (int64_t)chunks.size());
+        upload(state_.chunk_places, places.data(), (int64_t)places.size());
+    }
+    check(cudaStreamSynchronize(stream_));  // the tables go
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::all_gather(const char* what, double* whole,
+                                        const std::vector<int64_t>& begins) const {
+    Parts<std::byte> in;
+    for (size_t r = 0; r + 1 < begins.size(); r++) {
+        in.push_back(std::as_writable_bytes(std::span(whole + begins[r], whole + begins[r + 1])));
+    }
+    const Parts<const std::byte> out(in.size(), in[rank_]);
+    comm_->exchange({what, 0}, out, in, stream_);
+}
+
+// to each rank its part of the layer
+template <typename T, typename Grad>
+int64_t GPT2Optimizer<T, Grad>::send_gradients(int l) {
+    const SharePart& mine = parts_of_layer(l)[rank_];
+    Parts<const std::byte> out;
+    Parts<std::byte> in;
+    Grad* next = state_.arrived;
+    for (size_t r = 0; r < (size_t)shares_.ranks; r++) {
+        const SharePart& part = parts_of_layer(l)[r];
+        out.push_back(std::as_bytes(std::span(state_.grads + part.begin, (size_t)part.size())));
+        in.push_back(std::as_writable_bytes(std::span(next + mine.kept, (size_t)mine.size())));
+        next += r == rank_ ? 0 : shares_.largest();
+    }
+    return comm_->exchange_overlapped({"gradients", l + 1}, out, in, stream_);
+}
+
+template <typename T, typename Grad>
+template <typename X>
+int64_t GPT2Optimizer<T, Grad>::share_layer(const char* what, X* whole, int l) {
+    Parts<std::byte> in;
+    for (const SharePart& part : parts_of_layer(l)) {
+        in.push_back(std::as_writable_bytes(std::span(whole + part.begin, (size_t)part.size())));
+    }
+    const Parts<const std::byte> out(in.size(), in[rank_]);
+    return comm_->exchange_overlapped({what, l + 1}, out, in, stream_);
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::send_layer(int l) {
+    exchange([this, l] {
+        if (l + 1 == config_.num_layers) { layers_sent_ = 0; }  // a group before may have been given up
+        send_gradients(l);
+        layers_sent_++;
+    });
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::add_group(int k) {
+    if (!grouped()) { return; }
+    exchange([this] {
+        require(layers_sent_ == 0 || layers_sent_ == config_.num_layers,
+                "GPT2: all layers are sent, or none");
+        for (int l = config_.num_layers - layers_sent_; l-- > 0;) { send_gradients(l); }
+        layers_sent_ = 0;
+        const int64_t behind = send_gradients(config_.num_layers);
+        embeddings_sent_ = send_gradients(-1);
+        comm_->join(behind, stream_);
+    });
+    auto add = [&](int64_t first, int64_t end) {
+        const GroupParts<Grad> parts = {state_.grads,  state_.arrived,        shares_.largest(), (int)rank_,
+                                        shares_.ranks, chunks_here() + first, end - first};
+        if (first < end) { add_parts(state_.sums, !shares_.shard, parts, k == 0, stream_); }
+    };
+    // While the embeddings' gradients, which are the last, are on their way, the others are added.
+    add(embedding_chunks_, chunk_count_here());
+    exchange([this] { comm_->join(embeddings_sent_, stream_); });
+    add(0, embedding_chunks_);
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::decide(const StepInputs* inputs) {
+    if (grouped()) {
+        std::vector<int64_t> losses;
+        for (int r = 0; r <= shares_.ranks; r++) { losses.push_back(r * groups_here()); }
+        const bool whole = !shares_.shard;
+        squares_of_chunks(state_.chunks + chunk_begins_[rank_], state_.sums, whole, chunks_here(),
+                          chunk_count_here(), stream_);
+        exchange([this, losses] {
+            all_gather("the gradient's norm", state_.chunks, chunk_begins_);
+            all_gather("losses", state_.group_losses, losses);
+        });
+        sum_groups(state_.squares, state_.loss_sum, state_.chunks, state_.chunk_places, shares_.chunks(),
+                   state_.group_losses, shares_.groups, shares_.ranks, stream_);
+        if (whole) {
+            exchange([this] {
+                for (int l = -1; l <= config_.num_layers; l++) {
+                    comm_->join(share_layer("sums of gradients", state_.sums, l), stream_);
+                }
+            });
+        }
+    } else {
+        sum_of_squares(state_.squares, state_.norm_scratch, state_.grads, shares_.elements(), stream_);
+    }
+    decide_step(state_.decision, state_.loss_sum, state_.squares, inputs, stream_);
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::update(const StepInputs* inputs, const AdamWConstants& constants) {
+    auto step = [&](const auto* grads, int64_t first, int64_t end) {
+        if (first == end) { return; }
+        adamw_update(state_.params, state_.low, state_.m, state_.v, grads, state_.pieces + first, end - first,
+                     state_.decision, inputs, constants, seed_, stream_);
+    };
+    if (grouped()) {
+        step(state_.sums, 0, embedding_pieces_);
+        // The next forward pass begins with the embeddings: they come together while the rest is updated.
+        exchange([this] { share_parameters(-1, 0); });
+        step(state_.sums, embedding_pieces_, pieces_);
+    } else {
+        step(state_.grads, 0, pieces_);
+    }
+    for (int t = 0; t < kNumTensors; t++) {
+        const std::span<const MuonCopy> copies = copies_[(size_t)t];
+        if (!copies.empty()) { update_block_matrices(t, copies, inputs, seed_); }
+    }
+    exchange([this] { share_parameters(0, config_.num_layers + 1); });
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::share_parameters(int first, int end) {
+    if (first < 0) {
+        gathered_ = false;
+        for (auto& whole : gathered_state_) { whole.reset(); }
+        on_their_way_.clear();
+    }
+    // in the order in which the next forward pass needs them
+    for (int l = first; l < end && shares_.shard; l++) {
+        on_their_way_.push_back(share_layer("parameters", state_.params, l));
+    }
+}
+
+template <typename T, typename Grad>
+void GPT2Optimizer<T, Grad>::wait() const {
+    if (comm_ != nullptr) {
+        comm_->wait(stream_);
+    } else {
+        check(cudaStreamSynchronize(stream_));
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,51 @@
+// Whether a run goes on with the data that it was trained on, and with the same settings.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "llmc/host/options/options.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/model/formats/record.h"
+
+namespace llmc {
+
+// Of each shard, in order: name without folder, tokens, XXH3 of its tokens. A file that is, by all that the
+// system says of it, the one of that name in `known` is not read again; an edit that restores its time is
+// noticed (ctime). Throws CannotRead; Error(128 + signal) if a stop is asked for meanwhile.
+std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<ShardRecord>& known);
+
+// "" if both are the same tokens in the same order (names may differ, for files move), else the first
+// difference: shard, found, expected
+std::string difference(const std::vector<ShardRecord>& was, const std::vector<ShardRecord>& is);
+
+// all that config.toml says, and what the run is on ("device")
+std::map<std::string, std::string> recorded_settings(const Options& options, const std::string& device);
+
+// what has changed, a line each; what changes the rounding only is called so
+std::string changed_settings(const std::map<std::string, std::string>& was,
+                             const std::map<std::string, std::string>& is);
+
+// `was`, with the data and the settings that this process finds
+RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet& train, const ShardSet* val,
+                    const std::string& device);
+
+// What tells the weights that a run begins with from others: those of a checkpoint (by its MANIFEST) or, if that is "", of a
+// model as RunPlan names it. "none" if that is "" too, or not there.
+std::string weights_digest(const std::string& checkpoint, const std::string& model);
+
+// Throws Error(kExitBadInput) where a rank would compute with something else than rank 0, by what read_here() gives both,
+// settings["weights"], which are in the file or folder `weights`, and settings["entropy"] (0: no val.json). Nothing else would
+// tell: each rank computes what it is asked for, and the sum is wrong.
+void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Options& options,
+                         const std::string& weights);
+
+// What the checkpoints of a run will note, which goes on from `was` of the checkpoint of this name ("": it is
+// new): of other data than that its first epoch begins, if --new-data allows it, else throws
+// Error(kExitBadInput) naming the shard. *notes gets a line for each thing that is not as before. val may be
+// null.
+RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const Options& options,
+                      const ShardSet& train, const ShardSet* val, const std::string& device,
+                      std::string* notes);
+
+}  // namespace llmc

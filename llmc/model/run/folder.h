@@ -1,0 +1,72 @@
+// A run folder: which of the checkpoints in it belong to the run, which one a run goes on from, and which
+// stay. A checkpoint counts if it is intact and lies on the line of descent that log.jsonl follows (see
+// formats/record.h); damaged ones, abandoned ones (a later start went back to before them) and those of other
+// runs are never taken and never counted.
+// All throw CannotRead, and change nothing, where the folder cannot be read.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "llmc/model/formats/record.h"
+
+namespace llmc {
+
+// The newest checkpoint that counts; "" if the folder holds no run, or one that ended before its first save:
+// that one can only be done again. What is passed over is appended to *notes, a line each. Throws
+// Error(kExitBadInput) where going on is not possible and starting again would destroy something: step_
+// folders of which none counts; a log with steps whose checkpoints are gone, or which began with one of
+// another folder; without a log, checkpoints of different lines.
+std::string find_checkpoint(const std::string& run_folder, std::string* notes);
+
+// The step_ folder of the most steps, intact or not; "" if there is none.
+std::string newest_step(const std::string& run_folder);
+
+// Throws Error(kExitBadInput) if this is a run folder, named where a checkpoint is meant.
+void require_no_run_folder(const std::string& checkpoint);
+
+// the run folder of a checkpoint, also where the checkpoint is a symbolic link to another disk
+std::string run_folder_of(const std::string& checkpoint);
+
+// Renames the log of a run that ended before its first save to log.jsonl.unsaved, and its model.bin likewise, so that the folder
+// is free for that run's next start; returns what was done, a line each. Throws Error(kExitUsage) if that fails.
+std::string put_log_aside(const std::string& run_folder);
+
+// Throws Error(kExitUsage) if the folder holds a run (a log with steps, or step_ folders), or a model.
+void require_no_run(const std::string& run_folder);
+
+// Renames the step_ folders that are damaged or do not lie on this line to step_N.damaged, .abandoned or
+// .foreign; returns what was done, a line each.
+std::string set_aside(const std::string& run_folder, const Line& line);
+
+// Which checkpoints are known to be intact, by their names and what the system says about their files: those
+// need not be read again.
+using KnownIntact = std::map<std::string, std::string>;
+void note_intact(const std::string& checkpoint, KnownIntact* known);
+
+// llm.c's DONE_00001000 beside step_00001000, for scripts that wait for it: the checkpoint, which is complete, gets
+// it, and loses it where it is deleted or set aside. Throws Error(kExitSaveFailed).
+void mark_done(const std::string& checkpoint);
+
+struct Retention {
+    int64_t newest = 0;  // checkpoints that stay; 0: none is deleted
+    int64_t major = 0;   // those of steps divisible by it are neither counted nor deleted; 0: there are none
+    int64_t best = -1;   // nor is that of this step; -1: there is none
+};
+
+// Deletes the checkpoints on this line but the newest intact ones of those up to this step, which is just
+// saved, and those that are never deleted. Returns what was passed over, a line each.
+std::string remove_old_checkpoints(const std::string& run_folder, const Line& line, int64_t step,
+                                   const Retention& keep, KnownIntact* known);
+
+// A save of a step that has a checkpoint renames that one to NAME.replaced before the new one gets its name. Where a kill or
+// a power loss came between, gives it its name back; where it came later, deletes it. Only under the run's lock. Throws
+// Error(kExitSaveFailed).
+void take_back_replaced(const std::string& run_folder);
+
+// Deletes temporaries of saves that a kill or a power loss ended (NAME.tmp-PID), and each DONE_ file without its
+// checkpoint. Only under the run's lock.
+void remove_leftovers(const std::string& run_folder);
+
+}  // namespace llmc

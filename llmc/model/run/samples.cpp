@@ -1,0 +1,66 @@
+// The samples of a run: see run/samples.h.
+#include "llmc/model/run/samples.h"
+
+#include "llmc/host/base/error.h"
+#include "llmc/host/files/read_file.h"
+#include "llmc/host/tokens/token_shard.h"
+
+namespace llmc {
+
+namespace {
+
+std::optional<Tokenizer> tokenizer_of_run(const Options& o, const std::string& model_folder, int vocab_size) {
+    std::optional<Tokenizer> found;
+    const bool gone =
+        o.resume != "none" && file_kind(o.tokenizer) == FileKind::kMissing;  // the run keeps a copy
+    if ((o.tokenizer.empty() || gone) && !model_folder.empty()) { found = Tokenizer::find(model_folder); }
+    if (!found && !o.tokenizer.empty()) { found = Tokenizer::load(o.tokenizer); }
+    if (!found && vocab_size == kByteVocabSize) { return Tokenizer::bytes(); }
+    if (found && !found->made_shards_of(vocab_size)) {
+        throw Error(kExitBadInput,
+                    strf("%s has %d tokens, %s a vocabulary of %d. Give the tokenizer that made the shards.",
+                         (o.tokenizer.empty() ? model_folder : o.tokenizer).c_str(), found->vocab_size(),
+                         o.train_data.c_str(), vocab_size));
+    }
+    return found;
+}
+
+}  // namespace
+
+RunSamples::RunSamples(const Options& options, const RunPlan& plan, int vocab_size)
+    : o_(options), tokenizer_(tokenizer_of_run(o_, plan.model_folder, vocab_size)), vocab_size_(vocab_size) {
+    const int rows = plan.config.vocab_size;
+    if (!same_ids(tokenizer_, rows, vocab_size)) {
+        throw Error(kExitBadInput,
+                    strf("%s has a vocabulary of %d tokens, %s of %d: they cannot be used together. "
+                         "Make the shards with the model's tokenizer, or train a new model (--model d12).",
+                         plan.model_from.c_str(), rows, o_.train_data.c_str(), vocab_size));
+    }
+    if (rows != vocab_size) {
+        std::fprintf(stderr, "%s has %d rows for the %d tokens of %s: the rest is taken for padding\n",
+                     plan.model_from.c_str(), rows, vocab_size, o_.train_data.c_str());
+    }
+    end_of_text_ = llmc::end_of_text(tokenizer_, vocab_size);
+    has_ends_ = tokenizer_ || o_.raw_tokens == 0 || o_.raw_tokens == kGpt2VocabSize;
+    start_ = {end_of_text_};
+    if (o_.sample_every <= 0 || o_.prompt.empty()) { return; }
+    if (!tokenizer_) {
+        throw Error(
+            kExitUsage,
+            strf("--prompt: %s has a vocabulary of %d, and only bytes (%d) are known without a tokenizer. "
+                 "Give --tokenizer, or leave --prompt out.",
+                 o_.train_data.c_str(), vocab_size, kByteVocabSize));
+    }
+    for (int id : tokenizer_->encode_prompt(o_.prompt, rows)) { start_.push_back(id); }
+}
+
+std::string RunSamples::printable(std::vector<int> text) const {
+    if (has_ends_ && text.back() == end_of_text_) { text.pop_back(); }
+    if (!text.empty()) { text.erase(text.begin()); }
+    if (tokenizer_) { return tokenizer_->printable(text); }
+    std::string ids;
+    for (int id : text) { ids += strf("%d ", id); }
+    return ids;
+}
+
+}  // namespace llmc

@@ -1,0 +1,62 @@
+// The samples of a run: which tokenizer it has, and texts that its model writes.
+#pragma once
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/host/base/philox.h"
+#include "llmc/host/base/stop_signal.h"
+#include "llmc/host/options/options.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/host/tokens/sampler.h"
+#include "llmc/host/tokens/tokenizer.h"
+#include "llmc/model/model.h"
+#include "llmc/model/run/plan.h"
+
+namespace llmc {
+
+class RunSamples {
+public:
+    // vocab_size: the data's. The tokenizer is --tokenizer, or the one in the model's folder ("": it has none), or bytes if the
+    // vocabulary is theirs; without one, samples are printed as token ids. Throws Error(kExitBadInput) if it
+    // or the model is not of the data's tokens, Error(kExitUsage) if there is a --prompt, samples are asked for,
+    // and no tokenizer can read it.
+    RunSamples(const Options& options, const RunPlan& plan, int vocab_size);
+
+    const std::optional<Tokenizer>& tokenizer() const { return tokenizer_; }
+    // by convention the end of text is the last token, in GPT-2's vocabulary and in the byte-level one
+    int end_of_text() const { return end_of_text_; }
+
+    // a continuation of the prompt, up to --sample-tokens or the end of the text; without a prompt at least
+    // one token. The same step and number give the same random numbers
+    template <typename Model>
+    std::string text(Model& model, int64_t step, int number) const {
+        std::vector<int> text = start_;
+        for (int k = 0; k < o_.sample_tokens && !stop_requested; k++) {
+            Batch batch;
+            batch.B = 1;
+            batch.T = (int)std::min<size_t>(text.size(), (size_t)o_.seq_len);
+            batch.tokens.assign(text.end() - batch.T, text.end());
+            batch.targets.assign(batch.T, kIgnoreTarget);
+            model.evaluate(batch);
+            const double coin = to_uniform(
+                random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0]);
+            const int never = has_ends_ && text.size() == 1 ? end_of_text_ : -1;
+            const auto logits = model.logits_last().first((size_t)vocab_size_);  // not the model's padding
+            text.push_back(sample_token(logits, o_.temperature, o_.top_k, coin, 1, never));
+            if (has_ends_ && text.back() == end_of_text_) { break; }
+        }
+        return printable(text);
+    }
+
+private:
+    std::string printable(std::vector<int> text) const;
+    Options o_;
+    std::optional<Tokenizer> tokenizer_;
+    int vocab_size_ = 0, end_of_text_ = 0;
+    bool has_ends_ = true;    // false: no token is known to end a text, and the last one stands in for it
+    std::vector<int> start_;  // the end of another text, then the prompt
+};
+
+}  // namespace llmc

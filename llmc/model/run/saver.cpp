@@ -1,0 +1,150 @@
+// The checkpoints of a run: see run/saver.h.
+#include "llmc/model/run/saver.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <system_error>
+
+#include "llmc/host/base/error.h"
+#include "llmc/host/base/terminal_text.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr State kStates[] = {State::kParameter, State::kFirstMoment, State::kSecondMoment};
+
+// elements before a tensor in the copy; the second moments, of which some may not be there, come last
+int64_t place_in_copy(const GPT2Config& c, const std::string& optimizer, State state, int tensor) {
+    int64_t place = (int64_t)state * file_elements(c);
+    for (int t = 0; t < tensor; t++) { place += has_state(optimizer, state, t) ? tensor_total(c, t) : 0; }
+    return place;
+}
+
+}  // namespace
+
+RunSaver::RunSaver(const Options& o, const RunPlan& plan, const std::optional<Validated>& best,
+                   const SavePlan& saves, const PageLock& lock, StepLine* line, RunJournal* journal)
+    : folder_(plan.out),
+      config_(plan.config),
+      optimizer_(o.optimizer),
+      keep_{o.keep, o.keep_major, -1},
+      done_files_(o.llmc_letters),
+      keep_best_(o.keep_best),
+      line_(line),
+      journal_(journal),
+      newest_(plan.checkpoint) {
+    if (keep_best_) {
+        best_ = saved_best_ = best;
+        keep_.best = plan.record.best ? plan.record.best->step : -1;  // until another one is saved
+    }
+    if (!saves.background) { return; }
+    const auto elements = (size_t)state_elements(config_, optimizer_);
+    copy_.reset(new float[elements]);  // not filled: pages come as they are needed
+    lock_ = lock({copy_.get(), elements});
+}
+
+bool RunSaver::validated(int64_t step, double loss) {
+    if (!std::isfinite(loss)) { return false; }
+    last_ = {step, loss};
+    if (!keep_best_ || (best_ && loss >= best_->loss)) { return false; }
+    best_ = last_;
+    return true;
+}
+
+void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) {
+    wait();
+    record.val_loss = last_ && last_->step == record.state.step ? std::optional(last_->loss) : std::nullopt;
+    record.best = best_;
+    if (copy_ == nullptr || wait_for_it) { return collect(write(record, read)); }
+    copy(read);
+    try {
+        under_way_ = std::async(std::launch::async, [this, record] {
+            return write(record, [this](State state, int tensor, int64_t first, std::span<float> values) {
+                std::copy_n(copy_.get() + place_in_copy(config_, optimizer_, state, tensor) + first,
+                            values.size(), values.begin());
+            });
+        });
+    } catch (const std::system_error& e) {
+        line_->message(strf("step %lld | no thread to save in the background, so the training waits: %s",
+                            (long long)record.state.step, e.what()));
+        collect(write(record, read));
+    }
+}
+
+void RunSaver::copy(const ReadTensor& read) {
+    for (State state : kStates) {
+        for (int t = 0; t < kNumTensors; t++) {
+            if (!has_state(optimizer_, state, t)) { continue; }
+            float* place = copy_.get() + place_in_copy(config_, optimizer_, state, t);
+            read(state, t, 0, {place, (size_t)tensor_total(config_, t)});
+        }
+    }
+}
+
+RunSaver::Saved RunSaver::write(const RunRecord& record, const ReadTensor& read) const {
+    try {
+        save_checkpoint(folder_, config_, record, read);
+        return {record, kExitDone, ""};
+    } catch (const Error& e) { return {record, e.exit_code, e.what()}; } catch (const std::bad_alloc&) {
+        return {record, kExitSaveFailed, "out of memory"};
+    }
+}
+
+void RunSaver::poll() {
+    if (under_way_.valid() && under_way_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+        collect(under_way_.get());
+    }
+}
+
+void RunSaver::wait() {
+    if (under_way_.valid()) { collect(under_way_.get()); }
+}
+
+void RunSaver::collect(const Saved& saved) {
+    if (saved.exit_code == kExitDiverged) { throw diverged(saved.error); }
+    const auto step = (long long)saved.record.state.step;
+    failed_ = saved.exit_code != kExitDone;
+    if (failed_) {  // what is on disk is untouched: the training goes on, and says so at the end
+        if (best_ == saved.record.best) { best_ = saved_best_; }
+        line_->message(strf("step %lld | SAVE FAILED: %s", step, saved.error.c_str()));
+        return;
+    }
+    saved_best_ = saved.record.best;
+    newest_ = checkpoint_name(folder_, step);
+    journal_->event("save", step, {{"text", newest_}});
+    line_->message(strf("step %lld | saved %s", step, newest_.c_str()));
+    line_->note(journal_->write_report(true));
+    try {
+        if (done_files_) { mark_done(newest_); }
+    } catch (const Error& e) {
+        failed_ = true;
+        line_->message(strf("step %lld | SAVE FAILED: %s", step, e.what()));
+    }
+    try {
+        if (saved_best_) { keep_.best = saved_best_->step; }
+        note_intact(newest_, &known_);
+        line_->note(remove_old_checkpoints(folder_, saved.record.line, step, keep_, &known_));
+    } catch (const CannotRead& e) { line_->note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
+}
+
+Error RunSaver::diverged(const std::string& what) const {
+    std::string checkpoint = "There is no checkpoint.";
+    if (!newest_.empty()) {
+        checkpoint = "The newest checkpoint is " + newest_ +
+                     "; it may hold such a model: log.jsonl tells what the loss was at the step of each.";
+    }
+    return Error(kExitDiverged,
+                 strf("%s. Lower --lr, or lengthen --warmup. %s", what.c_str(), checkpoint.c_str()));
+}
+
+int not_all_saved(const std::string& run_folder) {
+    std::fprintf(stderr,
+                 "%s: not all was saved: what failed is in the lines with FAILED on standard output\n",
+                 terminal_text(run_folder).c_str());
+    return kExitSaveFailed;
+}
+
+}  // namespace llmc

@@ -1,0 +1,131 @@
+// The C interface of attention: checks the arguments, turns exceptions into codes. No state but the message of a thread's
+// last failure.
+#include "llmc/ops/attention/c_abi.h"
+
+#include <initializer_list>
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include "llmc/cuda/c_abi.cuh"
+#include "llmc/host/base/error.h"
+#include "llmc/ops/attention/attention.h"
+#include "llmc/ops/attention/choose.h"
+#include "llmc/ops/attention/kernels.h"
+
+namespace {
+
+using bf16 = __nv_bfloat16;
+using namespace llmc::c_abi;
+using llmc::strf;
+
+constexpr size_t kCounterBytes = 256;  // the workspace begins with the counters
+static_assert(llmc::kAttentionCounters * sizeof(unsigned) <= kCounterBytes);
+
+static_assert((int)LLMC_ATTENTION_OK == kOk && (int)LLMC_ATTENTION_INVALID == kInvalid &&
+              (int)LLMC_ATTENTION_UNSUPPORTED == kUnsupported && (int)LLMC_ATTENTION_DEVICE == kDevice &&
+              (int)LLMC_ATTENTION_INTERNAL == kInternal);
+
+struct Sizes {
+    int B, T, NH, HS;
+};
+
+struct Pointer {
+    const char* name;
+    const void* at;
+    int alignment;
+};
+
+// sizes, kernels and pointers; false where there is nothing to do
+bool check_call(const Sizes& s, int kernels, std::initializer_list<Pointer> pointers) {
+    if (s.B < 0 || s.T < 0 || s.NH < 1) {
+        refuse(strf("B is %d, T %d, NH %d, expected 0 or more, 0 or more, 1 or more", s.B, s.T, s.NH));
+    }
+    if (s.HS < 1 || s.HS > llmc::kMaxHeadSize) {
+        refuse(strf("HS is %d, expected 1 to %d", s.HS, llmc::kMaxHeadSize));
+    }
+    if (kernels < LLMC_ATTENTION_BEST || kernels > LLMC_ATTENTION_WGMMA) {
+        refuse(strf("kernels is %d, expected one of the kernels' enum", kernels));
+    }
+    if (s.B == 0 || s.T == 0) { return false; }
+    for (const Pointer& p : pointers) {
+        if (p.at == nullptr) { refuse(strf("%s is null, expected device memory", p.name)); }
+        if ((uintptr_t)p.at % p.alignment != 0) {
+            refuse(strf("%s is %p, expected a multiple of %d", p.name, p.at, p.alignment));
+        }
+    }
+    if (kernels == LLMC_ATTENTION_WGMMA && (s.HS != llmc::kWgmmaHeadSize || !llmc::has_attention_wgmma())) {
+        throw Unsupported(
+            strf("HS is %d, expected %d on a Hopper GPU for these kernels", s.HS, llmc::kWgmmaHeadSize));
+    }
+    return true;
+}
+
+unsigned* counters_of(void* workspace) { return (unsigned*)workspace; }
+void* scratch_of(void* workspace) { return (char*)workspace + kCounterBytes; }
+
+}  // namespace
+
+int llmc_attention_abi_version(void) { return LLMC_ATTENTION_ABI_VERSION; }
+
+const char* llmc_attention_last_error(void) { return llmc::c_abi::last_error; }
+
+size_t llmc_attention_workspace(int32_t B, int32_t T, int32_t NH) {
+    if (B < 0 || T < 0 || NH < 0) { return 0; }
+    return kCounterBytes + (llmc::attention_backward_scratch(B, T, NH) + 255) / 256 * 256;
+}
+
+int llmc_attention_forward(void* out, float* lse, const void* qkv, void* workspace, int32_t B, int32_t T,
+                           int32_t NH, int32_t HS, int kernels, void* stream) {
+    return guarded("llmc_attention_forward", [&] {
+        if (!check_call(
+                {B, T, NH, HS}, kernels,
+                {{"out", out, 16}, {"lse", lse, 4}, {"qkv", qkv, 16}, {"workspace", workspace, 16}})) {
+            return;
+        }
+        bf16* to = (bf16*)out;
+        auto* from = (const bf16*)qkv;
+        auto* on = (cudaStream_t)stream;
+        unsigned* counters = counters_of(workspace);
+        switch (kernels) {
+            case LLMC_ATTENTION_MMA_SYNC:
+                return llmc::attention_forward_mma_sync(to, lse, from, B, T, NH, HS, on);
+            case LLMC_ATTENTION_WGMMA:
+                return llmc::attention_forward_wgmma(to, lse, counters, from, B, T, NH, on);
+            default:
+                return llmc::attention_forward(to, lse, counters, from, B, T, NH, HS, on);
+        }
+    });
+}
+
+int llmc_attention_backward(void* dqkv, const void* dout, const void* qkv, const void* out, const float* lse,
+                            void* workspace, int32_t B, int32_t T, int32_t NH, int32_t HS, int kernels,
+                            void* stream) {
+    return guarded("llmc_attention_backward", [&] {
+        if (!check_call({B, T, NH, HS}, kernels,
+                        {{"dqkv", dqkv, 16},
+                         {"dout", dout, 16},
+                         {"qkv", qkv, 16},
+                         {"out", out, 16},
+                         {"lse", lse, 4},
+                         {"workspace", workspace, 16}})) {
+            return;
+        }
+        bf16* to = (bf16*)dqkv;
+        auto *from = (const bf16*)qkv, *gradient = (const bf16*)dout, *result = (const bf16*)out;
+        auto* on = (cudaStream_t)stream;
+        void* scratch = scratch_of(workspace);
+        unsigned* counters = counters_of(workspace);
+        switch (kernels) {
+            case LLMC_ATTENTION_MMA_SYNC:
+                return llmc::attention_backward_mma_sync(to, scratch, gradient, from, result, lse, B, T, NH,
+                                                         HS, on);
+            case LLMC_ATTENTION_WGMMA:
+                return llmc::attention_backward_wgmma(to, scratch, counters, gradient, from, result, lse, B,
+                                                      T, NH, on);
+            default:
+                return llmc::attention_backward(to, scratch, counters, gradient, from, result, lse, B, T, NH,
+                                                HS, on);
+        }
+    });
+}
