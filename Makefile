@@ -126,7 +126,7 @@ FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cp
     $(addprefix tokens/,bpe dataloader eval_file token_shard tokenizer tokenizer_files val_info) ranks/ranks \
     $(addprefix options/,options options_config options_input parse_words typed_text) log/lines log/logger) \
     $(patsubst %,llmc/model/%.cpp,finite model_source $(addprefix formats/,checkpoint debug_state hf_model record) \
-    run/folder))
+    run/folder run/open_model))
 $(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)
 	$(call quiet,compile)clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined \
@@ -171,7 +171,7 @@ $(BUILD)/%.cu.o: $(BUILD)/typed/%.cu $(SETTINGS) $(BUILD)/arch
 	$(compile_cu)
 # no device code is in these: for the host's compiler, as nvcc reads a file three times
 HOST_CU := train_gpt2.cu test_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/profile/activity model/gpu/decoder \
-    ops/attention/bf16 ops/attention/attention_c_abi ops/comm/comm ops/comm/host ops/comm/nccl \
+    ops/attention/bf16 ops/attention/c_abi ops/comm/comm ops/comm/host ops/comm/nccl \
     ops/comm/peer ops/muon/newton_schulz)
 define compile_host_cu
 @mkdir -p $(@D)

@@ -4,8 +4,7 @@
 #include "dev/cuda/layernorm_calls.h"
 #include "dev/cuda/only.h"
 #include "dev/cuda/shootout.cuh"
-#include "llmc/layernorm/backward/regimes.h"
-#include "llmc/layernorm/forward/regimes.h"
+#include "llmc/layernorm/launchers.h"
 
 namespace llmc {
 

@@ -4,7 +4,7 @@
 
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/vectors.cuh"
-#include "llmc/layernorm/backward/regimes.h"
+#include "llmc/layernorm/launchers.h"
 
 namespace llmc::layernorm {
 

@@ -10,7 +10,7 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/model/formats/debug_state.h"
-#include "llmc/model/model_source.h"
+#include "llmc/model/run/open_model.h"
 
 namespace llmc {
 

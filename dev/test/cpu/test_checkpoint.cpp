@@ -9,6 +9,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
+#include "llmc/model/run/open_model.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -16,6 +16,7 @@
 #include "llmc/host/tokens/token_shard.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
+#include "llmc/model/run/open_model.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -10,7 +10,7 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/read_file.h"
-#include "llmc/host/ranks/ranks.h"
+#include "llmc/host/options/launchers.h"
 
 namespace llmc {
 namespace {

@@ -33,35 +33,6 @@ int parse(const std::string& name, const std::string& text, int lo, int hi) {
     return value;
 }
 
-// the launcher that a family of variables belongs to
-struct Family {
-    const char* name;
-    const char *rank, *size, *local_rank, *local_size;
-    std::initializer_list<const char*> job;  // what tells its jobs apart
-};
-
-const Family kFamilies[] = {
-    {"torchrun's variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {"TORCHELASTIC_RUN_ID"}},
-    {"Open MPI's variables",
-     "OMPI_COMM_WORLD_RANK",
-     "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE",
-     {"PMIX_NAMESPACE"}},
-    {"PMI's variables",
-     "PMI_RANK",
-     "PMI_SIZE",
-     "MPI_LOCALRANKID",
-     "MPI_LOCALNRANKS",
-     {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
-    {"SLURM's variables",
-     "SLURM_PROCID",
-     "SLURM_STEP_NUM_TASKS",
-     "SLURM_LOCALID",
-     "",
-     {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
-};
-
 // The nearest of this process's ancestors that does not have this variable: its launcher, whatever shells are in between.
 int launcher_pid(const std::string& variable) {
     for (int pid = getppid();;) {
@@ -250,13 +221,6 @@ int ranks_to_start(const Options& o, const Environment& environment, int devices
             "one.");
     }
     return count > 1 ? count : 0;
-}
-
-bool has_launcher(const Environment& environment) {
-    const auto has = [&](const char* name) { return environment(name) != nullptr; };
-    return !has("PLUMB_RANK") &&
-           std::any_of(std::begin(kFamilies), std::end(kFamilies),
-                       [&](const Family& family) { return has(family.rank) && has(family.size); });
 }
 
 Ranks find_ranks(const Options& options, const Environment& environment) {

@@ -1,8 +1,8 @@
 // Which of how many processes (ranks) of a job this one is, and where they meet.
 #pragma once
-#include <functional>
 #include <string>
 
+#include "llmc/host/options/launchers.h"
 #include "llmc/host/options/options.h"
 
 namespace llmc {
@@ -18,9 +18,6 @@ struct Ranks {
     std::string source;  // where that was found: "torchrun's variables"
 };
 
-// the value of an environment variable, null if it is not set
-using Environment = std::function<const char*(const char*)>;
-
 // How many ranks this process is to start (launcher.h), by --gpus and --ranks; 0: none, it is one itself.
 // devices: what --gpus all stands for. Throws Error(kExitUsage).
 int ranks_to_start(const Options& options, const Environment& environment, int devices);
@@ -32,9 +29,6 @@ int ranks_to_start(const Options& options, const Environment& environment, int d
 // is a part of the token as well, and so are the options where no launcher has numbered the job. Throws Error(kExitUsage) naming
 // the variable or option.
 Ranks find_ranks(const Options& options, const Environment& environment);
-
-// whether another launcher than this program's own has started this process as one of several
-bool has_launcher(const Environment& environment);
 
 // the first host of SLURM's list: "node[07-09,12],login" -> "node07"
 std::string first_host(const std::string& node_list);

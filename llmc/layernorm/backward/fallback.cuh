@@ -10,8 +10,8 @@
 #include "llmc/cuda/column_sums.cuh"
 #include "llmc/layernorm/backward/cp_async_pipelined.cuh"
 #include "llmc/layernorm/backward/cp_async_teams.cuh"
-#include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/kernel.cuh"
+#include "llmc/layernorm/launchers.h"
 
 namespace llmc::fallback_backward {
 

@@ -4,8 +4,8 @@
 
 #include "llmc/cuda/branch.cuh"
 #include "llmc/cuda/column_sums.cuh"
-#include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/call.cuh"
+#include "llmc/layernorm/launchers.h"
 
 namespace llmc {
 

@@ -1,8 +1,8 @@
 // What the kernels of LayerNorm backward share: the terms of a row's columns, the barriers of teams of warps, and how many
 // groups of rows run at once.
 #pragma once
-#include "llmc/layernorm/backward/regimes.h"
 #include "llmc/layernorm/kernel.cuh"
+#include "llmc/layernorm/launchers.h"
 
 namespace llmc::layernorm {
 

@@ -5,8 +5,8 @@
 // Result: sm_80 code on an H200: 68 % of the roof at 4096x65536 bf16, 58 at 1024x262144; 2026-11-22
 #pragma once
 #include "llmc/layernorm/forward/moments.cuh"
-#include "llmc/layernorm/forward/regimes.h"
 #include "llmc/layernorm/kernel.cuh"
+#include "llmc/layernorm/launchers.h"
 
 namespace llmc::fallback_forward {
 

@@ -3,8 +3,8 @@
 // as the plain call would, so that a row's results have the same bits when they are computed again from the residual
 // stream.
 #include "llmc/layernorm/call.cuh"
-#include "llmc/layernorm/forward/regimes.h"
 #include "llmc/layernorm/kernel.cuh"
+#include "llmc/layernorm/launchers.h"
 
 namespace llmc {
 

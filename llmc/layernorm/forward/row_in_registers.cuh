@@ -9,8 +9,8 @@
 #pragma once
 #include "llmc/layernorm/forward/moments.cuh"
 #include "llmc/layernorm/forward/parameters.cuh"
-#include "llmc/layernorm/forward/regimes.h"
 #include "llmc/layernorm/kernel.cuh"
+#include "llmc/layernorm/launchers.h"
 
 namespace llmc::row_in_registers {
 

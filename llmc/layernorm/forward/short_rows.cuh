@@ -8,8 +8,8 @@
 #pragma once
 #include "llmc/layernorm/forward/moments.cuh"
 #include "llmc/layernorm/forward/parameters.cuh"
-#include "llmc/layernorm/forward/regimes.h"
 #include "llmc/layernorm/kernel.cuh"
+#include "llmc/layernorm/launchers.h"
 
 namespace llmc::short_rows_forward {
 

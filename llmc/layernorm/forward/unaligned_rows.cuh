@@ -8,9 +8,9 @@
 #pragma once
 #include "llmc/layernorm/forward/moments.cuh"
 #include "llmc/layernorm/forward/parameters.cuh"
-#include "llmc/layernorm/forward/regimes.h"
 #include "llmc/layernorm/forward/rotate.cuh"
 #include "llmc/layernorm/kernel.cuh"
+#include "llmc/layernorm/launchers.h"
 
 namespace llmc::unaligned_rows_forward {
 

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 #include <algorithm>
+#include <charconv>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
@@ -16,7 +17,6 @@
 #include "llmc/host/files/read_file.h"
 #include "llmc/host/tokens/token_shard.h"
 #include "llmc/model/finite.h"
-#include "llmc/model/run/folder.h"
 
 namespace llmc {
 
@@ -247,6 +247,35 @@ void move_into_place(const std::string& temporary, const std::string& name) {
 }
 
 }  // namespace
+
+std::string name_before_replaced(const std::string& name) {
+    const bool replaced = name.starts_with("step_") && name.ends_with(kReplaced);
+    return replaced ? name.substr(0, name.size() - std::strlen(kReplaced)) : "";
+}
+
+std::vector<StepFolder> list_steps(const std::string& run_folder) {
+    std::vector<StepFolder> found;
+    for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
+        if (name.size() < 13 || !name.starts_with("step_")) { continue; }
+        int64_t step = 0;
+        const std::string before = name_before_replaced(name);
+        const bool counts = !before.empty() && file_kind(run_folder + "/" + before) == FileKind::kMissing;
+        const char* end = name.data() + (counts ? before.size() : name.size());
+        auto [stop, error] = std::from_chars(name.data() + 5, end, step);
+        std::string path = run_folder + "/" + name;
+        if (error == std::errc() && stop == end && step >= 0 && file_kind(path) == FileKind::kFolder) {
+            found.push_back({path, step});
+        }
+    }
+    std::sort(found.begin(), found.end(),
+              [](const StepFolder& a, const StepFolder& b) { return a.step > b.step; });
+    return found;
+}
+
+std::string newest_step(const std::string& run_folder) {
+    const std::vector<StepFolder> steps = list_steps(run_folder);
+    return steps.empty() ? "" : steps.front().path;
+}
 
 std::string checkpoint_name(const std::string& run_folder, int64_t step) {
     return strf("%s/step_%08lld", run_folder.c_str(), (long long)step);

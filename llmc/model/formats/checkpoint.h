@@ -17,6 +17,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "llmc/host/files/binary_file.h"
 #include "llmc/model/formats/hf_model.h"
@@ -71,6 +72,18 @@ int64_t checkpoint_bytes(const GPT2Config& config, const std::string& optimizer 
 
 // behind the name of a checkpoint that a newer one of the same step is about to replace: take_back_replaced() in run/folder.h
 constexpr const char* kReplaced = ".replaced";
+// "step_00000004" of "step_00000004.replaced"; "" of other names
+std::string name_before_replaced(const std::string& name);
+
+// a step_ folder; whether it is intact is not looked at
+struct StepFolder {
+    std::string path;
+    int64_t step;
+};
+
+// of a run folder, those of the most steps first
+std::vector<StepFolder> list_steps(const std::string& run_folder);
+std::string newest_step(const std::string& run_folder);  // the first; "" if there is none
 
 // Writes run_folder/step_%08d, whole or not at all. Throws Error(kExitSaveFailed), Error(kExitUsage), or
 // Error(kExitDiverged) as write_model_file does.

@@ -1,5 +1,6 @@
 // The sub-commands: see commands.h.
 #include "llmc/model/run/commands.h"
+#include "llmc/model/run/open_model.h"
 
 #include <unistd.h>
 #include <cmath>

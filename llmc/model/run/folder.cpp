@@ -24,38 +24,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// a step_ folder; whether it is intact is not looked at
-struct StepFolder {
-    std::string path;
-    int64_t step;
-};
-
-// "step_00000004" of "step_00000004.replaced", which a save may leave that was cut short; "" of other names
-std::string name_before_replaced(const std::string& name) {
-    const bool replaced = name.starts_with("step_") && name.ends_with(kReplaced);
-    return replaced ? name.substr(0, name.size() - std::strlen(kReplaced)) : "";
-}
-
-// newest first
-std::vector<StepFolder> list_steps(const std::string& run_folder) {
-    std::vector<StepFolder> found;
-    for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
-        if (name.size() < 13 || !name.starts_with("step_")) { continue; }
-        int64_t step = 0;
-        const std::string before = name_before_replaced(name);
-        const bool counts = !before.empty() && file_kind(run_folder + "/" + before) == FileKind::kMissing;
-        const char* end = name.data() + (counts ? before.size() : name.size());
-        auto [stop, error] = std::from_chars(name.data() + 5, end, step);
-        std::string path = run_folder + "/" + name;
-        if (error == std::errc() && stop == end && step >= 0 && file_kind(path) == FileKind::kFolder) {
-            found.push_back({path, step});
-        }
-    }
-    std::sort(found.begin(), found.end(),
-              [](const StepFolder& a, const StepFolder& b) { return a.step > b.step; });
-    return found;
-}
-
 // why an intact checkpoint does not count on this line, "" if it does; kind: for its new name
 std::string off_line(const Line& line, const CheckpointFacts& facts, const StepFolder& at,
                      std::string* kind) {
@@ -196,11 +164,6 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
              line.size() > 1 ? "; to go on from the checkpoint that this run began with (\"resume\" in its "
                                "log.jsonl): --resume FOLDER"
                              : ""));
-}
-
-std::string newest_step(const std::string& run_folder) {
-    const std::vector<StepFolder> steps = list_steps(run_folder);
-    return steps.empty() ? "" : steps.front().path;
 }
 
 void require_no_run_folder(const std::string& checkpoint) {

@@ -20,9 +20,6 @@ namespace llmc {
 // another folder; without a log, checkpoints of different lines.
 std::string find_checkpoint(const std::string& run_folder, std::string* notes);
 
-// The step_ folder of the most steps, intact or not; "" if there is none.
-std::string newest_step(const std::string& run_folder);
-
 // Throws Error(kExitBadInput) if this is a run folder, named where a checkpoint is meant.
 void require_no_run_folder(const std::string& checkpoint);
 

@@ -13,6 +13,7 @@
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/model.h"
 #include "llmc/model/run/data.h"
+#include "llmc/model/run/open_model.h"
 #include "llmc/model/run/plan.h"
 #include "llmc/model/run/rank_tasks.h"
 

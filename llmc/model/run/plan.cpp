@@ -1,5 +1,6 @@
 // The plan of a training run: see run/plan.h.
 #include "llmc/model/run/plan.h"
+#include "llmc/model/run/open_model.h"
 
 #include <algorithm>
 #include <ctime>

@@ -31,6 +31,7 @@
 #include "llmc/model/run/follower.h"
 #include "llmc/model/run/header.h"
 #include "llmc/model/run/hf_export.h"
+#include "llmc/model/run/open_model.h"
 #include "llmc/model/run/plan.h"
 #include "llmc/model/run/rank_tasks.h"
 #include "llmc/model/run/samples.h"
