@@ -93,6 +93,8 @@ PLAIN_TESTS := $(call objects,test_gpt2.cpp $(wildcard dev/test/durability/*.cpp
     $(shell grep -L -e 'dev/test/cpu/reference_model.h' -e 'llmc/model/cpu/reference.h' $(TEST_SOURCES) $(TEST_SHARED)))
 $(PLAIN_TESTS): OPTIMIZE := $(PLAIN)
 $(BUILD)/libllmc.a: $(call objects,$(HOST_SOURCES))
+FORMAT := $(BUILD)/llmc/host/base/format.o
+$(FORMAT): CXXFLAGS += -fPIC
 $(BUILD)/dev/test/shared.a: $(call objects,$(TEST_SHARED))
 $(BUILD)/libllmc.a $(BUILD)/dev/test/shared.a:
 	@rm -f $@
@@ -143,7 +145,9 @@ ARCH     ?= $(if $(DETECTED),$(DETECTED),sm_80 sm_90a compute_80)
 GPUS     := $(patsubst sm_90,sm_90a,$(foreach a,$(ARCH),$(if $(filter sm_% compute_%,$(a)),$(a),sm_$(a))))
 GENCODE  := $(foreach a,$(GPUS),-gencode arch=compute_$(patsubst sm_%,%,$(patsubst compute_%,%,$(a)))$(comma)code=$(a))
 # -compress-all: kernels take a fifth of the space
-NVCCFLAGS := -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr -Xfatbin -compress-all $(GENCODE) -MMD -MP \
+# {fmt} knows too little of nvcc: its checks of formats are made where the host's compiler reads the same headers
+FORMAT_FLAGS := -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1
+NVCCFLAGS := -std=c++20 -O3 -I. $(FORMAT_FLAGS) $(DEPS_CPPFLAGS) -lineinfo --expt-relaxed-constexpr -Xfatbin -compress-all $(GENCODE) -MMD -MP \
              -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
 CUDA      := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
 # what the emulator and the tests of the GPU code include; without a toolkit, NVIDIA's headers from PyPI (dev/emulate/README.md)
@@ -250,9 +254,9 @@ ATTENTION_OBJECTS := $(call gpu_objects,$(filter-out %/backward_bias.cu,$(wildca
 # nvcc's -O is for host code, of which these have a launch: the device code is the same
 $(call gpu_objects,$(LAYERNORM_TYPED)): NVCCFLAGS := $(NVCCFLAGS:-O3=-O1)
 $(LAYERNORM_OBJECTS) $(ATTENTION_OBJECTS): NVCCFLAGS += -Xcompiler -fPIC
-$(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) llmc/layernorm/c_abi.map Makefile
+$(BUILD)/libllmc_layernorm.so: $(LAYERNORM_OBJECTS) $(FORMAT) llmc/layernorm/c_abi.map Makefile
 	$(link_library)
-$(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) llmc/ops/attention/c_abi.map Makefile
+$(BUILD)/libllmc_attention.so: $(ATTENTION_OBJECTS) $(FORMAT) llmc/ops/attention/c_abi.map Makefile
 	$(link_library)
 
 # make install PREFIX=/usr/local [DESTDIR=package]: libraries, headers, files for pkg-config
@@ -281,7 +285,7 @@ REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/*/*/*.cuh \
 EMULATE    = $(call quiet,compile)$(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
              -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
              -Wno-narrowing -Wno-missing-field-initializers -Wno-maybe-uninitialized -Idev/emulate/include \
-             -I$(EMULATED) -I. -isystem $(CUDA_HEADERS) -MMD -MP -x c++
+             -I$(EMULATED) -I. $(DEPS_CPPFLAGS) -isystem $(CUDA_HEADERS) -MMD -MP -x c++
 .SECONDARY: $(REWRITTEN)
 $(EMULATED)/%: % dev/emulate/rewrite.pl
 	@mkdir -p $(@D)
@@ -327,7 +331,7 @@ $(EMULATED_LADDERS): $(BUILD)/only/linked
 	$(LINK_EMULATED)
 
 spills: $(addprefix $(BUILD)/typed/,$(LAYERNORM_TYPED))
-	@NVCC="$(NVCC)" ARCH="$(GPUS)" dev/test/spills.sh $(wildcard dev/cuda/*.cu llmc/ops/attention/ladder/*/*.cu) \
+	@NVCC="$(NVCC)" ARCH="$(GPUS)" FLAGS="$(FORMAT_FLAGS) $(DEPS_CPPFLAGS)" dev/test/spills.sh $(wildcard dev/cuda/*.cu llmc/ops/attention/ladder/*/*.cu) \
 	    $(filter-out $(LAYERNORM_TYPED),$(GPU_SOURCES)) $^
 
 # ---- what users type --------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ auto with_model(const Options& o, Visit visit) {
 }
 
 // "13.0" of CUDA's 13000
-std::string version_text(int version) { return strf("%d.%d", version / 1000, version % 1000 / 10); }
+std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 // how many GPUs there are to train on; throws Error(kExitDevice) if there is none
 int require_gpu() {
@@ -40,12 +40,12 @@ int require_gpu() {
     if (driver == 0) {
         why = "No NVIDIA driver is installed, or not where this program (in a container?) can see it.";
     } else if (driver < runtime) {
-        why = strf(
-            "The driver is too old: it is made for CUDA up to %s, this program for %s. Update the driver, "
+        why = fmt::format(
+            "The driver is too old: it is made for CUDA up to {}, this program for {}. Update the driver, "
             "or build with an older CUDA Toolkit.",
-            version_text(driver).c_str(), version_text(runtime).c_str());
+            version_text(driver), version_text(runtime));
     } else if (status != cudaSuccess && status != cudaErrorNoDevice) {
-        why = strf("%s: %s.", cudaGetErrorName(status), cudaGetErrorString(status));
+        why = fmt::format("{}: {}.", cudaGetErrorName(status), cudaGetErrorString(status));
     }
     throw Error(kExitDevice, "no CUDA device. " + why + " ./train_gpt2 trains on the CPU.");
 }

@@ -138,7 +138,7 @@ Grammar::Grammar() {
         int bytes = longest(plots.texts[i]);
         if (bytes > kMaxStoryBytes) {
             fail("plot \"" + plots.sources[i] + "\"",
-                 strf("can be %d bytes long, at most %d fit", bytes, kMaxStoryBytes), "Shorten it");
+                 fmt::format("can be {} bytes long, at most {} fit", bytes, kMaxStoryBytes), "Shorten it");
         }
     }
 }
@@ -296,10 +296,12 @@ void Grammar::check_words(const Node& node) const {
 void Grammar::check_text(const Text& text, const std::string& source, std::array<bool, kLetters> held) const {
     auto must_hold = [&](int letter, bool number) {
         if (!held[letter]) {
-            fail("text \"" + source + "\"", strf("%c is used before it is drawn", letter), "Draw it");
+            fail("text \"" + source + "\"", fmt::format("{:c} is used before it is drawn", letter),
+                 "Draw it");
         }
         if (number && !lists_[list_of_letter_[letter]].repeats) {
-            fail("text \"" + source + "\"", strf("%c is not a number", letter), "Take a list of numbers");
+            fail("text \"" + source + "\"", fmt::format("{:c} is not a number", letter),
+                 "Take a list of numbers");
         }
     };
     for (const Node& node : text) {

@@ -31,8 +31,9 @@ inline void add_files_below(const std::string& folder, std::vector<std::string>*
         const std::string path = e.path1().empty() ? folder : e.path1().string();
         throw Error(
             kExitBadInput,
-            strf("%s: cannot read: %s. Expected a file or folder that you may read: check its permissions.",
-                 path.c_str(), e.code().message().c_str()));
+            fmt::format(
+                "{}: cannot read: {}. Expected a file or folder that you may read: check its permissions.",
+                path, e.code().message()));
     }
 }
 
@@ -60,11 +61,13 @@ inline void require_text(const std::string& name, std::string_view head, const c
     if (head.size() >= 4 && std::memcmp(head.data(), &kTokenShardMagic, 4) == 0) {
         found = "a token shard: leave it out of the inputs";
     } else if (found.empty() && zero != head.npos) {
-        found = strf("a zero byte at %zu: a binary file, or UTF-16, of which iconv makes UTF-8", zero + 1);
+        found =
+            fmt::format("a zero byte at {}: a binary file, or UTF-16, of which iconv makes UTF-8", zero + 1);
     }
     if (found.empty()) { return; }
-    throw Error(kExitBadInput, strf("%s: expected text, found %s. A pipe is read, too, as in zcat FILE | %s",
-                                    name.c_str(), found.c_str(), cure));
+    throw Error(kExitBadInput,
+                fmt::format("{}: expected text, found {}. A pipe is read, too, as in zcat FILE | {}", name,
+                            found, cure));
 }
 
 // throws Error(kExitUsage) if an input is a file PREFIX_train_000000.bin, or of the like: a shard may replace it

@@ -35,9 +35,9 @@ public:
             line_.append(reinterpret_cast<const char*>(bytes), (size_t)(stop - bytes));
             if (line_.size() > kMostBytes) {
                 throw Error(kExitBadInput,
-                            strf("%s: found a line of more than %zu bytes, expected JSONL: an object "
-                                 "on each line",
-                                 where(number_ + 1).c_str(), kMostBytes));
+                            fmt::format("{}: found a line of more than {} bytes, expected JSONL: an object "
+                                        "on each line",
+                                        where(number_ + 1), kMostBytes));
             }
             if (newline != nullptr) { pass(); }
             bytes = stop + (newline != nullptr);
@@ -48,9 +48,7 @@ public:
 private:
     static constexpr size_t kMostBytes = 256 << 20;
 
-    std::string where(int64_t number) const {
-        return strf("%s, line %lld", name_.c_str(), (long long)number);
-    }
+    std::string where(int64_t number) const { return fmt::format("{}, line {}", name_, number); }
     void pass() {
         number_++;
         if (line_.find_first_not_of(" \t\r") != std::string::npos) {
@@ -96,8 +94,8 @@ inline const std::string& text_field(const JsonValue& object, const std::string&
             found += (found == "none" ? ", but " : ", ") + json_text(member.name);
         }
     }
-    throw Error(kExitBadInput, strf("%s: expected an object with a text \"%s\", found %s", where.c_str(),
-                                    name.c_str(), found.c_str()));
+    throw Error(kExitBadInput,
+                fmt::format("{}: expected an object with a text \"{}\", found {}", where, name, found));
 }
 
 }  // namespace llmc

@@ -84,18 +84,19 @@ void check_derivations(const Grammar& grammar, const Corpus& corpus) {
         Grammar::Derivations found = grammar.derive(text);
         if (found.count != 1) {
             throw Error(kExitBadInput,
-                        strf("corpus grammar: expected 1 derivation, found %d, of \"%s\". The source "
-                             "entropy would be wrong: correct data/corpus_stories.h.",
-                             found.count, text.c_str()));
+                        fmt::format("corpus grammar: expected 1 derivation, found {}, of \"{}\". The source "
+                                    "entropy would be wrong: correct data/corpus_stories.h.",
+                                    found.count, text));
         }
         nats += found.nats;
         text.clear();
     }
     if (std::abs(nats - corpus.nats) > 1e-9 * corpus.nats) {
-        throw Error(kExitBadInput,
-                    strf("corpus grammar: read back, the stories cost %.17g nats, told they cost %.17g. "
-                         "Telling and reading disagree: correct data/corpus_grammar.cpp.",
-                         nats, corpus.nats));
+        throw Error(
+            kExitBadInput,
+            fmt::format("corpus grammar: read back, the stories cost {:.17g} nats, told they cost {:.17g}. "
+                        "Telling and reading disagree: correct data/corpus_grammar.cpp.",
+                        nats, corpus.nats));
     }
 }
 
@@ -105,14 +106,14 @@ std::string probes_json(const std::vector<Span>& spans) {
     std::string json = "[";
     for (size_t i = 0; i < count; i++) {
         Span s = spans[i * spans.size() / count];
-        json += strf("%s[%d, %d]", i == 0 ? "" : ", ", s.begin, s.length);
+        json += fmt::format("{}[{}, {}]", i == 0 ? "" : ", ", s.begin, s.length);
     }
     return json + "]";
 }
 
 void write_json(const std::string& path, const Corpus& val) {
-    std::string json = strf("{\"entropy_nats_per_token\": %.17g, \"tokens\": %lld,\n",
-                            val.nats / (double)val.predicted(), (long long)val.predicted());
+    std::string json = fmt::format("{{\"entropy_nats_per_token\": {:.17g}, \"tokens\": {},\n",
+                                   val.nats / (double)val.predicted(), val.predicted());
     json += " \"probes\": {\"repeated names\": " + probes_json(val.names) + ",\n";
     json += "  \"sums\": " + probes_json(val.sums) + "}}\n";
     FileWriter out(path);

@@ -48,8 +48,8 @@ int label_of(const JsonValue& object, const std::string& where) {
     }
     if (value != nullptr && value->as<std::string>() != nullptr) { found = *value->as<std::string>(); }
     if (found.size() == 1 && found[0] >= '0' && found[0] < '0' + kEvalEndings) { return found[0] - '0'; }
-    throw Error(kExitBadInput, strf("%s: expected a \"label\" of 0 to %d, found %s", where.c_str(),
-                                    kEvalEndings - 1, found.c_str()));
+    throw Error(kExitBadInput,
+                fmt::format("{}: expected a \"label\" of 0 to {}, found {}", where, kEvalEndings - 1, found));
 }
 
 void add_example(const JsonValue& object, const std::string& where, const Tokenizer& tokenizer,
@@ -59,15 +59,14 @@ void add_example(const JsonValue& object, const std::string& where, const Tokeni
     const auto* values = object.get<JsonValue::List>("endings");
     if (values == nullptr || values->size() != kEvalEndings) {
         throw Error(kExitBadInput,
-                    strf("%s: expected a list of %d \"endings\", found %s", where.c_str(), kEvalEndings,
-                         values == nullptr ? "none" : std::to_string(values->size()).c_str()));
+                    fmt::format("{}: expected a list of {} \"endings\", found {}", where, kEvalEndings,
+                                values == nullptr ? "none" : std::to_string(values->size())));
     }
     std::array<std::vector<int>, kEvalEndings> endings;
     for (size_t k = 0; k < kEvalEndings; k++) {
         const std::string* text = (*values)[k].as<std::string>();
         if (text == nullptr || text->empty()) {
-            throw Error(kExitBadInput,
-                        strf("%s: expected a text as ending %zu, found none", where.c_str(), k));
+            throw Error(kExitBadInput, fmt::format("{}: expected a text as ending {}, found none", where, k));
         }
         endings[k] = tokenizer.encode(" " + *text);
     }
@@ -84,8 +83,9 @@ void make_hellaswag(const Settings& settings) {
     if (tokenizer.shard_vocab() > EvalFileWriter::kMostTokens) {
         throw Error(
             kExitBadInput,
-            strf("--tokenizer %s: it has %d tokens, more than the 65,536 that this file's format can hold",
-                 settings.tokenizer.c_str(), tokenizer.shard_vocab()));
+            fmt::format(
+                "--tokenizer {}: it has {} tokens, more than the 65,536 that this file's format can hold",
+                settings.tokenizer, tokenizer.shard_vocab()));
     }
     std::ifstream file;
     if (settings.input != "-") {

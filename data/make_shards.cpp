@@ -124,9 +124,10 @@ void read_file(const std::string& path, bool as_is,
     const InputFile file(path);
     const std::string name = path == "-" ? "standard input" : path;
     const auto fail = [&](const char* what) {
-        throw Error(kExitBadInput,
-                    strf("%s: cannot %s: %s. Expected a file or folder that you may read: check its name.",
-                         name.c_str(), what, std::strerror(errno)));
+        throw Error(
+            kExitBadInput,
+            fmt::format("{}: cannot {}: {}. Expected a file or folder that you may read: check its name.",
+                        name, what, std::strerror(errno)));
     };
     if (file.fd < 0) { fail("open"); }
 
@@ -174,7 +175,7 @@ void read_json_lines(const std::vector<std::string>& paths, const Settings& sett
     };
     JsonLines lines(add, [&](const Error& e) {
         if (!settings.skip_bad_lines) {
-            throw Error(e.exit_code, strf("%s. --skip-bad-lines leaves such lines out.", e.what()));
+            throw Error(e.exit_code, fmt::format("{}. --skip-bad-lines leaves such lines out.", e.what()));
         }
         if (skipped++ < 3) { std::fprintf(stderr, "skipped: %s\n", terminal_text(e.what()).c_str()); }
     });
@@ -232,7 +233,7 @@ std::vector<Shard> write_split(const Pieces& pieces, int64_t begin, int64_t end,
             temporary = files->next();
             write_token_shard(temporary, tokens, pieces.vocab_size());
         }
-        shards.push_back({temporary, strf("%s_%06zu.bin", prefix.c_str(), shards.size())});
+        shards.push_back({temporary, fmt::format("{}_{:06}.bin", prefix, shards.size())});
         begin = stop;
         in_document = false;
     }
@@ -242,7 +243,7 @@ std::vector<Shard> write_split(const Pieces& pieces, int64_t begin, int64_t end,
 // the shards PREFIX_i.bin of an earlier run, from the i-th on; says so of those that get no successor
 void remove_shards(const std::string& prefix, size_t i, size_t successors) {
     for (;; i++) {
-        const std::string name = strf("%s_%06zu.bin", prefix.c_str(), i);
+        const std::string name = fmt::format("{}_{:06}.bin", prefix, i);
         if (unlink(name.c_str()) == 0) {
             if (i >= successors) { put_text(stdout, "removed " + name + ", of an earlier run\n"); }
         } else if (errno == ENOENT) {
@@ -304,9 +305,9 @@ std::string literal(const std::string& name) {
 
 void print_split(const char* what, const std::vector<Shard>& shards, int64_t tokens) {
     if (shards.empty()) { return; }
-    put_text(stdout, strf("%-11s %s tokens in %zu shard%s: %s%s\n", what, grouped(tokens).c_str(),
-                          shards.size(), shards.size() == 1 ? "" : "s", shards.front().name.c_str(),
-                          shards.size() == 1 ? "" : (" to " + shards.back().name).c_str()));
+    put_text(stdout, fmt::format("{:11} {} tokens in {} shard{}: {}{}\n", what, grouped(tokens),
+                                 shards.size(), shards.size() == 1 ? "" : "s", shards.front().name,
+                                 shards.size() == 1 ? "" : (" to " + shards.back().name)));
 }
 
 // throws unless the tokenizer can make shards
@@ -320,8 +321,9 @@ Tokenizer open_tokenizer(const std::string& path) {
                               ? "it has more than 65,536 tokens, which shards cannot hold"
                               : nullptr;
     if (problem != nullptr) {
-        throw Error(kExitBadInput, strf("--tokenizer %s: %s. Give the folder of GPT-2's, or of one like it.",
-                                        path.c_str(), problem));
+        throw Error(
+            kExitBadInput,
+            fmt::format("--tokenizer {}: {}. Give the folder of GPT-2's, or of one like it.", path, problem));
     }
     return t;
 }
@@ -333,8 +335,8 @@ void make_shards(const Settings& settings) {
                     "--out: found an empty text, expected how names begin, as in --out data/mytext");
     }
     if (!prefix.has_filename()) {
-        throw Error(kExitUsage, strf("--out %s: a folder; add how names begin, as in --out %smytext",
-                                     settings.out.c_str(), settings.out.c_str()));
+        throw Error(kExitUsage, fmt::format("--out {}: a folder; add how names begin, as in --out {}mytext",
+                                            settings.out, settings.out));
     }
     const std::vector<std::string> paths = list_files(settings.inputs);
     for (const std::string& path : paths) { require_no_shard(prefix, path); }

@@ -22,7 +22,7 @@ class Temporaries {
 public:
     // removes those that a killed run with this prefix has left; the folder exists
     explicit Temporaries(const std::string& prefix)
-        : prefix_(strf("%s.tmp-%d", prefix.c_str(), (int)getpid())) {
+        : prefix_(fmt::format("{}.tmp-{}", prefix, (int)getpid())) {
         const std::filesystem::path path(prefix);
         const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
         const std::string start = path.filename().string() + ".tmp-";
@@ -39,7 +39,7 @@ public:
     }
     Temporaries(const Temporaries&) = delete;
     const std::string& next() {
-        paths_.push_back(strf("%s-%06zu.bin", prefix_.c_str(), paths_.size()));
+        paths_.push_back(fmt::format("{}-{:06}.bin", prefix_, paths_.size()));
         return paths_.back();
     }
 
@@ -85,9 +85,9 @@ public:
         if (files <= kMaxPieces) { return; }
         throw Error(
             kExitUsage,
-            strf("--shard-tokens %lld: %lld tokens or more would be %lld files or more, expected at most "
-                 "%lld. Use a larger --shard-tokens; 100000000 is usual.",
-                 (long long)piece_tokens_, (long long)tokens, (long long)files, (long long)kMaxPieces));
+            fmt::format("--shard-tokens {}: {} tokens or more would be {} files or more, expected at most "
+                        "{}. Use a larger --shard-tokens; 100000000 is usual.",
+                        piece_tokens_, tokens, files, kMaxPieces));
     }
     void finish() {
         if (!buffer_.empty()) { flush(); }

@@ -51,8 +51,8 @@ inline void print_verdict(const Problem& p, const char* version, int block, cons
 // A fault that CUDA does not recover from, such as an illegal address: no launch after it would count.
 [[noreturn]] inline void throw_device_lost(const Version& version, const Problem& p, int block,
                                            const Error& error) {
-    throw Error(kExitWrong, strf("FAIL %s %s %s %s, block %d: %s: the device is lost", p.op.c_str(),
-                                 version.name, p.shape().c_str(), p.inputs.c_str(), block, error.what()));
+    throw Error(kExitWrong, fmt::format("FAIL {} {} {} {}, block {}: {}: the device is lost", p.op,
+                                        version.name, p.shape(), p.inputs, block, error.what()));
 }
 
 // Seconds of a launch, of which the longest takes a fraction of one; compute-sanitizer and dev/emulate take their time.
@@ -87,7 +87,7 @@ inline Findings judge_launch(const Version& version, const Problem& p, TensorSet
             findings.refusal = error.what();
             return findings;
         }
-        findings.faults.push_back(strf("block %d: %s", block, error.what()));
+        findings.faults.push_back(fmt::format("block {}: {}", block, error.what()));
         findings.worst = INFINITY;
         return findings;
     }
@@ -100,7 +100,7 @@ inline Findings judge_launch(const Version& version, const Problem& p, TensorSet
         if (o.verbose) { print_verdict(p, version.name, block, p.out[i], v); }
     }
     if (std::string damage = set.damage(); !damage.empty()) { findings.faults.push_back(damage); }
-    for (auto& fault : findings.faults) { fault = strf("block %d: %s", block, fault.c_str()); }
+    for (auto& fault : findings.faults) { fault = fmt::format("block {}: {}", block, fault); }
     return findings;
 }
 
@@ -122,8 +122,8 @@ inline std::string rerun(const Version& version, const Problem& p, TensorSet& se
         if (run == 0) { first = raw; }
         for (size_t i = 0; i < raw.size(); i++) {
             if (raw[i] == first[i]) { continue; }
-            return strf("block %d: %s: run %d of %d gave other bits than the first", block, p.out[i].name,
-                        run + 1, runs);
+            return fmt::format("block {}: {}: run {} of {} gave other bits than the first", block,
+                               p.out[i].name, run + 1, runs);
         }
     }
     return "";
@@ -166,9 +166,9 @@ inline std::string rerun_batches(const Version& version, const Problem& p, const
             if (std::equal(alone[i].begin(), alone[i].end(), all[i].begin() + first * row_bytes)) {
                 continue;
             }
-            return strf(
-                "block %d: %s: %lld rows from row %lld on gave other bits alone than in a batch of %lld",
-                block, out.name, (long long)n, (long long)first, (long long)p.N);
+            return fmt::format(
+                "block {}: {}: {} rows from row {} on gave other bits alone than in a batch of {}", block,
+                out.name, n, first, p.N);
         }
     }
     return "";
@@ -231,7 +231,8 @@ struct Tally {
             return;
         }
         launched[version]++;
-        std::printf(" %s %s", version, findings.ok() ? strf("%.3f", findings.worst).c_str() : "WRONG");
+        std::printf(" %s %s", version,
+                    findings.ok() ? fmt::format("{:.3f}", findings.worst).c_str() : "WRONG");
         (findings.ok() ? passed : failed)++;
         if (!findings.ok()) {
             std::printf("\n");

@@ -20,14 +20,16 @@ inline void require_known_versions(const Shootout& s, const ShootoutOptions& o) 
     for (const auto& name : names) { known += " " + name; }
     for (const auto& name : o.only) {
         if (std::find(names.begin(), names.end(), name) != names.end()) { continue; }
-        throw Error(kExitUsage, strf("%s has no version %s; it has:%s", s.op, name.c_str(), known.c_str()));
+        throw Error(kExitUsage, fmt::format("{} has no version {}; it has:{}", s.op, name, known));
     }
 }
 
 // options that this op, or what was asked of it, has no use for
 inline void require_meaning(const Shootout& s, const ShootoutOptions& o) {
     auto refuse = [&](bool given, const char* option, const char* who) {
-        if (given) { throw Error(kExitUsage, strf("%s: %s has no use for it; %s", option, s.op, who)); }
+        if (given) {
+            throw Error(kExitUsage, fmt::format("{}: {} has no use for it; {}", option, s.op, who));
+        }
     };
     refuse(o.accumulate && !s.accumulates, "--accumulate", "layernorm_backward has a form that adds");
     refuse(o.warps && !s.warps, "--warps", "the triton rungs of layernorm_forward and _backward have it");

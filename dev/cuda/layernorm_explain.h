@@ -20,7 +20,7 @@ inline std::string layout_text(LayerNormOp op, const layernorm::Call& call, cons
     const int i = choice.row;
     const bool forward = op != LayerNormOp::kBackward, half = call.bytes == 2, whole = call.whole();
     auto use = [&](const char* table, const auto& rows) {
-        return strf("layout %d of %s: %s", i, table, rows[i].use);
+        return fmt::format("layout {} of {}: {}", i, table, rows[i].use);
     };
     switch (choice.kernel) {
         case Kernel::kShortRows:
@@ -39,12 +39,12 @@ inline std::string layout_text(LayerNormOp op, const layernorm::Call& call, cons
             return forward ? use("kUnalignedForward", layouts::kUnalignedForward)
                            : use("kUnalignedBackward", layouts::kUnalignedBackward);
         case Kernel::kCpAsyncTeams:
-            return strf("%d warps to a row, %d teams, %d stages", choice.teams.warps, choice.teams.teams,
-                        choice.teams.stages);
+            return fmt::format("{} warps to a row, {} teams, {} stages", choice.teams.warps,
+                               choice.teams.teams, choice.teams.stages);
         case Kernel::kCpAsyncPipelined:
-            return strf("layout %d, %d blocks to a row", i, choice.blocks);
+            return fmt::format("layout {}, {} blocks to a row", i, choice.blocks);
         default:
-            return strf("%d elements an access", choice.piece);
+            return fmt::format("{} elements an access", choice.piece);
     }
 }
 
@@ -52,18 +52,19 @@ inline std::string reason_for(const layernorm::Call& call, const layernorm::Choi
     using layernorm::Kernel;
     switch (choice.kernel) {
         case Kernel::kShortRows:
-            return strf("a row is %d columns: some lanes of a warp have it, in pieces of %d", call.C,
-                        choice.piece);
+            return fmt::format("a row is {} columns: some lanes of a warp have it, in pieces of {}", call.C,
+                               choice.piece);
         case Kernel::kRowInRegisters:
             return choice.spread
-                       ? strf("%lld rows are fewer than multiprocessors: a row is spread over %d blocks",
-                              (long long)call.N, choice.cluster)
+                       ? fmt::format("{} rows are fewer than multiprocessors: a row is spread over {} blocks",
+                                     call.N, choice.cluster)
                        : "whole aligned vectors, and the registers of a warp, a block or a cluster hold a "
                          "row";
         case Kernel::kTeamRing:
             return "whole aligned vectors, on Hopper: teams of warps behind rings of bulk copies";
         case Kernel::kUnalignedRows:
-            return strf("rows are not whole aligned vectors: %d elements at a time at most", call.piece);
+            return fmt::format("rows are not whole aligned vectors: {} elements at a time at most",
+                               call.piece);
         case Kernel::kCpAsyncTeams:
             return "whole aligned vectors without TMA: a block's registers hold a row between "
                    "its halves";
@@ -93,10 +94,10 @@ inline std::string explained(LayerNormOp op, const ShootoutOptions& o) {
             while (shape.C % call.piece != 0) { call.piece /= 2; }
             call.adds = op == LayerNormOp::kResidual || o.accumulate;
             auto line = [&](const Choice& choice) {
-                text += strf("%lldx%d %s on %s: %s, %s\n    %s\n", (long long)shape.N, shape.C,
-                             format_of(dtype).name, hopper ? "an H100 (sm_90a)" : "an A100 (sm_80)",
-                             kKernelNames[(int)choice.kernel], layout_text(op, call, choice).c_str(),
-                             reason_for(call, choice).c_str());
+                text += fmt::format("{}x{} {} on {}: {}, {}\n    {}\n", shape.N, shape.C,
+                                    format_of(dtype).name, hopper ? "an H100 (sm_90a)" : "an A100 (sm_80)",
+                                    kKernelNames[(int)choice.kernel], layout_text(op, call, choice),
+                                    reason_for(call, choice));
             };
             if (op == LayerNormOp::kBackward) {
                 line(*choose_backward(call, gpu));

@@ -48,7 +48,7 @@ struct Machine {
         memory_gb = (double)properties.totalGlobalMem / 1e9;
         int version = 0;
         check(cudaRuntimeGetVersion(&version));
-        runtime = strf("%d.%d", version / 1000, version % 1000 / 10);
+        runtime = fmt::format("{}.{}", version / 1000, version % 1000 / 10);
         std::time_t now = std::time(nullptr);
         char text[32];
         std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M UTC", std::gmtime(&now));
@@ -56,10 +56,9 @@ struct Machine {
     }
 
     std::string str() const {
-        return strf(
-            "%s, %d SMs, %d MB L2, %.0f GB, at most %d / %d MHz (SM / memory), CUDA %s, driver %s, %s",
-            gpu.c_str(), sms, l2_mb, memory_gb, sm_mhz, memory_mhz, runtime.c_str(), driver.c_str(),
-            date.c_str());
+        return fmt::format(
+            "{}, {} SMs, {} MB L2, {:.0f} GB, at most {} / {} MHz (SM / memory), CUDA {}, driver {}, {}", gpu,
+            sms, l2_mb, memory_gb, sm_mhz, memory_mhz, runtime, driver, date);
     }
     JsonObject json() const {
         JsonObject o;

@@ -20,10 +20,10 @@ public:
         cudaGetLastError();  // a failed allocation must not be found again after the next launch
         size_t free_bytes = 0, total_bytes = 0;
         cudaMemGetInfo(&free_bytes, &total_bytes);
-        constexpr const char* kText =
-            "device memory: %.1f MB wanted, %.1f MB of %.1f MB free. Free some "
-            "(see nvidia-smi) or try a smaller --shape.";
-        throw Error(kExitDevice, strf(kText, bytes_ / 1e6, free_bytes / 1e6, total_bytes / 1e6));
+        throw Error(kExitDevice,
+                    fmt::format("device memory: {:.1f} MB wanted, {:.1f} MB of {:.1f} MB free. Free some "
+                                "(see nvidia-smi) or try a smaller --shape.",
+                                bytes_ / 1e6, free_bytes / 1e6, total_bytes / 1e6));
     }
     ~DeviceMemory() { cudaFree(data_); }
     DeviceMemory(DeviceMemory&& other) noexcept
@@ -111,9 +111,9 @@ public:
             check(cudaMemset(from, kGuardByte, kGuardBytes));  // mended, so that it is told once
             for (size_t i = 0; i < band.size() && text.empty(); i++) {
                 if (band[i] == std::byte{kGuardByte}) { continue; }
-                text = behind ? strf("%s: written past its end, at byte +%zu", name_.c_str(), i)
-                              : strf("%s: written before its start, at byte -%zu", name_.c_str(),
-                                     kGuardBytes - i);
+                text = behind
+                           ? fmt::format("{}: written past its end, at byte +{}", name_, i)
+                           : fmt::format("{}: written before its start, at byte -{}", name_, kGuardBytes - i);
             }
         }
         return text.empty() ? damage_between_rows() : text;
@@ -144,8 +144,8 @@ private:
         check(cudaMemcpy(all.data(), data(), bytes(), cudaMemcpyDeviceToHost));
         for (size_t i = 0; i < all.size(); i++) {
             if (i % pitch() < width() || all[i] == std::byte{kPoison}) { continue; }
-            return strf("%s: written behind row %zu, at byte +%zu", name_.c_str(), i / pitch(),
-                        i % pitch() - width());
+            return fmt::format("{}: written behind row {}, at byte +{}", name_, i / pitch(),
+                               i % pitch() - width());
         }
         return "";
     }
@@ -253,7 +253,7 @@ private:
     }
     const Tensor& require_tensor(std::string_view name) const {
         if (const Tensor* t = tensor(name)) { return *t; }
-        throw Error(kExitUsage, strf("TensorSet: no tensor is called %.*s", (int)name.size(), name.data()));
+        throw Error(kExitUsage, fmt::format("TensorSet: no tensor is called {}", name));
     }
 
     std::vector<Tensor> outputs_, inputs_, scratch_;  // scratch_: one

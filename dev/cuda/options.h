@@ -41,7 +41,7 @@ struct ShootoutOptions {
 // ---- values -------------------------------------------------------------------------------------
 
 [[noreturn]] inline void bad_value(const char* option, const std::string& value, const char* expected) {
-    throw Error(kExitUsage, strf("%s: found '%s', expected %s", option, value.c_str(), expected));
+    throw Error(kExitUsage, fmt::format("{}: found '{}', expected {}", option, value, expected));
 }
 
 inline std::vector<std::string> split(const std::string& text, char separator) {
@@ -167,12 +167,12 @@ inline const std::vector<ShootoutOption>& shootout_options() {
 }
 
 inline std::string shootout_help(const char* program) {
-    std::string text = strf(
-        "Checks and times every version of %s against the CPU reference and the memory roof.\n"
-        "usage: dev/cuda/%s [version] [options]\n",
+    std::string text = fmt::format(
+        "Checks and times every version of {} against the CPU reference and the memory roof.\n"
+        "usage: dev/cuda/{} [version] [options]\n",
         program, program);
     for (const auto& option : shootout_options()) {
-        text += strf("  %-20s %s\n", strf("%s %s", option.name, option.argument).c_str(), option.help);
+        text += fmt::format("  {:20} {}\n", fmt::format("{} {}", option.name, option.argument), option.help);
     }
     return text +
            "Exit codes: 0 all right, 1 a version is wrong, 2 usage, 4 no CUDA device or not enough memory.\n"
@@ -183,7 +183,7 @@ inline std::string shootout_help(const char* program) {
 inline ShootoutOptions parse_shootout_options(int argc, const char* const* argv, bool sequences = false) {
     ShootoutOptions options;
     options.sequences = sequences;
-    for (int i = 0; i < argc; i++) { options.command += strf("%s%s", i ? " " : "", argv[i]); }
+    for (int i = 0; i < argc; i++) { options.command += fmt::format("{}{}", i ? " " : "", argv[i]); }
     for (int i = 1; i < argc; i++) {
         std::string word = argv[i];
         if (!word.starts_with("-")) {
@@ -193,17 +193,17 @@ inline ShootoutOptions parse_shootout_options(int argc, const char* const* argv,
         std::string name = word == "-h" ? "--help" : word.substr(0, word.find('=')), known;
         const ShootoutOption* found = nullptr;
         for (const auto& option : shootout_options()) {
-            known += strf(" %s", option.name);
+            known += fmt::format(" {}", option.name);
             if (name == option.name) { found = &option; }
         }
         if (!found) {
             throw Error(kExitUsage,
-                        strf("unknown option %s; known:%s. --help says more", name.c_str(), known.c_str()));
+                        fmt::format("unknown option {}; known:{}. --help says more", name, known));
         }
         bool takes_value = *found->argument, has_value = name.size() < word.size();
-        if (has_value && !takes_value) { throw Error(kExitUsage, strf("%s takes no value", name.c_str())); }
+        if (has_value && !takes_value) { throw Error(kExitUsage, fmt::format("{} takes no value", name)); }
         if (takes_value && !has_value && ++i == argc) {
-            throw Error(kExitUsage, strf("%s needs a value: %s", name.c_str(), found->argument));
+            throw Error(kExitUsage, fmt::format("{} needs a value: {}", name, found->argument));
         }
         found->set(options, has_value ? word.substr(name.size() + 1) : takes_value ? argv[i] : "");
     }

@@ -101,10 +101,9 @@ struct Problem {
     double useful_bytes() const { return (reads + writes) * stream_bytes(); }
     std::string shape() const {
         if (T > 0) {
-            return strf("%s %lldx%dx%d", format_of(dtype).name, (long long)N / T, C / kHeadColumns, T);
+            return fmt::format("{} {}x{}x{}", format_of(dtype).name, (long long)N / T, C / kHeadColumns, T);
         }
-        return strf("%s %lldx%d%s%s", format_of(dtype).name, (long long)N, C, form.plain() ? "" : " ",
-                    form.name);
+        return fmt::format("{} {}x{}{}{}", format_of(dtype).name, N, C, form.plain() ? "" : " ", form.name);
     }
 };
 
@@ -193,12 +192,12 @@ inline Verdict judge_all(const Output& out, const Sums& sums, const std::vector<
 // "out[5][12]: found 1.25, expected 1.31 within 0.004 (error 15 bounds); 12 of 1024 elements are wrong"
 inline std::string describe(const Output& out, const Verdict& v) {
     long long row = v.at / out.cols, col = v.at % out.cols;
-    std::string where = strf("%s[%lld]", out.name, row);
-    if (out.cols > 1) { where += strf("[%lld]", col); }
-    std::string what = v.unwritten ? std::string("not written") : strf("found %.9g", v.found);
-    return strf("%s: %s, expected %.9g within %.3g (error = %.3g bounds); %lld of %lld elements are wrong",
-                where.c_str(), what.c_str(), (*out.truth)[v.at], v.bound, v.worst, (long long)v.over,
-                (long long)v.elements);
+    std::string where = fmt::format("{}[{}]", out.name, row);
+    if (out.cols > 1) { where += fmt::format("[{}]", col); }
+    std::string what = v.unwritten ? std::string("not written") : fmt::format("found {:.9g}", v.found);
+    return fmt::format(
+        "{}: {}, expected {:.9g} within {:.3g} (error = {:.3g} bounds); {} of {} elements are wrong", where,
+        what, (*out.truth)[v.at], v.bound, v.worst, v.over, v.elements);
 }
 
 // a matrix as a kernel is told of it; data is null where the problem has none

@@ -114,8 +114,8 @@ inline std::string bits_after(const Contest& c, const Version& version, int bloc
         c.stream.wait();
     }
     unsigned long long bytes = differences.total();
-    return bytes == 0 ? strf("yes (%d)", launches)
-                      : strf("NO: %llu bytes differ in %d launches", bytes, launches);
+    return bytes == 0 ? fmt::format("yes ({})", launches)
+                      : fmt::format("NO: {} bytes differ in {} launches", bytes, launches);
 }
 
 inline Row race_version(const Contest& c, const Version& version, const Roof& roof) {
@@ -218,7 +218,7 @@ struct Race {
     }
     std::string csv_file() const {
         if (!options.csv.empty() || !options.sweep) { return options.csv; }
-        return strf("%s_sweep%s.csv", shootout.op, options.accumulate ? "_accumulate" : "");
+        return fmt::format("{}_sweep{}.csv", shootout.op, options.accumulate ? "_accumulate" : "");
     }
     void finish(const Row& row) {
         auto line = options.latency ? latency_line : options.sweep ? sweep_line : table_line;
@@ -253,7 +253,7 @@ inline void latency_item(Race& race, const Problem& p, const std::vector<Version
         Row row = race_version(contest, version, copy);
         row.roof = copy.mix() + " one block";
         if (row.note.empty()) {
-            row.note = strf("copy: %d threads, %d vectors each", copy.threads, copy.unroll);
+            row.note = fmt::format("copy: {} threads, {} vectors each", copy.threads, copy.unroll);
         }
         race.finish(row);
     }
@@ -333,7 +333,7 @@ inline std::vector<RaceItem> race_list(const Shootout& s, const ShootoutOptions&
 }
 
 inline int run_races(const Shootout& s, const ShootoutOptions& o) {
-    if (!has_device()) { throw Error(kExitDevice, strf("%s: no CUDA device: nothing checked", s.op)); }
+    if (!has_device()) { throw Error(kExitDevice, fmt::format("{}: no CUDA device: nothing checked", s.op)); }
     Race race(s, o);
     race.report.context = race.machine.json();
     race.report.context.set("op", s.op).set("command", o.command);

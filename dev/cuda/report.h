@@ -62,20 +62,21 @@ inline std::string cell(const char* format, double value) {
 }
 
 inline std::string table_head(bool warm, bool flops = false) {
-    return strf("%-50s %5s %10s %10s %10s%s %6s %7s %11s %s\n", "version", "block", "us", "p20", "p80",
-                warm ? "    warm us" : "", flops ? "TF/s" : "GB/s", "% roof", "err/bound", "bit-exact");
+    return fmt::format("{:50} {:>5} {:>10} {:>10} {:>10}{} {:>6} {:>7} {:>11} {}\n", "version", "block", "us",
+                       "p20", "p80", warm ? "    warm us" : "", flops ? "TF/s" : "GB/s", "% roof",
+                       "err/bound", "bit-exact");
 }
 
 inline std::string table_line(const Row& row, bool warm) {
-    std::string line = strf("%-50s %5s", (row.version + "  " + row.idea).c_str(),
-                            row.block ? strf("%d", row.block).c_str() : "-");
+    std::string line = fmt::format("{:50} {:>5}", row.version + "  " + row.idea,
+                                   row.block ? fmt::format("{}", row.block) : "-");
     for (double us : {row.us.median, row.us.p20, row.us.p80}) {
-        line += strf(" %10s", cell("%.2f", us).c_str());
+        line += fmt::format(" {:>10}", cell("%.2f", us));
     }
-    if (warm) { line += strf(" %10s", cell("%.2f", row.warm_us).c_str()); }
+    if (warm) { line += fmt::format(" {:>10}", cell("%.2f", row.warm_us)); }
     double rate = row.flops > 0 ? row.tflop_per_s() : row.gb_per_s();
-    line += strf(" %6s %7s %11s %s", cell("%.0f", rate).c_str(), cell("%.1f", row.percent_of_roof()).c_str(),
-                 cell("%.4f", row.error_over_bound).c_str(), row.bit_exact.c_str());
+    line += fmt::format(" {:>6} {:>7} {:>11} {}", cell("%.0f", rate), cell("%.1f", row.percent_of_roof()),
+                        cell("%.4f", row.error_over_bound), row.bit_exact);
     if (!row.note.empty()) { line += "  " + row.note; }
     return line + (row.ok ? "\n" : "  WRONG\n");
 }
@@ -92,13 +93,15 @@ inline std::string json_string(const std::string& text) {
 }
 
 // JSON has neither NaN nor infinity
-inline std::string json_number(double value) { return std::isfinite(value) ? strf("%.9g", value) : "null"; }
+inline std::string json_number(double value) {
+    return std::isfinite(value) ? fmt::format("{:.9g}", value) : "null";
+}
 
 // an object, written field by field
 class JsonObject {
 public:
     JsonObject& raw(const char* name, const std::string& value) {
-        text_ += strf("%s%s: %s", text_.empty() ? "" : ", ", json_string(name).c_str(), value.c_str());
+        text_ += fmt::format("{}{}: {}", text_.empty() ? "" : ", ", json_string(name), value);
         return *this;
     }
     JsonObject& set(const char* name, const std::string& value) { return raw(name, json_string(value)); }
@@ -142,7 +145,9 @@ inline std::string csv_row(const Row& row) {
     };
     auto numbers = [](std::initializer_list<double> values) {
         std::string out;
-        for (double value : values) { out += (std::isfinite(value) ? strf("%.9g", value) : "") + ","; }
+        for (double value : values) {
+            out += (std::isfinite(value) ? fmt::format("{:.9g}", value) : "") + ",";
+        }
         return out;
     };
     return text(row.op) + text(row.version) + text(row.idea) + text(row.dtype) +
@@ -156,32 +161,32 @@ inline std::string csv_row(const Row& row) {
 
 // a shape a line, for --sweep
 inline std::string sweep_head(bool warm) {
-    return strf("%-8s %12s %5s %10s%s %6s %10s %7s %11s %s\n", "version", "N x C", "block", "us",
-                warm ? "    warm us" : "", "GB/s", "roof us", "% roof", "err/bound", "bit-exact");
+    return fmt::format("{:8} {:>12} {:>5} {:>10}{} {:>6} {:>10} {:>7} {:>11} {}\n", "version", "N x C",
+                       "block", "us", warm ? "    warm us" : "", "GB/s", "roof us", "% roof", "err/bound",
+                       "bit-exact");
 }
 inline std::string sweep_line(const Row& row, bool warm) {
     std::string line =
-        strf("%-8s %12s %5s %10s", row.version.c_str(), strf("%lldx%d", row.N, row.C).c_str(),
-             row.block ? strf("%d", row.block).c_str() : "-", cell("%.2f", row.us.median).c_str());
-    if (warm) { line += strf(" %10s", cell("%.2f", row.warm_us).c_str()); }
-    line += strf(" %6s %10s %7s %11s %s", cell("%.0f", row.gb_per_s()).c_str(),
-                 cell("%.2f", row.roof_us).c_str(), cell("%.1f", row.percent_of_roof()).c_str(),
-                 cell("%.4f", row.error_over_bound).c_str(), row.bit_exact.c_str());
+        fmt::format("{:8} {:>12} {:>5} {:>10}", row.version, fmt::format("{}x{}", row.N, row.C),
+                    row.block ? fmt::format("{}", row.block) : "-", cell("%.2f", row.us.median));
+    if (warm) { line += fmt::format(" {:>10}", cell("%.2f", row.warm_us)); }
+    line +=
+        fmt::format(" {:>6} {:>10} {:>7} {:>11} {}", cell("%.0f", row.gb_per_s()), cell("%.2f", row.roof_us),
+                    cell("%.1f", row.percent_of_roof()), cell("%.4f", row.error_over_bound), row.bit_exact);
     if (!row.note.empty()) { line += "  " + row.note; }
     return line + (row.ok ? "\n" : "  WRONG\n");
 }
 
 // one row, for --latency; its roof is the copy
 inline std::string latency_head(bool) {
-    return strf("%-8s %7s %5s %10s %10s %10s %11s %s\n", "version", "C", "dtype", "copy us", "us", "over us",
-                "err/bound", "bit-exact");
+    return fmt::format("{:8} {:>7} {:>5} {:>10} {:>10} {:>10} {:>11} {}\n", "version", "C", "dtype",
+                       "copy us", "us", "over us", "err/bound", "bit-exact");
 }
 inline std::string latency_line(const Row& row, bool) {
-    std::string line =
-        strf("%-8s %7d %5s %10s %10s %10s %11s %s", row.version.c_str(), row.C, row.dtype.c_str(),
-             cell("%.2f", row.roof_us).c_str(), cell("%.2f", row.us.median).c_str(),
-             cell("%.2f", row.us.median - row.roof_us).c_str(), cell("%.4f", row.error_over_bound).c_str(),
-             row.bit_exact.c_str());
+    std::string line = fmt::format("{:8} {:7} {:>5} {:>10} {:>10} {:>10} {:>11} {}", row.version, row.C,
+                                   row.dtype, cell("%.2f", row.roof_us), cell("%.2f", row.us.median),
+                                   cell("%.2f", row.us.median - row.roof_us),
+                                   cell("%.4f", row.error_over_bound), row.bit_exact);
     if (!row.note.empty()) { line += "  " + row.note; }
     return line + (row.ok ? "\n" : "  WRONG\n");
 }
@@ -203,8 +208,8 @@ struct Report {
             return "[" + text + "]";
         };
         write("--json", path,
-              strf("{\n  \"context\": %s,\n  \"roofs\": %s,\n  \"rows\": %s\n}\n", context.str().c_str(),
-                   list(roofs).c_str(), list(rows).c_str()));
+              fmt::format("{{\n  \"context\": {},\n  \"roofs\": {},\n  \"rows\": {}\n}}\n", context.str(),
+                          list(roofs), list(rows)));
     }
     void save_csv(const std::string& path) const { write("--csv", path, csv); }
 
@@ -218,7 +223,7 @@ private:
         }
         if (!ok) {
             throw Error(kExitUsage,
-                        strf("%s: cannot write %s: %s", option, path.c_str(), std::strerror(errno)));
+                        fmt::format("{}: cannot write {}: {}", option, path, std::strerror(errno)));
         }
     }
 };

@@ -29,7 +29,8 @@ struct Roof {
     bool counts() const { return !(us.median > kRoofTolerance * known_us); }
     std::string mix() const {
         if (parts.empty()) {
-            return strf("%dR%s%s", reads, writes > 0 ? strf("%dW", writes).c_str() : "", pdl ? " pdl" : "");
+            return fmt::format("{}R{}{}", reads, writes > 0 ? fmt::format("{}W", writes) : "",
+                               pdl ? " pdl" : "");
         }
         auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
         return std::max_element(parts.begin(), parts.end(), less)->first;
@@ -37,7 +38,7 @@ struct Roof {
     double gb_per_s() const { return bytes / us.median / 1e3; }
     JsonObject& write(JsonObject& o) const {
         for (const auto& [name, part_us] : parts) {
-            o.raw(strf("%s us", name).c_str(), json_number(part_us));
+            o.raw(fmt::format("{} us", name).c_str(), json_number(part_us));
         }
         o.set({{"reads", reads}, {"writes", writes}, {"bytes", bytes}, {"us", us.median}});
         o.set({{"p20_us", us.p20}, {"p80_us", us.p80}, {"gb_per_s", gb_per_s()}, {"sets", sets}});
@@ -47,12 +48,12 @@ struct Roof {
         if (!parts.empty()) {
             std::string text;
             for (const auto& [name, part_us] : parts) {
-                text += strf("%s%s %.2f", text.empty() ? "" : ", ", name, part_us);
+                text += fmt::format("{}{} {:.2f}", text.empty() ? "" : ", ", name, part_us);
             }
-            return strf("roof %.2f us, the longest of: %s", us.median, text.c_str());
+            return fmt::format("roof {:.2f} us, the longest of: {}", us.median, text);
         }
-        return strf("roof %s %.2f us, %.0f GB/s (%u blocks of %d threads, %d vectors each)", mix().c_str(),
-                    us.median, gb_per_s(), blocks, threads, unroll);
+        return fmt::format("roof {} {:.2f} us, {:.0f} GB/s ({} blocks of {} threads, {} vectors each)", mix(),
+                           us.median, gb_per_s(), blocks, threads, unroll);
     }
 };
 

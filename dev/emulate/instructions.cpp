@@ -10,8 +10,6 @@
 
 namespace emulation {
 
-using llmc::strf;
-
 namespace {
 
 using Operands = const Operand*;
@@ -42,8 +40,9 @@ void ended(Operands o) { give(o[0], barrier(o[1]).phase != (o[2].bits & 1)); }
 
 void check_bulk(const void* shared, const void* global, uint32_t bytes, const char* what) {
     if ((uintptr_t)shared % 16 != 0 || (uintptr_t)global % 16 != 0 || bytes % 16 != 0) {
-        m().fail(strf("%s: %u bytes between global address %p and shared memory: not whole vectors of 16",
-                      what, bytes, global));
+        m().fail(
+            fmt::format("{}: {} bytes between global address {} and shared memory: not whole vectors of 16",
+                        what, bytes, global));
     }
     m().check_shared(shared, bytes, what);
     check_global(global, bytes, what);

@@ -17,8 +17,6 @@ dim3 blockDim, gridDim;
 
 namespace emulation {
 
-using llmc::strf;
-
 namespace {
 
 constexpr int kMostSpins = 100'000;
@@ -61,7 +59,7 @@ void* shared_memory(uint32_t address) {
     Block& block = machine().block();
     uint32_t rank = address / kWindow, offset = address % kWindow;
     if (rank >= block.peers.size() || offset > kMemory) {
-        machine().fail(strf("shared memory of rank %u, byte %u: not in the cluster", rank, offset));
+        machine().fail(fmt::format("shared memory of rank {}, byte {}: not in the cluster", rank, offset));
     }
     return block.peers[rank]->memory + offset;
 }
@@ -105,7 +103,7 @@ const uint64_t* Machine::exchange(const char* what, uint64_t mine) {
     int parity = turn % 2;
     if (warp.arrived[parity] == 0) { warp.what[parity] = what; }
     if (std::strcmp(warp.what[parity], what) != 0) {
-        fail(strf("lanes of a warp at %s and at %s", warp.what[parity], what));
+        fail(fmt::format("lanes of a warp at {} and at {}", warp.what[parity], what));
     }
     warp.given[parity][lane_->in_warp] = mine;
     if (++warp.arrived[parity] == warp.lanes) {
@@ -138,7 +136,7 @@ void Machine::check_shared(const void* p, uint32_t bytes, const char* what) {
         bool fixed = at >= block->memory && at + bytes <= block->memory + used_static;
         if (fixed || (at >= block->dynamic && at + bytes <= block->memory + kMemory)) { return; }
     }
-    fail(strf("%s of %u bytes, not in the block's shared memory", what, bytes));
+    fail(fmt::format("{} of {} bytes, not in the block's shared memory", what, bytes));
 }
 
 void Machine::begin(Copy copy) {
@@ -152,7 +150,8 @@ void Machine::check_running(const void* shared) {
     for (const Block& block : blocks_) {
         bool here = at >= block.memory && at < block.memory + kMemory;
         if (here && block.finished == block.threads && failure_.empty()) {
-            failure_ = strf("a copy into the shared memory of block %u, which has ended", block.index.x);
+            failure_ =
+                fmt::format("a copy into the shared memory of block {}, which has ended", block.index.x);
         }
     }
 }
@@ -252,7 +251,7 @@ void Machine::fail(const std::string& what) {
         throw std::runtime_error(what);
     }
     if (failure_.empty()) {
-        failure_ = strf("thread %u of block %u: %s", threadIdx.x, blockIdx.x, what.c_str());
+        failure_ = fmt::format("thread {} of block {}: {}", threadIdx.x, blockIdx.x, what);
     }
     wait_until("nothing", [] { return false; });
     std::abort();
@@ -405,8 +404,8 @@ std::string Machine::who_waits() const {
     }
     std::string all;
     for (const auto& [what, who] : waiting) {
-        all += strf("%s%d for %s (thread %u of block %u)", all.empty() ? "" : ", ", who.first, what.c_str(),
-                    who.second->index.x, who.second->warp->block->index.x);
+        all += fmt::format("{}{} for {} (thread {} of block {})", all.empty() ? "" : ", ", who.first, what,
+                           who.second->index.x, who.second->warp->block->index.x);
     }
     return all;
 }

@@ -16,8 +16,6 @@
 
 namespace emulation {
 
-using llmc::strf;
-
 namespace {
 
 struct Device {
@@ -65,7 +63,7 @@ void check_global(const void* p, uint32_t bytes, const char* what) {
         auto [begin, size] = *std::prev(after);
         if (at + bytes <= begin + size) { return; }
     }
-    machine().fail(strf("%s of %u bytes, not within an allocation of device memory", what, bytes));
+    machine().fail(fmt::format("{} of {} bytes, not within an allocation of device memory", what, bytes));
 }
 
 void run_or_keep_error(const Launch& launch, const std::function<void()>& kernel) {

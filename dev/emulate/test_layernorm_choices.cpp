@@ -147,7 +147,7 @@ struct Launches {
         if (c.bytes == 2 && C % 5 == 0) {
             first_.clear();
             c.same ? call<__half, __half>(c, C) : call<__half, float>(c, C);
-            if (first_ != last) { wrong += strf(" fp16 %d", C); }
+            if (first_ != last) { wrong += fmt::format(" fp16 {}", C); }
         }
     }
 
@@ -165,7 +165,7 @@ TEST_SUITE("emulated") {
         for (const choices::Gpu& gpu : kGpus) {
             cudaSetDevice(gpu.device);
             for (const Case& c : cases()) {
-                const std::string name = strf("%s: %s", gpu.name, c.name().c_str());
+                const std::string name = fmt::format("{}: {}", gpu.name, c.name());
                 Launches launches;
                 const Runs expected = record != nullptr ? Runs{} : known.at(name);
                 each_width(c, gpu.every, [&](int C) {
@@ -176,7 +176,7 @@ TEST_SUITE("emulated") {
                     if (record == nullptr && !edge && C / c.piece % 13 != 0) { return; }
                     launches.note(c, C);
                     if (record == nullptr && launches.last != std::prev(next)->second) {
-                        launches.wrong += strf(" %d", C);
+                        launches.wrong += fmt::format(" {}", C);
                     }
                 });
                 all[name] = launches.runs;

@@ -1,7 +1,7 @@
 #!/bin/bash
 # What the compiler could not keep in registers: compiles each .cu for each GPU of ARCH and adds up the bytes
 # of register spills (stores and loads) and of stack frames of all its kernels. Names those that have any.
-#   NVCC=nvcc ARCH="sm_90a sm_80" dev/test/spills.sh dev/cuda/*.cu
+#   NVCC=nvcc ARCH="sm_90a sm_80" FLAGS="options of the compiler" dev/test/spills.sh dev/cuda/*.cu
 # Also what it says of tensor-core products that it had to serialise, each one waited for before the next (C7504, C7507,
 # C7510 to C7515, C7520): results stay right, but are slow.
 # PTX targets (compute_80) are skipped: their registers are assigned by the driver, later. Last line:
@@ -33,7 +33,7 @@ for source in "$@"; do
             *) continue ;;
         esac
         # the flags of the Makefile that decide about registers
-        if ! "$NVCC" -std=c++20 -O3 -lineinfo -I. --expt-relaxed-constexpr -gencode "arch=compute_$number,code=$target" \
+        if ! "$NVCC" -std=c++20 -O3 -lineinfo -I. ${FLAGS:-} --expt-relaxed-constexpr -gencode "arch=compute_$number,code=$target" \
                 -Xptxas -v -cubin "$source" -o "$folder/cubin" 2>"$folder/log"; then
             cat "$folder/log" >&2
             echo "spills: $source does not compile for $target"

@@ -13,7 +13,8 @@ F driver_function(const char* name, unsigned version) {
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     check(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found));
     if (found != cudaDriverEntryPointSuccess || function == nullptr) {
-        throw Error(kExitDevice, strf("the driver has no %s: install NVIDIA's driver 525 or later", name));
+        throw Error(kExitDevice,
+                    fmt::format("the driver has no {}: install NVIDIA's driver 525 or later", name));
     }
     return (F)function;
 }

@@ -19,7 +19,6 @@
 namespace {
 
 using namespace llmc::c_abi;
-using llmc::strf;
 
 static_assert((int)LLMC_LAYERNORM_OK == kOk && (int)LLMC_LAYERNORM_INVALID == kInvalid &&
               (int)LLMC_LAYERNORM_UNSUPPORTED == kUnsupported && (int)LLMC_LAYERNORM_DEVICE == kDevice &&
@@ -33,17 +32,17 @@ Args read_args(const Args* given, size_t oldest) {
     if (given == nullptr) { refuse("args is null, expected a pointer to a struct"); }
     size_t size = given->struct_size;
     if (size < oldest || size > largest) {
-        refuse(
-            strf("struct_size is %zu, expected %zu: set it to the sizeof of the struct", size, sizeof(Args)));
+        refuse(fmt::format("struct_size is {}, expected {}: set it to the sizeof of the struct", size,
+                           sizeof(Args)));
     }
     const char *bytes = (const char*)given, *end = bytes + size;
     const char* unknown =
         std::find_if(bytes + std::min(size, sizeof(Args)), end, [](char b) { return b != 0; });
     if (unknown != end) {
         throw Unsupported(
-            strf("a field at byte %td is set, but this library (ABI version %d) ends at byte %zu: "
-                 "use a newer library, or leave the field 0",
-                 unknown - bytes, (int)LLMC_LAYERNORM_ABI_VERSION, sizeof(Args)));
+            fmt::format("a field at byte {} is set, but this library (ABI version {}) ends at byte {}: "
+                        "use a newer library, or leave the field 0",
+                        unknown - bytes, (int)LLMC_LAYERNORM_ABI_VERSION, sizeof(Args)));
     }
     Args args{};
     std::memcpy(&args, given, std::min(size, sizeof(Args)));
@@ -64,27 +63,31 @@ int64_t type_size(int dtype) {
 // `given`, or `otherwise` where it is 0: dtype, or float32 beside a 16-bit dtype
 int beside(int dtype, int given, int otherwise, const char* name) {
     int type = given != 0 ? given : otherwise;
-    if (type_name(type) == nullptr) { refuse(strf("%s is %d, expected one of the types' enum", name, type)); }
+    if (type_name(type) == nullptr) {
+        refuse(fmt::format("{} is {}, expected one of the types' enum", name, type));
+    }
     bool half = type_size(dtype) == 2;
     if (type != dtype && !(half && type == LLMC_LAYERNORM_FLOAT32)) {
-        throw Unsupported(strf("%s is %s beside dtype %s, expected %s%s", name, type_name(type),
-                               type_name(dtype), type_name(dtype), half ? " or float32" : ""));
+        throw Unsupported(fmt::format("{} is {} beside dtype {}, expected {}{}", name, type_name(type),
+                                      type_name(dtype), type_name(dtype), half ? " or float32" : ""));
     }
     return type;
 }
 
 void check_dtype(int dtype) {
-    if (type_name(dtype) == nullptr) { refuse(strf("dtype is %d, expected one of the types' enum", dtype)); }
+    if (type_name(dtype) == nullptr) {
+        refuse(fmt::format("dtype is {}, expected one of the types' enum", dtype));
+    }
 }
 
 void check_columns(int64_t C) {
     if (C < 1 || C > std::numeric_limits<int32_t>::max()) {
-        refuse(strf("C is %lld, expected 1 to 2147483647", (long long)C));
+        refuse(fmt::format("C is {}, expected 1 to 2147483647", C));
     }
 }
 
 void check_rows(int64_t N) {
-    if (N < 0) { refuse(strf("N is %lld, expected 0 or more", (long long)N)); }
+    if (N < 0) { refuse(fmt::format("N is {}, expected 0 or more", N)); }
 }
 
 struct Pointer {
@@ -97,10 +100,12 @@ struct Pointer {
 // not null where needed, and aligned to its type
 void check_pointers(std::initializer_list<Pointer> pointers) {
     for (const Pointer& p : pointers) {
-        if (p.needed && p.at == nullptr) { refuse(strf("%s is null, expected device memory", p.name)); }
+        if (p.needed && p.at == nullptr) {
+            refuse(fmt::format("{} is null, expected device memory", p.name));
+        }
         if ((uintptr_t)p.at % type_size(p.dtype) != 0) {
-            refuse(strf("%s is %p, expected a multiple of %lld, the size of %s", p.name, p.at,
-                        (long long)type_size(p.dtype), type_name(p.dtype)));
+            refuse(fmt::format("{} is {}, expected a multiple of {}, the size of {}", p.name, p.at,
+                               type_size(p.dtype), type_name(p.dtype)));
         }
     }
 }
@@ -113,19 +118,18 @@ struct Stride {
 void check_strides(int64_t N, int64_t C, std::initializer_list<Stride> strides) {
     for (const Stride& s : strides) {
         if (s.elements != 0 && s.elements < C) {
-            refuse(strf("%s is %lld, expected 0 (for C) or at least C = %lld", s.name, (long long)s.elements,
-                        (long long)C));
+            refuse(fmt::format("{} is {}, expected 0 (for C) or at least C = {}", s.name, s.elements, C));
         }
         int64_t stride = s.elements != 0 ? s.elements : C;
         if (N > std::numeric_limits<int64_t>::max() / (int64_t)sizeof(double) / stride) {
-            refuse(strf("%s: %lld rows of %lld elements pass the end of a 64-bit address space", s.name,
-                        (long long)N, (long long)stride));
+            refuse(fmt::format("{}: {} rows of {} elements pass the end of a 64-bit address space", s.name, N,
+                               stride));
         }
     }
 }
 
 void check_flag(const char* name, int value) {
-    if (value != 0 && value != 1) { refuse(strf("%s is %d, expected 0 or 1", name, value)); }
+    if (value != 0 && value != 1) { refuse(fmt::format("{} is {}, expected 0 or 1", name, value)); }
 }
 
 int statistics_type(int dtype) {
@@ -201,12 +205,13 @@ void backward(const llmc_layernorm_backward_args& a) {
 void check_workspace(const llmc_layernorm_backward_args& a) {
     size_t needed = llmc::layernorm_backward_scratch((int)a.C);
     if (a.workspace_size < needed) {
-        refuse(strf("workspace_size is %zu, expected at least %zu: ask llmc_layernorm_backward_workspace",
-                    a.workspace_size, needed));
+        refuse(
+            fmt::format("workspace_size is {}, expected at least {}: ask llmc_layernorm_backward_workspace",
+                        a.workspace_size, needed));
     }
     if (needed > 0 && a.workspace == nullptr) { refuse("workspace is null, expected device memory"); }
     if ((uintptr_t)a.workspace % 16 != 0) {
-        refuse(strf("workspace is %p, expected a multiple of 16", a.workspace));
+        refuse(fmt::format("workspace is {}, expected a multiple of 16", a.workspace));
     }
 }
 
@@ -228,10 +233,12 @@ int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
                        {"inp_stride", a.inp_stride},
                        {"residual_stride", a.residual_stride},
                        {"inp2_stride", a.inp2_stride}});
-        if (!(a.eps >= 0 && std::isfinite(a.eps))) { refuse(strf("eps is %g, expected 0 or more", a.eps)); }
+        if (!(a.eps >= 0 && std::isfinite(a.eps))) {
+            refuse(fmt::format("eps is {:g}, expected 0 or more", a.eps));
+        }
         if ((a.residual != nullptr) != (a.inp2 != nullptr)) {
-            refuse(
-                strf("%s is null, expected residual and inp2 both or neither", a.inp2 ? "residual" : "inp2"));
+            refuse(fmt::format("{} is null, expected residual and inp2 both or neither",
+                               a.inp2 ? "residual" : "inp2"));
         }
         int statistics = statistics_type(a.dtype);
         check_pointers({{"out", a.out, a.dtype, a.N > 0},
@@ -263,12 +270,12 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
         int weight_dtype = beside(a.dtype, a.weight_dtype, a.dtype, "weight_dtype");
         int grad_dtype = beside(a.dtype, a.grad_dtype, weight_dtype, "grad_dtype");
         if (weight_dtype != a.dtype && grad_dtype == a.dtype) {
-            throw Unsupported(
-                strf("grad_dtype is %s with weight_dtype float32, expected float32", type_name(a.dtype)));
+            throw Unsupported(fmt::format("grad_dtype is {} with weight_dtype float32, expected float32",
+                                          type_name(a.dtype)));
         }
         check_flag("accumulate_dinp", a.accumulate_dinp);
         check_flag("accumulate", a.accumulate);
-        if (a.reserved != 0) { throw Unsupported(strf("reserved is %d, expected 0", a.reserved)); }
+        if (a.reserved != 0) { throw Unsupported(fmt::format("reserved is {}, expected 0", a.reserved)); }
         check_rows(a.N);
         check_columns(a.C);
         check_strides(

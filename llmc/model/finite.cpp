@@ -18,8 +18,8 @@ std::string not_finite(State state, int tensor, int64_t first, std::span<const f
     auto good = [&](float x) { return std::isfinite(x) && (state != State::kSecondMoment || x >= 0); };
     auto bad = std::find_if_not(values.begin(), values.end(), good);
     if (bad == values.end()) { return ""; }
-    return strf("%s[%lld]%s = %g", kTensors[tensor].name, (long long)first + (bad - values.begin()),
-                kStateNames[(int)state], *bad);
+    return fmt::format("{}[{}]{} = {:g}", kTensors[tensor].name, (long long)first + (bad - values.begin()),
+                       kStateNames[(int)state], *bad);
 }
 
 }  // namespace
@@ -28,26 +28,27 @@ void require_finite_input(const std::string& path, State state, int tensor, int6
                           std::span<const float> values) {
     std::string bad = not_finite(state, tensor, first, values);
     if (bad.empty()) { return; }
-    throw Error(kExitBadInput,
-                strf("%s: found %s, expected %s number. The training that made this file had diverged: use "
-                     "an earlier one.",
-                     path.c_str(), bad.c_str(),
-                     state == State::kSecondMoment ? "a finite, not negative" : "a finite"));
+    throw Error(
+        kExitBadInput,
+        fmt::format("{}: found {}, expected {} number. The training that made this file had diverged: use "
+                    "an earlier one.",
+                    path, bad, state == State::kSecondMoment ? "a finite, not negative" : "a finite"));
 }
 
 void require_finite_output(const std::string& path, State state, int tensor, int64_t first,
                            std::span<const float> values) {
     std::string bad = not_finite(state, tensor, first, values);
     if (bad.empty()) { return; }
-    throw Error(kExitDiverged, strf("%s was not written: %s", path.c_str(), bad.c_str()));
+    throw Error(kExitDiverged, fmt::format("{} was not written: {}", path, bad));
 }
 
 void require_finite_results(const char* what, std::span<const float> values) {
     if (std::ranges::all_of(values, [](float x) { return std::isfinite(x); })) { return; }
-    throw Error(kExitDiverged,
-                strf("%s that the model computes are not finite: it diverged in training, or its file is "
-                     "damaged. Try an earlier step_ folder of the run.",
-                     what));
+    throw Error(
+        kExitDiverged,
+        fmt::format("{} that the model computes are not finite: it diverged in training, or its file is "
+                    "damaged. Try an earlier step_ folder of the run.",
+                    what));
 }
 
 }  // namespace llmc

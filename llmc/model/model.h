@@ -103,8 +103,8 @@ struct MemoryPlan {
 // what: the file, for the message.
 inline void require_room(const MemoryPlan& plan, const std::string& what) {
     if (plan.available < 0 || plan.total() <= plan.available) { return; }
-    throw Error(kExitDevice, strf("%s: this model needs %s, but %s is available", what.c_str(),
-                                  bytes_text(plan.total()).c_str(), bytes_text(plan.available).c_str()));
+    throw Error(kExitDevice, fmt::format("{}: this model needs {}, but {} is available", what,
+                                         bytes_text(plan.total()), bytes_text(plan.available)));
 }
 
 struct Device {

@@ -215,7 +215,7 @@ inline void check_close(const std::string& name, const std::vector<float>& found
     double norm = tolerance.norm * (1 + 4 / std::sqrt(2.0 * (double)expected.size()));
     double difference = relative_difference(found, expected);
     CHECK_MESSAGE(difference <= norm,
-                  strf("%s as a whole: found %.3g bound %.3g", name.c_str(), difference, norm));
+                  fmt::format("{} as a whole: found {:.3g} bound {:.3g}", name, difference, norm));
 }
 
 // every gradient, layer by layer
@@ -224,7 +224,7 @@ void check_close_gradients(const std::string& name, const Found& found, const Ex
                            Tolerance tolerance) {
     for (int t = 0; t < kNumTensors; t++) {
         for (int l = 0; l < tensor_copies(expected.config(), t); l++) {
-            check_close(strf("%s d%s[%d]", name.c_str(), kTensors[t].name, l), layer_gradient(found, t, l),
+            check_close(fmt::format("{} d{}[{}]", name, kTensors[t].name, l), layer_gradient(found, t, l),
                         layer_gradient(expected, t, l), tolerance);
         }
     }

@@ -33,7 +33,7 @@ struct AttentionShape {
     double scale = 1;  // of q, k and v
     int C() const { return NH * HS; }
     int64_t elements() const { return (int64_t)B * T * C(); }
-    std::string text() const { return strf("B=%d T=%d NH=%d HS=%d scale=%g", B, T, NH, HS, scale); }
+    std::string text() const { return fmt::format("B={} T={} NH={} HS={} scale={:g}", B, T, NH, HS, scale); }
 };
 
 struct AttentionRounding {

@@ -68,8 +68,8 @@ void check_near(const std::string& name, const std::vector<Found>& found,
             at = i;
         }
     }
-    CHECK_MESSAGE(worst <= 1, strf("%s at %zu: found %.12g expected %.12g bound %.3g", name.c_str(), at,
-                                   (double)found[at], (double)expected[at], bound(at)));
+    CHECK_MESSAGE(worst <= 1, fmt::format("{} at {}: found {:.12g} expected {:.12g} bound {:.3g}", name, at,
+                                          (double)found[at], (double)expected[at], bound(at)));
 }
 
 // every bit the same
@@ -79,8 +79,8 @@ void check_same(const std::string& name, const std::vector<Real>& found, const s
     REQUIRE_MESSAGE(found.size() == expected.size(), name);
     size_t at = 0;
     while (at < found.size() && std::bit_cast<Bits>(found[at]) == std::bit_cast<Bits>(expected[at])) { at++; }
-    CHECK_MESSAGE(at == found.size(), strf("%s at %zu: found %.17g expected %.17g bound 0", name.c_str(), at,
-                                           (double)found[at], (double)expected[at]));
+    CHECK_MESSAGE(at == found.size(), fmt::format("{} at {}: found {:.17g} expected {:.17g} bound 0", name,
+                                                  at, (double)found[at], (double)expected[at]));
 }
 
 // sets the number of OpenMP threads for a scope

@@ -38,7 +38,8 @@ inline CompareOptions parse_compare_options(int argc, char** argv) {
     for (int i = 1; i < argc; i++) {
         std::string* value = options.find(argv[i]);
         if (value == nullptr || i + 1 == argc) {
-            throw Error(kExitUsage, strf("%s: expected --model FILE --state FILE [--losses FILE]", argv[i]));
+            throw Error(kExitUsage,
+                        fmt::format("{}: expected --model FILE --state FILE [--losses FILE]", argv[i]));
         }
         *value = argv[++i];
     }

@@ -65,7 +65,7 @@ int compare_losses(Model& model, const Batch& batch, const std::string& path, do
     for (double loss; in >> loss;) { theirs.push_back(loss); }
     if (theirs.size() != 10) {
         throw Error(kExitBadInput,
-                    strf("%s: found %zu losses, expected 10, one a line", path.c_str(), theirs.size()));
+                    fmt::format("{}: found {} losses, expected 10, one a line", path, theirs.size()));
     }
     int failures = 0;
     StepParams params{0, 1e-4, 0.9, 0.999, 1e-8, 0.0, 1.0};
@@ -73,7 +73,7 @@ int compare_losses(Model& model, const Batch& batch, const std::string& path, do
         model.enqueue_step(std::span(&batch, 1), params);
         model.finish();
         float ours = model.poll()->loss, expected = (float)theirs[params.step];
-        std::string name = strf("loss %d", (int)params.step);
+        std::string name = fmt::format("loss {}", (int)params.step);
         failures += judge(name.c_str(), {&ours, 1}, {&expected, 1}, tolerance * (double)(1 + params.step));
     }
     return failures;

@@ -60,7 +60,7 @@ struct RankFaults {
         const int64_t before = lines();  // the last may have no end: its writer was killed
         const pid_t pid = start_prepared(
             folder.path(),
-            options(run, strf("--steps 1000000 --ranks %d --comm-timeout %d", ranks, kTimeout)),
+            options(run, fmt::format("--steps 1000000 --ranks {} --comm-timeout {}", ranks, kTimeout)),
             default_signals, program);
         wait_until([&] { return lines() > before || has_ended(pid); });
         if (has_ended(pid)) {
@@ -81,7 +81,7 @@ struct RankFaults {
         CAPTURE(r.err);
         CHECK(r.exit_code == kExitPeerLost);
         CHECK(took < (signal == SIGKILL ? 30 : kTimeout + 5));
-        CHECK(r.err.find(strf("rank %d (process %d on ", culprit, (int)pids[(size_t)culprit])) !=
+        CHECK(r.err.find(fmt::format("rank {} (process {} on ", culprit, (int)pids[(size_t)culprit])) !=
               std::string::npos);
         CHECK(r.err.find(signal == SIGKILL ? "is gone: killed" : "has given no sign for 3 s") !=
               std::string::npos);
@@ -104,12 +104,12 @@ struct RankFaults {
         REQUIRE(newest != "");
         const long long step = std::stoll(newest.substr(newest.rfind('_') + 1));
         const std::string straight = folder / "straight";
-        const Words all = options(straight, strf("--steps %lld", step));
+        const Words all = options(straight, fmt::format("--steps {}", step));
         const ProgramRun r = finish_train(folder.path(), start_train(folder.path(), all, program));
         CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
         for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
             REQUIRE(std::filesystem::exists(newest + "/" + file));
-            CHECK(same_files(newest + "/" + file, straight + strf("/step_%08lld/", step) + file));
+            CHECK(same_files(newest + "/" + file, straight + fmt::format("/step_{:08}/", step) + file));
         }
     }
 
@@ -133,10 +133,10 @@ inline void check_rank_that_fails(const std::string& program) {
         folders[rank] = runs.folder / std::to_string(rank);
         std::filesystem::create_directories(folders[rank]);
         std::filesystem::copy(shard, folders[rank] + "/train.bin");
-        Words options = runs.options("run", strf("--steps 1000000 --total-batch 96 --reduce-groups 2 "
-                                                 "--val-every 0 --sample-every 0 --comm-timeout 10 "
-                                                 "--world-size 2 --rank %d --master 127.0.0.1:%d",
-                                                 rank, port));
+        Words options = runs.options("run", fmt::format("--steps 1000000 --total-batch 96 --reduce-groups 2 "
+                                                        "--val-every 0 --sample-every 0 --comm-timeout 10 "
+                                                        "--world-size 2 --rank {} --master 127.0.0.1:{}",
+                                                        rank, port));
         for (std::string& word : options) {
             if (word == shard) { word = "train.bin"; }
         }

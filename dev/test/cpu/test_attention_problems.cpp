@@ -82,8 +82,8 @@ TEST_CASE("attention's shapes: sequences x heads x tokens; operations instead of
           std::vector<Shape>{{65536, 768, 1024}, {65, 64, 65}});
     for (const char* shape : {"64x12", "64x12x0", "0x12x1", "64x12x1024x1", "9999999999x1x1"}) {
         const char* wrong[] = {"attention_forward", "--shape", shape};
-        std::string expected =
-            strf("--shape: found '%s', expected sequences x heads x tokens, such as 64x12x1024", shape);
+        std::string expected = fmt::format(
+            "--shape: found '{}', expected sequences x heads x tokens, such as 64x12x1024", shape);
         CHECK_THROWS_WITH_AS(parse_shootout_options(3, wrong, true), expected.c_str(), Error);
     }
     Problem p = attention_forward_problem(Dtype::kBf16, sequences(2, 3, 4));

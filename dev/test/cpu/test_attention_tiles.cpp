@@ -22,7 +22,9 @@ constexpr Shape kShapes[] = {{1, 64, 1},     {1, 65, 1},    {2, 127, 3},   {2, 1
                              {1, 255, 7},    {1, 256, 7},   {1, 257, 7},   {16, 1000, 25},
                              {64, 1024, 12}, {4, 8192, 12}, {7, 4096, 25}, {1, 65536, 3}};
 
-std::string text(const Shape& s, int rows) { return strf("B=%d T=%d NH=%d rows=%d", s.B, s.T, s.NH, rows); }
+std::string text(const Shape& s, int rows) {
+    return fmt::format("B={} T={} NH={} rows={}", s.B, s.T, s.NH, rows);
+}
 
 // every 64 rows of every head have one warpgroup of one tile
 template <typename TileOf>

@@ -206,9 +206,10 @@ TEST_CASE("auto plan: what was worked out is in config.toml, and a resumed run t
 
     // other values in the run's folder: that is what a resumed run goes on with
     std::string changed = config;
-    const std::string steps = strf("steps = %lld\n", (long long)written.steps);
+    const std::string steps = fmt::format("steps = {}\n", written.steps);
     REQUIRE(contains(changed, steps));
-    changed.replace(changed.find(steps), steps.size(), strf("steps = %lld\n", (long long)written.steps + 3));
+    changed.replace(changed.find(steps), steps.size(),
+                    fmt::format("steps = {}\n", (long long)written.steps + 3));
     changed.replace(changed.find("\nlr = "), 6, "\nlr = 0.0077 #");
     write_bytes(run + "/config.toml", changed);
     const ProgramRun again = run_train(folder.path(), line("--resume auto --quiet --out " + run));
@@ -219,7 +220,7 @@ TEST_CASE("auto plan: what was worked out is in config.toml, and a resumed run t
     CHECK_FALSE(contains(again.out, "chosen"));
     const ProgramRun longer = run_train(
         folder.path(),
-        line(strf("--resume auto --quiet --steps %lld --out ", (long long)written.steps + 5) + run));
+        line(fmt::format("--resume auto --quiet --steps {} --out ", (long long)written.steps + 5) + run));
     CHECK(longer.exit_code == kExitDone);
     CHECK(contains(longer.out, "lr 0.0077"));
     std::filesystem::remove(run + "/config.toml");

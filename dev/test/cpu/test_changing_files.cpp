@@ -110,7 +110,7 @@ TEST_CASE("changing files: more shards than files that a process may open at fir
     TempFolder folder;
     write_tiny_data(folder.path());
     for (int i = 0; i < 150; i++) {
-        write_token_shard(folder / strf("tr_%03d.bin", i), learnable_tokens(2, 3, (uint64_t)i), 257);
+        write_token_shard(folder / fmt::format("tr_{:03}.bin", i), learnable_tokens(2, 3, (uint64_t)i), 257);
     }
     pid_t pid = start_prepared(
         folder.path(),
@@ -137,7 +137,7 @@ TEST_CASE("changing files: a limit on the address space ends the program instead
         CAPTURE(mib);
         pid_t pid = start_prepared(
             folder.path(),
-            quiet_run(folder, strf("--steps 2 --out %s/run%d", folder.path().c_str(), (int)mib)), [=] {
+            quiet_run(folder, fmt::format("--steps 2 --out {}/run{}", folder.path(), (int)mib)), [=] {
                 setenv("OMP_NUM_THREADS", "2", 1);
                 rlimit limit = {mib << 20, mib << 20};
                 setrlimit(RLIMIT_AS, &limit);
@@ -198,7 +198,7 @@ TEST_CASE("threads: as many as OpenMP gives, or a message, and nobody waits for 
         CAPTURE(variables.back());
         const ProgramRun r = run(train, given(variables));
         CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
-        CHECK_MESSAGE(contains(r.out, strf("CPU, %d threads,", threads)), r.out);
+        CHECK_MESSAGE(contains(r.out, fmt::format("CPU, {} threads,", threads)), r.out);
     }
     ProgramRun r = run(train, [] {
         unsetenv("OMP_NUM_THREADS");

@@ -366,7 +366,7 @@ TEST_CASE("checkpoint: a full disk leaves what was there") {
 TEST_CASE("checkpoint: a link under the name of its temporary folder leads it nowhere") {
     TempFolder folder;
     fs::create_directory(folder / "elsewhere");
-    fs::create_symlink("elsewhere", folder / strf("step_00000004.tmp-%d", (int)getpid()));
+    fs::create_symlink("elsewhere", folder / fmt::format("step_00000004.tmp-{}", (int)getpid()));
     save_step(folder.path(), 4);
     CHECK(load_error(folder / "step_00000004").exit_code == kExitDone);
     CHECK_FALSE(fs::is_symlink(folder / "step_00000004"));

@@ -363,15 +363,15 @@ TEST_CASE(
         normalised = line["hellaswag_acc_norm"];
     }
     CHECK(steps == std::vector<int>{2, 4, 6});
-    CHECK(run.out.find(strf("step 6 | HellaSwag %.4f, normalised %.4f", accuracy, normalised)) !=
+    CHECK(run.out.find(fmt::format("step 6 | HellaSwag {:.4f}, normalised {:.4f}", accuracy, normalised)) !=
           std::string::npos);
     // the end's figures are eval's, of the model that was saved
     const ProgramRun eval = run_train(
         folder.path(),
         {"eval", run_folder, "--hellaswag", folder / "questions.bin", "--seq-len", "12", "--batch", "3"});
     CHECK(eval.exit_code == kExitDone);
-    CHECK(eval.out.find(strf("accuracy    %.4f,", accuracy)) != std::string::npos);
-    CHECK(eval.out.find(strf("normalised  %.4f,", normalised)) != std::string::npos);
+    CHECK(eval.out.find(fmt::format("accuracy    {:.4f},", accuracy)) != std::string::npos);
+    CHECK(eval.out.find(fmt::format("normalised  {:.4f},", normalised)) != std::string::npos);
     CHECK(eval.out.find("tokens ") == std::string::npos);
     CHECK(eval.err.find("only the last of these count") != std::string::npos);
     // the same as JSON, with each question

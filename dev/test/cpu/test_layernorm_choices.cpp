@@ -14,13 +14,13 @@ namespace {
 std::string forward_text(const Case& c, const Choice& choice) {
     bool whole = c.piece == 16 / c.bytes;
     if (choice.kernel == Kernel::kShortRows) {
-        return strf("short_rows.%s%d in %d", whole ? "" : "pieces.", choice.row, choice.piece);
+        return fmt::format("short_rows.{}{} in {}", whole ? "" : "pieces.", choice.row, choice.piece);
     }
     if (choice.kernel == Kernel::kRowInRegisters) {
-        return strf("row_in_registers.%d%s", choice.row, choice.spread ? " spread" : "");
+        return fmt::format("row_in_registers.{}{}", choice.row, choice.spread ? " spread" : "");
     }
-    if (choice.kernel == Kernel::kUnalignedRows) { return strf("unaligned_rows.%d", choice.row); }
-    return choice.kernel == Kernel::kSumFirst ? "sum" : strf("fallback.%d", choice.piece);
+    if (choice.kernel == Kernel::kUnalignedRows) { return fmt::format("unaligned_rows.{}", choice.row); }
+    return choice.kernel == Kernel::kSumFirst ? "sum" : fmt::format("fallback.{}", choice.piece);
 }
 
 std::string backward_text(const Case& c, const Choice& choice) {
@@ -29,29 +29,29 @@ std::string backward_text(const Case& c, const Choice& choice) {
         case Kernel::kShortRows: {
             bool whole = c.piece == 16 / c.bytes;
             int lanes = whole ? layouts::kShortBackward[row].lanes : layouts::kShortBackwardPieces[row].lanes;
-            return strf("short_rows.lanes %d in %d", lanes, choice.piece);
+            return fmt::format("short_rows.lanes {} in {}", lanes, choice.piece);
         }
         case Kernel::kTeamRing: {
             const auto& layout = c.bytes == 2 ? layouts::kTeamRing16[row] : layouts::kTeamRing32[row];
             const layouts::TeamRing& ring = c.op == Op::kAccumulate ? layout.add : layout.write;
-            return strf("team_ring.%d,%d,%d,%d,%d,%d", ring.cluster, ring.warps, ring.teams, ring.vector,
-                        ring.vectors, ring.stages);
+            return fmt::format("team_ring.{},{},{},{},{},{}", ring.cluster, ring.warps, ring.teams,
+                               ring.vector, ring.vectors, ring.stages);
         }
         case Kernel::kUnalignedRows: {
             const auto& layout = layouts::kUnalignedBackward[row];
-            return strf("unaligned_rows.%d,%d,%d", layout.columns, layout.unguarded, layout.cluster);
+            return fmt::format("unaligned_rows.{},{},{}", layout.columns, layout.unguarded, layout.cluster);
         }
         case Kernel::kCpAsyncTeams: {
             const layouts::CpAsyncTeams& layout = teams_table(c.bytes)[row];
-            return strf("cp_async_teams.%d %d", layout.vectors, !layout.reread);
+            return fmt::format("cp_async_teams.{} {}", layout.vectors, (int)!layout.reread);
         }
         case Kernel::kCpAsyncPipelined: {
             const layouts::CpAsyncPipelined& layout = pipelined_table(c.bytes)[row];
-            return strf("cp_async_pipelined.%d,%d,%d %d", layout.vectors, layout.lead, layout.stages,
-                        layout.keeps_weight);
+            return fmt::format("cp_async_pipelined.{},{},{} {}", layout.vectors, layout.lead, layout.stages,
+                               (int)layout.keeps_weight);
         }
         default:
-            return strf("fallback.%d", choice.piece);
+            return fmt::format("fallback.{}", choice.piece);
     }
 }
 
@@ -75,7 +75,7 @@ TEST_CASE("layernorm choices: what was recorded, at each edge and between") {
     REQUIRE(all.size() == std::size(choices::kGpus) * choices::cases().size());
     for (const choices::Gpu& gpu : choices::kGpus) {
         for (const Case& c : choices::cases()) {
-            const std::string name = strf("%s: %s", gpu.name, c.name().c_str());
+            const std::string name = fmt::format("{}: {}", gpu.name, c.name());
             REQUIRE(all.contains(name));
             const choices::Runs& runs = all.at(name);
             std::string last, wrong;
@@ -88,7 +88,7 @@ TEST_CASE("layernorm choices: what was recorded, at each edge and between") {
                 if (!edge && !before_edge && C > 4200 && C / c.piece % 13 != 0) { return; }
                 tried++;
                 if (chosen(gpu, c, C) != last && wrong.empty()) {
-                    wrong = strf("C = %d: %s, recorded: %s", C, chosen(gpu, c, C).c_str(), last.c_str());
+                    wrong = fmt::format("C = {}: {}, recorded: {}", C, chosen(gpu, c, C), last);
                 }
             });
             INFO(name);

@@ -61,8 +61,8 @@ TEST_CASE("matmul_forward_blas: against the reference, rows of out further apart
                                with_bias ? b.data() : nullptr, N, C, OC);
             matmul_forward_cpu(terms.data(), absolute(inp).data(), absolute(weight).data(),
                                with_bias ? abs_b.data() : nullptr, N, C, OC);
-            std::string name =
-                strf("matmul_forward_blas out %sN=%d C=%d OC=%d", with_bias ? "" : "without bias ", N, C, OC);
+            std::string name = fmt::format("matmul_forward_blas out {}N={} C={} OC={}",
+                                           with_bias ? "" : "without bias ", N, C, OC);
             check_near(name, without_gaps(name, out, N, OC, ldo), expected,
                        [&](size_t i) { return (C + 2) * u * terms[i]; });
         }
@@ -88,7 +88,7 @@ TEST_CASE("matmul_backward_blas: against the reference, rows of dout further apa
                             absolute(packed).data(), absolute(inp).data(), absolute(weight).data(), N, C, OC);
         matmul_backward_blas(dinp.data(), dweight.data(), dbias.data(), dout.data(), ldo, inp.data(),
                              weight.data(), N, C, OC);
-        std::string shape = strf("N=%d C=%d OC=%d", N, C, OC);
+        std::string shape = fmt::format("N={} C={} OC={}", N, C, OC);
         check_near("matmul_backward_blas dinp " + shape, dinp, dinp_d,
                    [&](size_t i) { return (OC + 2) * u * dinp_terms[i]; });
         auto dweight_bound = [&](size_t i) { return (N + 2) * u * dweight_terms[i]; };
@@ -158,8 +158,8 @@ TEST_CASE("exp_simd(float): within 2 ulp from -87 to 88") {
             at = i;
         }
     }
-    CHECK_MESSAGE(worst <= 2, strf("exp_simd at %.9g: found %.9g expected %.9g, %.2f ulp", x[at], y[at],
-                                   std::exp((double)x[at]), worst));
+    CHECK_MESSAGE(worst <= 2, fmt::format("exp_simd at {:.9g}: found {:.9g} expected {:.9g}, {:.2f} ulp",
+                                          x[at], y[at], std::exp((double)x[at]), worst));
     CHECK(x.size() > 1000000);
 }
 

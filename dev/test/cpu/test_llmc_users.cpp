@@ -146,7 +146,7 @@ TEST_CASE(
     for (int i = 0; i < 3; i++) {
         std::vector<uint16_t> tokens = learnable_tokens(10, 3, (uint64_t)i);
         tokens.resize(130);
-        write_token_shard(folder / strf("train_%06d.bin", i), tokens, 257);
+        write_token_shard(folder / fmt::format("train_{:06}.bin", i), tokens, 257);
     }
     write_token_shard(folder / "val.bin", learnable_tokens(6, 3, 2), 257);
     const ProgramRun run = run_train(folder.path(), {"-i",          folder / "train_*.bin",

@@ -102,7 +102,7 @@ TEST_CASE("step line: on terminals of 60, 80 and 120 columns") {
     const std::map<int, size_t> fields = {{60, 4}, {80, 5}, {120, 7}};  // the fewest that are shown
     for (auto [columns, fewest] : fields) {
         const std::string more =
-            strf("--steps 30 --sample-every 0 --val-every 0 --out %s/%d", folder.path().c_str(), columns);
+            fmt::format("--steps 30 --sample-every 0 --val-every 0 --out {}/{}", folder.path(), columns);
         const std::string text = on_terminal(tiny_run(folder.path(), more), (unsigned short)columns);
         size_t lines = 0;
         for (size_t at = 0; (at = text.find("\r\033[Kstep ", at)) != std::string::npos; at++) {
@@ -160,7 +160,7 @@ TEST_CASE("log: its header says what the run is, and events what happened") {
     CHECK(events_of(run) == "start 0, save 2, sample 3, save 4, sample 4, sample 4, sample 4, end 4");
     const Json losses = read_log(run);
     const std::string last =
-        strf("last training loss %.4f", losses[losses.size() - 2]["train_loss"].get<double>());
+        fmt::format("last training loss {:.4f}", losses[losses.size() - 2]["train_loss"].get<double>());
     CHECK_MESSAGE(contains(r.out, last), r.out);  // --quiet has it, too
 
     train("--steps 6 --val-every 2 --sample-every 0 --resume " + run + "/step_00000002");

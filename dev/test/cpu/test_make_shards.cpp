@@ -131,7 +131,9 @@ TEST_CASE("make_shards: validation is the last documents, or the end of a long o
         return std::pair(documents_of(out + "_train_*.bin"), documents_of(out + "_val_*.bin"));
     };
     std::string lines;
-    for (int i = 0; i < 100; i++) { lines += strf("line %02d 89\n", i); }  // with its end of text: 12 tokens
+    for (int i = 0; i < 100; i++) {
+        lines += fmt::format("line {:02} 89\n", i);
+    }  // with its end of text: 12 tokens
     write_bytes(in, lines);
     auto [train, val] = split("--documents line");
     CHECK(train.size() == 90);

@@ -101,10 +101,10 @@ TEST_CASE("many ranks: by options, by torchrun's variables, and with options tha
         std::vector<pid_t> pids;
         const int port = 21000 + getpid() % 8000;
         for (int rank = 0; rank < 2; rank++) {
-            folders.push_back(p.folder / strf("%s%d", name.c_str(), rank));
+            folders.push_back(p.folder / fmt::format("{}{}", name, rank));
             fs::create_directories(folders.back());
             std::string ranks =
-                torchrun ? "" : strf("--world-size 2 --rank %d --master 127.0.0.1:%d ", rank, port);
+                torchrun ? "" : fmt::format("--world-size 2 --rank {} --master 127.0.0.1:{} ", rank, port);
             pids.push_back(
                 start_prepared(folders.back(), p.options(name, run + ranks + more[(size_t)rank]), [&] {
                     if (token != nullptr) { setenv("PLUMB_TOKEN", token, 1); }
@@ -157,10 +157,10 @@ struct TwoDisks {
         for (int rank : {1, 0}) {
             const std::string disk = folder / (rank == 0 ? "a" : "b");
             const char* sizes = contains(more, "--model") ? "" : "--layers 1 --heads 1 --channels 16 ";
-            const std::string options = strf(
+            const std::string options = fmt::format(
                 "--train-data train.bin --val-data val.bin --seq-len 12 --batch 2 --sample-every 0 "
-                "--quiet --schedule constant --lr 0.001 --warmup 0 --comm-timeout 60 %s--world-size 2 "
-                "--master 127.0.0.1:%d --rank %d ",
+                "--quiet --schedule constant --lr 0.001 --warmup 0 --comm-timeout 60 {}--world-size 2 "
+                "--master 127.0.0.1:{} --rank {} ",
                 sizes, 21000 + getpid() % 8000, rank);
             const auto prepare = [&] {
                 (void)!chdir(disk.c_str());
@@ -174,7 +174,7 @@ struct TwoDisks {
         CAPTURE(says);
         const std::vector<ProgramRun> runs = train(more, threads);
         for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitBadInput, r.out, r.err); }
-        const std::string &said = runs[0].err, who = strf("this rank has other %s", says.c_str());
+        const std::string &said = runs[0].err, who = fmt::format("this rank has other {}", says);
         CHECK_MESSAGE((contains(said, "rank 1 (process ") && contains(said, who)), said);
         CHECK(runs[1].err == "");
     }
@@ -282,9 +282,9 @@ TEST_CASE(
         fs::create_directories(p.folder / name);
         return start_prepared(
             p.folder / name,
-            p.options("run", strf("--steps 2 --total-batch 48 --world-size 2 --rank %d --master "
-                                  "127.0.0.1:%d ",
-                                  rank, 21000 + getpid() % 8000) +
+            p.options("run", fmt::format("--steps 2 --total-batch 48 --world-size 2 --rank {} --master "
+                                         "127.0.0.1:{} ",
+                                         rank, 21000 + getpid() % 8000) +
                                  more),
             [] {});
     };
@@ -319,9 +319,9 @@ TEST_CASE("many ranks: two jobs of MPICH's launcher, which numbers none, on one 
             options += word + " ";
         }
         for (int rank : {0, 1}) {  // each in a shell of its own, as a script that wraps the program
-            ranks +=
-                strf("PMI_RANK=%d PMI_SIZE=2 MPI_LOCALRANKID=%d MPI_LOCALNRANKS=2 sh -c '%s %s; exit $?' & ",
-                     rank, rank, train_program().c_str(), options.c_str());
+            ranks += fmt::format(
+                "PMI_RANK={} PMI_SIZE=2 MPI_LOCALRANKID={} MPI_LOCALNRANKS=2 sh -c '{} {}; exit $?' & ", rank,
+                rank, train_program(), options);
         }
         return start_prepared(
             p.folder / name, {"-c", ranks + "wait $! && wait"}, [] {}, "/bin/sh");
@@ -349,7 +349,7 @@ TEST_CASE("many ranks: an error ends all and is printed once") {
 TEST_CASE("many ranks: a signal to the launcher or to any rank saves once and ends all") {
     Place p;
     for (int target : {-1, 0, 2}) {
-        const std::string name = strf("run%d", target);
+        const std::string name = fmt::format("run{}", target);
         CAPTURE(name);
         pid_t pid = start_prepared(
             p.folder.path(), p.options(name, "--ranks 3 --steps 1000000 --sample-every 0"), default_signals);

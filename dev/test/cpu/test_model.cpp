@@ -178,7 +178,8 @@ TEST_CASE("model: micro-batches add up to one batch") {
         for (int first = 0; first < 4; first += rows) { parts.push_back(rows_of(batch, first, rows)); }
         double loss = model.forward_backward(parts);
         CHECK(std::fabs(loss - expected) <= reordering(c, 36) * expected);
-        check_close_gradients(strf("%d micro-batches", 4 / rows), model, at_once, fp32_tolerance(c, 36));
+        check_close_gradients(fmt::format("{} micro-batches", 4 / rows), model, at_once,
+                              fp32_tolerance(c, 36));
     }
 }
 

@@ -20,7 +20,7 @@ using Floats = std::vector<float>;
 
 struct Shape {
     int rows, cols;
-    std::string text() const { return strf("rows=%d cols=%d", rows, cols); }
+    std::string text() const { return fmt::format("rows={} cols={}", rows, cols); }
 };
 constexpr Shape kShapes[] = {{1, 1},   {1, 7},   {9, 1},    {8, 8},  {5, 20},
                              {33, 17}, {64, 64}, {32, 128}, {96, 24}};
@@ -125,8 +125,9 @@ TEST_CASE("muon: by the BLAS as in the reference") {
                 newton_schulz_bound(singular_values(due, shape.rows, shape.cols), fp32(shape));
             newton_schulz_cpu(due.data(), shape.rows, shape.cols);
             const double found = frobenius(due, by_blas(x, shape));
-            CHECK_MESSAGE(found <= bound, strf("newton_schulz_blas %s scale %g: off by %.3g bound %.3g",
-                                               shape.text().c_str(), scale, found, bound));
+            CHECK_MESSAGE(found <= bound,
+                          fmt::format("newton_schulz_blas {} scale {:g}: off by {:.3g} bound {:.3g}",
+                                      shape.text(), scale, found, bound));
             CHECK(bound < 0.02 * std::sqrt(std::min(shape.rows, shape.cols)));  // it sees something
         }
     }
@@ -203,7 +204,7 @@ TEST_CASE("muon: the CPU model's steps are the reference's") {
             for (int t = 0; t < kNumTensors; t++) {
                 if (!model.holds(state, t)) { continue; }
                 const Floats due = whole_tensor(reference, state, t);
-                check_close(strf("muon state %d %s clip %g", (int)state, kTensors[t].name, clip),
+                check_close(fmt::format("muon state {} {} clip {:g}", (int)state, kTensors[t].name, clip),
                             whole_tensor(model, state, t), due, {6 * muon, 3 * muon});
             }
         }

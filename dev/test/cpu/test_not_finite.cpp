@@ -203,7 +203,8 @@ TEST_CASE("not finite: a loss that explodes, though it stays finite, ends with e
     float loss = 0;  // what nine digits stand for
     for (const Json& line : read_log(folder / "run")) { loss = line.value("train_loss", loss); }
     CHECK(loss > 2 * std::log(257.0));
-    const std::string said = strf("the last training loss is %.4f: a new model has 5.5491", (double)loss);
+    const std::string said =
+        fmt::format("the last training loss is {:.4f}: a new model has 5.5491", (double)loss);
     CHECK_MESSAGE(run.err.find(said) != std::string::npos, run.err);
     // that checkpoint holds finite numbers, and is not good for that
     CHECK_MESSAGE(

@@ -137,7 +137,8 @@ private:
             if (*row.choices) { return pick(2) ? "" : word(); }
             return "";
         }
-        std::string below = std::to_string((int64_t)row.lo - 7), above = strf("%.0f", row.hi * 2 + 2);
+        std::string below = std::to_string((int64_t)row.lo - 7),
+                    above = fmt::format("{:.0f}", row.hi * 2 + 2);
         const std::string kBad[] = {"",
                                     "nan",
                                     "-nan",
@@ -201,14 +202,15 @@ TEST_CASE("options: every range ends where the table says") {
     for (const OptionRow& row : kOptionTable) {
         if (!is_number(row)) { continue; }
         CAPTURE(row.name);
-        std::string lo = strf("%.17g", row.lo), hi = strf("%.17g", row.hi);
+        std::string lo = fmt::format("{:.17g}", row.lo), hi = fmt::format("{:.17g}", row.hi);
         if (holds<uint64_t>(row)) { hi = "18446744073709551615"; }
         CHECK(takes(row, lo));
         CHECK(takes(row, hi));
         CHECK(takes(row, "-1") == row.or_minus_one);
         bool whole = !holds<double>(row) && !holds<uint64_t>(row);
-        CHECK(!takes(row, whole ? strf("%.0f", row.or_minus_one ? -2 : row.lo - 1) : "-1e-300"));
-        CHECK(!takes(row, whole ? strf("%.0f", row.hi + 1) : strf("%.17g", row.hi * (1 + 1e-7))));
+        CHECK(!takes(row, whole ? fmt::format("{:.0f}", row.or_minus_one ? -2 : row.lo - 1) : "-1e-300"));
+        CHECK(!takes(
+            row, whole ? fmt::format("{:.0f}", row.hi + 1) : fmt::format("{:.17g}", row.hi * (1 + 1e-7))));
         if (row.or_minus_one) { CHECK(!takes(row, "0")); }
     }
 }

@@ -37,11 +37,11 @@ struct OutlierRuns {
 
     ProgramRun train(const std::string& out, int steps, const std::string& more, int exit_code = kExitDone) {
         Words options = words(
-            strf(
-                "--train-data %s/train.bin --val-data none --layers 1 --heads 1 --channels 16 --batch 1 "
-                "--seq-len %d --lr 0.01 --warmup 0 --final-lr-fraction 1 --sample-every 0 --quiet --steps %d "
-                "--out %s ",
-                folder.path().c_str(), kSeqLen, steps, (folder / out).c_str()) +
+            fmt::format(
+                "--train-data {}/train.bin --val-data none --layers 1 --heads 1 --channels 16 --batch 1 "
+                "--seq-len {} --lr 0.01 --warmup 0 --final-lr-fraction 1 --sample-every 0 --quiet --steps {} "
+                "--out {} ",
+                folder.path(), kSeqLen, steps, folder / out) +
             more);
         ProgramRun run = run_train(folder.path(), options);
         CHECK_MESSAGE(run.exit_code == exit_code, run.err);

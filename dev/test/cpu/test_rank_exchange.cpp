@@ -51,7 +51,7 @@ void check_together(std::vector<std::future<Met>> all) {
             CHECK(heard == (int)(10 * s + r));
             CHECK(control == heard);
         }
-        CHECK(met[r].peers->who[0].find(strf("process %d", (int)getpid())) != std::string::npos);
+        CHECK(met[r].peers->who[0].find(fmt::format("process {}", (int)getpid())) != std::string::npos);
     }
 }
 
@@ -156,7 +156,7 @@ TEST_CASE("rank exchange: who does not come is named") {
     MeetingPlace place;
     auto second = meeting(place.ranks(2, 4), 3);
     check_error(meeting(place.ranks(0, 4), 1).get().error, kExitPeerLost,
-                {"of 4 ranks, rank 1, 3:", strf("127.0.0.1:%d, in 1 s", place.port)});
+                {"of 4 ranks, rank 1, 3:", fmt::format("127.0.0.1:{}, in 1 s", place.port)});
     check_error(second.get().error, kExitPeerLost, {"rank 0", "ended while the ranks met"});
     Ranks nobody = place.ranks(1, 2);
     nobody.port = 1;

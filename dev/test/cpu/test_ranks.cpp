@@ -28,7 +28,7 @@ Ranks find(const Variables& variables, const Options& options = {}) {
 
 // rank/size local_rank/local_size host
 std::string text(const Ranks& r) {
-    return strf("%d/%d %d/%d %s", r.rank, r.size, r.local_rank, r.local_size, r.host.c_str());
+    return fmt::format("{}/{} {}/{} {}", r.rank, r.size, r.local_rank, r.local_size, r.host);
 }
 
 Options with(int world_size, int rank, const std::string& master = "", int ranks_per_host = 0) {

@@ -45,7 +45,7 @@ TEST_CASE("encoder_forward: the token's row plus the position's") {
             }
         }
         encoder_forward_cpu(out.data(), tokens.data(), wte.data(), wpe.data(), B, T, C);
-        check_same(strf("encoder_forward out B=%d T=%d C=%d", B, T, C), out, expected);
+        check_same(fmt::format("encoder_forward out B={} T={} C={}", B, T, C), out, expected);
     }
 }
 
@@ -93,7 +93,7 @@ void check_layernorm(const char* layer, const NormOut& found, const Vector& x, c
                                 (u + kDoubleRoundoff) * std::fabs(y));
         }
     }
-    std::string shape = strf("N=%d C=%d", (int)N, C), prefix = layer;
+    std::string shape = fmt::format("N={} C={}", (int)N, C), prefix = layer;
     check_near(prefix + " mean " + shape, found.mean, expected.mean, [&](size_t i) { return bound.mean[i]; });
     check_near(prefix + " rstd " + shape, found.rstd, expected.rstd, [&](size_t i) { return bound.rstd[i]; });
     check_near(prefix + " out " + shape, found.out, expected.out, [&](size_t i) { return bound.out[i]; });
@@ -131,7 +131,7 @@ TEST_CASE("layernorm_forward: every shape against long double") {
         Vector out = poisoned<double>(N * C);
         layernorm_forward_cpu(out.data(), (double*)nullptr, (double*)nullptr, x.data(), w.data(), b.data(), N,
                               C, kLayernormEps);
-        check_same(strf("layernorm_forward out, statistics null, N=%d C=%d", (int)N, C), out,
+        check_same(fmt::format("layernorm_forward out, statistics null, N={} C={}", (int)N, C), out,
                    layernorm(x, w.data(), b.data(), N, C, kLayernormEps).out);
     }
 }
@@ -159,7 +159,8 @@ TEST_CASE("layernorm_forward: a constant row gives the bias, exactly") {
             NormOut y = layernorm(x, w.data(), b.data(), 2, C, kLayernormEps);
             Vector expected = convert<double>(b), bias = expected;
             expected.insert(expected.end(), bias.begin(), bias.end());
-            check_same(strf("layernorm_forward out N=2 C=%d, rows of %g", C, value), y.out, expected);
+            check_same(fmt::format("layernorm_forward out N=2 C={}, rows of {:g}", C, value), y.out,
+                       expected);
         }
     }
 }
@@ -209,9 +210,9 @@ TEST_CASE("matmul_forward: whole numbers give whole numbers, with and without bi
             for (int i = 0; i < N * OC && with_bias; i++) { expected[i] += bias[i % OC]; }
             matmul_forward_cpu(out.data(), inp.data(), weight.data(), with_bias ? bias.data() : nullptr, N, C,
                                OC);
-            check_same(
-                strf("matmul_forward out %sN=%d C=%d OC=%d", with_bias ? "" : "without bias ", N, C, OC), out,
-                expected);
+            check_same(fmt::format("matmul_forward out {}N={} C={} OC={}", with_bias ? "" : "without bias ",
+                                   N, C, OC),
+                       out, expected);
         }
     }
 }
@@ -269,7 +270,7 @@ TEST_CASE("attention_forward: against whole matrices") {
         // |q|, |k|, |v| < 5: scores err by HS eps 25 sqrt(HS), probabilities by that much of themselves, sums
         // by T eps
         double HS = C / NH, bound = 8 * kDoubleRoundoff * (25 * HS * std::sqrt(HS) + T + 8);
-        std::string shape = strf("B=%d T=%d C=%d NH=%d", B, T, C, NH);
+        std::string shape = fmt::format("B={} T={} C={} NH={}", B, T, C, NH);
         check_near("attention_forward out " + shape, found.out, expected.out,
                    [&](size_t) { return 5 * bound; });
         check_near("attention_forward lse " + shape, found.lse, expected.lse, [&](size_t) { return bound; });
@@ -291,9 +292,10 @@ TEST_CASE("attention_forward: a token changes nothing before it; the first one s
         for (int i = 0; i < T; i++) {
             bool same =
                 std::equal(after.begin() + i * C, after.begin() + (i + 1) * C, before.out.begin() + i * C);
-            CHECK_MESSAGE(same == (i < t),
-                          strf("attention_forward out B=1 T=%d C=%d NH=%d: position %d %s with token %d", T,
-                               C, NH, i, same ? "does not change" : "changes", t));
+            CHECK_MESSAGE(
+                same == (i < t),
+                fmt::format("attention_forward out B=1 T={} C={} NH={}: position {} {} with token {}", T, C,
+                            NH, i, same ? "does not change" : "changes", t));
         }
     }
 }
@@ -323,10 +325,10 @@ TEST_CASE("gelu_forward: the tanh formula, in place too") {
     for (int n : {1, 3, 17, 801}) {
         Vector out = poisoned<double>(n), x(inp.begin(), inp.begin() + n);
         gelu_forward_cpu(out.data(), x.data(), n);
-        check_near(strf("gelu_forward out n=%d", n), out, Vector(expected.begin(), expected.begin() + n),
-                   bound);
+        check_near(fmt::format("gelu_forward out n={}", n), out,
+                   Vector(expected.begin(), expected.begin() + n), bound);
         gelu_forward_cpu(x.data(), x.data(), n);
-        check_same(strf("gelu_forward out in place n=%d", n), x, out);
+        check_same(fmt::format("gelu_forward out in place n={}", n), x, out);
     }
     Vector at_one = {1.0}, out = {NAN};
     gelu_forward_cpu(out.data(), at_one.data(), 1);
@@ -340,7 +342,7 @@ TEST_CASE("gelu_forward: far out x or 0, and NaN stays NaN") {
     for (int i = 0; i < 6; i++) {
         float expected = std::max(inp[i], 0.0f);
         CHECK_MESSAGE(std::fabs(out[i] - expected) < 1e-29f,
-                      strf("gelu_forward out n=7 at %d: found %g", i, out[i]));
+                      fmt::format("gelu_forward out n=7 at {}: found {:g}", i, out[i]));
     }
     CHECK(std::isnan(out[6]));
 }
@@ -369,7 +371,7 @@ TEST_CASE("classifier_forward: -log softmax of the target, ignored rows, padded 
             best[row] = (int)(std::max_element(x, x + V) - x);
         }
         classifier_forward_cpu(losses.data(), predicted.data(), logits.data(), targets.data(), N, V, Vp);
-        std::string shape = strf("N=%d V=%d Vp=%d", N, V, Vp);
+        std::string shape = fmt::format("N={} V={} Vp={}", N, V, Vp);
         check_near("classifier_forward losses " + shape, losses, expected,
                    [&](size_t) { return kDoubleRoundoff * (V + 8 + 20 * scale); });  // logits below 5 scale
         CHECK_MESSAGE(predicted == best, ("classifier_forward predicted " + shape));

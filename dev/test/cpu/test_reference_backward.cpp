@@ -38,7 +38,7 @@ TEST_CASE("encoder_backward: central differences, repeated tokens, unused rows u
             encoder_forward_cpu(out.data(), tokens.data(), wte.data(), wpe.data(), B, T, C);
             return Loss().add(out, dout);
         };
-        std::string shape = strf("B=%d T=%d C=%d", B, T, C);
+        std::string shape = fmt::format("B={} T={} C={}", B, T, C);
         check_gradient("encoder_backward dwte " + shape, wte, dwte, dwte0, loss);
         check_gradient("encoder_backward dwpe " + shape, wpe, dwpe, dwpe0, loss);
         check_same("encoder_backward dwte of an unused token " + shape, Vector(dwte.end() - C, dwte.end()),
@@ -83,7 +83,7 @@ struct Norm {
                                C, accumulate);
     }
     std::string named(const char* tensor) const {
-        return strf("layernorm_backward %s N=%d C=%d", tensor, (int)N, C);
+        return fmt::format("layernorm_backward {} N={} C={}", tensor, (int)N, C);
     }
 };
 
@@ -153,7 +153,7 @@ TEST_CASE("residual_layernorm_backward: both addends get what the stream brought
                dbias = dbias0;
         residual_layernorm_backward_cpu(dresidual.data(), dweight.data(), dbias.data(), dout.data(),
                                         residual.data(), weight.data(), mean.data(), rstd.data(), N, C);
-        std::string shape = strf("N=%d C=%d", (int)N, C);
+        std::string shape = fmt::format("N={} C={}", (int)N, C);
         check_gradient("residual_layernorm_backward dresidual by inp1 " + shape, inp1, dresidual,
                        zeros(N * C), loss);
         check_gradient("residual_layernorm_backward dresidual by inp2 " + shape, inp2, dresidual,
@@ -184,7 +184,7 @@ TEST_CASE("matmul_backward: central differences, with and without bias") {
                                    N, C, OC);
                 return Loss().add(out, dout);
             };
-            std::string shape = strf("%sN=%d C=%d OC=%d", with_bias ? "" : "without bias ", N, C, OC);
+            std::string shape = fmt::format("{}N={} C={} OC={}", with_bias ? "" : "without bias ", N, C, OC);
             check_gradient("matmul_backward dinp " + shape, inp, dinp, zeros(N * C), loss);
             check_gradient("matmul_backward dweight " + shape, weight, dweight, dweight0, loss);
             if (with_bias) { check_gradient("matmul_backward dbias " + shape, bias, dbias, dbias0, loss); }
@@ -207,7 +207,7 @@ TEST_CASE("bias_backward: rows further apart than they are long") {
             }
         }
         bias_backward_cpu(dbias.data(), dout.data(), N, OC, stride);
-        check_near(strf("bias_backward dbias N=%d OC=%d stride=%d", N, OC, stride), dbias, expected,
+        check_near(fmt::format("bias_backward dbias N={} OC={} stride={}", N, OC, stride), dbias, expected,
                    [&](size_t) { return 2 * N * kDoubleRoundoff * (5.0 * N + 4); });
     }
 }
@@ -230,7 +230,7 @@ TEST_CASE("attention_backward: central differences") {
         loss();
         Vector dqkv = poisoned<double>(3 * n);
         attention_backward_cpu(dqkv.data(), dout.data(), qkv.data(), out.data(), lse.data(), B, T, C, NH);
-        check_gradient(strf("attention_backward dqkv B=%d T=%d C=%d NH=%d", B, T, C, NH), qkv, dqkv,
+        check_gradient(fmt::format("attention_backward dqkv B={} T={} C={} NH={}", B, T, C, NH), qkv, dqkv,
                        zeros(3 * n), loss);
     }
 }
@@ -248,16 +248,16 @@ TEST_CASE("gelu_backward: central differences; dinp may be dout; finite far out"
             gelu_forward_cpu(out.data(), inp.data(), n);
             return Loss().add(out, dout);
         };
-        check_gradient(strf("gelu_backward dinp n=%d", n), inp, dinp, zeros(n), loss);
+        check_gradient(fmt::format("gelu_backward dinp n={}", n), inp, dinp, zeros(n), loss);
         Vector in_place = dout;
         gelu_backward_cpu(in_place.data(), in_place.data(), inp.data(), n);
-        check_same(strf("gelu_backward dinp in place n=%d", n), in_place, dinp);
+        check_same(fmt::format("gelu_backward dinp in place n={}", n), in_place, dinp);
     }
     for (float x : {1e3f, 1e10f, -1e3f, -1e6f}) {
         float one_f = 1, dinp = NAN;
         gelu_backward_cpu(&dinp, &one_f, &x, 1);
         CHECK_MESSAGE(std::fabs(dinp - (x > 0)) < 1e-15,
-                      strf("gelu_backward dinp n=1: found %g for x = %g", dinp, x));
+                      fmt::format("gelu_backward dinp n=1: found {:g} for x = {:g}", dinp, x));
     }
 }
 
@@ -282,11 +282,11 @@ TEST_CASE("classifier_backward: central differences, ignored rows, padded column
             classifier_forward_cpu(losses.data(), nullptr, logits.data(), targets.data(), N, V, Vp);
             return Loss().add(losses, Vector(N, kLossWeight));
         };
-        std::string name = strf("classifier_backward dlogits N=%d V=%d Vp=%d", N, V, Vp);
+        std::string name = fmt::format("classifier_backward dlogits N={} V={} Vp={}", N, V, Vp);
         check_gradient(name, logits, dlogits, zeros((int64_t)N * Vp), loss);
         for (int row = 0; row < N; row++) {  // exactly zero where nothing can be learnt
             int first = targets[row] == kIgnoreTarget ? 0 : V;
-            check_same(strf("%s row %d from column %d", name.c_str(), row, first),
+            check_same(fmt::format("{} row {} from column {}", name, row, first),
                        Vector(dlogits.begin() + row * Vp + first, dlogits.begin() + (row + 1) * Vp),
                        zeros(Vp - first));
         }
@@ -333,9 +333,9 @@ TEST_CASE("adamw: several updates against the paper's order of operations") {
             }
         }
         auto bound = [](size_t) { return 100 * kDoubleRoundoff; };  // 5 updates of 20 roundings
-        check_near(strf("adamw param n=%d", n), param, p, bound);
-        check_near(strf("adamw m n=%d", n), m, m2, bound);
-        check_near(strf("adamw v n=%d", n), v, v2, bound);
+        check_near(fmt::format("adamw param n={}", n), param, p, bound);
+        check_near(fmt::format("adamw m n={}", n), m, m2, bound);
+        check_near(fmt::format("adamw v n={}", n), v, v2, bound);
     }
 }
 
@@ -368,8 +368,8 @@ TEST_CASE("global_norm: 3-4-5, nothing, and many chunks") {
         std::vector<float> x((size_t)n, 2.0f);
         x.back() = 1000;  // the sum of squares is a whole number: exact
         double expected = std::sqrt(4.0 * (double)(n - 1) + 1e6), found = global_norm_cpu(x.data(), n);
-        CHECK_MESSAGE(found == expected,
-                      strf("global_norm n=%d: found %.17g expected %.17g", (int)n, found, expected));
+        CHECK_MESSAGE(found == expected, fmt::format("global_norm n={}: found {:.17g} expected {:.17g}",
+                                                     (int)n, found, expected));
     }
     std::vector<float> bad = {1, INFINITY, 1};
     CHECK(std::isinf(global_norm_cpu(bad.data(), 3)));

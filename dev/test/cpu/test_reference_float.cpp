@@ -257,7 +257,8 @@ void check_threads(const char* name, Run run) {
         auto together = with(threads);
         REQUIRE(together.size() == alone.size());
         for (size_t k = 0; k < alone.size(); k++) {
-            check_same(strf("%s with %d threads, output %d", name, threads, (int)k), together[k], alone[k]);
+            check_same(fmt::format("{} with {} threads, output {}", name, threads, (int)k), together[k],
+                       alone[k]);
         }
     }
 }

@@ -93,7 +93,7 @@ void check_steps(const std::string& name, double clip) {
     for (State state : kStates) {
         for (int t = 0; t < kNumTensors; t++) {
             double most = largest(whole_tensor(expected, state, t));
-            check_near(name + strf(" state %d %s", (int)state, kTensors[t].name),
+            check_near(name + fmt::format(" state {} {}", (int)state, kTensors[t].name),
                        whole_tensor(model, state, t), whole_tensor(expected, state, t),
                        [&](size_t) { return 2 * 3 * bound * most; });
         }
@@ -216,8 +216,8 @@ TEST_CASE("reference model: in bf16 every activation's gradient is rounded, no p
                 std::vector<float> g = layer_gradient(model, t, l);
                 bool scale = t == kLn1w || t == kLn2w;  // times xhat, which is not rounded
                 int bits = kTensors[t].matrix ? 16 : 8;
-                check_rounded(strf("%s[%d]", kTensors[t].name, l), convert<double>(g), rounded && !scale,
-                              bits);
+                check_rounded(fmt::format("{}[{}]", kTensors[t].name, l), convert<double>(g),
+                              rounded && !scale, bits);
             }
         }
         std::vector<float> dlnfb = layer_gradient(model, kLnfb, 0), dwte = layer_gradient(model, kWte, 0);
@@ -279,7 +279,8 @@ TEST_CASE("reference model: rounding to bf16 moves every result by about its rou
     for (int t = 0; t < kNumTensors; t++) {
         for (int l = 0; l < tensor_copies(c, t); l++) {
             double moved = relative_difference(layer_gradient(rounded, t, l), layer_gradient(exact, t, l));
-            CHECK_MESSAGE((moved > 0x1p-9 && moved < most), strf("%s[%d] %.3g", kTensors[t].name, l, moved));
+            CHECK_MESSAGE((moved > 0x1p-9 && moved < most),
+                          fmt::format("{}[{}] {:.3g}", kTensors[t].name, l, moved));
         }
     }
     exact.evaluate(batches[0]);

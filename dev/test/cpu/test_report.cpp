@@ -138,7 +138,7 @@ TEST_CASE("report: a run writes it at validations, saves and the end, and a kill
     TempFolder folder;
     write_tiny_data(folder.path());
     for (int i = 0; i < 6; i++) {
-        const std::string run = folder / strf("run%d", i), page = run + "/report.html";
+        const std::string run = folder / fmt::format("run{}", i), page = run + "/report.html";
         const std::string more = "--steps 1000000 --val-every 1 --save-every 2 --sample-every 0 --out " + run;
         const pid_t pid = start_train(folder.path(), tiny_run(folder.path(), more));
         for (int wait = 0; wait < 4000 && !fs::exists(page); wait++) {

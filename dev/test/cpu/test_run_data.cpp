@@ -104,7 +104,7 @@ TEST_CASE("run data: files that moved are the same data") {
     CHECK(p.train("whole", 8).exit_code == kExitDone);
     fs::rename(p.folder / "data", p.folder / "moved");
     for (int i : {0, 1, 2}) {
-        const std::string to = strf("/part_%c.bin", 'a' + i);
+        const std::string to = fmt::format("/part_{:c}.bin", 'a' + i);
         fs::rename(p.folder / ("moved/tr_" + std::to_string(i) + ".bin"), p.folder / ("moved" + to));
     }
     ProgramRun run = p.train("run", 8, "--resume auto", "moved/part_*.bin");
@@ -215,8 +215,7 @@ TEST_CASE("run data: the lowest loss on other validation data is none to beat") 
     write_token_shard(p.folder / "val.bin", noise, 257);
     run = p.train("best", 8, "--lr 0.03 --keep-best --val-every 2 --resume auto");
     CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
-    CHECK_MESSAGE(contains(run.err, strf("that of step %lld, was on other tokens", (long long)was.step)),
-                  run.err);
+    CHECK_MESSAGE(contains(run.err, fmt::format("that of step {}, was on other tokens", was.step)), run.err);
     REQUIRE(best(8));
     CHECK(best(8)->loss > was.loss);
 }

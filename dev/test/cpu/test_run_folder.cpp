@@ -33,9 +33,9 @@ struct Runs {
     Words options(const std::string& out, int steps, const std::string& more) const {
         const char* lr = more.find("--lr ") == std::string::npos ? "--lr 0.001" : "";
         return tiny_run(folder.path(),
-                        strf("--save-every 2 --sample-every 0 --val-every 0 --quiet --warmup 0 "
-                             "--final-lr-fraction 1 --steps %d --out %s %s %s",
-                             steps, (folder / out).c_str(), lr, more.c_str()));
+                        fmt::format("--save-every 2 --sample-every 0 --val-every 0 --quiet --warmup 0 "
+                                    "--final-lr-fraction 1 --steps {} --out {} {} {}",
+                                    steps, folder / out, lr, more));
     }
     ProgramRun train(const std::string& out, int steps, const std::string& more = "") const {
         ProgramRun run = run_train(folder.path(), options(out, steps, more));

@@ -62,7 +62,7 @@ void check_one_trains(const std::string& folder, const std::string& more) {
     for (int i = 0; i < kAtOnce; i++) {
         if (i == winner) { continue; }
         CHECK_MESSAGE(runs[i].exit_code == kExitUsage, runs[i].err);
-        const std::string who = strf("process %d on ", (int)pids[winner]);
+        const std::string who = fmt::format("process {} on ", (int)pids[winner]);
         CHECK_MESSAGE(runs[i].err.find(who) != std::string::npos, who, " in ", runs[i].err);
     }
 }
@@ -89,7 +89,7 @@ TEST_CASE("run lock: held while it lives, and by whoever comes next") {
         CHECK(lock.taken());
         RunLock second;
         check_error(error_of([&] { second.take(folder.path()); }), kExitUsage,
-                    {folder.path(), strf("process %d on", (int)getpid()), "another --out"});
+                    {folder.path(), fmt::format("process {} on", (int)getpid()), "another --out"});
         fs::remove(folder / ".lock");  // by hand: from here on the name stands for another file
         CHECK(error_of([&] { lock.require_held(); }).exit_code == kExitSaveFailed);
         second.take(folder.path());
@@ -113,7 +113,7 @@ TEST_CASE("run lock: a link under a name that can be foreseen leads nobody to th
     fs::create_symlink("victim", folder / ".lock");
     RunLock lock;
     check_error(error_of([&] { lock.take(folder.path()); }), kExitUsage, {folder / ".lock", "It is a link"});
-    const std::string mine = folder / strf("f.tmp-%d", (int)getpid());
+    const std::string mine = folder / fmt::format("f.tmp-{}", (int)getpid());
     fs::create_symlink("victim", mine);
     write_text_file(folder / "f", "text");
     CHECK(read_bytes(folder / "f") == "text");
@@ -217,7 +217,7 @@ TEST_CASE("writable folder: where no folder can be looked at, up to the root, th
 
 TEST_CASE("run lock: a temporary file is removed by the next writer, unless its own is at work") {
     TempFolder folder;
-    const std::string path = folder / "f", mine = path + strf(".tmp-%d", (int)getpid());
+    const std::string path = folder / "f", mine = path + fmt::format(".tmp-{}", (int)getpid());
     auto is_locked = [](const std::string& name) {  // as another process would find it
         const int fd = open(name.c_str(), O_RDWR | O_CLOEXEC);
         REQUIRE(fd >= 0);

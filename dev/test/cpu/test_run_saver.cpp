@@ -180,7 +180,7 @@ TEST_CASE("run saver: --keep-best saves what validation found best, and changes 
         if (!line.contains("val_loss") || line["val_loss"].get<double>() >= lowest) { continue; }
         lowest = line["val_loss"];
         at = line["step"];
-        saved.push_back(strf("step %d | saved", (int)at));
+        saved.push_back(fmt::format("step {} | saved", (int)at));
     }
     REQUIRE(saved.size() >= 2);
     for (const std::string& line : saved) { CHECK_MESSAGE(contains(run.out, line), run.out); }

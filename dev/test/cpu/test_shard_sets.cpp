@@ -116,8 +116,9 @@ TEST_CASE("shard sets: what a killed run has left goes with the next") {
     pid_t ended = fork();
     if (ended == 0) { _exit(0); }
     waitpid(ended, nullptr, 0);
-    const std::string dead = strf("t.tmp-%d-000000.bin", (int)ended);
-    const Words others = {strf("t.tmp-%d-000000.bin", (int)getpid()), "t.tmp-notes", "u" + dead.substr(1)};
+    const std::string dead = fmt::format("t.tmp-{}-000000.bin", (int)ended);
+    const Words others = {fmt::format("t.tmp-{}-000000.bin", (int)getpid()), "t.tmp-notes",
+                          "u" + dead.substr(1)};
     for (const std::string& name : others) { write_bytes(folder / name, "x"); }
     write_bytes(folder / dead, "x");
     write_bytes(folder / dead + ".tmp-1", "x");

@@ -46,7 +46,8 @@ TEST_CASE("JSON: quotes are escaped, what is not a number is null, the file hold
     Report report;
     report.context.set("gpu", "none").set({{"sms", 132}});
     report.rows = {json_row({.version = "v1"}), json_row({.version = "v2"})};
-    std::string path = strf("%s/test_bounds.json", std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp");
+    std::string path =
+        fmt::format("{}/test_bounds.json", std::getenv("TMPDIR") ? std::getenv("TMPDIR") : "/tmp");
     report.save(path);
     std::stringstream text;
     text << std::ifstream(path).rdbuf();
@@ -138,7 +139,7 @@ TEST_CASE("options of the shootouts") {
     for (const char* shape :
          {"", "5", "5x", "x5", "5x0", "5x5x5", "-1x5", "5x99999999999", "5 x5", "5.0x5"}) {
         CHECK(complaint({"--shape", shape}) ==
-              strf("--shape: found '%s', expected rows x columns, such as 65536x768", shape));
+              fmt::format("--shape: found '{}', expected rows x columns, such as 65536x768", shape));
     }
     for (const char* block : {"0", "1025", "x", "-32"}) { CHECK(complaint({"--block", block}) != ""); }
     CHECK(parse({"--warps", "4", "--group-size-m=64"}).warps == 4);

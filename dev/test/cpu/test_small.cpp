@@ -82,8 +82,9 @@ TEST_CASE("schedule: never negative, never above the peak, never up again after 
                     double lr = s(step);
                     bool ok = lr >= 0 && lr <= 3e-4 * (1 + 1e-15) &&
                               (step <= warmup || lr <= s(step - 1) * (1 + 1e-15));
-                    CHECK_MESSAGE(ok, strf("%s final %g warmup %d steps %d: lr of step %d is %.17g", kind,
-                                           final_fraction, warmup, steps, step, lr));
+                    CHECK_MESSAGE(
+                        ok, fmt::format("{} final {:g} warmup {} steps {}: lr of step {} is {:.17g}", kind,
+                                        final_fraction, warmup, steps, step, lr));
                 }
             }
         }
@@ -123,9 +124,10 @@ TEST_CASE("sampler: 100,000 draws are distributed as the softmax says") {
         }
         for (int v = 0; v < 8; v++) {
             double expected = kDraws * p[v] / total, sigma = std::sqrt(expected * (1 - p[v] / total));
-            CHECK_MESSAGE(std::fabs(count[v] - expected) <= 5 * sigma,
-                          strf("temperature %g top_k %d: token %d drawn %d times, expected %.0f +- %.0f",
-                               temperature, top_k, v, count[v], expected, sigma));
+            CHECK_MESSAGE(
+                std::fabs(count[v] - expected) <= 5 * sigma,
+                fmt::format("temperature {:g} top_k {}: token {} drawn {} times, expected {:.0f} +- {:.0f}",
+                            temperature, top_k, v, count[v], expected, sigma));
         }
     }
 }
@@ -240,13 +242,13 @@ TEST_CASE("parameters: in memory no two tensors overlap, each is aligned, a bloc
                 int64_t begin = layout.offset(t, l), block = layout.offset(kLn1w, l);
                 ranges.emplace_back(begin, begin + tensor_size(c, t));
                 CHECK_MESSAGE(begin % 64 == 0,
-                              strf("%s of layer %d begins at %lld", kTensors[t].name, l, (long long)begin));
+                              fmt::format("{} of layer {} begins at {}", kTensors[t].name, l, begin));
                 bool inside = begin >= block && ranges.back().second <= block + layout.block_size();
                 CHECK_MESSAGE((!kTensors[t].per_layer || inside),
-                              strf("%s of layer %d", kTensors[t].name, l));
+                              fmt::format("{} of layer {}", kTensors[t].name, l));
                 CHECK_MESSAGE((!kTensors[t].per_layer || l == 0 ||
                                begin - layout.offset(t, l - 1) == layout.block_size()),
-                              strf("%s of layer %d", kTensors[t].name, l));
+                              fmt::format("{} of layer {}", kTensors[t].name, l));
             }
         }
         // in the order of their offsets: wte first, lnfb last, gaps only for alignment
@@ -254,8 +256,7 @@ TEST_CASE("parameters: in memory no two tensors overlap, each is aligned, a bloc
         CHECK(ranges.front().first == 0);
         for (size_t i = 1; i < ranges.size(); i++) {
             int64_t gap = ranges[i].first - ranges[i - 1].second;
-            CHECK_MESSAGE((gap >= 0 && gap < 64),
-                          strf("gap of %lld before %lld", (long long)gap, (long long)ranges[i].first));
+            CHECK_MESSAGE((gap >= 0 && gap < 64), fmt::format("gap of {} before {}", gap, ranges[i].first));
         }
         CHECK(layout.size() >= ranges.back().second);
         CHECK(layout.size() < ranges.back().second + 64);

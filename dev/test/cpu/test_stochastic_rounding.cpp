@@ -51,8 +51,9 @@ TEST_CASE("rounding_bits: known bits, and those of the definition") {
     constexpr uint32_t known[] = {0x67ba, 0xfac9, 0x1d3f, 0xe42c, 0x10c9, 0x4faf, 0xb759, 0x1893};
     for (int i = 0; i < 8; i++) {
         uint32_t found = rounding_bits(kRoundingSeed, kQkvw, 3, i);
-        CHECK_MESSAGE(found == known[i],
-                      strf("rounding_bits element %d: found 0x%04x expected 0x%04x", i, found, known[i]));
+        CHECK_MESSAGE(
+            found == known[i],
+            fmt::format("rounding_bits element {}: found 0x{:04x} expected 0x{:04x}", i, found, known[i]));
     }
     int64_t wrong = 0;
     for (int tensor : {(int)kWte, (int)kQkvw, (int)kLnfb}) {
@@ -65,7 +66,7 @@ TEST_CASE("rounding_bits: known bits, and those of the definition") {
             }
         }
     }
-    CHECK_MESSAGE(wrong == 0, strf("rounding_bits: %d differ from the definition", (int)wrong));
+    CHECK_MESSAGE(wrong == 0, fmt::format("rounding_bits: {} differ from the definition", (int)wrong));
 }
 
 TEST_CASE("rounding_bits: before the first update to the nearest") {
@@ -83,10 +84,10 @@ TEST_CASE("rounding_bits: no correlation between neighbours, tensors, updates an
     auto check_against = [&](const std::string& name, auto second) {
         double found = correlation(n, bits(kRoundingSeed, kQkvw, 3, 0), second);
         CHECK_MESSAGE(std::fabs(found) <= 6 / std::sqrt((double)n),
-                      strf("rounding_bits and those of %s: correlation %.4f", name.c_str(), found));
+                      fmt::format("rounding_bits and those of {}: correlation {:.4f}", name, found));
     };
     for (int shift : {1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 768}) {
-        check_against(strf("the element %d on", shift), bits(kRoundingSeed, kQkvw, 3, shift));
+        check_against(fmt::format("the element {} on", shift), bits(kRoundingSeed, kQkvw, 3, shift));
     }
     check_against("the next tensor", bits(kRoundingSeed, kQkvw + 1, 3, 0));
     check_against("the next update", bits(kRoundingSeed, kQkvw, 4, 0));
@@ -110,7 +111,7 @@ TEST_CASE("unrounded: the float again, but below the largest bfloat16, and NaN a
             }
         }
     }
-    CHECK_MESSAGE(wrong == 0, strf("unrounded: %d come back wrong", (int)wrong));
+    CHECK_MESSAGE(wrong == 0, fmt::format("unrounded: {} come back wrong", (int)wrong));
     CHECK(larger > 0);
     CHECK(nans > 0);
 }

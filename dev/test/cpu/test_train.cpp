@@ -175,11 +175,11 @@ TEST_CASE("train: the default job, small") {
     for (const auto& [name, percent] : expected.accuracy) {
         Words lines = lines_with(run.out, "accuracy on " + name);
         REQUIRE(lines.size() == 1);
-        CHECK(lines[0] == strf("accuracy on %s: %.1f %% of 30", name.c_str(), percent));
+        CHECK(lines[0] == fmt::format("accuracy on {}: {:.1f} % of 30", name, percent));
     }
     CHECK(expected.accuracy["words"] > 50);
-    CHECK(last_loss(run.out) == strf("val loss %.4f nats/token, source entropy %.4f, ratio %.3f", loss,
-                                     learnable_entropy(1), loss / learnable_entropy(1)));
+    CHECK(last_loss(run.out) == fmt::format("val loss {:.4f} nats/token, source entropy {:.4f}, ratio {:.3f}",
+                                            loss, learnable_entropy(1), loss / learnable_entropy(1)));
 
     auto repeat = [&](const std::string& name, const std::string& more) {
         const std::string options = "--config " + out + "/config.toml --out " + folder / name + " " + more;
@@ -297,7 +297,7 @@ TEST_CASE("train: the validation loss does not depend on how it is cut up") {
     // documents of 14 tokens in rows of 14: aligned or not, the rows are the same
     double expected = val_loss("b4", "--seq-len 14 --val-align window");
     CHECK(same_files(folder / "b4/model.bin", model));  // not a bit has changed
-    CHECK(last_loss(read_bytes(folder / "stdout")) == strf("val loss %.4f nats/token", expected));
+    CHECK(last_loss(read_bytes(folder / "stdout")) == fmt::format("val loss {:.4f} nats/token", expected));
     CHECK(val_loss("document", "--seq-len 14 --val-align document") == expected);
     CHECK(val_loss("auto", "--seq-len 14") == expected);
     // `eval` says what training says, however rows are aligned
@@ -308,9 +308,9 @@ TEST_CASE("train: the validation loss does not depend on how it is cut up") {
         REQUIRE_MESSAGE(r.out.find(name) != std::string::npos, r.err);
         return r.out.substr(r.out.find(name) + name.size(), 6);
     };
-    CHECK(evaluated("") == strf("%.4f", val_loss("auto20", "--seq-len 20")));
+    CHECK(evaluated("") == fmt::format("{:.4f}", val_loss("auto20", "--seq-len 20")));
     CHECK(evaluated("--val-align window") ==
-          strf("%.4f", val_loss("window20", "--seq-len 20 --val-align window")));
+          fmt::format("{:.4f}", val_loss("window20", "--seq-len 20 --val-align window")));
     CHECK(evaluated("") != evaluated("--val-align window"));
     // a loss is a difference of logits, each off by this; in a model that has learnt nothing they are below 1
     double bound = 2 * reordering(c, 7 * 14) + 1e-8 * expected;
@@ -368,7 +368,7 @@ TEST_CASE("train: samples") {
         Words lines = lines_with(run.out, "sample ");
         CHECK(lines.size() == 3);
         for (size_t i = 0; i < lines.size(); i++) {
-            const std::string start = strf("sample %zu: ", i + 1);
+            const std::string start = fmt::format("sample {}: ", i + 1);
             CHECK(lines[i].starts_with(start));
             lines[i] = lines[i].substr(start.size());
         }

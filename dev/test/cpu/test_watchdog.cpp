@@ -114,7 +114,7 @@ void check_ended(const Ended& ended, const std::vector<int>& codes,
 
 TEST_CASE("watchdog: a rank that is stuck, stopped or killed ends the job") {
     for (int culprit : {0, 2}) {
-        const std::string name = strf("rank %d (process", culprit);
+        const std::string name = fmt::format("rank {} (process", culprit);
         auto job = [&](auto fault) {
             return end_of_job(3, [&](Comm& comm) {
                 comm.root_says("first", true);

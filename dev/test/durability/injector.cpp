@@ -75,7 +75,7 @@ std::string link_of(const std::string& path) {
     ssize_t bytes = readlink(path.c_str(), target, sizeof(target));
     return bytes < 0 ? "" : std::string(target, (size_t)bytes);
 }
-std::string file_of(pid_t process, int fd) { return link_of(strf("/proc/%d/fd/%d", process, fd)); }
+std::string file_of(pid_t process, int fd) { return link_of(fmt::format("/proc/{}/fd/{}", process, fd)); }
 
 // memory of the traced process; up to the end of a page that is not there
 std::string memory_of(pid_t process, uint64_t at, size_t bytes) {
@@ -101,7 +101,8 @@ std::string path_of(pid_t process, const Registers& r, int path, int relative_to
     std::string name = text_of(process, argument(r, path));
     if (name.starts_with('/')) { return name; }
     const int fd = relative_to < 0 ? AT_FDCWD : (int)argument(r, relative_to);
-    std::string folder = fd == AT_FDCWD ? link_of(strf("/proc/%d/cwd", process)) : file_of(process, fd);
+    std::string folder =
+        fd == AT_FDCWD ? link_of(fmt::format("/proc/{}/cwd", process)) : file_of(process, fd);
     return name.empty() ? folder : folder + "/" + name;
 }
 

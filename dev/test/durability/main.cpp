@@ -41,9 +41,8 @@ int main(int argc, char** argv) {
     for (const llmc::Reported& r : llmc::reported()) {
         tried += r.tried;
         lost += r.lost;
-        rows += llmc::strf("%s  {\"fault\": \"%s\", \"tried\": %lld, \"lost\": %lld, \"note\": \"%s\"}",
-                           rows.empty() ? "" : ",\n", r.what.c_str(), (long long)r.tried, (long long)r.lost,
-                           r.note.c_str());
+        rows += fmt::format("{}  {{\"fault\": \"{}\", \"tried\": {}, \"lost\": {}, \"note\": \"{}\"}}",
+                            rows.empty() ? "" : ",\n", r.what, r.tried, r.lost, r.note);
     }
     if (json != nullptr) { llmc::write_text_file(json, "[\n" + rows + "\n]\n"); }
     std::printf("%lld faults tried, %lld lost something\n", (long long)tried, (long long)lost);

@@ -48,8 +48,8 @@ void side_by_side(int64_t n, const std::function<void(int64_t)>& body) {
 
 Workshop::Workshop() {
     for (int i = 0; i < 3; i++) {
-        write_token_shard(*this / strf("tr_%d.bin", i), learnable_tokens(12 + 7 * i, 3, (uint64_t)i + 1),
-                          257);
+        write_token_shard(*this / fmt::format("tr_{}.bin", i),
+                          learnable_tokens(12 + 7 * i, 3, (uint64_t)i + 1), 257);
     }
     write_token_shard(*this / "va.bin", learnable_tokens(4, 3, 9), 257);
 }
@@ -96,7 +96,7 @@ std::string Reference::difference(const std::string& run_folder) const {
         if (!parsed.is_object() || text.eof()) { return "the log has a line that is none: " + line; }
         if (!parsed.contains("event")) { found.push_back(without_times(parsed)); }
     }
-    if (found != log) { return strf("the log has %zu lines, or others: %zu", found.size(), log.size()); }
+    if (found != log) { return fmt::format("the log has {} lines, or others: {}", found.size(), log.size()); }
     std::error_code ignored;
     for (const auto& entry : fs::recursive_directory_iterator(run_folder, ignored)) {
         const std::string name = entry.path().filename().string();

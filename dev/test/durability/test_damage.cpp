@@ -115,11 +115,11 @@ public:
     std::string run() {
         int64_t first = 0;
         for (int start = 0; start < 4; start++) {
-            plan_.record.line.push_back({strf("%016x", start + 1), first});
+            plan_.record.line.push_back({fmt::format("{:016x}", start + 1), first});
             const bool killed = random_() % 4 != 0;
             start_and_kill(first, killed ? (int64_t)(random_() % 20000) : -1);
             std::string wrong = judge();
-            if (!wrong.empty()) { return strf("start %d: %s", start, wrong.c_str()); }
+            if (!wrong.empty()) { return fmt::format("start {}: {}", start, wrong); }
             if (random_() % 3 == 0) { damage_newest(); }
             std::string notes;
             try {
@@ -127,9 +127,7 @@ public:
             } catch (const Error& e) { return intact_.empty() ? "" : std::string("refused: ") + e.what(); }
             const int64_t newest = intact_.empty() ? 0 : intact_.rbegin()->first;
             first = plan_.checkpoint.empty() ? 0 : Checkpoint(plan_.checkpoint).record().state.step;
-            if (first != newest) {
-                return strf("found step %lld, intact is %lld", (long long)first, (long long)newest);
-            }
+            if (first != newest) { return fmt::format("found step {}, intact is {}", first, newest); }
             if (first == 0) { return ""; }
             plan_.record = Checkpoint(plan_.checkpoint).record();
             remove_leftovers(plan_.out);
@@ -200,7 +198,7 @@ private:
         }
         const int64_t newest = intact_.empty() ? 0 : intact_.rbegin()->first;
         if (newest < told_->saved) {
-            return strf("step %lld was saved, %lld is there", (long long)told_->saved, (long long)newest);
+            return fmt::format("step {} was saved, {} is there", told_->saved, newest);
         }
         // every step was saved; a damaged one may be the one that --keep would have kept
         int64_t left = 0, saved = 0;
@@ -210,9 +208,7 @@ private:
             left += counts && intact_.contains(step);
         }
         const int64_t wanted = options_.keep == 0 ? saved : std::min(options_.keep, saved);
-        return left < wanted - damaged_count_
-                   ? strf("%lld of %lld are left", (long long)left, (long long)wanted)
-                   : "";
+        return left < wanted - damaged_count_ ? fmt::format("{} of {} are left", left, wanted) : "";
     }
     void damage_newest() {
         if (intact_.empty()) { return; }

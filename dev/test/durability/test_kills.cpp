@@ -65,10 +65,10 @@ public:
         const std::string on = std::string(s_.more) + (s_.made > 0 ? "" : " --resume auto");
         ProgramRun second = shop_.train(run, on);
         if (second.exit_code != kExitDone) {
-            wrong += strf("; going on ends with %d: %s", second.exit_code, second.err.c_str());
+            wrong += fmt::format("; going on ends with {}: {}", second.exit_code, second.err);
         } else if (resumed_from(second.out) < durable) {
-            wrong += strf("; step %lld was saved, but it went on from %lld", (long long)durable,
-                          (long long)resumed_from(second.out));
+            wrong +=
+                fmt::format("; step {} was saved, but it went on from {}", durable, resumed_from(second.out));
         } else if (std::string difference = reference_->difference(shop_ / run); !difference.empty()) {
             wrong += "; " + difference;
         }
@@ -82,7 +82,7 @@ private:
         if (injection.fault == Fault::kKill || injection.fault == Fault::kTorn) { return ""; }
         const int codes[] = {kExitDone, kExitUsage, kExitBadInput, kExitDevice, kExitSaveFailed};
         if (std::find(std::begin(codes), std::end(codes), run.exit_code) == std::end(codes)) {
-            return strf(": it ends with %d: %s", run.exit_code, run.err.c_str());
+            return fmt::format(": it ends with {}: {}", run.exit_code, run.err);
         }
         const bool said =
             run.exit_code != kExitDone || run.out.find("FAILED") != std::string::npos || !run.err.empty();
@@ -106,8 +106,8 @@ private:
     }
     std::string describe(const std::vector<Call>& calls, const Injection& injection) const {
         const Call& c = calls[std::min(calls.size(), (size_t)injection.at) - 1];
-        return strf("%s: call %lld, %s %s %s, fault %d, error %d", s_.name, (long long)injection.at,
-                    c.name.c_str(), c.path.c_str(), c.to.c_str(), (int)injection.fault, injection.error);
+        return fmt::format("{}: call {}, {} {} {}, fault {}, error {}", s_.name, injection.at, c.name, c.path,
+                           c.to, (int)injection.fault, injection.error);
     }
 
     const Scenario& s_;
@@ -122,12 +122,12 @@ void try_all(const std::string& what, const Stage& stage, const std::vector<Inje
     for (size_t i = suite_seed % suite_part; i < all.size(); i += suite_part) { chosen.push_back(all[i]); }
     std::atomic<int64_t> lost = 0;
     side_by_side((int64_t)chosen.size(), [&](int64_t i) {
-        std::string wrong = stage.try_one(strf("run%lld", (long long)i), chosen[(size_t)i]);
+        std::string wrong = stage.try_one(fmt::format("run{}", i), chosen[(size_t)i]);
         if (wrong.empty()) { return; }
         lost++;
         FAIL_CHECK(wrong);
     });
-    report(strf("%s: %s", what.c_str(), stage.scenario().name), (int64_t)chosen.size(), lost);
+    report(fmt::format("{}: {}", what, stage.scenario().name), (int64_t)chosen.size(), lost);
 }
 
 std::vector<Injection> at_all(const Stage& stage, Fault fault) {

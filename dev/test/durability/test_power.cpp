@@ -177,15 +177,13 @@ std::string judge(const std::string& run, int64_t durable, const std::map<int64_
     std::string notes, found;
     try {
         found = find_checkpoint(run, &notes);
-    } catch (const Error& e) { return strf("step %lld was saved: %s", (long long)durable, e.what()); }
+    } catch (const Error& e) { return fmt::format("step {} was saved: {}", durable, e.what()); }
     const int64_t step = found.empty() ? 0 : std::stoll(fs::path(found).filename().string().substr(5));
-    if (step < durable) {
-        return strf("step %lld was saved, %lld is found", (long long)durable, (long long)step);
-    }
+    if (step < durable) { return fmt::format("step {} was saved, {} is found", durable, step); }
     if (step == 0) { return ""; }
     const Words now = {read_bytes(found + "/model.safetensors"),
                        read_bytes(found + "/optimizer.safetensors")};
-    return good.at(step) == now ? "" : strf("a damaged step %lld is taken for good", (long long)step);
+    return good.at(step) == now ? "" : fmt::format("a damaged step {} is taken for good", step);
 }
 
 }  // namespace
@@ -214,7 +212,7 @@ TEST_CASE("power: what was saved is there after a power loss at any moment") {
         side_by_side((int64_t)states.size(), [&](int64_t i) {
             if ((uint64_t)i % (uint64_t)suite_part != suite_seed % (uint64_t)suite_part) { return; }
             const auto& [state, durable] = *states[(size_t)i];
-            const std::string name = strf("state%lld", (long long)i);
+            const std::string name = fmt::format("state{}", i);
             make_state(state, shop / name);
             std::string wrong = judge(shop / name, durable, good);
             if (wrong.empty() && durable > 0 && tried++ % 10 == 0) {  // and the program itself, log included
@@ -227,7 +225,7 @@ TEST_CASE("power: what was saved is there after a power loss at any moment") {
             lost++;
             FAIL_CHECK(std::string(more), ", state ", i, ": ", wrong);
         });
-        report(strf("power loss: %s", more), (int64_t)states.size() / suite_part, lost,
-               strf("%lld of them trained on", (long long)resumed));
+        report(fmt::format("power loss: {}", more), (int64_t)states.size() / suite_part, lost,
+               fmt::format("{} of them trained on", resumed));
     }
 }

@@ -102,6 +102,6 @@ TEST_CASE("readers: what is wrong is refused by name, and little memory is held"
         }
         CHECK_MESSAGE(most <= 64 << 20, std::string(reader.name), " holds ", most);
         report(std::string("wrong files: ") + reader.name, each, findings,
-               strf("%.1f MiB held at most", (double)most / (1 << 20)));
+               fmt::format("{:.1f} MiB held at most", (double)most / (1 << 20)));
     }
 }

@@ -95,7 +95,7 @@ std::string try_signal(const Place& place, const Phase& phase, int which, const 
     if (at_start && (result.exit_code == signal_code || result.exit_code == 128 + SIGUSR1)) {
         // it was not yet a run: another one can begin
     } else if (result.exit_code != kExitPreempted) {
-        wrong = strf("ends with %d: %s", result.exit_code, result.err.c_str());
+        wrong = fmt::format("ends with {}: {}", result.exit_code, result.err);
     } else {
         std::string notes, found = find_checkpoint(run, &notes);
         const std::string expected = checkpoint_name(run, steps_in_log(run));
@@ -124,7 +124,7 @@ TEST_CASE("signals: in everything that a run does") {
         const int which = kSignals[i / phases % signals];
         std::mt19937_64 random(suite_seed * 1000 + (uint64_t)i);
         double seconds = 0;
-        std::string wrong = try_signal(place, phase, which, strf("run%lld", (long long)i), &random, &seconds);
+        std::string wrong = try_signal(place, phase, which, fmt::format("run{}", i), &random, &seconds);
         tried++;
         std::lock_guard lock(mutex);
         longest = std::max(longest, seconds);
@@ -132,14 +132,15 @@ TEST_CASE("signals: in everything that a run does") {
         lost += !wrong.empty();
     });
     CHECK(longest < 30);
-    report("signals: 8 phases, TERM INT HUP USR1", tried, lost, strf("%.1f s to the end at most", longest));
+    report("signals: 8 phases, TERM INT HUP USR1", tried, lost,
+           fmt::format("{:.1f} s to the end at most", longest));
 }
 
 TEST_CASE("kills: at random moments of one run, which ends as if nothing had been") {
     Place place;
     const int64_t kills = 200 / suite_part;
     const std::string more =
-        strf("--steps %lld --val-data none --save-every 20 --keep 2 --quiet ", (long long)kills * 250);
+        fmt::format("--steps {} --val-data none --save-every 20 --keep 2 --quiet ", (long long)kills * 250);
     const std::string whole = place.folder / "whole", run = place.folder / "run";
     REQUIRE(run_train(place.folder.path(), place.options(whole, more)).exit_code == kExitDone);
     const Reference reference(whole);

@@ -31,7 +31,7 @@ Files files_below(const std::string& folder, bool with_bytes) {
 
 std::string names_of(const Files& files) {
     std::string all;
-    for (const auto& [name, bytes] : files) { all += strf(" %s (%zu)", name.c_str(), bytes.size()); }
+    for (const auto& [name, bytes] : files) { all += fmt::format(" {} ({})", name, bytes.size()); }
     return all;
 }
 
@@ -41,7 +41,7 @@ public:
     Sources() {
         REQUIRE(shop_.train("run", "").exit_code == kExitDone);
         std::string text;
-        for (int i = 0; i < 40; i++) { text += strf("cat %d sat %d.\n\n", i % 10, i % 10); }
+        for (int i = 0; i < 40; i++) { text += fmt::format("cat {} sat {}.\n\n", i % 10, i % 10); }
         write_bytes(shop_ / "text.txt", text);
         write_bytes(shop_ / "questions.jsonl",
                     "{\"ind\": 1, \"ctx\": \"A cat\", \"label\": 2, \"endings\": [\"sat.\", \"ran.\", "
@@ -121,9 +121,8 @@ std::string try_kill(const Sources& from, const Writer& writer, const Files& exp
     fs::remove_all(from / name);
     if (again.exit_code == kExitDone && found == expected) { return ""; }
     const Call& c = killed.calls.back();
-    return strf("%s, killed at call %lld (%s %s): started again it ends with %d and leaves%s", writer.name,
-                (long long)injection.at, c.name.c_str(), c.path.c_str(), again.exit_code,
-                names_of(found).c_str());
+    return fmt::format("{}, killed at call {} ({} {}): started again it ends with {} and leaves{}",
+                       writer.name, injection.at, c.name, c.path, again.exit_code, names_of(found));
 }
 
 }  // namespace
@@ -145,13 +144,12 @@ TEST_CASE("writers: killed at every system call, the next start leaves what it s
             if ((uint64_t)i % (uint64_t)suite_part != suite_seed % (uint64_t)suite_part) { return; }
             const Injection injection = {i % 2 == 0 ? Fault::kKill : Fault::kTorn, i / 2 + 1};
             tried++;
-            const std::string wrong =
-                try_kill(from, writer, expected, strf("kill%lld", (long long)i), injection);
+            const std::string wrong = try_kill(from, writer, expected, fmt::format("kill{}", i), injection);
             if (wrong.empty()) { return; }
             lost++;
             FAIL_CHECK(wrong);
         });
-        report(strf("kill: %s, temporaries", writer.name), tried, lost);
+        report(fmt::format("kill: {}, temporaries", writer.name), tried, lost);
     }
 }
 
@@ -191,7 +189,7 @@ TEST_CASE("writers: killed while it replaces another set of files, a program lea
                 const Files& set = found[r.key] == is.at(r.key) ? is : was;
                 const bool same = bytes == set.at(name);
                 CHECK_MESSAGE(
-                    same, strf("%s: killed at call %zu it leaves another set's %s", r.key, at, name.c_str()));
+                    same, fmt::format("{}: killed at call {} it leaves another set's {}", r.key, at, name));
             }
         }
         CHECK(usable > 0);

@@ -133,7 +133,7 @@ void read_checkpoint(const std::string& folder, const std::string& bytes) {
         put(path + "/" + kFiles[i], content);
         Hasher hasher;
         hasher.add(content.data(), content.size());
-        manifest += strf("%zu %016" PRIx64 " %s\n", content.size(), hasher.digest().xxh3, kFiles[i]);
+        manifest += fmt::format("{} {:016x} {}\n", content.size(), hasher.digest().xxh3, kFiles[i]);
     }
     const Checkpoint checkpoint(path);
     load_checkpoint(checkpoint, use);
@@ -402,7 +402,7 @@ void check_reader(const ReaderUnderTest& reader, const std::string& folder, cons
     } catch (const Error& e) {
         const std::string message = e.what();
         if (e.exit_code != kExitBadInput && e.exit_code != kExitUsage) {
-            must_not(strf("exit code %d: %s", e.exit_code, message.c_str()));
+            must_not(fmt::format("exit code {}: {}", e.exit_code, message));
         }
         const bool of_file = reader.read != read_command_line && reader.read != read_config_file;
         const bool named =

@@ -44,7 +44,7 @@ void check_attention(const AttentionShape& s, const Floats& given_qkv, const Flo
                      const AttentionCalls<Real>& calls = {}) {
     DeviceArray<Real> qkv(given_qkv), dout(given_dout);
     AttentionTruth<Real> truth(s, qkv.values(), dout.values());
-    std::string shape = strf("%s ", type_name<Real>()) + s.text();
+    std::string shape = fmt::format("{} ", type_name<Real>()) + s.text();
 
     Counters counters;
     DeviceArray<Real> out(s.elements());

@@ -20,8 +20,8 @@ namespace llmc::gpu_test {
 
 inline void check_cuda(cudaError_t status, std::source_location at = std::source_location::current()) {
     if (status == cudaSuccess) { return; }
-    throw Error(kExitDevice, strf("%s:%u: %s: %s", at.file_name(), (unsigned)at.line(),
-                                  cudaGetErrorName(status), cudaGetErrorString(status)));
+    throw Error(kExitDevice, fmt::format("{}:{}: {}: {}", at.file_name(), at.line(), cudaGetErrorName(status),
+                                         cudaGetErrorString(status)));
 }
 
 // Every bit set is a NaN in each of the formats (and -1 as an integer): what nobody wrote, or what was read
@@ -86,7 +86,7 @@ public:
             auto at = std::find_if(bytes.begin(), bytes.end(), [](unsigned char b) { return b != kPoison; });
             if (at == bytes.end()) { continue; }
             int64_t element = band.begin + (at - bytes.begin()) / (int64_t)sizeof(T);
-            return strf("element %lld of %lld", (long long)element, (long long)n_);
+            return fmt::format("element {} of {}", element, n_);
         }
         return "";
     }

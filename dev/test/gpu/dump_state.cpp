@@ -26,7 +26,8 @@ std::map<std::string, std::string> parse_files(int argc, char** argv) {
     for (int i = 1; i < argc; i += 2) {
         auto file = files.find(argv[i]);
         if (file == files.end() || i + 1 == argc) {
-            throw Error(kExitUsage, strf("%s: expected --dump-bf16 FILE --model FILE --state FILE", argv[i]));
+            throw Error(kExitUsage,
+                        fmt::format("{}: expected --dump-bf16 FILE --model FILE --state FILE", argv[i]));
         }
         file->second = argv[i + 1];
     }

@@ -92,13 +92,14 @@ void check_model(const std::string& name, Model& model, ReferenceModel<double>& 
     double expected = reference.forward_backward(batches), loss = model.forward_backward(batches);
     check_close_gradients(name, model, reference, tolerance);
     for (size_t k = 0; k < batches.size(); k++) {
-        check_evaluation(strf("%s batch %d", name.c_str(), (int)k), model, reference, batches[k], tolerance);
+        check_evaluation(fmt::format("{} batch {}", name, (int)k), model, reference, batches[k], tolerance);
     }
     // the rows' errors are independent: their mean errs less
     double bound = 2 * tolerance.element * (largest(unpadded_logits(reference)) + expected) /
                    std::sqrt((double)count_targets(batches));
-    CHECK_MESSAGE(std::fabs(loss - expected) <= bound,
-                  strf("%s loss: found %.9g expected %.9g bound %.3g", name.c_str(), loss, expected, bound));
+    CHECK_MESSAGE(
+        std::fabs(loss - expected) <= bound,
+        fmt::format("{} loss: found {:.9g} expected {:.9g} bound {:.3g}", name, loss, expected, bound));
 }
 
 }  // namespace llmc

@@ -132,7 +132,7 @@ void expect_same(const std::string& name, const DeviceArray<T>& array, const std
     size_t at = 0;
     while (at < found.size() && std::memcmp(&found[at], &expected[at], sizeof(T)) == 0) { at++; }
     CHECK_MESSAGE(at == found.size(),
-                  strf("%s at %zu of %zu: not the same bits", name.c_str(), at, found.size()));
+                  fmt::format("{} at {} of {}: not the same bits", name, at, found.size()));
 }
 
 // inputs are inputs

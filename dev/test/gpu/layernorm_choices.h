@@ -37,8 +37,9 @@ struct Case {
     int64_t N;
 
     std::string name() const {
-        return strf("%s %d-byte%s piece %d%s%s N=%lld", kOps[(int)op], bytes, same ? "" : " fp32-weights",
-                    piece, aligned_weights ? "" : " unaligned-weights", lines ? " lines" : "", (long long)N);
+        return fmt::format("{} {}-byte{} piece {}{}{} N={}", kOps[(int)op], bytes,
+                           same ? "" : " fp32-weights", piece, aligned_weights ? "" : " unaligned-weights",
+                           lines ? " lines" : "", N);
     }
 };
 
@@ -114,7 +115,7 @@ inline std::string written(const std::map<std::string, Runs>& all) {
         text += name;
         size_t begin = text.size();
         for (const auto& [C, choice] : runs) {
-            std::string run = strf("%d %s", C, choice.c_str());
+            std::string run = fmt::format("{} {}", C, choice);
             bool full = text.size() - begin + run.size() > 108;
             if (full) { text += "\n", begin = text.size(); }
             text += (text.size() == begin ? "  " : "; ") + run;

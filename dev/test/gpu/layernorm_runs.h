@@ -232,9 +232,8 @@ inline void check_batches(const Problem& p) {
             if (p.out[i].extent == Extent::kColumns) { continue; }  // sums over rows
             size_t row_bytes = all[i].size() / p.N;
             bool same = std::memcmp(some[i].data(), &all[i][part.begin * row_bytes], some[i].size()) == 0;
-            CHECK_MESSAGE(
-                same, strf("%s: %lld rows from row %lld on have other bits by themselves",
-                           name_of(p, p.out[i].name).c_str(), (long long)part.count, (long long)part.begin));
+            CHECK_MESSAGE(same, fmt::format("{}: {} rows from row {} on have other bits by themselves",
+                                            name_of(p, p.out[i].name), part.count, part.begin));
         }
     }
 }

@@ -44,7 +44,8 @@ TestOptions parse_test_options(int argc, char** argv) {
             const char* value = i + 1 < argc ? argv[++i] : "";
             bool read = std::sscanf(value, "%d/%d%n", &o.part, &o.parts, &length) == 2 && value[length] == 0;
             if (!read || o.part < 1 || o.part > o.parts) {
-                throw Error(kExitUsage, strf("--part %s: expected i/n with 1 <= i <= n, such as 2/4", value));
+                throw Error(kExitUsage,
+                            fmt::format("--part {}: expected i/n with 1 <= i <= n, such as 2/4", value));
             }
         } else {
             constexpr std::string_view kQuestions[] = {"-h", "--help", "-c", "--count", "-v", "--version"};

@@ -25,7 +25,7 @@ void check_sum_of_squares(int64_t n) {
     Scratch scratch(sum_of_squares_scratch());
     sum_of_squares(sum.data(), scratch.data(), x.data(), n, kStream);
     double norm = global_norm_cpu(x.values().data(), n);
-    std::string name = strf("sum_of_squares sum %s n=%lld", type_name<Grad>(), (long long)n);
+    std::string name = fmt::format("sum_of_squares sum {} n={}", type_name<Grad>(), n);
     expect_near(name, sum, {norm * norm}, [&](size_t) { return 9 * u * norm * norm; });
     check_guards(name + " scratch", scratch);
     expect_unchanged(name, x);
@@ -71,8 +71,8 @@ void check_decision(const DecisionCase& c, const StepDecision& before, DeviceArr
     StepDecision d = decision.download()[0];
     check_guards("decide_step", decision);
     expect_unchanged("decide_step", inputs, loss_sum, squares);
-    std::string name = strf("decide_step loss_sum=%g squares=%g clip=%g largest=%g %g", c.loss_sum, c.squares,
-                            c.clip, c.largest_loss, c.largest_norm);
+    std::string name = fmt::format("decide_step loss_sum={:g} squares={:g} clip={:g} largest={:g} {:g}",
+                                   c.loss_sum, c.squares, c.clip, c.largest_loss, c.largest_norm);
     CHECK_MESSAGE((d.skipped != 0) == c.skipped, name);
     double norm = std::sqrt(c.squares);
     CHECK_MESSAGE(same_or_nan(d.loss, c.loss_sum / kTargets, 2 * u), name);
@@ -93,8 +93,8 @@ struct UpdateCase {
     float grad_scale;
     double decay;
     std::string text() const {
-        return strf("size=%lld copies=%d stride=%lld updates=%lld scale=%g decay=%g", (long long)tensor.size,
-                    tensor.copies, (long long)tensor.stride, (long long)updates, grad_scale, decay);
+        return fmt::format("size={} copies={} stride={} updates={} scale={:g} decay={:g}", tensor.size,
+                           tensor.copies, tensor.stride, updates, grad_scale, decay);
     }
     int64_t elements() const { return (tensor.copies - 1) * tensor.stride + tensor.size; }
     // the element's place in its copy; -1 in the gaps between copies
@@ -380,7 +380,7 @@ TEST_CASE("stochastic rounding: the mean is the number") {
             }
             CHECK(neighbours);
             std::string name =
-                strf("stochastic rounding of %.9g: rounded up %g of %g times", x, up, (double)n);
+                fmt::format("stochastic rounding of {:.9g}: rounded up {:g} of {:g} times", x, up, (double)n);
             CHECK_MESSAGE(std::fabs(up / n - exact) <= 6 * std::sqrt(exact * (1 - exact) / n), name);
         }
     }

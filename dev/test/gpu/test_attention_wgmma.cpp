@@ -76,7 +76,7 @@ void check_repeats(int B, int T, int NH, int repeats) {
         again.start(in.qkv.data(), in.dout.data());
         differences += again.differences(first);
     }
-    CHECK_MESSAGE(differences == 0, strf("B=%d T=%d NH=%d, %d repeats", B, T, NH, repeats));
+    CHECK_MESSAGE(differences == 0, fmt::format("B={} T={} NH={}, {} repeats", B, T, NH, repeats));
 }
 
 struct TestStream {
@@ -191,7 +191,7 @@ TEST_CASE("attention on Hopper: NaN and infinity stay in their head") {
                 bool same = std::memcmp(&dqkv[i], &bad_dqkv[i], sizeof(bf16)) == 0;
                 spread += head_of(i, 3) != kBadHead && !same;
             }
-            std::string name = strf("%g in %c", bad, "qkv"[which]);
+            std::string name = fmt::format("{:g} in {:c}", bad, "qkv"[which]);
             CHECK_MESSAGE(spread == 0, name);
             if (which != 1) {
                 CHECK_MESSAGE(seen > 0, name);

@@ -14,7 +14,9 @@ namespace {
 struct ClassifierShape {
     int N, V, Vp, offset;  // offset: elements off the alignment of the logits
     float scale;           // of the logits
-    std::string text() const { return strf("N=%d V=%d Vp=%d offset=%d scale=%g", N, V, Vp, offset, scale); }
+    std::string text() const {
+        return fmt::format("N={} V={} Vp={} offset={} scale={:g}", N, V, Vp, offset, scale);
+    }
 };
 constexpr ClassifierShape kShapes[] = {
     {1, 1, 1, 0, 1},
@@ -88,7 +90,7 @@ void check_forward(const ClassifierShape& s) {
                        kStream);
     std::vector<int32_t> expected_predicted;
     Vector expected = p.losses(s, expected_predicted);
-    std::string shape = strf("%s ", type_name<T>()) + s.text();
+    std::string shape = fmt::format("{} ", type_name<T>()) + s.text();
     expect_near("classifier_forward losses " + shape, losses, expected,
                 [&](size_t i) { return p.loss_bound(s, i); });
     expect_same("classifier_forward predicted " + shape, predicted, expected_predicted);
@@ -108,7 +110,7 @@ void check_forward_backward(const ClassifierShape& s) {
     Vector expected = p.losses(s, unused), gradient(logits.size());
     classifier_backward_cpu(gradient.data(), p.logits.data(), p.targets.data(), (double)dloss, s.N, s.V,
                             s.Vp);
-    std::string shape = strf("%s ", type_name<T>()) + s.text();
+    std::string shape = fmt::format("{} ", type_name<T>()) + s.text();
     expect_near("classifier_forward_backward losses " + shape, losses, expected,
                 [&](size_t i) { return p.loss_bound(s, i); });
     expect_near("classifier_forward_backward dlogits " + shape, logits, gradient, [&](size_t i) {
@@ -158,8 +160,8 @@ TEST_CASE("sum_losses") {
                 expected += v;
                 terms += std::fabs(v);
             }
-            expect_near(strf("sum_losses sum %s N=%d", accumulate ? "+=" : "=", (int)N), sum, {expected},
-                        [&](size_t) { return 2 * (double)N * kDoubleRoundoff * terms; });
+            expect_near(fmt::format("sum_losses sum {} N={}", accumulate ? "+=" : "=", (int)N), sum,
+                        {expected}, [&](size_t) { return 2 * (double)N * kDoubleRoundoff * terms; });
         }
         expect_unchanged("sum_losses", losses);
     }

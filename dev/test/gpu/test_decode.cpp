@@ -81,7 +81,7 @@ Numbers exact(const Vector& x) { return {x, Vector(x.size())}; }
 
 template <typename T>
 std::string name_of(const char* call, const LinearShape& s) {
-    return strf("%s %s C=%d OC=%d", call, type_name<T>(), s.C, s.OC);
+    return fmt::format("{} {} C={} OC={}", call, type_name<T>(), s.C, s.OC);
 }
 
 template <typename T>
@@ -119,7 +119,7 @@ void check_linear(const LinearShape& s, int offset) {
 
 struct HeadShape {
     int maxT, NH, HS;
-    std::string text() const { return strf("maxT=%d NH=%d HS=%d", maxT, NH, HS); }
+    std::string text() const { return fmt::format("maxT={} NH={} HS={}", maxT, NH, HS); }
 };
 constexpr HeadShape kHeads[] = {{200, 2, 64}, {130, 3, 7},   {65, 1, 33},
                                 {64, 2, 80},  {300, 2, 128}, {1, 5, 1}};
@@ -188,7 +188,7 @@ void check_attention(const HeadShape& s, int position) {
     fill_cache(cache.call(), qkv.data(), N, kStream);
     decode_attention(parts.data(), q.data(), cache.call(), step.data(), kStream);
     const std::string name =
-        strf("decode_attention %s %s position=%d", type_name<T>(), s.text().c_str(), position);
+        fmt::format("decode_attention {} {} position={}", type_name<T>(), s.text(), position);
     check_guards(name, parts);
     check_guards(name, cache.keys);
     check_guards(name, cache.values);
@@ -236,7 +236,7 @@ void check_qkv(const HeadShape& s, int position) {
                          std::isnan((float)values[cache.at(head, t, in_head)]);
         }
     }
-    const std::string name = strf("decode_qkv %s %s position=%d", type_name<T>(), s.text().c_str(), position);
+    const std::string name = fmt::format("decode_qkv {} {} position={}", type_name<T>(), s.text(), position);
     check_guards(name, q);
     check_near(name, found, expected.value, [&](size_t i) {
         return i < (size_t)C ? expected.error[i] : stored<T>(expected.error[i], expected.value[i]);
@@ -275,7 +275,7 @@ TEST_CASE_TEMPLATE("decode: the token's row and the position's", T, float, bf16)
         Vector expected(C);
         for (int c = 0; c < C; c++) { expected[c] = wte.values()[10 * C + c] + wpe.values()[4 * C + c]; }
         for (const auto* found : {&x, &sum}) {
-            expect_near(strf("decode_encoder %s C=%d", type_name<T>(), C), *found, expected,
+            expect_near(fmt::format("decode_encoder {} C={}", type_name<T>(), C), *found, expected,
                         [&](size_t i) { return u * std::fabs(expected[i]); });
         }
         CHECK(step.download()[0].token == 10);

@@ -87,7 +87,7 @@ TEST_CASE("decoder: greedy text with the cache is the reference's, over 500 toke
         int different = 0;
         for (size_t k = 0; k < found.size(); k++) {
             const std::vector<float> row = row_of(expected, model.config(), k);
-            check_close(strf("%s logits at position %zu", in_bf16 ? "bf16" : "fp32", k), found[k], row,
+            check_close(fmt::format("{} logits at position {}", in_bf16 ? "bf16" : "fp32", k), found[k], row,
                         tolerance);
             // nearer than the two may differ, either may be the greatest
             const int best = largest_at(row), chosen = largest_at(found[k]);
@@ -121,7 +121,7 @@ TEST_CASE(
                     at += (size_t)n;
                     prompt |= n > 1;
                     check_close(
-                        strf("C=%d logits at position %zu, after a part of %d", c.channels, at - 1, n),
+                        fmt::format("C={} logits at position {}, after a part of {}", c.channels, at - 1, n),
                         copy(found), row_of(expected, c, at - 1), tolerance_of(c, in_bf16, prompt));
                 };
                 for (int n : cuts) { append(n); }
@@ -149,7 +149,7 @@ TEST_CASE("decoder: the same bits again, whatever was written before") {
         used->append(std::span(tokens).first(100));
         fresh->append(std::span(tokens).first(100));
         for (size_t k = 100; k < tokens.size(); k++) {
-            check_same(strf("position %zu", k), copy(used->append({&tokens[k], 1})),
+            check_same(fmt::format("position {}", k), copy(used->append({&tokens[k], 1})),
                        copy(fresh->append({&tokens[k], 1})));
         }
     }

@@ -22,7 +22,7 @@ constexpr int kN = kB * kT;
 
 template <typename T>
 std::string named(const char* op) {
-    return strf("%s %s", op, type_name<T>());
+    return fmt::format("{} {}", op, type_name<T>());
 }
 
 template <typename T>

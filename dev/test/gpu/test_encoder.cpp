@@ -19,7 +19,7 @@ struct EncoderShape {
     int B, T, C, V;
     Tokens kind;
     std::string text() const {
-        return strf("B=%d T=%d C=%d V=%d, tokens %s", B, T, C, V, kTokensNames[(int)kind]);
+        return fmt::format("B={} T={} C={} V={}, tokens {}", B, T, C, V, kTokensNames[(int)kind]);
     }
     std::vector<int32_t> tokens() const {
         std::vector<int32_t> x = random_tokens((int64_t)B * T, V, 1);
@@ -55,7 +55,7 @@ void check_forward(const EncoderShape& s) {
     Vector expected(out.size());
     encoder_forward_cpu(expected.data(), tokens.uploaded().data(), wte.values().data(), wpe.values().data(),
                         B, T, C);
-    std::string name = strf("encoder_forward out %s ", type_name<Real>()) + s.text();
+    std::string name = fmt::format("encoder_forward out {} ", type_name<Real>()) + s.text();
     expect_near(name, out, expected,
                 [&](size_t i) { return stored<Real>(u * std::fabs(expected[i]), expected[i]); });
     expect_unchanged(name, tokens, wte, wpe);

@@ -30,8 +30,8 @@ void check_forward(const GeluShape& s, bool alias) {
     gelu_forward(out.data(), inp.data(), s.n, kStream);
     Vector x = inp.values(), expected(s.n);
     gelu_forward_cpu(expected.data(), x.data(), s.n);
-    std::string name = strf("gelu_forward out %s n=%d offset=%d%s", type_name<T>(), (int)s.n, s.offset,
-                            alias ? " in place" : "");
+    std::string name = fmt::format("gelu_forward out {} n={} offset={}{}", type_name<T>(), (int)s.n, s.offset,
+                                   alias ? " in place" : "");
     expect_near(name, out, expected,
                 [&](size_t i) { return stored<T>(gelu_error(x[i], expected[i]), expected[i]); });
     if (!alias) { expect_unchanged(name, inp); }
@@ -44,8 +44,8 @@ void check_backward(const GeluShape& s, bool alias) {
     gelu_backward(dinp.data(), dout.data(), inp.data(), s.n, kStream);
     Vector x = inp.values(), d = dout.values(), expected(s.n);
     gelu_backward_cpu(expected.data(), d.data(), x.data(), s.n);
-    std::string name = strf("gelu_backward dinp %s n=%d offset=%d%s", type_name<T>(), (int)s.n, s.offset,
-                            alias ? " in place" : "");
+    std::string name = fmt::format("gelu_backward dinp {} n={} offset={}{}", type_name<T>(), (int)s.n,
+                                   s.offset, alias ? " in place" : "");
     expect_near(name, dinp, expected, [&](size_t i) {
         return stored<T>(std::fabs(d[i]) * gelu_slope_error(x[i]) + u * std::fabs(expected[i]), expected[i]);
     });

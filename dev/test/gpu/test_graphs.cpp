@@ -59,7 +59,7 @@ void check_steps(const ModelSettings& settings) {
     for (int64_t k = 0; k < std::ssize(kMicroBatches); k++) {
         const std::vector<Batch> batches = batches_of(c, k, settings.groups, kMicroBatches[k]);
         const std::string name =
-            strf("recompute %d groups %d step %d", (int)settings.recompute, settings.groups, (int)k);
+            fmt::format("recompute {} groups {} step {}", (int)settings.recompute, settings.groups, (int)k);
         Model fresh(c, kB, c.max_seq_len, settings);
         fresh.init(kSeed);
         copy_states(&fresh, model);
@@ -153,7 +153,8 @@ TEST_CASE(
         check(cudaStreamSynchronize(stream));
         const std::vector<uint8_t> found = copies.download();
         for (int k = 0; k < kPlaces * kBytes; k++) {
-            CHECK_MESSAGE(found[(size_t)k] == (k % kBytes < 8 ? 0 : 0x5a), strf("copy %d", k / kBytes));
+            CHECK_MESSAGE(found[(size_t)k] == (k % kBytes < 8 ? 0 : 0x5a),
+                          fmt::format("copy {}", k / kBytes));
         }
     }
     cudaGraphExecDestroy(graph);
@@ -248,7 +249,7 @@ TEST_CASE_TEMPLATE("gpu graphs: GPT-2's width", Model, Fp32Model, Bf16Model) {
     }
     for (Model* m : {&model, &launched}) { m->finish(); }
     for (int64_t k = 0; k < 8; k++) {
-        check_result(strf("step %d", (int)k), model.poll().value(), launched.poll().value());
+        check_result(fmt::format("step {}", (int)k), model.poll().value(), launched.poll().value());
     }
     check_same_state("GPT-2's width", model, launched);
 }

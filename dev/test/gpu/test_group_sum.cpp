@@ -36,8 +36,8 @@ void check_parts(int rank, int ranks, int64_t count, bool start, bool whole) {
     }
     const GroupParts<Grad> parts = {own.data(), arrived.data(), stride, rank, ranks, chunks.data(), count};
     add_parts<Grad>(sums.data(), whole, parts, start, kStream);
-    const std::string name = strf("add_parts %s rank %d of %d chunks=%lld start=%d whole=%d",
-                                  type_name<Grad>(), rank, ranks, (long long)count, (int)start, (int)whole);
+    const std::string name = fmt::format("add_parts {} rank {} of {} chunks={} start={} whole={}",
+                                         type_name<Grad>(), rank, ranks, count, (int)start, (int)whole);
     CHECK_MESSAGE(sums.download() == expected, name);
     check_guards(name, sums);
     expect_unchanged(name, own, arrived);
@@ -56,7 +56,7 @@ void check_chunks(int64_t n) {
     squares_of_chunks_cpu(expected.data(), x.values().data(), n);
     DeviceArray<NormChunk> table(chunks);
     squares_of_chunks(sums.data(), x.data(), false, table.data(), count, kStream);
-    const std::string name = strf("squares_of_chunks n=%lld", (long long)n);
+    const std::string name = fmt::format("squares_of_chunks n={}", n);
     expect_near(name, sums, expected, [&](size_t k) { return 5 * u * expected[k]; });
     check_guards(name, sums);
     expect_unchanged(name, x);

@@ -47,7 +47,7 @@ public:
         });
         return wrote;
     }
-    std::string name() const { return strf("layernorm chain %s %lldx%d", type_name<T>(), (long long)N_, C_); }
+    std::string name() const { return fmt::format("layernorm chain {} {}x{}", type_name<T>(), N_, C_); }
 
 private:
     template <typename Each>
@@ -105,8 +105,8 @@ void check_chain(int64_t N, int C) {
         std::vector<Bytes> found = chain.run(false);
         int i = 0;
         while (i < chain.kCount && found[i] == expected[i]) { i++; }
-        CHECK_MESSAGE(i == chain.kCount, strf("%s: call %d of %d read what was not there yet",
-                                              chain.name().c_str(), i + 1, chain.kCount));
+        CHECK_MESSAGE(i == chain.kCount, fmt::format("{}: call {} of {} read what was not there yet",
+                                                     chain.name(), i + 1, chain.kCount));
     }
 }
 

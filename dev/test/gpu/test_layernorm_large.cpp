@@ -60,8 +60,8 @@ void expect_repeated(const std::string& name, const Tensor& x, const Bytes& bloc
     }
     long long row_bytes = (long long)x.row_bytes;
     CHECK_MESSAGE(wrong < 0,
-                  strf("%s: row %lld of %lld, byte %lld: not the bits of row %lld", name.c_str(),
-                       wrong / row_bytes, n / row_bytes, wrong % row_bytes, wrong % period / row_bytes));
+                  fmt::format("{}: row {} of {}, byte {}: not the bits of row {}", name, wrong / row_bytes,
+                              n / row_bytes, wrong % row_bytes, wrong % period / row_bytes));
 }
 
 const Values& values_of(const Problem& p, const std::string& name) {

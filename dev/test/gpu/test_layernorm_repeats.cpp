@@ -94,8 +94,8 @@ void check_repeats(const Problem& p, int repeats) {
     }
     check_cuda(cudaDeviceSynchronize());
     CHECK_MESSAGE(differing == 0,
-                  strf("%s: %d of %d launches gave other bits than the first, launch %d to begin with",
-                       name_of(p, "results").c_str(), differing, repeats, first_differing));
+                  fmt::format("{}: {} of {} launches gave other bits than the first, launch {} to begin with",
+                              name_of(p, "results"), differing, repeats, first_differing));
     Bytes all(first.data(), first.data() + n);
     Results found;
     for (size_t i = 0, at = 0; i < p.out.size(); i++) {

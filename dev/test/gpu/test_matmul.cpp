@@ -14,7 +14,7 @@ namespace {
 
 struct MatmulShape {
     int N, C, OC;
-    std::string text() const { return strf("N=%d C=%d OC=%d", N, C, OC); }
+    std::string text() const { return fmt::format("N={} C={} OC={}", N, C, OC); }
 };
 constexpr MatmulShape kShapes[] = {{1, 1, 1},       {3, 3, 5},         {1, 65, 3},      {17, 65, 97},
                                    {17, 64, 256},   {1000, 3, 769},    {1023, 769, 65}, {64, 1600, 257},
@@ -64,7 +64,7 @@ struct Product {
                                     s.OC);
     }
     std::string name(const char* tensor, const char* more = "") const {
-        return strf("%s %s%s ", tensor, kModeNames[(int)mode], more) + s.text();
+        return fmt::format("{} {}{} ", tensor, kModeNames[(int)mode], more) + s.text();
     }
     // fp32's error of out + bias: one more addition
     double out_error(size_t i, double b) const {
@@ -159,7 +159,7 @@ void check_backward_weight(Matmul& matmul, const Product<mode>& p, bool accumula
     for (int64_t i = 0; i < n; i++) { expected[i] += before[i]; }
     matmul.backward_weight(dweight.data(), p.dout.data(), p.inp.data(), p.s.N, p.s.C, p.s.OC, accumulate,
                            kStream);
-    std::string more = strf(" in %s%s", type_name<Grad>(), accumulate ? " +=" : "");
+    std::string more = fmt::format(" in {}{}", type_name<Grad>(), accumulate ? " +=" : "");
     expect_near(p.name("matmul_backward_weight dweight", more.c_str()), dweight, expected, [&](size_t i) {
         double error =
             sum_error(mode, p.s.N) * p.dweight_terms[i] + u * (std::fabs(before[i]) + std::fabs(expected[i]));

@@ -22,7 +22,7 @@ void check_bias_backward(int64_t N, int OC, bool accumulate, int dout_offset = 0
     bias_backward_cpu(expected.data(), dout.values().data(), N, OC, OC);
     bias_backward_cpu(terms.data(), absolute(dout.values()).data(), N, OC, OC);
     std::string name = "bias_backward dbias " + type_names<T, Grad>() +
-                       strf("%s N=%d OC=%d", accumulate ? " +=" : "", (int)N, OC);
+                       fmt::format("{} N={} OC={}", accumulate ? " +=" : "", (int)N, OC);
     expect_near(name, dbias, expected,
                 [&](size_t i) { return stored<Grad>(u * (additions(N) + 2) * terms[i], expected[i]); });
     check_guards(name + " scratch", scratch);

@@ -39,8 +39,8 @@ TEST_CASE_TEMPLATE("gpu model: initial values are the CPU model's", Model, Fp32M
     expected.init(5);
     for (State state : kStates) {
         // log and cos in double, compiled by another compiler
-        check_near(strf("state %d", (int)state), whole_state(model, state), whole_state(expected, state),
-                   [](size_t) { return 0.1 * 4 * kFloatRoundoff; });
+        check_near(fmt::format("state {}", (int)state), whole_state(model, state),
+                   whole_state(expected, state), [](size_t) { return 0.1 * 4 * kFloatRoundoff; });
     }
     std::vector<float> wte = whole_tensor(model, State::kParameter, kWte);
     CHECK(std::count(wte.begin() + 37 * 14, wte.end(), 0.0f) == (64 - 37) * 14);
@@ -75,7 +75,7 @@ TEST_CASE_TEMPLATE("gpu model: evaluates batches smaller than it was made for", 
     copy_states(&model, reference);
     for (auto [B, T] : {std::pair{4, 9}, {1, 5}, {3, 1}, {1, 1}, {4, 9}}) {
         Batch batch = random_batch(c, B, T, 3 + B + T);
-        check_evaluation(strf("B %d T %d", B, T), model, reference, batch,
+        check_evaluation(fmt::format("B {} T {}", B, T), model, reference, batch,
                          tolerance_for<Model>(c, 36, kLivelyGain));
         CHECK(model.logits().size() == (size_t)B * T * c.padded_vocab_size);
     }
@@ -177,7 +177,7 @@ TEST_CASE_TEMPLATE("gpu model: recomputing gives the same bits", Model, Fp32Mode
             Model again(s.config, s.B, s.T, {.recompute = recompute});
             copy_states(&again, weights);
             CHECK(again.forward_backward(batches) == loss);
-            check_same(strf("recompute %d", (int)recompute), whole_gradient(again), gradients);
+            check_same(fmt::format("recompute {}", (int)recompute), whole_gradient(again), gradients);
             int64_t now = Model::plan(s.config, s.B, s.T, {.recompute = recompute}).activations;
             CHECK(now <= before);
             before = now;
@@ -252,8 +252,8 @@ TEST_SUITE("thorough") {
                 most = std::max(most, (double)std::fabs(found[t] - alone[t]));
             }
             CHECK_MESSAGE(most <= bound, "B=", B);
-            MESSAGE(strf("B=%d: %s, at most %.2g apart (bound %.2g)", B,
-                         found == alone ? "the same bits" : "other bits", most, bound));
+            MESSAGE(fmt::format("B={}: {}, at most {:.2g} apart (bound {:.2g})", B,
+                                found == alone ? "the same bits" : "other bits", most, bound));
         }
     }
 }

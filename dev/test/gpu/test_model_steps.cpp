@@ -78,7 +78,7 @@ TEST_CASE_TEMPLATE("gpu steps: losses, norms, moments and weights", Model, Fp32M
         CHECK(model.updates() == kSteps);
         for (int t = 0; t < kNumTensors; t++) {
             for (State state : {State::kFirstMoment, State::kSecondMoment}) {
-                check_close(strf("moment %d of %s", (int)state, kTensors[t].name),
+                check_close(fmt::format("moment {} of {}", (int)state, kTensors[t].name),
                             whole_tensor(model, state, t), whole_tensor(reference, state, t), bound);
             }
             // weights by how far they moved, less the rounding of each update to fp32
@@ -255,9 +255,10 @@ TEST_CASE_TEMPLATE("gpu steps: load and save by ranges", Model, Fp32Model, Bf16M
                 model.save(state, t, first,
                            std::span(pieces).subspan(first, std::min<int64_t>(101, total - first)));
             }
-            check_same(strf("pieces of %s", kTensors[t].name), pieces, values);
+            check_same(fmt::format("pieces of {}", kTensors[t].name), pieces, values);
         }
-        check_same(strf("state %d", (int)state), whole_state(model, state), whole_state(expected, state));
+        check_same(fmt::format("state {}", (int)state), whole_state(model, state),
+                   whole_state(expected, state));
     }
     std::vector<float> x(3);
     int64_t total = tensor_total(c, kFcw);

@@ -25,8 +25,8 @@ struct Case {
     int64_t updates;
     float grad_scale;
     std::string text() const {
-        return strf("rows=%d cols=%d matrices=%d copies=%d first=%d", shape.rows, shape.cols, shape.matrices,
-                    shape.num_copies, first);
+        return fmt::format("rows={} cols={} matrices={} copies={} first={}", shape.rows, shape.cols,
+                           shape.matrices, shape.num_copies, first);
     }
     std::vector<MuonCopy> copies() const {
         std::vector<MuonCopy> all;

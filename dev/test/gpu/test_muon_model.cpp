@@ -51,7 +51,7 @@ void check_step(const std::string& name, const GPT2Config& c, int tensor, Step<M
         Vector m = part(s.moments), u(n), due = part(s.weights);
         const Vector gradient = part(s.gradients), before = due;
         muon_momentum_cpu(u.data(), m.data(), gradient.data(), (int64_t)n, scale);
-        const std::string which = strf("%s %s at %d", name.c_str(), kTensors[tensor].name, (int)at);
+        const std::string which = fmt::format("{} {} at {}", name, kTensors[tensor].name, (int)at);
         const double longest = largest(convert<float>(m)) + largest(s.gradients);
         check_near(which + " mean", part(moments), m, [&](size_t) { return 8 * kFloatRoundoff * longest; });
         newton_schulz_cpu(u.data(), rows, cols);
@@ -64,7 +64,7 @@ void check_step(const std::string& name, const GPT2Config& c, int tensor, Step<M
             moved += std::pow(due[i] - before[i], 2);
         }
         CHECK_MESSAGE(std::sqrt(off) <= kDirectionError<Model> * std::sqrt(moved),
-                      strf("%s moved %.3g, off by %.3g", which.c_str(), std::sqrt(moved), std::sqrt(off)));
+                      fmt::format("{} moved {:.3g}, off by {:.3g}", which, std::sqrt(moved), std::sqrt(off)));
     }
 }
 
@@ -90,7 +90,9 @@ TEST_CASE_TEMPLATE("gpu muon: every matrix moves as the reference's", Model, Fp3
                     Step<Model> s(model, tensor, batches_of_step(c, k), params);
                     CHECK_FALSE(s.result.skipped);
                     // of groups the gradients' sum is not kept as one model's gradients are
-                    if (groups == 1) { check_step(strf("channels %d", c.channels), c, tensor, s, params); }
+                    if (groups == 1) {
+                        check_step(fmt::format("channels {}", c.channels), c, tensor, s, params);
+                    }
                 }
                 if (groups == 1) { continue; }
                 Model whole(c, 4, 9, kMuon);

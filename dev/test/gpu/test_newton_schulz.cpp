@@ -15,7 +15,7 @@ namespace {
 struct Matrices {
     int rows, cols, count;
     int64_t size() const { return (int64_t)rows * cols; }
-    std::string text() const { return strf("rows=%d cols=%d count=%d", rows, cols, count); }
+    std::string text() const { return fmt::format("rows={} cols={} count={}", rows, cols, count); }
 };
 constexpr Matrices kShapes[] = {{1, 1, 1},    {8, 8, 1},     {14, 14, 3},  {56, 14, 2},
                                 {14, 56, 3},  {7, 9, 2},     {64, 64, 12}, {128, 32, 3},
@@ -102,7 +102,7 @@ template <typename T>
 void check_run(const Matrices& s) {
     const Vector given = inputs<T>(s, 0).values();
     const Run<T> run(s);
-    const std::string name = strf("newton_schulz %s %s", type_name<T>(), s.text().c_str());
+    const std::string name = fmt::format("newton_schulz {} {}", type_name<T>(), s.text());
     for (const auto* array : {&run.x, &run.out, &run.squares}) { check_guards(name, *array); }
     for (int k = 0; k < s.count; k++) {
         const auto begin = given.begin() + k * muon_stride(s.size());
@@ -117,7 +117,7 @@ void check_run(const Matrices& s) {
         }
         const double error = distance(matrix(run.out, s, k), due);
         CHECK_MESSAGE(error <= bound,
-                      strf("%s matrix %d: off by %.3g bound %.3g", name.c_str(), k, error, bound));
+                      fmt::format("{} matrix {}: off by {:.3g} bound {:.3g}", name, k, error, bound));
         CHECK(bound < 0.05 * std::sqrt(std::min(s.rows, s.cols)));  // it sees something
         note_ratio(name, {error}, {0}, [&](size_t) { return bound; });
     }

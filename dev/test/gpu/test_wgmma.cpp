@@ -39,10 +39,10 @@ void check_product(const char* name, Product product, bool over_columns, int row
     run_product(product, d.data(), rounded_device.data(), before_device.data(), a_device.data(),
                 b_device.data(), rows);
     Vector expected = product_of(before, a, b, over_columns);
-    expect_near(strf("product %s", name), d, expected, [](size_t) { return 0.0; });
+    expect_near(fmt::format("product {}", name), d, expected, [](size_t) { return 0.0; });
     Vector doubled(expected.begin(), expected.begin() + rows * kSide);
     for (size_t i = 0; i < doubled.size(); i++) { doubled[i] *= i / kSide % 16 < 8 ? 1 : 2; }
-    expect_near(strf("product %s rows=%d stored", name, rows), rounded_device, rounded<bf16>(doubled),
+    expect_near(fmt::format("product {} rows={} stored", name, rows), rounded_device, rounded<bf16>(doubled),
                 [](size_t) { return 0.0; });
     expect_unchanged(name, a_device, b_device, before_device);
 }
@@ -76,7 +76,8 @@ TEST_CASE("wgmma: boxes of one head, within a sequence and over its ends") {
                     int64_t at = (((int64_t)s * kT + row) * kHeads + h) * kSide + i % kSide;
                     expected[i] = row >= 0 && row < kT ? values[at] : 0;
                 }
-                expect_near(strf("box t=%d h=%d s=%d", t, h, s), box, expected, [](size_t) { return 0.0; });
+                expect_near(fmt::format("box t={} h={} s={}", t, h, s), box, expected,
+                            [](size_t) { return 0.0; });
             }
         }
     }

@@ -9,10 +9,10 @@ namespace llmc {
 
 // "1.5 MiB"
 inline std::string bytes_text(int64_t bytes) {
-    return bytes < (1 << 20)     ? strf("%.1f KiB", (double)bytes / 1024)
-           : bytes < (1 << 30)   ? strf("%.1f MiB", (double)bytes / (1 << 20))
-           : bytes < (1LL << 40) ? strf("%.2f GiB", (double)bytes / (1 << 30))
-                                 : strf("%.1f TiB", (double)bytes / (double)(1LL << 40));
+    return bytes < (1 << 20)     ? fmt::format("{:.1f} KiB", (double)bytes / 1024)
+           : bytes < (1 << 30)   ? fmt::format("{:.1f} MiB", (double)bytes / (1 << 20))
+           : bytes < (1LL << 40) ? fmt::format("{:.2f} GiB", (double)bytes / (1 << 30))
+                                 : fmt::format("{:.1f} TiB", (double)bytes / (double)(1LL << 40));
 }
 
 // 124475904 -> "124,475,904"

@@ -2,8 +2,7 @@
 // program. It is thrown where the problem is known and caught only by the mains and by the C ABI.
 // A good message says what failed, where, what was expected, what was found, and the cure.
 #pragma once
-#include <cstdarg>
-#include <cstdio>
+#include <fmt/core.h>
 #include <source_location>
 #include <stdexcept>
 #include <string>
@@ -25,21 +24,9 @@ struct Error : std::runtime_error {
     Error(int exit_code, const std::string& message) : std::runtime_error(message), exit_code(exit_code) {}
 };
 
-// printf into a string
-[[gnu::format(printf, 1, 2)]] inline std::string strf(const char* format, ...) {
-    va_list args, again;
-    va_start(args, format);
-    va_copy(again, args);
-    std::string s(std::vsnprintf(nullptr, 0, format, args), '\0');
-    std::vsnprintf(s.data(), s.size() + 1, format, again);
-    va_end(args);
-    va_end(again);
-    return s;
-}
-
 // what the caller of a function may get wrong: shapes, null pointers, ranges
 inline void require(bool ok, const char* what, std::source_location at = std::source_location::current()) {
-    if (!ok) { throw Error(kExitUsage, strf("%s (%s:%u)", what, at.file_name(), (unsigned)at.line())); }
+    if (!ok) { throw Error(kExitUsage, fmt::format("{} ({}:{})", what, at.file_name(), at.line())); }
 }
 
 }  // namespace llmc

@@ -14,10 +14,10 @@ inline std::string terminal_text(const std::string& text) {
         auto next = i + 1 < text.size() ? (unsigned char)text[i + 1] : (unsigned char)0;
         bool control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
         if (c == 0xc2 && next >= 0x80 && next <= 0x9f) {
-            out += strf("\\x%02x\\x%02x", c, next);
+            out += fmt::format("\\x{:02x}\\x{:02x}", c, next);
             i++;
         } else if (control) {
-            out += strf("\\x%02x", c);
+            out += fmt::format("\\x{:02x}", c);
         } else {
             out += (char)c;
         }

@@ -34,9 +34,10 @@ inline void settle_threads(int processes = 1) {
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
         omp_set_num_threads(std::max(1, usable_cores() / processes));
     } else if (omp_get_max_threads() > kMost) {
-        throw Error(kExitUsage,
-                    strf("OMP_NUM_THREADS: found %d, expected at most %d. This process may use %d cores.",
-                         omp_get_max_threads(), kMost, usable_cores()));
+        throw Error(
+            kExitUsage,
+            fmt::format("OMP_NUM_THREADS: found {}, expected at most {}. This process may use {} cores.",
+                        omp_get_max_threads(), kMost, usable_cores()));
     }
     omp_set_dynamic(0);
     // where a thread does not start OpenMP says why, and calls exit(1)

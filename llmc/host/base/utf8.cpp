@@ -66,7 +66,7 @@ std::string printable_text(std::string_view text) {
         if (whole) {
             out += text.substr(0, length);
         } else {
-            for (char c : text.substr(0, length)) { out += strf("\\x%02x", (unsigned)(uint8_t)c); }
+            for (char c : text.substr(0, length)) { out += fmt::format("\\x{:02x}", (unsigned)(uint8_t)c); }
         }
         text.remove_prefix(length);
     }

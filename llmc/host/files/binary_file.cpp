@@ -81,8 +81,8 @@ RegularFile::RegularFile(const std::string& path) : path_(path) {
     }
     if (fd_ < 0) {
         throw Error(kExitBadInput,
-                    strf("%s: cannot open: %s. Expected a file that you may read: check its name.",
-                         path.c_str(), std::strerror(errno)));
+                    fmt::format("{}: cannot open: {}. Expected a file that you may read: check its name.",
+                                path, std::strerror(errno)));
     }
     struct stat st;
     const bool regular = fstat(fd_, &st) == 0 && S_ISREG(st.st_mode);
@@ -97,7 +97,7 @@ RegularFile::RegularFile(const std::string& path) : path_(path) {
     const std::string_view kind = foreign_kind({head, (size_t)std::max<ssize_t>(got, 0)});
     if (!kind.empty()) {
         close(fd_);
-        throw Error(kExitBadInput, strf("%s: found %s", path.c_str(), kind.data()));
+        throw Error(kExitBadInput, fmt::format("{}: found {}", path, kind.data()));
     }
 }
 
@@ -114,10 +114,10 @@ void RegularFile::read(uint64_t at, void* to, size_t bytes) const {
         ssize_t got = pread(fd_, static_cast<char*>(to) + done, bytes - done, (off_t)(at + done));
         if (got < 0 && errno == EINTR) { continue; }
         if (got <= 0) {
-            throw Error(kExitBadInput, strf("%s: cannot read %zu bytes from byte %llu on: %s", path_.c_str(),
-                                            bytes, (unsigned long long)at,
-                                            got == 0 ? "the file has become shorter since it was opened"
-                                                     : std::strerror(errno)));
+            throw Error(kExitBadInput,
+                        fmt::format("{}: cannot read {} bytes from byte {} on: {}", path_, bytes, at,
+                                    got == 0 ? "the file has become shorter since it was opened"
+                                             : std::strerror(errno)));
         }
         done += (size_t)got;
     }
@@ -126,7 +126,7 @@ void RegularFile::read(uint64_t at, void* to, size_t bytes) const {
 std::string RegularFile::text(size_t most_bytes) const {
     if (size_ > most_bytes) {
         throw Error(kExitBadInput,
-                    strf("%s: found %zu bytes, expected at most %zu", path_.c_str(), size_, most_bytes));
+                    fmt::format("{}: found {} bytes, expected at most {}", path_, size_, most_bytes));
     }
     std::string all(size_, '\0');
     read(0, all.data(), size_);
@@ -140,7 +140,7 @@ void RegularFile::will_need(uint64_t at, size_t bytes) const {
 HeaderReader::HeaderReader(const RegularFile& file, const char* kind, int32_t magic, std::string cure)
     : file_(file), kind_(kind), cure_(std::move(cure)) {
     if (file.size() < kHeaderBytes) {
-        fail("header", strf("%zu bytes", file.size()), strf("at least %zu bytes", kHeaderBytes));
+        fail("header", fmt::format("{} bytes", file.size()), fmt::format("at least {} bytes", kHeaderBytes));
     }
     file.read(0, words_, sizeof(words_));
     field(0, "magic", magic, magic);
@@ -149,25 +149,23 @@ HeaderReader::HeaderReader(const RegularFile& file, const char* kind, int32_t ma
 int32_t HeaderReader::field(int word, const char* name, int64_t low, int64_t high) const {
     const int32_t value = words_[word];
     if (value < low || value > high) {
-        std::string expected = low == high ? strf("%lld", (long long)low)
-                                           : strf("%lld to %lld", (long long)low, (long long)high);
-        fail(strf("header word %d, %s", word, name), strf("%d", value), expected);
+        std::string expected = low == high ? fmt::format("{}", low) : fmt::format("{} to {}", low, high);
+        fail(fmt::format("header word {}, {}", word, name), fmt::format("{}", value), expected);
     }
     return value;
 }
 
 void HeaderReader::require_size(uint64_t bytes, const std::string& made_of) const {
     if (file_.size() != bytes) {
-        fail("file size", strf("%zu bytes", file_.size()),
-             strf("%llu bytes = %s", (unsigned long long)bytes, made_of.c_str()));
+        fail("file size", fmt::format("{} bytes", file_.size()),
+             fmt::format("{} bytes = {}", bytes, made_of));
     }
 }
 
 void HeaderReader::fail(const std::string& field, const std::string& found,
                         const std::string& expected) const {
-    throw Error(kExitBadInput,
-                strf("%s: not a usable %s: %s: found %s, expected %s. %s", file_.path().c_str(), kind_,
-                     field.c_str(), found.c_str(), expected.c_str(), cure_.c_str()));
+    throw Error(kExitBadInput, fmt::format("{}: not a usable {}: {}: found {}, expected {}. {}", file_.path(),
+                                           kind_, field, found, expected, cure_));
 }
 
 namespace {
@@ -196,8 +194,9 @@ void require_replaceable(const std::string& path) {
     const bool free = type == file_type::not_found || type == file_type::none;
     if (stream || (!free && type != file_type::regular)) {
         const char* found = type == file_type::directory ? "folder" : "device or pipe";
-        throw Error(kExitUsage, strf("%s: found a %s, expected a file or a free name. Choose another name.",
-                                     path.c_str(), found));
+        throw Error(
+            kExitUsage,
+            fmt::format("{}: found a {}, expected a file or a free name. Choose another name.", path, found));
     }
 }
 
@@ -208,14 +207,15 @@ FileWriter::FileWriter(const std::string& path) : path_(path) {
     sweep_temporaries(path);
     constexpr int64_t kAboveProcesses = 1 << 22;
     for (int64_t number = getpid(); file_ == nullptr; number += kAboveProcesses) {
-        temporary_ = strf("%s.tmp-%lld", path.c_str(), (long long)number);
+        temporary_ = fmt::format("{}.tmp-{}", path, number);
         // what has this name already is another container's, or a link whose file would be emptied
         const int fd = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (fd < 0 && errno == EEXIST) { continue; }
         file_ = fd < 0 ? nullptr : fdopen(fd, "wb");
         if (file_ == nullptr) {
-            throw Error(kExitUsage, strf("%s: cannot write there: %s. Choose a folder that you may write to.",
-                                         path.c_str(), std::strerror(errno)));
+            throw Error(kExitUsage,
+                        fmt::format("{}: cannot write there: {}. Choose a folder that you may write to.",
+                                    path, std::strerror(errno)));
         }
     }
     flock(fileno(file_), LOCK_EX | LOCK_NB);  // where there are no locks, nothing is swept
@@ -255,10 +255,11 @@ Digest FileWriter::commit(const std::function<void()>& before) {
 
 void FileWriter::fail(const char* what) const {
     const int error = errno;
-    throw Error(kExitSaveFailed, strf("%s: %s: %s. Nothing was replaced; %s or choose another folder.",
-                                      path_.c_str(), what, std::strerror(error),
-                                      error == EFBIG ? "raise the limit on the size of a file (ulimit -f)"
-                                                     : "free some space"));
+    throw Error(kExitSaveFailed,
+                fmt::format("{}: {}: {}. Nothing was replaced; {} or choose another folder.", path_, what,
+                            std::strerror(error),
+                            error == EFBIG ? "raise the limit on the size of a file (ulimit -f)"
+                                           : "free some space"));
 }
 
 void require_no_input(const std::string& out, const std::string& input) {
@@ -280,9 +281,9 @@ void sync_folder(const std::string& folder) {
     if (d.fd < 0 || (fsync(d.fd) != 0 && errno != EINVAL)) {
         throw Error(
             kExitSaveFailed,
-            strf("%s: cannot flush this folder to the disk: %s. What was saved in it may be lost with "
-                 "the power.",
-                 folder.c_str(), std::strerror(errno)));
+            fmt::format("{}: cannot flush this folder to the disk: {}. What was saved in it may be lost with "
+                        "the power.",
+                        folder, std::strerror(errno)));
     }
 }
 
@@ -297,8 +298,8 @@ void make_writable_folder(const std::string& path) {
     std::filesystem::create_directories(path, error);
     if (error || access(path.c_str(), W_OK | X_OK) != 0) {
         throw Error(kExitUsage,
-                    strf("%s: cannot make or write this folder: %s. Choose one that you may write to.",
-                         path.c_str(), error ? error.message().c_str() : std::strerror(errno)));
+                    fmt::format("{}: cannot make or write this folder: {}. Choose one that you may write to.",
+                                path, error ? error.message() : std::strerror(errno)));
     }
     for (const std::string& folder : made) { sync_folder(folder_of(folder)); }
 }
@@ -306,14 +307,15 @@ void make_writable_folder(const std::string& path) {
 std::string make_new_folder(const std::string& name) {
     make_writable_folder(folder_of(name));
     for (int number = 1;; number++) {
-        std::string numbered = number == 1 ? name : strf("%s-%d", name.c_str(), number);
+        std::string numbered = number == 1 ? name : fmt::format("{}-{}", name, number);
         if (mkdir(numbered.c_str(), 0777) == 0) {
             sync_folder(folder_of(numbered));
             return numbered;
         }
         if (errno != EEXIST) {
-            throw Error(kExitUsage, strf("%s: cannot make this folder: %s. Choose one that you may write to.",
-                                         numbered.c_str(), std::strerror(errno)));
+            throw Error(kExitUsage,
+                        fmt::format("{}: cannot make this folder: {}. Choose one that you may write to.",
+                                    numbered, std::strerror(errno)));
         }
     }
 }

@@ -56,12 +56,12 @@ public:
         const bool half = why.find("surrogate") != why.npos, bytes = why.find("UTF-8") != why.npos;
         const bool nan =
             why.find("invalid string") == why.npos && (why.ends_with("N'") || why.ends_with("I'"));
-        return refuse(strf("%s at byte %zu",
-                           half    ? "half of a surrogate pair, as of an emoji that was cut in two,"
-                           : bytes ? "a byte that is not UTF-8"
-                           : nan   ? "NaN or Infinity, which Python writes and JSON does not have,"
-                                   : "a syntax error",
-                           at));
+        return refuse(fmt::format("{} at byte {}",
+                                  half    ? "half of a surrogate pair, as of an emoji that was cut in two,"
+                                  : bytes ? "a byte that is not UTF-8"
+                                  : nan   ? "NaN or Infinity, which Python writes and JSON does not have,"
+                                          : "a syntax error",
+                                  at));
     }
 
 private:
@@ -73,7 +73,7 @@ private:
     template <typename T>
     JsonValue* add(T&& value) {
         if (++values_ > limits_.values) {
-            refuse(strf("more than %zu values", limits_.values));
+            refuse(fmt::format("more than {} values", limits_.values));
             return nullptr;
         }
         JsonValue* place = root_;
@@ -91,7 +91,7 @@ private:
     template <typename T>
     bool open(T&& container) {
         if ((int)stack_.size() == limits_.depth) {
-            return refuse(strf("more than %d levels of lists and objects", limits_.depth));
+            return refuse(fmt::format("more than {} levels of lists and objects", limits_.depth));
         }
         JsonValue* place = add(std::forward<T>(container));
         if (place != nullptr) { stack_.push_back(place); }
@@ -120,7 +120,7 @@ JsonValue parse_json(std::string_view text, const std::string& where, const Json
     // the library takes it for the end of the text, and would ignore what follows
     if (const size_t at = text.find('\0'); at != text.npos) {
         throw Error(kExitBadInput,
-                    strf("%s: not usable JSON: found a zero byte at %zu", where.c_str(), at + 1));
+                    fmt::format("{}: not usable JSON: found a zero byte at {}", where, at + 1));
     }
     JsonValue root;
     Builder builder(&root, limits);

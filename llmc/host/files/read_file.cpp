@@ -32,9 +32,10 @@ bool persistently(const std::string& path, Attempt attempt) {
         if (error == 0) { return true; }
         if (is_missing(error)) { return false; }
     }
-    throw CannotRead(kExitBadInput, strf("%s: cannot read: %s. Nothing was changed. Try again once it can be "
-                                         "read.",
-                                         path.c_str(), std::strerror(error)));
+    throw CannotRead(kExitBadInput,
+                     fmt::format("{}: cannot read: {}. Nothing was changed. Try again once it can be "
+                                 "read.",
+                                 path, std::strerror(error)));
 }
 
 struct Descriptor {
@@ -74,9 +75,9 @@ bool stat_of(const std::string& path, struct stat* st) {
 }
 
 std::string identity_of(const struct stat& st) {
-    auto time = [](const timespec& t) { return strf("%lld.%09ld", (long long)t.tv_sec, t.tv_nsec); };
-    return strf("%llu %llu %lld %s %s", (unsigned long long)st.st_dev, (unsigned long long)st.st_ino,
-                (long long)st.st_size, time(st.st_mtim).c_str(), time(st.st_ctim).c_str());
+    auto time = [](const timespec& t) { return fmt::format("{}.{:09}", t.tv_sec, t.tv_nsec); };
+    return fmt::format("{} {} {} {} {}", st.st_dev, st.st_ino, st.st_size, time(st.st_mtim),
+                       time(st.st_ctim));
 }
 
 }  // namespace
@@ -113,8 +114,9 @@ std::optional<std::string> read_whole(const std::string& path, int64_t most_byte
         [&](const char* data, size_t bytes) {
             text.append(data, bytes);
             if ((int64_t)text.size() > most_bytes) {
-                throw Error(kExitBadInput, strf("%s: longer than the %lld bytes that such a file can have",
-                                                path.c_str(), (long long)most_bytes));
+                throw Error(
+                    kExitBadInput,
+                    fmt::format("{}: longer than the {} bytes that such a file can have", path, most_bytes));
             }
         });
     return there ? std::optional(std::move(text)) : std::nullopt;

@@ -35,7 +35,7 @@ std::string holder(int fd) {
         if (bytes > 0 && std::sscanf(text, "process %d on %n", &pid, &end) == 1 && pid > 0 && end > 0) {
             std::string host(text + end, std::strcspn(text + end, "\n"));
             bool ended = host == host_name() && kill(pid, 0) != 0 && errno == ESRCH;
-            if (!ended) { return strf("process %d on %s", pid, host.c_str()); }
+            if (!ended) { return fmt::format("process {} on {}", pid, host); }
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -47,8 +47,9 @@ bool lock_file(int fd, const std::string& path) {
     while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK) { return false; }
         if (errno == EINTR) { continue; }
-        put_text(stderr, strf("%s: this file system has no locks (%s): start no second run in this folder\n",
-                              path.c_str(), std::strerror(errno)));
+        put_text(stderr,
+                 fmt::format("{}: this file system has no locks ({}): start no second run in this folder\n",
+                             path, std::strerror(errno)));
         break;
     }
     return true;
@@ -76,21 +77,21 @@ void RunLock::take(const std::string& folder) {
         // O_NOFOLLOW: a folder from elsewhere may have a link there, whose file would be emptied
         int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0644);
         if (fd < 0) {
-            throw Error(
-                kExitUsage,
-                strf("%s: cannot make or write this file: %s. %s.", path.c_str(), std::strerror(errno),
-                     errno == ELOOP ? "It is a link, expected a file or nothing: remove it"
-                                    : "Choose an --out that you may write to"));
+            throw Error(kExitUsage,
+                        fmt::format("{}: cannot make or write this file: {}. {}.", path, std::strerror(errno),
+                                    errno == ELOOP ? "It is a link, expected a file or nothing: remove it"
+                                                   : "Choose an --out that you may write to"));
         }
         if (!lock_file(fd, path)) {
             std::string who = holder(fd);
             close(fd);
-            throw Error(kExitUsage, strf("%s: %s trains in this folder (it holds .lock). Wait until it has "
-                                         "ended, or choose another --out.",
-                                         folder.c_str(), who.c_str()));
+            throw Error(kExitUsage,
+                        fmt::format("{}: {} trains in this folder (it holds .lock). Wait until it has "
+                                    "ended, or choose another --out.",
+                                    folder, who));
         }
         if (is_named(fd, path)) {
-            std::string me = strf("process %d on %s\n", (int)getpid(), host_name().c_str());
+            std::string me = fmt::format("process {} on {}\n", (int)getpid(), host_name());
             (void)!ftruncate(fd, 0);  // the lock holds without the name
             (void)!pwrite(fd, me.data(), me.size(), 0);
             fd_ = fd;
@@ -110,10 +111,11 @@ void RunLock::require_held() const {
     if (!taken() || is_named(fd_, path) || (!other && !gone)) { return; }
     throw Error(
         kExitSaveFailed,
-        strf("%s: its .lock is %s: the folder was moved, or .lock removed, so that another process may "
-             "train there. Nothing more is written. Go on from what was saved: --resume auto --out "
-             "FOLDER, where the folder is now.",
-             folder_.c_str(), other ? "another file" : "gone"));
+        fmt::format(
+            "{}: its .lock is {}: the folder was moved, or .lock removed, so that another process may "
+            "train there. Nothing more is written. Go on from what was saved: --resume auto --out "
+            "FOLDER, where the folder is now.",
+            folder_, other ? "another file" : "gone"));
 }
 
 }  // namespace llmc

@@ -54,19 +54,19 @@ public:
 private:
     [[noreturn]] void fail(const std::string& what, const std::string& found,
                            const std::string& expected) const {
-        throw Error(kExitBadInput, strf("%s: not a usable safetensors file: %s: found %s, expected %s. Get "
-                                        "or make the file again.",
-                                        file_.path().c_str(), what.c_str(), found.c_str(), expected.c_str()));
+        throw Error(kExitBadInput,
+                    fmt::format("{}: not a usable safetensors file: {}: found {}, expected {}. Get "
+                                "or make the file again.",
+                                file_.path(), what, found, expected));
     }
 
     uint64_t header_length() const {
-        if (file_.size() < 10) { fail("file size", strf("%zu bytes", file_.size()), "at least 10"); }
+        if (file_.size() < 10) { fail("file size", fmt::format("{} bytes", file_.size()), "at least 10"); }
         uint64_t length;
         file_.read(0, &length, sizeof(length));
         const uint64_t most = std::min<uint64_t>(kMaxHeader, file_.size() - 8);
         if (length < 2 || length > most) {
-            fail("length of the header", strf("%llu", (unsigned long long)length),
-                 strf("2 to %llu", (unsigned long long)most));
+            fail("length of the header", fmt::format("{}", length), fmt::format("2 to {}", most));
         }
         return length;
     }
@@ -84,8 +84,8 @@ private:
     std::vector<int64_t> numbers(const std::string& what, const JsonValue* value, size_t most) const {
         const auto* list = value == nullptr ? nullptr : value->as<JsonValue::List>();
         if (list == nullptr || list->size() > most) {
-            fail(what, list == nullptr ? "no list" : strf("%zu numbers", list->size()),
-                 strf("a list of at most %zu numbers", most));
+            fail(what, list == nullptr ? "no list" : fmt::format("{} numbers", list->size()),
+                 fmt::format("a list of at most {} numbers", most));
         }
         std::vector<int64_t> all;
         for (const JsonValue& item : *list) {
@@ -98,7 +98,9 @@ private:
 
     SafetensorsEntry entry(const std::string& name, const JsonValue& value) const {
         const std::string what = "tensor " + quoted_name(name);
-        if (name.size() > kMaxName) { fail(what, "a longer name", strf("at most %zu bytes", kMaxName)); }
+        if (name.size() > kMaxName) {
+            fail(what, "a longer name", fmt::format("at most {} bytes", kMaxName));
+        }
         const auto* object = value.as<JsonValue::Object>();
         if (object == nullptr || object->size() != 3) {
             fail(what, "something else", "an object of dtype, shape and data_offsets");
@@ -129,17 +131,16 @@ private:
         const uint64_t size = file_.size() - body_;
         if (place.size() != 2 || place[0] > place[1] || (uint64_t)place[1] > size) {
             fail(what + ", data_offsets",
-                 place.size() != 2 ? strf("%zu numbers", place.size())
-                                   : strf("%lld to %lld", (long long)place[0], (long long)place[1]),
-                 strf("begin <= end <= %llu, the bytes behind the header", (unsigned long long)size));
+                 place.size() != 2 ? fmt::format("{} numbers", place.size())
+                                   : fmt::format("{} to {}", place[0], place[1]),
+                 fmt::format("begin <= end <= {}, the bytes behind the header", size));
         }
         uint64_t bytes = width;
         bool fits = true;
         for (int64_t n : e.shape) { fits = fits && multiply_fits(bytes, (uint64_t)n, &bytes); }
         if (!fits || bytes != (uint64_t)(place[1] - place[0])) {
-            fail(what + ", data_offsets", strf("%lld bytes", (long long)(place[1] - place[0])),
-                 fits ? strf("%llu = %s of %s", (unsigned long long)bytes, e.shape_text().c_str(),
-                             e.type_text.c_str())
+            fail(what + ", data_offsets", fmt::format("{} bytes", (place[1] - place[0])),
+                 fits ? fmt::format("{} = {} of {}", bytes, e.shape_text(), e.type_text)
                       : "a shape whose size fits in 64 bits, not " + e.shape_text());
         }
     }
@@ -153,16 +154,16 @@ private:
         for (const SafetensorsEntry& e : *all) {
             const std::string what = "tensor " + quoted_name(e.name) + ", data_offsets";
             if (e.begin != at) {
-                fail(what, strf("a begin at %llu", (unsigned long long)(e.begin - body_)),
-                     strf("%llu, where the tensor before it ends", (unsigned long long)(at - body_)));
+                fail(what, fmt::format("a begin at {}", (e.begin - body_)),
+                     fmt::format("{}, where the tensor before it ends", (at - body_)));
             }
             const auto* known = std::find_if(std::begin(kKnownTypes), std::end(kKnownTypes),
                                              [&](const KnownType& t) { return e.type_text == t.name; });
             at += (uint64_t)e.elements * known->bytes;
         }
         if (at != file_.size()) {
-            fail("file size", strf("%zu bytes", file_.size()),
-                 strf("%llu, where the last tensor ends", (unsigned long long)at));
+            fail("file size", fmt::format("{} bytes", file_.size()),
+                 fmt::format("{}, where the last tensor ends", at));
         }
     }
 
@@ -181,9 +182,9 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors, const std
             shape += (shape.empty() ? "" : ",") + std::to_string(n);
             bytes *= n;
         }
-        header += strf(",%s:{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%lld,%lld]}",
-                       json_text(tensors[i].name).c_str(), type_name(type), shape.c_str(), (long long)at,
-                       (long long)at + (long long)bytes);
+        header += fmt::format(",{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
+                              json_text(tensors[i].name), type_name(type), shape, at,
+                              (long long)at + (long long)bytes);
         at += bytes;
     }
     header += "}";

@@ -58,7 +58,7 @@ RunLog::RunLog(const std::string& folder, int64_t resume_step, const std::string
     out.commit();
     fd_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
     if (fd_ < 0) {
-        throw Error(kExitUsage, strf("%s: cannot write: %s", path_.c_str(), std::strerror(errno)));
+        throw Error(kExitUsage, fmt::format("{}: cannot write: {}", path_, std::strerror(errno)));
     }
     whole_ = (off_t)text.size();
 }
@@ -77,8 +77,8 @@ void RunLog::append(const std::string& line) {
 void RunLog::fail(const char* what) {
     int error = errno;
     long long lines = std::count(kept_.begin(), kept_.end(), '\n');
-    problem_ = strf("%s: cannot %s: %s. Free some space; %lld lines are kept until they can be written",
-                    path_.c_str(), what, std::strerror(error), lines);
+    problem_ = fmt::format("{}: cannot {}: {}. Free some space; {} lines are kept until they can be written",
+                           path_, what, std::strerror(error), lines);
 }
 
 void RunLog::flush() {
@@ -113,17 +113,18 @@ std::string step_text(const StepNumbers& n, size_t columns) {
         std::string text;
         int rank;  // 0 always stays; of the others the highest goes first where there is no room
     };
-    const std::string speed =
-        n.tokens_per_s < 1e6 ? strf("%.0f tok/s", n.tokens_per_s) : strf("%.2fM tok/s", n.tokens_per_s / 1e6);
-    std::vector<Part> parts = {{strf("step %lld/%lld", (long long)n.step, (long long)n.steps), 0},
-                               {strf("loss %.4f", n.loss), 0},
-                               {strf("norm %.3f", n.grad_norm), 2},
-                               {strf("lr %.2e", n.lr), 3},
-                               {strf("%.*f ms", n.ms < 10 ? 2 : 0, n.ms), 5},
-                               {speed, 0},
-                               {n.utilisation < 0 ? "" : strf("%.0f%% of peak", 100 * n.utilisation), 4},
-                               {"ETA " + duration_text(n.seconds_left), 0},
-                               {n.skipped.empty() ? "" : "SKIPPED: " + n.skipped, 1}};
+    const std::string speed = n.tokens_per_s < 1e6 ? fmt::format("{:.0f} tok/s", n.tokens_per_s)
+                                                   : fmt::format("{:.2f}M tok/s", n.tokens_per_s / 1e6);
+    std::vector<Part> parts = {
+        {fmt::format("step {}/{}", n.step, n.steps), 0},
+        {fmt::format("loss {:.4f}", n.loss), 0},
+        {fmt::format("norm {:.3f}", n.grad_norm), 2},
+        {fmt::format("lr {:.2e}", n.lr), 3},
+        {fmt::format("{:.{}f} ms", n.ms, n.ms < 10 ? 2 : 0), 5},
+        {speed, 0},
+        {n.utilisation < 0 ? "" : fmt::format("{:.0f}% of peak", 100 * n.utilisation), 4},
+        {"ETA " + duration_text(n.seconds_left), 0},
+        {n.skipped.empty() ? "" : "SKIPPED: " + n.skipped, 1}};
     std::erase_if(parts, [](const Part& part) { return part.text.empty(); });
     const auto joined = [&](const char* between) {
         std::string line;
@@ -173,9 +174,9 @@ void StepLine::clear() {
 std::string duration_text(double seconds) {
     if (!(seconds >= 0 && seconds < 1e9)) { return "?"; }
     long long s = std::llround(seconds);
-    if (s < 60) { return strf("%llds", s); }
-    if (s < 3600) { return strf("%lldm%02llds", s / 60, s % 60); }
-    return strf("%lldh%02lldm", s / 3600, s / 60 % 60);
+    if (s < 60) { return fmt::format("{}s", s); }
+    if (s < 3600) { return fmt::format("{}m{:02}s", s / 60, s % 60); }
+    return fmt::format("{}h{:02}m", s / 3600, s / 60 % 60);
 }
 
 }  // namespace llmc

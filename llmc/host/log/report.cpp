@@ -52,8 +52,8 @@ std::string report_page(std::vector<RunHistory> runs) {
         std::string page = page_of(runs);
         if (page.size() <= kMostReportBytes) { return page; }
         if (halvings == kMostHalvings) {
-            throw Error(kExitUsage, strf("%zu runs do not fit on a page of %zu bytes. Name fewer.",
-                                         runs.size(), kMostReportBytes));
+            throw Error(kExitUsage, fmt::format("{} runs do not fit on a page of {} bytes. Name fewer.",
+                                                runs.size(), kMostReportBytes));
         }
         for (RunHistory& run : runs) { run.thin(); }
     }
@@ -90,7 +90,8 @@ int report_command(int argc, const char* const* argv) {
     try {
         write_report(out, histories);
     } catch (const Error& e) {
-        throw Error(e.exit_code, strf("%s%s", e.what(), named ? "" : " --out FILE writes it elsewhere."));
+        throw Error(e.exit_code,
+                    fmt::format("{}{}", e.what(), named ? "" : " --out FILE writes it elsewhere."));
     }
     put_text(stdout, "wrote " + out + "\n");
     require_printed();

@@ -33,13 +33,13 @@ int run_main(const char* name, Program program, int argc, char** argv, Train tra
         return train(options, argv);
     } catch (const Error& e) {
         std::fflush(stdout);
-        put_text(stderr, strf("%s: %s\n", name, e.what()));
+        put_text(stderr, fmt::format("{}: {}\n", name, e.what()));
         return e.exit_code;
     } catch (const std::bad_alloc&) {
         std::fprintf(stderr, "%s: out of memory. Use a smaller --batch, --seq-len or --model.\n", name);
         return kExitDevice;
     } catch (const std::exception& e) {
-        put_text(stderr, strf("%s: unexpected: %s\n", name, e.what()));
+        put_text(stderr, fmt::format("{}: unexpected: {}\n", name, e.what()));
         return kExitDevice;
     }
 }

@@ -103,7 +103,7 @@ std::string description(const OptionRow& row, Program program) {
     if (*row.cpu_only && program == Program::kCpu) {
         text = is_switch(row) || allowed(row).empty()
                    ? "in train_gpt2cu only"
-                   : strf("only %s here; %s in train_gpt2cu", row.cpu_only, allowed(row).c_str());
+                   : fmt::format("only {} here; {} in train_gpt2cu", row.cpu_only, allowed(row));
     }
     std::replace(text.begin(), text.end(), ' ', kHardBlank);
     bool lines = std::string(row.help).find('\n') != std::string::npos;
@@ -114,12 +114,12 @@ std::string version_text() {
     std::string compiler = __VERSION__;  // GCC's is only a number
     if (std::isdigit((unsigned char)compiler[0])) { compiler = "GCC " + compiler; }
 #ifdef _OPENMP
-    std::string openmp = strf("OpenMP %d", _OPENMP);
+    std::string openmp = fmt::format("OpenMP {}", _OPENMP);
 #else
     std::string openmp = "without OpenMP: the CPU program uses one core";
 #endif
-    return strf("plumb %s\ncompiler: %s, C++%ld\nbuild: %s\n", kVersion, compiler.c_str(),
-                __cplusplus / 100 % 100, openmp.c_str());
+    return fmt::format("plumb {}\ncompiler: {}, C++{}\nbuild: {}\n", kVersion, compiler,
+                       __cplusplus / 100 % 100, openmp);
 }
 
 // ---- CLI11
@@ -198,16 +198,16 @@ std::string validation_beside(const std::string& train_data) {
 // one CLI11 option for each row; parsing fills settings
 void fill_app(CLI::App& app, Settings& settings, Program program) {
     app.description(
-        strf("plumb trains GPT-2 in plain C++ and CUDA, here on %s. Every option has a default.\n",
-             program == Program::kGpu ? "an NVIDIA GPU" : "the CPU"));
+        fmt::format("plumb trains GPT-2 in plain C++ and CUDA, here on {}. Every option has a default.\n",
+                    program == Program::kGpu ? "an NVIDIA GPU" : "the CPU"));
     app.footer(kHelpEnd);
     app.formatter(std::make_shared<HelpFormatter>());
     app.set_help_flag();  // its row adds it
     const char* group = "";
     for (const OptionRow& row : kOptionTable) {
         if (row.group) { group = row.group; }
-        std::string names = strf("--%s", row.name);
-        if (row.letter) { names += strf(",-%c", row.letter); }
+        std::string names = fmt::format("--{}", row.name);
+        if (row.letter) { names += fmt::format(",-{:c}", row.letter); }
         CLI::Option* option = nullptr;
         if (row.name == std::string("config")) {
             option = app.set_config(names, "", description(row, program));
@@ -227,16 +227,16 @@ long long tokens(const Settings& s) { return (long long)s.batch * s.seq_len; }  
 void check_model(Settings& s) {
     if (s.layers || s.heads || s.channels) {
         if (!s.layers || !s.heads || !s.channels) {
-            fail_usage(strf("--layers, --heads and --channels go together: --%s is missing.",
-                            !s.layers  ? "layers"
-                            : !s.heads ? "heads"
-                                       : "channels"));
+            fail_usage(fmt::format("--layers, --heads and --channels go together: --{} is missing.",
+                                   !s.layers  ? "layers"
+                                   : !s.heads ? "heads"
+                                              : "channels"));
         }
         if (s.channels % s.heads) {
             int low = s.channels / s.heads * s.heads;
             std::string nearest = (low ? std::to_string(low) + " or " : "") + std::to_string(low + s.heads);
-            fail_usage(strf("--channels %d is not a multiple of --heads %d. Nearest: --channels %s.",
-                            s.channels, s.heads, nearest.c_str()));
+            fail_usage(fmt::format("--channels {} is not a multiple of --heads {}. Nearest: --channels {}.",
+                                   s.channels, s.heads, nearest));
         }
         return;
     }
@@ -265,15 +265,15 @@ void check_model(Settings& s) {
 
 void check_batch(Settings& s) {
     if (s.max_seq_len && s.max_seq_len < s.seq_len) {
-        fail_usage(strf("--max-seq-len %d is less than --seq-len %d.", s.max_seq_len, s.seq_len));
+        fail_usage(fmt::format("--max-seq-len {} is less than --seq-len {}.", s.max_seq_len, s.seq_len));
     }
     if (s.total_batch % tokens(s)) {
         long long low = s.total_batch / tokens(s) * tokens(s);
         std::string nearest = (low ? std::to_string(low) + " or " : "") + std::to_string(low + tokens(s));
         fail_usage(
-            strf("--total-batch %lld is not a multiple of batch x seq-len = %d x %d = %lld tokens. "
-                 "Nearest: --total-batch %s.",
-                 (long long)s.total_batch, s.batch, s.seq_len, tokens(s), nearest.c_str()));
+            fmt::format("--total-batch {} is not a multiple of batch x seq-len = {} x {} = {} tokens. "
+                        "Nearest: --total-batch {}.",
+                        s.total_batch, s.batch, s.seq_len, tokens(s), nearest));
     }
 }
 
@@ -284,10 +284,10 @@ void check_precision(Settings& s) {
     for (const OptionRow& row : kOptionTable) {
         std::string value = value_text(row, s);
         if (gpu || !*row.cpu_only || value == row.cpu_only) { continue; }
-        fail_usage(
-            strf("--%s%s needs the GPU program: make train_gpt2cu. This one, on the CPU, computes in fp32 "
-                 "and keeps all activations.",
-                 row.name, is_switch(row) ? "" : (" " + value).c_str()));
+        fail_usage(fmt::format(
+            "--{}{} needs the GPU program: make train_gpt2cu. This one, on the CPU, computes in fp32 "
+            "and keeps all activations.",
+            row.name, is_switch(row) ? "" : (" " + value)));
     }
     if (s.grad_dtype == "bf16" && s.dtype == "fp32") {
         fail_usage("--grad-dtype bf16 is for --dtype bf16; with fp32 the gradients are fp32. Leave one out.");
@@ -305,8 +305,8 @@ void check_validation(Settings& s) {
         fail_usage("--keep-best is about the validation loss: it needs --val-data.");
     }
     if (s.val_batches > (long long)kMaxTokens / tokens(s)) {
-        fail_usage(strf("--val-batches %lld, each of %lld tokens: over 10^15 tokens. -1 = all.",
-                        (long long)s.val_batches, tokens(s)));
+        fail_usage(fmt::format("--val-batches {}, each of {} tokens: over 10^15 tokens. -1 = all.",
+                               s.val_batches, tokens(s)));
     }
     if (s.val_batches) { s.val_tokens = s.val_batches < 0 ? -1 : s.val_batches * tokens(s); }
     s.val_batches = 0;
@@ -318,8 +318,8 @@ void find_hellaswag(Settings& s) {
     if (std::filesystem::exists(kLlmcHellaSwag, ignored)) {
         s.hellaswag = kLlmcHellaSwag;
     } else {
-        s.notes += strf(
-            "-h 1: %s is not there, so no questions are asked. data/make_hellaswag makes such a "
+        s.notes += fmt::format(
+            "-h 1: {} is not there, so no questions are asked. data/make_hellaswag makes such a "
             "file; --hellaswag FILE names another.\n",
             kLlmcHellaSwag);
     }
@@ -333,15 +333,15 @@ void object(const std::vector<std::string>& objections) {
 }
 
 std::string resolved_text(const Settings& s) {
-    std::string out = strf("# plumb %s: the options of a run. --config reads them back.\n", kVersion);
+    std::string out = fmt::format("# plumb {}: the options of a run. --config reads them back.\n", kVersion);
     for (const OptionRow& row : kOptionTable) {
         std::string value = value_text(row, s);
-        if (row.group) { out += strf("\n# %s\n", row.group); }
+        if (row.group) { out += fmt::format("\n# {}\n", row.group); }
         if (value.empty() || (row.name == std::string("model") && s.layers)) { continue; }
         // TOML's whole numbers have 64 bits with their sign
         const bool long_seed = holds<uint64_t>(row) && s.seed > (uint64_t)INT64_MAX;
         if (holds<std::string>(row) || long_seed) { value = escaped(value); }
-        out += strf("%s = %s\n", row.name, value.c_str());
+        out += fmt::format("{} = {}\n", row.name, value);
     }
     return out;
 }

@@ -169,7 +169,9 @@ std::string escaped(const std::string& text) {
         utf8 = length > 0;
     }
     if (!utf8) {
-        for (const char byte : text) { s += strf("%s%d", s.empty() ? "[" : ", ", (unsigned char)byte); }
+        for (const char byte : text) {
+            s += fmt::format("{}{}", s.empty() ? "[" : ", ", (unsigned char)byte);
+        }
         return s + "]";
     }
     s = json_text(text);
@@ -179,7 +181,7 @@ std::string escaped(const std::string& text) {
 
 Pairs read_config(std::string text, const CommandLine& line) {
     const std::string file = "--config " + in_quotes(line.config);
-    const auto where = [&](size_t number) { return file + strf(", line %zu", number); };
+    const auto where = [&](size_t number) { return file + fmt::format(", line {}", number); };
     if (text.find('\0') != text.npos) { fail_usage(file + " is not a text file."); }
     while (text.starts_with("\xef\xbb\xbf")) { text.erase(0, 3); }  // the mark that some editors start with
     std::istringstream lines(text);

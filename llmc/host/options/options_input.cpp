@@ -217,7 +217,7 @@ CommandLine::CommandLine(int argc, const char* const* argv) : tokens_(argv + std
     }
     for (auto [a, b] : kRivals) {
         if (given.contains(a) && given.contains(b)) {
-            objections.push_back(strf("--%s and --%s: give one or the other.", a, b));
+            objections.push_back(fmt::format("--{} and --{}: give one or the other.", a, b));
             all_rows = false;
         }
     }
@@ -257,7 +257,7 @@ std::string CommandLine::next_value(const std::string& where, const char* name) 
     if (at_ == tokens_.size()) { fail_usage(where + " needs a value, and nothing follows. See --help."); }
     if (looks_like_option(tokens_[at_])) {
         fail_usage(where + " needs a value, but the option " + in_quotes(tokens_[at_]) + " follows." +
-                   (*name ? strf(" (If that is the value: --%s=VALUE.)", name) : ""));
+                   (*name ? fmt::format(" (If that is the value: --{}=VALUE.)", name) : ""));
     }
     return tokens_[at_++];
 }
@@ -268,7 +268,7 @@ void CommandLine::add(const OptionRow& row, const std::string& where, const std:
     Settings scratch;
     assign(scratch, row, value, where);
     given.insert(row.name);
-    args.push_back(strf("--%s=", row.name) + value);
+    args.push_back(fmt::format("--{}=", row.name) + value);
     if (row.name == std::string("config")) { config = value; }
 }
 
@@ -302,17 +302,17 @@ void CommandLine::read_hellaswag() {
 }
 
 void CommandLine::read_alias(const LlmcAlias& alias) {
-    std::string where = strf("%s (--%s)", alias.name, alias.row), value = next_value(where, alias.row);
+    std::string where = fmt::format("{} (--{})", alias.name, alias.row), value = next_value(where, alias.row);
     auto meanings = words(alias.words);
     if (meanings.empty()) { return add(*find_row(alias.row), where, value); }
     std::string expected;
     for (size_t i = 0; i < meanings.size(); i++) {
         if (value == std::to_string(i)) { return add(*find_row(alias.row), where, meanings[i]); }
-        expected += strf("%s%zu (%s)",
-                         i == 0                    ? ""
-                         : i + 1 < meanings.size() ? ", "
-                                                   : " or ",
-                         i, meanings[i].c_str());
+        expected += fmt::format("{}{} ({})",
+                                i == 0                    ? ""
+                                : i + 1 < meanings.size() ? ", "
+                                                          : " or ",
+                                i, meanings[i]);
     }
     fail_usage(where + ": " + in_quotes(value) + " is not known. Expected " + expected + ".");
 }
@@ -332,7 +332,7 @@ void CommandLine::read(const std::string& token) {
     }
     const OptionRow* row = find_option(typed);
     if (!row) { unknown_option(token); }
-    std::string where = typed.starts_with("--") ? typed : strf("%s (--%s)", typed.c_str(), row->name);
+    std::string where = typed.starts_with("--") ? typed : fmt::format("{} (--{})", typed, row->name);
     llmc_letters = llmc_letters || (!typed.starts_with("--") && !acts_by_itself(*row));
     if (is_switch(*row) && acts_by_itself(*row)) {
         if (has_value) { fail_usage(where + " takes no value."); }

@@ -91,7 +91,7 @@ bool parse_words(CLI::App* app, int argc, const char* const* argv, int first, co
         }
         const char* stop = problem.ends_with('.') || problem.ends_with('?') ? "" : ".";
         throw Error(kExitUsage,
-                    strf("%s%s%s See %s --help.", command, problem.c_str(), stop, app->get_name().c_str()));
+                    fmt::format("{}{}{} See {} --help.", command, problem, stop, app->get_name()));
     }
 }
 

@@ -51,7 +51,7 @@ std::string bound_text(double value) {
     if (value == kMaxTokens) { return "10^15"; }
     if (value == 0x1p64) { return "2^64 - 1"; }
     if (value < 10000) { return shortest(value); }
-    std::string digits = strf("%.0f", value);
+    std::string digits = fmt::format("{:.0f}", value);
     for (int i = (int)digits.size() - 3; i > 0; i -= 3) { digits.insert(i, ","); }
     return digits;
 }

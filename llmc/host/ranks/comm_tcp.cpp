@@ -54,10 +54,9 @@ bool receive_some(int fd, Traffic* t) {
         t->received += (size_t)got;
         if (in_header && t->received == sizeof(Header) && t->header_in.bytes != (int64_t)t->in.size()) {
             throw Error(kExitPeerLost,
-                        strf("ranks disagree: call %lld brings %lld bytes, expected %zu in call %lld. "
-                             "Were all started with the same program, options and data?",
-                             (long long)t->header_in.call, (long long)t->header_in.bytes, t->in.size(),
-                             (long long)t->header_out.call));
+                        fmt::format("ranks disagree: call {} brings {} bytes, expected {} in call {}. "
+                                    "Were all started with the same program, options and data?",
+                                    t->header_in.call, t->header_in.bytes, t->in.size(), t->header_out.call));
         }
     }
     return true;

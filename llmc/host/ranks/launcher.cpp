@@ -36,10 +36,11 @@ struct Child {
 std::string random_token() {
     unsigned char bytes[16] = {};
     if (getrandom(bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes)) {
-        throw Error(kExitDevice, strf("no random numbers for the job's token: %s", std::strerror(errno)));
+        throw Error(kExitDevice,
+                    fmt::format("no random numbers for the job's token: {}", std::strerror(errno)));
     }
     std::string text;
-    for (unsigned char b : bytes) { text += strf("%02x", b); }
+    for (unsigned char b : bytes) { text += fmt::format("{:02x}", b); }
     return text;
 }
 
@@ -53,7 +54,7 @@ int open_listener(int* port) {
     auto* any = reinterpret_cast<sockaddr*>(&address);
     if (fd < 0 || bind(fd, any, size) != 0 || listen(fd, SOMAXCONN) != 0 ||
         getsockname(fd, any, &size) != 0) {
-        throw Error(kExitDevice, strf("no socket for the ranks to meet at: %s", std::strerror(errno)));
+        throw Error(kExitDevice, fmt::format("no socket for the ranks to meet at: {}", std::strerror(errno)));
     }
     *port = ntohs(address.sin_port);
     return fd;
@@ -85,8 +86,8 @@ public:
             if (pid < 0) {
                 int error = errno;
                 end_all(SIGKILL);
-                throw Error(kExitDevice, strf("rank %d of %zu: the system starts no more processes: %s", rank,
-                                              children_.size(), std::strerror(error)));
+                throw Error(kExitDevice, fmt::format("rank {} of {}: the system starts no more processes: {}",
+                                                     rank, children_.size(), std::strerror(error)));
             }
             children_[(size_t)rank].pid = pid;
         }

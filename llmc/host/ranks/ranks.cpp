@@ -27,8 +27,8 @@ int parse(const std::string& name, const std::string& text, int lo, int hi) {
     int value = 0;
     auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (code != std::errc() || end != text.data() + text.size() || value < lo || value > hi) {
-        fail(strf("%s=%.60s: expected a whole number, %d to %d. Whoever starts the ranks sets it.",
-                  name.c_str(), text.c_str(), lo, hi));
+        fail(fmt::format("{}={:.60}: expected a whole number, {} to {}. Whoever starts the ranks sets it.",
+                         name, text, lo, hi));
     }
     return value;
 }
@@ -36,7 +36,8 @@ int parse(const std::string& name, const std::string& text, int lo, int hi) {
 // The nearest of this process's ancestors that does not have this variable: its launcher, whatever shells are in between.
 int launcher_pid(const std::string& variable) {
     for (int pid = getppid();;) {
-        std::ifstream variables(strf("/proc/%d/environ", pid)), status(strf("/proc/%d/status", pid));
+        std::ifstream variables(fmt::format("/proc/{}/environ", pid)),
+            status(fmt::format("/proc/{}/status", pid));
         const std::string all = '\0' + std::string(std::istreambuf_iterator<char>(variables), {});
         if (all.find('\0' + variable + '=') == std::string::npos) { return pid; }
         for (std::string word; status >> word && word != "PPid:";) {}
@@ -61,12 +62,12 @@ public:
             if (family.size != std::string("WORLD_SIZE")) { require_one(family); }
         }
         if (o_.world_size > 1) {
-            fail(strf(
-                "--world-size %d: which of them this process is, nothing says. Give --rank (llm.c's -pr) "
-                "and --master (-ps), or --ranks %d, which starts them all.",
+            fail(fmt::format(
+                "--world-size {}: which of them this process is, nothing says. Give --rank (llm.c's -pr) "
+                "and --master (-ps), or --ranks {}, which starts them all.",
                 o_.world_size, o_.world_size));
         }
-        if (o_.rank > 0) { fail(strf("--rank %d needs --world-size (llm.c's -pn).", o_.rank)); }
+        if (o_.rank > 0) { fail(fmt::format("--rank {} needs --world-size (llm.c's -pn).", o_.rank)); }
         return {};
     }
 
@@ -96,7 +97,8 @@ private:
         r.source = "--rank and --world-size";
         r.rank = o_.rank, r.size = o_.world_size;
         if (r.rank >= r.size) {
-            fail(strf("--rank %d: of --world-size %d the ranks are 0 to %d.", r.rank, r.size, r.size - 1));
+            fail(fmt::format("--rank {}: of --world-size {} the ranks are 0 to {}.", r.rank, r.size,
+                             r.size - 1));
         }
         place_on_host(-1, -1, &r);
         r.token = "options";
@@ -110,7 +112,8 @@ private:
         r.size = *number(f.size, 1, kMostRanks);
         r.rank = *number(f.rank, 0, r.size - 1);
         if (o_.world_size > 1 && o_.world_size != r.size) {
-            fail(strf("--world-size %d, but %s=%d. Leave one of them out.", o_.world_size, f.size, r.size));
+            fail(fmt::format("--world-size {}, but {}={}. Leave one of them out.", o_.world_size, f.size,
+                             r.size));
         }
         if (r.size == 1) { return {}; }
         const bool slurm = f.size == std::string("SLURM_STEP_NUM_TASKS");
@@ -139,11 +142,11 @@ private:
     void require_one(const Family& f) const {
         const int size = *number(f.size, 1, kMostRanks);
         if (size == 1) { return; }
-        fail(
-            strf("%s=%d, but %s is not set: which of the %d ranks this process is, nothing says. %s count "
-                 "together; a launcher sets both, SLURM's inside an srun step. (WORLD_SIZE without RANK is "
-                 "passed over.) Set %s, or unset %s, or give --ranks 1 for a job of one process.",
-                 f.size, size, f.rank, size, f.name, f.rank, f.size));
+        fail(fmt::format(
+            "{}={}, but {} is not set: which of the {} ranks this process is, nothing says. {} count "
+            "together; a launcher sets both, SLURM's inside an srun step. (WORLD_SIZE without RANK is "
+            "passed over.) Set {}, or unset {}, or give --ranks 1 for a job of one process.",
+            f.size, size, f.rank, size, f.name, f.rank, f.size));
     }
 
     // local_rank, local_size: -1 if nothing says
@@ -186,10 +189,10 @@ private:
             r->host.resize(colon);
         }
         if (r->host.empty()) {
-            fail(strf(
-                "%s: %d ranks on several hosts, and nothing says which is rank 0's. Give --master HOST, or "
+            fail(fmt::format(
+                "{}: {} ranks on several hosts, and nothing says which is rank 0's. Give --master HOST, or "
                 "set MASTER_ADDR in all of them (mpirun -x MASTER_ADDR=HOST).",
-                r->source.c_str(), r->size));
+                r->source, r->size));
         }
     }
 
@@ -209,10 +212,10 @@ int ranks_to_start(const Options& o, const Environment& environment, int devices
         if (o.ranks > 0) { fail("--gpus and --ranks: give one or the other."); }
         count = o.gpus == "all" ? devices : parse("--gpus", o.gpus, 1, 1024);
         if (count > devices) {
-            fail(
-                strf("--gpus %d: this host has %d that the program may use. See nvidia-smi, and whether "
-                     "CUDA_VISIBLE_DEVICES hides some.",
-                     count, devices));
+            fail(fmt::format(
+                "--gpus {}: this host has {} that the program may use. See nvidia-smi, and whether "
+                "CUDA_VISIBLE_DEVICES hides some.",
+                count, devices));
         }
     }
     if (count > 0 && o.world_size > 1) {

@@ -113,7 +113,7 @@ public:
         gethostname(me_.host, sizeof(me_.host) - 1);
         peers_.control.resize((size_t)ranks.size);
         peers_.data.resize((size_t)ranks.size);
-        for (int r = 0; r < ranks.size; r++) { peers_.who.push_back(strf("rank %d", r)); }
+        for (int r = 0; r < ranks.size; r++) { peers_.who.push_back(fmt::format("rank {}", r)); }
         note(me_);
     }
 
@@ -129,7 +129,7 @@ public:
         } else {
             Socket listener = try_listen(0, local_);
             if (!listener.open()) {
-                throw Error(kExitDevice, strf("no socket to listen at: %s", std::strerror(errno)));
+                throw Error(kExitDevice, fmt::format("no socket to listen at: {}", std::strerror(errno)));
             }
             me_.port = port_of(listener);
             connect_to_root();
@@ -144,7 +144,8 @@ public:
 
 private:
     void note(const Hello& h) {
-        peers_.who[(size_t)h.rank] = strf("rank %d (process %d on %.64s)", h.rank, (int)h.process, h.host);
+        peers_.who[(size_t)h.rank] =
+            fmt::format("rank {} (process {} on {:.64})", h.rank, (int)h.process, h.host);
     }
     [[noreturn]] void lost(int rank) const {
         throw Error(kExitPeerLost,
@@ -158,7 +159,7 @@ private:
     void wait_for(const std::string& what, const char* advice) {
         const Clock::time_point now = Clock::now();
         if (now > begin_ + std::chrono::seconds(timeout_s_)) {
-            throw Error(kExitPeerLost, strf("%s, in %d s. %s", what.c_str(), timeout_s_, advice));
+            throw Error(kExitPeerLost, fmt::format("{}, in {} s. {}", what, timeout_s_, advice));
         }
         if (now < next_word_) { return; }
         std::fprintf(stderr, "waiting: %s. %s\n", terminal_text(what).c_str(), advice);
@@ -169,7 +170,7 @@ private:
         for (;;) {
             Socket listener = try_listen((uint16_t)ranks_.port, local_);
             if (listener.open()) { return listener; }
-            wait_for(strf("port %d cannot be listened at: %s", ranks_.port, std::strerror(errno)),
+            wait_for(fmt::format("port {} cannot be listened at: {}", ranks_.port, std::strerror(errno)),
                      "Another job may run here: set another MASTER_PORT, or give --master HOST:PORT, in all "
                      "ranks.");
             pause_or_stop();
@@ -191,8 +192,8 @@ private:
         listener.set_blocking(false);
         std::list<Stranger> strangers;
         while (missing(first, root) != "") {
-            wait_for(strf("of %d ranks, %s: not come to %s:%d", ranks_.size, missing(first, root).c_str(),
-                          ranks_.host.c_str(), ranks_.port),
+            wait_for(fmt::format("of {} ranks, {}: not come to {}:{}", ranks_.size, missing(first, root),
+                                 ranks_.host, ranks_.port),
                      "Were all started, with the same options, and can they reach this host there?");
             const bool accepted = accept_one(listener, &strangers);
             if (!hear(&strangers, first, root) && !accepted) { pause_briefly(listener, strangers); }
@@ -203,7 +204,7 @@ private:
         std::string text;
         for (int r = first; r < ranks_.size; r++) {
             if ((root && !peers_.control[(size_t)r].open()) || !peers_.data[(size_t)r].open()) {
-                text += strf("%s%d", text.empty() ? "rank " : ", ", r);
+                text += fmt::format("{}{}", text.empty() ? "rank " : ", ", r);
             }
         }
         return text;
@@ -300,15 +301,15 @@ private:
         }
         if (reply.answer == Answer::kOtherSize) {
             throw Error(kExitUsage,
-                        strf("%s is one of %d, this is rank %d of %d: they do not belong together.",
-                             peers_.who[(size_t)to].c_str(), reply.size, ranks_.rank, ranks_.size));
+                        fmt::format("{} is one of {}, this is rank {} of {}: they do not belong together.",
+                                    peers_.who[(size_t)to], reply.size, ranks_.rank, ranks_.size));
         }
         if (reply.answer == Answer::kTaken) {
             throw Error(
                 kExitUsage,
-                strf("two processes are rank %d of %d. Give each its own --rank, and each job its own "
-                     "PLUMB_TOKEN.",
-                     ranks_.rank, ranks_.size));
+                fmt::format("two processes are rank {} of {}. Give each its own --rank, and each job its own "
+                            "PLUMB_TOKEN.",
+                            ranks_.rank, ranks_.size));
         }
         note(reply);
         return s;
@@ -356,9 +357,8 @@ private:
     }
 
     void try_again(int rank, const std::string& where, const std::string& why) {
-        wait_for(
-            strf("rank %d cannot reach rank %d at %s: %s", ranks_.rank, rank, where.c_str(), why.c_str()),
-            "Was it started, and does a firewall let these hosts talk?");
+        wait_for(fmt::format("rank {} cannot reach rank {} at {}: {}", ranks_.rank, rank, where, why),
+                 "Was it started, and does a firewall let these hosts talk?");
         pause_or_stop();
     }
 

@@ -32,7 +32,7 @@ int64_t ms_since(Clock::time_point begin) {
 }
 
 std::string place_text(const RankState& s) {
-    std::string text = s.step >= 0 ? strf("at step %lld, ", (long long)s.step) : "before the first step, ";
+    std::string text = s.step >= 0 ? fmt::format("at step {}, ", s.step) : "before the first step, ";
     if (s.what[0] == '\0') { return text + "before all calls"; }
     return text + (s.inside != 0 ? "in '" : "after '") + s.what + "'";
 }
@@ -51,22 +51,23 @@ std::string judge(const std::vector<RankReport>& ranks, const std::vector<std::s
             return who[r] + " is gone: killed, or it crashed. " + here;
         }
         if (k.silent_ms > timeout_ms) {
-            return strf(
-                "%s has given no sign for %g s (--comm-timeout): stopped, or its host is down. Last it was "
-                "%s. %s",
-                who[r].c_str(), seconds, place_text(k.state).c_str(), here.c_str());
+            return fmt::format(
+                "{} has given no sign for {:g} s (--comm-timeout): stopped, or its host is down. Last it was "
+                "{}. {}",
+                who[r], seconds, place_text(k.state), here);
         }
         if (k.waiting_ms > ranks[longest].waiting_ms) { longest = r; }
         if (k.state.calls < ranks[last].state.calls) { last = r; }
     }
     if (ranks[longest].waiting_ms <= timeout_ms) { return ""; }
     if (ranks[last].state.calls == ranks[longest].state.calls) {
-        return strf("'%s' does not end on %s for %g s (--comm-timeout), though all ranks have come to it. %s",
-                    ranks[longest].state.what, who[longest].c_str(), seconds, here.c_str());
+        return fmt::format(
+            "'{}' does not end on {} for {:g} s (--comm-timeout), though all ranks have come to it. {}",
+            ranks[longest].state.what, who[longest], seconds, here);
     }
-    return strf("%s keeps %s waiting for %g s (--comm-timeout): it is %s, the other %s.", who[last].c_str(),
-                who[longest].c_str(), seconds, place_text(ranks[last].state).c_str(),
-                place_text(ranks[longest].state).c_str());
+    return fmt::format("{} keeps {} waiting for {:g} s (--comm-timeout): it is {}, the other {}.", who[last],
+                       who[longest], seconds, place_text(ranks[last].state),
+                       place_text(ranks[longest].state));
 }
 
 Watchdog::Watchdog(int rank, std::vector<Socket> control, std::vector<std::string> who, int timeout_s,
@@ -85,9 +86,10 @@ Watchdog::Watchdog(int rank, std::vector<Socket> control, std::vector<std::strin
     try {
         thread_ = std::thread([this] { watch(); });
     } catch (const std::system_error& e) {
-        throw Error(kExitDevice, strf("no thread to watch the other ranks: %s. Raise the limit on processes "
-                                      "(ulimit -u, a container's pids.max).",
-                                      e.what()));
+        throw Error(kExitDevice,
+                    fmt::format("no thread to watch the other ranks: {}. Raise the limit on processes "
+                                "(ulimit -u, a container's pids.max).",
+                                e.what()));
     }
 }
 
@@ -125,7 +127,7 @@ void Watchdog::leave() {
 
 void Watchdog::lost(int rank) {
     poll(nullptr, 0, kPatienceMs);  // the watchdog of rank 0 sees it too, and knows more
-    const std::string why = strf("rank %d has lost its connection to %s", rank_, who_[(size_t)rank].c_str());
+    const std::string why = fmt::format("rank {} has lost its connection to {}", rank_, who_[(size_t)rank]);
     if (rank_ == 0) {
         std::lock_guard lock(mutex_);
         end_job(kExitPeerLost, why);
@@ -285,15 +287,16 @@ void Watchdog::judge_all() {
         return;
     }
     const RankReport& root = ranks_[0];
-    const std::string me = strf("This is rank %d, ", rank_) + place_text(ranks_[(size_t)rank_].state) + ".";
+    const std::string me =
+        fmt::format("This is rank {}, ", rank_) + place_text(ranks_[(size_t)rank_].state) + ".";
     if (root.gone && root.silent_ms >= kLastWordsMs) {
         end_job(kExitPeerLost, who_[0] + " is gone: killed, or it crashed. " + me);
     }
     if (root.silent_ms > timeout_ms_) {
-        end_job(kExitPeerLost, strf("%s has given no sign for %g s (--comm-timeout): stopped, or its host is "
-                                    "down. Last it was %s. %s",
-                                    who_[0].c_str(), (double)timeout_ms_ / 1000,
-                                    place_text(root.state).c_str(), me.c_str()));
+        end_job(kExitPeerLost,
+                fmt::format("{} has given no sign for {:g} s (--comm-timeout): stopped, or its host is "
+                            "down. Last it was {}. {}",
+                            who_[0], (double)timeout_ms_ / 1000, place_text(root.state), me));
     }
 }
 

@@ -117,7 +117,7 @@ Bpe::Bpe(BpeVocabulary vocabulary, const std::string& where) : vocabulary_(std::
     }
     for (int byte = 0; byte < 256; byte++) {
         const auto at = id_of.find(std::string(1, (char)byte));
-        if (at == id_of.end()) { fail(strf("no token for byte 0x%02x", byte)); }
+        if (at == id_of.end()) { fail(fmt::format("no token for byte 0x{:02x}", byte)); }
         byte_id_[(size_t)byte] = at->second;
         text_ids_ = std::max(text_ids_, at->second + 1);
     }
@@ -128,12 +128,12 @@ Bpe::Bpe(BpeVocabulary vocabulary, const std::string& where) : vocabulary_(std::
     for (const auto& [left, right] : vocabulary_.merges) {
         const auto a = id_of.find(left), b = id_of.find(right), both = id_of.find(left + right);
         if (a == id_of.end() || b == id_of.end() || both == id_of.end()) {
-            fail(strf("merge %d, of %s and %s: one of these two, or both joined, is no token", rank,
-                      quoted_name(left).c_str(), quoted_name(right).c_str()));
+            fail(fmt::format("merge {}, of {} and {}: one of these two, or both joined, is no token", rank,
+                             quoted_name(left), quoted_name(right)));
         }
         if (find(a->second, b->second) != nullptr) {
-            fail(strf("merge %d, of %s and %s, stands twice", rank, quoted_name(left).c_str(),
-                      quoted_name(right).c_str()));
+            fail(fmt::format("merge {}, of {} and {}, stands twice", rank, quoted_name(left),
+                             quoted_name(right)));
         }
         const uint64_t pair = (uint64_t)a->second << 32 | (uint32_t)b->second;
         size_t slot = hash(pair) & (slots - 1);

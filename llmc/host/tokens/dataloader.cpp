@@ -28,8 +28,8 @@ std::vector<std::string> matching_files(const std::string& pattern) {
     std::error_code ignored;
     if (std::filesystem::is_directory(pattern, ignored)) {
         const std::filesystem::path example = std::filesystem::path(pattern) / "*_train_*.bin";
-        throw Error(kExitBadInput, strf("%s: a folder; name the token shards in it, as in '%s'",
-                                        pattern.c_str(), example.c_str()));
+        throw Error(kExitBadInput,
+                    fmt::format("{}: a folder; name the token shards in it, as in '{}'", pattern, example.string()));
     }
     // a name is also a pattern, but one such as run[1].bin does not match itself
     if (std::filesystem::exists(pattern, ignored)) { return {pattern}; }
@@ -106,21 +106,21 @@ ShardSet::ShardSet(const std::string& pattern, int raw_vocab) : pattern_(pattern
         shards_.emplace_back(name, raw_vocab);
         const TokenShard &first = shards_.front(), &shard = shards_.back();
         if (shard.vocab_size() != first.vocab_size()) {
-            throw Error(
-                kExitBadInput,
-                strf("%s: the vocabularies of the shards disagree: %d here, but %d in %s. "
-                     "Use shards made with one tokenizer.",
-                     shard.path().c_str(), shard.vocab_size(), first.vocab_size(), first.path().c_str()));
+            throw Error(kExitBadInput,
+                        fmt::format("{}: the vocabularies of the shards disagree: {} here, but {} in {}. "
+                                    "Use shards made with one tokenizer.",
+                                    shard.path(), shard.vocab_size(), first.vocab_size(), first.path()));
         }
         begins_.push_back(begins_.back() + shard.num_tokens());
         const TokenShard* before = shards_.size() > 1 ? &shards_[shards_.size() - 2] : nullptr;
         const bool new_series = before == nullptr || series_of(before->path()) != series_of(name);
         if (!new_series && before->set_id() != shard.set_id()) {
-            throw Error(kExitBadInput,
-                        strf("%s and %s are shards of different sets: data/make_shards was stopped while it "
-                             "replaced the one by the other: run it again; or two sets have one name: give "
-                             "each a name of its own.",
-                             before->path().c_str(), name.c_str()));
+            throw Error(
+                kExitBadInput,
+                fmt::format("{} and {} are shards of different sets: data/make_shards was stopped while it "
+                            "replaced the one by the other: run it again; or two sets have one name: give "
+                            "each a name of its own.",
+                            before->path(), name));
         }
         missing_ += (new_series ? shard.set_shards() : 0) - (shard.set_shards() > 0);
     }
@@ -140,10 +140,10 @@ void ShardSet::read(int64_t position, std::span<uint16_t> tokens) const {
     auto bad = std::find_if(tokens.begin(), tokens.end(), [&](int id) { return id >= shard.vocab_size(); });
     if (bad != tokens.end()) {
         const int64_t at = begin + (bad - tokens.begin());
-        throw Error(kExitBadInput, strf("%s: token %lld: found id %d, expected 0 to %d (vocabulary of %d). "
-                                        "The shard is damaged or states another vocabulary; make it again.",
-                                        shard.path().c_str(), (long long)at, *bad, shard.vocab_size() - 1,
-                                        shard.vocab_size()));
+        throw Error(kExitBadInput,
+                    fmt::format("{}: token {}: found id {}, expected 0 to {} (vocabulary of {}). "
+                                "The shard is damaged or states another vocabulary; make it again.",
+                                shard.path(), at, *bad, shard.vocab_size() - 1, shard.vocab_size()));
     }
 }
 
@@ -185,12 +185,14 @@ DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed, int raw
     }
     if (windows_.back() == 0) {
         std::string cure = "Use more text.";
-        if (longest > 1) { cure = strf("Use --seq-len %lld or less, or more text.", (long long)longest - 1); }
-        throw Error(kExitBadInput,
-                    strf("%s: too short to train on: sequences of %d tokens need a shard of at least %lld, "
-                         "but the longest of %zu holds %lld. %s",
-                         pattern.c_str(), T, (long long)T + 1, set_.shards().size(), (long long)longest,
-                         cure.c_str()));
+        if (longest > 1) {
+            cure = fmt::format("Use --seq-len {} or less, or more text.", (long long)longest - 1);
+        }
+        throw Error(
+            kExitBadInput,
+            fmt::format("{}: too short to train on: sequences of {} tokens need a shard of at least {}, "
+                        "but the longest of {} holds {}. {}",
+                        pattern, T, (long long)T + 1, set_.shards().size(), longest, cure));
     }
 }
 

@@ -31,17 +31,20 @@ public:
         return value;
     }
     std::span<const uint16_t> tokens(const char* name, size_t count, size_t end, int vocab_size) {
-        if (count > end - at_) { fail(name, strf("%zu tokens", count), 1, end - at_); }
+        if (count > end - at_) { fail(name, fmt::format("{} tokens", count), 1, end - at_); }
         const auto part = words_.subspan(at_, count);
         for (uint16_t token : part) {
-            if (token >= vocab_size) { fail(name, strf("token %d", token), 0, (size_t)vocab_size - 1); }
+            if (token >= vocab_size) {
+                fail(name, fmt::format("token {}", token), 0, (size_t)vocab_size - 1);
+            }
         }
         at_ += count;
         return part;
     }
     [[noreturn]] void fail(const char* name, const std::string& found, size_t low, size_t high) const {
-        const std::string expected = low == high ? strf("%zu", low) : strf("%zu to %zu", low, high);
-        header_.fail(strf("%s of example %zu", name, example_), found, expected);
+        const std::string expected =
+            low == high ? fmt::format("{}", low) : fmt::format("{} to {}", low, high);
+        header_.fail(fmt::format("{} of example {}", name, example_), found, expected);
     }
 
 private:
@@ -63,8 +66,8 @@ EvalFile::EvalFile(const std::string& path) : file_(path) {
     const size_t bytes = file_.size() - kHeaderBytes;
     const size_t least = count * kLeastWords * sizeof(uint16_t);
     if (bytes % 2 != 0 || bytes < least) {
-        header.fail("size", strf("%zu bytes", bytes),
-                    strf("an even number, %zu or more for %zu examples", least, count));
+        header.fail("size", fmt::format("{} bytes", bytes),
+                    fmt::format("an even number, {} or more for {} examples", least, count));
     }
     words_.resize(bytes / 2);
     file_.read(kHeaderBytes, words_.data(), 2 * words_.size());
@@ -95,7 +98,8 @@ EvalFile::EvalFile(const std::string& path) : file_(path) {
         examples_.push_back(example);
     }
     if (!in.done()) {
-        header.fail("size", strf("%zu bytes", bytes), strf("%zu for %zu examples", 2 * in.at(), count));
+        header.fail("size", fmt::format("{} bytes", bytes),
+                    fmt::format("{} for {} examples", 2 * in.at(), count));
     }
 }
 
@@ -124,9 +128,9 @@ void EvalFileWriter::add(int label, const std::vector<int>& context,
     }
     if (bytes > kMostEvalBytes || examples_ == kMostEvalExamples) {
         throw Error(kExitBadInput,
-                    strf("%s: found example %zu of %zu bytes, but the format has room for %zu examples "
-                         "of %zu bytes",
-                         where.c_str(), examples_, bytes, kMostEvalExamples, kMostEvalBytes));
+                    fmt::format("{}: found example {} of {} bytes, but the format has room for {} examples "
+                                "of {} bytes",
+                                where, examples_, bytes, kMostEvalExamples, kMostEvalBytes));
     }
     words[1] = (uint16_t)bytes;
     words_.insert(words_.end(), words.begin(), words.end());

@@ -26,7 +26,7 @@ TokenShard::TokenShard(const std::string& path, int raw_vocab) : file_(path) {
     int64_t count = header.field(2, "token count", 1, std::numeric_limits<int32_t>::max());
     int vocab = header.field(3, "vocabulary size", 0, kMaxVocabSize);
     header.require_size(kHeaderBytes + (uint64_t)count * sizeof(uint16_t),
-                        strf("%zu header + 2 x %lld tokens", kHeaderBytes, (long long)count));
+                        fmt::format("{} header + 2 x {} tokens", kHeaderBytes, count));
     num_tokens_ = count;
     vocab_size_ = vocab == 0 ? kGpt2VocabSize : vocab;
     file_.read(kSetIdWord * sizeof(int32_t), &set_id_, sizeof(set_id_));
@@ -41,7 +41,7 @@ void TokenShard::open_raw(int vocab) {
     if (file_.size() >= sizeof(first)) { file_.read(0, &first, sizeof(first)); }
     if (first == kTokenShardMagic) { fail("it has the header of a token shard. Leave --raw-tokens out."); }
     if (file_.size() % sizeof(uint16_t) != 0) {
-        fail(strf("found %zu bytes, expected a multiple of 2", file_.size()));
+        fail(fmt::format("found {} bytes, expected a multiple of 2", file_.size()));
     }
     num_tokens_ = (int64_t)(file_.size() / sizeof(uint16_t));
     vocab_size_ = vocab;
@@ -92,7 +92,7 @@ void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards) 
     done = (fd < 0 || close(fd) == 0) && done;
     if (!done) {
         throw Error(kExitSaveFailed,
-                    strf("%s: cannot note in it which set it is of: %s", path.c_str(), std::strerror(error)));
+                    fmt::format("{}: cannot note in it which set it is of: {}", path, std::strerror(error)));
     }
 }
 

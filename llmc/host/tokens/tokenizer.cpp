@@ -105,24 +105,26 @@ Tokenizer Tokenizer::load_llmc(const std::string& path) {
     const std::string all = file.text(kHeaderBytes + 256 * (size_t)vocab);
     std::string_view rest = std::string_view(all).substr(kHeaderBytes);
     if (rest.size() < 2 * (size_t)vocab) {  // before anything is allocated
-        header.fail("file size", strf("%zu bytes", file.size()),
-                    strf("at least %zu bytes = %zu header + 2 x %d tokens", kHeaderBytes + 2 * (size_t)vocab,
-                         kHeaderBytes, vocab));
+        header.fail("file size", fmt::format("{} bytes", file.size()),
+                    fmt::format("at least {} bytes = {} header + 2 x {} tokens",
+                                kHeaderBytes + 2 * (size_t)vocab, kHeaderBytes, vocab));
     }
     t.tokens_.reserve((size_t)vocab);
     for (int id = 0; id < vocab; id++) {
         const size_t length = rest.empty() ? 0 : (uint8_t)rest[0];
         if (length == 0) {
-            header.fail(strf("token %d, length", id), rest.empty() ? "the end of the file" : "0", "1 to 255");
+            header.fail(fmt::format("token {}, length", id), rest.empty() ? "the end of the file" : "0",
+                        "1 to 255");
         }
         if (rest.size() < 1 + length) {
-            header.fail(strf("token %d, bytes", id),
-                        strf("%zu bytes before the end of the file", rest.size() - 1), strf("%zu", length));
+            header.fail(fmt::format("token {}, bytes", id),
+                        fmt::format("{} bytes before the end of the file", rest.size() - 1),
+                        fmt::format("{}", length));
         }
         t.tokens_.emplace_back(rest.substr(1, length));
         rest.remove_prefix(1 + length);
     }
-    header.require_size(file.size() - rest.size(), strf("header and %d tokens", vocab));
+    header.require_size(file.size() - rest.size(), fmt::format("header and {} tokens", vocab));
     return t;
 }
 
@@ -162,8 +164,8 @@ std::vector<int> Tokenizer::encode_prompt(std::string_view text, int rows) const
         for (int id : encode(text.substr(0, at))) { ids.push_back(id); }
         if (next < 0) { break; }
         if (next >= rows) {
-            throw Error(kExitUsage, strf("the prompt has %s, token %d, and the model has but %d rows",
-                                         quoted_name(decode(next)).c_str(), next, rows));
+            throw Error(kExitUsage, fmt::format("the prompt has {}, token {}, and the model has but {} rows",
+                                                quoted_name(decode(next)), next, rows));
         }
         ids.push_back(next);
         text.remove_prefix(at + length);

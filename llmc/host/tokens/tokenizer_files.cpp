@@ -81,14 +81,14 @@ std::string bytes_of(const std::string& path, std::string_view text) {
 // puts a token at its id
 void place(const std::string& path, int64_t id, std::string bytes, std::vector<std::string>* tokens) {
     if (id < 0 || id >= kMaxVocab) {
-        refuse(path, strf("found id %lld, expected 0 to %lld", (long long)id, (long long)kMaxVocab - 1));
+        refuse(path, fmt::format("found id {}, expected 0 to {}", id, (long long)kMaxVocab - 1));
     }
-    if (bytes.empty()) { refuse(path, strf("the text of id %lld is empty", (long long)id)); }
+    if (bytes.empty()) { refuse(path, fmt::format("the text of id {} is empty", id)); }
     if ((size_t)id >= tokens->size()) { tokens->resize((size_t)id + 1); }
     std::string& token = (*tokens)[(size_t)id];
     if (!token.empty() && token != bytes) {
-        refuse(path, strf("id %lld stands for both %s and %s", (long long)id, quoted_name(token).c_str(),
-                          quoted_name(bytes).c_str()));
+        refuse(path,
+               fmt::format("id {} stands for both {} and {}", id, quoted_name(token), quoted_name(bytes)));
     }
     token = std::move(bytes);
 }
@@ -111,7 +111,9 @@ void read_vocab(const std::string& path, const JsonValue* value, TokenizerFile* 
 void require_no_gaps(const std::string& path, const TokenizerFile& file) {
     const auto& tokens = file.vocabulary.tokens;
     for (size_t id = 0; id < tokens.size(); id++) {
-        if (tokens[id].empty()) { refuse(path, strf("no token has id %zu, but later ones are there", id)); }
+        if (tokens[id].empty()) {
+            refuse(path, fmt::format("no token has id {}, but later ones are there", id));
+        }
     }
 }
 
@@ -133,7 +135,7 @@ void expect(const std::string& path, const JsonValue* object, const char* name, 
     if (value == nullptr || value->is_null()) { return; }
     const T* found = value->as<T>();
     if (found == nullptr || *found != expected) {
-        refuse(path, strf("\"%s\" has a value that cuts texts in another way than GPT-2 does", name));
+        refuse(path, fmt::format("\"{}\" has a value that cuts texts in another way than GPT-2 does", name));
     }
 }
 
@@ -286,7 +288,7 @@ std::string vocab_json_text(const TokenizerFile& file) {
     std::string text = "{";
     const auto& tokens = file.vocabulary.tokens;
     for (size_t id = 0; id < tokens.size(); id++) {
-        text += strf("%s%s:%zu", id == 0 ? "" : ",", json_text(to_byte_level(tokens[id])).c_str(), id);
+        text += fmt::format("{}{}:{}", id == 0 ? "" : ",", json_text(to_byte_level(tokens[id])), id);
     }
     return text + "}";
 }
@@ -302,25 +304,26 @@ std::string merges_text(const TokenizerFile& file) {
 std::string tokenizer_json_text(const TokenizerFile& file, bool use_regex) {
     std::string added;
     if (file.end_of_text >= 0) {
-        added = strf(
-            "{\"id\":%d,\"content\":%s,\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
-            "\"normalized\":false,\"special\":true}",
-            file.end_of_text, json_text(file.vocabulary.tokens[(size_t)file.end_of_text]).c_str());
+        added = fmt::format(
+            "{{\"id\":{},\"content\":{},\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+            "\"normalized\":false,\"special\":true}}",
+            file.end_of_text, json_text(file.vocabulary.tokens[(size_t)file.end_of_text]));
     }
     std::string merges;
     for (const auto& [left, right] : file.vocabulary.merges) {
         merges += (merges.empty() ? "" : ",") + json_text(to_byte_level(left) + " " + to_byte_level(right));
     }
     const char* regex = use_regex ? "true" : "false";
-    return strf(
-               "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[%s],"
-               "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
-               "\"trim_offsets\":true,\"use_regex\":%s},\"post_processor\":null,\"decoder\":{\"type\":"
-               "\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":%s},\"model\":{"
+    return fmt::format(
+               "{{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{}],"
+               "\"normalizer\":null,\"pre_tokenizer\":{{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+               "\"trim_offsets\":true,\"use_regex\":{}}},\"post_processor\":null,\"decoder\":{{\"type\":"
+               "\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":{}}},\"model\":{"
+               "{"
                "\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":\"\","
                "\"end_of_word_suffix\":\"\",\"fuse_unk\":false,\"byte_fallback\":false,"
                "\"ignore_merges\":false,",
-               added.c_str(), regex, regex) +
+               added, regex, regex) +
            "\"vocab\":" + vocab_json_text(file) + ",\"merges\":[" + merges + "]}}\n";
 }
 

@@ -59,7 +59,7 @@ public:
     bool string(string_t&) override { return refuse("a string"); }
     bool binary(json::binary_t&) override { return refuse("binary data"); }
     bool parse_error(size_t at, const std::string&, const nlohmann::detail::exception&) override {
-        return refuse(strf("a syntax error at byte %zu", at));
+        return refuse(fmt::format("a syntax error at byte {}", at));
     }
 
 private:
@@ -76,8 +76,8 @@ private:
         if (key_ == "probes") { return refuse("a number for 'probes'"); }
         if (key_ == "entropy_nats_per_token") { info.entropy = x; }
         if (key_ == "tokens" && whole != num_tokens_ - 1) {
-            return refuse(
-                strf("tokens = %.15g for a shard that has %lld to predict", x, (long long)num_tokens_ - 1));
+            return refuse(fmt::format("tokens = {:.15g} for a shard that has {} to predict", x,
+                                      (long long)num_tokens_ - 1));
         }
         return true;
     }
@@ -100,10 +100,11 @@ std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_
         handler.problem = "no positive entropy_nats_per_token";
     }
     if (!whole) {
-        throw Error(kExitBadInput,
-                    strf("%s: found %s, expected {\"entropy_nats_per_token\": Y, \"probes\": {...}} as "
-                         "data/make_corpus writes it. Make it again, or remove it.",
-                         path.c_str(), handler.problem.c_str()));
+        throw Error(
+            kExitBadInput,
+            fmt::format("{}: found {}, expected {{\"entropy_nats_per_token\": Y, \"probes\": {{...}}}} as "
+                        "data/make_corpus writes it. Make it again, or remove it.",
+                        path, handler.problem));
     }
     return handler.info;
 }

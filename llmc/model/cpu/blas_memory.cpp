@@ -44,9 +44,9 @@ constexpr char kNoRoom[] =
 void require_blas_memory(int threads) {
     if (has_room((size_t)threads * kBuffer)) { return; }
     throw Error(kExitDevice,
-                strf("the address space is limited (ulimit -v), and OpenBLAS needs %zu MiB of it for "
-                     "%d threads. Allow more, or use fewer threads (OMP_NUM_THREADS).",
-                     (size_t)threads * kBuffer >> 20, threads));
+                fmt::format("the address space is limited (ulimit -v), and OpenBLAS needs {} MiB of it for "
+                            "{} threads. Allow more, or use fewer threads (OMP_NUM_THREADS).",
+                            (size_t)threads * kBuffer >> 20, threads));
 }
 
 }  // namespace llmc

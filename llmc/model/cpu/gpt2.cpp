@@ -377,7 +377,7 @@ std::span<const float> GPT2Cpu::logits_last() const {
 
 Device GPT2Cpu::device(const ModelSettings& settings) {
     require_defaults(settings);
-    return {strf("CPU, %d threads, %s", blas_threads(), blas_name()), 0, ""};
+    return {fmt::format("CPU, {} threads, {}", blas_threads(), blas_name()), 0, ""};
 }
 
 double GPT2Cpu::measure_speed() { return measure_blas_speed(); }

@@ -54,20 +54,21 @@ void add_example(HellaSwagScore* score, int label, const RowLoss* rows) {
     score->examples++;
     std::string losses;
     for (int k = 0; k < kEvalEndings; k++) {
-        losses += strf("%s[%.9g,%d]", k == 0 ? "" : ",", rows[k].sum, rows[k].tokens);
+        losses += fmt::format("{}[{:.9g},{}]", k == 0 ? "" : ",", rows[k].sum, rows[k].tokens);
     }
-    score->questions.push_back(strf("{\"label\":%d,\"answer\":%d,\"normalised\":%d,\"losses\":[%s]}", label,
-                                    answer, normalised, losses.c_str()));
+    score->questions.push_back(fmt::format("{{\"label\":{},\"answer\":{},\"normalised\":{},\"losses\":[{}]}}",
+                                           label, answer, normalised, losses));
 }
 
 }  // namespace
 
 void require_vocabulary(const EvalFile& file, int vocab_size, const std::string& whose) {
     if (file.vocab_size() == vocab_size) { return; }
-    throw Error(kExitBadInput,
-                strf("%s has a vocabulary of %d, %s of %d: the same ids mean other texts. Make the file with "
-                     "data/make_hellaswag and the tokenizer of %s.",
-                     file.path().c_str(), file.vocab_size(), whose.c_str(), vocab_size, whose.c_str()));
+    throw Error(
+        kExitBadInput,
+        fmt::format("{} has a vocabulary of {}, {} of {}: the same ids mean other texts. Make the file with "
+                    "data/make_hellaswag and the tokenizer of {}.",
+                    file.path(), file.vocab_size(), whose, vocab_size, whose));
 }
 
 std::optional<HellaSwagScore> score_hellaswag(const EvalFile& file, int B, int T,

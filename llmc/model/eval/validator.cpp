@@ -31,10 +31,11 @@ Validator::Validator(const Options& o, int vocab_size, int end_of_text)
     : data_(o.val_data, o.seq_len, alignment(o.val_align, o.val_data, o.seq_len, end_of_text, o.raw_tokens),
             end_of_text, o.val_tokens, o.raw_tokens) {
     if (data_.vocab_size() != vocab_size) {
-        throw Error(kExitBadInput,
-                    strf("%s has a vocabulary of %d, %s of %d: they cannot be used together. Make both "
-                         "with one tokenizer.",
-                         o.val_data.c_str(), data_.vocab_size(), o.train_data.c_str(), vocab_size));
+        throw Error(
+            kExitBadInput,
+            fmt::format("{} has a vocabulary of {}, {} of {}: they cannot be used together. Make both "
+                        "with one tokenizer.",
+                        o.val_data, data_.vocab_size(), o.train_data, vocab_size));
     }
     const ShardSet& shards = data_.set();
     check_tokens(shards);
@@ -72,13 +73,13 @@ void Validator::gather_rows(Comm& comm, const std::vector<int64_t>& begins) {
 }
 
 std::string Validator::short_text(double loss) const {
-    std::string text = strf("val loss %.4f", loss);
-    if (info_) { text += strf(", %.3f x the source entropy", loss / info_->entropy); }
+    std::string text = fmt::format("val loss {:.4f}", loss);
+    if (info_) { text += fmt::format(", {:.3f} x the source entropy", loss / info_->entropy); }
     return text;
 }
 
 std::vector<std::string> Validator::summary(double loss) const {
-    if (!info_) { return {strf("val loss %.4f nats/token", loss)}; }
+    if (!info_) { return {fmt::format("val loss {:.4f} nats/token", loss)}; }
     std::vector<std::string> lines;
     for (const ValInfo::Probe& probe : info_->probes) {
         int64_t right = 0;
@@ -87,12 +88,12 @@ std::vector<std::string> Validator::summary(double loss) const {
             for (int64_t i = position; i < position + length; i++) { all = all && hits_[i]; }
             right += all;
         }
-        lines.push_back(strf("accuracy on %s: %.1f %% of %zu", probe.name.c_str(),
-                             100.0 * (double)right / (double)std::max<size_t>(1, probe.spans.size()),
-                             probe.spans.size()));
+        lines.push_back(fmt::format("accuracy on {}: {:.1f} % of {}", probe.name,
+                                    100.0 * (double)right / (double)std::max<size_t>(1, probe.spans.size()),
+                                    probe.spans.size()));
     }
-    lines.push_back(strf("val loss %.4f nats/token, source entropy %.4f, ratio %.3f", loss, info_->entropy,
-                         loss / info_->entropy));
+    lines.push_back(fmt::format("val loss {:.4f} nats/token, source entropy {:.4f}, ratio {:.3f}", loss,
+                                info_->entropy, loss / info_->entropy));
     return lines;
 }
 

@@ -52,8 +52,8 @@ GPT2Config read_config(const HeaderReader& header, int first_word) {
     c.channels = header.field(first_word + 4, "channels", 1, 65536);
     c.padded_vocab_size = header.field(first_word + 5, "padded_vocab_size", c.vocab_size, (1 << 20) + 1024);
     if (c.channels % c.num_heads != 0) {
-        header.fail(strf("header word %d, num_heads", first_word + 3), strf("%d", c.num_heads),
-                    strf("a divisor of channels = %d", c.channels));
+        header.fail(fmt::format("header word {}, num_heads", first_word + 3), fmt::format("{}", c.num_heads),
+                    fmt::format("a divisor of channels = {}", c.channels));
     }
     return c;
 }
@@ -73,8 +73,8 @@ uint64_t body_bytes(const GPT2Config& c, uint64_t width) {
 }
 
 std::string describe(const GPT2Config& c) {
-    return strf("a model of %d layers, %d channels, vocabulary %d (padded %d), %d positions", c.num_layers,
-                c.channels, c.vocab_size, c.padded_vocab_size, c.max_seq_len);
+    return fmt::format("a model of {} layers, {} channels, vocabulary {} (padded {}), {} positions",
+                       c.num_layers, c.channels, c.vocab_size, c.padded_vocab_size, c.max_seq_len);
 }
 
 }  // namespace
@@ -84,7 +84,7 @@ ModelFile::ModelFile(const std::string& path) : file_(path) {
                         "Models are written by train_gpt2 (model.bin in the run folder) and by llm.c.");
     version_ = header.field(1, "version", INT32_MIN, INT32_MAX);
     if (version_ != kModelFp32 && version_ != kModelBf16) {
-        header.fail("header word 1, version", strf("%d", version_), "3 (fp32) or 5 (bf16)");
+        header.fail("header word 1, version", fmt::format("{}", version_), "3 (fp32) or 5 (bf16)");
     }
     config_ = read_config(header, 2);
     header.require_size(body_bytes(config_, version_ == kModelFp32 ? 4 : 2), describe(config_));
@@ -204,17 +204,17 @@ private:
 
 // a line of MANIFEST
 std::string fingerprint(const Digest& digest, const char* name) {
-    return strf("%lld %016" PRIx64 " %s", (long long)digest.bytes, digest.xxh3, name);
+    return fmt::format("{} {:016x} {}", digest.bytes, digest.xxh3, name);
 }
 
 // "" if a file is what its line of MANIFEST says, else what is wrong
 std::string damage_of_file(const std::string& folder, const char* name, const std::string& expected) {
     auto digest = digest_file(folder + "/" + name);
-    if (!digest) { return strf("%s/%s is missing", folder.c_str(), name); }
+    if (!digest) { return fmt::format("{}/{} is missing", folder, name); }
     std::string found = fingerprint(*digest, name);
     if (found == expected) { return ""; }
-    return strf("%s/%s is damaged: found \"%s\" (size, XXH3, name), expected \"%s\" as in MANIFEST",
-                folder.c_str(), name, found.c_str(), expected.substr(0, 200).c_str());
+    return fmt::format("{}/{} is damaged: found \"{}\" (size, XXH3, name), expected \"{}\" as in MANIFEST",
+                       folder, name, found, expected.substr(0, 200));
 }
 
 RunRecord require_intact(const std::string& folder) {
@@ -232,16 +232,14 @@ void move_into_place(const std::string& temporary, const std::string& name) {
     const std::string old = name + kReplaced;
     fs::rename(name, old, error);
     if (error && error != std::errc::no_such_file_or_directory) {
-        throw Error(kExitSaveFailed,
-                    strf("%s: cannot be replaced: %s", name.c_str(), error.message().c_str()));
+        throw Error(kExitSaveFailed, fmt::format("{}: cannot be replaced: {}", name, error.message()));
     }
     bool replaces = !error;
     fs::rename(temporary, name, error);
     if (error) {
         std::string why = error.message();
         if (replaces) { fs::rename(old, name, error); }
-        throw Error(kExitSaveFailed,
-                    strf("%s: cannot be renamed to %s: %s", temporary.c_str(), name.c_str(), why.c_str()));
+        throw Error(kExitSaveFailed, fmt::format("{}: cannot be renamed to {}: {}", temporary, name, why));
     }
     if (replaces) { fs::remove_all(old, error); }
 }
@@ -278,7 +276,7 @@ std::string newest_step(const std::string& run_folder) {
 }
 
 std::string checkpoint_name(const std::string& run_folder, int64_t step) {
-    return strf("%s/step_%08lld", run_folder.c_str(), (long long)step);
+    return fmt::format("{}/step_{:08}", run_folder, step);
 }
 
 int64_t state_elements(const GPT2Config& config, const std::string& optimizer) {
@@ -295,7 +293,7 @@ int64_t checkpoint_bytes(const GPT2Config& config, const std::string& optimizer)
 void save_checkpoint(const std::string& run_folder, const GPT2Config& config, const RunRecord& record,
                      const ReadTensor& read) {
     std::string name = checkpoint_name(run_folder, record.state.step);
-    const std::string temporary = make_new_folder(strf("%s.tmp-%d", name.c_str(), (int)getpid()));
+    const std::string temporary = make_new_folder(fmt::format("{}.tmp-{}", name, (int)getpid()));
     try {
         auto path = [&](const char* file) { return temporary + "/" + file; };
         const TrainedModel model(path(kModelFile), config, read);
@@ -372,10 +370,9 @@ Checkpoint::Checkpoint(const std::string& folder)
       model_(folder + "/" + kModelFile),
       optimizer_(folder + "/" + kOptimizerFile) {
     const auto fail = [&](const std::string& what, const std::string& found, const std::string& expected) {
-        throw Error(
-            kExitBadInput,
-            strf("%s: not a usable optimizer state: %s: found %s, expected %s as in %s",
-                 optimizer_.path().c_str(), what.c_str(), found.c_str(), expected.c_str(), kModelFile));
+        throw Error(kExitBadInput,
+                    fmt::format("{}: not a usable optimizer state: {}: found {}, expected {} as in {}",
+                                optimizer_.path(), what, found, expected, kModelFile));
     };
     record_.kept = model_.facts().kept;
     const std::vector<std::pair<State, int>> moments = moments_of(record_.state.optimizer);
@@ -395,7 +392,7 @@ Checkpoint::Checkpoint(const std::string& folder)
     }
     if (record_.end_of_text >= config().vocab_size) {
         fail("end_of_text of run.json", std::to_string(record_.end_of_text),
-             strf("less than the vocabulary, %d,", config().vocab_size));
+             fmt::format("less than the vocabulary, {},", config().vocab_size));
     }
 }
 

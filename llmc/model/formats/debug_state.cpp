@@ -14,9 +14,9 @@ DebugState::DebugState(const std::string& path, const GPT2Config& config) : conf
     uint64_t rows = (uint64_t)batch_.B * batch_.T;
     uint64_t words = rows * (2 + (uint64_t)config.vocab_size) + 1 + (uint64_t)file_elements(config);
     header.require_size(kHeaderBytes + 4 * words,
-                        strf("header + 4 x (2 x %d x %d tokens + logits + loss + gradients of "
-                             "this model)",
-                             batch_.B, batch_.T));
+                        fmt::format("header + 4 x (2 x {} x {} tokens + logits + loss + gradients of "
+                                    "this model)",
+                                    batch_.B, batch_.T));
     uint64_t at = kHeaderBytes;
     auto read = [&](auto* values, uint64_t count) {
         values->resize(count);
@@ -28,8 +28,8 @@ DebugState::DebugState(const std::string& path, const GPT2Config& config) : conf
     for (uint64_t i = 0; i < 2 * rows; i++) {
         const int32_t id = i < rows ? batch_.tokens[i] : batch_.targets[i - rows];
         if (id < 0 || id >= config.vocab_size) {
-            header.fail(strf("token %llu", (unsigned long long)i), strf("%d", id),
-                        strf("0 to %d", config.vocab_size - 1));
+            header.fail(fmt::format("token {}", i), fmt::format("{}", id),
+                        fmt::format("0 to {}", config.vocab_size - 1));
         }
     }
     read(&logits_, rows * config.vocab_size);

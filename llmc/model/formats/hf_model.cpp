@@ -40,7 +40,7 @@ constexpr HfTensor kHfTensors[kNumTensors] = {
 
 std::string hf_name(int tensor, int64_t layer) {
     const char* name = kHfTensors[tensor].name;
-    return kTensors[tensor].per_layer ? strf("h.%lld.%s", (long long)layer, name) : name;
+    return kTensors[tensor].per_layer ? fmt::format("h.{}.{}", layer, name) : name;
 }
 
 std::vector<int64_t> hf_shape(const GPT2Config& c, int tensor) {
@@ -68,15 +68,16 @@ public:
     explicit ConfigReader(const std::string& path) : path_(path), root_(read_object(path)) {}
 
     [[noreturn]] void fail(const char* field, const std::string& found, const std::string& expected) const {
-        throw Error(kExitBadInput, strf("%s: %s: found %s, expected %s. Only GPT-2 as published can be "
-                                        "loaded.",
-                                        path_.c_str(), field, found.c_str(), expected.c_str()));
+        throw Error(kExitBadInput,
+                    fmt::format("{}: {}: found {}, expected {}. Only GPT-2 as published can be "
+                                "loaded.",
+                                path_, field, found, expected));
     }
     // absent: what stands for a field that is left out
     int size(const char* field, int most, const Json& absent = {}) const {
         const Json value = root_.value(field, absent);
         if (!value.is_number_integer() || value < 1 || value > most) {
-            fail(field, printable_text(value.dump()), strf("1 to %d", most));
+            fail(field, printable_text(value.dump()), fmt::format("1 to {}", most));
         }
         return value;
     }
@@ -111,7 +112,8 @@ GPT2Config read_hf_config(const std::string& path) {
     c.channels = in.size("n_embd", 65536);
     in.expect("n_inner", {4 * c.channels});
     if (c.channels % c.num_heads != 0) {
-        in.fail("n_head", strf("%d", c.num_heads), strf("a divisor of n_embd = %d", c.channels));
+        in.fail("n_head", fmt::format("{}", c.num_heads),
+                fmt::format("a divisor of n_embd = {}", c.channels));
     }
     return c;
 }
@@ -128,10 +130,10 @@ std::map<std::string, std::string> read_index(const std::string& path) {
         const std::string* file = value.as<std::string>();
         if (file == nullptr || file->empty() || file->find('/') != std::string::npos || (*file)[0] == '.' ||
             !file->ends_with(".safetensors")) {
-            throw Error(kExitBadInput,
-                        strf("%s: weight_map, %s: found %s, expected the name of a *.safetensors beside it",
-                             path.c_str(), quoted_name(tensor).c_str(),
-                             file == nullptr ? "no text" : quoted_name(*file).c_str()));
+            throw Error(
+                kExitBadInput,
+                fmt::format("{}: weight_map, {}: found {}, expected the name of a *.safetensors beside it",
+                            path, quoted_name(tensor), file == nullptr ? "no text" : quoted_name(*file)));
         }
         file_of[tensor] = *file;
     }
@@ -225,8 +227,8 @@ void HfModel::open_files() {
             file = files_.emplace_back(std::make_unique<SafetensorsFile>(path_ + "/" + name)).get();
         }
         if (file->find(tensor) == nullptr) {
-            throw Error(kExitBadInput, strf("%s: tensor %s is missing, which the index expects there",
-                                            file->path().c_str(), quoted_name(tensor).c_str()));
+            throw Error(kExitBadInput, fmt::format("{}: tensor {} is missing, which the index expects there",
+                                                   file->path(), quoted_name(tensor)));
         }
     }
 }
@@ -240,8 +242,8 @@ void HfModel::find_tensors() {
     }
     const auto fail = [&](const std::string& name, const std::string& found, const std::string& wanted) {
         throw Error(kExitBadInput,
-                    strf("%s: tensor %s: found %s, expected %s for the GPT-2 of config.json", path_.c_str(),
-                         quoted_name(name).c_str(), found.c_str(), wanted.c_str()));
+                    fmt::format("{}: tensor {}: found {}, expected {} for the GPT-2 of config.json", path_,
+                                quoted_name(name), found, wanted));
     };
     for (const auto& file : files_) {
         for (const SafetensorsEntry& e : file->entries()) {
@@ -316,11 +318,10 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
         }
         const auto bad = std::ranges::find_if_not(part, [](float x) { return std::isfinite(x); });
         if (bad != part.end()) {
-            throw Error(
-                kExitBadInput,
-                strf("%s: found %g in tensor %s, expected a finite number of 32 bits. The training that made "
-                     "this file had diverged: use an earlier one.",
-                     from.file->path().c_str(), *bad, quoted_name(from.entry->name).c_str()));
+            throw Error(kExitBadInput, fmt::format("{}: found {:g} in tensor {}, expected a finite number of "
+                                                   "32 bits. The training that made "
+                                                   "this file had diverged: use an earlier one.",
+                                                   from.file->path(), *bad, quoted_name(from.entry->name)));
         }
         done += n;
     }
@@ -333,15 +334,15 @@ std::string hf_config_text(const GPT2Config& c, const std::string& type, int end
     const std::string end = end_of_text < 0 ? "null" : std::to_string(end_of_text);
     const char* torch_type = type == "fp32" ? "float32" : type == "fp16" ? "float16" : "bfloat16";
     Json config =
-        Json::parse(strf(R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
-        "attn_pdrop": 0.0, "bos_token_id": %s, "embd_pdrop": 0.0, "eos_token_id": %s,
+        Json::parse(fmt::format(R"({{"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.0, "bos_token_id": {}, "embd_pdrop": 0.0, "eos_token_id": {},
         "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2",
-        "n_ctx": %d, "n_embd": %d, "n_head": %d, "n_inner": null, "n_layer": %d, "n_positions": %d,
+        "n_ctx": {}, "n_embd": {}, "n_head": {}, "n_inner": null, "n_layer": {}, "n_positions": {},
         "reorder_and_upcast_attn": false, "resid_pdrop": 0.0, "scale_attn_by_inverse_layer_idx": false,
-        "scale_attn_weights": true, "tie_word_embeddings": true, "torch_dtype": "%s", "use_cache": true,
-        "vocab_size": %d})",
-                         end.c_str(), end.c_str(), c.max_seq_len, c.channels, c.num_heads, c.num_layers,
-                         c.max_seq_len, torch_type, c.vocab_size));
+        "scale_attn_weights": true, "tie_word_embeddings": true, "torch_dtype": "{}", "use_cache": true,
+        "vocab_size": {}}})",
+                                end, end, c.max_seq_len, c.channels, c.num_heads, c.num_layers, c.max_seq_len,
+                                torch_type, c.vocab_size));
     config.update(Json::parse(kept));
     return config.dump(2) + "\n";
 }
@@ -381,11 +382,12 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, cons
         const auto wrong =
             std::find_if_not(values.begin(), values.end(), [end](float v) { return std::abs(v) < end; });
         if (wrong != values.end()) {
-            throw Error(kExitBadInput,
-                        strf("%s: found %g in %s, expected less than %g, for %s. %s", source.path().c_str(),
-                             *wrong, tensors[i].name.c_str(), end, type.c_str(),
-                             std::isfinite(*wrong) ? "Choose --type fp32."
-                                                   : "The training that made this file had diverged."));
+            throw Error(
+                kExitBadInput,
+                fmt::format("{}: found {:g} in {}, expected less than {:g}, for {}. {}", source.path(),
+                            *wrong, tensors[i].name, end, type,
+                            std::isfinite(*wrong) ? "Choose --type fp32."
+                                                  : "The training that made this file had diverged."));
         }
     };
     return write_safetensors(path, tensors,

@@ -35,7 +35,7 @@ public:
     int64_t count(const char* name) const { return count(at(name), name); }
     int64_t count(const char* name, int64_t most) const {
         int64_t value = count(name);
-        if (value > most) { fail(name, strf("at most %lld", (long long)most).c_str()); }
+        if (value > most) { fail(name, fmt::format("at most {}", most).c_str()); }
         return value;
     }
     int64_t count(const Json& value, const char* name) const {
@@ -133,7 +133,7 @@ public:
     }
     [[noreturn]] void fail(const char* name, const char* expected) const {
         throw Error(kExitBadInput,
-                    strf("%s: not a usable record of a run: %s: expected %s", what_.c_str(), name, expected));
+                    fmt::format("{}: not a usable record of a run: {}: expected {}", what_, name, expected));
     }
 
 private:
@@ -150,7 +150,7 @@ Json parse(const std::string& text, const std::string& what) {
     try {
         return Json::parse(text, shallow);
     } catch (const Json::exception& e) {
-        throw Error(kExitBadInput, strf("%s: not a usable record of a run: %s", what.c_str(), e.what()));
+        throw Error(kExitBadInput, fmt::format("{}: not a usable record of a run: {}", what, e.what()));
     }
 }
 
@@ -163,7 +163,7 @@ Json to_list(const Line& line) {
 Json to_list(const std::vector<ShardRecord>& shards) {
     Json list = Json::array();
     for (const ShardRecord& s : shards) {
-        list.push_back({s.name, s.tokens, strf("%016llx", (unsigned long long)s.xxh3), s.identity});
+        list.push_back({s.name, s.tokens, fmt::format("{:016x}", (unsigned long long)s.xxh3), s.identity});
     }
     return list;
 }
@@ -175,7 +175,7 @@ std::string new_id() {
     if (getrandom(&bits, sizeof(bits), 0) != (ssize_t)sizeof(bits)) {
         throw Error(kExitDevice, "the system gives no random numbers (getrandom)");
     }
-    return strf("%016llx", (unsigned long long)bits);
+    return fmt::format("{:016x}", (unsigned long long)bits);
 }
 
 bool lies_on(const Line& line, const Line& checkpoint, int64_t step) {

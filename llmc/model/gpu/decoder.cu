@@ -229,10 +229,11 @@ std::unique_ptr<Decoder> make_gpu_decoder(const ModelSource& source, bool bf16) 
     const GPT2Config& c = source.config();
     const int HS = c.channels / c.num_heads;
     if (HS > kMaxHeadSize || c.channels > kMostDecodeC) {
-        throw Error(kExitUsage,
-                    strf("%s: %d channels in heads of %d: the GPU's kernels have room for %d in heads of "
-                         "%d. ./train_gpt2 generate uses the CPU.",
-                         source.path().c_str(), c.channels, HS, kMostDecodeC, kMaxHeadSize));
+        throw Error(
+            kExitUsage,
+            fmt::format("{}: {} channels in heads of {}: the GPU's kernels have room for {} in heads of "
+                        "{}. ./train_gpt2 generate uses the CPU.",
+                        source.path(), c.channels, HS, kMostDecodeC, kMaxHeadSize));
     }
     if (bf16) { return std::make_unique<GpuDecoder<__nv_bfloat16>>(source); }
     return std::make_unique<GpuDecoder<float>>(source);

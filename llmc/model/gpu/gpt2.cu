@@ -27,16 +27,18 @@ void check_config(const GPT2Config& c, int B, int seq_len, const ModelSettings& 
     require(B > 0 && seq_len > 0 && seq_len <= c.max_seq_len,
             "GPT2: B and T must be positive, T at most max_seq_len");
     if ((int64_t)B * seq_len > INT32_MAX) {
-        throw Error(kExitUsage,
-                    strf("%d sequences of %d tokens at once: at most 2^31 - 1 tokens are possible. Use a "
-                         "smaller --batch; --total-batch adds up the gradients of several.",
-                         B, seq_len));
+        throw Error(
+            kExitUsage,
+            fmt::format("{} sequences of {} tokens at once: at most 2^31 - 1 tokens are possible. Use a "
+                        "smaller --batch; --total-batch adds up the gradients of several.",
+                        B, seq_len));
     }
     if (c.channels / c.num_heads > kMaxHeadSize) {
-        throw Error(kExitUsage,
-                    strf("%d channels in %d heads: heads of %d, but the GPU's attention has room for %d. "
-                         "Use more heads.",
-                         c.channels, c.num_heads, c.channels / c.num_heads, kMaxHeadSize));
+        throw Error(
+            kExitUsage,
+            fmt::format("{} channels in {} heads: heads of {}, but the GPU's attention has room for {}. "
+                        "Use more heads.",
+                        c.channels, c.num_heads, c.channels / c.num_heads, kMaxHeadSize));
     }
 }
 

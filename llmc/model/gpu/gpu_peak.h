@@ -29,10 +29,10 @@ inline Device describe_gpu(const std::string& name, Precision precision) {
         bool bf16 = precision == Precision::kBf16, tf32 = precision == Precision::kTf32;
         double peak = bf16 ? gpu.bf16 : tf32 ? gpu.tf32 : gpu.fp32;
         return {name, peak * 1e12,
-                strf("%.0f TFLOP/s, dense %s, by the data sheet", peak,
-                     bf16   ? "bf16"
-                     : tf32 ? "TF32"
-                            : "fp32")};
+                fmt::format("{:.0f} TFLOP/s, dense {}, by the data sheet", peak,
+                            bf16   ? "bf16"
+                            : tf32 ? "TF32"
+                                   : "fp32")};
     }
     return {name, 0, ""};
 }

@@ -32,7 +32,7 @@ void* open_cupti() {
     const int major = CUDART_VERSION / 1000;
     const char* home = std::getenv("CUDA_HOME");
     const std::string toolkit = home != nullptr ? home : "/usr/local/cuda",
-                      file = strf("libcupti.so.%d", major);
+                      file = fmt::format("libcupti.so.{}", major);
     std::string tried;
     for (const char* folder : {"/lib64/", "/lib/", "/extras/CUPTI/lib64/", ""}) {
         const std::string path = *folder ? toolkit + folder + file : file;
@@ -41,10 +41,10 @@ void* open_cupti() {
     }
     throw Error(
         kExitDevice,
-        strf(
-            "--profile needs CUPTI, which comes with the CUDA Toolkit %d. Not found: %s. Put its folder into "
+        fmt::format(
+            "--profile needs CUPTI, which comes with the CUDA Toolkit {}. Not found: {}. Put its folder into "
             "LD_LIBRARY_PATH, or set CUDA_HOME.",
-            major, tried.c_str()));
+            major, tried));
 }
 
 struct Cupti {
@@ -53,7 +53,7 @@ struct Cupti {
     Function* symbol(const char* name) const {
         void* found = dlsym(library, name);
         if (found == nullptr) {
-            throw Error(kExitDevice, strf("this libcupti has no %s: another version", name));
+            throw Error(kExitDevice, fmt::format("this libcupti has no {}: another version", name));
         }
         return reinterpret_cast<Function*>(found);
     }
@@ -116,9 +116,9 @@ struct ActivityRecorder::Impl {
         const char* text = "?";
         cupti.result_string(status, &text);
         throw Error(kExitDevice,
-                    strf("CUPTI cannot %s: %s. Another profiler may be at work, or this machine keeps "
-                         "programs from being profiled.",
-                         what, text));
+                    fmt::format("CUPTI cannot {}: {}. Another profiler may be at work, or this machine keeps "
+                                "programs from being profiled.",
+                                what, text));
     }
     static void CUPTIAPI request(uint8_t** buffer, size_t* size, size_t* most_records) {
         *buffer = static_cast<uint8_t*>(std::aligned_alloc(kBufferAlignment, kBufferBytes));
@@ -183,7 +183,7 @@ std::vector<Activity> ActivityRecorder::stop() {
     impl_->disable();
     impl_->check(impl_->cupti.flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "hand over its records");
     std::lock_guard lock(impl_->mutex);
-    if (impl_->lost > 0) { throw Error(kExitDevice, strf("CUPTI lost %zu records", impl_->lost)); }
+    if (impl_->lost > 0) { throw Error(kExitDevice, fmt::format("CUPTI lost {} records", impl_->lost)); }
     std::vector<Activity> all = std::move(impl_->records);
     std::stable_sort(all.begin(), all.end(),
                      [](const Activity& a, const Activity& b) { return a.start < b.start; });

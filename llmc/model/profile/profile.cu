@@ -369,9 +369,9 @@ int profile_training(const Options& given) {
     StepProfile p;
     const GPT2Config& c = plan.config;
     p.gpu = device.name;
-    p.model = strf("%d layers, %d heads, %d channels, vocabulary %d of %d, %s, gradients %s", c.num_layers,
-                   c.num_heads, c.channels, c.vocab_size, c.padded_vocab_size, o.dtype.c_str(),
-                   o.grad_dtype.c_str());
+    p.model =
+        fmt::format("{} layers, {} heads, {} channels, vocabulary {} of {}, {}, gradients {}", c.num_layers,
+                    c.num_heads, c.channels, c.vocab_size, c.padded_vocab_size, o.dtype, o.grad_dtype);
     p.date = today();
     p.B = o.batch;
     p.T = o.seq_len;

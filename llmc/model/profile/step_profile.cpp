@@ -147,8 +147,9 @@ Recording analyse(const std::vector<Activity>& records) {
         if (a.kind == Activity::kKernel && has(a.name, kMarker)) { markers.push_back(&a); }
     }
     if (markers.size() < 3) {
-        throw Error(kExitDevice, strf("--profile: CUPTI recorded %zu ends of steps; 3 at least are needed",
-                                      markers.size()));
+        throw Error(
+            kExitDevice,
+            fmt::format("--profile: CUPTI recorded {} ends of steps; 3 at least are needed", markers.size()));
     }
     Recording r;
     std::vector<std::pair<double, size_t>> lengths;
@@ -244,11 +245,11 @@ double roof_of(const StepProfile& p, int reads, int writes) {
         if (roof.reads == reads && roof.writes == writes) { return roof.bytes_per_s; }
     }
     throw Error(kExitDevice,
-                strf("--profile: no roof was measured for %d reads and %d writes", reads, writes));
+                fmt::format("--profile: no roof was measured for {} reads and {} writes", reads, writes));
 }
 
 std::string mix_name(int reads, int writes) {
-    return strf("%dR", reads) + (writes > 0 ? strf("%dW", writes) : std::string());
+    return fmt::format("{}R", reads) + (writes > 0 ? fmt::format("{}W", writes) : std::string());
 }
 
 void add_attention(std::array<Floor, kParts>& floors, const StepProfile& p, double flop_per_s) {
@@ -257,8 +258,8 @@ void add_attention(std::array<Floor, kParts>& floors, const StepProfile& p, doub
         double products = flop / flop_per_s * 1e3, moves = bytes / roof_of(p, 2, 1) * 1e3,
                powers = a.blocks * 64 * 64 / p.exponentials_per_s * 1e3;
         double ms = std::max({products, moves, powers});
-        floors[(int)part] = {strf("%.2f TFLOP", flop * 1e-12),
-                             ms == products ? strf("%.0f TFLOP/s", flop_per_s * 1e-12)
+        floors[(int)part] = {fmt::format("{:.2f} TFLOP", flop * 1e-12),
+                             ms == products ? fmt::format("{:.0f} TFLOP/s", flop_per_s * 1e-12)
                              : ms == moves  ? std::string("2R1W")
                                             : std::string("exponentials"),
                              ms};
@@ -286,20 +287,20 @@ std::array<Floor, kParts> floors_of(const StepProfile& p) {
         floors[(int)s.part].ms += moved / roof * 1e3;
         bytes[(int)s.part] += moved;
         std::string& text = floors[(int)s.part].roof;
-        if (text.empty()) { text = strf("%s %.0f GB/s", mix_name(s.reads, s.writes).c_str(), roof * 1e-9); }
+        if (text.empty()) { text = fmt::format("{} {:.0f} GB/s", mix_name(s.reads, s.writes), roof * 1e-9); }
     }
     for (int i = 0; i < kParts; i++) {
         if (flop[i] > 0) {
-            floors[i].work = strf("%.2f TFLOP", flop[i] * 1e-12);
-            floors[i].roof = strf("%.0f TFLOP/s", flop[i] / floors[i].ms * 1e-9);
+            floors[i].work = fmt::format("{:.2f} TFLOP", flop[i] * 1e-12);
+            floors[i].roof = fmt::format("{:.0f} TFLOP/s", flop[i] / floors[i].ms * 1e-9);
         }
-        if (bytes[i] > 0) { floors[i].work = strf("%.2f GB", bytes[i] * 1e-9); }
+        if (bytes[i] > 0) { floors[i].work = fmt::format("{:.2f} GB", bytes[i] * 1e-9); }
     }
     const double flop_per_s = all_flop / all_ms * 1e3;
     add_attention(floors, p, flop_per_s);
     if (const double muon = p.work.muon_flop; muon > 0) {
-        floors[(int)Part::kMuonProducts] = {strf("%.2f TFLOP", muon * 1e-12),
-                                            strf("%.0f TFLOP/s", flop_per_s * 1e-12),
+        floors[(int)Part::kMuonProducts] = {fmt::format("{:.2f} TFLOP", muon * 1e-12),
+                                            fmt::format("{:.0f} TFLOP/s", flop_per_s * 1e-12),
                                             muon / flop_per_s * 1e3};
     }
     return floors;
@@ -314,14 +315,14 @@ double sum_of_floors(const std::array<Floor, kParts>& floors) {
 namespace {
 
 std::string row_text(const char* name, int calls, double ms, double step_ms, const Floor& floor) {
-    auto number = [](double x) { return x > 0 ? strf("%.3f", x) : std::string("-"); };
+    auto number = [](double x) { return x > 0 ? fmt::format("{:.3f}", x) : std::string("-"); };
     auto percent = [](double part, double whole) {
-        return part > 0 && whole > 0 ? strf("%.1f", 100 * part / whole) : std::string("-");
+        return part > 0 && whole > 0 ? fmt::format("{:.1f}", 100 * part / whole) : std::string("-");
     };
-    return strf("%-28s %6s %9.3f %6s  %-11s %-18s %9s %9s\n", name,
-                calls > 0 ? strf("%d", calls).c_str() : "-", ms, percent(ms, step_ms).c_str(),
-                floor.work.empty() ? "-" : floor.work.c_str(), floor.roof.empty() ? "-" : floor.roof.c_str(),
-                number(floor.ms).c_str(), percent(floor.ms, ms).c_str());
+    return fmt::format("{:28} {:>6} {:9.3f} {:>6}  {:11} {:18} {:>9} {:>9}\n", name,
+                       calls > 0 ? fmt::format("{}", calls) : "-", ms, percent(ms, step_ms),
+                       floor.work.empty() ? "-" : floor.work, floor.roof.empty() ? "-" : floor.roof,
+                       number(floor.ms), percent(floor.ms, ms));
 }
 
 std::string calls_text(const Recording& r) {
@@ -331,11 +332,11 @@ std::string calls_text(const Recording& r) {
         const HostCall& call = r.calls[i];
         waits += call.waits ? call.count : 0;
         if (i < 8 || call.waits) {
-            text += strf("\n  %-36s %8.1f %9.3f ms%s", call.name.c_str(), call.count, call.ms,
-                         call.waits ? "  WAITS" : "");
+            text += fmt::format("\n  {:36} {:8.1f} {:9.3f} ms{}", call.name, call.count, call.ms,
+                                call.waits ? "  WAITS" : "");
         }
     }
-    return text + strf("\nwaiting calls: %.1f a step\n", waits);
+    return text + fmt::format("\nwaiting calls: {:.1f} a step\n", waits);
 }
 
 }  // namespace
@@ -343,14 +344,13 @@ std::string calls_text(const Recording& r) {
 std::string profile_table(const StepProfile& p) {
     auto floors = floors_of(p);
     const StepRecord& step = p.recording.median;
-    std::string text =
-        strf("%s, %s, B=%d, T=%d: step %.3f ms (median of %d; p20 %.3f, p80 %.3f), %.0f tokens/s\n",
-             p.gpu.c_str(), p.model.c_str(), p.B, p.T, p.step_ms, p.steps, p.step_p20_ms, p.step_p80_ms,
-             1e3 * p.B * p.T / p.step_ms);
-    text +=
-        strf("recorded: the step of median length of %zu, %.3f ms\n\n", p.recording.steps_ms.size(), step.ms);
-    text += strf("%-28s %6s %9s %6s  %-11s %-18s %9s %9s\n", "part", "calls", "ms", "%", "work", "roof",
-                 "floor ms", "% of it");
+    std::string text = fmt::format(
+        "{}, {}, B={}, T={}: step {:.3f} ms (median of {}; p20 {:.3f}, p80 {:.3f}), {:.0f} tokens/s\n", p.gpu,
+        p.model, p.B, p.T, p.step_ms, p.steps, p.step_p20_ms, p.step_p80_ms, 1e3 * p.B * p.T / p.step_ms);
+    text += fmt::format("recorded: the step of median length of {}, {:.3f} ms\n\n",
+                        p.recording.steps_ms.size(), step.ms);
+    text += fmt::format("{:28} {:>6} {:>9} {:>6}  {:11} {:18} {:>9} {:>9}\n", "part", "calls", "ms", "%",
+                        "work", "roof", "floor ms", "% of it");
     double sum_ms = 0;
     int calls = 0;
     for (int i = 0; i < kParts; i++) {
@@ -364,18 +364,18 @@ std::string profile_table(const StepProfile& p) {
     if (overlap > 1e-3) { text += row_text("at the same time as another", 0, -overlap, step.ms, {}); }
     text += row_text("step", calls, step.ms, step.ms, {"", "", sum_of_floors(floors)});
     for (const auto& [before, count] : step.fills_before) {
-        text += strf("fills just before %s: %d\n", before.c_str(), count);
+        text += fmt::format("fills just before {}: {}\n", before, count);
     }
-    text += "\n" + strf("%-28s %-8s %7s %6s %6s %10s %10s %8s\n", "product", "", "N", "C", "OC", "first us",
-                        "best us", "TFLOP/s");
+    text += "\n" + fmt::format("{:28} {:8} {:>7} {:>6} {:>6} {:>10} {:>10} {:>8}\n", "product", "", "N", "C",
+                               "OC", "first us", "best us", "TFLOP/s");
     for (const ProductTime& t : p.products) {
-        text += strf("%-28s %-8s %7lld %6d %6d %10.1f %10.1f %8.0f\n", kPartNames[(int)t.work.part],
-                     t.work.name, (long long)t.work.N, t.work.C, t.work.OC, 1e3 * t.first_ms,
-                     1e3 * t.fastest_ms, t.work.flop() / t.fastest_ms * 1e-9);
+        text += fmt::format("{:28} {:8} {:7} {:6} {:6} {:10.1f} {:10.1f} {:8.0f}\n",
+                            kPartNames[(int)t.work.part], t.work.name, t.work.N, t.work.C, t.work.OC,
+                            1e3 * t.first_ms, 1e3 * t.fastest_ms, t.work.flop() / t.fastest_ms * 1e-9);
     }
     return text + "\n" + calls_text(p.recording) +
-           strf("\nS = sum of floors / median step = %.3f / %.3f = %.3f\n", sum_of_floors(floors), p.step_ms,
-                sum_of_floors(floors) / p.step_ms);
+           fmt::format("\nS = sum of floors / median step = {:.3f} / {:.3f} = {:.3f}\n",
+                       sum_of_floors(floors), p.step_ms, sum_of_floors(floors) / p.step_ms);
 }
 
 std::string profile_json(const StepProfile& p) {
@@ -388,39 +388,43 @@ std::string profile_json(const StepProfile& p) {
     for (int i = 0; i < kParts; i++) {
         const Launches& l = step.parts[i];
         add(parts,
-            strf("{\"part\": \"%s\", \"calls\": %d, \"ms\": %.4f, \"work\": \"%s\", \"roof\": \"%s\", "
-                 "\"floor_ms\": %.4f}",
-                 kPartNames[i], l.count, l.ms, floors[i].work.c_str(), floors[i].roof.c_str(), floors[i].ms));
+            fmt::format(
+                "{{\"part\": \"{}\", \"calls\": {}, \"ms\": {:.4f}, \"work\": \"{}\", \"roof\": \"{}\", "
+                "\"floor_ms\": {:.4f}}}",
+                kPartNames[i], l.count, l.ms, floors[i].work, floors[i].roof, floors[i].ms));
     }
     for (const ProductTime& t : p.products) {
         add(products,
-            strf("{\"part\": \"%s\", \"name\": \"%s\", \"N\": %lld, \"C\": %d, \"OC\": %d, "
-                 "\"calls\": %d, \"first_us\": "
-                 "%.2f, \"best_us\": %.2f, \"candidates\": %d, \"same_bits_us\": %.2f, \"same_bits\": "
-                 "%d, \"wide_us\": %.2f, \"unsplit_us\": %.2f, \"fused_us\": %.2f, \"adding_us\": %.2f}",
-                 kPartNames[(int)t.work.part], t.work.name, (long long)t.work.N, t.work.C, t.work.OC,
-                 t.work.calls, 1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates, 1e3 * t.same_bits_ms,
-                 t.same_bits, 1e3 * t.wide_ms, 1e3 * t.unsplit_ms, 1e3 * t.fused_ms, 1e3 * t.adding_ms));
+            fmt::format(
+                "{{\"part\": \"{}\", \"name\": \"{}\", \"N\": {}, \"C\": {}, \"OC\": {}, "
+                "\"calls\": {}, \"first_us\": "
+                "{:.2f}, \"best_us\": {:.2f}, \"candidates\": {}, \"same_bits_us\": {:.2f}, \"same_bits\": "
+                "{}, \"wide_us\": {:.2f}, \"unsplit_us\": {:.2f}, \"fused_us\": {:.2f}, \"adding_us\": "
+                "{:.2f}}}",
+                kPartNames[(int)t.work.part], t.work.name, t.work.N, t.work.C, t.work.OC, t.work.calls,
+                1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates, 1e3 * t.same_bits_ms, t.same_bits,
+                1e3 * t.wide_ms, 1e3 * t.unsplit_ms, 1e3 * t.fused_ms, 1e3 * t.adding_ms));
     }
     for (const auto& [name, l] : step.kernels) {
         add(kernels,
-            strf("{\"kernel\": %s, \"calls\": %d, \"ms\": %.4f}", json_text(name).c_str(), l.count, l.ms));
+            fmt::format("{{\"kernel\": {}, \"calls\": {}, \"ms\": {:.4f}}}", json_text(name), l.count, l.ms));
     }
     for (const HostCall& c : p.recording.calls) {
-        add(calls, strf("{\"call\": \"%s\", \"a_step\": %.2f, \"ms\": %.4f, \"waits\": %s}", c.name.c_str(),
-                        c.count, c.ms, c.waits ? "true" : "false"));
+        add(calls, fmt::format("{{\"call\": \"{}\", \"a_step\": {:.2f}, \"ms\": {:.4f}, \"waits\": {}}}",
+                               c.name, c.count, c.ms, c.waits ? "true" : "false"));
     }
     std::string fills;
     for (const auto& [before, count] : step.fills_before) {
-        fills += strf("%s\"%s\": %d", fills.empty() ? "" : ", ", before.c_str(), count);
+        fills += fmt::format("{}\"{}\": {}", fills.empty() ? "" : ", ", before, count);
     }
-    return strf(
-               "{\n  \"gpu\": %s, \"model\": %s, \"date\": \"%s\", \"B\": %d, \"T\": %d,\n  \"step_ms\": "
-               "%.4f, \"p20_ms\": %.4f, "
-               "\"p80_ms\": %.4f, \"steps\": %d, \"recorded_ms\": %.4f, \"idle_ms\": %.4f,\n  \"floors_ms\": "
-               "%.4f, \"S\": %.4f,\n",
-               json_text(p.gpu).c_str(), json_text(p.model).c_str(), p.date.c_str(), p.B, p.T, p.step_ms,
-               p.step_p20_ms, p.step_p80_ms, p.steps, step.ms, step.idle_ms, sum_of_floors(floors),
+    return fmt::format(
+               "{{\n  \"gpu\": {}, \"model\": {}, \"date\": \"{}\", \"B\": {}, \"T\": {},\n  \"step_ms\": "
+               "{:.4f}, \"p20_ms\": {:.4f}, "
+               "\"p80_ms\": {:.4f}, \"steps\": {}, \"recorded_ms\": {:.4f}, \"idle_ms\": {:.4f},\n  "
+               "\"floors_ms\": "
+               "{:.4f}, \"S\": {:.4f},\n",
+               json_text(p.gpu), json_text(p.model), p.date, p.B, p.T, p.step_ms, p.step_p20_ms,
+               p.step_p80_ms, p.steps, step.ms, step.idle_ms, sum_of_floors(floors),
                sum_of_floors(floors) / p.step_ms) +
            "  \"fills_before\": {" + fills + "},\n  \"parts\": [" + parts + "],\n  \"products\": [" +
            products + "],\n  \"calls\": [" + calls + "],\n  \"kernels\": [" + kernels + "]\n}\n";

@@ -54,7 +54,8 @@ int64_t choose_steps(const Options& o, const RunFacts& f, bool muon, std::string
             throw Error(kExitUsage,
                         "--minutes plans by the speed of a CPU; on a GPU give --steps or --epochs.");
         }
-        *why += strf("steps: what this machine does in about %g minutes at its present speed\n", o.minutes);
+        *why += fmt::format("steps: what this machine does in about {:g} minutes at its present speed\n",
+                            o.minutes);
         return std::max<int64_t>(1, std::llround(60 * o.minutes / seconds_of_step(f, muon)));
     }
     // as in llm.c, whose scripts wait for the checkpoint of this step
@@ -66,7 +67,7 @@ int64_t choose_steps(const Options& o, const RunFacts& f, bool muon, std::string
     double epochs = std::clamp(useful, least, most);
     std::string reason = epochs == most   ? "a text read more often teaches little"
                          : useful < least ? "each token once"
-                                          : strf("about %g tokens for each parameter", each);
+                                          : fmt::format("about {:g} tokens for each parameter", each);
     if (epochs > 1) { epochs = std::round(epochs); }
     const int64_t steps = steps_of(epochs);
     const double read = (double)(steps * f.tokens_per_step) / epoch;
@@ -74,11 +75,12 @@ int64_t choose_steps(const Options& o, const RunFacts& f, bool muon, std::string
         epochs = read;
         reason = "a step has more tokens; a smaller --batch or --total-batch has fewer";
     }
-    *why += strf("steps: %.3g epoch%s: %s (--steps or --epochs to choose)\n", epochs, epochs == 1 ? "" : "s",
-                 reason.c_str());
+    *why += fmt::format("steps: {:.3g} epoch{}: {} (--steps or --epochs to choose)\n", epochs,
+                        epochs == 1 ? "" : "s", reason);
     if (f.flops_per_s > 0) {
-        *why += strf("time: about %s at the present speed of this machine; --minutes N plans for another\n",
-                     duration_text((double)steps * seconds_of_step(f, muon)).c_str());
+        *why += fmt::format(
+            "time: about {} at the present speed of this machine; --minutes N plans for another\n",
+            duration_text((double)steps * seconds_of_step(f, muon)));
     }
     return steps;
 }
@@ -98,7 +100,7 @@ double choose_lr(const RunFacts& f, bool muon, std::string* why) {
     }
     const double unit = std::pow(10.0, std::floor(std::log10(lr)) - 1);
     lr = std::round(lr / unit) * unit;  // two digits
-    *why += strf("lr: %.1e: %s\n", lr, reason.c_str());
+    *why += fmt::format("lr: {:.1e}: {}\n", lr, reason);
     return lr;
 }
 
@@ -136,17 +138,17 @@ Chosen choose(const Options& o, const RunFacts& f) {
     c.final_lr_fraction = o.final_lr_fraction >= 0 ? o.final_lr_fraction : 1;
     if (o.warmup < 0 && !letters) {
         c.warmup = std::min(kMostWarmup, c.steps / 20);
-        c.why += strf("warm-up: a twentieth of the steps, at most %lld\n", (long long)kMostWarmup);
+        c.why += fmt::format("warm-up: a twentieth of the steps, at most {}\n", kMostWarmup);
     }
     if (o.final_lr_fraction < 0 && !letters) {
         c.final_lr_fraction = 0.1;
         c.why += "decay: to a tenth, as GPT-3's\n";
     }
     if (c.warmup >= c.steps && c.warmup > 0 && c.lr > 0) {
-        c.why += strf(
-            "note: a warm-up of %lld steps in a run of %lld: the learning rate does not get further "
-            "than %.2g\n",
-            (long long)c.warmup, (long long)c.steps, c.lr * (double)c.steps / (double)c.warmup);
+        c.why += fmt::format(
+            "note: a warm-up of {} steps in a run of {}: the learning rate does not get further "
+            "than {:.2g}\n",
+            c.warmup, c.steps, c.lr * (double)c.steps / (double)c.warmup);
     }
     const int64_t every = letters ? 20 : (c.steps + 9) / 10;
     c.val_every = o.val_every >= 0 ? o.val_every : letters ? every : choose_val_every(f, c.steps);

@@ -35,9 +35,9 @@ NamedModel find_model(const CommandOptions& o) {
     std::string notes;
     NamedModel model = open_model(o.model, &notes);
     const GPT2Config& c = model.source->config();
-    note(notes + strf("model: %s (%d layers, %d channels, %d positions, vocabulary %d, %s)",
-                      model.path.c_str(), c.num_layers, c.channels, c.max_seq_len, c.vocab_size,
-                      model.source->type()));
+    note(notes + fmt::format("model: {} ({} layers, {} channels, {} positions, vocabulary {}, {})",
+                             model.path, c.num_layers, c.channels, c.max_seq_len, c.vocab_size,
+                             model.source->type()));
     return model;
 }
 
@@ -47,8 +47,8 @@ std::optional<Tokenizer> find_tokenizer(const CommandOptions& o, const NamedMode
     std::optional<Tokenizer> t =
         o.tokenizer.empty() ? Tokenizer::find(model.folder) : Tokenizer::load(o.tokenizer);
     const std::string sizes =
-        strf("the tokenizer in %s has %d tokens, the model a vocabulary of %d: ",
-             (o.tokenizer.empty() ? model.folder : o.tokenizer).c_str(), t ? t->vocab_size() : 0, vocab);
+        fmt::format("the tokenizer in {} has {} tokens, the model a vocabulary of {}: ",
+                    o.tokenizer.empty() ? model.folder : o.tokenizer, t ? t->vocab_size() : 0, vocab);
     if (t && !t->fits(vocab)) {
         throw Error(kExitBadInput,
                     sizes + "they do not belong together. Name the right one with --tokenizer.");
@@ -65,11 +65,12 @@ Tokenizer require_tokenizer(const CommandOptions& o, const NamedModel& model) {
     if (!o.prompt_ids.empty()) { return Tokenizer::numbers(model.source->config().vocab_size); }
     throw Error(
         kExitUsage,
-        strf("%s has a vocabulary of %d, and no tokenizer lies beside it: what do the ids mean? Give "
-             "--tokenizer a folder with tokenizer.json, or vocab.bpe and encoder.json, or --prompt-ids "
-             "1,2,3: then the text is ids, too (nanoGPT's meta.pkl, which is not read, as a pickle can "
-             "run code, says what they mean).",
-             model.path.c_str(), model.source->config().vocab_size));
+        fmt::format(
+            "{} has a vocabulary of {}, and no tokenizer lies beside it: what do the ids mean? Give "
+            "--tokenizer a folder with tokenizer.json, or vocab.bpe and encoder.json, or --prompt-ids "
+            "1,2,3: then the text is ids, too (nanoGPT's meta.pkl, which is not read, as a pickle can "
+            "run code, says what they mean).",
+            model.path, model.source->config().vocab_size));
 }
 
 // ---- generate ----------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ public:
         const int rows = decoder_->config().vocab_size;
         for (int id : o_.prompt_ids) {
             if (id >= 0 && id < rows) { continue; }
-            throw Error(kExitUsage, strf("--prompt-ids: found %d, expected 0 to %d", id, rows - 1));
+            throw Error(kExitUsage, fmt::format("--prompt-ids: found {}, expected 0 to {}", id, rows - 1));
         }
         if (o_.interactive) {
             converse();
@@ -121,10 +122,10 @@ private:
     Context new_context() {
         return Context(decoder_.get(), [this](int left) {
             if (slides_++ == 0) {
-                note(
-                    strf("(the text is longer than the %d tokens that the model sees: it goes on from the "
-                         "last %d)",
-                         decoder_->config().max_seq_len, left));
+                note(fmt::format(
+                    "(the text is longer than the {} tokens that the model sees: it goes on from the "
+                    "last {})",
+                    decoder_->config().max_seq_len, left));
             }
         });
     }
@@ -150,16 +151,17 @@ private:
         seconds_ += sample.seconds;
     }
     void print_stats() const {
-        std::string text = strf("prompts took %.3f s", prompt_seconds_);
+        std::string text = fmt::format("prompts took {:.3f} s", prompt_seconds_);
         if (computed_ > 0) {
             const double rate = (double)computed_ / seconds_;
-            text += strf("; after them %lld tokens in %.2f s, %.1f tokens/s, %.3f ms a token",
-                         (long long)computed_, seconds_, rate, 1e3 / rate);
+            text += fmt::format("; after them {} tokens in {:.2f} s, {:.1f} tokens/s, {:.3f} ms a token",
+                                computed_, seconds_, rate, 1e3 / rate);
             const DecoderTraffic traffic = decoder_->traffic();
             if (traffic.bytes_per_second > 0) {
-                text += strf(", %.2f of the memory's speed: %.1f MB of weights a token, at most %.0f GB/s",
-                             (double)traffic.bytes * rate / traffic.bytes_per_second,
-                             (double)traffic.bytes / 1e6, traffic.bytes_per_second / 1e9);
+                text += fmt::format(
+                    ", {:.2f} of the memory's speed: {:.1f} MB of weights a token, at most {:.0f} GB/s",
+                    (double)traffic.bytes * rate / traffic.bytes_per_second, (double)traffic.bytes / 1e6,
+                    traffic.bytes_per_second / 1e9);
             }
         }
         note(text);
@@ -178,9 +180,8 @@ private:
         if (o_.json) {
             std::string ids;
             for (int32_t id : sample.ids) { ids += (ids.empty() ? "" : ",") + std::to_string(id); }
-            line = strf("{\"sample\":%lld,\"prompt\":%s,\"text\":%s,\"ids\":[%s],\"ended\":\"%s\"}\n",
-                        (long long)number, json_text(prompt).c_str(), json_text(sample.text).c_str(),
-                        ids.c_str(), sample.ended);
+            line = fmt::format("{{\"sample\":{},\"prompt\":{},\"text\":{},\"ids\":[{}],\"ended\":\"{}\"}}\n",
+                               number, json_text(prompt), json_text(sample.text), ids, sample.ended);
         }
         print_text(line);
     }
@@ -252,9 +253,9 @@ std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
     ValidationData data(o.data, T, align, end, o.max_tokens, o.raw_tokens);
     if (!same_ids(tokenizer, c.vocab_size, vocab)) {
         throw Error(kExitBadInput,
-                    strf("%s has a vocabulary of %d, the model of %d: make the shards with the "
-                         "model's tokenizer",
-                         o.data.c_str(), vocab, c.vocab_size));
+                    fmt::format("{} has a vocabulary of {}, the model of {}: make the shards with the "
+                                "model's tokenizer",
+                                o.data, vocab, c.vocab_size));
     }
     double nats = 0;
     int64_t tokens = 0, bytes = 0;
@@ -273,9 +274,8 @@ std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
     }
     const double loss = nats / (double)tokens, bits = nats / std::log(2.0) / (double)bytes;
     if (o.json) {
-        return strf("\"tokens\":%lld,\"seq_len\":%d,\"loss\":%.9g,\"bytes\":%lld,\"bits_per_byte\":%s",
-                    (long long)tokens, T, loss, (long long)bytes,
-                    bytes > 0 ? strf("%.9g", bits).c_str() : "null");
+        return fmt::format("\"tokens\":{},\"seq_len\":{},\"loss\":{:.9g},\"bytes\":{},\"bits_per_byte\":{}",
+                           tokens, T, loss, bytes, bytes > 0 ? fmt::format("{:.9g}", bits) : "null");
     }
     std::printf("tokens      %lld, in rows of %d%s\n", (long long)tokens, T,
                 align == ValidationData::Align::kDocument ? ", each document from the start of a row" : "");
@@ -292,14 +292,15 @@ std::string evaluate_hellaswag(const EvalFile& file, const CommandOptions& o, Lo
     const auto losses = [&](const Batch& batch) { return evaluate(model, batch); };
     const HellaSwagScore score = *score_hellaswag(file, o.batch, T, losses);  // a signal ends a sub-command
     if (score.cut > 0) {
-        note(strf("%lld endings are longer with their context than %d tokens: only the last of these count",
-                  (long long)score.cut, T));
+        note(fmt::format(
+            "{} endings are longer with their context than {} tokens: only the last of these count",
+            score.cut, T));
     }
     if (o.json) {
         std::string questions;
         for (const std::string& q : score.questions) { questions += (questions.empty() ? "" : ",") + q; }
-        return strf("\"hellaswag\":{\"examples\":%lld,\"accuracy\":%.9g,\"normalised\":%.9g",
-                    (long long)score.examples, score.accuracy(), score.normalised()) +
+        return fmt::format("\"hellaswag\":{{\"examples\":{},\"accuracy\":{:.9g},\"normalised\":{:.9g}",
+                           score.examples, score.accuracy(), score.normalised()) +
                (o.per_question ? ",\"questions\":[" + questions + "]}" : "}");
     }
     std::printf("HellaSwag   %lld examples\n", (long long)score.examples);
@@ -316,7 +317,7 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
     const int T = o.seq_len > 0 ? o.seq_len : std::min(c.max_seq_len, 1024);
     if (T > c.max_seq_len) {
         throw Error(kExitUsage,
-                    strf("--seq-len %d is more than the %d positions of the model", T, c.max_seq_len));
+                    fmt::format("--seq-len {} is more than the {} positions of the model", T, c.max_seq_len));
     }
     const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
     std::optional<EvalFile> questions;

@@ -38,8 +38,7 @@ bool falls(const Settings& settings) {
 }
 
 std::string describe(const ShardRecord& shard) {
-    return strf("%s of %lld tokens with XXH3 %016" PRIx64, shard.name.c_str(), (long long)shard.tokens,
-                shard.xxh3);
+    return fmt::format("{} of {} tokens with XXH3 {:016x}", shard.name, shard.tokens, shard.xxh3);
 }
 
 }  // namespace
@@ -74,9 +73,9 @@ std::string difference(const std::vector<ShardRecord>& was, const std::vector<Sh
         if (i < was.size() && i < is.size() && was[i].tokens == is[i].tokens && was[i].xxh3 == is[i].xxh3) {
             continue;
         }
-        return strf("shard %zu: found %s, expected %s", i + 1,
-                    i < is.size() ? describe(is[i]).c_str() : "no shard",
-                    i < was.size() ? describe(was[i]).c_str() : "no shard");
+        return fmt::format("shard {}: found {}, expected {}", i + 1,
+                           i < is.size() ? describe(is[i]) : "no shard",
+                           i < was.size() ? describe(was[i]) : "no shard");
     }
     return "";
 }
@@ -91,7 +90,7 @@ std::map<std::string, std::string> recorded_settings(const Options& o, const std
     settings["device"] = device;
     settings["products"] = "cuBLASLt's first proposals";
     if (auto digest = o.tune_gemm.empty() ? std::nullopt : digest_file(o.tune_gemm)) {
-        settings["products"] = strf("those of a --tune-gemm file with XXH3 %016" PRIx64, digest->xxh3);
+        settings["products"] = fmt::format("those of a --tune-gemm file with XXH3 {:016x}", digest->xxh3);
     }
     return settings;
 }
@@ -104,8 +103,7 @@ std::string changed_settings(const std::map<std::string, std::string>& was,
         if (before == was.end() || now == is.end() || before->second == now->second) { return; }
         // of a learning rate that does not fall the number of steps changes nothing
         if (name == "steps" && !(falls(was) && falls(is))) { return; }
-        text += strf("%s was %s, is %s from here on%s\n", name.c_str(), before->second.c_str(),
-                     now->second.c_str(), meaning);
+        text += fmt::format("{} was {}, is {} from here on{}\n", name, before->second, now->second, meaning);
     };
     for (const char* name : kCourse) { compare(name, ""); }
     for (const char* name : kKept) { compare(name, ""); }
@@ -126,7 +124,7 @@ std::string weights_digest(const std::string& checkpoint, const std::string& mod
     if (!checkpoint.empty()) { return weights_digest("", checkpoint + "/MANIFEST"); }
     if (file_kind(model) != FileKind::kFolder) {
         const auto digest = model.empty() ? std::nullopt : digest_file(model);
-        return digest ? strf("XXH3 %016" PRIx64, digest->xxh3) : "none";
+        return digest ? fmt::format("XXH3 {:016x}", digest->xxh3) : "none";
     }
     std::string text;
     auto names = folder_names(model).value_or(std::vector<std::string>());
@@ -141,8 +139,8 @@ void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Opt
                          const std::string& weights) {
     const auto require_same = [](const std::string& difference, const std::string& what, const char* cure) {
         if (difference.empty()) { return; }
-        throw Error(kExitBadInput, strf("this rank has other %s than rank 0: %s. %s", what.c_str(),
-                                        difference.c_str(), cure));
+        throw Error(kExitBadInput,
+                    fmt::format("this rank has other {} than rank 0: {}. {}", what, difference, cure));
     };
     constexpr const char* kCopy = "Give all ranks the same files.";
     require_same(difference(root.train_data, mine.train_data), "training data of " + options.train_data,
@@ -150,7 +148,7 @@ void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Opt
     require_same(difference(root.val_data, mine.val_data), "validation data of " + options.val_data, kCopy);
     const auto setting = [&](const char* name) {
         const std::string &found = mine.settings.at(name), &expected = root.settings.at(name);
-        return found == expected ? "" : strf("found %s, expected %s", found.c_str(), expected.c_str());
+        return found == expected ? "" : fmt::format("found {}, expected {}", found, expected);
     };
     require_same(setting("entropy"), "entropy in the val.json beside " + options.val_data, kCopy);
     require_same(setting("weights"), "weights in " + weights, kCopy);
@@ -167,15 +165,15 @@ RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const
     RunRecord is = read_here(was, options, train, val, device);
     std::string other = was.train_data.empty() ? "" : difference(was.train_data, is.train_data);
     if (!other.empty() && !options.new_data) {
-        throw Error(kExitBadInput,
-                    strf("%s: other data than %s was trained on: %s. Give the same data again, or go on with "
-                         "this from its start: --new-data.",
-                         train.pattern().c_str(), checkpoint.c_str(), other.c_str()));
+        throw Error(
+            kExitBadInput,
+            fmt::format("{}: other data than {} was trained on: {}. Give the same data again, or go on with "
+                        "this from its start: --new-data.",
+                        train.pattern(), checkpoint, other));
     }
     if (!other.empty()) {
         is.data_start = was.state.step;
-        *notes += strf("step %lld | new training data, from its start: %s\n", (long long)was.state.step,
-                       other.c_str());
+        *notes += fmt::format("step {} | new training data, from its start: {}\n", was.state.step, other);
     }
     std::string other_val =
         was.val_data.empty() || val == nullptr ? "" : difference(was.val_data, is.val_data);
@@ -186,9 +184,9 @@ RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const
     };
     if (is.best && (!other_val.empty() || differs("val-tokens") || differs("val-align"))) {
         is.best.reset();  // losses on other tokens do not compare
-        *notes +=
-            strf("the lowest loss so far, that of step %lld, was on other tokens: --keep-best starts anew\n",
-                 (long long)was.best->step);
+        *notes += fmt::format(
+            "the lowest loss so far, that of step {}, was on other tokens: --keep-best starts anew\n",
+            was.best->step);
     }
     *notes += changed_settings(was.settings, is.settings);
     return is;

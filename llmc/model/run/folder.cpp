@@ -31,12 +31,9 @@ std::string off_line(const Line& line, const CheckpointFacts& facts, const StepF
     *kind = "foreign";
     const std::string ours = line.empty() ? "" : line.front().id,
                       its = record.line.empty() ? "" : record.line.front().id;
-    if (its != ours) {
-        return strf("%s: of another run (%s, not %s)", at.path.c_str(), its.c_str(), ours.c_str());
-    }
+    if (its != ours) { return fmt::format("{}: of another run ({}, not {})", at.path, its, ours); }
     if (record.state.step != at.step) {
-        return strf("%s: its name says step %lld, run.json %lld", at.path.c_str(), (long long)at.step,
-                    (long long)record.state.step);
+        return fmt::format("{}: its name says step {}, run.json {}", at.path, at.step, record.state.step);
     }
     if (lies_on(line, record.line, at.step)) { return ""; }
     *kind = "abandoned";
@@ -74,10 +71,11 @@ Line line_of_checkpoints(const std::vector<StepFolder>& steps) {
             line = facts.record.line;
             newest = at.path;
         } else if (!off_line(*line, facts, at, &kind).empty()) {
-            throw Error(kExitBadInput,
-                        strf("%s and %s do not belong to one line of a run, and no log.jsonl says which "
-                             "counts. Name the one to go on from: --resume FOLDER.",
-                             newest.c_str(), at.path.c_str()));
+            throw Error(
+                kExitBadInput,
+                fmt::format("{} and {} do not belong to one line of a run, and no log.jsonl says which "
+                            "counts. Name the one to go on from: --resume FOLDER.",
+                            newest, at.path));
         }
     }
     return line.value_or(Line());
@@ -86,7 +84,7 @@ Line line_of_checkpoints(const std::vector<StepFolder>& steps) {
 // a name that is free: path.kind, path.kind-2 ...
 std::string free_name(const std::string& path, const std::string& kind) {
     for (int number = 1;; number++) {
-        std::string name = path + "." + kind + (number == 1 ? "" : strf("-%d", number));
+        std::string name = path + "." + kind + (number == 1 ? "" : fmt::format("-{}", number));
         if (file_kind(name) == FileKind::kMissing) { return name; }
     }
 }
@@ -117,7 +115,7 @@ std::string done_file(const std::string& checkpoint) {
 void remove_checkpoint(const std::string& path) {
     std::error_code error;
     fs::remove(done_file(path), error);
-    std::string leftover = strf("%s.tmp-%d", path.c_str(), (int)getpid());
+    std::string leftover = fmt::format("{}.tmp-{}", path, (int)getpid());
     fs::rename(path, leftover, error);
     fs::remove_all(error ? path : leftover, error);
 }
@@ -151,19 +149,21 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
     if (!steps.empty()) {
         throw Error(
             kExitBadInput,
-            strf("%s: no checkpoint in it is intact and of the run that log.jsonl is of:\n%sTo train from "
-                 "the beginning, choose another --out%s.",
-                 run_folder.c_str(), passed.c_str(),
-                 kind.empty() ? "" : "; to go on from one that is intact: --resume FOLDER --out NEW"));
+            fmt::format(
+                "{}: no checkpoint in it is intact and of the run that log.jsonl is of:\n{}To train from "
+                "the beginning, choose another --out{}.",
+                run_folder, passed,
+                kind.empty() ? "" : "; to go on from one that is intact: --resume FOLDER --out NEW"));
     }
     throw Error(
         kExitBadInput,
-        strf("%s: log.jsonl has steps, but there is no checkpoint to go on from. To train from the "
-             "beginning, choose another --out%s.",
-             run_folder.c_str(),
-             line.size() > 1 ? "; to go on from the checkpoint that this run began with (\"resume\" in its "
-                               "log.jsonl): --resume FOLDER"
-                             : ""));
+        fmt::format("{}: log.jsonl has steps, but there is no checkpoint to go on from. To train from the "
+                    "beginning, choose another --out{}.",
+                    run_folder,
+                    line.size() > 1
+                        ? "; to go on from the checkpoint that this run began with (\"resume\" in its "
+                          "log.jsonl): --resume FOLDER"
+                        : ""));
 }
 
 void require_no_run_folder(const std::string& checkpoint) {
@@ -189,8 +189,8 @@ namespace {
 std::string put_aside(const std::string& path) {
     const std::string name = free_name(path, "unsaved");
     if (std::rename(path.c_str(), name.c_str()) != 0) {
-        throw Error(kExitUsage, strf("%s: cannot be renamed to %s: %s. Choose another --out.", path.c_str(),
-                                     name.c_str(), std::strerror(errno)));
+        throw Error(kExitUsage, fmt::format("{}: cannot be renamed to {}: {}. Choose another --out.", path,
+                                            name, std::strerror(errno)));
     }
     return path + ": of a run that ended before its first save; now " + name + "\n";
 }
@@ -222,9 +222,9 @@ void require_no_run(const std::string& run_folder) {
         if (!fs::is_regular_file(run_folder + "/" + name, ignored)) { continue; }
         throw Error(
             kExitUsage,
-            strf("%s: this folder holds a model already (%s), which the run's own would replace or be "
-                 "mistaken for. Choose another --out.",
-                 run_folder.c_str(), name));
+            fmt::format("{}: this folder holds a model already ({}), which the run's own would replace or be "
+                        "mistaken for. Choose another --out.",
+                        run_folder, name));
     }
 }
 
@@ -294,10 +294,10 @@ void take_back_replaced(const std::string& run_folder) {
         if (error) {
             throw Error(
                 kExitSaveFailed,
-                strf(
-                    "%s: a save that was cut short left it, and it cannot be renamed to %s or, where that is "
-                    "there, deleted: %s. Do so by hand.",
-                    old.c_str(), path.c_str(), error.message().c_str()));
+                fmt::format(
+                    "{}: a save that was cut short left it, and it cannot be renamed to {} or, where that is "
+                    "there, deleted: {}. Do so by hand.",
+                    old, path, error.message()));
         }
     }
 }

@@ -70,7 +70,7 @@ private:
         RunRecord mine = read_here(root, o_, data_->set(), val_ ? &val_->data().set() : nullptr,
                                    Model::device(settings_).name);
         mine.settings["weights"] = weights_digest(plan_.checkpoint, plan_.model_file);
-        mine.settings["entropy"] = strf("%g", val_ ? val_->entropy() : 0);
+        mine.settings["entropy"] = fmt::format("{:g}", val_ ? val_->entropy() : 0);
         require_same_inputs(root, mine, o_, plan_.checkpoint + plan_.model_file);
         comm_.take_time(false);
     }

@@ -28,8 +28,8 @@ void require_no_run_there(const std::string& folder, const std::string& cure) {
     std::error_code ignored;
     for (const char* name : {"MANIFEST", "log.jsonl", "model.bin"}) {
         if (!std::filesystem::exists(folder + "/" + name, ignored)) { continue; }
-        throw Error(kExitUsage, strf("%s: the folder of a run, or a checkpoint (it has %s). %s",
-                                     folder.c_str(), name, cure.c_str()));
+        throw Error(kExitUsage, fmt::format("{}: the folder of a run, or a checkpoint (it has {}). {}",
+                                            folder, name, cure));
     }
 }
 
@@ -41,10 +41,10 @@ void require_no_other_tokenizer(const std::string& folder, const TextFiles& writ
         if (written.contains(name) || file_kind(folder + "/" + name) == FileKind::kMissing) { continue; }
         throw Error(
             kExitUsage,
-            strf(
-                "%s/%s: of an earlier export, and not of this model. Give its --tokenizer, or choose another "
+            fmt::format(
+                "{}/{}: of an earlier export, and not of this model. Give its --tokenizer, or choose another "
                 "folder.",
-                folder.c_str(), name));
+                folder, name));
     }
 }
 

@@ -48,10 +48,11 @@ void require_same_shape(const Options& o, const RunPlan& plan) {
     if (stated && asked != found) {
         throw Error(
             kExitUsage,
-            strf("%s: found a model of %d layers, %d heads, %d channels, but the options ask for %d, %d, "
-                 "%d. Leave them out, or start a new run: another --out, --resume none.",
-                 plan.checkpoint.c_str(), found.layers, found.heads, found.channels, asked.layers,
-                 asked.heads, asked.channels));
+            fmt::format(
+                "{}: found a model of {} layers, {} heads, {} channels, but the options ask for {}, {}, "
+                "{}. Leave them out, or start a new run: another --out, --resume none.",
+                plan.checkpoint, found.layers, found.heads, found.channels, asked.layers, asked.heads,
+                asked.channels));
     }
 }
 
@@ -104,8 +105,8 @@ void check_model(const Options& o, const RunPlan& plan) {
     if (o.seq_len > plan.config.max_seq_len) {
         throw Error(
             kExitUsage,
-            strf("--seq-len %d is more than the %d positions of %s. Use --seq-len %d or less.", o.seq_len,
-                 plan.config.max_seq_len, plan.model_from.c_str(), plan.config.max_seq_len));
+            fmt::format("--seq-len {} is more than the {} positions of {}. Use --seq-len {} or less.",
+                        o.seq_len, plan.config.max_seq_len, plan.model_from, plan.config.max_seq_len));
     }
 }
 
@@ -114,19 +115,19 @@ void check_length(const Options& o, const RunPlan& plan) {
     if (plan.micro_batches > kMostMicroBatches) {
         throw Error(
             kExitUsage,
-            strf("--total-batch %lld is %lld micro-batches of %d x %d tokens, at most %lld are possible. "
-                 "Give a larger --batch or a smaller --total-batch.",
-                 (long long)o.total_batch, (long long)plan.micro_batches, o.batch, o.seq_len,
-                 (long long)kMostMicroBatches));
+            fmt::format("--total-batch {} is {} micro-batches of {} x {} tokens, at most {} are possible. "
+                        "Give a larger --batch or a smaller --total-batch.",
+                        o.total_batch, plan.micro_batches, o.batch, o.seq_len, kMostMicroBatches));
     }
     uint64_t rows, tokens;
     bool fits = multiply_fits((uint64_t)plan.steps, (uint64_t)plan.rows_per_step, &rows) &&
                 multiply_fits(rows, (uint64_t)o.seq_len, &tokens) && tokens <= (uint64_t)INT64_MAX;
     if (!fits) {
-        throw Error(kExitUsage,
-                    strf("--steps %lld of %lld x %d tokens: that many tokens cannot be counted. Give fewer "
-                         "--steps.",
-                         (long long)plan.steps, (long long)plan.rows_per_step, o.seq_len));
+        throw Error(
+            kExitUsage,
+            fmt::format("--steps {} of {} x {} tokens: that many tokens cannot be counted. Give fewer "
+                        "--steps.",
+                        plan.steps, plan.rows_per_step, o.seq_len));
     }
 }
 
@@ -144,9 +145,9 @@ void choose_length(Options* o, const DataLoader& data, double (*measure_speed)()
         if (open && !o->llmc_letters) {
             throw Error(
                 kExitUsage,
-                strf("%s: no config.toml beside it says how long the run is and how its learning rate "
-                     "goes. Give --steps, --lr, --warmup and --final-lr-fraction.",
-                     plan->checkpoint.c_str()));
+                fmt::format("{}: no config.toml beside it says how long the run is and how its learning rate "
+                            "goes. Give --steps, --lr, --warmup and --final-lr-fraction.",
+                            plan->checkpoint));
         }
     }
     RunFacts facts;
@@ -194,27 +195,27 @@ void choose_groups(Options* o, const RunPlan& plan) {
     }
     std::string change;
     if (o->total_batch % ((int64_t)o->batch * o->seq_len * ranks) == 0) {
-        change = strf(
-            ", or change the groups: --reduce-groups %d (a run that goes on is then the same but for "
+        change = fmt::format(
+            ", or change the groups: --reduce-groups {} (a run that goes on is then the same but for "
             "rounding)",
             ranks);
     }
     throw Error(
         kExitUsage,
-        strf("the gradients are added in %d groups, which %d ranks cannot share evenly. Use %s ranks%s.",
-             o->reduce_groups, ranks, divisors.c_str(), change.c_str()));
+        fmt::format(
+            "the gradients are added in {} groups, which {} ranks cannot share evenly. Use {} ranks{}.",
+            o->reduce_groups, ranks, divisors, change));
 }
 
 void require_groups(const Options& o, const RunPlan& plan) {
     if (plan.micro_batches % o.reduce_groups == 0) { return; }
     const int64_t one = (int64_t)o.batch * o.seq_len * o.reduce_groups, low = o.total_batch / one * one,
                   high = low + one;
-    throw Error(
-        kExitUsage,
-        strf("--total-batch %lld: its %lld micro-batches of %d x %d tokens do not fill %d groups "
-             "evenly (--reduce-groups, or the number of ranks). Nearest: --total-batch %s%lld.",
-             (long long)o.total_batch, (long long)plan.micro_batches, o.batch, o.seq_len, o.reduce_groups,
-             low > 0 ? strf("%lld or ", (long long)low).c_str() : "", (long long)high));
+    throw Error(kExitUsage,
+                fmt::format("--total-batch {}: its {} micro-batches of {} x {} tokens do not fill {} groups "
+                            "evenly (--reduce-groups, or the number of ranks). Nearest: --total-batch {}{}.",
+                            o.total_batch, plan.micro_batches, o.batch, o.seq_len, o.reduce_groups,
+                            low > 0 ? fmt::format("{} or ", low) : "", high));
 }
 
 // a note about a shard for validation that is trained on, too: the same file, or a copy, which is of the same set
@@ -226,8 +227,9 @@ std::string trained_on(const ShardSet& val, const ShardSet& train) {
                 v.set_id() != 0 && v.set_id() == t.set_id() && v.num_tokens() == t.num_tokens();
             if (std::filesystem::equivalent(v.path(), t.path(), ignored) ||
                 (alike && digest_file(v.path()) == digest_file(t.path()))) {
-                return strf("; note: %s is trained on, too (%s): the loss on it says nothing about new text",
-                            v.path().c_str(), t.path().c_str());
+                return fmt::format(
+                    "; note: {} is trained on, too ({}): the loss on it says nothing about new text",
+                    v.path(), t.path());
             }
         }
     }
@@ -236,10 +238,10 @@ std::string trained_on(const ShardSet& val, const ShardSet& train) {
 
 // how the learning rate goes, in words
 std::string schedule_text(const Schedule& s) {
-    std::string text = strf("lr %g", s.peak);
-    if (s.warmup > 0) { text += strf(" after %s warm-up steps", count_text(s.warmup).c_str()); }
+    std::string text = fmt::format("lr {:g}", s.peak);
+    if (s.warmup > 0) { text += fmt::format(" after {} warm-up steps", count_text(s.warmup)); }
     if (s.kind == "constant" || s.final_fraction == 1) { return text + ", then constant"; }
-    return text + strf(", then down to %g (%s)", s.peak * s.final_fraction, s.kind.c_str());
+    return text + fmt::format(", then down to {:g} ({})", s.peak * s.final_fraction, s.kind);
 }
 
 }  // namespace
@@ -266,10 +268,11 @@ RunPlan make_run_plan(Options* options, const DataLoader& data, double (*measure
     check_length(o, plan);
     if (plan.steps < 1) {
         const int64_t of_step = plan.rows_per_step * o.seq_len;
-        throw Error(kExitUsage,
-                    strf("one epoch of %s is %lld tokens, less than the %lld of a step. Give --steps, or a "
-                         "smaller --batch or --total-batch.",
-                         o.train_data.c_str(), (long long)data.num_tokens(), (long long)of_step));
+        throw Error(
+            kExitUsage,
+            fmt::format("one epoch of {} is {} tokens, less than the {} of a step. Give --steps, or a "
+                        "smaller --batch or --total-batch.",
+                        o.train_data, data.num_tokens(), of_step));
     }
     return plan;
 }
@@ -281,7 +284,7 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
     std::string available = m.available >= 0 ? bytes_text(m.available) : "unknown";
     std::string text;
     auto line = [&](const char* name, const std::string& value) {
-        text += strf("%-11s| %s\n", name, value.c_str());
+        text += fmt::format("{:11}| {}\n", name, value);
     };
     line("device", device.name);
     if (device.peak_flops > 0) { line("peak", device.peak_meaning); }
@@ -292,43 +295,43 @@ std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader
                  ? "cuBLASLt's first proposals; --tune-gemm FILE, on one GPU, searches for faster ones"
                  : "those of " + o.tune_gemm + " (searched for if it is not there)");
     }
-    line("model", strf("%d layers, %d heads, %d channels, %d positions: %s parameters", c.num_layers,
-                       c.num_heads, c.channels, c.max_seq_len, count_text(num_parameters(c)).c_str()));
+    line("model", fmt::format("{} layers, {} heads, {} channels, {} positions: {} parameters", c.num_layers,
+                              c.num_heads, c.channels, c.max_seq_len, count_text(num_parameters(c))));
     line("weights", plan.model_from);
     const int64_t missing = data.set().num_missing();
-    line("data", strf("%s: %s tokens in %lld shard%s, vocabulary %d", o.train_data.c_str(),
-                      count_text(data.num_tokens()).c_str(), (long long)data.num_shards(),
-                      data.num_shards() == 1 ? "" : "s", data.vocab_size()) +
-                     (missing > 0 ? strf("; of their set %lld more are missing", (long long)missing) : ""));
+    line("data", fmt::format("{}: {} tokens in {} shard{}, vocabulary {}", o.train_data,
+                             count_text(data.num_tokens()), data.num_shards(),
+                             data.num_shards() == 1 ? "" : "s", data.vocab_size()) +
+                     (missing > 0 ? fmt::format("; of their set {} more are missing", missing) : ""));
     line("validation",
          val == nullptr
              ? "none"
-             : strf("%s: %s tokens in %s rows%s", o.val_data.c_str(), count_text(val->num_targets()).c_str(),
-                    count_text(val->num_rows()).c_str(), trained_on(val->set(), data.set()).c_str()));
-    line("step", strf("%lld x %d rows of %d tokens = %s tokens", (long long)plan.micro_batches, o.batch,
-                      o.seq_len, count_text(plan.rows_per_step * o.seq_len).c_str()));
+             : fmt::format("{}: {} tokens in {} rows{}", o.val_data, count_text(val->num_targets()),
+                           count_text(val->num_rows()), trained_on(val->set(), data.set())));
+    line("step", fmt::format("{} x {} rows of {} tokens = {} tokens", plan.micro_batches, o.batch, o.seq_len,
+                             count_text(plan.rows_per_step * o.seq_len)));
     if (o.reduce_groups > 1) {
-        line("ranks", strf("%d, the gradients of %d groups of %lld micro-batches added in order%s",
-                           std::max(1, o.world_size), o.reduce_groups,
-                           (long long)(plan.micro_batches / o.reduce_groups),
-                           o.world_size > 1 && o.zero ? ", optimizer sharded" : ""));
+        line("ranks",
+             fmt::format("{}, the gradients of {} groups of {} micro-batches added in order{}",
+                         std::max(1, o.world_size), o.reduce_groups, (plan.micro_batches / o.reduce_groups),
+                         o.world_size > 1 && o.zero ? ", optimizer sharded" : ""));
     }
-    line("run", strf("%s steps = %s tokens = %.2f epochs, seed %llu, in %s", count_text(plan.steps).c_str(),
-                     count_text(plan.steps * plan.rows_per_step * o.seq_len).c_str(), epochs,
-                     (unsigned long long)o.seed, plan.out.c_str()));
+    line("run",
+         fmt::format("{} steps = {} tokens = {:.2f} epochs, seed {}, in {}", count_text(plan.steps),
+                     count_text(plan.steps * plan.rows_per_step * o.seq_len), epochs, o.seed, plan.out));
     line("optimizer",
-         strf("%sAdamW, %s, betas %g %g, eps %g, decay %g, clip %g",
-              o.optimizer == "muon" ? "Muon for the blocks' matrices, else " : "",
-              schedule_text(plan.schedule).c_str(), o.beta1, o.beta2, o.eps, o.weight_decay, o.clip));
+         fmt::format("{}AdamW, {}, betas {:g} {:g}, eps {:g}, decay {:g}, clip {:g}",
+                     o.optimizer == "muon" ? "Muon for the blocks' matrices, else " : "",
+                     schedule_text(plan.schedule), o.beta1, o.beta2, o.eps, o.weight_decay, o.clip));
     std::istringstream chosen(plan.chosen);
     bool first = true;
     for (std::string reason; std::getline(chosen, reason); first = false) {
         line(first ? "chosen" : "", reason);
     }
-    line("memory", strf("%s = parameters %s + gradients %s + optimizer %s + activations %s; available %s",
-                        bytes_text(m.total()).c_str(), bytes_text(m.parameters).c_str(),
-                        bytes_text(m.gradients).c_str(), bytes_text(m.optimizer).c_str(),
-                        bytes_text(m.activations).c_str(), available.c_str()));
+    line("memory",
+         fmt::format("{} = parameters {} + gradients {} + optimizer {} + activations {}; available {}",
+                     bytes_text(m.total()), bytes_text(m.parameters), bytes_text(m.gradients),
+                     bytes_text(m.optimizer), bytes_text(m.activations), available));
     return text;
 }
 
@@ -358,7 +361,7 @@ std::string difference(const Options& a, const Options& b) {
     if (b.model != a.model) { text += " --model " + b.model; }
     if (b.recompute != a.recompute) { text += " --recompute " + b.recompute; }
     if (b.grad_dtype != a.grad_dtype) { text += " --grad-dtype " + b.grad_dtype; }
-    if (b.batch != a.batch) { text += strf(" --batch %d", b.batch); }
+    if (b.batch != a.batch) { text += fmt::format(" --batch {}", b.batch); }
     return text.substr(std::min<size_t>(1, text.size()));
 }
 
@@ -379,7 +382,7 @@ std::string what_fits(const Options& o, const Needs& needs, const GPT2Config& co
     asked.model.clear();                           // it may have been given by its three sizes
     for (int layers = 72; layers > 0; layers--) {  // the same positions and vocabulary, dN for the rest
         ModelShape shape;
-        way.model = strf("d%d", layers);
+        way.model = fmt::format("d{}", layers);
         model_descriptor(way.model, &shape);
         GPT2Config c = config;
         c.num_layers = shape.layers, c.num_heads = shape.heads, c.channels = shape.channels;
@@ -391,7 +394,7 @@ std::string what_fits(const Options& o, const Needs& needs, const GPT2Config& co
     least.num_layers = least.num_heads = 1, least.channels = 64, least.max_seq_len = way.seq_len = 1;
     return needs(least, way) <= available
                ? "No model fits at this --seq-len: use a smaller one."
-               : strf("No model with a vocabulary of %d fits, whatever its size.", config.vocab_size);
+               : fmt::format("No model with a vocabulary of {} fits, whatever its size.", config.vocab_size);
 }
 
 }  // namespace
@@ -401,10 +404,10 @@ void require_memory(const MemoryPlan& memory, const Options& o, const Needs& nee
     if (memory.available < 0 || memory.total() <= memory.available) { return; }
     throw Error(
         kExitDevice,
-        strf("out of memory: a model of %d layers and %d channels with --batch %d, --seq-len %d needs "
-             "%s, but %s is available. %s",
-             config.num_layers, config.channels, o.batch, o.seq_len, bytes_text(memory.total()).c_str(),
-             bytes_text(memory.available).c_str(), what_fits(o, needs, config, memory.available).c_str()));
+        fmt::format("out of memory: a model of {} layers and {} channels with --batch {}, --seq-len {} needs "
+                    "{}, but {} is available. {}",
+                    config.num_layers, config.channels, o.batch, o.seq_len, bytes_text(memory.total()),
+                    bytes_text(memory.available), what_fits(o, needs, config, memory.available)));
 }
 
 ModelSettings model_settings(const Options& o, Comm* comm) {
@@ -431,32 +434,31 @@ void require_same_run(const Options& o, const RunPlan& plan) {
     const std::string& name = plan.checkpoint;
     if (found.seed != o.seed) {
         throw Error(kExitUsage,
-                    strf("%s was made with --seed %llu, not %llu: the order of the data depends on "
-                         "it. Go on with --seed %llu.",
-                         name.c_str(), (unsigned long long)found.seed, (unsigned long long)o.seed,
-                         (unsigned long long)found.seed));
+                    fmt::format("{} was made with --seed {}, not {}: the order of the data depends on "
+                                "it. Go on with --seed {}.",
+                                name, found.seed, o.seed, found.seed));
     }
     if (found.optimizer != o.optimizer) {
         throw Error(
             kExitUsage,
-            strf("%s was made with --optimizer %s, not %s, which keeps other moments. Go on with "
-                 "--optimizer %s, or start a new run from its weights: --resume none --model %s --out NEW.",
-                 name.c_str(), found.optimizer.c_str(), o.optimizer.c_str(), found.optimizer.c_str(),
-                 shell_word(name).c_str()));
+            fmt::format(
+                "{} was made with --optimizer {}, not {}, which keeps other moments. Go on with "
+                "--optimizer {}, or start a new run from its weights: --resume none --model {} --out NEW.",
+                name, found.optimizer, o.optimizer, found.optimizer, shell_word(name)));
     }
     if (found.step > plan.steps) {
-        throw Error(kExitUsage, strf("%s: found step %lld, expected at most --steps %lld. Give more --steps.",
-                                     name.c_str(), (long long)found.step, (long long)plan.steps));
+        throw Error(kExitUsage,
+                    fmt::format("{}: found step {}, expected at most --steps {}. Give more --steps.", name,
+                                found.step, plan.steps));
     }
     auto same = [&](const char* option, int64_t was, int64_t is) {
         if (was == is) { return; }
         throw Error(
             kExitUsage,
-            strf("%s was made with %s %lld, not %lld: it would go on at another place in the data. Go "
-                 "on with %s %lld, or start a new run from its weights: --resume none --model "
-                 "%s --out NEW.",
-                 name.c_str(), option, (long long)was, (long long)is, option, (long long)was,
-                 shell_word(name).c_str()));
+            fmt::format("{} was made with {} {}, not {}: it would go on at another place in the data. Go "
+                        "on with {} {}, or start a new run from its weights: --resume none --model "
+                        "{} --out NEW.",
+                        name, option, was, is, option, was, shell_word(name)));
     };
     same("--seq-len", found.seq_len, o.seq_len);
     same("--total-batch", found.rows_per_step * o.seq_len, plan.rows_per_step * o.seq_len);

@@ -51,9 +51,10 @@ void check_ranks(const Model& model, Comm& comm, int every, int64_t step) {
         if (all[i] == all[tensor]) { continue; }
         throw Error(
             kExitPeerLost,
-            strf("step %lld: rank %zu computes with another %s than rank 0. A GPU's memory or an exchange "
-                 "has failed; --resume auto goes on from the last checkpoint.",
-                 (long long)step + 1, i / kNumTensors, kTensors[tensor].name));
+            fmt::format(
+                "step {}: rank {} computes with another {} than rank 0. A GPU's memory or an exchange "
+                "has failed; --resume auto goes on from the last checkpoint.",
+                (long long)step + 1, i / kNumTensors, kTensors[tensor].name));
     }
 }
 
@@ -83,9 +84,10 @@ inline SharedPlan share_plan(Comm& comm, SharedPlan plan, const std::string& opt
     while (root_options[at] == options_text[at]) { at++; }
     const size_t begin = options_text.rfind('\n', at) + 1;
     auto line = [&](const std::string& text) { return text.substr(begin, text.find('\n', begin) - begin); };
-    throw Error(kExitUsage,
-                strf("this rank was started with '%s', rank 0 with '%s'. Start all with the same options.",
-                     line(options_text).c_str(), line(root_options).c_str()));
+    throw Error(
+        kExitUsage,
+        fmt::format("this rank was started with '{}', rank 0 with '{}'. Start all with the same options.",
+                    line(options_text), line(root_options)));
 }
 
 // Which micro-batches of a step a rank computes, in order: those of its groups (see ModelSettings).

@@ -17,10 +17,11 @@ std::optional<Tokenizer> tokenizer_of_run(const Options& o, const std::string& m
     if (!found && !o.tokenizer.empty()) { found = Tokenizer::load(o.tokenizer); }
     if (!found && vocab_size == kByteVocabSize) { return Tokenizer::bytes(); }
     if (found && !found->made_shards_of(vocab_size)) {
-        throw Error(kExitBadInput,
-                    strf("%s has %d tokens, %s a vocabulary of %d. Give the tokenizer that made the shards.",
-                         (o.tokenizer.empty() ? model_folder : o.tokenizer).c_str(), found->vocab_size(),
-                         o.train_data.c_str(), vocab_size));
+        throw Error(
+            kExitBadInput,
+            fmt::format("{} has {} tokens, {} a vocabulary of {}. Give the tokenizer that made the shards.",
+                        o.tokenizer.empty() ? model_folder : o.tokenizer, found->vocab_size(), o.train_data,
+                        vocab_size));
     }
     return found;
 }
@@ -31,10 +32,11 @@ RunSamples::RunSamples(const Options& options, const RunPlan& plan, int vocab_si
     : o_(options), tokenizer_(tokenizer_of_run(o_, plan.model_folder, vocab_size)), vocab_size_(vocab_size) {
     const int rows = plan.config.vocab_size;
     if (!same_ids(tokenizer_, rows, vocab_size)) {
-        throw Error(kExitBadInput,
-                    strf("%s has a vocabulary of %d tokens, %s of %d: they cannot be used together. "
-                         "Make the shards with the model's tokenizer, or train a new model (--model d12).",
-                         plan.model_from.c_str(), rows, o_.train_data.c_str(), vocab_size));
+        throw Error(
+            kExitBadInput,
+            fmt::format("{} has a vocabulary of {} tokens, {} of {}: they cannot be used together. "
+                        "Make the shards with the model's tokenizer, or train a new model (--model d12).",
+                        plan.model_from, rows, o_.train_data, vocab_size));
     }
     if (rows != vocab_size) {
         std::fprintf(stderr, "%s has %d rows for the %d tokens of %s: the rest is taken for padding\n",
@@ -47,9 +49,10 @@ RunSamples::RunSamples(const Options& options, const RunPlan& plan, int vocab_si
     if (!tokenizer_) {
         throw Error(
             kExitUsage,
-            strf("--prompt: %s has a vocabulary of %d, and only bytes (%d) are known without a tokenizer. "
-                 "Give --tokenizer, or leave --prompt out.",
-                 o_.train_data.c_str(), vocab_size, kByteVocabSize));
+            fmt::format(
+                "--prompt: {} has a vocabulary of {}, and only bytes ({}) are known without a tokenizer. "
+                "Give --tokenizer, or leave --prompt out.",
+                o_.train_data, vocab_size, kByteVocabSize));
     }
     for (int id : tokenizer_->encode_prompt(o_.prompt, rows)) { start_.push_back(id); }
 }
@@ -59,7 +62,7 @@ std::string RunSamples::printable(std::vector<int> text) const {
     if (!text.empty()) { text.erase(text.begin()); }
     if (tokenizer_) { return tokenizer_->printable(text); }
     std::string ids;
-    for (int id : text) { ids += strf("%d ", id); }
+    for (int id : text) { ids += fmt::format("{} ", id); }
     return ids;
 }
 

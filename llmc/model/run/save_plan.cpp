@@ -53,9 +53,9 @@ SavePlan plan_saves(const Options& o, const RunPlan& plan, int64_t training_byte
     const bool unknown = p.host_bytes < 0;
     if (o.save_mode == "async" && !unknown && p.copy_bytes > left) {
         throw Error(kExitDevice,
-                    strf("--save-mode async takes a copy of %s in the host's memory, but %s is "
-                         "left. Use --save-mode sync.",
-                         bytes_text(p.copy_bytes).c_str(), bytes_text(std::max<int64_t>(0, left)).c_str()));
+                    fmt::format("--save-mode async takes a copy of {} in the host's memory, but {} is "
+                                "left. Use --save-mode sync.",
+                                bytes_text(p.copy_bytes), bytes_text(std::max<int64_t>(0, left))));
     }
     // half, so that the system's cache, through which files are written, has room beside it
     const bool has_room = !unknown && p.copy_bytes <= left / 2;
@@ -71,27 +71,26 @@ SavePlan plan_saves(const Options& o, const RunPlan& plan, int64_t training_byte
 std::string describe_saves(const SavePlan& p) {
     const std::string room = p.free_bytes >= 0 ? bytes_text(p.free_bytes) + " free" : "free: unknown";
     std::string text =
-        strf("%-11s| %s save%s x %s, %s at once, and model.bin of %s = %s; %s\n", "disk",
-             count_text(p.saves).c_str(), p.saves == 1 ? "" : "s", bytes_text(p.checkpoint_bytes).c_str(),
-             count_text(p.at_once).c_str(), bytes_text(p.model_bytes).c_str(),
-             bytes_text(p.disk_bytes()).c_str(), room.c_str());
+        fmt::format("{:11}| {} save{} x {}, {} at once, and model.bin of {} = {}; {}\n", "disk",
+                    count_text(p.saves), p.saves == 1 ? "" : "s", bytes_text(p.checkpoint_bytes),
+                    count_text(p.at_once), bytes_text(p.model_bytes), bytes_text(p.disk_bytes()), room);
     text += p.background
-                ? strf(
-                      "%-11s| while the training goes on, from a copy of %s in the host's memory (%s "
-                      "free): %s\n",
-                      "saving", bytes_text(p.copy_bytes).c_str(),
-                      p.host_bytes >= 0 ? bytes_text(p.host_bytes).c_str() : "unknown", p.why.c_str())
-                : strf("%-11s| the training waits: %s\n", "saving", p.why.c_str());
+                ? fmt::format(
+                      "{:11}| while the training goes on, from a copy of {} in the host's memory ({} "
+                      "free): {}\n",
+                      "saving", bytes_text(p.copy_bytes),
+                      p.host_bytes >= 0 ? bytes_text(p.host_bytes) : "unknown", p.why)
+                : fmt::format("{:11}| the training waits: {}\n", "saving", p.why);
     return text;
 }
 
 std::string disk_warning(const SavePlan& p, const std::string& folder) {
     if (p.free_bytes < 0 || p.disk_bytes() <= p.free_bytes) { return ""; }
-    return strf(
-        "%s: the disk has %s free, the checkpoints of this run will need %s: a save will fail when it "
+    return fmt::format(
+        "{}: the disk has {} free, the checkpoints of this run will need {}: a save will fail when it "
         "is full. Free some space (old step_ folders of the run may be deleted), or give a smaller --keep, "
         "a larger --save-every or another --out.\n",
-        folder.c_str(), bytes_text(p.free_bytes).c_str(), bytes_text(p.disk_bytes()).c_str());
+        folder, bytes_text(p.free_bytes), bytes_text(p.disk_bytes()));
 }
 
 }  // namespace llmc

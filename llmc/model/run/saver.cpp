@@ -68,8 +68,8 @@ void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) 
             });
         });
     } catch (const std::system_error& e) {
-        line_->message(strf("step %lld | no thread to save in the background, so the training waits: %s",
-                            (long long)record.state.step, e.what()));
+        line_->message(fmt::format("step {} | no thread to save in the background, so the training waits: {}",
+                                   record.state.step, e.what()));
         collect(write(record, read));
     }
 }
@@ -109,19 +109,19 @@ void RunSaver::collect(const Saved& saved) {
     failed_ = saved.exit_code != kExitDone;
     if (failed_) {  // what is on disk is untouched: the training goes on, and says so at the end
         if (best_ == saved.record.best) { best_ = saved_best_; }
-        line_->message(strf("step %lld | SAVE FAILED: %s", step, saved.error.c_str()));
+        line_->message(fmt::format("step {} | SAVE FAILED: {}", step, saved.error));
         return;
     }
     saved_best_ = saved.record.best;
     newest_ = checkpoint_name(folder_, step);
     journal_->event("save", step, {{"text", newest_}});
-    line_->message(strf("step %lld | saved %s", step, newest_.c_str()));
+    line_->message(fmt::format("step {} | saved {}", step, newest_));
     line_->note(journal_->write_report(true));
     try {
         if (done_files_) { mark_done(newest_); }
     } catch (const Error& e) {
         failed_ = true;
-        line_->message(strf("step %lld | SAVE FAILED: %s", step, e.what()));
+        line_->message(fmt::format("step {} | SAVE FAILED: {}", step, e.what()));
     }
     try {
         if (saved_best_) { keep_.best = saved_best_->step; }
@@ -136,8 +136,7 @@ Error RunSaver::diverged(const std::string& what) const {
         checkpoint = "The newest checkpoint is " + newest_ +
                      "; it may hold such a model: log.jsonl tells what the loss was at the step of each.";
     }
-    return Error(kExitDiverged,
-                 strf("%s. Lower --lr, or lengthen --warmup. %s", what.c_str(), checkpoint.c_str()));
+    return Error(kExitDiverged, fmt::format("{}. Lower --lr, or lengthen --warmup. {}", what, checkpoint));
 }
 
 int not_all_saved(const std::string& run_folder) {

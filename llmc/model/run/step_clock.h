@@ -53,7 +53,7 @@ public:
     std::string exploded(const RunPlan& plan) const {
         const double new_model = std::log((double)plan.config.vocab_size);
         if (!plan.model_file.empty() || !(last_loss > 2 * new_model)) { return ""; }
-        return strf("the last training loss is %.4f: a new model has %.4f", last_loss, new_model);
+        return fmt::format("the last training loss is {:.4f}: a new model has {:.4f}", last_loss, new_model);
     }
 
     double seconds = 0, last_loss = NAN;

@@ -154,7 +154,7 @@ private:
         if (comm_.size() == 1) { return; }
         RunRecord inputs = record_;
         inputs.settings["weights"] = weights_digest(plan_.checkpoint, plan_.model_file);
-        inputs.settings["entropy"] = strf("%g", val_ ? val_->entropy() : 0);
+        inputs.settings["entropy"] = fmt::format("{:g}", val_ ? val_->entropy() : 0);
         share_plan(comm_,
                    {{plan_.config, o_.reduce_groups, samples_.end_of_text(), record_.data_start,
                      plan_.rows_per_step, plan_.micro_batches, settings_.muon},
@@ -186,8 +186,7 @@ private:
             std::string planned = plan_.out;
             plan_.out = make_new_folder(planned);
             if (plan_.out != planned) {
-                line_.message(
-                    strf("%s is another run's: this one is in %s", planned.c_str(), plan_.out.c_str()));
+                line_.message(fmt::format("{} is another run's: this one is in {}", planned, plan_.out));
             }
         } else {
             make_writable_folder(plan_.out);
@@ -280,8 +279,8 @@ private:
         if (!r.skipped && outliers_on()) { outliers_.add({r.step, r.loss, r.grad_norm}); }
         skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + !was_finite(r) : 0;
         if (std::max(skipped_in_a_row_, outliers_.skipped(r.step)) >= kMostSkippedSteps) {
-            throw saver_->diverged(strf("step %lld: loss or gradient norm was %s %d times in a row",
-                                        (long long)n.step, n.skipped.c_str(), kMostSkippedSteps));
+            throw saver_->diverged(fmt::format("step {}: loss or gradient norm was {} {} times in a row",
+                                               n.step, n.skipped, kMostSkippedSteps));
         }
     }
 
@@ -299,7 +298,7 @@ private:
         watch_log();
         if (saver_->validated(step, loss)) { save_requested = 1; }
         line_.note(log_->write_report(false));
-        line_.message(strf("step %lld | %s", (long long)step, val_->short_text(loss).c_str()));
+        line_.message(fmt::format("step {} | {}", step, val_->short_text(loss)));
         clock_.restart();
         return loss;
     }
@@ -314,8 +313,8 @@ private:
         if (!score) { return; }
         log_->hellaswag(step, score->accuracy(), score->normalised());
         watch_log();
-        line_.message(strf("step %lld | HellaSwag %.4f, normalised %.4f", (long long)step, score->accuracy(),
-                           score->normalised()));
+        line_.message(fmt::format("step {} | HellaSwag {:.4f}, normalised {:.4f}", step, score->accuracy(),
+                                  score->normalised()));
         clock_.restart();
     }
 
@@ -330,7 +329,7 @@ private:
         comm_.take_time(true);
         const std::string text = samples_.text(model, step, 0);
         log_->event("sample", step, {{"text", text}});
-        line_.message(strf("step %lld | sample: %s", (long long)step, text.c_str()));
+        line_.message(fmt::format("step {} | sample: {}", step, text));
         clock_.restart();
     }
 
@@ -384,7 +383,7 @@ private:
         saver_->wait();
         if (saver_->newest() != checkpoint_name(plan_.out, steps)) { save(model, steps, true); }
         const std::string why =
-            out_of_memory ? "for want of memory" : strf("by signal %d", (int)stop_requested);
+            out_of_memory ? "for want of memory" : fmt::format("by signal {}", (int)stop_requested);
         log_->event("stop", steps, {{"text", why}});
         const std::string said =
             "stopped " + why + "; go on with --resume auto --out " + shell_word(plan_.out);
@@ -406,7 +405,7 @@ private:
             for (int number = 1; number <= 3; number++) {
                 const std::string text = samples_.text(model, plan_.steps, number);
                 log_->event("sample", plan_.steps, {{"text", text}});
-                line_.message(strf("sample %d: %s\n", number, text.c_str()));
+                line_.message(fmt::format("sample {}: {}\n", number, text));
             }
         }
         if (stop_requested) { return stop(model, plan_.steps); }
@@ -425,9 +424,8 @@ private:
             model_failed_ = true;
             line_.message(std::string("SAVE FAILED: ") + e.what());
         }
-        std::string done =
-            strf("trained %lld steps in %s", (long long)clock_.steps, duration_text(clock_.seconds).c_str());
-        if (clock_.steps > 0) { done += strf(", last training loss %.4f", clock_.last_loss); }
+        std::string done = fmt::format("trained {} steps in {}", clock_.steps, duration_text(clock_.seconds));
+        if (clock_.steps > 0) { done += fmt::format(", last training loss {:.4f}", clock_.last_loss); }
         log_->event("end", plan_.steps, {{"text", done}});
         line_.message(done);
         if (val_) {
@@ -440,9 +438,9 @@ private:
         if (code != kExitDone) { return code; }
         line_.message("curves: " + plan_.out + "/report.html");
         if (samples_.tokenizer() && samples_.tokenizer()->can_encode()) {
-            line_.message(strf("next: ./%s generate %s --prompt 'Once upon a time'",
-                               o_.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2",
-                               shell_word(plan_.out).c_str()));
+            line_.message(fmt::format("next: ./{} generate {} --prompt 'Once upon a time'",
+                                      o_.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2",
+                                      shell_word(plan_.out)));
         }
         return code;
     }

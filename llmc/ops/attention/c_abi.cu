@@ -17,7 +17,6 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 using namespace llmc::c_abi;
-using llmc::strf;
 
 constexpr size_t kCounterBytes = 256;  // the workspace begins with the counters
 static_assert(llmc::kAttentionCounters * sizeof(unsigned) <= kCounterBytes);
@@ -39,24 +38,24 @@ struct Pointer {
 // sizes, kernels and pointers; false where there is nothing to do
 bool check_call(const Sizes& s, int kernels, std::initializer_list<Pointer> pointers) {
     if (s.B < 0 || s.T < 0 || s.NH < 1) {
-        refuse(strf("B is %d, T %d, NH %d, expected 0 or more, 0 or more, 1 or more", s.B, s.T, s.NH));
+        refuse(fmt::format("B is {}, T {}, NH {}, expected 0 or more, 0 or more, 1 or more", s.B, s.T, s.NH));
     }
     if (s.HS < 1 || s.HS > llmc::kMaxHeadSize) {
-        refuse(strf("HS is %d, expected 1 to %d", s.HS, llmc::kMaxHeadSize));
+        refuse(fmt::format("HS is {}, expected 1 to {}", s.HS, llmc::kMaxHeadSize));
     }
     if (kernels < LLMC_ATTENTION_BEST || kernels > LLMC_ATTENTION_WGMMA) {
-        refuse(strf("kernels is %d, expected one of the kernels' enum", kernels));
+        refuse(fmt::format("kernels is {}, expected one of the kernels' enum", kernels));
     }
     if (s.B == 0 || s.T == 0) { return false; }
     for (const Pointer& p : pointers) {
-        if (p.at == nullptr) { refuse(strf("%s is null, expected device memory", p.name)); }
+        if (p.at == nullptr) { refuse(fmt::format("{} is null, expected device memory", p.name)); }
         if ((uintptr_t)p.at % p.alignment != 0) {
-            refuse(strf("%s is %p, expected a multiple of %d", p.name, p.at, p.alignment));
+            refuse(fmt::format("{} is {}, expected a multiple of {}", p.name, p.at, p.alignment));
         }
     }
     if (kernels == LLMC_ATTENTION_WGMMA && (s.HS != llmc::kWgmmaHeadSize || !llmc::has_attention_wgmma())) {
-        throw Unsupported(
-            strf("HS is %d, expected %d on a Hopper GPU for these kernels", s.HS, llmc::kWgmmaHeadSize));
+        throw Unsupported(fmt::format("HS is {}, expected {} on a Hopper GPU for these kernels", s.HS,
+                                      llmc::kWgmmaHeadSize));
     }
     return true;
 }

@@ -35,7 +35,7 @@ std::unique_ptr<DeviceComm> make_device_comm(Comm& comm, std::span<std::byte> me
     if (wanted == "nccl") { return make_nccl_comm(comm); }
     if (!wanted.empty() && wanted != "peer") {
         throw Error(kExitUsage,
-                    strf("PLUMB_TRANSPORT: expected peer, nccl or host, found \"%s\"", wanted.c_str()));
+                    fmt::format("PLUMB_TRANSPORT: expected peer, nccl or host, found \"{}\"", wanted));
     }
     auto peer = make_peer_comm(comm, memory);
     if (peer == nullptr && wanted == "peer") {

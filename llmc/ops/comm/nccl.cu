@@ -51,8 +51,8 @@ public:
 private:
     void succeed(Nccl::Result result, const char* what) const {
         if (result == Nccl::kSuccess) { return; }
-        throw Error(kExitPeerLost, strf("rank %d: NCCL %s: %s (%s; NCCL_DEBUG=WARN says more)", comm_.rank(),
-                                        what, nccl_.error_text(result), nccl_.path.c_str()));
+        throw Error(kExitPeerLost, fmt::format("rank {}: NCCL {}: {} ({}; NCCL_DEBUG=WARN says more)",
+                                               comm_.rank(), what, nccl_.error_text(result), nccl_.path));
     }
 
     const Nccl& nccl_ = nccl();

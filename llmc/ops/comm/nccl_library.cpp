@@ -29,7 +29,7 @@ template <typename Function>
 void find(void* library, const std::string& path, const char* name, Function* function) {
     void* found = dlsym(library, name);
     if (found == nullptr) {
-        throw Error(kExitDevice, strf("%s has no %s: NCCL 2.10 or later is needed", path.c_str(), name));
+        throw Error(kExitDevice, fmt::format("{} has no {}: NCCL 2.10 or later is needed", path, name));
     }
     *function = reinterpret_cast<Function>(found);
 }
@@ -50,9 +50,9 @@ Nccl load(void* library, const std::string& path) {
     find(library, path, "ncclGetErrorString", &n.error_text);
     if (n.get_version(&n.version) != Nccl::kSuccess || n.version < kOldest) {
         throw Error(kExitDevice,
-                    strf("%s is NCCL of version code %d, older than 2.10. Set PLUMB_NCCL to a newer "
-                         "libnccl.so.2.",
-                         path.c_str(), n.version));
+                    fmt::format("{} is NCCL of version code {}, older than 2.10. Set PLUMB_NCCL to a newer "
+                                "libnccl.so.2.",
+                                path, n.version));
     }
     return n;
 }
@@ -64,7 +64,7 @@ Nccl open_nccl() {
     for (const std::string& place :
          nccl_places([](const char* name) { return std::getenv(name); }, program.parent_path().string())) {
         if (void* library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL)) { return load(library, place); }
-        why += strf("\n  %s", dlerror());
+        why += fmt::format("\n  {}", dlerror());
     }
     throw Error(kExitDevice,
                 "NCCL, by which several GPUs train together, was not found. Install libnccl2, or run "

@@ -89,8 +89,8 @@ public:
         uint32_t failed = 0;
         llmc::check(copy(&failed, counter(me_, kLanes, 0, 0), sizeof(failed)));
         if (failed != 0) {
-            throw Error(kExitPeerLost,
-                        strf("rank %zu: rank %u has failed: what it sent is not used", me_, failed - 1));
+            throw Error(kExitPeerLost, fmt::format("rank {}: rank {} has failed: what it sent is not used",
+                                                   me_, failed - 1));
         }
     }
     // The others are told before what is queued here goes on with whatever has come. A rank that has not heard of
@@ -129,7 +129,7 @@ private:
     }
     static void succeed(CUresult result) {
         if (result != CUDA_SUCCESS) {
-            throw Error(kExitDevice, strf("an exchange of the GPUs: CUDA error %d", (int)result));
+            throw Error(kExitDevice, fmt::format("an exchange of the GPUs: CUDA error {}", (int)result));
         }
     }
     // beside all that is queued, which may wait for ever

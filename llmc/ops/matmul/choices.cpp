@@ -61,7 +61,7 @@ std::string to_json(const MatmulChoices& all) {
     Json products = Json::array();
     for (const MatmulChoice& c : all.choices) {
         std::string algorithm;
-        for (uint64_t word : c.algorithm) { algorithm += strf("%016" PRIx64, word); }
+        for (uint64_t word : c.algorithm) { algorithm += fmt::format("{:016x}", word); }
         products.push_back({{"transpose_a", c.kind.transpose_a},
                             {"transpose_b", c.kind.transpose_b},
                             {"m", c.kind.m},
@@ -105,8 +105,8 @@ MatmulChoices read_matmul_choices(const std::string& path) {
 
 void require_same_machine(const MatmulChoices& found, const MatmulChoices& here, const std::string& what) {
     auto name = [](const MatmulChoices& c) {
-        return strf("%s with %lld multiprocessors, cuBLASLt %lld, TF32 %s", c.gpu.c_str(),
-                    (long long)c.multiprocessors, (long long)c.cublaslt, c.tf32 ? "on" : "off");
+        return fmt::format("{} with {} multiprocessors, cuBLASLt {}, TF32 {}", c.gpu, c.multiprocessors,
+                           c.cublaslt, c.tf32 ? "on" : "off");
     };
     if (name(found) == name(here)) { return; }
     fail(what, "made for " + json_text(name(found)) + ", but this is " + json_text(name(here)));

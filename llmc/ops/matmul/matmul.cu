@@ -44,9 +44,9 @@ struct Matmul::Impl {
         auto choice = chosen.find(kind);
         if (choice != chosen.end() && !plan.choose(handle, choice->second)) {
             throw Error(kExitBadInput,
-                        strf("%s: this cuBLASLt does not take the algorithm for m %lld, n %lld, k %lld. "
-                             "Delete the file: --tune-gemm searches again.",
-                             chosen_in.c_str(), (long long)kind.m, (long long)kind.n, (long long)kind.k));
+                        fmt::format("{}: this cuBLASLt does not take the algorithm for m {}, n {}, k {}. "
+                                    "Delete the file: --tune-gemm searches again.",
+                                    chosen_in, kind.m, kind.n, kind.k));
         }
         return plan;
     }
@@ -54,8 +54,9 @@ struct Matmul::Impl {
              const void* bias = nullptr, const void* aux = nullptr) {
         Plan& way = plan(product);
         if (!way.usable()) {
-            throw Error(kExitDevice, strf("cuBLASLt has no algorithm for a product of m %lld, n %lld, k %lld",
-                                          (long long)product.m, (long long)product.n, (long long)product.k));
+            throw Error(kExitDevice,
+                        fmt::format("cuBLASLt has no algorithm for a product of m {}, n {}, k {}", product.m,
+                                    product.n, product.k));
         }
         if (bias != nullptr) { way.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
         if (aux != nullptr) { way.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux); }

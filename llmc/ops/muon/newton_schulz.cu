@@ -34,9 +34,9 @@ struct NewtonSchulz::Impl {
         auto [found, fresh] = plans.try_emplace({p.kind(), p.batch, usual}, handle, p, tf32);
         if (fresh && !choose(&found->second, p, usual)) {
             throw Error(kExitDevice,
-                        strf("cuBLASLt has no algorithm for %d and for %lld products of m %lld, "
-                             "n %lld, k %lld",
-                             usual, (long long)p.batch, (long long)p.m, (long long)p.n, (long long)p.k));
+                        fmt::format("cuBLASLt has no algorithm for {} and for {} products of m {}, "
+                                    "n {}, k {}",
+                                    usual, p.batch, p.m, p.n, p.k));
         }
         found->second.run(handle, d, a, b, (float)alpha, (float)beta, c, workspace, stream);
     }

@@ -29,7 +29,7 @@ std::string why(const T* out, const T* inp, const T* weight, const T* bias, int6
         case Path::kVectorized:
             return "vectorized: C is a multiple of 4, at most 2^24, pointers aligned";
         case Path::kRefused:
-            return strf("refused: %lld rows, a grid has at most %d blocks", (long long)N, INT32_MAX);
+            return fmt::format("refused: {} rows, a grid has at most {} blocks", N, INT32_MAX);
         case Path::kRowwise:
             break;
     }
@@ -37,7 +37,7 @@ std::string why(const T* out, const T* inp, const T* weight, const T* bias, int6
                          : C > 1 << 24                      ? "C is above 2^24, which float does not count"
                          : sizeof(T) > sizeof(float)        ? "the type is double"
                                                             : "a pointer is not aligned to 4 elements";
-    return strf("row-wise moments, then results: %s", reason);
+    return fmt::format("row-wise moments, then results: {}", reason);
 }
 
 // the contract of torch_rowwise
