@@ -124,10 +124,10 @@ $(BUILD)/dev/cpu/gpt2_step: $(call objects,dev/cpu/gpt2_step.cpp) $(BUILD)/libll
 
 # the readers under libFuzzer: dev/test/fuzz/run.sh
 FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cpp) \
-    $(patsubst %,llmc/host/%.cpp,base/utf8 files/binary_file files/json files/read_file files/safetensors \
-    $(addprefix tokens/,bpe dataloader eval_file token_shard tokenizer tokenizer_files val_info) ranks/ranks \
-    $(addprefix options/,options options_config options_input parse_words typed_text) log/lines log/logger) \
-    $(patsubst %,llmc/model/%.cpp,finite model_source $(addprefix formats/,checkpoint debug_state hf_model record) \
+    $(patsubst %,llmc/host/%.cpp,base/text files/file_io files/json files/safetensors \
+    $(addprefix tokens/,bpe data_files dataloader tokenizer) ranks/ranks \
+    $(addprefix options/,options options_config options_input parse_words typed_text) log/run_log) \
+    $(patsubst %,llmc/model/%.cpp,model_source $(addprefix formats/,checkpoint hf_model record) \
     run/folder run/open_model))
 $(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)

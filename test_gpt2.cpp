@@ -12,8 +12,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/compare_options.h"
-#include "llmc/host/base/standard_streams.h"
-#include "llmc/host/base/threads.h"
+#include "llmc/host/base/resources.h"
+#include "llmc/host/base/text.h"
 #include "llmc/model/cpu/gpt2.h"
 
 TEST_CASE("fixture: logits, loss, gradients and ten updates agree with PyTorch") {

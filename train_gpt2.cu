@@ -11,7 +11,6 @@
 #include "llmc/model/gpu/decoder.h"
 #include "llmc/model/gpu/gpt2.h"
 #include "llmc/model/profile/profile.h"
-#include "llmc/model/profile/tune.h"
 #include "llmc/model/run/commands.h"
 #include "llmc/model/run/trainer.h"
 

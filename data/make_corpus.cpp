@@ -21,12 +21,11 @@
 #include "data/byte_model.h"
 #include "data/corpus_grammar.h"
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/standard_streams.h"
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/host/base/terminal_text.h"
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/options/parse_words.h"
-#include "llmc/host/tokens/token_shard.h"
+#include "llmc/host/tokens/data_files.h"
 
 namespace {
 

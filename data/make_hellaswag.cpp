@@ -5,15 +5,13 @@
 #include <fstream>
 #include <iostream>
 
-#include "data/input_files.h"
-#include "data/json_lines.h"
+#include "data/inputs.h"
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/standard_streams.h"
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/host/base/terminal_text.h"
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/options/parse_words.h"
-#include "llmc/host/tokens/eval_file.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/tokenizer.h"
 
 namespace llmc {

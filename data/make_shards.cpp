@@ -16,19 +16,16 @@
 #include <filesystem>
 #include <functional>
 
-#include "data/document_splitter.h"
-#include "data/input_files.h"
-#include "data/json_lines.h"
-#include "data/token_pieces.h"
+#include "data/inputs.h"
+#include "data/token_stream.h"
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/standard_streams.h"
+#include "llmc/host/base/resources.h"
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/host/base/terminal_text.h"
-#include "llmc/host/base/threads.h"
-#include "llmc/host/files/read_file.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/options/parse_words.h"
 #include "llmc/host/options/typed_text.h"
-#include "llmc/host/tokens/token_shard.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/tokenizer.h"
 
 namespace llmc {
@@ -286,13 +283,6 @@ void publish(const std::string& train_prefix, const std::vector<Shard>& train, c
 
 // ---- the program -------------------------------------------------------------------------------
 
-// 1234567 -> 1,234,567
-std::string grouped(int64_t number) {
-    std::string digits = std::to_string(number);
-    for (int at = (int)digits.size() - 3; at > 0; at -= 3) { digits.insert((size_t)at, ","); }
-    return digits;
-}
-
 // a name as a pattern that matches only itself
 std::string literal(const std::string& name) {
     std::string pattern;
@@ -305,7 +295,7 @@ std::string literal(const std::string& name) {
 
 void print_split(const char* what, const std::vector<Shard>& shards, int64_t tokens) {
     if (shards.empty()) { return; }
-    put_text(stdout, fmt::format("{:11} {} tokens in {} shard{}: {}{}\n", what, grouped(tokens),
+    put_text(stdout, fmt::format("{:11} {} tokens in {} shard{}: {}{}\n", what, count_text(tokens),
                                  shards.size(), shards.size() == 1 ? "" : "s", shards.front().name,
                                  shards.size() == 1 ? "" : (" to " + shards.back().name)));
 }
@@ -369,8 +359,8 @@ void make_shards(const Settings& settings) {
     publish(train_prefix, train, val_prefix, val);
 
     std::printf("%-11s %s bytes, documents (one per %s): %s\n", "input",
-                grouped(splitter.num_bytes()).c_str(), json ? "line" : settings.documents.c_str(),
-                grouped(splitter.num_documents()).c_str());
+                count_text(splitter.num_bytes()).c_str(), json ? "line" : settings.documents.c_str(),
+                count_text(splitter.num_documents()).c_str());
     print_split("training", train, cut.position + 1);
     print_split("validation", val, n - cut.position + 1 + cut.in_document);
     const auto pattern = [](const std::string& prefix) { return shell_word(literal(prefix) + "_*.bin"); };

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "llmc/host/base/philox.h"
-#include "llmc/host/base/threads.h"
+#include "llmc/host/base/resources.h"
 #include "llmc/model/cpu/blas.h"
 #include "llmc/model/cpu/gpt2.h"
 

@@ -7,8 +7,8 @@
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/host/base/philox.h"
 #include "llmc/host/ranks/comm_tcp.h"
+#include "llmc/model/gpt2_config.h"
 #include "llmc/model/gpu/optimizer_state.cuh"
-#include "llmc/model/initial_values.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -1,13 +1,17 @@
-// GPT-2's configuration and its one table of parameters: the 16 tensors, their shapes, their two orders.
+// GPT-2's configuration and its one table of parameters: the 16 tensors, their shapes, their two
+// orders, their first values.
 //   file order (20240326, also the key of random numbers): tensor by tensor, each for all layers
 //   memory order: block-major: wte, wpe, block 0 (12 tensors), block 1, ..., lnf; each tensor 256-byte
 //   aligned, so that a block's gradients are one contiguous range
 #pragma once
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <span>
 
 #include "llmc/host/base/error.h"
+#include "llmc/host/base/philox.h"
 
 namespace llmc {
 
@@ -182,6 +186,25 @@ void for_each_piece(const GPT2Config& c, const ParameterLayout& layout, int tens
         int64_t n = std::min(count - done, size - inside);
         visit(layout.offset(tensor, (int)layer) + inside, done, n);
         done += n;
+    }
+}
+
+// The random parameters of a new model. Each value depends on the seed, the tensor and its index in file
+// order alone.
+
+// values = those of a tensor from `first` on, in file order; the padding rows of wte are 0
+inline void initial_values(const GPT2Config& config, uint64_t seed, int tensor, int64_t first,
+                           std::span<float> values) {
+    int64_t real =
+        tensor == kWte ? (int64_t)config.vocab_size * config.channels : tensor_total(config, tensor);
+    Init init = kTensors[tensor].init;
+    double sigma = init == Init::kResidual ? 0.02 / std::sqrt(2.0 * config.num_layers) : 0.02;
+    bool random = init == Init::kNormal || init == Init::kResidual;
+#pragma omp parallel for
+    for (int64_t k = 0; k < (int64_t)values.size(); k++) {
+        int64_t i = first + k;
+        double x = random ? sigma * random_normal(seed, RandomUse::kInit, tensor, 0, i) : 0.0;
+        values[k] = init == Init::kOne ? 1.0f : (i < real ? (float)x : 0.0f);
     }
 }
 

@@ -42,9 +42,9 @@
 #include <span>
 #include <string>
 
-#include "llmc/host/base/count_text.h"
 #include "llmc/host/base/error.h"
-#include "llmc/host/tokens/batch.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/step_params.h"
 

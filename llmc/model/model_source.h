@@ -1,4 +1,4 @@
-// Where a model's parameters come from, whatever the format.
+// A model's numbers on their way: where its parameters come from, whatever the format; none that is not finite passes.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,6 +10,21 @@
 #include "llmc/model/model.h"
 
 namespace llmc {
+
+// Numbers that are not finite neither come in from files nor go out to them, as a training that goes on with them is
+// lost, nor are they shown as a model's results.
+
+// values [first, first + values.size()) of a tensor that was read from path; throws Error(kExitBadInput) naming the
+// first that is not finite, or of the second moment negative
+void require_finite_input(const std::string& path, State state, int tensor, int64_t first,
+                          std::span<const float> values);
+
+// the same of what would be written to path; throws Error(kExitDiverged)
+void require_finite_output(const std::string& path, State state, int tensor, int64_t first,
+                           std::span<const float> values);
+
+// what a model has computed, "the losses"; throws Error(kExitDiverged) if any is not finite
+void require_finite_results(const char* what, std::span<const float> values);
 
 // What config.json says that training has no use for, but that makes a model what it is: an export keeps it.
 struct HfFacts {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "dev/test/cpu/debug_state.h"
 #include "llmc/host/base/error.h"
-#include "llmc/model/formats/debug_state.h"
 #include "llmc/model/run/open_model.h"
 
 namespace llmc {

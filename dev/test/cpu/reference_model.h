@@ -19,7 +19,6 @@
 #include "llmc/model/cpu/reference.h"
 #include "llmc/model/cpu/reference_muon.h"
 #include "llmc/model/gpt2_config.h"
-#include "llmc/model/initial_values.h"
 #include "llmc/model/model.h"
 
 namespace llmc {

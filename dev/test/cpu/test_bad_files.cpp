@@ -15,8 +15,8 @@
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/files/safetensors.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/host/tokens/token_shard.h"
 #include "llmc/host/tokens/tokenizer.h"
 
 using namespace llmc;

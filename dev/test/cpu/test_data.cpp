@@ -12,8 +12,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/host/tokens/token_shard.h"
 
 using namespace llmc;
 

@@ -11,9 +11,8 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/base/utf8.h"
-#include "llmc/host/tokens/sampler.h"
-#include "llmc/host/tokens/token_shard.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/model/cpu/decoder.h"
 #include "llmc/model/eval/generate.h"
 

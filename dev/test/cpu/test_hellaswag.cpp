@@ -12,9 +12,9 @@
 #include "dev/test/cpu/reference_model.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/host/tokens/eval_file.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/tokenizer.h"
-#include "llmc/model/eval/hellaswag.h"
+#include "llmc/model/eval/validation.h"
 
 using namespace llmc;
 

@@ -9,7 +9,7 @@
 
 #include "dev/test/cpu/attention_bounds.h"
 #include "dev/test/cpu/compare.h"
-#include "llmc/host/base/exp.h"
+#include "llmc/host/base/floats.h"
 #include "llmc/model/cpu/blas.h"
 #include "llmc/model/cpu/reference.h"
 

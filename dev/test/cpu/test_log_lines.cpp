@@ -8,7 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/log/logger.h"
+#include "llmc/host/log/run_log.h"
 #include "llmc/host/options/options.h"
 #include "llmc/model/formats/record.h"
 

@@ -14,8 +14,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/host/tokens/token_shard.h"
 #include "llmc/host/tokens/tokenizer.h"
 
 using namespace llmc;

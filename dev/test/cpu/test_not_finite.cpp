@@ -8,8 +8,8 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/log/logger.h"
-#include "llmc/model/eval/validator.h"
+#include "llmc/host/log/run_log.h"
+#include "llmc/model/eval/validation.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/step_clock.h"
 

@@ -8,9 +8,9 @@
 #include "dev/test/cpu/any_model.h"
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/tokens/token_shard.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/formats/outlier_window.h"
+#include "llmc/model/formats/record.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -7,8 +7,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/log/lines.h"
 #include "llmc/host/log/report.h"
+#include "llmc/host/log/run_log.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -7,7 +7,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/files/read_file.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/data.h"
 

@@ -16,7 +16,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/files/run_lock.h"
 
 using namespace llmc;

@@ -9,7 +9,7 @@
 
 #include "dev/test/cpu/small_files.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/log/logger.h"
+#include "llmc/host/log/run_log.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -9,7 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/base/number_formats.h"
+#include "llmc/host/base/floats.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/files/safetensors.h"
 

@@ -4,7 +4,7 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/host/tokens/token_shard.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/model/decoder.h"
 #include "llmc/model/eval/generate.h"
 #include "llmc/model/run/samples.h"

@@ -10,10 +10,10 @@
 
 #include "dev/test/cpu/compare.h"
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/base/host_memory.h"
 #include "llmc/host/base/philox.h"
+#include "llmc/host/base/resources.h"
 #include "llmc/host/options/typed_text.h"
-#include "llmc/host/tokens/sampler.h"
+#include "llmc/model/eval/generate.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/run/schedule.h"
 

@@ -11,8 +11,8 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/host/tokens/val_info.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 #include "llmc/model/run/schedule.h"

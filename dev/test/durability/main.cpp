@@ -13,9 +13,9 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/durability/small_run.h"
-#include "llmc/host/base/standard_streams.h"
-#include "llmc/host/base/threads.h"
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/base/resources.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/files/file_io.h"
 
 int main(int argc, char** argv) {
     llmc::open_standard_streams();

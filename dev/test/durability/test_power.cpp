@@ -8,7 +8,7 @@
 #include <set>
 
 #include "dev/test/durability/small_run.h"
-#include "llmc/host/files/read_file.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 

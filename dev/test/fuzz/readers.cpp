@@ -10,20 +10,19 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "data/json_lines.h"
+#include "data/inputs.h"
+#include "dev/test/cpu/debug_state.h"
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/number_formats.h"
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/base/floats.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
-#include "llmc/host/log/logger.h"
+#include "llmc/host/log/run_log.h"
 #include "llmc/host/options/options.h"
 #include "llmc/host/options/options_input.h"
+#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/host/tokens/eval_file.h"
 #include "llmc/host/tokens/tokenizer.h"
-#include "llmc/host/tokens/val_info.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/formats/debug_state.h"
 #include "llmc/model/run/folder.h"
 
 namespace llmc {

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "dev/test/cpu/debug_state.h"
 #include "llmc/host/base/error.h"
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/formats/debug_state.h"
 #include "llmc/model/gpu/gpt2.h"
 
 namespace llmc {

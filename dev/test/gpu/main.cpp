@@ -13,7 +13,7 @@
 #include "dev/test/cpu/compare_options.h"
 #include "dev/test/gpu/dump_state.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/host/base/threads.h"
+#include "llmc/host/base/resources.h"
 #include "llmc/model/gpu/gpt2.h"
 
 namespace llmc {

@@ -1,7 +1,7 @@
 // Softmax, cross-entropy and its gradient on the GPU against the reference.
 #include "dev/cuda/classifier_problem.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/host/tokens/batch.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/classifier/classifier.h"
 #include "llmc/ops/classifier/kernels.h"

@@ -1,7 +1,7 @@
 // The same call gives the same bits, every time: each op, run again into fresh memory.
 #include "dev/test/gpu/adamw_pieces.h"
 #include "dev/test/gpu/attention_check.h"
-#include "llmc/host/tokens/batch.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/layernorm/layernorm.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/adamw.h"

@@ -61,7 +61,7 @@ missing() {
 sanitize() {  # tool log command...
     local tool=$1 log=$2 status=0 verdict
     shift 2
-    # with a policy chosen, the program does not start itself again (llmc/host/base/threads.h)
+    # with a policy chosen, the program does not start itself again (llmc/host/base/resources.h)
     OMP_WAIT_POLICY=passive timeout -k 10 $limit compute-sanitizer --tool "$tool" "$@" >"$log" 2>&1 || status=$?
     case $status in 124 | 137) echo "no end after $limit s"; return 1 ;; esac
     verdict=$(sed -n 's/^=* *\([A-Z]* SUMMARY: .*\)/\1/p' "$log" | tail -1)

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/utf8.h"
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/files/file_io.h"
 
 namespace llmc {
 

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/terminal_text.h"
+#include "llmc/host/base/text.h"
 
 namespace llmc {
 

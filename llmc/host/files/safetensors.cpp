@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/number_formats.h"
-#include "llmc/host/base/utf8.h"
+#include "llmc/host/base/floats.h"
+#include "llmc/host/base/text.h"
 #include "llmc/host/files/json.h"
 
 namespace llmc {

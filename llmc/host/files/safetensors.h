@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/files/file_io.h"
 
 namespace llmc {
 

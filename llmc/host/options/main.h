@@ -7,10 +7,9 @@
 #include <optional>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/standard_streams.h"
+#include "llmc/host/base/resources.h"
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/host/base/terminal_text.h"
-#include "llmc/host/base/threads.h"
+#include "llmc/host/base/text.h"
 #include "llmc/host/options/options.h"
 
 namespace llmc {

@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/files/read_file.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/options/options_input.h"
 #include "llmc/host/options/parse_words.h"
 

@@ -22,7 +22,7 @@
 #include <sstream>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/utf8.h"
+#include "llmc/host/base/text.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/options/options_input.h"
 

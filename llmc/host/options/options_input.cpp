@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/files/read_file.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/options/launchers.h"
 
 namespace llmc {

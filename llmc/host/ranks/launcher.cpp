@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/host_memory.h"
+#include "llmc/host/base/resources.h"
 
 namespace llmc {
 

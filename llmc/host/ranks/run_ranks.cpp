@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/threads.h"
+#include "llmc/host/base/resources.h"
 #include "llmc/host/ranks/comm_tcp.h"
 #include "llmc/host/ranks/launcher.h"
 

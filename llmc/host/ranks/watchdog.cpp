@@ -13,7 +13,7 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/host/base/terminal_text.h"
+#include "llmc/host/base/text.h"
 
 namespace llmc {
 

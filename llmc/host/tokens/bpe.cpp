@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/utf8.h"
+#include "llmc/host/base/text.h"
 #include "llmc/host/tokens/unicode_classes.h"
 
 namespace llmc {

@@ -8,10 +8,18 @@
 #include <string>
 #include <vector>
 
-#include "llmc/host/tokens/batch.h"
-#include "llmc/host/tokens/token_shard.h"
+#include "llmc/host/tokens/data_files.h"
 
 namespace llmc {
+
+// What a model is fed: rows of tokens and what follows each of them.
+
+constexpr int32_t kIgnoreTarget = -1;  // a target that is not predicted: no loss, no gradient
+
+struct Batch {
+    int B = 0, T = 0;
+    std::vector<int32_t> tokens, targets;  // (B,T) each; targets may be kIgnoreTarget
+};
 
 // The shards that a pattern of glob(3) matches, in the byte order of their names, all of one vocabulary.
 // Throws Error(kExitBadInput) if none matches, if one is damaged, or if two vocabularies differ (both are

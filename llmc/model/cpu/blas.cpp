@@ -8,7 +8,7 @@
 #include <cmath>
 #include <vector>
 
-#include "llmc/host/base/exp.h"
+#include "llmc/host/base/floats.h"
 #include "llmc/model/cpu/blas_memory.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/muon/muon_rule.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "llmc/host/base/host_memory.h"
+#include "llmc/host/base/resources.h"
 #include "llmc/model/cpu/blas.h"
 #include "llmc/model/cpu/reference.h"
 

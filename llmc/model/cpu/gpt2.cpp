@@ -8,13 +8,13 @@
 #include <cstring>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/host_memory.h"
+#include "llmc/host/base/resources.h"
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/model/cpu/blas.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/model/cpu/reference_muon.h"
-#include "llmc/model/initial_values.h"
+#include "llmc/model/gpt2_config.h"
 
 namespace llmc {
 

@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "llmc/host/base/exp.h"
-#include "llmc/host/tokens/batch.h"
+#include "llmc/host/base/floats.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/ops/step_params.h"
 
 namespace llmc {

@@ -5,9 +5,8 @@
 #include <chrono>
 
 #include "llmc/host/base/philox.h"
-#include "llmc/host/base/utf8.h"
-#include "llmc/host/tokens/sampler.h"
-#include "llmc/model/finite.h"
+#include "llmc/host/base/text.h"
+#include "llmc/model/model_source.h"
 
 namespace llmc {
 

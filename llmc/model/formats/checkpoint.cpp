@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/number_formats.h"
-#include "llmc/host/files/read_file.h"
-#include "llmc/host/tokens/token_shard.h"
-#include "llmc/model/finite.h"
+#include "llmc/host/base/floats.h"
+#include "llmc/host/files/file_io.h"
+#include "llmc/host/tokens/data_files.h"
+#include "llmc/model/model_source.h"
 
 namespace llmc {
 

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/model/formats/hf_model.h"
 #include "llmc/model/formats/record.h"
 #include "llmc/model/gpt2_config.h"

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/utf8.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
-#include "llmc/host/files/read_file.h"
 
 namespace llmc {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "llmc/host/files/safetensors.h"
-#include "llmc/host/tokens/tokenizer_files.h"
+#include "llmc/host/tokens/tokenizer.h"
 #include "llmc/model/model_source.h"
 
 namespace llmc {

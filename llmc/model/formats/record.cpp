@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/log/lines.h"
+#include "llmc/host/log/run_log.h"
 
 namespace llmc {
 

@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "llmc/host/base/stop_signal.h"
+#include "llmc/model/gpt2_config.h"
 #include "llmc/model/gpu/gpu_peak.h"
 #include "llmc/model/gpu/impl.cuh"
-#include "llmc/model/initial_values.h"
 
 namespace llmc {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "llmc/cuda/device_memory.cuh"
-#include "llmc/host/tokens/batch.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/ops/step_inputs.h"
 
 namespace llmc {

@@ -1,5 +1,5 @@
 // CUPTI's activity API, by dlopen.
-#include "llmc/model/profile/activity.h"
+#include "llmc/model/profile/step_profile.h"
 
 #include <cxxabi.h>
 #include <dlfcn.h>

@@ -1,13 +1,13 @@
-// The search of --tune-gemm: see profile/tune.h; how algorithms are timed: llmc/ops/matmul/search.cuh.
-#include "llmc/model/profile/tune.h"
+// The search of --tune-gemm: see profile/profile.h; how algorithms are timed: llmc/ops/matmul/search.cuh.
+#include "llmc/model/profile/profile.h"
 
 #include <cuda_bf16.h>
 #include <chrono>
 #include <cstdio>
 
 #include "llmc/cuda/hold.cuh"
-#include "llmc/host/base/terminal_text.h"
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/model/gpu/network.cuh"
 #include "llmc/model/run/plan.h"
 

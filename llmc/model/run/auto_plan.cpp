@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/log/logger.h"
+#include "llmc/host/log/run_log.h"
 #include "llmc/ops/muon/muon_rule.h"
 
 namespace llmc {

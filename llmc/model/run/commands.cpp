@@ -9,9 +9,8 @@
 #include <iterator>
 #include <string>
 
-#include "llmc/host/base/terminal_text.h"
-#include "llmc/host/base/threads.h"
-#include "llmc/host/base/utf8.h"
+#include "llmc/host/base/resources.h"
+#include "llmc/host/base/text.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/log/report.h"
 #include "llmc/host/options/command_options.h"
@@ -19,9 +18,8 @@
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 #include "llmc/model/eval/generate.h"
-#include "llmc/model/eval/hellaswag.h"
-#include "llmc/model/eval/validator.h"
-#include "llmc/model/finite.h"
+#include "llmc/model/eval/validation.h"
+#include "llmc/model/model_source.h"
 #include "llmc/model/run/hf_export.h"
 
 namespace llmc {

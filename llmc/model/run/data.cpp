@@ -9,7 +9,7 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/host/files/read_file.h"
+#include "llmc/host/files/file_io.h"
 
 namespace llmc {
 

@@ -12,9 +12,8 @@
 #include <optional>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/files/binary_file.h"
-#include "llmc/host/files/read_file.h"
-#include "llmc/host/log/logger.h"
+#include "llmc/host/files/file_io.h"
+#include "llmc/host/log/run_log.h"
 #include "llmc/host/options/typed_text.h"
 #include "llmc/model/formats/checkpoint.h"
 

@@ -9,7 +9,7 @@
 #include "llmc/host/options/options.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/model/eval/validator.h"
+#include "llmc/model/eval/validation.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/model.h"
 #include "llmc/model/run/data.h"

@@ -6,8 +6,7 @@
 #include <utility>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/files/binary_file.h"
-#include "llmc/host/files/read_file.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/formats/hf_model.h"
 

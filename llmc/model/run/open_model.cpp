@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/files/read_file.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/formats/hf_model.h"
 #include "llmc/model/run/folder.h"

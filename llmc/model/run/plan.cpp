@@ -8,10 +8,9 @@
 #include <sstream>
 #include <vector>
 
-#include "llmc/host/base/count_text.h"
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/terminal_text.h"
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/options/typed_text.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/model/model_source.h"

@@ -2,8 +2,8 @@
 #include "llmc/model/run/samples.h"
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/files/read_file.h"
-#include "llmc/host/tokens/token_shard.h"
+#include "llmc/host/files/file_io.h"
+#include "llmc/host/tokens/data_files.h"
 
 namespace llmc {
 

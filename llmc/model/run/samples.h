@@ -9,8 +9,8 @@
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/options/options.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/host/tokens/sampler.h"
 #include "llmc/host/tokens/tokenizer.h"
+#include "llmc/model/eval/generate.h"
 #include "llmc/model/model.h"
 #include "llmc/model/run/plan.h"
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "llmc/host/base/count_text.h"
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/host_memory.h"
+#include "llmc/host/base/resources.h"
+#include "llmc/host/base/text.h"
 #include "llmc/model/formats/checkpoint.h"
 
 namespace llmc {

@@ -8,7 +8,7 @@
 #include <system_error>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/base/terminal_text.h"
+#include "llmc/host/base/text.h"
 
 namespace llmc {
 

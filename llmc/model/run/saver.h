@@ -7,8 +7,8 @@
 #include <span>
 #include <string>
 
-#include "llmc/host/log/journal.h"
-#include "llmc/host/log/logger.h"
+#include "llmc/host/log/report.h"
+#include "llmc/host/log/run_log.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 #include "llmc/model/run/plan.h"

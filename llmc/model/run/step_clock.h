@@ -8,7 +8,7 @@
 #include <string>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/log/lines.h"
+#include "llmc/host/log/run_log.h"
 #include "llmc/model/model.h"
 #include "llmc/model/run/plan.h"
 

@@ -8,7 +8,7 @@
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/edges.cuh"
 #include "llmc/cuda/reduce.cuh"
-#include "llmc/host/tokens/batch.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/ops/classifier/classifier.cuh"
 #include "llmc/ops/classifier/kernels.h"
 

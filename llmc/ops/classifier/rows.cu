@@ -9,7 +9,7 @@
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/launch.cuh"
 #include "llmc/cuda/vectors.cuh"
-#include "llmc/host/tokens/batch.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/ops/classifier/classifier.cuh"
 #include "llmc/ops/classifier/kernels.h"
 

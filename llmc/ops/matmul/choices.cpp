@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "llmc/host/files/binary_file.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
 
 namespace llmc {

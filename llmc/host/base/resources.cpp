@@ -1,11 +1,15 @@
-// The host's memory and cores: see host_memory.h.
-#include "llmc/host/base/host_memory.h"
+// The host's cores, threads and memory: see resources.h.
+#include "llmc/host/base/resources.h"
 
 #include <omp.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 
@@ -80,6 +84,43 @@ int usable_cores(const std::string& root) {
         if (quota > 0 && period > 0) { cores = std::min(cores, (int)std::ceil(quota / period)); }
     });
     return cores;
+}
+
+void wait_politely(char** argv) {
+    bool chosen = std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
+    if (chosen || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) { return; }
+    char self[4096] = {};  // by its real path, so that ps and top show the program's name
+    if (readlink("/proc/self/exe", self, sizeof(self) - 1) > 0) {
+        execv(self, argv);  // comes back only if that failed, and then nothing is lost but speed
+    }
+}
+
+void settle_threads(int processes) {
+    constexpr int kMost = 4096;
+    static bool done = false;
+    if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+        omp_set_num_threads(std::max(1, usable_cores() / processes));
+    } else if (omp_get_max_threads() > kMost) {
+        throw Error(
+            kExitUsage,
+            fmt::format("OMP_NUM_THREADS: found {}, expected at most {}. This process may use {} cores.",
+                        omp_get_max_threads(), kMost, usable_cores()));
+    }
+    omp_set_dynamic(0);
+    // where a thread does not start OpenMP says why, and calls exit(1)
+    std::atexit([] {
+        constexpr char kCure[] =
+            "Allow more processes (ulimit -u, pids.max), or set OMP_NUM_THREADS to fewer threads.\n";
+        if (done) { return; }
+        (void)!write(STDERR_FILENO, kCure, sizeof(kCure) - 1);
+        _exit(kExitDevice);
+    });
+    int threads = 1;
+#pragma omp parallel
+#pragma omp single
+    threads = omp_get_num_threads();
+    omp_set_num_threads(threads);
+    done = true;
 }
 
 }  // namespace llmc

@@ -1,7 +1,8 @@
-// UTF-8: where characters end, and text made safe to print.
+// Text that people read: numbers, characters of UTF-8, what is safe on a terminal, and the streams to it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 
@@ -23,5 +24,21 @@ std::string printable_text(std::string_view text);
 
 // a name from a file in a message: printable, on one line, at most 80 characters, in quotes
 std::string quoted_name(std::string_view name);
+
+// control characters but the end of a line and the tab as \xNN, those of UTF-8 (U+0080 to U+009F) too
+std::string terminal_text(std::string_view text);
+
+// the one way of such a text to a terminal: what any part of a line may hold that comes from a file or is its name
+inline void put_text(std::FILE* to, const std::string& text) { std::fputs(terminal_text(text).c_str(), to); }
+
+// "1.5 MiB"
+std::string bytes_text(int64_t bytes);
+
+// 124475904 -> "124,475,904"
+std::string count_text(int64_t n);
+
+// Opens those of descriptors 0, 1 and 2 that a shell has closed (`program >&-`) on /dev/null. The first file that a program
+// opens would otherwise get the number of its standard output, and what it prints. Call it first in main.
+void open_standard_streams();
 
 }  // namespace llmc

@@ -1,11 +1,37 @@
-// Debug states: see debug_state.h.
-#include "llmc/model/formats/debug_state.h"
+// Debug states (20240327, version 2): one batch and what another implementation made of it in fp32: logits,
+// loss and gradients. Written by scripts/make_fixture.py and by llm.c's tools; read to compare a model with
+// them.
+#pragma once
+#include <span>
+#include <string>
+#include <vector>
 
 #include "llmc/host/base/error.h"
+#include "llmc/host/files/file_io.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/model/gpt2_config.h"
 
 namespace llmc {
 
-DebugState::DebugState(const std::string& path, const GPT2Config& config) : config_(config) {
+constexpr int32_t kDebugStateMagic = 20240327, kDebugStateVersion = 2;
+
+// Throws Error(kExitBadInput) unless header and size are right for a model of this configuration.
+class DebugState {
+public:
+    DebugState(const std::string& path, const GPT2Config& config);
+    const Batch& batch() const { return batch_; }
+    std::span<const float> logits() const { return logits_; }  // (B,T,V), unpadded
+    float loss() const { return loss_; }
+    std::span<const float> gradient(int tensor) const;  // in file order, wte with its padding rows
+
+private:
+    GPT2Config config_;
+    Batch batch_;
+    std::vector<float> logits_, gradients_;
+    float loss_ = 0;
+};
+
+inline DebugState::DebugState(const std::string& path, const GPT2Config& config) : config_(config) {
     const RegularFile file(path);
     HeaderReader header(file, "debug state", kDebugStateMagic, "scripts/make_fixture.py writes them.");
     header.field(1, "version", kDebugStateVersion, kDebugStateVersion);
@@ -39,7 +65,7 @@ DebugState::DebugState(const std::string& path, const GPT2Config& config) : conf
     read(&gradients_, (uint64_t)file_elements(config));
 }
 
-std::span<const float> DebugState::gradient(int tensor) const {
+inline std::span<const float> DebugState::gradient(int tensor) const {
     int64_t first = 0;
     for (int t = 0; t < tensor; t++) { first += tensor_total(config_, t); }
     return std::span(gradients_).subspan((size_t)first, (size_t)tensor_total(config_, tensor));

@@ -1,6 +1,8 @@
-// UTF-8: see utf8.h.
-#include "llmc/host/base/utf8.h"
+// Text that people read: see text.h.
+#include "llmc/host/base/text.h"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <algorithm>
 
 #include "llmc/host/base/error.h"
@@ -14,6 +16,22 @@ bool is_control(std::string_view character) {
     const uint8_t first = (uint8_t)character[0];
     if (first == '\n' || first == '\t') { return false; }
     return first < 0x20 || first == 0x7f || (first == 0xc2 && (uint8_t)character[1] < 0xa0);
+}
+
+// control characters as \xHH, and unless it is kept what is not UTF-8
+std::string escaped(std::string_view text, bool keep_other_bytes) {
+    std::string out;
+    while (!text.empty()) {
+        const size_t length = utf8_length(text);
+        const std::string_view next = text.substr(0, std::max<size_t>(1, length));
+        if (length > 0 ? !is_control(next) : keep_other_bytes) {
+            out += next;
+        } else {
+            for (char c : next) { out += fmt::format("\\x{:02x}", (unsigned)(uint8_t)c); }
+        }
+        text.remove_prefix(next.size());
+    }
+    return out;
 }
 
 }  // namespace
@@ -57,26 +75,32 @@ size_t utf8_unfinished(std::string_view text) {
     return 0;
 }
 
-std::string printable_text(std::string_view text) {
-    std::string out;
-    while (!text.empty()) {
-        size_t length = utf8_length(text);
-        const bool whole = length > 0 && !is_control(text);
-        if (length == 0) { length = 1; }
-        if (whole) {
-            out += text.substr(0, length);
-        } else {
-            for (char c : text.substr(0, length)) { out += fmt::format("\\x{:02x}", (unsigned)(uint8_t)c); }
-        }
-        text.remove_prefix(length);
-    }
-    return out;
-}
+std::string printable_text(std::string_view text) { return escaped(text, false); }
+std::string terminal_text(std::string_view text) { return escaped(text, true); }
 
 std::string quoted_name(std::string_view name) {
     std::string text = printable_text(name.substr(0, 80));
     std::replace(text.begin(), text.end(), '\n', ' ');
     return "\"" + text + (name.size() > 80 ? "...\"" : "\"");
+}
+
+std::string bytes_text(int64_t bytes) {
+    return bytes < (1 << 20)     ? fmt::format("{:.1f} KiB", (double)bytes / 1024)
+           : bytes < (1 << 30)   ? fmt::format("{:.1f} MiB", (double)bytes / (1 << 20))
+           : bytes < (1LL << 40) ? fmt::format("{:.2f} GiB", (double)bytes / (1 << 30))
+                                 : fmt::format("{:.1f} TiB", (double)bytes / (double)(1LL << 40));
+}
+
+std::string count_text(int64_t n) {
+    std::string s = std::to_string(n);
+    for (int i = (int)s.size() - 3; i > (n < 0); i -= 3) { s.insert((size_t)i, 1, ','); }
+    return s;
+}
+
+void open_standard_streams() {
+    for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+        if (fcntl(fd, F_GETFD) < 0) { (void)!open("/dev/null", O_RDWR); }  // takes the lowest free number
+    }
 }
 
 }  // namespace llmc

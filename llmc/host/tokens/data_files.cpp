@@ -1,0 +1,347 @@
+// Files of tokens: see data_files.h.
+#include "llmc/host/tokens/data_files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "llmc/host/base/error.h"
+#include "llmc/host/files/file_io.h"
+
+namespace llmc {
+
+// ---- token shards -------------------------------------------------------------------------------
+
+constexpr int kMaxVocabSize = 1 << 16;  // what fits in a uint16 token
+constexpr int kSetIdWord = 4;           // and 5, the upper half; then the number of shards
+
+TokenShard::TokenShard(const std::string& path, int raw_vocab) : file_(path) {
+    if (raw_vocab > 0) {
+        open_raw(raw_vocab);
+        return;
+    }
+    HeaderReader header(file_, "token shard", kTokenShardMagic,
+                        "Make token shards of your text with data/make_shards. (Files of tokens alone, as "
+                        "nanoGPT's, are read with --raw-tokens.)");
+    header.field(1, "version", kTokenShardVersion, kTokenShardVersion);
+    int64_t count = header.field(2, "token count", 1, std::numeric_limits<int32_t>::max());
+    int vocab = header.field(3, "vocabulary size", 0, kMaxVocabSize);
+    header.require_size(kHeaderBytes + (uint64_t)count * sizeof(uint16_t),
+                        fmt::format("{} header + 2 x {} tokens", kHeaderBytes, count));
+    num_tokens_ = count;
+    vocab_size_ = vocab == 0 ? kGpt2VocabSize : vocab;
+    file_.read(kSetIdWord * sizeof(int32_t), &set_id_, sizeof(set_id_));
+    set_shards_ = header.field(kSetIdWord + 2, "shards in the set", 0, std::numeric_limits<int32_t>::max());
+}
+
+void TokenShard::open_raw(int vocab) {
+    const auto fail = [&](const std::string& what) {
+        throw Error(kExitBadInput, path() + ": not a file of 16-bit tokens without a header: " + what);
+    };
+    int32_t first = 0;
+    if (file_.size() >= sizeof(first)) { file_.read(0, &first, sizeof(first)); }
+    if (first == kTokenShardMagic) { fail("it has the header of a token shard. Leave --raw-tokens out."); }
+    if (file_.size() % sizeof(uint16_t) != 0) {
+        fail(fmt::format("found {} bytes, expected a multiple of 2", file_.size()));
+    }
+    num_tokens_ = (int64_t)(file_.size() / sizeof(uint16_t));
+    vocab_size_ = vocab;
+    begin_ = 0;
+}
+
+void TokenShard::read(int64_t first, std::span<uint16_t> tokens) const {
+    require(first >= 0 && first <= num_tokens_ - (int64_t)tokens.size(),
+            "TokenShard: the range must lie in the shard");
+    file_.read(begin_ + (uint64_t)first * sizeof(uint16_t), tokens.data(), tokens.size_bytes());
+}
+
+std::vector<uint16_t> TokenShard::read_all() const {
+    std::vector<uint16_t> tokens((size_t)num_tokens_);
+    read(0, tokens);
+    return tokens;
+}
+
+void TokenShard::will_need(int64_t first, int64_t count) const {
+    file_.will_need(begin_ + (uint64_t)first * sizeof(uint16_t), (size_t)count * sizeof(uint16_t));
+}
+
+void write_token_shard(const std::string& path, std::span<const uint16_t> tokens, int vocab_size,
+                       const std::function<void()>& before) {
+    require(!tokens.empty() && tokens.size() <= (size_t)std::numeric_limits<int32_t>::max(),
+            "write_token_shard: a shard holds 1 to 2^31 - 1 tokens");
+    require(vocab_size > 0 && vocab_size <= kMaxVocabSize,
+            "write_token_shard: vocab_size must be 1 to 65,536");
+    for (uint16_t token : tokens) {
+        require(token < vocab_size, "write_token_shard: token id >= vocab_size");
+    }
+    int32_t header[kHeaderWords] = {kTokenShardMagic, kTokenShardVersion, (int32_t)tokens.size(), vocab_size};
+    FileWriter out(path);
+    out.write(header, sizeof(header));
+    out.write(tokens.data(), tokens.size_bytes());
+    out.commit(before);
+}
+
+void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards) {
+    char words[sizeof(set_id) + sizeof(set_shards)];
+    std::memcpy(words, &set_id, sizeof(set_id));
+    std::memcpy(words + sizeof(set_id), &set_shards, sizeof(set_shards));
+    const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+    bool done = fd >= 0 &&
+                pwrite(fd, words, sizeof(words), kSetIdWord * sizeof(int32_t)) == (ssize_t)sizeof(words) &&
+                fsync(fd) == 0;
+    const int error = errno;
+    done = (fd < 0 || close(fd) == 0) && done;
+    if (!done) {
+        throw Error(kExitSaveFailed,
+                    fmt::format("{}: cannot note in it which set it is of: {}", path, std::strerror(error)));
+    }
+}
+
+// ---- what is known about a validation shard -----------------------------------------------------
+
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kMostBytes = 64 << 20;
+
+// The object is two levels deep, lists three; anything else is refused by returning false.
+class Handler : public nlohmann::json_sax<json> {
+public:
+    explicit Handler(int64_t num_tokens) : num_tokens_(num_tokens) {}
+    ValInfo info;
+    std::string problem;
+
+    bool start_object(size_t) override {
+        objects_++;
+        return objects_ == 1 || (objects_ == 2 && arrays_ == 0 && key_ == "probes") ||
+               refuse("an object outside 'probes'");
+    }
+    bool end_object() override { return objects_-- > 0; }
+    bool key(string_t& name) override {
+        key_ = name;
+        if (objects_ == 2) { info.probes.push_back({name, {}}); }
+        // names go to the terminal, which control characters could drive
+        auto control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+        return std::none_of(name.begin(), name.end(), control) || refuse("a name with control characters");
+    }
+    bool start_array(size_t) override {
+        pair_.clear();
+        return (objects_ == 2 && ++arrays_ <= 2) || refuse("a list outside 'probes'");
+    }
+    bool end_array() override {
+        if (arrays_-- < 2) { return true; }
+        bool good = pair_.size() == 2 && pair_[0] > 0 && pair_[1] > 0 && pair_[0] < num_tokens_ &&
+                    pair_[1] <= num_tokens_ - pair_[0];
+        if (good) { info.probes.back().spans.push_back({pair_[0], pair_[1]}); }
+        return good || refuse("a probe that is not [position, length] inside the shard");
+    }
+    bool number_integer(int64_t n) override { return number(n, (double)n); }
+    bool number_unsigned(uint64_t n) override {
+        return number((int64_t)std::min<uint64_t>(n, INT64_MAX), (double)n);
+    }
+    bool number_float(double x, const string_t&) override { return number(-1, x); }
+    bool null() override { return refuse("null"); }
+    bool boolean(bool) override { return refuse("a boolean"); }
+    bool string(string_t&) override { return refuse("a string"); }
+    bool binary(json::binary_t&) override { return refuse("binary data"); }
+    bool parse_error(size_t at, const std::string&, const nlohmann::detail::exception&) override {
+        return refuse(fmt::format("a syntax error at byte {}", at));
+    }
+
+private:
+    bool refuse(const std::string& what) {
+        problem = what;
+        return false;
+    }
+    bool number(int64_t whole, double x) {
+        if (objects_ == 2) {
+            pair_.push_back(whole);
+            return (arrays_ == 2 && pair_.size() <= 2) ||
+                   refuse("a number that is not in a [position, length]");
+        }
+        if (key_ == "probes") { return refuse("a number for 'probes'"); }
+        if (key_ == "entropy_nats_per_token") { info.entropy = x; }
+        if (key_ == "tokens" && whole != num_tokens_ - 1) {
+            return refuse(fmt::format("tokens = {:.15g} for a shard that has {} to predict", x,
+                                      (long long)num_tokens_ - 1));
+        }
+        return true;
+    }
+    int64_t num_tokens_;
+    int objects_ = 0, arrays_ = 0;
+    std::string key_;
+    std::vector<int64_t> pair_;
+};
+
+}  // namespace
+
+std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_tokens) {
+    std::string path = std::filesystem::path(shard_path).replace_extension(".json").string();
+    const std::optional<std::string> text = read_whole(path, kMostBytes);
+    if (!text) { return std::nullopt; }
+    Handler handler(num_tokens);
+    bool whole = json::sax_parse(*text, &handler);
+    if (whole && !(std::isfinite(handler.info.entropy) && handler.info.entropy > 0)) {
+        whole = false;
+        handler.problem = "no positive entropy_nats_per_token";
+    }
+    if (!whole) {
+        throw Error(
+            kExitBadInput,
+            fmt::format("{}: found {}, expected {{\"entropy_nats_per_token\": Y, \"probes\": {{...}}}} as "
+                        "data/make_corpus writes it. Make it again, or remove it.",
+                        path, handler.problem));
+    }
+    return handler.info;
+}
+
+// ---- HellaSwag's questions ----------------------------------------------------------------------
+
+namespace {
+
+constexpr uint16_t kStart = 65535;
+constexpr size_t kBeforeContext = 6;                                   // words
+constexpr size_t kLeastWords = kBeforeContext + 1 + 2 * kEvalEndings;  // of an example
+
+// Reads words one after the other; throws where they are not what they must be.
+class WordReader {
+public:
+    WordReader(const HeaderReader& header, std::span<const uint16_t> words)
+        : header_(header), words_(words) {}
+    size_t at() const { return at_; }
+    bool done() const { return at_ == words_.size(); }
+    void next_example() { example_++; }
+
+    size_t word(const char* name, size_t low, size_t high) {
+        if (done()) { fail(name, "the end of the file", low, high); }
+        const size_t value = words_[at_];
+        if (value < low || value > high) { fail(name, std::to_string(value), low, high); }
+        at_++;
+        return value;
+    }
+    std::span<const uint16_t> tokens(const char* name, size_t count, size_t end, int vocab_size) {
+        if (count > end - at_) { fail(name, fmt::format("{} tokens", count), 1, end - at_); }
+        const auto part = words_.subspan(at_, count);
+        for (uint16_t token : part) {
+            if (token >= vocab_size) {
+                fail(name, fmt::format("token {}", token), 0, (size_t)vocab_size - 1);
+            }
+        }
+        at_ += count;
+        return part;
+    }
+    [[noreturn]] void fail(const char* name, const std::string& found, size_t low, size_t high) const {
+        const std::string expected =
+            low == high ? fmt::format("{}", low) : fmt::format("{} to {}", low, high);
+        header_.fail(fmt::format("{} of example {}", name, example_), found, expected);
+    }
+
+private:
+    const HeaderReader& header_;
+    std::span<const uint16_t> words_;
+    size_t at_ = 0, example_ = 0;
+};
+
+}  // namespace
+
+EvalFile::EvalFile(const std::string& path) : file_(path) {
+    const HeaderReader header(file_, "HellaSwag file", kEvalFileMagic, "Make it with data/make_hellaswag.");
+    header.field(1, "version", kEvalFileVersion, kEvalFileVersion);
+    const size_t count = (size_t)header.field(2, "number of examples", 1, (int64_t)kMostEvalExamples);
+    const size_t longest =
+        (size_t)header.field(3, "bytes of the longest example", 1, (int64_t)kMostEvalBytes);
+    const int vocab = header.field(4, "vocabulary size", 0, EvalFileWriter::kMostTokens);
+    vocab_size_ = vocab == 0 ? kGpt2VocabSize : vocab;
+    const size_t bytes = file_.size() - kHeaderBytes;
+    const size_t least = count * kLeastWords * sizeof(uint16_t);
+    if (bytes % 2 != 0 || bytes < least) {
+        header.fail("size", fmt::format("{} bytes", bytes),
+                    fmt::format("an even number, {} or more for {} examples", least, count));
+    }
+    words_.resize(bytes / 2);
+    file_.read(kHeaderBytes, words_.data(), 2 * words_.size());
+    WordReader in(header, words_);
+    for (size_t i = 0; i < count; i++, in.next_example()) {
+        const size_t begin = in.at();
+        in.word("start", kStart, kStart);
+        const size_t size = in.word("bytes", kLeastWords * sizeof(uint16_t), longest), end = begin + size / 2;
+        if (size % 2 != 0 || end > bytes / 2) {
+            in.fail("bytes", std::to_string(size), 2, bytes - 2 * begin);
+        }
+        in.word("number", i, i);
+        EvalExample example;
+        example.label = (int)in.word("right ending", 0, kEvalEndings - 1);
+        in.word("number of endings", kEvalEndings, kEvalEndings);
+        const size_t context = in.word("length of the context", 1, kMostEvalBytes);
+        example.context = in.tokens("context", context, end, vocab_size_);
+        for (auto& ending : example.endings) {
+            const size_t length = in.at() < end ? in.word("length of an ending", 1, kMostEvalBytes) : 0;
+            ending = in.tokens("an ending", length, std::max(end, in.at()), vocab_size_);
+            if (ending.empty()) {
+                in.fail("length of an ending", "the end of the example", 1, kMostEvalBytes);
+            }
+        }
+        if (in.at() != end) {
+            in.fail("bytes", std::to_string(size), 2 * (in.at() - begin), 2 * (in.at() - begin));
+        }
+        examples_.push_back(example);
+    }
+    if (!in.done()) {
+        header.fail("size", fmt::format("{} bytes", bytes),
+                    fmt::format("{} for {} examples", 2 * in.at(), count));
+    }
+}
+
+void EvalFileWriter::add(int label, const std::vector<int>& context,
+                         const std::array<std::vector<int>, kEvalEndings>& endings,
+                         const std::string& where) {
+    require(label >= 0 && label < kEvalEndings, "EvalFileWriter: the label must name an ending");
+    std::vector<uint16_t> words = {
+        kStart, 0, (uint16_t)examples_, (uint16_t)label, kEvalEndings, (uint16_t)context.size()};
+    bool empty = context.empty();
+    const auto append = [&](const std::vector<int>& ids) {
+        for (int id : ids) {
+            require(id >= 0 && id < vocab_size_, "EvalFileWriter: a token id outside of the vocabulary");
+            words.push_back((uint16_t)id);
+        }
+    };
+    append(context);
+    for (const std::vector<int>& ending : endings) {
+        empty |= ending.empty();
+        words.push_back((uint16_t)ending.size());
+        append(ending);
+    }
+    const size_t bytes = words.size() * sizeof(uint16_t);
+    if (empty) {
+        throw Error(kExitBadInput, where + ": found an empty context or ending, expected some text");
+    }
+    if (bytes > kMostEvalBytes || examples_ == kMostEvalExamples) {
+        throw Error(kExitBadInput,
+                    fmt::format("{}: found example {} of {} bytes, but the format has room for {} examples "
+                                "of {} bytes",
+                                where, examples_, bytes, kMostEvalExamples, kMostEvalBytes));
+    }
+    words[1] = (uint16_t)bytes;
+    words_.insert(words_.end(), words.begin(), words.end());
+    longest_ = std::max(longest_, bytes);
+    examples_++;
+}
+
+void EvalFileWriter::write(const std::string& path) const {
+    require(examples_ > 0, "EvalFileWriter: no example");
+    const int32_t header[kHeaderWords] = {kEvalFileMagic, kEvalFileVersion, (int32_t)examples_,
+                                          (int32_t)longest_, vocab_size_};
+    FileWriter out(path);
+    out.write(header, sizeof(header));
+    out.write(words_.data(), words_.size() * sizeof(uint16_t));
+    out.commit();
+}
+
+}  // namespace llmc

@@ -1,0 +1,202 @@
+// How good a model is: see validation.h.
+#include "llmc/model/eval/validation.h"
+
+#include <algorithm>
+#include <array>
+
+#include "llmc/host/base/error.h"
+#include "llmc/host/base/stop_signal.h"
+
+namespace llmc {
+
+// ---- the loss -----------------------------------------------------------------------------------
+
+ValidationData::Align alignment(const std::string& name, const std::string& data, int T, int end_of_text,
+                                int raw_tokens) {
+    // of raw tokens only GPT-2's are known to have an end of text
+    const bool has_ends = raw_tokens == 0 || raw_tokens == kGpt2VocabSize;
+    const bool fit = name == "document" || (name == "auto" && has_ends &&
+                                            ValidationData::documents_fit(data, T, end_of_text, raw_tokens));
+    return fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow;
+}
+
+void check_tokens(const ShardSet& set) {
+    constexpr int64_t kPiece = 1 << 20, kMost = 1 << 28;
+    std::vector<uint16_t> piece;
+    for (size_t s = 0; s < set.shards().size() && set.begin(s + 1) <= kMost; s++) {
+        for (int64_t at = set.begin(s); at < set.begin(s + 1); at += (int64_t)piece.size()) {
+            piece.resize((size_t)std::min(kPiece, set.begin(s + 1) - at));
+            set.read(at, piece);
+        }
+    }
+}
+
+Validator::Validator(const Options& o, int vocab_size, int end_of_text)
+    : data_(o.val_data, o.seq_len, alignment(o.val_align, o.val_data, o.seq_len, end_of_text, o.raw_tokens),
+            end_of_text, o.val_tokens, o.raw_tokens) {
+    if (data_.vocab_size() != vocab_size) {
+        throw Error(
+            kExitBadInput,
+            fmt::format("{} has a vocabulary of {}, {} of {}: they cannot be used together. Make both "
+                        "with one tokenizer.",
+                        o.val_data, data_.vocab_size(), o.train_data, vocab_size));
+    }
+    const ShardSet& shards = data_.set();
+    check_tokens(shards);
+    if (shards.shards().size() == 1 && o.val_tokens < 0) {
+        info_ = read_val_info(shards.shards()[0].path(), shards.num_tokens());
+        hits_.resize(shards.num_tokens());
+    }
+}
+
+void Validator::collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e) {
+    for (int64_t i = 0; i < (int64_t)batch.targets.size(); i++) {
+        int64_t row = first_row + i / batch.T;
+        if (batch.targets[i] == kIgnoreTarget) { continue; }
+        hits_[data_.row_position(row) + i % batch.T + 1] = e.predicted[i] == batch.targets[i];
+    }
+}
+
+// What the ranks have of rows and hits comes together in rank 0. Rows are in file order, so that the hits of
+// a range of rows are a range, too.
+void Validator::gather_rows(Comm& comm, const std::vector<int64_t>& begins) {
+    if (comm.size() == 1) { return; }
+    const auto me = (size_t)comm.rank();
+    const std::vector<double> rows(row_sums_.begin() + begins[me], row_sums_.begin() + begins[me + 1]);
+    comm.gather("validation losses", row_sums_.data(), rows.data(), begins);
+    if (!info_) { return; }
+    std::vector<int64_t> positions;
+    positions.reserve(begins.size());
+    for (int64_t row : begins) {
+        positions.push_back(row == 0                 ? 0
+                            : row < data_.num_rows() ? data_.row_position(row) + 1
+                                                     : (int64_t)hits_.size());
+    }
+    const std::vector<char> hits(hits_.begin() + positions[me], hits_.begin() + positions[me + 1]);
+    comm.gather("validation hits", hits_.data(), hits.data(), positions);
+}
+
+std::string Validator::short_text(double loss) const {
+    std::string text = fmt::format("val loss {:.4f}", loss);
+    if (info_) { text += fmt::format(", {:.3f} x the source entropy", loss / info_->entropy); }
+    return text;
+}
+
+std::vector<std::string> Validator::summary(double loss) const {
+    if (!info_) { return {fmt::format("val loss {:.4f} nats/token", loss)}; }
+    std::vector<std::string> lines;
+    for (const ValInfo::Probe& probe : info_->probes) {
+        int64_t right = 0;
+        for (auto [position, length] : probe.spans) {
+            bool all = true;
+            for (int64_t i = position; i < position + length; i++) { all = all && hits_[i]; }
+            right += all;
+        }
+        lines.push_back(fmt::format("accuracy on {}: {:.1f} % of {}", probe.name,
+                                    100.0 * (double)right / (double)std::max<size_t>(1, probe.spans.size()),
+                                    probe.spans.size()));
+    }
+    lines.push_back(fmt::format("val loss {:.4f} nats/token, source entropy {:.4f}, ratio {:.3f}", loss,
+                                info_->entropy, loss / info_->entropy));
+    return lines;
+}
+
+// ---- HellaSwag ----------------------------------------------------------------------------------
+
+namespace {
+
+// what a row costs: of the ending's tokens
+struct RowLoss {
+    double sum = 0;
+    int tokens = 0;
+    double mean() const { return sum / tokens; }
+};
+
+// Context and ending k as row `row` of a batch of zeros and ignored targets; returns whether all of it fits.
+bool put_row(const EvalExample& example, int k, int64_t row, Batch* batch) {
+    const auto context = example.context, ending = example.endings[(size_t)k];
+    const size_t n = context.size() + ending.size();
+    const auto token = [&](size_t i) { return i < context.size() ? context[i] : ending[i - context.size()]; };
+    const size_t first = n - 1 > (size_t)batch->T ? n - 1 - (size_t)batch->T : 0;
+    for (size_t i = first; i + 1 < n; i++) {
+        const size_t at = (size_t)(row * batch->T) + i - first;
+        batch->tokens[at] = token(i);
+        if (i + 1 >= context.size()) { batch->targets[at] = token(i + 1); }
+    }
+    return first == 0;
+}
+
+RowLoss loss_of_row(const Batch& batch, const Evaluation& e, int64_t row) {
+    RowLoss loss;
+    for (int64_t i = row * batch.T; i < (row + 1) * batch.T; i++) {
+        if (batch.targets[(size_t)i] == kIgnoreTarget) { continue; }
+        loss.sum += e.losses[(size_t)i];
+        loss.tokens++;
+    }
+    return loss;
+}
+
+void add_example(HellaSwagScore* score, int label, const RowLoss* rows) {
+    const auto lowest = [&](auto value) {
+        const auto less = [&](const RowLoss& a, const RowLoss& b) { return value(a) < value(b); };
+        return (int)(std::min_element(rows, rows + kEvalEndings, less) - rows);
+    };
+    const int answer = lowest([](const RowLoss&row) { return row.sum; }),
+              normalised = lowest([](const RowLoss&row) { return row.mean(); });
+    score->right += answer == label;
+    score->right_normalised += normalised == label;
+    score->examples++;
+    std::string losses;
+    for (int k = 0; k < kEvalEndings; k++) {
+        losses += fmt::format("{}[{:.9g},{}]", k == 0 ? "" : ",", rows[k].sum, rows[k].tokens);
+    }
+    score->questions.push_back(fmt::format("{{\"label\":{},\"answer\":{},\"normalised\":{},\"losses\":[{}]}}",
+                                           label, answer, normalised, losses));
+}
+
+}  // namespace
+
+void require_vocabulary(const EvalFile& file, int vocab_size, const std::string& whose) {
+    if (file.vocab_size() == vocab_size) { return; }
+    throw Error(
+        kExitBadInput,
+        fmt::format("{} has a vocabulary of {}, {} of {}: the same ids mean other texts. Make the file with "
+                    "data/make_hellaswag and the tokenizer of {}.",
+                    file.path(), file.vocab_size(), whose, vocab_size, whose));
+}
+
+std::optional<HellaSwagScore> score_hellaswag(const EvalFile& file, int B, int T,
+                                              const std::function<Evaluation(const Batch&)>& evaluate) {
+    size_t longest = 0;
+    for (const EvalExample& example : file.examples()) {
+        for (const auto& ending : example.endings) {
+            longest = std::max(longest, example.context.size() + ending.size() - 1);
+        }
+    }
+    HellaSwagScore score;
+    Batch batch;
+    batch.T = (int)std::min<size_t>(longest, (size_t)T);
+    const int64_t rows = (int64_t)file.examples().size() * kEvalEndings;
+    const int64_t at_once = std::max<int64_t>(1, (int64_t)B * T / batch.T);
+    std::array<RowLoss, kEvalEndings> losses;
+    for (int64_t first = 0; first < rows; first += at_once) {
+        if (stop_requested) { return std::nullopt; }
+        batch.B = (int)std::min(at_once, rows - first);
+        batch.tokens.assign((size_t)batch.B * (size_t)batch.T, 0);
+        batch.targets.assign(batch.tokens.size(), kIgnoreTarget);
+        for (int64_t row = 0; row < batch.B; row++) {
+            const EvalExample& example = file.examples()[(size_t)((first + row) / kEvalEndings)];
+            score.cut += !put_row(example, (int)((first + row) % kEvalEndings), row, &batch);
+        }
+        const Evaluation e = evaluate(batch);
+        for (int64_t row = 0; row < batch.B; row++) {
+            const int64_t ending = (first + row) % kEvalEndings;
+            losses[(size_t)ending] = loss_of_row(batch, e, row);
+            if (ending + 1 < kEvalEndings) { continue; }
+            add_example(&score, file.examples()[(size_t)((first + row) / kEvalEndings)].label, losses.data());
+        }
+    }
+    return score;
+}
+
+}  // namespace llmc
