@@ -2,7 +2,7 @@
 // the options llmc/host/options/options.h; `./train_gpt2 --help` lists them. Sub-commands (generate, export, eval, report):
 // llmc/model/run/commands.h.
 #include "llmc/host/options/main.h"
-#include "llmc/host/ranks/run_ranks.h"
+#include "llmc/host/ranks/ranks.h"
 #include "llmc/model/cpu/decoder.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/run/commands.h"

@@ -7,7 +7,7 @@
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/host/options/main.h"
-#include "llmc/host/ranks/run_ranks.h"
+#include "llmc/host/ranks/ranks.h"
 #include "llmc/model/gpu/decoder.h"
 #include "llmc/model/gpu/gpt2.h"
 #include "llmc/model/profile/profile.h"

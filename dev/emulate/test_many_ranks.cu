@@ -6,7 +6,7 @@
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/host/base/philox.h"
-#include "llmc/host/ranks/comm_tcp.h"
+#include "llmc/host/ranks/comm.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/gpu/optimizer_state.cuh"
 
@@ -177,8 +177,8 @@ std::string in_ranks(int ranks, Body body) {
         if (pid == 0) {
             int code = 1;
             try {
-                CommTcp comm(place.ranks(r, ranks), 60, "test_emulated");
-                const std::string bytes = body(comm);
+                const auto comm = join_ranks(place.ranks(r, ranks), 60, "test_emulated");
+                const std::string bytes = body(*comm);
                 FILE* f = std::fopen((folder / std::to_string(r)).c_str(), "wb");
                 code = f != nullptr && std::fwrite(bytes.data(), 1, bytes.size(), f) == bytes.size() ? 0 : 1;
                 if (f != nullptr) { std::fclose(f); }

@@ -19,7 +19,7 @@
 #include "dev/test/cpu/test_files.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/ranks/ranks.h"
-#include "llmc/host/ranks/socket.h"
+#include "llmc/host/ranks/rendezvous.h"
 
 namespace llmc {
 

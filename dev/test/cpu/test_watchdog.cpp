@@ -1,14 +1,18 @@
 // Which rank the watchdog finds at fault, by what it knows of all, and that it ends the job then.
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/wait.h>
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <functional>
+#include <optional>
+#include <thread>
 
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/many_ranks.h"
-#include "llmc/host/ranks/comm_tcp.h"
+#include "llmc/host/ranks/comm.h"
 #include "llmc/host/ranks/watchdog.h"
 
 using namespace llmc;
@@ -76,10 +80,53 @@ struct Ended {
     std::string said;        // by all on stderr
 };
 
+// Stands between rank 1 and rank 0, and turns over a bit of what comes behind kMark.
+class Proxy {
+public:
+    static constexpr const char* kMark = "the next byte is damaged:";
+
+    explicit Proxy(const MeetingPlace& root) : root_(root) {
+        thread_ = std::thread([this] {
+            while (!ends_) {
+                for (size_t i = 0; i < sockets_.size(); i++) { pass_on(sockets_[i], sockets_[i ^ 1]); }
+                pollfd listener = {here_.listener.fd(), POLLIN, 0};
+                if (poll(&listener, 1, 1) <= 0) { continue; }
+                sockets_.emplace_back(accept(here_.listener.fd(), nullptr, nullptr));
+                sockets_.push_back(root_.connected());
+            }
+        });
+    }
+    ~Proxy() {
+        ends_ = true;
+        thread_.join();
+    }
+    int port() const { return here_.port; }
+
+private:
+    static void pass_on(Socket& from, Socket& to) {
+        char bytes[4096];
+        const ssize_t got = recv(from.fd(), bytes, sizeof(bytes), MSG_DONTWAIT);
+        if (got == 0) { shutdown(to.fd(), SHUT_WR); }
+        if (got <= 0) { return; }
+        const std::string_view all(bytes, (size_t)got), mark = kMark;
+        const size_t at = all.find(mark);
+        if (at < all.size() - mark.size()) { bytes[at + mark.size()] ^= 4; }
+        to.send_all(bytes, (size_t)got);
+    }
+
+    const MeetingPlace& root_;
+    MeetingPlace here_;
+    std::vector<Socket> sockets_;  // rank 1's connections, each before the one to rank 0 that goes with it
+    std::atomic<bool> ends_ = false;
+    std::thread thread_;
+};
+
 // a job of copies of this process, of which each does this with its Comm and then ends with 0
-Ended end_of_job(int size, const std::function<void(Comm&)>& body) {
+Ended end_of_job(int size, const std::function<void(Comm&)>& body, bool through_proxy = false) {
     TempFolder folder;
     MeetingPlace place;
+    std::optional<Proxy> proxy;
+    if (through_proxy) { proxy.emplace(place); }
     const std::string err = folder / "err";
     std::vector<pid_t> pids;
     for (int rank = 0; rank < size; rank++) {
@@ -87,9 +134,16 @@ Ended end_of_job(int size, const std::function<void(Comm&)>& body) {
         if (pids.back() != 0) { continue; }
         dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
         {
-            CommTcp comm(place.ranks(rank, size), 1, "test");
-            comm.at_step(7);
-            body(comm);
+            Ranks ranks = place.ranks(rank, size);
+            if (rank == 1 && proxy) { ranks.port = proxy->port(); }
+            const auto comm = join_ranks(ranks, 1, "test");
+            comm->at_step(7);
+            try {
+                body(*comm);
+            } catch (const Error& e) {
+                if (!comm->fail(e.exit_code, e.what())) { std::fprintf(stderr, "%s\n", e.what()); }
+                _exit(e.exit_code);
+            }
         }
         _exit(0);
     }
@@ -139,4 +193,40 @@ TEST_CASE("watchdog: a rank that is stuck, stopped or killed ends the job") {
                                comm.root_says("first", true);
                            }),
                 {0, 0}, {});
+}
+
+TEST_CASE("watchdog: what is not as it was sent, or of another call, ends the job") {
+    const std::string text = std::string("ABCDEFGH") + Proxy::kMark + "value";
+    for (int sender : {0, 1}) {
+        const auto tells = [&](Comm& comm) {
+            comm.root_says("first", true);
+            std::string all = comm.rank() == sender ? text : std::string(text.size(), ' ');
+            const auto size = (int64_t)text.size();
+            comm.all_gather("second", all.data(), {0, sender == 0 ? size : 0, size});
+        };
+        const auto signs = [&](Comm& comm) {
+            if (comm.rank() == sender) { comm.enter(Proxy::kMark); }
+            usleep(700'000);
+            comm.leave();
+        };
+        const std::string who = fmt::format("rank {} (process", sender);
+        check_ended(end_of_job(2, tells, true), {6, 6},
+                    {("from " + who).c_str(),
+                     "comes 'second', call 2, of 38 bytes, with other bits than were sent", "found XXH3"});
+        check_ended(end_of_job(2, signs, true), {6, 6},
+                    {("what the watchdog of " + who).c_str(), "has arrived with other bits"});
+    }
+    // of three ranks the second leaves out a call in which it only hears, and then speaks of another one, too
+    for (const char* third : {"third", "another"}) {
+        const auto skips = [&](Comm& comm) {
+            comm.root_says("first", true);
+            if (comm.rank() != 1) { comm.root_says("second", true); }
+            char all[3] = {}, mine = 'a';
+            comm.gather(comm.rank() == 1 ? third : "third", all, &mine, {0, 1, 2, 3});
+        };
+        const std::string call = fmt::format("comes '{}', call 2, of 1 bytes", third);
+        check_ended(
+            end_of_job(3, skips), {6, 6, 6},
+            {"ranks disagree: from rank 1 (process", call.c_str(), "expected 'third', call 3, of 1 bytes"});
+    }
 }

@@ -8,7 +8,7 @@
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/train_program.h"
 #include "dev/test/gpu/device_array.h"
-#include "llmc/host/ranks/comm_tcp.h"
+#include "llmc/host/ranks/comm.h"
 #include "llmc/ops/comm/comm.h"
 
 using namespace llmc;
@@ -30,7 +30,8 @@ TEST_CASE("one of the peers of a test" * doctest::skip()) {
     ranks.rank = ranks.local_rank = std::getenv("PLUMB_TEST_RANK")[0] - '0',
     ranks.size = ranks.local_size = 2;
     ranks.host = "127.0.0.1", ranks.port = std::stoi(port), ranks.token = "test";
-    CommTcp comm(ranks, 20, "test_gpt2cu");
+    const auto joined = join_ranks(ranks, 20, "test_gpt2cu");
+    Comm& comm = *joined;
     void* block = nullptr;
     cudaStream_t stream = nullptr;
     check_cuda(cudaMalloc(&block, 2 * kPart));

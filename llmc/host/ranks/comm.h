@@ -1,13 +1,16 @@
-// What the ranks of a job say to each other. Every rank makes the same calls in the same order. This class is
-// a job of one rank, where each call only copies; the others are in comm_tcp.h.
+// What the ranks of a job say to each other, from their hosts' memory: over TCP, on one host or several. Every rank makes
+// the same calls in the same order. The class Comm itself is a job of one rank, where each call only copies.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace llmc {
+
+struct Ranks;
 
 class Comm {
 public:
@@ -24,9 +27,9 @@ public:
     bool root() const { return rank_ == 0; }  // the rank that decides, and alone writes
 
     // out[r] goes to rank r, in[r] comes from rank r, where it is out[this rank] and of that size; both have
-    // size() parts. A part may be empty, and out and in may not overlap, but for a rank's own part. `what`
-    // names the call in messages. Does not return if a rank is lost: the watchdog ends the process
-    // (watchdog.h).
+    // size() parts. A part may be empty, and out and in may not overlap, but for a rank's own part. `what` names the
+    // call, in messages and to the other ranks. Does not return if a rank is lost: the watchdog ends the process
+    // (watchdog.h). Throws Error(kExitPeerLost) if what arrives is of another call than this, or damaged.
     virtual void exchange(const char* what, std::span<const std::span<const std::byte>> out,
                           std::span<const std::span<std::byte>> in);
 
@@ -85,9 +88,15 @@ public:
     virtual void enter(const char*) {}
     virtual void leave() {}
 
+    // This rank fails, for which all leave with this code. Whether rank 0 says so: then this rank need not.
+    virtual bool fail(int, const std::string&) { return false; }
+
 private:
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
 };
+
+// A rank of a job of several, which meets the others: see meet(). program: for the watchdog's messages.
+std::unique_ptr<Comm> join_ranks(const Ranks& ranks, int timeout_s, const std::string& program);
 
 // Borders of the ranks' shares of n elements: begins[r] to begins[r + 1], whole chunks but for the last.
 std::vector<int64_t> shares(int64_t n, int64_t chunk, int ranks);

@@ -1,11 +1,14 @@
-// Which of how many processes (ranks) of a job this one is, and where they meet.
+// Which of how many processes (ranks) of a job this one is, where they meet, and a run in one of them or in all.
 #pragma once
+#include <functional>
 #include <string>
 
 #include "llmc/host/options/launchers.h"
 #include "llmc/host/options/options.h"
 
 namespace llmc {
+
+class Comm;
 
 struct Ranks {
     int rank = 0, size = 1;
@@ -18,7 +21,7 @@ struct Ranks {
     std::string source;  // where that was found: "torchrun's variables"
 };
 
-// How many ranks this process is to start (launcher.h), by --gpus and --ranks; 0: none, it is one itself.
+// How many ranks this process is to start, by --gpus and --ranks; 0: none, it is one itself.
 // devices: what --gpus all stands for. Throws Error(kExitUsage).
 int ranks_to_start(const Options& options, const Environment& environment, int devices);
 
@@ -29,6 +32,13 @@ int ranks_to_start(const Options& options, const Environment& environment, int d
 // is a part of the token as well, and so are the options where no launcher has numbered the job. Throws Error(kExitUsage) naming
 // the variable or option.
 Ranks find_ranks(const Options& options, const Environment& environment);
+
+// Calls train in each rank of the job that the options and the environment ask for, with options.world_size set, and
+// returns the program's exit code. In a job of one that is all; with --gpus or --ranks the ranks are processes that this
+// one starts. An error of one rank ends all with its exit code, and is printed once. devices: GPUs of this host, for
+// --gpus all. With --dry-run nothing is started.
+int run_ranks(const Options& options, const char* program, char** argv, int devices,
+              const std::function<int(const Options&, Comm&)>& train);
 
 // the first host of SLURM's list: "node[07-09,12],login" -> "node07"
 std::string first_host(const std::string& node_list);

@@ -6,9 +6,9 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 #include <xxhash.h>
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -25,79 +25,44 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kMagic = 0x316b6e72626d6c70;  // "plmbrnk1"
+constexpr uint64_t kMagic = 0x326b6e72626d6c70;  // "plmbrnk2"
 constexpr int kHandshakeSeconds = 10;            // in which a connection must have said who it is
 constexpr size_t kMostStrangers = 64;            // connections that have not, at once
 constexpr int kPauseMs = 100;                    // between tries
 constexpr std::chrono::seconds kFirstWord(3), kBetweenWords(30);  // of what is waited for
 
-enum class Line : int32_t { kControl, kData };
+enum class Channel : int32_t { kControl, kData };
 enum class Answer : int32_t { kWelcome, kOtherJob, kOtherSize, kTaken };
 
 // what each side says first: who it is
 struct Hello {
     uint64_t magic = kMagic, token[2] = {};
     int32_t rank = 0, size = 0;
-    Line line = Line::kControl;
+    Channel channel = Channel::kControl;
     Answer answer = Answer::kWelcome;
     int32_t process = 0;
     uint16_t port = 0;  // where this rank takes connections from those above it
     char host[66] = {};
 };
 
-// where a rank takes connections; family 0: on the host of rank 0
+// where a rank takes connections
 struct Place {
-    sockaddr_storage address;
-    socklen_t size;
+    char host[62] = {};  // "": that of rank 0
+    uint16_t port = 0;
 };
 
-void pause_or_stop() {
-    if (stop_requested) { throw Error(128 + stop_requested, "stopped by a signal before the ranks had met"); }
-    poll(nullptr, 0, kPauseMs);
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+Addresses resolve(const std::string& host, int port, std::string* why) {
+    addrinfo hints = {}, *list = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    const int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+    if (code != 0) { *why = gai_strerror(code), list = nullptr; }
+    return {list, freeaddrinfo};
 }
 
-void set_port(sockaddr_storage* address, uint16_t port) {
-    if (address->ss_family == AF_INET6) {
-        reinterpret_cast<sockaddr_in6*>(address)->sin6_port = htons(port);
-    } else {
-        reinterpret_cast<sockaddr_in*>(address)->sin_port = htons(port);
-    }
-}
-
-// 127.x.x.x, ::1, or the first written as IPv6
-bool is_loopback(const sockaddr_storage& address) {
-    if (address.ss_family == AF_INET) {
-        return ntohl(reinterpret_cast<const sockaddr_in*>(&address)->sin_addr.s_addr) >> 24 == 127;
-    }
-    const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(&address)->sin6_addr;
-    return IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == 127);
-}
-
-// a socket that listens at this port (0: any) of all addresses, or of this host's own alone; not open if that is taken
-Socket try_listen(uint16_t port, bool local) {
-    for (int family : {local ? AF_INET : AF_INET6, AF_INET}) {  // without IPv6 in the system: IPv4
-        Socket s(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-        int yes = 1, no = 0;
-        setsockopt(s.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-        if (family == AF_INET6) { setsockopt(s.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no)); }
-        sockaddr_storage any = {};
-        any.ss_family = (sa_family_t)family;
-        set_port(&any, port);
-        if (local) { reinterpret_cast<sockaddr_in*>(&any)->sin_addr.s_addr = htonl(INADDR_LOOPBACK); }
-        if (s.open() && bind(s.fd(), reinterpret_cast<sockaddr*>(&any), sizeof(any)) == 0 &&
-            listen(s.fd(), SOMAXCONN) == 0) {
-            return s;
-        }
-        if (errno == EADDRINUSE) { break; }
-    }
-    return Socket();
-}
-
-uint16_t port_of(const Socket& listener) {
-    sockaddr_storage address = {};
-    socklen_t size = sizeof(address);
-    getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&address), &size);
-    return ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port);  // at the same place in both families
+void set_option(const Socket& s, int level, int name, int value) {
+    setsockopt(s.fd(), level, name, &value, sizeof(value));
 }
 
 class Meeting {
@@ -111,6 +76,7 @@ public:
         me_.token[0] = token.low64, me_.token[1] = token.high64;
         me_.rank = ranks.rank, me_.size = ranks.size, me_.process = (int32_t)getpid();
         gethostname(me_.host, sizeof(me_.host) - 1);
+        places_[0].port = (uint16_t)ranks.port;
         peers_.control.resize((size_t)ranks.size);
         peers_.data.resize((size_t)ranks.size);
         for (int r = 0; r < ranks.size; r++) { peers_.who.push_back(fmt::format("rank {}", r)); }
@@ -118,24 +84,18 @@ public:
     }
 
     Peers run() {
+        listener_ = ranks_.listener >= 0 ? Socket(ranks_.listener) : listen();
+        me_.port = listener_.port();
         if (ranks_.rank == 0) {
-            Socket listener = ranks_.listener >= 0 ? Socket(ranks_.listener) : listen_at_port();
-            accept_from(listener, 1, true);
-            for (int r = 1; r < ranks_.size; r++) {
-                if (!peers_.data[(size_t)r].send_all(places_.data(), places_.size() * sizeof(Place))) {
-                    lost(r);
-                }
-            }
+            accept_all(peers_.control);
+            tell_places();
         } else {
-            Socket listener = try_listen(0, local_);
-            if (!listener.open()) {
-                throw Error(kExitDevice, fmt::format("no socket to listen at: {}", std::strerror(errno)));
-            }
-            me_.port = port_of(listener);
-            connect_to_root();
-            for (int r = 1; r < ranks_.rank; r++) { connect_to(r); }
-            accept_from(listener, ranks_.rank + 1, false);
+            connect_to(0, Channel::kControl);
+            connect_to(0, Channel::kData);
+            hear_places();
+            for (int r = 1; r < ranks_.rank; r++) { connect_to(r, Channel::kData); }
         }
+        accept_all(peers_.data);
         for (auto* sockets : {&peers_.control, &peers_.data}) {
             for (Socket& s : *sockets) { s.set_timeouts(0); }
         }
@@ -154,9 +114,15 @@ private:
     bool same_job(const Hello& h) const {
         return h.magic == kMagic && h.token[0] == me_.token[0] && h.token[1] == me_.token[1];
     }
+    Socket& socket_of(int rank, Channel channel) {
+        return (channel == Channel::kControl ? peers_.control : peers_.data)[(size_t)rank];
+    }
 
     // Says from time to time what is waited for; throws Error(kExitPeerLost) when that has taken too long.
     void wait_for(const std::string& what, const char* advice) {
+        if (stop_requested) {
+            throw Error(128 + stop_requested, "stopped by a signal before the ranks had met");
+        }
         const Clock::time_point now = Clock::now();
         if (now > begin_ + std::chrono::seconds(timeout_s_)) {
             throw Error(kExitPeerLost, fmt::format("{}, in {} s. {}", what, timeout_s_, advice));
@@ -166,14 +132,39 @@ private:
         next_word_ = now + kBetweenWords;
     }
 
-    Socket listen_at_port() {
+    Socket listen() {
+        std::string why;
         for (;;) {
-            Socket listener = try_listen((uint16_t)ranks_.port, local_);
+            Socket listener = listen_at(ranks_.rank == 0 ? ranks_.port : 0, local_, &why);
             if (listener.open()) { return listener; }
-            wait_for(fmt::format("port {} cannot be listened at: {}", ranks_.port, std::strerror(errno)),
+            if (ranks_.rank != 0) { throw Error(kExitDevice, "no socket to listen at: " + why); }
+            wait_for(fmt::format("port {} cannot be listened at: {}", ranks_.port, why),
                      "Another job may run here: set another MASTER_PORT, or give --master HOST:PORT, in all "
                      "ranks.");
-            pause_or_stop();
+            poll(nullptr, 0, kPauseMs);
+        }
+    }
+
+    // the table of places, from rank 0 to all
+    void tell_places() const {
+        const size_t size = places_.size() * sizeof(Place);
+        const uint64_t sum = checksum(places_.data(), size);
+        for (int r = 1; r < ranks_.size; r++) {
+            const Socket& s = peers_.control[(size_t)r];
+            if (!s.send_all(places_.data(), size) || !s.send_all(&sum, sizeof(sum))) { lost(r); }
+        }
+    }
+    void hear_places() {
+        const size_t size = places_.size() * sizeof(Place);
+        const Socket& s = peers_.control[0];
+        uint64_t sum = 0;
+        s.set_timeouts(timeout_s_);  // the others may take their time
+        if (!s.receive_all(places_.data(), size) || !s.receive_all(&sum, sizeof(sum))) { lost(0); }
+        if (sum != checksum(places_.data(), size)) {
+            throw Error(kExitPeerLost,
+                        fmt::format("rank {}: where the ranks are, as {} says it, has arrived with "
+                                    "other bits.",
+                                    ranks_.rank, peers_.who[0]));
         }
     }
 
@@ -184,112 +175,113 @@ private:
         Hello hello;
         size_t received = 0;
         Clock::time_point since = Clock::now();
-        sockaddr_storage from = {};
     };
 
-    // until all ranks from `first` on are there, with all their lines
-    void accept_from(const Socket& listener, int first, bool root) {
-        listener.set_blocking(false);
-        std::list<Stranger> strangers;
-        while (missing(first, root) != "") {
-            wait_for(fmt::format("of {} ranks, {}: not come to {}:{}", ranks_.size, missing(first, root),
-                                 ranks_.host, ranks_.port),
-                     "Were all started, with the same options, and can they reach this host there?");
-            const bool accepted = accept_one(listener, &strangers);
-            if (!hear(&strangers, first, root) && !accepted) { pause_briefly(listener, strangers); }
+    // until all ranks above this one are there
+    void accept_all(const std::vector<Socket>& channel) {
+        for (std::string who = missing(channel); !who.empty(); who = missing(channel)) {
+            wait_for(
+                fmt::format("of {} ranks, {}: not come to {}:{}", ranks_.size, who, ranks_.host, ranks_.port),
+                "Were all started, with the same options, and can they reach this host there?");
+            pollfd listener = {listener_.fd(), POLLIN, 0};
+            if (poll(&listener, 1, strangers_.empty() ? kPauseMs : kPauseMs / 20) > 0) { accept_one(); }
+            hear();
         }
     }
 
-    std::string missing(int first, bool root) const {
+    std::string missing(const std::vector<Socket>& channel) const {
         std::string text;
-        for (int r = first; r < ranks_.size; r++) {
-            if ((root && !peers_.control[(size_t)r].open()) || !peers_.data[(size_t)r].open()) {
-                text += fmt::format("{}{}", text.empty() ? "rank " : ", ", r);
-            }
+        for (int r = ranks_.rank + 1; r < ranks_.size; r++) {
+            if (!channel[(size_t)r].open()) { text += fmt::format("{}{}", text.empty() ? "rank " : ", ", r); }
         }
         return text;
     }
 
-    static void pause_briefly(const Socket& listener, const std::list<Stranger>& strangers) {
-        std::vector<pollfd> fds = {{listener.fd(), POLLIN, 0}};
-        for (const Stranger& s : strangers) { fds.push_back({s.socket.fd(), POLLIN, 0}); }
-        if (poll(fds.data(), fds.size(), kPauseMs) <= 0) { pause_or_stop(); }
-    }
-
-    static bool accept_one(const Socket& listener, std::list<Stranger>* strangers) {
-        if (strangers->size() >= kMostStrangers) { strangers->pop_front(); }  // a rank speaks at once
-        sockaddr_storage from = {};
-        socklen_t size = sizeof(from);
-        Socket s(
-            accept4(listener.fd(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        if (!s.open()) { return false; }
-        strangers->emplace_back();
-        strangers->back().socket = std::move(s);
-        strangers->back().from = from;
-        return true;
+    void accept_one() {
+        if (strangers_.size() >= kMostStrangers) { strangers_.pop_front(); }  // a rank speaks at once
+        Socket s(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (s.open()) { strangers_.emplace_back().socket = std::move(s); }
     }
 
     // reads what they say; whoever is not of this job, says too little or too late is let go
-    bool hear(std::list<Stranger>* strangers, int first, bool root) {
-        bool heard = false;
-        for (auto s = strangers->begin(); s != strangers->end();) {
+    void hear() {
+        for (auto s = strangers_.begin(); s != strangers_.end();) {
             char* into = reinterpret_cast<char*>(&s->hello) + s->received;
-            ssize_t got = recv(s->socket.fd(), into, sizeof(Hello) - s->received, 0);
+            ssize_t got = recv(s->socket.fd(), into, sizeof(Hello) - s->received, MSG_DONTWAIT);
             if (got > 0) { s->received += (size_t)got; }
             const bool whole = s->received == sizeof(Hello);
             const bool closed = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
             const bool late = Clock::now() - s->since > std::chrono::seconds(kHandshakeSeconds);
-            heard = heard || got > 0;
-            if (whole) { answer(&*s, first, root); }
-            s = whole || closed || late ? strangers->erase(s) : std::next(s);
+            if (whole) { answer(&*s); }
+            s = whole || closed || late ? strangers_.erase(s) : std::next(s);
         }
-        return heard;
     }
 
-    void answer(Stranger* s, int first, bool root) {
+    void answer(Stranger* s) {
         const Hello& h = s->hello;
         Hello reply = me_;
-        auto& sockets = h.line == Line::kControl ? peers_.control : peers_.data;
-        bool expected = h.rank >= first && h.rank < ranks_.size && (root || h.line == Line::kData);
+        const bool expected =
+            h.rank > ranks_.rank && h.rank < ranks_.size && (ranks_.rank == 0 || h.channel == Channel::kData);
         if (h.magic != kMagic) { return; }
         if (!same_job(h)) {
             reply = {};  // the token is for those who know it
             reply.answer = Answer::kOtherJob;
         } else if (h.size != ranks_.size || !expected) {
             reply.answer = Answer::kOtherSize;
-        } else if (sockets[(size_t)h.rank].open()) {
+        } else if (socket_of(h.rank, h.channel).open()) {
             reply.answer = Answer::kTaken;
         }
-        s->socket.set_blocking(true);
         s->socket.set_timeouts(kHandshakeSeconds);
         if (!s->socket.send_all(&reply, sizeof(reply)) || reply.answer != Answer::kWelcome) { return; }
-        sockets[(size_t)h.rank] = std::move(s->socket);
-        set_no_delay(sockets[(size_t)h.rank]);
+        set_option(s->socket, IPPROTO_TCP, TCP_NODELAY, 1);
         note(h);
-        if (is_loopback(s->from)) { s->from.ss_family = 0; }
-        places_[(size_t)h.rank] = {s->from, s->from.ss_family == AF_INET6 ? (socklen_t)sizeof(sockaddr_in6)
-                                                                          : (socklen_t)sizeof(sockaddr_in)};
-        set_port(&places_[(size_t)h.rank].address, h.port);
+        places_[(size_t)h.rank] = place_of(s->socket, h.port);
+        socket_of(h.rank, h.channel) = std::move(s->socket);
     }
 
-    static void set_no_delay(const Socket& s) {
-        int yes = 1;
-        setsockopt(s.fd(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+    static Place place_of(const Socket& s, uint16_t port) {
+        sockaddr_storage address = {};
+        socklen_t size = sizeof(address);
+        Place place;
+        getpeername(s.fd(), reinterpret_cast<sockaddr*>(&address), &size);
+        getnameinfo(reinterpret_cast<sockaddr*>(&address), size, place.host, sizeof(place.host), nullptr, 0,
+                    NI_NUMERICHOST);
+        const std::string host = place.host;
+        if (host.starts_with("127.") || host.starts_with("::ffff:127.") || host == "::1") { place = {}; }
+        place.port = port;
+        return place;
     }
 
     // ---- connecting ----
 
+    void connect_to(int rank, Channel channel) {
+        const Place& place = places_[(size_t)rank];
+        const std::string host = *place.host != '\0' ? place.host : ranks_.host;
+        Socket& s = socket_of(rank, channel);
+        for (std::string why;;) {
+            const Addresses list = resolve(host, place.port, &why);
+            for (const addrinfo* a = list.get(); a != nullptr && !s.open(); a = a->ai_next) {
+                s = try_connect(*a, channel, rank, &why);
+            }
+            if (s.open()) { return; }
+            wait_for(fmt::format("rank {} cannot reach rank {} at {}:{}: {}", ranks_.rank, rank, host,
+                                 place.port, why),
+                     "Was it started, and does a firewall let these hosts talk?");
+            poll(nullptr, 0, kPauseMs);
+        }
+    }
+
     // connects and says who this is; not open if that failed, and *why says how
-    Socket try_connect(const sockaddr* address, socklen_t size, Line line, int to, std::string* why) {
-        Socket s(socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    Socket try_connect(const addrinfo& address, Channel channel, int to, std::string* why) {
+        Socket s(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
         s.set_timeouts(kHandshakeSeconds);
         Hello hello = me_, reply;
-        hello.line = line;
-        if (!s.open() || connect(s.fd(), address, size) != 0) {
+        hello.channel = channel;
+        if (!s.open() || connect(s.fd(), address.ai_addr, address.ai_addrlen) != 0) {
             *why = std::strerror(errno);
             return Socket();
         }
-        set_no_delay(s);
+        set_option(s, IPPROTO_TCP, TCP_NODELAY, 1);
         if (!s.send_all(&hello, sizeof(hello)) || !s.receive_all(&reply, sizeof(reply)) ||
             reply.magic != kMagic) {
             *why = "who answers is no rank of this program";
@@ -305,61 +297,13 @@ private:
                                     peers_.who[(size_t)to], reply.size, ranks_.rank, ranks_.size));
         }
         if (reply.answer == Answer::kTaken) {
-            throw Error(
-                kExitUsage,
-                fmt::format("two processes are rank {} of {}. Give each its own --rank, and each job its own "
-                            "PLUMB_TOKEN.",
-                            ranks_.rank, ranks_.size));
+            throw Error(kExitUsage,
+                        fmt::format("two processes are rank {} of {}. Give each its own --rank, and each job "
+                                    "its own PLUMB_TOKEN.",
+                                    ranks_.rank, ranks_.size));
         }
         note(reply);
         return s;
-    }
-
-    void connect_to_root() {
-        addrinfo hints = {};
-        hints.ai_socktype = SOCK_STREAM;
-        std::string why;
-        for (Line line : {Line::kControl, Line::kData}) {
-            Socket& s = (line == Line::kControl ? peers_.control : peers_.data)[0];
-            while (!s.open()) {
-                addrinfo* list = nullptr;
-                int code =
-                    getaddrinfo(ranks_.host.c_str(), std::to_string(ranks_.port).c_str(), &hints, &list);
-                if (code != 0) { why = gai_strerror(code), list = nullptr; }
-                const std::unique_ptr<addrinfo, void (*)(addrinfo*)> found(list, freeaddrinfo);
-                for (addrinfo* a = list; a != nullptr && !s.open(); a = a->ai_next) {
-                    s = try_connect(a->ai_addr, a->ai_addrlen, line, 0, &why);
-                    if (s.open()) {
-                        std::memcpy(&root_, a->ai_addr, a->ai_addrlen), root_size_ = a->ai_addrlen;
-                    }
-                }
-                if (!s.open()) { try_again(0, ranks_.host + ":" + std::to_string(ranks_.port), why); }
-            }
-        }
-        // the others may take their time
-        peers_.data[0].set_timeouts(timeout_s_);
-        if (!peers_.data[0].receive_all(places_.data(), places_.size() * sizeof(Place))) { lost(0); }
-    }
-
-    void connect_to(int rank) {
-        Place& p = places_[(size_t)rank];
-        if (p.address.ss_family == 0) {  // beside rank 0
-            uint16_t port = ntohs(reinterpret_cast<sockaddr_in*>(&p.address)->sin_port);
-            p = {root_, root_size_};
-            set_port(&p.address, port);
-        }
-        std::string why;
-        while (!peers_.data[(size_t)rank].open()) {
-            peers_.data[(size_t)rank] =
-                try_connect(reinterpret_cast<sockaddr*>(&p.address), p.size, Line::kData, rank, &why);
-            if (!peers_.data[(size_t)rank].open()) { try_again(rank, "where rank 0 says it is", why); }
-        }
-    }
-
-    void try_again(int rank, const std::string& where, const std::string& why) {
-        wait_for(fmt::format("rank {} cannot reach rank {} at {}: {}", ranks_.rank, rank, where, why),
-                 "Was it started, and does a firewall let these hosts talk?");
-        pause_or_stop();
     }
 
     const Ranks& ranks_;
@@ -369,12 +313,71 @@ private:
     Clock::time_point next_word_ = begin_ + kFirstWord;
     Hello me_;
     Peers peers_;
-    std::vector<Place> places_;  // of ranks above 0
-    sockaddr_storage root_ = {};
-    socklen_t root_size_ = 0;
+    std::vector<Place> places_;
+    Socket listener_;
+    std::list<Stranger> strangers_;
 };
 
 }  // namespace
+
+Socket::~Socket() {
+    if (fd_ >= 0) { close(fd_); }
+}
+
+bool Socket::send_all(const void* data, size_t bytes) const {
+    const char* at = static_cast<const char*>(data);
+    while (bytes > 0) {
+        ssize_t sent = send(fd_, at, bytes, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR) { continue; }
+        if (sent <= 0) { return false; }
+        at += sent, bytes -= (size_t)sent;
+    }
+    return true;
+}
+
+bool Socket::receive_all(void* data, size_t bytes) const {
+    char* at = static_cast<char*>(data);
+    while (bytes > 0) {
+        ssize_t got = recv(fd_, at, bytes, 0);
+        if (got < 0 && errno == EINTR) { continue; }
+        if (got <= 0) { return false; }
+        at += got, bytes -= (size_t)got;
+    }
+    return true;
+}
+
+void Socket::set_timeouts(int seconds) const {
+    timeval limit = {seconds, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+}
+
+uint16_t Socket::port() const {
+    sockaddr_storage address = {};
+    socklen_t size = sizeof(address);
+    getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size);
+    return ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port);  // at the same place in both families
+}
+
+Socket listen_at(int port, bool local, std::string* why) {
+    const char* const everywhere[] = {"::", "0.0.0.0"};  // the latter where the system has no IPv6
+    const char* const here[] = {"127.0.0.1"};
+    for (const char* host : local ? std::span<const char* const>(here) : everywhere) {
+        const Addresses at = resolve(host, port, why);
+        if (at == nullptr) { continue; }
+        Socket s(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+        set_option(s, SOL_SOCKET, SO_REUSEADDR, 1);
+        if (at->ai_family == AF_INET6) { set_option(s, IPPROTO_IPV6, IPV6_V6ONLY, 0); }
+        if (s.open() && bind(s.fd(), at->ai_addr, at->ai_addrlen) == 0 && ::listen(s.fd(), SOMAXCONN) == 0) {
+            return s;
+        }
+        *why = std::strerror(errno);
+        if (errno == EADDRINUSE) { break; }
+    }
+    return Socket();
+}
+
+uint64_t checksum(const void* data, size_t bytes) { return XXH3_64bits(data, bytes); }
 
 Peers meet(const Ranks& ranks, int timeout_s) { return Meeting(ranks, timeout_s).run(); }
 

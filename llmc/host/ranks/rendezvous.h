@@ -1,14 +1,47 @@
 // How the ranks of a job find each other over TCP. Rank 0 listens; the others connect to it, and are told
 // where the rest are. Whoever does not know the job's token is turned away.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/host/ranks/ranks.h"
-#include "llmc/host/ranks/socket.h"
 
 namespace llmc {
+
+// a TCP socket that closes itself
+class Socket {
+public:
+    Socket() = default;
+    explicit Socket(int fd) : fd_(fd) {}
+    Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Socket& operator=(Socket&& other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
+    ~Socket();
+
+    int fd() const { return fd_; }
+    bool open() const { return fd_ >= 0; }
+    // All of it, waiting as long as the socket's timeouts allow; false if that fails or the other side has
+    // closed.
+    bool send_all(const void* data, size_t bytes) const;
+    bool receive_all(void* data, size_t bytes) const;
+    void set_timeouts(int seconds) const;  // 0 = none
+    uint16_t port() const;                 // this end's
+
+private:
+    int fd_ = -1;
+};
+
+// A socket that listens at this port (0: any) of all addresses, or of this host's own alone; not open if that
+// failed, and *why says how.
+Socket listen_at(int port, bool local, std::string* why);
+
+// XXH3 of what ranks send each other: TCP's own sum is 16 bits, and of a packet's way between two hosts alone
+uint64_t checksum(const void* data, size_t bytes);
 
 // The connections of one rank, by the number of the rank at the other end. Two to rank 0, so that what
 // watches over the ranks need not wait for what computes.

@@ -37,6 +37,16 @@ std::string place_text(const RankState& s) {
     return text + (s.inside != 0 ? "in '" : "after '") + s.what + "'";
 }
 
+// why a rank that is gone or silent must end the job; "" = it need not. here: where who finds it is.
+std::string absence(const RankReport& k, const std::string& who, int64_t timeout_ms,
+                    const std::string& here) {
+    if (k.gone && k.silent_ms >= kLastWordsMs) { return who + " is gone: killed, or it crashed. " + here; }
+    if (k.silent_ms <= timeout_ms) { return ""; }
+    return fmt::format(
+        "{} has given no sign for {:g} s (--comm-timeout): stopped, or its host is down. Last it was {}. {}",
+        who, (double)timeout_ms / 1000, place_text(k.state), here);
+}
+
 }  // namespace
 
 std::string judge(const std::vector<RankReport>& ranks, const std::vector<std::string>& who,
@@ -47,15 +57,8 @@ std::string judge(const std::vector<RankReport>& ranks, const std::vector<std::s
     for (size_t r = 0; r < ranks.size(); r++) {
         const RankReport& k = ranks[r];
         if (k.done) { continue; }
-        if (k.gone && k.silent_ms >= kLastWordsMs) {
-            return who[r] + " is gone: killed, or it crashed. " + here;
-        }
-        if (k.silent_ms > timeout_ms) {
-            return fmt::format(
-                "{} has given no sign for {:g} s (--comm-timeout): stopped, or its host is down. Last it was "
-                "{}. {}",
-                who[r], seconds, place_text(k.state), here);
-        }
+        const std::string why = absence(k, who[r], timeout_ms, here);
+        if (!why.empty()) { return why; }
         if (k.waiting_ms > ranks[longest].waiting_ms) { longest = r; }
         if (k.state.calls < ranks[last].state.calls) { last = r; }
     }
@@ -80,9 +83,6 @@ Watchdog::Watchdog(int rank, std::vector<Socket> control, std::vector<std::strin
       ranks_(control_.size()),
       inbox_(control_.size()),
       deaf_(control_.size(), false) {
-    for (const Socket& s : control_) {
-        if (s.open()) { s.set_blocking(false); }
-    }
     try {
         thread_ = std::thread([this] { watch(); });
     } catch (const std::system_error& e) {
@@ -94,35 +94,17 @@ Watchdog::Watchdog(int rank, std::vector<Socket> control, std::vector<std::strin
 }
 
 Watchdog::~Watchdog() {
-    {
-        std::lock_guard lock(mutex_);
-        ranks_[(size_t)rank_].done = true;
-    }
+    change([this](RankState&) { ranks_[(size_t)rank_].done = true; });
     thread_.join();
 }
 
-void Watchdog::at_step(int64_t step) {
-    std::lock_guard lock(mutex_);
-    ranks_[(size_t)rank_].state.step = step;
-}
-
-void Watchdog::take_time(bool yes) {
-    std::lock_guard lock(mutex_);
-    ranks_[(size_t)rank_].state.takes_time = yes ? 1 : 0;
-}
-
 void Watchdog::enter(const char* what) {
-    std::lock_guard lock(mutex_);
-    RankState& s = ranks_[(size_t)rank_].state;
-    s.calls++;
-    s.inside = 1;
-    ranks_[(size_t)rank_].waiting_ms = 0;
-    std::strncpy(s.what, what, sizeof(s.what) - 1);
-}
-
-void Watchdog::leave() {
-    std::lock_guard lock(mutex_);
-    ranks_[(size_t)rank_].state.inside = 0;
+    change([&](RankState& s) {
+        s.calls++;
+        s.inside = 1;
+        ranks_[(size_t)rank_].waiting_ms = 0;
+        std::strncpy(s.what, what, sizeof(s.what) - 1);
+    });
 }
 
 void Watchdog::lost(int rank) {
@@ -137,18 +119,14 @@ void Watchdog::lost(int rank) {
 }
 
 bool Watchdog::fail(int exit_code, const std::string& message) {
-    Message m;
-    m.kind = rank_ == 0 ? Kind::kEnd : Kind::kFailed;
-    m.value = exit_code;
-    std::strncpy(m.text, message.c_str(), sizeof(m.text) - 1);
     {
         std::lock_guard lock(mutex_);
         over_ = rank_ == 0;
-        for (int r = 0; r < (int)control_.size(); r++) { send(r, m); }
-        if (rank_ != 0 && (deaf_[0] || ranks_[0].gone)) { return false; }
+        tell_end(exit_code, message);
+        if (rank_ == 0 || deaf_[0] || ranks_[0].gone) { return false; }
     }
-    if (rank_ != 0) { poll(nullptr, 0, kPatienceMs); }  // rank 0 ends all, this process too
-    return rank_ != 0;
+    poll(nullptr, 0, kPatienceMs);  // rank 0 ends all, this process too
+    return true;
 }
 
 // ---- the thread ----
@@ -201,7 +179,7 @@ void Watchdog::listen(int ms) {
 void Watchdog::hear(int rank) {
     char bytes[8 * sizeof(Message)];
     RankReport& k = ranks_[(size_t)rank];
-    ssize_t got = recv(control_[(size_t)rank].fd(), bytes, sizeof(bytes), 0);
+    ssize_t got = recv(control_[(size_t)rank].fd(), bytes, sizeof(bytes), MSG_DONTWAIT);
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
         k.gone = true;
         k.silent_ms = 0;
@@ -211,6 +189,12 @@ void Watchdog::hear(int rank) {
     for (; box.size() >= sizeof(Message); box.erase(0, sizeof(Message))) {
         Message m;
         std::memcpy(&m, box.data(), sizeof(m));
+        if (std::exchange(m.checksum, 0) != checksum(&m, sizeof(m))) {
+            const std::string why =
+                "what the watchdog of " + name(rank) + " says has arrived with other bits.";
+            tell_end(kExitPeerLost, why);
+            end_job(kExitPeerLost, why);
+        }
         take(rank, m);
     }
 }
@@ -229,7 +213,7 @@ void Watchdog::take(int rank, const Message& m) {
             break;
         }
         case Kind::kFailed:
-            end_job(m.value, who_[(size_t)rank] + ": " + m.text);
+            end_job(m.value, name(rank) + ": " + m.text);
         case Kind::kEnd:
             _exit(m.value);
         case Kind::kGoodbye:
@@ -264,9 +248,19 @@ void Watchdog::send(int rank, Message m) {
     const Socket& s = control_[(size_t)rank];
     if (!s.open() || deaf_[(size_t)rank] || ranks_[(size_t)rank].done) { return; }
     m.state = ranks_[(size_t)rank_].state;
+    m.checksum = checksum(&m, sizeof(m));
     ssize_t sent = ::send(s.fd(), &m, sizeof(m), MSG_NOSIGNAL | MSG_DONTWAIT);
     // A rank that does not read any more (it is stopped) will be judged by its silence.
     if (sent != (ssize_t)sizeof(m)) { deaf_[(size_t)rank] = true; }
+}
+
+// rank 0 ends all; the others ask it to
+void Watchdog::tell_end(int exit_code, const std::string& why) {
+    Message m;
+    m.kind = rank_ == 0 ? Kind::kEnd : Kind::kFailed;
+    m.value = exit_code;
+    std::strncpy(m.text, why.c_str(), sizeof(m.text) - 1);
+    for (int r = 0; r < (int)control_.size(); r++) { send(r, m); }
 }
 
 void Watchdog::forward_signals() {
@@ -281,28 +275,16 @@ void Watchdog::forward_signals() {
 }
 
 void Watchdog::judge_all() {
-    if (rank_ == 0) {
-        const std::string why = judge(ranks_, who_, timeout_ms_);
-        if (!why.empty()) { end_job(kExitPeerLost, why); }
-        return;
-    }
-    const RankReport& root = ranks_[0];
     const std::string me =
         fmt::format("This is rank {}, ", rank_) + place_text(ranks_[(size_t)rank_].state) + ".";
-    if (root.gone && root.silent_ms >= kLastWordsMs) {
-        end_job(kExitPeerLost, who_[0] + " is gone: killed, or it crashed. " + me);
-    }
-    if (root.silent_ms > timeout_ms_) {
-        end_job(kExitPeerLost,
-                fmt::format("{} has given no sign for {:g} s (--comm-timeout): stopped, or its host is "
-                            "down. Last it was {}. {}",
-                            who_[0], (double)timeout_ms_ / 1000, place_text(root.state), me));
-    }
+    const std::string why =
+        rank_ == 0 ? judge(ranks_, who_, timeout_ms_) : absence(ranks_[0], who_[0], timeout_ms_, me);
+    if (!why.empty()) { end_job(kExitPeerLost, why); }
 }
 
 // The message goes out by write(), as another thread may be ended while it holds a stream.
 void Watchdog::end_job(int exit_code, const std::string& why) {
-    if (rank_ == 0) { send_all(Kind::kEnd, exit_code); }
+    if (rank_ == 0) { tell_end(exit_code, why); }
     std::string text = "\n" + program_ + ": " + terminal_text(why);
     if (exit_code == kExitPeerLost) { text += " Finished checkpoints are whole: --resume auto goes on."; }
     text += "\n";

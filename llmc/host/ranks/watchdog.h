@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "llmc/host/ranks/socket.h"
+#include "llmc/host/ranks/rendezvous.h"
 
 namespace llmc {
 
@@ -44,10 +44,17 @@ public:
     ~Watchdog();
     Watchdog(const Watchdog&) = delete;
 
-    void at_step(int64_t step);
-    void take_time(bool yes);
+    void at_step(int64_t step) {
+        change([=](RankState& s) { s.step = step; });
+    }
+    void take_time(bool yes) {
+        change([=](RankState& s) { s.takes_time = yes ? 1 : 0; });
+    }
     void enter(const char* what);
-    void leave();
+    void leave() {
+        change([](RankState& s) { s.inside = 0; });
+    }
+    const std::string& name(int rank) const { return who_[(size_t)rank]; }
 
     // The connection to this rank is lost: waits to hear why, and does not return.
     [[noreturn]] void lost(int rank);
@@ -59,12 +66,19 @@ public:
 private:
     enum class Kind : int32_t { kSign, kSignal, kFailed, kEnd, kGoodbye };
     struct Message {
+        uint64_t checksum = 0;  // of all of it, where this is 0
         Kind kind = Kind::kSign;
         int32_t value = 0;  // the signal, or the exit code
         RankState state;
         char text[1000] = {};
     };
 
+    // what this rank says it does
+    template <typename Change>
+    void change(Change to) {
+        std::lock_guard lock(mutex_);
+        to(ranks_[(size_t)rank_].state);
+    }
     void watch();
     void listen(int ms);
     void hear(int rank);
@@ -72,9 +86,9 @@ private:
     void age(int64_t ms);
     void send_all(Kind kind, int value = 0);
     void send(int rank, Message message);
+    void tell_end(int exit_code, const std::string& why);
     void forward_signals();
     void judge_all();
-    std::string place() const;
     [[noreturn]] void end_job(int exit_code, const std::string& why);
 
     const int rank_;

@@ -8,7 +8,8 @@
 
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/ranks/comm_tcp.h"
+#include "llmc/host/ranks/comm.h"
+#include "llmc/host/ranks/rendezvous.h"
 #include "llmc/model/cpu/group_sums.h"
 
 using namespace llmc;
@@ -62,8 +63,8 @@ void in_ranks(int size, Body body) {
     std::vector<std::future<void>> all;
     for (int rank = 0; rank < size; rank++) {
         all.push_back(std::async(std::launch::async, [&, rank] {
-            CommTcp comm(place.ranks(rank, size), 60, "test");
-            body(comm);
+            const auto comm = join_ranks(place.ranks(rank, size), 60, "test");
+            body(*comm);
         }));
     }
     for (auto& one : all) { one.get(); }
@@ -71,7 +72,7 @@ void in_ranks(int size, Body body) {
 
 }  // namespace
 
-TEST_CASE("rank exchange: ranks meet in whatever order they come") {
+TEST_CASE("rendezvous: ranks meet in whatever order they come") {
     for (int size : {2, 3, 5}) {
         MeetingPlace place;
         std::vector<std::future<Met>> all((size_t)size);
@@ -83,7 +84,7 @@ TEST_CASE("rank exchange: ranks meet in whatever order they come") {
     }
 }
 
-TEST_CASE("rank exchange: strangers are let go, and hold nobody up") {
+TEST_CASE("rendezvous: strangers are let go, and hold nobody up") {
     MeetingPlace place;
     std::vector<Socket> silent;
     for (int i = 0; i < 20; i++) { silent.push_back(place.connected()); }
@@ -100,7 +101,7 @@ TEST_CASE("rank exchange: strangers are let go, and hold nobody up") {
     check_together(std::move(all));
 }
 
-TEST_CASE("rank exchange: five hundred mute connections neither delay a start nor prevent it") {
+TEST_CASE("rendezvous: five hundred mute connections neither delay a start nor prevent it") {
     MeetingPlace place;
     std::vector<Socket> mute;
     for (int i = 0; i < 400; i++) { mute.push_back(place.connected()); }
@@ -114,7 +115,7 @@ TEST_CASE("rank exchange: five hundred mute connections neither delay a start no
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
 }
 
-TEST_CASE("rank exchange: ranks of one host listen to that host alone") {
+TEST_CASE("rendezvous: ranks of one host listen to that host alone") {
     MeetingPlace place;
     Ranks first = place.ranks(0, 3);
     close(first.listener);
@@ -140,7 +141,7 @@ TEST_CASE("rank exchange: ranks of one host listen to that host alone") {
     check_together(std::move(all));
 }
 
-TEST_CASE("rank exchange: doubles and ranks of other numbers are refused") {
+TEST_CASE("rendezvous: doubles and ranks of other numbers are refused") {
     MeetingPlace place;
     std::vector<std::future<Met>> all;
     all.push_back(meeting(place.ranks(0, 3)));
@@ -152,7 +153,7 @@ TEST_CASE("rank exchange: doubles and ranks of other numbers are refused") {
     check_together(std::move(all));
 }
 
-TEST_CASE("rank exchange: who does not come is named") {
+TEST_CASE("rendezvous: who does not come is named") {
     MeetingPlace place;
     auto second = meeting(place.ranks(2, 4), 3);
     check_error(meeting(place.ranks(0, 4), 1).get().error, kExitPeerLost,
