@@ -10,7 +10,7 @@
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/host/ranks/rendezvous.h"
-#include "llmc/model/cpu/group_sums.h"
+#include "llmc/model/cpu/gradient_sums.h"
 
 using namespace llmc;
 
@@ -194,7 +194,7 @@ TEST_CASE("comm: what is gathered, told and exchanged") {
 }
 
 // A chunk in the middle is so large that each of those added after it is lost, but not those before it.
-TEST_CASE("group sums of many ranks: the norm's bits are those of one rank") {
+TEST_CASE("gradient sums of many ranks: the norm's bits are those of one rank") {
     GPT2Config c;
     c.max_seq_len = 33, c.vocab_size = 500, c.padded_vocab_size = 512;
     c.num_layers = 23, c.num_heads = 2, c.channels = 86;
@@ -206,7 +206,7 @@ TEST_CASE("group sums of many ranks: the norm's bits are those of one rank") {
         for (int size : {1, 2, 3, 6}) {
             in_ranks(size, [&](Comm& comm) {
                 std::vector<float> mine = grads;
-                GroupSums sums(StateShares(c, {.muon = muon, .ranks = size, .groups = 6}), &comm);
+                GradientSums sums(StateShares(c, {.muon = muon, .ranks = size, .groups = 6}), &comm);
                 for (int k = 0; k < sums.groups_here(); k++) { sums.add(mine, k == 0); }
                 const double found = sums.norm();
                 if (size == 1) { norm = found; }

@@ -9,7 +9,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "dev/test/gpu/device_array.h"
 #include "llmc/host/ranks/comm.h"
-#include "llmc/ops/comm/comm.h"
+#include "llmc/ops/comm/device_comm.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -45,7 +45,7 @@ MemoryPlan GPT2Cpu::plan(const GPT2Config& c, int B, int T, const ModelSettings&
     MemoryPlan plan;
     plan.parameters = parameters;
     const StateShares shares(c, settings);
-    plan.gradients = parameters + GroupSums::bytes(shares);
+    plan.gradients = parameters + GradientSums::bytes(shares);
     plan.optimizer = (int64_t)sizeof(float) * (shares.kept() + shares.seconds.kept());
     if (settings.muon) { plan.optimizer += (int64_t)sizeof(float) * muon_scratch(c); }
     plan.activations = saturated(4 * (layer * c.num_layers + around));

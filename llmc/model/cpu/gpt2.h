@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "llmc/model/cpu/group_sums.h"
+#include "llmc/model/cpu/gradient_sums.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 
@@ -71,7 +71,7 @@ private:
     ParameterLayout layout_, second_layout_;  // of second moments, which Muon's tensors do not have
     int B_, T_;
     ModelSettings settings_;
-    GroupSums sums_;
+    GradientSums sums_;
     std::vector<AdamWPiece> pieces_;     // what is updated here: all, or ZeRO-1's share
     std::vector<float> params_, grads_;  // all elements
     std::vector<float> m_, v_;           // of what is updated here

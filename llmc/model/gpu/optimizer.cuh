@@ -14,7 +14,7 @@
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/graph.cuh"
 #include "llmc/model/gpu/state.cuh"
-#include "llmc/ops/comm/comm.h"
+#include "llmc/ops/comm/device_comm.h"
 #include "llmc/ops/global_norm.h"
 #include "llmc/ops/group_sum.h"
 

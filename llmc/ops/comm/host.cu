@@ -1,8 +1,8 @@
-// The ranks' GPUs exchange through the host's memory: see comm.h.
+// The ranks' GPUs exchange through the host's memory: see device_comm.h.
 #include <vector>
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/ops/comm/comm.h"
+#include "llmc/ops/comm/device_comm.h"
 
 namespace llmc {
 

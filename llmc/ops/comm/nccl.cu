@@ -1,4 +1,4 @@
-// The ranks' GPUs exchange by NCCL: see comm.h. Sends and receives alone, so that every sum is ours, in a
+// The ranks' GPUs exchange by NCCL: see device_comm.h. Sends and receives alone, so that every sum is ours, in a
 // known order.
 #include "llmc/ops/comm/nccl_library.h"
 #include "llmc/ops/comm/overlap.cuh"

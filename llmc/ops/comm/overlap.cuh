@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "llmc/cuda/device_memory.cuh"
-#include "llmc/ops/comm/comm.h"
+#include "llmc/ops/comm/device_comm.h"
 
 namespace llmc {
 

@@ -1,4 +1,4 @@
-// The ranks' GPUs of one host exchange by their copy engines: see comm.h. Each rank maps the others' memory (CUDA IPC)
+// The ranks' GPUs of one host exchange by their copy engines: see device_comm.h. Each rank maps the others' memory (CUDA IPC)
 // and copies into it. Two counters for each pair of ranks, in the memory of the one that waits for them, order this:
 // "I am ready for what you send" and "what I sent has arrived". The streams write them and wait for them, so neither
 // the host nor a multiprocessor takes part: a kernel that counts on all multiprocessors, as cuBLASLt's do, is not

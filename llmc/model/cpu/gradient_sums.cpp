@@ -1,5 +1,5 @@
-// The gradient of a step, summed over groups: see group_sums.h.
-#include "llmc/model/cpu/group_sums.h"
+// The gradient of a step, summed over groups: see gradient_sums.h.
+#include "llmc/model/cpu/gradient_sums.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,18 +9,19 @@
 
 namespace llmc {
 
-GroupSums::GroupSums(const StateShares& shares, Comm* comm) : shares_(shares), comm_(comm) {
-    require(shares.ranks == (comm == nullptr ? 1 : comm->size()), "GroupSums: a comm of the shares' ranks");
+GradientSums::GradientSums(const StateShares& shares, Comm* comm) : shares_(shares), comm_(comm) {
+    require(shares.ranks == (comm == nullptr ? 1 : comm->size()),
+            "GradientSums: a comm of the shares' ranks");
     const auto n = (size_t)shares.sizes[rank()];
     if (shares.groups > 1) { own_.resize(n); }
     if (shares.ranks > 1) { arrived_.resize(n * (size_t)shares.ranks); }
 }
 
-int64_t GroupSums::bytes(const StateShares& s) {
+int64_t GradientSums::bytes(const StateShares& s) {
     return (int64_t)sizeof(float) * s.largest() * ((s.groups > 1 ? 1 : 0) + (s.ranks > 1 ? s.ranks : 0));
 }
 
-void GroupSums::add_part(const float* part, bool start) {
+void GradientSums::add_part(const float* part, bool start) {
     const auto n = (int64_t)own_.size();
     if (start) {
         std::copy(part, part + n, own_.begin());
@@ -30,7 +31,7 @@ void GroupSums::add_part(const float* part, bool start) {
     for (int64_t i = 0; i < n; i++) { own_[(size_t)i] += part[i]; }
 }
 
-void GroupSums::add(std::vector<float>& grads, bool start) {
+void GradientSums::add(std::vector<float>& grads, bool start) {
     sums_ = shares_.groups == 1 ? grads.data() : own_.data();
     if (shares_.groups == 1) { return; }
     const size_t n = own_.size(), ranks = (size_t)shares_.ranks;
@@ -49,7 +50,7 @@ void GroupSums::add(std::vector<float>& grads, bool start) {
     for (size_t r = 0; r < ranks; r++) { add_part(arrived_.data() + r * n, start && r == 0); }
 }
 
-void GroupSums::all_gather(const char* what, float* whole) const {
+void GradientSums::all_gather(const char* what, float* whole) const {
     for (const auto& range : shares_.parts) {
         std::vector<std::span<std::byte>> in;
         in.reserve(range.size());
@@ -61,7 +62,7 @@ void GroupSums::all_gather(const char* what, float* whole) const {
     }
 }
 
-void GroupSums::gather(const char* what, State state, float* whole, const float* share) const {
+void GradientSums::gather(const char* what, State state, float* whole, const float* share) const {
     for (const auto& range : shares_.of(state).parts) {
         const SharePart& mine = range[rank()];
         std::vector<std::span<const std::byte>> out(range.size());
@@ -74,7 +75,7 @@ void GroupSums::gather(const char* what, State state, float* whole, const float*
     }
 }
 
-double GroupSums::norm() const {
+double GradientSums::norm() const {
     const std::vector<int64_t> begins = shares_.chunk_begins();
     const std::vector<NormChunk> chunks = shares_.chunks_by_rank();
     std::vector<double> by_rank(chunks.size()), squares(chunks.size());
@@ -90,7 +91,7 @@ double GroupSums::norm() const {
     return std::sqrt(sum);
 }
 
-double GroupSums::total(const std::vector<double>& here) const {
+double GradientSums::total(const std::vector<double>& here) const {
     const auto each = (int64_t)here.size();
     const int ranks = shares_.ranks;
     std::vector<double> all((size_t)shares_.groups);

@@ -1,4 +1,4 @@
-// What the ranks of a job send each other from their GPUs' memory: comm.h's exchange, queued on a stream.
+// What the ranks of a job send each other from their GPUs' memory: Comm::exchange(), queued on a stream.
 #pragma once
 #include <cstddef>
 #include <cstdint>

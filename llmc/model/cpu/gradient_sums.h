@@ -11,10 +11,10 @@
 
 namespace llmc {
 
-class GroupSums {
+class GradientSums {
 public:
     // comm: of the shares' ranks; null: one rank
-    GroupSums(const StateShares& shares, Comm* comm);
+    GradientSums(const StateShares& shares, Comm* comm);
 
     const StateShares& shares() const { return shares_; }
     int groups_here() const { return shares_.groups / shares_.ranks; }

@@ -1,5 +1,5 @@
-// Which way the ranks' GPUs exchange: see comm.h.
-#include "llmc/ops/comm/comm.h"
+// Which way the ranks' GPUs exchange: see device_comm.h.
+#include "llmc/ops/comm/device_comm.h"
 
 #include <cstdlib>
 #include <set>
