@@ -161,7 +161,10 @@ void check_ended(const Ended& ended, const std::vector<int>& codes,
                  std::initializer_list<const char*> parts) {
     CAPTURE(ended.said);
     CHECK((ended.codes == codes));
-    for (const char* part : parts) { CHECK(ended.said.find(part) != std::string::npos); }
+    for (const std::string part : parts) {
+        CAPTURE(part);
+        CHECK(ended.said.find(part) != std::string::npos);
+    }
 }
 
 }  // namespace

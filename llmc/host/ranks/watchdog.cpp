@@ -27,10 +27,6 @@ constexpr int kLongSilenceMs = 3 * kMostBetweenSignsMs;
 constexpr int kLastWordsMs = 300;  // in which somebody may still say why a rank is gone
 constexpr int kPatienceMs = 5000;  // for an answer of rank 0
 
-int64_t ms_since(Clock::time_point begin) {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin).count();
-}
-
 std::string place_text(const RankState& s) {
     std::string text = s.step >= 0 ? fmt::format("at step {}, ", s.step) : "before the first step, ";
     if (s.what[0] == '\0') { return text + "before all calls"; }
@@ -122,7 +118,7 @@ bool Watchdog::fail(int exit_code, const std::string& message) {
     {
         std::lock_guard lock(mutex_);
         over_ = rank_ == 0;
-        tell_end(exit_code, message);
+        send_all(rank_ == 0 ? Kind::kEnd : Kind::kFailed, exit_code, message);
         if (rank_ == 0 || deaf_[0] || ranks_[0].gone) { return false; }
     }
     poll(nullptr, 0, kPatienceMs);  // rank 0 ends all, this process too
@@ -140,7 +136,8 @@ void Watchdog::watch() {
         const Clock::time_point begin = Clock::now();
         listen(kTickMs);
         std::lock_guard lock(mutex_);
-        const int64_t ms = std::min<int64_t>(ms_since(begin), 2 * kTickMs);
+        const int64_t ms =
+            std::min<int64_t>((Clock::now() - begin) / std::chrono::milliseconds(1), 2 * kTickMs);
         age(ms);
         since_sign += ms;
         leaving = over_ || (ranks_[(size_t)rank_].done &&
@@ -192,7 +189,7 @@ void Watchdog::hear(int rank) {
         if (std::exchange(m.checksum, 0) != checksum(&m, sizeof(m))) {
             const std::string why =
                 "what the watchdog of " + name(rank) + " says has arrived with other bits.";
-            tell_end(kExitPeerLost, why);
+            if (rank_ != 0) { send_all(Kind::kFailed, kExitPeerLost, why); }
             end_job(kExitPeerLost, why);
         }
         take(rank, m);
@@ -237,30 +234,19 @@ void Watchdog::age(int64_t ms) {
     }
 }
 
-void Watchdog::send_all(Kind kind, int value) {
+void Watchdog::send_all(Kind kind, int value, const std::string& text) {
     Message m;
     m.kind = kind;
     m.value = value;
-    for (int r = 0; r < (int)control_.size(); r++) { send(r, m); }
-}
-
-void Watchdog::send(int rank, Message m) {
-    const Socket& s = control_[(size_t)rank];
-    if (!s.open() || deaf_[(size_t)rank] || ranks_[(size_t)rank].done) { return; }
     m.state = ranks_[(size_t)rank_].state;
+    std::strncpy(m.text, text.c_str(), sizeof(m.text) - 1);
     m.checksum = checksum(&m, sizeof(m));
-    ssize_t sent = ::send(s.fd(), &m, sizeof(m), MSG_NOSIGNAL | MSG_DONTWAIT);
-    // A rank that does not read any more (it is stopped) will be judged by its silence.
-    if (sent != (ssize_t)sizeof(m)) { deaf_[(size_t)rank] = true; }
-}
-
-// rank 0 ends all; the others ask it to
-void Watchdog::tell_end(int exit_code, const std::string& why) {
-    Message m;
-    m.kind = rank_ == 0 ? Kind::kEnd : Kind::kFailed;
-    m.value = exit_code;
-    std::strncpy(m.text, why.c_str(), sizeof(m.text) - 1);
-    for (int r = 0; r < (int)control_.size(); r++) { send(r, m); }
+    for (size_t r = 0; r < control_.size(); r++) {
+        if (!control_[r].open() || deaf_[r] || ranks_[r].done) { continue; }
+        ssize_t sent = send(control_[r].fd(), &m, sizeof(m), MSG_NOSIGNAL | MSG_DONTWAIT);
+        // A rank that does not read any more (it is stopped) will be judged by its silence.
+        if (sent != (ssize_t)sizeof(m)) { deaf_[r] = true; }
+    }
 }
 
 void Watchdog::forward_signals() {
@@ -284,7 +270,7 @@ void Watchdog::judge_all() {
 
 // The message goes out by write(), as another thread may be ended while it holds a stream.
 void Watchdog::end_job(int exit_code, const std::string& why) {
-    if (rank_ == 0) { tell_end(exit_code, why); }
+    if (rank_ == 0) { send_all(Kind::kEnd, exit_code); }
     std::string text = "\n" + program_ + ": " + terminal_text(why);
     if (exit_code == kExitPeerLost) { text += " Finished checkpoints are whole: --resume auto goes on."; }
     text += "\n";

@@ -84,9 +84,7 @@ private:
     void hear(int rank);
     void take(int rank, const Message& message);
     void age(int64_t ms);
-    void send_all(Kind kind, int value = 0);
-    void send(int rank, Message message);
-    void tell_end(int exit_code, const std::string& why);
+    void send_all(Kind kind, int value = 0, const std::string& text = "");
     void forward_signals();
     void judge_all();
     [[noreturn]] void end_job(int exit_code, const std::string& why);
