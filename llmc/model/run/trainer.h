@@ -34,7 +34,6 @@
 #include "llmc/model/run/plan.h"
 #include "llmc/model/run/rank_tasks.h"
 #include "llmc/model/run/samples.h"
-#include "llmc/model/run/save_plan.h"
 #include "llmc/model/run/saver.h"
 #include "llmc/model/run/step_clock.h"
 
