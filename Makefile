@@ -83,8 +83,9 @@ $(BUILD)/%.o: %.cpp $(SETTINGS) | $(if $(filter file,$(origin PRECOMPILED)),$(HE
 	@mkdir -p $(@D)
 	$(COMPILE) -include $(PRECOMPILED) -c $< -o $@
 $(BUILD)/llmc/host/options/options_config.o: CXXFLAGS += -Wno-terminate
-# what CLI11 and the JSON and TOML libraries make of their templates reads and writes a few lines; json.cpp whole texts
-$(call objects,$(filter-out %/json.cpp,$(shell grep -l -e '<CLI/' -e '<nlohmann/json.hpp>' -e '<toml++/' llmc/*/*/*.cpp))): \
+# what CLI11 and the JSON and TOML libraries make of their templates reads and writes a few lines; json.cpp whole texts,
+# safetensors.cpp all numbers of a model
+$(call objects,$(filter-out %/json.cpp %/safetensors.cpp,$(shell grep -l -e '<CLI/' -e '<nlohmann/json.hpp>' -e '<toml++/' llmc/*/*/*.cpp))): \
     OPTIMIZE := $(OPTIMIZE:-O3=-Og)
 # Tests without the references' templates: -Og takes less than half the time to compile, and what the tests do themselves
 # needs no check for undefined behaviour, and checks of addresses by calls. The others must all compile those templates as the

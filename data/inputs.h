@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -164,12 +165,12 @@ private:
 // A text of an object. Throws Error(kExitBadInput) that begins with `where` and says what there is instead.
 inline const std::string& text_field(const JsonValue& object, const std::string& name,
                                      const std::string& where) {
-    const JsonValue* value = object.find(name);
-    if (value != nullptr && value->as<std::string>() != nullptr) { return *value->as<std::string>(); }
+    const JsonValue* value = json_find(&object, name);
+    if (const auto* text = json_as<std::string>(value)) { return *text; }
     std::string found = value != nullptr ? "one that is no text" : "none";
-    if (const auto* members = object.as<JsonValue::Object>(); members != nullptr && value == nullptr) {
-        for (const JsonMember& member : *members) {
-            found += (found == "none" ? ", but " : ", ") + json_text(member.name);
+    if (const auto* members = json_as<JsonValue::object_t>(&object); members != nullptr && value == nullptr) {
+        for (const auto& [member, ignored] : *members) {
+            found += (found == "none" ? ", but " : ", ") + json_text(member);
         }
     }
     throw Error(kExitBadInput,

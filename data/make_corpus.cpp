@@ -115,9 +115,7 @@ void write_json(const std::string& path, const Corpus& val) {
                                    val.nats / (double)val.predicted(), val.predicted());
     json += " \"probes\": {\"repeated names\": " + probes_json(val.names) + ",\n";
     json += "  \"sums\": " + probes_json(val.sums) + "}}\n";
-    FileWriter out(path);
-    out.write(json.data(), json.size());
-    out.commit();
+    write_text_file(path, json);
 }
 
 void print_table(const Corpus& train, const Corpus& val, double order1, double order5) {

@@ -39,12 +39,10 @@ const char* const kFooter =
 
 // 0 to 3, as a number or as a text
 int label_of(const JsonValue& object, const std::string& where) {
-    const JsonValue* value = object.find("label");
+    const JsonValue* value = json_find(&object, "label");
     std::string found = value == nullptr ? "none, as in the test part; use the validation part" : "another";
-    if (value != nullptr && value->as<int64_t>() != nullptr) {
-        found = std::to_string(*value->as<int64_t>());
-    }
-    if (value != nullptr && value->as<std::string>() != nullptr) { found = *value->as<std::string>(); }
+    if (const auto* number = json_as<int64_t>(value)) { found = std::to_string(*number); }
+    if (const auto* text = json_as<std::string>(value)) { found = *text; }
     if (found.size() == 1 && found[0] >= '0' && found[0] < '0' + kEvalEndings) { return found[0] - '0'; }
     throw Error(kExitBadInput,
                 fmt::format("{}: expected a \"label\" of 0 to {}, found {}", where, kEvalEndings - 1, found));
@@ -54,7 +52,7 @@ void add_example(const JsonValue& object, const std::string& where, const Tokeni
                  EvalFileWriter* out) {
     const std::vector<int> context = tokenizer.encode(text_field(object, "ctx", where));
     const int label = label_of(object, where);
-    const auto* values = object.get<JsonValue::List>("endings");
+    const auto* values = json_get<JsonValue::array_t>(object, "endings");
     if (values == nullptr || values->size() != kEvalEndings) {
         throw Error(kExitBadInput,
                     fmt::format("{}: expected a list of {} \"endings\", found {}", where, kEvalEndings,
@@ -62,7 +60,7 @@ void add_example(const JsonValue& object, const std::string& where, const Tokeni
     }
     std::array<std::vector<int>, kEvalEndings> endings;
     for (size_t k = 0; k < kEvalEndings; k++) {
-        const std::string* text = (*values)[k].as<std::string>();
+        const auto* text = json_as<std::string>(&(*values)[k]);
         if (text == nullptr || text->empty()) {
             throw Error(kExitBadInput, fmt::format("{}: expected a text as ending {}, found none", where, k));
         }

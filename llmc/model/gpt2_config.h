@@ -63,39 +63,33 @@ struct TensorInfo {
     int (*cols)(const GPT2Config&);
 };
 
+namespace table {
+template <int n>
+constexpr int channels(const GPT2Config& c) {
+    return n * c.channels;
+}
+constexpr int one(const GPT2Config&) { return 1; }
+constexpr int positions(const GPT2Config& c) { return c.max_seq_len; }
+constexpr int padded_vocab_rows(const GPT2Config& c) { return c.padded_vocab_size; }
+}  // namespace table
+
 inline constexpr std::array<TensorInfo, kNumTensors> kTensors = {{
-    {"wte", Init::kNormal, false, true, [](const GPT2Config& c) { return c.padded_vocab_size; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"wpe", Init::kNormal, false, true, [](const GPT2Config& c) { return c.max_seq_len; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"ln1w", Init::kOne, true, false, [](const GPT2Config&) { return 1; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"ln1b", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"qkvw", Init::kNormal, true, true, [](const GPT2Config& c) { return 3 * c.channels; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"qkvb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
-     [](const GPT2Config& c) { return 3 * c.channels; }},
-    {"attprojw", Init::kResidual, true, true, [](const GPT2Config& c) { return c.channels; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"attprojb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"ln2w", Init::kOne, true, false, [](const GPT2Config&) { return 1; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"ln2b", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"fcw", Init::kNormal, true, true, [](const GPT2Config& c) { return 4 * c.channels; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"fcb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
-     [](const GPT2Config& c) { return 4 * c.channels; }},
-    {"fcprojw", Init::kResidual, true, true, [](const GPT2Config& c) { return c.channels; },
-     [](const GPT2Config& c) { return 4 * c.channels; }},
-    {"fcprojb", Init::kZero, true, false, [](const GPT2Config&) { return 1; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"lnfw", Init::kOne, false, false, [](const GPT2Config&) { return 1; },
-     [](const GPT2Config& c) { return c.channels; }},
-    {"lnfb", Init::kZero, false, false, [](const GPT2Config&) { return 1; },
-     [](const GPT2Config& c) { return c.channels; }},
+    {"wte", Init::kNormal, false, true, table::padded_vocab_rows, table::channels<1>},
+    {"wpe", Init::kNormal, false, true, table::positions, table::channels<1>},
+    {"ln1w", Init::kOne, true, false, table::one, table::channels<1>},
+    {"ln1b", Init::kZero, true, false, table::one, table::channels<1>},
+    {"qkvw", Init::kNormal, true, true, table::channels<3>, table::channels<1>},
+    {"qkvb", Init::kZero, true, false, table::one, table::channels<3>},
+    {"attprojw", Init::kResidual, true, true, table::channels<1>, table::channels<1>},
+    {"attprojb", Init::kZero, true, false, table::one, table::channels<1>},
+    {"ln2w", Init::kOne, true, false, table::one, table::channels<1>},
+    {"ln2b", Init::kZero, true, false, table::one, table::channels<1>},
+    {"fcw", Init::kNormal, true, true, table::channels<4>, table::channels<1>},
+    {"fcb", Init::kZero, true, false, table::one, table::channels<4>},
+    {"fcprojw", Init::kResidual, true, true, table::channels<1>, table::channels<4>},
+    {"fcprojb", Init::kZero, true, false, table::one, table::channels<1>},
+    {"lnfw", Init::kOne, false, false, table::one, table::channels<1>},
+    {"lnfb", Init::kZero, false, false, table::one, table::channels<1>},
 }};
 
 // The weights of a block's linear layers, which --optimizer muon takes care of.

@@ -26,7 +26,7 @@ std::string not_finite(State state, int tensor, int64_t first, std::span<const f
 
 void require_finite_input(const std::string& path, State state, int tensor, int64_t first,
                           std::span<const float> values) {
-    std::string bad = not_finite(state, tensor, first, values);
+    const std::string bad = not_finite(state, tensor, first, values);
     if (bad.empty()) { return; }
     throw Error(
         kExitBadInput,

@@ -31,7 +31,8 @@ std::vector<size_t> cut_matrices(const GPT2Config& c, size_t n) {
             most = std::max(most, work);
         }
         if (begins.size() != n || (!best.empty() && most >= least)) { continue; }
-        best = begins, least = most;
+        best = begins;
+        least = most;
     }
     best.push_back(kCount);
     return best;

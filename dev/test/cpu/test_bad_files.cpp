@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/files/json.h"

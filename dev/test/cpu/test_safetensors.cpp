@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/base/floats.h"
@@ -162,9 +163,12 @@ TEST_CASE("json: depth and number of values are limited, names stand once, numbe
         check_error(problem(wrong), kExitBadInput, {"zero byte at"});
     }
     const JsonValue value = parse_json("{\"b\": [1, \"x\"], \"a\": {\"c\": -5}}", "here");
-    REQUIRE(value.find("a") != nullptr);
-    CHECK(*value.find("a")->find("c")->as<int64_t>() == -5);
-    CHECK(value.find("b")->as<JsonValue::List>()->size() == 2);
-    CHECK(value.find("c") == nullptr);
+    REQUIRE(json_find(&value, "a") != nullptr);
+    CHECK(*json_get<int64_t>(*json_find(&value, "a"), "c") == -5);
+    CHECK(json_get<JsonValue::array_t>(value, "b")->size() == 2);
+    CHECK(json_find(&value, "c") == nullptr);
+    const JsonValue large = parse_json("[18446744073709551615, 1]", "here", {.integer = UINT64_MAX});
+    CHECK(json_as<int64_t>(&large[0]) == nullptr);  // not -1
+    CHECK(*json_as<int64_t>(&large[1]) == 1);
     CHECK(json_text("a\"\n\xff") == "\"a\\\"\\n\xef\xbf\xbd\"");
 }

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/json.h"
@@ -181,7 +182,7 @@ TEST_CASE("profile: the work of a step, and its floors") {
     p.steps = 40;
     CHECK(profile_table(p).find("S = sum of floors / median step = ") != std::string::npos);
     JsonValue json = parse_json(profile_json(p), "profile");
-    REQUIRE(json.find("S") != nullptr);
-    CHECK(*json.find("S")->as<double>() == doctest::Approx(sum_of_floors(floors_of(p)) / 200).epsilon(1e-3));
-    CHECK(json.find("parts")->as<JsonValue::List>()->size() == kParts);
+    REQUIRE(json_get<double>(json, "S") != nullptr);
+    CHECK(*json_get<double>(json, "S") == doctest::Approx(sum_of_floors(floors_of(p)) / 200).epsilon(1e-3));
+    CHECK(json_find(&json, "parts")->size() == kParts);
 }

@@ -29,6 +29,11 @@ namespace {
 
 constexpr int64_t kPiece = 1 << 20;  // bytes read at a time, at most
 
+// for the reason that errno has
+[[noreturn]] void fail(int exit_code, const std::string& path, const char* what, const char* cure) {
+    throw Error(exit_code, fmt::format("{}: {}: {}. {}", path, what, std::strerror(errno), cure));
+}
+
 bool is_missing(int error) { return error == ENOENT || error == ENOTDIR; }
 
 // Calls attempt(), which returns 0 or an errno, until it succeeds. False: there is no such file.
@@ -221,9 +226,7 @@ RegularFile::RegularFile(const std::string& path) : path_(path) {
         fd_ = try_open();
     }
     if (fd_ < 0) {
-        throw Error(kExitBadInput,
-                    fmt::format("{}: cannot open: {}. Expected a file that you may read: check its name.",
-                                path, std::strerror(errno)));
+        fail(kExitBadInput, path, "cannot open", "Expected a file that you may read: check its name.");
     }
     struct stat st;
     const bool regular = fstat(fd_, &st) == 0 && S_ISREG(st.st_mode);
@@ -354,9 +357,7 @@ FileWriter::FileWriter(const std::string& path) : path_(path) {
         if (fd < 0 && errno == EEXIST) { continue; }
         file_ = fd < 0 ? nullptr : fdopen(fd, "wb");
         if (file_ == nullptr) {
-            throw Error(kExitUsage,
-                        fmt::format("{}: cannot write there: {}. Choose a folder that you may write to.",
-                                    path, std::strerror(errno)));
+            llmc::fail(kExitUsage, path, "cannot write there", "Choose a folder that you may write to.");
         }
     }
     flock(fileno(file_), LOCK_EX | LOCK_NB);  // where there are no locks, nothing is swept
@@ -420,11 +421,8 @@ void sync_folder(const std::string& folder) {
     Descriptor d(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     // EINVAL: a file system that does not know how
     if (d.fd < 0 || (fsync(d.fd) != 0 && errno != EINVAL)) {
-        throw Error(
-            kExitSaveFailed,
-            fmt::format("{}: cannot flush this folder to the disk: {}. What was saved in it may be lost with "
-                        "the power.",
-                        folder, std::strerror(errno)));
+        fail(kExitSaveFailed, folder, "cannot flush this folder to the disk",
+             "What was saved in it may be lost with the power.");
     }
 }
 
@@ -454,9 +452,7 @@ std::string make_new_folder(const std::string& name) {
             return numbered;
         }
         if (errno != EEXIST) {
-            throw Error(kExitUsage,
-                        fmt::format("{}: cannot make this folder: {}. Choose one that you may write to.",
-                                    numbered, std::strerror(errno)));
+            fail(kExitUsage, numbered, "cannot make this folder", "Choose one that you may write to.");
         }
     }
 }

@@ -2,6 +2,7 @@
 #include "llmc/host/files/json.h"
 
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -13,35 +14,35 @@ namespace llmc {
 
 namespace {
 
-using nlohmann::json;
+using List = JsonValue::array_t;
+using Object = JsonValue::object_t;
 
 // builds the tree; returns false, which ends the parsing, where the text is refused
-class Builder : public nlohmann::json_sax<json> {
+class Builder : public nlohmann::json_sax<JsonValue> {
 public:
     Builder(JsonValue* root, const JsonLimits& limits) : root_(root), limits_(limits) {}
     std::string problem;
 
-    bool null() override { return add(std::monostate()) != nullptr; }
+    bool null() override { return add(nullptr) != nullptr; }
     bool boolean(bool x) override { return add(x) != nullptr; }
     bool number_integer(int64_t x) override { return add(x) != nullptr; }
     bool number_unsigned(uint64_t x) override {
-        if (x > (uint64_t)INT64_MAX) { return refuse("an integer over 2^63 - 1"); }
-        return add((int64_t)x) != nullptr;
+        return x > limits_.integer ? refuse("an integer over 2^63 - 1") : add(x) != nullptr;
     }
     bool number_float(double x, const string_t&) override { return add(x) != nullptr; }
     bool string(string_t& text) override { return add(std::move(text)) != nullptr; }
-    bool binary(json::binary_t&) override { return refuse("binary data"); }
-    bool start_object(size_t) override { return open(JsonValue::Object()); }
-    bool start_array(size_t) override { return open(JsonValue::List()); }
+    bool binary(JsonValue::binary_t&) override { return refuse("binary data"); }
+    bool start_object(size_t) override { return open(Object()); }
+    bool start_array(size_t) override { return open(List()); }
     bool key(string_t& name) override {
         key_ = std::move(name);
         return true;
     }
     bool end_object() override {
-        const auto& object = *stack_.back()->as<JsonValue::Object>();
+        const auto& object = stack_.back()->get_ref<const Object&>();
         std::vector<std::string_view> names;
         names.reserve(object.size());
-        for (const auto& member : object) { names.push_back(member.name); }
+        for (const auto& [name, value] : object) { names.push_back(name); }
         std::sort(names.begin(), names.end());
         const auto twice = std::adjacent_find(names.begin(), names.end());
         stack_.pop_back();
@@ -54,13 +55,15 @@ public:
     bool parse_error(size_t at, const std::string&, const nlohmann::detail::exception& e) override {
         const std::string why = e.what();
         const bool half = why.find("surrogate") != why.npos, bytes = why.find("UTF-8") != why.npos;
+        constexpr int kOverflow = 406;  // the library's number for it
         const bool nan =
             why.find("invalid string") == why.npos && (why.ends_with("N'") || why.ends_with("I'"));
         return refuse(fmt::format("{} at byte {}",
                                   half    ? "half of a surrogate pair, as of an emoji that was cut in two,"
                                   : bytes ? "a byte that is not UTF-8"
-                                  : nan   ? "NaN or Infinity, which Python writes and JSON does not have,"
-                                          : "a syntax error",
+                                  : e.id == kOverflow ? "a syntax error, the overflow of a number,"
+                                  : nan ? "NaN or Infinity, which Python writes and JSON does not have,"
+                                        : "a syntax error",
                                   at));
     }
 
@@ -78,14 +81,13 @@ private:
         }
         JsonValue* place = root_;
         if (!stack_.empty()) {
-            if (auto* list = std::get_if<JsonValue::List>(&stack_.back()->value)) {
+            if (auto* list = stack_.back()->get_ptr<List*>()) {
                 place = &list->emplace_back();
-            } else {
-                auto& object = std::get<JsonValue::Object>(stack_.back()->value);
-                place = &object.emplace_back(JsonMember{std::move(key_), {}}).value;
+            } else {  // emplace() would look through all that are there
+                place = &stack_.back()->get_ref<Object&>().emplace_back(std::move(key_), nullptr).second;
             }
         }
-        place->value = std::forward<T>(value);
+        *place = std::forward<T>(value);
         return place;
     }
     template <typename T>
@@ -107,26 +109,20 @@ private:
 
 }  // namespace
 
-const JsonValue* JsonValue::find(std::string_view name) const {
-    const Object* object = as<Object>();
-    if (object == nullptr) { return nullptr; }
-    for (const auto& member : *object) {
-        if (member.name == name) { return &member.value; }
+std::string read_json(std::string_view text, const JsonLimits& limits, JsonValue* root) {
+    // the library takes it for the end of the text, and would ignore what follows
+    if (const size_t at = text.find('\0'); at != text.npos) {
+        return fmt::format("a zero byte at {}", at + 1);
     }
-    return nullptr;
+    Builder builder(root, limits);
+    (void)JsonValue::sax_parse(text.begin(), text.end(), &builder);
+    return builder.problem;
 }
 
 JsonValue parse_json(std::string_view text, const std::string& where, const JsonLimits& limits) {
-    // the library takes it for the end of the text, and would ignore what follows
-    if (const size_t at = text.find('\0'); at != text.npos) {
-        throw Error(kExitBadInput,
-                    fmt::format("{}: not usable JSON: found a zero byte at {}", where, at + 1));
-    }
     JsonValue root;
-    Builder builder(&root, limits);
-    if (!json::sax_parse(text.begin(), text.end(), &builder)) {
-        throw Error(kExitBadInput, where + ": not usable JSON: found " + builder.problem);
-    }
+    const std::string problem = read_json(text, limits, &root);
+    if (!problem.empty()) { throw Error(kExitBadInput, where + ": not usable JSON: found " + problem); }
     return root;
 }
 
@@ -134,8 +130,42 @@ JsonValue read_json_file(const std::string& path, size_t max_bytes, const JsonLi
     return parse_json(RegularFile(path).text(max_bytes), path, limits);
 }
 
-std::string json_text(std::string_view text) {
-    return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
+const JsonValue* json_find(const JsonValue* object, std::string_view name) {
+    const auto* members = json_as<Object>(object);
+    if (members == nullptr) { return nullptr; }
+    const auto at =
+        std::ranges::find(*members, name, [](const auto& member) { return std::string_view(member.first); });
+    return at == members->end() ? nullptr : &at->second;
+}
+
+template <typename T>
+const T* json_as(const JsonValue* value) {
+    return value == nullptr ? nullptr : value->get_ptr<const T*>();
+}
+template <>
+const int64_t* json_as(const JsonValue* value) {
+    const bool fits =
+        value != nullptr && (!value->is_number_unsigned() || value->get<uint64_t>() <= INT64_MAX);
+    return fits ? value->get_ptr<const int64_t*>() : nullptr;
+}
+template const bool* json_as(const JsonValue*);
+template const double* json_as(const JsonValue*);
+template const std::string* json_as(const JsonValue*);
+template const List* json_as(const JsonValue*);
+template const Object* json_as(const JsonValue*);
+
+std::string json_line(const JsonValue& value) {
+    return value.dump(-1, ' ', false, JsonValue::error_handler_t::replace);
+}
+
+std::string json_text(std::string_view text) { return json_line(text); }
+
+double to_digits(double x, int digits) {
+    char text[40];
+    double rounded = x;
+    const auto end = std::to_chars(text, text + sizeof(text), x, std::chars_format::general, digits).ptr;
+    std::from_chars(text, end, rounded);
+    return rounded;
 }
 
 }  // namespace llmc

@@ -2,6 +2,7 @@
 #include "llmc/host/files/safetensors.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "llmc/host/base/error.h"
@@ -19,13 +20,17 @@ constexpr int64_t kPiece = 1 << 20;  // elements written at a time
 constexpr const char* kMetadata = "__metadata__";
 
 struct KnownType {
-    const char* name;
+    std::string_view name;
     uint64_t bytes;
 };
 constexpr KnownType kKnownTypes[] = {{"F32", 4},     {"F16", 2},    {"BF16", 2}, {"F64", 8}, {"I64", 8},
                                      {"I32", 4},     {"I16", 2},    {"I8", 1},   {"U64", 8}, {"U32", 4},
                                      {"U16", 2},     {"U8", 1},     {"BOOL", 1}, {"C64", 8}, {"F8_E4M3", 1},
                                      {"F8_E5M2", 1}, {"F8_E8M0", 1}};
+
+const KnownType* known_type(std::string_view name) {  // std::end(kKnownTypes) if it is none
+    return std::ranges::find(kKnownTypes, name, &KnownType::name);
+}
 
 // reads and checks the header of one file
 class HeaderParser {
@@ -40,7 +45,7 @@ public:
         if (text[0] != '{') { fail("the header", "another first character", "{"); }
         const JsonValue header = parse_json(text, file_.path() + ": safetensors header", {500'000, 4});
         std::vector<SafetensorsEntry> all;
-        for (const auto& [name, value] : *header.as<JsonValue::Object>()) {
+        for (const auto& [name, value] : header.get_ref<const JsonValue::object_t&>()) {
             if (name == kMetadata) {
                 check_metadata(value);
             } else {
@@ -72,24 +77,23 @@ private:
     }
 
     void check_metadata(const JsonValue& value) const {
-        const auto* object = value.as<JsonValue::Object>();
-        bool texts = object != nullptr;
-        for (size_t i = 0; texts && i < object->size(); i++) {
-            texts = (*object)[i].value.as<std::string>() != nullptr;
+        const auto* object = json_as<JsonValue::object_t>(&value);
+        const auto is_text = [](const auto& member) { return member.second.is_string(); };
+        if (object == nullptr || !std::ranges::all_of(*object, is_text)) {
+            fail(kMetadata, "something else", "an object of texts");
         }
-        if (!texts) { fail(kMetadata, "something else", "an object of texts"); }
     }
 
     // the numbers of a list, each 0 or more
     std::vector<int64_t> numbers(const std::string& what, const JsonValue* value, size_t most) const {
-        const auto* list = value == nullptr ? nullptr : value->as<JsonValue::List>();
+        const auto* list = json_as<JsonValue::array_t>(value);
         if (list == nullptr || list->size() > most) {
             fail(what, list == nullptr ? "no list" : fmt::format("{} numbers", list->size()),
                  fmt::format("a list of at most {} numbers", most));
         }
         std::vector<int64_t> all;
         for (const JsonValue& item : *list) {
-            const int64_t* number = item.as<int64_t>();
+            const int64_t* number = json_as<int64_t>(&item);
             if (number == nullptr || *number < 0) { fail(what, "something else", "whole numbers from 0 on"); }
             all.push_back(*number);
         }
@@ -101,16 +105,13 @@ private:
         if (name.size() > kMaxName) {
             fail(what, "a longer name", fmt::format("at most {} bytes", kMaxName));
         }
-        const auto* object = value.as<JsonValue::Object>();
-        if (object == nullptr || object->size() != 3) {
+        if (!value.is_object() || value.size() != 3) {
             fail(what, "something else", "an object of dtype, shape and data_offsets");
         }
         SafetensorsEntry e;
         e.name = name;
-        const auto* text = value.get<std::string>("dtype");
-        const auto* known =
-            std::find_if(std::begin(kKnownTypes), std::end(kKnownTypes),
-                         [&](const KnownType& t) { return text != nullptr && *text == t.name; });
+        const auto* text = json_get<std::string>(value, "dtype");
+        const KnownType* known = known_type(text == nullptr ? "" : *text);
         if (known == std::end(kKnownTypes)) {
             fail(what + ", dtype", text == nullptr ? "no text" : quoted_name(*text),
                  "F32, F16, BF16 or another");
@@ -118,8 +119,9 @@ private:
         e.type_text = known->name;
         const size_t index = (size_t)(known - kKnownTypes);
         e.type = index < (size_t)TensorType::kOther ? (TensorType)index : TensorType::kOther;
-        e.shape = numbers(what + ", shape", value.find("shape"), kMaxDimensions);
-        const std::vector<int64_t> place = numbers(what + ", data_offsets", value.find("data_offsets"), 2);
+        e.shape = numbers(what + ", shape", json_find(&value, "shape"), kMaxDimensions);
+        const std::vector<int64_t> place =
+            numbers(what + ", data_offsets", json_find(&value, "data_offsets"), 2);
         check_size(what, e, known->bytes, place);
         e.begin = body_ + (uint64_t)place[0];
         e.elements = (int64_t)((uint64_t)(place[1] - place[0]) / known->bytes);
@@ -157,9 +159,7 @@ private:
                 fail(what, fmt::format("a begin at {}", (e.begin - body_)),
                      fmt::format("{}, where the tensor before it ends", (at - body_)));
             }
-            const auto* known = std::find_if(std::begin(kKnownTypes), std::end(kKnownTypes),
-                                             [&](const KnownType& t) { return e.type_text == t.name; });
-            at += (uint64_t)e.elements * known->bytes;
+            at += (uint64_t)e.elements * known_type(e.type_text)->bytes;
         }
         if (at != file_.size()) {
             fail("file size", fmt::format("{} bytes", file_.size()),
@@ -196,7 +196,7 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors, const std
 
 const char* type_name(TensorType type) {
     require(type != TensorType::kOther, "type_name: F32, F16, BF16 or F64");
-    return kKnownTypes[(int)type].name;
+    return kKnownTypes[(int)type].name.data();
 }
 int64_t type_bytes(TensorType type) {
     require(type != TensorType::kOther, "type_bytes: F32, F16, BF16 or F64");

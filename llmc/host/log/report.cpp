@@ -9,10 +9,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "llmc/host/base/digits.h"
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
+#include "llmc/host/files/json.h"
 #include "llmc/host/log/report_page.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/parse_words.h"
@@ -22,8 +22,6 @@ namespace llmc {
 // ---- what the page shows ------------------------------------------------------------------------
 
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr size_t kMostPoints = 1000, kMostValidations = 500, kMostSamples = 50, kMostEvents = 200;
 constexpr size_t kMostTextBytes = 2000;  // of a sample, an event's text, an option
@@ -47,12 +45,12 @@ void halve(std::vector<T>* all) {
 }
 
 // six digits are enough for a curve; null = unknown
-Json number(double x) { return std::isfinite(x) ? Json(to_digits(x, 6)) : Json(); }
+JsonValue number(double x) { return std::isfinite(x) ? JsonValue(to_digits(x, 6)) : JsonValue(); }
 
 // the members of all, a list each: what is the same for every curve is written once
 template <typename T, typename Member>
-Json column(const std::vector<T>& all, Member member) {
-    Json list = Json::array();
+JsonValue column(const std::vector<T>& all, Member member) {
+    JsonValue list = JsonValue::array();
     for (const T& one : all) { list.push_back(member(one)); }
     return list;
 }
@@ -60,19 +58,19 @@ Json column(const std::vector<T>& all, Member member) {
 }  // namespace
 
 // what a line has of this name, if it is of the right kind
-struct RunHistory::Line {
-    Json json;
+struct RunHistory::LogLine {
+    JsonValue json;
     double number(const char* name) const {
-        const Json value = json.value(name, Json());
-        return value.is_number() ? value.get<double>() : NAN;
+        const JsonValue* value = json_find(&json, name);
+        return value != nullptr && value->is_number() ? value->get<double>() : NAN;
     }
     int64_t count(const char* name) const {
         const double x = number(name);
         return x >= 0 && x < 9e18 ? (int64_t)x : 0;
     }
     std::string text(const char* name, size_t most = kMostTextBytes) const {
-        const Json value = json.value(name, Json());
-        return value.is_string() ? cut(value.get<std::string>(), most) : "";
+        const auto* value = json_get<std::string>(json, name);
+        return value == nullptr ? "" : cut(*value, most);
     }
 };
 
@@ -96,7 +94,7 @@ void RunHistory::add(std::string_view lines) {
 }
 
 void RunHistory::add_line(std::string_view text) {
-    Line line{parse_log_line(text)};
+    LogLine line{parse_log_line(text)};
     if (!line.json.is_object()) { return; }
     if (const double time = line.number("time"); time > 0) { time_ = time; }
     if (line.json.contains("train_loss")) {
@@ -109,7 +107,7 @@ void RunHistory::add_line(std::string_view text) {
     }
 }
 
-void RunHistory::add_step(const Line& line) {
+void RunHistory::add_step(const LogLine& line) {
     const int64_t step = line.count("step") + !line.json.contains("time");  // see kLogFormat
     const double loss = line.number("train_loss"), norm = line.number("grad_norm");
     const double ms = std::max(0.0, line.number("ms"));
@@ -163,17 +161,17 @@ void RunHistory::join_points() {
     points_.resize(kept);
 }
 
-void RunHistory::add_header(const Line& line) {
+void RunHistory::add_header(const LogLine& line) {
     version_ = line.text("version");
     plan_ = line.text("plan", kMostPlanBytes);
     total_steps_ = line.count("steps");
     parameters_ = line.count("parameters");
     entropy_ = line.number("source_entropy");
     options_.clear();
-    const Json options = line.json.value("options", Json());
+    const JsonValue options = line.json.value("options", JsonValue());
     for (const auto& item : options.items()) {
         if (!options.is_object() || options_.size() == kMostOptions) { break; }
-        const Json& value = item.value();
+        const JsonValue& value = item.value();
         const std::string text = value.is_string()         ? value.get<std::string>()
                                  : value.is_number_float() ? number(value.get<double>()).dump()
                                                            : value.dump();
@@ -181,7 +179,7 @@ void RunHistory::add_header(const Line& line) {
     }
 }
 
-void RunHistory::add_event(const Line& line) {
+void RunHistory::add_event(const LogLine& line) {
     const int64_t step = line.count("step");
     std::string kind = line.text("event", 100), text = line.text("text");
     if (kind == "sample") {
@@ -211,33 +209,33 @@ std::string RunHistory::to_json() const {
         tokens += p.new_tokens;
         steps += (double)p.steps;
     }
-    Json run = {{"name", name_},
-                {"version", version_},
-                {"plan", plan_},
-                {"steps", total_steps_},
-                {"parameters", parameters_},
-                {"entropy", number(entropy_)},
-                {"tokensPerStep", number(std::round(tokens / std::max(1.0, steps)))},
-                {"time", time_}};
+    JsonValue run = {{"name", name_},
+                     {"version", version_},
+                     {"plan", plan_},
+                     {"steps", total_steps_},
+                     {"parameters", parameters_},
+                     {"entropy", number(entropy_)},
+                     {"tokensPerStep", number(std::round(tokens / std::max(1.0, steps)))},
+                     {"time", time_}};
     run["options"] = options_;
-    const auto mean = [](double sum, int64_t n) { return n > 0 ? number(sum / (double)n) : Json(); };
+    const auto mean = [](double sum, int64_t n) { return n > 0 ? number(sum / (double)n) : JsonValue(); };
     run["points"] = {
         {"step", column(points_, [](const Point& p) { return p.step; })},
         {"seconds", column(points_, [](const Point& p) { return number(p.seconds); })},
         {"loss", column(points_, [&](const Point& p) { return mean(p.loss, p.finite); })},
-        {"low", column(points_, [](const Point& p) { return p.finite > 0 ? number(p.low) : Json(); })},
-        {"high", column(points_, [](const Point& p) { return p.finite > 0 ? number(p.high) : Json(); })},
+        {"low", column(points_, [](const Point& p) { return p.finite > 0 ? number(p.low) : JsonValue(); })},
+        {"high", column(points_, [](const Point& p) { return p.finite > 0 ? number(p.high) : JsonValue(); })},
         {"norm", column(points_, [&](const Point& p) { return mean(p.norm, p.finite); })},
         {"lr", column(points_, [](const Point& p) { return number(p.lr); })},
         {"speed", column(points_, [](const Point& p) { return number(p.new_tokens / p.ms * 1e3); })}};
     run["validation"] = {{"step", column(validations_, [](const auto& v) { return v.step; })},
                          {"seconds", column(validations_, [](const auto& v) { return number(v.seconds); })},
                          {"loss", column(validations_, [](const auto& v) { return number(v.loss); })}};
-    run["samples"] = column(samples_, [](const auto& s) { return Json{s.step, s.text}; });
+    run["samples"] = column(samples_, [](const auto& s) { return JsonValue{s.step, s.text}; });
     run["events"] = column(events_, [](const auto& e) {
-        return Json{std::isfinite(e.time) ? Json(e.time) : Json(), e.step, e.kind, e.text};
+        return JsonValue{std::isfinite(e.time) ? JsonValue(e.time) : JsonValue(), e.step, e.kind, e.text};
     });
-    return run.dump(-1, ' ', false, Json::error_handler_t::replace);
+    return json_line(run);
 }
 
 // ---- the page -----------------------------------------------------------------------------------
@@ -289,10 +287,7 @@ std::string report_page(std::vector<RunHistory> runs) {
 }
 
 void write_report(const std::string& path, const std::vector<RunHistory>& runs) {
-    const std::string page = report_page(runs);
-    FileWriter file(path);
-    file.write(page.data(), page.size());
-    file.commit();
+    write_text_file(path, report_page(runs));
 }
 
 int report_command(int argc, const char* const* argv) {

@@ -54,11 +54,11 @@ private:
         int64_t step;
         std::string kind, text;
     };
-    struct Line;  // of the log
+    struct LogLine;
     void add_line(std::string_view text);
-    void add_step(const Line& line);
-    void add_event(const Line& line);
-    void add_header(const Line& line);
+    void add_step(const LogLine& line);
+    void add_event(const LogLine& line);
+    void add_header(const LogLine& line);
     void join_points();
 
     std::string name_, plan_, version_;

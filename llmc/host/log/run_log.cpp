@@ -16,18 +16,16 @@
 #include <sstream>
 #include <vector>
 
-#include "llmc/host/base/digits.h"
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
+#include "llmc/host/files/json.h"
 
 namespace llmc {
 
 // ---- lines of the log ---------------------------------------------------------------------------
 
 namespace {
-
-using Json = nlohmann::ordered_json;  // members stay in the order in which they are written
 
 double nine(double x) { return to_digits(x, 9); }
 
@@ -37,28 +35,25 @@ double unix_time() {
 }
 
 // bytes of main memory that this process occupies; null where the system does not say
-Json resident_memory() {
+JsonValue resident_memory() {
     long long pages = 0, resident = -1;
     if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
         if (std::fscanf(file, "%lld %lld", &pages, &resident) != 2) { resident = -1; }
         std::fclose(file);
     }
-    return resident < 0 ? Json() : Json((int64_t)resident * sysconf(_SC_PAGESIZE));
+    return resident < 0 ? JsonValue() : JsonValue((int64_t)resident * sysconf(_SC_PAGESIZE));
 }
 
-// What is not UTF-8 becomes U+FFFD: an option may be any bytes.
-std::string text_of(const Json& line) {
-    return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
+std::string text_of(const JsonValue& line) { return json_line(line) + "\n"; }
 
 // what belongs to the state after a step; all else is done again by a run that goes on from there
-bool led_to_state(const Json& line) {
-    const Json event = line.value("event", Json());
+bool led_to_state(const JsonValue& line) {
+    const JsonValue event = line.value("event", JsonValue());
     return line.contains("train_loss") || event == "skip" || event == "save" || event == "stop";
 }
 
 // one of format 1 becomes one of format 2
-void renew(Json* line) {
+void renew(JsonValue* line) {
     if (line->contains("train_loss")) { (*line)["step"] = (*line)["step"].get<int64_t>() + 1; }
     if (line->contains("line")) {
         (*line)["event"] = (*line)["step"] == 0 ? "start" : "resume";
@@ -70,17 +65,18 @@ void renew(Json* line) {
 }  // namespace
 
 std::string step_log_line(const StepNumbers& n) {
-    Json line = {{"step", n.step},
-                 {"train_loss", nine(n.loss)},
-                 {"grad_norm", nine(n.grad_norm)},
-                 {"lr", nine(n.lr)},
-                 {"ms", nine(n.ms)},
-                 {"tokens_per_s", nine(n.tokens_per_s)},
-                 {"tokens", n.tokens},
-                 {"epoch", nine(n.epoch)},
-                 {"utilisation", n.utilisation < 0 ? Json() : Json(std::round(n.utilisation * 1e4) / 1e4)},
-                 {"memory", resident_memory()},
-                 {"time", unix_time()}};
+    JsonValue line = {
+        {"step", n.step},
+        {"train_loss", nine(n.loss)},
+        {"grad_norm", nine(n.grad_norm)},
+        {"lr", nine(n.lr)},
+        {"ms", nine(n.ms)},
+        {"tokens_per_s", nine(n.tokens_per_s)},
+        {"tokens", n.tokens},
+        {"epoch", nine(n.epoch)},
+        {"utilisation", n.utilisation < 0 ? JsonValue() : JsonValue(std::round(n.utilisation * 1e4) / 1e4)},
+        {"memory", resident_memory()},
+        {"time", unix_time()}};
     return text_of(line);
 }
 
@@ -99,7 +95,7 @@ std::string hellaswag_log_line(int64_t step, double accuracy, double normalised)
 }
 
 std::string event_log_line(const char* event, int64_t step, const Details& details) {
-    Json line = {{"event", event}, {"step", step}};
+    JsonValue line = {{"event", event}, {"step", step}};
     for (const auto& [name, value] : details) {
         std::visit([&, name = name](const auto& x) { line[name] = x; }, value);
     }
@@ -107,22 +103,18 @@ std::string event_log_line(const char* event, int64_t step, const Details& detai
     return text_of(line);
 }
 
-Json parse_log_line(std::string_view text) {
-    constexpr int kDeepest = 8;
-    bool deep = false;
-    const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
-        deep = deep || depth > kDeepest;
-        return !deep;
-    };
-    Json line = Json::parse(text, shallow, false);
-    return deep ? Json(Json::value_t::discarded) : line;
+JsonValue parse_log_line(std::string_view text) {
+    JsonValue line;
+    const std::string problem = read_json(text, {.integer = UINT64_MAX}, &line);
+    if (!problem.empty()) { line = JsonValue::value_t::discarded; }
+    return line;
 }
 
 std::string kept_log_lines(const std::string& log, int64_t resume_step) {
     std::istringstream in(log);
     std::string text, kept;
     while (resume_step >= 0 && std::getline(in, text)) {
-        Json line = parse_log_line(text);
+        JsonValue line = parse_log_line(text);
         if (in.eof() || !line.is_object() || !line.contains("step") || !line["step"].is_number_integer()) {
             continue;
         }
@@ -136,7 +128,7 @@ std::string kept_log_lines(const std::string& log, int64_t resume_step) {
 bool has_steps(const std::string& log) {
     std::istringstream in(log);
     for (std::string text; std::getline(in, text);) {
-        const Json line = parse_log_line(text);
+        const JsonValue line = parse_log_line(text);
         const bool event = line.is_object() && (line.contains("event") || line.contains("line"));
         if (!text.empty() && !event) { return true; }
     }
@@ -178,10 +170,8 @@ void require_no_steps(const std::string& folder) {
 RunLog::RunLog(const std::string& folder, int64_t resume_step, const std::string& start)
     : path_(folder + "/log.jsonl") {
     if (resume_step < 0) { require_no_steps(folder); }
-    std::string text = kept_log_lines(log_of(path_), resume_step) + start;
-    FileWriter out(path_);
-    out.write(text.data(), text.size());
-    out.commit();
+    const std::string text = kept_log_lines(log_of(path_), resume_step) + start;
+    write_text_file(path_, text);
     fd_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
     if (fd_ < 0) {
         throw Error(kExitUsage, fmt::format("{}: cannot write: {}", path_, std::strerror(errno)));

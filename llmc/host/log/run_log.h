@@ -14,12 +14,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include "llmc/host/files/json.h"
 
 namespace llmc {
 
@@ -46,7 +47,7 @@ using Details = std::vector<std::pair<const char*, std::variant<std::string, dou
 std::string event_log_line(const char* event, int64_t step, const Details& details = {});
 
 // A line as JSON; discarded where it is none or nests deeper than any of ours, as copies of it go as deep in the stack.
-nlohmann::ordered_json parse_log_line(std::string_view text);
+JsonValue parse_log_line(std::string_view text);
 
 // The lines of a log that a run keeps which goes on from the state after resume_step steps: whole ones of what
 // was done to reach that state. Lines of format 1 come back in format 2. Negative: none.

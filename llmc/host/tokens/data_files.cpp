@@ -13,6 +13,7 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/file_io.h"
+#include "llmc/host/files/json.h"
 
 namespace llmc {
 
@@ -107,99 +108,95 @@ void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards) 
 
 namespace {
 
-using nlohmann::json;
+// what stands where a number should, or a list of them
+const char* kind_of(const JsonValue& value) {
+    return value.is_object()    ? "an object outside 'probes'"
+           : value.is_array()   ? "a list outside 'probes'"
+           : value.is_null()    ? "null"
+           : value.is_string()  ? "a string"
+           : value.is_boolean() ? "a boolean"
+                                : "a number that is not in a [position, length]";
+}
 
-constexpr int64_t kMostBytes = 64 << 20;
-
-// The object is two levels deep, lists three; anything else is refused by returning false.
-class Handler : public nlohmann::json_sax<json> {
+// Reads a file's members; throws where they are not what they must be.
+class ValInfoReader {
 public:
-    explicit Handler(int64_t num_tokens) : num_tokens_(num_tokens) {}
-    ValInfo info;
-    std::string problem;
+    ValInfoReader(std::string path, int64_t num_tokens) : path_(std::move(path)), num_tokens_(num_tokens) {}
 
-    bool start_object(size_t) override {
-        objects_++;
-        return objects_ == 1 || (objects_ == 2 && arrays_ == 0 && key_ == "probes") ||
-               refuse("an object outside 'probes'");
-    }
-    bool end_object() override { return objects_-- > 0; }
-    bool key(string_t& name) override {
-        key_ = name;
-        if (objects_ == 2) { info.probes.push_back({name, {}}); }
-        // names go to the terminal, which control characters could drive
-        auto control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
-        return std::none_of(name.begin(), name.end(), control) || refuse("a name with control characters");
-    }
-    bool start_array(size_t) override {
-        pair_.clear();
-        return (objects_ == 2 && ++arrays_ <= 2) || refuse("a list outside 'probes'");
-    }
-    bool end_array() override {
-        if (arrays_-- < 2) { return true; }
-        bool good = pair_.size() == 2 && pair_[0] > 0 && pair_[1] > 0 && pair_[0] < num_tokens_ &&
-                    pair_[1] <= num_tokens_ - pair_[0];
-        if (good) { info.probes.back().spans.push_back({pair_[0], pair_[1]}); }
-        return good || refuse("a probe that is not [position, length] inside the shard");
-    }
-    bool number_integer(int64_t n) override { return number(n, (double)n); }
-    bool number_unsigned(uint64_t n) override {
-        return number((int64_t)std::min<uint64_t>(n, INT64_MAX), (double)n);
-    }
-    bool number_float(double x, const string_t&) override { return number(-1, x); }
-    bool null() override { return refuse("null"); }
-    bool boolean(bool) override { return refuse("a boolean"); }
-    bool string(string_t&) override { return refuse("a string"); }
-    bool binary(json::binary_t&) override { return refuse("binary data"); }
-    bool parse_error(size_t at, const std::string&, const nlohmann::detail::exception&) override {
-        return refuse(fmt::format("a syntax error at byte {}", at));
+    ValInfo read(const std::string& text) const {
+        JsonValue root;
+        const std::string problem = read_json(text, {.values = 4'000'000, .integer = UINT64_MAX}, &root);
+        expect(problem.empty(), problem);
+        expect(root.is_object() || root.is_number(), kind_of(root));
+        ValInfo info;
+        if (root.is_object()) { read_members(root.get_ref<const JsonValue::object_t&>(), &info); }
+        expect(std::isfinite(info.entropy) && info.entropy > 0, "no positive entropy_nats_per_token");
+        return info;
     }
 
 private:
-    bool refuse(const std::string& what) {
-        problem = what;
-        return false;
+    void expect(bool good, const std::string& found) const {
+        if (good) { return; }
+        throw Error(
+            kExitBadInput,
+            fmt::format("{}: found {}, expected {{\"entropy_nats_per_token\": Y, \"probes\": {{...}}}} as "
+                        "data/make_corpus writes it. Make it again, or remove it.",
+                        path_, found));
     }
-    bool number(int64_t whole, double x) {
-        if (objects_ == 2) {
-            pair_.push_back(whole);
-            return (arrays_ == 2 && pair_.size() <= 2) ||
-                   refuse("a number that is not in a [position, length]");
-        }
-        if (key_ == "probes") { return refuse("a number for 'probes'"); }
-        if (key_ == "entropy_nats_per_token") { info.entropy = x; }
-        if (key_ == "tokens" && whole != num_tokens_ - 1) {
-            return refuse(fmt::format("tokens = {:.15g} for a shard that has {} to predict", x,
-                                      (long long)num_tokens_ - 1));
-        }
-        return true;
+    // it goes to the terminal, which control characters could drive
+    void check_name(const std::string& name) const {
+        const auto control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+        expect(std::ranges::none_of(name, control), "a name with control characters");
     }
+    void read_members(const JsonValue::object_t& members, ValInfo* info) const {
+        for (const auto& [name, value] : members) {
+            check_name(name);
+            if (name == "probes") {
+                expect(!value.is_number(), "a number for 'probes'");
+                expect(value.is_object(), kind_of(value));
+                for (const auto& [probe, spans] : value.get_ref<const JsonValue::object_t&>()) {
+                    check_name(probe);
+                    info->probes.push_back({probe, spans_of(spans)});
+                }
+                continue;
+            }
+            expect(value.is_number(), kind_of(value));
+            if (name == "entropy_nats_per_token") { info->entropy = value.get<double>(); }
+            const auto* whole = json_as<int64_t>(&value);
+            expect(name != "tokens" || (whole != nullptr && *whole == num_tokens_ - 1),
+                   fmt::format("tokens = {:.15g} for a shard that has {} to predict", value.get<double>(),
+                               (long long)num_tokens_ - 1));
+        }
+    }
+    std::vector<std::pair<int64_t, int64_t>> spans_of(const JsonValue& list) const {
+        expect(list.is_array(), kind_of(list));
+        std::vector<std::pair<int64_t, int64_t>> spans;
+        for (const JsonValue& pair : list) {
+            expect(pair.is_array(), kind_of(pair));
+            for (size_t i = 0; i < pair.size(); i++) {
+                expect(pair[i].is_number() && i < 2, kind_of(pair[i]));
+            }
+            const auto *position = json_as<int64_t>(pair.empty() ? nullptr : &pair.front()),
+                       *length = json_as<int64_t>(pair.size() < 2 ? nullptr : &pair.back());
+            expect(position != nullptr && length != nullptr && *position > 0 && *length > 0 &&
+                       *position < num_tokens_ && *length <= num_tokens_ - *position,
+                   "a probe that is not [position, length] inside the shard");
+            spans.push_back({*position, *length});
+        }
+        return spans;
+    }
+
+    std::string path_;
     int64_t num_tokens_;
-    int objects_ = 0, arrays_ = 0;
-    std::string key_;
-    std::vector<int64_t> pair_;
 };
 
 }  // namespace
 
 std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_tokens) {
-    std::string path = std::filesystem::path(shard_path).replace_extension(".json").string();
+    constexpr int64_t kMostBytes = 64 << 20;
+    const std::string path = std::filesystem::path(shard_path).replace_extension(".json").string();
     const std::optional<std::string> text = read_whole(path, kMostBytes);
-    if (!text) { return std::nullopt; }
-    Handler handler(num_tokens);
-    bool whole = json::sax_parse(*text, &handler);
-    if (whole && !(std::isfinite(handler.info.entropy) && handler.info.entropy > 0)) {
-        whole = false;
-        handler.problem = "no positive entropy_nats_per_token";
-    }
-    if (!whole) {
-        throw Error(
-            kExitBadInput,
-            fmt::format("{}: found {}, expected {{\"entropy_nats_per_token\": Y, \"probes\": {{...}}}} as "
-                        "data/make_corpus writes it. Make it again, or remove it.",
-                        path, handler.problem));
-    }
-    return handler.info;
+    return text ? std::optional(ValInfoReader(path, num_tokens).read(*text)) : std::nullopt;
 }
 
 // ---- HellaSwag's questions ----------------------------------------------------------------------

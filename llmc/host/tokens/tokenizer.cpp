@@ -98,10 +98,10 @@ void place(const std::string& path, int64_t id, std::string bytes, std::vector<s
 
 // added: of texts as they are, and not byte-level
 void read_vocab(const std::string& path, const JsonValue* value, TokenizerFile* file, bool added = false) {
-    const auto* members = value == nullptr ? nullptr : value->as<JsonValue::Object>();
+    const auto* members = json_as<JsonValue::object_t>(value);
     if (members == nullptr || members->empty()) { refuse(path, "expected an object of token: id"); }
     for (const auto& [text, number] : *members) {
-        const int64_t* id = number.as<int64_t>();
+        const int64_t* id = json_as<int64_t>(&number);
         if (id == nullptr) { refuse(path, quoted_name(text) + " has no whole number as its id"); }
         if (std::ranges::count(file->added, std::pair((int)*id, text)) > 0) {
             continue;
@@ -134,9 +134,9 @@ std::pair<std::string, std::string> merge_of(const std::string& path, std::strin
 // a member that, if it is there at all, must be this
 template <typename T>
 void expect(const std::string& path, const JsonValue* object, const char* name, const T& expected) {
-    const JsonValue* value = object == nullptr ? nullptr : object->find(name);
+    const JsonValue* value = json_find(object, name);
     if (value == nullptr || value->is_null()) { return; }
-    const T* found = value->as<T>();
+    const T* found = json_as<T>(value);
     if (found == nullptr || *found != expected) {
         refuse(path, fmt::format("\"{}\" has a value that cuts texts in another way than GPT-2 does", name));
     }
@@ -144,13 +144,13 @@ void expect(const std::string& path, const JsonValue* object, const char* name, 
 
 // the one there is, or the only one of a sequence
 const JsonValue* pre_tokenizer(const JsonValue& root) {
-    const JsonValue* cutter = root.find("pre_tokenizer");
-    const auto* list = cutter == nullptr ? nullptr : cutter->get<JsonValue::List>("pretokenizers");
+    const JsonValue* cutter = json_find(&root, "pre_tokenizer");
+    const auto* list = json_as<JsonValue::array_t>(json_find(cutter, "pretokenizers"));
     return list != nullptr && list->size() == 1 ? &list->front() : cutter;
 }
 
 void check_kind(const std::string& path, const JsonValue& root) {
-    const JsonValue* model = root.find("model");
+    const JsonValue* model = json_find(&root, "model");
     if (model == nullptr) { refuse(path, "\"model\" is missing"); }
     expect<std::string>(path, model, "type", "BPE");
     for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
@@ -160,8 +160,8 @@ void check_kind(const std::string& path, const JsonValue& root) {
         expect(path, model, name, false);
     }
     expect(path, model, "dropout", 0.0);
-    const JsonValue* normalizer = root.find("normalizer");
-    const auto* none = normalizer == nullptr ? nullptr : normalizer->get<JsonValue::List>("normalizers");
+    const JsonValue* normalizer = json_find(&root, "normalizer");
+    const auto* none = json_as<JsonValue::array_t>(json_find(normalizer, "normalizers"));
     if (normalizer != nullptr && !normalizer->is_null() && (none == nullptr || !none->empty())) {
         refuse(path, "it has a \"normalizer\"");
     }
@@ -172,16 +172,16 @@ void check_kind(const std::string& path, const JsonValue& root) {
 }
 
 bool uses_regex(const JsonValue& root) {
-    const bool* use = pre_tokenizer(root)->get<bool>("use_regex");
+    const bool* use = json_get<bool>(*pre_tokenizer(root), "use_regex");
     return use == nullptr || *use;
 }
 
 void read_added_tokens(const std::string& path, const JsonValue* value, TokenizerFile* file) {
-    const auto* list = value == nullptr ? nullptr : value->as<JsonValue::List>();
+    const auto* list = json_as<JsonValue::array_t>(value);
     if (list == nullptr) { return; }
     for (const JsonValue& item : *list) {
-        const auto* number = item.get<int64_t>("id");
-        const auto* text = item.get<std::string>("content");
+        const auto* number = json_get<int64_t>(item, "id");
+        const auto* text = json_get<std::string>(item, "content");
         if (number == nullptr || text == nullptr) {
             refuse(path, "an added token has no \"id\" or no \"content\"");
         }
@@ -191,17 +191,16 @@ void read_added_tokens(const std::string& path, const JsonValue* value, Tokenize
 }
 
 void read_merges(const std::string& path, const JsonValue* value, TokenizerFile* file) {
-    const auto* list = value == nullptr ? nullptr : value->as<JsonValue::List>();
+    const auto* list = json_as<JsonValue::array_t>(value);
     if (list == nullptr) { refuse(path, "\"merges\" is missing"); }
     for (const JsonValue& item : *list) {
-        if (const auto* line = item.as<std::string>()) {
+        if (const auto* line = json_as<std::string>(&item)) {
             file->vocabulary.merges.push_back(merge_of(path, *line));
             continue;
         }
-        const auto* pair = item.as<JsonValue::List>();
-        const bool two = pair != nullptr && pair->size() == 2;
-        const std::string *a = two ? (*pair)[0].as<std::string>() : nullptr,
-                          *b = two ? (*pair)[1].as<std::string>() : nullptr;
+        const bool two = item.is_array() && item.size() == 2;
+        const auto *a = json_as<std::string>(two ? &item[0] : nullptr),
+                   *b = json_as<std::string>(two ? &item[1] : nullptr);
         if (a == nullptr || b == nullptr) { refuse(path, "a merge is not two tokens"); }
         file->vocabulary.merges.push_back({bytes_of(path, *a), bytes_of(path, *b)});
     }
@@ -222,10 +221,10 @@ void read_beside(const std::string& path, TokenizerFile* file) {
     for (const char* name : {"special_tokens_map.json", "tokenizer_config.json"}) {  // the newer one decides
         if (!file->files.contains(name)) { continue; }
         const JsonValue root = parse_json(file->files[name], beside(name), kLimits);
-        if (root.as<JsonValue::Object>() == nullptr) { refuse(beside(name), "expected an object"); }
-        const JsonValue* end = root.find("eos_token");  // a text, or an object with one
-        const auto* text = end == nullptr ? nullptr : end->get<std::string>("content");
-        if (text == nullptr) { text = root.get<std::string>("eos_token"); }
+        if (!root.is_object()) { refuse(beside(name), "expected an object"); }
+        const JsonValue* end = json_find(&root, "eos_token");  // a text, or an object with one
+        const auto* text =
+            json_as<std::string>(end != nullptr && end->is_object() ? json_find(end, "content") : end);
         if (text != nullptr && find(*text) >= 0) { file->end_of_text = find(*text); }
     }
 }
@@ -267,10 +266,10 @@ TokenizerFile read_tokenizer_json(const std::string& path) {
     const JsonValue root = parse_json(text, path, kLimits);
     check_kind(path, root);
     TokenizerFile file;
-    const JsonValue* model = root.find("model");
-    read_added_tokens(path, root.find("added_tokens"), &file);
-    read_vocab(path, model->find("vocab"), &file);
-    read_merges(path, model->find("merges"), &file);
+    const JsonValue* model = json_find(&root, "model");
+    read_added_tokens(path, json_find(&root, "added_tokens"), &file);
+    read_vocab(path, json_find(model, "vocab"), &file);
+    read_merges(path, json_find(model, "merges"), &file);
     require_no_gaps(path, file);
     read_beside(path, &file);
     file.files["tokenizer.json"] = text;
@@ -334,7 +333,7 @@ std::string tokenizer_json_text(const TokenizerFile& file, bool use_regex) {
 
 namespace {
 
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
 constexpr int32_t kTokenizerMagic = 20240328;
 constexpr int kMostLlmcTokens = 1 << 20;
@@ -472,7 +471,9 @@ std::vector<int> Tokenizer::encode_prompt(std::string_view text, int rows) const
         for (const auto& [id, token] : added_) {
             const size_t here = std::min(text.find(token), text.size());
             if (here < at || (here == at && here < text.size() && token.size() > length)) {
-                next = id, at = here, length = token.size();
+                next = id;
+                at = here;
+                length = token.size();
             }
         }
         for (int id : encode(text.substr(0, at))) { ids.push_back(id); }
@@ -510,16 +511,19 @@ TextFiles Tokenizer::files(int max_length) const {
     const TokenizerFile file = {bpe_ ? bpe_->vocabulary() : BpeVocabulary{tokens_, {}}, {}, end_of_text_, {}};
     if (!files.contains("tokenizer.json") && !files.contains("merges.txt")) {
         files["tokenizer.json"] = tokenizer_json_text(file, !bytes_);
-        if (!bytes_) { files["vocab.json"] = vocab_json_text(file), files["merges.txt"] = merges_text(file); }
+        if (!bytes_) {
+            files["vocab.json"] = vocab_json_text(file);
+            files["merges.txt"] = merges_text(file);
+        }
     }
-    Json config = {{"add_prefix_space", false},
-                   {"clean_up_tokenization_spaces", false},
-                   {"tokenizer_class", bytes_ ? "PreTrainedTokenizerFast" : "GPT2Tokenizer"}};
+    SortedJson config = {{"add_prefix_space", false},
+                         {"clean_up_tokenization_spaces", false},
+                         {"tokenizer_class", bytes_ ? "PreTrainedTokenizerFast" : "GPT2Tokenizer"}};
     for (const char* role : {"bos_token", "eos_token", "unk_token"}) {
         if (end_of_text_ >= 0) { config[role] = decode(end_of_text_); }
     }
     std::string& text = files["tokenizer_config.json"];
-    if (!text.empty()) { config = Json::parse(text); }
+    if (!text.empty()) { config = parse_json(text, "tokenizer_config.json", kLimits); }
     config["model_max_length"] = max_length;
     text = config.dump(2) + "\n";
     return files;

@@ -42,26 +42,20 @@ void for_each_piece(const GPT2Config& config, Visit visit) {
     }
 }
 
-// the six sizes, each range-checked, and the rules between them
-GPT2Config read_config(const HeaderReader& header, int first_word) {
+// the six sizes in a header, from its third word on, each range-checked, and the rules between them
+GPT2Config read_config(const HeaderReader& header) {
     GPT2Config c;
-    c.max_seq_len = header.field(first_word, "max_seq_len", 1, 1 << 20);
-    c.vocab_size = header.field(first_word + 1, "vocab_size", 1, 1 << 20);
-    c.num_layers = header.field(first_word + 2, "num_layers", 1, 1024);
-    c.num_heads = header.field(first_word + 3, "num_heads", 1, 65536);
-    c.channels = header.field(first_word + 4, "channels", 1, 65536);
-    c.padded_vocab_size = header.field(first_word + 5, "padded_vocab_size", c.vocab_size, (1 << 20) + 1024);
+    c.max_seq_len = header.field(2, "max_seq_len", 1, 1 << 20);
+    c.vocab_size = header.field(3, "vocab_size", 1, 1 << 20);
+    c.num_layers = header.field(4, "num_layers", 1, 1024);
+    c.num_heads = header.field(5, "num_heads", 1, 65536);
+    c.channels = header.field(6, "channels", 1, 65536);
+    c.padded_vocab_size = header.field(7, "padded_vocab_size", c.vocab_size, (1 << 20) + 1024);
     if (c.channels % c.num_heads != 0) {
-        header.fail(fmt::format("header word {}, num_heads", first_word + 3), fmt::format("{}", c.num_heads),
+        header.fail("header word 5, num_heads", fmt::format("{}", c.num_heads),
                     fmt::format("a divisor of channels = {}", c.channels));
     }
     return c;
-}
-
-void write_config(int32_t* words, const GPT2Config& c) {
-    const int32_t sizes[] = {c.max_seq_len, c.vocab_size, c.num_layers,
-                             c.num_heads,   c.channels,   c.padded_vocab_size};
-    std::copy(std::begin(sizes), std::end(sizes), words);
 }
 
 // header + elements x width; the limits of read_config keep this far from overflowing 64 bits
@@ -86,7 +80,7 @@ ModelFile::ModelFile(const std::string& path) : file_(path) {
     if (version_ != kModelFp32 && version_ != kModelBf16) {
         header.fail("header word 1, version", fmt::format("{}", version_), "3 (fp32) or 5 (bf16)");
     }
-    config_ = read_config(header, 2);
+    config_ = read_config(header);
     header.require_size(body_bytes(config_, version_ == kModelFp32 ? 4 : 2), describe(config_));
     int64_t at = 0;
     for (int t = 0; t < kNumTensors; t++) {
@@ -117,8 +111,9 @@ HfFacts ModelFile::facts() const {
 void write_model_file(const std::string& path, const GPT2Config& config, int32_t version,
                       const ReadTensor& read) {
     require(version == kModelFp32 || version == kModelBf16, "write_model_file: version must be 3 or 5");
-    int32_t header[kHeaderWords] = {kModelMagic, version};
-    write_config(header + 2, config);
+    const int32_t header[kHeaderWords] = {
+        kModelMagic,       version,          config.max_seq_len, config.vocab_size,
+        config.num_layers, config.num_heads, config.channels,    config.padded_vocab_size};
     FileWriter out(path);
     out.write(header, sizeof(header));
     std::vector<float> piece((size_t)std::min(kPiece, file_elements(config)));

@@ -15,7 +15,7 @@
 namespace llmc {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
+using Json = nlohmann::json;  // sorted by name, as transformers writes it
 
 namespace {
 
@@ -51,11 +51,8 @@ std::vector<int64_t> hf_shape(const GPT2Config& c, int tensor) {
                                          : std::vector<int64_t>{rows, cols};
 }
 
-// A JSON object within the limits of parse_json().
 Json read_object(const std::string& path) {
-    const std::string text = RegularFile(path).text(kMaxConfig);
-    (void)parse_json(text, path);
-    Json json = Json::parse(text);
+    const JsonValue json = read_json_file(path, kMaxConfig);
     if (json.is_object()) { return json; }
     throw Error(kExitBadInput, path + ": found something else, expected a JSON object");
 }
@@ -121,13 +118,13 @@ GPT2Config read_hf_config(const std::string& path) {
 // the shard of each tensor that an index names; they lie beside it
 std::map<std::string, std::string> read_index(const std::string& path) {
     const JsonValue root = read_json_file(path, kMaxIndex);
-    const auto* members = root.get<JsonValue::Object>("weight_map");
+    const auto* members = json_get<JsonValue::object_t>(root, "weight_map");
     if (members == nullptr || members->empty()) {
         throw Error(kExitBadInput, path + ": weight_map: found none, expected an object of tensor: file");
     }
     std::map<std::string, std::string> file_of;
     for (const auto& [tensor, value] : *members) {
-        const std::string* file = value.as<std::string>();
+        const auto* file = json_as<std::string>(&value);
         if (file == nullptr || file->empty() || file->find('/') != std::string::npos || (*file)[0] == '.' ||
             !file->ends_with(".safetensors")) {
             throw Error(
@@ -428,7 +425,7 @@ void write_hf_model(const std::string& folder, const ModelSource& source, const 
 std::string run_of_hf_model(const std::string& folder) {
     try {
         const JsonValue config = read_json_file(folder + "/config.json", kMaxConfig);
-        const auto* id = config.get<std::string>(kRunKey);
+        const auto* id = json_get<std::string>(config, kRunKey);
         return id == nullptr ? "" : *id;
     } catch (const Error&) { return ""; }  // none, or not one that a run has written
 }

@@ -9,16 +9,16 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/host/base/error.h"
+#include "llmc/host/files/json.h"
 #include "llmc/host/log/run_log.h"
 
 namespace llmc {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = JsonValue;
 
 constexpr int kFormat = 2;
-constexpr int kDeepest = 4;  // levels of lists and objects
 constexpr size_t kIdDigits = 16;
 
 // A field of an object, checked; `what` is the file.
@@ -141,17 +141,8 @@ private:
     const std::string& what_;
 };
 
-// throws unless it is JSON of a few levels; a deep nest of lists would take a thousand times its length
 Json parse(const std::string& text, const std::string& what) {
-    auto shallow = [&](int depth, Json::parse_event_t, Json&) {
-        if (depth > kDeepest) { throw Error(kExitBadInput, what + ": lists in lists in lists"); }
-        return true;
-    };
-    try {
-        return Json::parse(text, shallow);
-    } catch (const Json::exception& e) {
-        throw Error(kExitBadInput, fmt::format("{}: not a usable record of a run: {}", what, e.what()));
-    }
+    return parse_json(text, what + ": not a usable record of a run", {.depth = 4, .integer = UINT64_MAX});
 }
 
 Json to_list(const Line& line) {

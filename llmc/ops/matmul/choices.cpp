@@ -22,8 +22,7 @@ constexpr const char* kCure = "Delete it, or name another file: --tune-gemm sear
 
 template <typename T>
 const T& member(const JsonValue& object, const char* name, const std::string& what) {
-    const JsonValue* value = object.find(name);
-    const T* found = value != nullptr ? value->as<T>() : nullptr;
+    const T* found = json_get<T>(object, name);
     if (found == nullptr) { fail(what, std::string("\"") + name + "\" is missing or of another type"); }
     return *found;
 }
@@ -57,8 +56,7 @@ MatmulChoice choice_of(const JsonValue& at, const std::string& what) {
 }  // namespace
 
 std::string to_json(const MatmulChoices& all) {
-    using Json = nlohmann::ordered_json;
-    Json products = Json::array();
+    JsonValue products = JsonValue::array();
     for (const MatmulChoice& c : all.choices) {
         std::string algorithm;
         for (uint64_t word : c.algorithm) { algorithm += fmt::format("{:016x}", word); }
@@ -77,8 +75,8 @@ std::string to_json(const MatmulChoices& all) {
                             {"same_bits", c.same_bits},
                             {"algorithm", algorithm}});
     }
-    return Json{{"format", kFormat},        {"gpu", all.gpu},   {"multiprocessors", all.multiprocessors},
-                {"cublaslt", all.cublaslt}, {"tf32", all.tf32}, {"products", products}}
+    return JsonValue{{"format", kFormat},        {"gpu", all.gpu},   {"multiprocessors", all.multiprocessors},
+                     {"cublaslt", all.cublaslt}, {"tf32", all.tf32}, {"products", products}}
                .dump(1) +
            "\n";
 }
@@ -93,7 +91,7 @@ MatmulChoices parse_matmul_choices(const std::string& text, const std::string& w
                       member<int64_t>(root, "cublaslt", what),
                       member<bool>(root, "tf32", what),
                       {}};
-    for (const JsonValue& product : member<JsonValue::List>(root, "products", what)) {
+    for (const JsonValue& product : member<JsonValue::array_t>(root, "products", what)) {
         all.choices.push_back(choice_of(product, what));
     }
     return all;
