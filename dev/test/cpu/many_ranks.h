@@ -72,15 +72,11 @@ struct MeetingPlace {
     Socket listener;
     int port = 0;
 
-    MeetingPlace() : listener(socket(AF_INET, SOCK_STREAM, 0)) {
-        sockaddr_in any = {};
-        any.sin_family = AF_INET;
-        any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        socklen_t size = sizeof(any);
-        REQUIRE(bind(listener.fd(), (sockaddr*)&any, size) == 0);
-        REQUIRE(listen(listener.fd(), 1000) == 0);
-        getsockname(listener.fd(), (sockaddr*)&any, &size);
-        port = ntohs(any.sin_port);
+    MeetingPlace() {
+        std::string why;
+        listener = listen_at(0, true, &why);
+        REQUIRE_MESSAGE(listener.open(), why);
+        port = listener.port();
     }
     Ranks ranks(int rank, int size, const std::string& token = "job") const {
         Ranks r;

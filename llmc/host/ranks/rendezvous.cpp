@@ -61,6 +61,18 @@ Addresses resolve(const std::string& host, int port, std::string* why) {
     return {list, freeaddrinfo};
 }
 
+// until all is moved; by send() or recv() of what is behind `at`
+template <typename Call>
+bool move_all(size_t bytes, Call call) {
+    for (size_t at = 0; at < bytes;) {
+        const ssize_t moved = call(at);
+        if (moved < 0 && errno == EINTR) { continue; }
+        if (moved <= 0) { return false; }
+        at += (size_t)moved;
+    }
+    return true;
+}
+
 void set_option(const Socket& s, int level, int name, int value) {
     setsockopt(s.fd(), level, name, &value, sizeof(value));
 }
@@ -325,25 +337,14 @@ Socket::~Socket() {
 }
 
 bool Socket::send_all(const void* data, size_t bytes) const {
-    const char* at = static_cast<const char*>(data);
-    while (bytes > 0) {
-        ssize_t sent = send(fd_, at, bytes, MSG_NOSIGNAL);
-        if (sent < 0 && errno == EINTR) { continue; }
-        if (sent <= 0) { return false; }
-        at += sent, bytes -= (size_t)sent;
-    }
-    return true;
+    return move_all(bytes, [&](size_t at) {
+        return send(fd_, static_cast<const char*>(data) + at, bytes - at, MSG_NOSIGNAL);
+    });
 }
 
 bool Socket::receive_all(void* data, size_t bytes) const {
-    char* at = static_cast<char*>(data);
-    while (bytes > 0) {
-        ssize_t got = recv(fd_, at, bytes, 0);
-        if (got < 0 && errno == EINTR) { continue; }
-        if (got <= 0) { return false; }
-        at += got, bytes -= (size_t)got;
-    }
-    return true;
+    return move_all(bytes,
+                    [&](size_t at) { return recv(fd_, static_cast<char*>(data) + at, bytes - at, 0); });
 }
 
 void Socket::set_timeouts(int seconds) const {

@@ -1,20 +1,143 @@
-// The ranks' GPUs of one host exchange by their copy engines: see device_comm.h. Each rank maps the others' memory (CUDA IPC)
-// and copies into it. Two counters for each pair of ranks, in the memory of the one that waits for them, order this:
-// "I am ready for what you send" and "what I sent has arrived". The streams write them and wait for them, so neither
-// the host nor a multiprocessor takes part: a kernel that counts on all multiprocessors, as cuBLASLt's do, is not
-// held up by an exchange beside it.
+// The ranks' GPUs exchange beside the computation, where that is wanted: by their copy engines, or by NCCL. See
+// device_comm.h.
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "llmc/cuda/device_memory.cuh"
 #include "llmc/cuda/driver.cuh"
-#include "llmc/ops/comm/overlap.cuh"
+#include "llmc/ops/comm/device_comm.h"
+#include "llmc/ops/comm/nccl_library.h"
 
 namespace llmc {
 
 namespace {
+
+// What NCCL and the copy engines have in common: exchanges that overlap the computation are queued on a stream of
+// their own, with an event at the end of each.
+class OverlapComm : public DeviceComm {
+public:
+    explicit OverlapComm(Comm& comm) : comm_(comm) {}
+
+    int64_t exchange_overlapped(ExchangeName name, std::span<const std::span<const std::byte>> out,
+                                std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
+        if (!overlaps_) {
+            exchange(name, out, in, stream);
+            return 0;
+        }
+        begin_.record(stream);
+        begin_.hold(side_stream_);
+        exchange(name, out, in, side_stream_);
+        done_[++overlapped_ % kEvents].record(side_stream_);
+        return overlapped_;
+    }
+    // An event that has been recorded again since is a later point: to wait for it is right as well.
+    void join(int64_t number, cudaStream_t stream) override { done_[number % kEvents].hold(stream); }
+    void wait(cudaStream_t stream) override {
+        comm_.enter("a step on the GPUs");
+        for (cudaStream_t each : {stream, (cudaStream_t)side_stream_}) {
+            cudaError_t status = cudaStreamQuery(each);
+            for (; status == cudaErrorNotReady; status = cudaStreamQuery(each)) {
+                (void)cudaGetLastError();  // not an error to be found by the next check
+                check();
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
+            }
+            llmc::check(status);
+        }
+        confirm();
+        comm_.leave();
+    }
+
+protected:
+    // whether something of what is queued is still to be done; not if the device has failed
+    bool is_busy(cudaStream_t stream) const {
+        for (cudaStream_t each : {stream, (cudaStream_t)side_stream_}) {
+            if (cudaStreamQuery(each) == cudaErrorNotReady) { return true; }
+        }
+        return false;
+    }
+    bool is_side_stream(cudaStream_t stream) const { return stream == (cudaStream_t)side_stream_; }
+
+    Comm& comm_;
+
+private:
+    static bool overlap_is_wanted() {
+        const char* wanted = std::getenv("PLUMB_OVERLAP");
+        return wanted == nullptr || std::strcmp(wanted, "0") != 0;
+    }
+
+    static constexpr int64_t kEvents = 256;
+    const bool overlaps_ = overlap_is_wanted();
+    Stream side_stream_;
+    Event begin_, done_[kEvents];
+    int64_t overlapped_ = 0;
+};
+
+// ---- by NCCL: sends and receives alone, so that every sum is ours, in a known order ----
+
+class NcclComm : public OverlapComm {
+public:
+    explicit NcclComm(Comm& comm) : OverlapComm(comm) {
+        Nccl::Id id = {};
+        if (comm.root()) { succeed(nccl_.get_unique_id(&id), "ncclGetUniqueId"); }
+        comm.from_root("NCCL's id", std::span<char>(id.bytes));
+        comm.enter("NCCL's start");
+        succeed(nccl_.init_rank(&handle_, comm.size(), id, comm.rank()), "ncclCommInitRank");
+        comm.leave();
+    }
+    ~NcclComm() override {
+        if (handle_ != nullptr) { nccl_.destroy(handle_); }
+    }
+
+    void exchange(ExchangeName name, std::span<const std::span<const std::byte>> out,
+                  std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
+        const auto ranks = (size_t)comm_.size(), me = (size_t)comm_.rank();
+        require(out.size() == ranks && in.size() == ranks, "DeviceComm: a part for each rank");
+        succeed(nccl_.group_start(), name.what);
+        for (size_t r = 0; r < ranks; r++) {
+            if (r == me) { continue; }
+            if (!out[r].empty()) {
+                succeed(nccl_.send(out[r].data(), out[r].size(), Nccl::kBytes, (int)r, handle_, stream),
+                        name.what);
+            }
+            if (!in[r].empty()) {
+                succeed(nccl_.receive(in[r].data(), in[r].size(), Nccl::kBytes, (int)r, handle_, stream),
+                        name.what);
+            }
+        }
+        succeed(nccl_.group_end(), name.what);
+    }
+    void check() override {
+        Nccl::Result result = Nccl::kSuccess;
+        succeed(nccl_.async_error(handle_, &result), "ncclCommGetAsyncError");
+        if (result != Nccl::kInProgress) { succeed(result, "an exchange of the GPUs"); }
+    }
+    void abort(cudaStream_t) override {
+        if (handle_ != nullptr) { nccl_.abort(std::exchange(handle_, nullptr)); }
+    }
+
+private:
+    void succeed(Nccl::Result result, const char* what) const {
+        if (result == Nccl::kSuccess) { return; }
+        throw Error(kExitPeerLost, fmt::format("rank {}: NCCL {}: {} ({}; NCCL_DEBUG=WARN says more)",
+                                               comm_.rank(), what, nccl_.error_text(result), nccl_.path));
+    }
+
+    const Nccl& nccl_ = nccl();
+    Nccl::Handle handle_ = nullptr;
+};
+
+// ---- by the copy engines of one host ----
+// Each rank maps the others' memory (CUDA IPC) and copies into it. Two counters for each pair of ranks, in the memory of
+// the one that waits for them, order this: "I am ready for what you send" and "what I sent has arrived". The streams write
+// them and wait for them, so neither the host nor a multiprocessor takes part: a kernel that counts on all multiprocessors,
+// as cuBLASLt's do, is not held up by an exchange beside it.
 
 struct Signals {
     PFN_cuStreamWriteValue32_v11070 write =
@@ -203,6 +326,8 @@ private:
 };
 
 }  // namespace
+
+std::unique_ptr<DeviceComm> make_nccl_comm(Comm& comm) { return std::make_unique<NcclComm>(comm); }
 
 std::unique_ptr<DeviceComm> make_peer_comm(Comm& comm, std::span<std::byte> memory) {
     auto peer = std::make_unique<PeerComm>(comm, memory);
