@@ -79,7 +79,9 @@ TEST_CASE("changing files: nobody waits for a pipe") {
         CAPTURE(name);
         fs::remove(folder / name);
         REQUIRE(mkfifo((folder / name).c_str(), 0600) == 0);
-        ProgramRun result = run_train(folder.path(), options);
+        // is it open for reading? Only then it can be opened for writing without waiting
+        const auto waits = [&] { return close(open((folder / name).c_str(), O_WRONLY | O_NONBLOCK)) == 0; };
+        ProgramRun result = finish_train(folder.path(), start_train(folder.path(), options), waits);
         CHECK(result.exit_code == kExitBadInput);
         CHECK_MESSAGE(contains(result.err, folder / name + ": not a regular file"), result.err);
         fs::remove(folder / name);

@@ -58,11 +58,12 @@ pid_t start_train(const std::string& folder, const Words& options, const std::st
         folder, options, [] {}, program);
 }
 
-ProgramRun finish_train(const std::string& folder, pid_t pid) {
+ProgramRun finish_train(const std::string& folder, pid_t pid, const std::function<bool()>& hangs) {
     int status = 0;
     pid_t ended = 0;
     for (int ms = 0; ms < 300'000 && ended == 0; ms++) {
         ended = waitpid(pid, &status, WNOHANG);
+        if (ended == 0 && hangs && ms >= 15'000 && ms % 1000 == 0 && hangs()) { break; }
         if (ended == 0) { usleep(1000); }
     }
     if (ended == 0) {

@@ -36,8 +36,9 @@ pid_t start_prepared(const std::string& folder, const Words& options, const std:
 pid_t start_train(const std::string& folder, const Words& options,
                   const std::string& program = train_program());
 
-// A program that hangs is killed after five minutes, so that its test fails and the others run.
-ProgramRun finish_train(const std::string& folder, pid_t pid);
+// A program that hangs is killed after five minutes, so that its test fails and the others run; from fifteen seconds on, which
+// a slow machine may take, as soon as hangs(), if given, says so.
+ProgramRun finish_train(const std::string& folder, pid_t pid, const std::function<bool()>& hangs = {});
 
 ProgramRun run_train(const std::string& folder, const Words& options,
                      const std::string& program = train_program());
