@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "plumb_layernorm"
 LIBRARY = "libllmc_layernorm.so"
-SONAME = f"{LIBRARY}.{re.search('^SOVERSION := (.*)', (ROOT / 'Makefile').read_text(), re.M)[1]}"
+SONAME = f"{LIBRARY}.{re.search('^SOVERSION := (.*)', (ROOT / 'scripts/libraries.mk').read_text(), re.M)[1]}"
 SOURCES = ("calls", "operators", "autograd")
 STABLE_TARGET = "0x020a000000000000"  # PyTorch 2.10
 

@@ -215,7 +215,7 @@ for name in $names; do
     if [ $turn -ne "$share" ]; then continue; fi
     : >"$log"
     options=() settings=() fewer=() also=()
-    objects="build/llmc build/dev/test build/test_gpt2.*"
+    objects="build/llmc build/typed build/dev/test"
     read -ra options < <($faults get "$name" run) || true
     case $name in
         gpu-*) kind=plant_gpu ;;

@@ -1,12 +1,13 @@
 #!/bin/bash
 # The unit tests of what changed since the last commit: those whose file includes a header that changed, or whose source
-# did. make quick calls it when test_gpt2 is built.
+# did; of make's files: what builds without dev/. make quick calls it when test_gpt2 is built.
 set -eu
 cd "$(dirname "$0")/../.."
 tests=
 for changed in $(git diff --name-only HEAD; git ls-files --others --exclude-standard); do
     case $changed in
     dev/test/cpu/*.cpp) tests="$tests $changed" ;;&  # shared code: and who includes its header
+    Makefile | *.mk) tests="$tests dev/test/cpu/test_house.cpp" ;;
     *.h | *.cpp)
         for deps in $(grep -lE -- "(^|[ /])${changed%.*}\.h( |$)" build/dev/test/cpu/*.d || true); do
             tests="$tests dev/test/cpu/$(basename "$deps" .d).cpp"

@@ -62,7 +62,7 @@ side_by_side() (  # number command...
 )
 # Each file's tests are a process. Most of them start others and wait: two for each processor. The longest comes first.
 unit() {  # program [file to leave out]
-    grep -l '^TEST_CASE' dev/test/cpu/test_many_faults.cpp test_gpt2.cpp dev/test/cpu/*.cpp | grep -vx "${2:-}" |
+    grep -l '^TEST_CASE' dev/test/cpu/test_many_faults.cpp dev/test/cpu/*.cpp | grep -vx "${2:-}" |
         awk '!seen[$0]++' | side_by_side 2 "$1" '--source-file=*{}'
 }
 emulated() {  # each test case a process; a comma would end its name

@@ -1,4 +1,10 @@
-// main of ./test_gpt2cu, in host code: see test_gpt2.cu for the options.
+// ./test_gpt2cu: the GPU's layers and model against the reference. The tests are host code.
+//   ./test_gpt2cu                        every test but the thorough ones; doctest's options work, such as
+//                                        --test-case="layernorm*" and --list-test-cases
+//   ./test_gpt2cu --thorough             those too (an hour)
+//   ./test_gpt2cu --part 2/4             every fourth test case, from the second on
+//   ./test_gpt2cu --model FILE --state FILE [--losses FILE]     as in dev/test/cpu/main.cpp
+// PLUMB_BOUNDS=1 also prints how much of its bound each result used. Without a GPU nothing is tested.
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
@@ -17,9 +23,6 @@
 #include "llmc/model/gpu/gpt2.h"
 
 namespace llmc {
-
-int gpu_tests_main(int argc, char** argv);
-
 namespace gpu_test {
 namespace {
 
@@ -95,8 +98,10 @@ int run_tests(const TestOptions& o) {
 
 }  // namespace
 }  // namespace gpu_test
+}  // namespace llmc
 
-int gpu_tests_main(int argc, char** argv) {
+int main(int argc, char** argv) {
+    using namespace llmc;
     wait_politely(argv);
     try {
         if (argc > 1 && std::string_view(argv[1]) == "--dump-bf16") { return dump_state_main(argc, argv); }
@@ -108,8 +113,6 @@ int gpu_tests_main(int argc, char** argv) {
         return e.exit_code;
     }
 }
-
-}  // namespace llmc
 
 // ---- the tests' own tools ------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 // ./test_gpt2: the checks that need no GPU.
-//   ./test_gpt2                          every unit test (dev/test/cpu/test_*.cpp); doctest's options work:
+//   ./test_gpt2                          every unit test (test_*.cpp here); doctest's options work:
 //                                        --test-case="layernorm*" and --list-test-cases
 //   ./test_gpt2 --model FILE --state FILE [--losses FILE]
 //                                        compares the CPU model with what another implementation made of the

@@ -1,0 +1,54 @@
+# Kernel shootouts, the ladders' races: README.md.
+#:   make dev/cuda/layernorm_forward        a kernel shootout, of the .cu of that name; ONLY=v2: LayerNorm's, of a rung alone
+#:   make diff-layernorm_forward-1-2        what rung 2 changed
+SHOOTOUTS := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
+GPU_PROGRAMS += $(SHOOTOUTS)
+
+# ONLY=v2, or 2: of LayerNorm's ladders that rung alone, without the kernels that train (dev/cuda/only.h)
+ifdef ONLY
+override ONLY := $(if $(wildcard llmc/layernorm/ladder/*/v$(ONLY).*),v)$(ONLY)
+$(if $(filter ship,$(ONLY))$(wildcard llmc/layernorm/ladder/*/$(subst -,_,$(ONLY)).*),,\
+    $(error ONLY=$(ONLY): no such rung in llmc/layernorm/ladder/))
+ALONE := $(filter %layernorm_forward %layernorm_backward,$(SHOOTOUTS))
+ALONE_BUILD := $(BUILD)/only/$(ONLY)
+$(ALONE_BUILD)/dev/cuda/only.h: dev/cuda/only.h
+	@mkdir -p $(@D)
+	sed 's/kOnly = ""/kOnly = "$(ONLY)"/' $< > $@
+$(ALONE_BUILD)/%.cu.o: %.cu $(SETTINGS) $(BUILD)/arch $(ALONE_BUILD)/dev/cuda/only.h
+	$(compile_cu)
+$(ALONE_BUILD)/%.cu.o: NVCCFLAGS := -I$(ALONE_BUILD) $(NVCCFLAGS) --default-stream per-thread
+$(ALONE): %: $(ALONE_BUILD)/%.cu.o
+endif
+# of which rungs the programs are that were linked last
+$(BUILD)/only/linked: FORCE
+	$(call keep,'$(ONLY)')
+
+# a ladder ends with the function that trains, which is compiled once
+WHOLE := $(if $(filter-out ship,$(ONLY)),,$(SHOOTOUTS))
+$(filter %layernorm_forward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layernorm/forward/%,$(LAYERNORM_SOURCES)))
+$(filter %layernorm_backward,$(WHOLE)): $(call gpu_objects,$(filter llmc/layernorm/backward/%,$(LAYERNORM_SOURCES)))
+# a rung of attention's is a file; the roof is the rate of a product
+$(filter %attention_forward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/forward/*.cu))
+$(filter %attention_backward,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/attention/ladder/backward/*.cu))
+ATTENTION_SHOOTOUTS := $(filter dev/cuda/attention_%,$(SHOOTOUTS))
+$(ATTENTION_SHOOTOUTS): $(call gpu_objects,$(addprefix llmc/ops/,matmul/matmul.cu column_sums/matmul_bias.cu gelu.cu) \
+    $(filter-out %c_abi.cu %/backward_bias.cu,$(wildcard llmc/ops/attention/*.cu)))
+$(ATTENTION_SHOOTOUTS): SHOOTOUT_LIBS := -lcublasLt $(foreach d,$(CUDA_LIBS),-Xlinker -rpath -Xlinker $(d))
+$(filter %/classifier,$(SHOOTOUTS)): $(call gpu_objects,$(wildcard llmc/ops/classifier/*.cu))
+$(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/column_sums/matmul_bias.cu)
+# see dev/cuda/clock.cuh's Stream; without a GPU nothing runs their host code
+$(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): \
+    NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O0)) --default-stream per-thread
+$(filter-out $(ALONE),$(SHOOTOUTS)): %: $(BUILD)/%.cu.o
+$(SHOOTOUTS): $(BUILD)/only/linked
+	$(has_nvcc)
+	$(for_whom)
+	$(call quiet,link)$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(SHOOTOUT_LIBS)
+
+diff-%:
+	@set -- $(subst -, ,$*); op=$${1#layernorm_}; ladder=llmc/layernorm/ladder/$${op%_layernorm_forward}; \
+	    case $$1 in attention_*) ladder=llmc/ops/attention/ladder/$${1#attention_};; \
+        classifier | column_sums) ladder=llmc/ops/$$1/ladder;; esac; \
+	    for rung in $$2 $$3; do ls $$ladder/v$$rung.* >/dev/null 2>&1 || \
+	        { echo "make $@: no file of rung $$rung there:" $$ladder/v* >&2; exit 1; }; done; \
+	    git --no-pager diff --no-index $$ladder/v$$2.* $$ladder/v$$3.* || true

@@ -1,0 +1,56 @@
+# LayerNorm's kernels, and a few others, on the CPU: machine.h, README.md.
+#:   make test_emulated                     tests of LayerNorm's kernels on the CPU
+#:   make build/emulated/dev/cuda/layernorm_forward    a shootout on the CPU, for --check
+# as they are compiled for Hopper; 800: for Ampere
+EMULATED_ARCH ?= 900
+EMULATED  := $(BUILD)/emulated
+REWRITTEN := $(patsubst %,$(EMULATED)/%,$(wildcard llmc/*/*.cuh llmc/*/*/*.cuh \
+    llmc/layernorm/ladder/*/*.cuh llmc/ops/*/ladder/*.cuh llmc/ops/*/ladder/*/*.cuh dev/cuda/*.cuh))
+# -Og: a third of the time to compile, and they run as fast. Vectors that are not aligned are errors, as on a GPU
+EMULATE    = $(call quiet,compile)$(CXX) $(CXXFLAGS) -Og -D__CUDA_ARCH__=$(EMULATED_ARCH) -fsanitize=alignment \
+             -fno-sanitize-recover=alignment -Wno-attributes -Wno-unknown-pragmas -Wno-unused -Wno-sign-compare \
+             -Wno-narrowing -Wno-missing-field-initializers -Wno-maybe-uninitialized -Idev/emulate/include \
+             -I$(EMULATED) -I. $(DEPS_CPPFLAGS) -isystem $(CUDA_HEADERS) -MMD -MP -x c++
+.SECONDARY: $(REWRITTEN)
+$(EMULATED)/%: % dev/emulate/rewrite.pl
+	@mkdir -p $(@D)
+	@[ ! -e $< ] || perl dev/emulate/rewrite.pl $< > $@  # a header that is gone, which what was built before names
+$(EMULATED)/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) | $(REWRITTEN)
+	$(if $(CUDA_HEADERS),,$(error no CUDA headers: dev/emulate/README.md says how to get them without a toolkit))
+	$(EMULATE) -c $< -o $@
+# -U: a checked longjmp refuses to go to another stack
+$(BUILD)/dev/emulate/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS) -Idev/emulate/include -U_FORTIFY_SOURCE
+# the machine, and the kernels that ship
+EMULATED_MACHINE := $(call objects,$(addprefix dev/emulate/,machine.cpp instructions.cpp runtime.cpp)) $(BUILD)/libllmc.a
+EMULATED_OBJECTS := $(EMULATED_MACHINE) \
+    $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
+# other layers' kernels without tensor cores
+EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier/classifier classifier/rows column_sums/matmul_bias \
+    attention/fp32 adamw muon/muon global_norm group_sum comm/host \
+    $(foreach v,v1 v2,attention/ladder/forward/$(v) attention/ladder/backward/$(v))) \
+    $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode/*.cu))
+# -rdynamic: kernels have names
+LINK_EMULATED = $(LINK) -rdynamic -fsanitize=alignment $(filter %.o %.a,$^) -o $@ -Wl,--as-needed -l:libxxhash.a
+$(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layernorm.cpp test_layernorm_choices.cpp \
+                         test_attention.cpp)) \
+                     $(addprefix $(EMULATED)/dev/emulate/test_,machine.cu.o many_ranks.cu.o) \
+                     $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) $(addprefix dev/test/gpu/test_, \
+                         decode.cpp classifier.cpp matmul_bias.cpp adamw.cpp muon.cpp group_sum.cpp)) $(BUILD)/dev/test/shared.a \
+                     $(EMULATED_OPS) $(EMULATED_OBJECTS)
+	@mkdir -p $(@D)
+	$(LINK_EMULATED)
+# make build/emulated/dev/cuda/layernorm_forward: a ladder, for --check; with ONLY=v2 that rung
+EMULATED_LADDERS := $(addprefix $(EMULATED)/,$(filter-out $(ATTENTION_SHOOTOUTS),$(SHOOTOUTS)))
+$(addprefix $(EMULATED)/,$(ATTENTION_SHOOTOUTS)):
+	$(error $@: tensor cores are not emulated; v1 and v2 are: ./test_emulated --test-case="attention*")
+ifdef ONLY
+$(ALONE_BUILD)/emulated/%.cu.o: $(EMULATED)/%.cu $(SETTINGS) $(ALONE_BUILD)/dev/cuda/only.h | $(REWRITTEN)
+	@mkdir -p $(@D)
+	$(EMULATE) -c $< -o $@
+$(ALONE_BUILD)/emulated/%.cu.o: CXXFLAGS += -I$(ALONE_BUILD)
+$(addprefix $(EMULATED)/,$(ALONE)): $(EMULATED)/%: $(ALONE_BUILD)/emulated/%.cu.o \
+                                    $(if $(WHOLE),$(EMULATED_OBJECTS),$(EMULATED_MACHINE))
+endif
+$(filter-out $(addprefix $(EMULATED)/,$(ALONE)),$(EMULATED_LADDERS)): %: %.cu.o $(EMULATED_OPS) $(EMULATED_OBJECTS)
+$(EMULATED_LADDERS): $(BUILD)/only/linked
+	$(LINK_EMULATED)

@@ -1,0 +1,71 @@
+# The checks: unit tests with and without a GPU, the fault suite, planted faults, lint.
+#:   make test                              every check; the last line is  N passed, N failed, N skipped
+#:   make quick                             unit tests of what changed
+#:   make faults                            kills, errors and power losses at every point of a run, damage, signals
+#:                                          (dev/test/durability), a build without dev/; then all planted faults (dev/test/planted.sh)
+#:   make spills                            register spills of the kernels
+#:   make lint                              clang-tidy over the host code
+TEST_SHARED  := $(addprefix dev/test/cpu/,test_files.cpp train_program.cpp)
+TEST_SOURCES := $(filter-out $(TEST_SHARED),$(wildcard dev/test/cpu/*.cpp))
+PROGRAMS     += $(OUT)test_gpt2
+GPU_PROGRAMS += $(OUT)test_gpt2cu
+LAB_PROGRAMS := test_durable test_emulated
+
+# Tests without the references' templates: -Og takes less than half the time to compile, and what the tests do themselves
+# needs no check for undefined behaviour, and checks of addresses by calls. The others must all compile those templates as the
+# library does.
+PLAIN_TESTS := $(call objects,dev/test/cpu/main.cpp $(wildcard dev/test/durability/*.cpp) \
+    $(shell grep -L -e 'dev/test/cpu/reference_model.h' -e 'llmc/model/cpu/reference.h' $(TEST_SOURCES) $(TEST_SHARED)))
+$(PLAIN_TESTS): OPTIMIZE := $(PLAIN)
+$(BUILD)/dev/test/shared.a: $(call objects,$(TEST_SHARED))
+	$(archive)
+# the library's objects come first: what the tests instantiate, too, is taken from them, as it ships
+$(OUT)test_gpt2: $(call objects,$(HOST_SOURCES) dev/test/cpu/main.cpp $(TEST_SOURCES)) $(BUILD)/dev/test/shared.a
+	@mkdir -p $(@D)
+	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
+# see dev/test/durability/main.cpp
+$(OUT)test_durable: $(call objects,$(wildcard dev/test/durability/*.cpp) dev/test/fuzz/readers.cpp) $(BUILD)/dev/test/shared.a \
+                     $(BUILD)/libllmc.a
+	@mkdir -p $(@D)
+	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
+$(BUILD)/dev/cpu/gpt2_step: $(call objects,dev/cpu/gpt2_step.cpp) $(BUILD)/libllmc.a
+	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
+
+# tests of the GPU code are host code, but for kernels of their own: they need CUDA's headers, not its compiler
+$(BUILD)/dev/test/gpu/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS)
+# without a GPU the emulator alone runs a part of them, on a few rows
+$(if $(DETECTED),,$(BUILD)/dev/test/gpu/%.o: OPTIMIZE := $(OPTIMIZE:-O3=-Og))
+
+$(OUT)test_gpt2cu: $(call gpu_objects,$(wildcard dev/test/gpu/*.cu) $(GPU_SOURCES)) \
+                   $(call objects,$(wildcard dev/test/gpu/*.cpp)) $(BUILD)/dev/test/shared.a $(BUILD)/libllmc.a
+	@mkdir -p $(@D)
+	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
+
+# without a GPU nothing runs the device code: for what it was compiled for; for one GPU it takes a third of the time
+COMPILED  := $(shell sed 1q $(BUILD)/arch 2>/dev/null)
+TEST_ARCH := $(if $(DETECTED)$(filter command environment,$(origin ARCH)),$(ARCH),$(or $(COMPILED),sm_90a))
+test:
+	@$(MAKE) --no-print-directory ARCH="$(TEST_ARCH)" $(PROGRAMS) $(OUT)test_durable \
+	    $(if $(NVCC),$(GPU_PROGRAMS) $(OUT)test_emulated)
+	@dev/test/run.sh
+
+# all of what `make test` tries a part of, the house built alone, and ranks killed and stopped 50 times
+faults: $(PROGRAMS) test_durable
+	./test_durable --all
+	dev/test/house.sh --build
+	PLUMB_FAULTS=50 ./test_gpt2 --test-case="many ranks and faults*"
+	dev/test/planted.sh
+
+# the inner loop: CONTRIBUTING.md
+quick: $(PROGRAMS)
+	@dev/test/quick.sh
+lint: build/deps.mk
+	printf '%s\n' $(HOST_SOURCES) $(wildcard data/*.cpp) train_gpt2.cpp | xargs -P $(shell nproc) -I{} \
+	    clang-tidy --quiet {} -- -std=c++20 -fopenmp -isystem dev/lint -I. $(DEPS_CPPFLAGS)
+
+spills: $(addprefix $(BUILD)/typed/,$(LAYERNORM_TYPED))
+	@NVCC="$(NVCC)" ARCH="$(GPUS)" FLAGS="$(FORMAT_FLAGS) $(DEPS_CPPFLAGS)" dev/test/spills.sh \
+	    $(wildcard dev/cuda/*.cu llmc/ops/attention/ladder/*/*.cu) \
+	    $(filter-out $(LAYERNORM_TYPED),$(GPU_SOURCES)) $^
+
+.PHONY: test faults quick spills lint

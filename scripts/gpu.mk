@@ -1,0 +1,50 @@
+# Device code: nvcc, for which GPUs it compiles, the flags; train_gpt2cu.
+# ARCH defaults to this machine's GPU; without one: Ampere, Hopper, and PTX that newer GPUs compile at start.
+DETECTED := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | tr -d . | \
+                    sed 's/^90$$/90a/; s/^/sm_/')
+ARCH     ?= $(if $(DETECTED),$(DETECTED),sm_80 sm_90a compute_80)
+# 90a means sm_90a; so does sm_90, whose code would lack wgmma
+GPUS     := $(patsubst sm_90,sm_90a,$(foreach a,$(ARCH),$(if $(filter sm_% compute_%,$(a)),$(a),sm_$(a))))
+GENCODE  := $(foreach a,$(GPUS),-gencode arch=compute_$(patsubst sm_%,%,$(patsubst compute_%,%,$(a)))$(comma)code=$(a))
+# {fmt} knows too little of nvcc: its checks of formats are made where the host's compiler reads the same headers
+FORMAT_FLAGS := -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1
+# -compress-all: kernels take a fifth of the space
+NVCCFLAGS := -std=c++20 -O3 -I. $(FORMAT_FLAGS) $(DEPS_CPPFLAGS) -lineinfo --expt-relaxed-constexpr -Xfatbin -compress-all \
+             $(GENCODE) -MMD -MP -Xcompiler -fopenmp,-Wall,-march=$(MARCH)
+CUDA      := $(if $(NVCC),$(patsubst %/bin/nvcc,%,$(realpath $(NVCC))))
+# without a toolkit, NVIDIA's headers from PyPI, for what is compiled for the CPU (dev/emulate/README.md)
+CUDA_HEADERS := $(patsubst %/cuda_bf16.h,%,$(firstword $(wildcard \
+    $(CUDA)/include/cuda_bf16.h build/cuda/nvidia/cu13/include/cuda_bf16.h)))
+CUDA_LIBS := $(wildcard $(CUDA)/lib64 $(CUDA)/lib $(CUDA)/targets/x86_64-linux/lib)
+GPU_LIBS  := $(foreach d,$(CUDA_LIBS),-L$(d) -Wl$(comma)-rpath$(comma)$(d)) -lcublasLt -lcudart_static -ldl -lrt -lpthread \
+             -Wl,--as-needed -l:libxxhash.a
+for_whom   = @echo "for $(GPUS)$(if $(DETECTED),, (no GPU here))"
+has_nvcc   = $(if $(NVCC),,$(error no nvcc: install the CUDA Toolkit, or set NVCC=path))
+gpu_objects = $(patsubst %.cu,$(BUILD)/%.cu.o,$(1))
+
+# for which GPUs what is there was compiled: if for others, it is compiled again
+$(BUILD)/arch: FORCE
+	$(call keep,'$(GPUS)' '$(GENCODE)')
+
+define compile_cu
+$(has_nvcc)
+@mkdir -p $(@D)
+$(call quiet,compile)$(NVCC) $(NVCCFLAGS) -MF $(@:.o=.d) -c $< -o $@
+endef
+$(BUILD)/%.cu.o: %.cu $(SETTINGS) $(BUILD)/arch
+	$(compile_cu)
+# no device code is in these: for the host's compiler, as nvcc reads a file three times
+HOST_CU := train_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/profile/activity model/gpu/decoder \
+    ops/attention/bf16 ops/attention/c_abi ops/comm/device_comm ops/comm/host ops/comm/overlap \
+    ops/muon/newton_schulz)
+define compile_host_cu
+@mkdir -p $(@D)
+$(COMPILE) -fPIC -isystem $(CUDA_HEADERS) -include cuda_runtime.h -x c++ -c $< -o $@
+endef
+$(call gpu_objects,$(HOST_CU)): compile_cu = $(compile_host_cu)
+
+include llmc/layernorm/typed.mk
+GPU_SOURCES := $(wildcard llmc/model/*/*.cu llmc/ops/*.cu llmc/ops/*/*.cu) $(LAYERNORM_SOURCES)
+$(OUT)train_gpt2cu: $(call gpu_objects,train_gpt2.cu $(GPU_SOURCES)) $(BUILD)/libllmc.a $(if $(OUT),,| data/sample/val.json)
+	@mkdir -p $(@D)
+	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(GPU_LIBS)
