@@ -1,5 +1,5 @@
-# plumb: GPT-2 training, and the LayerNorm kernels under it. `make help` prints the lines that begin with #: here and in the
-# files that this one includes: what is below dev/ is the evidence, without which all else builds and trains.
+# plumb: GPT-2 training, and the LayerNorm kernels under it. `make help` prints the lines that
+# begin with #: here and in the files that this one includes, then those with #=: what is below dev/ is the evidence, without which all else builds and trains.
 #: Targets:
 #:   make                                   build what this machine can
 #:   make train                             build, make the sample data, train
@@ -7,8 +7,8 @@
 #:   make data/sample                       the sample corpus; data/make_corpus, make_shards, make_hellaswag: the tools of data/
 #:   make format                            clang-format
 #:   make clean                             remove what was built
-#: Settings: CXX, MARCH=native (x86-64-v3 for what is carried elsewhere), ARCH="sm_90a sm_80", NVCC, DEPS=dir, SANITIZE=1,
-#:           V=1: the commands are shown
+#= Settings: CXX, MARCH=native (x86-64-v3 for what is carried elsewhere), ARCH="sm_90a sm_80", NVCC, DEPS=dir, SANITIZE=1,
+#=           V=1: the commands are shown
 
 .DEFAULT_GOAL := all
 # a plain make uses every core
@@ -124,6 +124,7 @@ clean:
 	rm -rf build $(PROGRAMS) $(filter-out $(BUILD)/%,$(GPU_PROGRAMS)) $(LAB_PROGRAMS)
 help:
 	@sed -n 's/^#: //p' $(filter Makefile %.mk,$(MAKEFILE_LIST))
+	@sed -n 's/^#= //p' Makefile
 
 .PHONY: all train format clean help data/sample FORCE
 .DELETE_ON_ERROR:

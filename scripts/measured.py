@@ -2,6 +2,7 @@
 import json
 import os
 import subprocess
+import textwrap
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, "doc", "measured")
@@ -25,7 +26,8 @@ def source(data):
     words += [data["others"]] if "others" in data else []
     text = ", ".join(word for word in words if word)
     text += f": `{data['command']}`" if "command" in data else ""
-    return [""] + ([text + ("." if "note" not in data else f"; {data['note']}.")] if text else [data["note"] + "."])
+    text += (("; " if text else "") + data["note"] if "note" in data else "") + "."
+    return ["", *textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)]
 
 
 def cell(value):
