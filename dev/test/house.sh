@@ -21,6 +21,7 @@ mkdir "$copy/build"
 cp build/deps.mk "$copy/build/"
 trainer=$(realpath "${PLUMB_BIN_DIR:-.}/train_gpt2")
 sample=$(realpath data/sample)
+nvcc=${NVCC-$(command -v nvcc || true)}  # NVCC= leaves out the GPU code
 library=build/wheel/libllmc_layernorm.so
 cd "$copy"
 
@@ -32,7 +33,7 @@ if command -v python3 >/dev/null && ! python3 python/plumb_build.py 2>&1 | grep 
 fi
 if [ "${1:-}" = --build ]; then
     make ARCH=sm_90a all || fail "make all fails"
-    if command -v nvcc >/dev/null; then
+    if [ -n "$nvcc" ]; then
         make ARCH=sm_90a install PREFIX=/usr DESTDIR="$copy/installed" || fail "make install fails"
         make ARCH=sm_90a BUILD=build/wheel $library || fail "the library of the Python package is not built"
     fi
@@ -40,7 +41,7 @@ if [ "${1:-}" = --build ]; then
 else
     # of a machine without nvcc, too: nothing is compiled
     for goal in all train install $library; do
-        make -n ARCH=sm_90a NVCC="$(command -v nvcc || echo nvcc)" $([ $goal = $library ] && echo BUILD=build/wheel) $goal V=1 \
+        make -n ARCH=sm_90a NVCC="${nvcc:-nvcc}" $([ $goal = $library ] && echo BUILD=build/wheel) $goal V=1 \
             >commands 2>errors || fail "make $goal: $(<errors)"
         if grep -E '(^|[^/[:alnum:]])dev/' commands; then fail "make $goal uses dev/"; fi
     done

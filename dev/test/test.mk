@@ -1,10 +1,12 @@
 # The checks: unit tests with and without a GPU, the fault suite, planted faults, lint.
-#:   make test                              every check; the last line is  N passed, N failed, N skipped
-#:   make quick                             unit tests of what changed
-#:   make faults                            kills, errors and power losses at every point of a run, damage, signals
-#:                                          (dev/test/durability), a build without dev/; then all planted faults (dev/test/planted.sh)
-#:   make spills                            register spills of the kernels
-#:   make lint                              clang-tidy over the host code
+#:   make test                              every check (of planted faults a tenth without a GPU); the last line is
+#:                                          N passed, N failed, N skipped
+#:   make quick                             unit tests that changed, or that include a header that changed
+#:   make faults                            all of what make test tries a tenth of: kills, errors, power losses, damage
+#:                                          (doc/reliability.md); a build without dev/; then all planted faults, each
+#:                                          with a build of its own
+#:   make spills                            registers spilled by the kernels: must be 0
+#:   make lint                              clang-tidy over the host code, with the checks of .clang-tidy
 TEST_SHARED  := $(addprefix dev/test/cpu/,test_files.cpp train_program.cpp)
 TEST_SOURCES := $(filter-out $(TEST_SHARED),$(wildcard dev/test/cpu/*.cpp))
 PROGRAMS     += $(OUT)test_gpt2

@@ -1,10 +1,8 @@
 # The readers under libFuzzer: run.sh.
-FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cpp) \
-    $(patsubst %,llmc/host/%.cpp,base/utf8 files/binary_file files/json files/read_file files/safetensors \
-    $(addprefix tokens/,bpe dataloader eval_file token_shard tokenizer tokenizer_files val_info) ranks/ranks \
-    $(addprefix options/,options options_config options_input parse_words typed_text) log/lines log/logger) \
-    $(patsubst %,llmc/model/%.cpp,finite model_source $(addprefix formats/,checkpoint debug_state hf_model record) \
-    run/folder run/open_model))
+FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cpp llmc/model/formats/*.cpp \
+    $(addprefix llmc/host/,base/*.cpp files/*.cpp tokens/*.cpp options/*.cpp)) \
+    $(patsubst %,llmc/%.cpp,host/ranks/ranks host/log/lines host/log/logger model/finite model/model_source model/run/folder \
+    model/run/open_model))
 $(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)
 	$(call quiet,compile)clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined \
