@@ -111,10 +111,11 @@ plant() {  # fault, the program to make, how to run it...
 }
 
 plant_cpu() {  # fault, options of the tests...
-    local fault=$1 files
+    local fault=$1 names files
     shift
     # only the files with tests of that name are compiled; all, if none shows it
-    files=$(grep -lE "TEST_CASE.*\"$(sed 's/^--test-case=//; s/[*]/.*/g; s/[?]/./g' <<<"$*")" dev/test/cpu/*.cpp || true)
+    names=$(sed 's/.*--test-case=//; s/[*]/[^"]*/g; s/[?]/./g; s/,/|/g' <<<"$*")
+    files=$(grep -lzE "TEST_CASE\([[:space:]]*\"($names)" dev/test/cpu/*.cpp || true)  # -z: a name may be on the next line
     if [ -n "$files" ]; then fewer=("TEST_SOURCES=${files//$'\n'/ }"); fi
     read -ra also < <($faults get "$fault" program) || true
     if [ ${#also[@]} -gt 0 ]; then objects="$objects build/train_gpt2.* build/data"; fi
