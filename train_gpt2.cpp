@@ -13,7 +13,8 @@ namespace {
 
 int train(const Options& options, char** argv) {
     return run_ranks(options, "train_gpt2", argv, 0, [](const Options& o, Comm& comm) {
-        return train_in_rank<GPT2Cpu>(o, Trainer<GPT2Cpu>::needs_of_model, comm);
+        return train_in_rank(
+            o, [](const Options&) { return factory_of<GPT2Cpu>(); }, comm);
     });
 }
 
@@ -27,7 +28,7 @@ std::optional<int> command(int argc, char** argv) {
                                return std::make_unique<CpuDecoder>(source);
                            },
                            [](const ModelSource& source, int B, int T) {
-                               return std::make_unique<LoadedModelOf<GPT2Cpu>>(source, B, T);
+                               return make_model(factory_of<GPT2Cpu>(), source, B, T);
                            }};
     return run_command(argc, argv, engine);
 }

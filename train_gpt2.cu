@@ -62,14 +62,10 @@ void tune_if_missing(const Options& options) {
 int train_rank(const Options& options, Comm& comm) {
     check(cudaSetDevice(comm.local_rank() % require_gpu()));
     if (comm.size() == 1) { tune_if_missing(options); }
-    Needs needs = [](const GPT2Config& c, const Options& o) {
-        return with_model(o, [&]<typename Model>(std::type_identity<Model>) {
-            return Trainer<Model>::needs_of_model(c, o);
-        });
+    const Models models = [](const Options& o) {
+        return with_model(o, []<typename Kind>(std::type_identity<Kind>) { return factory_of<Kind>(); });
     };
-    return with_model(options, [&]<typename Model>(std::type_identity<Model>) {
-        return train_in_rank<Model>(options, needs, comm);
-    });
+    return train_in_rank(options, models, comm);
 }
 
 int train(const Options& options, char** argv) {
@@ -91,7 +87,7 @@ std::optional<int> command(int argc, char** argv) {
                            },
                            [](const ModelSource& source, int B, int T) {
                                require_gpu();
-                               return std::make_unique<LoadedModelOf<GPT2<float, float>>>(source, B, T);
+                               return make_model(factory_of<GPT2<float, float>>(), source, B, T);
                            }};
     return run_command(argc, argv, engine);
 }

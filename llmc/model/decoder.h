@@ -1,13 +1,9 @@
 // What writing with a model needs of it: the context, token by token, and what may come next.
 #pragma once
 #include <cstdint>
-#include <memory>
 #include <span>
-#include <vector>
 
-#include "llmc/host/base/error.h"
-#include "llmc/model/model.h"
-#include "llmc/model/model_source.h"
+#include "llmc/model/gpt2_config.h"
 
 namespace llmc {
 
@@ -30,30 +26,6 @@ public:
     virtual void clear() = 0;        // to an empty context
     virtual int length() const = 0;  // of the context
     virtual DecoderTraffic traffic() const { return {}; }
-};
-
-// A model with its weights, for evaluating: any class with the interface of model.h behind one call.
-class LoadedModel {
-public:
-    virtual ~LoadedModel() = default;
-    virtual Evaluation evaluate(const Batch& batch) = 0;
-};
-
-template <typename Model>
-class LoadedModelOf : public LoadedModel {
-public:
-    LoadedModelOf(const ModelSource& source, int B, int T)
-        : model_((require_room(Model::plan(source.config(), B, T, {}), source.path()), source.config()), B, T,
-                 {}) {
-        model_.init(0);
-        load_model(source, [&](State s, int tensor, int64_t first, std::span<const float> x) {
-            model_.load(s, tensor, first, x);
-        });
-    }
-    Evaluation evaluate(const Batch& batch) override { return model_.evaluate(batch); }
-
-private:
-    Model model_;
 };
 
 }  // namespace llmc

@@ -1,46 +1,12 @@
-// What trainer.h asks of a model, and the plain structs that cross that border. A model is any class with
-//
-//   static MemoryPlan plan(const GPT2Config&, int B, int T, const ModelSettings&);
-//       what it will allocate, before it does
-//   Model(const GPT2Config&, int B, int T, const ModelSettings&);
-//       micro-batches of up to B rows of up to T tokens
-//   void init(uint64_t seed);
-//       random parameters, moments zero
-//   void load(State, int tensor, int64_t first, std::span<const float>);
-//   void save(State, int tensor, int64_t first, std::span<float>) const;
-//       a range of one of the 16 tensors, counted in file order (all layers; wte with its padding rows); may overwrite
-//       gradients, as may init(), set_updates() and gather(): bf16 parameters pass through their memory
-//   bool holds(State, int tensor) const;
-//       whether its optimizer has that: Muon's tensors have no second moment, and none is loaded or saved
-//   static std::shared_ptr<void> page_lock(std::span<float>);
-//       makes save() to this memory fast, as long as the result lives; may do nothing
-//   int64_t updates() const;   void set_updates(int64_t);
-//       optimizer steps that happened (skipped ones do not count); set before parameters are loaded, as their
-//       rounding depends on it
-//   bool enqueue_step(std::span<const Batch>, const StepParams&);
-//       one optimizer step over these micro-batches (of many ranks: those of this one's groups, in order);
-//       may not wait. False: a stop was asked for meanwhile (stop_signal.h), no step happens
-//   std::optional<StepResult> poll();
-//       the next result in order; at most one step late
-//   void finish();
-//       waits; then poll() returns all that is left
-//   void gather();
-//       all ranks call it: then rank 0 can save() what it has no share of, until the next step
-//   std::vector<uint64_t> parameter_hashes() const;
-//       by tensor, of what this rank computes with; waits
-//   Evaluation evaluate(const Batch&);
-//       forward only; waits
-//   std::span<const float> logits_last() const;
-//       (V): last position of the last row of the last evaluate()
-//   static Device device(const ModelSettings&);
-//       what it runs on, and the peak it is measured against
-//   static double measure_speed();
-//       FLOP/s of one large product, now; a null pointer where it is not measured
+// A model as the trainer, the validation and the sub-commands see it, and the plain structs that cross that border.
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/text.h"
@@ -112,5 +78,59 @@ struct Device {
     double peak_flops = 0;     // 0 = unknown
     std::string peak_meaning;  // what that number is
 };
+
+// Parameters, the optimizer's state and what a step needs; a call through it is nothing beside a step.
+// load() and save() count a range of one of the 16 tensors in file order (all layers; wte with its padding rows).
+class Model {
+public:
+    virtual ~Model() = default;
+    virtual const GPT2Config& config() const = 0;
+    virtual void init(uint64_t seed) = 0;  // random parameters, moments zero
+    virtual void load(State state, int tensor, int64_t first, std::span<const float> values) = 0;
+    // may overwrite gradients, as may init(), set_updates() and gather(): bf16 parameters pass through their memory
+    virtual void save(State state, int tensor, int64_t first, std::span<float> values) const = 0;
+    // whether its optimizer has that: Muon's tensors have no second moment, and none is loaded or saved
+    virtual bool holds(State state, int tensor) const = 0;
+    // Optimizer steps that happened (skipped ones do not count); set before parameters are loaded, as their rounding
+    // depends on it.
+    virtual int64_t updates() const = 0;
+    virtual void set_updates(int64_t n) = 0;
+
+    // One optimizer step over these micro-batches (of many ranks: those of this one's groups, in order); may not
+    // wait. False: a stop was asked for meanwhile (stop_signal.h), no step happens.
+    virtual bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) = 0;
+    virtual std::optional<StepResult> poll() = 0;  // the next result in order; at most one step late
+    virtual void finish() = 0;                     // waits; then poll() returns all that is left
+    // all ranks call it: then rank 0 can save() what it has no share of, until the next step
+    virtual void gather() = 0;
+    // by tensor, of what this rank computes with; waits
+    virtual std::vector<uint64_t> parameter_hashes() const = 0;
+    virtual Evaluation evaluate(const Batch& batch) = 0;  // forward only; waits
+    // (V): last position of the last row of the last evaluate()
+    virtual std::span<const float> logits_last() const = 0;
+};
+
+// One kind of model: what is known of it before there is one, and how it is made. Micro-batches have up to B rows of up
+// to T tokens.
+struct ModelFactory {
+    // what it will allocate, before it does
+    MemoryPlan (*plan)(const GPT2Config&, int B, int T, const ModelSettings&);
+    std::unique_ptr<Model> (*make)(const GPT2Config&, int B, int T, const ModelSettings&);
+    // what it runs on, and the peak it is measured against
+    Device (*device)(const ModelSettings&);
+    // makes save() to this memory fast, as long as the result lives; may do nothing
+    std::shared_ptr<void> (*page_lock)(std::span<float>);
+    double (*measure_speed)();  // FLOP/s of one large product, now; null where it is not measured
+};
+
+// of a class that has these as static functions
+template <typename Kind>
+ModelFactory factory_of() {
+    return {Kind::plan,
+            [](const GPT2Config& c, int B, int T, const ModelSettings& settings) -> std::unique_ptr<Model> {
+                return std::make_unique<Kind>(c, B, T, settings);
+            },
+            Kind::device, Kind::page_lock, Kind::measure_speed};
+}
 
 }  // namespace llmc

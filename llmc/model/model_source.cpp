@@ -65,4 +65,12 @@ void load_model(const ModelSource& source, const WriteTensor& write) {
     }
 }
 
+std::unique_ptr<Model> make_model(const ModelFactory& factory, const ModelSource& source, int B, int T) {
+    require_room(factory.plan(source.config(), B, T, {}), source.path());
+    std::unique_ptr<Model> model = factory.make(source.config(), B, T, {});
+    model->init(0);
+    load_model(source, writer(model.get()));
+    return model;
+}
+
 }  // namespace llmc

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,5 +48,11 @@ public:
 using WriteTensor =
     std::function<void(State state, int tensor, int64_t first, std::span<const float> values)>;
 void load_model(const ModelSource& source, const WriteTensor& write);
+inline WriteTensor writer(Model* model) {
+    return [model](State s, int t, int64_t first, std::span<const float> x) { model->load(s, t, first, x); };
+}
+
+// A model with the weights of a source, for evaluating. Throws Error(kExitDevice) where there is no room for it.
+std::unique_ptr<Model> make_model(const ModelFactory& factory, const ModelSource& source, int B, int T);
 
 }  // namespace llmc

@@ -109,15 +109,6 @@ inline double largest(std::span<const float> x) {
 }
 
 template <typename Model>
-ReadTensor reader(const Model& model) {
-    return [&](State s, int t, int64_t first, std::span<float> x) { model.save(s, t, first, x); };
-}
-template <typename Model>
-WriteTensor writer(Model* model) {
-    return [=](State s, int t, int64_t first, std::span<const float> x) { model->load(s, t, first, x); };
-}
-
-template <typename Model>
 StepResult step(Model* model, std::span<const Batch> batches, const StepParams& params) {
     model->enqueue_step(batches, params);
     model->finish();

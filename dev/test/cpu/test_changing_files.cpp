@@ -244,6 +244,6 @@ TEST_CASE("changing files: a file that asks for a model larger than the memory")
         const char* type() const override { return "fp32"; }
     };
     check_error(error_of([&] { CpuDecoder decoder(Large{}); }), kExitDevice, {"large.bin", "needs"});
-    check_error(error_of([&] { LoadedModelOf<GPT2Cpu> model(Large{}, 64, 1 << 20); }), kExitDevice,
+    check_error(error_of([&] { make_model(factory_of<GPT2Cpu>(), Large{}, 64, 1 << 20); }), kExitDevice,
                 {"large.bin", "needs"});
 }

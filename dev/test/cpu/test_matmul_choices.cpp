@@ -6,7 +6,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/run/data.h"
-#include "llmc/model/run/header.h"
+#include "llmc/model/run/opening.h"
 #include "llmc/model/run/plan.h"
 #include "llmc/ops/matmul/choices.h"
 
@@ -58,9 +58,10 @@ TEST_CASE("matmul choices: written and read back") {
 
 TEST_CASE("matmul choices: the log's header and a run's settings name the file by its content") {
     TempFolder folder;
-    Options o;
+    RunPlan plan;
+    Options& o = plan.options;
     o.tune_gemm = folder / "products.json";
-    auto header = [&] { return run_header(o, RunPlan{}, MemoryPlan{}, Device{"a GPU", 0, ""}, 0, ""); };
+    auto header = [&] { return run_header(plan, MemoryPlan{}, Device{"a GPU", 0, ""}, 0, ""); };
     std::set<std::string> headers;
     for (int64_t cublaslt : {130100, 130200}) {
         MatmulChoices all = example();
@@ -79,18 +80,17 @@ TEST_CASE("matmul choices: the log's header and a run's settings name the file b
 TEST_CASE("matmul choices: the plan of a run on a GPU says which, or how to get faster ones") {
     TempFolder folder;
     write_tiny_data(folder.path());
-    Options o;
+    RunPlan plan;
+    Options& o = plan.options;
     o.train_data = folder / "train.bin", o.seq_len = 12;
     const DataLoader data(o.train_data, o.seq_len, o.seed, o.raw_tokens);
-    auto plan = [&] {
-        return describe_run(o, RunPlan{}, data, nullptr, MemoryPlan{}, Device{"a GPU", 0, ""});
-    };
-    CHECK(plan().find("products") == std::string::npos);  // on a CPU there is no choice
+    auto text = [&] { return describe_run(plan, data, nullptr, MemoryPlan{}, Device{"a GPU", 0, ""}); };
+    CHECK(text().find("products") == std::string::npos);  // on a CPU there is no choice
     o.program = Program::kGpu;
     CHECK(
-        contains(plan(), "products   | cuBLASLt's first proposals; --tune-gemm FILE, on one GPU, searches"));
+        contains(text(), "products   | cuBLASLt's first proposals; --tune-gemm FILE, on one GPU, searches"));
     o.tune_gemm = "fast.json";
-    CHECK(contains(plan(), "products   | those of fast.json (searched for if"));
+    CHECK(contains(text(), "products   | those of fast.json (searched for if"));
 }
 
 TEST_CASE("matmul choices: what is no such file is refused by field") {

@@ -11,7 +11,7 @@
 #include "llmc/host/log/run_log.h"
 #include "llmc/model/eval/validation.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/step_clock.h"
+#include "llmc/model/run/trainer.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;
@@ -214,9 +214,10 @@ TEST_CASE("not finite: a loss that explodes, though it stays finite, ends with e
 }
 
 TEST_CASE("not finite: the screen shows a nan without its sign") {
-    struct Diverged {
+    struct Diverged : GPT2Cpu {
+        Diverged() : GPT2Cpu(tiny_config(), 1, 2) {}
         std::vector<float> losses = {};
-        Evaluation evaluate(const Batch& batch) {
+        Evaluation evaluate(const Batch& batch) override {
             losses.assign(batch.targets.size(), -NAN);
             return {losses, {}};
         }

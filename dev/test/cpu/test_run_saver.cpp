@@ -26,8 +26,8 @@ RunRecord record_at(int64_t step) {
 // a run of a tiny model that saves when told to
 struct Saving {
     TempFolder folder, log_folder;
-    Options options;
     RunPlan plan;
+    Options& options = plan.options;
     SavePlan saves;
     StepLine line{true, 1};
     RunJournal journal{log_folder.path(), -1, log_start(kLine, 0)};
@@ -45,7 +45,7 @@ struct Saving {
     void start() {
         saver.reset();
         saver.emplace(
-            options, plan, other_data ? std::nullopt : plan.record.best, saves,
+            plan, plan.out, other_data ? std::nullopt : plan.record.best, saves,
             [this](std::span<float> memory) {
                 locks++;
                 CHECK((int64_t)memory.size() == 3 * file_elements(tiny_config()));
@@ -306,18 +306,18 @@ TEST_CASE("run saver: a save in the background that fails is told of, and so is 
 // ---- the forecast ------------------------------------------------------------------------------
 
 TEST_CASE("save plan: how many checkpoints will be on the disk") {
-    Options o;
-    o.program = Program::kCpu;
     RunPlan plan;
+    Options& o = plan.options;
+    o.program = Program::kCpu;
     plan.out = "/tmp/not/there/yet";
     plan.config = tiny_config();
     plan.steps = 100;
-    auto at_once = [&] { return plan_saves(o, plan, 0).at_once; };
-    CHECK(plan_saves(o, plan, 0).saves == 1);  // at the end
+    auto at_once = [&] { return plan_saves(plan, {}, 0).at_once; };
+    CHECK(plan_saves(plan, {}, 0).saves == 1);  // at the end
     o.save_every = 10;
-    CHECK(plan_saves(o, plan, 0).saves == 10);
+    CHECK(plan_saves(plan, {}, 0).saves == 10);
     o.save_every = 30;
-    CHECK(plan_saves(o, plan, 0).saves == 4);
+    CHECK(plan_saves(plan, {}, 0).saves == 4);
     o.save_every = 10;
     CHECK(at_once() == 10);
     o.keep = 2;
@@ -330,27 +330,27 @@ TEST_CASE("save plan: how many checkpoints will be on the disk") {
     o.val_every = 25;
     CHECK(at_once() == 14);
     plan.record.state.step = 95;
-    CHECK(plan_saves(o, plan, 0).saves == 1);
+    CHECK(plan_saves(plan, {}, 0).saves == 1);
     plan.record.state.step = 100;
-    CHECK(plan_saves(o, plan, 0).saves == 0);
+    CHECK(plan_saves(plan, {}, 0).saves == 0);
 
-    SavePlan p = plan_saves(o, plan, 0);
+    SavePlan p = plan_saves(plan, {}, 0);
     CHECK(p.free_bytes > 0);
     CHECK(disk_warning(p, "x") == "");
     p.free_bytes = p.disk_bytes() - 1;
     CHECK(contains(disk_warning(p, "x"), "x: the disk has "));
     CHECK(p.copy_bytes == 12 * file_elements(tiny_config()));
     o.save_mode = "async";
-    CHECK(plan_saves(o, plan, 0).background);
-    check_error(error_of([&] { plan_saves(o, plan, int64_t{1} << 60); }), kExitDevice,
+    CHECK(plan_saves(plan, {}, 0).background);
+    check_error(error_of([&] { plan_saves(plan, {}, int64_t{1} << 60); }), kExitDevice,
                 {"--save-mode async", "Use --save-mode sync"});
     o.save_mode = "auto";
-    CHECK_FALSE(plan_saves(o, plan, 0).background);
+    CHECK_FALSE(plan_saves(plan, {}, 0).background);
     o.program = Program::kGpu;
-    CHECK(plan_saves(o, plan, 0).background);
-    CHECK_FALSE(plan_saves(o, plan, int64_t{1} << 60).background);
+    CHECK(plan_saves(plan, {}, 0).background);
+    CHECK_FALSE(plan_saves(plan, {}, int64_t{1} << 60).background);
     o.save_mode = "sync";
-    CHECK_FALSE(plan_saves(o, plan, 0).background);
+    CHECK_FALSE(plan_saves(plan, {}, 0).background);
 }
 
 TEST_CASE("save plan: a disk that is too small is said before the start") {

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "llmc/host/tokens/data_files.h"
+#include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/decoder.h"
 #include "llmc/model/eval/generate.h"
 #include "llmc/model/run/samples.h"
@@ -38,21 +39,21 @@ private:
     int length_ = 0;
 };
 
-struct EndingModel {
-    void evaluate(const Batch&) {}
-    std::span<const float> logits_last() const { return logits; }
+struct EndingModel : GPT2Cpu {
+    EndingModel() : GPT2Cpu({9, 37, 64, 1, 2, 14}, 1, 2) {}
+    Evaluation evaluate(const Batch&) override { return {}; }
+    std::span<const float> logits_last() const override { return logits; }
     std::vector<float> logits = nearly_the_end();
 };
 
 std::string run_sample(const std::string& prompt, double temperature) {
-    Options o;
-    o.sample_every = 1;
-    o.prompt = prompt;
-    o.temperature = temperature;
-    EndingModel model;
     RunPlan plan;
+    plan.options.sample_every = 1;
+    plan.options.prompt = prompt;
+    plan.options.temperature = temperature;
+    EndingModel model;
     plan.config.vocab_size = kByteVocabSize;
-    return RunSamples(o, plan, kByteVocabSize).text(model, 1, 1);
+    return RunSamples(plan, kByteVocabSize).text(model, 1, 1);
 }
 
 }  // namespace

@@ -77,23 +77,26 @@ template <bool kForGood>
 class ShortOfMemory : public GPT2Cpu {
 public:
     using GPT2Cpu::GPT2Cpu;
-    bool enqueue_step(std::span<const Batch> batches, const StepParams& params) {
+    bool enqueue_step(std::span<const Batch> batches, const StepParams& params) override {
         if (!kForGood && params.step == 3) { std::get_new_handler()(); }
         return GPT2Cpu::enqueue_step(batches, params);
     }
-    Evaluation evaluate(const Batch& batch) {
+    Evaluation evaluate(const Batch& batch) override {
         if (kForGood) { throw std::bad_alloc(); }
         return GPT2Cpu::evaluate(batch);
     }
 };
 
-template <typename Model>
+template <typename Kind>
 Error end_of_run(const Place& p, const std::string& more) {
     Comm alone;
     const Options options = parse(p.options("--steps 6 --val-every 4 --sample-every 0 " + more));
     Error end(-1, "");
     printed_by([&] {
-        end = error_of([&] { train_in_rank<Model>(options, Trainer<Model>::needs_of_model, alone); });
+        end = error_of([&] {
+            train_in_rank(
+                options, [](const Options&) { return factory_of<Kind>(); }, alone);
+        });
     });
     stop_requested = 0;
     out_of_memory = 0;

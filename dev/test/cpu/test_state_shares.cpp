@@ -8,7 +8,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/model/run/rank_tasks.h"
+#include "llmc/model/cpu/gpt2.h"
+#include "llmc/model/run/follower.h"
 #include "llmc/model/state_shares.h"
 #include "llmc/ops/comm/nccl_library.h"
 
@@ -215,8 +216,9 @@ TEST_CASE("state shares: what is kept") {
 
 namespace {
 
-struct Hashes {
-    std::vector<uint64_t> parameter_hashes() const { return std::vector<uint64_t>(kNumTensors, 5); }
+struct Hashes : GPT2Cpu {
+    Hashes() : GPT2Cpu({9, 37, 64, 1, 2, 14}, 1, 2) {}
+    std::vector<uint64_t> parameter_hashes() const override { return std::vector<uint64_t>(kNumTensors, 5); }
 };
 
 // rank 0 of three: the others say the same, but for one tensor of one rank

@@ -21,18 +21,18 @@ constexpr double kStepMs = 20;
 class LateModel : public GPT2Cpu {
 public:
     using GPT2Cpu::GPT2Cpu;
-    bool enqueue_step(std::span<const Batch> batches, const StepParams& params) {
+    bool enqueue_step(std::span<const Batch> batches, const StepParams& params) override {
         std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(kStepMs));
         queued_++;
         finished_ = false;
         return GPT2Cpu::enqueue_step(batches, params);
     }
-    std::optional<StepResult> poll() {
+    std::optional<StepResult> poll() override {
         if (queued_ == 0 || (queued_ == 1 && !finished_)) { return std::nullopt; }
         queued_--;
         return GPT2Cpu::poll();
     }
-    void finish() { finished_ = true; }
+    void finish() override { finished_ = true; }
 
 private:
     int queued_ = 0;
@@ -49,7 +49,8 @@ TEST_CASE("step times: every step has its own, the last one and those before a p
     const Options options = parse(tiny_run(folder.path(), more));
     Comm alone;
     printed_by([&] {
-        CHECK(train_in_rank<LateModel>(options, Trainer<LateModel>::needs_of_model, alone) == kExitDone);
+        CHECK(train_in_rank(
+                  options, [](const Options&) { return factory_of<LateModel>(); }, alone) == kExitDone);
     });
     double all = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - before).count();
     double sum = 0;

@@ -99,9 +99,9 @@ struct Told {
 class History {
 public:
     History(uint64_t seed) : random_(seed), told_(share()) {
-        options_.keep = (int64_t)(random_() % 4);
-        options_.keep_major = random_() % 3 == 0 ? 6 : 0;
-        options_.keep_best = random_() % 2 == 0;
+        plan_.options.keep = (int64_t)(random_() % 4);
+        plan_.options.keep_major = random_() % 3 == 0 ? 6 : 0;
+        plan_.options.keep_best = random_() % 2 == 0;
         saves_.background = random_() % 2 == 0;
         plan_.out = folder_ / "run";
         plan_.config = tiny_config();
@@ -161,7 +161,7 @@ private:
         StepLine line(true, 1);
         RunJournal log(plan_.out, first > 0 ? first : -1, log_start(plan_.record.line, first));
         RunSaver saver(
-            options_, plan_, plan_.record.best, saves_, [](std::span<float>) { return nullptr; }, &line,
+            plan_, plan_.out, plan_.record.best, saves_, [](std::span<float>) { return nullptr; }, &line,
             &log);
         for (int64_t step = first + 1; step <= first + 15; step++) {
             StepNumbers numbers;
@@ -203,11 +203,12 @@ private:
         // every step was saved; a damaged one may be the one that --keep would have kept
         int64_t left = 0, saved = 0;
         for (int64_t step = 1; step <= newest; step++) {
-            const bool counts = step != best && (options_.keep_major == 0 || step % options_.keep_major != 0);
+            const bool counts =
+                step != best && (plan_.options.keep_major == 0 || step % plan_.options.keep_major != 0);
             saved += counts;
             left += counts && intact_.contains(step);
         }
-        const int64_t wanted = options_.keep == 0 ? saved : std::min(options_.keep, saved);
+        const int64_t wanted = plan_.options.keep == 0 ? saved : std::min(plan_.options.keep, saved);
         return left < wanted - damaged_count_ ? fmt::format("{} of {} are left", left, wanted) : "";
     }
     void damage_newest() {
@@ -233,7 +234,6 @@ private:
 
     std::mt19937_64 random_;
     TempFolder folder_;
-    Options options_;
     RunPlan plan_;
     SavePlan saves_;
     GPT2Cpu model_{tiny_config(), 1, 2};

@@ -1,7 +1,7 @@
 // What a run says while it goes: its log.jsonl, and the line of a step on the terminal.
 // The lines of log.jsonl, one JSON object each:
 //   {"event":"start","step":0,"log":2,"version":...,"device":...,"options":{...},...,"line":[...]}
-//       first of all, and again ("resume") where a run goes on: llmc/model/run/header.h
+//       first of all, and again ("resume") where a run goes on: llmc/model/run/opening.h
 //   {"step":1,"train_loss":...,"grad_norm":...,"lr":...,"ms":...,"tokens_per_s":...,"tokens":...,"epoch":...,
 //       "utilisation":...,"memory":...,"time":...}   the first step is 1, as on the screen
 //   {"step":100,"val_loss":...,"seconds":...,"time":...}   after 100 steps

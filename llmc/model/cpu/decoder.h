@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "llmc/model/decoder.h"
+#include "llmc/model/model_source.h"
 
 namespace llmc {
 

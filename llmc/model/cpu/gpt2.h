@@ -12,27 +12,27 @@
 
 namespace llmc {
 
-class GPT2Cpu {
+class GPT2Cpu : public Model {
 public:
     static MemoryPlan plan(const GPT2Config& config, int B, int T, const ModelSettings& settings = {});
     GPT2Cpu(const GPT2Config& config, int B, int T, const ModelSettings& settings = {});
 
-    const GPT2Config& config() const { return config_; }
-    void init(uint64_t seed);
-    void load(State state, int tensor, int64_t first, std::span<const float> values);
-    void save(State state, int tensor, int64_t first, std::span<float> values) const;
-    bool holds(State state, int tensor) const { return layout_of(state).holds(tensor); }
+    const GPT2Config& config() const override { return config_; }
+    void init(uint64_t seed) override;
+    void load(State state, int tensor, int64_t first, std::span<const float> values) override;
+    void save(State state, int tensor, int64_t first, std::span<float> values) const override;
+    bool holds(State state, int tensor) const override { return layout_of(state).holds(tensor); }
     static std::shared_ptr<void> page_lock(std::span<float>) { return nullptr; }
-    int64_t updates() const { return updates_; }
-    void set_updates(int64_t n) { updates_ = n; }
+    int64_t updates() const override { return updates_; }
+    void set_updates(int64_t n) override { updates_ = n; }
 
-    bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
-    std::optional<StepResult> poll();
-    void finish() {}
-    void gather();
-    std::vector<uint64_t> parameter_hashes() const;
-    Evaluation evaluate(const Batch& batch);
-    std::span<const float> logits_last() const;
+    bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) override;
+    std::optional<StepResult> poll() override;
+    void finish() override {}
+    void gather() override;
+    std::vector<uint64_t> parameter_hashes() const override;
+    Evaluation evaluate(const Batch& batch) override;
+    std::span<const float> logits_last() const override;
     static Device device(const ModelSettings& settings = {});
     static double measure_speed();
 

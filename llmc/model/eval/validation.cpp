@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/stop_signal.h"
+#include "llmc/host/log/run_log.h"
 
 namespace llmc {
 
@@ -47,6 +49,29 @@ Validator::Validator(const Options& o, int vocab_size, int end_of_text)
         info_ = read_val_info(shards.shards()[0].path(), shards.num_tokens());
         hits_.resize(shards.num_tokens());
     }
+}
+
+double Validator::loss(Model& model, int B, Comm& comm) {
+    const std::vector<int64_t> begins = shares(data_.num_rows(), B, comm.size());
+    const int64_t begin = begins[(size_t)comm.rank()], end = begins[(size_t)comm.rank() + 1];
+    const int64_t most = (data_.num_rows() + (int64_t)B * comm.size() - 1) / ((int64_t)B * comm.size());
+    row_sums_.assign((size_t)data_.num_rows(), 0.0);
+    Batch batch;
+    for (int64_t k = 0; k < most; k++) {
+        if (comm.root_says("whether to stop", stop_requested != 0)) { return NAN; }
+        const int64_t row = begin + k * B;
+        if (row >= end) { continue; }
+        data_.read(row, B, &batch);
+        Evaluation e = model.evaluate(batch);
+        for (int64_t i = 0; i < (int64_t)e.losses.size() && row + i / batch.T < end; i++) {
+            row_sums_[(size_t)(row + i / batch.T)] += e.losses[(size_t)i];
+        }
+        if (info_) { collect_hits(row, batch, e); }
+    }
+    gather_rows(comm, begins);
+    double sum = 0;
+    for (double row : row_sums_) { sum += row; }
+    return unsigned_nan(sum / (double)data_.num_targets());
 }
 
 void Validator::collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e) {

@@ -1,14 +1,11 @@
 // How good a model is: its loss over validation data, and how many of HellaSwag's questions it answers.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "llmc/host/base/stop_signal.h"
-#include "llmc/host/log/run_log.h"
 #include "llmc/host/options/options.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/host/tokens/data_files.h"
@@ -37,29 +34,7 @@ public:
     // Mean loss over the targets, nats, in rank 0; NaN if a stop was asked for first. All ranks call this,
     // each for its share of the rows; the rows' sums are added in their order, whatever B and the number of
     // ranks.
-    template <typename Model>
-    double loss(Model& model, int B, Comm& comm) {
-        const std::vector<int64_t> begins = shares(data_.num_rows(), B, comm.size());
-        const int64_t begin = begins[(size_t)comm.rank()], end = begins[(size_t)comm.rank() + 1];
-        const int64_t most = (data_.num_rows() + (int64_t)B * comm.size() - 1) / ((int64_t)B * comm.size());
-        row_sums_.assign((size_t)data_.num_rows(), 0.0);
-        Batch batch;
-        for (int64_t k = 0; k < most; k++) {
-            if (comm.root_says("whether to stop", stop_requested != 0)) { return NAN; }
-            const int64_t row = begin + k * B;
-            if (row >= end) { continue; }
-            data_.read(row, B, &batch);
-            Evaluation e = model.evaluate(batch);
-            for (int64_t i = 0; i < (int64_t)e.losses.size() && row + i / batch.T < end; i++) {
-                row_sums_[(size_t)(row + i / batch.T)] += e.losses[(size_t)i];
-            }
-            if (info_) { collect_hits(row, batch, e); }
-        }
-        gather_rows(comm, begins);
-        double sum = 0;
-        for (double row : row_sums_) { sum += row; }
-        return unsigned_nan(sum / (double)data_.num_targets());
-    }
+    double loss(Model& model, int B, Comm& comm);
 
     double entropy() const { return info_ ? info_->entropy : 0; }  // of the source, nats a token; 0 = unknown
     std::string short_text(double loss) const;            // "val loss 0.2500", and what it is of the entropy

@@ -51,6 +51,9 @@ private:
 
 // reads a range of one tensor, in file order, from wherever the model lives
 using ReadTensor = std::function<void(State state, int tensor, int64_t first, std::span<float> values)>;
+inline ReadTensor reader(const Model& model) {
+    return [&](State s, int t, int64_t first, std::span<float> x) { model.save(s, t, first, x); };
+}
 
 // Replaces path atomically. version is kModelFp32 or kModelBf16 (rounded to nearest even). Throws
 // Error(kExitDiverged) naming the first number that is not finite, and then writes nothing.

@@ -18,28 +18,28 @@ template <typename T, typename Grad>
 struct GPT2Network;
 
 template <typename T, typename Grad>
-class GPT2 {
+class GPT2 : public Model {
 public:
     static MemoryPlan plan(const GPT2Config& config, int B, int seq_len, const ModelSettings& settings = {});
     GPT2(const GPT2Config& config, int B, int seq_len, const ModelSettings& settings = {});
-    ~GPT2();
+    ~GPT2() override;
 
-    const GPT2Config& config() const;
-    void init(uint64_t seed);
-    void load(State state, int tensor, int64_t first, std::span<const float> values);
-    void save(State state, int tensor, int64_t first, std::span<float> values) const;
-    bool holds(State state, int tensor) const;
+    const GPT2Config& config() const override;
+    void init(uint64_t seed) override;
+    void load(State state, int tensor, int64_t first, std::span<const float> values) override;
+    void save(State state, int tensor, int64_t first, std::span<float> values) const override;
+    bool holds(State state, int tensor) const override;
     static std::shared_ptr<void> page_lock(std::span<float> memory);
-    int64_t updates() const;
-    void set_updates(int64_t n);
+    int64_t updates() const override;
+    void set_updates(int64_t n) override;
 
-    bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params);
-    std::optional<StepResult> poll();
-    void finish();
-    void gather();
-    std::vector<uint64_t> parameter_hashes() const;
-    Evaluation evaluate(const Batch& batch);
-    std::span<const float> logits_last() const;
+    bool enqueue_step(std::span<const Batch> micro_batches, const StepParams& params) override;
+    std::optional<StepResult> poll() override;
+    void finish() override;
+    void gather() override;
+    std::vector<uint64_t> parameter_hashes() const override;
+    Evaluation evaluate(const Batch& batch) override;
+    std::span<const float> logits_last() const override;
     static Device device(const ModelSettings& settings = {});
     static constexpr double (*measure_speed)() = nullptr;
 

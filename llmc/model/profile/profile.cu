@@ -51,11 +51,10 @@ double elapsed_ms(cudaStream_t stream, const Work& work, int hold_us = 0) {
 
 // ---- steps -----------------------------------------------------------------------------------------
 
-template <typename T, typename Grad>
 class Steps {
 public:
-    Steps(GPT2<T, Grad>& model, const DataLoader& data, const RunPlan& plan, const Options& o)
-        : model_(model), data_(data), plan_(plan), o_(o), batches_(plan.micro_batches) {}
+    Steps(Model& model, const DataLoader& data, const RunPlan& plan)
+        : model_(model), data_(data), plan_(plan), o_(plan.options), batches_(plan.micro_batches) {}
 
     // at least this many steps and seconds; the times between their ends
     std::vector<double> run(int steps, double seconds) {
@@ -92,7 +91,7 @@ private:
         model_.enqueue_step(batches_, params);
         step_++;
     }
-    GPT2<T, Grad>& model_;
+    Model& model_;
     const DataLoader& data_;
     const RunPlan& plan_;
     const Options& o_;
@@ -362,10 +361,10 @@ double exponentials_per_second() {
 template <typename T, typename Grad>
 int profile_training(const Options& given) {
     ActivityRecorder::require_cupti();  // before anything takes time
-    Options o = given;
-    DataLoader data(o.train_data, o.seq_len, o.seed, o.raw_tokens);
-    Device device = GPT2<T, Grad>::device(model_settings(o));
-    RunPlan plan = make_run_plan(&o, data);
+    DataLoader data(given.train_data, given.seq_len, given.seed, given.raw_tokens);
+    Device device = GPT2<T, Grad>::device(model_settings(given));
+    const RunPlan plan = make_run_plan(given, data);
+    const Options& o = plan.options;
     GPT2<T, Grad> model(plan.config, o.batch, o.seq_len, model_settings(o));
     model.init(o.seed);
     StepProfile p;
@@ -377,7 +376,7 @@ int profile_training(const Options& given) {
     p.date = today();
     p.B = o.batch;
     p.T = o.seq_len;
-    Steps<T, Grad> steps(model, data, plan, o);
+    Steps steps(model, data, plan);
     std::printf("training for %.0f seconds, then %d steps that count\n", kWarmSeconds, kTimedSteps);
     std::fflush(stdout);
     steps.run(4, kWarmSeconds);
@@ -435,8 +434,8 @@ void tune_products(const Options& given) {
     put_text(stdout, "--tune-gemm: " + given.tune_gemm + " is not there; searching\n");
     std::fflush(stdout);
     DataLoader data(o.train_data, o.seq_len, o.seed, o.raw_tokens);
-    RunPlan plan = make_run_plan(&o, data);
-    GPT2<T, Grad> model(plan.config, o.batch, o.seq_len, model_settings(o));
+    const RunPlan plan = make_run_plan(o, data);
+    GPT2<T, Grad> model(plan.config, o.batch, o.seq_len, model_settings(plan.options));
     model.init(o.seed);
     // the second one's gradients are added
     std::vector<Batch> batches(std::min<int64_t>(2, plan.micro_batches));

@@ -237,7 +237,7 @@ int export_model(const CommandOptions& o) {
 
 // ---- eval --------------------------------------------------------------------------------------
 
-Evaluation evaluate(LoadedModel* model, const Batch& batch) {
+Evaluation evaluate(Model* model, const Batch& batch) {
     const Evaluation e = model->evaluate(batch);
     require_finite_results("the losses", e.losses);
     return e;
@@ -245,7 +245,7 @@ Evaluation evaluate(LoadedModel* model, const Batch& batch) {
 
 // The mean loss over token shards: printed, or the members of a JSON object.
 std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
-                            const std::optional<Tokenizer>& tokenizer, LoadedModel* model, int T) {
+                            const std::optional<Tokenizer>& tokenizer, Model* model, int T) {
     const int vocab = ShardSet(o.data, o.raw_tokens).vocab_size(), end = end_of_text(tokenizer, vocab);
     const auto align = alignment(o.val_align, o.data, T, end, o.raw_tokens);
     ValidationData data(o.data, T, align, end, o.max_tokens, o.raw_tokens);
@@ -286,7 +286,7 @@ std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
     return "";
 }
 
-std::string evaluate_hellaswag(const EvalFile& file, const CommandOptions& o, LoadedModel* model, int T) {
+std::string evaluate_hellaswag(const EvalFile& file, const CommandOptions& o, Model* model, int T) {
     const auto losses = [&](const Batch& batch) { return evaluate(model, batch); };
     const HellaSwagScore score = *score_hellaswag(file, o.batch, T, losses);  // a signal ends a sub-command
     if (score.cut > 0) {
@@ -323,7 +323,7 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
         const bool same = same_ids(tokenizer, c.vocab_size, questions.emplace(o.hellaswag).vocab_size());
         if (!same) { require_vocabulary(*questions, c.vocab_size, named.path); }
     }
-    const std::unique_ptr<LoadedModel> model = engine.evaluator(*named.source, o.batch, T);
+    const std::unique_ptr<Model> model = engine.evaluator(*named.source, o.batch, T);
     std::string json;
     if (!o.data.empty()) { json = evaluate_shards(o, c, tokenizer, model.get(), T); }
     if (questions) { json += (json.empty() ? "" : ",") + evaluate_hellaswag(*questions, o, model.get(), T); }

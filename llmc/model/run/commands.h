@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "llmc/model/decoder.h"
+#include "llmc/model/model_source.h"
 
 namespace llmc {
 
@@ -12,7 +13,7 @@ namespace llmc {
 struct Engine {
     // dtype: "auto", "fp32" or "bf16"; throws Error(kExitUsage) for one that the program does not have
     std::function<std::unique_ptr<Decoder>(const ModelSource&, const std::string& dtype)> decoder;
-    std::function<std::unique_ptr<LoadedModel>(const ModelSource&, int B, int T)> evaluator;
+    std::function<std::unique_ptr<Model>(const ModelSource&, int B, int T)> evaluator;
 };
 
 // Runs the sub-command that argv[1] names and returns the program's exit code; nothing if it names none.

@@ -117,4 +117,16 @@ NamedModel open_model(const std::string& given, std::string* notes) {
     return {std::make_unique<ModelFile>(name), name, folder_of(name)};
 }
 
+void load_start(Model* model, uint64_t seed, const std::string& checkpoint, const std::string& model_name) {
+    model->init(seed);
+    if (!checkpoint.empty()) {
+        const Checkpoint source(checkpoint);
+        model->set_updates(source.record().state.updates);
+        load_checkpoint(source, writer(model));
+    } else if (!model_name.empty()) {
+        std::string notes;
+        load_model(*open_model(model_name, &notes).source, writer(model));
+    }
+}
+
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// The one place that finds a model by its name.
+// The one place that finds a model by its name, and what a run begins with.
 #pragma once
 #include <memory>
 #include <string>
@@ -19,5 +19,9 @@ struct NamedModel {
 //   a Hugging Face GPT-2: the folder, or a *.safetensors in it
 // Throws Error(kExitBadInput) unless it is there and right; notes about damaged checkpoints go to *notes.
 NamedModel open_model(const std::string& name, std::string* notes);
+
+// What a run begins with: a checkpoint's weights, moments and updates; else the weights of a model of this name; else, as both
+// are "", new ones.
+void load_start(Model* model, uint64_t seed, const std::string& checkpoint, const std::string& model_name);
 
 }  // namespace llmc

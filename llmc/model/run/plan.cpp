@@ -40,7 +40,8 @@ std::string compute_text(const Options& o) {
 }
 
 // A checkpoint has its own sizes; other ones that an option names are a mistake.
-void require_same_shape(const Options& o, const RunPlan& plan) {
+void require_same_shape(const RunPlan& plan) {
+    const Options& o = plan.options;
     const GPT2Config& c = plan.config;
     ModelShape asked{o.layers, o.heads, o.channels}, found{c.num_layers, c.num_heads, c.channels};
     bool stated = o.layers > 0 || model_descriptor(o.model, &asked);
@@ -56,9 +57,9 @@ void require_same_shape(const Options& o, const RunPlan& plan) {
 }
 
 // where the weights come from and the model's sizes: a checkpoint, a model file, or the options; sets the
-// sizes that are left open in them
-void choose_model(Options* options, int vocab_size, RunPlan* plan) {
-    Options& o = *options;
+// sizes that are left open in the plan's options
+void choose_model(int vocab_size, RunPlan* plan) {
+    Options& o = plan->options;
     if (o.resume == "auto") {
         std::string notes;
         plan->checkpoint = find_checkpoint(plan->out, &notes);
@@ -76,7 +77,7 @@ void choose_model(Options* options, int vocab_size, RunPlan* plan) {
         if (o.optimizer == "auto") { o.optimizer = plan->record.state.optimizer; }
         plan->model_from = plan->checkpoint;
         plan->model_folder = run_folder_of(plan->checkpoint);
-        require_same_shape(o, *plan);
+        require_same_shape(*plan);
         if (open) {
             o.layers = plan->config.num_layers, o.heads = plan->config.num_heads;
             o.channels = plan->config.channels;
@@ -100,7 +101,8 @@ void choose_model(Options* options, int vocab_size, RunPlan* plan) {
     }
 }
 
-void check_model(const Options& o, const RunPlan& plan) {
+void check_model(const RunPlan& plan) {
+    const Options& o = plan.options;
     if (o.seq_len > plan.config.max_seq_len) {
         throw Error(
             kExitUsage,
@@ -110,7 +112,8 @@ void check_model(const Options& o, const RunPlan& plan) {
 }
 
 // counts that the rest of the program multiplies
-void check_length(const Options& o, const RunPlan& plan) {
+void check_length(const RunPlan& plan) {
+    const Options& o = plan.options;
     if (plan.micro_batches > kMostMicroBatches) {
         throw Error(
             kExitUsage,
@@ -134,8 +137,9 @@ void check_length(const Options& o, const RunPlan& plan) {
 
 namespace {
 
-// the length of the run and its learning rate; sets them in the options, so that config.toml has them
-void choose_length(Options* o, const DataLoader& data, double (*measure_speed)(), RunPlan* plan) {
+// the length of the run and its learning rate; sets them in the plan's options, so that config.toml has them
+void choose_length(const DataLoader& data, double (*measure_speed)(), RunPlan* plan) {
+    Options* o = &plan->options;
     const GPT2Config& c = plan->config;
     // what was worked out once is not worked out again: the result would depend on how busy the machine is
     if (!plan->checkpoint.empty() && !fill_from_run(run_folder_of(plan->checkpoint) + "/config.toml", o)) {
@@ -179,11 +183,12 @@ void choose_length(Options* o, const DataLoader& data, double (*measure_speed)()
     o->sample_every = chosen.sample_every;
 }
 
-// in how many groups the gradients of a step are added; sets it in the options
-void choose_groups(Options* o, const RunPlan& plan) {
+// in how many groups the gradients of a step are added; sets it in the plan's options
+void choose_groups(RunPlan* plan) {
+    Options* o = &plan->options;
     const int ranks = std::max(1, o->world_size);
-    if (o->reduce_groups == 0 && !plan.checkpoint.empty()) {
-        fill_from_run(run_folder_of(plan.checkpoint) + "/config.toml", o);
+    if (o->reduce_groups == 0 && !plan->checkpoint.empty()) {
+        fill_from_run(run_folder_of(plan->checkpoint) + "/config.toml", o);
         o->reduce_groups = std::max(1, o->reduce_groups);  // a run of before there were any
     }
     if (o->reduce_groups == 0) { o->reduce_groups = ranks; }
@@ -206,7 +211,8 @@ void choose_groups(Options* o, const RunPlan& plan) {
             o->reduce_groups, ranks, divisors, change));
 }
 
-void require_groups(const Options& o, const RunPlan& plan) {
+void require_groups(const RunPlan& plan) {
+    const Options& o = plan.options;
     if (plan.micro_batches % o.reduce_groups == 0) { return; }
     const int64_t one = (int64_t)o.batch * o.seq_len * o.reduce_groups, low = o.total_batch / one * one,
                   high = low + one;
@@ -245,26 +251,27 @@ std::string schedule_text(const Schedule& s) {
 
 }  // namespace
 
-RunPlan make_run_plan(Options* options, const DataLoader& data, double (*measure_speed)()) {
-    const Options& o = *options;
+RunPlan make_run_plan(const Options& options, const DataLoader& data, double (*measure_speed)()) {
     RunPlan plan;
+    plan.options = options;
+    const Options& o = plan.options;
     plan.out = o.out.empty() ? default_run_folder() : o.out;
     if (o.resume == "auto" && o.out.empty()) {
         throw Error(kExitUsage, "--resume auto needs --out FOLDER: the run folder to go on in");
     }
-    choose_model(options, data.vocab_size(), &plan);
-    check_model(o, plan);
-    choose_groups(options, plan);
+    choose_model(data.vocab_size(), &plan);
+    check_model(plan);
+    choose_groups(&plan);
     int64_t tokens = o.total_batch > 0 ? o.total_batch : (int64_t)o.batch * o.seq_len * o.reduce_groups;
     plan.rows_per_step = tokens / o.seq_len;
     plan.micro_batches = plan.rows_per_step / o.batch;
-    require_groups(o, plan);
+    require_groups(plan);
     plan.windows_per_epoch = data.windows_per_epoch();
     const GPT2Config& c = plan.config;
     plan.flops_per_token =
         6.0 * (double)num_parameters(c) + 6.0 * c.num_layers * (double)c.channels * o.seq_len;
-    choose_length(options, data, measure_speed, &plan);
-    check_length(o, plan);
+    choose_length(data, measure_speed, &plan);
+    check_length(plan);
     if (plan.steps < 1) {
         const int64_t of_step = plan.rows_per_step * o.seq_len;
         throw Error(
@@ -276,8 +283,9 @@ RunPlan make_run_plan(Options* options, const DataLoader& data, double (*measure
     return plan;
 }
 
-std::string describe_run(const Options& o, const RunPlan& plan, const DataLoader& data,
-                         const ValidationData* val, const MemoryPlan& m, const Device& device) {
+std::string describe_run(const RunPlan& plan, const DataLoader& data, const ValidationData* val,
+                         const MemoryPlan& m, const Device& device) {
+    const Options& o = plan.options;
     const GPT2Config& c = plan.config;
     double epochs = (double)(plan.steps * plan.rows_per_step) / (double)data.windows_per_epoch();
     std::string available = m.available >= 0 ? bytes_text(m.available) : "unknown";
@@ -424,11 +432,13 @@ ModelSettings model_settings(const Options& o, Comm* comm) {
             .comm = comm};
 }
 
-TrainingState training_state(const Options& o, const RunPlan& plan, int64_t step, int64_t updates) {
+TrainingState training_state(const RunPlan& plan, int64_t step, int64_t updates) {
+    const Options& o = plan.options;
     return {step, updates, o.seed, o.seq_len, plan.rows_per_step, o.optimizer};
 }
 
-void require_same_run(const Options& o, const RunPlan& plan) {
+void require_same_run(const RunPlan& plan) {
+    const Options& o = plan.options;
     const TrainingState& found = plan.record.state;
     const std::string& name = plan.checkpoint;
     if (found.seed != o.seed) {

@@ -15,6 +15,7 @@
 namespace llmc {
 
 struct RunPlan {
+    Options options;  // with all worked out that was left open
     GPT2Config config;
     std::string model_from;     // "random initialisation", or the file or checkpoint the weights come from
     std::string model_file;     // "" unless the weights come from a model that was named: what was opened
@@ -32,13 +33,13 @@ struct RunPlan {
 };
 
 // Throws Error(kExitUsage) or Error(kExitBadInput) where options, data and model do not fit together. What
-// the options leave open is worked out, and set in them; a run that goes on takes it from its config.toml.
+// the options leave open is worked out, for plan.options; a run that goes on takes it from its config.toml.
 // measure_speed gives the FLOP/s of one large product on the device, now; null: unknown.
-RunPlan make_run_plan(Options* options, const DataLoader& data, double (*measure_speed)() = nullptr);
+RunPlan make_run_plan(const Options& options, const DataLoader& data, double (*measure_speed)() = nullptr);
 
 // what the user sees at start-up
-std::string describe_run(const Options& options, const RunPlan& plan, const DataLoader& data,
-                         const ValidationData* val, const MemoryPlan& memory, const Device& device);
+std::string describe_run(const RunPlan& plan, const DataLoader& data, const ValidationData* val,
+                         const MemoryPlan& memory, const Device& device);
 
 // the part of the options that a model is built with; comm null: for plan() only
 ModelSettings model_settings(const Options& options, Comm* comm = nullptr);
@@ -52,10 +53,10 @@ void require_memory(const MemoryPlan& memory, const Options& options, const Need
                     const GPT2Config& config);
 
 // what a checkpoint notes of this run after `step` steps
-TrainingState training_state(const Options& options, const RunPlan& plan, int64_t step, int64_t updates);
+TrainingState training_state(const RunPlan& plan, int64_t step, int64_t updates);
 
 // Throws Error(kExitUsage) unless the run can go on from the plan's checkpoint with the data in the same
 // order.
-void require_same_run(const Options& options, const RunPlan& plan);
+void require_same_run(const RunPlan& plan);
 
 }  // namespace llmc

@@ -1,9 +1,14 @@
 // The samples of a run: see run/samples.h.
 #include "llmc/model/run/samples.h"
 
+#include <algorithm>
+
 #include "llmc/host/base/error.h"
+#include "llmc/host/base/philox.h"
+#include "llmc/host/base/stop_signal.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/tokens/data_files.h"
+#include "llmc/model/eval/generate.h"
 
 namespace llmc {
 
@@ -28,8 +33,10 @@ std::optional<Tokenizer> tokenizer_of_run(const Options& o, const std::string& m
 
 }  // namespace
 
-RunSamples::RunSamples(const Options& options, const RunPlan& plan, int vocab_size)
-    : o_(options), tokenizer_(tokenizer_of_run(o_, plan.model_folder, vocab_size)), vocab_size_(vocab_size) {
+RunSamples::RunSamples(const RunPlan& plan, int vocab_size)
+    : o_(plan.options),
+      tokenizer_(tokenizer_of_run(o_, plan.model_folder, vocab_size)),
+      vocab_size_(vocab_size) {
     const int rows = plan.config.vocab_size;
     if (!same_ids(tokenizer_, rows, vocab_size)) {
         throw Error(
@@ -55,6 +62,25 @@ RunSamples::RunSamples(const Options& options, const RunPlan& plan, int vocab_si
                 o_.train_data, vocab_size, kByteVocabSize));
     }
     for (int id : tokenizer_->encode_prompt(o_.prompt, rows)) { start_.push_back(id); }
+}
+
+std::string RunSamples::text(Model& model, int64_t step, int number) const {
+    std::vector<int> text = start_;
+    for (int k = 0; k < o_.sample_tokens && !stop_requested; k++) {
+        Batch batch;
+        batch.B = 1;
+        batch.T = (int)std::min<size_t>(text.size(), (size_t)o_.seq_len);
+        batch.tokens.assign(text.end() - batch.T, text.end());
+        batch.targets.assign(batch.T, kIgnoreTarget);
+        model.evaluate(batch);
+        const double coin =
+            to_uniform(random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0]);
+        const int never = has_ends_ && text.size() == 1 ? end_of_text_ : -1;
+        const auto logits = model.logits_last().first((size_t)vocab_size_);  // not the model's padding
+        text.push_back(sample_token(logits, o_.temperature, o_.top_k, coin, 1, never));
+        if (has_ends_ && text.back() == end_of_text_) { break; }
+    }
+    return printable(text);
 }
 
 std::string RunSamples::printable(std::vector<int> text) const {

@@ -1,16 +1,11 @@
 // The samples of a run: which tokenizer it has, and texts that its model writes.
 #pragma once
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "llmc/host/base/philox.h"
-#include "llmc/host/base/stop_signal.h"
 #include "llmc/host/options/options.h"
-#include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
-#include "llmc/model/eval/generate.h"
 #include "llmc/model/model.h"
 #include "llmc/model/run/plan.h"
 
@@ -22,7 +17,7 @@ public:
     // vocabulary is theirs; without one, samples are printed as token ids. Throws Error(kExitBadInput) if it
     // or the model is not of the data's tokens, Error(kExitUsage) if there is a --prompt, samples are asked for,
     // and no tokenizer can read it.
-    RunSamples(const Options& options, const RunPlan& plan, int vocab_size);
+    RunSamples(const RunPlan& plan, int vocab_size);
 
     const std::optional<Tokenizer>& tokenizer() const { return tokenizer_; }
     // by convention the end of text is the last token, in GPT-2's vocabulary and in the byte-level one
@@ -30,25 +25,9 @@ public:
 
     // a continuation of the prompt, up to --sample-tokens or the end of the text; without a prompt at least
     // one token. The same step and number give the same random numbers
-    template <typename Model>
-    std::string text(Model& model, int64_t step, int number) const {
-        std::vector<int> text = start_;
-        for (int k = 0; k < o_.sample_tokens && !stop_requested; k++) {
-            Batch batch;
-            batch.B = 1;
-            batch.T = (int)std::min<size_t>(text.size(), (size_t)o_.seq_len);
-            batch.tokens.assign(text.end() - batch.T, text.end());
-            batch.targets.assign(batch.T, kIgnoreTarget);
-            model.evaluate(batch);
-            const double coin = to_uniform(
-                random_bits(o_.seed, RandomUse::kSampling, (uint32_t)number, (uint32_t)step, k)[0]);
-            const int never = has_ends_ && text.size() == 1 ? end_of_text_ : -1;
-            const auto logits = model.logits_last().first((size_t)vocab_size_);  // not the model's padding
-            text.push_back(sample_token(logits, o_.temperature, o_.top_k, coin, 1, never));
-            if (has_ends_ && text.back() == end_of_text_) { break; }
-        }
-        return printable(text);
-    }
+    std::string text(Model& model, int64_t step, int number) const;
+    // the tokenizer's, for a model of so many positions; none without a tokenizer
+    TextFiles files(int positions) const { return tokenizer_ ? tokenizer_->files(positions) : TextFiles(); }
 
 private:
     std::string printable(std::vector<int> text) const;

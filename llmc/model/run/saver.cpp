@@ -44,7 +44,8 @@ int64_t multiples(int64_t first, int64_t last, int64_t every) {
 
 }  // namespace
 
-SavePlan plan_saves(const Options& o, const RunPlan& plan, int64_t training_bytes) {
+SavePlan plan_saves(const RunPlan& plan, const TextFiles& tokenizer, int64_t training_bytes) {
+    const Options& o = plan.options;
     SavePlan p;
     const int64_t first = plan.record.state.step, last = plan.steps;
     const bool ends_on_one = o.save_every > 0 && last % o.save_every == 0;
@@ -56,7 +57,7 @@ SavePlan plan_saves(const Options& o, const RunPlan& plan, int64_t training_byte
         p.at_once += multiples(first, last, o.val_every);
     }
     p.checkpoint_bytes = checkpoint_bytes(plan.config, o.optimizer);
-    for (const auto& [name, text] : plan.record.tokenizer) { p.checkpoint_bytes += (int64_t)text.size(); }
+    for (const auto& [name, text] : tokenizer) { p.checkpoint_bytes += (int64_t)text.size(); }
     p.model_bytes = file_elements(plan.config) * (o.model_dtype == "bf16" ? 2 : 4);
     p.free_bytes = free_disk(plan.out);
     p.copy_bytes = state_elements(plan.config, o.optimizer) * (int64_t)sizeof(float);
@@ -105,14 +106,14 @@ std::string disk_warning(const SavePlan& p, const std::string& folder) {
         folder, bytes_text(p.free_bytes), bytes_text(p.disk_bytes()));
 }
 
-RunSaver::RunSaver(const Options& o, const RunPlan& plan, const std::optional<Validated>& best,
+RunSaver::RunSaver(const RunPlan& plan, const std::string& folder, const std::optional<Validated>& best,
                    const SavePlan& saves, const PageLock& lock, StepLine* line, RunJournal* journal)
-    : folder_(plan.out),
+    : folder_(folder),
       config_(plan.config),
-      optimizer_(o.optimizer),
-      keep_{o.keep, o.keep_major, -1},
-      done_files_(o.llmc_letters),
-      keep_best_(o.keep_best),
+      optimizer_(plan.options.optimizer),
+      keep_{plan.options.keep, plan.options.keep_major, -1},
+      done_files_(plan.options.llmc_letters),
+      keep_best_(plan.options.keep_best),
       line_(line),
       journal_(journal),
       newest_(plan.checkpoint) {

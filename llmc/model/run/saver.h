@@ -33,9 +33,9 @@ struct SavePlan {
     int64_t disk_bytes() const { return at_once * checkpoint_bytes + model_bytes; }
 };
 
-// training_bytes: what the training itself takes of the host's memory. Throws Error(kExitDevice) if
+// tokenizer: its files, which each checkpoint has; training_bytes: what the training itself takes of the host's memory. Throws Error(kExitDevice) if
 // --save-mode async has no room for the copy.
-SavePlan plan_saves(const Options& options, const RunPlan& plan, int64_t training_bytes);
+SavePlan plan_saves(const RunPlan& plan, const TextFiles& tokenizer, int64_t training_bytes);
 
 // what the user sees at start-up, and what is to be said on stderr if the disk has too little room ("": it
 // has enough)
@@ -45,9 +45,9 @@ std::string disk_warning(const SavePlan& plan, const std::string& folder);
 class RunSaver {
 public:
     using PageLock = std::function<std::shared_ptr<void>(std::span<float>)>;  // page_lock() of model.h
-    // best: the validation that --keep-best has to beat. *line gets what is to be said, *journal the saves. If the plan is
+    // folder: the run's; best: the validation that --keep-best has to beat. *line gets what is to be said, *journal the saves. If the plan is
     // to write in the background, memory for a copy is taken here.
-    RunSaver(const Options& options, const RunPlan& plan, const std::optional<Validated>& best,
+    RunSaver(const RunPlan& plan, const std::string& folder, const std::optional<Validated>& best,
              const SavePlan& saves, const PageLock& lock, StepLine* line, RunJournal* journal);
 
     // Saves a state; `read` is not used after this returns. With wait, it is on the disk then, or that has
