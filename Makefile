@@ -70,10 +70,10 @@ $(HEADERS): $(SETTINGS)
 $(BUILD)/%.o: %.cpp $(SETTINGS) | $(if $(filter file,$(origin PRECOMPILED)),$(HEADERS))
 	@mkdir -p $(@D)
 	$(COMPILE) -include $(PRECOMPILED) -c $< -o $@
-$(BUILD)/llmc/host/options/options_config.o: CXXFLAGS += -Wno-terminate
-# what CLI11 and the JSON and TOML libraries make of their templates reads and writes a few lines; json.cpp whole texts,
-# safetensors.cpp all numbers of a model
-$(call objects,$(filter-out %/json.cpp %/safetensors.cpp,$(shell grep -l -e '<CLI/' -e '<nlohmann/json.hpp>' -e '<toml++/' llmc/*/*/*.cpp))): \
+$(BUILD)/llmc/host/options/config.o: CXXFLAGS += -Wno-terminate
+# what the JSON and TOML libraries make of their templates reads and writes a few lines; json.cpp whole texts, safetensors.cpp
+# all numbers of a model
+$(call objects,$(filter-out %/json.cpp %/safetensors.cpp,$(shell grep -l -e '<nlohmann/json.hpp>' -e '<toml++/' llmc/*/*/*.cpp))): \
     OPTIMIZE := $(OPTIMIZE:-O3=-Og)
 define archive
 @rm -f $@

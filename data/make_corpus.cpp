@@ -14,7 +14,6 @@
 // byte n-gram models, so that one sees how much of a text needs more than its last few bytes.
 //
 // Build and run: make data/make_corpus && data/make_corpus --help
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
 
@@ -24,7 +23,7 @@
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
-#include "llmc/host/options/parse_words.h"
+#include "llmc/host/options/table.h"
 #include "llmc/host/tokens/data_files.h"
 
 namespace {
@@ -166,35 +165,23 @@ void run(const CorpusOptions& options) {
 
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, CorpusOptions* options) {
-    CLI::App app(
+    Table t(
+        "data/make_corpus",
         "Writes the sample corpus: short English-like stories from a grammar, so that the entropy of the\n"
         "text is known and a model's loss can be compared with the lowest possible one. Same seed, same\n"
         "bytes, anywhere. Writes DIR/train.bin and DIR/val.bin (token shards, one token per byte, 256 = end\n"
-        "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a sum).\n",
-        "data/make_corpus");
-    app.add_option("--out", options->out, "folder to write to, made if missing")
-        ->type_name("DIR")
-        ->capture_default_str();
-    app.add_option("--train-bytes", options->train_bytes, "bytes of text in train.bin, up to whole stories")
-        ->type_name("N")
-        ->transform(number_range(int64_t{10'000}, kMostBytes))
-        ->capture_default_str();
-    app.add_option("--val-bytes", options->val_bytes, "bytes of text in val.bin, up to whole stories")
-        ->type_name("N")
-        ->transform(number_range(int64_t{1'000}, kMostBytes))
-        ->capture_default_str();
-    app.add_option("--seed", options->seed, "which stories")
-        ->type_name("S")
-        ->transform(number_range(uint64_t{0}, UINT64_MAX))
-        ->capture_default_str();
-    app.add_option("--show", options->show, "print the first N stories of train.bin and write nothing")
-        ->type_name("N")
-        ->transform(number_range(0, 1'000'000))
-        ->capture_default_str();
-    app.footer(
-        "Example: data/make_corpus --seed 7 --out /tmp/corpus\n"
-        "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin");
-    return parse_words(&app, argc, argv, 1, "");
+        "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a sum).",
+        "Example: PROGRAM --seed 7 --out /tmp/corpus\n"
+        "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin\n");
+    t.add("--out DIR", &options->out, "", "folder to write to, made if missing");
+    t.add("--train-bytes N", &options->train_bytes, {10'000, (double)kMostBytes}, "",
+          "bytes of text in train.bin, up to whole stories");
+    t.add("--val-bytes N", &options->val_bytes, {1'000, (double)kMostBytes}, "",
+          "bytes of text in val.bin, up to whole stories");
+    t.add("--seed S", &options->seed, {0, 0x1p64}, "", "which stories");
+    t.add("--show N", &options->show, {0, 1'000'000}, "",
+          "print the first N stories of train.bin and write nothing");
+    return parse_table(t, argc, argv);
 }
 
 }  // namespace

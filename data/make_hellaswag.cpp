@@ -1,6 +1,4 @@
 // make_hellaswag: HellaSwag's questions as published (JSONL) -> token ids, in the format of llm.c's file.
-#include <CLI/CLI.hpp>
-
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -10,7 +8,7 @@
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
-#include "llmc/host/options/parse_words.h"
+#include "llmc/host/options/table.h"
 #include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/tokenizer.h"
 
@@ -24,7 +22,7 @@ const char* const kDescription =
     "Makes the file of questions that ./train_gpt2 eval --hellaswag and --hellaswag in training take, of "
     "HellaSwag's\n"
     "examples: lines of JSON with a context \"ctx\", four \"endings\", and the number of the right one, "
-    "\"label\".\n";
+    "\"label\".";
 
 const char* const kFooter =
     "The ids are those of the context, and of each ending with a blank before it. hellaswag_val.jsonl is "
@@ -118,15 +116,12 @@ void make_hellaswag(const Settings& settings) {
 
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
-    CLI::App app(kDescription, "data/make_hellaswag");
-    app.footer(kFooter);
-    app.add_option("input", settings->input, "a file of JSONL, or - for standard input")->required();
-    app.add_option("--out", settings->out, "the file to write")->required()->type_name("FILE");
-    app.add_option("--tokenizer", settings->tokenizer,
-                   "the model's: a folder or file as of data/make_shards; without "
-                   "it, bytes")
-        ->type_name("PATH");
-    return parse_words(&app, argc, argv, 1, "");
+    Table t("data/make_hellaswag", kDescription, kFooter);
+    t.add("input", &settings->input, "", "a file of JSONL, or - for standard input").required = true;
+    t.add("--out FILE", &settings->out, "", "the file to write").required = true;
+    t.add("--tokenizer PATH", &settings->tokenizer, "",
+          "the model's: a folder or file as of data/make_shards; without it, bytes");
+    return parse_table(t, argc, argv);
 }
 
 }  // namespace llmc

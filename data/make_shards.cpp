@@ -3,8 +3,6 @@
 // temporary shards ("pieces") beside the result. Only when all is read is it known where the validation part
 // begins; the piece in which it does is then cut in two, an end of text is put behind each part, and all get
 // their names.
-#include <CLI/CLI.hpp>
-
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
@@ -23,7 +21,7 @@
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
-#include "llmc/host/options/parse_words.h"
+#include "llmc/host/options/table.h"
 #include "llmc/host/options/typed_text.h"
 #include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/tokenizer.h"
@@ -48,7 +46,7 @@ const char* const kDescription =
     "Makes token shards for training and validation of any text: one token per byte, and one for the end of\n"
     "a text (id 256), or with --tokenizer those of GPT-2 or another byte-level BPE. Nothing is lost: "
     "without\n"
-    "the ends of text, the shards hold the bytes of the input.\n";
+    "the ends of text, the shards hold the bytes of the input.";
 
 const char* const kFooter =
     "Documents. An end of text goes before each, so that the model learns where something new begins:\n"
@@ -374,38 +372,32 @@ void make_shards(const Settings& settings) {
 
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
-    CLI::App app(kDescription, "data/make_shards");
-    app.footer(kFooter);
-    app.add_option("inputs", settings->inputs,
-                   "files of text or JSON lines, folders, or - for standard input")
-        ->required();
-    app.add_option("--out", settings->out, "how the names of the shards begin; their folder is made")
-        ->required()
-        ->type_name("PREFIX");
-    app.add_option("--tokenizer", settings->tokenizer, "a file or folder, see below; without it, bytes")
-        ->type_name("PATH");
-    auto* documents = app.add_option("--documents", settings->documents, "what an end of text goes before")
-                          ->capture_default_str()
-                          ->check(CLI::IsMember({"file", "paragraph", "line"}));
-    app.add_option("--json-field", settings->json_field,
-                   "the input is JSON lines (JSONL): the name of each object's text, which is a document")
-        ->type_name("NAME")
-        ->check([](const std::string& name) {
-            return name.empty() ? "found an empty text, expected a name, as in --json-field text" : "";
-        })
-        ->excludes(documents);
-    app.add_flag("--skip-bad-lines", settings->skip_bad_lines,
-                 "leave out the lines without such a text, count them, and name the first three")
-        ->needs("--json-field");
-    app.add_flag("--as-is", settings->as_is, "take compressed, binary and HTML files, too, byte by byte")
-        ->excludes("--json-field");
-    app.add_option("--val-fraction", settings->val_fraction, "part that validation gets; 0 = none")
-        ->capture_default_str()
-        ->transform(number_range(0.0, 0.9));
-    app.add_option("--shard-tokens", settings->shard_tokens, "tokens in a shard, which is held in memory")
-        ->capture_default_str()
-        ->transform(number_range(int64_t{16}, kMaxShardTokens));
-    return parse_words(&app, argc, argv, 1, "");
+    Table t("data/make_shards", kDescription, kFooter);
+    t.add("inputs", &settings->inputs, "", "files of text or JSON lines, folders, or - for standard input")
+        .required = true;
+    t.add("--out PREFIX", &settings->out, "", "how the names of the shards begin; their folder is made")
+        .required = true;
+    t.add("--tokenizer PATH", &settings->tokenizer, "", "a file or folder, see below; without it, bytes");
+    t.add("--documents NAME", &settings->documents, "", "what an end of text goes before")
+        .one_of("file paragraph line");
+    const auto read_field = [settings](const std::string& name) {
+        if (name.empty()) {
+            fail_usage("--json-field: found an empty text, expected a name, as in --json-field text.");
+        }
+        settings->json_field = name;
+    };
+    t.add("--json-field NAME", read_field, "",
+          "the input is JSON lines (JSONL): the name of each object's text, which is a document; without "
+          "--documents and --as-is")
+        .not_with("documents as-is");
+    t.add("--skip-bad-lines", &settings->skip_bad_lines, "",
+          "with --json-field: leave out the lines without such a text, count them, and name the first three")
+        .needs("json-field");
+    t.add("--as-is", &settings->as_is, "", "take compressed, binary and HTML files, too, byte by byte");
+    t.add("--val-fraction X", &settings->val_fraction, {0, 0.9}, "", "part that validation gets; 0 = none");
+    t.add("--shard-tokens N", &settings->shard_tokens, {16, (double)kMaxShardTokens, "tokens"}, "",
+          "tokens in a shard, which is held in memory");
+    return parse_table(t, argc, argv);
 }
 
 }  // namespace llmc

@@ -8,7 +8,7 @@
 #                               without a network)
 set -eu
 cd "$(dirname "$0")/.."
-PACKAGES="libcli11-dev libfmt-dev nlohmann-json3-dev libxxhash-dev doctest-dev libopenblas-openmp-dev libtomlplusplus-dev"
+PACKAGES="libfmt-dev nlohmann-json3-dev libxxhash-dev doctest-dev libopenblas-openmp-dev libtomlplusplus-dev"
 RUNTIME="libopenblas0-openmp libgfortran5 libquadmath0"   # what libopenblas-openmp-dev needs beside it when unpacked
 CXX=${CXX:-g++}
 ROOT_DIR=$PWD
@@ -57,7 +57,6 @@ probe() {
         ldflags="-L$1/usr/lib/$multiarch $ldflags,-rpath,$1/usr/lib/$multiarch,-rpath-link,$1/usr/lib/$multiarch"
     fi
     cat > build/probe.cpp <<'EOF'
-#include <CLI/Version.hpp>
 #include <cblas.h>
 #include <doctest/doctest.h>
 #include <fmt/core.h>
@@ -128,7 +127,7 @@ elif can_apt; then
         { tail -5 build/probe.log >&2; die "unpacked, but a test program does not build (log: build/probe.log)"; }
 else
     tail -3 build/probe.log >&2
-    die "not Debian or Ubuntu: install CLI11, {fmt}, nlohmann/json, toml++, xxHash, doctest and OpenBLAS (OpenMP build),
+    die "not Debian or Ubuntu: install {fmt}, nlohmann/json, toml++, xxHash, doctest and OpenBLAS (OpenMP build),
   or set DEPS=dir"
 fi
 write_result

@@ -53,12 +53,10 @@ inline void require_meaning(const Shootout& s, const ShootoutOptions& o) {
 // main of every shootout: returns the exit code
 inline int shootout_main(const Shootout& s, int argc, const char* const* argv) {
     try {
-        ShootoutOptions options = parse_shootout_options(argc, argv, s.sequences);
+        ShootoutOptions options;
+        options.sequences = s.sequences;
+        if (!parse_shootout_options(argc, argv, s.op, &options)) { return kExitDone; }
         if (options.only.empty() && !kOnly.empty()) { options.only.emplace_back(kOnly); }
-        if (options.help) {
-            std::printf("%s", shootout_help(s.op).c_str());
-            return kExitDone;
-        }
         require_known_versions(s, options);
         require_meaning(s, options);
         if (options.explain) {

@@ -1,27 +1,26 @@
 // The command line of the shootouts, the same for all of them. Host only.
 #pragma once
 #include <algorithm>
-#include <cerrno>
+#include <charconv>
 #include <climits>
-#include <cstdlib>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "dev/cuda/problem.h"
 #include "llmc/host/base/error.h"
+#include "llmc/host/options/table.h"
+#include "llmc/host/options/typed_text.h"
 
 namespace llmc {
 
 struct ShootoutOptions {
     bool check = false;
-    bool warm = true;  // a column of its own
+    bool cold = false, warm = true;  // warm: a column of its own
     bool sweep = false;
     bool latency = false;
     bool accumulate = false;
     bool for_sanitizer = false;
     bool verbose = false;
-    bool help = false;
     bool explain = false;
     bool sequences = false;         // how shapes are written: Shootout::sequences
     std::vector<std::string> only;  // version names; empty = all
@@ -38,182 +37,127 @@ struct ShootoutOptions {
     }
 };
 
-// ---- values -------------------------------------------------------------------------------------
-
-[[noreturn]] inline void bad_value(const char* option, const std::string& value, const char* expected) {
-    throw Error(kExitUsage, fmt::format("{}: found '{}', expected {}", option, value, expected));
-}
-
 inline std::vector<std::string> split(const std::string& text, char separator) {
     std::vector<std::string> parts;
     for (size_t begin = 0; begin <= text.size();) {
-        size_t end = std::min(text.find(separator, begin), text.size());
+        const size_t end = std::min(text.find(separator, begin), text.size());
         parts.push_back(text.substr(begin, end - begin));
         begin = end + 1;
     }
     return parts;
 }
 
-// a whole number in [low, high], and nothing else
-inline bool read_int(const std::string& text, int64_t low, int64_t high, int64_t* value) {
-    errno = 0;
-    *value = std::strtoll(text.c_str(), nullptr, 10);
-    bool digits = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-    return digits && errno == 0 && *value >= low && *value <= high;
+// The whole numbers between x's, none above its most and all but the first of them at least 1; false for another text.
+inline bool read_sizes(const std::string& text, const std::vector<int64_t>& most, int64_t least_first,
+                       std::vector<int64_t>* sizes) {
+    for (const std::string& part : split(text, 'x')) {
+        const size_t i = sizes->size();
+        const auto [end, code] =
+            std::from_chars(part.data(), part.data() + part.size(), sizes->emplace_back());
+        const int64_t least = i == 0 ? least_first : 1;
+        if (i == most.size() || part.empty() || code != std::errc() || end != part.data() + part.size() ||
+            sizes->back() < least || sizes->back() > most[i]) {
+            return false;
+        }
+    }
+    return sizes->size() == most.size();
 }
 
 inline Shape parse_shape(const std::string& text) {
-    auto parts = split(text, 'x');
-    int64_t N = 0, C = 0;
-    if (parts.size() != 2 || !read_int(parts[0], 0, INT64_MAX / INT_MAX, &N) ||
-        !read_int(parts[1], 1, INT_MAX, &C)) {
-        bad_value("--shape", text, "rows x columns, such as 65536x768");
+    std::vector<int64_t> sizes;
+    if (!read_sizes(text, {INT64_MAX / INT_MAX, INT_MAX}, 0, &sizes)) {
+        fail_usage("--shape: found " + in_quotes(text) + ", expected rows x columns, such as 65536x768");
     }
-    return {N, (int)C};
+    return {sizes[0], (int)sizes[1]};
 }
 
 // of attention: N tokens of C = 64 heads elements
 inline Shape parse_sequences(const std::string& text) {
-    auto parts = split(text, 'x');
-    int64_t B = 0, NH = 0, T = 0;
     constexpr int kMost = INT_MAX / kHeadColumns;
-    if (parts.size() != 3 || !read_int(parts[0], 1, kMost, &B) || !read_int(parts[1], 1, kMost, &NH) ||
-        !read_int(parts[2], 1, kMost, &T)) {
-        bad_value("--shape", text, "sequences x heads x tokens, such as 64x12x1024");
+    std::vector<int64_t> sizes;
+    if (!read_sizes(text, {kMost, kMost, kMost}, 1, &sizes)) {
+        fail_usage("--shape: found " + in_quotes(text) +
+                   ", expected sequences x heads x tokens, such as 64x12x1024");
     }
-    return {B * T, (int)NH * kHeadColumns, (int)T};
-}
-
-inline int parse_int(const char* option, const std::string& text, int most, const char* expected) {
-    int64_t value = 0;
-    if (!read_int(text, 1, most, &value)) { bad_value(option, text, expected); }
-    return (int)value;
+    return {sizes[0] * sizes[2], (int)sizes[1] * kHeadColumns, (int)sizes[2]};
 }
 
 inline Dtype parse_dtype(const std::string& text) {
     for (Dtype dtype : kDtypes) {
         if (text == format_of(dtype).name) { return dtype; }
     }
-    bad_value("--dtype", text, "fp32, bf16, fp16 or fp64");
+    fail_usage("--dtype: found " + in_quotes(text) + ", expected fp32, bf16, fp16 or fp64");
 }
 
 // "2" and "v2" name the same version
 inline std::string version_name(const std::string& text) {
-    bool number = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    const bool number = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
     return number ? "v" + text : text;
 }
 
-// ---- the table of options -----------------------------------------------------------------------
-
-struct ShootoutOption {
-    const char* name;
-    const char* argument;  // "" = a switch
-    const char* help;
-    std::function<void(ShootoutOptions&, const std::string&)> set;
-};
-
-inline const std::vector<ShootoutOption>& shootout_options() {
-    static const std::vector<ShootoutOption> options = {
-        {"--check", "", "check every version and stop; ends 'N passed, N failed, N skipped'",
-         [](auto& o, auto&) { o.check = true; }},
-        {"--shape", "NxC[,NxC]",
-         "these shapes, rows x columns, instead of the usual ones; in bf16 unless --dtype is given;\n"
-         "                       of attention: sequences x heads x tokens",
-         [](auto& o, auto& v) {
-             for (auto& s : split(v, ',')) {
-                 o.shapes.push_back(o.sequences ? parse_sequences(s) : parse_shape(s));
-             }
-         }},
-        {"--dtype", "T[,T]", "fp32, bf16, fp16 or fp64 (for versions that have it: the shipped function)",
-         [](auto& o, auto& v) {
-             for (auto& t : split(v, ',')) { o.dtypes.push_back(parse_dtype(t)); }
-         }},
-        {"--block", "B", "threads per block; default: several are tried and the fastest is shown",
-         [](auto& o, auto& v) { o.block = parse_int("--block", v, 1024, "1 to 1024 threads"); }},
-        {"--warps", "W", "triton: warps of a block; default: the tutorial's rule",
-         [](auto& o, auto& v) { o.warps = parse_int("--warps", v, 32, "1 to 32 warps"); }},
-        {"--group-size-m", "G", "triton, backward: buffers that rows are added into; default: likewise",
-         [](auto& o, auto& v) { o.group_size = parse_int("--group-size-m", v, 65536, "1 to 65536"); }},
-        {"--sweep", "",
-         "4096 rows of 512 i columns, i = 2..31, fp16; the shipped function unless others are named",
-         [](auto& o, auto&) { o.sweep = true; }},
-        {"--latency", "",
-         "single rows of 256 to 16384 columns: us over one block that copies them; versions as in --sweep",
-         [](auto& o, auto&) { o.latency = true, o.warm = false; }},
-        {"--accumulate", "", "backward: dinp += instead of =, for versions that have it; roof 3R1W",
-         [](auto& o, auto&) { o.accumulate = true; }},
-        {"--cold", "", "leave out the column of the time when inputs and outputs stay in L2",
-         [](auto& o, auto&) { o.warm = false; }},
-        {"--json", "FILE", "write every row, and what it was measured on, to FILE",
-         [](auto& o, auto& v) { o.json = v; }},
-        {"--csv", "FILE", "write the rows to FILE, a line each; --sweep does so without being asked",
-         [](auto& o, auto& v) { o.csv = v; }},
-        {"--explain", "",
-         "LayerNorm: print which kernel and layout takes each --shape, and why; needs no GPU",
-         [](auto& o, auto&) { o.explain = true; }},
-        {"--gpu", "ARCH", "--explain: for an H100, sm_90a (default), or an A100, sm_80",
-         [](auto& o, auto& v) {
-             if (v != "sm_90a" && v != "sm_80") { bad_value("--gpu", v, "sm_90a or sm_80"); }
-             o.gpu = v;
-         }},
-        {"--for-sanitizer", "",
-         "--check: few repetitions, and outputs start as allocated, for compute-sanitizer",
-         [](auto& o, auto&) { o.for_sanitizer = true; }},
-        {"--verbose", "", "one line per output: worst error, share of elements not correctly rounded",
-         [](auto& o, auto&) { o.verbose = true; }},
-        {"--help", "", "this text; -h, too", [](auto& o, auto&) { o.help = true; }},
+inline Table shootout_table(ShootoutOptions* options, const char* program) {
+    ShootoutOptions& o = *options;
+    Table t(std::string("dev/cuda/") + program,
+            fmt::format("Checks and times every version of {} against the CPU reference and the memory roof.",
+                        program),
+            "Exit codes: 0 all right, 1 a version is wrong, 2 usage, 4 no CUDA device or not enough memory.\n"
+            "How to read the tables: dev/cuda/README.md\n");
+    t.add("version", &o.only, "", "all of them, if none is named");
+    t.add("--check", &o.check, "", "check every version and stop; ends 'N passed, N failed, N skipped'");
+    const auto read_shapes = [&o](const std::string& text) {
+        for (const std::string& shape : split(text, ',')) {
+            o.shapes.push_back(o.sequences ? parse_sequences(shape) : parse_shape(shape));
+        }
     };
-    return options;
+    t.add("--shape NxC[,NxC]", read_shapes, "",
+          "these shapes, rows x columns, instead of the usual ones; in bf16 unless --dtype is given; of "
+          "attention: sequences x heads x tokens")
+        .repeats = true;
+    const auto read_dtypes = [&o](const std::string& text) {
+        for (const std::string& dtype : split(text, ',')) { o.dtypes.push_back(parse_dtype(dtype)); }
+    };
+    t.add("--dtype T[,T]", read_dtypes, "",
+          "fp32, bf16, fp16 or fp64 (for versions that have it: the shipped function)")
+        .repeats = true;
+    t.add("--block B", &o.block, {1, 1024, "threads"}, "",
+          "threads per block; left out: several are tried and the fastest is shown");
+    t.add("--warps W", &o.warps, {1, 32, "warps"}, "",
+          "triton: warps of a block; left out: the tutorial's rule");
+    t.add("--group-size-m G", &o.group_size, {1, 65536}, "",
+          "triton, backward: buffers that rows are added into; left out: likewise");
+    t.add("--sweep", &o.sweep, "",
+          "4096 rows of 512 i columns, i = 2..31, fp16; the shipped function unless others are named");
+    t.add("--latency", &o.latency, "",
+          "single rows of 256 to 16384 columns: us over one block that copies them; versions as in --sweep");
+    t.add("--accumulate", &o.accumulate, "",
+          "backward: dinp += instead of =, for versions that have it; roof 3R1W");
+    t.add("--cold", &o.cold, "", "leave out the column of the time when inputs and outputs stay in L2");
+    t.add("--json FILE", &o.json, "", "write every row, and what it was measured on, to FILE");
+    t.add("--csv FILE", &o.csv, "",
+          "write the rows to FILE, a line each; --sweep does so without being asked");
+    t.add("--explain", &o.explain, "",
+          "LayerNorm: print which kernel and layout takes each --shape, and why; needs no GPU");
+    t.add("--gpu ARCH", &o.gpu, "", "--explain: for an H100, sm_90a, or an A100, sm_80")
+        .one_of("sm_90a sm_80");
+    t.add("--for-sanitizer", &o.for_sanitizer, "",
+          "--check: few repetitions, and outputs start as allocated, for compute-sanitizer")
+        .needs("check");
+    t.add("--verbose", &o.verbose, "",
+          "one line per output: worst error, share of elements not correctly rounded");
+    return t;
 }
 
-inline std::string shootout_help(const char* program) {
-    std::string text = fmt::format(
-        "Checks and times every version of {} against the CPU reference and the memory roof.\n"
-        "usage: dev/cuda/{} [version] [options]\n",
-        program, program);
-    for (const auto& option : shootout_options()) {
-        text += fmt::format("  {:20} {}\n", fmt::format("{} {}", option.name, option.argument), option.help);
+// False: --help was asked for, and has been printed.
+inline bool parse_shootout_options(int argc, const char* const* argv, const char* program,
+                                   ShootoutOptions* o) {
+    for (int i = 0; i < argc; i++) { o->command += fmt::format("{}{}", i > 0 ? " " : "", argv[i]); }
+    if (!parse_table(shootout_table(o, program), argc, argv)) { return false; }
+    for (std::string& version : o->only) { version = version_name(version); }
+    o->warm = !o->cold && !o->latency;
+    if (o->check && (o->sweep || o->latency)) {
+        fail_usage("--check goes with neither --sweep nor --latency; ask for them one by one");
     }
-    return text +
-           "Exit codes: 0 all right, 1 a version is wrong, 2 usage, 4 no CUDA device or not enough memory.\n"
-           "How to read the tables: dev/cuda/README.md\n";
-}
-
-// throws Error(kExitUsage) naming what is wrong
-inline ShootoutOptions parse_shootout_options(int argc, const char* const* argv, bool sequences = false) {
-    ShootoutOptions options;
-    options.sequences = sequences;
-    for (int i = 0; i < argc; i++) { options.command += fmt::format("{}{}", i ? " " : "", argv[i]); }
-    for (int i = 1; i < argc; i++) {
-        std::string word = argv[i];
-        if (!word.starts_with("-")) {
-            options.only.push_back(version_name(word));
-            continue;
-        }
-        std::string name = word == "-h" ? "--help" : word.substr(0, word.find('=')), known;
-        const ShootoutOption* found = nullptr;
-        for (const auto& option : shootout_options()) {
-            known += fmt::format(" {}", option.name);
-            if (name == option.name) { found = &option; }
-        }
-        if (!found) {
-            throw Error(kExitUsage,
-                        fmt::format("unknown option {}; known:{}. --help says more", name, known));
-        }
-        bool takes_value = *found->argument, has_value = name.size() < word.size();
-        if (has_value && !takes_value) { throw Error(kExitUsage, fmt::format("{} takes no value", name)); }
-        if (takes_value && !has_value && ++i == argc) {
-            throw Error(kExitUsage, fmt::format("{} needs a value: {}", name, found->argument));
-        }
-        found->set(options, has_value ? word.substr(name.size() + 1) : takes_value ? argv[i] : "");
-    }
-    if (options.for_sanitizer && !options.check) {
-        throw Error(kExitUsage, "--for-sanitizer changes what --check does; give both");
-    }
-    if (options.check && (options.sweep || options.latency)) {
-        throw Error(kExitUsage, "--check goes with neither --sweep nor --latency; ask for them one by one");
-    }
-    return options;
+    return true;
 }
 
 }  // namespace llmc

@@ -78,13 +78,18 @@ TEST_CASE("attention's ladders: v0 is right in single precision") {
 
 TEST_CASE("attention's shapes: sequences x heads x tokens; operations instead of bytes in the table") {
     const char* words[] = {"attention_forward", "--shape", "64x12x1024,1x1x65"};
-    CHECK(parse_shootout_options(3, words, true).shapes ==
-          std::vector<Shape>{{65536, 768, 1024}, {65, 64, 65}});
+    ShootoutOptions options;
+    options.sequences = true;
+    REQUIRE(parse_shootout_options(3, words, "attention_forward", &options));
+    CHECK(options.shapes == std::vector<Shape>{{65536, 768, 1024}, {65, 64, 65}});
     for (const char* shape : {"64x12", "64x12x0", "0x12x1", "64x12x1024x1", "9999999999x1x1"}) {
         const char* wrong[] = {"attention_forward", "--shape", shape};
         std::string expected = fmt::format(
-            "--shape: found '{}', expected sequences x heads x tokens, such as 64x12x1024", shape);
-        CHECK_THROWS_WITH_AS(parse_shootout_options(3, wrong, true), expected.c_str(), Error);
+            "--shape: found '{}', expected sequences x heads x tokens, such as 64x12x1024. See "
+            "dev/cuda/attention_forward --help.",
+            shape);
+        CHECK_THROWS_WITH_AS(parse_shootout_options(3, wrong, "attention_forward", &options),
+                             expected.c_str(), Error);
     }
     Problem p = attention_forward_problem(Dtype::kBf16, sequences(2, 3, 4));
     CHECK(p.shape() == "bf16 2x3x4");

@@ -594,7 +594,8 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     const ProgramRun none =
         run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--max-tokens", "0"});
     CHECK(none.exit_code == kExitUsage);
-    CHECK(none.err.find("--max-tokens: found 0, expected") != std::string::npos);
+    CHECK(none.err.find("--max-tokens: '0' is out of range. Expected a whole number, -1 or 1 to 10^15.") !=
+          std::string::npos);
     // a run from it starts where it ended, and knows its tokenizer
     const std::string more =
         common + "--steps 2 --prompt the --model " + out + " --out " + (folder / "tuned");

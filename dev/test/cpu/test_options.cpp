@@ -135,10 +135,10 @@ TEST_CASE("options: every field is set by its long name") {
 
 TEST_CASE("options: each alias sets what its long name sets") {
     int aliases = 0;
-    for (const OptionRow& row : kOptionTable) {
-        if (!row.letter || acts_by_itself(row)) { continue; }
+    for (const Option& row : kOptions) {
+        if (row.letter.empty() || acts_by_itself(row)) { continue; }
         CAPTURE(row.name);
-        std::string value = good_value(row), letter = std::string("-") + row.letter;
+        std::string value = good_value(row), letter = row.letter;
         Options o = parse({letter, value});
         CHECK(config_text(o) == config_text(parse({std::string("--") + row.name, value})));
         CHECK(config_text(o) == config_text(parse({std::string("--") + row.name + "=" + value})));
@@ -183,10 +183,12 @@ TEST_CASE("options: llm.c's other options are accepted where they ask for nothin
                              "0",   "-lg", "-1",  "-nk", "0",   "-nm", "0",   "-sl", "0",   "-sg", "0.0",
                              "-pn", "1",   "-pr", "0",   "-pg", "8",   "-pi", "mpi", "-pm", "tcp"})) ==
           config_text(parse({})));
-    for (const LlmcOption& option : kLlmcTable) {
-        check_bad({option.name, "5"}, {option.name, "'5'", "is not part of this program yet"});
-        check_bad({"-b", "2", option.name}, {option.name, "needs a value"});
-        check_bad({option.name, "--batch", "2"}, {option.name, "needs a value", "--batch"});
+    CHECK(kForeignOptions.size() == 8);
+    for (const Option& option : kForeignOptions) {
+        const std::string name = option.names[0];
+        check_bad({name, "5"}, {name, "'5'", "is not part of this program yet"});
+        check_bad({"-b", "2", name}, {name, "needs a value"});
+        check_bad({name, "--batch", "2"}, {name, "needs a value", "--batch"});
     }
     check_bad({"-z", "2"}, {"-z (--zero)", "0 to 1 (ZeRO-1 is the highest stage here)"});
     check_bad({"-pi", "fs"}, {"-pi", "'fs'", "--master"});
@@ -206,14 +208,19 @@ TEST_CASE("options: llm.c's other options are accepted where they ask for nothin
     check_bad({"-y", "2"}, {"-y (--resume)", "'2'"});
     check_bad({"-y", "1", "--resume", "auto"}, {"--resume", "twice"});
     check_bad({"-nk", "-1"}, {"-nk (--keep)", "0 to 2^31 - 1 checkpoints"});
-    for (const LlmcAlias& alias : kLlmcAliases) {
-        const std::string both = std::string(alias.name) + " (--" + alias.row + ")";
-        if (alias.row != std::string("master")) { check_bad({alias.name, "x"}, {both, "'x'"}); }
-        check_bad({alias.name}, {both, "needs a value"});
-        check_bad({alias.name, "--batch", "2"}, {both, "needs a value", "--batch"});
-        check_bad({"--batch", alias.name}, {"--batch", "needs a value", alias.name});
-        check_bad({std::string(alias.name) + "=0"}, {"Did you mean", alias.name});
+    int aliases = 0;  // short names that --help does not show
+    for (const Option& row : kOptions) {
+        const std::string alias = row.names.back(), both = alias + " (--" + row.name + ")";
+        if (alias.starts_with("--")) { continue; }
+        CHECK(alias != row.letter);
+        if (row.name != "master") { check_bad({alias, "x"}, {both, "'x'"}); }
+        check_bad({alias}, {both, "needs a value"});
+        check_bad({alias, "--batch", "2"}, {both, "needs a value", "--batch"});
+        check_bad({"--batch", alias}, {"--batch", "needs a value", alias});
+        check_bad({alias + "=0"}, {"Did you mean", alias});
+        aliases++;
     }
+    CHECK(aliases == 12);  // -y -r -f -z -nk -nm -pn -pr -pg -ps -sl -sg
 }
 
 TEST_CASE("options: model descriptors") {
@@ -332,11 +339,11 @@ TEST_CASE("options: --help and --version") {
     CHECK(help == format_help("./train_gpt2", Program::kCpu));
     CHECK(printed({"-b", "2", "-h"}, &code) == help);
     CHECK(code == kExitDone);
-    for (const OptionRow& row : kOptionTable) {
+    for (const Option& row : kOptions) {
         CAPTURE(row.name);
-        std::string start = row.letter ? std::string("\n  -") + row.letter + ", --" : "\n      --";
-        CHECK(contains(help, start + row.name + " "));
-        if (row.group) { CHECK(contains(help, std::string("\n\n") + row.group + ":\n")); }
+        std::string start = row.letter.empty() ? "\n      --" : "\n  " + row.letter + ", --";
+        CHECK(contains(help, start + row.name + (is_switch(row) ? "" : " ")));
+        if (!row.group.empty()) { CHECK(contains(help, "\n\n" + row.group + ":\n")); }
     }
     for (const char* part : {"Usage: ./train_gpt2 ", "[default 4; 1 to 1,048,576 sequences]",
                              "Exit codes:", "Examples:", "constant, cosine, linear or wsd", "768      124M",
@@ -371,7 +378,7 @@ TEST_CASE("options: ~ is the home folder, also where a shell leaves it as it is"
     write_bytes(folder / "c.toml", "out = \"~/runs\"\nprompt = \"~/runs\"\n");
     CHECK(parse({"--config", folder / "c.toml"}).out == "/home/me/runs");
     CHECK(parse({"--config", folder / "c.toml"}).prompt == "~/runs");
-    const auto command = [](std::vector<const char*> typed) {  // the programs whose options CLI11 reads
+    const auto command = [](std::vector<const char*> typed) {  // of a sub-command
         typed.insert(typed.begin(), "train_gpt2");
         CommandOptions o;
         parse_command((int)typed.size(), typed.data(), &o);

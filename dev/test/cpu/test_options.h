@@ -9,11 +9,24 @@
 
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/options/options.h"
-#include "llmc/host/options/options_input.h"
 
 namespace llmc {
 
 using Args = std::vector<std::string>;
+
+inline Settings fields_of_table;
+inline const Table kTable = trainer_table(&fields_of_table);
+// the options with a long name, and those of llm.c without one, but for -h, which is help as well
+inline const std::vector<Option> kOptions = [] {
+    std::vector<Option> named(kTable.options.begin(), kTable.options.end());
+    std::erase_if(named, [](const Option& o) { return o.name.empty(); });
+    return named;
+}();
+inline const std::vector<Option> kForeignOptions = [] {
+    std::vector<Option> foreign(kTable.options.begin(), kTable.options.end());
+    std::erase_if(foreign, [](const Option& o) { return !o.name.empty() || o.names[0] == "-h="; });
+    return foreign;
+}();
 
 inline Options parse(const Args& args, int* exit_code = nullptr, Program program = Program::kCpu) {
     std::vector<const char*> argv = {program == Program::kGpu ? "./train_gpt2cu" : "./train_gpt2"};
@@ -60,19 +73,15 @@ inline std::string printed(const Args& args, int* code, Program program = Progra
     return printed_by([&] { parse(args, code, program); });
 }
 
-inline bool is_number(const OptionRow& row) {
-    return holds<int>(row) || holds<int64_t>(row) || holds<uint64_t>(row) || holds<double>(row);
-}
-
 // a value that the row takes
-inline std::string good_value(const OptionRow& row) {
-    if (row.name == std::string("model")) { return "d12"; }
-    if (row.name == std::string("total-batch")) { return "4096"; }
-    if (row.name == std::string("max-seq-len")) { return "1024"; }
-    if (row.name == std::string("seq-len")) { return "512"; }
-    if (*row.choices) { return std::string(row.choices).substr(0, std::string(row.choices).find(' ')); }
-    if (holds<double>(row)) { return "0.125"; }
-    return is_number(row) ? (row.hi < 8 ? "0" : "8") : "runs/x";
+inline std::string good_value(const Option& row) {
+    if (row.name == "model") { return "d12"; }
+    if (row.name == "total-batch") { return "4096"; }
+    if (row.name == "max-seq-len") { return "1024"; }
+    if (row.name == "seq-len") { return "512"; }
+    if (!row.choices.empty()) { return split_words(row.choices)[0]; }
+    if (holds<double*>(row)) { return "0.125"; }
+    return is_number(row) ? (row.range.hi < 8 ? "0" : "8") : "runs/x";
 }
 
 }  // namespace llmc

@@ -12,7 +12,7 @@
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/log/run_log.h"
-#include "llmc/host/options/options_input.h"
+#include "llmc/host/options/options.h"
 #include "llmc/host/tokens/data_files.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"

@@ -14,6 +14,7 @@
 #include "dev/cuda/options.h"
 #include "dev/cuda/report.h"
 #include "dev/cuda/watchdog.h"
+#include "dev/test/cpu/test_options.h"
 
 using namespace llmc;
 
@@ -103,7 +104,11 @@ TEST_CASE("a watchdog barks where what it watches does not end in time") {
 TEST_CASE("options of the shootouts") {
     auto parse = [](std::vector<const char*> words) {
         words.insert(words.begin(), "layernorm_forward");
-        return parse_shootout_options((int)words.size(), words.data());
+        ShootoutOptions options;
+        const bool help =
+            !parse_shootout_options((int)words.size(), words.data(), "layernorm_forward", &options);
+        CHECK_FALSE(help);
+        return options;
     };
     ShootoutOptions o = parse(
         {"2", "v3", "--shape", "65536x768,8x1", "--dtype=bf16,fp16", "--block", "128", "--json", "a.json"});
@@ -117,7 +122,7 @@ TEST_CASE("options of the shootouts") {
           "layernorm_forward 2 v3 --shape 65536x768,8x1 --dtype=bf16,fp16 --block 128 --json a.json");
     CHECK((parse({}).wants("v1") && !parse({}).check));
     CHECK((parse({"--check"}).check && parse({}).warm && !parse({"--cold"}).warm));
-    CHECK((parse({"--verbose"}).verbose && parse({"--help"}).help));
+    CHECK(parse({"--verbose"}).verbose);
     ShootoutOptions latency = parse({"--latency"});
     CHECK((latency.latency && !latency.warm && !parse({}).latency));
 
@@ -130,23 +135,35 @@ TEST_CASE("options of the shootouts") {
         }
         return "";
     };
-    CHECK(complaint({"--foo"}).starts_with("unknown option --foo; known: --check "));
-    CHECK(complaint({"--shape"}) == "--shape needs a value: NxC[,NxC]");
-    CHECK(complaint({"--check=1"}) == "--check takes no value");
-    CHECK(complaint({"--for-sanitizer"}).starts_with("--for-sanitizer changes what --check does"));
+    CHECK(complaint({"--foo"}) == "unknown option '--foo'. See dev/cuda/layernorm_forward --help.");
+    CHECK(complaint({"--shapes", "8x8"}).starts_with("unknown option '--shapes'. Did you mean --shape?"));
+    CHECK(complaint({"--shape"}).starts_with("--shape needs a value, and nothing follows."));
+    CHECK(complaint({"--check=1"}).starts_with("--check: '1' is not known. Expected true or false."));
+    CHECK(complaint({"--for-sanitizer"}).starts_with("--for-sanitizer goes with --check only."));
     CHECK(parse({"--for-sanitizer", "--check"}).for_sanitizer);
     CHECK(complaint({"--sweep", "--check"}).starts_with("--check goes with neither"));
     for (const char* shape :
          {"", "5", "5x", "x5", "5x0", "5x5x5", "-1x5", "5x99999999999", "5 x5", "5.0x5"}) {
         CHECK(complaint({"--shape", shape}) ==
-              fmt::format("--shape: found '{}', expected rows x columns, such as 65536x768", shape));
+              fmt::format("--shape: found '{}', expected rows x columns, such as 65536x768. See "
+                          "dev/cuda/layernorm_forward --help.",
+                          shape));
     }
     for (const char* block : {"0", "1025", "x", "-32"}) { CHECK(complaint({"--block", block}) != ""); }
     CHECK(parse({"--warps", "4", "--group-size-m=64"}).warps == 4);
     CHECK(parse({"--warps", "4", "--group-size-m=64"}).group_size == 64);
-    CHECK(complaint({"--warps", "33"}) == "--warps: found '33', expected 1 to 32 warps");
-    CHECK(complaint({"--group-size-m", "0"}) == "--group-size-m: found '0', expected 1 to 65536");
-    CHECK(parse({"-h"}).help);
-    CHECK(complaint({"--dtype", "fp8"}) == "--dtype: found 'fp8', expected fp32, bf16, fp16 or fp64");
-    CHECK(shootout_help("layernorm_forward").find("--json FILE") != std::string::npos);
+    CHECK(complaint({"--warps", "33"})
+              .starts_with("--warps: '33' is out of range. Expected a whole number, 1 to 32 warps."));
+    CHECK(complaint({"--group-size-m", "0"})
+              .starts_with("--group-size-m: '0' is out of range. Expected a whole number, 1 to 65,536."));
+    CHECK(
+        complaint({"--gpu", "sm_70"}).starts_with("--gpu: 'sm_70' is not known. Expected sm_90a or sm_80."));
+    CHECK(complaint({"--dtype", "fp8"})
+              .starts_with("--dtype: found 'fp8', expected fp32, bf16, fp16 or fp64."));
+    for (const char* help : {"--help", "-h"}) {
+        const char* words[] = {"layernorm_forward", help};
+        const std::string text =
+            printed_by([&] { CHECK_FALSE(parse_shootout_options(2, words, "layernorm_forward", &o)); });
+        CHECK(text.find("--json FILE") != std::string::npos);
+    }
 }

@@ -18,7 +18,6 @@
 #include "llmc/host/files/json.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/options.h"
-#include "llmc/host/options/options_input.h"
 #include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
@@ -342,8 +341,8 @@ Options parse(const std::vector<std::string>& words) {
 
 void read_config_file(const std::string& folder, const std::string& bytes) {
     const std::string path = folder + "/f.toml";
-    const char* argv[] = {"train_gpt2", "--config", path.c_str()};
-    read_config(bytes, CommandLine(3, argv));  // most inputs end here, before the parser of all options
+    Settings scratch;  // most inputs end here, before the parser of all options
+    read_config(bytes, "f.toml", trainer_table(&scratch), {"config"});
     put(path, bytes);
     const std::string text = config_text(parse({"--config", path}));
     put(path, text);

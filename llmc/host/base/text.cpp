@@ -2,8 +2,12 @@
 #include "llmc/host/base/text.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 #include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <iostream>
 
 #include "llmc/host/base/error.h"
 
@@ -101,6 +105,18 @@ void open_standard_streams() {
     for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
         if (fcntl(fd, F_GETFD) < 0) { (void)!open("/dev/null", O_RDWR); }  // takes the lowest free number
     }
+}
+
+void require_printed() {
+    std::cout.flush();
+    if (std::cout && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) { return; }
+    pollfd output = {STDOUT_FILENO, 0, 0};
+    // a pipe that nobody reads any more: "| head"
+    if (poll(&output, 1, 0) > 0 && (output.revents & POLLERR) != 0) {
+        std::signal(SIGPIPE, SIG_DFL);
+        std::raise(SIGPIPE);
+    }
+    throw Error(kExitSaveFailed, "cannot write to standard output");
 }
 
 }  // namespace llmc

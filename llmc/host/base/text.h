@@ -41,4 +41,8 @@ std::string count_text(int64_t n);
 // opens would otherwise get the number of its standard output, and what it prints. Call it first in main.
 void open_standard_streams();
 
+// What has been printed is where it should be, or an Error (kExitSaveFailed): the disk is full, say. If nobody reads the
+// pipe any more, as after "| head", SIGPIPE ends the program, as it ends other programs.
+void require_printed();
+
 }  // namespace llmc

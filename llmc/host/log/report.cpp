@@ -1,7 +1,6 @@
 // report.html and who draws it: see report.h.
 #include "llmc/host/log/report.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -15,7 +14,7 @@
 #include "llmc/host/files/json.h"
 #include "llmc/host/log/report_page.h"
 #include "llmc/host/log/run_log.h"
-#include "llmc/host/options/parse_words.h"
+#include "llmc/host/options/table.h"
 
 namespace llmc {
 
@@ -294,13 +293,12 @@ int report_command(int argc, const char* const* argv) {
     const std::string name = std::string(argv[0]) + " report";
     std::vector<std::string> runs;
     std::string out;
-    CLI::App app("Draws the curves of runs on one page for a browser, which needs nothing else.\n", name);
-    app.add_option("RUN", runs, "folders of runs, or their log.jsonl")->required()->type_name("");
-    app.add_option("--out", out, "the page; default: RUN/report.html for one run, report.html for several")
-        ->type_name("FILE");
-    app.footer("A run writes its own page at validations, at saves and at its end.\n\nExample:\n  " + name +
-               " runs/a runs/b --out compare.html");
-    if (!parse_words(&app, argc, argv, 2, "report: ")) { return kExitDone; }
+    Table t(name, "Draws the curves of runs on one page for a browser, which needs nothing else.",
+            "A run writes its own page at validations, at saves and at its end.\n\nExample:\n"
+            "  PROGRAM runs/a runs/b --out compare.html\n");
+    t.add("RUN", &runs, "", "folders of runs, or their log.jsonl").required = true;
+    t.add("--out FILE", &out, "", "the page; default: RUN/report.html for one run, report.html for several");
+    if (!parse_table(t, argc, argv, 2, "report: ")) { return kExitDone; }
     std::vector<RunHistory> histories;
     histories.reserve(runs.size());
     for (const std::string& run : runs) { histories.push_back(RunHistory::read(run)); }

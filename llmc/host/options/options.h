@@ -1,10 +1,12 @@
-// Options: what a user can set, as one plain struct, and the parser that fills it from the command line and a
-// config file. The defaults stand here; names, ranges and help texts in options_table.h; nothing else parses.
+// Options: what a user of the trainers can set, as one plain struct, and the parser that fills it from the command line and
+// a config file. The defaults stand here; names, ranges and help texts in trainer_table.cpp.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "llmc/host/options/table.h"
 
 namespace llmc {
 
@@ -134,7 +136,28 @@ std::string config_text(const Options& options, bool own = false);
 // throws Error(kExitUsage) if it cannot be read as one.
 bool fill_from_run(const std::string& config_path, Options* options);
 
-// what --help prints: every option by group with alias, default, range and unit; lines of at most 100 columns
-std::string format_help(const std::string& name, Program program);
+std::string format_help(const std::string& name, Program program);  // what --help prints
+
+// ---- for the parser and its tests
+
+// what the table fills: the options, and what is turned into one of them once all are known
+struct Settings : Options {
+    int64_t val_batches = 0;
+    bool ask_hellaswag = false;  // llm.c's -h 1
+    std::string config;          // file
+};
+
+Table trainer_table(Settings* settings);
+
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+// A config file's text, which is TOML, as pairs of name and value, checked as strictly as a command line by putting them into
+// the fields of `scratch`; without those that the command line replaces by saying the same in another way (--model and
+// --layers, --val-tokens and --val-batches). file: its name, for errors; given: the options of the command line.
+Pairs read_config(std::string text, const std::string& file, const Table& scratch,
+                  const std::set<std::string>& given);
+std::string escaped(const std::string& text);  // a text as a config file takes it
+// what has been set, as a config file
+std::string write_config(const Table& table);
 
 }  // namespace llmc

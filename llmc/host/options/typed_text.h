@@ -1,44 +1,53 @@
-// What a user types: quoted in a message, read as a number, compared with the names that a program knows, or printed so that
-// a shell takes it back.
+// What a user types: quoted in a message, as a shell takes it back, below the home folder.
 #pragma once
+#include <pwd.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cctype>
 #include <charconv>
-#include <limits>
+#include <cstdlib>
+#include <cstring>
 #include <string>
-#include <type_traits>
+
+#include "llmc/host/base/error.h"
 
 namespace llmc {
 
-std::string in_quotes(const std::string& text);   // user's text in a message: short, on one line
-std::string shell_word(const std::string& text);  // as a shell takes it for one word
-std::string shortest(double value);               // the fewest digits that give it back
-// "~/x" below the home folder: a shell leaves the ~ of --out=~/x as it is, and a folder of that name would be made. Any other
-// text stays. Throws Error(kExitUsage) where no home is known.
-std::string at_home(const std::string& text);
-std::string bound_text(double value);  // the end of a range: "2^31 - 1", "1,024"
-
-// Reads a number for which fits(number) is true. Returns what is wrong with the text, or "".
-template <typename T, typename Fits>
-std::string number_problem(const std::string& text, const std::string& allowed, const Fits& fits, T* value) {
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), *value);
-    const bool negative = std::is_unsigned_v<T> && text.size() > 1 && text[0] == '-' &&
-                          text.find_first_not_of("0123456789", 1) == std::string::npos;
-    const bool number = negative || (end == text.data() + text.size() && code != std::errc::invalid_argument);
-    if (number && code == std::errc() && fits((double)*value)) { return ""; }  // nan does not fit
-    const std::string kind = std::is_same_v<T, double> ? "number" : "whole number";
-    return in_quotes(text) + (number ? " is out of range" : " is not a " + kind) + ". Expected a " + kind +
-           ", " + allowed;
+// user's text in a message: short, on one line
+inline std::string in_quotes(const std::string& text) {
+    std::string s = text.substr(0, 60);
+    for (char& c : s) { c = (unsigned char)c < ' ' || c == 127 ? '?' : c; }
+    return "'" + s + (s.size() < text.size() ? "...'" : "'");
 }
 
-// Which of the names that it is shown in turn is closest to what was typed, dashes before it left out. One letter may
-// differ, or a third of them: what differs more is not close.
-class Nearest {
-public:
-    explicit Nearest(const std::string& typed);
-    bool improves(const std::string& name);  // is it close, and closer than all before it?
+// as a shell takes it for one word
+inline std::string shell_word(const std::string& text) {
+    const auto plain = [](unsigned char c) { return std::isalnum(c) || std::strchr("_./-", c) != nullptr; };
+    if (!text.empty() && std::ranges::all_of(text, plain)) { return text; }
+    std::string quoted = "'";
+    for (char c : text) { quoted += c == '\'' ? std::string("'\\''") : std::string(1, c); }
+    return quoted + "'";
+}
 
-private:
-    std::string typed_;
-    int best_ = std::numeric_limits<int>::max();  // edits to the closest one
-};
+// the fewest digits that give it back
+inline std::string shortest(double value) {
+    char text[32];
+    return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
+}
+
+// "~/x" below the home folder: a shell leaves the ~ of --out=~/x as it is, and a folder of that name would be made. Any other
+// text stays. Throws Error(kExitUsage) where no home is known.
+inline std::string at_home(const std::string& text) {
+    if (!text.starts_with("~/")) { return text; }
+    const char* home = std::getenv("HOME");
+    const passwd* user = home != nullptr && *home != '\0' ? nullptr : getpwuid(geteuid());
+    if (user != nullptr) { home = user->pw_dir; }
+    if (home == nullptr || *home == '\0') {
+        throw Error(kExitUsage, in_quotes(text) +
+                                    ": HOME is not set, and nothing else says where your home is. Write "
+                                    "the whole path.");
+    }
+    return home + text.substr(1);
+}
 
 }  // namespace llmc

@@ -14,7 +14,6 @@
 #include "llmc/host/files/json.h"
 #include "llmc/host/log/report.h"
 #include "llmc/host/options/command_options.h"
-#include "llmc/host/options/parse_words.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 #include "llmc/model/eval/generate.h"

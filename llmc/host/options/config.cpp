@@ -1,4 +1,4 @@
-// The reader of config files, which are TOML, and the writer of their texts: see options_input.h. toml++ reads;
+// The reader of config files, which are TOML, and their writer: see options.h. toml++ reads;
 // what is said about an error is ours, as its user may have forgotten quotes and has never heard of TOML.
 
 #include <cstdint>
@@ -24,7 +24,8 @@
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/json.h"
-#include "llmc/host/options/options_input.h"
+#include "llmc/host/options/options.h"
+#include "llmc/host/options/typed_text.h"
 
 namespace llmc {
 namespace {
@@ -43,21 +44,20 @@ std::string line_of(const std::string& text, size_t number) {
     return trimmed(line);
 }
 
-const OptionRow& require_row(const std::string& key, const std::string& where) {
-    const OptionRow* row = find_row(key);
-    if (row == nullptr || acts_by_itself(*row)) {
-        const std::string meant = suggested_key(key);
-        const std::string hint = meant.empty() ? "." : ". Did you mean " + meant + "?";
-        fail_usage(where +
-                   (row != nullptr ? ": " + in_quotes(key) + " is for the command line only."
-                                   : ": unknown key " + in_quotes(key) + hint) +
-                   " See --help.");
-    }
-    return *row;
+bool in_files(const Option* o) { return o != nullptr && !acts_by_itself(*o) && !o->for_command_line; }
+
+const Option& require_option(const Table& table, const std::string& key, const std::string& where) {
+    const Option *o = table.find("--" + key), *meant = table.nearest(key);
+    if (in_files(o)) { return *o; }
+    const std::string hint = in_files(meant) ? ". Did you mean " + meant->name + "?" : ".";
+    fail_usage(where +
+               (o != nullptr ? ": " + in_quotes(key) + " is for the command line only."
+                             : ": unknown key " + in_quotes(key) + hint) +
+               " See --help.");
 }
 
 // of a line that is no TOML; text: the whole file, where: up to the number of the line
-[[noreturn]] void fail_line(const std::string& text, size_t number, std::string where,
+[[noreturn]] void fail_line(const Table& scratch, const std::string& text, size_t number, std::string where,
                             const std::string& problem) {
     const std::string line = line_of(text, number);
     const size_t equals = line.find('=');
@@ -67,16 +67,15 @@ const OptionRow& require_row(const std::string& key, const std::string& where) {
     const std::string key = trimmed(line.substr(0, std::min(equals, line.size())));
     const std::string value = trimmed(line.substr(std::min(equals + 1, line.size())));
     if (!key.empty() && key.find_first_of("[]{}\"'") == key.npos) {
-        const OptionRow& row = require_row(key, where);
+        const Option& o = require_option(scratch, key, where);
         where += ", " + key;
         const bool quoted = !value.empty() && (value[0] == '"' || value[0] == '\'');
         const std::string bare = trimmed(value.substr(0, std::min(value.find(" #"), value.size())));
-        if (!quoted && bare[0] != '#' && !bare.empty() && holds<std::string>(row)) {
+        if (!quoted && bare[0] != '#' && !bare.empty() && holds<std::string*>(o)) {
             fail_usage(where + ": " + in_quotes(bare) +
                        " is a text, and texts stand in quotes. Write: " + key + " = " + escaped(bare));
         }
-        Settings scratch;
-        if (!quoted) { assign(scratch, row, bare[0] == '#' ? "" : bare, where); }
+        if (!quoted) { scratch.assign(o, bare[0] == '#' ? "" : bare, where); }
     }
     fail_usage(where + ": " + in_quotes(line) + ": " + problem +
                ". Config files are TOML: batch = 8, model = \"d12\", quiet = true");
@@ -95,10 +94,10 @@ std::optional<std::string> bytes_of(const toml::node& node) {
 }
 
 // what a value says, as it would be typed on the command line
-std::string value_of(const toml::node& node, const OptionRow& row, const std::string& where) {
+std::string value_of(const toml::node& node, const Option& o, const std::string& where) {
     if (const auto text = node.value_exact<std::string>()) { return *text; }
     const auto bytes = bytes_of(node);
-    if (bytes && holds<std::string>(row)) { return *bytes; }
+    if (bytes && holds<std::string*>(o)) { return *bytes; }
     std::string bare;
     if (const auto yes = node.value_exact<bool>()) { bare = *yes ? "true" : "false"; }
     if (const auto number = node.value_exact<int64_t>()) { bare = std::to_string(*number); }
@@ -109,10 +108,10 @@ std::string value_of(const toml::node& node, const OptionRow& row, const std::st
     }
     if (bare.empty()) {
         fail_usage(where + ": a list, a table or a date stands here. Expected " +
-                   (allowed(row).empty() ? row.value : allowed(row)) + ".");
+                   (allowed(o).empty() ? o.value : allowed(o)) + ".");
     }
-    if (holds<std::string>(row)) {
-        fail_usage(where + ": expected a text in quotes: " + row.name + " = " + escaped(bare));
+    if (holds<std::string*>(o)) {
+        fail_usage(where + ": expected a text in quotes: " + o.name + " = " + escaped(bare));
     }
     return bare;
 }
@@ -179,8 +178,8 @@ std::string escaped(const std::string& text) {
     return s;
 }
 
-Pairs read_config(std::string text, const CommandLine& line) {
-    const std::string file = "--config " + in_quotes(line.config);
+Pairs read_config(std::string text, const std::string& file, const Table& scratch,
+                  const std::set<std::string>& given) {
     const auto where = [&](size_t number) { return file + fmt::format(", line {}", number); };
     if (text.find('\0') != text.npos) { fail_usage(file + " is not a text file."); }
     while (text.starts_with("\xef\xbb\xbf")) { text.erase(0, 3); }  // the mark that some editors start with
@@ -201,30 +200,48 @@ Pairs read_config(std::string text, const CommandLine& line) {
         table = toml::parse(text);
     } catch (const toml::parse_error& e) {
         const size_t number = e.source().begin.line;
-        fail_line(text, number, where(number), std::string(e.description()));
+        fail_line(scratch, text, number, where(number), std::string(e.description()));
     } catch (const std::logic_error&) {  // an assertion of the library: see the Makefile
         fail_usage(file + " is not TOML. Expected lines like: batch = 8, model = \"d12\", quiet = true");
     }
     Pairs pairs;
     for (const auto& [number, key, node] : in_file_order(table)) {
-        const OptionRow& row = require_row(key, where(number));
-        const std::string here = where(number) + ", " + key,
-                          value = row_value(row, value_of(*node, row, here));
-        Settings scratch;
-        assign(scratch, row, value, here);
+        const Option& o = require_option(scratch, key, where(number));
+        const std::string here = where(number) + ", " + key, value = at_home(o, value_of(*node, o, here));
+        scratch.assign(o, value, here);
         pairs.push_back({key, value});
     }
-    for (auto [a, b] : kRivals) {
-        if (has(pairs, a) && has(pairs, b)) {
-            fail_usage(file + ": " + a + " and " + b + ": give one or the other.");
+    for (const Option& o : scratch.options) {
+        for (const std::string& rival : split_words(o.rivals)) {
+            if (has(pairs, rival) && has(pairs, o.name)) {
+                fail_usage(file + ": " + rival + " and " + o.name + ": give one or the other.");
+            }
         }
     }
-    for (auto [a, b] : kRivals) {
-        std::erase_if(pairs, [&, a = a, b = b](const auto& pair) {
-            return (pair.first == a && line.given.contains(b)) || (pair.first == b && line.given.contains(a));
-        });
+    for (const Option& o : scratch.options) {
+        for (const std::string& rival : split_words(o.rivals)) {
+            std::erase_if(pairs, [&](const auto& pair) {
+                return (pair.first == rival && given.contains(o.name)) ||
+                       (pair.first == o.name && given.contains(rival));
+            });
+        }
     }
     return pairs;
+}
+
+std::string write_config(const Table& table) {
+    std::string out;
+    for (const Option& o : table.options) {
+        std::string value = value_text(o);
+        if (!o.group.empty()) { out += fmt::format("\n# {}\n", o.group); }
+        if (value.empty() || o.for_command_line) { continue; }
+        // TOML's whole numbers have 64 bits with their sign
+        const auto* seed = std::get_if<uint64_t*>(&o.field);
+        const bool is_long = seed != nullptr && **seed > (uint64_t)INT64_MAX;
+        if (holds<std::string*>(o) || is_long) { value = escaped(value); }
+        out += fmt::format("{} = {}\n", o.name, value);
+    }
+    return out;
 }
 
 }  // namespace llmc
