@@ -3,7 +3,6 @@
 // llmc/model/run/commands.h.
 #include "llmc/host/options/main.h"
 #include "llmc/host/ranks/ranks.h"
-#include "llmc/model/cpu/decoder.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/run/commands.h"
 #include "llmc/model/run/trainer.h"

@@ -8,7 +8,6 @@
 #include "llmc/cuda/check.cuh"
 #include "llmc/host/options/main.h"
 #include "llmc/host/ranks/ranks.h"
-#include "llmc/model/gpu/decoder.h"
 #include "llmc/model/gpu/gpt2.h"
 #include "llmc/model/profile/profile.h"
 #include "llmc/model/run/commands.h"

@@ -107,7 +107,7 @@ def make_optimizer(parameters, lr, beta1, beta2, eps, weight_decay):
 
 
 def orthogonal(u, dtype):
-    """five Newton-Schulz iterations: llmc/ops/muon/muon_rule.h"""
+    """five Newton-Schulz iterations: llmc/ops/muon/muon.h"""
     x = (u / (u.norm() + 1e-12)).to(dtype)
     for _ in range(5):
         a = x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x

@@ -1,9 +1,9 @@
 // Attention as problems for the harness, in two ops, forward and backward: bf16 (v0: fp32), causal, heads of
-// 64 elements. Truth and bounds: the reference, and dev/test/cpu/attention_bounds.h. A shape is sequences x
+// 64 elements. Truth and bounds: the reference, and dev/cuda/attention_bounds.h. A shape is sequences x
 // heads x tokens. Host only.
 #pragma once
+#include "dev/cuda/attention_bounds.h"
 #include "dev/cuda/layernorm_inputs.h"
-#include "dev/test/cpu/attention_bounds.h"
 #include "llmc/model/cpu/reference.h"
 
 namespace llmc {

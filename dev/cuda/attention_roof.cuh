@@ -7,7 +7,7 @@
 // The rates are measured in the process, the first two once.
 #pragma once
 #include "dev/cuda/roof.cuh"
-#include "llmc/cuda/exp2.cuh"
+#include "llmc/cuda/device.cuh"
 #include "llmc/cuda/mma.cuh"
 #include "llmc/ops/matmul/matmul.h"
 

@@ -6,7 +6,6 @@
 #include "dev/cuda/classifier_problem.h"
 #include "dev/cuda/harness.cuh"
 #include "llmc/ops/classifier/classifier.h"
-#include "llmc/ops/classifier/kernels.h"
 #include "llmc/ops/classifier/ladder/v0.h"
 #include "llmc/ops/classifier/ladder/v1.cuh"
 

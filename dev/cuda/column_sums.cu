@@ -4,10 +4,10 @@
 //   dev/cuda/column_sums --check                                   correctness only
 #include "dev/cuda/harness.cuh"
 #include "dev/cuda/layernorm_inputs.h"
+#include "llmc/ops/column_sums/bias.h"
 #include "llmc/ops/column_sums/ladder/v0.h"
 #include "llmc/ops/column_sums/ladder/v1.cuh"
 #include "llmc/ops/column_sums/ladder/v2.cuh"
-#include "llmc/ops/column_sums/matmul_bias.h"
 #include "llmc/ops/matmul/matmul.h"
 
 using namespace llmc;

@@ -17,7 +17,7 @@ enum class LayerNormOp { kForward, kResidual, kBackward };
 // the layout's cluster, and for what it is there
 inline std::string layout_text(LayerNormOp op, const layernorm::Call& call, const layernorm::Choice& choice) {
     using layernorm::Kernel;
-    const int i = choice.row;
+    const int i = choice.layout;
     const bool forward = op != LayerNormOp::kBackward, half = call.bytes == 2, whole = call.whole();
     auto use = [&](const char* table, const auto& rows) {
         return fmt::format("layout {} of {}: {}", i, table, rows[i].use);

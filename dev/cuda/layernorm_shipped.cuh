@@ -1,4 +1,4 @@
-// The functions that train (llmc/layernorm/layernorm.h) as the last line of the ladders, and the regimes among which they
+// The functions that train (llmc/layernorm/layernorm.h) as the last line of the ladders, and the kernels among which they
 // choose, which are run by name: adapters, and how they add.
 #pragma once
 #include "dev/cuda/layernorm_calls.h"
@@ -22,7 +22,7 @@ Sums shipped_sums(int64_t N, int C, int) {
 }
 inline size_t shipped_scratch(int64_t, int C) { return layernorm_backward_scratch(C); }
 
-// Do its launches overlap? All regimes' do but the fallback's, which has fp64 and what the others leave to it.
+// Do its launches overlap? All kernels' do but the fallback's, which has fp64 and what the others leave to it.
 inline bool forward_overlaps(const Problem& p) {
     bool whole = p.C % (16 / format_of(p.dtype).bytes) == 0, residual = p.reads > 1;
     int most = whole || !residual ? 262144 : p.dtype == Dtype::kFp32 ? 84480 : 100352;
@@ -34,9 +34,9 @@ inline bool backward_overlaps(const Problem& p) {
 }
 inline bool always(const Problem&) { return true; }
 
-// one regime by itself; launch: false where it does not take the problem
+// one kernel by itself; launch: false where it does not take the problem
 template <typename T, typename Launch>
-Version regime_version(const char* name, const char* idea, const Launch& launch) {
+Version kernel_version(const char* name, const char* idea, const Launch& launch) {
     auto run = [launch](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
         require(launch(t, p, stream), "this kernel is not for such rows: doc/layernorm.md, How to choose");
     };
@@ -67,9 +67,9 @@ Version shipped_forward() {
 }
 
 template <typename T>
-void add_forward_regimes(std::vector<Version>& ladder) {
+void add_forward_kernels(std::vector<Version>& ladder) {
     auto add = [&](const char* name, const char* idea, layernorm::Kernel kernel) {
-        ladder.push_back(regime_version<T>(
+        ladder.push_back(kernel_version<T>(
             name, idea, [kernel](const TensorSet& t, const Problem& p, cudaStream_t stream) {
                 return p.N == 0 || layernorm_forward_by(kernel, forward_call<T, T>(t, p), stream);
             }));
@@ -80,11 +80,11 @@ void add_forward_regimes(std::vector<Version>& ladder) {
     add("fallback", "any rows, any GPU", layernorm::Kernel::kFallback);
 }
 
-// the rungs, and what is linked with them unless one is built alone; fp64 has no regimes
+// the rungs, and what is linked with them unless one is built alone; fp64 has the fallback alone
 template <typename T>
 std::vector<Version> with_shipped_forward(std::vector<Version> ladder) {
     if constexpr (is_built("ship")) {
-        if constexpr (sizeof(T) < 8) { add_forward_regimes<T>(ladder); }
+        if constexpr (sizeof(T) < 8) { add_forward_kernels<T>(ladder); }
         ladder.push_back(shipped_forward<T>());
     }
     return ladder;
@@ -114,12 +114,12 @@ Version shipped_backward() {
 }
 
 template <typename T>
-void add_backward_regimes(std::vector<Version>& ladder) {
+void add_backward_kernels(std::vector<Version>& ladder) {
     auto add = [&](const char* name, const char* idea, layernorm::Kernel kernel) {
         auto launch = [kernel](const TensorSet& t, const Problem& p, cudaStream_t stream) {
             return layernorm_backward_by(kernel, backward_call<T, T, T>(t, p, t.scratch()), stream);
         };
-        ladder.push_back(regime_version<T>(name, idea, launch));
+        ladder.push_back(kernel_version<T>(name, idea, launch));
         ladder.back().scratch = scratch_of(shipped_scratch);
     };
     add("short_rows", "some lanes of a warp per row", layernorm::Kernel::kShortRows);
@@ -131,7 +131,7 @@ void add_backward_regimes(std::vector<Version>& ladder) {
 template <typename T>
 std::vector<Version> with_shipped_backward(std::vector<Version> ladder) {
     if constexpr (is_built("ship")) {
-        if constexpr (sizeof(T) < 8) { add_backward_regimes<T>(ladder); }
+        if constexpr (sizeof(T) < 8) { add_backward_kernels<T>(ladder); }
         ladder.push_back(shipped_backward<T>());
     }
     return ladder;

@@ -9,7 +9,7 @@
 #include "dev/cuda/memory.cuh"
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/launch.cuh"
-#include "llmc/cuda/streams.cuh"
+#include "llmc/cuda/measuring.cuh"
 
 namespace llmc {
 

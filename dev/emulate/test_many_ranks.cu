@@ -8,7 +8,7 @@
 #include "llmc/host/base/philox.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/model/gpt2_config.h"
-#include "llmc/model/gpu/optimizer_state.cuh"
+#include "llmc/model/gpu/optimizer.cuh"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -161,17 +161,12 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
         : "memory");
 }
 
-// What memory moves together, in bytes; in elements.
+// What memory moves together, in bytes; in elements. A row should lie as far past the begin of a line in shared memory as in
+// memory: where a bulk copy's two addresses are 16 bytes off, modulo 32, rows take 4 to 15 % longer; 32 or 64 bytes off, modulo
+// 128, about 1 %.
 constexpr int kLineBytes = 128;
 template <typename T>
 constexpr int kLine = kLineBytes / sizeof(T);
-
-// Elements of p past the begin of its line. A row should lie as far past one in shared memory, too: where a bulk copy's
-// two addresses are 16 bytes off, modulo 32, rows take 4 to 15 % longer; 32 or 64 bytes off, modulo 128, about 1 %.
-template <typename T>
-__device__ int past_line(const T* p) {
-    return (unsigned)(uintptr_t)p % kLineBytes / sizeof(T);
-}
 
 // Asks for `bytes` bytes from any address on, which will be read soon, into L2; with them come those up to the next
 // 16-byte boundaries.

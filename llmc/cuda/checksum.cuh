@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/cuda/device_memory.cuh"
+#include "llmc/cuda/resources.cuh"
 
 namespace llmc {
 

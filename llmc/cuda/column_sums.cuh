@@ -39,23 +39,23 @@ struct ColumnPartials {
 // and more only where a block has all its warps: few threads of few registers find room beside the kernel before, and
 // are there when it ends.
 template <int n_, int lanes_, int most_warps_>
-struct Tile {
+struct ColumnTile {
     static constexpr int n = n_, lanes = lanes_, columns = n * lanes, most_warps = most_warps_;
     static constexpr int most_threads = most_warps * kWarp, blocks = 1536 / most_threads;  // of an SM
 };
 constexpr int kGroups = 4;
 
 // blockIdx.y chooses the result
-template <typename Tile, typename Grad, typename Acc>
-__global__ __launch_bounds__(Tile::most_threads,
-                             Tile::blocks) void finish_columns_kernel(ColumnResults<Grad> results,
-                                                                      ColumnPartials<Acc> partials, int64_t C,
-                                                                      bool accumulate) {
-    constexpr int n = Tile::n, lanes = Tile::lanes;
-    __shared__ alignas(16) Acc warp_sums[Tile::most_warps][Tile::columns];
+template <typename ColumnTile, typename Grad, typename Acc>
+__global__ __launch_bounds__(ColumnTile::most_threads,
+                             ColumnTile::blocks) void finish_columns_kernel(ColumnResults<Grad> results,
+                                                                            ColumnPartials<Acc> partials,
+                                                                            int64_t C, bool accumulate) {
+    constexpr int n = ColumnTile::n, lanes = ColumnTile::lanes;
+    __shared__ alignas(16) Acc warp_sums[ColumnTile::most_warps][ColumnTile::columns];
     int at = threadIdx.x % lanes * n, warps = blockDim.x / kWarp, group = threadIdx.x / lanes;
     int step = blockDim.x / lanes;
-    int64_t tile = (int64_t)blockIdx.x * Tile::columns, stride = step * partials.stride;
+    int64_t tile = (int64_t)blockIdx.x * ColumnTile::columns, stride = step * partials.stride;
     int64_t offset = ((int64_t)blockIdx.y * partials.groups + group) * partials.stride + tile + at;
     int end = tile + at < C ? partials.groups : 0;
     Grad* out = blockIdx.y == 0 ? results.first : blockIdx.y == 1 ? results.second : results.third;
@@ -88,26 +88,27 @@ __global__ __launch_bounds__(Tile::most_threads,
     if (threadIdx.x % kWarp < lanes) { store(&warp_sums[threadIdx.x / kWarp][at], sum); }
     __syncthreads();
 #pragma unroll 1
-    for (int i = threadIdx.x; i < Tile::columns && tile + i < C; i += blockDim.x) {
+    for (int i = threadIdx.x; i < ColumnTile::columns && tile + i < C; i += blockDim.x) {
         Acc total = warp_sums[0][i];
 #pragma unroll
-        for (int w = 1; w < Tile::most_warps; w++) { total += w < warps ? warp_sums[w][i] : Acc(0); }
+        for (int w = 1; w < ColumnTile::most_warps; w++) { total += w < warps ? warp_sums[w][i] : Acc(0); }
         Grad& result = out[tile + i];
         result = (Grad)(accumulate ? (Acc)result + total : total);
     }
 }
 
-template <typename Tile, typename Grad, typename Acc>
+template <typename ColumnTile, typename Grad, typename Acc>
 void launch_finish(const ColumnResults<Grad>& results, const ColumnPartials<Acc>& partials, int C,
                    bool accumulate, cudaStream_t stream) {
     int sets = results.third != nullptr ? 3 : results.second != nullptr ? 2 : 1;
-    dim3 grid(grid_x(ceil_div(C, Tile::columns)), sets);
-    int warps = std::clamp(ceil_div(partials.groups * Tile::lanes, kGroups * kWarp), 1, Tile::most_warps);
+    dim3 grid(grid_x(ceil_div(C, ColumnTile::columns)), sets);
+    int warps =
+        std::clamp(ceil_div(partials.groups * ColumnTile::lanes, kGroups * kWarp), 1, ColumnTile::most_warps);
     LaunchAttributes attributes;
     attributes.overlapping(partials.early);
     cudaLaunchConfig_t config = attributes.config(grid, warps * kWarp, 0, stream);
-    check(cudaLaunchKernelEx(&config, finish_columns_kernel<Tile, Grad, Acc>, results, partials, (int64_t)C,
-                             accumulate));
+    check(cudaLaunchKernelEx(&config, finish_columns_kernel<ColumnTile, Grad, Acc>, results, partials,
+                             (int64_t)C, accumulate));
 }
 
 // The first result = or += the sums of the first (groups,stride) numbers, the others of the next ones.
@@ -116,12 +117,13 @@ void finish_columns(const ColumnResults<Grad>& results, const ColumnPartials<Acc
                     bool accumulate, cudaStream_t stream) {
     if constexpr (sizeof(Acc) == sizeof(float)) {
         if (partials.stride % 4 == 0) {  // few groups of long rows: 512 bytes of each side by side
-            auto* launch = partials.groups <= 66 && C >= 4096 ? launch_finish<Tile<4, 32, 8>, Grad, Acc>
-                                                              : launch_finish<Tile<4, 8, 12>, Grad, Acc>;
+            auto* launch = partials.groups <= 66 && C >= 4096
+                               ? launch_finish<ColumnTile<4, 32, 8>, Grad, Acc>
+                               : launch_finish<ColumnTile<4, 8, 12>, Grad, Acc>;
             return launch(results, partials, C, accumulate, stream);
         }
     }
-    launch_finish<Tile<1, 16, 20>>(results, partials, C, accumulate, stream);
+    launch_finish<ColumnTile<1, 16, 20>>(results, partials, C, accumulate, stream);
 }
 
 // ---- from rows -------------------------------------------------------------------------------------

@@ -1,14 +1,12 @@
-// The vocabulary every kernel is written in: accumulator types, 16-byte vectors, warp sums, and what the
-// target can do.
+// The vocabulary every kernel is written in: 16-byte vectors, warp sums, 2^x, and what the target can do.
 #pragma once
-#include <cstdint>
-#include <type_traits>
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <cstdint>
+#include <type_traits>
 
-#include "llmc/cuda/accumulator.h"
+#include "llmc/cuda/types.h"
 
 namespace llmc {
 
@@ -50,6 +48,16 @@ __device__ inline Acc warp_sum(Acc x) {
         x += __shfl_xor_sync(kAllLanes, x, distance);
     }
     return x;
+}
+
+constexpr float kLog2e = 1.44269504f;  // exp(x) = 2^(kLog2e x)
+
+// 2^x in one instruction. exp2f costs four, to keep results below 2^-126, which nobody here can tell from 0.
+// Within 2^-22 of 2^x, relative; 0 below 2^-126, infinity from 2^128 on, NaN for NaN
+__device__ inline float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 }  // namespace llmc

@@ -81,7 +81,7 @@ struct Teams {
 
 struct Choice {
     Kernel kernel = Kernel::kFallback;
-    int row = 0;          // of the kernel's table in layouts.h
+    int layout = 0;       // of the kernel's table in layouts.h
     int piece = 1;        // elements of an access
     int cluster = 1;      // blocks that share a row
     bool spread = false;  // row_in_registers, few rows: the row's warps are spread over a cluster
@@ -90,12 +90,12 @@ struct Choice {
 };
 using Maybe = std::optional<Choice>;
 
-template <typename Row>
-using Table = std::span<const Row>;
+template <typename Layout>
+using Table = std::span<const Layout>;
 
 // the first layout of a table that takes(layout), -1 if none does
-template <typename Row, typename Takes>
-int first_row(Table<Row> table, const Takes& takes) {
+template <typename Layout, typename Takes>
+int first_layout(Table<Layout> table, const Takes& takes) {
     auto found = std::find_if(table.begin(), table.end(), takes);
     return found == table.end() ? -1 : (int)(found - table.begin());
 }
@@ -109,11 +109,11 @@ inline Maybe forward_short_rows(const Call& call, const Gpu&) {
     if (call.adds && !call.whole()) { return {}; }  // a residual is added in whole vectors alone
     // beside weights of another type single elements, which takes half of the kernels
     int piece = call.whole() || call.same_weights ? call.piece : 1;
-    auto takes = [&](const layouts::ShortForward& row) { return call.C <= columns_of(row, piece); };
+    auto takes = [&](const layouts::ShortForward& layout) { return call.C <= columns_of(layout, piece); };
     Table<layouts::ShortForward> table = layouts::kShortForward;
     if (!call.whole()) { table = layouts::kShortForwardPieces; }
-    int row = first_row(table, takes);
-    return row < 0 ? Maybe{} : Choice{Kernel::kShortRows, row, piece};
+    int layout = first_layout(table, takes);
+    return layout < 0 ? Maybe{} : Choice{Kernel::kShortRows, layout, piece};
 }
 
 // Warps of a block where rows are few and a row's warps are spread over several blocks: at most one a scheduler, so that
@@ -130,8 +130,9 @@ inline Maybe forward_row_in_registers(const Call& call, const Gpu& gpu) {
     bool rare = call.adds && !call.same_weights;
     Table<layouts::RowInRegisters> table = layouts::kRowInRegisters32;
     if (call.bytes == 2) { table = layouts::kRowInRegisters16; }
-    int i = first_row(
-        table, [&](auto& row) { return are_for(row.calls, rare) && call.C <= columns_of(row, vector); });
+    int i = first_layout(table, [&](auto& layout) {
+        return are_for(layout.calls, rare) && call.C <= columns_of(layout, vector);
+    });
     if (i < 0 || table[i].cluster > gpu.cluster) { return {}; }
     int warps = table[i].warps, blocks = warps / spread_warps(warps);
     bool spread = table[i].cluster == 1 && warps > kThresholds.schedulers && call.same_weights &&
@@ -143,8 +144,10 @@ inline Maybe forward_unaligned_rows(const Call& call, const Gpu& gpu) {
     if (call.adds || call.C < layouts::kFewestUnalignedForward || call.whole()) { return {}; }
     bool rare = !call.same_weights || !call.aligned_weights;
     Table<layouts::UnalignedForward> table = layouts::kUnalignedForward;
-    auto takes = [&](auto& row) { return is_for(row, rare) && call.C <= columns_of(row, call.vector()); };
-    int i = first_row(table, takes);
+    auto takes = [&](auto& layout) {
+        return is_for(layout, rare) && call.C <= columns_of(layout, call.vector());
+    };
+    int i = first_layout(table, takes);
     if (i < 0 || table[i].cluster > gpu.cluster) { return {}; }
     return Choice{Kernel::kUnalignedRows, i, 1, table[i].cluster};
 }
@@ -177,8 +180,8 @@ inline Maybe choose_forward(const Call& call, const Gpu& gpu) {
 constexpr int streams_of(bool adds) { return adds ? 3 : 2; }  // of rows that come to a block: inp, dout, dinp
 constexpr int most_in_pieces(int bytes) { return bytes == 2 ? kThresholds.pieces_16 : kThresholds.pieces_32; }
 // is there a kernel of this layout, in pieces of n elements?
-constexpr bool is_for(const layouts::ShortBackward& row, int n, int bytes) {
-    return columns_of(row, n) <= 2 * most_in_pieces(bytes);
+constexpr bool is_for(const layouts::ShortBackward& layout, int n, int bytes) {
+    return columns_of(layout, n) <= 2 * most_in_pieces(bytes);
 }
 
 inline Maybe backward_short_rows(const Call& call, const Gpu&) {
@@ -186,11 +189,11 @@ inline Maybe backward_short_rows(const Call& call, const Gpu&) {
     if (!whole && (!call.same_weights || call.C > most_in_pieces(call.bytes))) { return {}; }
     Table<layouts::ShortBackward> table = layouts::kShortBackwardPieces;
     if (whole) { table = layouts::kShortBackward; }
-    int row = first_row(table, [&](auto& row) {
-        return whole ? call.C <= row.lanes * call.piece
-                     : call.C <= columns_of(row, call.piece) && is_for(row, call.piece, call.bytes);
+    int layout = first_layout(table, [&](auto& layout) {
+        return whole ? call.C <= layout.lanes * call.piece
+                     : call.C <= columns_of(layout, call.piece) && is_for(layout, call.piece, call.bytes);
     });
-    return row < 0 ? Maybe{} : Choice{Kernel::kShortRows, row, call.piece};
+    return layout < 0 ? Maybe{} : Choice{Kernel::kShortRows, layout, call.piece};
 }
 
 // team_ring.cuh's Team, in bytes: stages, barriers, and each warp's sums
@@ -201,15 +204,16 @@ constexpr int team_bytes(const layouts::TeamRing& ring, int streams, int bytes) 
     return round_up(barriers + 2 * ring.cluster * ring.warps * 8, kLineSize);
 }
 
-constexpr Table<layouts::TeamRingRow> ring_table(int bytes) {
-    return bytes == 2 ? Table<layouts::TeamRingRow>(layouts::kTeamRing16) : layouts::kTeamRing32;
+constexpr Table<layouts::TeamRingLayouts> ring_table(int bytes) {
+    return bytes == 2 ? Table<layouts::TeamRingLayouts>(layouts::kTeamRing16) : layouts::kTeamRing32;
 }
 
 inline Maybe backward_team_ring(const Call& call, const Gpu& gpu) {
     if (!gpu.hopper || !call.whole()) { return {}; }
-    Table<layouts::TeamRingRow> table = ring_table(call.bytes);
-    int i = first_row(
-        table, [&](auto& row) { return are_for(row.calls, !call.same_weights) && call.C <= row.columns; });
+    Table<layouts::TeamRingLayouts> table = ring_table(call.bytes);
+    int i = first_layout(table, [&](auto& layout) {
+        return are_for(layout.calls, !call.same_weights) && call.C <= layout.columns;
+    });
     if (i < 0 || (call.adds && !table[i].adds())) { return {}; }
     const layouts::TeamRing& ring = call.adds ? table[i].add : table[i].write;
     int bytes = ring.teams * team_bytes(ring, streams_of(call.adds), call.bytes);
@@ -240,12 +244,12 @@ constexpr int unaligned_warps(int k, bool adds, int team) {
     return enough ? 16 : most;
 }
 // Is `columns` of a row a number of columns for this many warps: neither too many, nor fewer than the unguarded ones?
-constexpr bool fits(const layouts::UnalignedBackward& row, int columns, int warps) {
-    return divide_up(columns, warps) <= row.columns * layouts::kLanes &&
-           columns / warps >= row.unguarded * layouts::kLanes;
+constexpr bool fits(const layouts::UnalignedBackward& layout, int columns, int warps) {
+    return divide_up(columns, warps) <= layout.columns * layouts::kLanes &&
+           columns / warps >= layout.unguarded * layouts::kLanes;
 }
 
-// unaligned_copies.cuh's TeamShared, in bytes
+// unaligned_rows.cuh's TeamShared, in bytes
 constexpr int unaligned_team_bytes(int cluster) {
     int warps = cluster > 1 ? cluster * kThresholds.cluster_warps : layouts::kLanes;
     return round_up(8 * kThresholds.most_stages + 16 + 2 * 8 * warps, kLineSize);
@@ -271,7 +275,7 @@ inline Maybe unaligned_in_a_block(const Call& call, const Gpu& gpu) {
     const auto& table = layouts::kUnalignedBackward;
     int streams = streams_of(call.adds), bytes = call.adds ? kThresholds.ring_add : kThresholds.ring;
     Teams best{};
-    int most = 0, row = -1;
+    int most = 0, layout = -1;
     for (int i = 0; i < (int)std::size(table) && table[i].cluster == 1; i++) {
         int k = table[i].columns;
         for (int warps = 1; warps <= unaligned_warps(k, call.adds); warps++) {
@@ -281,10 +285,10 @@ inline Maybe unaligned_in_a_block(const Call& call, const Gpu& gpu) {
             if (teams.teams * k <= most) { continue; }
             best = teams;
             most = teams.teams * k;
-            row = i;
+            layout = i;
         }
     }
-    return row < 0 ? Maybe{} : unaligned_choice(row, best, call, gpu);
+    return layout < 0 ? Maybe{} : unaligned_choice(layout, best, call, gpu);
 }
 
 // Rows that one block has no room for: as few warps as there must be, and of clusters the one that has most rows under
@@ -320,9 +324,9 @@ inline Maybe backward_unaligned_rows(const Call& call, const Gpu& gpu) {
 }
 
 // threads of a block of cp_async_teams, at most, so that what a lane holds fits its registers
-constexpr int most_threads(const layouts::CpAsyncTeams& row, int bytes, bool adds) {
-    int columns = row.vectors * 16 / bytes + (adds ? bytes : 0);
-    return row.reread ? 512 : columns > 18 ? 384 : columns > 12 ? 512 : 640;
+constexpr int most_threads(const layouts::CpAsyncTeams& layout, int bytes, bool adds) {
+    int columns = layout.vectors * 16 / bytes + (adds ? bytes : 0);
+    return layout.reread ? 512 : columns > 18 ? 384 : columns > 12 ? 512 : 640;
 }
 
 constexpr int kTeamsSums = 15 * 2 * 2 * 16 * (int)sizeof(float);  // bytes of cp_async_teams.cuh's Shared
@@ -333,10 +337,10 @@ struct CostedTeams {
     Teams teams{};
     double cost = 0;
 };
-inline CostedTeams cp_async_teams(const layouts::CpAsyncTeams& row, const Call& call, const Gpu& gpu) {
+inline CostedTeams cp_async_teams(const layouts::CpAsyncTeams& layout, const Call& call, const Gpu& gpu) {
     const Thresholds& t = kThresholds;
-    int columns = row.vectors * call.vector(),
-        most_warps = most_threads(row, call.bytes, call.adds) / layouts::kLanes;
+    int columns = layout.vectors * call.vector(),
+        most_warps = most_threads(layout, call.bytes, call.adds) / layouts::kLanes;
     int64_t warps = divide_up(call.C, columns * layouts::kLanes);
     if (warps > std::min(most_warps, t.teams_most_warps)) { return {}; }
     int64_t bytes = (int64_t)streams_of(call.adds) * call.bytes * call.C,
@@ -348,7 +352,7 @@ inline CostedTeams cp_async_teams(const layouts::CpAsyncTeams& row, const Call& 
     while (teams > 1 && needed() > room) { teams--; }
     while (stages > 1 && needed() > room) { stages--; }
     if (needed() > room) { return {}; }
-    int instructions = (row.reread ? 22 : 16) * columns + 150, exchange = warps > 1 ? 700 : 300;
+    int instructions = (layout.reread ? 22 : 16) * columns + 150, exchange = warps > 1 ? 700 : 300;
     double cost = std::max(warps * instructions / 4.0, (3.0 * instructions + exchange) / teams);
     return {{(int)warps, teams, stages, 0, (int)needed()}, cost};
 }
@@ -382,9 +386,9 @@ constexpr int first_column(int bytes, int C, int part, int parts) {
 }
 
 // cp_async_pipelined.cuh's Shared, in bytes: the ring, dinp of a row, the weight, sums, barriers
-constexpr int pipelined_bytes(const layouts::CpAsyncPipelined& row, int bytes, bool adds) {
-    int columns = columns_of(row, 16 / bytes) * bytes, sets = 2 * row.lead;
-    return row.stages * 2 * columns + (adds ? columns : 16) + (row.keeps_weight ? columns : 16) +
+constexpr int pipelined_bytes(const layouts::CpAsyncPipelined& layout, int bytes, bool adds) {
+    int columns = columns_of(layout, 16 / bytes) * bytes, sets = 2 * layout.lead;
+    return layout.stages * 2 * columns + (adds ? columns : 16) + (layout.keeps_weight ? columns : 16) +
            sets * (layouts::kPipelinedWarps * 8 + 8);
 }
 
@@ -398,21 +402,21 @@ inline Maybe backward_cp_async_pipelined(const Call& call, const Gpu& gpu) {
     if (!call.same_weights) { return {}; }  // rare
     Table<layouts::CpAsyncPipelined> table = pipelined_table(call.bytes);
     for (int i = 0; i < (int)table.size(); i++) {
-        const layouts::CpAsyncPipelined& row = table[i];
+        const layouts::CpAsyncPipelined& layout = table[i];
         int step = layouts::kPipelinedWarps * layouts::kLanes * call.vector();
         bool lines = call.C % (kLineSize / call.bytes) == 0;
-        if (!row.is_for(call.adds) || (row.lines && !lines) || call.C <= row.beyond || call.C > row.to ||
-            pipelined_bytes(row, call.bytes, call.adds) > gpu.shared_bytes) {
+        if (!layout.is_for(call.adds) || (layout.lines && !lines) || call.C <= layout.beyond ||
+            call.C > layout.to || pipelined_bytes(layout, call.bytes, call.adds) > gpu.shared_bytes) {
             continue;
         }
-        int blocks = (int)divide_up(call.C, columns_of(row, call.vector())), least = call.C;
-        if (blocks > (row.lead > 1 ? kThresholds.sharing_blocks : 1)) { continue; }
+        int blocks = (int)divide_up(call.C, columns_of(layout, call.vector())), least = call.C;
+        if (blocks > (layout.lead > 1 ? kThresholds.sharing_blocks : 1)) { continue; }
         for (int part = 0; part < blocks; part++) {
             int begin = first_column(call.bytes, call.C, part, blocks);
             least = std::min(least, first_column(call.bytes, call.C, part + 1, blocks) - begin);
         }
         int groups = std::min(gpu.multiprocessors, layouts::kMostGroups) / blocks;
-        if (least < step * (row.vectors - 1) || groups == 0) { continue; }
+        if (least < step * (layout.vectors - 1) || groups == 0) { continue; }
         return Choice{Kernel::kCpAsyncPipelined, i, call.vector(), 1, false, {}, blocks, groups};
     }
     return {};

@@ -16,8 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "llmc/cuda/accumulator.h"
-#include "llmc/cuda/stream.h"
+#include "llmc/cuda/types.h"
 
 namespace llmc {
 

@@ -48,7 +48,9 @@ inline constexpr ShortForward kShortForwardPieces[] = {
     {.lanes = 2, .vectors = 5, .unguarded = 0, .use = "to 10 pieces"},
     {.lanes = 4, .vectors = 7, .unguarded = 2, .use = "to 28 pieces"},
     {.lanes = 8, .vectors = 7, .unguarded = 3, .use = "to 56 pieces: 100 columns are 25 or 50"}};
-constexpr int columns_of(const ShortForward& row, int vector) { return row.lanes * row.vectors * vector; }
+constexpr int columns_of(const ShortForward& layout, int vector) {
+    return layout.lanes * layout.vectors * vector;
+}
 
 // ---- forward/row_in_registers.cuh ----------------------------------------------------------------
 
@@ -115,13 +117,15 @@ inline constexpr RowInRegisters kRowInRegisters32[] = {
 // threads of a row; what is longer than kShortVectors vectors is shared by a block or cluster with a barrier
 // behind its loads
 constexpr int kShortVectors = 2112;
-constexpr int step_of(const RowInRegisters& row) { return row.cluster * row.warps * kLanes; }
-constexpr bool is_long(const RowInRegisters& row) { return step_of(row) * row.vectors > kShortVectors; }
-constexpr int unguarded_of(const RowInRegisters& row) {
-    return is_long(row) ? row.vectors / 2 : row.vectors - 1;
+constexpr int step_of(const RowInRegisters& layout) { return layout.cluster * layout.warps * kLanes; }
+constexpr bool is_long(const RowInRegisters& layout) {
+    return step_of(layout) * layout.vectors > kShortVectors;
 }
-constexpr int columns_of(const RowInRegisters& row, int vector) {
-    return step_of(row) * row.vectors * vector;
+constexpr int unguarded_of(const RowInRegisters& layout) {
+    return is_long(layout) ? layout.vectors / 2 : layout.vectors - 1;
+}
+constexpr int columns_of(const RowInRegisters& layout, int vector) {
+    return step_of(layout) * layout.vectors * vector;
 }
 
 // ---- forward/unaligned_rows.cuh ------------------------------------------------------------------
@@ -159,10 +163,12 @@ inline constexpr UnalignedForward kUnalignedForward[] = {
      .use = "to 224256"},
     {.cluster = 16, .warps = 8, .lanes = 32, .vectors = 9, .unguarded = 5, .blocks_per_sm = 2, .early = 0,
      .use = "to 299008"}};
-constexpr int columns_of(const UnalignedForward& row, int vector) {
-    return row.cluster * row.warps * row.lanes * (row.vectors * vector + 1);
+constexpr int columns_of(const UnalignedForward& layout, int vector) {
+    return layout.cluster * layout.warps * layout.lanes * (layout.vectors * vector + 1);
 }
-constexpr bool is_for(const UnalignedForward& row, bool rare) { return !rare || row.rare_unguarded >= 0; }
+constexpr bool is_for(const UnalignedForward& layout, bool rare) {
+    return !rare || layout.rare_unguarded >= 0;
+}
 
 // ---- backward/short_rows.cuh ---------------------------------------------------------------------
 
@@ -180,7 +186,9 @@ inline constexpr ShortBackward kShortBackwardPieces[] = {{.lanes = 4, .use = "to
                                                   {.lanes = 16, .use = "to 80 columns, or 96, or 128"},
                                                   {.lanes = 32, .use = "to 160 columns, or 192"}};
 constexpr int pieces_of_lane(int vector) { return vector == 1 ? 5 : vector == 2 ? 3 : 2; }
-constexpr int columns_of(const ShortBackward& row, int piece) { return row.lanes * piece * pieces_of_lane(piece); }
+constexpr int columns_of(const ShortBackward& layout, int piece) {
+    return layout.lanes * piece * pieces_of_lane(piece);
+}
 
 // ---- backward/team_ring.cuh ----------------------------------------------------------------------
 
@@ -193,14 +201,14 @@ constexpr int columns_of(const TeamRing& ring) {
     return ring.cluster * ring.warps * kLanes * ring.vector * ring.vectors;
 }
 // For rows of up to `columns` columns: dinp =, and +=, whose stages are half as large again.
-struct TeamRingRow {
+struct TeamRingLayouts {
     int columns;
     Calls calls = Calls::kAll;
     const char* use;
     TeamRing write, add{};
     constexpr bool adds() const { return add.warps > 0; }
 };
-inline constexpr TeamRingRow kTeamRing16[] = {
+inline constexpr TeamRingLayouts kTeamRing16[] = {
     {.columns = 256, .use = "BERT tiny and mini, heads of 80, ViT-Ti",
      .write = {.warps = 1, .teams = 12, .vector = 8, .vectors = 1, .stages = 4},
      .add = {.warps = 1, .teams = 12, .vector = 8, .vectors = 1, .stages = 3}},
@@ -297,7 +305,7 @@ inline constexpr TeamRingRow kTeamRing16[] = {
     {.columns = 262144, .use = "to 512 KB",
      .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 8, .stages = 3,
                .reread = true}}};
-inline constexpr TeamRingRow kTeamRing32[] = {
+inline constexpr TeamRingLayouts kTeamRing32[] = {
     {.columns = 256, .use = "BERT tiny and mini, heads of 80, ViT-Ti",
      .write = {.warps = 1, .teams = 12, .vector = 4, .vectors = 2, .stages = 3},
      .add = {.warps = 1, .teams = 12, .vector = 4, .vectors = 2, .stages = 2}},
@@ -407,8 +415,8 @@ struct CpAsyncPipelined {
     constexpr bool is_for(bool adds) const { return forms != (adds ? Forms::kWrite : Forms::kAdd); }
 };
 constexpr int kPipelinedWarps = 16;
-constexpr int columns_of(const CpAsyncPipelined& row, int vector) {
-    return kPipelinedWarps * kLanes * vector * row.vectors;
+constexpr int columns_of(const CpAsyncPipelined& layout, int vector) {
+    return kPipelinedWarps * kLanes * vector * layout.vectors;
 }
 inline constexpr CpAsyncPipelined kCpAsyncPipelined16[] = {
     {.vectors = 3, .lead = 1, .stages = 2, .use = "to 12288 columns"},

@@ -37,7 +37,7 @@ struct ModelSettings {
     bool tf32 = false;             // fp32 products in TF32
     std::string matmul_file = {};  // algorithms of products, found by --tune-gemm; "" = cuBLASLt's first
     bool graph = true;             // on a GPU a step's launches are recorded once and repeated; same bits
-    bool muon = false;             // for the blocks' matrices (llmc/ops/muon/muon_rule.h)
+    bool muon = false;             // for the blocks' matrices (llmc/ops/muon/muon.h)
     int ranks = 1;                 // must divide groups
     int groups = 1;                // of micro-batches
     bool shard = true;             // each rank has a share of the optimizer's state only (ZeRO-1)

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/cuda/edges.cuh"
+#include "llmc/cuda/vectors.cuh"
 #include "llmc/ops/stochastic_rounding.h"
 
 namespace llmc {
@@ -127,7 +127,10 @@ __global__ void __launch_bounds__(kBlock, kBlocks)
     const int64_t quad = piece.first / 8 * 2 + blockIdx.x % kPieceBlocks * kBlock + threadIdx.x;
     const int i = (int)(4 * quad - piece.first), n = piece.size;
     if (decision->skipped || i - 4 * (int)threadIdx.x >= n) { return; }
-    param += piece.at + i, m += piece.kept + i, v += piece.second + i, grad += piece.kept + i;
+    param += piece.at + i;
+    m += piece.kept + i;
+    v += piece.second + i;
+    grad += piece.kept + i;
     if (kHalves) { low += piece.kept + i; }
     const bool whole = i >= 0 && i + 4 <= n && is_aligned(m) && is_aligned(v) && is_aligned(grad) &&
                        is_aligned(param) && (!kHalves || is_aligned(low));

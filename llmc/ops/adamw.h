@@ -6,8 +6,8 @@
 #include <compare>
 #include <cstdint>
 
-#include "llmc/cuda/stream.h"
-#include "llmc/ops/step_inputs.h"
+#include "llmc/cuda/types.h"
+#include "llmc/ops/step_params.h"
 
 namespace llmc {
 
@@ -21,7 +21,7 @@ struct StepDecision {
     int32_t skipped;   // loss or norm was not finite or an outlier, or the gradient too long: no update
 };
 
-// *decision from the sums that classifier.h and global_norm.h left on the device; decision->updates goes up
+// *decision from the sums that classifier.h and gradient_sums.h left on the device; decision->updates goes up
 // by one unless the step is skipped. inputs: in device memory; their targets: how many losses the sum holds.
 void decide_step(StepDecision* decision, const double* loss_sum, const double* squares,
                  const StepInputs* inputs, cudaStream_t stream);

@@ -13,7 +13,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/cuda/edges.cuh"
+#include "llmc/cuda/vectors.cuh"
 
 namespace llmc {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "llmc/cuda/stream.h"
+#include "llmc/cuda/types.h"
 
 namespace llmc {
 

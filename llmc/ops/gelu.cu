@@ -2,7 +2,7 @@
 #include "llmc/ops/gelu.h"
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/cuda/edges.cuh"
+#include "llmc/cuda/vectors.cuh"
 #include "llmc/ops/gelu.cuh"
 
 namespace llmc {

@@ -1,7 +1,7 @@
 // GELU of one number, for kernels that have it in a register. The formulas are reference.h's; what is exp(z) there is
 // 2^(z log2 e) here.
 #pragma once
-#include "llmc/cuda/exp2.cuh"
+#include "llmc/cuda/device.cuh"
 
 namespace llmc {
 

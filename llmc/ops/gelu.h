@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "llmc/cuda/stream.h"
+#include "llmc/cuda/types.h"
 
 namespace llmc {
 

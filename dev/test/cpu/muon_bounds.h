@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "llmc/model/cpu/reference_muon.h"
+#include "llmc/model/cpu/reference.h"
 
 namespace llmc {
 

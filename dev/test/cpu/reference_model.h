@@ -17,7 +17,6 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/model/cpu/reference.h"
-#include "llmc/model/cpu/reference_muon.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 

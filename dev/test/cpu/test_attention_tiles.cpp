@@ -7,7 +7,6 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/ops/attention/choose.h"
-#include "llmc/ops/attention/tiles.h"
 
 using namespace llmc;
 

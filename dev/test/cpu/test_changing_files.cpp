@@ -15,7 +15,7 @@
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/model/cpu/decoder.h"
+#include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 

@@ -13,7 +13,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/tokens/data_files.h"
-#include "llmc/model/cpu/decoder.h"
+#include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/eval/generate.h"
 
 using namespace llmc;

@@ -14,39 +14,39 @@ namespace {
 std::string forward_text(const Case& c, const Choice& choice) {
     bool whole = c.piece == 16 / c.bytes;
     if (choice.kernel == Kernel::kShortRows) {
-        return fmt::format("short_rows.{}{} in {}", whole ? "" : "pieces.", choice.row, choice.piece);
+        return fmt::format("short_rows.{}{} in {}", whole ? "" : "pieces.", choice.layout, choice.piece);
     }
     if (choice.kernel == Kernel::kRowInRegisters) {
-        return fmt::format("row_in_registers.{}{}", choice.row, choice.spread ? " spread" : "");
+        return fmt::format("row_in_registers.{}{}", choice.layout, choice.spread ? " spread" : "");
     }
-    if (choice.kernel == Kernel::kUnalignedRows) { return fmt::format("unaligned_rows.{}", choice.row); }
+    if (choice.kernel == Kernel::kUnalignedRows) { return fmt::format("unaligned_rows.{}", choice.layout); }
     return choice.kernel == Kernel::kSumFirst ? "sum" : fmt::format("fallback.{}", choice.piece);
 }
 
 std::string backward_text(const Case& c, const Choice& choice) {
-    int row = choice.row;
+    const int i = choice.layout;
     switch (choice.kernel) {
         case Kernel::kShortRows: {
             bool whole = c.piece == 16 / c.bytes;
-            int lanes = whole ? layouts::kShortBackward[row].lanes : layouts::kShortBackwardPieces[row].lanes;
+            int lanes = whole ? layouts::kShortBackward[i].lanes : layouts::kShortBackwardPieces[i].lanes;
             return fmt::format("short_rows.lanes {} in {}", lanes, choice.piece);
         }
         case Kernel::kTeamRing: {
-            const auto& layout = c.bytes == 2 ? layouts::kTeamRing16[row] : layouts::kTeamRing32[row];
+            const auto& layout = c.bytes == 2 ? layouts::kTeamRing16[i] : layouts::kTeamRing32[i];
             const layouts::TeamRing& ring = c.op == Op::kAccumulate ? layout.add : layout.write;
             return fmt::format("team_ring.{},{},{},{},{},{}", ring.cluster, ring.warps, ring.teams,
                                ring.vector, ring.vectors, ring.stages);
         }
         case Kernel::kUnalignedRows: {
-            const auto& layout = layouts::kUnalignedBackward[row];
+            const auto& layout = layouts::kUnalignedBackward[i];
             return fmt::format("unaligned_rows.{},{},{}", layout.columns, layout.unguarded, layout.cluster);
         }
         case Kernel::kCpAsyncTeams: {
-            const layouts::CpAsyncTeams& layout = teams_table(c.bytes)[row];
+            const layouts::CpAsyncTeams& layout = teams_table(c.bytes)[i];
             return fmt::format("cp_async_teams.{} {}", layout.vectors, (int)!layout.reread);
         }
         case Kernel::kCpAsyncPipelined: {
-            const layouts::CpAsyncPipelined& layout = pipelined_table(c.bytes)[row];
+            const layouts::CpAsyncPipelined& layout = pipelined_table(c.bytes)[i];
             return fmt::format("cp_async_pipelined.{},{},{} {}", layout.vectors, layout.lead, layout.stages,
                                (int)layout.keeps_weight);
         }

@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include "dev/test/cpu/attention_bounds.h"
+#include "dev/cuda/attention_bounds.h"
 #include "dev/test/cpu/compare.h"
 #include "llmc/host/base/floats.h"
 #include "llmc/model/cpu/blas.h"

@@ -8,7 +8,7 @@
 #include "llmc/model/run/data.h"
 #include "llmc/model/run/opening.h"
 #include "llmc/model/run/plan.h"
-#include "llmc/ops/matmul/choices.h"
+#include "llmc/ops/matmul/matmul.h"
 
 using namespace llmc;
 

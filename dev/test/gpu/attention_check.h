@@ -1,9 +1,10 @@
 // One call of attention on the GPU, forward and backward, held against the reference.
 #pragma once
-#include "dev/test/cpu/attention_bounds.h"
+#include "dev/cuda/attention_bounds.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/attention/attention.h"
+#include "llmc/ops/column_sums/bias.h"
 
 namespace llmc::gpu_test {
 
@@ -81,8 +82,10 @@ void check_attention_bias(const AttentionShape& s, bool accumulate) {
     attention_backward(plain.data(), scratch.data(), counters.data(), dout.data(), qkv.data(), out.data(),
                        lse.data(), s.B, s.T, s.NH, s.HS, kStream);
     Vector expected = accumulate ? dbias.values() : Vector(columns, 0.0), terms = absolute(expected);
-    attention_backward_bias(dbias.data(), accumulate, dqkv.data(), scratch.data(), counters.data(),
-                            dout.data(), qkv.data(), out.data(), lse.data(), s.B, s.T, s.NH, s.HS, kStream);
+    attention_backward_bias<Real, Grad>(
+        {dbias.data(), accumulate, dqkv.data(), scratch.data(), counters.data(), dout.data(), qkv.data(),
+         out.data(), lse.data(), s.B, s.T, s.NH, s.HS},
+        kStream);
     const std::string name =
         "attention_backward_bias dbias " + type_names<Real, Grad>() + (accumulate ? " += " : " ") + s.text();
     expect_same(name + ": dqkv", dqkv, plain.download());

@@ -41,8 +41,10 @@ struct Run {
 
     void start(const bf16* qkv, const bf16* dout, cudaStream_t stream = kStream) {
         attention_forward(out.data(), lse.data(), counters.data(), qkv, B, T, NH, kHS, stream);
-        attention_backward_bias(dbias.data(), false, dqkv.data(), scratch.data(), counters.data(), dout, qkv,
-                                out.data(), lse.data(), B, T, NH, kHS, stream);
+        attention_backward_bias<bf16, float>(
+            {dbias.data(), false, dqkv.data(), scratch.data(), counters.data(), dout, qkv, out.data(),
+             lse.data(), B, T, NH, kHS},
+            stream);
     }
     void poison() {
         check_cuda(cudaMemset(out.data(), kPoison, out.size() * sizeof(bf16)));

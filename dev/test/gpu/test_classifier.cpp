@@ -4,7 +4,6 @@
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/classifier/classifier.h"
-#include "llmc/ops/classifier/kernels.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

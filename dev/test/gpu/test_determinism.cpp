@@ -6,6 +6,7 @@
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/classifier/classifier.h"
+#include "llmc/ops/column_sums/bias.h"
 #include "llmc/ops/encoder.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/global_norm.h"

@@ -4,9 +4,8 @@
 #include "dev/test/gpu/gpu_model.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/device_memory.cuh"
 #include "llmc/cuda/graph.cuh"
-#include "llmc/cuda/graph_fills.cuh"
+#include "llmc/cuda/resources.cuh"
 #include "llmc/model/gpu/network.cuh"
 
 using namespace llmc;

@@ -3,7 +3,6 @@
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/global_norm.h"
-#include "llmc/ops/group_sum.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -3,7 +3,7 @@
 
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
-#include "llmc/ops/matmul/matmul.h"
+#include "llmc/ops/column_sums/bias.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -3,7 +3,7 @@
 #include <bit>
 
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/model/cpu/reference_muon.h"
+#include "llmc/model/cpu/reference.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/muon/muon.h"
 #include "llmc/ops/stochastic_rounding.h"

@@ -5,7 +5,7 @@
 #include "dev/test/cpu/reference_model.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/ops/matmul/matmul.h"
-#include "llmc/ops/muon/newton_schulz.h"
+#include "llmc/ops/muon/muon.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

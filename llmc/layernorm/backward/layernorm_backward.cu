@@ -1,10 +1,9 @@
 // LayerNorm backward: the call goes to the kernel that choose.h chooses; the sums by column that it leaves are added up.
 // Those of dinp, where it leaves none, are made by another pass over dinp.
-#include <bit>
 
-#include "llmc/cuda/branch.cuh"
 #include "llmc/cuda/column_sums.cuh"
-#include "llmc/layernorm/call.cuh"
+#include "llmc/cuda/resources.cuh"
+#include "llmc/layernorm/kernel.cuh"
 #include "llmc/layernorm/launchers.h"
 
 namespace llmc {
@@ -39,6 +38,32 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
     return layernorm_backward_fallback(call, choice, stream);
 }
 
+// the call that the kernels are given; dweight, dbias and dinp_sums stay with what adds them up
+template <typename T, typename Grad, typename W>
+LayerNormBackwardRows<T, W> rows_of(const LayerNormBackward<T, Grad, W>& given) {
+    auto stride_or = [&](int64_t stride) { return stride != 0 ? stride : given.C; };
+    LayerNormBackwardRows<T, W> call{{.dinp = given.dinp,
+                                      .dweight = nullptr,
+                                      .dbias = nullptr,
+                                      .scratch = given.scratch,
+                                      .dout = given.dout,
+                                      .inp = given.inp,
+                                      .weight = given.weight,
+                                      .mean = given.mean,
+                                      .rstd = given.rstd,
+                                      .N = given.N,
+                                      .C = given.C,
+                                      .accumulate_dinp = given.accumulate_dinp,
+                                      .accumulate = given.accumulate,
+                                      .dinp_stride = stride_or(given.dinp_stride),
+                                      .dout_stride = stride_or(given.dout_stride),
+                                      .inp_stride = stride_or(given.inp_stride)}};
+    call.sum_dinp = given.dinp_sums != nullptr;
+    call.columns = given.dweight != nullptr || given.dbias != nullptr;
+    call.of_one_row = outputs_of(given);
+    return call;
+}
+
 // by this kernel, or where that is none the one that is chosen; false: it does not take the call
 template <typename T, typename Grad, typename W>
 bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Kernel>& by,
@@ -48,15 +73,7 @@ bool backward(const LayerNormBackward<T, Grad, W>& given, const std::optional<Ke
     require(
         given.dinp_sums == nullptr || given.dinp != nullptr || given.N == 0,
         "layernorm_backward: dinp_sums are wanted, but dinp is null: give memory for both, or null for both");
-    LayerNormBackwardRows<T, W> call{std::bit_cast<LayerNormBackward<T, float, W>>(given)};
-    // of another type, maybe: what adds them up has them
-    call.dweight = call.dbias = call.dinp_sums = nullptr;
-    call.sum_dinp = given.dinp_sums != nullptr;
-    call.of_one_row = outputs_of(given);
-    for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {
-        if (*stride == 0) { *stride = call.C; }
-    }
-    call.columns = given.dweight != nullptr || given.dbias != nullptr;
+    const LayerNormBackwardRows<T, W> call = rows_of(given);
     ColumnGroups groups;
     if (call.N > 0) {
         const Call shape = packed(call);

@@ -221,13 +221,13 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
 
 // by pieces of n elements, whole vectors or less
 template <bool kAccumulate, int n, typename T, typename W>
-ColumnGroups launch_row(const LayerNormBackwardRows<T, W>& call, int row, cudaStream_t stream) {
+ColumnGroups launch_layout(const LayerNormBackwardRows<T, W>& call, int layout, cudaStream_t stream) {
     if constexpr (n == Vec<T>::size) {
-        return layouts::at_row<std::size(layouts::kShortBackward)>(row, [&]<int i>() {
+        return layouts::at_layout<std::size(layouts::kShortBackward)>(layout, [&]<int i>() {
             return launch<Layout<layouts::kShortBackward[i].lanes, n, true>, kAccumulate>(call, stream);
         });
     } else {
-        return layouts::at_row<std::size(layouts::kShortBackwardPieces)>(row, [&]<int i>() {
+        return layouts::at_layout<std::size(layouts::kShortBackwardPieces)>(layout, [&]<int i>() {
             constexpr auto& layout = layouts::kShortBackwardPieces[i];
             if constexpr (is_for(layout, n, sizeof(T))) {
                 return launch<Layout<layout.lanes, n, false>, kAccumulate>(call, stream);
@@ -244,11 +244,11 @@ namespace llmc {
 template <typename T, typename W>
 ColumnGroups layernorm_backward_short_rows(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
                                            cudaStream_t stream) {
-    using short_rows_backward::launch_row;
+    using short_rows_backward::launch_layout;
     constexpr int whole = Vec<T>::size;
     auto with = [&]<int n>() {
-        return call.accumulate_dinp ? launch_row<true, n>(call, choice.row, stream)
-                                    : launch_row<false, n>(call, choice.row, stream);
+        return call.accumulate_dinp ? launch_layout<true, n>(call, choice.layout, stream)
+                                    : launch_layout<false, n>(call, choice.layout, stream);
     };
     if constexpr (std::is_same_v<T, W>) { return layouts::at_piece<whole, true>(choice.piece, with); }
     return with.template operator()<whole>();  // rare: no pieces

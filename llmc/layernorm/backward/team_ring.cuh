@@ -46,7 +46,7 @@ __device__ Slice slice_of(int most, int C) {
 }
 
 // Where a row lies in a stage: as far past a line as its dinp in memory. Mostly its inp and dout are, too. In bytes: by
-// past_line() a row takes two instructions more.
+// elements a row takes two instructions more.
 template <typename T>
 __device__ T* place(T* stage, const T* dinp) {
     unsigned bytes = (uint32_t)(uintptr_t)dinp % kLineBytes;
@@ -431,7 +431,7 @@ ColumnGroups layernorm_backward_team_ring(const LayerNormBackwardRows<T, W>& cal
     using namespace team_ring;
     constexpr bool same = std::is_same_v<T, W>;
     static constexpr auto table = ring_table(sizeof(T));
-    return layouts::at_row<table.size()>(choice.row, [&]<int i>() {
+    return layouts::at_layout<table.size()>(choice.layout, [&]<int i>() {
         if constexpr (layouts::are_for(table[i].calls, !same)) {
             if (!call.accumulate_dinp) { return launch<Layout<table[i].write>, false, false>(call, stream); }
             if constexpr (table[i].adds()) {

@@ -2,7 +2,6 @@
 // residual is added by those for whole vectors; other rows are summed by a kernel of their own first, and then normalised
 // as the plain call would, so that a row's results have the same bits when they are computed again from the residual
 // stream.
-#include "llmc/layernorm/call.cuh"
 #include "llmc/layernorm/kernel.cuh"
 #include "llmc/layernorm/launchers.h"
 

@@ -7,8 +7,7 @@
 // Result: 49.8 us, 97 % of the roof of launches that overlap at 65536x768 bf16; 98 % at 4096x8192 fp16; 97 % at
 //         8192x32768 bf16; 94 % at 1024x65536 fp32; H200, 2026-11-22
 #pragma once
-#include "llmc/layernorm/forward/moments.cuh"
-#include "llmc/layernorm/forward/parameters.cuh"
+#include "llmc/layernorm/forward/rows.cuh"
 #include "llmc/layernorm/kernel.cuh"
 #include "llmc/layernorm/launchers.h"
 
@@ -368,9 +367,9 @@ constexpr int held_before(int i) {
 }
 
 template <const auto& table, bool kResidual, typename T, typename W>
-bool launch_row(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
+bool launch_layout(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>, rare = kResidual && !same;
-    return layouts::at_row<std::size(table)>(choice.row, [&]<int i>() {
+    return layouts::at_layout<std::size(table)>(choice.layout, [&]<int i>() {
         using Usual = Layout<table, i, Vec<T>::size>;
         using L = std::conditional_t<rare, Any<Usual>, Usual>;
         if constexpr (layouts::are_for(table[i].calls, rare)) {
@@ -395,11 +394,11 @@ bool layernorm_forward_row_in_registers(const LayerNormForward<T, W>& call, cons
     using namespace row_in_registers;
     bool residual = call.residual != nullptr;
     if constexpr (sizeof(T) == 2) {
-        return residual ? launch_row<layouts::kRowInRegisters16, true>(call, choice, stream)
-                        : launch_row<layouts::kRowInRegisters16, false>(call, choice, stream);
+        return residual ? launch_layout<layouts::kRowInRegisters16, true>(call, choice, stream)
+                        : launch_layout<layouts::kRowInRegisters16, false>(call, choice, stream);
     } else {
-        return residual ? launch_row<layouts::kRowInRegisters32, true>(call, choice, stream)
-                        : launch_row<layouts::kRowInRegisters32, false>(call, choice, stream);
+        return residual ? launch_layout<layouts::kRowInRegisters32, true>(call, choice, stream)
+                        : launch_layout<layouts::kRowInRegisters32, false>(call, choice, stream);
     }
 }
 

@@ -6,8 +6,7 @@
 // Result: 34.7 us, 95 % of the roof of launches that overlap at 524288x64 bf16 (a warp a row: 158.7); 91 % at
 //         262144x100; H200, 2026-11-24
 #pragma once
-#include "llmc/layernorm/forward/moments.cuh"
-#include "llmc/layernorm/forward/parameters.cuh"
+#include "llmc/layernorm/forward/rows.cuh"
 #include "llmc/layernorm/kernel.cuh"
 #include "llmc/layernorm/launchers.h"
 
@@ -156,8 +155,8 @@ bool layernorm_forward_short_rows(const LayerNormForward<T, W>& call, const Choi
     using namespace short_rows_forward;
     constexpr int whole = Vec<T>::size;
     auto with = [&]<const auto & table, int n, bool kResidual>() {
-        layouts::at_row<std::size(table)>(
-            choice.row, [&]<int i>() { launch<Layout<table, i, n>, kResidual>(call, stream); });
+        layouts::at_layout<std::size(table)>(
+            choice.layout, [&]<int i>() { launch<Layout<table, i, n>, kResidual>(call, stream); });
     };
     if (call.residual != nullptr) {
         with.template operator()<layouts::kShortForward, whole, true>();

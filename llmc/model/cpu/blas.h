@@ -14,7 +14,7 @@ void matmul_forward_blas(float* out, int64_t ldo, const float* inp, const float*
 void matmul_backward_blas(float* dinp, float* dweight, float* dbias, const float* dout, int64_t ldo,
                           const float* inp, const float* weight, int64_t N, int C, int OC);
 
-// x (rows,cols) in place, as newton_schulz_cpu of reference_muon.h makes it; and the floats of its scratch
+// x (rows,cols) in place, as newton_schulz_cpu of reference.h makes it; and the floats of its scratch
 void newton_schulz_blas(float* x, float* scratch, int rows, int cols);
 int64_t newton_schulz_scratch_blas(int rows, int cols);
 

@@ -1,5 +1,5 @@
-// Writing on the CPU: see cpu/decoder.h.
-#include "llmc/model/cpu/decoder.h"
+// Writing on the CPU: see CpuDecoder in cpu/gpt2.h.
+#include "llmc/model/cpu/gpt2.h"
 
 #include <algorithm>
 #include <cmath>

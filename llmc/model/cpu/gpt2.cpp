@@ -13,7 +13,6 @@
 #include "llmc/host/ranks/comm.h"
 #include "llmc/model/cpu/blas.h"
 #include "llmc/model/cpu/reference.h"
-#include "llmc/model/cpu/reference_muon.h"
 #include "llmc/model/gpt2_config.h"
 
 namespace llmc {

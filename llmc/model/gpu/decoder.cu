@@ -1,12 +1,12 @@
-// Writing on the GPU: see gpu/decoder.h.
-#include "llmc/model/gpu/decoder.h"
+// Writing on the GPU: see make_gpu_decoder() in gpt2.h.
+#include "llmc/model/gpu/gpt2.h"
 
 #include <cuda_bf16.h>
 #include <vector>
 
 #include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/device_memory.cuh"
 #include "llmc/cuda/graph.cuh"
+#include "llmc/cuda/resources.cuh"
 #include "llmc/layernorm/layernorm.h"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/decode/decode.h"

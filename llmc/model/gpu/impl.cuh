@@ -13,10 +13,9 @@
 #include <vector>
 
 #include "llmc/cuda/graph.cuh"
-#include "llmc/cuda/graph_fills.cuh"
 #include "llmc/model/gpu/gpt2.h"
 #include "llmc/model/gpu/network.cuh"
-#include "llmc/model/gpu/optimizer_state.cuh"
+#include "llmc/model/gpu/optimizer.cuh"
 #include "llmc/ops/classifier/classifier.h"
 
 namespace llmc {

@@ -4,10 +4,9 @@
 #include <algorithm>
 #include <span>
 
-#include "llmc/cuda/device_memory.cuh"
+#include "llmc/cuda/resources.cuh"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/muon/muon.h"
-#include "llmc/ops/muon/newton_schulz.h"
 
 namespace llmc {
 

@@ -7,8 +7,9 @@
 #include <functional>
 #include <optional>
 
-#include "llmc/cuda/branch.cuh"
+#include "llmc/cuda/resources.cuh"
 #include "llmc/model/gpu/memory.cuh"
+#include "llmc/ops/column_sums/bias.h"
 
 namespace llmc {
 
@@ -186,8 +187,20 @@ void GPT2Network<T, Grad>::attention_gradient(Layer& a, int l, int B, int T_, bo
     int C = config.channels, NH = config.num_heads;
     before_writing(dwide_read);
     before_writing(attention_added);
-    attention_backward_bias(grad(kQkvb, l), accumulate, mem.dwide, mem.scratch, mem.counters, mem.dproj,
-                            a.qkv, a.atty, a.lse, B, T_, NH, C / NH, stream, branched() ? &*branch : nullptr);
+    const AttentionBackwardBias<T, Grad> call{.dbias = grad(kQkvb, l),
+                                              .accumulate = accumulate,
+                                              .dqkv = mem.dwide,
+                                              .scratch = mem.scratch,
+                                              .counters = mem.counters,
+                                              .dout = mem.dproj,
+                                              .qkv = a.qkv,
+                                              .out = a.atty,
+                                              .lse = a.lse,
+                                              .B = B,
+                                              .T = T_,
+                                              .NH = NH,
+                                              .HS = C / NH};
+    attention_backward_bias(call, stream, branched() ? &*branch : nullptr);
     if (branched()) { attention_added.set(*branch); }
 }
 

@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "llmc/cuda/device_memory.cuh"
+#include "llmc/cuda/resources.cuh"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/ops/step_inputs.h"
+#include "llmc/ops/step_params.h"
 
 namespace llmc {
 

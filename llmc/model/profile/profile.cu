@@ -10,14 +10,13 @@
 
 #include "llmc/cuda/checksum.cuh"
 #include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/hold.cuh"
-#include "llmc/cuda/streams.cuh"
+#include "llmc/cuda/measuring.cuh"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/model/gpu/network.cuh"
 #include "llmc/model/profile/step_profile.h"
 #include "llmc/model/run/plan.h"
-#include "llmc/ops/matmul/variants.cuh"
+#include "llmc/ops/matmul/search.cuh"
 
 namespace llmc {
 

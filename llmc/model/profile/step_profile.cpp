@@ -6,7 +6,7 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/json.h"
-#include "llmc/ops/muon/muon_rule.h"
+#include "llmc/ops/muon/muon.h"
 
 namespace llmc {
 

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "llmc/cuda/stream.h"
+#include "llmc/cuda/types.h"
 
 namespace llmc {
 
@@ -36,12 +36,22 @@ void attention_backward(Real* dqkv, void* scratch, unsigned* counters, const Rea
 
 // The same, and the gradient of qkv's bias: dbias (3 NH HS) = or, with accumulate, += the sums of dqkv's columns over all
 // B T rows, in fp32, of the values as dqkv has them. Hopper's kernels add up what they store; behind the others
-// bias_backward() reads dqkv again. Grad: float, or Real. branch: what adds up the sums, which reads scratch and
-// may read dqkv, is queued there; null: on the stream.
+// bias_backward() reads dqkv again. Grad: float, or Real.
 template <typename Real, typename Grad>
-void attention_backward_bias(Grad* dbias, bool accumulate, Real* dqkv, void* scratch, unsigned* counters,
-                             const Real* dout, const Real* qkv, const Real* out, const float* lse, int B,
-                             int T, int NH, int HS, cudaStream_t stream, Branch* branch = nullptr);
+struct AttentionBackwardBias {
+    Grad* dbias;
+    bool accumulate = false;
+    Real* dqkv;
+    void* scratch;  // attention_backward_bias_scratch() bytes
+    unsigned* counters;
+    const Real *dout, *qkv, *out;
+    const float* lse;
+    int B, T, NH, HS;
+};
+// branch: what adds up the sums, which reads scratch and may read dqkv, is queued there; null: on the stream.
+template <typename Real, typename Grad>
+void attention_backward_bias(const AttentionBackwardBias<Real, Grad>& call, cudaStream_t stream,
+                             Branch* branch = nullptr);
 size_t attention_backward_bias_scratch(int B, int T, int NH, int HS);  // as attention_backward_scratch()
 
 }  // namespace llmc

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "llmc/cuda/branch.cuh"
 #include "llmc/cuda/column_sums.cuh"
+#include "llmc/cuda/resources.cuh"
 #include "llmc/ops/attention/attention.h"
 #include "llmc/ops/attention/kernels.h"
-#include "llmc/ops/matmul/matmul.h"
+#include "llmc/ops/column_sums/bias.h"
 
 namespace llmc {
 namespace {
@@ -24,9 +24,9 @@ size_t attention_backward_bias_scratch(int B, int T, int NH, int HS) {
 }
 
 template <typename Real, typename Grad>
-void attention_backward_bias(Grad* dbias, bool accumulate, Real* dqkv, void* scratch, unsigned* counters,
-                             const Real* dout, const Real* qkv, const Real* out, const float* lse, int B,
-                             int T, int NH, int HS, cudaStream_t stream, Branch* branch) {
+void attention_backward_bias(const AttentionBackwardBias<Real, Grad>& call, cudaStream_t stream,
+                             Branch* branch) {
+    const auto& [dbias, accumulate, dqkv, scratch, counters, dout, qkv, out, lse, B, T, NH, HS] = call;
     const int columns = 3 * NH * HS;
     if constexpr (std::is_same_v<Real, bf16>) {
         bool rows = B > 0 && T > 0;
@@ -41,11 +41,8 @@ void attention_backward_bias(Grad* dbias, bool accumulate, Real* dqkv, void* scr
     bias_backward(dbias, scratch, dqkv, (int64_t)B * T, columns, accumulate, beside(stream, branch));
 }
 
-template void attention_backward_bias(float*, bool, float*, void*, unsigned*, const float*, const float*,
-                                      const float*, const float*, int, int, int, int, cudaStream_t, Branch*);
-template void attention_backward_bias(float*, bool, bf16*, void*, unsigned*, const bf16*, const bf16*,
-                                      const bf16*, const float*, int, int, int, int, cudaStream_t, Branch*);
-template void attention_backward_bias(bf16*, bool, bf16*, void*, unsigned*, const bf16*, const bf16*,
-                                      const bf16*, const float*, int, int, int, int, cudaStream_t, Branch*);
+template void attention_backward_bias(const AttentionBackwardBias<float, float>&, cudaStream_t, Branch*);
+template void attention_backward_bias(const AttentionBackwardBias<bf16, float>&, cudaStream_t, Branch*);
+template void attention_backward_bias(const AttentionBackwardBias<bf16, bf16>&, cudaStream_t, Branch*);
 
 }  // namespace llmc

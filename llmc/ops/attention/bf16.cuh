@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "llmc/cuda/exp2.cuh"
+#include "llmc/cuda/device.cuh"
 #include "llmc/cuda/mma.cuh"
 #include "llmc/ops/attention/attention.cuh"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "llmc/cuda/stream.h"
+#include "llmc/cuda/types.h"
 #include "llmc/ops/attention/choose.h"
 
 namespace llmc {

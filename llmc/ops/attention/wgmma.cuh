@@ -1,5 +1,5 @@
 // What the attention kernels for Hopper share. A block of threads is one producer warpgroup, of which a single thread
-// starts copies, and consumer warpgroups that compute. It stays on its SM and takes tiles (attention/tiles.h) until there
+// starts copies, and consumer warpgroups that compute. It stays on its SM and takes tiles (attention/choose.h) until there
 // are none, and the producer is a tile ahead.
 //
 // Rings and their barriers. Copies go round a ring of stages. A stage's barrier `full` ends a phase when the bytes that
@@ -8,12 +8,12 @@
 #pragma once
 #include <algorithm>
 
+#include "llmc/cuda/device.cuh"
 #include "llmc/cuda/device_facts.cuh"
-#include "llmc/cuda/exp2.cuh"
 #include "llmc/cuda/tensor_map.cuh"
 #include "llmc/cuda/wgmma.cuh"
+#include "llmc/ops/attention/choose.h"
 #include "llmc/ops/attention/kernels.h"
-#include "llmc/ops/attention/tiles.h"
 
 namespace llmc::attention_wgmma {
 

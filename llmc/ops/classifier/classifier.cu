@@ -6,11 +6,10 @@
 #include <algorithm>
 
 #include "llmc/cuda/check.cuh"
-#include "llmc/cuda/edges.cuh"
 #include "llmc/cuda/reduce.cuh"
+#include "llmc/cuda/vectors.cuh"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/ops/classifier/classifier.cuh"
-#include "llmc/ops/classifier/kernels.h"
 
 namespace llmc {
 

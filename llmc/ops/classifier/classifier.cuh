@@ -3,7 +3,6 @@
 #include <type_traits>
 
 #include "llmc/cuda/device.cuh"
-#include "llmc/cuda/exp2.cuh"
 
 namespace llmc {
 

@@ -11,7 +11,7 @@
 #include "llmc/cuda/vectors.cuh"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/ops/classifier/classifier.cuh"
-#include "llmc/ops/classifier/kernels.h"
+#include "llmc/ops/classifier/classifier.h"
 
 namespace llmc {
 

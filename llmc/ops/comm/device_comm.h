@@ -5,7 +5,7 @@
 #include <memory>
 #include <span>
 
-#include "llmc/cuda/stream.h"
+#include "llmc/cuda/types.h"
 #include "llmc/host/ranks/comm.h"
 
 namespace llmc {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/cuda/device_memory.cuh"
+#include "llmc/cuda/resources.cuh"
 #include "llmc/cuda/driver.cuh"
 #include "llmc/ops/comm/device_comm.h"
 #include "llmc/ops/comm/nccl_library.h"

@@ -1,9 +1,9 @@
 // Attention of one query: keys and values are read once. A block has a chunk of kDecodeChunk keys of a head,
 // so that a long context fills the GPU; the chunks' sums are merged in order by the product that follows. A
 // row of keys belongs to a group of 8 to 32 lanes, a 16-byte vector each.
-#include "llmc/ops/decode/decode.cuh"
+#include "llmc/cuda/launch.cuh"
+#include "llmc/ops/decode/decode.h"
 
-#include "llmc/cuda/exp2.cuh"
 #include "llmc/cuda/reduce.cuh"
 #include "llmc/cuda/vectors.cuh"
 #include "llmc/ops/attention/attention.h"
@@ -144,7 +144,7 @@ void decode_attention(float* parts, const float* q, const CacheLayer<T>& cache, 
     float scale = kLog2e / std::sqrt((float)cache.HS);
     int vectors = cache_row<T>(cache.HS) / Vec<T>::size;
     auto launch = [&](auto* kernel) {
-        launch_decode(kernel, grid, kBlock, 0, stream, parts, q, cache, step, scale);
+        launch_overlapping(kernel, grid, kBlock, 0, stream, parts, q, cache, step, scale);
     };
     if (vectors <= 8) {
         launch(decode_attention_kernel<T, 8>);

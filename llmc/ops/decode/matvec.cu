@@ -6,9 +6,9 @@
 // as enough is under way; so blocks of the kernels behind a kernel begin as soon as there is room, ask for
 // their weights, and wait. What they do after the wait adds to every token's time, 5 times a layer: nothing
 // that could be asked for before is asked for then, and what is asked for then is asked for at once.
-#include "llmc/ops/decode/decode.cuh"
+#include "llmc/cuda/launch.cuh"
+#include "llmc/ops/decode/decode.h"
 
-#include "llmc/cuda/exp2.cuh"
 #include "llmc/cuda/reduce.cuh"
 #include "llmc/cuda/vectors.cuh"
 #include "llmc/ops/gelu.cuh"
@@ -304,8 +304,8 @@ void launch(const DecodeLinear<T>& linear, const Input& input, const Output& out
     while (team < kWarps && linear.C > team * kWarp * n * kAhead) { team *= 2; }
     int blocks = std::min(ceil_div(linear.OC, kWarps / team), device_facts().multiprocessors * kResident);
     size_t bytes = Input::kRoom ? linear.C * sizeof(float) : 0;
-    launch_decode(matvec_kernel<T, n, Input, Output>, blocks, kBlock, bytes, stream, linear, team, input,
-                  output);
+    launch_overlapping(matvec_kernel<T, n, Input, Output>, blocks, kBlock, bytes, stream, linear, team, input,
+                       output);
 }
 
 template <typename T, typename Input, typename Output>
@@ -342,12 +342,12 @@ __global__ void residual_kernel(float* x, const T* a, const T* b, int C) {
 template <typename T>
 void decode_encoder(float* x, DecodeStep* step, const DecodeStep* given, const T* wte, const T* wpe, int C,
                     cudaStream_t stream) {
-    launch_decode(encoder_kernel<T>, 1, kBlock, 0, stream, x, step, given, wte, wpe, C);
+    launch_overlapping(encoder_kernel<T>, 1, kBlock, 0, stream, x, step, given, wte, wpe, C);
 }
 
 template <typename T>
 void decode_residual(float* x, const T* a, const T* b, int C, cudaStream_t stream) {
-    launch_decode(residual_kernel<T>, 1, kBlock, 0, stream, x, a, b, C);
+    launch_overlapping(residual_kernel<T>, 1, kBlock, 0, stream, x, a, b, C);
 }
 
 template <typename T>

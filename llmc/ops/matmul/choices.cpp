@@ -1,5 +1,5 @@
 // Choices of algorithms for matrix products: see matmul/choices.h.
-#include "llmc/ops/matmul/choices.h"
+#include "llmc/ops/matmul/matmul.h"
 
 #include <cinttypes>
 #include <cstdlib>

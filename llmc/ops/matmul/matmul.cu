@@ -6,6 +6,7 @@
 #include <map>
 
 #include "llmc/cuda/device_facts.cuh"
+#include "llmc/ops/column_sums/bias.h"
 #include "llmc/ops/gelu.h"
 #include "llmc/ops/matmul/plan.cuh"
 #include "llmc/ops/matmul/search.cuh"

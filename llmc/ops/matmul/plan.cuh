@@ -7,7 +7,6 @@
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/device.cuh"
-#include "llmc/ops/matmul/choices.h"
 #include "llmc/ops/matmul/matmul.h"
 
 namespace llmc::matmul {

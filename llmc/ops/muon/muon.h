@@ -1,15 +1,38 @@
-// Muon's update on the device, but for its matrix products, which newton_schulz.h computes in between. The
-// rule is muon_rule.h's, the arithmetic that of reference_muon.h; the host is never asked.
-//   T: float, or __nv_bfloat16 with fp32 master weights;  Grad: float or T
+// Muon: its rule in numbers, for the CPU and the GPU; its update on the device, and the matrix products in between.
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
-#include "llmc/cuda/stream.h"
+#include "llmc/cuda/types.h"
 #include "llmc/ops/adamw.h"
-#include "llmc/ops/muon/muon_rule.h"
 
 namespace llmc {
+
+// ---- the rule. Of a weight matrix W (rows, cols), its gradient G and a
+// mean M:
+//   M = mu M + (1 - mu) G,   U = mu M + (1 - mu) G,   W = (1 - lr decay) W - lr scale orthogonal(U)
+// orthogonal(U) is U with all of its singular values near 1: five Newton-Schulz iterations of an odd
+// polynomial,
+//   X = U / (||U||_F + eps), then five times X = (a + b X X^T + c (X X^T)^2) X.
+// A singular value above 0.0016 of the norm ends between 0.68 and 1.21, and nothing but matrix products is
+// needed. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon. The scale makes the update's
+// elements as large as those of AdamW's usual update, so that the learning rate and the decay are AdamW's:
+// Liu et al. 2025, arXiv:2502.16982.
+
+constexpr double kMuonMomentum = 0.95;  // mu
+constexpr double kNewtonSchulzA = 3.4445, kNewtonSchulzB = -4.7750, kNewtonSchulzC = 2.0315;
+constexpr int kNewtonSchulzSteps = 5;
+constexpr double kNewtonSchulzEps = 1e-12;  // of a mean gradient that is zero, the direction is zero
+
+// orthogonal(U)'s elements have a root mean square of 1 / sqrt(max(rows, cols)), an update of AdamW 0.2 to
+// 0.4
+inline double muon_scale(int rows, int cols) { return 0.2 * std::sqrt((double)std::max(rows, cols)); }
+
+// ---- the update on the device, but for its matrix products. The arithmetic is that of reference.h; the host is never asked.
+//   T: float, or __nv_bfloat16 with fp32 master weights;  Grad: float or T
 
 // A layer's copy of a tensor: where it begins in param, and in the other arrays, which may be of a share of the
 // elements only; multiples of 4.
@@ -46,5 +69,32 @@ void muon_direction(T* x, void* scratch, float* m, const Grad* grad, const MuonT
 template <typename T>
 void muon_update(T* param, uint16_t* low, const T* x, const MuonTensor& shape, const StepDecision* decision,
                  const StepInputs* inputs, uint64_t seed, cudaStream_t stream);
+
+// ---- the Newton-Schulz iterations through cuBLASLt, many matrices at once: a product of small
+// matrices fills a part of the GPU only. Sums in fp32; a matrix's bits do not depend on how many are computed
+// at once, so that they are the same in any number of ranks.
+//   T: float or __nv_bfloat16
+
+class NewtonSchulz {
+public:
+    // workspace: Matmul::kWorkspace bytes of device memory, 256-byte aligned, that outlive this; used by one
+    // stream. tf32: of fp32 products.
+    NewtonSchulz(void* workspace, bool tf32);
+    ~NewtonSchulz();
+    NewtonSchulz(const NewtonSchulz&) = delete;
+
+    // elements that the squares of `count` matrices take
+    static int64_t squares(int rows, int cols, int count);
+
+    // From x (count, muon_stride(rows cols)), matrices of Frobenius norm 1 at most, to out, of the same
+    // shape; x is overwritten. squares: as above. All 16-byte aligned, none may overlap. usual: the number of
+    // matrices for which cuBLASLt chooses the algorithm, which all counts are then computed by.
+    template <typename T>
+    void run(T* out, T* x, T* squares, int rows, int cols, int count, int usual, cudaStream_t stream);
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace llmc

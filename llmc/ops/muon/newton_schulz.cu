@@ -5,7 +5,7 @@
 //   Y = a Y + B Y, or a Y + Y B
 // What is added goes in as cuBLASLt's C matrix, so that it is added in fp32 and rounded once, with the
 // product.
-#include "llmc/ops/muon/newton_schulz.h"
+#include "llmc/ops/muon/muon.h"
 
 #include <algorithm>
 #include <map>

@@ -11,7 +11,7 @@
 #include <cuda_bf16.h>
 #include <cstddef>
 
-#include "llmc/cuda/stream.h"
+#include "llmc/cuda/types.h"
 #include "llmc/ops/attention/attention.h"
 
 namespace llmc {

@@ -7,7 +7,7 @@
 // Costs:  a tile of 64 x 64 and a warpgroup: dQ 384 cycles of tensor core, dK and dV 512, 256 of exponentials
 //         each, one after the other; dot and lse by a kernel of their own, 256 bytes read a row.
 // Result: 1466 us, 23 % of the roof at 64x12x1024; 3906 us, 33 % at 4x12x8192; H100, 2026-11-25
-#include "llmc/ops/attention/ladder/backward/gradients.cuh"
+#include "llmc/ops/attention/ladder/backward/wgmma_rungs.cuh"
 #include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {

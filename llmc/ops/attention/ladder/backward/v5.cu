@@ -1,9 +1,9 @@
 // v5: a producer warpgroup keeps a ring filled, four stages of keys and values in dQ's kernel, six of queries
-//     and douts, with their lse and dot, in that of dK and dV (ring.cuh).
+//     and douts, with their lse and dot, in that of dK and dV (wgmma_rungs.cuh).
 // Why:    as in forward: nobody waits for L2 any more, and warpgroups need not move in step.
 // Costs:  as v4; 64 and 99 KB of shared memory for the rings.
 // Result: 1012 us, 34 % of the roof at 64x12x1024; 2794 us, 47 % at 4x12x8192; H100, 2026-11-25
-#include "llmc/ops/attention/ladder/backward/ring.cuh"
+#include "llmc/ops/attention/ladder/backward/wgmma_rungs.cuh"
 #include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {

@@ -4,7 +4,7 @@
 // Why:    v5 waits for each product by itself, and nothing of the warpgroup's runs beside its exponentials.
 // Costs:  as v5. A stage is released a tile later, as the last product still reads it.
 // Result: 956 us, 36 % of the roof at 64x12x1024; 2599 us, 50 % at 4x12x8192; H100, 2026-11-25
-#include "llmc/ops/attention/ladder/backward/ring.cuh"
+#include "llmc/ops/attention/ladder/backward/wgmma_rungs.cuh"
 #include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {

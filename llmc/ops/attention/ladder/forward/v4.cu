@@ -7,7 +7,7 @@
 // Costs:  a tile of 64 x 64 and a warpgroup: 256 cycles of tensor core, as many of exponentials, one after
 //         the other; 16 KB of keys and values for four warpgroups, and everyone waits until they have come.
 // Result: 506 us, 27 % of the roof at 64x12x1024; 1401 us, 37 % at 4x12x8192; H100, 2026-11-25
-#include "llmc/ops/attention/ladder/forward/softmax.cuh"
+#include "llmc/ops/attention/ladder/forward/wgmma_rungs.cuh"
 #include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {

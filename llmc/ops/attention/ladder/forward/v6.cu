@@ -12,7 +12,7 @@
 //         do not.
 // Result: 303 us, 45 % of the roof at 64x12x1024, lazy 275 us, 50 %; 870 and 776 us, 60 and 67 % at
 //         4x12x8192; H100, 2026-11-25
-#include "llmc/ops/attention/ladder/forward/ring.cuh"
+#include "llmc/ops/attention/ladder/forward/wgmma_rungs.cuh"
 #include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {
@@ -84,14 +84,14 @@ struct ScoresAhead {
 void v6::attention_forward(bf16* out, float* lse, void*, const bf16* qkv, int B, int T, int NH,
                            cudaStream_t stream) {
     using namespace attention_wgmma;
-    launch_forward<forward_ring_kernel<ScoresAhead<false>>, RingShared>(kThreads, out, lse, qkv, B, T, NH,
+    launch_forward<forward_ring_kernel<ScoresAhead<false>>, RingShared>(kRingThreads, out, lse, qkv, B, T, NH,
                                                                         stream);
 }
 
 void v6::attention_forward_lazy(bf16* out, float* lse, void*, const bf16* qkv, int B, int T, int NH,
                                 cudaStream_t stream) {
     using namespace attention_wgmma;
-    launch_forward<forward_ring_kernel<ScoresAhead<true>>, RingShared>(kThreads, out, lse, qkv, B, T, NH,
+    launch_forward<forward_ring_kernel<ScoresAhead<true>>, RingShared>(kRingThreads, out, lse, qkv, B, T, NH,
                                                                        stream);
 }
 

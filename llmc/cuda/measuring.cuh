@@ -1,9 +1,28 @@
-// A kernel that moves streams of bytes and computes nothing: what memory-bound kernels are held against.
+// Kernels that measure others: one that keeps a stream busy while the host queues, and one that moves bytes and computes
+// nothing.
 #pragma once
+#include <cstdint>
+
 #include "llmc/cuda/async_copy.cuh"
+#include "llmc/cuda/check.cuh"
 #include "llmc/cuda/device.cuh"
 
 namespace llmc {
+
+// ---- hold: without it short kernels would be timed waiting for the host
+
+static __global__ void hold_kernel(uint64_t ns) {
+    uint64_t begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do { asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); } while (now - begin < ns);
+}
+
+inline void hold(int microseconds, cudaStream_t stream) {
+    hold_kernel<<<1, 1, 0, stream>>>(1000 * (uint64_t)microseconds);
+    check_launch();
+}
+
+// ---- streams of bytes: what memory-bound kernels are held against
 
 struct Streams {
     const uint4* in[4];
@@ -55,7 +74,7 @@ __global__ void __launch_bounds__(kStreamThreads<R, kUnroll>) stream_kernel(Stre
 }
 
 // bits that look like data: zeros can be moved faster than real numbers
-static __global__ void fill_kernel(uint32_t* p, int64_t n, uint32_t seed) {
+[[maybe_unused]] static __global__ void fill_kernel(uint32_t* p, int64_t n, uint32_t seed) {
     int64_t threads = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads) {
         uint32_t h = ((uint32_t)i + seed) * 0x9e3779b9u;

@@ -8,7 +8,7 @@
 //          at most the depth of the row's scores. When a tile brings a larger score, what was summed before
 //          is rescaled: 8 u for each tile of at least 32 keys.
 //          backward rebuilds it from lse as stored: e_ij + u (4 + 4 |s_ij| + 4 |lse_i|)
-//          What is below 2^-126 may be 0 (exp2.cuh), and so may its products: f = 2^-126 for each.
+//          What is below 2^-126 may be 0 (exp2_approx), and so may its products: f = 2^-126 for each.
 //   r      P and dS are rounded to bf16 (2^-8) to be multiplied on tensor cores; 0 in fp32
 //   out_i  sum over j of p |v| (p's relative error + r + the sum's); dv_j likewise, over i, of p |dout|
 //   ds_ij  = p (dp - dot) scale, with dp = dout . v and dot = dout . out: |ds| (p's relative error + 4 u)

@@ -1,11 +1,10 @@
-// A bias where cuBLASLt has no good epilogue for it, and its gradient: column sums of dout. They are read in whole rows, as
-// they lie in memory, by blocks that all run at once: a thread has a vector of columns and adds up rows that lie evenly apart.
-#include "llmc/ops/column_sums/matmul_bias.h"
+// The kernels of bias.h. Column sums are of whole rows, read as they lie in memory, by blocks that all run at once: a thread
+// has a vector of columns and adds up rows that lie evenly apart.
+#include "llmc/ops/column_sums/bias.h"
 
 #include "llmc/cuda/check.cuh"
 #include "llmc/cuda/column_sums.cuh"
 #include "llmc/cuda/device_facts.cuh"
-#include "llmc/ops/matmul/matmul.h"
 
 namespace llmc {
 namespace {
