@@ -10,6 +10,7 @@
 #include "llmc/model/decoder.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
+#include "llmc/model/model_source.h"
 
 namespace llmc {
 

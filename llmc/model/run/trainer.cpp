@@ -5,6 +5,7 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/stop_signal.h"
+#include "llmc/host/base/text.h"
 #include "llmc/model/eval/validation.h"
 #include "llmc/model/run/follower.h"
 #include "llmc/model/run/open_model.h"
