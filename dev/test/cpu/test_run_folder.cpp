@@ -181,7 +181,7 @@ TEST_CASE("run folder: a reader finds a model at every moment of a run with --ke
     TempFolder folder;
     const GPT2Cpu model(tiny_config(), 1, 4);
     RunRecord record = record_of(1, 1, 1);
-    record.line = {{"0123456789abcdef", 0}};
+    record.descent = {{"0123456789abcdef", 0}};
     save_checkpoint(folder.path(), tiny_config(), record, reader(model));
     std::atomic<bool> done = false;
     std::thread run([&] {
@@ -333,7 +333,7 @@ TEST_CASE("run folder: --keep counts what is intact and of this run") {
                                           "step_00000002", "step_00000004", "step_00000005.foreign",
                                           "step_00000006", "step_00000008"});
     KnownIntact known;
-    const Line line = line_of_log(read_bytes(r / "run/log.jsonl"), "log").value();
+    const Descent line = descent_of_log(read_bytes(r / "run/log.jsonl"), "log").value();
     remove_old_checkpoints(r / "run/", line, 7, {1}, &known);  // not there: nothing is known to be newer
     CHECK(fs::exists(r.step("run", 2)));
     remove_old_checkpoints(r / "run/", line, 6, {1}, &known);  // a slash at the end
@@ -427,8 +427,8 @@ TEST_CASE("run folder: control characters of files do not reach the terminal") {
 // ---- the record --------------------------------------------------------------------------------
 
 TEST_CASE("run record: what lies on a line") {
-    const Line none, a = {{"a", 0}}, ab = {{"a", 0}, {"b", 10}}, ac = {{"a", 0}, {"c", 10}},
-                     abd = {{"a", 0}, {"b", 10}, {"d", 30}}, x = {{"x", 0}};
+    const Descent none, a = {{"a", 0}}, ab = {{"a", 0}, {"b", 10}}, ac = {{"a", 0}, {"c", 10}},
+                        abd = {{"a", 0}, {"b", 10}, {"d", 30}}, x = {{"x", 0}};
     CHECK(lies_on(none, none, 5));
     CHECK(lies_on(a, a, 100));
     CHECK(lies_on(ab, a, 10));  // where b began
@@ -446,7 +446,7 @@ TEST_CASE("run record: what lies on a line") {
 
 TEST_CASE("run record: what is written is read, and what is not one is refused") {
     RunRecord record;
-    record.line = {{"0123456789abcdef", 0}, {"fedcba9876543210", 123456789012}};
+    record.descent = {{"0123456789abcdef", 0}, {"fedcba9876543210", 123456789012}};
     record.state = {123456789099, 123456789000, 0xffffffffffffffff, 64, 12};
     record.end_of_text = 256;
     record.val_loss = 1.25;
@@ -457,7 +457,7 @@ TEST_CASE("run record: what is written is read, and what is not one is refused")
     record.settings = {{"lr", "0.1"}};
     const std::string good = to_json(record);
     RunRecord found = parse_run_record(good, "f");
-    CHECK(found.line == record.line);
+    CHECK(found.descent == record.descent);
     CHECK(found.state.step == record.state.step);
     CHECK(found.state.updates == record.state.updates);
     CHECK(found.state.seed == record.state.seed);
@@ -511,10 +511,10 @@ TEST_CASE("run record: what is written is read, and what is not one is refused")
     CHECK(error_of([&] { parse_run_record("", "f"); }).exit_code == kExitBadInput);
 
     const std::string log = log_start({{"0123456789abcdef", 0}}, 0) + "{\"step\":0,\"train_loss\":1}\n" +
-                            log_start(record.line, 9) + "{\"step\":9,\"train_loss\":1}\n";
-    CHECK(line_of_log(log, "l") == record.line);
-    CHECK_FALSE(line_of_log("{\"step\":9,\"train_loss\":1}\n", "l").has_value());
+                            log_start(record.descent, 9) + "{\"step\":9,\"train_loss\":1}\n";
+    CHECK(descent_of_log(log, "l") == record.descent);
+    CHECK_FALSE(descent_of_log("{\"step\":9,\"train_loss\":1}\n", "l").has_value());
     CHECK(has_steps(log));
-    CHECK_FALSE(has_steps(log_start(record.line, 9)));
+    CHECK_FALSE(has_steps(log_start(record.descent, 9)));
     CHECK(has_steps("{\"ste"));
 }

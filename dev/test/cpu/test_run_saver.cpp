@@ -15,11 +15,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const Line kLine = {{"0123456789abcdef", 0}};
+const Descent kLine = {{"0123456789abcdef", 0}};
 
 RunRecord record_at(int64_t step) {
     RunRecord record = record_of(step, step, 1);
-    record.line = kLine;
+    record.descent = kLine;
     return record;
 }
 
@@ -29,7 +29,7 @@ struct Saving {
     RunPlan plan;
     Options& options = plan.options;
     SavePlan saves;
-    StepLine line{true, 1};
+    Screen line{true, 1};
     RunJournal journal{log_folder.path(), -1, log_start(kLine, 0)};
     GPT2Cpu model{tiny_config(), 2, 9};
     int locks = 0;

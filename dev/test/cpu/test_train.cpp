@@ -14,8 +14,8 @@
 #include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/auto_plan.h"
 #include "llmc/model/run/folder.h"
-#include "llmc/model/run/schedule.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -115,7 +115,7 @@ public:
     std::string run() {
         int64_t first = 0;
         for (int start = 0; start < 4; start++) {
-            plan_.record.line.push_back({fmt::format("{:016x}", start + 1), first});
+            plan_.record.descent.push_back({fmt::format("{:016x}", start + 1), first});
             const bool killed = random_() % 4 != 0;
             start_and_kill(first, killed ? (int64_t)(random_() % 20000) : -1);
             std::string wrong = judge();
@@ -158,8 +158,8 @@ private:
         waitpid(pid, nullptr, 0);
     }
     void save_steps(int64_t first) {
-        StepLine line(true, 1);
-        RunJournal log(plan_.out, first > 0 ? first : -1, log_start(plan_.record.line, first));
+        Screen line(true, 1);
+        RunJournal log(plan_.out, first > 0 ? first : -1, log_start(plan_.record.descent, first));
         RunSaver saver(
             plan_, plan_.out, plan_.record.best, saves_, [](std::span<float>) { return nullptr; }, &line,
             &log);

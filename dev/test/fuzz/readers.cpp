@@ -109,7 +109,7 @@ std::string good_checkpoint(const std::string& folder) {
     if (!fs::exists(path)) {
         RunRecord record;
         record.state = {3, 2, 42, 8, 4};
-        record.line = {{"0123456789abcdef", 0}};
+        record.descent = {{"0123456789abcdef", 0}};
         record.train_data = {{"a.bin", 12, 99, "1 2 3 4.5 6.7"}};
         record.settings = {{"lr", "0.1"}};
         record.val_loss = 1.5;
@@ -157,7 +157,7 @@ Seeds run_record_seeds(const std::string& folder) { return {get(good_checkpoint(
 // the log of a run, and going on in it
 void read_log(const std::string& folder, const std::string& bytes) {
     put(folder + "/log.jsonl", bytes);
-    line_of_log(bytes, "log.jsonl");
+    descent_of_log(bytes, "log.jsonl");
     { RunLog log(folder, 5, log_start({{"0123456789abcdef", 0}}, 5)); }
     const std::string after = get(folder + "/log.jsonl");
     if (after.empty() || after.back() != '\n') { must_not("half a line is left"); }

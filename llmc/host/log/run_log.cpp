@@ -253,10 +253,10 @@ std::string step_text(const StepNumbers& n, size_t columns) {
     return columns == 0 || joined(" | ").size() <= columns ? joined(" | ") : joined(" ").substr(0, columns);
 }
 
-StepLine::StepLine(bool quiet, int64_t every)
+Screen::Screen(bool quiet, int64_t every)
     : quiet_(quiet), terminal_(can_redraw()), every_(every < 1 ? 1 : every) {}
 
-void StepLine::show(const StepNumbers& n) {
+void Screen::show(const StepNumbers& n) {
     if (quiet_) { return; }
     bool stays = n.step % every_ == 0;
     if (terminal_) {
@@ -269,20 +269,20 @@ void StepLine::show(const StepNumbers& n) {
     std::fflush(stdout);
 }
 
-void StepLine::message(const std::string& text) {
+void Screen::message(const std::string& text) {
     clear();
     put_text(stdout, text + "\n");
     std::fflush(stdout);
 }
 
-void StepLine::note(const std::string& lines) {
+void Screen::note(const std::string& lines) {
     if (lines.empty()) { return; }
     clear();
     std::fflush(stdout);
     put_text(stderr, lines);
 }
 
-void StepLine::clear() {
+void Screen::clear() {
     if (drawn_) { std::printf("\n"); }
     drawn_ = false;
 }

@@ -91,9 +91,9 @@ private:
 std::string step_text(const StepNumbers& numbers, size_t columns);
 
 // The step line: redrawn in place on a terminal, plain lines otherwise or where it must stay.
-class StepLine {
+class Screen {
 public:
-    StepLine(bool quiet, int64_t every);
+    Screen(bool quiet, int64_t every);
     void show(const StepNumbers& numbers);  // every n-th line stays
     void message(const std::string& text);  // a line of its own
     void note(const std::string& lines);    // whole lines to stderr; "" = nothing

@@ -52,8 +52,8 @@ public:
         if (!std::isfinite(x)) { fail(name, "a finite number"); }
         return x;
     }
-    Line line(const char* name) const {
-        Line line;
+    Descent descent(const char* name) const {
+        Descent descent;
         const Json& starts = at(name);
         if (!starts.is_array()) { fail(name, "a list"); }
         for (const Json& start : starts) {
@@ -64,12 +64,12 @@ public:
             int64_t step = count(start[1], name);
             bool hex =
                 id.size() == kIdDigits && id.find_first_not_of("0123456789abcdef") == std::string::npos;
-            if (!hex || (!line.empty() && step < line.back().step)) {
+            if (!hex || (!descent.empty() && step < descent.back().step)) {
                 fail(name, "ids of 16 hexadecimal digits, steps that do not fall");
             }
-            line.push_back({id, step});
+            descent.push_back({id, step});
         }
-        return line;
+        return descent;
     }
     std::string text(const Json& value, const char* name) const {
         if (!value.is_string()) { fail(name, "a text"); }
@@ -145,9 +145,9 @@ Json parse(const std::string& text, const std::string& what) {
     return parse_json(text, what + ": not a usable record of a run", {.depth = 4, .integer = UINT64_MAX});
 }
 
-Json to_list(const Line& line) {
+Json to_list(const Descent& descent) {
     Json list = Json::array();
-    for (const Start& start : line) { list.push_back({start.id, start.step}); }
+    for (const Start& start : descent) { list.push_back({start.id, start.step}); }
     return list;
 }
 
@@ -169,16 +169,18 @@ std::string new_id() {
     return fmt::format("{:016x}", (unsigned long long)bits);
 }
 
-bool lies_on(const Line& line, const Line& checkpoint, int64_t step) {
+bool lies_on(const Descent& descent, const Descent& checkpoint, int64_t step) {
     size_t n = checkpoint.size();
-    if (n > line.size() || !std::equal(checkpoint.begin(), checkpoint.end(), line.begin())) { return false; }
-    return n == line.size() || line[n].step >= step;
+    if (n > descent.size() || !std::equal(checkpoint.begin(), checkpoint.end(), descent.begin())) {
+        return false;
+    }
+    return n == descent.size() || descent[n].step >= step;
 }
 
 std::string to_json(const RunRecord& record) {
     Json json;
     json["format"] = kFormat;
-    json["line"] = to_list(record.line);
+    json["line"] = to_list(record.descent);
     json["step"] = record.state.step;
     json["updates"] = record.state.updates;
     json["skipped_in_a_row"] = record.skipped_in_a_row;
@@ -206,7 +208,7 @@ RunRecord parse_run_record(const std::string& text, const std::string& what) {
         reader.fail("format", "2: another version of this program wrote it");
     }
     RunRecord record;
-    record.line = reader.line("line");
+    record.descent = reader.descent("line");
     const int64_t step = record.state.step = reader.count("step");
     record.state.updates = reader.count("updates", step);
     record.skipped_in_a_row = reader.count("skipped_in_a_row", step);
@@ -226,22 +228,22 @@ RunRecord parse_run_record(const std::string& text, const std::string& what) {
     return record;
 }
 
-std::string log_start(const Line& line, int64_t step, bool new_data, const std::string& header) {
-    Json start = Json::parse(event_log_line(line.size() > 1 ? "resume" : "start", step));
+std::string log_start(const Descent& descent, int64_t step, bool new_data, const std::string& header) {
+    Json start = Json::parse(event_log_line(descent.size() > 1 ? "resume" : "start", step));
     start["log"] = kLogFormat;
     start.update(Json::parse(header));
     if (new_data) { start["new_data"] = true; }
-    start["line"] = to_list(line);
+    start["line"] = to_list(descent);
     return start.dump() + "\n";
 }
 
-std::optional<Line> line_of_log(const std::string& log, const std::string& what) {
+std::optional<Descent> descent_of_log(const std::string& log, const std::string& what) {
     size_t mark = log.rfind(",\"line\":[");
     if (mark == std::string::npos) { return std::nullopt; }
     size_t begin = log.rfind('\n', mark) + 1, end = log.find('\n', mark);  // npos + 1 is 0
     if (end == std::string::npos) { return std::nullopt; }
     const Json json = parse(log.substr(begin, end - begin), what);
-    return Reader(json, what).line("line");
+    return Reader(json, what).descent("line");
 }
 
 }  // namespace llmc

@@ -73,7 +73,7 @@ struct Start {
 };
 
 // All the starts that led to a state, oldest first. The first id is the run's.
-using Line = std::vector<Start>;
+using Descent = std::vector<Start>;
 
 struct ShardRecord {
     std::string name;  // without its folder
@@ -99,7 +99,7 @@ struct Validated {
 };
 
 struct RunRecord {
-    Line line;
+    Descent descent;
     TrainingState state;
     int64_t skipped_in_a_row = 0;      // of the steps before, those that were not finite
     std::vector<AcceptedStep> window;  // if outliers are skipped: OutlierWindow's, of the steps before
@@ -115,9 +115,9 @@ struct RunRecord {
 
 std::string new_id();  // 16 hexadecimal digits
 
-// whether a checkpoint of this step with the line `checkpoint` lies on `line`: no start between it and the
-// end of `line` went back to before it
-bool lies_on(const Line& line, const Line& checkpoint, int64_t step);
+// whether a checkpoint of this step with the descent `checkpoint` lies on `descent`: no start between it and the
+// end of `descent` went back to before it
+bool lies_on(const Descent& descent, const Descent& checkpoint, int64_t step);
 
 // run.json's content, and back. what: the file, for messages. Throws Error(kExitBadInput) naming the field.
 std::string to_json(const RunRecord& record);
@@ -125,8 +125,8 @@ RunRecord parse_run_record(const std::string& text, const std::string& what);
 
 // The line that log.jsonl gets at each start, with the members of a JSON object, and which line of descent a
 // log follows: that of its last start. Nothing if it has none; throws as above.
-std::string log_start(const Line& line, int64_t step, bool new_data = false,
+std::string log_start(const Descent& descent, int64_t step, bool new_data = false,
                       const std::string& header = "{}");
-std::optional<Line> line_of_log(const std::string& log, const std::string& what);
+std::optional<Descent> descent_of_log(const std::string& log, const std::string& what);
 
 }  // namespace llmc

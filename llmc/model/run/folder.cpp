@@ -23,18 +23,18 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// why an intact checkpoint does not count on this line, "" if it does; kind: for its new name
-std::string off_line(const Line& line, const CheckpointFacts& facts, const StepFolder& at,
-                     std::string* kind) {
+// why an intact checkpoint is not of this descent, "" if it does; kind: for its new name
+std::string off_descent(const Descent& descent, const CheckpointFacts& facts, const StepFolder& at,
+                        std::string* kind) {
     const RunRecord& record = facts.record;
     *kind = "foreign";
-    const std::string ours = line.empty() ? "" : line.front().id,
-                      its = record.line.empty() ? "" : record.line.front().id;
+    const std::string ours = descent.empty() ? "" : descent.front().id,
+                      its = record.descent.empty() ? "" : record.descent.front().id;
     if (its != ours) { return fmt::format("{}: of another run ({}, not {})", at.path, its, ours); }
     if (record.state.step != at.step) {
         return fmt::format("{}: its name says step {}, run.json {}", at.path, at.step, record.state.step);
     }
-    if (lies_on(line, record.line, at.step)) { return ""; }
+    if (lies_on(descent, record.descent, at.step)) { return ""; }
     *kind = "abandoned";
     return at.path + ": abandoned: the run went on from a step before it";
 }
@@ -50,26 +50,26 @@ bool saved_nothing(const std::string& log) {
            log.find("\n{\"event\":\"save\",") == std::string::npos;
 }
 
-// the line that a run folder's log follows; nothing: no log, or one without steps and lines
-std::optional<Line> line_of_folder(const std::string& run_folder) {
+// the descent that a run folder's log follows; nothing: no log, or one without steps and descents
+std::optional<Descent> descent_of_folder(const std::string& run_folder) {
     const auto log = log_of_folder(run_folder);
     if (!log) { return std::nullopt; }
-    auto line = line_of_log(*log, run_folder + "/log.jsonl");
-    if (line || !has_steps(*log)) { return line; }
-    return Line();  // of an earlier version
+    auto descent = descent_of_log(*log, run_folder + "/log.jsonl");
+    if (descent || !has_steps(*log)) { return descent; }
+    return Descent();  // of an earlier version
 }
 
-// without a log: the line of the newest intact checkpoint, on which all others must lie
-Line line_of_checkpoints(const std::vector<StepFolder>& steps) {
-    std::optional<Line> line;
+// without a log: the descent of the newest intact checkpoint, on which all others must lie
+Descent descent_of_checkpoints(const std::vector<StepFolder>& steps) {
+    std::optional<Descent> descent;
     std::string newest, kind;
     for (const StepFolder& at : steps) {
-        CheckpointFacts facts = inspect_checkpoint(at.path, line ? Contents::kRecord : Contents::kAll);
+        CheckpointFacts facts = inspect_checkpoint(at.path, descent ? Contents::kRecord : Contents::kAll);
         if (!facts.damage.empty()) { continue; }
-        if (!line) {
-            line = facts.record.line;
+        if (!descent) {
+            descent = facts.record.descent;
             newest = at.path;
-        } else if (!off_line(*line, facts, at, &kind).empty()) {
+        } else if (!off_descent(*descent, facts, at, &kind).empty()) {
             throw Error(
                 kExitBadInput,
                 fmt::format("{} and {} do not belong to one line of a run, and no log.jsonl says which "
@@ -77,7 +77,7 @@ Line line_of_checkpoints(const std::vector<StepFolder>& steps) {
                             newest, at.path));
         }
     }
-    return line.value_or(Line());
+    return descent.value_or(Descent());
 }
 
 // a name that is free: path.kind, path.kind-2 ...
@@ -123,15 +123,15 @@ void remove_checkpoint(const std::string& path) {
 
 std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
     const std::vector<StepFolder> steps = list_steps(run_folder);
-    const std::optional<Line> of_log = line_of_folder(run_folder);
-    const Line line = of_log ? *of_log : line_of_checkpoints(steps);
+    const std::optional<Descent> of_log = descent_of_folder(run_folder);
+    const Descent descent = of_log ? *of_log : descent_of_checkpoints(steps);
     if (!of_log && !steps.empty() && log_of_folder(run_folder)) {
         *notes += run_folder + "/log.jsonl: emptied: the run is known by its checkpoints alone\n";
     }
     std::string passed, kind;  // kind: "" as long as none is intact
     for (const StepFolder& at : steps) {
         CheckpointFacts facts = inspect_checkpoint(at.path);
-        std::string why = facts.damage.empty() ? off_line(line, facts, at, &kind) : facts.damage;
+        std::string why = facts.damage.empty() ? off_descent(descent, facts, at, &kind) : facts.damage;
         if (why.empty()) {
             *notes += passed;
             return at.path;
@@ -159,7 +159,7 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
         fmt::format("{}: log.jsonl has steps, but there is no checkpoint to go on from. To train from the "
                     "beginning, choose another --out{}.",
                     run_folder,
-                    line.size() > 1
+                    descent.size() > 1
                         ? "; to go on from the checkpoint that this run began with (\"resume\" in its "
                           "log.jsonl): --resume FOLDER"
                         : ""));
@@ -227,11 +227,11 @@ void require_no_run(const std::string& run_folder) {
     }
 }
 
-std::string set_aside(const std::string& run_folder, const Line& line) {
+std::string set_aside(const std::string& run_folder, const Descent& descent) {
     std::string done, kind;
     for (const StepFolder& at : list_steps(run_folder)) {
         CheckpointFacts facts = inspect_checkpoint(at.path, Contents::kRecord);
-        std::string why = facts.damage.empty() ? off_line(line, facts, at, &kind) : facts.damage;
+        std::string why = facts.damage.empty() ? off_descent(descent, facts, at, &kind) : facts.damage;
         if (why.empty()) { continue; }  // to read all that may yet count would take long
         if (kind == "abandoned" && facts.damage.empty()) { facts = inspect_checkpoint(at.path); }
         if (!facts.damage.empty()) {
@@ -253,7 +253,7 @@ void note_intact(const std::string& checkpoint, KnownIntact* known) {
     (*known)[checkpoint] = identity(checkpoint);
 }
 
-std::string remove_old_checkpoints(const std::string& run_folder, const Line& line, int64_t step,
+std::string remove_old_checkpoints(const std::string& run_folder, const Descent& descent, int64_t step,
                                    const Retention& keep, KnownIntact* known) {
     std::string passed, kind, damage;
     if (keep.newest <= 0) { return passed; }
@@ -266,7 +266,7 @@ std::string remove_old_checkpoints(const std::string& run_folder, const Line& li
             continue;
         }
         CheckpointFacts facts = inspect_checkpoint(at.path, Contents::kRecord);
-        std::string why = off_line(line, facts, at, &kind);
+        std::string why = off_descent(descent, facts, at, &kind);
         if (why.empty() && counted >= keep.newest) {
             known->erase(at.path);
             remove_checkpoint(at.path);

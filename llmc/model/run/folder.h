@@ -35,7 +35,7 @@ void require_no_run(const std::string& run_folder);
 
 // Renames the step_ folders that are damaged or do not lie on this line to step_N.damaged, .abandoned or
 // .foreign; returns what was done, a line each.
-std::string set_aside(const std::string& run_folder, const Line& line);
+std::string set_aside(const std::string& run_folder, const Descent& descent);
 
 // Which checkpoints are known to be intact, by their names and what the system says about their files: those
 // need not be read again.
@@ -54,7 +54,7 @@ struct Retention {
 
 // Deletes the checkpoints on this line but the newest intact ones of those up to this step, which is just
 // saved, and those that are never deleted. Returns what was passed over, a line each.
-std::string remove_old_checkpoints(const std::string& run_folder, const Line& line, int64_t step,
+std::string remove_old_checkpoints(const std::string& run_folder, const Descent& descent, int64_t step,
                                    const Retention& keep, KnownIntact* known);
 
 // A save of a step that has a checkpoint renames that one to NAME.replaced before the new one gets its name. Where a kill or

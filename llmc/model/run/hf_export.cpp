@@ -71,7 +71,7 @@ std::string export_hf(const std::string& folder, const ModelSource& source,
     return files;
 }
 
-void require_export_folder(const Options& o, const std::string& run_folder, const Line& line) {
+void require_export_folder(const Options& o, const std::string& run_folder, const Descent& descent) {
     if (o.export_hf.empty()) { return; }
     const std::string cure = "Choose another --export-hf.";
     const std::filesystem::path run = place_of(run_folder), there = place_of(o.export_hf);
@@ -79,17 +79,17 @@ void require_export_folder(const Options& o, const std::string& run_folder, cons
     if (there == run || step) { throw Error(kExitUsage, o.export_hf + ": the run's own folder. " + cure); }
     require_no_run_there(o.export_hf, cure);
     const std::string by = run_of_hf_model(o.export_hf);
-    if (std::ranges::any_of(line, [&](const Start& start) { return start.id == by; })) { return; }
+    if (std::ranges::any_of(descent, [&](const Start& start) { return start.id == by; })) { return; }
     require_empty_folder(o.export_hf,
                          "It holds no export of this run. Empty it, or choose another --export-hf.");
 }
 
-std::string export_run(const Options& o, const std::string& run_folder, const Line& line,
+std::string export_run(const Options& o, const std::string& run_folder, const Descent& descent,
                        const std::optional<Tokenizer>& tokenizer) {
-    require_export_folder(o, run_folder, line);
+    require_export_folder(o, run_folder, descent);
     std::string note;
     const ModelFile model(run_folder + "/model.bin");
-    const std::string files = export_hf(o.export_hf, model, tokenizer, "auto", &note, line.back().id);
+    const std::string files = export_hf(o.export_hf, model, tokenizer, "auto", &note, descent.back().id);
     return "saved " + files + (note.empty() ? "" : "\n" + note);
 }
 

@@ -26,11 +26,11 @@ std::string export_hf(const std::string& folder, const ModelSource& source,
                       const std::string& run = "");
 
 // --export-hf: the folder must be empty, or hold what one of these starts of the run exported; and it is not the run's own.
-void require_export_folder(const Options& o, const std::string& run_folder, const Line& line);
+void require_export_folder(const Options& o, const std::string& run_folder, const Descent& descent);
 
 // Its end: exports the model.bin in the folder of the run, whose last start is this one, if the folder is still as it must be;
 // returns what to say about it.
-std::string export_run(const Options& o, const std::string& run_folder, const Line& line,
+std::string export_run(const Options& o, const std::string& run_folder, const Descent& descent,
                        const std::optional<Tokenizer>& tokenizer);
 
 }  // namespace llmc

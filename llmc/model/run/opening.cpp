@@ -53,7 +53,7 @@ Run::Run(const Options& given, const ModelFactory& kind, Comm& ranks)
       plan(locked_plan(given, data, kind, &lock)),
       settings(model_settings(plan.options, &ranks)),
       samples(plan, data.vocab_size()),
-      line(given.quiet, given.log_every),
+      screen(given.quiet, given.log_every),
       folder(plan.out) {
     const Options& o = plan.options;
     check_tokens(data.set());
@@ -72,8 +72,8 @@ void Run::announce(const Needs& needs) {
     plan_text = describe_run(plan, data, val ? &val->data() : nullptr, memory, device);
     put_text(stdout, plan_text + describe_saves(saves) + "\n");
     require_memory(memory, o, needs, plan.config);
-    line.note(disk_warning(saves, plan.out) + o.notes);
-    require_export_folder(o, plan.out, goes_on() ? plan.record.line : Line());
+    screen.note(disk_warning(saves, plan.out) + o.notes);
+    require_export_folder(o, plan.out, goes_on() ? plan.record.descent : Descent());
     if (o.dry_run && !o.out.empty() && o.resume != "auto" && !goes_on()) { require_no_run(plan.out); }
 }
 
@@ -83,14 +83,14 @@ void Run::take_folder() {
     if (o.out.empty()) {
         folder = make_new_folder(plan.out);
         if (folder != plan.out) {
-            line.message(fmt::format("{} is another run's: this one is in {}", plan.out, folder));
+            screen.message(fmt::format("{} is another run's: this one is in {}", plan.out, folder));
         }
     } else {
         make_writable_folder(folder);
     }
     lock.take(folder);
     remove_leftovers(folder);
-    if (o.resume == "auto" && plan.checkpoint.empty()) { line.note(put_log_aside(folder)); }
+    if (o.resume == "auto" && plan.checkpoint.empty()) { screen.note(put_log_aside(folder)); }
     if (!goes_on()) { require_no_run(folder); }
     record = next_record(plan.record, plan.checkpoint, o, data.set(), val_set(), device.name, &notes);
     record.tokenizer = samples.files(plan.config.max_seq_len);
@@ -119,13 +119,13 @@ void Run::share() const {
 
 void Run::open_log(int64_t first) {
     const Options& o = plan.options;
-    record.line.push_back({new_id(), first});
+    record.descent.push_back({new_id(), first});
     record.end_of_text = samples.end_of_text();
     // the log first: from here on it says which checkpoints count
     log.emplace(folder, goes_on() ? first : -1,
-                log_start(record.line, first, record.data_start != plan.record.data_start,
+                log_start(record.descent, first, record.data_start != plan.record.data_start,
                           run_header(plan, memory, device, entropy(), plan_text)));
-    line.note(set_aside(folder, record.line));
+    screen.note(set_aside(folder, record.descent));
     const auto& tokenizer = samples.tokenizer();
     const bool known = plan.config.vocab_size == kByteVocabSize;  // without a file
     if (tokenizer && !(tokenizer->is_bytes() && known)) { tokenizer->save(folder, plan.config.max_seq_len); }

@@ -46,7 +46,7 @@ struct Run {
     RunSamples samples;
     std::optional<Validator> val;
     std::optional<EvalFile> questions;  // HellaSwag's
-    StepLine line;
+    Screen screen;
     // since announce()
     MemoryPlan memory;
     Device device;

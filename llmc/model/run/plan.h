@@ -10,7 +10,7 @@
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
-#include "llmc/model/run/schedule.h"
+#include "llmc/model/run/auto_plan.h"
 
 namespace llmc {
 

@@ -107,14 +107,14 @@ std::string disk_warning(const SavePlan& p, const std::string& folder) {
 }
 
 RunSaver::RunSaver(const RunPlan& plan, const std::string& folder, const std::optional<Validated>& best,
-                   const SavePlan& saves, const PageLock& lock, StepLine* line, RunJournal* journal)
+                   const SavePlan& saves, const PageLock& lock, Screen* screen, RunJournal* journal)
     : folder_(folder),
       config_(plan.config),
       optimizer_(plan.options.optimizer),
       keep_{plan.options.keep, plan.options.keep_major, -1},
       done_files_(plan.options.llmc_letters),
       keep_best_(plan.options.keep_best),
-      line_(line),
+      screen_(screen),
       journal_(journal),
       newest_(plan.checkpoint) {
     if (keep_best_) {
@@ -149,8 +149,9 @@ void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) 
             });
         });
     } catch (const std::system_error& e) {
-        line_->message(fmt::format("step {} | no thread to save in the background, so the training waits: {}",
-                                   record.state.step, e.what()));
+        screen_->message(
+            fmt::format("step {} | no thread to save in the background, so the training waits: {}",
+                        record.state.step, e.what()));
         collect(write(record, read));
     }
 }
@@ -190,25 +191,25 @@ void RunSaver::collect(const Saved& saved) {
     failed_ = saved.exit_code != kExitDone;
     if (failed_) {  // what is on disk is untouched: the training goes on, and says so at the end
         if (best_ == saved.record.best) { best_ = saved_best_; }
-        line_->message(fmt::format("step {} | SAVE FAILED: {}", step, saved.error));
+        screen_->message(fmt::format("step {} | SAVE FAILED: {}", step, saved.error));
         return;
     }
     saved_best_ = saved.record.best;
     newest_ = checkpoint_name(folder_, step);
     journal_->event("save", step, {{"text", newest_}});
-    line_->message(fmt::format("step {} | saved {}", step, newest_));
-    line_->note(journal_->write_report(true));
+    screen_->message(fmt::format("step {} | saved {}", step, newest_));
+    screen_->note(journal_->write_report(true));
     try {
         if (done_files_) { mark_done(newest_); }
     } catch (const Error& e) {
         failed_ = true;
-        line_->message(fmt::format("step {} | SAVE FAILED: {}", step, e.what()));
+        screen_->message(fmt::format("step {} | SAVE FAILED: {}", step, e.what()));
     }
     try {
         if (saved_best_) { keep_.best = saved_best_->step; }
         note_intact(newest_, &known_);
-        line_->note(remove_old_checkpoints(folder_, saved.record.line, step, keep_, &known_));
-    } catch (const CannotRead& e) { line_->note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
+        screen_->note(remove_old_checkpoints(folder_, saved.record.descent, step, keep_, &known_));
+    } catch (const CannotRead& e) { screen_->note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
 }
 
 Error RunSaver::diverged(const std::string& what) const {

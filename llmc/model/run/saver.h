@@ -45,10 +45,10 @@ std::string disk_warning(const SavePlan& plan, const std::string& folder);
 class RunSaver {
 public:
     using PageLock = std::function<std::shared_ptr<void>(std::span<float>)>;  // page_lock() of model.h
-    // folder: the run's; best: the validation that --keep-best has to beat. *line gets what is to be said, *journal the saves. If the plan is
-    // to write in the background, memory for a copy is taken here.
+    // folder: the run's; best: the validation that --keep-best has to beat. *screen gets what is to be said, *journal the
+    // saves. If the plan is to write in the background, memory for a copy is taken here.
     RunSaver(const RunPlan& plan, const std::string& folder, const std::optional<Validated>& best,
-             const SavePlan& saves, const PageLock& lock, StepLine* line, RunJournal* journal);
+             const SavePlan& saves, const PageLock& lock, Screen* screen, RunJournal* journal);
 
     // Saves a state; `read` is not used after this returns. With wait, it is on the disk then, or that has
     // failed. What was under way is waited for first.
@@ -80,7 +80,7 @@ private:
     const std::string optimizer_;
     Retention keep_;  // but the best
     const bool done_files_, keep_best_;
-    StepLine* line_;
+    Screen* screen_;
     RunJournal* journal_;
     KnownIntact known_;
     std::string newest_;

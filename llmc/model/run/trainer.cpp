@@ -54,7 +54,7 @@ Trainer::Trainer(Run& run, std::unique_ptr<Model> model)
       o_(run.plan.options),
       folder_(run.folder),
       comm_(run.comm),
-      line_(run.line),
+      screen_(run.screen),
       peak_flops_(run.device.peak_flops * run.comm.size()),
       model_(std::move(model)) {
     if (!plan_.checkpoint.empty()) {
@@ -66,8 +66,8 @@ Trainer::Trainer(Run& run, std::unique_ptr<Model> model)
     load_start(model_.get(), o_.seed, plan_.checkpoint, plan_.model_file);
     run_.open_log(first_);
     log_ = &*run_.log;
-    saver_.emplace(plan_, folder_, run_.record.best, run_.saves, run_.factory.page_lock, &line_, log_);
-    line_.note(run_.notes);
+    saver_.emplace(plan_, folder_, run_.record.best, run_.saves, run_.factory.page_lock, &screen_, log_);
+    screen_.note(run_.notes);
     mine_ = micro_batches_of(0, comm_.size(), o_.reduce_groups, plan_.micro_batches);
     batches_.resize(mine_.size());
 }
@@ -80,7 +80,7 @@ int Trainer::run() {
         return code;
     } catch (const Error& e) {
         log_->event("error", first_ + clock_.steps, {{"text", std::string(e.what())}});
-        line_.note(log_->write_report(true));
+        screen_.note(log_->write_report(true));
         throw;
     }
 }
@@ -155,7 +155,7 @@ void Trainer::report(const StepResult& r) {
     const StepNumbers n = clock_.numbers(r, plan_, o_.seq_len, run_.record.data_start, peak_flops_);
     log_->step(n);
     watch_log();
-    line_.show(n);
+    screen_.show(n);
     if (!r.skipped && outliers_on()) { outliers_.add({r.step, r.loss, r.grad_norm}); }
     skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + !was_finite(r) : 0;
     if (std::max(skipped_in_a_row_, outliers_.skipped(r.step)) >= kMostSkippedSteps) {
@@ -182,8 +182,8 @@ double Trainer::validate(int64_t step) {
     log_->validation(step, loss, std::chrono::duration<double>(Clock::now() - begin).count());
     watch_log();
     if (saver_->validated(step, loss)) { save_requested = 1; }
-    line_.note(log_->write_report(false));
-    line_.message(fmt::format("step {} | {}", step, run_.val->short_text(loss)));
+    screen_.note(log_->write_report(false));
+    screen_.message(fmt::format("step {} | {}", step, run_.val->short_text(loss)));
     clock_.restart();
     return loss;
 }
@@ -198,8 +198,8 @@ void Trainer::ask(int64_t step) {
     if (!score) { return; }
     log_->hellaswag(step, score->accuracy(), score->normalised());
     watch_log();
-    line_.message(fmt::format("step {} | HellaSwag {:.4f}, normalised {:.4f}", step, score->accuracy(),
-                              score->normalised()));
+    screen_.message(fmt::format("step {} | HellaSwag {:.4f}, normalised {:.4f}", step, score->accuracy(),
+                                score->normalised()));
     clock_.restart();
 }
 
@@ -208,7 +208,7 @@ void Trainer::sample(int64_t step) {
     comm_.take_time(true);
     const std::string text = run_.samples.text(*model_, step, 0);
     log_->event("sample", step, {{"text", text}});
-    line_.message(fmt::format("step {} | sample: {}", step, text));
+    screen_.message(fmt::format("step {} | sample: {}", step, text));
     clock_.restart();
 }
 
@@ -238,10 +238,10 @@ void Trainer::gather(int64_t step) {
 void Trainer::watch_log() {
     bool failing = !log_->problem().empty();
     if (failing && !log_failing_) {
-        line_.message("LOG FAILED: " + log_->problem());
+        screen_.message("LOG FAILED: " + log_->problem());
         save_requested = 1;
     } else if (!failing && log_failing_) {
-        line_.message("the log is written again: nothing of it was lost");
+        screen_.message("the log is written again: nothing of it was lost");
     }
     log_failing_ = failing;
 }

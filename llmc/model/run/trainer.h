@@ -93,7 +93,7 @@ private:
     const Options& o_;
     const std::string& folder_;
     Comm& comm_;
-    StepLine& line_;
+    Screen& screen_;
     RunJournal* log_ = nullptr;
     std::optional<RunSaver> saver_;
     int64_t first_ = 0;           // the first step to do

@@ -13,10 +13,10 @@ namespace llmc {
 
 // the exit code of a run that ends well or is stopped: whether all that it leaves is on the disk
 int Trainer::saved_or(int exit_code) {
-    line_.note(log_->write_report(true));
+    screen_.note(log_->write_report(true));
     log_->sync();
     watch_log();
-    if (log_failing_) { line_.message("LOG FAILED: lines are missing: " + log_->problem()); }
+    if (log_failing_) { screen_.message("LOG FAILED: lines are missing: " + log_->problem()); }
     return saver_->failed() || model_failed_ || log_failing_ ? not_all_saved(folder_) : exit_code;
 }
 
@@ -30,7 +30,7 @@ int Trainer::stop(int64_t steps) {
     log_->event("stop", steps, {{"text", why}});
     const std::string said = "stopped " + why + "; go on with --resume auto --out " + shell_word(folder_);
     if (out_of_memory) { throw Error(saved_or(kExitDevice), said); }
-    line_.message(said);
+    screen_.message(said);
     return saved_or(kExitPreempted);
 }
 
@@ -51,9 +51,9 @@ int Trainer::finish() {
     std::string done = fmt::format("trained {} steps in {}", clock_.steps, duration_text(clock_.seconds));
     if (clock_.steps > 0) { done += fmt::format(", last training loss {:.4f}", clock_.last_loss); }
     log_->event("end", plan_.steps, {{"text", done}});
-    line_.message(done);
+    screen_.message(done);
     if (run_.val) {
-        for (const std::string& line : run_.val->summary(loss)) { line_.message(line); }
+        for (const std::string& line : run_.val->summary(loss)) { screen_.message(line); }
     }
     require_converged(loss);
     return end_well();
@@ -64,7 +64,7 @@ void Trainer::write_last_samples() {
     for (int number = 1; number <= 3; number++) {
         const std::string text = run_.samples.text(*model_, plan_.steps, number);
         log_->event("sample", plan_.steps, {{"text", text}});
-        line_.message(fmt::format("sample {}: {}\n", number, text));
+        screen_.message(fmt::format("sample {}: {}\n", number, text));
     }
 }
 
@@ -74,14 +74,14 @@ void Trainer::write_model() {
         run_.lock.require_held();
         write_model_file(folder_ + "/model.bin", plan_.config,
                          o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, reader(*model_));
-        line_.message("saved " + folder_ + "/model.bin");
+        screen_.message("saved " + folder_ + "/model.bin");
         if (!o_.export_hf.empty()) {
-            line_.message(export_run(o_, folder_, run_.record.line, run_.samples.tokenizer()));
+            screen_.message(export_run(o_, folder_, run_.record.descent, run_.samples.tokenizer()));
         }
     } catch (const Error& e) {
         if (e.exit_code == kExitDiverged) { throw saver_->diverged(e.what()); }
         model_failed_ = true;
-        line_.message(std::string("SAVE FAILED: ") + e.what());
+        screen_.message(std::string("SAVE FAILED: ") + e.what());
     }
 }
 
@@ -95,11 +95,11 @@ void Trainer::require_converged(double val_loss) const {
 int Trainer::end_well() {
     const int code = saved_or(kExitDone);
     if (code != kExitDone) { return code; }
-    line_.message("curves: " + folder_ + "/report.html");
+    screen_.message("curves: " + folder_ + "/report.html");
     if (run_.samples.tokenizer() && run_.samples.tokenizer()->can_encode()) {
-        line_.message(fmt::format("next: ./{} generate {} --prompt 'Once upon a time'",
-                                  o_.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2",
-                                  shell_word(folder_)));
+        screen_.message(fmt::format("next: ./{} generate {} --prompt 'Once upon a time'",
+                                    o_.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2",
+                                    shell_word(folder_)));
     }
     return code;
 }
