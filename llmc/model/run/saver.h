@@ -33,8 +33,8 @@ struct SavePlan {
     int64_t disk_bytes() const { return at_once * checkpoint_bytes + model_bytes; }
 };
 
-// tokenizer: its files, which each checkpoint has; training_bytes: what the training itself takes of the host's memory. Throws Error(kExitDevice) if
-// --save-mode async has no room for the copy.
+// tokenizer: its files, which each checkpoint has; training_bytes: what the training itself takes of the host's memory. Throws
+// Error(kExitDevice) if --save-mode async has no room for the copy.
 SavePlan plan_saves(const RunPlan& plan, const TextFiles& tokenizer, int64_t training_bytes);
 
 // what the user sees at start-up, and what is to be said on stderr if the disk has too little room ("": it
