@@ -1,4 +1,4 @@
-// Files of tokens, in llm.c's formats: shards of text, what is known about a validation shard, HellaSwag's questions.
+// Files of tokens: shards of text and HellaSwag's questions, in llm.c's formats, and what is known about a validation shard.
 #pragma once
 #include <array>
 #include <cstdint>
