@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(kStreamThreads<R, kUnroll>) stream_kernel(Stre
 }
 
 // bits that look like data: zeros can be moved faster than real numbers
-[[maybe_unused]] static __global__ void fill_kernel(uint32_t* p, int64_t n, uint32_t seed) {
+template <typename Word>
+__global__ void fill_kernel(Word* p, int64_t n, uint32_t seed) {
     int64_t threads = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += threads) {
         uint32_t h = ((uint32_t)i + seed) * 0x9e3779b9u;
