@@ -18,8 +18,8 @@ int train(const Options& options, char** argv) {
 }
 
 std::optional<int> command(int argc, char** argv) {
-    const Engine engine = {[](const ModelSource& source, const std::string& dtype) {
-                               if (dtype == "bf16") {
+    const Engine engine = {[](const ModelSource& source, FloatType dtype) {
+                               if (dtype == FloatType::kBf16) {
                                    throw Error(kExitUsage,
                                                "generate: --dtype bf16: the CPU computes in fp32. "
                                                "./train_gpt2cu generate has both.");

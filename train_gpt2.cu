@@ -19,8 +19,10 @@ namespace {
 // calls visit with a std::type_identity of the model that the options ask for
 template <typename Visit>
 auto with_model(const Options& o, Visit visit) {
-    if (o.dtype == "fp32") { return visit(std::type_identity<GPT2<float, float>>{}); }
-    if (o.grad_dtype == "bf16") { return visit(std::type_identity<GPT2<__nv_bfloat16, __nv_bfloat16>>{}); }
+    if (o.dtype == FloatType::kFp32) { return visit(std::type_identity<GPT2<float, float>>{}); }
+    if (o.grad_dtype == FloatType::kBf16) {
+        return visit(std::type_identity<GPT2<__nv_bfloat16, __nv_bfloat16>>{});
+    }
     return visit(std::type_identity<GPT2<__nv_bfloat16, float>>{});
 }
 
@@ -80,9 +82,9 @@ int train(const Options& options, char** argv) {
 
 // generate computes in bf16 unless it is asked for fp32, the other sub-commands in fp32.
 std::optional<int> command(int argc, char** argv) {
-    const Engine engine = {[](const ModelSource& source, const std::string& dtype) {
+    const Engine engine = {[](const ModelSource& source, FloatType dtype) {
                                require_gpu();
-                               return make_gpu_decoder(source, dtype != "fp32");
+                               return make_gpu_decoder(source, dtype != FloatType::kFp32);
                            },
                            [](const ModelSource& source, int B, int T) {
                                require_gpu();

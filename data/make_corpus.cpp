@@ -173,13 +173,13 @@ bool parse(int argc, char** argv, CorpusOptions* options) {
         "of text) and DIR/val.json (source entropy of val.bin; where a story determines a name or a sum).",
         "Example: PROGRAM --seed 7 --out /tmp/corpus\n"
         "         ./train_gpt2 --train-data /tmp/corpus/train.bin --val-data /tmp/corpus/val.bin\n");
-    t.add("--out DIR", &options->out, "", "folder to write to, made if missing");
-    t.add("--train-bytes N", &options->train_bytes, {10'000, (double)kMostBytes}, "",
+    t.add("--out DIR", &options->out, "folder to write to, made if missing");
+    t.add("--train-bytes N", &options->train_bytes, {10'000, (double)kMostBytes},
           "bytes of text in train.bin, up to whole stories");
-    t.add("--val-bytes N", &options->val_bytes, {1'000, (double)kMostBytes}, "",
+    t.add("--val-bytes N", &options->val_bytes, {1'000, (double)kMostBytes},
           "bytes of text in val.bin, up to whole stories");
-    t.add("--seed S", &options->seed, {0, 0x1p64}, "", "which stories");
-    t.add("--show N", &options->show, {0, 1'000'000}, "",
+    t.add("--seed S", &options->seed, {0, 0x1p64}, "which stories");
+    t.add("--show N", &options->show, {0, 1'000'000},
           "print the first N stories of train.bin and write nothing");
     return parse_table(t, argc, argv);
 }

@@ -373,12 +373,12 @@ void make_shards(const Settings& settings) {
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
     Table t("data/make_shards", kDescription, kFooter);
-    t.add("inputs", &settings->inputs, "", "files of text or JSON lines, folders, or - for standard input")
+    t.add("inputs", &settings->inputs, "files of text or JSON lines, folders, or - for standard input")
         .required = true;
-    t.add("--out PREFIX", &settings->out, "", "how the names of the shards begin; their folder is made")
+    t.add("--out PREFIX", &settings->out, "how the names of the shards begin; their folder is made")
         .required = true;
-    t.add("--tokenizer PATH", &settings->tokenizer, "", "a file or folder, see below; without it, bytes");
-    t.add("--documents NAME", &settings->documents, "", "what an end of text goes before")
+    t.add("--tokenizer PATH", &settings->tokenizer, "a file or folder, see below; without it, bytes");
+    t.add("--documents NAME", &settings->documents, "what an end of text goes before")
         .one_of("file paragraph line");
     const auto read_field = [settings](const std::string& name) {
         if (name.empty()) {
@@ -386,16 +386,16 @@ bool parse(int argc, char** argv, Settings* settings) {
         }
         settings->json_field = name;
     };
-    t.add("--json-field NAME", read_field, "",
+    t.add("--json-field NAME", read_field,
           "the input is JSON lines (JSONL): the name of each object's text, which is a document; without "
           "--documents and --as-is")
         .not_with("documents as-is");
-    t.add("--skip-bad-lines", &settings->skip_bad_lines, "",
+    t.add("--skip-bad-lines", &settings->skip_bad_lines,
           "with --json-field: leave out the lines without such a text, count them, and name the first three")
         .needs("json-field");
-    t.add("--as-is", &settings->as_is, "", "take compressed, binary and HTML files, too, byte by byte");
-    t.add("--val-fraction X", &settings->val_fraction, {0, 0.9}, "", "part that validation gets; 0 = none");
-    t.add("--shard-tokens N", &settings->shard_tokens, {16, (double)kMaxShardTokens, "tokens"}, "",
+    t.add("--as-is", &settings->as_is, "take compressed, binary and HTML files, too, byte by byte");
+    t.add("--val-fraction X", &settings->val_fraction, {0, 0.9}, "part that validation gets; 0 = none");
+    t.add("--shard-tokens N", &settings->shard_tokens, {16, (double)kMaxShardTokens, "tokens"},
           "tokens in a shard, which is held in memory");
     return parse_table(t, argc, argv);
 }

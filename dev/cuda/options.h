@@ -102,47 +102,44 @@ inline Table shootout_table(ShootoutOptions* options, const char* program) {
                         program),
             "Exit codes: 0 all right, 1 a version is wrong, 2 usage, 4 no CUDA device or not enough memory.\n"
             "How to read the tables: dev/cuda/README.md\n");
-    t.add("version", &o.only, "", "all of them, if none is named");
-    t.add("--check", &o.check, "", "check every version and stop; ends 'N passed, N failed, N skipped'");
+    t.add("version", &o.only, "all of them, if none is named");
+    t.add("--check", &o.check, "check every version and stop; ends 'N passed, N failed, N skipped'");
     const auto read_shapes = [&o](const std::string& text) {
         for (const std::string& shape : split(text, ',')) {
             o.shapes.push_back(o.sequences ? parse_sequences(shape) : parse_shape(shape));
         }
     };
-    t.add("--shape NxC[,NxC]", read_shapes, "",
+    t.add("--shape NxC[,NxC]", read_shapes,
           "these shapes, rows x columns, instead of the usual ones; in bf16 unless --dtype is given; of "
           "attention: sequences x heads x tokens")
         .repeats = true;
     const auto read_dtypes = [&o](const std::string& text) {
         for (const std::string& dtype : split(text, ',')) { o.dtypes.push_back(parse_dtype(dtype)); }
     };
-    t.add("--dtype T[,T]", read_dtypes, "",
+    t.add("--dtype T[,T]", read_dtypes,
           "fp32, bf16, fp16 or fp64 (for versions that have it: the shipped function)")
         .repeats = true;
-    t.add("--block B", &o.block, {1, 1024, "threads"}, "",
+    t.add("--block B", &o.block, {1, 1024, "threads"},
           "threads per block; left out: several are tried and the fastest is shown");
-    t.add("--warps W", &o.warps, {1, 32, "warps"}, "",
-          "triton: warps of a block; left out: the tutorial's rule");
-    t.add("--group-size-m G", &o.group_size, {1, 65536}, "",
+    t.add("--warps W", &o.warps, {1, 32, "warps"}, "triton: warps of a block; left out: the tutorial's rule");
+    t.add("--group-size-m G", &o.group_size, {1, 65536},
           "triton, backward: buffers that rows are added into; left out: likewise");
-    t.add("--sweep", &o.sweep, "",
+    t.add("--sweep", &o.sweep,
           "4096 rows of 512 i columns, i = 2..31, fp16; the shipped function unless others are named");
-    t.add("--latency", &o.latency, "",
+    t.add("--latency", &o.latency,
           "single rows of 256 to 16384 columns: us over one block that copies them; versions as in --sweep");
-    t.add("--accumulate", &o.accumulate, "",
+    t.add("--accumulate", &o.accumulate,
           "backward: dinp += instead of =, for versions that have it; roof 3R1W");
-    t.add("--cold", &o.cold, "", "leave out the column of the time when inputs and outputs stay in L2");
-    t.add("--json FILE", &o.json, "", "write every row, and what it was measured on, to FILE");
-    t.add("--csv FILE", &o.csv, "",
-          "write the rows to FILE, a line each; --sweep does so without being asked");
-    t.add("--explain", &o.explain, "",
+    t.add("--cold", &o.cold, "leave out the column of the time when inputs and outputs stay in L2");
+    t.add("--json FILE", &o.json, "write every row, and what it was measured on, to FILE");
+    t.add("--csv FILE", &o.csv, "write the rows to FILE, a line each; --sweep does so without being asked");
+    t.add("--explain", &o.explain,
           "LayerNorm: print which kernel and layout takes each --shape, and why; needs no GPU");
-    t.add("--gpu ARCH", &o.gpu, "", "--explain: for an H100, sm_90a, or an A100, sm_80")
-        .one_of("sm_90a sm_80");
-    t.add("--for-sanitizer", &o.for_sanitizer, "",
+    t.add("--gpu ARCH", &o.gpu, "--explain: for an H100, sm_90a, or an A100, sm_80").one_of("sm_90a sm_80");
+    t.add("--for-sanitizer", &o.for_sanitizer,
           "--check: few repetitions, and outputs start as allocated, for compute-sanitizer")
         .needs("check");
-    t.add("--verbose", &o.verbose, "",
+    t.add("--verbose", &o.verbose,
           "one line per output: worst error, share of elements not correctly rounded");
     return t;
 }

@@ -10,6 +10,7 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/text.h"
+#include "llmc/host/options/choices.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/ops/step_params.h"
@@ -20,13 +21,6 @@ class Comm;
 
 // the optimizer's copies of a parameter tensor
 enum class State { kParameter, kFirstMoment, kSecondMoment };
-
-// what backward computes again instead of keeping it
-enum class Recompute {
-    kNone,
-    kGelu,   // the MLP's wide activations, before and after GELU: the product that makes them runs again
-    kBlock,  // all of a block but its input
-};
 
 // How a model computes; one that has no such choice refuses what is not the default.
 // The gradient of a step is defined by `groups`, whatever the number of ranks: group g of G has the

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/host/options/choices.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 
@@ -40,7 +41,7 @@ public:
     virtual const std::string& path() const = 0;
     // values [first, first + values.size()) of a tensor in file order, as fp32
     virtual void read(int tensor, int64_t first, std::span<float> values) const = 0;
-    virtual const char* type() const = 0;  // of what is stored: "fp32", "bf16" or "fp16"
+    virtual FloatType type() const = 0;  // of what is stored
     virtual HfFacts facts() const { return {}; }
 };
 

@@ -76,7 +76,7 @@ TEST_CASE("auto plan: Muon for a small new model where its iterations are worth 
 TEST_CASE("auto plan: the length follows the model and the data, never the speed of the machine") {
     Options gpu, adamw;
     gpu.program = Program::kGpu;
-    gpu.optimizer = adamw.optimizer = "adamw";
+    gpu.optimizer = adamw.optimizer = Optimizer::kAdamW;
     RunFacts facts = kSmall;
     const Chosen idle = choose(Options{}, facts);
     facts.flops_per_s /= 7;  // of another machine, or a busy one

@@ -241,7 +241,7 @@ TEST_CASE("changing files: a file that asks for a model larger than the memory")
         const GPT2Config& config() const override { return sizes; }
         const std::string& path() const override { return name; }
         void read(int, int64_t, std::span<float>) const override { FAIL("it is read"); }
-        const char* type() const override { return "fp32"; }
+        FloatType type() const override { return FloatType::kFp32; }
     };
     check_error(error_of([&] { CpuDecoder decoder(Large{}); }), kExitDevice, {"large.bin", "needs"});
     check_error(error_of([&] { make_model(factory_of<GPT2Cpu>(), Large{}, 64, 1 << 20); }), kExitDevice,

@@ -31,7 +31,7 @@ public:
     void read(int tensor, int64_t first, std::span<float> values) const override {
         model_.save(State::kParameter, tensor, first, values);
     }
-    const char* type() const override { return "fp32"; }
+    FloatType type() const override { return FloatType::kFp32; }
 
 private:
     std::string path_ = "memory";
@@ -108,15 +108,15 @@ std::string hf_error(const std::string& path) {
 TEST_CASE("hf model: an export is read back to the bit, and exporting that gives the same file") {
     TempFolder folder;
     const GPT2Cpu model = random_model();
-    write_hf_model(folder / "a", ModelInMemory(model), "fp32", 36);
+    write_hf_model(folder / "a", ModelInMemory(model), FloatType::kFp32, 36);
     const HfModel back(folder / "a");
     CHECK(back.config() == tiny_config());
-    CHECK(std::string(back.type()) == "fp32");
+    CHECK(back.type() == FloatType::kFp32);
     check_same_parameters(back, model);
-    for (const char* type : {"fp32", "bf16", "fp16"}) {
+    for (FloatType type : {FloatType::kFp32, FloatType::kBf16, FloatType::kFp16}) {
         write_hf_model(folder / "b", back, type, 36);
         const HfModel narrow(folder / "b");
-        CHECK(std::string(narrow.type()) == type);
+        CHECK(narrow.type() == type);
         write_hf_model(folder / "c", HfModel(folder / "b/model.safetensors"), narrow.type(), 36);
         for (const char* file : {"/model.safetensors", "/config.json", "/generation_config.json"}) {
             CHECK(read_bytes(folder / "c" + file) == read_bytes(folder / "b" + file));
@@ -134,16 +134,17 @@ TEST_CASE("hf model: an export is read back to the bit, and exporting that gives
 TEST_CASE("hf model: a value that is not finite in the type asked for is refused by name") {
     TempFolder folder;
     GPT2Cpu model = random_model();
-    const auto write = [&](float value, const char* type) {
+    const auto write = [&](float value, FloatType type) {
         model.load(State::kParameter, kFcb, 1, {&value, 1});
         write_hf_model(folder / "a", ModelInMemory(model), type, 36);
     };
     struct Case {
         float largest, infinite;
-        const char* type;
+        FloatType type;
     };
-    for (const Case& c : {Case{65519, 65520, "fp16"}, Case{0x1.fep127f, 0x1.ffp127f, "bf16"},
-                          Case{0x1.fffffep127f, INFINITY, "fp32"}}) {
+    for (const Case& c :
+         {Case{65519, 65520, FloatType::kFp16}, Case{0x1.fep127f, 0x1.ffp127f, FloatType::kBf16},
+          Case{0x1.fffffep127f, INFINITY, FloatType::kFp32}}) {
         for (float sign : {1.0f, -1.0f}) {
             write(sign * c.largest, c.type);
             const HfModel back(folder / "a");
@@ -151,12 +152,12 @@ TEST_CASE("hf model: a value that is not finite in the type asked for is refused
             back.read(kFcb, 1, {&value, 1});
             CHECK(std::isfinite(value));
             check_error(error_of([&] { write(sign * c.infinite, c.type); }), kExitBadInput,
-                        {"memory", "h.0.mlp.c_fc.bias", c.type});
+                        {"memory", "h.0.mlp.c_fc.bias", text_of(c.type)});
         }
         check_error(error_of([&] { write(NAN, c.type); }), kExitBadInput, {"diverged"});
     }
     CHECK(names_below(folder / "a") == Words{"config.json", "generation_config.json", "model.safetensors"});
-    check_error(error_of([&] { write_hf_model(folder / "new", ModelInMemory(model), "fp32", 36); }),
+    check_error(error_of([&] { write_hf_model(folder / "new", ModelInMemory(model), FloatType::kFp32, 36); }),
                 kExitBadInput, {"diverged"});
     CHECK(names_below(folder / "new").empty());  // so that the same command can be given again
 }
@@ -165,7 +166,7 @@ TEST_CASE("hf model: names without prefix, masks, a tied head and shards are acc
     TempFolder folder;
     const std::string hf = folder / "hf", file = hf + "/model.safetensors";
     const GPT2Cpu model = random_model();
-    write_hf_model(hf, ModelInMemory(model), "fp32", 36);
+    write_hf_model(hf, ModelInMemory(model), FloatType::kFp32, 36);
     const Parts parts = take_apart(file);
     Parts changed = parts;
     for (SafetensorsTensor& t : changed.tensors) { t.name = t.name.substr(12); }
@@ -212,7 +213,7 @@ TEST_CASE(
     TempFolder folder;
     const std::string hf = folder / "hf", file = hf + "/model.safetensors";
     const GPT2Cpu model = random_model();
-    write_hf_model(hf, ModelInMemory(model), "fp32", 36);
+    write_hf_model(hf, ModelInMemory(model), FloatType::kFp32, 36);
     const Parts parts = take_apart(file);
     Parts changed = parts;
     changed.tensors[index_of(parts, "transformer.wte.weight")].name =
@@ -233,7 +234,7 @@ TEST_CASE(
     write_bytes(hf + "/config.json", config.dump());
     CHECK(contains(hf_error(hf), "wpe.weight\": found shape (9, 14), expected (1024, 14)"));
 
-    write_hf_model(hf, ModelInMemory(model), "fp32", 36);
+    write_hf_model(hf, ModelInMemory(model), FloatType::kFp32, 36);
     Json header = {{"__metadata__", {{"format", "pt"}}}};
     std::string bytes;
     for (size_t i = 0; i < parts.tensors.size(); i++) {
@@ -248,7 +249,7 @@ TEST_CASE(
     write_bytes(file, std::string(reinterpret_cast<const char*>(&length), 8) + text + bytes);
     const HfModel wide(hf);
     check_same_parameters(wide, model);
-    CHECK(std::string(wide.type()) == "fp32");
+    CHECK(wide.type() == FloatType::kFp32);
     write_hf_model(folder / "narrow", wide, wide.type(), 36);
     check_same_parameters(HfModel(folder / "narrow"), model);
 
@@ -264,7 +265,7 @@ TEST_CASE(
 TEST_CASE("hf model: wrong, missing, doubled and extra tensors are refused by name") {
     TempFolder folder;
     const std::string hf = folder / "hf", file = hf + "/model.safetensors";
-    write_hf_model(hf, ModelInMemory(random_model()), "fp32", 36);
+    write_hf_model(hf, ModelInMemory(random_model()), FloatType::kFp32, 36);
     const Parts good = take_apart(file);
     const std::string some = "transformer.h.1.attn.c_attn.weight";
     const size_t at = index_of(good, some);
@@ -299,7 +300,7 @@ TEST_CASE("hf model: wrong, missing, doubled and extra tensors are refused by na
 TEST_CASE("hf model: a configuration of another architecture is refused by field") {
     TempFolder folder;
     const std::string hf = folder / "hf";
-    write_hf_model(hf, ModelInMemory(random_model()), "fp32", 36);
+    write_hf_model(hf, ModelInMemory(random_model()), FloatType::kFp32, 36);
     const std::string good = read_bytes(hf + "/config.json");
     const struct {
         std::string from, to, field;
@@ -339,7 +340,7 @@ TEST_CASE("hf model: what llama.cpp's converter asks for is in the folder") {
     const GPT2Cpu model = random_model();
     const Tokenizer tokenizer = Tokenizer::load("dev/test/fixture/bpe");
     std::string note;
-    export_hf(folder / "hf", ModelInMemory(model), tokenizer, "auto", &note);
+    export_hf(folder / "hf", ModelInMemory(model), tokenizer, FloatType::kAuto, &note);
     CHECK(note.empty());
     const auto json = [&](const char* name) {
         return nlohmann::json::parse(read_bytes(folder / "hf/" + name));

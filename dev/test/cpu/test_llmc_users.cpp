@@ -57,14 +57,14 @@ TEST_CASE("llm.c's users: the published command lines are accepted as they are")
     CHECK(small.warmup == 700);
     CHECK(small.save_every == 5000);
     CHECK(small.resume == "auto");
-    CHECK(small.recompute == "none");
+    CHECK(small.recompute == Recompute::kNone);
     CHECK(small.zero == 1);
     CHECK(small.steps == kAuto);  // with the letters: one epoch
     CHECK(small.llmc_letters);
     const Options large = parse(words(k1558M), nullptr, Program::kGpu);
     CHECK(large.model == "d48");
     CHECK(large.steps == 32000);
-    CHECK(large.schedule == "cosine");
+    CHECK(large.schedule == Decay::kCosine);
     CHECK(large.notes.starts_with("-ge 1: "));
     CHECK(std::count(large.notes.begin(), large.notes.end(), '\n') == 2);  // -ge and -h
     CHECK(parse(words(k1558M)).model == "d48");                            // the CPU program takes it, too

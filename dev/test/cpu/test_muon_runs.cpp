@@ -19,7 +19,7 @@ constexpr ModelSettings kMuon{.muon = true};
 
 RunRecord muon_record(int64_t step, int64_t updates) {
     RunRecord record = record_of(step, updates, 5);
-    record.state.optimizer = "muon";
+    record.state.optimizer = Optimizer::kMuon;
     return record;
 }
 
@@ -59,7 +59,7 @@ TEST_CASE("muon runs: a checkpoint has the moments that there are") {
     zero_padding(&model);
     save_checkpoint(folder.path(), c, muon_record(4, 3), reader(model));
     const Checkpoint saved(folder / "step_00000004");
-    CHECK(saved.record().state.optimizer == "muon");
+    CHECK(saved.record().state.optimizer == Optimizer::kMuon);
     load_checkpoint(saved, writer(&other));
     check_same_state("loaded", other, model);
     const SafetensorsFile moments(folder / "step_00000004/optimizer.safetensors");
@@ -74,17 +74,18 @@ TEST_CASE("muon runs: a checkpoint has the moments that there are") {
                 {"second moment"});
     const int64_t size = (int64_t)(read_bytes(folder / "step_00000004/model.safetensors").size() +
                                    read_bytes(folder / "step_00000004/optimizer.safetensors").size());
-    CHECK(size <= checkpoint_bytes(c, "muon"));
-    CHECK(size > checkpoint_bytes(c, "muon") - (1 << 16));
-    CHECK(checkpoint_bytes(c) - checkpoint_bytes(c, "muon") == 12 * 14 * 14 * 3 * 4);
+    CHECK(size <= checkpoint_bytes(c, Optimizer::kMuon));
+    CHECK(size > checkpoint_bytes(c, Optimizer::kMuon) - (1 << 16));
+    CHECK(checkpoint_bytes(c) - checkpoint_bytes(c, Optimizer::kMuon) == 12 * 14 * 14 * 3 * 4);
 }
 
 TEST_CASE("muon runs: a record without an optimizer is AdamW's, one with another is refused") {
     const std::string text = to_json(muon_record(4, 3)), line = " \"optimizer\": \"muon\",\n";
-    CHECK(parse_run_record(text, "run.json").state.optimizer == "muon");
+    CHECK(parse_run_record(text, "run.json").state.optimizer == Optimizer::kMuon);
     const size_t at = text.find(line);
     REQUIRE(at != std::string::npos);
-    CHECK(parse_run_record(std::string(text).erase(at, line.size()), "run.json").state.optimizer == "adamw");
+    CHECK(parse_run_record(std::string(text).erase(at, line.size()), "run.json").state.optimizer ==
+          Optimizer::kAdamW);
     for (const char* value : {" \"optimizer\": \"sgd\",\n", " \"optimizer\": 7,\n"}) {
         const std::string other = std::string(text).replace(at, line.size(), value);
         check_error(error_of([&] { parse_run_record(other, "run.json"); }), kExitBadInput,

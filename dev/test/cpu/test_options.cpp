@@ -28,8 +28,8 @@ TEST_CASE("options: no arguments give the defaults of options.h") {
     CHECK(o.steps == kAuto);
     CHECK(o.lr < 0);
     CHECK_FALSE(o.llmc_letters);
-    CHECK(o.schedule == "cosine");
-    CHECK(o.optimizer == "auto");
+    CHECK(o.schedule == Decay::kCosine);
+    CHECK(o.optimizer == Optimizer::kAuto);
     CHECK(o.val_every == -1);
     CHECK(o.val_tokens == -1);
     CHECK(o.resume == "none");
@@ -96,10 +96,10 @@ TEST_CASE("options: every field is set by its long name") {
     CHECK(o.total_batch == 256);
     CHECK(o.steps == -1);
     CHECK(o.lr == 1e-3);
-    CHECK(o.optimizer == "muon");
+    CHECK(o.optimizer == Optimizer::kMuon);
     CHECK(o.warmup == 7);
     CHECK(o.final_lr_fraction == 0.5);
-    CHECK(o.schedule == "wsd");
+    CHECK(o.schedule == Decay::kWsd);
     CHECK(o.weight_decay == 0.1);
     CHECK(o.beta1 == 0);
     CHECK(o.beta2 == 0.99);
@@ -115,7 +115,7 @@ TEST_CASE("options: every field is set by its long name") {
                "--quiet",         "--dry-run", "--seed",         "18446744073709551615",
                "--keep",          "3",         "--model-dtype",  "bf16",
                "--steps=-1"});
-    CHECK(o.val_align == "document");
+    CHECK(o.val_align == ValAlign::kDocument);
     CHECK(o.sample_every == 0);
     CHECK(o.sample_tokens == 9);
     CHECK(o.temperature == 0.7);
@@ -125,7 +125,7 @@ TEST_CASE("options: every field is set by its long name") {
     CHECK(o.save_every == 5);
     CHECK(o.resume == "o/step_5");
     CHECK(o.keep == 3);
-    CHECK(o.model_dtype == "bf16");
+    CHECK(o.model_dtype == FloatType::kBf16);
     CHECK(o.log_every == 3);
     CHECK(o.quiet);
     CHECK(o.dry_run);
@@ -146,7 +146,7 @@ TEST_CASE("options: each alias sets what its long name sets") {
         aliases++;
     }
     CHECK(aliases == 18);  // -i -j -e -o -b -t -d -x -l -u -q -c -v -m -s -g -n -k
-    CHECK(parse({"-k", "linear"}).schedule == "linear");
+    CHECK(parse({"-k", "linear"}).schedule == Decay::kLinear);
     Options o =
         parse({"-i",  "I",  "-j", "J",  "-e",  "gpt2:d24", "-o", "O",  "-b",   "2",        "-t",   "64", "-d",
                "256", "-x", "-1", "-l", "0.5", "-u",       "6",  "-q", "0.25", "-c",       "0.75", "-v", "11",
@@ -168,7 +168,7 @@ TEST_CASE("options: each alias sets what its long name sets") {
     CHECK(o.sample_every == 12);
     CHECK(o.sample_tokens == 13);
     CHECK(o.save_every == 14);
-    CHECK(o.schedule == "constant");
+    CHECK(o.schedule == Decay::kConstant);
     CHECK(o.resume == "auto");
     CHECK(parse({"-y", "0"}).resume == "none");
     CHECK(parse({"-nk", "5"}).keep == 5);

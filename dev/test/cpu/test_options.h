@@ -9,12 +9,13 @@
 
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/options/options.h"
+#include "llmc/host/options/table.h"
 
 namespace llmc {
 
 using Args = std::vector<std::string>;
 
-inline Settings fields_of_table;
+inline ParsedOptions fields_of_table;
 inline const Table kTable = trainer_table(&fields_of_table);
 // the options with a long name, and those of llm.c without one, but for -h, which is help as well
 inline const std::vector<Option> kOptions = [] {

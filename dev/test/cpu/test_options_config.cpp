@@ -168,7 +168,7 @@ TEST_CASE("options: a run that goes on has its own options where none are given"
     Options was =
         parse({"--train-data", "mine.bin", "--seq-len", "64", "--epochs", "2", "--new-data", "--out", run},
               nullptr, Program::kGpu);
-    CHECK(was.dtype == "bf16");
+    CHECK(was.dtype == FloatType::kBf16);
     write_bytes(run + "/config.toml", config_text(was));
     CHECK(parse({"--resume", "auto", "--out", run}).seq_len == 256);  // no log: it is no run
     write_bytes(run + "/log.jsonl", "");  // nothing is saved: with other options it is another attempt
@@ -179,18 +179,18 @@ TEST_CASE("options: a run that goes on has its own options where none are given"
     CHECK(gpu.train_data == "mine.bin");
     CHECK(gpu.seq_len == 64);
     CHECK(gpu.batch == 2);
-    CHECK(gpu.dtype == "bf16");
+    CHECK(gpu.dtype == FloatType::kBf16);
     CHECK_FALSE(gpu.new_data);  // that was for one start
     CHECK(parse({"-y", "1", "-o", run, "--steps", "5"}).epochs == 0);
     const Options cpu = parse({"--resume", "auto", "--out", run});  // which has no bf16
     CHECK(cpu.seq_len == 64);
-    CHECK(cpu.dtype == "fp32");
+    CHECK(cpu.dtype == FloatType::kFp32);
     // for this time only, and it says so
     CHECK_MESSAGE(contains(cpu.notes, "dtype = bf16: not on the CPU"), cpu.notes);
     CHECK_FALSE(contains(cpu.notes, "recompute"));
     CHECK(contains(config_text(cpu), "dtype = \"fp32\""));
     write_bytes(run + "/config.toml", config_text(cpu, true));
-    CHECK(parse({"--resume", "auto", "--out", run}, nullptr, Program::kGpu).dtype == "bf16");
+    CHECK(parse({"--resume", "auto", "--out", run}, nullptr, Program::kGpu).dtype == FloatType::kBf16);
     const Options given = parse({"--resume", "auto", "--out", run, "--dtype", "fp32"});
     CHECK(contains(config_text(given, true), "\ndtype = \"fp32\""));
     CHECK(parse({"--out", run}).seq_len == 256);

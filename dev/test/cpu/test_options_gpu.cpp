@@ -23,20 +23,20 @@ void check_bad_gpu(const Args& args, std::initializer_list<std::string> parts) {
 TEST_CASE("options of the GPU: defaults, and every value") {
     Options gpu = parse_gpu({}), cpu = parse({});
     CHECK(gpu.program == Program::kGpu);
-    CHECK(gpu.dtype == "bf16");
-    CHECK(gpu.grad_dtype == "fp32");
-    CHECK(gpu.recompute == "none");
+    CHECK(gpu.dtype == FloatType::kBf16);
+    CHECK(gpu.grad_dtype == FloatType::kFp32);
+    CHECK(gpu.recompute == Recompute::kNone);
     CHECK(!gpu.tf32);
     CHECK(cpu.program == Program::kCpu);
-    CHECK(cpu.dtype == "fp32");
+    CHECK(cpu.dtype == FloatType::kFp32);
     Options as_bf16 = parse_config(config_text(cpu), {"--dtype", "bf16"}, Program::kGpu);
     CHECK(config_text(as_bf16) == config_text(gpu));  // all other defaults are the same
-    CHECK(parse_gpu({"--dtype", "auto"}).dtype == "bf16");
-    CHECK(parse_gpu({"--dtype", "fp32"}).dtype == "fp32");
-    CHECK(parse_gpu({"--grad-dtype", "bf16"}).grad_dtype == "bf16");
-    CHECK(parse_gpu({"--recompute", "gelu"}).recompute == "gelu");
+    CHECK(parse_gpu({"--dtype", "auto"}).dtype == FloatType::kBf16);
+    CHECK(parse_gpu({"--dtype", "fp32"}).dtype == FloatType::kFp32);
+    CHECK(parse_gpu({"--grad-dtype", "bf16"}).grad_dtype == FloatType::kBf16);
+    CHECK(parse_gpu({"--recompute", "gelu"}).recompute == Recompute::kGelu);
     CHECK(parse_gpu({"--tf32", "--dtype", "fp32"}).tf32);
-    CHECK(parse({"--dtype", "auto"}).dtype == "fp32");
+    CHECK(parse({"--dtype", "auto"}).dtype == FloatType::kFp32);
     check_bad_gpu({"--dtype", "fp16"}, {"--dtype", "'fp16'", "auto, bf16 or fp32"});
     check_bad_gpu({"--dtype", "fp32", "--grad-dtype", "bf16"}, {"--grad-dtype bf16", "--dtype bf16"});
     check_bad_gpu({"--tf32"}, {"--tf32", "--dtype fp32"});
@@ -44,9 +44,9 @@ TEST_CASE("options of the GPU: defaults, and every value") {
 }
 
 TEST_CASE("options of the GPU: llm.c's letters") {
-    CHECK(parse_gpu({"-r", "0"}).recompute == "none");
-    CHECK(parse_gpu({"-r", "1"}).recompute == "gelu");
-    CHECK(parse_gpu({"-r", "2"}).recompute == "block");
+    CHECK(parse_gpu({"-r", "0"}).recompute == Recompute::kNone);
+    CHECK(parse_gpu({"-r", "1"}).recompute == Recompute::kGelu);
+    CHECK(parse_gpu({"-r", "2"}).recompute == Recompute::kBlock);
     CHECK(parse_gpu({"-f", "1", "--dtype", "fp32"}).tf32);
     CHECK(!parse_gpu({"-f", "0"}).tf32);
     CHECK(config_text(parse_gpu({"-w", "1"})) == config_text(parse_gpu({})));
@@ -131,8 +131,8 @@ TEST_CASE("plan: what would fit in the GPU's memory") {
     const GPT2Config d12{1024, 257, 320, 12, 12, 768};
     // bytes: gradients 200 a layer, activations 16, 8 or 1 for each row of each layer
     Needs needs = [](const GPT2Config& c, const Options& o) {
-        int64_t row = o.recompute == "block" ? 1 : o.recompute == "gelu" ? 8 : 16;
-        return (int64_t)c.num_layers * (row * o.batch + (o.grad_dtype == "bf16" ? 100 : 200));
+        int64_t row = o.recompute == Recompute::kBlock ? 1 : o.recompute == Recompute::kGelu ? 8 : 16;
+        return (int64_t)c.num_layers * (row * o.batch + (o.grad_dtype == FloatType::kBf16 ? 100 : 200));
     };
     auto says = [&](int64_t available, const Args& args) {
         Options o = parse_gpu(args);

@@ -340,16 +340,16 @@ TEST_CASE("save plan: how many checkpoints will be on the disk") {
     p.free_bytes = p.disk_bytes() - 1;
     CHECK(contains(disk_warning(p, "x"), "x: the disk has "));
     CHECK(p.copy_bytes == 12 * file_elements(tiny_config()));
-    o.save_mode = "async";
+    o.save_mode = SaveMode::kAsync;
     CHECK(plan_saves(plan, {}, 0).background);
     check_error(error_of([&] { plan_saves(plan, {}, int64_t{1} << 60); }), kExitDevice,
                 {"--save-mode async", "Use --save-mode sync"});
-    o.save_mode = "auto";
+    o.save_mode = SaveMode::kAuto;
     CHECK_FALSE(plan_saves(plan, {}, 0).background);
     o.program = Program::kGpu;
     CHECK(plan_saves(plan, {}, 0).background);
     CHECK_FALSE(plan_saves(plan, {}, int64_t{1} << 60).background);
-    o.save_mode = "sync";
+    o.save_mode = SaveMode::kSync;
     CHECK_FALSE(plan_saves(plan, {}, 0).background);
 }
 

@@ -30,30 +30,30 @@ TEST_CASE("shell words: what a shell reads is the text") {
 }
 
 TEST_CASE("schedule: warm-up, middle and end of the four kinds") {
-    Schedule s{.kind = "constant", .peak = 2.0, .final_fraction = 0.1, .warmup = 10, .steps = 110};
-    for (const char* kind : {"constant", "cosine", "linear", "wsd"}) {
-        CAPTURE(kind);
+    Schedule s{.kind = Decay::kConstant, .peak = 2.0, .final_fraction = 0.1, .warmup = 10, .steps = 110};
+    for (Decay kind : {Decay::kConstant, Decay::kCosine, Decay::kLinear, Decay::kWsd}) {
+        CAPTURE(text_of(kind));
         s.kind = kind;
         CHECK(s(0) == doctest::Approx(0.2));   // one tenth of the way up, never 0
         CHECK(s(9) == doctest::Approx(2.0));   // the last step of the warm-up
         CHECK(s(10) == doctest::Approx(2.0));  // and the first after it
     }
-    auto at = [&](const char* kind, int64_t step) {
+    auto at = [&](Decay kind, int64_t step) {
         s.kind = kind;
         return s(step);
     };
-    CHECK(at("constant", 60) == 2.0);
-    CHECK(at("constant", 109) == 2.0);
-    CHECK(at("cosine", 60) == doctest::Approx(1.1));  // halfway between 2 and 0.2
-    CHECK(at("linear", 60) == doctest::Approx(1.1));
-    CHECK(at("linear", 35) == doctest::Approx(2.0 - 1.8 / 4));
-    CHECK(at("cosine", 35) == doctest::Approx(0.2 + 1.8 * (1 + std::sqrt(0.5)) / 2));
-    CHECK(at("wsd", 60) == 2.0);  // stable up to 80 % of 110 = 88
-    CHECK(at("wsd", 88) == doctest::Approx(2.0));
-    CHECK(at("wsd", 99) == doctest::Approx(0.2 + 1.8 * (1 - std::sqrt(0.5))));
-    for (const char* kind :
-         {"cosine", "linear", "wsd"}) {  // the end: at most one step's share above the lowest
-        CAPTURE(kind);
+    CHECK(at(Decay::kConstant, 60) == 2.0);
+    CHECK(at(Decay::kConstant, 109) == 2.0);
+    CHECK(at(Decay::kCosine, 60) == doctest::Approx(1.1));  // halfway between 2 and 0.2
+    CHECK(at(Decay::kLinear, 60) == doctest::Approx(1.1));
+    CHECK(at(Decay::kLinear, 35) == doctest::Approx(2.0 - 1.8 / 4));
+    CHECK(at(Decay::kCosine, 35) == doctest::Approx(0.2 + 1.8 * (1 + std::sqrt(0.5)) / 2));
+    CHECK(at(Decay::kWsd, 60) == 2.0);  // stable up to 80 % of 110 = 88
+    CHECK(at(Decay::kWsd, 88) == doctest::Approx(2.0));
+    CHECK(at(Decay::kWsd, 99) == doctest::Approx(0.2 + 1.8 * (1 - std::sqrt(0.5))));
+    for (Decay kind : {Decay::kCosine, Decay::kLinear,
+                       Decay::kWsd}) {  // the end: at most one step's share above the lowest
+        CAPTURE(text_of(kind));
         CHECK(at(kind, 109) >= 0.2);
         CHECK(at(kind, 109) <= 0.2 + 1.8 / 20);
         CHECK(at(kind, 110) == doctest::Approx(0.2));
@@ -63,7 +63,7 @@ TEST_CASE("schedule: warm-up, middle and end of the four kinds") {
 
 TEST_CASE("schedule: wsd falls before the end, in few steps too") {
     for (int64_t steps = 2; steps <= 20; steps++) {
-        const Schedule s{"wsd", 1.0, 0, 0, steps};
+        const Schedule s{Decay::kWsd, 1.0, 0, 0, steps};
         int64_t falls = 0;
         for (int64_t step = 0; step < steps; step++) { falls += s(step) < 1; }
         CAPTURE(steps);
@@ -74,7 +74,7 @@ TEST_CASE("schedule: wsd falls before the end, in few steps too") {
 }
 
 TEST_CASE("schedule: never negative, never above the peak, never up again after the warm-up") {
-    for (const char* kind : {"constant", "cosine", "linear", "wsd"}) {
+    for (Decay kind : {Decay::kConstant, Decay::kCosine, Decay::kLinear, Decay::kWsd}) {
         for (double final_fraction : {0.0, 0.1, 1.0}) {
             for (auto [warmup, steps] : {std::pair{0, 1}, {0, 50}, {7, 50}, {50, 50}, {80, 50}, {1, 2}}) {
                 Schedule s{kind, 3e-4, final_fraction, warmup, steps};
@@ -82,9 +82,9 @@ TEST_CASE("schedule: never negative, never above the peak, never up again after 
                     double lr = s(step);
                     bool ok = lr >= 0 && lr <= 3e-4 * (1 + 1e-15) &&
                               (step <= warmup || lr <= s(step - 1) * (1 + 1e-15));
-                    CHECK_MESSAGE(
-                        ok, fmt::format("{} final {:g} warmup {} steps {}: lr of step {} is {:.17g}", kind,
-                                        final_fraction, warmup, steps, step, lr));
+                    CHECK_MESSAGE(ok,
+                                  fmt::format("{} final {:g} warmup {} steps {}: lr of step {} is {:.17g}",
+                                              text_of(kind), final_fraction, warmup, steps, step, lr));
                 }
             }
         }

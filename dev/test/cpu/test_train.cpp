@@ -164,7 +164,7 @@ TEST_CASE("train: the default job, small") {
     CHECK(ModelFile(out + "/model.bin").config() == tiny_program_config(16));
     std::vector<Json> log = read_log(out, true);
     CHECK(log.size() == 90 + 5);
-    check_log(log, 90, 20, {"cosine", 0.01, 0.1, 10, 90});
+    check_log(log, 90, 20, {Decay::kCosine, 0.01, 0.1, 10, 90});
     // it knows nothing yet
     CHECK(log[0]["train_loss"].get<double>() == doctest::Approx(std::log(257.0)).epsilon(0.02));
     double loss = log.back()["val_loss"];

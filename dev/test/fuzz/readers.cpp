@@ -18,6 +18,7 @@
 #include "llmc/host/files/json.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/options.h"
+#include "llmc/host/options/table.h"
 #include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
@@ -341,7 +342,7 @@ Options parse(const std::vector<std::string>& words) {
 
 void read_config_file(const std::string& folder, const std::string& bytes) {
     const std::string path = folder + "/f.toml";
-    Settings scratch;  // most inputs end here, before the parser of all options
+    ParsedOptions scratch;  // most inputs end here, before the parser of all options
     read_config(bytes, "f.toml", trainer_table(&scratch), {"config"});
     put(path, bytes);
     const std::string text = config_text(parse({"--config", path}));

@@ -29,7 +29,7 @@ public:
     void read(int tensor, int64_t first, std::span<float> values) const override {
         weights.save(State::kParameter, tensor, first, values);
     }
-    const char* type() const override { return "fp32"; }
+    FloatType type() const override { return FloatType::kFp32; }
 
     ReferenceModel<float> weights;
 

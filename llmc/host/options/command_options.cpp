@@ -84,50 +84,48 @@ void read_ids(const std::string& text, std::vector<int>* ids) {
 }
 
 void add_generate(Table& t, CommandOptions& o) {
-    t.add("--prompt TEXT", &o.prompt, "", "what the text starts with; - = read it from standard input");
-    t.add(
-         "--prompt-ids IDS", [&](const std::string& text) { read_ids(text, &o.prompt_ids); }, "",
-         "what goes before, as ids (1,2,3); without a tokenizer the text is ids, too")
+    t.add("--prompt TEXT", &o.prompt, "what the text starts with; - = read it from standard input");
+    const auto read = [&o](const std::string& text) { read_ids(text, &o.prompt_ids); };
+    t.add("--prompt-ids IDS", read,
+          "what goes before, as ids (1,2,3); without a tokenizer the text is ids, too")
         .not_with("prompt")
         .repeats = true;
-    t.add("--tokens --max-new-tokens N", &o.tokens, {1, 0x1p40}, "", "how many to write at most");
-    t.add("--temperature --temp X", &o.temperature, {0, 100}, "", "0 = always the most likely token");
-    t.add("--top-k N", &o.top_k, {0, 1 << 20}, "", "0 = all tokens");
-    t.add("--top-p X", &o.top_p, {0, 1}, "", "1 = all tokens");
-    t.add("--seed N", &o.seed, {0, 0x1p64}, "", "where the random numbers start");
-    t.add("--num-samples N", &o.num_samples, {1, 1 << 30}, "", "texts to write");
-    t.add("--stop TEXT", &o.stop, "", "a text ends before this; may be given more than once");
-    t.add("--dtype TYPE", &o.dtype, "", "auto = bf16 on a GPU, fp32 on the CPU, which has no other")
+    t.add("--tokens --max-new-tokens N", &o.tokens, {1, 0x1p40}, "how many to write at most");
+    t.add("--temperature --temp X", &o.temperature, {0, 100}, "0 = always the most likely token");
+    t.add("--top-k N", &o.top_k, {0, 1 << 20}, "0 = all tokens");
+    t.add("--top-p X", &o.top_p, {0, 1}, "1 = all tokens");
+    t.add("--seed N", &o.seed, {0, 0x1p64}, "where the random numbers start");
+    t.add("--num-samples N", &o.num_samples, {1, 1 << 30}, "texts to write");
+    t.add("--stop TEXT", &o.stop, "a text ends before this; may be given more than once");
+    t.add("--dtype TYPE", &o.dtype, "auto = bf16 on a GPU, fp32 on the CPU, which has no other")
         .one_of("auto fp32 bf16");
-    t.add("--json", &o.json, "", "print one JSON object for each text");
-    t.add("--no-bos", &o.no_bos, "", "begin with the prompt, not as a new document");
-    t.add("--interactive", &o.interactive, "", "go on with what is typed, line by line")
-        .not_with("prompt-ids");
-    t.add("--stats", &o.stats, "",
+    t.add("--json", &o.json, "print one JSON object for each text");
+    t.add("--no-bos", &o.no_bos, "begin with the prompt, not as a new document");
+    t.add("--interactive", &o.interactive, "go on with what is typed, line by line").not_with("prompt-ids");
+    t.add("--stats", &o.stats,
           "tokens a second, and on a GPU the share of the time that reading the weights takes at least, on "
           "standard error");
 }
 
 void add_export(Table& t, CommandOptions& o) {
-    t.add("--hf --out FOLDER", &o.hf, "", "the folder to write").required = true;
-    t.add("--type TYPE", &o.type, "", "of the weights; auto = as they are").one_of("auto fp32 bf16 fp16");
-    t.add("--force", &o.force, "", "write into the folder though it is not empty");
+    t.add("--hf --out FOLDER", &o.hf, "the folder to write").required = true;
+    t.add("--type TYPE", &o.type, "of the weights; auto = as they are");
+    t.add("--force", &o.force, "write into the folder though it is not empty");
 }
 
 void add_eval(Table& t, CommandOptions& o) {
-    t.add("--data --val-data GLOB", &o.data, "", "token shards: a file, or a pattern in quotes");
-    t.add("--raw-tokens VOCAB", &o.raw_tokens, {1, 1 << 16}, "",
+    t.add("--data --val-data GLOB", &o.data, "token shards: a file, or a pattern in quotes");
+    t.add("--raw-tokens VOCAB", &o.raw_tokens, {1, 1 << 16},
           "the data are 16-bit tokens without a header, as nanoGPT's: their vocabulary");
-    t.add("--hellaswag FILE", &o.hellaswag, "", "questions that data/make_hellaswag, or llm.c, has made");
-    t.add("--val-align NAME", &o.val_align, "",
-          "rows, as in training: window = back to back; document = from a document's start")
-        .one_of("auto window document");
-    t.add("--max-tokens N", &o.max_tokens, {1, kMaxTokens, "", true}, "",
+    t.add("--hellaswag FILE", &o.hellaswag, "questions that data/make_hellaswag, or llm.c, has made");
+    t.add("--val-align NAME", &o.val_align,
+          "rows, as in training: window = back to back; document = from a document's start");
+    t.add("--max-tokens N", &o.max_tokens, {1, kMaxTokens, "", true},
           "tokens from the start of the data; -1 = all");
-    t.add("--batch N", &o.batch, {1, 1 << 16}, "", "rows at a time");
-    t.add("--seq-len N", &o.seq_len, {0, 1 << 20}, "", "tokens in a row; 0 = the model's, at most 1024");
-    t.add("--json", &o.json, "", "print one JSON object");
-    t.add("--per-question", &o.per_question, "",
+    t.add("--batch N", &o.batch, {1, 1 << 16}, "rows at a time");
+    t.add("--seq-len N", &o.seq_len, {0, 1 << 20}, "tokens in a row; 0 = the model's, at most 1024");
+    t.add("--json", &o.json, "print one JSON object");
+    t.add("--per-question", &o.per_question,
           "with --json: of each HellaSwag question the label, both answers, and [sum of losses, tokens] of "
           "each ending");
 }
@@ -161,9 +159,9 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* options) {
                                         : "Measures how well a model predicts token shards.";
     const std::string end = generate ? kGenerateHelp : exports ? kExportHelp : kEvalHelp;
     Table t(std::string(argv[0]) + " " + o.command, about, std::string(kModelHelp) + "\n" + end);
-    t.add("MODEL", &o.model, "", "a run's folder, a checkpoint, a model file, or a folder of Hugging Face's")
+    t.add("MODEL", &o.model, "a run's folder, a checkpoint, a model file, or a folder of Hugging Face's")
         .required = true;
-    t.add("--tokenizer PATH", &o.tokenizer, "", "default: the one beside the model, or bytes");
+    t.add("--tokenizer PATH", &o.tokenizer, "default: the one beside the model, or bytes");
     (generate ? add_generate : exports ? add_export : add_eval)(t, o);
     if (!parse_table(t, argc, argv, 2, (o.command + ": ").c_str())) { return false; }
     for (std::string& stop : o.stop) { stop = unescaped(stop); }

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/host/options/options.h"
+
 namespace llmc {
 
 struct CommandOptions {
@@ -21,20 +23,20 @@ struct CommandOptions {
     uint64_t seed = 42;
     int64_t num_samples = 1;
     std::vector<std::string> stop;
-    std::string dtype = "auto";  // of weights and cache: fp32 or bf16, or the program's choice
-    bool json = false;           // and eval's
+    FloatType dtype = FloatType::kAuto;  // of weights and cache: fp32 or bf16, or the program's choice
+    bool json = false;                   // and eval's
     bool interactive = false, stats = false, no_bos = false;
 
     // export
-    std::string hf;             // folder
-    std::string type = "auto";  // of the weights: fp32, bf16, fp16, or as they are
-    bool force = false;         // write into a folder that is not empty
+    std::string hf;                     // folder
+    FloatType type = FloatType::kAuto;  // of the weights; auto = as they are
+    bool force = false;                 // write into a folder that is not empty
 
     // eval
     std::string data;       // glob of token shards, or "": one of both is given
     int raw_tokens = 0;     // 0, or the vocabulary of files without a header
     std::string hellaswag;  // file
-    std::string val_align = "auto";
+    ValAlign val_align = ValAlign::kAuto;
     int64_t max_tokens = -1;  // -1 = all
     int batch = 4;
     int seq_len = 0;  // 0 = as long as the model allows, at most 1,024

@@ -25,6 +25,7 @@
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/options/options.h"
+#include "llmc/host/options/table.h"
 #include "llmc/host/options/typed_text.h"
 
 namespace llmc {
@@ -71,7 +72,7 @@ const Option& require_option(const Table& table, const std::string& key, const s
         where += ", " + key;
         const bool quoted = !value.empty() && (value[0] == '"' || value[0] == '\'');
         const std::string bare = trimmed(value.substr(0, std::min(value.find(" #"), value.size())));
-        if (!quoted && bare[0] != '#' && !bare.empty() && holds<std::string*>(o)) {
+        if (!quoted && bare[0] != '#' && !bare.empty() && is_text(o)) {
             fail_usage(where + ": " + in_quotes(bare) +
                        " is a text, and texts stand in quotes. Write: " + key + " = " + escaped(bare));
         }
@@ -97,7 +98,7 @@ std::optional<std::string> bytes_of(const toml::node& node) {
 std::string value_of(const toml::node& node, const Option& o, const std::string& where) {
     if (const auto text = node.value_exact<std::string>()) { return *text; }
     const auto bytes = bytes_of(node);
-    if (bytes && holds<std::string*>(o)) { return *bytes; }
+    if (bytes && is_text(o)) { return *bytes; }
     std::string bare;
     if (const auto yes = node.value_exact<bool>()) { bare = *yes ? "true" : "false"; }
     if (const auto number = node.value_exact<int64_t>()) { bare = std::to_string(*number); }
@@ -110,9 +111,7 @@ std::string value_of(const toml::node& node, const Option& o, const std::string&
         fail_usage(where + ": a list, a table or a date stands here. Expected " +
                    (allowed(o).empty() ? o.value : allowed(o)) + ".");
     }
-    if (holds<std::string*>(o)) {
-        fail_usage(where + ": expected a text in quotes: " + o.name + " = " + escaped(bare));
-    }
+    if (is_text(o)) { fail_usage(where + ": expected a text in quotes: " + o.name + " = " + escaped(bare)); }
     return bare;
 }
 
@@ -211,15 +210,12 @@ Pairs read_config(std::string text, const std::string& file, const Table& scratc
         scratch.assign(o, value, here);
         pairs.push_back({key, value});
     }
+    const Pairs all = pairs;
     for (const Option& o : scratch.options) {
         for (const std::string& rival : split_words(o.rivals)) {
-            if (has(pairs, rival) && has(pairs, o.name)) {
+            if (has(all, rival) && has(all, o.name)) {
                 fail_usage(file + ": " + rival + " and " + o.name + ": give one or the other.");
             }
-        }
-    }
-    for (const Option& o : scratch.options) {
-        for (const std::string& rival : split_words(o.rivals)) {
             std::erase_if(pairs, [&](const auto& pair) {
                 return (pair.first == rival && given.contains(o.name)) ||
                        (pair.first == o.name && given.contains(rival));
@@ -238,7 +234,7 @@ std::string write_config(const Table& table) {
         // TOML's whole numbers have 64 bits with their sign
         const auto* seed = std::get_if<uint64_t*>(&o.field);
         const bool is_long = seed != nullptr && **seed > (uint64_t)INT64_MAX;
-        if (holds<std::string*>(o) || is_long) { value = escaped(value); }
+        if (is_text(o) || is_long) { value = escaped(value); }
         out += fmt::format("{} = {}\n", o.name, value);
     }
     return out;

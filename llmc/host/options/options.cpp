@@ -16,6 +16,7 @@
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/options/launchers.h"
+#include "llmc/host/options/table.h"
 #include "llmc/host/options/typed_text.h"
 
 namespace llmc {
@@ -63,7 +64,7 @@ std::string config_file_text(const std::string& path) {
 // A run goes on (--resume auto --out RUN) with the options that it had, but for those that are given: its config.toml; "" if
 // it has none. Where it has no checkpoint yet, only if no others are given: what was worked out for it may not fit these. Not
 // in a rank that something else has started: others of its job may run where they do not see the folder.
-std::string config_of_run(const Settings& s, const std::set<std::string>& given) {
+std::string config_of_run(const ParsedOptions& s, const std::set<std::string>& given) {
     const std::string own = s.out + "/config.toml";
     std::error_code ignored;
     const bool goes_on = s.resume == "auto" && !s.out.empty() && s.config.empty() &&
@@ -75,7 +76,10 @@ std::string config_of_run(const Settings& s, const std::set<std::string>& given)
     const bool saved =
         std::ranges::any_of(names, [](const std::string& name) { return name.starts_with("step_"); });
     const std::set<std::string> alone = {"resume", "out", "dry-run", "quiet"};
-    if (!saved && !std::ranges::includes(alone, given)) { return ""; }
+    const auto plain = [&](const std::string& name) {  // llm.c's options without a long name change nothing
+        return alone.contains(name) || name.starts_with('-');
+    };
+    if (!saved && !std::ranges::all_of(given, plain)) { return ""; }
     // nobody may ever write to a pipe
     if (file_kind(own) != FileKind::kFile) { throw Error(kExitBadInput, own + ": not a regular file"); }
     return own;
@@ -115,11 +119,11 @@ void require_own_folder(const std::string& config, const std::string& out) {
 }
 
 // What the config file says goes into the fields, but where the command line says something else.
-void take_config(Settings* s, const Table& table, std::set<std::string>* given) {
+void take_config(ParsedOptions* s, const Table& table, std::set<std::string>* given) {
     const std::string of_run = config_of_run(*s, *given);
     if (!of_run.empty()) { s->config = of_run; }
     if (s->config.empty()) { return; }
-    Settings scratch;
+    ParsedOptions scratch;
     const std::string file = "--config " + in_quotes(s->config);
     const std::set<std::string> typed = *given;
     for (const auto& [name, value] :
@@ -152,9 +156,9 @@ std::string validation_beside(const std::string& train_data) {
 
 // ---- what must fit together
 
-long long tokens(const Settings& s) { return (long long)s.batch * s.seq_len; }  // of one micro-batch
+long long tokens(const ParsedOptions& s) { return (long long)s.batch * s.seq_len; }  // of one micro-batch
 
-void check_model(Settings& s, const Table&) {
+void check_model(ParsedOptions& s, const Table&) {
     if (s.layers || s.heads || s.channels) {
         if (!s.layers || !s.heads || !s.channels) {
             fail_usage(fmt::format("--layers, --heads and --channels go together: --{} is missing.",
@@ -193,7 +197,7 @@ void check_model(Settings& s, const Table&) {
     }
 }
 
-void check_batch(Settings& s, const Table&) {
+void check_batch(ParsedOptions& s, const Table&) {
     if (s.max_seq_len && s.max_seq_len < s.seq_len) {
         fail_usage(fmt::format("--max-seq-len {} is less than --seq-len {}.", s.max_seq_len, s.seq_len));
     }
@@ -208,9 +212,9 @@ void check_batch(Settings& s, const Table&) {
 }
 
 // dtype auto becomes a type; what only a GPU can do stays in its program
-void check_precision(Settings& s, const Table& table) {
+void check_precision(ParsedOptions& s, const Table& table) {
     bool gpu = s.program == Program::kGpu;
-    if (s.dtype == "auto") { s.dtype = gpu ? "bf16" : "fp32"; }
+    if (s.dtype == FloatType::kAuto) { s.dtype = gpu ? FloatType::kBf16 : FloatType::kFp32; }
     for (const Option& o : table.options) {
         const std::string value = value_text(o);
         if (gpu || o.cpu_only.empty() || value == o.cpu_only) { continue; }
@@ -218,10 +222,10 @@ void check_precision(Settings& s, const Table& table) {
                    " needs the GPU program: make train_gpt2cu. This one, on the CPU, computes in fp32 and "
                    "keeps all activations.");
     }
-    if (s.grad_dtype == "bf16" && s.dtype == "fp32") {
+    if (s.grad_dtype == FloatType::kBf16 && s.dtype == FloatType::kFp32) {
         fail_usage("--grad-dtype bf16 is for --dtype bf16; with fp32 the gradients are fp32. Leave one out.");
     }
-    if (s.tf32 && s.dtype == "bf16") {
+    if (s.tf32 && s.dtype == FloatType::kBf16) {
         fail_usage(
             "--tf32 is about the products of fp32, and the type is bf16 (the default on a GPU). Add "
             "--dtype fp32, or leave --tf32 out.");
@@ -229,7 +233,7 @@ void check_precision(Settings& s, const Table& table) {
 }
 
 // --val-batches becomes --val-tokens
-void check_validation(Settings& s, const Table&) {
+void check_validation(ParsedOptions& s, const Table&) {
     if (s.keep_best && s.val_data.empty()) {
         fail_usage("--keep-best is about the validation loss: it needs --val-data.");
     }
@@ -242,7 +246,7 @@ void check_validation(Settings& s, const Table&) {
 }
 
 // for llm.c's -h 1, where no other file was named
-void find_hellaswag(Settings& s) {
+void find_hellaswag(ParsedOptions& s) {
     std::error_code ignored;
     if (fs::exists(kLlmcHellaSwag, ignored)) {
         s.hellaswag = kLlmcHellaSwag;
@@ -283,7 +287,7 @@ bool model_descriptor(const std::string& text, ModelShape* shape) {
 }
 
 std::string format_help(const std::string& name, Program program) {
-    Settings s;
+    ParsedOptions s;
     s.program = program;
     Table table = trainer_table(&s);
     table.program = name;
@@ -291,7 +295,7 @@ std::string format_help(const std::string& name, Program program) {
 }
 
 Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out) {
-    Settings s;
+    ParsedOptions s;
     s.program = program;
     const Table table = trainer_table(&s);
     CommandLine line(table, argc, argv);
@@ -322,7 +326,7 @@ Options parse_options(int argc, const char* const* argv, Program program, int* e
 }
 
 std::string config_text(const Options& options, bool own) {
-    Settings s;
+    ParsedOptions s;
     static_cast<Options&>(s) = options;
     const Table table = trainer_table(&s);
     for (const auto& [name, value] : options.for_gpu) {
@@ -342,7 +346,7 @@ std::string config_text(const Options& options, bool own) {
 bool fill_from_run(const std::string& config_path, Options* options) {
     const std::optional<std::string> text = read_whole(config_path, kMaxConfigBytes);
     if (!text) { return false; }
-    Settings s, scratch;
+    ParsedOptions s, scratch;
     static_cast<Options&>(s) = *options;
     const Table table = trainer_table(&s);
     const bool length_given = options->steps != kAuto || options->epochs > 0 || options->minutes > 0;

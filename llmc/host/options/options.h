@@ -2,13 +2,16 @@
 // a config file. The defaults stand here; names, ranges and help texts in trainer_table.cpp.
 #pragma once
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "llmc/host/options/table.h"
+#include "llmc/host/options/choices.h"
 
 namespace llmc {
+
+class Table;
 
 // Which of the two trainers parses. They share the options; what only a GPU can do, the CPU program refuses.
 enum class Program { kCpu, kGpu };
@@ -33,10 +36,10 @@ struct Options {
     int max_seq_len = 0;  // 0 = seq_len, or what the model file says
 
     // precision and memory; of the CPU program: fp32, fp32, none, false
-    std::string dtype = "auto";  // of weights and activations: fp32 or bf16 (parse_options resolves auto)
-    std::string grad_dtype = "fp32";  // what gradients are summed in over micro-batches
-    std::string recompute = "none";   // none, gelu, block
-    bool tf32 = false;                // fp32 products in TF32
+    FloatType dtype = FloatType::kAuto;       // of weights and activations (parse_options resolves auto)
+    FloatType grad_dtype = FloatType::kFp32;  // what gradients are summed in over micro-batches
+    Recompute recompute = Recompute::kNone;
+    bool tf32 = false;  // fp32 products in TF32
 
     // batch and length of the run
     int batch = 4;                   // sequences in a micro-batch
@@ -46,13 +49,13 @@ struct Options {
     double epochs = 0, minutes = 0;  // instead of steps; 0 = not given
 
     // optimizer
-    // adamw, or muon for the blocks' matrices and AdamW for the rest; auto becomes one of them in the plan
-    std::string optimizer = "auto";
-    double lr = -1;                   // negative, of these three: worked out by auto_plan.h
-    int64_t warmup = -1;              // steps
-    double final_lr_fraction = -1;    // of lr, at the end
-    std::string schedule = "cosine";  // constant, cosine, linear, wsd
-    double weight_decay = 0.0;        // on 2-D tensors only
+    // Muon for the blocks' matrices, and AdamW for the rest; auto becomes one of them in the plan
+    Optimizer optimizer = Optimizer::kAuto;
+    double lr = -1;                 // negative, of these three: worked out by auto_plan.h
+    int64_t warmup = -1;            // steps
+    double final_lr_fraction = -1;  // of lr, at the end
+    Decay schedule = Decay::kCosine;
+    double weight_decay = 0.0;  // on 2-D tensors only
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double clip = 1.0;  // largest gradient norm; 0 = no clipping
     // a step whose loss or norm is this many standard deviations above the mean is skipped; 0 = none is
@@ -61,8 +64,7 @@ struct Options {
     // validation and sampling
     int64_t val_every = -1;   // steps; 0 = only at the end; -1 = auto_plan.h works it out
     int64_t val_tokens = -1;  // tokens from the start of the validation data; -1 = all
-    // window: back to back; document: each from its start; auto: document if documents fit
-    std::string val_align = "auto";
+    ValAlign val_align = ValAlign::kAuto;
     std::string hellaswag;        // file of questions; "" = none are asked
     int64_t hellaswag_every = 0;  // steps; 0 = with each validation
     int64_t sample_every = -1;    // steps; 0 = never; -1 = worked out
@@ -72,17 +74,17 @@ struct Options {
     std::string prompt;
 
     // output
-    std::string out;                   // run folder; "" = runs/<date-time>
-    int64_t save_every = 0;            // steps; 0 = only at the end
-    int64_t keep = 0;                  // the newest checkpoints that stay; 0 = all
-    int64_t keep_major = 0;            // those of steps divisible by it stay, too; 0 = none
-    bool keep_best = false;            // save and keep the one with the lowest validation loss
-    std::string save_mode = "auto";    // async: written while the run goes on; sync; auto
-    std::string resume = "none";       // none, auto, or a step folder
-    bool new_data = false;             // resume with other training data than before
-    std::string model_dtype = "fp32";  // of model.bin at the end: fp32 (v3) or bf16 (v5)
-    std::string export_hf;             // folder for Hugging Face's transformers, at the end; "" = none
-    int64_t log_every = 1;             // steps between permanent lines
+    std::string out;         // run folder; "" = runs/<date-time>
+    int64_t save_every = 0;  // steps; 0 = only at the end
+    int64_t keep = 0;        // the newest checkpoints that stay; 0 = all
+    int64_t keep_major = 0;  // those of steps divisible by it stay, too; 0 = none
+    bool keep_best = false;  // save and keep the one with the lowest validation loss
+    SaveMode save_mode = SaveMode::kAuto;
+    std::string resume = "none";               // none, auto, or a step folder
+    bool new_data = false;                     // resume with other training data than before
+    FloatType model_dtype = FloatType::kFp32;  // of model.bin at the end: fp32 (v3) or bf16 (v5)
+    std::string export_hf;  // folder for Hugging Face's transformers, at the end; "" = none
+    int64_t log_every = 1;  // steps between permanent lines
     bool quiet = false;
     bool dry_run = false;
     // file of the fastest algorithms for products, searched if it is not there; "" = no
@@ -125,7 +127,7 @@ bool model_descriptor(const std::string& text, ModelShape* shape);
 // and --version, printed to stdout) *exit_code_out is what it should return, else -1. Bad usage throws
 // Error(kExitUsage) that names the option and, for an unknown one, the nearest known.
 // All that comes back is in range, fits together (total_batch is a multiple of batch x seq_len, and so on)
-// and is what this program can do; dtype is "fp32" or "bf16".
+// and is what this program can do; dtype is kFp32 or kBf16.
 Options parse_options(int argc, const char* const* argv, Program program, int* exit_code_out);
 
 // The options in config-file form: what --config reads back. own: as the run's, which keeps what this program has not.
@@ -141,13 +143,13 @@ std::string format_help(const std::string& name, Program program);  // what --he
 // ---- for the parser and its tests
 
 // what the table fills: the options, and what is turned into one of them once all are known
-struct Settings : Options {
+struct ParsedOptions : Options {
     int64_t val_batches = 0;
     bool ask_hellaswag = false;  // llm.c's -h 1
     std::string config;          // file
 };
 
-Table trainer_table(Settings* settings);
+Table trainer_table(ParsedOptions* settings);
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 

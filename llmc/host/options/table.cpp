@@ -129,6 +129,8 @@ std::vector<std::string> split_words(const std::string& text) {
     return {std::istream_iterator<std::string>(in), {}};
 }
 
+std::string word_at(const char* words, size_t i) { return split_words(words)[i]; }
+
 void fail_usage(const std::string& message) { throw Error(kExitUsage, message); }
 
 // ---- values
@@ -152,6 +154,8 @@ std::string value_text(const Option& o) {
             using T = std::remove_cvref_t<decltype(field)>;
             if constexpr (std::is_same_v<T, std::string*>) {
                 return field->empty() ? o.empty_word : *field;
+            } else if constexpr (std::is_same_v<T, OneOf>) {
+                return word_at(field.words, field.get());
             } else if constexpr (std::is_same_v<T, bool*>) {
                 return *field ? "true" : "false";
             } else if constexpr (std::is_same_v<T, double*>) {
@@ -171,7 +175,7 @@ std::string at_home(const Option& o, const std::string& typed) {
 }
 
 void Table::assign(const Option& o, const std::string& text, const std::string& where) const {
-    if (const auto* read = std::get_if<Reader>(&o.field)) { return (*read)(text); }
+    if (const auto* read = std::get_if<ReadValue>(&o.field)) { return (*read)(text); }
     const bool any_text = o.choices.empty() && !is_number(o) && !strict && !holds<bool*>(o);
     const std::string expected = allowed(o).empty() ? o.value : allowed(o);
     if (text.empty() && !any_text) { fail_usage(where + ": the value is empty. Expected " + expected + "."); }
@@ -188,6 +192,9 @@ void Table::assign(const Option& o, const std::string& text, const std::string& 
                 *field = text == "true";
             } else if constexpr (std::is_same_v<T, std::vector<std::string>*>) {
                 field->push_back(text);
+            } else if constexpr (std::is_same_v<T, OneOf>) {
+                const auto all = split_words(field.words);
+                field.set((size_t)(std::ranges::find(all, text) - all.begin()));
             } else if constexpr (std::is_pointer_v<T>) {
                 read_number(o, text, where, field);
             }
@@ -199,20 +206,19 @@ void Table::assign(const Option& o, const std::string& text, const std::string& 
 
 Table::Table(const std::string& program, const std::string& about, const std::string& end)
     : program(program), about(about), end(end), group_("Options") {
-    add("-h --help", {}, "", "print this, and stop");
+    add("-h --help", {}, "print this, and stop");
 }
 
-Option& Table::add(const std::string& spelling, Field field, Range range, const char* also,
-                   const char* help) {
+Option& Table::add(const std::string& spelling, Field field, Range range, const char* help) {
     Option o;
     o.field = std::move(field);
     o.range = range;
-    o.also = also;
     o.help = help;
     o.group.swap(group_);
     for (const std::string& word : split_words(spelling)) {
         if (!word.starts_with('-')) {
-            o.value = word;
+            const bool is_value = o.value.empty() && !holds<bool*>(o) && !acts_by_itself(o);
+            (is_value ? o.value : o.also) += is_value ? word : " " + word;
             continue;
         }
         const bool is_long = word.starts_with("--");
@@ -224,8 +230,8 @@ Option& Table::add(const std::string& spelling, Field field, Range range, const 
     return options.emplace_back(std::move(o));
 }
 
-Option& Table::add(const std::string& spelling, Field field, const char* also, const char* help) {
-    return add(spelling, std::move(field), {}, also, help);
+Option& Table::add(const std::string& spelling, Field field, const char* help) {
+    return add(spelling, std::move(field), Range{}, help);
 }
 
 const Option* Table::find(const std::string& name) const {

@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "llmc/host/options/choices.h"
+
 namespace llmc {
 
 constexpr double kMaxInt = 0x1p31 - 1;
@@ -18,9 +20,16 @@ std::vector<std::string> split_words(const std::string& text);  // what blanks s
 [[noreturn]] void fail_usage(const std::string& message);
 
 // For a value that is none of the other fields: reads it, or throws.
-using Reader = std::function<void(const std::string& text)>;
+using ReadValue = std::function<void(const std::string& text)>;
+// a field that is such a setting, by the number of its word
+struct OneOf {
+    std::function<void(size_t)> set;
+    std::function<size_t()> get;
+    const char* words;
+};
+
 using Field = std::variant<std::monostate, std::string*, bool*, int*, int64_t*, uint64_t*, double*,
-                           std::vector<std::string>*, Reader>;
+                           std::vector<std::string>*, ReadValue, OneOf>;
 
 // of a number, both ends included
 struct Range {
@@ -62,6 +71,7 @@ template <typename T>
 bool holds(const Option& o) {
     return std::holds_alternative<T>(o.field);
 }
+inline bool is_text(const Option& o) { return holds<std::string*>(o) || holds<OneOf>(o); }
 inline bool acts_by_itself(const Option& o) { return holds<std::monostate>(o); }
 inline bool is_switch(const Option& o) { return o.value.empty(); }
 inline bool is_number(const Option& o) {
@@ -75,9 +85,16 @@ class Table {
 public:
     Table() = default;
     Table(const std::string& program, const std::string& about, const std::string& end);  // has --help
-    // spelling: "-b --batch N" as names and what --help calls the value; without dashes, an argument that needs no name.
-    Option& add(const std::string& spelling, Field field, const char* also, const char* help);
-    Option& add(const std::string& spelling, Field field, Range range, const char* also, const char* help);
+    // spelling: "-b --batch N batch-size", the names, what --help calls the value, and names that other programs give it; without
+    // dashes it is an argument that needs no name.
+    Option& add(const std::string& spelling, Field field, const char* help);
+    Option& add(const std::string& spelling, Field field, Range range, const char* help);
+    template <Setting E>
+    Option& add(const std::string& spelling, E* field, const char* help) {
+        const auto set = [field](size_t i) { *field = (E)i; };
+        const auto get = [field] { return (size_t)*field; };
+        return add(spelling, OneOf{set, get, words_of(E{})}, help).one_of(words_of(E{}));
+    }
     void group(const char* title) { group_ = title; }  // of those that are added next
 
     const Option* find(const std::string& name) const;  // by a name as it is typed; null if there is none

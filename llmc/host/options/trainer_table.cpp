@@ -3,6 +3,7 @@
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/options/options.h"
+#include "llmc/host/options/table.h"
 #include "llmc/host/options/typed_text.h"
 
 namespace llmc {
@@ -12,28 +13,28 @@ constexpr double kMaxLength = 1 << 20;
 // below, because the optimizer computes in float: the largest beta still under 1, and an eps above 0
 constexpr double kMaxBeta = 0.9999999, kMinEps = 1e-37;
 
-void add_data(Table& t, Settings& s) {
+void add_data(Table& t, ParsedOptions& s) {
     t.group("Data");
-    t.add("-i --train-data GLOB", &s.train_data, "input train data input-bin",
+    t.add("-i --train-data GLOB input train data input-bin", &s.train_data,
           "token shards to train on: a file, or a pattern in quotes ('data/web_train_*.bin'). "
           "data/make_shards makes them from text");
-    t.add("-j --val-data GLOB", &s.val_data, "input-val valid-data validation-data eval-data",
+    t.add("-j --val-data GLOB input-val valid-data validation-data eval-data", &s.val_data,
           "token shards for validation; none = no validation; left out: those named like --train-data, but "
           "for val in place of train, if there are any")
         .if_empty("none");
-    t.add("--raw-tokens VOCAB", &s.raw_tokens, {1, 65536, "tokens"}, "",
+    t.add("--raw-tokens VOCAB", &s.raw_tokens, {1, 65536, "tokens"},
           "both are files of 16-bit tokens and nothing else, as nanoGPT's train.bin and val.bin: how many "
           "tokens are there? (50257 of GPT-2)");
-    t.add("--tokenizer PATH", &s.tokenizer, "tokenizer-path vocab",
+    t.add("--tokenizer PATH tokenizer-path vocab", &s.tokenizer,
           "turns tokens into text for the samples, and the prompt into tokens: the folder or file given to "
           "data/make_shards, or llm.c's gpt2_tokenizer.bin (no prompt then). The run keeps a copy. auto = "
           "the one beside --model, else bytes, if the shards are byte-level")
         .if_empty("auto");
 }
 
-void add_model(Table& t, Settings& s) {
+void add_model(Table& t, ParsedOptions& s) {
     t.group("Model");
-    t.add("-e --model dN|MODEL", &s.model, "load init-from checkpoint model-name",
+    t.add("-e --model dN|MODEL load init-from checkpoint model-name", &s.model,
           "what to train: dN, a new GPT-2 of N layers (1 to 1024), or a MODEL.\n"
           "     heads  channels  parameters        heads  channels  parameters\n"
           "d12  12      768      124M         d48  25     1600      1.6B\n"
@@ -47,228 +48,218 @@ void add_model(Table& t, Settings& s) {
           "MODEL: *.bin in llm.c's format 20240326, v3 (fp32) or v5 (bf16); the\n"
           "folder of a run or a checkpoint; a folder with Hugging Face's GPT-2\n"
           "(config.json and model.safetensors), or a *.safetensors in it");
-    t.add("--layers N", &s.layers, {1, 1024, "layers"}, "n-layer num-layers depth n-layers",
+    t.add("--layers N n-layer num-layers depth n-layers", &s.layers, {1, 1024, "layers"},
           "instead of --model, a new model of these three sizes")
         .not_with("model");
-    t.add("--heads N", &s.heads, {1, 1024, "heads in a layer"}, "n-head num-heads n-heads",
+    t.add("--heads N n-head num-heads n-heads", &s.heads, {1, 1024, "heads in a layer"},
           "must divide --channels")
         .not_with("model");
-    t.add("--channels N", &s.channels, {1, 65536, "channels"}, "n-embd embd width d-model hidden-size",
+    t.add("--channels N n-embd embd width d-model hidden-size", &s.channels, {1, 65536, "channels"},
           "the width of the model")
         .not_with("model");
-    t.add("--max-seq-len N", &s.max_seq_len, {0, kMaxLength, "tokens"}, "block-size context-length",
+    t.add("--max-seq-len N block-size context-length", &s.max_seq_len, {0, kMaxLength, "tokens"},
           "the longest sequence that a new model has room for; 0 = --seq-len");
 }
 
-void add_precision(Table& t, Settings& s) {
+void add_precision(Table& t, ParsedOptions& s) {
     t.group("Precision and memory");
-    t.add("--dtype TYPE", &s.dtype, "precision data-type amp",
+    t.add("--dtype TYPE precision data-type amp", &s.dtype,
           "what weights and activations are computed in; bf16 keeps fp32 master weights; auto = bf16 on a "
           "GPU, fp32 on the CPU")
         .one_of("auto bf16 fp32")
         .on_cpu("fp32");
-    t.add("--grad-dtype TYPE", &s.grad_dtype, "gradient-dtype grad-precision",
+    t.add("--grad-dtype TYPE gradient-dtype grad-precision", &s.grad_dtype,
           "what gradients are summed in over the micro-batches of a step; bf16 halves their memory, and is "
           "for --dtype bf16 only")
         .one_of("fp32 bf16")
         .on_cpu("fp32");
-    t.add("--recompute -r WHAT", &s.recompute,
-          "recomputation activation-checkpointing gradient-checkpointing",
+    t.add("--recompute -r WHAT recomputation activation-checkpointing gradient-checkpointing", &s.recompute,
           "what backward computes again instead of keeping it.\n"
           "gelu:  the wide MLP activations before and after GELU: one matrix\n"
           "       product a layer more, half of the activation memory less\n"
           "block: all of a block but its input: a third more compute, about 1/16\n"
           "       of the memory (llm.c's -r: 0 none, 1 gelu, 2 block)")
-        .one_of("none gelu block")
         .on_cpu("none")
         .by_number("none gelu block");
-    t.add("--tf32 -f", &s.tf32, "allow-tf32 tensorcores",
+    t.add("--tf32 -f allow-tf32 tensorcores", &s.tf32,
           "with --dtype fp32: products in TF32: faster, and rounded to 10 bits (llm.c's -f 1)")
         .on_cpu("false")
         .by_number("false true");
 }
 
-void add_batch(Table& t, Settings& s) {
+void add_batch(Table& t, ParsedOptions& s) {
     t.group("Batch and length of the run");
-    t.add("-b --batch N", &s.batch, {1, kMaxLength, "sequences"}, "batch-size micro-batch device-batch-size",
+    t.add("-b --batch N batch-size micro-batch device-batch-size", &s.batch, {1, kMaxLength, "sequences"},
           "sequences that go through the model at once: more need more memory");
-    t.add("-t --seq-len N", &s.seq_len, {1, kMaxLength, "tokens"}, "sequence-length T length",
+    t.add("-t --seq-len N sequence-length T length", &s.seq_len, {1, kMaxLength, "tokens"},
           "length of a sequence");
-    t.add("-d --total-batch N", &s.total_batch, {0, kMaxTokens, "tokens"},
-          "total-batch-size global-batch tokens-per-step",
+    t.add("-d --total-batch N total-batch-size global-batch tokens-per-step", &s.total_batch,
+          {0, kMaxTokens, "tokens"},
           "tokens for one step of the optimizer, a multiple of batch x seq-len: their gradients are added up "
           "first; 0 = batch x seq-len");
-    t.add("-x --steps N", &s.steps, {1, kMaxInt, "steps", true},
-          "max-steps iterations num-iterations max-iters",
+    t.add("-x --steps N max-steps iterations num-iterations max-iters", &s.steps, {1, kMaxInt, "steps", true},
           "steps of the optimizer; -1 = once through the training data. Left out, as are the next three "
           "about the learning rate: worked out from the parameters of the model and the tokens of the data, "
           "the same on any machine, and printed with the reason (but as in llm.c where its short names are "
           "used: -1)");
-    t.add("--epochs X", &s.epochs, {1e-3, 1e6, "times"}, "num-epochs n-epochs num-train-epochs",
+    t.add("--epochs X num-epochs n-epochs num-train-epochs", &s.epochs, {1e-3, 1e6, "times"},
           "instead of --steps: how often to go through the training data")
         .not_with("steps");
-    t.add("--minutes X", &s.minutes, {0.01, 1e6, "minutes"}, "time hours max-time duration",
+    t.add("--minutes X time hours max-time duration", &s.minutes, {0.01, 1e6, "minutes"},
           "instead of --steps, on the CPU: as many steps as take about so long, by its speed at the start")
         .not_with("steps epochs");
 }
 
-void add_optimizer(Table& t, Settings& s) {
+void add_optimizer(Table& t, ParsedOptions& s) {
     t.group("Optimizer");
-    t.add("--optimizer NAME", &s.optimizer, "optim opt",
+    t.add("--optimizer NAME optim opt", &s.optimizer,
           "muon = the matrices of the blocks (q, k, v, attproj, fc, fcproj) move along their mean gradient "
           "with its strong and its weak directions made equally strong; all else by AdamW. Fewer steps to "
           "the same loss, and one moment of these matrices instead of two. --lr and --weight-decay mean the "
           "same for both. auto = muon for a new model of at most 384 channels whose --lr is left out, adamw "
-          "otherwise (and where llm.c's short names are used); a run that goes on keeps its own")
-        .one_of("auto adamw muon");
-    t.add("-l --lr X", &s.lr, {0, 10}, "learning-rate max-lr",
+          "otherwise (and where llm.c's short names are used); a run that goes on keeps its own");
+    t.add("-l --lr X learning-rate max-lr", &s.lr, {0, 10},
           "highest learning rate; left out: by the model's size (llm.c's names: 3e-4)");
-    t.add("-u --warmup N", &s.warmup, {0, kMaxInt, "steps"}, "warmup-steps warmup-iters warm-up",
+    t.add("-u --warmup N warmup-steps warmup-iters warm-up", &s.warmup, {0, kMaxInt, "steps"},
           "steps in which the learning rate rises from 0 to --lr; left out: a twentieth of all (llm.c: 0)");
-    t.add("-k --schedule NAME", &s.schedule, "scheduler lr-scheduler lr-schedule decay",
+    t.add("-k --schedule NAME scheduler lr-scheduler lr-schedule decay", &s.schedule,
           "how the learning rate falls after the warm-up, to lr x final-lr-fraction; wsd = constant at "
-          "first, falls over the last fifth of the steps")
-        .one_of("constant cosine linear wsd");
-    t.add("-q --final-lr-fraction X", &s.final_lr_fraction, {0, 1},
-          "learning-rate-decay-frac min-lr final-lr",
+          "first, falls over the last fifth of the steps");
+    t.add("-q --final-lr-fraction X learning-rate-decay-frac min-lr final-lr", &s.final_lr_fraction, {0, 1},
           "the learning rate at the end, as a part of --lr; 1 = it does not fall; left out: 0.1 (llm.c: 1)");
-    t.add("-c --weight-decay X", &s.weight_decay, {0, 10}, "wd",
+    t.add("-c --weight-decay X wd", &s.weight_decay, {0, 10},
           "pull towards 0, on matrices only (not on biases and LayerNorm)");
-    t.add("--beta1 X", &s.beta1, {0, kMaxBeta}, "adam-beta1", "memory of the mean of the gradient");
-    t.add("--beta2 X", &s.beta2, {0, kMaxBeta}, "adam-beta2", "memory of the mean of its square");
-    t.add("--eps X", &s.eps, {kMinEps, 1}, "epsilon adam-eps",
+    t.add("--beta1 X adam-beta1", &s.beta1, {0, kMaxBeta}, "memory of the mean of the gradient");
+    t.add("--beta2 X adam-beta2", &s.beta2, {0, kMaxBeta}, "memory of the mean of its square");
+    t.add("--eps X epsilon adam-eps", &s.eps, {kMinEps, 1},
           "added to the root of that mean before dividing by it");
-    t.add("--clip X", &s.clip, {0, 1e9}, "grad-clip max-grad-norm clip-grad-norm",
+    t.add("--clip X grad-clip max-grad-norm clip-grad-norm", &s.clip, {0, 1e9},
           "largest norm of the whole gradient: a longer one is scaled down to it; 0 = no clipping");
-    t.add("--skip-loss-zscore -sl Z", &s.skip_loss_zscore, {0, 1000},
-          "skip-outlier-loss outlier-loss loss-zscore skip-loss sl",
+    t.add("--skip-loss-zscore -sl Z skip-outlier-loss outlier-loss loss-zscore skip-loss sl",
+          &s.skip_loss_zscore, {0, 1000},
           "skip the update of a step whose loss lies more than Z standard deviations above the mean of the "
           "last 128 steps that were not skipped; 0 = never (llm.c: -sl)");
-    t.add("--skip-norm-zscore -sg Z", &s.skip_norm_zscore, {0, 1000},
-          "skip-outlier-norm outlier-norm grad-norm-zscore skip-grad sg",
+    t.add("--skip-norm-zscore -sg Z skip-outlier-norm outlier-norm grad-norm-zscore skip-grad sg",
+          &s.skip_norm_zscore, {0, 1000},
           "the same for the norm of the gradient, before it is clipped (llm.c: -sg)");
 }
 
-void add_validation(Table& t, Settings& s) {
+void add_validation(Table& t, ParsedOptions& s) {
     t.group("Validation and samples");
-    t.add("-v --val-every N", &s.val_every, {0, kMaxInt, "steps"}, "eval-interval val-loss-every eval-every",
+    t.add("-v --val-every N eval-interval val-loss-every eval-every", &s.val_every, {0, kMaxInt, "steps"},
           "steps between validations; 0 = only at the end; left out: a tenth of all, or more if it would "
           "take long (llm.c: 20)");
-    t.add("--val-tokens N", &s.val_tokens, {1, kMaxTokens, "tokens", true}, "eval-tokens",
+    t.add("--val-tokens N eval-tokens", &s.val_tokens, {1, kMaxTokens, "tokens", true},
           "how much to validate on, from the start of the validation data; -1 = all of it");
-    t.add("-m --val-batches N", &s.val_batches, {1, kMaxInt, "batches", true},
-          "val-max-steps eval-iters val-steps",
+    t.add("-m --val-batches N val-max-steps eval-iters val-steps", &s.val_batches,
+          {1, kMaxInt, "batches", true},
           "the same in llm.c's unit, batches of batch x seq-len tokens; not with --val-tokens")
         .not_with("val-tokens");
-    t.add("--val-align NAME", &s.val_align, "align",
+    t.add("--val-align NAME align", &s.val_align,
           "window = back to back; document = each sequence from the start of a document; auto = document, if "
-          "the documents fit in --seq-len")
-        .one_of("auto window document");
-    t.add("--hellaswag FILE", &s.hellaswag, "hella-swag hellaswag-file",
+          "the documents fit in --seq-len");
+    t.add("--hellaswag FILE hella-swag hellaswag-file", &s.hellaswag,
           "questions with four endings to choose from, which data/make_hellaswag or llm.c has made; the "
           "accuracy is printed and logged; none = no questions")
         .if_empty("none");
-    t.add("--hellaswag-every N", &s.hellaswag_every, {0, kMaxInt, "steps"}, "hellaswag-interval",
+    t.add("--hellaswag-every N hellaswag-interval", &s.hellaswag_every, {0, kMaxInt, "steps"},
           "steps between asking them; 0 = with each validation; at the end in any case");
-    t.add("-s --sample-every N", &s.sample_every, {0, kMaxInt, "steps"}, "sample-interval generate-every",
+    t.add("-s --sample-every N sample-interval generate-every", &s.sample_every, {0, kMaxInt, "steps"},
           "steps between samples of the model's own text; 0 = never; left out: a tenth of all (llm.c: 20)");
-    t.add("-g --sample-tokens N", &s.sample_tokens, {1, kMaxLength, "tokens"},
-          "gen-tokens max-new-tokens generate", "length of a sample");
-    t.add("--temperature X", &s.temperature, {0, 100}, "temp",
+    t.add("-g --sample-tokens N gen-tokens max-new-tokens generate", &s.sample_tokens,
+          {1, kMaxLength, "tokens"}, "length of a sample");
+    t.add("--temperature X temp", &s.temperature, {0, 100},
           "below 1 safer text, above 1 wilder; 0 = always the most likely token");
-    t.add("--top-k N", &s.top_k, {0, 65536, "tokens"}, "",
-          "draw among the K most likely tokens; 0 = among all");
-    t.add("--prompt TEXT", &s.prompt, "start", "what a sample starts with; without it, a new document");
+    t.add("--top-k N", &s.top_k, {0, 65536, "tokens"}, "draw among the K most likely tokens; 0 = among all");
+    t.add("--prompt TEXT start", &s.prompt, "what a sample starts with; without it, a new document");
 }
 
-void add_output(Table& t, Settings& s) {
+void add_output(Table& t, ParsedOptions& s) {
     t.group("Output, saving, resuming");
-    t.add("-o --out FOLDER", &s.out, "output output-dir out-dir log-dir",
+    t.add("-o --out FOLDER output output-dir out-dir log-dir", &s.out,
           "where the log and the checkpoints go; auto = runs/DATE-TIME")
         .if_empty("auto");
-    t.add("-n --save-every N", &s.save_every, {0, kMaxInt, "steps"}, "checkpoint-every save-interval",
+    t.add("-n --save-every N checkpoint-every save-interval", &s.save_every, {0, kMaxInt, "steps"},
           "steps between checkpoints; 0 = only at the end");
-    t.add("--keep -nk N", &s.keep, {0, kMaxInt, "checkpoints"},
-          "keep-checkpoints max-checkpoints save-total-limit",
+    t.add("--keep -nk N keep-checkpoints max-checkpoints save-total-limit", &s.keep,
+          {0, kMaxInt, "checkpoints"},
           "older checkpoints are deleted after a new one is saved; 0 = all are kept (llm.c's -nk)");
-    t.add("--keep-major -nm N", &s.keep_major, {0, kMaxInt, "steps"}, "",
+    t.add("--keep-major -nm N", &s.keep_major, {0, kMaxInt, "steps"},
           "those of steps divisible by N are not counted and never deleted; 0 = none (llm.c's -nm)");
-    t.add("--keep-best", &s.keep_best, "",
+    t.add("--keep-best", &s.keep_best,
           "a validation loss lower than all before is saved; that checkpoint is not counted by --keep");
-    t.add("--save-mode NAME", &s.save_mode, "async-save",
+    t.add("--save-mode NAME async-save", &s.save_mode,
           "async = written while the run goes on, from a copy in memory; auto = so on a GPU, if the copy has "
-          "room")
-        .one_of("auto async sync");
-    t.add("--model-dtype TYPE", &s.model_dtype, "export-dtype save-dtype",
+          "room");
+    t.add("--model-dtype TYPE export-dtype save-dtype", &s.model_dtype,
           "of model.bin, written at the end: fp32 (format v3) or bf16 (v5)")
         .one_of("fp32 bf16");
-    t.add("--export-hf FOLDER", &s.export_hf, "hf save-hf save-pretrained",
+    t.add("--export-hf FOLDER hf save-hf save-pretrained", &s.export_hf,
           "at the end the model goes there, too, as Hugging Face's transformers loads it (see export)")
         .if_empty("none");
-    t.add("--resume -y auto|FOLDER", &s.resume, "restart continue",
+    t.add("--resume -y auto|FOLDER restart continue", &s.resume,
           "none; auto = go on from the newest checkpoint in --out, if there is one, with the options of its "
           "config.toml, or of --config, where none are given; FOLDER = go on from this one (llm.c's -y 1 is "
           "auto, -y 0 none)")
         .by_number("none auto");
-    t.add("--new-data", &s.new_data, "",
+    t.add("--new-data", &s.new_data,
           "with --resume: the training data may be other than before; it is then read from its start");
-    t.add("--log-every N", &s.log_every, {1, kMaxInt, "steps"}, "log-interval print-every",
+    t.add("--log-every N log-interval print-every", &s.log_every, {1, kMaxInt, "steps"},
           "steps between lines that stay on the screen");
-    t.add("--quiet", &s.quiet, "silent", "print less");
+    t.add("--quiet silent", &s.quiet, "print less");
 }
 
-void add_ranks(Table& t, Settings& s) {
+void add_ranks(Table& t, ParsedOptions& s) {
     t.group("Many GPUs, many processes");
-    t.add("--gpus N|all", &s.gpus, "n-gpus num-gpus devices",
+    t.add("--gpus N|all n-gpus num-gpus devices", &s.gpus,
           "train on N GPUs of this host: a process (rank) for each is started. Left out: what torchrun's, "
           "Open MPI's, PMI's or SLURM's variables say, else one");
-    t.add("--ranks N", &s.ranks, {1, 1024, "processes"}, "processes num-processes nproc-per-node",
+    t.add("--ranks N processes num-processes nproc-per-node", &s.ranks, {1, 1024, "processes"},
           "the same by the number of processes, on the CPU as well")
         .not_with("gpus");
-    t.add("--reduce-groups G", &s.reduce_groups, {1, 65536, "groups"}, "",
+    t.add("--reduce-groups G", &s.reduce_groups, {1, 65536, "groups"},
           "a step's micro-batches are in G groups, whose gradients are added in their order: the same bits "
           "for any number of ranks that divides G. Left out: as the run began, or the number of ranks");
-    t.add("--zero -z 0|1", &s.zero, {0, 1, "(ZeRO-1 is the highest stage here)"},
-          "zero-stage shard-optimizer",
+    t.add("--zero -z 0|1 zero-stage shard-optimizer", &s.zero, {0, 1, "(ZeRO-1 is the highest stage here)"},
           "1 = each rank keeps its share of the optimizer's state only (ZeRO-1); 0 = all (llm.c's -z)");
-    t.add("--comm-timeout S", &s.comm_timeout, {1, 86400, "seconds"}, "timeout nccl-timeout",
+    t.add("--comm-timeout S timeout nccl-timeout", &s.comm_timeout, {1, 86400, "seconds"},
           "a rank that gives no sign for so long, or keeps the others waiting, ends the job");
-    t.add("--check-ranks N", &s.check_ranks, {0, 0x1p31 - 1, "steps"}, "",
+    t.add("--check-ranks N", &s.check_ranks, {0, 0x1p31 - 1, "steps"},
           "every N steps the ranks compare their parameters, bit for bit; a difference, as by a GPU's "
           "failing memory, ends the job (0 = never)");
-    t.add("--world-size -pn N", &s.world_size, {1, 65536, "processes"}, "",
+    t.add("--world-size -pn N", &s.world_size, {1, 65536, "processes"},
           "this is one of N processes, which you start yourself (llm.c's -pn)");
-    t.add("--rank -pr R", &s.rank, {0, 65535}, "", "and the one of this number, from 0 (llm.c's -pr)");
-    t.add("--ranks-per-host -pg N", &s.ranks_per_host, {1, 1024, "processes"}, "gpus-per-node",
+    t.add("--rank -pr R", &s.rank, {0, 65535}, "and the one of this number, from 0 (llm.c's -pr)");
+    t.add("--ranks-per-host -pg N gpus-per-node", &s.ranks_per_host, {1, 1024, "processes"},
           "of which N are on a host, rank R on GPU R mod N (llm.c's -pg); left out: all");
-    t.add("--master -ps HOST", &s.master, "master-addr server-ip",
+    t.add("--master -ps HOST master-addr server-ip", &s.master,
           "the host of rank 0, or HOST:PORT: where the others find it (llm.c's -ps)");
 }
 
-void add_general(Table& t, Settings& s) {
+void add_general(Table& t, ParsedOptions& s) {
     t.group("General");
-    t.add("--dry-run", &s.dry_run, "plan", "print the plan, with the memory it needs, and stop");
-    t.add("--profile FILE", &s.profile, "profiler benchmark",
+    t.add("--dry-run plan", &s.dry_run, "print the plan, with the memory it needs, and stop");
+    t.add("--profile FILE profiler benchmark", &s.profile,
           "instead of a run: train for some seconds, time products for a minute, then print what a step "
           "takes, part by part, and the least that each could take on this GPU; FILE gets the same as JSON")
         .if_empty("none")
         .on_cpu("none");
-    t.add("--tune-gemm FILE", &s.tune_gemm, "autotune tune gemm-cache",
+    t.add("--tune-gemm FILE autotune tune gemm-cache", &s.tune_gemm,
           "the fastest algorithms for this model's matrix products on this GPU: searched for one or two "
           "minutes and written to FILE if it is not there, read if it is. Same FILE, same bits")
         .if_empty("none")
         .on_cpu("none");
-    t.add("--graph 0|1", &s.graph, {0, 1}, "cuda-graph cuda-graphs graphs",
+    t.add("--graph 0|1 cuda-graph cuda-graphs graphs", &s.graph, {0, 1},
           "1 = the launches of a step are recorded once and repeated as a CUDA graph, of several ranks as a "
           "graph between two exchanges; 0 = each step launches them. Same bits")
         .on_cpu("1");
-    t.add("--seed N", &s.seed, {0, 0x1p64}, "random-seed",
+    t.add("--seed N random-seed", &s.seed, {0, 0x1p64},
           "where random numbers start: a new model's weights, the order of the data, the samples");
-    t.add("--config FILE", &s.config, "",
+    t.add("--config FILE", &s.config,
           "options from a file, see below; what stands on the command line wins over it")
         .for_command_line = true;
-    t.add("--version", {}, "", "print version, compiler and build, and stop");
-    t.add("-h --help", {}, "usage", "print this, and stop");
+    t.add("--version", {}, "print version, compiler and build, and stop");
+    t.add("-h --help usage", {}, "print this, and stop");
 }
 
 // llm.c's options that are no short name of a row above. The rule: a value that only says what this program does anyway is
@@ -361,8 +352,8 @@ Exit codes:
 
 }  // namespace
 
-Table trainer_table(Settings* settings) {
-    Settings& s = *settings;
+Table trainer_table(ParsedOptions* settings) {
+    ParsedOptions& s = *settings;
     const bool gpu = s.program == Program::kGpu;
     Table t;
     t.strict = true;
@@ -371,15 +362,10 @@ Table trainer_table(Settings* settings) {
                           gpu ? "an NVIDIA GPU" : "the CPU");
     t.commands = "generate, export, eval and report";
     t.end = kHelpEnd;
-    add_data(t, s);
-    add_model(t, s);
-    add_precision(t, s);
-    add_batch(t, s);
-    add_optimizer(t, s);
-    add_validation(t, s);
-    add_output(t, s);
-    add_ranks(t, s);
-    add_general(t, s);
+    for (auto add : {add_data, add_model, add_precision, add_batch, add_optimizer, add_validation, add_output,
+                     add_ranks, add_general}) {
+        add(t, s);
+    }
     for (Option& o : t.options) {
         if (gpu || o.cpu_only.empty()) { continue; }
         const bool whole = is_switch(o) || allowed(o).empty();
@@ -388,10 +374,10 @@ Table trainer_table(Settings* settings) {
     }
     for (const Foreign& option : kForeign) {
         const auto read = [&option, &s](const std::string& value) { read_foreign(option, value, &s.notes); };
-        t.add(fmt::format("{} X", option.name), read, "", "");
+        t.add(fmt::format("{} X", option.name), read, "");
     }
     t.add(
-        "-h= 0|1", [&s](const std::string& value) { read_hellaswag(value, &s.ask_hellaswag); }, "", "");
+        "-h= 0|1", [&s](const std::string& value) { read_hellaswag(value, &s.ask_hellaswag); }, "");
     return t;
 }
 

@@ -13,12 +13,13 @@ namespace llmc {
 
 // ---- the loss -----------------------------------------------------------------------------------
 
-ValidationData::Align alignment(const std::string& name, const std::string& data, int T, int end_of_text,
+ValidationData::Align alignment(ValAlign asked, const std::string& data, int T, int end_of_text,
                                 int raw_tokens) {
     // of raw tokens only GPT-2's are known to have an end of text
     const bool has_ends = raw_tokens == 0 || raw_tokens == kGpt2VocabSize;
-    const bool fit = name == "document" || (name == "auto" && has_ends &&
-                                            ValidationData::documents_fit(data, T, end_of_text, raw_tokens));
+    const bool fit =
+        asked == ValAlign::kDocument || (asked == ValAlign::kAuto && has_ends &&
+                                         ValidationData::documents_fit(data, T, end_of_text, raw_tokens));
     return fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow;
 }
 

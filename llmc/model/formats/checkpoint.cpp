@@ -154,7 +154,7 @@ std::vector<int64_t> moment_shape(const GPT2Config& c, int tensor) {
     return shape;
 }
 
-std::vector<std::pair<State, int>> moments_of(const std::string& optimizer) {
+std::vector<std::pair<State, int>> moments_of(Optimizer optimizer) {
     std::vector<std::pair<State, int>> moments;
     for (State state : {State::kFirstMoment, State::kSecondMoment}) {
         for (int t = 0; t < kNumTensors; t++) {
@@ -164,7 +164,7 @@ std::vector<std::pair<State, int>> moments_of(const std::string& optimizer) {
     return moments;
 }
 
-Digest write_optimizer_file(const std::string& path, const GPT2Config& config, const std::string& optimizer,
+Digest write_optimizer_file(const std::string& path, const GPT2Config& config, Optimizer optimizer,
                             const ReadTensor& read) {
     const std::vector<std::pair<State, int>> places = moments_of(optimizer);
     std::vector<SafetensorsTensor> tensors;
@@ -189,7 +189,7 @@ public:
         read_(State::kParameter, tensor, first, values);
         require_finite_output(path_, State::kParameter, tensor, first, values);
     }
-    const char* type() const override { return "fp32"; }
+    FloatType type() const override { return FloatType::kFp32; }
 
 private:
     std::string path_;
@@ -274,13 +274,13 @@ std::string checkpoint_name(const std::string& run_folder, int64_t step) {
     return fmt::format("{}/step_{:08}", run_folder, step);
 }
 
-int64_t state_elements(const GPT2Config& config, const std::string& optimizer) {
+int64_t state_elements(const GPT2Config& config, Optimizer optimizer) {
     int64_t n = file_elements(config);
     for (auto [state, t] : moments_of(optimizer)) { n += tensor_total(config, t); }
     return n;
 }
 
-int64_t checkpoint_bytes(const GPT2Config& config, const std::string& optimizer) {
+int64_t checkpoint_bytes(const GPT2Config& config, Optimizer optimizer) {
     const int64_t padding = file_elements(config) - num_parameters(config);
     return (state_elements(config, optimizer) - 3 * padding) * (int64_t)sizeof(float) + (1 << 16);
 }
@@ -295,9 +295,9 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
         const bool known =
             !record.tokenizer.empty() || config.vocab_size == kGpt2VocabSize;  // the end of a text
         const Digest digests[] = {
-            write_hf_weights(path(kModelFile), model, "fp32"),
-            write_text_file(path(kConfigFile),
-                            hf_config_text(config, "fp32", known ? record.end_of_text : -1, record.kept)),
+            write_hf_weights(path(kModelFile), model, FloatType::kFp32),
+            write_text_file(path(kConfigFile), hf_config_text(config, FloatType::kFp32,
+                                                              known ? record.end_of_text : -1, record.kept)),
             write_optimizer_file(path(kOptimizerFile), config, record.state.optimizer, read),
             write_text_file(path(kRecordFile), to_json(record))};
         std::string manifest;

@@ -39,7 +39,7 @@ public:
     const GPT2Config& config() const override { return config_; }
     const std::string& path() const override { return file_.path(); }
     void read(int tensor, int64_t first, std::span<float> values) const override;
-    const char* type() const override { return version_ == kModelFp32 ? "fp32" : "bf16"; }
+    FloatType type() const override { return version_ == kModelFp32 ? FloatType::kFp32 : FloatType::kBf16; }
     HfFacts facts() const override;  // those of the newest checkpoint beside it
 
 private:
@@ -61,17 +61,17 @@ void write_model_file(const std::string& path, const GPT2Config& config, int32_t
                       const ReadTensor& read);
 
 // whether this optimizer has that of a tensor
-inline bool has_state(const std::string& optimizer, State state, int tensor) {
-    return state != State::kSecondMoment || optimizer != "muon" || !is_block_matrix(tensor);
+inline bool has_state(Optimizer optimizer, State state, int tensor) {
+    return state != State::kSecondMoment || optimizer != Optimizer::kMuon || !is_block_matrix(tensor);
 }
 
 // run_folder/step_%08d
 std::string checkpoint_name(const std::string& run_folder, int64_t step);
 
 // values of a training state: of the parameters and of the moments that this optimizer has
-int64_t state_elements(const GPT2Config& config, const std::string& optimizer);
+int64_t state_elements(const GPT2Config& config, Optimizer optimizer);
 // bytes that a checkpoint takes on disk, to within some KiB
-int64_t checkpoint_bytes(const GPT2Config& config, const std::string& optimizer = "adamw");
+int64_t checkpoint_bytes(const GPT2Config& config, Optimizer optimizer = Optimizer::kAdamW);
 
 // behind the name of a checkpoint that a newer one of the same step is about to replace: take_back_replaced() in run/folder.h
 constexpr const char* kReplaced = ".replaced";

@@ -274,9 +274,11 @@ void HfModel::find_tensors() {
     }
 }
 
-const char* HfModel::type() const {
+FloatType HfModel::type() const {
     const TensorType type = place(kWte, 0).entry->type;
-    return type == TensorType::kBF16 ? "bf16" : type == TensorType::kF16 ? "fp16" : "fp32";
+    return type == TensorType::kBF16  ? FloatType::kBf16
+           : type == TensorType::kF16 ? FloatType::kFp16
+                                      : FloatType::kFp32;
 }
 
 // elements [first, first + values.size()) of a (rows, cols) matrix that the file has as (cols, rows)
@@ -326,10 +328,11 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
 
 // ---- export ------------------------------------------------------------------------------------
 
-std::string hf_config_text(const GPT2Config& c, const std::string& type, int end_of_text,
-                           const std::string& kept) {
+std::string hf_config_text(const GPT2Config& c, FloatType type, int end_of_text, const std::string& kept) {
     const std::string end = end_of_text < 0 ? "null" : std::to_string(end_of_text);
-    const char* torch_type = type == "fp32" ? "float32" : type == "fp16" ? "float16" : "bfloat16";
+    const char* torch_type = type == FloatType::kFp32   ? "float32"
+                             : type == FloatType::kFp16 ? "float16"
+                                                        : "bfloat16";
     Json config =
         Json::parse(fmt::format(R"({{"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
         "attn_pdrop": 0.0, "bos_token_id": {}, "embd_pdrop": 0.0, "eos_token_id": {},
@@ -344,10 +347,10 @@ std::string hf_config_text(const GPT2Config& c, const std::string& type, int end
     return config.dump(2) + "\n";
 }
 
-Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type,
+Digest write_hf_weights(const std::string& path, const ModelSource& source, FloatType type,
                         const std::function<void()>& before) {
     const GPT2Config& c = source.config();
-    require(type == "fp32" || type == "fp16" || type == "bf16", "write_hf_weights: fp32, fp16 or bf16");
+    require(type != FloatType::kAuto, "write_hf_weights: fp32, fp16 or bf16");
     std::vector<SafetensorsTensor> tensors;
     std::vector<std::pair<int, int64_t>> places;
     for (int t = 0; t < kNumTensors; t++) {
@@ -373,7 +376,7 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, cons
         std::copy_n(turned.begin() + first, values.size(), values.begin());
     };
     // from here on a number is rounded to infinity
-    const float end = type == "fp16" ? 65520.0f : type == "bf16" ? 0x1.ffp127f : INFINITY;
+    const float end = type == FloatType::kFp16 ? 65520.0f : type == FloatType::kBf16 ? 0x1.ffp127f : INFINITY;
     const auto read = [&](size_t i, int64_t first, std::span<float> values) {
         read_any(i, first, values);
         const auto wrong =
@@ -382,20 +385,20 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, cons
             throw Error(
                 kExitBadInput,
                 fmt::format("{}: found {:g} in {}, expected less than {:g}, for {}. {}", source.path(),
-                            *wrong, tensors[i].name, end, type,
+                            *wrong, tensors[i].name, end, text_of(type),
                             std::isfinite(*wrong) ? "Choose --type fp32."
                                                   : "The training that made this file had diverged."));
         }
     };
     return write_safetensors(path, tensors,
-                             type == "fp32"   ? TensorType::kF32
-                             : type == "fp16" ? TensorType::kF16
-                                              : TensorType::kBF16,
+                             type == FloatType::kFp32   ? TensorType::kF32
+                             : type == FloatType::kFp16 ? TensorType::kF16
+                                                        : TensorType::kBF16,
                              read, before);
 }
 
-void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
-                    int end_of_text, const std::string& run, const TextFiles& others) {
+void write_hf_model(const std::string& folder, const ModelSource& source, FloatType type, int end_of_text,
+                    const std::string& run, const TextFiles& others) {
     make_writable_folder(folder);
     Json kept = Json::parse(source.facts().kept);
     if (!run.empty()) { kept[kRunKey] = run; }

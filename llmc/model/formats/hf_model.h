@@ -20,7 +20,7 @@ public:
     const GPT2Config& config() const override { return config_; }
     const std::string& path() const override { return path_; }
     void read(int tensor, int64_t first, std::span<float> values) const override;
-    const char* type() const override;
+    FloatType type() const override;
     HfFacts facts() const override { return facts_; }
 
 private:
@@ -43,23 +43,23 @@ private:
 // What config.json (path) and generation_config.json beside it, which goes before, say. Throws Error(kExitBadInput).
 HfFacts read_hf_facts(const std::string& path, int vocab_size);
 
-// The text of config.json, as transformers reads it. type: "fp32", "bf16" or "fp16"; end_of_text: its token
+// The text of config.json, as transformers reads it. type: any but auto; end_of_text: its token
 // id, -1 = not known; kept: HfFacts', which goes before all else.
-std::string hf_config_text(const GPT2Config& config, const std::string& type, int end_of_text,
+std::string hf_config_text(const GPT2Config& config, FloatType type, int end_of_text,
                            const std::string& kept = "{}");
 
 // model.safetensors alone. before: as FileWriter::commit()'s. Errors as FileWriter's, and kExitBadInput for what is not
 // finite in this type.
-Digest write_hf_weights(const std::string& path, const ModelSource& source, const std::string& type,
+Digest write_hf_weights(const std::string& path, const ModelSource& source, FloatType type,
                         const std::function<void()>& before = nullptr);
 
 // Writes config.json, generation_config.json and model.safetensors, which transformers loads, into a folder,
-// which is made, and others beside them. type: "fp32", "bf16" or "fp16"; end_of_text: its token id, unless the source's facts say
+// which is made, and others beside them. type: any but auto; end_of_text: its token id, unless the source's facts say
 // another. run: the id of the run's start that exports it (formats/record.h), "" = none; config.json has it. config.json is written
 // last: until then one is there that nobody loads, but has the run's id, so that a run knows an export that it was killed in. If
 // the weights cannot be written, all is as it was. Errors as above.
-void write_hf_model(const std::string& folder, const ModelSource& source, const std::string& type,
-                    int end_of_text, const std::string& run = "", const TextFiles& others = {});
+void write_hf_model(const std::string& folder, const ModelSource& source, FloatType type, int end_of_text,
+                    const std::string& run = "", const TextFiles& others = {});
 
 // the run noted in the config.json of a folder, or ""
 std::string run_of_hf_model(const std::string& folder);

@@ -75,11 +75,15 @@ public:
         if (!value.is_string()) { fail(name, "a text"); }
         return value.get<std::string>();
     }
-    std::string optimizer(const char* name) const {
-        if (object_.find(name) == object_.end()) { return "adamw"; }  // of a version that had no other
-        std::string value = text(at(name), name);
-        if (value != "adamw" && value != "muon") { fail(name, "adamw or muon"); }
-        return value;
+    Optimizer optimizer(const char* name) const {
+        if (object_.find(name) == object_.end()) {
+            return Optimizer::kAdamW;
+        }  // of a version that had no other
+        const std::string value = text(at(name), name);
+        for (Optimizer known : {Optimizer::kAdamW, Optimizer::kMuon}) {
+            if (value == text_of(known)) { return known; }
+        }
+        fail(name, "adamw or muon");
     }
     std::vector<ShardRecord> shards(const char* name) const {
         std::vector<ShardRecord> shards;
@@ -186,7 +190,7 @@ std::string to_json(const RunRecord& record) {
     json["skipped_in_a_row"] = record.skipped_in_a_row;
     json["window"] = Json::array();
     for (const AcceptedStep& s : record.window) { json["window"].push_back({s.step, s.loss, s.norm}); }
-    json["optimizer"] = record.state.optimizer;
+    json["optimizer"] = text_of(record.state.optimizer);
     json["seed"] = record.state.seed;
     json["data_start"] = record.data_start;
     json["seq_len"] = record.state.seq_len;

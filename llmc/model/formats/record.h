@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/host/options/choices.h"
 #include "llmc/host/tokens/tokenizer.h"
 
 namespace llmc {
@@ -88,7 +89,7 @@ struct TrainingState {
     uint64_t seed = 0;    // of initialisation and data order
     // what else decides which data a step sees
     int64_t seq_len = 0, rows_per_step = 0;
-    std::string optimizer = "adamw";  // or muon: which moments there are
+    Optimizer optimizer = Optimizer::kAdamW;  // not auto: which moments there are
 };
 
 // a validation of a run

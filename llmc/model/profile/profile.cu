@@ -369,9 +369,9 @@ int profile_training(const Options& given) {
     StepProfile p;
     const GPT2Config& c = plan.config;
     p.gpu = device.name;
-    p.model =
-        fmt::format("{} layers, {} heads, {} channels, vocabulary {} of {}, {}, gradients {}", c.num_layers,
-                    c.num_heads, c.channels, c.vocab_size, c.padded_vocab_size, o.dtype, o.grad_dtype);
+    p.model = fmt::format("{} layers, {} heads, {} channels, vocabulary {} of {}, {}, gradients {}",
+                          c.num_layers, c.num_heads, c.channels, c.vocab_size, c.padded_vocab_size,
+                          text_of(o.dtype), text_of(o.grad_dtype));
     p.date = today();
     p.B = o.batch;
     p.T = o.seq_len;
@@ -390,7 +390,7 @@ int profile_training(const Options& given) {
         steps.run(kRecordedSteps, 0);
         p.recording = analyse(recorder.stop());
     }
-    p.work = work_of_step(c, o.batch, o.seq_len, sizeof(T), sizeof(Grad), o.optimizer == "muon");
+    p.work = work_of_step(c, o.batch, o.seq_len, sizeof(T), sizeof(Grad), o.optimizer == Optimizer::kMuon);
     p.roofs = measure_all_streams(model.network().stream);
     p.exponentials_per_s = exponentials_per_second();
     steps.run(2, 1);

@@ -31,7 +31,7 @@ constexpr int64_t kMostWarmup = 1000;
 
 // Muon where a new model is trained and its iterations cost less than the steps that they save
 bool choose_muon(const Options& o, const RunFacts& f) {
-    if (o.optimizer != "auto") { return o.optimizer == "muon"; }
+    if (o.optimizer != Optimizer::kAuto) { return o.optimizer == Optimizer::kMuon; }
     return !f.pretrained && !o.llmc_letters && o.lr < 0 && f.channels <= kWidestMuon &&
            f.muon_flops <= (kMuonWorth - 1) * f.flops_per_token * (double)f.tokens_per_step;
 }
@@ -129,7 +129,7 @@ Chosen choose(const Options& o, const RunFacts& f) {
     Chosen c;
     const bool letters = o.llmc_letters;
     c.muon = choose_muon(o, f);
-    if (o.optimizer == "auto" && c.muon) {
+    if (o.optimizer == Optimizer::kAuto && c.muon) {
         c.why += "optimizer: Muon, by which a small new model learns in fewer steps\n";
     }
     c.steps = choose_steps(o, f, c.muon, &c.why);

@@ -14,7 +14,7 @@ namespace llmc {
 
 // Learning rates: a linear warm-up, then constant, cosine, linear or wsd (warm-up, stable, decay).
 struct Schedule {
-    std::string kind = "cosine";  // constant, cosine, linear, wsd
+    Decay kind = Decay::kCosine;
     double peak = 3e-4;
     double final_fraction = 0;  // of the peak, where the schedule would be one step after the last
     int64_t warmup = 0;         // steps
@@ -25,11 +25,11 @@ struct Schedule {
         if (step < warmup) { return peak * (double)(step + 1) / (double)warmup; }
         double lowest = peak * final_fraction;
         double done = std::min(1.0, (double)(step - warmup) / (double)std::max<int64_t>(1, steps - warmup));
-        if (kind == "cosine") {
+        if (kind == Decay::kCosine) {
             return lowest + (peak - lowest) * 0.5 * (1 + std::cos(3.141592653589793 * done));
         }
-        if (kind == "linear") { return peak + (lowest - peak) * done; }
-        if (kind == "wsd") {  // stable for 80 % of all steps, then down by 1 - sqrt, arXiv:2405.18392
+        if (kind == Decay::kLinear) { return peak + (lowest - peak) * done; }
+        if (kind == Decay::kWsd) {  // stable for 80 % of all steps, then down by 1 - sqrt, arXiv:2405.18392
             // in a run of few steps its last one falls, too
             double begin = std::max(std::min(0.8 * (double)steps, (double)steps - 1.5), (double)warmup);
             double decayed = ((double)step - begin) / std::max(1.0, (double)steps - begin);

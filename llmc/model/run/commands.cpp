@@ -34,7 +34,7 @@ NamedModel find_model(const CommandOptions& o) {
     const GPT2Config& c = model.source->config();
     note(notes + fmt::format("model: {} ({} layers, {} channels, {} positions, vocabulary {}, {})",
                              model.path, c.num_layers, c.channels, c.max_seq_len, c.vocab_size,
-                             model.source->type()));
+                             text_of(model.source->type())));
     return model;
 }
 

@@ -11,8 +11,8 @@ namespace llmc {
 
 // what a program computes with
 struct Engine {
-    // dtype: "auto", "fp32" or "bf16"; throws Error(kExitUsage) for one that the program does not have
-    std::function<std::unique_ptr<Decoder>(const ModelSource&, const std::string& dtype)> decoder;
+    // dtype: not fp16; throws Error(kExitUsage) for one that the program does not have
+    std::function<std::unique_ptr<Decoder>(const ModelSource&, FloatType dtype)> decoder;
     std::function<std::unique_ptr<Model>(const ModelSource&, int B, int T)> evaluator;
 };
 

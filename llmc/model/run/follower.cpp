@@ -114,7 +114,7 @@ private:
     // what rank 0 worked out
     static Options resolved(Options o, const RankPlan& numbers) {
         o.reduce_groups = numbers.reduce_groups;
-        o.optimizer = numbers.muon != 0 ? "muon" : "adamw";
+        o.optimizer = numbers.muon != 0 ? Optimizer::kMuon : Optimizer::kAdamW;
         return o;
     }
 

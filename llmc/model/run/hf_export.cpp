@@ -57,15 +57,16 @@ std::filesystem::path place_of(const std::string& folder) {
 }  // namespace
 
 std::string export_hf(const std::string& folder, const ModelSource& source,
-                      const std::optional<Tokenizer>& tokenizer, const std::string& type, std::string* note,
+                      const std::optional<Tokenizer>& tokenizer, FloatType type, std::string* note,
                       const std::string& run) {
     const GPT2Config& c = source.config();
-    const std::string stored = type == "auto" ? source.type() : type;
+    const FloatType stored = type == FloatType::kAuto ? source.type() : type;
     const bool encodes = tokenizer && tokenizer->can_encode();
     const TextFiles others = encodes ? tokenizer->files(c.max_seq_len) : TextFiles();
     require_no_other_tokenizer(folder, others);
     write_hf_model(folder, source, stored, end_of_text(tokenizer, c.vocab_size), run, others);
-    std::string files = folder + ": model.safetensors (" + stored + "), config.json, generation_config.json";
+    std::string files =
+        folder + ": model.safetensors (" + text_of(stored) + "), config.json, generation_config.json";
     for (const auto& [name, text] : others) { files += ", " + name; }
     if (!encodes) { *note = "no tokenizer was written: none that can encode is known. Give --tokenizer."; }
     return files;
@@ -89,7 +90,8 @@ std::string export_run(const Options& o, const std::string& run_folder, const De
     require_export_folder(o, run_folder, descent);
     std::string note;
     const ModelFile model(run_folder + "/model.bin");
-    const std::string files = export_hf(o.export_hf, model, tokenizer, "auto", &note, descent.back().id);
+    const std::string files =
+        export_hf(o.export_hf, model, tokenizer, FloatType::kAuto, &note, descent.back().id);
     return "saved " + files + (note.empty() ? "" : "\n" + note);
 }
 

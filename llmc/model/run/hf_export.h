@@ -18,11 +18,11 @@ void require_empty_folder(const std::string& folder, const std::string& cure);
 void require_no_run_there(const std::string& folder, const std::string& cure);
 
 // Writes the model and, if it is one that can encode, the tokenizer; files of the same names are replaced.
-// type: of the weights, "fp32", "bf16" or "fp16"; "auto" = as they are. Returns which files were written, and,
+// type: of the weights, auto = as they are. Returns which files were written, and,
 // if the tokenizer is not among them, *note says so. A tokenizer that lies there and would stay is an Error(kExitUsage) before
 // anything is written. run: as write_hf_model()'s. Errors as FileWriter's.
 std::string export_hf(const std::string& folder, const ModelSource& source,
-                      const std::optional<Tokenizer>& tokenizer, const std::string& type, std::string* note,
+                      const std::optional<Tokenizer>& tokenizer, FloatType type, std::string* note,
                       const std::string& run = "");
 
 // --export-hf: the folder must be empty, or hold what one of these starts of the run exported; and it is not the run's own.

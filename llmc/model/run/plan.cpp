@@ -33,10 +33,11 @@ std::string default_run_folder() {
 // the number formats at work
 std::string compute_text(const Options& o) {
     if (o.program == Program::kCpu) { return "fp32"; }
-    std::string text = o.dtype == "bf16" ? "bf16, fp32 master weights, gradients " + o.grad_dtype
-                       : o.tf32          ? "fp32, products in TF32"
-                                         : "fp32";
-    return text + ", recompute " + o.recompute;
+    std::string text = o.dtype == FloatType::kBf16
+                           ? "bf16, fp32 master weights, gradients " + text_of(o.grad_dtype)
+                       : o.tf32 ? "fp32, products in TF32"
+                                : "fp32";
+    return text + ", recompute " + text_of(o.recompute);
 }
 
 // A checkpoint has its own sizes; other ones that an option names are a mistake.
@@ -74,7 +75,7 @@ void choose_model(int vocab_size, RunPlan* plan) {
         const Checkpoint checkpoint(plan->checkpoint);
         plan->config = checkpoint.config();
         plan->record = checkpoint.record();
-        if (o.optimizer == "auto") { o.optimizer = plan->record.state.optimizer; }
+        if (o.optimizer == Optimizer::kAuto) { o.optimizer = plan->record.state.optimizer; }
         plan->model_from = plan->checkpoint;
         plan->model_folder = run_folder_of(plan->checkpoint);
         require_same_shape(*plan);
@@ -175,7 +176,7 @@ void choose_length(const DataLoader& data, double (*measure_speed)(), RunPlan* p
     plan->chosen = chosen.why;
     if (chosen.steps > 0) { o->steps = chosen.steps; }
     o->epochs = o->minutes = 0;
-    o->optimizer = chosen.muon ? "muon" : "adamw";
+    o->optimizer = chosen.muon ? Optimizer::kMuon : Optimizer::kAdamW;
     o->lr = chosen.lr;
     o->warmup = chosen.warmup;
     o->final_lr_fraction = chosen.final_lr_fraction;
@@ -245,8 +246,8 @@ std::string trained_on(const ShardSet& val, const ShardSet& train) {
 std::string schedule_text(const Schedule& s) {
     std::string text = fmt::format("lr {:g}", s.peak);
     if (s.warmup > 0) { text += fmt::format(" after {} warm-up steps", count_text(s.warmup)); }
-    if (s.kind == "constant" || s.final_fraction == 1) { return text + ", then constant"; }
-    return text + fmt::format(", then down to {:g} ({})", s.peak * s.final_fraction, s.kind);
+    if (s.kind == Decay::kConstant || s.final_fraction == 1) { return text + ", then constant"; }
+    return text + fmt::format(", then down to {:g} ({})", s.peak * s.final_fraction, text_of(s.kind));
 }
 
 }  // namespace
@@ -328,7 +329,7 @@ std::string describe_run(const RunPlan& plan, const DataLoader& data, const Vali
                      count_text(plan.steps * plan.rows_per_step * o.seq_len), epochs, o.seed, plan.out));
     line("optimizer",
          fmt::format("{}AdamW, {}, betas {:g} {:g}, eps {:g}, decay {:g}, clip {:g}",
-                     o.optimizer == "muon" ? "Muon for the blocks' matrices, else " : "",
+                     o.optimizer == Optimizer::kMuon ? "Muon for the blocks' matrices, else " : "",
                      schedule_text(plan.schedule), o.beta1, o.beta2, o.eps, o.weight_decay, o.clip));
     std::istringstream chosen(plan.chosen);
     bool first = true;
@@ -348,16 +349,16 @@ namespace {
 std::vector<Options> thriftier(const Options& o) {
     std::vector<Options> ways = {o};
     if (o.program == Program::kCpu) { return ways; }
-    auto add = [&](Options way, const char* recompute, bool bf16_gradients) {
+    auto add = [&](Options way, Recompute recompute, bool bf16_gradients) {
         way.recompute = recompute;
-        if (bf16_gradients) { way.grad_dtype = "bf16"; }
+        if (bf16_gradients) { way.grad_dtype = FloatType::kBf16; }
         ways.push_back(way);
     };
-    if (o.recompute == "none") { add(o, "gelu", false); }
-    if (o.recompute != "block") { add(o, "block", false); }
-    if (o.dtype == "bf16" && o.grad_dtype != "bf16") {
-        add(o, o.recompute.c_str(), true);
-        if (o.recompute != "block") { add(o, "block", true); }
+    if (o.recompute == Recompute::kNone) { add(o, Recompute::kGelu, false); }
+    if (o.recompute != Recompute::kBlock) { add(o, Recompute::kBlock, false); }
+    if (o.dtype == FloatType::kBf16 && o.grad_dtype != FloatType::kBf16) {
+        add(o, o.recompute, true);
+        if (o.recompute != Recompute::kBlock) { add(o, Recompute::kBlock, true); }
     }
     return ways;
 }
@@ -366,8 +367,8 @@ std::vector<Options> thriftier(const Options& o) {
 std::string difference(const Options& a, const Options& b) {
     std::string text;
     if (b.model != a.model) { text += " --model " + b.model; }
-    if (b.recompute != a.recompute) { text += " --recompute " + b.recompute; }
-    if (b.grad_dtype != a.grad_dtype) { text += " --grad-dtype " + b.grad_dtype; }
+    if (b.recompute != a.recompute) { text += " --recompute " + text_of(b.recompute); }
+    if (b.grad_dtype != a.grad_dtype) { text += " --grad-dtype " + text_of(b.grad_dtype); }
     if (b.batch != a.batch) { text += fmt::format(" --batch {}", b.batch); }
     return text.substr(std::min<size_t>(1, text.size()));
 }
@@ -418,13 +419,11 @@ void require_memory(const MemoryPlan& memory, const Options& o, const Needs& nee
 }
 
 ModelSettings model_settings(const Options& o, Comm* comm) {
-    return {.recompute = o.recompute == "block"  ? Recompute::kBlock
-                         : o.recompute == "gelu" ? Recompute::kGelu
-                                                 : Recompute::kNone,
+    return {.recompute = o.recompute,
             .tf32 = o.tf32,
             .matmul_file = o.tune_gemm,
             .graph = o.graph != 0,
-            .muon = o.optimizer == "muon",
+            .muon = o.optimizer == Optimizer::kMuon,
             .ranks = std::max(1, o.world_size),
             .groups = std::max({1, o.world_size, o.reduce_groups}),
             .shard = o.zero != 0,
@@ -453,7 +452,8 @@ void require_same_run(const RunPlan& plan) {
             fmt::format(
                 "{} was made with --optimizer {}, not {}, which keeps other moments. Go on with "
                 "--optimizer {}, or start a new run from its weights: --resume none --model {} --out NEW.",
-                name, found.optimizer, o.optimizer, found.optimizer, shell_word(name)));
+                name, text_of(found.optimizer), text_of(o.optimizer), text_of(found.optimizer),
+                shell_word(name)));
     }
     if (found.step > plan.steps) {
         throw Error(kExitUsage,

@@ -20,7 +20,7 @@ namespace {
 constexpr State kStates[] = {State::kParameter, State::kFirstMoment, State::kSecondMoment};
 
 // elements before a tensor in the copy; the second moments, of which some may not be there, come last
-int64_t place_in_copy(const GPT2Config& c, const std::string& optimizer, State state, int tensor) {
+int64_t place_in_copy(const GPT2Config& c, Optimizer optimizer, State state, int tensor) {
     int64_t place = (int64_t)state * file_elements(c);
     for (int t = 0; t < tensor; t++) { place += has_state(optimizer, state, t) ? tensor_total(c, t) : 0; }
     return place;
@@ -58,13 +58,13 @@ SavePlan plan_saves(const RunPlan& plan, const TextFiles& tokenizer, int64_t tra
     }
     p.checkpoint_bytes = checkpoint_bytes(plan.config, o.optimizer);
     for (const auto& [name, text] : tokenizer) { p.checkpoint_bytes += (int64_t)text.size(); }
-    p.model_bytes = file_elements(plan.config) * (o.model_dtype == "bf16" ? 2 : 4);
+    p.model_bytes = file_elements(plan.config) * (o.model_dtype == FloatType::kBf16 ? 2 : 4);
     p.free_bytes = free_disk(plan.out);
     p.copy_bytes = state_elements(plan.config, o.optimizer) * (int64_t)sizeof(float);
     p.host_bytes = available_memory();
     const int64_t left = p.host_bytes - training_bytes;
     const bool unknown = p.host_bytes < 0;
-    if (o.save_mode == "async" && !unknown && p.copy_bytes > left) {
+    if (o.save_mode == SaveMode::kAsync && !unknown && p.copy_bytes > left) {
         throw Error(kExitDevice,
                     fmt::format("--save-mode async takes a copy of {} in the host's memory, but {} is "
                                 "left. Use --save-mode sync.",
@@ -72,12 +72,12 @@ SavePlan plan_saves(const RunPlan& plan, const TextFiles& tokenizer, int64_t tra
     }
     // half, so that the system's cache, through which files are written, has room beside it
     const bool has_room = !unknown && p.copy_bytes <= left / 2;
-    p.background =
-        o.save_mode == "async" || (o.save_mode == "auto" && o.program == Program::kGpu && has_room);
-    p.why = o.save_mode != "auto"        ? "--save-mode " + o.save_mode
-            : o.program == Program::kCpu ? "on the CPU it would slow the steps"
-            : !has_room && !p.background ? "a copy would take more than half of what is free"
-                                         : "--save-mode sync would stop it";
+    p.background = o.save_mode == SaveMode::kAsync ||
+                   (o.save_mode == SaveMode::kAuto && o.program == Program::kGpu && has_room);
+    p.why = o.save_mode != SaveMode::kAuto ? "--save-mode " + text_of(o.save_mode)
+            : o.program == Program::kCpu   ? "on the CPU it would slow the steps"
+            : !has_room && !p.background   ? "a copy would take more than half of what is free"
+                                           : "--save-mode sync would stop it";
     return p;
 }
 

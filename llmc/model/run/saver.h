@@ -77,7 +77,7 @@ private:
 
     const std::string folder_;
     const GPT2Config config_;
-    const std::string optimizer_;
+    const Optimizer optimizer_;
     Retention keep_;  // but the best
     const bool done_files_, keep_best_;
     Screen* screen_;

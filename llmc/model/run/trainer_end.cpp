@@ -73,7 +73,7 @@ void Trainer::write_model() {
     try {
         run_.lock.require_held();
         write_model_file(folder_ + "/model.bin", plan_.config,
-                         o_.model_dtype == "bf16" ? kModelBf16 : kModelFp32, reader(*model_));
+                         o_.model_dtype == FloatType::kBf16 ? kModelBf16 : kModelFp32, reader(*model_));
         screen_.message("saved " + folder_ + "/model.bin");
         if (!o_.export_hf.empty()) {
             screen_.message(export_run(o_, folder_, run_.record.descent, run_.samples.tokenizer()));

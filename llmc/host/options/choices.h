@@ -1,0 +1,44 @@
+// Settings with a few values: enum classes that count from 0, and the words that stand for them on the command line, in config
+// files, in run.json and in messages.
+#pragma once
+#include <string>
+#include <type_traits>
+
+namespace llmc {
+
+enum class Optimizer { kAuto, kAdamW, kMuon };
+constexpr const char* words_of(Optimizer) { return "auto adamw muon"; }
+
+enum class FloatType { kAuto, kFp32, kBf16, kFp16 };
+constexpr const char* words_of(FloatType) { return "auto fp32 bf16 fp16"; }
+
+// what backward computes again instead of keeping it
+enum class Recompute {
+    kNone,
+    kGelu,   // the MLP's wide activations, before and after GELU: the product that makes them runs again
+    kBlock,  // all of a block but its input
+};
+constexpr const char* words_of(Recompute) { return "none gelu block"; }
+
+enum class Decay { kConstant, kCosine, kLinear, kWsd };  // of the learning rate
+constexpr const char* words_of(Decay) { return "constant cosine linear wsd"; }
+
+// rows of validation: back to back; each from the start of a document; auto: document if documents fit
+enum class ValAlign { kAuto, kWindow, kDocument };
+constexpr const char* words_of(ValAlign) { return "auto window document"; }
+
+enum class SaveMode { kAuto, kAsync, kSync };  // async: written while the run goes on
+constexpr const char* words_of(SaveMode) { return "auto async sync"; }
+
+std::string word_at(const char* words, size_t i);  // of words with blanks between
+
+template <typename E>
+concept Setting = std::is_enum_v<E> && requires(E e) {
+    words_of(e);
+};
+template <Setting E>
+std::string text_of(E value) {
+    return word_at(words_of(value), (size_t)value);
+}
+
+}  // namespace llmc
