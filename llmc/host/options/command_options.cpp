@@ -19,8 +19,8 @@ constexpr const char* kModelHelp = R"(MODEL is one of
 )";
 
 constexpr const char* kGenerateHelp =
-    R"(How it writes. The text begins like a new document, then comes the prompt. For each next token the model
-gives every token a probability, and one is drawn:
+    R"(How it writes. The text begins like a new document, then comes the prompt. For each next token the
+model gives every token a probability, and one is drawn:
   --temperature 0      always the most likely: the same text each time, which soon repeats itself
   --temperature 0.8    (default) a little safer than what the model believes; 1 = as it believes
   --top-k 50           draw among the 50 most likely only
@@ -51,9 +51,9 @@ Examples:
 )";
 
 constexpr const char* kEvalHelp =
-    R"(Prints the mean loss in nats a token, the perplexity (e to that), and bits a byte, which can be compared
-between tokenizers: all loss over all bytes of the text. Each token is predicted once, from what stands
-before it in its row of --seq-len tokens.
+    R"(Prints the mean loss in nats a token, the perplexity (e to that), and bits a byte, which can be
+compared between tokenizers: all loss over all bytes of the text. Each token is predicted once, from
+what stands before it in its row of --seq-len tokens.
 
 Examples:
   PROGRAM runs/mine --data 'data/mine_val_*.bin'
