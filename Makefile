@@ -1,5 +1,6 @@
-# plumb: GPT-2 training, and the LayerNorm kernels under it. `make help` prints the lines that
-# begin with #: here and in the files that this one includes, then those with #=: what is below dev/ is the evidence, without which all else builds and trains.
+# plumb: GPT-2 training, and the LayerNorm kernels under it. `make help` prints the lines that begin with #: here and in the
+# files that this one includes, then those with #=. What is below dev/ is the evidence, without which all else builds and
+# trains.
 #: Targets:
 #:   make                                   build what this machine can
 #:   make train                             build, make the sample data, train
@@ -73,8 +74,8 @@ $(BUILD)/%.o: %.cpp $(SETTINGS) | $(if $(filter file,$(origin PRECOMPILED)),$(HE
 $(BUILD)/llmc/host/options/config.o: CXXFLAGS += -Wno-terminate
 # what the JSON and TOML libraries make of their templates reads and writes a few lines; json.cpp whole texts, safetensors.cpp
 # all numbers of a model
-$(call objects,$(filter-out %/json.cpp %/safetensors.cpp,$(shell grep -l -e '<nlohmann/json.hpp>' -e '<toml++/' llmc/*/*/*.cpp))): \
-    OPTIMIZE := $(OPTIMIZE:-O3=-Og)
+$(call objects,$(filter-out %/json.cpp %/safetensors.cpp, \
+    $(shell grep -l -e '<nlohmann/json.hpp>' -e '<toml++/' llmc/*/*/*.cpp))): OPTIMIZE := $(OPTIMIZE:-O3=-Og)
 define archive
 @rm -f $@
 $(call quiet,archive)ar qcs $@ $^

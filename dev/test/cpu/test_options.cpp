@@ -9,7 +9,7 @@
 
 #include "dev/test/cpu/test_files.h"
 #include "dev/test/cpu/test_options.h"
-#include "llmc/host/options/command_options.h"
+#include "llmc/model/run/commands.h"
 
 using namespace llmc;
 

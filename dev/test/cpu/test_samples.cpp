@@ -6,7 +6,7 @@
 
 #include "llmc/host/tokens/data_files.h"
 #include "llmc/model/cpu/gpt2.h"
-#include "llmc/model/decoder.h"
+#include "llmc/model/model.h"
 #include "llmc/model/eval/generate.h"
 #include "llmc/model/run/samples.h"
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "llmc/model/cpu/gradient_sums.h"
-#include "llmc/model/decoder.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_source.h"

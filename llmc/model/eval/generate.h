@@ -12,7 +12,7 @@
 
 #include "llmc/host/base/floats.h"
 #include "llmc/host/tokens/tokenizer.h"
-#include "llmc/model/decoder.h"
+#include "llmc/model/model.h"
 
 namespace llmc {
 

@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 
-#include "llmc/model/decoder.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 #include "llmc/model/model_source.h"
