@@ -22,18 +22,16 @@ struct Run {
     Run(const Options& options, const ModelFactory& factory, Comm& comm);
     Run(const Run&) = delete;
 
-    void announce(
-        const Needs&
-            needs);      // prints the plan; throws where there is no room for it, or the folder is another's
-    void take_folder();  // makes it, and works out what checkpoints will note
-    void share() const;  // the other ranks begin with this
+    // prints the plan; throws where there is no room for it, or the folder is another's
+    void announce(const Needs& needs);
+    void take_folder();            // makes it, and works out what checkpoints will note
+    void share() const;            // the other ranks begin with this
     void open_log(int64_t first);  // first: the step that it goes on with
 
     // whether it adds to the log in its folder; a checkpoint of another folder starts a new log
     bool goes_on() const;
-    double entropy() const {
-        return val ? val->entropy() : 0;
-    }  // of the validation data's source; 0 = unknown
+    // of the validation data's source; 0 = unknown
+    double entropy() const { return val ? val->entropy() : 0; }
     const ShardSet* val_set() const { return val ? &val->data().set() : nullptr; }
 
     Comm& comm;

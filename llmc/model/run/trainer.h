@@ -105,8 +105,8 @@ private:
     OutlierWindow outliers_;
     int64_t skipped_in_a_row_ = 0;                     // those that were not finite
     bool model_failed_ = false, log_failing_ = false;  // to write model.bin, the log
-    std::unique_ptr<Model>
-        model_;  // last: after an error it ends first, and with it what other ranks wait for
+    // last: after an error it ends first, and with it what other ranks wait for
+    std::unique_ptr<Model> model_;
 };
 
 // The models of a program: options, as a user may give them, name one.
