@@ -40,10 +40,11 @@ $(filter %/column_sums,$(SHOOTOUTS)): $(call gpu_objects,llmc/ops/column_sums/bi
 $(call gpu_objects,$(addsuffix .cu,$(SHOOTOUTS))): \
     NVCCFLAGS := $(if $(DETECTED),$(NVCCFLAGS),$(NVCCFLAGS:-O3=-O0)) --default-stream per-thread
 $(filter-out $(ALONE),$(SHOOTOUTS)): %: $(BUILD)/%.cu.o
-$(SHOOTOUTS): $(BUILD)/only/linked
+# of the library: options, formats
+$(SHOOTOUTS): $(BUILD)/only/linked $(BUILD)/libllmc.a
 	$(has_nvcc)
 	$(for_whom)
-	$(call quiet,link)$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) -o $@ $(SHOOTOUT_LIBS)
+	$(call quiet,link)$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) $(BUILD)/libllmc.a -o $@ $(SHOOTOUT_LIBS)
 
 diff-%:
 	@set -- $(subst -, ,$*); op=$${1#layernorm_}; ladder=llmc/layernorm/ladder/$${op%_layernorm_forward}; \
