@@ -85,7 +85,9 @@ class Proxy {
 public:
     static constexpr const char* kMark = "the next byte is damaged:";
 
-    explicit Proxy(const MeetingPlace& root) : root_(root) {
+    explicit Proxy(const MeetingPlace& root) : root_(root) {}
+    // After the last fork: a child would never get a lock of the allocator's that this thread held meanwhile.
+    void start() {
         thread_ = std::thread([this] {
             while (!ends_) {
                 for (size_t i = 0; i < sockets_.size(); i++) { pass_on(sockets_[i], sockets_[i ^ 1]); }
@@ -147,6 +149,7 @@ Ended end_of_job(int size, const std::function<void(Comm&)>& body, bool through_
         }
         _exit(0);
     }
+    if (proxy) { proxy->start(); }
     Ended ended;
     for (pid_t pid : pids) {
         int status = 0;
