@@ -57,7 +57,7 @@ def parse_options():
 
 
 def learning_rate(a, step):
-    """the rate of a step, 0-based: llmc/model/run/schedule.h"""
+    """the rate of a step, 0-based: llmc/model/run/auto_plan.h"""
     if step < a.warmup:
         return a.lr * (step + 1) / a.warmup
     lowest = a.lr * a.final_lr_fraction

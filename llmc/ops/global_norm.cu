@@ -1,4 +1,4 @@
-// The kernels of gradient_sums.h.
+// The kernels of global_norm.h.
 #include "llmc/ops/global_norm.h"
 
 #include "llmc/cuda/check.cuh"

@@ -25,8 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxConfigBytes = 1 << 20;
-constexpr const char* kLlmcHellaSwag =
-    "dev/data/hellaswag/hellaswag_val.bin";  // where llm.c has its questions
+// where llm.c has its questions
+constexpr const char* kLlmcHellaSwag = "dev/data/hellaswag/hellaswag_val.bin";
 
 std::string version_text() {
     std::string compiler = __VERSION__;  // GCC's is only a number

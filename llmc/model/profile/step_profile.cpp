@@ -1,3 +1,4 @@
+// The floors of a step, and its profile as text and as JSON: see step_profile.h.
 #include "llmc/model/profile/step_profile.h"
 
 #include <algorithm>

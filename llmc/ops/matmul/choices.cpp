@@ -1,4 +1,4 @@
-// Choices of algorithms for matrix products: see matmul/choices.h.
+// Choices of algorithms for matrix products: see matmul/matmul.h.
 #include "llmc/ops/matmul/matmul.h"
 
 #include <cinttypes>

@@ -76,7 +76,7 @@ public:
     // workspace: kWorkspace bytes of device memory, 256-byte aligned, that outlive this; used by one stream.
     // small: kSmallWorkspaces * kSmallWorkspace bytes likewise, or null. A product on that stream that needs at most
     // kSmallWorkspace bytes takes the next place in turn, so that between two that share one lie kSmallWorkspaces - 1 others:
-    // fill_first() (graph_fills.cuh) relies on it.
+    // fill_first() (cuda/graph.cuh) relies on it.
     Matmul(void* workspace, bool tf32, void* small = nullptr);
     void also_on(cudaStream_t stream, void* workspace);  // a second one, with its own workspace
     int64_t small_products() const;                      // how many have taken such a place
