@@ -17,7 +17,6 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <sstream>
 
@@ -103,8 +102,7 @@ std::string value_of(const toml::node& node, const Option& o, const std::string&
     if (const auto yes = node.value_exact<bool>()) { bare = *yes ? "true" : "false"; }
     if (const auto number = node.value_exact<int64_t>()) { bare = std::to_string(*number); }
     if (const auto number = node.value_exact<double>()) {
-        char digits[32];
-        bare = std::string(digits, std::to_chars(digits, digits + sizeof(digits), *number).ptr);
+        bare = shortest(*number);
         if (bare.find_first_not_of("-0123456789") == bare.npos) { bare += ".0"; }  // no whole number
     }
     if (bare.empty()) {
@@ -200,7 +198,7 @@ Pairs read_config(std::string text, const std::string& file, const Table& scratc
     } catch (const toml::parse_error& e) {
         const size_t number = e.source().begin.line;
         fail_line(scratch, text, number, where(number), std::string(e.description()));
-    } catch (const std::logic_error&) {  // an assertion of the library: see the Makefile
+    } catch (const std::logic_error&) {  // an assertion of the library: TOML_ASSERT
         fail_usage(file + " is not TOML. Expected lines like: batch = 8, model = \"d12\", quiet = true");
     }
     Pairs pairs;
