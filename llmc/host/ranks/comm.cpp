@@ -22,7 +22,7 @@ struct Header {
     bool same_call(const Header& h) const {
         return call == h.call && bytes == h.bytes && std::memcmp(what, h.what, sizeof(what)) == 0;
     }
-    std::string text() const { return fmt::format("'{:.40}', call {}, of {} bytes", what, call, bytes); }
+    std::string text() const { return fmt::format("'{}', call {}, of {} bytes", text_in(what), call, bytes); }
 };
 
 // a part on its way to another rank, or from it

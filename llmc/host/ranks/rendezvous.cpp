@@ -117,7 +117,7 @@ public:
 private:
     void note(const Hello& h) {
         peers_.who[(size_t)h.rank] =
-            fmt::format("rank {} (process {} on {:.64})", h.rank, (int)h.process, h.host);
+            fmt::format("rank {} (process {} on {})", h.rank, (int)h.process, text_in(h.host));
     }
     [[noreturn]] void lost(int rank) const {
         throw Error(kExitPeerLost,

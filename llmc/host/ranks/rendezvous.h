@@ -3,7 +3,9 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -39,6 +41,12 @@ private:
 // A socket that listens at this port (0: any) of all addresses, or of this host's own alone; not open if that
 // failed, and *why says how.
 Socket listen_at(int port, bool local, std::string* why);
+
+// the text in a field of fixed size that another process has filled, and may not have ended
+template <size_t N>
+std::string_view text_in(const char (&field)[N]) {
+    return {field, strnlen(field, N)};
+}
 
 // XXH3 of what ranks send each other: TCP's own sum is 16 bits, and of a packet's way between two hosts alone
 uint64_t checksum(const void* data, size_t bytes);
