@@ -415,7 +415,7 @@ def main():
         start_processes(len(gpus), gpus, lambda k: sys.argv[1:] + ["--part", f"{k}/{len(gpus)}"])
         return conclude(folder, modes, None)
     # one stream for all, not the default one, of which no graph can be captured: once a process has used two, each
-    # launch takes 0.4 us more (doc/notebook.md)
+    # launch takes 0.4 us more (doc/tried.md)
     torch.cuda.set_stream(torch.cuda.Stream())
     layernorm_peers.TritonFunction.new_parts = staticmethod(getattr(torch, options.triton_parts))
     peers = find_peers(options.providers.split(",") if options.providers else None)

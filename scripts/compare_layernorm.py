@@ -7,7 +7,7 @@ CASES: lines of "op types columns [rows]", such as "backward+= bf16 769"; op: fo
 backward+=; types, of rows and weights: fp32, bf16, fp16, bf16/fp32, fp16/fp32. Without CASES: the widths of
 models in each op and type. Both libraries run in turn, round by round, on the same buffers, which are larger
 than L2; a ratio is of medians, new over old: below 1 the new one is faster. FILE, if it is there, keeps its
-other cases: doc/measured/layernorm_removed.json is written so. Needs PyTorch and a GPU.
+other cases. Needs PyTorch and a GPU.
 """
 import argparse
 import ctypes

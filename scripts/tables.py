@@ -156,44 +156,8 @@ def short_peers():
     return markdown(["µs"] + who, lines) + source({**load("layernorm_race"), "note": CLOCKS["kernel time"]})
 
 
-def long_rows(kernel):
-    data = load("layernorm_long_rows")
-    rows, lines = [row for row in data["rows"] if row["kernel"] == kernel], {}
-    for row in rows:
-        lines.setdefault(row["C"] if "us" not in row else f"{row['N']}x{row['C']}", {})[row["dtype"]] = ", ".join(
-            row[v] for v in ("us", "percent_of_roof") if v in row)
-    types = [dtype for dtype in TYPE_BYTES if any(dtype in line for line in lines.values())]
-    return markdown(["N x C, or columns"] + types, [[label] + [line.get(t, "") for t in types]
-                                                    for label, line in lines.items()]) + source({**data, "rows": rows})
-
-
 def usual(row):
     return whole(row) and int(row["C"]) >= 768
-
-
-# columns: a table's line for each of these ranges, the last two to 64 KB and beyond
-RANGES = (1, 8, 57, 265, 521, 2081)
-
-
-def removed():
-    """what widths lose more than 5 % by since layouts were removed, a line a range"""
-    data, lines = load("layernorm_removed"), []
-    for row in data["rows"]:
-        size, found = TYPE_BYTES[row["types"].partition("/")[0]], {}
-        for c, n, old, new in zip(*(row[field] for field in ("columns", "rows", "old us", "new us"))):
-            c, n = int(c), int(n)
-            first = 65536 // size + 1 if c * size > 65536 else max(r for r in RANGES if r <= c)
-            kind = "few rows" if n < 133 else "whole vectors" if c % (16 // size) == 0 else "others"
-            found.setdefault((kind, first), []).append((float(new) / float(old), c))
-        for (kind, _), tried in sorted(found.items()):
-            lost = sorted(case for case in tried if case[0] > 1.05)
-            if lost:
-                columns = sorted({str(c) for _, c in lost}, key=int)
-                lines.append([f"{row['op'].replace('+=', ' +=')} {row['types']}", kind, " to ".join(columns[::len(columns) - 1 or 1]),
-                              f"{len(lost)} of {len(tried)}", f"{lost[len(lost) // 2][0]:.2f}",
-                              f"{lost[-1][0]:.2f} at {lost[-1][1]}"])
-    return markdown(["call, rows/weights", "", "columns", "widths that lose more than 5 %", "time, new / old: median", "most"],
-                    lines) + source({**data, "rows": []})
 
 
 TABLES = {
@@ -213,13 +177,8 @@ TABLES = {
     "sm80": lambda: calls("layernorm_sm80"),
     "widths": lambda: flat("layernorm_widths"),
     "unaligned-widths": lambda: flat("layernorm_unaligned_widths"),
-    "removed": removed,
     "pipelined": lambda: flat("layernorm_cp_async_pipelined"),
     "latency": latency,
-    "first-rungs": lambda: flat("layernorm_first_rungs"),
-    "ring": lambda: long_rows("ring"),
-    "long": lambda: long_rows("long"),
-    "there-and-back": lambda: long_rows("there_and_back"),
     "peers-forward": lambda: race("forward", "kernel time"),
     "peers-backward": lambda: race("backward", "kernel time"),
     "clock-forward": lambda: race("forward", "tutorial's clock"),
@@ -282,7 +241,7 @@ def filled(path, text):
 
 FIGURE = re.compile(r"\d[\d.,]*k?\s*(?:us|µs|microseconds|ms|[MGT]B/s|(?:million\s+)?tokens/s)\b"
                     r"|\d[\d.]*\s*%\s+of\s+(?:the|its|their|a)\s+(?:\w+\s+)?roof")
-MAY_HAVE_FIGURES = ("doc/notebook.md", "doc/layernorm.md", "doc/attention.md")  # a diary; lessons argue with figures
+MAY_HAVE_FIGURES = ("doc/tried.md", "doc/layernorm.md", "doc/attention.md")  # lessons argue with figures
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUOTED_PATH = re.compile(r"`((?:llmc|dev|doc|data|scripts)/[\w./-]+\.(?:h|cuh|cu|cpp|md|sh|py|pl|json|svg|toml))`")
 SNIPPET = re.compile(r"```cpp\n\s*// (llmc/\S+)\n(.*?)```", re.S)

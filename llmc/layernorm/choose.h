@@ -13,7 +13,7 @@
 namespace llmc::layernorm {
 
 // What a choice depends on beside layouts.h, and what was measured there, on an H200 unless a reason says otherwise: % of
-// the roof, or us. doc/notebook.md has more.
+// the roof, or us. doc/tried.md has more.
 struct Thresholds {
     int short_vectors = 64;  // forward: 524288x64 bf16 95 %, 21 by a warp a row; beyond 64 no lane idles
     // backward, columns: widths of GPT-2's residual stream; a third set of sums takes registers
