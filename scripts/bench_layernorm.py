@@ -18,7 +18,7 @@ GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with 
 
 A point is added to --out's *.jsonl once it is measured, --quick's points first; the same command goes on where one
 ended, by Ctrl-C, a time limit or a GPU that fails, with a report of what was measured. A provider that fails gets a note
-in place of its times. Exit 1 if ours failed or is wrong anywhere. Result: doc/layernorm_race.md
+in place of its times. Exit 1 if ours failed or is wrong anywhere. Result: make tables
 """
 import argparse
 import collections

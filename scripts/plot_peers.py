@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the race of LayerNorms (doc/layernorm_race.md), 4096 rows of fp16, as SVG files; no packages needed.
+"""Draws the race of LayerNorms (doc/layernorm.md, section 10), 4096 rows of fp16, as SVG files; no packages needed.
 
     scripts/plot_peers.py [FOLDER]     layer-norm-forward.svg and layer-norm-backward.svg; default: doc
 

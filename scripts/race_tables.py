@@ -1,4 +1,4 @@
-"""The tables of the race of LayerNorms (doc/layernorm_race.md), and its figures as scripts/bench_layernorm.py writes them.
+"""The tables of the race of LayerNorms (make tables), and its figures as scripts/bench_layernorm.py writes them.
 Part of scripts/tables.py.
 """
 import json

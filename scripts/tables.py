@@ -2,6 +2,7 @@
 """Writes the tables of measured figures into the documents, from doc/measured/*.json. Standard library only.
 
     scripts/tables.py                        write every table, between  <!-- table: NAME -->  and  <!-- end -->
+    scripts/tables.py --report FILE          write those that no document shows into FILE
     scripts/tables.py --check                nothing is written; exit 1 if a table is not what its JSON gives, if a
                                              figure stands in prose, or if a link or a quoted path leads nowhere
     scripts/tables.py --take FILE layernorm  take the rows that a shootout wrote (--json FILE) into
@@ -217,6 +218,31 @@ TABLES = {
         "layernorm_pytorch_host", "layernorm_pytorch_models")},
 }
 
+# tables that no document shows: `make tables` writes them into a page of their own, under these titles
+REPORT = (
+    ("LayerNorm, whole vectors of 16 bytes: us, % of the roof of the same process, cold L2", "whole"),
+    ("Short rows", "short"),
+    ("Rows that are not whole vectors", "unaligned"),
+    ("Between powers of two, % of the roof", "widths"),
+    ("Not whole vectors, shared by clusters, % of the roof", "unaligned-widths"),
+    ("Backward by cp_async_pipelined: before Hopper, and on Hopper the longest rows", "pipelined"),
+    ("One row: us of a launch, in brackets one block that copies what the op reads and writes", "latency"),
+    ("Built for sm_80, without clusters and TMA", "sm80"),
+    ("Beside others, forward, kernel time: us and GB/s", "peers-forward"),
+    ("Beside others, backward, kernel time; last what two copies of the tutorial print, GB/s by its clock", "peers-backward"),
+    ("Forward, the tutorial's clock: GB/s at the median, in brackets at the 80 and the 20 % quantile", "clock-forward"),
+    ("Backward, the tutorial's clock", "clock-backward"),
+    ("Others, timed by the same method on another H200: GB/s, % of the roof", "others"),
+    ("Attention, heads of 64 in bf16, causal: us, in brackets over cuDNN's through PyTorch", "attention"),
+    ("Attention on an H200, by kernels that also add up qkv's bias gradient where that is asked for", "attention-h200"),
+    ("A step of 124M, B=64, T=1024 with each attention, in turn on one card", "attention-step"),
+)
+
+
+def report():
+    return "# Measured\n" + "".join(f"\n## {title}\n\n" + "\n".join(TABLES[name]()) + "\n" for title, name in REPORT)
+
+
 # ---- documents ----------------------------------------------------------------------------------
 
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
@@ -278,7 +304,7 @@ def snippets(text):
 
 
 def check(texts):
-    errors, passed, used = [], 0, set()
+    errors, passed, used = [], 0, {name for _, name in REPORT if TABLES[name]()}
     for path, text in texts.items():
         found = len(errors)
         if filled(path, text) != text:
@@ -372,6 +398,7 @@ def take(path, name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--report", metavar="FILE")
     parser.add_argument("--take", nargs=2, metavar=("FILE", "NAME"))
     options = parser.parse_args()
     if options.take:
@@ -379,6 +406,11 @@ def main():
             return take(*options.take)
         except OSError as error:
             raise SystemExit(f"tables.py: {error}") from None
+    if options.report:
+        with open(options.report, "w") as file:
+            file.write(report())
+        print("wrote", options.report)
+        return 0
     texts = documents()
     if options.check:
         return check(texts)

@@ -1,6 +1,7 @@
 # Kernel shootouts, the ladders' races: README.md.
 #:   make dev/cuda/layernorm_forward        a kernel shootout, of the .cu of that name; ONLY=v2: LayerNorm's, of a rung alone
 #:   make diff-layernorm_forward-1-2        what rung 2 changed
+#:   make tables                            the measured tables that no document shows: build/measured.md
 SHOOTOUTS := $(patsubst %.cu,%,$(wildcard dev/cuda/*.cu))
 GPU_PROGRAMS += $(SHOOTOUTS)
 
@@ -53,3 +54,8 @@ diff-%:
 	    for rung in $$2 $$3; do ls $$ladder/v$$rung.* >/dev/null 2>&1 || \
 	        { echo "make $@: no file of rung $$rung there:" $$ladder/v* >&2; exit 1; }; done; \
 	    git --no-pager diff --no-index $$ladder/v$$2.* $$ladder/v$$3.* || true
+
+.PHONY: tables
+tables:
+	@mkdir -p $(BUILD)
+	@scripts/tables.py --report $(BUILD)/measured.md
