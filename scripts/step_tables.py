@@ -1,16 +1,10 @@
 """The tables of the training step (doc/step.md), of what --profile wrote, and of the step beside PyTorch's. Part of
 scripts/tables.py.
 """
-import os
+from measured import load, markdown, source
 
-from measured import FOLDER, load, markdown, source
-
-STEPS = {"124M, B=64": "step/d12_b64", "1558M, B=8": "step/d48_b8", "124M, B=4": "step/d12_b4", "124M, B=1": "step/d12_b1"}
+STEPS = {"124M, B=64, H100": "step/d12_b64", "124M, B=64, H200": "step/d12_b64_h200", "1558M, B=8, H100": "step/d48_b8"}
 PRODUCTS = ("products, forward", "products, input's gradient", "products, weight's gradient")
-
-
-def is_there(name):
-    return os.path.exists(os.path.join(FOLDER, name + ".json"))
 
 
 def percent(part, whole):
@@ -19,38 +13,28 @@ def percent(part, whole):
 
 def taken(data):
     """the line below a step's table"""
-    return ["", f"{data['gpu']}, {data['date']}: {data['model']}; median of {data['steps']} steps {data['step_ms']} ms "
-                f"(20 to 80 %: {data['p20_ms']} to {data['p80_ms']})."]
+    return ["", f"{data['gpu']}, {data['date']}: {data['model']}."]
 
 
 def step_parts(name):
-    data, old = load(name), load(name + "_before") if is_there(name + "_before") else {"parts": []}
-    before = {part["part"]: part["ms"] for part in old["parts"]}
-    lines = [[part["part"], part["calls"], part["work"], part["roof"], part["floor_ms"], part["ms"],
-              percent(part["ms"], data["recorded_ms"]), percent(part["floor_ms"], part["ms"]), before.get(part["part"], "")]
-             for part in data["parts"] if int(part["calls"]) > 0]
-    lines.append(["idle", "", "", "", "", data["idle_ms"], percent(data["idle_ms"], data["recorded_ms"]), "",
-                  old.get("idle_ms", "")])
-    lines.append(["**the recorded step**", "", "", "", data["floors_ms"], data["recorded_ms"], "100.0",
-                  percent(data["floors_ms"], data["recorded_ms"]), old.get("recorded_ms", "")])
-    return markdown(["part", "calls", "work", "roof", "floor, ms", "ms", "% of the step", "floor, % of it", "before, ms"],
-                    lines) + taken(data)
+    data = load(name)
+    lines = [[part["part"], part["calls"], part["work"], part["roof"], percent(part["ms"], data["recorded_ms"]),
+              percent(part["floor_ms"], part["ms"])] for part in data["parts"] if int(part["calls"]) > 0]
+    lines.append(["idle", "", "", "", percent(data["idle_ms"], data["recorded_ms"]), ""])
+    lines.append(["**the recorded step**", "", "", "", "100.0", percent(data["floors_ms"], data["recorded_ms"])])
+    return markdown(["part", "calls", "work", "roof", "% of the step", "floor, % of it"], lines) + taken(data)
 
 
 def step_sums():
     """a line a step that was measured: S, and S of the products alone"""
     lines = []
-    labels = [(label + words, name + suffix) for label, name in STEPS.items()
-              for words, suffix in ((", before", "_before"), ("", ""), (", on an H200", "_h200")) if is_there(name + suffix)]
-    for label, data in [(label, load(name)) for label, name in labels]:
+    for label, name in STEPS.items():
+        data = load(name)
         products = [part for part in data["parts"] if part["part"] in PRODUCTS]
-        rate = 1e3 * int(data["B"]) * int(data["T"]) / float(data["step_ms"])
         waits = sum(float(call["a_step"]) for call in data["calls"] if call["waits"])
-        lines.append([label, data["step_ms"], f"{rate:.0f}", data["floors_ms"], data["S"],
-                      percent(sum(float(p["floor_ms"]) for p in products), sum(float(p["ms"]) for p in products)),
-                      data["idle_ms"], f"{waits:.1f}"])
-    return markdown(["", "step, ms", "tokens/s", "floors, ms", "S", "products' floor, % of them", "idle, ms",
-                     "waiting calls"], lines) + ["", load(STEPS["124M, B=64"])["gpu"] + ", where the line names no other."]
+        lines.append([label, data["S"], percent(sum(float(p["floor_ms"]) for p in products), sum(float(p["ms"]) for p in products)),
+                      percent(data["idle_ms"], data["recorded_ms"]), f"{waits:.1f}"])
+    return markdown(["", "S", "products' floor, % of them", "idle, %", "calls a step in which the host waits"], lines)
 
 
 def step_products(name):
@@ -77,7 +61,7 @@ def short_step():
 def step_tables():
     """the tables of the steps that were measured, by name"""
     found = {"short-step": short_step, "step-sums": step_sums}
-    for name in filter(is_there, STEPS.values()):
+    for name in STEPS.values():
         for kind, table in (("step-", step_parts), ("products-", step_products)):
             found[kind + name.removeprefix("step/").replace("_", "-")] = lambda name=name, table=table: table(name)
     return found

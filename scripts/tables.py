@@ -213,8 +213,7 @@ TABLES = {
     "durable-gpu": lambda: flat("durable_gpu"),
     "decode": lambda: flat("decode"),
     **{name.replace("_", "-"): lambda name=name: flat(name) for name in
-       ("training_against_pytorch", "training_losses", "training_seeds", "training_bf16_errors", "training_speed",
-        "training_peers", "training_sample_gpu", "training_cpu", "column_sums", "classifier",
+       ("training_seeds", "training_bf16_errors", "training_peers", "training_sample_gpu", "training_cpu", "column_sums", "classifier",
         "layernorm_pytorch_host", "layernorm_pytorch_models")},
 }
 
@@ -236,6 +235,17 @@ REPORT = (
     ("Attention, heads of 64 in bf16, causal: us, in brackets over cuDNN's through PyTorch", "attention"),
     ("Attention on an H200, by kernels that also add up qkv's bias gradient where that is asked for", "attention-h200"),
     ("A step of 124M, B=64, T=1024 with each attention, in turn on one card", "attention-step"),
+    ("A step's parts: 124M, B=64, on an H200", "step-d12-b64-h200"),
+    ("A step's parts: 1558M, B=8", "step-d48-b8"),
+    *((f"Products of {model}, us a call: the algorithm proposed first; the fastest of the proposals and of the first one's "
+       "variants; the fastest with the first one's bits; with four times the workspace; the first that splits no sum; with "
+       "the step's epilogue; adding to its output", f"products-{name}")
+      for model, name in (("124M, B=64", "d12-b64"), ("124M, B=64, on an H200", "d12-b64-h200"), ("1558M, B=8", "d48-b8"))),
+    ("Column sums, % of a kernel that only reads", "column-sums"),
+    ("The classifier, % of a kernel that only copies", "classifier"),
+    ("Which optimizer for a text, and after how many epochs it ends lowest: validation loss", "muon-texts"),
+    ("A step by AdamW and by Muon", "muon-step"),
+    ("Errors of bf16 over PyTorch's fp32", "training-bf16-errors"),
 )
 
 
