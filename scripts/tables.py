@@ -157,6 +157,17 @@ def short_peers():
     return markdown(["µs"] + who, lines) + source({**load("layernorm_race"), "note": CLOCKS["kernel time"]})
 
 
+def durable():
+    """a line a kind of fault, and one for the fuzzers"""
+    data, fuzz, lines = load("durable"), load("durable_fuzz")["rows"], {}
+    for row in data["rows"]:
+        line = lines.setdefault(row["fault"].partition(":")[0], [0, 0, 0])
+        lines[row["fault"].partition(":")[0]] = [line[0] + 1, line[1] + int(row["tried"]), line[2] + int(row["lost"])]
+    lines["libFuzzer"] = [len(fuzz), sum(int(row["inputs"].replace(",", "")) for row in fuzz), sum(int(row["findings"]) for row in fuzz)]
+    return markdown(["fault", "programs, readers or ways", "tried", "lost"], [[kind, *(f"{n:,}" for n in line)] for kind, line in
+                                                                 lines.items()]) + source({**data, "rows": []})
+
+
 def usual(row):
     return whole(row) and int(row["C"]) >= 768
 
@@ -208,7 +219,8 @@ TABLES = {
     "attention-forward": lambda: attention_ladder("forward"),
     "attention-backward": lambda: attention_ladder("backward"),
     **step_tables(),
-    "durable": lambda: flat("durable"),
+    "durable": durable,
+    "durable-cases": lambda: flat("durable"),
     "durable-fuzz": lambda: flat("durable_fuzz"),
     "durable-gpu": lambda: flat("durable_gpu"),
     "decode": lambda: flat("decode"),
@@ -246,6 +258,13 @@ REPORT = (
     ("Which optimizer for a text, and after how many epochs it ends lowest: validation loss", "muon-texts"),
     ("A step by AdamW and by Muon", "muon-step"),
     ("Errors of bf16 over PyTorch's fp32", "training-bf16-errors"),
+    ("Steps of one to four H200", "many-gpus-four"),
+    ("What a run can lose on a GPU", "durable-gpu"),
+    ("Ranks: what was compared bit for bit", "many-bits"),
+    ("Steps of many GPUs, predicted from one GPU's before they were measured", "many-gpus-model"),
+    ("Steps of many GPUs, predicted", "many-gpus-predicted"),
+    ("What a run can lose, case by case", "durable-cases"),
+    ("Readers under libFuzzer", "durable-fuzz"),
 )
 
 
