@@ -260,6 +260,8 @@ REPORT = (
     ("Errors of bf16 over PyTorch's fp32", "training-bf16-errors"),
     ("Steps of one to four H200", "many-gpus-four"),
     ("What a run can lose on a GPU", "durable-gpu"),
+    ("Writing, share of the time in which the memory delivers all weights", "decode"),
+    ("A step on the CPU: 6 layers, 384 channels, bytes, fp32, B=4, T=256", "training-cpu"),
     ("Ranks: what was compared bit for bit", "many-bits"),
     ("Steps of many GPUs, predicted from one GPU's before they were measured", "many-gpus-model"),
     ("Steps of many GPUs, predicted", "many-gpus-predicted"),
