@@ -75,11 +75,11 @@ def ladder(op, blocks):
                     lines.values()) + source(data)
 
 
-def attention_ladder(direction):
+def attention_ladder(direction, shown=None):
     """a line a rung, a column a shape; the roof's three parts, of which the longest counts, come last"""
     data, lines, shapes = load("attention_ladder"), {}, []
     for row in data["rows"]:
-        if row["op"] != "attention_" + direction:
+        if row["op"] != "attention_" + direction or shown and row["shape"] not in shown:
             continue
         shapes += [] if row["shape"] in shapes else [row["shape"]]
         line = lines.setdefault((row["version"], row["idea"]), {})
@@ -216,8 +216,8 @@ TABLES = {
     "many-gpus-predicted": lambda: flat("many_gpus_predicted", {
         "row": "predicted, of linear", "GPUs": "GPUs", "program": "as the program does it", "ring": "ring all-reduce"},
         lambda row: "ring" in row),
-    "attention-forward": lambda: attention_ladder("forward"),
-    "attention-backward": lambda: attention_ladder("backward"),
+    **{f"attention-{way}{more}": lambda way=way, shown=shown: attention_ladder(way, shown) for way in ("forward", "backward")
+       for more, shown in (("", ("64x12x1024", "4x12x8192")), ("-shapes", None))},
     **step_tables(),
     "durable": durable,
     "durable-cases": lambda: flat("durable"),
@@ -246,6 +246,8 @@ REPORT = (
     ("Others, timed by the same method on another H200: GB/s, % of the roof", "others"),
     ("Attention, heads of 64 in bf16, causal: us, in brackets over cuDNN's through PyTorch", "attention"),
     ("Attention on an H200, by kernels that also add up qkv's bias gradient where that is asked for", "attention-h200"),
+    ("Attention's ladder, forward: us, % of the roof", "attention-forward-shapes"),
+    ("Attention's ladder, backward", "attention-backward-shapes"),
     ("A step of 124M, B=64, T=1024 with each attention, in turn on one card", "attention-step"),
     ("A step's parts: 124M, B=64, on an H200", "step-d12-b64-h200"),
     ("A step's parts: 1558M, B=8", "step-d48-b8"),
