@@ -259,6 +259,7 @@ REPORT = (
     ("The classifier, % of a kernel that only copies", "classifier"),
     ("Which optimizer for a text, and after how many epochs it ends lowest: validation loss", "muon-texts"),
     ("A step by AdamW and by Muon", "muon-step"),
+    ("LayerNorm backward on an H100: rows that each team has on their way", "in-flight"),
     ("Errors of bf16 over PyTorch's fp32", "training-bf16-errors"),
     ("Steps of one to four H200", "many-gpus-four"),
     ("What a run can lose on a GPU", "durable-gpu"),
