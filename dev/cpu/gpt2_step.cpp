@@ -1,6 +1,6 @@
 // Times one training step of the CPU model, and how much of it is spent inside BLAS calls.
 //   make build/dev/cpu/gpt2_step && build/dev/cpu/gpt2_step [layers heads channels vocab B T steps]
-// Default: 6 6 384 257 4 256 20. Prints medians; scripts/bench_pytorch_cpu.py times PyTorch on the same
+// Default: 6 6 384 257 4 256 20. Prints medians; dev/bench/bench_pytorch_cpu.py times PyTorch on the same
 // shape.
 #include <algorithm>
 #include <chrono>

@@ -58,4 +58,4 @@ diff-%:
 .PHONY: tables
 tables:
 	@mkdir -p $(BUILD)
-	@scripts/tables.py --report $(BUILD)/measured.md
+	@dev/bench/tables.py --report $(BUILD)/measured.md

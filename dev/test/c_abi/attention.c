@@ -1,5 +1,5 @@
 // The C interface of attention called from C99: wrong arguments get a code and a message, and never a GPU; calls without
-// rows succeed. Its numbers are checked by scripts/bench_attention.py. Last line: N passed, N failed, N skipped; exit 1 if
+// rows succeed. Its numbers are checked by dev/bench/bench_attention.py. Last line: N passed, N failed, N skipped; exit 1 if
 // any failed.
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // Debug states (20240327, version 2): one batch and what another implementation made of it in fp32: logits,
-// loss and gradients. Written by scripts/make_fixture.py and by llm.c's tools; read to compare a model with
+// loss and gradients. Written by dev/bench/make_fixture.py and by llm.c's tools; read to compare a model with
 // them.
 #pragma once
 #include <span>
@@ -33,7 +33,7 @@ private:
 
 inline DebugState::DebugState(const std::string& path, const GPT2Config& config) : config_(config) {
     const RegularFile file(path);
-    HeaderReader header(file, "debug state", kDebugStateMagic, "scripts/make_fixture.py writes them.");
+    HeaderReader header(file, "debug state", kDebugStateMagic, "dev/bench/make_fixture.py writes them.");
     header.field(1, "version", kDebugStateVersion, kDebugStateVersion);
     batch_.B = header.field(2, "B", 1, 1 << 20);
     batch_.T = header.field(3, "T", 1, config.max_seq_len);

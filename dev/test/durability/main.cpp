@@ -1,5 +1,5 @@
 // The fault suite: what no fault may lose. A tenth of it unless --all; --seed N: another tenth; --json
-// FILE: what was tried, for doc/measured/durable.json; doctest's options work.
+// FILE: what was tried, for doc/measured/durable.json (rows of its cases); doctest's options work.
 //   ./test_durable            ./test_durable --all --test-case="power*"
 // Ends with a table of what was tried and what was lost.
 #include <unistd.h>

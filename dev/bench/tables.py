@@ -1,0 +1,513 @@
+#!/usr/bin/env python3
+"""Writes the tables of measured figures into the documents, from doc/measured. Standard library only.
+
+    dev/bench/tables.py                        write every table, between  <!-- table: NAME -->  and  <!-- end -->
+    dev/bench/tables.py --report FILE          write those that no document shows into FILE
+    dev/bench/tables.py --check                nothing is written; exit 1 if a table is not what its JSON gives, if a
+                                             figure stands in prose, or if a link or a quoted path leads nowhere
+    dev/bench/tables.py --take FILE layernorm/shapes    the rows that a shootout wrote (--json FILE), in place of older ones of the call
+    dev/bench/tables.py --take FILE ladder/attention    those of attention_forward or _backward, in place of all older ones
+    dev/bench/tables.py --take FILE attention/h100      what dev/bench/bench_attention.py wrote, in place of all
+    dev/bench/tables.py --take FOLDER race/points       what dev/bench/bench_layernorm.py --out FOLDER wrote, likewise
+    dev/bench/tables.py --take FILE pytorch/models      what dev/bench/pytorch_models.py wrote, in place of its rows
+    dev/bench/tables.py --take FILE step/d12_b64        what --profile wrote; so is any other file that is a table
+
+doc/measured/SUBJECT.json holds a subject's tables; each says where its figures come from (gpu, date, command, note) and has a
+row a line. Numbers are printed as
+they are written there, so 49.80 stays 49.80. A new table is an entry of TABLES below.
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+
+from measured import PROVIDERS, ROOT, cell, load, markdown, shape, source
+from take import take
+
+CALLS = {"1R1W": "forward", "2R2W": "residual", "2R1W": "backward", "3R1W": "backward +="}  # by the roof's streams
+TYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+
+
+def flat(name, columns=None, keep=lambda row: True, show=cell):
+    """rows as they are; columns: field -> heading, default all, in the order in which rows name them"""
+    data = load(name)
+    rows = [row for row in data["rows"] if keep(row)]
+    if columns is None:
+        fields = list(dict.fromkeys(field for row in rows for field in row))
+        columns = {field: "" if field in ("row", "shape") else field for field in fields}
+    return markdown(list(columns.values()), [[show(row.get(c)) for c in columns] for row in rows]) + source(data)
+
+
+def whole(row):
+    return int(row["C"]) % (16 // TYPE_BYTES[row["dtype"]]) == 0
+
+
+def calls(name, keep=lambda row: True):
+    """a line a shape, a column for each of forward, residual, backward, backward +="""
+    data, lines = load(name), {}
+    for row in filter(keep, data["rows"]):
+        field = CALLS[row["roof"][:4]]
+        lines.setdefault(shape(row), {})[field] = f"{row['us']}, {row['percent_of_roof']}"
+    heads = [head for head in CALLS.values() if any(head in line for line in lines.values())]
+    return markdown([""] + heads, [[label] + [line.get(h, "") for h in heads] for label, line in lines.items()]) + source(data)
+
+
+def ladder(op, blocks):
+    """a line a rung, for both shapes; the last two are the function that trains, and the roof"""
+    data = load("ladder/layernorm")
+    rows = [row for row in data["rows"] if row["op"] == op]
+    rows[-2:-2] = [dict(row, idea="chooses among the kernels that train") for row in load("layernorm/shapes")["rows"]
+                   if row["op"] == op and not row["roof"].startswith("3R1W")
+                   and shape(row) in ("65536x768 bf16", "4096x8192 fp16")]
+    lines = {}
+    for row in rows:
+        block = f" ({row['block']})" if blocks and "block" in row else ""
+        line = lines.setdefault(row["version"], [row["version"], row["idea"]])
+        line += [row["note"], ""] if "note" in row else [row["us"] + block, row.get("percent_of_roof", "")]
+    unit = "µs (block)" if blocks else "µs"
+    return markdown(["version", "idea", f"65536x768 bf16: {unit}", "% roof", f"4096x8192 fp16: {unit}", "% roof"],
+                    lines.values()) + source(data)
+
+
+def attention_ladder(direction, shown=None):
+    """a line a rung, a column a shape; the roof's three parts, of which the longest counts, come last"""
+    data, lines, shapes = load("ladder/attention"), {}, []
+    for row in data["rows"]:
+        if row["op"] != "attention_" + direction or shown and row["shape"] not in shown:
+            continue
+        shapes += [] if row["shape"] in shapes else [row["shape"]]
+        line = lines.setdefault((row["version"], row["idea"]), {})
+        line[row["shape"]] = row["us"] + (f", {row['percent_of_roof']}" if "percent_of_roof" in row else "")
+    return markdown(["version", "idea"] + shapes,
+                    [[*rung] + [line.get(s, "") for s in shapes] for rung, line in lines.items()]) + source(data)
+
+
+def latency():
+    data, lines = load("layernorm/latency"), {}
+    columns = sorted({int(row["C"]) for row in data["rows"]})
+    for row in data["rows"]:
+        label = row["op"].replace("layernorm_", "").replace("_forward", "") + " " + row["dtype"]
+        lines.setdefault(label, {})[int(row["C"])] = f"{row['us']} ({row['roof_us']})"
+    return markdown(["columns"] + [str(c) for c in columns],
+                    [[label] + [line.get(c, "") for c in columns] for label, line in lines.items()]) + source(data)
+
+
+# ---- goals --------------------------------------------------------------------------------------
+
+def goals():
+    data, heads = load("layernorm/goals"), list(CALLS.values())
+    return markdown([""] + heads, [[row["what"]] + [" / ".join(row["goals"].get(h, [])) for h in heads]
+                                   for row in data["rows"]]) + source(data)
+
+
+def goal_of(call, row):
+    """the share that this row must have, or None"""
+    n, c = int(row.get("N", 0)), int(row["C"])
+    for goal in load("layernorm/goals")["rows"]:
+        def within(field, value):
+            return field not in goal or int(goal[field][0]) <= value <= int(goal[field][1])
+        if (within("columns", c) and within("bytes", c * TYPE_BYTES[row["dtype"]]) and (not n or within("rows", n))
+                and (n or "rows" not in goal) and row["dtype"] in goal.get("types", TYPE_BYTES)
+                and goal["vectors"] == whole(row) and call in goal["goals"]):
+            return float(goal["goals"][call][0])
+    return None
+
+
+def shares(name):
+    """(call, row, share) of each figure of a file, of whichever of the two forms"""
+    for row in load(name)["rows"]:
+        if "percent_of_roof" in row:
+            yield CALLS[row["roof"][:4]], row, float(row["percent_of_roof"])
+        for key in row:
+            call, _, dtype = key.rpartition(" ")
+            if call in CALLS.values() and re.fullmatch(r"[\d.]+", row[key]):
+                yield call, {"C": row["columns"], "dtype": dtype}, float(row[key])
+
+
+def misses():
+    lines = []
+    for name, part in (("layernorm/shapes", 1), ("layernorm/widths", 1), ("layernorm/unaligned_widths", 1), ("layernorm/sm80", 0.8)):
+        for call, row, share in shares(name):
+            must = goal_of(call, row)
+            if part < 1 and int(row["C"]) * TYPE_BYTES[row["dtype"]] > 65536:
+                must = None
+            if must and share < must * part:
+                where = shape(row) if "N" in row else f"{row['C']} columns {row['dtype']}"
+                lines.append([call, where, "before Hopper" if part < 1 else "Hopper", f"{share:g}", f"{must * part:g}"])
+    return markdown(["", "", "built for", "% of the roof", "must"], lines or [["none", "", "", "", ""]])
+
+
+# ---- the race of LayerNorms, and the training step -----------------------------------------------
+
+CLOCKS = {"kernel time": "kernel time, us, and GB/s of useful bytes (2 N C elements forward, 3 N C backward)",
+          "tutorial's clock": "GB/s by triton.testing.do_bench, at five places in memory, at the median, the 80 and the 20 % quantile"}
+
+
+def rates(row, clock):
+    """who -> GB/s of one point; who has none by this clock is left out"""
+    found = {who: row[who] if clock == "kernel time" else row[who].get("clock", {})
+             for who in PROVIDERS.values() if isinstance(row.get(who), dict)}
+    return {who: float(times["gb_per_s"]) for who, times in found.items() if "gb_per_s" in times}
+
+
+def lead(row, clock):
+    """ours over the fastest other's, 0 where ours has no time, and who that other is"""
+    others = rates(row, clock)
+    ours = others.pop("ours", 0)
+    best = max(others, key=others.get, default=None)
+    if best is None:
+        return float("inf"), "nobody"
+    if clock == "kernel time" and ours:
+        return float(row[best]["us"]) / float(row["ours"]["us"]), best
+    return ours / others[best], best
+
+
+def race(direction, clock):
+    """a line a point, a column for each who races and for each other field of the rows"""
+    def shown(value):
+        if not isinstance(value, dict):
+            return cell(value)
+        times = value.get("clock") if clock != "kernel time" else "us" in value and {k: value[k] for k in ("us", "gb_per_s")}
+        return cell(times) if times else cell(value.get("note"))
+
+    data = load("race/points")
+    rows = [row for row in data["rows"] if row["direction"] == direction]
+    fields = [f for f in dict.fromkeys(f for row in rows for f in row) if f != "direction"]
+    last = [f for f in fields if f.startswith("published")] if clock == "kernel time" else []
+    fields = [f for f in fields if not f.startswith("published")]
+    lines = [[shown(row.get(f)) for f in fields] + [f"{lead(row, clock)[0]:.2f}"] + [row.get(f, "") for f in last] for row in rows]
+    return markdown(fields + ["ours / best other, GB/s"] + last, lines) + source({**data, "note": CLOCKS[clock]})
+
+
+def race_summary():
+    """where ours is ahead of everyone, and where it is not"""
+    data, lines = load("race/points"), []
+    for clock in CLOCKS:
+        for direction in ("forward", "backward"):
+            leads = [(*lead(row, clock), row["shape"]) for row in data["rows"] if row["direction"] == direction and rates(row, clock)]
+            behind = [f"{shape} ({who}, {ratio:.2f})" for ratio, who, shape in leads if ratio <= 1]
+            nearest = min((each for each in leads if each[0] > 1), default=None)
+            lines.append([direction, clock, f"{len(leads) - len(behind)} of {len(leads)}",
+                          f"{nearest[2]} ({nearest[1]}, {nearest[0]:.2f})" if nearest else "", ", ".join(behind) or "nowhere"])
+    note = "in brackets the fastest other, and GB/s of ours over its"
+    return markdown(["", "", "ours ahead at", "the nearest there", "behind at"], lines) + source({**data, "note": note})
+
+
+STEPS = {"124M, B=64, H100": "step/d12_b64", "124M, B=64, H200": "step/d12_b64_h200", "1558M, B=8, H100": "step/d48_b8"}
+PRODUCTS = ("products, forward", "products, input's gradient", "products, weight's gradient")
+
+
+def percent(part, whole):
+    return f"{100 * float(part) / float(whole):.1f}" if float(whole) > 0 and float(part) > 0 else ""
+
+
+def taken(data):
+    """the line below a step's table"""
+    return ["", f"{data['gpu']}, {data['date']}: {data['model']}."]
+
+
+def step_parts(name):
+    data = load(name)
+    lines = [[part["part"], part["calls"], part["work"], part["roof"], percent(part["ms"], data["recorded_ms"]),
+              percent(part["floor_ms"], part["ms"])] for part in data["parts"] if int(part["calls"]) > 0]
+    lines.append(["idle", "", "", "", percent(data["idle_ms"], data["recorded_ms"]), ""])
+    lines.append(["**the recorded step**", "", "", "", "100.0", percent(data["floors_ms"], data["recorded_ms"])])
+    return markdown(["part", "calls", "work", "roof", "% of the step", "floor, % of it"], lines) + taken(data)
+
+
+def step_sums():
+    """a line a step that was measured: S, and S of the products alone"""
+    lines = []
+    for label, name in STEPS.items():
+        data = load(name)
+        products = [part for part in data["parts"] if part["part"] in PRODUCTS]
+        waits = sum(float(call["a_step"]) for call in data["calls"] if call["waits"])
+        lines.append([label, data["S"], percent(sum(float(p["floor_ms"]) for p in products), sum(float(p["ms"]) for p in products)),
+                      percent(data["idle_ms"], data["recorded_ms"]), f"{waits:.1f}"])
+    return markdown(["", "S", "products' floor, % of them", "idle, %", "calls a step in which the host waits"], lines)
+
+
+def step_products(name):
+    data = load(name)
+    columns = {"first_us": "first", "best_us": "best", "same_bits_us": "best with its bits", "wide_us": "256 MiB",
+               "unsplit_us": "no sum split", "fused_us": "as in the step", "adding_us": "adding"}
+    lines = [[p["name"], p["part"].removeprefix("products, "), f"{p['N']} x {p['C']} x {p['OC']}", p["calls"]]
+             + [p[c] if float(p.get(c, 0)) > 0 else "" for c in columns] for p in data["products"]]
+    return markdown(["product", "", "N x C x OC", "calls"] + list(columns.values()), lines) + taken(data)
+
+
+def short_step():
+    """beside PyTorch in one call, by dev/bench/bench_training.py"""
+    data, lines = load("training/bench"), []
+    for row in data["rows"]:
+        sides = [part for side in (row["plumb"], row["pytorch"])
+                 for part in (f"{side['ms']} ({side['p20']}, {side['p80']})", side["tokens_per_s"])]
+        label = f"{row['model']}, B={row['batch']}" + ", --tune-gemm" * row.get("tune_gemm", False)
+        lines.append([label + (f", {row['gpu']}" if "gpu" in row else ""), *sides, row["ratio"]])
+    return markdown(["", "plumb, ms a step (20 %, 80 %)", "tokens/s", "torch.compile, its fastest attention", "tokens/s",
+                     "times PyTorch's"], lines) + source(data)
+
+
+def step_tables():
+    """the tables of the steps that were measured, by name"""
+    return {kind + name.removeprefix("step/").replace("_", "-"): lambda name=name, table=table: table(name)
+            for name in STEPS.values() for kind, table in (("step-", step_parts), ("products-", step_products))}
+
+
+# ---- the tables ---------------------------------------------------------------------------------
+
+HEADLINES = ("65536x768 bf16", "4096x1024 fp16", "4096x8192 fp16", "8192x32768 bf16", "65536x769 bf16",
+             "524288x64 bf16")
+PEERS = ("65536x768 bf16", "4096x8192 fp16")
+
+
+def short_peers():
+    keep = {f"{row['direction']} {row['shape']}": row for row in load("race/points")["rows"] if row["shape"] in PEERS}
+    who = [p for p in PROVIDERS.values() if any(p in row for row in keep.values())]
+    lines = [[label] + [row.get(p, {}).get("us", "") for p in who] for label, row in keep.items()]
+    return markdown(["µs"] + who, lines) + source({**load("race/points"), "note": CLOCKS["kernel time"]})
+
+
+def durable():
+    """a line a kind of fault, and one for the fuzzers"""
+    data, fuzz, lines = load("durable/cases"), load("durable/fuzz")["rows"], {}
+    for row in data["rows"]:
+        line = lines.setdefault(row["fault"].partition(":")[0], [0, 0, 0])
+        lines[row["fault"].partition(":")[0]] = [line[0] + 1, line[1] + int(row["tried"]), line[2] + int(row["lost"])]
+    lines["libFuzzer"] = [len(fuzz), sum(int(row["inputs"].replace(",", "")) for row in fuzz), sum(int(row["findings"]) for row in fuzz)]
+    return markdown(["fault", "programs, readers or ways", "tried", "lost"], [[kind, *(f"{n:,}" for n in line)] for kind, line in
+                                                                 lines.items()]) + source({**data, "rows": []})
+
+
+def usual(row):
+    return whole(row) and int(row["C"]) >= 768
+
+
+TABLES = {
+    "headlines": lambda: calls("layernorm/shapes", lambda row: shape(row) in HEADLINES),
+    "short-peers": short_peers,
+    "ladder-forward": lambda: ladder("layernorm_forward", True),
+    "ladder-residual": lambda: ladder("residual_layernorm_forward", True),
+    "ladder-backward": lambda: ladder("layernorm_backward", True),
+    "lesson-forward": lambda: ladder("layernorm_forward", False),
+    "lesson-residual": lambda: ladder("residual_layernorm_forward", False),
+    "lesson-backward": lambda: ladder("layernorm_backward", False),
+    "goals": goals,
+    "misses": misses,
+    "whole": lambda: calls("layernorm/shapes", usual),
+    "short": lambda: calls("layernorm/shapes", lambda row: not usual(row) and int(row["C"]) <= 513),
+    "unaligned": lambda: calls("layernorm/shapes", lambda row: not usual(row) and int(row["C"]) > 513),
+    "sm80": lambda: calls("layernorm/sm80"),
+    "widths": lambda: flat("layernorm/widths"),
+    "unaligned-widths": lambda: flat("layernorm/unaligned_widths"),
+    "pipelined": lambda: flat("layernorm/cp_async_pipelined"),
+    "latency": latency,
+    "peers-forward": lambda: race("forward", "kernel time"),
+    "peers-backward": lambda: race("backward", "kernel time"),
+    "clock-forward": lambda: race("forward", "tutorial's clock"),
+    "clock-backward": lambda: race("backward", "tutorial's clock"),
+    "race-summary": race_summary,
+    "others": lambda: flat("race/others"),
+    "attention": lambda: flat("attention/h100"),
+    "attention-h200": lambda: flat("attention/h200"),
+    "attention-step": lambda: flat("attention/step"),
+    "graphs": lambda: flat("step/graphs"),
+    "in-flight": lambda: flat("layernorm/in_flight"),
+    "muon": lambda: flat("muon/losses", {field: field for field in ("job", "optimizer", *(f"lr {lr}" for lr in (
+        "1e-3", "2e-3", "4e-3", "8e-3", "1.6e-2", "3.2e-2")), "steps to AdamW's best")}),
+    "muon-texts": lambda: flat("muon/texts", {field: field for field in ("text", "optimizer", "0.25", "0.5", "1", "1.3", "2", "3",
+                                                                         "4", "5", "6.5", "7", "10", "20", "40")}),
+    "many-gpus": lambda: flat("many_gpus/h100"),
+    "many-gpus-four": lambda: flat("many_gpus/h200"),
+    "many-bits": lambda: flat("many_gpus/bits"),
+    "many-faults": lambda: flat("many_gpus/faults"),
+    "muon-step": lambda: flat("muon/step"),
+    "many-gpus-model": lambda: flat("many_gpus/predicted", {name: name if name != "row" else "" for name in (
+        "row", "GPUs", "predicted, ms", "measured, ms", "error, %")}, lambda row: "predicted, ms" in row),
+    "many-gpus-predicted": lambda: flat("many_gpus/predicted", {
+        "row": "predicted, of linear", "GPUs": "GPUs", "program": "as the program does it", "ring": "ring all-reduce"},
+        lambda row: "ring" in row),
+    **{f"attention-{way}{more}": lambda way=way, shown=shown: attention_ladder(way, shown) for way in ("forward", "backward")
+       for more, shown in (("", ("64x12x1024", "4x12x8192")), ("-shapes", None))},
+    "short-step": short_step,
+    "step-sums": step_sums,
+    **step_tables(),
+    "durable": durable,
+    "durable-cases": lambda: flat("durable/cases"),
+    "durable-fuzz": lambda: flat("durable/fuzz"),
+    "durable-gpu": lambda: flat("durable/gpu"),
+    "decode": lambda: flat("kernels/decode"),
+    **{"training-" + name.replace("_", "-"): lambda name=name: flat("training/" + name)
+       for name in ("seeds", "bf16_errors", "peers", "sample_gpu", "cpu")},
+    "column-sums": lambda: flat("kernels/column_sums"),
+    "classifier": lambda: flat("kernels/classifier"),
+    "layernorm-pytorch-host": lambda: flat("pytorch/host"),
+    "layernorm-pytorch-models": lambda: flat("pytorch/models"),
+}
+
+# tables that no document shows: `make tables` writes them into a page of their own, under these titles
+REPORT = (
+    ("LayerNorm, whole vectors of 16 bytes: us, % of the roof of the same process, cold L2", "whole"),
+    ("Short rows", "short"),
+    ("Rows that are not whole vectors", "unaligned"),
+    ("Between powers of two, % of the roof", "widths"),
+    ("Not whole vectors, shared by clusters, % of the roof", "unaligned-widths"),
+    ("Backward by cp_async_pipelined: before Hopper, and on Hopper the longest rows", "pipelined"),
+    ("One row: us of a launch, in brackets one block that copies what the op reads and writes", "latency"),
+    ("Built for sm_80, without clusters and TMA", "sm80"),
+    ("Goals: shares of the roof, must / aim", "goals"),
+    ("LayerNorm's ladders with each rung's best block: forward", "ladder-forward"),
+    ("Residual", "ladder-residual"),
+    ("Backward", "ladder-backward"),
+    ("Beside others, forward, kernel time: us and GB/s", "peers-forward"),
+    ("Beside others, backward, kernel time; last what two copies of the tutorial print, GB/s by its clock", "peers-backward"),
+    ("Forward, the tutorial's clock: GB/s at the median, in brackets at the 80 and the 20 % quantile", "clock-forward"),
+    ("Backward, the tutorial's clock", "clock-backward"),
+    ("Others, timed by the same method on another H200: GB/s, % of the roof", "others"),
+    ("Attention, heads of 64 in bf16, causal: us, in brackets over cuDNN's through PyTorch", "attention"),
+    ("Attention on an H200, by kernels that also add up qkv's bias gradient where that is asked for", "attention-h200"),
+    ("Attention's ladder, forward: us, % of the roof", "attention-forward-shapes"),
+    ("Attention's ladder, backward", "attention-backward-shapes"),
+    ("A step of 124M, B=64, T=1024 with each attention, in turn on one card", "attention-step"),
+    ("A step's parts: 124M, B=64, on an H200", "step-d12-b64-h200"),
+    ("A step's parts: 1558M, B=8", "step-d48-b8"),
+    *((f"Products of {model}, us a call: the algorithm proposed first; the fastest of the proposals and of the first one's "
+       "variants; the fastest with the first one's bits; with four times the workspace; the first that splits no sum; with "
+       "the step's epilogue; adding to its output", f"products-{name}")
+      for model, name in (("124M, B=64", "d12-b64"), ("124M, B=64, on an H200", "d12-b64-h200"), ("1558M, B=8", "d48-b8"))),
+    ("Column sums, % of a kernel that only reads", "column-sums"),
+    ("The classifier, % of a kernel that only copies", "classifier"),
+    ("Which optimizer for a text, and after how many epochs it ends lowest: validation loss", "muon-texts"),
+    ("A step by AdamW and by Muon", "muon-step"),
+    ("LayerNorm backward on an H100: rows that each team has on their way", "in-flight"),
+    ("Errors of bf16 over PyTorch's fp32", "training-bf16-errors"),
+    ("What a call of the PyTorch package costs the processor", "layernorm-pytorch-host"),
+    ("Steps of one to four H200", "many-gpus-four"),
+    ("What a run can lose on a GPU", "durable-gpu"),
+    ("Writing, share of the time in which the memory delivers all weights", "decode"),
+    ("A step on the CPU: 6 layers, 384 channels, bytes, fp32, B=4, T=256", "training-cpu"),
+    ("Ranks: what was compared bit for bit", "many-bits"),
+    ("Steps of many GPUs, predicted from one GPU's before they were measured", "many-gpus-model"),
+    ("Steps of many GPUs, predicted", "many-gpus-predicted"),
+    ("What a run can lose, case by case", "durable-cases"),
+    ("Readers under libFuzzer", "durable-fuzz"),
+)
+
+
+def report():
+    return "# Measured\n" + "".join(f"\n## {title}\n\n" + "\n".join(TABLES[name]()) + "\n" for title, name in REPORT)
+
+
+# ---- documents ----------------------------------------------------------------------------------
+
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
+
+
+def documents():
+    found = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True,
+                           text=True, check=False)
+    paths = found.stdout.split() if found.returncode == 0 else [
+        os.path.relpath(os.path.join(folder, name), ROOT) for folder, _, names in os.walk(ROOT)
+        for name in names if name.endswith(".md") and "/build" not in folder]
+    return {path: open(os.path.join(ROOT, path)).read() for path in sorted(set(paths))}
+
+
+def filled(path, text):
+    def table(match):
+        if match[2] not in TABLES:
+            raise SystemExit(f"{path}: no table {match[2]}; known: {' '.join(TABLES)}")
+        return match[1] + "\n".join(TABLES[match[2]]()) + "\n" + match[4]
+    return MARKED.sub(table, text)
+
+
+FIGURE = re.compile(r"\d[\d.,]*k?\s*(?:us|µs|microseconds|ms|[MGT]B/s|(?:million\s+)?tokens/s)\b"
+                    r"|\d[\d.]*\s*%\s+of\s+(?:the|its|their|a)\s+(?:\w+\s+)?roof")
+MAY_HAVE_FIGURES = ("doc/tried.md", "doc/layernorm.md", "doc/attention.md")  # lessons argue with figures
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+QUOTED_PATH = re.compile(r"`((?:llmc|dev|doc|data|scripts)/[\w./-]+\.(?:h|cuh|cu|cpp|md|sh|py|pl|json|svg|toml))`")
+SNIPPET = re.compile(r"```cpp\n\s*// (llmc/\S+)\n(.*?)```", re.S)
+
+
+def prose(text):
+    return re.sub(r"```.*?```", "", MARKED.sub("", text), flags=re.S)
+
+
+def slug(heading):
+    return re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def links(path, text):
+    """what it names that is not there; how many it names"""
+    headings = {slug(line.lstrip("# ")) for line in text.splitlines() if line.startswith("#")}
+    targets = [t for t in LINK.findall(prose(text)) if "://" not in t]
+    bad = [t for t in targets if t.startswith("#") and t[1:] not in headings]
+    bad += [t for t in targets if not t.startswith("#")
+            and not os.path.exists(os.path.join(ROOT, os.path.dirname(path), t.split("#")[0]))]
+    quoted = QUOTED_PATH.findall(text)
+    bad += [q for q in quoted if not q.startswith("data/sample/") and not os.path.exists(os.path.join(ROOT, q))]
+    return bad, len(targets) + len(quoted)
+
+
+def snippets(text):
+    """lines of quoted code that are not in the file that they are said to be from"""
+    for name, code in SNIPPET.findall(text):
+        path = os.path.join(ROOT, name)
+        lines = {line.strip() for line in open(path)} if os.path.exists(path) else set()
+        for line in code.splitlines():
+            if line.strip() and line.strip() not in lines:
+                yield f"{name} has no line: {line.strip()}"
+
+
+def check(texts):
+    errors, passed, used = [], 0, {name for _, name in REPORT if TABLES[name]()}
+    for path, text in texts.items():
+        found = len(errors)
+        if filled(path, text) != text:
+            errors.append(f"{path}: a table is not what doc/measured/ gives; run dev/bench/tables.py")
+        used |= {match[2] for match in MARKED.finditer(text)}
+        if path not in MAY_HAVE_FIGURES:
+            errors += [f"{path}: a measured figure in prose: '{' '.join(f[0].split())}'; it belongs into doc/measured/"
+                       for f in FIGURE.finditer(prose(text))]
+        errors += [f"{path}: leads nowhere: {target}" for target in links(path, text)[0]]
+        errors += [f"{path}: {line}" for line in snippets(text)]
+        passed += found == len(errors)
+    errors += [f"dev/bench/tables.py: no document has the table {name}" for name in TABLES if name not in used]
+    for error in errors:
+        print("ERROR:", error)
+    print(f"{passed} documents, {len(used)} tables, {sum(links(p, t)[1] for p, t in texts.items())} links and paths")
+    print(f"{passed} passed, {len(errors)} failed, 0 skipped")
+    return 1 if errors else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--report", metavar="FILE")
+    parser.add_argument("--take", nargs=2, metavar=("FILE", "NAME"))
+    options = parser.parse_args()
+    if options.take:
+        try:
+            return take(*options.take)
+        except OSError as error:
+            raise SystemExit(f"tables.py: {error}") from None
+    if options.report:
+        with open(options.report, "w") as file:
+            file.write(report())
+        print("wrote", options.report)
+        return 0
+    texts = documents()
+    if options.check:
+        return check(texts)
+    for path, text in texts.items():
+        new = filled(path, text)
+        if new != text:
+            with open(os.path.join(ROOT, path), "w") as file:
+                file.write(new)
+            print("wrote", path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
