@@ -9,7 +9,7 @@ buffers by turns; providers take turns, too; median. Backward is the call that g
 autograd.grad, with and without torch.use_deterministic_algorithms.
 
     make build/libllmc_attention.so && dev/bench/bench_attention.py [--shapes 64x12x1024,8x12x1024] [--json attention.json]
-    dev/bench/plot_attention.py attention.json -o attention.svg
+    dev/bench/plots.py attention attention.json -o attention.svg
 
 Prints a table of microseconds and ratios to cuDNN; exit 1 if ours is wrong or fails.
 """

@@ -11,7 +11,7 @@ nothing; 124M, 200 steps of 8 x 1024 tokens are 5.4 epochs of Tiny Shakespeare):
         --lr 6e-4 --warmup 20 --final-lr-fraction 1 --seed 42"
     ./train_gpt2cu $SAME --dtype bf16 --val-data none --sample-every 0 --out runs/ours_bf16
     dev/bench/compare_pytorch.py $SAME --dtype bf16 --out runs/torch_bf16.jsonl
-and both again with fp32; then dev/bench/plot_compare.py.
+and both again with fp32; then dev/bench/plots.py compare.
 
 --dtype fp32       true fp32 products, no TF32
         bf16       autocast over fp32 weights: products and attention in bf16, the residual stream in fp32
@@ -19,7 +19,7 @@ and both again with fp32; then dev/bench/plot_compare.py.
 Writes one JSON object a step with the keys of the trainer's log.jsonl.
 
 Result: H200, PyTorch 2.11, 2026-11-21, loss at step 200: bf16 4.3862, ours 4.3178; fp32 4.3190, ours 4.3040.
-        What to make of it: dev/bench/plot_compare.py, doc/gpu_training.md.
+        What to make of it: dev/bench/plots.py compare, doc/gpu_training.md.
 Cost:   28.4 ms a step in bf16, 161.7 ms in fp32 (medians, eager, waiting after each step): 6 s and 32 s.
 """
 import argparse

@@ -17,7 +17,7 @@ row a line. Numbers are printed as
 they are written there, so 49.80 stays 49.80. A new table is an entry of TABLES below.
 """
 import argparse
-import json
+
 import os
 import re
 import subprocess

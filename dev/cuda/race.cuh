@@ -348,7 +348,7 @@ inline int run_races(const Shootout& s, const ShootoutOptions& o) {
     for (const auto& item : race_list(s, o)) { race_item(race, item); }
     if (!o.json.empty()) { std::printf("\nwritten: %s\n", o.json.c_str()); }
     if (!race.csv_file().empty()) {
-        std::printf("\nwritten: %s; a picture of a sweep: dev/bench/plot_sweep.py %s\n",
+        std::printf("\nwritten: %s; a picture of a sweep: dev/bench/plots.py sweep %s -o sweep.svg\n",
                     race.csv_file().c_str(), race.csv_file().c_str());
     }
     if (race.report.slow_roofs > 0) {

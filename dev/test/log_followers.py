@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/to_tensorboard.py and to_wandb.py --offline follow a run of 1,000 steps that is killed in the middle and goes
+"""scripts/follow_log.py tensorboard, and wandb --offline, follow a run of 1,000 steps that is killed in the middle and goes
 on from a checkpoint before that: in what TensorBoard's own reader and the records of W&B's file hold, every step stands
 once, with the loss of log.jsonl. Needs tensorboard and wandb (pip); what is missing is skipped. Last line: N passed, N failed, N skipped.
 """
@@ -50,8 +50,8 @@ def steps_in(run):
         return 0
 
 
-def follow(script, run, *more, stderr=None):
-    return subprocess.Popen([sys.executable, "scripts/" + script, run, "--follow", *more], stdout=subprocess.DEVNULL, stderr=stderr,
+def follow(to, run, *more, stderr=None):
+    return subprocess.Popen([sys.executable, "scripts/follow_log.py", to, run, "--follow", *more], stdout=subprocess.DEVNULL, stderr=stderr,
                             env=dict(os.environ, WANDB_SILENT="true", WANDB_MODE="offline"))
 
 
@@ -115,14 +115,14 @@ def main():
     if not (tensorboard or wandb):
         return
     if tensorboard:
-        typo = follow("to_tensorboard.py", folder + "/typo", stderr=subprocess.PIPE)
+        typo = follow("tensorboard", folder + "/typo", stderr=subprocess.PIPE)
         check("who waits for a run says so", b"waiting for" in typo.stderr.readline())
         typo.kill()
-        check("a run that is not there is none", subprocess.run(typo.args[:3], capture_output=True).returncode == 1)
+        check("a run that is not there is none", subprocess.run(typo.args[:4], capture_output=True).returncode == 1)
         check("and gets no folder", os.listdir(folder) == [], os.listdir(folder))
     first = train(run)
-    followers = [follow("to_tensorboard.py", run)] if tensorboard else []
-    followers += [follow("to_wandb.py", run, "--offline")] if wandb else []
+    followers = [follow("tensorboard", run)] if tensorboard else []
+    followers += [follow("wandb", run, "--offline")] if wandb else []
     time.sleep(0.1)
     done = 0
     while first.poll() is None and not (done >= KILL_AT and 20 < done % SAVE_EVERY):  # steps behind a checkpoint
@@ -144,7 +144,7 @@ def main():
         compare("tensorboard", charts, log)
         check("tensorboard: samples", [s for s, _ in samples] == sorted({r["step"] for r in log if r.get("event") == "sample"}),
               samples)
-        again = subprocess.run([sys.executable, "scripts/to_tensorboard.py", run], stdout=subprocess.DEVNULL)
+        again = subprocess.run([sys.executable, "scripts/follow_log.py", "tensorboard", run], stdout=subprocess.DEVNULL)
         check("tensorboard: a second call replaces the first", again.returncode == 0)
         compare("tensorboard, again", of_tensorboard(run + "/tensorboard")[0], log)
     if wandb:
