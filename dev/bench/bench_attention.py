@@ -21,12 +21,12 @@ import sys
 import time
 from pathlib import Path
 
-try:
-    import torch
-    import torch.nn.functional as F
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-except ImportError as missing:
-    raise SystemExit(f"bench_attention.py: {missing}; expected PyTorch for CUDA: pip install torch") from None
+from needs import needs
+
+needs(__doc__, "torch")
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 try:
     from flash_attn_interface import flash_attn_func as flash_attention_3
 except ImportError:

@@ -32,12 +32,11 @@ import sys
 import time
 from pathlib import Path
 
-try:
-    import torch
-    import triton
-except ImportError as missing:
-    raise SystemExit(f"bench_layernorm.py: {missing}; expected PyTorch for CUDA, which brings Triton: "
-                     "pip install torch") from None
+from needs import needs
+
+needs(__doc__, "torch", "triton")
+import torch
+import triton
 
 import layernorm_peers
 from layernorm_peers import Autograd, Problem

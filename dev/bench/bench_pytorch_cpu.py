@@ -16,6 +16,9 @@ import os
 import statistics
 import time
 
+from needs import needs
+
+needs(__doc__, "torch")
 import torch
 from torch import nn
 

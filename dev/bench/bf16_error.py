@@ -23,6 +23,9 @@ Result: H200, PyTorch 2.11, 2026-11-21, 124M after 300 steps on Tiny Shakespeare
 import argparse
 import contextlib
 
+from needs import needs
+
+needs(__doc__, "torch")
 import torch
 import torch.nn.functional as F
 

@@ -15,12 +15,12 @@ import sys
 import tempfile
 import time
 
-try:
-    import numpy
-    import tiktoken
-    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
-except ImportError as missing:
-    raise SystemExit(f"check_bpe: {missing}: pip install numpy tiktoken tokenizers") from None
+from needs import needs
+
+needs(__doc__, "numpy", "tiktoken")
+import numpy
+import tiktoken
+from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
 END = 50256
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""

@@ -23,6 +23,9 @@ import sys
 import tempfile
 import warnings
 
+from needs import needs
+
+needs(__doc__, "numpy", "safetensors", "torch", "transformers")
 import numpy
 import safetensors
 import torch

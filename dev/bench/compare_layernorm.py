@@ -17,6 +17,9 @@ import re
 import statistics
 import time
 
+from needs import needs
+
+needs(__doc__, "torch")
 import torch
 
 TYPES = {"fp32": (1, 4), "bf16": (2, 2), "fp16": (3, 2)}

@@ -28,6 +28,9 @@ import json
 import math
 import time
 
+from needs import needs
+
+needs(__doc__, "torch")
 import torch
 from torch import nn
 

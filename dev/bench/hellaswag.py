@@ -11,14 +11,14 @@ import re
 import subprocess
 import sys
 
-try:
-    import numpy as np
-    import torch
-    import torch.nn.functional as F
+from needs import needs
 
-    from torch_gpt2 import read_model
-except ImportError as missing:
-    raise SystemExit(f"hellaswag: {missing}: pip install numpy torch") from None
+needs(__doc__, "numpy", "torch")
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from torch_gpt2 import read_model
 
 HEADER = 256
 

@@ -8,6 +8,9 @@ import collections
 import json
 import random
 
+from needs import needs
+
+needs(__doc__, "tiktoken")
 import tiktoken
 from check_bpe import PATTERN, random_strings
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks

@@ -17,6 +17,9 @@ import math
 import pathlib
 import platform
 
+from needs import needs
+
+needs(__doc__, "numpy", "torch")
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -10,13 +10,13 @@ import json
 import statistics
 import time
 
+from needs import needs
+
+needs(__doc__, "torch", "plumb_layernorm")
 import torch
 import torch.nn.functional as F
 
-try:
-    import plumb_layernorm
-except ImportError as missing:
-    raise SystemExit(f"host_cost.py: {missing}; see python/README.md") from None
+import plumb_layernorm
 
 N, C, EPS = 64, 256, 1e-5
 

@@ -17,14 +17,13 @@ import json
 import statistics
 import time
 
+from needs import needs
+
+needs(__doc__, "torch", "transformers", "plumb_layernorm")
 import torch
 
-try:
-    import plumb_layernorm
-    import transformers
-except ImportError as missing:
-    raise SystemExit(f"pytorch_models.py: {missing}; expected the package of python/ (python/README.md) and "
-                     "Hugging Face's models: pip install transformers") from None
+import plumb_layernorm
+import transformers
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
 LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
