@@ -118,7 +118,7 @@ if [ "${1:-}" != quick ]; then
     stage fuzz dev/test/fuzz/run.sh 5
     if [ -x test_gpt2cu ]; then
         stage gpu ./test_gpt2cu
-        stage sanitizer dev/test/sanitizer/sanitize.sh
+        stage sanitizer dev/test/sanitize.sh
     else
         echo "== test_gpt2cu: not built (no nvcc), skipped"
         add 0 0 1

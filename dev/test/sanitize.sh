@@ -2,13 +2,13 @@
 # compute-sanitizer's tools over ./train_gpt2cu: two steps of small models, of even and odd sizes, each type
 # and each kind of recomputation; validation and a sample after each step. On data/sample. And over LayerNorm's
 # shootouts: a shape for each kernel that ships.
-#   dev/test/sanitizer/sanitize.sh                                 after make; up to 5 minutes on an H200
-#   dev/test/sanitizer/sanitize.sh layernorm "racecheck, bf16"     runs whose "tool, name" contains one of these
+#   dev/test/sanitize.sh                                 after make; up to 5 minutes on an H200
+#   dev/test/sanitize.sh layernorm "racecheck, bf16"     runs whose "tool, name" contains one of these
 # A line for each run; logs in build/sanitize. Last line: N passed, N failed, N skipped; exit 1 if a run
 # reports an error or a hazard, or does not finish. Without compute-sanitizer or a GPU all are skipped.
 # JOBS: runs at once, half as many as there are processors unless set.
 set -u
-cd "$(dirname "$0")/../../.." || exit
+cd "$(dirname "$0")/../.." || exit
 PATH=$PATH:/usr/local/cuda/bin  # where the CUDA Toolkit has compute-sanitizer, if not on the path
 logs=build/sanitize
 jobs=${JOBS:-$((($(nproc) + 1) / 2))}
@@ -19,8 +19,7 @@ train=(./train_gpt2cu --train-data data/sample/train.bin --val-data data/sample/
        --steps 2 --val-tokens 512 --val-every 1 --sample-tokens 4 --sample-every 1 --quiet)
 
 # initcheck does not see what cuBLASLt's bf16 products write by bulk stores, which they do where all sizes
-# fill whole 16-byte vectors: it reports every kernel that reads such a result (initcheck_bulk_store.cu proves
-# it). fp32 products, and bf16 ones of 66 channels, store in the ordinary way.
+# fill whole 16-byte vectors: it reports every kernel that reads such a result. fp32 products, and bf16 ones of 66 channels, store in the ordinary way.
 models=(  # name: tools: options
     "bf16 64 channels T=100: $every: --dtype bf16 --channels 64 --seq-len 100"
     "fp32 64 channels T=100: $every initcheck: --dtype fp32 --channels 64 --seq-len 100"
@@ -37,14 +36,12 @@ models=(  # name: tools: options
 # a block, clusters), short_rows (single elements, pieces), unaligned_rows (some lanes, blocks, clusters), fallback;
 # backward: team_ring (a block, clusters), unaligned_rows, short_rows, fallback.
 declare -A shapes=(
-    # of 7 clusters none share a multiprocessor: where blocks of clusters of 16 do, synccheck goes wrong
-    # (synccheck_clusters.cu)
+    # of 7 clusters none share a multiprocessor: where blocks of clusters of 16 do, synccheck reports what is right
     [forward]="35x256,19x4096,5x16384,5x20480,5x40000,7x70000,7x140000,7x190000,35x33,35x50,35x131,35x769,5x8191,3x20001,3x299007"
     [backward]="1500x64,600x768,3x4096,3x20480,50x90000,24x150004,24x190000,600x769,300x15001,3x262144,131x65,131x100,3x131073"
-    # it is slow; and it goes wrong where teams of a block have unequal numbers of rows (racecheck_named_barriers.cu): on
-    # 132 multiprocessors all teams of 3168x768 have 6, of 5280x769 8 (fp32) or 5 (bf16); and where clusters refill a
-    # ring (racecheck_cluster_refill.cu), or one lane arrives for its warp (racecheck_warp_arrival.cu): 40x20480 is too
-    # few rows for that
+    # it is slow; and it reports what is right where teams of a block have unequal numbers of rows (on 132 multiprocessors all teams of
+    # 3168x768 have 6, of 5280x769 8 in fp32 and 5 in bf16), where clusters refill a ring, or one lane arrives for its warp:
+    # 40x20480 is too few rows for that
     ["racecheck backward"]="1500x64,35x4096,3168x768,5280x769,40x20480,14x90000,7x150004,7x190000,40x15001,3x262144,131x65,131x100,3x131073"
 )
 
