@@ -43,7 +43,7 @@ def parse_options():
     p.add_argument("--steps", type=int, default=40, help="of a run that count (default 40)")
     p.add_argument("--tune-gemm", action="store_true", help="the program's first run searches the fastest products")
     p.add_argument("--json", metavar="FILE")
-    p.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a check of this script")
+    p.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: both in fp32, PyTorch not compiled; with --program ./train_gpt2")
     p.add_argument("--pytorch", action="store_true", help=argparse.SUPPRESS)  # this process is PyTorch's
     return p.parse_args()
 
@@ -99,7 +99,7 @@ def pytorch(a):
     mean_loss = torch.compile(lambda x, y: model(x, y)[1]) if cuda else lambda x, y: model(x, y)[1]
 
     def step():
-        with torch.autocast(a.device, torch.bfloat16):
+        with torch.autocast(a.device, torch.bfloat16, enabled=cuda):
             loss = mean_loss(x, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

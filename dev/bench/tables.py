@@ -323,11 +323,6 @@ TABLES = {
     "many-bits": lambda: flat("many_gpus/bits"),
     "many-faults": lambda: flat("many_gpus/faults"),
     "muon-step": lambda: flat("muon/step"),
-    "many-gpus-model": lambda: flat("many_gpus/predicted", {name: name if name != "row" else "" for name in (
-        "row", "GPUs", "predicted, ms", "measured, ms", "error, %")}, lambda row: "predicted, ms" in row),
-    "many-gpus-predicted": lambda: flat("many_gpus/predicted", {
-        "row": "predicted, of linear", "GPUs": "GPUs", "program": "as the program does it", "ring": "ring all-reduce"},
-        lambda row: "ring" in row),
     **{f"attention-{way}{more}": lambda way=way, shown=shown: attention_ladder(way, shown) for way in ("forward", "backward")
        for more, shown in (("", ("64x12x1024", "4x12x8192")), ("-shapes", None))},
     "short-step": short_step,
@@ -339,7 +334,7 @@ TABLES = {
     "durable-gpu": lambda: flat("durable/gpu"),
     "decode": lambda: flat("kernels/decode"),
     **{"training-" + name.replace("_", "-"): lambda name=name: flat("training/" + name)
-       for name in ("seeds", "bf16_errors", "peers", "sample_gpu", "cpu")},
+       for name in ("seeds", "bf16_errors", "peers", "sample_gpu")},
     "column-sums": lambda: flat("kernels/column_sums"),
     "classifier": lambda: flat("kernels/classifier"),
     "layernorm-pytorch-host": lambda: flat("pytorch/host"),
@@ -387,10 +382,7 @@ REPORT = (
     ("Steps of one to four H200", "many-gpus-four"),
     ("What a run can lose on a GPU", "durable-gpu"),
     ("Writing, share of the time in which the memory delivers all weights", "decode"),
-    ("A step on the CPU: 6 layers, 384 channels, bytes, fp32, B=4, T=256", "training-cpu"),
     ("Ranks: what was compared bit for bit", "many-bits"),
-    ("Steps of many GPUs, predicted from one GPU's before they were measured", "many-gpus-model"),
-    ("Steps of many GPUs, predicted", "many-gpus-predicted"),
     ("What a run can lose, case by case", "durable-cases"),
     ("Readers under libFuzzer", "durable-fuzz"),
 )

@@ -100,11 +100,10 @@ if [ "${1:-}" != quick ]; then
     if [ $failed -eq 0 ]; then export PLANTED_PASSED="./test_gpt2 ./test_durable"; fi
     if command -v python3 >/dev/null; then
         stage tables dev/bench/tables.py --check
-        stage scaling dev/bench/simulate_scaling.py --check
         stage report dev/test/report_page.py
         stage log_followers dev/test/log_followers.py
     else
-        echo "== dev/bench/tables.py, simulate_scaling.py, dev/test/report_page.py, log_followers.py: no python3, skipped"
+        echo "== dev/bench/tables.py, dev/test/report_page.py, log_followers.py: no python3, skipped"
         add 0 0 4
     fi
     if wait $!; then

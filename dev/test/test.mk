@@ -30,8 +30,6 @@ $(OUT)test_durable: $(call objects,$(wildcard dev/test/durability/*.cpp) dev/tes
                      $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
-$(BUILD)/dev/cpu/gpt2_step: $(call objects,dev/cpu/gpt2_step.cpp) $(BUILD)/libllmc.a
-	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
 
 # tests of the GPU code are host code, but for kernels of their own: they need CUDA's headers, not its compiler
 $(BUILD)/dev/test/gpu/%.o: CXXFLAGS += -isystem $(CUDA_HEADERS)
