@@ -104,7 +104,7 @@ if [ "${1:-}" != quick ]; then
         stage log_followers dev/test/log_followers.py
     else
         echo "== dev/bench/tables.py, dev/test/report_page.py, log_followers.py: no python3, skipped"
-        add 0 0 4
+        add 0 0 3
     fi
     if wait $!; then
         PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5 stage sanitized unit $san/test_gpt2 \
