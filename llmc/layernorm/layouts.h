@@ -13,7 +13,7 @@
 
 namespace llmc::layouts {
 
-// a layout is a line or two
+// a layout is a line, which has the fields of its struct in their order where it does not name them
 // clang-format off
 
 // GPT-2, GPT-3, BERT, ViT, Whisper, OPT, Pythia, Falcon, Llama, PaLM and MT-NLG, and their heads
@@ -26,7 +26,8 @@ constexpr int kLanes = 32;  // of a warp
 // The calls that a layout is for. Rare ones have few layouts: there no vectors are unguarded. Rare are
 // weights of another type than the rows'; in forward only if there is a residual, too.
 enum class Calls { kUsual, kAll };  // kUsual: but for rare ones
-constexpr bool are_for(Calls calls, bool rare) { return calls == Calls::kAll || !rare; }
+using enum Calls;
+constexpr bool are_for(Calls calls, bool rare) { return calls == kAll || !rare; }
 
 // ---- forward/short_rows.cuh ----------------------------------------------------------------------
 
@@ -57,63 +58,52 @@ constexpr int columns_of(const ShortForward& layout, int vector) {
 // early: what is asked for together with the row: weight (1), or weight and bias (2); of a row of a cluster,
 // this number of vectors of both.
 struct RowInRegisters {
-    int cluster = 1, warps, teams = 1, vectors, blocks_per_sm, early;
-    bool unpack_each_pass = true;  // a row of 16 bits: as fp32 it does not fit the registers
-    Calls calls = Calls::kUsual;
+    int cluster, warps, teams, vectors, blocks_per_sm, early;
+    bool unpack_each_pass;  // a row of 16 bits: as fp32 it does not fit the registers
+    Calls calls;
     const char* use;
 };
 inline constexpr RowInRegisters kRowInRegisters16[] = {
-    {.warps = 1, .teams = 2, .vectors = 3, .blocks_per_sm = 17, .early = 2, .use = "GPT-2, BERT, ViT-B: 768"},
-    {.warps = 1, .teams = 2, .vectors = 4, .blocks_per_sm = 16, .early = 2, .calls = Calls::kAll,
-     .use = "GPT-2, BERT, ViT-L: 1024"},
-    {.warps = 1, .teams = 2, .vectors = 5, .blocks_per_sm = 10, .early = 2, .unpack_each_pass = false,
-     .use = "GPT-2, ViT-H, Whisper: 1280"},
-    {.warps = 2, .vectors = 3, .blocks_per_sm = 12, .early = 2, .use = "GPT-3, ViT-g: 1536"},
-    {.warps = 1, .teams = 2, .vectors = 7, .blocks_per_sm = 10, .early = 0, .unpack_each_pass = false,
-     .calls = Calls::kAll, .use = "GPT-2 XL, ViT-G: 1600, 1664"},
-    {.warps = 4, .vectors = 2, .blocks_per_sm = 12, .early = 2,
-     .use = "GPT-3, OPT, Pythia, Falcon, Llama: 2048"},
-    {.warps = 4, .vectors = 3, .blocks_per_sm = 9, .early = 2,
-     .use = "GPT-3, OPT, Pythia, Llama: 2560, 3072"},
-    {.warps = 4, .vectors = 4, .blocks_per_sm = 8, .early = 2, .calls = Calls::kAll,
-     .use = "GPT-3, OPT, Pythia, Llama: 4096"},
-    {.warps = 5, .vectors = 4, .blocks_per_sm = 6, .early = 2,
-     .use = "Falcon, GPT-3, OPT, Pythia, Llama: 4544, 5120"},
-    {.warps = 6, .vectors = 4, .blocks_per_sm = 5, .early = 2, .use = "ViT-22B: 6144"},
-    {.warps = 7, .vectors = 4, .blocks_per_sm = 5, .early = 1, .use = "Llama, OPT: 6656, 7168"},
-    {.warps = 8, .vectors = 4, .blocks_per_sm = 4, .early = 2, .calls = Calls::kAll,
-     .use = "Falcon, Llama: 8192"},
-    {.warps = 8, .vectors = 5, .blocks_per_sm = 4, .early = 0, .use = "OPT: 9216"},
-    {.warps = 12, .vectors = 4, .blocks_per_sm = 3, .early = 1, .use = "GPT-3, OPT: 12288"},
-    {.warps = 8, .vectors = 7, .blocks_per_sm = 3, .early = 1, .use = "between"},
-    {.warps = 9, .vectors = 7, .blocks_per_sm = 3, .early = 0, .use = "Falcon: 14848"},
-    {.warps = 8, .vectors = 8, .blocks_per_sm = 3, .early = 0, .calls = Calls::kAll, .use = "Llama: 16384"},
-    {.warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .calls = Calls::kAll, .use = "MT-NLG: 20480"},
-    {.cluster = 2, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .use = "to 128 KB"},
-    {.cluster = 8, .warps = 8, .vectors = 8, .blocks_per_sm = 4, .early = 1, .use = "to 256 KB"},
-    {.cluster = 8, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .use = "to 512 KB"}};
+    {1,  1, 2, 3, 17, 2,  true, kUsual, "GPT-2, BERT, ViT-B: 768"},
+    {1,  1, 2, 4, 16, 2,  true, kAll,   "GPT-2, BERT, ViT-L: 1024"},
+    {1,  1, 2, 5, 10, 2, false, kUsual, "GPT-2, ViT-H, Whisper: 1280"},
+    {1,  2, 1, 3, 12, 2,  true, kUsual, "GPT-3, ViT-g: 1536"},
+    {1,  1, 2, 7, 10, 0, false, kAll,   "GPT-2 XL, ViT-G: 1600, 1664"},
+    {1,  4, 1, 2, 12, 2,  true, kUsual, "GPT-3, OPT, Pythia, Falcon, Llama: 2048"},
+    {1,  4, 1, 3,  9, 2,  true, kUsual, "GPT-3, OPT, Pythia, Llama: 2560, 3072"},
+    {1,  4, 1, 4,  8, 2,  true, kAll,   "GPT-3, OPT, Pythia, Llama: 4096"},
+    {1,  5, 1, 4,  6, 2,  true, kUsual, "Falcon, GPT-3, OPT, Pythia, Llama: 4544, 5120"},
+    {1,  6, 1, 4,  5, 2,  true, kUsual, "ViT-22B: 6144"},
+    {1,  7, 1, 4,  5, 1,  true, kUsual, "Llama, OPT: 6656, 7168"},
+    {1,  8, 1, 4,  4, 2,  true, kAll,   "Falcon, Llama: 8192"},
+    {1,  8, 1, 5,  4, 0,  true, kUsual, "OPT: 9216"},
+    {1, 12, 1, 4,  3, 1,  true, kUsual, "GPT-3, OPT: 12288"},
+    {1,  8, 1, 7,  3, 1,  true, kUsual, "between"},
+    {1,  9, 1, 7,  3, 0,  true, kUsual, "Falcon: 14848"},
+    {1,  8, 1, 8,  3, 0,  true, kAll,   "Llama: 16384"},
+    {1, 16, 1, 8,  2, 1,  true, kAll,   "MT-NLG: 20480"},
+    {2, 16, 1, 8,  2, 1,  true, kUsual, "to 128 KB"},
+    {8,  8, 1, 8,  4, 1,  true, kUsual, "to 256 KB"},
+    {8, 16, 1, 8,  2, 1,  true, kUsual, "to 512 KB"}};
 inline constexpr RowInRegisters kRowInRegisters32[] = {
-    {.warps = 1, .teams = 2, .vectors = 3, .blocks_per_sm = 1, .early = 2, .use = "ViT-S, Whisper: 384"},
-    {.warps = 1, .teams = 2, .vectors = 4, .blocks_per_sm = 1, .early = 2, .use = "Pythia, Whisper: 512"},
-    {.warps = 2, .vectors = 3, .blocks_per_sm = 16, .early = 2, .use = "GPT-2, BERT, ViT-B: 768"},
-    {.warps = 2, .vectors = 4, .blocks_per_sm = 12, .early = 2, .use = "GPT-2, BERT, ViT-L: 1024"},
-    {.warps = 4, .vectors = 3, .blocks_per_sm = 8, .early = 2,
-     .use = "GPT-2, ViT-H, Whisper, GPT-3: 1280 to 1536"},
-    {.warps = 4, .vectors = 4, .blocks_per_sm = 8, .early = 2, .use = "GPT-2 XL, ViT-G, GPT-3: 1600 to 2048"},
-    {.warps = 5, .vectors = 4, .blocks_per_sm = 5, .early = 2, .use = "GPT-3, OPT, Pythia: 2560"},
-    {.warps = 6, .vectors = 4, .blocks_per_sm = 5, .early = 2, .use = "Llama: 3072"},
-    {.warps = 8, .vectors = 4, .blocks_per_sm = 4, .early = 2, .use = "GPT-3, OPT, Pythia, Llama: 4096"},
-    {.warps = 10, .vectors = 4, .blocks_per_sm = 3, .early = 2,
-     .use = "Falcon, GPT-3, OPT, Pythia, Llama: 4544, 5120"},
-    {.warps = 8, .vectors = 6, .blocks_per_sm = 3, .early = 1, .use = "ViT-22B: 6144"},
-    {.warps = 16, .vectors = 4, .blocks_per_sm = 2, .early = 2, .use = "Llama, OPT, Falcon: 6656 to 8192"},
-    {.warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1,
-     .use = "OPT, GPT-3, Falcon, Llama: 9216 to 16384"},
-    {.cluster = 2, .warps = 8, .vectors = 10, .blocks_per_sm = 3, .early = 1, .use = "MT-NLG: 20480"},
-    {.cluster = 2, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .use = "to 128 KB"},
-    {.cluster = 8, .warps = 8, .vectors = 8, .blocks_per_sm = 4, .early = 1, .use = "to 256 KB"},
-    {.cluster = 16, .warps = 8, .vectors = 8, .blocks_per_sm = 4, .early = 1, .use = "to 512 KB"},
-    {.cluster = 16, .warps = 16, .vectors = 8, .blocks_per_sm = 2, .early = 1, .use = "to 1 MB"}};
+    { 1,  1, 2,  3,  1, 2, true, kUsual, "ViT-S, Whisper: 384"},
+    { 1,  1, 2,  4,  1, 2, true, kUsual, "Pythia, Whisper: 512"},
+    { 1,  2, 1,  3, 16, 2, true, kUsual, "GPT-2, BERT, ViT-B: 768"},
+    { 1,  2, 1,  4, 12, 2, true, kUsual, "GPT-2, BERT, ViT-L: 1024"},
+    { 1,  4, 1,  3,  8, 2, true, kUsual, "GPT-2, ViT-H, Whisper, GPT-3: 1280 to 1536"},
+    { 1,  4, 1,  4,  8, 2, true, kUsual, "GPT-2 XL, ViT-G, GPT-3: 1600 to 2048"},
+    { 1,  5, 1,  4,  5, 2, true, kUsual, "GPT-3, OPT, Pythia: 2560"},
+    { 1,  6, 1,  4,  5, 2, true, kUsual, "Llama: 3072"},
+    { 1,  8, 1,  4,  4, 2, true, kUsual, "GPT-3, OPT, Pythia, Llama: 4096"},
+    { 1, 10, 1,  4,  3, 2, true, kUsual, "Falcon, GPT-3, OPT, Pythia, Llama: 4544, 5120"},
+    { 1,  8, 1,  6,  3, 1, true, kUsual, "ViT-22B: 6144"},
+    { 1, 16, 1,  4,  2, 2, true, kUsual, "Llama, OPT, Falcon: 6656 to 8192"},
+    { 1, 16, 1,  8,  2, 1, true, kUsual, "OPT, GPT-3, Falcon, Llama: 9216 to 16384"},
+    { 2,  8, 1, 10,  3, 1, true, kUsual, "MT-NLG: 20480"},
+    { 2, 16, 1,  8,  2, 1, true, kUsual, "to 128 KB"},
+    { 8,  8, 1,  8,  4, 1, true, kUsual, "to 256 KB"},
+    {16,  8, 1,  8,  4, 1, true, kUsual, "to 512 KB"},
+    {16, 16, 1,  8,  2, 1, true, kUsual, "to 1 MB"}};
 // threads of a row; what is longer than kShortVectors vectors is shared by a block or cluster with a barrier
 // behind its loads
 constexpr int kShortVectors = 2112;
@@ -133,36 +123,24 @@ constexpr int columns_of(const RowInRegisters& layout, int vector) {
 // For 16 bits and, half as many columns, fp32. A lane has its vectors and one column more. rare_unguarded:
 // unguarded for rare calls, whose weights are not aligned or of another type; -1: the layout is not for these.
 struct UnalignedForward {
-    int cluster = 1, warps, teams = 1, lanes, vectors, unguarded, blocks_per_sm, early, rare_unguarded = -1;
+    int cluster, warps, teams, lanes, vectors, unguarded, rare_unguarded, blocks_per_sm, early;
     const char* use;
 };
 constexpr int kFewestUnalignedForward = 57;  // columns; short_rows.cuh has shorter rows
 inline constexpr UnalignedForward kUnalignedForward[] = {
-    {.warps = 1, .teams = 2, .lanes = 8, .vectors = 4, .unguarded = 0, .blocks_per_sm = 12, .early = 2,
-     .rare_unguarded = 0, .use = "to 264 columns of 16 bits"},
-    {.warps = 1, .lanes = 8, .vectors = 8, .unguarded = 4, .blocks_per_sm = 16, .early = 1,
-     .rare_unguarded = 4, .use = "to 520"},
-    {.warps = 1, .lanes = 16, .vectors = 6, .unguarded = 4, .blocks_per_sm = 20, .early = 1, .use = "769"},
-    {.warps = 1, .lanes = 32, .vectors = 8, .unguarded = 3, .blocks_per_sm = 16, .early = 1,
-     .rare_unguarded = 2, .use = "1601"},
-    {.warps = 2, .lanes = 32, .vectors = 8, .unguarded = 4, .blocks_per_sm = 8, .early = 1,
-     .rare_unguarded = 4, .use = "4097"},
-    {.warps = 4, .lanes = 32, .vectors = 8, .unguarded = 4, .blocks_per_sm = 4, .early = 1,
-     .rare_unguarded = 4, .use = "8191; GPT-3: 5140"},
-    {.warps = 8, .lanes = 32, .vectors = 8, .unguarded = 4, .blocks_per_sm = 2, .early = 1,
-     .rare_unguarded = 4, .use = "to 16640"},
-    {.cluster = 3, .warps = 4, .lanes = 32, .vectors = 9, .unguarded = 5, .blocks_per_sm = 4, .early = 0,
-     .use = "to 28032"},
-    {.cluster = 5, .warps = 4, .lanes = 32, .vectors = 9, .unguarded = 5, .blocks_per_sm = 4, .early = 0,
-     .use = "to 46720"},
-    {.cluster = 8, .warps = 4, .lanes = 32, .vectors = 9, .unguarded = 5, .blocks_per_sm = 4, .early = 0,
-     .rare_unguarded = 2, .use = "to 74752"},
-    {.cluster = 12, .warps = 4, .lanes = 32, .vectors = 9, .unguarded = 5, .blocks_per_sm = 4, .early = 0,
-     .use = "to 112128"},
-    {.cluster = 12, .warps = 8, .lanes = 32, .vectors = 9, .unguarded = 4, .blocks_per_sm = 2, .early = 0,
-     .use = "to 224256"},
-    {.cluster = 16, .warps = 8, .lanes = 32, .vectors = 9, .unguarded = 5, .blocks_per_sm = 2, .early = 0,
-     .use = "to 299008"}};
+    { 1, 1, 2,  8, 4, 0,  0, 12, 2, "to 264 columns of 16 bits"},
+    { 1, 1, 1,  8, 8, 4,  4, 16, 1, "to 520"},
+    { 1, 1, 1, 16, 6, 4, -1, 20, 1, "769"},
+    { 1, 1, 1, 32, 8, 3,  2, 16, 1, "1601"},
+    { 1, 2, 1, 32, 8, 4,  4,  8, 1, "4097"},
+    { 1, 4, 1, 32, 8, 4,  4,  4, 1, "8191; GPT-3: 5140"},
+    { 1, 8, 1, 32, 8, 4,  4,  2, 1, "to 16640"},
+    { 3, 4, 1, 32, 9, 5, -1,  4, 0, "to 28032"},
+    { 5, 4, 1, 32, 9, 5, -1,  4, 0, "to 46720"},
+    { 8, 4, 1, 32, 9, 5,  2,  4, 0, "to 74752"},
+    {12, 4, 1, 32, 9, 5, -1,  4, 0, "to 112128"},
+    {12, 8, 1, 32, 9, 4, -1,  2, 0, "to 224256"},
+    {16, 8, 1, 32, 9, 5, -1,  2, 0, "to 299008"}};
 constexpr int columns_of(const UnalignedForward& layout, int vector) {
     return layout.cluster * layout.warps * layout.lanes * (layout.vectors * vector + 1);
 }
@@ -193,7 +171,7 @@ constexpr int columns_of(const ShortBackward& layout, int piece) {
 // ---- backward/team_ring.cuh ----------------------------------------------------------------------
 
 struct TeamRing {
-    int cluster = 1, warps, teams, vector, vectors, stages;
+    int cluster, warps, teams, vector, vectors, stages;
     bool reread = false;  // a row's second half reads shared memory again: registers do not hold the row
     constexpr bool operator==(const TeamRing&) const = default;
 };
@@ -203,169 +181,65 @@ constexpr int columns_of(const TeamRing& ring) {
 // For rows of up to `columns` columns: dinp =, and +=, whose stages are half as large again.
 struct TeamRingLayouts {
     int columns;
-    Calls calls = Calls::kAll;
+    Calls calls;
+    TeamRing write, add;
     const char* use;
-    TeamRing write, add{};
     constexpr bool adds() const { return add.warps > 0; }
 };
 inline constexpr TeamRingLayouts kTeamRing16[] = {
-    {.columns = 256, .use = "BERT tiny and mini, heads of 80, ViT-Ti",
-     .write = {.warps = 1, .teams = 12, .vector = 8, .vectors = 1, .stages = 4},
-     .add = {.warps = 1, .teams = 12, .vector = 8, .vectors = 1, .stages = 3}},
-    {.columns = 512, .use = "Pythia, ViT-S, Whisper",
-     .write = {.warps = 2, .teams = 8, .vector = 8, .vectors = 1, .stages = 3},
-     .add = {.warps = 2, .teams = 8, .vector = 8, .vectors = 1, .stages = 2}},
-    {.columns = 768, .use = "GPT-2, BERT, ViT-B",
-     .write = {.warps = 3, .teams = 4, .vector = 8, .vectors = 1, .stages = 4},
-     .add = {.warps = 3, .teams = 5, .vector = 8, .vectors = 1, .stages = 2}},
-    {.columns = 1024, .use = "GPT-2, BERT, ViT-L",
-     .write = {.warps = 4, .teams = 4, .vector = 8, .vectors = 1, .stages = 3},
-     .add = {.warps = 4, .teams = 4, .vector = 8, .vectors = 1, .stages = 2}},
-    {.columns = 1280, .use = "GPT-2, ViT-H, Whisper",
-     .write = {.warps = 5, .teams = 3, .vector = 8, .vectors = 1, .stages = 4},
-     .add = {.warps = 5, .teams = 3, .vector = 8, .vectors = 1, .stages = 3}},
-    {.columns = 1536, .calls = Calls::kUsual, .use = "GPT-3, ViT-g",
-     .write = {.warps = 6, .teams = 3, .vector = 8, .vectors = 1, .stages = 3},
-     .add = {.warps = 6, .teams = 2, .vector = 8, .vectors = 1, .stages = 3}},
-    {.columns = 1600, .use = "GPT-2 XL",
-     .write = {.warps = 5, .teams = 4, .vector = 2, .vectors = 5, .stages = 2},
-     .add = {.warps = 5, .teams = 3, .vector = 2, .vectors = 5, .stages = 2}},
-    {.columns = 1728, .calls = Calls::kUsual, .use = "ViT-G: 1664",
-     .write = {.warps = 7, .teams = 3, .vector = 8, .vectors = 1, .stages = 3},
-     .add = {.warps = 7, .teams = 2, .vector = 8, .vectors = 1, .stages = 3}},
-    {.columns = 2048, .use = "GPT-3, OPT, Pythia, Falcon, Llama",
-     .write = {.warps = 4, .teams = 3, .vector = 8, .vectors = 2, .stages = 2},
-     .add = {.warps = 8, .teams = 2, .vector = 8, .vectors = 1, .stages = 3}},
-    {.columns = 2560, .use = "GPT-3, OPT, Pythia",
-     .write = {.warps = 10, .teams = 2, .vector = 4, .vectors = 2, .stages = 3},
-     .add = {.warps = 5, .teams = 2, .vector = 8, .vectors = 2, .stages = 2}},
-    {.columns = 3072, .use = "Llama",
-     .write = {.warps = 6, .teams = 2, .vector = 8, .vectors = 2, .stages = 2},
-     .add = {.warps = 6, .teams = 2, .vector = 8, .vectors = 2, .stages = 2}},
-    {.columns = 3904, .calls = Calls::kUsual, .use = "goal of 7 x 512",
-     .write = {.warps = 8, .teams = 1, .vector = 8, .vectors = 2, .stages = 4},
-     .add = {.warps = 8, .teams = 1, .vector = 8, .vectors = 2, .stages = 3}},
-    {.columns = 4096, .use = "GPT-3, OPT, Pythia, Llama",
-     .write = {.cluster = 2, .warps = 4, .teams = 2, .vector = 8, .vectors = 2, .stages = 4},
-     .add = {.warps = 8, .teams = 1, .vector = 8, .vectors = 2, .stages = 3}},
-    {.columns = 4608, .calls = Calls::kUsual, .use = "Falcon: 4544",
-     .write = {.cluster = 2, .warps = 6, .teams = 2, .vector = 4, .vectors = 3, .stages = 4},
-     .add = {.cluster = 2, .warps = 6, .teams = 2, .vector = 4, .vectors = 3, .stages = 3}},
-    {.columns = 5120, .use = "GPT-3, OPT, Pythia, Llama",
-     .write = {.cluster = 2, .warps = 5, .teams = 2, .vector = 8, .vectors = 2, .stages = 3},
-     .add = {.cluster = 2, .warps = 5, .teams = 2, .vector = 8, .vectors = 2, .stages = 2}},
-    {.columns = 6144, .calls = Calls::kUsual, .use = "ViT-22B",
-     .write = {.cluster = 4, .warps = 3, .teams = 4, .vector = 8, .vectors = 2, .stages = 3},
-     .add = {.cluster = 4, .warps = 3, .teams = 4, .vector = 8, .vectors = 2, .stages = 2}},
-    {.columns = 7552, .calls = Calls::kUsual, .use = "Llama: 6656; OPT: 7168",
-     .write = {.cluster = 2, .warps = 4, .teams = 2, .vector = 8, .vectors = 4, .stages = 2},
-     .add = {.cluster = 2, .warps = 4, .teams = 1, .vector = 8, .vectors = 4, .stages = 3}},
-    {.columns = 8192, .use = "Falcon, Llama",
-     .write = {.cluster = 4, .warps = 4, .teams = 3, .vector = 8, .vectors = 2, .stages = 3},
-     .add = {.cluster = 4, .warps = 4, .teams = 2, .vector = 8, .vectors = 2, .stages = 3}},
-    {.columns = 9216, .calls = Calls::kUsual, .use = "OPT",
-     .write = {.cluster = 4, .warps = 3, .teams = 4, .vector = 8, .vectors = 3, .stages = 2},
-     .add = {.cluster = 2, .warps = 5, .teams = 1, .vector = 8, .vectors = 4, .stages = 3}},
-    {.columns = 10240, .calls = Calls::kUsual, .use = "goals of 19 and 20 x 512",
-     .write = {.cluster = 4, .warps = 5, .teams = 3, .vector = 8, .vectors = 2, .stages = 3},
-     .add = {.cluster = 4, .warps = 5, .teams = 2, .vector = 8, .vectors = 2, .stages = 3}},
-    {.columns = 12288, .use = "GPT-3, OPT",
-     .write = {.cluster = 4, .warps = 4, .teams = 2, .vector = 8, .vectors = 3, .stages = 3},
-     .add = {.cluster = 4, .warps = 4, .teams = 2, .vector = 8, .vectors = 3, .stages = 2}},
-    {.columns = 13824, .calls = Calls::kUsual, .use = "goals of 25 to 27 x 512",
-     .write = {.cluster = 4, .warps = 4, .teams = 2, .vector = 8, .vectors = 4, .stages = 3},
-     .add = {.cluster = 4, .warps = 4, .teams = 2, .vector = 8, .vectors = 4, .stages = 2}},
-    {.columns = 14848, .calls = Calls::kUsual, .use = "Falcon",
-     .write = {.cluster = 4, .warps = 5, .teams = 2, .vector = 8, .vectors = 3, .stages = 3},
-     .add = {.cluster = 4, .warps = 5, .teams = 2, .vector = 8, .vectors = 3, .stages = 2}},
-    {.columns = 16384, .use = "Llama",
-     .write = {.cluster = 8, .warps = 4, .teams = 3, .vector = 8, .vectors = 2, .stages = 3},
-     .add = {.cluster = 8, .warps = 4, .teams = 3, .vector = 8, .vectors = 2, .stages = 2}},
-    {.columns = 18432, .calls = Calls::kUsual, .use = "PaLM",
-     .write = {.cluster = 8, .warps = 3, .teams = 4, .vector = 8, .vectors = 3, .stages = 2},
-     .add = {.cluster = 8, .warps = 5, .teams = 2, .vector = 8, .vectors = 2, .stages = 3}},
-    {.columns = 20480, .use = "MT-NLG",
-     .write = {.cluster = 8, .warps = 5, .teams = 3, .vector = 8, .vectors = 2, .stages = 3},
-     .add = {.cluster = 8, .warps = 5, .teams = 2, .vector = 8, .vectors = 2, .stages = 3}},
-    {.columns = 24576, .calls = Calls::kUsual, .use = "between",
-     .write = {.cluster = 8, .warps = 4, .teams = 2, .vector = 8, .vectors = 3, .stages = 4},
-     .add = {.cluster = 8, .warps = 4, .teams = 3, .vector = 8, .vectors = 3, .stages = 2}},
-    {.columns = 32768, .use = "64 KB",
-     .write = {.cluster = 16, .warps = 4, .teams = 4, .vector = 8, .vectors = 2, .stages = 3},
-     .add = {.cluster = 8, .warps = 4, .teams = 2, .vector = 8, .vectors = 4, .stages = 2}},
-    {.columns = 65536, .use = "to 128 KB",
-     .write = {.cluster = 16, .warps = 4, .teams = 2, .vector = 8, .vectors = 4, .stages = 6},
-     .add = {.cluster = 16, .warps = 4, .teams = 2, .vector = 8, .vectors = 4, .stages = 4}},
-    {.columns = 131072, .use = "to 256 KB",
-     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 4, .stages = 6},
-     .add = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 4, .stages = 4}},
-    {.columns = 196608, .calls = Calls::kUsual, .use = "between",
-     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 6, .stages = 4,
-               .reread = true}},
-    {.columns = 262144, .use = "to 512 KB",
-     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 8, .vectors = 8, .stages = 3,
-               .reread = true}}};
+    {   256, kAll,   { 1,  1, 12, 8, 1, 4}, { 1,  1, 12, 8, 1, 3}, "BERT tiny and mini, heads of 80, ViT-Ti"},
+    {   512, kAll,   { 1,  2,  8, 8, 1, 3}, { 1,  2,  8, 8, 1, 2}, "Pythia, ViT-S, Whisper"},
+    {   768, kAll,   { 1,  3,  4, 8, 1, 4}, { 1,  3,  5, 8, 1, 2}, "GPT-2, BERT, ViT-B"},
+    {  1024, kAll,   { 1,  4,  4, 8, 1, 3}, { 1,  4,  4, 8, 1, 2}, "GPT-2, BERT, ViT-L"},
+    {  1280, kAll,   { 1,  5,  3, 8, 1, 4}, { 1,  5,  3, 8, 1, 3}, "GPT-2, ViT-H, Whisper"},
+    {  1536, kUsual, { 1,  6,  3, 8, 1, 3}, { 1,  6,  2, 8, 1, 3}, "GPT-3, ViT-g"},
+    {  1600, kAll,   { 1,  5,  4, 2, 5, 2}, { 1,  5,  3, 2, 5, 2}, "GPT-2 XL"},
+    {  1728, kUsual, { 1,  7,  3, 8, 1, 3}, { 1,  7,  2, 8, 1, 3}, "ViT-G: 1664"},
+    {  2048, kAll,   { 1,  4,  3, 8, 2, 2}, { 1,  8,  2, 8, 1, 3}, "GPT-3, OPT, Pythia, Falcon, Llama"},
+    {  2560, kAll,   { 1, 10,  2, 4, 2, 3}, { 1,  5,  2, 8, 2, 2}, "GPT-3, OPT, Pythia"},
+    {  3072, kAll,   { 1,  6,  2, 8, 2, 2}, { 1,  6,  2, 8, 2, 2}, "Llama"},
+    {  3904, kUsual, { 1,  8,  1, 8, 2, 4}, { 1,  8,  1, 8, 2, 3}, "goal of 7 x 512"},
+    {  4096, kAll,   { 2,  4,  2, 8, 2, 4}, { 1,  8,  1, 8, 2, 3}, "GPT-3, OPT, Pythia, Llama"},
+    {  4608, kUsual, { 2,  6,  2, 4, 3, 4}, { 2,  6,  2, 4, 3, 3}, "Falcon: 4544"},
+    {  5120, kAll,   { 2,  5,  2, 8, 2, 3}, { 2,  5,  2, 8, 2, 2}, "GPT-3, OPT, Pythia, Llama"},
+    {  6144, kUsual, { 4,  3,  4, 8, 2, 3}, { 4,  3,  4, 8, 2, 2}, "ViT-22B"},
+    {  7552, kUsual, { 2,  4,  2, 8, 4, 2}, { 2,  4,  1, 8, 4, 3}, "Llama: 6656; OPT: 7168"},
+    {  8192, kAll,   { 4,  4,  3, 8, 2, 3}, { 4,  4,  2, 8, 2, 3}, "Falcon, Llama"},
+    {  9216, kUsual, { 4,  3,  4, 8, 3, 2}, { 2,  5,  1, 8, 4, 3}, "OPT"},
+    { 10240, kUsual, { 4,  5,  3, 8, 2, 3}, { 4,  5,  2, 8, 2, 3}, "goals of 19 and 20 x 512"},
+    { 12288, kAll,   { 4,  4,  2, 8, 3, 3}, { 4,  4,  2, 8, 3, 2}, "GPT-3, OPT"},
+    { 13824, kUsual, { 4,  4,  2, 8, 4, 3}, { 4,  4,  2, 8, 4, 2}, "goals of 25 to 27 x 512"},
+    { 14848, kUsual, { 4,  5,  2, 8, 3, 3}, { 4,  5,  2, 8, 3, 2}, "Falcon"},
+    { 16384, kAll,   { 8,  4,  3, 8, 2, 3}, { 8,  4,  3, 8, 2, 2}, "Llama"},
+    { 18432, kUsual, { 8,  3,  4, 8, 3, 2}, { 8,  5,  2, 8, 2, 3}, "PaLM"},
+    { 20480, kAll,   { 8,  5,  3, 8, 2, 3}, { 8,  5,  2, 8, 2, 3}, "MT-NLG"},
+    { 24576, kUsual, { 8,  4,  2, 8, 3, 4}, { 8,  4,  3, 8, 3, 2}, "between"},
+    { 32768, kAll,   {16,  4,  4, 8, 2, 3}, { 8,  4,  2, 8, 4, 2}, "64 KB"},
+    { 65536, kAll,   {16,  4,  2, 8, 4, 6}, {16,  4,  2, 8, 4, 4}, "to 128 KB"},
+    {131072, kAll,   {16,  8,  1, 8, 4, 6}, {16,  8,  1, 8, 4, 4}, "to 256 KB"},
+    {196608, kUsual, {16,  8,  1, 8, 6, 4, true}, {},                    "between"},
+    {262144, kAll,   {16,  8,  1, 8, 8, 3, true}, {},                    "to 512 KB"}};
 inline constexpr TeamRingLayouts kTeamRing32[] = {
-    {.columns = 256, .use = "BERT tiny and mini, heads of 80, ViT-Ti",
-     .write = {.warps = 1, .teams = 12, .vector = 4, .vectors = 2, .stages = 3},
-     .add = {.warps = 1, .teams = 12, .vector = 4, .vectors = 2, .stages = 2}},
-    {.columns = 512, .use = "Pythia, ViT-S, Whisper",
-     .write = {.warps = 2, .teams = 8, .vector = 4, .vectors = 2, .stages = 2},
-     .add = {.warps = 2, .teams = 6, .vector = 4, .vectors = 2, .stages = 2}},
-    {.columns = 768, .use = "GPT-2, BERT, ViT-B",
-     .write = {.warps = 2, .teams = 4, .vector = 4, .vectors = 3, .stages = 2},
-     .add = {.warps = 3, .teams = 3, .vector = 4, .vectors = 2, .stages = 2}},
-    {.columns = 1024, .use = "GPT-2, BERT, ViT-L",
-     .write = {.warps = 4, .teams = 3, .vector = 4, .vectors = 2, .stages = 2},
-     .add = {.warps = 4, .teams = 2, .vector = 4, .vectors = 2, .stages = 2}},
-    {.columns = 1280, .use = "GPT-2, ViT-H, Whisper",
-     .write = {.warps = 5, .teams = 3, .vector = 4, .vectors = 2, .stages = 3},
-     .add = {.warps = 5, .teams = 2, .vector = 4, .vectors = 2, .stages = 2}},
-    {.columns = 1792, .use = "GPT-2 XL, GPT-3, ViT-g, ViT-G",
-     .write = {.warps = 7, .teams = 2, .vector = 4, .vectors = 2, .stages = 2},
-     .add = {.warps = 7, .teams = 2, .vector = 4, .vectors = 2, .stages = 2}},
-    {.columns = 2048, .use = "GPT-3, OPT, Pythia, Falcon, Llama",
-     .write = {.warps = 8, .teams = 1, .vector = 4, .vectors = 2, .stages = 3},
-     .add = {.warps = 8, .teams = 1, .vector = 4, .vectors = 2, .stages = 3}},
-    {.columns = 3072, .use = "GPT-3, OPT, Pythia, Llama",
-     .write = {.warps = 12, .teams = 1, .vector = 4, .vectors = 2, .stages = 3},
-     .add = {.warps = 12, .teams = 1, .vector = 4, .vectors = 2, .stages = 2}},
-    {.columns = 4096, .use = "GPT-3, OPT, Pythia, Llama",
-     .write = {.warps = 16, .teams = 1, .vector = 4, .vectors = 2, .stages = 2},
-     .add = {.cluster = 2, .warps = 8, .teams = 1, .vector = 4, .vectors = 2, .stages = 3}},
-    {.columns = 5120, .use = "GPT-3, OPT, Pythia, Llama, Falcon",
-     .write = {.cluster = 2, .warps = 5, .teams = 1, .vector = 4, .vectors = 4, .stages = 3},
-     .add = {.cluster = 4, .warps = 5, .teams = 3, .vector = 4, .vectors = 2, .stages = 2}},
-    {.columns = 6144, .use = "ViT-22B",
-     .write = {.cluster = 4, .warps = 6, .teams = 2, .vector = 4, .vectors = 2, .stages = 3},
-     .add = {.cluster = 4, .warps = 6, .teams = 2, .vector = 4, .vectors = 2, .stages = 2}},
-    {.columns = 8192, .use = "OPT, Falcon, Llama",
-     .write = {.cluster = 4, .warps = 4, .teams = 2, .vector = 4, .vectors = 4, .stages = 2},
-     .add = {.cluster = 4, .warps = 4, .teams = 2, .vector = 4, .vectors = 4, .stages = 2}},
-    {.columns = 10240, .use = "OPT: 9216",
-     .write = {.cluster = 4, .warps = 5, .teams = 2, .vector = 4, .vectors = 4, .stages = 2},
-     .add = {.cluster = 4, .warps = 5, .teams = 1, .vector = 4, .vectors = 4, .stages = 3}},
-    {.columns = 12288, .use = "GPT-3, OPT",
-     .write = {.cluster = 8, .warps = 4, .teams = 2, .vector = 4, .vectors = 3, .stages = 3},
-     .add = {.cluster = 8, .warps = 4, .teams = 3, .vector = 4, .vectors = 3, .stages = 2}},
-    {.columns = 16384, .use = "Falcon, Llama",
-     .write = {.cluster = 8, .warps = 4, .teams = 2, .vector = 4, .vectors = 4, .stages = 2},
-     .add = {.cluster = 8, .warps = 4, .teams = 2, .vector = 4, .vectors = 4, .stages = 2}},
-    {.columns = 20480, .use = "MT-NLG",
-     .write = {.cluster = 8, .warps = 5, .teams = 2, .vector = 4, .vectors = 4, .stages = 2},
-     .add = {.cluster = 8, .warps = 5, .teams = 1, .vector = 4, .vectors = 4, .stages = 3}},
-    {.columns = 32768, .use = "to 128 KB",
-     .write = {.cluster = 16, .warps = 4, .teams = 3, .vector = 4, .vectors = 4, .stages = 4},
-     .add = {.cluster = 16, .warps = 4, .teams = 2, .vector = 4, .vectors = 4, .stages = 4}},
-    {.columns = 65536, .use = "to 256 KB",
-     .write = {.cluster = 16, .warps = 8, .teams = 2, .vector = 4, .vectors = 4, .stages = 3},
-     .add = {.cluster = 16, .warps = 8, .teams = 1, .vector = 4, .vectors = 4, .stages = 3}},
-    {.columns = 131072, .use = "to 512 KB",
-     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 4, .vectors = 8, .stages = 3},
-     .add = {.cluster = 16, .warps = 8, .teams = 1, .vector = 4, .vectors = 8, .stages = 2}},
-    {.columns = 229376, .use = "to 896 KB",
-     .write = {.cluster = 16, .warps = 8, .teams = 1, .vector = 4, .vectors = 14, .stages = 2,
-               .reread = true}}};
+    {   256, kAll, { 1,  1, 12, 4, 2, 3}, { 1,  1, 12, 4, 2, 2}, "BERT tiny and mini, heads of 80, ViT-Ti"},
+    {   512, kAll, { 1,  2,  8, 4, 2, 2}, { 1,  2,  6, 4, 2, 2}, "Pythia, ViT-S, Whisper"},
+    {   768, kAll, { 1,  2,  4, 4, 3, 2}, { 1,  3,  3, 4, 2, 2}, "GPT-2, BERT, ViT-B"},
+    {  1024, kAll, { 1,  4,  3, 4, 2, 2}, { 1,  4,  2, 4, 2, 2}, "GPT-2, BERT, ViT-L"},
+    {  1280, kAll, { 1,  5,  3, 4, 2, 3}, { 1,  5,  2, 4, 2, 2}, "GPT-2, ViT-H, Whisper"},
+    {  1792, kAll, { 1,  7,  2, 4, 2, 2}, { 1,  7,  2, 4, 2, 2}, "GPT-2 XL, GPT-3, ViT-g, ViT-G"},
+    {  2048, kAll, { 1,  8,  1, 4, 2, 3}, { 1,  8,  1, 4, 2, 3}, "GPT-3, OPT, Pythia, Falcon, Llama"},
+    {  3072, kAll, { 1, 12,  1, 4, 2, 3}, { 1, 12,  1, 4, 2, 2}, "GPT-3, OPT, Pythia, Llama"},
+    {  4096, kAll, { 1, 16,  1, 4, 2, 2}, { 2,  8,  1, 4, 2, 3}, "GPT-3, OPT, Pythia, Llama"},
+    {  5120, kAll, { 2,  5,  1, 4, 4, 3}, { 4,  5,  3, 4, 2, 2}, "GPT-3, OPT, Pythia, Llama, Falcon"},
+    {  6144, kAll, { 4,  6,  2, 4, 2, 3}, { 4,  6,  2, 4, 2, 2}, "ViT-22B"},
+    {  8192, kAll, { 4,  4,  2, 4, 4, 2}, { 4,  4,  2, 4, 4, 2}, "OPT, Falcon, Llama"},
+    { 10240, kAll, { 4,  5,  2, 4, 4, 2}, { 4,  5,  1, 4, 4, 3}, "OPT: 9216"},
+    { 12288, kAll, { 8,  4,  2, 4, 3, 3}, { 8,  4,  3, 4, 3, 2}, "GPT-3, OPT"},
+    { 16384, kAll, { 8,  4,  2, 4, 4, 2}, { 8,  4,  2, 4, 4, 2}, "Falcon, Llama"},
+    { 20480, kAll, { 8,  5,  2, 4, 4, 2}, { 8,  5,  1, 4, 4, 3}, "MT-NLG"},
+    { 32768, kAll, {16,  4,  3, 4, 4, 4}, {16,  4,  2, 4, 4, 4}, "to 128 KB"},
+    { 65536, kAll, {16,  8,  2, 4, 4, 3}, {16,  8,  1, 4, 4, 3}, "to 256 KB"},
+    {131072, kAll, {16,  8,  1, 4, 8, 3}, {16,  8,  1, 4, 8, 2}, "to 512 KB"},
+    {229376, kAll, {16,  8,  1, 4, 14, 2, true}, {},                    "to 896 KB"}};
 
 // ---- backward/unaligned_rows.cuh -----------------------------------------------------------------
 
