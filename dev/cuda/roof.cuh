@@ -89,10 +89,8 @@ private:
 template <int R, int W, int kUnroll, bool kPdl>
 void launch_stream(unsigned blocks, int threads, const Stream& stream, const Streams& streams,
                    int64_t vectors) {
-    LaunchAttributes attributes;
-    attributes.overlapping(kPdl);
-    cudaLaunchConfig_t config = attributes.config(blocks, threads, 0, stream);
-    check(cudaLaunchKernelEx(&config, stream_kernel<R, W, kUnroll, kPdl>, streams, vectors));
+    const LaunchConfig config{blocks, (unsigned)threads, 0, stream, 1, kPdl};
+    config.launch(stream_kernel<R, W, kUnroll, kPdl>, streams, vectors);
 }
 
 // the faster of `best` and this launch over a ring of streams, at(set)

@@ -90,27 +90,8 @@ __device__ inline void copy_arrive(uint64_t* barrier) {
                  : "memory");
 }
 
-// Waits for the end of the phase of this parity: 0 for the first, 1 for the second, 0 ... Ampere's code asks
-// again and again; on Hopper the thread sleeps a while between.
-__device__ inline void mbarrier_wait(uint64_t* barrier, unsigned parity) {
-    if constexpr (kSm90) {
-        asm volatile(
-            "{\n .reg .pred done;\n"
-            "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-            " @!done bra again;\n}" ::"r"(shared_address(barrier)),
-            "r"(parity)
-            : "memory");
-    } else {
-        asm volatile(
-            "{\n .reg .pred done;\n"
-            "again:\n mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-            " @!done bra again;\n}" ::"r"(shared_address(barrier)),
-            "r"(parity)
-            : "memory");
-    }
-}
-
-// Has the phase of this parity ended? What those who arrived wrote before is then seen.
+// Has the phase of this parity ended: 0 for the first, 1 for the second, 0 ...? What those who arrived wrote before is then
+// seen.
 __device__ inline bool mbarrier_ended(uint64_t* barrier, unsigned parity) {
     uint32_t ended;
     asm volatile(
@@ -121,6 +102,20 @@ __device__ inline bool mbarrier_ended(uint64_t* barrier, unsigned parity) {
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
     return ended != 0;
+}
+
+// Waits for the end of the phase. Ampere's code asks again and again; on Hopper the thread sleeps a while between.
+__device__ inline void mbarrier_wait(uint64_t* barrier, unsigned parity) {
+    if constexpr (kSm90) {
+        asm volatile(
+            "{\n .reg .pred done;\n"
+            "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+            " @!done bra again;\n}" ::"r"(shared_address(barrier)),
+            "r"(parity)
+            : "memory");
+    } else {
+        while (!mbarrier_ended(barrier, parity)) {}
+    }
 }
 
 // --- Hopper: mbarrier --------------------------------------------------------------------------------------

@@ -104,11 +104,8 @@ void launch_finish(const ColumnResults<Grad>& results, const ColumnPartials<Acc>
     dim3 grid(grid_x(ceil_div(C, ColumnTile::columns)), sets);
     int warps =
         std::clamp(ceil_div(partials.groups * ColumnTile::lanes, kGroups * kWarp), 1, ColumnTile::most_warps);
-    LaunchAttributes attributes;
-    attributes.overlapping(partials.early);
-    cudaLaunchConfig_t config = attributes.config(grid, warps * kWarp, 0, stream);
-    check(cudaLaunchKernelEx(&config, finish_columns_kernel<ColumnTile, Grad, Acc>, results, partials,
-                             (int64_t)C, accumulate));
+    const LaunchConfig config{grid, warps * kWarp, 0, stream, 1, partials.early};
+    config.launch(finish_columns_kernel<ColumnTile, Grad, Acc>, results, partials, (int64_t)C, accumulate);
 }
 
 // The first result = or += the sums of the first (groups,stride) numbers, the others of the next ones.

@@ -31,15 +31,18 @@ __host__ __device__ constexpr std::common_type_t<A, B> ceil_div(A a, B b) {
     return (a + b - 1) / b;
 }
 
-// 16 bytes of T (4 float, 8 bf16 or fp16, 2 double), moved by one instruction; p must be 16-byte aligned
-template <typename T>
-struct alignas(16) Vec {
-    static constexpr int size = 16 / sizeof(T);
-    T at[size];
+// n elements, moved by one instruction if they are up to 16 bytes; p must be aligned to as many
+template <typename T, int n>
+struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Elements {
+    static constexpr int size = n;
+    T at[n];
 
-    __device__ static Vec load(const T* p) { return *reinterpret_cast<const Vec*>(p); }
-    __device__ void store(T* p) const { *reinterpret_cast<Vec*>(p) = *this; }
+    __device__ static Elements load(const T* p) { return *reinterpret_cast<const Elements*>(p); }
+    __device__ void store(T* p) const { *reinterpret_cast<Elements*>(p) = *this; }
 };
+// 16 bytes of T: 4 float, 8 bf16 or fp16, 2 double
+template <typename T>
+using Vec = Elements<T, 16 / sizeof(T)>;
 
 // the sum over the warp's 32 lanes, the same bits in each: a + b == b + a, and every lane adds the same tree
 template <typename Acc>

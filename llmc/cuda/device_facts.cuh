@@ -17,18 +17,21 @@ inline int current_device() {
     return device;
 }
 
-// Runs act(device) the first time it is called with this device current; a static of the function that asks. Any
-// thread may call it; the others wait.
-class OncePerDevice {
+// An X for each device, which make() makes the first time that it is asked for with this device current; a static of the
+// function that asks. Any thread may ask; the others wait.
+template <typename X>
+class PerDevice {
 public:
-    template <typename Act>
-    void operator()(const Act& act) {
+    template <typename Make>
+    const X& operator()(const Make& make) {
         int device = current_device();
-        std::call_once(done_[device], act, device);
+        std::call_once(made_[device], [&] { all_[device] = make(); });
+        return all_[device];
     }
 
 private:
-    std::array<std::once_flag, kMostDevices> done_;
+    std::array<std::once_flag, kMostDevices> made_;
+    std::array<X, kMostDevices> all_{};
 };
 
 struct DeviceFacts {
@@ -40,21 +43,20 @@ struct DeviceFacts {
 
 // of the current device
 inline const DeviceFacts& device_facts() {
-    static std::array<DeviceFacts, kMostDevices> facts;
-    static OncePerDevice asked;
-    asked([](int device) {
-        auto ask = [device](cudaDeviceAttr attribute) {
+    static PerDevice<DeviceFacts> facts;
+    return facts([] {
+        auto ask = [device = current_device()](cudaDeviceAttr attribute) {
             int value = 0;
             check(cudaDeviceGetAttribute(&value, attribute, device));
             return value;
         };
         double transfers = 2e3 * ask(cudaDevAttrMemoryClockRate);  // two a clock
-        facts[device] = {ask(cudaDevAttrMultiProcessorCount),
-                         10 * ask(cudaDevAttrComputeCapabilityMajor) + ask(cudaDevAttrComputeCapabilityMinor),
-                         ask(cudaDevAttrMaxSharedMemoryPerBlockOptin),
-                         transfers * ask(cudaDevAttrGlobalMemoryBusWidth) / 8};
+        return DeviceFacts{
+            ask(cudaDevAttrMultiProcessorCount),
+            10 * ask(cudaDevAttrComputeCapabilityMajor) + ask(cudaDevAttrComputeCapabilityMinor),
+            ask(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+            transfers * ask(cudaDevAttrGlobalMemoryBusWidth) / 8};
     });
-    return facts[current_device()];
 }
 
 // Half of Hopper's SM's shared memory, so that a block has the SM to itself: blocks of the next launch, which may start
@@ -73,12 +75,8 @@ bool has_hopper_code(Kernel* kernel) {
 // ask for one of each type, of which the first call decides, for each device.
 template <typename Kernel>
 bool runs_hopper_code(Kernel* kernel) {
-    static std::array<bool, kMostDevices> answers;
-    static OncePerDevice asked;
-    asked([kernel](int device) {
-        answers[device] = device_facts().capability >= 90 && has_hopper_code(kernel);
-    });
-    return answers[current_device()];
+    static PerDevice<bool> answers;
+    return answers([&] { return device_facts().capability >= 90 && has_hopper_code(kernel); });
 }
 
 // Does the current device have wgmma, and this kernel, which uses it, code for it? setmaxnreg makes the compiler give
@@ -86,22 +84,21 @@ bool runs_hopper_code(Kernel* kernel) {
 // body is empty and needs a handful. Asked once a device.
 template <auto* kernel>
 bool runs_wgmma_code() {
-    static std::array<bool, kMostDevices> answers;
-    static OncePerDevice asked;
-    asked([](int device) {
+    static PerDevice<bool> answers;
+    return answers([] {
         cudaFuncAttributes attributes;
         check(cudaFuncGetAttributes(&attributes, kernel));
-        answers[device] = device_facts().capability == 90 && attributes.numRegs >= 96;
+        return device_facts().capability == 90 && attributes.numRegs >= 96;
     });
-    return answers[current_device()];
 }
 
 // lets a kernel have so much dynamic shared memory, once a device
 template <auto* kernel>
 void allow_shared_bytes(int bytes) {
-    static OncePerDevice allowed;
-    allowed([bytes](int) {
+    static PerDevice<bool> allowed;
+    allowed([bytes] {
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        return true;
     });
 }
 

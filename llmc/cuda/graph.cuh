@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "llmc/cuda/check.cuh"
@@ -72,31 +73,32 @@ namespace graph {
 using Node = cudaGraphNode_t;
 using Edge = cudaGraphEdgeData;
 
-// as CUDA 12 and 13 have these calls
-inline cudaError_t list(cudaError_t (*get)(Node, Node*, size_t*), Node node, Node* found, Edge*, size_t* n) {
-    return get(node, found, n);
-}
-inline cudaError_t list(cudaError_t (*get)(Node, Node*, Edge*, size_t*), Node node, Node* found, Edge* edges,
-                        size_t* n) {
-    return get(node, found, edges, n);
-}
-inline cudaError_t connect(cudaError_t (*add)(cudaGraph_t, const Node*, const Node*, size_t),
-                           cudaGraph_t graph, Node from, Node to) {
-    return add(graph, &from, &to, 1);
-}
-inline cudaError_t connect(cudaError_t (*add)(cudaGraph_t, const Node*, const Node*, const Edge*, size_t),
-                           cudaGraph_t graph, Node from, Node to) {
-    return add(graph, &from, &to, nullptr, 1);
-}
+// get and add: as CUDA 12 and 13 have these calls
 
 template <typename Get>
 std::vector<Node> neighbours(Get get, Node node) {
+    auto list = [&](Node* found, Edge* edges, size_t* n) {
+        if constexpr (std::is_invocable_v<Get, Node, Node*, size_t*>) {
+            return get(node, found, n);
+        } else {
+            return get(node, found, edges, n);
+        }
+    };
     size_t n = 0;
-    check(list(get, node, nullptr, nullptr, &n));
+    check(list(nullptr, nullptr, &n));
     std::vector<Node> found(n);
     std::vector<Edge> edges(n);
-    if (n > 0) { check(list(get, node, found.data(), edges.data(), &n)); }
+    if (n > 0) { check(list(found.data(), edges.data(), &n)); }
     return found;
+}
+
+template <typename Add>
+void connect(Add add, cudaGraph_t graph, Node from, Node to) {
+    if constexpr (std::is_invocable_v<Add, cudaGraph_t, const Node*, const Node*, size_t>) {
+        check(add(graph, &from, &to, 1));
+    } else {
+        check(add(graph, &from, &to, nullptr, 1));
+    }
 }
 
 // takes a node out; what waited for it waits for what it waited for
@@ -105,7 +107,7 @@ inline void take_out(cudaGraph_t graph, Node node) {
         const std::vector<Node> already = neighbours(cudaGraphNodeGetDependentNodes, before);
         for (Node after : neighbours(cudaGraphNodeGetDependentNodes, node)) {
             if (std::ranges::count(already, after) > 0) { continue; }  // an edge may be there once
-            check(connect(cudaGraphAddDependencies, graph, before, after));
+            connect(cudaGraphAddDependencies, graph, before, after);
         }
     }
     check(cudaGraphDestroyNode(node));
@@ -155,7 +157,7 @@ inline void fill_first(cudaGraph_t recorded, std::span<std::byte> places, size_t
     all.width = (size_t)(last_end - first_begin);
     graph::Node first;
     check(cudaGraphAddMemsetNode(&first, recorded, nullptr, 0, &all));
-    for (graph::Node root : roots) { check(graph::connect(cudaGraphAddDependencies, recorded, first, root)); }
+    for (graph::Node root : roots) { graph::connect(cudaGraphAddDependencies, recorded, first, root); }
 }
 
 }  // namespace llmc

@@ -2,7 +2,6 @@
 // the kernel before it still ends.
 #pragma once
 #include <cuda_runtime.h>
-#include <array>
 
 #include "llmc/cuda/async_copy.cuh"
 #include "llmc/cuda/check.cuh"
@@ -10,61 +9,60 @@
 
 namespace llmc {
 
-// Lives as long as the config it gives is used.
-class LaunchAttributes {
-public:
+struct LaunchConfig {
+    dim3 grid;
+    unsigned threads;
+    size_t shared_bytes = 0;
+    cudaStream_t stream = nullptr;
+    unsigned cluster = 1;  // blocks of a cluster
     // The kernel may begin once all blocks of the one before it in the stream have ended or said dependency_launch(). It
     // says dependency_wait() before it touches what earlier kernels read or write. Hopper or later.
-    LaunchAttributes& overlapping(bool wanted = true) {
-        if (wanted) {
-            auto& added = add(cudaLaunchAttributeProgrammaticStreamSerialization);
-            added.programmaticStreamSerializationAllowed = 1;
+    bool overlapping = false;
+    bool cooperative = false;                                   // all blocks run at once, or the launch fails
+    std::source_location at = std::source_location::current();  // which an error names
+
+    template <typename... Parameters, typename... Arguments>
+    void launch(void (*kernel)(Parameters...), const Arguments&... arguments) const {
+        check(with([&](auto* config) { return cudaLaunchKernelEx(config, kernel, arguments...); }), at);
+    }
+    // act(config) for the runtime's config
+    template <typename Act>
+    cudaError_t with(const Act& act) const {
+        cudaLaunchAttribute attributes[3]{};
+        cudaLaunchConfig_t config{grid, threads, shared_bytes, stream, attributes, 0};
+        auto add = [&](cudaLaunchAttributeID id) -> cudaLaunchAttributeValue& {
+            attributes[config.numAttrs].id = id;
+            return attributes[config.numAttrs++].val;
+        };
+        if (overlapping) {
+            add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed =
+                1;
         }
-        return *this;
-    }
-    // all blocks run at once, or the launch fails
-    LaunchAttributes& cooperative(bool wanted) {
-        if (wanted) { add(cudaLaunchAttributeCooperative).cooperative = 1; }
-        return *this;
-    }
-    // of `blocks` blocks each
-    LaunchAttributes& clusters(unsigned blocks) {
-        if (blocks > 1) { add(cudaLaunchAttributeClusterDimension).clusterDim = {blocks, 1, 1}; }
-        return *this;
-    }
-    cudaLaunchConfig_t config(dim3 grid, unsigned threads, size_t shared_bytes, cudaStream_t stream) {
-        return {grid, threads, shared_bytes, stream, attributes_, count_};
-    }
-
-private:
-    cudaLaunchAttribute attributes_[3]{};
-    unsigned count_ = 0;
-
-    cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) {
-        attributes_[count_].id = id;
-        return attributes_[count_++].val;
+        if (cooperative) { add(cudaLaunchAttributeCooperative).cooperative = 1; }
+        if (cluster > 1) { add(cudaLaunchAttributeClusterDimension).clusterDim = {cluster, 1, 1}; }
+        return act(&config);
     }
 };
 
 // How many clusters of a kernel a device holds at once. 0: none, as the device has no clusters of this size or not that much
-// shared memory, or the kernel's code is not for them. config: the launch, with a cluster of `blocks` blocks. Asked once a
-// device, when the kernel is prepared too.
+// shared memory, or the kernel's code is not for them. Of the config the grid does not matter. Asked once a device, when the
+// kernel is prepared too.
 template <auto* kernel>
-int most_clusters(cudaLaunchConfig_t config, int blocks) {
-    static OncePerDevice asked;
-    static std::array<int, kMostDevices> clusters;
-    asked([&](int device) {
-        int bytes = (int)config.dynamicSmemBytes;
-        if (!runs_hopper_code(kernel) || bytes > device_facts().shared_bytes) { return; }
+int most_clusters(LaunchConfig config) {
+    static PerDevice<int> clusters;
+    return clusters([&] {
+        int found = 0, bytes = (int)config.shared_bytes;
+        if (!runs_hopper_code(kernel) || bytes > device_facts().shared_bytes) { return 0; }
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        config.gridDim.x = blocks;
+        config.grid = config.cluster;
+        auto ask = [&](auto* with) { return cudaOccupancyMaxActiveClusters(&found, kernel, with); };
         if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess ||
-            cudaOccupancyMaxActiveClusters(&clusters[device], kernel, &config) != cudaSuccess) {
+            config.with(ask) != cudaSuccess) {
             (void)cudaGetLastError();
-            clusters[device] = 0;
+            return 0;
         }
+        return found;
     });
-    return clusters[current_device()];
 }
 
 // ---- kernels one after the other, each of which begins while the one before it ends
@@ -81,10 +79,8 @@ __device__ inline void wait_for_earlier() {
 template <typename... Parameters, typename... Arguments>
 void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
                         cudaStream_t stream, Arguments... arguments) {
-    LaunchAttributes attributes;
-    attributes.overlapping(runs_hopper_code(kernel));
-    cudaLaunchConfig_t config = attributes.config(grid, threads, shared_bytes, stream);
-    check(cudaLaunchKernelEx(&config, kernel, arguments...));
+    const LaunchConfig config{grid, threads, shared_bytes, stream, 1, runs_hopper_code(kernel)};
+    config.launch(kernel, arguments...);
 }
 
 }  // namespace llmc

@@ -7,18 +7,13 @@
 
 namespace llmc {
 
-template <typename T, int n>
-struct alignas(sizeof(T) * n < 16 ? sizeof(T) * n : 16) Elements {
-    T at[n];
-};
-
 template <int n, typename T>
 __device__ inline Elements<T, n> load(const T* p) {
-    return *reinterpret_cast<const Elements<T, n>*>(p);
+    return Elements<T, n>::load(p);
 }
 template <typename T, int n>
 __device__ inline void store(T* p, const Elements<T, n>& x) {
-    *reinterpret_cast<Elements<T, n>*>(p) = x;
+    x.store(p);
 }
 
 // a word of elements that are 1
@@ -51,9 +46,9 @@ __device__ inline float as_float(const Elements<T, n>& x, int j) {
     }
 }
 
-// n floats rounded to T, in pairs where T has instructions for that
+// n numbers rounded to T, in pairs where T has instructions for that
 template <typename T, int n>
-__device__ inline Elements<T, n> rounded(const float (&x)[n]) {
+__device__ inline Elements<T, n> rounded(const acc_t<T> (&x)[n]) {
     Elements<T, n> y;
     if constexpr (std::is_same_v<T, __nv_bfloat16> && n % 2 == 0) {
 #pragma unroll
@@ -72,25 +67,13 @@ __device__ inline Elements<T, n> rounded(const float (&x)[n]) {
     return y;
 }
 
-// Element j in the type that sums are held in, and back: float for all types but double.
+// element j in the type that sums are held in: float for all types but double
 template <typename Acc, typename T, int n>
 __device__ inline Acc as_acc(const Elements<T, n>& x, int j) {
     if constexpr (std::is_same_v<Acc, float>) {
         return as_float(x, j);
     } else {
         return (Acc)x.at[j];
-    }
-}
-
-template <typename T, int n>
-__device__ inline Elements<T, n> as_stored(const acc_t<T> (&x)[n]) {
-    if constexpr (std::is_same_v<acc_t<T>, float>) {
-        return rounded<T>(x);
-    } else {
-        Elements<T, n> y;
-#pragma unroll
-        for (int j = 0; j < n; j++) { y.at[j] = (T)x[j]; }
-        return y;
     }
 }
 
@@ -144,14 +127,10 @@ __device__ inline Elements<Acc, n> load_or(const T* p, int64_t at, Acc otherwise
     return x;
 }
 
-// are all of these aligned to `bytes` bytes, to 16 (null is)?
-template <int bytes, typename... Pointers>
-bool aligned_to(Pointers... p) {
-    return (... && ((uintptr_t)p % bytes == 0));
-}
+// are all of these aligned to 16 bytes (null is)?
 template <typename... Pointers>
 bool aligned(Pointers... p) {
-    return aligned_to<16>(p...);
+    return (... && ((uintptr_t)p % 16 == 0));
 }
 
 // ---- at the edges of an array: one instruction where a vector is whole and aligned, single elements where it is not

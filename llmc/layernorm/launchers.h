@@ -1,5 +1,5 @@
-// The launchers of the kernels that choose.h chooses from; <name>.cuh of forward/ and backward/ has the kernel of
-// layernorm_forward_<name>. Strides are filled in; N is at least 1.
+// The launchers of the kernels that choose.h chooses from; <name>.cuh of forward/ and backward/ has the kernel of the
+// namespace <name>_forward, <name>_backward. Strides are filled in; N is at least 1.
 #pragma once
 #include "llmc/layernorm/choose.h"
 #include "llmc/layernorm/layernorm.h"
@@ -11,21 +11,22 @@ using layernorm::Choice, layernorm::Kernel;
 // ---- forward. false: the device has no room for such clusters, and nothing was done. The last two are not given calls with a
 // residual.
 
+namespace short_rows_forward {
 template <typename T, typename W>
-bool layernorm_forward_short_rows(const LayerNormForward<T, W>& call, const Choice& choice,
-                                  cudaStream_t stream);
-
+bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream);
+}  // namespace short_rows_forward
+namespace row_in_registers_forward {
 template <typename T, typename W>
-bool layernorm_forward_row_in_registers(const LayerNormForward<T, W>& call, const Choice& choice,
-                                        cudaStream_t stream);
-
+bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream);
+}  // namespace row_in_registers_forward
+namespace unaligned_rows_forward {
 template <typename T, typename W>
-bool layernorm_forward_unaligned_rows(const LayerNormForward<T, W>& call, const Choice& choice,
-                                      cudaStream_t stream);
-
+bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream);
+}  // namespace unaligned_rows_forward
+namespace fallback_forward {
 template <typename T, typename W>
-bool layernorm_forward_fallback(const LayerNormForward<T, W>& call, const Choice& choice,
-                                cudaStream_t stream);
+bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream);
+}  // namespace fallback_forward
 
 // layernorm_forward() by this kernel or not at all: the shootouts race them. false: it does not take such a call, and
 // nothing was done.
@@ -61,22 +62,22 @@ struct ColumnGroups {
     int stride = 0;      // numbers of a group in scratch, zeros behind its C among them; 0: C
 };
 
+namespace short_rows_backward {
 template <typename T, typename W>
-ColumnGroups layernorm_backward_short_rows(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
-                                           cudaStream_t stream);
-
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
+}  // namespace short_rows_backward
+namespace team_ring_backward {
 template <typename T, typename W>
-ColumnGroups layernorm_backward_team_ring(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
-                                          cudaStream_t stream);
-
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
+}  // namespace team_ring_backward
+namespace unaligned_rows_backward {
 template <typename T, typename W>
-ColumnGroups layernorm_backward_unaligned_rows(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
-                                               cudaStream_t stream);
-
-// by cp.async, or by kernels that take every call
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
+}  // namespace unaligned_rows_backward
+namespace fallback_backward {  // by cp.async, or by kernels that take every call
 template <typename T, typename W>
-ColumnGroups layernorm_backward_fallback(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
-                                         cudaStream_t stream);
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream);
+}  // namespace fallback_backward
 
 // layernorm_backward() by this kernel or not at all: the shootouts race them. false: it does not take such a call, and
 // nothing was done.

@@ -13,6 +13,6 @@ echo "#include \"llmc/layernorm/$kernel.cuh\""
 weights="$type float"
 case $type in float | double) weights=$type ;; esac
 for weights in $weights; do
-    echo "template $result llmc::layernorm_${kernel/\//_}(const llmc::$rows<$type, $weights>&,"
+    echo "template $result llmc::${kernel#*/}_${kernel%/*}::launch(const llmc::$rows<$type, $weights>&,"
     echo "    const llmc::Choice&, cudaStream_t);"
 done

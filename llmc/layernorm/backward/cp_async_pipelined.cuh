@@ -341,16 +341,15 @@ void launch_rows(const LayerNormBackwardRows<T, T>& call, const Share& share, in
     auto* kernel = layernorm_backward_pipelined_kernel<L, kAccumulate, T>;
     constexpr size_t bytes = sizeof(Shared<L, kAccumulate, T>);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    LaunchAttributes attributes;
-    attributes.cooperative(L::shares);  // or a block might wait for one that cannot come
-    cudaLaunchConfig_t config = attributes.config(groups * share.blocks, L::threads, bytes, stream);
     if (L::shares) {
         constexpr int block = 256;
         int64_t pairs = call.N * share.blocks;
         clear_pairs_kernel<<<grid_x(ceil_div(pairs, (int64_t)block)), block, 0, stream>>>(share.pairs, pairs);
         check_launch();
     }
-    check(cudaLaunchKernelEx(&config, kernel, call, share));
+    LaunchConfig config{groups * share.blocks, L::threads, bytes, stream};
+    config.cooperative = L::shares;  // or a block might wait for one that cannot come
+    config.launch(kernel, call, share);
 }
 
 // Scratch has 2 sets of kColumnGroups doubles a column: the sums of each group come first, what blocks tell each other

@@ -10,8 +10,6 @@
 #include "llmc/cuda/column_sums.cuh"
 #include "llmc/layernorm/backward/cp_async_pipelined.cuh"
 #include "llmc/layernorm/backward/cp_async_teams.cuh"
-#include "llmc/layernorm/kernel.cuh"
-#include "llmc/layernorm/launchers.h"
 
 namespace llmc::fallback_backward {
 
@@ -168,7 +166,7 @@ __device__ void write_dinp(const LayerNormBackwardRows<T, W>& call, int64_t row,
             result[j] = (wdy - c1 - xhat * c2) * s;
             if (call.accumulate_dinp) { result[j] += as_acc<Acc>(before[i], j); }
         }
-        store_streaming(dinp + c + i * step, as_stored<T>(result));
+        store_streaming(dinp + c + i * step, rounded<T>(result));
     }
 }
 
@@ -273,14 +271,8 @@ ColumnGroups launch_one(const LayerNormBackwardRows<T, W>& call, const Choice& c
     return cp_async_teams::launch<kAccumulate>(call, choice, stream);
 }
 
-}  // namespace llmc::fallback_backward
-
-namespace llmc {
-
 template <typename T, typename W>
-ColumnGroups layernorm_backward_fallback(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
-                                         cudaStream_t stream) {
-    using namespace fallback_backward;
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     if (choice.kernel == Kernel::kFallback) {
         return {choice.piece > 1 ? launch_two<Vec<T>::size>(call, stream) : launch_two<1>(call, stream)};
     }
@@ -291,4 +283,4 @@ ColumnGroups layernorm_backward_fallback(const LayerNormBackwardRows<T, W>& call
     return {};
 }
 
-}  // namespace llmc
+}  // namespace llmc::fallback_backward

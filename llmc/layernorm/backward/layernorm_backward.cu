@@ -4,7 +4,6 @@
 #include "llmc/cuda/column_sums.cuh"
 #include "llmc/cuda/resources.cuh"
 #include "llmc/layernorm/kernel.cuh"
-#include "llmc/layernorm/launchers.h"
 
 namespace llmc {
 
@@ -27,15 +26,13 @@ ColumnOutputs outputs_of(const LayerNormBackward<T, Grad, W>& call) {
 template <typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
-        if (choice.kernel == Kernel::kShortRows) {
-            return layernorm_backward_short_rows(call, choice, stream);
-        }
-        if (choice.kernel == Kernel::kTeamRing) { return layernorm_backward_team_ring(call, choice, stream); }
+        if (choice.kernel == Kernel::kShortRows) { return short_rows_backward::launch(call, choice, stream); }
+        if (choice.kernel == Kernel::kTeamRing) { return team_ring_backward::launch(call, choice, stream); }
         if (choice.kernel == Kernel::kUnalignedRows) {
-            return layernorm_backward_unaligned_rows(call, choice, stream);
+            return unaligned_rows_backward::launch(call, choice, stream);
         }
     }
-    return layernorm_backward_fallback(call, choice, stream);
+    return fallback_backward::launch(call, choice, stream);
 }
 
 // the call that the kernels are given; dweight, dbias and dinp_sums stay with what adds them up

@@ -2,7 +2,6 @@
 // groups of rows run at once.
 #pragma once
 #include "llmc/layernorm/kernel.cuh"
-#include "llmc/layernorm/launchers.h"
 
 namespace llmc::layernorm {
 
@@ -32,10 +31,10 @@ __device__ inline void sync_team(int team, int threads) {
 
 // Blocks, or clusters of more than one block, that run at once, each for a group of rows: at most as many as scratch has
 // sums for. 0: the device has no room for such clusters. config: of a launch with the most shared memory that any has.
-template <auto* kernel, int cluster>
-int groups_at_once(const cudaLaunchConfig_t& config) {
-    if constexpr (cluster > 1) { return most_clusters<kernel>(config, cluster); }
-    allow_shared_bytes<kernel>((int)config.dynamicSmemBytes);
+template <auto* kernel>
+int groups_at_once(const LaunchConfig& config) {
+    if (config.cluster > 1) { return most_clusters<kernel>(config); }
+    allow_shared_bytes<kernel>((int)config.shared_bytes);
     return std::min(device_facts().multiprocessors, layouts::kMostGroups);
 }
 

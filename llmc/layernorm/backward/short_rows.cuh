@@ -209,14 +209,12 @@ __global__ __launch_bounds__(L::threads) void layernorm_backward_kernel(LayerNor
 template <typename L, bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, T, W>;
-    int64_t most = groups_at_once<kernel, 1>({});
+    LaunchConfig config{1, L::threads, 0, stream, 1, runs_hopper_code(kernel)};
+    int64_t most = groups_at_once<kernel>(config);
     int groups = (int)std::min(most, ceil_div(call.N, (int64_t)(L::under_way * L::threads / L::lanes)));
-    bool hopper = runs_hopper_code(kernel);
-    LaunchAttributes attributes;
-    attributes.overlapping(hopper);
-    cudaLaunchConfig_t config = attributes.config(groups, L::threads, 0, stream);
-    check(cudaLaunchKernelEx(&config, kernel, call, 1.0f / call.C));
-    return {groups, hopper, false, call.of_one_row.given};
+    config.grid = groups;
+    config.launch(kernel, call, 1.0f / call.C);
+    return {groups, config.overlapping, false, call.of_one_row.given};
 }
 
 // by pieces of n elements, whole vectors or less
@@ -237,14 +235,8 @@ ColumnGroups launch_layout(const LayerNormBackwardRows<T, W>& call, int layout, 
     }
 }
 
-}  // namespace llmc::short_rows_backward
-
-namespace llmc {
-
 template <typename T, typename W>
-ColumnGroups layernorm_backward_short_rows(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
-                                           cudaStream_t stream) {
-    using short_rows_backward::launch_layout;
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr int whole = Vec<T>::size;
     auto with = [&]<int n>() {
         return call.accumulate_dinp ? launch_layout<true, n>(call, choice.layout, stream)
@@ -254,4 +246,4 @@ ColumnGroups layernorm_backward_short_rows(const LayerNormBackwardRows<T, W>& ca
     return with.template operator()<whole>();  // rare: no pieces
 }
 
-}  // namespace llmc
+}  // namespace llmc::short_rows_backward

@@ -8,7 +8,7 @@
 #pragma once
 #include "llmc/layernorm/backward/rows.cuh"
 
-namespace llmc::team_ring {
+namespace llmc::team_ring_backward {
 
 using namespace layernorm;
 
@@ -404,31 +404,23 @@ __global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(Layer
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;
-    LaunchAttributes attributes;
-    attributes.overlapping().clusters(L::cluster);
     constexpr int streams = kAccumulate ? 3 : 2, team = sizeof(Team<L, streams, T>);
     static_assert(team == team_bytes(L::ring, streams, sizeof(T)));
     int bytes = std::max(L::teams * team, alone_bytes());
-    cudaLaunchConfig_t config = attributes.config(0, L::threads, bytes, stream);
-    int groups = (int)std::min<int64_t>(groups_at_once<kernel, L::cluster>(config), call.N);
+    LaunchConfig config{1, L::threads, (size_t)bytes, stream, L::cluster, true};
+    int groups = (int)std::min<int64_t>(groups_at_once<kernel>(config), call.N);
     if (groups == 0) { return {}; }
-    config.gridDim.x = groups * L::cluster;
+    config.grid = groups * L::cluster;
     // of whole 32 bytes, which is what memory moves at least: a sector shared by two blocks costs 5 %
     constexpr int unit = (L::cluster > 1 ? 2 : 1) * Vec<T>::size;
     int slice = ceil_div(ceil_div(call.C, L::cluster), unit) * unit;
     int in_flight = rows_in_flight(L::cluster, L::teams, L::stages, streams * slice * (int)sizeof(T));
-    check(cudaLaunchKernelEx(&config, kernel, call, slice, in_flight));
+    config.launch(kernel, call, slice, in_flight);
     return {groups, true, kSum, call.of_one_row.given};
 }
 
-}  // namespace llmc::team_ring
-
-namespace llmc {
-
 template <typename T, typename W>
-ColumnGroups layernorm_backward_team_ring(const LayerNormBackwardRows<T, W>& call, const Choice& choice,
-                                          cudaStream_t stream) {
-    using namespace team_ring;
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>;
     static constexpr auto table = ring_table(sizeof(T));
     return layouts::at_layout<table.size()>(choice.layout, [&]<int i>() {
@@ -445,4 +437,4 @@ ColumnGroups layernorm_backward_team_ring(const LayerNormBackwardRows<T, W>& cal
     });
 }
 
-}  // namespace llmc
+}  // namespace llmc::team_ring_backward

@@ -12,7 +12,6 @@
 #include <bit>
 
 #include "llmc/layernorm/backward/rows.cuh"
-#include "llmc/layernorm/kernel.cuh"
 
 namespace llmc::unaligned_rows_backward {
 
@@ -496,30 +495,20 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, 
     static_assert(sizeof(TeamShared<cluster>) == unaligned_team_bytes(cluster));
     constexpr auto* kernel =
         layernorm_backward_kernel<layout.columns, layout.unguarded, cluster, kAccumulate, T>;
-    int bytes = teams.shared_bytes, most = device_facts().shared_bytes,
-        threads = teams.teams * teams.warps * kWarp;
-    LaunchAttributes attributes;
-    attributes.clusters(cluster);
-    int64_t groups = groups_at_once<kernel, cluster>(attributes.config(0, threads, most, stream));
+    bool hopper = runs_hopper_code(kernel);
+    const unsigned threads = teams.teams * teams.warps * kWarp, most = device_facts().shared_bytes;
+    LaunchConfig config{1, threads, most, stream, cluster, hopper};
+    int64_t groups = groups_at_once<kernel>(config);
     if (groups == 0) { return {}; }
     groups = std::min(groups, ceil_div(call.N, (int64_t)teams.teams));
-    if constexpr (cluster > 1) { bytes = most; }  // as was asked for
-    bool hopper = runs_hopper_code(kernel);
-    if (hopper) { bytes = std::max(bytes, alone_bytes()); }
-    attributes.overlapping(hopper);
-    auto config = attributes.config(groups * cluster, threads, bytes, stream);
-    check(cudaLaunchKernelEx(&config, kernel, call, wide, teams));
+    config.grid = groups * cluster;
+    if (cluster == 1) { config.shared_bytes = std::max(teams.shared_bytes, hopper ? alone_bytes() : 0); }
+    config.launch(kernel, call, wide, teams);
     return {.count = (int)groups, .early = hopper, .stride = padded(call.C)};
 }
 
-}  // namespace llmc::unaligned_rows_backward
-
-namespace llmc {
-
 template <typename T, typename W>
-ColumnGroups layernorm_backward_unaligned_rows(const LayerNormBackwardRows<T, W>& given, const Choice& choice,
-                                               cudaStream_t stream) {
-    using namespace unaligned_rows_backward;
+ColumnGroups launch(const LayerNormBackwardRows<T, W>& given, const Choice& choice, cudaStream_t stream) {
     auto call = std::bit_cast<LayerNormBackwardRows<T, T>>(given);
     const float* wide = nullptr;  // one kernel takes weights of both types
     if constexpr (!std::is_same_v<W, T>) {
@@ -535,4 +524,4 @@ ColumnGroups layernorm_backward_unaligned_rows(const LayerNormBackwardRows<T, W>
     });
 }
 
-}  // namespace llmc
+}  // namespace llmc::unaligned_rows_backward

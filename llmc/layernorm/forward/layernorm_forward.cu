@@ -3,7 +3,6 @@
 // as the plain call would, so that a row's results have the same bits when they are computed again from the residual
 // stream.
 #include "llmc/layernorm/kernel.cuh"
-#include "llmc/layernorm/launchers.h"
 
 namespace llmc {
 
@@ -30,7 +29,7 @@ __global__ __launch_bounds__(kSumBlock) void layernorm_residual_kernel(Sum<T> ca
         acc_t<T> sum[n];
 #pragma unroll
         for (int j = 0; j < n; j++) { sum[j] = as_acc<acc_t<T>>(a, j) + as_acc<acc_t<T>>(b, j); }
-        store(call.residual + row * call.strides[0] + c, as_stored<T>(sum));
+        store(call.residual + row * call.strides[0] + c, rounded<T>(sum));
     }
 }
 
@@ -65,21 +64,19 @@ LayerNormForward<T, W> add_residual(LayerNormForward<T, W> call, cudaStream_t st
 template <typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
-        if (choice.kernel == Kernel::kShortRows) {
-            return layernorm_forward_short_rows(call, choice, stream);
-        }
+        if (choice.kernel == Kernel::kShortRows) { return short_rows_forward::launch(call, choice, stream); }
         if (choice.kernel == Kernel::kRowInRegisters) {
-            return layernorm_forward_row_in_registers(call, choice, stream);
+            return row_in_registers_forward::launch(call, choice, stream);
         }
         if (choice.kernel == Kernel::kUnalignedRows) {
-            return layernorm_forward_unaligned_rows(call, choice, stream);
+            return unaligned_rows_forward::launch(call, choice, stream);
         }
     }
     if (choice.kernel == Kernel::kSumFirst) {
         layernorm_forward(add_residual(call, stream), stream);
         return true;
     }
-    return layernorm_forward_fallback(call, choice, stream);
+    return fallback_forward::launch(call, choice, stream);
 }
 
 // by this kernel, or where that is none the one that is chosen; false: it does not take the call

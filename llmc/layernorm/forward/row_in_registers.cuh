@@ -8,10 +8,8 @@
 //         8192x32768 bf16; 94 % at 1024x65536 fp32; H200, 2026-11-22
 #pragma once
 #include "llmc/layernorm/forward/rows.cuh"
-#include "llmc/layernorm/kernel.cuh"
-#include "llmc/layernorm/launchers.h"
 
-namespace llmc::row_in_registers {
+namespace llmc::row_in_registers_forward {
 
 using namespace layernorm;
 
@@ -337,16 +335,10 @@ template <typename L, bool kResidual, typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
     unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::teams) * L::cluster);
-    int under_way = device_facts().multiprocessors * blocks_of<L, kResidual, T, W>() * L::teams;
-    LaunchAttributes attributes;
-    attributes.overlapping(runs_hopper_code(kernel)).clusters(L::cluster);
-    cudaLaunchConfig_t config = attributes.config(blocks, L::threads, 0, stream);
-    if constexpr (L::cluster > 1) {
-        under_way = most_clusters<kernel>(config, L::cluster);
-        if (under_way == 0) { return false; }
-    }
-    check(cudaLaunchKernelEx(&config, kernel, call,
-                             Extra{1.0f / call.C, {call, under_way / (kResidual ? 3 : 4)}}));
+    const LaunchConfig config{blocks, L::threads, 0, stream, L::cluster, runs_hopper_code(kernel)};
+    int under_way = rows_under_way<kernel>(config, blocks_of<L, kResidual, T, W>() * L::teams);
+    if (under_way == 0) { return false; }
+    config.launch(kernel, call, Extra{1.0f / call.C, {call, under_way / (kResidual ? 3 : 4)}});
     return true;
 }
 
@@ -384,14 +376,8 @@ bool launch_layout(const LayerNormForward<T, W>& call, const Choice& choice, cud
     });
 }
 
-}  // namespace llmc::row_in_registers
-
-namespace llmc {
-
 template <typename T, typename W>
-bool layernorm_forward_row_in_registers(const LayerNormForward<T, W>& call, const Choice& choice,
-                                        cudaStream_t stream) {
-    using namespace row_in_registers;
+bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
     bool residual = call.residual != nullptr;
     if constexpr (sizeof(T) == 2) {
         return residual ? launch_layout<layouts::kRowInRegisters16, true>(call, choice, stream)
@@ -402,4 +388,4 @@ bool layernorm_forward_row_in_registers(const LayerNormForward<T, W>& call, cons
     }
 }
 
-}  // namespace llmc
+}  // namespace llmc::row_in_registers_forward

@@ -161,6 +161,14 @@ __device__ void prefetch_parameters(const Call& call) {
     prefetch_lines(call.C, or_ones(call.weight), or_zeros(call.bias));
 }
 
+// Rows that the device works on at once, if so many fit a multiprocessor; of those that a cluster shares as many as it has
+// room for clusters, 0: none.
+template <auto* kernel>
+int rows_under_way(const LaunchConfig& config, int of_multiprocessor) {
+    return config.cluster > 1 ? most_clusters<kernel>(config)
+                              : device_facts().multiprocessors * of_multiprocessor;
+}
+
 // prefetch: asks for a row, from HBM into L2, some time before the block that will have it begins. What blocks have asked
 // for themselves is not always enough for HBM to be busy: they wait for one another's sums, or their last rows' stores.
 // Too early, and the row has left L2 when it is wanted.

@@ -7,8 +7,6 @@
 //         262144x100; H200, 2026-11-24
 #pragma once
 #include "llmc/layernorm/forward/rows.cuh"
-#include "llmc/layernorm/kernel.cuh"
-#include "llmc/layernorm/launchers.h"
 
 namespace llmc::short_rows_forward {
 
@@ -137,22 +135,13 @@ __global__ __launch_bounds__((threads_of<L, T>())) void layernorm_forward_kernel
 
 template <typename L, bool kResidual, typename T, typename W>
 void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;
-    LaunchAttributes attributes;
-    attributes.overlapping(runs_hopper_code(kernel));
     unsigned blocks = grid_x(ceil_div(call.N, (int64_t)rows_of<L, T>()));
-    cudaLaunchConfig_t config = attributes.config(blocks, threads_of<L, T>(), 0, stream);
-    check(cudaLaunchKernelEx(&config, kernel, call, 1.0f / call.C));
+    launch_overlapping(layernorm_forward_kernel<L, kResidual, T, W>, blocks, threads_of<L, T>(), 0, stream,
+                       call, 1.0f / call.C);
 }
 
-}  // namespace llmc::short_rows_forward
-
-namespace llmc {
-
 template <typename T, typename W>
-bool layernorm_forward_short_rows(const LayerNormForward<T, W>& call, const Choice& choice,
-                                  cudaStream_t stream) {
-    using namespace short_rows_forward;
+bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr int whole = Vec<T>::size;
     auto with = [&]<const auto & table, int n, bool kResidual>() {
         layouts::at_layout<std::size(table)>(
@@ -172,4 +161,4 @@ bool layernorm_forward_short_rows(const LayerNormForward<T, W>& call, const Choi
     return true;
 }
 
-}  // namespace llmc
+}  // namespace llmc::short_rows_forward

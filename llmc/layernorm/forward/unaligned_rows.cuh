@@ -7,8 +7,6 @@
 //         80 % at 4096x20001, fp32 90; H200, 2026-11-24
 #pragma once
 #include "llmc/layernorm/forward/rows.cuh"
-#include "llmc/layernorm/kernel.cuh"
-#include "llmc/layernorm/launchers.h"
 
 namespace llmc::layernorm {
 
@@ -421,17 +419,12 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr int n = Vec<T>::size, warps = L::warps * L::cluster;  // of a row
     constexpr auto* kernel = layernorm_forward_kernel<L, kAligned, T, W>;
     int64_t blocks = L::rows == 1 ? call.N * L::cluster : n * ceil_div(call.N, (int64_t)n * L::rows);
-    LaunchAttributes attributes;
-    attributes.overlapping(runs_hopper_code(kernel)).clusters(L::cluster);
-    cudaLaunchConfig_t config = attributes.config(grid_x(blocks), L::threads, 0, stream);
-    int under_way = device_facts().multiprocessors * blocks_of<L>() * L::rows;
-    if constexpr (L::cluster > 1) {
-        under_way = most_clusters<kernel>(config, L::cluster);
-        if (under_way == 0) { return false; }
-    }
+    const LaunchConfig config{grid_x(blocks), L::threads, 0, stream, L::cluster, runs_hopper_code(kernel)};
+    int under_way = rows_under_way<kernel>(config, blocks_of<L>() * L::rows);
+    if (under_way == 0) { return false; }
     int vectors = std::min(call.C / n, warps * L::lanes * L::k);
     Deal deal{vectors, vectors / warps, vectors % warps, 1.0f / call.C, {call, under_way / 3}};
-    check(cudaLaunchKernelEx(&config, kernel, call, deal));
+    config.launch(kernel, call, deal);
     return true;
 }
 
@@ -461,18 +454,12 @@ bool launch_layout(const LayerNormForward<T, W>& call, int layout, cudaStream_t 
     });
 }
 
-}  // namespace llmc::unaligned_rows_forward
-
-namespace llmc {
-
 template <typename T, typename W>
-bool layernorm_forward_unaligned_rows(const LayerNormForward<T, W>& call, const Choice& choice,
-                                      cudaStream_t stream) {
-    using unaligned_rows_forward::launch_layout;
+bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (std::is_same_v<T, W>) {
         if (aligned(call.weight, call.bias)) { return launch_layout<true>(call, choice.layout, stream); }
     }
     return launch_layout<false>(call, choice.layout, stream);
 }
 
-}  // namespace llmc
+}  // namespace llmc::unaligned_rows_forward

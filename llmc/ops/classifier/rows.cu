@@ -250,24 +250,22 @@ __global__ void __launch_bounds__(kThreads + kWarp, 2)
 // how many clusters of `blocks` blocks the device holds at once; 0: it has no code for them
 template <auto* kernel>
 int clusters_at_once(int blocks) {
-    static OncePerDevice asked;
-    static std::array<std::array<int, kMostBlocks + 1>, kMostDevices> clusters{};
-    asked([](int device) {
+    static PerDevice<std::array<int, kMostBlocks + 1>> clusters;
+    return clusters([] {
         constexpr int kBytes = sizeof(Shared);
-        if (!runs_hopper_code(kernel) || kBytes > device_facts().shared_bytes) { return; }
+        std::array<int, kMostBlocks + 1> found{};
+        if (!runs_hopper_code(kernel) || kBytes > device_facts().shared_bytes) { return found; }
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                    cudaSharedmemCarveoutMaxShared));
-        clusters[device][1] = 2 * device_facts().multiprocessors;  // CUDA counts real clusters alone
-        for (int k = 2; k <= kMostBlocks; k++) {
-            LaunchAttributes attributes;
-            attributes.clusters(k);
-            cudaLaunchConfig_t config = attributes.config(k, kThreads + kWarp, kBytes, nullptr);
-            int* found = &clusters[device][k];
-            check(cudaOccupancyMaxActiveClusters(found, kernel, &config));
+        found[1] = 2 * device_facts().multiprocessors;  // CUDA counts real clusters alone
+        for (unsigned k = 2; k <= kMostBlocks; k++) {
+            const LaunchConfig config{k, kThreads + kWarp, kBytes, nullptr, k};
+            check(
+                config.with([&](auto* of) { return cudaOccupancyMaxActiveClusters(&found[k], kernel, of); }));
         }
-    });
-    return clusters[current_device()][blocks];
+        return found;
+    })[blocks];
 }
 
 }  // namespace
@@ -280,11 +278,9 @@ bool classifier_forward_backward_rows(T* logits, float* losses, const int32_t* t
     int blocks = classifier_blocks((int64_t)Vp * sizeof(T));
     int clusters = blocks > 0 && aligned(logits) ? clusters_at_once<classifier_rows_kernel<T>>(blocks) : 0;
     if (clusters == 0) { return false; }
-    LaunchAttributes attributes;
-    attributes.clusters(blocks);
     unsigned grid = (unsigned)(std::min<int64_t>(N, clusters) * blocks);
-    cudaLaunchConfig_t config = attributes.config(grid, kThreads + kWarp, sizeof(Shared), stream);
-    check(cudaLaunchKernelEx(&config, classifier_rows_kernel<T>, logits, losses, targets, dloss, N, V, Vp));
+    const LaunchConfig config{grid, kThreads + kWarp, sizeof(Shared), stream, (unsigned)blocks};
+    config.launch(classifier_rows_kernel<T>, logits, losses, targets, dloss, N, V, Vp);
     return true;
 }
 
