@@ -89,7 +89,7 @@ private:
 template <int R, int W, int kUnroll, bool kPdl>
 void launch_stream(unsigned blocks, int threads, const Stream& stream, const Streams& streams,
                    int64_t vectors) {
-    const LaunchConfig config{blocks, (unsigned)threads, 0, stream, 1, kPdl};
+    const LaunchConfig config{blocks, threads, 0, stream, 1, kPdl};
     config.launch(stream_kernel<R, W, kUnroll, kPdl>, streams, vectors);
 }
 

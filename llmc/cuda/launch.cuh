@@ -11,10 +11,10 @@ namespace llmc {
 
 struct LaunchConfig {
     dim3 grid;
-    unsigned threads;
+    int threads;
     size_t shared_bytes = 0;
     cudaStream_t stream = nullptr;
-    unsigned cluster = 1;  // blocks of a cluster
+    int cluster = 1;  // blocks of a cluster
     // The kernel may begin once all blocks of the one before it in the stream have ended or said dependency_launch(). It
     // says dependency_wait() before it touches what earlier kernels read or write. Hopper or later.
     bool overlapping = false;
@@ -39,7 +39,7 @@ struct LaunchConfig {
                 1;
         }
         if (cooperative) { add(cudaLaunchAttributeCooperative).cooperative = 1; }
-        if (cluster > 1) { add(cudaLaunchAttributeClusterDimension).clusterDim = {cluster, 1, 1}; }
+        if (cluster > 1) { add(cudaLaunchAttributeClusterDimension).clusterDim = {(unsigned)cluster, 1, 1}; }
         return act(&config);
     }
 };
@@ -77,7 +77,7 @@ __device__ inline void wait_for_earlier() {
 }
 
 template <typename... Parameters, typename... Arguments>
-void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
+void launch_overlapping(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes,
                         cudaStream_t stream, Arguments... arguments) {
     const LaunchConfig config{grid, threads, shared_bytes, stream, 1, runs_hopper_code(kernel)};
     config.launch(kernel, arguments...);

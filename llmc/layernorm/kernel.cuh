@@ -15,32 +15,32 @@
 #include "llmc/layernorm/launchers.h"
 #include "llmc/layernorm/layernorm.h"
 
-namespace llmc::layouts {
+namespace llmc::layernorm {
 
-// act.operator()<layout>() for a number that is known at run time, 0 <= layout < count
-template <int count, int i = 0, typename Act>
-auto at_layout(int layout, const Act& act) {
-    if constexpr (i + 1 == count) {
-        return act.template operator()<i>();
+// act.operator()<i>() for an i that is known at run time, from <= i < to; on a GPU the same in all of a warp
+template <int from, int to, typename Act>
+constexpr auto with_constant(int i, const Act& act) {
+    constexpr int middle = (from + to) / 2;
+    if constexpr (to - from == 1) {
+        return act.template operator()<from>();
+    } else if (i < middle) {
+        return with_constant<from, middle>(i, act);
     } else {
-        return layout == i ? act.template operator()<i>() : at_layout<count, i + 1>(layout, act);
+        return with_constant<middle, to>(i, act);
     }
 }
+
+// ---- host only
+
 // act.operator()<piece>() likewise: n elements, a vector, or with `halves` n / 2, n / 4 .. 1, else 1
 template <int n, bool halves, typename Act>
-auto at_piece(int piece, const Act& act) {
+auto with_piece(int piece, const Act& act) {
     if constexpr (n > 1) {
         constexpr int next = halves ? n / 2 : 1;
-        if (piece < n) { return at_piece<next, halves>(piece, act); }
+        if (piece < n) { return with_piece<next, halves>(piece, act); }
     }
     return act.template operator()<n>();
 }
-
-}  // namespace llmc::layouts
-
-namespace llmc::layernorm {
-
-// ---- host only
 
 // The elements of T, a vector at most, that rows can be read and written at a time: 1, 2, 4 .. Strides must be filled in;
 // weights are of W, and read 16 bytes at a time at most.

@@ -383,7 +383,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const Choice& choic
 template <bool kAccumulate, typename T>
 ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const Choice& choice, cudaStream_t stream) {
     static constexpr auto table = pipelined_table(sizeof(T));
-    return layouts::at_layout<table.size()>(choice.layout, [&]<int i>() {
+    return with_constant<0, table.size()>(choice.layout, [&]<int i>() {
         constexpr layouts::CpAsyncPipelined row = table[i];
         using L = Layout<row.vectors, row.lead, row.stages, row.keeps_weight>;
         if constexpr (row.is_for(kAccumulate)) {

@@ -256,7 +256,7 @@ template <bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     static_assert(sizeof(Shared) == kTeamsSums);
     static constexpr auto table = teams_table(sizeof(T));
-    return layouts::at_layout<table.size()>(choice.layout, [&]<int i>() {
+    return with_constant<0, table.size()>(choice.layout, [&]<int i>() {
         constexpr layouts::CpAsyncTeams row = table[i];
         if constexpr (row.adds || !kAccumulate) {
             constexpr int threads = most_threads(row, sizeof(T), kAccumulate);

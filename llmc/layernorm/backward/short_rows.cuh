@@ -221,11 +221,11 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
 template <bool kAccumulate, int n, typename T, typename W>
 ColumnGroups launch_layout(const LayerNormBackwardRows<T, W>& call, int layout, cudaStream_t stream) {
     if constexpr (n == Vec<T>::size) {
-        return layouts::at_layout<std::size(layouts::kShortBackward)>(layout, [&]<int i>() {
+        return with_constant<0, std::size(layouts::kShortBackward)>(layout, [&]<int i>() {
             return launch<Layout<layouts::kShortBackward[i].lanes, n, true>, kAccumulate>(call, stream);
         });
     } else {
-        return layouts::at_layout<std::size(layouts::kShortBackwardPieces)>(layout, [&]<int i>() {
+        return with_constant<0, std::size(layouts::kShortBackwardPieces)>(layout, [&]<int i>() {
             constexpr auto& layout = layouts::kShortBackwardPieces[i];
             if constexpr (is_for(layout, n, sizeof(T))) {
                 return launch<Layout<layout.lanes, n, false>, kAccumulate>(call, stream);
@@ -242,7 +242,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
         return call.accumulate_dinp ? launch_layout<true, n>(call, choice.layout, stream)
                                     : launch_layout<false, n>(call, choice.layout, stream);
     };
-    if constexpr (std::is_same_v<T, W>) { return layouts::at_piece<whole, true>(choice.piece, with); }
+    if constexpr (std::is_same_v<T, W>) { return with_piece<whole, true>(choice.piece, with); }
     return with.template operator()<whole>();  // rare: no pieces
 }
 

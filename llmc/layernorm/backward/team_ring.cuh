@@ -423,7 +423,7 @@ template <typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>;
     static constexpr auto table = ring_table(sizeof(T));
-    return layouts::at_layout<table.size()>(choice.layout, [&]<int i>() {
+    return with_constant<0, table.size()>(choice.layout, [&]<int i>() {
         if constexpr (layouts::are_for(table[i].calls, !same)) {
             if (!call.accumulate_dinp) { return launch<Layout<table[i].write>, false, false>(call, stream); }
             if constexpr (table[i].adds()) {

@@ -496,7 +496,8 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, 
     constexpr auto* kernel =
         layernorm_backward_kernel<layout.columns, layout.unguarded, cluster, kAccumulate, T>;
     bool hopper = runs_hopper_code(kernel);
-    const unsigned threads = teams.teams * teams.warps * kWarp, most = device_facts().shared_bytes;
+    int threads = teams.teams * teams.warps * kWarp;
+    size_t most = device_facts().shared_bytes;
     LaunchConfig config{1, threads, most, stream, cluster, hopper};
     int64_t groups = groups_at_once<kernel>(config);
     if (groups == 0) { return {}; }
@@ -515,7 +516,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& given, const Choice& choi
         call.weight = nullptr;
         wide = given.weight;
     }
-    return layouts::at_layout<std::size(layouts::kUnalignedBackward)>(choice.layout, [&]<int i>() {
+    return with_constant<0, std::size(layouts::kUnalignedBackward)>(choice.layout, [&]<int i>() {
         if constexpr (sizeof(T) == 2 || layouts::kUnalignedBackward[i].fp32) {
             return call.accumulate_dinp ? launch<i, true>(call, wide, choice.teams, stream)
                                         : launch<i, false>(call, wide, choice.teams, stream);

@@ -57,19 +57,6 @@ __device__ MomentsIn<Acc> moments_of_block(const MomentsIn<Acc>& mine, int C) {
     return {mine.about, m, block_sum(mine.squares + mine.n * d * d), (Acc)C};
 }
 
-// one vector of a row as it is normalised
-template <typename T, typename W, int n>
-__device__ Elements<T, n> normalised(const Elements<T, n>& x, const Elements<W, n>& weight,
-                                     const Elements<W, n>& bias, const NormalIn<acc_t<T>>& normal) {
-    using Acc = acc_t<T>;
-    Acc y[n];
-#pragma unroll
-    for (int j = 0; j < n; j++) {
-        y[j] = normal.xhat(as_acc<Acc>(x, j)) * as_acc<Acc>(weight, j) + as_acc<Acc>(bias, j);
-    }
-    return rounded<T>(y);
-}
-
 // ---- a row --------------------------------------------------------------------------------------------
 
 // The row's first element. Any would do as the shift; then a constant row's differences are exactly 0.

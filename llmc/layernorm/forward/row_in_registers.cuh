@@ -138,10 +138,7 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
 #pragma unroll
         for (int i = 0; i < L::k; i++) {
             if (L::is_long && !part.has(i)) { continue; }
-            float sum[L::n];
-#pragma unroll
-            for (int j = 0; j < L::n; j++) { sum[j] = as_float(part.x[i], j) + as_float(x2[i % at_once], j); }
-            part.x[i] = rounded<T>(sum);
+            part.x[i] = sum_of(part.x[i], x2[i % at_once]);
             if (i + at_once < L::k) { load_x2(i + at_once); }
             if (part.inside(i)) { store_row<L>(residual + i * L::step, part.x[i]); }
         }
@@ -361,7 +358,7 @@ constexpr int held_before(int i) {
 template <const auto& table, bool kResidual, typename T, typename W>
 bool launch_layout(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>, rare = kResidual && !same;
-    return layouts::at_layout<std::size(table)>(choice.layout, [&]<int i>() {
+    return with_constant<0, std::size(table)>(choice.layout, [&]<int i>() {
         using Usual = Layout<table, i, Vec<T>::size>;
         using L = std::conditional_t<rare, Any<Usual>, Usual>;
         if constexpr (layouts::are_for(table[i].calls, rare)) {

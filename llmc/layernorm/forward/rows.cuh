@@ -1,6 +1,8 @@
 // What the kernels of LayerNorm forward share: the moments of a row and how it is normalised by them, weight and bias that
 // a call may lack, and rows that are asked for ahead.
 #pragma once
+#include <bit>
+
 #include "llmc/layernorm/kernel.cuh"
 
 namespace llmc::layernorm {
@@ -17,13 +19,11 @@ struct alignas(4 * sizeof(Acc)) MomentsIn {
 };
 using Moments = MomentsIn<float>;
 
-constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }
-
 // What `count` moments come to, the same in every thread. Chan et al. 1983. Means are compared with the
 // first's: for equal ones everything is exact.
 template <int count>
 __device__ Moments joined(const Moments* all, float per_column) {
-    constexpr int lanes = power_of_two(count);
+    constexpr int lanes = std::bit_ceil((unsigned)count);
     int at = threadIdx.x % lanes;
     Moments zero = all[0], other = at < count ? all[at] : zero;
     float n = at < count ? other.n : 0.0f, d = (other.about - zero.about) + (other.m - zero.m);
@@ -116,6 +116,19 @@ __device__ NormalIn<Acc> normal_of(const MomentsIn<Acc>& row, Acc per_column, Ac
     return {mean, s, -rest * s};
 }
 
+// n neighbouring elements of a row as they are normalised
+template <typename T, typename W, int n>
+__device__ Elements<T, n> normalised(const Elements<T, n>& x, const Elements<W, n>& weight,
+                                     const Elements<W, n>& bias, const NormalIn<acc_t<T>>& normal) {
+    using Acc = acc_t<T>;
+    Acc y[n];
+#pragma unroll
+    for (int j = 0; j < n; j++) {
+        y[j] = normal.xhat(as_acc<Acc>(x, j)) * as_acc<Acc>(weight, j) + as_acc<Acc>(bias, j);
+    }
+    return rounded<T>(y);
+}
+
 using llmc::store_evict_last;
 __device__ inline void store_evict_last(double* p, double x) { *p = x; }
 
@@ -142,14 +155,11 @@ __device__ constexpr Filled<2 * kMostColumns> kOnesBf16(kOneWord<__nv_bfloat16>)
 __device__ constexpr Filled<4 * kMostColumns> kOnesFp32(kOneWord<float>), kZeros(0);
 
 template <typename W>
-__device__ const W* ones() {
+__device__ const W* or_ones(const W* given) {
+    if (given != nullptr) { return given; }
     return reinterpret_cast<const W*>(std::is_same_v<W, float>    ? kOnesFp32.words
                                       : std::is_same_v<W, __half> ? kOnesFp16.words
                                                                   : kOnesBf16.words);
-}
-template <typename W>
-__device__ const W* or_ones(const W* given) {
-    return given != nullptr ? given : ones<W>();
 }
 template <typename W>
 __device__ const W* or_zeros(const W* given) {

@@ -14,23 +14,15 @@ using namespace layernorm;
 
 // A layout of layouts.h's: a row is shared by neighbouring lanes with k pieces of n elements each, the first `unguarded` of
 // which every lane has.
-template <const auto& table, int index, int n_>
+template <const auto& table, int index, int n_, typename T>
 struct Layout {
     static constexpr layouts::ShortForward row = table[index];
     static constexpr int lanes = row.lanes, k = row.vectors, n = n_, unguarded = row.unguarded;
     static constexpr int step = lanes * n, columns = step * k;
-    static constexpr int of_warp = kWarp / lanes;  // rows
+    // Of a block. Blocks begin no faster than 0.8 a ns: with less than 2 KB of rows in 128 threads that is what limits.
+    static constexpr int threads = 128 / lanes * columns * (int)sizeof(T) < 2048 ? 256 : 128;
+    static constexpr int rows = threads / lanes, of_warp = kWarp / lanes;  // of a block, of a warp
 };
-
-// Of a block. Blocks begin no faster than 0.8 a ns: with less than 2 KB of rows in 128 threads that is what limits.
-template <typename L, typename T>
-constexpr int threads_of() {
-    return 128 / L::lanes * L::columns * (int)sizeof(T) < 2048 ? 256 : 128;
-}
-template <typename L, typename T>
-constexpr int rows_of() {
-    return threads_of<L, T>() / L::lanes;
-}
 
 // A lane's pieces of a row, or of weight and bias, from column `first` on.
 template <typename L, typename T>
@@ -68,17 +60,6 @@ struct Part {
 #pragma unroll
         for (int j = 0; j < n; j++) { add(as_float(x[i], j), (n > 1 ? j : i) % 2); }
     }
-    // x[i] of act(i, j), rounded, for each element j
-    template <typename Act>
-    __device__ void become(const Act& act) {
-#pragma unroll
-        for (int i = 0; i < L::k; i++) {
-            float y[n];
-#pragma unroll
-            for (int j = 0; j < n; j++) { y[j] = act(i, j); }
-            x[i] = rounded<T>(y);
-        }
-    }
 };
 
 template <typename L, typename T>
@@ -107,25 +88,25 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
     if constexpr (kSm90) { dependency_launch(); }
     if constexpr (kResidual) {
         __syncwarp();  // who has the row again, too, has read it
-        part.become([&](int i, int j) { return as_float(part.x[i], j) + as_float(part2.x[i], j); });
+#pragma unroll
+        for (int i = 0; i < L::k; i++) { part.x[i] = sum_of(part.x[i], part2.x[i]); }
         part.store_row(call.residual + row * call.residual_stride);
     }
     Normal normal = normal_of(moments_of_row(part, per_column), per_column, (float)call.eps);
     if (threadIdx.x % L::lanes == 0) { write_statistics(call, row, normal); }
-    part.become([&](int i, int j) {
-        return fmaf(normal.xhat(as_float(part.x[i], j)), as_float(weight.x[i], j), as_float(bias.x[i], j));
-    });
+#pragma unroll
+    for (int i = 0; i < L::k; i++) { part.x[i] = normalised(part.x[i], weight.x[i], bias.x[i], normal); }
     part.store_row(call.out + row * call.out_stride);
 }
 
 // A group of lanes that would have a row beyond the last does its warp's first again: all lanes have loaded before one
 // stores (the sums' shuffles wait for that), and its stores are the same.
 template <typename L, bool kResidual, typename T, typename W>
-__global__ __launch_bounds__((threads_of<L, T>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
-                                                                                 float per_column) {
+__global__ __launch_bounds__(L::threads) void layernorm_forward_kernel(LayerNormForward<T, W> call,
+                                                                       float per_column) {
     prefetch_parameters(call);
     if constexpr (kSm90) { dependency_wait(); }
-    int64_t first = (int64_t)blockIdx.x * rows_of<L, T>() + threadIdx.x / kWarp * L::of_warp;
+    int64_t first = (int64_t)blockIdx.x * L::rows + threadIdx.x / kWarp * L::of_warp;
     if (first >= call.N) { return; }
     int64_t row = first + threadIdx.x % kWarp / L::lanes;
     normalise_row<L, kResidual>(call, row < call.N ? row : first, per_column);
@@ -135,22 +116,22 @@ __global__ __launch_bounds__((threads_of<L, T>())) void layernorm_forward_kernel
 
 template <typename L, bool kResidual, typename T, typename W>
 void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
-    unsigned blocks = grid_x(ceil_div(call.N, (int64_t)rows_of<L, T>()));
-    launch_overlapping(layernorm_forward_kernel<L, kResidual, T, W>, blocks, threads_of<L, T>(), 0, stream,
-                       call, 1.0f / call.C);
+    unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::rows));
+    launch_overlapping(layernorm_forward_kernel<L, kResidual, T, W>, blocks, L::threads, 0, stream, call,
+                       1.0f / call.C);
 }
 
 template <typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr int whole = Vec<T>::size;
     auto with = [&]<const auto & table, int n, bool kResidual>() {
-        layouts::at_layout<std::size(table)>(
-            choice.layout, [&]<int i>() { launch<Layout<table, i, n>, kResidual>(call, stream); });
+        with_constant<0, std::size(table)>(
+            choice.layout, [&]<int i>() { launch<Layout<table, i, n, T>, kResidual>(call, stream); });
     };
     if (call.residual != nullptr) {
         with.template operator()<layouts::kShortForward, whole, true>();
     } else {
-        layouts::at_piece<whole, std::is_same_v<T, W>>(choice.piece, [&]<int n>() {
+        with_piece<whole, std::is_same_v<T, W>>(choice.piece, [&]<int n>() {
             if constexpr (n == whole) {
                 with.template operator()<layouts::kShortForward, n, false>();
             } else {

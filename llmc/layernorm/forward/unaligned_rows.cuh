@@ -37,22 +37,6 @@ __device__ inline T* kept(T* p) {
     return p;
 }
 
-template <int i>
-using Constant = std::integral_constant<int, i>;
-
-// act(Constant<i>) for the i that is the case, of from <= i < to. The same i in all of a warp.
-template <int from, int to, typename Act>
-__device__ inline void with_constant(int i, const Act& act) {
-    constexpr int middle = (from + to) / 2;
-    if constexpr (to - from == 1) {
-        act(Constant<from>{});
-    } else if (i < middle) {
-        with_constant<from, middle>(i, act);
-    } else {
-        with_constant<middle, to>(i, act);
-    }
-}
-
 // A stretch of a row: `count` vectors of n neighbouring elements, vector lane + lanes * i in x[i] of a group
 // of `lanes` lanes. The first `unguarded` of the k are there in every lane: lanes * unguarded < count <= lanes * k. The
 // groups of a warp have stretches as long, and as far past a 16-byte boundary.
@@ -101,7 +85,7 @@ struct Stretch {
     // Each vector becomes its elements from `shift` on, and then the first ones of the vector after it. After
     // the last vector comes the first.
     __device__ void turn(int shift, int count) {
-        with_constant<0, n>(shift, [&](auto constant) { turn_by<constant.value>(count); });
+        with_constant<0, n>(shift, [&]<int by>() { turn_by<by>(count); });
     }
     template <int shift>
     __device__ void turn_by(int count) {
@@ -330,27 +314,17 @@ struct Columns {
     }
 };
 
-// a row, and each thread's part of it, in place
-struct Normaliser : Normal {
-    template <int n, typename T, typename W>
-    __device__ void apply(Elements<T, n>& x, const Elements<W, n>& w, const Elements<W, n>& b) const {
-        float y[n];
+// a thread's part of a row, in place
+template <typename L, typename T, typename Weights, typename Biases>
+__device__ void normalise(Part<L, T>& part, const Share<L, Vec<T>::size>& at, const Weights& weights,
+                          const Biases& biases, const Normal& normal) {
+    auto& x = part.stretch.x;
 #pragma unroll
-        for (int j = 0; j < n; j++) { y[j] = fmaf(xhat(as_float(x, j)), as_float(w, j), as_float(b, j)); }
-        x = rounded<T>(y);
+    for (int i = 0; i < L::k; i++) {
+        if (at.inside(i)) { x[i] = normalised(x[i], weights.of(i), biases.of(i), normal); }
     }
-    template <typename L, typename T, typename Weights, typename Biases>
-    __device__ void apply(Part<L, T>& part, const Share<L, Vec<T>::size>& at, const Weights& weights,
-                          const Biases& biases) const {
-#pragma unroll
-        for (int i = 0; i < L::k; i++) {
-            if (at.inside(i)) { apply(part.stretch.x[i], weights.of(i), biases.of(i)); }
-            // nor, for the widest, before the vectors so far
-            if constexpr (L::k > 10) { __syncwarp(); }
-        }
-        apply(part.single, weights.single, biases.single);
-    }
-};
+    part.single = normalised(part.single, weights.single, biases.single, normal);
+}
 
 // Is a later row asked for ahead? As in row_in_registers.cuh; short ones share a warp.
 template <typename L>
@@ -374,11 +348,11 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Deal& de
     part.stretch.place(inp.shift, at.count);
     Moments mine = moments_of_part(part, at, call.C, deal.per_column);
     Moments of_row = moments_of_row<L, n>(mine, deal, call.C);
-    Normaliser normaliser{normal_of(of_row, deal.per_column, (float)call.eps)};
+    Normal normal = normal_of(of_row, deal.per_column, (float)call.eps);
     if (threadIdx.x % (L::warps * L::lanes) == 0 && first_warp<L>() == 0) {
-        write_statistics(call, row + beyond, normaliser);
+        write_statistics(call, row + beyond, normal);
     }
-    normaliser.apply(part, at, weights, biases);
+    normalise(part, at, weights, biases, normal);
     part.store({call.out, call.out_stride, row, beyond}, at, call.C);
 }
 
@@ -443,7 +417,7 @@ template <bool kAligned, typename T, typename W>
 bool launch_layout(const LayerNormForward<T, W>& call, int layout, cudaStream_t stream) {
     using layouts::kUnalignedForward;
     constexpr bool rare = !kAligned;
-    return layouts::at_layout<std::size(kUnalignedForward)>(layout, [&]<int i>() {
+    return with_constant<0, std::size(kUnalignedForward)>(layout, [&]<int i>() {
         constexpr int n = Vec<T>::size;
         if constexpr (is_for(kUnalignedForward[i], rare)) {
             using L = Layout<kUnalignedForward, i, rare>;

@@ -259,7 +259,7 @@ int clusters_at_once(int blocks) {
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                    cudaSharedmemCarveoutMaxShared));
         found[1] = 2 * device_facts().multiprocessors;  // CUDA counts real clusters alone
-        for (unsigned k = 2; k <= kMostBlocks; k++) {
+        for (int k = 2; k <= kMostBlocks; k++) {
             const LaunchConfig config{k, kThreads + kWarp, kBytes, nullptr, k};
             check(
                 config.with([&](auto* of) { return cudaOccupancyMaxActiveClusters(&found[k], kernel, of); }));
@@ -279,7 +279,7 @@ bool classifier_forward_backward_rows(T* logits, float* losses, const int32_t* t
     int clusters = blocks > 0 && aligned(logits) ? clusters_at_once<classifier_rows_kernel<T>>(blocks) : 0;
     if (clusters == 0) { return false; }
     unsigned grid = (unsigned)(std::min<int64_t>(N, clusters) * blocks);
-    const LaunchConfig config{grid, kThreads + kWarp, sizeof(Shared), stream, (unsigned)blocks};
+    const LaunchConfig config{grid, kThreads + kWarp, sizeof(Shared), stream, blocks};
     config.launch(classifier_rows_kernel<T>, logits, losses, targets, dloss, N, V, Vp);
     return true;
 }
