@@ -156,10 +156,8 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
         : "memory");
 }
 
-// What memory moves together, in bytes; in elements. A row should lie as far past the begin of a line in shared memory as in
-// memory: where a bulk copy's two addresses are 16 bytes off, modulo 32, rows take 4 to 15 % longer; 32 or 64 bytes off, modulo
-// 128, about 1 %.
-constexpr int kLineBytes = 128;
+// A line in elements. A row should lie as far past the begin of a line in shared memory as in memory: where a bulk copy's two
+// addresses are 16 bytes off, modulo 32, rows take 4 to 15 % longer; 32 or 64 bytes off, modulo 128, about 1 %.
 template <typename T>
 constexpr int kLine = kLineBytes / sizeof(T);
 

@@ -23,13 +23,7 @@ constexpr bool kSm90a = true;  // wgmma, setmaxnreg: Hopper alone, and only as s
 constexpr bool kSm90a = false;
 #endif
 
-constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-
-template <typename A, typename B>
-__host__ __device__ constexpr std::common_type_t<A, B> ceil_div(A a, B b) {
-    return (a + b - 1) / b;
-}
 
 // n elements, moved by one instruction if they are up to 16 bytes; p must be aligned to as many
 template <typename T, int n>

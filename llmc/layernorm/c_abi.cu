@@ -7,6 +7,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <utility>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -60,12 +61,16 @@ int64_t type_size(int dtype) {
     return dtype == LLMC_LAYERNORM_FLOAT64 ? 8 : dtype == LLMC_LAYERNORM_FLOAT32 ? 4 : 2;
 }
 
-// `given`, or `otherwise` where it is 0: dtype, or float32 beside a 16-bit dtype
-int beside(int dtype, int given, int otherwise, const char* name) {
-    int type = given != 0 ? given : otherwise;
+void check_type(const char* name, int type) {
     if (type_name(type) == nullptr) {
         refuse(fmt::format("{} is {}, expected one of the types' enum", name, type));
     }
+}
+
+// `given`, or `otherwise` where it is 0: dtype, or float32 beside a 16-bit dtype
+int beside(int dtype, int given, int otherwise, const char* name) {
+    int type = given != 0 ? given : otherwise;
+    check_type(name, type);
     bool half = type_size(dtype) == 2;
     if (type != dtype && !(half && type == LLMC_LAYERNORM_FLOAT32)) {
         throw Unsupported(fmt::format("{} is {} beside dtype {}, expected {}{}", name, type_name(type),
@@ -74,20 +79,26 @@ int beside(int dtype, int given, int otherwise, const char* name) {
     return type;
 }
 
-void check_dtype(int dtype) {
-    if (type_name(dtype) == nullptr) {
-        refuse(fmt::format("dtype is {}, expected one of the types' enum", dtype));
-    }
-}
-
 void check_columns(int64_t C) {
     if (C < 1 || C > std::numeric_limits<int32_t>::max()) {
         refuse(fmt::format("C is {}, expected 1 to 2147483647", C));
     }
 }
 
-void check_rows(int64_t N) {
+// strides: by name
+void check_shape(int64_t N, int64_t C, std::initializer_list<std::pair<const char*, int64_t>> strides) {
     if (N < 0) { refuse(fmt::format("N is {}, expected 0 or more", N)); }
+    check_columns(C);
+    for (auto [name, elements] : strides) {
+        if (elements != 0 && elements < C) {
+            refuse(fmt::format("{} is {}, expected 0 (for C) or at least C = {}", name, elements, C));
+        }
+        int64_t stride = elements != 0 ? elements : C;
+        if (N > std::numeric_limits<int64_t>::max() / (int64_t)sizeof(double) / stride) {
+            refuse(fmt::format("{}: {} rows of {} elements pass the end of a 64-bit address space", name, N,
+                               stride));
+        }
+    }
 }
 
 struct Pointer {
@@ -110,24 +121,6 @@ void check_pointers(std::initializer_list<Pointer> pointers) {
     }
 }
 
-struct Stride {
-    const char* name;
-    int64_t elements;
-};
-
-void check_strides(int64_t N, int64_t C, std::initializer_list<Stride> strides) {
-    for (const Stride& s : strides) {
-        if (s.elements != 0 && s.elements < C) {
-            refuse(fmt::format("{} is {}, expected 0 (for C) or at least C = {}", s.name, s.elements, C));
-        }
-        int64_t stride = s.elements != 0 ? s.elements : C;
-        if (N > std::numeric_limits<int64_t>::max() / (int64_t)sizeof(double) / stride) {
-            refuse(fmt::format("{}: {} rows of {} elements pass the end of a 64-bit address space", s.name, N,
-                               stride));
-        }
-    }
-}
-
 void check_flag(const char* name, int value) {
     if (value != 0 && value != 1) { refuse(fmt::format("{} is {}, expected 0 or 1", name, value)); }
 }
@@ -136,26 +129,21 @@ int statistics_type(int dtype) {
     return dtype == LLMC_LAYERNORM_FLOAT64 ? LLMC_LAYERNORM_FLOAT64 : LLMC_LAYERNORM_FLOAT32;
 }
 
-// types handed on as values: a generic lambda reads them as typename decltype(type)::type
-template <typename T>
-struct Type {
-    using type = T;
-};
-
-// act(rows' type, weights' type): those that beside() lets through
+// act.operator()<T, W>() for the types of rows and weights: those that beside() lets through
 template <typename Act>
 void with_types(int dtype, int weight_dtype, const Act& act) {
-    bool same = weight_dtype == dtype;
+    auto with = [&]<typename T>() {
+        weight_dtype == dtype ? act.template operator()<T, T>() : act.template operator()<T, float>();
+    };
     switch (dtype) {
         case LLMC_LAYERNORM_FLOAT32:
-            return act(Type<float>{}, Type<float>{});
+            return with.template operator()<float>();
         case LLMC_LAYERNORM_FLOAT64:
-            return act(Type<double>{}, Type<double>{});
+            return act.template operator()<double, double>();
         case LLMC_LAYERNORM_BFLOAT16:
-            return same ? act(Type<__nv_bfloat16>{}, Type<__nv_bfloat16>{})
-                        : act(Type<__nv_bfloat16>{}, Type<float>{});
+            return with.template operator()<__nv_bfloat16>();
         default:
-            return same ? act(Type<__half>{}, Type<__half>{}) : act(Type<__half>{}, Type<float>{});
+            return with.template operator()<__half>();
     }
 }
 
@@ -224,15 +212,13 @@ const char* llmc_layernorm_last_error(void) { return llmc::c_abi::last_error; }
 int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
     return guarded("llmc_layernorm_forward", [&] {
         auto a = read_args(args, sizeof(llmc_layernorm_forward_args));  // of version 1
-        check_dtype(a.dtype);
+        check_type("dtype", a.dtype);
         int weight_dtype = beside(a.dtype, a.weight_dtype, a.dtype, "weight_dtype");
-        check_rows(a.N);
-        check_columns(a.C);
-        check_strides(a.N, a.C,
-                      {{"out_stride", a.out_stride},
-                       {"inp_stride", a.inp_stride},
-                       {"residual_stride", a.residual_stride},
-                       {"inp2_stride", a.inp2_stride}});
+        check_shape(a.N, a.C,
+                    {{"out_stride", a.out_stride},
+                     {"inp_stride", a.inp_stride},
+                     {"residual_stride", a.residual_stride},
+                     {"inp2_stride", a.inp2_stride}});
         if (!(a.eps >= 0 && std::isfinite(a.eps))) {
             refuse(fmt::format("eps is {:g}, expected 0 or more", a.eps));
         }
@@ -249,9 +235,7 @@ int llmc_layernorm_forward(const llmc_layernorm_forward_args* args) {
                         {"bias", a.bias, weight_dtype, false},
                         {"residual", a.residual, a.dtype, false},
                         {"inp2", a.inp2, a.dtype, false}});
-        with_types(a.dtype, weight_dtype, [&](auto t, auto w) {
-            forward<typename decltype(t)::type, typename decltype(w)::type>(a);
-        });
+        with_types(a.dtype, weight_dtype, [&]<typename T, typename W>() { forward<T, W>(a); });
     });
 }
 
@@ -266,7 +250,7 @@ int llmc_layernorm_backward_workspace(int64_t C, size_t* bytes) {
 int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
     return guarded("llmc_layernorm_backward", [&] {
         auto a = read_args(args, sizeof(llmc_layernorm_backward_args));  // of version 1
-        check_dtype(a.dtype);
+        check_type("dtype", a.dtype);
         int weight_dtype = beside(a.dtype, a.weight_dtype, a.dtype, "weight_dtype");
         int grad_dtype = beside(a.dtype, a.grad_dtype, weight_dtype, "grad_dtype");
         if (weight_dtype != a.dtype && grad_dtype == a.dtype) {
@@ -276,9 +260,7 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
         check_flag("accumulate_dinp", a.accumulate_dinp);
         check_flag("accumulate", a.accumulate);
         if (a.reserved != 0) { throw Unsupported(fmt::format("reserved is {}, expected 0", a.reserved)); }
-        check_rows(a.N);
-        check_columns(a.C);
-        check_strides(
+        check_shape(
             a.N, a.C,
             {{"dinp_stride", a.dinp_stride}, {"dout_stride", a.dout_stride}, {"inp_stride", a.inp_stride}});
         bool rows = a.N > 0 && (a.dinp != nullptr || a.dweight != nullptr || a.dbias != nullptr);
@@ -292,9 +274,7 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
                         {"mean", a.mean, statistics, rows},
                         {"rstd", a.rstd, statistics, rows}});
         check_workspace(a);
-        with_types(a.dtype, weight_dtype, [&](auto t, auto w) {
-            using T = typename decltype(t)::type;
-            using W = typename decltype(w)::type;
+        with_types(a.dtype, weight_dtype, [&]<typename T, typename W>() {
             if constexpr (sizeof(T) == 2) {
                 grad_dtype == a.dtype ? backward<T, T, T>(a) : backward<T, float, W>(a);
             } else {

@@ -99,9 +99,11 @@ int first_layout(Table<Layout> table, const Takes& takes) {
     auto found = std::find_if(table.begin(), table.end(), takes);
     return found == table.end() ? -1 : (int)(found - table.begin());
 }
-constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int round_up(int64_t bytes, int unit) { return (int)(divide_up(bytes, unit) * unit); }
-constexpr int kLineSize = 128;  // bytes
+template <typename Layout, size_t a, size_t b>
+constexpr Table<Layout> for_bytes(int bytes, const Layout (&of_16_bits)[a], const Layout (&of_32)[b]) {
+    return bytes == 2 ? Table<Layout>(of_16_bits) : Table<Layout>(of_32);
+}
+constexpr int round_up(int64_t bytes, int unit) { return (int)(ceil_div(bytes, unit) * unit); }
 
 // ---- forward ---------------------------------------------------------------------------------------------------------
 
@@ -128,8 +130,7 @@ inline Maybe forward_row_in_registers(const Call& call, const Gpu& gpu) {
     int vector = call.vector();
     if (!call.whole() || call.C <= kThresholds.short_vectors * vector) { return {}; }
     bool rare = call.adds && !call.same_weights;
-    Table<layouts::RowInRegisters> table = layouts::kRowInRegisters32;
-    if (call.bytes == 2) { table = layouts::kRowInRegisters16; }
+    auto table = for_bytes(call.bytes, layouts::kRowInRegisters16, layouts::kRowInRegisters32);
     int i = first_layout(table, [&](auto& layout) {
         return are_for(layout.calls, rare) && call.C <= columns_of(layout, vector);
     });
@@ -198,19 +199,15 @@ inline Maybe backward_short_rows(const Call& call, const Gpu&) {
 
 // team_ring.cuh's Team, in bytes: stages, barriers, and each warp's sums
 constexpr int team_bytes(const layouts::TeamRing& ring, int streams, int bytes) {
-    int columns = ring.warps * layouts::kLanes * ring.vector * ring.vectors;  // of a block
-    int stage = streams * columns * bytes + kLineSize;
+    int columns = ring.warps * kWarp * ring.vector * ring.vectors;  // of a block
+    int stage = streams * columns * bytes + kLineBytes;
     int barriers = round_up(ring.stages * (stage + 8) + 16, 16);
-    return round_up(barriers + 2 * ring.cluster * ring.warps * 8, kLineSize);
-}
-
-constexpr Table<layouts::TeamRingLayouts> ring_table(int bytes) {
-    return bytes == 2 ? Table<layouts::TeamRingLayouts>(layouts::kTeamRing16) : layouts::kTeamRing32;
+    return round_up(barriers + 2 * ring.cluster * ring.warps * 8, kLineBytes);
 }
 
 inline Maybe backward_team_ring(const Call& call, const Gpu& gpu) {
     if (!gpu.hopper || !call.whole()) { return {}; }
-    Table<layouts::TeamRingLayouts> table = ring_table(call.bytes);
+    auto table = for_bytes(call.bytes, layouts::kTeamRing16, layouts::kTeamRing32);
     int i = first_layout(table, [&](auto& layout) {
         return are_for(layout.calls, !call.same_weights) && call.C <= layout.columns;
     });
@@ -224,7 +221,7 @@ inline Maybe backward_team_ring(const Call& call, const Gpu& gpu) {
 // A block's rings, where a row of row_bytes has `warps` warps and the block at most `most`.
 constexpr Teams unaligned_teams(int warps, int most, int streams, int row_bytes, int size, int bytes) {
     const Thresholds& t = kThresholds;
-    int region = round_up(row_bytes, kLineSize) + kLineSize, stage = streams * row_bytes;
+    int region = round_up(row_bytes, kLineBytes) + kLineBytes, stage = streams * row_bytes;
     int teams = std::min(most / warps, std::max(1, bytes / (2 * stage)));
     if (warps > 1) { teams = std::min(teams, t.most_teams); }
     int lone = size == 2 ? t.ring_lone_16 : t.ring_lone_32;
@@ -245,20 +242,19 @@ constexpr int unaligned_warps(int k, bool adds, int team) {
 }
 // Is `columns` of a row a number of columns for this many warps: neither too many, nor fewer than the unguarded ones?
 constexpr bool fits(const layouts::UnalignedBackward& layout, int columns, int warps) {
-    return divide_up(columns, warps) <= layout.columns * layouts::kLanes &&
-           columns / warps >= layout.unguarded * layouts::kLanes;
+    return ceil_div(columns, warps) <= layout.columns * kWarp && columns / warps >= layout.unguarded * kWarp;
 }
 
 // unaligned_rows.cuh's TeamShared, in bytes
 constexpr int unaligned_team_bytes(int cluster) {
-    int warps = cluster > 1 ? cluster * kThresholds.cluster_warps : layouts::kLanes;
-    return round_up(8 * kThresholds.most_stages + 16 + 2 * 8 * warps, kLineSize);
+    int warps = cluster > 1 ? cluster * kThresholds.cluster_warps : kWarp;
+    return round_up(8 * kThresholds.most_stages + 16 + 2 * 8 * warps, kLineBytes);
 }
 
 // With fewer stages where shared memory is small; nothing: not with two.
 inline Maybe unaligned_choice(int i, Teams teams, const Call& call, const Gpu& gpu) {
     int cluster = layouts::kUnalignedBackward[i].cluster;
-    int sums = 2 * (int)divide_up(call.C, cluster) * (int)sizeof(float);
+    int sums = 2 * (int)ceil_div<int64_t>(call.C, cluster) * (int)sizeof(float);
     auto bytes = [&] {
         int ring = teams.stages * streams_of(call.adds) * teams.region;
         return teams.teams * (unaligned_team_bytes(cluster) + std::max(ring, sums));
@@ -301,8 +297,8 @@ inline Maybe unaligned_in_a_cluster(const Call& call, const Gpu& gpu) {
     for (int i = 0; i < (int)std::size(table); i++) {
         int cluster = table[i].cluster;
         if (cluster == 1 || !(call.bytes == 2 || table[i].fp32)) { continue; }
-        int columns = (int)divide_up(call.C, cluster);
-        int warps = (int)divide_up(columns, table[i].columns * layouts::kLanes);
+        int columns = (int)ceil_div<int64_t>(call.C, cluster);
+        int warps = ceil_div(columns, table[i].columns * kWarp);
         if (warps > t.cluster_warps || !fits(table[i], call.C / cluster, warps)) { continue; }
         teams[i] = unaligned_teams(warps, t.cluster_warps, streams_of(call.adds), columns * call.bytes,
                                    call.bytes, t.ring_cluster);
@@ -340,8 +336,8 @@ struct CostedTeams {
 inline CostedTeams cp_async_teams(const layouts::CpAsyncTeams& layout, const Call& call, const Gpu& gpu) {
     const Thresholds& t = kThresholds;
     int columns = layout.vectors * call.vector(),
-        most_warps = most_threads(layout, call.bytes, call.adds) / layouts::kLanes;
-    int64_t warps = divide_up(call.C, columns * layouts::kLanes);
+        most_warps = most_threads(layout, call.bytes, call.adds) / kWarp;
+    int64_t warps = ceil_div<int64_t>(call.C, columns * kWarp);
     if (warps > std::min(most_warps, t.teams_most_warps)) { return {}; }
     int64_t bytes = (int64_t)streams_of(call.adds) * call.bytes * call.C,
             room = gpu.shared_bytes;  // of a row
@@ -357,15 +353,11 @@ inline CostedTeams cp_async_teams(const layouts::CpAsyncTeams& layout, const Cal
     return {{(int)warps, teams, stages, 0, (int)needed()}, cost};
 }
 
-constexpr Table<layouts::CpAsyncTeams> teams_table(int bytes) {
-    return bytes == 2 ? Table<layouts::CpAsyncTeams>(layouts::kCpAsyncTeams16) : layouts::kCpAsyncTeams32;
-}
-
 // by the layout that costs least; reread: of those for longer rows, where shared memory is too small for
 // cp_async_pipelined (99 KB)
 template <bool reread>
 Maybe backward_cp_async_teams(const Call& call, const Gpu& gpu) {
-    Table<layouts::CpAsyncTeams> table = teams_table(call.bytes);
+    auto table = for_bytes(call.bytes, layouts::kCpAsyncTeams16, layouts::kCpAsyncTeams32);
     Maybe best;
     double least = 0;
     for (int i = 0; i < (int)table.size(); i++) {
@@ -381,7 +373,7 @@ Maybe backward_cp_async_teams(const Call& call, const Gpu& gpu) {
 // Where a part of a row of C columns begins: each has as many lines, or one more; the last line may be short. Kernels
 // ask, too.
 constexpr int first_column(int bytes, int C, int part, int parts) {
-    int line = kLineSize / bytes, begin = (C + line - 1) / line * part / parts * line;
+    int line = kLineBytes / bytes, begin = (C + line - 1) / line * part / parts * line;
     return begin < C ? begin : C;
 }
 
@@ -392,24 +384,19 @@ constexpr int pipelined_bytes(const layouts::CpAsyncPipelined& layout, int bytes
            sets * (layouts::kPipelinedWarps * 8 + 8);
 }
 
-constexpr Table<layouts::CpAsyncPipelined> pipelined_table(int bytes) {
-    return bytes == 2 ? Table<layouts::CpAsyncPipelined>(layouts::kCpAsyncPipelined16)
-                      : layouts::kCpAsyncPipelined32;
-}
-
 // Fewer blocks with more of a row each are best, until registers or shared memory run out.
 inline Maybe backward_cp_async_pipelined(const Call& call, const Gpu& gpu) {
     if (!call.same_weights) { return {}; }  // rare
-    Table<layouts::CpAsyncPipelined> table = pipelined_table(call.bytes);
+    auto table = for_bytes(call.bytes, layouts::kCpAsyncPipelined16, layouts::kCpAsyncPipelined32);
     for (int i = 0; i < (int)table.size(); i++) {
         const layouts::CpAsyncPipelined& layout = table[i];
-        int step = layouts::kPipelinedWarps * layouts::kLanes * call.vector();
-        bool lines = call.C % (kLineSize / call.bytes) == 0;
+        int step = layouts::kPipelinedWarps * kWarp * call.vector();
+        bool lines = call.C % (kLineBytes / call.bytes) == 0;
         if (!layout.is_for(call.adds) || (layout.lines && !lines) || call.C <= layout.beyond ||
             call.C > layout.to || pipelined_bytes(layout, call.bytes, call.adds) > gpu.shared_bytes) {
             continue;
         }
-        int blocks = (int)divide_up(call.C, columns_of(layout, call.vector())), least = call.C;
+        int blocks = (int)ceil_div<int64_t>(call.C, columns_of(layout, call.vector())), least = call.C;
         if (blocks > (layout.lead > 1 ? kThresholds.sharing_blocks : 1)) { continue; }
         for (int part = 0; part < blocks; part++) {
             int begin = first_column(call.bytes, call.C, part, blocks);

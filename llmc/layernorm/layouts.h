@@ -11,6 +11,8 @@
 #include <climits>
 #include <iterator>
 
+#include "llmc/cuda/types.h"
+
 namespace llmc::layouts {
 
 // a layout is a line, which has the fields of its struct in their order where it does not name them
@@ -20,8 +22,6 @@ namespace llmc::layouts {
 inline constexpr int kModelWidths[] = {
     64, 80, 128, 192, 256, 384, 512, 768, 1024, 1280, 1408, 1536, 1600, 1664, 2048, 2560, 3072,
     4096, 4544, 5120, 6144, 6656, 7168, 8192, 9216, 12288, 14848, 16384, 18432, 20480};
-
-constexpr int kLanes = 32;  // of a warp
 
 // The calls that a layout is for. Rare ones have few layouts: there no vectors are unguarded. Rare are
 // weights of another type than the rows'; in forward only if there is a residual, too.
@@ -107,7 +107,7 @@ inline constexpr RowInRegisters kRowInRegisters32[] = {
 // threads of a row; what is longer than kShortVectors vectors is shared by a block or cluster with a barrier
 // behind its loads
 constexpr int kShortVectors = 2112;
-constexpr int step_of(const RowInRegisters& layout) { return layout.cluster * layout.warps * kLanes; }
+constexpr int step_of(const RowInRegisters& layout) { return layout.cluster * layout.warps * kWarp; }
 constexpr bool is_long(const RowInRegisters& layout) {
     return step_of(layout) * layout.vectors > kShortVectors;
 }
@@ -176,7 +176,7 @@ struct TeamRing {
     constexpr bool operator==(const TeamRing&) const = default;
 };
 constexpr int columns_of(const TeamRing& ring) {
-    return ring.cluster * ring.warps * kLanes * ring.vector * ring.vectors;
+    return ring.cluster * ring.warps * kWarp * ring.vector * ring.vectors;
 }
 // For rows of up to `columns` columns: dinp =, and +=, whose stages are half as large again.
 struct TeamRingLayouts {
@@ -290,7 +290,7 @@ struct CpAsyncPipelined {
 };
 constexpr int kPipelinedWarps = 16;
 constexpr int columns_of(const CpAsyncPipelined& layout, int vector) {
-    return kPipelinedWarps * kLanes * vector * layout.vectors;
+    return kPipelinedWarps * kWarp * vector * layout.vectors;
 }
 inline constexpr CpAsyncPipelined kCpAsyncPipelined16[] = {
     {.vectors = 3, .lead = 1, .stages = 2, .use = "to 12288 columns"},

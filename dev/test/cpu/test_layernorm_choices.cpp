@@ -42,11 +42,13 @@ std::string backward_text(const Case& c, const Choice& choice) {
             return fmt::format("unaligned_rows.{},{},{}", layout.columns, layout.unguarded, layout.cluster);
         }
         case Kernel::kCpAsyncTeams: {
-            const layouts::CpAsyncTeams& layout = teams_table(c.bytes)[i];
+            const layouts::CpAsyncTeams& layout =
+                for_bytes(c.bytes, layouts::kCpAsyncTeams16, layouts::kCpAsyncTeams32)[i];
             return fmt::format("cp_async_teams.{} {}", layout.vectors, (int)!layout.reread);
         }
         case Kernel::kCpAsyncPipelined: {
-            const layouts::CpAsyncPipelined& layout = pipelined_table(c.bytes)[i];
+            const layouts::CpAsyncPipelined& layout =
+                for_bytes(c.bytes, layouts::kCpAsyncPipelined16, layouts::kCpAsyncPipelined32)[i];
             return fmt::format("cp_async_pipelined.{},{},{} {}", layout.vectors, layout.lead, layout.stages,
                                (int)layout.keeps_weight);
         }

@@ -40,7 +40,7 @@ TEST_CASE("layernorm layouts: rings have room for the rows they are for, and nam
                 INFO("rows of up to ", row.columns);
                 CHECK(row.columns <= columns_of(ring));
                 CHECK(ring.vector * vector_bytes <= 16);
-                CHECK(ring.warps * ring.teams * layouts::kLanes <= 1024);
+                CHECK(ring.warps * ring.teams * kWarp <= 1024);
                 CHECK((ring.warps == 1 || ring.teams < 16));
             }
         }

@@ -31,7 +31,7 @@ inline std::set<int> unaligned_edges(int vector) {
     for (const auto& row : layouts::kUnalignedForward) { all.insert(columns_of(row, vector)); }
     constexpr int most_warps = 16;
     for (const auto& row : layouts::kUnalignedBackward) {
-        for (int warps : {1, most_warps}) { all.insert(row.cluster * warps * row.columns * layouts::kLanes); }
+        for (int warps : {1, most_warps}) { all.insert(row.cluster * warps * row.columns * kWarp); }
     }
     return all;
 }

@@ -382,7 +382,8 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const Choice& choic
 
 template <bool kAccumulate, typename T>
 ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const Choice& choice, cudaStream_t stream) {
-    static constexpr auto table = pipelined_table(sizeof(T));
+    static constexpr auto table =
+        for_bytes(sizeof(T), layouts::kCpAsyncPipelined16, layouts::kCpAsyncPipelined32);
     return with_constant<0, table.size()>(choice.layout, [&]<int i>() {
         constexpr layouts::CpAsyncPipelined row = table[i];
         using L = Layout<row.vectors, row.lead, row.stages, row.keeps_weight>;

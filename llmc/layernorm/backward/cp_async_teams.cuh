@@ -255,7 +255,7 @@ __global__ __launch_bounds__(kThreads,
 template <bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     static_assert(sizeof(Shared) == kTeamsSums);
-    static constexpr auto table = teams_table(sizeof(T));
+    static constexpr auto table = for_bytes(sizeof(T), layouts::kCpAsyncTeams16, layouts::kCpAsyncTeams32);
     return with_constant<0, table.size()>(choice.layout, [&]<int i>() {
         constexpr layouts::CpAsyncTeams row = table[i];
         if constexpr (row.adds || !kAccumulate) {

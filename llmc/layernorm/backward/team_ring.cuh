@@ -422,7 +422,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream
 template <typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>;
-    static constexpr auto table = ring_table(sizeof(T));
+    static constexpr auto table = for_bytes(sizeof(T), layouts::kTeamRing16, layouts::kTeamRing32);
     return with_constant<0, table.size()>(choice.layout, [&]<int i>() {
         if constexpr (layouts::are_for(table[i].calls, !same)) {
             if (!call.accumulate_dinp) { return launch<Layout<table[i].write>, false, false>(call, stream); }
