@@ -47,10 +47,9 @@ constexpr int kGroups = 4;
 
 // blockIdx.y chooses the result
 template <typename ColumnTile, typename Grad, typename Acc>
-__global__ __launch_bounds__(ColumnTile::most_threads,
-                             ColumnTile::blocks) void finish_columns_kernel(ColumnResults<Grad> results,
-                                                                            ColumnPartials<Acc> partials,
-                                                                            int64_t C, bool accumulate) {
+__global__ void __launch_bounds__(ColumnTile::most_threads, ColumnTile::blocks)
+    finish_columns_kernel(ColumnResults<Grad> results, ColumnPartials<Acc> partials, int64_t C,
+                          bool accumulate) {
     constexpr int n = ColumnTile::n, lanes = ColumnTile::lanes;
     __shared__ alignas(16) Acc warp_sums[ColumnTile::most_warps][ColumnTile::columns];
     int at = threadIdx.x % lanes * n, warps = blockDim.x / kWarp, group = threadIdx.x / lanes;

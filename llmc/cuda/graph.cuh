@@ -73,17 +73,9 @@ namespace graph {
 using Node = cudaGraphNode_t;
 using Edge = cudaGraphEdgeData;
 
-// get and add: as CUDA 12 and 13 have these calls
-
-template <typename Get>
-std::vector<Node> neighbours(Get get, Node node) {
-    auto list = [&](Node* found, Edge* edges, size_t* n) {
-        if constexpr (std::is_invocable_v<Get, Node, Node*, size_t*>) {
-            return get(node, found, n);
-        } else {
-            return get(node, found, edges, n);
-        }
-    };
+// what list(found, edges, n) lists: n of them, or with null how many there are
+template <typename List>
+std::vector<Node> listed(const List& list) {
     size_t n = 0;
     check(list(nullptr, nullptr, &n));
     std::vector<Node> found(n);
@@ -91,7 +83,22 @@ std::vector<Node> neighbours(Get get, Node node) {
     if (n > 0) { check(list(found.data(), edges.data(), &n)); }
     return found;
 }
+template <typename Get>
+std::vector<Node> nodes(Get get, cudaGraph_t graph) {
+    return listed([&](Node* found, Edge*, size_t* n) { return get(graph, found, n); });
+}
 
+// get and add: as CUDA 12 and 13 have these calls
+template <typename Get>
+std::vector<Node> neighbours(Get get, Node node) {
+    return listed([&](Node* found, Edge* edges, size_t* n) {
+        if constexpr (std::is_invocable_v<Get, Node, Node*, size_t*>) {
+            return get(node, found, n);
+        } else {
+            return get(node, found, edges, n);
+        }
+    });
+}
 template <typename Add>
 void connect(Add add, cudaGraph_t graph, Node from, Node to) {
     if constexpr (std::is_invocable_v<Add, cudaGraph_t, const Node*, const Node*, size_t>) {
@@ -111,15 +118,6 @@ inline void take_out(cudaGraph_t graph, Node node) {
         }
     }
     check(cudaGraphDestroyNode(node));
-}
-
-template <typename Get>
-std::vector<Node> nodes(Get get, cudaGraph_t graph) {
-    size_t n = 0;
-    check(get(graph, nullptr, &n));
-    std::vector<Node> found(n);
-    if (n > 0) { check(get(graph, found.data(), &n)); }
-    return found;
 }
 
 }  // namespace graph

@@ -4,21 +4,6 @@
 
 namespace llmc {
 
-// Two sums over a warp for the shuffles of one and a bit: of v.x in lanes 0 to 15, of v.y in the others.
-__device__ inline float warp_sum_pair(float2 v) {
-    bool upper = threadIdx.x % kWarp >= kWarp / 2;
-    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(kAllLanes, upper ? v.x : v.y, kWarp / 2);
-#pragma unroll
-    for (int distance = kWarp / 4; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    }
-    return sum;
-}
-// both of them in each lane
-__device__ inline float2 both_sums(float pair) {
-    return {__shfl_sync(kAllLanes, pair, 0), __shfl_sync(kAllLanes, pair, kWarp / 2)};
-}
-
 // the sum over groups of `lanes` neighbouring lanes, the same in each
 template <int lanes>
 __device__ inline float group_sum(float x) {
@@ -27,6 +12,17 @@ __device__ inline float group_sum(float x) {
         x += __shfl_xor_sync(kAllLanes, x, distance);
     }
     return x;
+}
+
+// Two sums over a warp for the shuffles of one and a bit: of v.x in lanes 0 to 15, of v.y in the others.
+__device__ inline float warp_sum_pair(float2 v) {
+    bool upper = threadIdx.x % kWarp >= kWarp / 2;
+    float sum = (upper ? v.y : v.x) + __shfl_xor_sync(kAllLanes, upper ? v.x : v.y, kWarp / 2);
+    return group_sum<kWarp / 2>(sum);
+}
+// both of them in each lane
+__device__ inline float2 both_sums(float pair) {
+    return {__shfl_sync(kAllLanes, pair, 0), __shfl_sync(kAllLanes, pair, kWarp / 2)};
 }
 
 // Both sums over a group, for the shuffles of one and a bit: half of the lanes add v.x, half v.y.

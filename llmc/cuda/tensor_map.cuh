@@ -11,23 +11,18 @@
 
 namespace llmc {
 
-inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
-    static const auto encode =
-        driver_function<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled", 12000);
-    return encode;
-}
-
 // A map of a (B,T,heads,64) tensor of bf16, whose boxes are `rows` rows (t) of one head: coordinates {0, head, t, b}.
 // T is a dimension of its own, so that a box that passes the end of a sequence does not run on into the next one.
 // tensor: a multiple of 16 bytes. The map is passed to a kernel as a const __grid_constant__ parameter.
 inline CUtensorMap head_map(const void* tensor, int heads, int T, int B, int rows) {
+    static const auto encode =
+        driver_function<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled", 12000);
     CUtensorMap map;
     cuuint64_t row_bytes = kTileRowBytes, token_bytes = heads * row_bytes, sequence_bytes = T * token_bytes;
     cuuint64_t sizes[] = {kTileColumns, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)B};
     cuuint64_t strides[] = {row_bytes, token_bytes, sequence_bytes};  // of all dimensions but the first
     cuuint32_t box[] = {kTileColumns, 1, (cuuint32_t)rows, 1}, steps[] = {1, 1, 1, 1};
-    CUresult status =
-        tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(tensor), sizes,
+    CUresult status = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(tensor), sizes,
                              strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) {

@@ -119,19 +119,15 @@ __device__ inline Elements<T, n> load_constant(const T* p) {
     return x;
 }
 
-// n elements of p in Acc, or `otherwise` where p is null
-template <int n, typename Acc, typename T>
-__device__ inline Elements<Acc, n> load_or(const T* p, int64_t at, Acc otherwise) {
-    Elements<Acc, n> x;
+// n elements from p[at] on, or `otherwise` where p is null
+template <int n, typename T>
+__device__ inline Elements<T, n> load_or(const T* p, int64_t at, T otherwise) {
+    Elements<T, n> x;
     if (p == nullptr) {
 #pragma unroll
         for (int i = 0; i < n; i++) { x.at[i] = otherwise; }
-    } else if constexpr (std::is_same_v<Acc, T>) {
-        x = load<n>(p + at);
     } else {
-        auto raw = load<n>(p + at);
-#pragma unroll
-        for (int i = 0; i < n; i++) { x.at[i] = (Acc)raw.at[i]; }
+        x = load<n>(p + at);
     }
     return x;
 }

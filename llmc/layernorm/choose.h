@@ -99,9 +99,14 @@ int first_layout(Table<Layout> table, const Takes& takes) {
     auto found = std::find_if(table.begin(), table.end(), takes);
     return found == table.end() ? -1 : (int)(found - table.begin());
 }
+// one of two tables
+template <typename Layout, size_t a, size_t b>
+constexpr Table<Layout> either(bool first, const Layout (&one)[a], const Layout (&other)[b]) {
+    return first ? Table<Layout>(one) : Table<Layout>(other);
+}
 template <typename Layout, size_t a, size_t b>
 constexpr Table<Layout> for_bytes(int bytes, const Layout (&of_16_bits)[a], const Layout (&of_32)[b]) {
-    return bytes == 2 ? Table<Layout>(of_16_bits) : Table<Layout>(of_32);
+    return either(bytes == 2, of_16_bits, of_32);
 }
 constexpr int round_up(int64_t bytes, int unit) { return (int)(ceil_div(bytes, unit) * unit); }
 
@@ -112,9 +117,8 @@ inline Maybe forward_short_rows(const Call& call, const Gpu&) {
     // beside weights of another type single elements, which takes half of the kernels
     int piece = call.whole() || call.same_weights ? call.piece : 1;
     auto takes = [&](const layouts::ShortForward& layout) { return call.C <= columns_of(layout, piece); };
-    Table<layouts::ShortForward> table = layouts::kShortForward;
-    if (!call.whole()) { table = layouts::kShortForwardPieces; }
-    int layout = first_layout(table, takes);
+    int layout =
+        first_layout(either(call.whole(), layouts::kShortForward, layouts::kShortForwardPieces), takes);
     return layout < 0 ? Maybe{} : Choice{Kernel::kShortRows, layout, piece};
 }
 
@@ -126,15 +130,32 @@ constexpr int spread_warps(int warps) {
     return most;
 }
 
+// the first layout that has room for a row, -1 if none does, or clusters of its size do not fit
+template <typename Layout>
+int layout_for(Table<Layout> table, const Call& call, bool rare, const Gpu& gpu) {
+    int i = first_layout(table, [&](auto& layout) {
+        return is_for(layout, rare) && call.C <= columns_of(layout, call.vector());
+    });
+    return i < 0 || table[i].cluster > gpu.cluster ? -1 : i;
+}
+// Columns of the longest row that the layouts before i take; `none` before the first. The next row must have all unguarded
+// vectors of layout i.
+template <typename Layout>
+constexpr int held_before(Table<Layout> table, int i, int vector, bool rare, int none) {
+    int columns = none;
+    for (int j = 0; j < i; j++) {
+        if (is_for(table[j], rare)) { columns = columns_of(table[j], vector); }
+    }
+    return columns;
+}
+
 inline Maybe forward_row_in_registers(const Call& call, const Gpu& gpu) {
     int vector = call.vector();
     if (!call.whole() || call.C <= kThresholds.short_vectors * vector) { return {}; }
     bool rare = call.adds && !call.same_weights;
     auto table = for_bytes(call.bytes, layouts::kRowInRegisters16, layouts::kRowInRegisters32);
-    int i = first_layout(table, [&](auto& layout) {
-        return are_for(layout.calls, rare) && call.C <= columns_of(layout, vector);
-    });
-    if (i < 0 || table[i].cluster > gpu.cluster) { return {}; }
+    int i = layout_for(table, call, rare, gpu);
+    if (i < 0) { return {}; }
     int warps = table[i].warps, blocks = warps / spread_warps(warps);
     bool spread = table[i].cluster == 1 && warps > kThresholds.schedulers && call.same_weights &&
                   blocks <= gpu.cluster && call.N <= gpu.multiprocessors / blocks;
@@ -144,13 +165,8 @@ inline Maybe forward_row_in_registers(const Call& call, const Gpu& gpu) {
 inline Maybe forward_unaligned_rows(const Call& call, const Gpu& gpu) {
     if (call.adds || call.C < layouts::kFewestUnalignedForward || call.whole()) { return {}; }
     bool rare = !call.same_weights || !call.aligned_weights;
-    Table<layouts::UnalignedForward> table = layouts::kUnalignedForward;
-    auto takes = [&](auto& layout) {
-        return is_for(layout, rare) && call.C <= columns_of(layout, call.vector());
-    };
-    int i = first_layout(table, takes);
-    if (i < 0 || table[i].cluster > gpu.cluster) { return {}; }
-    return Choice{Kernel::kUnalignedRows, i, 1, table[i].cluster};
+    int i = layout_for(Table<layouts::UnalignedForward>(layouts::kUnalignedForward), call, rare, gpu);
+    return i < 0 ? Maybe{} : Choice{Kernel::kUnalignedRows, i, 1, layouts::kUnalignedForward[i].cluster};
 }
 
 // one kernel's answer; nothing: it does not take the call
@@ -188,8 +204,7 @@ constexpr bool is_for(const layouts::ShortBackward& layout, int n, int bytes) {
 inline Maybe backward_short_rows(const Call& call, const Gpu&) {
     bool whole = call.whole();
     if (!whole && (!call.same_weights || call.C > most_in_pieces(call.bytes))) { return {}; }
-    Table<layouts::ShortBackward> table = layouts::kShortBackwardPieces;
-    if (whole) { table = layouts::kShortBackward; }
+    auto table = either(whole, layouts::kShortBackward, layouts::kShortBackwardPieces);
     int layout = first_layout(table, [&](auto& layout) {
         return whole ? call.C <= layout.lanes * call.piece
                      : call.C <= columns_of(layout, call.piece) && is_for(layout, call.piece, call.bytes);
@@ -208,9 +223,10 @@ constexpr int team_bytes(const layouts::TeamRing& ring, int streams, int bytes) 
 inline Maybe backward_team_ring(const Call& call, const Gpu& gpu) {
     if (!gpu.hopper || !call.whole()) { return {}; }
     auto table = for_bytes(call.bytes, layouts::kTeamRing16, layouts::kTeamRing32);
-    int i = first_layout(table, [&](auto& layout) {
-        return are_for(layout.calls, !call.same_weights) && call.C <= layout.columns;
-    });
+    auto takes = [&](const layouts::TeamRingLayouts& layout) {
+        return is_for(layout, !call.same_weights) && call.C <= layout.columns;
+    };
+    int i = first_layout(table, takes);
     if (i < 0 || (call.adds && !table[i].adds())) { return {}; }
     const layouts::TeamRing& ring = call.adds ? table[i].add : table[i].write;
     int bytes = ring.teams * team_bytes(ring, streams_of(call.adds), call.bytes);

@@ -27,7 +27,7 @@ inline constexpr int kModelWidths[] = {
 // weights of another type than the rows'; in forward only if there is a residual, too.
 enum class Calls { kUsual, kAll };  // kUsual: but for rare ones
 using enum Calls;
-constexpr bool are_for(Calls calls, bool rare) { return calls == kAll || !rare; }
+constexpr bool is_for(const auto& layout, bool rare) { return layout.calls == kAll || !rare; }
 
 // ---- forward/short_rows.cuh ----------------------------------------------------------------------
 

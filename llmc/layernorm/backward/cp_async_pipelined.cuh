@@ -202,11 +202,7 @@ struct Rows {
         mbarrier_wait(&shared.summed[set], turn / L::sets % 2);
         float2 pair = shared.pairs[set][lane % L::warps];
         float sum = lane < L::warps ? pair.x : pair.y;
-#pragma unroll
-        for (int distance = L::warps / 2; distance > 0; distance /= 2) {
-            sum += __shfl_xor_sync(kAllLanes, sum, distance);
-        }
-        return both_sums(sum);
+        return both_sums(group_sum<L::warps>(sum));
     }
     __device__ void tell_others(int turn) const {
         float2 sums = of_block(turn);
@@ -309,9 +305,8 @@ struct Rows {
 };
 
 template <typename L, bool kAccumulate, typename T>
-__global__ __launch_bounds__(L::threads,
-                             1) void layernorm_backward_pipelined_kernel(LayerNormBackwardRows<T, T> call,
-                                                                         Share share) {
+__global__ void __launch_bounds__(L::threads, 1)
+    layernorm_backward_pipelined_kernel(LayerNormBackwardRows<T, T> call, Share share) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared<L, kAccumulate, T>*>(memory);
     if (threadIdx.x == 0) {
@@ -335,28 +330,16 @@ __global__ void clear_pairs_kernel(Any* pairs, int64_t n) {
 
 // ---- the launch ----------------------------------------------------------------------------------
 
-template <typename L, bool kAccumulate, typename T>
-void launch_rows(const LayerNormBackwardRows<T, T>& call, const Share& share, int groups,
-                 cudaStream_t stream) {
-    auto* kernel = layernorm_backward_pipelined_kernel<L, kAccumulate, T>;
-    constexpr size_t bytes = sizeof(Shared<L, kAccumulate, T>);
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    if (L::shares) {
-        constexpr int block = 256;
-        int64_t pairs = call.N * share.blocks;
-        clear_pairs_kernel<<<grid_x(ceil_div(pairs, (int64_t)block)), block, 0, stream>>>(share.pairs, pairs);
-        check_launch();
-    }
-    LaunchConfig config{groups * share.blocks, L::threads, bytes, stream};
-    config.cooperative = L::shares;  // or a block might wait for one that cannot come
-    config.launch(kernel, call, share);
-}
-
 // Scratch has 2 sets of kColumnGroups doubles a column: the sums of each group come first, what blocks tell each other
 // after them. That may not do for all rows at once.
 template <typename L, bool kAccumulate, typename T>
 ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const Choice& choice, cudaStream_t stream) {
+    constexpr auto* kernel = layernorm_backward_pipelined_kernel<L, kAccumulate, T>;
+    constexpr int bytes = sizeof(Shared<L, kAccumulate, T>), block = 256;
+    allow_shared_bytes<kernel>(bytes);
     int groups = (int)std::min<int64_t>(choice.groups, call.N);
+    LaunchConfig config{groups * choice.blocks, L::threads, bytes, stream};
+    config.cooperative = L::shares;  // or a block might wait for one that cannot come
     int64_t sums = (int64_t)2 * groups * call.C * sizeof(float), rows = call.N;
     Share share{choice.blocks, 1.0f / call.C};
     if (L::shares) {
@@ -375,7 +358,11 @@ ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const Choice& choic
         part.rstd += row;
         part.N = std::min(rows, call.N - row);
         share.add = row > 0;
-        launch_rows<L, kAccumulate>(part, share, groups, stream);
+        if (int64_t pairs = part.N * share.blocks; L::shares) {
+            clear_pairs_kernel<<<grid_x(ceil_div(pairs, block)), block, 0, stream>>>(share.pairs, pairs);
+            check_launch();
+        }
+        config.launch(kernel, part, share);
     }
     return {groups};
 }

@@ -154,10 +154,7 @@ __device__ inline float2 exchange(Shared& shared, const Teams& o, int team, int 
         auto& pairs = shared.pairs[team][parity];
         if (slot == 0) { pairs[half][warp] = sum; }
         sync_team(team, o.warps * kWarp);
-        sum = slot < o.warps ? pairs[half][slot] : 0.0f;
-        for (int distance = kMaxTeamWarps / 2; distance > 0; distance /= 2) {
-            sum += __shfl_xor_sync(kAllLanes, sum, distance);
-        }
+        sum = group_sum<kMaxTeamWarps>(slot < o.warps ? pairs[half][slot] : 0.0f);
     }
     return both_sums(sum);
 }
@@ -213,9 +210,8 @@ struct Statistics {
 };
 
 template <bool kReread, bool kAccumulate, int k, int kThreads, typename T, typename W>
-__global__ __launch_bounds__(kThreads,
-                             1) void layernorm_backward_teams_kernel(LayerNormBackwardRows<T, W> call,
-                                                                     Teams o) {
+__global__ void __launch_bounds__(kThreads, 1)
+    layernorm_backward_teams_kernel(LayerNormBackwardRows<T, W> call, Teams o) {
     constexpr int n = Vec<T>::size;
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -58,9 +58,9 @@ __device__ Acc warp_sums(Acc (&x)[2 * kRowsAtOnce]) {
 // scratch: (2,groups,C) sums of dout xhat, dout by column, if `columns`; pairs (rows,tiles,2): sums of wdy,
 // wdy xhat over the tile of each row, unless null.
 template <int kV, typename T, typename W>
-__global__ __launch_bounds__(kBlock) void layernorm_backward_sums_kernel(LayerNormBackwardRows<T, W> call,
-                                                                         RowRange rows, int groups,
-                                                                         bool columns, acc_t<T>* pairs) {
+__global__ void __launch_bounds__(kBlock)
+    layernorm_backward_sums_kernel(LayerNormBackwardRows<T, W> call, RowRange rows, int groups, bool columns,
+                                   acc_t<T>* pairs) {
     using Acc = acc_t<T>;
     constexpr int each = kEach<kV>, width = kTile<kV>;
     __shared__ Acc of_warps[2][kSumWarps][width];
@@ -173,9 +173,9 @@ __device__ void write_dinp(const LayerNormBackwardRows<T, W>& call, int64_t row,
 // A block writes `chunk` columns of a row whose sums over tiles are in pairs; each warp adds them for itself.
 // The last rows come first: some of them are still in L2.
 template <int kV, typename T, typename W>
-__global__ __launch_bounds__(kBlock) void layernorm_backward_dinp_kernel(LayerNormBackwardRows<T, W> call,
-                                                                         RowRange rows, int chunk, int tiles,
-                                                                         const acc_t<T>* pairs) {
+__global__ void __launch_bounds__(kBlock)
+    layernorm_backward_dinp_kernel(LayerNormBackwardRows<T, W> call, RowRange rows, int chunk, int tiles,
+                                   const acc_t<T>* pairs) {
     using Acc = acc_t<T>;
     constexpr int at_once = kAtOnce<kV>, step = kBlock * kV;
     int chunks = ceil_div(call.C, chunk);
@@ -197,7 +197,7 @@ __global__ __launch_bounds__(kBlock) void layernorm_backward_dinp_kernel(LayerNo
 
 // a warp per row, which it reads twice
 template <int kV, typename T, typename W>
-__global__ __launch_bounds__(kBlock) void layernorm_backward_short_kernel(LayerNormBackwardRows<T, W> call) {
+__global__ void __launch_bounds__(kBlock) layernorm_backward_short_kernel(LayerNormBackwardRows<T, W> call) {
     using Acc = acc_t<T>;
     int lane = threadIdx.x % kWarp, C = call.C;
     int64_t row = ((int64_t)blockIdx.x * kBlock + threadIdx.x) / kWarp;

@@ -1,5 +1,6 @@
 // LayerNorm backward: the call goes to the kernel that choose.h chooses; the sums by column that it leaves are added up.
 // Those of dinp, where it leaves none, are made by another pass over dinp.
+#include <bit>
 
 #include "llmc/cuda/column_sums.cuh"
 #include "llmc/cuda/resources.cuh"
@@ -16,13 +17,6 @@ size_t layernorm_backward_scratch(int C) {
     return sets * sizeof(double) * kColumnGroups * (size_t)C;
 }
 
-// for a call of one row
-template <typename T, typename Grad, typename W>
-ColumnOutputs outputs_of(const LayerNormBackward<T, Grad, W>& call) {
-    bool given = call.N == 1 && aligned(call.dweight) && aligned(call.dbias) && aligned(call.dinp_sums);
-    return {given, std::is_same_v<Grad, float>, call.accumulate, call.dweight, call.dbias, call.dinp_sums};
-}
-
 template <typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     if constexpr (!std::is_same_v<T, double>) {
@@ -35,29 +29,19 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
     return fallback_backward::launch(call, choice, stream);
 }
 
-// the call that the kernels are given; dweight, dbias and dinp_sums stay with what adds them up
+// the call that the kernels are given; dweight, dbias and dinp_sums, whose type alone differs, stay with what adds them up
 template <typename T, typename Grad, typename W>
 LayerNormBackwardRows<T, W> rows_of(const LayerNormBackward<T, Grad, W>& given) {
-    auto stride_or = [&](int64_t stride) { return stride != 0 ? stride : given.C; };
-    LayerNormBackwardRows<T, W> call{{.dinp = given.dinp,
-                                      .dweight = nullptr,
-                                      .dbias = nullptr,
-                                      .scratch = given.scratch,
-                                      .dout = given.dout,
-                                      .inp = given.inp,
-                                      .weight = given.weight,
-                                      .mean = given.mean,
-                                      .rstd = given.rstd,
-                                      .N = given.N,
-                                      .C = given.C,
-                                      .accumulate_dinp = given.accumulate_dinp,
-                                      .accumulate = given.accumulate,
-                                      .dinp_stride = stride_or(given.dinp_stride),
-                                      .dout_stride = stride_or(given.dout_stride),
-                                      .inp_stride = stride_or(given.inp_stride)}};
+    LayerNormBackwardRows<T, W> call{std::bit_cast<LayerNormBackward<T, float, W>>(given)};
+    call.dweight = call.dbias = call.dinp_sums = nullptr;
+    for (int64_t* stride : {&call.dinp_stride, &call.dout_stride, &call.inp_stride}) {
+        if (*stride == 0) { *stride = call.C; }
+    }
     call.sum_dinp = given.dinp_sums != nullptr;
     call.columns = given.dweight != nullptr || given.dbias != nullptr;
-    call.of_one_row = outputs_of(given);
+    bool at_once = given.N == 1 && aligned(given.dweight, given.dbias, given.dinp_sums);
+    call.of_one_row = {
+        at_once, std::is_same_v<Grad, float>, given.accumulate, given.dweight, given.dbias, given.dinp_sums};
     return call;
 }
 

@@ -29,6 +29,11 @@ __device__ inline void sync_team(int team, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(threads) : "memory");
 }
 
+// The columns of a row that a block has.
+struct Slice {
+    int begin, columns;
+};
+
 // Blocks, or clusters of more than one block, that run at once, each for a group of rows: at most as many as scratch has
 // sums for. 0: the device has no room for such clusters. config: of a launch with the most shared memory that any has.
 template <auto* kernel>

@@ -160,8 +160,8 @@ __device__ void write_outputs(const ColumnOutputs& outputs, const Sums<L>& mine,
 }
 
 template <typename L, bool kAccumulate, typename T, typename W>
-__global__ __launch_bounds__(L::threads) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
-                                                                        float per_column) {
+__global__ void __launch_bounds__(L::threads)
+    layernorm_backward_kernel(LayerNormBackwardRows<T, W> call, float per_column) {
     constexpr int rows = L::threads / L::lanes;  // of a block at a time
     Columns<L> columns{(int)threadIdx.x % L::lanes * L::n, call.C};
     if constexpr (kSm90) { dependency_wait(); }

@@ -32,12 +32,7 @@ struct Layout {
 template <typename L, int kStreams, typename T>
 using Stage = T[kStreams * L::columns + kLine<T>];
 
-// The columns of a block. Worked out wherever few lanes need them: who kept them would keep them in every lane.
-struct Slice {
-    int begin, columns;
-};
-
-// most: columns of a block, but for the last
+// Worked out wherever few lanes need it: who kept it would keep it in every lane. most: columns of a block, but for the last
 template <typename L>
 __device__ Slice slice_of(int most, int C) {
     if constexpr (L::cluster == 1) { return {0, C}; }
@@ -392,8 +387,8 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
 }
 
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
-__global__ __launch_bounds__(L::threads, 1) void layernorm_backward_kernel(LayerNormBackwardRows<T, W> call,
-                                                                           int most, int in_flight) {
+__global__ void __launch_bounds__(L::threads, 1)
+    layernorm_backward_kernel(LayerNormBackwardRows<T, W> call, int most, int in_flight) {
     if constexpr (!fewer_are_faster<L, kAccumulate, T>) { in_flight = L::stages; }
     if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, most, in_flight); }
 }
@@ -424,7 +419,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
     constexpr bool same = std::is_same_v<T, W>;
     static constexpr auto table = for_bytes(sizeof(T), layouts::kTeamRing16, layouts::kTeamRing32);
     return with_constant<0, table.size()>(choice.layout, [&]<int i>() {
-        if constexpr (layouts::are_for(table[i].calls, !same)) {
+        if constexpr (is_for(table[i], !same)) {
             if (!call.accumulate_dinp) { return launch<Layout<table[i].write>, false, false>(call, stream); }
             if constexpr (table[i].adds()) {
                 using Add = Layout<table[i].add>;

@@ -207,10 +207,7 @@ struct Fetcher {
 
 // ---- the kernel
 
-// The columns of a row that this block has, of the cluster's blocks that share it; a function of C alone.
-struct Slice {
-    int begin, columns;
-};
+// of the cluster's blocks that share a row; a function of C alone
 template <int cluster>
 __device__ Slice slice_of(int C) {
     if constexpr (cluster == 1) { return {0, C}; }
@@ -399,16 +396,6 @@ __device__ LayerNormBackwardRows<T, T> part_of(LayerNormBackwardRows<T, T> call,
     return call;
 }
 
-// all threads of the blocks that share a row
-template <int cluster>
-__device__ void all_meet() {
-    if constexpr (cluster > 1) {
-        cluster_sync();
-    } else {
-        __syncthreads();
-    }
-}
-
 // call: what of it the block does; C: of a row, which the cluster's blocks share
 template <int k, int unguarded, int cluster, bool kAccumulate, typename T>
 __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const float* wide, const Teams& o,
@@ -427,7 +414,7 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
     Fetcher<T, kStreams, k> fetcher(call, o.region, row, step, rows, begins, ends);
     Finder<T, kStreams> finder(fetcher.from);
     if (at.warp == 0) { init(shared, o, at.lane); }
-    all_meet<cluster>();  // barriers are there
+    cluster > 1 ? cluster_sync() : __syncthreads();  // barriers are there
     if constexpr (kSm90) { dependency_wait(); }
     if (!kSm90 || at.warp == 0) {
         for (Ring to = ring; to.phase == 0; to.advance()) { fetcher.fetch(to, at); }
@@ -469,13 +456,12 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, T>& call, const flo
     }
     if constexpr (kSm90) { dependency_launch(); }
     write_sums<cluster>(reinterpret_cast<float*>(rings), (float*)call.scratch, held, at, o.teams, C);
-    if constexpr (cluster > 1) { all_meet<cluster>(); }  // nobody leaves while sums may still be sent to it
+    if constexpr (cluster > 1) { cluster_sync(); }  // nobody leaves while sums may still be sent to it
 }
 
 template <int k, int unguarded, int cluster, bool kAccumulate, typename T>
-__global__ __launch_bounds__(unaligned_warps(k, kAccumulate) *
-                             kWarp) void layernorm_backward_kernel(LayerNormBackwardRows<T, T> call,
-                                                                   const float* wide, Teams o) {
+__global__ void __launch_bounds__(unaligned_warps(k, kAccumulate) * kWarp)
+    layernorm_backward_kernel(LayerNormBackwardRows<T, T> call, const float* wide, Teams o) {
     if constexpr (cluster == 1) {
         backward_rows<k, unguarded, 1, kAccumulate>(call, wide, o, call.C);
     } else if constexpr (kSm90) {

@@ -90,7 +90,7 @@ __device__ void normalise(const LayerNormForward<T, W>& call, int64_t row, const
 // ---- a warp per row: the mean, then the squares about it, then the row is written ---------------------
 
 template <int kV, typename T, typename W>
-__global__ __launch_bounds__(kBlock) void layernorm_forward_warp_kernel(LayerNormForward<T, W> call) {
+__global__ void __launch_bounds__(kBlock) layernorm_forward_warp_kernel(LayerNormForward<T, W> call) {
     using Acc = acc_t<T>;
     int lane = threadIdx.x % kWarp, C = call.C;
     int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / kWarp;
@@ -137,8 +137,8 @@ __device__ MomentsIn<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& ca
 }
 
 template <int kV, typename T, typename W>
-__global__ __launch_bounds__(kMostThreads,
-                             1) void layernorm_forward_block_kernel(LayerNormForward<T, W> call) {
+__global__ void __launch_bounds__(kMostThreads, 1)
+    layernorm_forward_block_kernel(LayerNormForward<T, W> call) {
     using Acc = acc_t<T>;
     int step = blockDim.x * kV;
     int64_t row = blockIdx.x, piece = kEach<kV> * step, first = threadIdx.x * kV;

@@ -20,7 +20,7 @@ struct Sum {
     int64_t rows, columns, strides[3];
 };
 template <int n, typename T>
-__global__ __launch_bounds__(kSumBlock) void layernorm_residual_kernel(Sum<T> call) {
+__global__ void __launch_bounds__(kSumBlock) layernorm_residual_kernel(Sum<T> call) {
     const int64_t c = ((int64_t)blockIdx.x * kSumBlock + threadIdx.x) * n;
     if (c >= call.columns) { return; }
     for (int64_t row = blockIdx.y; row < call.rows; row += gridDim.y) {

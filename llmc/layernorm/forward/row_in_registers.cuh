@@ -138,7 +138,10 @@ __device__ void load_part(Part<L, T>& part, const LayerNormForward<T, W>& call, 
 #pragma unroll
         for (int i = 0; i < L::k; i++) {
             if (L::is_long && !part.has(i)) { continue; }
-            part.x[i] = sum_of(part.x[i], x2[i % at_once]);
+            float sum[L::n];
+#pragma unroll
+            for (int j = 0; j < L::n; j++) { sum[j] = as_float(part.x[i], j) + as_float(x2[i % at_once], j); }
+            part.x[i] = rounded<T>(sum);
             if (i + at_once < L::k) { load_x2(i + at_once); }
             if (part.inside(i)) { store_row<L>(residual + i * L::step, part.x[i]); }
         }
@@ -311,8 +314,8 @@ constexpr int blocks_of() {
 }
 
 template <typename L, bool kResidual, typename T, typename W>
-__global__ __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>())) void layernorm_forward_kernel(
-    LayerNormForward<T, W> call, Extra extra) {
+__global__ void __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>()))
+    layernorm_forward_kernel(LayerNormForward<T, W> call, Extra extra) {
     if constexpr (!L::is_long) { prefetch_parameters(call); }
     if constexpr (!L::by_cluster) {
         int thread = threadIdx.x % (L::warps * kWarp);
@@ -345,25 +348,17 @@ struct Any : L {
     static constexpr int unguarded = 0;
 };
 
-// columns of the longest row that the layouts before i take
-template <const auto& table, typename T, bool rare>
-constexpr int held_before(int i) {
-    int columns = kThresholds.short_vectors * Vec<T>::size;
-    for (int j = 0; j < i; j++) {
-        if (layouts::are_for(table[j].calls, rare)) { columns = columns_of(table[j], Vec<T>::size); }
-    }
-    return columns;
-}
-
 template <const auto& table, bool kResidual, typename T, typename W>
 bool launch_layout(const LayerNormForward<T, W>& call, const Choice& choice, cudaStream_t stream) {
     constexpr bool same = std::is_same_v<T, W>, rare = kResidual && !same;
     return with_constant<0, std::size(table)>(choice.layout, [&]<int i>() {
-        using Usual = Layout<table, i, Vec<T>::size>;
+        constexpr int n = Vec<T>::size;
+        using Usual = Layout<table, i, n>;
         using L = std::conditional_t<rare, Any<Usual>, Usual>;
-        if constexpr (layouts::are_for(table[i].calls, rare)) {
-            static_assert(L::unguarded * L::step <= held_before<table, T, rare>(i),
-                          "a shorter row would not have all its unguarded vectors");
+        if constexpr (is_for(table[i], rare)) {
+            constexpr int none = kThresholds.short_vectors * n;
+            static_assert(L::unguarded * L::step <=
+                          held_before<layouts::RowInRegisters>(table, i, n, rare, none));
             if constexpr (L::cluster == 1 && L::warps > kThresholds.schedulers && same) {
                 if (choice.spread) { return launch<Alone<L>, kResidual>(call, stream); }
             }

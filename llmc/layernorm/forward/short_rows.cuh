@@ -33,20 +33,16 @@ struct Part {
 
     __device__ explicit Part(int C) : first(threadIdx.x % L::lanes * n), C(C) {}
     __device__ bool inside(int i) const { return i < L::unguarded || first + i * step < C; }
-    // load(p) for each piece p of a row; beyond the row x is 0
-    template <typename Load>
-    __device__ void fill(const T* row, const Load& load) {
+    // Beyond the row x is 0. constant: nobody writes there.
+    template <bool constant = false>
+    __device__ void load_row(const T* row) {
 #pragma unroll
         for (int i = 0; i < L::k; i++) {
             x[i] = {};
-            if (inside(i)) { x[i] = load(row + first + i * step); }
+            if (!inside(i)) { continue; }
+            const T* p = row + first + i * step;
+            x[i] = constant ? load_constant<n>(p) : load<n>(p);
         }
-    }
-    __device__ void load_row(const T* row) {
-        fill(row, [](const T* p) { return load<n>(p); });
-    }
-    __device__ void load_parameters(const T* columns) {
-        fill(columns, [](const T* p) { return load_constant<n>(p); });
     }
     __device__ void store_row(T* row) const {
 #pragma unroll
@@ -83,8 +79,8 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
     part.load_row(call.inp + row * call.inp_stride);
     if constexpr (kResidual) { part2.load_row(call.inp2 + row * call.inp2_stride); }
     Part<L, W> weight(call.C), bias(call.C);
-    weight.load_parameters(or_ones(call.weight));
-    bias.load_parameters(or_zeros(call.bias));
+    weight.template load_row<true>(or_ones(call.weight));
+    bias.template load_row<true>(or_zeros(call.bias));
     if constexpr (kSm90) { dependency_launch(); }
     if constexpr (kResidual) {
         __syncwarp();  // who has the row again, too, has read it
@@ -102,8 +98,8 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
 // A group of lanes that would have a row beyond the last does its warp's first again: all lanes have loaded before one
 // stores (the sums' shuffles wait for that), and its stores are the same.
 template <typename L, bool kResidual, typename T, typename W>
-__global__ __launch_bounds__(L::threads) void layernorm_forward_kernel(LayerNormForward<T, W> call,
-                                                                       float per_column) {
+__global__ void __launch_bounds__(L::threads)
+    layernorm_forward_kernel(LayerNormForward<T, W> call, float per_column) {
     prefetch_parameters(call);
     if constexpr (kSm90) { dependency_wait(); }
     int64_t first = (int64_t)blockIdx.x * L::rows + threadIdx.x / kWarp * L::of_warp;

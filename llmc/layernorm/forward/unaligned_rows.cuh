@@ -366,9 +366,8 @@ constexpr int blocks_of() {
 // that would have a row beyond the last does that of its warp's first group again: its loads come before all
 // stores, its stores are the same.
 template <typename L, bool kAligned, typename T, typename W>
-__global__ __launch_bounds__(L::threads,
-                             (blocks_of<L>())) void layernorm_forward_kernel(LayerNormForward<T, W> call,
-                                                                             Deal deal) {
+__global__ void __launch_bounds__(L::threads, (blocks_of<L>()))
+    layernorm_forward_kernel(LayerNormForward<T, W> call, Deal deal) {
     constexpr unsigned n = Vec<T>::size;
     if constexpr (L::cluster == 1) {
         prefetch_parameters(call);
@@ -402,16 +401,6 @@ bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     return true;
 }
 
-// columns of the shortest row that the layouts before i do not take
-constexpr int fewest_of(int i, int n, bool rare) {
-    int columns = layouts::kFewestUnalignedForward;
-    for (int j = 0; j < i; j++) {
-        const layouts::UnalignedForward& row = layouts::kUnalignedForward[j];
-        if (is_for(row, rare)) { columns = columns_of(row, n) + 1; }
-    }
-    return columns;
-}
-
 // weights that are not aligned, or of another type, are read one by one
 template <bool kAligned, typename T, typename W>
 bool launch_layout(const LayerNormForward<T, W>& call, int layout, cudaStream_t stream) {
@@ -421,7 +410,9 @@ bool launch_layout(const LayerNormForward<T, W>& call, int layout, cudaStream_t 
         constexpr int n = Vec<T>::size;
         if constexpr (is_for(kUnalignedForward[i], rare)) {
             using L = Layout<kUnalignedForward, i, rare>;
-            static_assert(L::fewest(n) <= fewest_of(i, n, rare));
+            constexpr int none = layouts::kFewestUnalignedForward - 1;
+            static_assert(L::fewest(n) - 1 <=
+                          held_before<layouts::UnalignedForward>(kUnalignedForward, i, n, rare, none));
             return launch<L, kAligned>(call, stream);
         }
         return false;
