@@ -44,7 +44,7 @@ std::vector<Version> ladder() {
         rung<T>("ship", "whole rows, blocks that all run at once", ship, shipped_sums<T>,
                 {.blocks = {0}, .every_form = true}),
     };
-    ladder[1].scratch = scratch_of([](int64_t, int C) { return sum_columns_scratch<float>(C); });
+    ladder[1].scratch = scratch_of([](int64_t, int C) { return sizeof(float) * kColumnGroups * (size_t)C; });
     ladder[2].scratch = scratch_of([](int64_t, int C) { return bias_backward_scratch(C); });
     return ladder;
 }

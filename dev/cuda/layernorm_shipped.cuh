@@ -4,7 +4,7 @@
 #include "dev/cuda/layernorm_calls.h"
 #include "dev/cuda/only.h"
 #include "dev/cuda/shootout.cuh"
-#include "llmc/layernorm/launchers.h"
+#include "llmc/layernorm/kernel.cuh"
 
 namespace llmc {
 

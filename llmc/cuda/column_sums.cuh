@@ -151,13 +151,7 @@ __global__ void sum_columns_kernel(acc_t<T>* partial, const T* x, int64_t stride
     }
 }
 
-// bytes; no initialisation needed
-template <typename T>
-size_t sum_columns_scratch(int C) {
-    return sizeof(acc_t<T>) * kColumnGroups * (size_t)C;
-}
-
-// sums (C) = or += the sums over the rows of x (N,C)
+// sums (C) = or += the sums over the rows of x (N,C). scratch: (kColumnGroups,C) of acc_t<T>, no initialisation needed
 template <typename Grad, typename T>
 void sum_columns(Grad* sums, void* scratch, const T* x, int64_t stride, int64_t N, int C, bool accumulate,
                  cudaStream_t stream) {

@@ -70,11 +70,8 @@ __device__ inline Elements<T, n> rounded(const acc_t<T> (&x)[n]) {
 // element j in the type that sums are held in: float for all types but double
 template <typename Acc, typename T, int n>
 __device__ inline Acc as_acc(const Elements<T, n>& x, int j) {
-    if constexpr (std::is_same_v<Acc, float>) {
-        return as_float(x, j);
-    } else {
-        return (Acc)x.at[j];
-    }
+    if constexpr (std::is_same_v<Acc, float>) { return as_float(x, j); }
+    return (Acc)x.at[j];
 }
 
 // a + b, rounded to T

@@ -50,19 +50,15 @@ Args read_args(const Args* given, size_t oldest) {
     return args;
 }
 
-// null: there is no such type
-const char* type_name(int dtype) {
-    constexpr const char* names[] = {nullptr, "float32", "bfloat16", "float16",
-                                     "float64"};  // as the enum has them
-    return dtype >= LLMC_LAYERNORM_FLOAT32 && dtype <= LLMC_LAYERNORM_FLOAT64 ? names[dtype] : nullptr;
-}
-
-int64_t type_size(int dtype) {
-    return dtype == LLMC_LAYERNORM_FLOAT64 ? 8 : dtype == LLMC_LAYERNORM_FLOAT32 ? 4 : 2;
-}
+struct Type {
+    const char* name;
+    int64_t size;
+};
+constexpr Type kTypes[] = {
+    {}, {"float32", 4}, {"bfloat16", 2}, {"float16", 2}, {"float64", 8}};  // as the enum has them
 
 void check_type(const char* name, int type) {
-    if (type_name(type) == nullptr) {
+    if (type < LLMC_LAYERNORM_FLOAT32 || type > LLMC_LAYERNORM_FLOAT64) {
         refuse(fmt::format("{} is {}, expected one of the types' enum", name, type));
     }
 }
@@ -71,10 +67,10 @@ void check_type(const char* name, int type) {
 int beside(int dtype, int given, int otherwise, const char* name) {
     int type = given != 0 ? given : otherwise;
     check_type(name, type);
-    bool half = type_size(dtype) == 2;
+    bool half = kTypes[dtype].size == 2;
     if (type != dtype && !(half && type == LLMC_LAYERNORM_FLOAT32)) {
-        throw Unsupported(fmt::format("{} is {} beside dtype {}, expected {}{}", name, type_name(type),
-                                      type_name(dtype), type_name(dtype), half ? " or float32" : ""));
+        throw Unsupported(fmt::format("{} is {} beside dtype {}, expected {}{}", name, kTypes[type].name,
+                                      kTypes[dtype].name, kTypes[dtype].name, half ? " or float32" : ""));
     }
     return type;
 }
@@ -114,9 +110,9 @@ void check_pointers(std::initializer_list<Pointer> pointers) {
         if (p.needed && p.at == nullptr) {
             refuse(fmt::format("{} is null, expected device memory", p.name));
         }
-        if ((uintptr_t)p.at % type_size(p.dtype) != 0) {
+        if ((uintptr_t)p.at % kTypes[p.dtype].size != 0) {
             refuse(fmt::format("{} is {}, expected a multiple of {}, the size of {}", p.name, p.at,
-                               type_size(p.dtype), type_name(p.dtype)));
+                               kTypes[p.dtype].size, kTypes[p.dtype].name));
         }
     }
 }
@@ -125,9 +121,7 @@ void check_flag(const char* name, int value) {
     if (value != 0 && value != 1) { refuse(fmt::format("{} is {}, expected 0 or 1", name, value)); }
 }
 
-int statistics_type(int dtype) {
-    return dtype == LLMC_LAYERNORM_FLOAT64 ? LLMC_LAYERNORM_FLOAT64 : LLMC_LAYERNORM_FLOAT32;
-}
+int statistics_type(int dtype) { return kTypes[dtype].size == 8 ? dtype : LLMC_LAYERNORM_FLOAT32; }
 
 // act.operator()<T, W>() for the types of rows and weights: those that beside() lets through
 template <typename Act>
@@ -255,7 +249,7 @@ int llmc_layernorm_backward(const llmc_layernorm_backward_args* args) {
         int grad_dtype = beside(a.dtype, a.grad_dtype, weight_dtype, "grad_dtype");
         if (weight_dtype != a.dtype && grad_dtype == a.dtype) {
             throw Unsupported(fmt::format("grad_dtype is {} with weight_dtype float32, expected float32",
-                                          type_name(a.dtype)));
+                                          kTypes[a.dtype].name));
         }
         check_flag("accumulate_dinp", a.accumulate_dinp);
         check_flag("accumulate", a.accumulate);

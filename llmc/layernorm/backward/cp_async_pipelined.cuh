@@ -328,8 +328,6 @@ __global__ void clear_pairs_kernel(Any* pairs, int64_t n) {
     if (i < n) { pairs[i] = kNoPair; }
 }
 
-// ---- the launch ----------------------------------------------------------------------------------
-
 // Scratch has 2 sets of kColumnGroups doubles a column: the sums of each group come first, what blocks tell each other
 // after them. That may not do for all rows at once.
 template <typename L, bool kAccumulate, typename T>

@@ -246,8 +246,6 @@ __global__ void __launch_bounds__(kThreads, 1)
               lane, team, o.teams);
 }
 
-// ---- the launch ----------------------------------------------------------------------------------
-
 template <bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choice, cudaStream_t stream) {
     static_assert(sizeof(Shared) == kTeamsSums);

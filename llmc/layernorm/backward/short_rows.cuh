@@ -204,8 +204,6 @@ __global__ void __launch_bounds__(L::threads)
     }
 }
 
-// ---- the launch ----------------------------------------------------------------------------------
-
 template <typename L, bool kAccumulate, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, T, W>;

@@ -470,8 +470,6 @@ __global__ void __launch_bounds__(unaligned_warps(k, kAccumulate) * kWarp)
     }
 }
 
-// ---- the launch ----------------------------------------------------------------------------------
-
 // wide: a weight of floats, or null. {}: the device has no room for such clusters
 template <int row, bool kAccumulate, typename T>
 ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, const Teams& teams,

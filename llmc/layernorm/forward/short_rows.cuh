@@ -108,8 +108,6 @@ __global__ void __launch_bounds__(L::threads)
     normalise_row<L, kResidual>(call, row < call.N ? row : first, per_column);
 }
 
-// ---- the launch ----------------------------------------------------------------------------------
-
 template <typename L, bool kResidual, typename T, typename W>
 void launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     unsigned blocks = grid_x(ceil_div(call.N, (int64_t)L::rows));

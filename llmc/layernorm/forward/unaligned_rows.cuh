@@ -8,7 +8,9 @@
 #pragma once
 #include "llmc/layernorm/forward/rows.cuh"
 
-namespace llmc::layernorm {
+namespace llmc::unaligned_rows_forward {
+
+using namespace layernorm;
 
 // ---- rotate: a warp's stretch of a row at any address, moved 16 bytes at a time. What a lane has does not
 // depend on the address: shuffles and byte permutes turn the aligned vectors that memory gives into the
@@ -146,13 +148,7 @@ struct Stretch {
     }
 };
 
-}  // namespace llmc::layernorm
-
-namespace llmc::unaligned_rows_forward {
-
 // ---- the kernel
-
-using namespace layernorm;
 
 // A layout of layouts.h's. A row is shared by `lanes` lanes of each of `warps` warps of each block. A lane holds k vectors,
 // the first `unguarded` of which are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far
@@ -383,8 +379,6 @@ __global__ void __launch_bounds__(L::threads, (blocks_of<L>()))
         normalise_row<L, kAligned>(call, deal, blockIdx.x / L::cluster, 0);
     }
 }
-
-// ---- the launch ----------------------------------------------------------------------------------
 
 // false: this device has no such clusters; nothing was done
 template <typename L, bool kAligned, typename T, typename W>

@@ -8,7 +8,7 @@
 
 namespace llmc::v2 {
 
-// scratch: sum_columns_scratch<float>(C) bytes
+// scratch: (kColumnGroups,C) of float
 template <typename T>
 void column_sums(float* sums, void* scratch, const T* x, int64_t N, int C, cudaStream_t stream, int) {
     sum_columns(sums, scratch, x, C, N, C, false, stream);
