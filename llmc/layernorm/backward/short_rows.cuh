@@ -22,7 +22,6 @@ struct Layout {
                          under_way = kVectors ? 2 : 1;
 };
 
-// a lane's columns
 template <typename L>
 struct Columns {
     int first, C;
@@ -30,7 +29,6 @@ struct Columns {
     __device__ bool has(int i) const { return at(i) < C; }
 };
 
-// a lane's pieces of a row
 template <typename L, typename T, bool kAccumulate>
 struct Pieces {
     // What += adds to is asked for with the rest; where that would spill, before Hopper, once it is wanted.

@@ -393,7 +393,6 @@ __global__ void __launch_bounds__(L::threads, 1)
     if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, most, in_flight); }
 }
 
-// {}: the device has no room for such clusters
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_backward_kernel<L, kAccumulate, kSum, T, W>;

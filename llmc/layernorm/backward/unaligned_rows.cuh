@@ -22,10 +22,6 @@ namespace llmc::unaligned_rows_backward {
 
 using namespace layernorm;
 
-// of a block whose cluster shares a row; of a team
-constexpr int kSharingWarps = kThresholds.cluster_warps;
-constexpr int kMostStages = kThresholds.most_stages;
-
 constexpr int kVector = 16;  // bytes
 // A row lies as far past a multiple of kPlace in its stage as in memory. Bulk copies are slower where lines do not match.
 constexpr int kPlace = kSm90 ? kLineBytes : kVector;
@@ -33,10 +29,11 @@ constexpr int kPlace = kSm90 ? kLineBytes : kVector;
 // what a team agrees on through shared memory, where the blocks of a cluster share a row (1: no cluster)
 template <int cluster>
 struct alignas(kLineBytes) TeamShared {
-    static constexpr int kWarps = cluster > 1 ? cluster* kSharingWarps : kWarp;  // of a row, at most
-    uint64_t full[kMostStages];                                                  // a stage has come
-    uint64_t summed[2];                  // by row parity: all sums have come; in clusters
-    alignas(16) float2 sums[2][kWarps];  // of the warps, by row parity; 0 where there is none
+    // of a row, at most
+    static constexpr int kWarps = cluster > 1 ? cluster* kThresholds.cluster_warps : kWarp;
+    uint64_t full[kThresholds.most_stages];  // a stage has come
+    uint64_t summed[2];                      // by row parity: all sums have come; in clusters
+    alignas(16) float2 sums[2][kWarps];      // of the warps, by row parity; 0 where there is none
 };
 
 // By the team's first warp: its barriers, and sums of warps that there are not. On a barrier arrives the lane
@@ -204,8 +201,6 @@ struct Fetcher {
         first = false;
     }
 };
-
-// ---- the kernel
 
 // of the cluster's blocks that share a row; a function of C alone
 template <int cluster>
@@ -470,7 +465,7 @@ __global__ void __launch_bounds__(unaligned_warps(k, kAccumulate) * kWarp)
     }
 }
 
-// wide: a weight of floats, or null. {}: the device has no room for such clusters
+// wide: a weight of floats, or null
 template <int row, bool kAccumulate, typename T>
 ColumnGroups launch(const LayerNormBackwardRows<T, T>& call, const float* wide, const Teams& teams,
                     cudaStream_t stream) {

@@ -328,7 +328,6 @@ __global__ void __launch_bounds__(L::threads, (blocks_of<L, kResidual, T, W>()))
     }
 }
 
-// false: this device has no such clusters; nothing was done
 template <typename L, bool kResidual, typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr auto* kernel = layernorm_forward_kernel<L, kResidual, T, W>;

@@ -148,8 +148,6 @@ struct Stretch {
     }
 };
 
-// ---- the kernel
-
 // A layout of layouts.h's. A row is shared by `lanes` lanes of each of `warps` warps of each block. A lane holds k vectors,
 // the first `unguarded` of which are there in every lane, and one column more. Groups of lanes of a warp have a row each, as far
 // past 16-byte boundaries as the others'. teams: of one warp each, several
@@ -222,7 +220,6 @@ struct Row {
     }
 };
 
-// A thread's part of a row.
 template <typename L, typename T>
 struct Part {
     static constexpr int n = Vec<T>::size;
@@ -380,7 +377,6 @@ __global__ void __launch_bounds__(L::threads, (blocks_of<L>()))
     }
 }
 
-// false: this device has no such clusters; nothing was done
 template <typename L, bool kAligned, typename T, typename W>
 bool launch(const LayerNormForward<T, W>& call, cudaStream_t stream) {
     constexpr int n = Vec<T>::size, warps = L::warps * L::cluster;  // of a row
