@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <queue>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 
@@ -15,23 +16,25 @@ namespace llmc {
 
 namespace {
 
-constexpr size_t kLongWord = 64;      // bytes: from here on a heap finds the next merge
 constexpr size_t kMaxWord = 1 << 20;  // bytes
+constexpr size_t kMostCached = 27;    // bytes of a word
 constexpr size_t kLookAhead = 8;      // bytes behind a word that decide where it ends
 
-char unicode_kind(uint32_t code) {
-    const auto* range = std::lower_bound(std::begin(kUnicodeRanges), std::end(kUnicodeRanges), code,
-                                         [](const UnicodeRange& r, uint32_t c) { return r.last < c; });
-    return range != std::end(kUnicodeRanges) && range->first <= code ? range->kind : 'O';
-}
-
-constexpr std::array<char, 128> kAsciiKinds = [] {
-    std::array<char, 128> kinds{};
-    for (int c = 0; c < 128; c++) {
-        const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-        const bool space = c == ' ' || (c >= 9 && c <= 13);
-        kinds[(size_t)c] = letter ? 'L' : c >= '0' && c <= '9' ? 'N' : space ? 'S' : 'O';
-    }
+// of each character up to the last letter: L, N, S, or O for another
+const std::vector<char> kKinds = [] {
+    std::vector<char> kinds;
+    const auto put = [&](char kind, std::span<const uint32_t> runs) {
+        size_t at = 0;
+        for (size_t i = 0; i < runs.size(); i += 2) {
+            at += runs[i];
+            kinds.resize(std::max(kinds.size(), at + runs[i + 1]), 'O');
+            std::fill_n(kinds.begin() + (ptrdiff_t)at, runs[i + 1], kind);
+            at += runs[i + 1];
+        }
+    };
+    put('L', kLetterRuns);
+    put('N', kDigitRuns);
+    put('S', kSpaceRuns);
     return kinds;
 }();
 
@@ -42,11 +45,11 @@ struct Character {
 
 Character character_at(std::string_view text, size_t at) {
     const uint8_t first = (uint8_t)text[at];
-    if (first < 128) { return {kAsciiKinds[first], 1}; }
+    if (first < 128) { return {kKinds[first], 1}; }
     const std::string_view rest = text.substr(at);
     const size_t length = utf8_length(rest);
-    if (length == 0) { return {'O', 1}; }
-    return {unicode_kind(utf8_code_point(rest, length)), length};
+    const uint32_t code = length == 0 ? UINT32_MAX : utf8_code_point(rest, length);
+    return {code < kKinds.size() ? kKinds[code] : 'O', std::max<size_t>(1, length)};
 }
 
 size_t contraction(std::string_view text) {
@@ -66,7 +69,6 @@ size_t run_end(std::string_view text, size_t at, char kind) {
     return at;
 }
 
-// the same without a limit
 size_t word_length(std::string_view text) {
     if (const size_t length = contraction(text)) { return length; }
     const Character first = character_at(text, 0);
@@ -105,15 +107,13 @@ bool bpe_can_cut(std::string_view text, size_t at) {
     return true;
 }
 
-Bpe::Cache::Cache() : slots_(kSlots) {}
-
 Bpe::Bpe(BpeVocabulary vocabulary, const std::string& where) : vocabulary_(std::move(vocabulary)) {
     const auto fail = [&](const std::string& what) {
         throw Error(kExitBadInput, where + ": not a usable byte-level BPE: " + what);
     };
     std::unordered_map<std::string_view, int> id_of;
-    for (size_t id = 0; id < vocabulary_.tokens.size(); id++) {
-        id_of.emplace(vocabulary_.tokens[id], (int)id);
+    for (const std::string& token : vocabulary_.tokens) {
+        id_of.emplace(token, (int)(&token - vocabulary_.tokens.data()));
     }
     for (int byte = 0; byte < 256; byte++) {
         const auto at = id_of.find(std::string(1, (char)byte));
@@ -121,101 +121,49 @@ Bpe::Bpe(BpeVocabulary vocabulary, const std::string& where) : vocabulary_(std::
         byte_id_[(size_t)byte] = at->second;
         text_ids_ = std::max(text_ids_, at->second + 1);
     }
-    size_t slots = 64;
-    while (slots < 2 * vocabulary_.merges.size()) { slots *= 2; }
-    table_.resize(slots);
-    int rank = 0;
     for (const auto& [left, right] : vocabulary_.merges) {
         const auto a = id_of.find(left), b = id_of.find(right), both = id_of.find(left + right);
+        const int rank = (int)merges_.size();
         if (a == id_of.end() || b == id_of.end() || both == id_of.end()) {
             fail(fmt::format("merge {}, of {} and {}: one of these two, or both joined, is no token", rank,
                              quoted_name(left), quoted_name(right)));
         }
-        if (find(a->second, b->second) != nullptr) {
+        if (!merges_.emplace(std::pair(a->second, b->second), Merge{rank, both->second}).second) {
             fail(fmt::format("merge {}, of {} and {}, stands twice", rank, quoted_name(left),
                              quoted_name(right)));
         }
-        const uint64_t pair = (uint64_t)a->second << 32 | (uint32_t)b->second;
-        size_t slot = hash(pair) & (slots - 1);
-        while (table_[slot].pair != ~0ull) { slot = (slot + 1) & (slots - 1); }
-        table_[slot] = {pair, rank++, both->second};
         text_ids_ = std::max(text_ids_, both->second + 1);
     }
 }
 
-const Bpe::Merge* Bpe::find(int left, int right) const {
-    const uint64_t pair = (uint64_t)left << 32 | (uint32_t)right;
-    for (size_t slot = hash(pair) & (table_.size() - 1);; slot = (slot + 1) & (table_.size() - 1)) {
-        if (table_[slot].pair == pair) { return &table_[slot]; }
-        if (table_[slot].pair == ~0ull) { return nullptr; }
-    }
-}
-
 void Bpe::encode(std::string_view text, Cache* cache, std::vector<int>* ids) const {
-    while (!text.empty()) {
-        const size_t length = bpe_word(text);
-        encode_word(text.substr(0, length), cache, ids);
-        text.remove_prefix(length);
-    }
-}
-
-void Bpe::encode_word(std::string_view word, Cache* cache, std::vector<int>* ids) const {
-    Cache::Slot* slot = nullptr;
-    if (word.size() <= sizeof(Cache::Slot::word)) {
-        uint64_t key = word.size();
-        for (char c : word) { key = (key ^ (uint8_t)c) * 0x100000001B3ull; }
-        slot = &cache->slots_[(key ^ key >> 29) % Cache::kSlots];
-        if (slot->length == word.size() && std::memcmp(slot->word.data(), word.data(), word.size()) == 0) {
-            ids->insert(ids->end(), slot->ids.begin(), slot->ids.begin() + slot->count);
-            return;
+    for (size_t at = 0, length = 0; at < text.size(); at += length) {
+        length = bpe_word(text.substr(at));
+        const std::string_view word = text.substr(at, length);
+        auto& [known, parts] = cache->words_[std::hash<std::string_view>()(word) % cache->words_.size()];
+        if (known != word) {
+            known = word;
+            parts.clear();
+            for (char c : word) { parts.push_back(byte_id_[(uint8_t)c]); }
+            merge(&parts);
         }
-    }
-    std::vector<int> parts;
-    parts.reserve(word.size());
-    for (char c : word) { parts.push_back(byte_id_[(uint8_t)c]); }
-    if (word.size() < kLongWord) {
-        merge_short(&parts);
-    } else {
-        merge_long(&parts);
-    }
-    ids->insert(ids->end(), parts.begin(), parts.end());
-    if (slot != nullptr && parts.size() <= slot->ids.size()) {
-        std::copy(word.begin(), word.end(), slot->word.begin());
-        slot->length = (uint8_t)word.size();
-        slot->count = (uint8_t)parts.size();
-        std::copy(parts.begin(), parts.end(), slot->ids.begin());
+        ids->insert(ids->end(), parts.begin(), parts.end());
+        if (length > kMostCached) { known = {}, parts = {}; }
     }
 }
 
-// the best merge is looked for from the start, each time
-void Bpe::merge_short(std::vector<int>* parts) const {
-    while (parts->size() > 1) {
-        const Merge* best = nullptr;
-        size_t best_at = 0;
-        for (size_t i = 0; i + 1 < parts->size(); i++) {
-            const Merge* merge = find((*parts)[i], (*parts)[i + 1]);
-            if (merge != nullptr && (best == nullptr || merge->rank < best->rank)) {
-                best = merge;
-                best_at = i;
-            }
-        }
-        if (best == nullptr) { return; }
-        (*parts)[best_at] = best->id;
-        parts->erase(parts->begin() + (int64_t)best_at + 1);
-    }
-}
-
-// The same in n log n: a heap of possible merges, a list of the parts that are left. A merge that is no
-// longer possible, because a neighbour was merged first, is noticed when its turn comes.
-void Bpe::merge_long(std::vector<int>* parts) const {
+// A heap of possible merges, a list of the parts that are left: n log n. A merge that is no longer possible, because a
+// neighbour was merged first, is noticed when its turn comes.
+void Bpe::merge(std::vector<int>* parts) const {
     const int n = (int)parts->size();
     struct Node {
         int before, after;  // -1: none
     };
     struct Candidate {
-        int rank, at, left, right, id;
+        Merge merge;
+        int at, left, right;
         bool operator<(const Candidate& other) const {  // the queue's top is the largest
-            return rank != other.rank ? rank > other.rank : at > other.at;
+            return std::pair(merge.rank, at) > std::pair(other.merge.rank, other.at);
         }
     };
     std::vector<Node> nodes((size_t)n);
@@ -223,7 +171,9 @@ void Bpe::merge_long(std::vector<int>* parts) const {
     const auto offer = [&](int at, int after) {
         if (at < 0 || after < 0) { return; }
         const int left = (*parts)[(size_t)at], right = (*parts)[(size_t)after];
-        if (const Merge* merge = find(left, right)) { queue.push({merge->rank, at, left, right, merge->id}); }
+        if (const auto found = merges_.find({left, right}); found != merges_.end()) {
+            queue.push({found->second, at, left, right});
+        }
     };
     for (int i = 0; i < n; i++) { nodes[(size_t)i] = {i - 1, i + 1 < n ? i + 1 : -1}; }
     for (int i = 0; i + 1 < n; i++) { offer(i, i + 1); }
@@ -234,15 +184,14 @@ void Bpe::merge_long(std::vector<int>* parts) const {
         const bool possible =
             (*parts)[(size_t)c.at] == c.left && node.after >= 0 && (*parts)[(size_t)node.after] == c.right;
         if (!possible) { continue; }
-        (*parts)[(size_t)c.at] = c.id;
-        const int gone = node.after;
+        (*parts)[(size_t)c.at] = c.merge.id;
+        const int gone = std::exchange(node.after, nodes[(size_t)node.after].after);
         (*parts)[(size_t)gone] = -1;
-        node.after = nodes[(size_t)gone].after;
         if (node.after >= 0) { nodes[(size_t)node.after].before = c.at; }
         offer(node.before, c.at);
         offer(c.at, node.after);
     }
-    parts->erase(std::remove(parts->begin(), parts->end(), -1), parts->end());
+    std::erase(*parts, -1);
 }
 
 }  // namespace llmc

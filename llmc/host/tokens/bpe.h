@@ -4,9 +4,9 @@
 #pragma once
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -28,20 +28,10 @@ struct BpeVocabulary {
 
 class Bpe {
 public:
-    // The words seen last and their ids: one for each thread, of about 2 MiB.
+    // The words seen last and their ids: one for each thread, of some MiB.
     class Cache {
-    public:
-        Cache();
-
-    private:
         friend class Bpe;
-        struct Slot {
-            std::array<char, 27> word;
-            uint8_t length = 0, count = 0;
-            std::array<int32_t, 8> ids;
-        };
-        static constexpr size_t kSlots = 1 << 15;
-        std::vector<Slot> slots_;
+        std::vector<std::pair<std::string, std::vector<int>>> words_{1 << 15};
     };
 
     // Throws Error(kExitBadInput) that begins with `where` unless every byte is a token, and both sides and
@@ -56,19 +46,19 @@ public:
 
 private:
     struct Merge {
-        uint64_t pair = ~0ull;  // left id, right id; all ones: free
-        int32_t rank = 0, id = 0;
+        int rank, id;  // the lowest rank goes first; id: of the result
     };
-    static size_t hash(uint64_t pair) { return (size_t)((pair * 0x9E3779B97F4A7C15ull) >> 20); }
-    const Merge* find(int left, int right) const;
-    void encode_word(std::string_view word, Cache* cache, std::vector<int>* ids) const;
-    void merge_short(std::vector<int>* parts) const;
-    void merge_long(std::vector<int>* parts) const;
+    struct Hash {
+        size_t operator()(const std::pair<int, int>& ids) const {
+            return ((uint64_t)ids.first << 32 | (uint32_t)ids.second) * 0x9E3779B97F4A7C15ull >> 20;
+        }
+    };
+    void merge(std::vector<int>* parts) const;
 
     BpeVocabulary vocabulary_;
     std::array<int, 256> byte_id_{};
     int text_ids_ = 0;
-    std::vector<Merge> table_;  // open addressing; a power of two in size
+    std::unordered_map<std::pair<int, int>, Merge, Hash> merges_;  // by the ids left and right
 };
 
 }  // namespace llmc
