@@ -107,13 +107,13 @@ bool bpe_can_cut(std::string_view text, size_t at) {
     return true;
 }
 
-Bpe::Bpe(BpeVocabulary vocabulary, const std::string& where) : vocabulary_(std::move(vocabulary)) {
+Bpe::Bpe(const BpeVocabulary& vocabulary, const std::string& where) {
     const auto fail = [&](const std::string& what) {
         throw Error(kExitBadInput, where + ": not a usable byte-level BPE: " + what);
     };
     std::unordered_map<std::string_view, int> id_of;
-    for (const std::string& token : vocabulary_.tokens) {
-        id_of.emplace(token, (int)(&token - vocabulary_.tokens.data()));
+    for (const std::string& token : vocabulary.tokens) {
+        id_of.emplace(token, (int)(&token - vocabulary.tokens.data()));
     }
     for (int byte = 0; byte < 256; byte++) {
         const auto at = id_of.find(std::string(1, (char)byte));
@@ -121,7 +121,7 @@ Bpe::Bpe(BpeVocabulary vocabulary, const std::string& where) : vocabulary_(std::
         byte_id_[(size_t)byte] = at->second;
         text_ids_ = std::max(text_ids_, at->second + 1);
     }
-    for (const auto& [left, right] : vocabulary_.merges) {
+    for (const auto& [left, right] : vocabulary.merges) {
         const auto a = id_of.find(left), b = id_of.find(right), both = id_of.find(left + right);
         const int rank = (int)merges_.size();
         if (a == id_of.end() || b == id_of.end() || both == id_of.end()) {

@@ -36,9 +36,8 @@ public:
 
     // Throws Error(kExitBadInput) that begins with `where` unless every byte is a token, and both sides and
     // the result of every merge are, and no merge stands twice.
-    Bpe(BpeVocabulary vocabulary, const std::string& where);
+    Bpe(const BpeVocabulary& vocabulary, const std::string& where);
 
-    const BpeVocabulary& vocabulary() const { return vocabulary_; }
     int text_ids() const { return text_ids_; }  // all that encode() gives are below
 
     // Appends the ids of a text; joined, their bytes are the text.
@@ -55,7 +54,6 @@ private:
     };
     void merge(std::vector<int>* parts) const;
 
-    BpeVocabulary vocabulary_;
     std::array<int, 256> byte_id_{};
     int text_ids_ = 0;
     std::unordered_map<std::pair<int, int>, Merge, Hash> merges_;  // by the ids left and right

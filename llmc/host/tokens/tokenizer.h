@@ -17,49 +17,23 @@
 
 namespace llmc {
 
-// ---- the files ----------------------------------------------------------------------------------
-
-// The public file formats of byte-level BPE tokenizers: OpenAI's vocab.bpe with encoder.json, Hugging Face's
-// vocab.json with merges.txt (the same under other names) and tokenizer.json.
-
-constexpr const char* kEndOfText = "<|endoftext|>";
-
 using TextFiles = std::map<std::string, std::string>;  // name: content
-
-// tokens that stand for a whole text, as <|endoftext|>
-using AddedTokens = std::vector<std::pair<int, std::string>>;
-
-struct TokenizerFile {
-    BpeVocabulary vocabulary;
-    AddedTokens added;
-    int end_of_text = -1;  // -1 if there is none
-    TextFiles files;       // of kTokenizerFiles, those that are passed on as they are
-};
 
 // what transformers' tokenizers, old and new, and we ask for
 constexpr const char* kTokenizerFiles[] = {
     "tokenizer.json", "vocab.json",    "added_tokens.json",     "special_tokens_map.json",
     "merges.txt",     "tokenizer.bin", "tokenizer_config.json", "chat_template.jinja"};
 
-// These throw Error(kExitBadInput) that names the file and what is wrong: ids that are not 0, 1, 2 ... each
-// once, tokens that are no byte-level text, and, in tokenizer.json, anything that would cut a text in
-// another way than GPT-2 does (another normalizer, pre-tokenizer or model). The end of a text is what the files beside them call
-// so (eos_token), else <|endoftext|>.
-TokenizerFile read_vocab_and_merges(const std::string& vocab_path, const std::string& merges_path);
-TokenizerFile read_tokenizer_json(const std::string& path);
+// What the public files of a byte-level BPE say: OpenAI's vocab.bpe with encoder.json, Hugging Face's merges.txt with
+// vocab.json (the same under other names) and tokenizer.json.
+struct TokenizerFile {
+    BpeVocabulary vocabulary;
+    std::vector<std::pair<int, std::string>> added;  // tokens that stand for a whole text, as <|endoftext|>
+    int end_of_text = -1;                            // -1 if there is none
+    TextFiles files;  // of kTokenizerFiles, those that are passed on as they are
+};
 
-// true if tokenizer.json of this kind means one token for each byte: no words are cut, nothing is merged
-bool is_byte_vocabulary(const TokenizerFile& file);
-
-// The texts of these files. use_regex: whether words are cut before merging; false for bytes.
-std::string tokenizer_json_text(const TokenizerFile& file, bool use_regex);
-std::string vocab_json_text(const TokenizerFile& file);
-std::string merges_text(const TokenizerFile& file);
-
-// ---- the tokenizer ------------------------------------------------------------------------------
-
-constexpr int kByteVocabSize = 257;  // ids 0 to 255 are the bytes
-constexpr int kByteEndOfText = 256;
+constexpr int kByteVocabSize = 257;  // ids 0 to 255 are the bytes, the last is the end of a text
 
 // Whether a model with this many rows may be of so many tokens: up to 2 % and 127 rows more, which fill its last tiles, stand
 // for nothing and are never drawn (nanoGPT's 50,304 for GPT-2's 50,257). Other sizes are another tokenizer's.
@@ -73,11 +47,13 @@ public:
     static Tokenizer bytes();
     // of a vocabulary whose meaning is not known: a text is ids
     static Tokenizer numbers(int vocab_size);
-    // of files that transformers or OpenAI have written
+    // of files that transformers or OpenAI have written; where: for messages
     static Tokenizer of(TokenizerFile file, const std::string& where);
-    // Reads a folder (tokenizer.json, vocab.bpe with encoder.json, vocab.json with merges.txt, or
-    // tokenizer.bin), one of these files, or llm.c's, version 1 or 2. Throws Error(kExitBadInput) naming file
-    // and field unless every field and the size are right.
+    // Reads a folder (tokenizer.json, vocab.bpe with encoder.json, vocab.json with merges.txt, or tokenizer.bin), one of these
+    // files, or llm.c's, version 1 or 2. Throws Error(kExitBadInput) that names the file and what is wrong: a field or the
+    // size, ids that are not 0, 1, 2 ... each once, tokens that are no byte-level text, and, in tokenizer.json, anything
+    // that would cut a text in another way than GPT-2 does (another normalizer, pre-tokenizer or model). The end of a text is
+    // what the files beside them call so (eos_token), else <|endoftext|>.
     static Tokenizer load(const std::string& path);
     // the same of a folder; nothing if it has no tokenizer
     static std::optional<Tokenizer> find(const std::string& folder);
@@ -87,15 +63,15 @@ public:
     TextFiles files(int max_length) const;
     void save(const std::string& folder, int max_length) const;
 
-    int vocab_size() const { return (int)tokens().size(); }
+    int vocab_size() const { return (int)file_.vocabulary.tokens.size(); }
     // What shards of this tokenizer state: all that a text or its end gives is below. For further tokens, such as [PAD], a model
     // has rows or not: fits().
-    int shard_vocab() const { return bpe_ ? std::max(bpe_->text_ids(), end_of_text_ + 1) : vocab_size(); }
+    int shard_vocab() const { return bpe_ ? std::max(bpe_->text_ids(), end_of_text() + 1) : vocab_size(); }
     bool made_shards_of(int vocab) const { return shard_vocab() <= vocab && vocab <= vocab_size(); }
     bool fits(int rows) const { return made_shards_of(rows) || may_be_padded(rows, vocab_size()); }
     // -1 only for a version 1 file of fewer than 50,257 tokens: that version does not say, and means GPT-2's;
     // and for a byte-pair encoding without any
-    int end_of_text() const { return end_of_text_; }
+    int end_of_text() const { return file_.end_of_text; }
     bool is_bytes() const { return bytes_; }
     bool can_encode() const { return bytes_ || bpe_ != nullptr; }
 
@@ -107,19 +83,16 @@ public:
     // Error(kExitUsage) for one that a model with this many rows has none for.
     std::vector<int> encode_prompt(std::string_view text, int rows) const;
     const Bpe* bpe() const { return bpe_.get(); }  // null if it is not one
+    const BpeVocabulary& vocabulary() const { return file_.vocabulary; }
 
     // for a terminal, as printable_text() in text.h
     std::string printable(const std::vector<int>& ids) const;
 
 private:
     static Tokenizer load_llmc(const std::string& path);
-    const std::vector<std::string>& tokens() const { return bpe_ ? bpe_->vocabulary().tokens : tokens_; }
 
-    std::vector<std::string> tokens_;  // unless bpe_ has them
-    std::shared_ptr<const Bpe> bpe_;
-    AddedTokens added_;
-    TextFiles files_;  // as they were loaded
-    int end_of_text_ = -1;
+    TokenizerFile file_;
+    std::shared_ptr<const Bpe> bpe_;  // of file_'s vocabulary; null if it is not one
     bool bytes_ = false;
 };
 
