@@ -30,9 +30,9 @@ TokenShard::TokenShard(const std::string& path, int raw_vocab) : file_(path) {
     HeaderReader header(file_, "token shard", kTokenShardMagic,
                         "Make token shards of your text with data/make_shards. (Files of tokens alone, as "
                         "nanoGPT's, are read with --raw-tokens.)");
-    header.field(1, "version", kTokenShardVersion, kTokenShardVersion);
-    int64_t count = header.field(2, "token count", 1, std::numeric_limits<int32_t>::max());
-    int vocab = header.field(3, "vocabulary size", 0, kMaxVocabSize);
+    header.field(1, "version", 1, 1);
+    const int64_t count = header.field(2, "token count", 1, std::numeric_limits<int32_t>::max());
+    const int vocab = header.field(3, "vocabulary size", 0, kMaxVocabSize);
     header.require_size(kHeaderBytes + (uint64_t)count * sizeof(uint16_t),
                         fmt::format("{} header + 2 x {} tokens", kHeaderBytes, count));
     num_tokens_ = count;
@@ -81,7 +81,7 @@ void write_token_shard(const std::string& path, std::span<const uint16_t> tokens
     for (uint16_t token : tokens) {
         require(token < vocab_size, "write_token_shard: token id >= vocab_size");
     }
-    int32_t header[kHeaderWords] = {kTokenShardMagic, kTokenShardVersion, (int32_t)tokens.size(), vocab_size};
+    int32_t header[kHeaderWords] = {kTokenShardMagic, 1, (int32_t)tokens.size(), vocab_size};
     FileWriter out(path);
     out.write(header, sizeof(header));
     out.write(tokens.data(), tokens.size_bytes());
@@ -119,54 +119,47 @@ const char* kind_of(const JsonValue& value) {
 }
 
 // Reads a file's members; throws where they are not what they must be.
-class ValInfoReader {
-public:
-    ValInfoReader(std::string path, int64_t num_tokens) : path_(std::move(path)), num_tokens_(num_tokens) {}
+struct ValInfoReader {
+    const std::string& path;
+    int64_t num_tokens;
 
-    ValInfo read(const std::string& text) const {
-        JsonValue root;
-        const std::string problem = read_json(text, {.values = 4'000'000, .integer = UINT64_MAX}, &root);
-        expect(problem.empty(), problem);
-        expect(root.is_object() || root.is_number(), kind_of(root));
-        ValInfo info;
-        if (root.is_object()) { read_members(root.get_ref<const JsonValue::object_t&>(), &info); }
-        expect(std::isfinite(info.entropy) && info.entropy > 0, "no positive entropy_nats_per_token");
-        return info;
-    }
-
-private:
     void expect(bool good, const std::string& found) const {
         if (good) { return; }
         throw Error(
             kExitBadInput,
             fmt::format("{}: found {}, expected {{\"entropy_nats_per_token\": Y, \"probes\": {{...}}}} as "
                         "data/make_corpus writes it. Make it again, or remove it.",
-                        path_, found));
+                        path, found));
     }
     // it goes to the terminal, which control characters could drive
     void check_name(const std::string& name) const {
         const auto control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
         expect(std::ranges::none_of(name, control), "a name with control characters");
     }
-    void read_members(const JsonValue::object_t& members, ValInfo* info) const {
-        for (const auto& [name, value] : members) {
+    ValInfo info_of(const JsonValue& root) const {
+        expect(root.is_object() || root.is_number(), kind_of(root));
+        expect(root.is_object(), "no positive entropy_nats_per_token");
+        ValInfo info;
+        for (const auto& [name, value] : root.items()) {
             check_name(name);
             if (name == "probes") {
                 expect(!value.is_number(), "a number for 'probes'");
                 expect(value.is_object(), kind_of(value));
-                for (const auto& [probe, spans] : value.get_ref<const JsonValue::object_t&>()) {
+                for (const auto& [probe, spans] : value.items()) {
                     check_name(probe);
-                    info->probes.push_back({probe, spans_of(spans)});
+                    info.probes.push_back({probe, spans_of(spans)});
                 }
                 continue;
             }
             expect(value.is_number(), kind_of(value));
-            if (name == "entropy_nats_per_token") { info->entropy = value.get<double>(); }
+            if (name == "entropy_nats_per_token") { info.entropy = value.get<double>(); }
             const auto* whole = json_as<int64_t>(&value);
-            expect(name != "tokens" || (whole != nullptr && *whole == num_tokens_ - 1),
+            expect(name != "tokens" || (whole != nullptr && *whole == num_tokens - 1),
                    fmt::format("tokens = {:.15g} for a shard that has {} to predict", value.get<double>(),
-                               (long long)num_tokens_ - 1));
+                               num_tokens - 1));
         }
+        expect(std::isfinite(info.entropy) && info.entropy > 0, "no positive entropy_nats_per_token");
+        return info;
     }
     std::vector<std::pair<int64_t, int64_t>> spans_of(const JsonValue& list) const {
         expect(list.is_array(), kind_of(list));
@@ -176,18 +169,15 @@ private:
             for (size_t i = 0; i < pair.size(); i++) {
                 expect(pair[i].is_number() && i < 2, kind_of(pair[i]));
             }
-            const auto *position = json_as<int64_t>(pair.empty() ? nullptr : &pair.front()),
-                       *length = json_as<int64_t>(pair.size() < 2 ? nullptr : &pair.back());
+            const auto *position = json_as<int64_t>(pair.size() < 2 ? nullptr : &pair[0]),
+                       *length = json_as<int64_t>(pair.size() < 2 ? nullptr : &pair[1]);
             expect(position != nullptr && length != nullptr && *position > 0 && *length > 0 &&
-                       *position < num_tokens_ && *length <= num_tokens_ - *position,
+                       *position < num_tokens && *length <= num_tokens - *position,
                    "a probe that is not [position, length] inside the shard");
             spans.push_back({*position, *length});
         }
         return spans;
     }
-
-    std::string path_;
-    int64_t num_tokens_;
 };
 
 }  // namespace
@@ -196,7 +186,12 @@ std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_
     constexpr int64_t kMostBytes = 64 << 20;
     const std::string path = std::filesystem::path(shard_path).replace_extension(".json").string();
     const std::optional<std::string> text = read_whole(path, kMostBytes);
-    return text ? std::optional(ValInfoReader(path, num_tokens).read(*text)) : std::nullopt;
+    if (!text) { return std::nullopt; }
+    const ValInfoReader reader{path, num_tokens};
+    JsonValue root;
+    const std::string problem = read_json(*text, {.values = 4'000'000, .integer = UINT64_MAX}, &root);
+    reader.expect(problem.empty(), problem);
+    return reader.info_of(root);
 }
 
 // ---- HellaSwag's questions ----------------------------------------------------------------------
@@ -204,53 +199,47 @@ std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_
 namespace {
 
 constexpr uint16_t kStart = 65535;
-constexpr size_t kBeforeContext = 6;                                   // words
-constexpr size_t kLeastWords = kBeforeContext + 1 + 2 * kEvalEndings;  // of an example
+constexpr size_t kLeastWords =
+    7 + 2 * kEvalEndings;  // of an example: 6, the context, the endings and their lengths
 
 // Reads words one after the other; throws where they are not what they must be.
-class WordReader {
-public:
-    WordReader(const HeaderReader& header, std::span<const uint16_t> words)
-        : header_(header), words_(words) {}
-    size_t at() const { return at_; }
-    bool done() const { return at_ == words_.size(); }
-    void next_example() { example_++; }
+struct WordReader {
+    const HeaderReader& header;
+    int vocab_size;
+    std::span<const uint16_t> words;  // of the file, or up to the end of an example
+    const char* what = "the end of the file";
+    size_t at = 0, example = 0;
 
+    [[noreturn]] void fail(const char* name, const std::string& found, size_t low, size_t high) const {
+        header.fail(fmt::format("{} of example {}", name, example), found,
+                    low == high ? fmt::format("{}", low) : fmt::format("{} to {}", low, high));
+    }
     size_t word(const char* name, size_t low, size_t high) {
-        if (done()) { fail(name, "the end of the file", low, high); }
-        const size_t value = words_[at_];
+        if (at == words.size()) { fail(name, what, low, high); }
+        const size_t value = words[at];
         if (value < low || value > high) { fail(name, std::to_string(value), low, high); }
-        at_++;
+        at++;
         return value;
     }
-    std::span<const uint16_t> tokens(const char* name, size_t count, size_t end, int vocab_size) {
-        if (count > end - at_) { fail(name, fmt::format("{} tokens", count), 1, end - at_); }
-        const auto part = words_.subspan(at_, count);
+    std::span<const uint16_t> tokens(const char* length, const char* name) {
+        const size_t count = word(length, 1, kMostEvalBytes);
+        if (count > words.size() - at) { fail(name, fmt::format("{} tokens", count), 1, words.size() - at); }
+        const auto part = words.subspan(at, count);
         for (uint16_t token : part) {
             if (token >= vocab_size) {
                 fail(name, fmt::format("token {}", token), 0, (size_t)vocab_size - 1);
             }
         }
-        at_ += count;
+        at += count;
         return part;
     }
-    [[noreturn]] void fail(const char* name, const std::string& found, size_t low, size_t high) const {
-        const std::string expected =
-            low == high ? fmt::format("{}", low) : fmt::format("{} to {}", low, high);
-        header_.fail(fmt::format("{} of example {}", name, example_), found, expected);
-    }
-
-private:
-    const HeaderReader& header_;
-    std::span<const uint16_t> words_;
-    size_t at_ = 0, example_ = 0;
 };
 
 }  // namespace
 
 EvalFile::EvalFile(const std::string& path) : file_(path) {
     const HeaderReader header(file_, "HellaSwag file", kEvalFileMagic, "Make it with data/make_hellaswag.");
-    header.field(1, "version", kEvalFileVersion, kEvalFileVersion);
+    header.field(1, "version", 1, 1);
     const size_t count = (size_t)header.field(2, "number of examples", 1, (int64_t)kMostEvalExamples);
     const size_t longest =
         (size_t)header.field(3, "bytes of the longest example", 1, (int64_t)kMostEvalBytes);
@@ -264,35 +253,32 @@ EvalFile::EvalFile(const std::string& path) : file_(path) {
     }
     words_.resize(bytes / 2);
     file_.read(kHeaderBytes, words_.data(), 2 * words_.size());
-    WordReader in(header, words_);
-    for (size_t i = 0; i < count; i++, in.next_example()) {
-        const size_t begin = in.at();
+    WordReader in{header, vocab_size_, words_};
+    for (; in.example < count; in.example++) {
+        const size_t begin = in.at;
+        in.words = words_;
+        in.what = "the end of the file";
         in.word("start", kStart, kStart);
         const size_t size = in.word("bytes", kLeastWords * sizeof(uint16_t), longest), end = begin + size / 2;
-        if (size % 2 != 0 || end > bytes / 2) {
+        if (size % 2 != 0 || end > words_.size()) {
             in.fail("bytes", std::to_string(size), 2, bytes - 2 * begin);
         }
-        in.word("number", i, i);
+        in.words = std::span(words_).first(end);
+        in.what = "the end of the example";
+        in.word("number", in.example, in.example);
         EvalExample example;
         example.label = (int)in.word("right ending", 0, kEvalEndings - 1);
         in.word("number of endings", kEvalEndings, kEvalEndings);
-        const size_t context = in.word("length of the context", 1, kMostEvalBytes);
-        example.context = in.tokens("context", context, end, vocab_size_);
-        for (auto& ending : example.endings) {
-            const size_t length = in.at() < end ? in.word("length of an ending", 1, kMostEvalBytes) : 0;
-            ending = in.tokens("an ending", length, std::max(end, in.at()), vocab_size_);
-            if (ending.empty()) {
-                in.fail("length of an ending", "the end of the example", 1, kMostEvalBytes);
-            }
-        }
-        if (in.at() != end) {
-            in.fail("bytes", std::to_string(size), 2 * (in.at() - begin), 2 * (in.at() - begin));
+        example.context = in.tokens("length of the context", "context");
+        for (auto& ending : example.endings) { ending = in.tokens("length of an ending", "an ending"); }
+        if (in.at != end) {
+            in.fail("bytes", std::to_string(size), 2 * (in.at - begin), 2 * (in.at - begin));
         }
         examples_.push_back(example);
     }
-    if (!in.done()) {
+    if (in.at != words_.size()) {
         header.fail("size", fmt::format("{} bytes", bytes),
-                    fmt::format("{} for {} examples", 2 * in.at(), count));
+                    fmt::format("{} for {} examples", 2 * in.at, count));
     }
 }
 
@@ -300,21 +286,18 @@ void EvalFileWriter::add(int label, const std::vector<int>& context,
                          const std::array<std::vector<int>, kEvalEndings>& endings,
                          const std::string& where) {
     require(label >= 0 && label < kEvalEndings, "EvalFileWriter: the label must name an ending");
-    std::vector<uint16_t> words = {
-        kStart, 0, (uint16_t)examples_, (uint16_t)label, kEvalEndings, (uint16_t)context.size()};
-    bool empty = context.empty();
+    std::vector<uint16_t> words = {kStart, 0, (uint16_t)examples_, (uint16_t)label, kEvalEndings};
+    bool empty = false;
     const auto append = [&](const std::vector<int>& ids) {
+        empty |= ids.empty();
+        words.push_back((uint16_t)ids.size());
         for (int id : ids) {
             require(id >= 0 && id < vocab_size_, "EvalFileWriter: a token id outside of the vocabulary");
             words.push_back((uint16_t)id);
         }
     };
     append(context);
-    for (const std::vector<int>& ending : endings) {
-        empty |= ending.empty();
-        words.push_back((uint16_t)ending.size());
-        append(ending);
-    }
+    for (const std::vector<int>& ending : endings) { append(ending); }
     const size_t bytes = words.size() * sizeof(uint16_t);
     if (empty) {
         throw Error(kExitBadInput, where + ": found an empty context or ending, expected some text");
@@ -333,8 +316,8 @@ void EvalFileWriter::add(int label, const std::vector<int>& context,
 
 void EvalFileWriter::write(const std::string& path) const {
     require(examples_ > 0, "EvalFileWriter: no example");
-    const int32_t header[kHeaderWords] = {kEvalFileMagic, kEvalFileVersion, (int32_t)examples_,
-                                          (int32_t)longest_, vocab_size_};
+    const int32_t header[kHeaderWords] = {kEvalFileMagic, 1, (int32_t)examples_, (int32_t)longest_,
+                                          vocab_size_};
     FileWriter out(path);
     out.write(header, sizeof(header));
     out.write(words_.data(), words_.size() * sizeof(uint16_t));

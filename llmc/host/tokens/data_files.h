@@ -19,7 +19,6 @@ namespace llmc {
 // 3 (0, as in everyone else's files, means GPT-2's 50,257), and in words 4 to 6 which set a shard is of.
 
 constexpr int32_t kTokenShardMagic = 20240520;
-constexpr int32_t kTokenShardVersion = 1;
 constexpr int kGpt2VocabSize = 50257;
 
 // A shard, open for reading. Throws Error(kExitBadInput) naming the field unless every field and the size are
@@ -88,7 +87,6 @@ std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_
 // which is ours (0, as in everyone else's files, means GPT-2's 50,257).
 
 constexpr int32_t kEvalFileMagic = 20240522;
-constexpr int32_t kEvalFileVersion = 1;
 constexpr int kEvalEndings = 4;
 constexpr size_t kMostEvalExamples = 65535, kMostEvalBytes = 65534;  // of all, of one: what a uint16 can say
 

@@ -18,9 +18,10 @@ constexpr int64_t kPiece = 1 << 20;  // tokens read at a time
 // ---- finding the shards ------------------------------------------------------------------------
 
 std::string how_to_make(const std::string& pattern) {
-    std::string path = "/" + std::filesystem::path(pattern).lexically_normal().string();
-    if (path.find("/data/sample/") != std::string::npos) { return "Run `make data/sample`, which makes it."; }
-    return "Make token shards of your text with data/make_shards (data/README.md shows how).";
+    const std::string path = "/" + std::filesystem::path(pattern).lexically_normal().string();
+    return path.find("/data/sample/") != path.npos
+               ? "Run `make data/sample`, which makes it."
+               : "Make token shards of your text with data/make_shards (data/README.md shows how).";
 }
 
 // the names that match, in byte order: the order must not depend on the locale of who trains
@@ -28,8 +29,8 @@ std::vector<std::string> matching_files(const std::string& pattern) {
     std::error_code ignored;
     if (std::filesystem::is_directory(pattern, ignored)) {
         const std::filesystem::path example = std::filesystem::path(pattern) / "*_train_*.bin";
-        throw Error(kExitBadInput,
-                    fmt::format("{}: a folder; name the token shards in it, as in '{}'", pattern, example.string()));
+        throw Error(kExitBadInput, fmt::format("{}: a folder; name the token shards in it, as in '{}'",
+                                               pattern, example.string()));
     }
     // a name is also a pattern, but one such as run[1].bin does not match itself
     if (std::filesystem::exists(pattern, ignored)) { return {pattern}; }
@@ -59,13 +60,6 @@ uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
     x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
     return x ^ (x >> 31);
-}
-
-void resize(Batch* batch, int B, int T) {
-    batch->B = B;
-    batch->T = T;
-    batch->tokens.assign((size_t)B * T, 0);
-    batch->targets.assign((size_t)B * T, kIgnoreTarget);
 }
 
 // the tokens of a window but the last are the row, those but the first its targets; the rest stays as it is
@@ -179,20 +173,15 @@ DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed, int raw
     require(T > 0, "DataLoader: T must be positive");
     int64_t longest = 0;
     for (const TokenShard& shard : set_.shards()) {
-        int64_t count = shard.num_tokens();
-        longest = std::max(longest, count);
-        windows_.push_back(windows_.back() + (count - 1) / T);
+        longest = std::max(longest, shard.num_tokens());
+        windows_.push_back(windows_.back() + (shard.num_tokens() - 1) / T);
     }
     if (windows_.back() == 0) {
-        std::string cure = "Use more text.";
-        if (longest > 1) {
-            cure = fmt::format("Use --seq-len {} or less, or more text.", (long long)longest - 1);
-        }
-        throw Error(
-            kExitBadInput,
-            fmt::format("{}: too short to train on: sequences of {} tokens need a shard of at least {}, "
-                        "but the longest of {} holds {}. {}",
-                        pattern, T, (long long)T + 1, set_.shards().size(), longest, cure));
+        throw Error(kExitBadInput,
+                    fmt::format("{}: too short to train on: sequences of {} tokens need a shard of at least "
+                                "{}, but the longest of {} holds {}. Use {}more text.",
+                                pattern, T, (int64_t)T + 1, set_.shards().size(), longest,
+                                longest > 1 ? fmt::format("--seq-len {} or less, or ", longest - 1) : ""));
     }
 }
 
@@ -207,7 +196,7 @@ int64_t DataLoader::window_position(int64_t row) const {
 
 void DataLoader::read(int64_t first_row, int B, Batch* batch) const {
     require(first_row >= 0 && B > 0, "DataLoader::read: rows start at 0, and B must be positive");
-    resize(batch, B, T_);
+    batch->reset(B, T_);
     std::vector<uint16_t> window((size_t)T_ + 1);
     for (int b = 0; b < B; b++) {
         set_.read(window_position(first_row + b), window);
@@ -243,9 +232,10 @@ ValidationData::ValidationData(const std::string& pattern, int T, Align align, i
         }
     }
     if (rows_.empty()) {
-        throw Error(kExitBadInput, pattern +
-                                       ": too short to validate on: no shard has two tokens, so there "
-                                       "is nothing to predict. Use more text.");
+        throw Error(kExitBadInput,
+                    pattern +
+                        ": too short to validate on: no shard has two tokens, so there is nothing to "
+                        "predict. Use more text.");
     }
 }
 
@@ -265,7 +255,7 @@ int64_t ValidationData::row_position(int64_t row) const {
 
 void ValidationData::read(int64_t first_row, int B, Batch* batch) const {
     require(first_row >= 0 && B > 0, "ValidationData::read: rows start at 0, and B must be positive");
-    resize(batch, B, T_);
+    batch->reset(B, T_);
     std::vector<uint16_t> window;
     for (int b = 0; b < B && first_row + b < num_rows(); b++) {
         const Row& row = rows_[(size_t)(first_row + b)];

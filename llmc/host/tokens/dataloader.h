@@ -19,6 +19,13 @@ constexpr int32_t kIgnoreTarget = -1;  // a target that is not predicted: no los
 struct Batch {
     int B = 0, T = 0;
     std::vector<int32_t> tokens, targets;  // (B,T) each; targets may be kIgnoreTarget
+    // to tokens 0 and nothing that is predicted
+    void reset(int rows, int columns) {
+        B = rows;
+        T = columns;
+        tokens.assign((size_t)B * (size_t)T, 0);
+        targets.assign(tokens.size(), kIgnoreTarget);
+    }
 };
 
 // The shards that a pattern of glob(3) matches, in the byte order of their names, all of one vocabulary.
