@@ -6,6 +6,7 @@
 #include <source_location>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace llmc {
 
@@ -22,6 +23,10 @@ constexpr int kExitPreempted = 75;  // stopped by a signal, checkpoint saved
 struct Error : std::runtime_error {
     int exit_code;
     Error(int exit_code, const std::string& message) : std::runtime_error(message), exit_code(exit_code) {}
+    // the message as fmt::format() makes it
+    template <typename First, typename... Rest>
+    Error(int exit_code, fmt::format_string<First, Rest...> text, First&& first, Rest&&... rest)
+        : Error(exit_code, fmt::format(text, std::forward<First>(first), std::forward<Rest>(rest)...)) {}
 };
 
 // what the caller of a function may get wrong: shapes, null pointers, ranges

@@ -99,8 +99,8 @@ void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards) 
     const int error = errno;
     done = (fd < 0 || close(fd) == 0) && done;
     if (!done) {
-        throw Error(kExitSaveFailed,
-                    fmt::format("{}: cannot note in it which set it is of: {}", path, std::strerror(error)));
+        throw Error(kExitSaveFailed, "{}: cannot note in it which set it is of: {}", path,
+                    std::strerror(error));
     }
 }
 
@@ -125,11 +125,10 @@ struct ValInfoReader {
 
     void expect(bool good, const std::string& found) const {
         if (good) { return; }
-        throw Error(
-            kExitBadInput,
-            fmt::format("{}: found {}, expected {{\"entropy_nats_per_token\": Y, \"probes\": {{...}}}} as "
-                        "data/make_corpus writes it. Make it again, or remove it.",
-                        path, found));
+        throw Error(kExitBadInput,
+                    "{}: found {}, expected {{\"entropy_nats_per_token\": Y, \"probes\": {{...}}}} as "
+                    "data/make_corpus writes it. Make it again, or remove it.",
+                    path, found);
     }
     // it goes to the terminal, which control characters could drive
     void check_name(const std::string& name) const {
@@ -304,9 +303,8 @@ void EvalFileWriter::add(int label, const std::vector<int>& context,
     }
     if (bytes > kMostEvalBytes || examples_ == kMostEvalExamples) {
         throw Error(kExitBadInput,
-                    fmt::format("{}: found example {} of {} bytes, but the format has room for {} examples "
-                                "of {} bytes",
-                                where, examples_, bytes, kMostEvalExamples, kMostEvalBytes));
+                    "{}: found example {} of {} bytes, but the format has room for {} examples of {} bytes",
+                    where, examples_, bytes, kMostEvalExamples, kMostEvalBytes);
     }
     words[1] = (uint16_t)bytes;
     words_.insert(words_.end(), words.begin(), words.end());

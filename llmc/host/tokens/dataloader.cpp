@@ -29,8 +29,8 @@ std::vector<std::string> matching_files(const std::string& pattern) {
     std::error_code ignored;
     if (std::filesystem::is_directory(pattern, ignored)) {
         const std::filesystem::path example = std::filesystem::path(pattern) / "*_train_*.bin";
-        throw Error(kExitBadInput, fmt::format("{}: a folder; name the token shards in it, as in '{}'",
-                                               pattern, example.string()));
+        throw Error(kExitBadInput, "{}: a folder; name the token shards in it, as in '{}'", pattern,
+                    example.string());
     }
     // a name is also a pattern, but one such as run[1].bin does not match itself
     if (std::filesystem::exists(pattern, ignored)) { return {pattern}; }
@@ -101,9 +101,9 @@ ShardSet::ShardSet(const std::string& pattern, int raw_vocab) : pattern_(pattern
         const TokenShard &first = shards_.front(), &shard = shards_.back();
         if (shard.vocab_size() != first.vocab_size()) {
             throw Error(kExitBadInput,
-                        fmt::format("{}: the vocabularies of the shards disagree: {} here, but {} in {}. "
-                                    "Use shards made with one tokenizer.",
-                                    shard.path(), shard.vocab_size(), first.vocab_size(), first.path()));
+                        "{}: the vocabularies of the shards disagree: {} here, but {} in {}. Use shards made "
+                        "with one tokenizer.",
+                        shard.path(), shard.vocab_size(), first.vocab_size(), first.path());
         }
         begins_.push_back(begins_.back() + shard.num_tokens());
         const TokenShard* before = shards_.size() > 1 ? &shards_[shards_.size() - 2] : nullptr;
@@ -111,10 +111,9 @@ ShardSet::ShardSet(const std::string& pattern, int raw_vocab) : pattern_(pattern
         if (!new_series && before->set_id() != shard.set_id()) {
             throw Error(
                 kExitBadInput,
-                fmt::format("{} and {} are shards of different sets: data/make_shards was stopped while it "
-                            "replaced the one by the other: run it again; or two sets have one name: give "
-                            "each a name of its own.",
-                            before->path(), name));
+                "{} and {} are shards of different sets: data/make_shards was stopped while it replaced the "
+                "one by the other: run it again; or two sets have one name: give each a name of its own.",
+                before->path(), name);
         }
         missing_ += (new_series ? shard.set_shards() : 0) - (shard.set_shards() > 0);
     }
@@ -135,9 +134,9 @@ void ShardSet::read(int64_t position, std::span<uint16_t> tokens) const {
     if (bad != tokens.end()) {
         const int64_t at = begin + (bad - tokens.begin());
         throw Error(kExitBadInput,
-                    fmt::format("{}: token {}: found id {}, expected 0 to {} (vocabulary of {}). "
-                                "The shard is damaged or states another vocabulary; make it again.",
-                                shard.path(), at, *bad, shard.vocab_size() - 1, shard.vocab_size()));
+                    "{}: token {}: found id {}, expected 0 to {} (vocabulary of {}). The shard is damaged or "
+                    "states another vocabulary; make it again.",
+                    shard.path(), at, *bad, shard.vocab_size() - 1, shard.vocab_size());
     }
 }
 
@@ -178,10 +177,10 @@ DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed, int raw
     }
     if (windows_.back() == 0) {
         throw Error(kExitBadInput,
-                    fmt::format("{}: too short to train on: sequences of {} tokens need a shard of at least "
-                                "{}, but the longest of {} holds {}. Use {}more text.",
-                                pattern, T, (int64_t)T + 1, set_.shards().size(), longest,
-                                longest > 1 ? fmt::format("--seq-len {} or less, or ", longest - 1) : ""));
+                    "{}: too short to train on: sequences of {} tokens need a shard of at least {}, but the "
+                    "longest of {} holds {}. Use {}more text.",
+                    pattern, T, (int64_t)T + 1, set_.shards().size(), longest,
+                    longest > 1 ? fmt::format("--seq-len {} or less, or ", longest - 1) : "");
     }
 }
 
@@ -232,10 +231,9 @@ ValidationData::ValidationData(const std::string& pattern, int T, Align align, i
         }
     }
     if (rows_.empty()) {
-        throw Error(kExitBadInput,
-                    pattern +
-                        ": too short to validate on: no shard has two tokens, so there is nothing to "
-                        "predict. Use more text.");
+        throw Error(kExitBadInput, pattern +
+                                       ": too short to validate on: no shard has two tokens, so there is "
+                                       "nothing to predict. Use more text.");
     }
 }
 

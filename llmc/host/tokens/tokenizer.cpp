@@ -451,8 +451,8 @@ std::vector<int> Tokenizer::encode_prompt(std::string_view text, int rows) const
         for (int id : encode(text.substr(0, at))) { ids.push_back(id); }
         if (next == nullptr) { break; }
         if (next->first >= rows) {
-            throw Error(kExitUsage, fmt::format("the prompt has {}, token {}, and the model has but {} rows",
-                                                quoted_name(next->second), next->first, rows));
+            throw Error(kExitUsage, "the prompt has {}, token {}, and the model has but {} rows",
+                        quoted_name(next->second), next->first, rows);
         }
         ids.push_back(next->first);
         text.remove_prefix(at + next->second.size());

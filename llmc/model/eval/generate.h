@@ -18,41 +18,33 @@ namespace llmc {
 
 // Sampling: one token from a row of logits, with temperature, top-k and top-p.
 
-// What draws among tokens by exp(logit / temperature), relative to the largest logit, so that nothing
-// overflows; 0 for those below a threshold, and for what is less likely than the largest by e^80.
-class TokenWeights {
-public:
-    // temperature > 0
-    TokenWeights(std::span<const float> logits, float largest, double temperature)
-        : logits_(logits), largest_(largest), scale_((float)std::min(1 / temperature, 1e30)) {}
-    float operator[](size_t v) const {
-        const float z = logits_[v] >= threshold ? (logits_[v] - largest_) * scale_ : -INFINITY;
-        const float weight = exp_simd(z > -80.0f ? z : -80.0f);
-        return z > -80.0f ? weight : 0.0f;
+// What draws among tokens: exp(logit / temperature), temperature > 0, relative to the largest logit, so that nothing overflows;
+// 0 for what is less likely than the largest by e^80.
+inline std::vector<float> token_weights(std::span<const float> logits, float largest, double temperature) {
+    const float scale = (float)std::min(1 / temperature, 1e30);
+    std::vector<float> weights(logits.size());
+#pragma omp simd
+    for (size_t v = 0; v < logits.size(); v++) {
+        const float z = (logits[v] - largest) * scale, weight = exp_simd(z > -80.0f ? z : -80.0f);
+        weights[v] = z > -80.0f ? weight : 0.0f;
     }
-    // the sum of those from `first` to before `end`
-    double sum(size_t first, size_t end) const {
-        float total = 0;
+    return weights;
+}
+
+inline double sum_of(std::span<const float> weights) {
+    float total = 0;
 #pragma omp simd reduction(+ : total)
-        for (size_t v = first; v < end; v++) { total += (*this)[v]; }
-        return total;
-    }
-
-    float threshold = -INFINITY;
-
-private:
-    std::span<const float> logits_;
-    float largest_, scale_;
-};
+    for (size_t v = 0; v < weights.size(); v++) { total += weights[v]; }
+    return total;
+}
 
 // The logit of the last of the most probable tokens that together have the share top_p. Those whose weight is
 // below (1 - top_p) of the mean are not among them: all of them together have less than 1 - top_p.
-inline float top_p_threshold(std::span<const float> logits, const TokenWeights& weights, double top_p) {
-    const double total = weights.sum(0, logits.size()), least = (1 - top_p) * total / (double)logits.size();
+inline float top_p_threshold(std::span<const float> logits, std::span<const float> weights, double top_p) {
+    const double total = sum_of(weights), least = (1 - top_p) * total / (double)logits.size();
     std::vector<std::pair<float, float>> sorted;  // logit, weight
     for (size_t v = 0; v < logits.size(); v++) {
-        const float weight = weights[v];
-        if (weight > 0 && weight >= least) { sorted.emplace_back(logits[v], weight); }
+        if (weights[v] > 0 && weights[v] >= least) { sorted.emplace_back(logits[v], weights[v]); }
     }
     std::sort(sorted.begin(), sorted.end(), std::greater<>());
     double sum = 0;
@@ -60,7 +52,7 @@ inline float top_p_threshold(std::span<const float> logits, const TokenWeights& 
         sum += weight;
         if (sum >= top_p * total) { return logit; }
     }
-    return weights.threshold;
+    return -INFINITY;
 }
 
 // Token ids compete by exp(logit / temperature); temperature 0 takes the most probable; top_k > 0 keeps the
@@ -83,28 +75,32 @@ inline int sample_token(std::span<const float> logits, double temperature, int t
         const auto at = std::find(logits.begin(), logits.end(), largest);
         return (int)(std::min(at, logits.end() - 1) - logits.begin());  // all NaN: any
     }
-    TokenWeights weights(logits, largest, temperature);
+    std::vector<float> weights = token_weights(logits, largest, temperature);
+    const auto keep_from = [&](float threshold) {
+        for (size_t v = 0; v < V; v++) { weights[v] = logits[v] >= threshold ? weights[v] : 0; }
+    };
     if (top_k > 0 && (size_t)top_k < V) {
         std::vector<float> sorted(logits.begin(), logits.end());
         std::nth_element(sorted.begin(), sorted.begin() + (top_k - 1), sorted.end(), std::greater<float>());
-        weights.threshold = sorted[(size_t)top_k - 1];
+        keep_from(sorted[(size_t)top_k - 1]);
     }
-    if (top_p < 1) { weights.threshold = top_p_threshold(logits, weights, top_p); }
+    if (top_p < 1) { keep_from(top_p_threshold(logits, weights, top_p)); }
+    const auto block = [&](size_t first) {
+        return std::span(weights).subspan(first, std::min(V - first, kBlock));
+    };
     std::vector<double> cumulative;  // of whole blocks
     double total = 0;
     for (size_t first = 0; first < V; first += kBlock) {
-        cumulative.push_back(total += weights.sum(first, std::min(V, first + kBlock)));
+        cumulative.push_back(total += sum_of(block(first)));
     }
-    const auto block = std::upper_bound(cumulative.begin(), cumulative.end() - 1, coin * total);
-    const size_t first = (size_t)(block - cumulative.begin()) * kBlock;
-    double sum = block == cumulative.begin() ? 0 : block[-1];
-    size_t chosen = first;
-    for (size_t v = first; v < std::min(V, first + kBlock); v++) {
-        const float weight = weights[v];
-        if (weight == 0) { continue; }
-        chosen = v;  // the last with a weight, should roundings leave the coin beyond it
+    const auto found = std::upper_bound(cumulative.begin(), cumulative.end() - 1, coin * total);
+    size_t v = (size_t)(found - cumulative.begin()) * kBlock, chosen = v;
+    double sum = found == cumulative.begin() ? 0 : found[-1];
+    for (const float weight : block(v)) {
+        if (weight > 0) { chosen = v; }  // the last with a weight, should roundings leave the coin beyond it
         sum += weight;
         if (sum > coin * total) { break; }
+        v++;
     }
     return (int)chosen;
 }

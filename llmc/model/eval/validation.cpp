@@ -38,11 +38,10 @@ Validator::Validator(const Options& o, int vocab_size, int end_of_text)
     : data_(o.val_data, o.seq_len, alignment(o.val_align, o.val_data, o.seq_len, end_of_text, o.raw_tokens),
             end_of_text, o.val_tokens, o.raw_tokens) {
     if (data_.vocab_size() != vocab_size) {
-        throw Error(
-            kExitBadInput,
-            fmt::format("{} has a vocabulary of {}, {} of {}: they cannot be used together. Make both "
-                        "with one tokenizer.",
-                        o.val_data, data_.vocab_size(), o.train_data, vocab_size));
+        throw Error(kExitBadInput,
+                    "{} has a vocabulary of {}, {} of {}: they cannot be used together. Make both with one "
+                    "tokenizer.",
+                    o.val_data, data_.vocab_size(), o.train_data, vocab_size);
     }
     const ShardSet& shards = data_.set();
     check_tokens(shards);
@@ -184,11 +183,10 @@ void add_example(HellaSwagScore* score, int label, const RowLoss* rows) {
 
 void require_vocabulary(const EvalFile& file, int vocab_size, const std::string& whose) {
     if (file.vocab_size() == vocab_size) { return; }
-    throw Error(
-        kExitBadInput,
-        fmt::format("{} has a vocabulary of {}, {} of {}: the same ids mean other texts. Make the file with "
-                    "data/make_hellaswag and the tokenizer of {}.",
-                    file.path(), file.vocab_size(), whose, vocab_size, whose));
+    throw Error(kExitBadInput,
+                "{} has a vocabulary of {}, {} of {}: the same ids mean other texts. Make the file with "
+                "data/make_hellaswag and the tokenizer of {}.",
+                file.path(), file.vocab_size(), whose, vocab_size, whose);
 }
 
 std::optional<HellaSwagScore> score_hellaswag(const EvalFile& file, int B, int T,

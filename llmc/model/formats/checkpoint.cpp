@@ -31,13 +31,14 @@ constexpr const char *kModelFile = "model.safetensors", *kConfigFile = "config.j
 constexpr const char* kFiles[] = {kModelFile, kConfigFile, kOptimizerFile, kRecordFile};  // MANIFEST's lines
 constexpr int64_t kMostManifestBytes = 1 << 16, kMostRecordBytes = 1 << 24;
 
-// calls visit(tensor, first, count) over all tensors in file order, in pieces
+// visit(tensor, first, values) for all tensors in file order, in pieces; values: room for them
 template <typename Visit>
 void for_each_piece(const GPT2Config& config, Visit visit) {
+    std::vector<float> piece((size_t)std::min(kPiece, file_elements(config)));
     for (int t = 0; t < kNumTensors; t++) {
-        int64_t total = tensor_total(config, t);
+        const int64_t total = tensor_total(config, t);
         for (int64_t first = 0; first < total; first += kPiece) {
-            visit(t, first, std::min(kPiece, total - first));
+            visit(t, first, std::span(piece).first((size_t)std::min(kPiece, total - first)));
         }
     }
 }
@@ -58,19 +59,6 @@ GPT2Config read_config(const HeaderReader& header) {
     return c;
 }
 
-// header + elements x width; the limits of read_config keep this far from overflowing 64 bits
-uint64_t body_bytes(const GPT2Config& c, uint64_t width) {
-    uint64_t bytes, total;
-    require(multiply_fits((uint64_t)file_elements(c), width, &bytes) && add_fits(bytes, kHeaderBytes, &total),
-            "model sizes overflow");
-    return total;
-}
-
-std::string describe(const GPT2Config& c) {
-    return fmt::format("a model of {} layers, {} channels, vocabulary {} (padded {}), {} positions",
-                       c.num_layers, c.channels, c.vocab_size, c.padded_vocab_size, c.max_seq_len);
-}
-
 }  // namespace
 
 ModelFile::ModelFile(const std::string& path) : file_(path) {
@@ -80,12 +68,14 @@ ModelFile::ModelFile(const std::string& path) : file_(path) {
     if (version_ != kModelFp32 && version_ != kModelBf16) {
         header.fail("header word 1, version", fmt::format("{}", version_), "3 (fp32) or 5 (bf16)");
     }
-    config_ = read_config(header);
-    header.require_size(body_bytes(config_, version_ == kModelFp32 ? 4 : 2), describe(config_));
-    int64_t at = 0;
-    for (int t = 0; t < kNumTensors; t++) {
-        tensor_start_[t] = at;
-        at += tensor_total(config_, t);
+    const GPT2Config& c = config_ = read_config(header);
+    // the limits of read_config keep this far from overflowing 64 bits
+    header.require_size(
+        kHeaderBytes + (uint64_t)file_elements(c) * (version_ == kModelFp32 ? 4 : 2),
+        fmt::format("a model of {} layers, {} channels, vocabulary {} (padded {}), {} positions",
+                    c.num_layers, c.channels, c.vocab_size, c.padded_vocab_size, c.max_seq_len));
+    for (int t = 1; t < kNumTensors; t++) {
+        tensor_start_[t] = tensor_start_[t - 1] + tensor_total(c, t - 1);
     }
 }
 
@@ -116,19 +106,19 @@ void write_model_file(const std::string& path, const GPT2Config& config, int32_t
         config.num_layers, config.num_heads, config.channels,    config.padded_vocab_size};
     FileWriter out(path);
     out.write(header, sizeof(header));
-    std::vector<float> piece((size_t)std::min(kPiece, file_elements(config)));
-    std::vector<uint16_t> narrow(piece.size());
-    for_each_piece(config, [&](int tensor, int64_t first, int64_t count) {
-        read(State::kParameter, tensor, first, {piece.data(), (size_t)count});
+    std::vector<uint16_t> narrow;
+    for_each_piece(config, [&](int tensor, int64_t first, std::span<float> values) {
+        read(State::kParameter, tensor, first, values);
         if (version == kModelBf16) {  // a large number may become infinity
-            std::transform(piece.begin(), piece.begin() + count, narrow.begin(), to_bf16);
-            std::transform(narrow.begin(), narrow.begin() + count, piece.begin(), from_bf16);
+            narrow.resize(values.size());
+            std::transform(values.begin(), values.end(), narrow.begin(), to_bf16);
+            std::transform(narrow.begin(), narrow.end(), values.begin(), from_bf16);
         }
-        require_finite_output(path, State::kParameter, tensor, first, {piece.data(), (size_t)count});
+        require_finite_output(path, State::kParameter, tensor, first, values);
         if (version == kModelFp32) {
-            out.write(piece.data(), count * sizeof(float));
+            out.write(values.data(), values.size_bytes());
         } else {
-            out.write(narrow.data(), count * sizeof(uint16_t));
+            out.write(narrow.data(), narrow.size() * sizeof(uint16_t));
         }
     });
     out.commit();
@@ -138,27 +128,23 @@ void write_model_file(const std::string& path, const GPT2Config& config, int32_t
 
 namespace {
 
-// "first_moment.qkvw"
-std::string moment_name(State state, int tensor) {
-    return std::string(state == State::kFirstMoment ? "first_moment." : "second_moment.") +
-           kTensors[tensor].name;
-}
+struct Moment {
+    State state;
+    int tensor;
+    SafetensorsTensor stored;  // "first_moment.qkvw"
+};
 
-std::vector<int64_t> moment_shape(const GPT2Config& c, int tensor) {
-    std::vector<int64_t> shape;
-    if (kTensors[tensor].per_layer) { shape.push_back(c.num_layers); }
-    if (kTensors[tensor].matrix) {
-        shape.push_back(tensor == kWte ? c.vocab_size : kTensors[tensor].rows(c));
-    }
-    shape.push_back(kTensors[tensor].cols(c));
-    return shape;
-}
-
-std::vector<std::pair<State, int>> moments_of(Optimizer optimizer) {
-    std::vector<std::pair<State, int>> moments;
-    for (State state : {State::kFirstMoment, State::kSecondMoment}) {
+std::vector<Moment> moments_of(const GPT2Config& c, Optimizer optimizer) {
+    std::vector<Moment> moments;
+    for (const auto& [state, name] :
+         {std::pair(State::kFirstMoment, "first_moment."), {State::kSecondMoment, "second_moment."}}) {
         for (int t = 0; t < kNumTensors; t++) {
-            if (has_state(optimizer, state, t)) { moments.push_back({state, t}); }
+            if (!has_state(optimizer, state, t)) { continue; }
+            std::vector<int64_t> shape;
+            if (kTensors[t].per_layer) { shape.push_back(c.num_layers); }
+            if (kTensors[t].matrix) { shape.push_back(t == kWte ? c.vocab_size : kTensors[t].rows(c)); }
+            shape.push_back(kTensors[t].cols(c));
+            moments.push_back({state, t, {std::string(name) + kTensors[t].name, shape}});
         }
     }
     return moments;
@@ -166,36 +152,15 @@ std::vector<std::pair<State, int>> moments_of(Optimizer optimizer) {
 
 Digest write_optimizer_file(const std::string& path, const GPT2Config& config, Optimizer optimizer,
                             const ReadTensor& read) {
-    const std::vector<std::pair<State, int>> places = moments_of(optimizer);
+    const std::vector<Moment> moments = moments_of(config, optimizer);
     std::vector<SafetensorsTensor> tensors;
-    tensors.reserve(places.size());
-    for (auto [state, t] : places) { tensors.push_back({moment_name(state, t), moment_shape(config, t)}); }
-    return write_safetensors(path, tensors, TensorType::kF32,
-                             [&](size_t i, int64_t first, std::span<float> values) {
-                                 auto [state, tensor] = places[i];
-                                 read(state, tensor, first, values);
-                                 require_finite_output(path, state, tensor, first, values);
-                             });
+    for (const Moment& moment : moments) { tensors.push_back(moment.stored); }
+    return write_safetensors(
+        path, tensors, TensorType::kF32, [&](size_t i, int64_t first, std::span<float> values) {
+            read(moments[i].state, moments[i].tensor, first, values);
+            require_finite_output(path, moments[i].state, moments[i].tensor, first, values);
+        });
 }
-
-// a model that trains, as something to export
-class TrainedModel : public ModelSource {
-public:
-    TrainedModel(std::string path, const GPT2Config& config, const ReadTensor& read)
-        : path_(std::move(path)), config_(config), read_(read) {}
-    const GPT2Config& config() const override { return config_; }
-    const std::string& path() const override { return path_; }
-    void read(int tensor, int64_t first, std::span<float> values) const override {
-        read_(State::kParameter, tensor, first, values);
-        require_finite_output(path_, State::kParameter, tensor, first, values);
-    }
-    FloatType type() const override { return FloatType::kFp32; }
-
-private:
-    std::string path_;
-    const GPT2Config& config_;
-    const ReadTensor& read_;
-};
 
 // a line of MANIFEST
 std::string fingerprint(const Digest& digest, const char* name) {
@@ -215,9 +180,9 @@ std::string damage_of_file(const std::string& folder, const char* name, const st
 RunRecord require_intact(const std::string& folder) {
     CheckpointFacts facts = inspect_checkpoint(folder);
     if (facts.damage.empty()) { return facts.record; }
-    throw Error(kExitBadInput, facts.damage +
-                                   ". Name an intact step_ folder, or let --resume auto --out RUN "
-                                   "find the newest.");
+    throw Error(
+        kExitBadInput,
+        facts.damage + ". Name an intact step_ folder, or let --resume auto --out RUN find the newest.");
 }
 
 // temporary -> name. A checkpoint of this very step is deleted only when the new one is in place; a kill before that leaves
@@ -227,14 +192,14 @@ void move_into_place(const std::string& temporary, const std::string& name) {
     const std::string old = name + kReplaced;
     fs::rename(name, old, error);
     if (error && error != std::errc::no_such_file_or_directory) {
-        throw Error(kExitSaveFailed, fmt::format("{}: cannot be replaced: {}", name, error.message()));
+        throw Error(kExitSaveFailed, "{}: cannot be replaced: {}", name, error.message());
     }
     bool replaces = !error;
     fs::rename(temporary, name, error);
     if (error) {
         std::string why = error.message();
         if (replaces) { fs::rename(old, name, error); }
-        throw Error(kExitSaveFailed, fmt::format("{}: cannot be renamed to {}: {}", temporary, name, why));
+        throw Error(kExitSaveFailed, "{}: cannot be renamed to {}: {}", temporary, name, why);
     }
     if (replaces) { fs::remove_all(old, error); }
 }
@@ -249,19 +214,16 @@ std::string name_before_replaced(const std::string& name) {
 std::vector<StepFolder> list_steps(const std::string& run_folder) {
     std::vector<StepFolder> found;
     for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
-        if (name.size() < 13 || !name.starts_with("step_")) { continue; }
-        int64_t step = 0;
-        const std::string before = name_before_replaced(name);
+        const std::string path = run_folder + "/" + name, before = name_before_replaced(name);
         const bool counts = !before.empty() && file_kind(run_folder + "/" + before) == FileKind::kMissing;
-        const char* end = name.data() + (counts ? before.size() : name.size());
-        auto [stop, error] = std::from_chars(name.data() + 5, end, step);
-        std::string path = run_folder + "/" + name;
-        if (error == std::errc() && stop == end && step >= 0 && file_kind(path) == FileKind::kFolder) {
-            found.push_back({path, step});
-        }
+        const std::string& shown = counts ? before : name;
+        if (shown.size() < 13 || !shown.starts_with("step_")) { continue; }
+        int64_t step = -1;
+        const char* end = shown.data() + shown.size();
+        const bool whole = std::from_chars(shown.data() + 5, end, step).ptr == end;
+        if (whole && step >= 0 && file_kind(path) == FileKind::kFolder) { found.push_back({path, step}); }
     }
-    std::sort(found.begin(), found.end(),
-              [](const StepFolder& a, const StepFolder& b) { return a.step > b.step; });
+    std::ranges::sort(found, std::greater(), &StepFolder::step);
     return found;
 }
 
@@ -276,7 +238,7 @@ std::string checkpoint_name(const std::string& run_folder, int64_t step) {
 
 int64_t state_elements(const GPT2Config& config, Optimizer optimizer) {
     int64_t n = file_elements(config);
-    for (auto [state, t] : moments_of(optimizer)) { n += tensor_total(config, t); }
+    for (const Moment& moment : moments_of(config, optimizer)) { n += tensor_total(config, moment.tensor); }
     return n;
 }
 
@@ -291,18 +253,21 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
     const std::string temporary = make_new_folder(fmt::format("{}.tmp-{}", name, (int)getpid()));
     try {
         auto path = [&](const char* file) { return temporary + "/" + file; };
-        const TrainedModel model(path(kModelFile), config, read);
-        const bool known =
-            !record.tokenizer.empty() || config.vocab_size == kGpt2VocabSize;  // the end of a text
+        const auto read_parameters = [&](int tensor, int64_t first, std::span<float> values) {
+            read(State::kParameter, tensor, first, values);
+            require_finite_output(path(kModelFile), State::kParameter, tensor, first, values);
+        };
+        // the end of a text
+        const bool known = !record.tokenizer.empty() || config.vocab_size == kGpt2VocabSize;
         const Digest digests[] = {
-            write_hf_weights(path(kModelFile), model, FloatType::kFp32),
+            write_hf_weights(path(kModelFile), config, FloatType::kFp32, path(kModelFile), read_parameters),
             write_text_file(path(kConfigFile), hf_config_text(config, FloatType::kFp32,
                                                               known ? record.end_of_text : -1, record.kept)),
             write_optimizer_file(path(kOptimizerFile), config, record.state.optimizer, read),
             write_text_file(path(kRecordFile), to_json(record))};
         std::string manifest;
-        for (const auto& [file, text] :
-             record.tokenizer) {  // first, so that no cut looks like a run without one
+        // the tokenizer's first, so that no cut looks like a run without one
+        for (const auto& [file, text] : record.tokenizer) {
             manifest += fingerprint(write_text_file(path(file.c_str()), text), file.c_str()) + "\n";
         }
         for (size_t i = 0; i < std::size(kFiles); i++) {
@@ -365,22 +330,20 @@ Checkpoint::Checkpoint(const std::string& folder)
       model_(folder + "/" + kModelFile),
       optimizer_(folder + "/" + kOptimizerFile) {
     const auto fail = [&](const std::string& what, const std::string& found, const std::string& expected) {
-        throw Error(kExitBadInput,
-                    fmt::format("{}: not a usable optimizer state: {}: found {}, expected {} as in {}",
-                                optimizer_.path(), what, found, expected, kModelFile));
+        throw Error(kExitBadInput, "{}: not a usable optimizer state: {}: found {}, expected {} as in {}",
+                    optimizer_.path(), what, found, expected, kModelFile);
     };
     record_.kept = model_.facts().kept;
-    const std::vector<std::pair<State, int>> moments = moments_of(record_.state.optimizer);
-    for (auto [state, t] : moments) {
+    const std::vector<Moment> moments = moments_of(config(), record_.state.optimizer);
+    for (const auto& [state, tensor, stored] : moments) {
         SafetensorsEntry expected;
-        expected.name = moment_name(state, t);
-        expected.shape = moment_shape(config(), t);
-        const SafetensorsEntry* found = optimizer_.find(expected.name);
-        if (found == nullptr) { fail(expected.name, "no such tensor", expected.shape_text()); }
-        if (found->shape != expected.shape || found->type != TensorType::kF32) {
-            fail(expected.name, found->type_text + " " + found->shape_text(), "F32 " + expected.shape_text());
+        expected.shape = stored.shape;
+        const SafetensorsEntry* found = optimizer_.find(stored.name);
+        if (found == nullptr) { fail(stored.name, "no such tensor", expected.shape_text()); }
+        if (found->shape != stored.shape || found->type != TensorType::kF32) {
+            fail(stored.name, found->type_text + " " + found->shape_text(), "F32 " + expected.shape_text());
         }
-        moments_[state == State::kSecondMoment][t] = found;
+        moments_[state == State::kSecondMoment][tensor] = found;
     }
     if (optimizer_.entries().size() != moments.size()) {
         fail("tensors", std::to_string(optimizer_.entries().size()), std::to_string(moments.size()));
@@ -408,11 +371,9 @@ void Checkpoint::read(State state, int tensor, int64_t first, std::span<float> v
 }
 
 void load_checkpoint(const Checkpoint& checkpoint, const WriteTensor& write) {
-    std::vector<float> piece((size_t)std::min(kPiece, file_elements(checkpoint.config())));
     for (State state : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
-        for_each_piece(checkpoint.config(), [&](int tensor, int64_t first, int64_t count) {
+        for_each_piece(checkpoint.config(), [&](int tensor, int64_t first, std::span<float> values) {
             if (!checkpoint.holds(state, tensor)) { return; }
-            const std::span<float> values(piece.data(), (size_t)count);
             checkpoint.read(state, tensor, first, values);
             write(state, tensor, first, values);
         });

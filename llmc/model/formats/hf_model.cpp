@@ -59,58 +59,44 @@ Json read_object(const std::string& path) {
 
 // ---- config.json -------------------------------------------------------------------------------
 
-// the fields of one config.json, each checked as it is asked for
-class ConfigReader {
-public:
-    explicit ConfigReader(const std::string& path) : path_(path), root_(read_object(path)) {}
-
-    [[noreturn]] void fail(const char* field, const std::string& found, const std::string& expected) const {
-        throw Error(kExitBadInput,
-                    fmt::format("{}: {}: found {}, expected {}. Only GPT-2 as published can be "
-                                "loaded.",
-                                path_, field, found, expected));
-    }
+GPT2Config read_hf_config(const std::string& path) {
+    const Json root = read_object(path);
+    const auto fail = [&](const char* field, const std::string& found, const std::string& expected) {
+        throw Error(kExitBadInput, "{}: {}: found {}, expected {}. Only GPT-2 as published can be loaded.",
+                    path, field, found, expected);
+    };
     // absent: what stands for a field that is left out
-    int size(const char* field, int most, const Json& absent = {}) const {
-        const Json value = root_.value(field, absent);
+    const auto size = [&](const char* field, int most, const Json& absent = {}) -> int {
+        const Json value = root.value(field, absent);
         if (!value.is_number_integer() || value < 1 || value > most) {
             fail(field, printable_text(value.dump()), fmt::format("1 to {}", most));
         }
         return value;
-    }
+    };
     // a field that may be left out, or null, must have one of these values otherwise
-    void expect(const char* field, const std::vector<Json>& allowed) const {
-        const Json value = root_.value(field, Json());
+    const auto expect = [&](const char* field, const std::vector<Json>& allowed) {
+        const Json value = root.value(field, Json());
         if (value.is_null() || std::ranges::count(allowed, value) > 0) { return; }
         fail(field, printable_text(value.dump()), allowed[0].dump());
-    }
-
-private:
-    std::string path_;
-    Json root_;
-};
-
-GPT2Config read_hf_config(const std::string& path) {
-    const ConfigReader in(path);
-    in.expect("model_type", {"gpt2"});
-    in.expect("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh"});
-    in.expect("layer_norm_epsilon", {1e-5, (double)1e-5f});
-    in.expect("scale_attn_weights", {true});
-    in.expect("scale_attn_by_inverse_layer_idx", {false});
-    in.expect("reorder_and_upcast_attn", {false});
-    in.expect("add_cross_attention", {false});
-    in.expect("tie_word_embeddings", {true});
+    };
+    expect("model_type", {"gpt2"});
+    expect("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh"});
+    expect("layer_norm_epsilon", {1e-5, (double)1e-5f});
+    expect("scale_attn_weights", {true});
+    expect("scale_attn_by_inverse_layer_idx", {false});
+    expect("reorder_and_upcast_attn", {false});
+    expect("add_cross_attention", {false});
+    expect("tie_word_embeddings", {true});
     GPT2Config c;
-    c.max_seq_len = in.size("n_positions", 1 << 20, in.size("n_ctx", 1 << 20, 1024));
-    c.vocab_size = in.size("vocab_size", 1 << 20);
+    c.max_seq_len = size("n_positions", 1 << 20, size("n_ctx", 1 << 20, 1024));
+    c.vocab_size = size("vocab_size", 1 << 20);
     c.padded_vocab_size = padded_vocab(c.vocab_size);
-    c.num_layers = in.size("n_layer", 1024);
-    c.num_heads = in.size("n_head", 65536);
-    c.channels = in.size("n_embd", 65536);
-    in.expect("n_inner", {4 * c.channels});
+    c.num_layers = size("n_layer", 1024);
+    c.num_heads = size("n_head", 65536);
+    c.channels = size("n_embd", 65536);
+    expect("n_inner", {4 * c.channels});
     if (c.channels % c.num_heads != 0) {
-        in.fail("n_head", fmt::format("{}", c.num_heads),
-                fmt::format("a divisor of n_embd = {}", c.channels));
+        fail("n_head", std::to_string(c.num_heads), fmt::format("a divisor of n_embd = {}", c.channels));
     }
     return c;
 }
@@ -127,10 +113,9 @@ std::map<std::string, std::string> read_index(const std::string& path) {
         const auto* file = json_as<std::string>(&value);
         if (file == nullptr || file->empty() || file->find('/') != std::string::npos || (*file)[0] == '.' ||
             !file->ends_with(".safetensors")) {
-            throw Error(
-                kExitBadInput,
-                fmt::format("{}: weight_map, {}: found {}, expected the name of a *.safetensors beside it",
-                            path, quoted_name(tensor), file == nullptr ? "no text" : quoted_name(*file)));
+            throw Error(kExitBadInput,
+                        "{}: weight_map, {}: found {}, expected the name of a *.safetensors beside it", path,
+                        quoted_name(tensor), file == nullptr ? "no text" : quoted_name(*file));
         }
         file_of[tensor] = *file;
     }
@@ -195,39 +180,33 @@ HfFacts read_hf_facts(const std::string& path, int vocab_size) {
 
 HfModel::HfModel(const std::string& path) : path_(path) {
     std::error_code ignored;
-    const bool folder = fs::is_directory(path, ignored);
-    const std::string config =
-        ((folder ? fs::path(path) : fs::path(path).parent_path()) / "config.json").string();
+    const bool is_folder = fs::is_directory(path, ignored);
+    const fs::path folder = is_folder ? fs::path(path) : fs::path(path).parent_path();
+    const std::string config = (folder / "config.json").string(), index = path + "/" + kIndex,
+                      weights = is_folder ? path + "/model.safetensors" : path;
     config_ = read_hf_config(config);
     facts_ = read_hf_facts(config, config_.vocab_size);
-    open_files();
-    find_tensors();
-}
-
-void HfModel::open_files() {
-    std::error_code ignored;
-    if (!fs::is_directory(path_, ignored)) {
-        files_.push_back(std::make_unique<SafetensorsFile>(path_));
-    } else if (fs::exists(path_ + "/model.safetensors", ignored)) {
-        files_.push_back(std::make_unique<SafetensorsFile>(path_ + "/model.safetensors"));
-    } else if (!fs::exists(path_ + "/" + kIndex, ignored)) {
-        throw Error(kExitBadInput, path_ + ": found config.json, but neither model.safetensors nor " +
-                                       kIndex +
-                                       ". Weights in pytorch_model.bin must be saved as safetensors first: "
-                                       "model.save_pretrained(folder).");
+    if (!is_folder || fs::exists(weights, ignored)) {
+        files_.emplace_back(weights);
+        find_tensors();
+        return;
     }
-    if (!files_.empty()) { return; }
+    if (!fs::exists(index, ignored)) {
+        throw Error(kExitBadInput,
+                    "{}: found config.json, but neither model.safetensors nor {}. Weights in "
+                    "pytorch_model.bin must be saved as safetensors first: model.save_pretrained(folder).",
+                    path, kIndex);
+    }
     std::map<std::string, const SafetensorsFile*> open;
-    for (const auto& [tensor, name] : read_index(path_ + "/" + kIndex)) {
+    for (const auto& [tensor, name] : read_index(index)) {
         const SafetensorsFile*& file = open[name];
-        if (file == nullptr) {
-            file = files_.emplace_back(std::make_unique<SafetensorsFile>(path_ + "/" + name)).get();
-        }
+        if (file == nullptr) { file = &files_.emplace_back(path + "/" + name); }
         if (file->find(tensor) == nullptr) {
-            throw Error(kExitBadInput, fmt::format("{}: tensor {} is missing, which the index expects there",
-                                                   file->path(), quoted_name(tensor)));
+            throw Error(kExitBadInput, "{}: tensor {} is missing, which the index expects there",
+                        file->path(), quoted_name(tensor));
         }
     }
+    find_tensors();
 }
 
 // every tensor to its place; all that is not right is refused by name
@@ -238,12 +217,11 @@ void HfModel::find_tensors() {
         for (int64_t l = 0; l < tensor_copies(config_, t); l++) { expected[hf_name(t, l)] = {t, l}; }
     }
     const auto fail = [&](const std::string& name, const std::string& found, const std::string& wanted) {
-        throw Error(kExitBadInput,
-                    fmt::format("{}: tensor {}: found {}, expected {} for the GPT-2 of config.json", path_,
-                                quoted_name(name), found, wanted));
+        throw Error(kExitBadInput, "{}: tensor {}: found {}, expected {} for the GPT-2 of config.json", path_,
+                    quoted_name(name), found, wanted);
     };
-    for (const auto& file : files_) {
-        for (const SafetensorsEntry& e : file->entries()) {
+    for (const SafetensorsFile& file : files_) {
+        for (const SafetensorsEntry& e : file.entries()) {
             std::string name = e.name.starts_with(kPrefix) ? e.name.substr(12) : e.name;
             if (is_mask(name)) { continue; }
             if (name == "lm_head.weight") { name = "wte.weight"; }  // tied: one of both, or both
@@ -251,26 +229,23 @@ void HfModel::find_tensors() {
             if (at == expected.end()) { fail(e.name, "one of this name", "none"); }
             const auto [tensor, layer] = at->second;
             Place& place = places_[tensor][(size_t)layer];
-            const std::vector<int64_t> shape = hf_shape(config_, tensor);
+            SafetensorsEntry wanted;
+            wanted.shape = hf_shape(config_, tensor);
             if (e.type == TensorType::kOther) {
                 fail(e.name, "type " + e.type_text, "F32, F16, BF16 or F64");
             }
-            if (e.shape != shape) {
-                SafetensorsEntry wanted;
-                wanted.shape = shape;
-                fail(e.name, "shape " + e.shape_text(), wanted.shape_text());
-            }
+            if (e.shape != wanted.shape) { fail(e.name, "shape " + e.shape_text(), wanted.shape_text()); }
             if (place.entry != nullptr && (tensor != kWte || place.entry->name == e.name)) {
                 fail(e.name, "a second one", "one");
             }
-            if (place.entry != nullptr && !equal_values(*file, e, *place.file, *place.entry)) {
+            if (place.entry != nullptr && !equal_values(file, e, *place.file, *place.entry)) {
                 fail(e.name, "other values than " + place.entry->name + " has", "the same: the two are tied");
             }
-            place = {file.get(), &e};
+            place = {&file, &e};
         }
     }
     for (const auto& [name, at] : expected) {
-        if (places_[at.first][(size_t)at.second].entry == nullptr) { fail(name, "none", "one"); }
+        if (place(at.first, at.second).entry == nullptr) { fail(name, "none", "one"); }
     }
 }
 
@@ -279,24 +254,6 @@ FloatType HfModel::type() const {
     return type == TensorType::kBF16  ? FloatType::kBf16
            : type == TensorType::kF16 ? FloatType::kFp16
                                       : FloatType::kFp32;
-}
-
-// elements [first, first + values.size()) of a (rows, cols) matrix that the file has as (cols, rows)
-void HfModel::read_transposed(const Place& from, int64_t first, int64_t cols, std::span<float> values) const {
-    const int64_t rows = from.entry->elements / cols, begin = first / cols,
-                  end = (first + (int64_t)values.size() - 1) / cols + 1;
-    std::vector<float> stored((size_t)((end - begin) * cols)), turned(stored.size());
-    for (int64_t c = 0; c < cols; c++) {  // one read where the rows are all there are
-        const bool whole = end - begin == rows;
-        const std::span<float> part =
-            whole ? std::span(stored)
-                  : std::span(stored).subspan((size_t)(c * (end - begin)), (size_t)(end - begin));
-        from.file->read(*from.entry, c * rows + begin, part);
-        if (whole) { break; }
-    }
-    transpose(stored.data(), cols, end - begin, turned.data());
-    const auto at = turned.begin() + (first - begin * cols);
-    std::copy(at, at + (int64_t)values.size(), values.begin());
 }
 
 void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
@@ -309,7 +266,15 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
         const std::span<float> part = values.subspan((size_t)done, (size_t)n);
         const Place& from = place(tensor, layer);
         if (kHfTensors[tensor].transposed) {
-            read_transposed(from, inside, kTensors[tensor].cols(config_), part);
+            if (turned_of_ != from.entry) {
+                std::vector<float> stored((size_t)size);
+                const int64_t cols = kTensors[tensor].cols(config_);
+                from.file->read(*from.entry, 0, stored);
+                turned_.resize(stored.size());
+                transpose(stored.data(), cols, size / cols, turned_.data());
+                turned_of_ = from.entry;
+            }
+            std::copy_n(turned_.begin() + inside, n, part.begin());
         } else {  // behind the vocabulary: the padding of wte
             const int64_t there = std::clamp<int64_t>(from.entry->elements - inside, 0, n);
             from.file->read(*from.entry, there > 0 ? inside : 0, part.first((size_t)there));
@@ -317,10 +282,10 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
         }
         const auto bad = std::ranges::find_if_not(part, [](float x) { return std::isfinite(x); });
         if (bad != part.end()) {
-            throw Error(kExitBadInput, fmt::format("{}: found {:g} in tensor {}, expected a finite number of "
-                                                   "32 bits. The training that made "
-                                                   "this file had diverged: use an earlier one.",
-                                                   from.file->path(), *bad, quoted_name(from.entry->name)));
+            throw Error(kExitBadInput,
+                        "{}: found {:g} in tensor {}, expected a finite number of 32 bits. The training that "
+                        "made this file had diverged: use an earlier one.",
+                        from.file->path(), *bad, quoted_name(from.entry->name));
         }
         done += n;
     }
@@ -347,9 +312,8 @@ std::string hf_config_text(const GPT2Config& c, FloatType type, int end_of_text,
     return config.dump(2) + "\n";
 }
 
-Digest write_hf_weights(const std::string& path, const ModelSource& source, FloatType type,
-                        const std::function<void()>& before) {
-    const GPT2Config& c = source.config();
+Digest write_hf_weights(const std::string& path, const GPT2Config& c, FloatType type, const std::string& from,
+                        const ReadParameters& read_parameters, const std::function<void()>& before) {
     require(type != FloatType::kAuto, "write_hf_weights: fp32, fp16 or bf16");
     std::vector<SafetensorsTensor> tensors;
     std::vector<std::pair<int, int64_t>> places;
@@ -360,34 +324,29 @@ Digest write_hf_weights(const std::string& path, const ModelSource& source, Floa
         }
     }
     std::vector<float> matrix, turned;  // a tensor that must be transposed, as it is here and there
-    const auto read_any = [&](size_t i, int64_t first, std::span<float> values) {
-        const auto [t, l] = places[i];
-        const int64_t size = tensor_size(c, t), rows = kTensors[t].rows(c), cols = kTensors[t].cols(c);
-        if (!kHfTensors[t].transposed) {
-            source.read(t, l * size + first, values);
-            return;
-        }
-        if (first == 0) {
-            matrix.resize((size_t)size);
-            turned.resize((size_t)size);
-            source.read(t, l * size, matrix);
-            transpose(matrix.data(), rows, cols, turned.data());
-        }
-        std::copy_n(turned.begin() + first, values.size(), values.begin());
-    };
     // from here on a number is rounded to infinity
     const float end = type == FloatType::kFp16 ? 65520.0f : type == FloatType::kBf16 ? 0x1.ffp127f : INFINITY;
     const auto read = [&](size_t i, int64_t first, std::span<float> values) {
-        read_any(i, first, values);
+        const auto [t, l] = places[i];
+        const int64_t size = tensor_size(c, t), rows = kTensors[t].rows(c), cols = kTensors[t].cols(c);
+        if (!kHfTensors[t].transposed) {
+            read_parameters(t, l * size + first, values);
+        } else {
+            if (first == 0) {
+                matrix.resize((size_t)size);
+                turned.resize((size_t)size);
+                read_parameters(t, l * size, matrix);
+                transpose(matrix.data(), rows, cols, turned.data());
+            }
+            std::copy_n(turned.begin() + first, values.size(), values.begin());
+        }
         const auto wrong =
             std::find_if_not(values.begin(), values.end(), [end](float v) { return std::abs(v) < end; });
         if (wrong != values.end()) {
-            throw Error(
-                kExitBadInput,
-                fmt::format("{}: found {:g} in {}, expected less than {:g}, for {}. {}", source.path(),
-                            *wrong, tensors[i].name, end, text_of(type),
-                            std::isfinite(*wrong) ? "Choose --type fp32."
-                                                  : "The training that made this file had diverged."));
+            throw Error(kExitBadInput, "{}: found {:g} in {}, expected less than {:g}, for {}. {}", from,
+                        *wrong, tensors[i].name, end, text_of(type),
+                        std::isfinite(*wrong) ? "Choose --type fp32."
+                                              : "The training that made this file had diverged.");
         }
     };
     return write_safetensors(path, tensors,
@@ -411,15 +370,16 @@ void write_hf_model(const std::string& folder, const ModelSource& source, FloatT
     const bool is_new = !fs::exists(config_file, ignored);
     if (is_new) { begin(); }
     try {
-        write_hf_weights(folder + "/model.safetensors", source, type, begin);
+        const auto read = [&](int tensor, int64_t first, std::span<float> x) {
+            source.read(tensor, first, x);
+        };
+        write_hf_weights(folder + "/model.safetensors", source.config(), type, source.path(), read, begin);
     } catch (...) {
         if (is_new) { fs::remove(config_file, ignored); }
         throw;
     }
-    Json generation = {{"_from_model_config", true}};
-    for (const char* name : {"bos_token_id", "eos_token_id"}) {
-        generation[name] = Json::parse(config)[name];
-    }
+    Json generation = {{"_from_model_config", true}}, all = Json::parse(config);
+    for (const char* name : {"bos_token_id", "eos_token_id"}) { generation[name] = all[name]; }
     write_text_file(folder + "/generation_config.json", generation.dump(2) + "\n");
     for (const auto& [name, text] : others) { write_text_file(folder + "/" + name, text); }
     write_text_file(config_file, config);

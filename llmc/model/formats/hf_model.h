@@ -1,7 +1,8 @@
 // GPT-2 as Hugging Face keeps it: a folder with config.json and model.safetensors (or shards with an index).
 // Matrices of the layers are stored (in, out) there and (out, in) here; the vocabulary is padded here.
 #pragma once
-#include <memory>
+#include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,16 +29,17 @@ private:
         const SafetensorsFile* file = nullptr;
         const SafetensorsEntry* entry = nullptr;
     };
-    void open_files();
     void find_tensors();
-    void read_transposed(const Place& from, int64_t first, int64_t cols, std::span<float> values) const;
     const Place& place(int tensor, int64_t layer) const { return places_[tensor][(size_t)layer]; }
 
     std::string path_;
     GPT2Config config_;
     HfFacts facts_;
-    std::vector<std::unique_ptr<SafetensorsFile>> files_;
+    std::deque<SafetensorsFile> files_;       // whose addresses stay
     std::vector<Place> places_[kNumTensors];  // by layer
+    // a matrix is read piece by piece: the one that was transposed last, and as what
+    mutable const SafetensorsEntry* turned_of_ = nullptr;
+    mutable std::vector<float> turned_;
 };
 
 // What config.json (path) and generation_config.json beside it, which goes before, say. Throws Error(kExitBadInput).
@@ -48,9 +50,11 @@ HfFacts read_hf_facts(const std::string& path, int vocab_size);
 std::string hf_config_text(const GPT2Config& config, FloatType type, int end_of_text,
                            const std::string& kept = "{}");
 
-// model.safetensors alone. before: as FileWriter::commit()'s. Errors as FileWriter's, and kExitBadInput for what is not
-// finite in this type.
-Digest write_hf_weights(const std::string& path, const ModelSource& source, FloatType type,
+// model.safetensors alone. read: as ModelSource's, of what `from` names. before: as FileWriter::commit()'s. Errors as
+// FileWriter's, and kExitBadInput for what is not finite in this type.
+using ReadParameters = std::function<void(int tensor, int64_t first, std::span<float> values)>;
+Digest write_hf_weights(const std::string& path, const GPT2Config& config, FloatType type,
+                        const std::string& from, const ReadParameters& read,
                         const std::function<void()>& before = nullptr);
 
 // Writes config.json, generation_config.json and model.safetensors, which transformers loads, into a folder,
