@@ -55,10 +55,9 @@ std::vector<std::vector<int32_t>> rows_of(const Source& source, int64_t first, i
 }
 
 bool is_permutation_of(int64_t n, uint64_t seed, uint64_t epoch) {
-    Permutation permutation(n, seed, epoch);
     std::vector<bool> seen((size_t)n, false);
     for (int64_t i = 0; i < n; i++) {
-        const int64_t to = permutation(i);
+        const int64_t to = permuted(i, n, seed, epoch);
         if (to < 0 || to >= n || seen[(size_t)to]) { return false; }
         seen[(size_t)to] = true;
     }
@@ -153,11 +152,10 @@ TEST_CASE("permutation: each number once, for every size") {
 
 TEST_CASE("permutation: sizes up to 2^62 stay inside and do not repeat") {
     for (int64_t n : {(int64_t{1} << 31) - 1, (int64_t{1} << 40) + 1, (int64_t{1} << 62) + 5}) {
-        Permutation permutation(n, 3, 9);
         std::set<int64_t> seen;
         for (int64_t i = 0; i < 1000; i++) {
             for (int64_t at : {i, n - 1 - i}) {
-                const int64_t to = permutation(at);
+                const int64_t to = permuted(at, n, 3, 9);
                 REQUIRE(to >= 0);
                 REQUIRE(to < n);
                 seen.insert(to);
@@ -171,7 +169,7 @@ TEST_CASE("permutation: seed and epoch change it, and small ones are evenly spre
     std::set<std::vector<int64_t>> orders;
     const auto order = [](int64_t n, uint64_t seed, uint64_t epoch) {
         std::vector<int64_t> to;
-        for (int64_t i = 0; i < n; i++) { to.push_back(Permutation(n, seed, epoch)(i)); }
+        for (int64_t i = 0; i < n; i++) { to.push_back(permuted(i, n, seed, epoch)); }
         return to;
     };
     for (uint64_t seed : {0, 1, 2}) {
@@ -298,9 +296,8 @@ TEST_CASE("shards of 2^31 - 1 tokens: places beyond 2 and 4 GiB") {
     const DataLoader loader(folder / "*.bin", T, 5);
     CHECK(loader.num_tokens() == 2 * n);
     REQUIRE(loader.windows_per_epoch() == 2 * windows);
-    const Permutation order(2 * windows, 5, 0);
     for (int64_t row = 0; row < 2 * windows; row++) {
-        const int64_t window = order(row);
+        const int64_t window = permuted(row, 2 * windows, 5, 0);
         if (window % windows != windows - 1) { continue; }
         loader.read(row, 1, &batch);
         CHECK(batch.tokens[0] == (window < windows ? 'a' : 'b'));

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cerrno>
 #include <filesystem>
+#include <utility>
 
 #include "llmc/host/base/error.h"
 
@@ -78,15 +79,15 @@ void for_each_document(const ShardSet& set, int end_of_text, Visit visit) {
         const TokenShard& shard = set.shards()[s];
         const int64_t last = shard.num_tokens() - 1;
         int64_t begin = 0;  // of the document
-        for (int64_t at = 0; at < shard.num_tokens(); at += (int64_t)piece.size()) {
-            piece.resize((size_t)std::min(kPiece, shard.num_tokens() - at));
-            shard.read(at, piece);
-            for (int64_t i = at; i < at + (int64_t)piece.size(); i++) {
-                const bool ends = i == last || (i > begin && piece[(size_t)(i - at)] == end_of_text);
-                if (!ends || begin == last) { continue; }
-                if (!visit(set.begin(s) + begin, i - begin)) { return; }
-                begin = i;
+        for (int64_t i = 0; i <= last; i++) {
+            if (i % kPiece == 0) {
+                piece.resize((size_t)std::min(kPiece, shard.num_tokens() - i));
+                shard.read(i, piece);
             }
+            const bool ends = i == last || (i > begin && piece[(size_t)(i % kPiece)] == end_of_text);
+            if (!ends || begin == last) { continue; }
+            if (!visit(set.begin(s) + begin, i - begin)) { return; }
+            begin = i;
         }
     }
 }
@@ -140,32 +141,24 @@ void ShardSet::read(int64_t position, std::span<uint16_t> tokens) const {
     }
 }
 
-// ---- Permutation -------------------------------------------------------------------------------
+// ---- DataLoader --------------------------------------------------------------------------------
 
-Permutation::Permutation(int64_t n, uint64_t seed, uint64_t epoch) : n_((uint64_t)n) {
-    require(n > 0, "Permutation: n must be positive");
-    half_bits_ = std::max(1, ((int)std::bit_width(n_ - 1) + 1) / 2);
-    uint64_t key = mix(mix(seed) ^ epoch);
-    for (uint64_t& k : keys_) { k = key = mix(key); }
-}
-
-int64_t Permutation::operator()(int64_t i) const {
-    require(i >= 0 && (uint64_t)i < n_, "Permutation: index must be in [0, n)");
-    const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
+int64_t permuted(int64_t i, int64_t n, uint64_t seed, uint64_t epoch) {
+    require(i >= 0 && i < n, "permuted: index must be in [0, n)");
+    constexpr int kRounds = 8;
+    const int half_bits = std::max(1, ((int)std::bit_width((uint64_t)n - 1) + 1) / 2);
+    const uint64_t mask = (uint64_t{1} << half_bits) - 1;
     uint64_t x = (uint64_t)i;
     do {
-        uint64_t left = x >> half_bits_, right = x & mask;
-        for (uint64_t key : keys_) {
-            uint64_t swapped = left ^ (mix(right ^ key) & mask);
-            left = right;
-            right = swapped;
+        uint64_t left = x >> half_bits, right = x & mask, key = mix(mix(seed) ^ epoch);
+        for (int round = 0; round < kRounds; round++) {
+            key = mix(key);
+            left = std::exchange(right, left ^ (mix(right ^ key) & mask));
         }
-        x = left << half_bits_ | right;
-    } while (x >= n_);
+        x = left << half_bits | right;
+    } while (x >= (uint64_t)n);
     return (int64_t)x;
 }
-
-// ---- DataLoader --------------------------------------------------------------------------------
 
 DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed, int raw_vocab)
     : set_(pattern, raw_vocab), T_(T), seed_(seed), windows_{0} {
@@ -186,7 +179,7 @@ DataLoader::DataLoader(const std::string& pattern, int T, uint64_t seed, int raw
 
 int64_t DataLoader::window_position(int64_t row) const {
     const int64_t n = windows_per_epoch();
-    const int64_t window = Permutation(n, seed_, (uint64_t)(row / n))(row % n);
+    const int64_t window = permuted(row % n, n, seed_, (uint64_t)(row / n));
     // shards too short for a window repeat the number before them: upper_bound steps over those
     const auto next = std::upper_bound(windows_.begin(), windows_.end(), window);
     const size_t shard = (size_t)(next - windows_.begin()) - 1;

@@ -55,21 +55,11 @@ private:
     int64_t missing_ = 0;
 };
 
-// A permutation of [0, n) that is computed, not stored: a function of n, seed and epoch alone.
+// Where a permutation of [0, n) has i. It is computed, not stored: a function of n, seed and epoch alone.
 // A Feistel network permutes the smallest 2^(2k) >= n; numbers that leave [0, n) are sent through it again
 // until they come back ("cycle walking": Black, Rogaway, Ciphers with Arbitrary Finite Domains, 2002), fewer
 // than 4 times on average.
-class Permutation {
-public:
-    Permutation(int64_t n, uint64_t seed, uint64_t epoch);
-    int64_t operator()(int64_t i) const;
-
-private:
-    static constexpr int kRounds = 8;
-    uint64_t n_;
-    int half_bits_;
-    uint64_t keys_[kRounds];
-};
+int64_t permuted(int64_t i, int64_t n, uint64_t seed, uint64_t epoch);
 
 // Training data. A window is T + 1 tokens of one shard, and consecutive windows share one token, so that
 // every token but a shard's first is predicted once an epoch (what is left at the end of a shard, fewer than
@@ -85,7 +75,7 @@ public:
     int64_t windows_per_epoch() const { return windows_.back(); }
 
     // Rows [first_row, first_row + B) of the training order. With n windows in an epoch, row r is window
-    // Permutation(n, seed, r / n)(r % n). batch is overwritten. Throws Error(kExitBadInput) at a token id
+    // permuted(r % n, n, seed, r / n). batch is overwritten. Throws Error(kExitBadInput) at a token id
     // outside the vocabulary.
     void read(int64_t first_row, int B, Batch* batch) const;
     // asks the system to bring these rows into memory meanwhile: for data sets larger than that

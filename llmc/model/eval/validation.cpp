@@ -2,8 +2,8 @@
 #include "llmc/model/eval/validation.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <span>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/stop_signal.h"
@@ -65,21 +65,15 @@ double Validator::loss(Model& model, int B, Comm& comm) {
         Evaluation e = model.evaluate(batch);
         for (int64_t i = 0; i < (int64_t)e.losses.size() && row + i / batch.T < end; i++) {
             row_sums_[(size_t)(row + i / batch.T)] += e.losses[(size_t)i];
+            if (!info_ || batch.targets[(size_t)i] == kIgnoreTarget) { continue; }
+            const auto at = (size_t)(data_.row_position(row + i / batch.T) + i % batch.T + 1);
+            hits_[at] = e.predicted[(size_t)i] == batch.targets[(size_t)i];
         }
-        if (info_) { collect_hits(row, batch, e); }
     }
     gather_rows(comm, begins);
     double sum = 0;
     for (double row : row_sums_) { sum += row; }
     return unsigned_nan(sum / (double)data_.num_targets());
-}
-
-void Validator::collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e) {
-    for (int64_t i = 0; i < (int64_t)batch.targets.size(); i++) {
-        int64_t row = first_row + i / batch.T;
-        if (batch.targets[i] == kIgnoreTarget) { continue; }
-        hits_[data_.row_position(row) + i % batch.T + 1] = e.predicted[i] == batch.targets[i];
-    }
 }
 
 // What the ranks have of rows and hits comes together in rank 0. Rows are in file order, so that the hits of
@@ -113,9 +107,8 @@ std::vector<std::string> Validator::summary(double loss) const {
     for (const ValInfo::Probe& probe : info_->probes) {
         int64_t right = 0;
         for (auto [position, length] : probe.spans) {
-            bool all = true;
-            for (int64_t i = position; i < position + length; i++) { all = all && hits_[i]; }
-            right += all;
+            const auto first = hits_.begin() + position;
+            right += std::find(first, first + length, 0) == first + length;
         }
         lines.push_back(fmt::format("accuracy on {}: {:.1f} % of {}", probe.name,
                                     100.0 * (double)right / (double)std::max<size_t>(1, probe.spans.size()),
@@ -138,15 +131,14 @@ struct RowLoss {
 };
 
 // Context and ending k as row `row` of a batch of zeros and ignored targets; returns whether all of it fits.
-bool put_row(const EvalExample& example, int k, int64_t row, Batch* batch) {
-    const auto context = example.context, ending = example.endings[(size_t)k];
-    const size_t n = context.size() + ending.size();
-    const auto token = [&](size_t i) { return i < context.size() ? context[i] : ending[i - context.size()]; };
-    const size_t first = n - 1 > (size_t)batch->T ? n - 1 - (size_t)batch->T : 0;
+bool put_row(const EvalExample& example, int64_t k, int64_t row, Batch* batch) {
+    std::vector<int32_t> all(example.context.begin(), example.context.end());
+    all.insert(all.end(), example.endings[(size_t)k].begin(), example.endings[(size_t)k].end());
+    const size_t n = all.size(), first = n - 1 > (size_t)batch->T ? n - 1 - (size_t)batch->T : 0;
     for (size_t i = first; i + 1 < n; i++) {
         const size_t at = (size_t)(row * batch->T) + i - first;
-        batch->tokens[at] = token(i);
-        if (i + 1 >= context.size()) { batch->targets[at] = token(i + 1); }
+        batch->tokens[at] = all[i];
+        if (i + 1 >= example.context.size()) { batch->targets[at] = all[i + 1]; }
     }
     return first == 0;
 }
@@ -161,19 +153,15 @@ RowLoss loss_of_row(const Batch& batch, const Evaluation& e, int64_t row) {
     return loss;
 }
 
-void add_example(HellaSwagScore* score, int label, const RowLoss* rows) {
-    const auto lowest = [&](auto value) {
-        const auto less = [&](const RowLoss& a, const RowLoss& b) { return value(a) < value(b); };
-        return (int)(std::min_element(rows, rows + kEvalEndings, less) - rows);
-    };
-    const int answer = lowest([](const RowLoss&row) { return row.sum; }),
-              normalised = lowest([](const RowLoss&row) { return row.mean(); });
+void add_example(HellaSwagScore* score, int label, std::span<const RowLoss> rows) {
+    const auto answer = std::ranges::min_element(rows, {}, &RowLoss::sum) - rows.begin(),
+               normalised = std::ranges::min_element(rows, {}, &RowLoss::mean) - rows.begin();
     score->right += answer == label;
     score->right_normalised += normalised == label;
     score->examples++;
     std::string losses;
-    for (int k = 0; k < kEvalEndings; k++) {
-        losses += fmt::format("{}[{:.9g},{}]", k == 0 ? "" : ",", rows[k].sum, rows[k].tokens);
+    for (const RowLoss& row : rows) {
+        losses += fmt::format("{}[{:.9g},{}]", losses.empty() ? "" : ",", row.sum, row.tokens);
     }
     score->questions.push_back(fmt::format("{{\"label\":{},\"answer\":{},\"normalised\":{},\"losses\":[{}]}}",
                                            label, answer, normalised, losses));
@@ -197,28 +185,25 @@ std::optional<HellaSwagScore> score_hellaswag(const EvalFile& file, int B, int T
             longest = std::max(longest, example.context.size() + ending.size() - 1);
         }
     }
+    const int columns = (int)std::min<size_t>(longest, (size_t)T);
+    const int64_t rows = (int64_t)file.examples().size() * kEvalEndings;
+    const int64_t at_once = std::max<int64_t>(1, (int64_t)B * T / columns);
     HellaSwagScore score;
     Batch batch;
-    batch.T = (int)std::min<size_t>(longest, (size_t)T);
-    const int64_t rows = (int64_t)file.examples().size() * kEvalEndings;
-    const int64_t at_once = std::max<int64_t>(1, (int64_t)B * T / batch.T);
-    std::array<RowLoss, kEvalEndings> losses;
+    std::vector<RowLoss> losses;
     for (int64_t first = 0; first < rows; first += at_once) {
         if (stop_requested) { return std::nullopt; }
-        batch.B = (int)std::min(at_once, rows - first);
-        batch.tokens.assign((size_t)batch.B * (size_t)batch.T, 0);
-        batch.targets.assign(batch.tokens.size(), kIgnoreTarget);
+        batch.reset((int)std::min(at_once, rows - first), columns);
         for (int64_t row = 0; row < batch.B; row++) {
             const EvalExample& example = file.examples()[(size_t)((first + row) / kEvalEndings)];
-            score.cut += !put_row(example, (int)((first + row) % kEvalEndings), row, &batch);
+            score.cut += !put_row(example, (first + row) % kEvalEndings, row, &batch);
         }
         const Evaluation e = evaluate(batch);
-        for (int64_t row = 0; row < batch.B; row++) {
-            const int64_t ending = (first + row) % kEvalEndings;
-            losses[(size_t)ending] = loss_of_row(batch, e, row);
-            if (ending + 1 < kEvalEndings) { continue; }
-            add_example(&score, file.examples()[(size_t)((first + row) / kEvalEndings)].label, losses.data());
-        }
+        for (int64_t row = 0; row < batch.B; row++) { losses.push_back(loss_of_row(batch, e, row)); }
+    }
+    for (size_t i = 0; i < file.examples().size(); i++) {
+        add_example(&score, file.examples()[i].label,
+                    std::span(losses).subspan(i * kEvalEndings, kEvalEndings));
     }
     return score;
 }

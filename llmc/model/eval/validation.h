@@ -41,7 +41,6 @@ public:
     std::vector<std::string> summary(double loss) const;  // lines for the end of the run
 
 private:
-    void collect_hits(int64_t first_row, const Batch& batch, const Evaluation& e);
     void gather_rows(Comm& comm, const std::vector<int64_t>& begins);
     ValidationData data_;
     std::optional<ValInfo> info_;

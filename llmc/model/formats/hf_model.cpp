@@ -26,29 +26,22 @@ constexpr const char* kKept[] = {"attn_pdrop",        "bos_token_id", "embd_pdro
                                  "initializer_range", "pad_token_id", "resid_pdrop"};  // of config.json
 constexpr size_t kMaxConfig = 1 << 20, kMaxIndex = 16 << 20;
 
-struct HfTensor {
-    const char* name;  // within its layer, if it has one
-    bool transposed;   // (in, out) instead of (out, in)
-};
-constexpr HfTensor kHfTensors[kNumTensors] = {
-    {"wte.weight", false},        {"wpe.weight", false},        {"ln_1.weight", false},
-    {"ln_1.bias", false},         {"attn.c_attn.weight", true}, {"attn.c_attn.bias", false},
-    {"attn.c_proj.weight", true}, {"attn.c_proj.bias", false},  {"ln_2.weight", false},
-    {"ln_2.bias", false},         {"mlp.c_fc.weight", true},    {"mlp.c_fc.bias", false},
-    {"mlp.c_proj.weight", true},  {"mlp.c_proj.bias", false},   {"ln_f.weight", false},
-    {"ln_f.bias", false}};
+// within their layer, if they have one; what is_block_matrix() there is (in, out) instead of (out, in)
+constexpr const char* kHfNames[kNumTensors] = {
+    "wte.weight",         "wpe.weight",       "ln_1.weight",        "ln_1.bias",
+    "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias",
+    "ln_2.weight",        "ln_2.bias",        "mlp.c_fc.weight",    "mlp.c_fc.bias",
+    "mlp.c_proj.weight",  "mlp.c_proj.bias",  "ln_f.weight",        "ln_f.bias"};
 
 std::string hf_name(int tensor, int64_t layer) {
-    const char* name = kHfTensors[tensor].name;
-    return kTensors[tensor].per_layer ? fmt::format("h.{}.{}", layer, name) : name;
+    return kTensors[tensor].per_layer ? fmt::format("h.{}.{}", layer, kHfNames[tensor]) : kHfNames[tensor];
 }
 
 std::vector<int64_t> hf_shape(const GPT2Config& c, int tensor) {
     const int64_t rows = tensor == kWte ? c.vocab_size : kTensors[tensor].rows(c),
                   cols = kTensors[tensor].cols(c);
     if (!kTensors[tensor].matrix) { return {cols}; }
-    return kHfTensors[tensor].transposed ? std::vector<int64_t>{cols, rows}
-                                         : std::vector<int64_t>{rows, cols};
+    return is_block_matrix(tensor) ? std::vector{cols, rows} : std::vector{rows, cols};
 }
 
 Json read_object(const std::string& path) {
@@ -170,9 +163,8 @@ HfFacts read_hf_facts(const std::string& path, int vocab_size) {
         for (const Json& id : value.is_array() ? value : Json::array({value})) {
             if (id.is_number_integer() && id >= 0 && id < vocab_size) { ids->push_back(id); }
         }
-        if (ids->empty()) {
-            kept.erase(name);
-        }  // transformers writes GPT-2's into the file of any vocabulary
+        // transformers writes GPT-2's into the file of any vocabulary
+        if (ids->empty()) { kept.erase(name); }
     }
     facts.kept = kept.dump();
     return facts;
@@ -265,7 +257,7 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
         const int64_t n = std::min(whole - done, size - inside);
         const std::span<float> part = values.subspan((size_t)done, (size_t)n);
         const Place& from = place(tensor, layer);
-        if (kHfTensors[tensor].transposed) {
+        if (is_block_matrix(tensor)) {
             if (turned_of_ != from.entry) {
                 std::vector<float> stored((size_t)size);
                 const int64_t cols = kTensors[tensor].cols(config_);
@@ -329,7 +321,7 @@ Digest write_hf_weights(const std::string& path, const GPT2Config& c, FloatType 
     const auto read = [&](size_t i, int64_t first, std::span<float> values) {
         const auto [t, l] = places[i];
         const int64_t size = tensor_size(c, t), rows = kTensors[t].rows(c), cols = kTensors[t].cols(c);
-        if (!kHfTensors[t].transposed) {
+        if (!is_block_matrix(t)) {
             read_parameters(t, l * size + first, values);
         } else {
             if (first == 0) {
