@@ -162,7 +162,9 @@ private:
 class TextEncoder {
 public:
     TextEncoder(const Tokenizer& tokenizer, Pieces* out)
-        : bpe_(tokenizer.bpe()), out_(out), caches_(bpe_ == nullptr ? 0 : (size_t)omp_get_max_threads()) {
+        : bpe_(tokenizer.is_bytes() ? nullptr : tokenizer.bpe()),
+          out_(out),
+          caches_(bpe_ == nullptr ? 0 : (size_t)omp_get_max_threads()) {
         jobs_.emplace_back();
     }
 

@@ -124,13 +124,10 @@ Bpe::Bpe(const BpeVocabulary& vocabulary, const std::string& where) {
     for (const auto& [left, right] : vocabulary.merges) {
         const auto a = id_of.find(left), b = id_of.find(right), both = id_of.find(left + right);
         const int rank = (int)merges_.size();
-        if (a == id_of.end() || b == id_of.end() || both == id_of.end()) {
-            fail(fmt::format("merge {}, of {} and {}: one of these two, or both joined, is no token", rank,
-                             quoted_name(left), quoted_name(right)));
-        }
-        if (!merges_.emplace(std::pair(a->second, b->second), Merge{rank, both->second}).second) {
-            fail(fmt::format("merge {}, of {} and {}, stands twice", rank, quoted_name(left),
-                             quoted_name(right)));
+        const bool known = a != id_of.end() && b != id_of.end() && both != id_of.end();
+        if (!known || !merges_.emplace(std::pair(a->second, b->second), Merge{rank, both->second}).second) {
+            fail(fmt::format("merge {}, of {} and {}{}", rank, quoted_name(left), quoted_name(right),
+                             known ? ", stands twice" : ": one of these two, or both joined, is no token"));
         }
         text_ids_ = std::max(text_ids_, both->second + 1);
     }

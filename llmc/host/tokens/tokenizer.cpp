@@ -300,32 +300,16 @@ std::string tokenizer_json_text(const TokenizerFile& file, bool use_regex) {
     return json_line(json) + "\n";
 }
 
-// 20240328, version 2; tokens of more than 255 bytes do not fit and are cut
-std::string llmc_file(const TokenizerFile& file) {
-    const auto& tokens = file.vocabulary.tokens;
-    const int32_t header[kHeaderWords] = {kTokenizerMagic, file.end_of_text < 0 ? 1 : 2,
-                                          (int32_t)tokens.size(), std::max(0, file.end_of_text)};
-    std::string bytes(reinterpret_cast<const char*>(header), sizeof(header));
-    for (const std::string& token : tokens) {
-        const std::string part = token.substr(0, 255);
-        bytes += (char)part.size() + part;
-    }
-    return bytes;
-}
-
 }  // namespace
 
 // ---- the tokenizer ------------------------------------------------------------------------------
 
 Tokenizer Tokenizer::bytes() {
-    Tokenizer t;
-    auto& tokens = t.file_.vocabulary.tokens;
-    for (int byte = 0; byte < 256; byte++) { tokens.emplace_back(1, (char)byte); }
-    tokens.emplace_back(kEndOfText);
-    t.file_.end_of_text = kByteVocabSize - 1;
-    t.file_.added = {{kByteVocabSize - 1, kEndOfText}};
-    t.bytes_ = true;
-    return t;
+    TokenizerFile file;
+    for (int byte = 0; byte < 256; byte++) { file.vocabulary.tokens.emplace_back(1, (char)byte); }
+    file.vocabulary.tokens.emplace_back(kEndOfText);
+    file.end_of_text = kByteVocabSize - 1;
+    return of(file, "bytes");
 }
 
 Tokenizer Tokenizer::numbers(int vocab_size) {
@@ -336,11 +320,7 @@ Tokenizer Tokenizer::numbers(int vocab_size) {
 
 Tokenizer Tokenizer::of(TokenizerFile file, const std::string& where) {
     Tokenizer t;
-    if (is_byte_vocabulary(file)) {
-        t = bytes();
-        t.file_.files = std::move(file.files);
-        return t;
-    }
+    t.bytes_ = is_byte_vocabulary(file);
     t.bpe_ = std::make_shared<Bpe>(file.vocabulary, where);
     t.file_ = std::move(file);
     if (t.end_of_text() >= 0) { t.file_.added.emplace_back(t.end_of_text(), t.decode(t.end_of_text())); }
@@ -388,7 +368,7 @@ Tokenizer Tokenizer::load_llmc(const std::string& path) {
     } else if (vocab > kGpt2EndOfText) {
         t.file_.end_of_text = kGpt2EndOfText;
     }
-    const std::string all = file.text(kHeaderBytes + 256 * (size_t)vocab);
+    const std::string& all = t.file_.files["tokenizer.bin"] = file.text(kHeaderBytes + 256 * (size_t)vocab);
     std::string_view rest = std::string_view(all).substr(kHeaderBytes);
     if (rest.size() < 2 * (size_t)vocab) {  // before anything is allocated
         header.fail("file size", fmt::format("{} bytes", file.size()),
@@ -426,12 +406,8 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
                     "tokenizer.json, or its vocab.bpe and encoder.json.");
     }
     std::vector<int> ids;
-    if (bytes_) {
-        for (char c : text) { ids.push_back((uint8_t)c); }
-    } else {
-        Bpe::Cache cache;
-        bpe_->encode(text, &cache, &ids);
-    }
+    Bpe::Cache cache;
+    bpe_->encode(text, &cache, &ids);
     return ids;
 }
 
@@ -461,8 +437,8 @@ std::vector<int> Tokenizer::encode_prompt(std::string_view text, int rows) const
 }
 
 TextFiles Tokenizer::files(int max_length) const {
-    if (!can_encode()) { return {{"tokenizer.bin", llmc_file(file_)}}; }
     TextFiles files = file_.files;
+    if (!can_encode()) { return files; }
     if (!files.contains("tokenizer.json") && !files.contains("merges.txt")) {
         files["tokenizer.json"] = tokenizer_json_text(file_, !bytes_);
         if (!bytes_) {

@@ -73,7 +73,7 @@ public:
     // and for a byte-pair encoding without any
     int end_of_text() const { return file_.end_of_text; }
     bool is_bytes() const { return bytes_; }
-    bool can_encode() const { return bytes_ || bpe_ != nullptr; }
+    bool can_encode() const { return bpe_ != nullptr; }
 
     // the bytes of a token
     const std::string& decode(int id) const;
@@ -82,7 +82,7 @@ public:
     // The same, but that <|endoftext|> and the other added tokens in it are tokens: of what a user types, not of data. Throws
     // Error(kExitUsage) for one that a model with this many rows has none for.
     std::vector<int> encode_prompt(std::string_view text, int rows) const;
-    const Bpe* bpe() const { return bpe_.get(); }  // null if it is not one
+    const Bpe* bpe() const { return bpe_.get(); }  // null if it cannot encode
     const BpeVocabulary& vocabulary() const { return file_.vocabulary; }
 
     // for a terminal, as printable_text() in text.h
@@ -92,7 +92,7 @@ private:
     static Tokenizer load_llmc(const std::string& path);
 
     TokenizerFile file_;
-    std::shared_ptr<const Bpe> bpe_;  // of file_'s vocabulary; null if it is not one
+    std::shared_ptr<const Bpe> bpe_;  // of file_'s vocabulary; null: what it cannot encode
     bool bytes_ = false;
 };
 
