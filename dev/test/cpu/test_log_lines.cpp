@@ -10,7 +10,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/options.h"
-#include "llmc/model/formats/record.h"
+#include "llmc/model/formats/checkpoint.h"
 
 using namespace llmc;
 

@@ -10,7 +10,6 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/tokens/data_files.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/formats/record.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

@@ -59,7 +59,7 @@ Digest write_hf_weights(const std::string& path, const GPT2Config& config, Float
 
 // Writes config.json, generation_config.json and model.safetensors, which transformers loads, into a folder,
 // which is made, and others beside them. type: any but auto; end_of_text: its token id, unless the source's facts say
-// another. run: the id of the run's start that exports it (formats/record.h), "" = none; config.json has it. That is written
+// another. run: the id of the run's start that exports it (formats/checkpoint.h), "" = none; config.json has it. That is written
 // last: until then one is there that nobody loads, but has the run's id, so that a run knows an export that it was killed in. If
 // the weights cannot be written, all is as it was. Errors as above.
 void write_hf_model(const std::string& folder, const ModelSource& source, FloatType type, int end_of_text,

@@ -6,7 +6,7 @@
 
 #include "llmc/host/options/options.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/model/formats/record.h"
+#include "llmc/model/formats/checkpoint.h"
 
 namespace llmc {
 

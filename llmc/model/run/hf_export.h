@@ -6,7 +6,7 @@
 
 #include "llmc/host/options/options.h"
 #include "llmc/host/tokens/tokenizer.h"
-#include "llmc/model/formats/record.h"
+#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/model_source.h"
 
 namespace llmc {
