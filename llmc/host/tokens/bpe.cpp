@@ -2,7 +2,6 @@
 #include "llmc/host/tokens/bpe.h"
 
 #include <algorithm>
-#include <cstring>
 #include <queue>
 #include <span>
 #include <string_view>
@@ -53,10 +52,11 @@ Character character_at(std::string_view text, size_t at) {
 }
 
 size_t contraction(std::string_view text) {
-    if (text.size() < 2 || text[0] != '\'') { return 0; }
-    if (std::strchr("sdmt", text[1]) != nullptr && text[1] != '\0') { return 2; }
-    const std::string_view three = text.substr(0, 3);
-    return three == "'ll" || three == "'ve" || three == "'re" ? 3 : 0;
+    if (!text.starts_with('\'')) { return 0; }
+    for (const std::string_view c : {"'s", "'d", "'m", "'t", "'ll", "'ve", "'re"}) {
+        if (text.starts_with(c)) { return c.size(); }
+    }
+    return 0;
 }
 
 // the end of the run of characters of this kind that includes `at`

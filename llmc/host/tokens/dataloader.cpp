@@ -63,9 +63,11 @@ uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// the tokens of a window but the last are the row, those but the first its targets; the rest stays as it is
-void fill_row(std::span<const uint16_t> window, int row, Batch* batch) {
-    size_t begin = (size_t)row * batch->T;
+// The tokens of a window but the last are the row, those but the first its targets; the rest stays as it is.
+void fill_row(const ShardSet& set, int64_t position, int targets, int row, Batch* batch) {
+    std::vector<uint16_t> window((size_t)targets + 1);
+    set.read(position, window);
+    const int64_t begin = (int64_t)row * batch->T;
     std::copy(window.begin(), window.end() - 1, batch->tokens.begin() + begin);
     std::copy(window.begin() + 1, window.end(), batch->targets.begin() + begin);
 }
@@ -189,11 +191,7 @@ int64_t DataLoader::window_position(int64_t row) const {
 void DataLoader::read(int64_t first_row, int B, Batch* batch) const {
     require(first_row >= 0 && B > 0, "DataLoader::read: rows start at 0, and B must be positive");
     batch->reset(B, T_);
-    std::vector<uint16_t> window((size_t)T_ + 1);
-    for (int b = 0; b < B; b++) {
-        set_.read(window_position(first_row + b), window);
-        fill_row(window, b, batch);
-    }
+    for (int b = 0; b < B; b++) { fill_row(set_, window_position(first_row + b), T_, b, batch); }
 }
 
 void DataLoader::prefetch(int64_t first_row, int B) const {
@@ -247,12 +245,9 @@ int64_t ValidationData::row_position(int64_t row) const {
 void ValidationData::read(int64_t first_row, int B, Batch* batch) const {
     require(first_row >= 0 && B > 0, "ValidationData::read: rows start at 0, and B must be positive");
     batch->reset(B, T_);
-    std::vector<uint16_t> window;
     for (int b = 0; b < B && first_row + b < num_rows(); b++) {
         const Row& row = rows_[(size_t)(first_row + b)];
-        window.resize((size_t)row.targets + 1);
-        set_.read(row.position, window);
-        fill_row(window, b, batch);
+        fill_row(set_, row.position, row.targets, b, batch);
     }
 }
 

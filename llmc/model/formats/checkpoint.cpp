@@ -387,12 +387,12 @@ Digest write_optimizer_file(const std::string& path, const GPT2Config& config, O
 }
 
 // a line of MANIFEST
-std::string fingerprint(const Digest& digest, const char* name) {
+std::string fingerprint(const Digest& digest, const std::string& name) {
     return fmt::format("{} {:016x} {}", digest.bytes, digest.xxh3, name);
 }
 
 // "" if a file is what its line of MANIFEST says, else what is wrong
-std::string damage_of_file(const std::string& folder, const char* name, const std::string& expected) {
+std::string damage_of_file(const std::string& folder, const std::string& name, const std::string& expected) {
     auto digest = digest_file(folder + "/" + name);
     if (!digest) { return fmt::format("{}/{} is missing", folder, name); }
     std::string found = fingerprint(*digest, name);
@@ -476,27 +476,25 @@ void save_checkpoint(const std::string& run_folder, const GPT2Config& config, co
     std::string name = checkpoint_name(run_folder, record.state.step);
     const std::string temporary = make_new_folder(fmt::format("{}.tmp-{}", name, (int)getpid()));
     try {
-        auto path = [&](const char* file) { return temporary + "/" + file; };
+        const auto path = [&](const std::string& file) { return temporary + "/" + file; };
+        std::string manifest;
+        const auto add = [&](const std::string& file, const Digest& digest) {
+            manifest += fingerprint(digest, file) + "\n";
+        };
+        // first, so that no cut looks like a run without one
+        for (const auto& [file, text] : record.tokenizer) { add(file, write_text_file(path(file), text)); }
         const auto read_parameters = [&](int tensor, int64_t first, std::span<float> values) {
             read(State::kParameter, tensor, first, values);
             require_finite_output(path(kModelFile), State::kParameter, tensor, first, values);
         };
-        // the end of a text
-        const bool known = !record.tokenizer.empty() || config.vocab_size == kGpt2VocabSize;
-        const Digest digests[] = {
-            write_hf_weights(path(kModelFile), config, FloatType::kFp32, path(kModelFile), read_parameters),
-            write_text_file(path(kConfigFile), hf_config_text(config, FloatType::kFp32,
-                                                              known ? record.end_of_text : -1, record.kept)),
-            write_optimizer_file(path(kOptimizerFile), config, record.state.optimizer, read),
-            write_text_file(path(kRecordFile), to_json(record))};
-        std::string manifest;
-        // the tokenizer's first, so that no cut looks like a run without one
-        for (const auto& [file, text] : record.tokenizer) {
-            manifest += fingerprint(write_text_file(path(file.c_str()), text), file.c_str()) + "\n";
-        }
-        for (size_t i = 0; i < std::size(kFiles); i++) {
-            manifest += fingerprint(digests[i], kFiles[i]) + "\n";
-        }
+        add(kModelFile,
+            write_hf_weights(path(kModelFile), config, FloatType::kFp32, path(kModelFile), read_parameters));
+        const bool known_end = !record.tokenizer.empty() || config.vocab_size == kGpt2VocabSize;
+        add(kConfigFile, write_text_file(path(kConfigFile),
+                                         hf_config_text(config, FloatType::kFp32,
+                                                        known_end ? record.end_of_text : -1, record.kept)));
+        add(kOptimizerFile, write_optimizer_file(path(kOptimizerFile), config, record.state.optimizer, read));
+        add(kRecordFile, write_text_file(path(kRecordFile), to_json(record)));
         write_text_file(path(kManifest), manifest);
         move_into_place(temporary, name);
         sync_folder(run_folder);
@@ -527,9 +525,7 @@ CheckpointFacts inspect_checkpoint(const std::string& folder, Contents contents)
             std::string line, other;
             while (std::getline(in, line) &&
                    std::ranges::count(kTokenizerFiles, other = line.substr(line.rfind(' ') + 1)) > 0) {
-                if (contents != Contents::kRecord) {
-                    facts.damage = damage_of_file(folder, other.c_str(), line);
-                }
+                if (contents != Contents::kRecord) { facts.damage = damage_of_file(folder, other, line); }
                 if (!facts.damage.empty()) { return facts; }
                 line.clear();
             }
