@@ -413,8 +413,9 @@ TEST_CASE("validation: windows are back to back, documents begin rows") {
     CHECK(rows_of(cut, 0, 2, 2) == Rows{{e, 1, 2, 3, 1, 2, 3, e}, {e, 0, 0, 0, 4, I, I, I}});
     CHECK(cut.num_rows() == 2);
 
-    CHECK(ValidationData::documents_fit(folder / "a.bin", 6, e));
-    CHECK_FALSE(ValidationData::documents_fit(folder / "a.bin", 5, e));
+    CHECK(ValidationData(folder / "a.bin", 6, Align::kAuto, e, -1).align() == Align::kDocument);
+    CHECK(ValidationData(folder / "a.bin", 5, Align::kAuto, e, -1).align() == Align::kWindow);
+    CHECK(ValidationData(folder / "a.bin", 5, Align::kAuto, e, 2).align() == Align::kWindow);
 }
 
 TEST_CASE("validation: shards that begin or end in a document, or have none; two ends of text in a row") {
@@ -430,8 +431,9 @@ TEST_CASE("validation: shards that begin or end in a document, or have none; two
               {1, 2, 0, 2, e, I}, {e, 0, 0, e, I, I}, {e, 0, 0, 3, I, I}, {4, 5, 6, 5, 6, 7}});
     CHECK(data.num_targets() == 7);
     CHECK(data.row_position(3) == 6);
-    CHECK(ValidationData::documents_fit(folder / "*.bin", 3, e));
-    CHECK_FALSE(ValidationData::documents_fit(folder / "*.bin", 2, e));  // the shard without an end of text
+    CHECK(ValidationData(folder / "*.bin", 3, Align::kAuto, e, -1).align() == Align::kDocument);
+    // the shard without an end of text
+    CHECK(ValidationData(folder / "*.bin", 2, Align::kAuto, e, -1).align() == Align::kWindow);
     const Error nothing = error_of([&] { ValidationData(folder / "b.bin", 3, Align::kDocument, e, -1); });
     check_error(nothing, kExitBadInput, {folder / "b.bin", "too short", "more text"});
 }

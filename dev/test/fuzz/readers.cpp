@@ -192,13 +192,13 @@ void read_shard(const std::string& folder, const std::string& bytes) {
     const ShardSet set(path);
     Batch batch;
     const int end = set.vocab_size() - 1;
-    for (auto align : {ValidationData::Align::kWindow, ValidationData::Align::kDocument}) {
+    using enum ValidationData::Align;
+    for (auto align : {kWindow, kDocument, kAuto}) {
         const ValidationData data(path, 4, align, end, -1);
         for (int64_t row = 0; row < std::min<int64_t>(data.num_rows(), 64); row += 3) {
             data.read(row, 3, &batch);
         }
     }
-    ValidationData::documents_fit(path, 4, end);
     const DataLoader loader(path, 4, 1);
     for (int64_t row = 0; row < 16; row += 2) {
         loader.prefetch(row, 2);

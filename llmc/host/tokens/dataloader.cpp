@@ -207,16 +207,20 @@ void DataLoader::prefetch(int64_t first_row, int B) const {
 
 ValidationData::ValidationData(const std::string& pattern, int T, Align align, int end_of_text,
                                int64_t max_tokens, int raw_vocab)
-    : set_(pattern, raw_vocab), T_(T) {
+    : set_(pattern, raw_vocab), T_(T), align_(align == Align::kAuto ? Align::kDocument : align) {
     require(T > 0, "ValidationData: T must be positive");
     require(max_tokens == -1 || max_tokens > 0, "ValidationData: max_tokens must be positive, or -1 for all");
     if (max_tokens == -1) { max_tokens = set_.num_tokens(); }
-    if (align == Align::kDocument) {
+    if (align_ == Align::kDocument) {
         for_each_document(set_, end_of_text, [&](int64_t position, int64_t targets) {
+            if (align == Align::kAuto && targets > T) { align_ = Align::kWindow; }
             add_rows(position, targets, max_tokens);
-            return num_targets_ < max_tokens;
+            return align == Align::kAuto ? align_ == Align::kDocument : num_targets_ < max_tokens;
         });
-    } else {
+    }
+    if (align_ == Align::kWindow) {
+        rows_.clear();
+        num_targets_ = 0;
         for (size_t s = 0; s < set_.shards().size(); s++) {
             add_rows(set_.begin(s), set_.shards()[s].num_tokens() - 1, max_tokens);
         }
@@ -249,15 +253,6 @@ void ValidationData::read(int64_t first_row, int B, Batch* batch) const {
         const Row& row = rows_[(size_t)(first_row + b)];
         fill_row(set_, row.position, row.targets, b, batch);
     }
-}
-
-bool ValidationData::documents_fit(const std::string& pattern, int T, int end_of_text, int raw_vocab) {
-    bool fit = true;
-    for_each_document(ShardSet(pattern, raw_vocab), end_of_text, [&](int64_t, int64_t targets) {
-        fit = targets <= T;
-        return fit;
-    });
-    return fit;
 }
 
 }  // namespace llmc

@@ -96,6 +96,7 @@ public:
     enum class Align {
         kWindow,    // rows back to back: T tokens each, the last of a shard padded
         kDocument,  // each document at the start of a row, alone in it; longer ones go on in further rows
+        kAuto,      // documents, if each predicts at most T tokens, so that none is cut
     };
     // Takes the first max_tokens predicted tokens (-1: all). A document goes from one end_of_text up to the
     // next, which is the last token it predicts; a shard that begins without one begins with a document all
@@ -103,6 +104,7 @@ public:
     ValidationData(const std::string& pattern, int T, Align align, int end_of_text, int64_t max_tokens,
                    int raw_vocab = 0);
     const ShardSet& set() const { return set_; }
+    Align align() const { return align_; }  // not kAuto
     int64_t num_rows() const { return (int64_t)rows_.size(); }
     int64_t num_targets() const { return num_targets_; }
     int vocab_size() const { return set_.vocab_size(); }
@@ -114,9 +116,6 @@ public:
     // vocabulary.
     void read(int64_t first_row, int B, Batch* batch) const;
 
-    // whether every document predicts at most T tokens, so that none would have to be cut
-    static bool documents_fit(const std::string& pattern, int T, int end_of_text, int raw_vocab = 0);
-
 private:
     struct Row {
         int64_t position;
@@ -126,6 +125,7 @@ private:
 
     ShardSet set_;
     int T_;
+    Align align_;
     std::vector<Row> rows_;
     int64_t num_targets_ = 0;
 };

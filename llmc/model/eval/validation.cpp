@@ -13,14 +13,11 @@ namespace llmc {
 
 // ---- the loss -----------------------------------------------------------------------------------
 
-ValidationData::Align alignment(ValAlign asked, const std::string& data, int T, int end_of_text,
-                                int raw_tokens) {
+ValidationData::Align alignment(ValAlign asked, int raw_tokens) {
+    using enum ValidationData::Align;
     // of raw tokens only GPT-2's are known to have an end of text
     const bool has_ends = raw_tokens == 0 || raw_tokens == kGpt2VocabSize;
-    const bool fit =
-        asked == ValAlign::kDocument || (asked == ValAlign::kAuto && has_ends &&
-                                         ValidationData::documents_fit(data, T, end_of_text, raw_tokens));
-    return fit ? ValidationData::Align::kDocument : ValidationData::Align::kWindow;
+    return asked == ValAlign::kDocument ? kDocument : asked == ValAlign::kAuto && has_ends ? kAuto : kWindow;
 }
 
 void check_tokens(const ShardSet& set) {
@@ -35,8 +32,8 @@ void check_tokens(const ShardSet& set) {
 }
 
 Validator::Validator(const Options& o, int vocab_size, int end_of_text)
-    : data_(o.val_data, o.seq_len, alignment(o.val_align, o.val_data, o.seq_len, end_of_text, o.raw_tokens),
-            end_of_text, o.val_tokens, o.raw_tokens) {
+    : data_(o.val_data, o.seq_len, alignment(o.val_align, o.raw_tokens), end_of_text, o.val_tokens,
+            o.raw_tokens) {
     if (data_.vocab_size() != vocab_size) {
         throw Error(kExitBadInput,
                     "{} has a vocabulary of {}, {} of {}: they cannot be used together. Make both with one "

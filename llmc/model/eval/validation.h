@@ -21,9 +21,8 @@ namespace llmc {
 // sets are checked as they are read: to scan them would take longer than a third of a second.
 void check_tokens(const ShardSet& set);
 
-// --val-align: auto is document if all documents of the data predict at most T tokens
-ValidationData::Align alignment(ValAlign asked, const std::string& data, int T, int end_of_text,
-                                int raw_tokens);
+// --val-align, for data of --raw-tokens
+ValidationData::Align alignment(ValAlign asked, int raw_tokens);
 
 class Validator {
 public:

@@ -413,8 +413,8 @@ Evaluation evaluate(Model* model, const Batch& batch) {
 std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
                             const std::optional<Tokenizer>& tokenizer, Model* model, int T) {
     const int vocab = ShardSet(o.data, o.raw_tokens).vocab_size(), end = end_of_text(tokenizer, vocab);
-    const auto align = alignment(o.val_align, o.data, T, end, o.raw_tokens);
-    ValidationData data(o.data, T, align, end, o.max_tokens, o.raw_tokens);
+    ValidationData data(o.data, T, alignment(o.val_align, o.raw_tokens), end, o.max_tokens, o.raw_tokens);
+    const auto align = data.align();
     if (!same_ids(tokenizer, c.vocab_size, vocab)) {
         throw Error(kExitBadInput,
                     fmt::format("{} has a vocabulary of {}, the model of {}: make the shards with the "
