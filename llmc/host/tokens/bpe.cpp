@@ -125,7 +125,7 @@ Bpe::Bpe(const BpeVocabulary& vocabulary, const std::string& where) {
         const auto a = id_of.find(left), b = id_of.find(right), both = id_of.find(left + right);
         const int rank = (int)merges_.size();
         const bool known = a != id_of.end() && b != id_of.end() && both != id_of.end();
-        if (!known || !merges_.emplace(std::pair(a->second, b->second), Merge{rank, both->second}).second) {
+        if (!known || !merges_.emplace(key(a->second, b->second), Merge{rank, both->second}).second) {
             fail(fmt::format("merge {}, of {} and {}{}", rank, quoted_name(left), quoted_name(right),
                              known ? ", stands twice" : ": one of these two, or both joined, is no token"));
         }
@@ -168,7 +168,7 @@ void Bpe::merge(std::vector<int>* parts) const {
     const auto offer = [&](int at, int after) {
         if (at < 0 || after < 0) { return; }
         const int left = (*parts)[(size_t)at], right = (*parts)[(size_t)after];
-        if (const auto found = merges_.find({left, right}); found != merges_.end()) {
+        if (const auto found = merges_.find(key(left, right)); found != merges_.end()) {
             queue.push({found->second, at, left, right});
         }
     };

@@ -47,16 +47,12 @@ private:
     struct Merge {
         int rank, id;  // the lowest rank goes first; id: of the result
     };
-    struct Hash {
-        size_t operator()(const std::pair<int, int>& ids) const {
-            return ((uint64_t)ids.first << 32 | (uint32_t)ids.second) * 0x9E3779B97F4A7C15ull >> 20;
-        }
-    };
+    static uint64_t key(int left, int right) { return (uint64_t)left << 32 | (uint32_t)right; }
     void merge(std::vector<int>* parts) const;
 
     std::array<int, 256> byte_id_{};
     int text_ids_ = 0;
-    std::unordered_map<std::pair<int, int>, Merge, Hash> merges_;  // by the ids left and right
+    std::unordered_map<uint64_t, Merge> merges_;
 };
 
 }  // namespace llmc

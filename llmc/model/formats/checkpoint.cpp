@@ -298,15 +298,13 @@ ModelFile::ModelFile(const std::string& path) : file_(path) {
         kHeaderBytes + (uint64_t)file_elements(c) * (version_ == kModelFp32 ? 4 : 2),
         fmt::format("a model of {} layers, {} channels, vocabulary {} (padded {}), {} positions",
                     c.num_layers, c.channels, c.vocab_size, c.padded_vocab_size, c.max_seq_len));
-    for (int t = 1; t < kNumTensors; t++) {
-        tensor_start_[t] = tensor_start_[t - 1] + tensor_total(c, t - 1);
-    }
 }
 
 void ModelFile::read(int tensor, int64_t first, std::span<float> values) const {
     require(first >= 0 && first <= tensor_total(config_, tensor) - (int64_t)values.size(),
             "range outside of the tensor");
-    const auto at = (uint64_t)(tensor_start_[tensor] + first);
+    auto at = (uint64_t)first;
+    for (int t = 0; t < tensor; t++) { at += (uint64_t)tensor_total(config_, t); }
     if (version_ == kModelFp32) {
         return file_.read(kHeaderBytes + at * sizeof(float), values.data(), values.size_bytes());
     }

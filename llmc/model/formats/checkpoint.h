@@ -173,7 +173,6 @@ private:
     RegularFile file_;
     GPT2Config config_;
     int32_t version_ = 0;
-    int64_t tensor_start_[kNumTensors] = {};  // elements from the end of the header
 };
 
 // reads a range of one tensor, in file order, from wherever the model lives

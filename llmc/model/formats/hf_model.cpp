@@ -33,6 +33,17 @@ constexpr const char* kHfNames[kNumTensors] = {
     "ln_2.weight",        "ln_2.bias",        "mlp.c_fc.weight",    "mlp.c_fc.bias",
     "mlp.c_proj.weight",  "mlp.c_proj.bias",  "ln_f.weight",        "ln_f.bias"};
 
+// by FloatType: how the files store it, what torch calls it, and from where on a number is rounded to infinity
+struct HfType {
+    TensorType stored;
+    const char* torch;
+    float end;
+};
+constexpr HfType kHfTypes[] = {{TensorType::kOther, "", 0},
+                               {TensorType::kF32, "float32", INFINITY},
+                               {TensorType::kBF16, "bfloat16", 0x1.ffp127f},
+                               {TensorType::kF16, "float16", 65520.0f}};
+
 std::string hf_name(int tensor, int64_t layer) {
     return kTensors[tensor].per_layer ? fmt::format("h.{}.{}", layer, kHfNames[tensor]) : kHfNames[tensor];
 }
@@ -242,10 +253,8 @@ void HfModel::find_tensors() {
 }
 
 FloatType HfModel::type() const {
-    const TensorType type = place(kWte, 0).entry->type;
-    return type == TensorType::kBF16  ? FloatType::kBf16
-           : type == TensorType::kF16 ? FloatType::kFp16
-                                      : FloatType::kFp32;
+    const auto* at = std::ranges::find(kHfTypes, place(kWte, 0).entry->type, &HfType::stored);
+    return at == std::end(kHfTypes) ? FloatType::kFp32 : (FloatType)(at - kHfTypes);
 }
 
 void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
@@ -287,9 +296,6 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
 
 std::string hf_config_text(const GPT2Config& c, FloatType type, int end_of_text, const std::string& kept) {
     const std::string end = end_of_text < 0 ? "null" : std::to_string(end_of_text);
-    const char* torch_type = type == FloatType::kFp32   ? "float32"
-                             : type == FloatType::kFp16 ? "float16"
-                                                        : "bfloat16";
     Json config =
         Json::parse(fmt::format(R"({{"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
         "attn_pdrop": 0.0, "bos_token_id": {}, "embd_pdrop": 0.0, "eos_token_id": {},
@@ -299,7 +305,7 @@ std::string hf_config_text(const GPT2Config& c, FloatType type, int end_of_text,
         "scale_attn_weights": true, "tie_word_embeddings": true, "torch_dtype": "{}", "use_cache": true,
         "vocab_size": {}}})",
                                 end, end, c.max_seq_len, c.channels, c.num_heads, c.num_layers, c.max_seq_len,
-                                torch_type, c.vocab_size));
+                                kHfTypes[(size_t)type].torch, c.vocab_size));
     config.update(Json::parse(kept));
     return config.dump(2) + "\n";
 }
@@ -316,8 +322,7 @@ Digest write_hf_weights(const std::string& path, const GPT2Config& c, FloatType 
         }
     }
     std::vector<float> matrix, turned;  // a tensor that must be transposed, as it is here and there
-    // from here on a number is rounded to infinity
-    const float end = type == FloatType::kFp16 ? 65520.0f : type == FloatType::kBf16 ? 0x1.ffp127f : INFINITY;
+    const float end = kHfTypes[(size_t)type].end;
     const auto read = [&](size_t i, int64_t first, std::span<float> values) {
         const auto [t, l] = places[i];
         const int64_t size = tensor_size(c, t), rows = kTensors[t].rows(c), cols = kTensors[t].cols(c);
@@ -341,11 +346,7 @@ Digest write_hf_weights(const std::string& path, const GPT2Config& c, FloatType 
                                               : "The training that made this file had diverged.");
         }
     };
-    return write_safetensors(path, tensors,
-                             type == FloatType::kFp32   ? TensorType::kF32
-                             : type == FloatType::kFp16 ? TensorType::kF16
-                                                        : TensorType::kBF16,
-                             read, before);
+    return write_safetensors(path, tensors, kHfTypes[(size_t)type].stored, read, before);
 }
 
 void write_hf_model(const std::string& folder, const ModelSource& source, FloatType type, int end_of_text,
