@@ -151,11 +151,8 @@ void Bpe::encode(std::string_view text, Cache* cache, std::vector<int>* ids) con
 
 // A heap of possible merges, a list of the parts that are left: n log n. A merge that is no longer possible, because a
 // neighbour was merged first, is noticed when its turn comes.
-void Bpe::merge(std::vector<int>* parts) const {
-    const int n = (int)parts->size();
-    struct Node {
-        int before, after;  // -1: none
-    };
+void Bpe::merge(std::vector<int>* ids) const {
+    std::vector<int>& parts = *ids;
     struct Candidate {
         Merge merge;
         int at, left, right;
@@ -163,32 +160,32 @@ void Bpe::merge(std::vector<int>* parts) const {
             return std::pair(merge.rank, at) > std::pair(other.merge.rank, other.at);
         }
     };
-    std::vector<Node> nodes((size_t)n);
+    const int n = (int)parts.size();
+    std::vector<int> before(parts.size()), after(parts.size());  // its neighbours; -1: none
     std::priority_queue<Candidate> queue;
-    const auto offer = [&](int at, int after) {
-        if (at < 0 || after < 0) { return; }
-        const int left = (*parts)[(size_t)at], right = (*parts)[(size_t)after];
-        if (const auto found = merges_.find(key(left, right)); found != merges_.end()) {
-            queue.push({found->second, at, left, right});
-        }
+    const auto offer = [&](int at, int next) {
+        if (at < 0 || next < 0) { return; }
+        const auto found = merges_.find(key(parts[at], parts[next]));
+        if (found != merges_.end()) { queue.push({found->second, at, parts[at], parts[next]}); }
     };
-    for (int i = 0; i < n; i++) { nodes[(size_t)i] = {i - 1, i + 1 < n ? i + 1 : -1}; }
-    for (int i = 0; i + 1 < n; i++) { offer(i, i + 1); }
+    for (int i = 0; i < n; i++) {
+        before[i] = i - 1;
+        after[i] = i + 1 < n ? i + 1 : -1;
+        offer(i, after[i]);
+    }
     while (!queue.empty()) {
         const Candidate c = queue.top();
         queue.pop();
-        Node& node = nodes[(size_t)c.at];
-        const bool possible =
-            (*parts)[(size_t)c.at] == c.left && node.after >= 0 && (*parts)[(size_t)node.after] == c.right;
-        if (!possible) { continue; }
-        (*parts)[(size_t)c.at] = c.merge.id;
-        const int gone = std::exchange(node.after, nodes[(size_t)node.after].after);
-        (*parts)[(size_t)gone] = -1;
-        if (node.after >= 0) { nodes[(size_t)node.after].before = c.at; }
-        offer(node.before, c.at);
-        offer(c.at, node.after);
+        const int gone = after[c.at];
+        if (parts[c.at] != c.left || gone < 0 || parts[gone] != c.right) { continue; }
+        parts[c.at] = c.merge.id;
+        parts[gone] = -1;
+        after[c.at] = after[gone];
+        if (after[c.at] >= 0) { before[after[c.at]] = c.at; }
+        offer(before[c.at], c.at);
+        offer(c.at, after[c.at]);
     }
-    std::erase(*parts, -1);
+    std::erase(parts, -1);
 }
 
 }  // namespace llmc

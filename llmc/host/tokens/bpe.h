@@ -48,7 +48,7 @@ private:
         int rank, id;  // the lowest rank goes first; id: of the result
     };
     static uint64_t key(int left, int right) { return (uint64_t)left << 32 | (uint32_t)right; }
-    void merge(std::vector<int>* parts) const;
+    void merge(std::vector<int>* ids) const;
 
     std::array<int, 256> byte_id_{};
     int text_ids_ = 0;

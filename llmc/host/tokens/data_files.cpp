@@ -198,8 +198,7 @@ std::optional<ValInfo> read_val_info(const std::string& shard_path, int64_t num_
 namespace {
 
 constexpr uint16_t kStart = 65535;
-constexpr size_t kLeastWords =
-    7 + 2 * kEvalEndings;  // of an example: 6, the context, the endings and their lengths
+constexpr size_t kLeastWords = 7 + 2 * kEvalEndings;  // of an example
 
 // Reads words one after the other; throws where they are not what they must be.
 struct WordReader {
@@ -239,9 +238,8 @@ struct WordReader {
 EvalFile::EvalFile(const std::string& path) : file_(path) {
     const HeaderReader header(file_, "HellaSwag file", kEvalFileMagic, "Make it with data/make_hellaswag.");
     header.field(1, "version", 1, 1);
-    const size_t count = (size_t)header.field(2, "number of examples", 1, (int64_t)kMostEvalExamples);
-    const size_t longest =
-        (size_t)header.field(3, "bytes of the longest example", 1, (int64_t)kMostEvalBytes);
+    const auto count = (size_t)header.field(2, "number of examples", 1, kMostEvalExamples);
+    const auto longest = (size_t)header.field(3, "bytes of the longest example", 1, kMostEvalBytes);
     const int vocab = header.field(4, "vocabulary size", 0, EvalFileWriter::kMostTokens);
     vocab_size_ = vocab == 0 ? kGpt2VocabSize : vocab;
     const size_t bytes = file_.size() - kHeaderBytes;

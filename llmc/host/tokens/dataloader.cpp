@@ -226,9 +226,10 @@ ValidationData::ValidationData(const std::string& pattern, int T, Align align, i
         }
     }
     if (rows_.empty()) {
-        throw Error(kExitBadInput, pattern +
-                                       ": too short to validate on: no shard has two tokens, so there is "
-                                       "nothing to predict. Use more text.");
+        throw Error(kExitBadInput,
+                    "{}: too short to validate on: no shard has two tokens, so there is nothing to predict. "
+                    "Use more text.",
+                    pattern);
     }
 }
 

@@ -281,9 +281,8 @@ std::vector<std::string> merge_lines(const TokenizerFile& file) {
 
 // use_regex: whether words are cut before merging; false for bytes
 std::string tokenizer_json_text(const TokenizerFile& file, bool use_regex) {
-    JsonValue json =
-        JsonValue::parse(R"({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
-        "normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
+    JsonValue json = JsonValue::parse(R"({"version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
         "post_processor": null, "decoder": null, "model": {"type": "BPE", "dropout": null, "unk_token": null,
         "continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false,
         "ignore_merges": false}})");
@@ -343,9 +342,9 @@ Tokenizer Tokenizer::load(const std::string& path) {
     if (fs::is_directory(path, ignored)) {
         if (std::optional<Tokenizer> found = find(path)) { return *found; }
         throw Error(kExitBadInput,
-                    path +
-                        ": not a regular file, and no tokenizer in this folder. Expected tokenizer.json, "
-                        "encoder.json with vocab.bpe, vocab.json with merges.txt, or tokenizer.bin.");
+                    "{}: not a regular file, and no tokenizer in this folder. Expected tokenizer.json, "
+                    "encoder.json with vocab.bpe, vocab.json with merges.txt, or tokenizer.bin.",
+                    path);
     }
     const fs::path name(path), folder = name.parent_path();
     for (const auto& [vocab, merges] : kPairs) {
@@ -363,11 +362,9 @@ Tokenizer Tokenizer::load_llmc(const std::string& path) {
     const int version = header.field(1, "version", 1, 2);
     const int vocab = header.field(2, "vocabulary size", 1, kMostLlmcTokens);
     Tokenizer t;
-    if (version >= 2) {
-        t.file_.end_of_text = header.field(3, "end-of-text token", 0, vocab - 1);
-    } else if (vocab > kGpt2EndOfText) {
-        t.file_.end_of_text = kGpt2EndOfText;
-    }
+    t.file_.end_of_text = version >= 2             ? header.field(3, "end-of-text token", 0, vocab - 1)
+                          : vocab > kGpt2EndOfText ? kGpt2EndOfText
+                                                   : -1;
     const std::string& all = t.file_.files["tokenizer.bin"] = file.text(kHeaderBytes + 256 * (size_t)vocab);
     std::string_view rest = std::string_view(all).substr(kHeaderBytes);
     if (rest.size() < 2 * (size_t)vocab) {  // before anything is allocated
@@ -414,8 +411,8 @@ std::vector<int> Tokenizer::encode(std::string_view text) const {
 std::vector<int> Tokenizer::encode_prompt(std::string_view text, int rows) const {
     std::vector<int> ids;
     while (!text.empty()) {
-        const std::pair<int, std::string>* next =
-            nullptr;  // the first; of those that begin there the longest
+        // the first; of those that begin there the longest
+        const std::pair<int, std::string>* next = nullptr;
         size_t at = text.size();
         for (const auto& token : file_.added) {
             const size_t here = std::min(text.find(token.second), text.size());

@@ -402,9 +402,9 @@ std::string damage_of_file(const std::string& folder, const std::string& name, c
 RunRecord require_intact(const std::string& folder) {
     CheckpointFacts facts = inspect_checkpoint(folder);
     if (facts.damage.empty()) { return facts.record; }
-    throw Error(
-        kExitBadInput,
-        facts.damage + ". Name an intact step_ folder, or let --resume auto --out RUN find the newest.");
+    throw Error(kExitBadInput,
+                "{}. Name an intact step_ folder, or let --resume auto --out RUN find the newest.",
+                facts.damage);
 }
 
 // temporary -> name. A checkpoint of this very step is deleted only when the new one is in place; a kill before that leaves
@@ -512,10 +512,9 @@ CheckpointFacts inspect_checkpoint(const std::string& folder, Contents contents)
         auto manifest = read_whole(folder + "/" + kManifest, kMostManifestBytes);
         if (!manifest) { return {folder + ": not a complete checkpoint: MANIFEST is missing", {}}; }
         if (manifest->find(" optimizer.bin\n") != std::string::npos) {
-            return {folder +
-                        ": a checkpoint of an earlier version (model.bin, optimizer.bin), which this one "
-                        "cannot go on from; its weights can be used: --model " +
-                        folder + "/model.bin",
+            return {fmt::format("{}: a checkpoint of an earlier version (model.bin, optimizer.bin), which "
+                                "this one cannot go on from; its weights can be used: --model {}/model.bin",
+                                folder, folder),
                     {}};
         }
         std::istringstream in(*manifest);
