@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <queue>
 #include <span>
-#include <string_view>
-#include <unordered_map>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/text.h"

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/host/base/error.h"
-#include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
 
 namespace llmc {

@@ -1,7 +1,6 @@
 // Tokenizer: see tokenizer.h.
 #include "llmc/host/tokens/tokenizer.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>

@@ -1,7 +1,6 @@
 // Writing text: see generate.h.
 #include "llmc/model/eval/generate.h"
 
-#include <algorithm>
 #include <chrono>
 
 #include "llmc/host/base/philox.h"

@@ -5,24 +5,18 @@
 #include <unistd.h>
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <concepts>
-#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <vector>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/floats.h"
-#include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/tokens/data_files.h"
-#include "llmc/model/model_source.h"
 
 namespace llmc {
 
