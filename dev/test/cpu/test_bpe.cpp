@@ -9,7 +9,6 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/tokens/bpe.h"
 #include "llmc/host/tokens/tokenizer.h"
 
 using namespace llmc;
