@@ -15,7 +15,7 @@
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 
 namespace llmc {
 

@@ -24,7 +24,7 @@
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/options/table.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/options/table.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 
 namespace llmc {

@@ -23,7 +23,7 @@
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/options/table.h"
 #include "llmc/host/options/typed_text.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 
 namespace llmc {

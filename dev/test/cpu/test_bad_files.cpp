@@ -16,7 +16,6 @@
 #include "dev/test/cpu/test_files.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/files/safetensors.h"
-#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 

@@ -12,7 +12,6 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
 
 using namespace llmc;

@@ -12,7 +12,7 @@
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/base/text.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/eval/generate.h"
 

@@ -12,7 +12,7 @@
 #include "dev/test/cpu/reference_model.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 #include "llmc/model/eval/validation.h"
 

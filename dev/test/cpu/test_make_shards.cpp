@@ -14,7 +14,6 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/test_files.h"
-#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 

@@ -9,7 +9,7 @@
 
 #include "dev/test/cpu/many_ranks.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 

@@ -8,7 +8,7 @@
 #include "dev/test/cpu/any_model.h"
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
 
 using namespace llmc;

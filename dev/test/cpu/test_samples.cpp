@@ -4,10 +4,10 @@
 
 #include <doctest/doctest.h>
 
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
-#include "llmc/model/model.h"
 #include "llmc/model/eval/generate.h"
+#include "llmc/model/model.h"
 #include "llmc/model/run/samples.h"
 
 using namespace llmc;

@@ -14,7 +14,7 @@
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/base/stop_signal.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"

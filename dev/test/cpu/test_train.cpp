@@ -11,7 +11,6 @@
 
 #include "dev/test/cpu/model_fixture.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/auto_plan.h"

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "llmc/host/base/philox.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 
 namespace llmc {
 

@@ -5,7 +5,7 @@
 #include <exception>
 #include <thread>
 
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
 
 namespace llmc {

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "dev/test/durability/small_run.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
 

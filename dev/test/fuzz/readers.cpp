@@ -19,7 +19,6 @@
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/options.h"
 #include "llmc/host/options/table.h"
-#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/host/tokens/tokenizer.h"
 #include "llmc/model/formats/checkpoint.h"

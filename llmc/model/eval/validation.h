@@ -8,7 +8,6 @@
 
 #include "llmc/host/options/options.h"
 #include "llmc/host/ranks/comm.h"
-#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/model.h"
 

@@ -16,7 +16,7 @@
 #include "llmc/host/base/floats.h"
 #include "llmc/host/files/json.h"
 #include "llmc/host/log/run_log.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 
 namespace llmc {
 

@@ -8,7 +8,6 @@
 #include "llmc/host/files/run_lock.h"
 #include "llmc/host/log/report.h"
 #include "llmc/host/ranks/comm.h"
-#include "llmc/host/tokens/data_files.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/eval/validation.h"
 #include "llmc/model/run/plan.h"

@@ -7,7 +7,7 @@
 #include "llmc/host/base/philox.h"
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/files/file_io.h"
-#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/eval/generate.h"
 
 namespace llmc {
