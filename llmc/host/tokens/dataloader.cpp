@@ -90,9 +90,7 @@ void write_token_shard(const std::string& path, std::span<const uint16_t> tokens
 }
 
 void mark_token_shard(const std::string& path, uint64_t set_id, int set_shards) {
-    char words[sizeof(set_id) + sizeof(set_shards)];
-    std::memcpy(words, &set_id, sizeof(set_id));
-    std::memcpy(words + sizeof(set_id), &set_shards, sizeof(set_shards));
+    const int32_t words[] = {(int32_t)set_id, (int32_t)(set_id >> 32), set_shards};
     const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
     bool done = fd >= 0 &&
                 pwrite(fd, words, sizeof(words), kSetIdWord * sizeof(int32_t)) == (ssize_t)sizeof(words) &&

@@ -21,16 +21,12 @@ bool TextStream::add(std::string_view bytes) {
     size_t keep = utf8_unfinished(kept_);
     for (const std::string& stop : stop_) {
         for (size_t n = std::min(stop.size() - 1, kept_.size()); n > keep; n--) {
-            if (std::string_view(kept_).substr(kept_.size() - n) == std::string_view(stop).substr(0, n)) {
-                keep = n;
-            }
+            if (kept_.ends_with(std::string_view(stop).substr(0, n))) { keep = n; }
         }
     }
     pass(kept_.size() - keep);
     return true;
 }
-
-void TextStream::finish() { pass(kept_.size()); }
 
 void TextStream::pass(size_t bytes) {
     if (bytes == 0) { return; }
@@ -55,7 +51,6 @@ Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<cons
                     const SampleParams& p, const TextStream::Sink& sink) {
     TextStream stream(p.stop, sink);
     Sample sample;
-    sample.ended = "tokens";
     const auto begin = std::chrono::steady_clock::now();
     const auto seconds = [&] {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -65,8 +60,7 @@ Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<cons
     sample.prompt_seconds = seconds();
     for (int64_t k = 0; k < p.tokens; k++) {
         require_finite_results("the logits", logits);
-        const double coin =
-            to_uniform(random_bits(p.seed, RandomUse::kSampling, p.number, 0, (uint64_t)k)[0]);
+        const double coin = to_uniform(random_bits(p.seed, RandomUse::kSampling, p.number, 0, k)[0]);
         const int never = k == 0 && prompt.size() == 1 && prompt[0] == end ? end : -1;
         const auto drawn = logits.first(std::min(logits.size(), (size_t)tokenizer.vocab_size()));
         const int32_t token = sample_token(drawn, p.temperature, p.top_k, coin, p.top_p, never);
@@ -84,7 +78,7 @@ Sample write_sample(Context* context, const Tokenizer& tokenizer, std::span<cons
             sample.computed++;
         }
     }
-    if (sample.ended != std::string_view("stop")) { stream.finish(); }
+    stream.finish();
     sample.seconds = seconds() - sample.prompt_seconds;
     sample.text = stream.text();
     return sample;

@@ -123,7 +123,7 @@ public:
     TextStream(std::vector<std::string> stop, Sink sink) : stop_(std::move(stop)), sink_(std::move(sink)) {}
     // false when a stop text has appeared: then nothing more may be added
     bool add(std::string_view bytes);
-    void finish();                                     // passes on what was kept back
+    void finish() { pass(kept_.size()); }              // passes on what was kept back
     const std::string& text() const { return text_; }  // all that was passed on
 
 private:
@@ -151,11 +151,11 @@ private:
 
 struct Sample {
     std::string text;
-    std::vector<int32_t> ids;   // without the end of text; those of a stop text are there
-    const char* ended = "";     // "tokens", "stop" or "end_of_text"
-    double prompt_seconds = 0;  // until the first token could be drawn
-    double seconds = 0;         // after that: drawing, passing on, computing
-    int64_t computed = 0;       // tokens that the model was given after the prompt
+    std::vector<int32_t> ids;      // without the end of text; those of a stop text are there
+    const char* ended = "tokens";  // "tokens", "stop" or "end_of_text"
+    double prompt_seconds = 0;     // until the first token could be drawn
+    double seconds = 0;            // after that: drawing, passing on, computing
+    int64_t computed = 0;          // tokens that the model was given after the prompt
 };
 
 // Adds the prompt (at least one token) and what the model writes after it, but for the last token of ids

@@ -82,11 +82,9 @@ void Validator::gather_rows(Comm& comm, const std::vector<int64_t>& begins) {
     comm.gather("validation losses", row_sums_.data(), rows.data(), begins);
     if (!info_) { return; }
     std::vector<int64_t> positions;
-    positions.reserve(begins.size());
     for (int64_t row : begins) {
-        positions.push_back(row == 0                 ? 0
-                            : row < data_.num_rows() ? data_.row_position(row) + 1
-                                                     : (int64_t)hits_.size());
+        const bool more = row < data_.num_rows();
+        positions.push_back(more ? data_.row_position(row) + 1 : (int64_t)hits_.size());
     }
     const std::vector<char> hits(hits_.begin() + positions[me], hits_.begin() + positions[me + 1]);
     comm.gather("validation hits", hits_.data(), hits.data(), positions);
