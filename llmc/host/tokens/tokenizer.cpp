@@ -200,7 +200,6 @@ namespace {
 
 constexpr size_t kMaxFile = 64 << 20;
 constexpr int64_t kMaxVocab = 1 << 17;
-constexpr JsonLimits kLimits = {500'000, 8};
 constexpr const char* kEndOfText = "<|endoftext|>";
 constexpr int32_t kTokenizerMagic = 20240328;
 constexpr int kMostLlmcTokens = 1 << 20;
@@ -247,10 +246,10 @@ bool is_byte_vocabulary(const TokenizerFile& file) {
 class FileReader {
 public:
     TokenizerFile vocab_and_merges(const std::string& vocab_path, const std::string& merges_path) {
-        const JsonValue vocab = read_json_file(vocab_path, kMaxFile, kLimits);
+        const JsonValue vocab = read_json_file(vocab_path, kMaxFile);
         path_ = fs::path(vocab_path).replace_filename("added_tokens.json").string();
         if (file_kind(path_) != FileKind::kMissing) {
-            const JsonValue added = read_json_file(path_, kMaxFile, kLimits);
+            const JsonValue added = read_json_file(path_, kMaxFile);
             read_vocab(&added, true);
         }
         path_ = vocab_path;
@@ -273,7 +272,7 @@ public:
     TokenizerFile tokenizer_json(const std::string& path) {
         path_ = path;
         const std::string text = RegularFile(path).text(kMaxFile);
-        const JsonValue root = parse_json(text, path, kLimits);
+        const JsonValue root = parse_json(text, path);
         const JsonValue* model = json_find(&root, "model");
         const JsonValue* cutter = check_kind(root, model);
         read_added_tokens(json_find(&root, "added_tokens"));
@@ -425,7 +424,7 @@ private:
              {"special_tokens_map.json", "tokenizer_config.json"}) {  // the newer one decides
             if (!file_.files.contains(name)) { continue; }
             path_ = beside(name);
-            const JsonValue root = parse_json(file_.files[name], path_, kLimits);
+            const JsonValue root = parse_json(file_.files[name], path_);
             if (!root.is_object()) { refuse("expected an object"); }
             const JsonValue* end = json_find(&root, "eos_token");  // a text, or an object with one
             const auto* text =
@@ -628,7 +627,7 @@ TextFiles Tokenizer::files(int max_length) const {
         if (end_of_text() >= 0) { config[role] = decode(end_of_text()); }
     }
     std::string& text = files["tokenizer_config.json"];
-    if (!text.empty()) { config = parse_json(text, "tokenizer_config.json", kLimits); }
+    if (!text.empty()) { config = parse_json(text, "tokenizer_config.json"); }
     config["model_max_length"] = max_length;
     text = config.dump(2) + "\n";
     return files;
@@ -642,10 +641,6 @@ std::string Tokenizer::printable(const std::vector<int>& ids) const {
     std::string text;
     for (int id : ids) { text += decode(id); }
     return printable_text(text);
-}
-
-int end_of_text(const std::optional<Tokenizer>& tokenizer, int vocab_size) {
-    return tokenizer && tokenizer->end_of_text() >= 0 ? tokenizer->end_of_text() : vocab_size - 1;
 }
 
 }  // namespace llmc

@@ -154,6 +154,8 @@ inline bool same_ids(const std::optional<Tokenizer>& tokenizer, int rows, int vo
 }
 
 // the id of the end of a text in a model of this vocabulary: the tokenizer's, or the last one
-int end_of_text(const std::optional<Tokenizer>& tokenizer, int vocab_size);
+inline int end_of_text(const std::optional<Tokenizer>& tokenizer, int vocab_size) {
+    return tokenizer && tokenizer->end_of_text() >= 0 ? tokenizer->end_of_text() : vocab_size - 1;
+}
 
 }  // namespace llmc

@@ -131,18 +131,10 @@ bool is_mask(const std::string& name) {
     return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
 }
 
-bool equal_values(const SafetensorsFile& fa, const SafetensorsEntry& a, const SafetensorsFile& fb,
-                  const SafetensorsEntry& b) {
-    constexpr int64_t kPiece = 1 << 16;
-    if (a.shape != b.shape || a.type == TensorType::kOther) { return false; }
-    std::vector<float> x(kPiece), y(kPiece);
-    for (int64_t first = 0; first < a.elements; first += kPiece) {
-        const auto n = (size_t)std::min(kPiece, a.elements - first);
-        fa.read(a, first, std::span(x).first(n));
-        fb.read(b, first, std::span(y).first(n));
-        if (!std::equal(x.begin(), x.begin() + (int64_t)n, y.begin())) { return false; }
-    }
-    return true;
+std::vector<float> values_of(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+    std::vector<float> values((size_t)entry.elements);
+    file.read(entry, 0, values);
+    return values;
 }
 
 // (rows, cols) -> (cols, rows), in tiles that stay in the first cache
@@ -241,7 +233,7 @@ void HfModel::find_tensors() {
             if (place.entry != nullptr && (tensor != kWte || place.entry->name == e.name)) {
                 fail(e.name, "a second one", "one");
             }
-            if (place.entry != nullptr && !equal_values(file, e, *place.file, *place.entry)) {
+            if (place.entry != nullptr && values_of(file, e) != values_of(*place.file, *place.entry)) {
                 fail(e.name, "other values than " + place.entry->name + " has", "the same: the two are tied");
             }
             place = {&file, &e};
@@ -268,9 +260,8 @@ void HfModel::read(int tensor, int64_t first, std::span<float> values) const {
         const Place& from = place(tensor, layer);
         if (is_block_matrix(tensor)) {
             if (turned_of_ != from.entry) {
-                std::vector<float> stored((size_t)size);
+                const std::vector<float> stored = values_of(*from.file, *from.entry);
                 const int64_t cols = kTensors[tensor].cols(config_);
-                from.file->read(*from.entry, 0, stored);
                 turned_.resize(stored.size());
                 transpose(stored.data(), cols, size / cols, turned_.data());
                 turned_of_ = from.entry;
