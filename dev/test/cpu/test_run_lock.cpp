@@ -17,7 +17,6 @@
 
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/files/file_io.h"
-#include "llmc/host/files/run_lock.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

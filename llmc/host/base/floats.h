@@ -16,10 +16,9 @@ inline uint16_t to_bf16(float x) {
 }
 
 inline float from_fp16(uint16_t bits) {
-    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const float size = exponent == 31  ? (fraction == 0 ? INFINITY : NAN)
-                       : exponent == 0 ? std::ldexp((float)fraction, -24)
-                                       : std::ldexp((float)(1024 + fraction), exponent - 25);
+    // the exponent stands 112 too low; of a subnormal number the product is exact, too
+    float size = std::bit_cast<float>((uint32_t)(bits & 0x7fff) << 13) * 0x1p112f;
+    if (size >= 0x1p16f) { size = (bits & 1023) == 0 ? INFINITY : NAN; }
     return bits >> 15 ? -size : size;
 }
 

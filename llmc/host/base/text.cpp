@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <unistd.h>
 #include <algorithm>
+#include <bit>
 #include <csignal>
 #include <cstdio>
 #include <iostream>
@@ -41,20 +42,17 @@ std::string escaped(std::string_view text, bool keep_other_bytes) {
 }  // namespace
 
 size_t utf8_length(std::string_view text) {
-    const auto byte = [&](size_t i) { return i < text.size() ? (uint8_t)text[i] : 0; };
-    const auto follows = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
-    const int first = byte(0), second = byte(1);
-    if (first < 0x80) { return text.empty() ? 0 : 1; }
-    if (first >= 0xc2 && first <= 0xdf) { return follows(1) ? 2 : 0; }
-    if (first >= 0xe0 && first <= 0xef) {
-        const bool overlong = first == 0xe0 && second < 0xa0, surrogate = first == 0xed && second > 0x9f;
-        return follows(1) && follows(2) && !overlong && !surrogate ? 3 : 0;
+    if (text.empty()) { return 0; }
+    const uint8_t first = (uint8_t)text[0];
+    const size_t length = first < 0x80 ? 1 : (size_t)std::countl_one(first);
+    if (length > std::min<size_t>(4, text.size()) || (first & 0xc0) == 0x80) { return 0; }
+    for (char c : text.substr(1, length - 1)) {
+        if (((uint8_t)c & 0xc0) != 0x80) { return 0; }
     }
-    if (first >= 0xf0 && first <= 0xf4) {
-        const bool overlong = first == 0xf0 && second < 0x90, too_large = first == 0xf4 && second > 0x8f;
-        return follows(1) && follows(2) && follows(3) && !overlong && !too_large ? 4 : 0;
-    }
-    return 0;
+    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};  // what needs so many bytes
+    const uint32_t code = utf8_code_point(text, length);
+    const bool surrogate = code >= 0xd800 && code < 0xe000;
+    return code >= kLeast[length] && code <= 0x10ffff && !surrogate ? length : 0;
 }
 
 uint32_t utf8_code_point(std::string_view text, size_t length) {
@@ -66,15 +64,12 @@ uint32_t utf8_code_point(std::string_view text, size_t length) {
 
 size_t utf8_unfinished(std::string_view text) {
     for (size_t n = 1; n <= std::min<size_t>(3, text.size()); n++) {
-        const std::string_view end = text.substr(text.size() - n);
+        const std::string end(text.substr(text.size() - n));
         if (((uint8_t)end[0] & 0xc0) == 0x80) { continue; }  // the character begins before it
-        if ((uint8_t)end[0] < 0xc0) { return 0; }
         // some continuation makes it whole, else it is wrong already
-        for (const char* more : {"\x80\x80\x80", "\xa0\x80\x80"}) {
-            const std::string whole = std::string(end) + more;
-            if (utf8_length(whole) > n) { return n; }
-        }
-        return 0;
+        const bool can_become =
+            utf8_length(end + "\x80\x80\x80") > n || utf8_length(end + "\xa0\x80\x80") > n;
+        return can_become ? n : 0;
     }
     return 0;
 }
@@ -84,7 +79,7 @@ std::string terminal_text(std::string_view text) { return escaped(text, true); }
 
 std::string quoted_name(std::string_view name) {
     std::string text = printable_text(name.substr(0, 80));
-    std::replace(text.begin(), text.end(), '\n', ' ');
+    std::ranges::replace(text, '\n', ' ');
     return "\"" + text + (name.size() > 80 ? "...\"" : "\"");
 }
 

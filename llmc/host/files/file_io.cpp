@@ -1,7 +1,6 @@
 // Files, read and written so that nothing is mistaken: see file_io.h.
 #include "llmc/host/files/file_io.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -11,17 +10,22 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "llmc/host/base/error.h"
+#include "llmc/host/base/text.h"
 
 namespace llmc {
+
+Descriptor::~Descriptor() {
+    if (fd_ >= 0) { close(fd_); }
+}
 
 // ---- what is there ------------------------------------------------------------------------------
 
@@ -52,30 +56,25 @@ bool persistently(const std::string& path, Attempt attempt) {
                                  path, std::strerror(error)));
 }
 
-struct Descriptor {
-    int fd;
-    explicit Descriptor(int fd) : fd(fd) {}
-    ~Descriptor() {
-        if (fd >= 0) { close(fd); }
-    }
-    Descriptor(const Descriptor&) = delete;
-};
+// O_NONBLOCK: opening a pipe, which is refused then, would wait for whoever writes to it
+Descriptor open_to_read(const std::string& path) {
+    return Descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+}
 
 // Reads a regular file from a byte on: use(data, bytes) for each piece, after restart(). False: no such file.
 template <typename Restart, typename Use>
 bool read_pieces(const std::string& path, int64_t from, Restart restart, Use use) {
     std::vector<char> piece;
     return persistently(path, [&] {
-        // O_NONBLOCK: opening a pipe would wait for whoever writes to it
-        const Descriptor d(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+        const Descriptor file = open_to_read(path);
         struct stat st;
-        if (d.fd < 0 || fstat(d.fd, &st) != 0) { return errno; }
+        if (file < 0 || fstat(file, &st) != 0) { return errno; }
         if (!S_ISREG(st.st_mode)) { throw Error(kExitBadInput, path + ": not a regular file"); }
         restart();
         // a byte more than there are: the end is where nothing comes
         piece.resize((size_t)std::clamp<int64_t>(st.st_size - from + 1, 1, kPiece));
         for (off_t at = from;;) {
-            ssize_t bytes = pread(d.fd, piece.data(), piece.size(), at);
+            ssize_t bytes = pread(file, piece.data(), piece.size(), at);
             if (bytes == 0) { return 0; }
             if (bytes < 0 && errno == EINTR) { continue; }
             if (bytes < 0) { return errno; }
@@ -90,12 +89,6 @@ bool stat_of(const std::string& path, struct stat* st) {
     return persistently(path, [&] { return stat(path.c_str(), st) == 0 ? 0 : errno; });
 }
 
-std::string identity_of(const struct stat& st) {
-    auto time = [](const timespec& t) { return fmt::format("{}.{:09}", t.tv_sec, t.tv_nsec); };
-    return fmt::format("{} {} {} {} {}", st.st_dev, st.st_ino, st.st_size, time(st.st_mtim),
-                       time(st.st_ctim));
-}
-
 }  // namespace
 
 FileKind file_kind(const std::string& path) {
@@ -108,19 +101,14 @@ std::optional<std::vector<std::string>> folder_names(const std::string& path) {
     std::vector<std::string> names;
     bool there = persistently(path, [&] {
         names.clear();
-        std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(path.c_str()), closedir);
-        if (folder == nullptr) { return errno; }
-        errno = 0;
-        while (const dirent* entry = readdir(folder.get())) {
-            std::string name = entry->d_name;
-            if (name != "." && name != "..") { names.push_back(name); }
-            errno = 0;
+        std::error_code error;
+        for (std::filesystem::directory_iterator at(path, error), end; at != end; at.increment(error)) {
+            names.push_back(at->path().filename().string());
         }
-        return errno;
+        return error.value();
     });
-    if (!there) { return std::nullopt; }
-    std::sort(names.begin(), names.end());
-    return names;
+    std::ranges::sort(names);
+    return there ? std::optional(names) : std::nullopt;
 }
 
 std::optional<std::string> read_whole(const std::string& path, int64_t most_bytes) {
@@ -138,36 +126,26 @@ std::optional<std::string> read_whole(const std::string& path, int64_t most_byte
     return there ? std::optional(std::move(text)) : std::nullopt;
 }
 
-Hasher::Hasher() : state_(XXH3_createState(), [](void* s) { XXH3_freeState((XXH3_state_t*)s); }) {
-    restart();
-}
-void Hasher::restart() {
-    XXH3_64bits_reset((XXH3_state_t*)state_.get());
-    bytes_ = 0;
-}
+Hasher::Hasher() : state_(XXH3_createState(), XXH3_freeState) { XXH3_64bits_reset(state_.get()); }
 void Hasher::add(const void* data, size_t bytes) {
-    XXH3_64bits_update((XXH3_state_t*)state_.get(), data, bytes);
+    XXH3_64bits_update(state_.get(), data, bytes);
     bytes_ += (int64_t)bytes;
 }
-Digest Hasher::digest() const { return {bytes_, XXH3_64bits_digest((const XXH3_state_t*)state_.get())}; }
+Digest Hasher::digest() const { return {bytes_, XXH3_64bits_digest(state_.get())}; }
 
 std::optional<Digest> digest_file(const std::string& path, int64_t from) {
     Hasher hasher;
     bool there = read_pieces(
-        path, from, [&] { hasher.restart(); },
-        [&](const char* data, size_t bytes) { hasher.add(data, bytes); });
+        path, from, [&] { hasher = {}; }, [&](const char* data, size_t bytes) { hasher.add(data, bytes); });
     return there ? std::optional(hasher.digest()) : std::nullopt;
 }
 
-std::string file_identity(const std::string& path) {
+std::string file_identity(const std::string& path, bool settled) {
     struct stat st;
-    return stat_of(path, &st) ? identity_of(st) : "";
-}
-
-std::string settled_identity(const std::string& path) {
-    struct stat st;
-    bool settled = stat_of(path, &st) && std::time(nullptr) - st.st_ctim.tv_sec > 2;
-    return settled ? identity_of(st) : "";
+    if (!stat_of(path, &st) || (settled && std::time(nullptr) - st.st_ctim.tv_sec <= 2)) { return ""; }
+    auto time = [](const timespec& t) { return fmt::format("{}.{:09}", t.tv_sec, t.tv_nsec); };
+    return fmt::format("{} {} {} {} {}", st.st_dev, st.st_ino, st.st_size, time(st.st_mtim),
+                       time(st.st_ctim));
 }
 
 // ---- open files, headers, writing ---------------------------------------------------------------
@@ -214,48 +192,35 @@ std::string_view foreign_kind(std::string_view head) {
     return "";
 }
 
-RegularFile::RegularFile(const std::string& path) : path_(path) {
-    // O_NONBLOCK: a pipe is refused below; without it, opening one would wait for whoever writes to it
-    auto try_open = [&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); };
-    fd_ = try_open();
+RegularFile::RegularFile(const std::string& path) : path_(path), file_(open_to_read(path)) {
     rlimit most;
     // a data set may have more shards than the usual 1,024 files
-    if (fd_ < 0 && errno == EMFILE && getrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur < most.rlim_max) {
+    if (file_ < 0 && errno == EMFILE && getrlimit(RLIMIT_NOFILE, &most) == 0 &&
+        most.rlim_cur < most.rlim_max) {
         most.rlim_cur = most.rlim_max;
         setrlimit(RLIMIT_NOFILE, &most);
-        fd_ = try_open();
+        file_ = open_to_read(path);
     }
-    if (fd_ < 0) {
+    if (file_ < 0) {
         fail(kExitBadInput, path, "cannot open", "Expected a file that you may read: check its name.");
     }
     struct stat st;
-    const bool regular = fstat(fd_, &st) == 0 && S_ISREG(st.st_mode);
-    if (!regular || st.st_size == 0) {
-        close(fd_);
-        throw Error(kExitBadInput, path + (regular ? ": the file is empty" : ": not a regular file"));
+    if (fstat(file_, &st) != 0 || !S_ISREG(st.st_mode)) {
+        throw Error(kExitBadInput, path + ": not a regular file");
     }
     size_ = (size_t)st.st_size;
-    char head[kHeadBytes];
-    const ssize_t got = pread(fd_, head, sizeof(head), 0);
+    if (size_ == 0) { throw Error(kExitBadInput, path + ": the file is empty"); }
+    std::string head(std::min(size_, kHeadBytes), '\0');
+    read(0, head.data(), head.size());
     // else an LFS pointer would have a "length of the header: found 2336927755350992246"
-    const std::string_view kind = foreign_kind({head, (size_t)std::max<ssize_t>(got, 0)});
-    if (!kind.empty()) {
-        close(fd_);
-        throw Error(kExitBadInput, fmt::format("{}: found {}", path, kind.data()));
-    }
-}
-
-RegularFile::RegularFile(RegularFile&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
-
-RegularFile::~RegularFile() {
-    if (fd_ >= 0) { close(fd_); }
+    const std::string_view kind = foreign_kind(head);
+    if (!kind.empty()) { throw Error(kExitBadInput, fmt::format("{}: found {}", path, kind)); }
 }
 
 void RegularFile::read(uint64_t at, void* to, size_t bytes) const {
     require(at <= size_ && bytes <= size_ - at, "RegularFile: the range must lie in the file");
     for (size_t done = 0; done < bytes;) {
-        ssize_t got = pread(fd_, static_cast<char*>(to) + done, bytes - done, (off_t)(at + done));
+        ssize_t got = pread(file_, static_cast<char*>(to) + done, bytes - done, (off_t)(at + done));
         if (got < 0 && errno == EINTR) { continue; }
         if (got <= 0) {
             throw Error(kExitBadInput,
@@ -278,7 +243,7 @@ std::string RegularFile::text(size_t most_bytes) const {
 }
 
 void RegularFile::will_need(uint64_t at, size_t bytes) const {
-    posix_fadvise(fd_, (off_t)at, (off_t)bytes, POSIX_FADV_WILLNEED);  // may fail
+    posix_fadvise(file_, (off_t)at, (off_t)bytes, POSIX_FADV_WILLNEED);  // may fail
 }
 
 HeaderReader::HeaderReader(const RegularFile& file, const char* kind, int32_t magic, std::string cure)
@@ -324,8 +289,8 @@ void sweep_temporaries(const std::string& path) {
         if (!name.starts_with(start) || name.find_first_not_of("0123456789", start.size()) != name.npos) {
             continue;
         }
-        const Descriptor d(open(at->path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-        if (d.fd >= 0 && flock(d.fd, LOCK_EX | LOCK_NB) == 0) { unlink(at->path().c_str()); }
+        const Descriptor file(open(at->path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+        if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0) { unlink(at->path().c_str()); }
     }
 }
 
@@ -352,11 +317,9 @@ FileWriter::FileWriter(const std::string& path) : path_(path) {
     constexpr int64_t kAboveProcesses = 1 << 22;
     for (int64_t number = getpid(); file_ == nullptr; number += kAboveProcesses) {
         temporary_ = fmt::format("{}.tmp-{}", path, number);
-        // what has this name already is another container's, or a link whose file would be emptied
-        const int fd = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (fd < 0 && errno == EEXIST) { continue; }
-        file_ = fd < 0 ? nullptr : fdopen(fd, "wb");
-        if (file_ == nullptr) {
+        // x: what has this name already is another container's, or a link whose file would be emptied
+        file_ = std::fopen(temporary_.c_str(), "wbxe");
+        if (file_ == nullptr && errno != EEXIST) {
             llmc::fail(kExitUsage, path, "cannot write there", "Choose a folder that you may write to.");
         }
     }
@@ -364,10 +327,8 @@ FileWriter::FileWriter(const std::string& path) : path_(path) {
 }
 
 FileWriter::~FileWriter() {
-    if (file_ != nullptr) {
-        std::fclose(file_);
-        unlink(temporary_.c_str());
-    }
+    if (file_ != nullptr) { std::fclose(file_); }
+    if (!temporary_.empty()) { unlink(temporary_.c_str()); }
 }
 
 void FileWriter::write(const void* data, size_t bytes) {
@@ -386,11 +347,9 @@ Digest FileWriter::commit(const std::function<void()>& before) {
     const Descriptor lock(fcntl(fileno(file_), F_DUPFD_CLOEXEC, 0));  // until it has its name
     if (std::fclose(std::exchange(file_, nullptr)) != 0 ||
         std::rename(temporary_.c_str(), path_.c_str()) != 0) {
-        int error = errno;
-        unlink(temporary_.c_str());
-        errno = error;
         fail("closing or renaming failed");
     }
+    temporary_.clear();
     sync_folder(folder_of(path_));
     return hasher_.digest();
 }
@@ -418,9 +377,9 @@ Digest write_text_file(const std::string& path, const std::string& text) {
 }
 
 void sync_folder(const std::string& folder) {
-    Descriptor d(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const Descriptor opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     // EINVAL: a file system that does not know how
-    if (d.fd < 0 || (fsync(d.fd) != 0 && errno != EINVAL)) {
+    if (opened < 0 || (fsync(opened) != 0 && errno != EINVAL)) {
         fail(kExitSaveFailed, folder, "cannot flush this folder to the disk",
              "What was saved in it may be lost with the power.");
     }
@@ -445,16 +404,107 @@ void make_writable_folder(const std::string& path) {
 
 std::string make_new_folder(const std::string& name) {
     make_writable_folder(folder_of(name));
-    for (int number = 1;; number++) {
-        std::string numbered = number == 1 ? name : fmt::format("{}-{}", name, number);
-        if (mkdir(numbered.c_str(), 0777) == 0) {
-            sync_folder(folder_of(numbered));
-            return numbered;
-        }
+    std::string numbered = name;
+    for (int number = 2; mkdir(numbered.c_str(), 0777) != 0; number++) {
         if (errno != EEXIST) {
             fail(kExitUsage, numbered, "cannot make this folder", "Choose one that you may write to.");
         }
+        numbered = fmt::format("{}-{}", name, number);
     }
+    sync_folder(folder_of(numbered));
+    return numbered;
+}
+
+// ---- one process a run folder --------------------------------------------------------------------
+
+namespace {
+
+std::string host_name() {
+    char name[256] = {};
+    return gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
+}
+
+// "process 123 on host": whoever holds the lock has just taken it or wrote this long ago. Until it has, the
+// file is empty or names a process that was killed.
+std::string holder(int fd) {
+    for (int wait = 0; wait < 100; wait++) {
+        char text[512] = {}, host[256];
+        int pid = 0;
+        (void)!pread(fd, text, sizeof(text) - 1, 0);
+        if (std::sscanf(text, "process %d on %255s", &pid, host) == 2 && pid > 0) {
+            const bool ended = host == host_name() && kill(pid, 0) != 0 && errno == ESRCH;
+            if (!ended) { return fmt::format("process {} on {}", pid, host); }
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return "another process";
+}
+
+// false: another process holds it
+bool lock_file(int fd, const std::string& path) {
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) { return true; }
+    if (errno == EWOULDBLOCK) { return false; }
+    put_text(stderr,
+             fmt::format("{}: this file system has no locks ({}): start no second run in this folder\n", path,
+                         std::strerror(errno)));
+    return true;
+}
+
+// whether the file is still the one of this name: it may have been removed between opening and locking
+bool is_named(int fd, const std::string& path) {
+    struct stat opened, named;
+    return fstat(fd, &opened) == 0 && stat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+           opened.st_ino == named.st_ino;
+}
+
+}  // namespace
+
+RunLock::~RunLock() {
+    if (taken()) { (void)!ftruncate(file_, 0); }
+}
+
+void RunLock::take(const std::string& folder) {
+    if (taken()) { return; }
+    const std::string path = folder + "/.lock";
+    for (;;) {
+        // O_NOFOLLOW: a folder from elsewhere may have a link there, whose file would be emptied
+        Descriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0644));
+        if (file < 0) {
+            throw Error(kExitUsage,
+                        fmt::format("{}: cannot make or write this file: {}. {}.", path, std::strerror(errno),
+                                    errno == ELOOP ? "It is a link, expected a file or nothing: remove it"
+                                                   : "Choose an --out that you may write to"));
+        }
+        if (!lock_file(file, path)) {
+            throw Error(kExitUsage,
+                        fmt::format("{}: {} trains in this folder (it holds .lock). Wait until it has "
+                                    "ended, or choose another --out.",
+                                    folder, holder(file)));
+        }
+        if (!is_named(file, path)) { continue; }
+        const std::string me = fmt::format("process {} on {}\n", getpid(), host_name());
+        (void)!ftruncate(file, 0);  // the lock holds without the name
+        (void)!pwrite(file, me.data(), me.size(), 0);
+        file_ = std::move(file);
+        folder_ = folder;
+        return;
+    }
+}
+
+void RunLock::require_held() const {
+    const std::string path = folder_ + "/.lock";
+    struct stat ignored;
+    const bool other = stat(path.c_str(), &ignored) == 0,
+               gone = !other && (errno == ENOENT || errno == ENOTDIR);
+    // any other error says nothing of the folder
+    if (!taken() || is_named(file_, path) || (!other && !gone)) { return; }
+    throw Error(
+        kExitSaveFailed,
+        fmt::format(
+            "{}: its .lock is {}: the folder was moved, or .lock removed, so that another process may "
+            "train there. Nothing more is written. Go on from what was saved: --resume auto --out "
+            "FOLDER, where the folder is now.",
+            folder_, other ? "another file" : "gone"));
 }
 
 }  // namespace llmc

@@ -11,11 +11,30 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "llmc/host/base/error.h"
 
+struct XXH3_state_s;
+
 namespace llmc {
+
+// The number of an open file, which is closed with it; negative: none.
+class Descriptor {
+public:
+    explicit Descriptor(int fd) : fd_(fd) {}
+    Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Descriptor& operator=(Descriptor&& other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
+    ~Descriptor();
+    operator int() const { return fd_; }
+
+private:
+    int fd_;
+};
 
 struct CannotRead : Error {
     using Error::Error;
@@ -29,7 +48,7 @@ std::optional<std::vector<std::string>> folder_names(const std::string& path);
 
 // A whole file; nothing if there is none. Throws Error(kExitBadInput) if it is no regular file, or longer
 // than that.
-std::optional<std::string> read_whole(const std::string& path, int64_t most_bytes);
+std::optional<std::string> read_whole(const std::string& path, int64_t most_bytes = INT64_MAX);
 
 struct Digest {
     int64_t bytes = 0;
@@ -41,12 +60,11 @@ struct Digest {
 class Hasher {
 public:
     Hasher();
-    void restart();
     void add(const void* data, size_t bytes);
     Digest digest() const;
 
 private:
-    std::shared_ptr<void> state_;  // xxHash's
+    std::shared_ptr<XXH3_state_s> state_;
     int64_t bytes_ = 0;
 };
 
@@ -56,9 +74,8 @@ std::optional<Digest> digest_file(const std::string& path, int64_t from = 0);
 
 // Device, inode, size and both times of a file as one word each: the same as before means that nobody has
 // written to it, unless its file system's clock has not moved on since. "" if there is no such file.
-std::string file_identity(const std::string& path);
-// the same, but "" where that clock may not have moved on: of a file that changed in the last two seconds
-std::string settled_identity(const std::string& path);
+// settled: "" also where that clock may not have moved on: of a file that changed in the last two seconds.
+std::string file_identity(const std::string& path, bool settled = false);
 
 constexpr int kHeaderWords = 256;
 constexpr size_t kHeaderBytes = kHeaderWords * sizeof(int32_t);
@@ -74,11 +91,6 @@ std::string_view foreign_kind(std::string_view head);
 class RegularFile {
 public:
     explicit RegularFile(const std::string& path);
-    ~RegularFile();
-    RegularFile(RegularFile&& other) noexcept;
-    RegularFile(const RegularFile&) = delete;
-    RegularFile& operator=(const RegularFile&) = delete;
-
     const std::string& path() const { return path_; }
     size_t size() const { return size_; }  // when it was opened
 
@@ -91,7 +103,7 @@ public:
 
 private:
     std::string path_;
-    int fd_ = -1;
+    Descriptor file_;
     size_t size_ = 0;
 };
 
@@ -131,7 +143,6 @@ public:
     explicit FileWriter(const std::string& path);
     ~FileWriter();
     FileWriter(const FileWriter&) = delete;
-    FileWriter& operator=(const FileWriter&) = delete;
 
     void write(const void* data, size_t bytes);
     // The digest of what the file is now. before: called when the disk has all of it, before it gets its name; of a set of
@@ -162,5 +173,27 @@ void make_writable_folder(const std::string& path);
 // makes a folder that was not there, of this name or of name-2, name-3, ...; returns its name. Of several
 // that ask at once each gets its own. Errors as above.
 std::string make_new_folder(const std::string& name);
+
+// One process a run folder: two that save into one folder would delete each other's files.
+// Holds folder/.lock by flock(2) as long as it lives; a process that ends, however it ends, lets go. The file
+// says who holds it and stays, empty.
+class RunLock {
+public:
+    RunLock() = default;
+    ~RunLock();
+    RunLock(const RunLock&) = delete;
+
+    // The folder exists. Throws Error(kExitUsage) that names process and host if another process holds it, or
+    // if the folder cannot be written. Where the file system knows no locks, that is said on stderr.
+    void take(const std::string& folder);
+    bool taken() const { return file_ >= 0; }
+    // Throws Error(kExitSaveFailed) if the folder was moved or its .lock removed since: a save might then replace what
+    // another run has saved.
+    void require_held() const;
+
+private:
+    Descriptor file_{-1};
+    std::string folder_;
+};
 
 }  // namespace llmc

@@ -2,7 +2,6 @@
 #include "llmc/host/files/json.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -23,14 +22,14 @@ public:
     Builder(JsonValue* root, const JsonLimits& limits) : root_(root), limits_(limits) {}
     std::string problem;
 
-    bool null() override { return add(nullptr) != nullptr; }
-    bool boolean(bool x) override { return add(x) != nullptr; }
-    bool number_integer(int64_t x) override { return add(x) != nullptr; }
+    bool null() override { return add(nullptr); }
+    bool boolean(bool x) override { return add(x); }
+    bool number_integer(int64_t x) override { return add(x); }
     bool number_unsigned(uint64_t x) override {
-        return x > limits_.integer ? refuse("an integer over 2^63 - 1") : add(x) != nullptr;
+        return x > limits_.integer ? refuse("an integer over 2^63 - 1") : add(x);
     }
-    bool number_float(double x, const string_t&) override { return add(x) != nullptr; }
-    bool string(string_t& text) override { return add(std::move(text)) != nullptr; }
+    bool number_float(double x, const string_t&) override { return add(x); }
+    bool string(string_t& text) override { return add(std::move(text)); }
     bool binary(JsonValue::binary_t&) override { return refuse("binary data"); }
     bool start_object(size_t) override { return open(Object()); }
     bool start_array(size_t) override { return open(List()); }
@@ -39,12 +38,10 @@ public:
         return true;
     }
     bool end_object() override {
-        const auto& object = stack_.back()->get_ref<const Object&>();
         std::vector<std::string_view> names;
-        names.reserve(object.size());
-        for (const auto& [name, value] : object) { names.push_back(name); }
-        std::sort(names.begin(), names.end());
-        const auto twice = std::adjacent_find(names.begin(), names.end());
+        for (const auto& [name, value] : stack_.back()->get_ref<const Object&>()) { names.push_back(name); }
+        std::ranges::sort(names);
+        const auto twice = std::ranges::adjacent_find(names);
         stack_.pop_back();
         return twice == names.end() || refuse(quoted_name(*twice) + " twice in one object");
     }
@@ -72,35 +69,31 @@ private:
         problem = what;
         return false;
     }
-    // where the new value now is, null if there are too many
     template <typename T>
-    JsonValue* add(T&& value) {
-        if (++values_ > limits_.values) {
-            refuse(fmt::format("more than {} values", limits_.values));
-            return nullptr;
-        }
-        JsonValue* place = root_;
+    bool add(T&& value) {
+        if (++values_ > limits_.values) { return refuse(fmt::format("more than {} values", limits_.values)); }
+        place_ = root_;
         if (!stack_.empty()) {
             if (auto* list = stack_.back()->get_ptr<List*>()) {
-                place = &list->emplace_back();
+                place_ = &list->emplace_back();
             } else {  // emplace() would look through all that are there
-                place = &stack_.back()->get_ref<Object&>().emplace_back(std::move(key_), nullptr).second;
+                place_ = &stack_.back()->get_ref<Object&>().emplace_back(std::move(key_), nullptr).second;
             }
         }
-        *place = std::forward<T>(value);
-        return place;
+        *place_ = std::forward<T>(value);
+        return true;
     }
     template <typename T>
     bool open(T&& container) {
         if ((int)stack_.size() == limits_.depth) {
             return refuse(fmt::format("more than {} levels of lists and objects", limits_.depth));
         }
-        JsonValue* place = add(std::forward<T>(container));
-        if (place != nullptr) { stack_.push_back(place); }
-        return place != nullptr;
+        if (!add(std::forward<T>(container))) { return false; }
+        stack_.push_back(place_);
+        return true;
     }
 
-    JsonValue* root_;
+    JsonValue *root_, *place_ = nullptr;  // place_: where the last value is
     JsonLimits limits_;
     size_t values_ = 0;
     std::vector<JsonValue*> stack_;  // what is open; what is inside a value does not move while it is
@@ -133,8 +126,7 @@ JsonValue read_json_file(const std::string& path, size_t max_bytes, const JsonLi
 const JsonValue* json_find(const JsonValue* object, std::string_view name) {
     const auto* members = json_as<Object>(object);
     if (members == nullptr) { return nullptr; }
-    const auto at =
-        std::ranges::find(*members, name, [](const auto& member) { return std::string_view(member.first); });
+    const auto at = std::ranges::find(*members, name, &Object::value_type::first);
     return at == members->end() ? nullptr : &at->second;
 }
 
@@ -144,9 +136,10 @@ const T* json_as(const JsonValue* value) {
 }
 template <>
 const int64_t* json_as(const JsonValue* value) {
-    const bool fits =
-        value != nullptr && (!value->is_number_unsigned() || value->get<uint64_t>() <= INT64_MAX);
-    return fits ? value->get_ptr<const int64_t*>() : nullptr;
+    if (value == nullptr || (value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX)) {
+        return nullptr;
+    }
+    return value->get_ptr<const int64_t*>();
 }
 template const bool* json_as(const JsonValue*);
 template const double* json_as(const JsonValue*);
@@ -160,12 +153,6 @@ std::string json_line(const JsonValue& value) {
 
 std::string json_text(std::string_view text) { return json_line(text); }
 
-double to_digits(double x, int digits) {
-    char text[40];
-    double rounded = x;
-    const auto end = std::to_chars(text, text + sizeof(text), x, std::chars_format::general, digits).ptr;
-    std::from_chars(text, end, rounded);
-    return rounded;
-}
+double to_digits(double x, int digits) { return std::stod(fmt::format("{:.{}g}", x, digits)); }
 
 }  // namespace llmc

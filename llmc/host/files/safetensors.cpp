@@ -1,7 +1,9 @@
 // safetensors files: see safetensors.h.
 #include "llmc/host/files/safetensors.h"
 
+#include <fmt/format.h>
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -30,6 +32,10 @@ constexpr KnownType kKnownTypes[] = {{"F32", 4},     {"F16", 2},    {"BF16", 2},
 
 const KnownType* known_type(std::string_view name) {  // std::end(kKnownTypes) if it is none
     return std::ranges::find(kKnownTypes, name, &KnownType::name);
+}
+
+int64_t elements_of(const std::vector<int64_t>& shape) {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
 // reads and checks the header of one file
@@ -149,9 +155,8 @@ private:
 
     // side by side, from the first byte to the last
     void check_places(std::vector<SafetensorsEntry>* all) const {
-        std::stable_sort(all->begin(), all->end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-            return a.begin != b.begin ? a.begin < b.begin : (a.elements == 0) > (b.elements == 0);
-        });
+        std::ranges::stable_sort(
+            *all, {}, [](const SafetensorsEntry& e) { return std::pair(e.begin, e.elements > 0); });
         uint64_t at = body_;
         for (const SafetensorsEntry& e : *all) {
             const std::string what = "tensor " + quoted_name(e.name) + ", data_offsets";
@@ -173,23 +178,17 @@ private:
 
 std::string header_text(const std::vector<SafetensorsTensor>& tensors, const std::vector<size_t>& order,
                         TensorType type) {
-    std::string header = "{\"__metadata__\":{\"format\":\"pt\"}";
+    JsonValue header = {{kMetadata, {{"format", "pt"}}}};
     int64_t at = 0;
     for (size_t i : order) {
-        std::string shape;
-        int64_t bytes = type_bytes(type);
-        for (int64_t n : tensors[i].shape) {
-            shape += (shape.empty() ? "" : ",") + std::to_string(n);
-            bytes *= n;
-        }
-        header += fmt::format(",{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
-                              json_text(tensors[i].name), type_name(type), shape, at,
-                              (long long)at + (long long)bytes);
-        at += bytes;
+        const auto& [name, shape] = tensors[i];
+        const int64_t end = at + elements_of(shape) * type_bytes(type);
+        header[name] = {{"dtype", type_name(type)}, {"shape", shape}, {"data_offsets", {at, end}}};
+        at = end;
     }
-    header += "}";
-    header.resize((header.size() + 7) / 8 * 8, ' ');  // so that the tensors are aligned
-    return header;
+    std::string text = json_line(header);
+    text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the tensors are aligned
+    return text;
 }
 
 }  // namespace
@@ -203,21 +202,15 @@ int64_t type_bytes(TensorType type) {
     return (int64_t)kKnownTypes[(int)type].bytes;
 }
 
-std::string SafetensorsEntry::shape_text() const {
-    std::string text;
-    for (int64_t n : shape) { text += (text.empty() ? "" : ", ") + std::to_string(n); }
-    return "(" + text + ")";
-}
+std::string SafetensorsEntry::shape_text() const { return fmt::format("({})", fmt::join(shape, ", ")); }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
     entries_ = HeaderParser(file_).entries();
 }
 
 const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
-    for (const SafetensorsEntry& e : entries_) {
-        if (e.name == name) { return &e; }
-    }
-    return nullptr;
+    const auto at = std::ranges::find(entries_, name, &SafetensorsEntry::name);
+    return at == entries_.end() ? nullptr : &*at;
 }
 
 void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t first, std::span<float> values) const {
@@ -229,13 +222,12 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t first, std::sp
     if (entry.type == TensorType::kF64) {
         std::vector<double> wide(values.size());
         file_.read(at, wide.data(), wide.size() * sizeof(double));
-        std::copy(wide.begin(), wide.end(), values.begin());
+        std::ranges::copy(wide, values.begin());
         return;
     }
     std::vector<uint16_t> narrow(values.size());
     file_.read(at, narrow.data(), narrow.size() * sizeof(uint16_t));
-    std::transform(narrow.begin(), narrow.end(), values.begin(),
-                   entry.type == TensorType::kF16 ? from_fp16 : from_bf16);
+    std::ranges::transform(narrow, values.begin(), entry.type == TensorType::kF16 ? from_fp16 : from_bf16);
 }
 
 Digest write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
@@ -244,35 +236,27 @@ Digest write_safetensors(const std::string& path, const std::vector<SafetensorsT
                          const std::function<void()>& before) {
     std::vector<size_t> order(tensors.size());
     std::iota(order.begin(), order.end(), size_t{0});
-    std::sort(order.begin(), order.end(),
-              [&](size_t a, size_t b) { return tensors[a].name < tensors[b].name; });
+    std::ranges::sort(order, {}, [&](size_t i) { return std::string_view(tensors[i].name); });
     const std::string header = header_text(tensors, order, type);
     const uint64_t length = header.size();
     require(length <= kMaxHeader, "write_safetensors: the header is too long");
     FileWriter out(path);
     out.write(&length, sizeof(length));
     out.write(header.data(), header.size());
-    const auto size = [&](size_t i) {
-        int64_t elements = 1;
-        for (int64_t n : tensors[i].shape) { elements *= n; }
-        return elements;
-    };
-    int64_t most = 0;
-    for (size_t i : order) { most = std::max(most, std::min(kPiece, size(i))); }
-    std::vector<float> piece((size_t)most);
-    std::vector<uint16_t> narrow(type == TensorType::kF32 ? 0 : piece.size());
+    std::vector<float> piece;
+    std::vector<uint16_t> narrow;
     for (size_t i : order) {
-        const int64_t elements = size(i);
+        const int64_t elements = elements_of(tensors[i].shape);
         for (int64_t first = 0; first < elements; first += kPiece) {
-            const auto count = (size_t)std::min(kPiece, elements - first);
-            read(i, first, std::span(piece).first(count));
+            piece.resize((size_t)std::min(kPiece, elements - first));
+            read(i, first, piece);
             if (type == TensorType::kF32) {
-                out.write(piece.data(), count * sizeof(float));
+                out.write(piece.data(), piece.size() * sizeof(float));
                 continue;
             }
-            std::transform(piece.begin(), piece.begin() + (int64_t)count, narrow.begin(),
-                           type == TensorType::kF16 ? to_fp16 : to_bf16);
-            out.write(narrow.data(), count * sizeof(uint16_t));
+            narrow.resize(piece.size());
+            std::ranges::transform(piece, narrow.begin(), type == TensorType::kF16 ? to_fp16 : to_bf16);
+            out.write(narrow.data(), narrow.size() * sizeof(uint16_t));
         }
     }
     return out.commit(before);

@@ -103,7 +103,7 @@ struct ShardRecord {
     std::string name;  // without its folder
     int64_t tokens = 0;
     uint64_t xxh3 = 0;     // of the tokens
-    std::string identity;  // what the system said of the file then (settled_identity)
+    std::string identity;  // what the system said of the file then (file_identity)
 };
 
 struct TrainingState {

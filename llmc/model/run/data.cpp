@@ -52,7 +52,7 @@ std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<Shar
         ShardRecord record;
         record.name = std::filesystem::path(shard.path()).filename().string();
         record.tokens = shard.num_tokens();
-        record.identity = settled_identity(shard.path());
+        record.identity = file_identity(shard.path(), true);
         auto same = std::find_if(known.begin(), known.end(), [&](const ShardRecord& k) {
             return k.name == record.name && k.tokens == record.tokens && k.identity == record.identity;
         });

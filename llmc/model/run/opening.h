@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "llmc/host/files/run_lock.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/log/report.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/host/tokens/dataloader.h"
