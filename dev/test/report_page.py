@@ -136,7 +136,7 @@ def main():
     check("labels on a phone", sorted(l.split()[0] for l in phone["labels"]) == ["entropy", "training", "validation"]
           and not phone["outside"] + phone["close"], phone)
 
-    other, _ = train(folder, "two", "50", "--lr", "0.01")
+    other, _ = train(folder, "two", "50", "--lr", "0.02")
     both = os.path.join(folder, "both.html")
     subprocess.run(["./train_gpt2", "report", run, other, "--out", both], check=True, stdout=subprocess.DEVNULL)
     for width in (1200, 360):
@@ -145,7 +145,7 @@ def main():
         check("a curve for each", found["charts"] == 4 and found["curves"] == 2 * 2 + 3 * 2, found["curves"])
         check("each is named at its end", sum("…" in l or "one" in l or "two" in l for l in found["labels"]) == 2,
               found["labels"])
-        check("options that differ", re.search(r"lr\s+\S+\s+0\.01", found["text"]), found["text"][:900])
+        check("options that differ", re.search(r"lr\s+\S+\s+0\.02", found["text"]), found["text"][:900])
         check("labels inside", not found["outside"] and found["width"] <= width, (found["outside"], found["width"]))
 
     for dark, background in ((False, (255, 255, 255)), (True, (0x14, 0x17, 0x1a))):

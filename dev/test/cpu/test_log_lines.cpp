@@ -192,14 +192,4 @@ TEST_CASE("log: what a resume keeps") {
     CHECK(Json::parse(sample2)["text"] == "\xef\xbf\xbd\"");
     CHECK_FALSE(has_steps(start + save2 + resume));
     CHECK(has_steps(start + step1));
-
-    // format 1, of a run of an earlier version, becomes format 2
-    const std::string old =
-        "{\"step\":0,\"line\":[[\"0123456789abcdef\",0]]}\n{\"step\":0,\"train_loss\":3.5,\"lr\":0.1}\n"
-        "{\"step\":1,\"val_loss\":3}\n{\"step\":1,\"train_loss\":2.5,\"lr\":0.1}\n";
-    const std::string renewed = kept_log_lines(old, 1);
-    CHECK(renewed ==
-          "{\"step\":0,\"line\":[[\"0123456789abcdef\",0]],\"event\":\"start\",\"log\":2,\"time\":null}\n"
-          "{\"step\":1,\"train_loss\":3.5,\"lr\":0.1,\"time\":null}\n");
-    CHECK(kept_log_lines(renewed, 1) == renewed);
 }

@@ -95,11 +95,11 @@ TEST_CASE("report: skipped steps, other logs and lines that are not ours") {
     const Json p = data_of(history)["points"];
     CHECK(p["loss"].back().is_null());
     CHECK(p["low"].back().is_null());
-    RunHistory old("old");  // format 1 counts steps from 0
-    old.add(
-        "{\"step\":0,\"train_loss\":3,\"grad_norm\":1,\"lr\":1,\"ms\":500,\"tokens_per_s\":20}\n"
-        "{\"step\":1,\"train_loss\":2,\"grad_norm\":1,\"lr\":1,\"ms\":500,\"tokens_per_s\":20}\n{\"st");
-    const Json data = data_of(old);
+    RunHistory torn("torn");
+    torn.add(
+        "{\"step\":1,\"train_loss\":3,\"grad_norm\":1,\"lr\":1,\"ms\":500,\"tokens_per_s\":20}\n"
+        "{\"step\":2,\"train_loss\":2,\"grad_norm\":1,\"lr\":1,\"ms\":500,\"tokens_per_s\":20}\n{\"st");
+    const Json data = data_of(torn);
     CHECK(data["points"]["step"] == Json::array({1, 2}));
     CHECK(data["tokensPerStep"] == 10);
 }

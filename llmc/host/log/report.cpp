@@ -5,15 +5,14 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
-#include "llmc/host/log/report_page.h"
-#include "llmc/host/log/run_log.h"
 #include "llmc/host/options/table.h"
 
 namespace llmc {
@@ -33,50 +32,60 @@ std::string cut(const std::string& text, size_t most) {
     return text.substr(0, end) + " ...";
 }
 
-// every second one goes, but not the last
-template <typename T>
-void halve(std::vector<T>* all) {
-    size_t kept = 0;
-    for (size_t i = 0; i < all->size(); i++) {
-        if (i % 2 == (all->size() - 1) % 2) { (*all)[kept++] = std::move((*all)[i]); }
-    }
-    all->resize(kept);
-}
-
 // six digits are enough for a curve; null = unknown
 JsonValue number(double x) { return std::isfinite(x) ? JsonValue(to_digits(x, 6)) : JsonValue(); }
 
-// the members of all, a list each: what is the same for every curve is written once
-template <typename T, typename Member>
-JsonValue column(const std::vector<T>& all, Member member) {
-    JsonValue list = JsonValue::array();
-    for (const T& one : all) { list.push_back(member(one)); }
-    return list;
+// what a line has of this name, if it is of the right kind
+double number_of(const JsonValue& line, const char* name) {
+    const JsonValue* value = json_find(&line, name);
+    return value != nullptr && value->is_number() ? value->get<double>() : NAN;
+}
+int64_t count_of(const JsonValue& line, const char* name) {
+    const double x = number_of(line, name);
+    return x >= 0 && x < 9e18 ? (int64_t)x : 0;
+}
+std::string text_of(const JsonValue& line, const char* name, size_t most = kMostTextBytes) {
+    const auto* value = json_get<std::string>(line, name);
+    return value == nullptr ? "" : cut(*value, most);
+}
+
+// every second one goes, but not the last
+void halve(std::vector<std::string>* rows) {
+    std::vector<std::string> kept;
+    for (size_t i = (rows->size() + 1) % 2; i < rows->size(); i += 2) { kept.push_back((*rows)[i]); }
+    *rows = std::move(kept);
+}
+
+void add_row(std::vector<std::string>* rows, const JsonValue& row, size_t most) {
+    rows->push_back(json_line(row));
+    if (rows->size() > most) { halve(rows); }
+}
+
+JsonValue all_of(const std::vector<std::string>& rows) {
+    JsonValue all = JsonValue::array();
+    for (const std::string& row : rows) { all.push_back(JsonValue::parse(row)); }
+    return all;
+}
+
+// a list for each name: what is the same for every row is written once
+JsonValue columns(std::initializer_list<const char*> names, const JsonValue& rows) {
+    JsonValue all;
+    for (const char* name : names) { all[name] = JsonValue::array(); }
+    for (const JsonValue& row : rows) {
+        size_t i = 0;
+        for (JsonValue& column : all) { column.push_back(row[i++]); }
+    }
+    return all;
 }
 
 }  // namespace
 
-// what a line has of this name, if it is of the right kind
-struct RunHistory::LogLine {
-    JsonValue json;
-    double number(const char* name) const {
-        const JsonValue* value = json_find(&json, name);
-        return value != nullptr && value->is_number() ? value->get<double>() : NAN;
-    }
-    int64_t count(const char* name) const {
-        const double x = number(name);
-        return x >= 0 && x < 9e18 ? (int64_t)x : 0;
-    }
-    std::string text(const char* name, size_t most = kMostTextBytes) const {
-        const auto* value = json_get<std::string>(json, name);
-        return value == nullptr ? "" : cut(*value, most);
-    }
-};
+RunHistory::RunHistory(std::string name) : name_(std::move(name)) { add_start(JsonValue::object()); }
 
 RunHistory RunHistory::read(const std::string& path) {
     std::error_code ignored;
     const std::string log = std::filesystem::is_directory(path, ignored) ? path + "/log.jsonl" : path;
-    const auto text = read_whole(log, std::numeric_limits<int64_t>::max());
+    const auto text = read_whole(log);
     if (!text) { throw Error(kExitBadInput, path + ": no run: there is no " + log + ". Name a run folder."); }
     RunHistory history(path);
     history.add(*text);
@@ -87,153 +96,119 @@ RunHistory RunHistory::read(const std::string& path) {
 }
 
 void RunHistory::add(std::string_view lines) {
-    for (size_t end; (end = lines.find('\n')) != lines.npos; lines.remove_prefix(end + 1)) {
-        add_line(lines.substr(0, end));
-    }
+    for_each_log_line(lines, [&](std::string_view, const JsonValue& line) {
+        if (!line.is_object()) { return; }
+        if (const double time = number_of(line, "time"); time > 0) { time_ = time; }
+        if (line.contains("train_loss")) {
+            add_step(line);
+        } else if (line.contains("val_loss")) {
+            add_row(&validations_,
+                    {count_of(line, "step"), number(seconds_), number(number_of(line, "val_loss"))},
+                    kMostValidations);
+        } else if (line.contains("event") || line.contains("line")) {
+            add_event(line);
+        }
+    });
 }
 
-void RunHistory::add_line(std::string_view text) {
-    LogLine line{parse_log_line(text)};
-    if (!line.json.is_object()) { return; }
-    if (const double time = line.number("time"); time > 0) { time_ = time; }
-    if (line.json.contains("train_loss")) {
-        add_step(line);
-    } else if (line.json.contains("val_loss")) {
-        validations_.push_back({line.count("step"), seconds_, line.number("val_loss")});
-        if (validations_.size() > kMostValidations) { halve(&validations_); }
-    } else if (line.json.contains("event") || line.json.contains("line")) {
-        add_event(line);
-    }
-}
-
-void RunHistory::add_step(const LogLine& line) {
-    const int64_t step = line.count("step") + !line.json.contains("time");  // see kLogFormat
-    const double loss = line.number("train_loss"), norm = line.number("grad_norm");
-    const double ms = std::max(0.0, line.number("ms"));
+void RunHistory::add_step(const JsonValue& line) {
+    const double loss = number_of(line, "train_loss"), norm = number_of(line, "grad_norm");
+    const double ms = std::max(0.0, number_of(line, "ms"));
     seconds_ += ms / 1e3;
-    if (points_.empty() || (points_.back().step - 1) / width_ != (step - 1) / width_) {
-        points_.emplace_back();
+    Point p = {.step = count_of(line, "step"),
+               .seconds = seconds_,
+               .lr = number_of(line, "lr"),
+               .ms = ms,
+               .new_tokens = number_of(line, "tokens_per_s") * ms / 1e3};
+    if (std::isfinite(loss) && std::isfinite(norm)) {
+        p.finite = 1;
+        p.loss = p.low = p.high = loss;
+        p.norm = norm;
+    }
+    add_point(p);
+    if (points_.size() > kMostPoints) { join_points(); }
+}
+
+void RunHistory::add_point(const Point& later) {
+    if (points_.empty() || (points_.back().step - 1) / width_ != (later.step - 1) / width_) {
+        points_.push_back(later);
+        return;
     }
     Point& p = points_.back();
-    p.step = step;
-    p.seconds = seconds_;
-    p.lr = line.number("lr");
-    p.steps++;
-    p.ms += ms;
-    p.new_tokens += line.number("tokens_per_s") * ms / 1e3;
-    if (std::isfinite(loss) && std::isfinite(norm)) {
-        p.low = p.finite == 0 ? loss : std::min(p.low, loss);
-        p.high = p.finite == 0 ? loss : std::max(p.high, loss);
-        p.finite++;
-        p.loss += loss;
-        p.norm += norm;
-    }
-    if (points_.size() > kMostPoints) { join_points(); }
+    p.step = later.step;
+    p.seconds = later.seconds;
+    p.lr = later.lr;
+    p.steps += later.steps;
+    p.finite += later.finite;
+    p.low = std::fmin(p.low, later.low);
+    p.high = std::fmax(p.high, later.high);
+    p.loss += later.loss;
+    p.norm += later.norm;
+    p.ms += later.ms;
+    p.new_tokens += later.new_tokens;
 }
 
 // points of twice as many steps
 void RunHistory::join_points() {
     width_ *= 2;
-    size_t kept = 0;
-    for (size_t i = 0; i < points_.size(); i++) {
-        Point& p = points_[i];
-        if (kept == 0 || (points_[kept - 1].step - 1) / width_ != (p.step - 1) / width_) {
-            points_[kept++] = p;
-            continue;
-        }
-        Point& before = points_[kept - 1];
-        if (before.finite > 0 && p.finite > 0) {
-            p.low = std::min(p.low, before.low);
-            p.high = std::max(p.high, before.high);
-        } else if (before.finite > 0) {
-            p.low = before.low;
-            p.high = before.high;
-        }
-        p.finite += before.finite;
-        p.steps += before.steps;
-        p.loss += before.loss;
-        p.norm += before.norm;
-        p.ms += before.ms;
-        p.new_tokens += before.new_tokens;
-        before = p;
-    }
-    points_.resize(kept);
+    for (const Point& p : std::exchange(points_, {})) { add_point(p); }
 }
 
-void RunHistory::add_header(const LogLine& line) {
-    version_ = line.text("version");
-    plan_ = line.text("plan", kMostPlanBytes);
-    total_steps_ = line.count("steps");
-    parameters_ = line.count("parameters");
-    entropy_ = line.number("source_entropy");
-    options_.clear();
-    const JsonValue options = line.json.value("options", JsonValue());
-    for (const auto& item : options.items()) {
-        if (!options.is_object() || options_.size() == kMostOptions) { break; }
-        const JsonValue& value = item.value();
-        const std::string text = value.is_string()         ? value.get<std::string>()
-                                 : value.is_number_float() ? number(value.get<double>()).dump()
-                                                           : value.dump();
-        options_[cut(item.key(), 100)] = cut(text, kMostTextBytes);
+void RunHistory::add_start(const JsonValue& line) {
+    JsonValue start = {{"name", name_},
+                       {"version", text_of(line, "version")},
+                       {"plan", text_of(line, "plan", kMostPlanBytes)},
+                       {"steps", count_of(line, "steps")},
+                       {"parameters", count_of(line, "parameters")},
+                       {"entropy", number(number_of(line, "source_entropy"))}};
+    std::map<std::string, std::string> texts;
+    if (const auto* options = json_get<JsonValue::object_t>(line, "options")) {
+        for (const auto& [key, value] : *options) {
+            if (texts.size() == kMostOptions) { break; }
+            const std::string text = value.is_string()         ? value.get<std::string>()
+                                     : value.is_number_float() ? number(value.get<double>()).dump()
+                                                               : value.dump();
+            texts[cut(key, 100)] = cut(text, kMostTextBytes);
+        }
     }
+    start["options"] = texts;
+    start_ = json_line(start);
 }
 
-void RunHistory::add_event(const LogLine& line) {
-    const int64_t step = line.count("step");
-    std::string kind = line.text("event", 100), text = line.text("text");
-    if (kind == "sample") {
-        samples_.push_back({step, text});
-        if (samples_.size() > kMostSamples) { halve(&samples_); }
-        return;
-    }
-    if (line.json.contains("line")) {
-        if (line.json.contains("version")) { add_header(line); }
+void RunHistory::add_event(const JsonValue& line) {
+    const int64_t step = count_of(line, "step");
+    std::string kind = text_of(line, "event", 100), text = text_of(line, "text");
+    if (kind == "sample") { return add_row(&samples_, {step, text}, kMostSamples); }
+    if (line.contains("line")) {
+        if (line.contains("version")) { add_start(line); }
         kind = kind.empty() ? "start" : kind;
-        text = line.text("version") + (line.json.contains("device") ? " on " : "") + line.text("device");
+        text = text_of(line, "version") + (line.contains("device") ? " on " : "") + text_of(line, "device");
     }
-    events_.push_back({line.number("time"), step, kind, text});
-    if (events_.size() > kMostEvents) { halve(&events_); }
+    const double time = number_of(line, "time");
+    add_row(&events_, {std::isfinite(time) ? JsonValue(time) : JsonValue(), step, kind, text}, kMostEvents);
 }
 
 void RunHistory::thin() {
     if (points_.size() > 1) { join_points(); }
-    halve(&validations_);
-    halve(&samples_);
-    halve(&events_);
+    for (auto* rows : {&validations_, &samples_, &events_}) { halve(rows); }
 }
 
 std::string RunHistory::to_json() const {
+    JsonValue run = JsonValue::parse(start_), points = JsonValue::array();
     double tokens = 0, steps = 0;
     for (const Point& p : points_) {
         tokens += p.new_tokens;
         steps += (double)p.steps;
+        points.push_back({p.step, number(p.seconds), number(p.loss / (double)p.finite), number(p.low),
+                          number(p.high), number(p.norm / (double)p.finite), number(p.lr),
+                          number(p.new_tokens / p.ms * 1e3)});
     }
-    JsonValue run = {{"name", name_},
-                     {"version", version_},
-                     {"plan", plan_},
-                     {"steps", total_steps_},
-                     {"parameters", parameters_},
-                     {"entropy", number(entropy_)},
-                     {"tokensPerStep", number(std::round(tokens / std::max(1.0, steps)))},
-                     {"time", time_}};
-    run["options"] = options_;
-    const auto mean = [](double sum, int64_t n) { return n > 0 ? number(sum / (double)n) : JsonValue(); };
-    run["points"] = {
-        {"step", column(points_, [](const Point& p) { return p.step; })},
-        {"seconds", column(points_, [](const Point& p) { return number(p.seconds); })},
-        {"loss", column(points_, [&](const Point& p) { return mean(p.loss, p.finite); })},
-        {"low", column(points_, [](const Point& p) { return p.finite > 0 ? number(p.low) : JsonValue(); })},
-        {"high", column(points_, [](const Point& p) { return p.finite > 0 ? number(p.high) : JsonValue(); })},
-        {"norm", column(points_, [&](const Point& p) { return mean(p.norm, p.finite); })},
-        {"lr", column(points_, [](const Point& p) { return number(p.lr); })},
-        {"speed", column(points_, [](const Point& p) { return number(p.new_tokens / p.ms * 1e3); })}};
-    run["validation"] = {{"step", column(validations_, [](const auto& v) { return v.step; })},
-                         {"seconds", column(validations_, [](const auto& v) { return number(v.seconds); })},
-                         {"loss", column(validations_, [](const auto& v) { return number(v.loss); })}};
-    run["samples"] = column(samples_, [](const auto& s) { return JsonValue{s.step, s.text}; });
-    run["events"] = column(events_, [](const auto& e) {
-        return JsonValue{std::isfinite(e.time) ? JsonValue(e.time) : JsonValue(), e.step, e.kind, e.text};
-    });
+    run["tokensPerStep"] = number(std::round(tokens / std::max(1.0, steps)));
+    run["time"] = time_;
+    run["points"] = columns({"step", "seconds", "loss", "low", "high", "norm", "lr", "speed"}, points);
+    run["validation"] = columns({"step", "seconds", "loss"}, all_of(validations_));
+    run["samples"] = all_of(samples_);
+    run["events"] = all_of(events_);
     return json_line(run);
 }
 
@@ -241,16 +216,318 @@ std::string RunHistory::to_json() const {
 
 namespace {
 
+// What stands before the data, and the script that draws them. It puts texts of the run into text nodes only, so that no
+// text can become part of the page; the policy in the head keeps the browser from asking any network.
+constexpr std::string_view kReportHead = R"html(<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>plumb</title>
+<style>
+:root {
+  --page: #ffffff; --box: #f6f7f9; --text: #16191d; --faint: #5b6470; --line: #dfe3e8;
+  --c0: #1763c6; --c1: #c2410c; --c2: #237a36; --c3: #8b2fa8; --c4: #0b6f83; --c5: #b3174f; --c6: #5536b5;
+  --c7: #7a5a00;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #14171a; --box: #1e2226; --text: #eceff2; --faint: #a3adb8; --line: #343a41;
+    --c0: #74b0ff; --c1: #ff9d66; --c2: #6bd67f; --c3: #e199f5; --c4: #62d4e6; --c5: #fb9fc0; --c6: #b69cff;
+    --c7: #f2cd4e;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0 auto; padding: 16px; max-width: 1200px; background: var(--page); color: var(--text);
+  font: 15px/1.45 system-ui, -apple-system, "Segoe UI", sans-serif;
+}
+h1 { font-size: 22px; margin: 0 0 4px; overflow-wrap: anywhere; }
+h2, summary { font-size: 16px; font-weight: 600; margin: 26px 0 8px; }
+p, label { color: var(--faint); margin: 10px 20px 0 0; display: inline-block; }
+select, input { font: inherit; color: inherit; }
+.tiles { display: flex; flex-wrap: wrap; gap: 10px; margin-top: 12px; }
+.tiles div, pre { background: var(--box); border-radius: 8px; padding: 8px 14px; }
+.tiles b { display: block; font-size: 20px; font-weight: 600; }
+.tiles span { color: var(--faint); font-size: 13px; }
+.charts {
+  display: grid; gap: 0 28px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr));
+}
+.charts > :first-child { grid-column: 1 / -1; }
+.charts > :first-child svg { height: 380px; }
+.plot { position: relative; }
+svg { display: block; width: 100%; height: 240px; touch-action: pan-y; }
+svg text { font-size: 12px; fill: var(--faint); }
+svg .end { font-family: monospace; font-weight: 600; paint-order: stroke; stroke: var(--page); stroke-width: 4px; }
+.tip {
+  position: absolute; top: 8px; pointer-events: none; background: var(--box); border: 1px solid var(--line);
+  border-radius: 6px; padding: 4px 9px; font-size: 13px; white-space: nowrap; z-index: 1;
+}
+.tip div { display: flex; gap: 12px; justify-content: space-between; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; }
+td, th {
+  text-align: left; vertical-align: top; padding: 3px 16px 3px 0; border-bottom: 1px solid var(--line);
+}
+td { overflow-wrap: anywhere; min-width: 60px; }
+th { color: var(--faint); font-weight: 500; white-space: nowrap; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 4px 0 14px; }
+summary { cursor: pointer; }
+</style>
+</head>
+<body>
+<noscript>This page draws its curves by a script of its own: allow scripts to see them.</noscript>
+<main></main>
+<script type="application/json" id="data">)html";
+
+constexpr std::string_view kReportScript = R"html(</script>
+<script>
+"use strict";
+const runs = JSON.parse(document.getElementById("data").textContent), one = runs.length == 1;
+const main = document.querySelector("main");
+// names of runs without the folders that all of them are in
+const parts = runs[0].name.split("/").slice(0, -1);
+const shared = one ? 0 : parts.findIndex((p, i) => runs.some(run => run.name.split("/")[i] != p));
+for (const run of runs) run.label = run.name.split("/").slice(shared < 0 ? parts.length : shared).join("/");
+
+// ---- small tools
+function add(parent, name, text, attributes) {
+  const svg = name == "svg" || parent.namespaceURI.endsWith("svg");
+  const e = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  for (const key in attributes) e.setAttribute(key, attributes[key]);
+  e.textContent = text;
+  return parent.appendChild(e);
+}
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 5 });
+const short = x => Number.isFinite(x) ? compact.format(x) : "n/a";
+function duration(s) {
+  if (s < 60) return s.toFixed(0) + " s";
+  return s < 3600 ? (s / 60).toFixed(1) + " min" : (s / 3600).toFixed(1) + " h";
+}
+const when = t => t ? new Date(t * 1000).toLocaleString() : "";
+const finite = list => list.filter(Number.isFinite);
+const letter = 7.3;  // the width of one in a label
+const cut = (text, most) => text.length > most ? text.slice(0, Math.max(2, most - 1)) + "…" : text;
+
+// ---- curves: name, color, points x and y, their range (low, high), dots at them, a label at the end
+const axes = { step: "step", tokens: "tokens", hours: "hours of training" };
+function along(run, part) {
+  if (axis.value == "hours") return part.seconds.map(s => s / 3600);
+  return axis.value == "tokens" ? part.step.map(s => s * run.tokensPerStep) : part.step;
+}
+const curve = (run, color, part, member, name, more) => ({
+  name: one ? name : run.label, color: `var(--c${color % 8})`, x: along(run, part), y: part[member],
+  label: true, ...more });
+const simple = (member, name) => () => runs.map((run, k) => curve(run, k, run.points, member, name));
+function losses() {
+  const curves = runs.flatMap((run, k) => {
+    const p = run.points, v = run.validation, label = one || !finite(v.loss).length;
+    return [curve(run, k, p, "loss", "training", { low: p.low, high: p.high, kind: " training", label }),
+            curve(run, one ? 1 : k, v, "loss", "validation", { dots: true, kind: " validation" })];
+  });
+  const x = curves.flatMap(c => c.x).sort((a, b) => a - b);
+  for (const e of new Set(runs.map(run => run.entropy).filter(e => e > 0)))
+    curves.push({ name: "entropy", color: "var(--faint)", x, y: x.map(() => e), dashed: true, label: true });
+  return curves;
+}
+
+// ---- a chart
+function ticks(low, high, most, log) {
+  if (log && high / low > 8) {
+    const factors = high / low > 1e4 ? [1] : high / low > 50 ? [1, 3] : [1, 2, 5], all = [];
+    for (let unit = 10 ** Math.floor(Math.log10(low)); unit <= high; unit *= 10)
+      all.push(...factors.map(f => f * unit));
+    return all.filter(t => t >= low && t <= high);
+  }
+  const raw = (high - low) / most, unit = 10 ** Math.floor(Math.log10(raw));
+  const step = unit * [1, 2, 5, 10].find(m => m * unit >= raw), first = Math.ceil(low / step - 1e-9);
+  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, k) => (first + k) * step);
+}
+function scale(low, high, from, to, log) {
+  const f = log ? Math.log : x => x;
+  return v => from + (to - from) * (f(v) - f(low)) / (f(high) - f(low));
+}
+function path(xs, ys, X, Y) {
+  let d = "", pen = "M";
+  ys.forEach((y, i) => {
+    const drawn = y !== null && isFinite(X(xs[i])) && isFinite(Y(y));
+    if (drawn) d += pen + X(xs[i]).toFixed(1) + " " + Y(y).toFixed(1);
+    pen = drawn ? "L" : "M";
+  });
+  return d;
+}
+function chart(parent, title, make, wide) {
+  const section = add(parent, "section");
+  add(section, "h2", title);
+  const plot = add(section, "div", "", { class: "plot" });
+  const svg = add(plot, "svg", "", { role: "img", "aria-label": title });
+  const tip = add(plot, "div", "", { class: "tip", hidden: "" });
+  let curves, box, X, Y;
+
+  function drawAxes(width, height) {
+    const values = finite(curves.flatMap(c => [...c.y, ...c.low || []]));
+    let low = Math.min(...values), high = Math.max(...values);
+    const log = logarithmic.checked ? low > 0 : wide && low > 0 && high / low > 30;
+    const pad = (high - low || Math.abs(high) || 1) * 0.05;
+    low = log ? low / 1.05 : low >= 0 ? Math.max(0, low - pad) : low - pad;
+    high = log ? high * 1.05 : high + pad;
+    const xs = finite(curves.flatMap(c => c.x)), above = xs.filter(x => x > 0);
+    const logX = logarithmic.checked && above.length > 0;
+    const from = logX ? Math.min(...above) : 0, to = Math.max(...xs, from + 1e-9);
+    X = scale(from, to, box.left, box.right, logX);
+    Y = scale(low, high, box.bottom, box.top, log);
+    for (const t of ticks(low, high, 6, log)) {
+      add(svg, "line", "", { x1: box.left, x2: box.right, y1: Y(t), y2: Y(t), stroke: "var(--line)" });
+      add(svg, "text", short(t), { x: box.left - 6, y: Y(t) + 4, "text-anchor": "end" });
+    }
+    for (const t of ticks(from, to, Math.max(2, width / 110), logX))
+      add(svg, "text", short(t), { x: X(t), y: height - 8, "text-anchor": "middle" });
+    add(svg, "text", axes[axis.value], { x: width - 2, y: height - 8, "text-anchor": "end" });
+  }
+  function drawCurve(c) {
+    if (c.high) {
+      const back = path([...c.x].reverse(), [...c.low].reverse(), X, Y).replace("M", "L");
+      add(svg, "path", "", { d: path(c.x, c.high, X, Y) + back + "Z", fill: c.color, opacity: 0.13 });
+    }
+    add(svg, "path", "", { d: path(c.x, c.y, X, Y), fill: "none", stroke: c.color,
+                           "stroke-width": c.dots ? 2.2 : 1.3, "stroke-dasharray": c.dashed ? "5 4" : "none",
+                           class: c.dashed ? "" : "curve" });
+    if (!c.dots || c.y.length > 60) return;
+    c.y.forEach((y, i) => {
+      if (y !== null) add(svg, "circle", "", { cx: X(c.x[i]), cy: Y(y), r: 3, fill: c.color });
+    });
+  }
+  function draw() {
+    const width = plot.clientWidth, height = plot.clientHeight;
+    svg.replaceChildren();
+    tip.hidden = true;
+    curves = make().filter(c => finite(c.y).length);
+    if (!curves.length) return add(svg, "text", "nothing yet", { x: 54, y: height / 2 });
+    const labels = curves.filter(c => c.label).map(c => {
+      const end = finite(c.y).at(-1);
+      return { name: c.name, value: " " + short(end), end, color: c.color };
+    });
+    const longest = Math.max(...labels.map(l => (l.name + l.value).length));
+    const room = Math.min(width * 0.42, (longest + 1) * letter);
+    box = { left: 54, right: width - room, top: 10, bottom: height - 26 };
+    drawAxes(width, height);
+    curves.forEach(drawCurve);
+    // labels stand where their curves end, moved apart
+    labels.sort((a, b) => b.end - a.end);
+    labels.forEach((l, i) => { l.y = Math.max(Y(l.end), i ? labels[i - 1].y + 14 : box.top); });
+    labels.reverse().forEach((l, i) => { l.y = Math.min(l.y, i ? labels[i - 1].y - 14 : box.bottom); });
+    for (const l of labels)
+      add(svg, "text", cut(l.name, room / letter - l.value.length) + l.value,
+          { x: box.right + 6, y: l.y + 4, class: "end", style: "fill:" + l.color });
+  }
+  const nearest = (c, at) => c.x.reduce((best, x, i) => {
+    const nearer = best < 0 || Math.abs(X(x) - at) < Math.abs(X(c.x[best]) - at);
+    return c.y[i] !== null && nearer ? i : best;
+  }, -1);
+  // the values beside the pointer: at a point of the curve that has most of them
+  function point(event) {
+    svg.querySelectorAll(".cursor").forEach(e => e.remove());
+    tip.hidden = !curves.length || event.type == "pointerleave";
+    if (tip.hidden) return;
+    const densest = curves.reduce((a, b) => b.x.length > a.x.length ? b : a);
+    const here = densest.x[nearest(densest, event.clientX - svg.getBoundingClientRect().left)], x = X(here);
+    add(svg, "line", "", { x1: x, x2: x, y1: box.top, y2: box.bottom, stroke: "var(--faint)",
+                           class: "cursor" });
+    tip.replaceChildren();
+    add(tip, "b", axes[axis.value] + " " + short(here));
+    for (const c of curves) {
+      const i = nearest(c, x), row = add(tip, "div");
+      add(row, "span", cut(c.name, 22) + (!one && c.kind || ""), { style: "color:" + c.color });
+      add(row, "span", short(c.y[i]) + (c.x[i] != here ? " at " + short(c.x[i]) : ""));
+    }
+    const right = x + 12 + tip.offsetWidth > plot.clientWidth;
+    tip.style.left = Math.max(0, right ? x - 12 - tip.offsetWidth : x + 12) + "px";
+  }
+  for (const kind of ["pointermove", "pointerdown", "pointerleave"]) svg.addEventListener(kind, point);
+  for (const control of [axis, logarithmic]) control.addEventListener("change", draw);
+  addEventListener("resize", draw);
+  draw();
+}
+
+// ---- the page
+function table(parent, rows, head) {
+  const t = add(add(parent, "div", "", { class: "scroll" }), "table");
+  for (const row of head ? [head, ...rows] : rows) {
+    const tr = add(t, "tr");
+    row.forEach((cell, i) => add(tr, row === head || i == 0 ? "th" : "td", cell));
+  }
+}
+function fold(title, open) {
+  const box = add(main, "details", "", open ? { open: "" } : {});
+  add(box, "summary", title);
+  return box;
+}
+function facts(run) {
+  const p = run.points, v = finite(run.validation.loss), step = p.step.at(-1) || 0;
+  const ends = { end: "finished", stop: "stopped", error: "ended by an error" };
+  return { "parameters": short(run.parameters), "steps": `${short(step)} of ${short(run.steps)}`,
+           "tokens": short(step * run.tokensPerStep), "training loss": short(finite(p.loss).at(-1)),
+           "validation loss": short(v.at(-1)), "best": short(Math.min(...v)),
+           "tokens a second": short(finite(p.speed).at(-1)), "of training": duration(p.seconds.at(-1) || 0),
+           "state": ends[run.events.at(-1)?.[2]] || "not ended" };
+}
+document.title = (one ? runs[0].name : runs.length + " runs") + " - plumb";
+add(main, "h1", one ? runs[0].name : runs.length + " runs");
+if (one) {
+  const tiles = add(main, "div", "", { class: "tiles" });
+  for (const [name, value] of Object.entries(facts(runs[0]))) {
+    const tile = add(tiles, "div");
+    add(tile, "b", value);
+    add(tile, "span", name);
+  }
+  add(main, "p", `${runs[0].version}, last heard of ${when(runs[0].time)}`);
+} else {
+  const rows = runs.map(run => [run.label, ...Object.values(facts(run))]);
+  table(main, rows, ["run", ...Object.keys(facts(runs[0]))]);
+}
+const axis = add(add(main, "label", "along "), "select");
+for (const key in axes) add(axis, "option", axes[key], { value: key });
+const logarithmic = add(add(main, "label", "logarithmic "), "input", "", { type: "checkbox" });
+const charts = add(main, "div", "", { class: "charts" });
+// what a point of a curve stands for; steps of their own need no word
+const steps = runs[0].points.step, each = steps.at(-1) - (steps.at(-2) || 0);
+const mean = one && each > 1 ? `; training, mean of ${short(each)} steps` : "";
+chart(charts, "Loss, nats a token" + mean, losses);
+chart(charts, "Gradient norm", simple("norm", "norm"), true);
+chart(charts, "Learning rate", simple("lr", "rate"));
+chart(charts, "Tokens a second", simple("speed", "tokens/s"));
+
+const of = run => one ? "" : " of " + run.label;
+for (const run of runs.filter(run => run.samples.length)) {
+  const box = fold("Samples" + of(run) + ", newest first", one);
+  for (const [step, text] of run.samples.reverse()) {
+    add(box, "p", "step " + step);
+    add(box, "pre", text);
+  }
+}
+const keys = [...new Set(runs.flatMap(run => Object.keys(run.options)))];
+const differ = keys.filter(key => one || new Set(runs.map(run => run.options[key])).size > 1);
+const rows = differ.map(key => [key, ...runs.map(run => run.options[key] ?? "")]);
+table(fold(one ? "Options" : "Options that differ", !one), rows, ["", ...runs.map(run => run.label)]);
+for (const run of runs) {
+  const plan = run.plan.split("\n").filter(line => line).map(line => line.split("|"));
+  table(fold("Machine, model, data" + of(run), one), plan.map(([name, ...rest]) => [name, rest.join("|")]));
+  table(fold("Events" + of(run), false),
+        run.events.reverse().map(([time, step, ...what]) => [when(time), "step " + step, ...what]));
+}
+</script>
+</body>
+</html>
+)html";
+
 // A text of the run must not end the element that holds the data, nor begin another.
 std::string inside_html(std::string json) {
     for (size_t at = 0; (at = json.find('<', at)) != std::string::npos;) { json.replace(at, 1, "\\u003c"); }
     return json;
-}
-
-std::string page_of(const std::vector<RunHistory>& runs) {
-    std::string data;
-    for (const RunHistory& run : runs) { data += (data.empty() ? "[" : ",\n") + inside_html(run.to_json()); }
-    return std::string(kReportHead) + data + "]" + std::string(kReportScript);
 }
 
 // A page takes the place of an earlier one only: a log, a model or a config file of a run would be lost.
@@ -274,19 +551,17 @@ void require_page(const std::string& path) {
 
 std::string report_page(std::vector<RunHistory> runs) {
     constexpr int kMostHalvings = 12;  // by then a curve has a point or two
-    for (int halvings = 0;; halvings++) {
-        std::string page = page_of(runs);
-        if (page.size() <= kMostReportBytes) { return page; }
-        if (halvings == kMostHalvings) {
-            throw Error(kExitUsage, fmt::format("{} runs do not fit on a page of {} bytes. Name fewer.",
-                                                runs.size(), kMostReportBytes));
+    for (int halvings = 0; halvings <= kMostHalvings; halvings++) {
+        std::string page(kReportHead), between = "[";
+        for (const RunHistory& run : runs) {
+            page += std::exchange(between, ",\n") + inside_html(run.to_json());
         }
+        page += "]" + std::string(kReportScript);
+        if (page.size() <= kMostReportBytes) { return page; }
         for (RunHistory& run : runs) { run.thin(); }
     }
-}
-
-void write_report(const std::string& path, const std::vector<RunHistory>& runs) {
-    write_text_file(path, report_page(runs));
+    throw Error(kExitUsage, fmt::format("{} runs do not fit on a page of {} bytes. Name fewer.", runs.size(),
+                                        kMostReportBytes));
 }
 
 int report_command(int argc, const char* const* argv) {
@@ -310,7 +585,7 @@ int report_command(int argc, const char* const* argv) {
     }
     require_page(out);
     try {
-        write_report(out, histories);
+        write_text_file(out, report_page(histories));
     } catch (const Error& e) {
         throw Error(e.exit_code,
                     fmt::format("{}{}", e.what(), named ? "" : " --out FILE writes it elsewhere."));
@@ -323,26 +598,11 @@ int report_command(int argc, const char* const* argv) {
 // ---- a run that goes on -------------------------------------------------------------------------
 
 RunJournal::RunJournal(const std::string& folder, int64_t resume_step, const std::string& start)
-    : folder_(folder), log_(folder, resume_step, start), history_(RunHistory::read(folder)) {}
+    : RunLog(folder, resume_step, start), folder_(folder), history_(RunHistory::read(folder)) {}
 
-void RunJournal::append(const std::string& line) {
-    log_.append(line);
-    history_.add(line);
-}
-
-void RunJournal::step(const StepNumbers& numbers) {
-    append(step_log_line(numbers));
-    if (!numbers.skipped.empty()) {
-        event("skip", numbers.step, {{"text", "loss or gradient norm was " + numbers.skipped}});
-    }
-}
-
-void RunJournal::validation(int64_t step, double val_loss, double seconds) {
-    append(validation_log_line(step, val_loss, seconds));
-}
-
-void RunJournal::hellaswag(int64_t step, double accuracy, double normalised) {
-    append(hellaswag_log_line(step, accuracy, normalised));
+void RunJournal::append(const std::string& lines) {
+    RunLog::append(lines);
+    history_.add(lines);
 }
 
 void RunJournal::event(const char* event, int64_t step, const Details& details) {
@@ -350,20 +610,19 @@ void RunJournal::event(const char* event, int64_t step, const Details& details) 
 }
 
 std::string RunJournal::write_report(bool now) {
-    using Clock = std::chrono::steady_clock;
     constexpr int kPartOfTime = 50;  // validations that follow each other fast do not wait for the page
-    const auto begin = Clock::now();
+    const auto begin = std::chrono::steady_clock::now();
     if (!now && begin < next_report_) { return ""; }
     std::string problem;
     try {
-        llmc::write_report(folder_ + "/report.html", {history_});
+        write_text_file(folder_ + "/report.html", report_page({history_}));
     } catch (const Error& e) {
-        if (!report_failed_) {
-            problem = std::string("the page of the run is not written: ") + e.what() + "\n";
+        if (!std::exchange(report_failed_, true)) {
+            problem = fmt::format("the page of the run is not written: {}\n", e.what());
         }
     }
-    report_failed_ = report_failed_ || !problem.empty();
-    next_report_ = Clock::now() + kPartOfTime * (Clock::now() - begin);
+    const auto end = std::chrono::steady_clock::now();
+    next_report_ = end + kPartOfTime * (end - begin);
     return problem;
 }
 

@@ -8,12 +8,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
+#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <vector>
 
 #include "llmc/host/base/error.h"
@@ -29,22 +27,19 @@ namespace {
 
 double nine(double x) { return to_digits(x, 9); }
 
-double unix_time() {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    return (double)std::chrono::duration_cast<std::chrono::milliseconds>(now).count() / 1e3;
-}
-
 // bytes of main memory that this process occupies; null where the system does not say
 JsonValue resident_memory() {
-    long long pages = 0, resident = -1;
-    if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
-        if (std::fscanf(file, "%lld %lld", &pages, &resident) != 2) { resident = -1; }
-        std::fclose(file);
-    }
-    return resident < 0 ? JsonValue() : JsonValue((int64_t)resident * sysconf(_SC_PAGESIZE));
+    int64_t pages, resident;
+    if (!(std::ifstream("/proc/self/statm") >> pages >> resident)) { return nullptr; }
+    return resident * sysconf(_SC_PAGESIZE);
 }
 
-std::string text_of(const JsonValue& line) { return json_line(line) + "\n"; }
+// with the time, and the end of the line
+std::string text_of(JsonValue line) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    line["time"] = (double)std::chrono::duration_cast<std::chrono::milliseconds>(now).count() / 1e3;
+    return json_line(line) + "\n";
+}
 
 // what belongs to the state after a step; all else is done again by a run that goes on from there
 bool led_to_state(const JsonValue& line) {
@@ -52,87 +47,67 @@ bool led_to_state(const JsonValue& line) {
     return line.contains("train_loss") || event == "skip" || event == "save" || event == "stop";
 }
 
-// one of format 1 becomes one of format 2
-void renew(JsonValue* line) {
-    if (line->contains("train_loss")) { (*line)["step"] = (*line)["step"].get<int64_t>() + 1; }
-    if (line->contains("line")) {
-        (*line)["event"] = (*line)["step"] == 0 ? "start" : "resume";
-        (*line)["log"] = kLogFormat;
-    }
-    (*line)["time"] = nullptr;  // unknown
-}
-
 }  // namespace
 
 std::string step_log_line(const StepNumbers& n) {
-    JsonValue line = {
-        {"step", n.step},
-        {"train_loss", nine(n.loss)},
-        {"grad_norm", nine(n.grad_norm)},
-        {"lr", nine(n.lr)},
-        {"ms", nine(n.ms)},
-        {"tokens_per_s", nine(n.tokens_per_s)},
-        {"tokens", n.tokens},
-        {"epoch", nine(n.epoch)},
-        {"utilisation", n.utilisation < 0 ? JsonValue() : JsonValue(std::round(n.utilisation * 1e4) / 1e4)},
-        {"memory", resident_memory()},
-        {"time", unix_time()}};
-    return text_of(line);
+    const std::string step = text_of(
+        {{"step", n.step},
+         {"train_loss", nine(n.loss)},
+         {"grad_norm", nine(n.grad_norm)},
+         {"lr", nine(n.lr)},
+         {"ms", nine(n.ms)},
+         {"tokens_per_s", nine(n.tokens_per_s)},
+         {"tokens", n.tokens},
+         {"epoch", nine(n.epoch)},
+         {"utilisation", n.utilisation < 0 ? JsonValue() : JsonValue(std::round(n.utilisation * 1e4) / 1e4)},
+         {"memory", resident_memory()}});
+    if (n.skipped.empty()) { return step; }
+    return step + event_log_line("skip", n.step, {{"text", "loss or gradient norm was " + n.skipped}});
 }
 
 std::string validation_log_line(int64_t step, double val_loss, double seconds) {
-    return text_of({{"step", step},
-                    {"val_loss", nine(val_loss)},
-                    {"seconds", std::round(seconds * 1e3) / 1e3},
-                    {"time", unix_time()}});
+    return text_of(
+        {{"step", step}, {"val_loss", nine(val_loss)}, {"seconds", std::round(seconds * 1e3) / 1e3}});
 }
 
 std::string hellaswag_log_line(int64_t step, double accuracy, double normalised) {
-    return text_of({{"step", step},
-                    {"hellaswag_acc", nine(accuracy)},
-                    {"hellaswag_acc_norm", nine(normalised)},
-                    {"time", unix_time()}});
+    return text_of(
+        {{"step", step}, {"hellaswag_acc", nine(accuracy)}, {"hellaswag_acc_norm", nine(normalised)}});
 }
 
 std::string event_log_line(const char* event, int64_t step, const Details& details) {
     JsonValue line = {{"event", event}, {"step", step}};
-    for (const auto& [name, value] : details) {
-        std::visit([&, name = name](const auto& x) { line[name] = x; }, value);
-    }
-    line["time"] = unix_time();
+    for (const auto& [name, value] : details) { line[name] = value; }
     return text_of(line);
 }
 
-JsonValue parse_log_line(std::string_view text) {
-    JsonValue line;
-    const std::string problem = read_json(text, {.integer = UINT64_MAX}, &line);
-    if (!problem.empty()) { line = JsonValue::value_t::discarded; }
-    return line;
+void for_each_log_line(std::string_view log,
+                       const std::function<void(std::string_view, const JsonValue&)>& visit) {
+    for (size_t end; (end = log.find('\n')) != log.npos; log.remove_prefix(end + 1)) {
+        JsonValue line;
+        const std::string problem = read_json(log.substr(0, end), {.integer = UINT64_MAX}, &line);
+        if (!problem.empty()) { line = nullptr; }
+        visit(log.substr(0, end), line);
+    }
 }
 
 std::string kept_log_lines(const std::string& log, int64_t resume_step) {
-    std::istringstream in(log);
-    std::string text, kept;
-    while (resume_step >= 0 && std::getline(in, text)) {
-        JsonValue line = parse_log_line(text);
-        if (in.eof() || !line.is_object() || !line.contains("step") || !line["step"].is_number_integer()) {
-            continue;
-        }
-        const bool old = !line.contains("time");
-        if (old) { renew(&line); }
-        if (line["step"] < resume_step + led_to_state(line)) { kept += old ? text_of(line) : text + "\n"; }
-    }
+    std::string kept;
+    for_each_log_line(log, [&](std::string_view text, const JsonValue& line) {
+        const int64_t* step = json_get<int64_t>(line, "step");
+        const bool keep = step != nullptr && *step < resume_step + led_to_state(line);
+        if (keep && resume_step >= 0) { kept += std::string(text) + "\n"; }
+    });
     return kept;
 }
 
 bool has_steps(const std::string& log) {
-    std::istringstream in(log);
-    for (std::string text; std::getline(in, text);) {
-        const JsonValue line = parse_log_line(text);
+    bool found = false;
+    for_each_log_line(log + "\n", [&](std::string_view text, const JsonValue& line) {
         const bool event = line.is_object() && (line.contains("event") || line.contains("line"));
-        if (!text.empty() && !event) { return true; }
-    }
-    return false;
+        found = found || (!text.empty() && !event);
+    });
+    return found;
 }
 
 // ---- the file and the terminal ------------------------------------------------------------------
@@ -142,48 +117,39 @@ namespace {
 // a line that wraps could not be redrawn in place
 size_t terminal_columns() {
     winsize size{};
-    bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
-    return known ? size.ws_col : 80;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
 }
 
 // is standard output a terminal that can redraw a line?
 bool can_redraw() {
     const char* kind = std::getenv("TERM");
-    return isatty(STDOUT_FILENO) != 0 && kind != nullptr && *kind != '\0' && std::string_view(kind) != "dumb";
+    const std::string_view name = kind == nullptr ? "" : kind;
+    return isatty(STDOUT_FILENO) != 0 && name != "" && name != "dumb";
 }
-
-constexpr int64_t kAnyLength = std::numeric_limits<int64_t>::max();
-
-std::string log_of(const std::string& path) { return read_whole(path, kAnyLength).value_or(""); }
 
 }  // namespace
 
 void require_no_steps(const std::string& folder) {
-    if (has_steps(log_of(folder + "/log.jsonl"))) {
-        throw Error(kExitUsage,
-                    folder +
-                        ": this folder holds a run already (log.jsonl). Choose another --out, or go on "
-                        "with it by --resume auto.");
+    if (has_steps(read_whole(folder + "/log.jsonl").value_or(""))) {
+        throw Error(kExitUsage, folder +
+                                    ": this folder holds a run already (log.jsonl). Choose another "
+                                    "--out, or go on with it by --resume auto.");
     }
 }
 
 RunLog::RunLog(const std::string& folder, int64_t resume_step, const std::string& start)
-    : path_(folder + "/log.jsonl") {
+    : path_(folder + "/log.jsonl"), file_(-1) {
     if (resume_step < 0) { require_no_steps(folder); }
-    const std::string text = kept_log_lines(log_of(path_), resume_step) + start;
+    const std::string text = kept_log_lines(read_whole(path_).value_or(""), resume_step) + start;
     write_text_file(path_, text);
-    fd_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
-    if (fd_ < 0) {
+    file_ = Descriptor(open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW));
+    if (file_ < 0) {
         throw Error(kExitUsage, fmt::format("{}: cannot write: {}", path_, std::strerror(errno)));
     }
     whole_ = (off_t)text.size();
 }
 
-RunLog::~RunLog() {
-    if (fd_ < 0) { return; }
-    flush();
-    close(fd_);
-}
+RunLog::~RunLog() { flush(); }
 
 void RunLog::append(const std::string& line) {
     kept_ += line;
@@ -191,18 +157,16 @@ void RunLog::append(const std::string& line) {
 }
 
 void RunLog::fail(const char* what) {
-    int error = errno;
-    long long lines = std::count(kept_.begin(), kept_.end(), '\n');
     problem_ = fmt::format("{}: cannot {}: {}. Free some space; {} lines are kept until they can be written",
-                           path_, what, std::strerror(error), lines);
+                           path_, what, std::strerror(errno), std::ranges::count(kept_, '\n'));
 }
 
 void RunLog::flush() {
-    if (torn_ && ftruncate(fd_, whole_) != 0) { return fail("take back half a line"); }
-    torn_ = false;
+    torn_ = torn_ && ftruncate(file_, whole_) != 0;
+    if (torn_) { return fail("take back half a line"); }
     size_t done = 0;
     while (done < kept_.size()) {
-        ssize_t written = ::write(fd_, kept_.data() + done, kept_.size() - done);
+        ssize_t written = ::write(file_, kept_.data() + done, kept_.size() - done);
         if (written < 0 && errno == EINTR) { continue; }
         if (written <= 0) { break; }
         done += (size_t)written;
@@ -211,13 +175,13 @@ void RunLog::flush() {
     size_t whole = done == 0 ? 0 : kept_.rfind('\n', done - 1) + 1;  // npos + 1 is 0
     whole_ += (off_t)whole;
     kept_.erase(0, whole);
-    torn_ = done > whole && ftruncate(fd_, whole_) != 0;
+    torn_ = done > whole && ftruncate(file_, whole_) != 0;
     if (kept_.empty() && !sync_failed_) { problem_.clear(); }
 }
 
 bool RunLog::sync() {
     flush();
-    if (fsync(fd_) != 0 && errno != EINVAL) {
+    if (fsync(file_) != 0 && errno != EINVAL) {
         sync_failed_ = true;
         fail("flush to the disk");
     }

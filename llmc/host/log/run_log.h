@@ -13,18 +13,18 @@
 #include <sys/types.h>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
 
 namespace llmc {
 
-constexpr int kLogFormat = 2;  // 1: steps counted from 0, no header, no events, no "time"
+constexpr int kLogFormat = 2;
 
 struct StepNumbers {
     int64_t step = 0, steps = 0;  // this one, counted from 1, and how many the run has
@@ -33,24 +33,26 @@ struct StepNumbers {
     double seconds_left = 0;
     int64_t tokens = 0;  // seen since the run began
     double epoch = 0;    // of the training data
-    std::string skipped =
-        {};  // what loss or norm was: "not finite" or "an outlier"; "" = there was an update
+    // what loss or norm was: "not finite" or "an outlier"; "" = there was an update
+    std::string skipped = {};
 };
 
 // printf would show a nan's sign, which means nothing
 inline double unsigned_nan(double x) { return std::isnan(x) ? NAN : x; }
 
-std::string step_log_line(const StepNumbers& numbers);
+std::string step_log_line(const StepNumbers& numbers);  // and one of the event where there was no update
 std::string validation_log_line(int64_t step, double val_loss, double seconds);
 std::string hellaswag_log_line(int64_t step, double accuracy, double normalised);
-using Details = std::vector<std::pair<const char*, std::variant<std::string, double, int64_t>>>;
+using Details = std::vector<std::pair<const char*, std::string>>;
 std::string event_log_line(const char* event, int64_t step, const Details& details = {});
 
-// A line as JSON; discarded where it is none or nests deeper than any of ours, as copies of it go as deep in the stack.
-JsonValue parse_log_line(std::string_view text);
+// Each line of a log that has its end, and it as JSON: null where it is none or nests deeper than any of ours, as copies of
+// it go as deep in the stack.
+void for_each_log_line(std::string_view log,
+                       const std::function<void(std::string_view, const JsonValue&)>& visit);
 
 // The lines of a log that a run keeps which goes on from the state after resume_step steps: whole ones of what
-// was done to reach that state. Lines of format 1 come back in format 2. Negative: none.
+// was done to reach that state. Negative: none.
 std::string kept_log_lines(const std::string& log, int64_t resume_step);
 
 // whether a log's text has more than the lines of events
@@ -80,7 +82,7 @@ private:
     void flush();
     void fail(const char* what);
     std::string path_, kept_, problem_;  // kept_: whole lines that are not in the file
-    int fd_ = -1;
+    Descriptor file_;
     off_t whole_ = 0;           // where the last whole line in the file ends
     bool torn_ = false;         // behind it half a line is left
     bool sync_failed_ = false;  // what the system had taken may be lost: that cannot be made good

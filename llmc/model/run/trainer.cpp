@@ -153,7 +153,7 @@ StepParams Trainer::step_params(int64_t step) const {
 
 void Trainer::report(const StepResult& r) {
     const StepNumbers n = clock_.numbers(r, plan_, o_.seq_len, run_.record.data_start, peak_flops_);
-    log_->step(n);
+    log_->append(step_log_line(n));
     watch_log();
     screen_.show(n);
     if (!r.skipped && outliers_on()) { outliers_.add({r.step, r.loss, r.grad_norm}); }
@@ -179,7 +179,8 @@ double Trainer::validate(int64_t step) {
     double loss = run_.val->loss(*model_, o_.batch, comm_);
     comm_.take_time(true);  // until the next task
     if (stop_requested) { return NAN; }
-    log_->validation(step, loss, std::chrono::duration<double>(Clock::now() - begin).count());
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    log_->append(validation_log_line(step, loss, seconds));
     watch_log();
     if (saver_->validated(step, loss)) { save_requested = 1; }
     screen_.note(log_->write_report(false));
@@ -196,7 +197,7 @@ void Trainer::ask(int64_t step) {
     auto evaluate = [&](const Batch& batch) { return model_->evaluate(batch); };
     auto score = score_hellaswag(*run_.questions, o_.batch, o_.seq_len, evaluate);
     if (!score) { return; }
-    log_->hellaswag(step, score->accuracy(), score->normalised());
+    log_->append(hellaswag_log_line(step, score->accuracy(), score->normalised()));
     watch_log();
     screen_.message(fmt::format("step {} | HellaSwag {:.4f}, normalised {:.4f}", step, score->accuracy(),
                                 score->normalised()));
