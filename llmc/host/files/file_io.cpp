@@ -38,8 +38,6 @@ constexpr int64_t kPiece = 1 << 20;  // bytes read at a time, at most
     throw Error(exit_code, fmt::format("{}: {}: {}. {}", path, what, std::strerror(errno), cure));
 }
 
-bool is_missing(int error) { return error == ENOENT || error == ENOTDIR; }
-
 // Calls attempt(), which returns 0 or an errno, until it succeeds. False: there is no such file.
 template <typename Attempt>
 bool persistently(const std::string& path, Attempt attempt) {
@@ -48,12 +46,10 @@ bool persistently(const std::string& path, Attempt attempt) {
         std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
         error = attempt();
         if (error == 0) { return true; }
-        if (is_missing(error)) { return false; }
+        if (error == ENOENT || error == ENOTDIR) { return false; }
     }
-    throw CannotRead(kExitBadInput,
-                     fmt::format("{}: cannot read: {}. Nothing was changed. Try again once it can be "
-                                 "read.",
-                                 path, std::strerror(error)));
+    throw CannotRead(kExitBadInput, path + ": cannot read: " + std::strerror(error) +
+                                        ". Nothing was changed. Try again once it can be read.");
 }
 
 // O_NONBLOCK: opening a pipe, which is refused then, would wait for whoever writes to it
@@ -494,10 +490,9 @@ void RunLock::take(const std::string& folder) {
 void RunLock::require_held() const {
     const std::string path = folder_ + "/.lock";
     struct stat ignored;
-    const bool other = stat(path.c_str(), &ignored) == 0,
-               gone = !other && (errno == ENOENT || errno == ENOTDIR);
-    // any other error says nothing of the folder
-    if (!taken() || is_named(file_, path) || (!other && !gone)) { return; }
+    if (!taken() || is_named(file_, path)) { return; }
+    const bool other = stat(path.c_str(), &ignored) == 0;
+    if (!other && errno != ENOENT && errno != ENOTDIR) { return; }  // says nothing of the folder
     throw Error(
         kExitSaveFailed,
         fmt::format(

@@ -52,10 +52,10 @@ public:
         const JsonValue header = parse_json(text, file_.path() + ": safetensors header", {500'000, 4});
         std::vector<SafetensorsEntry> all;
         for (const auto& [name, value] : header.get_ref<const JsonValue::object_t&>()) {
-            if (name == kMetadata) {
-                check_metadata(value);
-            } else {
+            if (name != kMetadata) {
                 all.push_back(entry(name, value));
+            } else if (!value.is_object() || !std::ranges::all_of(value, &JsonValue::is_string)) {
+                fail(kMetadata, "something else", "an object of texts");
             }
         }
         check_places(&all);
@@ -82,14 +82,6 @@ private:
         return length;
     }
 
-    void check_metadata(const JsonValue& value) const {
-        const auto* object = json_as<JsonValue::object_t>(&value);
-        const auto is_text = [](const auto& member) { return member.second.is_string(); };
-        if (object == nullptr || !std::ranges::all_of(*object, is_text)) {
-            fail(kMetadata, "something else", "an object of texts");
-        }
-    }
-
     // the numbers of a list, each 0 or more
     std::vector<int64_t> numbers(const std::string& what, const JsonValue* value, size_t most) const {
         const auto* list = json_as<JsonValue::array_t>(value);
@@ -114,40 +106,37 @@ private:
         if (!value.is_object() || value.size() != 3) {
             fail(what, "something else", "an object of dtype, shape and data_offsets");
         }
-        SafetensorsEntry e;
-        e.name = name;
         const auto* text = json_get<std::string>(value, "dtype");
         const KnownType* known = known_type(text == nullptr ? "" : *text);
         if (known == std::end(kKnownTypes)) {
             fail(what + ", dtype", text == nullptr ? "no text" : quoted_name(*text),
                  "F32, F16, BF16 or another");
         }
-        e.type_text = known->name;
-        const size_t index = (size_t)(known - kKnownTypes);
-        e.type = index < (size_t)TensorType::kOther ? (TensorType)index : TensorType::kOther;
-        e.shape = numbers(what + ", shape", json_find(&value, "shape"), kMaxDimensions);
-        const std::vector<int64_t> place =
-            numbers(what + ", data_offsets", json_find(&value, "data_offsets"), 2);
-        check_size(what, e, known->bytes, place);
+        SafetensorsEntry e = {
+            .name = name,
+            .type = (TensorType)std::min<int64_t>(known - kKnownTypes, (int)TensorType::kOther),
+            .type_text = std::string(known->name),
+            .shape = numbers(what + ", shape", json_find(&value, "shape"), kMaxDimensions)};
+        const auto place = numbers(what + ", data_offsets", json_find(&value, "data_offsets"), 2);
+        check_size(what + ", data_offsets", e, known->bytes, place);
         e.begin = body_ + (uint64_t)place[0];
-        e.elements = (int64_t)((uint64_t)(place[1] - place[0]) / known->bytes);
+        e.elements = (place[1] - place[0]) / (int64_t)known->bytes;
         return e;
     }
 
-    void check_size(const std::string& what, const SafetensorsEntry& e, uint64_t width,
+    void check_size(const std::string& what, const SafetensorsEntry& e, uint64_t bytes,
                     const std::vector<int64_t>& place) const {
         const uint64_t size = file_.size() - body_;
         if (place.size() != 2 || place[0] > place[1] || (uint64_t)place[1] > size) {
-            fail(what + ", data_offsets",
+            fail(what,
                  place.size() != 2 ? fmt::format("{} numbers", place.size())
                                    : fmt::format("{} to {}", place[0], place[1]),
                  fmt::format("begin <= end <= {}, the bytes behind the header", size));
         }
-        uint64_t bytes = width;
         bool fits = true;
         for (int64_t n : e.shape) { fits = fits && multiply_fits(bytes, (uint64_t)n, &bytes); }
         if (!fits || bytes != (uint64_t)(place[1] - place[0])) {
-            fail(what + ", data_offsets", fmt::format("{} bytes", (place[1] - place[0])),
+            fail(what, fmt::format("{} bytes", (place[1] - place[0])),
                  fits ? fmt::format("{} = {} of {}", bytes, e.shape_text(), e.type_text)
                       : "a shape whose size fits in 64 bits, not " + e.shape_text());
         }

@@ -67,17 +67,6 @@ JsonValue all_of(const std::vector<std::string>& rows) {
     return all;
 }
 
-// a list for each name: what is the same for every row is written once
-JsonValue columns(std::initializer_list<const char*> names, const JsonValue& rows) {
-    JsonValue all;
-    for (const char* name : names) { all[name] = JsonValue::array(); }
-    for (const JsonValue& row : rows) {
-        size_t i = 0;
-        for (JsonValue& column : all) { column.push_back(row[i++]); }
-    }
-    return all;
-}
-
 }  // namespace
 
 RunHistory::RunHistory(std::string name) : name_(std::move(name)) { add_start(JsonValue::object()); }
@@ -205,8 +194,8 @@ std::string RunHistory::to_json() const {
     }
     run["tokensPerStep"] = number(std::round(tokens / std::max(1.0, steps)));
     run["time"] = time_;
-    run["points"] = columns({"step", "seconds", "loss", "low", "high", "norm", "lr", "speed"}, points);
-    run["validation"] = columns({"step", "seconds", "loss"}, all_of(validations_));
+    run["points"] = points;
+    run["validation"] = all_of(validations_);
     run["samples"] = all_of(samples_);
     run["events"] = all_of(events_);
     return json_line(run);
@@ -289,6 +278,11 @@ constexpr std::string_view kReportScript = R"html(</script>
 "use strict";
 const runs = JSON.parse(document.getElementById("data").textContent), one = runs.length == 1;
 const main = document.querySelector("main");
+const columns = (names, rows) => Object.fromEntries(names.map((name, i) => [name, rows.map(row => row[i])]));
+for (const run of runs) {
+  run.points = columns(["step", "seconds", "loss", "low", "high", "norm", "lr", "speed"], run.points);
+  run.validation = columns(["step", "seconds", "loss"], run.validation);
+}
 // names of runs without the folders that all of them are in
 const parts = runs[0].name.split("/").slice(0, -1);
 const shared = one ? 0 : parts.findIndex((p, i) => runs.some(run => run.name.split("/")[i] != p));
@@ -304,10 +298,7 @@ function add(parent, name, text, attributes) {
 }
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 5 });
 const short = x => Number.isFinite(x) ? compact.format(x) : "n/a";
-function duration(s) {
-  if (s < 60) return s.toFixed(0) + " s";
-  return s < 3600 ? (s / 60).toFixed(1) + " min" : (s / 3600).toFixed(1) + " h";
-}
+const duration = s => Math.floor(s / 3600) + new Date(s * 1000).toISOString().slice(13, 19);  // 27:46:40
 const when = t => t ? new Date(t * 1000).toLocaleString() : "";
 const finite = list => list.filter(Number.isFinite);
 const letter = 7.3;  // the width of one in a label
@@ -539,11 +530,9 @@ void require_page(const std::string& path) {
     file.read(begin.data(), (std::streamsize)begin.size());
     begin.resize((size_t)file.gcount());
     if (!file.is_open() || !kReportHead.starts_with(begin)) {
-        throw Error(
-            kExitUsage,
-            path +
-                ": found a file that is no page of a run and would be lost. Expected such a page or a "
-                "free name: choose another --out.");
+        throw Error(kExitUsage, path +
+                                    ": found a file that is no page of a run and would be lost. Expected "
+                                    "such a page or a free name: choose another --out.");
     }
 }
 
@@ -575,14 +564,11 @@ int report_command(int argc, const char* const* argv) {
     t.add("--out FILE", &out, "the page; default: RUN/report.html for one run, report.html for several");
     if (!parse_table(t, argc, argv, 2, "report: ")) { return kExitDone; }
     std::vector<RunHistory> histories;
-    histories.reserve(runs.size());
-    for (const std::string& run : runs) { histories.push_back(RunHistory::read(run)); }
+    std::ranges::transform(runs, std::back_inserter(histories), RunHistory::read);
     std::error_code ignored;
-    const bool named = !out.empty();
-    if (!named) {
-        const bool folder = runs.size() == 1 && std::filesystem::is_directory(runs[0], ignored);
-        out = (folder ? runs[0] + "/" : "") + "report.html";
-    }
+    const bool named = !out.empty(),
+               folder = runs.size() == 1 && std::filesystem::is_directory(runs[0], ignored);
+    if (!named) { out = folder ? runs[0] + "/report.html" : "report.html"; }
     require_page(out);
     try {
         write_text_file(out, report_page(histories));
