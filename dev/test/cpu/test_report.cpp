@@ -7,7 +7,6 @@
 #include <doctest/doctest.h>
 
 #include "dev/test/cpu/train_program.h"
-#include "llmc/host/log/report.h"
 #include "llmc/host/log/run_log.h"
 
 using namespace llmc;

@@ -42,18 +42,18 @@ TEST_CASE("log: whole lines only, also on a full disk, and no run over another")
     const std::string path = folder / "log.jsonl";
     const std::string line = step_log_line({.step = 2, .loss = NAN, .grad_norm = INFINITY});
     {
-        RunLog log(folder.path(), -1);
+        RunJournal log(folder.path(), -1);
         log.append(step_log_line({.step = 1, .loss = 1.5, .grad_norm = 0.25}));
         log.append(validation_log_line(1, 1.25, 0));
         log.append(line);
     }
-    check_error(error_of([&] { RunLog(folder.path(), -1); }), kExitUsage,
+    check_error(error_of([&] { RunJournal(folder.path(), -1); }), kExitUsage,
                 {folder.path(), "holds a run", "--resume auto"});
     const std::string good = read_bytes(path);
     CHECK(read_log(folder.path()).size() == 3);
     CHECK(read_log(folder.path())[2]["train_loss"].is_null());
     {
-        RunLog log(folder.path(), 2);
+        RunJournal log(folder.path(), 2);
         std::string on_full, still_full;
         {
             SmallFiles limit(good.size() + 10);
@@ -79,7 +79,7 @@ TEST_CASE("log: whole lines only, also on a full disk, and no run over another")
     // a resume keeps the lines of the steps before, but not of a validation that is done again; a torn line, and
     // what is no line of ours, goes
     write_bytes(path, good + "{\"step\":1,\"other\":0}\nrubbish\n\n{\"step\":1,\"train_lo");
-    { RunLog log(folder.path(), 1); }
+    { RunJournal log(folder.path(), 1); }
     CHECK(read_bytes(path) == good.substr(0, good.find('\n') + 1));
     CHECK(names_below(folder.path()) == Words{"log.jsonl"});
 }

@@ -158,7 +158,7 @@ Seeds run_record_seeds(const std::string& folder) { return {get(good_checkpoint(
 void read_log(const std::string& folder, const std::string& bytes) {
     put(folder + "/log.jsonl", bytes);
     descent_of_log(bytes, "log.jsonl");
-    { RunLog log(folder, 5, log_start({{"0123456789abcdef", 0}}, 5)); }
+    { RunJournal log(folder, 5, log_start({{"0123456789abcdef", 0}}, 5)); }
     const std::string after = get(folder + "/log.jsonl");
     if (after.empty() || after.back() != '\n') { must_not("half a line is left"); }
 }

@@ -21,7 +21,7 @@ long now_ms() {
     return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
 }
 
-volatile long asked_at_ms = 0;
+volatile long asked_at_ms = 0, save_asked_at_ms = -kSecondMs;
 
 void ask_to_stop(int which) {
     int error = errno;
@@ -34,8 +34,6 @@ void ask_to_stop(int which) {
     }
     errno = error;
 }
-
-volatile long save_asked_at_ms = -kSecondMs;
 
 void ask_to_save(int) {
     const int error = errno;

@@ -1,6 +1,4 @@
-// report.html and who draws it: see report.h.
-#include "llmc/host/log/report.h"
-
+// report.html and who draws it: see run_log.h.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -13,6 +11,7 @@
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/files/json.h"
+#include "llmc/host/log/run_log.h"
 #include "llmc/host/options/table.h"
 
 namespace llmc {
@@ -579,20 +578,6 @@ int report_command(int argc, const char* const* argv) {
     put_text(stdout, "wrote " + out + "\n");
     require_printed();
     return kExitDone;
-}
-
-// ---- a run that goes on -------------------------------------------------------------------------
-
-RunJournal::RunJournal(const std::string& folder, int64_t resume_step, const std::string& start)
-    : RunLog(folder, resume_step, start), folder_(folder), history_(RunHistory::read(folder)) {}
-
-void RunJournal::append(const std::string& lines) {
-    RunLog::append(lines);
-    history_.add(lines);
-}
-
-void RunJournal::event(const char* event, int64_t step, const Details& details) {
-    append(event_log_line(event, step, details));
 }
 
 std::string RunJournal::write_report(bool now) {

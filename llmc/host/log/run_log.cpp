@@ -137,8 +137,8 @@ void require_no_steps(const std::string& folder) {
     }
 }
 
-RunLog::RunLog(const std::string& folder, int64_t resume_step, const std::string& start)
-    : path_(folder + "/log.jsonl"), file_(-1) {
+RunJournal::RunJournal(const std::string& folder, int64_t resume_step, const std::string& start)
+    : folder_(folder), path_(folder + "/log.jsonl"), file_(-1), history_(folder) {
     if (resume_step < 0) { require_no_steps(folder); }
     const std::string text = kept_log_lines(read_whole(path_).value_or(""), resume_step) + start;
     write_text_file(path_, text);
@@ -147,21 +147,27 @@ RunLog::RunLog(const std::string& folder, int64_t resume_step, const std::string
         throw Error(kExitUsage, fmt::format("{}: cannot write: {}", path_, std::strerror(errno)));
     }
     whole_ = (off_t)text.size();
+    history_.add(text);
 }
 
-RunLog::~RunLog() { flush(); }
+RunJournal::~RunJournal() { flush(); }
 
-void RunLog::append(const std::string& line) {
-    kept_ += line;
+void RunJournal::append(const std::string& lines) {
+    kept_ += lines;
     flush();
+    history_.add(lines);
 }
 
-void RunLog::fail(const char* what) {
+void RunJournal::event(const char* event, int64_t step, const Details& details) {
+    append(event_log_line(event, step, details));
+}
+
+void RunJournal::fail(const char* what) {
     problem_ = fmt::format("{}: cannot {}: {}. Free some space; {} lines are kept until they can be written",
                            path_, what, std::strerror(errno), std::ranges::count(kept_, '\n'));
 }
 
-void RunLog::flush() {
+void RunJournal::flush() {
     torn_ = torn_ && ftruncate(file_, whole_) != 0;
     if (torn_) { return fail("take back half a line"); }
     size_t done = 0;
@@ -179,7 +185,7 @@ void RunLog::flush() {
     if (kept_.empty() && !sync_failed_) { problem_.clear(); }
 }
 
-bool RunLog::sync() {
+bool RunJournal::sync() {
     flush();
     if (fsync(file_) != 0 && errno != EINVAL) {
         sync_failed_ = true;
@@ -189,13 +195,10 @@ bool RunLog::sync() {
 }
 
 std::string step_text(const StepNumbers& n, size_t columns) {
-    struct Part {
-        std::string text;
-        int rank;  // 0 always stays; of the others the highest goes first where there is no room
-    };
     const std::string speed = n.tokens_per_s < 1e6 ? fmt::format("{:.0f} tok/s", n.tokens_per_s)
                                                    : fmt::format("{:.2f}M tok/s", n.tokens_per_s / 1e6);
-    std::vector<Part> parts = {
+    // 0 always stays; of the others the highest goes first where there is no room
+    std::vector<std::pair<std::string, int>> parts = {
         {fmt::format("step {}/{}", n.step, n.steps), 0},
         {fmt::format("loss {:.4f}", n.loss), 0},
         {fmt::format("norm {:.3f}", n.grad_norm), 2},
@@ -205,20 +208,20 @@ std::string step_text(const StepNumbers& n, size_t columns) {
         {n.utilisation < 0 ? "" : fmt::format("{:.0f}% of peak", 100 * n.utilisation), 4},
         {"ETA " + duration_text(n.seconds_left), 0},
         {n.skipped.empty() ? "" : "SKIPPED: " + n.skipped, 1}};
-    std::erase_if(parts, [](const Part& part) { return part.text.empty(); });
+    std::erase_if(parts, [](const auto& part) { return part.first.empty(); });
     const auto joined = [&](const char* between) {
         std::string line;
-        for (const Part& part : parts) { line += (line.empty() ? "" : between) + part.text; }
+        for (const auto& [text, rank] : parts) { line += (line.empty() ? "" : between) + text; }
         return line;
     };
     for (int rank = 5; rank > 0 && columns > 0 && joined(" | ").size() > columns; rank--) {
-        std::erase_if(parts, [&](const Part& part) { return part.rank == rank; });
+        std::erase_if(parts, [&](const auto& part) { return part.second == rank; });
     }
     return columns == 0 || joined(" | ").size() <= columns ? joined(" | ") : joined(" ").substr(0, columns);
 }
 
 Screen::Screen(bool quiet, int64_t every)
-    : quiet_(quiet), terminal_(can_redraw()), every_(every < 1 ? 1 : every) {}
+    : quiet_(quiet), terminal_(can_redraw()), every_(std::max<int64_t>(1, every)) {}
 
 void Screen::show(const StepNumbers& n) {
     if (quiet_) { return; }

@@ -1,4 +1,5 @@
-// What a run says while it goes: its log.jsonl, and the line of a step on the terminal.
+// What a run says while it goes: its log.jsonl, the line of a step on the terminal, and report.html, the curves, samples,
+// options and events of one or several runs on one page that needs nothing else: no network, no other file.
 // The lines of log.jsonl, one JSON object each:
 //   {"event":"start","step":0,"log":2,"version":...,"device":...,"options":{...},...,"line":[...]}
 //       first of all, and again ("resume") where a run goes on: llmc/model/run/opening.h
@@ -11,6 +12,7 @@
 // the device's peak. What is not a number is null.
 #pragma once
 #include <sys/types.h>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -61,31 +63,93 @@ bool has_steps(const std::string& log);
 // Throws Error(kExitUsage) if the folder has a log with steps.
 void require_no_steps(const std::string& folder);
 
-// Appends to folder/log.jsonl. Each line goes out in one write, so that a kill at any moment leaves whole
-// lines. A line that cannot be written is kept, and written before the next one.
-class RunLog {
+// What report.html shows of a run: the lines of its log.jsonl, thinned out as they come, so that a run of any
+// length takes a bounded amount of memory and of the page.
+class RunHistory {
+public:
+    explicit RunHistory(std::string name);
+
+    // Of a run folder, or of a log.jsonl. Throws Error(kExitBadInput) if there is none, or no line of a run
+    // in it.
+    static RunHistory read(const std::string& path);
+
+    // Whole lines of a log, in order. What is no line of a log is passed over.
+    void add(std::string_view lines);
+
+    // about half of the points, samples and events; the newest of each stays
+    void thin();
+
+    // one JSON object: name, plan, options, points ... as the page's script reads them
+    std::string to_json() const;
+
+private:
+    // some steps that follow each other
+    struct Point {
+        int64_t step = 0;    // the last one
+        double seconds = 0;  // of training, up to that one
+        double lr = 0, ms = 0, new_tokens = 0;
+        int64_t steps = 1, finite = 0;
+        double loss = 0, norm = 0, low = NAN, high = NAN;  // of those: sums, and the loss's range
+    };
+    void add_start(const JsonValue& line);
+    void add_step(const JsonValue& line);
+    void add_point(const Point& later);
+    void join_points();
+    void add_event(const JsonValue& line);
+
+    std::string name_;
+    double seconds_ = 0, time_ = 0;
+    int64_t width_ = 1;  // steps in a point
+    std::vector<Point> points_;
+    // as the page has them, in JSON: what the last start says, and lists of what came since
+    std::string start_;
+    std::vector<std::string> validations_, samples_, events_;
+};
+
+constexpr size_t kMostReportBytes = 1'000'000;
+
+// The page. Curves are thinned out until it is small enough; that many runs that it cannot be throw
+// Error(kExitUsage).
+std::string report_page(std::vector<RunHistory> runs);
+
+// The sub-command report of both trainers; argv[1] is the command. Returns the program's exit code; throws
+// Error(kExitUsage) for bad usage, Error(kExitBadInput) where a folder has no log.
+int report_command(int argc, const char* const* argv);
+
+// What a run writes down about itself: folder/log.jsonl, and folder/report.html, drawn from its lines. Each line goes out in
+// one write, so that a kill at any moment leaves whole lines. One that cannot be written is kept, and written before the next.
+class RunJournal {
 public:
     // resume_step >= 0: keeps what kept_log_lines() says. resume_step < 0: throws Error(kExitUsage) if there
     // are steps, so that no run overwrites another. Then comes `start`, a line or "". All of that is there at
     // once, or the log is what it was.
-    RunLog(const std::string& folder, int64_t resume_step, const std::string& start = "");
-    ~RunLog();
-    RunLog(const RunLog&) = delete;
+    RunJournal(const std::string& folder, int64_t resume_step, const std::string& start = "");
+    ~RunJournal();
+    RunJournal(const RunJournal&) = delete;
 
-    void append(const std::string& line);  // a whole line, with its end
+    void append(const std::string& lines);  // whole ones, with their ends
+    void event(const char* event, int64_t step, const Details& details = {});
     // to the disk, with what was kept; tells whether all that was logged is there
     bool sync();
     // what is wrong; "" = nothing
     const std::string& problem() const { return problem_; }
 
+    // Writes report.html, at every moment the old one or the whole new one; unless `now`, only where that takes a small
+    // part of the run's time. A page that cannot be written stops nothing: what was wrong comes back, the first time, as a
+    // line; else "".
+    std::string write_report(bool now);
+
 private:
     void flush();
     void fail(const char* what);
-    std::string path_, kept_, problem_;  // kept_: whole lines that are not in the file
+    std::string folder_, path_, kept_, problem_;  // kept_: whole lines that are not in the file
     Descriptor file_;
     off_t whole_ = 0;           // where the last whole line in the file ends
     bool torn_ = false;         // behind it half a line is left
     bool sync_failed_ = false;  // what the system had taken may be lost: that cannot be made good
+    RunHistory history_;
+    std::chrono::steady_clock::time_point next_report_;  // not before
+    bool report_failed_ = false;
 };
 
 // The step line in `columns` columns (0 = any number): step, loss, tokens a second and the time left are always

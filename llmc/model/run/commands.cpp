@@ -12,7 +12,7 @@
 #include "llmc/host/base/resources.h"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/json.h"
-#include "llmc/host/log/report.h"
+#include "llmc/host/log/run_log.h"
 #include "llmc/host/options/table.h"
 #include "llmc/host/options/typed_text.h"
 #include "llmc/host/tokens/dataloader.h"

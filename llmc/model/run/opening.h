@@ -6,7 +6,7 @@
 #include <string>
 
 #include "llmc/host/files/file_io.h"
-#include "llmc/host/log/report.h"
+#include "llmc/host/log/run_log.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/eval/validation.h"

@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 
-#include "llmc/host/log/report.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/options.h"
 #include "llmc/model/formats/checkpoint.h"
