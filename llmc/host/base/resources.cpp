@@ -41,7 +41,7 @@ int64_t left_in(const std::string& group, const char* limit_file, const char* us
     return std::clamp<int64_t>(left, 0, limit);
 }
 
-// calls visit(folder, whether it is cgroup v2's) for each control group that this process is in and that has this controller
+// calls visit(folder) for each control group, of cgroup v1 or v2, that this process is in and that has this controller
 template <typename Visit>
 void for_each_group(const std::string& root, const std::string& controller, Visit visit) {
     std::ifstream groups(root + "/proc/self/cgroup");
@@ -53,7 +53,7 @@ void for_each_group(const std::string& root, const std::string& controller, Visi
         if (!unified && names.find("," + controller + ",") == std::string::npos) { continue; }
         // in a container the path may be one of the host's, and its own group the topmost that it sees
         for (std::filesystem::path path = line.substr(second + 1);; path = path.parent_path()) {
-            visit(root + "/sys/fs/cgroup" + (unified ? "" : "/" + controller) + path.string(), unified);
+            visit(root + "/sys/fs/cgroup" + (unified ? "" : "/" + controller) + path.string());
             if (!path.has_relative_path()) { break; }
         }
     }
@@ -65,22 +65,20 @@ int64_t available_memory(const std::string& root) {
     const int64_t kib = number_of(root + "/proc/meminfo", "MemAvailable:");
     if (kib < 0) { return -1; }
     int64_t left = kib * 1024;
-    for_each_group(root, "memory", [&](const std::string& group, bool unified) {
-        left = std::min(
-            left, unified ? left_in(group, "/memory.max", "/memory.current", "")
-                          : left_in(group, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_"));
+    for_each_group(root, "memory", [&](const std::string& group) {  // which has the files of v2 or of v1
+        left = std::min({left, left_in(group, "/memory.max", "/memory.current", ""),
+                         left_in(group, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_")});
     });
     return left;
 }
 
 int usable_cores(const std::string& root) {
     int cores = std::max(1, omp_get_num_procs());
-    for_each_group(root, "cpu", [&](const std::string& group, bool unified) {
-        std::ifstream both(group + "/cpu.max"), alone(group + "/cpu.cfs_quota_us"),
-            period_file(group + "/cpu.cfs_period_us");
+    for_each_group(root, "cpu", [&](const std::string& group) {
         double quota = 0, period = 0;  // "max" or -1: there is none
-        (unified ? both : alone) >> quota;
-        (unified ? both : period_file) >> period;
+        std::ifstream(group + "/cpu.max") >> quota >> period;
+        std::ifstream(group + "/cpu.cfs_quota_us") >> quota;
+        std::ifstream(group + "/cpu.cfs_period_us") >> period;
         if (quota > 0 && period > 0) { cores = std::min(cores, (int)std::ceil(quota / period)); }
     });
     return cores;

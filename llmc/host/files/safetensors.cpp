@@ -171,8 +171,9 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors, const std
     int64_t at = 0;
     for (size_t i : order) {
         const auto& [name, shape] = tensors[i];
-        const int64_t end = at + elements_of(shape) * type_bytes(type);
-        header[name] = {{"dtype", type_name(type)}, {"shape", shape}, {"data_offsets", {at, end}}};
+        const int64_t end = at + elements_of(shape) * (int64_t)kKnownTypes[(int)type].bytes;
+        header[name] = {
+            {"dtype", kKnownTypes[(int)type].name}, {"shape", shape}, {"data_offsets", {at, end}}};
         at = end;
     }
     std::string text = json_line(header);
@@ -181,15 +182,6 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors, const std
 }
 
 }  // namespace
-
-const char* type_name(TensorType type) {
-    require(type != TensorType::kOther, "type_name: F32, F16, BF16 or F64");
-    return kKnownTypes[(int)type].name.data();
-}
-int64_t type_bytes(TensorType type) {
-    require(type != TensorType::kOther, "type_bytes: F32, F16, BF16 or F64");
-    return (int64_t)kKnownTypes[(int)type].bytes;
-}
 
 std::string SafetensorsEntry::shape_text() const { return fmt::format("({})", fmt::join(shape, ", ")); }
 
@@ -206,7 +198,7 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t first, std::sp
     require(entry.type != TensorType::kOther, "SafetensorsFile: only F32, F16, BF16 and F64 can be read");
     require(first >= 0 && first <= entry.elements - (int64_t)values.size(),
             "SafetensorsFile: range outside of the tensor");
-    const uint64_t at = entry.begin + (uint64_t)(first * type_bytes(entry.type));
+    const uint64_t at = entry.begin + (uint64_t)first * kKnownTypes[(int)entry.type].bytes;
     if (entry.type == TensorType::kF32) { return file_.read(at, values.data(), values.size_bytes()); }
     if (entry.type == TensorType::kF64) {
         std::vector<double> wide(values.size());
@@ -223,6 +215,7 @@ Digest write_safetensors(const std::string& path, const std::vector<SafetensorsT
                          TensorType type,
                          const std::function<void(size_t i, int64_t first, std::span<float> values)>& read,
                          const std::function<void()>& before) {
+    require(type < TensorType::kF64, "write_safetensors: F32, F16 or BF16");
     std::vector<size_t> order(tensors.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::ranges::sort(order, {}, [&](size_t i) { return std::string_view(tensors[i].name); });

@@ -19,10 +19,7 @@ enum class TensorType {
     kBF16,
     kF64,
     kOther
-};  // kOther: a type of known width that is not read here
-
-const char* type_name(TensorType type);  // as the files call it
-int64_t type_bytes(TensorType type);     // not for kOther
+};  // kOther: one of known width that is not read here
 
 struct SafetensorsEntry {
     std::string name;
@@ -58,7 +55,7 @@ struct SafetensorsTensor {
     std::vector<int64_t> shape;
 };
 
-// Replaces path atomically by a file of these tensors, all of one type (not kOther), in the order of their
+// Replaces path atomically by a file of these tensors, all of one type (F32, F16 or BF16), in the order of their
 // names, with the note {"format": "pt"} that transformers asks for. read(i, first, values) gives elements of
 // the i-th of tensors, in order; values are rounded to nearest even. before: as FileWriter::commit()'s. Errors as
 // FileWriter's.

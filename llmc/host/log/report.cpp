@@ -24,11 +24,11 @@ constexpr size_t kMostPoints = 1000, kMostValidations = 500, kMostSamples = 50, 
 constexpr size_t kMostTextBytes = 2000;  // of a sample, an event's text, an option
 constexpr size_t kMostOptions = 100, kMostPlanBytes = 8000;
 
-std::string cut(const std::string& text, size_t most) {
+std::string cut(std::string text, size_t most) {
     if (text.size() <= most) { return text; }
-    size_t end = most;
-    while (end > 0 && ((unsigned char)text[end] & 0xc0) == 0x80) { end--; }  // a character stays whole
-    return text.substr(0, end) + " ...";
+    text.resize(most);
+    text.resize(most - utf8_unfinished(text));  // a character stays whole
+    return text + " ...";
 }
 
 // six digits are enough for a curve; null = unknown

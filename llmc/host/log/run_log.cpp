@@ -114,12 +114,6 @@ bool has_steps(const std::string& log) {
 
 namespace {
 
-// a line that wraps could not be redrawn in place
-size_t terminal_columns() {
-    winsize size{};
-    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
-}
-
 // is standard output a terminal that can redraw a line?
 bool can_redraw() {
     const char* kind = std::getenv("TERM");
@@ -227,7 +221,10 @@ void Screen::show(const StepNumbers& n) {
     if (quiet_) { return; }
     bool stays = n.step % every_ == 0;
     if (terminal_) {
-        std::printf("\r\033[K%s", step_text(n, terminal_columns() - 1).c_str());
+        winsize size{};
+        const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+        // a line that wraps could not be redrawn in place
+        std::printf("\r\033[K%s", step_text(n, known ? size.ws_col - 1 : 79).c_str());
         drawn_ = true;
         if (stays && every_ > 1) { clear(); }
     } else if (stays) {
