@@ -2,8 +2,9 @@
 #pragma once
 #include <algorithm>
 #include <functional>
-#include <initializer_list>
 #include <iterator>
+#include <string>
+#include <vector>
 
 namespace llmc {
 
@@ -12,9 +13,9 @@ using Environment = std::function<const char*(const char*)>;
 
 // the launcher that a family of variables belongs to
 struct Family {
-    const char* name;
-    const char *rank, *size, *local_rank, *local_size;
-    std::initializer_list<const char*> job;  // what tells its jobs apart
+    std::string name;
+    std::string rank, size, local_rank, local_size;
+    std::vector<const char*> job;  // what tells its jobs apart
 };
 
 inline const Family kFamilies[] = {
@@ -41,7 +42,7 @@ inline const Family kFamilies[] = {
 
 // whether another launcher than this program's own has started this process as one of several
 inline bool has_launcher(const Environment& environment) {
-    const auto has = [&](const char* name) { return environment(name) != nullptr; };
+    const auto has = [&](const std::string& name) { return environment(name.c_str()) != nullptr; };
     return !has("PLUMB_RANK") &&
            std::any_of(std::begin(kFamilies), std::end(kFamilies),
                        [&](const Family& family) { return has(family.rank) && has(family.size); });

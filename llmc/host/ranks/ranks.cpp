@@ -9,7 +9,7 @@
 #include <fstream>
 #include <initializer_list>
 #include <iterator>
-#include <optional>
+#include <sstream>
 
 #include "llmc/host/base/error.h"
 
@@ -50,16 +50,16 @@ public:
     Finder(const Options& o, const Environment& environment) : o_(o), get_(environment) {}
 
     Ranks find() const {
-        if (Ranks r; launched(&r)) { return r; }
+        if (has("PLUMB_RANK")) { return launched(); }
         if (o_.rank >= 0 && o_.world_size > 1) { return by_options(); }
         const bool one = o_.ranks == 1 || o_.gpus == "1" || (o_.world_size == 1 && o_.rank == 0);
         for (const Family& family : kFamilies) {
             // srun sets PMI's as well, without those of the host
             const bool of_srun =
-                family.size == std::string("PMI_SIZE") && text("SLURM_STEP_NUM_TASKS") == text("PMI_SIZE");
+                family.size == "PMI_SIZE" && text("SLURM_STEP_NUM_TASKS") == text("PMI_SIZE");
             if (one || of_srun || !has(family.size)) { continue; }
             if (has(family.rank)) { return by_variables(family); }
-            if (family.size != std::string("WORLD_SIZE")) { require_one(family); }
+            if (family.size != "WORLD_SIZE") { require_one(family); }
         }
         if (o_.world_size > 1) {
             fail(fmt::format(
@@ -72,75 +72,64 @@ public:
     }
 
 private:
-    bool has(const std::string& name) const { return !name.empty() && get_(name.c_str()) != nullptr; }
+    bool has(const std::string& name) const { return get_(name.c_str()) != nullptr; }
     std::string text(const std::string& name) const { return has(name) ? get_(name.c_str()) : ""; }
-    std::optional<int> number(const std::string& name, int lo, int hi) const {
-        if (!has(name)) { return std::nullopt; }
-        return parse(name, text(name), lo, hi);
+    int number(const std::string& name, int lo, int hi, int if_not_set = -1) const {
+        return has(name) ? parse(name, text(name), lo, hi) : if_not_set;
     }
 
-    bool launched(Ranks* r) const {
-        if (!has("PLUMB_RANK")) { return false; }
-        r->size = *number("PLUMB_RANK_COUNT", 1, kMostRanks);
-        r->local_size = r->size;
-        r->rank = r->local_rank = *number("PLUMB_RANK", 0, r->size - 1);
-        r->host = "127.0.0.1";
-        r->port = *number("PLUMB_RANK_PORT", 1, 65535);
-        if (r->rank == 0) { r->listener = *number("PLUMB_RANK_LISTENER", 0, 1 << 20); }
-        r->token = text("PLUMB_TOKEN");
-        r->source = "this program's launcher";
-        return true;
+    Ranks launched() const {
+        Ranks r;
+        r.source = "this program's launcher";
+        r.size = r.local_size = number("PLUMB_RANK_COUNT", 1, kMostRanks);
+        r.rank = r.local_rank = number("PLUMB_RANK", 0, r.size - 1);
+        r.host = "127.0.0.1", r.port = number("PLUMB_RANK_PORT", 1, 65535);
+        if (r.rank == 0) { r.listener = number("PLUMB_RANK_LISTENER", 0, 1 << 20); }
+        r.token = text("PLUMB_TOKEN");
+        return r;
     }
 
     Ranks by_options() const {
+        if (o_.rank >= o_.world_size) {
+            fail(fmt::format("--rank {}: of --world-size {} the ranks are 0 to {}.", o_.rank, o_.world_size,
+                             o_.world_size - 1));
+        }
         Ranks r;
         r.source = "--rank and --world-size";
-        r.rank = o_.rank, r.size = o_.world_size;
-        if (r.rank >= r.size) {
-            fail(fmt::format("--rank {}: of --world-size {} the ranks are 0 to {}.", r.rank, r.size,
-                             r.size - 1));
-        }
+        r.rank = o_.rank, r.size = o_.world_size, r.token = "options";
         place_on_host(-1, -1, &r);
-        r.token = "options";
-        choose_master(r.local_size == r.size ? "127.0.0.1" : "", false, &r);
+        choose_master("", false, &r);
         return r;
     }
 
     Ranks by_variables(const Family& f) const {
         Ranks r;
         r.source = f.name;
-        r.size = *number(f.size, 1, kMostRanks);
-        r.rank = *number(f.rank, 0, r.size - 1);
+        r.size = number(f.size, 1, kMostRanks);
+        r.rank = number(f.rank, 0, r.size - 1);
         if (o_.world_size > 1 && o_.world_size != r.size) {
             fail(fmt::format("--world-size {}, but {}={}. Leave one of them out.", o_.world_size, f.size,
                              r.size));
         }
         if (r.size == 1) { return {}; }
-        const bool slurm = f.size == std::string("SLURM_STEP_NUM_TASKS");
-        place_on_host(number(f.local_rank, 0, r.size - 1).value_or(-1),
-                      slurm ? slurm_local_size() : number(f.local_size, 1, r.size).value_or(-1), &r);
-        bool numbered = false;
-        for (const char* name : f.job) {
-            numbered = numbered || has(name);
-            r.token += std::string(name) + "=" + text(name) + " ";
-        }
+        const bool slurm = f.rank == "SLURM_PROCID";
+        place_on_host(number(f.local_rank, 0, r.size - 1),
+                      slurm ? slurm_local_size() : number(f.local_size, 1, r.size), &r);
+        for (const char* name : f.job) { r.token += fmt::format("{}={} ", name, text(name)); }
+        bool numbered = std::ranges::any_of(f.job, [&](const char* name) { return has(name); });
         // MPICH's launcher numbers no jobs, and the ranks of two on one host would meet each other
-        if (f.rank == std::string("PMI_RANK") && has(f.local_size) && r.local_size == r.size) {
+        if (f.rank == "PMI_RANK" && has(f.local_size) && r.local_size == r.size) {
             numbered = true;
             r.token += std::to_string(launcher_pid(f.rank));
         }
-        std::string host = r.local_size == r.size ? "127.0.0.1" : "";
-        if (slurm) {
-            host = first_host(has("SLURM_STEP_NODELIST") ? text("SLURM_STEP_NODELIST")
-                                                         : text("SLURM_JOB_NODELIST"));
-        }
-        choose_master(host, numbered, &r);
+        const char* nodes = has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
+        choose_master(slurm ? first_host(text(nodes)) : "", numbered, &r);
         return r;
     }
 
     // of a size whose rank is not set: each of several processes would train as if it were alone
     void require_one(const Family& f) const {
-        const int size = *number(f.size, 1, kMostRanks);
+        const int size = number(f.size, 1, kMostRanks);
         if (size == 1) { return; }
         fail(fmt::format(
             "{}={}, but {} is not set: which of the {} ranks this process is, nothing says. {} count "
@@ -158,26 +147,27 @@ private:
 
     // of SLURM_STEP_TASKS_PER_NODE, "4(x2),3": the tasks on this node
     int slurm_local_size() const {
-        const std::string list = text("SLURM_STEP_TASKS_PER_NODE");
-        int node = number("SLURM_NODEID", 0, kMostRanks).value_or(0);
-        for (size_t at = 0; at < list.size();) {
-            size_t end = std::min(list.find(',', at), list.size());
-            int tasks = 0, times = 1;
-            if (std::sscanf(list.substr(at, end - at).c_str(), "%d(x%d)", &tasks, &times) < 1) { break; }
+        std::istringstream list(text("SLURM_STEP_TASKS_PER_NODE"));
+        int node = number("SLURM_NODEID", 0, kMostRanks, 0), tasks = 0;
+        for (std::string nodes; std::getline(list, nodes, ',');) {
+            int times = 1;
+            if (std::sscanf(nodes.c_str(), "%d(x%d)", &tasks, &times) < 1) { break; }
             if (node < times) { return tasks; }
             node -= times;
-            at = end + 1;
         }
         return -1;
     }
 
-    // where the ranks meet: --master, MASTER_ADDR, or `host`; numbered: whether the token tells this job from all others
+    // where the ranks meet: --master, MASTER_ADDR, `host`, or here if all are here; numbered: whether the token tells this job
+    // from all others
     void choose_master(const std::string& host, bool numbered, Ranks* r) const {
-        const std::string given = !o_.master.empty() ? o_.master : text("MASTER_ADDR");
-        r->host = !given.empty() ? given : host;
+        const std::string here = r->local_size == r->size ? "127.0.0.1" : "";
+        for (const std::string& one : {o_.master, text("MASTER_ADDR"), host, here}) {
+            if (r->host.empty()) { r->host = one; }
+        }
         r->token += text("PLUMB_TOKEN");
         // not MASTER_PORT itself, where torchrun listens, and none beside it, where a neighbour's may
-        const std::string place = r->token + std::to_string(number("MASTER_PORT", 1, 65535).value_or(0));
+        const std::string place = r->token + std::to_string(number("MASTER_PORT", 1, 65535, 0));
         const XXH64_hash_t job = XXH3_64bits(place.data(), place.size());
         r->port = place == "options0" ? kDefaultPort : kFirstPort + (int)(job % kPorts);
         // a rank that an earlier job has left waiting was started with other options, as a rule

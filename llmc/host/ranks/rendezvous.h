@@ -1,6 +1,7 @@
-// How the ranks of a job find each other over TCP. Rank 0 listens; the others connect to it, and are told
-// where the rest are. Whoever does not know the job's token is turned away.
+// How the ranks of a job find each other over TCP: rank 0 listens, and the others connect to it. Whoever does not know
+// the job's token is turned away.
 #pragma once
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,8 +17,7 @@ namespace llmc {
 // a TCP socket that closes itself
 class Socket {
 public:
-    Socket() = default;
-    explicit Socket(int fd) : fd_(fd) {}
+    explicit Socket(int fd = -1) : fd_(fd) {}
     Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
     Socket& operator=(Socket&& other) noexcept {
         std::swap(fd_, other.fd_);
@@ -27,35 +27,38 @@ public:
 
     int fd() const { return fd_; }
     bool open() const { return fd_ >= 0; }
-    // All of it, waiting as long as the socket's timeouts allow; false if that fails or the other side has
-    // closed.
+    uint16_t port() const;  // this end's
+    // All of it, waiting as long as the timeout allows; false if that fails or the other side has closed.
     bool send_all(const void* data, size_t bytes) const;
     bool receive_all(void* data, size_t bytes) const;
-    void set_timeouts(int seconds) const;  // 0 = none
-    uint16_t port() const;                 // this end's
+    void set_timeout(int seconds) const;  // 0 = none
+
+    enum class Arrival { kNothing, kWhole, kClosed };
+    // so many bytes if they are there, else none; never waits
+    Arrival receive_if_whole(void* data, size_t bytes) const;
 
 private:
-    int fd_ = -1;
+    int fd_;
 };
 
 // A socket that listens at this port (0: any) of all addresses, or of this host's own alone; not open if that
 // failed, and *why says how.
 Socket listen_at(int port, bool local, std::string* why);
 
-// the text in a field of fixed size that another process has filled, and may not have ended
+// a text in a message of fixed size: cut to fit, and read as far as it goes if whoever has sent it has not ended it
 template <size_t N>
-std::string_view text_in(const char (&field)[N]) {
-    return {field, strnlen(field, N)};
-}
+struct Field {
+    char bytes[N] = {};
+    Field() = default;
+    Field(std::convertible_to<std::string_view> auto const& text) { std::string_view(text).copy(bytes, N); }
+    std::string_view view() const { return {bytes, strnlen(bytes, N)}; }
+    bool operator==(const Field&) const = default;
+};
 
-// XXH3 of what ranks send each other: TCP's own sum is 16 bits, and of a packet's way between two hosts alone
-uint64_t checksum(const void* data, size_t bytes);
-
-// The connections of one rank, by the number of the rank at the other end. Two to rank 0, so that what
-// watches over the ranks need not wait for what computes.
+// The connections of one rank, by the number of the rank at the other end: of rank 0 to each, of the others to rank 0. Two
+// each, so that what watches over the ranks need not wait for what computes.
 struct Peers {
-    std::vector<Socket> control;   // of rank 0 to each other rank; of the others to rank 0 only
-    std::vector<Socket> data;      // to each other rank
+    std::vector<Socket> control, data;
     std::vector<std::string> who;  // "rank 1 (process 123 on host)", as far as known, else "rank 1"
 };
 

@@ -9,6 +9,17 @@
 
 namespace llmc {
 
+namespace {
+
+// the ranks' parts of a range of `whole`, which has all elements
+RankParts<float> parts_of(float* whole, const std::vector<SharePart>& range) {
+    RankParts<float> parts;
+    for (const SharePart& part : range) { parts.emplace_back(whole + part.begin, (size_t)part.size()); }
+    return parts;
+}
+
+}  // namespace
+
 GradientSums::GradientSums(const StateShares& shares, Comm* comm) : shares_(shares), comm_(comm) {
     require(shares.ranks == (comm == nullptr ? 1 : comm->size()),
             "GradientSums: a comm of the shares' ranks");
@@ -38,40 +49,25 @@ void GradientSums::add(std::vector<float>& grads, bool start) {
     if (ranks == 1) { return add_part(grads.data(), start); }
     for (const auto& range : shares_.parts) {
         const SharePart& mine = range[rank()];
-        std::vector<std::span<const std::byte>> out;
-        std::vector<std::span<std::byte>> in;
+        const RankParts<float> out = parts_of(grads.data(), range);
+        RankParts<float> in;
         for (size_t r = 0; r < ranks; r++) {
-            float* to = arrived_.data() + r * n + mine.kept;
-            out.push_back(std::as_bytes(std::span(grads.data() + range[r].begin, (size_t)range[r].size())));
-            in.push_back(std::as_writable_bytes(std::span(to, (size_t)mine.size())));
+            in.emplace_back(arrived_.data() + r * n + mine.kept, (size_t)mine.size());
         }
-        comm_->exchange("gradients", out, in);
+        comm_->exchange_values<float>("gradients", {out.begin(), out.end()}, in);
     }
     for (size_t r = 0; r < ranks; r++) { add_part(arrived_.data() + r * n, start && r == 0); }
 }
 
 void GradientSums::all_gather(const char* what, float* whole) const {
-    for (const auto& range : shares_.parts) {
-        std::vector<std::span<std::byte>> in;
-        in.reserve(range.size());
-        for (const SharePart& part : range) {
-            in.push_back(std::as_writable_bytes(std::span(whole + part.begin, (size_t)part.size())));
-        }
-        const std::vector<std::span<const std::byte>> out(in.size(), in[rank()]);
-        comm_->exchange(what, out, in);
-    }
+    for (const auto& range : shares_.parts) { comm_->all_gather_parts(what, parts_of(whole, range)); }
 }
 
 void GradientSums::gather(const char* what, State state, float* whole, const float* share) const {
     for (const auto& range : shares_.of(state).parts) {
         const SharePart& mine = range[rank()];
-        std::vector<std::span<const std::byte>> out(range.size());
-        std::vector<std::span<std::byte>> in(range.size());
-        out[0] = std::as_bytes(std::span(share + mine.kept, (size_t)mine.size()));
-        for (size_t r = 0; r < in.size() && comm_->root(); r++) {
-            in[r] = std::as_writable_bytes(std::span(whole + range[r].begin, (size_t)range[r].size()));
-        }
-        comm_->exchange(what, out, in);
+        const RankParts<float> all = comm_->root() ? parts_of(whole, range) : RankParts<float>();
+        comm_->gather<float>(what, all, {share + mine.kept, (size_t)mine.size()});
     }
 }
 

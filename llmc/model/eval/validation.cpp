@@ -77,17 +77,14 @@ double Validator::loss(Model& model, int B, Comm& comm) {
 // a range of rows are a range, too.
 void Validator::gather_rows(Comm& comm, const std::vector<int64_t>& begins) {
     if (comm.size() == 1) { return; }
-    const auto me = (size_t)comm.rank();
-    const std::vector<double> rows(row_sums_.begin() + begins[me], row_sums_.begin() + begins[me + 1]);
-    comm.gather("validation losses", row_sums_.data(), rows.data(), begins);
+    comm.gather("validation losses", row_sums_.data(), begins);
     if (!info_) { return; }
     std::vector<int64_t> positions;
     for (int64_t row : begins) {
         const bool more = row < data_.num_rows();
         positions.push_back(more ? data_.row_position(row) + 1 : (int64_t)hits_.size());
     }
-    const std::vector<char> hits(hits_.begin() + positions[me], hits_.begin() + positions[me + 1]);
-    comm.gather("validation hits", hits_.data(), hits.data(), positions);
+    comm.gather("validation hits", hits_.data(), positions);
 }
 
 std::string Validator::short_text(double loss) const {
