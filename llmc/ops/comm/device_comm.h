@@ -25,29 +25,28 @@ public:
     // part may be empty; a rank's own is not looked at. No out may overlap an in. What is queued on the stream
     // behind this finds in[r] filled, and may change out[r]. Every rank makes the same calls in the same
     // order. Throws Error(kExitPeerLost).
-    virtual void exchange(ExchangeName name, std::span<const std::span<const std::byte>> out,
-                          std::span<const std::span<std::byte>> in, cudaStream_t stream) = 0;
+    virtual void exchange(ExchangeName name, SentParts out, ArrivingParts in, cudaStream_t stream) = 0;
     // As exchange(), but it may run beside what is queued on the stream behind it, up to where join() is
     // called with the number that this returns, or with a later one.
-    virtual int64_t exchange_overlapped(ExchangeName name, std::span<const std::span<const std::byte>> out,
-                                        std::span<const std::span<std::byte>> in, cudaStream_t stream) {
+    virtual int64_t exchange_overlapped(ExchangeName name, SentParts out, ArrivingParts in,
+                                        cudaStream_t stream) {
         exchange(name, out, in, stream);
         return 0;
     }
     virtual void join(int64_t, cudaStream_t) {}
     // Throws Error(kExitPeerLost) if something has gone wrong since. Never waits.
-    virtual void check() = 0;
+    virtual void check() {}
     // The same, of all exchanges that are done: what they brought may be used.
     virtual void confirm() { check(); }
     // until all that is queued on the stream, or runs beside it, is done; throws as confirm()
     virtual void wait(cudaStream_t stream) = 0;
     // What is queued on the stream, or runs beside it, ends, with wrong results: so that a rank that fails does
     // not wait for the others. Never throws; only the destructor may be called after it.
-    virtual void abort(cudaStream_t stream) = 0;
+    virtual void abort(cudaStream_t) {}
 };
 
 // By the GPUs' copy engines where all ranks are on one host and their GPUs reach each other's memory; else by
-// NCCL; through the host's memory, which is for tests, where ranks share a GPU. PLUMB_TRANSPORT = peer, nccl
+// NCCL, which takes no two ranks on one GPU; through the host's memory, which is for tests, where ranks share a GPU. PLUMB_TRANSPORT = peer, nccl
 // or host in rank 0 chooses. Every rank calls this, with its device chosen. What arrives lies in `memory`, one
 // cudaMalloc's block. Throws Error(kExitDevice) if that way is not there. comm and memory must outlive it.
 std::unique_ptr<DeviceComm> make_device_comm(Comm& comm, std::span<std::byte> memory);
@@ -56,7 +55,5 @@ std::unique_ptr<DeviceComm> make_device_comm(Comm& comm, std::span<std::byte> me
 std::unique_ptr<DeviceComm> make_peer_comm(Comm& comm, std::span<std::byte> memory);
 // through the host's memory: every call waits
 std::unique_ptr<DeviceComm> make_host_comm(Comm& comm);
-// by NCCL; not two ranks on one GPU
-std::unique_ptr<DeviceComm> make_nccl_comm(Comm& comm);
 
 }  // namespace llmc

@@ -14,8 +14,7 @@ class HostComm : public DeviceComm {
 public:
     explicit HostComm(Comm& comm) : comm_(comm) {}
 
-    void exchange(ExchangeName name, std::span<const std::span<const std::byte>> out,
-                  std::span<const std::span<std::byte>> in, cudaStream_t stream) override {
+    void exchange(ExchangeName name, SentParts out, ArrivingParts in, cudaStream_t stream) override {
         const auto ranks = (size_t)comm_.size(), me = (size_t)comm_.rank();
         require(out.size() == ranks && in.size() == ranks, "DeviceComm: a part for each rank");
         std::vector<Bytes> sent(ranks), arrived(ranks);
@@ -38,9 +37,7 @@ public:
         }
         wait(stream);  // `arrived` goes
     }
-    void check() override {}
     void wait(cudaStream_t stream) override { llmc::check(cudaStreamSynchronize(stream)); }
-    void abort(cudaStream_t) override {}
 
 private:
     Comm& comm_;

@@ -25,34 +25,32 @@ void add_matches(const std::string& pattern, std::vector<std::string>* places) {
     globfree(&found);
 }
 
-template <typename Function>
-void find(void* library, const std::string& path, const char* name, Function* function) {
-    void* found = dlsym(library, name);
-    if (found == nullptr) {
-        throw Error(kExitDevice, fmt::format("{} has no {}: NCCL 2.10 or later is needed", path, name));
-    }
-    *function = reinterpret_cast<Function>(found);
-}
-
 Nccl load(void* library, const std::string& path) {
     Nccl n = {};
     n.path = path;
-    find(library, path, "ncclGetVersion", &n.get_version);
-    find(library, path, "ncclGetUniqueId", &n.get_unique_id);
-    find(library, path, "ncclCommInitRank", &n.init_rank);
-    find(library, path, "ncclCommDestroy", &n.destroy);
-    find(library, path, "ncclCommAbort", &n.abort);
-    find(library, path, "ncclCommGetAsyncError", &n.async_error);
-    find(library, path, "ncclGroupStart", &n.group_start);
-    find(library, path, "ncclGroupEnd", &n.group_end);
-    find(library, path, "ncclSend", &n.send);
-    find(library, path, "ncclRecv", &n.receive);
-    find(library, path, "ncclGetErrorString", &n.error_text);
-    if (n.get_version(&n.version) != Nccl::kSuccess || n.version < kOldest) {
+    const auto find = [&]<typename Function>(const char* name, Function* function) {
+        *function = reinterpret_cast<Function>(dlsym(library, name));
+        if (*function == nullptr) {
+            throw Error(kExitDevice, fmt::format("{} has no {}: NCCL 2.10 or later is needed", path, name));
+        }
+    };
+    find("ncclGetVersion", &n.get_version);
+    find("ncclGetUniqueId", &n.get_unique_id);
+    find("ncclCommInitRank", &n.init_rank);
+    find("ncclCommDestroy", &n.destroy);
+    find("ncclCommAbort", &n.abort);
+    find("ncclCommGetAsyncError", &n.async_error);
+    find("ncclGroupStart", &n.group_start);
+    find("ncclGroupEnd", &n.group_end);
+    find("ncclSend", &n.send);
+    find("ncclRecv", &n.receive);
+    find("ncclGetErrorString", &n.error_text);
+    int version = 0;  // 22809 is 2.28.9
+    if (n.get_version(&version) != Nccl::kSuccess || version < kOldest) {
         throw Error(kExitDevice,
                     fmt::format("{} is NCCL of version code {}, older than 2.10. Set PLUMB_NCCL to a newer "
                                 "libnccl.so.2.",
-                                path, n.version));
+                                path, version));
     }
     return n;
 }
@@ -81,18 +79,18 @@ std::vector<std::string> nccl_places(const std::function<const char*(const char*
         return {fs::is_directory(given, ignored) ? (fs::path(given) / kFile).string() : given};
     }
     std::vector<std::string> places = {kFile};
-    const char* home = environment("CUDA_HOME");
-    const std::string toolkit = home != nullptr ? home : "/usr/local/cuda";
+    const auto root = [&](const char* variable, const char* below, const char* otherwise) -> std::string {
+        const char* value = environment(variable);
+        return value != nullptr ? std::string(value) + below : otherwise;
+    };
+    const std::string toolkit = root("CUDA_HOME", "", "/usr/local/cuda");
     for (const char* folder : {"/lib64/", "/lib/"}) { add_matches(toolkit + folder + kFile, &places); }
     add_matches(program_folder + "/build/nccl/nvidia/nccl/lib/" + kFile, &places);
-    const char* user = environment("HOME");
-    const std::string local = user != nullptr ? std::string(user) + "/.local" : "";
-    for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX", "", "/usr/local", "/usr"}) {
-        const bool fixed = *variable == '\0' || *variable == '/';
-        const char* value = fixed ? variable : environment(variable);
-        const std::string root = *variable == '\0' ? local : value != nullptr ? value : "";
-        if (root.empty()) { continue; }
-        add_matches(root + "/lib/python3*/*-packages/nvidia/nccl/lib/" + kFile, &places);
+    for (const std::string& python :
+         {root("VIRTUAL_ENV", "", ""), root("CONDA_PREFIX", "", ""), root("HOME", "/.local", ""),
+          std::string("/usr/local"), std::string("/usr")}) {
+        if (python.empty()) { continue; }
+        add_matches(python + "/lib/python3*/*-packages/nvidia/nccl/lib/" + kFile, &places);
     }
     return places;
 }

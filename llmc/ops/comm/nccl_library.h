@@ -30,7 +30,6 @@ struct Nccl {
     Result (*receive)(void*, size_t count, int type, int peer, Handle, Stream);
     const char* (*error_text)(Result);
     std::string path;  // of the library
-    int version = 0;   // 22809 is 2.28.9
 };
 
 // Where libnccl.so.2 may be, in the order in which it is looked for: PLUMB_NCCL (a file, or its folder) alone
