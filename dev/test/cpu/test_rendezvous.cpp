@@ -17,7 +17,7 @@ using namespace llmc;
 namespace {
 
 struct Met {
-    std::optional<Peers> peers;
+    std::optional<std::vector<Peer>> peers;
     Error error{0, ""};
 };
 
@@ -38,19 +38,19 @@ void check_together(std::vector<std::future<Met>> all) {
         REQUIRE_MESSAGE(met[r].peers, met[r].error.what());
         for (size_t s = r == 0 ? 1 : 0; s < (r == 0 ? n : 1); s++) {  // rank 0 and each other
             const int say = (int)(10 * r + s);
-            CHECK(met[r].peers->data[s].send_all(&say, sizeof(say)));
-            CHECK(met[r].peers->control[s].send_all(&say, sizeof(say)));
+            CHECK((*met[r].peers)[s].data.send_all(&say, sizeof(say)));
+            CHECK((*met[r].peers)[s].control.send_all(&say, sizeof(say)));
         }
     }
     for (size_t r = 0; r < n; r++) {
         for (size_t s = r == 0 ? 1 : 0; s < (r == 0 ? n : 1); s++) {
             int heard = -1, control = -1;
-            CHECK(met[r].peers->data[s].receive_all(&heard, sizeof(heard)));
-            CHECK(met[r].peers->control[s].receive_all(&control, sizeof(control)));
+            CHECK((*met[r].peers)[s].data.receive_all(&heard, sizeof(heard)));
+            CHECK((*met[r].peers)[s].control.receive_all(&control, sizeof(control)));
             CHECK(heard == (int)(10 * s + r));
             CHECK(control == heard);
         }
-        CHECK(met[r].peers->who[0].find(fmt::format("process {}", (int)getpid())) != std::string::npos);
+        CHECK(met[r].peers->front().who.find(fmt::format("process {}", (int)getpid())) != std::string::npos);
     }
 }
 

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <initializer_list>
 #include <memory>
+#include <span>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/stop_signal.h"
@@ -50,14 +51,14 @@ Addresses resolve(const std::string& host, int port, std::string* why) {
     return {list, freeaddrinfo};
 }
 
-// until all is moved; by send() or recv() of what is behind `at`
-template <typename Call>
-bool move_all(size_t bytes, Call call) {
-    for (size_t at = 0; at < bytes;) {
-        const ssize_t moved = call(at);
+// until all is moved by send() or recv()
+template <typename Call, typename Bytes>
+bool move_all(Call call, int fd, Bytes* data, size_t bytes) {
+    while (bytes > 0) {
+        const ssize_t moved = call(fd, data, bytes, MSG_NOSIGNAL);
         if (moved < 0 && errno == EINTR) { continue; }
         if (moved <= 0) { return false; }
-        at += (size_t)moved;
+        data += moved, bytes -= (size_t)moved;
     }
     return true;
 }
@@ -69,38 +70,34 @@ void set_option(const Socket& s, int level, int name, int value) {
 class Meeting {
 public:
     Meeting(const Ranks& ranks, int timeout_s) : ranks_(ranks), timeout_s_(timeout_s) {
-        for (auto* sockets : {&peers_.control, &peers_.data}) { sockets->resize((size_t)ranks.size); }
-        for (int r = 0; r < ranks.size; r++) { peers_.who.push_back(fmt::format("rank {}", r)); }
+        for (int r = 0; r < ranks.size; r++) { peers_.emplace_back().who = fmt::format("rank {}", r); }
         char host[66] = {};
         gethostname(host, sizeof(host) - 1);
         me_.token = XXH3_128bits(ranks.token.data(), ranks.token.size());
         me_.rank = ranks.rank, me_.size = ranks.size;
         me_.name = fmt::format("rank {} (process {} on {})", ranks.rank, getpid(), host);
-        peers_.who[(size_t)ranks.rank] = me_.name.view();
+        peers_[(size_t)ranks.rank].who = me_.name.view();
     }
 
-    Peers run() {
+    std::vector<Peer> run() {
         char all_here = 1;
         if (ranks_.rank == 0) {
             accept_all();
-            for (int r = 1; r < ranks_.size; r++) {
-                if (!peers_.control[(size_t)r].send_all(&all_here, 1)) { lost(r); }
-            }
+            for (Peer& peer : std::span(peers_).subspan(1)) { peer.control.send_all(&all_here, 1); }
             return std::move(peers_);
         }
-        connect_to_root(peers_.control[0]);
-        connect_to_root(peers_.data[0]);
-        peers_.control[0].set_timeout(timeout_s_);  // the others may take their time
-        if (!peers_.control[0].receive_all(&all_here, 1)) { lost(0); }
-        for (auto* sockets : {&peers_.control, &peers_.data}) { sockets->front().set_timeout(0); }
+        Peer& root = peers_[0];
+        root.control = connected_to_root(false);
+        root.data = connected_to_root(true);
+        root.control.set_timeout(timeout_s_);  // the others may take their time
+        if (!root.control.receive_all(&all_here, 1)) {
+            throw Error(kExitPeerLost, root.who + " ended while the ranks met. See what it says.");
+        }
+        for (Socket* s : {&root.control, &root.data}) { s->set_timeout(0); }
         return std::move(peers_);
     }
 
 private:
-    [[noreturn]] void lost(int rank) const {
-        throw Error(kExitPeerLost,
-                    peers_.who[(size_t)rank] + " ended while the ranks met. See what it says.");
-    }
     bool same_job(const Hello& h) const {
         return h.magic == kMagic && XXH128_isEqual(h.token, me_.token) != 0;
     }
@@ -143,6 +140,7 @@ private:
                 "Were all started, with the same options, and can they reach this host there?");
             pollfd comes = {listener.fd(), POLLIN, 0};
             if (poll(&comes, 1, strangers.empty() ? kPauseMs : kPauseMs / 20) > 0) {
+                // a rank speaks at once
                 if (strangers.size() >= kMostStrangers) { strangers.erase(strangers.begin()); }
                 strangers.emplace_back(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC));
             }
@@ -157,9 +155,9 @@ private:
 
     std::string missing() const {
         std::string text;
-        for (size_t r = 1; r < peers_.data.size(); r++) {
-            if (peers_.control[r].open() && peers_.data[r].open()) { continue; }
-            text += fmt::format("{}{}", text.empty() ? "rank " : ", ", r);
+        for (size_t r = 1; r < peers_.size(); r++) {
+            const bool here = peers_[r].control.open() && peers_[r].data.open();
+            if (!here) { text += fmt::format("{}{}", text.empty() ? "rank " : ", ", r); }
         }
         return text;
     }
@@ -167,15 +165,17 @@ private:
     // whoever is not of this job, or cannot be the rank that it says, is let go
     void answer(Socket s, const Hello& h) {
         if (h.magic != kMagic) { return; }
-        auto& sockets = h.for_data != 0 ? peers_.data : peers_.control;
+        const bool possible = h.size == ranks_.size && h.rank > 0 && h.rank < ranks_.size;
+        Peer& peer = peers_[possible ? (size_t)h.rank : 0];
+        Socket& place = h.for_data != 0 ? peer.data : peer.control;
         Hello reply = me_;
         if (!same_job(h)) {
             reply = {};  // the token is for those who know it
-        } else if (h.size != ranks_.size || h.rank <= 0 || h.rank >= ranks_.size) {
+        } else if (!possible) {
             reply.refusal =
                 fmt::format("{} is one of {}, this is rank {} of {}: they do not belong together.",
                             me_.name.view(), ranks_.size, h.rank, h.size);
-        } else if (sockets[(size_t)h.rank].open()) {
+        } else if (place.open()) {
             reply.refusal = fmt::format(
                 "two processes are rank {} of {}. Give each its own --rank, and each "
                 "job its own PLUMB_TOKEN.",
@@ -184,19 +184,19 @@ private:
         const bool welcome = same_job(reply) && reply.refusal.view().empty();
         if (!s.send_all(&reply, sizeof(reply)) || !welcome) { return; }
         set_option(s, IPPROTO_TCP, TCP_NODELAY, 1);
-        peers_.who[(size_t)h.rank] = h.name.view();
-        sockets[(size_t)h.rank] = std::move(s);
+        peer.who = h.name.view();
+        place = std::move(s);
     }
 
     // ---- the others ----
 
-    void connect_to_root(Socket& s) {
+    Socket connected_to_root(bool for_data) {
         for (std::string why;;) {
             const Addresses list = resolve(ranks_.host, ranks_.port, &why);
-            for (const addrinfo* a = list.get(); a != nullptr && !s.open(); a = a->ai_next) {
-                s = try_connect(*a, &s == peers_.data.data(), &why);
+            for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+                Socket s = try_connect(*a, for_data, &why);
+                if (s.open()) { return s; }
             }
-            if (s.open()) { return; }
             wait_for(fmt::format("rank {} cannot reach rank 0 at {}:{}: {}", ranks_.rank, ranks_.host,
                                  ranks_.port, why),
                      "Was it started, and does a firewall let these hosts talk?");
@@ -208,26 +208,23 @@ private:
     Socket try_connect(const addrinfo& address, bool for_data, std::string* why) {
         Socket s(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
         s.set_timeout(kHandshakeSeconds);
-        if (!s.open() || connect(s.fd(), address.ai_addr, address.ai_addrlen) != 0) {
-            *why = std::strerror(errno);
-            return Socket();
-        }
-        set_option(s, IPPROTO_TCP, TCP_NODELAY, 1);
         Hello hello = me_, reply;
         hello.for_data = for_data;
-        if (!s.send_all(&hello, sizeof(hello)) || !s.receive_all(&reply, sizeof(reply)) ||
-            reply.magic != kMagic) {
+        if (!s.open() || connect(s.fd(), address.ai_addr, address.ai_addrlen) != 0) {
+            *why = std::strerror(errno);
+        } else if (!s.send_all(&hello, sizeof(hello)) || !s.receive_all(&reply, sizeof(reply)) ||
+                   reply.magic != kMagic) {
             *why = "who answers is no rank of this program";
-            return Socket();
-        }
-        if (!same_job(reply)) {
+        } else if (!same_job(reply)) {
             *why = "who answers is a rank of another job, or was started with other options";
-            return Socket();
+        } else {
+            const std::string refusal(reply.refusal.view());
+            if (!refusal.empty()) { throw Error(kExitUsage, refusal); }
+            set_option(s, IPPROTO_TCP, TCP_NODELAY, 1);
+            peers_[0].who = reply.name.view();
+            return s;
         }
-        const std::string refusal(reply.refusal.view());
-        if (!refusal.empty()) { throw Error(kExitUsage, refusal); }
-        peers_.who[0] = reply.name.view();
-        return s;
+        return Socket();
     }
 
     const Ranks& ranks_;
@@ -235,7 +232,7 @@ private:
     const Clock::time_point begin_ = Clock::now();
     Clock::time_point next_word_ = begin_ + kFirstWord;
     Hello me_;
-    Peers peers_;
+    std::vector<Peer> peers_;
 };
 
 }  // namespace
@@ -252,14 +249,11 @@ uint16_t Socket::port() const {
 }
 
 bool Socket::send_all(const void* data, size_t bytes) const {
-    return move_all(bytes, [&](size_t at) {
-        return send(fd_, static_cast<const char*>(data) + at, bytes - at, MSG_NOSIGNAL);
-    });
+    return move_all(send, fd_, static_cast<const char*>(data), bytes);
 }
 
 bool Socket::receive_all(void* data, size_t bytes) const {
-    return move_all(bytes,
-                    [&](size_t at) { return recv(fd_, static_cast<char*>(data) + at, bytes - at, 0); });
+    return move_all(recv, fd_, static_cast<char*>(data), bytes);
 }
 
 void Socket::set_timeout(int seconds) const {
@@ -293,6 +287,6 @@ Socket listen_at(int port, bool local, std::string* why) {
     return Socket();
 }
 
-Peers meet(const Ranks& ranks, int timeout_s) { return Meeting(ranks, timeout_s).run(); }
+std::vector<Peer> meet(const Ranks& ranks, int timeout_s) { return Meeting(ranks, timeout_s).run(); }
 
 }  // namespace llmc

@@ -55,16 +55,16 @@ struct Field {
     bool operator==(const Field&) const = default;
 };
 
-// The connections of one rank, by the number of the rank at the other end: of rank 0 to each, of the others to rank 0. Two
-// each, so that what watches over the ranks need not wait for what computes.
-struct Peers {
-    std::vector<Socket> control, data;
-    std::vector<std::string> who;  // "rank 1 (process 123 on host)", as far as known, else "rank 1"
+// Another rank. Rank 0 has connections to each, the others to rank 0 only: two, so that what watches over the ranks need not
+// wait for what computes.
+struct Peer {
+    Socket control, data;
+    std::string who;  // "rank 1 (process 123 on host)", as far as known, else "rank 1"
 };
 
-// Returns when all have met. Throws Error(kExitPeerLost) naming those that have not come in timeout_s
+// Returns when all have met: the ranks by their numbers, this one too. Throws Error(kExitPeerLost) naming those that have not come in timeout_s
 // seconds, Error(kExitUsage) if a rank of this number is there already or their numbers of ranks differ, and
 // Error(128 + signal) if a stop is asked for meanwhile.
-Peers meet(const Ranks& ranks, int timeout_s);
+std::vector<Peer> meet(const Ranks& ranks, int timeout_s);
 
 }  // namespace llmc

@@ -2,6 +2,7 @@
 #include "llmc/host/ranks/watchdog.h"
 
 #include <fmt/core.h>
+#include <span>
 
 namespace llmc {
 
@@ -17,35 +18,33 @@ std::string place_text(const RankState& s) {
 
 }  // namespace
 
-std::string judge(const std::vector<RankReport>& ranks, const std::vector<std::string>& who,
-                  int64_t timeout_ms, int rank) {
+std::string judge(const std::vector<RankReport>& ranks, int64_t timeout_ms, int rank) {
     const std::string here = (rank == 0 ? "Rank 0 was " : fmt::format("This is rank {}, ", rank)) +
                              place_text(ranks[(size_t)rank]) + ".";
     const double seconds = (double)timeout_ms / 1000;
-    size_t longest = 0, last = 0;
-    for (size_t r = 0; r < (rank == 0 ? ranks.size() : 1); r++) {
-        const RankReport& k = ranks[r];
+    const RankReport *longest = &ranks[0], *last = &ranks[0];
+    for (const RankReport& k : std::span(ranks).first(rank == 0 ? ranks.size() : 1)) {
         if (k.done) { continue; }
         if (k.gone && k.silent_ms >= kLastWordsMs) {
-            return who[r] + " is gone: killed, or it crashed. " + here;
+            return k.who + " is gone: killed, or it crashed. " + here;
         }
         if (k.silent_ms > timeout_ms) {
             return fmt::format(
                 "{} has given no sign for {:g} s (--comm-timeout): stopped, or its host is down. Last it was "
                 "{}. {}",
-                who[r], seconds, place_text(k), here);
+                k.who, seconds, place_text(k), here);
         }
-        if (k.waiting_ms > ranks[longest].waiting_ms) { longest = r; }
-        if (k.calls < ranks[last].calls) { last = r; }
+        if (k.waiting_ms > longest->waiting_ms) { longest = &k; }
+        if (k.calls < last->calls) { last = &k; }
     }
-    if (rank != 0 || ranks[longest].waiting_ms <= timeout_ms) { return ""; }
-    if (ranks[last].calls == ranks[longest].calls) {
+    if (rank != 0 || longest->waiting_ms <= timeout_ms) { return ""; }
+    if (last->calls == longest->calls) {
         return fmt::format(
             "'{}' does not end on {} for {:g} s (--comm-timeout), though all ranks have come to it. {}",
-            ranks[longest].what.view(), who[longest], seconds, here);
+            longest->what.view(), longest->who, seconds, here);
     }
-    return fmt::format("{} keeps {} waiting for {:g} s (--comm-timeout): it is {}, the other {}.", who[last],
-                       who[longest], seconds, place_text(ranks[last]), place_text(ranks[longest]));
+    return fmt::format("{} keeps {} waiting for {:g} s (--comm-timeout): it is {}, the other {}.", last->who,
+                       longest->who, seconds, place_text(*last), place_text(*longest));
 }
 
 }  // namespace llmc

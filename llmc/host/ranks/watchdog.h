@@ -21,14 +21,14 @@ struct RankState {
 
 // what is known of a rank
 struct RankReport : RankState {
+    std::string who;         // as Peer::who
     int64_t silent_ms = 0;   // since its last sign, or since it was gone
     int64_t waiting_ms = 0;  // in a call, while no rank was taking its time
     bool gone = false;       // its connection is closed
+    bool deaf = false;       // nothing more can be sent to it
 };
 
 // Why the job must end, as `rank` sees it, which knows of all if it is rank 0, else of rank 0 only; "" = all is well.
-// who: names of the ranks.
-std::string judge(const std::vector<RankReport>& ranks, const std::vector<std::string>& who,
-                  int64_t timeout_ms, int rank = 0);
+std::string judge(const std::vector<RankReport>& ranks, int64_t timeout_ms, int rank = 0);
 
 }  // namespace llmc

@@ -29,7 +29,12 @@ GradientSums::GradientSums(const StateShares& shares, Comm* comm) : shares_(shar
 }
 
 int64_t GradientSums::bytes(const StateShares& s) {
-    return (int64_t)sizeof(float) * s.largest() * ((s.groups > 1 ? 1 : 0) + (s.ranks > 1 ? s.ranks : 0));
+    int64_t passed_on = 0;  // through rank 0, from all others to one
+    for (const auto& range : s.parts) {
+        for (const SharePart& part : range) { passed_on = std::max(passed_on, (s.ranks - 2) * part.size()); }
+    }
+    const int64_t own = s.largest() * ((s.groups > 1 ? 1 : 0) + (s.ranks > 1 ? s.ranks : 0));
+    return (int64_t)sizeof(float) * (own + passed_on);
 }
 
 void GradientSums::add_part(const float* part, bool start) {
@@ -88,16 +93,13 @@ double GradientSums::norm() const {
 }
 
 double GradientSums::total(const std::vector<double>& here) const {
-    const auto each = (int64_t)here.size();
-    const int ranks = shares_.ranks;
-    std::vector<double> all((size_t)shares_.groups);
-    std::vector<int64_t> begins;
-    for (int64_t r = 0; r <= ranks; r++) { begins.push_back(r * each); }
-    std::copy(here.begin(), here.end(), all.begin() + begins[rank()]);
-    if (comm_ != nullptr) { comm_->all_gather("losses", all.data(), begins); }
+    const auto groups = (size_t)shares_.groups, ranks = (size_t)shares_.ranks;
+    std::vector<double> all(groups);
+    std::ranges::copy(here, all.begin() + (int64_t)(rank() * here.size()));
+    if (comm_ != nullptr) { comm_->all_gather("losses", all); }
     double sum = 0;
-    for (int64_t group = 0; group < shares_.groups; group++) {  // rank r has the groups r, r + ranks, ...
-        sum += all[(size_t)(group % ranks * each + group / ranks)];
+    for (size_t group = 0; group < groups; group++) {  // rank r has the groups r, r + ranks, ...
+        sum += all[group % ranks * here.size() + group / ranks];
     }
     return sum;
 }
