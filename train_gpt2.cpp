@@ -24,7 +24,7 @@ std::optional<int> command(int argc, char** argv) {
                                                "generate: --dtype bf16: the CPU computes in fp32. "
                                                "./train_gpt2cu generate has both.");
                                }
-                               return std::make_unique<CpuDecoder>(source);
+                               return make_cpu_decoder(source);
                            },
                            [](const ModelSource& source, int B, int T) {
                                return make_model(factory_of<GPT2Cpu>(), source, B, T);

@@ -1,5 +1,5 @@
 // ./train_gpt2cu: trains GPT-2 on NVIDIA GPUs, a process for each. The loop is llmc/model/run/trainer.h, the model
-// llmc/model/gpu/gpt2.h, the options llmc/host/options/options.h; `./train_gpt2cu --help` lists them.
+// llmc/model/gpu/gpt2.cuh, the options llmc/host/options/options.h; `./train_gpt2cu --help` lists them.
 #include <type_traits>
 
 #include <cuda_bf16.h>
@@ -8,8 +8,8 @@
 #include "llmc/cuda/check.cuh"
 #include "llmc/host/options/main.h"
 #include "llmc/host/ranks/ranks.h"
-#include "llmc/model/gpu/gpt2.h"
-#include "llmc/model/profile/profile.h"
+#include "llmc/model/gpu/gpt2.cuh"
+#include "llmc/model/profile/step_profile.h"
 #include "llmc/model/run/commands.h"
 #include "llmc/model/run/trainer.h"
 

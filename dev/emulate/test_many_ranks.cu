@@ -39,9 +39,9 @@ public:
     Rank(const Job& job, Comm& comm)
         : job_(job),
           comm_(comm),
-          bytes_(size()),
-          memory_(bytes_),
-          optimizer_(config(), settings(), state_, transport(), kStream) {
+          memory_(state_in(nullptr).bytes),
+          state_(state_in(memory_.data())),
+          optimizer_(settings(), state_, comm.size() > 1 ? make_host_comm(comm) : nullptr, kStream) {
         optimizer_.update_block_matrices = [this](auto... args) { update_by_muon(args...); };
         optimizer_.set_seed(7);
         std::vector<float> values;
@@ -97,7 +97,7 @@ public:
 private:
     // what follows the k-th group's backward pass
     void queue(int k) {
-        for (int l = config().num_layers; l-- > 0 && k == 1;) { optimizer_.send_layer(l); }
+        for (int l = config().num_layers; l-- > 0;) { optimizer_.send_layer(l); }
         optimizer_.add_group(k);
         if (k + 1 < optimizer_.groups_here()) { return; }
         optimizer_.decide(&inputs_);
@@ -119,15 +119,8 @@ private:
         s.muon = job_.muon;
         return s;
     }
-    int64_t size() const {
-        Arena count;
-        GPT2State<T, Grad>().take(config(), StateShares(config(), settings()), count);
-        return count.used();
-    }
-    std::unique_ptr<DeviceComm> transport() {
-        Arena arena(memory_.data());
-        state_.take(config(), StateShares(config(), settings()), arena);
-        return comm_.size() > 1 ? make_host_comm(comm_) : nullptr;
+    GPT2State<T, Grad> state_in(void* memory) const {
+        return {config(), StateShares(config(), settings()), Arena(memory)};
     }
     // The iterations between the two kernels, which the emulator has not, are of one matrix each: without
     // them a matrix still moves along its own gradient.
@@ -158,9 +151,8 @@ private:
 
     Job job_;
     Comm& comm_;
-    GPT2State<T, Grad> state_;
-    int64_t bytes_;
     DeviceMemory memory_;
+    GPT2State<T, Grad> state_;
     GPT2Optimizer<T, Grad> optimizer_;
     StepInputs inputs_;
     std::vector<std::unique_ptr<Recording>> recordings_;  // by group

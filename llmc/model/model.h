@@ -53,6 +53,36 @@ struct Evaluation {
     std::span<const int32_t> predicted;  // the most probable next token
 };
 
+// ---- what a model asks for that was made for B sequences of T tokens; each throws Error(kExitUsage)
+
+inline void require_sizes(const GPT2Config& c, int B, int T) {
+    require(c.num_layers > 0 && c.num_heads > 0 && c.channels > 0 && c.vocab_size > 0 &&
+                c.channels % c.num_heads == 0 && c.padded_vocab_size >= c.vocab_size,
+            "GPT2: sizes must be positive, channels a multiple of heads");
+    require(B > 0 && T > 0 && T <= c.max_seq_len, "GPT2: B and T must be positive, T at most max_seq_len");
+}
+inline void require_batch(const GPT2Config& c, int B, int T, const Batch& batch) {
+    const int64_t n = (int64_t)batch.B * batch.T;
+    require(batch.B > 0 && batch.T > 0 && n <= (int64_t)B * T && batch.T <= T,
+            "GPT2: the batch is larger than the model was made for");
+    require(std::ssize(batch.tokens) == n && std::ssize(batch.targets) == n, "GPT2: batch sizes disagree");
+    for (int64_t i = 0; i < n; i++) {
+        const bool ok = batch.tokens[i] >= 0 && batch.tokens[i] < c.vocab_size &&
+                        batch.targets[i] < c.vocab_size && batch.targets[i] >= kIgnoreTarget;
+        require(ok, "GPT2: a token id is outside of the vocabulary");
+    }
+}
+// how many targets count: at least one
+inline int64_t count_targets(const GPT2Config& c, int B, int T, std::span<const Batch> micro_batches) {
+    int64_t targets = 0;
+    for (const Batch& batch : micro_batches) {
+        require_batch(c, B, T, batch);
+        for (int32_t target : batch.targets) { targets += target != kIgnoreTarget; }
+    }
+    require(targets > 0, "GPT2: no target to learn from");
+    return targets;
+}
+
 struct MemoryPlan {
     int64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0;  // bytes
     int64_t available = 0;  // bytes free now on the device, -1 = unknown
@@ -148,6 +178,16 @@ public:
     virtual void clear() = 0;        // to an empty context
     virtual int length() const = 0;  // of the context
     virtual DecoderTraffic traffic() const { return {}; }
+
+protected:
+    void require_tokens(std::span<const int32_t> tokens) const {  // that append() can take
+        require(!tokens.empty() && length() + std::ssize(tokens) <= config().max_seq_len,
+                "Decoder: 1 token or more, and no more than there is room for");
+        for (int32_t token : tokens) {
+            require(token >= 0 && token < config().vocab_size,
+                    "Decoder: a token id is outside of the vocabulary");
+        }
+    }
 };
 
 }  // namespace llmc

@@ -243,7 +243,7 @@ TEST_CASE("changing files: a file that asks for a model larger than the memory")
         void read(int, int64_t, std::span<float>) const override { FAIL("it is read"); }
         FloatType type() const override { return FloatType::kFp32; }
     };
-    check_error(error_of([&] { CpuDecoder decoder(Large{}); }), kExitDevice, {"large.bin", "needs"});
+    check_error(error_of([&] { make_cpu_decoder(Large{}); }), kExitDevice, {"large.bin", "needs"});
     check_error(error_of([&] { make_model(factory_of<GPT2Cpu>(), Large{}, 64, 1 << 20); }), kExitDevice,
                 {"large.bin", "needs"});
 }

@@ -80,13 +80,13 @@ int most_likely(std::span<const float> logits) { return sample_token(logits, 0, 
 TEST_CASE("generate: greedy text with the cache is that without it, over 500 tokens") {
     TempFolder folder;
     const ModelFile file(write_random_model(folder / "model.bin", 512));
-    CpuDecoder cached(file);
+    const std::unique_ptr<Decoder> cached = make_cpu_decoder(file);
     UncachedDecoder plain(file);
     const double bound = reordering(file.config(), 512);
     int32_t token = 256;
     int different = 0;
     for (int k = 0; k < 500; k++) {
-        const std::span<const float> a = cached.append({&token, 1}), b = plain.append({&token, 1});
+        const std::span<const float> a = cached->append({&token, 1}), b = plain.append({&token, 1});
         check_near(a, b, bound);
         const int best = most_likely(b);
         float second = -INFINITY;
@@ -98,7 +98,7 @@ TEST_CASE("generate: greedy text with the cache is that without it, over 500 tok
         token = best;
     }
     CHECK(different == 0);
-    CHECK(cached.length() == 500);
+    CHECK(cached->length() == 500);
 }
 
 TEST_CASE("generate: a prompt at once, in parts or token by token gives the same logits") {
@@ -107,32 +107,32 @@ TEST_CASE("generate: a prompt at once, in parts or token by token gives the same
     const std::vector<int32_t> tokens = random_tokens(400, 257, 9);
     UncachedDecoder plain(file);
     const std::span<const float> expected = plain.append(tokens);
-    CpuDecoder decoder(file);
+    const std::unique_ptr<Decoder> decoder = make_cpu_decoder(file);
     for (const std::vector<int>& cuts : {std::vector<int>{400}, {1, 399}, {127, 129, 144}, {399, 1}}) {
-        decoder.clear();
+        decoder->clear();
         std::span<const float> found;
         size_t at = 0;
         for (int n : cuts) {
-            found = decoder.append(std::span(tokens).subspan(at, (size_t)n));
+            found = decoder->append(std::span(tokens).subspan(at, (size_t)n));
             at += (size_t)n;
         }
         check_near(found, expected, reordering(file.config(), 400));
     }
-    CHECK(error_of([&] { decoder.append(std::span(tokens).first(1)); }).exit_code ==
+    CHECK(error_of([&] { decoder->append(std::span(tokens).first(1)); }).exit_code ==
           kExitUsage);  // it is full
-    decoder.clear();
-    CHECK(error_of([&] { decoder.append({}); }).exit_code == kExitUsage);
+    decoder->clear();
+    CHECK(error_of([&] { decoder->append({}); }).exit_code == kExitUsage);
     const int32_t outside = 257;
-    CHECK(error_of([&] { decoder.append({&outside, 1}); }).exit_code == kExitUsage);
+    CHECK(error_of([&] { decoder->append({&outside, 1}); }).exit_code == kExitUsage);
 }
 
 TEST_CASE("generate: a context that is full goes on with its newer half") {
     TempFolder folder;
     const ModelFile file(write_random_model(folder / "model.bin", 16));
     const std::vector<int32_t> tokens = random_tokens(40, 257, 9);
-    CpuDecoder decoder(file), other(file);
+    const std::unique_ptr<Decoder> decoder = make_cpu_decoder(file), other = make_cpu_decoder(file);
     std::vector<int> slides;
-    Context context(&decoder, [&](int left) { slides.push_back(left); });
+    Context context(decoder.get(), [&](int left) { slides.push_back(left); });
     std::vector<float> found;
     for (size_t k = 0; k < 20; k++) {
         const auto logits = context.add(std::span(tokens).subspan(k, 1));
@@ -140,12 +140,12 @@ TEST_CASE("generate: a context that is full goes on with its newer half") {
     }
     // full after 16: the 17th token slides, and three more follow
     CHECK(slides == std::vector<int>{8});
-    CHECK(decoder.length() == 11);
-    check_near(found, other.append(std::span(tokens).subspan(9, 11)), reordering(file.config(), 16));
-    Context too_long(&decoder, [&](int left) { slides.push_back(left); });
+    CHECK(decoder->length() == 11);
+    check_near(found, other->append(std::span(tokens).subspan(9, 11)), reordering(file.config(), 16));
+    Context too_long(decoder.get(), [&](int left) { slides.push_back(left); });
     too_long.add(tokens);
     CHECK(slides == std::vector<int>{8, 8});
-    CHECK(decoder.length() == 8);
+    CHECK(decoder->length() == 8);
 }
 
 TEST_CASE("generate: text comes in whole characters and stops where it is told to") {
@@ -218,11 +218,11 @@ TEST_CASE("sub-commands: generate") {
     CHECK(plain.out == bytes + "\n");  // a pipe gets every byte as it is
     CHECK(plain.err.find(model) != std::string::npos);
     // --no-bos: the first token is drawn behind the prompt alone
-    CpuDecoder decoder{ModelFile(model)};
+    const std::unique_ptr<Decoder> decoder = make_cpu_decoder(ModelFile(model));
     const int32_t letters[] = {256, 'H', 'i'};
-    const int with_bos = most_likely(decoder.append(letters));
-    decoder.clear();
-    const int no_bos = most_likely(decoder.append(std::span(letters).last(2)));
+    const int with_bos = most_likely(decoder->append(letters));
+    decoder->clear();
+    const int no_bos = most_likely(decoder->append(std::span(letters).last(2)));
     REQUIRE(with_bos != no_bos);
     const Json behind = Json::parse(generate("--tokens 1 --temperature 0 --json --prompt Hi --no-bos").out);
     CHECK(behind["ids"][0] == no_bos);

@@ -66,7 +66,7 @@ Tape three_steps() {
 }  // namespace
 
 TEST_CASE("profile: the step of median length, part by part") {
-    Recording r = analyse(three_steps().records);
+    StepRecording r = analyse(three_steps().records);
     REQUIRE(r.steps_ms.size() == 3);
     const StepRecord& step = r.median;
     CHECK(step.ms == doctest::Approx(r.steps_ms[2]));  // the one that takes 10 us more
@@ -119,7 +119,7 @@ TEST_CASE("profile: calls that wait are named, calls inside of others do not cou
     tape.call("cudaMemcpyAsync", 20, 1);
     tape.call("cudaStreamSynchronize", 30, 3);
     std::stable_sort(records.begin(), records.end(), [](auto& a, auto& b) { return a.start < b.start; });
-    Recording r = analyse(records);
+    StepRecording r = analyse(records);
     REQUIRE(r.calls.size() == 3);
     for (const HostCall& call : r.calls) {
         CAPTURE(call.name);

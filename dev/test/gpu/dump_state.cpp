@@ -12,7 +12,7 @@
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/gpu/gpt2.h"
+#include "llmc/model/gpu/gpt2.cuh"
 
 namespace llmc {
 

@@ -13,7 +13,7 @@
 
 #include "dev/test/cpu/any_model.h"
 #include "dev/test/cpu/reference_model.h"
-#include "llmc/model/gpu/gpt2.h"
+#include "llmc/model/gpu/gpt2.cuh"
 
 namespace llmc {
 

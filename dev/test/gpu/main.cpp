@@ -20,7 +20,7 @@
 #include "dev/test/gpu/dump_state.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/host/base/resources.h"
-#include "llmc/model/gpu/gpt2.h"
+#include "llmc/model/gpu/gpt2.cuh"
 
 namespace llmc {
 namespace gpu_test {

@@ -6,7 +6,7 @@
 #include "dev/test/cpu/test_files.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/eval/generate.h"
-#include "llmc/model/gpu/gpt2.h"
+#include "llmc/model/gpu/gpt2.cuh"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

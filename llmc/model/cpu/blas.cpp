@@ -76,31 +76,6 @@ void gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const 
     seconds_in_blas += std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// The products of newton_schulz_blas(); `side` is x's shorter side. Of symmetric ones the upper triangle is
-// computed, which is half of the work, and read.
-struct Orthogonalizer {
-    int rows, cols, side = std::min(rows, cols), longer = std::max(rows, cols);
-    bool wide = rows <= cols;
-
-    // out (side,side) = alpha a a^T + beta out, or a^T a if it is tall: a has this side and n
-    void square(float* out, const float* a, bool tall, int n, int lda, float alpha, float beta) const {
-        cblas_ssyrk(CblasRowMajor, CblasUpper, tall ? CblasTrans : CblasNoTrans, side, n, alpha, a, lda, beta,
-                    out, side);
-    }
-    // out = a x + s x, or a x + x s where x is tall
-    void polynomial(float* out, const float* s, const float* x) const {
-        std::copy(x, x + (int64_t)rows * cols, out);
-        cblas_ssymm(CblasRowMajor, wide ? CblasLeft : CblasRight, CblasUpper, rows, cols, 1.0f, s, side, x,
-                    cols, (float)kNewtonSchulzA, out, cols);
-    }
-    // the triangle below the diagonal like that above
-    void complete(float* s) const {
-        for (int i = 0; i < side; i++) {
-            for (int j = 0; j < i; j++) { s[(int64_t)i * side + j] = s[(int64_t)j * side + i]; }
-        }
-    }
-};
-
 // Attention works on blocks of query rows: keys past the block's last row are never multiplied.
 constexpr int kQueryBlock = 128;
 
@@ -137,19 +112,28 @@ int64_t newton_schulz_scratch_blas(int rows, int cols) {
     return 2 * side * side + (int64_t)rows * cols;
 }
 
+// Of symmetric products the upper triangle is computed, which is half of the work, and read.
 void newton_schulz_blas(float* x, float* scratch, int rows, int cols) {
     auto begin = Clock::now();
-    const Orthogonalizer o{rows, cols};
-    const int64_t n = (int64_t)rows * cols, square = (int64_t)o.side * o.side;
+    const bool wide = rows <= cols;
+    const int side = std::min(rows, cols), longer = std::max(rows, cols);
+    const int64_t n = (int64_t)rows * cols, square = (int64_t)side * side;
     const auto inverse = (float)(1 / (global_norm_cpu(x, n) + kNewtonSchulzEps));
     for (int64_t i = 0; i < n; i++) { x[i] *= inverse; }
     float *a = scratch, *b = a + square, *next = b + square;
     for (int step = 0; step < kNewtonSchulzSteps; step++) {
-        o.square(a, x, !o.wide, o.longer, cols, 1.0f, 0.0f);
-        o.complete(a);
-        std::copy(a, a + square, b);
-        o.square(b, a, false, o.side, o.side, (float)kNewtonSchulzC, (float)kNewtonSchulzB);
-        o.polynomial(next, b, x);
+        // a (side,side) = x x^T, or x^T x where x is tall
+        cblas_ssyrk(CblasRowMajor, CblasUpper, wide ? CblasNoTrans : CblasTrans, side, longer, 1.0f, x, cols,
+                    0.0f, a, side);
+        for (int64_t i = 0; i < side; i++) {
+            for (int64_t j = 0; j < i; j++) { a[i * side + j] = a[j * side + i]; }
+        }
+        std::copy(a, a + square, b);  // b = B a + C a a^T
+        cblas_ssyrk(CblasRowMajor, CblasUpper, CblasNoTrans, side, side, (float)kNewtonSchulzC, a, side,
+                    (float)kNewtonSchulzB, b, side);
+        std::copy(x, x + n, next);  // x = A x + b x, or A x + x b where it is tall
+        cblas_ssymm(CblasRowMajor, wide ? CblasLeft : CblasRight, CblasUpper, rows, cols, 1.0f, b, side, x,
+                    cols, (float)kNewtonSchulzA, next, cols);
         std::copy(next, next + n, x);
     }
     seconds_in_blas += std::chrono::duration<double>(Clock::now() - begin).count();

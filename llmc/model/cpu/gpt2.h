@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "llmc/model/cpu/blas.h"
 #include "llmc/model/cpu/gradient_sums.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
@@ -33,9 +34,13 @@ public:
     void gather() override;
     std::vector<uint64_t> parameter_hashes() const override;
     Evaluation evaluate(const Batch& batch) override;
-    std::span<const float> logits_last() const override;
+    std::span<const float> logits_last() const override {
+        require(rows_ > 0, "GPT2Cpu: logits_last() before evaluate()");
+        return std::span(logits_).subspan((int64_t)(rows_ - 1) * config_.padded_vocab_size,
+                                          config_.vocab_size);
+    }
     static Device device(const ModelSettings& settings = {});
-    static double measure_speed();
+    static constexpr double (*measure_speed)() = measure_blas_speed;
 
     // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
     // loss.
@@ -44,26 +49,28 @@ public:
     std::span<const float> logits() const { return logits_; }  // (B,T,Vp) of the last evaluate()
 
 private:
-    struct Layer {                                   // activations kept for backward; BT = B * T rows
-        std::vector<float> ln1, ln1_mean, ln1_rstd;  // (BT,C), (BT), (BT)
-        std::vector<float> qkv, lse, atty;           // (BT,3C), (B,NH,T), (BT,C)
-        std::vector<float> residual2;                // (BT,C): the stream after attention
-        std::vector<float> ln2, ln2_mean, ln2_rstd;
-        std::vector<float> fch, fch_gelu;  // (BT,4C)
-        std::vector<float> residual3;      // (BT,C): the stream after the MLP
+    struct Norm {  // a layernorm's output (BT,C) and statistics (BT); BT = B * T rows
+        std::vector<float> out, mean, rstd;
+    };
+    struct Layer {  // activations kept for backward
+        Norm ln1, ln2;
+        std::vector<float> qkv, lse, atty;  // (BT,3C), (B,NH,T), (BT,C)
+        std::vector<float> residual2;       // (BT,C): the stream after attention
+        std::vector<float> fch, fch_gelu;   // (BT,4C)
+        std::vector<float> residual3;       // (BT,C): the stream after the MLP
     };
 
-    float* param(int tensor, int layer = 0) { return params_.data() + layout_.offset(tensor, layer); }
+    float* values(State state) { return states_[(int)state].data(); }
+    float* param(int tensor, int layer = 0) {
+        return values(State::kParameter) + layout_.offset(tensor, layer);
+    }
     float* grad(int tensor, int layer = 0) { return grads_.data() + layout_.offset(tensor, layer); }
-    void check_batch(const Batch& batch) const;
     bool stopping() const;                            // is this a training pass that a signal has ended?
     void forward(const Batch& batch);                 // fills the activations, up to logits_
     void backward(const Batch& batch, double dloss);  // adds to the gradients; overwrites logits_
-    int64_t count_targets(std::span<const Batch> micro_batches) const;
+    void classify(const Batch& batch);                // losses_ and predicted_ from logits_
     bool add_gradients(std::span<const Batch> micro_batches, bool last, double dloss, double* loss);
     void update(const StepParams& params, double grad_scale);
-    void update_by_muon(int tensor, const MuonCopy& copy, const float* gradient, const StepParams& params,
-                        double grad_scale);
     const ParameterLayout& layout_of(State state) const {
         return state == State::kSecondMoment ? second_layout_ : layout_;
     }
@@ -73,13 +80,13 @@ private:
     int B_, T_;
     ModelSettings settings_;
     GradientSums sums_;
-    std::vector<AdamWPiece> pieces_;     // what is updated here: all, or ZeRO-1's share
-    std::vector<float> params_, grads_;  // all elements
-    std::vector<float> m_, v_;           // of what is updated here
+    std::vector<AdamWPiece> pieces_;        // what is updated here: all, or ZeRO-1's share
+    std::vector<float> states_[3], grads_;  // by State: all parameters, moments of what is updated here
+    std::vector<float> gathered_[3];        // all moments, for save(): see gather()
     std::vector<float> muon_scratch_;
-    std::vector<float> gathered_m_, gathered_v_;  // all, for save(): see gather()
     std::vector<Layer> layers_;
-    std::vector<float> encoded_, lnf_, lnf_mean_, lnf_rstd_, logits_, losses_;
+    Norm lnf_;
+    std::vector<float> encoded_, logits_, losses_;
     std::vector<float> proj_, dresidual_, dproj_, dwide_,
         scratch_;  // (BT,C), (BT,C), (BT,C), (BT,4C), attention's
     std::vector<int32_t> predicted_;
@@ -91,29 +98,6 @@ private:
 
 // Writing on the CPU in fp32 with a cache of keys and values: a new token costs one row of each layer, not
 // the whole context again. Holds the parameters and the cache, and no gradients.
-class CpuDecoder : public Decoder {
-public:
-    explicit CpuDecoder(const ModelSource& source);
-    const GPT2Config& config() const override { return config_; }
-    std::span<const float> append(std::span<const int32_t> tokens) override;
-    void clear() override { length_ = 0; }
-    int length() const override { return length_; }
-
-private:
-    const float* param(int tensor, int layer = 0) const {
-        return params_.data() + layout_.offset(tensor, layer);
-    }
-    void forward(std::span<const int32_t> tokens);         // adds them to the cache; fills x_
-    void attention(int layer, int rows);                   // atty_ from qkv_ and the cache
-    void norm(int weight, int bias, int layer, int rows);  // normed_ from x_
-    void add_product(int weight, int bias, int layer, const float* inp, int rows, int inner);  // x_ +=
-
-    GPT2Config config_;
-    ParameterLayout layout_;
-    std::vector<float> params_;
-    std::vector<float> keys_, values_;  // (L,maxT,C)
-    std::vector<float> x_, normed_, qkv_, atty_, wide_, gelu_, proj_, logits_;
-    int length_ = 0;
-};
+std::unique_ptr<Decoder> make_cpu_decoder(const ModelSource& source);
 
 }  // namespace llmc

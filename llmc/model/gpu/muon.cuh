@@ -29,7 +29,7 @@ public:
         int64_t most = 0;
         for (int t = 0; t < kNumTensors; t++) {
             if (is_block_matrix(t)) {
-                most = std::max(most, Piece(Arena(), shape_of(c, t, {&one, 1})).bytes);
+                most = std::max(most, Piece{Arena(), shape_of(c, t, {&one, 1})}.bytes);
             }
         }
         return most;
@@ -41,13 +41,13 @@ public:
     void update(T* param, uint16_t* low, float* m, const Grad* grad, int tensor,
                 std::span<const MuonCopy> copies, const StepDecision* decision, const StepInputs* inputs,
                 uint64_t seed, cudaStream_t stream) {
-        const int64_t each = Piece(Arena(), shape_of(config_, tensor, copies.first(1))).bytes;
+        const int64_t each = Piece{Arena(), shape_of(config_, tensor, copies.first(1))}.bytes;
         const auto at_once = (size_t)std::max<int64_t>(room_.bytes / each, 1);
         const int usual = block_matrices(config_, tensor).count * config_.num_layers;
         for (size_t first = 0; first < copies.size(); first += at_once) {
             const MuonTensor shape =
                 shape_of(config_, tensor, copies.subspan(first, std::min(at_once, copies.size() - first)));
-            const Piece piece(Arena(room_.scratch), shape);
+            const Piece piece{Arena(room_.scratch), shape};
             muon_direction(piece.x, piece.norms, m, grad, shape, decision, stream);
             products_.run(piece.out, piece.x, piece.squares, shape.rows, shape.cols, shape.count(), usual,
                           stream);
@@ -58,17 +58,13 @@ public:
 private:
     // what some copies of a tensor take
     struct Piece {
-        T *x, *out, *squares;
-        void* norms;
-        int64_t bytes;
-        Piece(Arena arena, const MuonTensor& shape) {
-            for (T** matrices : {&x, &out}) {
-                *matrices = arena.take<T>(shape.count() * muon_stride(shape.size()));
-            }
-            squares = arena.take<T>(NewtonSchulz::squares(shape.rows, shape.cols, shape.count()));
-            norms = arena.take<char>((int64_t)muon_scratch(shape.count()));
-            bytes = arena.used();
-        }
+        Arena arena;
+        MuonTensor shape;
+        int64_t n = shape.count() * muon_stride(shape.size());
+        T *x = arena.take<T>(n), *out = arena.take<T>(n);
+        T* squares = arena.take<T>(NewtonSchulz::squares(shape.rows, shape.cols, shape.count()));
+        void* norms = arena.take<char>((int64_t)muon_scratch(shape.count()));
+        int64_t bytes = arena.used();
     };
 
     static MuonTensor shape_of(const GPT2Config& c, int tensor, std::span<const MuonCopy> copies) {

@@ -5,8 +5,8 @@
 #include <dlfcn.h>
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
-#include <unordered_map>
 
 #include <cuda_runtime_api.h>
 
@@ -47,29 +47,28 @@ void* open_cupti() {
             major, tried));
 }
 
+struct Symbol {  // becomes a pointer to a function of any type
+    void* address;
+    template <typename Function>
+    operator Function*() const {
+        return reinterpret_cast<Function*>(address);
+    }
+};
+
 struct Cupti {
     void* library = open_cupti();
-    template <typename Function>
-    Function* symbol(const char* name) const {
-        void* found = dlsym(library, name);
-        if (found == nullptr) {
-            throw Error(kExitDevice, fmt::format("this libcupti has no {}: another version", name));
-        }
-        return reinterpret_cast<Function*>(found);
+    Symbol symbol(const char* name) const {
+        if (void* found = dlsym(library, name)) { return {found}; }
+        throw Error(kExitDevice, fmt::format("this libcupti has no {}: another version", name));
     }
-    decltype(cuptiActivityRegisterCallbacks)* register_callbacks =
-        symbol<decltype(cuptiActivityRegisterCallbacks)>("cuptiActivityRegisterCallbacks");
-    decltype(cuptiActivityEnable)* enable = symbol<decltype(cuptiActivityEnable)>("cuptiActivityEnable");
-    decltype(cuptiActivityDisable)* disable = symbol<decltype(cuptiActivityDisable)>("cuptiActivityDisable");
-    decltype(cuptiActivityFlushAll)* flush = symbol<decltype(cuptiActivityFlushAll)>("cuptiActivityFlushAll");
-    decltype(cuptiActivityGetNextRecord)* next_record =
-        symbol<decltype(cuptiActivityGetNextRecord)>("cuptiActivityGetNextRecord");
-    decltype(cuptiActivityGetNumDroppedRecords)* dropped =
-        symbol<decltype(cuptiActivityGetNumDroppedRecords)>("cuptiActivityGetNumDroppedRecords");
-    decltype(cuptiGetCallbackName)* callback_name =
-        symbol<decltype(cuptiGetCallbackName)>("cuptiGetCallbackName");
-    decltype(cuptiGetResultString)* result_string =
-        symbol<decltype(cuptiGetResultString)>("cuptiGetResultString");
+    decltype(&cuptiActivityRegisterCallbacks) register_callbacks = symbol("cuptiActivityRegisterCallbacks");
+    decltype(&cuptiActivityEnable) enable = symbol("cuptiActivityEnable");
+    decltype(&cuptiActivityDisable) disable = symbol("cuptiActivityDisable");
+    decltype(&cuptiActivityFlushAll) flush = symbol("cuptiActivityFlushAll");
+    decltype(&cuptiActivityGetNextRecord) next_record = symbol("cuptiActivityGetNextRecord");
+    decltype(&cuptiActivityGetNumDroppedRecords) dropped = symbol("cuptiActivityGetNumDroppedRecords");
+    decltype(&cuptiGetCallbackName) callback_name = symbol("cuptiGetCallbackName");
+    decltype(&cuptiGetResultString) result_string = symbol("cuptiGetResultString");
 };
 
 std::string demangled(const char* name) {
@@ -100,16 +99,26 @@ std::string without_version(std::string name) {
     return name;
 }
 
-}  // namespace
-
-struct ActivityRecorder::Impl {
+// Records from its construction on. One at a time, as CUPTI's callbacks have no argument of ours.
+struct Recorder {
     Cupti cupti;
     std::mutex mutex;  // CUPTI calls back from a thread of its own
     std::vector<Activity> records;
-    std::unordered_map<const char*, std::string> kernels;
     size_t lost = 0;
-    static inline Impl* current = nullptr;
-    ~Impl() { current = nullptr; }
+    static inline Recorder* current = nullptr;
+
+    Recorder() {
+        current = this;
+        check(cupti.register_callbacks(request, complete), "register its callbacks");
+        for (CUpti_ActivityKind kind : kKinds) { check(cupti.enable(kind), "record"); }
+    }
+    ~Recorder() {
+        disable();
+        current = nullptr;
+    }
+    void disable() const {
+        for (CUpti_ActivityKind kind : kKinds) { cupti.disable(kind); }
+    }
 
     void check(CUptiResult status, const char* what) const {
         if (status == CUPTI_SUCCESS) { return; }
@@ -144,9 +153,7 @@ struct ActivityRecorder::Impl {
     void add(const CUpti_Activity* record) {
         if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
             const auto& k = *reinterpret_cast<const CUpti_ActivityKernel9*>(record);
-            std::string& name = kernels[k.name];
-            if (name.empty()) { name = demangled(k.name); }
-            keep(Activity::kKernel, name, k, k.streamId);
+            keep(Activity::kKernel, demangled(k.name), k, k.streamId);
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
             const auto& m = *reinterpret_cast<const CUpti_ActivityMemcpy5*>(record);
             keep(Activity::kCopy, copy_name(m), m, m.streamId);
@@ -162,43 +169,29 @@ struct ActivityRecorder::Impl {
             keep(Activity::kCall, without_version(name), call, call.threadId);
         }
     }
-    void disable() const {
-        for (CUpti_ActivityKind kind : kKinds) { cupti.disable(kind); }
-    }
 };
 
-void ActivityRecorder::require_cupti() { open_cupti(); }
+}  // namespace
 
-ActivityRecorder::ActivityRecorder() {
-    require(Impl::current == nullptr, "ActivityRecorder: one at a time");
-    impl_ = std::make_unique<Impl>();
-    Impl::current = impl_.get();
-    impl_->check(impl_->cupti.register_callbacks(Impl::request, Impl::complete), "register its callbacks");
-    for (CUpti_ActivityKind kind : kKinds) { impl_->check(impl_->cupti.enable(kind), "record"); }
-}
+void require_cupti() { open_cupti(); }
 
-ActivityRecorder::~ActivityRecorder() { impl_->disable(); }
-
-std::vector<Activity> ActivityRecorder::stop() {
-    impl_->disable();
-    impl_->check(impl_->cupti.flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "hand over its records");
-    std::lock_guard lock(impl_->mutex);
-    if (impl_->lost > 0) { throw Error(kExitDevice, fmt::format("CUPTI lost {} records", impl_->lost)); }
-    std::vector<Activity> all = std::move(impl_->records);
-    std::stable_sort(all.begin(), all.end(),
-                     [](const Activity& a, const Activity& b) { return a.start < b.start; });
-    return all;
+std::vector<Activity> record_activity(const std::function<void()>& work) {
+    Recorder recorder;
+    work();
+    recorder.disable();
+    recorder.check(recorder.cupti.flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "hand over its records");
+    std::lock_guard lock(recorder.mutex);
+    if (recorder.lost > 0) { throw Error(kExitDevice, fmt::format("CUPTI lost {} records", recorder.lost)); }
+    std::ranges::stable_sort(recorder.records, {}, &Activity::start);
+    return std::move(recorder.records);
 }
 
 #else
 
-struct ActivityRecorder::Impl {};
-void ActivityRecorder::require_cupti() {
+void require_cupti() {
     throw Error(kExitDevice, "--profile: this program was built by a CUDA Toolkit without cupti.h");
 }
-ActivityRecorder::ActivityRecorder() { require_cupti(); }
-ActivityRecorder::~ActivityRecorder() = default;
-std::vector<Activity> ActivityRecorder::stop() { return {}; }
+std::vector<Activity> record_activity(const std::function<void()>&) { return {}; }
 
 #endif
 

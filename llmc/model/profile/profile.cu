@@ -1,20 +1,19 @@
 // The profile's measurements: steps as they are, steps as CUPTI sees them, and the roofs, one after the other in the memory
 // that the model has, and a little more.
-#include "llmc/model/profile/profile.h"
+#include "llmc/model/profile/step_profile.h"
 
 #include <cuda_bf16.h>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
+#include <functional>
 
 #include "llmc/cuda/checksum.cuh"
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/measuring.cuh"
 #include "llmc/host/base/text.h"
 #include "llmc/host/files/file_io.h"
-#include "llmc/model/gpu/network.cuh"
-#include "llmc/model/profile/step_profile.h"
+#include "llmc/model/gpu/gpt2.cuh"
 #include "llmc/model/run/plan.h"
 #include "llmc/ops/matmul/search.cuh"
 
@@ -31,8 +30,12 @@ constexpr size_t kWideWorkspace = 4 * Matmul::kWorkspace;
 
 using Clock = std::chrono::steady_clock;
 
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 double median(std::vector<double> x, double share = 0.5) {
-    std::sort(x.begin(), x.end());
+    std::ranges::sort(x);
     return x[(size_t)(share * (double)(x.size() - 1))];
 }
 
@@ -50,17 +53,19 @@ double elapsed_ms(cudaStream_t stream, const Work& work, int hold_us = 0) {
 
 // ---- steps -----------------------------------------------------------------------------------------
 
-class Steps {
-public:
-    Steps(Model& model, const DataLoader& data, const RunPlan& plan)
-        : model_(model), data_(data), plan_(plan), o_(plan.options), batches_(plan.micro_batches) {}
+struct Steps {
+    Model& model;
+    const DataLoader& data;
+    const RunPlan& plan;
+    std::vector<Batch> batches = std::vector<Batch>((size_t)plan.micro_batches);
+    int64_t step = 0;
 
     // at least this many steps and seconds; the times between their ends
     std::vector<double> run(int steps, double seconds) {
         std::vector<double> ms;
         std::optional<Clock::time_point> last;
         auto take = [&] {
-            while (auto result = model_.poll()) {
+            while (auto result = model.poll()) {
                 if (last) {
                     ms.push_back(std::chrono::duration<double, std::milli>(result->done - *last).count());
                 }
@@ -68,34 +73,23 @@ public:
             }
         };
         auto start = Clock::now();
-        for (int k = 0; k < steps || std::chrono::duration<double>(Clock::now() - start).count() < seconds;
-             k++) {
+        for (int k = 0; k < steps || seconds_since(start) < seconds; k++) {
             enqueue();
             take();
         }
-        model_.finish();
+        model.finish();
         take();
         return ms;
     }
-
-private:
     void enqueue() {
-        for (int64_t k = 0; k < plan_.micro_batches; k++) {
-            data_.read(step_ * plan_.rows_per_step + k * o_.batch, o_.batch, &batches_[k]);
+        const Options& o = plan.options;
+        for (int64_t k = 0; k < plan.micro_batches; k++) {
+            data.read(step * plan.rows_per_step + k * o.batch, o.batch, &batches[k]);
         }
-        StepParams params{step_,    plan_.schedule(std::min(step_, plan_.steps - 1)),
-                          o_.beta1, o_.beta2,
-                          o_.eps,   o_.weight_decay,
-                          o_.clip};
-        model_.enqueue_step(batches_, params);
-        step_++;
+        const double lr = plan.schedule(std::min(step, plan.steps - 1));
+        model.enqueue_step(batches, {step, lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.clip});
+        step++;
     }
-    Model& model_;
-    const DataLoader& data_;
-    const RunPlan& plan_;
-    const Options& o_;
-    std::vector<Batch> batches_;
-    int64_t step_ = 0;
 };
 
 // ---- products --------------------------------------------------------------------------------------
@@ -109,25 +103,22 @@ struct Operands {
 template <typename T, typename Grad>
 std::vector<Operands> operands_of(GPT2Network<T, Grad>& network, const ProductWork& work) {
     auto& mem = network.mem;
-    std::string name = work.name;
-    int tensor = name == "qkv"       ? kQkvw
-                 : name == "attproj" ? kAttprojw
-                 : name == "fc"      ? kFcw
-                 : name == "fcproj"  ? kFcprojw
-                                     : kWte;
     std::vector<Operands> all;
     for (int l = 0; l < work.calls; l++) {
         auto& a = mem.layers[l];
-        T* weight = mem.params + network.layout.offset(tensor, l);
-        Grad* dweight = mem.grads + network.layout.offset(tensor, l);
-        T *inp = mem.lnf, *out = mem.logits, *dout = mem.logits, *dinp = mem.dproj;
-        if (tensor == kQkvw) { inp = a.ln1, out = a.qkv, dout = mem.dwide; }
-        if (tensor == kAttprojw) { inp = a.atty, out = mem.proj, dout = mem.dresidual; }
-        if (tensor == kFcw) { inp = a.ln2, out = a.fch, dout = mem.dwide; }
-        if (tensor == kFcprojw) { inp = a.fch_gelu, out = mem.proj, dout = mem.dresidual, dinp = mem.dwide; }
-        all.push_back(work.part == Part::kProductForward ? Operands{out, weight, inp}
-                      : work.part == Part::kProductInput ? Operands{dinp, weight, dout}
-                                                         : Operands{dweight, inp, dout});
+        const struct {
+            Tensor weight;
+            T *inp, *out, *dout, *dinp;
+        } kinds[] = {{kQkvw, a.ln1.out, a.qkv, mem.dwide, mem.dproj},
+                     {kAttprojw, a.atty, mem.proj, mem.dresidual, mem.dproj},
+                     {kFcw, a.ln2.out, a.fch, mem.dwide, mem.dproj},
+                     {kFcprojw, a.fch_gelu, mem.proj, mem.dresidual, mem.dwide},
+                     {kWte, mem.lnf.out, mem.logits, mem.logits, mem.dproj}};
+        const auto& of = *std::ranges::find(kinds, work.weight, [](const auto& kind) { return kind.weight; });
+        const int64_t at = network.layout.offset(work.weight, l);
+        all.push_back(work.part == Part::kProductForward ? Operands{of.out, mem.params + at, of.inp}
+                      : work.part == Part::kProductInput ? Operands{of.dinp, mem.params + at, of.dout}
+                                                         : Operands{mem.grads + at, of.inp, of.dout});
     }
     return all;
 }
@@ -142,76 +133,75 @@ matmul::Product product_of(const ProductWork& w) {
 
 // One kind of product, on the operands of the layers in turn.
 template <typename T, typename Grad>
-class Race {
-public:
-    Race(cublasLtHandle_t handle, GPT2Network<T, Grad>& network, const ProductWork& work)
-        : handle_(handle),
-          network_(network),
-          work_(work),
-          product_(product_of<T, Grad>(work)),
-          plan_(handle, product_, network.settings.tf32),
-          operands_(operands_of(network, work)) {}
+struct Race {
+    cublasLtHandle_t handle;
+    GPT2Network<T, Grad>& network;
+    const ProductWork& work;
+    matmul::Product product = product_of<T, Grad>(work);
+    matmul::Plan plan{handle, product, network.settings.tf32};
+    std::vector<Operands> operands = operands_of(network, work);
+    void* workspace = network.mem.workspace;
+    size_t workspace_bytes = Matmul::kWorkspace, next = 0;
+    int calls = 1, quick_calls = 1;
 
     ProductTime run() {
         ProductTime result = race_all();
         DeviceMemory wide((int64_t)kWideWorkspace);
-        workspace_ = wide.data();
-        workspace_bytes_ = kWideWorkspace;
-        result.wide_ms = fastest(plan_.candidates(handle_, kCandidates, true, kWideWorkspace));
-        workspace_ = network_.mem.workspace;
-        workspace_bytes_ = Matmul::kWorkspace;
-        if (auto unsplit = plan_.candidates(handle_, 1, false); !unsplit.empty()) {
-            plan_.choose(unsplit.front());
-            result.unsplit_ms = time(plan_, calls_, false);
+        workspace = wide.data();
+        workspace_bytes = kWideWorkspace;
+        result.wide_ms = fastest(plan.candidates(handle, kCandidates, true, kWideWorkspace));
+        workspace = network.mem.workspace;
+        workspace_bytes = Matmul::kWorkspace;
+        if (auto unsplit = plan.candidates(handle, 1, false); !unsplit.empty()) {
+            plan.choose(unsplit.front());
+            result.unsplit_ms = time(plan, calls);
         }
         if (auto epilogue = epilogue_of_step(); epilogue != CUBLASLT_EPILOGUE_DEFAULT && sizeof(T) == 2) {
-            matmul::Product fused = product_;
-            fused.epilogue = epilogue;
-            matmul::Plan plan(handle_, fused, false);
-            set_pointers(plan, epilogue);
-            if (plan.usable()) { result.fused_ms = time(plan, calls_, false); }
+            matmul::Product with_epilogue = product;
+            with_epilogue.epilogue = epilogue;
+            matmul::Plan fused(handle, with_epilogue, false);
+            set_pointers(fused, epilogue);
+            if (fused.usable()) { result.fused_ms = time(fused, calls); }
         }
-        if (work_.part == Part::kProductWeight) {
-            matmul::Product adding = product_;
-            adding.accumulate = true;
-            matmul::Plan plan(handle_, adding, network_.settings.tf32);
-            if (plan.usable()) { result.adding_ms = time(plan, calls_, true); }
+        if (work.part == Part::kProductWeight) {
+            matmul::Product accumulating = product;
+            accumulating.accumulate = true;
+            matmul::Plan adding(handle, accumulating, network.settings.tf32);
+            if (adding.usable()) { result.adding_ms = time(adding, calls, true); }
         }
         return result;
     }
-
-private:
     // each algorithm once, those that are fastest again, and those of them that give the first's bits
     ProductTime race_all() {
-        auto candidates = plan_.candidates(handle_, kCandidates);
+        auto candidates = plan.candidates(handle, kCandidates);
         require(!candidates.empty(), "--profile: cuBLASLt has no algorithm for a product of this model");
-        plan_.choose(candidates.front());
-        time(plan_, 1, false);
-        double ms = time(plan_, 2, false);
-        calls_ = std::clamp((int)(20 / ms), 4, 200);      // 20 ms
-        quick_calls_ = std::clamp((int)(4 / ms), 1, 10);  // of each algorithm, to find the fastest few
-        uint64_t first_bits = bits();
+        plan.choose(candidates.front());
+        time(plan, 1);
+        double ms = time(plan, 2);
+        calls = std::clamp((int)(20 / ms), 4, 200);      // 20 ms
+        quick_calls = std::clamp((int)(4 / ms), 1, 10);  // of each algorithm, to find the fastest few
+        const uint64_t first_bits = bits();
         const int tried = add_variants(&candidates, first_bits);
-        plan_.choose(candidates.front());
-        const double first_ms = time(plan_, calls_, false);
-        ProductTime result{work_, first_ms, fastest(candidates), tried};
-        result.fastest_ms = std::min(result.fastest_ms, result.first_ms);
-        std::vector<matmul::Candidate> same;
-        for (const matmul::Candidate& candidate : candidates) {
-            plan_.choose(candidate);
-            if (bits() == first_bits) { same.push_back(candidate); }
-        }
-        result.same_bits = (int)same.size();
-        result.same_bits_ms = std::min(fastest(same), result.first_ms);
-        result.fastest_ms = std::min(result.fastest_ms, result.same_bits_ms);
-        return result;
+        plan.choose(candidates.front());
+        const double first_ms = time(plan, calls), any_ms = fastest(candidates);
+        std::erase_if(candidates, [&](const matmul::Candidate& candidate) {
+            plan.choose(candidate);
+            return bits() != first_bits;
+        });
+        const double same_bits_ms = std::min(fastest(candidates), first_ms);
+        return {.work = work,
+                .first_ms = first_ms,
+                .fastest_ms = std::min(any_ms, same_bits_ms),
+                .candidates = tried,
+                .same_bits_ms = same_bits_ms,
+                .same_bits = (int)candidates.size()};
     }
     // The fastest of those that give the first proposal's bits. How many were timed, with the proposals.
     int add_variants(std::vector<matmul::Candidate>* candidates, uint64_t first_bits) {
-        const matmul::Variants variants(handle_, plan_, *candidates, [&] { return time(plan_, 1, false); });
+        const matmul::Variants variants(handle, plan, *candidates, [&] { return time(plan, 1); });
         const size_t proposals = candidates->size();
         for (const matmul::Candidate& variant : variants.fastest(3 * kVariants)) {
-            plan_.choose(variant);
+            plan.choose(variant);
             if (candidates->size() < proposals + kVariants && bits() == first_bits) {
                 candidates->push_back(variant);
             }
@@ -221,73 +211,60 @@ private:
     double fastest(const std::vector<matmul::Candidate>& candidates) {
         std::vector<std::pair<double, size_t>> order;
         for (size_t i = 0; i < candidates.size(); i++) {
-            plan_.choose(candidates[i]);
-            time(plan_, 1, false);
-            order.push_back({time(plan_, quick_calls_, false), i});
+            plan.choose(candidates[i]);
+            time(plan, 1);
+            order.push_back({time(plan, quick_calls), i});
         }
-        std::sort(order.begin(), order.end());
+        std::ranges::sort(order);
         double best = INFINITY;
         for (size_t k = 0; k < std::min<size_t>(kBestOf, order.size()); k++) {
-            plan_.choose(candidates[order[k].second]);
-            best = std::min(best, time(plan_, calls_, false));
+            plan.choose(candidates[order[k].second]);
+            best = std::min(best, time(plan, calls));
         }
         return best;
     }
-    void call(matmul::Plan& plan, const Operands& o, bool accumulate) {
-        plan.run(handle_, o.d, o.a, o.b, accumulate, workspace_, network_.stream, workspace_bytes_);
+    void call(matmul::Plan& how, const Operands& o, bool accumulate = false) {
+        how.run(handle, o.d, o.a, o.b, accumulate, workspace, network.stream, workspace_bytes);
     }
-    double time(matmul::Plan& plan, int calls, bool accumulate) {
+    double time(matmul::Plan& how, int times, bool accumulate = false) {
         auto all = [&] {
-            for (int i = 0; i < calls; i++) { call(plan, operands_[next_++ % operands_.size()], accumulate); }
+            for (int i = 0; i < times; i++) { call(how, operands[next++ % operands.size()], accumulate); }
         };
-        return elapsed_ms(network_.stream, all, kHostMicroseconds * calls) / calls;
+        return elapsed_ms(network.stream, all, kHostMicroseconds * times) / times;
     }
     // of the chosen algorithm's result for the first layer
     uint64_t bits() {
-        call(plan_, operands_[0], false);
-        int64_t bytes = product_.m * product_.n * (product_.output == CUDA_R_32F ? 4 : 2);
-        return checksum((const uint32_t*)operands_[0].d, bytes / 4, network_.stream);
+        call(plan, operands[0]);
+        int64_t bytes = product.m * product.n * (product.output == CUDA_R_32F ? 4 : 2);
+        return checksum((const uint32_t*)operands[0].d, bytes / 4, network.stream);
     }
     cublasLtEpilogue_t epilogue_of_step() const {
-        std::string name = work_.name;
-        if (work_.part == Part::kProductForward && name != "head") {
-            return name == "fc" ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS;
+        if (work.part == Part::kProductForward && work.weight != kWte) {
+            return work.weight == kFcw ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS;
         }
-        bool behind_gelu = work_.part == Part::kProductInput && name == "fcproj";
+        const bool behind_gelu = work.part == Part::kProductInput && work.weight == kFcprojw;
         return behind_gelu ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT;
     }
     // of any layer: what is read there does not matter for the time
-    void set_pointers(matmul::Plan& plan, cublasLtEpilogue_t epilogue) {
-        const void* bias = network_.mem.params + network_.layout.offset(kFcb);
-        const void* pre =
-            epilogue == CUBLASLT_EPILOGUE_DGELU ? network_.mem.layers[0].fch : network_.mem.dwide;
-        if (epilogue != CUBLASLT_EPILOGUE_DGELU) { plan.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
-        if (epilogue != CUBLASLT_EPILOGUE_BIAS) { plan.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pre); }
+    void set_pointers(matmul::Plan& fused, cublasLtEpilogue_t epilogue) {
+        const bool backward = epilogue == CUBLASLT_EPILOGUE_DGELU;
+        const void *bias = network.mem.params + network.layout.offset(kFcb),
+                   *pre = backward ? network.mem.layers[0].fch : network.mem.dwide;
+        if (!backward) { fused.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
+        if (epilogue != CUBLASLT_EPILOGUE_BIAS) { fused.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pre); }
     }
-
-    cublasLtHandle_t handle_;
-    GPT2Network<T, Grad>& network_;
-    const ProductWork& work_;
-    matmul::Product product_;
-    matmul::Plan plan_;
-    std::vector<Operands> operands_;
-    void* workspace_ = network_.mem.workspace;
-    size_t workspace_bytes_ = Matmul::kWorkspace, next_ = 0;
-    int calls_ = 1, quick_calls_ = 1;
 };
 
 template <typename T, typename Grad>
 std::vector<ProductTime> race_products(GPT2Network<T, Grad>& network, std::vector<ProductWork> products) {
     // backward first: forward's head overwrites the logits' gradient
-    std::stable_sort(products.begin(), products.end(),
-                     [](const ProductWork& a, const ProductWork& b) { return a.part > b.part; });
+    std::ranges::stable_sort(products, std::greater(), &ProductWork::part);
     cublasLtHandle_t handle;
     matmul::check(cublasLtCreate(&handle));
     std::vector<ProductTime> times;
-    for (const ProductWork& work : products) { times.push_back(Race<T, Grad>(handle, network, work).run()); }
+    for (const ProductWork& work : products) { times.push_back(Race<T, Grad>{handle, network, work}.run()); }
     cublasLtDestroy(handle);
-    std::stable_sort(times.begin(), times.end(),
-                     [](const ProductTime& a, const ProductTime& b) { return a.work.part < b.work.part; });
+    std::ranges::stable_sort(times, {}, [](const ProductTime& time) { return time.work.part; });
     return times;
 }
 
@@ -343,23 +320,16 @@ std::vector<StreamRoof> measure_all_streams(cudaStream_t stream) {
 }
 
 std::string today() {
-    std::time_t now = std::time(nullptr);
-    char text[32];
-    std::strftime(text, sizeof(text), "%Y-%m-%d", std::gmtime(&now));
-    return text;
-}
-
-double exponentials_per_second() {
-    int khz = 0;
-    check(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, current_device()));
-    return 16.0 * device_facts().multiprocessors * khz * 1e3;
+    const std::chrono::year_month_day now(
+        std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now()));
+    return fmt::format("{}-{:02}-{:02}", (int)now.year(), (unsigned)now.month(), (unsigned)now.day());
 }
 
 }  // namespace
 
 template <typename T, typename Grad>
 int profile_training(const Options& given) {
-    ActivityRecorder::require_cupti();  // before anything takes time
+    require_cupti();  // before anything takes time
     DataLoader data(given.train_data, given.seq_len, given.seed, given.raw_tokens);
     Device device = GPT2<T, Grad>::device(model_settings(given));
     const RunPlan plan = make_run_plan(given, data);
@@ -375,7 +345,7 @@ int profile_training(const Options& given) {
     p.date = today();
     p.B = o.batch;
     p.T = o.seq_len;
-    Steps steps(model, data, plan);
+    Steps steps{model, data, plan};
     std::printf("training for %.0f seconds, then %d steps that count\n", kWarmSeconds, kTimedSteps);
     std::fflush(stdout);
     steps.run(4, kWarmSeconds);
@@ -384,15 +354,13 @@ int profile_training(const Options& given) {
     p.step_ms = median(ms);
     p.step_p20_ms = median(ms, 0.2);
     p.step_p80_ms = median(ms, 0.8);
-    {
-        model.network().settings.graph = false;  // CUPTI names each launch's kernel, and the call behind it
-        ActivityRecorder recorder;
-        steps.run(kRecordedSteps, 0);
-        p.recording = analyse(recorder.stop());
-    }
+    model.network().settings.graph = false;  // CUPTI names each launch's kernel, and the call behind it
+    p.recording = analyse(record_activity([&] { steps.run(kRecordedSteps, 0); }));
     p.work = work_of_step(c, o.batch, o.seq_len, sizeof(T), sizeof(Grad), o.optimizer == Optimizer::kMuon);
     p.roofs = measure_all_streams(model.network().stream);
-    p.exponentials_per_s = exponentials_per_second();
+    int khz = 0;
+    check(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, current_device()));
+    p.exponentials_per_s = 16.0 * device_facts().multiprocessors * khz * 1e3;
     steps.run(2, 1);
     p.products = race_products(model.network(), p.work.products);
     std::printf("%s", profile_table(p).c_str());
@@ -407,27 +375,11 @@ template int profile_training<__nv_bfloat16, __nv_bfloat16>(const Options&);
 
 // ---- the search of --tune-gemm; how algorithms are timed: llmc/ops/matmul/search.cuh ------------
 
-namespace {
-
-constexpr double kTuneWarmSeconds = 5;  // clocks and temperature settle
-// in which the host gets ahead of the GPU: small products would else wait for it
-constexpr int kHoldMicroseconds = 15000;
-
-void print(const MatmulChoices& found, double seconds) {
-    std::printf("m      n      k      epilogue sum | first us  best us | tried, bits\n");
-    for (const MatmulChoice& c : found.choices) {
-        std::printf("%-6lld %-6lld %-6lld %8lld %3s | %8.1f %8.1f | %lld, %s\n", (long long)c.kind.m,
-                    (long long)c.kind.n, (long long)c.kind.k, (long long)c.kind.epilogue,
-                    c.kind.accumulate ? "+=" : "=", 1e3 * c.first_ms, 1e3 * c.ms, (long long)c.proposals,
-                    c.same_bits ? "the first's" : "others");
-    }
-    std::printf("searched for %.0f seconds\n", seconds);
-}
-
-}  // namespace
-
 template <typename T, typename Grad>
 void tune_products(const Options& given) {
+    constexpr double kTuneWarmSeconds = 5;  // clocks and temperature settle
+    // in which the host gets ahead of the GPU: small products would else wait for it
+    constexpr int kHoldMicroseconds = 15000;
     Options o = given;
     o.tune_gemm.clear();
     put_text(stdout, "--tune-gemm: " + given.tune_gemm + " is not there; searching\n");
@@ -444,15 +396,18 @@ void tune_products(const Options& given) {
         hold(kHoldMicroseconds, network.stream);
         model.forward_backward(batches);
     };
-    auto start = std::chrono::steady_clock::now();
-    auto seconds = [&] {
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    };
-    while (seconds() < kTuneWarmSeconds) { pass(); }
+    const auto start = Clock::now();
+    while (seconds_since(start) < kTuneWarmSeconds) { pass(); }
     network.matmul.begin_search();
     do { pass(); } while (network.matmul.next_pass(network.stream));
     const MatmulChoices found = network.matmul.end_search();
-    print(found, seconds());
+    std::string table = "m      n      k      epilogue sum | first us  best us | tried, bits\n";
+    for (const MatmulChoice& c : found.choices) {
+        table += fmt::format("{:<6} {:<6} {:<6} {:8} {:>3} | {:8.1f} {:8.1f} | {}, {}\n", c.kind.m, c.kind.n,
+                             c.kind.k, c.kind.epilogue, c.kind.accumulate ? "+=" : "=", 1e3 * c.first_ms,
+                             1e3 * c.ms, c.proposals, c.same_bits ? "the first's" : "others");
+    }
+    std::printf("%ssearched for %.0f seconds\n", table.c_str(), seconds_since(start));
     write_text_file(given.tune_gemm, to_json(found));
     put_text(stdout, "written: " + given.tune_gemm + "\n");
 }

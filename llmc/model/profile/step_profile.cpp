@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cctype>
-#include <optional>
+#include <functional>
+#include <span>
+#include <utility>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/json.h"
@@ -49,9 +51,8 @@ constexpr const char* kWaitWords[] = {
     "StreamDestroy", "cudaMemcpy", "cuMemcpy",     "cudaMemset",  "cuMemset"};
 
 bool has(const std::string& text, const char* words) { return text.find(words) != std::string::npos; }
-template <size_t n>
-bool has_any(const std::string& text, const char* const (&words)[n]) {
-    return std::any_of(words, words + n, [&](const char* w) { return has(text, w); });
+bool has_any(const std::string& text, std::span<const char* const> words) {
+    return std::ranges::any_of(words, [&](const char* w) { return has(text, w); });
 }
 
 // Goes through a step's kernels in order. cuBLASLt's names do not say what a product is for: behind Muon's direction it
@@ -62,19 +63,18 @@ public:
         if (a.kind == Activity::kCopy) { return Part::kCopies; }
         if (a.kind == Activity::kFill) { return Part::kFills; }
         std::string name = a.name;
-        std::transform(name.begin(), name.end(), name.begin(),
-                       [](unsigned char c) { return std::tolower(c); });
-        if (has(name, "finish_columns")) {
-            return last_;
-        }  // the end of sums over columns that the kernel before began
-        const bool product = has_any(name, kProductWords);  // whose name may say "bias", too
-        if (std::optional<Part> known = product ? std::nullopt : named(name)) {
-            if (*known == Part::kClassifier) { backward_ = true; }
+        for (char& c : name) { c = (char)std::tolower((unsigned char)c); }
+        // the end of sums over columns that the kernel before began
+        if (has(name, "finish_columns")) { return last_; }
+        if (!has_any(name, kProductWords)) {  // the name of a product may say "bias", too
+            const auto* known = std::ranges::find_if(
+                kNamedParts, [&](const NamedPart& named) { return has(name, named.words); });
+            if (known == std::end(kNamedParts)) { return last_ = Part::kOther; }
+            if (known->part == Part::kClassifier) { backward_ = true; }
             if (has(name, "encoder_forward")) { backward_ = false; }
             muon_ = has(name, "muon_direction");
-            return last_ = *known;
+            return last_ = known->part;
         }
-        if (!product) { return last_ = Part::kOther; }
         if (muon_) { return last_ = Part::kMuonProducts; }
         if (!backward_) { return last_ = Part::kProductForward; }
         bool adds_up_parts = has(name, "splitk") && has(name, "reduce");
@@ -85,12 +85,6 @@ public:
     }
 
 private:
-    static std::optional<Part> named(const std::string& name) {
-        for (const NamedPart& known : kNamedParts) {
-            if (has(name, known.words)) { return known.part; }
-        }
-        return std::nullopt;
-    }
     bool backward_ = false, muon_ = false;
     Part last_ = Part::kOther, product_ = Part::kProductInput;
 };
@@ -134,15 +128,14 @@ std::vector<HostCall> calls_between(const std::vector<Activity>& all, int64_t fr
         call.waits = has_any(a.name, kWaitWords) && !has(a.name, "Async");
     }
     std::vector<HostCall> calls;
-    calls.reserve(by_name.size());
     for (auto& [name, call] : by_name) { calls.push_back(call); }
-    std::sort(calls.begin(), calls.end(), [](const HostCall& a, const HostCall& b) { return a.ms > b.ms; });
+    std::ranges::sort(calls, std::greater(), &HostCall::ms);
     return calls;
 }
 
 }  // namespace
 
-Recording analyse(const std::vector<Activity>& records) {
+StepRecording analyse(const std::vector<Activity>& records) {
     std::vector<const Activity*> markers;
     for (const Activity& a : records) {
         if (a.kind == Activity::kKernel && has(a.name, kMarker)) { markers.push_back(&a); }
@@ -152,15 +145,15 @@ Recording analyse(const std::vector<Activity>& records) {
             kExitDevice,
             fmt::format("--profile: CUPTI recorded {} ends of steps; 3 at least are needed", markers.size()));
     }
-    Recording r;
+    StepRecording r;
     std::vector<std::pair<double, size_t>> lengths;
     for (size_t k = 1; k < markers.size(); k++) {
         r.steps_ms.push_back((double)(markers[k]->start - markers[k - 1]->start) * 1e-6);
         lengths.push_back({r.steps_ms.back(), k});
     }
-    auto middle = lengths.begin() + (int64_t)(lengths.size() - 1) / 2;
-    std::nth_element(lengths.begin(), middle, lengths.end());
-    r.median = sorted_out(records, markers[middle->second - 1]->start, markers[middle->second]->start);
+    std::ranges::sort(lengths);
+    const size_t middle = lengths[(lengths.size() - 1) / 2].second;
+    r.median = sorted_out(records, markers[middle - 1]->start, markers[middle]->start);
     auto asked_for = [&](const Activity* marker) {
         for (const Activity& a : records) {
             if (a.kind == Activity::kCall && a.correlation == marker->correlation) { return a.start; }
@@ -172,39 +165,16 @@ Recording analyse(const std::vector<Activity>& records) {
     return r;
 }
 
-namespace {
-
-// What Muon has to do with the blocks' matrices: from gradient and mean to mean and direction, and from direction and
-// weight to weight.
-void add_muon(StepWork* work, const GPT2Config& c, int value_bytes, int gradient_bytes) {
-    double elements = 0;
-    for (int t = 0; t < kNumTensors; t++) {
-        if (!is_block_matrix(t)) { continue; }
-        elements += (double)tensor_total(c, t);
-        work->muon_flop += kNewtonSchulzSteps * c.num_layers * 2 * block_matrices(c, t).work();
-    }
-    work->streams.push_back({Part::kMuon, 1, 2, 2, elements * (gradient_bytes + 8 + value_bytes) / 4});
-    work->streams.push_back({Part::kMuon, 1, 2, 1, elements * (value_bytes + 8) / 3});
-}
-
-}  // namespace
-
 StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gradient_bytes, bool muon) {
     const int C = c.channels, L = c.num_layers, Vp = c.padded_vocab_size;
     const int64_t N = (int64_t)B * T;
     const double row = (double)N * C * value_bytes, parameters = (double)num_parameters(c);
     StepWork work;
-    struct Linear {
-        const char* name;
-        int C, OC, calls;
-    };
-    for (const Linear& l : {Linear{"qkv", C, 3 * C, L},
-                            {"attproj", C, C, L},
-                            {"fc", C, 4 * C, L},
-                            {"fcproj", 4 * C, C, L},
-                            {"head", C, Vp, 1}}) {
+    for (auto [name, weight] : std::initializer_list<std::pair<const char*, Tensor>>{
+             {"qkv", kQkvw}, {"attproj", kAttprojw}, {"fc", kFcw}, {"fcproj", kFcprojw}, {"head", kWte}}) {
         for (Part part : {Part::kProductForward, Part::kProductInput, Part::kProductWeight}) {
-            work.products.push_back({part, l.name, N, l.C, l.OC, l.calls});
+            work.products.push_back({part, name, weight, N, kTensors[weight].cols(c),
+                                     kTensors[weight].rows(c), (int)tensor_copies(c, weight)});
         }
     }
     work.streams = {
@@ -219,14 +189,19 @@ StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gr
         {Part::kEncoder, 1, 1, 0, 2 * row},  // backward: for the tokens, for the positions
         {Part::kNorm, 1, 1, 0, parameters * gradient_bytes},
     };
+    double by_muon = 0;
+    for (int t = 0; t < kNumTensors && muon; t++) {
+        if (!is_block_matrix(t)) { continue; }
+        by_muon += (double)tensor_total(c, t);
+        work.muon_flop += kNewtonSchulzSteps * L * 2 * block_matrices(c, t).work();
+    }
     // gradient, two moments, weight: bf16 has its lower half beside it
     const double read = gradient_bytes + 12, written = 12;
-    double of_adamw = parameters;
-    for (int t = 0; t < kNumTensors && muon; t++) {
-        of_adamw -= is_block_matrix(t) ? (double)tensor_total(c, t) : 0;
+    work.streams.push_back({Part::kAdamW, 1, 4, 3, (parameters - by_muon) * (read + written) / 7});
+    if (muon) {  // from gradient and mean to mean and direction, and from direction and weight to weight
+        work.streams.push_back({Part::kMuon, 1, 2, 2, by_muon * (gradient_bytes + 8 + value_bytes) / 4});
+        work.streams.push_back({Part::kMuon, 1, 2, 1, by_muon * (value_bytes + 8) / 3});
     }
-    work.streams.push_back({Part::kAdamW, 1, 4, 3, of_adamw * (read + written) / 7});
-    if (muon) { add_muon(&work, c, value_bytes, gradient_bytes); }
     const int64_t blocks = (T + 63) / 64, HS = C / c.num_heads;
     AttentionWork& a = work.attention;
     const int64_t triangle = blocks * (blocks + 1) / 2;
@@ -249,9 +224,8 @@ double roof_of(const StepProfile& p, int reads, int writes) {
                 fmt::format("--profile: no roof was measured for {} reads and {} writes", reads, writes));
 }
 
-std::string mix_name(int reads, int writes) {
-    return fmt::format("{}R", reads) + (writes > 0 ? fmt::format("{}W", writes) : std::string());
-}
+std::string tflop(double flop) { return fmt::format("{:.2f} TFLOP", flop * 1e-12); }
+std::string tflop_per_s(double rate) { return fmt::format("{:.0f} TFLOP/s", rate * 1e-12); }
 
 void add_attention(std::array<Floor, kParts>& floors, const StepProfile& p, double flop_per_s) {
     const AttentionWork& a = p.work.attention;
@@ -259,10 +233,10 @@ void add_attention(std::array<Floor, kParts>& floors, const StepProfile& p, doub
         double products = flop / flop_per_s * 1e3, moves = bytes / roof_of(p, 2, 1) * 1e3,
                powers = a.blocks * 64 * 64 / p.exponentials_per_s * 1e3;
         double ms = std::max({products, moves, powers});
-        floors[(int)part] = {fmt::format("{:.2f} TFLOP", flop * 1e-12),
-                             ms == products ? fmt::format("{:.0f} TFLOP/s", flop_per_s * 1e-12)
-                             : ms == moves  ? std::string("2R1W")
-                                            : std::string("exponentials"),
+        floors[(int)part] = {tflop(flop),
+                             ms == products ? tflop_per_s(flop_per_s)
+                             : ms == moves  ? "2R1W"
+                                            : "exponentials",
                              ms};
     };
     add(Part::kAttentionForward, a.forward_flop, a.forward_bytes);
@@ -288,11 +262,14 @@ std::array<Floor, kParts> floors_of(const StepProfile& p) {
         floors[(int)s.part].ms += moved / roof * 1e3;
         bytes[(int)s.part] += moved;
         std::string& text = floors[(int)s.part].roof;
-        if (text.empty()) { text = fmt::format("{} {:.0f} GB/s", mix_name(s.reads, s.writes), roof * 1e-9); }
+        if (text.empty()) {
+            const std::string written = s.writes > 0 ? fmt::format("{}W", s.writes) : "";
+            text = fmt::format("{}R{} {:.0f} GB/s", s.reads, written, roof * 1e-9);
+        }
     }
     for (int i = 0; i < kParts; i++) {
         if (flop[i] > 0) {
-            floors[i].work = fmt::format("{:.2f} TFLOP", flop[i] * 1e-12);
+            floors[i].work = tflop(flop[i]);
             floors[i].roof = fmt::format("{:.0f} TFLOP/s", flop[i] / floors[i].ms * 1e-9);
         }
         if (bytes[i] > 0) { floors[i].work = fmt::format("{:.2f} GB", bytes[i] * 1e-9); }
@@ -300,9 +277,7 @@ std::array<Floor, kParts> floors_of(const StepProfile& p) {
     const double flop_per_s = all_flop / all_ms * 1e3;
     add_attention(floors, p, flop_per_s);
     if (const double muon = p.work.muon_flop; muon > 0) {
-        floors[(int)Part::kMuonProducts] = {fmt::format("{:.2f} TFLOP", muon * 1e-12),
-                                            fmt::format("{:.0f} TFLOP/s", flop_per_s * 1e-12),
-                                            muon / flop_per_s * 1e3};
+        floors[(int)Part::kMuonProducts] = {tflop(muon), tflop_per_s(flop_per_s), muon / flop_per_s * 1e3};
     }
     return floors;
 }
@@ -326,7 +301,7 @@ std::string row_text(const char* name, int calls, double ms, double step_ms, con
                        number(floor.ms), percent(floor.ms, ms));
 }
 
-std::string calls_text(const Recording& r) {
+std::string calls_text(const StepRecording& r) {
     double waits = 0;
     std::string text = "calls of CUDA a step, by the host's time in them:";
     for (size_t i = 0; i < r.calls.size(); i++) {
@@ -382,53 +357,53 @@ std::string profile_table(const StepProfile& p) {
 std::string profile_json(const StepProfile& p) {
     auto floors = floors_of(p);
     const StepRecord& step = p.recording.median;
-    std::string parts, products, kernels, calls;
+    std::string fills, parts, products, calls, kernels;
     auto add = [](std::string& list, const std::string& row) {
         list += (list.empty() ? "\n    " : ",\n    ") + row;
     };
+    for (const auto& [before, count] : step.fills_before) {
+        fills += fmt::format(R"({}"{}": {})", fills.empty() ? "" : ", ", before, count);
+    }
     for (int i = 0; i < kParts; i++) {
-        const Launches& l = step.parts[i];
-        add(parts,
-            fmt::format(
-                "{{\"part\": \"{}\", \"calls\": {}, \"ms\": {:.4f}, \"work\": \"{}\", \"roof\": \"{}\", "
-                "\"floor_ms\": {:.4f}}}",
-                kPartNames[i], l.count, l.ms, floors[i].work, floors[i].roof, floors[i].ms));
+        add(parts, fmt::format(R"({{"part": "{}", "calls": {}, "ms": {:.4f}, "work": "{}", "roof": "{}", )"
+                               R"("floor_ms": {:.4f}}})",
+                               kPartNames[i], step.parts[i].count, step.parts[i].ms, floors[i].work,
+                               floors[i].roof, floors[i].ms));
     }
     for (const ProductTime& t : p.products) {
         add(products,
-            fmt::format(
-                "{{\"part\": \"{}\", \"name\": \"{}\", \"N\": {}, \"C\": {}, \"OC\": {}, "
-                "\"calls\": {}, \"first_us\": "
-                "{:.2f}, \"best_us\": {:.2f}, \"candidates\": {}, \"same_bits_us\": {:.2f}, \"same_bits\": "
-                "{}, \"wide_us\": {:.2f}, \"unsplit_us\": {:.2f}, \"fused_us\": {:.2f}, \"adding_us\": "
-                "{:.2f}}}",
-                kPartNames[(int)t.work.part], t.work.name, t.work.N, t.work.C, t.work.OC, t.work.calls,
-                1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates, 1e3 * t.same_bits_ms, t.same_bits,
-                1e3 * t.wide_ms, 1e3 * t.unsplit_ms, 1e3 * t.fused_ms, 1e3 * t.adding_ms));
+            fmt::format(R"({{"part": "{}", "name": "{}", "N": {}, "C": {}, "OC": {}, "calls": {}, )"
+                        R"("first_us": {:.2f}, "best_us": {:.2f}, "candidates": {}, "same_bits_us": {:.2f}, )"
+                        R"("same_bits": {}, "wide_us": {:.2f}, "unsplit_us": {:.2f}, "fused_us": {:.2f}, )"
+                        R"("adding_us": {:.2f}}})",
+                        kPartNames[(int)t.work.part], t.work.name, t.work.N, t.work.C, t.work.OC,
+                        t.work.calls, 1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates,
+                        1e3 * t.same_bits_ms, t.same_bits, 1e3 * t.wide_ms, 1e3 * t.unsplit_ms,
+                        1e3 * t.fused_ms, 1e3 * t.adding_ms));
+    }
+    for (const HostCall& c : p.recording.calls) {
+        add(calls, fmt::format(R"({{"call": "{}", "a_step": {:.2f}, "ms": {:.4f}, "waits": {}}})", c.name,
+                               c.count, c.ms, c.waits));
     }
     for (const auto& [name, l] : step.kernels) {
         add(kernels,
-            fmt::format("{{\"kernel\": {}, \"calls\": {}, \"ms\": {:.4f}}}", json_text(name), l.count, l.ms));
+            fmt::format(R"({{"kernel": {}, "calls": {}, "ms": {:.4f}}})", json_text(name), l.count, l.ms));
     }
-    for (const HostCall& c : p.recording.calls) {
-        add(calls, fmt::format("{{\"call\": \"{}\", \"a_step\": {:.2f}, \"ms\": {:.4f}, \"waits\": {}}}",
-                               c.name, c.count, c.ms, c.waits ? "true" : "false"));
-    }
-    std::string fills;
-    for (const auto& [before, count] : step.fills_before) {
-        fills += fmt::format("{}\"{}\": {}", fills.empty() ? "" : ", ", before, count);
-    }
-    return fmt::format(
-               "{{\n  \"gpu\": {}, \"model\": {}, \"date\": \"{}\", \"B\": {}, \"T\": {},\n  \"step_ms\": "
-               "{:.4f}, \"p20_ms\": {:.4f}, "
-               "\"p80_ms\": {:.4f}, \"steps\": {}, \"recorded_ms\": {:.4f}, \"idle_ms\": {:.4f},\n  "
-               "\"floors_ms\": "
-               "{:.4f}, \"S\": {:.4f},\n",
-               json_text(p.gpu), json_text(p.model), p.date, p.B, p.T, p.step_ms, p.step_p20_ms,
-               p.step_p80_ms, p.steps, step.ms, step.idle_ms, sum_of_floors(floors),
-               sum_of_floors(floors) / p.step_ms) +
-           "  \"fills_before\": {" + fills + "},\n  \"parts\": [" + parts + "],\n  \"products\": [" +
-           products + "],\n  \"calls\": [" + calls + "],\n  \"kernels\": [" + kernels + "]\n}\n";
+    const double sum = sum_of_floors(floors);
+    return fmt::format(R"({{
+  "gpu": {}, "model": {}, "date": "{}", "B": {}, "T": {},
+  "step_ms": {:.4f}, "p20_ms": {:.4f}, "p80_ms": {:.4f}, "steps": {}, "recorded_ms": {:.4f}, "idle_ms": {:.4f},
+  "floors_ms": {:.4f}, "S": {:.4f},
+  "fills_before": {{{}}},
+  "parts": [{}],
+  "products": [{}],
+  "calls": [{}],
+  "kernels": [{}]
+}}
+)",
+                       json_text(p.gpu), json_text(p.model), p.date, p.B, p.T, p.step_ms, p.step_p20_ms,
+                       p.step_p80_ms, p.steps, step.ms, step.idle_ms, sum, sum / p.step_ms, fills, parts,
+                       products, calls, kernels);
 }
 
 }  // namespace llmc

@@ -1,5 +1,5 @@
-// What ./train_gpt2cu --profile says of a step: where its time goes, part by part, and the least time that each part could
-// take on this GPU. Host only; profile/profile.h records and measures.
+// What train_gpt2cu measures instead of training a run: --profile FILE, and --tune-gemm FILE where FILE is not there.
+// --profile says of a step where its time goes, part by part, and the least time that each part could take on this GPU.
 //
 // A part's floor, all of it measured in the same process but for the exponentials' rate:
 //   products    every distinct product alone, without bias and GELU, by the fastest of cuBLASLt's algorithms
@@ -12,11 +12,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "llmc/host/options/options.h"
 #include "llmc/model/gpt2_config.h"
 
 namespace llmc {
@@ -33,21 +34,11 @@ struct Activity {
     uint32_t correlation;  // the same of a kernel, copy or fill and of the call that asked for it
 };
 
-// One at a time. Construction throws Error(kExitDevice) where CUPTI is not found or refuses, and says why.
-class ActivityRecorder {
-public:
-    static void require_cupti();  // throws, too, without recording anything
-    ActivityRecorder();
-    ~ActivityRecorder();
-    ActivityRecorder(const ActivityRecorder&) = delete;
-    // All that was recorded since construction, in the order of starts; recording ends. What was asked for has ended: wait
-    // for the device first. Throws Error(kExitDevice) if records were lost.
-    std::vector<Activity> stop();
-
-private:
-    struct Impl;
-    std::unique_ptr<Impl> impl_;
-};
+// Throws Error(kExitDevice) where CUPTI is not found, and says why.
+void require_cupti();
+// Of a program while it is in work(), which waits for the device, in the order of starts. Throws Error(kExitDevice), too, where
+// CUPTI refuses or has lost records.
+std::vector<Activity> record_activity(const std::function<void()>& work);
 
 enum class Part {
     kProductForward,
@@ -69,24 +60,24 @@ enum class Part {
     kFills,
     kOther
 };
-inline constexpr const char* kPartNames[] = {"products, forward",
-                                             "products, input's gradient",
-                                             "products, weight's gradient",
-                                             "attention forward",
-                                             "attention backward",
-                                             "classifier",
-                                             "bias gradient",
-                                             "layernorm forward",
-                                             "layernorm backward",
-                                             "gelu",
-                                             "encoder",
-                                             "adamw",
-                                             "muon's products",
-                                             "muon, the rest",
-                                             "norm",
-                                             "copies",
-                                             "fills",
-                                             "other"};
+constexpr const char* kPartNames[] = {"products, forward",
+                                      "products, input's gradient",
+                                      "products, weight's gradient",
+                                      "attention forward",
+                                      "attention backward",
+                                      "classifier",
+                                      "bias gradient",
+                                      "layernorm forward",
+                                      "layernorm backward",
+                                      "gelu",
+                                      "encoder",
+                                      "adamw",
+                                      "muon's products",
+                                      "muon, the rest",
+                                      "norm",
+                                      "copies",
+                                      "fills",
+                                      "other"};
 constexpr int kParts = (int)std::size(kPartNames);
 
 // ---- what was recorded -----------------------------------------------------------------------------
@@ -126,7 +117,7 @@ struct HostCall {
     bool waits = false;        // makes the host wait or the GPU stop
 };
 
-struct Recording {
+struct StepRecording {
     StepRecord median;  // the step of median length
     std::vector<double> steps_ms;
     std::vector<HostCall> calls;
@@ -134,12 +125,13 @@ struct Recording {
 
 // records: in the order of starts, of steps that ran one after the other on one stream. Throws Error(kExitDevice) unless
 // they hold two whole steps.
-Recording analyse(const std::vector<Activity>& records);
+StepRecording analyse(const std::vector<Activity>& records);
 
 // ---- what it has to do -----------------------------------------------------------------------------
 struct ProductWork {
     Part part;
     const char* name;
+    Tensor weight;  // (OC,C)
     int64_t N;
     int C, OC;  // out (N,OC) = inp (N,C) weight^T, and what belongs to its backward
     int calls;
@@ -191,7 +183,7 @@ struct StepProfile {
     int B = 0, T = 0;
     double step_ms = 0, step_p20_ms = 0, step_p80_ms = 0;  // unprofiled
     int steps = 0;                                         // of which that is the median
-    Recording recording;
+    StepRecording recording;
     std::vector<ProductTime> products;
     std::vector<StreamRoof> roofs;
     double exponentials_per_s = 0;
@@ -207,5 +199,17 @@ double sum_of_floors(const std::array<Floor, kParts>& floors);
 
 std::string profile_table(const StepProfile& p);
 std::string profile_json(const StepProfile& p);
+
+// ---- on a GPU
+
+// Trains a model of these options on their data for a few seconds, records some steps, measures the roofs, prints the table
+// and writes it as JSON to options.profile. Makes no run folder. Returns the program's exit code.
+template <typename T, typename Grad>
+int profile_training(const Options& options);
+
+// Runs forward and backward passes of a new model of these options on their data, in which cuBLASLt's proposals for each
+// product, and variants of the first one, are timed; prints what was found and writes it to options.tune_gemm.
+template <typename T, typename Grad>
+void tune_products(const Options& options);
 
 }  // namespace llmc
