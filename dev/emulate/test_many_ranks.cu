@@ -307,9 +307,7 @@ TEST_CASE("many ranks' optimizer: bf16, the same bits in 1, 2 and 3 ranks") {
 TEST_CASE("many ranks' optimizer: gradients in bf16, the same bits in 1, 2 and 3 ranks") {
     check_any_number_of_ranks<bf16, bf16>();
 }
-TEST_CASE(
-    "many ranks' optimizer: bf16 weights of before set_updates() are refused where ranks share their lower "
-    "halves") {
+TEST_CASE("many ranks' optimizer: bf16 weights of before set_updates() are refused") {
     for (bool shard : {true, false}) {
         const std::string said = in_ranks(2, [&](Comm& comm) {
             Rank<bf16, float> rank({.shard = shard}, comm);
@@ -326,7 +324,7 @@ TEST_CASE(
             }
             return std::string("not refused");
         });
-        CHECK((said.find("loaded again") != std::string::npos) == shard);
+        CHECK(said.find("loaded again") != std::string::npos);
     }
 }
 TEST_CASE_TEMPLATE("many ranks' optimizer: Muon, the same bits in 1, 2, 3 and 6 ranks", T, float, bf16) {

@@ -111,7 +111,7 @@ public:
     virtual const GPT2Config& config() const = 0;
     virtual void init(uint64_t seed) = 0;  // random parameters, moments zero
     virtual void load(State state, int tensor, int64_t first, std::span<const float> values) = 0;
-    // may overwrite gradients, as may init(), set_updates() and gather(): bf16 parameters pass through their memory
+    // may overwrite gradients, as may init() and gather(): bf16 parameters pass through their memory
     virtual void save(State state, int tensor, int64_t first, std::span<float> values) const = 0;
     // whether its optimizer has that: Muon's tensors have no second moment, and none is loaded or saved
     virtual bool holds(State state, int tensor) const = 0;

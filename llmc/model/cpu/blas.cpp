@@ -79,16 +79,6 @@ void gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const 
 // Attention works on blocks of query rows: keys past the block's last row are never multiplied.
 constexpr int kQueryBlock = 128;
 
-// one head's view of the packed tensors: rows of a head are `stride` apart
-struct Head {
-    const float *q, *k, *v;
-    int64_t stride;
-};
-Head head_of(const float* qkv, int b, int h, int T, int C, int HS) {
-    const float* base = qkv + (int64_t)b * T * 3 * C + (int64_t)h * HS;
-    return {base, base + C, base + 2 * C, 3 * (int64_t)C};
-}
-
 }  // namespace
 
 void matmul_forward_blas(float* out, int64_t ldo, const float* inp, const float* weight, const float* bias,
@@ -142,86 +132,82 @@ void newton_schulz_blas(float* x, float* scratch, int rows, int cols) {
 // scores of one block of queries, and their gradients
 int64_t attention_scratch_blas(int T) { return 2 * (int64_t)kQueryBlock * T; }
 
+// qkv's rows of a head are `stride` apart
 void attention_forward_blas(float* out, float* lse, float* scratch, const float* qkv, int B, int T, int C,
                             int NH) {
-    int HS = C / NH;
-    float scale = 1 / std::sqrt((float)HS);
-    for (int b = 0; b < B; b++) {
-        for (int h = 0; h < NH; h++) {
-            Head head = head_of(qkv, b, h, T, C, HS);
-            for (int first = 0; first < T; first += kQueryBlock) {
-                int rows = std::min(kQueryBlock, T - first), keys = first + rows;
-                float* scores = scratch;  // (rows, keys)
-                gemm(false, true, rows, keys, HS, scale, head.q + first * head.stride, head.stride, head.k,
-                     head.stride, 0.0f, scores, keys);
+    const int HS = C / NH, stride = 3 * C;
+    const float scale = 1 / std::sqrt((float)HS);
+    for (int64_t head = 0; head < (int64_t)B * NH; head++) {
+        const int64_t b = head / NH, column = head % NH * HS;
+        const float *q = qkv + b * T * stride + column, *k = q + C, *v = k + C;
+        for (int first = 0; first < T; first += kQueryBlock) {
+            int rows = std::min(kQueryBlock, T - first), keys = first + rows;
+            float* scores = scratch;  // (rows, keys)
+            gemm(false, true, rows, keys, HS, scale, q + (int64_t)first * stride, stride, k, stride, 0.0f,
+                 scores, keys);
 #pragma omp parallel for
-                for (int r = 0; r < rows; r++) {
-                    float* s = scores + (int64_t)r * keys;
-                    int valid = first + r + 1;
-                    float largest = s[0];
+            for (int r = 0; r < rows; r++) {
+                float* s = scores + (int64_t)r * keys;
+                int valid = first + r + 1;
+                float largest = s[0];
 #pragma omp simd reduction(max : largest)
-                    for (int j = 0; j < valid; j++) { largest = std::max(largest, s[j]); }
-                    double total = 0;
+                for (int j = 0; j < valid; j++) { largest = std::max(largest, s[j]); }
+                double total = 0;
 #pragma omp simd reduction(+ : total)
-                    for (int j = 0; j < valid; j++) { total += s[j] = exp_simd(s[j] - largest); }
-                    float inverse = (float)(1 / total);
+                for (int j = 0; j < valid; j++) { total += s[j] = exp_simd(s[j] - largest); }
+                float inverse = (float)(1 / total);
 #pragma omp simd
-                    for (int j = 0; j < valid; j++) { s[j] *= inverse; }
-                    std::fill(s + valid, s + keys, 0.0f);
-                    lse[((int64_t)b * NH + h) * T + first + r] = (float)(largest + std::log(total));
-                }
-                gemm(false, false, rows, HS, keys, 1.0f, scores, keys, head.v, head.stride, 0.0f,
-                     out + ((int64_t)b * T + first) * C + (int64_t)h * HS, C);
+                for (int j = 0; j < valid; j++) { s[j] *= inverse; }
+                std::fill(s + valid, s + keys, 0.0f);
+                lse[head * T + first + r] = (float)(largest + std::log(total));
             }
+            gemm(false, false, rows, HS, keys, 1.0f, scores, keys, v, stride, 0.0f,
+                 out + (b * T + first) * C + column, C);
         }
     }
 }
 
 void attention_backward_blas(float* dqkv, float* scratch, const float* dout, const float* qkv,
                              const float* out, const float* lse, int B, int T, int C, int NH) {
-    int HS = C / NH;
-    float scale = 1 / std::sqrt((float)HS);
-    for (int b = 0; b < B; b++) {
-        for (int h = 0; h < NH; h++) {
-            Head head = head_of(qkv, b, h, T, C, HS);
-            float* dq = dqkv + (int64_t)b * T * 3 * C + (int64_t)h * HS;
-            float *dk = dq + C, *dv = dq + 2 * C;
-            // the last block sees every key, so it writes dk and dv; the others add
-            int last = (T - 1) / kQueryBlock * kQueryBlock;
-            for (int first = last; first >= 0; first -= kQueryBlock) {
-                int rows = std::min(kQueryBlock, T - first), keys = first + rows;
-                float* p = scratch;                          // (rows, keys) probabilities
-                float* ds = scratch + (int64_t)rows * keys;  // and gradients of the scores
-                float beta = first == last ? 0.0f : 1.0f;
-                const float* d = dout + ((int64_t)b * T + first) * C + (int64_t)h * HS;
-                const float* y = out + ((int64_t)b * T + first) * C + (int64_t)h * HS;
-                const float* q = head.q + first * head.stride;
-                gemm(false, true, rows, keys, HS, scale, q, head.stride, head.k, head.stride, 0.0f, p, keys);
-                gemm(false, true, rows, keys, HS, 1.0f, d, C, head.v, head.stride, 0.0f, ds, keys);
+    const int HS = C / NH, stride = 3 * C;
+    const float scale = 1 / std::sqrt((float)HS);
+    for (int64_t head = 0; head < (int64_t)B * NH; head++) {
+        const int64_t b = head / NH, column = head % NH * HS;
+        const float *queries = qkv + b * T * stride + column, *k = queries + C, *v = k + C;
+        float *dq = dqkv + b * T * stride + column, *dk = dq + C, *dv = dk + C;
+        // the last block sees every key, so it writes dk and dv; the others add
+        int last = (T - 1) / kQueryBlock * kQueryBlock;
+        for (int first = last; first >= 0; first -= kQueryBlock) {
+            int rows = std::min(kQueryBlock, T - first), keys = first + rows;
+            float* p = scratch;                          // (rows, keys) probabilities
+            float* ds = scratch + (int64_t)rows * keys;  // and gradients of the scores
+            float beta = first == last ? 0.0f : 1.0f;
+            const float* d = dout + (b * T + first) * C + column;
+            const float* y = out + (b * T + first) * C + column;
+            const float* q = queries + (int64_t)first * stride;
+            gemm(false, true, rows, keys, HS, scale, q, stride, k, stride, 0.0f, p, keys);
+            gemm(false, true, rows, keys, HS, 1.0f, d, C, v, stride, 0.0f, ds, keys);
 #pragma omp parallel for
-                for (int r = 0; r < rows; r++) {
-                    float* pr = p + (int64_t)r * keys;
-                    float* dr = ds + (int64_t)r * keys;
-                    int valid = first + r + 1;
-                    float log_sum = lse[((int64_t)b * NH + h) * T + first + r];
-                    double dot = 0;
-                    for (int c = 0; c < HS; c++) {
-                        dot += (double)d[(int64_t)r * C + c] * y[(int64_t)r * C + c];
-                    }
-                    float dot_f = (float)dot;
+            for (int r = 0; r < rows; r++) {
+                float* pr = p + (int64_t)r * keys;
+                float* dr = ds + (int64_t)r * keys;
+                int valid = first + r + 1;
+                float log_sum = lse[head * T + first + r];
+                double dot = 0;
+                for (int c = 0; c < HS; c++) { dot += (double)d[(int64_t)r * C + c] * y[(int64_t)r * C + c]; }
+                float dot_f = (float)dot;
 #pragma omp simd
-                    for (int j = 0; j < valid; j++) {
-                        pr[j] = exp_simd(pr[j] - log_sum);
-                        dr[j] = pr[j] * (dr[j] - dot_f) * scale;
-                    }
-                    std::fill(pr + valid, pr + keys, 0.0f);
-                    std::fill(dr + valid, dr + keys, 0.0f);
+                for (int j = 0; j < valid; j++) {
+                    pr[j] = exp_simd(pr[j] - log_sum);
+                    dr[j] = pr[j] * (dr[j] - dot_f) * scale;
                 }
-                gemm(true, false, keys, HS, rows, 1.0f, p, keys, d, C, beta, dv, head.stride);
-                gemm(true, false, keys, HS, rows, 1.0f, ds, keys, q, head.stride, beta, dk, head.stride);
-                gemm(false, false, rows, HS, keys, 1.0f, ds, keys, head.k, head.stride, 0.0f,
-                     dq + first * head.stride, head.stride);
+                std::fill(pr + valid, pr + keys, 0.0f);
+                std::fill(dr + valid, dr + keys, 0.0f);
             }
+            gemm(true, false, keys, HS, rows, 1.0f, p, keys, d, C, beta, dv, stride);
+            gemm(true, false, keys, HS, rows, 1.0f, ds, keys, q, stride, beta, dk, stride);
+            gemm(false, false, rows, HS, keys, 1.0f, ds, keys, k, stride, 0.0f, dq + (int64_t)first * stride,
+                 stride);
         }
     }
 }

@@ -67,13 +67,11 @@ private:
             norm(kLn1w, l, rows);
             linear(qkv_, normed_, kQkvw, l, rows);
             attention(l, rows);
-            linear(proj_, atty_, kAttprojw, l, rows);
-            add_projection(rows);
+            add_linear(atty_, kAttprojw, l, rows);
             norm(kLn2w, l, rows);
             linear(wide_, normed_, kFcw, l, rows);
             gelu_forward_cpu(gelu_.data(), wide_.data(), (int64_t)rows * 4 * C);
-            linear(proj_, gelu_, kFcprojw, l, rows);
-            add_projection(rows);
+            add_linear(gelu_, kFcprojw, l, rows);
         }
         length_ += rows;
     }
@@ -87,7 +85,8 @@ private:
         matmul_forward_blas(out.data(), OC, inp.data(), param(weight, layer), param(weight + 1, layer), rows,
                             C, OC);
     }
-    void add_projection(int rows) {
+    void add_linear(const std::vector<float>& inp, int weight, int layer, int rows) {  // x_ +=
+        linear(proj_, inp, weight, layer, rows);
         for (int64_t i = 0; i < (int64_t)rows * config_.channels; i++) { x_[(size_t)i] += proj_[(size_t)i]; }
     }
     // atty_ from qkv_ and the cache

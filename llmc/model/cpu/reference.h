@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "llmc/host/base/floats.h"
@@ -133,12 +134,9 @@ void layernorm_backward_cpu(Real* dinp, Real* dweight, Real* dbias, const Real* 
                 db[c] += dy[c];
             }
         }
-        for (int c = 0; c < n; c++) {
-            if (dweight != nullptr) {
-                dweight[begin + c] = (Real)(accumulate ? dweight[begin + c] + dw[c] : dw[c]);
-            }
-            if (dbias != nullptr) {
-                dbias[begin + c] = (Real)(accumulate ? dbias[begin + c] + db[c] : db[c]);
+        for (auto [to, sums] : {std::pair(dweight, dw), std::pair(dbias, db)}) {
+            for (int c = 0; c < n && to != nullptr; c++) {
+                to[begin + c] = (Real)(accumulate ? to[begin + c] + sums[c] : sums[c]);
             }
         }
     }

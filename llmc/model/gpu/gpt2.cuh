@@ -1,13 +1,11 @@
-// GPT-2 on a GPU, alone or as one of many ranks. Implements the model interface of model.h; a step is only
-// queued, its result read one step later. Only evaluate(), finish(), load(), save(), gather() and parameter_hashes() wait.
+// GPT-2 on a GPU, alone or as one of many ranks. Implements the model interface of model.h; a step is only queued, its result
+// read one step later. Only evaluate(), finish(), load(), save(), gather() and parameter_hashes() wait.
 //   T:    what weights and activations are computed in. float, or __nv_bfloat16 with fp32 master weights
 //   Grad: what gradients of parameters are summed in over micro-batches. float, or T to save memory
-// Instantiated for <float, float>, <__nv_bfloat16, float> and <__nv_bfloat16, __nv_bfloat16>.
-// The layers in order are in gpu/network.cuh, the optimizer and the other ranks in gpu/optimizer.cuh; here is what surrounds
-// them: batches in, results out, and a micro-batch's way through it. Everything is queued on one stream, but
-// for exchanges beside it, and a branch in recordings (gpu/network.cuh). What a micro-batch launches is recorded when
-// it is due for the second time, and repeated as a graph: what changes from step to step is in StepInputs. Exchanges
-// with other ranks are not recorded: a graph ends where one begins or is waited for.
+// Everything is queued on one stream, but for exchanges with other ranks (gpu/optimizer.cuh) beside it, and a branch in
+// recordings (gpu/network.cuh). What a micro-batch launches is recorded when it is due for the second time, and repeated as a
+// graph: what changes from step to step is in StepInputs. Exchanges are not recorded: a graph ends where one begins or is
+// waited for.
 #pragma once
 #include <cuda_bf16.h>
 #include <chrono>
@@ -73,7 +71,7 @@ public:
             network_.before_forward = [this](int l) { optimizer_.wait_for_layer(l); };
         }
         if (s.muon) {
-            muon_.emplace(c, mem_.muon, s.tf32);
+            muon_.emplace(c, mem_.logits, mem_.logits_bytes, mem_.workspace, s.tf32);
             optimizer_.update_block_matrices = [this](int tensor, std::span<const MuonCopy> copies,
                                                       const StepInputs* inputs, uint64_t seed) {
                 auto update = [&](const auto* grads) {
@@ -87,7 +85,8 @@ public:
         optimizer_.wait();
     }
     ~GPT2() override {
-        if (std::uncaught_exceptions() > 0) { optimizer_.abort(); }  // other ranks may not come any more
+        // other ranks may not come any more
+        if (comm_ != nullptr && std::uncaught_exceptions() > 0) { optimizer_.comm()->abort(stream_); }
         cudaStreamSynchronize(stream_);
     }
 
@@ -156,18 +155,19 @@ public:
         pending_.push_back(std::move(step));
         return true;
     }
-    // Never fewer than one step stays queued while training: the GPU does not run dry while the host reads a
-    // result.
+    // While training one step at least stays queued: the GPU does not run dry while the host reads a result.
     std::optional<StepResult> poll() override {
         if (pending_.empty() || (pending_.size() == 1 && !finished_)) { return std::nullopt; }
         auto& oldest = pending_.front();
         if (comm_ != nullptr) { comm_->enter("a step on the GPUs"); }
         while (!oldest.ready->passed()) {
-            optimizer_.check_ranks();
+            if (comm_ != nullptr) { optimizer_.comm()->check(); }
             std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
-        if (comm_ != nullptr) { comm_->leave(); }
-        optimizer_.confirm_ranks();
+        if (comm_ != nullptr) {
+            comm_->leave();
+            optimizer_.comm()->confirm();
+        }
         StepDecision d = *oldest.result->data();
         done_at_ += std::chrono::duration_cast<Clock::duration>(oldest.ready->since(*done_));
         std::swap(done_, oldest.ready);
@@ -207,8 +207,7 @@ public:
         return download_logits((rows_ - 1) * (int64_t)config_.padded_vocab_size, config_.vocab_size);
     }
 
-    // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
-    // loss.
+    // for tests: the mean loss of these batches, whose gradients are left in the gradient arena
     double forward_backward(std::span<const Batch> micro_batches) {
         optimizer_.require_loaded();
         const int64_t targets = count_targets(config_, B_, seq_len_, micro_batches);
@@ -342,10 +341,8 @@ extern template class GPT2<__nv_bfloat16, __nv_bfloat16>;
 
 // Writing on the GPU with a cache of keys and values. A prompt is computed in one pass; then each token costs
 // one launch of a CUDA graph, which reads every weight once: the memory's speed is what limits it.
-
-// bf16: weights and cache in bf16, which halves the time; else fp32. Sums are fp32 in both, the same bits
-// each time. Throws Error(kExitUsage) for heads and widths that the kernels have no room for, kExitDevice
-// without memory.
+// bf16: weights and cache in bf16, which halves the time; else fp32. Sums are fp32 in both, the same bits each time. Throws
+// Error(kExitUsage) for heads and widths that the kernels have no room for, kExitDevice without memory.
 std::unique_ptr<Decoder> make_gpu_decoder(const ModelSource& source, bool bf16);
 
 }  // namespace llmc

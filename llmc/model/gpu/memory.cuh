@@ -104,7 +104,7 @@ struct GPT2Memory : GPT2State<T, Grad> {
     // logits (N,Vp), then their gradient, with which a step is done when Muon takes their place
     int64_t before_logits = arena.used(), least_of_muon = settings.muon ? GPT2Muon<T>::least_room(config) : 0;
     T* logits = take<T>(std::max(N * config.padded_vocab_size, least_of_muon / (int64_t)sizeof(T)));
-    MuonRoom muon{logits, arena.used() - before_logits, workspace};
+    int64_t logits_bytes = arena.used() - before_logits;
     // what any op needs for itself
     void* scratch = take<char>((int64_t)std::max(
         {encoder_backward_scratch(B, seq_len, C, config.vocab_size), layernorm_backward_scratch(C),

@@ -1,5 +1,4 @@
-// Muon's update of a model's tensors on the GPU, in as many pieces as there is room for. Everything is
-// queued on one stream.
+// Muon's update of a model's tensors on the GPU, in pieces for which there is room. Everything is queued on one stream.
 #pragma once
 #include <algorithm>
 #include <span>
@@ -10,18 +9,12 @@
 
 namespace llmc {
 
-// Device memory that Muon may overwrite in an optimizer step: activations, which are not needed any more.
-struct MuonRoom {
-    void* scratch = nullptr;
-    int64_t bytes = 0;
-    void* workspace = nullptr;  // cuBLASLt's
-};
-
 template <typename T>
 class GPT2Muon {
 public:
-    GPT2Muon(const GPT2Config& c, const MuonRoom& room, bool tf32)
-        : config_(c), room_(room), products_(room.workspace, tf32) {}
+    // room: `bytes` of device memory that an optimizer step may overwrite; workspace: cuBLASLt's
+    GPT2Muon(const GPT2Config& c, void* room, int64_t bytes, void* workspace, bool tf32)
+        : config_(c), room_(room), bytes_(bytes), products_(workspace, tf32) {}
 
     // bytes of a layer's copy of the largest tensor: less is not enough
     static int64_t least_room(const GPT2Config& c) {
@@ -35,19 +28,18 @@ public:
         return most;
     }
 
-    // Of a block's matrices, in the layers that this rank takes care of (copies: in device memory). low is
-    // null in fp32.
+    // of a block's matrices, in the layers that this rank takes care of; copies: in device memory; low: null in fp32
     template <typename Grad>
     void update(T* param, uint16_t* low, float* m, const Grad* grad, int tensor,
                 std::span<const MuonCopy> copies, const StepDecision* decision, const StepInputs* inputs,
                 uint64_t seed, cudaStream_t stream) {
         const int64_t each = Piece{Arena(), shape_of(config_, tensor, copies.first(1))}.bytes;
-        const auto at_once = (size_t)std::max<int64_t>(room_.bytes / each, 1);
+        const auto at_once = (size_t)std::max<int64_t>(bytes_ / each, 1);
         const int usual = block_matrices(config_, tensor).count * config_.num_layers;
         for (size_t first = 0; first < copies.size(); first += at_once) {
             const MuonTensor shape =
                 shape_of(config_, tensor, copies.subspan(first, std::min(at_once, copies.size() - first)));
-            const Piece piece{Arena(room_.scratch), shape};
+            const Piece piece{Arena(room_), shape};
             muon_direction(piece.x, piece.norms, m, grad, shape, decision, stream);
             products_.run(piece.out, piece.x, piece.squares, shape.rows, shape.cols, shape.count(), usual,
                           stream);
@@ -73,7 +65,8 @@ private:
     }
 
     GPT2Config config_;
-    MuonRoom room_;
+    void* room_;
+    int64_t bytes_;
     NewtonSchulz products_;
 };
 

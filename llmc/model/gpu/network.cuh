@@ -84,8 +84,7 @@ struct GPT2Network {
         positions = accumulate ? std::max(positions, T_) : T_;
     }
 
-    // from the gradient of the logits, which is in their place, to the gradients of all parameters; += with
-    // accumulate
+    // from the gradient of the logits, which is in their place, to those of all parameters; += with accumulate
     void backward(int B, int T_, const int32_t* tokens, bool accumulate) {
         begin(B, T_, accumulate);
         weight_gradient(kWte, 0, mem.logits, mem.lnf.out);

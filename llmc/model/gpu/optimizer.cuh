@@ -50,8 +50,7 @@ public:
     double* loss_sum(int k) const {
         return grouped() ? state_.group_losses + (int)rank_ * groups_here() + k : state_.loss_sum;
     }
-    // Layer l's gradients of a group are complete: they may be on their way while the rest is computed. All
-    // layers from the last to the first, before add_group().
+    // Layer l's gradients of a group are complete, and may be on their way. All layers, the last one first, before add_group().
     void send_layer(int l) {
         exchange([this, l] { send_gradients(l); });
     }
@@ -82,8 +81,7 @@ public:
         exchange([this] { comm_->join(embeddings_sent_, stream_); });
         add(0, embedding_chunks_);
     }
-    // *decision and, of the step's targets, its loss and norm; after all groups of this rank. inputs: in
-    // device memory
+    // *decision, with the step's loss and norm; after all groups of this rank. inputs: in device memory
     void decide(const StepInputs* inputs) {
         if (grouped()) {
             add_up_groups();
@@ -113,34 +111,20 @@ public:
     }
 
     // The rounding of bf16 parameters depends on the seed and on decision->updates, and so does the way back to fp32. Parameters
-    // are loaded after set_seed(). Those that are there before set_updates() are rounded again, but not where the ranks share
-    // the state: there all must be loaded again, each tensor from its beginning (only that is checked).
+    // are loaded after set_seed() and set_updates(), each tensor from its beginning (only that is checked).
     void set_seed(uint64_t seed) { seed_ = seed; }
     void set_updates(int64_t updates) {
         StepDecision now{};
         now.updates = updates;
-        const DeviceMemory later(sizeof(now));
-        upload((StepDecision*)later.data(), &now, 1);
-        if (kSplit && shares_.shard) { to_load_.set(); }
-        for (int t = 0; t < kNumTensors && kSplit && !shares_.shard; t++) {
-            for_each_whole_piece(t, [&](int64_t element, int64_t number, int64_t size) {
-                in_room(size, [&](int64_t k, int64_t n) {
-                    const Weights weights = {t, number + k, n, element + k, element + k};
-                    join(room(), weights);
-                    split(room(), weights, (const StepDecision*)later.data());
-                });
-            });
-        }
+        if (kSplit) { to_load_.set(); }
         upload(state_.decision, &now, 1);
         check(cudaStreamSynchronize(stream_));
     }
     void require_loaded() const {
-        require(
-            to_load_.none(),
-            "GPT2: after set_updates() all parameters must be loaded again, as the ranks share the state");
+        require(to_load_.none(), "GPT2: after set_updates() all parameters must be loaded again");
     }
 
-    // ---- load() and save() of bf16 parameters, set_updates() and gather() overwrite gradients
+    // ---- load() and save() of bf16 parameters and gather() overwrite gradients
 
     void load(State s, int tensor, int64_t first, std::span<const float> values) {
         gathered_ = false;
@@ -207,19 +191,15 @@ public:
             check(cudaStreamSynchronize(stream_));
         }
     }
-    void check_ranks() const {  // throws if they are lost
-        if (comm_ != nullptr) { comm_->check(); }
-    }
-    void confirm_ranks() {  // the same, once a step's result is here
-        if (comm_ != nullptr) { comm_->confirm(); }
-    }
-    void abort() {
-        if (comm_ != nullptr) { comm_->abort(stream_); }
-    }
+    DeviceComm* comm() const { return comm_.get(); }  // null: one rank
 
 private:
     template <typename X>
     using Parts = std::vector<std::span<X>>;
+    template <typename X>
+    static std::span<std::byte> bytes(X* x, int64_t n) {
+        return std::as_writable_bytes(std::span(x, (size_t)n));
+    }
 
     // What the ranks do together. Its numbers and events are of one step, so that it cannot be in a graph.
     void exchange(std::function<void()> call) {
@@ -276,7 +256,7 @@ private:
     void all_gather(const char* what, double* whole, const std::vector<int64_t>& begins) const {
         Parts<std::byte> in;
         for (size_t r = 0; r + 1 < begins.size(); r++) {
-            in.push_back(std::as_writable_bytes(std::span(whole + begins[r], whole + begins[r + 1])));
+            in.push_back(bytes(whole + begins[r], begins[r + 1] - begins[r]));
         }
         const Parts<const std::byte> out(in.size(), in[rank_]);
         comm_->exchange({what, 0}, out, in, stream_);
@@ -289,8 +269,8 @@ private:
         Grad* next = state_.arrived;
         for (size_t r = 0; r < (size_t)shares_.ranks; r++) {
             const SharePart& part = parts_of_layer(l)[r];
-            out.push_back(std::as_bytes(std::span(state_.grads + part.begin, (size_t)part.size())));
-            in.push_back(std::as_writable_bytes(std::span(next + mine.kept, (size_t)mine.size())));
+            out.push_back(bytes(state_.grads + part.begin, part.size()));
+            in.push_back(bytes(next + mine.kept, mine.size()));
             next += r == rank_ ? 0 : shares_.largest();
         }
         return comm_->exchange_overlapped({"gradients", l + 1}, out, in, stream_);
@@ -300,7 +280,7 @@ private:
     int64_t share_layer(const char* what, X* whole, int l) {
         Parts<std::byte> in;
         for (const SharePart& part : parts_of_layer(l)) {
-            in.push_back(std::as_writable_bytes(std::span(whole + part.begin, (size_t)part.size())));
+            in.push_back(bytes(whole + part.begin, part.size()));
         }
         const Parts<const std::byte> out(in.size(), in[rank_]);
         return comm_->exchange_overlapped({what, l + 1}, out, in, stream_);
@@ -372,10 +352,10 @@ private:
                          state_.decision, seed_, stream_);
         }
     }
-    void split(const float* from, const Weights& w, const StepDecision* decision) const {
+    void split(const float* from, const Weights& w) const {
         if constexpr (kSplit) {
             split_weights(state_.params + w.at, w.kept < 0 ? nullptr : state_.low + w.kept, from,
-                          {w.tensor, w.n, 1, 0, w.number}, decision, seed_, stream_);
+                          {w.tensor, w.n, 1, 0, w.number}, state_.decision, seed_, stream_);
         }
     }
     // All are rounded, also those whose lower halves other ranks keep. number: of the first one in the tensor
@@ -384,24 +364,18 @@ private:
             upload(room(), values.data() + k, n);
             auto round = [&](const SharePart& part) {
                 const int64_t from = part.begin - element;
-                split(room() + from - k, {tensor, number + from, part.size(), part.begin, part.kept},
-                      state_.decision);
+                split(room() + from - k, {tensor, number + from, part.size(), part.begin, part.kept});
             };
             if (shares_.shard) { round({element + k, element + k + n, -1}); }
             shares_.for_each_kept(rank_, element + k, n, round);
         });
-    }
-    // visit(element, number of the first one in the tensor, how many) for each layer's copy of a tensor
-    template <typename Visit>
-    void for_each_whole_piece(int tensor, Visit visit) const {
-        for_each_piece(config_, layout_, tensor, 0, tensor_total(config_, tensor), visit);
     }
     // n of what this rank keeps of a state, from the first-th on, as floats in device memory: of bf16 parameters in room(),
     // until the next call
     const float* kept_values(State s, int64_t first, int64_t n) const {
         if (!is_split(s)) { return array(s) + first; }
         for (int t = 0; t < kNumTensors; t++) {
-            for_each_whole_piece(t, [&](int64_t element, int64_t number, int64_t size) {
+            auto of_piece = [&](int64_t element, int64_t number, int64_t size) {
                 shares_.for_each_kept(rank_, element, size, [&](const SharePart& part) {
                     const int64_t lo = std::max(first, part.kept),
                                   hi = std::min(first + n, part.kept + part.size());
@@ -409,7 +383,8 @@ private:
                     const int64_t at = part.begin + lo - part.kept;
                     join(room() + lo - first, {t, number + at - element, hi - lo, at, lo});
                 });
-            });
+            };
+            for_each_piece(config_, layout_, t, 0, tensor_total(config_, t), of_piece);
         }
         return room();
     }
@@ -426,8 +401,7 @@ private:
             const float* mine = kept_values(s, k, count(rank_));
             if (rank_ != 0) { out[0] = std::as_bytes(std::span(mine, (size_t)count(rank_))); }
             for (size_t r = 1; r < ranks && rank_ == 0; r++) {
-                in[r] =
-                    std::as_writable_bytes(std::span(arrived + (int64_t)(r - 1) * most, (size_t)count(r)));
+                in[r] = bytes(arrived + (int64_t)(r - 1) * most, count(r));
             }
             comm_->exchange({"the optimizer's state"}, out, in, stream_);
             for (size_t r = 0; r < ranks && rank_ == 0; r++) {
@@ -456,7 +430,7 @@ private:
     std::array<std::span<const MuonCopy>, kNumTensors> copies_;  // of Muon, in device memory
     std::vector<int64_t> chunk_begins_;                          // by rank
     int64_t embedding_chunks_;                                   // of this rank; they are its first
-    // Weights that set_updates() could not round again, as other ranks have their lower halves, until they are loaded again.
+    // bf16 parameters whose rounding is that of before set_updates(), until they are loaded again
     std::bitset<kNumTensors> to_load_;
     bool gathered_ = false;
     int64_t embeddings_sent_ = 0;                 // that exchange's number

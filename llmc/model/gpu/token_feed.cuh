@@ -19,11 +19,7 @@ public:
     // of device memory; capacity: tokens of the largest batch
     static constexpr int64_t bytes(int64_t capacity) { return kSlots * slot_bytes(capacity); }
     // device: bytes(capacity) bytes, 8-byte aligned
-    TokenFeed(void* device, int64_t capacity) : capacity_(capacity) {
-        for (int i = 0; i < kSlots; i++) {
-            slots_[i].inputs = (StepInputs*)((char*)device + i * slot_bytes(capacity));
-        }
-    }
+    TokenFeed(void* device, int64_t capacity) : device_((char*)device), capacity_(capacity) {}
 
     struct Uploaded {  // in device memory
         const StepInputs* inputs;
@@ -41,33 +37,27 @@ public:
         std::memcpy(tokens, batch.tokens.data(), n * sizeof(int32_t));
         std::memcpy(tokens + n, batch.targets.data(), n * sizeof(int32_t));
         current_ = (current_ + 1) % kSlots;
-        Slot& to = slots_[current_];
-        to.read.hold(copy_stream_);
-        check(cudaMemcpyAsync(to.inputs, from.memory.data(), slot_bytes(n), cudaMemcpyHostToDevice,
-                              copy_stream_));
+        read_[current_].hold(copy_stream_);
+        auto* to = (StepInputs*)(device_ + current_ * slot_bytes(capacity_));  // then tokens and targets
+        check(cudaMemcpyAsync(to, from.memory.data(), slot_bytes(n), cudaMemcpyHostToDevice, copy_stream_));
         from.copied.record(copy_stream_);
         from.copied.hold(compute);
-        const auto* there = (const int32_t*)(to.inputs + 1);
-        return {to.inputs, there, there + n};
+        const auto* there = (const int32_t*)(to + 1);
+        return {to, there, there + n};
     }
-    void done(cudaStream_t compute) { slots_[current_].read.record(compute); }
+    void done(cudaStream_t compute) { read_[current_].record(compute); }
 
 private:
     static constexpr int64_t slot_bytes(int64_t tokens) {
         return (int64_t)sizeof(StepInputs) + 2 * tokens * (int64_t)sizeof(int32_t);
     }
-    struct Slot {
-        StepInputs* inputs = nullptr;  // then the batch's tokens and targets
-        Event read;                    // passed when the batch in it is no longer needed
-    };
     struct Staging {
         explicit Staging(int64_t bytes) : memory(bytes) {}
         PinnedMemory<char> memory;
         Event copied;  // passed when the memory may be written again
     };
 
-    // As many come into being as there are batches queued at once; after the first steps none is made any
-    // more.
+    // As many come into being as there are batches queued at once, all in the first steps.
     Staging& free_staging() {
         for (auto& staging : staging_) {
             if (staging->copied.passed()) { return *staging; }
@@ -76,9 +66,10 @@ private:
         return *staging_.back();
     }
 
+    char* device_;
     int64_t capacity_;
     Stream copy_stream_;
-    Slot slots_[kSlots];
+    Event read_[kSlots];  // passed when the batch in a place is no longer needed
     int current_ = 0;
     std::vector<std::unique_ptr<Staging>> staging_;
 };

@@ -72,8 +72,7 @@ struct Cupti {
 };
 
 std::string demangled(const char* name) {
-    int status = 0;
-    std::unique_ptr<char, decltype(&std::free)> text(abi::__cxa_demangle(name, nullptr, nullptr, &status),
+    std::unique_ptr<char, decltype(&std::free)> text(abi::__cxa_demangle(name, nullptr, nullptr, nullptr),
                                                      std::free);
     return text ? text.get() : name;
 }
@@ -90,13 +89,14 @@ std::string copy_name(const CUpti_ActivityMemcpy5& m) {
 }
 
 // "cudaLaunchKernel_v7000" is cudaLaunchKernel
-std::string without_version(std::string name) {
-    size_t at = name.rfind("_v");
-    if (at != std::string::npos && at + 2 < name.size() &&
-        name.find_first_not_of("0123456789", at + 2) == std::string::npos) {
-        name.resize(at);
+std::string without_version(std::string_view name) {
+    std::string_view stem = name.substr(0, name.find_last_not_of("0123456789") + 1);
+    if (stem.size() == name.size() || !stem.ends_with("_v")) {
+        stem = name;
+    } else {
+        stem.remove_suffix(2);
     }
-    return name;
+    return std::string(stem);
 }
 
 // Records from its construction on. One at a time, as CUPTI's callbacks have no argument of ours.

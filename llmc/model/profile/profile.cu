@@ -73,22 +73,18 @@ struct Steps {
             }
         };
         auto start = Clock::now();
-        for (int k = 0; k < steps || seconds_since(start) < seconds; k++) {
-            enqueue();
+        for (int n = 0; n < steps || seconds_since(start) < seconds; n++, step++) {
+            const Options& o = plan.options;
+            for (int64_t k = 0; k < plan.micro_batches; k++) {
+                data.read(step * plan.rows_per_step + k * o.batch, o.batch, &batches[k]);
+            }
+            const double lr = plan.schedule(std::min(step, plan.steps - 1));
+            model.enqueue_step(batches, {step, lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.clip});
             take();
         }
         model.finish();
         take();
         return ms;
-    }
-    void enqueue() {
-        const Options& o = plan.options;
-        for (int64_t k = 0; k < plan.micro_batches; k++) {
-            data.read(step * plan.rows_per_step + k * o.batch, o.batch, &batches[k]);
-        }
-        const double lr = plan.schedule(std::min(step, plan.steps - 1));
-        model.enqueue_step(batches, {step, lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.clip});
-        step++;
     }
 };
 
@@ -157,17 +153,14 @@ struct Race {
             result.unsplit_ms = time(plan, calls);
         }
         if (auto epilogue = epilogue_of_step(); epilogue != CUBLASLT_EPILOGUE_DEFAULT && sizeof(T) == 2) {
-            matmul::Product with_epilogue = product;
-            with_epilogue.epilogue = epilogue;
-            matmul::Plan fused(handle, with_epilogue, false);
-            set_pointers(fused, epilogue);
-            if (fused.usable()) { result.fused_ms = time(fused, calls); }
+            matmul::Product fused = product;
+            fused.epilogue = epilogue;
+            result.fused_ms = time_of(fused, false);
         }
         if (work.part == Part::kProductWeight) {
-            matmul::Product accumulating = product;
-            accumulating.accumulate = true;
-            matmul::Plan adding(handle, accumulating, network.settings.tf32);
-            if (adding.usable()) { result.adding_ms = time(adding, calls, true); }
+            matmul::Product adding = product;
+            adding.accumulate = true;
+            result.adding_ms = time_of(adding, network.settings.tf32);
         }
         return result;
     }
@@ -245,13 +238,19 @@ struct Race {
         const bool behind_gelu = work.part == Part::kProductInput && work.weight == kFcprojw;
         return behind_gelu ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT;
     }
-    // of any layer: what is read there does not matter for the time
-    void set_pointers(matmul::Plan& fused, cublasLtEpilogue_t epilogue) {
-        const bool backward = epilogue == CUBLASLT_EPILOGUE_DGELU;
+    // of a product on the same operands; bias and input of GELU: any layer's, as for the time it does not matter what is read
+    double time_of(const matmul::Product& other, bool tf32) {
+        matmul::Plan how(handle, other, tf32);
+        const auto e = other.epilogue;
         const void *bias = network.mem.params + network.layout.offset(kFcb),
-                   *pre = backward ? network.mem.layers[0].fch : network.mem.dwide;
-        if (!backward) { fused.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
-        if (epilogue != CUBLASLT_EPILOGUE_BIAS) { fused.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pre); }
+                   *pre = e == CUBLASLT_EPILOGUE_DGELU ? network.mem.layers[0].fch : network.mem.dwide;
+        if (e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+            how.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+        }
+        if (e == CUBLASLT_EPILOGUE_DGELU || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+            how.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pre);
+        }
+        return how.usable() ? time(how, calls, other.accumulate) : 0;
     }
 };
 

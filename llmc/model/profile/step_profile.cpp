@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <functional>
+#include <numeric>
 #include <span>
 #include <utility>
 
@@ -57,36 +58,34 @@ bool has_any(const std::string& text, std::span<const char* const> words) {
 
 // Goes through a step's kernels in order. cuBLASLt's names do not say what a product is for: behind Muon's direction it
 // is Muon's; before the classifier it is forward; behind it the gradient of a weight and that of the input take turns.
-class Sorter {
-public:
+struct Sorter {
+    bool backward = false, muon = false;
+    Part last = Part::kOther, product = Part::kProductInput;
+
     Part part_of(const Activity& a) {
         if (a.kind == Activity::kCopy) { return Part::kCopies; }
         if (a.kind == Activity::kFill) { return Part::kFills; }
         std::string name = a.name;
         for (char& c : name) { c = (char)std::tolower((unsigned char)c); }
         // the end of sums over columns that the kernel before began
-        if (has(name, "finish_columns")) { return last_; }
+        if (has(name, "finish_columns")) { return last; }
         if (!has_any(name, kProductWords)) {  // the name of a product may say "bias", too
             const auto* known = std::ranges::find_if(
                 kNamedParts, [&](const NamedPart& named) { return has(name, named.words); });
-            if (known == std::end(kNamedParts)) { return last_ = Part::kOther; }
-            if (known->part == Part::kClassifier) { backward_ = true; }
-            if (has(name, "encoder_forward")) { backward_ = false; }
-            muon_ = has(name, "muon_direction");
-            return last_ = known->part;
+            if (known == std::end(kNamedParts)) { return last = Part::kOther; }
+            if (known->part == Part::kClassifier) { backward = true; }
+            if (has(name, "encoder_forward")) { backward = false; }
+            muon = has(name, "muon_direction");
+            return last = known->part;
         }
-        if (muon_) { return last_ = Part::kMuonProducts; }
-        if (!backward_) { return last_ = Part::kProductForward; }
+        if (muon) { return last = Part::kMuonProducts; }
+        if (!backward) { return last = Part::kProductForward; }
         bool adds_up_parts = has(name, "splitk") && has(name, "reduce");
         if (!adds_up_parts) {
-            product_ = product_ == Part::kProductWeight ? Part::kProductInput : Part::kProductWeight;
+            product = product == Part::kProductWeight ? Part::kProductInput : Part::kProductWeight;
         }
-        return last_ = product_;
+        return last = product;
     }
-
-private:
-    bool backward_ = false, muon_ = false;
-    Part last_ = Part::kOther, product_ = Part::kProductInput;
 };
 
 StepRecord sorted_out(const std::vector<Activity>& all, int64_t from, int64_t to) {
@@ -131,6 +130,28 @@ std::vector<HostCall> calls_between(const std::vector<Activity>& all, int64_t fr
     for (auto& [name, call] : by_name) { calls.push_back(call); }
     std::ranges::sort(calls, std::greater(), &HostCall::ms);
     return calls;
+}
+
+double roof_of(const StepProfile& p, int reads, int writes) {
+    for (const StreamRoof& roof : p.roofs) {
+        if (roof.reads == reads && roof.writes == writes) { return roof.bytes_per_s; }
+    }
+    throw Error(kExitDevice,
+                fmt::format("--profile: no roof was measured for {} reads and {} writes", reads, writes));
+}
+
+std::string tflop(double flop) { return fmt::format("{:.2f} TFLOP", flop * 1e-12); }
+std::string tflop_per_s(double rate) { return fmt::format("{:.0f} TFLOP/s", rate * 1e-12); }
+
+std::string row_text(const char* name, int calls, double ms, double step_ms, const Floor& floor) {
+    auto number = [](double x) { return x > 0 ? fmt::format("{:.3f}", x) : std::string("-"); };
+    auto percent = [](double part, double whole) {
+        return part > 0 && whole > 0 ? fmt::format("{:.1f}", 100 * part / whole) : std::string("-");
+    };
+    return fmt::format("{:28} {:>6} {:9.3f} {:>6}  {:11} {:18} {:>9} {:>9}\n", name,
+                       calls > 0 ? fmt::format("{}", calls) : "-", ms, percent(ms, step_ms),
+                       floor.work.empty() ? "-" : floor.work, floor.roof.empty() ? "-" : floor.roof,
+                       number(floor.ms), percent(floor.ms, ms));
 }
 
 }  // namespace
@@ -214,37 +235,6 @@ StepWork work_of_step(const GPT2Config& c, int B, int T, int value_bytes, int gr
     return work;
 }
 
-namespace {
-
-double roof_of(const StepProfile& p, int reads, int writes) {
-    for (const StreamRoof& roof : p.roofs) {
-        if (roof.reads == reads && roof.writes == writes) { return roof.bytes_per_s; }
-    }
-    throw Error(kExitDevice,
-                fmt::format("--profile: no roof was measured for {} reads and {} writes", reads, writes));
-}
-
-std::string tflop(double flop) { return fmt::format("{:.2f} TFLOP", flop * 1e-12); }
-std::string tflop_per_s(double rate) { return fmt::format("{:.0f} TFLOP/s", rate * 1e-12); }
-
-void add_attention(std::array<Floor, kParts>& floors, const StepProfile& p, double flop_per_s) {
-    const AttentionWork& a = p.work.attention;
-    auto add = [&](Part part, double flop, double bytes) {
-        double products = flop / flop_per_s * 1e3, moves = bytes / roof_of(p, 2, 1) * 1e3,
-               powers = a.blocks * 64 * 64 / p.exponentials_per_s * 1e3;
-        double ms = std::max({products, moves, powers});
-        floors[(int)part] = {tflop(flop),
-                             ms == products ? tflop_per_s(flop_per_s)
-                             : ms == moves  ? "2R1W"
-                                            : "exponentials",
-                             ms};
-    };
-    add(Part::kAttentionForward, a.forward_flop, a.forward_bytes);
-    add(Part::kAttentionBackward, a.backward_flop, a.backward_bytes);
-}
-
-}  // namespace
-
 std::array<Floor, kParts> floors_of(const StepProfile& p) {
     std::array<Floor, kParts> floors;
     std::array<double, kParts> flop{}, bytes{};
@@ -275,7 +265,18 @@ std::array<Floor, kParts> floors_of(const StepProfile& p) {
         if (bytes[i] > 0) { floors[i].work = fmt::format("{:.2f} GB", bytes[i] * 1e-9); }
     }
     const double flop_per_s = all_flop / all_ms * 1e3;
-    add_attention(floors, p, flop_per_s);
+    const AttentionWork& a = p.work.attention;
+    for (auto [part, work, moved] :
+         {std::tuple(Part::kAttentionForward, a.forward_flop, a.forward_bytes),
+          std::tuple(Part::kAttentionBackward, a.backward_flop, a.backward_bytes)}) {
+        const double products = work / flop_per_s * 1e3, moves = moved / roof_of(p, 2, 1) * 1e3,
+                     powers = a.blocks * 64 * 64 / p.exponentials_per_s * 1e3,
+                     ms = std::max({products, moves, powers});
+        const std::string roof = ms == products ? tflop_per_s(flop_per_s)
+                                 : ms == moves  ? "2R1W"
+                                                : "exponentials";
+        floors[(int)part] = {tflop(work), roof, ms};
+    }
     if (const double muon = p.work.muon_flop; muon > 0) {
         floors[(int)Part::kMuonProducts] = {tflop(muon), tflop_per_s(flop_per_s), muon / flop_per_s * 1e3};
     }
@@ -283,39 +284,9 @@ std::array<Floor, kParts> floors_of(const StepProfile& p) {
 }
 
 double sum_of_floors(const std::array<Floor, kParts>& floors) {
-    double sum = 0;
-    for (const Floor& f : floors) { sum += f.ms; }
-    return sum;
+    return std::accumulate(floors.begin(), floors.end(), 0.0,
+                           [](double sum, const Floor& f) { return sum + f.ms; });
 }
-
-namespace {
-
-std::string row_text(const char* name, int calls, double ms, double step_ms, const Floor& floor) {
-    auto number = [](double x) { return x > 0 ? fmt::format("{:.3f}", x) : std::string("-"); };
-    auto percent = [](double part, double whole) {
-        return part > 0 && whole > 0 ? fmt::format("{:.1f}", 100 * part / whole) : std::string("-");
-    };
-    return fmt::format("{:28} {:>6} {:9.3f} {:>6}  {:11} {:18} {:>9} {:>9}\n", name,
-                       calls > 0 ? fmt::format("{}", calls) : "-", ms, percent(ms, step_ms),
-                       floor.work.empty() ? "-" : floor.work, floor.roof.empty() ? "-" : floor.roof,
-                       number(floor.ms), percent(floor.ms, ms));
-}
-
-std::string calls_text(const StepRecording& r) {
-    double waits = 0;
-    std::string text = "calls of CUDA a step, by the host's time in them:";
-    for (size_t i = 0; i < r.calls.size(); i++) {
-        const HostCall& call = r.calls[i];
-        waits += call.waits ? call.count : 0;
-        if (i < 8 || call.waits) {
-            text += fmt::format("\n  {:36} {:8.1f} {:9.3f} ms{}", call.name, call.count, call.ms,
-                                call.waits ? "  WAITS" : "");
-        }
-    }
-    return text + fmt::format("\nwaiting calls: {:.1f} a step\n", waits);
-}
-
-}  // namespace
 
 std::string profile_table(const StepProfile& p) {
     auto floors = floors_of(p);
@@ -349,9 +320,20 @@ std::string profile_table(const StepProfile& p) {
                             kPartNames[(int)t.work.part], t.work.name, t.work.N, t.work.C, t.work.OC,
                             1e3 * t.first_ms, 1e3 * t.fastest_ms, t.work.flop() / t.fastest_ms * 1e-9);
     }
-    return text + "\n" + calls_text(p.recording) +
-           fmt::format("\nS = sum of floors / median step = {:.3f} / {:.3f} = {:.3f}\n",
-                       sum_of_floors(floors), p.step_ms, sum_of_floors(floors) / p.step_ms);
+    text += "\ncalls of CUDA a step, by the host's time in them:";
+    double waits = 0;
+    for (size_t i = 0; i < p.recording.calls.size(); i++) {
+        const HostCall& call = p.recording.calls[i];
+        waits += call.waits ? call.count : 0;
+        if (i < 8 || call.waits) {
+            text += fmt::format("\n  {:36} {:8.1f} {:9.3f} ms{}", call.name, call.count, call.ms,
+                                call.waits ? "  WAITS" : "");
+        }
+    }
+    return text + fmt::format(
+                      "\nwaiting calls: {:.1f} a step\n"
+                      "\nS = sum of floors / median step = {:.3f} / {:.3f} = {:.3f}\n",
+                      waits, sum_of_floors(floors), p.step_ms, sum_of_floors(floors) / p.step_ms);
 }
 
 std::string profile_json(const StepProfile& p) {
