@@ -8,7 +8,6 @@
 #include "llmc/ops/column_sums/ladder/v0.h"
 #include "llmc/ops/column_sums/ladder/v1.cuh"
 #include "llmc/ops/column_sums/ladder/v2.cuh"
-#include "llmc/ops/matmul/matmul.h"
 
 using namespace llmc;
 

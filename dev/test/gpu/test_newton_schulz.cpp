@@ -4,8 +4,7 @@
 #include "dev/test/cpu/muon_bounds.h"
 #include "dev/test/cpu/reference_model.h"
 #include "dev/test/gpu/layer_test.h"
-#include "llmc/ops/matmul/matmul.h"
-#include "llmc/ops/muon/muon.h"
+#include "llmc/ops/muon/newton_schulz.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;
@@ -83,9 +82,10 @@ struct Run {
     DeviceArray<T> x, out, squares;
     DeviceArray<std::byte> workspace{(int64_t)Matmul::kWorkspace};
     explicit Run(const Matrices& s, int rank = 0)
-        : x(inputs<T>(s, rank)), out(x.size()), squares(NewtonSchulz::squares(s.rows, s.cols, s.count)) {
-        NewtonSchulz products(workspace.data(), false);
-        products.run(out.data(), x.data(), squares.data(), s.rows, s.cols, s.count, s.count, kStream);
+        : x(inputs<T>(s, rank)), out(x.size()), squares(newton_schulz_squares(s.rows, s.cols, s.count)) {
+        Matmul products(workspace.data(), false);
+        newton_schulz(products, out.data(), x.data(), squares.data(), s.rows, s.cols, s.count, s.count,
+                      kStream);
         check_cuda(cudaStreamSynchronize(kStream));
     }
 };
@@ -157,10 +157,10 @@ TEST_CASE("newton_schulz: singular values end in the band, those that are zero s
 TEST_CASE("newton_schulz: zeros stay zeros, and the same run gives the same bits") {
     const Matrices s{64, 256, 3};
     DeviceArray<bf16> x(Floats((size_t)(s.count * muon_stride(s.size())))), out(x.size()),
-        squares(NewtonSchulz::squares(s.rows, s.cols, s.count));
+        squares(newton_schulz_squares(s.rows, s.cols, s.count));
     DeviceArray<std::byte> workspace((int64_t)Matmul::kWorkspace);
-    NewtonSchulz products(workspace.data(), false);
-    products.run(out.data(), x.data(), squares.data(), s.rows, s.cols, s.count, s.count, kStream);
+    Matmul products(workspace.data(), false);
+    newton_schulz(products, out.data(), x.data(), squares.data(), s.rows, s.cols, s.count, s.count, kStream);
     expect_same("newton_schulz of zeros", out, x.uploaded());
     for (const Matrices& shape : kShapes) {
         check_rerun("newton_schulz " + shape.text(), [&] { return bytes_of(Run<bf16>(shape).out); });
@@ -173,15 +173,15 @@ TEST_CASE_TEMPLATE("newton_schulz: a matrix has the same bits however many are c
     for (const Matrices& s :
          {Matrices{14, 14, 3}, {14, 56, 5}, {768, 768, 36}, {3072, 768, 12}, {768, 3072, 12}}) {
         DeviceArray<std::byte> workspace((int64_t)Matmul::kWorkspace);
-        NewtonSchulz products(workspace.data(), false);
+        Matmul products(workspace.data(), false);
         const DeviceArray<T> given = inputs<T>(s, 0);
-        DeviceArray<T> out(given.size()), squares(NewtonSchulz::squares(s.rows, s.cols, s.count));
+        DeviceArray<T> out(given.size()), squares(newton_schulz_squares(s.rows, s.cols, s.count));
         auto run = [&](int at_once) {
             DeviceArray<T> x(given.values());
             const int64_t stride = muon_stride(s.size());
             for (int k = 0; k < s.count; k += at_once) {
-                products.run(out.data() + k * stride, x.data() + k * stride, squares.data(), s.rows, s.cols,
-                             std::min(at_once, s.count - k), s.count, kStream);
+                newton_schulz(products, out.data() + k * stride, x.data() + k * stride, squares.data(),
+                              s.rows, s.cols, std::min(at_once, s.count - k), s.count, kStream);
             }
             return out.download();
         };

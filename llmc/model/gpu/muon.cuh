@@ -5,7 +5,7 @@
 
 #include "llmc/cuda/resources.cuh"
 #include "llmc/model/gpt2_config.h"
-#include "llmc/ops/muon/muon.h"
+#include "llmc/ops/muon/newton_schulz.h"
 
 namespace llmc {
 
@@ -41,8 +41,8 @@ public:
                 shape_of(config_, tensor, copies.subspan(first, std::min(at_once, copies.size() - first)));
             const Piece piece{Arena(room_), shape};
             muon_direction(piece.x, piece.norms, m, grad, shape, decision, stream);
-            products_.run(piece.out, piece.x, piece.squares, shape.rows, shape.cols, shape.count(), usual,
-                          stream);
+            newton_schulz(products_, piece.out, piece.x, piece.squares, shape.rows, shape.cols, shape.count(),
+                          usual, stream);
             muon_update(param, low, piece.out, shape, decision, inputs, seed, stream);
         }
     }
@@ -54,7 +54,7 @@ private:
         MuonTensor shape;
         int64_t n = shape.count() * muon_stride(shape.size());
         T *x = arena.take<T>(n), *out = arena.take<T>(n);
-        T* squares = arena.take<T>(NewtonSchulz::squares(shape.rows, shape.cols, shape.count()));
+        T* squares = arena.take<T>(newton_schulz_squares(shape.rows, shape.cols, shape.count()));
         void* norms = arena.take<char>((int64_t)muon_scratch(shape.count()));
         int64_t bytes = arena.used();
     };
@@ -67,7 +67,7 @@ private:
     GPT2Config config_;
     void* room_;
     int64_t bytes_;
-    NewtonSchulz products_;
+    Matmul products_;
 };
 
 }  // namespace llmc

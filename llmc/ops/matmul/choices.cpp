@@ -1,7 +1,6 @@
 // Choices of algorithms for matrix products: see matmul/matmul.h.
 #include "llmc/ops/matmul/matmul.h"
 
-#include <cinttypes>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -23,33 +22,40 @@ constexpr const char* kCure = "Delete it, or name another file: --tune-gemm sear
 template <typename T>
 const T& member(const JsonValue& object, const char* name, const std::string& what) {
     const T* found = json_get<T>(object, name);
-    if (found == nullptr) { fail(what, std::string("\"") + name + "\" is missing or of another type"); }
+    if (found == nullptr) { fail(what, fmt::format("\"{}\" is missing or of another type", name)); }
     return *found;
 }
 
-std::array<uint64_t, 8> algorithm_of(const std::string& digits, const std::string& what) {
-    std::array<uint64_t, 8> words{};
+// visit(name, member) for what of a choice is read and written alike
+template <typename Choice, typename Visit>
+void for_each_member(Choice& c, const Visit& visit) {
+    visit("transpose_a", c.kind.transpose_a);
+    visit("transpose_b", c.kind.transpose_b);
+    visit("m", c.kind.m);
+    visit("n", c.kind.n);
+    visit("k", c.kind.k);
+    visit("inputs", c.kind.inputs);
+    visit("output", c.kind.output);
+    visit("epilogue", c.kind.epilogue);
+    visit("accumulate", c.kind.accumulate);
+    visit("proposals", c.proposals);
+    visit("first_ms", c.first_ms);
+    visit("ms", c.ms);
+    visit("same_bits", c.same_bits);
+}
+
+MatmulChoice choice_of(const JsonValue& from, const std::string& what) {
+    MatmulChoice c;
+    for_each_member(c, [&]<typename T>(const char* name, T& to) { to = member<T>(from, name, what); });
+    if (c.kind.m < 1 || c.kind.n < 1 || c.kind.k < 1) { fail(what, "\"m\", \"n\" or \"k\" is below 1"); }
+    const auto& digits = member<std::string>(from, "algorithm", what);
     if (digits.size() != 128 || digits.find_first_not_of("0123456789abcdef") != std::string::npos) {
         fail(what,
              "\"algorithm\": expected 128 hexadecimal digits, found " + json_text(digits.substr(0, 140)));
     }
-    for (size_t i = 0; i < words.size(); i++) {
-        words[i] = std::strtoull(digits.substr(16 * i, 16).c_str(), nullptr, 16);
+    for (size_t i = 0; i < c.algorithm.size(); i++) {
+        c.algorithm[i] = std::strtoull(digits.substr(16 * i, 16).c_str(), nullptr, 16);
     }
-    return words;
-}
-
-MatmulChoice choice_of(const JsonValue& at, const std::string& what) {
-    auto number = [&](const char* name) { return member<int64_t>(at, name, what); };
-    auto flag = [&](const char* name) { return member<bool>(at, name, what); };
-    MatmulChoice c{.kind = {flag("transpose_a"), flag("transpose_b"), number("m"), number("n"), number("k"),
-                            number("inputs"), number("output"), number("epilogue"), flag("accumulate")},
-                   .algorithm = algorithm_of(member<std::string>(at, "algorithm", what), what),
-                   .first_ms = member<double>(at, "first_ms", what),
-                   .ms = member<double>(at, "ms", what),
-                   .proposals = number("proposals"),
-                   .same_bits = flag("same_bits")};
-    if (c.kind.m < 1 || c.kind.n < 1 || c.kind.k < 1) { fail(what, "\"m\", \"n\" or \"k\" is below 1"); }
     return c;
 }
 
@@ -58,22 +64,11 @@ MatmulChoice choice_of(const JsonValue& at, const std::string& what) {
 std::string to_json(const MatmulChoices& all) {
     JsonValue products = JsonValue::array();
     for (const MatmulChoice& c : all.choices) {
+        JsonValue& product = products.emplace_back();
+        for_each_member(c, [&](const char* name, const auto& member) { product[name] = member; });
         std::string algorithm;
         for (uint64_t word : c.algorithm) { algorithm += fmt::format("{:016x}", word); }
-        products.push_back({{"transpose_a", c.kind.transpose_a},
-                            {"transpose_b", c.kind.transpose_b},
-                            {"m", c.kind.m},
-                            {"n", c.kind.n},
-                            {"k", c.kind.k},
-                            {"inputs", c.kind.inputs},
-                            {"output", c.kind.output},
-                            {"epilogue", c.kind.epilogue},
-                            {"accumulate", c.kind.accumulate},
-                            {"proposals", c.proposals},
-                            {"first_ms", c.first_ms},
-                            {"ms", c.ms},
-                            {"same_bits", c.same_bits},
-                            {"algorithm", algorithm}});
+        product["algorithm"] = algorithm;
     }
     return JsonValue{{"format", kFormat},        {"gpu", all.gpu},   {"multiprocessors", all.multiprocessors},
                      {"cublaslt", all.cublaslt}, {"tf32", all.tf32}, {"products", products}}

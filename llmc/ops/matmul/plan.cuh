@@ -1,8 +1,9 @@
-// One product of cuBLASLt: what it is, its objects there, and the algorithms that cuBLASLt proposes for it.
+// One product of cuBLASLt: its objects there, and the algorithms that cuBLASLt proposes for it.
 #pragma once
 #include <cublasLt.h>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "llmc/cuda/check.cuh"
@@ -17,24 +18,10 @@ inline void check(cublasStatus_t status, std::source_location at = std::source_l
                                          cublasLtGetStatusString(status)));
 }
 
-template <typename T>
-constexpr cudaDataType_t kDataType = CUDA_R_32F;
-template <>
-constexpr cudaDataType_t kDataType<__nv_bfloat16> = CUDA_R_16BF;
-
-// One kind of product: D (m x n) = epilogue(op(A) (m x k) op(B) (k x n)) + beta D, all packed, by columns.
-struct Product {
-    bool transpose_a, transpose_b;
-    int64_t m, n, k;
-    cudaDataType_t inputs, output;
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    bool accumulate = false;  // beta = 1
-    int64_t batch = 1;        // products at once; each matrix begins at a multiple of 64 elements
-
-    MatmulKind kind() const {
-        return {transpose_a, transpose_b, m, n, k, inputs, output, epilogue, accumulate};
-    }
-};
+static_assert(kDataType<float> == CUDA_R_32F && kDataType<__nv_bfloat16> == CUDA_R_16BF);
+static_assert((int)kNone == CUBLASLT_EPILOGUE_DEFAULT && (int)kBias == CUBLASLT_EPILOGUE_BIAS &&
+              (int)kGeluAux == CUBLASLT_EPILOGUE_GELU_AUX && (int)kDGelu == CUBLASLT_EPILOGUE_DGELU &&
+              (int)kGeluAuxBias == CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
 
 // a way to compute a product; a struct with a name, as nvcc takes no vector of cuBLASLt's own
 struct Candidate {
@@ -51,20 +38,25 @@ public:
         check(cublasLtMatmulDescCreate(&operation_, compute, CUDA_R_32F));
         set(CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-        set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue);
-        bool aux = p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
-                   p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || p.epilogue == CUBLASLT_EPILOGUE_DGELU;
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE, (cublasLtEpilogue_t)p.epilogue);
+        bool aux = p.epilogue == kGeluAux || p.epilogue == kGeluAuxBias || p.epilogue == kDGelu;
         if (aux) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.m); }
         int64_t lda = p.transpose_a ? p.k : p.m, ldb = p.transpose_b ? p.n : p.k;
         create(&a_, p.inputs, lda, p.transpose_a ? p.m : p.k, p.batch);
         create(&b_, p.inputs, ldb, p.transpose_b ? p.k : p.n, p.batch);
         create(&d_, p.output, p.m, p.n, p.batch);
-        if (auto first = candidates(handle, 1); !first.empty()) { choose(first.front()); }
+        if (p.usual == 0) {
+            if (auto first = candidates(handle, 1); !first.empty()) { choose(first.front()); }
+            return;
+        }
+        // A sum that is split has its parts in the workspace, whose size is another for another batch.
+        Product usual = p;
+        usual.batch = std::exchange(usual.usual, 0);
+        auto first = Plan(handle, usual, tf32).candidates(handle, 1, false);
+        if (!first.empty()) { choose(handle, first.front()); }
     }
     ~Plan() {
-        cublasLtMatrixLayoutDestroy(a_);
-        cublasLtMatrixLayoutDestroy(b_);
-        cublasLtMatrixLayoutDestroy(d_);
+        for (auto layout : {a_, b_, d_}) { cublasLtMatrixLayoutDestroy(layout); }
         cublasLtMatmulDescDestroy(operation_);
     }
     Plan(const Plan&) = delete;
@@ -97,9 +89,8 @@ public:
             check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
         };
         prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)workspace_bytes);
-        prefer(
-            CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-            (uint32_t)(split_sums ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE));
+        auto schemes = split_sums ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)schemes);
         for (auto pointer :
              {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
@@ -123,13 +114,10 @@ public:
         return choose(handle, candidate);
     }
     // one that was proposed for another product: as above
-    bool choose(cublasLtHandle_t handle, Candidate candidate) {
-        if (cublasLtMatmulAlgoCheck(handle, operation_, a_, b_, d_, d_, &candidate.result.algo,
-                                    &candidate.result) != CUBLAS_STATUS_SUCCESS ||
-            candidate.result.workspaceSize > Matmul::kWorkspace) {
-            return false;
-        }
-        choose(candidate);
+    bool choose(cublasLtHandle_t handle, Candidate c) {
+        auto status = cublasLtMatmulAlgoCheck(handle, operation_, a_, b_, d_, d_, &c.result.algo, &c.result);
+        if (status != CUBLAS_STATUS_SUCCESS || c.result.workspaceSize > Matmul::kWorkspace) { return false; }
+        choose(c);
         return true;
     }
     void choose(const Candidate& candidate) {
@@ -139,16 +127,16 @@ public:
 
 private:
     // a packed matrix by columns, or a batch of them
-    static void create(cublasLtMatrixLayout_t* layout, cudaDataType_t type, int64_t rows, int64_t cols,
+    static void create(cublasLtMatrixLayout_t* layout, int64_t type, int64_t rows, int64_t cols,
                        int64_t batch) {
-        check(cublasLtMatrixLayoutCreate(layout, type, rows, cols, rows));
+        check(cublasLtMatrixLayoutCreate(layout, (cudaDataType_t)type, rows, cols, rows));
         if (batch == 1) { return; }
-        const auto count = (int32_t)batch;
+        auto set = [&](cublasLtMatrixLayoutAttribute_t attribute, auto value) {
+            check(cublasLtMatrixLayoutSetAttribute(*layout, attribute, &value, sizeof(value)));
+        };
         const int64_t stride = (rows * cols + 63) / 64 * 64;
-        check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
-                                               sizeof(count)));
-        check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
-                                               sizeof(stride)));
+        set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (int32_t)batch);
+        set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
     }
 
     cublasLtMatmulDesc_t operation_ = nullptr;

@@ -1,10 +1,9 @@
-// Muon: its rule in numbers, for the CPU and the GPU; its update on the device, and the matrix products in between.
+// Muon: its rule in numbers, for the CPU and the GPU; its update on the device.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "llmc/cuda/types.h"
 #include "llmc/ops/adamw.h"
@@ -69,32 +68,5 @@ void muon_direction(T* x, void* scratch, float* m, const Grad* grad, const MuonT
 template <typename T>
 void muon_update(T* param, uint16_t* low, const T* x, const MuonTensor& shape, const StepDecision* decision,
                  const StepInputs* inputs, uint64_t seed, cudaStream_t stream);
-
-// ---- the Newton-Schulz iterations through cuBLASLt, many matrices at once: a product of small
-// matrices fills a part of the GPU only. Sums in fp32; a matrix's bits do not depend on how many are computed
-// at once, so that they are the same in any number of ranks.
-//   T: float or __nv_bfloat16
-
-class NewtonSchulz {
-public:
-    // workspace: Matmul::kWorkspace bytes of device memory, 256-byte aligned, that outlive this; used by one
-    // stream. tf32: of fp32 products.
-    NewtonSchulz(void* workspace, bool tf32);
-    ~NewtonSchulz();
-    NewtonSchulz(const NewtonSchulz&) = delete;
-
-    // elements that the squares of `count` matrices take
-    static int64_t squares(int rows, int cols, int count);
-
-    // From x (count, muon_stride(rows cols)), matrices of Frobenius norm 1 at most, to out, of the same
-    // shape; x is overwritten. squares: as above. All 16-byte aligned, none may overlap. usual: the number of
-    // matrices for which cuBLASLt chooses the algorithm, which all counts are then computed by.
-    template <typename T>
-    void run(T* out, T* x, T* squares, int rows, int cols, int count, int usual, cudaStream_t stream);
-
-private:
-    struct Impl;
-    std::unique_ptr<Impl> impl_;
-};
 
 }  // namespace llmc
