@@ -28,15 +28,17 @@ Version rung(const char* name, const char* idea, AttentionBackwardRung* launch, 
 // v3: what trains where Hopper's kernels do not fit
 void mma_sync(bf16* dqkv, void* scratch, const bf16* dout, const bf16* qkv, const bf16* out, const float* lse,
               int B, int T, int NH, cudaStream_t stream) {
-    attention_backward_mma_sync(dqkv, scratch, dout, qkv, out, lse, B, T, NH, kHeadColumns, stream);
+    attention_backward_mma_sync({dqkv, scratch, nullptr, dout, qkv, out, lse, B, T, NH, kHeadColumns},
+                                stream);
 }
 
 // v7
 Version shipped() {
     auto run = [](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
-        attention_backward(t.get<bf16>("dqkv"), t.scratch(), (unsigned*)t.get<float>("counters"),
-                           t.get<bf16>("dout"), t.get<bf16>("qkv"), t.get<bf16>("out"), t.get<float>("lse"),
-                           sequences_of(p), p.T, heads_of(p), kHeadColumns, stream);
+        attention_backward<bf16>({t.get<bf16>("dqkv"), t.scratch(), (unsigned*)t.get<float>("counters"),
+                                  t.get<bf16>("dout"), t.get<bf16>("qkv"), t.get<bf16>("out"),
+                                  t.get<float>("lse"), sequences_of(p), p.T, heads_of(p), kHeadColumns},
+                                 stream);
     };
     return {.name = "v7",
             .idea = "blocks stay and take tiles: what trains",

@@ -27,14 +27,15 @@ Version rung(const char* name, const char* idea, AttentionForwardRung* launch, b
 
 // v3: what trains where Hopper's kernels do not fit
 void mma_sync(bf16* out, float* lse, void*, const bf16* qkv, int B, int T, int NH, cudaStream_t stream) {
-    attention_forward_mma_sync(out, lse, qkv, B, T, NH, kHeadColumns, stream);
+    attention_forward_mma_sync({out, lse, nullptr, qkv, B, T, NH, kHeadColumns}, stream);
 }
 
 // v7
 Version shipped() {
     auto run = [](const TensorSet& t, const Problem& p, int, cudaStream_t stream) {
-        attention_forward(t.get<bf16>("out"), t.get<float>("lse"), (unsigned*)t.get<float>("counters"),
-                          t.get<bf16>("qkv"), sequences_of(p), p.T, heads_of(p), kHeadColumns, stream);
+        attention_forward<bf16>({t.get<bf16>("out"), t.get<float>("lse"), (unsigned*)t.get<float>("counters"),
+                                 t.get<bf16>("qkv"), sequences_of(p), p.T, heads_of(p), kHeadColumns},
+                                stream);
     };
     return {.name = "v7",
             .idea = "blocks stay and take tiles: what trains",

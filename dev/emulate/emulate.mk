@@ -25,7 +25,7 @@ EMULATED_MACHINE := $(call objects,$(addprefix dev/emulate/,machine.cpp instruct
 EMULATED_OBJECTS := $(EMULATED_MACHINE) \
     $(patsubst %,$(EMULATED)/%.o,$(filter-out llmc/layernorm/c_abi.cu,$(LAYERNORM_SOURCES)))
 # other layers' kernels without tensor cores
-EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier/classifier classifier/rows column_sums/bias \
+EMULATED_OPS := $(patsubst %,$(EMULATED)/llmc/ops/%.cu.o,classifier/classifier column_sums/bias \
     attention/fp32 adamw muon/muon global_norm comm/host \
     $(foreach v,v1 v2,attention/ladder/forward/$(v) attention/ladder/backward/$(v))) \
     $(patsubst %,$(EMULATED)/%.o,$(wildcard llmc/ops/decode/*.cu))

@@ -11,15 +11,14 @@ namespace {
 template <AttentionForwardRung* forward, AttentionScratch* forward_scratch, AttentionBackwardRung* backward,
           AttentionScratch* backward_scratch>
 constexpr AttentionCalls<bf16> kRung = {
-    [](bf16* out, float* lse, unsigned*, const bf16* qkv, int B, int T, int NH, int, cudaStream_t stream) {
-        Scratch scratch(forward_scratch(B, T, NH));
-        forward(out, lse, scratch.data(), qkv, B, T, NH, stream);
+    [](const AttentionForward<bf16>& c, cudaStream_t stream) {
+        Scratch scratch(forward_scratch(c.B, c.T, c.NH));
+        forward(c.out, c.lse, scratch.data(), c.qkv, c.B, c.T, c.NH, stream);
         check_cuda(cudaDeviceSynchronize());
     },
-    [](bf16* dqkv, void*, unsigned*, const bf16* dout, const bf16* qkv, const bf16* out, const float* lse,
-       int B, int T, int NH, int, cudaStream_t stream) {
-        Scratch scratch(backward_scratch(B, T, NH));
-        backward(dqkv, scratch.data(), dout, qkv, out, lse, B, T, NH, stream);
+    [](const AttentionBackward<bf16>& c, cudaStream_t stream) {
+        Scratch scratch(backward_scratch(c.B, c.T, c.NH));
+        backward(c.dqkv, scratch.data(), c.dout, c.qkv, c.out, c.lse, c.B, c.T, c.NH, stream);
         check_cuda(cudaDeviceSynchronize());
     }};
 

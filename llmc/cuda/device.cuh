@@ -47,6 +47,19 @@ __device__ inline Acc warp_sum(Acc x) {
     return x;
 }
 
+// f(i, j, ...) for all i below n, j below the next number, ..., in order and unrolled: what is indexed lies in registers
+template <int n, int... more, typename F, typename... Indices>
+__device__ __forceinline__ void unrolled(const F& f, Indices... at) {
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        if constexpr (sizeof...(more) > 0) {
+            unrolled<more...>(f, at..., i);
+        } else {
+            f(at..., i);
+        }
+    }
+}
+
 constexpr float kLog2e = 1.44269504f;  // exp(x) = 2^(kLog2e x)
 
 // 2^x in one instruction. exp2f costs four, to keep results below 2^-126, which nobody here can tell from 0.

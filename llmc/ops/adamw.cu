@@ -155,11 +155,10 @@ __global__ void __launch_bounds__(kBlock, kBlocks)
         }
         return;
     }
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    unrolled<4>([&](int j) {
         update(m4.at[j], v4.at[j], (float)grad4.at[j], param4.at[j], &low4.at[j], random.before.at(j),
                random.now.at(j));
-    }
+    });
     *(Four<float>*)m = m4, *(Four<float>*)v = v4, *(Four<T>*)param = param4;
     if (kHalves) { *(Four<uint16_t>*)low = low4; }
 }
@@ -173,8 +172,7 @@ __global__ void split_weights_kernel(__nv_bfloat16* param, uint16_t* low, const 
     const auto random = rounding_bits4(seed, shape.tensor, decision->updates, quad);
     Four<__nv_bfloat16> high;
     Four<uint16_t> half;
-#pragma unroll
-    for (int j = 0; j < 4; j++) { split(high.at[j], &half.at[j], x.at[j], random[j]); }
+    unrolled<4>([&](int j) { split(high.at[j], &half.at[j], x.at[j], random[j]); });
     store_within(param + offset, i, shape.size, high);
     if (low != nullptr) { store_within(low + offset, i, shape.size, half); }
 }
@@ -187,8 +185,7 @@ __global__ void join_weights_kernel(float* weights, const __nv_bfloat16* param, 
     const auto half = load_within<Four<uint16_t>>(low + offset, i, shape.size);
     const auto random = rounding_bits4(seed, shape.tensor, decision->updates, quad);
     Four<float> x;
-#pragma unroll
-    for (int j = 0; j < 4; j++) { x.at[j] = joined(high.at[j], &half.at[j], random[j]); }
+    unrolled<4>([&](int j) { x.at[j] = joined(high.at[j], &half.at[j], random[j]); });
     store_within(weights + offset, i, shape.size, x);
 }
 
@@ -236,14 +233,9 @@ void join_weights(float* weights, const __nv_bfloat16* param, const uint16_t* lo
     check_launch();
 }
 
-template void adamw_update(float*, uint16_t*, float*, float*, const float*, const AdamWPiece*, int64_t,
-                           const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
-                           cudaStream_t);
-template void adamw_update(__nv_bfloat16*, uint16_t*, float*, float*, const float*, const AdamWPiece*,
-                           int64_t, const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
-                           cudaStream_t);
-template void adamw_update(__nv_bfloat16*, uint16_t*, float*, float*, const __nv_bfloat16*, const AdamWPiece*,
-                           int64_t, const StepDecision*, const StepInputs*, const AdamWConstants&, uint64_t,
-                           cudaStream_t);
+using bf16 = __nv_bfloat16;
+template decltype(adamw_update<float, float>) adamw_update<float, float>;
+template decltype(adamw_update<bf16, float>) adamw_update<bf16, float>;
+template decltype(adamw_update<bf16, bf16>) adamw_update<bf16, bf16>;
 
 }  // namespace llmc

@@ -13,6 +13,7 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "llmc/cuda/check.cuh"
+#include "llmc/cuda/resources.cuh"
 #include "llmc/cuda/vectors.cuh"
 
 namespace llmc {
@@ -23,7 +24,6 @@ constexpr int kBlock = 256;
 constexpr int kChunk = 64;  // sorted rows
 constexpr int kAtOnce = 4;  // rows that a thread has on their way from memory
 static_assert(kChunk % kAtOnce == 0);
-constexpr int kAlign = 256;  // bytes, of the parts of scratch
 
 // out (N,C), N = B * T
 template <typename Real>
@@ -182,25 +182,20 @@ void sort_rows(void* temporary, size_t& bytes, const int32_t* tokens, int32_t* s
                                           rows, sorted_rows, (int)N, 0, bits, stream));
 }
 
-// how encoder_backward's scratch is divided; pointers from `base` on
+// how encoder_backward's scratch is divided
 struct Scratch {
     int32_t *tokens, *rows, *sorted_rows;  // (N) each; tokens are the sorted ones
     float* partial;                        // (chunks,2,C)
     void* temporary;                       // the sort's
-    size_t temporary_bytes, bytes;
+    size_t temporary_bytes = 0, bytes;
 
-    Scratch(void* base, int64_t N, int C, int V) : temporary_bytes(0), bytes(0) {
-        auto take = [&](size_t size) {
-            char* at = (char*)base + bytes;
-            bytes += ceil_div(size, (size_t)kAlign) * kAlign;
-            return (void*)at;
-        };
+    Scratch(void* base, int64_t N, int C, int V) {
         sort_rows(nullptr, temporary_bytes, nullptr, nullptr, nullptr, nullptr, N, V, nullptr);
-        tokens = (int32_t*)take(N * sizeof(int32_t));
-        rows = (int32_t*)take(N * sizeof(int32_t));
-        sorted_rows = (int32_t*)take(N * sizeof(int32_t));
-        partial = (float*)take(ceil_div(N, kChunk) * 2 * C * sizeof(float));
-        temporary = take(temporary_bytes);
+        Arena arena(base);
+        for (int32_t** list : {&tokens, &rows, &sorted_rows}) { *list = arena.take<int32_t>(N); }
+        partial = arena.take<float>(ceil_div(N, kChunk) * 2 * C);
+        temporary = arena.take<char>((int64_t)temporary_bytes);
+        bytes = (size_t)arena.used();
     }
 };
 
@@ -249,15 +244,11 @@ void encoder_backward(Grad* dwte, Grad* dwpe, void* scratch, const Real* dout, c
     check_launch();
 }
 
-template void encoder_forward(float*, const int32_t*, const float*, const float*, int, int, int,
-                              cudaStream_t);
-template void encoder_forward(__nv_bfloat16*, const int32_t*, const __nv_bfloat16*, const __nv_bfloat16*, int,
-                              int, int, cudaStream_t);
-template void encoder_backward(float*, float*, void*, const float*, const int32_t*, int, int, int, int, bool,
-                               cudaStream_t);
-template void encoder_backward(float*, float*, void*, const __nv_bfloat16*, const int32_t*, int, int, int,
-                               int, bool, cudaStream_t);
-template void encoder_backward(__nv_bfloat16*, __nv_bfloat16*, void*, const __nv_bfloat16*, const int32_t*,
-                               int, int, int, int, bool, cudaStream_t);
+using bf16 = __nv_bfloat16;
+template decltype(encoder_forward<float>) encoder_forward<float>;
+template decltype(encoder_forward<bf16>) encoder_forward<bf16>;
+template decltype(encoder_backward<float, float>) encoder_backward<float, float>;
+template decltype(encoder_backward<bf16, float>) encoder_backward<bf16, float>;
+template decltype(encoder_backward<bf16, bf16>) encoder_backward<bf16, bf16>;
 
 }  // namespace llmc

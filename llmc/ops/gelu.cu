@@ -58,10 +58,10 @@ void gelu_backward(T* dinp, const T* dout, const T* inp, int64_t n, cudaStream_t
     check_launch();
 }
 
-template void gelu_forward(float*, const float*, int64_t, cudaStream_t);
-template void gelu_forward(__nv_bfloat16*, const __nv_bfloat16*, int64_t, cudaStream_t);
-template void gelu_backward(float*, const float*, const float*, int64_t, cudaStream_t);
-template void gelu_backward(__nv_bfloat16*, const __nv_bfloat16*, const __nv_bfloat16*, int64_t,
-                            cudaStream_t);
+using bf16 = __nv_bfloat16;
+template decltype(gelu_forward<float>) gelu_forward<float>;
+template decltype(gelu_forward<bf16>) gelu_forward<bf16>;
+template decltype(gelu_backward<float>) gelu_backward<float>;
+template decltype(gelu_backward<bf16>) gelu_backward<bf16>;
 
 }  // namespace llmc

@@ -7,10 +7,10 @@
 
 namespace llmc {
 
+namespace {
+
 // ---- squares: kBlocks blocks, each a fixed share of x, then one block over their sums. kBlocks is a
 // constant, so that n alone fixes the order.
-
-namespace {
 
 constexpr int kBlocks = 1024;
 constexpr int kBlock = 512;
@@ -60,6 +60,52 @@ __global__ void sum_of_partials_kernel(double* sum, const double* partial) {
     if (threadIdx.x == 0) { *sum = total; }
 }
 
+// ---- groups: a thread adds a vector's worth of elements of all parts, so that each element's order is
+// that of the ranks.
+
+constexpr int kPartsBlock = 256;
+constexpr int kSumBlock = 1024;
+
+// blocks for a chunk
+template <typename Grad>
+constexpr int kChunkBlocks = (int)kNormChunk / Vec<Grad>::size / kPartsBlock;
+
+template <typename Grad>
+__global__ void add_parts_kernel(float* sums, bool whole, GroupParts<Grad> parts, bool start) {
+    constexpr int kSize = Vec<Grad>::size;
+    const NormChunk chunk = parts.chunks[blockIdx.x / kChunkBlocks<Grad>];
+    const int in = (int)(blockIdx.x % kChunkBlocks<Grad> * kPartsBlock + threadIdx.x) * kSize;
+    if (in >= chunk.size) { return; }
+    const int64_t at = chunk.begin + in, i = chunk.kept + in;
+    sums += whole ? at : i;
+    Elements<float, kSize> sum;
+    auto add = [&](int rank, bool copy) {
+        const int place = rank < parts.rank ? rank : rank - 1;
+        const Grad* part = rank == parts.rank ? parts.own + at : parts.arrived + place * parts.stride + i;
+        const auto x = Vec<Grad>::load(part);
+        unrolled<kSize>([&](int j) { sum.at[j] = copy ? (float)x.at[j] : sum.at[j] + (float)x.at[j]; });
+    };
+    if (!start) { sum = load<kSize>(sums); }
+    add(0, start);
+    for (int rank = 1; rank < parts.ranks; rank++) { add(rank, false); }
+    store(sums, sum);
+}
+
+__global__ void sum_groups_kernel(double* squares, double* loss, const double* chunks, const int32_t* places,
+                                  int64_t n, const double* losses, int groups, int ranks) {
+    double sum = 0;
+    for (int64_t k = threadIdx.x; k < n; k += kSumBlock) { sum += chunks[places[k]]; }
+    sum = block_sum(sum);
+    if (threadIdx.x != 0) { return; }
+    *squares = sum;
+    const int each = groups / ranks;
+    double losses_sum = 0;
+    for (int group = 0; group < groups; group++) {
+        losses_sum += losses[group % ranks * each + group / ranks];
+    }
+    *loss = losses_sum;
+}
+
 }  // namespace
 
 size_t sum_of_squares_scratch() { return kBlocks * sizeof(double); }
@@ -81,71 +127,6 @@ void squares_of_chunks(double* sums, const float* x, bool whole, const NormChunk
     check_launch();
 }
 
-template void sum_of_squares(double*, void*, const float*, int64_t, cudaStream_t);
-template void sum_of_squares(double*, void*, const __nv_bfloat16*, int64_t, cudaStream_t);
-
-// ---- groups: a thread adds a vector's worth of elements of all parts, so that each element's order is
-// that of the ranks.
-
-namespace {
-
-constexpr int kPartsBlock = 256;
-constexpr int kSumBlock = 1024;
-
-// blocks for a chunk
-template <typename Grad>
-constexpr int kChunkBlocks = (int)kNormChunk / Vec<Grad>::size / kPartsBlock;
-
-template <typename Grad>
-__global__ void add_parts_kernel(float* sums, bool whole, GroupParts<Grad> parts, bool start) {
-    constexpr int kSize = Vec<Grad>::size, kSums = Vec<float>::size;
-    const NormChunk chunk = parts.chunks[blockIdx.x / kChunkBlocks<Grad>];
-    const int in = (int)(blockIdx.x % kChunkBlocks<Grad> * kPartsBlock + threadIdx.x) * kSize;
-    if (in >= chunk.size) { return; }
-    const int64_t at = chunk.begin + in, i = chunk.kept + in;
-    sums += whole ? at : i;
-    float sum[kSize];
-    auto add = [&](int rank, bool copy) {
-        const int place = rank < parts.rank ? rank : rank - 1;
-        const Grad* part = rank == parts.rank ? parts.own + at : parts.arrived + place * parts.stride + i;
-        const auto x = Vec<Grad>::load(part);
-#pragma unroll
-        for (int j = 0; j < kSize; j++) { sum[j] = copy ? (float)x.at[j] : sum[j] + (float)x.at[j]; }
-    };
-    if (!start) {
-#pragma unroll
-        for (int j = 0; j < kSize; j += kSums) {
-            const auto x = Vec<float>::load(sums + j);
-            for (int k = 0; k < kSums; k++) { sum[j + k] = x.at[k]; }
-        }
-    }
-    add(0, start);
-    for (int rank = 1; rank < parts.ranks; rank++) { add(rank, false); }
-#pragma unroll
-    for (int j = 0; j < kSize; j += kSums) {
-        Vec<float> x;
-        for (int k = 0; k < kSums; k++) { x.at[k] = sum[j + k]; }
-        x.store(sums + j);
-    }
-}
-
-__global__ void sum_groups_kernel(double* squares, double* loss, const double* chunks, const int32_t* places,
-                                  int64_t n, const double* losses, int groups, int ranks) {
-    double sum = 0;
-    for (int64_t k = threadIdx.x; k < n; k += kSumBlock) { sum += chunks[places[k]]; }
-    sum = block_sum(sum);
-    if (threadIdx.x != 0) { return; }
-    *squares = sum;
-    const int each = groups / ranks;
-    double losses_sum = 0;
-    for (int group = 0; group < groups; group++) {
-        losses_sum += losses[group % ranks * each + group / ranks];
-    }
-    *loss = losses_sum;
-}
-
-}  // namespace
-
 template <typename Grad>
 void add_parts(float* sums, bool whole, const GroupParts<Grad>& parts, bool start, cudaStream_t stream) {
     require(parts.stride % 8 == 0, "add_parts: the parts' stride must be a multiple of 8");
@@ -161,7 +142,10 @@ void sum_groups(double* squares, double* loss, const double* chunks, const int32
     check_launch();
 }
 
-template void add_parts(float*, bool, const GroupParts<float>&, bool, cudaStream_t);
-template void add_parts(float*, bool, const GroupParts<__nv_bfloat16>&, bool, cudaStream_t);
+using bf16 = __nv_bfloat16;
+template decltype(sum_of_squares<float>) sum_of_squares<float>;
+template decltype(sum_of_squares<bf16>) sum_of_squares<bf16>;
+template decltype(add_parts<float>) add_parts<float>;
+template decltype(add_parts<bf16>) add_parts<bf16>;
 
 }  // namespace llmc

@@ -16,11 +16,8 @@ struct Counters : DeviceArray<unsigned> {
 // The calls that are tested: attention.h's, or those of one set of kernels.
 template <typename Real>
 struct AttentionCalls {
-    void (*forward)(Real* out, float* lse, unsigned* counters, const Real* qkv, int B, int T, int NH, int HS,
-                    cudaStream_t stream) = attention_forward<Real>;
-    void (*backward)(Real* dqkv, void* scratch, unsigned* counters, const Real* dout, const Real* qkv,
-                     const Real* out, const float* lse, int B, int T, int NH, int HS,
-                     cudaStream_t stream) = attention_backward<Real>;
+    void (*forward)(const AttentionForward<Real>& call, cudaStream_t stream) = attention_forward<Real>;
+    void (*backward)(const AttentionBackward<Real>& call, cudaStream_t stream) = attention_backward<Real>;
 };
 
 // The truth of forward, and of backward from out and lse as forward would have stored them.
@@ -50,7 +47,7 @@ void check_attention(const AttentionShape& s, const Floats& given_qkv, const Flo
     Counters counters;
     DeviceArray<Real> out(s.elements());
     DeviceArray<float> lse((int64_t)s.B * s.NH * s.T);
-    calls.forward(out.data(), lse.data(), counters.data(), qkv.data(), s.B, s.T, s.NH, s.HS, kStream);
+    calls.forward({out.data(), lse.data(), counters.data(), qkv.data(), s.B, s.T, s.NH, s.HS}, kStream);
     expect_near("attention_forward out " + shape, out, truth.out,
                 [&](size_t i) { return stored<Real>(truth.bounds.out[i], truth.out[i]); });
     expect_near("attention_forward lse " + shape, lse, truth.lse,
@@ -59,8 +56,9 @@ void check_attention(const AttentionShape& s, const Floats& given_qkv, const Flo
     DeviceArray<Real> given_out(convert<float>(truth.stored_out)), dqkv(3 * s.elements());
     DeviceArray<float> given_lse(convert<float>(truth.stored_lse));
     Scratch scratch(attention_backward_scratch(s.B, s.T, s.NH));
-    calls.backward(dqkv.data(), scratch.data(), counters.data(), dout.data(), qkv.data(), given_out.data(),
-                   given_lse.data(), s.B, s.T, s.NH, s.HS, kStream);
+    calls.backward({dqkv.data(), scratch.data(), counters.data(), dout.data(), qkv.data(), given_out.data(),
+                    given_lse.data(), s.B, s.T, s.NH, s.HS},
+                   kStream);
     expect_near("attention_backward dqkv " + shape, dqkv, truth.dqkv,
                 [&](size_t i) { return stored<Real>(truth.bounds.dqkv[i], truth.dqkv[i]); });
     check_guards("attention_backward scratch " + shape, scratch);
@@ -78,14 +76,23 @@ void check_attention_bias(const AttentionShape& s, bool accumulate) {
     DeviceArray<Grad> dbias(accumulate ? floats(columns, 3) : Floats(columns, NAN));
     Counters counters;
     Scratch scratch(attention_backward_bias_scratch(s.B, s.T, s.NH, s.HS));
-    attention_forward(out.data(), lse.data(), counters.data(), qkv.data(), s.B, s.T, s.NH, s.HS, kStream);
-    attention_backward(plain.data(), scratch.data(), counters.data(), dout.data(), qkv.data(), out.data(),
-                       lse.data(), s.B, s.T, s.NH, s.HS, kStream);
+    attention_forward<Real>({out.data(), lse.data(), counters.data(), qkv.data(), s.B, s.T, s.NH, s.HS},
+                            kStream);
+    AttentionBackward<Real> call{plain.data(),
+                                 scratch.data(),
+                                 counters.data(),
+                                 dout.data(),
+                                 qkv.data(),
+                                 out.data(),
+                                 lse.data(),
+                                 s.B,
+                                 s.T,
+                                 s.NH,
+                                 s.HS};
+    attention_backward(call, kStream);
+    call.dqkv = dqkv.data();
     Vector expected = accumulate ? dbias.values() : Vector(columns, 0.0), terms = absolute(expected);
-    attention_backward_bias<Real, Grad>(
-        {dbias.data(), accumulate, dqkv.data(), scratch.data(), counters.data(), dout.data(), qkv.data(),
-         out.data(), lse.data(), s.B, s.T, s.NH, s.HS},
-        kStream);
+    attention_backward_bias(dbias.data(), accumulate, call, kStream);
     const std::string name =
         "attention_backward_bias dbias " + type_names<Real, Grad>() + (accumulate ? " += " : " ") + s.text();
     expect_same(name + ": dqkv", dqkv, plain.download());

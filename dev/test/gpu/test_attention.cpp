@@ -51,7 +51,8 @@ TEST_CASE_TEMPLATE("attention_forward: the future does not matter", Real, float,
         DeviceArray<Real> qkv(k == 0 ? before : after), out(s.elements());
         DeviceArray<float> lse(s.NH * s.T);
         Counters counters;
-        attention_forward(out.data(), lse.data(), counters.data(), qkv.data(), s.B, s.T, s.NH, s.HS, kStream);
+        attention_forward<Real>({out.data(), lse.data(), counters.data(), qkv.data(), s.B, s.T, s.NH, s.HS},
+                                kStream);
         rows[k] = out.download();
         rows[k].resize((size_t)kSame * s.C());
     }

@@ -12,14 +12,7 @@ namespace {
 
 constexpr int kHS = 64;
 
-const AttentionCalls<bf16> kMmaSync = {
-    [](bf16* out, float* lse, unsigned*, const bf16* qkv, int B, int T, int NH, int HS, cudaStream_t stream) {
-        attention_forward_mma_sync(out, lse, qkv, B, T, NH, HS, stream);
-    },
-    [](bf16* dqkv, void* scratch, unsigned*, const bf16* dout, const bf16* qkv, const bf16* out,
-       const float* lse, int B, int T, int NH, int HS, cudaStream_t stream) {
-        attention_backward_mma_sync(dqkv, scratch, dout, qkv, out, lse, B, T, NH, HS, stream);
-    }};
+const AttentionCalls<bf16> kMmaSync = {attention_forward_mma_sync, attention_backward_mma_sync};
 
 // Everything that one forward and one backward call need and write.
 struct Run {
@@ -40,10 +33,10 @@ struct Run {
           scratch(attention_backward_bias_scratch(B, T, NH, kHS)) {}
 
     void start(const bf16* qkv, const bf16* dout, cudaStream_t stream = kStream) {
-        attention_forward(out.data(), lse.data(), counters.data(), qkv, B, T, NH, kHS, stream);
-        attention_backward_bias<bf16, float>(
-            {dbias.data(), false, dqkv.data(), scratch.data(), counters.data(), dout, qkv, out.data(),
-             lse.data(), B, T, NH, kHS},
+        attention_forward<bf16>({out.data(), lse.data(), counters.data(), qkv, B, T, NH, kHS}, stream);
+        attention_backward_bias<bf16>(
+            dbias.data(), false,
+            {dqkv.data(), scratch.data(), counters.data(), dout, qkv, out.data(), lse.data(), B, T, NH, kHS},
             stream);
     }
     void poison() {

@@ -92,15 +92,17 @@ void check_attention() {
     DeviceArray<float> lse((int64_t)kB * kNH * kT);
     Counters counters;
     auto forward = [&] {
-        attention_forward(out.data(), lse.data(), counters.data(), qkv.data(), kB, kT, kNH, kHS, kStream);
+        attention_forward<T>({out.data(), lse.data(), counters.data(), qkv.data(), kB, kT, kNH, kHS},
+                             kStream);
         return bytes_of(out, lse);
     };
     check_rerun(named<T>("attention_forward"), forward);
     check_rerun(named<T>("attention_backward"), [&] {
         DeviceArray<T> dqkv(3 * n);
         Scratch scratch(attention_backward_scratch(kB, kT, kNH));
-        attention_backward(dqkv.data(), scratch.data(), counters.data(), dout.data(), qkv.data(), out.data(),
-                           lse.data(), kB, kT, kNH, kHS, kStream);
+        attention_backward<T>({dqkv.data(), scratch.data(), counters.data(), dout.data(), qkv.data(),
+                               out.data(), lse.data(), kB, kT, kNH, kHS},
+                              kStream);
         return bytes_of(dqkv);
     });
 }

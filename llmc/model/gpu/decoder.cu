@@ -152,7 +152,7 @@ private:
             normalise(kLn1w, l, l > 0 ? mem_.proj : nullptr);
             multiply(mem_.qkv, mem_.normed, kQkvw, l);
             fill_cache(cache(l), mem_.qkv, N, stream_);
-            attention_forward(mem_.atty, mem_.lse, mem_.counters, mem_.qkv, 1, N, mem_.NH, mem_.HS, stream_);
+            attention_forward<T>({mem_.atty, mem_.lse, mem_.counters, mem_.qkv, 1, N, mem_.NH, mem_.HS}, stream_);
             multiply(mem_.proj, mem_.atty, kAttprojw, l);
             normalise(kLn2w, l, mem_.proj);
             matmul_.forward_gelu(mem_.gelu, mem_.fch, mem_.normed, param(kFcw, l), param(kFcb, l), N, C,

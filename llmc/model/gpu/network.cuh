@@ -145,9 +145,10 @@ private:
                        stream);
     }
     void forward_attention(Layer& a, int l) {
-        linear(a.qkv, a.ln1.out, kQkvw, l);                                                        // (N,3C)
-        attention_forward(a.atty, a.lse, mem.counters, a.qkv, batch, length, NH, C / NH, stream);  // (N,C)
-        linear(mem.proj, a.atty, kAttprojw, l);                                                    // (N,C)
+        linear(a.qkv, a.ln1.out, kQkvw, l);  // (N,3C)
+        attention_forward<T>({a.atty, a.lse, mem.counters, a.qkv, batch, length, NH, C / NH},
+                             stream);            // (N,C)
+        linear(mem.proj, a.atty, kAttprojw, l);  // (N,C)
     }
     void forward_fc(Layer& a, int l) {
         matmul.forward_gelu(a.fch_gelu, a.fch, a.ln2.out, param(kFcw, l), param(kFcb, l), N, C, 4 * C,
@@ -182,20 +183,18 @@ private:
     void attention_gradient(Layer& a, int l) {
         before_writing(dwide_read);
         before_writing(attention_added);
-        const AttentionBackwardBias<T, Grad> call{.dbias = grad(kQkvb, l),
-                                                  .accumulate = adding,
-                                                  .dqkv = mem.dwide,
-                                                  .scratch = mem.scratch,
-                                                  .counters = mem.counters,
-                                                  .dout = mem.dproj,
-                                                  .qkv = a.qkv,
-                                                  .out = a.atty,
-                                                  .lse = a.lse,
-                                                  .B = batch,
-                                                  .T = length,
-                                                  .NH = NH,
-                                                  .HS = C / NH};
-        attention_backward_bias(call, stream, side());
+        const AttentionBackward<T> call{.dqkv = mem.dwide,
+                                        .scratch = mem.scratch,
+                                        .counters = mem.counters,
+                                        .dout = mem.dproj,
+                                        .qkv = a.qkv,
+                                        .out = a.atty,
+                                        .lse = a.lse,
+                                        .B = batch,
+                                        .T = length,
+                                        .NH = NH,
+                                        .HS = C / NH};
+        attention_backward_bias(grad(kQkvb, l), adding, call, stream, side());
         if (side() != nullptr) { attention_added.set(*branch); }
     }
     // The gradient of weight, of out (N,OC) = inp (N,C) weight^T. Before dout is written to, before_writing(dout_read).

@@ -25,8 +25,7 @@ __global__ void attention_dot_kernel(float* dot, const T* dout, const T* out, in
     float sum = 0;
     for (int c = threadIdx.x % kLanes * kV; exists && c < HS; c += kLanes * kV) {
         auto a = load<kV>(dout + row * HS + c), b = load<kV>(out + row * HS + c);
-#pragma unroll
-        for (int i = 0; i < kV; i++) { sum += (float)a.at[i] * (float)b.at[i]; }
+        unrolled<kV>([&](int i) { sum += (float)a.at[i] * (float)b.at[i]; });
     }
     for (int distance = kLanes / 2; distance > 0; distance /= 2) {
         sum += __shfl_xor_sync(kAllLanes, sum, distance);

@@ -18,10 +18,16 @@ constexpr int kMaxHeadSize = 128;
 // Calls that may run at once need their own: two streams, two graphs.
 constexpr int kAttentionCounters = 3;
 
-// out and lse are written (=)
 template <typename Real>
-void attention_forward(Real* out, float* lse, unsigned* counters, const Real* qkv, int B, int T, int NH,
-                       int HS, cudaStream_t stream);
+struct AttentionForward {
+    Real* out;  // written (=), as is lse
+    float* lse;
+    unsigned* counters;
+    const Real* qkv;
+    int B, T, NH, HS;
+};
+template <typename Real>
+void attention_forward(const AttentionForward<Real>& call, cudaStream_t stream);
 
 // bytes of scratch that attention_backward needs, at a multiple of 16; they need no initialisation. Two numbers a row, of
 // whole tiles, whichever kernels take the call: the model plans its memory before it knows the batch.
@@ -29,29 +35,25 @@ inline size_t attention_backward_scratch(int B, int T, int NH) {
     return 2 * sizeof(float) * B * NH * ((T + 63) / 64 * 64);
 }
 
-// dqkv is written (=); out and lse as forward left them
 template <typename Real>
-void attention_backward(Real* dqkv, void* scratch, unsigned* counters, const Real* dout, const Real* qkv,
-                        const Real* out, const float* lse, int B, int T, int NH, int HS, cudaStream_t stream);
+struct AttentionBackward {
+    Real* dqkv;     // written (=)
+    void* scratch;  // attention_backward_scratch() bytes
+    unsigned* counters;
+    const Real *dout, *qkv, *out;  // out and lse as forward left them
+    const float* lse;
+    int B, T, NH, HS;
+};
+template <typename Real>
+void attention_backward(const AttentionBackward<Real>& call, cudaStream_t stream);
 
 // The same, and the gradient of qkv's bias: dbias (3 NH HS) = or, with accumulate, += the sums of dqkv's columns over all
 // B T rows, in fp32, of the values as dqkv has them. Hopper's kernels add up what they store; behind the others
 // bias_backward() reads dqkv again. Grad: float, or Real.
-template <typename Real, typename Grad>
-struct AttentionBackwardBias {
-    Grad* dbias;
-    bool accumulate = false;
-    Real* dqkv;
-    void* scratch;  // attention_backward_bias_scratch() bytes
-    unsigned* counters;
-    const Real *dout, *qkv, *out;
-    const float* lse;
-    int B, T, NH, HS;
-};
 // branch: what adds up the sums, which reads scratch and may read dqkv, is queued there; null: on the stream.
 template <typename Real, typename Grad>
-void attention_backward_bias(const AttentionBackwardBias<Real, Grad>& call, cudaStream_t stream,
-                             Branch* branch = nullptr);
+void attention_backward_bias(Grad* dbias, bool accumulate, const AttentionBackward<Real>& call,
+                             cudaStream_t stream, Branch* branch = nullptr);
 size_t attention_backward_bias_scratch(int B, int T, int NH, int HS);  // as attention_backward_scratch()
 
 }  // namespace llmc

@@ -2,15 +2,8 @@
 // last failure.
 #include "llmc/ops/attention/c_abi.h"
 
-#include <initializer_list>
-
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
-
 #include "llmc/cuda/c_abi.cuh"
 #include "llmc/host/base/error.h"
-#include "llmc/ops/attention/attention.h"
-#include "llmc/ops/attention/choose.h"
 #include "llmc/ops/attention/kernels.h"
 
 namespace {
@@ -25,10 +18,6 @@ static_assert((int)LLMC_ATTENTION_OK == kOk && (int)LLMC_ATTENTION_INVALID == kI
               (int)LLMC_ATTENTION_UNSUPPORTED == kUnsupported && (int)LLMC_ATTENTION_DEVICE == kDevice &&
               (int)LLMC_ATTENTION_INTERNAL == kInternal);
 
-struct Sizes {
-    int B, T, NH, HS;
-};
-
 struct Pointer {
     const char* name;
     const void* at;
@@ -36,7 +25,8 @@ struct Pointer {
 };
 
 // sizes, kernels and pointers; false where there is nothing to do
-bool check_call(const Sizes& s, int kernels, std::initializer_list<Pointer> pointers) {
+template <typename Call>
+bool check_call(const Call& s, int kernels, std::initializer_list<Pointer> pointers) {
     if (s.B < 0 || s.T < 0 || s.NH < 1) {
         refuse(fmt::format("B is {}, T {}, NH {}, expected 0 or more, 0 or more, 1 or more", s.B, s.T, s.NH));
     }
@@ -61,7 +51,6 @@ bool check_call(const Sizes& s, int kernels, std::initializer_list<Pointer> poin
 }
 
 unsigned* counters_of(void* workspace) { return (unsigned*)workspace; }
-void* scratch_of(void* workspace) { return (char*)workspace + kCounterBytes; }
 
 }  // namespace
 
@@ -77,23 +66,17 @@ size_t llmc_attention_workspace(int32_t B, int32_t T, int32_t NH) {
 int llmc_attention_forward(void* out, float* lse, const void* qkv, void* workspace, int32_t B, int32_t T,
                            int32_t NH, int32_t HS, int kernels, void* stream) {
     return guarded("llmc_attention_forward", [&] {
+        llmc::AttentionForward<bf16> call{(bf16*)out, lse, counters_of(workspace), (const bf16*)qkv, B, T,
+                                          NH,         HS};
         if (!check_call(
-                {B, T, NH, HS}, kernels,
+                call, kernels,
                 {{"out", out, 16}, {"lse", lse, 4}, {"qkv", qkv, 16}, {"workspace", workspace, 16}})) {
             return;
         }
-        bf16* to = (bf16*)out;
-        auto* from = (const bf16*)qkv;
-        auto* on = (cudaStream_t)stream;
-        unsigned* counters = counters_of(workspace);
-        switch (kernels) {
-            case LLMC_ATTENTION_MMA_SYNC:
-                return llmc::attention_forward_mma_sync(to, lse, from, B, T, NH, HS, on);
-            case LLMC_ATTENTION_WGMMA:
-                return llmc::attention_forward_wgmma(to, lse, counters, from, B, T, NH, on);
-            default:
-                return llmc::attention_forward(to, lse, counters, from, B, T, NH, HS, on);
-        }
+        auto* run = kernels == LLMC_ATTENTION_MMA_SYNC ? llmc::attention_forward_mma_sync
+                    : kernels == LLMC_ATTENTION_WGMMA  ? llmc::attention_forward_wgmma
+                                                       : llmc::attention_forward<bf16>;
+        run(call, (cudaStream_t)stream);
     });
 }
 
@@ -101,7 +84,18 @@ int llmc_attention_backward(void* dqkv, const void* dout, const void* qkv, const
                             void* workspace, int32_t B, int32_t T, int32_t NH, int32_t HS, int kernels,
                             void* stream) {
     return guarded("llmc_attention_backward", [&] {
-        if (!check_call({B, T, NH, HS}, kernels,
+        llmc::AttentionBackward<bf16> call{(bf16*)dqkv,
+                                           (char*)workspace + kCounterBytes,
+                                           counters_of(workspace),
+                                           (const bf16*)dout,
+                                           (const bf16*)qkv,
+                                           (const bf16*)out,
+                                           lse,
+                                           B,
+                                           T,
+                                           NH,
+                                           HS};
+        if (!check_call(call, kernels,
                         {{"dqkv", dqkv, 16},
                          {"dout", dout, 16},
                          {"qkv", qkv, 16},
@@ -110,21 +104,10 @@ int llmc_attention_backward(void* dqkv, const void* dout, const void* qkv, const
                          {"workspace", workspace, 16}})) {
             return;
         }
-        bf16* to = (bf16*)dqkv;
-        auto *from = (const bf16*)qkv, *gradient = (const bf16*)dout, *result = (const bf16*)out;
         auto* on = (cudaStream_t)stream;
-        void* scratch = scratch_of(workspace);
-        unsigned* counters = counters_of(workspace);
-        switch (kernels) {
-            case LLMC_ATTENTION_MMA_SYNC:
-                return llmc::attention_backward_mma_sync(to, scratch, gradient, from, result, lse, B, T, NH,
-                                                         HS, on);
-            case LLMC_ATTENTION_WGMMA:
-                return llmc::attention_backward_wgmma(to, scratch, counters, gradient, from, result, lse, B,
-                                                      T, NH, on);
-            default:
-                return llmc::attention_backward(to, scratch, counters, gradient, from, result, lse, B, T, NH,
-                                                HS, on);
-        }
+        if (kernels == LLMC_ATTENTION_WGMMA) { return llmc::attention_backward_wgmma(call, on); }
+        auto* run = kernels == LLMC_ATTENTION_MMA_SYNC ? llmc::attention_backward_mma_sync
+                                                       : llmc::attention_backward<bf16>;
+        run(call, on);
     });
 }

@@ -63,8 +63,7 @@ struct Softmax {
 __device__ __forceinline__ void grow(Softmax& s, const Result& x, bool always) {
     constexpr float kSlack = 8 / kScaleLog2;
     float m[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    unrolled<2>([&](int half) {
         float a = x[2 * half], b = x[2 * half + 1];
 #pragma unroll
         for (int i = 4 + 2 * half; i < 32; i += 4) {
@@ -72,31 +71,28 @@ __device__ __forceinline__ void grow(Softmax& s, const Result& x, bool always) {
             b = fmaxf(b, x[i + 1]);
         }
         m[half] = fmaxf(a, b);
-    }
+    });
     bool passed = m[0] > s.largest[0] + kSlack || m[1] > s.largest[1] + kSlack;
     s.grew = always || __any_sync(kAllLanes, passed);
     if (!s.grew) { return; }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    unrolled<2>([&](int half) {
         float row = row_max(m[half]), to = row > s.largest[half] + kSlack ? row : s.largest[half];
         s.keep[half] = exp2_approx((s.largest[half] - to) * kScaleLog2);
         s.largest[half] = to;
         s.sum[half] *= s.keep[half];
-    }
+    });
 }
 
 // x, scores of 64 keys, becomes exp(scale (x - largest)), and the sums follow; kDiagonal: keys after the query get 0
 template <bool kDiagonal>
 __device__ __forceinline__ void softmax(Result& x, Softmax& s, int diagonal) {
     if constexpr (kDiagonal) {
-#pragma unroll
-        for (int i = 0; i < 32; i++) {
+        unrolled<32>([&](int i) {
             if (past_diagonal(i) > diagonal) { x[i] = -INFINITY; }
-        }
+        });
     }
     grow(s, x, kDiagonal);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    unrolled<2>([&](int half) {
         float subtract = s.largest[half] * kScaleLog2, add = 0;
 #pragma unroll
         for (int i = 2 * half; i < 32; i += 4) {
@@ -107,7 +103,7 @@ __device__ __forceinline__ void softmax(Result& x, Softmax& s, int diagonal) {
             x[i + 1] = b;
         }
         s.sum[half] += add;
-    }
+    });
 }
 
 // The walk of a warpgroup over n + 1 tiles of keys, of which number n lies on its diagonal: out = the sum of
@@ -144,8 +140,7 @@ __device__ __forceinline__ void attend(Result& out, Softmax& state, Shared& s, P
         me.release(&s.empty[at.stage]);
         as_left(p, x);
         if (state.grew) {
-#pragma unroll
-            for (int i = 0; i < 32; i++) { out[i] *= state.keep[i % 4 / 2]; }
+            unrolled<32>([&](int i) { out[i] *= state.keep[i % 4 / 2]; });
         }
         at = next;
     }
@@ -162,15 +157,14 @@ __device__ __forceinline__ void finish(const Result& out, const Softmax& state, 
                                        float* lse, bf16* queries, const Tile& tile, int base, int T,
                                        const Consumer& me) {
     float factor[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    unrolled<2>([&](int half) {
         float sum = row_sum(state.sum[half]);
         factor[half] = __fdividef(1.0f, sum);
         int row = base + me.row + half * 8;
         if (me.lane % 4 == 0 && row < T) {
             lse[(int64_t)tile.head * T + row] = state.largest[half] * kScale + __logf(sum);
         }
-    }
+    });
     warpgroup_sync(1 + me.group);  // the products of all four warps have read the queries
     store_rows(out_map, queries + me.warp * kWarpElements, out, factor[0], factor[1], tile, tile.h,
                base + me.warp * kWarpRows, T, me.lane);
@@ -238,13 +232,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 bool has_attention_wgmma() { return runs_wgmma_code<attention_wgmma::attention_forward_wgmma_kernel>(); }
 
-void attention_forward_wgmma(bf16* out, float* lse, unsigned* counters, const bf16* qkv, int B, int T, int NH,
-                             cudaStream_t stream) {
+void attention_forward_wgmma(const AttentionForward<bf16>& c, cudaStream_t stream) {
     using namespace attention_wgmma;
-    TilePlan plan = checked_plan(B, T, NH, kQueries);
-    launch<attention_forward_wgmma_kernel, Shared>(kGroups, plan, stream,
-                                                   head_map(qkv, 3 * NH, T, B, kTileRows),
-                                                   head_map(out, NH, T, B, kWarpRows), lse, plan, counters);
+    const TilePlan plan = checked_plan(c.B, c.T, c.NH, kQueries);
+    launch<attention_forward_wgmma_kernel, Shared>(
+        kGroups, plan, stream, head_map(c.qkv, 3 * c.NH, c.T, c.B, kTileRows),
+        head_map(c.out, c.NH, c.T, c.B, kWarpRows), c.lse, plan, c.counters);
 }
 
 }  // namespace llmc

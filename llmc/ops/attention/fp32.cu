@@ -5,31 +5,29 @@
 
 namespace llmc {
 
+using namespace attention_fp32;
+
 template <>
-void attention_forward(float* out, float* lse, unsigned*, const float* qkv, int B, int T, int NH, int HS,
-                       cudaStream_t stream) {
-    using namespace attention_fp32;
-    require(HS >= 1 && HS <= kMaxHeadSize, "attention_forward: head size must be 1 to 128");
-    if (B == 0 || T == 0) { return; }
-    Sizes sizes = sizes_of(T, NH, HS);
-    if (HS <= 32) { return forward<64, 32>(out, lse, qkv, B, sizes, stream); }
-    if (HS <= 64) { return forward<64, 64>(out, lse, qkv, B, sizes, stream); }
-    forward<32, 128>(out, lse, qkv, B, sizes, stream);
+void attention_forward(const AttentionForward<float>& c, cudaStream_t stream) {
+    require(c.HS >= 1 && c.HS <= kMaxHeadSize, "attention_forward: head size must be 1 to 128");
+    if (c.B == 0 || c.T == 0) { return; }
+    auto* run = c.HS <= 32   ? forward<64, 32, float>
+                : c.HS <= 64 ? forward<64, 64, float>
+                             : forward<32, 128, float>;
+    run(c.out, c.lse, c.qkv, c.B, sizes_of(c.T, c.NH, c.HS), stream);
 }
 
 template <>
-void attention_backward(float* dqkv, void* scratch, unsigned*, const float* dout, const float* qkv,
-                        const float* out, const float* lse, int B, int T, int NH, int HS,
-                        cudaStream_t stream) {
-    using namespace attention_fp32;
-    require(HS >= 1 && HS <= kMaxHeadSize, "attention_backward: head size must be 1 to 128");
-    if (B == 0 || T == 0) { return; }
-    float* dot = (float*)scratch;
-    Sizes sizes = sizes_of(T, NH, HS);
-    find_dots(dot, dout, out, B, sizes, stream);
-    if (HS <= 32) { return backward<64, 32>(dqkv, dout, qkv, lse, dot, B, sizes, stream); }
-    if (HS <= 64) { return backward<64, 64>(dqkv, dout, qkv, lse, dot, B, sizes, stream); }
-    backward<32, 128>(dqkv, dout, qkv, lse, dot, B, sizes, stream);
+void attention_backward(const AttentionBackward<float>& c, cudaStream_t stream) {
+    require(c.HS >= 1 && c.HS <= kMaxHeadSize, "attention_backward: head size must be 1 to 128");
+    if (c.B == 0 || c.T == 0) { return; }
+    float* dot = (float*)c.scratch;
+    const Sizes sizes = sizes_of(c.T, c.NH, c.HS);
+    find_dots(dot, c.dout, c.out, c.B, sizes, stream);
+    auto* run = c.HS <= 32   ? backward<64, 32, float>
+                : c.HS <= 64 ? backward<64, 64, float>
+                             : backward<32, 128, float>;
+    run(c.dqkv, c.dout, c.qkv, c.lse, dot, c.B, sizes, stream);
 }
 
 }  // namespace llmc

@@ -44,15 +44,10 @@ __device__ void load_rows(Tile<kR, kD>& tile, const Rows<T>& rows, int first) {
 template <int kR, int kD, int e = kR / kSide>
 __device__ void multiply_rows(float (&s)[e][e], const Tile<kR, kD>& a, const Tile<kR, kD>& b) {
     int ty = threadIdx.x / kSide, tx = threadIdx.x % kSide;
-#pragma unroll
-    for (int i = 0; i < e * e; i++) { s[i / e][i % e] = 0; }
+    unrolled<e * e>([&](int i) { s[i / e][i % e] = 0; });
 #pragma unroll 8
     for (int d = 0; d < kD; d++) {
-#pragma unroll
-        for (int i = 0; i < e; i++) {
-#pragma unroll
-            for (int j = 0; j < e; j++) { s[i][j] += a.at[ty + kSide * i][d] * b.at[tx + kSide * j][d]; }
-        }
+        unrolled<e, e>([&](int i, int j) { s[i][j] += a.at[ty + kSide * i][d] * b.at[tx + kSide * j][d]; });
     }
 }
 
@@ -62,20 +57,17 @@ __device__ void multiply_weighted(float (&out)[e][kD / kSide], const Tile<kR, kR
     int ty = threadIdx.x / kSide, tx = threadIdx.x % kSide;
 #pragma unroll 4
     for (int k = 0; k < kR; k++) {
-#pragma unroll
-        for (int i = 0; i < e; i++) {
+        unrolled<e>([&](int i) {
             float weight = kTransposed ? p.at[k][ty + kSide * i] : p.at[ty + kSide * i][k];
-#pragma unroll
-            for (int j = 0; j < kD / kSide; j++) { out[i][j] += weight * b.at[k][tx + kSide * j]; }
-        }
+            unrolled<kD / kSide>([&](int j) { out[i][j] += weight * b.at[k][tx + kSide * j]; });
+        });
     }
 }
 
 template <int kR, int e = kR / kSide>
 __device__ void store_scores(Tile<kR, kR>& p, const float (&s)[e][e]) {
     int ty = threadIdx.x / kSide, tx = threadIdx.x % kSide;
-#pragma unroll
-    for (int i = 0; i < e * e; i++) { p.at[ty + kSide * (i / e)][tx + kSide * (i % e)] = s[i / e][i % e]; }
+    unrolled<e * e>([&](int i) { p.at[ty + kSide * (i / e)][tx + kSide * (i % e)] = s[i / e][i % e]; });
 }
 
 // a head's rows from first on (see rows_of) = out * factor
@@ -85,14 +77,10 @@ __device__ void store_rows(T* tensor, const Sizes& s, int head, int count, int w
     int ty = threadIdx.x / kSide, tx = threadIdx.x % kSide;
     T* base = tensor + head_offset(s, head, count, which);
     int64_t stride = (int64_t)count * s.NH * s.HS;
-#pragma unroll
-    for (int i = 0; i < e; i++) {
-#pragma unroll
-        for (int j = 0; j < columns; j++) {
-            int row = first + ty + kSide * i, d = tx + kSide * j;
-            if (row < s.T && d < s.HS) { base[row * stride + d] = (T)(out[i][j] * factor); }
-        }
-    }
+    unrolled<e, columns>([&](int i, int j) {
+        int row = first + ty + kSide * i, d = tx + kSide * j;
+        if (row < s.T && d < s.HS) { base[row * stride + d] = (T)(out[i][j] * factor); }
+    });
 }
 
 // over the 16 threads that share a row
@@ -126,11 +114,10 @@ __global__ __launch_bounds__(kThreads, 2) void attention_forward_kernel(T* out, 
     int tiles = ceil_div(seq_len, kR), first = (tiles - 1 - (int)(blockIdx.x % tiles)) * kR,
         head = blockIdx.x / tiles;
     float o[e][kD / kSide] = {}, largest[e], total[e];
-#pragma unroll
-    for (int i = 0; i < e; i++) {
+    unrolled<e>([&](int i) {
         largest[i] = -INFINITY;
         total[i] = 0;
-    }
+    });
     load_rows(tile.q, rows_of(qkv, sizes, head, 3, 0), first);
     for (int from = 0; from < min(seq_len, first + kR); from += kR) {
         load_rows(tile.k, rows_of(qkv, sizes, head, 3, 1), from);
@@ -141,33 +128,28 @@ __global__ __launch_bounds__(kThreads, 2) void attention_forward_kernel(T* out, 
 #pragma unroll
         for (int i = 0; i < e; i++) {
             float top = largest[i], sum = 0;
-#pragma unroll
-            for (int j = 0; j < e; j++) {
+            unrolled<e>([&](int j) {
                 bool seen = from + tx + kSide * j <= first + ty + kSide * i;
                 s[i][j] = seen ? s[i][j] * sizes.scale : -INFINITY;
                 top = fmaxf(top, s[i][j]);
-            }
+            });
             top = row_reduce(top, [](float a, float b) { return fmaxf(a, b); });
             float keep = expf(largest[i] - top);
-#pragma unroll
-            for (int j = 0; j < e; j++) { sum += s[i][j] = expf(s[i][j] - top); }
+            unrolled<e>([&](int j) { sum += s[i][j] = expf(s[i][j] - top); });
             total[i] = total[i] * keep + row_reduce(sum, [](float a, float b) { return a + b; });
             largest[i] = top;
-#pragma unroll
-            for (int j = 0; j < kD / kSide; j++) { o[i][j] *= keep; }
+            unrolled<kD / kSide>([&](int j) { o[i][j] *= keep; });
         }
         store_scores(tile.p, s);
         __syncthreads();
         multiply_weighted<false>(o, tile.p, tile.v);
         __syncthreads();
     }
-#pragma unroll
-    for (int i = 0; i < e; i++) {
+    unrolled<e>([&](int i) {
         int row = first + ty + kSide * i;
-#pragma unroll
-        for (int j = 0; j < kD / kSide; j++) { o[i][j] /= total[i]; }
+        unrolled<kD / kSide>([&](int j) { o[i][j] /= total[i]; });
         if (tx == 0 && row < seq_len) { lse[(int64_t)head * seq_len + row] = largest[i] + logf(total[i]); }
-    }
+    });
     store_rows(out, sizes, head, 1, 0, first, o, 1.0f);
 }
 
@@ -183,18 +165,16 @@ __device__ void backward_scores(float (&p)[e][e], float (&dp)[e][e], const Backw
                                 const float* lse, const float* dot, int query, int key, const Sizes& sizes) {
     multiply_rows(p, tile.q, tile.k);
     multiply_rows(dp, tile.dout, tile.v);
-#pragma unroll
-    for (int i = 0; i < e; i++) {
+    unrolled<e>([&](int i) {
         int row = query + kSide * i;
         bool exists = row < sizes.T;
         float row_lse = exists ? lse[row] : INFINITY, row_dot = exists ? dot[row] : 0.0f;
-#pragma unroll
-        for (int j = 0; j < e; j++) {
+        unrolled<e>([&](int j) {
             bool seen = key + kSide * j <= row;
             p[i][j] = seen ? expf(p[i][j] * sizes.scale - row_lse) : 0.0f;
             dp[i][j] = p[i][j] * (dp[i][j] - row_dot);
-        }
-    }
+        });
+    });
 }
 
 template <int kR, int kD, typename T>

@@ -12,10 +12,17 @@
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/tensor_map.cuh"
 #include "llmc/cuda/wgmma.cuh"
-#include "llmc/ops/attention/choose.h"
 #include "llmc/ops/attention/kernels.h"
 
 namespace llmc::attention_wgmma {
+
+// What the two backward kernels hand on: rows of every head, their number rounded up to a multiple of 64. Those past T have lse
+// infinity, so that their probabilities are 0, and dot 0.
+struct AttentionRows {
+    float *lse_log2, *dot;  // (B NH, padded): lse log2(e), and the sum of dout * out over a row
+    int padded;
+    float* sums = nullptr;  // of attention_backward_wgmma()
+};
 
 constexpr int kHeadSize = kTileColumns;
 constexpr float kScale = 0.125f;  // 1 / sqrt(64)
@@ -143,8 +150,7 @@ __device__ __forceinline__ void sum_columns(const AttentionRows& to, const bf16*
     asm volatile("" : "+r"(lane));  // addresses are worked out here: the walk has no registers to keep them
     int column = sum_column(me.warp, lane);
     const bf16* from[2];  // of steps 0 and 1; the others are whole atoms further
-#pragma unroll
-    for (int i = 0; i < 2; i++) { from[i] = rows + swizzled(sum_row(lane, i), column / 8) / 2 + column % 8; }
+    unrolled<2>([&](int i) { from[i] = rows + swizzled(sum_row(lane, i), column / 8) / 2 + column % 8; });
     float2 sum{};
 #pragma unroll
     for (int i = 0; i < 16; i++) {

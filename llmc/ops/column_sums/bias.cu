@@ -29,11 +29,7 @@ __device__ __forceinline__ void add_rows(float (&sum)[n], const T* x, int64_t ro
         for (int k = 0; k < kAtOnce; k++, from += step * OC) {
             if (row + k * step < N) { more[k] = load<n>(from); }
         }
-#pragma unroll
-        for (int k = 0; k < kAtOnce; k++) {
-#pragma unroll
-            for (int j = 0; j < n; j++) { sum[j] += as_float(more[k], j); }
-        }
+        unrolled<kAtOnce, n>([&](int k, int j) { sum[j] += as_float(more[k], j); });
     }
 }
 
@@ -53,12 +49,10 @@ __global__ void __launch_bounds__(ColumnShares::kMostThreads, 2)
     }
     if constexpr (kSm90) { dependency_launch(); }
     if (shares.rows > 1) {
-#pragma unroll
-        for (int j = 0; j < n; j++) { of_thread[j][threadIdx.x] = sum[j]; }
+        unrolled<n>([&](int j) { of_thread[j][threadIdx.x] = sum[j]; });
         __syncthreads();
         for (int k = 1; k < shares.rows && beside == 0; k++) {
-#pragma unroll
-            for (int j = 0; j < n; j++) { sum[j] += of_thread[j][threadIdx.x + k * shares.vectors]; }
+            unrolled<n>([&](int j) { sum[j] += of_thread[j][threadIdx.x + k * shares.vectors]; });
         }
     }
     if (mine && beside == 0) {
@@ -66,8 +60,7 @@ __global__ void __launch_bounds__(ColumnShares::kMostThreads, 2)
 #pragma unroll
         for (int j = 0; j < n; j += four) {
             Elements<float, four> out;
-#pragma unroll
-            for (int i = 0; i < four; i++) { out.at[i] = sum[j + i]; }
+            unrolled<four>([&](int i) { out.at[i] = sum[j + i]; });
             store(partial + (int64_t)group * OC + c + j, out);
         }
     }
@@ -102,10 +95,10 @@ void bias_backward(Grad* dbias, void* scratch, const T* dout, int64_t N, int OC,
 }
 
 using bf16 = __nv_bfloat16;
-template void bias_forward(float*, const float*, int64_t, int, cudaStream_t);
-template void bias_forward(bf16*, const bf16*, int64_t, int, cudaStream_t);
-template void bias_backward(float*, void*, const float*, int64_t, int, bool, cudaStream_t);
-template void bias_backward(float*, void*, const bf16*, int64_t, int, bool, cudaStream_t);
-template void bias_backward(bf16*, void*, const bf16*, int64_t, int, bool, cudaStream_t);
+template decltype(bias_forward<float>) bias_forward<float>;
+template decltype(bias_forward<bf16>) bias_forward<bf16>;
+template decltype(bias_backward<float, float>) bias_backward<float, float>;
+template decltype(bias_backward<bf16, float>) bias_backward<bf16, float>;
+template decltype(bias_backward<bf16, bf16>) bias_backward<bf16, bf16>;
 
 }  // namespace llmc

@@ -47,8 +47,7 @@ __device__ inline float block_total(float x, float (&of_warp)[kWarps]) {
     if (threadIdx.x % kWarp == 0) { of_warp[threadIdx.x / kWarp] = x; }
     __syncthreads();
     float total = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; w++) { total += of_warp[w]; }
+    unrolled<kWarps>([&](int w) { total += of_warp[w]; });
     return total;
 }
 
@@ -79,23 +78,17 @@ struct Normalised {
                 for (int c = first + step; c < C; c += step) { use(load<n>(room + c), c); }
             };
             float sum = 0, squares = 0;
-            each([&](const Elements<float, n>& v, int) {
-#pragma unroll
-                for (int j = 0; j < n; j++) { sum += v.at[j]; }
-            });
+            each([&](const Elements<float, n>& v, int) { unrolled<n>([&](int j) { sum += v.at[j]; }); });
             float mean = block_total(sum, of_warp[0]) / (float)C;
             each([&](const Elements<float, n>& v, int) {
-#pragma unroll
-                for (int j = 0; j < n; j++) { squares += (v.at[j] - mean) * (v.at[j] - mean); }
+                unrolled<n>([&](int j) { squares += (v.at[j] - mean) * (v.at[j] - mean); });
             });
             float rstd = rsqrtf(block_total(squares, of_warp[1]) / (float)C + kEps);
             each([&](Elements<float, n> v, int c) {
                 auto w = c == first ? weight : load_constant<n>(from.norm.weight + c);
                 auto b = c == first ? bias : load_constant<n>(from.norm.bias + c);
-#pragma unroll
-                for (int j = 0; j < n; j++) {
-                    v.at[j] = (v.at[j] - mean) * rstd * as_float(w, j) + as_float(b, j);
-                }
+                unrolled<n>(
+                    [&](int j) { v.at[j] = (v.at[j] - mean) * rstd * as_float(w, j) + as_float(b, j); });
                 store(room + c, v);
             });
             __syncthreads();
@@ -132,31 +125,25 @@ struct Merged {
         for (int first = 0; first < chunks; first += kChunks) {
             float scores[kChunks], totals[kChunks], now = largest;
             Elements<float, pair> sums[kChunks];
-#pragma unroll
-            for (int i = 0; i < kChunks; i++) {
+            unrolled<kChunks>([&](int i) {
                 int at = min(first + i, chunks - 1) * stride;  // no branch: all are asked for at once
                 bool exists = first + i < chunks;
                 scores[i] = exists ? part[at] : -INFINITY;
                 totals[i] = part[at + 1];
                 sums[i] = load<pair>(values + at);
-            }
-#pragma unroll
-            for (int i = 0; i < kChunks; i++) { now = fmaxf(now, scores[i]); }
+            });
+            unrolled<kChunks>([&](int i) { now = fmaxf(now, scores[i]); });
             float keep = exp2_approx(largest - now);
             largest = now;
             total *= keep;
-#pragma unroll
-            for (int j = 0; j < pair; j++) { sum[j] *= keep; }
-#pragma unroll
-            for (int i = 0; i < kChunks; i++) {
+            unrolled<pair>([&](int j) { sum[j] *= keep; });
+            unrolled<kChunks>([&](int i) {
                 float scale = exp2_approx(scores[i] - largest);
                 total += scale * totals[i];
-#pragma unroll
-                for (int j = 0; j < pair; j++) { sum[j] += scale * sums[i].at[j]; }
-            }
+                unrolled<pair>([&](int j) { sum[j] += scale * sums[i].at[j]; });
+            });
         }
-#pragma unroll
-        for (int j = 0; j < pair; j++) { room[c + j] = sum[j] / total; }
+        unrolled<pair>([&](int j) { room[c + j] = sum[j] / total; });
     }
 };
 
@@ -213,28 +200,25 @@ template <typename T, int n>
 struct RowPart {
     Elements<T, n> x[kAhead];
     __device__ void ask(const T* row, int first, int step, int C) {
-#pragma unroll
-        for (int i = 0; i < kAhead; i++) {
+        unrolled<kAhead>([&](int i) {
             if (first + i * step < C) { x[i] = load_constant<n>(row + first + i * step); }
-        }
+        });
     }
     __device__ static float dot(const Elements<T, n>& w, const float* x) {
         float sum = 0;
         auto v = load<n>(x);
-#pragma unroll
-        for (int j = 0; j < n; j++) { sum += as_float(w, j) * v.at[j]; }
+        unrolled<n>([&](int j) { sum += as_float(w, j) * v.at[j]; });
         return sum;
     }
     // what was asked for, and what of the row was too much to be asked for
     __device__ float dot(const T* row, const float* vector, int first, int step, int C) const {
         float sum = 0;
-#pragma unroll
-        for (int i = 0; i < kAhead; i++) {
+        unrolled<kAhead>([&](int i) {
             // no branch: all pieces of the vector are asked for at once, some for nothing
             int c = first + i * step;
             float more = dot(x[i], vector + min(c, C - n));
             sum += c < C ? more : 0;
-        }
+        });
         for (int c = first + kAhead * step; c < C; c += step) {
             sum += dot(load_constant<n>(row + c), vector + c);
         }
@@ -295,8 +279,7 @@ __global__ void __launch_bounds__(kBlock, kResident)
             if (threadIdx.x % kWarp == 0) { of_warp[warp] = sum; }
             __syncthreads();
             sum = 0;
-#pragma unroll
-            for (int w = 0; w < kWarps; w++) { sum += w < team ? of_warp[mine * team + w] : 0; }
+            unrolled<kWarps>([&](int w) { sum += w < team ? of_warp[mine * team + w] : 0; });
         }
         if (now < linear.OC && writes) { output(now, sum + bias_now, before_now); }
     }
@@ -339,12 +322,11 @@ struct ChunkPart {
     Vec<T> x[keys];
     __device__ void ask(const T* rows, int stride, int first, int end) {
         int c = threadIdx.x % lanes * n;
-#pragma unroll
-        for (int i = 0; i < keys; i++) {
+        unrolled<keys>([&](int i) {
             x[i] = {};
             int t = first + i * step;
             if (t < end && c < stride) { x[i] = Vec<T>::load(rows + (int64_t)t * stride + c); }
-        }
+        });
     }
 };
 
@@ -356,16 +338,14 @@ struct WarpPart {
     __device__ void store(float largest, float exponentials, float (&sum)[n]) {
         int lane = threadIdx.x % kWarp;
         exponentials = add_groups(exponentials);
-#pragma unroll
-        for (int j = 0; j < n; j++) { sum[j] = add_groups(sum[j]); }
+        unrolled<n>([&](int j) { sum[j] = add_groups(sum[j]); });
         if (lane == 0) {
             x[0] = largest;
             x[1] = exponentials;
         }
-#pragma unroll
-        for (int j = 0; j < n; j++) {
+        unrolled<n>([&](int j) {
             if (lane < lanes) { x[2 + lane * n + j] = sum[j]; }
-        }
+        });
     }
     __device__ static float add_groups(float a) {
 #pragma unroll
@@ -380,14 +360,11 @@ struct WarpPart {
 template <int lanes, int n>
 __device__ void merge_warps(float* part, const WarpPart<lanes, n> (&of_warp)[kKeyWarps], int HS) {
     float largest = -INFINITY, scale[kKeyWarps];
-#pragma unroll
-    for (int w = 0; w < kKeyWarps; w++) { largest = fmaxf(largest, of_warp[w].x[0]); }
-#pragma unroll
-    for (int w = 0; w < kKeyWarps; w++) { scale[w] = exp2_approx(of_warp[w].x[0] - largest); }
+    unrolled<kKeyWarps>([&](int w) { largest = fmaxf(largest, of_warp[w].x[0]); });
+    unrolled<kKeyWarps>([&](int w) { scale[w] = exp2_approx(of_warp[w].x[0] - largest); });
     for (int c = threadIdx.x; c < HS + 2; c += kKeyThreads) {
         float all = 0;
-#pragma unroll
-        for (int w = 0; w < kKeyWarps; w++) { all += scale[w] * of_warp[w].x[c]; }
+        unrolled<kKeyWarps>([&](int w) { all += scale[w] * of_warp[w].x[c]; });
         part[c] = c == 0 ? largest : all;
     }
 }
@@ -413,27 +390,23 @@ __global__ void __launch_bounds__(kKeyThreads)
     for (int j = 0; j < n; j++) {
         if (c + j < cache.HS) { query[j] = q[head * stride + c + j]; }
     }
-#pragma unroll
-    for (int i = 0; i < Part::keys; i++) {
+    unrolled<Part::keys>([&](int i) {
         float dot = 0;
-#pragma unroll
-        for (int j = 0; j < n; j++) { dot += query[j] * (float)keys.x[i].at[j]; }
+        unrolled<n>([&](int j) { dot += query[j] * (float)keys.x[i].at[j]; });
         dot = group_sum<lanes>(dot);
         score[i] = first + i * Part::step < end ? dot * scale : -INFINITY;
         largest = fmaxf(largest, score[i]);
-    }
+    });
 #pragma unroll
     for (int distance = lanes; distance < kWarp; distance *= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
     }
     float sum[n] = {}, exponentials = 0, base = largest == -INFINITY ? 0 : largest;  // a warp without keys
-#pragma unroll
-    for (int i = 0; i < Part::keys; i++) {
+    unrolled<Part::keys>([&](int i) {
         float p = exp2_approx(score[i] - base);
         exponentials += p;
-#pragma unroll
-        for (int j = 0; j < n; j++) { sum[j] += p * (float)values.x[i].at[j]; }
-    }
+        unrolled<n>([&](int j) { sum[j] += p * (float)values.x[i].at[j]; });
+    });
     __shared__ WarpPart<lanes, n> of_warp[kKeyWarps];
     of_warp[threadIdx.x / kWarp].store(largest, exponentials, sum);
     __syncthreads();

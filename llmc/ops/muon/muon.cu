@@ -55,13 +55,12 @@ __global__ void muon_mean_kernel(float* m, double* squares, const Grad* grad, Mu
         auto m4 = load<kWide>(m + at + i);
         const auto g4 = load<kWide>(grad + at + i);
         float of_vector = 0;
-#pragma unroll
-        for (int j = 0; j < kWide; j++) {
+        unrolled<kWide>([&](int j) {
             const float g = scale * as_float(g4, j);
             m4.at[j] = mean(m4.at[j], g);
             const float ahead = mean(m4.at[j], g);
             of_vector += ahead * ahead;
-        }
+        });
         store(m + at + i, m4);
         sum += of_vector;
     });
@@ -82,8 +81,7 @@ __global__ void muon_direction_kernel(T* x, const double* squares, const float* 
         const auto m4 = load<kWide>(m + at + i);
         const auto g4 = load<kWide>(grad + at + i);
         float ahead[kWide];
-#pragma unroll
-        for (int j = 0; j < kWide; j++) { ahead[j] = inverse * mean(m4.at[j], scale * as_float(g4, j)); }
+        unrolled<kWide>([&](int j) { ahead[j] = inverse * mean(m4.at[j], scale * as_float(g4, j)); });
         store(x + blockIdx.y * muon_stride(size) + i, rounded<T>(ahead));
     });
 }
@@ -101,8 +99,7 @@ __global__ void muon_update_kernel(T* param, uint16_t* low, const T* x, MuonTens
         const auto x4 = load<kWide>(x + blockIdx.y * muon_stride(size) + i);
         auto moved = [&](float w, int j) { return keep * w - step * as_float(x4, j); };
         if constexpr (std::is_same_v<T, float>) {
-#pragma unroll
-            for (int j = 0; j < kWide; j++) { high.at[j] = moved(high.at[j], j); }
+            unrolled<kWide>([&](int j) { high.at[j] = moved(high.at[j], j); });
         } else {
             auto half = load<kWide>(low + kept + i);
             const int64_t number = first + i;  // a quad's first, or one element
@@ -171,15 +168,11 @@ void muon_update(T* param, uint16_t* low, const T* x, const MuonTensor& shape, c
     });
 }
 
-template void muon_direction(float*, void*, float*, const float*, const MuonTensor&, const StepDecision*,
-                             cudaStream_t);
-template void muon_direction(__nv_bfloat16*, void*, float*, const float*, const MuonTensor&,
-                             const StepDecision*, cudaStream_t);
-template void muon_direction(__nv_bfloat16*, void*, float*, const __nv_bfloat16*, const MuonTensor&,
-                             const StepDecision*, cudaStream_t);
-template void muon_update(float*, uint16_t*, const float*, const MuonTensor&, const StepDecision*,
-                          const StepInputs*, uint64_t, cudaStream_t);
-template void muon_update(__nv_bfloat16*, uint16_t*, const __nv_bfloat16*, const MuonTensor&,
-                          const StepDecision*, const StepInputs*, uint64_t, cudaStream_t);
+using bf16 = __nv_bfloat16;
+template decltype(muon_direction<float, float>) muon_direction<float, float>;
+template decltype(muon_direction<bf16, float>) muon_direction<bf16, float>;
+template decltype(muon_direction<bf16, bf16>) muon_direction<bf16, bf16>;
+template decltype(muon_update<float>) muon_update<float>;
+template decltype(muon_update<bf16>) muon_update<bf16>;
 
 }  // namespace llmc
