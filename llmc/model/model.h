@@ -93,8 +93,8 @@ struct MemoryPlan {
 // what: the file, for the message.
 inline void require_room(const MemoryPlan& plan, const std::string& what) {
     if (plan.available < 0 || plan.total() <= plan.available) { return; }
-    throw Error(kExitDevice, fmt::format("{}: this model needs {}, but {} is available", what,
-                                         bytes_text(plan.total()), bytes_text(plan.available)));
+    throw Error(kExitDevice, "{}: this model needs {}, but {} is available", what, bytes_text(plan.total()),
+                bytes_text(plan.available));
 }
 
 struct Device {
@@ -138,13 +138,13 @@ public:
 // to T tokens.
 struct ModelFactory {
     // what it will allocate, before it does
-    MemoryPlan (*plan)(const GPT2Config&, int B, int T, const ModelSettings&);
-    std::unique_ptr<Model> (*make)(const GPT2Config&, int B, int T, const ModelSettings&);
+    MemoryPlan (*plan)(const GPT2Config&, int B, int T, const ModelSettings&) = nullptr;
+    std::unique_ptr<Model> (*make)(const GPT2Config&, int B, int T, const ModelSettings&) = nullptr;
     // what it runs on, and the peak it is measured against
-    Device (*device)(const ModelSettings&);
+    Device (*device)(const ModelSettings&) = nullptr;
     // makes save() to this memory fast, as long as the result lives; may do nothing
-    std::shared_ptr<void> (*page_lock)(std::span<float>);
-    double (*measure_speed)();  // FLOP/s of one large product, now; null where it is not measured
+    std::shared_ptr<void> (*page_lock)(std::span<float>) = nullptr;
+    double (*measure_speed)() = nullptr;  // FLOP/s of one large product, now; null where it is not measured
 };
 
 // of a class that has these as static functions

@@ -28,27 +28,25 @@ void require_finite_input(const std::string& path, State state, int tensor, int6
                           std::span<const float> values) {
     const std::string bad = not_finite(state, tensor, first, values);
     if (bad.empty()) { return; }
-    throw Error(
-        kExitBadInput,
-        fmt::format("{}: found {}, expected {} number. The training that made this file had diverged: use "
-                    "an earlier one.",
-                    path, bad, state == State::kSecondMoment ? "a finite, not negative" : "a finite"));
+    throw Error(kExitBadInput,
+                "{}: found {}, expected {} number. The training that made this file had diverged: use "
+                "an earlier one.",
+                path, bad, state == State::kSecondMoment ? "a finite, not negative" : "a finite");
 }
 
 void require_finite_output(const std::string& path, State state, int tensor, int64_t first,
                            std::span<const float> values) {
     std::string bad = not_finite(state, tensor, first, values);
     if (bad.empty()) { return; }
-    throw Error(kExitDiverged, fmt::format("{} was not written: {}", path, bad));
+    throw Error(kExitDiverged, "{} was not written: {}", path, bad);
 }
 
 void require_finite_results(const char* what, std::span<const float> values) {
     if (std::ranges::all_of(values, [](float x) { return std::isfinite(x); })) { return; }
-    throw Error(
-        kExitDiverged,
-        fmt::format("{} that the model computes are not finite: it diverged in training, or its file is "
-                    "damaged. Try an earlier step_ folder of the run.",
-                    what));
+    throw Error(kExitDiverged,
+                "{} that the model computes are not finite: it diverged in training, or its file is "
+                "damaged. Try an earlier step_ folder of the run.",
+                what);
 }
 
 void load_model(const ModelSource& source, const WriteTensor& write) {
