@@ -137,21 +137,15 @@ class ParameterLayout {
 public:
     // block_matrices = false: of what only the other tensors have, such as AdamW's second moments beside Muon
     explicit ParameterLayout(const GPT2Config& c, bool block_matrices = true)
-        : config_(c), block_matrices_(block_matrices) {
-        int64_t at = 0;
-        auto place = [&](int tensor, int layer) {
-            if (layer == 0) { first_[tensor] = at; }
-            at += holds(tensor) ? align(tensor_size(config_, tensor)) : 0;
-        };
-        place(kWte, 0);
-        place(kWpe, 0);
-        int64_t blocks = at;
-        for (int t = kLn1w; t <= kFcprojb; t++) { place(t, 0); }
-        block_ = at - blocks;
-        at = blocks + block_ * c.num_layers;
-        place(kLnfw, 0);
-        place(kLnfb, 0);
-        size_ = at;
+        : block_matrices_(block_matrices) {
+        for (int t = 0; t < kNumTensors; t++) {
+            if (t == kLnfw) {  // behind all blocks, of which the first is placed
+                block_ = size_ - first_[kLn1w];
+                size_ += block_ * (c.num_layers - 1);
+            }
+            first_[t] = size_;
+            size_ += holds(t) ? align(tensor_size(c, t)) : 0;
+        }
     }
     bool holds(int tensor) const { return block_matrices_ || !is_block_matrix(tensor); }
     int64_t size() const { return size_; }         // elements of the whole arena, padding included
@@ -160,7 +154,6 @@ public:
 
 private:
     static int64_t align(int64_t n) { return (n + 63) / 64 * 64; }
-    GPT2Config config_;
     bool block_matrices_;
     std::array<int64_t, kNumTensors> first_{};
     int64_t block_ = 0, size_ = 0;
