@@ -60,7 +60,7 @@ def parse_options():
 
 
 def learning_rate(a, step):
-    """the rate of a step, 0-based: llmc/model/run/auto_plan.h"""
+    """the rate of a step, 0-based: llmc/model/run/plan.h"""
     if step < a.warmup:
         return a.lr * (step + 1) / a.warmup
     lowest = a.lr * a.final_lr_fraction

@@ -10,7 +10,7 @@
 
 #include "dev/test/cpu/debug_state.h"
 #include "llmc/host/base/error.h"
-#include "llmc/model/run/open_model.h"
+#include "llmc/model/run/folder.h"
 
 namespace llmc {
 

@@ -8,7 +8,7 @@
 
 #include "dev/test/cpu/test_options.h"
 #include "dev/test/cpu/train_program.h"
-#include "llmc/model/run/auto_plan.h"
+#include "llmc/model/run/plan.h"
 
 using namespace llmc;
 
@@ -24,12 +24,23 @@ constexpr RunFacts kSmall = {.parameters = 1'334'400,
                              .tokens_per_step = 1024,
                              .tokens = 1'011'500};
 
+struct Chosen : Options {
+    std::string why;
+};
+
+// what becomes of these options
+Chosen choose(const Options& given, const RunFacts& facts) {
+    Chosen chosen{given, ""};
+    chosen.why = llmc::choose(facts, &chosen);
+    return chosen;
+}
+
 }  // namespace
 
 TEST_CASE(
     "auto plan: a small text on the CPU: some epochs, warm-up, a decay to a tenth, each with its reason") {
     const Chosen c = choose(Options{}, kSmall);
-    CHECK(c.muon);
+    CHECK(c.optimizer == Optimizer::kMuon);
     CHECK(c.steps == std::llround(4 * 1'010'000 / 1024.0));
     CHECK(c.warmup == c.steps / 20);
     CHECK(c.final_lr_fraction == 0.1);
@@ -53,7 +64,7 @@ TEST_CASE(
 }
 
 TEST_CASE("auto plan: Muon for a small new model where its iterations are worth it, else AdamW") {
-    const auto muon = [](const Options& o, RunFacts f) { return choose(o, f).muon; };
+    const auto muon = [](const Options& o, RunFacts f) { return choose(o, f).optimizer == Optimizer::kMuon; };
     CHECK(muon(Options{}, kSmall));
     for (const std::vector<std::string>& line :
          {std::vector<std::string>{"--lr", "1e-3"}, {"--optimizer", "adamw"}, {"-b", "4"}}) {

@@ -9,7 +9,6 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
-#include "llmc/model/run/open_model.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

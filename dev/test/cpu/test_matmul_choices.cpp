@@ -6,7 +6,6 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/run/data.h"
-#include "llmc/model/run/opening.h"
 #include "llmc/model/run/plan.h"
 #include "llmc/ops/matmul/matmul.h"
 

@@ -127,19 +127,23 @@ TEST_CASE("options of the GPU: what the model is built with") {
     CHECK(!model_settings(parse_gpu({"--graph", "0"})).graph);
 }
 
+// bytes: of gradients so many a layer, of activations 16, 8 or 1 for each row of each layer
+template <int kGradients>
+MemoryPlan plan_of(const GPT2Config& c, int B, int, const ModelSettings& s) {
+    const int64_t row = s.recompute == Recompute::kBlock ? 1 : s.recompute == Recompute::kGelu ? 8 : 16;
+    return {.parameters = c.num_layers * (row * B + kGradients)};
+}
+
 TEST_CASE("plan: what would fit in the GPU's memory") {
     const GPT2Config d12{1024, 257, 320, 12, 12, 768};
-    // bytes: gradients 200 a layer, activations 16, 8 or 1 for each row of each layer
-    Needs needs = [](const GPT2Config& c, const Options& o) {
-        int64_t row = o.recompute == Recompute::kBlock ? 1 : o.recompute == Recompute::kGelu ? 8 : 16;
-        return (int64_t)c.num_layers * (row * o.batch + (o.grad_dtype == FloatType::kBf16 ? 100 : 200));
+    const Models models = [](const Options& options) -> ModelFactory {
+        return {.plan = options.grad_dtype == FloatType::kBf16 ? plan_of<100> : plan_of<200>};
     };
     auto says = [&](int64_t available, const Args& args) {
         Options o = parse_gpu(args);
-        MemoryPlan plan;
-        plan.parameters = needs(d12, o);
+        MemoryPlan plan = models(o).plan(d12, o.batch, o.seq_len, model_settings(o));
         plan.available = available;
-        return error_of([&] { require_memory(plan, o, needs, d12); });
+        return error_of([&] { require_memory(plan, o, models, d12); });
     };
     auto cure = [&](int64_t available, const Args& args) {
         std::string text = says(available, args).what();

@@ -16,7 +16,6 @@
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
-#include "llmc/model/run/open_model.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

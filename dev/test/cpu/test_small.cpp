@@ -15,7 +15,7 @@
 #include "llmc/host/options/typed_text.h"
 #include "llmc/model/eval/generate.h"
 #include "llmc/model/gpt2_config.h"
-#include "llmc/model/run/auto_plan.h"
+#include "llmc/model/run/plan.h"
 
 using namespace llmc;
 

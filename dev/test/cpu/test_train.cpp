@@ -13,7 +13,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/auto_plan.h"
+#include "llmc/model/run/plan.h"
 #include "llmc/model/run/folder.h"
 
 using namespace llmc;

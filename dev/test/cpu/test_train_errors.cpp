@@ -330,16 +330,19 @@ TEST_CASE("bad input: val.json") {
 TEST_CASE("plan: what would fit in the memory there is") {
     const GPT2Config d12{1024, 257, 320, 12, 12, 768};
     // a model takes 100 bytes a layer and 1 a row
-    Needs needs = [](const GPT2Config& c, const Options& o) { return (int64_t)c.num_layers * 100 + o.batch; };
+    Models models = [](const Options&) -> ModelFactory {
+        return {.plan = [](const GPT2Config& c, int B, int, const ModelSettings&) {
+            return MemoryPlan{.parameters = (int64_t)c.num_layers * 100 + B};
+        }};
+    };
     auto says = [&](int64_t available, int batch, int64_t total_batch) {
         Options o;
         o.batch = batch;
         o.seq_len = 16;
         o.total_batch = total_batch;
-        MemoryPlan plan;
-        plan.parameters = needs(d12, o);
+        MemoryPlan plan = models(o).plan(d12, o.batch, o.seq_len, {});
         plan.available = available;
-        return error_of([&] { require_memory(plan, o, needs, d12); });
+        return error_of([&] { require_memory(plan, o, models, d12); });
     };
     CHECK(says(1264, 64, 0).exit_code == kExitDone);
     CHECK(says(-1, 64, 0).exit_code == kExitDone);  // unknown
@@ -349,6 +352,10 @@ TEST_CASE("plan: what would fit in the memory there is") {
                 {"--batch 1 would fit"});  // 2 rows do not divide --total-batch
     check_error(says(1200, 5, 0), kExitDevice, {"No batch size fits", "--model d11 --batch 1 would"});
     check_error(says(50, 5, 0), kExitDevice, {"No model with a vocabulary of 257 fits, whatever"});
-    needs = [](const GPT2Config& c, const Options& o) { return (int64_t)c.num_layers * 100 + o.seq_len; };
+    models = [](const Options&) -> ModelFactory {
+        return {.plan = [](const GPT2Config& c, int, int T, const ModelSettings&) {
+            return MemoryPlan{.parameters = (int64_t)c.num_layers * 100 + T};
+        }};
+    };
     check_error(says(115, 5, 0), kExitDevice, {"No model fits", "--seq-len: use a smaller one"});
 }

@@ -1,7 +1,7 @@
 # The readers under libFuzzer: run.sh.
 FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cpp llmc/model/formats/*.cpp \
-    $(addprefix llmc/host/,base/format.cpp base/text.cpp files/*.cpp tokens/*.cpp options/*.cpp log/*.cpp) \
-    $(addprefix llmc/,host/ranks/ranks.cpp model/model_source.cpp model/run/folder.cpp model/run/open_model.cpp)))
+    $(addprefix llmc/host/,base/format.cpp base/text.cpp files/*.cpp tokens/*.cpp options/*.cpp log/run_log.cpp) \
+    $(addprefix llmc/,host/ranks/ranks.cpp model/model_source.cpp model/run/folder.cpp)))
 $(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)
 	$(call quiet,compile)clang++ -std=c++20 -O2 -g1 -fsanitize=fuzzer-no-link,address,undefined \

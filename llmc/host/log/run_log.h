@@ -2,7 +2,7 @@
 // options and events of one or several runs on one page that needs nothing else: no network, no other file.
 // The lines of log.jsonl, one JSON object each:
 //   {"event":"start","step":0,"log":2,"version":...,"device":...,"options":{...},...,"line":[...]}
-//       first of all, and again ("resume") where a run goes on: llmc/model/run/opening.h
+//       first of all, and again ("resume") where a run goes on: llmc/model/run/data.h
 //   {"step":1,"train_loss":...,"grad_norm":...,"lr":...,"ms":...,"tokens_per_s":...,"tokens":...,"epoch":...,
 //       "utilisation":...,"memory":...,"time":...}   the first step is 1, as on the screen
 //   {"step":100,"val_loss":...,"seconds":...,"time":...}   after 100 steps

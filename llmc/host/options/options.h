@@ -51,7 +51,7 @@ struct Options {
     // optimizer
     // Muon for the blocks' matrices, and AdamW for the rest; auto becomes one of them in the plan
     Optimizer optimizer = Optimizer::kAuto;
-    double lr = -1;                 // negative, of these three: worked out by auto_plan.h
+    double lr = -1;                 // negative, of these three: worked out by the plan
     int64_t warmup = -1;            // steps
     double final_lr_fraction = -1;  // of lr, at the end
     Decay schedule = Decay::kCosine;
@@ -62,7 +62,7 @@ struct Options {
     double skip_loss_zscore = 0, skip_norm_zscore = 0;
 
     // validation and sampling
-    int64_t val_every = -1;   // steps; 0 = only at the end; -1 = auto_plan.h works it out
+    int64_t val_every = -1;   // steps; 0 = only at the end; -1 = the plan works it out
     int64_t val_tokens = -1;  // tokens from the start of the validation data; -1 = all
     ValAlign val_align = ValAlign::kAuto;
     std::string hellaswag;        // file of questions; "" = none are asked

@@ -1,6 +1,7 @@
 // The sub-commands: see commands.h.
 #include "llmc/model/run/commands.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 #include <charconv>
 #include <cmath>
@@ -20,8 +21,8 @@
 #include "llmc/model/eval/generate.h"
 #include "llmc/model/eval/validation.h"
 #include "llmc/model/model_source.h"
+#include "llmc/model/run/folder.h"
 #include "llmc/model/run/hf_export.h"
-#include "llmc/model/run/open_model.h"
 
 namespace llmc {
 
@@ -214,8 +215,8 @@ std::optional<Tokenizer> find_tokenizer(const CommandOptions& o, const NamedMode
         fmt::format("the tokenizer in {} has {} tokens, the model a vocabulary of {}: ",
                     o.tokenizer.empty() ? model.folder : o.tokenizer, t ? t->vocab_size() : 0, vocab);
     if (t && !t->fits(vocab)) {
-        throw Error(kExitBadInput,
-                    sizes + "they do not belong together. Name the right one with --tokenizer.");
+        throw Error(kExitBadInput, "{}they do not belong together. Name the right one with --tokenizer.",
+                    sizes);
     }
     if (t && vocab > t->vocab_size()) { note(sizes + "the rest is taken for padding and never drawn"); }
     if (!t && vocab == kByteVocabSize) { t = Tokenizer::bytes(); }
@@ -227,14 +228,12 @@ Tokenizer require_tokenizer(const CommandOptions& o, const NamedModel& model) {
     std::optional<Tokenizer> t = find_tokenizer(o, model);
     if (t) { return *t; }
     if (!o.prompt_ids.empty()) { return Tokenizer::numbers(model.source->config().vocab_size); }
-    throw Error(
-        kExitUsage,
-        fmt::format(
-            "{} has a vocabulary of {}, and no tokenizer lies beside it: what do the ids mean? Give "
-            "--tokenizer a folder with tokenizer.json, or vocab.bpe and encoder.json, or --prompt-ids "
-            "1,2,3: then the text is ids, too (nanoGPT's meta.pkl, which is not read, as a pickle can "
-            "run code, says what they mean).",
-            model.path, model.source->config().vocab_size));
+    throw Error(kExitUsage,
+                "{} has a vocabulary of {}, and no tokenizer lies beside it: what do the ids mean? Give "
+                "--tokenizer a folder with tokenizer.json, or vocab.bpe and encoder.json, or --prompt-ids "
+                "1,2,3: then the text is ids, too (nanoGPT's meta.pkl, which is not read, as a pickle can "
+                "run code, says what they mean).",
+                model.path, model.source->config().vocab_size);
 }
 
 // ---- generate ----------------------------------------------------------------------------------
@@ -269,7 +268,7 @@ public:
         const int rows = decoder_->config().vocab_size;
         for (int id : o_.prompt_ids) {
             if (id >= 0 && id < rows) { continue; }
-            throw Error(kExitUsage, fmt::format("--prompt-ids: found {}, expected 0 to {}", id, rows - 1));
+            throw Error(kExitUsage, "--prompt-ids: found {}, expected 0 to {}", id, rows - 1);
         }
         if (o_.interactive) {
             converse();
@@ -304,15 +303,17 @@ private:
         }
         return tokens;
     }
-    SampleParams params(int64_t number) const {
-        return {o_.tokens, o_.temperature,   o_.top_p, o_.top_k,
-                o_.seed,   (uint32_t)number, o_.stop,  facts_.ends};
-    }
-
-    void count(const Sample& sample) {
+    // the text goes out as it comes, but with --json
+    Sample write(Context* context, const std::vector<int32_t>& tokens, int64_t number) {
+        const SampleParams params = {o_.tokens, o_.temperature,   o_.top_p, o_.top_k,
+                                     o_.seed,   (uint32_t)number, o_.stop,  facts_.ends};
+        const Sample sample = write_sample(context, tokenizer_, tokens, params, [&](std::string_view text) {
+            if (!o_.json) { print_text(text); }
+        });
         computed_ += sample.computed;
         prompt_seconds_ += sample.prompt_seconds;
         seconds_ += sample.seconds;
+        return sample;
     }
     void print_stats() const {
         std::string text = fmt::format("prompts took {:.3f} s", prompt_seconds_);
@@ -335,17 +336,12 @@ private:
         Context context = new_context();
         const std::vector<int32_t> tokens = o_.prompt_ids.empty() ? with(start(), prompt) : o_.prompt_ids;
         if (!o_.json) { print_text((number > 0 ? "---\n" : "") + prompt); }
-        const Sample sample =
-            write_sample(&context, tokenizer_, tokens, params(number), [&](std::string_view text) {
-                if (!o_.json) { print_text(text); }
-            });
-        count(sample);
+        const Sample sample = write(&context, tokens, number);
         std::string line = "\n";
         if (o_.json) {
-            std::string ids;
-            for (int32_t id : sample.ids) { ids += (ids.empty() ? "" : ",") + std::to_string(id); }
             line = fmt::format("{{\"sample\":{},\"prompt\":{},\"text\":{},\"ids\":[{}],\"ended\":\"{}\"}}\n",
-                               number, json_text(prompt), json_text(sample.text), ids, sample.ended);
+                               number, json_text(prompt), json_text(sample.text), fmt::join(sample.ids, ","),
+                               sample.ended);
         }
         print_text(line);
     }
@@ -362,9 +358,7 @@ private:
                 if (terminal) { print_text("> "); }
                 if (!std::getline(std::cin, line)) { break; }
             }
-            const std::vector<int32_t> tokens = with(before, line);
-            const Sample sample = write_sample(&context, tokenizer_, tokens, params(number), print_text);
-            count(sample);
+            const Sample sample = write(&context, with(before, line), number);
             print_text("\n");
             // The context lacks the last token, which nothing was computed for; a document that has ended is
             // followed by a new one.
@@ -417,9 +411,9 @@ std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
     const auto align = data.align();
     if (!same_ids(tokenizer, c.vocab_size, vocab)) {
         throw Error(kExitBadInput,
-                    fmt::format("{} has a vocabulary of {}, the model of {}: make the shards with the "
-                                "model's tokenizer",
-                                o.data, vocab, c.vocab_size));
+                    "{} has a vocabulary of {}, the model of {}: make the shards with the "
+                    "model's tokenizer",
+                    o.data, vocab, c.vocab_size);
     }
     double nats = 0;
     int64_t tokens = 0, bytes = 0;
@@ -441,9 +435,10 @@ std::string evaluate_shards(const CommandOptions& o, const GPT2Config& c,
         return fmt::format("\"tokens\":{},\"seq_len\":{},\"loss\":{:.9g},\"bytes\":{},\"bits_per_byte\":{}",
                            tokens, T, loss, bytes, bytes > 0 ? fmt::format("{:.9g}", bits) : "null");
     }
-    std::printf("tokens      %lld, in rows of %d%s\n", (long long)tokens, T,
-                align == ValidationData::Align::kDocument ? ", each document from the start of a row" : "");
-    std::printf("loss        %.4f nats/token\nperplexity  %.3f\n", loss, std::exp(loss));
+    std::printf("tokens      %lld, in rows of %d%s\nloss        %.4f nats/token\nperplexity  %.3f\n",
+                (long long)tokens, T,
+                align == ValidationData::Align::kDocument ? ", each document from the start of a row" : "",
+                loss, std::exp(loss));
     if (bytes > 0) {
         std::printf("bits/byte   %.4f, over %lld bytes of text\n", bits, (long long)bytes);
     } else {
@@ -461,17 +456,14 @@ std::string evaluate_hellaswag(const EvalFile& file, const CommandOptions& o, Mo
             score.cut, T));
     }
     if (o.json) {
-        std::string questions;
-        for (const std::string& q : score.questions) { questions += (questions.empty() ? "" : ",") + q; }
         return fmt::format("\"hellaswag\":{{\"examples\":{},\"accuracy\":{:.9g},\"normalised\":{:.9g}",
                            score.examples, score.accuracy(), score.normalised()) +
-               (o.per_question ? ",\"questions\":[" + questions + "]}" : "}");
+               (o.per_question ? fmt::format(",\"questions\":[{}]}}", fmt::join(score.questions, ",")) : "}");
     }
-    std::printf("HellaSwag   %lld examples\n", (long long)score.examples);
-    std::printf("accuracy    %.4f, by the lowest sum of losses\n", score.accuracy());
     std::printf(
+        "HellaSwag   %lld examples\naccuracy    %.4f, by the lowest sum of losses\n"
         "normalised  %.4f, by the lowest mean of a token, as llm.c's (lm-evaluation-harness: of a byte)\n",
-        score.normalised());
+        (long long)score.examples, score.accuracy(), score.normalised());
     return "";
 }
 
@@ -480,8 +472,7 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
     const GPT2Config& c = named.source->config();
     const int T = o.seq_len > 0 ? o.seq_len : std::min(c.max_seq_len, 1024);
     if (T > c.max_seq_len) {
-        throw Error(kExitUsage,
-                    fmt::format("--seq-len {} is more than the {} positions of the model", T, c.max_seq_len));
+        throw Error(kExitUsage, "--seq-len {} is more than the {} positions of the model", T, c.max_seq_len);
     }
     const std::optional<Tokenizer> tokenizer = find_tokenizer(o, named);
     std::optional<EvalFile> questions;

@@ -5,6 +5,7 @@
 #include <cinttypes>
 #include <cstdlib>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "llmc/host/base/error.h"
@@ -14,6 +15,8 @@
 namespace llmc {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // of a run with other values here the numbers differ, as somebody may want
 constexpr const char* kCourse[] = {
@@ -28,8 +31,6 @@ constexpr const char* kKept[] = {"save-every",   "keep",        "keep-major", "k
                                  "val-every",    "val-tokens",  "val-align",  "hellaswag", "hellaswag-every",
                                  "sample-every", "model-dtype", "export-hf"};
 
-using Settings = std::map<std::string, std::string>;
-
 // whether the learning rate of these settings falls
 bool falls(const Settings& settings) {
     auto fraction = settings.find("final-lr-fraction"), schedule = settings.find("schedule");
@@ -37,66 +38,21 @@ bool falls(const Settings& settings) {
            schedule != settings.end() && schedule->second != "\"constant\"";
 }
 
-std::string describe(const ShardRecord& shard) {
-    return fmt::format("{} of {} tokens with XXH3 {:016x}", shard.name, shard.tokens, shard.xxh3);
+// of a file's content, or a folder's weights; "none" where there is none
+std::string digest_text(const std::string& path) {
+    if (file_kind(path) != FileKind::kFolder) {
+        const auto digest = path.empty() ? std::nullopt : digest_file(path);
+        return digest ? fmt::format("XXH3 {:016x}", digest->xxh3) : "none";
+    }
+    std::string text;
+    for (const std::string& name : folder_names(path).value_or(std::vector<std::string>())) {
+        if (name.ends_with(".safetensors")) { text += digest_text(path + "/" + name) + " "; }
+    }
+    return text;
 }
 
-}  // namespace
-
-std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<ShardRecord>& known) {
-    std::vector<ShardRecord> shards;
-    for (const TokenShard& shard : set.shards()) {
-        if (stop_requested) {
-            throw Error(128 + stop_requested, "stopped by a signal before the run had begun");
-        }
-        ShardRecord record;
-        record.name = std::filesystem::path(shard.path()).filename().string();
-        record.tokens = shard.num_tokens();
-        record.identity = file_identity(shard.path(), true);
-        auto same = std::find_if(known.begin(), known.end(), [&](const ShardRecord& k) {
-            return k.name == record.name && k.tokens == record.tokens && k.identity == record.identity;
-        });
-        if (same != known.end() && !record.identity.empty()) {
-            record.xxh3 = same->xxh3;
-        } else {
-            auto digest = digest_file(shard.path(), shard.tokens_begin());
-            if (!digest) { throw Error(kExitBadInput, shard.path() + ": this shard has just vanished"); }
-            record.xxh3 = digest->xxh3;
-        }
-        shards.push_back(record);
-    }
-    return shards;
-}
-
-std::string difference(const std::vector<ShardRecord>& was, const std::vector<ShardRecord>& is) {
-    for (size_t i = 0; i < std::max(was.size(), is.size()); i++) {
-        if (i < was.size() && i < is.size() && was[i].tokens == is[i].tokens && was[i].xxh3 == is[i].xxh3) {
-            continue;
-        }
-        return fmt::format("shard {}: found {}, expected {}", i + 1,
-                           i < is.size() ? describe(is[i]) : "no shard",
-                           i < was.size() ? describe(was[i]) : "no shard");
-    }
-    return "";
-}
-
-std::map<std::string, std::string> recorded_settings(const Options& o, const std::string& device) {
-    std::map<std::string, std::string> settings;
-    std::istringstream resolved(config_text(o));
-    for (std::string line; std::getline(resolved, line);) {
-        size_t equals = line.find(" = ");
-        if (equals != std::string::npos) { settings[line.substr(0, equals)] = line.substr(equals + 3); }
-    }
-    settings["device"] = device;
-    settings["products"] = "cuBLASLt's first proposals";
-    if (auto digest = o.tune_gemm.empty() ? std::nullopt : digest_file(o.tune_gemm)) {
-        settings["products"] = fmt::format("those of a --tune-gemm file with XXH3 {:016x}", digest->xxh3);
-    }
-    return settings;
-}
-
-std::string changed_settings(const std::map<std::string, std::string>& was,
-                             const std::map<std::string, std::string>& is) {
+// what has changed, a line each; what changes the rounding only is called so
+std::string changed_settings(const Settings& was, const Settings& is) {
     std::string text;
     auto compare = [&](const std::string& name, const char* meaning) {
         auto before = was.find(name), now = is.find(name);
@@ -111,6 +67,77 @@ std::string changed_settings(const std::map<std::string, std::string>& was,
     return text;
 }
 
+// what config.toml says, name and value, in its order
+std::vector<std::pair<std::string, std::string>> config_lines(const Options& o) {
+    std::vector<std::pair<std::string, std::string>> lines;
+    std::istringstream text(config_text(o));
+    for (std::string line; std::getline(text, line);) {
+        const size_t equals = line.find(" = ");
+        if (equals != line.npos) { lines.emplace_back(line.substr(0, equals), line.substr(equals + 3)); }
+    }
+    return lines;
+}
+
+// their values are as JSON writes them
+Json options_of(const Options& o) {
+    Json options = Json::object();
+    for (const auto& [name, value] : config_lines(o)) {
+        const Json parsed = Json::parse(value, nullptr, false);
+        options[name] = parsed.is_discarded() ? Json(value) : parsed;
+    }
+    return options;
+}
+
+}  // namespace
+
+std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<ShardRecord>& known) {
+    std::vector<ShardRecord> shards;
+    for (const TokenShard& shard : set.shards()) {
+        if (stop_requested) {
+            throw Error(128 + stop_requested, "stopped by a signal before the run had begun");
+        }
+        ShardRecord record = {std::filesystem::path(shard.path()).filename().string(), shard.num_tokens(), 0,
+                              settled_identity(shard.path())};
+        const auto same = std::ranges::find_if(known, [&](const ShardRecord& k) {
+            return k.name == record.name && k.tokens == record.tokens && k.identity == record.identity;
+        });
+        if (same != known.end() && !record.identity.empty()) {
+            record.xxh3 = same->xxh3;
+        } else {
+            const auto digest = digest_file(shard.path(), shard.tokens_begin());
+            if (!digest) { throw Error(kExitBadInput, shard.path() + ": this shard has just vanished"); }
+            record.xxh3 = digest->xxh3;
+        }
+        shards.push_back(record);
+    }
+    return shards;
+}
+
+std::string difference(const std::vector<ShardRecord>& was, const std::vector<ShardRecord>& is) {
+    const auto describe = [](const std::vector<ShardRecord>& shards, size_t i) {
+        if (i >= shards.size()) { return std::string("no shard"); }
+        const ShardRecord& s = shards[i];
+        return fmt::format("{} of {} tokens with XXH3 {:016x}", s.name, s.tokens, s.xxh3);
+    };
+    for (size_t i = 0; i < std::max(was.size(), is.size()); i++) {
+        const bool both = i < was.size() && i < is.size();
+        if (both && was[i].tokens == is[i].tokens && was[i].xxh3 == is[i].xxh3) { continue; }
+        return fmt::format("shard {}: found {}, expected {}", i + 1, describe(is, i), describe(was, i));
+    }
+    return "";
+}
+
+Settings recorded_settings(const Options& o, const std::string& device) {
+    const auto lines = config_lines(o);
+    Settings settings(lines.begin(), lines.end());
+    settings["device"] = device;
+    settings["products"] = "cuBLASLt's first proposals";
+    if (auto digest = o.tune_gemm.empty() ? std::nullopt : digest_file(o.tune_gemm)) {
+        settings["products"] = fmt::format("those of a --tune-gemm file with XXH3 {:016x}", digest->xxh3);
+    }
+    return settings;
+}
+
 RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet& train, const ShardSet* val,
                     const std::string& device) {
     RunRecord is = was;
@@ -120,27 +147,16 @@ RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet
     return is;
 }
 
-std::string weights_digest(const std::string& checkpoint, const std::string& model) {
-    if (!checkpoint.empty()) { return weights_digest("", checkpoint + "/MANIFEST"); }
-    if (file_kind(model) != FileKind::kFolder) {
-        const auto digest = model.empty() ? std::nullopt : digest_file(model);
-        return digest ? fmt::format("XXH3 {:016x}", digest->xxh3) : "none";
-    }
-    std::string text;
-    auto names = folder_names(model).value_or(std::vector<std::string>());
-    std::ranges::sort(names);  // each disk lists them in an order of its own
-    for (const std::string& name : names) {
-        if (name.ends_with(".safetensors")) { text += weights_digest("", model + "/" + name) + " "; }
-    }
-    return text;
+void note_inputs(const std::string& checkpoint, const std::string& model, double entropy, RunRecord* record) {
+    record->settings["weights"] = digest_text(checkpoint.empty() ? model : checkpoint + "/MANIFEST");
+    record->settings["entropy"] = fmt::format("{:g}", entropy);
 }
 
 void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Options& options,
                          const std::string& weights) {
     const auto require_same = [](const std::string& difference, const std::string& what, const char* cure) {
         if (difference.empty()) { return; }
-        throw Error(kExitBadInput,
-                    fmt::format("this rank has other {} than rank 0: {}. {}", what, difference, cure));
+        throw Error(kExitBadInput, "this rank has other {} than rank 0: {}. {}", what, difference, cure);
     };
     constexpr const char* kCopy = "Give all ranks the same files.";
     require_same(difference(root.train_data, mine.train_data), "training data of " + options.train_data,
@@ -165,11 +181,10 @@ RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const
     RunRecord is = read_here(was, options, train, val, device);
     std::string other = was.train_data.empty() ? "" : difference(was.train_data, is.train_data);
     if (!other.empty() && !options.new_data) {
-        throw Error(
-            kExitBadInput,
-            fmt::format("{}: other data than {} was trained on: {}. Give the same data again, or go on with "
-                        "this from its start: --new-data.",
-                        train.pattern(), checkpoint, other));
+        throw Error(kExitBadInput,
+                    "{}: other data than {} was trained on: {}. Give the same data again, or go on with "
+                    "this from its start: --new-data.",
+                    train.pattern(), checkpoint, other);
     }
     if (!other.empty()) {
         is.data_start = was.state.step;
@@ -190,6 +205,28 @@ RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const
     }
     *notes += changed_settings(was.settings, is.settings);
     return is;
+}
+
+std::string run_header(const RunPlan& plan, const MemoryPlan& memory, const Device& device, double entropy,
+                       const std::string& plan_text) {
+    const Options& o = plan.options;
+    Json header = {{"version", std::string("plumb ") + kVersion},
+                   {"program", o.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2"},
+                   {"device", device.name},
+                   {"peak_flops", device.peak_flops > 0 ? Json(device.peak_flops) : Json()},
+                   {"parameters", num_parameters(plan.config)},
+                   {"steps", plan.steps},
+                   {"tokens_per_step", plan.rows_per_step * o.seq_len},
+                   {"source_entropy", entropy > 0 ? Json(entropy) : Json()},
+                   {"device_memory",
+                    {{"parameters", memory.parameters},
+                     {"gradients", memory.gradients},
+                     {"optimizer", memory.optimizer},
+                     {"activations", memory.activations}}},
+                   {"plan", plan_text},
+                   {"options", options_of(o)}};
+    if (!o.tune_gemm.empty()) { header["products"] = recorded_settings(o, device.name).at("products"); }
+    return header.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace llmc

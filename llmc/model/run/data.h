@@ -6,7 +6,8 @@
 
 #include "llmc/host/options/options.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/formats/record.h"
+#include "llmc/model/run/plan.h"
 
 namespace llmc {
 
@@ -20,23 +21,21 @@ std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<Shar
 std::string difference(const std::vector<ShardRecord>& was, const std::vector<ShardRecord>& is);
 
 // all that config.toml says, and what the run is on ("device")
-std::map<std::string, std::string> recorded_settings(const Options& options, const std::string& device);
-
-// what has changed, a line each; what changes the rounding only is called so
-std::string changed_settings(const std::map<std::string, std::string>& was,
-                             const std::map<std::string, std::string>& is);
+using Settings = std::map<std::string, std::string>;
+Settings recorded_settings(const Options& options, const std::string& device);
 
 // `was`, with the data and the settings that this process finds
 RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet& train, const ShardSet* val,
                     const std::string& device);
 
-// What tells the weights that a run begins with from others: those of a checkpoint (by its MANIFEST) or, if that is "", of a
-// model as RunPlan names it. "none" if that is "" too, or not there.
-std::string weights_digest(const std::string& checkpoint, const std::string& model);
+// Adds to the settings, for other ranks to compare: "weights", what tells those that a run begins with from others, of a
+// checkpoint (by its MANIFEST) or, if that is "", of a model as RunPlan names it ("none" if that is "" too, or not there);
+// and "entropy" (0: no val.json).
+void note_inputs(const std::string& checkpoint, const std::string& model, double entropy, RunRecord* record);
 
-// Throws Error(kExitBadInput) where a rank would compute with something else than rank 0, by what read_here() gives both,
-// settings["weights"], which are in the file or folder `weights`, and settings["entropy"] (0: no val.json). Nothing else would
-// tell: each rank computes what it is asked for, and the sum is wrong.
+// Throws Error(kExitBadInput) where a rank would compute with something else than rank 0, by what read_here() and
+// note_inputs() give both; the weights are in the file or folder `weights`. Nothing else would tell: each rank computes what it
+// is asked for, and the sum is wrong.
 void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Options& options,
                          const std::string& weights);
 
@@ -47,5 +46,11 @@ void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Opt
 RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const Options& options,
                       const ShardSet& train, const ShardSet* val, const std::string& device,
                       std::string* notes);
+
+// What the first line of a log, and that of each resume, says about the run: version, program, device, memory, parameters,
+// steps, tokens of a step, the source's entropy where it is known, the plan as it was printed, and every option. A JSON
+// object. plan_text: describe_run()'s; entropy: nats a token, 0 = unknown.
+std::string run_header(const RunPlan& plan, const MemoryPlan& memory, const Device& device, double entropy,
+                       const std::string& plan_text);
 
 }  // namespace llmc

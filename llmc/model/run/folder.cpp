@@ -1,21 +1,22 @@
-// A run folder: see run/folder.h.
+// A run folder, and models by their names: see run/folder.h.
 #include "llmc/model/run/folder.h"
 
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/typed_text.h"
 #include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/formats/hf_model.h"
 
 namespace llmc {
 
@@ -23,24 +24,31 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// why an intact checkpoint is not of this descent, "" if it does; kind: for its new name
-std::string off_descent(const Descent& descent, const CheckpointFacts& facts, const StepFolder& at,
-                        std::string* kind) {
+// Whether a checkpoint counts in a run of this descent: then both are "". What it is called else, and why.
+struct Verdict {
+    std::string kind, why;
+};
+
+Verdict judge(const StepFolder& at, const Descent& descent, Contents contents = Contents::kAll) {
+    const CheckpointFacts facts = inspect_checkpoint(at.path, contents);
+    if (!facts.damage.empty()) { return {"damaged", facts.damage}; }
     const RunRecord& record = facts.record;
-    *kind = "foreign";
     const std::string ours = descent.empty() ? "" : descent.front().id,
                       its = record.descent.empty() ? "" : record.descent.front().id;
-    if (its != ours) { return fmt::format("{}: of another run ({}, not {})", at.path, its, ours); }
-    if (record.state.step != at.step) {
-        return fmt::format("{}: its name says step {}, run.json {}", at.path, at.step, record.state.step);
+    if (its != ours) {
+        return {"foreign", fmt::format("{}: of another run ({}, not {})", at.path, its, ours)};
     }
-    if (lies_on(descent, record.descent, at.step)) { return ""; }
-    *kind = "abandoned";
-    return at.path + ": abandoned: the run went on from a step before it";
+    if (record.state.step != at.step) {
+        return {"foreign",
+                fmt::format("{}: its name says step {}, run.json {}", at.path, at.step, record.state.step)};
+    }
+    if (lies_on(descent, record.descent, at.step)) { return {}; }
+    return {"abandoned", at.path + ": abandoned: the run went on from a step before it"};
 }
 
-std::optional<std::string> log_of_folder(const std::string& run_folder) {
-    return read_whole(run_folder + "/log.jsonl", std::numeric_limits<int64_t>::max());
+// "" if there is none
+std::string log_of_folder(const std::string& run_folder) {
+    return read_whole(run_folder + "/log.jsonl", std::numeric_limits<int64_t>::max()).value_or("");
 }
 
 // Whether the run of a log began with its first step and saved no checkpoint. A log of format 1, whose start is
@@ -50,32 +58,22 @@ bool saved_nothing(const std::string& log) {
            log.find("\n{\"event\":\"save\",") == std::string::npos;
 }
 
-// the descent that a run folder's log follows; nothing: no log, or one without steps and descents
-std::optional<Descent> descent_of_folder(const std::string& run_folder) {
-    const auto log = log_of_folder(run_folder);
-    if (!log) { return std::nullopt; }
-    auto descent = descent_of_log(*log, run_folder + "/log.jsonl");
-    if (descent || !has_steps(*log)) { return descent; }
-    return Descent();  // of an earlier version
-}
-
 // without a log: the descent of the newest intact checkpoint, on which all others must lie
 Descent descent_of_checkpoints(const std::vector<StepFolder>& steps) {
     std::optional<Descent> descent;
-    std::string newest, kind;
+    std::string newest;
     for (const StepFolder& at : steps) {
-        CheckpointFacts facts = inspect_checkpoint(at.path, descent ? Contents::kRecord : Contents::kAll);
-        if (!facts.damage.empty()) { continue; }
         if (!descent) {
-            descent = facts.record.descent;
-            newest = at.path;
-        } else if (!off_descent(*descent, facts, at, &kind).empty()) {
-            throw Error(
-                kExitBadInput,
-                fmt::format("{} and {} do not belong to one line of a run, and no log.jsonl says which "
-                            "counts. Name the one to go on from: --resume FOLDER.",
-                            newest, at.path));
+            const CheckpointFacts facts = inspect_checkpoint(at.path);
+            if (facts.damage.empty()) { descent = facts.record.descent, newest = at.path; }
+            continue;
         }
+        const std::string kind = judge(at, *descent, Contents::kRecord).kind;
+        if (kind.empty() || kind == "damaged") { continue; }
+        throw Error(kExitBadInput,
+                    "{} and {} do not belong to one line of a run, and no log.jsonl says which counts. "
+                    "Name the one to go on from: --resume FOLDER.",
+                    newest, at.path);
     }
     return descent.value_or(Descent());
 }
@@ -96,14 +94,6 @@ std::string identity(const std::string& checkpoint) {
     return all;
 }
 
-bool is_intact(const std::string& checkpoint, KnownIntact* known, std::string* damage) {
-    auto found = known->find(checkpoint);
-    if (found != known->end() && found->second == identity(checkpoint)) { return true; }
-    *damage = inspect_checkpoint(checkpoint).damage;
-    if (damage->empty()) { note_intact(checkpoint, known); }
-    return damage->empty();
-}
-
 // "run/step_00001000" -> "run/DONE_00001000"
 std::string done_file(const std::string& checkpoint) {
     const fs::path path(checkpoint);
@@ -114,7 +104,7 @@ std::string done_file(const std::string& checkpoint) {
 void remove_checkpoint(const std::string& path) {
     std::error_code error;
     fs::remove(done_file(path), error);
-    std::string leftover = fmt::format("{}.tmp-{}", path, (int)getpid());
+    const std::string leftover = fmt::format("{}.tmp-{}", path, (int)getpid());
     fs::rename(path, leftover, error);
     fs::remove_all(error ? path : leftover, error);
 }
@@ -123,55 +113,52 @@ void remove_checkpoint(const std::string& path) {
 
 std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
     const std::vector<StepFolder> steps = list_steps(run_folder);
-    const std::optional<Descent> of_log = descent_of_folder(run_folder);
+    const std::string path = run_folder + "/log.jsonl", log = log_of_folder(run_folder);
+    std::optional<Descent> of_log = descent_of_log(log, path);
+    if (!of_log && has_steps(log)) { of_log.emplace(); }  // of an earlier version
     const Descent descent = of_log ? *of_log : descent_of_checkpoints(steps);
-    if (!of_log && !steps.empty() && log_of_folder(run_folder)) {
-        *notes += run_folder + "/log.jsonl: emptied: the run is known by its checkpoints alone\n";
+    if (!of_log && !steps.empty() && file_kind(path) != FileKind::kMissing) {
+        *notes += path + ": emptied: the run is known by its checkpoints alone\n";
     }
-    std::string passed, kind;  // kind: "" as long as none is intact
+    std::string passed;
+    bool intact = false;
     for (const StepFolder& at : steps) {
-        CheckpointFacts facts = inspect_checkpoint(at.path);
-        std::string why = facts.damage.empty() ? off_descent(descent, facts, at, &kind) : facts.damage;
-        if (why.empty()) {
+        const Verdict verdict = judge(at, descent);
+        if (verdict.kind.empty()) {
             *notes += passed;
             return at.path;
         }
-        passed += "passed over: " + why + "\n";
+        passed += "passed over: " + verdict.why + "\n";
+        intact = intact || verdict.kind != "damaged";
     }
-    if (steps.empty() && !of_log) { return ""; }
-    const std::string log = log_of_folder(run_folder).value_or("");
-    if (steps.empty() && !has_steps(log)) { return ""; }
-    if (steps.empty() && saved_nothing(log)) {
+    if (!steps.empty()) {
+        throw Error(kExitBadInput,
+                    "{}: no checkpoint in it is intact and of the run that log.jsonl is of:\n{}To train from "
+                    "the beginning, choose another --out{}.",
+                    run_folder, passed,
+                    intact ? "; to go on from one that is intact: --resume FOLDER --out NEW" : "");
+    }
+    if (!has_steps(log)) { return ""; }
+    if (saved_nothing(log)) {
         *notes += run_folder + ": its run has saved nothing yet (--save-every N saves as it goes)\n";
         return "";
     }
-    if (!steps.empty()) {
-        throw Error(
-            kExitBadInput,
-            fmt::format(
-                "{}: no checkpoint in it is intact and of the run that log.jsonl is of:\n{}To train from "
-                "the beginning, choose another --out{}.",
-                run_folder, passed,
-                kind.empty() ? "" : "; to go on from one that is intact: --resume FOLDER --out NEW"));
-    }
-    throw Error(
-        kExitBadInput,
-        fmt::format("{}: log.jsonl has steps, but there is no checkpoint to go on from. To train from the "
-                    "beginning, choose another --out{}.",
-                    run_folder,
-                    descent.size() > 1
-                        ? "; to go on from the checkpoint that this run began with (\"resume\" in its "
-                          "log.jsonl): --resume FOLDER"
-                        : ""));
+    throw Error(kExitBadInput,
+                "{}: log.jsonl has steps, but there is no checkpoint to go on from. To train from the "
+                "beginning, choose another --out{}.",
+                run_folder,
+                descent.size() > 1 ? "; to go on from the checkpoint that this run began with (\"resume\" in "
+                                     "its log.jsonl): --resume FOLDER"
+                                   : "");
 }
 
 void require_no_run_folder(const std::string& checkpoint) {
     const std::string newest = newest_step(checkpoint);
     if (newest.empty()) { return; }
     throw Error(kExitBadInput,
-                checkpoint + ": a run folder, not a checkpoint. To go on in it: --resume auto --out " +
-                    shell_word(checkpoint) + "; to begin another run with its newest checkpoint: --resume " +
-                    shell_word(newest) + " --out NEW.");
+                "{}: a run folder, not a checkpoint. To go on in it: --resume auto --out {}; to begin "
+                "another run with its newest checkpoint: --resume {} --out NEW.",
+                checkpoint, shell_word(checkpoint), shell_word(newest));
 }
 
 std::string run_folder_of(const std::string& checkpoint) {
@@ -182,29 +169,20 @@ std::string run_folder_of(const std::string& checkpoint) {
     return folder.empty() ? "." : folder;
 }
 
-namespace {
-
-// what a run left that ended before its first save
-std::string put_aside(const std::string& path) {
-    const std::string name = free_name(path, "unsaved");
-    if (std::rename(path.c_str(), name.c_str()) != 0) {
-        throw Error(kExitUsage, fmt::format("{}: cannot be renamed to {}: {}. Choose another --out.", path,
-                                            name, std::strerror(errno)));
-    }
-    return path + ": of a run that ended before its first save; now " + name + "\n";
-}
-
-}  // namespace
-
 std::string put_log_aside(const std::string& run_folder) {
-    const std::string path = run_folder + "/log.jsonl";
-    const std::string log = log_of_folder(run_folder).value_or("");
+    const std::string log = log_of_folder(run_folder);
     if (!has_steps(log) || !list_steps(run_folder).empty() || !saved_nothing(log)) { return ""; }
-    std::string done = put_aside(path);
+    std::string done;
     // the disk may have had room for the model alone
-    const std::string model = run_folder + "/model.bin";
-    std::error_code ignored;
-    if (fs::is_regular_file(model, ignored)) { done += put_aside(model); }
+    for (const std::string& path : {run_folder + "/log.jsonl", run_folder + "/model.bin"}) {
+        if (file_kind(path) != FileKind::kFile) { continue; }
+        const std::string name = free_name(path, "unsaved");
+        if (std::rename(path.c_str(), name.c_str()) != 0) {
+            throw Error(kExitUsage, "{}: cannot be renamed to {}: {}. Choose another --out.", path, name,
+                        std::strerror(errno));
+        }
+        done += path + ": of a run that ended before its first save; now " + name + "\n";
+    }
     return done;
 }
 
@@ -212,51 +190,42 @@ void require_no_run(const std::string& run_folder) {
     require_no_steps(run_folder);
     if (!list_steps(run_folder).empty()) {
         throw Error(kExitUsage,
-                    run_folder +
-                        ": this folder holds a run already (step_ folders). Choose another --out, or go "
-                        "on with it by --resume auto.");
+                    "{}: this folder holds a run already (step_ folders). Choose another --out, or go on "
+                    "with it by --resume auto.",
+                    run_folder);
     }
-    std::error_code ignored;
     for (const char* name : {"model.bin", "config.json", "model.safetensors"}) {
-        if (!fs::is_regular_file(run_folder + "/" + name, ignored)) { continue; }
-        throw Error(
-            kExitUsage,
-            fmt::format("{}: this folder holds a model already ({}), which the run's own would replace or be "
-                        "mistaken for. Choose another --out.",
-                        run_folder, name));
+        if (file_kind(run_folder + "/" + name) != FileKind::kFile) { continue; }
+        throw Error(kExitUsage,
+                    "{}: this folder holds a model already ({}), which the run's own would replace or be "
+                    "mistaken for. Choose another --out.",
+                    run_folder, name);
     }
 }
 
 std::string set_aside(const std::string& run_folder, const Descent& descent) {
-    std::string done, kind;
+    std::string done;
     for (const StepFolder& at : list_steps(run_folder)) {
-        CheckpointFacts facts = inspect_checkpoint(at.path, Contents::kRecord);
-        std::string why = facts.damage.empty() ? off_descent(descent, facts, at, &kind) : facts.damage;
-        if (why.empty()) { continue; }  // to read all that may yet count would take long
-        if (kind == "abandoned" && facts.damage.empty()) { facts = inspect_checkpoint(at.path); }
-        if (!facts.damage.empty()) {
-            why = facts.damage;
-            kind = "damaged";
-        }
-        std::string name = free_name(at.path, kind);
+        Verdict verdict = judge(at, descent, Contents::kRecord);
+        if (verdict.kind.empty()) { continue; }  // to read all that may yet count would take long
+        if (verdict.kind == "abandoned") { verdict = judge(at, descent); }
+        const std::string name = free_name(at.path, verdict.kind);
         std::error_code error;
         fs::remove(done_file(at.path), error);
         fs::rename(at.path, name, error);
-        done += why + (error ? "; cannot be renamed: " + error.message() : "; now " + name) + "\n";
+        done += verdict.why + (error ? "; cannot be renamed: " + error.message() : "; now " + name) + "\n";
     }
     return done;
 }
 
 void mark_done(const std::string& checkpoint) { FileWriter(done_file(checkpoint)).commit(); }
 
-void note_intact(const std::string& checkpoint, KnownIntact* known) {
-    (*known)[checkpoint] = identity(checkpoint);
-}
-
 std::string remove_old_checkpoints(const std::string& run_folder, const Descent& descent, int64_t step,
                                    const Retention& keep, KnownIntact* known) {
-    std::string passed, kind, damage;
+    std::string passed;
     if (keep.newest <= 0) { return passed; }
+    const std::string saved = checkpoint_name(run_folder, step);
+    (*known)[saved] = identity(saved);
     int64_t counted = 0;
     bool seen = false;  // the one just saved: without it nothing is known to be newer
     for (const StepFolder& at : list_steps(run_folder)) {
@@ -265,15 +234,20 @@ std::string remove_old_checkpoints(const std::string& run_folder, const Descent&
             at.step == keep.best) {
             continue;
         }
-        CheckpointFacts facts = inspect_checkpoint(at.path, Contents::kRecord);
-        std::string why = off_descent(descent, facts, at, &kind);
-        if (why.empty() && counted >= keep.newest) {
+        Verdict verdict = judge(at, descent, Contents::kRecord);
+        if (verdict.kind.empty() && counted >= keep.newest) {
             known->erase(at.path);
             remove_checkpoint(at.path);
-        } else if (why.empty() && is_intact(at.path, known, &damage)) {
+            continue;
+        }
+        const std::string now = identity(at.path);
+        const bool read_before = known->contains(at.path) && known->at(at.path) == now;
+        if (verdict.kind.empty() && !read_before) { verdict = judge(at, descent); }
+        if (verdict.kind.empty()) {
+            (*known)[at.path] = now;
             counted++;
         } else {
-            passed += "not counted by --keep: " + (why.empty() ? damage : why) + "\n";
+            passed += "not counted by --keep: " + verdict.why + "\n";
         }
     }
     return passed;
@@ -290,33 +264,139 @@ void take_back_replaced(const std::string& run_folder) {
         } else {
             fs::remove_all(old, error);
         }
-        if (error) {
-            throw Error(
-                kExitSaveFailed,
-                fmt::format(
+        if (!error) { continue; }
+        throw Error(kExitSaveFailed,
                     "{}: a save that was cut short left it, and it cannot be renamed to {} or, where that is "
                     "there, deleted: {}. Do so by hand.",
-                    old, path, error.message()));
-        }
+                    old, path, error.message());
     }
 }
 
 void remove_leftovers(const std::string& run_folder) {
+    std::vector<const char*> ours = {"step_",     "DONE_",       "model.bin",
+                                     "log.jsonl", "config.toml", "report.html"};
+    ours.insert(ours.end(), std::begin(kTokenizerFiles), std::end(kTokenizerFiles));
     for (const std::string& name : folder_names(run_folder).value_or(std::vector<std::string>())) {
-        const std::string digits = name.starts_with("DONE_") ? name.substr(5) : "";
-        const bool stale = !digits.empty() && digits.find_first_not_of("0123456789") == digits.npos &&
-                           file_kind(run_folder + "/step_" + digits) == FileKind::kMissing;
-        size_t mark = name.rfind(".tmp-");
-        bool ours = false;
-        for (const char* start : {"step_", "DONE_", "model.bin", "log.jsonl", "config.toml", "report.html"}) {
-            ours = ours || name.starts_with(start);
+        const std::string step = name.starts_with("DONE_") ? name.substr(5) : "";
+        const bool stale = !step.empty() && step.find_first_not_of("0123456789") == step.npos &&
+                           file_kind(run_folder + "/step_" + step) == FileKind::kMissing;
+        const size_t mark = name.rfind(".tmp-");
+        const bool cut_short =
+            mark != name.npos && name.find_first_not_of("0123456789-", mark + 5) == name.npos &&
+            std::ranges::any_of(ours, [&](const char* start) { return name.starts_with(start); });
+        std::error_code ignored;
+        if (stale || cut_short) { fs::remove_all(run_folder + "/" + name, ignored); }
+    }
+}
+
+// ---- a model by its name
+
+namespace {
+
+bool is_there(const fs::path& path) {
+    std::error_code ignored;
+    return fs::exists(path, ignored);
+}
+
+std::string folder_of(const fs::path& path) {
+    const std::string folder = path.parent_path().string();
+    return folder.empty() ? "." : folder;
+}
+
+NamedModel checkpoint_model(const std::string& folder) {
+    const std::string damage = inspect_checkpoint(folder, Contents::kWeights).damage;
+    if (!damage.empty()) {
+        throw Error(kExitBadInput, damage + ". Name another step_ folder, or a run's model.bin.");
+    }
+    const std::string file = folder + "/model.safetensors";
+    const bool has_tokenizer = std::ranges::any_of(
+        kTokenizerFiles, [&](const char* name) { return is_there(fs::path(folder) / name); });
+    return {std::make_unique<HfModel>(file), file, has_tokenizer ? folder : folder_of(folder)};
+}
+
+// The newest step_ folder, unless log.jsonl says that the run ended with it or after it; then "". A run writes model.bin
+// before that line; one that is lengthened drops the line, and keeps the model.bin of its earlier end until its new end.
+// The times of files say nothing: a copy has its own.
+std::string newer_step(const std::string& folder) {
+    const std::string newest = newest_step(folder),
+                      end = "\n{\"event\":\"end\",\"step\":", log = log_of_folder(folder);
+    const size_t at = log.rfind(end);
+    if (newest.empty() || at == log.npos) { return newest; }
+    const std::string last = checkpoint_name(folder, std::atoll(log.c_str() + at + end.size()));
+    return std::pair(last.size(), last) < std::pair(newest.size(), newest) ? newest : "";
+}
+
+// the newest checkpoint of a run folder without a model.bin
+NamedModel newest_model(const std::string& folder, std::string* notes) {
+    std::string newest = newest_step(folder), passed;
+    // a run that goes on may have deleted what was just found, or listed (--keep 1): then its next one is there
+    const auto changed = [&] { return std::exchange(newest, newest_step(folder)) != newest; };
+    do {
+        passed.clear();
+        try {
+            const std::string checkpoint = find_checkpoint(folder, &passed);
+            if (checkpoint.empty()) { continue; }
+            NamedModel model = checkpoint_model(checkpoint);
+            *notes += passed;
+            return model;
+        } catch (const Error&) {
+            if (!changed()) { throw; }
+            newest = "?";  // once more
         }
-        for (const char* start : kTokenizerFiles) { ours = ours || name.starts_with(start); }
-        if (stale || (ours && mark != std::string::npos &&
-                      name.find_first_not_of("0123456789-", mark + 5) == std::string::npos)) {
-            std::error_code ignored;
-            fs::remove_all(run_folder + "/" + name, ignored);
-        }
+    } while (changed());
+    *notes += passed;
+    throw Error(kExitBadInput,
+                "{}: no model in this folder. Expected model.bin or a step_ folder, as train_gpt2 leaves "
+                "them, or config.json and model.safetensors, as Hugging Face's GPT-2 has them.{}",
+                folder, notes->empty() ? "" : "\n" + notes->substr(0, notes->size() - 1));
+}
+
+NamedModel folder_model(const std::string& name, std::string* notes) {
+    const auto has = [&](const char* file) { return is_there(fs::path(name) / file); };
+    if (has("MANIFEST")) { return checkpoint_model(name); }
+    if (has("config.json") && (has("model.bin") || has("log.jsonl"))) {
+        throw Error(kExitBadInput,
+                    "{}: a run and Hugging Face's GPT-2 (config.json) are both in this folder. Name the one "
+                    "to use: its model.bin, a step_ folder, or model.safetensors.",
+                    name);
+    }
+    if (has("config.json")) { return {std::make_unique<HfModel>(name), name, name}; }
+    if (!has("model.bin")) { return newest_model(name, notes); }
+    const std::string file = (fs::path(name) / "model.bin").string(), newer = newer_step(name);
+    if (!newer.empty()) {
+        *notes += fmt::format(
+            "{}: log.jsonl does not say that the run ended with these weights: name {} for its newest "
+            "checkpoint's.\n",
+            file, newer);
+    }
+    return {std::make_unique<ModelFile>(file), file, name};
+}
+
+}  // namespace
+
+NamedModel open_model(const std::string& given, std::string* notes) {
+    std::string name = given;
+    while (name.size() > 1 && name.back() == '/') { name.pop_back(); }
+    std::error_code ignored;
+    if (fs::is_directory(name, ignored)) { return folder_model(name, notes); }
+    if (name.ends_with(".safetensors")) { return {std::make_unique<HfModel>(name), name, folder_of(name)}; }
+    if (is_there(name)) { return {std::make_unique<ModelFile>(name), name, folder_of(name)}; }
+    throw Error(kExitBadInput,
+                "{}: cannot open: No such file or folder. Expected a run folder, a step_ folder, a *.bin, or "
+                "a folder with Hugging Face's GPT-2: check its name. (A model that is only on the Hugging "
+                "Face hub must be downloaded to a folder first.)",
+                name);
+}
+
+void load_start(Model* model, uint64_t seed, const std::string& checkpoint, const std::string& model_name) {
+    model->init(seed);
+    if (!checkpoint.empty()) {
+        const Checkpoint source(checkpoint);
+        model->set_updates(source.record().state.updates);
+        load_checkpoint(source, writer(model));
+    } else if (!model_name.empty()) {
+        std::string notes;
+        load_model(*open_model(model_name, &notes).source, writer(model));
     }
 }
 

@@ -1,15 +1,16 @@
 // A run folder: which of the checkpoints in it belong to the run, which one a run goes on from, and which
-// stay. A checkpoint counts if it is intact and lies on the line of descent that log.jsonl follows (see
-// formats/checkpoint.h); damaged ones, abandoned ones (a later start went back to before them) and those of other
+// stay; and the one place that finds a model by its name. A checkpoint counts if it is intact and lies on the line of descent that log.jsonl follows (see
+// formats/record.h); damaged ones, abandoned ones (a later start went back to before them) and those of other
 // runs are never taken and never counted.
 // All throw CannotRead, and change nothing, where the folder cannot be read.
 #pragma once
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
-#include <vector>
 
-#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/formats/record.h"
+#include "llmc/model/model_source.h"
 
 namespace llmc {
 
@@ -37,11 +38,6 @@ void require_no_run(const std::string& run_folder);
 // .foreign; returns what was done, a line each.
 std::string set_aside(const std::string& run_folder, const Descent& descent);
 
-// Which checkpoints are known to be intact, by their names and what the system says about their files: those
-// need not be read again.
-using KnownIntact = std::map<std::string, std::string>;
-void note_intact(const std::string& checkpoint, KnownIntact* known);
-
 // llm.c's DONE_00001000 beside step_00001000, for scripts that wait for it: the checkpoint, which is complete, gets
 // it, and loses it where it is deleted or set aside. Throws Error(kExitSaveFailed).
 void mark_done(const std::string& checkpoint);
@@ -51,6 +47,10 @@ struct Retention {
     int64_t major = 0;   // those of steps divisible by it are neither counted nor deleted; 0: there are none
     int64_t best = -1;   // nor is that of this step; -1: there is none
 };
+
+// Which checkpoints are known to be intact, by their names and what the system says about their files: those
+// need not be read again.
+using KnownIntact = std::map<std::string, std::string>;
 
 // Deletes the checkpoints on this line but the newest intact ones of those up to this step, which is just
 // saved, and those that are never deleted. Returns what was passed over, a line each.
@@ -65,5 +65,22 @@ void take_back_replaced(const std::string& run_folder);
 // Deletes temporaries of saves that a kill or a power loss ended (NAME.tmp-PID), and each DONE_ file without its
 // checkpoint. Only under the run's lock.
 void remove_leftovers(const std::string& run_folder);
+
+struct NamedModel {
+    std::unique_ptr<ModelSource> source;
+    std::string path;    // what was opened: a file, or a Hugging Face folder
+    std::string folder;  // where its tokenizer is, if it has one: the run folder or the Hugging Face folder
+};
+
+// What a user may call a model:
+//   a run folder: its model.bin, which a finished run has, else its newest checkpoint
+//   a checkpoint folder (step_00001000), with or without its optimizer.safetensors; a model file (*.bin)
+//   a Hugging Face GPT-2: the folder, or a *.safetensors in it
+// Throws Error(kExitBadInput) unless it is there and right; notes about damaged checkpoints go to *notes.
+NamedModel open_model(const std::string& name, std::string* notes);
+
+// What a run begins with: a checkpoint's weights, moments and updates; else the weights of a model of this name; else, as both
+// are "", new ones.
+void load_start(Model* model, uint64_t seed, const std::string& checkpoint, const std::string& model_name);
 
 }  // namespace llmc

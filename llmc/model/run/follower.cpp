@@ -9,7 +9,7 @@
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/eval/validation.h"
 #include "llmc/model/run/data.h"
-#include "llmc/model/run/open_model.h"
+#include "llmc/model/run/folder.h"
 
 namespace llmc {
 
@@ -31,30 +31,29 @@ void check_ranks(const Model& model, Comm& comm, int every, int64_t step) {
     for (size_t i = kNumTensors; i < all.size(); i++) {
         const size_t tensor = i % kNumTensors;
         if (all[i] == all[tensor]) { continue; }
-        throw Error(
-            kExitPeerLost,
-            fmt::format(
-                "step {}: rank {} computes with another {} than rank 0. A GPU's memory or an exchange "
-                "has failed; --resume auto goes on from the last checkpoint.",
-                (long long)step + 1, i / kNumTensors, kTensors[tensor].name));
+        throw Error(kExitPeerLost,
+                    "step {}: rank {} computes with another {} than rank 0. A GPU's memory or an exchange "
+                    "has failed; --resume auto goes on from the last checkpoint.",
+                    (long long)step + 1, i / kNumTensors, kTensors[tensor].name);
     }
 }
 
-SharedPlan share_plan(Comm& comm, SharedPlan plan, const std::string& options_text) {
-    comm.from_root("the plan", std::span(&plan.numbers, 1));
-    plan.checkpoint = comm.text_from_root("the checkpoint's name", plan.checkpoint);
-    plan.model_file = comm.text_from_root("the model's name", plan.model_file);
-    plan.inputs = comm.text_from_root("what rank 0 reads", plan.inputs);
+void share_plan(Comm& comm, SharedPlan* plan, const std::string& options_text) {
+    comm.from_root("the model's sizes", std::span(&plan->config, 1));
+    comm.from_root("the groups of micro-batches", std::span(&plan->reduce_groups, 1));
+    plan->checkpoint = comm.text_from_root("the checkpoint's name", plan->checkpoint);
+    plan->model_file = comm.text_from_root("the model's name", plan->model_file);
+    plan->inputs = parse_run_record(comm.text_from_root("what rank 0 reads", to_json(plan->inputs)),
+                                    "what rank 0 reads");
     const std::string root_options = comm.text_from_root("the options", options_text);
-    if (root_options == options_text) { return plan; }
+    if (root_options == options_text) { return; }
     size_t at = 0;
     while (root_options[at] == options_text[at]) { at++; }
     const size_t begin = options_text.rfind('\n', at) + 1;
     auto line = [&](const std::string& text) { return text.substr(begin, text.find('\n', begin) - begin); };
-    throw Error(
-        kExitUsage,
-        fmt::format("this rank was started with '{}', rank 0 with '{}'. Start all with the same options.",
-                    line(options_text), line(root_options)));
+    throw Error(kExitUsage,
+                "this rank was started with '{}', rank 0 with '{}'. Start all with the same options.",
+                line(options_text), line(root_options));
 }
 
 std::vector<int64_t> micro_batches_of(int rank, int ranks, int groups, int64_t micro_batches) {
@@ -68,95 +67,58 @@ std::vector<int64_t> micro_batches_of(int rank, int ranks, int groups, int64_t m
 
 namespace {
 
-class Follower {
-public:
-    Follower(const Options& options, const ModelFactory& factory, const Needs& needs, Comm& comm)
-        : comm_(comm),
-          plan_(share_plan(comm, {}, config_text(options))),
-          o_(resolved(options, plan_.numbers)),
-          factory_(factory),
-          settings_(model_settings(o_, &comm)) {
-        const RankPlan& p = plan_.numbers;
-        data_.emplace(o_.train_data, o_.seq_len, o_.seed, o_.raw_tokens);
-        if (!o_.val_data.empty()) { val_.emplace(o_, data_->vocab_size(), p.end_of_text); }
-        require_memory(factory_.plan(p.config, o_.batch, o_.seq_len, settings_), o_, needs, p.config);
-        compare_inputs();
-        mine_ = micro_batches_of(comm.rank(), comm.size(), p.reduce_groups, p.micro_batches);
-        batches_.resize(mine_.size());
-    }
-
-    // until rank 0 says that the run ends; the exit code
-    int run() {
-        const auto made = factory_.make(plan_.numbers.config, o_.batch, o_.seq_len, settings_);
-        Model& model = *made;
-        load_start(&model, o_.seed, plan_.checkpoint, plan_.model_file);
-        stop_when_out_of_memory();
-        for (;;) {
-            const RankTask task = pass_on(comm_, {});
-            switch (task.task) {
-                case Task::kStep:
-                    step(model, task.params);
-                    break;
-                case Task::kValidate:
-                    val_->loss(model, o_.batch, comm_);
-                    break;
-                case Task::kGather:
-                    model.finish();
-                    model.gather();
-                    break;
-                case Task::kEnd:
-                    return task.exit_code;
-            }
-        }
-    }
-
-private:
-    // what rank 0 worked out
-    static Options resolved(Options o, const RankPlan& numbers) {
-        o.reduce_groups = numbers.reduce_groups;
-        o.optimizer = numbers.muon != 0 ? Optimizer::kMuon : Optimizer::kAdamW;
-        return o;
-    }
-
-    void compare_inputs() {
-        comm_.take_time(true);  // to read all of its data
-        const RunRecord root = parse_run_record(plan_.inputs, "what rank 0 reads");
-        RunRecord mine = read_here(root, o_, data_->set(), val_ ? &val_->data().set() : nullptr,
-                                   factory_.device(settings_).name);
-        mine.settings["weights"] = weights_digest(plan_.checkpoint, plan_.model_file);
-        mine.settings["entropy"] = fmt::format("{:g}", val_ ? val_->entropy() : 0);
-        require_same_inputs(root, mine, o_, plan_.checkpoint + plan_.model_file);
-        comm_.take_time(false);
-    }
-
-    void step(Model& model, const StepParams& params) {
-        const int64_t first = (params.step - plan_.numbers.data_start) * plan_.numbers.rows_per_step;
-        for (size_t i = 0; i < mine_.size(); i++) {
-            data_->read(first + mine_[i] * o_.batch, o_.batch, &batches_[i]);
-        }
-        if (!model.enqueue_step(batches_, params)) { return; }
-        check_ranks(model, comm_, o_.check_ranks, params.step);
-        while (model.poll()) {}
-        for (int64_t k : mine_) {
-            data_->prefetch(first + plan_.numbers.rows_per_step + k * o_.batch, o_.batch);
-        }
-    }
-
-    Comm& comm_;
-    const SharedPlan plan_;
-    const Options o_;
-    const ModelFactory factory_;
-    const ModelSettings settings_;
-    std::optional<DataLoader> data_;
-    std::optional<Validator> val_;
-    std::vector<int64_t> mine_;  // which micro-batches of a step
-    std::vector<Batch> batches_;
-};
+// that this rank computes with what rank 0 does
+void compare_inputs(const SharedPlan& plan, const Options& o, const DataLoader& data,
+                    const std::optional<Validator>& val, const std::string& device) {
+    RunRecord mine = read_here(plan.inputs, o, data.set(), val ? &val->data().set() : nullptr, device);
+    note_inputs(plan.checkpoint, plan.model_file, val ? val->entropy() : 0, &mine);
+    require_same_inputs(plan.inputs, mine, o, plan.checkpoint + plan.model_file);
+}
 
 }  // namespace
 
-int follow(const Options& options, const ModelFactory& factory, const Needs& needs, Comm& comm) {
-    return Follower(options, factory, needs, comm).run();
+int follow(const Options& given, Models models, Comm& comm) {
+    SharedPlan plan;
+    share_plan(comm, &plan, config_text(given));
+    Options o = given;
+    o.reduce_groups = plan.reduce_groups;
+    o.optimizer = plan.inputs.state.optimizer;
+    const ModelFactory factory = models(o);
+    const ModelSettings settings = model_settings(o, &comm);
+    DataLoader data(o.train_data, o.seq_len, o.seed, o.raw_tokens);
+    std::optional<Validator> val;
+    if (!o.val_data.empty()) { val.emplace(o, data.vocab_size(), plan.inputs.end_of_text); }
+    require_memory(factory.plan(plan.config, o.batch, o.seq_len, settings), o, models, plan.config);
+    comm.take_time(true);  // to read all of its data
+    compare_inputs(plan, o, data, val, factory.device(settings).name);
+    comm.take_time(false);
+
+    const std::unique_ptr<Model> model = factory.make(plan.config, o.batch, o.seq_len, settings);
+    load_start(model.get(), o.seed, plan.checkpoint, plan.model_file);
+    stop_when_out_of_memory();
+    const int64_t rows = plan.inputs.state.rows_per_step;
+    const auto mine = micro_batches_of(comm.rank(), comm.size(), o.reduce_groups, rows / o.batch);
+    std::vector<Batch> batches(mine.size());
+    const auto step = [&](const StepParams& params) {
+        const int64_t first = (params.step - plan.inputs.data_start) * rows;
+        for (size_t i = 0; i < mine.size(); i++) {
+            data.read(first + mine[i] * o.batch, o.batch, &batches[i]);
+        }
+        if (!model->enqueue_step(batches, params)) { return; }
+        check_ranks(*model, comm, o.check_ranks, params.step);
+        while (model->poll()) {}
+        for (int64_t k : mine) { data.prefetch(first + rows + k * o.batch, o.batch); }
+    };
+    for (;;) {
+        const RankTask task = pass_on(comm, {});
+        if (task.task == Task::kEnd) { return task.exit_code; }
+        if (task.task == Task::kStep) { step(task.params); }
+        if (task.task == Task::kValidate) { val->loss(*model, o.batch, comm); }
+        if (task.task == Task::kGather) {
+            model->finish();
+            model->gather();
+        }
+    }
 }
 
 }  // namespace llmc

@@ -7,6 +7,7 @@
 
 #include "llmc/host/options/options.h"
 #include "llmc/host/ranks/comm.h"
+#include "llmc/model/formats/record.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 #include "llmc/model/run/plan.h"
@@ -35,26 +36,20 @@ RankTask pass_on(Comm& comm, RankTask task);
 void check_ranks(const Model& model, Comm& comm, int every, int64_t step);
 
 // what the other ranks need of rank 0's plan
-struct RankPlan {
-    GPT2Config config;
-    int32_t reduce_groups = 1, end_of_text = 0;
-    int64_t data_start = 0, rows_per_step = 0, micro_batches = 0;
-    int32_t muon = 0;
-};
-
 struct SharedPlan {
-    RankPlan numbers;
+    GPT2Config config;
+    int reduce_groups = 1;
     std::string checkpoint, model_file;  // as in RunPlan
-    std::string inputs;                  // as require_same_inputs() compares them, by to_json()
+    RunRecord inputs;                    // as require_same_inputs() compares them
 };
 
 // Rank 0's plan, in all ranks. Throws Error(kExitUsage) if a rank was started with other options.
-SharedPlan share_plan(Comm& comm, SharedPlan plan, const std::string& options_text);
+void share_plan(Comm& comm, SharedPlan* plan, const std::string& options_text);
 
 // Which micro-batches of a step a rank computes, in order: those of its groups (see ModelSettings).
 std::vector<int64_t> micro_batches_of(int rank, int ranks, int groups, int64_t micro_batches);
 
 // The run in a rank other than 0, until rank 0 says that it ends; the exit code.
-int follow(const Options& options, const ModelFactory& factory, const Needs& needs, Comm& comm);
+int follow(const Options& options, Models models, Comm& comm);
 
 }  // namespace llmc

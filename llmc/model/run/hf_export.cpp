@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <utility>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/file_io.h"
@@ -12,13 +11,16 @@
 
 namespace llmc {
 
+namespace fs = std::filesystem;
+
 void require_empty_folder(const std::string& folder, const std::string& cure) {
     std::error_code ignored;
-    if (std::filesystem::exists(folder, ignored) && !std::filesystem::is_directory(folder, ignored)) {
+    if (!fs::exists(folder, ignored)) { return; }
+    if (!fs::is_directory(folder, ignored)) {
         throw Error(kExitUsage,
                     folder + ": this is a file. Expected an empty folder, or a name that is free.");
     }
-    if (std::filesystem::exists(folder, ignored) && !std::filesystem::is_empty(folder, ignored)) {
+    if (!fs::is_empty(folder, ignored)) {
         throw Error(kExitUsage, folder + ": not an empty folder. " + cure);
     }
 }
@@ -26,31 +28,18 @@ void require_empty_folder(const std::string& folder, const std::string& cure) {
 void require_no_run_there(const std::string& folder, const std::string& cure) {
     std::error_code ignored;
     for (const char* name : {"MANIFEST", "log.jsonl", "model.bin"}) {
-        if (!std::filesystem::exists(folder + "/" + name, ignored)) { continue; }
-        throw Error(kExitUsage, fmt::format("{}: the folder of a run, or a checkpoint (it has {}). {}",
-                                            folder, name, cure));
+        if (!fs::exists(folder + "/" + name, ignored)) { continue; }
+        throw Error(kExitUsage, "{}: the folder of a run, or a checkpoint (it has {}). {}", folder, name,
+                    cure);
     }
 }
 
 namespace {
 
-// Throws if files of a tokenizer would stay beside a model that they are not of.
-void require_no_other_tokenizer(const std::string& folder, const TextFiles& written) {
-    for (const char* name : kTokenizerFiles) {
-        if (written.contains(name) || file_kind(folder + "/" + name) == FileKind::kMissing) { continue; }
-        throw Error(
-            kExitUsage,
-            fmt::format(
-                "{}/{}: of an earlier export, and not of this model. Give its --tokenizer, or choose another "
-                "folder.",
-                folder, name));
-    }
-}
-
 // absolute, without links and without a slash at its end
-std::filesystem::path place_of(const std::string& folder) {
+fs::path place_of(const std::string& folder) {
     std::error_code ignored;
-    const auto path = std::filesystem::weakly_canonical(std::filesystem::absolute(folder, ignored), ignored);
+    const auto path = fs::weakly_canonical(fs::absolute(folder, ignored), ignored);
     return path.has_filename() ? path : path.parent_path();
 }
 
@@ -63,7 +52,13 @@ std::string export_hf(const std::string& folder, const ModelSource& source,
     const FloatType stored = type == FloatType::kAuto ? source.type() : type;
     const bool encodes = tokenizer && tokenizer->can_encode();
     const TextFiles others = encodes ? tokenizer->files(c.max_seq_len) : TextFiles();
-    require_no_other_tokenizer(folder, others);
+    for (const char* name : kTokenizerFiles) {
+        if (others.contains(name) || file_kind(folder + "/" + name) == FileKind::kMissing) { continue; }
+        throw Error(kExitUsage,
+                    "{}/{}: of an earlier export, and not of this model. Give its --tokenizer, or choose "
+                    "another folder.",
+                    folder, name);
+    }
     write_hf_model(folder, source, stored, end_of_text(tokenizer, c.vocab_size), run, others);
     std::string files =
         folder + ": model.safetensors (" + text_of(stored) + "), config.json, generation_config.json";
@@ -75,7 +70,7 @@ std::string export_hf(const std::string& folder, const ModelSource& source,
 void require_export_folder(const Options& o, const std::string& run_folder, const Descent& descent) {
     if (o.export_hf.empty()) { return; }
     const std::string cure = "Choose another --export-hf.";
-    const std::filesystem::path run = place_of(run_folder), there = place_of(o.export_hf);
+    const fs::path run = place_of(run_folder), there = place_of(o.export_hf);
     const bool step = there.parent_path() == run && there.filename().string().starts_with("step_");
     if (there == run || step) { throw Error(kExitUsage, o.export_hf + ": the run's own folder. " + cure); }
     require_no_run_there(o.export_hf, cure);

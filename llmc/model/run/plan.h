@@ -1,8 +1,9 @@
 // The plan of a training run: what the options, the data and the machine together mean, worked out, checked
 // and printed before anything large is allocated.
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "llmc/host/options/options.h"
@@ -10,9 +11,35 @@
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
-#include "llmc/model/run/auto_plan.h"
 
 namespace llmc {
+
+// Learning rates: a linear warm-up, then constant, cosine, linear or wsd (warm-up, stable, decay).
+struct Schedule {
+    Decay kind = Decay::kCosine;
+    double peak = 3e-4;
+    double final_fraction = 0;  // of the peak, where the schedule would be one step after the last
+    int64_t warmup = 0;         // steps
+    int64_t steps = 1;          // of the whole run
+
+    // the learning rate of a step, 0-based
+    double operator()(int64_t step) const {
+        if (step < warmup) { return peak * (double)(step + 1) / (double)warmup; }
+        double lowest = peak * final_fraction;
+        double done = std::min(1.0, (double)(step - warmup) / (double)std::max<int64_t>(1, steps - warmup));
+        if (kind == Decay::kCosine) {
+            return lowest + (peak - lowest) * 0.5 * (1 + std::cos(3.141592653589793 * done));
+        }
+        if (kind == Decay::kLinear) { return peak + (lowest - peak) * done; }
+        if (kind == Decay::kWsd) {  // stable for 80 % of all steps, then down by 1 - sqrt, arXiv:2405.18392
+            // in a run of few steps its last one falls, too
+            double begin = std::max(std::min(0.8 * (double)steps, (double)steps - 1.5), (double)warmup);
+            double decayed = ((double)step - begin) / std::max(1.0, (double)steps - begin);
+            return decayed <= 0 ? peak : lowest + (peak - lowest) * (1 - std::sqrt(std::min(1.0, decayed)));
+        }
+        return peak;  // constant
+    }
+};
 
 struct RunPlan {
     Options options;  // with all worked out that was left open
@@ -37,6 +64,31 @@ struct RunPlan {
 // measure_speed gives the FLOP/s of one large product on the device, now; null: unknown.
 RunPlan make_run_plan(const Options& options, const DataLoader& data, double (*measure_speed)() = nullptr);
 
+// What the user leaves open about the length of a run and its learning rate is worked out from the size of the model and the
+// tokens there are: the same on any machine, however busy it is. Only --minutes asks for the device's speed.
+
+// what the choice depends on
+struct RunFacts {
+    int64_t parameters = 0;  // those of the embeddings left out
+    int channels = 0;
+    double flops_per_token = 0;    // forward and backward
+    double muon_flops = 0;         // of Muon's iterations in a step
+    double flops_per_s = 0;        // of one large product on this device, now; 0 = unknown
+    bool pretrained = false;       // the weights come from a model, not from random numbers
+    int64_t tokens_per_epoch = 0;  // whole windows
+    int64_t tokens_per_step = 0;
+    int64_t val_tokens = 0;  // that one validation predicts
+    int64_t tokens = 0;      // of the training data: what llm.c calls an epoch
+};
+
+// of Muon's iterations in a step, as the CPU computes them: symmetric products by half
+double muon_flops(const GPT2Config& c);
+
+// Sets what the options leave open; what they give stands. It is worked out, or taken from llm.c where its letters were used:
+// one epoch, a learning rate of 3e-4, no warm-up, no decay, validation and a sample every 20 steps. Returns why, a line for each
+// that was worked out.
+std::string choose(const RunFacts& facts, Options* options);
+
 // what the user sees at start-up
 std::string describe_run(const RunPlan& plan, const DataLoader& data, const ValidationData* val,
                          const MemoryPlan& memory, const Device& device);
@@ -44,18 +96,15 @@ std::string describe_run(const RunPlan& plan, const DataLoader& data, const Vali
 // the part of the options that a model is built with; comm null: for plan() only
 ModelSettings model_settings(const Options& options, Comm* comm = nullptr);
 
-// bytes that a run with these options would take
-using Needs = std::function<int64_t(const GPT2Config&, const Options&)>;
+// The models of a program: options, as a user may give them, name one.
+using Models = ModelFactory (*)(const Options&);
 
 // Throws Error(kExitDevice) if the plan needs more than there is; names the options that would fit, the
 // cheapest first: recomputing, bf16 gradients, a smaller batch, a smaller model.
-void require_memory(const MemoryPlan& memory, const Options& options, const Needs& needs,
+void require_memory(const MemoryPlan& memory, const Options& options, Models models,
                     const GPT2Config& config);
 
-// what a checkpoint notes of this run after `step` steps
-TrainingState training_state(const RunPlan& plan, int64_t step, int64_t updates);
-
-// Throws Error(kExitUsage) unless the run can go on from the plan's checkpoint with the data in the same
+// Throws Error(kExitUsage) unless the run can go on from the plan's checkpoint, if it has one, with the data in the same
 // order.
 void require_same_run(const RunPlan& plan);
 

@@ -16,17 +16,16 @@ namespace {
 
 std::optional<Tokenizer> tokenizer_of_run(const Options& o, const std::string& model_folder, int vocab_size) {
     std::optional<Tokenizer> found;
-    const bool gone =
-        o.resume != "none" && file_kind(o.tokenizer) == FileKind::kMissing;  // the run keeps a copy
+    // the run keeps a copy
+    const bool gone = o.resume != "none" && file_kind(o.tokenizer) == FileKind::kMissing;
     if ((o.tokenizer.empty() || gone) && !model_folder.empty()) { found = Tokenizer::find(model_folder); }
     if (!found && !o.tokenizer.empty()) { found = Tokenizer::load(o.tokenizer); }
     if (!found && vocab_size == kByteVocabSize) { return Tokenizer::bytes(); }
     if (found && !found->made_shards_of(vocab_size)) {
-        throw Error(
-            kExitBadInput,
-            fmt::format("{} has {} tokens, {} a vocabulary of {}. Give the tokenizer that made the shards.",
-                        o.tokenizer.empty() ? model_folder : o.tokenizer, found->vocab_size(), o.train_data,
-                        vocab_size));
+        throw Error(kExitBadInput,
+                    "{} has {} tokens, {} a vocabulary of {}. Give the tokenizer that made the shards.",
+                    o.tokenizer.empty() ? model_folder : o.tokenizer, found->vocab_size(), o.train_data,
+                    vocab_size);
     }
     return found;
 }
@@ -39,11 +38,10 @@ RunSamples::RunSamples(const RunPlan& plan, int vocab_size)
       vocab_size_(vocab_size) {
     const int rows = plan.config.vocab_size;
     if (!same_ids(tokenizer_, rows, vocab_size)) {
-        throw Error(
-            kExitBadInput,
-            fmt::format("{} has a vocabulary of {} tokens, {} of {}: they cannot be used together. "
-                        "Make the shards with the model's tokenizer, or train a new model (--model d12).",
-                        plan.model_from, rows, o_.train_data, vocab_size));
+        throw Error(kExitBadInput,
+                    "{} has a vocabulary of {} tokens, {} of {}: they cannot be used together. "
+                    "Make the shards with the model's tokenizer, or train a new model (--model d12).",
+                    plan.model_from, rows, o_.train_data, vocab_size);
     }
     if (rows != vocab_size) {
         std::fprintf(stderr, "%s has %d rows for the %d tokens of %s: the rest is taken for padding\n",
@@ -54,12 +52,10 @@ RunSamples::RunSamples(const RunPlan& plan, int vocab_size)
     start_ = {end_of_text_};
     if (o_.sample_every <= 0 || o_.prompt.empty()) { return; }
     if (!tokenizer_) {
-        throw Error(
-            kExitUsage,
-            fmt::format(
-                "--prompt: {} has a vocabulary of {}, and only bytes ({}) are known without a tokenizer. "
-                "Give --tokenizer, or leave --prompt out.",
-                o_.train_data, vocab_size, kByteVocabSize));
+        throw Error(kExitUsage,
+                    "--prompt: {} has a vocabulary of {}, and only bytes ({}) are known without a tokenizer. "
+                    "Give --tokenizer, or leave --prompt out.",
+                    o_.train_data, vocab_size, kByteVocabSize);
     }
     for (int id : tokenizer_->encode_prompt(o_.prompt, rows)) { start_.push_back(id); }
 }
@@ -80,10 +76,6 @@ std::string RunSamples::text(Model& model, int64_t step, int number) const {
         text.push_back(sample_token(logits, o_.temperature, o_.top_k, coin, 1, never));
         if (has_ends_ && text.back() == end_of_text_) { break; }
     }
-    return printable(text);
-}
-
-std::string RunSamples::printable(std::vector<int> text) const {
     if (has_ends_ && text.back() == end_of_text_) { text.pop_back(); }
     if (!text.empty()) { text.erase(text.begin()); }
     if (tokenizer_) { return tokenizer_->printable(text); }

@@ -30,7 +30,6 @@ public:
     TextFiles files(int positions) const { return tokenizer_ ? tokenizer_->files(positions) : TextFiles(); }
 
 private:
-    std::string printable(std::vector<int> text) const;
     Options o_;
     std::optional<Tokenizer> tokenizer_;
     int vocab_size_ = 0, end_of_text_ = 0;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <system_error>
 
@@ -16,15 +15,6 @@
 namespace llmc {
 
 namespace {
-
-constexpr State kStates[] = {State::kParameter, State::kFirstMoment, State::kSecondMoment};
-
-// elements before a tensor in the copy; the second moments, of which some may not be there, come last
-int64_t place_in_copy(const GPT2Config& c, Optimizer optimizer, State state, int tensor) {
-    int64_t place = (int64_t)state * file_elements(c);
-    for (int t = 0; t < tensor; t++) { place += has_state(optimizer, state, t) ? tensor_total(c, t) : 0; }
-    return place;
-}
 
 // bytes for an ordinary user on the disk that a folder is on, or will be; -1 if the system does not say
 int64_t free_disk(const std::string& folder) {
@@ -66,9 +56,9 @@ SavePlan plan_saves(const RunPlan& plan, const TextFiles& tokenizer, int64_t tra
     const bool unknown = p.host_bytes < 0;
     if (o.save_mode == SaveMode::kAsync && !unknown && p.copy_bytes > left) {
         throw Error(kExitDevice,
-                    fmt::format("--save-mode async takes a copy of {} in the host's memory, but {} is "
-                                "left. Use --save-mode sync.",
-                                bytes_text(p.copy_bytes), bytes_text(std::max<int64_t>(0, left))));
+                    "--save-mode async takes a copy of {} in the host's memory, but {} is "
+                    "left. Use --save-mode sync.",
+                    bytes_text(p.copy_bytes), bytes_text(std::max<int64_t>(0, left)));
     }
     // half, so that the system's cache, through which files are written, has room beside it
     const bool has_room = !unknown && p.copy_bytes <= left / 2;
@@ -108,29 +98,34 @@ std::string disk_warning(const SavePlan& p, const std::string& folder) {
 
 RunSaver::RunSaver(const RunPlan& plan, const std::string& folder, const std::optional<Validated>& best,
                    const SavePlan& saves, const PageLock& lock, Screen* screen, RunJournal* journal)
-    : folder_(folder),
-      config_(plan.config),
-      optimizer_(plan.options.optimizer),
-      keep_{plan.options.keep, plan.options.keep_major, -1},
-      done_files_(plan.options.llmc_letters),
-      keep_best_(plan.options.keep_best),
+    : plan_(plan),
+      folder_(folder),
+      keep_{o_.keep, o_.keep_major, -1},
       screen_(screen),
       journal_(journal),
       newest_(plan.checkpoint) {
-    if (keep_best_) {
+    if (o_.keep_best) {
         best_ = saved_best_ = best;
         keep_.best = plan.record.best ? plan.record.best->step : -1;  // until another one is saved
     }
     if (!saves.background) { return; }
-    const auto elements = (size_t)state_elements(config_, optimizer_);
+    const auto elements = (size_t)state_elements(plan.config, o_.optimizer);
     copy_.reset(new float[elements]);  // not filled: pages come as they are needed
     lock_ = lock({copy_.get(), elements});
+    float* at = copy_.get();
+    for (State state : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
+        for (int t = 0; t < kNumTensors; t++) {
+            if (!has_state(o_.optimizer, state, t)) { continue; }
+            parts_[(int)state][t] = {at, (size_t)tensor_total(plan.config, t)};
+            at += parts_[(int)state][t].size();
+        }
+    }
 }
 
 bool RunSaver::validated(int64_t step, double loss) {
     if (!std::isfinite(loss)) { return false; }
     last_ = {step, loss};
-    if (!keep_best_ || (best_ && loss >= best_->loss)) { return false; }
+    if (!o_.keep_best || (best_ && loss >= best_->loss)) { return false; }
     best_ = last_;
     return true;
 }
@@ -140,14 +135,17 @@ void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) 
     record.val_loss = last_ && last_->step == record.state.step ? std::optional(last_->loss) : std::nullopt;
     record.best = best_;
     if (copy_ == nullptr || wait_for_it) { return collect(write(record, read)); }
-    copy(read);
+    for (State state : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
+        for (int t = 0; t < kNumTensors; t++) {
+            if (const auto part = parts_[(int)state][t]; !part.empty()) { read(state, t, 0, part); }
+        }
+    }
+    const ReadTensor read_copy = [this](State state, int tensor, int64_t first, std::span<float> values) {
+        std::ranges::copy(parts_[(int)state][tensor].subspan((size_t)first, values.size()), values.begin());
+    };
     try {
-        under_way_ = std::async(std::launch::async, [this, record] {
-            return write(record, [this](State state, int tensor, int64_t first, std::span<float> values) {
-                std::copy_n(copy_.get() + place_in_copy(config_, optimizer_, state, tensor) + first,
-                            values.size(), values.begin());
-            });
-        });
+        under_way_ =
+            std::async(std::launch::async, [this, record, read_copy] { return write(record, read_copy); });
     } catch (const std::system_error& e) {
         screen_->message(
             fmt::format("step {} | no thread to save in the background, so the training waits: {}",
@@ -156,19 +154,9 @@ void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) 
     }
 }
 
-void RunSaver::copy(const ReadTensor& read) {
-    for (State state : kStates) {
-        for (int t = 0; t < kNumTensors; t++) {
-            if (!has_state(optimizer_, state, t)) { continue; }
-            float* place = copy_.get() + place_in_copy(config_, optimizer_, state, t);
-            read(state, t, 0, {place, (size_t)tensor_total(config_, t)});
-        }
-    }
-}
-
 RunSaver::Saved RunSaver::write(const RunRecord& record, const ReadTensor& read) const {
     try {
-        save_checkpoint(folder_, config_, record, read);
+        save_checkpoint(folder_, plan_.config, record, read);
         return {record, kExitDone, ""};
     } catch (const Error& e) { return {record, e.exit_code, e.what()}; } catch (const std::bad_alloc&) {
         return {record, kExitSaveFailed, "out of memory"};
@@ -187,45 +175,37 @@ void RunSaver::wait() {
 
 void RunSaver::collect(const Saved& saved) {
     if (saved.exit_code == kExitDiverged) { throw diverged(saved.error); }
-    const auto step = (long long)saved.record.state.step;
-    failed_ = saved.exit_code != kExitDone;
-    if (failed_) {  // what is on disk is untouched: the training goes on, and says so at the end
+    const int64_t step = saved.record.state.step;
+    const auto failed = [&](const std::string& why) {
+        failed_ = true;
+        screen_->message(fmt::format("step {} | SAVE FAILED: {}", step, why));
+    };
+    failed_ = false;
+    if (saved.exit_code !=
+        kExitDone) {  // what is on disk is untouched: the training goes on, and says so at the end
         if (best_ == saved.record.best) { best_ = saved_best_; }
-        screen_->message(fmt::format("step {} | SAVE FAILED: {}", step, saved.error));
-        return;
+        return failed(saved.error);
     }
     saved_best_ = saved.record.best;
+    if (saved_best_) { keep_.best = saved_best_->step; }
     newest_ = checkpoint_name(folder_, step);
     journal_->event("save", step, {{"text", newest_}});
     screen_->message(fmt::format("step {} | saved {}", step, newest_));
     screen_->note(journal_->write_report(true));
     try {
-        if (done_files_) { mark_done(newest_); }
-    } catch (const Error& e) {
-        failed_ = true;
-        screen_->message(fmt::format("step {} | SAVE FAILED: {}", step, e.what()));
-    }
+        if (o_.llmc_letters) { mark_done(newest_); }
+    } catch (const Error& e) { failed(e.what()); }
     try {
-        if (saved_best_) { keep_.best = saved_best_->step; }
-        note_intact(newest_, &known_);
         screen_->note(remove_old_checkpoints(folder_, saved.record.descent, step, keep_, &known_));
     } catch (const CannotRead& e) { screen_->note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
 }
 
 Error RunSaver::diverged(const std::string& what) const {
-    std::string checkpoint = "There is no checkpoint.";
-    if (!newest_.empty()) {
-        checkpoint = "The newest checkpoint is " + newest_ +
-                     "; it may hold such a model: log.jsonl tells what the loss was at the step of each.";
-    }
-    return Error(kExitDiverged, fmt::format("{}. Lower --lr, or lengthen --warmup. {}", what, checkpoint));
-}
-
-int not_all_saved(const std::string& run_folder) {
-    std::fprintf(stderr,
-                 "%s: not all was saved: what failed is in the lines with FAILED on standard output\n",
-                 terminal_text(run_folder).c_str());
-    return kExitSaveFailed;
+    return Error(kExitDiverged, "{}. Lower --lr, or lengthen --warmup. {}", what,
+                 newest_.empty() ? "There is no checkpoint."
+                                 : "The newest checkpoint is " + newest_ +
+                                       "; it may hold such a model: log.jsonl tells what the loss was at the "
+                                       "step of each.");
 }
 
 }  // namespace llmc

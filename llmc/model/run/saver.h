@@ -44,8 +44,8 @@ std::string disk_warning(const SavePlan& plan, const std::string& folder);
 class RunSaver {
 public:
     using PageLock = std::function<std::shared_ptr<void>(std::span<float>)>;  // page_lock() of model.h
-    // folder: the run's; best: the validation that --keep-best has to beat. *screen gets what is to be said, *journal the
-    // saves. If the plan is to write in the background, memory for a copy is taken here.
+    // folder: the run's; best: the validation that --keep-best has to beat. The plan outlives the saver; *screen gets what is to
+    // be said, *journal the saves. If the plan is to write in the background, memory for a copy is taken here.
     RunSaver(const RunPlan& plan, const std::string& folder, const std::optional<Validated>& best,
              const SavePlan& saves, const PageLock& lock, Screen* screen, RunJournal* journal);
 
@@ -71,14 +71,12 @@ private:
         std::string error;
     };
     Saved write(const RunRecord& record, const ReadTensor& read) const;
-    void copy(const ReadTensor& read);
     void collect(const Saved& saved);
 
+    const RunPlan& plan_;
+    const Options& o_ = plan_.options;
     const std::string folder_;
-    const GPT2Config config_;
-    const Optimizer optimizer_;
-    Retention keep_;  // but the best
-    const bool done_files_, keep_best_;
+    Retention keep_;
     Screen* screen_;
     RunJournal* journal_;
     KnownIntact known_;
@@ -86,11 +84,9 @@ private:
     bool failed_ = false;
     std::optional<Validated> last_, best_, saved_best_;  // the last validation; the best, and the best saved
     std::unique_ptr<float[]> copy_;                      // parameters and moments in file order; null: none
+    std::span<float> parts_[3][kNumTensors];  // of the copy, by State; empty where the optimizer has none
     std::shared_ptr<void> lock_;
     std::future<Saved> under_way_;  // last: it ends before what it uses
 };
-
-// a line on standard error, for who does not read a run's standard output; returns kExitSaveFailed
-int not_all_saved(const std::string& run_folder);
 
 }  // namespace llmc

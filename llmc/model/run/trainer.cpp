@@ -1,23 +1,43 @@
-// The training loop: see trainer.h.
+// The training of a run: see trainer.h.
 #include "llmc/model/run/trainer.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
 
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/base/text.h"
+#include "llmc/host/files/file_io.h"
+#include "llmc/host/files/run_lock.h"
+#include "llmc/host/log/report.h"
+#include "llmc/host/options/typed_text.h"
+#include "llmc/host/tokens/data_files.h"
+#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/eval/validation.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/data.h"
+#include "llmc/model/run/folder.h"
 #include "llmc/model/run/follower.h"
-#include "llmc/model/run/open_model.h"
+#include "llmc/model/run/hf_export.h"
+#include "llmc/model/run/samples.h"
+#include "llmc/model/run/saver.h"
 
 namespace llmc {
+
+namespace {
 
 constexpr int kMostSkippedSteps = 10;  // in a row: then the run has diverged
 using Clock = std::chrono::steady_clock;
 
+// as the optimizer sees it
 bool was_finite(const StepResult& r) {
     return std::isfinite(r.loss) && std::isfinite(r.grad_norm) && r.grad_norm <= (float)kLongestGradient;
 }
+
+}  // namespace
 
 StepNumbers StepClock::numbers(const StepResult& r, const RunPlan& plan, int seq_len, int64_t data_start,
                                double peak_flops) {
@@ -48,228 +68,452 @@ std::string StepClock::exploded(const RunPlan& plan) const {
     return fmt::format("the last training loss is {:.4f}: a new model has {:.4f}", last_loss, new_model);
 }
 
-Trainer::Trainer(Run& run, std::unique_ptr<Model> model)
-    : run_(run),
-      plan_(run.plan),
-      o_(run.plan.options),
-      folder_(run.folder),
-      comm_(run.comm),
-      screen_(run.screen),
-      peak_flops_(run.device.peak_flops * run.comm.size()),
-      model_(std::move(model)) {
-    if (!plan_.checkpoint.empty()) {
-        require_same_run(plan_);
-        skipped_in_a_row_ = plan_.record.skipped_in_a_row;
-        if (outliers_on()) { outliers_ = OutlierWindow(plan_.record.window); }
-        first_ = plan_.record.state.step;
-    }
-    load_start(model_.get(), o_.seed, plan_.checkpoint, plan_.model_file);
-    run_.open_log(first_);
-    log_ = &*run_.log;
-    saver_.emplace(plan_, folder_, run_.record.best, run_.saves, run_.factory.page_lock, &screen_, log_);
-    screen_.note(run_.notes);
-    mine_ = micro_batches_of(0, comm_.size(), o_.reduce_groups, plan_.micro_batches);
-    batches_.resize(mine_.size());
-}
+namespace {
 
-int Trainer::run() {
-    stop_when_out_of_memory();
-    try {
-        const int code = train_or_save();
-        pass_on(comm_, {.task = Task::kEnd, .exit_code = code, .params = {}});
-        return code;
-    } catch (const Error& e) {
-        log_->event("error", first_ + clock_.steps, {{"text", std::string(e.what())}});
-        screen_.note(log_->write_report(true));
-        throw;
+class Trainer {
+public:
+    // reads, and makes the plan
+    Trainer(const Options& given, Models kinds, Comm& ranks)
+        : comm_(ranks),
+          options_text_(config_text(given)),
+          models_(kinds),
+          factory_(kinds(given)),
+          data_(given.train_data, given.seq_len, given.seed, given.raw_tokens),
+          plan_(locked_plan(given)),
+          settings_(model_settings(o_, &ranks)),
+          samples_(plan_, data_.vocab_size()),
+          screen_(given.quiet, given.log_every),
+          folder_(plan_.out) {
+        check_tokens(data_.set());
+        if (!o_.val_data.empty()) { val_.emplace(o_, data_.vocab_size(), samples_.end_of_text()); }
+        if (!o_.hellaswag.empty()) {
+            require_vocabulary(questions_.emplace(o_.hellaswag), data_.vocab_size(), o_.train_data);
+        }
     }
-}
 
-// Where memory ends for good, what was trained is saved all the same: unless that was in the middle of a step, or other
-// ranks may be in an exchange.
-int Trainer::train_or_save() {
-    whole_ = first_;
-    try {
-        return train();
-    } catch (const std::bad_alloc&) {
-        if (whole_ < 0 || comm_.size() > 1) { throw; }
-        out_of_memory = 1;
-        return stop(whole_);
-    }
-}
-
-// the steps that there are to do; the exit code
-int Trainer::train() {
-    clock_.restart();
-    for (int64_t step = first_; step < plan_.steps; step++) {
-        if (due(step, o_.val_every)) { validate(step); }
-        if (due(step, o_.hellaswag_every > 0 ? o_.hellaswag_every : o_.val_every)) { ask(step); }
-        if (due(step, o_.sample_every)) { sample(step); }
-        bool late = due(step, o_.save_every) && validated_first(step) &&
-                    saver_->newest() != checkpoint_name(folder_, step);
-        if (save_requested || late) { save(step); }
-        if (stop_requested || !enqueue(step)) { return stop(step); }
-        while (auto result = model_->poll()) { report(*result); }
-        for (int64_t k : mine_) { run_.data.prefetch(row_of(step + 1) + k * o_.batch, o_.batch); }
-        if (stop_requested) { return stop(step + 1); }
-        comm_.take_time(true);  // to delete old checkpoints
-        saver_->poll();
-        comm_.take_time(false);
-        if (due(step + 1, o_.save_every) && !validated_first(step + 1)) { save(step + 1); }
-    }
-    drain();
-    return finish();
-}
-
-// false: a stop was asked for first, and the step does not happen
-bool Trainer::enqueue(int64_t step) {
-    for (size_t i = 0; i < mine_.size(); i++) {
-        if (stop_requested) { return false; }
+    int run() {  // to the end; the program's exit code
+        announce();
+        if (o_.dry_run) {  // the plan is all that it leaves
+            require_printed();
+            return kExitDone;
+        }
+        take_folder();
+        share();
+        begin();
+        stop_when_out_of_memory();
         try {
-            run_.data.read(row_of(step) + mine_[i] * o_.batch, o_.batch, &batches_[i]);
-        } catch (const Error&) {  // a shard that cannot be read any more: what was trained is not lost
-            save(step, true);
+            const int code = train_or_save();
+            pass_on(comm_, {.task = Task::kEnd, .exit_code = code, .params = {}});
+            return code;
+        } catch (const Error& e) {
+            log_->event("error", first_ + clock_.steps, {{"text", std::string(e.what())}});
+            screen_.note(log_->write_report(true));
             throw;
         }
     }
-    pass_on(comm_, {.task = Task::kStep, .params = step_params(step)});
-    whole_ = -1;
-    const bool done = model_->enqueue_step(batches_, step_params(step));
-    whole_ = step + done;
-    if (!done) { return false; }
-    check_ranks(*model_, comm_, o_.check_ranks, step);
-    return true;
-}
 
-StepParams Trainer::step_params(int64_t step) const {
-    const float loss = outliers_.largest(&AcceptedStep::loss, o_.skip_loss_zscore, step),
-                norm = outliers_.largest(&AcceptedStep::norm, o_.skip_norm_zscore, step);
-    return {step,     plan_.schedule(step),
-            o_.beta1, o_.beta2,
-            o_.eps,   o_.weight_decay,
-            o_.clip,  plan_.rows_per_step * o_.seq_len,
-            loss,     norm};
-}
+private:
+    // ---- the opening: data are read and the plan is made, printed and checked before anything is written; then the folder is
+    // taken, the other ranks are told, and the log says where the run goes on from
 
-void Trainer::report(const StepResult& r) {
-    const StepNumbers n = clock_.numbers(r, plan_, o_.seq_len, run_.record.data_start, peak_flops_);
-    log_->append(step_log_line(n));
-    watch_log();
-    screen_.show(n);
-    if (!r.skipped && outliers_on()) { outliers_.add({r.step, r.loss, r.grad_norm}); }
-    skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + !was_finite(r) : 0;
-    if (std::max(skipped_in_a_row_, outliers_.skipped(r.step)) >= kMostSkippedSteps) {
-        throw saver_->diverged(fmt::format("step {}: loss or gradient norm was {} {} times in a row", n.step,
-                                           n.skipped, kMostSkippedSteps));
+    // takes the lock of a folder that is there, so that what it holds stays what the plan was made for
+    RunPlan locked_plan(const Options& given) {
+        std::error_code ignored;
+        if (!given.dry_run && !given.out.empty() && std::filesystem::is_directory(given.out, ignored)) {
+            lock_.take(given.out);
+            take_back_replaced(given.out);
+        }
+        return make_run_plan(given, data_, factory_.measure_speed);
     }
-}
 
-void Trainer::drain() {
-    model_->finish();
-    while (auto result = model_->poll()) { report(*result); }
-}
-
-// mean loss over the validation targets
-// (nothing, and no line in the log, if a stop was asked for first)
-double Trainer::validate(int64_t step) {
-    if (!run_.val) { return NAN; }
-    drain();
-    const Clock::time_point begin = Clock::now();
-    pass_on(comm_, {.task = Task::kValidate, .params = {.step = step}});
-    double loss = run_.val->loss(*model_, o_.batch, comm_);
-    comm_.take_time(true);  // until the next task
-    if (stop_requested) { return NAN; }
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    log_->append(validation_log_line(step, loss, seconds));
-    watch_log();
-    if (saver_->validated(step, loss)) { save_requested = 1; }
-    screen_.note(log_->write_report(false));
-    screen_.message(fmt::format("step {} | {}", step, run_.val->short_text(loss)));
-    clock_.restart();
-    return loss;
-}
-
-// HellaSwag's questions (likewise); the other ranks wait
-void Trainer::ask(int64_t step) {
-    if (!run_.questions) { return; }
-    drain();
-    comm_.take_time(true);
-    auto evaluate = [&](const Batch& batch) { return model_->evaluate(batch); };
-    auto score = score_hellaswag(*run_.questions, o_.batch, o_.seq_len, evaluate);
-    if (!score) { return; }
-    log_->append(hellaswag_log_line(step, score->accuracy(), score->normalised()));
-    watch_log();
-    screen_.message(fmt::format("step {} | HellaSwag {:.4f}, normalised {:.4f}", step, score->accuracy(),
-                                score->normalised()));
-    clock_.restart();
-}
-
-void Trainer::sample(int64_t step) {
-    drain();
-    comm_.take_time(true);
-    const std::string text = run_.samples.text(*model_, step, 0);
-    log_->event("sample", step, {{"text", text}});
-    screen_.message(fmt::format("step {} | sample: {}", step, text));
-    clock_.restart();
-}
-
-// wait: until it is on the disk; else the training may go on meanwhile
-void Trainer::save(int64_t step, bool wait) {
-    drain();
-    run_.lock.require_held();
-    gather(step);
-    run_.record.state = training_state(plan_, step, model_->updates());
-    run_.record.skipped_in_a_row = skipped_in_a_row_;
-    run_.record.window = outliers_.steps();
-    log_->sync();  // before the checkpoint that stands behind its lines
-    watch_log();
-    save_requested = 0;
-    saver_->save(run_.record, reader(*model_), wait);
-    clock_.restart();
-}
-
-// what a checkpoint holds, of all ranks
-void Trainer::gather(int64_t step) {
-    pass_on(comm_, {.task = Task::kGather, .params = {.step = step}});
-    model_->gather();
-    comm_.take_time(true);  // until the next task
-}
-
-// Says when the log cannot be written, and when it can be again; the first time, what there is is saved.
-void Trainer::watch_log() {
-    bool failing = !log_->problem().empty();
-    if (failing && !log_failing_) {
-        screen_.message("LOG FAILED: " + log_->problem());
-        save_requested = 1;
-    } else if (!failing && log_failing_) {
-        screen_.message("the log is written again: nothing of it was lost");
+    // prints the plan; throws where there is no room for it, or the folder is another's
+    void announce() {
+        const MemoryPlan memory = factory_.plan(plan_.config, o_.batch, o_.seq_len, settings_);
+        device_ = factory_.device(settings_);
+        const int64_t on_host = o_.program == Program::kCpu ? comm_.local_size() * memory.total() : 0;
+        saves_ = plan_saves(plan_, samples_.files(plan_.config.max_seq_len), on_host);
+        const std::string text = describe_run(plan_, data_, val_ ? &val_->data() : nullptr, memory, device_);
+        put_text(stdout, text + describe_saves(saves_) + "\n");
+        require_memory(memory, o_, models_, plan_.config);
+        header_ = run_header(plan_, memory, device_, entropy(), text);
+        screen_.note(disk_warning(saves_, plan_.out) + o_.notes);
+        require_export_folder(o_, plan_.out, goes_on() ? plan_.record.descent : Descent());
+        if (o_.dry_run && !o_.out.empty() && o_.resume != "auto" && !goes_on()) { require_no_run(plan_.out); }
     }
-    log_failing_ = failing;
-}
 
-namespace {
-
-int train_root(const Options& options, const ModelFactory& factory, const Needs& needs, Comm& comm) {
-    Run run(options, factory, comm);
-    run.announce(needs);
-    const Options& o = run.plan.options;
-    if (o.dry_run) {  // the plan is all that it leaves
-        require_printed();
-        return kExitDone;
+    // makes it, and works out what checkpoints will note
+    void take_folder() {
+        if (!o_.export_hf.empty()) { make_writable_folder(o_.export_hf); }
+        if (o_.out.empty()) {
+            folder_ = make_new_folder(plan_.out);
+            if (folder_ != plan_.out) {
+                screen_.message(fmt::format("{} is another run's: this one is in {}", plan_.out, folder_));
+            }
+        } else {
+            make_writable_folder(folder_);
+        }
+        lock_.take(folder_);
+        remove_leftovers(folder_);
+        if (o_.resume == "auto" && plan_.checkpoint.empty()) { screen_.note(put_log_aside(folder_)); }
+        if (!goes_on()) { require_no_run(folder_); }
+        record_ = next_record(plan_.record, plan_.checkpoint, o_, data_.set(),
+                              val_ ? &val_->data().set() : nullptr, device_.name, &notes_);
+        record_.end_of_text = samples_.end_of_text();
+        record_.tokenizer = samples_.files(plan_.config.max_seq_len);
     }
-    run.take_folder();
-    run.share();
-    return Trainer(run, factory.make(run.plan.config, o.batch, o.seq_len, run.settings)).run();
-}
+
+    // whether it adds to the log in its folder; a checkpoint of another folder starts a new log
+    bool goes_on() const {
+        std::error_code ignored;
+        const std::string from = run_folder_of(plan_.checkpoint);
+        return !plan_.checkpoint.empty() &&
+               (o_.resume == "auto" || std::filesystem::equivalent(from, folder_, ignored));
+    }
+
+    // the other ranks begin with this
+    void share() const {
+        if (comm_.size() == 1) { return; }
+        SharedPlan shared{plan_.config, o_.reduce_groups, plan_.checkpoint, plan_.model_file, record_};
+        shared.inputs.state.rows_per_step = plan_.rows_per_step;
+        shared.inputs.state.optimizer = o_.optimizer;
+        note_inputs(plan_.checkpoint, plan_.model_file, entropy(), &shared.inputs);
+        share_plan(comm_, &shared, options_text_);
+    }
+
+    void open_log() {
+        record_.descent.push_back({new_id(), first_});
+        // the log first: from here on it says which checkpoints count
+        log_.emplace(
+            folder_, goes_on() ? first_ : -1,
+            log_start(record_.descent, first_, record_.data_start != plan_.record.data_start, header_));
+        screen_.note(set_aside(folder_, record_.descent));
+        const auto& tokenizer = samples_.tokenizer();
+        const bool known = plan_.config.vocab_size == kByteVocabSize;  // without a file
+        if (tokenizer && !(tokenizer->is_bytes() && known)) {
+            tokenizer->save(folder_, plan_.config.max_seq_len);
+        }
+        write_text_file(folder_ + "/config.toml", config_text(o_, true));
+        if (!o_.for_gpu.empty()) { log_->event("note", first_, {{"text", o_.notes}}); }
+    }
+
+    // of the validation data's source; 0 = unknown
+    double entropy() const { return val_ ? val_->entropy() : 0; }
+
+    // brings the weights in, and opens the log
+    void begin() {
+        model_ = factory_.make(plan_.config, o_.batch, o_.seq_len, settings_);
+        require_same_run(plan_);
+        if (outliers_on()) { outliers_ = OutlierWindow(record_.window); }
+        first_ = record_.state.step;
+        load_start(model_.get(), o_.seed, plan_.checkpoint, plan_.model_file);
+        open_log();
+        saver_.emplace(plan_, folder_, record_.best, saves_, factory_.page_lock, &screen_, &*log_);
+        screen_.note(notes_);
+        mine_ = micro_batches_of(0, comm_.size(), o_.reduce_groups, plan_.micro_batches);
+        batches_.resize(mine_.size());
+    }
+
+    // ---- the loop
+
+    // Where memory ends for good, what was trained is saved all the same: unless that was in the middle of a step, or other
+    // ranks may be in an exchange.
+    int train_or_save() {
+        whole_ = first_;
+        try {
+            return train();
+        } catch (const std::bad_alloc&) {
+            if (whole_ < 0 || comm_.size() > 1) { throw; }
+            out_of_memory = 1;
+            return stop(whole_);
+        }
+    }
+
+    // the steps that there are to do; the exit code
+    int train() {
+        clock_.restart();
+        for (int64_t step = first_; step < plan_.steps; step++) {
+            if (due(step, o_.val_every)) { validate(step); }
+            if (due(step, o_.hellaswag_every > 0 ? o_.hellaswag_every : o_.val_every)) { ask(step); }
+            if (due(step, o_.sample_every)) { sample(step); }
+            const bool late = due(step, o_.save_every) && validated_first(step) &&
+                              saver_->newest() != checkpoint_name(folder_, step);
+            if (save_requested || late) { save(step); }
+            if (stop_requested || !enqueue(step)) { return stop(step); }
+            while (auto result = model_->poll()) { report(*result); }
+            for (int64_t k : mine_) { data_.prefetch(row_of(step + 1) + k * o_.batch, o_.batch); }
+            if (stop_requested) { return stop(step + 1); }
+            comm_.take_time(true);  // to delete old checkpoints
+            saver_->poll();
+            comm_.take_time(false);
+            if (due(step + 1, o_.save_every) && !validated_first(step + 1)) { save(step + 1); }
+        }
+        drain();
+        return finish();
+    }
+
+    // false: a stop was asked for first, and the step does not happen
+    bool enqueue(int64_t step) {
+        for (size_t i = 0; i < mine_.size(); i++) {
+            if (stop_requested) { return false; }
+            try {
+                data_.read(row_of(step) + mine_[i] * o_.batch, o_.batch, &batches_[i]);
+            } catch (const Error&) {  // a shard that cannot be read any more: what was trained is not lost
+                save(step, true);
+                throw;
+            }
+        }
+        const StepParams params = {step,
+                                   plan_.schedule(step),
+                                   o_.beta1,
+                                   o_.beta2,
+                                   o_.eps,
+                                   o_.weight_decay,
+                                   o_.clip,
+                                   plan_.rows_per_step * o_.seq_len,
+                                   outliers_.largest(&AcceptedStep::loss, o_.skip_loss_zscore, step),
+                                   outliers_.largest(&AcceptedStep::norm, o_.skip_norm_zscore, step)};
+        pass_on(comm_, {.task = Task::kStep, .params = params});
+        whole_ = -1;
+        const bool done = model_->enqueue_step(batches_, params);
+        whole_ = step + done;
+        if (done) { check_ranks(*model_, comm_, o_.check_ranks, step); }
+        return done;
+    }
+
+    void report(const StepResult& r) {
+        const StepNumbers n =
+            clock_.numbers(r, plan_, o_.seq_len, record_.data_start, device_.peak_flops * comm_.size());
+        log_->step(n);
+        watch_log();
+        screen_.show(n);
+        if (!r.skipped && outliers_on()) { outliers_.add({r.step, r.loss, r.grad_norm}); }
+        record_.skipped_in_a_row = r.skipped ? record_.skipped_in_a_row + !was_finite(r) : 0;
+        if (std::max(record_.skipped_in_a_row, outliers_.skipped(r.step)) >= kMostSkippedSteps) {
+            throw saver_->diverged(fmt::format("step {}: loss or gradient norm was {} {} times in a row",
+                                               n.step, n.skipped, kMostSkippedSteps));
+        }
+    }
+
+    // waits for the steps in flight and reports them
+    void drain() {
+        model_->finish();
+        while (auto result = model_->poll()) { report(*result); }
+    }
+
+    int64_t row_of(int64_t step) const { return (step - record_.data_start) * plan_.rows_per_step; }
+    static bool due(int64_t step, int64_t every) { return every > 0 && step > 0 && step % every == 0; }
+    bool outliers_on() const { return o_.skip_loss_zscore > 0 || o_.skip_norm_zscore > 0; }
+    // With --keep-best a checkpoint has its own validation's loss, so that it comes after it.
+    bool validated_first(int64_t step) const {
+        return o_.keep_best && (due(step, o_.val_every) || step == plan_.steps);
+    }
+
+    // ---- between steps
+
+    // mean loss over the validation targets
+    // (nothing, and no line in the log, if a stop was asked for first)
+    double validate(int64_t step) {
+        if (!val_) { return NAN; }
+        drain();
+        const Clock::time_point begin = Clock::now();
+        pass_on(comm_, {.task = Task::kValidate, .params = {.step = step}});
+        const double loss = val_->loss(*model_, o_.batch, comm_);
+        comm_.take_time(true);  // until the next task
+        if (stop_requested) { return NAN; }
+        log_->validation(step, loss, std::chrono::duration<double>(Clock::now() - begin).count());
+        watch_log();
+        if (saver_->validated(step, loss)) { save_requested = 1; }
+        screen_.note(log_->write_report(false));
+        screen_.message(fmt::format("step {} | {}", step, val_->short_text(loss)));
+        clock_.restart();
+        return loss;
+    }
+
+    // HellaSwag's questions (likewise); the other ranks wait
+    void ask(int64_t step) {
+        if (!questions_) { return; }
+        drain();
+        comm_.take_time(true);
+        const auto evaluate = [&](const Batch& batch) { return model_->evaluate(batch); };
+        const auto score = score_hellaswag(*questions_, o_.batch, o_.seq_len, evaluate);
+        if (!score) { return; }
+        log_->hellaswag(step, score->accuracy(), score->normalised());
+        watch_log();
+        screen_.message(fmt::format("step {} | HellaSwag {:.4f}, normalised {:.4f}", step, score->accuracy(),
+                                    score->normalised()));
+        clock_.restart();
+    }
+
+    void sample(int64_t step) {
+        drain();
+        comm_.take_time(true);
+        const std::string text = samples_.text(*model_, step, 0);
+        log_->event("sample", step, {{"text", text}});
+        screen_.message(fmt::format("step {} | sample: {}", step, text));
+        clock_.restart();
+    }
+
+    // wait: until it is on the disk; else the training may go on meanwhile
+    void save(int64_t step, bool wait = false) {
+        drain();
+        lock_.require_held();
+        gather(step);
+        record_.state = {step, model_->updates(), o_.seed, o_.seq_len, plan_.rows_per_step, o_.optimizer};
+        record_.window = outliers_.steps();
+        log_->sync();  // before the checkpoint that stands behind its lines
+        watch_log();
+        save_requested = 0;
+        saver_->save(record_, reader(*model_), wait);
+        clock_.restart();
+    }
+
+    // what a checkpoint holds, of all ranks
+    void gather(int64_t step) {
+        pass_on(comm_, {.task = Task::kGather, .params = {.step = step}});
+        model_->gather();
+        comm_.take_time(true);  // until the next task
+    }
+
+    // Says when the log cannot be written, and when it can be again; the first time, what there is is saved.
+    void watch_log() {
+        const bool failing = !log_->problem().empty();
+        if (failing == log_failing_) { return; }
+        log_failing_ = failing;
+        screen_.message(failing ? "LOG FAILED: " + log_->problem()
+                                : "the log is written again: nothing of it was lost");
+        if (failing) { save_requested = 1; }
+    }
+
+    // ---- the end: at the last step, or where a signal or the want of memory stops it
+
+    // the exit code of a run that ends well or is stopped: whether all that it leaves is on the disk
+    int saved_or(int exit_code) {
+        screen_.note(log_->write_report(true));
+        log_->sync();
+        watch_log();
+        if (log_failing_) { screen_.message("LOG FAILED: lines are missing: " + log_->problem()); }
+        if (!saver_->failed() && !model_failed_ && !log_failing_) { return exit_code; }
+        // for who does not read a run's standard output
+        put_text(stderr, folder_ +
+                             ": not all was saved: what failed is in the lines with FAILED on standard "
+                             "output\n");
+        return kExitSaveFailed;
+    }
+
+    // a signal asked for it: save and leave; --resume auto goes on from here
+    int stop(int64_t steps) {
+        comm_.take_time(true);
+        saver_->wait();
+        if (saver_->newest() != checkpoint_name(folder_, steps)) { save(steps, true); }
+        const std::string why =
+            out_of_memory ? "for want of memory" : fmt::format("by signal {}", (int)stop_requested);
+        log_->event("stop", steps, {{"text", why}});
+        const std::string said = "stopped " + why + "; go on with --resume auto --out " + shell_word(folder_);
+        if (out_of_memory) { throw Error(saved_or(kExitDevice), said); }
+        screen_.message(said);
+        return saved_or(kExitPreempted);
+    }
+
+    // the end: validation, samples, the model; the exit code
+    int finish() {
+        comm_.take_time(true);
+        const bool late = validated_first(plan_.steps);
+        if (clock_.steps > 0 && !late && !due(plan_.steps, o_.save_every)) { save(plan_.steps); }
+        const double loss = validate(plan_.steps);
+        ask(plan_.steps);
+        if (stop_requested) { return stop(plan_.steps); }
+        if (save_requested || (clock_.steps > 0 && late)) { save(plan_.steps); }
+        for (int number = 1; number <= 3 && o_.sample_every > 0; number++) {
+            const std::string text = samples_.text(*model_, plan_.steps, number);
+            log_->event("sample", plan_.steps, {{"text", text}});
+            screen_.message(fmt::format("sample {}: {}\n", number, text));
+        }
+        if (stop_requested) { return stop(plan_.steps); }
+        gather(plan_.steps);
+        saver_->wait();  // the checkpoint first: nobody could go on from model.bin alone
+        write_model();
+        std::string done = fmt::format("trained {} steps in {}", clock_.steps, duration_text(clock_.seconds));
+        if (clock_.steps > 0) { done += fmt::format(", last training loss {:.4f}", clock_.last_loss); }
+        log_->event("end", plan_.steps, {{"text", done}});
+        screen_.message(done);
+        if (val_) {
+            for (const std::string& line : val_->summary(loss)) { screen_.message(line); }
+        }
+        if (record_.skipped_in_a_row > 0) { throw saver_->diverged("the last step was skipped: not finite"); }
+        if (const std::string how = clock_.exploded(plan_); !how.empty()) { throw saver_->diverged(how); }
+        if (val_ && !std::isfinite(loss)) { throw saver_->diverged("the validation loss is not finite"); }
+        return end_well();
+    }
+
+    // model.bin, and with --export-hf the same for others
+    void write_model() {
+        try {
+            lock_.require_held();
+            write_model_file(folder_ + "/model.bin", plan_.config,
+                             o_.model_dtype == FloatType::kBf16 ? kModelBf16 : kModelFp32, reader(*model_));
+            screen_.message("saved " + folder_ + "/model.bin");
+            if (!o_.export_hf.empty()) {
+                screen_.message(export_run(o_, folder_, record_.descent, samples_.tokenizer()));
+            }
+        } catch (const Error& e) {
+            if (e.exit_code == kExitDiverged) { throw saver_->diverged(e.what()); }
+            model_failed_ = true;
+            screen_.message(std::string("SAVE FAILED: ") + e.what());
+        }
+    }
+
+    // what is said last
+    int end_well() {
+        const int code = saved_or(kExitDone);
+        if (code != kExitDone) { return code; }
+        screen_.message("curves: " + folder_ + "/report.html");
+        if (samples_.tokenizer() && samples_.tokenizer()->can_encode()) {
+            screen_.message(fmt::format("next: ./{} generate {} --prompt 'Once upon a time'",
+                                        o_.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2",
+                                        shell_word(folder_)));
+        }
+        return code;
+    }
+
+    Comm& comm_;
+    const std::string options_text_;  // as given
+    const Models models_;
+    const ModelFactory factory_;
+    DataLoader data_;
+    RunLock lock_;
+    const RunPlan plan_;
+    const Options& o_ = plan_.options;
+    const ModelSettings settings_;
+    RunSamples samples_;
+    std::optional<Validator> val_;
+    std::optional<EvalFile> questions_;  // HellaSwag's
+    Screen screen_;
+    std::string folder_;  // plan.out or, since take_folder(), beside it, where that is another run's
+    // since announce()
+    Device device_;
+    SavePlan saves_;
+    std::string header_;  // of the log: run_header()
+    // since take_folder()
+    RunRecord record_;   // what checkpoints note of this run
+    std::string notes_;  // of what is not as it was in the checkpoint's run, a line each
+    // since open_log()
+    std::optional<RunJournal> log_;
+    std::optional<RunSaver> saver_;
+    int64_t first_ = 0;           // the first step to do
+    std::vector<int64_t> mine_;   // which micro-batches of a step are this rank's
+    std::vector<Batch> batches_;  // and what is in them
+    StepClock clock_;
+    int64_t whole_ = -1;  // the model is what it was after so many steps; -1: it is in the middle of one
+    OutlierWindow outliers_;
+    bool model_failed_ = false, log_failing_ = false;  // to write model.bin, the log
+    // last: after an error it ends first, and with it what other ranks wait for
+    std::unique_ptr<Model> model_;
+};
 
 }  // namespace
 
 int train_in_rank(const Options& options, Models models, Comm& comm) {
-    const Needs needs = [models](const GPT2Config& c, const Options& o) {
-        return models(o).plan(c, o.batch, o.seq_len, model_settings(o)).total();
-    };
-    const ModelFactory factory = models(options);
-    return comm.root() ? train_root(options, factory, needs, comm) : follow(options, factory, needs, comm);
+    return comm.root() ? Trainer(options, models, comm).run() : follow(options, models, comm);
 }
 
 }  // namespace llmc
