@@ -255,11 +255,7 @@ std::string read_prompt(const CommandOptions& o) {
 
 class Generator {
 public:
-    Generator(const CommandOptions& o, const Engine& engine)
-        : o_(o),
-          model_(find_model(o)),
-          tokenizer_(require_tokenizer(o, model_)),
-          facts_(model_.source->facts()) {
+    Generator(const CommandOptions& o, const Engine& engine) : o_(o) {
         if (!o_.prompt.empty() || o_.interactive) { (void)tokenizer_.encode(""); }  // can it?
         decoder_ = engine.decoder(*model_.source, o.dtype);
     }
@@ -369,9 +365,9 @@ private:
     }
 
     const CommandOptions& o_;
-    NamedModel model_;
-    Tokenizer tokenizer_;
-    HfFacts facts_;
+    NamedModel model_ = find_model(o_);
+    Tokenizer tokenizer_ = require_tokenizer(o_, model_);
+    HfFacts facts_ = model_.source->facts();
     std::unique_ptr<Decoder> decoder_;
     int64_t computed_ = 0;  // as Sample's, of all
     double prompt_seconds_ = 0, seconds_ = 0;

@@ -2,7 +2,6 @@
 #include "llmc/model/run/data.h"
 
 #include <algorithm>
-#include <cinttypes>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -11,31 +10,35 @@
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/stop_signal.h"
 #include "llmc/host/files/file_io.h"
+#include "llmc/host/files/json.h"
 
 namespace llmc {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-// of a run with other values here the numbers differ, as somebody may want
-constexpr const char* kCourse[] = {
-    "lr",    "warmup", "schedule", "final-lr-fraction", "weight-decay",     "beta1",
-    "beta2", "eps",    "clip",     "skip-loss-zscore",  "skip-norm-zscore", "steps"};
+constexpr const char* kNoted[] = {
+    // of a run with other values here the numbers differ, as somebody may want
+    "lr", "warmup", "schedule", "final-lr-fraction", "weight-decay", "beta1", "beta2", "eps", "clip",
+    "skip-loss-zscore", "skip-norm-zscore", "steps",
+    // these change what is kept or measured of a run: who leaves one out when it is resumed should hear of it
+    "save-every", "keep", "keep-major", "keep-best", "val-data", "val-every", "val-tokens", "val-align",
+    "hellaswag", "hellaswag-every", "sample-every", "model-dtype", "export-hf"};
 // and with other values here by rounding only
 constexpr const char* kRounding[] = {"batch", "dtype",  "grad-dtype",    "recompute",
                                      "tf32",  "device", "reduce-groups", "products"};
 
-// these change what is kept or measured of a run: who leaves one out when it is resumed should hear of it
-constexpr const char* kKept[] = {"save-every",   "keep",        "keep-major", "keep-best", "val-data",
-                                 "val-every",    "val-tokens",  "val-align",  "hellaswag", "hellaswag-every",
-                                 "sample-every", "model-dtype", "export-hf"};
+// "" if it is not there
+std::string value_of(const Settings& settings, const std::string& name) {
+    const auto found = settings.find(name);
+    return found == settings.end() ? "" : found->second;
+}
 
 // whether the learning rate of these settings falls
 bool falls(const Settings& settings) {
-    auto fraction = settings.find("final-lr-fraction"), schedule = settings.find("schedule");
-    return fraction != settings.end() && std::strtod(fraction->second.c_str(), nullptr) != 1 &&
-           schedule != settings.end() && schedule->second != "\"constant\"";
+    const std::string fraction = value_of(settings, "final-lr-fraction"),
+                      how = value_of(settings, "schedule");
+    return !fraction.empty() && std::strtod(fraction.c_str(), nullptr) != 1 && !how.empty() &&
+           how != "\"constant\"";
 }
 
 // of a file's content, or a folder's weights; "none" where there is none
@@ -55,14 +58,13 @@ std::string digest_text(const std::string& path) {
 std::string changed_settings(const Settings& was, const Settings& is) {
     std::string text;
     auto compare = [&](const std::string& name, const char* meaning) {
-        auto before = was.find(name), now = is.find(name);
-        if (before == was.end() || now == is.end() || before->second == now->second) { return; }
+        const std::string before = value_of(was, name), now = value_of(is, name);
+        if (before.empty() || now.empty() || before == now) { return; }
         // of a learning rate that does not fall the number of steps changes nothing
         if (name == "steps" && !(falls(was) && falls(is))) { return; }
-        text += fmt::format("{} was {}, is {} from here on{}\n", name, before->second, now->second, meaning);
+        text += fmt::format("{} was {}, is {} from here on{}\n", name, before, now, meaning);
     };
-    for (const char* name : kCourse) { compare(name, ""); }
-    for (const char* name : kKept) { compare(name, ""); }
+    for (const char* name : kNoted) { compare(name, ""); }
     for (const char* name : kRounding) { compare(name, ": the same run but for rounding, not bit for bit"); }
     return text;
 }
@@ -78,14 +80,14 @@ std::vector<std::pair<std::string, std::string>> config_lines(const Options& o) 
     return lines;
 }
 
-// their values are as JSON writes them
-Json options_of(const Options& o) {
-    Json options = Json::object();
-    for (const auto& [name, value] : config_lines(o)) {
-        const Json parsed = Json::parse(value, nullptr, false);
-        options[name] = parsed.is_discarded() ? Json(value) : parsed;
-    }
-    return options;
+// `was`, with the data and the settings that this process finds
+RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet& train, const Validator* val,
+                    const std::string& device) {
+    RunRecord is = was;
+    is.train_data = fingerprint(train, was.train_data);
+    is.val_data = val != nullptr ? fingerprint(val->data().set(), was.val_data) : std::vector<ShardRecord>();
+    is.settings = recorded_settings(options, device);
+    return is;
 }
 
 }  // namespace
@@ -138,22 +140,16 @@ Settings recorded_settings(const Options& o, const std::string& device) {
     return settings;
 }
 
-RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet& train, const ShardSet* val,
-                    const std::string& device) {
-    RunRecord is = was;
-    is.train_data = fingerprint(train, was.train_data);
-    is.val_data = val != nullptr ? fingerprint(*val, was.val_data) : std::vector<ShardRecord>();
-    is.settings = recorded_settings(options, device);
-    return is;
-}
-
 void note_inputs(const std::string& checkpoint, const std::string& model, double entropy, RunRecord* record) {
     record->settings["weights"] = digest_text(checkpoint.empty() ? model : checkpoint + "/MANIFEST");
     record->settings["entropy"] = fmt::format("{:g}", entropy);
 }
 
-void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Options& options,
-                         const std::string& weights) {
+void require_same_inputs(const RunRecord& root, const Options& options, const ShardSet& train,
+                         const Validator* val, const std::string& device, const std::string& checkpoint,
+                         const std::string& model) {
+    RunRecord mine = read_here(root, options, train, val, device);
+    note_inputs(checkpoint, model, val != nullptr ? val->entropy() : 0, &mine);
     const auto require_same = [](const std::string& difference, const std::string& what, const char* cure) {
         if (difference.empty()) { return; }
         throw Error(kExitBadInput, "this rank has other {} than rank 0: {}. {}", what, difference, cure);
@@ -167,7 +163,7 @@ void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Opt
         return found == expected ? "" : fmt::format("found {}, expected {}", found, expected);
     };
     require_same(setting("entropy"), "entropy in the val.json beside " + options.val_data, kCopy);
-    require_same(setting("weights"), "weights in " + weights, kCopy);
+    require_same(setting("weights"), "weights in " + checkpoint + model, kCopy);
     require_same(setting("products"), "products in " + options.tune_gemm, kCopy);
     if (options.program != Program::kCpu) { return; }
     require_same(setting("device"), "threads or another CPU",
@@ -176,10 +172,10 @@ void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Opt
 }
 
 RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const Options& options,
-                      const ShardSet& train, const ShardSet* val, const std::string& device,
+                      const ShardSet& train, const Validator* val, const std::string& device,
                       std::string* notes) {
     RunRecord is = read_here(was, options, train, val, device);
-    std::string other = was.train_data.empty() ? "" : difference(was.train_data, is.train_data);
+    const std::string other = was.train_data.empty() ? "" : difference(was.train_data, is.train_data);
     if (!other.empty() && !options.new_data) {
         throw Error(kExitBadInput,
                     "{}: other data than {} was trained on: {}. Give the same data again, or go on with "
@@ -194,8 +190,8 @@ RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const
         was.val_data.empty() || val == nullptr ? "" : difference(was.val_data, is.val_data);
     if (!other_val.empty()) { *notes += "other validation data than before: " + other_val + "\n"; }
     const auto differs = [&](const char* name) {
-        const auto before = was.settings.find(name);
-        return before != was.settings.end() && before->second != is.settings[name];
+        const std::string before = value_of(was.settings, name);
+        return !before.empty() && before != is.settings[name];
     };
     if (is.best && (!other_val.empty() || differs("val-tokens") || differs("val-align"))) {
         is.best.reset();  // losses on other tokens do not compare
@@ -210,23 +206,28 @@ RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const
 std::string run_header(const RunPlan& plan, const MemoryPlan& memory, const Device& device, double entropy,
                        const std::string& plan_text) {
     const Options& o = plan.options;
-    Json header = {{"version", std::string("plumb ") + kVersion},
-                   {"program", o.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2"},
-                   {"device", device.name},
-                   {"peak_flops", device.peak_flops > 0 ? Json(device.peak_flops) : Json()},
-                   {"parameters", num_parameters(plan.config)},
-                   {"steps", plan.steps},
-                   {"tokens_per_step", plan.rows_per_step * o.seq_len},
-                   {"source_entropy", entropy > 0 ? Json(entropy) : Json()},
-                   {"device_memory",
-                    {{"parameters", memory.parameters},
-                     {"gradients", memory.gradients},
-                     {"optimizer", memory.optimizer},
-                     {"activations", memory.activations}}},
-                   {"plan", plan_text},
-                   {"options", options_of(o)}};
+    JsonValue options = JsonValue::object();  // config.toml's values are as JSON writes them
+    for (const auto& [name, value] : config_lines(o)) {
+        const JsonValue parsed = JsonValue::parse(value, nullptr, false);
+        options[name] = parsed.is_discarded() ? JsonValue(value) : parsed;
+    }
+    JsonValue header = {{"version", std::string("plumb ") + kVersion},
+                        {"program", o.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2"},
+                        {"device", device.name},
+                        {"peak_flops", device.peak_flops > 0 ? JsonValue(device.peak_flops) : JsonValue()},
+                        {"parameters", num_parameters(plan.config)},
+                        {"steps", plan.steps},
+                        {"tokens_per_step", plan.rows_per_step * o.seq_len},
+                        {"source_entropy", entropy > 0 ? JsonValue(entropy) : JsonValue()},
+                        {"device_memory",
+                         {{"parameters", memory.parameters},
+                          {"gradients", memory.gradients},
+                          {"optimizer", memory.optimizer},
+                          {"activations", memory.activations}}},
+                        {"plan", plan_text},
+                        {"options", options}};
     if (!o.tune_gemm.empty()) { header["products"] = recorded_settings(o, device.name).at("products"); }
-    return header.dump(-1, ' ', false, Json::error_handler_t::replace);
+    return json_line(header);
 }
 
 }  // namespace llmc

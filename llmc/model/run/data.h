@@ -6,6 +6,7 @@
 
 #include "llmc/host/options/options.h"
 #include "llmc/host/tokens/dataloader.h"
+#include "llmc/model/eval/validation.h"
 #include "llmc/model/formats/record.h"
 #include "llmc/model/run/plan.h"
 
@@ -24,27 +25,23 @@ std::string difference(const std::vector<ShardRecord>& was, const std::vector<Sh
 using Settings = std::map<std::string, std::string>;
 Settings recorded_settings(const Options& options, const std::string& device);
 
-// `was`, with the data and the settings that this process finds
-RunRecord read_here(const RunRecord& was, const Options& options, const ShardSet& train, const ShardSet* val,
-                    const std::string& device);
-
 // Adds to the settings, for other ranks to compare: "weights", what tells those that a run begins with from others, of a
 // checkpoint (by its MANIFEST) or, if that is "", of a model as RunPlan names it ("none" if that is "" too, or not there);
 // and "entropy" (0: no val.json).
 void note_inputs(const std::string& checkpoint, const std::string& model, double entropy, RunRecord* record);
 
-// Throws Error(kExitBadInput) where a rank would compute with something else than rank 0, by what read_here() and
-// note_inputs() give both; the weights are in the file or folder `weights`. Nothing else would tell: each rank computes what it
-// is asked for, and the sum is wrong.
-void require_same_inputs(const RunRecord& root, const RunRecord& mine, const Options& options,
-                         const std::string& weights);
+// Throws Error(kExitBadInput) where this rank would compute with something else than rank 0, whose record with its inputs is
+// `root`. Nothing else would tell: each rank computes what it is asked for, and the sum is wrong. val may be null.
+void require_same_inputs(const RunRecord& root, const Options& options, const ShardSet& train,
+                         const Validator* val, const std::string& device, const std::string& checkpoint,
+                         const std::string& model);
 
 // What the checkpoints of a run will note, which goes on from `was` of the checkpoint of this name ("": it is
 // new): of other data than that its first epoch begins, if --new-data allows it, else throws
 // Error(kExitBadInput) naming the shard. *notes gets a line for each thing that is not as before. val may be
 // null.
 RunRecord next_record(const RunRecord& was, const std::string& checkpoint, const Options& options,
-                      const ShardSet& train, const ShardSet* val, const std::string& device,
+                      const ShardSet& train, const Validator* val, const std::string& device,
                       std::string* notes);
 
 // What the first line of a log, and that of each resume, says about the run: version, program, device, memory, parameters,

@@ -152,15 +152,6 @@ std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
                                    : "");
 }
 
-void require_no_run_folder(const std::string& checkpoint) {
-    const std::string newest = newest_step(checkpoint);
-    if (newest.empty()) { return; }
-    throw Error(kExitBadInput,
-                "{}: a run folder, not a checkpoint. To go on in it: --resume auto --out {}; to begin "
-                "another run with its newest checkpoint: --resume {} --out NEW.",
-                checkpoint, shell_word(checkpoint), shell_word(newest));
-}
-
 std::string run_folder_of(const std::string& checkpoint) {
     const fs::path path = fs::path(checkpoint + "/.").lexically_normal().parent_path();
     const std::string name = path.filename().string();
@@ -328,10 +319,9 @@ std::string newer_step(const std::string& folder) {
 
 // the newest checkpoint of a run folder without a model.bin
 NamedModel newest_model(const std::string& folder, std::string* notes) {
-    std::string newest = newest_step(folder), passed;
-    // a run that goes on may have deleted what was just found, or listed (--keep 1): then its next one is there
-    const auto changed = [&] { return std::exchange(newest, newest_step(folder)) != newest; };
+    std::string newest, passed;
     do {
+        newest = newest_step(folder);
         passed.clear();
         try {
             const std::string checkpoint = find_checkpoint(folder, &passed);
@@ -340,10 +330,10 @@ NamedModel newest_model(const std::string& folder, std::string* notes) {
             *notes += passed;
             return model;
         } catch (const Error&) {
-            if (!changed()) { throw; }
-            newest = "?";  // once more
+            if (newest_step(folder) == newest) { throw; }
         }
-    } while (changed());
+        // a run that goes on may have deleted what was just found, or listed (--keep 1): then its next one is there
+    } while (newest_step(folder) != newest);
     *notes += passed;
     throw Error(kExitBadInput,
                 "{}: no model in this folder. Expected model.bin or a step_ folder, as train_gpt2 leaves "

@@ -1,7 +1,7 @@
 // A run folder: which of the checkpoints in it belong to the run, which one a run goes on from, and which
-// stay; and the one place that finds a model by its name. A checkpoint counts if it is intact and lies on the line of descent that log.jsonl follows (see
-// formats/record.h); damaged ones, abandoned ones (a later start went back to before them) and those of other
-// runs are never taken and never counted.
+// stay; and the one place that finds a model by its name. A checkpoint counts if it is intact and lies on the
+// line of descent that log.jsonl follows (see formats/record.h); damaged ones, abandoned ones (a later start
+// went back to before them) and those of other runs are never taken and never counted.
 // All throw CannotRead, and change nothing, where the folder cannot be read.
 #pragma once
 #include <cstdint>
@@ -20,9 +20,6 @@ namespace llmc {
 // folders of which none counts; a log with steps whose checkpoints are gone, or which began with one of
 // another folder; without a log, checkpoints of different lines.
 std::string find_checkpoint(const std::string& run_folder, std::string* notes);
-
-// Throws Error(kExitBadInput) if this is a run folder, named where a checkpoint is meant.
-void require_no_run_folder(const std::string& checkpoint);
 
 // the run folder of a checkpoint, also where the checkpoint is a symbolic link to another disk
 std::string run_folder_of(const std::string& checkpoint);

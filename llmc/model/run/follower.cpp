@@ -65,18 +65,6 @@ std::vector<int64_t> micro_batches_of(int rank, int ranks, int groups, int64_t m
     return mine;
 }
 
-namespace {
-
-// that this rank computes with what rank 0 does
-void compare_inputs(const SharedPlan& plan, const Options& o, const DataLoader& data,
-                    const std::optional<Validator>& val, const std::string& device) {
-    RunRecord mine = read_here(plan.inputs, o, data.set(), val ? &val->data().set() : nullptr, device);
-    note_inputs(plan.checkpoint, plan.model_file, val ? val->entropy() : 0, &mine);
-    require_same_inputs(plan.inputs, mine, o, plan.checkpoint + plan.model_file);
-}
-
-}  // namespace
-
 int follow(const Options& given, Models models, Comm& comm) {
     SharedPlan plan;
     share_plan(comm, &plan, config_text(given));
@@ -90,7 +78,8 @@ int follow(const Options& given, Models models, Comm& comm) {
     if (!o.val_data.empty()) { val.emplace(o, data.vocab_size(), plan.inputs.end_of_text); }
     require_memory(factory.plan(plan.config, o.batch, o.seq_len, settings), o, models, plan.config);
     comm.take_time(true);  // to read all of its data
-    compare_inputs(plan, o, data, val, factory.device(settings).name);
+    require_same_inputs(plan.inputs, o, data.set(), val ? &*val : nullptr, factory.device(settings).name,
+                        plan.checkpoint, plan.model_file);
     comm.take_time(false);
 
     const std::unique_ptr<Model> model = factory.make(plan.config, o.batch, o.seq_len, settings);

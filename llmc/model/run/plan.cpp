@@ -243,7 +243,13 @@ void choose_model(int vocab_size, RunPlan* plan) {
         put_text(stderr, notes);
     } else if (o.resume != "none") {
         plan->checkpoint = o.resume;
-        require_no_run_folder(o.resume);
+        if (const std::string newest = newest_step(o.resume); !newest.empty()) {
+            throw Error(
+                kExitBadInput,
+                "{}: a run folder, not a checkpoint. To go on in it: --resume auto --out {}; to begin "
+                "another run with its newest checkpoint: --resume {} --out NEW.",
+                o.resume, shell_word(o.resume), shell_word(newest));
+        }
     }
     if (!plan->checkpoint.empty()) { return go_on(plan); }
     if (o.model == kAutoModel && o.layers == 0) { o.model = o.program == Program::kCpu ? "d3" : "d6"; }
@@ -487,17 +493,15 @@ std::string what_fits(const Options& o, Models models, const GPT2Config& config,
     const auto fits = [&](const Options& way, const GPT2Config& c) {
         return models(way).plan(c, way.batch, way.seq_len, model_settings(way)).total() <= available;
     };
-    const std::vector<Options> ways = thriftier(o);
-    for (const Options& way : ways) {
-        if (fits(way, config)) { return difference(o, way) + " would fit."; }
-    }
-    for (Options way : {ways.front(), ways.back()}) {
-        for (; way.batch > 0; way.batch /= 2) {
-            const bool divides = o.total_batch % ((int64_t)way.batch * o.seq_len) == 0;
-            if (divides && fits(way, config)) { return difference(o, way) + " would fit."; }
+    std::vector<Options> ways = thriftier(o);
+    Options way = ways.back(), asked = o;
+    for (Options smaller : {ways.front(), ways.back()}) {
+        while ((smaller.batch /= 2) > 0) {
+            if (o.total_batch % ((int64_t)smaller.batch * o.seq_len) == 0) { ways.push_back(smaller); }
         }
     }
-    Options way = ways.back(), asked = o;
+    const auto fitting = std::ranges::find_if(ways, [&](const Options& o) { return fits(o, config); });
+    if (fitting != ways.end()) { return difference(o, *fitting) + " would fit."; }
     way.batch = 1;
     asked.model.clear();  // it may have been given by its three sizes
     GPT2Config c = config;

@@ -66,25 +66,23 @@ SavePlan plan_saves(const RunPlan& plan, const TextFiles& tokenizer, int64_t tra
                    (o.save_mode == SaveMode::kAuto && o.program == Program::kGpu && has_room);
     p.why = o.save_mode != SaveMode::kAuto ? "--save-mode " + text_of(o.save_mode)
             : o.program == Program::kCpu   ? "on the CPU it would slow the steps"
-            : !has_room && !p.background   ? "a copy would take more than half of what is free"
+            : !p.background                ? "a copy would take more than half of what is free"
                                            : "--save-mode sync would stop it";
     return p;
 }
 
 std::string describe_saves(const SavePlan& p) {
-    const std::string room = p.free_bytes >= 0 ? bytes_text(p.free_bytes) + " free" : "free: unknown";
-    std::string text =
-        fmt::format("{:11}| {} save{} x {}, {} at once, and model.bin of {} = {}; {}\n", "disk",
-                    count_text(p.saves), p.saves == 1 ? "" : "s", bytes_text(p.checkpoint_bytes),
-                    count_text(p.at_once), bytes_text(p.model_bytes), bytes_text(p.disk_bytes()), room);
-    text += p.background
-                ? fmt::format(
-                      "{:11}| while the training goes on, from a copy of {} in the host's memory ({} "
-                      "free): {}\n",
-                      "saving", bytes_text(p.copy_bytes),
-                      p.host_bytes >= 0 ? bytes_text(p.host_bytes) : "unknown", p.why)
-                : fmt::format("{:11}| the training waits: {}\n", "saving", p.why);
-    return text;
+    const std::string room = p.free_bytes >= 0 ? bytes_text(p.free_bytes) + " free" : "free: unknown",
+                      host = p.host_bytes >= 0 ? bytes_text(p.host_bytes) : "unknown";
+    const std::string how =
+        p.background
+            ? fmt::format("while the training goes on, from a copy of {} in the host's memory ({} free)",
+                          bytes_text(p.copy_bytes), host)
+            : "the training waits";
+    return fmt::format("{:11}| {} save{} x {}, {} at once, and model.bin of {} = {}; {}\n{:11}| {}: {}\n",
+                       "disk", count_text(p.saves), p.saves == 1 ? "" : "s", bytes_text(p.checkpoint_bytes),
+                       count_text(p.at_once), bytes_text(p.model_bytes), bytes_text(p.disk_bytes()), room,
+                       "saving", how, p.why);
 }
 
 std::string disk_warning(const SavePlan& p, const std::string& folder) {
@@ -134,59 +132,57 @@ void RunSaver::save(RunRecord record, const ReadTensor& read, bool wait_for_it) 
     wait();
     record.val_loss = last_ && last_->step == record.state.step ? std::optional(last_->loss) : std::nullopt;
     record.best = best_;
-    if (copy_ == nullptr || wait_for_it) { return collect(write(record, read)); }
-    for (State state : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
-        for (int t = 0; t < kNumTensors; t++) {
-            if (const auto part = parts_[(int)state][t]; !part.empty()) { read(state, t, 0, part); }
+    saving_ = std::move(record);
+    const auto write = [this](const ReadTensor& from) {
+        save_checkpoint(folder_, plan_.config, saving_, from);
+    };
+    if (copy_ != nullptr && !wait_for_it) {
+        for (State state : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
+            for (int t = 0; t < kNumTensors; t++) {
+                if (const auto part = parts_[(int)state][t]; !part.empty()) { read(state, t, 0, part); }
+            }
+        }
+        const ReadTensor read_copy = [this](State state, int t, int64_t first, std::span<float> values) {
+            std::ranges::copy(parts_[(int)state][t].subspan((size_t)first, values.size()), values.begin());
+        };
+        try {
+            under_way_ = std::async(std::launch::async, write, read_copy);
+            return;
+        } catch (const std::system_error& e) {
+            screen_->message(
+                fmt::format("step {} | no thread to save in the background, so the training waits: {}",
+                            saving_.state.step, e.what()));
         }
     }
-    const ReadTensor read_copy = [this](State state, int tensor, int64_t first, std::span<float> values) {
-        std::ranges::copy(parts_[(int)state][tensor].subspan((size_t)first, values.size()), values.begin());
-    };
-    try {
-        under_way_ =
-            std::async(std::launch::async, [this, record, read_copy] { return write(record, read_copy); });
-    } catch (const std::system_error& e) {
-        screen_->message(
-            fmt::format("step {} | no thread to save in the background, so the training waits: {}",
-                        record.state.step, e.what()));
-        collect(write(record, read));
-    }
-}
-
-RunSaver::Saved RunSaver::write(const RunRecord& record, const ReadTensor& read) const {
-    try {
-        save_checkpoint(folder_, plan_.config, record, read);
-        return {record, kExitDone, ""};
-    } catch (const Error& e) { return {record, e.exit_code, e.what()}; } catch (const std::bad_alloc&) {
-        return {record, kExitSaveFailed, "out of memory"};
-    }
+    under_way_ = std::async(std::launch::deferred, write, read);
+    wait();
 }
 
 void RunSaver::poll() {
     if (under_way_.valid() && under_way_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
-        collect(under_way_.get());
+        wait();
     }
 }
 
 void RunSaver::wait() {
-    if (under_way_.valid()) { collect(under_way_.get()); }
-}
-
-void RunSaver::collect(const Saved& saved) {
-    if (saved.exit_code == kExitDiverged) { throw diverged(saved.error); }
-    const int64_t step = saved.record.state.step;
-    const auto failed = [&](const std::string& why) {
+    if (!under_way_.valid()) { return; }
+    const int64_t step = saving_.state.step;
+    const auto fail = [&](const char* why) {
         failed_ = true;
         screen_->message(fmt::format("step {} | SAVE FAILED: {}", step, why));
     };
     failed_ = false;
-    if (saved.exit_code !=
-        kExitDone) {  // what is on disk is untouched: the training goes on, and says so at the end
-        if (best_ == saved.record.best) { best_ = saved_best_; }
-        return failed(saved.error);
+    try {
+        under_way_.get();
+    } catch (const Error& e) {
+        if (e.exit_code == kExitDiverged) { throw diverged(e.what()); }
+        fail(e.what());
+    } catch (const std::bad_alloc&) { fail("out of memory"); }
+    if (failed_) {  // what is on disk is untouched: the training goes on, and says so at the end
+        if (best_ == saving_.best) { best_ = saved_best_; }
+        return;
     }
-    saved_best_ = saved.record.best;
+    saved_best_ = saving_.best;
     if (saved_best_) { keep_.best = saved_best_->step; }
     newest_ = checkpoint_name(folder_, step);
     journal_->event("save", step, {{"text", newest_}});
@@ -194,9 +190,9 @@ void RunSaver::collect(const Saved& saved) {
     screen_->note(journal_->write_report(true));
     try {
         if (o_.llmc_letters) { mark_done(newest_); }
-    } catch (const Error& e) { failed(e.what()); }
+    } catch (const Error& e) { fail(e.what()); }
     try {
-        screen_->note(remove_old_checkpoints(folder_, saved.record.descent, step, keep_, &known_));
+        screen_->note(remove_old_checkpoints(folder_, saving_.descent, step, keep_, &known_));
     } catch (const CannotRead& e) { screen_->note(std::string("old checkpoints stay: ") + e.what() + "\n"); }
 }
 

@@ -65,14 +65,6 @@ public:
     Error diverged(const std::string& what) const;
 
 private:
-    struct Saved {
-        RunRecord record;
-        int exit_code = kExitDone;
-        std::string error;
-    };
-    Saved write(const RunRecord& record, const ReadTensor& read) const;
-    void collect(const Saved& saved);
-
     const RunPlan& plan_;
     const Options& o_ = plan_.options;
     const std::string folder_;
@@ -86,7 +78,8 @@ private:
     std::unique_ptr<float[]> copy_;                      // parameters and moments in file order; null: none
     std::span<float> parts_[3][kNumTensors];  // of the copy, by State; empty where the optimizer has none
     std::shared_ptr<void> lock_;
-    std::future<Saved> under_way_;  // last: it ends before what it uses
+    RunRecord saving_;             // the last save's
+    std::future<void> under_way_;  // that save; last: it ends before what it uses
 };
 
 }  // namespace llmc

@@ -73,17 +73,7 @@ namespace {
 class Trainer {
 public:
     // reads, and makes the plan
-    Trainer(const Options& given, Models kinds, Comm& ranks)
-        : comm_(ranks),
-          options_text_(config_text(given)),
-          models_(kinds),
-          factory_(kinds(given)),
-          data_(given.train_data, given.seq_len, given.seed, given.raw_tokens),
-          plan_(locked_plan(given)),
-          settings_(model_settings(o_, &ranks)),
-          samples_(plan_, data_.vocab_size()),
-          screen_(given.quiet, given.log_every),
-          folder_(plan_.out) {
+    Trainer(const Options& given, Models models, Comm& comm) : given_(given), models_(models), comm_(comm) {
         check_tokens(data_.set());
         if (!o_.val_data.empty()) { val_.emplace(o_, data_.vocab_size(), samples_.end_of_text()); }
         if (!o_.hellaswag.empty()) {
@@ -117,13 +107,13 @@ private:
     // taken, the other ranks are told, and the log says where the run goes on from
 
     // takes the lock of a folder that is there, so that what it holds stays what the plan was made for
-    RunPlan locked_plan(const Options& given) {
+    RunPlan locked_plan() {
         std::error_code ignored;
-        if (!given.dry_run && !given.out.empty() && std::filesystem::is_directory(given.out, ignored)) {
-            lock_.take(given.out);
-            take_back_replaced(given.out);
+        if (!given_.dry_run && !given_.out.empty() && std::filesystem::is_directory(given_.out, ignored)) {
+            lock_.take(given_.out);
+            take_back_replaced(given_.out);
         }
-        return make_run_plan(given, data_, factory_.measure_speed);
+        return make_run_plan(given_, data_, factory_.measure_speed);
     }
 
     // prints the plan; throws where there is no room for it, or the folder is another's
@@ -156,8 +146,8 @@ private:
         remove_leftovers(folder_);
         if (o_.resume == "auto" && plan_.checkpoint.empty()) { screen_.note(put_log_aside(folder_)); }
         if (!goes_on()) { require_no_run(folder_); }
-        record_ = next_record(plan_.record, plan_.checkpoint, o_, data_.set(),
-                              val_ ? &val_->data().set() : nullptr, device_.name, &notes_);
+        record_ = next_record(plan_.record, plan_.checkpoint, o_, data_.set(), val_ ? &*val_ : nullptr,
+                              device_.name, &notes_);
         record_.end_of_text = samples_.end_of_text();
         record_.tokenizer = samples_.files(plan_.config.max_seq_len);
     }
@@ -177,10 +167,19 @@ private:
         shared.inputs.state.rows_per_step = plan_.rows_per_step;
         shared.inputs.state.optimizer = o_.optimizer;
         note_inputs(plan_.checkpoint, plan_.model_file, entropy(), &shared.inputs);
-        share_plan(comm_, &shared, options_text_);
+        share_plan(comm_, &shared, config_text(given_));
     }
 
-    void open_log() {
+    // of the validation data's source; 0 = unknown
+    double entropy() const { return val_ ? val_->entropy() : 0; }
+
+    // brings the weights in, and opens the log
+    void begin() {
+        model_ = factory_.make(plan_.config, o_.batch, o_.seq_len, settings_);
+        require_same_run(plan_);
+        if (outliers_on()) { outliers_ = OutlierWindow(record_.window); }
+        first_ = record_.state.step;
+        load_start(model_.get(), o_.seed, plan_.checkpoint, plan_.model_file);
         record_.descent.push_back({new_id(), first_});
         // the log first: from here on it says which checkpoints count
         log_.emplace(
@@ -194,19 +193,6 @@ private:
         }
         write_text_file(folder_ + "/config.toml", config_text(o_, true));
         if (!o_.for_gpu.empty()) { log_->event("note", first_, {{"text", o_.notes}}); }
-    }
-
-    // of the validation data's source; 0 = unknown
-    double entropy() const { return val_ ? val_->entropy() : 0; }
-
-    // brings the weights in, and opens the log
-    void begin() {
-        model_ = factory_.make(plan_.config, o_.batch, o_.seq_len, settings_);
-        require_same_run(plan_);
-        if (outliers_on()) { outliers_ = OutlierWindow(record_.window); }
-        first_ = record_.state.step;
-        load_start(model_.get(), o_.seed, plan_.checkpoint, plan_.model_file);
-        open_log();
         saver_.emplace(plan_, folder_, record_.best, saves_, factory_.page_lock, &screen_, &*log_);
         screen_.note(notes_);
         mine_ = micro_batches_of(0, comm_.size(), o_.reduce_groups, plan_.micro_batches);
@@ -442,7 +428,15 @@ private:
         if (record_.skipped_in_a_row > 0) { throw saver_->diverged("the last step was skipped: not finite"); }
         if (const std::string how = clock_.exploded(plan_); !how.empty()) { throw saver_->diverged(how); }
         if (val_ && !std::isfinite(loss)) { throw saver_->diverged("the validation loss is not finite"); }
-        return end_well();
+        const int code = saved_or(kExitDone);
+        if (code != kExitDone) { return code; }
+        screen_.message("curves: " + folder_ + "/report.html");
+        if (samples_.tokenizer() && samples_.tokenizer()->can_encode()) {
+            screen_.message(fmt::format("next: ./{} generate {} --prompt 'Once upon a time'",
+                                        o_.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2",
+                                        shell_word(folder_)));
+        }
+        return code;
     }
 
     // model.bin, and with --export-hf the same for others
@@ -462,33 +456,20 @@ private:
         }
     }
 
-    // what is said last
-    int end_well() {
-        const int code = saved_or(kExitDone);
-        if (code != kExitDone) { return code; }
-        screen_.message("curves: " + folder_ + "/report.html");
-        if (samples_.tokenizer() && samples_.tokenizer()->can_encode()) {
-            screen_.message(fmt::format("next: ./{} generate {} --prompt 'Once upon a time'",
-                                        o_.program == Program::kGpu ? "train_gpt2cu" : "train_gpt2",
-                                        shell_word(folder_)));
-        }
-        return code;
-    }
-
-    Comm& comm_;
-    const std::string options_text_;  // as given
+    const Options& given_;
     const Models models_;
-    const ModelFactory factory_;
-    DataLoader data_;
+    Comm& comm_;
+    const ModelFactory factory_ = models_(given_);
+    DataLoader data_{given_.train_data, given_.seq_len, given_.seed, given_.raw_tokens};
     RunLock lock_;
-    const RunPlan plan_;
+    const RunPlan plan_ = locked_plan();
     const Options& o_ = plan_.options;
-    const ModelSettings settings_;
-    RunSamples samples_;
+    const ModelSettings settings_ = model_settings(o_, &comm_);
+    RunSamples samples_{plan_, data_.vocab_size()};
     std::optional<Validator> val_;
     std::optional<EvalFile> questions_;  // HellaSwag's
-    Screen screen_;
-    std::string folder_;  // plan.out or, since take_folder(), beside it, where that is another run's
+    Screen screen_{given_.quiet, given_.log_every};
+    std::string folder_ = plan_.out;  // since take_folder(): beside it, where that is another run's
     // since announce()
     Device device_;
     SavePlan saves_;
@@ -496,7 +477,7 @@ private:
     // since take_folder()
     RunRecord record_;   // what checkpoints note of this run
     std::string notes_;  // of what is not as it was in the checkpoint's run, a line each
-    // since open_log()
+    // since begin()
     std::optional<RunJournal> log_;
     std::optional<RunSaver> saver_;
     int64_t first_ = 0;           // the first step to do
