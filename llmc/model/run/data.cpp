@@ -99,7 +99,7 @@ std::vector<ShardRecord> fingerprint(const ShardSet& set, const std::vector<Shar
             throw Error(128 + stop_requested, "stopped by a signal before the run had begun");
         }
         ShardRecord record = {std::filesystem::path(shard.path()).filename().string(), shard.num_tokens(), 0,
-                              settled_identity(shard.path())};
+                              file_identity(shard.path(), true)};
         const auto same = std::ranges::find_if(known, [&](const ShardRecord& k) {
             return k.name == record.name && k.tokens == record.tokens && k.identity == record.identity;
         });

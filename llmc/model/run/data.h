@@ -7,7 +7,7 @@
 #include "llmc/host/options/options.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/eval/validation.h"
-#include "llmc/model/formats/record.h"
+#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/plan.h"
 
 namespace llmc {

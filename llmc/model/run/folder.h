@@ -1,6 +1,6 @@
 // A run folder: which of the checkpoints in it belong to the run, which one a run goes on from, and which
 // stay; and the one place that finds a model by its name. A checkpoint counts if it is intact and lies on the
-// line of descent that log.jsonl follows (see formats/record.h); damaged ones, abandoned ones (a later start
+// line of descent that log.jsonl follows (see formats/checkpoint.h); damaged ones, abandoned ones (a later start
 // went back to before them) and those of other runs are never taken and never counted.
 // All throw CannotRead, and change nothing, where the folder cannot be read.
 #pragma once
@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "llmc/model/formats/record.h"
+#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/model_source.h"
 
 namespace llmc {

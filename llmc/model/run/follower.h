@@ -7,7 +7,7 @@
 
 #include "llmc/host/options/options.h"
 #include "llmc/host/ranks/comm.h"
-#include "llmc/model/formats/record.h"
+#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/gpt2_config.h"
 #include "llmc/model/model.h"
 #include "llmc/model/run/plan.h"
