@@ -71,11 +71,10 @@ $(HEADERS): $(SETTINGS)
 $(BUILD)/%.o: %.cpp $(SETTINGS) | $(if $(filter file,$(origin PRECOMPILED)),$(HEADERS))
 	@mkdir -p $(@D)
 	$(COMPILE) -include $(PRECOMPILED) -c $< -o $@
-$(BUILD)/llmc/host/options/config.o: CXXFLAGS += -Wno-terminate
-# what the JSON and TOML libraries make of their templates reads and writes a few lines; json.cpp whole texts, safetensors.cpp
+# what the JSON library makes of its templates reads and writes a few lines; json.cpp whole texts, safetensors.cpp
 # all numbers of a model
 $(call objects,$(filter-out %/json.cpp %/safetensors.cpp, \
-    $(shell grep -l -e '<nlohmann/json.hpp>' -e '<toml++/' llmc/*/*/*.cpp))): OPTIMIZE := $(OPTIMIZE:-O3=-Og)
+    $(shell grep -l '<nlohmann/json.hpp>' llmc/*/*/*.cpp))): OPTIMIZE := $(OPTIMIZE:-O3=-Og)
 define archive
 @rm -f $@
 $(call quiet,archive)ar qcs $@ $^

@@ -117,8 +117,8 @@ void make_hellaswag(const Settings& settings) {
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
     Table t("data/make_hellaswag", kDescription, kFooter);
-    t.add("input", &settings->input, "a file of JSONL, or - for standard input").required = true;
-    t.add("--out FILE", &settings->out, "the file to write").required = true;
+    t.add("input", &settings->input, {.required = true}, "a file of JSONL, or - for standard input");
+    t.add("--out FILE", &settings->out, {.required = true}, "the file to write");
     t.add("--tokenizer PATH", &settings->tokenizer,
           "the model's: a folder or file as of data/make_shards; without it, bytes");
     return parse_table(t, argc, argv);

@@ -373,26 +373,24 @@ void make_shards(const Settings& settings) {
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
     Table t("data/make_shards", kDescription, kFooter);
-    t.add("inputs", &settings->inputs, "files of text or JSON lines, folders, or - for standard input")
-        .required = true;
-    t.add("--out PREFIX", &settings->out, "how the names of the shards begin; their folder is made")
-        .required = true;
+    t.add("inputs", &settings->inputs, {.required = true, .repeats = true},
+          "files of text or JSON lines, folders, or - for standard input");
+    t.add("--out PREFIX", &settings->out, {.required = true},
+          "how the names of the shards begin; their folder is made");
     t.add("--tokenizer PATH", &settings->tokenizer, "a file or folder, see below; without it, bytes");
-    t.add("--documents NAME", &settings->documents, "what an end of text goes before")
-        .one_of("file paragraph line");
+    t.add("--documents NAME", &settings->documents, {.choices = "file paragraph line"},
+          "what an end of text goes before");
     const auto read_field = [settings](const std::string& name) {
         if (name.empty()) {
             fail_usage("--json-field: found an empty text, expected a name, as in --json-field text.");
         }
         settings->json_field = name;
     };
-    t.add("--json-field NAME", read_field,
+    t.add("--json-field NAME", read_field, {.rivals = "documents as-is"},
           "the input is JSON lines (JSONL): the name of each object's text, which is a document; without "
-          "--documents and --as-is")
-        .not_with("documents as-is");
-    t.add("--skip-bad-lines", &settings->skip_bad_lines,
-          "with --json-field: leave out the lines without such a text, count them, and name the first three")
-        .needs("json-field");
+          "--documents and --as-is");
+    t.add("--skip-bad-lines", &settings->skip_bad_lines, {.needed = "json-field"},
+          "with --json-field: leave out the lines without such a text, count them, and name the first three");
     t.add("--as-is", &settings->as_is, "take compressed, binary and HTML files, too, byte by byte");
     t.add("--val-fraction X", &settings->val_fraction, {0, 0.9}, "part that validation gets; 0 = none");
     t.add("--shard-tokens N", &settings->shard_tokens, {16, (double)kMaxShardTokens, "tokens"},

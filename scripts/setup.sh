@@ -8,7 +8,7 @@
 #                               without a network)
 set -eu
 cd "$(dirname "$0")/.."
-PACKAGES="libfmt-dev nlohmann-json3-dev libxxhash-dev doctest-dev libopenblas-openmp-dev libtomlplusplus-dev"
+PACKAGES="libfmt-dev nlohmann-json3-dev libxxhash-dev doctest-dev libopenblas-openmp-dev"
 RUNTIME="libopenblas0-openmp libgfortran5 libquadmath0"   # what libopenblas-openmp-dev needs beside it when unpacked
 CXX=${CXX:-g++}
 ROOT_DIR=$PWD
@@ -61,7 +61,6 @@ probe() {
 #include <doctest/doctest.h>
 #include <fmt/core.h>
 #include <nlohmann/json_fwd.hpp>
-#include <toml++/impl/version.h>
 #include <xxhash.h>
 int main() { return openblas_get_num_threads() < 1 || XXH3_64bits("", 0) == 0; }
 EOF
@@ -127,7 +126,7 @@ elif can_apt; then
         { tail -5 build/probe.log >&2; die "unpacked, but a test program does not build (log: build/probe.log)"; }
 else
     tail -3 build/probe.log >&2
-    die "not Debian or Ubuntu: install {fmt}, nlohmann/json, toml++, xxHash, doctest and OpenBLAS (OpenMP build),
+    die "not Debian or Ubuntu: install {fmt}, nlohmann/json, xxHash, doctest and OpenBLAS (OpenMP build),
   or set DEPS=dir"
 fi
 write_result

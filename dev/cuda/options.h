@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <climits>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -14,23 +15,18 @@
 namespace llmc {
 
 struct ShootoutOptions {
-    bool check = false;
+    bool check = false, sweep = false, latency = false, explain = false;
+    bool accumulate = false, for_sanitizer = false, verbose = false;
     bool cold = false, warm = true;  // warm: a column of its own
-    bool sweep = false;
-    bool latency = false;
-    bool accumulate = false;
-    bool for_sanitizer = false;
-    bool verbose = false;
-    bool explain = false;
-    bool sequences = false;         // how shapes are written: Shootout::sequences
-    std::vector<std::string> only;  // version names; empty = all
-    std::vector<Shape> shapes;      // empty = the shootout's own
-    std::vector<Dtype> dtypes;      // empty = the shootout's own
-    int block = 0;                  // 0 = try several
-    int warps = 0, group_size = 0;  // of the triton rungs; 0 = by the tutorial's rules
-    std::string json, csv;          // files; "" = none
-    std::string gpu = "sm_90a";     // of --explain
-    std::string command;            // all that was typed
+    bool sequences = false;          // how shapes are written: Shootout::sequences
+    std::vector<std::string> only;   // version names; empty = all
+    std::vector<Shape> shapes;       // empty = the shootout's own
+    std::vector<Dtype> dtypes;       // empty = the shootout's own
+    int block = 0;                   // 0 = try several
+    int warps = 0, group_size = 0;   // of the triton rungs; 0 = by the tutorial's rules
+    std::string json, csv;           // files; "" = none
+    std::string gpu = "sm_90a";      // of --explain
+    std::string command;             // all that was typed
 
     bool wants(const std::string& version) const {
         return only.empty() || std::find(only.begin(), only.end(), version) != only.end();
@@ -39,46 +35,31 @@ struct ShootoutOptions {
 
 inline std::vector<std::string> split(const std::string& text, char separator) {
     std::vector<std::string> parts;
-    for (size_t begin = 0; begin <= text.size();) {
-        const size_t end = std::min(text.find(separator, begin), text.size());
-        parts.push_back(text.substr(begin, end - begin));
-        begin = end + 1;
-    }
+    std::istringstream in(text + separator);
+    for (std::string part; std::getline(in, part, separator);) { parts.push_back(part); }
     return parts;
 }
 
-// The whole numbers between x's, none above its most and all but the first of them at least 1; false for another text.
-inline bool read_sizes(const std::string& text, const std::vector<int64_t>& most, int64_t least_first,
-                       std::vector<int64_t>* sizes) {
+// rows x columns; of attention sequences x heads x tokens: N tokens of C = 64 heads elements
+inline Shape parse_shape(const std::string& text, bool sequences) {
+    constexpr int64_t kMost = INT_MAX / kHeadColumns;
+    const auto most = sequences ? std::vector<int64_t>{kMost, kMost, kMost}
+                                : std::vector<int64_t>{INT64_MAX / INT_MAX, INT_MAX};
+    std::vector<int64_t> sizes;
+    bool known = true;
     for (const std::string& part : split(text, 'x')) {
-        const size_t i = sizes->size();
+        const size_t i = sizes.size();
         const auto [end, code] =
-            std::from_chars(part.data(), part.data() + part.size(), sizes->emplace_back());
-        const int64_t least = i == 0 ? least_first : 1;
-        if (i == most.size() || part.empty() || code != std::errc() || end != part.data() + part.size() ||
-            sizes->back() < least || sizes->back() > most[i]) {
-            return false;
-        }
+            std::from_chars(part.data(), part.data() + part.size(), sizes.emplace_back());
+        known = known && i < most.size() && code == std::errc() && end == part.data() + part.size() &&
+                sizes[i] >= (sequences || i > 0) && sizes[i] <= most[i];
     }
-    return sizes->size() == most.size();
-}
-
-inline Shape parse_shape(const std::string& text) {
-    std::vector<int64_t> sizes;
-    if (!read_sizes(text, {INT64_MAX / INT_MAX, INT_MAX}, 0, &sizes)) {
-        fail_usage("--shape: found " + in_quotes(text) + ", expected rows x columns, such as 65536x768");
+    if (!known || sizes.size() != most.size()) {
+        fail_usage("--shape: found " + in_quotes(text) + ", expected " +
+                   (sequences ? "sequences x heads x tokens, such as 64x12x1024"
+                              : "rows x columns, such as 65536x768"));
     }
-    return {sizes[0], (int)sizes[1]};
-}
-
-// of attention: N tokens of C = 64 heads elements
-inline Shape parse_sequences(const std::string& text) {
-    constexpr int kMost = INT_MAX / kHeadColumns;
-    std::vector<int64_t> sizes;
-    if (!read_sizes(text, {kMost, kMost, kMost}, 1, &sizes)) {
-        fail_usage("--shape: found " + in_quotes(text) +
-                   ", expected sequences x heads x tokens, such as 64x12x1024");
-    }
+    if (!sequences) { return {sizes[0], (int)sizes[1]}; }
     return {sizes[0] * sizes[2], (int)sizes[1] * kHeadColumns, (int)sizes[2]};
 }
 
@@ -89,12 +70,6 @@ inline Dtype parse_dtype(const std::string& text) {
     fail_usage("--dtype: found " + in_quotes(text) + ", expected fp32, bf16, fp16 or fp64");
 }
 
-// "2" and "v2" name the same version
-inline std::string version_name(const std::string& text) {
-    const bool number = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-    return number ? "v" + text : text;
-}
-
 inline Table shootout_table(ShootoutOptions* options, const char* program) {
     ShootoutOptions& o = *options;
     Table t(std::string("dev/cuda/") + program,
@@ -102,23 +77,21 @@ inline Table shootout_table(ShootoutOptions* options, const char* program) {
                         program),
             "Exit codes: 0 all right, 1 a version is wrong, 2 usage, 4 no CUDA device or not enough memory.\n"
             "How to read the tables: dev/cuda/README.md\n");
-    t.add("version", &o.only, "all of them, if none is named");
+    t.add("version", &o.only, {.repeats = true}, "all of them, if none is named");
     t.add("--check", &o.check, "check every version and stop; ends 'N passed, N failed, N skipped'");
     const auto read_shapes = [&o](const std::string& text) {
         for (const std::string& shape : split(text, ',')) {
-            o.shapes.push_back(o.sequences ? parse_sequences(shape) : parse_shape(shape));
+            o.shapes.push_back(parse_shape(shape, o.sequences));
         }
     };
-    t.add("--shape NxC[,NxC]", read_shapes,
+    t.add("--shape NxC[,NxC]", read_shapes, {.repeats = true},
           "these shapes, rows x columns, instead of the usual ones; in bf16 unless --dtype is given; of "
-          "attention: sequences x heads x tokens")
-        .repeats = true;
+          "attention: sequences x heads x tokens");
     const auto read_dtypes = [&o](const std::string& text) {
         for (const std::string& dtype : split(text, ',')) { o.dtypes.push_back(parse_dtype(dtype)); }
     };
-    t.add("--dtype T[,T]", read_dtypes,
-          "fp32, bf16, fp16 or fp64 (for versions that have it: the shipped function)")
-        .repeats = true;
+    t.add("--dtype T[,T]", read_dtypes, {.repeats = true},
+          "fp32, bf16, fp16 or fp64 (for versions that have it: the shipped function)");
     t.add("--block B", &o.block, {1, 1024, "threads"},
           "threads per block; left out: several are tried and the fastest is shown");
     t.add("--warps W", &o.warps, {1, 32, "warps"}, "triton: warps of a block; left out: the tutorial's rule");
@@ -135,10 +108,10 @@ inline Table shootout_table(ShootoutOptions* options, const char* program) {
     t.add("--csv FILE", &o.csv, "write the rows to FILE, a line each; --sweep does so without being asked");
     t.add("--explain", &o.explain,
           "LayerNorm: print which kernel and layout takes each --shape, and why; needs no GPU");
-    t.add("--gpu ARCH", &o.gpu, "--explain: for an H100, sm_90a, or an A100, sm_80").one_of("sm_90a sm_80");
-    t.add("--for-sanitizer", &o.for_sanitizer,
-          "--check: few repetitions, and outputs start as allocated, for compute-sanitizer")
-        .needs("check");
+    t.add("--gpu ARCH", &o.gpu, {.choices = "sm_90a sm_80"},
+          "--explain: for an H100, sm_90a, or an A100, sm_80");
+    t.add("--for-sanitizer", &o.for_sanitizer, {.needed = "check"},
+          "--check: few repetitions, and outputs start as allocated, for compute-sanitizer");
     t.add("--verbose", &o.verbose,
           "one line per output: worst error, share of elements not correctly rounded");
     return t;
@@ -149,7 +122,9 @@ inline bool parse_shootout_options(int argc, const char* const* argv, const char
                                    ShootoutOptions* o) {
     for (int i = 0; i < argc; i++) { o->command += fmt::format("{}{}", i > 0 ? " " : "", argv[i]); }
     if (!parse_table(shootout_table(o, program), argc, argv)) { return false; }
-    for (std::string& version : o->only) { version = version_name(version); }
+    for (std::string& version : o->only) {  // "2" and "v2" name the same version
+        if (version.find_first_not_of("0123456789") == version.npos) { version = "v" + version; }
+    }
     o->warm = !o->cold && !o->latency;
     if (o->check && (o->sweep || o->latency)) {
         fail_usage("--check goes with neither --sweep nor --latency; ask for them one by one");

@@ -15,7 +15,7 @@ namespace llmc {
 
 using Args = std::vector<std::string>;
 
-inline ParsedOptions fields_of_table;
+inline ParsedOptions fields_of_table(Program::kCpu);
 inline const Table kTable = trainer_table(&fields_of_table);
 // the options with a long name, and those of llm.c without one, but for -h, which is help as well
 inline const std::vector<Option> kOptions = [] {
@@ -74,6 +74,12 @@ inline std::string printed(const Args& args, int* code, Program program = Progra
     return printed_by([&] { parse(args, code, program); });
 }
 
+// is its field such a number?
+template <typename T>
+bool is_number_of(const Option& row) {
+    return is_number(row) && std::holds_alternative<T*>(std::get<Number>(row.field));
+}
+
 // a value that the row takes
 inline std::string good_value(const Option& row) {
     if (row.name == "model") { return "d12"; }
@@ -81,7 +87,7 @@ inline std::string good_value(const Option& row) {
     if (row.name == "max-seq-len") { return "1024"; }
     if (row.name == "seq-len") { return "512"; }
     if (!row.choices.empty()) { return split_words(row.choices)[0]; }
-    if (holds<double*>(row)) { return "0.125"; }
+    if (is_number_of<double>(row)) { return "0.125"; }
     return is_number(row) ? (row.range.hi < 8 ? "0" : "8") : "runs/x";
 }
 

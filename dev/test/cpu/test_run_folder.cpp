@@ -13,6 +13,7 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/options.h"
+#include "llmc/host/options/table.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"

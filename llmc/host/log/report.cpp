@@ -559,7 +559,7 @@ int report_command(int argc, const char* const* argv) {
     Table t(name, "Draws the curves of runs on one page for a browser, which needs nothing else.",
             "A run writes its own page at validations, at saves and at its end.\n\nExample:\n"
             "  PROGRAM runs/a runs/b --out compare.html\n");
-    t.add("RUN", &runs, "folders of runs, or their log.jsonl").required = true;
+    t.add("RUN", &runs, {.required = true, .repeats = true}, "folders of runs, or their log.jsonl");
     t.add("--out FILE", &out, "the page; default: RUN/report.html for one run, report.html for several");
     if (!parse_table(t, argc, argv, 2, "report: ")) { return kExitDone; }
     std::vector<RunHistory> histories;

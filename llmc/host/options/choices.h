@@ -3,6 +3,7 @@
 #pragma once
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace llmc {
 
@@ -30,15 +31,18 @@ constexpr const char* words_of(ValAlign) { return "auto window document"; }
 enum class SaveMode { kAuto, kAsync, kSync };  // async: written while the run goes on
 constexpr const char* words_of(SaveMode) { return "auto async sync"; }
 
-std::string word_at(const char* words, size_t i);  // of words with blanks between
+constexpr const char* words_of(bool) { return "false true"; }
+
+std::vector<std::string> split_words(const std::string& text);  // what blanks separate
+bool among(const std::string& words, const std::string& word);
 
 template <typename E>
-concept Setting = std::is_enum_v<E> && requires(E e) {
+concept HasWords = (std::is_enum_v<E> || std::is_same_v<E, bool>)&&requires(E e) {
     words_of(e);
 };
-template <Setting E>
+template <HasWords E>
 std::string text_of(E value) {
-    return word_at(words_of(value), (size_t)value);
+    return split_words(words_of(value))[(size_t)value];
 }
 
 }  // namespace llmc

@@ -1,8 +1,7 @@
 // Options: what a user of the trainers can set, as one plain struct, and the parser that fills it from the command line and
-// a config file. The defaults stand here; names, ranges and help texts in trainer_table.cpp.
+// a config file. The defaults stand here; names, ranges and help texts in the rows of options.cpp.
 #pragma once
 #include <cstdint>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,88 +20,55 @@ constexpr const char* kVersion = "0.1";
 constexpr int64_t kOneEpoch = -1, kAuto = 0;  // values of Options::steps
 constexpr const char* kAutoModel = "auto";
 
+// What each is: its row. Here what the row cannot say.
 struct Options {
     Program program = Program::kCpu;  // whose options these are
 
-    // data
-    std::string train_data = "data/sample/train.bin";  // glob of token shards
-    std::string val_data = "data/sample/val.bin";      // glob; "" = no validation
-    int raw_tokens = 0;                                // 0, or the vocabulary of files without a header
-    std::string tokenizer;  // tokenizer file; "" = bytes if the shards are byte-level
+    std::string train_data = "data/sample/train.bin", val_data = "data/sample/val.bin", tokenizer;
+    int raw_tokens = 0;  // 0 = the files have headers
 
-    // model: a descriptor dN, or a model file, or the three sizes; kAutoModel becomes a dN in the run's plan
-    std::string model = kAutoModel;  // ignored where layers, heads and channels are given
+    std::string model = kAutoModel;  // becomes a dN in the plan; ignored where the three sizes are given
     int layers = 0, heads = 0, channels = 0;
     int max_seq_len = 0;  // 0 = seq_len, or what the model file says
 
-    // precision and memory; of the CPU program: fp32, fp32, none, false
-    FloatType dtype = FloatType::kAuto;       // of weights and activations (parse_options resolves auto)
-    FloatType grad_dtype = FloatType::kFp32;  // what gradients are summed in over micro-batches
+    FloatType dtype = FloatType::kAuto;  // parse_options resolves auto
+    FloatType grad_dtype = FloatType::kFp32;
     Recompute recompute = Recompute::kNone;
-    bool tf32 = false;  // fp32 products in TF32
+    bool tf32 = false;
 
-    // batch and length of the run
-    int batch = 4;                   // sequences in a micro-batch
-    int seq_len = 256;               // T
-    int64_t total_batch = 0;         // tokens per optimizer step; 0 = one micro-batch
+    int batch = 4, seq_len = 256;
+    int64_t total_batch = 0;         // 0 = one micro-batch
     int64_t steps = kAuto;           // kOneEpoch, or kAuto = as many as seem right
-    double epochs = 0, minutes = 0;  // instead of steps; 0 = not given
+    double epochs = 0, minutes = 0;  // 0 = not given
 
-    // optimizer
-    // Muon for the blocks' matrices, and AdamW for the rest; auto becomes one of them in the plan
-    Optimizer optimizer = Optimizer::kAuto;
-    double lr = -1;                 // negative, of these three: worked out by the plan
-    int64_t warmup = -1;            // steps
-    double final_lr_fraction = -1;  // of lr, at the end
+    Optimizer optimizer = Optimizer::kAuto;                  // becomes one of the others in the plan
+    double lr = -1, final_lr_fraction = -1;                  // negative: worked out by the plan
+    int64_t warmup = -1, val_every = -1, sample_every = -1;  // so are these
     Decay schedule = Decay::kCosine;
-    double weight_decay = 0.0;  // on 2-D tensors only
-    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-    double clip = 1.0;  // largest gradient norm; 0 = no clipping
-    // a step whose loss or norm is this many standard deviations above the mean is skipped; 0 = none is
+    double weight_decay = 0.0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0;
     double skip_loss_zscore = 0, skip_norm_zscore = 0;
 
-    // validation and sampling
-    int64_t val_every = -1;   // steps; 0 = only at the end; -1 = the plan works it out
-    int64_t val_tokens = -1;  // tokens from the start of the validation data; -1 = all
+    int64_t val_tokens = -1;
     ValAlign val_align = ValAlign::kAuto;
-    std::string hellaswag;        // file of questions; "" = none are asked
-    int64_t hellaswag_every = 0;  // steps; 0 = with each validation
-    int64_t sample_every = -1;    // steps; 0 = never; -1 = worked out
-    int sample_tokens = 64;
-    double temperature = 1.0;  // 0 = always the most likely token
-    int top_k = 0;             // 0 = all tokens
+    std::string hellaswag;
+    int64_t hellaswag_every = 0;
+    int sample_tokens = 64, top_k = 0;
+    double temperature = 1.0;
     std::string prompt;
 
-    // output
-    std::string out;         // run folder; "" = runs/<date-time>
-    int64_t save_every = 0;  // steps; 0 = only at the end
-    int64_t keep = 0;        // the newest checkpoints that stay; 0 = all
-    int64_t keep_major = 0;  // those of steps divisible by it stay, too; 0 = none
-    bool keep_best = false;  // save and keep the one with the lowest validation loss
+    std::string out, export_hf, resume = "none";
+    int64_t save_every = 0, keep = 0, keep_major = 0, log_every = 1;
+    bool keep_best = false, new_data = false, quiet = false, dry_run = false;
     SaveMode save_mode = SaveMode::kAuto;
-    std::string resume = "none";               // none, auto, or a step folder
-    bool new_data = false;                     // resume with other training data than before
-    FloatType model_dtype = FloatType::kFp32;  // of model.bin at the end: fp32 (v3) or bf16 (v5)
-    std::string export_hf;  // folder for Hugging Face's transformers, at the end; "" = none
-    int64_t log_every = 1;  // steps between permanent lines
-    bool quiet = false;
-    bool dry_run = false;
-    // file of the fastest algorithms for products, searched if it is not there; "" = no
-    std::string tune_gemm;
-    int graph = 1;  // 1: a step's launches are recorded once, and repeated as a CUDA graph; 0: they are not
-    std::string profile;  // instead of training, what a step takes goes to this file; "" = no
-
+    FloatType model_dtype = FloatType::kFp32;
+    std::string tune_gemm, profile;
+    int graph = 1;
     uint64_t seed = 42;
 
     // many processes; where a number is below its range, it was not given
-    std::string gpus;        // of this host, for each a process that this one starts: N or all
-    int ranks = 0;           // processes that this one starts
-    int reduce_groups = 0;   // of micro-batches in a step, whose gradients are added in order; 0 = ranks
-    int zero = 1;            // 1: a rank keeps its share of the optimizer's state only (ZeRO-1); 0: all
-    int comm_timeout = 600;  // seconds without a sign of a rank
-    int check_ranks = 0;     // steps from one comparison of the ranks' parameters to the next; 0 = none
-    int world_size = 0, rank = -1, ranks_per_host = 0;  // of a process that was started by other means
-    std::string master;                                 // where they meet: the host of rank 0, or host:port
+    std::string gpus, master;
+    int ranks = 0, reduce_groups = 0, zero = 1, comm_timeout = 600, check_ranks = 0;
+    int world_size = 0, rank = -1, ranks_per_host = 0;
 
     std::vector<std::pair<std::string, std::string>>
         for_gpu;                // of a run that goes on, what the CPU program has not
@@ -144,22 +110,14 @@ std::string format_help(const std::string& name, Program program);  // what --he
 
 // what the table fills: the options, and what is turned into one of them once all are known
 struct ParsedOptions : Options {
+    explicit ParsedOptions(const Options& options) : Options(options) {}
+    explicit ParsedOptions(Program of) { program = of; }
     int64_t val_batches = 0;
     bool ask_hellaswag = false;  // llm.c's -h 1
     std::string config;          // file
+    std::string objections;      // to options of llm.c
 };
 
 Table trainer_table(ParsedOptions* settings);
-
-using Pairs = std::vector<std::pair<std::string, std::string>>;
-
-// A config file's text, which is TOML, as pairs of name and value, checked as strictly as a command line by putting them into
-// the fields of `scratch`; without those that the command line replaces by saying the same in another way (--model and
-// --layers, --val-tokens and --val-batches). file: its name, for errors; given: the options of the command line.
-Pairs read_config(std::string text, const std::string& file, const Table& scratch,
-                  const std::set<std::string>& given);
-std::string escaped(const std::string& text);  // a text as a config file takes it
-// what has been set, as a config file
-std::string write_config(const Table& table);
 
 }  // namespace llmc

@@ -1,10 +1,10 @@
 // A table of options, each bound to the field that it sets: how the trainers, their sub-commands, the programs in data/ and
 // the shootouts read a command line, check its values and write --help. Errors are Error(kExitUsage).
 #pragma once
+#include <algorithm>
+#include <concepts>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -16,20 +16,28 @@ namespace llmc {
 constexpr double kMaxInt = 0x1p31 - 1;
 constexpr double kMaxTokens = 1e15;  // a count of tokens; exact as a double, far from overflow in int64
 
-std::vector<std::string> split_words(const std::string& text);  // what blanks separate
 [[noreturn]] void fail_usage(const std::string& message);
 
-// For a value that is none of the other fields: reads it, or throws.
-using ReadValue = std::function<void(const std::string& text)>;
-// a field that is such a setting, by the number of its word
-struct OneOf {
-    std::function<void(size_t)> set;
-    std::function<size_t()> get;
-    const char* words;
-};
+// A field that a text fills: how it is set, or an error thrown; and what it says, "" if that cannot be told.
+struct TextField {
+    std::function<void(const std::string&)> set;
+    std::function<std::string()> get = [] { return std::string(); };
+    std::string choices = "";  // as Rules'
 
-using Field = std::variant<std::monostate, std::string*, bool*, int*, int64_t*, uint64_t*, double*,
-                           std::vector<std::string>*, ReadValue, OneOf>;
+    TextField(std::string* to) : set([=](auto& text) { *to = text; }), get([=] { return *to; }) {}
+    TextField(std::vector<std::string>* to) : set([=](auto& text) { to->push_back(text); }) {}
+    template <std::invocable<const std::string&> Read>
+    TextField(Read read) : set(read) {}
+    template <HasWords E>
+    TextField(E* to) : get([=] { return text_of(*to); }) {
+        const std::vector<std::string> words = split_words(words_of(E{}));
+        set = [=](auto& text) { *to = (E)(std::ranges::find(words, text) - words.begin()); };
+        choices = std::is_same_v<E, bool> ? "true false" : words_of(E{});
+    }
+};
+using Number = std::variant<int*, int64_t*, uint64_t*, double*>;
+using Field =
+    std::variant<std::monostate, TextField, Number>;  // the first: an option that acts by itself, as --help
 
 // of a number, both ends included
 struct Range {
@@ -38,46 +46,35 @@ struct Range {
     bool or_minus_one = false;  // -1 is allowed, too
 };
 
-struct Option {
+// what may be given; "" = nothing is said of it
+struct Rules {
+    Range range{};                // of a number
+    std::string choices = "";     // the words allowed, with blanks between
+    std::string numbered = "";    // words for which a short name takes their number, from 0
+    std::string empty_word = "";  // the word that stands for ""
+    std::string cpu_only = "";    // the only value that this program takes, as it computes on the CPU
+    std::string rivals = "";      // the options that say the same in another way
+    std::string needed = "";      // the option that this one goes with
+    bool required = false, repeats = false, for_command_line = false;
+};
+
+struct Option : Rules {
     std::vector<std::string> names;  // as they are typed: "-b", "--batch"
     std::string name;    // the first long one, without dashes, and the key in a config file; "" = none
     std::string letter;  // the short one before it, which --help shows; others are llm.c's
     std::string value;   // what --help calls the value; "" = a switch without one
-    Field field;         // monostate: acts by itself, as --help
-    Range range;
-    std::string also;            // names that other programs give it: for "did you mean"
-    std::string help, group;     // group: the title of those that begin with this one
-    std::string initial, note;   // the value before any is set; what --help says instead of it and the range
-    std::string choices;         // the words allowed, with blanks between; "" = any
-    std::string numbered;        // words for which a short name takes their number, from 0
-    std::string empty_word;      // the word that stands for ""
-    std::string cpu_only;        // the only value that the CPU program takes; "" = any
-    std::string rivals, needed;  // the options that say the same in another way; the one that this one needs
-    bool required = false, repeats = false, for_command_line = false;
-
-    Option& one_of(const char* text) { return with(choices, text); }
-    Option& if_empty(const char* text) { return with(empty_word, text); }
-    Option& on_cpu(const char* text) { return with(cpu_only, text); }
-    Option& by_number(const char* text) { return with(numbered, text); }
-    Option& not_with(const char* text) { return with(rivals, text); }
-    Option& needs(const char* text) { return with(needed, text); }
-    Option& with(std::string& property, const char* text) {
-        property = text;
-        return *this;
-    }
+    std::string also;    // names that other programs give it: for "did you mean"
+    Field field;
+    std::string help, group;  // group: the title of those that begin with this one
+    std::string initial;      // the value before any is set
 };
 
-template <typename T>
-bool holds(const Option& o) {
-    return std::holds_alternative<T>(o.field);
-}
-inline bool is_text(const Option& o) { return holds<std::string*>(o) || holds<OneOf>(o); }
-inline bool acts_by_itself(const Option& o) { return holds<std::monostate>(o); }
+inline bool acts_by_itself(const Option& o) { return std::holds_alternative<std::monostate>(o.field); }
+inline bool is_number(const Option& o) { return std::holds_alternative<Number>(o.field); }
 inline bool is_switch(const Option& o) { return o.value.empty(); }
-inline bool is_number(const Option& o) {
-    return holds<int*>(o) || holds<int64_t*>(o) || holds<uint64_t*>(o) || holds<double*>(o);
-}
+inline bool is_text(const Option& o) { return !is_number(o) && !is_switch(o); }
 std::string allowed(const Option& o);     // "1 to 1,024 layers", "auto or window"; "" = any text
+std::string expected(const Option& o);    // the same, or what --help calls the value
 std::string value_text(const Option& o);  // what its field holds; "" = nothing, or no value that can be given
 std::string at_home(const Option& o, const std::string& typed);  // with a ~ expanded, but in texts and names
 
@@ -87,14 +84,8 @@ public:
     Table(const std::string& program, const std::string& about, const std::string& end);  // has --help
     // spelling: "-b --batch N batch-size", the names, what --help calls the value, and names that other programs give it; without
     // dashes it is an argument that needs no name.
-    Option& add(const std::string& spelling, Field field, const char* help);
-    Option& add(const std::string& spelling, Field field, Range range, const char* help);
-    template <Setting E>
-    Option& add(const std::string& spelling, E* field, const char* help) {
-        const auto set = [field](size_t i) { *field = (E)i; };
-        const auto get = [field] { return (size_t)*field; };
-        return add(spelling, OneOf{set, get, words_of(E{})}, help).one_of(words_of(E{}));
-    }
+    void add(const std::string& spelling, Field field, Rules rules, const char* help);
+    void add(const std::string& spelling, Field field, const char* help) { add(spelling, field, {}, help); }
     void group(const char* title) { group_ = title; }  // of those that are added next
 
     const Option* find(const std::string& name) const;  // by a name as it is typed; null if there is none
@@ -104,33 +95,45 @@ public:
     void assign(const Option& o, const std::string& text, const std::string& where) const;
     std::string help() const;  // every option with default, range and unit; lines of at most 100 columns
 
-    std::deque<Option> options;  // in the order of --help
-    std::string program;         // as it is called: "./train_gpt2 generate"
-    std::string about, end;      // what --help says before and behind the options; PROGRAM is `program`
-    std::string commands;        // what may stand in place of the options
-    bool strict = false;         // a value is not empty, and looks like no option
+    std::vector<Option> options;  // in the order of --help
+    std::string program;          // as it is called: "./train_gpt2 generate"
+    std::string about, end;       // what --help says before and behind the options; PROGRAM is `program`
+    std::string commands;         // what may stand in place of the options
+    bool strict = false;          // a value is not empty, and looks like no option
 
 private:
     std::string group_;
 };
 
-// What a command line gives, put into the fields. All that is wrong with it is an objection.
+// an option and the value that it was given; where: as Table::assign's
+struct Setting {
+    const Option* option;
+    std::string text, where;
+};
+bool has(const std::vector<Setting>& settings, const Option* o);
+bool are_rivals(const Option& a, const Option& b);  // they say the same in two ways
+// a sentence on each two of the settings that are; start and dashes: what goes before it and before their names
+std::string rivalries(const std::vector<Setting>& settings, const std::string& start, const char* dashes);
+
+// A config file's text, which is TOML, put into the fields of the table, checked as strictly as a command line.
+// file: its name, for errors.
+std::vector<Setting> read_config(std::string text, const std::string& file, const Table& table);
+// A text as a config file takes it: JSON's strings are strings of TOML, too, but for one character; what is no UTF-8 becomes a
+// list of bytes.
+std::string escaped(const std::string& text);
+
+// What a command line gives, put into the fields. All that is wrong with it is an objection, behind the end of a line.
 class CommandLine {
 public:
     CommandLine(const Table& table, int argc, const char* const* argv, int first = 1);
 
-    std::vector<std::string> objections;
-    bool only_unnamed = true;     // are they to options without a long name alone?
-    std::string action;           // the option that acts by itself: what to do instead of all else
-    std::set<std::string> given;  // options by their names
-    bool short_names = false;     // were any used?
+    std::string objections;
+    std::string action;  // the option that acts by itself: what to do instead of all else
+    std::vector<Setting> settings;
 
 private:
     void read(const std::string& token);
     void read_argument(const std::string& token);
-    void read_value(const Option& o, const std::string& where, std::string text);
-    void skip_values();
-    void check_together();
     std::string next_value(const Option& o, const std::string& where);
     bool looks_like_option(const std::string& token) const;
     [[noreturn]] void fail_unknown(const std::string& typed) const;
@@ -138,8 +141,6 @@ private:
     const Table& table_;
     std::vector<std::string> tokens_;
     size_t at_ = 0;  // the next one to read
-    std::string before_;
-    bool options_ended_ = false;
 };
 
 // For a program that has nothing to look at before: prints --help and returns false, or throws the first objection behind

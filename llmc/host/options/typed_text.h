@@ -30,7 +30,8 @@ inline std::string shell_word(const std::string& text) {
 }
 
 // the fewest digits that give it back
-inline std::string shortest(double value) {
+template <typename T>
+std::string shortest(T value) {
     char text[32];
     return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
 }

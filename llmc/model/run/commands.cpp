@@ -40,14 +40,8 @@ constexpr const char* kModelHelp = R"(MODEL is one of
 
 constexpr const char* kGenerateHelp =
     R"(How it writes. The text begins like a new document, then comes the prompt. For each next token the
-model gives every token a probability, and one is drawn:
-  --temperature 0      always the most likely: the same text each time, which soon repeats itself
-  --temperature 0.8    (default) a little safer than what the model believes; 1 = as it believes
-  --top-k 50           draw among the 50 most likely only
-  --top-p 0.9          draw among the most likely that together have 90 %
-  --seed 7             another draw; the same seed gives the same text
-A model sees as many tokens as it was made for. A longer text goes on with its newer half ("slides"),
-which is said on standard error.
+model gives every token a probability, and one is drawn. A model sees as many tokens as it was made
+for. A longer text goes on with its newer half ("slides"), which is said on standard error.
 
 Examples:
   PROGRAM runs/mine --prompt 'Once upon a time'
@@ -106,29 +100,29 @@ void read_ids(const std::string& text, std::vector<int>* ids) {
 void add_generate(Table& t, CommandOptions& o) {
     t.add("--prompt TEXT", &o.prompt, "what the text starts with; - = read it from standard input");
     const auto read = [&o](const std::string& text) { read_ids(text, &o.prompt_ids); };
-    t.add("--prompt-ids IDS", read,
-          "what goes before, as ids (1,2,3); without a tokenizer the text is ids, too")
-        .not_with("prompt")
-        .repeats = true;
+    t.add("--prompt-ids IDS", read, {.rivals = "prompt", .repeats = true},
+          "what goes before, as ids (1,2,3); without a tokenizer the text is ids, too");
     t.add("--tokens --max-new-tokens N", &o.tokens, {1, 0x1p40}, "how many to write at most");
-    t.add("--temperature --temp X", &o.temperature, {0, 100}, "0 = always the most likely token");
-    t.add("--top-k N", &o.top_k, {0, 1 << 20}, "0 = all tokens");
-    t.add("--top-p X", &o.top_p, {0, 1}, "1 = all tokens");
-    t.add("--seed N", &o.seed, {0, 0x1p64}, "where the random numbers start");
+    t.add("--temperature --temp X", &o.temperature, {0, 100},
+          "0 = always the most likely token, which soon repeats itself; 1 = as the model believes");
+    t.add("--top-k N", &o.top_k, {0, 1 << 20}, "draw among the N most likely tokens only; 0 = all");
+    t.add("--top-p X", &o.top_p, {0, 1}, "among the most likely that together have this share; 1 = all");
+    t.add("--seed N", &o.seed, {0, 0x1p64}, "another one, another draw; the same one, the same text");
     t.add("--num-samples N", &o.num_samples, {1, 1 << 30}, "texts to write");
-    t.add("--stop TEXT", &o.stop, "a text ends before this; may be given more than once");
-    t.add("--dtype TYPE", &o.dtype, "auto = bf16 on a GPU, fp32 on the CPU, which has no other")
-        .one_of("auto fp32 bf16");
+    t.add("--stop TEXT", &o.stop, {.repeats = true}, "a text ends before this; may be given more than once");
+    t.add("--dtype TYPE", &o.dtype, {.choices = "auto fp32 bf16"},
+          "auto = bf16 on a GPU, fp32 on the CPU, which has no other");
     t.add("--json", &o.json, "print one JSON object for each text");
     t.add("--no-bos", &o.no_bos, "begin with the prompt, not as a new document");
-    t.add("--interactive", &o.interactive, "go on with what is typed, line by line").not_with("prompt-ids");
+    t.add("--interactive", &o.interactive, {.rivals = "prompt-ids"},
+          "go on with what is typed, line by line");
     t.add("--stats", &o.stats,
           "tokens a second, and on a GPU the share of the time that reading the weights takes at least, on "
           "standard error");
 }
 
 void add_export(Table& t, CommandOptions& o) {
-    t.add("--hf --out FOLDER", &o.hf, "the folder to write").required = true;
+    t.add("--hf --out FOLDER", &o.hf, {.required = true}, "the folder to write");
     t.add("--type TYPE", &o.type, "of the weights; auto = as they are");
     t.add("--force", &o.force, "write into the folder though it is not empty");
 }
@@ -168,8 +162,6 @@ void check(const CommandOptions& o, const std::string& program) {
 
 }  // namespace
 
-bool is_command(const std::string& word) { return word == "generate" || word == "export" || word == "eval"; }
-
 bool parse_command(int argc, const char* const* argv, CommandOptions* options) {
     CommandOptions& o = *options;
     o.command = argv[1];
@@ -179,8 +171,8 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* options) {
                                         : "Measures how well a model predicts token shards.";
     const std::string end = generate ? kGenerateHelp : exports ? kExportHelp : kEvalHelp;
     Table t(std::string(argv[0]) + " " + o.command, about, std::string(kModelHelp) + "\n" + end);
-    t.add("MODEL", &o.model, "a run's folder, a checkpoint, a model file, or a folder of Hugging Face's")
-        .required = true;
+    t.add("MODEL", &o.model, {.required = true},
+          "a run's folder, a checkpoint, a model file, or a folder of Hugging Face's");
     t.add("--tokenizer PATH", &o.tokenizer, "default: the one beside the model, or bytes");
     (generate ? add_generate : exports ? add_export : add_eval)(t, o);
     if (!parse_table(t, argc, argv, 2, (o.command + ": ").c_str())) { return false; }
@@ -489,7 +481,7 @@ int evaluate(const CommandOptions& o, const Engine& engine) {
 
 std::optional<int> run_command(int argc, char** argv, const Engine& engine) {
     if (argc > 1 && argv[1] == std::string("report")) { return report_command(argc, argv); }
-    if (argc < 2 || !is_command(argv[1])) { return std::nullopt; }
+    if (argc < 2 || !among("generate export eval", argv[1])) { return std::nullopt; }
     CommandOptions o;
     if (!parse_command(argc, argv, &o)) { return kExitDone; }
     settle_threads();

@@ -14,42 +14,35 @@
 
 namespace llmc {
 
+// What each is: its row in commands.cpp. Here what the row cannot say.
 struct CommandOptions {
-    std::string command;    // "generate", "export" or "eval"
-    std::string model;      // as llmc/model/model_source.h finds it
-    std::string tokenizer;  // file or folder; "" = the one beside the model
+    std::string command;  // "generate", "export" or "eval"
+    std::string model, tokenizer;
+    bool json = false;  // of generate and eval
 
     // generate
-    std::string prompt;           // "-" = from standard input
-    std::vector<int> prompt_ids;  // instead: the whole context
-    int64_t tokens = 256;
-    double temperature = 0.8;
-    int top_k = 0;  // 0 = all tokens
-    double top_p = 1;
+    std::string prompt;
+    std::vector<int> prompt_ids;
+    int64_t tokens = 256, num_samples = 1;
+    double temperature = 0.8, top_p = 1;
+    int top_k = 0;
     uint64_t seed = 42;
-    int64_t num_samples = 1;
     std::vector<std::string> stop;
-    FloatType dtype = FloatType::kAuto;  // of weights and cache: fp32 or bf16, or the program's choice
-    bool json = false;                   // and eval's
+    FloatType dtype = FloatType::kAuto;
     bool interactive = false, stats = false, no_bos = false;
 
     // export
-    std::string hf;                     // folder
-    FloatType type = FloatType::kAuto;  // of the weights; auto = as they are
-    bool force = false;                 // write into a folder that is not empty
+    std::string hf;
+    FloatType type = FloatType::kAuto;
+    bool force = false;
 
     // eval
-    std::string data;       // glob of token shards, or "": one of both is given
-    int raw_tokens = 0;     // 0, or the vocabulary of files without a header
-    std::string hellaswag;  // file
+    std::string data, hellaswag;  // one of both is given
+    int raw_tokens = 0, batch = 4, seq_len = 0;
     ValAlign val_align = ValAlign::kAuto;
-    int64_t max_tokens = -1;  // -1 = all
-    int batch = 4;
-    int seq_len = 0;  // 0 = as long as the model allows, at most 1,024
+    int64_t max_tokens = -1;
     bool per_question = false;
 };
-
-bool is_command(const std::string& word);
 
 // argv[1] is the command. False: its help was asked for, and has been printed. Bad usage throws Error(kExitUsage).
 bool parse_command(int argc, const char* const* argv, CommandOptions* options);

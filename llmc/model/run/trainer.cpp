@@ -14,7 +14,6 @@
 #include "llmc/host/log/run_log.h"
 #include "llmc/host/options/typed_text.h"
 #include "llmc/host/tokens/dataloader.h"
-#include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/eval/validation.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/data.h"
