@@ -125,7 +125,7 @@ TEST_CASE("options: each kind of error in a config file") {
     check_bad_config("out = runs\\a\"b", {"Write: out = \"runs\\\\a\\\"b\""});
     check_bad_config("prompt = \"\"", {"prompt", "empty"});
     check_bad_config("model = 'x'", {"--model", "'x'"});
-    check_bad_config("model = 'd6'\nlayers = 2", {"model and layers"});
+    check_bad_config("model = 'd6'\nlayers = 2", {"--model and --layers"});
     check_bad_config("total-batch = 1", {"--total-batch"}, {"-b", "2"});
     check_bad_config(std::string("batch = 1\0", 10), {"not a text file"});
     check_bad_config(std::string(1 << 20, '#'), {"1 MiB"});

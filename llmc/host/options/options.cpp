@@ -31,10 +31,9 @@ constexpr double kMaxLength = 1 << 20;
 constexpr double kMaxBeta = 0.9999999, kMinEps = 1e-37;
 
 void add_data_and_model(Table& t, ParsedOptions& s) {
-    t.group("Data");
+    t.group = "Data";
     t.add("-i --train-data GLOB input train data input-bin", &s.train_data,
-          "token shards to train on: a file, or a pattern in quotes ('data/web_train_*.bin'). "
-          "data/make_shards makes them from text");
+          "token shards, as data/make_shards makes of text: a file, or a pattern ('data/web_train_*.bin')");
     t.add("-j --val-data GLOB input-val validation-data", &s.val_data, {.empty_word = "none"},
           "token shards for validation; none = no validation; left out: --train-data's with val for train");
     t.add("--raw-tokens VOCAB", &s.raw_tokens, {1, 65536, "tokens"},
@@ -43,7 +42,7 @@ void add_data_and_model(Table& t, ParsedOptions& s) {
           "of samples and prompt: what data/make_shards was given, or llm.c's gpt2_tokenizer.bin (no prompt "
           "then). The run keeps a copy. auto = the one beside --model, else bytes, if the shards are such");
 
-    t.group("Model");
+    t.group = "Model";
     t.add("-e --model dN|MODEL load init-from checkpoint model-name", &s.model,
           "what to train: dN, a new GPT-2 of N layers (1 to 1024), or a MODEL.\n"
           "     heads  channels  parameters        heads  channels  parameters\n"
@@ -70,10 +69,9 @@ void add_data_and_model(Table& t, ParsedOptions& s) {
 }
 
 void add_precision_and_batch(Table& t, ParsedOptions& s) {
-    t.group("Precision and memory");
-    t.add(
-        "--dtype TYPE precision data-type amp", &s.dtype, {.choices = "auto bf16 fp32", .cpu_only = "fp32"},
-        "of weights and activations; bf16 keeps fp32 master weights; auto = bf16 on a GPU, fp32 on the CPU");
+    t.group = "Precision and memory";
+    t.add("--dtype TYPE precision data-type amp", &s.dtype, {.choices = "auto bf16 fp32", .cpu_only = "fp32"},
+          "of weights and activations; bf16 has fp32 master weights; auto = bf16 on a GPU, fp32 on the CPU");
     t.add("--grad-dtype TYPE grad-precision", &s.grad_dtype, {.choices = "fp32 bf16", .cpu_only = "fp32"},
           "of the sum of micro-batches' gradients; bf16, for --dtype bf16 only, halves their memory");
     t.add("--recompute -r WHAT recomputation activation-checkpointing gradient-checkpointing", &s.recompute,
@@ -86,14 +84,13 @@ void add_precision_and_batch(Table& t, ParsedOptions& s) {
     t.add("--tf32 -f allow-tf32 tensorcores", &s.tf32, {.numbered = "false true", .cpu_only = "false"},
           "with --dtype fp32: products in TF32: faster, and rounded to 10 bits (llm.c's -f 1)");
 
-    t.group("Batch and length of the run");
+    t.group = "Batch and length of the run";
     t.add("-b --batch N batch-size micro-batch device-batch-size", &s.batch, {1, kMaxLength, "sequences"},
           "sequences that go through the model at once: more need more memory");
     t.add("-t --seq-len N sequence-length T length", &s.seq_len, {1, kMaxLength, "tokens"},
           "length of a sequence");
-    t.add(
-        "-d --total-batch N global-batch tokens-per-step", &s.total_batch, {0, kMaxTokens, "tokens"},
-        "tokens of a step, a multiple of batch x seq-len: their gradients are added up; 0 = batch x seq-len");
+    t.add("-d --total-batch N global-batch tokens-per-step", &s.total_batch, {0, kMaxTokens, "tokens"},
+          "tokens of a step, whose gradients are added up; a multiple of batch x seq-len; 0 = just that");
     t.add("-x --steps N max-steps iterations num-iterations max-iters", &s.steps, {1, kMaxInt, "steps", true},
           "steps of the optimizer; -1 = once through the training data. Left out, as are the next three "
           "about the learning rate: worked out from the model's parameters and the data's tokens, the same "
@@ -107,7 +104,7 @@ void add_precision_and_batch(Table& t, ParsedOptions& s) {
 }
 
 void add_optimizer(Table& t, ParsedOptions& s) {
-    t.group("Optimizer");
+    t.group = "Optimizer";
     t.add("--optimizer NAME optim opt", &s.optimizer,
           "muon = the blocks' matrices (q, k, v, attproj, fc, fcproj) move along their mean gradient, all of "
           "its directions made equally strong; all else by AdamW: fewer steps to the same loss, and one "
@@ -118,9 +115,8 @@ void add_optimizer(Table& t, ParsedOptions& s) {
           "highest learning rate; left out: by the model's size (llm.c's names: 3e-4)");
     t.add("-u --warmup N warmup-steps warmup-iters warm-up", &s.warmup, {0, kMaxInt, "steps"},
           "steps in which the learning rate rises from 0 to --lr; left out: a twentieth of all (llm.c: 0)");
-    t.add(
-        "-k --schedule NAME scheduler lr-scheduler lr-schedule decay", &s.schedule,
-        "how the learning rate falls after the warm-up; wsd = constant, but for the last fifth of the steps");
+    t.add("-k --schedule NAME scheduler lr-scheduler lr-schedule decay", &s.schedule,
+          "how the learning rate falls after the warm-up; wsd = constant, but for the last fifth of steps");
     t.add("-q --final-lr-fraction X learning-rate-decay-frac min-lr final-lr", &s.final_lr_fraction, {0, 1},
           "the learning rate at the end, as a part of --lr; 1 = it does not fall; left out: 0.1 (llm.c: 1)");
     t.add("-c --weight-decay X wd", &s.weight_decay, {0, 10},
@@ -138,7 +134,7 @@ void add_optimizer(Table& t, ParsedOptions& s) {
 }
 
 void add_validation(Table& t, ParsedOptions& s) {
-    t.group("Validation and samples");
+    t.group = "Validation and samples";
     t.add("-v --val-every N eval-interval val-loss-every eval-every", &s.val_every, {0, kMaxInt, "steps"},
           "steps between them; 0 = only at the end; left out: a tenth of all, or more if slow (llm.c: 20)");
     t.add("--val-tokens N eval-tokens", &s.val_tokens, {1, kMaxTokens, "tokens", true},
@@ -148,7 +144,7 @@ void add_validation(Table& t, ParsedOptions& s) {
           "the same in llm.c's unit, batches of batch x seq-len tokens; not with --val-tokens");
     t.add(
         "--val-align NAME align", &s.val_align,
-        "window = back to back; document = from a document's start; auto = document, if these fit --seq-len");
+        "window = back to back; document = from a document's start; auto = document, if they fit --seq-len");
     t.add("--hellaswag FILE hella-swag hellaswag-file", &s.hellaswag, {.empty_word = "none"},
           "questions with four endings, from data/make_hellaswag or llm.c: how many answers are right?");
     t.add("--hellaswag-every N hellaswag-interval", &s.hellaswag_every, {0, kMaxInt, "steps"},
@@ -164,7 +160,7 @@ void add_validation(Table& t, ParsedOptions& s) {
 }
 
 void add_output(Table& t, ParsedOptions& s) {
-    t.group("Output, saving, resuming");
+    t.group = "Output, saving, resuming";
     t.add("-o --out FOLDER output output-dir out-dir log-dir", &s.out, {.empty_word = "auto"},
           "where the log and the checkpoints go; auto = runs/DATE-TIME");
     t.add("-n --save-every N checkpoint-every save-interval", &s.save_every, {0, kMaxInt, "steps"},
@@ -182,9 +178,8 @@ void add_output(Table& t, ParsedOptions& s) {
     t.add("--export-hf FOLDER hf save-hf save-pretrained", &s.export_hf, {.empty_word = "none"},
           "at the end the model goes there, too, as Hugging Face's transformers loads it (see export)");
     t.add("--resume -y auto|FOLDER restart continue", &s.resume, {.numbered = "none auto"},
-          "none; auto = go on from the newest checkpoint in --out, if there is one, with the options of its "
-          "config.toml, or of --config, where none are given; FOLDER = go on from this one (llm.c's -y 1 is "
-          "auto, -y 0 none)");
+          "none; auto = go on from --out's newest checkpoint, if there is one, with the options of its "
+          "config.toml, or --config, where none are given; FOLDER = from this one (-y 1 is auto, -y 0 none)");
     t.add("--new-data", &s.new_data,
           "with --resume: the training data may be other than before; it is then read from its start");
     t.add("--log-every N log-interval print-every", &s.log_every, {1, kMaxInt, "steps"},
@@ -193,7 +188,7 @@ void add_output(Table& t, ParsedOptions& s) {
 }
 
 void add_ranks_and_general(Table& t, ParsedOptions& s) {
-    t.group("Many GPUs, many processes");
+    t.group = "Many GPUs, many processes";
     t.add("--gpus N|all n-gpus num-gpus devices", &s.gpus,
           "train on N GPUs of this host: a process (rank) for each is started. Left out: what torchrun's, "
           "Open MPI's, PMI's or SLURM's variables say, else one");
@@ -217,7 +212,7 @@ void add_ranks_and_general(Table& t, ParsedOptions& s) {
     t.add("--master -ps HOST master-addr server-ip", &s.master,
           "the host of rank 0, or HOST:PORT: where the others find it (llm.c's -ps)");
 
-    t.group("General");
+    t.group = "General";
     t.add("--dry-run plan", &s.dry_run, "print the plan, with the memory it needs, and stop");
     t.add("--profile FILE profiler benchmark", &s.profile, {.empty_word = "none", .cpu_only = "none"},
           "instead of a run: train for some seconds, time products for a minute, then print what a step "

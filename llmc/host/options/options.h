@@ -10,7 +10,7 @@
 
 namespace llmc {
 
-class Table;
+struct Table;
 
 // Which of the two trainers parses. They share the options; what only a GPU can do, the CPU program refuses.
 enum class Program { kCpu, kGpu };

@@ -80,31 +80,26 @@ std::string wrapped(const std::string& text) {
     return out + "\n";
 }
 
-// help, then what may be given
-std::string description(const Option& o) {
-    std::string text = o.required && !o.names.empty() ? "required" : "";
-    if (!o.cpu_only.empty()) {
-        const bool whole = is_switch(o) || allowed(o).empty();
-        text = whole ? "in train_gpt2cu only"
-                     : "only " + o.cpu_only + " here; " + allowed(o) + " in train_gpt2cu";
-    } else if (text.empty() && !is_switch(o)) {
-        text = o.initial.empty() ? "" : "default " + o.initial;
-        if (!allowed(o).empty()) { text += (text.empty() ? "" : "; ") + allowed(o); }
-    }
-    std::ranges::replace(text, ' ', kHardBlank);
-    const bool lines = o.help.find('\n') != std::string::npos;
-    return text.empty() ? o.help : o.help + (lines ? "\n[" : " [") + text + "]";
-}
-
+// names, help, and what may be given
 std::string option_help(const Option& o) {
     std::string name = o.names.empty() ? "  " : o.letter.empty() ? "      " : "  " + o.letter + ", ";
     for (const std::string& each : o.names) {
         if (each.starts_with("--")) { name += (name.ends_with(' ') ? "" : ", ") + each; }
     }
     name += (o.names.empty() ? "" : " ") + o.value;
-    const bool fits = name.size() < kHelpIndent;
-    return name + (fits ? "" : "\n") + std::string(kHelpIndent - (fits ? name.size() : 0), ' ') +
-           wrapped(description(o));
+    const bool fits = name.size() < kHelpIndent, any = is_switch(o) || allowed(o).empty();
+    name += (fits ? "" : "\n") + std::string(kHelpIndent - (fits ? name.size() : 0), ' ');
+    std::string given = o.required && !o.names.empty() ? "required" : "";
+    if (!o.cpu_only.empty()) {
+        given =
+            any ? "in train_gpt2cu only" : "only " + o.cpu_only + " here; " + allowed(o) + " in train_gpt2cu";
+    } else if (given.empty() && !is_switch(o)) {
+        given = (o.initial.empty() ? "" : "default " + o.initial) + (o.initial.empty() || any ? "" : "; ") +
+                allowed(o);
+    }
+    std::ranges::replace(given, ' ', kHardBlank);
+    const bool lines = o.help.find('\n') != std::string::npos;
+    return name + wrapped(o.help + (given.empty() ? "" : (lines ? "\n[" : " [") + given + "]"));
 }
 
 }  // namespace
@@ -141,11 +136,8 @@ std::string value_text(const Option& o) {
     return is_number(o) ? std::visit(text, std::get<Number>(o.field)) : "";
 }
 
-std::string at_home(const Option& o, const std::string& typed) {
-    return o.value == "TEXT" || o.value == "NAME" ? typed : at_home(typed);
-}
-
-void Table::assign(const Option& o, const std::string& text, const std::string& where) const {
+std::string Table::assign(const Option& o, const std::string& typed, const std::string& where) const {
+    const std::string text = among("TEXT NAME", o.value) ? typed : at_home(typed);
     if (text.empty() && (strict || !allowed(o).empty())) {
         fail_usage(where + ": the value is empty. Expected " + expected(o) + ".");
     }
@@ -153,7 +145,7 @@ void Table::assign(const Option& o, const std::string& text, const std::string& 
         const bool minus = std::is_unsigned_v<T> && text.starts_with('-');
         const auto [end, code] = std::from_chars(text.data() + minus, text.data() + text.size(), *value);
         const bool known = end == text.data() + text.size() && code != std::errc::invalid_argument;
-        if (known && !minus && code == std::errc() && in_range(o.range, (double)*value)) { return; }
+        if (known && !minus && code == std::errc() && in_range(o.range, (double)*value)) { return text; }
         const std::string kind = std::is_same_v<T, double> ? "number" : "whole number";
         fail_usage(where + ": " + in_quotes(text) + (known ? " is out of range" : " is not a " + kind) +
                    ". Expected a " + kind + ", " + allowed(o) + ".");
@@ -163,12 +155,13 @@ void Table::assign(const Option& o, const std::string& text, const std::string& 
         fail_usage(where + ": " + in_quotes(text) + " is not known. Expected " + expected(o) + ".");
     }
     std::get<TextField>(o.field).set(text == o.empty_word ? "" : text);
+    return text;
 }
 
 // ---- the table
 
 Table::Table(const std::string& program, const std::string& about, const std::string& end)
-    : program(program), about(about), end(end), group_("Options") {
+    : program(program), about(about), end(end), group("Options") {
     add("-h --help", {}, "print this, and stop");
 }
 
@@ -177,7 +170,7 @@ void Table::add(const std::string& spelling, Field field, Rules rules, const cha
     static_cast<Rules&>(o) = std::move(rules);
     o.field = std::move(field);
     o.help = help;
-    o.group.swap(group_);
+    o.group.swap(group);
     const auto* words = std::get_if<TextField>(&o.field);
     if (o.choices.empty() && words != nullptr) { o.choices = words->choices; }
     const bool no_value = acts_by_itself(o) || o.choices == "true false";
@@ -249,13 +242,12 @@ bool are_rivals(const Option& a, const Option& b) {
     return among(a.rivals, b.name) || among(b.rivals, a.name);
 }
 
-std::string rivalries(const std::vector<Setting>& settings, const std::string& start, const char* dashes) {
+std::string rivalries(const std::vector<Setting>& settings) {
     std::string all;
     for (auto b = settings.begin(); b != settings.end(); b++) {
         for (auto a = settings.begin(); a != b; a++) {
             if (!are_rivals(*a->option, *b->option)) { continue; }
-            all += start + dashes + a->option->name + " and " + dashes + b->option->name +
-                   ": give one or the other.";
+            all += fmt::format("\n--{} and --{}: give one or the other.", a->option->name, b->option->name);
         }
     }
     return all;
@@ -357,11 +349,10 @@ std::vector<Setting> read_config(std::string text, const std::string& file, cons
         if (line.empty() || line[0] == '#') { continue; }
         Setting one = read_line(table, line, fmt::format("{}, line {}", file, number));
         if (has(settings, one.option)) { fail_usage(one.where + " is given twice. Give it once."); }
-        one.text = at_home(*one.option, one.text);
-        table.assign(*one.option, one.text, one.where);
+        one.text = table.assign(*one.option, one.text, one.where);
         settings.push_back(one);
     }
-    if (const std::string both = rivalries(settings, ": ", ""); !both.empty()) { fail_usage(file + both); }
+    if (!rivalries(settings).empty()) { fail_usage(file + ": " + rivalries(settings).substr(1)); }
     return settings;
 }
 
@@ -382,14 +373,14 @@ CommandLine::CommandLine(const Table& table, int argc, const char* const* argv, 
     }
     if (!action.empty()) { return; }
     for (const Option& o : table_.options) {
-        const bool given = has(settings, &o), alone = !has(settings, table_.find("--" + o.needed));
         const std::string name = "\n" + (o.names.empty() ? o.value : "--" + o.name);
-        if (o.required && !given) { objections += name + " is required: " + o.help + "."; }
-        if (given && !o.needed.empty() && alone) {
-            objections += name + " goes with --" + o.needed + " only.";
+        if (o.required && !has(settings, &o)) { objections += name + " is required: " + o.help + "."; }
+        for (const std::string& needed : split_words(has(settings, &o) ? o.needed : "")) {
+            if (has(settings, table_.find("--" + needed))) { continue; }
+            objections += name + " goes with --" + needed + " only.";
         }
     }
-    objections += rivalries(settings, "\n", "--");
+    objections += rivalries(settings);
 }
 
 void CommandLine::read(const std::string& token) {
@@ -416,15 +407,14 @@ void CommandLine::read(const std::string& token) {
     if (has(settings, o) && !o->repeats) { fail_usage(where + " is given twice. Give it once."); }
     const bool is_flag = is_switch(*o) && (is_long || o->numbered.empty());
     const std::string text = has_value ? token.substr(equals + 1) : is_flag ? "true" : next_value(*o, where);
-    settings.push_back({o, at_home(*o, text), where});
-    table_.assign(*o, settings.back().text, where);
+    settings.push_back({o, table_.assign(*o, text, where), where});
 }
 
 void CommandLine::read_argument(const std::string& token) {
     for (const Option& o : table_.options) {
         if (!o.names.empty() || (!o.repeats && has(settings, &o))) { continue; }
-        settings.push_back({&o, at_home(o, token), o.value});
-        return table_.assign(o, settings.back().text, o.value);
+        settings.push_back({&o, table_.assign(o, token, o.value), o.value});
+        return;
     }
     std::string place = table_.commands.empty() ? "" : ". Commands are " + table_.commands;
     if (!settings.empty()) { place = " after " + settings.back().where; }

@@ -54,7 +54,7 @@ struct Rules {
     std::string empty_word = "";  // the word that stands for ""
     std::string cpu_only = "";    // the only value that this program takes, as it computes on the CPU
     std::string rivals = "";      // the options that say the same in another way
-    std::string needed = "";      // the option that this one goes with
+    std::string needed = "";      // the options that this one goes with
     bool required = false, repeats = false, for_command_line = false;
 };
 
@@ -76,23 +76,21 @@ inline bool is_text(const Option& o) { return !is_number(o) && !is_switch(o); }
 std::string allowed(const Option& o);     // "1 to 1,024 layers", "auto or window"; "" = any text
 std::string expected(const Option& o);    // the same, or what --help calls the value
 std::string value_text(const Option& o);  // what its field holds; "" = nothing, or no value that can be given
-std::string at_home(const Option& o, const std::string& typed);  // with a ~ expanded, but in texts and names
 
-class Table {
-public:
+struct Table {
     Table() = default;
     Table(const std::string& program, const std::string& about, const std::string& end);  // has --help
     // spelling: "-b --batch N batch-size", the names, what --help calls the value, and names that other programs give it; without
     // dashes it is an argument that needs no name.
     void add(const std::string& spelling, Field field, Rules rules, const char* help);
     void add(const std::string& spelling, Field field, const char* help) { add(spelling, field, {}, help); }
-    void group(const char* title) { group_ = title; }  // of those that are added next
 
     const Option* find(const std::string& name) const;  // by a name as it is typed; null if there is none
     // the option that was meant by a name of about this kind; null if none is close
     const Option* nearest(const std::string& typed) const;
-    // Puts text into the option's field, or throws; where = the option as it was typed, or the config file's line.
-    void assign(const Option& o, const std::string& text, const std::string& where) const;
+    // Puts a text into the option's field, or throws; where = the option as it was typed, or the config file's line. Returns
+    // the text, with a ~ expanded.
+    std::string assign(const Option& o, const std::string& typed, const std::string& where) const;
     std::string help() const;  // every option with default, range and unit; lines of at most 100 columns
 
     std::vector<Option> options;  // in the order of --help
@@ -100,9 +98,7 @@ public:
     std::string about, end;       // what --help says before and behind the options; PROGRAM is `program`
     std::string commands;         // what may stand in place of the options
     bool strict = false;          // a value is not empty, and looks like no option
-
-private:
-    std::string group_;
+    std::string group{};          // the title of those that are added next
 };
 
 // an option and the value that it was given; where: as Table::assign's
@@ -112,8 +108,8 @@ struct Setting {
 };
 bool has(const std::vector<Setting>& settings, const Option* o);
 bool are_rivals(const Option& a, const Option& b);  // they say the same in two ways
-// a sentence on each two of the settings that are; start and dashes: what goes before it and before their names
-std::string rivalries(const std::vector<Setting>& settings, const std::string& start, const char* dashes);
+std::string rivalries(
+    const std::vector<Setting>& settings);  // a line on each two that do, behind the end of one
 
 // A config file's text, which is TOML, put into the fields of the table, checked as strictly as a command line.
 // file: its name, for errors.

@@ -44,9 +44,7 @@ inline std::string at_home(const std::string& text) {
     const passwd* user = home != nullptr && *home != '\0' ? nullptr : getpwuid(geteuid());
     if (user != nullptr) { home = user->pw_dir; }
     if (home == nullptr || *home == '\0') {
-        throw Error(kExitUsage, in_quotes(text) +
-                                    ": HOME is not set, and nothing else says where your home is. Write "
-                                    "the whole path.");
+        throw Error(kExitUsage, in_quotes(text) + ": nothing says where your home is. Write the whole path.");
     }
     return home + text.substr(1);
 }

@@ -139,7 +139,7 @@ void add_eval(Table& t, CommandOptions& o) {
     t.add("--batch N", &o.batch, {1, 1 << 16}, "rows at a time");
     t.add("--seq-len N", &o.seq_len, {0, 1 << 20}, "tokens in a row; 0 = the model's, at most 1024");
     t.add("--json", &o.json, "print one JSON object");
-    t.add("--per-question", &o.per_question,
+    t.add("--per-question", &o.per_question, {.needed = "json hellaswag"},
           "with --json: of each HellaSwag question the label, both answers, and [sum of losses, tokens] of "
           "each ending");
 }
@@ -151,9 +151,6 @@ void check(const CommandOptions& o, const std::string& program) {
     }
     if (o.command == "eval" && o.data.empty() && o.hellaswag.empty()) {
         fail_usage("eval: give --data, --hellaswag or both. See " + program + " --help.");
-    }
-    if (o.per_question && (!o.json || o.hellaswag.empty())) {
-        fail_usage("eval: --per-question goes with --json and --hellaswag");
     }
     if (o.interactive && (o.json || o.num_samples > 1 || o.prompt == "-")) {
         fail_usage("generate: --interactive goes with neither --json, --num-samples nor --prompt -");
