@@ -31,7 +31,7 @@ struct Error : std::runtime_error {
 
 // what the caller of a function may get wrong: shapes, null pointers, ranges
 inline void require(bool ok, const char* what, std::source_location at = std::source_location::current()) {
-    if (!ok) { throw Error(kExitUsage, fmt::format("{} ({}:{})", what, at.file_name(), at.line())); }
+    if (!ok) { throw Error(kExitUsage, "{} ({}:{})", what, at.file_name(), at.line()); }
 }
 
 }  // namespace llmc

@@ -99,10 +99,9 @@ void settle_threads(int processes) {
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
         omp_set_num_threads(std::max(1, usable_cores() / processes));
     } else if (omp_get_max_threads() > kMost) {
-        throw Error(
-            kExitUsage,
-            fmt::format("OMP_NUM_THREADS: found {}, expected at most {}. This process may use {} cores.",
-                        omp_get_max_threads(), kMost, usable_cores()));
+        throw Error(kExitUsage,
+                    "OMP_NUM_THREADS: found {}, expected at most {}. This process may use {} cores.",
+                    omp_get_max_threads(), kMost, usable_cores());
     }
     omp_set_dynamic(0);
     // where a thread does not start OpenMP says why, and calls exit(1)

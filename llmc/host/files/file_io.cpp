@@ -35,7 +35,7 @@ constexpr int64_t kPiece = 1 << 20;  // bytes read at a time, at most
 
 // for the reason that errno has
 [[noreturn]] void fail(int exit_code, const std::string& path, const char* what, const char* cure) {
-    throw Error(exit_code, fmt::format("{}: {}: {}. {}", path, what, std::strerror(errno), cure));
+    throw Error(exit_code, "{}: {}: {}. {}", path, what, std::strerror(errno), cure);
 }
 
 // Calls attempt(), which returns 0 or an errno, until it succeeds. False: there is no such file.
@@ -48,8 +48,9 @@ bool persistently(const std::string& path, Attempt attempt) {
         if (error == 0) { return true; }
         if (error == ENOENT || error == ENOTDIR) { return false; }
     }
-    throw CannotRead(kExitBadInput, path + ": cannot read: " + std::strerror(error) +
-                                        ". Nothing was changed. Try again once it can be read.");
+    throw CannotRead(kExitBadInput,
+                     "{}: cannot read: {}. Nothing was changed. Try again once it can be read.", path,
+                     std::strerror(error));
 }
 
 // O_NONBLOCK: opening a pipe, which is refused then, would wait for whoever writes to it
@@ -114,9 +115,8 @@ std::optional<std::string> read_whole(const std::string& path, int64_t most_byte
         [&](const char* data, size_t bytes) {
             text.append(data, bytes);
             if ((int64_t)text.size() > most_bytes) {
-                throw Error(
-                    kExitBadInput,
-                    fmt::format("{}: longer than the {} bytes that such a file can have", path, most_bytes));
+                throw Error(kExitBadInput, "{}: longer than the {} bytes that such a file can have", path,
+                            most_bytes);
             }
         });
     return there ? std::optional(std::move(text)) : std::nullopt;
@@ -210,7 +210,7 @@ RegularFile::RegularFile(const std::string& path) : path_(path), file_(open_to_r
     read(0, head.data(), head.size());
     // else an LFS pointer would have a "length of the header: found 2336927755350992246"
     const std::string_view kind = foreign_kind(head);
-    if (!kind.empty()) { throw Error(kExitBadInput, fmt::format("{}: found {}", path, kind)); }
+    if (!kind.empty()) { throw Error(kExitBadInput, "{}: found {}", path, kind); }
 }
 
 void RegularFile::read(uint64_t at, void* to, size_t bytes) const {
@@ -219,10 +219,8 @@ void RegularFile::read(uint64_t at, void* to, size_t bytes) const {
         ssize_t got = pread(file_, static_cast<char*>(to) + done, bytes - done, (off_t)(at + done));
         if (got < 0 && errno == EINTR) { continue; }
         if (got <= 0) {
-            throw Error(kExitBadInput,
-                        fmt::format("{}: cannot read {} bytes from byte {} on: {}", path_, bytes, at,
-                                    got == 0 ? "the file has become shorter since it was opened"
-                                             : std::strerror(errno)));
+            throw Error(kExitBadInput, "{}: cannot read {} bytes from byte {} on: {}", path_, bytes, at,
+                        got == 0 ? "the file has become shorter since it was opened" : std::strerror(errno));
         }
         done += (size_t)got;
     }
@@ -230,8 +228,7 @@ void RegularFile::read(uint64_t at, void* to, size_t bytes) const {
 
 std::string RegularFile::text(size_t most_bytes) const {
     if (size_ > most_bytes) {
-        throw Error(kExitBadInput,
-                    fmt::format("{}: found {} bytes, expected at most {}", path_, size_, most_bytes));
+        throw Error(kExitBadInput, "{}: found {} bytes, expected at most {}", path_, size_, most_bytes);
     }
     std::string all(size_, '\0');
     read(0, all.data(), size_);
@@ -269,8 +266,8 @@ void HeaderReader::require_size(uint64_t bytes, const std::string& made_of) cons
 
 void HeaderReader::fail(const std::string& field, const std::string& found,
                         const std::string& expected) const {
-    throw Error(kExitBadInput, fmt::format("{}: not a usable {}: {}: found {}, expected {}. {}", file_.path(),
-                                           kind_, field, found, expected, cure_));
+    throw Error(kExitBadInput, "{}: not a usable {}: {}: found {}, expected {}. {}", file_.path(), kind_,
+                field, found, expected, cure_);
 }
 
 namespace {
@@ -299,9 +296,8 @@ void require_replaceable(const std::string& path) {
     const bool free = type == file_type::not_found || type == file_type::none;
     if (stream || (!free && type != file_type::regular)) {
         const char* found = type == file_type::directory ? "folder" : "device or pipe";
-        throw Error(
-            kExitUsage,
-            fmt::format("{}: found a {}, expected a file or a free name. Choose another name.", path, found));
+        throw Error(kExitUsage, "{}: found a {}, expected a file or a free name. Choose another name.", path,
+                    found);
     }
 }
 
@@ -351,12 +347,10 @@ Digest FileWriter::commit(const std::function<void()>& before) {
 }
 
 void FileWriter::fail(const char* what) const {
-    const int error = errno;
-    throw Error(kExitSaveFailed,
-                fmt::format("{}: {}: {}. Nothing was replaced; {} or choose another folder.", path_, what,
-                            std::strerror(error),
-                            error == EFBIG ? "raise the limit on the size of a file (ulimit -f)"
-                                           : "free some space"));
+    llmc::fail(kExitSaveFailed, path_, what,
+               errno == EFBIG ? "Nothing was replaced; raise the limit on the size of a file (ulimit -f) or "
+                                "choose another folder."
+                              : "Nothing was replaced; free some space or choose another folder.");
 }
 
 void require_no_input(const std::string& out, const std::string& input) {
@@ -390,10 +384,9 @@ void make_writable_folder(const std::string& path) {
         made.push_back(p.string());
     }
     std::filesystem::create_directories(path, error);
+    if (error) { errno = error.value(); }
     if (error || access(path.c_str(), W_OK | X_OK) != 0) {
-        throw Error(kExitUsage,
-                    fmt::format("{}: cannot make or write this folder: {}. Choose one that you may write to.",
-                                path, error ? error.message() : std::strerror(errno)));
+        fail(kExitUsage, path, "cannot make or write this folder", "Choose one that you may write to.");
     }
     for (const std::string& folder : made) { sync_folder(folder_of(folder)); }
 }
@@ -466,16 +459,15 @@ void RunLock::take(const std::string& folder) {
         // O_NOFOLLOW: a folder from elsewhere may have a link there, whose file would be emptied
         Descriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0644));
         if (file < 0) {
-            throw Error(kExitUsage,
-                        fmt::format("{}: cannot make or write this file: {}. {}.", path, std::strerror(errno),
-                                    errno == ELOOP ? "It is a link, expected a file or nothing: remove it"
-                                                   : "Choose an --out that you may write to"));
+            fail(kExitUsage, path, "cannot make or write this file",
+                 errno == ELOOP ? "It is a link, expected a file or nothing: remove it."
+                                : "Choose an --out that you may write to.");
         }
         if (!lock_file(file, path)) {
             throw Error(kExitUsage,
-                        fmt::format("{}: {} trains in this folder (it holds .lock). Wait until it has "
-                                    "ended, or choose another --out.",
-                                    folder, holder(file)));
+                        "{}: {} trains in this folder (it holds .lock). Wait until it has ended, or choose "
+                        "another --out.",
+                        folder, holder(file));
         }
         if (!is_named(file, path)) { continue; }
         const std::string me = fmt::format("process {} on {}\n", getpid(), host_name());
@@ -493,13 +485,11 @@ void RunLock::require_held() const {
     if (!taken() || is_named(file_, path)) { return; }
     const bool other = stat(path.c_str(), &ignored) == 0;
     if (!other && errno != ENOENT && errno != ENOTDIR) { return; }  // says nothing of the folder
-    throw Error(
-        kExitSaveFailed,
-        fmt::format(
-            "{}: its .lock is {}: the folder was moved, or .lock removed, so that another process may "
-            "train there. Nothing more is written. Go on from what was saved: --resume auto --out "
-            "FOLDER, where the folder is now.",
-            folder_, other ? "another file" : "gone"));
+    throw Error(kExitSaveFailed,
+                "{}: its .lock is {}: the folder was moved, or .lock removed, so that another process may "
+                "train there. Nothing more is written. Go on from what was saved: --resume auto --out "
+                "FOLDER, where the folder is now.",
+                folder_, other ? "another file" : "gone");
 }
 
 }  // namespace llmc

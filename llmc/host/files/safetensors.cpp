@@ -65,10 +65,10 @@ public:
 private:
     [[noreturn]] void fail(const std::string& what, const std::string& found,
                            const std::string& expected) const {
-        throw Error(kExitBadInput,
-                    fmt::format("{}: not a usable safetensors file: {}: found {}, expected {}. Get "
-                                "or make the file again.",
-                                file_.path(), what, found, expected));
+        throw Error(
+            kExitBadInput,
+            "{}: not a usable safetensors file: {}: found {}, expected {}. Get or make the file again.",
+            file_.path(), what, found, expected);
     }
 
     uint64_t header_length() const {

@@ -144,7 +144,6 @@ void RunHistory::join_points() {
 
 void RunHistory::add_start(const JsonValue& line) {
     JsonValue start = {{"name", name_},
-                       {"version", text_of(line, "version")},
                        {"plan", text_of(line, "plan", kMostPlanBytes)},
                        {"steps", count_of(line, "steps")},
                        {"parameters", count_of(line, "parameters")},
@@ -220,13 +219,11 @@ constexpr std::string_view kReportHead = R"html(<!DOCTYPE html>
 :root {
   --page: #ffffff; --box: #f6f7f9; --text: #16191d; --faint: #5b6470; --line: #dfe3e8;
   --c0: #1763c6; --c1: #c2410c; --c2: #237a36; --c3: #8b2fa8; --c4: #0b6f83; --c5: #b3174f; --c6: #5536b5;
-  --c7: #7a5a00;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #14171a; --box: #1e2226; --text: #eceff2; --faint: #a3adb8; --line: #343a41;
     --c0: #74b0ff; --c1: #ff9d66; --c2: #6bd67f; --c3: #e199f5; --c4: #62d4e6; --c5: #fb9fc0; --c6: #b69cff;
-    --c7: #f2cd4e;
   }
 }
 * { box-sizing: border-box; }
@@ -238,10 +235,6 @@ h1 { font-size: 22px; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2, summary { font-size: 16px; font-weight: 600; margin: 26px 0 8px; }
 p, label { color: var(--faint); margin: 10px 20px 0 0; display: inline-block; }
 select, input { font: inherit; color: inherit; }
-.tiles { display: flex; flex-wrap: wrap; gap: 10px; margin-top: 12px; }
-.tiles div, pre { background: var(--box); border-radius: 8px; padding: 8px 14px; }
-.tiles b { display: block; font-size: 20px; font-weight: 600; }
-.tiles span { color: var(--faint); font-size: 13px; }
 .charts {
   display: grid; gap: 0 28px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr));
 }
@@ -261,9 +254,12 @@ table { border-collapse: collapse; font-size: 14px; }
 td, th {
   text-align: left; vertical-align: top; padding: 3px 16px 3px 0; border-bottom: 1px solid var(--line);
 }
-td { overflow-wrap: anywhere; min-width: 60px; }
+td { overflow-wrap: anywhere; min-width: 75px; }
 th { color: var(--faint); font-weight: 500; white-space: nowrap; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 4px 0 14px; }
+pre {
+  white-space: pre-wrap; overflow-wrap: anywhere; margin: 4px 0 14px; padding: 8px 14px;
+  background: var(--box); border-radius: 8px;
+}
 summary { cursor: pointer; }
 </style>
 </head>
@@ -284,7 +280,7 @@ for (const run of runs) {
 }
 // names of runs without the folders that all of them are in
 const parts = runs[0].name.split("/").slice(0, -1);
-const shared = one ? 0 : parts.findIndex((p, i) => runs.some(run => run.name.split("/")[i] != p));
+const shared = parts.findIndex((p, i) => runs.some(run => run.name.split("/")[i] != p));
 for (const run of runs) run.label = run.name.split("/").slice(shared < 0 ? parts.length : shared).join("/");
 
 // ---- small tools
@@ -310,7 +306,7 @@ function along(run, part) {
   return axis.value == "tokens" ? part.step.map(s => s * run.tokensPerStep) : part.step;
 }
 const curve = (run, color, part, member, name, more) => ({
-  name: one ? name : run.label, color: `var(--c${color % 8})`, x: along(run, part), y: part[member],
+  name: one ? name : run.label, color: `var(--c${color % 7})`, x: along(run, part), y: part[member],
   label: true, ...more });
 const simple = (member, name) => () => runs.map((run, k) => curve(run, k, run.points, member, name));
 function losses() {
@@ -434,8 +430,7 @@ function chart(parent, title, make, wide) {
       add(row, "span", cut(c.name, 22) + (!one && c.kind || ""), { style: "color:" + c.color });
       add(row, "span", short(c.y[i]) + (c.x[i] != here ? " at " + short(c.x[i]) : ""));
     }
-    const right = x + 12 + tip.offsetWidth > plot.clientWidth;
-    tip.style.left = Math.max(0, right ? x - 12 - tip.offsetWidth : x + 12) + "px";
+    tip.style.left = Math.max(0, Math.min(x + 12, plot.clientWidth - tip.offsetWidth)) + "px";
   }
   for (const kind of ["pointermove", "pointerdown", "pointerleave"]) svg.addEventListener(kind, point);
   for (const control of [axis, logarithmic]) control.addEventListener("change", draw);
@@ -463,22 +458,12 @@ function facts(run) {
            "tokens": short(step * run.tokensPerStep), "training loss": short(finite(p.loss).at(-1)),
            "validation loss": short(v.at(-1)), "best": short(Math.min(...v)),
            "tokens a second": short(finite(p.speed).at(-1)), "of training": duration(p.seconds.at(-1) || 0),
-           "state": ends[run.events.at(-1)?.[2]] || "not ended" };
+           "state": ends[run.events.at(-1)?.[2]] || "last heard of " + when(run.time) };
 }
 document.title = (one ? runs[0].name : runs.length + " runs") + " - plumb";
 add(main, "h1", one ? runs[0].name : runs.length + " runs");
-if (one) {
-  const tiles = add(main, "div", "", { class: "tiles" });
-  for (const [name, value] of Object.entries(facts(runs[0]))) {
-    const tile = add(tiles, "div");
-    add(tile, "b", value);
-    add(tile, "span", name);
-  }
-  add(main, "p", `${runs[0].version}, last heard of ${when(runs[0].time)}`);
-} else {
-  const rows = runs.map(run => [run.label, ...Object.values(facts(run))]);
-  table(main, rows, ["run", ...Object.keys(facts(runs[0]))]);
-}
+const names = Object.keys(facts(runs[0]));
+table(main, runs.map(run => [run.label, ...Object.values(facts(run))]), ["run", ...names]);
 const axis = add(add(main, "label", "along "), "select");
 for (const key in axes) add(axis, "option", axes[key], { value: key });
 const logarithmic = add(add(main, "label", "logarithmic "), "input", "", { type: "checkbox" });
@@ -548,8 +533,8 @@ std::string report_page(std::vector<RunHistory> runs) {
         if (page.size() <= kMostReportBytes) { return page; }
         for (RunHistory& run : runs) { run.thin(); }
     }
-    throw Error(kExitUsage, fmt::format("{} runs do not fit on a page of {} bytes. Name fewer.", runs.size(),
-                                        kMostReportBytes));
+    throw Error(kExitUsage, "{} runs do not fit on a page of {} bytes. Name fewer.", runs.size(),
+                kMostReportBytes);
 }
 
 int report_command(int argc, const char* const* argv) {
@@ -572,8 +557,7 @@ int report_command(int argc, const char* const* argv) {
     try {
         write_text_file(out, report_page(histories));
     } catch (const Error& e) {
-        throw Error(e.exit_code,
-                    fmt::format("{}{}", e.what(), named ? "" : " --out FILE writes it elsewhere."));
+        throw Error(e.exit_code, "{}{}", e.what(), named ? "" : " --out FILE writes it elsewhere.");
     }
     put_text(stdout, "wrote " + out + "\n");
     require_printed();

@@ -137,9 +137,7 @@ RunJournal::RunJournal(const std::string& folder, int64_t resume_step, const std
     const std::string text = kept_log_lines(read_whole(path_).value_or(""), resume_step) + start;
     write_text_file(path_, text);
     file_ = Descriptor(open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW));
-    if (file_ < 0) {
-        throw Error(kExitUsage, fmt::format("{}: cannot write: {}", path_, std::strerror(errno)));
-    }
+    if (file_ < 0) { throw Error(kExitUsage, "{}: cannot write: {}", path_, std::strerror(errno)); }
     whole_ = (off_t)text.size();
     history_.add(text);
 }

@@ -267,7 +267,7 @@ private:
     void report(const StepResult& r) {
         const StepNumbers n =
             clock_.numbers(r, plan_, o_.seq_len, record_.data_start, device_.peak_flops * comm_.size());
-        log_->step(n);
+        log_->append(step_log_line(n));
         watch_log();
         screen_.show(n);
         if (!r.skipped && outliers_on()) { outliers_.add({r.step, r.loss, r.grad_norm}); }
@@ -304,7 +304,8 @@ private:
         const double loss = val_->loss(*model_, o_.batch, comm_);
         comm_.take_time(true);  // until the next task
         if (stop_requested) { return NAN; }
-        log_->validation(step, loss, std::chrono::duration<double>(Clock::now() - begin).count());
+        log_->append(
+            validation_log_line(step, loss, std::chrono::duration<double>(Clock::now() - begin).count()));
         watch_log();
         if (saver_->validated(step, loss)) { save_requested = 1; }
         screen_.note(log_->write_report(false));
@@ -321,7 +322,7 @@ private:
         const auto evaluate = [&](const Batch& batch) { return model_->evaluate(batch); };
         const auto score = score_hellaswag(*questions_, o_.batch, o_.seq_len, evaluate);
         if (!score) { return; }
-        log_->hellaswag(step, score->accuracy(), score->normalised());
+        log_->append(hellaswag_log_line(step, score->accuracy(), score->normalised()));
         watch_log();
         screen_.message(fmt::format("step {} | HellaSwag {:.4f}, normalised {:.4f}", step, score->accuracy(),
                                     score->normalised()));
