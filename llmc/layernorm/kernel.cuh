@@ -2,7 +2,6 @@
 // arguments of what it chose. With the vocabulary that the kernels are written in.
 #pragma once
 #include <algorithm>
-#include <initializer_list>
 
 #include "llmc/cuda/async_copy.cuh"
 #include "llmc/cuda/check.cuh"
@@ -127,27 +126,25 @@ auto with_piece(int piece, const Act& act) {
 }
 
 // The elements of T, a vector at most, that rows can be read and written at a time: 1, 2, 4 .. Strides must be filled in;
-// weights are of W, and read 16 bytes at a time at most.
+// weights are of W, and read 16 bytes at a time at most. Each has the bits of all of them.
 template <typename T, typename W>
-int piece_of(uint64_t strides, std::initializer_list<const void*> rows,
-             std::initializer_list<const void*> weights) {
-    auto bits = [](auto& pointers) {
-        uint64_t all = 0;
-        for (const void* p : pointers) { all |= (uintptr_t)p; }
-        return all;
-    };
-    uint64_t n = Vec<T>::size, of_rows = bits(rows), of_weights = bits(weights);
-    while (strides % n || of_rows % (n * sizeof(T)) || of_weights % std::min<uint64_t>(16, n * sizeof(W))) {
+int piece_of(uint64_t strides, uint64_t rows, uint64_t weights) {
+    uint64_t n = Vec<T>::size;
+    while (strides % n || rows % (n * sizeof(T)) || weights % std::min<uint64_t>(16, n * sizeof(W))) {
         n /= 2;
     }
     return (int)n;
 }
+template <typename... Pointers>
+uint64_t bits_of(Pointers... p) {
+    return (... | (uintptr_t)p);
+}
 
 template <typename T, typename W>
 Call packed(const LayerNormForward<T, W>& call) {
-    int piece =
-        piece_of<T, W>(call.C | call.out_stride | call.inp_stride | call.residual_stride | call.inp2_stride,
-                       {call.out, call.inp, call.residual, call.inp2}, {call.weight, call.bias});
+    int piece = piece_of<T, W>(
+        call.C | call.out_stride | call.inp_stride | call.residual_stride | call.inp2_stride,
+        bits_of(call.out, call.inp, call.residual, call.inp2), bits_of(call.weight, call.bias));
     return {.N = call.N,
             .C = call.C,
             .bytes = sizeof(T),
@@ -159,7 +156,7 @@ Call packed(const LayerNormForward<T, W>& call) {
 template <typename T, typename W>
 Call packed(const LayerNormBackwardRows<T, W>& call) {
     int piece = piece_of<T, W>(call.C | call.dinp_stride | call.dout_stride | call.inp_stride,
-                               {call.dinp, call.dout, call.inp}, {call.weight});
+                               bits_of(call.dinp, call.dout, call.inp), bits_of(call.weight));
     return {.N = call.N,
             .C = call.C,
             .bytes = sizeof(T),
