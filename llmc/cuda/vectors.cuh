@@ -74,15 +74,6 @@ __device__ inline Acc as_acc(const Elements<T, n>& x, int j) {
     return (Acc)x.at[j];
 }
 
-// a + b, rounded to T
-template <typename T, int n>
-__device__ inline Elements<T, n> sum_of(const Elements<T, n>& a, const Elements<T, n>& b) {
-    acc_t<T> sum[n];
-#pragma unroll
-    for (int j = 0; j < n; j++) { sum[j] = as_acc<acc_t<T>>(a, j) + as_acc<acc_t<T>>(b, j); }
-    return rounded<T>(sum);
-}
-
 // of any type: as many bytes as one instruction moves
 template <int bytes>
 using Bytes =

@@ -26,7 +26,10 @@ __global__ void __launch_bounds__(kSumBlock) layernorm_residual_kernel(Sum<T> ca
     for (int64_t row = blockIdx.y; row < call.rows; row += gridDim.y) {
         auto a = load<n>(call.inp + row * call.strides[1] + c);
         auto b = load<n>(call.inp2 + row * call.strides[2] + c);
-        store(call.residual + row * call.strides[0] + c, sum_of(a, b));
+        acc_t<T> sum[n];
+#pragma unroll
+        for (int j = 0; j < n; j++) { sum[j] = as_acc<acc_t<T>>(a, j) + as_acc<acc_t<T>>(b, j); }
+        store(call.residual + row * call.strides[0] + c, rounded<T>(sum));
     }
 }
 

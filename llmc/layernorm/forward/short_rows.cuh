@@ -85,7 +85,12 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
     if constexpr (kResidual) {
         __syncwarp();  // who has the row again, too, has read it
 #pragma unroll
-        for (int i = 0; i < L::k; i++) { part.x[i] = sum_of(part.x[i], part2.x[i]); }
+        for (int i = 0; i < L::k; i++) {
+            float sum[L::n];
+#pragma unroll
+            for (int j = 0; j < L::n; j++) { sum[j] = as_float(part.x[i], j) + as_float(part2.x[i], j); }
+            part.x[i] = rounded<T>(sum);
+        }
         part.store_row(call.residual + row * call.residual_stride);
     }
     Normal normal = normal_of(moments_of_row(part, per_column), per_column, (float)call.eps);
