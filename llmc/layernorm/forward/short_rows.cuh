@@ -73,6 +73,14 @@ __device__ Moments moments_of_row(const Part<L, T>& part, float per_column) {
     return moments_of<L::lanes>(some, per_column, all, part.C, per_column);
 }
 
+template <typename T, int n>
+__device__ Elements<T, n> sum_of(const Elements<T, n>& a, const Elements<T, n>& b) {
+    float sum[n];
+#pragma unroll
+    for (int j = 0; j < n; j++) { sum[j] = as_float(a, j) + as_float(b, j); }
+    return rounded<T>(sum);
+}
+
 template <typename L, bool kResidual, typename T, typename W>
 __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, float per_column) {
     Part<L, T> part(call.C), part2(call.C);
@@ -85,12 +93,7 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
     if constexpr (kResidual) {
         __syncwarp();  // who has the row again, too, has read it
 #pragma unroll
-        for (int i = 0; i < L::k; i++) {
-            float sum[L::n];
-#pragma unroll
-            for (int j = 0; j < L::n; j++) { sum[j] = as_float(part.x[i], j) + as_float(part2.x[i], j); }
-            part.x[i] = rounded<T>(sum);
-        }
+        for (int i = 0; i < L::k; i++) { part.x[i] = sum_of(part.x[i], part2.x[i]); }
         part.store_row(call.residual + row * call.residual_stride);
     }
     Normal normal = normal_of(moments_of_row(part, per_column), per_column, (float)call.eps);
