@@ -117,10 +117,10 @@ TEST_SUITE("emulated") {
         };
         // rows of more than four warps have kernels of their own where rows are few
         for (const auto& row : layouts::kRowInRegisters32) {
-            if (row.cluster == 1 && row.warps > 4) { check(kTypePairs[0], columns_of(row, 4)); }
+            if (row.cluster == 1 && row.warps > 4) { check(kTypePairs[0], row.columns(4)); }
         }
         for (const auto& row : layouts::kRowInRegisters16) {
-            if (row.cluster == 1 && row.warps > 4) { check(kTypePairs[1], columns_of(row, 8)); }
+            if (row.cluster == 1 && row.warps > 4) { check(kTypePairs[1], row.columns(8)); }
         }
     }
 }

@@ -116,7 +116,7 @@ inline Maybe forward_short_rows(const Call& call, const Gpu&) {
     if (call.adds && !call.whole()) { return {}; }  // a residual is added in whole vectors alone
     // beside weights of another type single elements, which takes half of the kernels
     int piece = call.whole() || call.same_weights ? call.piece : 1;
-    auto takes = [&](const layouts::ShortForward& layout) { return call.C <= columns_of(layout, piece); };
+    auto takes = [&](const layouts::ShortForward& layout) { return call.C <= layout.columns(piece); };
     int layout =
         first_layout(either(call.whole(), layouts::kShortForward, layouts::kShortForwardPieces), takes);
     return layout < 0 ? Maybe{} : Choice{Kernel::kShortRows, layout, piece};
@@ -133,9 +133,8 @@ constexpr int spread_warps(int warps) {
 // the first layout that has room for a row, -1 if none does, or clusters of its size do not fit
 template <typename Layout>
 int layout_for(Table<Layout> table, const Call& call, bool rare, const Gpu& gpu) {
-    int i = first_layout(table, [&](auto& layout) {
-        return is_for(layout, rare) && call.C <= columns_of(layout, call.vector());
-    });
+    int i = first_layout(
+        table, [&](auto& layout) { return layout.is_for(rare) && call.C <= layout.columns(call.vector()); });
     return i < 0 || table[i].cluster > gpu.cluster ? -1 : i;
 }
 // Columns of the longest row that the layouts before i take; `none` before the first. The next row must have all unguarded
@@ -144,7 +143,7 @@ template <typename Layout>
 constexpr int held_before(Table<Layout> table, int i, int vector, bool rare, int none) {
     int columns = none;
     for (int j = 0; j < i; j++) {
-        if (is_for(table[j], rare)) { columns = columns_of(table[j], vector); }
+        if (table[j].is_for(rare)) { columns = table[j].columns(vector); }
     }
     return columns;
 }
@@ -198,7 +197,7 @@ constexpr int streams_of(bool adds) { return adds ? 3 : 2; }  // of rows that co
 constexpr int most_in_pieces(int bytes) { return bytes == 2 ? kThresholds.pieces_16 : kThresholds.pieces_32; }
 // is there a kernel of this layout, in pieces of n elements?
 constexpr bool is_for(const layouts::ShortBackward& layout, int n, int bytes) {
-    return columns_of(layout, n) <= 2 * most_in_pieces(bytes);
+    return layout.columns(n) <= 2 * most_in_pieces(bytes);
 }
 
 inline Maybe backward_short_rows(const Call& call, const Gpu&) {
@@ -207,7 +206,7 @@ inline Maybe backward_short_rows(const Call& call, const Gpu&) {
     auto table = either(whole, layouts::kShortBackward, layouts::kShortBackwardPieces);
     int layout = first_layout(table, [&](auto& layout) {
         return whole ? call.C <= layout.lanes * call.piece
-                     : call.C <= columns_of(layout, call.piece) && is_for(layout, call.piece, call.bytes);
+                     : call.C <= layout.columns(call.piece) && is_for(layout, call.piece, call.bytes);
     });
     return layout < 0 ? Maybe{} : Choice{Kernel::kShortRows, layout, call.piece};
 }
@@ -224,7 +223,7 @@ inline Maybe backward_team_ring(const Call& call, const Gpu& gpu) {
     if (!gpu.hopper || !call.whole()) { return {}; }
     auto table = for_bytes(call.bytes, layouts::kTeamRing16, layouts::kTeamRing32);
     auto takes = [&](const layouts::TeamRingLayouts& layout) {
-        return is_for(layout, !call.same_weights) && call.C <= layout.columns;
+        return layout.is_for(!call.same_weights) && call.C <= layout.columns;
     };
     int i = first_layout(table, takes);
     if (i < 0 || (call.adds && !table[i].adds())) { return {}; }
@@ -395,7 +394,7 @@ constexpr int first_column(int bytes, int C, int part, int parts) {
 
 // cp_async_pipelined.cuh's Shared, in bytes: the ring, dinp of a row, the weight, sums, barriers
 constexpr int pipelined_bytes(const layouts::CpAsyncPipelined& layout, int bytes, bool adds) {
-    int columns = columns_of(layout, 16 / bytes) * bytes, sets = 2 * layout.lead;
+    int columns = layout.columns(16 / bytes) * bytes, sets = 2 * layout.lead;
     return layout.stages * 2 * columns + (adds ? columns : 16) + (layout.keeps_weight ? columns : 16) +
            sets * (layouts::kPipelinedWarps * 8 + 8);
 }
@@ -412,7 +411,7 @@ inline Maybe backward_cp_async_pipelined(const Call& call, const Gpu& gpu) {
             call.C > layout.to || pipelined_bytes(layout, call.bytes, call.adds) > gpu.shared_bytes) {
             continue;
         }
-        int blocks = (int)ceil_div<int64_t>(call.C, columns_of(layout, call.vector())), least = call.C;
+        int blocks = (int)ceil_div<int64_t>(call.C, layout.columns(call.vector())), least = call.C;
         if (blocks > (layout.lead > 1 ? kThresholds.sharing_blocks : 1)) { continue; }
         for (int part = 0; part < blocks; part++) {
             int begin = first_column(call.bytes, call.C, part, blocks);

@@ -27,13 +27,13 @@ inline constexpr int kModelWidths[] = {
 // weights of another type than the rows'; in forward only if there is a residual, too.
 enum class Calls { kUsual, kAll };  // kUsual: but for rare ones
 using enum Calls;
-constexpr bool is_for(const auto& layout, bool rare) { return layout.calls == kAll || !rare; }
 
 // ---- forward/short_rows.cuh ----------------------------------------------------------------------
 
 struct ShortForward {
     int lanes, vectors, unguarded;
     const char* use;
+    constexpr int columns(int vector) const { return lanes * vectors * vector; }
 };
 inline constexpr ShortForward kShortForward[] = {
     {.lanes = 2, .vectors = 2, .unguarded = 0, .use = "narrower than any model"},
@@ -49,12 +49,11 @@ inline constexpr ShortForward kShortForwardPieces[] = {
     {.lanes = 2, .vectors = 5, .unguarded = 0, .use = "to 10 pieces"},
     {.lanes = 4, .vectors = 7, .unguarded = 2, .use = "to 28 pieces"},
     {.lanes = 8, .vectors = 7, .unguarded = 3, .use = "to 56 pieces: 100 columns are 25 or 50"}};
-constexpr int columns_of(const ShortForward& layout, int vector) {
-    return layout.lanes * layout.vectors * vector;
-}
 
 // ---- forward/row_in_registers.cuh ----------------------------------------------------------------
 
+// what is longer is shared by a block or cluster with a barrier behind its loads
+constexpr int kShortVectors = 2112;
 // early: what is asked for together with the row: weight (1), or weight and bias (2); of a row of a cluster,
 // this number of vectors of both.
 struct RowInRegisters {
@@ -62,6 +61,11 @@ struct RowInRegisters {
     bool unpack_each_pass;  // a row of 16 bits: as fp32 it does not fit the registers
     Calls calls;
     const char* use;
+    constexpr bool is_for(bool rare) const { return calls == kAll || !rare; }
+    constexpr int step() const { return cluster * warps * kWarp; }  // threads of a row
+    constexpr bool is_long() const { return step() * vectors > kShortVectors; }
+    constexpr int unguarded() const { return is_long() ? vectors / 2 : vectors - 1; }
+    constexpr int columns(int vector) const { return step() * vectors * vector; }
 };
 inline constexpr RowInRegisters kRowInRegisters16[] = {
     {1,  1, 2, 3, 17, 2,  true, kUsual, "GPT-2, BERT, ViT-B: 768"},
@@ -104,19 +108,6 @@ inline constexpr RowInRegisters kRowInRegisters32[] = {
     { 8,  8, 1,  8,  4, 1, true, kUsual, "to 256 KB"},
     {16,  8, 1,  8,  4, 1, true, kUsual, "to 512 KB"},
     {16, 16, 1,  8,  2, 1, true, kUsual, "to 1 MB"}};
-// threads of a row; what is longer than kShortVectors vectors is shared by a block or cluster with a barrier
-// behind its loads
-constexpr int kShortVectors = 2112;
-constexpr int step_of(const RowInRegisters& layout) { return layout.cluster * layout.warps * kWarp; }
-constexpr bool is_long(const RowInRegisters& layout) {
-    return step_of(layout) * layout.vectors > kShortVectors;
-}
-constexpr int unguarded_of(const RowInRegisters& layout) {
-    return is_long(layout) ? layout.vectors / 2 : layout.vectors - 1;
-}
-constexpr int columns_of(const RowInRegisters& layout, int vector) {
-    return step_of(layout) * layout.vectors * vector;
-}
 
 // ---- forward/unaligned_rows.cuh ------------------------------------------------------------------
 
@@ -125,6 +116,8 @@ constexpr int columns_of(const RowInRegisters& layout, int vector) {
 struct UnalignedForward {
     int cluster, warps, teams, lanes, vectors, unguarded, rare_unguarded, blocks_per_sm, early;
     const char* use;
+    constexpr bool is_for(bool rare) const { return !rare || rare_unguarded >= 0; }
+    constexpr int columns(int vector) const { return cluster * warps * lanes * (vectors * vector + 1); }
 };
 constexpr int kFewestUnalignedForward = 57;  // columns; short_rows.cuh has shorter rows
 inline constexpr UnalignedForward kUnalignedForward[] = {
@@ -141,19 +134,15 @@ inline constexpr UnalignedForward kUnalignedForward[] = {
     {12, 4, 1, 32, 9, 5, -1,  4, 0, "to 112128"},
     {12, 8, 1, 32, 9, 4, -1,  2, 0, "to 224256"},
     {16, 8, 1, 32, 9, 5, -1,  2, 0, "to 299008"}};
-constexpr int columns_of(const UnalignedForward& layout, int vector) {
-    return layout.cluster * layout.warps * layout.lanes * (layout.vectors * vector + 1);
-}
-constexpr bool is_for(const UnalignedForward& layout, bool rare) {
-    return !rare || layout.rare_unguarded >= 0;
-}
 
 // ---- backward/short_rows.cuh ---------------------------------------------------------------------
 
 // whole vectors, one a lane; or pieces, as many a lane as registers allow
+constexpr int pieces_of_lane(int piece) { return piece == 1 ? 5 : piece == 2 ? 3 : 2; }
 struct ShortBackward {
     int lanes;
     const char* use;
+    constexpr int columns(int piece) const { return lanes * piece * pieces_of_lane(piece); }
 };
 inline constexpr ShortBackward kShortBackward[] = {
     {.lanes = 4, .use = "narrower than any model"},
@@ -163,27 +152,21 @@ inline constexpr ShortBackward kShortBackwardPieces[] = {{.lanes = 4, .use = "to
                                                   {.lanes = 8, .use = "to 40 columns, or 48, or 64"},
                                                   {.lanes = 16, .use = "to 80 columns, or 96, or 128"},
                                                   {.lanes = 32, .use = "to 160 columns, or 192"}};
-constexpr int pieces_of_lane(int vector) { return vector == 1 ? 5 : vector == 2 ? 3 : 2; }
-constexpr int columns_of(const ShortBackward& layout, int piece) {
-    return layout.lanes * piece * pieces_of_lane(piece);
-}
 
 // ---- backward/team_ring.cuh ----------------------------------------------------------------------
 
 struct TeamRing {
     int cluster, warps, teams, vector, vectors, stages;
     bool reread = false;  // a row's second half reads shared memory again: registers do not hold the row
-    constexpr bool operator==(const TeamRing&) const = default;
+    constexpr int columns() const { return cluster * warps * kWarp * vector * vectors; }
 };
-constexpr int columns_of(const TeamRing& ring) {
-    return ring.cluster * ring.warps * kWarp * ring.vector * ring.vectors;
-}
 // For rows of up to `columns` columns: dinp =, and +=, whose stages are half as large again.
 struct TeamRingLayouts {
     int columns;
     Calls calls;
     TeamRing write, add;
     const char* use;
+    constexpr bool is_for(bool rare) const { return calls == kAll || !rare; }
     constexpr bool adds() const { return add.warps > 0; }
 };
 inline constexpr TeamRingLayouts kTeamRing16[] = {
@@ -279,6 +262,7 @@ inline constexpr CpAsyncTeams kCpAsyncTeams32[] = {{.vectors = 4}, {.vectors = 3
 
 // The first is taken that a multiprocessor has shared memory for, 163 KB of an A100, 227 of an H100, and registers.
 enum class Forms { kBoth, kWrite, kAdd };
+constexpr int kPipelinedWarps = 16;
 struct CpAsyncPipelined {
     int vectors, lead, stages;  // lead: rows that the first half is ahead of the second; 1: a block has a row alone
     Forms forms = Forms::kBoth;
@@ -287,11 +271,8 @@ struct CpAsyncPipelined {
     int beyond = 0, to = INT_MAX;  // for rows of more than `beyond` columns, and at most `to`
     const char* use;
     constexpr bool is_for(bool adds) const { return forms != (adds ? Forms::kWrite : Forms::kAdd); }
+    constexpr int columns(int vector) const { return kPipelinedWarps * kWarp * vector * vectors; }
 };
-constexpr int kPipelinedWarps = 16;
-constexpr int columns_of(const CpAsyncPipelined& layout, int vector) {
-    return kPipelinedWarps * kWarp * vector * layout.vectors;
-}
 inline constexpr CpAsyncPipelined kCpAsyncPipelined16[] = {
     {.vectors = 3, .lead = 1, .stages = 2, .use = "to 12288 columns"},
     {.vectors = 4, .lead = 1, .stages = 2, .use = "to 16384 columns"},

@@ -21,13 +21,13 @@ void check_order(const Table& table, const Columns& columns) {
 
 TEST_CASE("layernorm layouts: each takes longer rows than the one before") {
     for (int vector : {4, 8}) {
-        auto columns = [=](const auto& row) { return columns_of(row, vector); };
+        auto columns = [=](const auto& row) { return row.columns(vector); };
         check_order(layouts::kShortForward, columns);
         check_order(layouts::kShortForwardPieces, columns);
         check_order(layouts::kUnalignedForward, columns);
     }
-    check_order(layouts::kRowInRegisters16, [](const auto& row) { return columns_of(row, 8); });
-    check_order(layouts::kRowInRegisters32, [](const auto& row) { return columns_of(row, 4); });
+    check_order(layouts::kRowInRegisters16, [](const auto& row) { return row.columns(8); });
+    check_order(layouts::kRowInRegisters32, [](const auto& row) { return row.columns(4); });
     check_order(layouts::kTeamRing16, [](const auto& row) { return row.columns; });
     check_order(layouts::kTeamRing32, [](const auto& row) { return row.columns; });
 }
@@ -38,7 +38,7 @@ TEST_CASE("layernorm layouts: rings have room for the rows they are for, and nam
             for (const layouts::TeamRing& ring : {row.write, row.add}) {
                 if (ring.warps == 0) { continue; }
                 INFO("rows of up to ", row.columns);
-                CHECK(row.columns <= columns_of(ring));
+                CHECK(row.columns <= ring.columns());
                 CHECK(ring.vector * vector_bytes <= 16);
                 CHECK(ring.warps * ring.teams * kWarp <= 1024);
                 CHECK((ring.warps == 1 || ring.teams < 16));

@@ -12,7 +12,7 @@ namespace llmc::gpu_test {
 inline std::set<int> whole_edges(int vector) {
     std::set<int> all;
     auto add = [&](const auto& table) {
-        for (const auto& row : table) { all.insert(columns_of(row, vector)); }
+        for (const auto& row : table) { all.insert(row.columns(vector)); }
     };
     add(layouts::kShortForward);
     for (const auto& row : layouts::kShortBackward) { all.insert(row.lanes * vector); }
@@ -28,7 +28,7 @@ inline std::set<int> whole_edges(int vector) {
 // of the layouts for rows that are no whole vectors: of one warp, and of a cluster
 inline std::set<int> unaligned_edges(int vector) {
     std::set<int> all = {layouts::kFewestUnalignedForward - 1, layouts::kFewestUnalignedBackward - 1};
-    for (const auto& row : layouts::kUnalignedForward) { all.insert(columns_of(row, vector)); }
+    for (const auto& row : layouts::kUnalignedForward) { all.insert(row.columns(vector)); }
     constexpr int most_warps = 16;
     for (const auto& row : layouts::kUnalignedBackward) {
         for (int warps : {1, most_warps}) { all.insert(row.cluster * warps * row.columns * kWarp); }
@@ -40,7 +40,7 @@ inline std::set<int> unaligned_edges(int vector) {
 inline std::set<int> piece_edges(int vector) {
     std::set<int> all;
     for (int piece = vector / 2; piece > 0; piece /= 2) {
-        for (const auto& row : layouts::kShortForwardPieces) { all.insert(columns_of(row, piece)); }
+        for (const auto& row : layouts::kShortForwardPieces) { all.insert(row.columns(piece)); }
         for (const auto& row : layouts::kShortBackwardPieces) {
             all.insert(row.lanes * layouts::pieces_of_lane(piece) * piece);
         }

@@ -193,7 +193,9 @@ struct Rows {
             mbarrier_arrive(summed);
             if constexpr (L::shares) { complete = mbarrier_ended(summed, turn / L::sets % 2); }
         }
-        if (L::shares && __any_sync(kAllLanes, complete)) { tell_others(turn); }
+        if (!L::shares || !__any_sync(kAllLanes, complete)) { return; }
+        float2 of_all = of_block(turn);
+        if (threadIdx.x % kWarp == 0) { tell(pairs_of(turn) + part, of_all); }
     }
     // the sums over all of the block's warps, in each lane the same
     __device__ float2 of_block(int turn) const {
@@ -203,10 +205,6 @@ struct Rows {
         float2 pair = shared.pairs[set][lane % L::warps];
         float sum = lane < L::warps ? pair.x : pair.y;
         return both_sums(group_sum<L::warps>(sum));
-    }
-    __device__ void tell_others(int turn) const {
-        float2 sums = of_block(turn);
-        if (threadIdx.x % kWarp == 0) { tell(pairs_of(turn) + part, sums); }
     }
     // a lane's part of the sums of the row in its second half, if it has come
     __device__ Pair ask(int turn) const {

@@ -197,12 +197,17 @@ struct ThreadRing {
     }
 };
 
-// mean and rstd of a row, 0 beyond the last
-template <typename Call>
-__device__ float2 statistics_of(const Call& call, int64_t row) {
-    if (row >= call.N) { return {0, 0}; }
-    return {call.mean[row], call.rstd[row]};
-}
+// mean and rstd of a row, none beyond the last
+struct Statistics {
+    float m = 0, s = 0;
+    template <typename Call>
+    __device__ Statistics(const Call& call, int64_t row) {
+        if (row < call.N) {
+            m = call.mean[row];
+            s = call.rstd[row];
+        }
+    }
+};
 
 template <bool kReread, bool kAccumulate, int k, int kThreads, typename T, typename W>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -221,17 +226,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     Held<kReread, kAccumulate, n, k, T, W> mine;
 #pragma unroll
     for (int i = 0; i < k && !kReread; i++) { mine.weight[i] = weight_of<n>(call.weight, lane, i); }
-    float2 next = statistics_of(call, row);  // a row ahead: else every row would wait for memory
+    Statistics next(call, row);  // a row ahead: else every row would wait for memory
     for (int parity = 0; row < call.N; row += step, parity ^= 1) {
-        auto [m, s] = next;
-        next = statistics_of(call, row + step);
+        Statistics now = next;
+        next = Statistics(call, row + step);
         copy_wait<kMaxStages - 1>(o.stages - 1);
         SharedRow<T> x = ring.row(call.C);
-        float2 sums = read_row(mine, x, call.weight, lane, m, s);
+        float2 sums = read_row(mine, x, call.weight, lane, now.m, now.s);
         sums = exchange(shared, o, team, warp, parity, sums);
         // not before what was read has been used: the sums were made of it
         if constexpr (!kReread) { ring.fetch(call, row + o.stages * step, lane); }
-        write_row(call.dinp + row * call.dinp_stride, mine, x, call.weight, lane, m, s, sums, 1.0f / call.C);
+        write_row(call.dinp + row * call.dinp_stride, mine, x, call.weight, lane, now.m, now.s, sums,
+                  1.0f / call.C);
         if constexpr (kReread) { ring.fetch(call, row + o.stages * step, lane); }
     }
     copy_wait<0>();

@@ -416,7 +416,7 @@ ColumnGroups launch(const LayerNormBackwardRows<T, W>& call, const Choice& choic
     constexpr bool same = std::is_same_v<T, W>;
     static constexpr auto table = for_bytes(sizeof(T), layouts::kTeamRing16, layouts::kTeamRing32);
     return with_constant<0, table.size()>(choice.layout, [&]<int i>() {
-        if constexpr (is_for(table[i], !same)) {
+        if constexpr (table[i].is_for(!same)) {
             if (!call.accumulate_dinp) { return launch<Layout<table[i].write>, false, false>(call, stream); }
             if constexpr (table[i].adds()) {
                 using Add = Layout<table[i].add>;

@@ -31,25 +31,6 @@ __device__ MomentsIn<Acc> merge(const MomentsIn<Acc>& a, const MomentsIn<Acc>& b
     return {a.about, a.m + d * share, a.squares + b.squares + d * d * (a.n * share), n};
 }
 
-// of the first `count` elements of x; count: whole vectors, may be 0
-template <int n, int k, typename T>
-__device__ MomentsIn<acc_t<T>> moments_of(const Elements<T, n> (&x)[k], int count, acc_t<T> shift) {
-    using Acc = acc_t<T>;
-    auto each = [&](auto act) {  // and which of two chains of additions, half as long
-#pragma unroll
-        for (int i = 0; i < k; i++) {
-            if (i * n >= count) { continue; }
-#pragma unroll
-            for (int j = 0; j < n; j++) { act(as_acc<Acc>(x[i], j) - shift, (i * n + j) % 2); }
-        }
-    };
-    Acc sums[2] = {}, squares[2] = {};
-    each([&](Acc d, int chain) { sums[chain] += d; });
-    Acc m = (sums[0] + sums[1]) / max((Acc)count, Acc(1));
-    each([&](Acc d, int chain) { squares[chain] += (d - m) * (d - m); });
-    return {shift, m, squares[0] + squares[1], (Acc)count};
-}
-
 // from what each thread of a block has of the row, C elements in all; whole warps
 template <typename Acc>
 __device__ MomentsIn<Acc> moments_of_block(const MomentsIn<Acc>& mine, int C) {
@@ -119,21 +100,34 @@ __global__ void __launch_bounds__(kBlock) layernorm_forward_warp_kernel(LayerNor
 
 // ---- a block per row ---------------------------------------------------------------------------------
 
-// of what this thread has of a piece: kEach accesses from column `from`, blockDim.x apart
+// of what this thread has of a piece, which may be nothing: kEach accesses from column `from`, blockDim.x apart
 template <int kV, typename T, typename W>
 __device__ MomentsIn<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& call, int64_t row, int64_t from,
                                                 acc_t<T> shift) {
-    constexpr int each = kEach<kV>;
-    Elements<T, kV> x[each]{};
+    using Acc = acc_t<T>;
+    constexpr int k = kEach<kV>;
+    Elements<T, kV> x[k]{};
     int step = blockDim.x * kV, count = 0;
 #pragma unroll
-    for (int i = 0; i < each; i++) {
+    for (int i = 0; i < k; i++) {
         int64_t c = from + i * step;
         if (c >= call.C) { continue; }
         count += kV;
         x[i] = load<kV>(call.inp + row * call.inp_stride + c);
     }
-    return moments_of(x, count, shift);
+    auto each = [&](auto act) {  // and which of two chains of additions, half as long
+#pragma unroll
+        for (int i = 0; i < k; i++) {
+            if (i * kV >= count) { continue; }
+#pragma unroll
+            for (int j = 0; j < kV; j++) { act(as_acc<Acc>(x[i], j) - shift, (i * kV + j) % 2); }
+        }
+    };
+    Acc sums[2] = {}, squares[2] = {};
+    each([&](Acc d, int chain) { sums[chain] += d; });
+    Acc m = (sums[0] + sums[1]) / max((Acc)count, Acc(1));
+    each([&](Acc d, int chain) { squares[chain] += (d - m) * (d - m); });
+    return {shift, m, squares[0] + squares[1], (Acc)count};
 }
 
 template <int kV, typename T, typename W>

@@ -23,8 +23,8 @@ struct Layout {
     static constexpr bool unpack_each_pass = row.unpack_each_pass, alone = false;
     static constexpr int parts = cluster;  // of a row, whose moments meet in the cluster
     static constexpr int step = cluster * warps * kWarp * n, columns = step * k;
-    static constexpr int unguarded = layouts::unguarded_of(row);
-    static constexpr bool is_long = layouts::is_long(row);
+    static constexpr int unguarded = row.unguarded();
+    static constexpr bool is_long = row.is_long();
     static constexpr bool by_cluster = is_long;  // a cluster, or block, a row; a barrier behind its loads
     static constexpr bool with_row = !is_long;   // weight and bias may be asked for before the row is summed
     static_assert(warps == 1 || teams == 1, "a block's barrier is that of one row");
@@ -352,7 +352,7 @@ bool launch_layout(const LayerNormForward<T, W>& call, const Choice& choice, cud
         constexpr int n = Vec<T>::size;
         using Usual = Layout<table, i, n>;
         using L = std::conditional_t<rare, Any<Usual>, Usual>;
-        if constexpr (is_for(table[i], rare)) {
+        if constexpr (table[i].is_for(rare)) {
             constexpr int none = kThresholds.short_vectors * n;
             static_assert(L::unguarded * L::step <=
                           held_before<layouts::RowInRegisters>(table, i, n, rare, none));

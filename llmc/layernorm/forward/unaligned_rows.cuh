@@ -398,7 +398,7 @@ bool launch_layout(const LayerNormForward<T, W>& call, int layout, cudaStream_t 
     constexpr bool rare = !kAligned;
     return with_constant<0, std::size(kUnalignedForward)>(layout, [&]<int i>() {
         constexpr int n = Vec<T>::size;
-        if constexpr (is_for(kUnalignedForward[i], rare)) {
+        if constexpr (kUnalignedForward[i].is_for(rare)) {
             using L = Layout<kUnalignedForward, i, rare>;
             constexpr int none = layouts::kFewestUnalignedForward - 1;
             static_assert(L::fewest(n) - 1 <=
