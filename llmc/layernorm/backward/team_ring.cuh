@@ -245,13 +245,6 @@ __device__ void write_row(T* dinp, Held<L, kAccumulate, kSum, T, W>& held, const
     }
 }
 
-template <typename L, int kStreams, typename T>
-__device__ void init_barriers(Team<L, kStreams, T>& team) {
-    for (uint64_t& full : team.full) { mbarrier_init(&full, 1); }
-    for (uint64_t& summed : team.summed) { mbarrier_init(&summed, 1); }
-    mbarrier_init_fence();
-}
-
 // The teams' sums over their rows meet in their rings' memory, `apart` floats apart, are added team after team, and go to
 // this group's part of scratch.
 template <typename L, int apart, typename HeldT>
@@ -305,21 +298,6 @@ __device__ void write_outputs(const ColumnOutputs& outputs, const HeldT& held, i
     }
 }
 
-// where a team's sums by column go, which it has in registers; teams: of this block
-template <typename L, bool kAccumulate, bool kSum, int kStreams, typename T, typename W>
-__device__ void finish(const LayerNormBackwardRows<T, W>& call, Team<L, kStreams, T>* teams,
-                       Held<L, kAccumulate, kSum, T, W>& held, int team, int first, const Slice& slice) {
-    if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
-        constexpr int apart = sizeof(*teams) / sizeof(float);
-        write_sums<L, apart>(reinterpret_cast<float*>(teams), (float*)call.scratch, held, team, first,
-                             slice.begin, slice.columns, call.C);
-    } else if (team == 0) {
-        int column = slice.begin + first;
-        outputs.floats ? write_outputs<float, L>(outputs, held, column, first, slice.columns)
-                       : write_outputs<T, L>(outputs, held, column, first, slice.columns);
-    }
-}
-
 // where that has been seen: rows_in_flight(); for the others the compiler knows how many
 template <typename L, bool kAccumulate, typename T>
 constexpr bool fewer_are_faster = sizeof(T) == 2 && !kAccumulate && !L::reread && L::stages > 2;
@@ -341,7 +319,11 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
     int rows = row < call.N ? (int)((call.N - 1 - row) / step + 1) : 0;  // of this team
 
     // up to the wait: what needs nothing of the kernels before this one, while they end
-    if (fetches) { init_barriers(team); }
+    if (fetches) {
+        for (uint64_t& full : team.full) { mbarrier_init(&full, 1); }
+        for (uint64_t& summed : team.summed) { mbarrier_init(&summed, 1); }
+        mbarrier_init_fence();
+    }
     if (call.weight != nullptr) { prefetch_lines(call.C, call.weight); }
     L::cluster > 1 ? cluster_sync() : __syncthreads();
     dependency_wait();
@@ -381,8 +363,16 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
         }
     }
     dependency_launch();
-    finish(call, reinterpret_cast<Team<L, kStreams, T>*>(memory), held, number, first,
-           slice_of<L>(most, call.C));
+    Slice slice = slice_of<L>(most, call.C);
+    if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
+        constexpr int apart = sizeof(team) / sizeof(float);
+        write_sums<L, apart>(reinterpret_cast<float*>(memory), (float*)call.scratch, held, number, first,
+                             slice.begin, slice.columns, call.C);
+    } else if (number == 0) {
+        int column = slice.begin + first;
+        outputs.floats ? write_outputs<float, L>(outputs, held, column, first, slice.columns)
+                       : write_outputs<T, L>(outputs, held, column, first, slice.columns);
+    }
     if constexpr (L::cluster > 1) { cluster_sync(); }  // nobody leaves while pairs may still be sent to it
 }
 

@@ -200,14 +200,6 @@ struct Share {
     __device__ bool inside(int i) const { return i < L::unguarded || i * L::lanes + lane < count; }
 };
 
-// columns of this block, where a cluster shares a row
-template <typename L, int n>
-__device__ int columns_of_block(const Deal& deal, int C) {
-    int vectors = deal.each * L::warps + min(max(deal.more - first_warp<L>(), 0), L::warps);
-    int singles = C - n * deal.vectors - first_warp<L>() * L::lanes;
-    return n * vectors + min(max(singles, 0), L::warps * L::lanes);
-}
-
 // A row in memory: the address of the block's first row, known to be the same in all of it, and this group's.
 template <typename T>
 struct Row {
@@ -261,7 +253,9 @@ __device__ Moments moments_of_part(const Part<L, T>& part, const Share<L, Vec<T>
 template <typename L, int n>
 __device__ Moments moments_of_row(const Moments& of_warp, const Deal& deal, int C) {
     if constexpr (L::cluster == 1) { return merge<L::warps>(of_warp, deal.per_column); }
-    float columns = columns_of_block<L, n>(deal, C);
+    int vectors = deal.each * L::warps + min(max(deal.more - first_warp<L>(), 0), L::warps);
+    int singles = C - n * deal.vectors - first_warp<L>() * L::lanes;
+    float columns = n * vectors + min(max(singles, 0), L::warps * L::lanes);  // of this block
     Moments mine = merge<L::warps>(of_warp, __fdividef(1.0f, columns));
     mine.n = columns;
     auto& meeting = Meeting<L::cluster>::place();
