@@ -137,11 +137,9 @@ __device__ void add_teams(float* dweight, float* dbias, float* memory, const flo
     }
 }
 
-constexpr int kMaxTeams = kThresholds.most_teams, kMaxStages = kThresholds.most_stages;
-constexpr int kMaxTeamWarps = kThresholds.teams_most_warps;
-
 struct Shared {
-    float pairs[kMaxTeams][2][2][kMaxTeamWarps];  // (c1 or c2) of each warp, by row parity
+    float pairs[kThresholds.most_teams][2][2]
+               [kThresholds.teams_most_warps];  // (c1 or c2) of each warp, by row parity
 };
 
 // Sums over the team's warps, the same bits in each lane. One barrier is enough: who writes slots of this
@@ -154,7 +152,7 @@ __device__ inline float2 exchange(Shared& shared, const Teams& o, int team, int 
         auto& pairs = shared.pairs[team][parity];
         if (slot == 0) { pairs[half][warp] = sum; }
         sync_team(team, o.warps * kWarp);
-        sum = group_sum<kMaxTeamWarps>(slot < o.warps ? pairs[half][slot] : 0.0f);
+        sum = group_sum<kThresholds.teams_most_warps>(slot < o.warps ? pairs[half][slot] : 0.0f);
     }
     return both_sums(sum);
 }
@@ -230,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int parity = 0; row < call.N; row += step, parity ^= 1) {
         Statistics now = next;
         next = Statistics(call, row + step);
-        copy_wait<kMaxStages - 1>(o.stages - 1);
+        copy_wait<kThresholds.most_stages - 1>(o.stages - 1);
         SharedRow<T> x = ring.row(call.C);
         float2 sums = read_row(mine, x, call.weight, lane, now.m, now.s);
         sums = exchange(shared, o, team, warp, parity, sums);

@@ -58,11 +58,9 @@ struct Held {
     Elements<X, L::n> at[L::k];
 };
 
-// the sums by column that a lane keeps
+// the sums by column that a lane keeps, for dweight, for dbias
 template <typename L>
-struct Sums {
-    float at[2][L::k][L::n] = {};  // for dweight, for dbias
-};
+using Sums = float[2][L::k][L::n];
 
 // dinp of a lane's pieces, and its part of the sums by column. All lanes of a warp; row_before: that of dinp,
 // null if there is none.
@@ -80,8 +78,8 @@ __device__ Held<L, T> backward_row(const Pieces<L, T, kAccumulate>& row, const T
             float dy = as_float(row.dy[i], j);
             xhat[i][j] = none ? 0 : (as_float(row.x[i], j) - row.m) * row.s;
             wdy[i][j] = dy * as_float(weight.at[i], j);
-            sums.at[0][i][j] = fmaf(dy, xhat[i][j], sums.at[0][i][j]);
-            sums.at[1][i][j] += dy;
+            sums[0][i][j] = fmaf(dy, xhat[i][j], sums[0][i][j]);
+            sums[1][i][j] += dy;
             of_row.x += wdy[i][j];
             of_row.y = fmaf(wdy[i][j], xhat[i][j], of_row.y);
         }
@@ -116,7 +114,7 @@ __device__ void write_sums(float* scratch, const Sums<L>& mine, const Columns<L>
     for (int i = 0; i < L::k; i++) {
 #pragma unroll
         for (int j = 0; j < L::n; j++) {
-            float both[] = {mine.at[0][i][j], mine.at[1][i][j]};
+            float both[] = {mine[0][i][j], mine[1][i][j]};
 #pragma unroll
             for (int set = 0; set < 2; set++) {
 #pragma unroll
@@ -149,7 +147,7 @@ __device__ void write_outputs(const ColumnOutputs& outputs, const Sums<L>& mine,
             float sum[L::n];
 #pragma unroll
             for (int j = 0; j < L::n; j++) {
-                sum[j] = mine.at[set][i][j];
+                sum[j] = mine[set][i][j];
                 sum[j] += outputs.accumulate ? (float)grad[j] : 0.0f;
             }
             store(grad, rounded<Grad>(sum));
@@ -168,7 +166,7 @@ __global__ void __launch_bounds__(L::threads)
     for (int i = 0; i < L::k; i++) {
         weight.at[i] = load_or<L::n, W>(columns.has(i) ? call.weight : nullptr, columns.at(i), (W)1.0f);
     }
-    Sums<L> sums;
+    Sums<L> sums{};
     int64_t row = (int64_t)blockIdx.x * (L::under_way * rows) + threadIdx.x / L::lanes;
     int64_t step = (int64_t)gridDim.x * (L::under_way * rows);
     using Row = Pieces<L, T, kAccumulate>;
@@ -195,10 +193,10 @@ __global__ void __launch_bounds__(L::threads)
     }
     if constexpr (kSm90) { dependency_launch(); }
     if (const ColumnOutputs& outputs = call.of_one_row; !outputs.given) {
-        write_sums((float*)call.scratch, sums, columns);
+        write_sums<L>((float*)call.scratch, sums, columns);
     } else if (threadIdx.x < L::lanes) {
-        outputs.floats ? write_outputs<float>(outputs, sums, columns)
-                       : write_outputs<T>(outputs, sums, columns);
+        outputs.floats ? write_outputs<float, L>(outputs, sums, columns)
+                       : write_outputs<T, L>(outputs, sums, columns);
     }
 }
 

@@ -298,10 +298,6 @@ __device__ void write_outputs(const ColumnOutputs& outputs, const HeldT& held, i
     }
 }
 
-// where that has been seen: rows_in_flight(); for the others the compiler knows how many
-template <typename L, bool kAccumulate, typename T>
-constexpr bool fewer_are_faster = sizeof(T) == 2 && !kAccumulate && !L::reread && L::stages > 2;
-
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most, int in_flight) {
     constexpr int kStreams = kAccumulate ? 3 : 2;
@@ -379,7 +375,9 @@ __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most,
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __global__ void __launch_bounds__(L::threads, 1)
     layernorm_backward_kernel(LayerNormBackwardRows<T, W> call, int most, int in_flight) {
-    if constexpr (!fewer_are_faster<L, kAccumulate, T>) { in_flight = L::stages; }
+    // where fewer have been seen to be faster: rows_in_flight(); for the others the compiler knows how many
+    constexpr bool fewer = sizeof(T) == 2 && !kAccumulate && !L::reread && L::stages > 2;
+    if constexpr (!fewer) { in_flight = L::stages; }
     if constexpr (kSm90) { backward_rows<L, kAccumulate, kSum>(call, most, in_flight); }
 }
 
