@@ -36,39 +36,34 @@ struct Part {
     // Beyond the row x is 0. constant: nobody writes there.
     template <bool constant = false>
     __device__ void load_row(const T* row) {
-#pragma unroll
-        for (int i = 0; i < L::k; i++) {
+        unrolled<L::k>([&](int i) {
             x[i] = {};
-            if (!inside(i)) { continue; }
+            if (!inside(i)) { return; }
             const T* p = row + first + i * step;
             x[i] = constant ? load_constant<n>(p) : load<n>(p);
-        }
+        });
     }
     __device__ void store_row(T* row) const {
-#pragma unroll
-        for (int i = 0; i < L::k; i++) {
+        unrolled<L::k>([&](int i) {
             if (inside(i)) { store(row + first + i * step, x[i]); }
-        }
+        });
     }
     // add(x, chain) for each element of a piece
     template <typename Add>
     __device__ void each(int i, const Add& add) const {
-#pragma unroll
-        for (int j = 0; j < n; j++) { add(as_float(x[i], j), (n > 1 ? j : i) % 2); }
+        unrolled<n>([&](int j) { add(as_float(x[i], j), (n > 1 ? j : i) % 2); });
     }
 };
 
 template <typename L, typename T>
 __device__ Moments moments_of_row(const Part<L, T>& part, float per_column) {
     auto some = [&](auto add) {  // beyond the row x is 0
-#pragma unroll
-        for (int i = 0; i < L::k; i++) { part.each(i, add); }
+        unrolled<L::k>([&](int i) { part.each(i, add); });
     };
     auto all = [&](auto add) {
-#pragma unroll
-        for (int i = 0; i < L::k; i++) {
+        unrolled<L::k>([&](int i) {
             if (part.inside(i)) { part.each(i, add); }
-        }
+        });
     };
     return moments_of<L::lanes>(some, per_column, all, part.C, per_column);
 }
@@ -76,8 +71,7 @@ __device__ Moments moments_of_row(const Part<L, T>& part, float per_column) {
 template <typename T, int n>
 __device__ Elements<T, n> sum_of(const Elements<T, n>& a, const Elements<T, n>& b) {
     float sum[n];
-#pragma unroll
-    for (int j = 0; j < n; j++) { sum[j] = as_float(a, j) + as_float(b, j); }
+    unrolled<n>([&](int j) { sum[j] = as_float(a, j) + as_float(b, j); });
     return rounded<T>(sum);
 }
 
@@ -92,14 +86,12 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, int64_t row, f
     if constexpr (kSm90) { dependency_launch(); }
     if constexpr (kResidual) {
         __syncwarp();  // who has the row again, too, has read it
-#pragma unroll
-        for (int i = 0; i < L::k; i++) { part.x[i] = sum_of(part.x[i], part2.x[i]); }
+        unrolled<L::k>([&](int i) { part.x[i] = sum_of(part.x[i], part2.x[i]); });
         part.store_row(call.residual + row * call.residual_stride);
     }
     Normal normal = normal_of(moments_of_row(part, per_column), per_column, (float)call.eps);
     if (threadIdx.x % L::lanes == 0) { write_statistics(call, row, normal); }
-#pragma unroll
-    for (int i = 0; i < L::k; i++) { part.x[i] = normalised(part.x[i], weight.x[i], bias.x[i], normal); }
+    unrolled<L::k>([&](int i) { part.x[i] = normalised(part.x[i], weight.x[i], bias.x[i], normal); });
     part.store_row(call.out + row * call.out_stride);
 }
 

@@ -64,23 +64,21 @@ struct Stretch {
             edge = *reinterpret_cast<const Bits<T>*>(at);
         }
         const T* whole = kept(p - shift + n * lane());
-#pragma unroll
-        for (int i = 0; i < k; i++) {
+        unrolled<k>([&](int i) {
             x[i] = {};
             bool inside = (i > 0 || lane() > 0) && (i < unguarded || i * lanes + lane() < count);
             if (inside) { x[i] = llmc::load<n>(whole + i * lanes * n); }
-        }
+        });
     }
 
     // What was asked for becomes the lanes' vectors.
     __device__ void place(int shift, int count) {
         uint32_t part = edge;
         if constexpr (sizeof(T) == 2) { part = __byte_perm(part, from(part, lane() + 1), 0x5410); }
-#pragma unroll
-        for (int j = 0; j < words; j++) {
+        unrolled<words>([&](int j) {
             uint32_t word = from(part, j * n / words);
             if (lane() == 0) { word_of(x[0], j) = word; }
-        }
+        });
         turn(shift, count);
     }
 
@@ -93,26 +91,22 @@ struct Stretch {
     __device__ void turn_by(int count) {
         constexpr int bytes = shift * (int)sizeof(T), whole = bytes / 4, more = ceil_div(bytes, 4);
         uint32_t first[more + 1];
-#pragma unroll
-        for (int j = 0; j < more; j++) { first[j] = from(word_of(x[0], j), 0); }
+        unrolled<more>([&](int j) { first[j] = from(word_of(x[0], j), 0); });
 #pragma unroll
         for (int i = 0; i < k && shift > 0; i++) {
             uint32_t both[2 * words];
-#pragma unroll
-            for (int j = 0; j < words; j++) { both[j] = word_of(x[i], j); }
-#pragma unroll
-            for (int j = 0; j < more; j++) {
+            unrolled<words>([&](int j) { both[j] = word_of(x[i], j); });
+            unrolled<more>([&](int j) {
                 // each gives to the lane before it; lane 0, to the group's last, of its next vector
                 uint32_t given = lane() == 0 && i < k - 1 ? word_of(x[(i + 1) % k], j) : both[j];
                 int which = i * lanes + (lane() == 0 ? lanes : lane());
                 if (i >= unguarded && which == count) { given = first[j]; }
                 both[words + j] = from(given, lane() + 1);
-            }
-#pragma unroll
-            for (int j = 0; j < words; j++) {
+            });
+            unrolled<words>([&](int j) {
                 uint32_t low = both[whole + j], high = both[(whole + j + 1) % (2 * words)];
                 word_of(x[i], j) = whole == more ? low : __byte_perm(low, high, 0x5432);
-            }
+            });
         }
     }
 
@@ -123,15 +117,13 @@ struct Stretch {
         Stretch turned = *this;
         turned.turn(before, count);
         T* whole = kept(p + before + n * lane());
-#pragma unroll
-        for (int i = 0; i < k; i++) {
+        unrolled<k>([&](int i) {
             if (i < unguarded || i * lanes + lane() < count - 1) {
                 llmc::store(whole + i * lanes * n, turned.x[i]);
             }
-        }
+        });
         uint32_t part = 0;
-#pragma unroll
-        for (int j = 0; j < words; j++) {
+        unrolled<words>([&](int j) {
             uint32_t word = word_of(turned.x[unguarded], j);
 #pragma unroll
             for (int i = unguarded + 1; i < k; i++) {
@@ -139,7 +131,7 @@ struct Stretch {
             }
             word = from(word, count - 1);
             if (lane() * words / n == j) { part = word; }
-        }
+        });
         if (sizeof(T) == 2 && lane() % 2 == 1) { part >>= 16; }
         if (lane() < n) {
             T* at = p + (lane() < n - before ? n * (count - 1) + before + lane() : lane() - (n - before));
@@ -230,12 +222,10 @@ struct Part {
     // act(x, chain) for each element, and which of two chains of operations it belongs to
     template <typename Act>
     __device__ void each(const Share<L, n>& at, int C, const Act& act) const {
-#pragma unroll
-        for (int i = 0; i < L::k; i++) {
-            if (!at.inside(i)) { continue; }
-#pragma unroll
-            for (int j = 0; j < n; j++) { act(as_float(stretch.x[i], j), j % 2); }
-        }
+        unrolled<L::k>([&](int i) {
+            if (!at.inside(i)) { return; }
+            unrolled<n>([&](int j) { act(as_float(stretch.x[i], j), j % 2); });
+        });
         if (at.single < C) { act(as_float(single, 0), 0); }
     }
 };
@@ -290,8 +280,7 @@ struct Columns {
             return load_constant<n>(p);
         } else {
             Elements<W, n> x;
-#pragma unroll
-            for (int j = 0; j < n; j++) { x.at[j] = load_constant<1>(p + j).at[0]; }
+            unrolled<n>([&](int j) { x.at[j] = load_constant<1>(p + j).at[0]; });
             return x;
         }
     }
@@ -306,10 +295,9 @@ template <typename L, typename T, typename Weights, typename Biases>
 __device__ void normalise(Part<L, T>& part, const Share<L, Vec<T>::size>& at, const Weights& weights,
                           const Biases& biases, const Normal& normal) {
     auto& x = part.stretch.x;
-#pragma unroll
-    for (int i = 0; i < L::k; i++) {
+    unrolled<L::k>([&](int i) {
         if (at.inside(i)) { x[i] = normalised(x[i], weights.of(i), biases.of(i), normal); }
-    }
+    });
     part.single = normalised(part.single, weights.single, biases.single, normal);
 }
 
