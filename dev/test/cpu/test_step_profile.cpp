@@ -80,7 +80,7 @@ TEST_CASE("profile: the step of median length, part by part") {
     CHECK(part(Part::kAdamW).ms == doctest::Approx(0.021));  // the decision that ends the step before it
     CHECK(part(Part::kFills).count == 2);
     CHECK(part(Part::kOther).count == 0);
-    CHECK(step.fills_before.at(kPartNames[(int)Part::kProductWeight]) == 2);
+    CHECK(step.fills_before.at(name_of(Part::kProductWeight)) == 2);
     CHECK(step.idle_ms == doctest::Approx(0.012));  // a microsecond before each but the early one
 }
 

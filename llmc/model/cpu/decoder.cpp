@@ -18,11 +18,11 @@ class CpuDecoder : public Decoder {
 public:
     explicit CpuDecoder(const ModelSource& source) : config_(source.config()) {
         const int64_t C = config_.channels, cached = (int64_t)config_.num_layers * config_.max_seq_len * C;
-        MemoryPlan plan;
-        plan.parameters = layout_.size() * (int64_t)sizeof(float);
-        plan.activations = 2 * cached * (int64_t)sizeof(float);
-        plan.available = available_memory();
-        require_room(plan, source.path());
+        constexpr int64_t kBytes = sizeof(float);
+        require_room({.parameters = layout_.size() * kBytes,
+                      .activations = 2 * cached * kBytes,
+                      .available = available_memory()},
+                     source.path());
         params_.resize((size_t)layout_.size());
         load_model(source, [&](State, int tensor, int64_t first, std::span<const float> from) {
             for_each_piece(config_, layout_, tensor, first, (int64_t)from.size(),

@@ -168,8 +168,9 @@ void GPT2Cpu::forward(const Batch& batch) {
                           a.residual3, a.residual2.data());
         residual = a.residual3.data();
     }
-    matmul_forward_blas(logits_.data(), config_.padded_vocab_size, lnf_.out.data(), param(kWte), nullptr, N,
-                        C, config_.vocab_size);
+    const int V = config_.vocab_size, Vp = config_.padded_vocab_size;
+    matmul_forward_blas(logits_.data(), Vp, lnf_.out.data(), param(kWte), nullptr, N, C, V);
+    classifier_forward_cpu(losses_.data(), predicted_.data(), logits_.data(), batch.targets.data(), N, V, Vp);
 }
 
 void GPT2Cpu::backward(const Batch& batch, double dloss) {
@@ -207,11 +208,6 @@ void GPT2Cpu::backward(const Batch& batch, double dloss) {
     encoder_backward_cpu(grad(kWte), grad(kWpe), dresidual, batch.tokens.data(), B, T, C);
 }
 
-void GPT2Cpu::classify(const Batch& batch) {
-    classifier_forward_cpu(losses_.data(), predicted_.data(), logits_.data(), batch.targets.data(), rows_,
-                           config_.vocab_size, config_.padded_vocab_size);
-}
-
 double GPT2Cpu::forward_backward(std::span<const Batch> micro_batches) {
     const int64_t targets = count_targets(config_, B_, T_, micro_batches);
     double sum = 0;
@@ -227,7 +223,6 @@ bool GPT2Cpu::add_gradients(std::span<const Batch> micro_batches, bool last, dou
     for (const Batch& batch : micro_batches) {
         forward(batch);
         if (stopping()) { return false; }
-        classify(batch);
         for (int i = 0; i < rows_; i++) { *loss += losses_[i]; }
         backward(batch, dloss);
         if (stopping()) { return false; }
@@ -332,7 +327,6 @@ Evaluation GPT2Cpu::evaluate(const Batch& batch) {
     require_batch(config_, B_, T_, batch);
     training_ = false;
     forward(batch);
-    classify(batch);
     return {std::span(losses_).first(rows_), std::span(predicted_).first(rows_)};
 }
 

@@ -42,8 +42,7 @@ public:
     static Device device(const ModelSettings& settings = {});
     static constexpr double (*measure_speed)() = measure_blas_speed;
 
-    // For tests: the gradients of the mean loss of these batches, left in the gradient arena; returns the
-    // loss.
+    // for tests: the mean loss of these batches, whose gradients are left in the gradient arena
     double forward_backward(std::span<const Batch> micro_batches);
     void save_gradient(int tensor, int64_t first, std::span<float> values) const;
     std::span<const float> logits() const { return logits_; }  // (B,T,Vp) of the last evaluate()
@@ -66,9 +65,8 @@ private:
     }
     float* grad(int tensor, int layer = 0) { return grads_.data() + layout_.offset(tensor, layer); }
     bool stopping() const;                            // is this a training pass that a signal has ended?
-    void forward(const Batch& batch);                 // fills the activations, up to logits_
+    void forward(const Batch& batch);                 // fills the activations, up to logits_ and losses_
     void backward(const Batch& batch, double dloss);  // adds to the gradients; overwrites logits_
-    void classify(const Batch& batch);                // losses_ and predicted_ from logits_
     bool add_gradients(std::span<const Batch> micro_batches, bool last, double dloss, double* loss);
     void update(const StepParams& params, double grad_scale);
     const ParameterLayout& layout_of(State state) const {
@@ -86,9 +84,8 @@ private:
     std::vector<float> muon_scratch_;
     std::vector<Layer> layers_;
     Norm lnf_;
-    std::vector<float> encoded_, logits_, losses_;
-    std::vector<float> proj_, dresidual_, dproj_, dwide_,
-        scratch_;  // (BT,C), (BT,C), (BT,C), (BT,4C), attention's
+    std::vector<float> encoded_, logits_, losses_, scratch_;  // scratch_: attention's
+    std::vector<float> proj_, dresidual_, dproj_, dwide_;     // (BT,C), (BT,C), (BT,C), (BT,4C)
     std::vector<int32_t> predicted_;
     bool training_ = false;  // are forward() and backward() part of a step?
     int rows_ = 0;           // B * T of the last forward

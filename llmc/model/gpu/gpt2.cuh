@@ -59,10 +59,8 @@ public:
 
     GPT2(const GPT2Config& c, int B, int seq_len, const ModelSettings& s = {})
         : config_(require_possible(c, B, seq_len)),
-          B_(B),
-          seq_len_(seq_len),
           block_(Memory(c, B, seq_len, s, Arena()).plan.total()),
-          network_(c, s, Memory(c, B, seq_len, s, Arena(block_.data())), stream_),
+          network_(Memory(c, B, seq_len, s, Arena(block_.data())), stream_),
           feed_(mem_.feed, (int64_t)B * seq_len),
           comm_(s.ranks > 1 ? s.comm : nullptr),
           optimizer_(s, mem_, comm_ != nullptr ? make_device_comm(*comm_, block_.bytes()) : nullptr,
@@ -128,7 +126,7 @@ public:
             done_at_ = Clock::now();
             done_->record(stream_);
         }
-        const int64_t counted = count_targets(config_, B_, seq_len_, micro_batches);
+        const int64_t counted = count_targets(config_, mem_.B, mem_.seq_len, micro_batches);
         const StepInputs inputs = step_inputs(params, params.targets > 0 ? params.targets : counted);
         const auto groups = (size_t)optimizer_.groups_here(), each = micro_batches.size() / groups;
         require(each > 0 && each * groups == micro_batches.size(),
@@ -184,7 +182,7 @@ public:
     void gather() override { optimizer_.gather(); }
     std::vector<uint64_t> parameter_hashes() const override;
     Evaluation evaluate(const Batch& batch) override {
-        require_batch(config_, B_, seq_len_, batch);
+        require_batch(config_, mem_.B, mem_.seq_len, batch);
         optimizer_.require_loaded();
         int64_t N = (int64_t)batch.B * batch.T;
         const auto at = feed_.upload(batch, {}, stream_);
@@ -210,7 +208,7 @@ public:
     // for tests: the mean loss of these batches, whose gradients are left in the gradient arena
     double forward_backward(std::span<const Batch> micro_batches) {
         optimizer_.require_loaded();
-        const int64_t targets = count_targets(config_, B_, seq_len_, micro_batches);
+        const int64_t targets = count_targets(config_, mem_.B, mem_.seq_len, micro_batches);
         const StepInputs inputs = step_inputs({}, targets);
         for (const Batch& batch : micro_batches) {
             const bool accumulate = &batch != micro_batches.data();
@@ -310,7 +308,6 @@ private:
     }
 
     GPT2Config config_;
-    int B_, seq_len_;
     DeviceMemory block_;
     Stream stream_;
     GPT2Network<T, Grad> network_;

@@ -19,32 +19,27 @@ struct GPT2Network {
     using Layer = typename Memory::Layer;
     using Norm = typename Memory::Norm;
 
-    GPT2Config config;
-    ModelSettings settings;
-    ParameterLayout layout;
     Memory mem;
     cudaStream_t stream;
+    const GPT2Config& config = mem.config;
+    ModelSettings& settings = mem.settings;
+    ParameterLayout layout{config};
     // Of many ranks: what is to be done before layer l's parameters are read (-1: the embeddings, num_layers:
     // the last layernorm), and when its gradients are complete.
     std::function<void(int)> before_forward, after_backward;
     Matmul matmul;
     bool recording = false;  // what is queued is recorded
 
-    GPT2Network(const GPT2Config& c, const ModelSettings& s, const Memory& memory, cudaStream_t stream)
-        : config(c),
-          settings(s),
-          layout(c),
-          mem(memory),
-          stream(stream),
-          matmul(mem.workspace, s.tf32, mem.small_workspaces) {
+    GPT2Network(const Memory& memory, cudaStream_t stream)
+        : mem(memory), stream(stream), matmul(mem.workspace, settings.tf32, mem.small_workspaces) {
         if (mem.branch_workspace != nullptr) {
             branch.emplace(stream);
             matmul.also_on(branch->stream(), mem.branch_workspace);
         }
-        if (s.matmul_file.empty()) { return; }
-        const MatmulChoices choices = read_matmul_choices(s.matmul_file);
-        require_same_machine(choices, matmul.machine(), s.matmul_file);
-        matmul.use(choices, s.matmul_file);
+        if (settings.matmul_file.empty()) { return; }
+        const MatmulChoices choices = read_matmul_choices(settings.matmul_file);
+        require_same_machine(choices, matmul.machine(), settings.matmul_file);
+        matmul.use(choices, settings.matmul_file);
     }
 
     // fills the activations, up to logits; tokens (B,T_) in device memory
@@ -79,7 +74,8 @@ struct GPT2Network {
     // batches left. Not in backward(), as a recording of its launches must not depend on the batch before.
     void zero_positions(int T_, bool accumulate) {
         if (!accumulate && T_ < positions) {
-            check(cudaMemsetAsync(grad(kWpe) + T_ * C, 0, (positions - T_) * C * sizeof(Grad), stream));
+            const size_t row = C;
+            check(cudaMemsetAsync(grad(kWpe) + T_ * row, 0, (positions - T_) * row * sizeof(Grad), stream));
         }
         positions = accumulate ? std::max(positions, T_) : T_;
     }

@@ -156,9 +156,7 @@ public:
         if (gathered_ || !shares_.shard) { return; }
         for (State s : {State::kParameter, State::kFirstMoment, State::kSecondMoment}) {
             if (is_whole(s)) { continue; }
-            auto& whole = gathered_state_[(int)s];
-            if (rank_ == 0 && whole == nullptr) { whole.reset(new float[(size_t)shares_.of(s).elements()]); }
-            gather(s, whole.get());
+            gather(s);
             if (is_split(s)) { leave_room(most_in_room()); }
         }
         wait();
@@ -168,12 +166,17 @@ public:
         wait();
         require_loaded();
         require(is_whole(s) || (gathered_ && rank_ == 0), "GPT2: gather() before save() in rank 0");
-        const float* whole = gathered_state_[(int)s].get();
+        const auto& kept = gathered_state_[(int)s];
         for_each_piece(config_, layout_of(s), tensor, first, (int64_t)values.size(),
                        [&](int64_t element, int64_t to, int64_t n) {
-                           if (!is_whole(s)) {
-                               std::copy_n(whole + element, n, values.data() + to);
-                           } else if (is_split(s)) {
+                           for (size_t r = 0; r < kept.size(); r++) {
+                               shares_.of(s).for_each_kept(r, element, n, [&](const SharePart& part) {
+                                   std::copy_n(kept[r].get() + part.kept, part.size(),
+                                               values.data() + to + part.begin - element);
+                               });
+                           }
+                           if (!is_whole(s)) { return; }
+                           if (is_split(s)) {
                                in_room(n, [&](int64_t k, int64_t some) {
                                    join(room(), {tensor, first + to + k, some, element + k, element + k});
                                    download(values.data() + to + k, room(), some);
@@ -288,7 +291,7 @@ private:
     void share_parameters(int first, int end) {  // of the layers from first on
         if (first < 0) {
             gathered_ = false;
-            for (auto& whole : gathered_state_) { whole.reset(); }
+            for (auto& kept : gathered_state_) { kept.clear(); }
             on_their_way_.clear();
         }
         // in the order in which the next forward pass needs them
@@ -389,13 +392,17 @@ private:
         return room();
     }
     // in pieces, as there is room in rank 0 for what other ranks send
-    void gather(State s, float* whole) {
+    void gather(State s) {
         const int64_t most = shares_.largest() * (int64_t)sizeof(Grad) / (int64_t)sizeof(float);
         auto* arrived = (float*)state_.arrived;
         const auto ranks = (size_t)shares_.ranks;
-        const Shares& shares = shares_.of(s);
-        for (int64_t k = 0; k < shares.largest(); k += most) {
-            auto count = [&](size_t r) { return std::clamp<int64_t>(shares.sizes[r] - k, 0, most); };
+        const std::vector<int64_t>& sizes = shares_.of(s).sizes;
+        auto& kept = gathered_state_[(int)s];
+        while (rank_ == 0 && kept.size() < ranks) {
+            kept.emplace_back(new float[(size_t)sizes[kept.size()]]);
+        }
+        for (int64_t k = 0; k < shares_.of(s).largest(); k += most) {
+            auto count = [&](size_t r) { return std::clamp<int64_t>(sizes[r] - k, 0, most); };
             Parts<const std::byte> out(ranks);
             Parts<std::byte> in(ranks);
             const float* mine = kept_values(s, k, count(rank_));
@@ -406,12 +413,7 @@ private:
             comm_->exchange({"the optimizer's state"}, out, in, stream_);
             for (size_t r = 0; r < ranks && rank_ == 0; r++) {
                 const float* from = r == 0 ? mine : arrived + (int64_t)(r - 1) * most;
-                for (const auto& range : shares.parts) {
-                    const SharePart& part = range[r];
-                    const int64_t lo = std::max(k, part.kept),
-                                  hi = std::min(k + count(r), part.kept + part.size());
-                    if (lo < hi) { download(whole + part.begin + lo - part.kept, from + lo - k, hi - lo); }
-                }
+                if (count(r) > 0) { download(kept[r].get() + k, from, count(r)); }
             }
         }
     }
@@ -420,8 +422,7 @@ private:
     const GPT2Config& config_ = state_.config;
     const StateShares& shares_ = state_.shares;
     ParameterLayout layout_{config_};
-    ParameterLayout second_layout_{config_,
-                                   !shares_.muon};  // of second moments, which Muon's tensors do not have
+    ParameterLayout second_layout_{config_, !shares_.muon};  // Muon's tensors have no second moments
     std::unique_ptr<DeviceComm> comm_;
     size_t rank_;
     cudaStream_t stream_;
@@ -433,9 +434,9 @@ private:
     // bf16 parameters whose rounding is that of before set_updates(), until they are loaded again
     std::bitset<kNumTensors> to_load_;
     bool gathered_ = false;
-    int64_t embeddings_sent_ = 0;                 // that exchange's number
-    std::vector<int64_t> on_their_way_;           // by layer, from -1 on: the last exchange of its parameters
-    std::unique_ptr<float[]> gathered_state_[3];  // in rank 0, by State: of what it has a share of, all
+    int64_t embeddings_sent_ = 0;        // that exchange's number
+    std::vector<int64_t> on_their_way_;  // by layer, from -1 on: the last exchange of its parameters
+    std::vector<std::unique_ptr<float[]>> gathered_state_[3];  // in rank 0, by State: what each rank keeps
 };
 
 }  // namespace llmc

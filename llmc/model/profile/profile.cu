@@ -318,12 +318,6 @@ std::vector<StreamRoof> measure_all_streams(cudaStream_t stream) {
     (std::make_index_sequence<std::size(kStreamMixes)>());
 }
 
-std::string today() {
-    const std::chrono::year_month_day now(
-        std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now()));
-    return fmt::format("{}-{:02}-{:02}", (int)now.year(), (unsigned)now.month(), (unsigned)now.day());
-}
-
 }  // namespace
 
 template <typename T, typename Grad>
@@ -341,7 +335,9 @@ int profile_training(const Options& given) {
     p.model = fmt::format("{} layers, {} heads, {} channels, vocabulary {} of {}, {}, gradients {}",
                           c.num_layers, c.num_heads, c.channels, c.vocab_size, c.padded_vocab_size,
                           text_of(o.dtype), text_of(o.grad_dtype));
-    p.date = today();
+    const std::chrono::year_month_day today(
+        std::chrono::floor<std::chrono::days>(std::chrono::system_clock::now()));
+    p.date = fmt::format("{}-{:02}-{:02}", (int)today.year(), (unsigned)today.month(), (unsigned)today.day());
     p.B = o.batch;
     p.T = o.seq_len;
     Steps steps{model, data, plan};

@@ -18,31 +18,29 @@ namespace {
 
 constexpr const char* kMarker = "decide_step";
 
-// the first whose words stand in a kernel's name
-struct NamedPart {
-    const char* words;
-    Part part;
-};
-constexpr NamedPart kNamedParts[] = {
-    {"attention_forward", Part::kAttentionForward},
-    {"attention_backward", Part::kAttentionBackward},
-    {"attention_dot", Part::kAttentionBackward},
-    {"layernorm_forward", Part::kLayerNormForward},
-    {"layernorm_backward", Part::kLayerNormBackward},
-    {"gelu_forward", Part::kGelu},
-    {"gelu_backward", Part::kGelu},
-    {"classifier", Part::kClassifier},
-    {"sum_losses", Part::kClassifier},
-    {"encoder_", Part::kEncoder},
-    {"radixsort", Part::kEncoder},
-    {"count_kernel", Part::kEncoder},
-    {"bias_", Part::kBias},
-    {"sum_rows", Part::kBias},
-    {"sum_columns", Part::kBias},
-    {"adamw", Part::kAdamW},
-    {"muon_", Part::kMuon},
-    {kMarker, Part::kAdamW},
-    {"sum_of_", Part::kNorm},
+// by Part; words: of which one stands in the name of a kernel of that part
+const struct {
+    const char* name;
+    std::vector<const char*> words = {};
+} kPartTable[kParts] = {
+    {"products, forward"},
+    {"products, input's gradient"},
+    {"products, weight's gradient"},
+    {"attention forward", {"attention_forward"}},
+    {"attention backward", {"attention_backward", "attention_dot"}},
+    {"classifier", {"classifier", "sum_losses"}},
+    {"bias gradient", {"bias_", "sum_rows", "sum_columns"}},
+    {"layernorm forward", {"layernorm_forward"}},
+    {"layernorm backward", {"layernorm_backward"}},
+    {"gelu", {"gelu_forward", "gelu_backward"}},
+    {"encoder", {"encoder_", "radixsort", "count_kernel"}},
+    {"adamw", {"adamw", kMarker}},
+    {"muon's products"},
+    {"muon, the rest", {"muon_"}},
+    {"norm", {"sum_of_"}},
+    {"copies"},
+    {"fills"},
+    {"other"},
 };
 constexpr const char* kProductWords[] = {"nvjet", "cutlass", "xmma", "gemm", "splitk", "cublas"};
 // of a call that makes the host wait, or the GPU stop
@@ -70,13 +68,14 @@ struct Sorter {
         // the end of sums over columns that the kernel before began
         if (has(name, "finish_columns")) { return last; }
         if (!has_any(name, kProductWords)) {  // the name of a product may say "bias", too
-            const auto* known = std::ranges::find_if(
-                kNamedParts, [&](const NamedPart& named) { return has(name, named.words); });
-            if (known == std::end(kNamedParts)) { return last = Part::kOther; }
-            if (known->part == Part::kClassifier) { backward = true; }
+            const auto* known =
+                std::ranges::find_if(kPartTable, [&](const auto& part) { return has_any(name, part.words); });
+            if (known == std::end(kPartTable)) { return last = Part::kOther; }
+            last = (Part)(known - kPartTable);
+            if (last == Part::kClassifier) { backward = true; }
             if (has(name, "encoder_forward")) { backward = false; }
             muon = has(name, "muon_direction");
-            return last = known->part;
+            return last;
         }
         if (muon) { return last = Part::kMuonProducts; }
         if (!backward) { return last = Part::kProductForward; }
@@ -97,7 +96,7 @@ StepRecord sorted_out(const std::vector<Activity>& all, int64_t from, int64_t to
     for (const Activity& a : all) {
         if (a.kind == Activity::kCall || a.start < from || a.start >= to) { continue; }
         Part part = sorter.part_of(a);
-        const char* name = kPartNames[(int)part];
+        const char* name = name_of(part);
         step.parts[(int)part].add(a);
         step.kernels[std::string(name) + " | " + a.name].add(a);
         if (part == Part::kFills) {
@@ -155,6 +154,8 @@ std::string row_text(const char* name, int calls, double ms, double step_ms, con
 }
 
 }  // namespace
+
+const char* name_of(Part part) { return kPartTable[(int)part].name; }
 
 StepRecording analyse(const std::vector<Activity>& records) {
     std::vector<const Activity*> markers;
@@ -304,7 +305,7 @@ std::string profile_table(const StepProfile& p) {
         const Launches& l = step.parts[i];
         sum_ms += l.ms;
         calls += l.count;
-        if (l.count > 0) { text += row_text(kPartNames[i], l.count, l.ms, step.ms, floors[i]); }
+        if (l.count > 0) { text += row_text(name_of((Part)i), l.count, l.ms, step.ms, floors[i]); }
     }
     text += row_text("idle", 0, step.idle_ms, step.ms, {});
     double overlap = sum_ms + step.idle_ms - step.ms;
@@ -316,9 +317,9 @@ std::string profile_table(const StepProfile& p) {
     text += "\n" + fmt::format("{:28} {:8} {:>7} {:>6} {:>6} {:>10} {:>10} {:>8}\n", "product", "", "N", "C",
                                "OC", "first us", "best us", "TFLOP/s");
     for (const ProductTime& t : p.products) {
-        text += fmt::format("{:28} {:8} {:7} {:6} {:6} {:10.1f} {:10.1f} {:8.0f}\n",
-                            kPartNames[(int)t.work.part], t.work.name, t.work.N, t.work.C, t.work.OC,
-                            1e3 * t.first_ms, 1e3 * t.fastest_ms, t.work.flop() / t.fastest_ms * 1e-9);
+        text += fmt::format("{:28} {:8} {:7} {:6} {:6} {:10.1f} {:10.1f} {:8.0f}\n", name_of(t.work.part),
+                            t.work.name, t.work.N, t.work.C, t.work.OC, 1e3 * t.first_ms, 1e3 * t.fastest_ms,
+                            t.work.flop() / t.fastest_ms * 1e-9);
     }
     text += "\ncalls of CUDA a step, by the host's time in them:";
     double waits = 0;
@@ -349,7 +350,7 @@ std::string profile_json(const StepProfile& p) {
     for (int i = 0; i < kParts; i++) {
         add(parts, fmt::format(R"({{"part": "{}", "calls": {}, "ms": {:.4f}, "work": "{}", "roof": "{}", )"
                                R"("floor_ms": {:.4f}}})",
-                               kPartNames[i], step.parts[i].count, step.parts[i].ms, floors[i].work,
+                               name_of((Part)i), step.parts[i].count, step.parts[i].ms, floors[i].work,
                                floors[i].roof, floors[i].ms));
     }
     for (const ProductTime& t : p.products) {
@@ -358,10 +359,9 @@ std::string profile_json(const StepProfile& p) {
                         R"("first_us": {:.2f}, "best_us": {:.2f}, "candidates": {}, "same_bits_us": {:.2f}, )"
                         R"("same_bits": {}, "wide_us": {:.2f}, "unsplit_us": {:.2f}, "fused_us": {:.2f}, )"
                         R"("adding_us": {:.2f}}})",
-                        kPartNames[(int)t.work.part], t.work.name, t.work.N, t.work.C, t.work.OC,
-                        t.work.calls, 1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates,
-                        1e3 * t.same_bits_ms, t.same_bits, 1e3 * t.wide_ms, 1e3 * t.unsplit_ms,
-                        1e3 * t.fused_ms, 1e3 * t.adding_ms));
+                        name_of(t.work.part), t.work.name, t.work.N, t.work.C, t.work.OC, t.work.calls,
+                        1e3 * t.first_ms, 1e3 * t.fastest_ms, t.candidates, 1e3 * t.same_bits_ms, t.same_bits,
+                        1e3 * t.wide_ms, 1e3 * t.unsplit_ms, 1e3 * t.fused_ms, 1e3 * t.adding_ms));
     }
     for (const HostCall& c : p.recording.calls) {
         add(calls, fmt::format(R"({{"call": "{}", "a_step": {:.2f}, "ms": {:.4f}, "waits": {}}})", c.name,

@@ -60,25 +60,8 @@ enum class Part {
     kFills,
     kOther
 };
-constexpr const char* kPartNames[] = {"products, forward",
-                                      "products, input's gradient",
-                                      "products, weight's gradient",
-                                      "attention forward",
-                                      "attention backward",
-                                      "classifier",
-                                      "bias gradient",
-                                      "layernorm forward",
-                                      "layernorm backward",
-                                      "gelu",
-                                      "encoder",
-                                      "adamw",
-                                      "muon's products",
-                                      "muon, the rest",
-                                      "norm",
-                                      "copies",
-                                      "fills",
-                                      "other"};
-constexpr int kParts = (int)std::size(kPartNames);
+constexpr int kParts = (int)Part::kOther + 1;
+const char* name_of(Part part);
 
 // ---- what was recorded -----------------------------------------------------------------------------
 
