@@ -374,7 +374,8 @@ std::string profile_json(const StepProfile& p) {
     const double sum = sum_of_floors(floors);
     return fmt::format(R"({{
   "gpu": {}, "model": {}, "date": "{}", "B": {}, "T": {},
-  "step_ms": {:.4f}, "p20_ms": {:.4f}, "p80_ms": {:.4f}, "steps": {}, "recorded_ms": {:.4f}, "idle_ms": {:.4f},
+  "step_ms": {:.4f}, "p20_ms": {:.4f}, "p80_ms": {:.4f}, "steps": {}, )"
+                       R"("recorded_ms": {:.4f}, "idle_ms": {:.4f},
   "floors_ms": {:.4f}, "S": {:.4f},
   "fills_before": {{{}}},
   "parts": [{}],
