@@ -68,9 +68,6 @@ void add_example(const JsonValue& object, const std::string& where, const Tokeni
 }
 
 void make_hellaswag(const Settings& settings) {
-    if (settings.out.empty()) {
-        throw Error(kExitUsage, "--out: found an empty text, expected the file to write");
-    }
     const Tokenizer tokenizer =
         settings.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(settings.tokenizer);
     (void)tokenizer.encode("");  // can it?
@@ -117,6 +114,7 @@ void make_hellaswag(const Settings& settings) {
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
     Table t("data/make_hellaswag", kDescription, kFooter);
+    t.strict = true;
     t.add("input", &settings->input, {.required = true}, "a file of JSONL, or - for standard input");
     t.add("--out FILE", &settings->out, {.required = true}, "the file to write");
     t.add("--tokenizer PATH", &settings->tokenizer,

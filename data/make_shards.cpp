@@ -318,10 +318,6 @@ Tokenizer open_tokenizer(const std::string& path) {
 
 void make_shards(const Settings& settings) {
     const fs::path prefix(settings.out);
-    if (prefix.empty()) {
-        throw Error(kExitUsage,
-                    "--out: found an empty text, expected how names begin, as in --out data/mytext");
-    }
     if (!prefix.has_filename()) {
         throw Error(kExitUsage, fmt::format("--out {}: a folder; add how names begin, as in --out {}mytext",
                                             settings.out, settings.out));
@@ -373,6 +369,7 @@ void make_shards(const Settings& settings) {
 // false: it was asked for its help alone
 bool parse(int argc, char** argv, Settings* settings) {
     Table t("data/make_shards", kDescription, kFooter);
+    t.strict = true;
     t.add("inputs", &settings->inputs, {.required = true, .repeats = true},
           "files of text or JSON lines, folders, or - for standard input");
     t.add("--out PREFIX", &settings->out, {.required = true},
@@ -380,13 +377,7 @@ bool parse(int argc, char** argv, Settings* settings) {
     t.add("--tokenizer PATH", &settings->tokenizer, "a file or folder, see below; without it, bytes");
     t.add("--documents NAME", &settings->documents, {.choices = "file paragraph line"},
           "what an end of text goes before");
-    const auto read_field = [settings](const std::string& name) {
-        if (name.empty()) {
-            fail_usage("--json-field: found an empty text, expected a name, as in --json-field text.");
-        }
-        settings->json_field = name;
-    };
-    t.add("--json-field NAME", read_field, {.rivals = "documents as-is"},
+    t.add("--json-field NAME", &settings->json_field, {.rivals = "documents as-is"},
           "the input is JSON lines (JSONL): the name of each object's text, which is a document; without "
           "--documents and --as-is");
     t.add("--skip-bad-lines", &settings->skip_bad_lines, {.needed = "json-field"},

@@ -371,7 +371,7 @@ TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
     fails(make_shards(text), kExitUsage, "--out");
     fails(make_shards("--out x"), kExitUsage, "inputs");
     fails(make_shards(text + " --out " + folder.path() + "/"), kExitUsage, "a folder");
-    fails(make_shards("--out= " + text), kExitUsage, "--out: found an empty text");
+    fails(make_shards("--out= " + text), kExitUsage, "--out: the value is empty. Expected PREFIX.");
     fails(make_shards(text + to + " --documents word"), kExitUsage, "--documents");
     for (const char* value : {"-0.1", "0.95", "nan", "x"}) {
         fails(make_shards(text + to + " --val-fraction " + value), kExitUsage, "--val-fraction");
@@ -390,7 +390,8 @@ TEST_CASE("make_shards: what goes wrong, and that nothing is left of it") {
     fails(make_shards(to), kExitUsage,
           "inputs is required: files of text or JSON lines, folders, or - for standard input");
     fails(make_shards(text), kExitUsage, "--out is required: how the names of the shards begin");
-    fails(make_shards(text + to + " --json-field ''"), kExitUsage, "--json-field: found an empty text");
+    fails(make_shards(text + to + " --json-field ''"), kExitUsage,
+          "--json-field: the value is empty. Expected NAME.");
     fails(make_shards(text + " --out " + text + "/sub/t"), kExitUsage, "cannot make or write this folder");
     TempFolder in;
     std::filesystem::create_directory(in / "sub");
