@@ -1,4 +1,5 @@
-// What the trainers' options become: the command line, the config file and the run that goes on, and what must fit together.
+// The trainers' options: a row for each, what the command line, the config file and the run that goes on make of them, and what
+// must fit together.
 #include "llmc/host/options/options.h"
 
 #include <glob.h>

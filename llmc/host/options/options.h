@@ -115,7 +115,7 @@ struct ParsedOptions : Options {
     int64_t val_batches = 0;
     bool ask_hellaswag = false;  // llm.c's -h 1
     std::string config;          // file
-    std::string objections;      // to options of llm.c
+    std::string objections;      // all that is wrong, each behind the end of a line
 };
 
 Table trainer_table(ParsedOptions* settings);

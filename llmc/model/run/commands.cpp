@@ -144,19 +144,6 @@ void add_eval(Table& t, CommandOptions& o) {
           "each ending");
 }
 
-// what must fit together
-void check(const CommandOptions& o, const std::string& program) {
-    for (const std::string& stop : o.stop) {
-        if (stop.empty()) { fail_usage("generate: --stop: found an empty text, expected some"); }
-    }
-    if (o.command == "eval" && o.data.empty() && o.hellaswag.empty()) {
-        fail_usage("eval: give --data, --hellaswag or both. See " + program + " --help.");
-    }
-    if (o.interactive && (o.json || o.num_samples > 1 || o.prompt == "-")) {
-        fail_usage("generate: --interactive goes with neither --json, --num-samples nor --prompt -");
-    }
-}
-
 }  // namespace
 
 bool parse_command(int argc, const char* const* argv, CommandOptions* options) {
@@ -173,8 +160,16 @@ bool parse_command(int argc, const char* const* argv, CommandOptions* options) {
     t.add("--tokenizer PATH", &o.tokenizer, "default: the one beside the model, or bytes");
     (generate ? add_generate : exports ? add_export : add_eval)(t, o);
     if (!parse_table(t, argc, argv, 2, (o.command + ": ").c_str())) { return false; }
-    for (std::string& stop : o.stop) { stop = unescaped(stop); }
-    check(o, t.program);
+    for (std::string& stop : o.stop) {
+        if (stop.empty()) { fail_usage("generate: --stop: found an empty text, expected some"); }
+        stop = unescaped(stop);
+    }
+    if (o.command == "eval" && o.data.empty() && o.hellaswag.empty()) {
+        fail_usage("eval: give --data, --hellaswag or both. See " + t.program + " --help.");
+    }
+    if (o.interactive && (o.json || o.num_samples > 1 || o.prompt == "-")) {
+        fail_usage("generate: --interactive goes with neither --json, --num-samples nor --prompt -");
+    }
     return true;
 }
 
