@@ -230,13 +230,6 @@ void print_text(std::string_view text) {
     require_printed();
 }
 
-std::string read_prompt(const CommandOptions& o) {
-    if (o.prompt != "-") { return o.prompt; }
-    std::string text(std::istreambuf_iterator<char>(std::cin), {});
-    if (text.ends_with('\n')) { text.pop_back(); }  // echo and editors put it there
-    return text;
-}
-
 class Generator {
 public:
     Generator(const CommandOptions& o, const Engine& engine) : o_(o) {
@@ -253,7 +246,11 @@ public:
         if (o_.interactive) {
             converse();
         } else {
-            std::string prompt = read_prompt(o_);
+            std::string prompt = o_.prompt;
+            if (prompt == "-") {
+                prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+                if (prompt.ends_with('\n')) { prompt.pop_back(); }  // echo and editors put it there
+            }
             for (int id : o_.prompt_ids) { prompt += tokenizer_.decode(id); }
             for (int64_t i = 0; i < o_.num_samples; i++) { write_one(prompt, i); }
         }

@@ -109,6 +109,86 @@ void remove_checkpoint(const std::string& path) {
     fs::remove_all(error ? path : leftover, error);
 }
 
+// ---- a model by its name
+
+bool is_there(const fs::path& path) {
+    std::error_code ignored;
+    return fs::exists(path, ignored);
+}
+
+std::string folder_of(const fs::path& path) {
+    const std::string folder = path.parent_path().string();
+    return folder.empty() ? "." : folder;
+}
+
+NamedModel checkpoint_model(const std::string& folder) {
+    const std::string damage = inspect_checkpoint(folder, Contents::kWeights).damage;
+    if (!damage.empty()) {
+        throw Error(kExitBadInput, damage + ". Name another step_ folder, or a run's model.bin.");
+    }
+    const std::string file = folder + "/model.safetensors";
+    const bool has_tokenizer = std::ranges::any_of(
+        kTokenizerFiles, [&](const char* name) { return is_there(fs::path(folder) / name); });
+    return {std::make_unique<HfModel>(file), file, has_tokenizer ? folder : folder_of(folder)};
+}
+
+// The newest step_ folder, unless log.jsonl says that the run ended with it or after it; then "". A run writes model.bin
+// before that line; one that is lengthened drops the line, and keeps the model.bin of its earlier end until its new end.
+// The times of files say nothing: a copy has its own.
+std::string newer_step(const std::string& folder) {
+    const std::string newest = newest_step(folder),
+                      end = "\n{\"event\":\"end\",\"step\":", log = log_of_folder(folder);
+    const size_t at = log.rfind(end);
+    if (newest.empty() || at == log.npos) { return newest; }
+    const std::string last = checkpoint_name(folder, std::atoll(log.c_str() + at + end.size()));
+    return std::pair(last.size(), last) < std::pair(newest.size(), newest) ? newest : "";
+}
+
+// the newest checkpoint of a run folder without a model.bin
+NamedModel newest_model(const std::string& folder, std::string* notes) {
+    std::string newest, passed;
+    do {
+        newest = newest_step(folder);
+        passed.clear();
+        try {
+            const std::string checkpoint = find_checkpoint(folder, &passed);
+            if (checkpoint.empty()) { continue; }
+            NamedModel model = checkpoint_model(checkpoint);
+            *notes += passed;
+            return model;
+        } catch (const Error&) {
+            if (newest_step(folder) == newest) { throw; }
+        }
+        // a run that goes on may have deleted what was just found, or listed (--keep 1): then its next one is there
+    } while (newest_step(folder) != newest);
+    *notes += passed;
+    throw Error(kExitBadInput,
+                "{}: no model in this folder. Expected model.bin or a step_ folder, as train_gpt2 leaves "
+                "them, or config.json and model.safetensors, as Hugging Face's GPT-2 has them.{}",
+                folder, notes->empty() ? "" : "\n" + notes->substr(0, notes->size() - 1));
+}
+
+NamedModel folder_model(const std::string& name, std::string* notes) {
+    const auto has = [&](const char* file) { return is_there(fs::path(name) / file); };
+    if (has("MANIFEST")) { return checkpoint_model(name); }
+    if (has("config.json") && (has("model.bin") || has("log.jsonl"))) {
+        throw Error(kExitBadInput,
+                    "{}: a run and Hugging Face's GPT-2 (config.json) are both in this folder. Name the one "
+                    "to use: its model.bin, a step_ folder, or model.safetensors.",
+                    name);
+    }
+    if (has("config.json")) { return {std::make_unique<HfModel>(name), name, name}; }
+    if (!has("model.bin")) { return newest_model(name, notes); }
+    const std::string file = (fs::path(name) / "model.bin").string(), newer = newer_step(name);
+    if (!newer.empty()) {
+        *notes += fmt::format(
+            "{}: log.jsonl does not say that the run ended with these weights: name {} for its newest "
+            "checkpoint's.\n",
+            file, newer);
+    }
+    return {std::make_unique<ModelFile>(file), file, name};
+}
+
 }  // namespace
 
 std::string find_checkpoint(const std::string& run_folder, std::string* notes) {
@@ -279,90 +359,6 @@ void remove_leftovers(const std::string& run_folder) {
         if (stale || cut_short) { fs::remove_all(run_folder + "/" + name, ignored); }
     }
 }
-
-// ---- a model by its name
-
-namespace {
-
-bool is_there(const fs::path& path) {
-    std::error_code ignored;
-    return fs::exists(path, ignored);
-}
-
-std::string folder_of(const fs::path& path) {
-    const std::string folder = path.parent_path().string();
-    return folder.empty() ? "." : folder;
-}
-
-NamedModel checkpoint_model(const std::string& folder) {
-    const std::string damage = inspect_checkpoint(folder, Contents::kWeights).damage;
-    if (!damage.empty()) {
-        throw Error(kExitBadInput, damage + ". Name another step_ folder, or a run's model.bin.");
-    }
-    const std::string file = folder + "/model.safetensors";
-    const bool has_tokenizer = std::ranges::any_of(
-        kTokenizerFiles, [&](const char* name) { return is_there(fs::path(folder) / name); });
-    return {std::make_unique<HfModel>(file), file, has_tokenizer ? folder : folder_of(folder)};
-}
-
-// The newest step_ folder, unless log.jsonl says that the run ended with it or after it; then "". A run writes model.bin
-// before that line; one that is lengthened drops the line, and keeps the model.bin of its earlier end until its new end.
-// The times of files say nothing: a copy has its own.
-std::string newer_step(const std::string& folder) {
-    const std::string newest = newest_step(folder),
-                      end = "\n{\"event\":\"end\",\"step\":", log = log_of_folder(folder);
-    const size_t at = log.rfind(end);
-    if (newest.empty() || at == log.npos) { return newest; }
-    const std::string last = checkpoint_name(folder, std::atoll(log.c_str() + at + end.size()));
-    return std::pair(last.size(), last) < std::pair(newest.size(), newest) ? newest : "";
-}
-
-// the newest checkpoint of a run folder without a model.bin
-NamedModel newest_model(const std::string& folder, std::string* notes) {
-    std::string newest, passed;
-    do {
-        newest = newest_step(folder);
-        passed.clear();
-        try {
-            const std::string checkpoint = find_checkpoint(folder, &passed);
-            if (checkpoint.empty()) { continue; }
-            NamedModel model = checkpoint_model(checkpoint);
-            *notes += passed;
-            return model;
-        } catch (const Error&) {
-            if (newest_step(folder) == newest) { throw; }
-        }
-        // a run that goes on may have deleted what was just found, or listed (--keep 1): then its next one is there
-    } while (newest_step(folder) != newest);
-    *notes += passed;
-    throw Error(kExitBadInput,
-                "{}: no model in this folder. Expected model.bin or a step_ folder, as train_gpt2 leaves "
-                "them, or config.json and model.safetensors, as Hugging Face's GPT-2 has them.{}",
-                folder, notes->empty() ? "" : "\n" + notes->substr(0, notes->size() - 1));
-}
-
-NamedModel folder_model(const std::string& name, std::string* notes) {
-    const auto has = [&](const char* file) { return is_there(fs::path(name) / file); };
-    if (has("MANIFEST")) { return checkpoint_model(name); }
-    if (has("config.json") && (has("model.bin") || has("log.jsonl"))) {
-        throw Error(kExitBadInput,
-                    "{}: a run and Hugging Face's GPT-2 (config.json) are both in this folder. Name the one "
-                    "to use: its model.bin, a step_ folder, or model.safetensors.",
-                    name);
-    }
-    if (has("config.json")) { return {std::make_unique<HfModel>(name), name, name}; }
-    if (!has("model.bin")) { return newest_model(name, notes); }
-    const std::string file = (fs::path(name) / "model.bin").string(), newer = newer_step(name);
-    if (!newer.empty()) {
-        *notes += fmt::format(
-            "{}: log.jsonl does not say that the run ended with these weights: name {} for its newest "
-            "checkpoint's.\n",
-            file, newer);
-    }
-    return {std::make_unique<ModelFile>(file), file, name};
-}
-
-}  // namespace
 
 NamedModel open_model(const std::string& given, std::string* notes) {
     std::string name = given;

@@ -124,56 +124,7 @@ int64_t choose_val_every(const RunFacts& f, int64_t steps) {
     return times == 0 ? 0 : (steps + times - 1) / times;
 }
 
-}  // namespace
-
-double muon_flops(const GPT2Config& c) {
-    double flops = 0;
-    for (int t = 0; t < kNumTensors; t++) {
-        if (!is_block_matrix(t)) { continue; }
-        const BlockMatrices m = block_matrices(c, t);
-        flops +=
-            (double)c.num_layers * m.count * m.shorter() * m.shorter() * (3.0 * m.longer() + m.shorter());
-    }
-    return kNewtonSchulzSteps * flops;
-}
-
-std::string choose(const RunFacts& f, Options* options) {
-    Options& o = *options;
-    const bool letters = o.llmc_letters;
-    std::string why;
-    if (o.optimizer == Optimizer::kAuto) {
-        o.optimizer = worth_muon(o, f) ? Optimizer::kMuon : Optimizer::kAdamW;
-        if (o.optimizer == Optimizer::kMuon) {
-            why += "optimizer: Muon, by which a small new model learns in fewer steps\n";
-        }
-    }
-    const bool muon = o.optimizer == Optimizer::kMuon;
-    o.steps = choose_steps(o, f, muon, &why);
-    o.epochs = o.minutes = 0;
-    if (o.lr < 0) { o.lr = letters ? 3e-4 : choose_lr(f, muon, &why); }
-    if (o.warmup < 0) {
-        o.warmup = letters ? 0 : std::min(kMostWarmup, o.steps / 20);
-        if (!letters) { why += fmt::format("warm-up: a twentieth of the steps, at most {}\n", kMostWarmup); }
-    }
-    if (o.final_lr_fraction < 0) {
-        o.final_lr_fraction = letters ? 1 : 0.1;
-        if (!letters) { why += "decay: to a tenth, as GPT-3's\n"; }
-    }
-    if (o.warmup >= o.steps && o.warmup > 0 && o.lr > 0) {
-        why += fmt::format(
-            "note: a warm-up of {} steps in a run of {}: the learning rate does not get further "
-            "than {:.2g}\n",
-            o.warmup, o.steps, o.lr * (double)o.steps / (double)o.warmup);
-    }
-    const int64_t every = letters ? 20 : (o.steps + 9) / 10;
-    if (o.val_every < 0) { o.val_every = letters ? every : choose_val_every(f, o.steps); }
-    if (o.sample_every < 0) { o.sample_every = every; }
-    return why;
-}
-
 // ---- the plan
-
-namespace {
 
 constexpr int64_t kMostMicroBatches = 1 << 20;  // of a step: their tokens are all in memory at once
 
@@ -380,7 +331,110 @@ std::string schedule_text(const Schedule& s) {
     return text + fmt::format(", then down to {:g} ({})", s.peak * s.final_fraction, text_of(s.kind));
 }
 
+// ways to need less memory for the same numbers, or nearly: as asked for, then ever more thorough
+std::vector<Options> thriftier(const Options& o) {
+    std::vector<Options> ways = {o};
+    if (o.program == Program::kCpu) { return ways; }
+    const auto add = [&](Recompute recompute, FloatType gradients) {
+        ways.push_back(o);
+        ways.back().recompute = recompute;
+        ways.back().grad_dtype = gradients;
+    };
+    if (o.recompute == Recompute::kNone) { add(Recompute::kGelu, o.grad_dtype); }
+    if (o.recompute != Recompute::kBlock) { add(Recompute::kBlock, o.grad_dtype); }
+    if (o.dtype == FloatType::kBf16 && o.grad_dtype != FloatType::kBf16) {
+        add(o.recompute, FloatType::kBf16);
+        if (o.recompute != Recompute::kBlock) { add(Recompute::kBlock, FloatType::kBf16); }
+    }
+    return ways;
+}
+
+// the options in which b differs from a, as they are typed
+std::string difference(const Options& a, const Options& b) {
+    std::vector<std::string> words;
+    if (b.model != a.model) { words.push_back("--model " + b.model); }
+    if (b.recompute != a.recompute) { words.push_back("--recompute " + text_of(b.recompute)); }
+    if (b.grad_dtype != a.grad_dtype) { words.push_back("--grad-dtype " + text_of(b.grad_dtype)); }
+    if (b.batch != a.batch) { words.push_back(fmt::format("--batch {}", b.batch)); }
+    return fmt::format("{}", fmt::join(words, " "));
+}
+
+// what to change so that the run takes at most `available` bytes
+std::string what_fits(const Options& o, Models models, const GPT2Config& config, int64_t available) {
+    const auto fits = [&](const Options& way, const GPT2Config& c) {
+        return models(way).plan(c, way.batch, way.seq_len, model_settings(way)).total() <= available;
+    };
+    std::vector<Options> ways = thriftier(o);
+    Options way = ways.back(), asked = o;
+    for (Options smaller : {ways.front(), ways.back()}) {
+        while ((smaller.batch /= 2) > 0) {
+            if (o.total_batch % ((int64_t)smaller.batch * o.seq_len) == 0) { ways.push_back(smaller); }
+        }
+    }
+    const auto fitting = std::ranges::find_if(ways, [&](const Options& o) { return fits(o, config); });
+    if (fitting != ways.end()) { return difference(o, *fitting) + " would fit."; }
+    way.batch = 1;
+    asked.model.clear();  // it may have been given by its three sizes
+    GPT2Config c = config;
+    for (int layers = 72; layers > 0; layers--) {  // the same positions and vocabulary, dN for the rest
+        ModelShape shape;
+        way.model = fmt::format("d{}", layers);
+        model_descriptor(way.model, &shape);
+        c.num_layers = shape.layers, c.num_heads = shape.heads, c.channels = shape.channels;
+        if (fits(way, c)) { return "No batch size fits; " + difference(asked, way) + " would."; }
+    }
+    c.num_layers = c.num_heads = 1, c.channels = 64, c.max_seq_len = way.seq_len = 1;
+    return fits(way, c)
+               ? "No model fits at this --seq-len: use a smaller one."
+               : fmt::format("No model with a vocabulary of {} fits, whatever its size.", config.vocab_size);
+}
+
 }  // namespace
+
+double muon_flops(const GPT2Config& c) {
+    double flops = 0;
+    for (int t = 0; t < kNumTensors; t++) {
+        if (!is_block_matrix(t)) { continue; }
+        const BlockMatrices m = block_matrices(c, t);
+        flops +=
+            (double)c.num_layers * m.count * m.shorter() * m.shorter() * (3.0 * m.longer() + m.shorter());
+    }
+    return kNewtonSchulzSteps * flops;
+}
+
+std::string choose(const RunFacts& f, Options* options) {
+    Options& o = *options;
+    const bool letters = o.llmc_letters;
+    std::string why;
+    if (o.optimizer == Optimizer::kAuto) {
+        o.optimizer = worth_muon(o, f) ? Optimizer::kMuon : Optimizer::kAdamW;
+        if (o.optimizer == Optimizer::kMuon) {
+            why += "optimizer: Muon, by which a small new model learns in fewer steps\n";
+        }
+    }
+    const bool muon = o.optimizer == Optimizer::kMuon;
+    o.steps = choose_steps(o, f, muon, &why);
+    o.epochs = o.minutes = 0;
+    if (o.lr < 0) { o.lr = letters ? 3e-4 : choose_lr(f, muon, &why); }
+    if (o.warmup < 0) {
+        o.warmup = letters ? 0 : std::min(kMostWarmup, o.steps / 20);
+        if (!letters) { why += fmt::format("warm-up: a twentieth of the steps, at most {}\n", kMostWarmup); }
+    }
+    if (o.final_lr_fraction < 0) {
+        o.final_lr_fraction = letters ? 1 : 0.1;
+        if (!letters) { why += "decay: to a tenth, as GPT-3's\n"; }
+    }
+    if (o.warmup >= o.steps && o.warmup > 0 && o.lr > 0) {
+        why += fmt::format(
+            "note: a warm-up of {} steps in a run of {}: the learning rate does not get further "
+            "than {:.2g}\n",
+            o.warmup, o.steps, o.lr * (double)o.steps / (double)o.warmup);
+    }
+    const int64_t every = letters ? 20 : (o.steps + 9) / 10;
+    if (o.val_every < 0) { o.val_every = letters ? every : choose_val_every(f, o.steps); }
+    if (o.sample_every < 0) { o.sample_every = every; }
+    return why;
+}
 
 RunPlan make_run_plan(const Options& options, const DataLoader& data, double (*measure_speed)()) {
     RunPlan plan;
@@ -457,68 +511,6 @@ std::string describe_run(const RunPlan& plan, const DataLoader& data, const Vali
          bytes_text(m.activations), m.available >= 0 ? bytes_text(m.available) : "unknown");
     return text;
 }
-
-namespace {
-
-// ways to need less memory for the same numbers, or nearly: as asked for, then ever more thorough
-std::vector<Options> thriftier(const Options& o) {
-    std::vector<Options> ways = {o};
-    if (o.program == Program::kCpu) { return ways; }
-    const auto add = [&](Recompute recompute, FloatType gradients) {
-        ways.push_back(o);
-        ways.back().recompute = recompute;
-        ways.back().grad_dtype = gradients;
-    };
-    if (o.recompute == Recompute::kNone) { add(Recompute::kGelu, o.grad_dtype); }
-    if (o.recompute != Recompute::kBlock) { add(Recompute::kBlock, o.grad_dtype); }
-    if (o.dtype == FloatType::kBf16 && o.grad_dtype != FloatType::kBf16) {
-        add(o.recompute, FloatType::kBf16);
-        if (o.recompute != Recompute::kBlock) { add(Recompute::kBlock, FloatType::kBf16); }
-    }
-    return ways;
-}
-
-// the options in which b differs from a, as they are typed
-std::string difference(const Options& a, const Options& b) {
-    std::vector<std::string> words;
-    if (b.model != a.model) { words.push_back("--model " + b.model); }
-    if (b.recompute != a.recompute) { words.push_back("--recompute " + text_of(b.recompute)); }
-    if (b.grad_dtype != a.grad_dtype) { words.push_back("--grad-dtype " + text_of(b.grad_dtype)); }
-    if (b.batch != a.batch) { words.push_back(fmt::format("--batch {}", b.batch)); }
-    return fmt::format("{}", fmt::join(words, " "));
-}
-
-// what to change so that the run takes at most `available` bytes
-std::string what_fits(const Options& o, Models models, const GPT2Config& config, int64_t available) {
-    const auto fits = [&](const Options& way, const GPT2Config& c) {
-        return models(way).plan(c, way.batch, way.seq_len, model_settings(way)).total() <= available;
-    };
-    std::vector<Options> ways = thriftier(o);
-    Options way = ways.back(), asked = o;
-    for (Options smaller : {ways.front(), ways.back()}) {
-        while ((smaller.batch /= 2) > 0) {
-            if (o.total_batch % ((int64_t)smaller.batch * o.seq_len) == 0) { ways.push_back(smaller); }
-        }
-    }
-    const auto fitting = std::ranges::find_if(ways, [&](const Options& o) { return fits(o, config); });
-    if (fitting != ways.end()) { return difference(o, *fitting) + " would fit."; }
-    way.batch = 1;
-    asked.model.clear();  // it may have been given by its three sizes
-    GPT2Config c = config;
-    for (int layers = 72; layers > 0; layers--) {  // the same positions and vocabulary, dN for the rest
-        ModelShape shape;
-        way.model = fmt::format("d{}", layers);
-        model_descriptor(way.model, &shape);
-        c.num_layers = shape.layers, c.num_heads = shape.heads, c.channels = shape.channels;
-        if (fits(way, c)) { return "No batch size fits; " + difference(asked, way) + " would."; }
-    }
-    c.num_layers = c.num_heads = 1, c.channels = 64, c.max_seq_len = way.seq_len = 1;
-    return fits(way, c)
-               ? "No model fits at this --seq-len: use a smaller one."
-               : fmt::format("No model with a vocabulary of {} fits, whatever its size.", config.vocab_size);
-}
-
-}  // namespace
 
 void require_memory(const MemoryPlan& memory, const Options& o, Models models, const GPT2Config& config) {
     if (memory.available < 0 || memory.total() <= memory.available) { return; }

@@ -35,39 +35,6 @@ bool was_finite(const StepResult& r) {
     return std::isfinite(r.loss) && std::isfinite(r.grad_norm) && r.grad_norm <= (float)kLongestGradient;
 }
 
-}  // namespace
-
-StepNumbers StepClock::numbers(const StepResult& r, const RunPlan& plan, int seq_len, int64_t data_start,
-                               double peak_flops) {
-    StepNumbers n;
-    n.step = r.step + 1;
-    n.steps = plan.steps;
-    n.loss = last_loss = unsigned_nan(r.loss);
-    n.grad_norm = unsigned_nan(r.grad_norm);
-    n.lr = plan.schedule(r.step);
-    n.ms = std::chrono::duration<double, std::milli>(r.done - last_done_).count();
-    n.tokens_per_s = (double)(plan.rows_per_step * seq_len) / n.ms * 1e3;
-    if (peak_flops > 0) { n.utilisation = plan.flops_per_token * n.tokens_per_s / peak_flops; }
-    n.tokens = n.step * plan.rows_per_step * seq_len;
-    n.epoch = (double)((n.step - data_start) * plan.rows_per_step) / (double)plan.windows_per_epoch;
-    if (r.skipped) { n.skipped = was_finite(r) ? "an outlier" : "not finite"; }
-    last_done_ = r.done;
-    seconds += n.ms / 1e3;
-    steps++;
-    // the mean of the last half minute's steps: the machine may have been busy before
-    pace_ += (n.ms - pace_) * std::min(1.0, std::max(1.0 / (double)steps, n.ms / kPaceMs));
-    n.seconds_left = (double)(plan.steps - n.step) * pace_ / 1e3;
-    return n;
-}
-
-std::string StepClock::exploded(const RunPlan& plan) const {
-    const double new_model = std::log((double)plan.config.vocab_size);
-    if (!plan.model_file.empty() || !(last_loss > 2 * new_model)) { return ""; }
-    return fmt::format("the last training loss is {:.4f}: a new model has {:.4f}", last_loss, new_model);
-}
-
-namespace {
-
 class Trainer {
 public:
     // reads, and makes the plan
@@ -218,7 +185,7 @@ private:
         for (int64_t step = first_; step < plan_.steps; step++) {
             if (due(step, o_.val_every)) { validate(step); }
             if (due(step, o_.hellaswag_every > 0 ? o_.hellaswag_every : o_.val_every)) { ask(step); }
-            if (due(step, o_.sample_every)) { sample(step); }
+            if (due(step, o_.sample_every)) { sample(step, 0); }
             const bool late = due(step, o_.save_every) && validated_first(step) &&
                               saver_->newest() != checkpoint_name(folder_, step);
             if (save_requested || late) { save(step); }
@@ -329,12 +296,14 @@ private:
         clock_.restart();
     }
 
-    void sample(int64_t step) {
+    // number: 0 between steps, from 1 on at the end
+    void sample(int64_t step, int number) {
         drain();
         comm_.take_time(true);
-        const std::string text = samples_.text(*model_, step, 0);
+        const std::string text = samples_.text(*model_, step, number);
         log_->event("sample", step, {{"text", text}});
-        screen_.message(fmt::format("step {} | sample: {}", step, text));
+        screen_.message(number == 0 ? fmt::format("step {} | sample: {}", step, text)
+                                    : fmt::format("sample {}: {}\n", number, text));
         clock_.restart();
     }
 
@@ -408,11 +377,7 @@ private:
         ask(plan_.steps);
         if (stop_requested) { return stop(plan_.steps); }
         if (save_requested || (clock_.steps > 0 && late)) { save(plan_.steps); }
-        for (int number = 1; number <= 3 && o_.sample_every > 0; number++) {
-            const std::string text = samples_.text(*model_, plan_.steps, number);
-            log_->event("sample", plan_.steps, {{"text", text}});
-            screen_.message(fmt::format("sample {}: {}\n", number, text));
-        }
+        for (int number = 1; number <= 3 && o_.sample_every > 0; number++) { sample(plan_.steps, number); }
         if (stop_requested) { return stop(plan_.steps); }
         gather(plan_.steps);
         saver_->wait();  // the checkpoint first: nobody could go on from model.bin alone
@@ -425,7 +390,12 @@ private:
             for (const std::string& line : val_->summary(loss)) { screen_.message(line); }
         }
         if (record_.skipped_in_a_row > 0) { throw saver_->diverged("the last step was skipped: not finite"); }
-        if (const std::string how = clock_.exploded(plan_); !how.empty()) { throw saver_->diverged(how); }
+        // a new model begins with the logarithm of its vocabulary: a loss can grow without becoming NaN
+        const double new_model = std::log((double)plan_.config.vocab_size);
+        if (plan_.model_file.empty() && clock_.last_loss > 2 * new_model) {
+            throw saver_->diverged(fmt::format("the last training loss is {:.4f}: a new model has {:.4f}",
+                                               clock_.last_loss, new_model));
+        }
         if (val_ && !std::isfinite(loss)) { throw saver_->diverged("the validation loss is not finite"); }
         const int code = saved_or(kExitDone);
         if (code != kExitDone) { return code; }
@@ -491,6 +461,29 @@ private:
 };
 
 }  // namespace
+
+StepNumbers StepClock::numbers(const StepResult& r, const RunPlan& plan, int seq_len, int64_t data_start,
+                               double peak_flops) {
+    StepNumbers n;
+    n.step = r.step + 1;
+    n.steps = plan.steps;
+    n.loss = last_loss = unsigned_nan(r.loss);
+    n.grad_norm = unsigned_nan(r.grad_norm);
+    n.lr = plan.schedule(r.step);
+    n.ms = std::chrono::duration<double, std::milli>(r.done - last_done_).count();
+    n.tokens_per_s = (double)(plan.rows_per_step * seq_len) / n.ms * 1e3;
+    if (peak_flops > 0) { n.utilisation = plan.flops_per_token * n.tokens_per_s / peak_flops; }
+    n.tokens = n.step * plan.rows_per_step * seq_len;
+    n.epoch = (double)((n.step - data_start) * plan.rows_per_step) / (double)plan.windows_per_epoch;
+    if (r.skipped) { n.skipped = was_finite(r) ? "an outlier" : "not finite"; }
+    last_done_ = r.done;
+    seconds += n.ms / 1e3;
+    steps++;
+    // the mean of the last half minute's steps: the machine may have been busy before
+    pace_ += (n.ms - pace_) * std::min(1.0, std::max(1.0 / (double)steps, n.ms / kPaceMs));
+    n.seconds_left = (double)(plan.steps - n.step) * pace_ / 1e3;
+    return n;
+}
 
 int train_in_rank(const Options& options, Models models, Comm& comm) {
     return comm.root() ? Trainer(options, models, comm).run() : follow(options, models, comm);

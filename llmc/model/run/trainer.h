@@ -26,10 +26,6 @@ public:
     StepNumbers numbers(const StepResult& r, const RunPlan& plan, int seq_len, int64_t data_start,
                         double peak_flops);
 
-    // What is wrong with how a run from random weights ends, where its loss has grown without becoming NaN; "" =
-    // nothing. A new model begins with the logarithm of its vocabulary.
-    std::string exploded(const RunPlan& plan) const;
-
     double seconds = 0, last_loss = NAN;
     int64_t steps = 0;  // that this process has done
 
