@@ -35,7 +35,7 @@ $(BUILD)/%.cu.o: %.cu $(SETTINGS) $(BUILD)/arch
 	$(compile_cu)
 # no device code is in these: for the host's compiler, as nvcc reads a file three times
 HOST_CU := train_gpt2.cu $(patsubst %,llmc/%.cu,layernorm/c_abi model/profile/activity model/gpu/decoder \
-    ops/attention/bf16 ops/attention/c_abi ops/comm/device_comm ops/comm/host)
+    ops/attention/c_abi ops/comm/device_comm ops/comm/host)
 define compile_host_cu
 @mkdir -p $(@D)
 $(COMPILE) -fPIC -isystem $(CUDA_HEADERS) -include cuda_runtime.h -x c++ -c $< -o $@

@@ -2,7 +2,7 @@
 #pragma once
 #include "dev/cuda/shootout.cuh"
 #include "llmc/ops/attention/choose.h"
-#include "llmc/ops/attention/kernels.h"
+#include "llmc/ops/attention/attention.h"
 #include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {

@@ -13,8 +13,7 @@ namespace llmc {
 namespace {
 
 constexpr int kBlock = 128;
-constexpr int kBlocks = 10;        // at once on a multiprocessor: fewer have too few loads under way
-constexpr int kMaxCopies = 65535;  // gridDim.y
+constexpr int kBlocks = 10;  // at once on a multiprocessor: fewer have too few loads under way
 // of a piece of kNormChunk elements, which may begin with the last element of a pair of quads
 constexpr int kPieceBlocks = (int)kNormChunk / 4 / kBlock + 1;
 
@@ -47,18 +46,13 @@ __global__ void decide_step_kernel(StepDecision* decision, const double* loss_su
     *decision = d;
 }
 
-// Where a thread's four elements lie. Quads are counted in file order, where a copy need not begin at a
-// multiple of four: its first quad may begin before it (i < 0), and belongs to the copy before it as well.
+// A thread's four elements. Quads are counted in file order, where a part need not begin at a multiple of four: its first
+// quad may begin before it (i < 0), and belongs to the part before it as well.
 struct Place {
-    int64_t quad, i;  // quad of the tensor; element of the copy
-    int64_t offset;   // of the copy in memory
+    int64_t quad, i;  // quad of the tensor; element of the part
+    __device__ explicit Place(const AdamWTensor& shape)
+        : quad(shape.first / 4 + (int64_t)blockIdx.x * kBlock + threadIdx.x), i(4 * quad - shape.first) {}
 };
-
-__device__ Place place_of_thread(const AdamWTensor& shape) {
-    int64_t first = shape.first + blockIdx.y * shape.size;
-    int64_t quad = first / 4 + (int64_t)blockIdx.x * kBlock + threadIdx.x;
-    return {quad, 4 * quad - first, blockIdx.y * shape.stride};
-}
 
 template <typename T>
 __device__ bool is_aligned(const T* quad) {
@@ -166,36 +160,33 @@ __global__ void __launch_bounds__(kBlock, kBlocks)
 // low: null, or the lower halves, too
 __global__ void split_weights_kernel(__nv_bfloat16* param, uint16_t* low, const float* weights,
                                      AdamWTensor shape, const StepDecision* decision, uint64_t seed) {
-    auto [quad, i, offset] = place_of_thread(shape);
+    const auto [quad, i] = Place(shape);
     if (i >= shape.size) { return; }
-    const auto x = load_within<Four<float>>(weights + offset, i, shape.size);
+    const auto x = load_within<Four<float>>(weights, i, shape.size);
     const auto random = rounding_bits4(seed, shape.tensor, decision->updates, quad);
     Four<__nv_bfloat16> high;
     Four<uint16_t> half;
     unrolled<4>([&](int j) { split(high.at[j], &half.at[j], x.at[j], random[j]); });
-    store_within(param + offset, i, shape.size, high);
-    if (low != nullptr) { store_within(low + offset, i, shape.size, half); }
+    store_within(param, i, shape.size, high);
+    if (low != nullptr) { store_within(low, i, shape.size, half); }
 }
 
 __global__ void join_weights_kernel(float* weights, const __nv_bfloat16* param, const uint16_t* low,
                                     AdamWTensor shape, const StepDecision* decision, uint64_t seed) {
-    auto [quad, i, offset] = place_of_thread(shape);
+    const auto [quad, i] = Place(shape);
     if (i >= shape.size) { return; }
-    const auto high = load_within<Four<__nv_bfloat16>>(param + offset, i, shape.size);
-    const auto half = load_within<Four<uint16_t>>(low + offset, i, shape.size);
+    const auto high = load_within<Four<__nv_bfloat16>>(param, i, shape.size);
+    const auto half = load_within<Four<uint16_t>>(low, i, shape.size);
     const auto random = rounding_bits4(seed, shape.tensor, decision->updates, quad);
     Four<float> x;
     unrolled<4>([&](int j) { x.at[j] = joined(high.at[j], &half.at[j], random[j]); });
-    store_within(weights + offset, i, shape.size, x);
+    store_within(weights, i, shape.size, x);
 }
 
-dim3 grid_of(const AdamWTensor& shape) {
-    require(shape.copies <= kMaxCopies, "adamw: more than 65535 copies (layers) of a tensor");
-    int64_t quads = ceil_div(shape.size + 3, 4);  // at most: a copy may begin with a quad's last element
-    return dim3(grid_x(ceil_div(quads, kBlock)), shape.copies);
+unsigned grid_of(const AdamWTensor& shape) {
+    int64_t quads = ceil_div(shape.size + 3, 4);  // at most: a part may begin with a quad's last element
+    return grid_x(ceil_div(quads, kBlock));
 }
-
-bool is_empty(const AdamWTensor& shape) { return shape.size == 0 || shape.copies == 0; }
 
 }  // namespace
 
@@ -221,14 +212,14 @@ void adamw_update(T* param, uint16_t* low, float* m, float* v, const Grad* grad,
 
 void split_weights(__nv_bfloat16* param, uint16_t* low, const float* weights, const AdamWTensor& shape,
                    const StepDecision* decision, uint64_t seed, cudaStream_t stream) {
-    if (is_empty(shape)) { return; }
+    if (shape.size == 0) { return; }
     split_weights_kernel<<<grid_of(shape), kBlock, 0, stream>>>(param, low, weights, shape, decision, seed);
     check_launch();
 }
 
 void join_weights(float* weights, const __nv_bfloat16* param, const uint16_t* low, const AdamWTensor& shape,
                   const StepDecision* decision, uint64_t seed, cudaStream_t stream) {
-    if (is_empty(shape)) { return; }
+    if (shape.size == 0) { return; }
     join_weights_kernel<<<grid_of(shape), kBlock, 0, stream>>>(weights, param, low, shape, decision, seed);
     check_launch();
 }

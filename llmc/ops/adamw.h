@@ -32,15 +32,12 @@ struct AdamWConstants {
     auto operator<=>(const AdamWConstants&) const = default;
 };
 
-// One tensor of the 16 in all its copies (layers), which lie `stride` elements apart: `size` elements each.
-// Random numbers are keyed by (seed, updates, tensor, first + copy * size + i), so they depend on nothing
+// A part of one tensor of the 16. Random numbers are keyed by (seed, updates, tensor, first + i), so they depend on nothing
 // else.
 struct AdamWTensor {
-    int tensor;    // its number in the model
-    int64_t size;  // elements of one copy
-    int copies;
-    int64_t stride;     // elements from one copy to the next (any value if copies is 1)
-    int64_t first = 0;  // the number of the first element, of a part of a tensor
+    int tensor;         // its number in the model
+    int64_t size;       // elements
+    int64_t first = 0;  // the number of the first one, counted over all layers
 };
 
 // A part of one copy of a tensor, of at most kNormChunk elements. Its random numbers are keyed as those of

@@ -37,24 +37,21 @@ __global__ void gelu_backward_kernel(T* dinp, const T* dout, const T* inp, int64
     store_within(dinp, i, n, x[1]);
 }
 
-template <typename T>
-unsigned grid_of(int64_t n) {
-    return grid_x(ceil_div(n, kBlock * Vec<T>::size));
-}
-
 }  // namespace
 
 template <typename T>
 void gelu_forward(T* out, const T* inp, int64_t n, cudaStream_t stream) {
     if (n == 0) { return; }
-    gelu_forward_kernel<<<grid_of<T>(n), kBlock, 0, stream>>>(out, inp, n);
+    unsigned grid = grid_x(ceil_div(n, kBlock * Vec<T>::size));
+    gelu_forward_kernel<<<grid, kBlock, 0, stream>>>(out, inp, n);
     check_launch();
 }
 
 template <typename T>
 void gelu_backward(T* dinp, const T* dout, const T* inp, int64_t n, cudaStream_t stream) {
     if (n == 0) { return; }
-    gelu_backward_kernel<<<grid_of<T>(n), kBlock, 0, stream>>>(dinp, dout, inp, n);
+    unsigned grid = grid_x(ceil_div(n, kBlock * Vec<T>::size));
+    gelu_backward_kernel<<<grid, kBlock, 0, stream>>>(dinp, dout, inp, n);
     check_launch();
 }
 

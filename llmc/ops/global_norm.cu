@@ -78,17 +78,23 @@ __global__ void add_parts_kernel(float* sums, bool whole, GroupParts<Grad> parts
     if (in >= chunk.size) { return; }
     const int64_t at = chunk.begin + in, i = chunk.kept + in;
     sums += whole ? at : i;
-    Elements<float, kSize> sum;
+    float sum[kSize];
     auto add = [&](int rank, bool copy) {
         const int place = rank < parts.rank ? rank : rank - 1;
         const Grad* part = rank == parts.rank ? parts.own + at : parts.arrived + place * parts.stride + i;
         const auto x = Vec<Grad>::load(part);
-        unrolled<kSize>([&](int j) { sum.at[j] = copy ? (float)x.at[j] : sum.at[j] + (float)x.at[j]; });
+#pragma unroll
+        for (int j = 0; j < kSize; j++) { sum[j] = copy ? (float)x.at[j] : sum[j] + (float)x.at[j]; }
     };
-    if (!start) { sum = load<kSize>(sums); }
+    if (!start) {
+        const auto before = load<kSize>(sums);
+        unrolled<kSize>([&](int j) { sum[j] = before.at[j]; });
+    }
     add(0, start);
     for (int rank = 1; rank < parts.ranks; rank++) { add(rank, false); }
-    store(sums, sum);
+    Elements<float, kSize> result;
+    unrolled<kSize>([&](int j) { result.at[j] = sum[j]; });
+    store(sums, result);
 }
 
 __global__ void sum_groups_kernel(double* squares, double* loss, const double* chunks, const int32_t* places,

@@ -93,18 +93,10 @@ TEST_CASE("attention tiles: a group's keys and values fit into 24 MB, or the gro
     CHECK(plan_tiles(1, 1 << 20, 2, 256).group == 1);
 }
 
-TEST_CASE("attention_choose: Hopper's kernels for heads of 64, aligned, from 64 tokens on") {
-    constexpr AttentionCall kBest{.T = 1024, .HS = 64, .wgmma = true, .aligned = true};
-    CHECK(choose_attention(kBest) == AttentionKernels::kWgmma);
-    auto with = [&](auto change) {
-        AttentionCall call = kBest;
-        change(call);
-        return choose_attention(call);
-    };
-    CHECK(with([](AttentionCall& c) { c.T = 64; }) == AttentionKernels::kWgmma);
-    CHECK(with([](AttentionCall& c) { c.T = 63; }) == AttentionKernels::kMmaSync);
-    CHECK(with([](AttentionCall& c) { c.HS = 63; }) == AttentionKernels::kMmaSync);
-    CHECK(with([](AttentionCall& c) { c.HS = 128; }) == AttentionKernels::kMmaSync);
-    CHECK(with([](AttentionCall& c) { c.wgmma = false; }) == AttentionKernels::kMmaSync);
-    CHECK(with([](AttentionCall& c) { c.aligned = false; }) == AttentionKernels::kMmaSync);
+TEST_CASE("attention_choose: Hopper's kernels for heads of 64, from 64 tokens on") {
+    CHECK(fits_wgmma(1024, 64));
+    CHECK(fits_wgmma(64, 64));
+    CHECK_FALSE(fits_wgmma(63, 64));
+    CHECK_FALSE(fits_wgmma(1024, 63));
+    CHECK_FALSE(fits_wgmma(1024, 128));
 }

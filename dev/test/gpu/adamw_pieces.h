@@ -8,7 +8,24 @@
 
 namespace llmc::gpu_test {
 
-inline std::vector<AdamWPiece> adamw_pieces(const AdamWTensor& tensor, bool decays, int64_t second_stride) {
+// A tensor in all its copies (layers), which lie `stride` elements apart: `size` elements each.
+struct CopiedTensor {
+    int tensor;
+    int64_t size;
+    int copies;
+    int64_t stride;  // any value if copies is 1
+    int64_t first = 0;
+
+    // act(part, at) for each copy, which begins at element `at`
+    template <typename Act>
+    void for_each_copy(const Act& act) const {
+        for (int copy = 0; copy < copies; copy++) {
+            act(AdamWTensor{tensor, size, first + copy * size}, copy * stride);
+        }
+    }
+};
+
+inline std::vector<AdamWPiece> adamw_pieces(const CopiedTensor& tensor, bool decays, int64_t second_stride) {
     std::vector<AdamWPiece> pieces;
     for (int copy = 0; copy < tensor.copies; copy++) {
         for (int64_t i = 0; i < tensor.size; i += kNormChunk) {

@@ -88,7 +88,7 @@ void check_decision(const DecisionCase& c, const StepDecision& before, DeviceArr
 // ---- the update ----------------------------------------------------------------------------------
 
 struct UpdateCase {
-    AdamWTensor tensor;
+    CopiedTensor tensor;
     int64_t updates;
     float grad_scale;
     double decay;
@@ -159,8 +159,10 @@ struct Tensors {
         before.updates -= !before.skipped;
         const DeviceArray<StepDecision> then(std::vector<StepDecision>{before});
         if constexpr (!single) {
-            split_weights(param.data(), low.data(), weights.data(), c.tensor, then.data(), kRoundingSeed,
-                          kStream);
+            c.tensor.for_each_copy([&](const AdamWTensor& part, int64_t at) {
+                split_weights(param.data() + at, low.data() + at, weights.data() + at, part, then.data(),
+                              kRoundingSeed, kStream);
+            });
         }
         T* weights_out = param.data();
         if constexpr (single) { weights_out = weights.data(); }
@@ -171,8 +173,10 @@ struct Tensors {
                      pieces.data(), pieces.size(), decision.data(), inputs.data(),
                      {kParams.beta1, kParams.beta2, kParams.eps}, kRoundingSeed, kStream);
         if constexpr (!single) {
-            join_weights(weights.data(), param.data(), low.data(), c.tensor, decision.data(), kRoundingSeed,
-                         kStream);
+            c.tensor.for_each_copy([&](const AdamWTensor& part, int64_t at) {
+                join_weights(weights.data() + at, param.data() + at, low.data() + at, part, decision.data(),
+                             kRoundingSeed, kStream);
+            });
         }
         expect_unchanged("adamw_update", inputs, pieces);
     }
@@ -247,12 +251,18 @@ void check_stochastic_rounding(const UpdateCase& c) {
         DeviceArray<bf16> param(floats(c.elements(), 4));
         DeviceArray<uint16_t> low(std::vector<uint16_t>(c.elements(), 0x1234));
         DeviceArray<float> joined(weights.uploaded());
-        split_weights(param.data(), nullptr, weights.data(), c.tensor, then.data(), kRoundingSeed, kStream);
+        c.tensor.for_each_copy([&](const AdamWTensor& part, int64_t at) {
+            split_weights(param.data() + at, nullptr, weights.data() + at, part, then.data(), kRoundingSeed,
+                          kStream);
+        });
         expect_same("split_weights param " + shape, param,
                     rounded_as_due(c, weights.uploaded(), param.uploaded(), updates));
-        split_weights(param.data(), low.data(), weights.data(), c.tensor, then.data(), kRoundingSeed,
-                      kStream);
-        join_weights(joined.data(), param.data(), low.data(), c.tensor, then.data(), kRoundingSeed, kStream);
+        c.tensor.for_each_copy([&](const AdamWTensor& part, int64_t at) {
+            split_weights(param.data() + at, low.data() + at, weights.data() + at, part, then.data(),
+                          kRoundingSeed, kStream);
+            join_weights(joined.data() + at, param.data() + at, low.data() + at, part, then.data(),
+                         kRoundingSeed, kStream);
+        });
         expect_same("join_weights weights " + shape, joined, weights.uploaded());
         check_guards("split_weights low " + shape, low);
     }
@@ -368,7 +378,7 @@ TEST_CASE("stochastic rounding: the mean is the number") {
             DeviceArray<float> master(Floats(n, x));
             DeviceArray<bf16> param(n);
             DeviceArray<StepDecision> decision(std::vector<StepDecision>{{9, 0, 0, 1, 0, 1, 0}});
-            AdamWTensor tensor{kWte, n, 1, 0};
+            AdamWTensor tensor{kWte, n};
             split_weights(param.data(), nullptr, master.data(), tensor, decision.data(), kRoundingSeed,
                           kStream);
             double up = 0, exact = (x / base - 1.0) * 0x1p7;

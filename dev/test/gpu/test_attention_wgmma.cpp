@@ -3,7 +3,7 @@
 
 #include "dev/test/gpu/attention_check.h"
 #include "dev/test/gpu/wgmma_kernels.h"
-#include "llmc/ops/attention/kernels.h"
+#include "llmc/ops/attention/attention.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

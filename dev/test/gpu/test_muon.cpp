@@ -144,7 +144,7 @@ struct Weights {
     void for_each_matrix(const Case& c, Visit visit) {
         for (int k = 0; k < c.shape.count(); k++) {
             visit(param.data() + c.param(k), low.data() + c.at(k), weights.data() + c.at(k),
-                  AdamWTensor{c.shape.tensor, c.shape.size(), 1, 0, c.number(k)});
+                  AdamWTensor{c.shape.tensor, c.shape.size(), c.number(k)});
         }
     }
     void run(const Case& c, const DeviceArray<StepDecision>& decision) {

@@ -1,7 +1,7 @@
 // Each wrapper of wgmma.cuh and tensor_map.cuh alone: products of whole numbers, which bf16 and fp32 hold exactly.
 #include "dev/test/gpu/layer_test.h"
 #include "dev/test/gpu/wgmma_kernels.h"
-#include "llmc/ops/attention/kernels.h"
+#include "llmc/ops/attention/attention.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

@@ -42,7 +42,7 @@ struct Options {
     double epochs = 0, minutes = 0;  // 0 = not given
 
     Optimizer optimizer = Optimizer::kAuto;                  // becomes one of the others in the plan
-    double lr = -1, final_lr_fraction = -1;                  // negative: worked out by auto_plan.h
+    double lr = -1, final_lr_fraction = -1;                  // negative: worked out by the plan
     int64_t warmup = -1, val_every = -1, sample_every = -1;  // so are these
     Decay schedule = Decay::kCosine;
     double weight_decay = 0.0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, clip = 1.0;

@@ -351,14 +351,14 @@ private:
     };
     void join(float* to, const Weights& w) const {
         if constexpr (kSplit) {
-            join_weights(to, state_.params + w.at, state_.low + w.kept, {w.tensor, w.n, 1, 0, w.number},
+            join_weights(to, state_.params + w.at, state_.low + w.kept, {w.tensor, w.n, w.number},
                          state_.decision, seed_, stream_);
         }
     }
     void split(const float* from, const Weights& w) const {
         if constexpr (kSplit) {
             split_weights(state_.params + w.at, w.kept < 0 ? nullptr : state_.low + w.kept, from,
-                          {w.tensor, w.n, 1, 0, w.number}, state_.decision, seed_, stream_);
+                          {w.tensor, w.n, w.number}, state_.decision, seed_, stream_);
         }
     }
     // All are rounded, also those whose lower halves other ranks keep. number: of the first one in the tensor

@@ -3,12 +3,15 @@
 //   Real: float (on the CUDA cores, in fp32) or __nv_bfloat16 (tensor cores, fp32 accumulation; which kernels:
 //   attention/choose.h)
 // qkv and dqkv (B,T,3,NH,HS): q, k and v by strides, as the matmul leaves them. out, dout (B,T,NH,HS); lse
-// (B,NH,T). Any B, T, NH; HS from 1 to kMaxHeadSize. Deterministic: no atomics on results. Nothing may alias.
+// (B,NH,T). Any B, T, NH; HS from 1 to kMaxHeadSize. bf16 tensors begin at
+// multiples of 16 bytes. Deterministic: no atomics on results. Nothing may alias.
 #pragma once
+#include <cuda_bf16.h>
 #include <cstddef>
 #include <cstdint>
 
 #include "llmc/cuda/types.h"
+#include "llmc/ops/attention/choose.h"
 
 namespace llmc {
 
@@ -55,5 +58,19 @@ template <typename Real, typename Grad>
 void attention_backward_bias(Grad* dbias, bool accumulate, const AttentionBackward<Real>& call,
                              cudaStream_t stream, Branch* branch = nullptr);
 size_t attention_backward_bias_scratch(int B, int T, int NH, int HS);  // as attention_backward_scratch()
+
+// ---- the two sets of bf16 kernels behind these functions, which choose by choose.h
+
+void attention_forward_mma_sync(const AttentionForward<__nv_bfloat16>& call, cudaStream_t stream);
+void attention_backward_mma_sync(const AttentionBackward<__nv_bfloat16>& call, cudaStream_t stream);
+
+// HS is 64; has_attention_wgmma() of the current device
+bool has_attention_wgmma();
+bool attention_by_wgmma(int T, int HS);  // do they take this call on the current device?
+void attention_forward_wgmma(const AttentionForward<__nv_bfloat16>& call, cudaStream_t stream);
+// sums (B padded / 64, 3 NH 64), where padded is T rounded up to a multiple of 64, or null: for every 64 rows of a sequence the
+// sums of dqkv's columns, of the values as stored. Each number has one writer, who adds in one order.
+void attention_backward_wgmma(const AttentionBackward<__nv_bfloat16>& call, cudaStream_t stream,
+                              float* sums = nullptr);
 
 }  // namespace llmc

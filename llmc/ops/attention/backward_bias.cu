@@ -3,7 +3,7 @@
 
 #include "llmc/cuda/column_sums.cuh"
 #include "llmc/cuda/resources.cuh"
-#include "llmc/ops/attention/kernels.h"
+#include "llmc/ops/attention/attention.h"
 #include "llmc/ops/column_sums/bias.h"
 
 namespace llmc {
@@ -23,9 +23,7 @@ void attention_backward_bias(Grad* dbias, bool accumulate, const AttentionBackwa
                              cudaStream_t stream, Branch* branch) {
     const int columns = 3 * c.NH * c.HS;
     if constexpr (std::is_same_v<Real, bf16>) {
-        bool rows = c.B > 0 && c.T > 0;
-        if (rows && attention_kernels(c.T, c.HS, {c.dqkv, c.dout, c.qkv, c.out, c.scratch}) ==
-                        AttentionKernels::kWgmma) {
+        if (c.B > 0 && attention_by_wgmma(c.T, c.HS)) {
             float* sums = (float*)((char*)c.scratch + attention_backward_scratch(c.B, c.T, c.NH));
             attention_backward_wgmma(c, stream, sums);
             return finish_columns<Grad, float>({dbias}, {sums, c.B * ceil_div(c.T, kRows), columns}, columns,

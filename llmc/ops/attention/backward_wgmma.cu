@@ -9,7 +9,6 @@
 //          x = k q^T and y = v dout^T, p = exp(scale x - lse), ds = p (y - dot), dv += p dout, dk += scale ds q
 //        The exponentials are computed while y is, ds while dv's product is, and dk's is under way during the next scores. The
 //        keys and values of a warpgroup stay in registers.
-#include "llmc/ops/attention/kernels.h"
 #include "llmc/ops/attention/wgmma.cuh"
 
 namespace llmc {
@@ -115,7 +114,7 @@ __device__ __forceinline__ void score_gradients(Left& ds, const Result& p, const
     as_left(ds, g);
 }
 
-// Of one tile of keys: starts dq += ds k, which the next step or the end of attend() waits for. kDiagonal: the first step,
+// Of one tile of keys: starts dq += ds k, which the next step or the end of walk() waits for. kDiagonal: the first step,
 // which also finds dot.
 template <bool kDiagonal>
 __device__ __forceinline__ void step(Result& dq, Shared& s, Place& at, const Consumer& me,

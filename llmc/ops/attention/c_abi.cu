@@ -4,7 +4,7 @@
 
 #include "llmc/cuda/c_abi.cuh"
 #include "llmc/host/base/error.h"
-#include "llmc/ops/attention/kernels.h"
+#include "llmc/ops/attention/attention.h"
 
 namespace {
 
@@ -50,8 +50,6 @@ bool check_call(const Call& s, int kernels, std::initializer_list<Pointer> point
     return true;
 }
 
-unsigned* counters_of(void* workspace) { return (unsigned*)workspace; }
-
 }  // namespace
 
 int llmc_attention_abi_version(void) { return LLMC_ATTENTION_ABI_VERSION; }
@@ -66,7 +64,7 @@ size_t llmc_attention_workspace(int32_t B, int32_t T, int32_t NH) {
 int llmc_attention_forward(void* out, float* lse, const void* qkv, void* workspace, int32_t B, int32_t T,
                            int32_t NH, int32_t HS, int kernels, void* stream) {
     return guarded("llmc_attention_forward", [&] {
-        llmc::AttentionForward<bf16> call{(bf16*)out, lse, counters_of(workspace), (const bf16*)qkv, B, T,
+        llmc::AttentionForward<bf16> call{(bf16*)out, lse, (unsigned*)workspace, (const bf16*)qkv, B, T,
                                           NH,         HS};
         if (!check_call(
                 call, kernels,
@@ -86,7 +84,7 @@ int llmc_attention_backward(void* dqkv, const void* dout, const void* qkv, const
     return guarded("llmc_attention_backward", [&] {
         llmc::AttentionBackward<bf16> call{(bf16*)dqkv,
                                            (char*)workspace + kCounterBytes,
-                                           counters_of(workspace),
+                                           (unsigned*)workspace,
                                            (const bf16*)dout,
                                            (const bf16*)qkv,
                                            (const bf16*)out,

@@ -7,26 +7,14 @@
 namespace llmc {
 
 // ---- which kernels. In bf16 there are two sets, forward and backward:
-//   kWgmma    Hopper's: wgmma, TMA, tiles of 64 rows of 64 elements
-//   kMmaSync  any GPU's since Ampere, head sizes 1 to 128
+//   wgmma     Hopper's: wgmma, TMA, tiles of 64 rows of 64 elements
+//   mma_sync  any GPU's since Ampere, head sizes 1 to 128
 // A sequence's bits must not depend on the batch that it is in: B and NH have no say.
 
-enum class AttentionKernels { kMmaSync, kWgmma };
-
-// of the kernels for Hopper
 constexpr int kWgmmaHeadSize = 64, kWgmmaLeastT = 64;
 
-struct AttentionCall {
-    int T, HS;
-    bool wgmma;    // the device has the instructions, and this program code for them
-    bool aligned;  // every tensor begins at a multiple of 16 bytes, as tensor maps demand
-};
-
-// Below 64 tokens the kernels for Hopper would compute more padding than scores.
-constexpr AttentionKernels choose_attention(const AttentionCall& call) {
-    bool fits = call.HS == kWgmmaHeadSize && call.T >= kWgmmaLeastT && call.aligned;
-    return call.wgmma && fits ? AttentionKernels::kWgmma : AttentionKernels::kMmaSync;
-}
+// is a call for the kernels for Hopper? Below 64 tokens they would compute more padding than scores.
+constexpr bool fits_wgmma(int T, int HS) { return HS == kWgmmaHeadSize && T >= kWgmmaLeastT; }
 
 // ---- tiles of the kernels for Hopper. A tile is `rows` queries (forward, dQ) or keys (dK, dV) of one head, `rows` a multiple
 // of 64. Blocks of threads take tiles in the order of their numbers, whoever is free the next one.
@@ -54,28 +42,26 @@ constexpr TilePlan plan_tiles(int B, int T, int NH, int rows) {
 }
 
 // Of a group first the tiles that take longest, place 0 of every head, then place 1, ...: what is started last is short.
-constexpr Tile tile_at(int number, const TilePlan& p, int& place) {
+// first: the place
+constexpr Tile tile_at(int number, const TilePlan& p) {
     int group = number / (p.group * p.per_head), within = number % (p.group * p.per_head);
     int size = std::min(p.group, p.heads - group * p.group);  // the last group may be smaller
-    place = within / size;
     int head = group * p.group + within % size;
-    return {head, head / p.NH, head % p.NH, 0};
+    return {head, head / p.NH, head % p.NH, within / size};
 }
 
 // The last queries see the most keys. Where tiles do not divide T, the first query's tile, the shortest, begins before
 // row 0; it begins at a multiple of 64 in any case.
 constexpr Tile query_tile(int number, const TilePlan& p) {
-    int place = 0;
-    Tile t = tile_at(number, p, place);
-    t.first = (p.T + 63) / 64 * 64 - (place + 1) * p.rows;
+    Tile t = tile_at(number, p);
+    t.first = (p.T + 63) / 64 * 64 - (t.first + 1) * p.rows;
     return t;
 }
 
 // the first keys are seen by the most queries
 constexpr Tile key_tile(int number, const TilePlan& p) {
-    int place = 0;
-    Tile t = tile_at(number, p, place);
-    t.first = place * p.rows;
+    Tile t = tile_at(number, p);
+    t.first *= p.rows;
     return t;
 }
 

@@ -2,7 +2,6 @@
 // the keys from the diagonal down to the first, 64 at a time. The scores of the next keys are under way while the
 // exponentials of these are computed, and so are the sums of values. Online softmax (Milakov and Gimelshein 2018,
 // arXiv:1805.02867) with a lazy maximum: see softmax().
-#include "llmc/ops/attention/kernels.h"
 #include "llmc/ops/attention/wgmma.cuh"
 
 namespace llmc {
@@ -231,6 +230,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace attention_wgmma
 
 bool has_attention_wgmma() { return runs_wgmma_code<attention_wgmma::attention_forward_wgmma_kernel>(); }
+
+bool attention_by_wgmma(int T, int HS) {
+    require(HS >= 1 && HS <= kMaxHeadSize, "attention: head size must be 1 to 128");
+    return fits_wgmma(T, HS) && has_attention_wgmma();
+}
 
 void attention_forward_wgmma(const AttentionForward<bf16>& c, cudaStream_t stream) {
     using namespace attention_wgmma;

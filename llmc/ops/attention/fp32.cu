@@ -23,7 +23,7 @@ void attention_backward(const AttentionBackward<float>& c, cudaStream_t stream) 
     if (c.B == 0 || c.T == 0) { return; }
     float* dot = (float*)c.scratch;
     const Sizes sizes = sizes_of(c.T, c.NH, c.HS);
-    find_dots(dot, c.dout, c.out, c.B, sizes, stream);
+    find_dots<kWarp, 1>(dot, c.dout, c.out, c.B, sizes, stream);
     auto* run = c.HS <= 32   ? backward<64, 32, float>
                 : c.HS <= 64 ? backward<64, 64, float>
                              : backward<32, 128, float>;

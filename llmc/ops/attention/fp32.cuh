@@ -4,9 +4,6 @@
 // 16 j).
 //   T: of the tensors; float trains, bf16 is a rung of the ladder
 #pragma once
-#include <cmath>
-
-#include "llmc/cuda/check.cuh"
 #include "llmc/cuda/device.cuh"
 #include "llmc/ops/attention/attention.cuh"
 
@@ -23,16 +20,9 @@ struct Tile {
     float at[kR][kD + 1];
 };
 
-template <typename T>
-struct Rows {
-    const T* base;  // row t starts at base + t * stride
-    int64_t stride;
-    int seq_len, HS;
-};
-
 // zero where the row or the column does not exist
 template <int kR, int kD, typename T>
-__device__ void load_rows(Tile<kR, kD>& tile, const Rows<T>& rows, int first) {
+__device__ void load_rows(Tile<kR, kD>& tile, const HeadRows<T>& rows, int first) {
     for (int i = threadIdx.x; i < kR * kD; i += kThreads) {
         int r = i / kD, c = i % kD;
         bool valid = first + r < rows.seq_len && c < rows.HS;
@@ -94,7 +84,7 @@ __device__ float row_reduce(float x, Combine combine) {
 
 // of one head of a (B,T,count,NH,HS) tensor: q, k or v (count 3, which 0, 1, 2), or out, dout (count 1)
 template <typename T>
-__device__ Rows<T> rows_of(const T* tensor, const Sizes& s, int head, int count, int which) {
+__device__ HeadRows<T> rows_of(const T* tensor, const Sizes& s, int head, int count, int which) {
     return {tensor + head_offset(s, head, count, which), (int64_t)count * s.NH * s.HS, s.T, s.HS};
 }
 
@@ -236,37 +226,20 @@ __global__ __launch_bounds__(kThreads, 2) void attention_backward_dq_kernel(T* d
     store_rows(dqkv, sizes, head, 3, 0, first, dq, sizes.scale);
 }
 
-template <typename Tiles, typename Kernel, typename... Args>
-void launch(Kernel* kernel, int rows, int B, const Sizes& sizes, cudaStream_t stream, Args... args) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Tiles)));
-    unsigned grid = grid_x((int64_t)ceil_div(sizes.T, rows) * B * sizes.NH);
-    kernel<<<grid, kThreads, sizeof(Tiles), stream>>>(args..., sizes);
-    check_launch();
-}
-
 template <int kR, int kD, typename T>
 void forward(T* out, float* lse, const T* qkv, int B, const Sizes& sizes, cudaStream_t stream) {
-    launch<ForwardTiles<kR, kD>>(attention_forward_kernel<kR, kD, T>, kR, B, sizes, stream, out, lse, qkv);
+    launch_heads(attention_forward_kernel<kR, kD, T>, kR, kThreads, sizeof(ForwardTiles<kR, kD>), B, sizes,
+                 stream, out, lse, qkv, sizes);
 }
 
 template <int kR, int kD, typename T>
 void backward(T* dqkv, const T* dout, const T* qkv, const float* lse, const float* dot, int B,
               const Sizes& sizes, cudaStream_t stream) {
-    using Tiles = BackwardTiles<kR, kD>;
-    launch<Tiles>(attention_backward_dkv_kernel<kR, kD, T>, kR, B, sizes, stream, dqkv, dout, qkv, lse, dot);
-    launch<Tiles>(attention_backward_dq_kernel<kR, kD, T>, kR, B, sizes, stream, dqkv, dout, qkv, lse, dot);
+    for (auto* kernel : {attention_backward_dkv_kernel<kR, kD, T>, attention_backward_dq_kernel<kR, kD, T>}) {
+        launch_heads(kernel, kR, kThreads, sizeof(BackwardTiles<kR, kD>), B, sizes, stream, dqkv, dout, qkv,
+                     lse, dot, sizes);
+    }
 }
-
-// dot (B,NH,T): attention.cuh
-template <typename T>
-void find_dots(float* dot, const T* dout, const T* out, int B, const Sizes& s, cudaStream_t stream) {
-    int64_t rows = (int64_t)B * s.T * s.NH;
-    unsigned grid = grid_x(ceil_div(rows, kThreads / kWarp));
-    attention_dot_kernel<kWarp, 1><<<grid, kThreads, 0, stream>>>(dot, dout, out, rows, s.T, s.NH, s.HS);
-    check_launch();
-}
-
-inline Sizes sizes_of(int T, int NH, int HS) { return {T, NH, HS, 1 / std::sqrt((float)HS)}; }
 
 }  // namespace attention_fp32
 }  // namespace llmc

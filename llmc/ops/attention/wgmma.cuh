@@ -12,7 +12,7 @@
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/tensor_map.cuh"
 #include "llmc/cuda/wgmma.cuh"
-#include "llmc/ops/attention/kernels.h"
+#include "llmc/ops/attention/attention.h"
 
 namespace llmc::attention_wgmma {
 

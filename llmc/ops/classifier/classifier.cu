@@ -37,16 +37,6 @@ __device__ float exp_below(float x, float largest) {
     }
 }
 
-// from sums relative to one maximum to sums relative to a larger one
-template <typename T>
-__device__ float rescale(float largest, float larger) {
-    if constexpr (std::is_same_v<T, float>) {
-        return expf(largest - larger);
-    } else {
-        return exp2_approx(__fmul_rn(largest, kLog2e) - __fmul_rn(larger, kLog2e));
-    }
-}
-
 // Logits below this do not count where no logit is above it. Times log2(e) it is finite, so that exp_below() of -infinity
 // is 0 and not NaN.
 constexpr float kLowest = -2e38f;
@@ -57,9 +47,14 @@ struct Softmax {
     float sum = 0;            // of exp(x - largest)
 };
 
+// the sum relative to a larger maximum
 template <typename T>
 __device__ float sum_below(const Softmax& s, float larger) {
-    return s.sum * rescale<T>(s.largest, larger);
+    if constexpr (std::is_same_v<T, float>) {
+        return s.sum * expf(s.largest - larger);
+    } else {
+        return s.sum * exp2_approx(__fmul_rn(s.largest, kLog2e) - __fmul_rn(larger, kLog2e));
+    }
 }
 
 // all parts of a warp's `lanes` neighbouring lanes, in each of them; T: of the logits
@@ -70,9 +65,7 @@ __device__ Softmax joined(const Softmax& part) {
     for (int d = lanes / 2; d > 0; d /= 2) {
         all.largest = fmaxf(all.largest, __shfl_xor_sync(kAllLanes, all.largest, d));
     }
-    all.sum = sum_below<T>(part, all.largest);
-#pragma unroll
-    for (int d = lanes / 2; d > 0; d /= 2) { all.sum += __shfl_xor_sync(kAllLanes, all.sum, d); }
+    all.sum = group_sum<lanes>(sum_below<T>(part, all.largest));
     return all;
 }
 
@@ -88,6 +81,7 @@ __device__ float loss_of(const Softmax& row, float target_logit) {
 // bf16.
 constexpr int kBlock = 768;
 constexpr int kAtOnce = 4;  // vectors a thread has on their way from memory
+constexpr int kSumBlock = 1024;
 
 // over the columns of a row
 struct RowStatistics {
@@ -183,8 +177,6 @@ __global__ void __launch_bounds__(kBlock, 2)
     for (int64_t v = V + threadIdx.x; v < Vp; v += blockDim.x) { x[v] = T(0.0f); }
 }
 
-constexpr int kSumBlock = 1024;
-
 // one block; a thread's share in order, then the threads
 __global__ void sum_losses_kernel(double* sum, const float* losses, int64_t N, bool accumulate) {
     double mine = 0;
@@ -203,12 +195,7 @@ void require_columns(int V, int Vp) {
     require(V > 0 && V <= Vp, "classifier: V columns of Vp must be 0 < V <= Vp");
 }
 
-}  // namespace
-
 // ---- rows in shared memory: a block is 8 warps that compute and one that moves; two blocks to an SM
-
-namespace classifier_rows {
-namespace {
 
 constexpr int kChunkBytes = 8192, kChunks = 13;       // of a block: 104 KB, of the 113 that half of an SM has
 constexpr int kMostBlocks = 8;                        // of a cluster
@@ -456,12 +443,10 @@ int blocks_of(int64_t row_bytes) {
 }
 
 }  // namespace
-}  // namespace classifier_rows
 
 template <typename T>
 bool classifier_forward_backward_rows(T* logits, float* losses, const int32_t* targets, const float* dloss,
                                       int64_t N, int V, int Vp, cudaStream_t stream) {
-    using namespace classifier_rows;
     int blocks = blocks_of((int64_t)Vp * sizeof(T));
     int clusters = blocks > 0 && aligned(logits) ? clusters_at_once<classifier_rows_kernel<T>>(blocks) : 0;
     if (clusters == 0) { return false; }

@@ -149,15 +149,11 @@ struct Merged {
 
 // ---- outputs: one thread calls with each row, its sum, the bias added, and what was `before`, asked for ahead ----------
 
+template <bool through_gelu>
 struct Store {
     float* out;
     __device__ float before(int) const { return 0; }
-    __device__ void operator()(int row, float sum, float) const { out[row] = sum; }
-};
-struct StoreGelu {
-    float* out;
-    __device__ float before(int) const { return 0; }
-    __device__ void operator()(int row, float sum, float) const { out[row] = gelu(sum); }
+    __device__ void operator()(int row, float sum, float) const { out[row] = through_gelu ? gelu(sum) : sum; }
 };
 struct Add {
     float* out;
@@ -192,8 +188,7 @@ struct ToCache {
     }
 };
 
-// ---- the product
-// --------------------------------------------------------------------------------------------
+// ---- the product -------------------------------------------------------------------------------------------------------
 
 // The piece i of a lane's part of a row begins at column first + i * step.
 template <typename T, int n>
@@ -300,11 +295,9 @@ void matvec(const DecodeLinear<T>& linear, const Input& input, const Output& out
     require(linear.C > 0 && linear.OC > 0 && (!Input::kRoom || linear.C <= kMostDecodeC),
             "decode: a layer of this width does not fit");
     constexpr int n = Vec<T>::size;
-    if (linear.C % n == 0 && aligned(linear.weight) && input.is_aligned()) {
-        launch<n>(linear, input, output, stream);
-    } else {
-        launch<1>(linear, input, output, stream);
-    }
+    bool vectors = linear.C % n == 0 && aligned(linear.weight) && input.is_aligned();
+    auto* run = vectors ? launch<n, T, Input, Output> : launch<1, T, Input, Output>;
+    run(linear, input, output, stream);
 }
 
 // ---- attention: keys and values are read once. A block has a chunk of kDecodeChunk keys of a head, so that a long context
@@ -492,16 +485,15 @@ void decode_attproj(float* x, const float* parts, const CacheLayer<T>& cache, co
     require(linear.C == cache.NH * cache.HS, "decode_attproj: its input is all heads' output");
     int chunks = ceil_div(cache.maxT, kDecodeChunk);
     if (cache.HS % 2 == 0) {
-        matvec(linear, Merged<2>{parts, step, cache.HS, chunks}, Add{x}, stream);
-    } else {
-        matvec(linear, Merged<1>{parts, step, cache.HS, chunks}, Add{x}, stream);
+        return matvec(linear, Merged<2>{parts, step, cache.HS, chunks}, Add{x}, stream);
     }
+    matvec(linear, Merged<1>{parts, step, cache.HS, chunks}, Add{x}, stream);
 }
 
 template <typename T>
 void decode_fc(float* out, const float* x, const DecodeNorm<T>& norm, const DecodeLinear<T>& linear,
                cudaStream_t stream) {
-    matvec(linear, Normalised<T>{x, norm}, StoreGelu{out}, stream);
+    matvec(linear, Normalised<T>{x, norm}, Store<true>{out}, stream);
 }
 
 template <typename T>
@@ -512,7 +504,7 @@ void decode_fcproj(float* x, const float* inp, const DecodeLinear<T>& linear, cu
 template <typename T>
 void decode_logits(float* logits, const float* x, const DecodeNorm<T>& norm, const DecodeLinear<T>& linear,
                    cudaStream_t stream) {
-    matvec(linear, Normalised<T>{x, norm}, Store{logits}, stream);
+    matvec(linear, Normalised<T>{x, norm}, Store<false>{logits}, stream);
 }
 
 using bf16 = __nv_bfloat16;

@@ -21,7 +21,8 @@ matmul::Plan& Matmul::plan(const Product& product) {
     if (plan) { return *plan; }
     plan = std::make_unique<matmul::Plan>(handle_, product, tf32_);
     auto choice = chosen_.find(product);
-    if (choice != chosen_.end() && !plan->choose(handle_, choice->second)) {
+    if (choice != chosen_.end() &&
+        !plan->choose(handle_, {{.algo = std::bit_cast<cublasLtMatmulAlgo_t>(choice->second)}})) {
         throw Error(kExitBadInput,
                     fmt::format("{}: this cuBLASLt does not take the algorithm for m {}, n {}, k {}. "
                                 "Delete the file: --tune-gemm searches again.",

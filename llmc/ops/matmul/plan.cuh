@@ -1,7 +1,6 @@
 // One product of cuBLASLt: its objects there, and the algorithms that cuBLASLt proposes for it.
 #pragma once
 #include <cublasLt.h>
-#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -107,13 +106,7 @@ public:
         }
         return good;
     }
-    // an algorithm that a search has found; false if cuBLASLt does not take it for this product
-    bool choose(cublasLtHandle_t handle, const std::array<uint64_t, 8>& algorithm) {
-        Candidate candidate{};
-        std::memcpy(&candidate.result.algo, &algorithm, sizeof(algorithm));
-        return choose(handle, candidate);
-    }
-    // one that was proposed for another product: as above
+    // one that was proposed for another product, or that a search has found; false if cuBLASLt does not take it for this one
     bool choose(cublasLtHandle_t handle, Candidate c) {
         auto status = cublasLtMatmulAlgoCheck(handle, operation_, a_, b_, d_, d_, &c.result.algo, &c.result);
         if (status != CUBLAS_STATUS_SUCCESS || c.result.workspaceSize > Matmul::kWorkspace) { return false; }

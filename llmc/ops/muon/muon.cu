@@ -128,9 +128,9 @@ dim3 grid_of(const MuonTensor& shape) {
 template <typename Launch>
 void for_width(const MuonTensor& shape, Launch launch) {
     if (shape.size() % 4 == 0) {
-        launch(std::integral_constant<int, 4>());
+        launch.template operator()<4>();
     } else {
-        launch(std::integral_constant<int, 1>());
+        launch.template operator()<1>();
     }
     check_launch();
 }
@@ -144,12 +144,10 @@ void muon_direction(T* x, void* scratch, float* m, const Grad* grad, const MuonT
                     const StepDecision* decision, cudaStream_t stream) {
     const dim3 grid = grid_of(shape);
     auto* squares = (double*)scratch;
-    for_width(shape, [&](auto width) {
-        constexpr int kWide = decltype(width)::value;
+    for_width(shape, [&]<int kWide>() {
         muon_mean_kernel<kWide><<<grid, kBlock, 0, stream>>>(m, squares, grad, shape, decision);
     });
-    for_width(shape, [&](auto width) {
-        constexpr int kWide = decltype(width)::value;
+    for_width(shape, [&]<int kWide>() {
         muon_direction_kernel<kWide><<<grid, kBlock, 0, stream>>>(x, squares, m, grad, shape, decision);
     });
 }
@@ -161,8 +159,7 @@ void muon_update(T* param, uint16_t* low, const T* x, const MuonTensor& shape, c
     require((low == nullptr) == std::is_same_v<T, float>,
             "muon_update: bf16 weights alone have lower halves");
     const double scale = muon_scale(shape.rows, shape.cols);
-    for_width(shape, [&](auto width) {
-        constexpr int kWide = decltype(width)::value;
+    for_width(shape, [&]<int kWide>() {
         muon_update_kernel<kWide>
             <<<grid, kBlock, 0, stream>>>(param, low, x, shape, scale, decision, inputs, seed);
     });

@@ -1,6 +1,6 @@
 // The rungs of attention's ladders that are files of their own, in forward/ and backward/, each compiled by
 // itself. Heads of 64 bf16 elements; layouts, and what is read and written, as in llmc/ops/attention/attention.h. v0 is
-// the loop on paper; v3 and v7 are the kernels that train (llmc/ops/attention/kernels.h), v3 where Hopper's kernels do
+// the loop on paper; v3 and v7 are the kernels that train (llmc/ops/attention/attention.h), v3 where Hopper's kernels do
 // not fit. Nothing may alias.
 // Tensors begin at multiples of 16 bytes.
 //   v1, v2          any GPU, any T

@@ -14,9 +14,9 @@ namespace llmc {
 
 void v2::attention_backward(bf16* dqkv, void* scratch, const bf16* dout, const bf16* qkv, const bf16* out,
                             const float* lse, int B, int T, int NH, cudaStream_t stream) {
-    auto sizes = attention_fp32::sizes_of(T, NH, 64);
+    auto sizes = sizes_of(T, NH, 64);
     float* dot = (float*)scratch;
-    attention_fp32::find_dots(dot, dout, out, B, sizes, stream);
+    find_dots<kWarp, 1>(dot, dout, out, B, sizes, stream);
     attention_fp32::backward<64, 64>(dqkv, dout, qkv, lse, dot, B, sizes, stream);
 }
 

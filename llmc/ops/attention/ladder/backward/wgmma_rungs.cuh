@@ -2,7 +2,6 @@
 #pragma once
 #include "llmc/cuda/vectors.cuh"
 #include "llmc/ops/attention/attention.h"
-#include "llmc/ops/attention/kernels.h"
 #include "llmc/ops/attention/ladder/wgmma_rungs.cuh"
 
 namespace llmc::attention_wgmma {

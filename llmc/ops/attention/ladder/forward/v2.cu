@@ -15,7 +15,7 @@ namespace llmc {
 
 void v2::attention_forward(bf16* out, float* lse, void*, const bf16* qkv, int B, int T, int NH,
                            cudaStream_t stream) {
-    attention_fp32::forward<64, 64>(out, lse, qkv, B, attention_fp32::sizes_of(T, NH, 64), stream);
+    attention_fp32::forward<64, 64>(out, lse, qkv, B, sizes_of(T, NH, 64), stream);
 }
 
 }  // namespace llmc
