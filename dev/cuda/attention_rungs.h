@@ -1,8 +1,8 @@
 // What the two shootouts of attention say of their rungs alike.
 #pragma once
 #include "dev/cuda/shootout.cuh"
-#include "llmc/ops/attention/choose.h"
 #include "llmc/ops/attention/attention.h"
+#include "llmc/ops/attention/choose.h"
 #include "llmc/ops/attention/ladder/rungs.h"
 
 namespace llmc {

@@ -279,7 +279,6 @@ __device__ __forceinline__ float2 of_queries(const float* rows, int j, int lane)
     return *reinterpret_cast<const float2*>(rows + result_column(lane, 4 * j));
 }
 
-// x, scores, becomes the probabilities; kDiagonal: 0 for keys after the query
 template <bool kDiagonal>
 __device__ __forceinline__ void probabilities(Result& x, const float* lse_log2, const Consumer& me) {
     unrolled<8>([&](int j) {
@@ -292,7 +291,6 @@ __device__ __forceinline__ void probabilities(Result& x, const float* lse_log2, 
     });
 }
 
-// ds / scale, rounded to bf16
 __device__ __forceinline__ void score_gradients(Left& ds, const Result& p, const Result& y, const float* dots,
                                                 int lane) {
     Result g;

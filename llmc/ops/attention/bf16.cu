@@ -24,6 +24,8 @@ using Rows = HeadRows<bf16>;
 // A tile in shared memory: rows of kD elements; 8 more keep ldmatrix free of bank conflicts.
 template <int kD>
 constexpr int kStride = kD + 8;
+template <int kD>
+constexpr int kRowBytes = kStride<kD>*(int)sizeof(bf16);
 
 // tile[r][c] = rows[first + r][c] for r < count, zero where the row or the column does not exist. 16 bytes at
 // a time in the background where HS allows it; the caller commits and waits either way.
@@ -394,15 +396,6 @@ __global__ __launch_bounds__(kThreads, kD <= 64 ? 3 : 2) void attention_backward
 
 // ---- launches
 
-// blocks of `rows` rows of a head each, with `tile_rows` rows of kD elements in shared memory
-template <int kD, typename Kernel, typename Call, typename... Arguments>
-void launch_tiles(Kernel* kernel, int rows, int tile_rows, const Call& c, cudaStream_t stream,
-                  Arguments... arguments) {
-    int bytes = tile_rows * kStride<kD> * (int)sizeof(bf16);
-    const AttentionSizes s = sizes_of(c.T, c.NH, c.HS);
-    launch_heads(kernel, rows, kThreads, bytes, c.B, s, stream, arguments..., s.T, s.NH, s.HS, s.scale);
-}
-
 // launch<kD>() for the least width that heads fit in
 template <typename Launch>
 void for_width(int HS, const Launch& launch) {
@@ -415,24 +408,28 @@ void for_width(int HS, const Launch& launch) {
 }  // namespace
 
 void attention_forward_mma_sync(const AttentionForward<bf16>& c, cudaStream_t stream) {
+    const AttentionSizes s = sizes_of(c.T, c.NH, c.HS);
     for_width(c.HS, [&]<int kD>() {
         constexpr int m = kD <= 64 ? 2 : 1, kQueries = kWarps * 16 * m;
-        launch_tiles<kD>(attention_forward_kernel<kD, m>, kQueries, kQueries + 4 * kRows, c, stream, c.out,
-                         c.lse, c.qkv);
+        launch_heads(attention_forward_kernel<kD, m>, kQueries, kThreads,
+                     (kQueries + 4 * kRows) * kRowBytes<kD>, c.B, s, stream, c.out, c.lse, c.qkv, s.T, s.NH,
+                     s.HS, s.scale);
     });
 }
 
 void attention_backward_mma_sync(const AttentionBackward<bf16>& c, cudaStream_t stream) {
+    const AttentionSizes s = sizes_of(c.T, c.NH, c.HS);
     float* dot = (float*)c.scratch;
     auto* find = c.HS % 8 == 0 ? find_dots<8, 8, bf16> : find_dots<8, 1, bf16>;
-    find(dot, c.dout, c.out, c.B, sizes_of(c.T, c.NH, c.HS), stream);
+    find(dot, c.dout, c.out, c.B, s, stream);
     for_width(c.HS, [&]<int kD>() {
         constexpr int kBlock = kWarps * 16, kQueries = kD <= 32 ? 64 : 32;
-        auto run = [&](auto* kernel, int tile_rows) {
-            launch_tiles<kD>(kernel, kBlock, tile_rows, c, stream, c.dqkv, c.dout, c.qkv, c.lse, dot);
+        auto run = [&](auto* kernel, int rows_across) {
+            launch_heads(kernel, kBlock, kThreads, (2 * kBlock + 4 * rows_across) * kRowBytes<kD>, c.B, s,
+                         stream, c.dqkv, c.dout, c.qkv, c.lse, dot, s.T, s.NH, s.HS, s.scale);
         };
-        run(attention_backward_dkv_kernel<kD, 1, kQueries>, 2 * kBlock + 4 * kQueries);
-        run(attention_backward_dq_kernel<kD, 1>, 2 * kBlock + 4 * kRows);
+        run(attention_backward_dkv_kernel<kD, 1, kQueries>, kQueries);
+        run(attention_backward_dq_kernel<kD, 1>, kRows);
     });
 }
 

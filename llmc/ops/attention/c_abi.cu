@@ -82,17 +82,11 @@ int llmc_attention_backward(void* dqkv, const void* dout, const void* qkv, const
                             void* workspace, int32_t B, int32_t T, int32_t NH, int32_t HS, int kernels,
                             void* stream) {
     return guarded("llmc_attention_backward", [&] {
-        llmc::AttentionBackward<bf16> call{(bf16*)dqkv,
-                                           (char*)workspace + kCounterBytes,
-                                           (unsigned*)workspace,
-                                           (const bf16*)dout,
-                                           (const bf16*)qkv,
-                                           (const bf16*)out,
-                                           lse,
-                                           B,
-                                           T,
-                                           NH,
-                                           HS};
+        auto* to = (bf16*)dqkv;
+        auto *gradient = (const bf16*)dout, *from = (const bf16*)qkv, *result = (const bf16*)out;
+        void* scratch = (char*)workspace + kCounterBytes;
+        llmc::AttentionBackward<bf16> call{
+            to, scratch, (unsigned*)workspace, gradient, from, result, lse, B, T, NH, HS};
         if (!check_call(call, kernels,
                         {{"dqkv", dqkv, 16},
                          {"dout", dout, 16},

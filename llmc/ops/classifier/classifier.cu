@@ -41,7 +41,6 @@ __device__ float exp_below(float x, float largest) {
 // is 0 and not NaN.
 constexpr float kLowest = -2e38f;
 
-// over columns of a row
 struct Softmax {
     float largest = kLowest;  // NaN is passed over here and comes through in the sum
     float sum = 0;            // of exp(x - largest)
@@ -288,7 +287,6 @@ __device__ __forceinline__ float largest_of(float largest, const Piece<T> (&x)[k
     }
 }
 
-// this thread's columns of a chunk
 template <typename T>
 __device__ __forceinline__ void load_chunk(Piece<T> (&x)[kVectors], const T* chunk) {
     unrolled<kVectors>([&](int v) { x[v] = load<kVector<T>>(chunk + column<T>(v)); });

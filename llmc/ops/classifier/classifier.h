@@ -23,10 +23,7 @@ void classifier_forward_backward(T* logits, float* losses, const int32_t* target
 // *sum = the sum of losses (N) in double, in a fixed order; += with accumulate. sum is in device memory.
 void sum_losses(double* sum, const float* losses, int64_t N, bool accumulate, cudaStream_t stream);
 
-// ---- the kernels behind classifier_forward_backward(), which chooses
-//   rows     Hopper: a row waits in shared memory, of one block or shared out to a cluster, between its maximum and its
-//            gradient: read once, written once
-//   general  any GPU, any rows: a row is read twice, the second time mostly from the caches
+// ---- the kernels behind classifier_forward_backward(), which chooses: classifier.cu says how they work
 
 // false, and nothing is launched, where these rows are not for it: their length, their address, the device
 template <typename T>

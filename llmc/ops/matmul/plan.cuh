@@ -2,6 +2,7 @@
 #pragma once
 #include <cublasLt.h>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -60,8 +61,8 @@ public:
     }
     Plan(const Plan&) = delete;
 
-    bool usable() const { return usable_; }
-    size_t workspace_bytes() const { return choice_.workspaceSize; }  // that the algorithm needs
+    bool usable() const { return choice_.has_value(); }
+    size_t workspace_bytes() const { return choice_->workspaceSize; }  // that the algorithm needs
     template <typename Value>
     void set(cublasLtMatmulDescAttributes_t attribute, Value value) {
         check(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof(value)));
@@ -74,7 +75,7 @@ public:
     void run(cublasLtHandle_t handle, void* d, const void* a, const void* b, float alpha, float beta,
              const void* c, void* workspace, cudaStream_t stream,
              size_t workspace_bytes = Matmul::kWorkspace) {
-        check(cublasLtMatmul(handle, operation_, &alpha, a, a_, b, b_, &beta, c, d_, d, d_, &choice_.algo,
+        check(cublasLtMatmul(handle, operation_, &alpha, a, a_, b, b_, &beta, c, d_, d, d_, &choice_->algo,
                              workspace, workspace_bytes, stream));
     }
 
@@ -113,10 +114,7 @@ public:
         choose(c);
         return true;
     }
-    void choose(const Candidate& candidate) {
-        choice_ = candidate.result;
-        usable_ = true;
-    }
+    void choose(const Candidate& candidate) { choice_ = candidate.result; }
 
 private:
     // a packed matrix by columns, or a batch of them
@@ -134,8 +132,7 @@ private:
 
     cublasLtMatmulDesc_t operation_ = nullptr;
     cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, d_ = nullptr;
-    cublasLtMatmulHeuristicResult_t choice_{};
-    bool usable_ = false;
+    std::optional<cublasLtMatmulHeuristicResult_t> choice_;
 };
 
 }  // namespace llmc::matmul
