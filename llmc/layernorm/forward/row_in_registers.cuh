@@ -87,8 +87,7 @@ struct Part {
     // as if vector i had changed: the compiler does not know that zero is 0
     __device__ void renew(int i, uint32_t zero) {
         uint32_t* words = reinterpret_cast<uint32_t*>(&x[i]);
-#pragma unroll
-        for (int w = 0; w < (int)sizeof(x[0]) / 4; w++) { words[w] ^= zero; }
+        unrolled<(int)sizeof(x[0]) / 4>([&](int w) { words[w] ^= zero; });
     }
     // of `width` columns from `begin` on, and again every L::step: how many the row has
     __device__ int columns(int begin, int width) const {
@@ -162,19 +161,13 @@ __device__ Moments moments_of_warp(Part<L, T>& part, float per_column, uint32_t 
 #pragma unroll
     for (int i = 0; i < renewed; i++) { part.renew(i, zero); }
     auto some = [&](auto add) {  // beyond the row x is 0
-#pragma unroll
-        for (int i = 0; i < sample; i++) {
-#pragma unroll
-            for (int j = 0; j < L::n; j++) { add(as_float(part.x[i], j), j % 2); }
-        }
+        unrolled<sample, L::n>([&](int i, int j) { add(as_float(part.x[i], j), j % 2); });
     };
     auto all = [&](auto add) {
-#pragma unroll
-        for (int i = 0; i < L::k; i++) {
-            if (!part.has(i)) { continue; }
-#pragma unroll
-            for (int j = 0; j < L::n; j++) { add(unpacked<L>(part.x[i], j, second), j % 2); }
-        }
+        unrolled<L::k>([&](int i) {
+            if (!part.has(i)) { return; }
+            unrolled<L::n>([&](int j) { add(unpacked<L>(part.x[i], j, second), j % 2); });
+        });
     };
     int begin = part.first - threadIdx.x % kWarp * L::n;  // of the warp's first vectors
     float n = kOneWarp<L> ? part.C : part.columns(begin, kWarp * L::n);
@@ -259,14 +252,12 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
     Parameter<L, W> biases(call.bias, or_zeros(call.bias), first);
     typename Parameter<L, W>::Vector weight[early_weights + 1], bias[early_biases + 1];
     auto ask_for_parameters = [&] {
-#pragma unroll
-        for (int i = 0; i < early_weights; i++) {
+        unrolled<early_weights>([&](int i) {
             if (part.inside(i)) { weight[i] = weights.vector(i); }
-        }
-#pragma unroll
-        for (int i = 0; i < early_biases; i++) {
+        });
+        unrolled<early_biases>([&](int i) {
             if (part.inside(i)) { bias[i] = biases.vector(i); }
-        }
+        });
     };
     if constexpr (L::with_row) { ask_for_parameters(); }
     if constexpr (kSm90 && !L::by_cluster) { dependency_launch(); }
@@ -297,11 +288,10 @@ __device__ void normalise_row(const LayerNormForward<T, W>& call, const Extra& e
             }
         }
         float y[L::n];
-#pragma unroll
-        for (int j = 0; j < L::n; j++) {
+        unrolled<L::n>([&](int j) {
             float xhat = normal.xhat(unpacked<L>(part.x[i], j, extra.third));
             y[j] = fmaf(xhat, weights.as_float(w, j), biases.as_float(b, j));
-        }
+        });
         store_row<L>(out + i * L::step, rounded<T>(y));
     }
 }
