@@ -121,17 +121,15 @@ struct Finder {
     unsigned address[kStreams];  // of the row at work, in elements
 
     __device__ explicit Finder(const T* const (&rows)[kStreams]) {
-#pragma unroll
-        for (int i = 0; i < kStreams; i++) { address[i] = (unsigned)((uintptr_t)rows[i] / sizeof(T)); }
+        unrolled<kStreams>([&](int i) { address[i] = (unsigned)((uintptr_t)rows[i] / sizeof(T)); });
     }
     // the row at work in the stage that begins `here`, then on to the one `step` elements after; region: as in Teams
     __device__ void next(const T* (&row)[kStreams], const unsigned char* here, int region,
                          const int64_t (&step)[kStreams]) {
-#pragma unroll
-        for (int i = 0; i < kStreams; i++) {
+        unrolled<kStreams>([&](int i) {
             row[i] = reinterpret_cast<const T*>(here + i * region) + address[i] % (kPlace / sizeof(T));
             address[i] += (unsigned)step[i];
-        }
+        });
     }
 };
 
@@ -155,11 +153,10 @@ struct Fetcher {
           ends(ends && row + (rows - 1) * rows_step == call.N - 1) {
         const T* streams[] = {call.inp, call.dout, call.dinp};
         int64_t strides[] = {call.inp_stride, call.dout_stride, call.dinp_stride};
-#pragma unroll
-        for (int i = 0; i < kStreams; i++) {
+        unrolled<kStreams>([&](int i) {
             from[i] = streams[i] + row * strides[i];
             step[i] = rows_step * strides[i];
-        }
+        });
     }
     // Into the stage in use, which nobody reads any more. In Ampere's code what fetch_rest stores is seen
     // after the team's next barrier; as there are two stages or more, that comes before the row's turn.
@@ -181,10 +178,7 @@ struct Fetcher {
         uint64_t* full = &ring.full[ring.stage];
         __syncwarp();  // one lane arrives for what all of them stored
         if constexpr (!kSm90) {
-#pragma unroll
-            for (int i = 0; i < kStreams; i++) {
-                copy_part<k>(ring.here + i * region, from[i], parts[i], at);
-            }
+            unrolled<kStreams>([&](int i) { copy_part<k>(ring.here + i * region, from[i], parts[i], at); });
             copy_arrive(full);
         } else if (elected()) {
             mbarrier_arrive_expect(full, all);
@@ -195,8 +189,7 @@ struct Fetcher {
                           full);
             }
         }
-#pragma unroll
-        for (int i = 0; i < kStreams; i++) { from[i] += step[i]; }
+        unrolled<kStreams>([&](int i) { from[i] += step[i]; });
         left--;
         first = false;
     }
@@ -260,17 +253,16 @@ struct Held {
 // wide: a weight of floats, or null
 template <int k, typename T, typename At>
 __device__ void load_weight(Held<k>& held, const T* weight, const float* wide, const At& at) {
-#pragma unroll
-    for (int i = 0; i < k; i++) {
+    unrolled<k>([&](int i) {
         int c = at.first + kWarp * i;
         held.weight[i] = 1;
-        if (!at.has(i)) { continue; }
+        if (!at.has(i)) { return; }
         if (wide != nullptr) {
             held.weight[i] = wide[c];
         } else if (weight != nullptr) {
             held.weight[i] = (float)weight[c];
         }
-    }
+    });
 }
 
 // First half of a row: what the second needs into registers; returns this lane's sums of wdy and of wdy xhat.
@@ -278,8 +270,7 @@ __device__ void load_weight(Held<k>& held, const T* weight, const float* wide, c
 template <int k, typename T, int kStreams, typename At>
 __device__ float2 read_row(Held<k>& held, const T* const (&rows)[kStreams], const At& at, float m, float s) {
     float2 sums{0, 0};
-#pragma unroll
-    for (int i = 0; i < k; i++) {
+    unrolled<k>([&](int i) {
         float x = at.has(i) ? (float)rows[0][kWarp * i] : m,
               dy = at.has(i) ? (float)rows[1][kWarp * i] : 0.0f;
         float xhat = (x - m) * s, wdy = dy * held.weight[i];
@@ -289,7 +280,7 @@ __device__ float2 read_row(Held<k>& held, const T* const (&rows)[kStreams], cons
         held.dbias[i] += dy;
         sums.x += wdy;
         sums.y = fmaf(wdy, xhat, sums.y);
-    }
+    });
     return sums;
 }
 
@@ -336,13 +327,12 @@ __device__ float2 cluster_sum(TeamShared<cluster>& shared, unsigned number, floa
 template <bool kAccumulate, int k, typename T, typename At>
 __device__ void write_row(T* dinp, const T* before, const Held<k>& held, const At& at, float c1, float c2,
                           float s) {
-#pragma unroll
-    for (int i = 0; i < k; i++) {
-        if (!at.has(i)) { continue; }
+    unrolled<k>([&](int i) {
+        if (!at.has(i)) { return; }
         float result = fmaf(fmaf(held.xhat[i], -c2, held.wdy[i]), s, -c1 * s);
         if constexpr (kAccumulate) { result += (float)before[kWarp * i]; }
         dinp[kWarp * i] = (T)result;
-    }
+    });
 }
 
 // Numbers of a group of C sums in scratch: of long rows each begins on 16 bytes, with zeros behind the last column. Short
@@ -357,12 +347,11 @@ __device__ void write_sums(float* of_teams, float* scratch, const HeldT& held, c
     __syncthreads();                               // nobody reads the ring any more
     auto [begin, columns] = slice_of<cluster>(C);  // not kept since the kernel began: registers are free here
     float* mine = of_teams + at.team * 2 * columns + at.first;
-#pragma unroll
-    for (int i = 0; i < k; i++) {
-        if (!at.has(i)) { continue; }
+    unrolled<k>([&](int i) {
+        if (!at.has(i)) { return; }
         mine[kWarp * i] = held.dweight[i];
         mine[columns + kWarp * i] = held.dbias[i];
-    }
+    });
     __syncthreads();
     int64_t groups = gridDim.x / cluster, stride = padded(C);
     scratch += blockIdx.x / cluster * stride + begin;
