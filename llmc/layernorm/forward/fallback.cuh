@@ -53,13 +53,12 @@ __device__ void normalise(const LayerNormForward<T, W>& call, int64_t row, const
                           const NormalIn<acc_t<T>>& normal) {
     Elements<T, n> a[k]{};
     Elements<W, n> w[k], b[k];
-#pragma unroll
-    for (int i = 0; i < k; i++) {
-        if (c + i * step >= call.C) { continue; }
+    unrolled<k>([&](int i) {
+        if (c + i * step >= call.C) { return; }
         a[i] = load_streaming<n>(x + c + i * step);
         w[i] = load_or<n>(call.weight, c + i * step, (W)1.0f);
         b[i] = load_or<n>(call.bias, c + i * step, (W)0.0f);
-    }
+    });
 #pragma unroll
     for (int i = 0; i < k; i++) {
         if (c + i * step >= call.C) { continue; }
@@ -82,8 +81,7 @@ __global__ void __launch_bounds__(kBlock) layernorm_forward_warp_kernel(LayerNor
 #pragma unroll 4
         for (int c = lane * kV; c < C; c += kWarp * kV) {
             auto a = load<kV>(x + c);
-#pragma unroll
-            for (int j = 0; j < kV; j++) { act(as_acc<Acc>(a, j) - shift); }
+            unrolled<kV>([&](int j) { act(as_acc<Acc>(a, j) - shift); });
         }
     };
     each([&](Acc d) { sum += d; });
@@ -108,20 +106,17 @@ __device__ MomentsIn<acc_t<T>> moments_of_piece(const LayerNormForward<T, W>& ca
     constexpr int k = kEach<kV>;
     Elements<T, kV> x[k]{};
     int step = blockDim.x * kV, count = 0;
-#pragma unroll
-    for (int i = 0; i < k; i++) {
+    unrolled<k>([&](int i) {
         int64_t c = from + i * step;
-        if (c >= call.C) { continue; }
+        if (c >= call.C) { return; }
         count += kV;
         x[i] = load<kV>(call.inp + row * call.inp_stride + c);
-    }
+    });
     auto each = [&](auto act) {  // and which of two chains of additions, half as long
-#pragma unroll
-        for (int i = 0; i < k; i++) {
-            if (i * kV >= count) { continue; }
-#pragma unroll
-            for (int j = 0; j < kV; j++) { act(as_acc<Acc>(x[i], j) - shift, (i * kV + j) % 2); }
-        }
+        unrolled<k>([&](int i) {
+            if (i * kV >= count) { return; }
+            unrolled<kV>([&](int j) { act(as_acc<Acc>(x[i], j) - shift, (i * kV + j) % 2); });
+        });
     };
     Acc sums[2] = {}, squares[2] = {};
     each([&](Acc d, int chain) { sums[chain] += d; });
