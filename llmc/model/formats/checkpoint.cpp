@@ -369,8 +369,8 @@ std::vector<Moment> moments_of(const GPT2Config& c, Optimizer optimizer) {
 Digest write_optimizer_file(const std::string& path, const GPT2Config& config, Optimizer optimizer,
                             const ReadTensor& read) {
     const std::vector<Moment> moments = moments_of(config, optimizer);
-    std::vector<SafetensorsTensor> tensors;
-    for (const Moment& moment : moments) { tensors.push_back(moment.stored); }
+    std::vector<SafetensorsTensor> tensors(moments.size());
+    std::ranges::transform(moments, tensors.begin(), &Moment::stored);
     return write_safetensors(
         path, tensors, TensorType::kF32, [&](size_t i, int64_t first, std::span<float> values) {
             read(moments[i].state, moments[i].tensor, first, values);
