@@ -105,27 +105,6 @@ GPT2Config read_hf_config(const std::string& path) {
     return c;
 }
 
-// the shard of each tensor that an index names; they lie beside it
-std::map<std::string, std::string> read_index(const std::string& path) {
-    const JsonValue root = read_json_file(path, kMaxIndex);
-    const auto* members = json_get<JsonValue::object_t>(root, "weight_map");
-    if (members == nullptr || members->empty()) {
-        throw Error(kExitBadInput, path + ": weight_map: found none, expected an object of tensor: file");
-    }
-    std::map<std::string, std::string> file_of;
-    for (const auto& [tensor, value] : *members) {
-        const auto* file = json_as<std::string>(&value);
-        if (file == nullptr || file->empty() || file->find('/') != std::string::npos || (*file)[0] == '.' ||
-            !file->ends_with(".safetensors")) {
-            throw Error(kExitBadInput,
-                        "{}: weight_map, {}: found {}, expected the name of a *.safetensors beside it", path,
-                        quoted_name(tensor), file == nullptr ? "no text" : quoted_name(*file));
-        }
-        file_of[tensor] = *file;
-    }
-    return file_of;
-}
-
 // of no use here: the causal mask, as buffers of older files keep it
 bool is_mask(const std::string& name) {
     return name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
@@ -183,25 +162,40 @@ HfModel::HfModel(const std::string& path) : path_(path) {
     facts_ = read_hf_facts(config, config_.vocab_size);
     if (!is_folder || fs::exists(weights, ignored)) {
         files_.emplace_back(weights);
-        find_tensors();
-        return;
-    }
-    if (!fs::exists(index, ignored)) {
+    } else if (fs::exists(index, ignored)) {
+        open_shards(index);
+    } else {
         throw Error(kExitBadInput,
                     "{}: found config.json, but neither model.safetensors nor {}. Weights in "
                     "pytorch_model.bin must be saved as safetensors first: model.save_pretrained(folder).",
                     path, kIndex);
     }
+    find_tensors();
+}
+
+// those that an index names for each tensor; they lie beside it
+void HfModel::open_shards(const std::string& index) {
+    const JsonValue root = read_json_file(index, kMaxIndex);
+    const auto* members = json_get<JsonValue::object_t>(root, "weight_map");
+    if (members == nullptr || members->empty()) {
+        throw Error(kExitBadInput, index + ": weight_map: found none, expected an object of tensor: file");
+    }
     std::map<std::string, const SafetensorsFile*> open;
-    for (const auto& [tensor, name] : read_index(index)) {
-        const SafetensorsFile*& file = open[name];
-        if (file == nullptr) { file = &files_.emplace_back(path + "/" + name); }
+    for (const auto& [tensor, value] : *members) {
+        const auto* name = json_as<std::string>(&value);
+        if (name == nullptr || name->find('/') != name->npos || name->starts_with('.') ||
+            !name->ends_with(".safetensors")) {
+            throw Error(kExitBadInput,
+                        "{}: weight_map, {}: found {}, expected the name of a *.safetensors beside it", index,
+                        quoted_name(tensor), name == nullptr ? "no text" : quoted_name(*name));
+        }
+        const SafetensorsFile*& file = open[*name];
+        if (file == nullptr) { file = &files_.emplace_back(path_ + "/" + *name); }
         if (file->find(tensor) == nullptr) {
             throw Error(kExitBadInput, "{}: tensor {} is missing, which the index expects there",
                         file->path(), quoted_name(tensor));
         }
     }
-    find_tensors();
 }
 
 // every tensor to its place; all that is not right is refused by name

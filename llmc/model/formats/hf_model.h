@@ -29,6 +29,7 @@ private:
         const SafetensorsFile* file = nullptr;
         const SafetensorsEntry* entry = nullptr;
     };
+    void open_shards(const std::string& index);
     void find_tensors();
     const Place& place(int tensor, int64_t layer) const { return places_[tensor][(size_t)layer]; }
 
