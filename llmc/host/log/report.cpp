@@ -243,7 +243,7 @@ select, input { font: inherit; color: inherit; }
 .plot { position: relative; }
 svg { display: block; width: 100%; height: 240px; touch-action: pan-y; }
 svg text { font-size: 12px; fill: var(--faint); }
-svg .end { font-family: monospace; font-weight: 600; paint-order: stroke; stroke: var(--page); stroke-width: 4px; }
+svg .end { font: 600 12px monospace; paint-order: stroke; stroke: var(--page); stroke-width: 4px; }
 .tip {
   position: absolute; top: 8px; pointer-events: none; background: var(--box); border: 1px solid var(--line);
   border-radius: 6px; padding: 4px 9px; font-size: 13px; white-space: nowrap; z-index: 1;
