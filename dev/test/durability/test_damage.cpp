@@ -166,7 +166,7 @@ private:
         for (int64_t step = first + 1; step <= first + 15; step++) {
             StepNumbers numbers;
             numbers.step = step;
-            log.step(numbers);
+            log.append(step_log_line(numbers));
             RunRecord record = plan_.record;
             record.state.step = step;
             if (step % 4 == 0) { saver.validated(step, (double)(random_() % 100)); }
