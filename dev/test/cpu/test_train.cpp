@@ -13,8 +13,8 @@
 #include "dev/test/cpu/train_program.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/formats/checkpoint.h"
-#include "llmc/model/run/plan.h"
 #include "llmc/model/run/folder.h"
+#include "llmc/model/run/plan.h"
 
 using namespace llmc;
 namespace fs = std::filesystem;

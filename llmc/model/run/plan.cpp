@@ -101,11 +101,8 @@ int64_t choose_steps(const Options& o, const RunFacts& f, bool muon, std::string
 double choose_lr(const RunFacts& f, bool muon, std::string* why) {
     double lr =
         std::clamp(0.003239 - 0.0001395 * std::log((double)std::max<int64_t>(1, f.parameters)), 2e-4, 2e-3);
-    std::string reason = "for a model of this size";
-    if (muon) {
-        lr *= muon_over_adamw(f.channels);
-        reason = "for a model of this size by Muon";
-    }
+    const char* reason = muon ? "for a model of this size by Muon" : "for a model of this size";
+    if (muon) { lr *= muon_over_adamw(f.channels); }
     if (f.pretrained) {
         lr /= 10;
         reason = "a tenth of what a new model of this size gets, so as not to forget what it knows";
@@ -214,12 +211,8 @@ void choose_model(int vocab_size, RunPlan* plan) {
         plan->record.kept = model.source->facts().kept;
         return;
     }
-    plan->config = {o.max_seq_len > 0 ? o.max_seq_len : o.seq_len,
-                    vocab_size,
-                    padded_vocab(vocab_size),
-                    shape.layers,
-                    shape.heads,
-                    shape.channels};
+    const int positions = o.max_seq_len > 0 ? o.max_seq_len : o.seq_len, rows = padded_vocab(vocab_size);
+    plan->config = {positions, vocab_size, rows, shape.layers, shape.heads, shape.channels};
     plan->model_from = "random initialisation";
 }
 
@@ -406,13 +399,12 @@ std::string choose(const RunFacts& f, Options* options) {
     Options& o = *options;
     const bool letters = o.llmc_letters;
     std::string why;
-    if (o.optimizer == Optimizer::kAuto) {
-        o.optimizer = worth_muon(o, f) ? Optimizer::kMuon : Optimizer::kAdamW;
-        if (o.optimizer == Optimizer::kMuon) {
-            why += "optimizer: Muon, by which a small new model learns in fewer steps\n";
-        }
+    if (o.optimizer == Optimizer::kAuto && worth_muon(o, f)) {
+        o.optimizer = Optimizer::kMuon;
+        why += "optimizer: Muon, by which a small new model learns in fewer steps\n";
     }
     const bool muon = o.optimizer == Optimizer::kMuon;
+    if (!muon) { o.optimizer = Optimizer::kAdamW; }
     o.steps = choose_steps(o, f, muon, &why);
     o.epochs = o.minutes = 0;
     if (o.lr < 0) { o.lr = letters ? 3e-4 : choose_lr(f, muon, &why); }

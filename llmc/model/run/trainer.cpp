@@ -213,16 +213,12 @@ private:
                 throw;
             }
         }
-        const StepParams params = {step,
-                                   plan_.schedule(step),
-                                   o_.beta1,
-                                   o_.beta2,
-                                   o_.eps,
-                                   o_.weight_decay,
-                                   o_.clip,
-                                   plan_.rows_per_step * o_.seq_len,
-                                   outliers_.largest(&AcceptedStep::loss, o_.skip_loss_zscore, step),
-                                   outliers_.largest(&AcceptedStep::norm, o_.skip_norm_zscore, step)};
+        const float loss = outliers_.largest(&AcceptedStep::loss, o_.skip_loss_zscore, step),
+                    norm = outliers_.largest(&AcceptedStep::norm, o_.skip_norm_zscore, step);
+        const int64_t targets = plan_.rows_per_step * o_.seq_len;
+        const StepParams params = {
+            step, plan_.schedule(step), o_.beta1, o_.beta2, o_.eps, o_.weight_decay, o_.clip, targets, loss,
+            norm};
         pass_on(comm_, {.task = Task::kStep, .params = params});
         whole_ = -1;
         const bool done = model_->enqueue_step(batches_, params);
