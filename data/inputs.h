@@ -39,9 +39,8 @@ inline void add_files_below(const std::string& folder, std::vector<std::string>*
         const std::string path = e.path1().empty() ? folder : e.path1().string();
         throw Error(
             kExitBadInput,
-            fmt::format(
-                "{}: cannot read: {}. Expected a file or folder that you may read: check its permissions.",
-                path, e.code().message()));
+            "{}: cannot read: {}. Expected a file or folder that you may read: check its permissions.", path,
+            e.code().message());
     }
 }
 
@@ -73,9 +72,8 @@ inline void require_text(const std::string& name, std::string_view head, const c
             fmt::format("a zero byte at {}: a binary file, or UTF-16, of which iconv makes UTF-8", zero + 1);
     }
     if (found.empty()) { return; }
-    throw Error(kExitBadInput,
-                fmt::format("{}: expected text, found {}. A pipe is read, too, as in zcat FILE | {}", name,
-                            found, cure));
+    throw Error(kExitBadInput, "{}: expected text, found {}. A pipe is read, too, as in zcat FILE | {}", name,
+                found, cure);
 }
 
 // throws Error(kExitUsage) if an input is a file PREFIX_train_000000.bin, or of the like: a shard may replace it
@@ -114,9 +112,8 @@ public:
             line_.append(reinterpret_cast<const char*>(bytes), (size_t)(stop - bytes));
             if (line_.size() > kMostBytes) {
                 throw Error(kExitBadInput,
-                            fmt::format("{}: found a line of more than {} bytes, expected JSONL: an object "
-                                        "on each line",
-                                        where(number_ + 1), kMostBytes));
+                            "{}: found a line of more than {} bytes, expected JSONL: an object on each line",
+                            where(number_ + 1), kMostBytes);
             }
             if (newline != nullptr) { pass(); }
             bytes = stop + (newline != nullptr);
@@ -173,8 +170,7 @@ inline const std::string& text_field(const JsonValue& object, const std::string&
             found += (found == "none" ? ", but " : ", ") + json_text(member);
         }
     }
-    throw Error(kExitBadInput,
-                fmt::format("{}: expected an object with a text \"{}\", found {}", where, name, found));
+    throw Error(kExitBadInput, "{}: expected an object with a text \"{}\", found {}", where, name, found);
 }
 
 }  // namespace llmc

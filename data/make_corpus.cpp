@@ -82,19 +82,18 @@ void check_derivations(const Grammar& grammar, const Corpus& corpus) {
         Grammar::Derivations found = grammar.derive(text);
         if (found.count != 1) {
             throw Error(kExitBadInput,
-                        fmt::format("corpus grammar: expected 1 derivation, found {}, of \"{}\". The source "
-                                    "entropy would be wrong: correct data/corpus_stories.h.",
-                                    found.count, text));
+                        "corpus grammar: expected 1 derivation, found {}, of \"{}\". The source entropy "
+                        "would be wrong: correct data/corpus_stories.h.",
+                        found.count, text);
         }
         nats += found.nats;
         text.clear();
     }
     if (std::abs(nats - corpus.nats) > 1e-9 * corpus.nats) {
-        throw Error(
-            kExitBadInput,
-            fmt::format("corpus grammar: read back, the stories cost {:.17g} nats, told they cost {:.17g}. "
-                        "Telling and reading disagree: correct data/corpus_grammar.cpp.",
-                        nats, corpus.nats));
+        throw Error(kExitBadInput,
+                    "corpus grammar: read back, the stories cost {:.17g} nats, told they cost {:.17g}. "
+                    "Telling and reading disagree: correct data/corpus_grammar.cpp.",
+                    nats, corpus.nats);
     }
 }
 

@@ -42,8 +42,8 @@ int label_of(const JsonValue& object, const std::string& where) {
     if (const auto* number = json_as<int64_t>(value)) { found = std::to_string(*number); }
     if (const auto* text = json_as<std::string>(value)) { found = *text; }
     if (found.size() == 1 && found[0] >= '0' && found[0] < '0' + kEvalEndings) { return found[0] - '0'; }
-    throw Error(kExitBadInput,
-                fmt::format("{}: expected a \"label\" of 0 to {}, found {}", where, kEvalEndings - 1, found));
+    throw Error(kExitBadInput, "{}: expected a \"label\" of 0 to {}, found {}", where, kEvalEndings - 1,
+                found);
 }
 
 void add_example(const JsonValue& object, const std::string& where, const Tokenizer& tokenizer,
@@ -52,15 +52,14 @@ void add_example(const JsonValue& object, const std::string& where, const Tokeni
     const int label = label_of(object, where);
     const auto* values = json_get<JsonValue::array_t>(object, "endings");
     if (values == nullptr || values->size() != kEvalEndings) {
-        throw Error(kExitBadInput,
-                    fmt::format("{}: expected a list of {} \"endings\", found {}", where, kEvalEndings,
-                                values == nullptr ? "none" : std::to_string(values->size())));
+        throw Error(kExitBadInput, "{}: expected a list of {} \"endings\", found {}", where, kEvalEndings,
+                    values == nullptr ? "none" : std::to_string(values->size()));
     }
     std::array<std::vector<int>, kEvalEndings> endings;
     for (size_t k = 0; k < kEvalEndings; k++) {
         const auto* text = json_as<std::string>(&(*values)[k]);
         if (text == nullptr || text->empty()) {
-            throw Error(kExitBadInput, fmt::format("{}: expected a text as ending {}, found none", where, k));
+            throw Error(kExitBadInput, "{}: expected a text as ending {}, found none", where, k);
         }
         endings[k] = tokenizer.encode(" " + *text);
     }
@@ -72,11 +71,9 @@ void make_hellaswag(const Settings& settings) {
         settings.tokenizer.empty() ? Tokenizer::bytes() : Tokenizer::load(settings.tokenizer);
     (void)tokenizer.encode("");  // can it?
     if (tokenizer.shard_vocab() > EvalFileWriter::kMostTokens) {
-        throw Error(
-            kExitBadInput,
-            fmt::format(
-                "--tokenizer {}: it has {} tokens, more than the 65,536 that this file's format can hold",
-                settings.tokenizer, tokenizer.shard_vocab()));
+        throw Error(kExitBadInput,
+                    "--tokenizer {}: it has {} tokens, more than the 65,536 that this file's format can hold",
+                    settings.tokenizer, tokenizer.shard_vocab());
     }
     std::ifstream file;
     if (settings.input != "-") {

@@ -119,10 +119,9 @@ void read_file(const std::string& path, bool as_is,
     const InputFile file(path);
     const std::string name = path == "-" ? "standard input" : path;
     const auto fail = [&](const char* what) {
-        throw Error(
-            kExitBadInput,
-            fmt::format("{}: cannot {}: {}. Expected a file or folder that you may read: check its name.",
-                        name, what, std::strerror(errno)));
+        throw Error(kExitBadInput,
+                    "{}: cannot {}: {}. Expected a file or folder that you may read: check its name.", name,
+                    what, std::strerror(errno));
     };
     if (file.fd < 0) { fail("open"); }
 
@@ -170,7 +169,7 @@ void read_json_lines(const std::vector<std::string>& paths, const Settings& sett
     };
     JsonLines lines(add, [&](const Error& e) {
         if (!settings.skip_bad_lines) {
-            throw Error(e.exit_code, fmt::format("{}. --skip-bad-lines leaves such lines out.", e.what()));
+            throw Error(e.exit_code, "{}. --skip-bad-lines leaves such lines out.", e.what());
         }
         if (skipped++ < 3) { std::fprintf(stderr, "skipped: %s\n", terminal_text(e.what()).c_str()); }
     });
@@ -309,9 +308,8 @@ Tokenizer open_tokenizer(const std::string& path) {
                               ? "it has more than 65,536 tokens, which shards cannot hold"
                               : nullptr;
     if (problem != nullptr) {
-        throw Error(
-            kExitBadInput,
-            fmt::format("--tokenizer {}: {}. Give the folder of GPT-2's, or of one like it.", path, problem));
+        throw Error(kExitBadInput, "--tokenizer {}: {}. Give the folder of GPT-2's, or of one like it.", path,
+                    problem);
     }
     return t;
 }
@@ -319,8 +317,8 @@ Tokenizer open_tokenizer(const std::string& path) {
 void make_shards(const Settings& settings) {
     const fs::path prefix(settings.out);
     if (!prefix.has_filename()) {
-        throw Error(kExitUsage, fmt::format("--out {}: a folder; add how names begin, as in --out {}mytext",
-                                            settings.out, settings.out));
+        throw Error(kExitUsage, "--out {}: a folder; add how names begin, as in --out {}mytext", settings.out,
+                    settings.out);
     }
     const std::vector<std::string> paths = list_files(settings.inputs);
     for (const std::string& path : paths) { require_no_shard(prefix, path); }

@@ -93,11 +93,10 @@ public:
     void require_room(int64_t tokens) const {
         const int64_t files = (tokens + piece_tokens_ - 1) / piece_tokens_;
         if (files <= kMaxPieces) { return; }
-        throw Error(
-            kExitUsage,
-            fmt::format("--shard-tokens {}: {} tokens or more would be {} files or more, expected at most "
-                        "{}. Use a larger --shard-tokens; 100000000 is usual.",
-                        piece_tokens_, tokens, files, kMaxPieces));
+        throw Error(kExitUsage,
+                    "--shard-tokens {}: {} tokens or more would be {} files or more, expected at most {}. "
+                    "Use a larger --shard-tokens; 100000000 is usual.",
+                    piece_tokens_, tokens, files, kMaxPieces);
     }
     void finish() {
         if (!buffer_.empty()) { flush(); }

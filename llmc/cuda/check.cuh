@@ -21,8 +21,8 @@ inline void check(cudaError_t status, std::source_location at = std::source_loca
     if (status == cudaErrorInsufficientDriver) {
         cure = ". Install NVIDIA's driver (nvidia-smi shows its version), or a newer one";
     }
-    throw Error(kExitDevice, fmt::format("{}:{}: {}: {}{}", at.file_name(), at.line(),
-                                         cudaGetErrorName(status), cudaGetErrorString(status), cure));
+    throw Error(kExitDevice, "{}:{}: {}: {}{}", at.file_name(), at.line(), cudaGetErrorName(status),
+                cudaGetErrorString(status), cure);
 }
 
 // reports a bad launch here, at the launch, and not at the next unlucky call

@@ -13,8 +13,7 @@ F driver_function(const char* name, unsigned version) {
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     check(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found));
     if (found != cudaDriverEntryPointSuccess || function == nullptr) {
-        throw Error(kExitDevice,
-                    fmt::format("the driver has no {}: install NVIDIA's driver 525 or later", name));
+        throw Error(kExitDevice, "the driver has no {}: install NVIDIA's driver 525 or later", name);
     }
     return (F)function;
 }

@@ -26,9 +26,8 @@ inline CUtensorMap head_map(const void* tensor, int heads, int T, int B, int row
                              strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) {
-        throw Error(kExitDevice,
-                    fmt::format("cuTensorMapEncodeTiled: CUDA error {} for B={} T={} heads={} at {}",
-                                (int)status, B, T, heads, tensor));
+        throw Error(kExitDevice, "cuTensorMapEncodeTiled: CUDA error {} for B={} T={} heads={} at {}",
+                    (int)status, B, T, heads, tensor);
     }
     return map;
 }

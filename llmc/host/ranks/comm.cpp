@@ -74,9 +74,9 @@ public:
             thread_ = std::thread([this] { watch(); });
         } catch (const std::system_error& e) {
             throw Error(kExitDevice,
-                        fmt::format("no thread to watch the other ranks: {}. Raise the limit on processes "
-                                    "(ulimit -u, a container's pids.max).",
-                                    e.what()));
+                        "no thread to watch the other ranks: {}. Raise the limit on processes (ulimit -u, a "
+                        "container's pids.max).",
+                        e.what());
         }
     }
     // waits for the others' goodbye, as long as they are there
@@ -169,9 +169,9 @@ private:
         expected.bytes = any != nullptr ? h.bytes : (int64_t)part.size();
         if (h.call != expected.call || h.what != expected.what || h.bytes != expected.bytes) {
             throw Error(kExitPeerLost,
-                        fmt::format("ranks disagree: from {} comes {}; expected {}. Were all started with "
-                                    "the same program, options and data?",
-                                    name(from), h.text(), expected.text()));
+                        "ranks disagree: from {} comes {}; expected {}. Were all started with the same "
+                        "program, options and data?",
+                        name(from), h.text(), expected.text());
         }
         check_sum(from, h, sum_of(h), h.checksum);
         if (any != nullptr) {
@@ -185,13 +185,13 @@ private:
     void check_sum(size_t from, const Header& h, uint64_t found, uint64_t expected) const {
         if (found == expected) { return; }
         throw Error(kExitPeerLost,
-                    fmt::format("from {} comes {}, with other bits than were sent: found XXH3 {:016x}, "
-                                "expected {:016x}. The network or a memory is at fault.",
-                                name(from), h.text(), found, expected));
+                    "from {} comes {}, with other bits than were sent: found XXH3 {:016x}, expected {:016x}. "
+                    "The network or a memory is at fault.",
+                    name(from), h.text(), found, expected);
     }
     [[noreturn]] void lost(size_t other) const {
         poll(nullptr, 0, kPatienceMs);  // the watchdog of rank 0 sees it too, and knows more
-        throw Error(kExitPeerLost, fmt::format("rank {} has lost its connection to {}", rank(), name(other)));
+        throw Error(kExitPeerLost, "rank {} has lost its connection to {}", rank(), name(other));
     }
 
     // ---- the thread ----

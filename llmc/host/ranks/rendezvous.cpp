@@ -109,7 +109,7 @@ private:
         }
         const Clock::time_point now = Clock::now();
         if (now > begin_ + std::chrono::seconds(timeout_s_)) {
-            throw Error(kExitPeerLost, fmt::format("{}, in {} s. {}", what, timeout_s_, advice));
+            throw Error(kExitPeerLost, "{}, in {} s. {}", what, timeout_s_, advice);
         }
         if (now < next_word_) { return; }
         std::fprintf(stderr, "waiting: %s. %s\n", terminal_text(what).c_str(), advice);

@@ -64,8 +64,8 @@ public:
             if (pid < 0) {
                 const int error = errno;
                 end_all(SIGKILL);
-                throw Error(kExitDevice, fmt::format("rank {} of {}: the system starts no more processes: {}",
-                                                     rank, children_.size(), std::strerror(error)));
+                throw Error(kExitDevice, "rank {} of {}: the system starts no more processes: {}", rank,
+                            children_.size(), std::strerror(error));
             }
             children_[rank].pid = pid;
         }

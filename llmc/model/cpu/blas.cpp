@@ -56,9 +56,9 @@ constexpr char kNoRoom[] =
 void require_blas_memory(int threads) {
     if (has_room((size_t)threads * kBuffer)) { return; }
     throw Error(kExitDevice,
-                fmt::format("the address space is limited (ulimit -v), and OpenBLAS needs {} MiB of it for "
-                            "{} threads. Allow more, or use fewer threads (OMP_NUM_THREADS).",
-                            (size_t)threads * kBuffer >> 20, threads));
+                "the address space is limited (ulimit -v), and OpenBLAS needs {} MiB of it for {} threads. "
+                "Allow more, or use fewer threads (OMP_NUM_THREADS).",
+                (size_t)threads * kBuffer >> 20, threads);
 }
 
 // ---- the products

@@ -152,7 +152,8 @@ private:
             normalise(kLn1w, l, l > 0 ? mem_.proj : nullptr);
             multiply(mem_.qkv, mem_.normed, kQkvw, l);
             fill_cache(cache(l), mem_.qkv, N, stream_);
-            attention_forward<T>({mem_.atty, mem_.lse, mem_.counters, mem_.qkv, 1, N, mem_.NH, mem_.HS}, stream_);
+            attention_forward<T>({mem_.atty, mem_.lse, mem_.counters, mem_.qkv, 1, N, mem_.NH, mem_.HS},
+                                 stream_);
             multiply(mem_.proj, mem_.atty, kAttprojw, l);
             normalise(kLn2w, l, mem_.proj);
             matmul_.forward_gelu(mem_.gelu, mem_.fch, mem_.normed, param(kFcw, l), param(kFcb, l), N, C,
@@ -182,11 +183,10 @@ std::unique_ptr<Decoder> make_gpu_decoder(const ModelSource& source, bool bf16) 
     const GPT2Config& c = source.config();
     const int HS = c.channels / c.num_heads;
     if (HS > kMaxHeadSize || c.channels > kMostDecodeC) {
-        throw Error(
-            kExitUsage,
-            fmt::format("{}: {} channels in heads of {}: the GPU's kernels have room for {} in heads of "
-                        "{}. ./train_gpt2 generate uses the CPU.",
-                        source.path(), c.channels, HS, kMostDecodeC, kMaxHeadSize));
+        throw Error(kExitUsage,
+                    "{}: {} channels in heads of {}: the GPU's kernels have room for {} in heads of {}. "
+                    "./train_gpt2 generate uses the CPU.",
+                    source.path(), c.channels, HS, kMostDecodeC, kMaxHeadSize);
     }
     if (bf16) { return std::make_unique<GpuDecoder<__nv_bfloat16>>(source); }
     return std::make_unique<GpuDecoder<float>>(source);

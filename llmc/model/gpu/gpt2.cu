@@ -11,18 +11,16 @@ namespace llmc {
 const GPT2Config& require_possible(const GPT2Config& c, int B, int seq_len) {
     require_sizes(c, B, seq_len);
     if ((int64_t)B * seq_len > INT32_MAX) {
-        throw Error(
-            kExitUsage,
-            fmt::format("{} sequences of {} tokens at once: at most 2^31 - 1 tokens are possible. Use a "
-                        "smaller --batch; --total-batch adds up the gradients of several.",
-                        B, seq_len));
+        throw Error(kExitUsage,
+                    "{} sequences of {} tokens at once: at most 2^31 - 1 tokens are possible. Use a smaller "
+                    "--batch; --total-batch adds up the gradients of several.",
+                    B, seq_len);
     }
     if (c.channels / c.num_heads > kMaxHeadSize) {
         throw Error(
             kExitUsage,
-            fmt::format("{} channels in {} heads: heads of {}, but the GPU's attention has room for {}. "
-                        "Use more heads.",
-                        c.channels, c.num_heads, c.channels / c.num_heads, kMaxHeadSize));
+            "{} channels in {} heads: heads of {}, but the GPU's attention has room for {}. Use more heads.",
+            c.channels, c.num_heads, c.channels / c.num_heads, kMaxHeadSize);
     }
     return c;
 }

@@ -39,12 +39,10 @@ void* open_cupti() {
         if (void* library = dlopen(path.c_str(), RTLD_NOW)) { return library; }
         tried += (tried.empty() ? "" : ", ") + path;
     }
-    throw Error(
-        kExitDevice,
-        fmt::format(
-            "--profile needs CUPTI, which comes with the CUDA Toolkit {}. Not found: {}. Put its folder into "
-            "LD_LIBRARY_PATH, or set CUDA_HOME.",
-            major, tried));
+    throw Error(kExitDevice,
+                "--profile needs CUPTI, which comes with the CUDA Toolkit {}. Not found: {}. Put its folder "
+                "into LD_LIBRARY_PATH, or set CUDA_HOME.",
+                major, tried);
 }
 
 struct Symbol {  // becomes a pointer to a function of any type
@@ -59,7 +57,7 @@ struct Cupti {
     void* library = open_cupti();
     Symbol symbol(const char* name) const {
         if (void* found = dlsym(library, name)) { return {found}; }
-        throw Error(kExitDevice, fmt::format("this libcupti has no {}: another version", name));
+        throw Error(kExitDevice, "this libcupti has no {}: another version", name);
     }
     decltype(&cuptiActivityRegisterCallbacks) register_callbacks = symbol("cuptiActivityRegisterCallbacks");
     decltype(&cuptiActivityEnable) enable = symbol("cuptiActivityEnable");
@@ -125,9 +123,9 @@ struct Recorder {
         const char* text = "?";
         cupti.result_string(status, &text);
         throw Error(kExitDevice,
-                    fmt::format("CUPTI cannot {}: {}. Another profiler may be at work, or this machine keeps "
-                                "programs from being profiled.",
-                                what, text));
+                    "CUPTI cannot {}: {}. Another profiler may be at work, or this machine keeps programs "
+                    "from being profiled.",
+                    what, text);
     }
     static void CUPTIAPI request(uint8_t** buffer, size_t* size, size_t* most_records) {
         *buffer = static_cast<uint8_t*>(std::aligned_alloc(kBufferAlignment, kBufferBytes));
@@ -181,7 +179,7 @@ std::vector<Activity> record_activity(const std::function<void()>& work) {
     recorder.disable();
     recorder.check(recorder.cupti.flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "hand over its records");
     std::lock_guard lock(recorder.mutex);
-    if (recorder.lost > 0) { throw Error(kExitDevice, fmt::format("CUPTI lost {} records", recorder.lost)); }
+    if (recorder.lost > 0) { throw Error(kExitDevice, "CUPTI lost {} records", recorder.lost); }
     std::ranges::stable_sort(recorder.records, {}, &Activity::start);
     return std::move(recorder.records);
 }

@@ -135,8 +135,7 @@ double roof_of(const StepProfile& p, int reads, int writes) {
     for (const StreamRoof& roof : p.roofs) {
         if (roof.reads == reads && roof.writes == writes) { return roof.bytes_per_s; }
     }
-    throw Error(kExitDevice,
-                fmt::format("--profile: no roof was measured for {} reads and {} writes", reads, writes));
+    throw Error(kExitDevice, "--profile: no roof was measured for {} reads and {} writes", reads, writes);
 }
 
 std::string tflop(double flop) { return fmt::format("{:.2f} TFLOP", flop * 1e-12); }
@@ -163,9 +162,8 @@ StepRecording analyse(const std::vector<Activity>& records) {
         if (a.kind == Activity::kKernel && has(a.name, kMarker)) { markers.push_back(&a); }
     }
     if (markers.size() < 3) {
-        throw Error(
-            kExitDevice,
-            fmt::format("--profile: CUPTI recorded {} ends of steps; 3 at least are needed", markers.size()));
+        throw Error(kExitDevice, "--profile: CUPTI recorded {} ends of steps; 3 at least are needed",
+                    markers.size());
     }
     StepRecording r;
     std::vector<std::pair<double, size_t>> lengths;

@@ -122,8 +122,8 @@ public:
 private:
     void succeed(Nccl::Result result, const char* what) const {
         if (result == Nccl::kSuccess) { return; }
-        throw Error(kExitPeerLost, fmt::format("rank {}: NCCL {}: {} ({}; NCCL_DEBUG=WARN says more)",
-                                               comm_.rank(), what, nccl_.error_text(result), nccl_.path));
+        throw Error(kExitPeerLost, "rank {}: NCCL {}: {} ({}; NCCL_DEBUG=WARN says more)", comm_.rank(), what,
+                    nccl_.error_text(result), nccl_.path);
     }
 
     const Nccl& nccl_ = nccl();
@@ -200,8 +200,8 @@ public:
         uint32_t failed = 0;
         llmc::check(copy(&failed, counter(me_, kLanes, 0, 0), sizeof(failed)));
         if (failed != 0) {
-            throw Error(kExitPeerLost, fmt::format("rank {}: rank {} has failed: what it sent is not used",
-                                                   me_, failed - 1));
+            throw Error(kExitPeerLost, "rank {}: rank {} has failed: what it sent is not used", me_,
+                        failed - 1);
         }
     }
     // The others are told before what is queued here goes on with whatever has come. A rank that has not heard of
@@ -240,7 +240,7 @@ private:
     }
     static void succeed(CUresult result) {
         if (result != CUDA_SUCCESS) {
-            throw Error(kExitDevice, fmt::format("an exchange of the GPUs: CUDA error {}", (int)result));
+            throw Error(kExitDevice, "an exchange of the GPUs: CUDA error {}", (int)result);
         }
     }
     // beside all that is queued, which may wait for ever
@@ -329,8 +329,7 @@ std::unique_ptr<DeviceComm> make_device_comm(Comm& comm, std::span<std::byte> me
     if (wanted == "host" || (wanted.empty() && gpus_are_shared(comm))) { return make_host_comm(comm); }
     if (wanted == "nccl") { return std::make_unique<NcclComm>(comm); }
     if (!wanted.empty() && wanted != "peer") {
-        throw Error(kExitUsage,
-                    fmt::format("PLUMB_TRANSPORT: expected peer, nccl or host, found \"{}\"", wanted));
+        throw Error(kExitUsage, "PLUMB_TRANSPORT: expected peer, nccl or host, found \"{}\"", wanted);
     }
     auto peer = make_peer_comm(comm, memory);
     if (peer == nullptr && wanted == "peer") {

@@ -31,7 +31,7 @@ Nccl load(void* library, const std::string& path) {
     const auto find = [&]<typename Function>(const char* name, Function* function) {
         *function = reinterpret_cast<Function>(dlsym(library, name));
         if (*function == nullptr) {
-            throw Error(kExitDevice, fmt::format("{} has no {}: NCCL 2.10 or later is needed", path, name));
+            throw Error(kExitDevice, "{} has no {}: NCCL 2.10 or later is needed", path, name);
         }
     };
     find("ncclGetVersion", &n.get_version);
@@ -48,9 +48,8 @@ Nccl load(void* library, const std::string& path) {
     int version = 0;  // 22809 is 2.28.9
     if (n.get_version(&version) != Nccl::kSuccess || version < kOldest) {
         throw Error(kExitDevice,
-                    fmt::format("{} is NCCL of version code {}, older than 2.10. Set PLUMB_NCCL to a newer "
-                                "libnccl.so.2.",
-                                path, version));
+                    "{} is NCCL of version code {}, older than 2.10. Set PLUMB_NCCL to a newer libnccl.so.2.",
+                    path, version);
     }
     return n;
 }

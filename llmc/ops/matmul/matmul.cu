@@ -24,9 +24,9 @@ matmul::Plan& Matmul::plan(const Product& product) {
     if (choice != chosen_.end() &&
         !plan->choose(handle_, {{.algo = std::bit_cast<cublasLtMatmulAlgo_t>(choice->second)}})) {
         throw Error(kExitBadInput,
-                    fmt::format("{}: this cuBLASLt does not take the algorithm for m {}, n {}, k {}. "
-                                "Delete the file: --tune-gemm searches again.",
-                                chosen_in_, product.m, product.n, product.k));
+                    "{}: this cuBLASLt does not take the algorithm for m {}, n {}, k {}. Delete the file: "
+                    "--tune-gemm searches again.",
+                    chosen_in_, product.m, product.n, product.k);
     }
     return *plan;
 }
@@ -39,8 +39,7 @@ void Matmul::run(const Product& p, void* d, const void* a, const void* b, double
     if (!way.usable()) {
         std::string what =
             p.usual == 0 ? "a product" : fmt::format("{} and for {} products", p.usual, p.batch);
-        throw Error(kExitDevice,
-                    fmt::format("cuBLASLt has no algorithm for {} of m {}, n {}, k {}", what, p.m, p.n, p.k));
+        throw Error(kExitDevice, "cuBLASLt has no algorithm for {} of m {}, n {}, k {}", what, p.m, p.n, p.k);
     }
     if (bias != nullptr) { way.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias); }
     if (aux != nullptr) { way.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux); }

@@ -14,8 +14,8 @@ namespace llmc::matmul {
 
 inline void check(cublasStatus_t status, std::source_location at = std::source_location::current()) {
     if (status == CUBLAS_STATUS_SUCCESS) { return; }
-    throw Error(kExitDevice, fmt::format("{}:{}: cuBLASLt: {}", at.file_name(), at.line(),
-                                         cublasLtGetStatusString(status)));
+    throw Error(kExitDevice, "{}:{}: cuBLASLt: {}", at.file_name(), at.line(),
+                cublasLtGetStatusString(status));
 }
 
 static_assert(kDataType<float> == CUDA_R_32F && kDataType<__nv_bfloat16> == CUDA_R_16BF);
