@@ -16,7 +16,7 @@ const std::string kSource = "one\n  two\none more\n  two\nthree\nfour\nfour\nfou
 
 // a block with the lines to find and their replacement, for the file source.h of the working folder
 std::string block(const std::string& changes, const std::string& keys = "expect: sum\n") {
-    return "fault cpu-one\nwrong: The sum is wrong.\nfile: source.h\n" + keys + changes;
+    return "fault cpu-one: The sum is wrong.\nfile: source.h\n" + keys + changes;
 }
 
 // faults.pl with this one table
@@ -46,7 +46,7 @@ TEST_CASE("faults: whole lines are replaced, and every key is read") {
     run = run_faults(folder, block("-three\n"), {"plant", "cpu-one", folder.path()});
     CHECK(run.exit_code == 0);
     CHECK(read_bytes(folder / "source.h") == "one\n  two\none more\n  two\nfour\nfour\nfour\n");
-    run = run_faults(folder, block("-one\n", "expect: a: b\nexpect: c\n"), {"get", "cpu-one", "expect"});
+    run = run_faults(folder, block("-one\n", "program: p  expect: a: b  expect: c\n"), {"get", "cpu-one", "expect"});
     CHECK(run.out == "a: b\nc\n");
 }
 
@@ -61,10 +61,10 @@ TEST_CASE("faults: what does not fit the sources or the form is refused, and cha
     check_refused(folder, block("-one\n+one\n"), "'cpu-one' changes nothing");
     check_refused(folder, block("-one\n", "expect: x\nfile: other.h\n"), "'cpu-one' has several file: lines");
     check_refused(folder, block("-one\n", "expect: x\narch: sm_70\n"), "'cpu-one' has arch: sm_70");
-    check_refused(folder, block("-one\n", "expected: x\n"), "table.txt:4: expected one of");
+    check_refused(folder, block("-one\n", "expected: x\n"), "table.txt:3: expected one of");
     check_refused(folder, block("-one\n") + "\n" + block("-one\n"), "there are two faults 'cpu-one'");
-    check_refused(folder, "-one\n", "a block begins with 'fault NAME'");
-    check_refused(folder, "fault gpu-x\nwrong: x\nfile: source.h\nexpect: x\n-one\n",
+    check_refused(folder, "-one\n", "a block begins with 'fault NAME: what is wrong'");
+    check_refused(folder, "fault gpu-x: x\nfile: source.h  expect: x\n-one\n",
                   "'gpu-x' has no program: line");
     check_refused(folder, "", "no fault is called 'cpu-one'");
 }

@@ -5,8 +5,11 @@
 #   faults.pl plant NAME FOLDER    changes the file in FOLDER, a copy of the tree
 #   faults.pl check NAME           says whether `plant` would work on this tree, and changes nothing
 # A fault is a block of lines; an empty line or the end of the table ends it:
-#   fault NAME                     begins with cpu- or gpu-; no other fault has it
-#   wrong: SENTENCE                what is wrong with the program that has the fault
+#   fault NAME: SENTENCE           begins with cpu- or gpu-; no other fault has it; what is wrong with the program that has it
+#   KEY: VALUE  KEY: VALUE ...     two blanks between; any number of such lines
+#   -LINE                          one or more: the lines to find, which must stand in the file exactly once
+#   +LINE                          none or more: the lines that take their place
+# The keys:
 #   file: PATH                     the file that is changed
 #   program: NAME                  gpu-, cpu-rung-: test_gpt2cu, test_emulated for what that alone shows (planted.sh
 #                                  --emulated), or the shootout that is run with --check; cpu-: optional, the
@@ -15,12 +18,10 @@
 #   arch: sm_80                    optional: built as GPUs before Hopper get it
 #   run: OPTIONS                   optional: options of the tests or of the shootout; cpu-rung-: first the rung's name
 #   expect: PATTERN                what must be printed, a basic regular expression; one or more
-#   -LINE                          one or more: the lines to find, which must stand in the file exactly once
-#   +LINE                          none or more: the lines that take their place
 use strict;
 use warnings;
 
-my @KEYS = qw(wrong file program arch run expect);
+my @KEYS = qw(file program arch run expect);
 my $folder = $0 =~ s{[^/]*$}{}r;
 my (%faults, $fault, $name);
 
@@ -32,19 +33,22 @@ for my $table (sort glob("${folder}*.txt")) {
         chomp $line;
         my $where = "$table:$.";
         if ($line eq '') { undef $fault; next }
-        if ($line =~ /^fault (\S+)$/) {
-            $name = $1;
+        if ($line =~ /^fault (\S+): (.+)$/) {
+            ($name, my $wrong) = ($1, $2);
             fail("$where: '$name' must begin with cpu- or gpu-") if $name !~ /^[cg]pu-/;
             fail("$where: there are two faults '$name'; the other is at $faults{$name}{where}") if $faults{$name};
-            $fault = $faults{$name} = {where => $where, find => '', replace => ''};
+            $fault = $faults{$name} = {where => $where, wrong => [$wrong], find => '', replace => ''};
         } elsif (!$fault) {
-            fail("$where: a block begins with 'fault NAME', not with '$line'");
+            fail("$where: a block begins with 'fault NAME: what is wrong', not with '$line'");
         } elsif ($line =~ /^([-+])(.*)$/) {
             $fault->{$1 eq '-' ? 'find' : 'replace'} .= "$2\n";
-        } elsif ($line =~ /^(\w+): *(.*)$/ && grep { $_ eq $1 } @KEYS) {
-            push @{$fault->{$1}}, $2;
         } else {
-            fail("$where: expected one of @KEYS with a colon, or - or + and a line; found '$line'");
+            for my $part (split /  (?=\w+: )/, $line) {
+                my ($key, $value) = $part =~ /^(\w+): *(.*)$/;
+                fail("$where: expected one of @KEYS with a colon, or - or + and a line; found '$part'")
+                    if !defined $key || !grep { $_ eq $key } @KEYS;
+                push @{$fault->{$key}}, $value;
+            }
         }
     }
     undef $fault;
