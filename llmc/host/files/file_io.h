@@ -127,11 +127,10 @@ private:
     int32_t words_[kHeaderWords] = {};
 };
 
-// a * b and a + b for sizes that come from files: false when the result does not fit in 64 bits
+// a * b for sizes that come from files: false when the result does not fit in 64 bits
 inline bool multiply_fits(uint64_t a, uint64_t b, uint64_t* product) {
     return !__builtin_mul_overflow(a, b, product);
 }
-inline bool add_fits(uint64_t a, uint64_t b, uint64_t* sum) { return !__builtin_add_overflow(a, b, sum); }
 
 // Writes a file under a temporary name beside the target; commit() flushes, fsyncs and renames it, so that
 // the target is at every moment the old file or the whole new one. Without commit() the destructor removes

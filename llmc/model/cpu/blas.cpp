@@ -63,17 +63,12 @@ void require_blas_memory(int threads) {
 
 // ---- the products
 
-using Clock = std::chrono::steady_clock;
-double seconds_in_blas = 0;  // only the thread that calls the model touches it
-
 // out (M,N) = alpha op(a) op(b) + beta out, all row-major; op by the two transpose flags; K is summed over
 void gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float* a, int64_t lda,
           const float* b, int64_t ldb, float beta, float* out, int64_t ldo) {
     [[maybe_unused]] static const bool has_room = (require_blas_memory(blas_threads()), true);
-    auto begin = Clock::now();
     cblas_sgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (blasint)M,
                 (blasint)N, (blasint)K, alpha, a, (blasint)lda, b, (blasint)ldb, beta, out, (blasint)ldo);
-    seconds_in_blas += std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 // Attention works on blocks of query rows: keys past the block's last row are never multiplied.
@@ -104,7 +99,6 @@ int64_t newton_schulz_scratch_blas(int rows, int cols) {
 
 // Of symmetric products the upper triangle is computed, which is half of the work, and read.
 void newton_schulz_blas(float* x, float* scratch, int rows, int cols) {
-    auto begin = Clock::now();
     const bool wide = rows <= cols;
     const int side = std::min(rows, cols), longer = std::max(rows, cols);
     const int64_t n = (int64_t)rows * cols, square = (int64_t)side * side;
@@ -126,7 +120,6 @@ void newton_schulz_blas(float* x, float* scratch, int rows, int cols) {
                     cols, (float)kNewtonSchulzA, next, cols);
         std::copy(next, next + n, x);
     }
-    seconds_in_blas += std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 // scores of one block of queries, and their gradients
@@ -212,7 +205,6 @@ void attention_backward_blas(float* dqkv, float* scratch, const float* dout, con
     }
 }
 
-double blas_seconds() { return seconds_in_blas; }
 int blas_threads() {
     openblas_set_num_threads(omp_get_max_threads());  // as its first product would
     return openblas_get_num_threads();
@@ -222,6 +214,7 @@ const char* blas_name() { return openblas_get_config(); }
 double measure_blas_speed() {
     constexpr int kSize = 1024,
                   kFirst = 4;  // the first products are slow: threads start, idle cores speed up
+    using Clock = std::chrono::steady_clock;
     constexpr std::chrono::duration<double> kFor(0.5);
     std::vector<float> a(kSize * kSize, 0.5f), b(kSize * kSize, 0.25f), out(kSize * kSize);
     auto begin = Clock::now();

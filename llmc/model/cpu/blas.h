@@ -26,8 +26,7 @@ void attention_forward_blas(float* out, float* lse, float* scratch, const float*
 void attention_backward_blas(float* dqkv, float* scratch, const float* dout, const float* qkv,
                              const float* out, const float* lse, int B, int T, int C, int NH);
 
-// seconds spent inside BLAS calls by this process so far, and its threads
-double blas_seconds();
+// the library that computes, and its threads
 int blas_threads();
 const char* blas_name();
 
