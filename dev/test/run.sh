@@ -100,11 +100,12 @@ if [ "${1:-}" != quick ]; then
     if [ $failed -eq 0 ]; then export PLANTED_PASSED="./test_gpt2 ./test_durable"; fi
     if command -v python3 >/dev/null; then
         stage tables dev/bench/tables.py --check
+        stage ratchet dev/test/ratchet.py
         stage report dev/test/report_page.py
         stage log_followers dev/test/log_followers.py
     else
-        echo "== dev/bench/tables.py, dev/test/report_page.py, log_followers.py: no python3, skipped"
-        add 0 0 3
+        echo "== dev/bench/tables.py, dev/test/ratchet.py, report_page.py, log_followers.py: no python3, skipped"
+        add 0 0 4
     fi
     if wait $!; then
         PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5 stage sanitized unit $san/test_gpt2 \

@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "dev/test/cpu/test_files.h"
+#include "dev/test/cpu/train_program.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -68,4 +71,25 @@ TEST_CASE("rooms: every include points to its own room or to one below it in the
         INFO(room);
         CHECK(fs::exists(room));
     }
+}
+
+TEST_CASE("rooms: the ratchet lets no room grow, and no number unless the commit says house:") {
+    llmc::TempFolder folder;
+    fs::copy_file("dev/test/ratchet.py", folder / "ratchet.py");
+    const auto run = [&](const std::string& script) {
+        return llmc::run_train(folder.path(), {"-c", "cd " + folder.path() + " && " + script}, "/bin/sh");
+    };
+    if (run("git --version && python3 -c 'import tomllib'").exit_code != 0) { return; }
+    const std::string git = "git -c user.name=a -c user.email=a@b ", python = "python3 ratchet.py ";
+    std::string said =
+        run("git init -q && mkdir dev && echo a > dev/a.h && touch dev/house.toml && git add -A && " +
+            python + "--write && git add -A && " + git + "commit -q -m first && " + python)
+            .out;
+    CHECK_MESSAGE(said.ends_with(" 0 failed, 0 skipped\n"), said);
+    said = run("echo b > dev/b.h && git add -A && " + python).out;
+    CHECK_MESSAGE(said.find("ERROR: dev: 3 files, expected at most 2") != said.npos, said);
+    said = run(python + "--write && " + git + "commit -q -a -m more && " + python).out;
+    CHECK_MESSAGE(said.find("raises dev: files 2 to 3; its message does not say house:") != said.npos, said);
+    said = run(git + "commit -q --amend -m 'more (house: 1)' && " + python).out;
+    CHECK_MESSAGE(said.ends_with(" 0 failed, 0 skipped\n"), said);
 }
