@@ -46,7 +46,7 @@ TEST_CASE("faults: whole lines are replaced, and every key is read") {
     run = run_faults(folder, block("-three\n"), {"plant", "cpu-one", folder.path()});
     CHECK(run.exit_code == 0);
     CHECK(read_bytes(folder / "source.h") == "one\n  two\none more\n  two\nfour\nfour\nfour\n");
-    run = run_faults(folder, block("-one\n", "program: p  expect: a: b  expect: c\n"), {"get", "cpu-one", "expect"});
+    run = run_faults(folder, block("-one\n", "expect: a: b  expect: c\n"), {"get", "cpu-one", "expect"});
     CHECK(run.out == "a: b\nc\n");
 }
 

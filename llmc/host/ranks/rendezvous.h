@@ -62,9 +62,9 @@ struct Peer {
     std::string who;  // "rank 1 (process 123 on host)", as far as known, else "rank 1"
 };
 
-// Returns when all have met: the ranks by their numbers, this one too. Throws Error(kExitPeerLost) naming those that have not come in timeout_s
-// seconds, Error(kExitUsage) if a rank of this number is there already or their numbers of ranks differ, and
-// Error(128 + signal) if a stop is asked for meanwhile.
+// Returns when all have met: the ranks by their numbers, this one too. Throws Error(kExitPeerLost) naming those that
+// have not come in timeout_s seconds, Error(kExitUsage) if a rank of this number is there already or their numbers of
+// ranks differ, and Error(128 + signal) if a stop is asked for meanwhile.
 std::vector<Peer> meet(const Ranks& ranks, int timeout_s);
 
 }  // namespace llmc

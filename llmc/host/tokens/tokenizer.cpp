@@ -458,9 +458,9 @@ std::vector<std::string> merge_lines(const TokenizerFile& file) {
 // use_regex: whether words are cut before merging; false for bytes
 std::string tokenizer_json_text(const TokenizerFile& file, bool use_regex) {
     JsonValue json = JsonValue::parse(R"({"version": "1.0", "truncation": null, "padding": null,
-        "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
-        "post_processor": null, "decoder": null, "model": {"type": "BPE", "dropout": null, "unk_token": null,
-        "continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false,
+        "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false,
+        "trim_offsets": true}, "post_processor": null, "decoder": null, "model": {"type": "BPE", "dropout": null,
+        "unk_token": null, "continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false,
         "ignore_merges": false}})");
     json["pre_tokenizer"]["use_regex"] = use_regex;
     json["decoder"] = json["pre_tokenizer"];

@@ -46,9 +46,9 @@ public:
 };
 
 // By the GPUs' copy engines where all ranks are on one host and their GPUs reach each other's memory; else by
-// NCCL, which takes no two ranks on one GPU; through the host's memory, which is for tests, where ranks share a GPU. PLUMB_TRANSPORT = peer, nccl
-// or host in rank 0 chooses. Every rank calls this, with its device chosen. What arrives lies in `memory`, one
-// cudaMalloc's block. Throws Error(kExitDevice) if that way is not there. comm and memory must outlive it.
+// NCCL, which takes no two ranks on one GPU; through the host's memory, which is for tests, where ranks share a GPU.
+// PLUMB_TRANSPORT = peer, nccl or host in rank 0 chooses. Every rank calls this, with its device chosen. What arrives
+// lies in `memory`, one cudaMalloc's block. Throws Error(kExitDevice) if that way is not there. comm and memory must outlive it.
 std::unique_ptr<DeviceComm> make_device_comm(Comm& comm, std::span<std::byte> memory);
 
 // by the copy engines; null, in every rank, if one of them does not reach another's memory
