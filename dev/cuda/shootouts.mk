@@ -45,7 +45,8 @@ $(filter-out $(ALONE),$(SHOOTOUTS)): %: $(BUILD)/%.cu.o
 $(SHOOTOUTS): $(BUILD)/only/linked $(BUILD)/libllmc.a
 	$(has_nvcc)
 	$(for_whom)
-	$(call quiet,link)$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) $(BUILD)/libllmc.a -o $@ $(SHOOTOUT_LIBS)
+	$(call quiet,link)$(NVCC) $(GENCODE) -Xcompiler -fopenmp $(filter %.o,$^) $(BUILD)/libllmc.a -o $@ $(SHOOTOUT_LIBS) \
+	    $(filter -L%,$(DEPS_LDFLAGS)) -Xlinker -l:libxxhash.a
 
 diff-%:
 	@set -- $(subst -, ,$*); op=$${1#layernorm_}; ladder=llmc/layernorm/ladder/$${op%_layernorm_forward}; \
@@ -57,5 +58,4 @@ diff-%:
 
 .PHONY: tables
 tables:
-	@mkdir -p $(BUILD)
-	@dev/bench/tables.py --report $(BUILD)/measured.md
+	@mkdir -p $(BUILD) && dev/bench/tables.py --report $(BUILD)/measured.md
