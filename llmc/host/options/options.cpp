@@ -495,10 +495,10 @@ void check_run(ParsedOptions& s, const Table& table) {
            "--dtype fp32, or leave --tf32 out.");
     object(s, s.keep_best && s.val_data.empty(),
            "--keep-best is about the validation loss: it needs --val-data.");
-    object(s, s.val_batches > (int64_t)kMaxTokens / tokens,
-           fmt::format("--val-batches {}, each of {} tokens: over 10^15 tokens. -1 = all.", s.val_batches,
-                       tokens));
-    if (s.val_batches) { s.val_tokens = s.val_batches < 0 ? -1 : s.val_batches * tokens; }
+    const int64_t n = s.val_batches, most = (int64_t)kMaxTokens / tokens;
+    object(s, n > most,
+           fmt::format("--val-batches {}, each of {} tokens: over 10^15 tokens. -1 = all.", n, tokens));
+    if (n != 0) { s.val_tokens = n < 0 ? -1 : std::min(n, most) * tokens; }
     s.val_batches = 0;
 }
 
