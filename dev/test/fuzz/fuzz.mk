@@ -1,6 +1,6 @@
 # The readers under libFuzzer: run.sh. _OPENMP: what --version names; the fuzzers are built without OpenMP.
 FUZZ_OBJECTS := $(patsubst %.cpp,$(BUILD)/fuzz/%.o,$(wildcard dev/test/fuzz/*.cpp llmc/model/formats/*.cpp \
-    $(addprefix llmc/host/,base/format.cpp base/text.cpp files/*.cpp tokens/*.cpp options/*.cpp log/run_log.cpp) \
+    $(addprefix llmc/host/,base/format.cpp base/text.cpp files/*.cpp tokens/*.cpp options/*.cpp log/*.cpp) \
     $(addprefix llmc/,host/ranks/ranks.cpp model/model_source.cpp model/run/folder.cpp)))
 $(BUILD)/fuzz/%.o: %.cpp $(SETTINGS)
 	@mkdir -p $(@D)
