@@ -346,7 +346,7 @@ function path(xs, ys, X, Y) {
   });
   return d;
 }
-function chart(parent, title, make, wide) {
+function chart(parent, title, make, wide) {  // one closure: its functions share the scales, the curves and the tip
   const section = add(parent, "section");
   add(section, "h2", title);
   const plot = add(section, "div", "", { class: "plot" });

@@ -300,7 +300,7 @@ __device__ void write_outputs(const ColumnOutputs& outputs, const HeldT& held, i
 
 template <typename L, bool kAccumulate, bool kSum, typename T, typename W>
 __device__ void backward_rows(const LayerNormBackwardRows<T, W>& call, int most, int in_flight) {
-    constexpr int kStreams = kAccumulate ? 3 : 2;
+    constexpr int kStreams = kAccumulate ? 3 : 2;  // all of a kernel: its parts share registers
     extern __shared__ __align__(128) unsigned char memory[];
     int number = threadIdx.x / L::team_threads, first = (int)threadIdx.x % L::team_threads * L::n;
     uint32_t memory_of_team = shared_address(memory) + number * (uint32_t)sizeof(Team<L, kStreams, T>);
