@@ -3,8 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dev/test/cpu/many_ranks.h"
 #include "dev/test/gpu/layer_test.h"
+#include "dev/test/support/many_ranks.h"
 #include "llmc/host/base/philox.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/model/gpt2_config.h"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The tests of the tests: each fault of dev/test/faults/*.txt is planted in a copy of the tree, which the tests that
-# passed without it must reject, naming what is wrong. dev/test/faults/faults.pl describes the tables.
+# The tests of the tests: each fault of dev/test/*/faults*.txt is planted in a copy of the tree, which the tests that
+# passed without it must reject, naming what is wrong. dev/test/faults.pl describes the tables.
 #   dev/test/planted.sh                   all of them
 #   dev/test/planted.sh layernorm gpu-    those whose names contain one of these
 #   dev/test/planted.sh --emulated gpu-layernorm_      those in LayerNorm's kernels (gpu-decode-: in decode.h's;
@@ -37,7 +37,7 @@ also=()              # other programs to make, which the tests start
 trap 'rm -rf "$copy"' EXIT
 mkdir -p "$home"
 
-faults=dev/test/faults/faults.pl
+faults=dev/test/faults.pl
 
 # the sources: what git knows and what it does not ignore; without git, every file that is not built or large
 sources() {
@@ -115,7 +115,7 @@ plant_cpu() {  # fault, options of the tests...
     shift
     # only the files with tests of that name are compiled; all, if none shows it
     names=$(sed 's/.*--test-case=//; s/[*]/[^"]*/g; s/[?]/./g; s/,/|/g' <<<"$*")
-    files=$(grep -lzE "TEST_CASE\([[:space:]]*\"($names)" dev/test/cpu/*.cpp || true)  # -z: a name may be on the next line
+    files=$(grep -lzE "TEST_CASE\([[:space:]]*\"($names)" dev/test/{host,ops,model,support}/*.cpp || true)  # -z: a name may be on the next line
     if [ -n "$files" ]; then fewer=("TEST_SOURCES=${files//$'\n'/ }"); fi
     read -ra also < <($faults get "$fault" program) || true
     if [ ${#also[@]} -gt 0 ]; then objects="$objects build/train_gpt2.* build/data"; fi
@@ -248,7 +248,7 @@ for name in $names; do
     fi
 done
 if [ $turn -eq 0 ]; then
-    echo "planted: no fault in dev/test/faults has such a name: $*" >&2
+    echo "planted: no fault of dev/test/*/faults*.txt has such a name: $*" >&2
     exit 2
 fi
 echo "$passed passed, $failed failed, $skipped skipped"

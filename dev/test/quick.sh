@@ -6,11 +6,12 @@ cd "$(dirname "$0")/../.."
 tests=
 for changed in $(git diff --name-only HEAD; git ls-files --others --exclude-standard); do
     case $changed in
-    dev/test/cpu/*.cpp) tests="$tests $changed" ;;&  # shared code: and who includes its header
-    Makefile | *.mk) tests="$tests dev/test/cpu/test_house.cpp" ;;
+    # shared code: and who includes its header
+    dev/test/host/*.cpp | dev/test/ops/*.cpp | dev/test/model/*.cpp) tests="$tests $changed" ;;&
+    Makefile | *.mk) tests="$tests dev/test/host/test_house.cpp" ;;
     *.h | *.cpp)
-        for deps in $(grep -lE -- "(^|[ /])${changed%.*}\.h( |$)" build/dev/test/cpu/*.d || true); do
-            tests="$tests dev/test/cpu/$(basename "$deps" .d).cpp"
+        for deps in $(grep -lE -- "(^|[ /])${changed%.*}\.h( |$)" build/dev/test/{host,ops,model}/*.d || true); do
+            tests="$tests $(sed "s,^build/,,; s,d$,cpp," <<<"$deps")"
         done ;;
     esac
 done

@@ -62,7 +62,7 @@ side_by_side() (  # number command...
 )
 # Each file's tests are a process. Most of them start others and wait: two for each processor. The longest comes first.
 unit() {  # program [file to leave out]
-    grep -l '^TEST_CASE' dev/test/cpu/test_many_faults.cpp dev/test/cpu/*.cpp | grep -vx "${2:-}" |
+    grep -l '^TEST_CASE' dev/test/host/test_many_faults.cpp dev/test/{host,ops,model,support}/*.cpp | grep -vx "${2:-}" |
         awk '!seen[$0]++' | side_by_side 2 "$1" '--source-file=*{}'
 }
 emulated() {  # each test case a process; a comma would end its name
@@ -109,7 +109,7 @@ if [ "${1:-}" != quick ]; then
     fi
     if wait $!; then
         PLUMB_BIN_DIR=$san ASAN_OPTIONS=detect_leaks=1:malloc_context_size=5 stage sanitized unit $san/test_gpt2 \
-            dev/test/cpu/test_bounds.cpp  # what shootouts judge by reads no input of a user, and takes longest
+            dev/test/ops/test_bounds.cpp  # what shootouts judge by reads no input of a user, and takes longest
     else
         tail -20 $logs/sanitized-build.log
         echo "the sanitized build failed (log $logs/sanitized-build.log)" | tee -a $failures

@@ -7,8 +7,8 @@
 #:                                          with a build of its own
 #:   make spills                            registers spilled by the kernels: must be 0
 #:   make lint                              clang-tidy over the host code, with the checks of .clang-tidy
-TEST_SHARED  := $(addprefix dev/test/cpu/,test_files.cpp train_program.cpp)
-TEST_SOURCES := $(filter-out $(TEST_SHARED),$(wildcard dev/test/cpu/*.cpp))
+TEST_SHARED  := $(addprefix dev/test/support/,test_files.cpp train_program.cpp)
+TEST_SOURCES := $(wildcard dev/test/host/*.cpp dev/test/ops/*.cpp dev/test/model/*.cpp)
 PROGRAMS     += $(OUT)test_gpt2
 GPU_PROGRAMS += $(OUT)test_gpt2cu
 LAB_PROGRAMS := test_durable test_emulated
@@ -16,13 +16,13 @@ LAB_PROGRAMS := test_durable test_emulated
 # Tests without the references' templates: -Og takes less than half the time to compile, and what the tests do themselves
 # needs no check for undefined behaviour, and checks of addresses by calls. The others must all compile those templates as the
 # library does.
-PLAIN_TESTS := $(call objects,dev/test/cpu/main.cpp $(wildcard dev/test/durability/*.cpp) \
-    $(shell grep -L -e 'dev/test/cpu/reference_model.h' -e 'llmc/model/cpu/reference.h' $(TEST_SOURCES) $(TEST_SHARED)))
+PLAIN_TESTS := $(call objects,dev/test/support/main.cpp $(wildcard dev/test/durability/*.cpp) \
+    $(shell grep -L -e 'dev/test/support/reference_model.h' -e 'llmc/model/cpu/reference.h' $(TEST_SOURCES) $(TEST_SHARED)))
 $(PLAIN_TESTS): OPTIMIZE := $(PLAIN)
 $(BUILD)/dev/test/shared.a: $(call objects,$(TEST_SHARED))
 	$(archive)
 # the library's objects come first: what the tests instantiate, too, is taken from them, as it ships
-$(OUT)test_gpt2: $(call objects,$(HOST_SOURCES) dev/test/cpu/main.cpp $(TEST_SOURCES)) $(BUILD)/dev/test/shared.a
+$(OUT)test_gpt2: $(call objects,$(HOST_SOURCES) dev/test/support/main.cpp $(TEST_SOURCES)) $(BUILD)/dev/test/shared.a
 	@mkdir -p $(@D)
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(BLAS)
 # see dev/test/durability/main.cpp

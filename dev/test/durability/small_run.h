@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "dev/test/cpu/train_program.h"
 #include "dev/test/durability/injector.h"
+#include "dev/test/support/train_program.h"
 
 namespace llmc {
 

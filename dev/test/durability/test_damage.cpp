@@ -9,8 +9,9 @@
 #include <random>
 #include <set>
 
-#include "dev/test/cpu/model_fixture.h"
 #include "dev/test/durability/small_run.h"
+#include "dev/test/support/any_model.h"
+#include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/run/saver.h"
 
 using namespace llmc;

@@ -11,7 +11,7 @@
 #include <stdexcept>
 
 #include "data/inputs.h"
-#include "dev/test/cpu/debug_state.h"
+#include "dev/test/support/debug_state.h"
 #include "llmc/host/base/error.h"
 #include "llmc/host/base/floats.h"
 #include "llmc/host/files/file_io.h"

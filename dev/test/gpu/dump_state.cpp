@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "dev/test/cpu/debug_state.h"
+#include "dev/test/support/debug_state.h"
 #include "llmc/host/base/error.h"
 #include "llmc/host/files/file_io.h"
 #include "llmc/model/formats/checkpoint.h"

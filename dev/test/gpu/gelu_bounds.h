@@ -4,7 +4,7 @@
 #pragma once
 #include <cmath>
 
-#include "dev/test/cpu/compare.h"
+#include "dev/test/support/compare.h"
 #include "llmc/model/cpu/reference.h"
 
 namespace llmc::gpu_test {

@@ -11,8 +11,8 @@
 
 #include <doctest/doctest.h>
 
-#include "dev/test/cpu/any_model.h"
-#include "dev/test/cpu/reference_model.h"
+#include "dev/test/support/any_model.h"
+#include "dev/test/support/reference_model.h"
 #include "llmc/model/gpu/gpt2.cuh"
 
 namespace llmc {

@@ -22,8 +22,8 @@
 #include <doctest/doctest.h>
 
 #include "dev/cuda/problem.h"
-#include "dev/test/cpu/compare.h"
 #include "dev/test/gpu/device_array.h"
+#include "dev/test/support/compare.h"
 
 namespace llmc::gpu_test {
 

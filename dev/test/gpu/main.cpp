@@ -3,7 +3,7 @@
 //                                        --test-case="layernorm*" and --list-test-cases
 //   ./test_gpt2cu --thorough             those too (an hour)
 //   ./test_gpt2cu --part 2/4             every fourth test case, from the second on
-//   ./test_gpt2cu --model FILE --state FILE [--losses FILE]     as in dev/test/cpu/main.cpp
+//   ./test_gpt2cu --model FILE --state FILE [--losses FILE]     as in dev/test/support/main.cpp
 // PLUMB_BOUNDS=1 also prints how much of its bound each result used. Without a GPU nothing is tested.
 #include <algorithm>
 #include <cstdio>
@@ -16,9 +16,9 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#include "dev/test/cpu/compare_options.h"
 #include "dev/test/gpu/dump_state.h"
 #include "dev/test/gpu/layer_test.h"
+#include "dev/test/support/compare_state.h"
 #include "llmc/host/base/resources.h"
 #include "llmc/model/gpu/gpt2.cuh"
 

@@ -1,10 +1,10 @@
 // Writing on the GPU a token at a time, with a cache of keys and values, against the reference, which
 // computes all positions at once: greedy text, logits at every position, prompts, what slides, the same bits
 // again.
-#include "dev/test/cpu/any_model.h"
-#include "dev/test/cpu/reference_model.h"
-#include "dev/test/cpu/test_files.h"
 #include "dev/test/gpu/layer_test.h"
+#include "dev/test/support/any_model.h"
+#include "dev/test/support/reference_model.h"
+#include "dev/test/support/test_files.h"
 #include "llmc/model/eval/generate.h"
 #include "llmc/model/gpu/gpt2.cuh"
 

@@ -1,8 +1,8 @@
 // LayerNorm backward's dinp_sums, sums over the rows of dinp as it is stored: against the dinp that came back,
 // added up on the host. The other results are those of the same call without them, to the bit. A failure reads
 //   layernorm_backward dinp_sums bf16 33x768 all += normal: dinp_sums[5]: found .., expected .. within ..
-#include "dev/test/cpu/test_files.h"
 #include "dev/test/gpu/layernorm_runs.h"
+#include "dev/test/support/test_files.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;

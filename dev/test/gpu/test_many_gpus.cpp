@@ -9,9 +9,9 @@
     #include <nccl.h>
 #endif
 
-#include "dev/test/cpu/many_ranks.h"
-#include "dev/test/cpu/rank_faults.h"
-#include "dev/test/cpu/train_program.h"
+#include "dev/test/support/many_ranks.h"
+#include "dev/test/support/rank_faults.h"
+#include "dev/test/support/train_program.h"
 #include "llmc/ops/comm/nccl_library.h"
 
 using namespace llmc;

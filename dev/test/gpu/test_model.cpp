@@ -1,8 +1,8 @@
 // The GPU's whole model, forward and backward, in fp32 and bf16: against PyTorch's numbers, against the
 // reference model, and against itself where it computes the same in another way.
-#include "dev/test/cpu/compare_state.h"
-#include "dev/test/cpu/test_files.h"
 #include "dev/test/gpu/gpu_model.h"
+#include "dev/test/support/compare_state.h"
+#include "dev/test/support/test_files.h"
 
 using namespace llmc;
 

@@ -2,8 +2,8 @@
 // skipping, the order of results, saving and loading, and the memory that was planned.
 #include <cuda_runtime_api.h>
 
-#include "dev/test/cpu/test_files.h"
 #include "dev/test/gpu/gpu_model.h"
+#include "dev/test/support/test_files.h"
 
 using namespace llmc;
 

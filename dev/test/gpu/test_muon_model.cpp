@@ -1,8 +1,8 @@
 // The GPU's whole model with --optimizer muon: each update against the reference, from the model's own
 // gradients and moments; going on from a saved state; the memory that is planned.
-#include "dev/test/cpu/muon_bounds.h"
-#include "dev/test/cpu/test_files.h"
 #include "dev/test/gpu/gpu_model.h"
+#include "dev/test/support/muon_bounds.h"
+#include "dev/test/support/test_files.h"
 #include "llmc/ops/adamw.h"
 
 using namespace llmc;

@@ -1,9 +1,9 @@
 // Newton-Schulz iterations on the GPU, by products of cuBLASLt, against the reference in double.
 #include <cstring>
 
-#include "dev/test/cpu/muon_bounds.h"
-#include "dev/test/cpu/reference_model.h"
 #include "dev/test/gpu/layer_test.h"
+#include "dev/test/support/muon_bounds.h"
+#include "dev/test/support/reference_model.h"
 #include "llmc/ops/muon/newton_schulz.h"
 
 using namespace llmc;

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <thread>
 
-#include "dev/test/cpu/many_ranks.h"
-#include "dev/test/cpu/train_program.h"
 #include "dev/test/gpu/device_array.h"
+#include "dev/test/support/many_ranks.h"
+#include "dev/test/support/train_program.h"
 #include "llmc/host/ranks/comm.h"
 #include "llmc/ops/comm/device_comm.h"
 

@@ -1,5 +1,5 @@
 // Which kernels take a call of attention, and the tiles in which Hopper's share out its work: functions of the call alone,
-// plain C++, which dev/test/cpu/test_attention_tiles.cpp checks.
+// plain C++, which dev/test/ops/test_attention_tiles.cpp checks.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -21,7 +21,7 @@ void bias_backward(Grad* dbias, void* scratch, const T* dout, int64_t N, int OC,
                    cudaStream_t stream);
 
 // How rows (N,OC) are shared out among blocks for the sums of their columns, by the sizes alone: so is the order of the
-// additions. Plain functions; dev/test/cpu/test_bounds.cpp checks them.
+// additions. Plain functions; dev/test/ops/test_bounds.cpp checks them.
 struct ColumnShares {
     // two blocks for each of an H100's or H200's multiprocessors; with fewer threads 1558M's 6400 columns
     // of bf16 would be three tiles, not two

@@ -1,0 +1,385 @@
+// One run in many processes: the same bits whatever their number, stopped by a signal to any of them, and one
+// error message.
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <functional>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/support/many_ranks.h"
+#include "dev/test/support/train_program.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/folder.h"
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Place : RunsOfRanks {
+    ProgramRun run(const std::string& name, const std::string& more) const {
+        return run_train(folder.path(), options(name, more));
+    }
+    void check_run(const std::string& name, const std::string& more) const {
+        const ProgramRun r = run(name, more);
+        REQUIRE_MESSAGE(r.exit_code == kExitDone, name, ": ", r.out, r.err);
+        CHECK(r.err == "");
+    }
+};
+
+}  // namespace
+
+TEST_CASE("many ranks: four groups give the same bits in 1, 2 and 4 ranks") {
+    Place p;
+    const std::string run = "--steps 4 --total-batch 192 --val-every 2 --sample-every 2 --save-every 2 ";
+    p.check_run("one", run + "--reduce-groups 4");
+    p.check_run("two", run + "--ranks 2 --reduce-groups 4 --check-ranks 1");
+    p.check_run("four", run + "--ranks 4 --save-mode async");
+    p.check_run("whole", run + "--ranks 2 --reduce-groups 4 --zero 0");
+    for (const char* other : {"two", "four", "whole"}) { p.check_same("one", other, "step_00000002"); }
+    // the groups are of the numbers: another number of them is another rounding, but nearly the same
+    p.check_run("plain", run);
+    CHECK_FALSE(same_files(p.out("one") + "/model.bin", p.out("plain") + "/model.bin"));
+    const auto a = read_log(p.out("one")), b = read_log(p.out("plain"));
+    REQUIRE(a.size() == b.size());
+    CHECK(std::abs(a.back()["val_loss"].get<double>() - b.back()["val_loss"].get<double>()) < 1e-3);
+}
+
+TEST_CASE("many ranks: six groups give the same bits in 1, 2 and 3 ranks, and other numbers are refused") {
+    Place p;
+    const std::string run = "--steps 3 --total-batch 144 --reduce-groups 6 --val-every 2 --save-every 2 ";
+    p.check_run("one", run);
+    p.check_run("two", run + "--ranks 2");
+    p.check_run("three", run + "--ranks 3");
+    for (const char* other : {"two", "three"}) { p.check_same("one", other, "step_00000002"); }
+    ProgramRun r = p.run("four", run + "--ranks 4");
+    CHECK(r.exit_code == kExitUsage);
+    CHECK(r.err ==
+          "train_gpt2: the gradients are added in 6 groups, which 4 ranks cannot share evenly. Use 1, 2, "
+          "3, 6 ranks.\n");  // the step's 6 micro-batches do not fill 4 groups
+    r = p.run("other", "--steps 3 --total-batch 144 --reduce-groups 3 --ranks 2");
+    CHECK(r.err ==
+          "train_gpt2: the gradients are added in 3 groups, which 2 ranks cannot share evenly. Use 1, 3 "
+          "ranks, or change the groups: --reduce-groups 2 (a run that goes on is then the same but for "
+          "rounding).\n");
+    r = p.run("odd", "--steps 3 --total-batch 120 --ranks 4");
+    CHECK(r.exit_code == kExitUsage);
+    CHECK_MESSAGE(r.err.find("Nearest: --total-batch 96 or 192") != std::string::npos, r.err);
+    CHECK_FALSE(fs::exists(p.out("odd")));
+}
+
+TEST_CASE("many ranks: a run goes on in another number of ranks, bit for bit") {
+    Place p;
+    const std::string run = "--total-batch 192 --val-every 2 --sample-every 0 --save-every 2 --resume auto ";
+    p.check_run("straight", run + "--schedule constant --steps 6 --reduce-groups 4");
+    p.check_run("moved", run + "--schedule constant --steps 2 --ranks 4");
+    p.check_run("moved", run + "--schedule constant --steps 4");  // its groups are in its config.toml
+    p.check_run("moved", run + "--schedule constant --steps 6 --ranks 2");
+    CHECK(same_files(p.out("straight") + "/model.bin", p.out("moved") + "/model.bin"));
+    CHECK(same_files(p.out("straight") + "/step_00000006/optimizer.safetensors",
+                     p.out("moved") + "/step_00000006/optimizer.safetensors"));
+    // to ranks that do not divide its groups it goes by changing them, which is said
+    ProgramRun r = p.run("moved", run + "--schedule constant --steps 8 --ranks 3");
+    CHECK(r.exit_code == kExitUsage);
+    r = p.run("moved", run + "--schedule constant --steps 8 --ranks 2 --reduce-groups 2");
+    CHECK(r.exit_code == kExitDone);
+    CHECK_MESSAGE(r.err.find("reduce-groups was 4, is 2 from here on: the same run but for rounding") !=
+                      std::string::npos,
+                  r.err);
+}
+
+TEST_CASE("many ranks: by options, by torchrun's variables, and with options that differ") {
+    Place p;
+    const std::string run = "--steps 2 --total-batch 192 --val-every 2 --sample-every 0 ";
+    p.check_run("one", run + "--reduce-groups 2");
+    auto both = [&](const std::string& name, const std::vector<std::string>& more, bool torchrun,
+                    const char* token = nullptr) {
+        std::vector<std::string> folders;
+        std::vector<pid_t> pids;
+        const int port = 21000 + getpid() % 8000;
+        for (int rank = 0; rank < 2; rank++) {
+            folders.push_back(p.folder / fmt::format("{}{}", name, rank));
+            fs::create_directories(folders.back());
+            std::string ranks =
+                torchrun ? "" : fmt::format("--world-size 2 --rank {} --master 127.0.0.1:{} ", rank, port);
+            pids.push_back(
+                start_prepared(folders.back(), p.options(name, run + ranks + more[(size_t)rank]), [&] {
+                    if (token != nullptr) { setenv("PLUMB_TOKEN", token, 1); }
+                    if (!torchrun) { return; }
+                    setenv("RANK", rank == 0 ? "0" : "1", 1);
+                    setenv("WORLD_SIZE", "2", 1);
+                    setenv("MASTER_ADDR", "localhost", 1);
+                    setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+                }));
+        }
+        std::vector<ProgramRun> runs;
+        for (int rank = 0; rank < 2; rank++) {
+            runs.push_back(finish_train(folders[(size_t)rank], pids[(size_t)rank]));
+        }
+        return runs;
+    };
+    for (bool torchrun : {false, true}) {
+        const std::string name = torchrun ? "torchrun" : "options";
+        const std::vector<ProgramRun> runs = both(name, {"", ""}, torchrun);
+        for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitDone, r.err); }
+        CHECK(runs[1].out == "");
+        p.check_same("one", name, "step_00000002");
+    }
+    const std::vector<ProgramRun> runs = both("differ", {"", "--weight-decay 0.5"}, false, "job7");
+    for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitUsage, r.err); }
+    CHECK(runs[1].err == "");
+    const std::string& said = runs[0].err;
+    CHECK_MESSAGE(said.find("weight-decay = 0.5', rank 0 with 'weight-decay = 0'") != std::string::npos,
+                  said);
+}
+
+namespace {
+
+// Two ranks, each with a disk of its own: in the folders a and b of `folder` the same data, a model and a run.
+struct TwoDisks {
+    TempFolder folder;
+    std::vector<uint16_t> tokens = learnable_tokens(40, 3, 1);
+
+    TwoDisks() {
+        for (const char* disk : {"a", "b"}) {
+            fs::create_directories(folder / disk);
+            write_tiny_data(folder / disk);
+        }
+        REQUIRE(train("--steps 2 --save-every 2 --out run")[0].exit_code == kExitDone);
+        fs::copy(folder / "a/run", folder / "b/run", fs::copy_options::recursive);
+    }
+    std::vector<ProgramRun> train(const std::string& more, const char* threads = "1") const {
+        const std::string program = fs::absolute(train_program());
+        pid_t pids[2];
+        for (int rank : {1, 0}) {
+            const std::string disk = folder / (rank == 0 ? "a" : "b");
+            const char* sizes = contains(more, "--model") ? "" : "--layers 1 --heads 1 --channels 16 ";
+            const std::string options = fmt::format(
+                "--train-data train.bin --val-data val.bin --seq-len 12 --batch 2 --sample-every 0 "
+                "--quiet --schedule constant --lr 0.001 --warmup 0 --comm-timeout 60 {}--world-size 2 "
+                "--master 127.0.0.1:{} --rank {} ",
+                sizes, 21000 + getpid() % 8000, rank);
+            const auto prepare = [&] {
+                (void)!chdir(disk.c_str());
+                if (rank == 1) { setenv("OMP_NUM_THREADS", threads, 1); }
+            };
+            pids[rank] = start_prepared(disk, words(options + more), prepare, program);
+        }
+        return {finish_train(folder / "a", pids[0]), finish_train(folder / "b", pids[1])};
+    }
+    void check_refused(const std::string& says, const std::string& more, const char* threads = "1") const {
+        CAPTURE(says);
+        const std::vector<ProgramRun> runs = train(more, threads);
+        for (const ProgramRun& r : runs) { CHECK_MESSAGE(r.exit_code == kExitBadInput, r.out, r.err); }
+        const std::string &said = runs[0].err, who = fmt::format("this rank has other {}", says);
+        CHECK_MESSAGE((contains(said, "rank 1 (process ") && contains(said, who)), said);
+        CHECK(runs[1].err == "");
+    }
+};
+
+}  // namespace
+
+TEST_CASE("many ranks: what a rank reads must be what rank 0 reads") {
+    TwoDisks p;
+    const std::string run = "--steps 3 --out new ";
+    SUBCASE("other tokens") {
+        write_token_shard(p.folder / "b/train.bin", learnable_tokens(40, 3, 9), 257);
+        p.check_refused("training data of train.bin than rank 0: shard 1: found train.bin of ", run);
+    }
+    SUBCASE("one edited token") {
+        p.tokens[p.tokens.size() - 3] ^= 1;
+        write_token_shard(p.folder / "b/train.bin", p.tokens, 257);
+        p.check_refused("training data of train.bin than rank 0: shard 1: found train.bin of ", run);
+    }
+    SUBCASE("fewer tokens") {
+        p.tokens.resize(p.tokens.size() - 40);
+        write_token_shard(p.folder / "b/train.bin", p.tokens, 257);
+        p.check_refused("training data of train.bin than rank 0: shard 1: found train.bin of ", run);
+    }
+    SUBCASE("other validation data") {
+        write_token_shard(p.folder / "b/val.bin", learnable_tokens(6, 3, 9), 257);
+        p.check_refused("validation data of val.bin than rank 0: shard 1: found val.bin of ", run);
+    }
+    SUBCASE("no val.json") {
+        write_bytes(p.folder / "a/val.json", R"({"entropy_nats_per_token": 0.2, "probes": {}})");
+        p.check_refused("entropy in the val.json beside val.bin than rank 0: found 0, expected 0.2", run);
+    }
+    SUBCASE("another run's checkpoint of that name") {
+        REQUIRE(p.train("--steps 2 --save-every 2 --seed 9 --out other")[0].exit_code == kExitDone);
+        fs::remove_all(p.folder / "b/run");
+        fs::copy(p.folder / "a/other", p.folder / "b/run", fs::copy_options::recursive);
+        p.check_refused("weights in run/step_00000002 than rank 0: found XXH3 ",
+                        "--steps 3 --resume auto --out run");
+    }
+    SUBCASE("another model to begin with") {
+        std::string bytes = read_bytes(p.folder / "b/run/model.bin");
+        bytes[bytes.size() - 4] ^= 1;
+        write_bytes(p.folder / "b/run/model.bin", bytes);
+        p.check_refused("weights in run/model.bin than rank 0: found XXH3 ", run + "--model run/model.bin");
+    }
+    SUBCASE("another model in Hugging Face's files") {
+        for (const char* disk : {"a/hf", "b/hf"}) {
+            fs::copy(p.folder / "a/run/step_00000002", p.folder / disk);
+            fs::remove(p.folder / disk + "/MANIFEST");
+        }
+        std::string bytes = read_bytes(p.folder / "b/hf/model.safetensors");
+        bytes[bytes.size() - 4] ^= 1;
+        write_bytes(p.folder / "b/hf/model.safetensors", bytes);
+        p.check_refused("weights in hf than rank 0: found XXH3 ", run + "--model hf");
+    }
+    SUBCASE("another number of threads") {
+        p.check_refused("threads or another CPU than rank 0: found CPU, 2 threads", run, "2");
+    }
+    SUBCASE("the same on both disks") {
+        for (const std::string more :
+             {"--steps 3 --model run --out new", "--steps 3 --resume auto --out run"}) {
+            for (const ProgramRun& r : p.train(more)) { CHECK_MESSAGE(r.exit_code == kExitDone, r.err); }
+        }
+    }
+}
+
+TEST_CASE("many ranks: what is predicted right is counted whichever rank saw it") {
+    Place p;
+    Json known = Json::array();  // the a of each cat
+    const std::vector<uint16_t> tokens = learnable_tokens(6, 3, 2);
+    for (int64_t i = 0; i < (int64_t)tokens.size(); i++) {
+        if (i % (3 * kSentence + 1) % kSentence == 2) { known.push_back({i, 1}); }
+    }
+    write_bytes(p.folder / "val.json",
+                Json{{"entropy_nats_per_token", 0.2}, {"probes", {{"cats", known}}}}.dump());
+    EvalFileWriter questions(257);  // rank 0 asks them
+    for (int i = 0; i < 9; i++) {
+        questions.add(i % 4, {99, 97, 116 + i}, {{{32}, {115, 97}, {49}, {46}}}, "");
+    }
+    questions.write(p.folder / "questions.bin");
+    std::vector<std::string> lines;
+    for (const char* ranks : {"1", "2", "3"}) {
+        const std::string more =
+            "--steps 40 --reduce-groups 6 --sample-every 0 --hellaswag-every 20 --hellaswag " +
+            p.folder / "questions.bin --ranks ";
+        const ProgramRun r = p.run(ranks, more + ranks);
+        REQUIRE_MESSAGE(r.exit_code == kExitDone, r.err);
+        const size_t at = r.out.find("accuracy on cats");
+        REQUIRE_MESSAGE(at != std::string::npos, r.out);
+        lines.push_back(r.out.substr(at, r.out.find("curves: ") - at));
+    }
+    CHECK(lines[1] == lines[0]);
+    CHECK(lines[2] == lines[0]);
+    const auto log = read_log(p.out("1"));
+    CHECK(std::count_if(log.begin(), log.end(),
+                        [](const Json& line) { return line.contains("hellaswag_acc"); }) == 2);
+    for (const char* ranks : {"2", "3"}) { CHECK(read_log(p.out(ranks)) == log); }
+    CHECK_MESSAGE(std::stod(lines[0].substr(17)) > 50, lines[0]);
+}
+
+TEST_CASE(
+    "many ranks: a rank that waits says so, and one that an earlier job has left does not end the next") {
+    Place p;
+    const auto start = [&](const std::string& name, int rank, const std::string& more) {
+        fs::create_directories(p.folder / name);
+        return start_prepared(
+            p.folder / name,
+            p.options("run", fmt::format("--steps 2 --total-batch 48 --world-size 2 --rank {} --master "
+                                         "127.0.0.1:{} ",
+                                         rank, 21000 + getpid() % 8000) +
+                                 more),
+            [] {});
+    };
+    const pid_t left = start("left", 1, "--weight-decay 0.5 --comm-timeout 100");
+    wait_until([&] {
+        return contains(read_bytes(p.folder / "left/stderr"), "waiting: rank 1 cannot reach rank 0");
+    });
+    const pid_t zero = start("zero", 0, "");
+    wait_until([&] {
+        return contains(read_bytes(p.folder / "zero/stderr"),
+                        "waiting: of 2 ranks, rank 1: not come to 127.0.0.1:");
+    });
+    const pid_t taken = start("taken", 0, "--comm-timeout 4");
+    CHECK(finish_train(p.folder / "taken", taken).exit_code == kExitPeerLost);
+    CHECK(contains(read_bytes(p.folder / "taken/stderr"), "waiting: port "));
+    const pid_t one = start("one", 1, "");
+    ProgramRun r = finish_train(p.folder / "one", one);
+    CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+    r = finish_train(p.folder / "zero", zero);
+    CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+    CHECK_FALSE(has_ended(left));
+    kill(left, SIGTERM);
+    CHECK(finish_train(p.folder / "left", left).exit_code == 128 + SIGTERM);
+}
+
+TEST_CASE("many ranks: two jobs of MPICH's launcher, which numbers none, on one host at the same time") {
+    Place p;
+    const auto launch = [&](const std::string& name) {
+        fs::create_directories(p.folder / name);
+        std::string options, ranks;
+        for (const std::string& word : p.options(name, "--steps 3 --total-batch 48")) {
+            options += word + " ";
+        }
+        for (int rank : {0, 1}) {  // each in a shell of its own, as a script that wraps the program
+            ranks += fmt::format(
+                "PMI_RANK={} PMI_SIZE=2 MPI_LOCALRANKID={} MPI_LOCALNRANKS=2 sh -c '{} {}; exit $?' & ", rank,
+                rank, train_program(), options);
+        }
+        return start_prepared(
+            p.folder / name, {"-c", ranks + "wait $! && wait"}, [] {}, "/bin/sh");
+    };
+    const pid_t a = launch("a"), b = launch("b");
+    for (const auto& [name, pid] : {std::pair("a", a), std::pair("b", b)}) {
+        const ProgramRun r = finish_train(p.folder / name, pid);
+        CHECK_MESSAGE(r.exit_code == kExitDone, r.err);
+        CHECK(r.err == "");
+        CHECK(fs::exists(p.out(name) + "/model.bin"));
+    }
+}
+
+TEST_CASE("many ranks: an error ends all and is printed once") {
+    Place p;
+    ProgramRun r = p.run("missing", "--ranks 3 --tokenizer " + p.folder / "none.bin");
+    CHECK(r.exit_code == kExitBadInput);
+    CHECK_MESSAGE(std::count(r.err.begin(), r.err.end(), '\n') == 1, r.err);
+    const std::string wild = "--ranks 2 --steps 400 --clip 0 --schedule constant --beta2 0 --eps 1e-37";
+    r = run_train(p.folder.path(), p.options("diverged", wild, "10"));
+    CHECK(r.exit_code == kExitDiverged);
+    CHECK_MESSAGE(std::count(r.err.begin(), r.err.end(), '\n') == 1, r.err);
+}
+
+TEST_CASE("many ranks: a signal to the launcher or to any rank saves once and ends all") {
+    Place p;
+    for (int target : {-1, 0, 2}) {
+        const std::string name = fmt::format("run{}", target);
+        CAPTURE(name);
+        pid_t pid = start_prepared(
+            p.folder.path(), p.options(name, "--ranks 3 --steps 1000000 --sample-every 0"), default_signals);
+        wait_until([&] { return read_log(p.out(name)).size() >= 3; });
+        const std::vector<pid_t> ranks = ranks_of(pid);
+        REQUIRE(ranks.size() == 3);
+        kill(target < 0 ? pid : ranks[(size_t)target], SIGTERM);
+        const ProgramRun r = finish_train(p.folder.path(), pid);
+        CHECK_MESSAGE(r.exit_code == kExitPreempted, r.err);
+        CHECK(r.err == "");
+        std::string notes;
+        const int64_t step = read_log(p.out(name)).back()["step"].get<int64_t>();
+        CHECK(find_checkpoint(p.out(name), &notes) == checkpoint_name(p.out(name), step));
+        for (pid_t rank : ranks) { CHECK(kill(rank, 0) != 0); }
+    }
+}
+
+TEST_CASE("many ranks: USR1 to the launcher, which passes it on to every rank, saves once") {
+    Place p;
+    pid_t pid = start_prepared(
+        p.folder.path(), p.options("usr1", "--ranks 3 --steps 1000000 --sample-every 0"), default_signals);
+    wait_until([&] { return read_log(p.out("usr1")).size() >= 3; });
+    const auto saved = [&] {
+        const Words names = names_below(p.out("usr1"));
+        return std::count_if(names.begin(), names.end(),
+                             [](const std::string& n) { return n.starts_with("step_"); });
+    };
+    kill(pid, SIGUSR1);
+    wait_until([&] { return saved() > 0; });
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // each rank has told rank 0 by then
+    kill(pid, SIGTERM);
+    CHECK(finish_train(p.folder.path(), pid).exit_code == kExitPreempted);
+    CHECK(saved() == 2);
+}

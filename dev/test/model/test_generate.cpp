@@ -1,0 +1,632 @@
+// Writing text: the cache of keys and values changes nothing, texts stop and slide where they should, and the
+// sub-commands do what their help says.
+#include <fcntl.h>
+#include <unistd.h>
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/support/any_model.h"
+#include "dev/test/support/train_program.h"
+#include "llmc/host/base/text.h"
+#include "llmc/host/tokens/dataloader.h"
+#include "llmc/model/cpu/gpt2.h"
+#include "llmc/model/eval/generate.h"
+
+using namespace llmc;
+
+namespace {
+
+// A byte-level model with logits of some size, as a file; size: of its weights. rows: of another vocabulary, of whose last
+// tokens, from 457 on, the model is sure.
+std::string write_random_model(const std::string& path, int positions, double size = 0.3, int rows = 257) {
+    const GPT2Config c = {positions, rows, padded_vocab(rows), 2, 4, 32};
+    GPT2Cpu model(c, 1, 2);
+    for (int t = 0; t < kNumTensors; t++) {
+        std::vector<float> x = random_vector<float>(tensor_total(c, t), 40 + t, size);
+        if (t == kLn1w || t == kLn2w || t == kLnfw) {
+            for (float& v : x) { v += 1; }
+        }
+        if (t == kWte) {
+            for (size_t i = 457 * 32; i < x.size(); i++) { x[i] *= 30; }
+        }
+        model.load(State::kParameter, t, 0, x);
+    }
+    write_model_file(path, c, kModelFp32, reader(model));
+    return path;
+}
+
+// two ways to the same logits differ by the order of their sums only
+void check_near(std::span<const float> found, std::span<const float> expected, double bound) {
+    REQUIRE(found.size() == expected.size());
+    const double most = largest(expected);
+    for (size_t i = 0; i < found.size(); i++) {
+        if (!(std::fabs(found[i] - expected[i]) <= bound * most)) {
+            FAIL("logit ", i, ": found ", found[i], ", expected ", expected[i]);
+        }
+    }
+}
+
+// computes the whole context again for each token
+class UncachedDecoder : public Decoder {
+public:
+    explicit UncachedDecoder(const ModelSource& source)
+        : model_(source.config(), 1, source.config().max_seq_len) {
+        load_model(source, [&](State s, int tensor, int64_t first, std::span<const float> x) {
+            model_.load(s, tensor, first, x);
+        });
+    }
+    const GPT2Config& config() const override { return model_.config(); }
+    std::span<const float> append(std::span<const int32_t> tokens) override {
+        context_.insert(context_.end(), tokens.begin(), tokens.end());
+        model_.evaluate({1, length(), context_, std::vector<int32_t>(context_.size(), kIgnoreTarget)});
+        return model_.logits_last();
+    }
+    void clear() override { context_.clear(); }
+    int length() const override { return (int)context_.size(); }
+
+private:
+    GPT2Cpu model_;
+    std::vector<int32_t> context_;
+};
+
+int most_likely(std::span<const float> logits) { return sample_token(logits, 0, 0, 0); }
+
+}  // namespace
+
+TEST_CASE("generate: greedy text with the cache is that without it, over 500 tokens") {
+    TempFolder folder;
+    const ModelFile file(write_random_model(folder / "model.bin", 512));
+    const std::unique_ptr<Decoder> cached = make_cpu_decoder(file);
+    UncachedDecoder plain(file);
+    const double bound = reordering(file.config(), 512);
+    int32_t token = 256;
+    int different = 0;
+    for (int k = 0; k < 500; k++) {
+        const std::span<const float> a = cached->append({&token, 1}), b = plain.append({&token, 1});
+        check_near(a, b, bound);
+        const int best = most_likely(b);
+        float second = -INFINITY;
+        for (int v = 0; v < (int)b.size(); v++) {
+            if (v != best) { second = std::max(second, b[(size_t)v]); }
+        }
+        // nearer than the two ways may differ, either may be the greatest
+        different += most_likely(a) != best && b[(size_t)best] - second > 2 * bound * largest(b);
+        token = best;
+    }
+    CHECK(different == 0);
+    CHECK(cached->length() == 500);
+}
+
+TEST_CASE("generate: a prompt at once, in parts or token by token gives the same logits") {
+    TempFolder folder;
+    const ModelFile file(write_random_model(folder / "model.bin", 400));
+    const std::vector<int32_t> tokens = random_tokens(400, 257, 9);
+    UncachedDecoder plain(file);
+    const std::span<const float> expected = plain.append(tokens);
+    const std::unique_ptr<Decoder> decoder = make_cpu_decoder(file);
+    for (const std::vector<int>& cuts : {std::vector<int>{400}, {1, 399}, {127, 129, 144}, {399, 1}}) {
+        decoder->clear();
+        std::span<const float> found;
+        size_t at = 0;
+        for (int n : cuts) {
+            found = decoder->append(std::span(tokens).subspan(at, (size_t)n));
+            at += (size_t)n;
+        }
+        check_near(found, expected, reordering(file.config(), 400));
+    }
+    CHECK(error_of([&] { decoder->append(std::span(tokens).first(1)); }).exit_code ==
+          kExitUsage);  // it is full
+    decoder->clear();
+    CHECK(error_of([&] { decoder->append({}); }).exit_code == kExitUsage);
+    const int32_t outside = 257;
+    CHECK(error_of([&] { decoder->append({&outside, 1}); }).exit_code == kExitUsage);
+}
+
+TEST_CASE("generate: a context that is full goes on with its newer half") {
+    TempFolder folder;
+    const ModelFile file(write_random_model(folder / "model.bin", 16));
+    const std::vector<int32_t> tokens = random_tokens(40, 257, 9);
+    const std::unique_ptr<Decoder> decoder = make_cpu_decoder(file), other = make_cpu_decoder(file);
+    std::vector<int> slides;
+    Context context(decoder.get(), [&](int left) { slides.push_back(left); });
+    std::vector<float> found;
+    for (size_t k = 0; k < 20; k++) {
+        const auto logits = context.add(std::span(tokens).subspan(k, 1));
+        found.assign(logits.begin(), logits.end());
+    }
+    // full after 16: the 17th token slides, and three more follow
+    CHECK(slides == std::vector<int>{8});
+    CHECK(decoder->length() == 11);
+    check_near(found, other->append(std::span(tokens).subspan(9, 11)), reordering(file.config(), 16));
+    Context too_long(decoder.get(), [&](int left) { slides.push_back(left); });
+    too_long.add(tokens);
+    CHECK(slides == std::vector<int>{8, 8});
+    CHECK(decoder->length() == 8);
+}
+
+TEST_CASE("generate: text comes in whole characters and stops where it is told to") {
+    const auto pieces = [](const std::vector<std::string>& stop, const std::vector<std::string>& in) {
+        std::vector<std::string> out;
+        TextStream stream(stop, [&](std::string_view text) { out.emplace_back(text); });
+        bool go_on = true;
+        for (const std::string& bytes : in) { go_on = go_on && stream.add(bytes); }
+        if (go_on) { stream.finish(); }
+        return out;
+    };
+    using Pieces = std::vector<std::string>;
+    CHECK(pieces({}, {"a", "\xf0\x9f", "\x99", "\x82z"}) == Pieces{"a", "\xf0\x9f\x99\x82z"});
+    CHECK(pieces({}, {"\xe2\x82"}) == Pieces{"\xe2\x82"});  // nothing is lost at the end
+    CHECK(pieces({}, {"\xe2", "x"}) == Pieces{"\xe2x"});    // what can't become a character waits for nothing
+    CHECK(pieces({}, {"\xff", "x"}) == Pieces{"\xff", "x"});
+    CHECK(pieces({"\n\n"}, {"ab", "\n", "c", "\n", "\n", "d"}) == Pieces{"ab", "\nc"});
+    CHECK(pieces({"stop"}, {"st", "o", "r", "est", "op", "x"}) == Pieces{"stor", "e"});
+    CHECK(pieces({"xyz", "y"}, {"ax", "y"}) == Pieces{"a", "x"});
+    CHECK(pieces({"abcd"}, {"xab", "c"}) == Pieces{"x", "abc"});
+    for (const char* text : {"\xc3", "\xe2\x82", "\xf0\x9f\x99", "\xed\x9f", "\xf4\x8f"}) {
+        CHECK(utf8_unfinished(std::string("x") + text) == std::string(text).size());
+    }
+    for (const char* text :
+         {"", "x", "\xc3\xa9", "\xff", "\x80\x80", "\xc0", "\xed\xa0", "\xf4\x90", "\xe0\x80"}) {
+        CHECK(utf8_unfinished(text) == 0);
+    }
+}
+
+TEST_CASE("sampler: top_p keeps the most likely that together have the share") {
+    const std::vector<float> logits = {std::log(0.1f), std::log(0.5f), std::log(0.15f), std::log(0.25f)};
+    const auto kept = [&](double top_p, int top_k = 0) {
+        std::string all(4, '.');
+        for (double coin = 0; coin < 1; coin += 0x1p-10) {
+            all[(size_t)sample_token(logits, 1.0, top_k, coin, top_p)] = 'x';
+        }
+        return all;
+    };
+    CHECK(kept(1) == "xxxx");
+    CHECK(kept(0.95) == "xxxx");
+    CHECK(kept(0.85) == ".xxx");
+    CHECK(kept(0.7) == ".x.x");
+    CHECK(kept(0.4) == ".x..");
+    CHECK(kept(0) == ".x..");
+    CHECK(kept(0.6, 2) == ".x..");  // of the two that top_k leaves, the first has two thirds
+    CHECK(kept(0.7, 2) == ".x.x");
+}
+
+TEST_CASE("sub-commands: generate") {
+    TempFolder folder;
+    const std::string model = write_random_model(folder / "model.bin", 64);
+    const auto generate = [&](const std::string& options, const std::string& more = "") {
+        Words all = words("generate " + model + " " + options);
+        if (!more.empty()) { all.push_back(more); }
+        return run_train(folder.path(), all);
+    };
+    const ProgramRun first = generate("--tokens 30 --seed 5 --json --prompt", "Hi \"there\"");
+    CHECK(first.exit_code == kExitDone);
+    const Json object = Json::parse(first.out);
+    CHECK(object["prompt"] == "Hi \"there\"");
+    CHECK((object["ids"].size() == 30 || object["ended"] == "end_of_text"));
+    CHECK(generate("--tokens 30 --seed 5 --json --prompt", "Hi \"there\"").out == first.out);
+    CHECK(generate("--tokens 30 --seed 6 --json --prompt", "Hi \"there\"").out != first.out);
+    const ProgramRun empty = generate("--tokens 3 --prompt= --json");
+    REQUIRE_MESSAGE(empty.exit_code == kExitDone, empty.err);
+    CHECK(Json::parse(empty.out)["prompt"] == "");
+    const ProgramRun plain = generate("--tokens 30 --seed 5 --prompt", "Hi \"there\"");
+    std::string bytes = "Hi \"there\"";
+    for (const auto& id : object["ids"]) { bytes += (char)id.get<int>(); }
+    CHECK(plain.out == bytes + "\n");  // a pipe gets every byte as it is
+    CHECK(plain.err.find(model) != std::string::npos);
+    // --no-bos: the first token is drawn behind the prompt alone
+    const std::unique_ptr<Decoder> decoder = make_cpu_decoder(ModelFile(model));
+    const int32_t letters[] = {256, 'H', 'i'};
+    const int with_bos = most_likely(decoder->append(letters));
+    decoder->clear();
+    const int no_bos = most_likely(decoder->append(std::span(letters).last(2)));
+    REQUIRE(with_bos != no_bos);
+    const Json behind = Json::parse(generate("--tokens 1 --temperature 0 --json --prompt Hi --no-bos").out);
+    CHECK(behind["ids"][0] == no_bos);
+    CHECK(Json::parse(generate("--tokens 1 --temperature 0 --json --prompt Hi").out)["ids"][0] == with_bos);
+    CHECK(generate("--no-bos").err.find("give a --prompt") != std::string::npos);
+    const ProgramRun several = generate("--tokens 5 --num-samples 3 --json");
+    CHECK(std::count(several.out.begin(), several.out.end(), '\n') == 3);
+    const ProgramRun sliding = generate("--tokens 200 --stop zzzz --stats");
+    CHECK(sliding.err.find("sees: it goes on from the last 32") != std::string::npos);
+    CHECK(sliding.err.find("tokens/s") != std::string::npos);
+    CHECK(sliding.err.find("ms a token") != std::string::npos);
+    CHECK(generate("--dtype bf16").err.find("the CPU computes in fp32") != std::string::npos);
+    for (const char* bad : {"--dtype bf16", "--dtype fp8", "--tokens 0", "--temperature -1",
+                            "--temperature nan", "--top-p 1.5", "--nonsense 1", "--interactive --json",
+                            "--seed -1", "--seed 18446744073709551616", "--tokens", "extra"}) {
+        CAPTURE(bad);
+        const ProgramRun run = generate(bad);
+        CHECK(run.exit_code == kExitUsage);
+        CHECK(run.err.find("generate") != std::string::npos);
+    }
+    using Says = std::pair<const char*, const char*>;
+    for (const auto& [bad, says] :
+         {Says{"--temprature 0", "unknown option '--temprature'. Did you mean --temperature? See "},
+          Says{"-t 0", "unknown option '-t'. See "},
+          Says{"--tokens 1e2", "--tokens: '1e2' is not a whole number. Expected a whole number, 1 to 1,099,"},
+          Says{"--top-p nan", "--top-p: 'nan' is out of range. Expected a number, 0 to 1. See "},
+          Says{"--seed 1 --seed=2", "--seed is given twice. Give it once. See "}}) {
+        const ProgramRun run = generate(bad);
+        CHECK(run.exit_code == kExitUsage);
+        CHECK_MESSAGE(run.err.find(std::string("generate: ") + says) != std::string::npos, run.err);
+    }
+    const ProgramRun unknown = run_train(folder.path(), {"generate", "--foo"});
+    CHECK_MESSAGE(unknown.err.find("unknown option '--foo'") != std::string::npos, unknown.err);
+    CHECK(Json::parse(generate("--tokens 3 --json --prompt --seed").out)["prompt"] == "--seed");
+    CHECK(generate("--tokens 9 --seed 010").out == generate("--tokens 9 --seed 10").out);  // not octal
+    CHECK(run_train(folder.path(), {"generate", "--tokens", "3", "--", model}).exit_code == kExitDone);
+    const ProgramRun help = run_train(folder.path(), {"generate", "--help"});
+    CHECK(help.exit_code == kExitDone);
+    for (const char* part : {"--temperature", "--stop", "step_00001000", "Examples:"}) {
+        CHECK(help.out.find(part) != std::string::npos);
+    }
+    CHECK(run_train(folder.path(), {"generate", folder / "nothing"}).exit_code == kExitBadInput);
+    CHECK(run_train(folder.path(), {"generate", folder.path() + "/."}).exit_code == kExitDone);
+}
+
+TEST_CASE("sub-commands: interactive text goes on from all that was written, after an empty line as well") {
+    TempFolder folder;
+    const std::string model = write_random_model(folder / "model.bin", 64);
+    const auto generate = [&](const std::string& options, const std::string& typed) {
+        write_bytes(folder / "typed", typed);
+        const int before = dup(STDIN_FILENO), file = open((folder / "typed").c_str(), O_RDONLY | O_CLOEXEC);
+        REQUIRE(dup2(file, STDIN_FILENO) == STDIN_FILENO);
+        close(file);
+        const ProgramRun run =
+            run_train(folder.path(), words("generate " + model + " --temperature 0 " + options));
+        dup2(before, STDIN_FILENO);
+        close(before);
+        REQUIRE_MESSAGE(run.exit_code == kExitDone, run.err);
+        return run.out;
+    };
+    const std::string whole = generate("--tokens 9 --prompt -", "the cat");  // with the prompt before
+    REQUIRE(whole.size() == 7 + 9 + 1);
+    CHECK(whole[7] != whole[9]);  // so that a wrong token of the first three would show
+    CHECK(generate("--tokens 3 --interactive", "the cat\n\n\n") ==
+          whole.substr(7, 3) + "\n" + whole.substr(10, 3) + "\n" + whole.substr(13, 3) + "\n");
+}
+
+TEST_CASE("sub-commands: a model with more rows than tokens is taken, the rest is never drawn, and kept") {
+    TempFolder folder;
+    const std::string bpe = "dev/test/fixture/bpe", shard = folder / "t.bin", hf = folder / "hf";
+    const std::string padded = write_random_model(folder / "padded.bin", 64, 0.3, 512);
+    std::vector<uint16_t> tokens;
+    for (int32_t id : random_tokens(400, 457, 3)) { tokens.push_back((uint16_t)id); }
+    write_token_shard(shard, tokens, 457);
+    const auto succeeds = [&](const Words& command) {
+        const ProgramRun run = run_train(folder.path(), command);
+        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+        return run;
+    };
+    const auto drawn = [&](const std::string& model, const std::string& tokenizer, int known) {
+        const ProgramRun run = succeeds({"generate", model, "--tokenizer", tokenizer, "--json", "--tokens",
+                                         "50", "--prompt", "the", "--temperature", "1"});
+        const Json ids = Json::parse(run.out)["ids"];
+        for (const auto& id : ids) { CHECK(id.get<int>() < known); }
+        return run.err;
+    };
+    CHECK(contains(drawn(padded, bpe, 457),
+                   "457 tokens, the model a vocabulary of 512: the rest is taken for padding"));
+    succeeds({"export", padded, "--hf", hf, "--tokenizer", bpe});
+    float before = 0, after = 0;
+    ModelFile(padded).read(kWte, 511 * 32, {&before, 1});
+    HfModel(hf).read(kWte, 511 * 32, {&after, 1});
+    CHECK(after == before);
+    CHECK(std::fabs(after) > 0);
+    const ProgramRun tuned = succeeds(
+        words("--model " + hf + " --train-data " + shard + " --val-data " + shard +
+              " --ranks 2 --seq-len 32 --batch 2 --steps 2 --sample-every 1 --out " + (folder / "run")));
+    CHECK(contains(tuned.err, "512 rows for the 457 tokens"));
+    CHECK(contains(succeeds({"eval", folder / "run", "--data", shard}).out, "loss"));
+    CHECK(contains(succeeds({"eval", padded, "--data", shard}).out, "loss"));  // no tokenizer says otherwise
+    // what is too different is still another's
+    write_token_shard(folder / "bytes.bin", std::vector<uint16_t>(100, 7), 257);
+    Tokenizer::bytes().save(folder.path(), 64);
+    for (const Words& command : {Words{"generate", padded, "--tokenizer", folder / "tokenizer.json"},
+                                 Words{"eval", padded, "--data", folder / "bytes.bin"},
+                                 Words{"eval", hf, "--data", folder / "bytes.bin"}}) {
+        const ProgramRun refused = run_train(folder.path(), command);
+        CHECK(refused.exit_code == kExitBadInput);
+        CHECK_MESSAGE(contains(refused.err, "vocabulary of"), refused.err);
+    }
+    // [PAD], which no text gives, needs no row
+    const std::string pad = folder / "pad";
+    std::filesystem::create_directory(pad);
+    std::filesystem::copy(bpe + "/encoder.json", pad + "/vocab.json");
+    std::filesystem::copy(bpe + "/vocab.bpe", pad + "/merges.txt");
+    write_bytes(pad + "/added_tokens.json", "{\"[PAD]\": 457}");
+    CHECK(Tokenizer::load(pad).vocab_size() == 458);
+    CHECK(Tokenizer::load(pad).decode(457) == "[PAD]");
+    for (int rows : {457, 458, 512}) {
+        drawn(write_random_model(folder / "rows.bin", 64, 0.3, rows), pad, 458);
+    }
+    write_bytes(folder / "text", "the kernel of rung seven is the fastest one of them");
+    REQUIRE(run_train(folder.path(), {"--tokenizer", pad, "--out", folder / "s", folder / "text"},
+                      program_path("data/make_shards"))
+                .exit_code == kExitDone);
+    CHECK(TokenShard(folder / "s_train_000000.bin").vocab_size() == 457);
+}
+
+TEST_CASE(
+    "sub-commands: a text ends where config.json says, and what else it says is kept, by a run as well") {
+    TempFolder folder;
+    const std::string hf = folder / "hf", out = folder / "out", shard = folder / "t.bin",
+                      run = folder / "run";
+    const auto succeeds = [&](const Words& command) {
+        const ProgramRun done = run_train(folder.path(), command);
+        REQUIRE_MESSAGE(done.exit_code == kExitDone, done.err);
+        return done.out;
+    };
+    const auto fields = [&](const std::string& file) {
+        const Json all = Json::parse(read_bytes(file));
+        return Json{all["bos_token_id"], all["eos_token_id"], all.value("attn_pdrop", Json()),
+                    all.value("pad_token_id", Json())};
+    };
+    // a tokenizer of 512 tokens, of which a text gives 457; the model is sure of the others
+    succeeds({"export", write_random_model(folder / "m.bin", 64, 0.3, 512), "--hf", hf});
+    std::filesystem::copy("dev/test/fixture/bpe/encoder.json", hf + "/vocab.json");
+    std::filesystem::copy("dev/test/fixture/bpe/vocab.bpe", hf + "/merges.txt");
+    Json added, ends = Json::array();
+    for (int id = 457; id < 512; id++) {
+        added["<|" + std::to_string(id) + "|>"] = id;
+        ends.push_back(id);
+    }
+    write_bytes(hf + "/added_tokens.json", added.dump());
+    Json config = Json::parse(read_bytes(hf + "/config.json"));
+    config.update(Json{{"bos_token_id", 0}, {"eos_token_id", 9}, {"attn_pdrop", 0.1}, {"pad_token_id", 3}});
+    write_bytes(hf + "/config.json", config.dump());
+    const Words generate = {"generate", hf,       "--tokens", "300",    "--temperature",
+                            "1",        "--json", "--prompt", "<|460|>"};
+    CHECK(Json::parse(succeeds(generate))["ended"] == "tokens");
+    write_bytes(hf + "/generation_config.json", Json{{"eos_token_id", ends}}.dump());
+    const Json ended = Json::parse(succeeds(generate));
+    CHECK(ended["ended"] == "end_of_text");
+    for (const auto& id : ended["ids"]) { CHECK(id.get<int>() < 457); }
+    const Json expected = {0, ends, 0.1, 3};
+    succeeds({"export", hf, "--hf", out});
+    CHECK(fields(out + "/config.json") == expected);
+    CHECK(fields(out + "/generation_config.json") == Json{0, ends, nullptr, nullptr});
+    CHECK(same_files(out + "/added_tokens.json", hf + "/added_tokens.json"));
+    // a run from it (of smaller weights), its checkpoint alone, and what is exported of both
+    succeeds({"export", write_random_model(folder / "m.bin", 64, 0.02, 512), "--hf", folder / "small"});
+    std::filesystem::rename(folder / "small/model.safetensors", hf + "/model.safetensors");
+    std::vector<uint16_t> tokens;
+    for (int32_t id : random_tokens(400, 457, 3)) { tokens.push_back((uint16_t)id); }
+    write_token_shard(shard, tokens, 457);
+    const std::string train = "--train-data " + shard +
+                              " --val-data none --seq-len 32 --batch 2 --save-every 2 " +
+                              "--sample-every 0 --out " + run;
+    succeeds(words("--model " + hf + " --steps 2 --lr 1e-6 " + train));
+    succeeds(words("--resume auto --steps 4 " + train));
+    const std::string step = folder / "alone";
+    copy_folder(run + "/step_00000004", step);
+    for (const std::string& model : {run, step}) {
+        CAPTURE(model);
+        succeeds({"export", model, "--hf", out, "--force"});
+        CHECK(fields(out + "/config.json") == expected);
+        CHECK(same_files(out + "/added_tokens.json", hf + "/added_tokens.json"));
+        CHECK(contains(succeeds({"generate", model, "--tokens", "2", "--prompt", "<|460|>"}), "<|460|>"));
+    }
+    write_bytes(run + "/step_00000004/config.json", "{");  // which model.bin does not need
+    CHECK(!succeeds({"generate", run, "--tokens", "2"}).empty());
+    for (const char* name : {"/vocab.json", "/added_tokens.json", "/tokenizer_config.json"}) {
+        flip_byte(step + name, 3);
+        const ProgramRun damaged = run_train(folder.path(), {"generate", step});
+        CHECK(damaged.exit_code == kExitBadInput);
+        CHECK_MESSAGE(contains(damaged.err, step + name + " is damaged"), damaged.err);
+        flip_byte(step + name, 3);
+    }
+    const std::string manifest = read_bytes(step + "/MANIFEST");
+    for (size_t end = 0; (end = manifest.find('\n', end) + 1) < manifest.size();) {
+        write_bytes(step + "/MANIFEST", manifest.substr(0, end));
+        CHECK(run_train(folder.path(), {"generate", step}).exit_code == kExitBadInput);
+    }
+    // no token begins a text
+    config["bos_token_id"] = nullptr;
+    write_bytes(hf + "/config.json", config.dump());
+    std::string vocab = read_bytes(hf + "/vocab.json");
+    write_bytes(hf + "/vocab.json", vocab.replace(vocab.find("<|endoftext|>"), 13, "x|endoftext|x"));
+    const ProgramRun nothing = run_train(folder.path(), {"generate", hf});
+    CHECK(nothing.exit_code == kExitUsage);
+    CHECK_MESSAGE(contains(nothing.err, "give a --prompt"), nothing.err);
+}
+
+// a run of three steps, saved after the third
+static std::string trained(const TempFolder& folder) {
+    write_token_shard(folder / "train.bin", std::vector<uint16_t>(400, 7), 257);
+    const ProgramRun train =
+        run_train(folder.path(), words("--train-data " + (folder / "train.bin") +
+                                       " --val-data none --seq-len 12 --batch 8 --quiet "
+                                       "--sample-every 0 --save-every 3 --steps 3 --layers 1 "
+                                       "--heads 2 --channels 16 --out " +
+                                       (folder / "run")));
+    CAPTURE(train.err);
+    REQUIRE(train.exit_code == kExitDone);
+    return folder / "run";
+}
+
+TEST_CASE(
+    "sub-commands: a run with a step_ folder newer than its model.bin says so, and a file is no folder to "
+    "export to") {
+    TempFolder folder;
+    const std::string run = trained(folder), step = run + "/step_00000003";
+    const auto generate = [&] {
+        return run_train(folder.path(), {"generate", run, "--tokens", "2", "--json"});
+    };
+    const ProgramRun fresh = generate();
+    CHECK(fresh.exit_code == kExitDone);
+    CHECK(fresh.err.find(step) == std::string::npos);
+    const std::string log = read_bytes(run + "/log.jsonl");  // going on takes the end out of it
+    write_bytes(run + "/log.jsonl", log.substr(0, log.rfind("{\"event\":\"end\"")));
+    const ProgramRun stale = generate();
+    CHECK(stale.exit_code == kExitDone);
+    CHECK(stale.err.find("name " + step) != std::string::npos);
+    const ProgramRun taken = run_train(folder.path(), {"export", run, "--hf", folder / "train.bin"});
+    CHECK(taken.exit_code == kExitUsage);
+    CHECK(taken.err.find("a file") != std::string::npos);
+}
+
+TEST_CASE(
+    "sub-commands: a checkpoint's weights are used without its optimizer's moments, not if they are "
+    "damaged") {
+    TempFolder folder;
+    const std::string run = trained(folder), step = run + "/step_00000003";
+    const auto generate = [&] {
+        return run_train(folder.path(), {"generate", step, "--tokens", "9", "--seed", "1"});
+    };
+    const ProgramRun whole = generate();
+    CHECK(whole.exit_code == kExitDone);
+    std::filesystem::remove(step + "/optimizer.safetensors");
+    const ProgramRun alone = generate();
+    CHECK(alone.exit_code == kExitDone);
+    CHECK(alone.out == whole.out);
+    for (const char* name : {"/model.safetensors", "/config.json", "/run.json"}) {
+        const std::string intact = read_bytes(step + name);
+        std::string damaged = intact;
+        damaged.back() ^= 1;
+        write_bytes(step + name, damaged);
+        const ProgramRun refused = generate();
+        CHECK(refused.exit_code == kExitBadInput);
+        CHECK(refused.err.find(step + name + " is damaged") != std::string::npos);
+        CHECK(refused.err.find("Name another step_ folder, or a run's model.bin") != std::string::npos);
+        write_bytes(step + name, intact);
+    }
+}
+
+TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated, with its own tokenizer") {
+    TempFolder folder;
+    const Tokenizer t = Tokenizer::load("dev/test/fixture/bpe");
+    std::vector<uint16_t> tokens = {456};
+    for (int i = 0; i < 400; i++) {
+        for (int id : t.encode("the kernel of rung " + std::to_string(i % 7) + " is the fastest. ")) {
+            tokens.push_back((uint16_t)id);
+        }
+    }
+    write_token_shard(folder / "train.bin", tokens, 457);
+    const std::string run = folder / "run", out = folder / "hf";
+    const std::string common = "--train-data " + (folder / "train.bin") +
+                               " --val-data none --seq-len 12 --batch 8 "
+                               "--sample-every 0 --quiet ";
+    const ProgramRun train = run_train(
+        folder.path(),
+        words(common +
+              "--layers 2 --heads 2 --channels 16 --steps 30 --lr 0.01 --tokenizer dev/test/fixture/bpe "
+              "--out " +
+              run));
+    CAPTURE(train.err);
+    REQUIRE(train.exit_code == kExitDone);
+    CHECK(std::filesystem::exists(run + "/tokenizer.json"));
+    REQUIRE(run_train(folder.path(), {"export", run, "--hf", out}).exit_code == kExitDone);
+    CHECK(names_below(out) == Words{"config.json", "generation_config.json", "merges.txt",
+                                    "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+                                    "vocab.json"});
+    const ProgramRun again = run_train(folder.path(), {"export", run, "--hf", out});
+    CHECK(again.exit_code == kExitUsage);
+    CHECK(again.err.find("--force") != std::string::npos);
+    CHECK(run_train(folder.path(), {"export", run, "--hf", out, "--force"}).exit_code == kExitDone);
+
+    // what cannot be printed is not lost in silence
+    for (const Words& command :
+         {Words{"generate", run, "--prompt", "the kernel", "--tokens", "8"},
+          Words{"eval", run, "--data", folder / "train.bin"}, words(common + "--dry-run --model d1")}) {
+        const pid_t pid =
+            start_prepared(folder.path(), command, [] { dup2(open("/dev/full", O_WRONLY), STDOUT_FILENO); });
+        const ProgramRun full = finish_train(folder.path(), pid);
+        CHECK(full.exit_code == kExitSaveFailed);
+        CHECK(full.err.find("cannot write to standard output") != std::string::npos);
+    }
+    // nor are results that are not finite
+    const std::string diverged = write_random_model(folder / "diverged.bin", 64, 1e30);
+    write_token_shard(folder / "bytes.bin", std::vector<uint16_t>(200, 5), 257);
+    for (const Words& command : {Words{"generate", diverged, "--prompt", "x"},
+                                 Words{"eval", diverged, "--data", folder / "bytes.bin"}}) {
+        const ProgramRun r = run_train(folder.path(), command);
+        CHECK(r.exit_code == kExitDiverged);
+        CHECK_MESSAGE(r.err.find("are not finite: it diverged in training") != std::string::npos, r.err);
+    }
+    // every name of the same model writes and evaluates the same
+    std::string text, loss;
+    for (const std::string& name :
+         {run, run + "/model.bin", run + "/step_00000030", out, out + "/model.safetensors"}) {
+        CAPTURE(name);
+        const ProgramRun wrote =
+            run_train(folder.path(), {"generate", name, "--prompt", "the kernel", "--tokens", "8"});
+        const ProgramRun eval = run_train(folder.path(), {"eval", name, "--data", folder / "train.bin"});
+        CAPTURE(wrote.err);
+        CAPTURE(eval.err);
+        REQUIRE(wrote.exit_code == kExitDone);
+        REQUIRE(eval.exit_code == kExitDone);
+        CHECK(wrote.out.starts_with("the kernel"));
+        if (text.empty()) {
+            text = wrote.out;
+            loss = eval.out;
+        }
+        CHECK(wrote.out == text);
+        CHECK(eval.out == loss);
+    }
+    // what eval prints fits together: each token but the first is predicted
+    double nats = 0, perplexity = 0, bits = 0;
+    long long count = 0, bytes = 0;
+    REQUIRE(
+        std::sscanf(loss.c_str(),
+                    "tokens %lld, in rows of 12 loss %lf nats/token perplexity %lf bits/byte %lf, over %lld",
+                    &count, &nats, &perplexity, &bits, &bytes) == 5);
+    CHECK(count == (long long)tokens.size() - 1);
+    long long expected = 0;
+    for (uint16_t id : tokens) { expected += id == 456 ? 0 : (long long)t.decode(id).size(); }
+    CHECK(bytes == expected);
+    CHECK(std::fabs(std::exp(nats) / perplexity - 1) < 1e-3);
+    CHECK(std::fabs(nats * (double)count / std::log(2.0) / (double)bytes / bits - 1) < 1e-3);
+
+    const Json object =
+        Json::parse(run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--json"}).out);
+    CHECK(object["tokens"] == count);
+    CHECK(object["bytes"] == bytes);
+    CHECK(std::fabs(object["loss"].get<double>() - nats) < 1e-4);
+    CHECK(std::fabs(object["bits_per_byte"].get<double>() - bits) < 1e-4);
+    CHECK(run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--json", "--per-question"})
+              .exit_code == kExitUsage);
+
+    const ProgramRun none =
+        run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--max-tokens", "0"});
+    CHECK(none.exit_code == kExitUsage);
+    CHECK(none.err.find("--max-tokens: '0' is out of range. Expected a whole number, -1 or 1 to 10^15.") !=
+          std::string::npos);
+    // a run from it starts where it ended, and knows its tokenizer
+    const std::string more =
+        common + "--steps 2 --prompt the --model " + out + " --out " + (folder / "tuned");
+    const ProgramRun into = run_train(folder.path(), words(more + " --export-hf " + out));
+    CHECK(into.exit_code == kExitUsage);  // before it trains, not after
+    CHECK(into.err.find("not an empty folder. It holds no export of this run") != std::string::npos);
+    const ProgramRun tuned = run_train(folder.path(), words(more + " --export-hf " + (folder / "hf2")));
+    CAPTURE(tuned.err);
+    CHECK(tuned.exit_code == kExitDone);
+    // what the run leaves by itself is what `export` makes of it; going on replaces it
+    REQUIRE(run_train(folder.path(), {"export", folder / "tuned", "--hf", folder / "hf3"}).exit_code ==
+            kExitDone);
+    CHECK(names_below(folder / "hf2") == names_below(out));
+    for (const std::string& name : names_below(folder / "hf3")) {
+        if (name == "config.json") { continue; }  // the run has noted itself there
+        CAPTURE(name);
+        CHECK(same_files(folder / "hf2/" + name, folder / "hf3/" + name));
+    }
+    CHECK_FALSE(same_files(folder / "hf2/model.safetensors", out + "/model.safetensors"));
+    CHECK(
+        run_train(folder.path(), words(more + " --resume auto --export-hf " + (folder / "hf2"))).exit_code ==
+        kExitDone);
+    CHECK(std::filesystem::exists(folder / "tuned/tokenizer.json"));
+    std::vector<double> losses;
+    for (const std::string& log : {run, folder / "tuned"}) {
+        for (const Json& line : read_log(log)) {
+            if (line.contains("train_loss")) { losses.push_back(line["train_loss"].get<double>()); }
+        }
+    }
+    REQUIRE(losses.size() == 32);
+    const double before = losses[29], after = losses[30];
+    CHECK(std::fabs(after - before) < 0.5);  // a new model begins near ln 457 = 6.1
+    CHECK(before < 4);
+}

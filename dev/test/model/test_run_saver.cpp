@@ -1,0 +1,366 @@
+// The checkpoints of a run: which ones stay, which one is the best, and that writing them while the training
+// goes on changes nothing.
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/support/any_model.h"
+#include "dev/test/support/test_options.h"
+#include "dev/test/support/train_program.h"
+#include "llmc/model/cpu/gpt2.h"
+#include "llmc/model/run/saver.h"
+
+using namespace llmc;
+namespace fs = std::filesystem;
+
+namespace {
+
+const Descent kLine = {{"0123456789abcdef", 0}};
+
+RunRecord record_at(int64_t step) {
+    RunRecord record = record_of(step, step, 1);
+    record.descent = kLine;
+    return record;
+}
+
+// a run of a tiny model that saves when told to
+struct Saving {
+    TempFolder folder, log_folder;
+    RunPlan plan;
+    Options& options = plan.options;
+    SavePlan saves;
+    Screen line{true, 1};
+    RunJournal journal{log_folder.path(), -1, log_start(kLine, 0)};
+    GPT2Cpu model{tiny_config(), 2, 9};
+    int locks = 0;
+    bool other_data = false;  // it is validated on
+    std::optional<RunSaver> saver;
+
+    Saving() {
+        plan.out = folder.path();
+        plan.config = tiny_config();
+        fill_states(&model, 1);
+        zero_padding(&model);
+    }
+    void start() {
+        saver.reset();
+        saver.emplace(
+            plan, plan.out, other_data ? std::nullopt : plan.record.best, saves,
+            [this](std::span<float> memory) {
+                locks++;
+                CHECK((int64_t)memory.size() == 3 * file_elements(tiny_config()));
+                return nullptr;
+            },
+            &line, &journal);
+    }
+    std::string save(int64_t step, bool wait = true) {
+        return printed_by([&] { saver->save(record_at(step), reader(model), wait); });
+    }
+    Words steps() const {
+        Words names = names_below(folder.path());
+        for (std::string& name : names) { name.erase(0, name.find_first_not_of("step_0")); }
+        return names;
+    }
+    RunRecord saved(int64_t step) const {
+        return inspect_checkpoint(checkpoint_name(folder.path(), step)).record;
+    }
+};
+
+Words saving_run(const TempFolder& folder, const std::string& out, const std::string& more) {
+    return tiny_run(folder.path(),
+                    "--lr 0.01 --warmup 0 --final-lr-fraction 1 --sample-every 0 --quiet --out " +
+                        folder / out + " " + more);
+}
+
+}  // namespace
+
+// ---- what stays --------------------------------------------------------------------------------
+
+TEST_CASE("run saver: --keep counts neither majors nor the best") {
+    Saving s;
+    s.options.keep = 2;
+    s.options.keep_major = 30;
+    s.options.keep_best = true;
+    s.start();
+    for (int64_t step = 10; step <= 100; step += 10) {
+        if (step == 40) { CHECK(s.saver->validated(40, 1.0)); }
+        s.save(step);
+    }
+    CHECK(s.steps() == Words{"30", "40", "60", "80", "90", "100"});
+    CHECK(s.saver->validated(110, 0.5));  // the better one takes its place
+    s.save(110);
+    CHECK(s.steps() == Words{"30", "60", "80", "90", "100", "110"});
+    s.plan.record.best = Validated{110, 0.5};
+    s.options.keep = 1;
+    s.other_data = true;  // it is no loss to beat any more, but stays until another best is saved
+    s.start();
+    s.save(130);
+    CHECK(s.steps() == Words{"30", "60", "90", "110", "130"});
+    CHECK(s.saver->validated(140, 0.9));
+    s.save(140);
+    CHECK(s.steps() == Words{"30", "60", "90", "130", "140"});
+    s.options.keep = 0;  // nothing is deleted
+    s.start();
+    s.save(150);
+    CHECK(s.steps().size() == 6);
+}
+
+TEST_CASE("run saver: at every moment as many intact ones are there as --keep asks for") {
+    for (int64_t keep : {1, 3}) {
+        for (int64_t major : {0, 4}) {
+            Saving s;
+            s.options.keep = keep;
+            s.options.keep_major = major;
+            s.start();
+            for (int64_t step = 1; step <= 12; step++) {
+                s.save(step);
+                int64_t ordinary = 0;
+                for (const std::string& name : names_below(s.folder.path())) {
+                    CHECK(inspect_checkpoint(s.folder / name).damage.empty());
+                    ordinary += major == 0 || std::stoll(name.substr(5)) % major != 0;
+                }
+                const int64_t saved = step - (major > 0 ? step / major : 0);
+                CHECK(ordinary == std::min(keep, saved));
+            }
+        }
+    }
+}
+
+TEST_CASE("run saver: the best validation loss is in the checkpoint and goes on over resumes") {
+    Saving s;
+    s.options.keep_best = true;
+    s.start();
+    CHECK_FALSE(s.saver->validated(1, NAN));
+    CHECK_FALSE(s.saver->validated(1, INFINITY));
+    CHECK(s.saver->validated(2, 3.0));
+    s.save(2);
+    CHECK(s.saved(2).val_loss == 3.0);
+    CHECK(s.saved(2).best == Validated{2, 3.0});
+    CHECK_FALSE(s.saver->validated(4, 3.0));  // not lower
+    s.save(4);
+    CHECK(s.saved(4).val_loss == 3.0);
+    CHECK(s.saved(4).best == Validated{2, 3.0});
+    s.save(5);
+    CHECK_FALSE(s.saved(5).val_loss.has_value());  // validated a step before
+    s.plan.record = s.saved(5);
+    s.start();
+    CHECK_FALSE(s.saver->validated(6, 3.5));
+    CHECK(s.saver->validated(7, 2.5));
+    // a save that fails leaves the best as it was, so that the next lower one counts
+    write_bytes(checkpoint_name(s.folder.path(), 7), "in the way");
+    fs::create_directory(checkpoint_name(s.folder.path(), 7) + kReplaced);
+    CHECK(contains(s.save(7), "step 7 | SAVE FAILED"));
+    CHECK(s.saver->failed());
+    CHECK(s.saver->validated(8, 2.75));
+    CHECK(contains(s.save(8), "step 8 | saved " + s.folder.path()));
+    CHECK_FALSE(s.saver->failed());
+    CHECK(s.saved(8).best == Validated{8, 2.75});
+    s.options.keep_best = false;
+    s.start();
+    CHECK_FALSE(s.saver->validated(9, 1.0));
+}
+
+TEST_CASE("run saver: --keep-best saves what validation found best, and changes no bit") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    auto train = [&](const std::string& out, const std::string& more) {
+        ProgramRun run =
+            run_train(folder.path(), saving_run(folder, out, "--save-every 4 --val-every 3 " + more));
+        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+        return run;
+    };
+    train("plain", "--steps 12");
+    ProgramRun run = train("best", "--steps 12 --keep-best --keep 1");
+    CHECK(same_files(folder / "best/model.bin", folder / "plain/model.bin"));
+    CHECK(read_log(folder / "best") == read_log(folder / "plain"));
+    double lowest = INFINITY;
+    int64_t at = 0;
+    Words saved;  // by the log: where each step's validation was the lowest so far
+    for (const Json& line : read_log(folder / "plain")) {
+        if (!line.contains("val_loss") || line["val_loss"].get<double>() >= lowest) { continue; }
+        lowest = line["val_loss"];
+        at = line["step"];
+        saved.push_back(fmt::format("step {} | saved", (int)at));
+    }
+    REQUIRE(saved.size() >= 2);
+    for (const std::string& line : saved) { CHECK_MESSAGE(contains(run.out, line), run.out); }
+    CHECK(contains(run.out, "step 8 | saved"));
+    const RunRecord record = inspect_checkpoint(folder / "best/step_00000012").record;
+    REQUIRE(record.best.has_value());
+    CHECK(record.best->step == at);
+    CHECK(std::fabs(record.best->loss - lowest) < 1e-6);
+    CHECK(record.val_loss.has_value());
+    // the same in two parts
+    train("parts", "--steps 8 --keep-best --keep 1");
+    train("parts", "--steps 12 --keep-best --keep 1 --resume auto");
+    CHECK(names_below(folder / "parts") == names_below(folder / "best"));
+    CHECK(inspect_checkpoint(folder / "parts/step_00000012").record.best == record.best);
+    run = run_train(folder.path(), words("--train-data " + folder / "train.bin --val-data none --keep-best"));
+    CHECK(run.exit_code == kExitUsage);
+    CHECK(contains(run.err, "--val-data"));
+}
+
+// ---- writing while the training goes on --------------------------------------------------------
+
+TEST_CASE("run saver: in the background it writes what the model was") {
+    Saving s;
+    s.saves.background = true;
+    s.start();
+    CHECK(s.locks == 1);
+    GPT2Cpu before(tiny_config(), 2, 9), found(tiny_config(), 2, 9);
+    copy_states(&before, s.model);
+    std::string said = s.save(3, false);
+    fill_states(&s.model, 99);
+    zero_padding(&s.model);
+    said += printed_by([&] { s.saver->wait(); });
+    CHECK(contains(said, "step 3 | saved"));
+    CHECK(s.saver->newest() == checkpoint_name(s.folder.path(), 3));
+    load_checkpoint(Checkpoint(s.saver->newest()), writer(&found));
+    check_same_state("written in the background", found, before);
+    // one at a time: the second waits for the first
+    said = s.save(4, false) + s.save(5, false);
+    said += printed_by([&] { s.saver->wait(); });
+    CHECK(contains(said, "step 4 | saved"));
+    CHECK(contains(said, "step 5 | saved"));
+    said = s.save(6, false);
+    for (int wait = 0; wait < 5000 && said.empty(); wait++) {
+        usleep(1000);
+        said = printed_by([&] { s.saver->poll(); });
+    }
+    CHECK(contains(said, "step 6 | saved"));
+    // without a thread, as where a container's processes are counted, it is written at once
+    pthread_attr_t usual, huge;
+    pthread_getattr_default_np(&usual);
+    pthread_getattr_default_np(&huge);
+    pthread_attr_setstacksize(&huge, (size_t)1 << 47);
+    pthread_setattr_default_np(&huge);
+    said = s.save(7, false);
+    pthread_setattr_default_np(&usual);
+    CHECK(contains(said, "step 7 | no thread"));
+    CHECK(contains(said, "step 7 | saved"));
+    // numbers that are not finite are noticed then
+    const float bad = NAN;
+    s.model.load(State::kSecondMoment, kLnfb, 3, {&bad, 1});
+    s.save(8, false);
+    check_error(error_of([&] { s.saver->wait(); }), kExitDiverged,
+                {"lnfb[3], second moment = nan", checkpoint_name(s.folder.path(), 7)});
+    CHECK(s.steps() == Words{"3", "4", "5", "6", "7"});
+}
+
+TEST_CASE("run saver: --save-mode changes no bit of what is saved") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    auto train = [&](const std::string& out, const std::string& more, int exit_code = kExitDone) {
+        ProgramRun run = run_train(folder.path(),
+                                   saving_run(folder, out, "--steps 9 --save-every 1 --val-every 4 " + more));
+        CHECK_MESSAGE(run.exit_code == exit_code, run.err);
+        return run;
+    };
+    ProgramRun sync = train("sync", "--save-mode sync"), async = train("async", "--save-mode async");
+    CHECK(contains(sync.out, "the training waits: --save-mode sync"));
+    CHECK(contains(async.out, "while the training goes on"));
+    CHECK(read_log(folder / "async") == read_log(folder / "sync"));
+    CHECK(names_below(folder / "async") == names_below(folder / "sync"));
+    for (int step = 1; step <= 9; step++) {
+        for (const char* file : {"/model.safetensors", "/optimizer.safetensors"}) {
+            CHECK(same_files(checkpoint_name(folder / "async", step) + file,
+                             checkpoint_name(folder / "sync", step) + file));
+        }
+    }
+    fs::remove_all(folder / "async/step_00000009");
+    fs::remove_all(folder / "async/step_00000008");
+    train("async", "--save-mode async --resume auto --keep 2");
+    CHECK(same_files(folder / "async/model.bin", folder / "sync/model.bin"));
+    CHECK(contains(train("auto", "").out, "the training waits: on the CPU"));
+}
+
+TEST_CASE("run saver: a save in the background that fails is told of, and so is the signal's last one") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    auto start = [&](const std::string& more, rlim_t most) {
+        return start_prepared(
+            folder.path(),
+            tiny_run(folder.path(), "--sample-every 0 --val-every 0 --quiet --save-mode async " + more), [=] {
+                rlimit limit = {most, most};
+                setrlimit(RLIMIT_FSIZE, &limit);
+            });
+    };
+    ProgramRun run =
+        finish_train(folder.path(), start("--steps 4 --save-every 1 --out " + folder / "full", 10000));
+    CHECK(run.exit_code == kExitSaveFailed);
+    for (const char* step : {"step 1", "step 2", "step 3", "step 4"}) {
+        CHECK_MESSAGE(contains(run.out, std::string(step) + " | SAVE FAILED"), run.out);
+    }
+    const std::string out = folder / "stopped";
+    pid_t pid = start("--steps 100000000 --save-every 5 --keep 2 --out " + out, RLIM_INFINITY);
+    for (int wait = 0; wait < 10000 && !fs::exists(out + "/step_00000010"); wait++) { usleep(1000); }
+    kill(pid, SIGTERM);
+    run = finish_train(folder.path(), pid);
+    CHECK_MESSAGE(run.exit_code == kExitPreempted, run.out, run.err);
+    std::string notes;
+    const int64_t last = read_log(out).back()["step"];
+    CHECK(find_checkpoint(out, &notes) == checkpoint_name(out, last));
+    CHECK(notes.empty());
+}
+
+// ---- the forecast ------------------------------------------------------------------------------
+
+TEST_CASE("save plan: how many checkpoints will be on the disk") {
+    RunPlan plan;
+    Options& o = plan.options;
+    o.program = Program::kCpu;
+    plan.out = "/tmp/not/there/yet";
+    plan.config = tiny_config();
+    plan.steps = 100;
+    auto at_once = [&] { return plan_saves(plan, {}, 0).at_once; };
+    CHECK(plan_saves(plan, {}, 0).saves == 1);  // at the end
+    o.save_every = 10;
+    CHECK(plan_saves(plan, {}, 0).saves == 10);
+    o.save_every = 30;
+    CHECK(plan_saves(plan, {}, 0).saves == 4);
+    o.save_every = 10;
+    CHECK(at_once() == 10);
+    o.keep = 2;
+    CHECK(at_once() == 3);  // the third is complete before the first goes
+    o.keep_major = 40;
+    CHECK(at_once() == 5);
+    o.keep_best = true;
+    CHECK(at_once() == 6);
+    o.keep = 0;
+    o.val_every = 25;
+    CHECK(at_once() == 14);
+    plan.record.state.step = 95;
+    CHECK(plan_saves(plan, {}, 0).saves == 1);
+    plan.record.state.step = 100;
+    CHECK(plan_saves(plan, {}, 0).saves == 0);
+
+    SavePlan p = plan_saves(plan, {}, 0);
+    CHECK(p.free_bytes > 0);
+    CHECK(disk_warning(p, "x") == "");
+    p.free_bytes = p.disk_bytes() - 1;
+    CHECK(contains(disk_warning(p, "x"), "x: the disk has "));
+    CHECK(p.copy_bytes == 12 * file_elements(tiny_config()));
+    o.save_mode = SaveMode::kAsync;
+    CHECK(plan_saves(plan, {}, 0).background);
+    check_error(error_of([&] { plan_saves(plan, {}, int64_t{1} << 60); }), kExitDevice,
+                {"--save-mode async", "Use --save-mode sync"});
+    o.save_mode = SaveMode::kAuto;
+    CHECK_FALSE(plan_saves(plan, {}, 0).background);
+    o.program = Program::kGpu;
+    CHECK(plan_saves(plan, {}, 0).background);
+    CHECK_FALSE(plan_saves(plan, {}, int64_t{1} << 60).background);
+    o.save_mode = SaveMode::kSync;
+    CHECK_FALSE(plan_saves(plan, {}, 0).background);
+}
+
+TEST_CASE("save plan: a disk that is too small is said before the start") {
+    TempFolder folder;
+    write_tiny_data(folder.path());
+    ProgramRun run = run_train(
+        folder.path(),
+        tiny_run(folder.path(), "--steps 2000000000 --save-every 1 --dry-run --out " + folder / "new/run"));
+    CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+    CHECK_MESSAGE(contains(run.out, "disk       | 2,000,000,000 saves x "), run.out);
+    CHECK_MESSAGE(contains(run.err, folder / "new/run: the disk has "), run.err);
+}

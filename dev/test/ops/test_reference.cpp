@@ -1,0 +1,406 @@
+// Tests of the CPU reference's forward functions: values by hand, and a second implementation that does the
+// same in another arrangement. The backward functions are tested in test_reference_backward.cpp.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "dev/test/support/compare.h"
+#include "llmc/model/cpu/reference.h"
+
+using namespace llmc;
+
+namespace {
+
+using Vector = std::vector<double>;
+Vector random(int64_t n, uint64_t seed) { return random_vector<double>(n, seed); }
+
+// whole numbers from -8 to 8: sums of their products are exact in any order
+template <typename Real>
+std::vector<Real> whole_numbers(int64_t n, uint64_t seed) {
+    std::vector<Real> x;
+    for (int32_t k : random_tokens(n, 17, seed)) { x.push_back((Real)(k - 8)); }
+    return x;
+}
+
+}  // namespace
+
+// ---- encoder -----------------------------------------------------------------------------------
+
+TEST_CASE("encoder_forward: the token's row plus the position's") {
+    ThreadCount one(1);
+    struct {
+        int B, T, C;
+    } shapes[] = {{1, 1, 1}, {2, 17, 3}, {3, 1, 65}};
+    for (auto [B, T, C] : shapes) {
+        std::vector<int32_t> tokens = random_tokens(B * T, 5, 1);
+        auto wte = whole_numbers<float>(5 * C, 2), wpe = whole_numbers<float>(T * C, 3);
+        std::vector<float> out = poisoned<float>(B * T * C), expected;
+        for (int b = 0; b < B; b++) {
+            for (int t = 0; t < T; t++) {
+                for (int c = 0; c < C; c++) {
+                    expected.push_back(wte[tokens[b * T + t] * C + c] + wpe[t * C + c]);
+                }
+            }
+        }
+        encoder_forward_cpu(out.data(), tokens.data(), wte.data(), wpe.data(), B, T, C);
+        check_same(fmt::format("encoder_forward out B={} T={} C={}", B, T, C), out, expected);
+    }
+}
+
+// ---- layernorm ---------------------------------------------------------------------------------
+
+namespace {
+
+struct NormOut {
+    Vector out, mean, rstd;
+};
+template <typename Real>
+NormOut layernorm(const std::vector<Real>& inp, const Real* weight, const Real* bias, int64_t N, int C,
+                  double eps) {
+    std::vector<Real> out = poisoned<Real>(N * C), mean = poisoned<Real>(N), rstd = poisoned<Real>(N);
+    layernorm_forward_cpu(out.data(), mean.data(), rstd.data(), inp.data(), weight, bias, N, C, eps);
+    return {convert<double>(out), convert<double>(mean), convert<double>(rstd)};
+}
+
+// The same in long double, whose own errors are 2^11 times smaller. `u` is the roundoff of the stored type;
+// sums are made in double, eps = 2^-53: the mean errs by (C + 4) eps average|x|, which rstd and weight scale
+// on its way to out; the variance, a sum of C squares, errs by (C + 8) eps of itself, twice what rstd then
+// does, and by the square of the mean's error; storing costs u.
+void check_layernorm(const char* layer, const NormOut& found, const Vector& x, const Vector& w,
+                     const Vector& b, int64_t N, int C, double eps, double u) {
+    NormOut expected, bound;
+    for (int64_t row = 0; row < N; row++) {
+        const double* xr = x.data() + row * C;
+        long double m = 0, var = 0, average = 0;
+        for (int c = 0; c < C; c++) {
+            m += (long double)xr[c] / C;
+            average += std::fabs((long double)xr[c]) / C;
+        }
+        for (int c = 0; c < C; c++) { var += (xr[c] - m) * (xr[c] - m) / C; }
+        long double s = 1 / std::sqrt(var + (long double)eps);
+        double mean_error = (C + 4) * kDoubleRoundoff * (double)average, relative = (C + 8) * kDoubleRoundoff;
+        expected.mean.push_back((double)m);
+        bound.mean.push_back(mean_error + u * std::fabs((double)m));
+        expected.rstd.push_back((double)s);
+        bound.rstd.push_back((relative + u + std::pow(mean_error * (double)s, 2)) * (double)s);
+        for (int c = 0; c < C; c++) {
+            double scaled = (double)((xr[c] - m) * s * w[c]), y = (double)((xr[c] - m) * s * w[c] + b[c]);
+            expected.out.push_back(y);
+            bound.out.push_back(2 * mean_error * std::fabs((double)s * w[c]) +
+                                2 * relative * std::fabs(scaled) + 4 * kDoubleRoundoff * std::fabs(b[c]) +
+                                (u + kDoubleRoundoff) * std::fabs(y));
+        }
+    }
+    std::string shape = fmt::format("N={} C={}", (int)N, C), prefix = layer;
+    check_near(prefix + " mean " + shape, found.mean, expected.mean, [&](size_t i) { return bound.mean[i]; });
+    check_near(prefix + " rstd " + shape, found.rstd, expected.rstd, [&](size_t i) { return bound.rstd[i]; });
+    check_near(prefix + " out " + shape, found.out, expected.out, [&](size_t i) { return bound.out[i]; });
+}
+
+}  // namespace
+
+TEST_CASE("layernorm_forward: values by hand") {
+    ThreadCount one(1);
+    // mean 2.5, biased variance 1.25, so with eps 1 rstd = 1 / sqrt(2.25); C - 1 would give 1 / sqrt(2.667)
+    Vector weight = {1, 2, 3, -1}, bias = {0, 1, 0, 10};
+    NormOut y = layernorm<double>({1, 2, 3, 4}, weight.data(), bias.data(), 1, 4, 1.0);
+    auto few_eps = [](size_t) { return 1e-15; };
+    check_near("layernorm_forward mean N=1 C=4", y.mean, Vector{2.5}, few_eps);
+    check_near("layernorm_forward rstd N=1 C=4", y.rstd, Vector{1 / 1.5}, few_eps);
+    check_near("layernorm_forward out N=1 C=4", y.out, Vector{-1, 1 - 2 / 3.0, 1, 9}, few_eps);
+    // without eps, two numbers are always one standard deviation from their mean
+    check_near("layernorm_forward out N=1 C=2", layernorm<double>({3, 7}, nullptr, nullptr, 1, 2, 0.0).out,
+               Vector{-1, 1}, few_eps);
+    CHECK(kLayernormEps == 1e-5);
+}
+
+TEST_CASE("layernorm_forward: every shape against long double") {
+    ThreadCount one(1);
+    struct {
+        int64_t N;
+        int C;
+    } shapes[] = {{1, 1}, {1, 3}, {5, 1}, {3, 65}, {17, 3}, {2, 768}, {1, 4097}};
+    for (auto [N, C] : shapes) {
+        Vector x = random(N * C, 1), w = random(C, 2), b = random(C, 3), ones(C, 1.0), zeros(C, 0.0);
+        check_layernorm("layernorm_forward", layernorm(x, w.data(), b.data(), N, C, kLayernormEps), x, w, b,
+                        N, C, kLayernormEps, kDoubleRoundoff);
+        check_layernorm("layernorm_forward, nulls,", layernorm<double>(x, nullptr, nullptr, N, C, 1e-3), x,
+                        ones, zeros, N, C, 1e-3, kDoubleRoundoff);
+        Vector out = poisoned<double>(N * C);
+        layernorm_forward_cpu(out.data(), (double*)nullptr, (double*)nullptr, x.data(), w.data(), b.data(), N,
+                              C, kLayernormEps);
+        check_same(fmt::format("layernorm_forward out, statistics null, N={} C={}", (int)N, C), out,
+                   layernorm(x, w.data(), b.data(), N, C, kLayernormEps).out);
+    }
+}
+
+TEST_CASE("layernorm_forward: a mean a million standard deviations away does not cancel") {
+    ThreadCount one(1);
+    // mean 1e4, sigma 1e-2: E[x^2] - mean^2 would lose 12 of double's 16 digits, and all of float's
+    for (int C : {3, 65, 768}) {
+        std::vector<float> x = random_vector<float>(3 * C, 1, 1e-2);
+        for (float& v : x) { v += 1e4f; }
+        Vector xd = convert<double>(x), ones(C, 1.0), zeros(C, 0.0);
+        check_layernorm("layernorm_forward, mean 1e4,", layernorm<float>(x, nullptr, nullptr, 3, C, 1e-5), xd,
+                        ones, zeros, 3, C, 1e-5, kFloatRoundoff);
+        check_layernorm("layernorm_forward, mean 1e4,", layernorm<double>(xd, nullptr, nullptr, 3, C, 1e-5),
+                        xd, ones, zeros, 3, C, 1e-5, kDoubleRoundoff);
+    }
+}
+
+TEST_CASE("layernorm_forward: a constant row gives the bias, exactly") {
+    ThreadCount one(1);
+    for (int C : {1, 3, 65, 768}) {
+        for (float value : {0.0f, 1.0f, -1e4f, 3e-30f, 1e30f}) {  // a sum of C of them is exact in double
+            std::vector<float> x(2 * C, value), w = random_vector<float>(C, 1, 100),
+                                                b = random_vector<float>(C, 2);
+            NormOut y = layernorm(x, w.data(), b.data(), 2, C, kLayernormEps);
+            Vector expected = convert<double>(b), bias = expected;
+            expected.insert(expected.end(), bias.begin(), bias.end());
+            check_same(fmt::format("layernorm_forward out N=2 C={}, rows of {:g}", C, value), y.out,
+                       expected);
+        }
+    }
+}
+
+TEST_CASE("residual_layernorm_forward: normalises the rounded sum; residual may be one of the addends") {
+    ThreadCount one(1);
+    // 1 + 2^-25 rounds to 1 in float, so the rounded row is constant and gives the bias
+    std::vector<float> inp1 = {1, 1, 1}, inp2 = {0, 0x1p-25f, -0x1p-26f}, bias = {3, 4, 5};
+    std::vector<float> residual = poisoned<float>(3), out = residual, mean = poisoned<float>(1), rstd = mean;
+    residual_layernorm_forward_cpu(residual.data(), out.data(), mean.data(), rstd.data(), inp1.data(),
+                                   inp2.data(), (float*)nullptr, bias.data(), 1, 3, 1e-30);
+    check_same("residual_layernorm_forward residual N=1 C=3", residual, {1, 1, 1});
+    check_same("residual_layernorm_forward out N=1 C=3", out, bias);
+
+    auto a = whole_numbers<double>(3 * 65, 1), b = whole_numbers<double>(3 * 65, 2), sum = a;
+    for (size_t i = 0; i < sum.size(); i++) { sum[i] += b[i]; }
+    NormOut expected = layernorm<double>(sum, nullptr, nullptr, 3, 65, 1e-5);
+    for (Vector* in_place : {&a, &b}) {
+        Vector before = *in_place, y = poisoned<double>(3 * 65), m = poisoned<double>(3), s = m;
+        residual_layernorm_forward_cpu(in_place->data(), y.data(), m.data(), s.data(), a.data(), b.data(),
+                                       (double*)nullptr, (double*)nullptr, 3, 65, 1e-5);
+        check_same("residual_layernorm_forward residual N=3 C=65", *in_place, sum);
+        check_same("residual_layernorm_forward out N=3 C=65", y, expected.out);
+        check_same("residual_layernorm_forward mean N=3 C=65", m, expected.mean);
+        check_same("residual_layernorm_forward rstd N=3 C=65", s, expected.rstd);
+        *in_place = before;
+    }
+}
+
+// ---- matmul ------------------------------------------------------------------------------------
+
+TEST_CASE("matmul_forward: whole numbers give whole numbers, with and without bias") {
+    ThreadCount one(1);
+    struct {
+        int N, C, OC;
+    } shapes[] = {{1, 1, 1}, {3, 65, 5}, {17, 3, 66}, {1, 300, 2}};
+    for (auto [N, C, OC] : shapes) {
+        for (bool with_bias : {true, false}) {
+            auto inp = whole_numbers<float>(N * C, 1), weight = whole_numbers<float>(OC * C, 2);
+            auto bias = whole_numbers<float>(OC, 3), out = poisoned<float>(N * OC);
+            std::vector<float> expected(N * OC);
+            for (int c = 0; c < C; c++) {
+                for (int i = 0; i < N * OC; i++) {
+                    expected[i] += inp[i / OC * C + c] * weight[i % OC * C + c];
+                }
+            }
+            for (int i = 0; i < N * OC && with_bias; i++) { expected[i] += bias[i % OC]; }
+            matmul_forward_cpu(out.data(), inp.data(), weight.data(), with_bias ? bias.data() : nullptr, N, C,
+                               OC);
+            check_same(fmt::format("matmul_forward out {}N={} C={} OC={}", with_bias ? "" : "without bias ",
+                                   N, C, OC),
+                       out, expected);
+        }
+    }
+}
+
+// ---- attention ---------------------------------------------------------------------------------
+
+namespace {
+
+struct AttentionOut {
+    Vector out, lse;
+};
+AttentionOut attention(const Vector& qkv, int B, int T, int C, int NH) {
+    AttentionOut y{poisoned<double>((int64_t)B * T * C), poisoned<double>((int64_t)B * NH * T)};
+    attention_forward_cpu(y.out.data(), y.lse.data(), qkv.data(), B, T, C, NH);
+    return y;
+}
+
+// whole matrices: all T x T scores, exponentials without a maximum taken off, the future multiplied by 0
+AttentionOut attention_by_matrices(const Vector& qkv, int B, int T, int C, int NH) {
+    int HS = C / NH;
+    AttentionOut y{Vector((size_t)B * T * C), Vector((size_t)B * NH * T)};
+    for (int bh = 0; bh < B * NH; bh++) {
+        auto at = [&](int which, int t, int c) {
+            return qkv[(size_t)(bh / NH * T + t) * 3 * C + which * C + bh % NH * HS + c];
+        };
+        Vector e((size_t)T * T), sums(T);
+        for (int ij = 0; ij < T * T; ij++) {
+            double dot = 0;
+            for (int c = 0; c < HS; c++) { dot += at(0, ij / T, c) * at(1, ij % T, c); }
+            e[ij] = ij % T > ij / T ? 0.0 : std::exp(dot / std::sqrt((double)HS));
+            sums[ij / T] += e[ij];
+        }
+        for (int c = 0; c < HS; c++) {
+            for (int i = 0; i < T; i++) {
+                double sum = 0;
+                for (int j = 0; j < T; j++) { sum += e[i * T + j] * at(2, j, c); }
+                y.out[(size_t)(bh / NH * T + i) * C + bh % NH * HS + c] = sum / sums[i];
+            }
+        }
+        for (int i = 0; i < T; i++) { y.lse[(size_t)bh * T + i] = std::log(sums[i]); }
+    }
+    return y;
+}
+
+}  // namespace
+
+TEST_CASE("attention_forward: against whole matrices") {
+    ThreadCount one(1);
+    struct {
+        int B, T, C, NH;
+    } shapes[] = {{1, 1, 3, 1}, {2, 17, 12, 3}, {1, 17, 1, 1}, {2, 5, 65, 1}, {1, 33, 6, 3}};
+    for (auto [B, T, C, NH] : shapes) {
+        Vector qkv = random((int64_t)B * T * 3 * C, 1);
+        AttentionOut found = attention(qkv, B, T, C, NH), expected = attention_by_matrices(qkv, B, T, C, NH);
+        // |q|, |k|, |v| < 5: scores err by HS eps 25 sqrt(HS), probabilities by that much of themselves, sums
+        // by T eps
+        double HS = C / NH, bound = 8 * kDoubleRoundoff * (25 * HS * std::sqrt(HS) + T + 8);
+        std::string shape = fmt::format("B={} T={} C={} NH={}", B, T, C, NH);
+        check_near("attention_forward out " + shape, found.out, expected.out,
+                   [&](size_t) { return 5 * bound; });
+        check_near("attention_forward lse " + shape, found.lse, expected.lse, [&](size_t) { return bound; });
+    }
+}
+
+TEST_CASE("attention_forward: a token changes nothing before it; the first one sees only itself") {
+    ThreadCount one(1);
+    const int T = 9, C = 6, NH = 2;
+    Vector qkv = random(T * 3 * C, 1);
+    AttentionOut before = attention(qkv, 1, T, C, NH);
+    check_near("attention_forward out of the first token B=1 T=9 C=6 NH=2",
+               Vector(before.out.begin(), before.out.begin() + C),
+               Vector(qkv.begin() + 2 * C, qkv.begin() + 3 * C), [](size_t) { return 1e-15; });
+    for (int t = 0; t < T; t++) {
+        Vector changed = qkv;
+        for (int i = 0; i < 3 * C; i++) { changed[(size_t)t * 3 * C + i] += 1; }
+        Vector after = attention(changed, 1, T, C, NH).out;
+        for (int i = 0; i < T; i++) {
+            bool same =
+                std::equal(after.begin() + i * C, after.begin() + (i + 1) * C, before.out.begin() + i * C);
+            CHECK_MESSAGE(
+                same == (i < t),
+                fmt::format("attention_forward out B=1 T={} C={} NH={}: position {} {} with token {}", T, C,
+                            NH, i, same ? "does not change" : "changes", t));
+        }
+    }
+}
+
+TEST_CASE("attention_forward: scores of 1e4 do not overflow") {
+    ThreadCount one(1);
+    Vector qkv = {1e4, 1, 7, 1e4, 1e4, -3};  // T=2, HS=1: scores 1e4 | 1e4, 1e8
+    AttentionOut y = attention(qkv, 1, 2, 1, 1);
+    check_same("attention_forward out B=1 T=2 C=1 NH=1", y.out, {7, -3});
+    check_same("attention_forward lse B=1 T=2 C=1 NH=1", y.lse, {1e4, 1e8});
+}
+
+// ---- gelu --------------------------------------------------------------------------------------
+
+TEST_CASE("gelu_forward: the tanh formula, in place too") {
+    ThreadCount one(1);
+    Vector inp, expected;
+    for (int i = -400; i <= 400; i++) {
+        double x = i * 0.025, pi = std::acos(-1.0);
+        inp.push_back(x);
+        expected.push_back(0.5 * x * (1 + std::tanh(std::sqrt(2 / pi) * (x + 0.044715 * x * x * x))));
+    }
+    // 1 + tanh cancels for x < 0, so it errs by a few eps of 1; exp(z) has z's error, eps |z|, and |z| <= 90
+    auto bound = [&](size_t i) {
+        return kDoubleRoundoff * (8 * std::fabs(inp[i]) + 200 * std::fabs(expected[i]));
+    };
+    for (int n : {1, 3, 17, 801}) {
+        Vector out = poisoned<double>(n), x(inp.begin(), inp.begin() + n);
+        gelu_forward_cpu(out.data(), x.data(), n);
+        check_near(fmt::format("gelu_forward out n={}", n), out,
+                   Vector(expected.begin(), expected.begin() + n), bound);
+        gelu_forward_cpu(x.data(), x.data(), n);
+        check_same(fmt::format("gelu_forward out in place n={}", n), x, out);
+    }
+    Vector at_one = {1.0}, out = {NAN};
+    gelu_forward_cpu(out.data(), at_one.data(), 1);
+    check_near("gelu_forward out n=1", out, Vector{0.8411919906082768}, [](size_t) { return 1e-15; });
+}
+
+TEST_CASE("gelu_forward: far out x or 0, and NaN stays NaN") {
+    ThreadCount one(1);
+    std::vector<float> inp = {100, 1e10f, 1e30f, -100, -1e5f, 0, NAN}, out = poisoned<float>(7);
+    gelu_forward_cpu(out.data(), inp.data(), 7);
+    for (int i = 0; i < 6; i++) {
+        float expected = std::max(inp[i], 0.0f);
+        CHECK_MESSAGE(std::fabs(out[i] - expected) < 1e-29f,
+                      fmt::format("gelu_forward out n=7 at {}: found {:g}", i, out[i]));
+    }
+    CHECK(std::isnan(out[6]));
+}
+
+// ---- classifier --------------------------------------------------------------------------------
+
+TEST_CASE("classifier_forward: -log softmax of the target, ignored rows, padded columns") {
+    ThreadCount one(1);
+    struct {
+        int N, V, Vp;
+        double scale;
+    } shapes[] = {{1, 5, 8, 1}, {17, 5, 8, 3}, {3, 1, 1, 1}, {4, 65, 65, 10}, {6, 33, 64, 1e3}};
+    for (auto [N, V, Vp, scale] : shapes) {
+        std::vector<int32_t> targets = random_tokens(N, V, 1), predicted(N, -7), best(N, 0);
+        for (int row = 2; row < N; row += 3) { targets[row] = kIgnoreTarget; }
+        Vector logits = random_vector<double>((int64_t)N * Vp, 2, scale), losses = poisoned<double>(N),
+               expected(N);
+        for (int row = 0; row < N; row++) {
+            double* x = logits.data() + row * Vp;
+            std::fill(x + V, x + Vp, NAN);
+            long double total = 0;  // relative to the target: a long double reaches exp(11356)
+            for (int v = 0; v < V && targets[row] != kIgnoreTarget; v++) {
+                total += expl(x[v] - x[targets[row]]);
+            }
+            expected[row] = targets[row] == kIgnoreTarget ? 0 : (double)logl(total);
+            best[row] = (int)(std::max_element(x, x + V) - x);
+        }
+        classifier_forward_cpu(losses.data(), predicted.data(), logits.data(), targets.data(), N, V, Vp);
+        std::string shape = fmt::format("N={} V={} Vp={}", N, V, Vp);
+        check_near("classifier_forward losses " + shape, losses, expected,
+                   [&](size_t) { return kDoubleRoundoff * (V + 8 + 20 * scale); });  // logits below 5 scale
+        CHECK_MESSAGE(predicted == best, ("classifier_forward predicted " + shape));
+    }
+}
+
+TEST_CASE("classifier_forward: logits of 1e4, and ties go to the lowest index") {
+    ThreadCount one(1);
+    std::vector<float> logits = {-1e4f, 1e4f, 0, 1e4f, 0, 0, 0, 0, 2, 2, 2, 2, 1, 2, 3, 3},
+                       losses = poisoned<float>(4);
+    std::vector<int32_t> targets = {1, 0, 3, 0}, predicted(4, -1);
+    targets[1] = 2;
+    classifier_forward_cpu(losses.data(), predicted.data(), logits.data(), targets.data(), 4, 4, 4);
+    CHECK(predicted == std::vector<int32_t>{1, 0, 0, 2});
+    double last = std::log(2 + std::exp(-1.0) + std::exp(-2.0)) + 2;
+    check_near("classifier_forward losses N=4 V=4 Vp=4", losses,
+               Vector{std::log(2), std::log(4), std::log(4), last}, [](size_t) { return 1e-6; });
+    targets[0] = 0;  // the least probable of all: 2e4 nats and no infinity
+    classifier_forward_cpu(losses.data(), nullptr, logits.data(), targets.data(), 1, 4, 4);
+    CHECK(std::fabs(losses[0] - 20000.693f) < 0.01f);
+}
+
+TEST_CASE("classifier_forward: a loss beside logits near the largest float is not lost, or not finite") {
+    for (float logit : {3e38f, -3e38f, 1e18f, -1e18f}) {
+        std::vector<float> logits = {logit, logit, logit, logit, 3e38f, -3e38f, 3e38f, -3e38f},
+                           losses = poisoned<float>(2);
+        const std::vector<int32_t> targets = {2, 1};
+        classifier_forward_cpu(losses.data(), nullptr, logits.data(), targets.data(), 2, 4, 4);
+        CHECK(std::fabs(losses[0] - std::log(4.0f)) < 1e-6f);
+        CHECK(losses[1] == INFINITY);
+    }
+}

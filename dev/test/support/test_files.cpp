@@ -1,0 +1,74 @@
+#include "dev/test/support/test_files.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace llmc {
+
+TempFolder::TempFolder() {
+    const char* base = std::getenv("TMPDIR");
+    path_ = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/plumb_test_XXXXXX";
+    if (mkdtemp(path_.data()) == nullptr) { throw Error(kExitUsage, path_ + ": cannot make it"); }
+}
+
+TempFolder::~TempFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+}
+
+void write_bytes(const std::string& path, const std::string& bytes) {
+    unlink(path.c_str());  // ext4 writes a file to the disk at once if it is truncated and filled again: 3 ms
+    std::ofstream file(path, std::ios::binary);
+    file.write(bytes.data(), (std::streamsize)bytes.size());
+    file.close();
+    if (!file) { throw Error(kExitUsage, path + ": cannot write this test file"); }
+}
+
+std::string read_bytes(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream bytes;
+    bytes << file.rdbuf();
+    return bytes.str();
+}
+
+void copy_folder(const std::string& from, const std::string& to) {
+    std::filesystem::remove_all(to);
+    std::filesystem::copy(from, to, std::filesystem::copy_options::recursive);
+}
+
+void flip_byte(const std::string& path, size_t at) {
+    std::string bytes = read_bytes(path);
+    bytes[at] = (char)(bytes[at] ^ 1);
+    write_bytes(path, bytes);
+}
+
+std::string header_bytes(std::initializer_list<int32_t> words) {
+    std::string bytes(1024, '\0');
+    size_t at = 0;
+    for (int32_t word : words) {
+        std::memcpy(bytes.data() + at, &word, sizeof(word));
+        at += sizeof(word);
+    }
+    return bytes;
+}
+
+std::string token_bytes(const std::vector<uint16_t>& tokens) {
+    return {reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(uint16_t)};
+}
+
+void check_error(const Error& error, int exit_code, std::initializer_list<std::string> parts) {
+    const std::string message = error.what();
+    CAPTURE(message);
+    CHECK(error.exit_code == exit_code);
+    for (const std::string& part : parts) {
+        CAPTURE(part);
+        CHECK(message.find(part) != std::string::npos);
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,79 @@
+// What tests of files share: a folder that goes away, files made byte by byte, the error that a call throws.
+#pragma once
+#include <sys/resource.h>
+#include <csignal>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "llmc/host/base/error.h"
+
+namespace llmc {
+
+// a new folder below $TMPDIR or /tmp, removed with what is in it
+class TempFolder {
+public:
+    TempFolder();
+    ~TempFolder();
+    TempFolder(const TempFolder&) = delete;
+    const std::string& path() const { return path_; }
+    std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+private:
+    std::string path_;
+};
+
+inline bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+
+void write_bytes(const std::string& path, const std::string& bytes);
+
+std::string read_bytes(const std::string& path);
+
+// in place of what is there
+void copy_folder(const std::string& from, const std::string& to);
+
+void flip_byte(const std::string& path, size_t at);
+
+// a header of 256 words, of which the first are given
+std::string header_bytes(std::initializer_list<int32_t> words);
+
+std::string token_bytes(const std::vector<uint16_t>& tokens);
+
+// the llmc::Error that call() throws; exit code 0 if it throws none
+template <typename Call>
+Error error_of(Call&& call) {
+    try {
+        call();
+    } catch (const Error& e) { return e; }
+    return Error(kExitDone, "(no error)");
+}
+
+// the exit code, and that the message contains all of these
+void check_error(const Error& error, int exit_code, std::initializer_list<std::string> parts);
+
+// No file may grow over this many bytes while it lives: what a full disk looks like to a program. Nothing may
+// be printed meanwhile, for that may go to a file.
+class SmallFiles {
+public:
+    explicit SmallFiles(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+        getrlimit(RLIMIT_FSIZE, &before_);
+        rlimit small = {bytes, before_.rlim_max};
+        setrlimit(RLIMIT_FSIZE, &small);
+    }
+    ~SmallFiles() {
+        setrlimit(RLIMIT_FSIZE, &before_);
+        std::signal(SIGXFSZ, handler_);
+    }
+    SmallFiles(const SmallFiles&) = delete;
+
+private:
+    rlimit before_;
+    void (*handler_)(int);
+};
+
+}  // namespace llmc

@@ -1,0 +1,145 @@
+#include "dev/test/support/train_program.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+
+#include "llmc/host/base/philox.h"
+#include "llmc/host/tokens/dataloader.h"
+
+namespace llmc {
+
+Words words(const std::string& text) {
+    std::istringstream in(text);
+    Words all;
+    for (std::string word; in >> word;) { all.push_back(word); }
+    return all;
+}
+
+std::string program_path(const std::string& name) {
+    const char* folder = std::getenv("PLUMB_BIN_DIR");
+    return std::string(folder != nullptr ? folder : ".") + "/" + name;
+}
+
+std::string train_program() {
+    std::string path = program_path("train_gpt2");
+    REQUIRE_MESSAGE(access(path.c_str(), X_OK) == 0, path, " is missing: run `make train_gpt2`");
+    return path;
+}
+
+pid_t start_prepared(const std::string& folder, const Words& options, const std::function<void()>& prepare,
+                     const std::string& program) {
+    Words all = {program};
+    all.insert(all.end(), options.begin(), options.end());
+    std::vector<char*> argv;
+    for (std::string& word : all) { argv.push_back(word.data()); }
+    argv.push_back(nullptr);
+    std::string out = folder + "/stdout", err = folder + "/stderr";
+    pid_t pid = fork();
+    if (pid == 0) {  // between fork and exec only calls that are safe in a copy of a program with threads
+        setenv("OMP_NUM_THREADS", "1", 1);  // tiny models: a second thread only waits
+        bool ready = dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO) >= 0 &&
+                     dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO) >= 0;
+        prepare();
+        if (ready) { execv(argv[0], argv.data()); }
+        _exit(127);
+    }
+    REQUIRE(pid > 0);
+    return pid;
+}
+
+pid_t start_train(const std::string& folder, const Words& options, const std::string& program) {
+    return start_prepared(
+        folder, options, [] {}, program);
+}
+
+ProgramRun finish_train(const std::string& folder, pid_t pid, const std::function<bool()>& hangs) {
+    int status = 0;
+    pid_t ended = 0;
+    for (int ms = 0; ms < 300'000 && ended == 0; ms++) {
+        ended = waitpid(pid, &status, WNOHANG);
+        if (ended == 0 && hangs && ms >= 15'000 && ms % 1000 == 0 && hangs()) { break; }
+        if (ended == 0) { usleep(1000); }
+    }
+    if (ended == 0) {
+        kill(pid, SIGKILL);
+        ended = waitpid(pid, &status, 0);
+        FAIL_CHECK("a program hangs");
+    }
+    REQUIRE(ended == pid);
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return {code, read_bytes(folder + "/stdout"), read_bytes(folder + "/stderr")};
+}
+
+ProgramRun run_train(const std::string& folder, const Words& options, const std::string& program) {
+    return finish_train(folder, start_train(folder, options, program));
+}
+
+std::vector<uint16_t> learnable_tokens(int documents, int sentences, uint64_t seed) {
+    std::vector<uint16_t> tokens;
+    for (int i = 0; i < documents * sentences; i++) {
+        if (i % sentences == 0) { tokens.push_back(256); }
+        std::string digit = std::to_string(random_bits(seed, RandomUse::kFixture, 0, 0, i)[0] % 10);
+        for (unsigned char c : "cat " + digit + " sat " + digit + ". ") { tokens.push_back(c); }
+    }
+    tokens.push_back(256);
+    return tokens;
+}
+
+double learnable_entropy(int sentences) { return sentences * std::log(10.0) / (kSentence * sentences + 1); }
+
+Words tiny_run(const std::string& folder, const std::string& more) {
+    return words("--train-data " + folder + "/train.bin --val-data " + folder +
+                 "/val.bin --layers 2 --heads 2 --channels 16 --seq-len 12 " + more);
+}
+
+void write_tiny_data(const std::string& folder) {
+    write_token_shard(folder + "/train.bin", learnable_tokens(40, 3, 1), 257);
+    write_token_shard(folder + "/val.bin", learnable_tokens(6, 3, 2), 257);
+}
+
+Json without_times(Json line) {
+    for (const char* name : {"ms", "tokens_per_s", "seconds", "utilisation", "memory", "time"}) {
+        line.erase(name);
+    }
+    return line;
+}
+
+std::vector<Json> read_log(const std::string& run_folder, bool with_times) {
+    std::string bytes = read_bytes(run_folder + "/log.jsonl");
+    // a line across two pages of the file is there in two parts for a moment
+    for (int wait = 0; wait < 1000 && !bytes.empty() && bytes.back() != '\n'; wait++) {
+        usleep(1000);
+        bytes = read_bytes(run_folder + "/log.jsonl");
+    }
+    std::istringstream in(bytes);
+    std::vector<Json> lines;
+    for (std::string line; std::getline(in, line);) {
+        CHECK_MESSAGE(!in.eof(), "the last line has no end: ", line);
+        Json parsed = Json::parse(line, nullptr, false);
+        REQUIRE_MESSAGE(parsed.is_object(), line);
+        if (parsed.contains("event")) { continue; }
+        lines.push_back(with_times ? parsed : without_times(parsed));
+    }
+    return lines;
+}
+
+bool same_files(const std::string& a, const std::string& b) { return read_bytes(a) == read_bytes(b); }
+
+Words names_below(const std::string& folder) {
+    Words names;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+        std::string name = entry.path().filename().string();
+        if (name != ".lock") { names.push_back(name); }
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+}  // namespace llmc

@@ -1,0 +1,73 @@
+// Runs ./train_gpt2 (or its sister) as a user does, on shards that a test has written: what it prints,
+// returns and leaves.
+#pragma once
+#include <sys/types.h>
+#include <csignal>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "dev/test/support/test_files.h"
+
+namespace llmc {
+
+struct ProgramRun {
+    int exit_code = -1;  // 128 + the signal if one ended it
+    std::string out, err;
+};
+
+using Words = std::vector<std::string>;
+
+// "--steps 3 --quiet" -> {"--steps", "3", "--quiet"}
+Words words(const std::string& text);
+
+std::string program_path(const std::string& name);
+
+std::string train_program();
+
+// starts the program with its streams in folder/stdout and folder/stderr; returns the process. prepare() is
+// called in it first: only what is safe in a copy of a program with threads.
+pid_t start_prepared(const std::string& folder, const Words& options, const std::function<void()>& prepare,
+                     const std::string& program = train_program());
+
+pid_t start_train(const std::string& folder, const Words& options,
+                  const std::string& program = train_program());
+
+// A program that hangs is killed after five minutes, so that its test fails and the others run; from fifteen seconds on, which
+// a slow machine may take, as soon as hangs(), if given, says so.
+ProgramRun finish_train(const std::string& folder, pid_t pid, const std::function<bool()>& hangs = {});
+
+ProgramRun run_train(const std::string& folder, const Words& options,
+                     const std::string& program = train_program());
+
+// A text that a small model learns at once. A document is some sentences like "cat 3 sat 3. ": the digit is
+// drawn, then repeated; everything but its first mention is determined.
+constexpr int kSentence = 13, kSecondDigit = 10;
+std::vector<uint16_t> learnable_tokens(int documents, int sentences, uint64_t seed);
+// nats for each token to predict: ln 10 for each sentence
+double learnable_entropy(int sentences);
+
+// the options of a run that takes a moment (each may stand once only), then more
+Words tiny_run(const std::string& folder, const std::string& more);
+
+void write_tiny_data(const std::string& folder);
+
+using Json = nlohmann::json;
+
+// without the fields that depend on the machine
+Json without_times(Json line);
+
+// log.jsonl, each line an object, but those of events; without the fields that depend on the machine, unless
+// asked for
+std::vector<Json> read_log(const std::string& run_folder, bool with_times = false);
+
+// compared here, so that a failure does not print them
+bool same_files(const std::string& a, const std::string& b);
+
+// names in a folder, sorted, without the lock of a run; none if there is no such folder
+Words names_below(const std::string& folder);
+
+}  // namespace llmc
