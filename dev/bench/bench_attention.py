@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Races causal attention in one process, in bfloat16, head size 64: ours (build/libllmc_attention.so), ours without Hopper's
-instructions (mma.sync), PyTorch's scaled_dot_product_attention with cuDNN and with FlashAttention-2, and FlashAttention-3
-where its package, flash_attn_interface, can be imported.
+instructions (mma.sync), PyTorch's scaled_dot_product_attention with cuDNN and with FlashAttention-2.
 
 First every provider is checked against float64 at two small shapes: ours must be as near to it as the others are. Then the
 clock: CUDA events around single calls, queued behind a pause of the GPU so that launches cost nothing; two sets of
@@ -10,27 +9,20 @@ autograd.grad, with and without torch.use_deterministic_algorithms.
 
     make build/libllmc_attention.so && dev/bench/bench_attention.py [--shapes 64x12x1024,8x12x1024] [--json attention.json]
     dev/bench/plots.py attention attention.json -o attention.svg
+    dev/bench/tables.py --take attention.json attention/h100
 
-Prints a table of microseconds and ratios to cuDNN; exit 1 if ours is wrong or fails.
+Prints microseconds and ratios to cuDNN; exit 1 if ours is wrong or fails.
 """
-import argparse
 import ctypes
-import json
 import statistics
-import sys
 import time
-from pathlib import Path
 
-from needs import needs
+from lab import ROOT, add_rows, needs, parser
 
 needs(__doc__, "torch")
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-try:
-    from flash_attn_interface import flash_attn_func as flash_attention_3
-except ImportError:
-    flash_attention_3 = None
 
 HS = 64
 SHAPES = "64x12x1024,16x25x1024,8x12x1024,4x12x8192"  # B x NH x T: GPT-2 124M, 1558M, a small batch, long sequences
@@ -40,44 +32,38 @@ PAUSE = 15_000_000  # GPU cycles: longer than the host takes to queue a round of
 KERNELS = {"ours": 0, "ours, mma.sync": 1}
 
 
-class Library:
-    def __init__(self, path):
-        self.lib = ctypes.CDLL(str(path))
-        pointer, size = ctypes.c_void_p, ctypes.c_int32
-        self.lib.llmc_attention_last_error.restype = ctypes.c_char_p
-        self.lib.llmc_attention_workspace.restype = ctypes.c_size_t
-        self.lib.llmc_attention_workspace.argtypes = [size] * 3
-        self.lib.llmc_attention_forward.argtypes = [pointer] * 4 + [size] * 4 + [ctypes.c_int, pointer]
-        self.lib.llmc_attention_backward.argtypes = [pointer] * 6 + [size] * 4 + [ctypes.c_int, pointer]
-
-    def call(self, name, tensors, sizes, kernels):
-        stream = torch.cuda.current_stream().cuda_stream
-        code = getattr(self.lib, name)(*(t.data_ptr() for t in tensors), *sizes, kernels, stream)
-        if code != 0:
-            raise RuntimeError(self.lib.llmc_attention_last_error().decode())
+def library():
+    lib = ctypes.CDLL(ROOT + "/build/libllmc_attention.so")
+    pointer, size = ctypes.c_void_p, ctypes.c_int32
+    lib.llmc_attention_last_error.restype = ctypes.c_char_p
+    lib.llmc_attention_workspace.restype = ctypes.c_size_t
+    lib.llmc_attention_workspace.argtypes = [size] * 3
+    lib.llmc_attention_forward.argtypes = [pointer] * 4 + [size] * 4 + [ctypes.c_int, pointer]
+    lib.llmc_attention_backward.argtypes = [pointer] * 6 + [size] * 4 + [ctypes.c_int, pointer]
+    return lib
 
 
 class Ours:
     """One set of buffers."""
 
-    def __init__(self, library, kernels, qkv, dout):
+    def __init__(self, lib, kernels, qkv, dout):
         B, T, _, NH, _ = qkv.shape
-        self.library, self.kernels, self.sizes = library, kernels, (B, T, NH, HS)
+        self.lib, self.more = lib, (B, T, NH, HS, kernels)
         self.qkv, self.dout = qkv, dout
         self.out, self.dqkv = torch.empty_like(dout), torch.empty_like(qkv)
         self.lse = torch.empty(B, NH, T, device="cuda")
-        size = library.lib.llmc_attention_workspace(B, T, NH)
-        self.workspace = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        self.workspace = torch.zeros(lib.llmc_attention_workspace(B, T, NH), dtype=torch.uint8, device="cuda")
+
+    def call(self, function, *tensors):
+        if function(*(t.data_ptr() for t in tensors), *self.more, torch.cuda.current_stream().cuda_stream) != 0:
+            raise RuntimeError(self.lib.llmc_attention_last_error().decode())
 
     def forward(self):
-        self.library.call("llmc_attention_forward", (self.out, self.lse, self.qkv, self.workspace), self.sizes,
-                          self.kernels)
+        self.call(self.lib.llmc_attention_forward, self.out, self.lse, self.qkv, self.workspace)
         return self.out
 
     def backward(self):
-        self.library.call("llmc_attention_backward",
-                          (self.dqkv, self.dout, self.qkv, self.out, self.lse, self.workspace), self.sizes,
-                          self.kernels)
+        self.call(self.lib.llmc_attention_backward, self.dqkv, self.dout, self.qkv, self.out, self.lse, self.workspace)
         return self.dqkv
 
 
@@ -99,39 +85,10 @@ class Torch:
         return torch.stack([g.transpose(1, 2) for g in self.gradients()], 2)
 
 
-class Flash3(Torch):
-    """(B,T,NH,HS) all through; whether backward is deterministic is said to forward"""
-
-    def __init__(self, qkv, dout):
-        super().__init__(None, qkv, dout)
-        self.inputs = [x.detach().requires_grad_() for x in qkv.unbind(2)]
-        self.dout, self.deterministic = dout, None
-
-    def call(self, deterministic):
-        out = flash_attention_3(*self.inputs, causal=True, deterministic=deterministic)
-        return out[0] if isinstance(out, tuple) else out
-
-    def forward(self):
-        self.out = self.call(False)
-        return self.out
-
-    def gradients(self):
-        if not torch.are_deterministic_algorithms_enabled():
-            return super().gradients()
-        if self.deterministic is None:
-            self.deterministic = self.call(True)
-        return torch.autograd.grad(self.deterministic, self.inputs, self.dout, retain_graph=True)
-
-    def backward(self):
-        return torch.stack(self.gradients(), 2)
-
-
-def providers(library, qkv, dout):
-    made = {name: Ours(library, kernels, qkv, dout) for name, kernels in KERNELS.items()}
+def providers(lib, qkv, dout):
+    made = {name: Ours(lib, kernels, qkv, dout) for name, kernels in KERNELS.items()}
     made["cuDNN"] = Torch(SDPBackend.CUDNN_ATTENTION, qkv, dout)
     made["FlashAttention-2"] = Torch(SDPBackend.FLASH_ATTENTION, qkv, dout)
-    if flash_attention_3:
-        made["FlashAttention-3"] = Flash3(qkv, dout)
     return made
 
 
@@ -159,13 +116,13 @@ def error(found, expected):
     return e if e == e else float("inf")
 
 
-def check(library):
+def check(lib):
     right = True
     for B, NH, T in CHECKED:
         qkv, dout = inputs(B, NH, T, 1)
         out, dqkv = reference(qkv, dout)
         errors = {}
-        for name, p in providers(library, qkv, dout).items():
+        for name, p in providers(lib, qkv, dout).items():
             try:
                 forward = error(p.forward(), out)
                 gradient = p.backward()
@@ -206,9 +163,9 @@ def deterministic(act):
     return call
 
 
-def race(library, B, NH, T):
+def race(lib, B, NH, T):
     """{(provider, direction): [microseconds]}"""
-    sets = [providers(library, *inputs(B, NH, T, seed)) for seed in (1, 2)]
+    sets = [providers(lib, *inputs(B, NH, T, seed)) for seed in (1, 2)]
     tracks = {}
     for name in list(sets[0]):
         both = [s[name] for s in sets]
@@ -231,42 +188,40 @@ def race(library, B, NH, T):
     return times
 
 
-def report(shape, times, rows):
-    median = {track: statistics.median(t) for track, t in times.items()}
-    print("\nB={} NH={} T={}, HS=64: microseconds, and their ratio to cuDNN's".format(*shape))
+def report(shape, times):
+    """prints the medians; {direction: a row of doc/measured}"""
+    median, rows = {track: statistics.median(t) for track, t in times.items()}, {}
+    label = "B={} NH={} T={}".format(*shape)
+    print(f"\n{label}, HS=64: microseconds, and their ratio to cuDNN's")
     for (name, direction), t in median.items():
-        base = median.get(("cuDNN", direction.split(",")[0]))
-        ratio = f"{t / base:6.2f}" if base else ""
-        print(f"  {direction:24} {name:17} {t:9.1f} {ratio}   least {min(times[name, direction]):.1f}", flush=True)
-        rows.append({"B": shape[0], "NH": shape[1], "T": shape[2], "provider": name, "direction": direction,
-                     "median_us": t, "least_us": min(times[name, direction]), "ratio_to_cudnn": t / base if base else None})
+        ratio = t / median.get(("cuDNN", direction.split(",")[0]), float("nan"))
+        print(f"  {direction:24} {name:17} {t:9.1f} {ratio:6.2f}   least {min(times[name, direction]):.1f}", flush=True)
+        rows.setdefault(direction, {"row": f"{label}, {direction}"})[name] = f"{t:.1f} ({ratio:.2f})"
+    return list(rows.values())
 
 
 def main():
-    root = Path(__file__).resolve().parent.parent.parent
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--library", default=root / "build" / "libllmc_attention.so", type=Path)
-    parser.add_argument("--shapes", default=SHAPES, help=f"BxNHxT,... (default {SHAPES})")
-    parser.add_argument("--json", type=Path, help="write the table there, too")
-    options = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("--shapes", default=SHAPES, help=f"BxNHxT,... (default {SHAPES})")
+    p.add_argument("--json", help="file for the table; it keeps its other rows of this GPU and day")
+    o = p.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("bench_attention.py: no CUDA device")
+        p.error("no CUDA device")
     torch.utils.deterministic.fill_uninitialized_memory = False  # it would be part of the time
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
-    library = Library(options.library)
-    if not check(library):
+    cudnn, lib = torch.backends.cudnn.version(), library()
+    head = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "pytorch": torch.__version__.rpartition(".")[0],
+            "cudnn": f"{cudnn // 10000}.{cudnn % 10000 // 100}", "date": time.strftime("%Y-%m-%d"),
+            "command": "dev/bench/bench_attention.py"}
+    print(*(f"{key} {value}" for key, value in head.items()), sep=", ")
+    if not check(lib):
         raise SystemExit("bench_attention.py: a result of ours is wrong: not timed")
-    rows = []
-    for text in options.shapes.split(","):
+    for text in o.shapes.split(","):
         shape = tuple(int(x) for x in text.split("x"))
-        report(shape, race(library, *shape), rows)
+        rows = report(shape, race(lib, *shape))
         torch.cuda.empty_cache()
-        if options.json:
-            options.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-                                                "cudnn": torch.backends.cudnn.version(),
-                                                "date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=1))
-    return 0
+        if o.json:
+            add_rows(o.json, head, rows, "row")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Races LayerNorms, all of a point in one process, on the same buffers: ours (the package of python/), torch eager, torch.compile,
-Triton's tutorial, and Apex, Liger, QuACK, TransformerEngine and flash-attention where they can be imported
-(layernorm_peers.py).
+"""Races LayerNorms, all of a point in one process, on the same buffers: ours (the package of python/), torch eager,
+torch.compile, Triton's tutorial, and Apex, Liger, QuACK and flash-attention where they can be imported (layernorm_peers.py).
 
 Two clocks. Kernel time: replay of a CUDA graph that goes round a ring of inputs of more than 800 MB; the results of a
 whole round stay allocated, so that nobody reads or writes what is still in L2; providers take turns, each replays
@@ -13,10 +12,9 @@ GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with 
     dev/bench/bench_layernorm.py --sweep               M = 4096, N = 512 i, i = 2 .. 31, float16
     dev/bench/bench_layernorm.py --gpt2                the shapes of GPT-2, bfloat16 and float32
     dev/bench/bench_layernorm.py --sweep --gpt2 --quick --timing kernel
-    dev/bench/bench_layernorm.py --sweep --gpt2 --gpus 0,1       a process for each GPU: they share the points
     dev/bench/tables.py --take FOLDER race/points            what is in --out FOLDER, as this project's figures
 
-A point is added to --out's *.jsonl once it is measured, --quick's points first; the same command goes on where one
+A point is added to FOLDER/points.jsonl once it is measured, --quick's points first; the same command goes on where one
 ended, by Ctrl-C, a time limit or a GPU that fails, with a report of what was measured. A provider that fails gets a note
 in place of its times. Exit 1 if ours failed or is wrong anywhere. Result: make tables
 """
@@ -32,15 +30,15 @@ import sys
 import time
 from pathlib import Path
 
-from needs import needs
+from lab import needs, parser, shape
 
 needs(__doc__, "torch", "triton")
 import torch
 import triton
 
 import layernorm_peers
+import tables
 from layernorm_peers import Autograd, Problem
-from take import points_in
 
 REPLAYS, WARMUP_REPLAYS = 9, 2
 REPLAY_US = 3000
@@ -49,12 +47,6 @@ NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 Shape = collections.namedtuple("Shape", "N C dtype")
-
-
-def label(shape):
-    return f"{shape.N}x{shape.C} {NAMES[shape.dtype]}"
-
-
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 SWEEP = [Shape(4096, 512 * i, FP16) for i in range(2, 32)]
 GPT2 = ([Shape(65536, C, BF16) for C in (768, 1024, 1280, 1600)] + [Shape(8192, C, BF16) for C in (768, 1600)]
@@ -120,7 +112,7 @@ def note_failure(error, *rows):
         row.setdefault("note", f"{type(error).__name__}: {error}".split("\n")[0][:100])
     if not gpu_answers():
         names = ", ".join(row["provider"] for row in rows)
-        raise GpuLost(f"{row['mode']} {row['N']}x{row['C']} {row['dtype']}, {names}: {row['note']}") from error
+        raise GpuLost(f"{row['mode']} {shape(row)}, {names}: {row['note']}") from error
 
 
 def kernel_times(runners, problem, rows):
@@ -142,8 +134,8 @@ def kernel_times(runners, problem, rows):
 
 
 def tutorial_times(peers, problem, rows):
-    """us by the clock of Triton's tutorial into the rows: median, 20 % and 80 % quantiles; at each place all take turns, so that
-    a machine that is disturbed for a second disturbs all alike"""
+    """us by the clock of Triton's tutorial into the rows: median, 20 % and 80 % quantiles; at each place all take turns, so
+    that a machine that is disturbed for a second disturbs all alike"""
     times = {peer.name: [] for peer in peers}
     places = {peer.name: set() for peer in peers}
     for place in range(PLACES):
@@ -164,8 +156,8 @@ def tutorial_times(peers, problem, rows):
 
 
 def times_at(place, peer, problem):
-    """(the addresses of what a call reads and writes, ms of the calls) for the set of this place; what is kept allocated moves
-    what a call allocates"""
+    """(the addresses of what a call reads and writes, ms of the calls) for the set of this place; what is kept allocated
+    moves what a call allocates"""
     p = problem
     kept = [torch.empty_like(p.x[0]) for _ in range(place)]
     x, weight, bias = (t.detach().requires_grad_() for t in (p.x[place % p.sets], p.weight, p.bias))
@@ -209,37 +201,26 @@ def correct_runners(peers, problem, rows):
     return runners
 
 
-def time_all(rows, problem, peers, options):
+def measure(rows, problem, peers, timing):
     """into rows, {provider: row}"""
     runners = correct_runners(peers, problem, rows)
-    if options.timing != "tutorial":
+    if timing != "tutorial":
         kernel_times(runners, problem, rows)
     names = list(runners)
     del runners  # and what it keeps allocated
     torch.cuda.synchronize()
-    if options.timing != "kernel":
+    if timing != "kernel":
         tutorial_times([peer for peer in peers if peer.name in names], problem, rows)
 
 
-def measure(rows, shape, mode, peers, options, device="cuda"):
-    """into rows, {provider: row}"""
-    try:
-        time_all(rows, Problem(shape, mode, device), peers, options)
-    except GpuLost:
-        raise
-    except Exception as error:  # no memory for the problem, say: the next one may be smaller
-        note_failure(error, *rows.values())
-    torch.cuda.empty_cache()  # else the memory of ended graphs is kept apart for ever
+def name_of(mode, point):
+    return [mode, point.N, point.C, NAMES[point.dtype]]
 
 
-def name_of(mode, shape):
-    return [mode, shape.N, shape.C, NAMES[shape.dtype]]
-
-
-def missing(modes, shape, folder):
+def missing(point, folder):
     """the modes in which the folder has nothing of this shape"""
-    there = [point["point"] for point in points_in(folder)]
-    return [mode for mode in modes if name_of(mode, shape) not in there]
+    there = [found["point"] for found in tables.points_in(folder)]
+    return [mode for mode in ("forward", "backward") if name_of(mode, point) not in there]
 
 
 def head():
@@ -254,41 +235,41 @@ def head():
             "pytorch": torch.__version__, "triton": triton.__version__}
 
 
-def race(modes, points, peers, options, results):
-    """adds a line to the file `results` for each shape and mode, with a row (dict) for each provider"""
+def race(points, peers, timing, folder):
+    """adds a line to the folder's points.jsonl for each shape and mode, with a row (dict) for each provider"""
     start, about = time.perf_counter(), head()
-    for shape in points:
+    for point in points:
         for peer in peers:
             peer.new_shape()
-        for mode in missing(modes, shape, results.parent):
-            new = {peer.name: {"mode": mode, "N": shape.N, "C": shape.C, "dtype": NAMES[shape.dtype],
+        for mode in missing(point, folder):
+            new = {peer.name: {"mode": mode, "N": point.N, "C": point.C, "dtype": NAMES[point.dtype],
                                "provider": peer.name} for peer in peers}
-            measure(new, shape, mode, peers, options)
+            try:
+                measure(new, Problem(point, mode, "cuda"), peers, timing)
+            except GpuLost:
+                raise
+            except Exception as error:  # no memory for the problem, say: the next one may be smaller
+                note_failure(error, *new.values())
+            torch.cuda.empty_cache()  # else the memory of ended graphs is kept apart for ever
             found = [row for row in new.values() if row.keys() & {"us", "tutorial p50 us", "note"}]
-            order = 1000 * (mode == "backward") + (SWEEP + GPT2).index(shape)
-            with open(results, "a") as out:  # a line that a kill cut short does not spoil the next
-                out.write("\n" + json.dumps({"point": name_of(mode, shape), "order": order, "head": about, "rows": found}))
+            order = 1000 * (mode == "backward") + (SWEEP + GPT2).index(point)
+            with open(folder / "points.jsonl", "a") as out:  # a line that a kill cut short does not spoil the next
+                out.write("\n" + json.dumps({"point": name_of(mode, point), "order": order, "head": about, "rows": found}))
             times = ", ".join(f"{row['provider']} {row.get('us', row.get('tutorial p50 us', row.get('note')))}"
                               for row in found)
-            print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {label(shape)}  us: {times}", flush=True)
+            print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {point.N}x{point.C} {NAMES[point.dtype]}  us: {times}", flush=True)
 
 
-def start_processes(count, gpus, arguments):
-    """arguments(k): of the k-th process; how many failed"""
-    children = [subprocess.Popen([sys.executable, __file__, *arguments(k)],
-                                 env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-                                 | ({"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]} if gpus else {})) for k in range(count)]
-    return sum(child.wait() != 0 for child in children)
-
-
-def warm_up(points, gpus):
+def warm_up(points):
     """Compiles what is compiled for each shape in processes side by side: the caches on disk are then warm, and a sweep
     need not wait 30 times. A process that fails costs time, nothing else."""
     jobs = min((os.cpu_count() or 2) * 3 // 4, len(points))
     if jobs < 2:
         return
-    start = time.perf_counter()
-    failed = start_processes(jobs, gpus, lambda k: ["--only-compile"] + [f"{s.N}x{s.C}x{NAMES[s.dtype]}" for s in points[k::jobs]])
+    start, texts = time.perf_counter(), [f"{s.N}x{s.C}x{NAMES[s.dtype]}" for s in points]
+    children = [subprocess.Popen([sys.executable, __file__, "--only-compile", *texts[k::jobs]],
+                                 env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}) for k in range(jobs)]
+    failed = sum(child.wait() != 0 for child in children)
     print(f"compiled for {len(points)} shapes in {jobs} processes, {failed} failed: "
           f"{time.perf_counter() - start:.1f} s", flush=True)
 
@@ -308,83 +289,14 @@ def only_compile(texts):
     torch.cuda.synchronize()
 
 
-# ---- the report ------------------------------------------------------------------------------------------------------
-def cell(row, clock):
-    if row is None:
-        return ""
-    if clock == "kernel":
-        return f"{row['GB/s']:.0f} ({row['us']:.2f})" if "us" in row else row.get("note", "")
-    if "tutorial p50 GB/s" not in row:
-        return row.get("note", "")
-    p50, p20, p80 = (row[f"tutorial {q} GB/s"] for q in ("p50", "p20", "p80"))
-    return f"{p50:.0f} [{p80:.0f}, {p20:.0f}]"  # a slow call is a low rate
-
-
-def titles(rows, mode):
-    """{provider: what its column and its line are called}: the port's says whether it counts as the tutorial"""
-    names = {row["provider"]: row["provider"] for row in rows}
-    if "triton" in names:
-        points, near, wanted = layernorm_peers.tutorial_points(rows, mode)
-        names["triton"] += (", counts as the tutorial" if near == wanted else
-                            f", NOT the tutorial (within 3 % at {near} of {wanted} points)" if points else
-                            ", not held against the tutorial (--sweep does)")
-    return names
-
-
-def markdown(rows, clock, names):
-    """a table of one mode: a line a shape, a column a provider"""
-    lines = ["| N x C, dtype | " + " | ".join(names.values()) + " |", "|---" * (len(names) + 1) + "|"]
-    by_shape = collections.defaultdict(dict)
-    for row in rows:
-        by_shape[f"{row['N']}x{row['C']} {row['dtype']}"][row["provider"]] = row
-    for shape, found in by_shape.items():
-        lines.append(f"| {shape} | " + " | ".join(cell(found.get(name), clock) for name in names) + " |")
-    return "\n".join(lines)
-
-
-def report(rows, mode):
-    rows = [row for row in rows if row["mode"] == mode]
-    if not rows:
-        return
-    names = titles(rows, mode)
-    clocks = {"kernel": "kernel time: GB/s (us)", "tutorial": "tutorial's clock: GB/s, median [slowest, fastest 20 %]"}
-    for clock, title in clocks.items():
-        if any(("us" if clock == "kernel" else "tutorial p50 us") in row for row in rows):
-            print(f"\n### LayerNorm {mode}, {title}\n\n{markdown(rows, clock, names)}\n")
-
-
-def failures_of_ours(rows):
-    """a line to print, or None"""
-    failed = [f"{row['mode']} {row['N']}x{row['C']} {row['dtype']} ({row['note']})" for row in rows
-              if row["provider"] == "ours" and "note" in row]
-    return "OURS FAILED OR IS WRONG at " + ", ".join(failed) if failed else None
-
-
-def parse_options():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--sweep", action="store_true", help="4096 x 512 i, i = 2 .. 31, float16")
-    p.add_argument("--gpt2", action="store_true", help="the shapes of GPT-2")
-    p.add_argument("--quick", action="store_true", help="a few of their points")
-    p.add_argument("--mode", choices=("forward", "backward", "both"), default="both")
-    p.add_argument("--timing", choices=("kernel", "tutorial", "both"), default="both")
-    p.add_argument("--providers", help="comma-separated: ours,torch,torch.compile,triton,apex,... (default: all)")
-    p.add_argument("--triton-parts", choices=("zeros", "empty"), default="empty",
-                   help="how the Triton port allocates its partial sums: zeros cost two more kernels (default empty)")
-    p.add_argument("--out", default="build/bench_layernorm", help="folder of the points; what is there is not measured again")
-    p.add_argument("--gpus", help="such as 0,1: a process for each of them")
-    p.add_argument("--part", help=argparse.SUPPRESS)
-    p.add_argument("--only-compile", nargs="+", metavar="NxCxTYPE", help=argparse.SUPPRESS)
-    return p.parse_args()
-
-
-def find_peers(names):
+# ---- all of it -------------------------------------------------------------------------------------------------------
+def find_peers():
     """those who race; says who does not, and why"""
-    found, missing = layernorm_peers.peers(names)
-    if names is None or "ours" in names:
-        try:
-            found.insert(0, layernorm_peers.ours())
-        except ImportError as error:
-            raise SystemExit(f"bench_layernorm.py: {error}; expected the package: python/README.md") from None
+    found, missing = layernorm_peers.peers()
+    try:
+        found.insert(0, layernorm_peers.ours())
+    except ImportError as error:
+        raise SystemExit(f"bench_layernorm.py: {error}; expected the package: python/README.md") from None
     # torch.compile's turn is the last: its kernels load with evict_last, and such lines outlive the clearing of L2, so
     # that a provider which reads the same input after it has part of the input from L2
     found.sort(key=lambda peer: peer.name == "torch.compile")
@@ -395,51 +307,56 @@ def find_peers(names):
     return found
 
 
+def conclude(folder, timing, lost):
+    """prints the tables and verdicts; lost: how the GPU failed, or None; returns the exit code"""
+    points = tables.points_in(folder)
+    rows, data = [row for point in points for row in point["rows"]], tables.race_of(points)
+    for mode in ("forward", "backward"):
+        for clock, what in tables.CLOCKS.items():
+            if points and (timing == "both" or clock.startswith(timing)):
+                print(f"\n### LayerNorm {mode}, {what}\n", *tables.race(data, mode, clock), sep="\n")
+    failed = [f"{row['mode']} {shape(row)} ({row['note']})" for row in rows if row["provider"] == "ours" and "note" in row]
+    verdicts = [layernorm_peers.tutorial_verdict(rows, mode) for mode in ("forward", "backward")]
+    verdicts += ["OURS FAILED OR IS WRONG at " + ", ".join(failed)] if failed else []
+    print(*filter(None, (*verdicts, lost)), sep="\n")
+    return lost is not None or bool(failed)
+
+
+def parse_options():
+    p = parser(__doc__)
+    p.add_argument("--sweep", action="store_true", help="4096 x 512 i, i = 2 .. 31, float16")
+    p.add_argument("--gpt2", action="store_true", help="the shapes of GPT-2")
+    p.add_argument("--quick", action="store_true", help="a few of their points")
+    p.add_argument("--timing", choices=("kernel", "tutorial", "both"), default="both")
+    p.add_argument("--out", default="build/bench_layernorm", metavar="FOLDER", help="what is there is not measured again")
+    p.add_argument("--only-compile", nargs="+", metavar="NxCxTYPE", help=argparse.SUPPRESS)
+    o = p.parse_args()
+    if not (o.sweep or o.gpt2 or o.only_compile):
+        p.error("nothing to do: --sweep, --gpt2 or both")
+    if not torch.cuda.is_available():
+        p.error("no CUDA device")
+    return o
+
+
 def main():
     options = parse_options()
-    if not (options.sweep or options.gpt2 or options.only_compile):
-        raise SystemExit("nothing to do: --sweep, --gpt2 or both (--help)")
-    if not torch.cuda.is_available():
-        raise SystemExit("no CUDA device")
     if options.only_compile:
         return only_compile(options.only_compile)
     folder, points = Path(options.out), shapes(options)
     folder.mkdir(parents=True, exist_ok=True)
-    gpus = options.gpus.split(",") if options.gpus else []
-    modes = ("forward", "backward") if options.mode == "both" else (options.mode,)
-    if not options.part:
-        print(f"{len(points_in(folder))} points are in {folder} and are not measured again")
-        warm_up([shape for shape in points if missing(modes, shape, folder)], gpus)
-    if gpus and not options.part:
-        start_processes(len(gpus), gpus, lambda k: sys.argv[1:] + ["--part", f"{k}/{len(gpus)}"])
-        return conclude(folder, modes, None)
+    print(f"{len(tables.points_in(folder))} points are in {folder} and are not measured again")
+    warm_up([point for point in points if missing(point, folder)])
     # one stream for all, not the default one, of which no graph can be captured: once a process has used two, each
     # launch takes 0.4 us more (doc/tried.md)
     torch.cuda.set_stream(torch.cuda.Stream())
-    layernorm_peers.TritonFunction.new_parts = staticmethod(getattr(torch, options.triton_parts))
-    peers = find_peers(options.providers.split(",") if options.providers else None)
-    part, parts = (int(n) for n in (options.part or "0/1").split("/"))
-    lost = None
+    peers, lost = find_peers(), None
     try:
-        race(modes, points[part::parts], peers, options, folder / f"part_{part}_of_{parts}.jsonl")
+        race(points, peers, options.timing, folder)
     except KeyboardInterrupt:
         print("stopped: the report has what was measured until now")
     except GpuLost as error:
         lost = f"THE GPU FAILED at {error}; nothing could be measured after it"
-    if options.part:
-        print(lost or f"part {options.part} done")
-        return lost is not None
-    return conclude(folder, modes, lost)
-
-
-def conclude(folder, modes, lost):
-    """prints the report; lost: how the GPU failed, or None; returns the exit code"""
-    rows = [row for point in points_in(folder) for row in point["rows"]]
-    for mode in modes:
-        report(rows, mode)
-    verdicts = [layernorm_peers.tutorial_verdict(rows, mode) for mode in modes]
-    print(*filter(None, (*verdicts, failures_of_ours(rows), lost)), sep="\n")
-    return lost is not None or failures_of_ours(rows) is not None
+    return conclude(folder, options.timing, lost)
 
 
 if __name__ == "__main__":

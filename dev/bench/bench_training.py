@@ -14,7 +14,6 @@ over all of a side's steps.
 slower here than it can be (SLOWEST below): then something is wrong with it, and the comparison does not count; exit 1.
 """
 import argparse
-import array
 import datetime
 import json
 import os
@@ -25,7 +24,8 @@ import sys
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from lab import ROOT, add_rows, log_rows, parser, write_shard
+
 VOCABULARY, PADDED = 50257, 50304
 SIZES = {"d12": (12, 768), "d24": (16, 1024), "d36": (20, 1280), "d48": (25, 1600)}  # heads, channels
 NAMES = {"d12": "124M", "d24": "355M", "d36": "774M", "d48": "1558M"}
@@ -33,7 +33,7 @@ SLOWEST = {("d12", 64, "H100"): 460e3, ("d12", 64, "H200"): 500e3}  # tokens/s o
 
 
 def parse_options():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__)
     p.add_argument("--program", default=os.path.join(ROOT, "train_gpt2cu"))
     p.add_argument("--model", default="d12", help="d12 (124M), d24, d36, d48 (1558M), or another dN")
     p.add_argument("--batch", type=int, default=64)
@@ -43,7 +43,6 @@ def parse_options():
     p.add_argument("--steps", type=int, default=40, help="of a run that count (default 40)")
     p.add_argument("--tune-gemm", action="store_true", help="the program's first run searches the fastest products")
     p.add_argument("--json", metavar="FILE")
-    p.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: both in fp32, PyTorch not compiled; with --program ./train_gpt2")
     p.add_argument("--pytorch", action="store_true", help=argparse.SUPPRESS)  # this process is PyTorch's
     return p.parse_args()
 
@@ -59,22 +58,20 @@ def shape_of(model):
 def choose_attention(torch, a, heads, head_size):
     """leaves only the faster backend switched on; its name"""
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.benchmark import Timer
     switches = {SDPBackend.FLASH_ATTENTION: torch.backends.cuda.enable_flash_sdp,
                 SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.enable_cudnn_sdp}
     qkv = torch.randn(a.batch, a.seq_len, 3, heads, head_size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def call():
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out.backward(out.detach())
+
     seconds = {}
     for backend in switches:
-        with sdpa_kernel(backend):
-            times = []
-            for _ in range(24):  # the first ones warm up; a choice by one call would be chance
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
-                out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-                out.backward(out.detach())
-                torch.cuda.synchronize()
-                times.append(time.perf_counter() - start)
-            seconds[backend] = statistics.median(times[4:])
+        with sdpa_kernel(backend):  # a choice by one call would be chance
+            seconds[backend] = Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.5).median
     best = min(seconds, key=seconds.get)
     for backend, switch in switches.items():
         switch(backend == best)
@@ -89,17 +86,16 @@ def pytorch(a):
     from torch_gpt2 import Config, make_optimizer, new_model
     torch.manual_seed(1)
     layers, heads, channels = shape_of(a.model)
-    cuda = a.device == "cuda"
-    attention = choose_attention(torch, a, heads, channels // heads) if cuda else "any"
-    model = new_model(Config(a.seq_len, PADDED, layers, heads, channels, PADDED)).to(a.device)
+    attention = choose_attention(torch, a, heads, channels // heads)
+    model = new_model(Config(a.seq_len, PADDED, layers, heads, channels, PADDED)).cuda()
     parameters = list(model.parameters())
     optimizer = make_optimizer(parameters, 1e-4, 0.9, 0.95, 1e-8, 0.1)
-    tokens = torch.randint(0, VOCABULARY, (a.batch, a.seq_len + 1), device=a.device)
+    tokens = torch.randint(0, VOCABULARY, (a.batch, a.seq_len + 1), device="cuda")
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    mean_loss = torch.compile(lambda x, y: model(x, y)[1]) if cuda else lambda x, y: model(x, y)[1]
+    mean_loss = torch.compile(lambda x, y: model(x, y)[1])
 
     def step():
-        with torch.autocast(a.device, torch.bfloat16, enabled=cuda):
+        with torch.autocast("cuda", torch.bfloat16):
             loss = mean_loss(x, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -107,42 +103,30 @@ def pytorch(a):
         optimizer.zero_grad(set_to_none=True)
         return loss
 
-    losses = [step().item()]  # compiles
+    step().item()  # compiles
     start = time.perf_counter()
     while time.perf_counter() - start < a.warmup:
-        losses.append(step().item())
-    ticks = []
-    for _ in range(a.steps + 1):  # nothing waits for the device in between
-        ticks.append(torch.cuda.Event(enable_timing=True) if cuda else time.perf_counter())
-        if cuda:
-            ticks[-1].record()
+        step().item()
+    ticks = [torch.cuda.Event(enable_timing=True) for _ in range(a.steps + 1)]
+    for tick in ticks:  # nothing waits for the device in between
+        tick.record()
         step()
-    if cuda:
-        torch.cuda.synchronize()
-    ms = [s.elapsed_time(e) if cuda else 1e3 * (e - s) for s, e in zip(ticks, ticks[1:])]
-    print(json.dumps({"ms": ms, "torch": torch.__version__, "cuda": torch.version.cuda, "attention": attention,
-                      "gpu": torch.cuda.get_device_name() if cuda else "CPU", "losses": [losses[0], losses[-1]],
-                      "gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else 0}))
+    torch.cuda.synchronize()
+    print(json.dumps({"ms": [begin.elapsed_time(end) for begin, end in zip(ticks, ticks[1:])], "torch": torch.__version__,
+                      "cuda": torch.version.cuda, "attention": attention, "gpu": torch.cuda.get_device_name(),
+                      "gib": torch.cuda.max_memory_allocated() / 2**30}))
 
 
 # ---- both ----------------------------------------------------------------------------------------------
 
 def pytorch_steps(a):
     command = [sys.executable, os.path.abspath(__file__), "--pytorch"]
-    for name in ("model", "batch", "seq_len", "warmup", "steps", "device"):
+    for name in ("model", "batch", "seq_len", "warmup", "steps"):
         command += ["--" + name.replace("_", "-"), str(getattr(a, name))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def write_tokens(path, count):
-    header = array.array("i", [20240520, 1, count, VOCABULARY] + 252 * [0])
-    draw = random.Random(1)
-    with open(path, "wb") as file:
-        header.tofile(file)
-        array.array("H", (draw.randrange(VOCABULARY) for _ in range(count))).tofile(file)
 
 
 def program_steps(a, folder):
@@ -152,26 +136,19 @@ def program_steps(a, folder):
                "--model", a.model, "--batch", str(a.batch), "--seq-len", str(a.seq_len), "--steps", "1000000", "--out", out]
     command += ["--tune-gemm", os.path.join(folder, "products.json")] if a.tune_gemm else []
 
-    def steps_so_far():
-        path = os.path.join(out, "log.jsonl")
-        if not os.path.exists(path):
-            return []
-        with open(path) as log:
-            rows = [json.loads(line) for line in log if line.endswith("\n")]
-        return [row["ms"] for row in rows if "train_loss" in row]
-
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as program:
-        def wait_for(steps):
-            while len(steps_so_far()) < steps:
+        def after(steps):
+            """the times of all steps, once there are so many"""
+            while len(rows := log_rows(out, "train_loss")) < steps:
                 if program.poll() is not None:
                     raise SystemExit(f"{' '.join(command)}: ended too early, exit code {program.returncode}")
                 time.sleep(0.2)
+            return [row["ms"] for row in rows]
         try:
-            wait_for(1)
+            after(1)
             time.sleep(a.warmup)
-            warm = len(steps_so_far())
-            wait_for(warm + a.steps)
-            return steps_so_far()[warm:warm + a.steps]
+            warm = len(after(1))
+            return after(warm + a.steps)[warm:warm + a.steps]
         finally:
             program.kill()
 
@@ -183,24 +160,11 @@ def summary(ms, a):
             "tokens_per_s": f"{a.batch * a.seq_len / median * 1e3:.0f}"}
 
 
-def add_row(path, head, row):
-    """rows of other models, batches and --tune-gemm stay; a file of another GPU is replaced"""
-    rows = []
-    if os.path.exists(path):
-        with open(path) as file:
-            old = json.load(file)
-        rows = old["rows"] if old["gpu"] == head["gpu"] else []
-    what = [(r["model"], r["batch"], r.get("tune_gemm", False)) for r in [row] + rows]
-    rows = [r for r, it in zip(rows, what[1:]) if it != what[0]] + [row]
-    lines = ",\n".join("    " + json.dumps(r) for r in rows)
-    with open(path, "w") as file:
-        file.write(json.dumps(head, indent=2)[:-2] + ',\n  "rows": [\n' + lines + "\n  ]\n}\n")
-
-
 def compare(a):
     ours, theirs, facts = [], [], {}
     with tempfile.TemporaryDirectory() as folder:
-        write_tokens(os.path.join(folder, "tokens.bin"), 4 * a.batch * a.seq_len + 1)
+        draw = random.Random(1)
+        write_shard(os.path.join(folder, "tokens.bin"), [draw.randrange(VOCABULARY) for _ in range(4 * a.batch * a.seq_len + 1)])
         for turn in range(2 * a.rounds + 1):
             if turn % 2 == 0:
                 ms = program_steps(a, folder)
@@ -211,9 +175,9 @@ def compare(a):
                 theirs += ms
             who = "PyTorch" if turn % 2 else "program"
             print(f"{who}: median {statistics.median(ms):.2f} ms of {len(ms)} steps", flush=True)
-    row = {"model": NAMES.get(a.model, a.model), "batch": a.batch, "tune_gemm": a.tune_gemm, "plumb": summary(ours, a), "pytorch": summary(theirs, a),
-           "ratio": f"{statistics.median(theirs) / statistics.median(ours):.3f}", "attention": facts["attention"],
-           "pytorch_gib": f"{facts['gib']:.1f}", "date": datetime.date.today().isoformat()}
+    row = {"model": NAMES.get(a.model, a.model), "batch": a.batch, "tune_gemm": a.tune_gemm, "plumb": summary(ours, a),
+           "pytorch": summary(theirs, a), "ratio": f"{statistics.median(theirs) / statistics.median(ours):.3f}",
+           "attention": facts["attention"], "pytorch_gib": f"{facts['gib']:.1f}", "date": datetime.date.today().isoformat()}
     print(json.dumps(row))
     rate = float(row["pytorch"]["tokens_per_s"])
     for (model, batch, gpu), slowest in SLOWEST.items():
@@ -221,8 +185,9 @@ def compare(a):
             raise SystemExit(f"PyTorch makes {rate:.0f} tokens/s on this {gpu}; it can make {slowest:.0f}. "
                              "The comparison does not count; nothing is written. Is something else using the GPU?")
     if a.json:
-        add_row(a.json, {"gpu": facts["gpu"], "cuda": facts["cuda"], "pytorch": facts["torch"],
-                         "command": "dev/bench/bench_training.py --model dN --batch B [--tune-gemm]"}, row)
+        add_rows(a.json, {"gpu": facts["gpu"], "cuda": facts["cuda"], "pytorch": facts["torch"],
+                          "command": "dev/bench/bench_training.py --model dN --batch B [--tune-gemm]"},
+                 [row], "model", "batch", "tune_gemm")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""Compares data/make_shards --tokenizer with tiktoken (and, for the record, with Hugging Face's tokenizers).
+"""GPT-2's tokens: ours beside tiktoken's (and, for the record, Hugging Face's tokenizers'), and what is made with those packages.
 
-    pip install numpy tiktoken tokenizers
-    dev/bench/check_bpe.py GPT2_FOLDER [TEXT...] [--count 10000]
+    pip install numpy regex tiktoken tokenizers unicodedata2==16.0.0
+    dev/bench/check_bpe.py texts GPT2_FOLDER [TEXT...] [--count 10000]     data/make_shards --tokenizer
+    dev/bench/check_bpe.py fixture TEXT        makes dev/test/fixture/bpe; the merges are learnt from TEXT
+    dev/bench/check_bpe.py classes             are llmc/host/tokens/unicode_classes.h's characters in tiktoken's classes?
+    dev/bench/check_bpe.py header > llmc/host/tokens/unicode_classes.h
 
-GPT2_FOLDER holds GPT-2's encoder.json and vocab.bpe. Random Unicode strings and the files TEXT must get the ids that
+texts: GPT2_FOLDER holds GPT-2's encoder.json and vocab.bpe. Random Unicode strings and the files TEXT must get the ids that
 tiktoken's encode_ordinary gives; random bytes, which tiktoken does not take, must come back. Exit 1 on any difference.
+fixture: a small byte-level BPE in GPT-2's file format, and texts with the ids that tiktoken gives.
+header: which characters are letters, digits and spaces for GPT-2's pre-tokenizer, by unicodedata2 or any Python whose unicodedata
+is of the version that tiktoken uses (0.14.0, 2026-11: 16.0.0, found with `classes`): ids must not depend on the machine.
 """
-import argparse
+import json
 import os
 import random
 import subprocess
@@ -15,77 +21,70 @@ import sys
 import tempfile
 import time
 
-from needs import needs
+from lab import needs, parser
 
-needs(__doc__, "numpy", "tiktoken")
-import numpy
-import tiktoken
-from tiktoken.load import data_gym_to_mergeable_bpe_ranks
-
-END = 50256
+MERGES = 200
+UNICODE = "16.0.0"
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+FIXTURE = "dev/test/fixture/bpe"
+# the property White_Space, which has not changed since Unicode 6.3
+SPACES = {*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000}
 
 
 def random_strings(count, rng):
     """words, spaces of all kinds, marks, contractions, any character"""
     pieces = [" ", "  ", "\n", "\n\n", "\t", "\r\n", "\u00a0", "\u3000", "\u2028", "\x1c", "\u180e", "'s", "'ll", "'", "'re", "'S",
-              "\u2019s", "<|endoftext|>", "a", "Zebra", "e\u0301", "\u00e9", "\u4e2d\u6587", "\u0660\u0661", "12345", "\u00bd", "\u2167", "...",
-              "!?", "\U0001f642", "\u200d", "\x00", "\ufeff", "the", " the", "don't", "\u0e01\u0e33", "-", "_"]
-    strings = []
-    for i in range(count):
-        parts = []
-        for _ in range(rng.randrange(1, 30)):
-            if rng.random() < 0.7:
-                parts.append(rng.choice(pieces))
-            else:
-                code = rng.choice([rng.randrange(0x80), rng.randrange(0x3000), rng.randrange(0x110000)])
-                parts.append(chr(code if not 0xD800 <= code < 0xE000 else 65))
-        strings.append("".join(parts))
-    strings += ["a" * 5000, " " * 3000 + "x", "ab" * 3000, "\n" * 2000]
-    return strings
+              "\u2019s", "<|endoftext|>", "a", "Zebra", "e\u0301", "\u00e9", "\u4e2d\u6587", "\u0660\u0661", "12345", "\u00bd", "\u2167",
+              "...", "!?", "\U0001f642", "\u200d", "\x00", "\ufeff", "the", " the", "don't", "\u0e01\u0e33", "-", "_"]
+
+    def part():
+        if rng.random() < 0.7:
+            return rng.choice(pieces)
+        code = rng.choice([rng.randrange(0x80), rng.randrange(0x3000), rng.randrange(0x110000)])
+        return chr(code if not 0xD800 <= code < 0xE000 else 65)
+    return ["".join(part() for _ in range(rng.randrange(1, 30))) for _ in range(count)]
 
 
-def shard_ids(args, texts):
+def tiktoken_of(folder):
+    """the encoding of a folder with encoder.json and vocab.bpe"""
+    import tiktoken
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # else it gives what these files held at an earlier call
+    ranks = data_gym_to_mergeable_bpe_ranks(folder + "/vocab.bpe", folder + "/encoder.json")
+    return tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
+
+
+# ---- texts -------------------------------------------------------------------------------------------
+
+def shard_ids(tokenizer, end, texts):
     """the ids of each text, as make_shards gives them to a folder with one file each"""
+    import numpy
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(folder + "/in")
         for i, text in enumerate(texts):
             with open(f"{folder}/in/{i:07d}", "wb") as file:
                 file.write(text)
-        subprocess.run([args.make_shards, "--tokenizer", args.gpt2, "--val-fraction", "0", "--out", folder + "/out",
+        subprocess.run(["data/make_shards", "--tokenizer", tokenizer, "--val-fraction", "0", "--as-is", "--out", folder + "/out",
                         folder + "/in"], check=True, stdout=subprocess.DEVNULL)
         ids = numpy.fromfile(folder + "/out_train_000000.bin", dtype=numpy.uint16)[512:]
-    ends = numpy.flatnonzero(ids == END)
+    ends = numpy.flatnonzero(ids == end)
     found = [ids[a + 1:b].tolist() for a, b in zip(ends[:-1], ends[1:])]
     assert len(found) == len(texts), (len(found), len(texts))
     return found
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gpt2")
-    parser.add_argument("texts", nargs="*")
-    parser.add_argument("--count", type=int, default=10000)
-    parser.add_argument("--make-shards", default="data/make_shards")
-    args = parser.parse_args()
-    for path in (args.gpt2 + "/vocab.bpe", args.gpt2 + "/encoder.json", args.make_shards, *args.texts):
-        if not os.path.exists(path):
-            parser.error(f"{path}: no such file")
-    ranks = data_gym_to_mergeable_bpe_ranks(args.gpt2 + "/vocab.bpe", args.gpt2 + "/encoder.json")
-    gpt2 = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": END})
-    rng = random.Random(1)
-
-    strings = [s for s in random_strings(args.count, rng) if s]
-    ours = shard_ids(args, [s.encode() for s in strings])
+def texts(args):
+    needs(__doc__, "numpy", "tiktoken")
+    gpt2, rng = tiktoken_of(args.gpt2), random.Random(1)
+    strings = random_strings(args.count, rng) + ["a" * 5000, " " * 3000 + "x", "ab" * 3000, "\n" * 2000]
+    ours = shard_ids(args.gpt2, gpt2.eot_token, [s.encode() for s in strings])
     expected = [gpt2.encode_ordinary(s) for s in strings]
     wrong = [s for s, a, b in zip(strings, ours, expected) if a != b]
-    print(f"random strings: {len(wrong)} of {len(strings)} differ from tiktoken {tiktoken.__version__}")
+    print(f"random strings: {len(wrong)} of {len(strings)} differ from tiktoken")
     for s in wrong[:3]:
         print("  ", repr(s)[:200])
-
     try:
         import tokenizers
-
         hf = tokenizers.ByteLevelBPETokenizer(args.gpt2 + "/encoder.json", args.gpt2 + "/vocab.bpe")
         differ = sum(hf.encode(s).ids != b for s, b in zip(strings, expected))
         print(f"for the record: tokenizers {tokenizers.__version__} differs from tiktoken on {differ} of them")
@@ -93,20 +92,112 @@ def main():
         print("tokenizers is not installed: not compared")
 
     random_bytes = [rng.randbytes(rng.randrange(1, 60)) for _ in range(args.count)]
-    back = [b"".join(gpt2.decode_single_token_bytes(t) for t in ids) for ids in shard_ids(args, random_bytes)]
+    back = [b"".join(map(gpt2.decode_single_token_bytes, ids)) for ids in shard_ids(args.gpt2, gpt2.eot_token, random_bytes)]
     lost = sum(a != b for a, b in zip(back, random_bytes))
     print(f"random bytes: {lost} of {args.count} do not come back")
 
     for path in args.texts:
-        text = open(path, "rb").read()
+        with open(path, "rb") as file:
+            text = file.read()
         begin = time.time()
-        ids = shard_ids(args, [text])[0]
+        ids = shard_ids(args.gpt2, gpt2.eot_token, [text])[0]
         seconds = time.time() - begin
         same = ids == gpt2.encode_ordinary(text.decode())
         print(f"{path}: {len(ids)} tokens, {len(text) / seconds / 1e6:.1f} MB/s, {'equal' if same else 'DIFFERENT'}")
         wrong += [] if same else [path]
-    sys.exit(bool(wrong) or lost > 0)
+    return bool(wrong) or lost > 0
+
+
+# ---- fixture -----------------------------------------------------------------------------------------
+
+def fixture(args):
+    needs(__doc__, "tiktoken", "tokenizers")
+    import tiktoken
+    import tokenizers
+    learnt = tokenizers.ByteLevelBPETokenizer()
+    learnt.train([args.text], vocab_size=256 + MERGES, min_frequency=1, show_progress=False)
+    merges = json.loads(learnt.to_str())["model"]["merges"]
+    assert len(merges) == MERGES, f"{args.text} gives {len(merges)} merges, expected {MERGES}"
+    # GPT-2's order of bytes, each spelled as a visible character
+    visible = [b for b in range(256) if 33 <= b <= 126 or (b >= 161 and b != 173)]
+    others = [b for b in range(256) if b not in visible]
+    tokens = [*map(chr, visible), *(chr(256 + i) for i in range(len(others))), *map("".join, merges), "<|endoftext|>"]
+    with open(FIXTURE + "/encoder.json", "w") as file:
+        json.dump({t: i for i, t in enumerate(tokens)}, file)
+    with open(FIXTURE + "/vocab.bpe", "w") as file:
+        file.write("#version: 0.2\n" + "".join(" ".join(m) + "\n" for m in merges))
+
+    encoding = tiktoken_of(FIXTURE)
+    strings = random_strings(400, random.Random(7))
+    strings += ["a" * 200, " " * 100 + "x", "the " * 60, "\n" * 130, "they've don't we'll I'm 'sx", " the  the   the\n\n the"]
+    with open(FIXTURE + "/cases.txt", "w") as file:
+        file.write(f"# text in hexadecimal, then its ids by tiktoken {tiktoken.__version__}; made by dev/bench/check_bpe.py\n")
+        for s in strings:
+            file.write(" ".join([s.encode().hex()] + [str(i) for i in encoding.encode_ordinary(s)]) + "\n")
+
+
+# ---- classes of characters ---------------------------------------------------------------------------
+
+def kinds():
+    """of each character: L, N, S or nothing"""
+    try:
+        import unicodedata2 as unicodedata
+    except ImportError:
+        import unicodedata
+    if unicodedata.unidata_version != UNICODE:
+        sys.exit(f"this Python knows Unicode {unicodedata.unidata_version}, not {UNICODE}: pip install unicodedata2=={UNICODE}")
+    firsts = (unicodedata.category(chr(code))[0] for code in range(0x110000))
+    return ["S" if code in SPACES else first if first in "LN" else "" for code, first in enumerate(firsts)]
+
+
+def classes(args):
+    """every character against tiktoken: a pattern of one class drops the characters of the others"""
+    needs(__doc__, "tiktoken")
+    import tiktoken
+    ranks, kind, wrong = {bytes([b]): b for b in range(256)}, kinds(), 0
+    for letter, pattern in (("L", r"\p{L}"), ("N", r"\p{N}"), ("S", r"\s")):
+        encoding = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+        for code in range(0x110000):
+            if not 0xD800 <= code < 0xE000:
+                wrong += bool(encoding.encode_ordinary(chr(code))) != (kind[code] == letter)
+    print(f"tiktoken {tiktoken.__version__}: {wrong} of 1112064 characters have another class than in Unicode {UNICODE}")
+    return wrong > 0
+
+
+def header(args):
+    print(f"""// The letters, digits and spaces of Unicode {UNICODE}: how many characters from 0 on are not of the class, then how many
+// are, and so on; behind the last none is. Generated by dev/bench/check_bpe.py, which says why this version.
+#pragma once
+#include <cstdint>
+
+namespace llmc {{
+
+// clang-format off""")
+    kind = kinds()
+    for name, letter in (("Letter", "L"), ("Digit", "N"), ("Space", "S")):
+        changes = [code for code in range(1, 0x110000) if (kind[code] == letter) != (kind[code - 1] == letter)]
+        lines = ["    "]
+        for length in (b - a for a, b in zip([0] + changes, changes)):
+            if len(f"{lines[-1]}{length},") > 108:
+                lines.append("    ")
+            lines[-1] += f"{length},"
+        print(f"inline constexpr uint32_t k{name}Runs[] = {{", *lines, "};", sep="\n")
+    print("// clang-format on\n\n}  // namespace llmc")
+
+
+def main():
+    p = parser(__doc__)
+    ways = p.add_subparsers(dest="what", required=True)
+    t = ways.add_parser("texts")
+    t.add_argument("gpt2")
+    t.add_argument("texts", nargs="*")
+    t.add_argument("--count", type=int, default=10000)
+    ways.add_parser("fixture").add_argument("text")
+    ways.add_parser("classes")
+    ways.add_parser("header")
+    args = p.parse_args()
+    return {"texts": texts, "fixture": fixture, "classes": classes, "header": header}[args.what](args)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does Hugging Face's transformers compute what we compute? Needs torch, transformers and numpy; no network.
 
-    make train_gpt2 test_gpt2 && dev/bench/check_hf.py [--trainer ./train_gpt2] [--keep FOLDER]
+    make train_gpt2 test_gpt2 && dev/bench/check_hf.py [--trainer ./train_gpt2]
 
 1. transformers -> ours: a random GPT2LMHeadModel whose logits span at least +-10 is saved with save_pretrained, and
    `eval` of ours must give the loss that PyTorch computes in double from its logits.
@@ -13,23 +13,22 @@
 3. greedy text of ours equals model.generate's, token by token.
 Exit 1 if anything differs.
 """
-import argparse
 import json
 import logging
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
 
-from needs import needs
+from lab import needs, parser, write_shard
 
 needs(__doc__, "numpy", "safetensors", "torch", "transformers")
 import numpy
 import safetensors
 import torch
 import transformers
+
+from torch_gpt2 import State, write_state
 
 VOCABULARY, END = 257, 256
 failures = 0
@@ -45,10 +44,10 @@ def run(*words):
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
-def random_model(seed=1, layers=3, heads=4, channels=64, positions=96):
-    torch.manual_seed(seed)
-    config = transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=positions, n_embd=channels, n_layer=layers, n_head=heads,
-                                     bos_token_id=END, eos_token_id=END)
+def random_model():
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=96, n_embd=64, n_layer=3, n_head=4, bos_token_id=END,
+                                     eos_token_id=END)
     model = transformers.GPT2LMHeadModel(config).eval()
     with torch.no_grad():
         for name, x in model.named_parameters():
@@ -57,37 +56,22 @@ def random_model(seed=1, layers=3, heads=4, channels=64, positions=96):
     return model
 
 
-def write_shard(path, tokens):
-    header = numpy.zeros(256, dtype=numpy.int32)
-    header[:4] = 20240520, 1, len(tokens), VOCABULARY
-    with open(path, "wb") as file:
-        file.write(header.tobytes() + numpy.asarray(tokens, dtype=numpy.uint16).tobytes())
-
-
-class Warnings(logging.Handler):
-    def __init__(self):
-        super().__init__(logging.WARNING)
-        self.messages = []
-
-    def emit(self, record):
-        self.messages.append(record.getMessage())
-
-
 def load_quietly(call):
     """what call returns, and every warning on the way"""
-    handler = Warnings()
-    logger = logging.getLogger("transformers")
+    logger, messages = logging.getLogger("transformers"), []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())
     logger.addHandler(handler)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = call()
     logger.removeHandler(handler)
-    return result, handler.messages + [str(w.message) for w in caught]
+    return result, messages + [str(w.message) for w in caught]
 
 
 def check_losses(args, folder, model):
     tokens = numpy.random.default_rng(2).integers(0, VOCABULARY, 96 * 5 + 1)
-    write_shard(folder + "/x.bin", tokens)
+    write_shard(folder + "/x.bin", tokens, VOCABULARY)
     rows = torch.tensor(tokens[:-1].reshape(5, 96))
     with torch.no_grad():
         logits = model.double()(rows).logits
@@ -99,39 +83,18 @@ def check_losses(args, folder, model):
     check(abs(found - losses.item()) < 1e-4, f"transformers -> ours: loss {found} (PyTorch in double: {losses:.6f})")
 
 
-def write_state(path, model, x, y):
-    """a debug state (20240327 version 2): tokens, targets, logits, loss and gradients in the order of model files"""
-    model.zero_grad()
-    logits = model(x).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
-    loss.backward()
-    layers = model.transformer.h
-    padding = torch.zeros((VOCABULARY + 63) // 64 * 64 - VOCABULARY, model.config.n_embd)
-    parts = [torch.cat([model.transformer.wte.weight.grad, padding]), model.transformer.wpe.weight.grad]
-    for name in ("ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias",
-                 "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"):
-        for layer in layers:
-            gradient = layer.get_parameter(name).grad
-            parts.append(gradient.T.contiguous() if gradient.dim() == 2 else gradient)
-    parts += [model.transformer.ln_f.weight.grad, model.transformer.ln_f.bias.grad]
-    header = numpy.zeros(256, dtype=numpy.int32)
-    header[:4] = 20240327, 2, *x.shape
-    with open(path, "wb") as file:
-        file.write(header.tobytes() + x.int().numpy().tobytes() + y.int().numpy().tobytes())
-        file.write(logits.detach().numpy().tobytes() + loss.detach().numpy().tobytes())
-        for part in parts:
-            file.write(part.numpy().tobytes())
-
-
-def check_logits(args, folder, model):
-    tokens = torch.tensor(numpy.random.default_rng(3).integers(0, VOCABULARY, (2, 2, 96)))
-    write_state(folder + "/state.bin", model, tokens[0], tokens[1])
-    done = subprocess.run([args.tests, "--model", folder + "/a", "--state", folder + "/state.bin"], capture_output=True, text=True)
-    error, bound = [float(done.stdout.split("logits")[1].split()[i]) for i in (3, 5)]
+def check_logits(folder, model):
+    x, y = torch.tensor(numpy.random.default_rng(3).integers(0, VOCABULARY, (2, 2, 96)))
     with torch.no_grad():
-        largest = model(tokens[0]).logits.abs().max().item()
+        logits = model(x).logits.flatten(0, 1)
+    loss, c = torch.nn.functional.cross_entropy(logits, y.flatten()).item(), model.config
+    # no gradients: test_gpt2's bounds for them are for weights of ordinary size, and these are ten times larger
+    zeros = torch.zeros(((VOCABULARY + 63) // 64 * 64 + c.n_positions + c.n_layer * (12 * c.n_embd + 13) + 2) * c.n_embd)
+    write_state(folder + "/state.bin", State(x, y, logits, loss, {"all": zeros}))
+    done = subprocess.run(["./test_gpt2", "--model", folder + "/a", "--state", folder + "/state.bin"], capture_output=True, text=True)
+    error, bound = [float(done.stdout.split("logits")[1].split()[i]) for i in (3, 5)]
+    largest = logits.abs().max().item()
     check(error <= 1e-5 * largest, f"logits differ by {error / largest:.1e} of the largest, {largest:.1f} (bound 1e-5)")
-    # not the gradients: test_gpt2's bounds for them are for weights of ordinary size, and these are ten times larger
 
 
 def check_export(args, folder, model):
@@ -185,24 +148,20 @@ def check_greedy(args, folder, model):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--trainer", default="./train_gpt2")
-    parser.add_argument("--tests", default="./test_gpt2")
-    parser.add_argument("--keep")
-    args = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("--trainer", default="./train_gpt2")
+    args = p.parse_args()
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")
-    folder = args.keep or tempfile.mkdtemp()
-    os.makedirs(folder, exist_ok=True)
     model = random_model()
-    model.save_pretrained(folder + "/a")
-    check_losses(args, folder, model)
-    check_logits(args, folder, model)
-    check_greedy(args, folder, model)
-    check_export(args, folder, model)
-    check_converter(folder)
-    if not args.keep:  # else it must be a new folder
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder + "/a")
+        check_losses(args, folder, model)
+        check_logits(folder, model)
+        check_greedy(args, folder, model)
+        check_export(args, folder, model)
+        check_converter(folder)
     sys.exit(failures > 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,66 +1,60 @@
 #!/usr/bin/env python3
 """What LayerNorm gains or loses between two builds of libllmc_layernorm.so, width by width, in one process.
 
-    dev/bench/compare_layernorm.py OLD.so NEW.so [--json FILE] [--seconds 300] [--only TEXT] [CASES]
+    dev/bench/compare_layernorm.py OLD.so NEW.so [CASES] [--json FILE]
 
-CASES: lines of "op types columns [rows]", such as "backward+= bf16 769"; op: forward, residual, backward,
-backward+=; types, of rows and weights: fp32, bf16, fp16, bf16/fp32, fp16/fp32. Without CASES: the widths of
-models in each op and type. Both libraries run in turn, round by round, on the same buffers, which are larger
-than L2; a ratio is of medians, new over old: below 1 the new one is faster. FILE, if it is there, keeps its
-other cases. Needs PyTorch and a GPU.
+CASES: lines of "op types columns [rows]", such as "backward+= bf16 769"; op: forward, residual, backward, backward+=; types,
+of rows and weights: fp32, bf16, fp16, bf16/fp32, fp16/fp32. Without CASES: the widths of models in each op and type. Both
+libraries run in turn, round by round, on the same buffers, which are larger than L2; a ratio is of medians, new over old: below 1
+the new one is faster. FILE keeps its other cases of this GPU and day.
 """
-import argparse
 import ctypes
-import json
 import os
 import re
 import statistics
 import time
 
-from needs import needs
+from lab import ROOT, add_rows, needs, parser
 
 needs(__doc__, "torch")
 import torch
 
-TYPES = {"fp32": (1, 4), "bf16": (2, 2), "fp16": (3, 2)}
+TYPES = {"fp32": (1, torch.float32), "bf16": (2, torch.bfloat16), "fp16": (3, torch.float16)}
 TENSOR_BYTES, SETS, LAUNCHES = 256 << 20, 2, 4
-LAYOUTS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "llmc", "layernorm", "layouts.h")
-MODELS = [int(C) for C in re.search(r"kModelWidths\[\] = \{([^}]*)", open(LAYOUTS).read())[1].split(",")]
+with open(os.path.join(ROOT, "llmc", "layernorm", "layouts.h")) as layouts:
+    MODELS = [int(C) for C in re.search(r"kModelWidths\[\] = \{([^}]*)", layouts.read())[1].split(",")]
+
+
+def fields(*lines):
+    """of a ctypes structure: lines of a type and the names that have it"""
+    return [(name, getattr(ctypes, "c_" + kind)) for kind, *names in map(str.split, lines) for name in names]
 
 
 class Forward(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("dtype", ctypes.c_int32), ("weight_dtype", ctypes.c_int32)] + [
-        (name, ctypes.c_void_p) for name in ("out", "mean", "rstd", "inp", "weight", "bias")] + [
-        ("N", ctypes.c_int64), ("C", ctypes.c_int64), ("eps", ctypes.c_double), ("residual", ctypes.c_void_p),
-        ("inp2", ctypes.c_void_p)] + [(name, ctypes.c_int64) for name in ("os", "is_", "rs", "i2s")] + [
-        ("stream", ctypes.c_void_p)]
+    _fields_ = fields("size_t struct_size", "int32 dtype weight_dtype", "void_p out mean rstd inp weight bias", "int64 N C",
+                      "double eps", "void_p residual inp2", "int64 os is_ rs i2s", "void_p stream")
 
 
 class Backward(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t)] + [(name, ctypes.c_int32) for name in (
-        "dtype", "weight_dtype", "grad_dtype", "accumulate_dinp", "accumulate", "reserved")] + [
-        (name, ctypes.c_void_p) for name in ("dinp", "dweight", "dbias", "dout", "inp", "weight", "mean", "rstd")] + [
-        ("N", ctypes.c_int64), ("C", ctypes.c_int64)] + [(name, ctypes.c_int64) for name in ("ds", "os", "is_")] + [
-        ("workspace", ctypes.c_void_p), ("workspace_size", ctypes.c_size_t), ("stream", ctypes.c_void_p)]
+    _fields_ = fields("size_t struct_size", "int32 dtype weight_dtype grad_dtype accumulate_dinp accumulate reserved",
+                      "void_p dinp dweight dbias dout inp weight mean rstd", "int64 N C", "int64 ds os is_", "void_p workspace",
+                      "size_t workspace_size", "void_p stream")
 
 
 class Library:
     def __init__(self, path):
         try:
-            self.so = ctypes.CDLL(path)
+            self.so = ctypes.CDLL(os.path.abspath(path))
         except OSError as error:
             raise SystemExit(f"{error}; expected a libllmc_layernorm.so") from None
         self.so.llmc_layernorm_last_error.restype = ctypes.c_char_p
         self.path = path
 
-    def check(self, code):
-        if code != 0:
+    def call(self, function, args):
+        args.struct_size = ctypes.sizeof(args)
+        args.stream = torch.cuda.current_stream().cuda_stream
+        if getattr(self.so, function)(ctypes.byref(args)) != 0:
             raise SystemExit(f"{self.path}: {self.so.llmc_layernorm_last_error().decode()}")
-
-    def workspace(self, columns):
-        size = ctypes.c_size_t()
-        self.check(self.so.llmc_layernorm_backward_workspace(ctypes.c_int64(columns), ctypes.byref(size)))
-        return size.value
 
 
 class Buffers:
@@ -68,44 +62,40 @@ class Buffers:
 
     def __init__(self):
         self.rows = [torch.randn(TENSOR_BYTES // 2, device="cuda", dtype=torch.bfloat16) for _ in range(4 * SETS)]
-        self.weights = torch.ones(3, 1 << 20, device="cuda", dtype=torch.float32)
-        self.weights16 = {d: torch.ones(3, 1 << 20, device="cuda", dtype=d) for d in (torch.bfloat16, torch.float16)}
+        self.weights = {name: torch.ones(2, 1 << 20, device="cuda", dtype=dtype) for name, (_, dtype) in TYPES.items()}
         self.statistics = torch.ones(2, TENSOR_BYTES // 2, device="cuda", dtype=torch.float32)
         self.scratch = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
-        self.gradients = torch.zeros(3, 1 << 20, device="cuda", dtype=torch.float32)
+        self.gradients = torch.zeros(2, 1 << 20, device="cuda", dtype=torch.float32)
 
 
-def call(library, buffers, op, types, columns, rows, turn, stream):
+def launch(library, buffers, case, turn):
+    op, types, columns, rows = case
     name, _, weights = types.partition("/")
-    dtype, size = TYPES[name]
-    one = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
-    w = buffers.weights if weights or size == 4 else buffers.weights16[one]
-    x, x2, y, y2 = (t.data_ptr() for t in buffers.rows[4 * (turn % SETS):4 * (turn % SETS) + 4])
+    at = 4 * (turn % SETS)
+    x, x2, y, y2 = (t.data_ptr() for t in buffers.rows[at:at + 4])
     mean, rstd = (s.data_ptr() for s in buffers.statistics)
-    weight_dtype = 1 if weights else 0
+    weight, bias = (w.data_ptr() for w in buffers.weights[weights or name])
+    same = dict(dtype=TYPES[name][0], weight_dtype=TYPES[weights][0] if weights else 0, inp=x, weight=weight, mean=mean, rstd=rstd,
+                N=rows, C=columns)
     if op in ("forward", "residual"):
-        args = Forward(struct_size=ctypes.sizeof(Forward), dtype=dtype, weight_dtype=weight_dtype, out=y, mean=mean,
-                       rstd=rstd, inp=x, weight=w[0].data_ptr(), bias=w[1].data_ptr(), N=rows, C=columns, eps=1e-5,
-                       residual=y2 if op == "residual" else None, inp2=x2 if op == "residual" else None, stream=stream)
-        library.check(library.so.llmc_layernorm_forward(ctypes.byref(args)))
+        more = dict(residual=y2, inp2=x2) if op == "residual" else {}
+        library.call("llmc_layernorm_forward", Forward(**same, **more, out=y, bias=bias, eps=1e-5))
     else:
-        args = Backward(struct_size=ctypes.sizeof(Backward), dtype=dtype, weight_dtype=weight_dtype,
-                        accumulate_dinp=int(op == "backward+="), accumulate=1, dinp=y,
-                        dweight=buffers.gradients[0].data_ptr(), dbias=buffers.gradients[1].data_ptr(), dout=x2, inp=x,
-                        weight=w[0].data_ptr(), mean=mean, rstd=rstd, N=rows, C=columns,
-                        workspace=buffers.scratch.data_ptr(), workspace_size=buffers.scratch.numel(), stream=stream)
-        library.check(library.so.llmc_layernorm_backward(ctypes.byref(args)))
+        dweight, dbias = (g.data_ptr() for g in buffers.gradients)
+        library.call("llmc_layernorm_backward", Backward(
+            **same, accumulate_dinp=int(op == "backward+="), accumulate=1, dinp=y, dweight=dweight, dbias=dbias, dout=x2,
+            workspace=buffers.scratch.data_ptr(), workspace_size=buffers.scratch.numel()))
 
 
 def graph_of(library, buffers, case):
     op, types, columns, rows = case
-    many = LAUNCHES if rows * columns * TYPES[types.partition("/")[0]][1] > 16 << 20 else 16 * LAUNCHES
+    many = LAUNCHES if rows * columns * size_of(types) > 16 << 20 else 16 * LAUNCHES
     for turn in range(2):
-        call(library, buffers, op, types, columns, rows, turn, torch.cuda.current_stream().cuda_stream)
+        launch(library, buffers, case, turn)
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="relaxed")  # torch.cuda.graph would collect garbage each time
     for turn in range(many):
-        call(library, buffers, op, types, columns, rows, turn, torch.cuda.current_stream().cuda_stream)
+        launch(library, buffers, case, turn)
     graph.capture_end()
     return graph, many
 
@@ -125,79 +115,49 @@ def compare(libraries, buffers, case, rounds):
     return [statistics.median(a.elapsed_time(b) for a, b in e) * 1e3 / many for e, (_, many) in zip(events, graphs)]
 
 
-def all_cases(edges):
-    """(op, types, columns, rows) of each edge, and of models"""
-    cases = []
-    for line in edges:
-        op, types, columns, *rows = line.split()
-        size = TYPES[types.partition("/")[0]][1]
-        cases.append((op, types, int(columns), int(rows[0]) if rows else min(TENSOR_BYTES // size // int(columns), 4 << 20)))
-    return cases
+def size_of(types):
+    return TYPES[types.partition("/")[0]][1].itemsize
 
 
-def model_lines():
-    for columns in MODELS:
-        for types in ("fp32", "bf16", "fp16", "bf16/fp32"):
-            for op in ("forward", "residual", "backward", "backward+="):
-                yield f"{op} {types} {columns}"
-
-
-def write(path, results):
-    """a line for each op and types, with a list for each field"""
-    known = {}
-    if os.path.exists(path):
-        with open(path) as file:
-            for line in json.load(file)["rows"]:
-                for C, N, old, new in zip(line["columns"], line["rows"], line["old us"], line["new us"]):
-                    known[line["op"], line["types"], C, N] = old, new
-    for row in results:
-        known[row["op"], row["types"], row["columns"], row["rows"]] = row["old us"], row["new us"]
-    lines = {}
-    for (op, types, C, N), us in sorted(known.items()):
-        lines.setdefault((op, types), []).append((C, N) + us)
-    rows = [json.dumps(dict(zip(("op", "types", "columns", "rows", "old us", "new us"), key + tuple(zip(*line)))))
-            for key, line in lines.items()]
-    head = {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"),
-            "command": "dev/bench/compare_layernorm.py OLD.so NEW.so CASES"}
-    with open(path, "w") as file:
-        file.write("{\n" + "".join(f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()))
-        file.write('  "rows": [\n    ' + ",\n    ".join(rows) + "\n  ]\n}\n")
+def case_of(line):
+    """(op, types, columns, rows)"""
+    op, types, columns, *rows = line.split()
+    return op, types, int(columns), int(rows[0]) if rows else min(TENSOR_BYTES // size_of(types) // int(columns), 4 << 20)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old")
-    parser.add_argument("new")
-    parser.add_argument("cases", nargs="?")
-    parser.add_argument("--json")
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--only", default="")
-    options = parser.parse_args()
-    libraries = [Library(options.old), Library(options.new)]
-    lines = [line.strip() for line in open(options.cases)] if options.cases else list(model_lines())
-    cases = all_cases([line for line in lines if line and re.search(options.only, line)])
-    buffers, stream, begin, results = Buffers(), torch.cuda.Stream(), time.monotonic(), []
+    p = parser(__doc__)
+    p.add_argument("old")
+    p.add_argument("new")
+    p.add_argument("cases", nargs="?")
+    p.add_argument("--json")
+    o = p.parse_args()
+    libraries = [Library(o.old), Library(o.new)]
+    lines = [f"{op} {types} {columns}" for columns in MODELS for types in ("fp32", "bf16", "fp16", "bf16/fp32")
+             for op in ("forward", "residual", "backward", "backward+=")]
+    if o.cases:
+        with open(o.cases) as file:
+            lines = [line for line in file if line.strip()]
+    buffers, stream, results = Buffers(), torch.cuda.Stream(), []
     torch.cuda.synchronize()
-    for case in cases:
-        if time.monotonic() - begin > options.seconds:
-            print(f"{len(cases) - len(results)} of {len(cases)} cases left out: {options.seconds:g} seconds are over")
-            break
+    for case in map(case_of, lines):
         # models are to be within 0.5 %: more rounds
         with torch.cuda.stream(stream):
             old, new = compare(libraries, buffers, case, 41 if case[2] in MODELS else 13)
-        results.append({"op": case[0], "types": case[1], "columns": case[2], "rows": case[3], "old us": round(old, 2),
-                        "new us": round(new, 2), "ratio": round(new / old, 4)})
+        results.append(dict(zip(("op", "types", "columns", "rows"), case)) | {
+            "old us": round(old, 2), "new us": round(new, 2), "ratio": round(new / old, 4)})
     for row in sorted(results, key=lambda row: -row["ratio"]):
         if row["ratio"] > 1.03:
-            print(f"{row['ratio']:.3f}  {row['op']} {row['types']} {row['rows']}x{row['columns']}: {row['old us']} {row['new us']}")
+            print(*row.values())
     ratios = [row["ratio"] for row in results]
     print(f"{len(results)} cases on {torch.cuda.get_device_name()}: median {statistics.median(ratios):.4f}, worst "
           f"{max(ratios):.3f}, best {min(ratios):.3f}; {sum(r > 1.05 for r in ratios)} lose more than 5 %")
     of_models = [row["ratio"] for row in results if row["columns"] in MODELS and "/" not in row["types"]]
     if of_models:
         print(f"models' widths: {len(of_models)}, worst {max(of_models):.4f}; {sum(r > 1.005 for r in of_models)} above 1.005")
-    if options.json:
-        write(options.json, results)
+    if o.json:
+        add_rows(o.json, {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"),
+                          "command": "dev/bench/compare_layernorm.py OLD.so NEW.so CASES"}, results, "op", "types", "columns", "rows")
 
 
 if __name__ == "__main__":

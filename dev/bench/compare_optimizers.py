@@ -10,22 +10,22 @@ shortest run is known that ends at that loss or below, to a twentieth of --steps
 ./train_gpt2cu or ./train_gpt2. --json FILE: the two rows are added to FILE, in place of older ones of the same job.
 dev/bench/tables.py makes the table.
 """
-import argparse
+import bisect
 import datetime
-import json
 import os
 import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from lab import ROOT, add_rows, log_rows, parser
+
 SHAKESPEARE = os.path.join(ROOT, "data", "tinyshakespeare", "tiny_shakespeare_%s_*.bin")
 SHAKESPEARE_OPTIONS = ["--warmup", "100", "--final-lr-fraction", "0.1", "--weight-decay", "0.1", "--model", "d4",
                        "--batch", "16", "--seq-len", "256"]
 
 
 def parse_options():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser(__doc__)
     p.add_argument("job", choices=["sample", "shakespeare"])
     p.add_argument("--program", default=os.path.join(ROOT, "train_gpt2cu"))
     p.add_argument("--steps", type=int, default=2000)
@@ -52,37 +52,17 @@ def run(o, optimizer, lr, steps):
             return float("inf")
         if done.returncode != 0:
             sys.exit(f"{' '.join(command)}: exit code {done.returncode}: {done.stderr.strip()}")
-        with open(os.path.join(folder, "run", "log.jsonl")) as log:
-            losses = [line["val_loss"] for line in map(json.loads, log) if "val_loss" in line]
-    print(f"{optimizer:6} lr {lr:7} {steps:6} steps: {losses[-1]:.4f}", flush=True)
-    return losses[-1]
+        loss = log_rows(folder + "/run", "val_loss")[-1]["val_loss"]
+    print(f"{optimizer:6} lr {lr:7} {steps:6} steps: {loss:.4f}", flush=True)
+    return loss
 
 
 def fewest_steps(o, lr, goal):
     """of Muon: the shortest run that ends at the goal or below, in twentieths of --steps; None if --steps do not suffice"""
-    low, high = 0, 20  # twentieths: too few, enough
     if run(o, "muon", lr, o.steps) > goal:
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if run(o, "muon", lr, o.steps * middle // 20) <= goal:
-            high = middle
-        else:
-            low = middle
-    return o.steps * high // 20
-
-
-def write_rows(path, rows):
-    data = {"rows": []}
-    if os.path.exists(path):
-        with open(path) as file:
-            data = json.load(file)
-    jobs = {row["job"] for row in rows}
-    data["rows"] = [row for row in data["rows"] if row["job"] not in jobs] + rows
-    lines = [json.dumps(key) + ": " + json.dumps(value) for key, value in data.items() if key != "rows"]
-    body = ",\n".join("    " + json.dumps(row, ensure_ascii=False) for row in data["rows"])
-    with open(path, "w") as file:
-        file.write("{\n" + "".join(f"  {line},\n" for line in lines) + '  "rows": [\n' + body + "\n  ]\n}\n")
+    tried = [o.steps * twentieths // 20 for twentieths in range(1, 21)]
+    return tried[bisect.bisect_left(tried, True, hi=19, key=lambda steps: run(o, "muon", lr, steps) <= goal)]
 
 
 def main():
@@ -102,7 +82,8 @@ def main():
     for row in rows:
         print(row)
     if o.json:
-        write_rows(o.json, rows)
+        add_rows(o.json, {}, rows, "job", "optimizer")
 
 
-main()
+if __name__ == "__main__":
+    main()

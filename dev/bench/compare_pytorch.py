@@ -1,63 +1,67 @@
 #!/usr/bin/env python3
-"""Trains the same GPT-2 in PyTorch: same first weights, same batches in the same order, same AdamW.
+"""The same GPT-2 in PyTorch: does ours learn as it does, how far is ours in bf16 from the truth, does it answer alike?
 
-Takes the trainer's own option names, so that one line serves both: it must name all that matters, as the
-trainer works out what is left open, and this takes llm.c's defaults (the weights come from a run that changes
-nothing; 124M, 200 steps of 8 x 1024 tokens are 5.4 epochs of Tiny Shakespeare):
+train: the same first weights, the same batches in the same order, the same AdamW. Takes the trainer's own option names, so that
+one line serves both: it must name all that matters, as the trainer works out what is left open, and this takes llm.c's defaults
+(the weights come from a run that changes nothing; 124M, 200 steps of 8 x 1024 tokens are 5.4 epochs of Tiny Shakespeare):
 
     ./train_gpt2cu --model d12 --train-data DATA --val-data none --batch 1 --seq-len 1024 \\
         --steps 1 --lr 0 --sample-every 0 --out runs/first
     SAME="--model runs/first/model.bin --train-data DATA --batch 8 --seq-len 1024 --steps 200 \\
         --lr 6e-4 --warmup 20 --final-lr-fraction 1 --seed 42"
     ./train_gpt2cu $SAME --dtype bf16 --val-data none --sample-every 0 --out runs/ours_bf16
-    dev/bench/compare_pytorch.py $SAME --dtype bf16 --out runs/torch_bf16.jsonl
-and both again with fp32; then dev/bench/plots.py compare.
+    dev/bench/compare_pytorch.py train $SAME --dtype bf16 --out runs/torch_bf16.jsonl
+and both again with fp32; then dev/bench/plots.py compare. --dtype fp32 is true fp32 products, no TF32; bf16 is autocast over fp32
+weights: products and attention in bf16, the residual stream in fp32. Writes one JSON object a step with the keys of the
+trainer's log.jsonl.
 
---dtype fp32       true fp32 products, no TF32
-        bf16       autocast over fp32 weights: products and attention in bf16, the residual stream in fp32
-        bf16-pure  model and gradients in bf16, fp32 master weights kept aside, copied back to nearest
-Writes one JSON object a step with the keys of the trainer's log.jsonl.
+errors: our GPU model's logits, losses and gradients beside PyTorch's, one batch.
 
-Result: H200, PyTorch 2.11, 2026-11-21, loss at step 200: bf16 4.3862, ours 4.3178; fp32 4.3190, ours 4.3040.
-        What to make of it: dev/bench/plots.py compare, doc/gpu_training.md.
-Cost:   28.4 ms a step in bf16, 161.7 ms in fp32 (medians, eager, waiting after each step): 6 s and 32 s.
+    dev/bench/compare_pytorch.py errors MODEL --data SHARDS --write-state runs/truth.bin     the batch, fp32 results
+    ./test_gpt2cu --dump-bf16 runs/ours.bin --model MODEL --state runs/truth.bin       what ours makes of it
+    dev/bench/compare_pytorch.py errors MODEL --ours runs/ours.bin                           the comparison
+
+MODEL is a model file (20240326 v3) of fp32 weights, the other files are debug states (20240327 v2). The truth is PyTorch in fp32
+without TF32. Error = ||x - truth|| / ||truth||, for each tensor. PyTorch in bf16 is measured in two ways:
+    autocast   fp32 weights, residual stream, LayerNorm and gradients; only the products in bf16
+    pure       model.bfloat16(): weights, activations, residual stream and gradients in bf16
+Ours keeps weights and activations in bf16, as pure does, so pure is what it is held against: exit 1 if the error of the logits,
+of the tokens' losses or of all gradients together is over 1.5 x pure's. The mean loss is one number, whose error is large or
+small by luck: it is printed, and judged by eye over several batches (--seed).
+
+hellaswag: what ./train_gpt2 eval --hellaswag finds, in fp32, a row at a time, losses summed in double. With --trainer that
+program's figures are compared: exit 1 if they differ.
+
+    dev/bench/compare_pytorch.py hellaswag MODEL QUESTIONS.bin [--trainer ./train_gpt2]
 """
-import argparse
 import contextlib
 import json
 import math
+import re
+import subprocess
 import time
 
-from needs import needs
+from lab import needs, parser
 
-needs(__doc__, "torch")
+needs(__doc__, "numpy", "torch")
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from torch_gpt2 import Muon, Optimizers, TrainingData, make_optimizer, permutation, read_model
+from torch_gpt2 import (HEADER_WORDS, TrainingData, make_optimizer, permutation, read_header, read_model, read_state, run_batch,
+                        write_state)
 
-# llm.c's defaults, but for batch, seq-len and steps
+# of train: llm.c's defaults, but for batch, seq-len and steps
 NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "lr": 3e-4,
            "final_lr_fraction": 1.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
            "clip": 1.0}
 # what llmc/host/tokens/dataloader.cpp makes of 298 windows with seed 42 in epoch 0
 KNOWN_ORDER = [61, 210, 92, 77, 263, 148, 268, 70]
+MOST = 1.5  # of errors
 
 
-def parse_options():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", required=True, help="model file, 20240326 v3")
-    p.add_argument("--train-data", required=True, help="token shards: a file or a pattern in quotes")
-    p.add_argument("--out", required=True, help="JSONL file to write")
-    p.add_argument("--dtype", choices=["fp32", "bf16", "bf16-pure"], default="bf16")
-    p.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
-    p.add_argument("--schedule", choices=["constant", "cosine", "linear", "wsd"], default="cosine")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    for name, value in NUMBERS.items():
-        option = "--" + name.replace("_", "-")
-        p.add_argument(option, type=type(value), default=value, help=f"default {value}")
-    return p.parse_args()
-
+# ---- train -------------------------------------------------------------------------------------------
 
 def learning_rate(a, step):
     """the rate of a step, 0-based: llmc/model/run/plan.h"""
@@ -65,81 +69,191 @@ def learning_rate(a, step):
         return a.lr * (step + 1) / a.warmup
     lowest = a.lr * a.final_lr_fraction
     done = min(1.0, (step - a.warmup) / max(1, a.steps - a.warmup))
-    if a.schedule == "cosine":
-        return lowest + (a.lr - lowest) * 0.5 * (1 + math.cos(math.pi * done))
-    if a.schedule == "linear":
-        return a.lr + (lowest - a.lr) * done
-    if a.schedule == "wsd":
-        begin = max(0.8 * a.steps, a.warmup)
-        decayed = (step - begin) / max(1.0, a.steps - begin)
-        return a.lr if decayed <= 0 else lowest + (a.lr - lowest) * (1 - math.sqrt(min(1.0, decayed)))
-    return a.lr
+    return lowest + (a.lr - lowest) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-class Training:
-    """A model, the fp32 weights that the optimizer works on, and how the forward pass computes."""
+def train_step(a, model, optimizer, x, y, lr):
+    """loss and gradient norm before clipping, as Python numbers"""
+    with torch.autocast(a.device, torch.bfloat16, enabled=a.dtype == "bf16"):
+        loss = model(x, y)[1]
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), a.clip or math.inf)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.item(), norm.item()
 
-    def __init__(self, a):
-        self.a = a
-        model = read_model(a.model).to(a.device)
-        if a.seq_len > model.config.max_seq_len:
-            raise SystemExit(f"--seq-len {a.seq_len}: {a.model} has {model.config.max_seq_len} positions")
-        self.pure = a.dtype == "bf16-pure"
-        self.masters = [nn.Parameter(p.detach().clone()) for p in model.parameters()] if self.pure else None
-        self.model = model.bfloat16() if self.pure else model
-        self.params = list(self.model.parameters())
-        of = self.masters or self.params
-        matrices = [p for p in of[2:] if p.dim() == 2] if a.optimizer == "muon" else []  # all but wte and wpe
-        rest = [p for p in of if all(p is not m for m in matrices)]
-        self.optimizer = make_optimizer(rest, a.lr, a.beta1, a.beta2, a.eps, a.weight_decay)
-        if matrices:
-            dtype = torch.float32 if a.dtype == "fp32" else torch.bfloat16
-            self.optimizer = Optimizers(Muon(matrices, a.lr, a.weight_decay, dtype), self.optimizer)
 
-    def precision(self):
-        if self.a.dtype == "bf16":
-            return torch.autocast(self.a.device, torch.bfloat16)
-        return contextlib.nullcontext()
+def train(a):
+    if list(map(permutation(298, 42, 0), range(8))) != KNOWN_ORDER:
+        raise SystemExit("compare_pytorch: the training order is not that of llmc/host/tokens/dataloader.cpp any more")
+    data, model = TrainingData(a.train_data, a.seq_len, a.seed), read_model(a.model).to(a.device)
+    if a.seq_len > model.config.max_seq_len:
+        raise SystemExit(f"--seq-len {a.seq_len}: {a.model} has {model.config.max_seq_len} positions")
+    optimizer = make_optimizer(model.parameters(), a.lr, a.beta1, a.beta2, a.eps, a.weight_decay)
+    with open(a.out, "w") as out:
+        for step in range(a.steps):
+            start = time.perf_counter()
+            x, y = (tokens.to(a.device) for tokens in data.read(step * a.batch, a.batch))
+            lr = learning_rate(a, step)
+            loss, norm = train_step(a, model, optimizer, x, y, lr)
+            row = {"step": step + 1, "train_loss": loss, "grad_norm": norm, "lr": lr,
+                   "ms": (time.perf_counter() - start) * 1e3}
+            out.write(json.dumps(row) + "\n")
+            if (step + 1) % 20 == 0 or step == 0:
+                print(f"step {step + 1}/{a.steps} | loss {loss:.4f} | norm {norm:.3f} | {row['ms']:.1f} ms", flush=True)
+    print("wrote", a.out)
 
-    def step(self, x, y, lr):
-        """one optimizer step; loss and gradient norm before clipping, as Python numbers"""
-        with self.precision():
-            loss = self.model(x, y)[1]
-        loss.backward()
-        if self.pure:
-            for master, p in zip(self.masters, self.params):
-                master.grad, p.grad = p.grad.float(), None
-        norm = nn.utils.clip_grad_norm_(self.masters or self.params, self.a.clip or math.inf)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.pure:
-            with torch.no_grad():
-                torch._foreach_copy_(self.params, self.masters)
-        return loss.item(), norm.item()
+
+# ---- errors ------------------------------------------------------------------------------------------
+
+def run(a, x, y, dtype, autocast=False):
+    model = read_model(a.model).to(a.device, dtype)
+    with torch.autocast(a.device, torch.bfloat16) if autocast else contextlib.nullcontext():
+        return run_batch(model, x.to(a.device), y.to(a.device))
+
+
+def token_losses(state, device):
+    logits = state.logits.to(device)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, state.y.to(device).flatten(), reduction="none")
+
+
+def norm_of(parts):
+    return sum(p.double().square().sum().item() for p in parts) ** 0.5
+
+
+def relative_error(parts, truth, device):
+    """of tensors taken together; differences in double"""
+    off = norm_of(p.to(device).double() - t.double() for p, t in zip(parts, truth))
+    return off / max(norm_of(truth), 1e-300)
+
+
+def errors_of(state, truth, device):
+    """name -> relative error: what counts first, then tensor by tensor"""
+    ours, theirs = token_losses(state, device), token_losses(truth, device)
+    rows = {"logits": relative_error([state.logits], [truth.logits], device),
+            "losses of tokens": relative_error([ours], [theirs], device),
+            "all gradients": relative_error(state.gradients.values(), truth.gradients.values(), device),
+            "mean loss": abs(state.loss - truth.loss) / truth.loss}
+    return rows | {"d " + name: relative_error([state.gradients[name]], [gradient], device)
+                   for name, gradient in truth.gradients.items()}
+
+
+def report(measured):
+    """prints the table; the number of errors over MOST x pure's"""
+    ours, autocast, pure = measured["ours"], measured["autocast"], measured["pure"]
+    print("| relative error of | ours bf16 | PyTorch autocast | PyTorch pure bf16 | ours/autocast | ours/pure | |\n|" + "---|" * 7)
+    failures = 0
+    for k, (name, error) in enumerate(ours.items()):
+        ok = k >= 3 or error <= MOST * pure[name]  # NaN is not
+        failures += not ok
+        ratios = [error / max(theirs[name], 1e-300) for theirs in (autocast, pure)]
+        print(f"| {name} | {error:.3e} | {autocast[name]:.3e} | {pure[name]:.3e} | {ratios[0]:.2f} | {ratios[1]:.2f} | "
+              f"{('ok' if ok else 'FAIL') if k < 3 else ''} |")
+    print(f"\n{failures} of 3 over {MOST} x PyTorch pure")
+    return failures
+
+
+def errors(a):
+    if a.write_state:
+        truth = run(a, *TrainingData(a.data, a.seq_len, a.seed).read(0, a.batch), torch.float32)
+        write_state(a.write_state, truth)
+        print(f"wrote {a.write_state}: B {a.batch}, T {a.seq_len}, loss {truth.loss:.6f}")
+        return
+    ours = read_state(a.ours, read_model(a.model))
+    truth = run(a, ours.x, ours.y, torch.float32)
+    print(f"B {ours.x.shape[0]}, T {ours.x.shape[1]}: loss {truth.loss:.6f}, gradient norm {norm_of(truth.gradients.values()):.6f}\n")
+    states = {"ours": ours, "autocast": run(a, ours.x, ours.y, torch.float32, autocast=True),
+              "pure": run(a, ours.x, ours.y, torch.bfloat16)}
+    raise SystemExit(report({name: errors_of(state, truth, a.device) for name, state in states.items()}) > 0)
+
+
+# ---- hellaswag ---------------------------------------------------------------------------------------
+
+def load_questions(path):
+    """-> vocabulary, [(label, context, four endings)]"""
+    words = read_header(path, 20240522, 1)
+    stream, at, questions = np.fromfile(path, np.uint16, offset=4 * HEADER_WORDS), 0, []
+    for number in range(words[2]):
+        start, size, index, label, count, length = (int(x) for x in stream[at: at + 6])
+        assert (start, index, count) == (65535, number, 4), f"{path}: example {number}"
+        cursor = at + 6
+        parts = [stream[cursor: cursor + length]]
+        for _ in range(count):
+            cursor += len(parts[-1])
+            parts.append(stream[cursor + 1: cursor + 1 + int(stream[cursor])])
+            cursor += 1
+        questions.append((label, parts[0], parts[1:]))
+        at += size // 2
+    return int(words[4]) or 50257, questions
+
+
+@torch.no_grad()
+def losses_of_ending(model, context, ending):
+    """nats of each token of the ending; of what is longer than the model's positions and one more the last tokens count"""
+    row = torch.from_numpy(np.concatenate([context, ending]).astype(np.int64)[-(model.config.max_seq_len + 1):])
+    n = min(len(ending), len(row) - 1)
+    logits, _ = model(row[None, :-1], row[None, 1:])
+    return F.cross_entropy(logits[0, -n:, : model.config.vocab].double(), row[-n:], reduction="none")
+
+
+def hellaswag(a):
+    model, (vocabulary, questions) = read_model(a.model), load_questions(a.questions)
+    if vocabulary != model.config.vocab:
+        raise SystemExit(f"{a.questions} has a vocabulary of {vocabulary}, {a.model} of {model.config.vocab}")
+    right = normalised = 0
+    for label, context, endings in questions:
+        losses = [losses_of_ending(model, context, ending) for ending in endings]
+        right += label == int(np.argmin([float(x.sum()) for x in losses]))
+        normalised += label == int(np.argmin([float(x.mean()) for x in losses]))
+    ours = [f"{right / len(questions):.4f}", f"{normalised / len(questions):.4f}"]
+    print(f"HellaSwag   {len(questions)} examples\naccuracy    {ours[0]}\nnormalised  {ours[1]}")
+    if a.trainer:
+        out = subprocess.run([a.trainer, "eval", a.model, "--hellaswag", a.questions, "--seq-len",
+                              str(model.config.max_seq_len)], check=True, capture_output=True, text=True).stdout
+        theirs = [re.search(rf"^{name} +([\d.]+)", out, re.M).group(1) for name in ("accuracy", "normalised")]
+        print(f"{a.trainer}: {theirs[0]} and {theirs[1]}: {'the same' if theirs == ours else 'DIFFERENT'}")
+        raise SystemExit(theirs != ours)
+
+
+def parse_options():
+    p = parser(__doc__)
+    ways = p.add_subparsers(dest="what", required=True)
+    t = ways.add_parser("train")
+    t.add_argument("--model", required=True, help="model file, 20240326 v3")
+    t.add_argument("--train-data", required=True, help="token shards: a file or a pattern in quotes")
+    t.add_argument("--out", required=True, help="JSONL file to write")
+    t.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16")
+    for name, value in NUMBERS.items():
+        t.add_argument("--" + name.replace("_", "-"), type=type(value), default=value, help=f"default {value}")
+    e = ways.add_parser("errors")
+    e.add_argument("model")
+    which = e.add_mutually_exclusive_group(required=True)
+    which.add_argument("--write-state", metavar="FILE", help="write the truth for a batch of --data")
+    which.add_argument("--ours", metavar="FILE", help="compare this debug state; the batch is the one in it")
+    e.add_argument("--data", help="token shards: a file or a pattern in quotes")
+    e.add_argument("--batch", type=int, default=2, help="rows (default 2)")
+    e.add_argument("--seq-len", type=int, default=1024, help="tokens in a row (default 1024)")
+    e.add_argument("--seed", type=int, default=42, help="of the order of the rows (default 42)")
+    h = ways.add_parser("hellaswag")
+    h.add_argument("model", help="model file, as a run leaves in model.bin")
+    h.add_argument("questions")
+    h.add_argument("--trainer")
+    for way in (t, e):
+        way.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    a = p.parse_args()
+    if a.what == "errors" and a.write_state and not a.data:
+        p.error("--write-state needs --data")
+    return a
 
 
 def main():
     a = parse_options()
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
-    if list(map(permutation(298, 42, 0), range(8))) != KNOWN_ORDER:
-        raise SystemExit("compare_pytorch: the training order is not that of llmc/host/tokens/dataloader.cpp any more")
-    data, training = TrainingData(a.train_data, a.seq_len, a.seed), Training(a)
-    with open(a.out, "w") as out:
-        for step in range(a.steps):
-            start = time.perf_counter()
-            x, y = (tokens.to(a.device) for tokens in data.read(step * a.batch, a.batch))
-            lr = learning_rate(a, step)
-            loss, norm = training.step(x, y, lr)
-            row = {"step": step + 1, "train_loss": loss, "grad_norm": norm, "lr": lr,
-                   "ms": (time.perf_counter() - start) * 1e3}
-            out.write(json.dumps(row) + "\n")
-            if (step + 1) % 20 == 0 or step == 0:
-                print(f"step {step + 1}/{a.steps} | loss {loss:.4f} | norm {norm:.3f} | {row['ms']:.1f} ms",
-                      flush=True)
-    print("wrote", a.out)
+    {"train": train, "errors": errors, "hellaswag": hellaswag}[a.what](a)
 
 
 if __name__ == "__main__":

@@ -105,8 +105,6 @@ def finish_kernel(dweight, dbias, dweight_parts, dbias_parts, groups, C, ROWS: t
 
 
 class TritonFunction(torch.autograd.Function):
-    new_parts = staticmethod(torch.empty)  # or torch.zeros: the tutorial has had both
-
     @staticmethod
     def launch(C, element_size):
         """the rule of the tutorial: the whole row in one block of at most 64 KB"""
@@ -137,7 +135,7 @@ class TritonFunction(torch.autograd.Function):
         block, warps = TritonFunction.launch(C, x.element_size())
         groups = TritonFunction.groups(C)
         locks = torch.zeros(2 * groups, dtype=torch.int32, device=x.device)
-        parts = [TritonFunction.new_parts((groups, C), dtype=x.dtype, device=x.device) for _ in range(2)]
+        parts = [torch.empty((groups, C), dtype=x.dtype, device=x.device) for _ in range(2)]
         dx, dweight, dbias = torch.empty_like(dy), torch.empty_like(weight), torch.empty_like(bias)
         backward_kernel[(N,)](dx, *parts, dy, x, weight, mean, rstd, locks, x.stride(0), C, GROUPS=groups,
                               BLOCK=block, num_warps=warps)
@@ -154,23 +152,15 @@ TUTORIAL_US = {
 }
 
 
-def tutorial_points(rows, mode):
-    """[(C, us of our port of the tutorial, us of the tutorial)], at how many they are within 3 %, how many it takes"""
+def tutorial_verdict(rows, mode):
+    """is our port of the tutorial as fast as the tutorial? Of the points that were measured; None if none was"""
     found = {row["C"]: row["us"] for row in rows if row["provider"] == "triton" and row["mode"] == mode
              and (row["N"], row["dtype"]) == (4096, "fp16") and "us" in row}
-    points = [(C, found[C], us) for C, us in TUTORIAL_US[mode].items() if C in found]
-    return points, sum(abs(port_us / us - 1) <= 0.03 for _, port_us, us in points), len(TUTORIAL_US[mode])
-
-
-def tutorial_verdict(rows, mode):
-    """is our port of the tutorial as fast as the tutorial?"""
-    points, near, wanted = tutorial_points(rows, mode)
-    if not points:
-        return None
-    text = ", ".join(f"{C}: {port_us:.2f} us for {us:.2f} ({100 * (port_us / us - 1):+.1f} %)"
-                     for C, port_us, us in points)
+    points = {C: (found[C], us, found[C] / us - 1) for C, us in TUTORIAL_US[mode].items() if C in found}
+    near, wanted = sum(abs(off) <= 0.03 for _, _, off in points.values()), len(TUTORIAL_US[mode])
+    text = ", ".join(f"{C}: {port_us:.2f} us for {us:.2f} ({100 * off:+.1f} %)" for C, (port_us, us, off) in points.items())
     return (f"Triton port, {mode}: within 3 % of the tutorial at {near} of {wanted} points "
-            f"({'counts' if near == wanted else 'DOES NOT COUNT'} as the tutorial): {text}")
+            f"({'counts' if near == wanted else 'DOES NOT COUNT'} as the tutorial): {text}") if points else None
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -245,36 +235,18 @@ class Quack(Peer):
         self.made.clear()
 
 
-def transformer_engine():
-    module = importlib.import_module("transformer_engine.pytorch").LayerNorm
-    made = {}
-
-    def apply(x, w, b):
-        key = x.shape[-1], x.dtype
-        if key not in made:
-            made[key] = module(x.shape[-1], eps=EPS, params_dtype=x.dtype, device=x.device)
-        return torch.func.functional_call(made[key], {"weight": w, "bias": b}, (x,))
-
-    return Peer("transformer_engine", apply)
-
-
 def flash_attention():
     function = importlib.import_module("flash_attn.ops.triton.layer_norm").layer_norm_fn
     return Peer("flash_attn", lambda x, w, b: function(x, w, b, eps=EPS))
 
 
-def peers(names=None):
+def peers():
     """(those that can be imported, {name: why the others cannot})"""
     makers = {"torch": lambda: Peer("torch", eager), "torch.compile": Compiled,
               "triton": lambda: Peer("triton", TritonFunction.apply), "apex": apex, "liger": liger, "quack": Quack,
-              "transformer_engine": transformer_engine, "flash_attn": flash_attention}
-    unknown = set(names or ()) - set(makers) - {"ours"}
-    if unknown:
-        raise SystemExit(f"no provider {', '.join(sorted(unknown))}; there are: ours, {', '.join(makers)}")
+              "flash_attn": flash_attention}
     found, missing = [], {}
     for name, make in makers.items():
-        if names and name not in names:
-            continue
         try:
             found.append(make())
         except Exception as error:  # whatever a package that does not fit this machine raises

@@ -14,14 +14,14 @@ at every step from 20 on |ours - PyTorch| in the same type may be at most twice 
 the last step at most 0.05; else exit 1. One run may miss that by chance: doc/gpu_training.md has five seeds. The runs:
 dev/bench/compare_pytorch.py.
 """
-import argparse
 import csv
 import json
 import math
 import os
+import re
 import sys
 
-from measured import PROVIDERS, load
+from lab import PROVIDERS, load, parser
 
 FIRST, TIMES, LAST_BOUND = 20, 2.0, 0.05
 
@@ -31,7 +31,7 @@ def rows_of(path, kind):
     try:
         with open(path, newline="") as file:
             rows = list(csv.DictReader(file)) if kind == "csv" else json.load(file)["rows"]
-        if not rows or not ("us" in rows[0] or "provider" in rows[0]):
+        if not rows or not ("us" in rows[0] or "row" in rows[0]):
             raise ValueError("found no row with a time")
         return rows
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -103,18 +103,19 @@ def race(out):
 def attention(files, out):
     bars, roofs = {}, {}  # direction -> shape -> name -> TFLOP/s
     for row in (row for path in files for row in rows_of(path, "json")):
-        if "provider" in row:
-            shape, name, direction, us, roof = (row["B"], row["NH"], row["T"]), row["provider"], row["direction"], row["median_us"], None
+        if "row" in row:
+            *sizes, direction = re.fullmatch(r"B=(\d+) NH=(\d+) T=(\d+), (.*)", row["row"]).groups()
+            B, NH, T = map(int, sizes)
+            times = {name: float(text.split()[0]) for name, text in row.items() if name != "row"}
         elif row["dtype"] == "bf16" and row["us"]:
-            shape, name, us, roof = (row["N"] // row["T"], row["C"] // 64, row["T"]), row["version"], row["us"], row["roof_us"]
-            direction = row["op"].removeprefix("attention_")
+            B, NH, T = row["N"] // row["T"], row["C"] // 64, row["T"]
+            direction, times = row["op"].removeprefix("attention_"), {row["version"]: row["us"]}
         else:
             continue
-        B, NH, T = shape
-        work = (10 if direction.startswith("backward") else 4) * 64 * B * NH * T * (T + 1) / 2 / 1e6
-        bars.setdefault(direction, {}).setdefault(f"{B}x{NH}x{T}", {})[name] = work / us
-        if roof:
-            roofs[direction, f"{B}x{NH}x{T}"] = work / roof
+        shape, work = f"{B}x{NH}x{T}", (10 if direction.startswith("backward") else 4) * 64 * B * NH * T * (T + 1) / 2 / 1e6
+        bars.setdefault(direction, {}).setdefault(shape, {}).update({name: work / us for name, us in times.items()})
+        if row.get("roof_us"):
+            roofs[direction, shape] = work / row["roof_us"]
     picture, axes = figure(len(bars), 2.8)
     for (panel,), (direction, shapes) in zip(axes, bars.items()):
         names = list(dict.fromkeys(name for of in shapes.values() for name in of))
@@ -171,15 +172,15 @@ def compare(logs, out):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["sweep", "race", "attention", "compare"])
-    parser.add_argument("files", nargs="*")
-    parser.add_argument("-o", "--out", required=True)
-    o = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("what", choices=["sweep", "race", "attention", "compare"])
+    p.add_argument("files", nargs="*")
+    p.add_argument("-o", "--out", required=True)
+    o = p.parse_args()
     if o.what == "race":
         return race(o.out)
     if not o.files or (o.what == "compare" and len(o.files) != 4):
-        parser.error(f"{o.what}: found {len(o.files)} files, expected {'4' if o.what == 'compare' else 'some'}")
+        p.error(f"{o.what}: found {len(o.files)} files, expected {'4' if o.what == 'compare' else 'some'}")
     return {"sweep": sweep, "attention": attention, "compare": compare}[o.what](o.files, o.out)
 
 

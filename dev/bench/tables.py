@@ -7,50 +7,53 @@
                                              figure stands in prose, or if a link or a quoted path leads nowhere
     dev/bench/tables.py --take FILE layernorm/shapes    the rows that a shootout wrote (--json FILE), in place of older ones of the call
     dev/bench/tables.py --take FILE ladder/attention    those of attention_forward or _backward, in place of all older ones
-    dev/bench/tables.py --take FILE attention/h100      what dev/bench/bench_attention.py wrote, in place of all
-    dev/bench/tables.py --take FOLDER race/points       what dev/bench/bench_layernorm.py --out FOLDER wrote, likewise
-    dev/bench/tables.py --take FILE pytorch/models      what dev/bench/pytorch_models.py wrote, in place of its rows
-    dev/bench/tables.py --take FILE step/d12_b64        what --profile wrote; so is any other file that is a table
+    dev/bench/tables.py --take FOLDER race/points       what dev/bench/bench_layernorm.py --out FOLDER wrote, in place of all
+    dev/bench/tables.py --take FILE attention/h100      what dev/bench/bench_attention.py wrote; so is any other file that is a
+                                             table, such as --profile's (step/d12_b64) or bench_package.py's (pytorch/models)
 
 doc/measured/SUBJECT.json holds a subject's tables; each says where its figures come from (gpu, date, command, note) and has a
-row a line. Numbers are printed as
-they are written there, so 49.80 stays 49.80. A new table is an entry of TABLES below.
+row a line. Numbers are printed as they are written there, so 49.80 stays 49.80. A new table is an entry of TABLES below, or of
+REPORT if no document shows it.
 """
-import argparse
+import json
 import os
 import re
 import subprocess
 import sys
 
-from measured import PROVIDERS, ROOT, cell, load, markdown, shape, source
-from take import take
+from lab import Number, PROVIDERS, ROOT, cell, head_commit, load, markdown, parser, shape, source, store
 
 CALLS = {"1R1W": "forward", "2R2W": "residual", "2R1W": "backward", "3R1W": "backward +="}  # by the roof's streams
 TYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
 
-def flat(name, columns=None, keep=lambda row: True, show=cell):
-    """rows as they are; columns: field -> heading, default all, in the order in which rows name them"""
+def flat(name, columns=None):
+    """rows as they are; columns: fields, or field -> heading; by default all, in the order in which rows name them"""
     data = load(name)
-    rows = [row for row in data["rows"] if keep(row)]
-    if columns is None:
-        fields = list(dict.fromkeys(field for row in rows for field in row))
-        columns = {field: "" if field in ("row", "shape") else field for field in fields}
-    return markdown(list(columns.values()), [[show(row.get(c)) for c in columns] for row in rows]) + source(data)
+    fields = columns or dict.fromkeys(field for row in data["rows"] for field in row)
+    heads = columns.values() if isinstance(columns, dict) else ["" if field in ("row", "shape") else field for field in fields]
+    return markdown(heads, [[cell(row.get(field)) for field in fields] for row in data["rows"]]) + source(data)
 
 
 def whole(row):
     return int(row["C"]) % (16 // TYPE_BYTES[row["dtype"]]) == 0
 
 
+def pivot(data, heads, cells, columns=None):
+    """a line for each labels (a tuple, under heads) of the cells (labels, column, text), a column for each of theirs"""
+    lines = {}
+    for labels, column, text in cells:
+        lines.setdefault(labels, {})[column] = text
+    columns = columns or dict.fromkeys(column for _, column, _ in cells)
+    return markdown([*heads, *map(str, columns)], [[*labels, *(line.get(column, "") for column in columns)]
+                                                   for labels, line in lines.items()]) + source(data)
+
+
 def calls(name, keep=lambda row: True):
     """a line a shape, a column for each of forward, residual, backward, backward +="""
-    data, lines = load(name), {}
-    for row in filter(keep, data["rows"]):
-        field = CALLS[row["roof"][:4]]
-        lines.setdefault(shape(row), {})[field] = f"{row['us']}, {row['percent_of_roof']}"
-    heads = [head for head in CALLS.values() if any(head in line for line in lines.values())]
-    return markdown([""] + heads, [[label] + [line.get(h, "") for h in heads] for label, line in lines.items()]) + source(data)
+    data = load(name)
+    cells = [((shape(row),), CALLS[row["roof"][:4]], f"{row['us']}, {row['percent_of_roof']}") for row in filter(keep, data["rows"])]
+    return pivot(data, [""], cells, [call for call in CALLS.values() if call in {column for _, column, _ in cells}])
 
 
 def ladder(op, blocks):
@@ -72,25 +75,17 @@ def ladder(op, blocks):
 
 def attention_ladder(direction, shown=None):
     """a line a rung, a column a shape; the roof's three parts, of which the longest counts, come last"""
-    data, lines, shapes = load("ladder/attention"), {}, []
-    for row in data["rows"]:
-        if row["op"] != "attention_" + direction or shown and row["shape"] not in shown:
-            continue
-        shapes += [] if row["shape"] in shapes else [row["shape"]]
-        line = lines.setdefault((row["version"], row["idea"]), {})
-        line[row["shape"]] = row["us"] + (f", {row['percent_of_roof']}" if "percent_of_roof" in row else "")
-    return markdown(["version", "idea"] + shapes,
-                    [[*rung] + [line.get(s, "") for s in shapes] for rung, line in lines.items()]) + source(data)
+    data = load("ladder/attention")
+    return pivot(data, ["version", "idea"], [
+        ((row["version"], row["idea"]), row["shape"], ", ".join(row[key] for key in ("us", "percent_of_roof") if key in row))
+        for row in data["rows"] if row["op"] == "attention_" + direction and (not shown or row["shape"] in shown)])
 
 
 def latency():
-    data, lines = load("layernorm/latency"), {}
-    columns = sorted({int(row["C"]) for row in data["rows"]})
-    for row in data["rows"]:
-        label = row["op"].replace("layernorm_", "").replace("_forward", "") + " " + row["dtype"]
-        lines.setdefault(label, {})[int(row["C"])] = f"{row['us']} ({row['roof_us']})"
-    return markdown(["columns"] + [str(c) for c in columns],
-                    [[label] + [line.get(c, "") for c in columns] for label, line in lines.items()]) + source(data)
+    data = load("layernorm/latency")
+    cells = [((f"{row['op'].replace('layernorm_', '').replace('_forward', '')} {row['dtype']}",), int(row["C"]),
+              f"{row['us']} ({row['roof_us']})") for row in data["rows"]]
+    return pivot(data, ["columns"], cells, sorted({column for _, column, _ in cells}))
 
 
 # ---- goals --------------------------------------------------------------------------------------
@@ -163,7 +158,7 @@ def lead(row, clock):
     return ours / others[best], best
 
 
-def race(direction, clock):
+def race(data, direction, clock):
     """a line a point, a column for each who races and for each other field of the rows"""
     def shown(value):
         if not isinstance(value, dict):
@@ -171,7 +166,6 @@ def race(direction, clock):
         times = value.get("clock") if clock != "kernel time" else "us" in value and {k: value[k] for k in ("us", "gb_per_s")}
         return cell(times) if times else cell(value.get("note"))
 
-    data = load("race/points")
     rows = [row for row in data["rows"] if row["direction"] == direction]
     fields = [f for f in dict.fromkeys(f for row in rows for f in row) if f != "direction"]
     last = [f for f in fields if f.startswith("published")] if clock == "kernel time" else []
@@ -249,17 +243,12 @@ def short_step():
                      "times PyTorch's"], lines) + source(data)
 
 
-def step_tables():
-    """the tables of the steps that were measured, by name"""
-    return {kind + name.removeprefix("step/").replace("_", "-"): lambda name=name, table=table: table(name)
-            for name in STEPS.values() for kind, table in (("step-", step_parts), ("products-", step_products))}
-
-
 # ---- the tables ---------------------------------------------------------------------------------
 
 HEADLINES = ("65536x768 bf16", "4096x1024 fp16", "4096x8192 fp16", "8192x32768 bf16", "65536x769 bf16",
              "524288x64 bf16")
 PEERS = ("65536x768 bf16", "4096x8192 fp16")
+LESSON_SHAPES = ("64x12x1024", "4x12x8192")
 
 
 def short_peers():
@@ -284,112 +273,187 @@ def usual(row):
     return whole(row) and int(row["C"]) >= 768
 
 
+# what documents show: the name of the table there -> a function, or a table of doc/measured whose rows are shown as they are
 TABLES = {
     "headlines": lambda: calls("layernorm/shapes", lambda row: shape(row) in HEADLINES),
+    "short-step": short_step,
     "short-peers": short_peers,
-    "ladder-forward": lambda: ladder("layernorm_forward", True),
-    "ladder-residual": lambda: ladder("residual_layernorm_forward", True),
-    "ladder-backward": lambda: ladder("layernorm_backward", True),
+    "misses": misses,
+    "attention-forward": lambda: attention_ladder("forward", LESSON_SHAPES),
+    "attention-backward": lambda: attention_ladder("backward", LESSON_SHAPES),
+    "training-seeds": "training/seeds",
+    "training-peers": "training/peers",
+    "training-sample-gpu": "training/sample_gpu",
     "lesson-forward": lambda: ladder("layernorm_forward", False),
     "lesson-residual": lambda: ladder("residual_layernorm_forward", False),
     "lesson-backward": lambda: ladder("layernorm_backward", False),
-    "goals": goals,
-    "misses": misses,
-    "whole": lambda: calls("layernorm/shapes", usual),
-    "short": lambda: calls("layernorm/shapes", lambda row: not usual(row) and int(row["C"]) <= 513),
-    "unaligned": lambda: calls("layernorm/shapes", lambda row: not usual(row) and int(row["C"]) > 513),
-    "sm80": lambda: calls("layernorm/sm80"),
-    "widths": lambda: flat("layernorm/widths"),
-    "unaligned-widths": lambda: flat("layernorm/unaligned_widths"),
-    "pipelined": lambda: flat("layernorm/cp_async_pipelined"),
-    "latency": latency,
-    "peers-forward": lambda: race("forward", "kernel time"),
-    "peers-backward": lambda: race("backward", "kernel time"),
-    "clock-forward": lambda: race("forward", "tutorial's clock"),
-    "clock-backward": lambda: race("backward", "tutorial's clock"),
     "race-summary": race_summary,
-    "others": lambda: flat("race/others"),
-    "attention": lambda: flat("attention/h100"),
-    "attention-h200": lambda: flat("attention/h200"),
-    "attention-step": lambda: flat("attention/step"),
-    "graphs": lambda: flat("step/graphs"),
-    "in-flight": lambda: flat("layernorm/in_flight"),
-    "muon": lambda: flat("muon/losses", {field: field for field in ("job", "optimizer", *(f"lr {lr}" for lr in (
-        "1e-3", "2e-3", "4e-3", "8e-3", "1.6e-2", "3.2e-2")), "steps to AdamW's best")}),
-    "muon-texts": lambda: flat("muon/texts", {field: field for field in ("text", "optimizer", "0.25", "0.5", "1", "1.3", "2", "3",
-                                                                         "4", "5", "6.5", "7", "10", "20", "40")}),
-    "many-gpus": lambda: flat("many_gpus/h100"),
-    "many-gpus-four": lambda: flat("many_gpus/h200"),
-    "many-bits": lambda: flat("many_gpus/bits"),
-    "many-faults": lambda: flat("many_gpus/faults"),
-    "muon-step": lambda: flat("muon/step"),
-    **{f"attention-{way}{more}": lambda way=way, shown=shown: attention_ladder(way, shown) for way in ("forward", "backward")
-       for more, shown in (("", ("64x12x1024", "4x12x8192")), ("-shapes", None))},
-    "short-step": short_step,
-    "step-sums": step_sums,
-    **step_tables(),
+    "many-gpus": "many_gpus/h100",
+    "many-faults": "many_gpus/faults",
     "durable": durable,
-    "durable-cases": lambda: flat("durable/cases"),
-    "durable-fuzz": lambda: flat("durable/fuzz"),
-    "durable-gpu": lambda: flat("durable/gpu"),
-    "decode": lambda: flat("kernels/decode"),
-    **{"training-" + name.replace("_", "-"): lambda name=name: flat("training/" + name)
-       for name in ("seeds", "bf16_errors", "peers", "sample_gpu")},
-    "column-sums": lambda: flat("kernels/column_sums"),
-    "classifier": lambda: flat("kernels/classifier"),
-    "layernorm-pytorch-host": lambda: flat("pytorch/host"),
+    "step-sums": step_sums,
+    "step-d12-b64": lambda: step_parts("step/d12_b64"),
+    "graphs": "step/graphs",
+    "muon": lambda: flat("muon/losses", ["job", "optimizer", *(f"lr {lr}" for lr in "1e-3 2e-3 4e-3 8e-3 1.6e-2 3.2e-2".split()),
+                                         "steps to AdamW's best"]),
     "layernorm-pytorch-models": lambda: flat("pytorch/models", {"row": "", "nn.LayerNorm ms": "nn.LayerNorm, ms", "ours ms": "ours, ms",
                                                                 "nn / ours": "nn / ours", "apart at most": "losses apart at most"}),
 }
 
-# tables that no document shows: `make tables` writes them into a page of their own, under these titles
-REPORT = (
-    ("LayerNorm, whole vectors of 16 bytes: us, % of the roof of the same process, cold L2", "whole"),
-    ("Short rows", "short"),
-    ("Rows that are not whole vectors", "unaligned"),
-    ("Between powers of two, % of the roof", "widths"),
-    ("Not whole vectors, shared by clusters, % of the roof", "unaligned-widths"),
-    ("Backward by cp_async_pipelined: before Hopper, and on Hopper the longest rows", "pipelined"),
-    ("One row: us of a launch, in brackets one block that copies what the op reads and writes", "latency"),
-    ("Built for sm_80, without clusters and TMA", "sm80"),
-    ("Goals: shares of the roof, must / aim", "goals"),
-    ("LayerNorm's ladders with each rung's best block: forward", "ladder-forward"),
-    ("Residual", "ladder-residual"),
-    ("Backward", "ladder-backward"),
-    ("Beside others, forward, kernel time: us and GB/s", "peers-forward"),
-    ("Beside others, backward, kernel time; last what two copies of the tutorial print, GB/s by its clock", "peers-backward"),
-    ("Forward, the tutorial's clock: GB/s at the median, in brackets at the 80 and the 20 % quantile", "clock-forward"),
-    ("Backward, the tutorial's clock", "clock-backward"),
-    ("Others, timed by the same method on another H200: GB/s, % of the roof", "others"),
-    ("Attention, heads of 64 in bf16, causal: us, in brackets over cuDNN's through PyTorch", "attention"),
-    ("Attention on an H200, by kernels that also add up qkv's bias gradient where that is asked for", "attention-h200"),
-    ("Attention's ladder, forward: us, % of the roof", "attention-forward-shapes"),
-    ("Attention's ladder, backward", "attention-backward-shapes"),
-    ("A step of 124M, B=64, T=1024 with each attention, in turn on one card", "attention-step"),
-    ("A step's parts: 124M, B=64, on an H200", "step-d12-b64-h200"),
-    ("A step's parts: 1558M, B=8", "step-d48-b8"),
-    *((f"Products of {model}, us a call: the algorithm proposed first; the fastest of the proposals and of the first one's "
-       "variants; the fastest with the first one's bits; with four times the workspace; the first that splits no sum; with "
-       "the step's epilogue; adding to its output", f"products-{name}")
-      for model, name in (("124M, B=64", "d12-b64"), ("124M, B=64, on an H200", "d12-b64-h200"), ("1558M, B=8", "d48-b8"))),
-    ("Column sums, % of a kernel that only reads", "column-sums"),
-    ("The classifier, % of a kernel that only copies", "classifier"),
-    ("Which optimizer for a text, and after how many epochs it ends lowest: validation loss", "muon-texts"),
-    ("A step by AdamW and by Muon", "muon-step"),
-    ("LayerNorm backward on an H100: rows that each team has on their way", "in-flight"),
-    ("Errors of bf16 over PyTorch's fp32", "training-bf16-errors"),
-    ("What a call of the PyTorch package costs the processor", "layernorm-pytorch-host"),
-    ("Steps of one to four H200", "many-gpus-four"),
-    ("What a run can lose on a GPU", "durable-gpu"),
-    ("Writing, share of the time in which the memory delivers all weights", "decode"),
-    ("Ranks: what was compared bit for bit", "many-bits"),
-    ("What a run can lose, case by case", "durable-cases"),
-    ("Readers under libFuzzer", "durable-fuzz"),
-)
+PRODUCTS_TITLE = ("Products of {}, us a call: the algorithm proposed first; the fastest of the proposals and of the first one's variants; "
+                  "the fastest with the first one's bits; with four times the workspace; the first that splits no sum; with the "
+                  "step's epilogue; adding to its output")
+# what no document shows: `make tables` writes it into a page of its own, under these titles
+REPORT = {
+    "LayerNorm, whole vectors of 16 bytes: us, % of the roof of the same process, cold L2": lambda: calls("layernorm/shapes", usual),
+    "Short rows": lambda: calls("layernorm/shapes", lambda row: not usual(row) and int(row["C"]) <= 513),
+    "Rows that are not whole vectors": lambda: calls("layernorm/shapes", lambda row: not usual(row) and int(row["C"]) > 513),
+    "Between powers of two, % of the roof": "layernorm/widths",
+    "Not whole vectors, shared by clusters, % of the roof": "layernorm/unaligned_widths",
+    "Backward by cp_async_pipelined: before Hopper, and on Hopper the longest rows": "layernorm/cp_async_pipelined",
+    "One row: us of a launch, in brackets one block that copies what the op reads and writes": latency,
+    "Built for sm_80, without clusters and TMA": lambda: calls("layernorm/sm80"),
+    "Goals: shares of the roof, must / aim": goals,
+    "LayerNorm's ladders with each rung's best block: forward": lambda: ladder("layernorm_forward", True),
+    "Residual": lambda: ladder("residual_layernorm_forward", True),
+    "Backward": lambda: ladder("layernorm_backward", True),
+    "Beside others, forward, kernel time: us and GB/s": lambda: race(load("race/points"), "forward", "kernel time"),
+    "Beside others, backward, kernel time; last what two copies of the tutorial print, GB/s by its clock":
+        lambda: race(load("race/points"), "backward", "kernel time"),
+    "Forward, the tutorial's clock: GB/s at the median, in brackets at the 80 and the 20 % quantile":
+        lambda: race(load("race/points"), "forward", "tutorial's clock"),
+    "Backward, the tutorial's clock": lambda: race(load("race/points"), "backward", "tutorial's clock"),
+    "Others, timed by the same method on another H200: GB/s, % of the roof": "race/others",
+    "Attention, heads of 64 in bf16, causal: us, in brackets over cuDNN's through PyTorch": "attention/h100",
+    "Attention on an H200, by kernels that also add up qkv's bias gradient where that is asked for": "attention/h200",
+    "Attention's ladder, forward: us, % of the roof": lambda: attention_ladder("forward"),
+    "Attention's ladder, backward": lambda: attention_ladder("backward"),
+    "A step of 124M, B=64, T=1024 with each attention, in turn on one card": "attention/step",
+    "A step's parts: 124M, B=64, on an H200": lambda: step_parts("step/d12_b64_h200"),
+    "A step's parts: 1558M, B=8": lambda: step_parts("step/d48_b8"),
+    PRODUCTS_TITLE.format("124M, B=64"): lambda: step_products("step/d12_b64"),
+    PRODUCTS_TITLE.format("124M, B=64, on an H200"): lambda: step_products("step/d12_b64_h200"),
+    PRODUCTS_TITLE.format("1558M, B=8"): lambda: step_products("step/d48_b8"),
+    "Column sums, % of a kernel that only reads": "kernels/column_sums",
+    "The classifier, % of a kernel that only copies": "kernels/classifier",
+    "Which optimizer for a text, and after how many epochs it ends lowest: validation loss": lambda: flat("muon/texts", [
+        "text", "optimizer", *"0.25 0.5 1 1.3 2 3 4 5 6.5 7 10 20 40".split()]),
+    "A step by AdamW and by Muon": "muon/step",
+    "LayerNorm backward on an H100: rows that each team has on their way": "layernorm/in_flight",
+    "Errors of bf16 over PyTorch's fp32": "training/bf16_errors",
+    "What a call of the PyTorch package costs the processor": "pytorch/host",
+    "Steps of one to four H200": "many_gpus/h200",
+    "What a run can lose on a GPU": "durable/gpu",
+    "Writing, share of the time in which the memory delivers all weights": "kernels/decode",
+    "Ranks: what was compared bit for bit": "many_gpus/bits",
+    "What a run can lose, case by case": "durable/cases",
+    "Readers under libFuzzer": "durable/fuzz",
+}
+
+
+def table(what):
+    return flat(what) if isinstance(what, str) else what()
 
 
 def report():
-    return "# Measured\n" + "".join(f"\n## {title}\n\n" + "\n".join(TABLES[name]()) + "\n" for title, name in REPORT)
+    return "# Measured\n" + "".join(f"\n## {title}\n\n" + "\n".join(table(what)) + "\n" for title, what in REPORT.items())
+
+
+# ---- what a program measured, into doc/measured ---------------------------------------------------
+
+def points_in(folder):
+    """what bench_layernorm.py has put into a folder, in the tables' order: a line of its files a point, the last one counts"""
+    points = {}
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".jsonl"):
+            with open(os.path.join(folder, name)) as file:
+                for line in file:
+                    try:
+                        point = json.loads(line)
+                    except ValueError:  # empty, or cut short by a kill
+                        continue
+                    points[str(point["point"])] = point
+    return sorted(points.values(), key=lambda point: point["order"])
+
+
+def race_of(points):
+    """the table race/points of them: a row a point"""
+    rows = {}
+    for row in (row for point in points for row in point["rows"]):
+        line = rows.setdefault((row["mode"], shape(row)), {"direction": row["mode"], "shape": shape(row)})
+        times = {"us": Number(f"{row['us']:.2f}"), "gb_per_s": Number(f"{row['GB/s']:.0f}")} if "us" in row else {}
+        if row.get("places", 5) != 5:
+            print(f"by the tutorial's clock at {row['places']} places: {row['mode']} {shape(row)}, {row['provider']}")
+        if "tutorial p50 us" in row:
+            times["clock"] = {key: Number(f"{row[f'tutorial {q} GB/s']:.0f}")
+                              for key, q in (("gb_per_s", "p50"), ("p80", "p80"), ("p20", "p20"))}
+        line[PROVIDERS.get(row["provider"], row["provider"])] = times | ({"note": row["note"]} if "note" in row else {})
+    head = {key: ", ".join(sorted({p["head"][key] for p in points})) for key in ("gpu", "date", "pytorch", "triton", "others")}
+    return head | {"commit": head_commit(), "command": "dev/bench/bench_layernorm.py --sweep --gpt2", "rows": list(rows.values())}
+
+
+def take_race(folder):
+    """what others have published stays"""
+    old, data = {(row["direction"], row["shape"]): row for row in load("race/points")["rows"]}, race_of(points_in(folder))
+    for row in data["rows"]:
+        row.update({f: v for f, v in old.get((row["direction"], row["shape"]), {}).items() if f.startswith("published")})
+    return store("race/points", data)
+
+
+def take_attention_ladder(measured):
+    context, op = measured["context"], measured["context"]["op"]
+    old = [row for row in load("ladder/attention")["rows"] if row["op"] != op]
+
+    def where(row):
+        return f"{row['N'] // row['T']}x{row['C'] // 64}x{row['T']}"
+    rows = [{"op": op, "version": row["version"], "idea": row["idea"], "shape": where(row), "us": Number(f"{row['us']:.1f}"),
+             "tflop_per_s": Number(f"{row['tflop_per_s']:.1f}"), "percent_of_roof": Number(f"{row['percent_of_roof']:.1f}")}
+            for row in measured["rows"] if row["ok"] and row["us"] and row["percent_of_roof"]]
+    rows += [{"op": op, "version": "roof", "idea": part, "shape": where(roof), "us": Number(f"{roof[part + ' us']:.1f}")}
+             for roof in measured["roofs"] for part in ("products", "exponentials", "bytes")]
+    head = {"gpu": context["gpu"], "cuda": context["cuda_runtime"], "driver": context["driver"], "date": context["date"][:10],
+            "commit": head_commit(), "command": "dev/cuda/OP --cold"}
+    return store("ladder/attention", head | {"rows": sorted(old + rows, key=lambda row: row["op"], reverse=True)})
+
+
+def take_shootout(measured, name):
+    """rows of ship in place of older ones of the same call"""
+    context, data = measured["context"], load(name)
+    rows = data["rows"]
+    slow = {(roof["dtype"], roof["N"], roof["C"]) for roof in measured["roofs"] if roof.get("counts") is False}
+
+    def key(row):
+        return row["op"], row["roof"][:4], row["dtype"], int(row["N"]), int(row["C"])
+    for row in measured["rows"]:
+        if row["version"] != "ship" or row["us"] is None or row["percent_of_roof"] is None or "block" in row["roof"]:
+            continue
+        if not row["ok"] or (row["dtype"], row["N"], row["C"]) in slow:
+            print(f"left out: {shape(row)}: " + ("its roof is slower than is known" if row["ok"] else "wrong"))
+            continue
+        new = {field: Number(row[field]) if isinstance(row[field], int) else row[field]
+               for field in ("op", "version", "dtype", "N", "C")}
+        new |= {"us": Number(f"{row['us']:.2f}"), "percent_of_roof": Number(f"{row['percent_of_roof']:.1f}"),
+                "roof": row["roof"], "date": context["date"][:10], "commit": head_commit()}
+        new |= {"command": context["command"]} if "command" in context else {}
+        new |= {"gpu": context["gpu"]} if context["gpu"] != data["gpu"] else {}
+        at = next((i for i, old in enumerate(rows) if key(old) == key(new)), len(rows))
+        rows[at:at + 1] = [new]
+    return store(name, data)
+
+
+def take(path, name):
+    if name == "race/points":
+        return take_race(path)
+    with open(path) as file:
+        text = file.read()
+    measured = json.loads(text)
+    if name == "ladder/attention":
+        return take_attention_ladder(measured)
+    if "context" in measured:
+        return take_shootout(measured, name)
+    table = json.loads(text, parse_float=Number, parse_int=Number)
+    rows = table.pop("rows", None)
+    return store(name, table if rows is None else {**table, "commit": head_commit(), "rows": rows})
 
 
 # ---- documents ----------------------------------------------------------------------------------
@@ -407,11 +471,11 @@ def documents():
 
 
 def filled(path, text):
-    def table(match):
+    def fill(match):
         if match[2] not in TABLES:
             raise SystemExit(f"{path}: no table {match[2]}; known: {' '.join(TABLES)}")
-        return match[1] + "\n".join(TABLES[match[2]]()) + "\n" + match[4]
-    return MARKED.sub(table, text)
+        return match[1] + "\n".join(table(TABLES[match[2]])) + "\n" + match[4]
+    return MARKED.sub(fill, text)
 
 
 FIGURE = re.compile(r"\d[\d.,]*k?\s*(?:us|µs|microseconds|ms|[MGT]B/s|(?:million\s+)?tokens/s)\b"
@@ -453,7 +517,7 @@ def snippets(text):
 
 
 def check(texts):
-    errors, passed, used = [], 0, {name for _, name in REPORT if TABLES[name]()}
+    errors, passed, used = [], 0, {title for title, what in REPORT.items() if table(what)}
     for path, text in texts.items():
         found = len(errors)
         if filled(path, text) != text:
@@ -474,11 +538,11 @@ def check(texts):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--report", metavar="FILE")
-    parser.add_argument("--take", nargs=2, metavar=("FILE", "NAME"))
-    options = parser.parse_args()
+    p = parser(__doc__)
+    p.add_argument("--check", action="store_true")
+    p.add_argument("--report", metavar="FILE")
+    p.add_argument("--take", nargs=2, metavar=("FILE", "NAME"))
+    options = p.parse_args()
     if options.take:
         try:
             return take(*options.take)

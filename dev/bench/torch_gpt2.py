@@ -106,52 +106,6 @@ def make_optimizer(parameters, lr, beta1, beta2, eps, weight_decay):
     return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=parameters[0].is_cuda)
 
 
-def orthogonal(u, dtype):
-    """five Newton-Schulz iterations: llmc/ops/muon/muon.h"""
-    x = (u / (u.norm() + 1e-12)).to(dtype)
-    for _ in range(5):
-        a = x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x
-        b = -4.7750 * a + 2.0315 * (a @ a)
-        x = 3.4445 * x + (b @ x if x.shape[0] <= x.shape[1] else x @ b)
-    return x.float()
-
-
-class Muon(torch.optim.Optimizer):
-    """The trainer's --optimizer muon: for 2-D parameters that are one matrix, or q, k and v one below the other."""
-
-    def __init__(self, parameters, lr, weight_decay, dtype):
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
-        self.dtype = dtype
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                mean = state.setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.05)
-                ahead = mean.lerp(p.grad, 0.05)
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                parts = p.shape[0] // p.shape[1] if p.shape[0] == 3 * p.shape[1] else 1
-                for w, u in zip(p.chunk(parts), ahead.chunk(parts)):
-                    w.sub_(orthogonal(u, self.dtype), alpha=group["lr"] * 0.2 * max(w.shape) ** 0.5)
-
-
-class Optimizers:
-    """several, used as one"""
-
-    def __init__(self, *parts):
-        self.parts = parts
-        self.param_groups = [group for part in parts for group in part.param_groups]
-
-    def step(self):
-        for part in self.parts:
-            part.step()
-
-    def zero_grad(self, set_to_none=True):
-        for part in self.parts:
-            part.zero_grad(set_to_none=set_to_none)
-
-
 # ---- files -------------------------------------------------------------------------------------------
 
 def read_header(path, magic, version):
@@ -171,23 +125,24 @@ def require_size(path, expected):
         raise SystemExit(f"{path}: found {found} bytes, expected {expected}: the file is damaged")
 
 
-def num_values(tensors):
-    return sum(p.numel() for parts in tensors.values() for p in parts)
-
-
 def read_model(path):
     """a model file -> GPT2 in fp32 on the CPU"""
-    header = read_header(path, 20240326, 3)
-    model = GPT2(Config(*header[2:8].tolist()))
-    tensors = file_tensors(model)
-    require_size(path, 4 * (HEADER_WORDS + num_values(tensors)))
-    values, at = torch.from_numpy(np.fromfile(path, "<f4", offset=4 * HEADER_WORDS)), 0
+    model = GPT2(Config(*read_header(path, 20240326, 3)[2:8].tolist()))
+    parts = [p for parts in file_tensors(model).values() for p in parts]
+    require_size(path, 4 * (HEADER_WORDS + sum(p.numel() for p in parts)))
+    values = torch.from_numpy(np.fromfile(path, "<f4", offset=4 * HEADER_WORDS))
     with torch.no_grad():
-        for parts in tensors.values():
-            for p in parts:
-                p.copy_(values[at: at + p.numel()].view_as(p))
-                at += p.numel()
+        for p, part in zip(parts, values.split([p.numel() for p in parts])):
+            p.copy_(part.view_as(p))
     return model
+
+
+def write_model(path, model):
+    with open(path, "wb") as out:
+        np.array([20240326, 3, *dataclasses.astuple(model.config)] + [0] * 248, "<i4").tofile(out)
+        for parts in file_tensors(model).values():
+            for p in parts:
+                p.detach().cpu().numpy().astype("<f4").tofile(out)
 
 
 @dataclasses.dataclass

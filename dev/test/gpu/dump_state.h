@@ -1,5 +1,5 @@
 // Writes what the bf16 GPU model makes of one batch as a debug state (20240327 v2), for
-// dev/bench/bf16_error.py.
+// dev/bench/compare_pytorch.py errors.
 #pragma once
 
 namespace llmc {
