@@ -4,9 +4,9 @@
 PyTorch: bf16 autocast over fp32 weights, torch.compile, F.scaled_dot_product_attention by the faster of its backends at
 this shape, tanh GELU, the vocabulary padded to 50304, gradient norm clipped at 1.0, fused AdamW. The program: its defaults,
 and with --tune-gemm the products that it has searched on this GPU. Both train on the same random tokens: the speed does
-not depend on them. A step is everything from tokens to updated weights. The order is program, PyTorch, program, ...
---rounds times, each a process of its own that trains for 10 seconds before the steps that count; the figure is the median
-over all of a side's steps.
+not depend on them. A step is everything from tokens to updated weights. The order is program, PyTorch, program,
+PyTorch, program, each a process of its own that trains for 10 seconds before the steps that count; the figure is the
+median over all of a side's steps.
 
     python3 dev/bench/bench_training.py [--model d12 --batch 64] [--tune-gemm] [--json FILE]
 
@@ -29,18 +29,14 @@ from lab import ROOT, add_rows, log_rows, parser, write_shard
 VOCABULARY, PADDED = 50257, 50304
 SIZES = {"d12": (12, 768), "d24": (16, 1024), "d36": (20, 1280), "d48": (25, 1600)}  # heads, channels
 NAMES = {"d12": "124M", "d24": "355M", "d36": "774M", "d48": "1558M"}
+LENGTH, ROUNDS, WARMUP, STEPS = 1024, 2, 10, 40  # tokens a row, runs of PyTorch, seconds, steps of a run that count
 SLOWEST = {("d12", 64, "H100"): 460e3, ("d12", 64, "H200"): 500e3}  # tokens/s of PyTorch
 
 
 def parse_options():
     p = parser(__doc__)
-    p.add_argument("--program", default=os.path.join(ROOT, "train_gpt2cu"))
     p.add_argument("--model", default="d12", help="d12 (124M), d24, d36, d48 (1558M), or another dN")
     p.add_argument("--batch", type=int, default=64)
-    p.add_argument("--seq-len", type=int, default=1024)
-    p.add_argument("--rounds", type=int, default=2, help="runs of PyTorch; the program has one more (default 2)")
-    p.add_argument("--warmup", type=float, default=10, help="seconds before the steps that count (default 10)")
-    p.add_argument("--steps", type=int, default=40, help="of a run that count (default 40)")
     p.add_argument("--tune-gemm", action="store_true", help="the program's first run searches the fastest products")
     p.add_argument("--json", metavar="FILE")
     p.add_argument("--pytorch", action="store_true", help=argparse.SUPPRESS)  # this process is PyTorch's
@@ -61,7 +57,7 @@ def choose_attention(torch, a, heads, head_size):
     from torch.utils.benchmark import Timer
     switches = {SDPBackend.FLASH_ATTENTION: torch.backends.cuda.enable_flash_sdp,
                 SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.enable_cudnn_sdp}
-    qkv = torch.randn(a.batch, a.seq_len, 3, heads, head_size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    qkv = torch.randn(a.batch, LENGTH, 3, heads, head_size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
     def call():
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
@@ -87,10 +83,10 @@ def pytorch(a):
     torch.manual_seed(1)
     layers, heads, channels = shape_of(a.model)
     attention = choose_attention(torch, a, heads, channels // heads)
-    model = new_model(Config(a.seq_len, PADDED, layers, heads, channels, PADDED)).cuda()
+    model = new_model(Config(LENGTH, PADDED, layers, heads, channels, PADDED)).cuda()
     parameters = list(model.parameters())
     optimizer = make_optimizer(parameters, 1e-4, 0.9, 0.95, 1e-8, 0.1)
-    tokens = torch.randint(0, VOCABULARY, (a.batch, a.seq_len + 1), device="cuda")
+    tokens = torch.randint(0, VOCABULARY, (a.batch, LENGTH + 1), device="cuda")
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     mean_loss = torch.compile(lambda x, y: model(x, y)[1])
 
@@ -105,9 +101,9 @@ def pytorch(a):
 
     step().item()  # compiles
     start = time.perf_counter()
-    while time.perf_counter() - start < a.warmup:
+    while time.perf_counter() - start < WARMUP:
         step().item()
-    ticks = [torch.cuda.Event(enable_timing=True) for _ in range(a.steps + 1)]
+    ticks = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
     for tick in ticks:  # nothing waits for the device in between
         tick.record()
         step()
@@ -120,9 +116,7 @@ def pytorch(a):
 # ---- both ----------------------------------------------------------------------------------------------
 
 def pytorch_steps(a):
-    command = [sys.executable, os.path.abspath(__file__), "--pytorch"]
-    for name in ("model", "batch", "seq_len", "warmup", "steps"):
-        command += ["--" + name.replace("_", "-"), str(getattr(a, name))]
+    command = [sys.executable, os.path.abspath(__file__), "--pytorch", "--model", a.model, "--batch", str(a.batch)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}")
@@ -132,8 +126,8 @@ def pytorch_steps(a):
 def program_steps(a, folder):
     """The times in ms of its steps that count. It is killed then: at its end it would save what it has trained."""
     out = tempfile.mkdtemp(dir=folder)
-    command = [a.program, "--train-data", os.path.join(folder, "tokens.bin"), "--val-data", "none", "--sample-every", "0",
-               "--model", a.model, "--batch", str(a.batch), "--seq-len", str(a.seq_len), "--steps", "1000000", "--out", out]
+    command = [ROOT + "/train_gpt2cu", "--train-data", os.path.join(folder, "tokens.bin"), "--val-data", "none", "--sample-every", "0",
+               "--model", a.model, "--batch", str(a.batch), "--seq-len", str(LENGTH), "--steps", "1000000", "--out", out]
     command += ["--tune-gemm", os.path.join(folder, "products.json")] if a.tune_gemm else []
 
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as program:
@@ -146,9 +140,9 @@ def program_steps(a, folder):
             return [row["ms"] for row in rows]
         try:
             after(1)
-            time.sleep(a.warmup)
+            time.sleep(WARMUP)
             warm = len(after(1))
-            return after(warm + a.steps)[warm:warm + a.steps]
+            return after(warm + STEPS)[warm:warm + STEPS]
         finally:
             program.kill()
 
@@ -157,15 +151,15 @@ def summary(ms, a):
     quantiles = statistics.quantiles(ms, n=5)
     median = statistics.median(ms)
     return {"ms": f"{median:.2f}", "p20": f"{quantiles[0]:.2f}", "p80": f"{quantiles[3]:.2f}",
-            "tokens_per_s": f"{a.batch * a.seq_len / median * 1e3:.0f}"}
+            "tokens_per_s": f"{a.batch * LENGTH / median * 1e3:.0f}"}
 
 
 def compare(a):
     ours, theirs, facts = [], [], {}
     with tempfile.TemporaryDirectory() as folder:
         draw = random.Random(1)
-        write_shard(os.path.join(folder, "tokens.bin"), [draw.randrange(VOCABULARY) for _ in range(4 * a.batch * a.seq_len + 1)])
-        for turn in range(2 * a.rounds + 1):
+        write_shard(os.path.join(folder, "tokens.bin"), [draw.randrange(VOCABULARY) for _ in range(4 * a.batch * LENGTH + 1)])
+        for turn in range(2 * ROUNDS + 1):
             if turn % 2 == 0:
                 ms = program_steps(a, folder)
                 ours += ms

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""GPT-2's tokens: ours beside tiktoken's (and, for the record, Hugging Face's tokenizers'), and what is made with those packages.
+"""GPT-2's tokens: ours beside tiktoken's, and what is made with packages for the tests and the tokenizer.
 
     pip install numpy regex tiktoken tokenizers unicodedata2==16.0.0
     dev/bench/check_bpe.py texts GPT2_FOLDER [TEXT...] [--count 10000]     data/make_shards --tokenizer
@@ -83,14 +83,6 @@ def texts(args):
     print(f"random strings: {len(wrong)} of {len(strings)} differ from tiktoken")
     for s in wrong[:3]:
         print("  ", repr(s)[:200])
-    try:
-        import tokenizers
-        hf = tokenizers.ByteLevelBPETokenizer(args.gpt2 + "/encoder.json", args.gpt2 + "/vocab.bpe")
-        differ = sum(hf.encode(s).ids != b for s, b in zip(strings, expected))
-        print(f"for the record: tokenizers {tokenizers.__version__} differs from tiktoken on {differ} of them")
-    except ImportError:
-        print("tokenizers is not installed: not compared")
-
     random_bytes = [rng.randbytes(rng.randrange(1, 60)) for _ in range(args.count)]
     back = [b"".join(map(gpt2.decode_single_token_bytes, ids)) for ids in shard_ids(args.gpt2, gpt2.eot_token, random_bytes)]
     lost = sum(a != b for a, b in zip(back, random_bytes))

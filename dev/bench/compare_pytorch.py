@@ -59,6 +59,7 @@ NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "
 # what llmc/host/tokens/dataloader.cpp makes of 298 windows with seed 42 in epoch 0
 KNOWN_ORDER = [61, 210, 92, 77, 263, 148, 268, 70]
 MOST = 1.5  # of errors
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 # ---- train -------------------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ def learning_rate(a, step):
 
 def train_step(a, model, optimizer, x, y, lr):
     """loss and gradient norm before clipping, as Python numbers"""
-    with torch.autocast(a.device, torch.bfloat16, enabled=a.dtype == "bf16"):
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=a.dtype == "bf16"):
         loss = model(x, y)[1]
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), a.clip or math.inf)
@@ -88,14 +89,14 @@ def train_step(a, model, optimizer, x, y, lr):
 def train(a):
     if list(map(permutation(298, 42, 0), range(8))) != KNOWN_ORDER:
         raise SystemExit("compare_pytorch: the training order is not that of llmc/host/tokens/dataloader.cpp any more")
-    data, model = TrainingData(a.train_data, a.seq_len, a.seed), read_model(a.model).to(a.device)
+    data, model = TrainingData(a.train_data, a.seq_len, a.seed), read_model(a.model).to(DEVICE)
     if a.seq_len > model.config.max_seq_len:
         raise SystemExit(f"--seq-len {a.seq_len}: {a.model} has {model.config.max_seq_len} positions")
     optimizer = make_optimizer(model.parameters(), a.lr, a.beta1, a.beta2, a.eps, a.weight_decay)
     with open(a.out, "w") as out:
         for step in range(a.steps):
             start = time.perf_counter()
-            x, y = (tokens.to(a.device) for tokens in data.read(step * a.batch, a.batch))
+            x, y = (tokens.to(DEVICE) for tokens in data.read(step * a.batch, a.batch))
             lr = learning_rate(a, step)
             loss, norm = train_step(a, model, optimizer, x, y, lr)
             row = {"step": step + 1, "train_loss": loss, "grad_norm": norm, "lr": lr,
@@ -109,36 +110,34 @@ def train(a):
 # ---- errors ------------------------------------------------------------------------------------------
 
 def run(a, x, y, dtype, autocast=False):
-    model = read_model(a.model).to(a.device, dtype)
-    with torch.autocast(a.device, torch.bfloat16) if autocast else contextlib.nullcontext():
-        return run_batch(model, x.to(a.device), y.to(a.device))
+    model = read_model(a.model).to(DEVICE, dtype)
+    with torch.autocast(DEVICE, torch.bfloat16) if autocast else contextlib.nullcontext():
+        return run_batch(model, x.to(DEVICE), y.to(DEVICE))
 
 
-def token_losses(state, device):
-    logits = state.logits.to(device)
+def token_losses(state):
+    logits = state.logits.to(DEVICE)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits, state.y.to(device).flatten(), reduction="none")
+    return F.cross_entropy(logits, state.y.to(DEVICE).flatten(), reduction="none")
 
 
 def norm_of(parts):
     return sum(p.double().square().sum().item() for p in parts) ** 0.5
 
 
-def relative_error(parts, truth, device):
+def relative_error(parts, truth):
     """of tensors taken together; differences in double"""
-    off = norm_of(p.to(device).double() - t.double() for p, t in zip(parts, truth))
+    off = norm_of(p.to(DEVICE).double() - t.double() for p, t in zip(parts, truth))
     return off / max(norm_of(truth), 1e-300)
 
 
-def errors_of(state, truth, device):
+def errors_of(state, truth):
     """name -> relative error: what counts first, then tensor by tensor"""
-    ours, theirs = token_losses(state, device), token_losses(truth, device)
-    rows = {"logits": relative_error([state.logits], [truth.logits], device),
-            "losses of tokens": relative_error([ours], [theirs], device),
-            "all gradients": relative_error(state.gradients.values(), truth.gradients.values(), device),
+    rows = {"logits": relative_error([state.logits], [truth.logits]),
+            "losses of tokens": relative_error([token_losses(state)], [token_losses(truth)]),
+            "all gradients": relative_error(state.gradients.values(), truth.gradients.values()),
             "mean loss": abs(state.loss - truth.loss) / truth.loss}
-    return rows | {"d " + name: relative_error([state.gradients[name]], [gradient], device)
-                   for name, gradient in truth.gradients.items()}
+    return rows | {"d " + name: relative_error([state.gradients[name]], [of]) for name, of in truth.gradients.items()}
 
 
 def report(measured):
@@ -167,7 +166,7 @@ def errors(a):
     print(f"B {ours.x.shape[0]}, T {ours.x.shape[1]}: loss {truth.loss:.6f}, gradient norm {norm_of(truth.gradients.values()):.6f}\n")
     states = {"ours": ours, "autocast": run(a, ours.x, ours.y, torch.float32, autocast=True),
               "pure": run(a, ours.x, ours.y, torch.bfloat16)}
-    raise SystemExit(report({name: errors_of(state, truth, a.device) for name, state in states.items()}) > 0)
+    raise SystemExit(report({name: errors_of(state, truth) for name, state in states.items()}) > 0)
 
 
 # ---- hellaswag ---------------------------------------------------------------------------------------
@@ -241,8 +240,6 @@ def parse_options():
     h.add_argument("model", help="model file, as a run leaves in model.bin")
     h.add_argument("questions")
     h.add_argument("--trainer")
-    for way in (t, e):
-        way.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a = p.parse_args()
     if a.what == "errors" and a.write_state and not a.data:
         p.error("--write-state needs --data")

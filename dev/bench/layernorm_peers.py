@@ -278,12 +278,12 @@ def worst_error(got, expected):
 class Problem:
     """a ring of x (leaves) and dy, one weight and bias, with the distributions of Triton's tutorial"""
 
-    def __init__(self, shape, mode, device):
+    def __init__(self, shape, mode):
         tensors = 2 if mode == "forward" else 3
         set_bytes = tensors * shape.N * shape.C * shape.dtype.itemsize
         self.shape, self.mode, self.sets = shape, mode, max(2, math.ceil(RING_BYTES / set_bytes))
         self.bytes = set_bytes
-        new = dict(device=device, dtype=shape.dtype)
+        new = dict(device="cuda", dtype=shape.dtype)
         self.weight, self.bias = (torch.rand(shape.C, **new).requires_grad_() for _ in range(2))
         self.x = [torch.randn(shape.N, shape.C, **new).mul_(0.5).sub_(2.3).requires_grad_() for _ in range(self.sets)]
         self.dy = [torch.randn(shape.N, shape.C, **new).mul_(0.1)

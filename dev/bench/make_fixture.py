@@ -25,28 +25,26 @@ import torch.nn.functional as F
 
 from torch_gpt2 import GPT2, Config, file_tensors, read_model, read_state, run_batch, write_model, write_state
 
-SIZES = {"layers": 2, "heads": 2, "channels": 64, "vocab": 97, "padded_vocab": 128, "max_seq_len": 32,
-         "batch": 2, "seq_len": 24, "seed": 1}
-UPDATES = 10
+CONFIG = Config(max_seq_len=32, vocab=97, layers=2, heads=2, channels=64, padded_vocab=128)
+BATCH, LENGTH, SEED, UPDATES = 2, 24, 1, 10
 
 
 @torch.no_grad()
-def random_model(a):
+def random_model():
     """a model, inputs and targets; with these spreads the loss is far from ln V"""
-    rng = np.random.default_rng(a.seed)
-    model = GPT2(Config(a.max_seq_len, a.vocab, a.layers, a.heads, a.channels, a.padded_vocab))
+    rng, model = np.random.default_rng(SEED), GPT2(CONFIG)
     for name, parts in file_tensors(model).items():
         for p in parts:
             centre, spread = 0.0, 0.1  # biases and wpe
             if name in ("ln1w", "ln2w", "lnfw"):
                 centre, spread = 1.0, 0.2
             elif name == "wte":
-                spread = 1.6 / math.sqrt(a.channels)
+                spread = 1.6 / math.sqrt(CONFIG.channels)
             elif name.endswith("w"):
                 spread = 1.2 / math.sqrt(p.shape[-1])
             p.copy_(torch.from_numpy(centre + spread * rng.standard_normal(tuple(p.shape))))
-    model.wte.weight[a.vocab:] = 0
-    tokens = torch.from_numpy(rng.integers(0, a.vocab, (a.batch, a.seq_len + 1)))
+    model.wte.weight[CONFIG.vocab:] = 0
+    tokens = torch.from_numpy(rng.integers(0, CONFIG.vocab, (BATCH, LENGTH + 1)))
     return model, tokens[:, :-1], tokens[:, 1:]
 
 
@@ -61,21 +59,13 @@ def train(model, x, y):
     return states[0], [state.loss for state in states], norms
 
 
-def print_comparison(single, double, layers):
+def print_comparison(single, double):
     print(f"{'gradient of':<12}{'max |v|':>12}{'median/max':>12}{'max |fp32-fp64|':>17}{'/ max |v|':>12}")
     rows = [(name, single[name], double[name]) for name in double]
-    rows += [(f"qkvb, {part}", *(g["qkvb"].view(layers, 3, -1)[:, i] for g in (single, double))) for i, part in enumerate("qkv")]
+    rows += [(f"qkvb, {part}", *(g["qkvb"].view(CONFIG.layers, 3, -1)[:, i] for g in (single, double))) for i, part in enumerate("qkv")]
     for name, s, d in rows:
         top, off, middle = d.abs().max().item(), (s - d).abs().max().item(), np.median(d[d != 0].abs().numpy())
         print(f"{name:<12}{top:12.5g}{middle / top:12.4f}{off:17.3g}{off / top:12.3g}")
-
-
-def write_files(a, model, first, losses):
-    a.out.mkdir(parents=True, exist_ok=True)
-    write_model(a.out / "model.bin", model)
-    write_state(a.out / "state.bin", first)
-    (a.out / "losses.txt").write_text("".join(f"{loss:#.9g}\n" for loss in losses))
-    (a.out / "README.md").write_text(readme(a))
 
 
 def table_rows(folder):
@@ -84,22 +74,21 @@ def table_rows(folder):
         yield f"| {name} | {len(data)} | {hashlib.sha256(data).hexdigest()} |\n"
 
 
-def readme(a):
-    options = " ".join(f"--{name.replace('_', '-')} {getattr(a, name)}" for name in SIZES)
+def readme(folder):
     return f"""# Fixture: a small GPT-2 and PyTorch's numbers for it
 
 Made on {datetime.date.today()} in fp32 on the CPU with Python {platform.python_version()}, PyTorch {torch.__version__}, \
 NumPy {np.__version__} by
-`python3 dev/bench/make_fixture.py {options}`
+`python3 dev/bench/make_fixture.py`
 
 `model.bin` holds the weights (format 20240326 v3), `state.bin` one batch, its logits, loss and gradients
 (20240327 v2), `losses.txt` the loss before each of {UPDATES} AdamW updates on that batch (lr 1e-4, betas 0.9
 and 0.999, eps 1e-8, no decay, norm clipped at 1). Zero by nature: the gradients of the key third of `qkvb`
-(rounding noise here), of `wpe` from row {a.seq_len} on and of `wte` from row {a.vocab} on (exactly 0).
+(rounding noise here), of `wpe` from row {LENGTH} on and of `wte` from row {CONFIG.vocab} on (exactly 0).
 
 | file | bytes | sha256 |
 |---|---|---|
-{"".join(table_rows(a.out))}"""
+{"".join(table_rows(folder))}"""
 
 
 def verify(folder):
@@ -113,7 +102,7 @@ def verify(folder):
     state, c = read_state(folder / "state.bin", model), model.config
     for name, used in (("model.bin", 8), ("state.bin", 4)):
         check(not np.fromfile(folder / name, "<i4", 256)[used:].any(), "headers")
-    check(1 <= state.x.shape[1] <= c.max_seq_len and 1 <= c.vocab <= c.padded_vocab and c.channels % c.heads == 0, "header values")
+    check(c == CONFIG and state.x.shape == (BATCH, LENGTH), "header values")
     check(min(state.x.min(), state.y.min()) >= 0 and max(state.x.max(), state.y.max()) < c.vocab, "tokens")
     check(torch.equal(state.x[:, 1:], state.y[:, :-1]), "targets that are not the next tokens")
     for values in (torch.cat([p.detach().flatten() for parts in file_tensors(model).values() for p in parts]),
@@ -127,32 +116,30 @@ def verify(folder):
     print(f"{folder}: verified")
 
 
-def parse_options():
-    p = parser(__doc__)
-    p.add_argument("--out", type=pathlib.Path, default="dev/test/fixture", help="default dev/test/fixture")
-    for name, value in SIZES.items():
-        p.add_argument("--" + name.replace("_", "-"), type=int, default=value, help=f"default {value}")
-    p.add_argument("--verify", action="store_true", help="write nothing, check the files in --out")
-    a = p.parse_args()
-    fits = a.channels % a.heads == 0 and a.vocab <= a.padded_vocab and a.seq_len <= a.max_seq_len
-    if not fits or min(getattr(a, name) for name in SIZES) < 1:
-        p.error("all >= 1, channels a multiple of heads, vocab <= padded-vocab, seq-len <= max-seq-len")
-    return a
+def make(folder):
+    torch.set_num_threads(1)
+    model, x, y = random_model()
+    single, losses32, norms = train(copy.deepcopy(model), x, y)
+    double, losses64, _ = train(copy.deepcopy(model).double(), x, y)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_model(folder / "model.bin", model)
+    write_state(folder / "state.bin", single)
+    (folder / "losses.txt").write_text("".join(f"{loss:#.9g}\n" for loss in losses32))
+    (folder / "README.md").write_text(readme(folder))
+    print_comparison(single.gradients, double.gradients)
+    print(f"ln V = {math.log(CONFIG.vocab):.6f}; updates, loss in fp32, in float64, difference, gradient norm")
+    for i, (s, d, norm) in enumerate(zip(losses32, losses64, norms)):
+        print(f"{i:<8}{s:14.9f}{d:14.9f}{s - d:10.1e}{norm:10.4f}")
 
 
 def main():
-    a = parse_options()
-    if not a.verify:
-        torch.set_num_threads(1)
-        model, x, y = random_model(a)
-        single, losses32, norms = train(copy.deepcopy(model), x, y)
-        double, losses64, _ = train(copy.deepcopy(model).double(), x, y)
-        write_files(a, model, single, losses32)
-        print_comparison(single.gradients, double.gradients, a.layers)
-        print(f"ln V = {math.log(a.vocab):.6f}; updates, loss in fp32, in float64, difference, gradient norm")
-        for i, (s, d, norm) in enumerate(zip(losses32, losses64, norms)):
-            print(f"{i:<8}{s:14.9f}{d:14.9f}{s - d:10.1e}{norm:10.4f}")
-    verify(a.out)
+    p = parser(__doc__)
+    p.add_argument("--out", type=pathlib.Path, default="dev/test/fixture", help="default dev/test/fixture")
+    p.add_argument("--verify", action="store_true", help="write nothing, check the files in --out")
+    o = p.parse_args()
+    if not o.verify:
+        make(o.out)
+    verify(o.out)
 
 
 if __name__ == "__main__":
