@@ -11,24 +11,24 @@ GB/s: 2 x elements x bytes forward, 3 x backward. Every result is compared with 
 
     dev/bench/bench_layernorm.py --sweep               M = 4096, N = 512 i, i = 2 .. 31, float16
     dev/bench/bench_layernorm.py --gpt2                the shapes of GPT-2, bfloat16 and float32
-    dev/bench/bench_layernorm.py --sweep --gpt2 --quick --timing kernel
+    dev/bench/bench_layernorm.py --sweep --gpt2 --quick
     dev/bench/tables.py --take FOLDER race/points            what is in --out FOLDER, as this project's figures
 
 A point is added to FOLDER/points.jsonl once it is measured, --quick's points first; the same command goes on where one
 ended, by Ctrl-C, a time limit or a GPU that fails, with a report of what was measured. A provider that fails gets a note
 in place of its times. Exit 1 if ours failed or is wrong anywhere. Result: make tables
 """
-import argparse
 import collections
 import contextlib
 import importlib.metadata
 import json
 import math
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from lab import needs, parser, shape
@@ -45,7 +45,6 @@ REPLAYS, WARMUP_REPLAYS = 9, 2
 REPLAY_US = 3000
 PLACES = 5  # where input and output lie badly for each other, a call alone takes longer, whoever makes it
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 Shape = collections.namedtuple("Shape", "N C dtype")
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
@@ -54,12 +53,6 @@ GPT2 = ([Shape(65536, C, BF16) for C in (768, 1024, 1280, 1600)] + [Shape(8192, 
         + [Shape(65536, C, FP32) for C in (768, 1024, 1280, 1600)] + [Shape(8192, 768, FP32)])
 QUICK = [Shape(4096, 512 * i, FP16) for i in (2, 4, 8, 16, 24, 31)] + [
     Shape(65536, 768, BF16), Shape(8192, 768, BF16), Shape(65536, 768, FP32)]
-
-
-def shapes(options):
-    """QUICK's first: what is cut short has them"""
-    wanted = (SWEEP if options.sweep else []) + (GPT2 if options.gpt2 else [])
-    return [s for s in wanted if s in QUICK] + ([] if options.quick else [s for s in wanted if s not in QUICK])
 
 
 # ---- the clocks ------------------------------------------------------------------------------------------------------
@@ -188,16 +181,14 @@ def correct_runners(peers, problem, rows):
     return runners
 
 
-def measure(rows, problem, peers, timing):
+def measure(rows, problem, peers):
     """into rows, {provider: row}"""
     runners = correct_runners(peers, problem, rows)
-    if timing != "tutorial":
-        kernel_times(runners, problem, rows)
+    kernel_times(runners, problem, rows)
     names = list(runners)
     del runners  # and what it keeps allocated
     torch.cuda.synchronize()
-    if timing != "kernel":
-        tutorial_times([peer for peer in peers if peer.name in names], problem, rows)
+    tutorial_times([peer for peer in peers if peer.name in names], problem, rows)
 
 
 def name_of(mode, point):
@@ -214,15 +205,13 @@ def head():
     """of what the figures of a point are: a line below the tables says so"""
     others = []
     for package in ("liger_kernel", "quack_kernels", "flash_attn"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             others.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            pass
     return {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"), "others": ", ".join(others),
             "pytorch": torch.__version__, "triton": triton.__version__}
 
 
-def race(points, peers, timing, folder):
+def race(points, peers, folder):
     """adds a line to the folder's points.jsonl for each shape and mode, with a row (dict) for each provider"""
     start, about = time.perf_counter(), head()
     for point in points:
@@ -232,46 +221,38 @@ def race(points, peers, timing, folder):
             new = {peer.name: {"mode": mode, "N": point.N, "C": point.C, "dtype": NAMES[point.dtype],
                                "provider": peer.name} for peer in peers}
             try:
-                measure(new, Problem(point, mode), peers, timing)
+                measure(new, Problem(point, mode), peers)
             except Exception as error:  # no memory for the problem, say: the next one may be smaller
                 note_failure(error, *new.values())
             torch.cuda.empty_cache()  # else the memory of ended graphs is kept apart for ever
-            found = [row for row in new.values() if row.keys() & {"us", "tutorial p50 us", "note"}]
+            found = list(new.values())
             order = 1000 * (mode == "backward") + (SWEEP + GPT2).index(point)
             with open(folder / "points.jsonl", "a") as out:  # a line that a kill cut short does not spoil the next
                 out.write("\n" + json.dumps({"point": name_of(mode, point), "order": order, "head": about, "rows": found}))
-            times = ", ".join(f"{row['provider']} {row.get('us', row.get('tutorial p50 us', row.get('note')))}"
-                              for row in found)
-            print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {point.N}x{point.C} {NAMES[point.dtype]}  us: {times}", flush=True)
+            times = ", ".join(f"{row['provider']} {row.get('us', row.get('note'))}" for row in found)
+            print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {shape(found[0])}  us: {times}", flush=True)
+
+
+def compile_for(point):
+    """in a process of its own"""
+    x = torch.randn(point.N, point.C, dtype=point.dtype, device="cuda").requires_grad_()
+    weight, bias = (torch.ones(point.C, dtype=x.dtype, device="cuda").requires_grad_() for _ in range(2))
+    for peer in layernorm_peers.peers()[0]:
+        with contextlib.suppress(Exception):  # refuses this shape: the race says so
+            peer.new_shape()
+            torch.autograd.grad(peer.apply(x, weight, bias), (x, weight, bias), torch.ones_like(x))
+    torch.cuda.synchronize()
 
 
 def warm_up(points):
     """Compiles what is compiled for each shape in processes side by side: the caches on disk are then warm, and a sweep
     need not wait 30 times. A process that fails costs time, nothing else."""
-    jobs = min((os.cpu_count() or 2) * 3 // 4, len(points))
-    if jobs < 2:
-        return
-    start, texts = time.perf_counter(), [f"{s.N}x{s.C}x{NAMES[s.dtype]}" for s in points]
-    children = [subprocess.Popen([sys.executable, __file__, "--only-compile", *texts[k::jobs]],
-                                 env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}) for k in range(jobs)]
-    failed = sum(child.wait() != 0 for child in children)
-    print(f"compiled for {len(points)} shapes in {jobs} processes, {failed} failed: "
-          f"{time.perf_counter() - start:.1f} s", flush=True)
-
-
-def only_compile(texts):
-    found, _ = layernorm_peers.peers()
-    for text in texts:
-        N, C, dtype = text.split("x")
-        x = torch.randn(int(N), int(C), dtype=DTYPES[dtype], device="cuda").requires_grad_()
-        weight, bias = (torch.ones(int(C), dtype=x.dtype, device="cuda").requires_grad_() for _ in range(2))
-        for peer in found:
-            try:
-                peer.new_shape()
-                torch.autograd.grad(peer.apply(x, weight, bias), (x, weight, bias), torch.ones_like(x))
-            except Exception as error:  # refuses this shape: the race says so
-                print(f"{peer.name} {text}: {type(error).__name__}", flush=True)
-    torch.cuda.synchronize()
+    start, jobs = time.perf_counter(), max(1, (os.cpu_count() or 2) * 3 // 4)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        failed = sum(done.exception() is not None for done in [pool.submit(compile_for, point) for point in points])
+    del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
+    print(f"compiled for {len(points)} shapes, {failed} failed: {time.perf_counter() - start:.1f} s", flush=True)
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
@@ -292,14 +273,13 @@ def find_peers():
     return found
 
 
-def conclude(folder, timing, lost):
+def conclude(folder, lost):
     """prints the tables and verdicts; lost: what ended the race, or None; returns the exit code"""
     points = tables.points_in(folder)
     rows, data = [row for point in points for row in point["rows"]], tables.race_of(points)
     for mode in ("forward", "backward"):
         for clock, what in tables.CLOCKS.items():
-            if points and (timing == "both" or clock.startswith(timing)):
-                print(f"\n### LayerNorm {mode}, {what}\n", *tables.race(data, mode, clock), sep="\n")
+            print(f"\n### LayerNorm {mode}, {what}\n", *tables.race(data, mode, clock), sep="\n")
     failed = [f"{row['mode']} {shape(row)} ({row['note']})" for row in rows if row["provider"] == "ours" and "note" in row]
     verdicts = [layernorm_peers.tutorial_verdict(rows, mode) for mode in ("forward", "backward")]
     verdicts += ["OURS FAILED OR IS WRONG at " + ", ".join(failed)] if failed else []
@@ -307,41 +287,34 @@ def conclude(folder, timing, lost):
     return lost is not None or bool(failed)
 
 
-def parse_options():
+def main():
     p = parser(__doc__)
     p.add_argument("--sweep", action="store_true", help="4096 x 512 i, i = 2 .. 31, float16")
     p.add_argument("--gpt2", action="store_true", help="the shapes of GPT-2")
     p.add_argument("--quick", action="store_true", help="a few of their points")
-    p.add_argument("--timing", choices=("kernel", "tutorial", "both"), default="both")
-    p.add_argument("--out", default="build/bench_layernorm", metavar="FOLDER", help="what is there is not measured again")
-    p.add_argument("--only-compile", nargs="+", metavar="NxCxTYPE", help=argparse.SUPPRESS)
+    p.add_argument("--out", type=Path, default="build/bench_layernorm", metavar="FOLDER", help="what is there is not measured again")
     o = p.parse_args()
-    if not (o.sweep or o.gpt2 or o.only_compile):
+    if not (o.sweep or o.gpt2):
         p.error("nothing to do: --sweep, --gpt2 or both")
     if not torch.cuda.is_available():
         p.error("no CUDA device")
-    return o
-
-
-def main():
-    options = parse_options()
-    if options.only_compile:
-        return only_compile(options.only_compile)
-    folder, points = Path(options.out), shapes(options)
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"{len(tables.points_in(folder))} points are in {folder} and are not measured again")
-    warm_up([point for point in points if missing(point, folder)])
+    wanted = (SWEEP if o.sweep else []) + (GPT2 if o.gpt2 else [])
+    # QUICK's first: what is cut short has them
+    points = [s for s in wanted if s in QUICK] + ([] if o.quick else [s for s in wanted if s not in QUICK])
+    o.out.mkdir(parents=True, exist_ok=True)
+    print(f"{len(tables.points_in(o.out))} points are in {o.out} and are not measured again")
+    warm_up([point for point in points if missing(point, o.out)])
     # one stream for all, not the default one, of which no graph can be captured: once a process has used two, each
     # launch takes 0.4 us more (doc/tried.md)
     torch.cuda.set_stream(torch.cuda.Stream())
     peers, lost = find_peers(), None
     try:
-        race(points, peers, options.timing, folder)
+        race(points, peers, o.out)
     except KeyboardInterrupt:
         print("stopped: the report has what was measured until now")
     except Exception as error:
         lost = f"THE RACE ENDED by {type(error).__name__}: {error}"
-    return conclude(folder, options.timing, lost)
+    return conclude(o.out, lost)
 
 
 if __name__ == "__main__":

@@ -98,13 +98,10 @@ def goals():
 
 def goal_of(call, row):
     """the share that this row must have, or None"""
-    n, c = int(row.get("N", 0)), int(row["C"])
+    of = {"rows": int(row.get("N", 0)), "columns": int(row["C"]), "bytes": int(row["C"]) * TYPE_BYTES[row["dtype"]]}
     for goal in load("layernorm/goals")["rows"]:
-        def within(field, value):
-            return field not in goal or int(goal[field][0]) <= value <= int(goal[field][1])
-        if (within("columns", c) and within("bytes", c * TYPE_BYTES[row["dtype"]]) and (not n or within("rows", n))
-                and (n or "rows" not in goal) and row["dtype"] in goal.get("types", TYPE_BYTES)
-                and goal["vectors"] == whole(row) and call in goal["goals"]):
+        within = all(int(goal[field][0]) <= value <= int(goal[field][1]) for field, value in of.items() if field in goal)
+        if within and row["dtype"] in goal.get("types", TYPE_BYTES) and goal["vectors"] == whole(row) and call in goal["goals"]:
             return float(goal["goals"][call][0])
     return None
 
@@ -124,9 +121,8 @@ def misses():
     lines = []
     for name, part in (("layernorm/shapes", 1), ("layernorm/widths", 1), ("layernorm/unaligned_widths", 1), ("layernorm/sm80", 0.8)):
         for call, row, share in shares(name):
-            must = goal_of(call, row)
-            if part < 1 and int(row["C"]) * TYPE_BYTES[row["dtype"]] > 65536:
-                must = None
+            counts = part == 1 or int(row["C"]) * TYPE_BYTES[row["dtype"]] <= 65536
+            must = counts and goal_of(call, row)
             if must and share < must * part:
                 where = shape(row) if "N" in row else f"{row['C']} columns {row['dtype']}"
                 lines.append([call, where, "before Hopper" if part < 1 else "Hopper", f"{share:g}", f"{must * part:g}"])

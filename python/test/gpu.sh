@@ -55,7 +55,7 @@ PLUMB_LAYERNORM_BACKEND=stable part tests_stable 60 "${tests[@]}" -k "not compil
 part host_cost 35 "$python" dev/bench/bench_package.py host --json "$out/host_cost.json"
 PLUMB_LAYERNORM_BACKEND=stable part host_cost_stable 20 "$python" dev/bench/bench_package.py host --rounds 3 \
     --json "$out/host_cost_stable.json"
-LINES_OF_A_PART=75 part race 150 "$python" dev/bench/bench_layernorm.py --sweep --gpt2 --quick --timing both \
+LINES_OF_A_PART=75 part race 150 "$python" dev/bench/bench_layernorm.py --sweep --gpt2 --quick \
     --out "$out/race"
 part models 75 "$python" dev/bench/bench_package.py models --how eager --json "$out/models.json"
 part models_compiled 150 "$python" dev/bench/bench_package.py models --how compiled --models gpt2 --types autocast \
