@@ -21,10 +21,6 @@ import time
 ENDS = ("end", "error")  # events behind which nothing comes; a run that was stopped may go on
 
 
-def log_of(run):
-    return os.path.join(run, "log.jsonl") if os.path.isdir(run) else run
-
-
 def read(path, follow=False, pause=0.5):
     """Yields the lines as objects, none a second time, and None whenever all that is there was given; ends there unless follow,
     else with the run."""
@@ -53,8 +49,7 @@ def read(path, follow=False, pause=0.5):
                 yield row
             continue
         log.seek(begin)
-        replaced = os.path.exists(path) and os.stat(path).st_ino != os.fstat(log.fileno()).st_ino
-        if replaced:
+        if os.path.exists(path) and os.stat(path).st_ino != os.fstat(log.fileno()).st_ino:  # it was replaced
             log.close()
             log, at = open(path, "rb"), 0
             continue
@@ -80,18 +75,12 @@ class TensorBoard:
     SUFFIX = ".plumb"  # of the files that are replaced
 
     def __init__(self, args, folder):
-        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
-        from tensorboard.plugins.text.metadata import create_summary_metadata
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        self.events, self.summaries, self.new_writer = event_pb2, summary_pb2, EventFileWriter
-        self.folder, self.writer = args.out or os.path.join(folder, "tensorboard"), None
+        self.events, self.summaries, self.text_pb, self.new_writer = event_pb2, summary_pb2, text_pb, EventFileWriter
+        self.folder, self.writer = os.path.join(folder, "tensorboard"), None
         self.given = {}  # the last step of each chart
-
-        def text_value(tag, text):
-            tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, tensor_shape=tensor_shape_pb2.TensorShapeProto(),
-                                            string_val=[text.encode()])
-            return summary_pb2.Summary.Value(tag=tag, metadata=create_summary_metadata(tag, ""), tensor=tensor)
-        self.text_value = text_value
 
     def begin(self):
         for old in glob.glob(os.path.join(glob.escape(self.folder), "events.out.tfevents.*" + self.SUFFIX)):
@@ -101,15 +90,14 @@ class TensorBoard:
     def add(self, row):
         if self.writer is None:
             self.begin()
-        Event, Summary = self.events.Event, self.summaries.Summary
-        step, time = row["step"], row.get("time") or 0
+        Event, Summary, step, time = self.events.Event, self.summaries.Summary, row["step"], row.get("time") or 0
         if row.get("event") == "resume":  # what was written behind that step does not count any more
-            log = self.events.SessionLog
-            self.writer.add_event(Event(wall_time=time, step=step + 1, session_log=log(status=log.START)))
+            start = self.events.SessionLog(status=self.events.SessionLog.START)
+            self.writer.add_event(Event(wall_time=time, step=step + 1, session_log=start))
             self.given = {tag: min(last, step) for tag, last in self.given.items()}
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row)]
         if row.get("event") == "sample":
-            values = [self.text_value("sample", "    " + row["text"].replace("\n", "\n    "))]
+            values = self.text_pb("sample", "    " + row["text"].replace("\n", "\n    ")).value
         # a validation just before a checkpoint is done again after it
         values = [value for value in values if self.given.get(value.tag, -1) < step]
         self.given.update({value.tag: step for value in values})
@@ -131,8 +119,7 @@ class WandB:
 
     def __init__(self, args, folder):
         import wandb
-        self.wandb = wandb
-        self.args, self.folder = args, folder
+        self.wandb, self.args, self.folder = wandb, args, folder
         self.run, self.waiting, self.given, self.passed = None, [], -1, 0
 
     def begin(self, row):
@@ -179,11 +166,10 @@ def main():
     parser.add_argument("to", choices=["tensorboard", "wandb"])
     parser.add_argument("run", help="folder of a run, or a log.jsonl")
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
-    parser.add_argument("--out", help="tensorboard: default RUN/tensorboard")
     parser.add_argument("--project", default="plumb", help="wandb")
     parser.add_argument("--offline", action="store_true", help="wandb: write it to RUN/wandb, send nothing")
     args = parser.parse_args()
-    path = log_of(args.run)
+    path = args.run if args.run.endswith(".jsonl") else os.path.join(args.run, "log.jsonl")
     try:
         converter = {"tensorboard": TensorBoard, "wandb": WandB}[args.to](args, os.path.dirname(os.path.abspath(path)))
     except ImportError as missing:

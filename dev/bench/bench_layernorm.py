@@ -116,17 +116,16 @@ def kernel_times(runners, problem, rows):
 def tutorial_times(peers, problem, rows):
     """us by the clock of Triton's tutorial into the rows: median, 20 % and 80 % quantiles; at each place all take turns, so
     that a machine that is disturbed for a second disturbs all alike"""
-    times = {peer.name: [] for peer in peers}
-    places = {peer.name: set() for peer in peers}
+    times, places = {name: [] for name in peers}, {name: set() for name in peers}
     for place in range(PLACES):
-        for peer in [peer for peer in peers if peer.name in times]:
+        for name in list(times):
             try:
-                where, ms = times_at(place, peer, problem)
-                places[peer.name].add(where)
-                times[peer.name] += ms
+                where, ms = times_at(place, peers[name], problem)
+                places[name].add(where)
+                times[name] += ms
             except Exception as error:  # the others go on
-                note_failure(error, rows[peer.name])
-                del times[peer.name]
+                note_failure(error, rows[name])
+                del times[name]
     for name, ms in times.items():
         quantiles = torch.tensor(ms).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()
         for key, us in zip(("p50", "p20", "p80"), (1e3 * t for t in quantiles)):
@@ -135,18 +134,18 @@ def tutorial_times(peers, problem, rows):
         rows[name]["places"] = len(places[name])
 
 
-def times_at(place, peer, problem):
+def times_at(place, apply, problem):
     """(the addresses of what a call reads and writes, ms of the calls) for the set of this place; what is kept allocated
     moves what a call allocates"""
     p = problem
     kept = [torch.empty_like(p.x[0]) for _ in range(place)]
     x, weight, bias = (t.detach().requires_grad_() for t in (p.x[place % p.sets], p.weight, p.bias))
     options = dict(warmup=5, rep=500 // PLACES, return_mode="all")
-    y = peer.apply(x, weight, bias)
+    y = apply(x, weight, bias)
     if p.mode == "forward":
         where = x.data_ptr(), y.data_ptr()
         del y  # the timed calls get its block, but for one as large as what do_bench allocates
-        times = triton.testing.do_bench(lambda: peer.apply(x, weight, bias), **options)
+        times = triton.testing.do_bench(lambda: apply(x, weight, bias), **options)
     else:
         dy = p.dy[place % p.sets]
         y.backward(dy, retain_graph=True)
@@ -160,22 +159,20 @@ def times_at(place, peer, problem):
 # ---- one point -------------------------------------------------------------------------------------------------------
 def correct_runners(peers, problem, rows):
     """{name: runner} of those whose results are right; the others get a note in rows"""
-    p = problem
+    p, runners = problem, {}
     expected = layernorm_peers.exact(p.x[0], p.weight, p.bias, p.dy[0])
     expected = expected[1:] if p.mode == "backward" else expected[:1]
-    runners = {}
-    for peer in peers:
-        row = rows[peer.name]
+    for name, apply in peers.items():
+        row = rows[name]
         try:
-            runner = Autograd(peer, p)
-            results = runner.results()
-            row["error"] = round(layernorm_peers.worst_error(results, expected), 3)
+            runner = Autograd(apply, p)
+            row["error"] = round(layernorm_peers.worst_error(getattr(runner, p.mode)(0), expected), 3)
         except Exception as error:  # refuses this shape: the others go on
             note_failure(error, row)
             continue
         # 16-bit sums over rows, as some peers keep them, cost several roundings
-        if row["error"] <= (2 if peer.name == "ours" or p.mode == "forward" else 8):
-            runners[peer.name] = runner
+        if row["error"] <= (2 if name == "ours" or p.mode == "forward" else 8):
+            runners[name] = runner
         else:
             row["note"] = "WRONG"
     return runners
@@ -185,10 +182,10 @@ def measure(rows, problem, peers):
     """into rows, {provider: row}"""
     runners = correct_runners(peers, problem, rows)
     kernel_times(runners, problem, rows)
-    names = list(runners)
+    right = {name: peers[name] for name in runners}
     del runners  # and what it keeps allocated
     torch.cuda.synchronize()
-    tutorial_times([peer for peer in peers if peer.name in names], problem, rows)
+    tutorial_times(right, problem, rows)
 
 
 def name_of(mode, point):
@@ -211,15 +208,13 @@ def head():
             "pytorch": torch.__version__, "triton": triton.__version__}
 
 
-def race(points, peers, folder):
+def race(points, makers, folder):
     """adds a line to the folder's points.jsonl for each shape and mode, with a row (dict) for each provider"""
     start, about = time.perf_counter(), head()
     for point in points:
-        for peer in peers:
-            peer.new_shape()
+        peers = {name: make() for name, make in makers.items()}
         for mode in missing(point, folder):
-            new = {peer.name: {"mode": mode, "N": point.N, "C": point.C, "dtype": NAMES[point.dtype],
-                               "provider": peer.name} for peer in peers}
+            new = {name: {"mode": mode, "N": point.N, "C": point.C, "dtype": NAMES[point.dtype], "provider": name} for name in peers}
             try:
                 measure(new, Problem(point, mode), peers)
             except Exception as error:  # no memory for the problem, say: the next one may be smaller
@@ -237,10 +232,9 @@ def compile_for(point):
     """in a process of its own"""
     x = torch.randn(point.N, point.C, dtype=point.dtype, device="cuda").requires_grad_()
     weight, bias = (torch.ones(point.C, dtype=x.dtype, device="cuda").requires_grad_() for _ in range(2))
-    for peer in layernorm_peers.peers()[0]:
+    for make in layernorm_peers.peers()[0].values():
         with contextlib.suppress(Exception):  # refuses this shape: the race says so
-            peer.new_shape()
-            torch.autograd.grad(peer.apply(x, weight, bias), (x, weight, bias), torch.ones_like(x))
+            torch.autograd.grad(make()(x, weight, bias), (x, weight, bias), torch.ones_like(x))
     torch.cuda.synchronize()
 
 
@@ -256,23 +250,6 @@ def warm_up(points):
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------------
-def find_peers():
-    """those who race; says who does not, and why"""
-    found, missing = layernorm_peers.peers()
-    try:
-        found.insert(0, layernorm_peers.ours())
-    except ImportError as error:
-        raise SystemExit(f"bench_layernorm.py: {error}; expected the package: python/README.md") from None
-    # torch.compile's turn is the last: its kernels load with evict_last, and such lines outlive the clearing of L2, so
-    # that a provider which reads the same input after it has part of the input from L2
-    found.sort(key=lambda peer: peer.name == "torch.compile")
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Triton {triton.__version__}; "
-          f"{', '.join(peer.name for peer in found)}")
-    for name, why in missing.items():
-        print(f"without {name}: {why}")
-    return found
-
-
 def conclude(folder, lost):
     """prints the tables and verdicts; lost: what ended the race, or None; returns the exit code"""
     points = tables.points_in(folder)
@@ -307,9 +284,14 @@ def main():
     # one stream for all, not the default one, of which no graph can be captured: once a process has used two, each
     # launch takes 0.4 us more (doc/tried.md)
     torch.cuda.set_stream(torch.cuda.Stream())
-    peers, lost = find_peers(), None
+    makers, missing_ones = layernorm_peers.peers()
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Triton {triton.__version__}; {', '.join(makers)}",
+          *(f"without {name}: {why}" for name, why in missing_ones.items()), sep="\n")
+    if "ours" in missing_ones:
+        p.error("expected the package: python/README.md")
+    lost = None
     try:
-        race(points, peers, o.out)
+        race(points, makers, o.out)
     except KeyboardInterrupt:
         print("stopped: the report has what was measured until now")
     except Exception as error:

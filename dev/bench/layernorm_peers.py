@@ -163,95 +163,82 @@ def tutorial_verdict(rows, mode):
             f"({'counts' if near == wanted else 'DOES NOT COUNT'} as the tutorial): {text}") if points else None
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
-class Peer:
-    """apply(x, weight, bias): LayerNorm over the last dimension of x (N,C), differentiable; raises what it cannot"""
-
-    def __init__(self, name, apply):
-        self.name, self.apply = name, apply
-
-    def new_shape(self):
-        """called before the first apply at another shape or type"""
-
-
+# ---- all of them: each returns apply(x, weight, bias), LayerNorm over the last dimension of x (N,C), for one shape and type -------
 def eager(x, weight, bias):
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, EPS)
 
 
-class Compiled(Peer):
-    def __init__(self):
-        super().__init__("torch.compile", None)
-        # backward may be called again (retain_graph), so that it may not reuse what forward saved
-        importlib.import_module("torch._functorch.config").donated_buffer = False
-        # tuning results of a busy machine (see warm_up in bench_layernorm.py) are not for the timed runs
-        importlib.import_module("torch._inductor.config").autotune_local_cache = False
-        self.new_shape()
-
-    def new_shape(self):
-        torch._dynamo.reset()  # else it would generalise to any size after the first
-        self.apply = torch.compile(eager, dynamic=False)
+def compiled():
+    # backward may be called again (retain_graph), so that it may not reuse what forward saved
+    importlib.import_module("torch._functorch.config").donated_buffer = False
+    # tuning results of a busy machine (see warm_up in bench_layernorm.py) are not for the timed runs
+    importlib.import_module("torch._inductor.config").autotune_local_cache = False
+    torch._dynamo.reset()  # else it would generalise to any size after the first
+    return torch.compile(eager, dynamic=False)
 
 
 def apex():
     function = importlib.import_module("apex.normalization.fused_layer_norm").fused_layer_norm_affine
-    return Peer("apex", lambda x, w, b: function(x, w, b, x.shape[-1:], EPS))
+    return lambda x, w, b: function(x, w, b, x.shape[-1:], EPS)
 
 
 def liger():
     function = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
-    return Peer("liger", lambda x, w, b: function.apply(x, w, b, EPS))
+    return lambda x, w, b: function.apply(x, w, b, EPS)
 
 
-class Quack(Peer):
+def quack():
     """takes float32 weights only: they are converted once a shape, outside of what is timed"""
+    kernels, made = importlib.import_module("quack.rmsnorm"), {}
 
-    def __init__(self):
-        kernels = importlib.import_module("quack.rmsnorm")
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias, weight32, bias32):
+            y, rstd, mean = kernels.layernorm_fwd(x, weight32, bias32, EPS, return_rstd=True, return_mean=True)
+            ctx.save_for_backward(x, weight32, rstd, mean)
+            ctx.dtypes = weight.dtype, bias.dtype
+            return y
 
-        class Function(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x, weight, bias, weight32, bias32):
-                y, rstd, mean = kernels.layernorm_fwd(x, weight32, bias32, EPS, return_rstd=True, return_mean=True)
-                ctx.save_for_backward(x, weight32, rstd, mean)
-                ctx.dtypes = weight.dtype, bias.dtype
-                return y
+        @staticmethod
+        def backward(ctx, dy):
+            x, weight32, rstd, mean = ctx.saved_tensors
+            dx, *sums = kernels.layernorm_bwd(x, weight32, dy, rstd, mean)
+            return dx, *(s.to(dtype) for s, dtype in zip(sums, ctx.dtypes)), None, None
 
-            @staticmethod
-            def backward(ctx, dy):
-                x, weight32, rstd, mean = ctx.saved_tensors
-                dx, *sums = kernels.layernorm_bwd(x, weight32, dy, rstd, mean)
-                return dx, *(s.to(dtype) for s, dtype in zip(sums, ctx.dtypes)), None, None
+    def apply(x, weight, bias):
+        key = id(weight), id(bias)
+        if key not in made:
+            made[key] = weight, bias, weight.detach().float(), bias.detach().float()
+        return Function.apply(x, weight, bias, *made[key][2:])
 
-        def apply(x, weight, bias):
-            key = id(weight), id(bias)
-            if key not in self.made:
-                self.made[key] = weight, bias, weight.detach().float(), bias.detach().float()
-            return Function.apply(x, weight, bias, *self.made[key][2:])
-
-        super().__init__("quack", apply)
-        self.made = {}
-
-    def new_shape(self):
-        self.made.clear()
+    return apply
 
 
 def flash_attention():
     function = importlib.import_module("flash_attn.ops.triton.layer_norm").layer_norm_fn
-    return Peer("flash_attn", lambda x, w, b: function(x, w, b, eps=EPS))
+    return lambda x, w, b: function(x, w, b, eps=EPS)
+
+
+def ours():
+    package = importlib.import_module("plumb_layernorm")
+    if package.backend == "torch":
+        raise ImportError("plumb_layernorm has no kernels for this PyTorch")
+    return lambda x, w, b: package.layer_norm(x, x.shape[-1:], w, b, EPS)
 
 
 def peers():
-    """(those that can be imported, {name: why the others cannot})"""
-    makers = {"torch": lambda: Peer("torch", eager), "torch.compile": Compiled,
-              "triton": lambda: Peer("triton", TritonFunction.apply), "apex": apex, "liger": liger, "quack": Quack,
-              "flash_attn": flash_attention}
-    found, missing = [], {}
+    """({name: what makes it} of those that can be imported, {name: why the others cannot})"""
+    # torch.compile's turn is the last: its kernels load with evict_last, and such lines outlive the clearing of L2, so
+    # that a provider which reads the same input after it has part of the input from L2
+    makers = {"ours": ours, "torch": lambda: eager, "triton": lambda: TritonFunction.apply, "apex": apex, "liger": liger,
+              "quack": quack, "flash_attn": flash_attention, "torch.compile": compiled}
+    missing = {}
     for name, make in makers.items():
         try:
-            found.append(make())
+            make()
         except Exception as error:  # whatever a package that does not fit this machine raises
             missing[name] = f"{type(error).__name__}: {error}"
-    return found, missing
+    return {name: make for name, make in makers.items() if name not in missing}, missing
 
 
 # ---- correctness -----------------------------------------------------------------------------------------------------
@@ -281,8 +268,7 @@ class Problem:
     def __init__(self, shape, mode):
         tensors = 2 if mode == "forward" else 3
         set_bytes = tensors * shape.N * shape.C * shape.dtype.itemsize
-        self.shape, self.mode, self.sets = shape, mode, max(2, math.ceil(RING_BYTES / set_bytes))
-        self.bytes = set_bytes
+        self.bytes, self.mode, self.sets = set_bytes, mode, max(2, math.ceil(RING_BYTES / set_bytes))
         new = dict(device="cuda", dtype=shape.dtype)
         self.weight, self.bias = (torch.rand(shape.C, **new).requires_grad_() for _ in range(2))
         self.x = [torch.randn(shape.N, shape.C, **new).mul_(0.5).sub_(2.3).requires_grad_() for _ in range(self.sets)]
@@ -296,25 +282,13 @@ class Problem:
 class Autograd:
     """a peer as the clocks call it: a call's results are returned, so that they can be kept"""
 
-    def __init__(self, peer, problem):
-        self.peer, self.problem = peer, problem
-        p = problem
-        self.y = [peer.apply(x, p.weight, p.bias) for x in p.x] if p.mode == "backward" else None
+    def __init__(self, apply, problem):
+        self.apply, self.problem = apply, problem
+        self.y = [apply(x, problem.weight, problem.bias) for x in problem.x] if problem.mode == "backward" else None
 
     def forward(self, k):
-        return self.peer.apply(self.problem.x[k], self.problem.weight, self.problem.bias)
+        return (self.apply(self.problem.x[k], self.problem.weight, self.problem.bias),)
 
     def backward(self, k):
         p = self.problem
         return torch.autograd.grad(self.y[k], (p.x[k], p.weight, p.bias), p.dy[k], retain_graph=True)
-
-    def results(self):
-        """of set 0"""
-        return self.backward(0) if self.problem.mode == "backward" else (self.forward(0),)
-
-
-def ours():
-    package = importlib.import_module("plumb_layernorm")
-    if package.backend == "torch":
-        raise ImportError("plumb_layernorm has no kernels for this PyTorch")
-    return Peer("ours", lambda x, w, b: package.layer_norm(x, x.shape[-1:], w, b, EPS))

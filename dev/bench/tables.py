@@ -540,10 +540,7 @@ def main():
     p.add_argument("--take", nargs=2, metavar=("FILE", "NAME"))
     options = p.parse_args()
     if options.take:
-        try:
-            return take(*options.take)
-        except OSError as error:
-            raise SystemExit(f"tables.py: {error}") from None
+        return take(*options.take)
     if options.report:
         with open(options.report, "w") as file:
             file.write(report())
