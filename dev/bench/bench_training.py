@@ -8,56 +8,44 @@ not depend on them. A step is everything from tokens to updated weights. The ord
 PyTorch, program, each a process of its own that trains for 10 seconds before the steps that count; the figure is the
 median over all of a side's steps.
 
-    python3 dev/bench/bench_training.py [--model d12 --batch 64] [--tune-gemm] [--json FILE]
+    dev/bench/bench_training.py [--model d12 --batch 64] [--tune-gemm] [--json FILE]
 
 --json FILE: the row is added to FILE, in place of an older one of the same model, batch and --tune-gemm. Not if PyTorch is
 slower here than it can be (SLOWEST below): then something is wrong with it, and the comparison does not count; exit 1.
 """
-import argparse
 import datetime
 import json
+import multiprocessing
 import os
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 
-from lab import ROOT, add_rows, log_rows, parser, write_shard
+from lab import ROOT, add_rows, log_rows, needs, parser, write_shard
+
+needs(__doc__, "numpy", "torch")
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.benchmark import Timer
+
+from torch_gpt2 import GPT2, Config, make_optimizer
 
 VOCABULARY, PADDED = 50257, 50304
-SIZES = {"d12": (12, 768), "d24": (16, 1024), "d36": (20, 1280), "d48": (25, 1600)}  # heads, channels
-NAMES = {"d12": "124M", "d24": "355M", "d36": "774M", "d48": "1558M"}
+MODELS = {"d12": ("124M", 12, 768), "d24": ("355M", 16, 1024), "d36": ("774M", 20, 1280), "d48": ("1558M", 25, 1600)}
 LENGTH, ROUNDS, WARMUP, STEPS = 1024, 2, 10, 40  # tokens a row, runs of PyTorch, seconds, steps of a run that count
 SLOWEST = {("d12", 64, "H100"): 460e3, ("d12", 64, "H200"): 500e3}  # tokens/s of PyTorch
 
 
-def parse_options():
-    p = parser(__doc__)
-    p.add_argument("--model", default="d12", help="d12 (124M), d24, d36, d48 (1558M), or another dN")
-    p.add_argument("--batch", type=int, default=64)
-    p.add_argument("--tune-gemm", action="store_true", help="the program's first run searches the fastest products")
-    p.add_argument("--json", metavar="FILE")
-    p.add_argument("--pytorch", action="store_true", help=argparse.SUPPRESS)  # this process is PyTorch's
-    return p.parse_args()
-
-
-def shape_of(model):
-    layers = int(model[1:])
-    heads, channels = SIZES.get(model, (layers, 64 * layers))
-    return layers, heads, channels
-
-
 # ---- PyTorch, in a process of its own ------------------------------------------------------------------
 
-def choose_attention(torch, a, heads, head_size):
+def choose_attention(batch, heads, channels):
     """leaves only the faster backend switched on; its name"""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.benchmark import Timer
     switches = {SDPBackend.FLASH_ATTENTION: torch.backends.cuda.enable_flash_sdp,
                 SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.enable_cudnn_sdp}
-    qkv = torch.randn(a.batch, LENGTH, 3, heads, head_size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    qkv = torch.randn(batch, LENGTH, 3, heads, channels // heads, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
     def call():
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
@@ -76,17 +64,17 @@ def choose_attention(torch, a, heads, head_size):
     return best.name
 
 
-def pytorch(a):
-    """prints one JSON object: the steps' times in ms"""
-    import torch
-    from torch_gpt2 import Config, make_optimizer, new_model
+def pytorch_steps(layers, heads, channels, batch):
+    """the times in ms of the steps that count, and what was found on the way"""
     torch.manual_seed(1)
-    layers, heads, channels = shape_of(a.model)
-    attention = choose_attention(torch, a, heads, channels // heads)
-    model = new_model(Config(LENGTH, PADDED, layers, heads, channels, PADDED)).cuda()
+    attention = choose_attention(batch, heads, channels)
+    model = GPT2(Config(LENGTH, PADDED, layers, heads, channels, PADDED)).cuda()
     parameters = list(model.parameters())
+    for p in parameters:
+        if p.dim() == 2:
+            torch.nn.init.normal_(p, std=0.02)
     optimizer = make_optimizer(parameters, 1e-4, 0.9, 0.95, 1e-8, 0.1)
-    tokens = torch.randint(0, VOCABULARY, (a.batch, LENGTH + 1), device="cuda")
+    tokens = torch.randint(0, VOCABULARY, (batch, LENGTH + 1), device="cuda")
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     mean_loss = torch.compile(lambda x, y: model(x, y)[1])
 
@@ -108,25 +96,16 @@ def pytorch(a):
         tick.record()
         step()
     torch.cuda.synchronize()
-    print(json.dumps({"ms": [begin.elapsed_time(end) for begin, end in zip(ticks, ticks[1:])], "torch": torch.__version__,
-                      "cuda": torch.version.cuda, "attention": attention, "gpu": torch.cuda.get_device_name(),
-                      "gib": torch.cuda.max_memory_allocated() / 2**30}))
+    return [begin.elapsed_time(end) for begin, end in zip(ticks, ticks[1:])], {
+        "attention": attention, "gpu": torch.cuda.get_device_name(), "gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
 # ---- both ----------------------------------------------------------------------------------------------
 
-def pytorch_steps(a):
-    command = [sys.executable, os.path.abspath(__file__), "--pytorch", "--model", a.model, "--batch", str(a.batch)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def program_steps(a, folder):
     """The times in ms of its steps that count. It is killed then: at its end it would save what it has trained."""
     out = tempfile.mkdtemp(dir=folder)
-    command = [ROOT + "/train_gpt2cu", "--train-data", os.path.join(folder, "tokens.bin"), "--val-data", "none", "--sample-every", "0",
+    command = [ROOT + "/train_gpt2cu", "--train-data", folder + "/tokens.bin", "--val-data", "none", "--sample-every", "0",
                "--model", a.model, "--batch", str(a.batch), "--seq-len", str(LENGTH), "--steps", "1000000", "--out", out]
     command += ["--tune-gemm", os.path.join(folder, "products.json")] if a.tune_gemm else []
 
@@ -148,30 +127,37 @@ def program_steps(a, folder):
 
 
 def summary(ms, a):
-    quantiles = statistics.quantiles(ms, n=5)
-    median = statistics.median(ms)
+    quantiles, median = statistics.quantiles(ms, n=5), statistics.median(ms)
     return {"ms": f"{median:.2f}", "p20": f"{quantiles[0]:.2f}", "p80": f"{quantiles[3]:.2f}",
             "tokens_per_s": f"{a.batch * LENGTH / median * 1e3:.0f}"}
 
 
-def compare(a):
+def main():
+    p = parser(__doc__)
+    p.add_argument("--model", default="d12", help="d12 (124M), d24, d36, d48 (1558M), or another dN")
+    p.add_argument("--batch", type=int, default=64)
+    p.add_argument("--tune-gemm", action="store_true", help="the program's first run searches the fastest products")
+    p.add_argument("--json", metavar="FILE")
+    a = p.parse_args()
+    layers = int(a.model[1:])
+    name, heads, channels = MODELS.get(a.model, (a.model, layers, 64 * layers))
     ours, theirs, facts = [], [], {}
     with tempfile.TemporaryDirectory() as folder:
         draw = random.Random(1)
-        write_shard(os.path.join(folder, "tokens.bin"), [draw.randrange(VOCABULARY) for _ in range(4 * a.batch * LENGTH + 1)])
+        write_shard(folder + "/tokens.bin", [draw.randrange(VOCABULARY) for _ in range(4 * a.batch * LENGTH + 1)])
         for turn in range(2 * ROUNDS + 1):
             if turn % 2 == 0:
                 ms = program_steps(a, folder)
                 ours += ms
             else:
-                facts = pytorch_steps(a)
-                ms = facts["ms"]
+                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                    ms, facts = pool.submit(pytorch_steps, layers, heads, channels, a.batch).result()
                 theirs += ms
             who = "PyTorch" if turn % 2 else "program"
             print(f"{who}: median {statistics.median(ms):.2f} ms of {len(ms)} steps", flush=True)
-    row = {"model": NAMES.get(a.model, a.model), "batch": a.batch, "tune_gemm": a.tune_gemm, "plumb": summary(ours, a),
-           "pytorch": summary(theirs, a), "ratio": f"{statistics.median(theirs) / statistics.median(ours):.3f}",
-           "attention": facts["attention"], "pytorch_gib": f"{facts['gib']:.1f}", "date": datetime.date.today().isoformat()}
+    row = {"model": name, "batch": a.batch, "tune_gemm": a.tune_gemm, "plumb": summary(ours, a), "pytorch": summary(theirs, a),
+           "ratio": f"{statistics.median(theirs) / statistics.median(ours):.3f}", "attention": facts["attention"],
+           "pytorch_gib": f"{facts['gib']:.1f}", "date": datetime.date.today().isoformat()}
     print(json.dumps(row))
     rate = float(row["pytorch"]["tokens_per_s"])
     for (model, batch, gpu), slowest in SLOWEST.items():
@@ -179,11 +165,10 @@ def compare(a):
             raise SystemExit(f"PyTorch makes {rate:.0f} tokens/s on this {gpu}; it can make {slowest:.0f}. "
                              "The comparison does not count; nothing is written. Is something else using the GPU?")
     if a.json:
-        add_rows(a.json, {"gpu": facts["gpu"], "cuda": facts["cuda"], "pytorch": facts["torch"],
+        add_rows(a.json, {"gpu": facts["gpu"], "cuda": torch.version.cuda, "pytorch": torch.__version__,
                           "command": "dev/bench/bench_training.py --model dN --batch B [--tune-gemm]"},
                  [row], "model", "batch", "tune_gemm")
 
 
 if __name__ == "__main__":
-    options = parse_options()
-    pytorch(options) if options.pytorch else compare(options)
+    main()

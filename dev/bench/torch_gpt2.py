@@ -19,13 +19,13 @@ U64 = (1 << 64) - 1
 
 @dataclasses.dataclass
 class Config:
-    """In the order of a model file's header; the defaults are GPT-2 124M."""
-    max_seq_len: int = 1024
-    vocab: int = 50257
-    layers: int = 12
-    heads: int = 12
-    channels: int = 768
-    padded_vocab: int = 50304
+    """in the order of a model file's header"""
+    max_seq_len: int
+    vocab: int
+    layers: int
+    heads: int
+    channels: int
+    padded_vocab: int
 
 
 # ---- the model ---------------------------------------------------------------------------------------
@@ -81,21 +81,6 @@ def file_tensors(model):
         tensors[name + "w"] = [layer.weight for layer in layers]
         tensors[name + "b"] = [layer.bias for layer in layers]
     return {**tensors, "lnfw": [model.lnf.weight], "lnfb": [model.lnf.bias]}
-
-
-def new_model(config):
-    """random weights of GPT-2's spread; the rows that pad wte are zero"""
-    model = GPT2(config)
-    with torch.no_grad():
-        for name, parts in file_tensors(model).items():
-            spread = 0.02 / (2 * config.layers) ** 0.5 if name in ("attprojw", "fcprojw") else 0.02
-            for p in parts:
-                if p.dim() == 2:
-                    nn.init.normal_(p, std=spread)
-                elif name.endswith("b"):
-                    nn.init.zeros_(p)
-        model.wte.weight[config.vocab:] = 0
-    return model
 
 
 def make_optimizer(parameters, lr, beta1, beta2, eps, weight_decay):
