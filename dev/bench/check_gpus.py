@@ -2,17 +2,16 @@
 """What runs must keep and reach on the GPUs of one host, by GPT-2 124M and 1558M.
 
     dev/bench/check_gpus.py                     one GPU: resumes, kills, cost, stop
-    dev/bench/check_gpus.py --gpus 1,2,4        several: bits, kills, times
-    dev/bench/check_gpus.py --gpus 1,2,4 --parts times [--folder FOLDER]
+    dev/bench/check_gpus.py --gpus 1,2,4        several: bits, kills, times; some of them: --parts times
 
-resumes: 124M goes on from each of five checkpoints to the same bits, and transformers loads one. kills: killed at random
-moments, it goes on, with another number of GPUs if there are several, and ends with the bits of an undisturbed run. cost: what
-saving costs. stop: the 1558M saves and leaves within 30 seconds of SIGTERM, or 1.3 x what the disk takes. bits: the same bits
-on each number of GPUs, by each transport, with either optimizer. times: how fast they are together.
+resumes: it goes on from each of five checkpoints to the same bits, and transformers loads one. kills: killed at random moments,
+it goes on, with another number of GPUs if there are several, and ends with the bits of an undisturbed run. cost: what saving
+costs. stop: the 1558M saves and leaves within 30 seconds of SIGTERM, or 1.3 x what the disk takes. bits: the same bits on each
+number of GPUs, by each transport, with either optimizer. times: how fast they are together.
 
-Needs ./train_gpt2cu, for the transport nccl NCCL, 45 GB in FOLDER/gpus (default: runs), which is removed before and after
-(for 1558M 20 GB of the host's memory a GPU), and some minutes. --program ./train_gpt2 checks the script: its ranks are processes
-on the CPU, its models are small, and no times are taken. Last line: N passed, N failed; exit 1 if any failed.
+Needs ./train_gpt2cu, for the transport nccl NCCL, 45 GB in --folder FOLDER/gpus, which is removed before and after (for 1558M 20 GB
+of the host's memory a GPU), and some minutes. --program ./train_gpt2 checks the script: its ranks are processes on the CPU, its
+models are small, and no times are taken. Last line: N passed, N failed; exit 1 if any failed.
 """
 import glob
 import hashlib
@@ -29,35 +28,14 @@ from lab import ROOT, log_rows, parser, write_shard
 
 MOST_SECONDS = 30       # from a rank's death, or a SIGTERM, to the end of the job
 LEAST = 0.95            # of linear
-STEPS, EVERY = 200, 10  # of the run that is killed, and how often it saves
-
-
-def parse_options():
-    p = parser(__doc__)
-    p.add_argument("--gpus", default="1", help="numbers of GPUs, each a divisor of the last (default 1)")
-    p.add_argument("--parts")
-    p.add_argument("--kills", type=int, default=20)
-    p.add_argument("--program", default="./train_gpt2cu")
-    p.add_argument("--folder", default="runs", help="default runs")
-    a = p.parse_args()
-    try:
-        a.gpus = [int(n) for n in a.gpus.split(",")]
-    except ValueError:
-        p.error(f"--gpus {a.gpus}: expected numbers such as 1,2,4")
-    a.parts = (a.parts or ("resumes,kills,cost,stop" if a.gpus == [1] else "bits,kills,times")).split(",")
-    if min(a.gpus) < 1 or any(a.gpus[-1] % n for n in a.gpus):
-        p.error(f"--gpus {a.gpus}: each must divide the last")
-    if unknown := set(a.parts) - {"bits", "kills", "times", "resumes", "cost", "stop"}:
-        p.error(f"--parts: {', '.join(sorted(unknown))}: expected bits, kills, times, resumes, cost, stop")
-    if not os.access(os.path.join(ROOT, a.program), os.X_OK):
-        p.error(f"{a.program}: no such program: make train_gpt2cu")
-    return a
+STEPS, EVERY, KILLS = 200, 10, 20  # of the run that is killed: its steps, how often it saves, how often it is killed
+PARTS = ("resumes", "bits", "kills", "cost", "stop", "times")
 
 
 class Checks:
     def __init__(self, a):
         self.begin, self.folder, self.program = time.time(), os.path.abspath(os.path.join(a.folder, "gpus")), a.program
-        self.counts, self.kills, self.passed, self.failed = a.gpus, a.kills, 0, 0
+        self.counts, self.passed, self.failed = a.gpus, 0, 0
         self.cpu = os.path.basename(a.program) == "train_gpt2"
         model = "--layers 2 --heads 2 --channels 32 --seq-len 32" if self.cpu else "--model d12 --seq-len 1024"
         self.batch = 2 if self.cpu else 4
@@ -225,14 +203,14 @@ class Checks:
             code = "none in time"
         return code == (6 if gpus > 1 else -signal.SIGKILL), f"code {code} after {time.time() - killed:.1f} s"
 
-    def kills_and_moves(self):
+    def kills(self):
         gpus = most = self.counts[-1]
         options = (f"{self.model} --batch {4 * self.batch} --total-batch {4 * self.tokens} --steps {STEPS} "
                    f"--save-every {EVERY} --keep 2 --comm-timeout 20")
         done = self.run("straight", most, options)
         expected = self.digest("straight", f"step_{STEPS:08}")
         self.judge(f"{STEPS} steps on {most} GPUs: {expected}", done)
-        for k in range(self.kills):
+        for k in range(KILLS):
             right, said = self.kill_one("killed", gpus, options + " --resume auto")
             self.judge(f"kill {k + 1}: {gpus} GPUs, {said}", right)
             gpus = random.choice([n for n in self.counts if n != gpus] or self.counts)
@@ -299,13 +277,20 @@ def loads(folder):
 
 
 def main():
-    a = parse_options()
+    p = parser(__doc__)
+    p.add_argument("--gpus", type=lambda text: [int(n) for n in text.split(",")], default=[1], help="each a divisor of the last")
+    p.add_argument("--parts", nargs="+", choices=PARTS)
+    p.add_argument("--program", default="./train_gpt2cu")
+    p.add_argument("--folder", default="runs", help="default runs")
+    a = p.parse_args()
+    if min(a.gpus) < 1 or any(a.gpus[-1] % n for n in a.gpus):
+        p.error(f"--gpus {a.gpus}: each must divide the last")
+    if not os.access(os.path.join(ROOT, a.program), os.X_OK):
+        p.error(f"{a.program}: no such program: make train_gpt2cu")
     checks = Checks(a)
-    ways = {"resumes": checks.resumes, "bits": checks.bits, "kills": checks.kills_and_moves, "cost": checks.cost, "stop": checks.stop,
-            "times": checks.times}
-    for part, way in ways.items():
-        if part in a.parts and not (part == "times" and checks.cpu):
-            way()
+    for part in a.parts or (("resumes", "kills", "cost", "stop") if a.gpus == [1] else ("bits", "kills", "times")):
+        if part != "times" or not checks.cpu:
+            getattr(checks, part)()
     shutil.rmtree(checks.folder)
     print(f"{checks.passed} passed, {checks.failed} failed")
     return checks.failed > 0

@@ -1,28 +1,20 @@
 #!/usr/bin/env python3
 """The same GPT-2 in PyTorch: does ours learn as it does, how far is ours in bf16 from the truth, does it answer alike?
 
-train: the same first weights, the same batches in the same order, the same AdamW. Takes the trainer's own option names, so that
-one line serves both: it must name all that matters, as the trainer works out what is left open, and this takes llm.c's defaults
-(the weights come from a run that changes nothing; 124M, 200 steps of 8 x 1024 tokens are 5.4 epochs of Tiny Shakespeare):
-
-    ./train_gpt2cu --model d12 --train-data DATA --val-data none --batch 1 --seq-len 1024 \\
-        --steps 1 --lr 0 --sample-every 0 --out runs/first
-    SAME="--model runs/first/model.bin --train-data DATA --batch 8 --seq-len 1024 --steps 200 \\
-        --lr 6e-4 --warmup 20 --final-lr-fraction 1 --seed 42"
-    ./train_gpt2cu $SAME --dtype bf16 --val-data none --sample-every 0 --out runs/ours_bf16
-    dev/bench/compare_pytorch.py train $SAME --dtype bf16 --out runs/torch_bf16.jsonl
-and both again with fp32; then dev/bench/plots.py compare. --dtype fp32 is true fp32 products, no TF32; bf16 is autocast over fp32
-weights: products and attention in bf16, the residual stream in fp32. Writes one JSON object a step with the keys of the
-trainer's log.jsonl.
-
-errors: our GPU model's logits, losses and gradients beside PyTorch's, one batch.
-
+    dev/bench/compare_pytorch.py train OPTIONS                  doc/gpu_training.md has the commands; then plots.py compare
     dev/bench/compare_pytorch.py errors MODEL --data SHARDS --write-state runs/truth.bin     the batch, fp32 results
     ./test_gpt2cu --dump-bf16 runs/ours.bin --model MODEL --state runs/truth.bin       what ours makes of it
     dev/bench/compare_pytorch.py errors MODEL --ours runs/ours.bin                           the comparison
+    dev/bench/compare_pytorch.py hellaswag MODEL QUESTIONS.bin [--trainer ./train_gpt2]
 
-MODEL is a model file (20240326 v3) of fp32 weights, the other files are debug states (20240327 v2). The truth is PyTorch in fp32
-without TF32. Error = ||x - truth|| / ||truth||, for each tensor. PyTorch in bf16 is measured in two ways:
+train: the same first weights, the same batches in the same order, the same AdamW. Takes the trainer's own option names, so that
+one line serves both: it must name all that matters, as the trainer works out what is left open, and this takes llm.c's defaults.
+--dtype fp32 is true fp32 products, no TF32; bf16 is autocast over fp32 weights: products and attention in bf16, the residual
+stream in fp32. Writes one JSON object a step with the keys of the trainer's log.jsonl.
+
+errors: our GPU model's logits, losses and gradients beside PyTorch's, one batch. MODEL is a model file (20240326 v3) of fp32
+weights, the other files are debug states (20240327 v2). The truth is PyTorch in fp32 without TF32. Error = ||x - truth|| /
+||truth||, for each tensor. PyTorch in bf16 is measured in two ways:
     autocast   fp32 weights, residual stream, LayerNorm and gradients; only the products in bf16
     pure       model.bfloat16(): weights, activations, residual stream and gradients in bf16
 Ours keeps weights and activations in bf16, as pure does, so pure is what it is held against: exit 1 if the error of the logits,
@@ -31,8 +23,6 @@ small by luck: it is printed, and judged by eye over several batches (--seed).
 
 hellaswag: what ./train_gpt2 eval --hellaswag finds, in fp32, a row at a time, losses summed in double. With --trainer that
 program's figures are compared: exit 1 if they differ.
-
-    dev/bench/compare_pytorch.py hellaswag MODEL QUESTIONS.bin [--trainer ./train_gpt2]
 """
 import contextlib
 import json
@@ -53,9 +43,8 @@ from torch_gpt2 import (HEADER_WORDS, TrainingData, make_optimizer, permutation,
                         write_state)
 
 # of train: llm.c's defaults, but for batch, seq-len and steps
-NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "lr": 3e-4,
-           "final_lr_fraction": 1.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
-           "clip": 1.0}
+NUMBERS = {"batch": 4, "seq_len": 1024, "steps": 200, "warmup": 0, "seed": 42, "lr": 3e-4, "final_lr_fraction": 1.0,
+           "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "clip": 1.0}
 # what llmc/host/tokens/dataloader.cpp makes of 298 windows with seed 42 in epoch 0
 KNOWN_ORDER = [61, 210, 92, 77, 263, 148, 268, 70]
 MOST = 1.5  # of errors
