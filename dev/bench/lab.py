@@ -12,6 +12,8 @@ import textwrap
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FOLDER = os.path.join(ROOT, "doc", "measured")
+SUBJECTS = sorted(name.removesuffix(".json") for name in os.listdir(FOLDER))
+LOADED = set()  # names of tables
 
 # who races, as bench_layernorm.py and as the tables call them
 PROVIDERS = {"ours": "ours", "torch.compile": "torch.compile", "torch": "torch", "triton": "Triton's tutorial, our port",
@@ -100,6 +102,7 @@ def subject(name):
 def load(name):
     """name: "race/points", a table of a subject"""
     of, _, table = name.partition("/")
+    LOADED.add(name)
     return subject(of)[table]
 
 

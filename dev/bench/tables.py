@@ -3,8 +3,8 @@
 
     dev/bench/tables.py                        write every table, between  <!-- table: NAME -->  and  <!-- end -->
     dev/bench/tables.py --report FILE          write those that no document shows into FILE
-    dev/bench/tables.py --check                nothing is written; exit 1 if a table is not what its JSON gives, if a
-                                             figure stands in prose, or if a link or a quoted path leads nowhere
+    dev/bench/tables.py --check                nothing is written; exit 1 if a table is not what its JSON gives or shown nowhere,
+                                             if a figure stands in prose, or if a link or a quoted path leads nowhere
     dev/bench/tables.py --take FILE layernorm/shapes    the rows that a shootout wrote (--json FILE), in place of older ones of the call
     dev/bench/tables.py --take FILE ladder/attention    those of attention_forward or _backward, in place of all older ones
     dev/bench/tables.py --take FOLDER race/points       what dev/bench/bench_layernorm.py --out FOLDER wrote, in place of all
@@ -12,8 +12,8 @@
                                              table, such as --profile's (step/d12_b64) or bench_package.py's (pytorch/models)
 
 doc/measured/SUBJECT.json holds a subject's tables; each says where its figures come from (gpu, date, command, note) and has a
-row a line. Numbers are printed as they are written there, so 49.80 stays 49.80. A new table is an entry of TABLES below, or of
-REPORT if no document shows it.
+row a line. Numbers are printed as they are written there, so 49.80 stays 49.80. Rows that are not shown as they are take an
+entry of TABLES or REPORT below.
 """
 import json
 import os
@@ -21,7 +21,8 @@ import re
 import subprocess
 import sys
 
-from lab import Number, PROVIDERS, ROOT, cell, head_commit, load, markdown, parser, shape, source, store
+from lab import (LOADED, Number, PROVIDERS, ROOT, SUBJECTS, cell, head_commit, load, markdown, parser, shape, source, store,
+                 subject)
 
 CALLS = {"1R1W": "forward", "2R2W": "residual", "2R1W": "backward", "3R1W": "backward +="}  # by the roof's streams
 TYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -269,7 +270,7 @@ def usual(row):
     return whole(row) and int(row["C"]) >= 768
 
 
-# what documents show: the name of the table there -> a function, or a table of doc/measured whose rows are shown as they are
+# what documents show, but for tables of doc/measured whose rows are shown as they are: those go by their own names
 TABLES = {
     "headlines": lambda: calls("layernorm/shapes", lambda row: shape(row) in HEADLINES),
     "short-step": short_step,
@@ -277,19 +278,13 @@ TABLES = {
     "misses": misses,
     "attention-forward": lambda: attention_ladder("forward", LESSON_SHAPES),
     "attention-backward": lambda: attention_ladder("backward", LESSON_SHAPES),
-    "training-seeds": "training/seeds",
-    "training-peers": "training/peers",
-    "training-sample-gpu": "training/sample_gpu",
     "lesson-forward": lambda: ladder("layernorm_forward", False),
     "lesson-residual": lambda: ladder("residual_layernorm_forward", False),
     "lesson-backward": lambda: ladder("layernorm_backward", False),
     "race-summary": race_summary,
-    "many-gpus": "many_gpus/h100",
-    "many-faults": "many_gpus/faults",
     "durable": durable,
     "step-sums": step_sums,
     "step-d12-b64": lambda: step_parts("step/d12_b64"),
-    "graphs": "step/graphs",
     "muon": lambda: flat("muon/losses", ["job", "optimizer", *(f"lr {lr}" for lr in "1e-3 2e-3 4e-3 8e-3 1.6e-2 3.2e-2".split()),
                                          "steps to AdamW's best"]),
     "layernorm-pytorch-models": lambda: flat("pytorch/models", {"row": "", "nn.LayerNorm ms": "nn.LayerNorm, ms", "ours ms": "ours, ms",
@@ -299,14 +294,11 @@ TABLES = {
 PRODUCTS_TITLE = ("Products of {}, us a call: the algorithm proposed first; the fastest of the proposals and of the first one's variants; "
                   "the fastest with the first one's bits; with four times the workspace; the first that splits no sum; with the "
                   "step's epilogue; adding to its output")
-# what no document shows: `make tables` writes it into a page of its own, under these titles
+# what no document shows: `make tables` writes it into a page of its own, and with it each table of doc/measured that has a title
 REPORT = {
     "LayerNorm, whole vectors of 16 bytes: us, % of the roof of the same process, cold L2": lambda: calls("layernorm/shapes", usual),
     "Short rows": lambda: calls("layernorm/shapes", lambda row: not usual(row) and int(row["C"]) <= 513),
     "Rows that are not whole vectors": lambda: calls("layernorm/shapes", lambda row: not usual(row) and int(row["C"]) > 513),
-    "Between powers of two, % of the roof": "layernorm/widths",
-    "Not whole vectors, shared by clusters, % of the roof": "layernorm/unaligned_widths",
-    "Backward by cp_async_pipelined: before Hopper, and on Hopper the longest rows": "layernorm/cp_async_pipelined",
     "One row: us of a launch, in brackets one block that copies what the op reads and writes": latency,
     "Built for sm_80, without clusters and TMA": lambda: calls("layernorm/sm80"),
     "Goals: shares of the roof, must / aim": goals,
@@ -319,40 +311,28 @@ REPORT = {
     "Forward, the tutorial's clock: GB/s at the median, in brackets at the 80 and the 20 % quantile":
         lambda: race(load("race/points"), "forward", "tutorial's clock"),
     "Backward, the tutorial's clock": lambda: race(load("race/points"), "backward", "tutorial's clock"),
-    "Others, timed by the same method on another H200: GB/s, % of the roof": "race/others",
-    "Attention, heads of 64 in bf16, causal: us, in brackets over cuDNN's through PyTorch": "attention/h100",
-    "Attention on an H200, by kernels that also add up qkv's bias gradient where that is asked for": "attention/h200",
     "Attention's ladder, forward: us, % of the roof": lambda: attention_ladder("forward"),
     "Attention's ladder, backward": lambda: attention_ladder("backward"),
-    "A step of 124M, B=64, T=1024 with each attention, in turn on one card": "attention/step",
     "A step's parts: 124M, B=64, on an H200": lambda: step_parts("step/d12_b64_h200"),
     "A step's parts: 1558M, B=8": lambda: step_parts("step/d48_b8"),
     PRODUCTS_TITLE.format("124M, B=64"): lambda: step_products("step/d12_b64"),
     PRODUCTS_TITLE.format("124M, B=64, on an H200"): lambda: step_products("step/d12_b64_h200"),
     PRODUCTS_TITLE.format("1558M, B=8"): lambda: step_products("step/d48_b8"),
-    "Column sums, % of a kernel that only reads": "kernels/column_sums",
-    "The classifier, % of a kernel that only copies": "kernels/classifier",
     "Which optimizer for a text, and after how many epochs it ends lowest: validation loss": lambda: flat("muon/texts", [
         "text", "optimizer", *"0.25 0.5 1 1.3 2 3 4 5 6.5 7 10 20 40".split()]),
-    "A step by AdamW and by Muon": "muon/step",
-    "LayerNorm backward on an H100: rows that each team has on their way": "layernorm/in_flight",
-    "Errors of bf16 over PyTorch's fp32": "training/bf16_errors",
-    "What a call of the PyTorch package costs the processor": "pytorch/host",
-    "Steps of one to four H200": "many_gpus/h200",
-    "What a run can lose on a GPU": "durable/gpu",
-    "Writing, share of the time in which the memory delivers all weights": "kernels/decode",
-    "Ranks: what was compared bit for bit": "many_gpus/bits",
-    "What a run can lose, case by case": "durable/cases",
-    "Readers under libFuzzer": "durable/fuzz",
 }
 
 
-def table(what):
-    return flat(what) if isinstance(what, str) else what()
+def table(name):
+    if name not in TABLES and "/" not in name:
+        raise SystemExit(f"no table {name}; known: {' '.join(TABLES)}, and those of doc/measured")
+    return TABLES[name]() if name in TABLES else flat(name)
 
 
-def report():
-    return "# Measured\n" + "".join(f"\n## {title}\n\n" + "\n".join(table(what)) + "\n" for title, what in REPORT.items())
+def page():
+    """title -> lines"""
+    titled = {data["title"]: flat(f"{of}/{name}") for of in SUBJECTS for name, data in subject(of).items() if "title" in data}
+    return {title: what() for title, what in REPORT.items()} | titled
 
 
 # ---- what a program measured, into doc/measured ---------------------------------------------------
@@ -447,14 +427,16 @@ def take(path, name):
         return take_attention_ladder(measured)
     if "context" in measured:
         return take_shootout(measured, name)
-    table = json.loads(text, parse_float=Number, parse_int=Number)
-    rows = table.pop("rows", None)
-    return store(name, table if rows is None else {**table, "commit": head_commit(), "rows": rows})
+    new = json.loads(text, parse_float=Number, parse_int=Number)
+    of, _, known = name.partition("/")
+    title = {key: value for key, value in subject(of).get(known, {}).items() if key == "title"}
+    rows = {"commit": head_commit(), "rows": new.pop("rows")} if "rows" in new else {}
+    return store(name, title | new | rows)
 
 
 # ---- documents ----------------------------------------------------------------------------------
 
-MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
+MARKED = re.compile(r"(<!-- table: ([\w/-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 
 
 def documents():
@@ -466,12 +448,8 @@ def documents():
     return {path: open(os.path.join(ROOT, path)).read() for path in sorted(set(paths))}
 
 
-def filled(path, text):
-    def fill(match):
-        if match[2] not in TABLES:
-            raise SystemExit(f"{path}: no table {match[2]}; known: {' '.join(TABLES)}")
-        return match[1] + "\n".join(table(TABLES[match[2]])) + "\n" + match[4]
-    return MARKED.sub(fill, text)
+def filled(text):
+    return MARKED.sub(lambda match: match[1] + "\n".join(table(match[2])) + "\n" + match[4], text)
 
 
 FIGURE = re.compile(r"\d[\d.,]*k?\s*(?:us|µs|microseconds|ms|[MGT]B/s|(?:million\s+)?tokens/s)\b"
@@ -513,10 +491,10 @@ def snippets(text):
 
 
 def check(texts):
-    errors, passed, used = [], 0, {title for title, what in REPORT.items() if table(what)}
+    errors, passed, used = [], 0, set(page())
     for path, text in texts.items():
         found = len(errors)
-        if filled(path, text) != text:
+        if filled(text) != text:
             errors.append(f"{path}: a table is not what doc/measured/ gives; run dev/bench/tables.py")
         used |= {match[2] for match in MARKED.finditer(text)}
         if path not in MAY_HAVE_FIGURES:
@@ -526,6 +504,7 @@ def check(texts):
         errors += [f"{path}: {line}" for line in snippets(text)]
         passed += found == len(errors)
     errors += [f"dev/bench/tables.py: no document has the table {name}" for name in TABLES if name not in used]
+    errors += [f"doc/measured/{of}.json: nothing shows {name}" for of in SUBJECTS for name in subject(of) if f"{of}/{name}" not in LOADED]
     for error in errors:
         print("ERROR:", error)
     print(f"{passed} documents, {len(used)} tables, {sum(links(p, t)[1] for p, t in texts.items())} links and paths")
@@ -543,14 +522,14 @@ def main():
         return take(*options.take)
     if options.report:
         with open(options.report, "w") as file:
-            file.write(report())
+            file.write("# Measured\n" + "".join(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in page().items()))
         print("wrote", options.report)
         return 0
     texts = documents()
     if options.check:
         return check(texts)
     for path, text in texts.items():
-        new = filled(path, text)
+        new = filled(text)
         if new != text:
             with open(os.path.join(ROOT, path), "w") as file:
                 file.write(new)
