@@ -155,54 +155,51 @@ def ours(x, weight, bias):
 
 
 def forward_lines():
+    """name -> what is called of ours and, where there is one, of PyTorch's"""
     x, weight, bias, _ = tensors(N)
     fixed, empty = [t.detach() for t in (x, weight, bias)], tensors(0)[:3]
     modules = [kind(C, dtype=x.dtype, device="cuda") for kind in (torch.nn.LayerNorm, plumb_layernorm.LayerNorm)]
 
-    def autocast():
-        with torch.autocast("cuda", torch.float16):
-            ours(x, weight, bias)
-
-    def autocast_theirs():
-        with torch.autocast("cuda", torch.float16):
-            theirs(x, weight, bias)
+    def under_autocast(function):
+        def call():
+            with torch.autocast("cuda", torch.float16):
+                function(x, weight, bias)
+        return call
 
     lines = {
         "forward": (lambda: ours(x, weight, bias), lambda: theirs(x, weight, bias)),
         "forward of the module": (lambda: modules[1](x), lambda: modules[0](x)),
-        "forward under autocast": (autocast, autocast_theirs),
+        "forward under autocast": (under_autocast(ours), under_autocast(theirs)),
         "forward, nothing learns": (lambda: ours(*fixed), lambda: theirs(*fixed)),
         "forward of no rows: nothing is launched": (lambda: ours(*empty), lambda: theirs(*empty)),
         "one allocation (torch.empty_like)": (lambda: torch.empty_like(fixed[0]),),
     }
     if plumb_layernorm.backend == "extension":
-        raw = torch.ops.plumb_layernorm.forward.default
-        native = torch.ops.aten.native_layer_norm.default
+        raw, native = torch.ops.plumb_layernorm.forward.default, torch.ops.aten.native_layer_norm.default
         lines["forward below autograd: out, mean, rstd"] = (lambda: raw(fixed[0], 1, *fixed[1:], EPS),
                                                             lambda: native(fixed[0], [C], *fixed[1:], EPS))
     return lines
 
 
-def backward_of(function, argument=None):
+def backwards_of(function):
+    """y.backward(dy), and torch.autograd.grad, of a y that is there"""
     x, weight, bias, dy = tensors(N)
     y = function(x, weight, bias)
 
-    def call():
+    def backward():
         x.grad = None
         y.backward(dy, retain_graph=True)
 
-    def grad():
-        torch.autograd.grad(y, (x, weight, bias), dy, retain_graph=True)
-
-    return grad if argument == "grad" else call
+    return backward, lambda: torch.autograd.grad(y, (x, weight, bias), dy, retain_graph=True)
 
 
 def backward_lines():
+    whole, grad = zip(backwards_of(ours), backwards_of(theirs))
     lines = {
-        "backward: y.backward(dy)": (backward_of(ours), backward_of(theirs)),
-        "backward: torch.autograd.grad": (backward_of(ours, "grad"), backward_of(theirs, "grad")),
-        "y.backward of a view: the engine and its thread": (backward_of(lambda x, w, b: x.view_as(x)),),
-        "y.backward of x + weight + bias": (backward_of(lambda x, w, b: x + w + b),),
+        "backward: y.backward(dy)": whole,
+        "backward: torch.autograd.grad": grad,
+        "y.backward of a view: the engine and its thread": backwards_of(lambda x, w, b: x.view_as(x))[:1],
+        "y.backward of x + weight + bias": backwards_of(lambda x, w, b: x + w + b)[:1],
     }
     if plumb_layernorm.backend == "extension":
         x, weight, bias, dy = (t.detach() for t in tensors(N))
@@ -225,7 +222,7 @@ def us_a_call(function, calls):
 
 
 def host(o):
-    calls = forward_lines() | backward_lines()  # of ours and, where there is one, PyTorch's
+    calls = forward_lines() | backward_lines()
     times = {name: [[] for _ in pair] for name, pair in calls.items()}
     for call in (call for pair in calls.values() for call in pair):
         us_a_call(call, CALLS // 5)

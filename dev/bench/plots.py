@@ -22,6 +22,7 @@ import re
 import sys
 
 from lab import PROVIDERS, load, parser
+from tables import rates
 
 FIRST, TIMES, LAST_BOUND = 20, 2.0, 0.05
 
@@ -86,15 +87,14 @@ def race(out):
     rows = [row for row in load("race/points")["rows"] if row["shape"].startswith("4096x") and row["shape"].endswith("fp16")]
     for direction in ("forward", "backward"):
         picture, axes = figure(2, 3.6)
-        for (panel,), clock in zip(axes, ("kernel time", "the tutorial's clock, launches included")):
+        for (panel,), clock, more in zip(axes, ("kernel time", "tutorial's clock"), ("", ", launches included")):
+            found = [(int(row["shape"][5:-5]), rates(row, clock)) for row in rows if row["direction"] == direction]
             for who in PROVIDERS.values():
-                times = [(row["shape"], row.get(who, {})) for row in rows if row["direction"] == direction and
-                         isinstance(row.get(who, {}), dict)]
-                points = sorted((int(shape.split("x")[1].split()[0]), float(time["gb_per_s"])) for shape, all_of in times
-                                for time in [all_of if clock == "kernel time" else all_of.get("clock", {})] if "gb_per_s" in time)
+                points = sorted((columns, rate[who]) for columns, rate in found if who in rate)
                 if points:
                     panel.plot(*zip(*points), label=who)
-            panel.set(title=f"{direction}, {clock}", ylabel="GB/s", ylim=(0, 5000), xlim=(0, 16384))
+            title = f"{direction}, {'the ' if more else ''}{clock}{more}"
+            panel.set(title=title, ylabel="GB/s", ylim=(0, 5000), xlim=(0, 16384))
         axes[0][0].legend(fontsize="small")
         axes[1][0].set(xlabel="columns")
         save(picture, os.path.join(out, f"layer-norm-{direction}.svg"))
@@ -132,11 +132,8 @@ def attention(files, out):
 
 
 def losses_of(path):
-    try:
-        with open(path) as file:
-            return {line["step"]: line["train_loss"] for line in map(json.loads, file) if "train_loss" in line}
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{path}: {error}; expected a run's log.jsonl") from None
+    with open(path) as file:
+        return {line["step"]: line["train_loss"] for line in map(json.loads, file) if "train_loss" in line}
 
 
 def compare(logs, out):
@@ -158,8 +155,8 @@ def compare(logs, out):
         print(f"{name}: largest {worst:.5f} (bound {bound:.5f}), {last:.5f} at the end (bound {LAST_BOUND}): {'FAIL' if bad else 'ok'}")
     picture, ((loss,), (difference,)) = figure(2, 3.2)
     for name, run in runs.items():
-        loss.plot(steps, [run[s] for s in steps], label=name, linewidth=1 if name.startswith("ours") else 3,
-                  alpha=1 if name.startswith("ours") else 0.4)
+        ours = name.startswith("ours")
+        loss.plot(steps, [run[s] for s in steps], label=name, linewidth=1 if ours else 3, alpha=1 if ours else 0.4)
     for name, points in apart.items():
         difference.plot(*zip(*points.items()), label=name, linewidth=1)
     difference.axhline(bound, linestyle="--", color="#000")

@@ -15,11 +15,13 @@ doc/measured/SUBJECT.json holds a subject's tables; each says where its figures 
 row a line. Numbers are printed as they are written there, so 49.80 stays 49.80. Rows that are not shown as they are take an
 entry of TABLES or REPORT below.
 """
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from lab import (LOADED, Number, PROVIDERS, ROOT, SUBJECTS, cell, head_commit, load, markdown, parser, shape, source, store,
                  subject)
@@ -193,18 +195,13 @@ def percent(part, whole):
     return f"{100 * float(part) / float(whole):.1f}" if float(whole) > 0 and float(part) > 0 else ""
 
 
-def taken(data):
-    """the line below a step's table"""
-    return ["", f"{data['gpu']}, {data['date']}: {data['model']}."]
-
-
 def step_parts(name):
     data = load(name)
     lines = [[part["part"], part["calls"], part["work"], part["roof"], percent(part["ms"], data["recorded_ms"]),
               percent(part["floor_ms"], part["ms"])] for part in data["parts"] if int(part["calls"]) > 0]
     lines.append(["idle", "", "", "", percent(data["idle_ms"], data["recorded_ms"]), ""])
     lines.append(["**the recorded step**", "", "", "", "100.0", percent(data["floors_ms"], data["recorded_ms"])])
-    return markdown(["part", "calls", "work", "roof", "% of the step", "floor, % of it"], lines) + taken(data)
+    return markdown(["part", "calls", "work", "roof", "% of the step", "floor, % of it"], lines) + ["", f"{data['gpu']}, {data['date']}: {data['model']}."]
 
 
 def step_sums():
@@ -225,7 +222,7 @@ def step_products(name):
                "unsplit_us": "no sum split", "fused_us": "as in the step", "adding_us": "adding"}
     lines = [[p["name"], p["part"].removeprefix("products, "), f"{p['N']} x {p['C']} x {p['OC']}", p["calls"]]
              + [p[c] if float(p.get(c, 0)) > 0 else "" for c in columns] for p in data["products"]]
-    return markdown(["product", "", "N x C x OC", "calls"] + list(columns.values()), lines) + taken(data)
+    return markdown(["product", "", "N x C x OC", "calls"] + list(columns.values()), lines) + ["", f"{data['gpu']}, {data['date']}: {data['model']}."]
 
 
 def short_step():
@@ -257,13 +254,13 @@ def short_peers():
 
 def durable():
     """a line a kind of fault, and one for the fuzzers"""
-    data, fuzz, lines = load("durable/cases"), load("durable/fuzz")["rows"], {}
-    for row in data["rows"]:
-        line = lines.setdefault(row["fault"].partition(":")[0], [0, 0, 0])
-        lines[row["fault"].partition(":")[0]] = [line[0] + 1, line[1] + int(row["tried"]), line[2] + int(row["lost"])]
-    lines["libFuzzer"] = [len(fuzz), sum(int(row["inputs"].replace(",", "")) for row in fuzz), sum(int(row["findings"]) for row in fuzz)]
-    return markdown(["fault", "programs, readers or ways", "tried", "lost"], [[kind, *(f"{n:,}" for n in line)] for kind, line in
-                                                                 lines.items()]) + source({**data, "rows": []})
+    data, lines = load("durable/cases"), {}
+    found = [(row["fault"].partition(":")[0], row["tried"], row["lost"]) for row in data["rows"]]
+    found += [("libFuzzer", row["inputs"].replace(",", ""), row["findings"]) for row in load("durable/fuzz")["rows"]]
+    for kind, tried, lost in found:
+        lines[kind] = [a + b for a, b in zip(lines.get(kind, (0, 0, 0)), (1, int(tried), int(lost)))]
+    return markdown(["fault", "programs, readers or ways", "tried", "lost"],
+                    [[kind, *(f"{n:,}" for n in line)] for kind, line in lines.items()]) + source({**data, "rows": []})
 
 
 def usual(row):
@@ -340,15 +337,11 @@ def page():
 def points_in(folder):
     """what bench_layernorm.py has put into a folder, in the tables' order: a line of its files a point, the last one counts"""
     points = {}
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".jsonl"):
-            with open(os.path.join(folder, name)) as file:
-                for line in file:
-                    try:
-                        point = json.loads(line)
-                    except ValueError:  # empty, or cut short by a kill
-                        continue
-                    points[str(point["point"])] = point
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # empty, or cut short by a kill
+                point = json.loads(line)
+                points[str(point["point"])] = point
     return sorted(points.values(), key=lambda point: point["order"])
 
 
@@ -420,8 +413,7 @@ def take_shootout(measured, name):
 def take(path, name):
     if name == "race/points":
         return take_race(path)
-    with open(path) as file:
-        text = file.read()
+    text = Path(path).read_text()
     measured = json.loads(text)
     if name == "ladder/attention":
         return take_attention_ladder(measured)
@@ -442,10 +434,9 @@ MARKED = re.compile(r"(<!-- table: ([\w/-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 def documents():
     found = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True,
                            text=True, check=False)
-    paths = found.stdout.split() if found.returncode == 0 else [
-        os.path.relpath(os.path.join(folder, name), ROOT) for folder, _, names in os.walk(ROOT)
-        for name in names if name.endswith(".md") and "/build" not in folder]
-    return {path: open(os.path.join(ROOT, path)).read() for path in sorted(set(paths))}
+    paths = found.stdout.split() if found.returncode == 0 else [  # no git here: all but build/
+        str(path.relative_to(ROOT)) for path in Path(ROOT).rglob("*.md") if "build" not in path.parts]
+    return {path: Path(ROOT, path).read_text() for path in sorted(set(paths))}
 
 
 def filled(text):
@@ -521,8 +512,8 @@ def main():
     if options.take:
         return take(*options.take)
     if options.report:
-        with open(options.report, "w") as file:
-            file.write("# Measured\n" + "".join(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in page().items()))
+        parts = ["# Measured\n", *(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in page().items())]
+        Path(options.report).write_text("".join(parts))
         print("wrote", options.report)
         return 0
     texts = documents()
@@ -531,8 +522,7 @@ def main():
     for path, text in texts.items():
         new = filled(text)
         if new != text:
-            with open(os.path.join(ROOT, path), "w") as file:
-                file.write(new)
+            Path(ROOT, path).write_text(new)
             print("wrote", path)
     return 0
 
