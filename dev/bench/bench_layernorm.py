@@ -56,34 +56,18 @@ QUICK = [Shape(4096, 512 * i, FP16) for i in (2, 4, 8, 16, 24, 31)] + [
 
 
 # ---- the clocks ------------------------------------------------------------------------------------------------------
-class Replay:
-    """a graph of calls that go round the ring, the results of the last round kept"""
-
-    def __init__(self, runner, problem):
-        expected_us = 3 + problem.bytes / 3e6
-        rounds = min(max(1, math.ceil(REPLAY_US / expected_us / problem.sets)), max(1, 600 // problem.sets))
-        self.launches, self.events = rounds * problem.sets, []
-        self.runner, self.kept = runner, collections.deque(maxlen=problem.sets)
-        call = getattr(runner, problem.mode)
-        self.graph = torch.cuda.CUDAGraph()
-        self.graph.capture_begin()
-        try:
-            for k in range(self.launches):
-                self.kept.append(call(k % problem.sets))
-        finally:
-            self.graph.capture_end()
-
-    def run(self):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.graph.replay()  # not timed: else one provider waits until what another has left in L2 is written
-        begin.record()
-        self.graph.replay()
-        end.record()
-        self.events.append((begin, end))
-
-    def median_us(self):
-        times = [begin.elapsed_time(end) * 1e3 / self.launches for begin, end in self.events]
-        return statistics.median(times[WARMUP_REPLAYS:])
+def graph_of(runner, problem):
+    """a graph of calls that go round the ring, how many they are, and what must stay: the results of the last round"""
+    expected_us = 3 + problem.bytes / 3e6
+    rounds = min(max(1, math.ceil(REPLAY_US / expected_us / problem.sets)), max(1, 600 // problem.sets))
+    call, kept, graph = getattr(runner, problem.mode), collections.deque(maxlen=problem.sets), torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    try:
+        for k in range(rounds * problem.sets):
+            kept.append(call(k % problem.sets))
+    finally:
+        graph.capture_end()
+    return graph, rounds * problem.sets, (runner, kept)
 
 
 def note_failure(error, *rows):
@@ -97,19 +81,24 @@ def note_failure(error, *rows):
 
 def kernel_times(runners, problem, rows):
     """us of one call into the rows; on the current stream"""
-    replays = {}
+    graphs = {}
     for name, runner in runners.items():
         try:
             torch.cuda.synchronize()
-            replays[name] = Replay(runner, problem)
+            graphs[name] = graph_of(runner, problem)
         except Exception as error:  # cannot be captured: the others go on
             note_failure(error, rows[name])
-    for _ in range(WARMUP_REPLAYS + REPLAYS):
-        for replay in replays.values():
-            replay.run()
+    events = {name: [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(WARMUP_REPLAYS + REPLAYS)]
+              for name in graphs}
+    for k in range(WARMUP_REPLAYS + REPLAYS):
+        for name, (graph, _, _) in graphs.items():
+            graph.replay()  # not timed: else one provider waits until what another has left in L2 is written
+            events[name][k][0].record()
+            graph.replay()
+            events[name][k][1].record()
     torch.cuda.synchronize()
-    for name, replay in replays.items():
-        us = replay.median_us()
+    for name, (_, calls, _) in graphs.items():
+        us = statistics.median(begin.elapsed_time(end) * 1e3 / calls for begin, end in events[name][WARMUP_REPLAYS:])
         rows[name] |= {"us": round(us, 3), "GB/s": round(problem.gigabytes_a_second(us), 1)}
 
 
