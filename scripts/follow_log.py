@@ -82,14 +82,11 @@ class TensorBoard:
         self.folder, self.writer = os.path.join(folder, "tensorboard"), None
         self.given = {}  # the last step of each chart
 
-    def begin(self):
-        for old in glob.glob(os.path.join(glob.escape(self.folder), "events.out.tfevents.*" + self.SUFFIX)):
-            os.remove(old)
-        self.writer = self.new_writer(self.folder, filename_suffix=self.SUFFIX)
-
     def add(self, row):
         if self.writer is None:
-            self.begin()
+            for old in glob.glob(os.path.join(glob.escape(self.folder), "events.out.tfevents.*" + self.SUFFIX)):
+                os.remove(old)
+            self.writer = self.new_writer(self.folder, filename_suffix=self.SUFFIX)
         Event, Summary, step, time = self.events.Event, self.summaries.Summary, row["step"], row.get("time") or 0
         if row.get("event") == "resume":  # what was written behind that step does not count any more
             start = self.events.SessionLog(status=self.events.SessionLog.START)

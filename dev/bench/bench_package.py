@@ -35,7 +35,6 @@ N, C, EPS, CALLS = 64, 256, 1e-5, 1000
 
 
 # ---- models ------------------------------------------------------------------------------------------
-
 def sequences(batch, length, vocabulary):
     """tokens of which each follows from the two before, but for one in eight"""
     tokens = torch.randint(0, 509, (batch, length))
@@ -138,7 +137,6 @@ def models(o):
 
 
 # ---- host --------------------------------------------------------------------------------------------
-
 def tensors(N):
     torch.manual_seed(1)
     x = torch.randn(N, C, dtype=torch.float16, device="cuda", requires_grad=True)

@@ -40,7 +40,6 @@ SLOWEST = {("d12", 64, "H100"): 460e3, ("d12", 64, "H200"): 500e3}  # tokens/s o
 
 
 # ---- PyTorch, in a process of its own ------------------------------------------------------------------
-
 def choose_attention(batch, heads, channels):
     """leaves only the faster backend switched on; its name"""
     switches = {SDPBackend.FLASH_ATTENTION: torch.backends.cuda.enable_flash_sdp,
@@ -101,7 +100,6 @@ def pytorch_steps(layers, heads, channels, batch):
 
 
 # ---- both ----------------------------------------------------------------------------------------------
-
 def program_steps(a, folder):
     """The times in ms of its steps that count. It is killed then: at its end it would save what it has trained."""
     out = tempfile.mkdtemp(dir=folder)

@@ -50,7 +50,6 @@ def tiktoken_of(folder):
 
 
 # ---- texts -------------------------------------------------------------------------------------------
-
 def shard_ids(tokenizer, end, texts):
     """the ids of each text, as make_shards gives them to a folder with one file each"""
     import numpy
@@ -96,7 +95,6 @@ def texts(args):
 
 
 # ---- fixture -----------------------------------------------------------------------------------------
-
 def fixture(args):
     needs(__doc__, "tiktoken", "tokenizers")
     import tiktoken
@@ -124,7 +122,6 @@ def fixture(args):
 
 
 # ---- header ------------------------------------------------------------------------------------------
-
 def header(args):
     """a pattern of one class drops the characters of the others"""
     needs(__doc__, "tiktoken")

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 
-from lab import ROOT, log_rows, parser, write_shard
+from lab import ROOT, log_rows, needs, parser, write_shard
 
 MOST_SECONDS = 30       # from a rank's death, or a SIGTERM, to the end of the job
 LEAST = 0.95            # of linear
@@ -122,8 +122,9 @@ class Checks:
         return process.poll() is None and time.time() <= deadline
 
     # ---- the parts
-
     def resumes(self):
+        if not self.cpu:
+            needs(__doc__, "torch", "transformers")
         options = f"{self.whole} --steps 60 --save-every 10"
         self.judge("the undisturbed run", self.run("whole", 1, options))
         print(*self.said("whole", "memory", "disk", "saving", "device"), sep="\n")
@@ -134,7 +135,10 @@ class Checks:
             self.judge(f"from step {step}: at step 60 {found}, undisturbed {expected}", done and found == expected)
             self.forget("from")
         if not self.cpu:
-            self.judge("transformers loads the checkpoint", loads(f"{self.folder}/whole/step_00000060"))
+            from transformers import AutoModelForCausalLM
+            model, info = AutoModelForCausalLM.from_pretrained(f"{self.folder}/whole/step_00000060", output_loading_info=True)
+            size, wrong = sum(p.numel() for p in model.parameters()), [key for key in info if key.endswith("_keys") and info[key]]
+            self.judge(f"transformers loads the checkpoint: {size} parameters {wrong}", size == 124439808 and not wrong)
         self.forget("whole")
 
     def cost(self):
@@ -148,7 +152,8 @@ class Checks:
     def stop(self):
         megabytes = 64 if self.cpu else 4096
         begin = time.time()
-        subprocess.run(["dd", "if=/dev/zero", f"of={self.folder}/zeros", "bs=1M", f"count={megabytes}", "conv=fsync", "status=none"], check=True)
+        subprocess.run(["dd", "if=/dev/zero", f"of={self.folder}/zeros", "bs=1M", f"count={megabytes}", "conv=fsync",
+                        "status=none"], check=True)
         rate = megabytes * 2**20 / (time.time() - begin)
         os.remove(f"{self.folder}/zeros")
         process = self.start("large", 1, self.large + " --steps 100000")
@@ -256,20 +261,6 @@ class Checks:
         for gpus in self.counts:
             self.paces(f"124M, 64 x 1024 tokens in all, {gpus} GPUs", [(gpus, {})],
                        f"--model d12 --seq-len 1024 --batch {64 // gpus} --total-batch 65536", 15, 35)
-
-
-def loads(folder):
-    """whether transformers takes a checkpoint of 124M as it is"""
-    try:
-        from transformers import AutoModelForCausalLM
-    except ImportError as error:
-        print(error)
-        return False
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    wrong = {key: info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[key]}
-    size = sum(p.numel() for p in model.parameters())
-    print(f"{size} parameters {wrong or ''}")
-    return not wrong and size == 124439808
 
 
 def main():

@@ -41,20 +41,16 @@ class Backward(ctypes.Structure):
                       "size_t workspace_size", "void_p stream")
 
 
-class Library:
-    def __init__(self, path):
-        try:
-            self.so = ctypes.CDLL(os.path.abspath(path))
-        except OSError as error:
-            raise SystemExit(f"{error}; expected a libllmc_layernorm.so") from None
-        self.so.llmc_layernorm_last_error.restype = ctypes.c_char_p
-        self.path = path
+def library(path):
+    so = ctypes.CDLL(os.path.abspath(path))
+    so.llmc_layernorm_last_error.restype = ctypes.c_char_p
+    return so
 
-    def call(self, function, args):
-        args.struct_size = ctypes.sizeof(args)
-        args.stream = torch.cuda.current_stream().cuda_stream
-        if getattr(self.so, function)(ctypes.byref(args)) != 0:
-            raise SystemExit(f"{self.path}: {self.so.llmc_layernorm_last_error().decode()}")
+
+def call(so, function, args):
+    args.struct_size, args.stream = ctypes.sizeof(args), torch.cuda.current_stream().cuda_stream
+    if getattr(so, function)(ctypes.byref(args)) != 0:
+        raise SystemExit(f"{so._name}: {so.llmc_layernorm_last_error().decode()}")
 
 
 class Buffers:
@@ -68,7 +64,7 @@ class Buffers:
         self.gradients = torch.zeros(2, 1 << 20, device="cuda", dtype=torch.float32)
 
 
-def launch(library, buffers, case, turn):
+def launch(so, buffers, case, turn):
     op, types, columns, rows = case
     name, _, weights = types.partition("/")
     at = 4 * (turn % SETS)
@@ -79,30 +75,30 @@ def launch(library, buffers, case, turn):
                 N=rows, C=columns)
     if op in ("forward", "residual"):
         more = dict(residual=y2, inp2=x2) if op == "residual" else {}
-        library.call("llmc_layernorm_forward", Forward(**same, **more, out=y, bias=bias, eps=1e-5))
+        call(so, "llmc_layernorm_forward", Forward(**same, **more, out=y, bias=bias, eps=1e-5))
     else:
         dweight, dbias = (g.data_ptr() for g in buffers.gradients)
-        library.call("llmc_layernorm_backward", Backward(
+        call(so, "llmc_layernorm_backward", Backward(
             **same, accumulate_dinp=int(op == "backward+="), accumulate=1, dinp=y, dweight=dweight, dbias=dbias, dout=x2,
             workspace=buffers.scratch.data_ptr(), workspace_size=buffers.scratch.numel()))
 
 
-def graph_of(library, buffers, case):
+def graph_of(so, buffers, case):
     op, types, columns, rows = case
     many = LAUNCHES if rows * columns * size_of(types) > 16 << 20 else 16 * LAUNCHES
     for turn in range(2):
-        launch(library, buffers, case, turn)
+        launch(so, buffers, case, turn)
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="relaxed")  # torch.cuda.graph would collect garbage each time
     for turn in range(many):
-        launch(library, buffers, case, turn)
+        launch(so, buffers, case, turn)
     graph.capture_end()
     return graph, many
 
 
 def compare(libraries, buffers, case, rounds):
     """median us of a launch, of each library"""
-    graphs = [graph_of(library, buffers, case) for library in libraries]
+    graphs = [graph_of(so, buffers, case) for so in libraries]
     events = [[(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in range(rounds)] for _ in graphs]
     for graph, _ in graphs:
         graph.replay()
@@ -132,7 +128,7 @@ def main():
     p.add_argument("cases", nargs="?")
     p.add_argument("--json")
     o = p.parse_args()
-    libraries = [Library(o.old), Library(o.new)]
+    libraries = [library(o.old), library(o.new)]
     lines = [f"{op} {types} {columns}" for columns in MODELS for types in ("fp32", "bf16", "fp16", "bf16/fp32")
              for op in ("forward", "residual", "backward", "backward+=")]
     if o.cases:

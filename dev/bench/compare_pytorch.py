@@ -52,7 +52,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 # ---- train -------------------------------------------------------------------------------------------
-
 def learning_rate(a, step):
     """the rate of a step, 0-based: llmc/model/run/plan.h"""
     if step < a.warmup:
@@ -97,7 +96,6 @@ def train(a):
 
 
 # ---- errors ------------------------------------------------------------------------------------------
-
 def run(a, x, y, dtype, autocast=False):
     model = read_model(a.model).to(DEVICE, dtype)
     with torch.autocast(DEVICE, torch.bfloat16) if autocast else contextlib.nullcontext():
@@ -159,7 +157,6 @@ def errors(a):
 
 
 # ---- hellaswag ---------------------------------------------------------------------------------------
-
 def load_questions(path):
     """-> vocabulary, [(label, context, four endings)]"""
     words = read_header(path, 20240522, 1)

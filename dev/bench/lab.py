@@ -9,10 +9,10 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FOLDER = os.path.join(ROOT, "doc", "measured")
-SUBJECTS = sorted(name.removesuffix(".json") for name in os.listdir(FOLDER))
+ROOT = str(Path(__file__).resolve().parents[2])
+SUBJECTS = {path.stem: path for path in sorted(Path(ROOT, "doc", "measured").glob("*.json"))}
 LOADED = set()  # names of tables
 
 # who races, as bench_layernorm.py and as the tables call them
@@ -35,7 +35,6 @@ def parser(doc):
 
 
 # ---- files of rows ------------------------------------------------------------------------------
-
 class Number(str):
     """a number of a JSON file, spelled as it is there"""
 
@@ -59,10 +58,8 @@ def text_of(table, indent=""):
 
 def add_rows(path, head, rows, *keys):
     """into a file, in place of its rows that are the same in the fields `keys`; a file of another GPU or date is replaced"""
-    old = {}
-    if os.path.exists(path):
-        with open(path) as file:
-            old = json.load(file, parse_float=Number, parse_int=Number)
+    path = Path(path)
+    old = json.loads(path.read_text(), parse_float=Number, parse_int=Number) if path.exists() else {}
     if any(old.get(key) != head.get(key) for key in ("gpu", "date") if key in head):
         old = {}
 
@@ -70,12 +67,10 @@ def add_rows(path, head, rows, *keys):
         return [str(row.get(key) or None) for key in keys]
     new = [name(row) for row in rows]
     kept = [row for row in old.get("rows", []) if name(row) not in new]
-    with open(path, "w") as file:
-        file.write(text_of({**old, **head, "rows": kept + rows}) + "\n")
+    path.write_text(text_of({**old, **head, "rows": kept + rows}) + "\n")
 
 
 # ---- files of the trainers ----------------------------------------------------------------------
-
 def write_shard(path, tokens, vocabulary=50257):
     with open(path, "wb") as file:
         array.array("i", [20240520, 1, len(tokens), vocabulary] + 252 * [0]).tofile(file)
@@ -92,11 +87,9 @@ def log_rows(run, field):
 
 
 # ---- doc/measured -------------------------------------------------------------------------------
-
 def subject(name):
     """a subject's tables"""
-    with open(os.path.join(FOLDER, name + ".json")) as file:
-        return json.load(file, parse_float=Number, parse_int=Number)
+    return json.loads(SUBJECTS[name].read_text(), parse_float=Number, parse_int=Number)
 
 
 def load(name):
@@ -110,9 +103,8 @@ def store(name, data):
     """in place of the table of that name"""
     of, _, table = name.partition("/")
     tables = {**subject(of), table: data}
-    with open(os.path.join(FOLDER, of + ".json"), "w") as file:
-        file.write("{\n" + ",\n".join(f'  {json.dumps(key)}: {text_of(value, "  ")}' for key, value in tables.items()) + "\n}\n")
-    return 0
+    lines = ",\n".join(f'  {json.dumps(key)}: {text_of(value, "  ")}' for key, value in tables.items())
+    SUBJECTS[of].write_text("{\n" + lines + "\n}\n")
 
 
 def head_commit():
@@ -121,7 +113,6 @@ def head_commit():
 
 
 # ---- lines of a table ---------------------------------------------------------------------------
-
 def source(data):
     """the line below a table: what was measured, when, and how"""
     dates = sorted({row["date"] for row in data["rows"] if "date" in row}) or [data.get("date", "")]

@@ -3,16 +3,14 @@
 
     dev/bench/plots.py sweep a.csv [b.csv ...] -o sweep.svg     what dev/cuda/<op> --sweep wrote: GB/s and share of the roof
     dev/bench/plots.py race -o doc                              doc/measured/race.json: doc/layer-norm-{forward,backward}.svg
-    dev/bench/plots.py attention a.json [b.json] -o race.svg    what dev/bench/bench_attention.py, or dev/cuda/attention_forward
-                                                                and _backward --json wrote: TFLOP/s, counted for the pairs of
-                                                                a query and a key that there are
+    dev/bench/plots.py attention a.json [b.json] -o race.svg    what bench_attention.py, or dev/cuda/attention_* --json wrote:
+                                                                TFLOP/s, counted for the pairs of a query and a key that there are
     dev/bench/plots.py compare OURS_BF16 TORCH_BF16 OURS_FP32 TORCH_FP32 -o compare.svg
-                                                                logs of four runs: do ours learn as PyTorch's do?
+                                                                logs of four runs: do ours learn as PyTorch's (compare_pytorch.py) do?
 
 compare: two runs that round differently drift apart; how far is natural, PyTorch shows by itself, its bf16 against its fp32. So
 at every step from 20 on |ours - PyTorch| in the same type may be at most twice the largest |PyTorch bf16 - PyTorch fp32|, and at
-the last step at most 0.05; else exit 1. One run may miss that by chance: doc/gpu_training.md has five seeds. The runs:
-dev/bench/compare_pytorch.py.
+the last step at most 0.05; else exit 1. One run may miss that by chance: doc/gpu_training.md has five seeds.
 """
 import csv
 import json

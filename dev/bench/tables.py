@@ -92,7 +92,6 @@ def latency():
 
 
 # ---- goals --------------------------------------------------------------------------------------
-
 def goals():
     data, heads = load("layernorm/goals"), list(CALLS.values())
     return markdown([""] + heads, [[row["what"]] + [" / ".join(row["goals"].get(h, [])) for h in heads]
@@ -133,7 +132,6 @@ def misses():
 
 
 # ---- the race of LayerNorms, and the training step -----------------------------------------------
-
 CLOCKS = {"kernel time": "kernel time, us, and GB/s of useful bytes (2 N C elements forward, 3 N C backward)",
           "tutorial's clock": "GB/s by triton.testing.do_bench, at five places in memory, at the median, the 80 and the 20 % quantile"}
 
@@ -238,7 +236,6 @@ def short_step():
 
 
 # ---- the tables ---------------------------------------------------------------------------------
-
 HEADLINES = ("65536x768 bf16", "4096x1024 fp16", "4096x8192 fp16", "8192x32768 bf16", "65536x769 bf16",
              "524288x64 bf16")
 PEERS = ("65536x768 bf16", "4096x8192 fp16")
@@ -333,7 +330,6 @@ def page():
 
 
 # ---- what a program measured, into doc/measured ---------------------------------------------------
-
 def points_in(folder):
     """what bench_layernorm.py has put into a folder, in the tables' order: a line of its files a point, the last one counts"""
     points = {}
@@ -427,7 +423,6 @@ def take(path, name):
 
 
 # ---- documents ----------------------------------------------------------------------------------
-
 MARKED = re.compile(r"(<!-- table: ([\w/-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 
 

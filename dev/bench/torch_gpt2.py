@@ -29,7 +29,6 @@ class Config:
 
 
 # ---- the model ---------------------------------------------------------------------------------------
-
 class Block(nn.Module):
     def __init__(self, c):
         super().__init__()
@@ -92,7 +91,6 @@ def make_optimizer(parameters, lr, beta1, beta2, eps, weight_decay):
 
 
 # ---- files -------------------------------------------------------------------------------------------
-
 def read_header(path, magic, version):
     try:
         header = np.fromfile(path, "<i4", HEADER_WORDS)
@@ -174,7 +172,6 @@ def read_state(path, model):
 
 
 # ---- the training order ------------------------------------------------------------------------------
-
 def mix(x):
     """the finalizer of splitmix64, which spreads every bit over the result"""
     x = (x + 0x9E3779B97F4A7C15) & U64
