@@ -120,8 +120,7 @@ class WandB:
         self.run, self.waiting, self.given, self.passed = None, [], -1, 0
 
     def begin(self, row):
-        line = row.get("line") or [["unknown", 0]]
-        name = os.path.basename(os.path.abspath(self.folder))
+        line, name = row.get("line") or [["unknown", 0]], os.path.basename(os.path.abspath(self.folder))
         config = {**row.get("options", {}), "device": row.get("device"), "parameters": row.get("parameters")}
         self.run = self.wandb.init(project=self.args.project, mode="offline" if self.args.offline else "online", id=line[0][0],
                                    name=name, dir=self.folder, config=config, resume="allow")
@@ -132,8 +131,7 @@ class WandB:
             if self.run is None:
                 self.begin(row)
             self.waiting = [old for old in self.waiting if old["step"] <= row["step"]]
-        values = dict(scalars(row))
-        if values:
+        if values := dict(scalars(row)):
             self.waiting.append({"step": row["step"], "values": values})
         if event in self.COVERED:
             self.give()

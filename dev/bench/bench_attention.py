@@ -156,10 +156,8 @@ def time_calls(calls):
 def deterministic(act):
     def call():
         torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
-            act()
-        finally:
-            torch.use_deterministic_algorithms(False)
+        act()
+        torch.use_deterministic_algorithms(False)
     return call
 
 
@@ -177,10 +175,9 @@ def race(lib, B, NH, T):
             print(f"{name}: {failure}", flush=True)
             continue
         tracks[name, "forward"] = [p.forward for p in both]
-        backward = [p.gradients if isinstance(p, Torch) else p.backward for p in both]
-        tracks[name, "backward"] = backward
+        tracks[name, "backward"] = [p.gradients if name not in KERNELS else p.backward for p in both]
         if name not in KERNELS:
-            tracks[name, "backward, deterministic"] = [deterministic(b) for b in backward]
+            tracks[name, "backward, deterministic"] = [deterministic(p.gradients) for p in both]
     times = {track: [] for track in tracks}
     for _ in range(ROUNDS):
         for track, calls in tracks.items():

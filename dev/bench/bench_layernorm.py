@@ -41,8 +41,7 @@ import layernorm_peers
 import tables
 from layernorm_peers import Autograd, Problem
 
-REPLAYS, WARMUP_REPLAYS = 9, 2
-REPLAY_US = 3000
+REPLAYS, WARMUP_REPLAYS, REPLAY_US = 9, 2, 3000
 PLACES = 5  # where input and output lie badly for each other, a call alone takes longer, whoever makes it
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -209,12 +208,11 @@ def race(points, makers, folder):
             except Exception as error:  # no memory for the problem, say: the next one may be smaller
                 note_failure(error, *new.values())
             torch.cuda.empty_cache()  # else the memory of ended graphs is kept apart for ever
-            found = list(new.values())
             order = 1000 * (mode == "backward") + (SWEEP + GPT2).index(point)
             with open(folder / "points.jsonl", "a") as out:  # a line that a kill cut short does not spoil the next
-                out.write("\n" + json.dumps({"point": name_of(mode, point), "order": order, "head": about, "rows": found}))
-            times = ", ".join(f"{row['provider']} {row.get('us', row.get('note'))}" for row in found)
-            print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {shape(found[0])}  us: {times}", flush=True)
+                out.write("\n" + json.dumps({"point": name_of(mode, point), "order": order, "head": about, "rows": list(new.values())}))
+            times = ", ".join(f"{row['provider']} {row.get('us', row.get('note'))}" for row in new.values())
+            print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {shape(new['ours'])}  us: {times}", flush=True)
 
 
 def compile_for(point):

@@ -79,17 +79,14 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         self.losses.append(loss.detach())
 
-    def timed(self, steps):
-        for _ in range(steps):
+    def timed(self):
+        for _ in range(STEPS):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             self.step()
             end.record()
             self.events.append((begin, end))
         torch.cuda.synchronize()
-
-    def median_ms(self):
-        return statistics.median(begin.elapsed_time(end) for begin, end in self.events)
 
 
 def race(name, kind, how):
@@ -109,8 +106,8 @@ def race(name, kind, how):
             run.step()
     for _ in range(ROUNDS):
         for run in runs:
-            run.timed(STEPS)
-    ms = [run.median_ms() for run in runs]
+            run.timed()
+    ms = [statistics.median(begin.elapsed_time(end) for begin, end in run.events) for run in runs]
     curves = [[round(loss.item(), 4) for loss in run.losses] for run in runs]
     row = {"row": f"{name} {kind} {how}", "LayerNorms": count, "nn.LayerNorm ms": round(ms[0], 2),
            "ours ms": round(ms[1], 2), "nn / ours": round(ms[0] / ms[1], 4)}

@@ -182,8 +182,8 @@ class Checks:
             done = self.run("bits", gpus, f"{self.model} --batch {self.batch} --total-batch {self.tokens} --steps 50{more}", environment)
             found = self.digest("bits"), {row["step"]: (row["train_loss"], row["grad_norm"]) for row in self.rows("bits")}
             said = " ".join(f"{name}={value}" for name, value in environment.items())
-            self.judge(f"{gpus} GPUs{more} {said}: 50 steps, model.bin {found[0]}",
-                       done and len(found[1]) == 50 and found == expected.setdefault("muon" in more, found))
+            right = done and len(found[1]) == 50 and found == expected.setdefault("muon" in more, found)
+            self.judge(f"{gpus} GPUs{more} {said}: 50 steps, model.bin {found[0]}", right)
             self.forget("bits")
 
     def kill_one(self, name, gpus, options):

@@ -24,17 +24,6 @@ SHAKESPEARE_OPTIONS = ["--warmup", "100", "--final-lr-fraction", "0.1", "--weigh
                        "--batch", "16", "--seq-len", "256"]
 
 
-def parse_options():
-    p = parser(__doc__)
-    p.add_argument("job", choices=["sample", "shakespeare"])
-    p.add_argument("--program", default=os.path.join(ROOT, "train_gpt2cu"))
-    p.add_argument("--steps", type=int, default=2000)
-    p.add_argument("--lrs", default="1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2")
-    p.add_argument("--more", default="", help="more options of the program, in one text")
-    p.add_argument("--json", help="file for the rows")
-    return p.parse_args()
-
-
 def job_options(o):
     if o.job == "sample":
         gpu = "_gpu" if os.path.basename(o.program) == "train_gpt2cu" else ""
@@ -66,7 +55,14 @@ def fewest_steps(o, lr, goal):
 
 
 def main():
-    o = parse_options()
+    p = parser(__doc__)
+    p.add_argument("job", choices=["sample", "shakespeare"])
+    p.add_argument("--program", default=os.path.join(ROOT, "train_gpt2cu"))
+    p.add_argument("--steps", type=int, default=2000)
+    p.add_argument("--lrs", default="1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2")
+    p.add_argument("--more", default="", help="more options of the program, in one text")
+    p.add_argument("--json", help="file for the rows")
+    o = p.parse_args()
     losses = {name: {lr: run(o, name, lr, o.steps) for lr in o.lrs.split(",")} for name in ("adamw", "muon")}
     best = {name: min(of, key=of.get) for name, of in losses.items()}
     for name, lr in best.items():

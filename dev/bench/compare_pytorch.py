@@ -61,19 +61,6 @@ def learning_rate(a, step):
     return lowest + (a.lr - lowest) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def train_step(a, model, optimizer, x, y, lr):
-    """loss and gradient norm before clipping, as Python numbers"""
-    with torch.autocast(DEVICE, torch.bfloat16, enabled=a.dtype == "bf16"):
-        loss = model(x, y)[1]
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), a.clip or math.inf)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return loss.item(), norm.item()
-
-
 def train(a):
     if list(map(permutation(298, 42, 0), range(8))) != KNOWN_ORDER:
         raise SystemExit("compare_pytorch: the training order is not that of llmc/host/tokens/dataloader.cpp any more")
@@ -85,13 +72,19 @@ def train(a):
         for step in range(a.steps):
             start = time.perf_counter()
             x, y = (tokens.to(DEVICE) for tokens in data.read(step * a.batch, a.batch))
-            lr = learning_rate(a, step)
-            loss, norm = train_step(a, model, optimizer, x, y, lr)
-            row = {"step": step + 1, "train_loss": loss, "grad_norm": norm, "lr": lr,
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=a.dtype == "bf16"):
+                loss = model(x, y)[1]
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), a.clip or math.inf)  # the norm before it
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(a, step)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            row = {"step": step + 1, "train_loss": loss.item(), "grad_norm": norm.item(), "lr": learning_rate(a, step),
                    "ms": (time.perf_counter() - start) * 1e3}
             out.write(json.dumps(row) + "\n")
             if (step + 1) % 20 == 0 or step == 0:
-                print(f"step {step + 1}/{a.steps} | loss {loss:.4f} | norm {norm:.3f} | {row['ms']:.1f} ms", flush=True)
+                print(" | ".join(f"{key} {value:.6g}" for key, value in row.items()), flush=True)
     print("wrote", a.out)
 
 

@@ -3,7 +3,7 @@
 TritonTutorial is the algorithm of Triton's fifth tutorial, written from its description: forward, a program a
 row, three masked passes (mean, variance about it, result); backward, a program a row, which adds its part of dweight
 and dbias to one of `groups` buffers in x's type under a lock, then a second kernel that adds the buffers up. Which row
-comes first is left to chance: two runs may differ in the last bits. Its launch rules are in launch() and groups().
+comes first is left to chance: two runs may differ in the last bits. Its launch rules are in launch() and backward().
 """
 import importlib
 import math
@@ -114,10 +114,6 @@ class TritonFunction(torch.autograd.Function):
         return block, min(max(block // 256, 1), 8)
 
     @staticmethod
-    def groups(C):
-        return 256 if C <= 1024 else 128 if C <= 4096 else 96 if C <= 8192 else 64
-
-    @staticmethod
     def forward(ctx, x, weight, bias):
         N, C = x.shape
         block, warps = TritonFunction.launch(C, x.element_size())
@@ -133,7 +129,7 @@ class TritonFunction(torch.autograd.Function):
         x, weight, bias, mean, rstd = ctx.saved_tensors
         N, C = x.shape
         block, warps = TritonFunction.launch(C, x.element_size())
-        groups = TritonFunction.groups(C)
+        groups = 256 if C <= 1024 else 128 if C <= 4096 else 96 if C <= 8192 else 64
         locks = torch.zeros(2 * groups, dtype=torch.int32, device=x.device)
         parts = [torch.empty((groups, C), dtype=x.dtype, device=x.device) for _ in range(2)]
         dx, dweight, dbias = torch.empty_like(dy), torch.empty_like(weight), torch.empty_like(bias)

@@ -27,14 +27,11 @@ FIRST, TIMES, LAST_BOUND = 20, 2.0, 0.05
 
 def rows_of(path, kind):
     """of a CSV or JSON file that a program of this project wrote"""
-    try:
-        with open(path, newline="") as file:
-            rows = list(csv.DictReader(file)) if kind == "csv" else json.load(file)["rows"]
-        if not rows or not ("us" in rows[0] or "row" in rows[0]):
-            raise ValueError("found no row with a time")
-        return rows
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise SystemExit(f"{path}: {type(error).__name__} {error}; expected what a shootout writes by --{kind}") from None
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file)) if kind == "csv" else json.load(file)["rows"]
+    if not rows or not ("us" in rows[0] or "row" in rows[0]):
+        raise SystemExit(f"{path}: found no row with a time; expected what a shootout writes by --{kind}")
+    return rows
 
 
 def figure(panels, height):

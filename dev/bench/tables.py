@@ -515,8 +515,7 @@ def main():
     if options.check:
         return check(texts)
     for path, text in texts.items():
-        new = filled(text)
-        if new != text:
+        if (new := filled(text)) != text:
             Path(ROOT, path).write_text(new)
             print("wrote", path)
     return 0

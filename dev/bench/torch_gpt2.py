@@ -92,10 +92,7 @@ def make_optimizer(parameters, lr, beta1, beta2, eps, weight_decay):
 
 # ---- files -------------------------------------------------------------------------------------------
 def read_header(path, magic, version):
-    try:
-        header = np.fromfile(path, "<i4", HEADER_WORDS)
-    except OSError as error:
-        raise SystemExit(f"{path}: {error.strerror}") from None
+    header = np.fromfile(path, "<i4", HEADER_WORDS)
     if header.size < HEADER_WORDS or tuple(header[:2]) != (magic, version):
         raise SystemExit(f"{path}: found magic and version {header[:2].tolist()}, "
                          f"expected [{magic}, {version}]")
