@@ -15,9 +15,8 @@ Prints microseconds and ratios to cuDNN; exit 1 if ours is wrong or fails.
 """
 import ctypes
 import statistics
-import time
 
-from lab import ROOT, add_rows, needs, parser
+from lab import ROOT, add_rows, measured_here, needs, parser
 
 needs(__doc__, "torch")
 import torch
@@ -206,9 +205,7 @@ def main():
         p.error("no CUDA device")
     torch.utils.deterministic.fill_uninitialized_memory = False  # it would be part of the time
     cudnn, lib = torch.backends.cudnn.version(), library()
-    head = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "pytorch": torch.__version__.rpartition(".")[0],
-            "cudnn": f"{cudnn // 10000}.{cudnn % 10000 // 100}", "date": time.strftime("%Y-%m-%d"),
-            "command": "dev/bench/bench_attention.py"}
+    head = measured_here("bench_attention.py", cuda=torch.version.cuda, cudnn=f"{cudnn // 10000}.{cudnn % 10000 // 100}")
     print(*(f"{key} {value}" for key, value in head.items()), sep=", ")
     if not check(lib):
         raise SystemExit("bench_attention.py: a result of ours is wrong: not timed")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Races LayerNorms, all of a point in one process, on the same buffers: ours (the package of python/), torch eager,
-torch.compile, Triton's tutorial, and Apex, Liger, QuACK and flash-attention where they can be imported (layernorm_peers.py).
+torch.compile, Triton's tutorial, and Liger, QuACK and flash-attention where they can be imported (layernorm_peers.py).
 
 Two clocks. Kernel time: replay of a CUDA graph that goes round a ring of inputs of more than 800 MB; the results of a
 whole round stay allocated, so that nobody reads or writes what is still in L2; providers take turns, each replays
@@ -31,7 +31,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from lab import needs, parser, shape
+from lab import measured_here, needs, parser, shape
 
 needs(__doc__, "torch", "triton")
 import torch
@@ -176,14 +176,10 @@ def measure(rows, problem, peers):
     tutorial_times(right, problem, rows)
 
 
-def name_of(mode, point):
-    return [mode, point.N, point.C, NAMES[point.dtype]]
-
-
 def missing(point, folder):
     """the modes in which the folder has nothing of this shape"""
     there = [found["point"] for found in tables.points_in(folder)]
-    return [mode for mode in ("forward", "backward") if name_of(mode, point) not in there]
+    return [mode for mode in ("forward", "backward") if [mode, point.N, point.C, NAMES[point.dtype]] not in there]
 
 
 def head():
@@ -192,8 +188,7 @@ def head():
     for package in ("liger_kernel", "quack_kernels", "flash_attn"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             others.append(f"{package} {importlib.metadata.version(package)}")
-    return {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"), "others": ", ".join(others),
-            "pytorch": torch.__version__, "triton": triton.__version__}
+    return measured_here("bench_layernorm.py --sweep --gpt2", others=", ".join(others), triton=triton.__version__)
 
 
 def race(points, makers, folder):
@@ -202,7 +197,8 @@ def race(points, makers, folder):
     for point in points:
         peers = {name: make() for name, make in makers.items()}
         for mode in missing(point, folder):
-            new = {name: {"mode": mode, "N": point.N, "C": point.C, "dtype": NAMES[point.dtype], "provider": name} for name in peers}
+            what = {"mode": mode, "N": point.N, "C": point.C, "dtype": NAMES[point.dtype]}
+            new = {name: what | {"provider": name} for name in peers}
             try:
                 measure(new, Problem(point, mode), peers)
             except Exception as error:  # no memory for the problem, say: the next one may be smaller
@@ -210,9 +206,10 @@ def race(points, makers, folder):
             torch.cuda.empty_cache()  # else the memory of ended graphs is kept apart for ever
             order = 1000 * (mode == "backward") + (SWEEP + GPT2).index(point)
             with open(folder / "points.jsonl", "a") as out:  # a line that a kill cut short does not spoil the next
-                out.write("\n" + json.dumps({"point": name_of(mode, point), "order": order, "head": about, "rows": list(new.values())}))
+                out.write("\n" + json.dumps({"point": list(what.values()), "order": order, "head": about,
+                                             "rows": list(new.values())}))
             times = ", ".join(f"{row['provider']} {row.get('us', row.get('note'))}" for row in new.values())
-            print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {shape(new['ours'])}  us: {times}", flush=True)
+            print(f"{time.perf_counter() - start:6.1f} s  {mode:8} {shape(what)}  us: {times}", flush=True)
 
 
 def compile_for(point):
@@ -244,7 +241,8 @@ def conclude(folder, lost):
     for mode in ("forward", "backward"):
         for clock, what in tables.CLOCKS.items():
             print(f"\n### LayerNorm {mode}, {what}\n", *tables.race(data, mode, clock), sep="\n")
-    failed = [f"{row['mode']} {shape(row)} ({row['note']})" for row in rows if row["provider"] == "ours" and "note" in row]
+    of_ours = [row for row in rows if row["provider"] == "ours"]
+    failed = [f"{row['mode']} {shape(row)} ({row['note']})" for row in of_ours if "note" in row]
     verdicts = [layernorm_peers.tutorial_verdict(rows, mode) for mode in ("forward", "backward")]
     verdicts += ["OURS FAILED OR IS WRONG at " + ", ".join(failed)] if failed else []
     print(*filter(None, (*verdicts, lost)), sep="\n")
@@ -256,7 +254,8 @@ def main():
     p.add_argument("--sweep", action="store_true", help="4096 x 512 i, i = 2 .. 31, float16")
     p.add_argument("--gpt2", action="store_true", help="the shapes of GPT-2")
     p.add_argument("--quick", action="store_true", help="a few of their points")
-    p.add_argument("--out", type=Path, default="build/bench_layernorm", metavar="FOLDER", help="what is there is not measured again")
+    p.add_argument("--out", type=Path, default="build/bench_layernorm", metavar="FOLDER",
+                   help="what is there is not measured again")
     o = p.parse_args()
     if not (o.sweep or o.gpt2):
         p.error("nothing to do: --sweep, --gpt2 or both")
@@ -271,12 +270,10 @@ def main():
     # one stream for all, not the default one, of which no graph can be captured: once a process has used two, each
     # launch takes 0.4 us more (doc/tried.md)
     torch.cuda.set_stream(torch.cuda.Stream())
-    makers, missing_ones = layernorm_peers.peers()
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Triton {triton.__version__}; {', '.join(makers)}",
-          *(f"without {name}: {why}" for name, why in missing_ones.items()), sep="\n")
+    (makers, missing_ones), lost = layernorm_peers.peers(), None
+    print(", ".join(makers), *(f"without {name}: {why}" for name, why in missing_ones.items()), head(), sep="\n")
     if "ours" in missing_ones:
         p.error("expected the package: python/README.md")
-    lost = None
     try:
         race(points, makers, o.out)
     except KeyboardInterrupt:

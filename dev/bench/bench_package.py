@@ -18,7 +18,7 @@ import copy
 import statistics
 import time
 
-from lab import add_rows, needs, parser
+from lab import add_rows, measured_here, needs, parser
 
 needs(__doc__, "torch", "plumb_layernorm")
 import torch
@@ -28,8 +28,8 @@ import plumb_layernorm
 
 # without a warmup of the rate, 24 layers diverge at GPT-2's
 RATES = {"gpt2": 3e-4, "vit-l": 1e-4, "bert-l": 3e-5}
-LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, hidden_dropout_prob=0.0,
-             attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
+LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+             hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa")
 WARMUP, ROUNDS, STEPS = 5, 4, 5  # steps, rounds, steps of each in a round
 N, C, EPS, CALLS = 64, 256, 1e-5, 1000
 
@@ -121,10 +121,9 @@ def models(o):
     needs(__doc__, "transformers")
     import transformers
     torch.set_float32_matmul_precision("high")
-    head = {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"), "pytorch": torch.__version__,
-            "others": f"transformers {transformers.__version__}", "command": "dev/bench/bench_package.py models",
-            "note": "ms a step, the median; 16x1024 tokens of gpt2, 64 images of vit-l, 32x512 tokens of bert-l; the data come "
-                    "again and again"}
+    note = ("ms a step, the median; 16x1024 tokens of gpt2, 64 images of vit-l, 32x512 tokens of bert-l; the data come again "
+            "and again")
+    head = measured_here("bench_package.py models", others=f"transformers {transformers.__version__}", note=note)
     for how in o.how:
         for name in o.models:
             for kind in o.types:
@@ -234,8 +233,7 @@ def host(o):
         print(f"{name:50} {'   '.join(cells)}" + (f"  torch / ours {row['torch / ours']:.2f}" if "torch" in row else ""))
         rows.append(row)
     if o.json:
-        head = {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"), "pytorch": torch.__version__,
-                "others": f"plumb_layernorm's {plumb_layernorm.backend}", "command": "dev/bench/bench_package.py host"}
+        head = measured_here("bench_package.py host", others=f"plumb_layernorm's {plumb_layernorm.backend}")
         add_rows(o.json, head, rows, "row")
 
 
@@ -253,7 +251,7 @@ def main():
     o = p.parse_args()
     if not torch.cuda.is_available():
         p.error("no CUDA device")
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, plumb_layernorm's {plumb_layernorm.backend}", flush=True)
+    print(torch.cuda.get_device_name(), f"PyTorch {torch.__version__}", f"plumb_layernorm's {plumb_layernorm.backend}", sep=", ")
     {"models": models, "host": host}[o.what](o)
 
 

@@ -103,8 +103,8 @@ def pytorch_steps(layers, heads, channels, batch):
 def program_steps(a, folder):
     """The times in ms of its steps that count. It is killed then: at its end it would save what it has trained."""
     out = tempfile.mkdtemp(dir=folder)
-    command = [ROOT + "/train_gpt2cu", "--train-data", folder + "/tokens.bin", "--val-data", "none", "--sample-every", "0",
-               "--model", a.model, "--batch", str(a.batch), "--seq-len", str(LENGTH), "--steps", "1000000", "--out", out]
+    command = [ROOT + "/train_gpt2cu", "--model", a.model, "--batch", str(a.batch), "--seq-len", str(LENGTH), "--train-data",
+               folder + "/tokens.bin", *"--val-data none --sample-every 0 --steps 1000000 --out".split(), out]
     command += ["--tune-gemm", os.path.join(folder, "products.json")] if a.tune_gemm else []
 
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as program:
@@ -153,9 +153,9 @@ def main():
                 theirs += ms
             who = "PyTorch" if turn % 2 else "program"
             print(f"{who}: median {statistics.median(ms):.2f} ms of {len(ms)} steps", flush=True)
-    row = {"model": name, "batch": a.batch, "tune_gemm": a.tune_gemm, "plumb": summary(ours, a), "pytorch": summary(theirs, a),
-           "ratio": f"{statistics.median(theirs) / statistics.median(ours):.3f}", "attention": facts["attention"],
-           "pytorch_gib": f"{facts['gib']:.1f}", "date": datetime.date.today().isoformat()}
+    row = {"model": name, "batch": a.batch, "tune_gemm": a.tune_gemm, "plumb": summary(ours, a),
+           "pytorch": summary(theirs, a), "ratio": f"{statistics.median(theirs) / statistics.median(ours):.3f}",
+           "attention": facts["attention"], "pytorch_gib": f"{facts['gib']:.1f}", "date": datetime.date.today().isoformat()}
     print(json.dumps(row))
     rate = float(row["pytorch"]["tokens_per_s"])
     for (model, batch, gpu), slowest in SLOWEST.items():

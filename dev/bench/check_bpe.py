@@ -58,8 +58,8 @@ def shard_ids(tokenizer, end, texts):
         for i, text in enumerate(texts):
             with open(f"{folder}/in/{i:07d}", "wb") as file:
                 file.write(text)
-        subprocess.run(["data/make_shards", "--tokenizer", tokenizer, "--val-fraction", "0", "--as-is", "--out", folder + "/out",
-                        folder + "/in"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["data/make_shards", "--tokenizer", tokenizer, "--val-fraction", "0", "--as-is",
+                        "--out", folder + "/out", folder + "/in"], check=True, stdout=subprocess.DEVNULL)
         ids = numpy.fromfile(folder + "/out_train_000000.bin", dtype=numpy.uint16)[512:]
     ends = numpy.flatnonzero(ids == end)
     found = [ids[a + 1:b].tolist() for a, b in zip(ends[:-1], ends[1:])]
@@ -75,10 +75,10 @@ def texts(args):
     expected = [gpt2.encode_ordinary(s) for s in strings]
     wrong = [s for s, a, b in zip(strings, ours, expected) if a != b]
     print(f"random strings: {len(wrong)} of {len(strings)} differ from tiktoken")
-    for s in wrong[:3]:
-        print("  ", repr(s)[:200])
+    print(*(repr(s)[:200] for s in wrong[:3]), sep="\n")
     random_bytes = [rng.randbytes(rng.randrange(1, 60)) for _ in range(args.count)]
-    back = [b"".join(map(gpt2.decode_single_token_bytes, ids)) for ids in shard_ids(args.gpt2, gpt2.eot_token, random_bytes)]
+    ids = shard_ids(args.gpt2, gpt2.eot_token, random_bytes)
+    back = [b"".join(map(gpt2.decode_single_token_bytes, each)) for each in ids]
     lost = sum(a != b for a, b in zip(back, random_bytes))
     print(f"random bytes: {lost} of {args.count} do not come back")
 
@@ -116,9 +116,9 @@ def fixture(args):
     strings = random_strings(400, random.Random(7))
     strings += ["a" * 200, " " * 100 + "x", "the " * 60, "\n" * 130, "they've don't we'll I'm 'sx", " the  the   the\n\n the"]
     with open(FIXTURE + "/cases.txt", "w") as file:
-        file.write(f"# text in hexadecimal, then its ids by tiktoken {tiktoken.__version__}; made by dev/bench/check_bpe.py\n")
+        print(f"# text in hexadecimal, then its ids by tiktoken {tiktoken.__version__}; made by dev/bench/check_bpe.py", file=file)
         for s in strings:
-            file.write(" ".join([s.encode().hex()] + [str(i) for i in encoding.encode_ordinary(s)]) + "\n")
+            print(s.encode().hex(), *encoding.encode_ordinary(s), file=file)
 
 
 # ---- header ------------------------------------------------------------------------------------------

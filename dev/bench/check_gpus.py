@@ -50,7 +50,8 @@ class Checks:
         # 16 M tokens of GPT-2's vocabulary (bytes on the CPU), drawn as words are: rank r about 1 / r
         most, here = 256 if self.cpu else 50257, random.Random(1)
         words = [min(most - 2, int((most - 1) ** here.random()) - 1) for _ in range(1 << 20)]
-        write_shard(f"{self.folder}/train.bin", [word for k in range(16) for word in words[k * 9973:] + words[:k * 9973]], most)
+        turned = [word for k in range(16) for word in words[k * 9973:] + words[:k * 9973]]
+        write_shard(f"{self.folder}/train.bin", turned, most)
 
     def say(self, text):
         print(f"[{time.time() - self.begin:.0f} s] {text}", flush=True)
@@ -93,7 +94,8 @@ class Checks:
         """of the model file; of a checkpoint's files, too, if it is named"""
         sha = hashlib.sha256()
         try:
-            for path in ["model.bin"] + [f"{checkpoint}/{kind}.safetensors" for kind in ("model", "optimizer") if checkpoint]:
+            parts = [f"{checkpoint}/model.safetensors", f"{checkpoint}/optimizer.safetensors"] if checkpoint else []
+            for path in ["model.bin", *parts]:
                 with open(f"{self.folder}/{name}/{path}", "rb") as file:
                     sha.update(file.read())
         except FileNotFoundError as error:
@@ -136,8 +138,9 @@ class Checks:
             self.forget("from")
         if not self.cpu:
             from transformers import AutoModelForCausalLM
-            model, info = AutoModelForCausalLM.from_pretrained(f"{self.folder}/whole/step_00000060", output_loading_info=True)
-            size, wrong = sum(p.numel() for p in model.parameters()), [key for key in info if key.endswith("_keys") and info[key]]
+            checkpoint = f"{self.folder}/whole/step_00000060"
+            model, info = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True)
+            wrong, size = [key for key in info if key.endswith("_keys") and info[key]], sum(p.numel() for p in model.parameters())
             self.judge(f"transformers loads the checkpoint: {size} parameters {wrong}", size == 124439808 and not wrong)
         self.forget("whole")
 
@@ -146,7 +149,7 @@ class Checks:
                               ("async", "--save-every 20 --save-mode async")):
             begin = time.time()
             done = self.run("cost", 1, f"{self.whole} --steps 160 --keep 1 {options}")
-            self.judge(f"160 steps, saving {mode}: {time.time() - begin:.2f} s in all, {' '.join(self.said('cost')[-1:])}", done)
+            self.judge(f"160 steps, saving {mode}: {time.time() - begin:.2f} s in all", done)
             self.forget("cost")
 
     def stop(self):
@@ -164,7 +167,7 @@ class Checks:
         took = time.time() - begin
         size = sum(map(os.path.getsize, glob.glob(f"{self.folder}/large/step_*/*")))
         allowed = max(MOST_SECONDS, 1.3 * size / rate)
-        self.judge(f"exit {code} {took:.2f} s after SIGTERM, {allowed:.1f} s allowed; {size} bytes, the disk takes {rate:.0f} a second",
+        self.judge(f"exit {code} {took:.2f} s after SIGTERM, {allowed:.1f} s allowed; {size} bytes at {rate:.0f} a second",
                    code == 75 and took <= allowed)
         print(*(line for line in self.said("large") if re.search("^(memory|disk|saving)|saved|stopped", line)), sep="\n")
         done = self.run("large", 1, self.large + " --steps 100000 --resume auto --dry-run")
@@ -179,7 +182,8 @@ class Checks:
             ways += [("", {"PLUMB_TRANSPORT": way}, most) for way in ("nccl", "host")] + [("", {"PLUMB_OVERLAP": "0"}, most)]
         expected = {}
         for more, environment, gpus in ways:
-            done = self.run("bits", gpus, f"{self.model} --batch {self.batch} --total-batch {self.tokens} --steps 50{more}", environment)
+            options = f"{self.model} --batch {self.batch} --total-batch {self.tokens} --steps 50{more}"
+            done = self.run("bits", gpus, options, environment)
             found = self.digest("bits"), {row["step"]: (row["train_loss"], row["grad_norm"]) for row in self.rows("bits")}
             said = " ".join(f"{name}={value}" for name, value in environment.items())
             right = done and len(found[1]) == 50 and found == expected.setdefault("muon" in more, found)
@@ -265,7 +269,7 @@ class Checks:
 
 def main():
     p = parser(__doc__)
-    p.add_argument("--gpus", type=lambda text: [int(n) for n in text.split(",")], default=[1], help="each a divisor of the last")
+    p.add_argument("--gpus", type=lambda text: [int(n) for n in text.split(",")], default=[1], help="divisors of the last")
     p.add_argument("--parts", nargs="+", choices=PARTS)
     p.add_argument("--program", default="./train_gpt2cu")
     p.add_argument("--folder", default="runs", help="default runs")

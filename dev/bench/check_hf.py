@@ -91,7 +91,8 @@ def check_logits(folder, model):
     # no gradients: test_gpt2's bounds for them are for weights of ordinary size, and these are ten times larger
     zeros = torch.zeros(((VOCABULARY + 63) // 64 * 64 + c.n_positions + c.n_layer * (12 * c.n_embd + 13) + 2) * c.n_embd)
     write_state(folder + "/state.bin", State(x, y, logits, loss, {"all": zeros}))
-    done = subprocess.run(["./test_gpt2", "--model", folder + "/a", "--state", folder + "/state.bin"], capture_output=True, text=True)
+    command = ["./test_gpt2", "--model", folder + "/a", "--state", folder + "/state.bin"]
+    done = subprocess.run(command, capture_output=True, text=True)
     error, bound = [float(done.stdout.split("logits")[1].split()[i]) for i in (3, 5)]
     largest = logits.abs().max().item()
     check(error <= 1e-5 * largest, f"logits differ by {error / largest:.1e} of the largest, {largest:.1f} (bound 1e-5)")

@@ -12,9 +12,8 @@ import ctypes
 import os
 import re
 import statistics
-import time
 
-from lab import ROOT, add_rows, needs, parser
+from lab import ROOT, add_rows, measured_here, needs, parser
 
 needs(__doc__, "torch")
 import torch
@@ -37,7 +36,7 @@ class Forward(ctypes.Structure):
 
 class Backward(ctypes.Structure):
     _fields_ = fields("size_t struct_size", "int32 dtype weight_dtype grad_dtype accumulate_dinp accumulate reserved",
-                      "void_p dinp dweight dbias dout inp weight mean rstd", "int64 N C", "int64 ds os is_", "void_p workspace",
+                      "void_p dinp dweight dbias dout inp weight mean rstd", "int64 N C ds os is_", "void_p workspace",
                       "size_t workspace_size", "void_p stream")
 
 
@@ -71,8 +70,8 @@ def launch(so, buffers, case, turn):
     x, x2, y, y2 = (t.data_ptr() for t in buffers.rows[at:at + 4])
     mean, rstd = (s.data_ptr() for s in buffers.statistics)
     weight, bias = (w.data_ptr() for w in buffers.weights[weights or name])
-    same = dict(dtype=TYPES[name][0], weight_dtype=TYPES[weights][0] if weights else 0, inp=x, weight=weight, mean=mean, rstd=rstd,
-                N=rows, C=columns)
+    same = dict(dtype=TYPES[name][0], weight_dtype=TYPES[weights][0] if weights else 0, inp=x, weight=weight, mean=mean,
+                rstd=rstd, N=rows, C=columns)
     if op in ("forward", "residual"):
         more = dict(residual=y2, inp2=x2) if op == "residual" else {}
         call(so, "llmc_layernorm_forward", Forward(**same, **more, out=y, bias=bias, eps=1e-5))
@@ -142,9 +141,8 @@ def main():
             old, new = compare(libraries, buffers, case, 41 if case[2] in MODELS else 13)
         results.append(dict(zip(("op", "types", "columns", "rows"), case)) | {
             "old us": round(old, 2), "new us": round(new, 2), "ratio": round(new / old, 4)})
-    for row in sorted(results, key=lambda row: -row["ratio"]):
-        if row["ratio"] > 1.03:
-            print(*row.values())
+    for row in sorted((row for row in results if row["ratio"] > 1.03), key=lambda row: -row["ratio"]):
+        print(*row.values())
     ratios = [row["ratio"] for row in results]
     print(f"{len(results)} cases on {torch.cuda.get_device_name()}: median {statistics.median(ratios):.4f}, worst "
           f"{max(ratios):.3f}, best {min(ratios):.3f}; {sum(r > 1.05 for r in ratios)} lose more than 5 %")
@@ -152,8 +150,8 @@ def main():
     if of_models:
         print(f"models' widths: {len(of_models)}, worst {max(of_models):.4f}; {sum(r > 1.005 for r in of_models)} above 1.005")
     if o.json:
-        add_rows(o.json, {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"),
-                          "command": "dev/bench/compare_layernorm.py OLD.so NEW.so CASES"}, results, "op", "types", "columns", "rows")
+        head = measured_here("compare_layernorm.py OLD.so NEW.so CASES")
+        add_rows(o.json, head, results, "op", "types", "columns", "rows")
 
 
 if __name__ == "__main__":

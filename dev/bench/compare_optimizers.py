@@ -75,8 +75,7 @@ def main():
     rows = [{"job": job, "optimizer": name, **{f"lr {lr}": round(loss, 4) for lr, loss in losses[name].items()},
              "steps to AdamW's best": steps, "date": datetime.date.today().isoformat()}
             for name, steps in (("adamw", o.steps), ("muon", fewest or "more"))]
-    for row in rows:
-        print(row)
+    print(*rows, sep="\n")
     if o.json:
         add_rows(o.json, {}, rows, "job", "optimizer")
 

@@ -123,7 +123,7 @@ def errors_of(state, truth):
 def report(measured):
     """prints the table; the number of errors over MOST x pure's"""
     ours, autocast, pure = measured["ours"], measured["autocast"], measured["pure"]
-    print("| relative error of | ours bf16 | PyTorch autocast | PyTorch pure bf16 | ours/autocast | ours/pure | |\n|" + "---|" * 7)
+    print("| relative error of | ours bf16 | autocast | pure bf16 | ours/autocast | ours/pure | |\n|" + "---|" * 7)
     failures = 0
     for k, (name, error) in enumerate(ours.items()):
         ok = k >= 3 or error <= MOST * pure[name]  # NaN is not
@@ -143,7 +143,8 @@ def errors(a):
         return
     ours = read_state(a.ours, read_model(a.model))
     truth = run(a, ours.x, ours.y, torch.float32)
-    print(f"B {ours.x.shape[0]}, T {ours.x.shape[1]}: loss {truth.loss:.6f}, gradient norm {norm_of(truth.gradients.values()):.6f}\n")
+    B, T = ours.x.shape
+    print(f"B {B}, T {T}: loss {truth.loss:.6f}, gradient norm {norm_of(truth.gradients.values()):.6f}\n")
     states = {"ours": ours, "autocast": run(a, ours.x, ours.y, torch.float32, autocast=True),
               "pure": run(a, ours.x, ours.y, torch.bfloat16)}
     raise SystemExit(report({name: errors_of(state, truth) for name, state in states.items()}) > 0)
@@ -196,7 +197,7 @@ def hellaswag(a):
         raise SystemExit(theirs != ours)
 
 
-def parse_options():
+def main():
     p = parser(__doc__)
     ways = p.add_subparsers(dest="what", required=True)
     t = ways.add_parser("train")
@@ -222,11 +223,6 @@ def parse_options():
     a = p.parse_args()
     if a.what == "errors" and a.write_state and not a.data:
         p.error("--write-state needs --data")
-    return a
-
-
-def main():
-    a = parse_options()
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     {"train": train, "errors": errors, "hellaswag": hellaswag}[a.what](a)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -17,7 +18,7 @@ LOADED = set()  # names of tables
 
 # who races, as bench_layernorm.py and as the tables call them
 PROVIDERS = {"ours": "ours", "torch.compile": "torch.compile", "torch": "torch", "triton": "Triton's tutorial, our port",
-             "apex": "Apex", "liger": "Liger", "quack": "QuACK", "flash_attn": "flash-attention's Triton"}
+             "liger": "Liger", "quack": "QuACK", "flash_attn": "flash-attention's Triton"}
 
 
 def needs(doc, *packages):
@@ -41,7 +42,7 @@ class Number(str):
 
 def spelled(value):
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)}: {spelled(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{spelled(k)}: {spelled(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(spelled, value)) + "]"
     return value if isinstance(value, Number) else json.dumps(value, ensure_ascii=False)
@@ -52,7 +53,7 @@ def text_of(table, indent=""):
     def field(key, value):
         rows = isinstance(value, list) and value and isinstance(value[0], dict)
         lines = ",\n".join(f"{indent}    {spelled(row)}" for row in value) if rows else ""
-        return f"{indent}  {json.dumps(key, ensure_ascii=False)}: " + (f"[\n{lines}\n{indent}  ]" if rows else spelled(value))
+        return f"{indent}  {spelled(key)}: " + (f"[\n{lines}\n{indent}  ]" if rows else spelled(value))
     return "{\n" + ",\n".join(field(*each) for each in table.items()) + f"\n{indent}}}"
 
 
@@ -68,6 +69,13 @@ def add_rows(path, head, rows, *keys):
     new = [name(row) for row in rows]
     kept = [row for row in old.get("rows", []) if name(row) not in new]
     path.write_text(text_of({**old, **head, "rows": kept + rows}) + "\n")
+
+
+def measured_here(command, **more):
+    """the head of a table that this process measures on its GPU"""
+    import torch
+    return {"gpu": torch.cuda.get_device_name(), "date": time.strftime("%Y-%m-%d"), "pytorch": torch.__version__, **more,
+            "command": f"dev/bench/{command}"}
 
 
 # ---- files of the trainers ----------------------------------------------------------------------

@@ -159,7 +159,7 @@ def tutorial_verdict(rows, mode):
             f"({'counts' if near == wanted else 'DOES NOT COUNT'} as the tutorial): {text}") if points else None
 
 
-# ---- all of them: each returns apply(x, weight, bias), LayerNorm over the last dimension of x (N,C), for one shape and type -------
+# ---- all of them: each returns apply(x, weight, bias), LayerNorm over rows of x (N,C), for one shape and type --------
 def eager(x, weight, bias):
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, EPS)
 
@@ -171,11 +171,6 @@ def compiled():
     importlib.import_module("torch._inductor.config").autotune_local_cache = False
     torch._dynamo.reset()  # else it would generalise to any size after the first
     return torch.compile(eager, dynamic=False)
-
-
-def apex():
-    function = importlib.import_module("apex.normalization.fused_layer_norm").fused_layer_norm_affine
-    return lambda x, w, b: function(x, w, b, x.shape[-1:], EPS)
 
 
 def liger():
@@ -226,8 +221,8 @@ def peers():
     """({name: what makes it} of those that can be imported, {name: why the others cannot})"""
     # torch.compile's turn is the last: its kernels load with evict_last, and such lines outlive the clearing of L2, so
     # that a provider which reads the same input after it has part of the input from L2
-    makers = {"ours": ours, "torch": lambda: eager, "triton": lambda: TritonFunction.apply, "apex": apex, "liger": liger,
-              "quack": quack, "flash_attn": flash_attention, "torch.compile": compiled}
+    makers = {"ours": ours, "torch": lambda: eager, "triton": lambda: TritonFunction.apply, "liger": liger, "quack": quack,
+              "flash_attn": flash_attention, "torch.compile": compiled}
     missing = {}
     for name, make in makers.items():
         try:

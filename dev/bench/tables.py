@@ -55,7 +55,8 @@ def pivot(data, heads, cells, columns=None):
 def calls(name, keep=lambda row: True):
     """a line a shape, a column for each of forward, residual, backward, backward +="""
     data = load(name)
-    cells = [((shape(row),), CALLS[row["roof"][:4]], f"{row['us']}, {row['percent_of_roof']}") for row in filter(keep, data["rows"])]
+    cells = [((shape(row),), CALLS[row["roof"][:4]], f"{row['us']}, {row['percent_of_roof']}")
+             for row in data["rows"] if keep(row)]
     return pivot(data, [""], cells, [call for call in CALLS.values() if call in {column for _, column, _ in cells}])
 
 
@@ -193,13 +194,17 @@ def percent(part, whole):
     return f"{100 * float(part) / float(whole):.1f}" if float(whole) > 0 and float(part) > 0 else ""
 
 
+def taken(data):
+    return ["", f"{data['gpu']}, {data['date']}: {data['model']}."]
+
+
 def step_parts(name):
     data = load(name)
     lines = [[part["part"], part["calls"], part["work"], part["roof"], percent(part["ms"], data["recorded_ms"]),
               percent(part["floor_ms"], part["ms"])] for part in data["parts"] if int(part["calls"]) > 0]
     lines.append(["idle", "", "", "", percent(data["idle_ms"], data["recorded_ms"]), ""])
     lines.append(["**the recorded step**", "", "", "", "100.0", percent(data["floors_ms"], data["recorded_ms"])])
-    return markdown(["part", "calls", "work", "roof", "% of the step", "floor, % of it"], lines) + ["", f"{data['gpu']}, {data['date']}: {data['model']}."]
+    return markdown(["part", "calls", "work", "roof", "% of the step", "floor, % of it"], lines) + taken(data)
 
 
 def step_sums():
@@ -220,7 +225,7 @@ def step_products(name):
                "unsplit_us": "no sum split", "fused_us": "as in the step", "adding_us": "adding"}
     lines = [[p["name"], p["part"].removeprefix("products, "), f"{p['N']} x {p['C']} x {p['OC']}", p["calls"]]
              + [p[c] if float(p.get(c, 0)) > 0 else "" for c in columns] for p in data["products"]]
-    return markdown(["product", "", "N x C x OC", "calls"] + list(columns.values()), lines) + ["", f"{data['gpu']}, {data['date']}: {data['model']}."]
+    return markdown(["product", "", "N x C x OC", "calls"] + list(columns.values()), lines) + taken(data)
 
 
 def short_step():
@@ -354,7 +359,8 @@ def race_of(points):
                               for key, q in (("gb_per_s", "p50"), ("p80", "p80"), ("p20", "p20"))}
         line[PROVIDERS.get(row["provider"], row["provider"])] = times | ({"note": row["note"]} if "note" in row else {})
     head = {key: ", ".join(sorted({p["head"][key] for p in points})) for key in ("gpu", "date", "pytorch", "triton", "others")}
-    return head | {"commit": head_commit(), "command": "dev/bench/bench_layernorm.py --sweep --gpt2", "rows": list(rows.values())}
+    head |= {"commit": head_commit(), "command": "dev/bench/bench_layernorm.py --sweep --gpt2"}
+    return head | {"rows": list(rows.values())}
 
 
 def take_race(folder):
@@ -490,7 +496,8 @@ def check(texts):
         errors += [f"{path}: {line}" for line in snippets(text)]
         passed += found == len(errors)
     errors += [f"dev/bench/tables.py: no document has the table {name}" for name in TABLES if name not in used]
-    errors += [f"doc/measured/{of}.json: nothing shows {name}" for of in SUBJECTS for name in subject(of) if f"{of}/{name}" not in LOADED]
+    measured = {f"{of}/{name}" for of in SUBJECTS for name in subject(of)}
+    errors += [f"doc/measured: nothing shows {name}" for name in sorted(measured - LOADED)]
     for error in errors:
         print("ERROR:", error)
     print(f"{passed} documents, {len(used)} tables, {sum(links(p, t)[1] for p, t in texts.items())} links and paths")
