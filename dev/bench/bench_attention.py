@@ -201,8 +201,6 @@ def main():
     p.add_argument("--shapes", default=SHAPES, help=f"BxNHxT,... (default {SHAPES})")
     p.add_argument("--json", help="file for the table; it keeps its other rows of this GPU and day")
     o = p.parse_args()
-    if not torch.cuda.is_available():
-        p.error("no CUDA device")
     torch.utils.deterministic.fill_uninitialized_memory = False  # it would be part of the time
     cudnn, lib = torch.backends.cudnn.version(), library()
     head = measured_here("bench_attention.py", cuda=torch.version.cuda, cudnn=f"{cudnn // 10000}.{cudnn % 10000 // 100}")

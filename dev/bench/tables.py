@@ -322,9 +322,13 @@ REPORT = {
 }
 
 
+def measured():
+    return {f"{of}/{name}" for of in SUBJECTS for name in subject(of)}
+
+
 def table(name):
-    if name not in TABLES and "/" not in name:
-        raise SystemExit(f"no table {name}; known: {' '.join(TABLES)}, and those of doc/measured")
+    if name not in TABLES and name not in measured():
+        raise SystemExit(f"no table {name}; known: {' '.join([*TABLES, *sorted(measured())])}")
     return TABLES[name]() if name in TABLES else flat(name)
 
 
@@ -371,31 +375,31 @@ def take_race(folder):
     return store("race/points", data)
 
 
-def take_attention_ladder(measured):
-    context, op = measured["context"], measured["context"]["op"]
+def take_attention_ladder(found):
+    context, op = found["context"], found["context"]["op"]
     old = [row for row in load("ladder/attention")["rows"] if row["op"] != op]
 
     def where(row):
         return f"{row['N'] // row['T']}x{row['C'] // 64}x{row['T']}"
     rows = [{"op": op, "version": row["version"], "idea": row["idea"], "shape": where(row), "us": Number(f"{row['us']:.1f}"),
              "tflop_per_s": Number(f"{row['tflop_per_s']:.1f}"), "percent_of_roof": Number(f"{row['percent_of_roof']:.1f}")}
-            for row in measured["rows"] if row["ok"] and row["us"] and row["percent_of_roof"]]
+            for row in found["rows"] if row["ok"] and row["us"] and row["percent_of_roof"]]
     rows += [{"op": op, "version": "roof", "idea": part, "shape": where(roof), "us": Number(f"{roof[part + ' us']:.1f}")}
-             for roof in measured["roofs"] for part in ("products", "exponentials", "bytes")]
+             for roof in found["roofs"] for part in ("products", "exponentials", "bytes")]
     head = {"gpu": context["gpu"], "cuda": context["cuda_runtime"], "driver": context["driver"], "date": context["date"][:10],
             "commit": head_commit(), "command": "dev/cuda/OP --cold"}
     return store("ladder/attention", head | {"rows": sorted(old + rows, key=lambda row: row["op"], reverse=True)})
 
 
-def take_shootout(measured, name):
+def take_shootout(found, name):
     """rows of ship in place of older ones of the same call"""
-    context, data = measured["context"], load(name)
+    context, data = found["context"], load(name)
     rows = data["rows"]
-    slow = {(roof["dtype"], roof["N"], roof["C"]) for roof in measured["roofs"] if roof.get("counts") is False}
+    slow = {(roof["dtype"], roof["N"], roof["C"]) for roof in found["roofs"] if roof.get("counts") is False}
 
     def key(row):
         return row["op"], row["roof"][:4], row["dtype"], int(row["N"]), int(row["C"])
-    for row in measured["rows"]:
+    for row in found["rows"]:
         if row["version"] != "ship" or row["us"] is None or row["percent_of_roof"] is None or "block" in row["roof"]:
             continue
         if not row["ok"] or (row["dtype"], row["N"], row["C"]) in slow:
@@ -416,11 +420,11 @@ def take(path, name):
     if name == "race/points":
         return take_race(path)
     text = Path(path).read_text()
-    measured = json.loads(text)
+    found = json.loads(text)
     if name == "ladder/attention":
-        return take_attention_ladder(measured)
-    if "context" in measured:
-        return take_shootout(measured, name)
+        return take_attention_ladder(found)
+    if "context" in found:
+        return take_shootout(found, name)
     new = json.loads(text, parse_float=Number, parse_int=Number)
     of, _, known = name.partition("/")
     title = {key: value for key, value in subject(of).get(known, {}).items() if key == "title"}
@@ -496,8 +500,7 @@ def check(texts):
         errors += [f"{path}: {line}" for line in snippets(text)]
         passed += found == len(errors)
     errors += [f"dev/bench/tables.py: no document has the table {name}" for name in TABLES if name not in used]
-    measured = {f"{of}/{name}" for of in SUBJECTS for name in subject(of)}
-    errors += [f"doc/measured: nothing shows {name}" for name in sorted(measured - LOADED)]
+    errors += [f"doc/measured: nothing shows {name}" for name in sorted(measured() - LOADED)]
     for error in errors:
         print("ERROR:", error)
     print(f"{passed} documents, {len(used)} tables, {sum(links(p, t)[1] for p, t in texts.items())} links and paths")
