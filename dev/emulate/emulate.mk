@@ -35,7 +35,7 @@ $(OUT)test_emulated: $(call objects,$(addprefix dev/emulate/,main.cpp test_layer
                          test_attention.cpp)) \
                      $(addprefix $(EMULATED)/dev/emulate/test_,machine.cu.o many_ranks.cu.o) \
                      $(call objects,$(wildcard dev/test/gpu/test_layernorm*.cpp) $(addprefix dev/test/gpu/test_, \
-                         decode.cpp classifier.cpp matmul_bias.cpp adamw.cpp muon.cpp group_sum.cpp)) $(BUILD)/dev/test/shared.a \
+                         decode.cpp classifier.cpp sums.cpp optimizers.cpp)) $(BUILD)/dev/test/shared.a \
                      $(EMULATED_OPS) $(EMULATED_OBJECTS)
 	@mkdir -p $(@D)
 	$(LINK_EMULATED)

@@ -28,7 +28,7 @@ models=(  # name: tools: options
     "bf16 gradients 160 channels T=130, recompute gelu: $every:
         --dtype bf16 --grad-dtype bf16 --channels 160 --seq-len 130 --recompute gelu"
     # heads of 64: Hopper's attention. racecheck and initcheck do not understand its tensor maps and products; its repeats
-    # in test_attention_wgmma.cpp look for races
+    # in test_attention.cpp look for races
     "bf16 128 channels T=200: memcheck: --dtype bf16 --channels 128 --seq-len 200"
 )
 

@@ -8,6 +8,9 @@
 
 namespace llmc::gpu_test {
 
+// bytes of two arrays on the device that differ, counted 4 at a time; bytes is a multiple of 4: test_wgmma.cu
+int64_t count_differences(const void* a, const void* b, int64_t bytes);
+
 // attention's counters, which every call leaves at 0
 struct Counters : DeviceArray<unsigned> {
     Counters() : DeviceArray(std::vector<unsigned>(kAttentionCounters, 0)) {}
@@ -78,21 +81,14 @@ void check_attention_bias(const AttentionShape& s, bool accumulate) {
     Scratch scratch(attention_backward_bias_scratch(s.B, s.T, s.NH, s.HS));
     attention_forward<Real>({out.data(), lse.data(), counters.data(), qkv.data(), s.B, s.T, s.NH, s.HS},
                             kStream);
-    AttentionBackward<Real> call{plain.data(),
-                                 scratch.data(),
-                                 counters.data(),
-                                 dout.data(),
-                                 qkv.data(),
-                                 out.data(),
-                                 lse.data(),
-                                 s.B,
-                                 s.T,
-                                 s.NH,
-                                 s.HS};
-    attention_backward(call, kStream);
-    call.dqkv = dqkv.data();
+    attention_backward<Real>({plain.data(), scratch.data(), counters.data(), dout.data(), qkv.data(),
+                              out.data(), lse.data(), s.B, s.T, s.NH, s.HS},
+                             kStream);
     Vector expected = accumulate ? dbias.values() : Vector(columns, 0.0), terms = absolute(expected);
-    attention_backward_bias(dbias.data(), accumulate, call, kStream);
+    attention_backward_bias<Real>(dbias.data(), accumulate,
+                                  {dqkv.data(), scratch.data(), counters.data(), dout.data(), qkv.data(),
+                                   out.data(), lse.data(), s.B, s.T, s.NH, s.HS},
+                                  kStream);
     const std::string name =
         "attention_backward_bias dbias " + type_names<Real, Grad>() + (accumulate ? " += " : " ") + s.text();
     expect_same(name + ": dqkv", dqkv, plain.download());

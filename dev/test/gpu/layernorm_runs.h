@@ -1,7 +1,6 @@
-// LayerNorm's problems on the device, for its tests: test_layernorm.cpp (widths, rows, forms of a call),
-// test_layernorm_inputs.cpp (hard inputs, exact sums), test_layernorm_repeats.cpp (the same bits again),
-// test_layernorm_large.cpp, test_layernorm_sums.cpp (sums over dinp). Inputs, truth and bounds are the
-// shootouts' (dev/cuda/layernorm_problems.h, fp64's with 2^-53). A failure reads
+// LayerNorm's problems on the device, for its tests: test_layernorm.cpp (widths, rows, forms of a call, sums over dinp),
+// test_layernorm_inputs.cpp (hard inputs, exact sums), test_layernorm_repeats.cpp (the same bits again). Inputs, truth and bounds
+// are the shootouts' (dev/cuda/layernorm_problems.h, fp64's with 2^-53). A failure reads
 //   layernorm_backward dinp bf16 133x768 dinp += normal: dinp[0][5]: found .., expected .. within ..
 #pragma once
 #include <algorithm>

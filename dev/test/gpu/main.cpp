@@ -4,11 +4,15 @@
 //   ./test_gpt2cu --thorough             those too (an hour)
 //   ./test_gpt2cu --part 2/4             every fourth test case, from the second on
 //   ./test_gpt2cu --model FILE --state FILE [--losses FILE]     as in dev/test/support/main.cpp
+//   ./test_gpt2cu --dump-bf16 FILE --model FILE --state FILE    for dev/bench/compare_pytorch.py: weights from the model, the
+//                                        batch from the state; what the bf16 model makes of it to FILE, a debug state
+//                                        (20240327 v2) with logits, loss and gradients as fp32
 // PLUMB_BOUNDS=1 also prints how much of its bound each result used. Without a GPU nothing is tested.
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,15 +20,74 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#include "dev/test/gpu/dump_state.h"
+#include "dev/test/gpu/gpu_model.h"
 #include "dev/test/gpu/layer_test.h"
 #include "dev/test/support/compare_state.h"
+#include "dev/test/support/debug_state.h"
 #include "llmc/host/base/resources.h"
-#include "llmc/model/gpu/gpt2.cuh"
+#include "llmc/host/files/file_io.h"
+#include "llmc/model/formats/checkpoint.h"
 
 namespace llmc {
 namespace gpu_test {
 namespace {
+
+// ---- --dump-bf16 ---------------------------------------------------------------------------------
+
+template <typename T>
+void write_values(FileWriter* out, std::span<const T> values) {
+    out->write(values.data(), values.size_bytes());
+}
+
+void write_header(FileWriter* out, const Batch& batch) {
+    int32_t header[kHeaderWords] = {kDebugStateMagic, kDebugStateVersion, batch.B, batch.T};
+    write_values(out, std::span<const int32_t>(header));
+    write_values(out, std::span<const int32_t>(batch.tokens));
+    write_values(out, std::span<const int32_t>(batch.targets));
+}
+
+// (B,T,Vp) in the model, (B,T,V) in the file
+void write_logits(FileWriter* out, Bf16Model* model, const Batch& batch) {
+    const GPT2Config& c = model->config();
+    model->evaluate(batch);
+    std::span<const float> logits = model->logits();
+    for (int64_t row = 0; row < (int64_t)batch.B * batch.T; row++) {
+        write_values(out, logits.subspan(row * c.padded_vocab_size, c.vocab_size));
+    }
+}
+
+void write_gradients(FileWriter* out, const Bf16Model& model) {
+    for (int t = 0; t < kNumTensors; t++) {
+        std::vector<float> values((size_t)tensor_total(model.config(), t));
+        model.save_gradient(t, 0, values);
+        write_values(out, std::span<const float>(values));
+    }
+}
+
+int dump_state_main(int argc, char** argv) {
+    const CompareOptions files = parse_compare_options(argc - 2, argv + 2);
+    if (!files.losses.empty()) {
+        throw Error(kExitUsage, "--losses: expected --dump-bf16 FILE --model FILE --state FILE");
+    }
+    ModelFile file(files.model);
+    DebugState state(files.state, file.config());
+    const Batch& batch = state.batch();
+    Bf16Model model(file.config(), batch.B, batch.T);
+    model.init(0);
+    load_model(file,
+               [&](State s, int t, int64_t first, std::span<const float> x) { model.load(s, t, first, x); });
+    FileWriter out(argv[2]);
+    write_header(&out, batch);
+    write_logits(&out, &model, batch);
+    float loss = (float)model.forward_backward(std::span(&batch, 1));
+    out.write(&loss, sizeof(loss));
+    write_gradients(&out, model);
+    out.commit();
+    std::printf("wrote %s: B %d, T %d, loss %.6f\n", argv[2], batch.B, batch.T, loss);
+    return kExitDone;
+}
+
+// ---- the tests -----------------------------------------------------------------------------------
 
 constexpr const char* kThoroughSuite = "thorough";
 
@@ -104,31 +167,14 @@ int main(int argc, char** argv) {
     using namespace llmc;
     wait_politely(argv);
     try {
-        if (argc > 1 && std::string_view(argv[1]) == "--dump-bf16") { return dump_state_main(argc, argv); }
-        if (wants_comparison(argc, argv)) { return run_comparison<GPT2<float, float>>(argc, argv); }
+        if (argc > 1 && std::string_view(argv[1]) == "--dump-bf16") {
+            return gpu_test::dump_state_main(argc, argv);
+        }
+        if (wants_comparison(argc, argv)) { return run_comparison<Fp32Model>(argc, argv); }
         return gpu_test::run_tests(gpu_test::parse_test_options(argc, argv));
     } catch (const Error& e) {
         std::fflush(stdout);
         std::fprintf(stderr, "test_gpt2cu: %s\n", e.what());
         return e.exit_code;
-    }
-}
-
-// ---- the tests' own tools ------------------------------------------------------------------------
-
-TEST_CASE("device arrays: values come back rounded, writes outside are seen") {
-    using namespace llmc::gpu_test;
-    for (int offset : {0, 1}) {
-        DeviceArray<bf16> x(Floats{1, 1 + 0x1p-8f + 0x1p-20f, -3.14159f}, offset);
-        CHECK(x.values() == Vector{1, 1 + 0x1p-7, -3.140625});
-        CHECK(x.unchanged());
-        CHECK(x.damage() == "");
-        check_cuda(cudaMemset(x.data() + 2, 0, 3));
-        CHECK(!x.unchanged());
-        CHECK(x.damage() == "element 3 of 3");
-        DeviceArray<float> y(5, offset);
-        for (float v : y.download()) { CHECK(std::isnan(v)); }
-        check_cuda(cudaMemset(y.data() - 1, 0, 4));
-        CHECK(y.damage() == "element -1 of 5");
     }
 }

@@ -2,7 +2,6 @@
 // statistics (the mean by a sum over the row; rstd by half of another and rsqrtf's 2 ulp) and 4 roundings; a
 // product by its terms' errors and a sum over the row.
 #include "dev/cuda/attention_bounds.h"
-#include "dev/test/gpu/gelu_bounds.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/decode/decode.h"

@@ -9,6 +9,7 @@
 #include "llmc/model/gpu/network.cuh"
 
 using namespace llmc;
+using namespace llmc::gpu_test;
 
 namespace {
 
@@ -105,7 +106,7 @@ TEST_CASE(
     constexpr int kPlaces = 5, kBytes = 256;
     const Stream stream, beside;
     Event begun, forked, joined;
-    gpu_test::DeviceArray<uint8_t> places(std::vector<uint8_t>(kPlaces * kBytes, 0xa5)),
+    DeviceArray<uint8_t> places(std::vector<uint8_t>(kPlaces * kBytes, 0xa5)),
         copies(std::vector<uint8_t>(kPlaces * kBytes, 0x5a)), other(std::vector<uint8_t>(kBytes, 0xc3));
     size_t nodes = 0;
     const auto record = [&](int distinct, int products, int first_begin = 0) {
@@ -171,13 +172,12 @@ size_t fills_in(cudaGraph_t recorded) {
 // GPT-2's of a small batch, twice. As cuBLASLt computes them on Hopper, some need a fill; where none does, only their results
 // are checked.
 TEST_CASE("gpu graphs: of the products of a recording one fill is left, and results are the same") {
-    using T = __nv_bfloat16;
+    using T = bf16;
     constexpr int kN = 4096, kC = 768, kWidths[] = {768, 2304, 3072, 768, 2304, 3072};
     const Stream stream;
     DeviceMemory workspace(Matmul::kWorkspace), small(Matmul::kSmallWorkspaces * Matmul::kSmallWorkspace);
-    const gpu_test::DeviceArray<T> inp(gpu_test::floats(kN * kC, 1)),
-        weight(gpu_test::floats(4 * kC * kC, 2));
-    gpu_test::DeviceArray<T> out(kN * 4 * kC), dinp(kN * kC);
+    const DeviceArray<T> inp(floats(kN * kC, 1)), weight(floats(4 * kC * kC, 2));
+    DeviceArray<T> out(kN * 4 * kC), dinp(kN * kC);
     Matmul matmul(workspace.data(), false, (char*)small.data());
     const auto products = [&] {
         for (int OC : kWidths) {
@@ -206,8 +206,8 @@ TEST_CASE("gpu graphs: of the products of a recording one fill is left, and resu
         check(cudaMemsetAsync(out.data(), 0xff, kN * kWidths[5] * sizeof(T), stream));
         recording.repeat();
         check(cudaStreamSynchronize(stream));
-        gpu_test::expect_same("out", out, expected_out);
-        gpu_test::expect_same("dinp", dinp, expected_dinp);
+        expect_same("out", out, expected_out);
+        expect_same("dinp", dinp, expected_dinp);
     }
 }
 

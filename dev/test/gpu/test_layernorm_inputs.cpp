@@ -129,29 +129,6 @@ TEST_CASE("layernorm_backward regimes: constant rows of large numbers") {
     }
 }
 
-TEST_SUITE("thorough") {
-    TEST_CASE("layernorm regimes: hard inputs in long rows") {
-        for (TypePair types : kTypePairs) {
-            for (Inputs kind : kHard) {
-                for (Shape s : {Shape{1031, 8},
-                                {1031, 9},
-                                {131, 1600},
-                                {131, 1601},
-                                {35, 8192},
-                                {35, 8193},
-                                {9, 16384},
-                                {7, 16385},
-                                {7, 65536},
-                                {7, 131072},
-                                {7, 262144},
-                                {7, 262151}}) {
-                    for (auto* make : kOps) { check_problem(make(types.dtype, s, kind, types.plain())); }
-                }
-            }
-        }
-    }
-}
-
 // Each cluster takes at least 8 rows on 132 multiprocessors: twice as many as its blocks' moments have places.
 TEST_CASE("layernorm_forward regimes: rings that go round") {
     auto check = [](Dtype dtype, Shape s) {
@@ -159,8 +136,11 @@ TEST_CASE("layernorm_forward regimes: rings that go round") {
     };
     check(Dtype::kBf16, {400, 32776});
     check(Dtype::kFp32, {67, 262136});
+    constexpr Shape shapes[] = {{133, 65544},  {67, 131080},  {150, 70'000},  {150, 77'832},
+                                {150, 90'000}, {60, 105'000}, {100, 120'008}, {90, 150'000},
+                                {90, 190'000}, {40, 220'000}, {60, 237'000}};
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
-        for (Shape s : {Shape{133, 65544}, {67, 131080}}) { check(dtype, s); }
+        for (Shape s : shapes) { check(dtype, s); }
     }
 }
 
@@ -220,17 +200,9 @@ TEST_CASE("layernorm_forward regimes: constant rows without epsilon are NaN") {
 
 TEST_CASE("layernorm regimes: infinities and NaNs stay in their rows") {
     for (Dtype dtype : kDtypes) {
-        for (Shape s : {Shape{131, 33},
-                        {131, 65},
-                        {131, 100},
-                        {131, 768},
-                        {67, 769},
-                        {35, 4096},
-                        {9, 4097},
-                        {9, 16384},
-                        {9, 20'001},
-                        {9, 32768},
-                        {9, 65536}}) {
+        constexpr Shape shapes[] = {{131, 33}, {131, 65},  {131, 100},  {131, 768}, {67, 769}, {35, 4096},
+                                    {9, 4097}, {9, 16384}, {9, 20'001}, {9, 32768}, {9, 65536}};
+        for (Shape s : shapes) {
             for (auto* make : kOps) { check_isolation(make, dtype, s); }
         }
     }
@@ -239,17 +211,10 @@ TEST_CASE("layernorm regimes: infinities and NaNs stay in their rows") {
 // Sums over rows that are small integers have no roundings: no row may be lost or counted twice (bound 0).
 TEST_CASE("layernorm_backward regimes: exact sums over rows") {
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
-        for (Shape s : {Shape{4099, 3},
-                        {4099, 8},
-                        {4099, 36},
-                        {2003, 65},
-                        {1400, 256},
-                        {1031, 769},
-                        {1031, 1024},
-                        {133, 4097},
-                        {67, 8192},
-                        {35, 20480},
-                        {9, 65536}}) {
+        constexpr Shape shapes[] = {{4099, 3},   {4099, 8},   {4099, 36},   {2003, 65},
+                                    {1400, 256}, {1031, 769}, {1031, 1024}, {133, 4097},
+                                    {67, 8192},  {35, 20480}, {9, 65536}};
+        for (Shape s : shapes) {
             for (const CallForm* form : {&kPlain, &kAllAdded}) {
                 check_exact(layernorm_backward_problem(dtype, s, Inputs::kInteger, *form));
             }
@@ -279,47 +244,38 @@ TEST_CASE("layernorm_backward regimes: exact sums of long rows") {
     }
 }
 
-// long rows whose ring goes round, a few times in each of the clusters that fit
-TEST_CASE("layernorm_forward regimes: rings that go round") {
-    for (TypePair types : {kTypePairs[0], kTypePairs[1]}) {
-        for (Shape s : {Shape{150, 70'000},
-                        {150, 77'832},
-                        {150, 90'000},
-                        {60, 105'000},
-                        {100, 120'008},
-                        {90, 150'000},
-                        {90, 190'000},
-                        {40, 220'000},
-                        {60, 237'000}}) {
-            check_problem(layernorm_forward_problem(types.dtype, s, Inputs::kNormal, types.plain()));
-        }
-    }
-}
-
 // rings that go round, where rows have statistics of their own: those of a later row would be seen
 TEST_CASE("layernorm_backward regimes: statistics by rings that go round") {
-    for (Shape s : {Shape{60'000, 64},
-                    {60'000, 65},
-                    {56'000, 256},
-                    {3400, 1281},
-                    {200, 20480},
-                    {600, 24584},
-                    {90, 90'000},
-                    {50, 190'000},
-                    {17, 262144}}) {
+    constexpr Shape shapes[] = {{60'000, 64}, {60'000, 65}, {56'000, 256}, {3400, 1281}, {200, 20480},
+                                {600, 24584}, {90, 90'000}, {50, 190'000}, {17, 262144}};
+    for (Shape s : shapes) {
         check_problem(layernorm_backward_problem(Dtype::kBf16, s, Inputs::kNormal, kPlain));
     }
     check_problem(layernorm_backward_problem(Dtype::kFp32, {40, 150'004}, Inputs::kNormal, kPlain));
 }
 
 TEST_SUITE("thorough") {
+    TEST_CASE("layernorm regimes: hard inputs in long rows") {
+        for (TypePair types : kTypePairs) {
+            for (Inputs kind : kHard) {
+                constexpr Shape shapes[] = {{1031, 8},  {1031, 9},   {131, 1600}, {131, 1601},
+                                            {35, 8192}, {35, 8193},  {9, 16384},  {7, 16385},
+                                            {7, 65536}, {7, 131072}, {7, 262144}, {7, 262151}};
+                for (Shape s : shapes) {
+                    for (auto* make : kOps) { check_problem(make(types.dtype, s, kind, types.plain())); }
+                }
+            }
+        }
+    }
+
     TEST_CASE("layernorm_backward regimes: exact sums over many rows") {
         for (TypePair types : {kTypePairs[0], kTypePairs[1], kTypePairs[4]}) {
-            for (Shape s : {Shape{300'007, 3}, {300'007, 8}, {20'011, 256}, {20'011, 257}, {10'007, 768},
-                            {10'007, 769},     {5003, 1280}, {5003, 1281},  {5003, 1600},  {5003, 1601},
-                            {4099, 2048},      {4099, 2049}, {2003, 4096},  {2003, 4097},  {1031, 8192},
-                            {1031, 8193},      {573, 16384}, {573, 16385},  {267, 32768},  {133, 65536},
-                            {67, 131072},      {35, 262144}, {35, 262152},  {35, 262145}}) {
+            constexpr Shape shapes[] = {
+                {300'007, 3}, {300'007, 8}, {20'011, 256}, {20'011, 257}, {10'007, 768}, {10'007, 769},
+                {5003, 1280}, {5003, 1281}, {5003, 1600},  {5003, 1601},  {4099, 2048},  {4099, 2049},
+                {2003, 4096}, {2003, 4097}, {1031, 8192},  {1031, 8193},  {573, 16384},  {573, 16385},
+                {267, 32768}, {133, 65536}, {67, 131072},  {35, 262144},  {35, 262152},  {35, 262145}};
+            for (Shape s : shapes) {
                 for (const CallForm* form : {&types.plain(), &types.added()}) {
                     check_exact(layernorm_backward_problem(types.dtype, s, Inputs::kInteger, *form));
                 }
@@ -328,11 +284,12 @@ TEST_SUITE("thorough") {
     }
     TEST_CASE("layernorm_backward regimes: rings that go round") {
         for (TypePair types : kTypePairs) {
-            for (Shape s : {Shape{60'000, 64}, {10600, 256},  {2700, 1280},  {3400, 1281},   {1100, 4096},
-                            {1100, 4097},      {573, 8704},   {573, 9001},   {400, 15'001},  {267, 20'001},
-                            {150, 33'001},     {90, 100'001}, {573, 16384},  {267, 20480},   {400, 28672},
-                            {150, 40'000},     {133, 65536},  {90, 90'000},  {100, 105'000}, {50, 150'000},
-                            {50, 170'000},     {50, 190'000}, {50, 220'000}, {40, 250'000}}) {
+            constexpr Shape shapes[] = {
+                {60'000, 64},   {10600, 256},  {2700, 1280},  {3400, 1281},  {1100, 4096},  {1100, 4097},
+                {573, 8704},    {573, 9001},   {400, 15'001}, {267, 20'001}, {150, 33'001}, {90, 100'001},
+                {573, 16384},   {267, 20480},  {400, 28672},  {150, 40'000}, {133, 65536},  {90, 90'000},
+                {100, 105'000}, {50, 150'000}, {50, 170'000}, {50, 190'000}, {50, 220'000}, {40, 250'000}};
+            for (Shape s : shapes) {
                 for (const CallForm* form : {&types.plain(), &types.added()}) {
                     check_problem(layernorm_backward_problem(types.dtype, s, Inputs::kNormal, *form));
                 }

@@ -1,10 +1,13 @@
-// LayerNorm on the GPU, the same bits again: in any batch, at any place in it, and in a thousand launches.
-#include <omp.h>
-
+// LayerNorm on the GPU, the same bits again: in any batch, at any place in it, and in a thousand launches; call after call
+// without a pause; and of more than 2^31 elements those of a few.
+#include "dev/test/gpu/layer_test.h"
 #include "dev/test/gpu/layernorm_runs.h"
+#include "llmc/layernorm/layernorm.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;
+
+// ---- batches and repeats -------------------------------------------------------------------------
 
 namespace {
 
@@ -17,93 +20,25 @@ void check_batches_of(TypePair types, Shape s) {
 
 // ---- repeats -------------------------------------------------------------------------------------
 
-// host memory that the GPU copies into without a detour
-class PinnedBytes {
-public:
-    explicit PinnedBytes(size_t n) { check_cuda(cudaMallocHost(&memory_, std::max<size_t>(n, 1))); }
-    ~PinnedBytes() { cudaFreeHost(memory_); }
-    PinnedBytes(const PinnedBytes&) = delete;
-    std::byte* data() const { return static_cast<std::byte*>(memory_); }
-
-private:
-    void* memory_ = nullptr;
-};
-
-bool same_bytes(const std::byte* a, const std::byte* b, size_t n) {
-    constexpr size_t kPiece = 1 << 18;
-    bool same = true;
-#pragma omp parallel for reduction(&& : same)
-    for (size_t at = 0; at < n; at += kPiece) {
-        same = same && std::memcmp(a + at, b + at, std::min(kPiece, n - at)) == 0;
-    }
-    return same;
-}
-
-// A problem that is launched again and again on the same arrays. Its outputs are each time made what they
-// were before the first launch: poison, or what is added to.
-class Repeated {
-public:
-    explicit Repeated(const Problem& p) : p_(p), tensors_(p) {
-        for (const Output& t : p.out) {
-            const DeviceArray<std::byte>& memory = tensors_.all.at(t.name).memory;
-            outputs_.push_back({&memory, DeviceArray<std::byte>(memory.uploaded())});
-            bytes_ += memory.size();
-        }
-    }
-    size_t bytes() const { return bytes_; }
-
-    // queues a launch, and the copy of all results one after the other
-    void queue(std::byte* results) {
-        auto copy = [](void* to, const void* from, size_t n, cudaMemcpyKind kind) {
-            check_cuda(cudaMemcpyAsync(to, from, n, kind, kStream));
-        };
-        for (const auto& [memory, before] : outputs_) {
-            copy(memory->data(), before.data(), memory->size(), cudaMemcpyDeviceToDevice);
-        }
-        launch(tensors_, p_);
-        for (const auto& [memory, before] : outputs_) {
-            copy(results, memory->data(), memory->size(), cudaMemcpyDeviceToHost);
-            results += memory->size();
-        }
-    }
-
-private:
-    struct Output_ {
-        const DeviceArray<std::byte>* memory;
-        DeviceArray<std::byte> before;
-    };
-    const Problem& p_;
-    Tensors tensors_;
-    std::vector<Output_> outputs_;
-    size_t bytes_ = 0;
-};
-
-// While a launch and its copy run, the results of the one before it are compared with the first's.
+// A problem launched again and again on the same arrays. Its outputs are each time made what they were before the first launch:
+// poison, or what is added to.
 void check_repeats(const Problem& p, int repeats) {
-    Repeated repeated(p);
-    size_t n = repeated.bytes();
-    PinnedBytes first(n), even(n), odd(n);
-    repeated.queue(first.data());
-    repeated.queue(odd.data());
+    Tensors tensors(p);
+    const Results first = run(p, tensors);
     int differing = 0, first_differing = 0;
     for (int repeat = 1; repeat < repeats; repeat++) {
-        check_cuda(cudaDeviceSynchronize());
-        if (repeat + 1 < repeats) { repeated.queue((repeat % 2 ? even : odd).data()); }
-        if (same_bytes((repeat % 2 ? odd : even).data(), first.data(), n)) { continue; }
-        if (differing++ == 0) { first_differing = repeat; }
+        tensors.reset();
+        launch(tensors, p);
+        bool same = true;
+        for (size_t i = 0; i < first.size(); i++) {
+            same = same && tensors.all.at(p.out[i].name).memory.download() == first[i];
+        }
+        if (!same && differing++ == 0) { first_differing = repeat; }
     }
-    check_cuda(cudaDeviceSynchronize());
     CHECK_MESSAGE(differing == 0,
                   fmt::format("{}: {} of {} launches gave other bits than the first, launch {} to begin with",
                               name_of(p, "results"), differing, repeats, first_differing));
-    Bytes all(first.data(), first.data() + n);
-    Results found;
-    for (size_t i = 0, at = 0; i < p.out.size(); i++) {
-        size_t bytes = p.out[i].truth->size() * format_of(p.out[i].dtype).bytes;
-        found.emplace_back(all.begin() + at, all.begin() + at + bytes);
-        at += bytes;
-    }
-    judge_results(p, found);
+    judge_results(p, first);
 }
 
 // Shape number i, forward and backward; types and ops take turns.
@@ -145,67 +80,308 @@ void check_few_and_many(TypePair types) {
 
 TEST_CASE("layernorm regimes: a row's result does not depend on its batch") {
     for (TypePair types : {kTypePairs[0], kTypePairs[1]}) {
-        for (Shape s : {Shape{1000, 8},
-                        {300, 768},
-                        {300, 255},
-                        {133, 1600},
-                        {35, 4096},
-                        {35, 4097},
-                        {9, 16384},
-                        {5, 32768},
-                        {300, 33},
-                        {300, 90},
-                        {5, 20001},
-                        {5, 140'001},
-                        {60, 40'000},
-                        {60, 90'000},
-                        {35, 190'000}}) {
-            check_batches_of(types, s);
-        }
-    }
-}
-TEST_SUITE("thorough") {
-    TEST_CASE("layernorm regimes: a row's result does not depend on its batch for each pair of types") {
-        for (TypePair types : kTypePairs) {
-            for (Shape s : {Shape{20'011, 1},
-                            {20'011, 8},
-                            {20'011, 33},
-                            {20'011, 90},
-                            {20'011, 100},
-                            {4099, 768},
-                            {4099, 769},
-                            {2003, 1792},
-                            {2003, 1793},
-                            {533, 4096},
-                            {267, 8192},
-                            {267, 8191},
-                            {133, 16384},
-                            {133, 16385},
-                            {35, 65537},
-                            {35, 65536},
-                            {9, 262144},
-                            {9, 262152}}) {
-                check_batches_of(types, s);
-            }
-        }
+        constexpr Shape shapes[] = {{1000, 8},  {300, 768},   {300, 255},   {133, 1600},  {35, 4096},
+                                    {35, 4097}, {9, 16384},   {5, 32768},   {300, 33},    {300, 90},
+                                    {5, 20001}, {5, 140'001}, {60, 40'000}, {60, 90'000}, {35, 190'000}};
+        for (Shape s : shapes) { check_batches_of(types, s); }
     }
 }
 
 TEST_CASE("layernorm_forward regimes: few rows and many") {
     for (TypePair types : {kTypePairs[0], kTypePairs[1]}) { check_few_and_many(types); }
 }
-TEST_SUITE("thorough") {
-    TEST_CASE("layernorm_forward regimes: few rows and many for each pair of types") {
-        for (TypePair types : kTypePairs) { check_few_and_many(types); }
-    }
-}
 
 TEST_CASE("layernorm regimes: 20 launches give the same bits") {
     constexpr Shape kFew[] = {{10'007, 64}, {1031, 769}, {1511, 1280}, {267, 4096}, {67, 16384}, {17, 32768}};
     for (int i = 0; i < (int)std::size(kFew); i++) { check_repeats(i, kFew[i], 20); }
 }
+
+// ---- call after call -----------------------------------------------------------------------------
+//
+// Launches overlap on Hopper, so each must wait for what the calls before it write. Rows are few enough that a launch leaves
+// room for the next one.
+
+namespace {
+
+// Seven calls, forward or backward, each of which reads what the one before it has written.
+template <typename T>
+class Chain {
+public:
+    static constexpr const char* kCalls = "FFBFFBF";
+    static constexpr int kCount = 7;
+
+    Chain(int64_t N, int C)
+        : N_(N),
+          C_(C),
+          inp_(floats(N * C, 1)),
+          weight_(floats(C, 2)),
+          bias_(floats(C, 3)),
+          results_(kCount * N * C),
+          statistics_(kCount * 2 * N),
+          sums_(kCount * 2 * C),
+          scratch_((int64_t)layernorm_backward_scratch(C)) {}
+
+    // the bytes that each call wrote; pause: the calls wait for one another here
+    std::vector<Bytes> run(bool pause) {
+        for_all([](auto& array) {
+            check_cuda(cudaMemset(array.data(), kPoison, array.size() * sizeof(array.uploaded()[0])));
+        });
+        for (int i = 0; i < kCount; i++) {
+            if (i == 0 || pause) { check_cuda(cudaDeviceSynchronize()); }
+            kCalls[i] == 'F' ? forward(i) : backward(i);
+        }
+        check_cuda(cudaDeviceSynchronize());
+        std::vector<Bytes> wrote(kCount);
+        for_all([&](auto& array) {
+            check_guards("layernorm chain", array);
+            Bytes all = bytes_of(array);
+            size_t each = all.size() / kCount;
+            for (int i = 0; i < kCount; i++) {
+                wrote[i].insert(wrote[i].end(), all.begin() + i * each, all.begin() + (i + 1) * each);
+            }
+        });
+        return wrote;
+    }
+    std::string name() const { return fmt::format("layernorm chain {} {}x{}", type_name<T>(), N_, C_); }
+
+private:
+    template <typename Each>
+    void for_all(Each each) {
+        each(results_);
+        each(statistics_);
+        each(sums_);
+    }
+    T* result(int i) const { return results_.data() + i * N_ * C_; }
+    const T* rows(int i) const { return i < 0 ? inp_.data() : result(i); }
+    float* mean(int i) const { return statistics_.data() + i * 2 * N_; }
+
+    void forward(int i) {
+        layernorm_forward(LayerNormForward<T>{.out = result(i),
+                                              .mean = mean(i),
+                                              .rstd = mean(i) + N_,
+                                              .inp = rows(i - 1),
+                                              .weight = weight_.data(),
+                                              .bias = bias_.data(),
+                                              .N = N_,
+                                              .C = C_},
+                          kStream);
+    }
+    // of the forward call before: what it wrote is taken for dout
+    void backward(int i) {
+        T* dweight = sums_.data() + i * 2 * C_;
+        layernorm_backward(LayerNormBackward<T>{.dinp = result(i),
+                                                .dweight = dweight,
+                                                .dbias = dweight + C_,
+                                                .scratch = scratch_.data(),
+                                                .dout = rows(i - 1),
+                                                .inp = rows(i - 2),
+                                                .weight = weight_.data(),
+                                                .mean = mean(i - 1),
+                                                .rstd = mean(i - 1) + N_,
+                                                .N = N_,
+                                                .C = C_},
+                           kStream);
+    }
+
+    int64_t N_;
+    int C_;
+    DeviceArray<T> inp_, weight_, bias_;
+    DeviceArray<T> results_;         // (kCount,N,C): out or dinp
+    DeviceArray<float> statistics_;  // (kCount,2,N): mean, rstd of forward
+    DeviceArray<T> sums_;            // (kCount,2,C): dweight, dbias of backward
+    Scratch scratch_;
+};
+
+template <typename T>
+void check_chain(int64_t N, int C) {
+    Chain<T> chain(N, C);
+    std::vector<Bytes> expected = chain.run(true);
+    for (int again = 0; again < 5; again++) {
+        std::vector<Bytes> found = chain.run(false);
+        int i = 0;
+        while (i < chain.kCount && found[i] == expected[i]) { i++; }
+        CHECK_MESSAGE(i == chain.kCount, fmt::format("{}: call {} of {} read what was not there yet",
+                                                     chain.name(), i + 1, chain.kCount));
+    }
+}
+
+}  // namespace
+
+TEST_CASE("layernorm regimes: a call waits for those before it") {
+    constexpr Shape shapes[] = {{400, 64},   {400, 768},  {200, 1024}, {132, 2048}, {132, 4096}, {66, 8192},
+                                {33, 16384}, {16, 32768}, {14, 65536}, {8, 131072}, {4, 262144}, {400, 65},
+                                {200, 769},  {16, 769},   {16, 1601},  {16, 4097},  {8, 8191},   {16, 20001}};
+    for (Shape s : shapes) {
+        check_chain<float>(s.N, s.C);
+        check_chain<bf16>(s.N, s.C);
+    }
+}
+
+// ---- more than 2^31 elements ---------------------------------------------------------------------
+//
+// Their offsets no int holds. The rows are those of a block of 4,099 (a prime number), over and over: the block alone is
+// compared with the truth, and all rows with the block's, bit for bit; dweight and dbias, sums of small integers, are known
+// exactly. Thorough only; what the device's memory does not hold is skipped with a message.
+
+namespace {
+
+constexpr int64_t kBlockRows = 4099;
+
+// n bytes: the block's over and over; poison without a block
+DeviceArray<std::byte> repeated(const Bytes& block, int64_t n) {
+    DeviceArray<std::byte> x(n);
+    int64_t have = std::min(n, (int64_t)block.size());
+    if (have == 0) { return x; }
+    check_cuda(cudaMemcpy(x.data(), block.data(), have, cudaMemcpyHostToDevice));
+    for (int64_t more; have < n; have += more) {  // whole blocks until the last time
+        more = std::min(have, n - have);
+        check_cuda(cudaMemcpy(x.data() + have, x.data(), more, cudaMemcpyDeviceToDevice));
+    }
+    return x;
+}
+
+// the problem's tensors with N rows instead of its own
+template <typename T>
+int64_t bytes_of_rows(const Problem& p, const T& t, int64_t N) {
+    auto [rows, cols] = extent_of(p, t);
+    return (t.extent == Extent::kColumns ? rows : N) * cols * format_of(t.dtype).bytes;
+}
+Tensors repeated(const Problem& p, int64_t N) {
+    Tensors tensors;
+    tensors.add_scratch(p);
+    auto add = [&](const auto& t, const Values& values, bool input) {
+        const Format& f = format_of(t.dtype);
+        Bytes block = values ? encode_all(*values, f) : Bytes();
+        tensors.all.try_emplace(t.name, repeated(block, bytes_of_rows(p, t, N)),
+                                extent_of(p, t).second * f.bytes, input);
+    };
+    for (const Input& t : p.in) { add(t, t.values, true); }
+    for (const Output& t : p.out) { add(t, t.initial, false); }
+    return tensors;
+}
+
+// all rows of x have the bytes of the block's; pieces of about 64 MB are looked at together
+void expect_repeated(const std::string& name, const Tensor& x, const Bytes& block) {
+    check_guards(name, x.memory);
+    int64_t period = (int64_t)block.size(), n = x.memory.size();
+    int64_t piece = std::max<int64_t>(1, (64 << 20) / period) * period, wrong = -1;
+    for (int64_t begin = 0; begin < n && wrong < 0; begin += piece) {
+        Bytes some = x.memory.download(begin, std::min(piece, n - begin));
+        for (int64_t at = 0; at < (int64_t)some.size() && wrong < 0; at += period) {
+            int64_t count = std::min(period, (int64_t)some.size() - at);
+            if (std::memcmp(&some[at], block.data(), count) == 0) { continue; }
+            auto differs = std::mismatch(block.begin(), block.begin() + count, some.begin() + at);
+            wrong = begin + at + (differs.first - block.begin());
+        }
+    }
+    long long row_bytes = (long long)x.row_bytes;
+    CHECK_MESSAGE(wrong < 0,
+                  fmt::format("{}: row {} of {}, byte {}: not the bits of row {}", name, wrong / row_bytes,
+                              n / row_bytes, wrong % row_bytes, wrong % period / row_bytes));
+}
+
+const Values& values_of(const Problem& p, const std::string& name) {
+    for (const Input& t : p.in) {
+        if (t.name == name) { return t.values; }
+    }
+    throw Error(kExitUsage, "no input " + name);
+}
+
+// The exact dweight or dbias of N rows, kInteger's mean being 0 and rstd 1: whole blocks, then more rows.
+std::vector<float> exact_sums(const Problem& p, const Output& t, int64_t N) {
+    const std::vector<double>&dout = *values_of(p, "dout"), &inp = *values_of(p, "inp");
+    bool weigh = std::string(t.name) == "dweight";
+    std::vector<double> sums(p.C, 0.0);
+    for (int64_t row = 0; row < p.N; row++) {
+        auto times = (double)(N / p.N + (row < N % p.N));
+        for (int64_t c = 0, i = row * p.C; c < p.C; c++, i++) {
+            sums[c] += times * dout[i] * (weigh ? inp[i] : 1.0);
+        }
+    }
+    for (int c = 0; c < p.C; c++) { sums[c] += t.initial ? (*t.initial)[c] : 0.0; }
+    return convert<float>(sums);
+}
+
+// p: with kBlockRows rows, and gradients in fp32
+void check_large(const Problem& p, int64_t N) {
+    Problem large = p;
+    large.N = N;
+    size_t needed = (size_t)1 << 30, available = 0, total = 0;
+    for (const Input& t : p.in) { needed += bytes_of_rows(p, t, N); }
+    for (const Output& t : p.out) { needed += bytes_of_rows(p, t, N); }
+    check_cuda(cudaMemGetInfo(&available, &total));
+    if (needed > available) {
+        MESSAGE(name_of(large, "skipped"), ": needs ", needed >> 30, " GB of device memory, there are ",
+                available >> 30);
+        return;
+    }
+    Results block = check_problem(p);
+    Tensors tensors = repeated(p, N);
+    launch(tensors, large);
+    check_cuda(cudaDeviceSynchronize());
+    for (size_t i = 0; i < p.out.size(); i++) {
+        const Output& t = p.out[i];
+        const Tensor& found = tensors.all.at(t.name);
+        if (t.extent != Extent::kColumns) {
+            expect_repeated(name_of(large, t.name), found, block[i]);
+            continue;
+        }
+        check_guards(name_of(large, t.name), found.memory);
+        std::vector<float> expected = exact_sums(p, t, N), sums(p.C);
+        Bytes raw = found.memory.download();
+        std::memcpy(sums.data(), raw.data(), raw.size());
+        check_same(name_of(large, t.name), sums, expected);
+    }
+}
+
+}  // namespace
+
 TEST_SUITE("thorough") {
+    TEST_CASE("layernorm regimes: a row's result does not depend on its batch for each pair of types") {
+        for (TypePair types : kTypePairs) {
+            constexpr Shape shapes[] = {{20'011, 1}, {20'011, 8}, {20'011, 33}, {20'011, 90}, {20'011, 100},
+                                        {4099, 768}, {4099, 769}, {2003, 1792}, {2003, 1793}, {533, 4096},
+                                        {267, 8192}, {267, 8191}, {133, 16384}, {133, 16385}, {35, 65537},
+                                        {35, 65536}, {9, 262144}, {9, 262152}};
+            for (Shape s : shapes) { check_batches_of(types, s); }
+        }
+    }
+
+    TEST_CASE("layernorm_forward regimes: few rows and many for each pair of types") {
+        for (TypePair types : kTypePairs) { check_few_and_many(types); }
+    }
+
     TEST_CASE("layernorm regimes: 1000 launches give the same bits") {
         for (int i = 0; i < (int)std::size(kRepeated); i++) { check_repeats(i, kRepeated[i], 1000); }
+    }
+
+    TEST_CASE("layernorm regimes: more than 2^31 elements") {
+        const CallForm kFp32Gradients = {.name = "fp32 gradients", .fp32_gradients = true};
+        constexpr int64_t kRows = (1 << 21) + 3;
+        for (int C : {1040, 1041}) {
+            Shape block = {kBlockRows, C};
+            for (auto* make : kForwards) {
+                check_large(make(Dtype::kBf16, block, Inputs::kNormal, kPlain), kRows);
+            }
+            for (const CallForm* form : {&kFp32Gradients, &kFp32Added}) {
+                check_large(layernorm_backward_problem(Dtype::kBf16, block, Inputs::kInteger, *form), kRows);
+            }
+        }
+        // long rows: 16,419 of 131,072 and of one more
+        for (int C : {131'072, 131'073}) {
+            check_large(layernorm_forward_problem(Dtype::kBf16, {kBlockRows / 40, C}), (1 << 14) + 35);
+        }
+    }
+    // Rows that blocks share where there are no clusters: there is room for what they tell each other of 701,781 such
+    // rows at most (581,162 on 132 multiprocessors), and the next launch adds to its sums by column.
+    TEST_CASE("layernorm_backward regimes: more rows than one launch takes") {
+        check_large(
+            layernorm_backward_problem(Dtype::kFp32, {kBlockRows / 40, 8224}, Inputs::kInteger, kAllAdded),
+            710'000);
+    }
+    TEST_CASE("layernorm regimes: more than 2^30 rows") {
+        for (int C : {3, 8}) {
+            check_large(layernorm_forward_problem(Dtype::kBf16, {kBlockRows, C}), (1 << 30) + 5);
+        }
     }
 }

@@ -1,7 +1,6 @@
 // Matrix products on the GPU, with their epilogues, against the reference.
 #include <span>
 
-#include "dev/test/gpu/gelu_bounds.h"
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/model/cpu/reference.h"

@@ -1,10 +1,13 @@
-// The encoder on the GPU against the reference.
+// The encoder and GELU on the GPU against the reference.
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
 #include "llmc/ops/encoder.h"
+#include "llmc/ops/gelu.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;
+
+// ---- the encoder ---------------------------------------------------------------------------------
 
 namespace {
 
@@ -35,7 +38,7 @@ struct EncoderShape {
 
 // The last five are runs against backward's chunks of 64: a last chunk that is not full, two chunks, full and
 // not, a single one, borders.
-constexpr EncoderShape kShapes[] = {
+constexpr EncoderShape kEncoderShapes[] = {
     {1, 1, 1, 2, Tokens::kRandom},           {1, 3, 3, 97, Tokens::kDistinct},
     {3, 17, 65, 257, Tokens::kRandom},       {3, 17, 65, 257, Tokens::kDistinct},
     {4, 64, 769, 97, Tokens::kOneToken},     {17, 64, 768, 257, Tokens::kRandom},
@@ -47,7 +50,7 @@ constexpr EncoderShape kShapes[] = {
 
 // One addition of two numbers of T in fp32 and the rounding to T.
 template <typename Real>
-void check_forward(const EncoderShape& s) {
+void check_encoder_forward(const EncoderShape& s) {
     auto [B, T, C, V, kind] = s;
     DeviceArray<int32_t> tokens(s.tokens());
     DeviceArray<Real> wte(floats((int64_t)V * C, 2)), wpe(floats((T + 3) * C, 3)), out((int64_t)B * T * C);
@@ -65,7 +68,7 @@ void check_forward(const EncoderShape& s) {
 // that of B rows, plus what was there with accumulate. Sums in fp32, one addition to the start value, then
 // the rounding to Grad. A row that no token asks for keeps its bits, and so does a position from T on.
 template <typename Real, typename Grad>
-void check_backward(const EncoderShape& s, bool accumulate) {
+void check_encoder_backward(const EncoderShape& s, bool accumulate) {
     auto [B, T, C, V, kind] = s;
     DeviceArray<int32_t> tokens(s.tokens());
     DeviceArray<Real> dout(floats((int64_t)B * T * C, 4));
@@ -100,14 +103,86 @@ void check_backward(const EncoderShape& s, bool accumulate) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("encoder_forward", Real, float, bf16) {
-    for (const EncoderShape& s : kShapes) { check_forward<Real>(s); }
+    for (const EncoderShape& s : kEncoderShapes) { check_encoder_forward<Real>(s); }
 }
 
 TEST_CASE_TEMPLATE("encoder_backward", Real, float, bf16) {
-    for (const EncoderShape& s : kShapes) {
+    for (const EncoderShape& s : kEncoderShapes) {
         for (bool accumulate : {false, true}) {
-            check_backward<Real, float>(s, accumulate);
-            if (!std::is_same_v<Real, float>) { check_backward<Real, Real>(s, accumulate); }
+            check_encoder_backward<Real, float>(s, accumulate);
+            if (!std::is_same_v<Real, float>) { check_encoder_backward<Real, Real>(s, accumulate); }
         }
     }
+}
+
+// ---- GELU ----------------------------------------------------------------------------------------
+
+namespace {
+
+struct GeluShape {
+    int64_t n;
+    int offset;  // elements off the alignment of every pointer
+};
+constexpr GeluShape kGeluShapes[] = {{1, 0},    {3, 1},         {17, 0},     {17, 3},
+                                     {1023, 1}, {1000 * 65, 0}, {1 << 18, 5}};
+
+// ordinary numbers, large ones, zeros of both signs and the ends of what the sigmoid tells apart
+Floats gelu_inputs(int64_t n) {
+    Floats x = floats(n, 1, 1.5);
+    constexpr float kOthers[] = {0.0f, -0.0f, 6, -6, 12, -12, 40, -40, 1e4f, -1e4f, 1e-20f, -1e-20f};
+    for (int64_t i = 16; i < n; i += 17) { x[i] = kOthers[i / 17 % std::size(kOthers)]; }
+    return x;
+}
+
+template <typename T>
+void check_gelu_forward(const GeluShape& s, bool alias) {
+    DeviceArray<T> inp(gelu_inputs(s.n), s.offset), apart(s.n, s.offset);
+    DeviceArray<T>& out = alias ? inp : apart;
+    gelu_forward(out.data(), inp.data(), s.n, kStream);
+    Vector x = inp.values(), expected(s.n);
+    gelu_forward_cpu(expected.data(), x.data(), s.n);
+    std::string name = fmt::format("gelu_forward out {} n={} offset={}{}", type_name<T>(), (int)s.n, s.offset,
+                                   alias ? " in place" : "");
+    expect_near(name, out, expected,
+                [&](size_t i) { return stored<T>(gelu_error(x[i], expected[i]), expected[i]); });
+    if (!alias) { expect_unchanged(name, inp); }
+}
+
+template <typename T>
+void check_gelu_backward(const GeluShape& s, bool alias) {
+    DeviceArray<T> inp(gelu_inputs(s.n), s.offset), dout(floats(s.n, 2), s.offset), apart(s.n, s.offset);
+    DeviceArray<T>& dinp = alias ? dout : apart;
+    gelu_backward(dinp.data(), dout.data(), inp.data(), s.n, kStream);
+    Vector x = inp.values(), d = dout.values(), expected(s.n);
+    gelu_backward_cpu(expected.data(), d.data(), x.data(), s.n);
+    std::string name = fmt::format("gelu_backward dinp {} n={} offset={}{}", type_name<T>(), (int)s.n,
+                                   s.offset, alias ? " in place" : "");
+    expect_near(name, dinp, expected, [&](size_t i) {
+        return stored<T>(std::fabs(d[i]) * gelu_slope_error(x[i]) + u * std::fabs(expected[i]), expected[i]);
+    });
+    expect_unchanged(name, inp);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("gelu: forward and backward, aligned or not, in place or not", T, float, bf16) {
+    for (const GeluShape& s : kGeluShapes) {
+        for (bool alias : {false, true}) {
+            check_gelu_forward<T>(s, alias);
+            check_gelu_backward<T>(s, alias);
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("gelu: NaN stays NaN", T, float, bf16) {
+    DeviceArray<T> inp(Floats{1, NAN, -1}), dout(Floats{1, 1, NAN}), out(3), dinp(3);
+    gelu_forward(out.data(), inp.data(), 3, kStream);
+    gelu_backward(dinp.data(), dout.data(), inp.data(), 3, kStream);
+    Vector y = DeviceArray<T>::widened(out.download()), d = DeviceArray<T>::widened(dinp.download());
+    CHECK(std::isfinite(y[0]));
+    CHECK(std::isnan(y[1]));
+    CHECK(std::isfinite(y[2]));
+    CHECK(std::isfinite(d[0]));
+    CHECK(std::isnan(d[1]));
+    CHECK(std::isnan(d[2]));
 }

@@ -1,5 +1,7 @@
-#include "dev/test/gpu/wgmma_kernels.h"
-
+// Each wrapper of wgmma.cuh and tensor_map.cuh alone, in a kernel around it: products of whole numbers, which bf16 and fp32 hold
+// exactly. And the comparison of arrays on the device that the tests of attention use. On the default stream; nothing waits but
+// count_differences().
+#include "dev/test/gpu/attention_check.h"
 #include "llmc/cuda/device_facts.cuh"
 #include "llmc/cuda/tensor_map.cuh"
 #include "llmc/cuda/wgmma.cuh"
@@ -8,12 +10,17 @@ namespace llmc::gpu_test {
 
 namespace {
 
+// a from shared memory or registers, b's sum over its columns (a b^T) or rows (a b)
+enum class Product { kSharedColumns, kSharedRows, kRegistersColumns, kRegistersRows };
+
 constexpr int kWarpgroup = 128, kThreads = 3 * kWarpgroup;
 
 struct __align__(kAtomBytes) Shared {
     bf16 a[kTileElements], b[kTileElements];
     uint64_t full;
 };
+
+constexpr int kSharedBytes = sizeof(Shared) + kAtomBytes;
 
 __device__ Shared& aligned_shared() {
     extern __shared__ __align__(kAtomBytes) unsigned char raw[];
@@ -94,6 +101,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
 }
 
+// box (64,64) = rows t to t + 63 of head h of a sequence, as they lie in shared memory, with the swizzle undone
 __global__ void load_box_kernel(const __grid_constant__ CUtensorMap map, bf16* box, int h, int t,
                                 int sequence) {
     if constexpr (kSm90a) {
@@ -120,36 +128,55 @@ __global__ void count_kernel(unsigned long long* count, const uint32_t* a, const
     if (mine > 0) { atomicAdd(count, mine); }
 }
 
+// ---- the tests -------------------------------------------------------------------------------------
+
+constexpr int kSide = 64, kElements = kSide * kSide;
+
+// -8 to 8
+Floats whole_numbers(int64_t n, uint64_t seed) {
+    Floats x = floats(n, seed, 3);
+    for (float& v : x) { v = std::round(std::clamp(v, -8.0f, 8.0f)); }
+    return x;
+}
+
+// before + a b, or a b^T
+Vector product_of(const Floats& before, const Floats& a, const Floats& b, bool over_columns) {
+    Vector d(before.begin(), before.end());
+    for (int i = 0; i < kSide; i++) {
+        for (int j = 0; j < kSide; j++) {
+            for (int k = 0; k < kSide; k++) {
+                d[i * kSide + j] +=
+                    (double)a[i * kSide + k] * b[over_columns ? j * kSide + k : k * kSide + j];
+            }
+        }
+    }
+    return d;
+}
+
+// d (64,64) = before + the product of a and b, which TMA brings in; of its first rows, those whose number has bit 3 set times 2,
+// stored by way of store_result() and store_box()
 template <Product product>
-void launch_product(float* d, bf16* rounded, const float* before, const bf16* a, const bf16* b, int rows) {
-    constexpr int kBytes = sizeof(Shared) + kAtomBytes;
+void check_product(const char* name, int rows) {
+    constexpr bool over_columns = product == Product::kSharedColumns || product == Product::kRegistersColumns;
+    Floats before = whole_numbers(kElements, 1), a = whole_numbers(kElements, 2),
+           b = whole_numbers(kElements, 3);
+    DeviceArray<bf16> a_device(a), b_device(b), rounded_device((int64_t)rows * kSide);
+    DeviceArray<float> before_device(before), d(kElements);
     auto* kernel = product_kernel<product>;
-    kernel<<<1, kThreads, kBytes>>>(head_map(a, 1, 64, 1, 64), head_map(b, 1, 64, 1, 64),
-                                    head_map(rounded, 1, rows, 1, 16), d, before, rows);
+    kernel<<<1, kThreads, kSharedBytes>>>(
+        head_map(a_device.data(), 1, 64, 1, 64), head_map(b_device.data(), 1, 64, 1, 64),
+        head_map(rounded_device.data(), 1, rows, 1, 16), d.data(), before_device.data(), rows);
     check_launch();
+    Vector expected = product_of(before, a, b, over_columns);
+    expect_near(fmt::format("product {}", name), d, expected, [](size_t) { return 0.0; });
+    Vector doubled(expected.begin(), expected.begin() + rows * kSide);
+    for (size_t i = 0; i < doubled.size(); i++) { doubled[i] *= i / kSide % 16 < 8 ? 1 : 2; }
+    expect_near(fmt::format("product {} rows={} stored", name, rows), rounded_device, rounded<bf16>(doubled),
+                [](size_t) { return 0.0; });
+    expect_unchanged(name, a_device, b_device, before_device);
 }
 
 }  // namespace
-
-void run_product(Product product, float* d, bf16* rounded, const float* before, const bf16* a, const bf16* b,
-                 int rows) {
-    switch (product) {
-        case Product::kSharedColumns:
-            return launch_product<Product::kSharedColumns>(d, rounded, before, a, b, rows);
-        case Product::kSharedRows:
-            return launch_product<Product::kSharedRows>(d, rounded, before, a, b, rows);
-        case Product::kRegistersColumns:
-            return launch_product<Product::kRegistersColumns>(d, rounded, before, a, b, rows);
-        case Product::kRegistersRows:
-            return launch_product<Product::kRegistersRows>(d, rounded, before, a, b, rows);
-    }
-}
-
-void run_load_box(bf16* box, const bf16* tensor, int heads, int T, int B, int h, int t, int s) {
-    load_box_kernel<<<1, kWarpgroup, sizeof(Shared) + kAtomBytes>>>(head_map(tensor, heads, T, B, kTileRows),
-                                                                    box, h, t, s);
-    check_launch();
-}
 
 int64_t count_differences(const void* a, const void* b, int64_t bytes) {
     require(bytes % 4 == 0, "count_differences: bytes must be a multiple of 4");
@@ -161,6 +188,42 @@ int64_t count_differences(const void* a, const void* b, int64_t bytes) {
     check(cudaMemcpy(&result, count, sizeof(result), cudaMemcpyDeviceToHost));
     check(cudaFree(count));
     return (int64_t)result;
+}
+
+TEST_CASE("wgmma: every product alone, results in registers, and through shared memory by TMA") {
+    if (!has_attention_wgmma()) { return; }
+    for (int rows : {64, 50, 16, 1}) {
+        check_product<Product::kSharedColumns>("a b^T, both in shared memory", rows);
+        check_product<Product::kSharedRows>("a b, both in shared memory", rows);
+        check_product<Product::kRegistersColumns>("a b^T, a in registers", rows);
+        check_product<Product::kRegistersRows>("a b, a in registers", rows);
+    }
+}
+
+// boxes that hang over either end of a sequence bring zeros, not the neighbour's rows
+TEST_CASE("wgmma: boxes of one head, within a sequence and over its ends") {
+    if (!has_attention_wgmma()) { return; }
+    constexpr int kHeads = 3, kT = 100, kB = 2;
+    Floats values = whole_numbers((int64_t)kB * kT * kHeads * kSide, 1);
+    DeviceArray<bf16> tensor(values);
+    for (int t : {-64, -16, 0, 7, 64, 99}) {
+        for (int h : {0, 2}) {
+            for (int s : {0, 1}) {
+                DeviceArray<bf16> box(kElements);
+                load_box_kernel<<<1, kWarpgroup, kSharedBytes>>>(
+                    head_map(tensor.data(), kHeads, kT, kB, kTileRows), box.data(), h, t, s);
+                check_launch();
+                Vector expected(kElements);
+                for (int i = 0; i < kElements; i++) {
+                    int row = t + i / kSide;
+                    int64_t at = (((int64_t)s * kT + row) * kHeads + h) * kSide + i % kSide;
+                    expected[i] = row >= 0 && row < kT ? values[at] : 0;
+                }
+                expect_near(fmt::format("box t={} h={} s={}", t, h, s), box, expected,
+                            [](size_t) { return 0.0; });
+            }
+        }
+    }
 }
 
 }  // namespace llmc::gpu_test

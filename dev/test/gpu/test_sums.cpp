@@ -1,13 +1,49 @@
-// Sums over groups: of gradients, of the norm's chunks, of losses; and that they are made in the ranks'
-// order.
+// Sums on the GPU against the reference: of columns, which are a bias's gradient; of squares; over groups, whose gradients,
+// chunks of the norm and losses are added in the ranks' order.
+#include <utility>
+
 #include "dev/test/gpu/layer_test.h"
 #include "llmc/model/cpu/reference.h"
+#include "llmc/ops/column_sums/bias.h"
 #include "llmc/ops/global_norm.h"
 
 using namespace llmc;
 using namespace llmc::gpu_test;
 
 namespace {
+
+// a column's sum over N rows in fp32, the addition to what was there, the rounding to Grad. The arrays may
+// begin some elements off their alignment.
+template <typename T, typename Grad>
+void check_bias_backward(int64_t N, int OC, bool accumulate, int dout_offset = 0, int dbias_offset = 0) {
+    DeviceArray<T> dout(floats(N * OC, 1), dout_offset);
+    DeviceArray<Grad> dbias(accumulate ? floats(OC, 2) : Floats(OC, NAN), dbias_offset);
+    Scratch scratch(bias_backward_scratch(OC));
+    bias_backward(dbias.data(), scratch.data(), dout.data(), N, OC, accumulate, kStream);
+    Vector expected = accumulate ? dbias.values() : Vector(OC, 0.0), terms = absolute(expected);
+    bias_backward_cpu(expected.data(), dout.values().data(), N, OC, OC);
+    bias_backward_cpu(terms.data(), absolute(dout.values()).data(), N, OC, OC);
+    std::string name = "bias_backward dbias " + type_names<T, Grad>() +
+                       fmt::format("{} N={} OC={}", accumulate ? " +=" : "", (int)N, OC);
+    expect_near(name, dbias, expected,
+                [&](size_t i) { return stored<Grad>(u * (additions(N) + 2) * terms[i], expected[i]); });
+    check_guards(name + " scratch", scratch);
+    expect_unchanged(name, dout);
+}
+
+// A thread adds at most 8 squares, a vector's, in fp32: 8 roundings and the product's; the rest is double.
+template <typename Grad>
+void check_sum_of_squares(int64_t n) {
+    DeviceArray<Grad> x(floats(n, 1, 0.1));
+    DeviceArray<double> sum(1);
+    Scratch scratch(sum_of_squares_scratch());
+    sum_of_squares(sum.data(), scratch.data(), x.data(), n, kStream);
+    double norm = global_norm_cpu(x.values().data(), n);
+    std::string name = fmt::format("sum_of_squares sum {} n={}", type_name<Grad>(), n);
+    expect_near(name, sum, {norm * norm}, [&](size_t) { return 9 * u * norm * norm; });
+    check_guards(name + " scratch", scratch);
+    expect_unchanged(name, x);
+}
 
 // of four chunks those of the share: one of them does not begin at a multiple of kNormChunk
 constexpr int64_t kAll = 3 * kNormChunk + 4096 + 8, kShort = 4096 + 8;
@@ -71,6 +107,46 @@ void check_chunks(int64_t n) {
 }
 
 }  // namespace
+
+TEST_CASE_TEMPLATE("bias_backward", T, float, bf16) {
+    constexpr std::pair<int, int> shapes[] = {{1, 1},     {3, 3},       {17, 65},     {1000, 769}, {4099, 65},
+                                              {4099, 64}, {1023, 4800}, {4099, 3072}, {300, 12800}};
+    for (auto [N, OC] : shapes) {
+        for (bool accumulate : {false, true}) {
+            check_bias_backward<T, float>(N, OC, accumulate);
+            if (!std::is_same_v<T, float>) { check_bias_backward<T, T>(N, OC, accumulate); }
+        }
+    }
+}
+
+// rows of whole 16-byte vectors that lie on no 16 bytes
+TEST_CASE_TEMPLATE("bias_backward: arrays one element off their alignment", T, float, bf16) {
+    for (auto [dout, dbias] : {std::pair{1, 0}, {0, 1}}) {
+        CAPTURE(dout);
+        check_bias_backward<T, float>(17, 768, true, dout, dbias);
+        if (!std::is_same_v<T, float>) { check_bias_backward<T, T>(17, 768, true, dout, dbias); }
+    }
+}
+
+TEST_CASE_TEMPLATE("sum_of_squares", Grad, float, bf16) {
+    for (int64_t n : {1, 3, 17, 1000, 65537, (1 << 20) + 7}) { check_sum_of_squares<Grad>(n); }
+}
+
+TEST_CASE_TEMPLATE("sum_of_squares: NaN and infinity come through", Grad, float, bf16) {
+    for (float bad : {NAN, INFINITY}) {
+        for (int at : {0, 5000, 9999}) {
+            Floats values = floats(10000, 1);
+            values[at] = bad;
+            DeviceArray<Grad> x(values);
+            DeviceArray<double> sum(1);
+            Scratch scratch(sum_of_squares_scratch());
+            sum_of_squares(sum.data(), scratch.data(), x.data(), x.size(), kStream);
+            double found = sum.download()[0];
+            CHECK(std::isnan(bad) == std::isnan(found));
+            CHECK(!std::isfinite(found));
+        }
+    }
+}
 
 TEST_SUITE_BEGIN("groups");
 
