@@ -96,7 +96,7 @@ $(OUT)data/make_shards $(OUT)data/make_hellaswag: $(OUT)data/%: $(BUILD)/data/%.
 	$(LINK) $^ -o $@ $(DEPS_LDFLAGS) $(HASH)
 
 include scripts/gpu.mk scripts/libraries.mk
--include dev/cuda/shootouts.mk dev/emulate/emulate.mk dev/test/fuzz/fuzz.mk dev/test/test.mk
+-include dev/cuda/shootouts.mk dev/emulate/emulate.mk dev/test/test.mk
 
 # ---- what users type --------------------------------------------------------------------------------------------------
 all: $(PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS))

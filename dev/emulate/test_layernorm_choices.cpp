@@ -1,11 +1,10 @@
-// What the launchers of LayerNorm launch, of each class of calls: compared with dev/test/fixture/layernorm_choices.txt, or
-// recorded there, at every width. The machine runs nothing of it.
-//   PLUMB_RECORD_CHOICES=dev/test/fixture/layernorm_choices.txt ./test_emulated --test-case="*is recorded"
+// The launchers of LayerNorm launch what choose.h chooses, of each class of calls. The machine runs nothing of it.
 #include <cxxabi.h>
 #include <dlfcn.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <regex>
 #include <unordered_map>
 
@@ -87,13 +86,13 @@ std::string& launched(const emulation::Launch& launch) {
 template <typename T, typename W>
 void call(const Case& c, int C) {
     auto at = [&](auto* none, int64_t offset) { return (decltype(none))(0x100000000 + offset); };
-    int64_t off = c.piece == 16 / c.bytes ? 0 : c.piece * c.bytes;
+    int64_t off = c.whole() ? 0 : c.piece * c.bytes;
     T* rows = at((T*)nullptr, off);
     W* weight = at((W*)nullptr, c.aligned_weights               ? 0
                                 : sizeof(W) * c.piece % 16 == 0 ? sizeof(W)
                                                                 : sizeof(W) * c.piece);
     auto* statistics = at((acc_t<T>*)nullptr, 0);
-    if (c.op == Op::kForward || c.op == Op::kResidual) {
+    if (c.forward()) {
         LayerNormForward<T, W> call{
             .out = rows, .inp = rows, .weight = weight, .bias = weight, .N = c.N, .C = C};
         if (c.op == Op::kResidual) { call.residual = call.out, call.inp2 = rows; }
@@ -117,77 +116,52 @@ void call(const Case& c, int C) {
     }
 }
 
-// what calls launch, while this lives
-struct Launches {
-    Runs runs;
-    std::string last, wrong;  // choice; widths, or types, of another choice than is recorded
-    uint64_t digest = 0;      // of the grids of all
-
-    Launches() {
-        emulation::instead_of_launch = [this](const emulation::Launch& launch) {
-            const std::string& text = launched(launch);
-            if (first_.empty()) { first_ = text; }
-            if (text[0] == '?') { return; }  // of sums by column
-            for (uint64_t x : {(uint64_t)launch.grid.x, (uint64_t)launch.block.x, (uint64_t)launch.shared,
-                               (uint64_t)launch.cluster, (uint64_t)launch.cooperative}) {
-                digest = (digest ^ x) * 0x9e3779b97f4a7c15u + (digest >> 29);
-            }
-        };
+// what a call launches first
+std::string first_launch(const Case& c, int C, bool half) {
+    std::string first;
+    emulation::instead_of_launch = [&](const emulation::Launch& launch) {
+        if (first.empty()) { first = launched(launch); }
+    };
+    if (c.bytes == 2) {
+        half     ? c.same ? call<__half, __half>(c, C) : call<__half, float>(c, C)
+            : c.same ? call<__nv_bfloat16, __nv_bfloat16>(c, C)
+                 : call<__nv_bfloat16, float>(c, C);
+    } else {
+        c.bytes == 4 ? call<float, float>(c, C) : call<double, double>(c, C);
     }
-    ~Launches() { emulation::instead_of_launch = nullptr; }
+    emulation::instead_of_launch = nullptr;
+    return first;
+}
 
-    void note(const Case& c, int C) {
-        first_.clear();
-        if (c.bytes == 2) {
-            c.same ? call<__nv_bfloat16, __nv_bfloat16>(c, C) : call<__nv_bfloat16, float>(c, C);
-        } else {
-            c.bytes == 4 ? call<float, float>(c, C) : call<double, double>(c, C);
+// of a run its first and its last row, and some between
+std::string wrong_launches(const Case& c, const Run& run, const std::vector<int>& widths) {
+    std::string wrong;
+    auto at = std::lower_bound(widths.begin(), widths.end(), run.first);
+    const auto last = std::lower_bound(widths.begin(), widths.end(), run.last);
+    for (const auto step = std::max<int64_t>(1, (last - at) / 12);; at += std::min(step, last - at)) {
+        for (bool half : {false, true}) {
+            if (half && c.bytes != 2) { continue; }
+            const std::string found = first_launch(c, *at, half);
+            if (found != run.text) { wrong += fmt::format(" {}{}: {}", half ? "fp16 " : "", *at, found); }
         }
-        if (first_ != last) { runs[C] = last = first_; }
-        if (c.bytes == 2 && C % 5 == 0) {
-            first_.clear();
-            c.same ? call<__half, __half>(c, C) : call<__half, float>(c, C);
-            if (first_ != last) { wrong += fmt::format(" fp16 {}", C); }
-        }
+        if (at == last) { return wrong; }
     }
-
-private:
-    std::string first_;
-};
+}
 
 }  // namespace
 
 TEST_SUITE("emulated") {
-    TEST_CASE("emulated layernorm: launchers launch what is recorded") {
-        const char* record = std::getenv("PLUMB_RECORD_CHOICES");  // all widths, to this file
-        const auto known = choices::read_choices("dev/test/fixture/layernorm_choices.txt");
-        std::map<std::string, Runs> all;
+    TEST_CASE("emulated layernorm: launchers launch what is chosen") {
         for (const choices::Gpu& gpu : kGpus) {
             cudaSetDevice(gpu.device);
             for (const Case& c : cases()) {
-                const std::string name = fmt::format("{}: {}", gpu.name, c.name());
-                Launches launches;
-                const Runs expected = record != nullptr ? Runs{} : known.at(name);
-                each_width(c, gpu.every, [&](int C) {
-                    // of each run its first and its last row, and some between
-                    auto next = expected.upper_bound(C);
-                    bool edge =
-                        expected.contains(C) || (next != expected.end() && next->first - C <= c.piece);
-                    if (record == nullptr && !edge && C / c.piece % 13 != 0) { return; }
-                    launches.note(c, C);
-                    if (record == nullptr && launches.last != std::prev(next)->second) {
-                        launches.wrong += fmt::format(" {}", C);
-                    }
-                });
-                all[name] = launches.runs;
-                INFO(name);
-                CHECK(launches.wrong == "");
-                if (record != nullptr) {
-                    std::printf("%s %016llx\n", name.c_str(), (unsigned long long)launches.digest);
+                const std::vector<int> widths = widths_of(c);
+                for (const Run& run : runs_of(gpu, c)) {
+                    const std::string wrong = wrong_launches(c, run, widths);
+                    CHECK_MESSAGE(wrong == "", gpu.name, ": ", c.name(), ": not ", run.text, " at", wrong);
                 }
             }
         }
         cudaSetDevice(0);
-        if (record != nullptr) { std::ofstream(record) << written(all); }
     }
 }

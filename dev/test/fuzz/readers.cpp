@@ -1,9 +1,13 @@
-// Everything that reads what comes from outside: see readers.h.
+// Everything that reads what comes from outside: see readers.h. At the end libFuzzer's entry: FUZZ_READER=name says what reads
+// its inputs; run.sh builds and runs it.
 #include "dev/test/fuzz/readers.h"
 
+#include <unistd.h>
 #include <algorithm>
 #include <cinttypes>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -411,3 +415,35 @@ void check_reader(const ReaderUnderTest& reader, const std::string& folder, cons
 }
 
 }  // namespace llmc
+
+// ---- libFuzzer ---------------------------------------------------------------------------------
+
+static const llmc::ReaderUnderTest* fuzzed = nullptr;
+static std::string fuzz_folder;
+
+// writes the seeds into FUZZ_SEEDS, which is among the folders of inputs
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+    const char *name = std::getenv("FUZZ_READER"), *seeds = std::getenv("FUZZ_SEEDS");
+    for (const llmc::ReaderUnderTest& r : llmc::readers_under_test()) {
+        if (name != nullptr && std::string(name) == r.name) { fuzzed = &r; }
+    }
+    if (fuzzed == nullptr) {
+        for (const llmc::ReaderUnderTest& r : llmc::readers_under_test()) { std::puts(r.name); }
+        std::exit(2);
+    }
+    fuzz_folder = std::string(access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp") + "/plumb_fuzz_" +
+                  std::to_string(getpid());
+    std::filesystem::create_directories(fuzz_folder);
+    std::atexit([] { std::filesystem::remove_all(fuzz_folder); });
+    int number = 0;
+    for (const std::string& bytes : fuzzed->seeds(fuzz_folder)) {
+        if (seeds != nullptr) { llmc::put(fmt::format("{}/seed{}", seeds, number++), bytes); }
+    }
+    return 0;
+}
+
+// what check_reader() throws is a finding
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    llmc::check_reader(*fuzzed, fuzz_folder, {reinterpret_cast<const char*>(data), size});
+    return 0;
+}

@@ -1,4 +1,4 @@
-// Everything that reads what comes from outside, as functions of bytes: for libFuzzer (fuzz.cpp) and for
+// Everything that reads what comes from outside, as functions of bytes: for libFuzzer (run.sh) and for
 // the test that bounds what they allocate (test_readers.cpp).
 #pragma once
 #include <string>

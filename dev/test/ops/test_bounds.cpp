@@ -1,15 +1,20 @@
-// Tests of what the kernel shootouts judge by, without a GPU: number formats, error bounds, verdicts. A perfect result
-// must pass with little to spare, and each of the classic faults must fail.
+// What the kernel shootouts judge by, without a GPU: number formats, problems and their truth, error bounds, verdicts. A
+// perfect result must pass with little to spare, and each of the classic faults must fail.
 #include <array>
-#include <bit>
+#include <set>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "dev/cuda/attention_problems.h"
 #include "dev/cuda/layernorm_problems.h"
+#include "dev/cuda/options.h"
+#include "dev/cuda/report.h"
 #include "llmc/layernorm/ladder/backward/v0.h"
 #include "llmc/layernorm/ladder/forward/v0.h"
+#include "llmc/ops/attention/ladder/backward/v0.h"
+#include "llmc/ops/attention/ladder/forward/v0.h"
 
 using namespace llmc;
 
@@ -33,17 +38,19 @@ Verdict judge_values(const Output& out, std::vector<double> values, const Sums& 
     return judge_all(out, sums, encode_all(values, format_of(out.dtype)));
 }
 
-const Output& output(const Problem& p, const std::string& name) {
-    for (const auto& out : p.out) {
-        if (name == out.name) { return out; }
-    }
-    throw Error(kExitUsage, "no output " + name);
+template <typename Tensors>
+const auto& named(const Tensors& tensors, const std::string& name) {
+    return *std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return name == t.name; });
 }
+const Output& output(const Problem& p, const std::string& name) { return named(p.out, name); }
 const std::vector<double>& input(const Problem& p, const std::string& name) {
-    for (const auto& in : p.in) {
-        if (name == in.name) { return *in.values; }
-    }
-    throw Error(kExitUsage, "no input " + name);
+    return *named(p.in, name).values;
+}
+std::vector<float> floats(const Problem& p, const std::string& name) {
+    return {input(p, name).begin(), input(p, name).end()};
+}
+bool passes(const Problem& p, const std::string& name, const std::vector<float>& found, const Sums& sums) {
+    return judge_values(output(p, name), {found.begin(), found.end()}, sums).ok();
 }
 
 // a LayerNorm forward in double with faults to choose from
@@ -176,12 +183,19 @@ TEST_CASE("a result that is wrong only by its last rounding passes, and uses a f
     }
 }
 
+// With as many rows as differ in kind: 7 of constants, 4 of what is not finite; the longest rows are plain.
 TEST_CASE("it passes on every kind of input and at every width of --check") {
     for (bool is_backward : {false, true}) {
+        std::set<std::string> known;  // many are alike but for their rows
         for (const CheckItem& item : layernorm_checks(is_backward)) {
-            int64_t N = std::min<int64_t>(item.shape.N, 16);
-            Problem p = is_backward ? layernorm_backward_problem(item.dtype, {N, item.shape.C}, item.inputs)
-                                    : layernorm_forward_problem(item.dtype, {N, item.shape.C}, item.inputs);
+            const int C = item.shape.C;
+            const Shape shape{std::min<int64_t>(item.shape.N, C < 2000 ? 7 : C <= 20000 ? 4 : 2), C};
+            if (!known.insert(fmt::format("{} {} {} {}", (int)item.dtype, shape.N, C, (int)item.inputs))
+                     .second) {
+                continue;
+            }
+            Problem p = is_backward ? layernorm_backward_problem(item.dtype, shape, item.inputs)
+                                    : layernorm_forward_problem(item.dtype, shape, item.inputs);
             for (const Output& out : p.out) {
                 CAPTURE(p.op + " " + p.shape() + " " + p.inputs + " " + out.name);
                 CHECK(judge_values(out, perfect(out)).ok());
@@ -193,35 +207,27 @@ TEST_CASE("it passes on every kind of input and at every width of --check") {
 // ---- the loop on paper -------------------------------------------------------------------------
 
 TEST_CASE("v0's float sums keep the bounds of float sums") {
+    const Sums sums{.row = 768, .column = 128, .from_first = false};
     Problem p = layernorm_forward_problem(Dtype::kFp32, {128, 768});
-    auto floats = [](const std::vector<double>& v) { return std::vector<float>(v.begin(), v.end()); };
-    auto x = floats(input(p, "inp")), w = floats(input(p, "weight")), b = floats(input(p, "bias"));
+    auto x = floats(p, "inp"), w = floats(p, "weight"), b = floats(p, "bias");
     std::vector<float> y(128 * 768), m(128), s(128);
     v0::layernorm_forward_cpu(y.data(), m.data(), s.data(), x.data(), w.data(), b.data(), 4, 32, 768, p.eps);
-    Sums sums{.row = 768, .from_first = false};
-    CHECK(judge_values(output(p, "out"), {y.begin(), y.end()}, sums).ok());
-    CHECK(judge_values(output(p, "mean"), {m.begin(), m.end()}, sums).ok());
-    CHECK(judge_values(output(p, "rstd"), {s.begin(), s.end()}, sums).ok());
+    CHECK((passes(p, "out", y, sums) && passes(p, "mean", m, sums) && passes(p, "rstd", s, sums)));
 
     Problem q = layernorm_backward_problem(Dtype::kFp32, {128, 768});
-    auto dy = floats(input(q, "dout")), mean = floats(input(q, "mean")), rstd = floats(input(q, "rstd"));
     std::vector<float> dx(128 * 768), dw(768), db(768);
-    v0::layernorm_backward_cpu(dx.data(), dw.data(), db.data(), dy.data(), x.data(), w.data(), mean.data(),
-                               rstd.data(), 4, 32, 768);
-    sums.column = 128;
-    CHECK(judge_values(output(q, "dinp"), {dx.begin(), dx.end()}, sums).ok());
-    CHECK(judge_values(output(q, "dweight"), {dw.begin(), dw.end()}, sums).ok());
-    CHECK(judge_values(output(q, "dbias"), {db.begin(), db.end()}, sums).ok());
+    v0::layernorm_backward_cpu(dx.data(), dw.data(), db.data(), floats(q, "dout").data(), x.data(), w.data(),
+                               floats(q, "mean").data(), floats(q, "rstd").data(), 4, 32, 768);
+    CHECK((passes(q, "dinp", dx, sums) && passes(q, "dweight", dw, sums) && passes(q, "dbias", db, sums)));
 }
 
 TEST_CASE("v0's sums of x itself fail where the mean is large, unless the bounds allow for them") {
     Problem p = layernorm_forward_problem(Dtype::kFp32, {32, 768}, Inputs::kOffset);
-    auto floats = [](const std::vector<double>& v) { return std::vector<float>(v.begin(), v.end()); };
-    auto x = floats(input(p, "inp")), w = floats(input(p, "weight")), b = floats(input(p, "bias"));
     std::vector<float> y(32 * 768), m(32), s(32);
-    v0::layernorm_forward_cpu(y.data(), m.data(), s.data(), x.data(), w.data(), b.data(), 1, 32, 768, p.eps);
-    CHECK_FALSE(judge_values(output(p, "out"), {y.begin(), y.end()}, {.row = 768}).ok());
-    CHECK(judge_values(output(p, "out"), {y.begin(), y.end()}, {.row = 768, .from_first = false}).ok());
+    v0::layernorm_forward_cpu(y.data(), m.data(), s.data(), floats(p, "inp").data(),
+                              floats(p, "weight").data(), floats(p, "bias").data(), 1, 32, 768, p.eps);
+    CHECK_FALSE(passes(p, "out", y, {.row = 768}));
+    CHECK(passes(p, "out", y, {.row = 768, .from_first = false}));
 }
 
 // ---- faults ------------------------------------------------------------------------------------
@@ -376,4 +382,86 @@ TEST_CASE("no rows: nothing to judge forward, zeros backward") {
     CHECK(judge_values(output(p, "out"), {}).ok());
     CHECK(judge_values(output(q, "dweight"), std::vector<double>(768, 0.0)).ok());
     CHECK_FALSE(judge_values(output(q, "dweight"), std::vector<double>(768, 1e-20)).ok());
+}
+
+// ---- attention --------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int kB = 2, kNH = 5, kT = 9, kC = kNH * kHeadColumns;  // more heads than are distinct
+
+}  // namespace
+
+TEST_CASE("attention's problems: the truth of every head is that of its own numbers") {
+    for (Inputs kind : {Inputs::kNormal, Inputs::kOutlier, Inputs::kConstant}) {
+        Problem p = attention_forward_problem(Dtype::kBf16, sequences(kB, kNH, kT), kind);
+        std::vector<double> out(p.N * kC), lse((size_t)kB * kNH * kT), dqkv(3 * out.size());
+        attention_forward_cpu(out.data(), lse.data(), p.in[0].values->data(), kB, kT, kC, kNH);
+        CHECK(out == *p.out[0].truth);
+        CHECK(lse == *p.out[1].truth);
+
+        Problem b = attention_backward_problem(Dtype::kBf16, sequences(kB, kNH, kT), kind);
+        attention_backward_cpu(dqkv.data(), b.in[0].values->data(), b.in[1].values->data(),
+                               b.in[2].values->data(), b.in[3].values->data(), kB, kT, kC, kNH);
+        CHECK(dqkv == *b.out[0].truth);
+    }
+}
+
+TEST_CASE("attention's problems: what is rounded once passes, other heads' rows do not") {
+    Problem p = attention_forward_problem(Dtype::kBf16, sequences(kB, kNH, kT));
+    Problem b = attention_backward_problem(Dtype::kBf16, sequences(kB, kNH, kT));
+    for (const Output* out : {&p.out[0], &p.out[1], &b.out[0]}) {
+        Verdict right = judge_values(*out, *out->truth, {});
+        CHECK((right.ok() && right.worst > 0));
+        // a row, or the other sequence's head, further
+        for (int64_t by : {(int64_t)kHeadColumns, out->cols, out->rows / kB * out->cols}) {
+            std::vector<double> values = *out->truth;
+            std::rotate(values.begin(), values.begin() + by, values.end());
+            CHECK_FALSE(judge_values(*out, values, {}).ok());
+        }
+        std::vector<double> values = *out->truth;
+        values[values.size() / 2] += 0.1;
+        CHECK(judge_values(*out, values, {}).over == 1);
+    }
+}
+
+TEST_CASE("attention's ladders: v0 is right in single precision") {
+    for (int T : {1, 17, 65}) {
+        Shape shape = sequences(kB, 3, T);
+        Problem p = attention_forward_problem(Dtype::kFp32, shape),
+                b = attention_backward_problem(Dtype::kFp32, shape);
+        auto in = [](const Problem& of, int i) { return floats(of, of.in[i].name); };
+        std::vector<float> out(p.N * p.C), lse(p.N * 3), dqkv(3 * out.size());
+        v0::attention_forward_cpu(out.data(), lse.data(), in(p, 0).data(), kB, T, 3, kHeadColumns);
+        v0::attention_backward_cpu(dqkv.data(), in(b, 0).data(), in(b, 1).data(), in(b, 2).data(),
+                                   in(b, 3).data(), kB, T, 3, kHeadColumns);
+        CHECK((passes(p, p.out[0].name, out, {}) && passes(p, p.out[1].name, lse, {})));
+        CHECK(passes(b, b.out[0].name, dqkv, {}));
+    }
+}
+
+TEST_CASE("attention's shapes: sequences x heads x tokens; operations instead of bytes in the table") {
+    const char* words[] = {"attention_forward", "--shape", "64x12x1024,1x1x65"};
+    ShootoutOptions options;
+    options.sequences = true;
+    REQUIRE(parse_shootout_options(3, words, "attention_forward", &options));
+    CHECK(options.shapes == std::vector<Shape>{{65536, 768, 1024}, {65, 64, 65}});
+    for (const char* shape : {"64x12", "64x12x0", "0x12x1", "64x12x1024x1", "9999999999x1x1"}) {
+        const char* wrong[] = {"attention_forward", "--shape", shape};
+        std::string expected = fmt::format(
+            "--shape: found '{}', expected sequences x heads x tokens, such as 64x12x1024. See "
+            "dev/cuda/attention_forward --help.",
+            shape);
+        CHECK_THROWS_WITH_AS(parse_shootout_options(3, wrong, "attention_forward", &options),
+                             expected.c_str(), Error);
+    }
+    Problem p = attention_forward_problem(Dtype::kBf16, sequences(2, 3, 4));
+    CHECK(p.shape() == "bf16 2x3x4");
+    CHECK(p.flops == 4.0 * 64 * 6 * 10);
+    Row row{.T = 4, .flops = 2e9};
+    row.us = Times(std::vector<double>(21, 100.0));
+    CHECK(row.tflop_per_s() == doctest::Approx(20));
+    CHECK(table_line(row, false).find("   20 ") != std::string::npos);
+    CHECK(table_head(false, true).find("TF/s") != std::string::npos);
+    CHECK(json_row(row).find("\"tflop_per_s\": 20,") != std::string::npos);
 }

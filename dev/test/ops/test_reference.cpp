@@ -1,5 +1,6 @@
-// Tests of the CPU reference's forward functions: values by hand, and a second implementation that does the
-// same in another arrangement. The backward functions are tested in test_reference_backward.cpp.
+// The CPU's reference, which everything else is compared with. Forward: values by hand, and a second implementation that does
+// the same in another arrangement. Backward: central differences of the forward, all in double. Gradients that are added to
+// (+=) start from random numbers, those that are written (=) from NaN.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ namespace {
 
 using Vector = std::vector<double>;
 Vector random(int64_t n, uint64_t seed) { return random_vector<double>(n, seed); }
+Vector zeros(int64_t n) { return Vector((size_t)n, 0.0); }
 
 // whole numbers from -8 to 8: sums of their products are exact in any order
 template <typename Real>
@@ -24,16 +26,58 @@ std::vector<Real> whole_numbers(int64_t n, uint64_t seed) {
     return x;
 }
 
+struct Tokens {
+    int B, T, C;
+    std::string text() const { return fmt::format("B={} T={} C={}", B, T, C); }
+};
+constexpr Tokens kTokens[] = {{1, 1, 1}, {2, 17, 3}, {3, 1, 65}};
+
+struct Rows {
+    int N, C;
+    std::string text() const { return fmt::format("N={} C={}", N, C); }
+};
+constexpr Rows kRows[] = {{1, 1}, {1, 3}, {5, 1}, {3, 65}, {17, 3}, {2, 129}};
+
+struct Product {
+    int N, C, OC;
+    bool with_bias;
+    std::string text() const {
+        return fmt::format("{}N={} C={} OC={}", with_bias ? "" : "without bias ", N, C, OC);
+    }
+};
+constexpr Product kProducts[] = {{1, 1, 1, true},  {3, 65, 5, true},  {17, 3, 66, true}, {1, 300, 2, true},
+                                 {1, 1, 1, false}, {3, 65, 5, false}, {17, 3, 66, false}};
+
+struct Heads {
+    int B, T, C, NH;
+    int64_t elements() const { return (int64_t)B * T * C; }
+    std::string text() const { return fmt::format("B={} T={} C={} NH={}", B, T, C, NH); }
+};
+constexpr Heads kHeads[] = {{1, 1, 3, 1}, {2, 17, 12, 3}, {1, 17, 1, 1}, {2, 5, 65, 1}};
+
+// targets below V, every third of them ignored
+std::vector<int32_t> some_targets(int N, int V) {
+    std::vector<int32_t> targets = random_tokens(N, V, 1);
+    for (int row = 2; row < N; row += 3) { targets[row] = kIgnoreTarget; }
+    return targets;
+}
+// logits, whose padding is not to be read
+Vector logits_of(int N, int V, int Vp, double scale) {
+    Vector logits = random_vector<double>((int64_t)N * Vp, 2, scale);
+    for (int row = 0; row < N; row++) {
+        std::fill(logits.begin() + row * Vp + V, logits.begin() + (row + 1) * Vp, NAN);
+    }
+    return logits;
+}
+
 }  // namespace
 
-// ---- encoder -----------------------------------------------------------------------------------
+// ---- encoder ------------------------------------------------------------------------------------
 
 TEST_CASE("encoder_forward: the token's row plus the position's") {
     ThreadCount one(1);
-    struct {
-        int B, T, C;
-    } shapes[] = {{1, 1, 1}, {2, 17, 3}, {3, 1, 65}};
-    for (auto [B, T, C] : shapes) {
+    for (const Tokens& s : kTokens) {
+        const auto [B, T, C] = s;
         std::vector<int32_t> tokens = random_tokens(B * T, 5, 1);
         auto wte = whole_numbers<float>(5 * C, 2), wpe = whole_numbers<float>(T * C, 3);
         std::vector<float> out = poisoned<float>(B * T * C), expected;
@@ -45,11 +89,35 @@ TEST_CASE("encoder_forward: the token's row plus the position's") {
             }
         }
         encoder_forward_cpu(out.data(), tokens.data(), wte.data(), wpe.data(), B, T, C);
-        check_same(fmt::format("encoder_forward out B={} T={} C={}", B, T, C), out, expected);
+        check_same("encoder_forward out " + s.text(), out, expected);
     }
 }
 
-// ---- layernorm ---------------------------------------------------------------------------------
+TEST_CASE("encoder_backward: central differences, repeated tokens, unused rows untouched") {
+    ThreadCount one(1);
+    for (const Tokens& s : kTokens) {
+        const auto [B, T, C] = s;
+        constexpr int V = 5;
+        std::vector<int32_t> tokens = random_tokens(B * T, V - 1, 1);  // the last token never occurs
+        Vector wte = random(V * C, 2), wpe = random((T + 2) * C, 3), dout = random(B * T * C, 4);
+        Vector dwte0 = random(V * C, 5), dwpe0 = random((T + 2) * C, 6), dwte = dwte0, dwpe = dwpe0;
+        encoder_backward_cpu(dwte.data(), dwpe.data(), dout.data(), tokens.data(), B, T, C);
+        auto loss = [&] {
+            Vector out = poisoned<double>(B * T * C);
+            encoder_forward_cpu(out.data(), tokens.data(), wte.data(), wpe.data(), B, T, C);
+            return Loss().add(out, dout);
+        };
+        const std::string shape = s.text();
+        check_gradient("encoder_backward dwte " + shape, wte, dwte, dwte0, loss);
+        check_gradient("encoder_backward dwpe " + shape, wpe, dwpe, dwpe0, loss);
+        check_same("encoder_backward dwte of an unused token " + shape, Vector(dwte.end() - C, dwte.end()),
+                   Vector(dwte0.end() - C, dwte0.end()));
+        check_same("encoder_backward dwpe past T " + shape, Vector(dwpe.end() - 2 * C, dwpe.end()),
+                   Vector(dwpe0.end() - 2 * C, dwpe0.end()));
+    }
+}
+
+// ---- layernorm ----------------------------------------------------------------------------------
 
 namespace {
 
@@ -57,7 +125,7 @@ struct NormOut {
     Vector out, mean, rstd;
 };
 template <typename Real>
-NormOut layernorm(const std::vector<Real>& inp, const Real* weight, const Real* bias, int64_t N, int C,
+NormOut layernorm(const std::vector<Real>& inp, const Real* weight, const Real* bias, int N, int C,
                   double eps) {
     std::vector<Real> out = poisoned<Real>(N * C), mean = poisoned<Real>(N), rstd = poisoned<Real>(N);
     layernorm_forward_cpu(out.data(), mean.data(), rstd.data(), inp.data(), weight, bias, N, C, eps);
@@ -69,7 +137,7 @@ NormOut layernorm(const std::vector<Real>& inp, const Real* weight, const Real* 
 // on its way to out; the variance, a sum of C squares, errs by (C + 8) eps of itself, twice what rstd then
 // does, and by the square of the mean's error; storing costs u.
 void check_layernorm(const char* layer, const NormOut& found, const Vector& x, const Vector& w,
-                     const Vector& b, int64_t N, int C, double eps, double u) {
+                     const Vector& b, int N, int C, double eps, double u) {
     NormOut expected, bound;
     for (int64_t row = 0; row < N; row++) {
         const double* xr = x.data() + row * C;
@@ -93,7 +161,7 @@ void check_layernorm(const char* layer, const NormOut& found, const Vector& x, c
                                 (u + kDoubleRoundoff) * std::fabs(y));
         }
     }
-    std::string shape = fmt::format("N={} C={}", (int)N, C), prefix = layer;
+    const std::string shape = Rows{N, C}.text(), prefix = layer;
     check_near(prefix + " mean " + shape, found.mean, expected.mean, [&](size_t i) { return bound.mean[i]; });
     check_near(prefix + " rstd " + shape, found.rstd, expected.rstd, [&](size_t i) { return bound.rstd[i]; });
     check_near(prefix + " out " + shape, found.out, expected.out, [&](size_t i) { return bound.out[i]; });
@@ -118,20 +186,18 @@ TEST_CASE("layernorm_forward: values by hand") {
 
 TEST_CASE("layernorm_forward: every shape against long double") {
     ThreadCount one(1);
-    struct {
-        int64_t N;
-        int C;
-    } shapes[] = {{1, 1}, {1, 3}, {5, 1}, {3, 65}, {17, 3}, {2, 768}, {1, 4097}};
+    std::vector<Rows> shapes(std::begin(kRows), std::end(kRows));
+    shapes.insert(shapes.end(), {{2, 768}, {1, 4097}});
     for (auto [N, C] : shapes) {
-        Vector x = random(N * C, 1), w = random(C, 2), b = random(C, 3), ones(C, 1.0), zeros(C, 0.0);
+        Vector x = random(N * C, 1), w = random(C, 2), b = random(C, 3), ones(C, 1.0);
         check_layernorm("layernorm_forward", layernorm(x, w.data(), b.data(), N, C, kLayernormEps), x, w, b,
                         N, C, kLayernormEps, kDoubleRoundoff);
         check_layernorm("layernorm_forward, nulls,", layernorm<double>(x, nullptr, nullptr, N, C, 1e-3), x,
-                        ones, zeros, N, C, 1e-3, kDoubleRoundoff);
+                        ones, zeros(C), N, C, 1e-3, kDoubleRoundoff);
         Vector out = poisoned<double>(N * C);
         layernorm_forward_cpu(out.data(), (double*)nullptr, (double*)nullptr, x.data(), w.data(), b.data(), N,
                               C, kLayernormEps);
-        check_same(fmt::format("layernorm_forward out, statistics null, N={} C={}", (int)N, C), out,
+        check_same("layernorm_forward out, statistics null, " + Rows{N, C}.text(), out,
                    layernorm(x, w.data(), b.data(), N, C, kLayernormEps).out);
     }
 }
@@ -142,11 +208,11 @@ TEST_CASE("layernorm_forward: a mean a million standard deviations away does not
     for (int C : {3, 65, 768}) {
         std::vector<float> x = random_vector<float>(3 * C, 1, 1e-2);
         for (float& v : x) { v += 1e4f; }
-        Vector xd = convert<double>(x), ones(C, 1.0), zeros(C, 0.0);
+        Vector xd = convert<double>(x), ones(C, 1.0);
         check_layernorm("layernorm_forward, mean 1e4,", layernorm<float>(x, nullptr, nullptr, 3, C, 1e-5), xd,
-                        ones, zeros, 3, C, 1e-5, kFloatRoundoff);
+                        ones, zeros(C), 3, C, 1e-5, kFloatRoundoff);
         check_layernorm("layernorm_forward, mean 1e4,", layernorm<double>(xd, nullptr, nullptr, 3, C, 1e-5),
-                        xd, ones, zeros, 3, C, 1e-5, kDoubleRoundoff);
+                        xd, ones, zeros(C), 3, C, 1e-5, kDoubleRoundoff);
     }
 }
 
@@ -190,49 +256,182 @@ TEST_CASE("residual_layernorm_forward: normalises the rounded sum; residual may 
     }
 }
 
-// ---- matmul ------------------------------------------------------------------------------------
+namespace {
 
-TEST_CASE("matmul_forward: whole numbers give whole numbers, with and without bias") {
+struct Norm {
+    int N, C;
+    Vector inp, weight, bias, dout;
+    NormOut y;
+    explicit Norm(Rows s)
+        : N(s.N),
+          C(s.C),
+          inp(random(N * C, 1)),
+          weight(random(C, 2)),
+          bias(random(C, 3)),
+          dout(random(N * C, 4)),
+          y(forward(weight.data(), bias.data())) {}
+    NormOut forward(const double* w, const double* b) const {
+        return layernorm(inp, w, b, N, C, kLayernormEps);
+    }
+    Loss loss(const double* w, const double* b) const { return Loss().add(forward(w, b).out, dout); }
+    void backward(double* dinp, double* dweight, double* dbias, const double* w, bool accumulate) const {
+        layernorm_backward_cpu(dinp, dweight, dbias, dout.data(), inp.data(), w, y.mean.data(), y.rstd.data(),
+                               N, C, accumulate);
+    }
+    std::string named(const char* tensor) const {
+        return fmt::format("layernorm_backward {} N={} C={}", tensor, N, C);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("layernorm_backward: central differences, written and accumulated") {
     ThreadCount one(1);
-    struct {
-        int N, C, OC;
-    } shapes[] = {{1, 1, 1}, {3, 65, 5}, {17, 3, 66}, {1, 300, 2}};
-    for (auto [N, C, OC] : shapes) {
-        for (bool with_bias : {true, false}) {
-            auto inp = whole_numbers<float>(N * C, 1), weight = whole_numbers<float>(OC * C, 2);
-            auto bias = whole_numbers<float>(OC, 3), out = poisoned<float>(N * OC);
-            std::vector<float> expected(N * OC);
-            for (int c = 0; c < C; c++) {
-                for (int i = 0; i < N * OC; i++) {
-                    expected[i] += inp[i / OC * C + c] * weight[i % OC * C + c];
-                }
-            }
-            for (int i = 0; i < N * OC && with_bias; i++) { expected[i] += bias[i % OC]; }
-            matmul_forward_cpu(out.data(), inp.data(), weight.data(), with_bias ? bias.data() : nullptr, N, C,
-                               OC);
-            check_same(fmt::format("matmul_forward out {}N={} C={} OC={}", with_bias ? "" : "without bias ",
-                                   N, C, OC),
-                       out, expected);
+    for (const Rows& s : kRows) {
+        const auto [N, C] = s;
+        Norm n(s);
+        auto loss = [&] { return n.loss(n.weight.data(), n.bias.data()); };
+        for (bool accumulate : {false, true}) {
+            auto start = [&](int64_t size, uint64_t seed) {
+                return accumulate ? random(size, seed) : zeros(size);
+            };
+            Vector dinp0 = start(N * C, 5), dweight0 = start(C, 6), dbias0 = start(C, 7);
+            Vector dinp = accumulate ? dinp0 : poisoned<double>(N * C);
+            Vector dweight = accumulate ? dweight0 : poisoned<double>(C);
+            Vector dbias = accumulate ? dbias0 : poisoned<double>(C);
+            n.backward(dinp.data(), dweight.data(), dbias.data(), n.weight.data(), accumulate);
+            INFO("accumulate ", accumulate);
+            check_gradient(n.named("dinp"), n.inp, dinp, dinp0, loss);
+            check_gradient(n.named("dweight"), n.weight, dweight, dweight0, loss);
+            check_gradient(n.named("dbias"), n.bias, dbias, dbias0, loss);
         }
     }
 }
 
-// ---- attention ---------------------------------------------------------------------------------
+TEST_CASE("layernorm_backward: no weight is a weight of 1; outputs that are not wanted change nothing else") {
+    ThreadCount one(1);
+    Norm n({3, 65});
+    Vector ones(65, 1.0), dinp = poisoned<double>(3 * 65), dinp1 = dinp;
+    n.backward(dinp.data(), nullptr, nullptr, nullptr, false);
+    n.backward(dinp1.data(), nullptr, nullptr, ones.data(), false);
+    check_near("layernorm_backward dinp, weight null, N=3 C=65", dinp, dinp1, [](size_t) { return 1e-14; });
+    check_gradient("layernorm_backward dinp, weight null, N=3 C=65", n.inp, dinp, zeros(3 * 65),
+                   [&] { return n.loss(nullptr, nullptr); });
+
+    Vector dweight = poisoned<double>(65), dbias = dweight, dweight1 = dweight, dbias1 = dweight;
+    n.backward(dinp.data(), dweight.data(), dbias.data(), n.weight.data(), false);
+    n.backward(nullptr, dweight1.data(), nullptr, n.weight.data(), false);
+    check_same("layernorm_backward dweight alone, N=3 C=65", dweight1, dweight);
+    n.backward(nullptr, nullptr, dbias1.data(), n.weight.data(), false);
+    check_same("layernorm_backward dbias alone, N=3 C=65", dbias1, dbias);
+    n.backward(dinp1.data(), nullptr, nullptr, n.weight.data(), false);
+    check_same("layernorm_backward dinp alone, N=3 C=65", dinp1, dinp);
+}
+
+TEST_CASE("residual_layernorm_backward: both addends get what the stream brought plus the layernorm's part") {
+    ThreadCount one(1);
+    for (const Rows& s : kRows) {
+        const auto [N, C] = s;
+        Vector inp1 = random(N * C, 1), inp2 = random(N * C, 2), weight = random(C, 3), bias = random(C, 4);
+        Vector dout = random(N * C, 5), stream = random(N * C, 6);  // the gradients of out and of residual
+        Vector residual = poisoned<double>(N * C), out = residual, mean = poisoned<double>(N), rstd = mean;
+        auto loss = [&] {
+            residual_layernorm_forward_cpu(residual.data(), out.data(), mean.data(), rstd.data(), inp1.data(),
+                                           inp2.data(), weight.data(), bias.data(), N, C, kLayernormEps);
+            return Loss().add(out, dout).add(residual, stream);
+        };
+        loss();
+        Vector dresidual = stream, dweight0 = random(C, 7), dbias0 = random(C, 8), dweight = dweight0,
+               dbias = dbias0;
+        residual_layernorm_backward_cpu(dresidual.data(), dweight.data(), dbias.data(), dout.data(),
+                                        residual.data(), weight.data(), mean.data(), rstd.data(), N, C);
+        const std::string shape = s.text();
+        check_gradient("residual_layernorm_backward dresidual by inp1 " + shape, inp1, dresidual,
+                       zeros(N * C), loss);
+        check_gradient("residual_layernorm_backward dresidual by inp2 " + shape, inp2, dresidual,
+                       zeros(N * C), loss);
+        check_gradient("residual_layernorm_backward dweight " + shape, weight, dweight, dweight0, loss);
+        check_gradient("residual_layernorm_backward dbias " + shape, bias, dbias, dbias0, loss);
+    }
+}
+
+// ---- matmul -------------------------------------------------------------------------------------
+
+TEST_CASE("matmul_forward: whole numbers give whole numbers, with and without bias") {
+    ThreadCount one(1);
+    for (const Product& s : kProducts) {
+        const auto [N, C, OC, with_bias] = s;
+        auto inp = whole_numbers<float>(N * C, 1), weight = whole_numbers<float>(OC * C, 2);
+        auto bias = whole_numbers<float>(OC, 3), out = poisoned<float>(N * OC);
+        std::vector<float> expected(N * OC);
+        for (int c = 0; c < C; c++) {
+            for (int i = 0; i < N * OC; i++) { expected[i] += inp[i / OC * C + c] * weight[i % OC * C + c]; }
+        }
+        for (int i = 0; i < N * OC && with_bias; i++) { expected[i] += bias[i % OC]; }
+        matmul_forward_cpu(out.data(), inp.data(), weight.data(), with_bias ? bias.data() : nullptr, N, C,
+                           OC);
+        check_same("matmul_forward out " + s.text(), out, expected);
+    }
+}
+
+TEST_CASE("matmul_backward: central differences, with and without bias") {
+    ThreadCount one(1);
+    for (const Product& s : kProducts) {
+        const auto [N, C, OC, with_bias] = s;
+        Vector inp = random(N * C, 1), weight = random(OC * C, 2), bias = random(OC, 3),
+               dout = random(N * OC, 4);
+        Vector dweight0 = random(OC * C, 5), dbias0 = random(OC, 6), dweight = dweight0, dbias = dbias0;
+        Vector dinp = poisoned<double>(N * C);
+        matmul_backward_cpu(dinp.data(), dweight.data(), with_bias ? dbias.data() : nullptr, dout.data(),
+                            inp.data(), weight.data(), N, C, OC);
+        auto loss = [&] {
+            Vector out = poisoned<double>(N * OC);
+            matmul_forward_cpu(out.data(), inp.data(), weight.data(), with_bias ? bias.data() : nullptr, N, C,
+                               OC);
+            return Loss().add(out, dout);
+        };
+        check_gradient("matmul_backward dinp " + s.text(), inp, dinp, zeros(N * C), loss);
+        check_gradient("matmul_backward dweight " + s.text(), weight, dweight, dweight0, loss);
+        if (with_bias) { check_gradient("matmul_backward dbias " + s.text(), bias, dbias, dbias0, loss); }
+    }
+}
+
+TEST_CASE("bias_backward: rows further apart than they are long") {
+    ThreadCount one(1);
+    struct {
+        int N, OC, stride;
+    } shapes[] = {{1, 1, 1}, {17, 5, 8}, {3, 65, 65}, {5, 129, 200}};
+    for (auto [N, OC, stride] : shapes) {
+        Vector dout = poisoned<double>((int64_t)N * stride), start = random(OC, 1), dbias = start,
+               expected = start;
+        for (int row = 0; row < N; row++) {
+            for (int o = 0; o < OC; o++) {  // whole numbers: exact in any order
+                dout[row * stride + o] = (row * 7 + o * 3) % 11 - 5;
+                expected[o] += dout[row * stride + o];
+            }
+        }
+        bias_backward_cpu(dbias.data(), dout.data(), N, OC, stride);
+        check_near(fmt::format("bias_backward dbias N={} OC={} stride={}", N, OC, stride), dbias, expected,
+                   [&](size_t) { return 2 * N * kDoubleRoundoff * (5.0 * N + 4); });
+    }
+}
+
+// ---- attention ----------------------------------------------------------------------------------
 
 namespace {
 
 struct AttentionOut {
     Vector out, lse;
 };
-AttentionOut attention(const Vector& qkv, int B, int T, int C, int NH) {
-    AttentionOut y{poisoned<double>((int64_t)B * T * C), poisoned<double>((int64_t)B * NH * T)};
-    attention_forward_cpu(y.out.data(), y.lse.data(), qkv.data(), B, T, C, NH);
+AttentionOut attention(const Vector& qkv, const Heads& s) {
+    AttentionOut y{poisoned<double>(s.elements()), poisoned<double>(s.B * s.NH * s.T)};
+    attention_forward_cpu(y.out.data(), y.lse.data(), qkv.data(), s.B, s.T, s.C, s.NH);
     return y;
 }
 
 // whole matrices: all T x T scores, exponentials without a maximum taken off, the future multiplied by 0
-AttentionOut attention_by_matrices(const Vector& qkv, int B, int T, int C, int NH) {
-    int HS = C / NH;
+AttentionOut attention_by_matrices(const Vector& qkv, const Heads& s) {
+    const int B = s.B, T = s.T, C = s.C, NH = s.NH, HS = C / NH;
     AttentionOut y{Vector((size_t)B * T * C), Vector((size_t)B * NH * T)};
     for (int bh = 0; bh < B * NH; bh++) {
         auto at = [&](int which, int t, int c) {
@@ -261,41 +460,38 @@ AttentionOut attention_by_matrices(const Vector& qkv, int B, int T, int C, int N
 
 TEST_CASE("attention_forward: against whole matrices") {
     ThreadCount one(1);
-    struct {
-        int B, T, C, NH;
-    } shapes[] = {{1, 1, 3, 1}, {2, 17, 12, 3}, {1, 17, 1, 1}, {2, 5, 65, 1}, {1, 33, 6, 3}};
-    for (auto [B, T, C, NH] : shapes) {
-        Vector qkv = random((int64_t)B * T * 3 * C, 1);
-        AttentionOut found = attention(qkv, B, T, C, NH), expected = attention_by_matrices(qkv, B, T, C, NH);
+    for (const Heads& s : kHeads) {
+        Vector qkv = random(3 * s.elements(), 1);
+        AttentionOut found = attention(qkv, s), expected = attention_by_matrices(qkv, s);
         // |q|, |k|, |v| < 5: scores err by HS eps 25 sqrt(HS), probabilities by that much of themselves, sums
         // by T eps
-        double HS = C / NH, bound = 8 * kDoubleRoundoff * (25 * HS * std::sqrt(HS) + T + 8);
-        std::string shape = fmt::format("B={} T={} C={} NH={}", B, T, C, NH);
-        check_near("attention_forward out " + shape, found.out, expected.out,
+        double HS = s.C / s.NH, bound = 8 * kDoubleRoundoff * (25 * HS * std::sqrt(HS) + s.T + 8);
+        check_near("attention_forward out " + s.text(), found.out, expected.out,
                    [&](size_t) { return 5 * bound; });
-        check_near("attention_forward lse " + shape, found.lse, expected.lse, [&](size_t) { return bound; });
+        check_near("attention_forward lse " + s.text(), found.lse, expected.lse,
+                   [&](size_t) { return bound; });
     }
 }
 
 TEST_CASE("attention_forward: a token changes nothing before it; the first one sees only itself") {
     ThreadCount one(1);
-    const int T = 9, C = 6, NH = 2;
+    const Heads s{1, 9, 6, 2};
+    const int T = s.T, C = s.C;
     Vector qkv = random(T * 3 * C, 1);
-    AttentionOut before = attention(qkv, 1, T, C, NH);
-    check_near("attention_forward out of the first token B=1 T=9 C=6 NH=2",
+    AttentionOut before = attention(qkv, s);
+    check_near("attention_forward out of the first token " + s.text(),
                Vector(before.out.begin(), before.out.begin() + C),
                Vector(qkv.begin() + 2 * C, qkv.begin() + 3 * C), [](size_t) { return 1e-15; });
     for (int t = 0; t < T; t++) {
         Vector changed = qkv;
         for (int i = 0; i < 3 * C; i++) { changed[(size_t)t * 3 * C + i] += 1; }
-        Vector after = attention(changed, 1, T, C, NH).out;
+        Vector after = attention(changed, s).out;
         for (int i = 0; i < T; i++) {
             bool same =
                 std::equal(after.begin() + i * C, after.begin() + (i + 1) * C, before.out.begin() + i * C);
-            CHECK_MESSAGE(
-                same == (i < t),
-                fmt::format("attention_forward out B=1 T={} C={} NH={}: position {} {} with token {}", T, C,
-                            NH, i, same ? "does not change" : "changes", t));
+            CHECK_MESSAGE(same == (i < t),
+                          fmt::format("attention_forward out {}: position {} {} with token {}", s.text(), i,
+                                      same ? "does not change" : "changes", t));
         }
     }
 }
@@ -303,12 +499,25 @@ TEST_CASE("attention_forward: a token changes nothing before it; the first one s
 TEST_CASE("attention_forward: scores of 1e4 do not overflow") {
     ThreadCount one(1);
     Vector qkv = {1e4, 1, 7, 1e4, 1e4, -3};  // T=2, HS=1: scores 1e4 | 1e4, 1e8
-    AttentionOut y = attention(qkv, 1, 2, 1, 1);
+    AttentionOut y = attention(qkv, {1, 2, 1, 1});
     check_same("attention_forward out B=1 T=2 C=1 NH=1", y.out, {7, -3});
     check_same("attention_forward lse B=1 T=2 C=1 NH=1", y.lse, {1e4, 1e8});
 }
 
-// ---- gelu --------------------------------------------------------------------------------------
+TEST_CASE("attention_backward: central differences") {
+    ThreadCount one(1);
+    for (const Heads& s : kHeads) {
+        Vector qkv = random(3 * s.elements(), 1), dout = random(s.elements(), 2),
+               dqkv = poisoned<double>(qkv.size());
+        auto loss = [&] { return Loss().add(attention(qkv, s).out, dout); };
+        const AttentionOut y = attention(qkv, s);
+        attention_backward_cpu(dqkv.data(), dout.data(), qkv.data(), y.out.data(), y.lse.data(), s.B, s.T,
+                               s.C, s.NH);
+        check_gradient("attention_backward dqkv " + s.text(), qkv, dqkv, zeros(qkv.size()), loss);
+    }
+}
+
+// ---- gelu ---------------------------------------------------------------------------------------
 
 TEST_CASE("gelu_forward: the tanh formula, in place too") {
     ThreadCount one(1);
@@ -347,7 +556,31 @@ TEST_CASE("gelu_forward: far out x or 0, and NaN stays NaN") {
     CHECK(std::isnan(out[6]));
 }
 
-// ---- classifier --------------------------------------------------------------------------------
+TEST_CASE("gelu_backward: central differences; dinp may be dout; finite far out") {
+    ThreadCount one(1);
+    for (int n : {1, 2, 17, 241}) {
+        Vector inp(n), dout = random(n, 1), dinp = poisoned<double>(n);
+        for (int i = 0; i < n; i++) { inp[i] = 0.05 * (i - n / 2); }  // -6 to 6, 0 among them
+        gelu_backward_cpu(dinp.data(), dout.data(), inp.data(), n);
+        auto loss = [&] {
+            Vector out = poisoned<double>(n);
+            gelu_forward_cpu(out.data(), inp.data(), n);
+            return Loss().add(out, dout);
+        };
+        check_gradient(fmt::format("gelu_backward dinp n={}", n), inp, dinp, zeros(n), loss);
+        Vector in_place = dout;
+        gelu_backward_cpu(in_place.data(), in_place.data(), inp.data(), n);
+        check_same(fmt::format("gelu_backward dinp in place n={}", n), in_place, dinp);
+    }
+    for (float x : {1e3f, 1e10f, -1e3f, -1e6f}) {
+        float one_f = 1, dinp = NAN;
+        gelu_backward_cpu(&dinp, &one_f, &x, 1);
+        CHECK_MESSAGE(std::fabs(dinp - (x > 0)) < 1e-15,
+                      fmt::format("gelu_backward dinp n=1: found {:g} for x = {:g}", dinp, x));
+    }
+}
+
+// ---- classifier ---------------------------------------------------------------------------------
 
 TEST_CASE("classifier_forward: -log softmax of the target, ignored rows, padded columns") {
     ThreadCount one(1);
@@ -356,13 +589,10 @@ TEST_CASE("classifier_forward: -log softmax of the target, ignored rows, padded 
         double scale;
     } shapes[] = {{1, 5, 8, 1}, {17, 5, 8, 3}, {3, 1, 1, 1}, {4, 65, 65, 10}, {6, 33, 64, 1e3}};
     for (auto [N, V, Vp, scale] : shapes) {
-        std::vector<int32_t> targets = random_tokens(N, V, 1), predicted(N, -7), best(N, 0);
-        for (int row = 2; row < N; row += 3) { targets[row] = kIgnoreTarget; }
-        Vector logits = random_vector<double>((int64_t)N * Vp, 2, scale), losses = poisoned<double>(N),
-               expected(N);
+        std::vector<int32_t> targets = some_targets(N, V), predicted(N, -7), best(N, 0);
+        Vector logits = logits_of(N, V, Vp, scale), losses = poisoned<double>(N), expected(N);
         for (int row = 0; row < N; row++) {
-            double* x = logits.data() + row * Vp;
-            std::fill(x + V, x + Vp, NAN);
+            const double* x = logits.data() + row * Vp;
             long double total = 0;  // relative to the target: a long double reaches exp(11356)
             for (int v = 0; v < V && targets[row] != kIgnoreTarget; v++) {
                 total += expl(x[v] - x[targets[row]]);
@@ -403,4 +633,42 @@ TEST_CASE("classifier_forward: a loss beside logits near the largest float is no
         CHECK(std::fabs(losses[0] - std::log(4.0f)) < 1e-6f);
         CHECK(losses[1] == INFINITY);
     }
+}
+
+TEST_CASE("classifier_backward: central differences, ignored rows, padded columns") {
+    ThreadCount one(1);
+    struct {
+        int N, V, Vp;
+    } shapes[] = {{1, 5, 8}, {17, 5, 8}, {3, 1, 1}, {4, 65, 65}, {2, 33, 64}};
+    for (auto [N, V, Vp] : shapes) {
+        constexpr double kLossWeight = 0.25;
+        std::vector<int32_t> targets = some_targets(N, V);
+        Vector logits = logits_of(N, V, Vp, 1), dlogits = poisoned<double>((int64_t)N * Vp);
+        classifier_backward_cpu(dlogits.data(), logits.data(), targets.data(), kLossWeight, N, V, Vp);
+        auto loss = [&] {
+            Vector losses = poisoned<double>(N);
+            classifier_forward_cpu(losses.data(), nullptr, logits.data(), targets.data(), N, V, Vp);
+            return Loss().add(losses, Vector(N, kLossWeight));
+        };
+        std::string name = fmt::format("classifier_backward dlogits N={} V={} Vp={}", N, V, Vp);
+        check_gradient(name, logits, dlogits, zeros((int64_t)N * Vp), loss);
+        for (int row = 0; row < N; row++) {  // exactly zero where nothing can be learnt
+            int first = targets[row] == kIgnoreTarget ? 0 : V;
+            check_same(fmt::format("{} row {} from column {}", name, row, first),
+                       Vector(dlogits.begin() + row * Vp + first, dlogits.begin() + (row + 1) * Vp),
+                       zeros(Vp - first));
+        }
+        Vector in_place = logits;
+        classifier_backward_cpu(in_place.data(), in_place.data(), targets.data(), kLossWeight, N, V, Vp);
+        check_same(name + " in place", in_place, dlogits);
+    }
+}
+
+TEST_CASE("classifier_backward: logits of 1e4 give probabilities, not overflow") {
+    ThreadCount one(1);
+    std::vector<float> logits = {1e4f, -1e4f, 1e4f}, dlogits = poisoned<float>(3);
+    std::vector<int32_t> targets = {1};
+    classifier_backward_cpu(dlogits.data(), logits.data(), targets.data(), 1.0, 1, 3, 3);
+    check_near("classifier_backward dlogits N=1 V=3 Vp=3", dlogits, Vector{0.5, -1, 0.5},
+               [](size_t) { return 4 * kFloatRoundoff; });
 }

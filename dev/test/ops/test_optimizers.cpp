@@ -1,5 +1,6 @@
-// Muon: the reference against what the iterations must do to singular values, the CPU's products against
-// the reference, and training steps of the CPU model against the reference model.
+// What updates parameters: AdamW, the norm that gradients are clipped by, Muon, and the rounding to bf16 at random. Of Muon: the
+// reference against what the iterations must do to singular values, the CPU's products against the reference, and training
+// steps of the CPU model against the reference model.
 #include <algorithm>
 #include <cmath>
 
@@ -11,6 +12,7 @@
 #include "dev/test/support/test_files.h"
 #include "llmc/model/cpu/blas.h"
 #include "llmc/model/cpu/gpt2.h"
+#include "llmc/ops/stochastic_rounding.h"
 
 using namespace llmc;
 
@@ -73,7 +75,79 @@ Roundoff fp32(Shape s) { return {(std::max(s.rows, s.cols) + 4) * kFloatRoundoff
 
 }  // namespace
 
-// ---- the iterations ----------------------------------------------------------------------------
+// ---- AdamW and the norm ------------------------------------------------------------------------
+
+TEST_CASE("adamw: several updates against the paper's order of operations") {
+    ThreadCount one(1);
+    for (int n : {1, 17, 100}) {
+        Vector param = random_vector<double>(n, 1), m(n, 0.0), v(n, 0.0), p = param, m2 = m, v2 = v;
+        AdamWParams options{.lr = 0.01,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-8,
+                            .weight_decay = 0.1,
+                            .grad_scale = 0.5,
+                            .update = 0};
+        for (int update = 1; update <= 5; update++) {
+            Vector grad = random_vector<double>(n, 10 + update);
+            options.update = update;
+            adamw_cpu(param.data(), m.data(), v.data(), grad.data(), n, options);
+            for (int i = 0; i < n; i++) {
+                double g = grad[i] * 0.5;
+                p[i] -= 0.01 * 0.1 * p[i];
+                m2[i] += (1 - 0.9) * (g - m2[i]);
+                v2[i] += (1 - 0.95) * (g * g - v2[i]);
+                double first = m2[i] / (1 - std::pow(0.9, update));
+                double second = v2[i] / (1 - std::pow(0.95, update));
+                p[i] -= 0.01 * first / (std::sqrt(second) + 1e-8);
+            }
+        }
+        auto bound = [](size_t) { return 100 * kDoubleRoundoff; };  // 5 updates of 20 roundings
+        check_near(fmt::format("adamw param n={}", n), param, p, bound);
+        check_near(fmt::format("adamw m n={}", n), m, m2, bound);
+        check_near(fmt::format("adamw v n={}", n), v, v2, bound);
+    }
+}
+
+TEST_CASE("adamw: the first update moves every parameter by the learning rate, against its gradient's sign") {
+    ThreadCount one(1);
+    Vector grad = {1e-3, -5, 100, -1e-4, 0}, param(5, 1.0), m(5, 0.0), v(5, 0.0);
+    AdamWParams options{.lr = 0.01,
+                        .beta1 = 0.9,
+                        .beta2 = 0.999,
+                        .eps = 1e-12,
+                        .weight_decay = 0,
+                        .grad_scale = 1,
+                        .update = 1};
+    adamw_cpu(param.data(), m.data(), v.data(), grad.data(), 5, options);
+    check_near("adamw param n=5", param, Vector{0.99, 1.01, 0.99, 1.01, 1},
+               [](size_t) { return 0.01 * 2e-8; });
+    options.weight_decay = 0.5;  // decoupled: the same pull whatever the gradient
+    Vector decayed = {2.0}, zero = {0.0}, m1 = {0.0}, v1 = {0.0};
+    adamw_cpu(decayed.data(), m1.data(), v1.data(), zero.data(), 1, options);
+    check_near("adamw param, decay alone, n=1", decayed, Vector{2 * (1 - 0.01 * 0.5)},
+               [](size_t) { return 1e-15; });
+}
+
+TEST_CASE("global_norm: 3-4-5, nothing, and many chunks") {
+    ThreadCount one(1);
+    Floats three_four = {3, -4};
+    CHECK(global_norm_cpu(three_four.data(), 2) == 5);
+    CHECK(global_norm_cpu(three_four.data(), 0) == 0);
+    for (int64_t n : {65535, 65536, 65537, 200000}) {
+        Floats x((size_t)n, 2.0f);
+        x.back() = 1000;  // the sum of squares is a whole number: exact
+        double expected = std::sqrt(4.0 * (double)(n - 1) + 1e6), found = global_norm_cpu(x.data(), n);
+        CHECK_MESSAGE(found == expected, fmt::format("global_norm n={}: found {:.17g} expected {:.17g}",
+                                                     (int)n, found, expected));
+    }
+    Floats bad = {1, INFINITY, 1};
+    CHECK(std::isinf(global_norm_cpu(bad.data(), 3)));
+    bad[1] = NAN;
+    CHECK(std::isnan(global_norm_cpu(bad.data(), 3)));
+}
+
+// ---- Muon: the iterations ----------------------------------------------------------------------------
 
 TEST_CASE("muon: five iterations bring what is not next to nothing between 0.68 and 1.21") {
     double least = 2, most = 0;
@@ -95,25 +169,13 @@ TEST_CASE("muon: the reference changes singular values, and leaves the singular 
         const double norm = global_norm_cpu(s.data(), side);
         Vector x = with_singular_values(s, u, v, shape), due;
         for (double value : s) { due.push_back(iterated(value / norm)); }
+        Vector falling = s;
+        std::sort(falling.rbegin(), falling.rend());
+        check_near("singular values " + shape.text(), singular_values(x, shape.rows, shape.cols), falling,
+                   [](size_t) { return 1e-13; });
         newton_schulz_cpu(x.data(), shape.rows, shape.cols);
         check_near("newton_schulz_cpu " + shape.text(), x, with_singular_values(due, u, v, shape),
                    [](size_t) { return 1e-11; });  // 2^-53 of 1, enlarged up to 4^5 times, in sums of 128
-    }
-}
-
-TEST_CASE("muon: singular values of random matrices end in the band") {
-    for (Shape shape : kShapes) {
-        Vector x = random_vector<double>((int64_t)shape.rows * shape.cols, 3);
-        const Vector before = singular_values(x, shape.rows, shape.cols);
-        const double norm = global_norm_cpu(x.data(), (int64_t)x.size());
-        Vector due;
-        for (double s : before) { due.push_back(iterated(s / norm)); }
-        std::sort(due.rbegin(), due.rend());
-        newton_schulz_cpu(x.data(), shape.rows, shape.cols);
-        const Vector after = singular_values(x, shape.rows, shape.cols);
-        check_near("singular values " + shape.text(), after, due, [](size_t) { return 1e-9; });
-        CHECK(after.front() < 1.203);
-        CHECK((before.back() < 0.0016 * norm || after.back() > 0.68));
     }
 }
 
@@ -153,7 +215,7 @@ TEST_CASE("muon: a gradient without rank, or without anything, gives no NaN") {
     }
 }
 
-// ---- a matrix's update -------------------------------------------------------------------------
+// ---- Muon: a matrix's update -------------------------------------------------------------------------
 
 TEST_CASE("muon: mean and look ahead, by hand") {
     const double grad[] = {4, -2};
@@ -180,7 +242,7 @@ TEST_CASE("muon: of a matrix of one number, by hand") {
     }
 }
 
-// ---- the model ---------------------------------------------------------------------------------
+// ---- Muon: the model ---------------------------------------------------------------------------------
 
 TEST_CASE("muon: the CPU model's steps are the reference's") {
     const GPT2Config c = tiny_config();
@@ -290,4 +352,114 @@ TEST_CASE("muon: no second moments of the blocks' matrices, in memory and in the
     CHECK(shares.seconds.sizes[0] + shares.seconds.sizes[1] == seconds);
     CHECK(muon.optimizer - GPT2Cpu::plan(c, 4, 9, two_ranks).optimizer ==
           4 * (ParameterLayout(c).size() + seconds - shares.largest() - shares.seconds.largest()));
+}
+
+// ---- stochastic rounding ----------------------------------------------------------------------
+
+namespace {
+
+constexpr uint64_t kRoundingSeed = 0x1234'5678'9abc'def0;
+
+// One 16-bit number from the definition: Philox4x32-10 of the counter (index of 8 elements, its upper half,
+// stream 32 + tensor, updates) under the seed; two elements a word, the low half first.
+uint32_t bits_by_definition(uint64_t seed, uint32_t tensor, uint32_t updates, uint64_t element) {
+    uint64_t index = element / 8;
+    uint32_t x[4] = {(uint32_t)index, (uint32_t)(index >> 32), 32 + tensor, updates};
+    for (uint32_t round = 0; round < 10; round++) {
+        uint32_t key[2] = {(uint32_t)seed + round * 0x9E3779B9u,
+                           (uint32_t)(seed >> 32) + round * 0xBB67AE85u};
+        uint64_t left = 0xD2511F53ull * x[0], right = 0xCD9E8D57ull * x[2];
+        x[0] = (uint32_t)(right >> 32) ^ x[1] ^ key[0];
+        x[1] = (uint32_t)right;
+        x[2] = (uint32_t)(left >> 32) ^ x[3] ^ key[1];
+        x[3] = (uint32_t)left;
+    }
+    return x[element % 8 / 2] >> element % 2 * 16 & 0xffffu;
+}
+
+// The correlation of two streams of n numbers that are uniform in [0, 2^16): 0 for independent ones, with a
+// standard deviation of 1 / sqrt(n).
+template <typename First, typename Second>
+double correlation(int64_t n, First first, Second second) {
+    constexpr double mean = (0x1p16 - 1) / 2, variance = (0x1p32 - 1) / 12;
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) { sum += (first(i) - mean) * (second(i) - mean); }
+    return sum / (double)n / variance;
+}
+
+// as documented: of the numbers below the largest bfloat16, by less than a unit of it, those that were rounded up to it
+bool comes_back_larger(uint32_t bits, uint32_t random) {
+    return (bits >> 16 & 0x7fffu) == 0x7f7eu && (bits & 0xffffu) < 0x8000u &&
+           (bits & 0xffffu) + random > 0xffffu;
+}
+
+}  // namespace
+
+TEST_CASE("rounding_bits: known bits, and those of the definition") {
+    constexpr uint32_t known[] = {0x67ba, 0xfac9, 0x1d3f, 0xe42c, 0x10c9, 0x4faf, 0xb759, 0x1893};
+    for (int i = 0; i < 8; i++) {
+        uint32_t found = rounding_bits(kRoundingSeed, kQkvw, 3, i);
+        CHECK_MESSAGE(
+            found == known[i],
+            fmt::format("rounding_bits element {}: found 0x{:04x} expected 0x{:04x}", i, found, known[i]));
+    }
+    int64_t wrong = 0;
+    for (int tensor : {(int)kWte, (int)kQkvw, (int)kLnfb}) {
+        for (int64_t updates : {1, 2, 1000, 100000}) {
+            for (int64_t first : {(int64_t)0, (int64_t)1000, (int64_t)INT32_MAX - 50, (int64_t)1 << 36}) {
+                for (int64_t i = first; i < first + 100; i++) {
+                    wrong += rounding_bits(kRoundingSeed, tensor, updates, i) !=
+                             bits_by_definition(kRoundingSeed, tensor, updates, i);
+                }
+            }
+        }
+    }
+    CHECK_MESSAGE(wrong == 0, fmt::format("rounding_bits: {} differ from the definition", (int)wrong));
+}
+
+TEST_CASE("rounding_bits: before the first update to the nearest") {
+    for (int64_t i : {0, 1, 2, 3, 4, 5, 6, 7, 1001}) {
+        CHECK(rounding_bits(kRoundingSeed, kQkvw, 0, i) == kToNearest);
+    }
+}
+
+// 6 standard deviations: once in 5e8 times
+TEST_CASE("rounding_bits: no correlation between neighbours, tensors, updates and seeds") {
+    constexpr int64_t n = 1 << 16;
+    auto bits = [](uint64_t seed, int tensor, int64_t updates, int64_t shift) {
+        return [=](int64_t i) { return (double)rounding_bits(seed, tensor, updates, i + shift); };
+    };
+    auto check_against = [&](const std::string& name, auto second) {
+        double found = correlation(n, bits(kRoundingSeed, kQkvw, 3, 0), second);
+        CHECK_MESSAGE(std::fabs(found) <= 6 / std::sqrt((double)n),
+                      fmt::format("rounding_bits and those of {}: correlation {:.4f}", name, found));
+    };
+    for (int shift : {1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 768}) {
+        check_against(fmt::format("the element {} on", shift), bits(kRoundingSeed, kQkvw, 3, shift));
+    }
+    check_against("the next tensor", bits(kRoundingSeed, kQkvw + 1, 3, 0));
+    check_against("the next update", bits(kRoundingSeed, kQkvw, 4, 0));
+    check_against("the next seed", bits(kRoundingSeed + 1, kQkvw, 3, 0));
+}
+
+// every upper half, with lower halves and random numbers at and around where the sum carries
+TEST_CASE("unrounded: the float again, but below the largest bfloat16, and NaN as a NaN") {
+    int64_t wrong = 0, larger = 0, nans = 0;
+    for (uint32_t high = 0; high <= 0xffffu; high++) {
+        for (uint32_t low : {0x0000u, 0x0001u, 0x3039u, 0x7fffu, 0x8000u, 0x8001u, 0xfffeu, 0xffffu}) {
+            for (uint32_t random : {0x0000u, 0x0001u, 0x0002u, 0x7fffu, 0x8000u, 0x8001u, 0xcfc7u, 0xffffu}) {
+                const uint32_t bits = high << 16 | low;
+                const uint32_t back = unrounded(round_stochastically(bits, random), (uint16_t)low, random);
+                const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+                nans += nan;
+                larger += comes_back_larger(bits, random);
+                wrong += nan                               ? (back & 0x7fffffffu) <= 0x7f800000u
+                         : comes_back_larger(bits, random) ? back != bits + 0x10000u
+                                                           : back != bits;
+            }
+        }
+    }
+    CHECK_MESSAGE(wrong == 0, fmt::format("unrounded: {} come back wrong", (int)wrong));
+    CHECK(larger > 0);
+    CHECK(nans > 0);
 }
