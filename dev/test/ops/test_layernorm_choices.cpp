@@ -118,6 +118,7 @@ Facts backward_facts(const Case& c, const Choice& choice) {
     }
     const auto& row = for_bytes(c.bytes, layouts::kCpAsyncPipelined16, layouts::kCpAsyncPipelined32)[i];
     return {.row = &row,
+            .fewest = (int64_t)choice.blocks * (row.columns(16 / c.bytes) / row.vectors) * (row.vectors - 1),
             .most = (int64_t)choice.blocks * row.columns(16 / c.bytes),
             .shared = pipelined_bytes(row, c.bytes, c.adds()),
             .rest = listed(choice.blocks, row.vectors, row.lead, row.stages, (int)row.keeps_weight)};
