@@ -72,41 +72,46 @@ passes_without() {
     [ "${sound[$command]}" = yes ]
 }
 
+not_caught() { verdict="NOT CAUGHT: $*"; return 1; }
+
 # did the copy's program fail, and print all that the fault's block expects? Sets `verdict`.
 judge() {  # fault command...
     local fault=$1 expect status=0 shown=
     shift
     (cd "$copy" && timeout $limit "$@") >"$log" 2>&1 || status=$?
-    if [ $status -eq 0 ]; then verdict="NOT CAUGHT: the tests pass"; return 1; fi
-    if [ $status -eq 124 ]; then verdict="NOT CAUGHT: no end after $limit s"; return 1; fi
+    case $status in
+        0) not_caught "the tests pass"; return ;;
+        124) not_caught "no end after $limit s"; return ;;
+    esac
     while IFS= read -r expect; do
-        if ! grep -q -e "$expect" "$log"; then
-            verdict="NOT CAUGHT: exit status $status, but nothing printed matches '$expect'"
-            return 1
-        fi
+        grep -q -e "$expect" "$log" || { not_caught "exit status $status, but nothing printed matches '$expect'"; return; }
         shown="${shown:+$shown; }$(grep -o -m 1 -e "$expect" "$log" | head -1 | tr -s ' ')"
     done < <($faults get "$fault" expect)
     verdict="caught ($shown)"
+}
+
+# here, or in the copy: by make, or the package of python/, which is built here once
+build() {  # folder target make's other words...
+    if [ "$2" = package ]; then
+        [ "$1$package_is_built" != .yes ] || return 0
+        (cd "$1" && timeout $limit python3 python/plumb_build.py build/test/host --host) >"$log" 2>&1 && package_is_built=yes
+        return
+    fi
+    rm -f "$copy/$2"
+    make -C "$1" --no-print-directory -s -j"$jobs" "${settings[@]}" "${@:2}" "${also[@]}" >"$log" 2>&1
 }
 
 # plants one fault; sets `verdict`
 plant() {  # fault, the program to make, how to run it...
     local fault=$1 target=$2
     shift 2
-    if ! make --no-print-directory -s -j"$jobs" "${settings[@]}" "$target" "${also[@]}" >"$log" 2>&1; then
-        verdict="NOT CAUGHT: $target does not build without the fault"
-        return 1
-    fi
-    if ! passes_without "$@"; then verdict="NOT CAUGHT: $* fails without the fault"; return 1; fi
+    build . "$target" || { not_caught "$target does not build without the fault"; return; }
+    passes_without "$@" || { not_caught "$* fails without the fault"; return; }
     make_copy
-    if ! $faults plant "$fault" "$copy" >"$log" 2>&1; then verdict="NOT CAUGHT: $(<"$log")"; return 1; fi
-    rm -f "$copy/$target"
+    $faults plant "$fault" "$copy" >"$log" 2>&1 || { not_caught "$(<"$log")"; return; }
     # -Og: half the time to compile, which is most of it
-    if ! make -C "$copy" --no-print-directory -s -j"$jobs" OPTIMIZE=-Og PRECOMPILED="$PWD/build/plain.h" "${settings[@]}" \
-            "${fewer[@]}" "$target" "${also[@]}" >"$log" 2>&1; then
-        verdict="NOT CAUGHT: $target does not build with it"
-        return 1
-    fi
+    build "$copy" "$target" OPTIMIZE=-Og PRECOMPILED="$PWD/build/plain.h" "${fewer[@]}" ||
+        { not_caught "$target does not build with it"; return; }
     judge "$fault" "$@"
 }
 
@@ -145,7 +150,6 @@ plant_gpu() {  # fault, options of the program...
     shift
     program=$($faults get "$fault" program)
     case $($faults get "$fault" arch) in
-        "") ;;
         sm_80)
             settings=(BUILD=build/sm_80 OUT=build/sm_80/ "GENCODE=-gencode arch=compute_80,code=sm_90")
             objects=build/sm_80
@@ -158,30 +162,19 @@ plant_gpu() {  # fault, options of the program...
     esac
 }
 
-build_package() { (cd "$1" && timeout $limit python3 python/plumb_build.py build/test/host --host) >"$log" 2>&1; }
-
 plant_package() {  # fault, options of pytest...
-    local fault=$1 tests
-    tests=(env PYTHONPATH=build/test/host PLUMB_TEST_DEVICE=cpu python3 -m pytest -q -p no:cacheprovider "${@:2}")
-    if [ $package_is_built = no ] && ! build_package .; then verdict="NOT CAUGHT: python/ does not build"; return 1; fi
-    package_is_built=yes
-    if ! passes_without "${tests[@]}"; then verdict="NOT CAUGHT: ${tests[*]} fails without the fault"; return 1; fi
-    make_copy
-    if ! $faults plant "$fault" "$copy" >"$log" 2>&1; then verdict="NOT CAUGHT: $(<"$log")"; return 1; fi
-    if ! build_package "$copy"; then verdict="NOT CAUGHT: python/ does not build with it"; return 1; fi
-    judge "$fault" "${tests[@]}"
+    plant "$1" package env PYTHONPATH=build/test/host PLUMB_TEST_DEVICE=cpu python3 -m pytest -q -p no:cacheprovider "${@:2}"
 }
 
 skip() {  # fault: nothing can run it; are its lines still in the sources?
-    if ! $faults check "$1" >"$log" 2>&1; then verdict="NOT CAUGHT: $(<"$log")"; return 1; fi
+    $faults check "$1" >"$log" 2>&1 || { not_caught "$(<"$log")"; return; }
     verdict="skipped, no $lacks"
 }
 
 wanted() {  # name: does it contain one of the arguments?
     local name=$1 part
     shift
-    if [ $# -eq 0 ]; then return 0; fi
-    for part in "$@"; do
+    for part in "${@:-}"; do
         case $name in *"$part"*) return 0 ;; esac
     done
     return 1

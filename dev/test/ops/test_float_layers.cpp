@@ -104,7 +104,6 @@ void check_rounded(const std::string& layer, std::initializer_list<const char*> 
 // ---- float against double ----------------------------------------------------------------------
 
 TEST_CASE("float against double: encoder, layernorm, residual") {
-    ThreadCount one(1);
     const int N = 7, C = 65;
     Norm<float> f(N, C);
     Norm<double> d(N, C);
@@ -139,7 +138,6 @@ TEST_CASE("float against double: encoder, layernorm, residual") {
 }
 
 TEST_CASE("float against double: matmul and attention") {
-    ThreadCount one(1);
     check_rounded("matmul<float>", {"out", "dinp", "dweight", "dbias"}, "N=17 C=65 OC=5",
                   matmul<float>(17, 65, 5), matmul<double>(17, 65, 5));
     Attention<float> a(2, 17, 12, 3);
@@ -154,7 +152,6 @@ TEST_CASE("float against double: matmul and attention") {
 }
 
 TEST_CASE("float against double: gelu") {
-    ThreadCount one(1);
     const int n = 2001;
     Floats x(n), out(n), dinp(n), dout = floats(n, 1);
     for (int i = 0; i < n; i++) { x[i] = 0.012f * (float)(i - n / 2); }  // -12 to 12
@@ -183,7 +180,6 @@ TEST_CASE("float against double: gelu") {
 }
 
 TEST_CASE("float against double: classifier") {
-    ThreadCount one(1);
     const int N = 9, V = 65, Vp = 128;
     constexpr double kLossWeight = 0.125;
     std::vector<int32_t> targets = some_targets(N, V);
@@ -214,7 +210,6 @@ TEST_CASE("float against double: classifier") {
 }
 
 TEST_CASE("float against double: adamw and global_norm") {
-    ThreadCount one(1);
     const int n = 1000;
     Floats param = floats(n, 1), m = floats(n, 2), v(n), grad = floats(n, 4);
     for (int i = 0; i < n; i++) { v[i] = m[i] * m[i] + 0.01f; }

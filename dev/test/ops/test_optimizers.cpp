@@ -78,7 +78,6 @@ Roundoff fp32(Shape s) { return {(std::max(s.rows, s.cols) + 4) * kFloatRoundoff
 // ---- AdamW and the norm ------------------------------------------------------------------------
 
 TEST_CASE("adamw: several updates against the paper's order of operations") {
-    ThreadCount one(1);
     for (int n : {1, 17, 100}) {
         Vector param = random_vector<double>(n, 1), m(n, 0.0), v(n, 0.0), p = param, m2 = m, v2 = v;
         AdamWParams options{.lr = 0.01,
@@ -110,7 +109,6 @@ TEST_CASE("adamw: several updates against the paper's order of operations") {
 }
 
 TEST_CASE("adamw: the first update moves every parameter by the learning rate, against its gradient's sign") {
-    ThreadCount one(1);
     Vector grad = {1e-3, -5, 100, -1e-4, 0}, param(5, 1.0), m(5, 0.0), v(5, 0.0);
     AdamWParams options{.lr = 0.01,
                         .beta1 = 0.9,
@@ -130,7 +128,6 @@ TEST_CASE("adamw: the first update moves every parameter by the learning rate, a
 }
 
 TEST_CASE("global_norm: 3-4-5, nothing, and many chunks") {
-    ThreadCount one(1);
     Floats three_four = {3, -4};
     CHECK(global_norm_cpu(three_four.data(), 2) == 5);
     CHECK(global_norm_cpu(three_four.data(), 0) == 0);

@@ -75,7 +75,6 @@ Vector logits_of(int N, int V, int Vp, double scale) {
 // ---- encoder ------------------------------------------------------------------------------------
 
 TEST_CASE("encoder_forward: the token's row plus the position's") {
-    ThreadCount one(1);
     for (const Tokens& s : kTokens) {
         const auto [B, T, C] = s;
         std::vector<int32_t> tokens = random_tokens(B * T, 5, 1);
@@ -94,7 +93,6 @@ TEST_CASE("encoder_forward: the token's row plus the position's") {
 }
 
 TEST_CASE("encoder_backward: central differences, repeated tokens, unused rows untouched") {
-    ThreadCount one(1);
     for (const Tokens& s : kTokens) {
         const auto [B, T, C] = s;
         constexpr int V = 5;
@@ -170,7 +168,6 @@ void check_layernorm(const char* layer, const NormOut& found, const Vector& x, c
 }  // namespace
 
 TEST_CASE("layernorm_forward: values by hand") {
-    ThreadCount one(1);
     // mean 2.5, biased variance 1.25, so with eps 1 rstd = 1 / sqrt(2.25); C - 1 would give 1 / sqrt(2.667)
     Vector weight = {1, 2, 3, -1}, bias = {0, 1, 0, 10};
     NormOut y = layernorm<double>({1, 2, 3, 4}, weight.data(), bias.data(), 1, 4, 1.0);
@@ -185,7 +182,6 @@ TEST_CASE("layernorm_forward: values by hand") {
 }
 
 TEST_CASE("layernorm_forward: every shape against long double") {
-    ThreadCount one(1);
     std::vector<Rows> shapes(std::begin(kRows), std::end(kRows));
     shapes.insert(shapes.end(), {{2, 768}, {1, 4097}});
     for (auto [N, C] : shapes) {
@@ -203,7 +199,6 @@ TEST_CASE("layernorm_forward: every shape against long double") {
 }
 
 TEST_CASE("layernorm_forward: a mean a million standard deviations away does not cancel") {
-    ThreadCount one(1);
     // mean 1e4, sigma 1e-2: E[x^2] - mean^2 would lose 12 of double's 16 digits, and all of float's
     for (int C : {3, 65, 768}) {
         std::vector<float> x = random_vector<float>(3 * C, 1, 1e-2);
@@ -217,7 +212,6 @@ TEST_CASE("layernorm_forward: a mean a million standard deviations away does not
 }
 
 TEST_CASE("layernorm_forward: a constant row gives the bias, exactly") {
-    ThreadCount one(1);
     for (int C : {1, 3, 65, 768}) {
         for (float value : {0.0f, 1.0f, -1e4f, 3e-30f, 1e30f}) {  // a sum of C of them is exact in double
             std::vector<float> x(2 * C, value), w = random_vector<float>(C, 1, 100),
@@ -232,7 +226,6 @@ TEST_CASE("layernorm_forward: a constant row gives the bias, exactly") {
 }
 
 TEST_CASE("residual_layernorm_forward: normalises the rounded sum; residual may be one of the addends") {
-    ThreadCount one(1);
     // 1 + 2^-25 rounds to 1 in float, so the rounded row is constant and gives the bias
     std::vector<float> inp1 = {1, 1, 1}, inp2 = {0, 0x1p-25f, -0x1p-26f}, bias = {3, 4, 5};
     std::vector<float> residual = poisoned<float>(3), out = residual, mean = poisoned<float>(1), rstd = mean;
@@ -286,7 +279,6 @@ struct Norm {
 }  // namespace
 
 TEST_CASE("layernorm_backward: central differences, written and accumulated") {
-    ThreadCount one(1);
     for (const Rows& s : kRows) {
         const auto [N, C] = s;
         Norm n(s);
@@ -309,7 +301,6 @@ TEST_CASE("layernorm_backward: central differences, written and accumulated") {
 }
 
 TEST_CASE("layernorm_backward: no weight is a weight of 1; outputs that are not wanted change nothing else") {
-    ThreadCount one(1);
     Norm n({3, 65});
     Vector ones(65, 1.0), dinp = poisoned<double>(3 * 65), dinp1 = dinp;
     n.backward(dinp.data(), nullptr, nullptr, nullptr, false);
@@ -329,7 +320,6 @@ TEST_CASE("layernorm_backward: no weight is a weight of 1; outputs that are not 
 }
 
 TEST_CASE("residual_layernorm_backward: both addends get what the stream brought plus the layernorm's part") {
-    ThreadCount one(1);
     for (const Rows& s : kRows) {
         const auto [N, C] = s;
         Vector inp1 = random(N * C, 1), inp2 = random(N * C, 2), weight = random(C, 3), bias = random(C, 4);
@@ -358,7 +348,6 @@ TEST_CASE("residual_layernorm_backward: both addends get what the stream brought
 // ---- matmul -------------------------------------------------------------------------------------
 
 TEST_CASE("matmul_forward: whole numbers give whole numbers, with and without bias") {
-    ThreadCount one(1);
     for (const Product& s : kProducts) {
         const auto [N, C, OC, with_bias] = s;
         auto inp = whole_numbers<float>(N * C, 1), weight = whole_numbers<float>(OC * C, 2);
@@ -375,7 +364,6 @@ TEST_CASE("matmul_forward: whole numbers give whole numbers, with and without bi
 }
 
 TEST_CASE("matmul_backward: central differences, with and without bias") {
-    ThreadCount one(1);
     for (const Product& s : kProducts) {
         const auto [N, C, OC, with_bias] = s;
         Vector inp = random(N * C, 1), weight = random(OC * C, 2), bias = random(OC, 3),
@@ -397,7 +385,6 @@ TEST_CASE("matmul_backward: central differences, with and without bias") {
 }
 
 TEST_CASE("bias_backward: rows further apart than they are long") {
-    ThreadCount one(1);
     struct {
         int N, OC, stride;
     } shapes[] = {{1, 1, 1}, {17, 5, 8}, {3, 65, 65}, {5, 129, 200}};
@@ -459,7 +446,6 @@ AttentionOut attention_by_matrices(const Vector& qkv, const Heads& s) {
 }  // namespace
 
 TEST_CASE("attention_forward: against whole matrices") {
-    ThreadCount one(1);
     for (const Heads& s : kHeads) {
         Vector qkv = random(3 * s.elements(), 1);
         AttentionOut found = attention(qkv, s), expected = attention_by_matrices(qkv, s);
@@ -474,7 +460,6 @@ TEST_CASE("attention_forward: against whole matrices") {
 }
 
 TEST_CASE("attention_forward: a token changes nothing before it; the first one sees only itself") {
-    ThreadCount one(1);
     const Heads s{1, 9, 6, 2};
     const int T = s.T, C = s.C;
     Vector qkv = random(T * 3 * C, 1);
@@ -497,7 +482,6 @@ TEST_CASE("attention_forward: a token changes nothing before it; the first one s
 }
 
 TEST_CASE("attention_forward: scores of 1e4 do not overflow") {
-    ThreadCount one(1);
     Vector qkv = {1e4, 1, 7, 1e4, 1e4, -3};  // T=2, HS=1: scores 1e4 | 1e4, 1e8
     AttentionOut y = attention(qkv, {1, 2, 1, 1});
     check_same("attention_forward out B=1 T=2 C=1 NH=1", y.out, {7, -3});
@@ -505,7 +489,6 @@ TEST_CASE("attention_forward: scores of 1e4 do not overflow") {
 }
 
 TEST_CASE("attention_backward: central differences") {
-    ThreadCount one(1);
     for (const Heads& s : kHeads) {
         Vector qkv = random(3 * s.elements(), 1), dout = random(s.elements(), 2),
                dqkv = poisoned<double>(qkv.size());
@@ -520,7 +503,6 @@ TEST_CASE("attention_backward: central differences") {
 // ---- gelu ---------------------------------------------------------------------------------------
 
 TEST_CASE("gelu_forward: the tanh formula, in place too") {
-    ThreadCount one(1);
     Vector inp, expected;
     for (int i = -400; i <= 400; i++) {
         double x = i * 0.025, pi = std::acos(-1.0);
@@ -545,7 +527,6 @@ TEST_CASE("gelu_forward: the tanh formula, in place too") {
 }
 
 TEST_CASE("gelu_forward: far out x or 0, and NaN stays NaN") {
-    ThreadCount one(1);
     std::vector<float> inp = {100, 1e10f, 1e30f, -100, -1e5f, 0, NAN}, out = poisoned<float>(7);
     gelu_forward_cpu(out.data(), inp.data(), 7);
     for (int i = 0; i < 6; i++) {
@@ -557,7 +538,6 @@ TEST_CASE("gelu_forward: far out x or 0, and NaN stays NaN") {
 }
 
 TEST_CASE("gelu_backward: central differences; dinp may be dout; finite far out") {
-    ThreadCount one(1);
     for (int n : {1, 2, 17, 241}) {
         Vector inp(n), dout = random(n, 1), dinp = poisoned<double>(n);
         for (int i = 0; i < n; i++) { inp[i] = 0.05 * (i - n / 2); }  // -6 to 6, 0 among them
@@ -583,7 +563,6 @@ TEST_CASE("gelu_backward: central differences; dinp may be dout; finite far out"
 // ---- classifier ---------------------------------------------------------------------------------
 
 TEST_CASE("classifier_forward: -log softmax of the target, ignored rows, padded columns") {
-    ThreadCount one(1);
     struct {
         int N, V, Vp;
         double scale;
@@ -609,7 +588,6 @@ TEST_CASE("classifier_forward: -log softmax of the target, ignored rows, padded 
 }
 
 TEST_CASE("classifier_forward: logits of 1e4, and ties go to the lowest index") {
-    ThreadCount one(1);
     std::vector<float> logits = {-1e4f, 1e4f, 0, 1e4f, 0, 0, 0, 0, 2, 2, 2, 2, 1, 2, 3, 3},
                        losses = poisoned<float>(4);
     std::vector<int32_t> targets = {1, 0, 3, 0}, predicted(4, -1);
@@ -636,7 +614,6 @@ TEST_CASE("classifier_forward: a loss beside logits near the largest float is no
 }
 
 TEST_CASE("classifier_backward: central differences, ignored rows, padded columns") {
-    ThreadCount one(1);
     struct {
         int N, V, Vp;
     } shapes[] = {{1, 5, 8}, {17, 5, 8}, {3, 1, 1}, {4, 65, 65}, {2, 33, 64}};
@@ -665,7 +642,6 @@ TEST_CASE("classifier_backward: central differences, ignored rows, padded column
 }
 
 TEST_CASE("classifier_backward: logits of 1e4 give probabilities, not overflow") {
-    ThreadCount one(1);
     std::vector<float> logits = {1e4f, -1e4f, 1e4f}, dlogits = poisoned<float>(3);
     std::vector<int32_t> targets = {1};
     classifier_backward_cpu(dlogits.data(), logits.data(), targets.data(), 1.0, 1, 3, 3);

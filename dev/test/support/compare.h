@@ -115,6 +115,7 @@ template <typename Evaluate>
 void check_gradient(const std::string& name, std::vector<double>& x, const std::vector<double>& gradient,
                     const std::vector<double>& start, Evaluate loss) {
     constexpr double h = 1e-4;
+    const ThreadCount one(1);  // of many small calls each would wait for its threads
     double rounding = 200 * kDoubleRoundoff * loss().magnitude / h;
     std::vector<double> expected(x.size()), bounds(x.size());
     for (size_t i = 0; i < x.size(); i++) {
