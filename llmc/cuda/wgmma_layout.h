@@ -1,5 +1,5 @@
 // Where the elements of a product of Hopper's tensor cores (wgmma) lie, as plain functions: the kernels use them and
-// dev/test/ops/test_wgmma_layout.cpp checks them without a GPU. PTX ISA, 9.7.15 "wgmma".
+// dev/test/ops/test_attention_tiles.cpp checks them without a GPU. PTX ISA, 9.7.15 "wgmma".
 //
 // A tile is 64 rows of 64 bf16 in shared memory, 128 bytes a row, 8 KB, at a multiple of 1024 bytes.
 //

@@ -17,7 +17,7 @@ struct Gpu {
 };
 // H100: and H200
 inline constexpr Gpu kGpus[] = {
-    {"H100", 4, {true, 132, 227 << 10, 16}}, {"A100", 5, {false, 108, 163 << 10, 1}},
+    {"H100", 4, layernorm::kH100},           {"A100", 5, layernorm::kA100},
     {"sm_86", 6, {false, 84, 99 << 10, 1}},  {"clusters_of_8", 7, {true, 132, 227 << 10, 8}},
     {"sm_120", 8, {true, 170, 99 << 10, 8}}, {"H100_as_sm_80", 9, {false, 132, 227 << 10, 1}}};
 

@@ -4,6 +4,7 @@
 // (kStored has 1 % of slack for the double arithmetic before it); a float sum of K products errs by at most (K + 2) u sum |a b|,
 // whatever its order.
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,6 @@ using Floats = std::vector<float>;
 
 constexpr double u = kFloatRoundoff, kStored = 1.01 * u;
 
-// every element is the double result, rounded
-void check_rounded(const std::string& name, const Floats& found, const Vector& expected) {
-    check_near(name, found, expected, [&](size_t i) { return kStored * std::fabs(expected[i]) + 1e-45; });
-}
-
 Floats floats(int64_t n, uint64_t seed) { return random_vector<float>(n, seed); }
 // the same numbers in either type
 template <typename Real>
@@ -46,41 +42,45 @@ std::vector<int32_t> some_targets(int N, int V) {
 template <typename Real>
 using Outputs = std::vector<std::vector<Real>>;
 
+// What a layer makes of the same numbers in either type; its backward, of what the forward stores in float. A residual
+// stream's rows are whole numbers, whose sums are exact.
 template <typename Real>
-struct Norm {
-    const int N, C;
-    std::vector<Real> inp = numbers<Real>(N * C, 1), weight = numbers<Real>(C, 2), bias = numbers<Real>(C, 3),
-                      dout = numbers<Real>(N * C, 4), out = poisoned<Real>(N * C), mean = poisoned<Real>(N),
-                      rstd = mean, dinp = numbers<Real>(N * C, 5), dweight = numbers<Real>(C, 6),
-                      dbias = numbers<Real>(C, 7);
-    Norm(int N, int C) : N(N), C(C) {
-        layernorm_forward_cpu(out.data(), mean.data(), rstd.data(), inp.data(), weight.data(), bias.data(), N,
-                              C, kLayernormEps);
+Outputs<Real> layernorm(bool residual, bool accumulate) {
+    constexpr int N = 7, C = 129;
+    auto x = convert<Real>(random_tokens(N * C, 17, 1)), y = convert<Real>(random_tokens(N * C, 19, 2)),
+         rows = poisoned<Real>(N * C), weight = numbers<Real>(C, 2), bias = numbers<Real>(C, 3),
+         dout = numbers<Real>(N * C, 4), out = poisoned<Real>(N * C), mean = poisoned<Real>(N), rstd = mean,
+         dinp = numbers<Real>(N * C, 5), dweight = numbers<Real>(C, 6), dbias = numbers<Real>(C, 7);
+    if (residual) {
+        residual_layernorm_forward_cpu(rows.data(), out.data(), mean.data(), rstd.data(), x.data(), y.data(),
+                                       weight.data(), bias.data(), N, C, kLayernormEps);
+    } else {
+        rows = numbers<Real>(N * C, 1);
+        layernorm_forward_cpu(out.data(), mean.data(), rstd.data(), rows.data(), weight.data(), bias.data(),
+                              N, C, kLayernormEps);
     }
-    void backward(bool accumulate) {
-        layernorm_backward_cpu(dinp.data(), dweight.data(), dbias.data(), dout.data(), inp.data(),
-                               weight.data(), mean.data(), rstd.data(), N, C, accumulate);
+    const auto m = convert<Real>(convert<float>(mean)), s = convert<Real>(convert<float>(rstd));
+    if (residual) {
+        residual_layernorm_backward_cpu(dinp.data(), dweight.data(), dbias.data(), dout.data(), rows.data(),
+                                        weight.data(), m.data(), s.data(), N, C);
+    } else {
+        layernorm_backward_cpu(dinp.data(), dweight.data(), dbias.data(), dout.data(), rows.data(),
+                               weight.data(), m.data(), s.data(), N, C, accumulate);
     }
-    Outputs<Real> forward_outputs() const { return {out, mean, rstd}; }
-    Outputs<Real> gradients() const { return {dinp, dweight, dbias}; }
-};
+    return {rows, out, mean, rstd, dinp, dweight, dbias};
+}
 
 template <typename Real>
-struct Attention {
-    const int B, T, C, NH;
-    std::vector<Real> qkv = numbers<Real>(3 * B * T * C, 1), dout = numbers<Real>(B * T * C, 2),
-                      out = poisoned<Real>(B * T * C), lse = poisoned<Real>(B * NH * T),
-                      dqkv = poisoned<Real>(3 * B * T * C);
-    Attention(int B, int T, int C, int NH) : B(B), T(T), C(C), NH(NH) {
-        attention_forward_cpu(out.data(), lse.data(), qkv.data(), B, T, C, NH);
-    }
-    void backward() {
-        attention_backward_cpu(dqkv.data(), dout.data(), qkv.data(), out.data(), lse.data(), B, T, C, NH);
-    }
-};
+Outputs<Real> encoder() {
+    const std::vector<int32_t> tokens = random_tokens(34, 5, 1);
+    auto wte = numbers<Real>(5 * 33, 1), wpe = numbers<Real>(17 * 33, 2), out = poisoned<Real>(34 * 33);
+    encoder_forward_cpu(out.data(), tokens.data(), wte.data(), wpe.data(), 2, 17, 33);
+    return {out};
+}
 
 template <typename Real>
-Outputs<Real> matmul(int N, int C, int OC) {
+Outputs<Real> matmul() {
+    constexpr int N = 17, C = 67, OC = 130;
     auto inp = numbers<Real>(N * C, 1), weight = numbers<Real>(OC * C, 2), bias = numbers<Real>(OC, 3),
          dout = numbers<Real>(N * OC, 4), out = poisoned<Real>(N * OC), dinp = poisoned<Real>(N * C),
          dweight = numbers<Real>(OC * C, 5), dbias = numbers<Real>(OC, 6);
@@ -90,65 +90,42 @@ Outputs<Real> matmul(int N, int C, int OC) {
     return {out, dinp, dweight, dbias};
 }
 
-// the same of several outputs
-void check_rounded(const std::string& layer, std::initializer_list<const char*> names,
-                   const std::string& shape, const Outputs<float>& found, const Outputs<double>& expected) {
-    REQUIRE(found.size() == names.size());
-    for (size_t i = 0; i < found.size(); i++) {
-        check_rounded(fmt::format("{} {} {}", layer, names.begin()[i], shape), found[i], expected[i]);
-    }
+template <typename Real>
+Outputs<Real> attention() {
+    constexpr int B = 2, T = 17, C = 12, NH = 3;
+    auto qkv = numbers<Real>(3 * B * T * C, 1), dout = numbers<Real>(B * T * C, 2),
+         out = poisoned<Real>(B * T * C), lse = poisoned<Real>(B * NH * T),
+         dqkv = poisoned<Real>(3 * B * T * C);
+    attention_forward_cpu(out.data(), lse.data(), qkv.data(), B, T, C, NH);
+    const auto o = convert<Real>(convert<float>(out)), l = convert<Real>(convert<float>(lse));
+    attention_backward_cpu(dqkv.data(), dout.data(), qkv.data(), o.data(), l.data(), B, T, C, NH);
+    return {out, lse, dqkv};
 }
+
+template <typename Real>
+using Layers = std::vector<std::pair<const char*, std::function<Outputs<Real>()>>>;
+template <typename Real>
+const Layers<Real> kRounded = {{"layernorm", [] { return layernorm<Real>(false, false); }},
+                               {"layernorm, accumulated", [] { return layernorm<Real>(false, true); }},
+                               {"residual_layernorm", [] { return layernorm<Real>(true, true); }},
+                               {"encoder_forward", encoder<Real>},
+                               {"matmul", matmul<Real>},
+                               {"attention", attention<Real>}};
 
 }  // namespace
 
 // ---- float against double ----------------------------------------------------------------------
 
-TEST_CASE("float against double: encoder, layernorm, residual") {
-    const int N = 7, C = 65;
-    Norm<float> f(N, C);
-    Norm<double> d(N, C);
-    check_rounded("layernorm_forward<float>", {"out", "mean", "rstd"}, "N=7 C=65", f.forward_outputs(),
-                  d.forward_outputs());
-    for (bool accumulate : {true, false}) {
-        d.mean = convert<double>(f.mean);  // both read the statistics that float has stored
-        d.rstd = convert<double>(f.rstd);
-        d.dinp = convert<double>(f.dinp);
-        d.dweight = convert<double>(f.dweight);
-        d.dbias = convert<double>(f.dbias);
-        f.backward(accumulate);
-        d.backward(accumulate);
-        check_rounded("layernorm_backward<float>", {"dinp", "dweight", "dbias"}, "N=7 C=65", f.gradients(),
-                      d.gradients());
+TEST_CASE("float against double: encoder, layernorm, residual, matmul and attention") {
+    for (size_t i = 0; i < kRounded<float>.size(); i++) {
+        const auto& [name, run] = kRounded<float>[i];
+        const Outputs<float> found = run();
+        const Outputs<double> expected = kRounded<double>[i].second();
+        for (size_t k = 0; k < expected.size(); k++) {
+            check_near(fmt::format("{}<float>, output {}", name, k), found[k], expected[k],
+                       [&](size_t at) { return kStored * std::fabs(expected[k][at]) + 1e-45; });
+        }
     }
-    std::vector<int32_t> tokens = random_tokens(6, 5, 1);
-    Floats wte = floats(5 * C, 1), wpe = floats(3 * C, 2), out(6 * C);
-    Vector wte_d = convert<double>(wte), wpe_d = convert<double>(wpe), out_d(6 * C);
-    encoder_forward_cpu(out.data(), tokens.data(), wte.data(), wpe.data(), 2, 3, C);
-    encoder_forward_cpu(out_d.data(), tokens.data(), wte_d.data(), wpe_d.data(), 2, 3, C);
-    check_rounded("encoder_forward<float> out B=2 T=3 C=65", out, out_d);
-    Floats residual(6 * C), y(6 * C), mean(6), rstd(6);
-    residual_layernorm_forward_cpu(residual.data(), y.data(), mean.data(), rstd.data(), out.data(),
-                                   f.dout.data(), (float*)nullptr, (float*)nullptr, 6, C, kLayernormEps);
-    for (int i = 0; i < 6 * C; i++) { out_d[i] = (double)out[i] + f.dout[i]; }
-    check_rounded("residual_layernorm_forward<float> residual N=6 C=65", residual, out_d);
-    Vector rounded = convert<double>(residual), y_d(6 * C);
-    layernorm_forward_cpu(y_d.data(), (double*)nullptr, (double*)nullptr, rounded.data(), (double*)nullptr,
-                          (double*)nullptr, 6, C, kLayernormEps);
-    check_rounded("residual_layernorm_forward<float> out N=6 C=65", y, y_d);
-}
-
-TEST_CASE("float against double: matmul and attention") {
-    check_rounded("matmul<float>", {"out", "dinp", "dweight", "dbias"}, "N=17 C=65 OC=5",
-                  matmul<float>(17, 65, 5), matmul<double>(17, 65, 5));
-    Attention<float> a(2, 17, 12, 3);
-    Attention<double> b(2, 17, 12, 3);
-    check_rounded("attention_forward<float>", {"out", "lse"}, "B=2 T=17 C=12 NH=3", {a.out, a.lse},
-                  {b.out, b.lse});
-    b.out = convert<double>(a.out);
-    b.lse = convert<double>(a.lse);
-    a.backward();
-    b.backward();
-    check_rounded("attention_backward<float> dqkv B=2 T=17 C=12 NH=3", a.dqkv, b.dqkv);
 }
 
 TEST_CASE("float against double: gelu") {
@@ -241,84 +218,48 @@ TEST_CASE("float against double: adamw and global_norm") {
 
 // ---- threads -----------------------------------------------------------------------------------
 
-namespace {
-
-// run() returns every output; it must not depend on the number of threads by a single bit
-template <typename Run>
-void check_threads(const char* name, Run run) {
-    auto with = [&](int threads) {
-        ThreadCount count(threads);
-        return run();
-    };
-    auto alone = with(1);
-    for (int threads : {2, 3}) {
-        auto together = with(threads);
-        REQUIRE(together.size() == alone.size());
-        for (size_t k = 0; k < alone.size(); k++) {
-            check_same(fmt::format("{} with {} threads, output {}", name, threads, (int)k), together[k],
-                       alone[k]);
-        }
-    }
-}
-
-}  // namespace
-
-TEST_CASE_TEMPLATE("any number of threads gives the same bits: matrix layers", Real, float, double) {
-    check_threads("layernorm", [] {
-        Norm<Real> n(7, 129);
-        n.backward(true);
-        return Outputs<Real>{n.out, n.mean, n.rstd, n.dinp, n.dweight, n.dbias};
-    });
-    check_threads("residual_layernorm", [] {
-        Norm<Real> n(7, 129);
-        std::vector<Real> residual(7 * 129);
-        residual_layernorm_forward_cpu(residual.data(), n.out.data(), n.mean.data(), n.rstd.data(),
-                                       n.inp.data(), n.dout.data(), n.weight.data(), n.bias.data(), 7, 129,
-                                       kLayernormEps);
-        residual_layernorm_backward_cpu(n.dinp.data(), n.dweight.data(), n.dbias.data(), n.dout.data(),
-                                        residual.data(), n.weight.data(), n.mean.data(), n.rstd.data(), 7,
-                                        129);
-        return Outputs<Real>{residual, n.out, n.mean, n.rstd, n.dinp, n.dweight, n.dbias};
-    });
-    check_threads("matmul", [] { return matmul<Real>(5, 67, 130); });
-    check_threads("attention", [] {
-        Attention<Real> a(2, 17, 12, 3);
-        a.backward();
-        return Outputs<Real>{a.out, a.lse, a.dqkv};
-    });
-}
-
-TEST_CASE_TEMPLATE("any number of threads gives the same bits: elementwise layers and sums", Real, float,
-                   double) {
-    check_threads("encoder", [] {
-        std::vector<int32_t> tokens = random_tokens(34, 5, 1);
+TEST_CASE_TEMPLATE("any number of threads gives the same bits", Real, float, double) {
+    Layers<Real> layers = kRounded<Real>;
+    layers.emplace_back("encoder_backward", [] {
         auto wte = numbers<Real>(5 * 33, 1), wpe = numbers<Real>(17 * 33, 2), out = numbers<Real>(34 * 33, 3);
-        encoder_backward_cpu(wte.data(), wpe.data(), out.data(), tokens.data(), 2, 17, 33);
-        encoder_forward_cpu(out.data(), tokens.data(), wte.data(), wpe.data(), 2, 17, 33);
-        return Outputs<Real>{out, wte, wpe};
+        encoder_backward_cpu(wte.data(), wpe.data(), out.data(), random_tokens(34, 5, 1).data(), 2, 17, 33);
+        return Outputs<Real>{wte, wpe};
     });
-    check_threads("gelu", [] {
+    layers.emplace_back("gelu", [] {
         auto inp = numbers<Real>(1003, 1), dout = numbers<Real>(1003, 2), out = inp;
         gelu_forward_cpu(out.data(), inp.data(), 1003);
         gelu_backward_cpu(dout.data(), dout.data(), inp.data(), 1003);
         return Outputs<Real>{out, dout};
     });
-    check_threads("classifier", [] {
+    layers.emplace_back("classifier", [] {
         std::vector<int32_t> targets = some_targets(17, 65);
         auto logits = numbers<Real>(17 * 80, 1), losses = poisoned<Real>(17);
         classifier_forward_cpu(losses.data(), nullptr, logits.data(), targets.data(), 17, 65, 80);
         classifier_backward_cpu(logits.data(), logits.data(), targets.data(), 0.1, 17, 65, 80);
         return Outputs<Real>{losses, logits};
     });
-    check_threads("adamw", [] {
+    layers.emplace_back("adamw", [] {
         auto param = numbers<Real>(1003, 1), m = numbers<Real>(1003, 2), grad = numbers<Real>(1003, 3), v = m;
         for (Real& x : v) { x *= x; }
         adamw_cpu(param.data(), m.data(), v.data(), grad.data(), 1003, {0.1, 0.9, 0.95, 1e-8, 0.1, 0.5, 2});
         return Outputs<Real>{param, m, v};
     });
-    check_threads("global_norm", [x = numbers<Real>(200000, 1)] {
-        return Outputs<double>{{global_norm_cpu(x.data(), (int64_t)x.size())}};
+    layers.emplace_back("global_norm, its bits in three numbers", [] {
+        const auto bits = std::bit_cast<uint64_t>(global_norm_cpu(numbers<Real>(200000, 1).data(), 200000));
+        return Outputs<Real>{{(Real)(bits >> 44), (Real)(bits >> 22 & 0x3fffff), (Real)(bits & 0x3fffff)}};
     });
+    for (const auto& [name, run] : layers) {
+        Outputs<Real> alone;
+        for (int threads : {1, 2, 3}) {
+            ThreadCount count(threads);
+            const Outputs<Real> found = run();
+            if (threads == 1) { alone = found; }
+            for (size_t k = 0; k < alone.size(); k++) {
+                check_same(fmt::format("{} with {} threads, output {}", name, threads, k), found[k],
+                           alone[k]);
+            }
+        }
+    }
 }
 
 // ---- through a BLAS ----------------------------------------------------------------------------

@@ -81,8 +81,8 @@ Facts backward_facts(const Case& c, const Choice& choice) {
         const auto& row = for_bytes(c.bytes, layouts::kTeamRing16, layouts::kTeamRing32)[i];
         const layouts::TeamRing& ring = c.adds() ? row.add : row.write;
         CHECK_MESSAGE(row.columns > ring.columns() / ring.warps * (ring.warps - 1),
-                      "a warp too many: ", row.use);
-        CHECK_MESSAGE(ring.vector * c.bytes <= 16, row.use);
+                      fmt::format("a warp too many: {}", row.use));
+        CHECK_MESSAGE(ring.vector * c.bytes <= 16, std::string(row.use));
         const int held = ring.vector * ring.vectors;  // columns of a lane, each with two sums
         return {.row = &row,
                 .most = std::min(row.columns, ring.columns()),
@@ -253,7 +253,7 @@ TEST_CASE("layernorm choices: each layout takes some rows") {
     });
     auto all = [&](const char* name, const auto& table) {
         for (const auto& row : table) {
-            CHECK_MESSAGE(chosen.contains(&row), name, ", layout ", &row - table);
+            CHECK_MESSAGE(chosen.contains(&row), fmt::format("{}, layout {}", name, &row - table));
         }
     };
     all("short_rows forward", layouts::kShortForward);
@@ -297,7 +297,7 @@ void check_anchors(const char* lines, std::initializer_list<Class> classes) {
         for (const auto& [c, gpu] : classes) {
             std::string expected;
             in >> expected;
-            INFO("C = ", C, " on ", kGpus[gpu].name, ": ", c.name());
+            INFO(fmt::format("C = {} on {}: {}", C, kGpus[gpu].name, c.name()));
             CHECK(in_short(c, C, kGpus[gpu]) == expected);
         }
     }
