@@ -4,6 +4,7 @@
 // (kStored has 1 % of slack for the double arithmetic before it); a float sum of K products errs by at most (K + 2) u sum |a b|,
 // whatever its order.
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -289,10 +290,8 @@ Floats without_gaps(const std::string& name, const Floats& x, int N, int OC, int
 // ---- matmul ------------------------------------------------------------------------------------
 
 TEST_CASE("matmul_forward_blas: against the reference, rows of out further apart too") {
-    struct {
-        int N, C, OC, ldo;
-    } shapes[] = {{1, 1, 1, 1}, {3, 65, 5, 8}, {17, 3, 66, 66}, {64, 128, 97, 128}, {1, 300, 7, 9}};
-    for (auto [N, C, OC, ldo] : shapes) {
+    for (auto [N, C, OC, ldo] :
+         {std::array{1, 1, 1, 1}, {3, 65, 5, 8}, {17, 3, 66, 66}, {64, 128, 97, 128}, {1, 300, 7, 9}}) {
         Floats inp = floats(N * C, 1), weight = floats(OC * C, 2), bias = floats(OC, 3);
         for (bool with_bias : {true, false}) {
             Floats out = poisoned<float>(N * ldo);
@@ -312,10 +311,8 @@ TEST_CASE("matmul_forward_blas: against the reference, rows of out further apart
 }
 
 TEST_CASE("matmul_backward_blas: against the reference, rows of dout further apart too") {
-    struct {
-        int N, C, OC, ldo;
-    } shapes[] = {{1, 1, 1, 1}, {3, 65, 5, 8}, {17, 3, 66, 66}, {64, 128, 97, 128}, {300, 7, 1, 2}};
-    for (auto [N, C, OC, ldo] : shapes) {
+    for (auto [N, C, OC, ldo] :
+         {std::array{1, 1, 1, 1}, {3, 65, 5, 8}, {17, 3, 66, 66}, {64, 128, 97, 128}, {300, 7, 1, 2}}) {
         Floats inp = floats(N * C, 1), weight = floats(OC * C, 2), packed = floats(N * OC, 4);
         Floats dout = poisoned<float>(N * ldo), dinp = poisoned<float>(N * C);
         for (int row = 0; row < N; row++) {

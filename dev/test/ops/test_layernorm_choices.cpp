@@ -124,10 +124,8 @@ Facts backward_facts(const Case& c, const Choice& choice) {
             .rest = listed(choice.blocks, row.vectors, row.lead, row.stages, (int)row.keeps_weight)};
 }
 
-bool has_layouts(const Choice& choice) { return choice.kernel != kFallback && choice.kernel != kSumFirst; }
-
 Facts facts_of(const Case& c, const Choice& choice) {
-    if (!has_layouts(choice)) { return {}; }
+    if (choice.kernel == kFallback || choice.kernel == kSumFirst) { return {}; }
     return c.forward() ? forward_facts(c, choice) : backward_facts(c, choice);
 }
 

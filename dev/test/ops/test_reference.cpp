@@ -2,6 +2,7 @@
 // the same in another arrangement. Backward: central differences of the forward, all in double. Gradients that are added to
 // (+=) start from random numbers, those that are written (=) from NaN.
 #include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
@@ -385,10 +386,7 @@ TEST_CASE("matmul_backward: central differences, with and without bias") {
 }
 
 TEST_CASE("bias_backward: rows further apart than they are long") {
-    struct {
-        int N, OC, stride;
-    } shapes[] = {{1, 1, 1}, {17, 5, 8}, {3, 65, 65}, {5, 129, 200}};
-    for (auto [N, OC, stride] : shapes) {
+    for (auto [N, OC, stride] : {std::array{1, 1, 1}, {17, 5, 8}, {3, 65, 65}, {5, 129, 200}}) {
         Vector dout = poisoned<double>((int64_t)N * stride), start = random(OC, 1), dbias = start,
                expected = start;
         for (int row = 0; row < N; row++) {
@@ -521,9 +519,6 @@ TEST_CASE("gelu_forward: the tanh formula, in place too") {
         gelu_forward_cpu(x.data(), x.data(), n);
         check_same(fmt::format("gelu_forward out in place n={}", n), x, out);
     }
-    Vector at_one = {1.0}, out = {NAN};
-    gelu_forward_cpu(out.data(), at_one.data(), 1);
-    check_near("gelu_forward out n=1", out, Vector{0.8411919906082768}, [](size_t) { return 1e-15; });
 }
 
 TEST_CASE("gelu_forward: far out x or 0, and NaN stays NaN") {
@@ -614,10 +609,7 @@ TEST_CASE("classifier_forward: a loss beside logits near the largest float is no
 }
 
 TEST_CASE("classifier_backward: central differences, ignored rows, padded columns") {
-    struct {
-        int N, V, Vp;
-    } shapes[] = {{1, 5, 8}, {17, 5, 8}, {3, 1, 1}, {4, 65, 65}, {2, 33, 64}};
-    for (auto [N, V, Vp] : shapes) {
+    for (auto [N, V, Vp] : {std::array{1, 5, 8}, {17, 5, 8}, {3, 1, 1}, {4, 65, 65}, {2, 33, 64}}) {
         constexpr double kLossWeight = 0.25;
         std::vector<int32_t> targets = some_targets(N, V);
         Vector logits = logits_of(N, V, Vp, 1), dlogits = poisoned<double>((int64_t)N * Vp);
