@@ -158,7 +158,8 @@ TEST_SUITE("emulated") {
                 const std::vector<int> widths = widths_of(c);
                 for (const Run& run : runs_of(gpu, c)) {
                     const std::string wrong = wrong_launches(c, run, widths);
-                    CHECK_MESSAGE(wrong == "", gpu.name, ": ", c.name(), ": not ", run.text, " at", wrong);
+                    CHECK_MESSAGE(wrong == "",
+                                  fmt::format("{}: {}: not {} at{}", gpu.name, c.name(), run.text, wrong));
                 }
             }
         }
