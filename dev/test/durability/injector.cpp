@@ -15,6 +15,8 @@
 #include <cstring>
 #include <map>
 
+#include <doctest/doctest.h>
+
 #include "llmc/host/base/error.h"
 
 namespace llmc {
@@ -257,7 +259,10 @@ Traced run_traced(const std::vector<std::string>& argv, const std::string& strea
 bool can_trace() {
     try {
         return run_traced({"/bin/true"}, "/tmp", "/nowhere").exit_code == 0;
-    } catch (const Error&) { return false; }
+    } catch (const Error& e) {
+        MESSAGE("skipped: ", e.what());
+        return false;
+    }
 }
 
 }  // namespace llmc

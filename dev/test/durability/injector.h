@@ -40,7 +40,7 @@ struct Traced {
 Traced run_traced(const std::vector<std::string>& argv, const std::string& streams, const std::string& folder,
                   const Injection& injection = {}, bool with_data = false);
 
-// whether this system lets one process trace another
+// whether this system lets one process trace another; says so if not
 bool can_trace();
 
 }  // namespace llmc

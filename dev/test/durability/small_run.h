@@ -1,8 +1,7 @@
-// What the stages of the fault suite share: a run that takes a moment, the same run undisturbed, what must
+// What the stages of the fault suite share (main.cpp): a run that takes a moment, the same run undisturbed, what must
 // hold after a fault, and how many faults are tried.
 #pragma once
 #include <functional>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -17,14 +16,11 @@ inline uint64_t suite_seed = 1;
 
 // A line of the result: what was tried, how often, and how often something was lost.
 void report(const std::string& what, int64_t tried, int64_t lost, const std::string& note = "");
-struct Reported {
-    std::string what, note;
-    int64_t tried, lost;
-};
-std::vector<Reported>& reported();
 
-// Calls body(i) for i of [0, n), on all processors. Throws what a body throws first.
-void side_by_side(int64_t n, const std::function<void(int64_t)>& body);
+// Calls body(i) for each i of [0, n) whose turn it is (all with --all), on all processors. It returns what is wrong,
+// "" = nothing. Reports how often it did, with the note; throws what a body throws first.
+void try_each(const std::string& what, int64_t n, const std::function<std::string(int64_t)>& body,
+              const std::function<std::string()>& note = {});
 
 // Three shards, a validation shard, and room for runs.
 class Workshop {

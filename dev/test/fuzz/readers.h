@@ -1,5 +1,5 @@
 // Everything that reads what comes from outside, as functions of bytes: for libFuzzer (run.sh) and for
-// the test that bounds what they allocate (test_readers.cpp).
+// the test that bounds what they allocate (test_damage.cpp).
 #pragma once
 #include <string>
 #include <vector>

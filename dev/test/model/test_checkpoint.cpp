@@ -1,5 +1,6 @@
-// Checkpoints: what is saved is found and loaded, damage is noticed and passed over, a failed save leaves
-// what was there, and a run that goes on from one ends with the same bits as a run that was never stopped.
+// Checkpoints: what is saved is found and loaded, damage is noticed, a save that fails leaves what was there, and a
+// model goes on from one with the same bits.
+#include <cmath>
 #include <cstring>
 
 #include <doctest/doctest.h>
@@ -7,6 +8,7 @@
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/test_files.h"
 #include "dev/test/support/train_program.h"
+#include "llmc/host/log/run_log.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/run/folder.h"
@@ -19,8 +21,8 @@ namespace {
 const Words kCheckpointFiles = {"MANIFEST", "config.json", "model.safetensors", "optimizer.safetensors",
                                 "run.json"};
 
-GPT2Cpu filled_model(uint64_t seed) {
-    GPT2Cpu model(tiny_config(), 2, 9);
+GPT2Cpu filled_model(uint64_t seed, const ModelSettings& settings = {}) {
+    GPT2Cpu model(tiny_config(), 2, 9, settings);
     fill_states(&model, seed);
     zero_padding(&model);
     return model;
@@ -55,48 +57,62 @@ void repair_manifest(const std::string& folder) {
 
 // ---- save, find, load --------------------------------------------------------------------------
 
+// ---- save, find, load --------------------------------------------------------------------------
+
 TEST_CASE("checkpoint: what is saved is loaded, whole and by ranges") {
-    TempFolder folder;
-    GPT2Cpu model = filled_model(3), other(tiny_config(), 1, 2);
-    RunRecord record = record_of(123456789012, 123456789000, 0xfedcba9876543210);
-    record.state.seq_len = 1024;
-    record.state.rows_per_step = 48;
-    record.end_of_text = 36;
-    save_checkpoint(folder.path(), tiny_config(), record, reader(model));
-    const std::string path = folder / "step_123456789012";
-    CHECK(names_below(folder.path()) == Words{"step_123456789012"});
-    CHECK(names_below(path) == kCheckpointFiles);
-    std::string notes;
-    CHECK(find_checkpoint(folder.path(), &notes) == path);
-    CHECK(notes.empty());
-    const Checkpoint saved(path);
-    CHECK(saved.config() == tiny_config());
-    const TrainingState& state = saved.record().state;
-    CHECK(state.step == record.state.step);
-    CHECK(state.updates == record.state.updates);
-    CHECK(state.seed == record.state.seed);
-    CHECK(state.seq_len == 1024);
-    CHECK(state.rows_per_step == 48);
-    other.set_updates(0);
-    load_checkpoint(saved, writer(&other));
-    check_same_state("loaded", other, model);
-    for (State part : kStates) {  // whoever holds a part of the state reads that part
-        for (int t = 0; t < kNumTensors; t++) {
-            std::vector<float> whole = whole_tensor(model, part, t), found(whole.size());
-            for (size_t at = 0; at < found.size(); at += 101) {
-                saved.read(part, t, (int64_t)at,
-                           std::span(found).subspan(at, std::min<size_t>(101, found.size() - at)));
+    for (const Optimizer optimizer : {Optimizer::kAdamW, Optimizer::kMuon}) {
+        CAPTURE(text_of(optimizer));
+        const ModelSettings settings{.muon = optimizer == Optimizer::kMuon};
+        TempFolder folder;
+        GPT2Cpu model = filled_model(3, settings), other(tiny_config(), 1, 2, settings);
+        RunRecord record = record_of(123456789012, 123456789000, 5);
+        record.state.optimizer = optimizer;
+        save_checkpoint(folder.path(), tiny_config(), record, reader(model));
+        const std::string path = folder / "step_123456789012";
+        CHECK(names_below(folder.path()) == Words{"step_123456789012"});
+        CHECK(names_below(path) == kCheckpointFiles);
+        std::string notes;
+        CHECK(find_checkpoint(folder.path(), &notes) == path);
+        CHECK(notes.empty());
+        const Checkpoint saved(path);
+        CHECK(saved.config() == tiny_config());
+        CHECK(saved.record().state.updates == record.state.updates);
+        CHECK(saved.record().state.optimizer == optimizer);
+        load_checkpoint(saved, writer(&other));
+        check_same_state("loaded", other, model);
+        const SafetensorsFile moments(path + "/optimizer.safetensors");
+        CHECK(moments.entries().size() == (settings.muon ? 16 + 12 : 32));
+        std::vector<float> two(2);
+        for (State part : kStates) {  // whoever holds a part of the state reads that part
+            for (int t = 0; t < kNumTensors; t++) {
+                const bool held = model.holds(part, t);
+                if (part == State::kSecondMoment) {
+                    CHECK((moments.find(std::string("second_moment.") + kTensors[t].name) != nullptr) ==
+                          held);
+                }
+                if (!held) {
+                    check_error(error_of([&] { saved.read(part, t, 0, two); }), kExitUsage,
+                                {"second moment"});
+                    continue;
+                }
+                std::vector<float> whole = whole_tensor(model, part, t), found(whole.size());
+                for (size_t at = 0; at < found.size(); at += 101) {
+                    saved.read(part, t, (int64_t)at,
+                               std::span(found).subspan(at, std::min<size_t>(101, found.size() - at)));
+                }
+                check_same(part == State::kParameter ? kTensors[t].name
+                                                     : std::string("moments of ") + kTensors[t].name,
+                           found, whole);
             }
-            check_same(kTensors[t].name, found, whole);
         }
+        CHECK(error_of([&] { saved.read(State::kFirstMoment, kLnfb, 13, two); }).exit_code == kExitUsage);
+        const auto size = (int64_t)(fs::file_size(path + "/model.safetensors") +
+                                    fs::file_size(path + "/optimizer.safetensors"));
+        CHECK(size <= checkpoint_bytes(tiny_config(), optimizer));
+        CHECK(size > checkpoint_bytes(tiny_config(), optimizer) - (1 << 16));
     }
-    std::vector<float> two(2);
-    CHECK(error_of([&] { saved.read(State::kFirstMoment, kLnfb, 13, two); }).exit_code == kExitUsage);
-    std::error_code ignored;
-    const auto size = (int64_t)(fs::file_size(path + "/model.safetensors", ignored) +
-                                fs::file_size(path + "/optimizer.safetensors", ignored));
-    CHECK(size <= checkpoint_bytes(tiny_config()));
-    CHECK(size > checkpoint_bytes(tiny_config()) - (1 << 16));
+    CHECK(checkpoint_bytes(tiny_config()) - checkpoint_bytes(tiny_config(), Optimizer::kMuon) ==
+          12 * 14 * 14 * 3 * 4);
 }
 
 TEST_CASE("checkpoint: its model is Hugging Face's, its moments lie by tensor and element") {
@@ -275,7 +291,7 @@ TEST_CASE("checkpoint: what a whole MANIFEST does not vouch for") {
     };
     auto replace = [](const std::string& file, const std::string& old, const std::string& text) {
         std::string all = read_bytes(file);
-        REQUIRE(all.find(old) != std::string::npos);
+        REQUIRE(contains(all, old));
         write_bytes(file, all.replace(all.find(old), old.size(), text));
     };
     check_refused("run.json", "updates",
@@ -286,6 +302,13 @@ TEST_CASE("checkpoint: what a whole MANIFEST does not vouch for") {
                   [&](const std::string& f) { replace(f, "\"n_embd\": 14", "\"n_embd\": 0"); });
     check_refused("optimizer.safetensors", "first_moment.lnfb: found no such tensor",
                   [&](const std::string& f) { replace(f, "first_moment.lnfb", "first_moment.lnfx"); });
+    check_refused("optimizer.safetensors", "wte[9], first moment = nan", [&](const std::string& f) {
+        const float bad = NAN;
+        std::string bytes = read_bytes(f);
+        std::memcpy(bytes.data() + SafetensorsFile(f).find("first_moment.wte")->begin + 4 * 9, &bad, 4);
+        write_bytes(f, bytes);
+    });
+    check_error(load_error(path), kExitBadInput, {"earlier"});
     auto rewrite = [](const std::string& f, size_t tensors, std::vector<int64_t> shape, TensorType type) {
         std::vector<SafetensorsTensor> all;
         const SafetensorsFile old(f);
@@ -297,20 +320,34 @@ TEST_CASE("checkpoint: what a whole MANIFEST does not vouch for") {
             std::fill(values.begin(), values.end(), 1.0f);
         });
     };
-    check_refused("optimizer.safetensors", "found F32 (14, 9), expected F32 (9, 14)",
-                  [&](const std::string& f) {
-                      rewrite(f, 32, {14, 9}, TensorType::kF32);
-                  });
-    check_refused("optimizer.safetensors", "found BF16", [&](const std::string& f) {
-        rewrite(f, 32, {9, 14}, TensorType::kBF16);
-    });
-    check_refused("optimizer.safetensors", "found 33, expected 32", [&](const std::string& f) {
-        rewrite(f, 33, {9, 14}, TensorType::kF32);
-    });
+    const std::tuple<const char*, size_t, std::vector<int64_t>, TensorType> rows[] = {
+        {"found F32 (14, 9), expected F32 (9, 14)", 32, {14, 9}, TensorType::kF32},
+        {"found BF16", 32, {9, 14}, TensorType::kBF16},
+        {"found 33, expected 32", 33, {9, 14}, TensorType::kF32}};
+    for (const auto& row : rows) {
+        check_refused("optimizer.safetensors", std::get<0>(row), [&](const std::string& f) {
+            rewrite(f, std::get<1>(row), std::get<2>(row), std::get<3>(row));
+        });
+    }
     copy_folder(folder / "good/step_00000004", path);
     replace(path + "/run.json", "\"end_of_text\": 0", "\"end_of_text\": 37");
     repair_manifest(path);
     check_error(load_error(path), kExitBadInput, {"end_of_text", "37"});
+}
+
+TEST_CASE("checkpoint: one or a model that shrinks while it is read is refused") {
+    TempFolder folder;
+    GPT2Cpu model(tiny_config(), 1, 2);
+    write_model_file(folder / "model.bin", tiny_config(), kModelFp32, reader(model));
+    const ModelFile file(folder / "model.bin");
+    fs::resize_file(folder / "model.bin", 5000);
+    check_error(error_of([&] { load_model(file, writer(&model)); }), kExitBadInput,
+                {folder / "model.bin", "shorter"});
+    save_step(folder.path(), 4);
+    const Checkpoint checkpoint(folder / "step_00000004");
+    fs::resize_file(folder / "step_00000004/optimizer.safetensors", 6000);
+    check_error(error_of([&] { load_checkpoint(checkpoint, writer(&model)); }), kExitBadInput,
+                {"optimizer.safetensors", "shorter"});
 }
 
 // ---- saves that fail ---------------------------------------------------------------------------
@@ -373,6 +410,45 @@ TEST_CASE("checkpoint: a link under the name of its temporary folder leads it no
     CHECK(names_below(folder / "elsewhere").empty());
 }
 
+TEST_CASE("checkpoint: numbers that are not finite are not written, and what is there stays") {
+    TempFolder folder;
+    const GPT2Config c = tiny_config();
+    GPT2Cpu good = filled_model(2), other(c, 1, 2);
+    save_step(folder.path(), 2);
+    write_model_file(folder / "model.bin", c, kModelFp32, reader(good));
+    const std::string before = read_bytes(folder / "model.bin");
+    const auto check_refused = [&](State state, int tensor, int64_t at, float value,
+                                   const std::string& says) {
+        CAPTURE(says);
+        GPT2Cpu bad = filled_model(2);
+        bad.load(state, tensor, at, {&value, 1});
+        for (int64_t step : {2, 4}) {
+            check_error(
+                error_of([&] { save_checkpoint(folder.path(), c, record_of(step, step, 1), reader(bad)); }),
+                kExitDiverged, {"not written", says});
+        }
+        if (state != State::kParameter) { return; }
+        check_error(error_of([&] { write_model_file(folder / "model.bin", c, kModelFp32, reader(bad)); }),
+                    kExitDiverged, {folder / "model.bin", says});
+    };
+    check_refused(State::kParameter, kWpe, 7, NAN, "wpe[7] = nan");
+    check_refused(State::kFirstMoment, kFcw, 100, INFINITY, "fcw[100], first moment = inf");
+    check_refused(State::kSecondMoment, kLnfw, 2, INFINITY, "lnfw[2], second moment = inf");
+    check_refused(State::kSecondMoment, kLnfw, 2, -1, "lnfw[2], second moment = -1");
+    // as bf16: two that round to infinity, infinity, NaNs of which the upper half alone would be none
+    for (uint32_t bits : {0x7f7f8000u, 0xff7fffffu, 0x7f800000u, 0x7f800001u, 0xffffffffu}) {
+        GPT2Cpu bad = filled_model(2);
+        const float value = std::bit_cast<float>(bits);
+        bad.load(State::kParameter, kWte, 0, {&value, 1});
+        check_error(error_of([&] { write_model_file(folder / "model.bin", c, kModelBf16, reader(bad)); }),
+                    kExitDiverged, {"wte[0] = "});
+    }
+    CHECK((read_bytes(folder / "model.bin") == before));
+    CHECK(names_below(folder.path()) == Words{"model.bin", "step_00000002"});
+    load_checkpoint(Checkpoint(folder / "step_00000002"), writer(&other));
+    check_same_state("kept", other, good);
+}
+
 // ---- going on ----------------------------------------------------------------------------------
 
 TEST_CASE("resume: a model goes on with the same bits") {
@@ -402,50 +478,85 @@ TEST_CASE("resume: a model goes on with the same bits") {
     check_same_state("resumed", after, at_once);
 }
 
-TEST_CASE("resume: the program ends as if it had never stopped") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    auto train = [&](const std::string& out, const std::string& steps, const std::string& more = "") {
-        Words options = tiny_run(folder.path(),
-                                 "--batch 2 --total-batch 48 --lr 0.01 --warmup 6 --schedule "
-                                 "constant --weight-decay 0.1 --val-every 3 --sample-every 3 "
-                                 "--sample-tokens 5 --save-every 4 --steps " +
-                                     steps + " --out " + folder / out + " " + more);
-        ProgramRun run = run_train(folder.path(), options);
-        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
-        return run;
+TEST_CASE("run record: what lies on a line") {
+    const Descent none, a = {{"a", 0}}, ab = {{"a", 0}, {"b", 10}}, ac = {{"a", 0}, {"c", 10}},
+                        abd = {{"a", 0}, {"b", 10}, {"d", 30}}, x = {{"x", 0}};
+    CHECK(lies_on(none, none, 5));
+    CHECK(lies_on(a, a, 100));
+    CHECK(lies_on(ab, a, 10));  // where b began
+    CHECK(lies_on(ab, a, 4));
+    CHECK_FALSE(lies_on(ab, a, 11));
+    CHECK_FALSE(lies_on(ab, ac, 20));
+    CHECK_FALSE(lies_on(a, ab, 20));  // the log went back to before b
+    CHECK(lies_on(abd, ab, 30));
+    CHECK_FALSE(lies_on(abd, ab, 31));
+    CHECK(lies_on(abd, a, 10));
+    CHECK_FALSE(lies_on(a, x, 1));
+    CHECK(lies_on(a, none, 0));
+    CHECK_FALSE(lies_on(a, none, 1));
+}
+
+TEST_CASE("run record: what is written is read, and what is not one is refused") {
+    RunRecord record;
+    record.descent = {{"0123456789abcdef", 0}, {"fedcba9876543210", 123456789012}};
+    record.state = {123456789099, 123456789000, 0xffffffffffffffff, 64, 12};
+    record.state.optimizer = Optimizer::kMuon;
+    record.end_of_text = 256;
+    record.val_loss = 1.25;
+    record.best = {123456, 0.1};
+    record.skipped_in_a_row = 3;
+    record.data_start = 17;
+    record.train_data = {{"a \xff\n", 12, 0xfedcba9876543210, "1 2 3"}, {"b", 1, 0, ""}};
+    record.settings = {{"lr", "0.1"}};
+    const std::string good = to_json(record);
+    CHECK(to_json(parse_run_record(good, "f")) == good);
+    CHECK(new_id().size() == 16);
+    CHECK(new_id() != new_id());
+    for (size_t cut = 0; cut + 2 < good.size(); cut++) {
+        CHECK(error_of([&] { parse_run_record(good.substr(0, cut), "f"); }).exit_code == kExitBadInput);
+    }
+    auto refused = [&](const std::string& old, const std::string& text, const std::string& what) {
+        std::string bad = good;
+        REQUIRE(contains(bad, old));
+        bad.replace(bad.find(old), old.size(), text);
+        check_error(error_of([&] { parse_run_record(bad, "file"); }), kExitBadInput, {"file", what});
     };
-    auto check_same_run = [&](const std::string& out) {
-        CHECK(read_log(folder / out) == read_log(folder / "whole"));
-        for (const char* file :
-             {"/model.bin", "/step_00000008/model.safetensors", "/step_00000008/optimizer.safetensors"}) {
-            CHECK_MESSAGE(same_files(folder / out + file, folder / "whole" + file), out, file);
-        }
-    };
-    train("whole", "8");
-    CHECK(names_below(folder / "whole") ==
-          Words{"config.toml", "log.jsonl", "model.bin", "report.html", "step_00000004", "step_00000008"});
-    CHECK(read_log(folder / "whole").size() == 8 + 3);  // validation at 3, 6 and the end
+    const std::string muon = " \"optimizer\": \"muon\",\n";
+    std::string adamw = good;  // of before there was a choice
+    CHECK(parse_run_record(adamw.erase(adamw.find(muon), muon.size()), "f").state.optimizer ==
+          Optimizer::kAdamW);
+    refused("\"muon\"", "\"sgd\"", "optimizer");
+    refused("\"muon\"", "7", "optimizer");
+    refused("\"format\": 2", "\"format\": 99", "another version");
+    refused("123456789000", "123456789100", "updates");
+    refused("18446744073709551615", "-1", "seed");
+    refused("18446744073709551615", "18446744073709551616", "seed");
+    refused("1.25", "1e999", "overflow");
+    refused("1.25", "\"1\"", "val_loss");
+    refused("123456,", "123456789100,", "best");
+    refused("0.1\n", "null\n", "best");
+    refused("\"skipped_in_a_row\": 3", "\"skipped_in_a_row\": 123456789100", "skipped_in_a_row");
+    refused("123456789099", "-1", "step");
+    refused("123456789099", "1e3", "step");
+    refused("123456789099", "18446744073709551615", "step");
+    refused("\"step\"", "\"stop\"", "step");
+    refused("fedcba9876543210", "fedcba987654321", "16 hexadecimal");
+    refused("fedcba9876543210", "\\u001b[2Jba9876543", "16 hexadecimal");
+    refused("123456789012", "\"x\"", "line");
+    refused("\"0123456789abcdef\"", "17", "line");
+    refused("\"data_start\": 17", "\"data_start\": 123456789100", "data_start");
+    refused("\"fedcba9876543210\",\n   \"1 2 3\"", "\"xyz\", \"1 2 3\"", "XXH3");
+    refused("\"1 2 3\"", "7", "train_data");
+    refused("\"0.1\"", "0.1", "settings");
+    CHECK(error_of([&] { parse_run_record(std::string(1 << 20, '['), "f"); }).exit_code == kExitBadInput);
+    CHECK(error_of([&] { parse_run_record("[]", "f"); }).exit_code == kExitBadInput);
+    CHECK(error_of([&] { parse_run_record("", "f"); }).exit_code == kExitBadInput);
 
-    train("parts", "4");  // ends at 4, and goes on from there
-    train("parts", "8", "--resume auto");
-    check_same_run("parts");
-    train("parts", "8", "--resume auto");  // at its end there is nothing to do
-    check_same_run("parts");
-
-    copy_folder(folder / "whole", folder / "killed");  // killed after 8 steps; checkpoint 8 is damaged
-    fs::remove(folder / "killed/model.bin");
-    flip_byte(folder / "killed/step_00000008/optimizer.safetensors", 5000);
-    write_bytes(folder / "killed/log.jsonl", read_bytes(folder / "whole/log.jsonl") + "{\"step\":8,\"tra");
-    ProgramRun run = train("killed", "8", "--resume auto");
-    CHECK(run.err.find("passed over: " + (folder / "killed/step_00000008")) != std::string::npos);
-    CHECK(run.out.find(folder / "killed/step_00000004") != std::string::npos);
-    check_same_run("killed");
-
-    // into a new folder: its log begins there
-    train("elsewhere", "8", "--resume " + folder / "whole/step_00000004");
-    std::vector<Json> log = read_log(folder / "whole");
-    log.erase(log.begin(), log.begin() + 5);
-    CHECK(read_log(folder / "elsewhere") == log);
-    CHECK(same_files(folder / "elsewhere/model.bin", folder / "whole/model.bin"));
+    const std::string log = log_start({{"0123456789abcdef", 0}}, 0) + "{\"step\":0,\"train_loss\":1}\n" +
+                            log_start(record.descent, 9) + "{\"step\":9,\"train_loss\":1}\n";
+    CHECK(descent_of_log(log, "l") == record.descent);
+    CHECK_FALSE(descent_of_log("{\"step\":9,\"train_loss\":1}\n", "l").has_value());
+    CHECK(has_steps(log));
+    CHECK_FALSE(has_steps(log_start(record.descent, 9)));
+    CHECK(has_steps("{\"ste"));
 }

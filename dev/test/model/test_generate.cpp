@@ -1,5 +1,5 @@
-// Writing text: the cache of keys and values changes nothing, texts stop and slide where they should, and the
-// sub-commands do what their help says.
+// Writing text: the cache of keys and values changes nothing, texts stop and slide where they should and are never
+// empty, and the sub-commands do what their help says.
 #include <fcntl.h>
 #include <unistd.h>
 #include <cmath>
@@ -15,13 +15,15 @@
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/eval/generate.h"
+#include "llmc/model/run/samples.h"
 
 using namespace llmc;
+namespace fs = std::filesystem;
 
 namespace {
 
-// A byte-level model with logits of some size, as a file; size: of its weights. rows: of another vocabulary, of whose last
-// tokens, from 457 on, the model is sure.
+// A byte-level model with logits of some size, as a file; size: of its weights. rows: of another vocabulary, of whose
+// last tokens, from 457 on, the model is sure.
 std::string write_random_model(const std::string& path, int positions, double size = 0.3, int rows = 257) {
     const GPT2Config c = {positions, rows, padded_vocab(rows), 2, 4, 32};
     GPT2Cpu model(c, 1, 2);
@@ -55,9 +57,7 @@ class UncachedDecoder : public Decoder {
 public:
     explicit UncachedDecoder(const ModelSource& source)
         : model_(source.config(), 1, source.config().max_seq_len) {
-        load_model(source, [&](State s, int tensor, int64_t first, std::span<const float> x) {
-            model_.load(s, tensor, first, x);
-        });
+        load_model(source, writer(&model_));
     }
     const GPT2Config& config() const override { return model_.config(); }
     std::span<const float> append(std::span<const int32_t> tokens) override {
@@ -72,6 +72,24 @@ private:
     GPT2Cpu model_;
     std::vector<int32_t> context_;
 };
+
+// tokens of the fixture's BPE, which a text can give
+void write_bpe_shard(const std::string& path) {
+    std::vector<uint16_t> tokens;
+    for (int32_t id : random_tokens(400, 457, 3)) { tokens.push_back((uint16_t)id); }
+    write_token_shard(path, tokens, 457);
+}
+
+// a run of three steps, saved after the third
+std::string trained(const TempFolder& folder) {
+    write_token_shard(folder / "train.bin", std::vector<uint16_t>(400, 7), 257);
+    run_well(folder.path(),
+             words("--train-data " + (folder / "train.bin") +
+                   " --val-data none --seq-len 12 --batch 8 --quiet --sample-every 0 --save-every 3 "
+                   "--steps 3 --layers 1 --heads 2 --channels 16 --out " +
+                   (folder / "run")));
+    return folder / "run";
+}
 
 int most_likely(std::span<const float> logits) { return sample_token(logits, 0, 0, 0); }
 
@@ -194,6 +212,75 @@ TEST_CASE("sampler: top_p keeps the most likely that together have the share") {
     CHECK(kept(0.7, 2) == ".x.x");
 }
 
+// ---- a text without a prompt -------------------------------------------------------------------
+
+namespace {
+
+constexpr int kEnd = kByteVocabSize - 1;
+
+// what all but always comes next is the end of the text; 'x' is the only other token
+std::vector<float> nearly_the_end() {
+    std::vector<float> logits(kByteVocabSize, -1000.0f);
+    logits['x'] = 0;
+    logits[kEnd] = 30;
+    return logits;
+}
+
+struct EndingDecoder : Decoder {
+    const GPT2Config& config() const override { return config_; }
+    std::span<const float> append(std::span<const int32_t> tokens) override {
+        length_ += (int)tokens.size();
+        return logits_;
+    }
+    void clear() override { length_ = 0; }
+    int length() const override { return length_; }
+
+private:
+    GPT2Config config_ = {64, kByteVocabSize, kByteVocabSize, 1, 1, 8};
+    std::vector<float> logits_ = nearly_the_end();
+    int length_ = 0;
+};
+
+struct EndingModel : GPT2Cpu {
+    EndingModel() : GPT2Cpu(tiny_config(), 1, 2) {}
+    Evaluation evaluate(const Batch&) override { return {}; }
+    std::span<const float> logits_last() const override { return logits; }
+    std::vector<float> logits = nearly_the_end();
+};
+
+std::string run_sample(const std::string& prompt, double temperature) {
+    RunPlan plan;
+    plan.options.sample_every = 1;
+    plan.options.prompt = prompt;
+    plan.options.temperature = temperature;
+    EndingModel model;
+    plan.config.vocab_size = kByteVocabSize;
+    return RunSamples(plan, kByteVocabSize).text(model, 1, 1);
+}
+
+}  // namespace
+
+TEST_CASE("samples: without a prompt a text has a token before its end") {
+    for (double temperature : {0.0, 0.8}) {
+        CAPTURE(temperature);
+        for (bool prompt : {false, true}) {
+            EndingDecoder decoder;
+            Context context(&decoder, [](int) {});
+            const std::vector<int32_t> tokens =
+                prompt ? std::vector<int32_t>{kEnd, 'a'} : std::vector<int32_t>{kEnd};
+            SampleParams params;
+            params.temperature = temperature;
+            const Sample sample = write_sample(&context, Tokenizer::bytes(), tokens, params, [](auto) {});
+            CHECK(sample.text == (prompt ? "" : "x"));
+            CHECK(sample.ended == std::string("end_of_text"));
+        }
+        CHECK(run_sample("", temperature) == "x");
+        CHECK(run_sample("a", temperature) == "a");
+    }
+}
+
+// ---- sub-commands ------------------------------------------------------------------------------
+
 TEST_CASE("sub-commands: generate") {
     TempFolder folder;
     const std::string model = write_random_model(folder / "model.bin", 64);
@@ -216,7 +303,7 @@ TEST_CASE("sub-commands: generate") {
     std::string bytes = "Hi \"there\"";
     for (const auto& id : object["ids"]) { bytes += (char)id.get<int>(); }
     CHECK(plain.out == bytes + "\n");  // a pipe gets every byte as it is
-    CHECK(plain.err.find(model) != std::string::npos);
+    CHECK(contains(plain.err, model));
     // --no-bos: the first token is drawn behind the prompt alone
     const std::unique_ptr<Decoder> decoder = make_cpu_decoder(ModelFile(model));
     const int32_t letters[] = {256, 'H', 'i'};
@@ -227,42 +314,34 @@ TEST_CASE("sub-commands: generate") {
     const Json behind = Json::parse(generate("--tokens 1 --temperature 0 --json --prompt Hi --no-bos").out);
     CHECK(behind["ids"][0] == no_bos);
     CHECK(Json::parse(generate("--tokens 1 --temperature 0 --json --prompt Hi").out)["ids"][0] == with_bos);
-    CHECK(generate("--no-bos").err.find("give a --prompt") != std::string::npos);
     const ProgramRun several = generate("--tokens 5 --num-samples 3 --json");
     CHECK(std::count(several.out.begin(), several.out.end(), '\n') == 3);
-    const ProgramRun sliding = generate("--tokens 200 --stop zzzz --stats");
-    CHECK(sliding.err.find("sees: it goes on from the last 32") != std::string::npos);
-    CHECK(sliding.err.find("tokens/s") != std::string::npos);
-    CHECK(sliding.err.find("ms a token") != std::string::npos);
-    CHECK(generate("--dtype bf16").err.find("the CPU computes in fp32") != std::string::npos);
+    check_run(generate("--tokens 200 --stop zzzz --stats"), kExitDone,
+              {"sees: it goes on from the last 32", "tokens/s", "ms a token"});
     for (const char* bad : {"--dtype bf16", "--dtype fp8", "--tokens 0", "--temperature -1",
                             "--temperature nan", "--top-p 1.5", "--nonsense 1", "--interactive --json",
                             "--seed -1", "--seed 18446744073709551616", "--tokens", "extra"}) {
         CAPTURE(bad);
-        const ProgramRun run = generate(bad);
-        CHECK(run.exit_code == kExitUsage);
-        CHECK(run.err.find("generate") != std::string::npos);
+        check_run(generate(bad), kExitUsage, {"generate"});
     }
     using Says = std::pair<const char*, const char*>;
     for (const auto& [bad, says] :
-         {Says{"--temprature 0", "unknown option '--temprature'. Did you mean --temperature? See "},
-          Says{"-t 0", "unknown option '-t'. See "},
-          Says{"--tokens 1e2", "--tokens: '1e2' is not a whole number. Expected a whole number, 1 to 1,099,"},
-          Says{"--top-p nan", "--top-p: 'nan' is out of range. Expected a number, 0 to 1. See "},
-          Says{"--seed 1 --seed=2", "--seed is given twice. Give it once. See "}}) {
-        const ProgramRun run = generate(bad);
-        CHECK(run.exit_code == kExitUsage);
-        CHECK_MESSAGE(run.err.find(std::string("generate: ") + says) != std::string::npos, run.err);
+         {Says{"--no-bos", "give a --prompt"}, Says{"--dtype bf16", "the CPU computes in fp32"},
+          Says{"--temprature 0", "generate: unknown option '--temprature'. Did you mean --temperature? See "},
+          Says{"-t 0", "generate: unknown option '-t'. See "},
+          Says{"--tokens 1e2",
+               "generate: --tokens: '1e2' is not a whole number. Expected a whole number, 1 to 1,099,"},
+          Says{"--top-p nan", "generate: --top-p: 'nan' is out of range. Expected a number, 0 to 1. See "},
+          Says{"--seed 1 --seed=2", "generate: --seed is given twice. Give it once. See "}}) {
+        check_run(generate(bad), kExitUsage, {says});
     }
-    const ProgramRun unknown = run_train(folder.path(), {"generate", "--foo"});
-    CHECK_MESSAGE(unknown.err.find("unknown option '--foo'") != std::string::npos, unknown.err);
+    check_run(run_train(folder.path(), {"generate", "--foo"}), kExitUsage, {"unknown option '--foo'"});
     CHECK(Json::parse(generate("--tokens 3 --json --prompt --seed").out)["prompt"] == "--seed");
     CHECK(generate("--tokens 9 --seed 010").out == generate("--tokens 9 --seed 10").out);  // not octal
     CHECK(run_train(folder.path(), {"generate", "--tokens", "3", "--", model}).exit_code == kExitDone);
-    const ProgramRun help = run_train(folder.path(), {"generate", "--help"});
-    CHECK(help.exit_code == kExitDone);
+    const std::string help = run_well(folder.path(), {"generate", "--help"}).out;
     for (const char* part : {"--temperature", "--stop", "step_00001000", "Examples:"}) {
-        CHECK(help.out.find(part) != std::string::npos);
+        CHECK(contains(help, part));
     }
     CHECK(run_train(folder.path(), {"generate", folder / "nothing"}).exit_code == kExitBadInput);
     CHECK(run_train(folder.path(), {"generate", folder.path() + "/."}).exit_code == kExitDone);
@@ -273,13 +352,11 @@ TEST_CASE("sub-commands: interactive text goes on from all that was written, aft
     const std::string model = write_random_model(folder / "model.bin", 64);
     const auto generate = [&](const std::string& options, const std::string& typed) {
         write_bytes(folder / "typed", typed);
-        const int before = dup(STDIN_FILENO), file = open((folder / "typed").c_str(), O_RDONLY | O_CLOEXEC);
-        REQUIRE(dup2(file, STDIN_FILENO) == STDIN_FILENO);
-        close(file);
-        const ProgramRun run =
-            run_train(folder.path(), words("generate " + model + " --temperature 0 " + options));
-        dup2(before, STDIN_FILENO);
-        close(before);
+        const Words command = words("generate " + model + " --temperature 0 " + options);
+        const std::string file = folder / "typed";
+        const pid_t pid =
+            start_prepared(folder.path(), command, [&] { dup2(open(file.c_str(), O_RDONLY), STDIN_FILENO); });
+        const ProgramRun run = finish_train(folder.path(), pid);
         REQUIRE_MESSAGE(run.exit_code == kExitDone, run.err);
         return run.out;
     };
@@ -294,12 +371,10 @@ TEST_CASE("sub-commands: a model with more rows than tokens is taken, the rest i
     TempFolder folder;
     const std::string bpe = "dev/test/fixture/bpe", shard = folder / "t.bin", hf = folder / "hf";
     const std::string padded = write_random_model(folder / "padded.bin", 64, 0.3, 512);
-    std::vector<uint16_t> tokens;
-    for (int32_t id : random_tokens(400, 457, 3)) { tokens.push_back((uint16_t)id); }
-    write_token_shard(shard, tokens, 457);
+    write_bpe_shard(shard);
     const auto succeeds = [&](const Words& command) {
         const ProgramRun run = run_train(folder.path(), command);
-        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+        check_run(run, kExitDone);
         return run;
     };
     const auto drawn = [&](const std::string& model, const std::string& tokenizer, int known) {
@@ -329,15 +404,13 @@ TEST_CASE("sub-commands: a model with more rows than tokens is taken, the rest i
     for (const Words& command : {Words{"generate", padded, "--tokenizer", folder / "tokenizer.json"},
                                  Words{"eval", padded, "--data", folder / "bytes.bin"},
                                  Words{"eval", hf, "--data", folder / "bytes.bin"}}) {
-        const ProgramRun refused = run_train(folder.path(), command);
-        CHECK(refused.exit_code == kExitBadInput);
-        CHECK_MESSAGE(contains(refused.err, "vocabulary of"), refused.err);
+        check_run(run_train(folder.path(), command), kExitBadInput, {"vocabulary of"});
     }
     // [PAD], which no text gives, needs no row
     const std::string pad = folder / "pad";
-    std::filesystem::create_directory(pad);
-    std::filesystem::copy(bpe + "/encoder.json", pad + "/vocab.json");
-    std::filesystem::copy(bpe + "/vocab.bpe", pad + "/merges.txt");
+    fs::create_directory(pad);
+    fs::copy(bpe + "/encoder.json", pad + "/vocab.json");
+    fs::copy(bpe + "/vocab.bpe", pad + "/merges.txt");
     write_bytes(pad + "/added_tokens.json", "{\"[PAD]\": 457}");
     CHECK(Tokenizer::load(pad).vocab_size() == 458);
     CHECK(Tokenizer::load(pad).decode(457) == "[PAD]");
@@ -345,9 +418,8 @@ TEST_CASE("sub-commands: a model with more rows than tokens is taken, the rest i
         drawn(write_random_model(folder / "rows.bin", 64, 0.3, rows), pad, 458);
     }
     write_bytes(folder / "text", "the kernel of rung seven is the fastest one of them");
-    REQUIRE(run_train(folder.path(), {"--tokenizer", pad, "--out", folder / "s", folder / "text"},
-                      program_path("data/make_shards"))
-                .exit_code == kExitDone);
+    run_well(folder.path(), {"--tokenizer", pad, "--out", folder / "s", folder / "text"},
+             program_path("data/make_shards"));
     CHECK(TokenShard(folder / "s_train_000000.bin").vocab_size() == 457);
 }
 
@@ -356,11 +428,7 @@ TEST_CASE(
     TempFolder folder;
     const std::string hf = folder / "hf", out = folder / "out", shard = folder / "t.bin",
                       run = folder / "run";
-    const auto succeeds = [&](const Words& command) {
-        const ProgramRun done = run_train(folder.path(), command);
-        REQUIRE_MESSAGE(done.exit_code == kExitDone, done.err);
-        return done.out;
-    };
+    const auto succeeds = [&](const Words& command) { return run_well(folder.path(), command).out; };
     const auto fields = [&](const std::string& file) {
         const Json all = Json::parse(read_bytes(file));
         return Json{all["bos_token_id"], all["eos_token_id"], all.value("attn_pdrop", Json()),
@@ -368,8 +436,8 @@ TEST_CASE(
     };
     // a tokenizer of 512 tokens, of which a text gives 457; the model is sure of the others
     succeeds({"export", write_random_model(folder / "m.bin", 64, 0.3, 512), "--hf", hf});
-    std::filesystem::copy("dev/test/fixture/bpe/encoder.json", hf + "/vocab.json");
-    std::filesystem::copy("dev/test/fixture/bpe/vocab.bpe", hf + "/merges.txt");
+    fs::copy("dev/test/fixture/bpe/encoder.json", hf + "/vocab.json");
+    fs::copy("dev/test/fixture/bpe/vocab.bpe", hf + "/merges.txt");
     Json added, ends = Json::array();
     for (int id = 457; id < 512; id++) {
         added["<|" + std::to_string(id) + "|>"] = id;
@@ -393,10 +461,8 @@ TEST_CASE(
     CHECK(same_files(out + "/added_tokens.json", hf + "/added_tokens.json"));
     // a run from it (of smaller weights), its checkpoint alone, and what is exported of both
     succeeds({"export", write_random_model(folder / "m.bin", 64, 0.02, 512), "--hf", folder / "small"});
-    std::filesystem::rename(folder / "small/model.safetensors", hf + "/model.safetensors");
-    std::vector<uint16_t> tokens;
-    for (int32_t id : random_tokens(400, 457, 3)) { tokens.push_back((uint16_t)id); }
-    write_token_shard(shard, tokens, 457);
+    fs::rename(folder / "small/model.safetensors", hf + "/model.safetensors");
+    write_bpe_shard(shard);
     const std::string train = "--train-data " + shard +
                               " --val-data none --seq-len 32 --batch 2 --save-every 2 " +
                               "--sample-every 0 --out " + run;
@@ -415,38 +481,20 @@ TEST_CASE(
     CHECK(!succeeds({"generate", run, "--tokens", "2"}).empty());
     for (const char* name : {"/vocab.json", "/added_tokens.json", "/tokenizer_config.json"}) {
         flip_byte(step + name, 3);
-        const ProgramRun damaged = run_train(folder.path(), {"generate", step});
-        CHECK(damaged.exit_code == kExitBadInput);
-        CHECK_MESSAGE(contains(damaged.err, step + name + " is damaged"), damaged.err);
+        check_run(run_train(folder.path(), {"generate", step}), kExitBadInput, {step + name + " is damaged"});
         flip_byte(step + name, 3);
     }
     const std::string manifest = read_bytes(step + "/MANIFEST");
     for (size_t end = 0; (end = manifest.find('\n', end) + 1) < manifest.size();) {
         write_bytes(step + "/MANIFEST", manifest.substr(0, end));
-        CHECK(run_train(folder.path(), {"generate", step}).exit_code == kExitBadInput);
+        check_run(run_train(folder.path(), {"generate", step}), kExitBadInput);
     }
     // no token begins a text
     config["bos_token_id"] = nullptr;
     write_bytes(hf + "/config.json", config.dump());
     std::string vocab = read_bytes(hf + "/vocab.json");
     write_bytes(hf + "/vocab.json", vocab.replace(vocab.find("<|endoftext|>"), 13, "x|endoftext|x"));
-    const ProgramRun nothing = run_train(folder.path(), {"generate", hf});
-    CHECK(nothing.exit_code == kExitUsage);
-    CHECK_MESSAGE(contains(nothing.err, "give a --prompt"), nothing.err);
-}
-
-// a run of three steps, saved after the third
-static std::string trained(const TempFolder& folder) {
-    write_token_shard(folder / "train.bin", std::vector<uint16_t>(400, 7), 257);
-    const ProgramRun train =
-        run_train(folder.path(), words("--train-data " + (folder / "train.bin") +
-                                       " --val-data none --seq-len 12 --batch 8 --quiet "
-                                       "--sample-every 0 --save-every 3 --steps 3 --layers 1 "
-                                       "--heads 2 --channels 16 --out " +
-                                       (folder / "run")));
-    CAPTURE(train.err);
-    REQUIRE(train.exit_code == kExitDone);
-    return folder / "run";
+    check_run(run_train(folder.path(), {"generate", hf}), kExitUsage, {"give a --prompt"});
 }
 
 TEST_CASE(
@@ -454,20 +502,15 @@ TEST_CASE(
     "export to") {
     TempFolder folder;
     const std::string run = trained(folder), step = run + "/step_00000003";
-    const auto generate = [&] {
-        return run_train(folder.path(), {"generate", run, "--tokens", "2", "--json"});
+    const auto said = [&] {
+        return run_well(folder.path(), {"generate", run, "--tokens", "2", "--json"}).err;
     };
-    const ProgramRun fresh = generate();
-    CHECK(fresh.exit_code == kExitDone);
-    CHECK(fresh.err.find(step) == std::string::npos);
+    CHECK_FALSE(contains(said(), step));
     const std::string log = read_bytes(run + "/log.jsonl");  // going on takes the end out of it
     write_bytes(run + "/log.jsonl", log.substr(0, log.rfind("{\"event\":\"end\"")));
-    const ProgramRun stale = generate();
-    CHECK(stale.exit_code == kExitDone);
-    CHECK(stale.err.find("name " + step) != std::string::npos);
-    const ProgramRun taken = run_train(folder.path(), {"export", run, "--hf", folder / "train.bin"});
-    CHECK(taken.exit_code == kExitUsage);
-    CHECK(taken.err.find("a file") != std::string::npos);
+    CHECK(contains(said(), "name " + step));
+    check_run(run_train(folder.path(), {"export", run, "--hf", folder / "train.bin"}), kExitUsage,
+              {"a file"});
 }
 
 TEST_CASE(
@@ -475,25 +518,16 @@ TEST_CASE(
     "damaged") {
     TempFolder folder;
     const std::string run = trained(folder), step = run + "/step_00000003";
-    const auto generate = [&] {
-        return run_train(folder.path(), {"generate", step, "--tokens", "9", "--seed", "1"});
-    };
-    const ProgramRun whole = generate();
-    CHECK(whole.exit_code == kExitDone);
-    std::filesystem::remove(step + "/optimizer.safetensors");
-    const ProgramRun alone = generate();
-    CHECK(alone.exit_code == kExitDone);
-    CHECK(alone.out == whole.out);
+    const Words generate = {"generate", step, "--tokens", "9", "--seed", "1"};
+    const ProgramRun whole = run_well(folder.path(), generate);
+    fs::remove(step + "/optimizer.safetensors");
+    CHECK(run_well(folder.path(), generate).out == whole.out);
     for (const char* name : {"/model.safetensors", "/config.json", "/run.json"}) {
-        const std::string intact = read_bytes(step + name);
-        std::string damaged = intact;
-        damaged.back() ^= 1;
-        write_bytes(step + name, damaged);
-        const ProgramRun refused = generate();
-        CHECK(refused.exit_code == kExitBadInput);
-        CHECK(refused.err.find(step + name + " is damaged") != std::string::npos);
-        CHECK(refused.err.find("Name another step_ folder, or a run's model.bin") != std::string::npos);
-        write_bytes(step + name, intact);
+        const size_t last = fs::file_size(step + name) - 1;
+        flip_byte(step + name, last);
+        check_run(run_train(folder.path(), generate), kExitBadInput,
+                  {step + name + " is damaged", "Name another step_ folder, or a run's model.bin"});
+        flip_byte(step + name, last);
     }
 }
 
@@ -511,23 +545,18 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     const std::string common = "--train-data " + (folder / "train.bin") +
                                " --val-data none --seq-len 12 --batch 8 "
                                "--sample-every 0 --quiet ";
-    const ProgramRun train = run_train(
-        folder.path(),
-        words(common +
-              "--layers 2 --heads 2 --channels 16 --steps 30 --lr 0.01 --tokenizer dev/test/fixture/bpe "
-              "--out " +
-              run));
-    CAPTURE(train.err);
-    REQUIRE(train.exit_code == kExitDone);
-    CHECK(std::filesystem::exists(run + "/tokenizer.json"));
-    REQUIRE(run_train(folder.path(), {"export", run, "--hf", out}).exit_code == kExitDone);
+    const auto ends = [&](const Words& command) { return run_train(folder.path(), command); };
+    run_well(folder.path(), words(common +
+                                  "--layers 2 --heads 2 --channels 16 --steps 30 --lr 0.01 --tokenizer "
+                                  "dev/test/fixture/bpe --out " +
+                                  run));
+    CHECK(fs::exists(run + "/tokenizer.json"));
+    run_well(folder.path(), {"export", run, "--hf", out});
     CHECK(names_below(out) == Words{"config.json", "generation_config.json", "merges.txt",
                                     "model.safetensors", "tokenizer.json", "tokenizer_config.json",
                                     "vocab.json"});
-    const ProgramRun again = run_train(folder.path(), {"export", run, "--hf", out});
-    CHECK(again.exit_code == kExitUsage);
-    CHECK(again.err.find("--force") != std::string::npos);
-    CHECK(run_train(folder.path(), {"export", run, "--hf", out, "--force"}).exit_code == kExitDone);
+    check_run(ends({"export", run, "--hf", out}), kExitUsage, {"--force"});
+    check_run(ends({"export", run, "--hf", out, "--force"}), kExitDone);
 
     // what cannot be printed is not lost in silence
     for (const Words& command :
@@ -535,18 +564,14 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
           Words{"eval", run, "--data", folder / "train.bin"}, words(common + "--dry-run --model d1")}) {
         const pid_t pid =
             start_prepared(folder.path(), command, [] { dup2(open("/dev/full", O_WRONLY), STDOUT_FILENO); });
-        const ProgramRun full = finish_train(folder.path(), pid);
-        CHECK(full.exit_code == kExitSaveFailed);
-        CHECK(full.err.find("cannot write to standard output") != std::string::npos);
+        check_run(finish_train(folder.path(), pid), kExitSaveFailed, {"cannot write to standard output"});
     }
     // nor are results that are not finite
     const std::string diverged = write_random_model(folder / "diverged.bin", 64, 1e30);
     write_token_shard(folder / "bytes.bin", std::vector<uint16_t>(200, 5), 257);
     for (const Words& command : {Words{"generate", diverged, "--prompt", "x"},
                                  Words{"eval", diverged, "--data", folder / "bytes.bin"}}) {
-        const ProgramRun r = run_train(folder.path(), command);
-        CHECK(r.exit_code == kExitDiverged);
-        CHECK_MESSAGE(r.err.find("are not finite: it diverged in training") != std::string::npos, r.err);
+        check_run(ends(command), kExitDiverged, {"are not finite: it diverged in training"});
     }
     // every name of the same model writes and evaluates the same
     std::string text, loss;
@@ -554,12 +579,8 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
          {run, run + "/model.bin", run + "/step_00000030", out, out + "/model.safetensors"}) {
         CAPTURE(name);
         const ProgramRun wrote =
-            run_train(folder.path(), {"generate", name, "--prompt", "the kernel", "--tokens", "8"});
-        const ProgramRun eval = run_train(folder.path(), {"eval", name, "--data", folder / "train.bin"});
-        CAPTURE(wrote.err);
-        CAPTURE(eval.err);
-        REQUIRE(wrote.exit_code == kExitDone);
-        REQUIRE(eval.exit_code == kExitDone);
+            run_well(folder.path(), {"generate", name, "--prompt", "the kernel", "--tokens", "8"});
+        const ProgramRun eval = run_well(folder.path(), {"eval", name, "--data", folder / "train.bin"});
         CHECK(wrote.out.starts_with("the kernel"));
         if (text.empty()) {
             text = wrote.out;
@@ -582,32 +603,22 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
     CHECK(std::fabs(std::exp(nats) / perplexity - 1) < 1e-3);
     CHECK(std::fabs(nats * (double)count / std::log(2.0) / (double)bytes / bits - 1) < 1e-3);
 
-    const Json object =
-        Json::parse(run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--json"}).out);
+    const Json object = Json::parse(ends({"eval", run, "--data", folder / "train.bin", "--json"}).out);
     CHECK(object["tokens"] == count);
     CHECK(object["bytes"] == bytes);
     CHECK(std::fabs(object["loss"].get<double>() - nats) < 1e-4);
     CHECK(std::fabs(object["bits_per_byte"].get<double>() - bits) < 1e-4);
-    CHECK(run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--json", "--per-question"})
-              .exit_code == kExitUsage);
-
-    const ProgramRun none =
-        run_train(folder.path(), {"eval", run, "--data", folder / "train.bin", "--max-tokens", "0"});
-    CHECK(none.exit_code == kExitUsage);
-    CHECK(none.err.find("--max-tokens: '0' is out of range. Expected a whole number, -1 or 1 to 10^15.") !=
-          std::string::npos);
+    check_run(ends({"eval", run, "--data", folder / "train.bin", "--json", "--per-question"}), kExitUsage);
+    check_run(ends({"eval", run, "--data", folder / "train.bin", "--max-tokens", "0"}), kExitUsage,
+              {"--max-tokens: '0' is out of range. Expected a whole number, -1 or 1 to 10^15."});
     // a run from it starts where it ended, and knows its tokenizer
     const std::string more =
         common + "--steps 2 --prompt the --model " + out + " --out " + (folder / "tuned");
-    const ProgramRun into = run_train(folder.path(), words(more + " --export-hf " + out));
-    CHECK(into.exit_code == kExitUsage);  // before it trains, not after
-    CHECK(into.err.find("not an empty folder. It holds no export of this run") != std::string::npos);
-    const ProgramRun tuned = run_train(folder.path(), words(more + " --export-hf " + (folder / "hf2")));
-    CAPTURE(tuned.err);
-    CHECK(tuned.exit_code == kExitDone);
+    check_run(ends(words(more + " --export-hf " + out)), kExitUsage,  // before it trains, not after
+              {"not an empty folder. It holds no export of this run"});
+    check_run(ends(words(more + " --export-hf " + (folder / "hf2"))), kExitDone);
     // what the run leaves by itself is what `export` makes of it; going on replaces it
-    REQUIRE(run_train(folder.path(), {"export", folder / "tuned", "--hf", folder / "hf3"}).exit_code ==
-            kExitDone);
+    run_well(folder.path(), {"export", folder / "tuned", "--hf", folder / "hf3"});
     CHECK(names_below(folder / "hf2") == names_below(out));
     for (const std::string& name : names_below(folder / "hf3")) {
         if (name == "config.json") { continue; }  // the run has noted itself there
@@ -615,10 +626,8 @@ TEST_CASE("sub-commands: a run is exported, read back, trained on and evaluated,
         CHECK(same_files(folder / "hf2/" + name, folder / "hf3/" + name));
     }
     CHECK_FALSE(same_files(folder / "hf2/model.safetensors", out + "/model.safetensors"));
-    CHECK(
-        run_train(folder.path(), words(more + " --resume auto --export-hf " + (folder / "hf2"))).exit_code ==
-        kExitDone);
-    CHECK(std::filesystem::exists(folder / "tuned/tokenizer.json"));
+    check_run(ends(words(more + " --resume auto --export-hf " + (folder / "hf2"))), kExitDone);
+    CHECK(fs::exists(folder / "tuned/tokenizer.json"));
     std::vector<double> losses;
     for (const std::string& log : {run, folder / "tuned"}) {
         for (const Json& line : read_log(log)) {

@@ -41,8 +41,6 @@ Error error_of_file(const std::string& bytes) {
 
 std::vector<uint16_t> copy(std::span<const uint16_t> x) { return {x.begin(), x.end()}; }
 
-using Endings = std::array<std::vector<int>, kEvalEndings>;
-
 // the file of some examples of random ids
 void write_random(const std::string& path, int examples, int vocab_size, uint64_t seed) {
     EvalFileWriter out(vocab_size);
@@ -158,43 +156,14 @@ TEST_CASE("HellaSwag file: whatever is wrong is refused by name") {
     CHECK(error_of([] { EvalFile file("no such file"); }).exit_code == kExitBadInput);
 }
 
-TEST_CASE(
-    "HellaSwag file: random bytes in a good one are read or refused, and every token is in the vocabulary") {
-    TempFolder folder;
-    std::mt19937_64 random(5);
-    int read = 0;
-    for (int round = 0; round < 3000; round++) {
-        std::string bytes = good_file();
-        for (uint64_t n = 1 + random() % 4; n > 0; n--) {
-            const size_t header = random() % 4 == 0 ? 0 : kHeaderBytes;
-            bytes[header + random() % (header == 0 ? 24 : bytes.size() - kHeaderBytes)] = (char)random();
-        }
-        write_bytes(folder / "questions.bin", bytes);
-        const Error error = error_of([&] {
-            const EvalFile file(folder / "questions.bin");
-            for (const EvalExample& example : file.examples()) {
-                for (const auto& part : example.endings) {
-                    CHECK(std::ranges::max(part) < file.vocab_size());
-                }
-                CHECK(std::ranges::max(example.context) < file.vocab_size());
-            }
-            read++;
-        });
-        CHECK((error.exit_code == kExitDone || error.exit_code == kExitBadInput));
-    }
-    CHECK(read > 0);
-    CHECK(read < 2000);
-}
-
 TEST_CASE("make_hellaswag: the ids of the context and of endings after a blank, with bytes and with a BPE") {
     for (const std::string& name : {std::string(), std::string("dev/test/fixture/bpe")}) {
         CAPTURE(name);
         TempFolder folder;
         const Tokenizer t = name.empty() ? Tokenizer::bytes() : Tokenizer::load(name);
         const ProgramRun run = make_hellaswag(folder, kLines, name.empty() ? "" : "--tokenizer " + name);
-        CAPTURE(run.err);
-        REQUIRE(run.exit_code == kExitDone);
-        CHECK(run.out.find("2 examples") != std::string::npos);
+        check_run(run, kExitDone);
+        CHECK(contains(run.out, "2 examples"));
         const EvalFile file(folder / "out.bin");
         CHECK(file.vocab_size() == t.vocab_size());
         REQUIRE(file.examples().size() == 2);
@@ -221,31 +190,30 @@ TEST_CASE("make_hellaswag: what is wrong is named with its line, and nothing is 
     struct Wrong {
         std::string line, part;
     };
-    for (const Wrong& wrong : std::vector<Wrong>{
-             {"{\"ctx\":1,\"label\":1,\"endings\":[\"a\",\"b\",\"c\",\"d\"]}",
-              "a text \"ctx\", found one that is no text"},
-             {"{\"Ctx\":\"a\",\"label\":1}", "found none, but \"Ctx\", \"label\""},
-             {"{\"ctx\":\"a\",\"endings\":[\"a\",\"b\",\"c\",\"d\"]}", "found none, as in the test part"},
-             {"{\"ctx\":\"a\",\"label\":4,\"endings\":[\"a\",\"b\",\"c\",\"d\"]}",
-              "\"label\" of 0 to 3, found 4"},
-             {"{\"ctx\":\"a\",\"label\":\"x\",\"endings\":[\"a\",\"b\",\"c\",\"d\"]}", "found x"},
-             {"{\"ctx\":\"a\",\"label\":1,\"endings\":[\"a\",\"b\",\"c\"]}", "4 \"endings\", found 3"},
-             {"{\"ctx\":\"a\",\"label\":1,\"endings\":\"abcd\"}", "4 \"endings\", found none"},
-             {"{\"ctx\":\"a\",\"label\":1,\"endings\":[\"a\",\"\",\"c\",\"d\"]}", "ending 1"},
-             {"{\"ctx\":\"\",\"label\":1,\"endings\":[\"a\",\"b\",\"c\",\"d\"]}", "empty"},
-             {"{\"ctx\":\"a\",", "JSON"},
-             {"[1]", "an object with a text \"ctx\""}}) {
+    const auto with = [](const std::string& label, const std::string& endings) {
+        return "{\"ctx\":\"a\"," + label + ",\"endings\":" + endings + "}";
+    };
+    const std::string four = "[\"a\",\"b\",\"c\",\"d\"]", one = "\"label\":1";
+    for (const Wrong& wrong :
+         {Wrong{"{\"ctx\":1," + one + ",\"endings\":" + four + "}",
+                "a text \"ctx\", found one that is no text"},
+          Wrong{"{\"Ctx\":\"a\"," + one + "}", "found none, but \"Ctx\", \"label\""},
+          Wrong{"{\"ctx\":\"a\",\"endings\":" + four + "}", "found none, as in the test part"},
+          Wrong{with("\"label\":4", four), "\"label\" of 0 to 3, found 4"},
+          Wrong{with("\"label\":\"x\"", four), "found x"},
+          Wrong{with(one, "[\"a\",\"b\",\"c\"]"), "4 \"endings\", found 3"},
+          Wrong{with(one, "\"abcd\""), "4 \"endings\", found none"},
+          Wrong{with(one, "[\"a\",\"\",\"c\",\"d\"]"), "ending 1"},
+          Wrong{"{\"ctx\":\"\"," + one + ",\"endings\":" + four + "}", "empty"},
+          Wrong{"{\"ctx\":\"a\",", "JSON"}, Wrong{"[1]", "an object with a text \"ctx\""}}) {
         CAPTURE(wrong.line);
-        const ProgramRun run = make_hellaswag(folder, good + wrong.line + "\n" + good);
-        CAPTURE(run.err);
-        CHECK(run.exit_code == kExitBadInput);
-        CHECK(run.err.find("in.jsonl, line 2") != std::string::npos);
-        CHECK(run.err.find(wrong.part) != std::string::npos);
+        check_run(make_hellaswag(folder, good + wrong.line + "\n" + good), kExitBadInput,
+                  {"in.jsonl, line 2", wrong.part});
         CHECK(!std::filesystem::exists(folder / "out.bin"));
     }
-    CHECK(make_hellaswag(folder, "").exit_code == kExitBadInput);
-    CHECK(make_hellaswag(folder, good, "--tokenizer nowhere").exit_code == kExitBadInput);
-    CHECK(make_hellaswag(folder, good, "--nonsense").exit_code == kExitUsage);
+    check_run(make_hellaswag(folder, ""), kExitBadInput);
+    check_run(make_hellaswag(folder, good, "--tokenizer nowhere"), kExitBadInput);
+    check_run(make_hellaswag(folder, good, "--nonsense"), kExitUsage);
 
     BpeVocabulary large;  // ids of more than 16 bits
     for (int i = 0; i < 256; i++) { large.tokens.push_back(std::string(1, (char)i)); }
@@ -255,16 +223,14 @@ TEST_CASE("make_hellaswag: what is wrong is named with its line, and nothing is 
         large.merges.push_back({left, right});
     }
     Tokenizer::of({large, {}, -1, {}}, "large").save(folder.path(), 64);
-    const ProgramRun too_many = make_hellaswag(folder, good, "--tokenizer " + folder.path());
-    CHECK(too_many.exit_code == kExitBadInput);
-    CHECK_MESSAGE(too_many.err.find("65556 tokens, more than the 65,536") != std::string::npos, too_many.err);
+    check_run(make_hellaswag(folder, good, "--tokenizer " + folder.path()), kExitBadInput,
+              {"65556 tokens, more than the 65,536"});
     CHECK(!std::filesystem::exists(folder / "out.bin"));
     const std::string input = folder / "in.jsonl";
     const ProgramRun itself =
         run_train(folder.path(), words(input + " --out " + folder.path() + "/./in.jsonl"),
                   program_path("data/make_hellaswag"));
-    CHECK(itself.exit_code == kExitUsage);
-    CHECK(itself.err.find("this is an input") != std::string::npos);
+    check_run(itself, kExitUsage, {"this is an input"});
     CHECK(read_bytes(input) == good);
 }
 
@@ -344,17 +310,11 @@ TEST_CASE("HellaSwag: a model's answers are those of the reference, row by row")
 
 TEST_CASE(
     "sub-commands: eval and training ask HellaSwag's questions; another vocabulary is refused by name") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    write_random(folder / "questions.bin", 30, 257, 3);
-    write_random(folder / "others.bin", 30, 256, 3);
-    const std::string run_folder = folder / "run";
-    const ProgramRun run = run_train(
-        folder.path(),
-        tiny_run(folder.path(), "--steps 6 --lr 0.01 --sample-every 0 --val-every 3 --out " + run_folder +
-                                    " --hellaswag " + (folder / "questions.bin") + " --hellaswag-every 2"));
-    CAPTURE(run.err);
-    REQUIRE(run.exit_code == kExitDone);
+    const Runs r("--lr 0.01 --sample-every 0 --val-every 3");
+    write_random(r / "questions.bin", 30, 257, 3);
+    write_random(r / "others.bin", 30, 256, 3);
+    const std::string run_folder = r / "run";
+    const ProgramRun run = r.train("run", "--steps 6 --hellaswag-every 2 --hellaswag " + r / "questions.bin");
     std::vector<int> steps;
     double accuracy = -1, normalised = -1;
     for (const Json& line : read_log(run_folder)) {
@@ -364,22 +324,17 @@ TEST_CASE(
         normalised = line["hellaswag_acc_norm"];
     }
     CHECK(steps == std::vector<int>{2, 4, 6});
-    CHECK(run.out.find(fmt::format("step 6 | HellaSwag {:.4f}, normalised {:.4f}", accuracy, normalised)) !=
-          std::string::npos);
+    CHECK(
+        contains(run.out, fmt::format("step 6 | HellaSwag {:.4f}, normalised {:.4f}", accuracy, normalised)));
     // the end's figures are eval's, of the model that was saved
-    const ProgramRun eval = run_train(
-        folder.path(),
-        {"eval", run_folder, "--hellaswag", folder / "questions.bin", "--seq-len", "12", "--batch", "3"});
-    CHECK(eval.exit_code == kExitDone);
-    CHECK(eval.out.find(fmt::format("accuracy    {:.4f},", accuracy)) != std::string::npos);
-    CHECK(eval.out.find(fmt::format("normalised  {:.4f},", normalised)) != std::string::npos);
-    CHECK(eval.out.find("tokens ") == std::string::npos);
-    CHECK(eval.err.find("only the last of these count") != std::string::npos);
+    const Words eval = {"eval", run_folder, "--hellaswag", r / "questions.bin", "--seq-len", "12"};
+    const ProgramRun asked = run_train(r.folder.path(), merged(eval, {"--batch", "3"}));
+    check_run(asked, kExitDone, {"only the last of these count"});
+    CHECK(contains(asked.out, fmt::format("accuracy    {:.4f},", accuracy)));
+    CHECK(contains(asked.out, fmt::format("normalised  {:.4f},", normalised)));
+    CHECK_FALSE(contains(asked.out, "tokens "));
     // the same as JSON, with each question
-    const ProgramRun as_json =
-        run_train(folder.path(), {"eval", run_folder, "--hellaswag", folder / "questions.bin", "--seq-len",
-                                  "12", "--json", "--per-question"});
-    REQUIRE_MESSAGE(as_json.exit_code == kExitDone, as_json.err);
+    const ProgramRun as_json = run_well(r.folder.path(), merged(eval, {"--json", "--per-question"}));
     const Json result = Json::parse(as_json.out)["hellaswag"];
     CHECK(std::fabs(result["accuracy"].get<double>() - accuracy) < 1e-6);
     CHECK(std::fabs(result["normalised"].get<double>() - normalised) < 1e-6);
@@ -398,14 +353,12 @@ TEST_CASE(
         right += question["label"] == lowest_sum;
     }
     CHECK(std::fabs((double)right / result["examples"].get<double>() - accuracy) < 1e-6);
-    for (const Words& command : {Words{"eval", run_folder, "--hellaswag", folder / "others.bin"},
-                                 tiny_run(folder.path(), "--steps 1 --out " + (folder / "new") +
-                                                             " --hellaswag " + (folder / "others.bin"))}) {
-        const ProgramRun refused = run_train(folder.path(), command);
-        CHECK(refused.exit_code == kExitBadInput);
-        CHECK(refused.err.find("others.bin has a vocabulary of 256") != std::string::npos);
-        CHECK(refused.err.find("257") != std::string::npos);
-        CHECK(!std::filesystem::exists(folder / "new"));
+    const std::string others = r / "others.bin";
+    for (const Words& command : {Words{"eval", run_folder, "--hellaswag", others},
+                                 r.options("new", "--steps 1 --hellaswag " + others)}) {
+        check_run(run_train(r.folder.path(), command), kExitBadInput,
+                  {"others.bin has a vocabulary of 256", "257"});
+        CHECK(!std::filesystem::exists(r / "new"));
     }
-    CHECK(run_train(folder.path(), {"eval", run_folder}).exit_code == kExitUsage);
+    check_run(run_train(r.folder.path(), {"eval", run_folder}), kExitUsage);
 }

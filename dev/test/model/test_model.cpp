@@ -1,20 +1,20 @@
-// The CPU model: initial values, load and save by ranges, micro-batches, ignored targets, evaluation, the
-// optimizer step with decay, clipping and skipping, and that the same input gives the same bits.
+// The CPU model and, apart from it, the reference that judges the GPU's: values, batches, steps, roundings, the same
+// bits.
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <numeric>
 
 #include <doctest/doctest.h>
 
 #include "dev/test/support/any_model.h"
+#include "dev/test/support/compare_state.h"
+#include "dev/test/support/reference_model.h"
 #include "dev/test/support/test_files.h"
 #include "llmc/model/cpu/gpt2.h"
 
 using namespace llmc;
 
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
 
 // what a step changes, and what comes out of a model, is made of this
 GPT2Cpu random_model(int B = 4, int T = 9, uint64_t seed = 5) {
@@ -41,9 +41,18 @@ void check_normal(const std::string& name, std::span<const float> x, double sigm
                   " deviation ", std::sqrt(squares / n));
 }
 
-}  // namespace
+// this step is skipped, and changes nothing
+template <typename Model>
+StepResult check_skips(Model* model, const Model& untouched, std::span<const Batch> batches,
+                       const StepParams& params) {
+    const StepResult result = step(model, batches, params);
+    CHECK(result.skipped);
+    CHECK(result.step == params.step);
+    check_same_state("skipped", *model, untouched);
+    return result;
+}
 
-// ---- what is in it -----------------------------------------------------------------------------
+}  // namespace
 
 TEST_CASE("model: initial values are GPT-2's") {
     GPT2Config c{64, 300, 320, 3, 2, 64};  // positions, vocabulary, padded, layers, heads, channels
@@ -79,6 +88,10 @@ TEST_CASE("model: initial values depend on seed, tensor and index alone") {
     CHECK(whole_tensor(two, State::kParameter, kQkvw) != whole_tensor(one, State::kParameter, kQkvw));
     two.init(5 + (1ull << 40));  // the seed's high half counts
     CHECK(whole_tensor(two, State::kParameter, kQkvw) != whole_tensor(one, State::kParameter, kQkvw));
+    step(&two, std::vector{random_batch(tiny_config(), 4, 9, 1)}, {.lr = 0.1});
+    CHECK(two.updates() == 1);
+    two.init(5);
+    check_same_state("init after a training", two, one);
     GPT2Config deeper = tiny_config();
     deeper.num_layers++;
     GPT2Cpu deep(deeper, 1, 2);
@@ -88,45 +101,35 @@ TEST_CASE("model: initial values depend on seed, tensor and index alone") {
     check_same("first layers of a deeper model", start, whole_tensor(one, State::kParameter, kQkvw));
 }
 
-TEST_CASE("model: init forgets an earlier training") {
-    GPT2Cpu used = random_model(), fresh = random_model();
-    Batch batch = random_batch(tiny_config(), 4, 9, 1);
-    step(&used, {&batch, 1}, {.lr = 0.1});
-    CHECK(used.updates() == 1);
-    used.init(5);
-    check_same_state("init after a step", used, fresh);
-}
-
 TEST_CASE("model: load and save by ranges") {
     GPT2Config c = tiny_config();
     GPT2Cpu model(c, 1, 2);
-    float next = 1;  // every element of all three states has its own number
+    std::vector<std::vector<float>> all;  // every element of all three states has its own number
+    float next = 1;
     for (State state : kStates) {
         for (int t = 0; t < kNumTensors; t++) {
-            int64_t total = tensor_total(c, t);
-            int64_t chunk = tensor_size(c, t) * 2 / 3 + 1;  // over the borders of layers
+            const int64_t total = tensor_total(c, t),
+                          chunk = tensor_size(c, t) * 2 / 3 + 1;  // over layers' borders
+            std::vector<float>& x = all.emplace_back((size_t)total);
+            std::iota(x.begin(), x.end(), next);
+            next += (float)total;
             for (int64_t first = 0; first < total; first += chunk) {
-                std::vector<float> x((size_t)std::min(chunk, total - first));
-                for (float& value : x) { value = next++; }
-                model.load(state, t, first, x);
+                model.load(state, t, first, std::span(x).subspan(first, std::min(chunk, total - first)));
             }
         }
     }
     REQUIRE(next < 0x1p24f);  // exact in float
-    next = 1;
-    for (State state : kStates) {
-        for (int t = 0; t < kNumTensors; t++) {
-            int64_t total = tensor_total(c, t);
-            std::vector<float> expected((size_t)total), found((size_t)total), pieces((size_t)total);
-            for (float& value : expected) { value = next++; }
-            model.save(state, t, 0, found);
-            for (int64_t first = 0; first < total; first += 11) {
-                model.save(state, t, first,
-                           std::span(pieces).subspan(first, std::min<int64_t>(11, total - first)));
-            }
-            check_same(std::string("whole ") + kTensors[t].name, found, expected);
-            check_same(std::string("pieces of ") + kTensors[t].name, pieces, expected);
+    for (size_t k = 0; k < all.size(); k++) {
+        const State state = kStates[k / kNumTensors];
+        const int t = (int)k % kNumTensors;
+        const int64_t total = tensor_total(c, t);
+        std::vector<float> pieces((size_t)total);
+        for (int64_t first = 0; first < total; first += 11) {
+            model.save(state, t, first,
+                       std::span(pieces).subspan(first, std::min<int64_t>(11, total - first)));
         }
+        check_same(std::string("whole ") + kTensors[t].name, whole_tensor(model, state, t), all[k]);
+        check_same(std::string("pieces of ") + kTensors[t].name, pieces, all[k]);
     }
 }
 
@@ -226,12 +229,11 @@ TEST_CASE("model: a row's loss does not depend on its neighbours, nor on what co
                        [&](size_t) { return bound; });
         }
     }
-    auto five = [](const std::vector<int32_t>& x) { return std::vector<int32_t>(x.begin(), x.begin() + 5); };
-    Batch shorter{1, 5, five(batch.tokens), five(batch.targets)};
+    Batch shorter = rows_of(batch, 0, 1);
+    shorter.T = 5, shorter.tokens.resize(5), shorter.targets.resize(5);
     check_near("the first 5 tokens", losses_of(model, shorter),
                std::vector<float>(expected.begin(), expected.begin() + 5), [&](size_t) { return bound; });
-    std::vector<float> logits(model.logits().begin() + 4 * c.padded_vocab_size,
-                              model.logits().begin() + 4 * c.padded_vocab_size + c.vocab_size);
+    const std::vector<float> all = unpadded_logits(model), logits(all.end() - c.vocab_size, all.end());
     std::span<const float> last = model.logits_last();
     check_same("logits_last", std::vector<float>(last.begin(), last.end()), logits);
     Evaluation e = model.evaluate(shorter);
@@ -242,7 +244,7 @@ TEST_CASE("model: a row's loss does not depend on its neighbours, nor on what co
 TEST_CASE("model: nothing of an earlier batch is left in the next evaluation") {
     GPT2Cpu model = random_model(), fresh = random_model();
     Batch small = random_batch(tiny_config(), 1, 4, 2), large = random_batch(tiny_config(), 4, 9, 3);
-    std::vector<float> good = whole_tensor(model, State::kParameter, kWpe), bad(good.size(), kNan);
+    std::vector<float> good = whole_tensor(model, State::kParameter, kWpe), bad(good.size(), NAN);
     model.load(State::kParameter, kWpe, 0, bad);
     CHECK(std::isnan(model.evaluate(large).losses[0]));
     model.load(State::kParameter, kWpe, 0, good);
@@ -259,15 +261,12 @@ TEST_CASE("model: batches that do not fit are refused") {
         check_error(error_of([&] { model.evaluate(batch); }), kExitUsage, {why});
         check_error(error_of([&] { model.enqueue_step({&batch, 1}, {.lr = 0.1}); }), kExitUsage, {why});
     };
-    for (int32_t id : {-1, c.vocab_size, c.padded_vocab_size - 1, INT32_MAX, INT32_MIN}) {
-        Batch batch = random_batch(c, 2, 3, 1);
-        batch.tokens[5] = id;
-        refused(batch, "vocabulary");
-    }
-    for (int32_t id : {-2, c.vocab_size, c.padded_vocab_size - 1, INT32_MAX, INT32_MIN}) {
-        Batch batch = random_batch(c, 2, 3, 1);
-        batch.targets[5] = id;
-        refused(batch, "vocabulary");
+    for (auto [ids, least] : {std::pair{&Batch::tokens, -1}, {&Batch::targets, -2}}) {
+        for (int32_t id : {least, c.vocab_size, c.padded_vocab_size - 1, INT32_MAX, INT32_MIN}) {
+            Batch batch = random_batch(c, 2, 3, 1);
+            (batch.*ids)[5] = id;
+            refused(batch, "vocabulary");
+        }
     }
     for (auto [B, T] : {std::pair{5, 9}, {4, 10}, {0, 3}, {3, 0}, {-2, -3}, {1 << 16, 1 << 16}}) {
         refused({B, T, {}, {}}, "larger");
@@ -346,7 +345,7 @@ TEST_CASE("model: a gradient of norm g is scaled to clip / (g + 1e-6)") {
 
 TEST_CASE("model: a step whose loss is not finite changes nothing") {
     Batch batch = random_batch(tiny_config(), 4, 9, 4);
-    for (float poison : {kInf, -kInf, kNan, 3e38f}) {
+    for (float poison : {INFINITY, -INFINITY, NAN, 3e38f}) {
         for (int tensor : {kWte, kLn1w, kQkvw, kFcprojb, kLnfw}) {
             CAPTURE(poison);
             CAPTURE(tensor);
@@ -355,13 +354,10 @@ TEST_CASE("model: a step whose loss is not finite changes nothing") {
             std::vector<float> good = whole_tensor(model, State::kParameter, tensor);
             std::vector<float> bad(good.size(), poison);
             for (GPT2Cpu* m : {&model, &untouched}) { m->load(State::kParameter, tensor, 0, bad); }
-            StepResult result =
-                step(&model, {&batch, 1}, {.step = 1, .lr = 1e-2, .weight_decay = 0.1, .clip = 1});
+            const StepParams params{.step = 1, .lr = 1e-2, .weight_decay = 0.1, .clip = 1};
             // where it does not overflow it is just a number
-            if (poison == 3e38f && !result.skipped) { continue; }
-            CHECK(result.skipped);
-            CHECK(result.step == 1);
-            check_same_state("skipped", model, untouched);
+            if (poison == 3e38f && !step(&model, {&batch, 1}, params).skipped) { continue; }
+            check_skips(&model, untouched, {&batch, 1}, params);
             for (GPT2Cpu* m : {&model, &untouched}) {
                 m->load(State::kParameter, tensor, 0, good);
                 CHECK_FALSE(step(m, {&batch, 1}, {.step = 2, .lr = 1e-2}).skipped);
@@ -386,11 +382,21 @@ TEST_CASE("model: a step whose loss is finite but whose gradient is not changes 
     int wrong = model.evaluate(batch).predicted[35] == 0;
     std::fill(batch.targets.begin(), batch.targets.end(), kIgnoreTarget);
     batch.targets[35] = wrong;
-    StepResult result = step(&model, {&batch, 1}, {.lr = 1e-2, .clip = 1});
+    const StepResult result = check_skips(&model, untouched, {&batch, 1}, {.lr = 1e-2, .clip = 1});
     CHECK(std::isfinite(result.loss));
     CHECK_FALSE(std::isfinite(result.grad_norm));
-    CHECK(result.skipped);
-    check_same_state("skipped", model, untouched);
+}
+
+TEST_CASE("model: a gradient whose square overflows changes nothing, unless it is clipped") {
+    GPT2Cpu model = random_model(), untouched = random_model();
+    const std::vector<float> lnfw(14, 1e21f);
+    for (GPT2Cpu* m : {&model, &untouched}) { m->load(State::kParameter, kLnfw, 0, lnfw); }
+    Batch batch = random_batch(tiny_config(), 2, 9, 3);
+    const StepResult result = check_skips(&model, untouched, {&batch, 1}, {.lr = 1e-3, .clip = 0});
+    CHECK(std::isfinite(result.loss));
+    CHECK(std::isfinite(result.grad_norm));
+    CHECK(result.grad_norm > kLongestGradient);
+    CHECK_FALSE(step(&model, {&batch, 1}, {.lr = 1e-3, .clip = 1}).skipped);
 }
 
 TEST_CASE("model: the same run gives the same bits") {
@@ -427,4 +433,217 @@ TEST_CASE("model: results come in order, once each") {
     }
     CHECK_FALSE(model.poll().has_value());
     CHECK(model.updates() == 3);
+}
+
+// ---- the reference -----------------------------------------------------------------------------
+
+namespace {
+
+using Array = std::vector<double>;
+
+// two micro-batches of unequal size and number of targets
+std::vector<Batch> two_batches(const GPT2Config& c, uint64_t seed) {
+    std::vector<Batch> batches = {random_batch(c, 4, 9, seed), random_batch(c, 3, 7, seed + 1)};
+    std::fill(batches[0].targets.begin(), batches[0].targets.begin() + 11, kIgnoreTarget);
+    batches[1].targets[20] = kIgnoreTarget;
+    return batches;
+}
+
+// All nonzero values need at most so many significant bits, or few do: by chance a double has 8 with a probability
+// of 2^-45, a sum of a few rounded numbers more often.
+void check_rounded(const std::string& name, const Array& x, bool rounded, int bits = 8) {
+    int64_t within = 0, all = 0;
+    for (double value : x) {
+        int exponent;
+        double scaled = std::ldexp(std::frexp(value, &exponent), bits);
+        within += value != 0 && scaled == std::nearbyint(scaled);
+        all += value != 0;
+    }
+    REQUIRE(all > 0);
+    CHECK_MESSAGE((rounded ? within == all : 2 * within < all), name, ": ", within, " of ", all);
+}
+
+template <typename Real>
+void check_like_cpu_model(const std::string& name) {
+    GPT2Config c = tiny_config();
+    GPT2Cpu expected(c, 4, 9);
+    ReferenceModel<Real> model(c, 4, 9);
+    fill_lively(&expected, 3);
+    copy_states(&model, expected);
+    std::vector<Batch> batches = two_batches(c, 5);
+    double bound = reordering(c, 36), loss = expected.forward_backward(batches);
+    CHECK(std::fabs(model.forward_backward(batches) - loss) <= bound * loss);
+    check_close_gradients(name, model, expected, fp32_tolerance(c, 36));
+    Evaluation found = model.evaluate(batches[0]), theirs = expected.evaluate(batches[0]);
+    check_close(name + " logits", unpadded_logits(model), unpadded_logits(expected), fp32_tolerance(c, 36));
+    double loss_bound = 2 * bound * largest(unpadded_logits(expected));  // a loss is a difference of logits
+    check_near(name + " losses", std::vector<float>(found.losses.begin(), found.losses.end()),
+               std::vector<float>(theirs.losses.begin(), theirs.losses.end()),
+               [&](size_t) { return loss_bound; });
+    CHECK(std::ranges::equal(found.predicted, theirs.predicted));
+    CHECK(model.logits_last().size() == 37);
+    CHECK(std::fabs(model.logits_last()[36] - expected.logits_last()[36]) <= loss_bound);
+}
+
+// Three updates with eps = 1: update = lr m / (sqrt(v) + 1) follows a gradient of norm 1 or less smoothly.
+// With GPT-2's eps an element whose gradient is rounding noise moves by lr in a direction that noise decides.
+template <typename Real>
+void check_steps(const std::string& name, double clip) {
+    GPT2Config c = tiny_config();
+    GPT2Cpu expected(c, 4, 9);
+    ReferenceModel<Real> model(c, 4, 9);
+    fill_lively(&expected, 3);
+    copy_states(&model, expected);
+    double bound = reordering(c, 36);
+    for (int64_t k = 0; k < 3; k++) {
+        std::vector<Batch> batches = two_batches(c, 5 + k);
+        StepParams params{k, 0.1, 0.9, 0.95, 1.0, 0.2, clip};
+        StepResult found = step(&model, batches, params), theirs = step(&expected, batches, params);
+        CHECK(found.step == k);
+        CHECK(found.skipped == theirs.skipped);
+        CHECK(theirs.grad_norm > 2 * 0.25);  // the smaller limit clips
+        // what one update adds to the difference, the next carries on
+        CHECK(std::fabs(found.loss - theirs.loss) <= (double)(1 + k) * bound * theirs.loss);
+        CHECK(std::fabs(found.grad_norm - theirs.grad_norm) <= (double)(1 + k) * bound * theirs.grad_norm);
+    }
+    CHECK(model.updates() == 3);
+    for (State state : kStates) {
+        for (int t = 0; t < kNumTensors; t++) {
+            double most = largest(whole_tensor(expected, state, t));
+            check_near(name + fmt::format(" state {} {}", (int)state, kTensors[t].name),
+                       whole_tensor(model, state, t), whole_tensor(expected, state, t),
+                       [&](size_t) { return 2 * 3 * bound * most; });
+        }
+    }
+}
+
+}  // namespace
+
+TEST_CASE("reference model: agrees with PyTorch") {
+    const std::string folder = "dev/test/fixture/";
+    CHECK(compare_with_state<ReferenceModel<float>>(folder + "model.bin", folder + "state.bin",
+                                                    folder + "losses.txt") == 0);
+}
+
+TEST_CASE("reference model: agrees with the CPU model") {
+    check_like_cpu_model<float>("float");
+    check_like_cpu_model<double>("double");
+    check_steps<float>("float", 0);
+    check_steps<double>("double", 0);
+    check_steps<double>("clipped", 0.25);
+}
+
+TEST_CASE("reference model: nearest bf16") {
+    const float rows[][2] = {{1.0f, 1.0f},
+                             {0x1.01p0f, 1.0f},
+                             {0x1.03p0f, 0x1.04p0f},
+                             {-0x1.03p0f, -0x1.04p0f},
+                             {0x1.010002p0f, 0x1.02p0f},
+                             {0x1.ffp0f, 2.0f},
+                             {INFINITY, INFINITY},
+                             {3.4e38f, INFINITY}};
+    for (auto [x, expected] : rows) { CHECK_MESSAGE(nearest_bf16(x) == expected, x); }
+    CHECK(std::isnan(nearest_bf16(NAN)));
+}
+
+TEST_CASE("reference model: in bf16 every activation is rounded, no statistic is") {
+    GPT2Config c = tiny_config();
+    for (Rounding rounding : {Rounding::kNone, Rounding::kBf16}) {
+        bool rounded = rounding == Rounding::kBf16;
+        ReferenceModel<double> model(c, 4, 9, rounding);
+        fill_lively(&model, 3);
+        model.evaluate(random_batch(c, 4, 9, 5));
+        check_rounded("encoded", model.encoded(), rounded);
+        check_rounded("logits", {model.logits().begin(), model.logits().end()}, rounded);
+        check_rounded("lnf", model.lnf().out, rounded);
+        for (int l = 0; l < c.num_layers; l++) {
+            const auto& a = model.layer(l);
+            for (const Array* x :
+                 {&a.ln1.out, &a.qkv, &a.atty, &a.residual2, &a.ln2.out, &a.fch, &a.gelu, &a.residual3}) {
+                check_rounded("activation of layer " + std::to_string(l), *x, rounded);
+            }
+            for (const Array* x : {&a.ln1.mean, &a.ln1.rstd, &a.lse, &a.ln2.mean, &a.ln2.rstd}) {
+                check_rounded("statistic of layer " + std::to_string(l), *x, false);
+            }
+        }
+    }
+}
+
+// With one token the gradient of a bias is the gradient of the activation it was added to, and that of a
+// weight the product of that and the activation it multiplied: 16 significant bits, if both were rounded
+// to 8.
+TEST_CASE("reference model: in bf16 every activation's gradient is rounded, no parameter's is") {
+    GPT2Config c = tiny_config();
+    for (Rounding rounding : {Rounding::kNone, Rounding::kBf16}) {
+        bool rounded = rounding == Rounding::kBf16;
+        ReferenceModel<double> model(c, 4, 9, rounding);
+        fill_lively(&model, 3);
+        Batch one = random_batch(c, 1, 1, 5);
+        model.forward_backward({&one, 1});
+        for (int l = 0; l < c.num_layers; l++) {
+            for (int t = kLn1w; t <= kFcprojb; t++) {
+                std::vector<float> g = layer_gradient(model, t, l);
+                bool scale = t == kLn1w || t == kLn2w;  // times xhat, which is not rounded
+                int bits = kTensors[t].matrix ? 16 : 8;
+                check_rounded(fmt::format("{}[{}]", kTensors[t].name, l), convert<double>(g),
+                              rounded && !scale, bits);
+            }
+        }
+        std::vector<float> dwte = layer_gradient(model, kWte, 0);
+        auto token = dwte.begin() + one.tokens[0] * c.channels;  // this row is a sum of two
+        std::fill(token, token + c.channels, 0.0f);
+        check_rounded("lnfb", convert<double>(layer_gradient(model, kLnfb, 0)), rounded);
+        check_rounded("wte", convert<double>(dwte), rounded, 16);
+        check_rounded("wpe", convert<double>(layer_gradient(model, kWpe, 0)), rounded);
+        std::vector<Batch> batches = two_batches(c, 5);
+        model.forward_backward(batches);
+        for (int t = 0; t < kNumTensors; t++) {
+            check_rounded(kTensors[t].name, convert<double>(layer_gradient(model, t, 0)), false);
+        }
+    }
+}
+
+// Both limits: no result comes from fewer roundings than one, none is off by more than bf16_tolerance().
+TEST_CASE("reference model: rounding to bf16 moves every result by about its roundings") {
+    GPT2Config c = tiny_config();
+    ReferenceModel<double> exact(c, 4, 9), rounded(c, 4, 9, Rounding::kBf16);
+    fill_lively(&exact, 3);
+    copy_states(&rounded, exact);
+    std::vector<Batch> batches = two_batches(c, 5);
+    double expected = exact.forward_backward(batches), loss = rounded.forward_backward(batches);
+    double most = bf16_tolerance(c, 3).norm;
+    auto check_moved = [&](const char* name, const std::vector<float>& found, const std::vector<float>& was) {
+        const double moved = relative_difference(found, was);
+        CHECK_MESSAGE((moved > 0x1p-9 && moved < most), name, " ", moved);
+    };
+    CHECK(std::fabs(loss - expected) <= most * expected);
+    for (int t = 0; t < kNumTensors; t++) {
+        for (int l = 0; l < tensor_copies(c, t); l++) {
+            check_moved(kTensors[t].name, layer_gradient(rounded, t, l), layer_gradient(exact, t, l));
+        }
+    }
+    exact.evaluate(batches[0]);
+    rounded.evaluate(batches[0]);
+    check_moved("logits", unpadded_logits(rounded), unpadded_logits(exact));
+}
+
+TEST_CASE("reference model: in bf16 weights are the rounded master weights") {
+    GPT2Config c = tiny_config();
+    ReferenceModel<float> model(c, 4, 9, Rounding::kBf16), copy = model;
+    fill_lively(&model, 3);
+    std::vector<float> master = whole_state(model, State::kParameter), weights = master;
+    check_rounded("master weights", convert<double>(master), false);
+    for (int t = 0; t < kNumTensors; t++) {
+        std::vector<float> x = whole_tensor(model, State::kParameter, t);
+        std::ranges::transform(x, x.begin(), nearest_bf16);
+        copy.load(State::kParameter, t, 0, x);
+    }
+    std::vector<Batch> batches = two_batches(c, 5);
+    CHECK(model.forward_backward(batches) == copy.forward_backward(batches));
+    // an update smaller than half a step of bf16 is not lost: the master keeps it
+    step(&model, batches, {.lr = 1e-6, .eps = 1e-8});
+    std::vector<float> after = whole_state(model, State::kParameter);
+    int64_t moved = 0;
+    for (size_t i = 0; i < after.size(); i++) { moved += after[i] != master[i]; }
+    CHECK(moved > (int64_t)after.size() / 2);
 }

@@ -1,5 +1,6 @@
-// Which checkpoint of a run folder a run goes on from, which ones stay, and that nothing is touched where the
-// folder cannot be read.
+// A run's folder: which checkpoint a run goes on from, which ones stay, with which data and settings, and that nothing
+// is touched where the folder cannot be read.
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <atomic>
@@ -11,12 +12,13 @@
 
 #include "dev/test/support/any_model.h"
 #include "dev/test/support/train_program.h"
+#include "llmc/host/files/file_io.h"
 #include "llmc/host/log/run_log.h"
-#include "llmc/host/options/options.h"
 #include "llmc/host/options/table.h"
 #include "llmc/host/tokens/dataloader.h"
 #include "llmc/model/cpu/gpt2.h"
 #include "llmc/model/formats/checkpoint.h"
+#include "llmc/model/run/data.h"
 #include "llmc/model/run/folder.h"
 
 using namespace llmc;
@@ -24,43 +26,31 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// a folder with data, and runs in it
-struct Runs {
-    TempFolder folder;
-    Runs() { write_tiny_data(folder.path()); }
-    std::string operator/(const std::string& name) const { return folder / name; }
+// at a constant learning rate, so that a run of fewer steps begins as a longer one does
+struct FolderRuns : Runs {
+    FolderRuns() : FolderRuns("--val-every 0") {}
+    explicit FolderRuns(const std::string& more)
+        : Runs("--save-every 2 --sample-every 0 --quiet --lr 0.001 --warmup 0 --final-lr-fraction 1 " +
+               more) {}
 
-    // a constant learning rate, so that a run of fewer steps begins as a longer one does
-    Words options(const std::string& out, int steps, const std::string& more) const {
-        const char* lr = more.find("--lr ") == std::string::npos ? "--lr 0.001" : "";
-        return tiny_run(folder.path(),
-                        fmt::format("--save-every 2 --sample-every 0 --val-every 0 --quiet --warmup 0 "
-                                    "--final-lr-fraction 1 --steps {} --out {} {} {}",
-                                    steps, folder / out, lr, more));
+    static std::string with_steps(int steps, const std::string& more) {
+        return fmt::format("--steps {} {}", steps, more);
     }
     ProgramRun train(const std::string& out, int steps, const std::string& more = "") const {
-        ProgramRun run = run_train(folder.path(), options(out, steps, more));
-        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
-        return run;
+        return Runs::train(out, with_steps(steps, more));
     }
     // of a run that is killed after some steps, before its first save: its log
     std::string killed_before_a_save(const std::string& out, const std::string& more) const {
-        Words all = options(out, 1000000, more);
-        *(std::find(all.begin(), all.end(), "--save-every") + 1) = "0";
         const std::string log = folder / (out + "/log.jsonl"), before = read_bytes(log);
-        auto has_begun = [&] {
+        const pid_t pid = start(out, with_steps(1000000, more + " --save-every 0"));
+        wait_until([&] {
             const std::string now = read_bytes(log);
-            return now != before && now.find("\"step\":25,") != std::string::npos;
-        };
-        pid_t pid = start_train(folder.path(), all);
-        for (int wait = 0; wait < 12000 && !has_begun(); wait++) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        }
+            return now != before && contains(now, "\"step\":25,");
+        });
         kill(pid, SIGKILL);
         CHECK(finish_train(folder.path(), pid).exit_code == 128 + SIGKILL);
         return read_bytes(log);
     }
-    std::string step(const std::string& out, int n) const { return checkpoint_name(folder / out, n); }
     // the program refuses, says these, and no file of the run changes
     void check_refused(const std::string& out, const std::string& more, int exit_code,
                        const Words& says) const {
@@ -68,19 +58,14 @@ struct Runs {
         auto state = [&] {
             std::string all;
             for (const std::string& name : names_below(folder / out)) {
+                const std::string path = folder / (out + "/" + name);
                 all += name + "\n";
-                if (fs::is_regular_file(folder / (out + "/" + name), ignored)) {
-                    all += read_bytes(folder / (out + "/" + name));
-                }
+                if (fs::is_regular_file(path, ignored)) { all += read_bytes(path); }
             }
             return all;
         };
         const std::string before = state();
-        ProgramRun run = run_train(folder.path(), options(out, 8, more));
-        CHECK_MESSAGE(run.exit_code == exit_code, run.out, run.err);
-        for (const std::string& part : says) {
-            CHECK_MESSAGE(run.err.find(part) != std::string::npos, part, " in ", run.err);
-        }
+        check_run(run(out, with_steps(8, more)), exit_code, says);
         CHECK((state() == before));
     }
 };
@@ -93,7 +78,7 @@ void make_unreadable(const std::string& path) {
 
 bool has_none_of(const std::string& text, const Words& parts) {
     return std::none_of(parts.begin(), parts.end(),
-                        [&](const std::string& part) { return text.find(part) != std::string::npos; });
+                        [&](const std::string& part) { return contains(text, part); });
 }
 
 }  // namespace
@@ -101,13 +86,13 @@ bool has_none_of(const std::string& text, const Words& parts) {
 // ---- the line of descent -----------------------------------------------------------------------
 
 TEST_CASE("run folder: auto goes on along the line that the log follows") {
-    Runs r;
+    const FolderRuns r;
     // what should come out: 4 steps, then others with another learning rate
     r.train("short", 4);
     r.train("expected", 12, "--lr 0.005 --resume " + r.step("short", 4));
-    auto check_expected = [&](const std::string& out) {
-        CHECK(same_files(r / (out + "/model.bin"), r / "expected/model.bin"));
-        std::vector<Json> log = read_log(r / out), end = read_log(r / "expected");
+    auto check_expected = [&] {
+        CHECK(same_files(r / "run/model.bin", r / "expected/model.bin"));
+        std::vector<Json> log = read_log(r / "run"), end = read_log(r / "expected");
         REQUIRE(log.size() == 12 + 1);
         for (int64_t k = 0; k < 12; k++) { CHECK(log[(size_t)k]["step"] == k + 1); }
         log.erase(log.begin(), log.begin() + 4);
@@ -123,13 +108,13 @@ TEST_CASE("run folder: auto goes on along the line that the log follows") {
         CHECK(fs::exists(r.step("run", 8)));
         ProgramRun on = r.train("run", 12, "--lr 0.005 --resume auto");
         CHECK(contains(on.out, "weights    | " + r.step("run", 8)));
-        check_expected("run");
+        check_expected();
     }
     SUBCASE("killed before the first save of the new line") {
         r.killed_before_a_save("run", "--lr 0.005 --resume " + r.step("run", 4));
         ProgramRun on = r.train("run", 12, "--lr 0.005 --resume auto");
         CHECK(contains(on.out, "weights    | " + r.step("run", 4)));
-        check_expected("run");
+        check_expected();
     }
     SUBCASE("an abandoned one can still be named") {
         r.train("run", 8, "--lr 0.005 --resume " + r.step("run", 4));
@@ -141,7 +126,7 @@ TEST_CASE("run folder: auto goes on along the line that the log follows") {
 }
 
 TEST_CASE("run folder: checkpoints of other runs and under other names are not taken") {
-    Runs r;
+    const FolderRuns r;
     r.train("run", 4);
     r.train("other", 6, "--seed 7");
     fs::rename(r.step("other", 6), r.step("run", 6));
@@ -156,7 +141,7 @@ TEST_CASE("run folder: checkpoints of other runs and under other names are not t
 }
 
 TEST_CASE("run folder: without a log") {
-    Runs r;
+    const FolderRuns r;
     r.train("run", 4);
     fs::remove(r / "run/log.jsonl");
     r.check_refused("run", "", kExitUsage, {"holds a run already", "step_ folders"});
@@ -205,7 +190,7 @@ TEST_CASE("run folder: a reader finds a model at every moment of a run with --ke
 }
 
 TEST_CASE("run folder: which weights are the newest is told by steps and log, not by the times of files") {
-    Runs r;
+    const FolderRuns r;
     auto said = [&](const std::string& run) {
         return run_train(r.folder.path(), {"generate", r / run, "--tokens", "1"}).err;
     };
@@ -213,9 +198,8 @@ TEST_CASE("run folder: which weights are the newest is told by steps and log, no
     r.train("run", 4);
     fs::last_write_time(r / "run/model.bin", old);  // as in a copy whose model.bin came first
     CHECK_FALSE(contains(said("run"), "log.jsonl does not say"));
-    Words longer = r.options("run", 1000000, "--resume auto");
-    const pid_t pid = start_train(r.folder.path(), longer);
-    for (int wait = 0; wait < 12000 && !fs::exists(r.step("run", 6)); wait++) { usleep(5000); }
+    const pid_t pid = r.start("run", "--steps 1000000 --resume auto");
+    wait_until([&] { return fs::exists(r.step("run", 6)); });
     kill(pid, SIGKILL);
     finish_train(r.folder.path(), pid);
     fs::last_write_time(r / "run/model.bin", fs::file_time_type::clock::now());  // and here last
@@ -223,7 +207,7 @@ TEST_CASE("run folder: which weights are the newest is told by steps and log, no
 }
 
 TEST_CASE("run folder: a log with steps but no checkpoint is not overwritten") {
-    Runs r;
+    const FolderRuns r;
     r.train("run", 4);
     for (const char* name : {"step_00000002", "step_00000004"}) {
         fs::remove_all(r / ("run/" + std::string(name)));
@@ -252,7 +236,7 @@ TEST_CASE("run folder: a log with steps but no checkpoint is not overwritten") {
 }
 
 TEST_CASE("run folder: a run that ended before its first save begins again with --resume auto") {
-    Runs r;
+    const FolderRuns r;
     r.train("whole", 6);
     const std::string first = r.killed_before_a_save("run", "--resume auto");
     r.check_refused("run", "", kExitUsage, {r / "run", "--resume auto"});
@@ -272,26 +256,24 @@ TEST_CASE("run folder: a run that ended before its first save begins again with 
     CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
 }
 
-// ---- --keep ------------------------------------------------------------------------------------
+// ---- what stays, and what may go ---------------------------------------------------------------
 
 TEST_CASE("run folder: a checkpoint that lies on another disk, behind a symbolic link, is the run's") {
     CHECK(run_folder_of("runs/a/step_00000001") == "runs/a");
     CHECK(run_folder_of("runs/a/step_00000001//") == "runs/a");
     CHECK(run_folder_of("step_00000001") == ".");
     CHECK(run_folder_of(".") == "./..");
-    Runs runs;
-    const std::string run = runs / "run", away = runs / "disk", step = "/step_00000004";
-    REQUIRE(run_train(runs.folder.path(), runs.options("run", 4, "")).exit_code == kExitDone);
+    const FolderRuns r;
+    const std::string away = r / "disk", step = "/step_00000004";
+    r.train("run", 4);
     fs::create_directory(away);
-    fs::rename(run + step, away + step);
-    fs::create_directory_symlink(away + step, run + step);
+    fs::rename(r / "run" + step, away + step);
+    fs::create_directory_symlink(away + step, r / "run" + step);
     write_bytes(away + "/config.toml", "steps = 9\n");  // another run's
-    const ProgramRun on = run_train(runs.folder.path(), words("--train-data " + runs / "train.bin" +
-                                                              " --val-data none --seq-len 12 --quiet "
-                                                              "--resume auto --out " +
-                                                              run));
-    CHECK_MESSAGE(on.exit_code == kExitDone, on.err);
-    CHECK_MESSAGE(on.out.find("| 4 steps = ") != std::string::npos, on.out);
+    const Words more = words("--val-data none --seq-len 12 --quiet --resume auto --train-data " +
+                             r / "train.bin --out " + r / "run");
+    const ProgramRun on = run_well(r.folder.path(), more);
+    CHECK_MESSAGE(contains(on.out, "| 4 steps = "), on.out);
 }
 
 TEST_CASE("run folder: a run goes on without the model folder and the tokenizer that it began with") {
@@ -305,24 +287,19 @@ TEST_CASE("run folder: a run goes on without the model folder and the tokenizer 
                                               folder / "train.bin"));
     };
     const std::string from = " --model " + folder / "hf" + " --tokenizer " + folder / "bpe";
-    REQUIRE(train("--steps 2 --layers 1 --heads 2 --channels 16 --out " + folder / "base").exit_code ==
-            kExitDone);
-    REQUIRE(run_train(folder.path(), {"export", folder / "base", "--hf", folder / "hf"}).exit_code ==
-            kExitDone);
-    REQUIRE(train("--steps 4 --save-every 2 --out " + folder / "tuned" + from).exit_code == kExitDone);
+    check_run(train("--steps 2 --layers 1 --heads 2 --channels 16 --out " + folder / "base"), kExitDone);
+    run_well(folder.path(), {"export", folder / "base", "--hf", folder / "hf"});
+    check_run(train("--steps 4 --save-every 2 --out " + folder / "tuned" + from), kExitDone);
     fs::remove_all(folder / "hf");
     fs::remove_all(folder / "bpe");
-    const ProgramRun on = train("--config " + folder / "tuned/config.toml" + " --steps 6 --resume auto");
-    CHECK_MESSAGE(on.exit_code == kExitDone, on.err);
+    check_run(train("--config " + folder / "tuned/config.toml" + " --steps 6 --resume auto"), kExitDone);
     CHECK(read_log(folder / "tuned").back()["step"] == 6);
-    const ProgramRun first = train("--steps 6 --resume auto --out " + folder / "other" + from);
-    CHECK(first.exit_code == kExitUsage);
-    CHECK_MESSAGE(first.err.find("--model '" + folder / "hf" + "' is not known") != std::string::npos,
-                  first.err);
+    check_run(train("--steps 6 --resume auto --out " + folder / "other" + from), kExitUsage,
+              {"--model '" + folder / "hf" + "' is not known"});
 }
 
 TEST_CASE("run folder: --keep counts what is intact and of this run") {
-    Runs r;
+    const FolderRuns r;
     r.train("run", 6);
     flip_byte(r.step("run", 4) + "/optimizer.safetensors", 4000);
     r.train("other", 6, "--seed 7");
@@ -346,7 +323,7 @@ TEST_CASE("run folder: --keep counts what is intact and of this run") {
 // ---- what cannot be read -----------------------------------------------------------------------
 
 TEST_CASE("run folder: what cannot be read is no reason to start again or to go back") {
-    Runs r;
+    const FolderRuns r;
     r.train("good", 4);
     auto check_unreadable = [&](const std::string& name, const std::string& resume) {
         CAPTURE(name);
@@ -361,29 +338,27 @@ TEST_CASE("run folder: what cannot be read is no reason to start again or to go 
     check_unreadable("log.jsonl", "");
     fs::remove_all(r / "run");
     make_unreadable(r / "run");
-    ProgramRun run = run_train(r.folder.path(), r.options("run", 8, "--resume auto"));
-    CHECK_MESSAGE(run.exit_code == kExitBadInput, run.err);
-    CHECK(contains(run.err, "cannot read"));
+    check_run(r.run("run", "--steps 8 --resume auto"), kExitBadInput, {"cannot read"});
 }
 
 TEST_CASE("run folder: an error that passes costs nothing") {
-    Runs r;
+    const FolderRuns r;
     r.train("run", 4);
     r.train("whole", 6);
     const std::string path = r.step("run", 4) + "/MANIFEST", manifest = read_bytes(path);
     make_unreadable(path);
-    pid_t pid = start_train(r.folder.path(), r.options("run", 6, "--resume auto"));
+    const pid_t pid = r.start("run", "--steps 6 --resume auto");
     std::this_thread::sleep_for(std::chrono::milliseconds(350));
     write_bytes(r / "manifest", manifest);
     fs::rename(r / "manifest", path);
     ProgramRun run = finish_train(r.folder.path(), pid);
-    CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+    check_run(run, kExitDone);
     CHECK(contains(run.out, "weights    | " + r.step("run", 4)));
     CHECK(same_files(r / "run/model.bin", r / "whole/model.bin"));
 }
 
 TEST_CASE("run folder: what is no regular file is damage, and nothing waits for it") {
-    Runs r;
+    const FolderRuns r;
     r.train("run", 4);
     const std::string path = r.step("run", 4) + "/MANIFEST";
     fs::remove(path);
@@ -394,7 +369,7 @@ TEST_CASE("run folder: what is no regular file is damage, and nothing waits for 
 }
 
 TEST_CASE("run folder: control characters of files do not reach the terminal") {
-    Runs r;
+    const FolderRuns r;
     r.train("run", 4);
     const std::string four = r.step("run", 4), two = r.step("run", 2),
                       evil =
@@ -405,7 +380,7 @@ TEST_CASE("run folder: control characters of files do not reach the terminal") {
         CHECK(has_none_of(run.err + run.out, {"\033", "\x7f", "\xc2\x9b", "\r"}));
         CHECK_MESSAGE(contains(run.err, "\\x1b[2J\\x7f\\xc2\\x9b1m\\x0d"), run.err);
     };
-    check_harmless(run_train(r.folder.path(), r.options("run", 6, "--resume " + four)));
+    check_harmless(r.run("run", "--steps 6 --resume " + four));
     fs::remove(r / "run/model.bin");
     check_harmless(run_train(r.folder.path(), words("generate " + (r / "run") + " --tokens 1")));
     check_harmless(run_train(r.folder.path(), words("export " + (r / "run") + " --hf " + (r / "hf"))));
@@ -420,102 +395,173 @@ TEST_CASE("run folder: control characters of files do not reach the terminal") {
                  text.find('\n', text.find("train-data")) - text.find("train-data"),
                  "train-data = " + escaped(data));
     write_bytes(config, text);
-    const ProgramRun plan = run_train(r.folder.path(), words("--resume auto --dry-run --out " + (r / "run")));
-    CHECK_MESSAGE(plan.exit_code == kExitDone, plan.err);
+    const ProgramRun plan = run_well(r.folder.path(), words("--resume auto --dry-run --out " + (r / "run")));
     CHECK(has_none_of(plan.err + plan.out, {"\033", "\x7f", "\xc2\x9b", "\r"}));
 }
 
-// ---- the record --------------------------------------------------------------------------------
+// ---- data and settings -------------------------------------------------------------------------
 
-TEST_CASE("run record: what lies on a line") {
-    const Descent none, a = {{"a", 0}}, ab = {{"a", 0}, {"b", 10}}, ac = {{"a", 0}, {"c", 10}},
-                        abd = {{"a", 0}, {"b", 10}, {"d", 30}}, x = {{"x", 0}};
-    CHECK(lies_on(none, none, 5));
-    CHECK(lies_on(a, a, 100));
-    CHECK(lies_on(ab, a, 10));  // where b began
-    CHECK(lies_on(ab, a, 4));
-    CHECK_FALSE(lies_on(ab, a, 11));
-    CHECK_FALSE(lies_on(ab, ac, 20));
-    CHECK_FALSE(lies_on(a, ab, 20));  // the log went back to before b
-    CHECK(lies_on(abd, ab, 30));
-    CHECK_FALSE(lies_on(abd, ab, 31));
-    CHECK(lies_on(abd, a, 10));
-    CHECK_FALSE(lies_on(a, x, 1));
-    CHECK(lies_on(a, none, 0));
-    CHECK_FALSE(lies_on(a, none, 1));
+namespace {
+
+// three shards of different lengths, and a run of four steps over them
+struct DataRuns : FolderRuns {
+    std::vector<std::vector<uint16_t>> tokens = {learnable_tokens(20, 3, 1), learnable_tokens(30, 3, 2),
+                                                 learnable_tokens(20, 3, 3)};
+    DataRuns() : FolderRuns("") {
+        fs::create_directory(folder / "data");
+        write_shards();
+        usual += " --weight-decay 0.25 --train-data " + folder / "data/tr_?.bin";
+        train("run", 4);
+    }
+    std::string shard(size_t i) const { return folder / ("data/tr_" + std::to_string(i) + ".bin"); }
+    void write_shards() const {
+        for (size_t i = 0; i < tokens.size(); i++) { write_token_shard(shard(i), tokens[i], 257); }
+    }
+    void check_refused(Words says) const {
+        says.push_back("--new-data");
+        FolderRuns::check_refused("run", "--resume auto", kExitBadInput, says);
+        CHECK_FALSE(fs::exists(step("run", 8)));
+    }
+};
+
+}  // namespace
+
+TEST_CASE("run data: other data is refused, and the shard is named") {
+    DataRuns p;
+    SUBCASE("names exchanged") {
+        std::swap(p.tokens[0], p.tokens[2]);
+        p.write_shards();
+        p.check_refused({"shard 1: found tr_0.bin of ", "expected tr_0.bin of "});
+    }
+    SUBCASE("another text of the same length") {
+        for (size_t i = 0; i < p.tokens[1].size(); i++) { p.tokens[1][i] = (uint16_t)(i % 200); }
+        p.write_shards();
+        p.check_refused({"shard 2: found tr_1.bin of "});
+    }
+    SUBCASE("one token, and the file's time put back") {
+        struct stat st;
+        REQUIRE(stat(p.shard(2).c_str(), &st) == 0);
+        std::string bytes = read_bytes(p.shard(2));
+        bytes[bytes.size() - 20] ^= 1;
+        int fd = open(p.shard(2).c_str(), O_WRONLY);  // in place: the same inode and size
+        REQUIRE(pwrite(fd, bytes.data(), bytes.size(), 0) == (ssize_t)bytes.size());
+        close(fd);
+        const timespec times[] = {st.st_atim, st.st_mtim};
+        REQUIRE(utimensat(AT_FDCWD, p.shard(2).c_str(), times, 0) == 0);
+        p.check_refused({"shard 3: found tr_2.bin of "});
+    }
+    SUBCASE("other cuts") {
+        p.tokens[1].insert(p.tokens[1].begin(), p.tokens[0].end() - 100, p.tokens[0].end());
+        p.tokens[0].resize(p.tokens[0].size() - 100);
+        p.write_shards();
+        p.check_refused({"shard 1: found tr_0.bin of "});
+    }
+    SUBCASE("grown") {
+        write_token_shard(p.shard(3), learnable_tokens(20, 3, 5), 257);
+        p.check_refused({"shard 4: found tr_3.bin of ", "expected no shard"});
+    }
+    SUBCASE("shrunk") {
+        fs::remove(p.shard(2));
+        p.check_refused({"shard 3: found no shard, expected tr_2.bin of "});
+    }
 }
 
-TEST_CASE("run record: what is written is read, and what is not one is refused") {
-    RunRecord record;
-    record.descent = {{"0123456789abcdef", 0}, {"fedcba9876543210", 123456789012}};
-    record.state = {123456789099, 123456789000, 0xffffffffffffffff, 64, 12};
-    record.end_of_text = 256;
-    record.val_loss = 1.25;
-    record.best = {123456, 0.1};
-    record.skipped_in_a_row = 3;
-    record.data_start = 17;
-    record.train_data = {{"a \xff\n", 12, 0xfedcba9876543210, "1 2 3"}, {"b", 1, 0, ""}};
-    record.settings = {{"lr", "0.1"}};
-    const std::string good = to_json(record);
-    RunRecord found = parse_run_record(good, "f");
-    CHECK(found.descent == record.descent);
-    CHECK(found.state.step == record.state.step);
-    CHECK(found.state.updates == record.state.updates);
-    CHECK(found.state.seed == record.state.seed);
-    CHECK(found.state.seq_len == 64);
-    CHECK(found.state.rows_per_step == 12);
-    CHECK(found.end_of_text == 256);
-    CHECK(found.val_loss == record.val_loss);
-    CHECK(found.best == record.best);
-    CHECK(found.skipped_in_a_row == 3);
-    CHECK(found.data_start == 17);
-    REQUIRE(found.train_data.size() == 2);
-    CHECK(found.train_data[0].tokens == 12);
-    CHECK(found.train_data[0].xxh3 == 0xfedcba9876543210);
-    CHECK(found.train_data[0].identity == "1 2 3");
-    CHECK(found.val_data.empty());
-    CHECK(found.settings == record.settings);
-    CHECK(new_id().size() == 16);
-    CHECK(new_id() != new_id());
-    for (size_t cut = 0; cut + 2 < good.size(); cut++) {
-        CHECK(error_of([&] { parse_run_record(good.substr(0, cut), "f"); }).exit_code == kExitBadInput);
+TEST_CASE("run data: files that moved are the same data") {
+    const DataRuns p;
+    p.train("whole", 8);
+    fs::rename(p / "data", p / "moved");
+    for (int i : {0, 1, 2}) {
+        fs::rename(p / fmt::format("moved/tr_{}.bin", i), p / fmt::format("moved/part_{:c}.bin", 'a' + i));
     }
-    auto refused = [&](const std::string& old, const std::string& text, const std::string& what) {
-        std::string bad = good;
-        REQUIRE(bad.find(old) != std::string::npos);
-        bad.replace(bad.find(old), old.size(), text);
-        check_error(error_of([&] { parse_run_record(bad, "file"); }), kExitBadInput, {"file", what});
-    };
-    refused("\"format\": 2", "\"format\": 99", "another version");
-    refused("123456789000", "123456789100", "updates");
-    refused("18446744073709551615", "-1", "seed");
-    refused("18446744073709551615", "18446744073709551616", "seed");
-    refused("1.25", "1e999", "overflow");
-    refused("1.25", "\"1\"", "val_loss");
-    refused("123456,", "123456789100,", "best");
-    refused("0.1\n", "null\n", "best");
-    refused("\"skipped_in_a_row\": 3", "\"skipped_in_a_row\": 123456789100", "skipped_in_a_row");
-    refused("123456789099", "-1", "step");
-    refused("123456789099", "1e3", "step");
-    refused("123456789099", "18446744073709551615", "step");
-    refused("\"step\"", "\"stop\"", "step");
-    refused("fedcba9876543210", "fedcba987654321", "16 hexadecimal");
-    refused("fedcba9876543210", "\\u001b[2Jba9876543", "16 hexadecimal");
-    refused("123456789012", "\"x\"", "line");
-    refused("\"0123456789abcdef\"", "17", "line");
-    refused("\"data_start\": 17", "\"data_start\": 123456789100", "data_start");
-    refused("\"fedcba9876543210\",\n   \"1 2 3\"", "\"xyz\", \"1 2 3\"", "XXH3");
-    refused("\"1 2 3\"", "7", "train_data");
-    refused("\"0.1\"", "0.1", "settings");
-    CHECK(error_of([&] { parse_run_record(std::string(1 << 20, '['), "f"); }).exit_code == kExitBadInput);
-    CHECK(error_of([&] { parse_run_record("[]", "f"); }).exit_code == kExitBadInput);
-    CHECK(error_of([&] { parse_run_record("", "f"); }).exit_code == kExitBadInput);
+    const ProgramRun run = p.train("run", 8, "--resume auto --train-data " + p / "moved/part_*.bin");
+    CHECK(run.err == "");
+    p.check_same("run", "whole");
+}
 
-    const std::string log = log_start({{"0123456789abcdef", 0}}, 0) + "{\"step\":0,\"train_loss\":1}\n" +
-                            log_start(record.descent, 9) + "{\"step\":9,\"train_loss\":1}\n";
-    CHECK(descent_of_log(log, "l") == record.descent);
-    CHECK_FALSE(descent_of_log("{\"step\":9,\"train_loss\":1}\n", "l").has_value());
-    CHECK(has_steps(log));
-    CHECK_FALSE(has_steps(log_start(record.descent, 9)));
-    CHECK(has_steps("{\"ste"));
+TEST_CASE("run data: --new-data begins with the new data's first epoch, once") {
+    const DataRuns p;
+    const std::string four = p.step("run", 4);
+    CHECK(p.train("same", 8, "--new-data --resume " + four).err == "");  // nothing new
+    p.train("whole", 8);
+    CHECK(same_files(p / "same/model.bin", p / "whole/model.bin"));
+
+    write_token_shard(p / "data/new.bin", learnable_tokens(30, 3, 7), 257);
+    const std::string more = "--new-data --train-data " + p / "data/new.bin --resume ";
+    ProgramRun run = p.train("at_once", 8, more + four);
+    check_run(run, kExitDone, {"step 4 | new training data, from its start: shard 1: found new.bin"});
+    CHECK(contains(read_bytes(p / "at_once/log.jsonl"), "\"new_data\":true"));
+    p.train("parts", 6, more + four);
+    run = p.train("parts", 8, more + "auto");  // the same line again goes on in the new data
+    CHECK(run.err == "");
+    p.check_same("parts", "at_once");
+    // step 4 saw the row that a new run's step 0 sees
+    RunRecord record = inspect_checkpoint(p.step("parts", 8)).record;
+    CHECK(record.data_start == 4);
+    CHECK(record.train_data.size() == 1);
+    CHECK(record.train_data[0].name == "new.bin");
+}
+
+TEST_CASE("run data: a shard is read again unless the system says that it is the same file") {
+    const DataRuns p;
+    ShardSet set(p / "data/tr_?.bin");
+    std::vector<ShardRecord> first = fingerprint(set, {});
+    REQUIRE(first.size() == 3);
+    CHECK(first[0].xxh3 == digest_file(p.shard(0), 1024)->xxh3);
+    CHECK(first[0].identity == "");  // just written: its time may not tell the next change
+    const std::string identity = file_identity(p.shard(0));
+    CHECK(identity != "");
+    std::vector<ShardRecord> known = first;
+    known[0].identity = identity;
+    known[0].xxh3 = 1;
+    CHECK(fingerprint(set, known)[0].xxh3 == first[0].xxh3);
+    const timespec old[] = {{1, 0}, {1, 0}};  // ctime is now, whatever the other times are
+    REQUIRE(utimensat(AT_FDCWD, p.shard(0).c_str(), old, 0) == 0);
+    CHECK(file_identity(p.shard(0), true) == "");
+    CHECK(file_identity(p.shard(0)) != identity);
+    usleep(3'100'000);
+    known = fingerprint(set, first);
+    CHECK(known[0].identity != "");
+    known[0].xxh3 = 1;
+    CHECK(fingerprint(set, known)[0].xxh3 == 1);  // taken on trust
+    known[0].tokens++;
+    CHECK(fingerprint(set, known)[0].xxh3 == first[0].xxh3);
+    CHECK(difference(first, first) == "");
+}
+
+TEST_CASE("run data: changed settings are said, one line each") {
+    const DataRuns p;
+    CHECK(p.train("run", 6, "--resume auto").err ==
+          "");  // more steps at a constant learning rate: nothing changes
+    const std::string more =
+        "--resume auto --lr 0.005 --clip 2 --beta2 0.99 --batch 2 --total-batch 48 --final-lr-fraction 0.1 "
+        "--weight-decay 0 --save-every 0";
+    ProgramRun run = p.train("run", 8, more);
+    check_run(run, kExitDone,
+              {"lr was 0.001, is 0.005 from here on\n", "clip was 1, is 2 from here on\n",
+               "beta2 was 0.95, is 0.99 from here on\n", "final-lr-fraction was 1, is 0.1 from here on\n",
+               "weight-decay was 0.25, is 0 ", "save-every was 2, is 0 ",
+               "batch was 4, is 2 from here on: the same run but for rounding, not bit for bit\n"});
+    CHECK_FALSE(contains(run.err, "beta1"));
+    const pid_t pid = start_prepared(p.folder.path(), p.options("run", "--steps 10 --val-data none " + more),
+                                     [] { setenv("OMP_NUM_THREADS", "2", 1); });
+    check_run(finish_train(p.folder.path(), pid), kExitDone,
+              {"device was CPU, 1 threads", "is CPU, 2 threads", "steps was 8, is 10"});
+}
+
+TEST_CASE("run data: the lowest loss on other validation data is none to beat") {
+    const DataRuns p;
+    const std::string more = "--lr 0.03 --keep-best --val-every 2";
+    p.train("best", 4, more);
+    const auto best = [&](int step) { return inspect_checkpoint(p.step("best", step)).record.best; };
+    REQUIRE(best(4));
+    CHECK_FALSE(contains(p.train("best", 6, more + " --resume auto").err, "starts anew"));
+    REQUIRE(best(6));
+    const Validated was = *best(6);
+    std::vector<uint16_t> noise(400);  // nobody predicts it
+    for (size_t i = 0; i < noise.size(); i++) { noise[i] = (uint16_t)(i * i * 7919 % 251); }
+    write_token_shard(p / "val.bin", noise, 257);
+    check_run(p.train("best", 8, more + " --resume auto"), kExitDone,
+              {fmt::format("that of step {}, was on other tokens", was.step)});
+    REQUIRE(best(8));
+    CHECK(best(8)->loss > was.loss);
 }

@@ -1,5 +1,5 @@
-// The checkpoints of a run: which ones stay, which one is the best, and that writing them while the training
-// goes on changes nothing.
+// What a run saves: which checkpoints stay, which one is the best, that writing them while the training goes on changes
+// nothing, and that a run that goes on from one ends as if it had never stopped.
 #include <pthread.h>
 #include <sys/resource.h>
 
@@ -67,13 +67,13 @@ struct Saving {
     }
 };
 
-Words saving_run(const TempFolder& folder, const std::string& out, const std::string& more) {
-    return tiny_run(folder.path(),
-                    "--lr 0.01 --warmup 0 --final-lr-fraction 1 --sample-every 0 --quiet --out " +
-                        folder / out + " " + more);
-}
+struct SavingRuns : Runs {
+    SavingRuns() : Runs("--lr 0.01 --warmup 0 --final-lr-fraction 1 --sample-every 0 --quiet") {}
+};
 
 }  // namespace
+
+// ---- what stays --------------------------------------------------------------------------------
 
 // ---- what stays --------------------------------------------------------------------------------
 
@@ -104,27 +104,6 @@ TEST_CASE("run saver: --keep counts neither majors nor the best") {
     s.start();
     s.save(150);
     CHECK(s.steps().size() == 6);
-}
-
-TEST_CASE("run saver: at every moment as many intact ones are there as --keep asks for") {
-    for (int64_t keep : {1, 3}) {
-        for (int64_t major : {0, 4}) {
-            Saving s;
-            s.options.keep = keep;
-            s.options.keep_major = major;
-            s.start();
-            for (int64_t step = 1; step <= 12; step++) {
-                s.save(step);
-                int64_t ordinary = 0;
-                for (const std::string& name : names_below(s.folder.path())) {
-                    CHECK(inspect_checkpoint(s.folder / name).damage.empty());
-                    ordinary += major == 0 || std::stoll(name.substr(5)) % major != 0;
-                }
-                const int64_t saved = step - (major > 0 ? step / major : 0);
-                CHECK(ordinary == std::min(keep, saved));
-            }
-        }
-    }
 }
 
 TEST_CASE("run saver: the best validation loss is in the checkpoint and goes on over resumes") {
@@ -162,22 +141,15 @@ TEST_CASE("run saver: the best validation loss is in the checkpoint and goes on 
 }
 
 TEST_CASE("run saver: --keep-best saves what validation found best, and changes no bit") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    auto train = [&](const std::string& out, const std::string& more) {
-        ProgramRun run =
-            run_train(folder.path(), saving_run(folder, out, "--save-every 4 --val-every 3 " + more));
-        CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
-        return run;
-    };
-    train("plain", "--steps 12");
-    ProgramRun run = train("best", "--steps 12 --keep-best --keep 1");
-    CHECK(same_files(folder / "best/model.bin", folder / "plain/model.bin"));
-    CHECK(read_log(folder / "best") == read_log(folder / "plain"));
+    SavingRuns r;
+    r.usual += " --save-every 4 --val-every 3";
+    r.train("plain", "--steps 12");
+    const ProgramRun run = r.train("best", "--steps 12 --keep-best --keep 1");
+    r.check_same("best", "plain");
     double lowest = INFINITY;
     int64_t at = 0;
     Words saved;  // by the log: where each step's validation was the lowest so far
-    for (const Json& line : read_log(folder / "plain")) {
+    for (const Json& line : read_log(r / "plain")) {
         if (!line.contains("val_loss") || line["val_loss"].get<double>() >= lowest) { continue; }
         lowest = line["val_loss"];
         at = line["step"];
@@ -186,19 +158,17 @@ TEST_CASE("run saver: --keep-best saves what validation found best, and changes 
     REQUIRE(saved.size() >= 2);
     for (const std::string& line : saved) { CHECK_MESSAGE(contains(run.out, line), run.out); }
     CHECK(contains(run.out, "step 8 | saved"));
-    const RunRecord record = inspect_checkpoint(folder / "best/step_00000012").record;
+    const RunRecord record = inspect_checkpoint(r.step("best", 12)).record;
     REQUIRE(record.best.has_value());
     CHECK(record.best->step == at);
     CHECK(std::fabs(record.best->loss - lowest) < 1e-6);
     CHECK(record.val_loss.has_value());
     // the same in two parts
-    train("parts", "--steps 8 --keep-best --keep 1");
-    train("parts", "--steps 12 --keep-best --keep 1 --resume auto");
-    CHECK(names_below(folder / "parts") == names_below(folder / "best"));
-    CHECK(inspect_checkpoint(folder / "parts/step_00000012").record.best == record.best);
-    run = run_train(folder.path(), words("--train-data " + folder / "train.bin --val-data none --keep-best"));
-    CHECK(run.exit_code == kExitUsage);
-    CHECK(contains(run.err, "--val-data"));
+    r.train("parts", "--steps 8 --keep-best --keep 1");
+    r.train("parts", "--steps 12 --keep-best --keep 1 --resume auto");
+    CHECK(names_below(r / "parts") == names_below(r / "best"));
+    CHECK(inspect_checkpoint(r.step("parts", 12)).record.best == record.best);
+    check_run(r.run("none", "--val-data none --keep-best"), kExitUsage, {"--val-data"});
 }
 
 // ---- writing while the training goes on --------------------------------------------------------
@@ -249,54 +219,43 @@ TEST_CASE("run saver: in the background it writes what the model was") {
 }
 
 TEST_CASE("run saver: --save-mode changes no bit of what is saved") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    auto train = [&](const std::string& out, const std::string& more, int exit_code = kExitDone) {
-        ProgramRun run = run_train(folder.path(),
-                                   saving_run(folder, out, "--steps 9 --save-every 1 --val-every 4 " + more));
-        CHECK_MESSAGE(run.exit_code == exit_code, run.err);
-        return run;
-    };
-    ProgramRun sync = train("sync", "--save-mode sync"), async = train("async", "--save-mode async");
+    SavingRuns r;
+    r.usual += " --steps 9 --save-every 1 --val-every 4";
+    const ProgramRun sync = r.train("sync", "--save-mode sync"),
+                     async = r.train("async", "--save-mode async");
     CHECK(contains(sync.out, "the training waits: --save-mode sync"));
     CHECK(contains(async.out, "while the training goes on"));
-    CHECK(read_log(folder / "async") == read_log(folder / "sync"));
-    CHECK(names_below(folder / "async") == names_below(folder / "sync"));
+    r.check_same("async", "sync");
+    CHECK(names_below(r / "async") == names_below(r / "sync"));
     for (int step = 1; step <= 9; step++) {
         for (const char* file : {"/model.safetensors", "/optimizer.safetensors"}) {
-            CHECK(same_files(checkpoint_name(folder / "async", step) + file,
-                             checkpoint_name(folder / "sync", step) + file));
+            CHECK(same_files(r.step("async", step) + file, r.step("sync", step) + file));
         }
     }
-    fs::remove_all(folder / "async/step_00000009");
-    fs::remove_all(folder / "async/step_00000008");
-    train("async", "--save-mode async --resume auto --keep 2");
-    CHECK(same_files(folder / "async/model.bin", folder / "sync/model.bin"));
-    CHECK(contains(train("auto", "").out, "the training waits: on the CPU"));
+    fs::remove_all(r / "async/step_00000009");
+    fs::remove_all(r / "async/step_00000008");
+    r.train("async", "--save-mode async --resume auto --keep 2");
+    CHECK(same_files(r / "async/model.bin", r / "sync/model.bin"));
+    CHECK(contains(r.train("auto", "").out, "the training waits: on the CPU"));
 }
 
 TEST_CASE("run saver: a save in the background that fails is told of, and so is the signal's last one") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    auto start = [&](const std::string& more, rlim_t most) {
-        return start_prepared(
-            folder.path(),
-            tiny_run(folder.path(), "--sample-every 0 --val-every 0 --quiet --save-mode async " + more), [=] {
-                rlimit limit = {most, most};
-                setrlimit(RLIMIT_FSIZE, &limit);
-            });
-    };
-    ProgramRun run =
-        finish_train(folder.path(), start("--steps 4 --save-every 1 --out " + folder / "full", 10000));
+    SavingRuns r;
+    r.usual += " --val-every 0 --save-mode async";
+    ProgramRun run = finish_train(
+        r.folder.path(), start_prepared(r.folder.path(), r.options("full", "--steps 4 --save-every 1"), [] {
+            rlimit limit = {10000, 10000};
+            setrlimit(RLIMIT_FSIZE, &limit);
+        }));
     CHECK(run.exit_code == kExitSaveFailed);
     for (const char* step : {"step 1", "step 2", "step 3", "step 4"}) {
         CHECK_MESSAGE(contains(run.out, std::string(step) + " | SAVE FAILED"), run.out);
     }
-    const std::string out = folder / "stopped";
-    pid_t pid = start("--steps 100000000 --save-every 5 --keep 2 --out " + out, RLIM_INFINITY);
-    for (int wait = 0; wait < 10000 && !fs::exists(out + "/step_00000010"); wait++) { usleep(1000); }
+    const std::string out = r / "stopped";
+    const pid_t pid = r.start("stopped", "--steps 100000000 --save-every 5 --keep 2");
+    wait_until([&] { return fs::exists(r.step("stopped", 10)); });
     kill(pid, SIGTERM);
-    run = finish_train(folder.path(), pid);
+    run = finish_train(r.folder.path(), pid);
     CHECK_MESSAGE(run.exit_code == kExitPreempted, run.out, run.err);
     std::string notes;
     const int64_t last = read_log(out).back()["step"];
@@ -355,12 +314,83 @@ TEST_CASE("save plan: how many checkpoints will be on the disk") {
 }
 
 TEST_CASE("save plan: a disk that is too small is said before the start") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    ProgramRun run = run_train(
-        folder.path(),
-        tiny_run(folder.path(), "--steps 2000000000 --save-every 1 --dry-run --out " + folder / "new/run"));
-    CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+    const SavingRuns r;
+    const ProgramRun run = r.run("new/run", "--steps 2000000000 --save-every 1 --dry-run");
+    check_run(run, kExitDone, {r / "new/run: the disk has "});
     CHECK_MESSAGE(contains(run.out, "disk       | 2,000,000,000 saves x "), run.out);
-    CHECK_MESSAGE(contains(run.err, folder / "new/run: the disk has "), run.err);
+}
+
+// ---- going on ----------------------------------------------------------------------------------
+
+namespace {
+
+struct ResumedRuns : Runs {
+    ResumedRuns()
+        : Runs(
+              "--batch 2 --total-batch 48 --lr 0.01 --warmup 2 --schedule constant --weight-decay 0.1 "
+              "--val-every 3 "
+              "--sample-every 3 --sample-tokens 5 --save-every 4") {}
+    // bit for bit, with the moments that its checkpoints keep
+    void check_same_run(const std::string& out) const {
+        check_same(out, "whole");
+        for (const std::string file :
+             {"/step_00000004/optimizer.safetensors", "/step_00000008/model.safetensors",
+              "/step_00000008/optimizer.safetensors"}) {
+            CHECK_MESSAGE(same_files(*this / (out + file), *this / ("whole" + file)), out, file);
+        }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("resume: the program ends as if it had never stopped") {
+    const ResumedRuns r;
+    r.train("whole", "--steps 8");
+    CHECK(names_below(r / "whole") ==
+          Words{"config.toml", "log.jsonl", "model.bin", "report.html", "step_00000004", "step_00000008"});
+    CHECK(read_log(r / "whole").size() == 8 + 3);  // validation at 3, 6 and the end
+
+    r.train("parts", "--steps 4");  // ends at 4, and goes on from there
+    r.train("parts", "--steps 8 --resume auto");
+    r.check_same_run("parts");
+    r.train("parts", "--steps 8 --resume auto");  // at its end there is nothing to do
+    r.check_same_run("parts");
+
+    copy_folder(r / "whole", r / "killed");  // killed after 8 steps; checkpoint 8 is damaged
+    fs::remove(r / "killed/model.bin");
+    flip_byte(r.step("killed", 8) + "/optimizer.safetensors", 5000);
+    write_bytes(r / "killed/log.jsonl", read_bytes(r / "whole/log.jsonl") + "{\"step\":8,\"tra");
+    const ProgramRun run = r.train("killed", "--steps 8 --resume auto");
+    check_run(run, kExitDone, {"passed over: " + r.step("killed", 8)});
+    CHECK(contains(run.out, r.step("killed", 4)));
+    r.check_same_run("killed");
+
+    // into a new folder: its log begins there
+    r.train("elsewhere", "--steps 8 --resume " + r.step("whole", 4));
+    std::vector<Json> log = read_log(r / "whole");
+    log.erase(log.begin(), log.begin() + 5);
+    CHECK(read_log(r / "elsewhere") == log);
+    CHECK(same_files(r / "elsewhere/model.bin", r / "whole/model.bin"));
+}
+
+TEST_CASE("muon runs: the program ends as if it had never stopped") {
+    const ResumedRuns r;
+    const std::string muon = "--optimizer muon --steps ";
+    const ProgramRun whole = r.train("whole", muon + "8");
+    CHECK(contains(whole.out, "Muon for the blocks' matrices, else AdamW"));
+    CHECK(contains(read_bytes(r / "whole/config.toml"), "optimizer = \"muon\""));
+    r.train("parts", muon + "4");
+    r.train("parts", muon + "8 --resume auto");
+    r.train("background",
+            muon + "8 --save-mode async");  // from a copy, which has no room for what there is not
+    for (const char* out : {"parts", "background"}) { r.check_same_run(out); }
+    r.train("adamw", "--steps 8");
+    CHECK_FALSE(same_files(r / "adamw/model.bin", r / "whole/model.bin"));
+    // left out, the optimizer is what it was; another's checkpoint is refused
+    r.train("whole", "--steps 12 --resume auto");
+    check_run(r.run("parts", "--optimizer adamw --steps 12 --resume auto"), kExitUsage,
+              {"step_00000008 was made with --optimizer muon, not adamw", "Go on with --optimizer muon",
+               "--resume none --model"});
+    check_run(r.run("adamw", "--optimizer muon --steps 12 --resume auto"), kExitUsage,
+              {"step_00000008 was made with --optimizer adamw, not muon", "Go on with --optimizer adamw"});
 }

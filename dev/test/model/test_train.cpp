@@ -1,11 +1,10 @@
-// ./train_gpt2 as a user runs it: what a run prints and leaves behind, that it can be repeated, and that its
-// numbers do not depend on how the work is cut up.
+// ./train_gpt2 as a user runs it: what a run prints and leaves, that its numbers can be repeated and do not depend on
+// how the work is cut up; and for each way to start one wrongly what the message says, and that nothing is left.
 #include <sys/resource.h>
-#include <chrono>
+#include <cmath>
 #include <csignal>
 #include <map>
 #include <set>
-#include <thread>
 
 #include <doctest/doctest.h>
 
@@ -47,9 +46,8 @@ void write_tiny_model(const std::string& path, int positions) {
     write_model_file(path, model.config(), kModelFp32, reader(model));
 }
 
-ProgramRun run_well(const std::string& folder, const Words& options) {
-    ProgramRun run = run_train(folder, options);
-    CHECK_MESSAGE(run.exit_code == kExitDone, run.err);
+ProgramRun run_silently(const std::string& folder, const Words& options) {
+    ProgramRun run = run_well(folder, options);
     CHECK_MESSAGE(run.err == "", run.err);
     return run;
 }
@@ -63,14 +61,14 @@ ProgramRun only_evaluate(const std::string& folder, const std::string& model, co
                          const Words& more) {
     Words all = words(data_in(folder) + "--steps 1 --lr 0 --model " + model + " --out " + out);
     all.insert(all.end(), more.begin(), more.end());
-    return run_well(folder, all);
+    return run_silently(folder, all);
 }
 
 Words lines_with(const std::string& text, const std::string& part) {
     Words found;
     std::istringstream in(text);
     for (std::string line; std::getline(in, line);) {
-        if (line.find(part) != std::string::npos) { found.push_back(line); }
+        if (contains(line, part)) { found.push_back(line); }
     }
     return found;
 }
@@ -90,8 +88,7 @@ struct Judgement {
 Judgement judge_model(const std::string& model_file, const std::string& val, int T) {
     ModelFile file(model_file);
     GPT2Cpu model(file.config(), 4, T);
-    load_model(file,
-               [&](State s, int t, int64_t first, std::span<const float> x) { model.load(s, t, first, x); });
+    load_model(file, writer(&model));
     ValidationData data(val, T, ValidationData::Align::kDocument, 256, -1);
     Judgement result;
     std::map<int64_t, bool> right;
@@ -159,7 +156,7 @@ TEST_CASE("train: the default job, small") {
                           "--lr 0.01 --steps 90 --warmup 10 --final-lr-fraction 0.1 --val-every 20 "
                           "--sample-every 40 --out " +
                           out);
-    ProgramRun run = run_well(folder.path(), options);
+    ProgramRun run = run_silently(folder.path(), options);
     CHECK(names_below(out) == Words{"config.toml", "log.jsonl", "model.bin", "report.html", "step_00000090"});
     CHECK(ModelFile(out + "/model.bin").config() == tiny_program_config(16));
     std::vector<Json> log = read_log(out, true);
@@ -183,7 +180,7 @@ TEST_CASE("train: the default job, small") {
 
     auto repeat = [&](const std::string& name, const std::string& more) {
         const std::string options = "--config " + out + "/config.toml --out " + folder / name + " " + more;
-        run_well(folder.path(), words(options));
+        run_silently(folder.path(), words(options));
         return read_log(folder / name);
     };
     CHECK(repeat("again", "") == read_log(out));  // the configuration that the run has left repeats it
@@ -198,14 +195,14 @@ TEST_CASE("train: a dry run prints the plan and leaves nothing") {
     const Words before = names_below(folder.path()), runs = names_below("runs");
     for (const std::string& out : {"--out " + folder / "run", std::string()}) {
         Words options = tiny_run(folder.path(), "--dry-run --total-batch 96 --steps 7 " + out);
-        ProgramRun run = run_well(folder.path(), options);
+        ProgramRun run = run_silently(folder.path(), options);
         for (const char* line :
              {"compute    | fp32\n", "model      | 2 layers, 2 heads, 16 channels, 12 positions",
               "step       | 2 x 4 rows of 12 tokens = 96 tokens", "run        | 7 steps = 672 tokens",
               "memory     | ", "available"}) {
-            CHECK_MESSAGE(run.out.find(line) != std::string::npos, line, " in\n", run.out);
+            CHECK_MESSAGE(contains(run.out, line), line, " in\n", run.out);
         }
-        CHECK(run.out.find("loss") == std::string::npos);
+        CHECK_FALSE(contains(run.out, "loss"));
     }
     Words after = names_below(folder.path());  // stdout and stderr are this test's
     std::erase_if(after, [](const std::string& name) { return name.starts_with("std"); });
@@ -213,74 +210,34 @@ TEST_CASE("train: a dry run prints the plan and leaves nothing") {
     CHECK(names_below("runs") == runs);
     // what the run itself would refuse, the plan refuses
     const std::string there = "--steps 1 --out " + folder / "there";
-    run_well(folder.path(), tiny_run(folder.path(), there));
-    const ProgramRun refused = run_train(folder.path(), tiny_run(folder.path(), there + " --dry-run"));
-    CHECK(refused.exit_code == kExitUsage);
-    CHECK(refused.err.find("holds a run already") != std::string::npos);
+    run_silently(folder.path(), tiny_run(folder.path(), there));
+    check_run(run_train(folder.path(), tiny_run(folder.path(), there + " --dry-run")), kExitUsage,
+              {"holds a run already"});
 }
 
 TEST_CASE("train: --quiet and --log-every") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
+    const Runs r("--steps 10 --sample-every 0");
     auto step_lines = [&](const std::string& out, const std::string& more) {
-        const std::string options = "--steps 10 --sample-every 0 --out " + folder / out + " " + more;
-        return lines_with(run_well(folder.path(), tiny_run(folder.path(), options)).out, " | norm ").size();
+        return lines_with(r.train(out, more).out, " | norm ").size();
     };
     CHECK(step_lines("all", "") == 10);
     CHECK(step_lines("some", "--log-every 5") == 2);
     CHECK(step_lines("none", "--quiet") == 0);
-    CHECK(read_log(folder / "none") == read_log(folder / "all"));
+    CHECK(read_log(r / "none") == read_log(r / "all"));
 }
 
-TEST_CASE("train: --keep and --model-dtype") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    auto train = [&](const std::string& out, const std::string& more) {
-        const std::string options = "--steps 7 --save-every 2 --sample-every 0 --out " + folder / out + " ";
-        run_well(folder.path(), tiny_run(folder.path(), options + more));
-    };
-    train("all", "");
-    train("two", "--keep 2 --model-dtype bf16");
-    const Words files = {"config.toml", "log.jsonl", "model.bin", "report.html"};
-    auto names = [&](const Words& steps) {
-        Words all = files;
-        for (const std::string& step : steps) { all.push_back("step_0000000" + step); }
-        return all;
-    };
-    CHECK(names_below(folder / "all") == names({"2", "4", "6", "7"}));
-    CHECK(names_below(folder / "two") == names({"6", "7"}));
-    const std::string seven = "/step_00000007/model.safetensors";  // always fp32
-    CHECK(same_files(folder / "two" + seven, folder / "all" + seven));
-    ModelFile exact(folder / "all/model.bin"), rounded(folder / "two/model.bin");
-    CHECK(fs::file_size(folder / "two/model.bin") - 1024 ==
-          (fs::file_size(folder / "all/model.bin") - 1024) / 2);
+TEST_CASE("train: --model-dtype bf16 rounds model.bin, no checkpoint") {
+    const Runs r("--steps 2 --sample-every 0 --val-every 0");
+    r.train("exact", "");
+    r.train("rounded", "--model-dtype bf16");
+    CHECK(same_files(r.step("rounded", 2) + "/model.safetensors", r.step("exact", 2) + "/model.safetensors"));
+    CHECK(fs::file_size(r / "rounded/model.bin") - 1024 == (fs::file_size(r / "exact/model.bin") - 1024) / 2);
     std::vector<float> expected(100), found(100);
-    exact.read(kWte, 0, expected);
-    rounded.read(kWte, 0, found);
+    ModelFile(r / "exact/model.bin").read(kWte, 0, expected);
+    ModelFile(r / "rounded/model.bin").read(kWte, 0, found);
     for (size_t i = 0; i < 100; i++) {
         CHECK(std::fabs(found[i] - expected[i]) <= std::fabs(expected[i]) / 256);
     }
-}
-
-TEST_CASE("train: killed at any moment, whole lines and a checkpoint are left") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    const std::string out = folder / "run";
-    const std::string options = "--steps 1000000 --save-every 8 --sample-every 0 --out " + out;
-    pid_t pid = start_train(folder.path(), tiny_run(folder.path(), options));
-    for (int wait = 0; wait < 24000; wait++) {  // until the third checkpoint is on its way
-        if (read_bytes(out + "/log.jsonl").find("\"step\":22,") != std::string::npos) { break; }
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    kill(pid, SIGKILL);
-    CHECK(finish_train(folder.path(), pid).exit_code == 128 + SIGKILL);
-    std::vector<Json> log = read_log(out, true);  // checks that each line is whole
-    CHECK(log.size() >= 22);
-    std::string notes, newest = find_checkpoint(out, &notes);
-    CHECK(newest >= out + "/step_00000016");
-    CHECK(notes == "");
-    ProgramRun run = run_well(folder.path(), tiny_run(folder.path(), options + " --resume auto --dry-run"));
-    CHECK(run.out.find("weights    | " + newest) != std::string::npos);
 }
 
 TEST_CASE("train: the validation loss does not depend on how it is cut up") {
@@ -305,7 +262,7 @@ TEST_CASE("train: the validation loss does not depend on how it is cut up") {
         const ProgramRun r = run_train(folder.path(), words("eval " + model + " --data " +
                                                             (folder / "val.bin") + " --seq-len 20 " + align));
         const std::string name = "loss        ";
-        REQUIRE_MESSAGE(r.out.find(name) != std::string::npos, r.err);
+        REQUIRE_MESSAGE(contains(r.out, name), r.err);
         return r.out.substr(r.out.find(name) + name.size(), 6);
     };
     CHECK(evaluated("") == fmt::format("{:.4f}", val_loss("auto20", "--seq-len 20")));
@@ -325,13 +282,10 @@ TEST_CASE("train: the validation loss does not depend on how it is cut up") {
 }
 
 TEST_CASE("train: micro-batches make the same run as one large batch") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
+    const Runs r("--steps 10 --total-batch 96 --lr 0.001 --val-every 0 --sample-every 0");
     auto train = [&](const std::string& name, const std::string& batch) {
-        const std::string options =
-            "--steps 10 --total-batch 96 --lr 0.001 --val-every 0 --sample-every 0 --batch ";
-        run_well(folder.path(), tiny_run(folder.path(), options + batch + " --out " + folder / name));
-        return read_log(folder / name);
+        r.train(name, "--batch " + batch);
+        return read_log(r / name);
     };
     const GPT2Config c = tiny_program_config(12);
     std::vector<Json> expected = train("b8", "8");
@@ -356,10 +310,10 @@ TEST_CASE("train: micro-batches make the same run as one large batch") {
 TEST_CASE("train: samples") {
     TempFolder folder;
     write_default_job(folder.path());
-    run_well(folder.path(), words(data_in(folder.path()) +
-                                  "--layers 1 --heads 2 --channels 16 --seq-len 16 "
-                                  "--lr 0.01 --steps 40 --sample-every 0 --out " +
-                                  folder / "run"));
+    run_silently(folder.path(), words(data_in(folder.path()) +
+                                      "--layers 1 --heads 2 --channels 16 --seq-len 16 "
+                                      "--lr 0.01 --steps 40 --sample-every 0 --out " +
+                                      folder / "run"));
     int runs = 0;
     auto samples = [&](Words more) {
         more.insert(more.end(), {"--sample-every", "2", "--sample-tokens", "30", "--seq-len", "16"});
@@ -392,33 +346,337 @@ TEST_CASE("train: samples") {
 }
 
 TEST_CASE("train: a full disk costs the checkpoints, not the run, and is said at the end") {
-    TempFolder folder;
-    write_tiny_data(folder.path());
-    rlimit before;
-    getrlimit(RLIMIT_FSIZE, &before);
-    rlimit small = {12000, before.rlim_max};  // less than the model and the page, more than the log
-    auto handler = std::signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &small);  // the program inherits both; meanwhile nothing is printed here
-    const Words options =
-        tiny_run(folder.path(), "--steps 6 --save-every 2 --val-every 0 --out " + folder / "run");
-    pid_t pid = start_train(folder.path(), options);
-    setrlimit(RLIMIT_FSIZE, &before);
-    std::signal(SIGXFSZ, handler);
-    ProgramRun run = finish_train(folder.path(), pid);
-    CHECK(run.exit_code == kExitSaveFailed);
+    const Runs r("--val-every 0");
+    const pid_t pid = start_prepared(r.folder.path(), r.options("run", "--steps 6 --save-every 2"), [] {
+        std::signal(SIGXFSZ, SIG_DFL);  // would kill it
+        rlimit small = {12000, 12000};  // less than the model and the page, more than the log
+        setrlimit(RLIMIT_FSIZE, &small);
+    });
+    ProgramRun run = finish_train(r.folder.path(), pid);
+    check_run(run, kExitSaveFailed, {"the page of the run is not written"});
     CHECK(lines_with(run.out, "SAVE FAILED").size() == 4);  // 2, 4, 6 and model.bin
-    CHECK(run.out.find("ulimit -f") != std::string::npos);
+    for (const char* part : {"File too large", "ulimit -f"}) {
+        CHECK_MESSAGE(contains(run.out, part), run.out);
+    }
     CHECK(last_loss(run.out) != "");
-    CHECK(read_log(folder / "run").size() == 6 + 1);
-    CHECK(names_below(folder / "run") == Words{"config.toml", "log.jsonl"});
-    CHECK_MESSAGE(run.err.find("the page of the run is not written") != std::string::npos, run.err);
+    CHECK(read_log(r / "run").size() == 6 + 1);
+    CHECK(names_below(r / "run") == Words{"config.toml", "log.jsonl"});
 
     // the checkpoint succeeds, the model at the end does not
-    const std::string blocked = folder / "blocked";
-    fs::create_directories(blocked + "/model.bin/x");
-    run = run_train(folder.path(), tiny_run(folder.path(), "--steps 1 --out " + blocked));
-    CHECK(run.exit_code == kExitSaveFailed);
+    fs::create_directories(r / "blocked/model.bin/x");
+    run = r.run("blocked", "--steps 1");
+    check_run(run, kExitSaveFailed);
     CHECK(lines_with(run.out, "SAVE FAILED").size() == 1);
-    CHECK(names_below(blocked) ==
+    CHECK(names_below(r / "blocked") ==
           Words{"config.toml", "log.jsonl", "model.bin", "report.html", "step_00000001"});
+}
+
+// ---- bad input ---------------------------------------------------------------------------------
+
+namespace {
+
+// a folder with good shards, in which the bad files of the rows are made
+struct BadRuns : Runs {
+    const std::string out = folder / "run", train_data = folder / "train.bin", val_data = folder / "val.bin";
+    BadRuns() : Runs("--steps 3") {}
+
+    // of a good run, with some replaced: {"--name", "value"} pairs
+    Words options(const Words& changes) const {
+        std::string more;
+        for (const std::string& word : changes) { more += word + " "; }
+        return Runs::options("run", more);
+    }
+    // the program refuses, with this code and these texts on stderr, and leaves the run folder as it was
+    void check_refused(const Words& changes, int exit_code, const Words& says) const {
+        CAPTURE(changes.size() > 1 ? changes[0] + " " + changes[1] : "");
+        const Words before = names_below(out);
+        const ProgramRun refused = run_train(folder.path(), options(changes));
+        check_run(refused, exit_code, says);
+        CHECK_MESSAGE(refused.err.starts_with("train_gpt2: "), refused.err);
+        CHECK_FALSE(contains(refused.out, "step 1/"));
+        CHECK(names_below(out) == before);
+    }
+};
+
+void write_model(const std::string& path, GPT2Config c, uint64_t seed = 1) {
+    GPT2Cpu model(c, 1, 2);
+    model.init(seed);
+    write_model_file(path, c, kModelFp32, reader(model));
+}
+
+void write_shard(const std::string& path, int vocab, int count, int bad_at = -1, uint16_t bad = 0) {
+    std::vector<uint16_t> tokens((size_t)count);
+    for (int i = 0; i < count; i++) { tokens[i] = (uint16_t)(i * 7 % 100); }
+    if (bad_at >= 0) { tokens[bad_at] = bad; }
+    write_bytes(path, header_bytes({kTokenShardMagic, 1, count, vocab}) + token_bytes(tokens));
+}
+
+// damaged files, and what the message must say was found
+constexpr const char* kBadValJson[][2] = {
+    {"", "syntax error"},
+    {"{", "syntax error"},
+    {"{}", "no positive entropy"},
+    {"[]", "a list outside"},
+    {R"({"entropy_nats_per_token": 0})", "no positive entropy"},
+    {R"({"entropy_nats_per_token": -1.5})", "no positive entropy"},
+    {R"({"entropy_nats_per_token": 1e999})", "syntax error"},
+    {R"({"entropy_nats_per_token": "1"})", "a string"},
+    {R"({"entropy_nats_per_token": [1]})", "a list outside"},
+    {R"({"entropy_nats_per_token": 1} {})", "syntax error"},
+    {R"({"entropy_nats_per_token": 1, "tokens": 100})", "tokens = 100"},
+    {R"({"entropy_nats_per_token": 1, "tokens": 99.5})", "tokens = 99.5"},
+    {R"({"entropy_nats_per_token": 1, "tokens": -1})", "tokens = -1"},
+    {R"({"entropy_nats_per_token": 1, "probes": 5})", "a number for 'probes'"},
+    {R"({"entropy_nats_per_token": 1, "probes": [[5, 1]]})", "a list outside"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": 5}})", "a number that is not"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[5]]}})", "not [position, length]"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[5, 1, 1]]}})", "a number that is not"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[]]}})", "not [position, length]"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[[5, 1]]]}})", "a list outside"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[0, 1]]}})", "not [position, length]"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[100, 1]]}})", "not [position, length]"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[99, 2]]}})", "not [position, length]"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[5, 0]]}})", "not [position, length]"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[-5, 1]]}})", "not [position, length]"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[5.5, 1]]}})", "not [position, length]"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [[5, 18446744073709551615]]}})",
+     "not [position, length]"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": {"b": [[5, 1]]}}})", "an object outside"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"a": [{"b": 1}]}})", "an object outside"},
+    {R"({"entropy_nats_per_token": 1, "probes": {"\u001b[2J": [[5, 1]]}})", "control characters"},
+};
+
+}  // namespace
+
+TEST_CASE("bad input: shards") {
+    const BadRuns p;
+    auto refused = [&](const Words& changes, const Words& says) {
+        p.check_refused(changes, kExitBadInput, says);
+    };
+    refused({"--train-data", p / "none.bin"}, {p / "none.bin", "no file matches", "data/make_shards"});
+    refused({"--val-data", p / "none_*.bin"}, {p / "none_*.bin", "no file matches", "data/make_shards"});
+    refused({"--train-data", p.folder.path()}, {p.folder.path(), "a folder", "*_train_*.bin"});
+
+    std::string bytes = read_bytes(p.train_data);
+    write_bytes(p / "cut.bin", bytes.substr(0, bytes.size() - 1));
+    bytes[0]++;
+    write_bytes(p / "magic.bin", bytes);
+    write_shard(p / "bad.bin", 257, 600, 345,
+                300);  // in the middle: found before the run, not when its turn comes
+    for (const char* option : {"--train-data", "--val-data"}) {
+        refused({option, p / "cut.bin"},
+                {p / "cut.bin", "file size", "found", "expected", "data/make_shards"});
+        refused({option, p / "magic.bin"},
+                {p / "magic.bin", "word 0, magic", "found 20240521", "expected 20240520"});
+        refused({option, p / "bad.bin"},
+                {p / "bad.bin", "token 345", "found id 300", "0 to 256", "make it again"});
+    }
+    write_shard(p / "300.bin", 300, 600);
+    refused({"--val-data", p / "300.bin"},
+            {p / "300.bin", p.train_data, "vocabulary of 300", "of 257", "one tokenizer"});
+    refused({"--train-data", p / "300.bin"}, {p / "300.bin", p.val_data, "vocabulary of 257", "of 300"});
+    write_shard(p / "short.bin", 257, 12);
+    refused({"--train-data", p / "short.bin"}, {p / "short.bin", "too short", "at least 13", "--seq-len 11"});
+    write_shard(p / "one.bin", 257, 1);
+    refused({"--val-data", p / "one.bin"}, {p / "one.bin", "too short", "more text"});
+}
+
+TEST_CASE("bad input: model files") {
+    const BadRuns p;
+    auto refused = [&](const std::string& model, int exit_code, const Words& says) {
+        p.check_refused({"--model", p / model}, exit_code, says);
+    };
+    refused("none.bin", kExitBadInput, {p / "none.bin", "cannot open", "No such file", "check its name"});
+    write_bytes(p / "evil.bin",
+                header_bytes({kModelMagic, 3, 1024, 257, 1024, 16, 4800, 320}) + std::string(1000, 'x'));
+    refused("evil.bin", kExitBadInput,
+            {p / "evil.bin", "file size", "found 2024 bytes", "expected 1132", "1024 layers"});
+    refused("train.bin", kExitBadInput,
+            {p.train_data, "model file", "magic", "found 20240520", "expected 20240326"});
+    write_model(p / "300.bin", {12, 300, 320, 1, 1, 8});
+    refused("300.bin", kExitBadInput,
+            {p / "300.bin", "vocabulary of 300", p.train_data, "of 257", "train a new model"});
+    write_model(p / "short.bin", {8, 257, 320, 1, 1, 8});
+    refused("short.bin", kExitUsage, {"--seq-len 12", "8 positions", p / "short.bin", "--seq-len 8 or less"});
+}
+
+TEST_CASE("bad input: options") {
+    const BadRuns p;
+    auto refused = [&](const Words& changes, int exit_code, const Words& says) {
+        p.check_refused(changes, exit_code, says);
+    };
+    refused({"--sek-len", "12"}, kExitUsage, {"--sek-len", "--seq-len"});
+    refused({"--dtype", "bf16"}, kExitUsage, {"--dtype bf16", "make train_gpt2cu"});
+    refused({"--max-seq-len", "11"}, kExitUsage, {"--max-seq-len 11", "--seq-len 12"});
+    refused({"--total-batch", "100"}, kExitUsage, {"--total-batch 100", "96"});
+    refused({"--steps", "-1", "--batch", "200"}, kExitUsage,
+            {p.train_data, "2400 of a step", "--steps", "--batch"});
+    refused({"--total-batch", "999999999999984"}, kExitUsage,
+            {"--total-batch 999999999999984", "micro-batches", "--batch"});
+    refused({"--steps", "2147483647", "--batch", "1048576", "--total-batch", "880803840000"}, kExitUsage,
+            {"--steps 2147483647", "cannot be counted", "fewer --steps"});
+    refused({"--resume", "auto", "--out", "auto"}, kExitUsage, {"--resume auto", "--out FOLDER"});
+}
+
+TEST_CASE("bad input: the GPU program without a GPU") {
+    const std::string program = program_path("train_gpt2cu");
+    if (access(program.c_str(), X_OK) != 0) { return; }  // not built here
+    const BadRuns p;
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    ProgramRun run = run_train(p.folder.path(), p.options({}), program);
+    ProgramRun help = run_train(p.folder.path(), {"--help"}, program);
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    check_run(run, kExitDevice, {"train_gpt2cu: no CUDA device", "./train_gpt2 trains on the CPU"});
+    CHECK(run.out == "");
+    CHECK(names_below(p.out).empty());
+    CHECK(help.exit_code == kExitDone);
+}
+
+TEST_CASE("bad input: more than the memory holds") {
+    const BadRuns p;
+    const Words largest = {"--layers", "1024", "--heads", "1024", "--channels", "65536"};
+    p.check_refused(largest, kExitDevice,
+                    {"out of memory", "1024 layers", "65536 channels", "is available", "--model d", "would"});
+    write_token_shard(p / "long.bin", std::vector<uint16_t>(1 << 21, 65), 257);
+    Words most = {"--train-data", p / "long.bin", "--batch", "1048576", "--seq-len", "1024"};
+    p.check_refused(most, kExitDevice,
+                    {"out of memory", "--batch 1048576", "TiB", "is available", "would fit"});
+    // every size at its largest: more bytes than 64 bits count
+    most.back() = "1048576";
+    most.insert(most.end(), largest.begin(), largest.end());
+    p.check_refused(most, kExitDevice, {"out of memory", "--batch 1048576", "needs", "is available"});
+}
+
+TEST_CASE("bad input: run folders") {
+    const BadRuns p;
+    write_bytes(p / "file", "");
+    for (const std::string& out : {p / "file/run", p / "file"}) {
+        p.check_refused({"--out", out}, kExitUsage, {out, "cannot make or write", "Choose one"});
+    }
+    p.train("run", "--save-every 2 --steps 4 --max-seq-len 16");
+    const std::string log = read_bytes(p.out + "/log.jsonl"), two = p.out + "/step_00000002";
+    p.check_refused({}, kExitUsage, {p.out, "holds a run already", "another --out", "--resume auto"});
+
+    auto refused = [&](const Words& changes, int exit_code, const Words& says) {
+        p.check_refused(changes, exit_code, says);
+        CHECK(read_bytes(p.out + "/log.jsonl") == log);
+    };
+    refused({"--resume", p / "none"}, kExitBadInput,
+            {p / "none", "no such checkpoint folder", "--resume auto"});
+    refused(
+        {"--resume", p.out}, kExitBadInput,
+        {p.out, "a run folder, not a checkpoint", "--resume auto --out " + p.out, "step_00000004 --out NEW"});
+    refused({"--resume", two, "--seed", "7"}, kExitUsage, {two, "--seed 42, not 7", "Go on with --seed 42"});
+    refused({"--resume", two, "--steps", "1"}, kExitUsage,
+            {two, "found step 2", "--steps 1", "Give more --steps"});
+    refused({"--resume", two, "--layers", "3"}, kExitUsage,
+            {two, "2 layers", "ask for 3, 2, 16", "another --out"});
+    refused({"--resume", two, "--seq-len", "17"}, kExitUsage, {two, "--seq-len 17", "16 positions"});
+    refused({"--resume", two, "--seq-len", "13"}, kExitUsage,
+            {two, "--seq-len 12, not 13", "another place in the data", "--model " + two});
+    refused({"--resume", two, "--batch", "2"}, kExitUsage, {two, "--total-batch 48, not 24"});
+    refused({"--resume", two, "--total-batch", "96"}, kExitUsage, {two, "--total-batch 48, not 96"});
+    refused({"--resume", two, "--train-data", p.val_data}, kExitBadInput,
+            {two, "found val.bin of 241 tokens", "expected train.bin of 1601 tokens", "--new-data"});
+    write_shard(p / "300.bin", 300, 600);
+    refused({"--resume", two, "--train-data", p / "300.bin", "--val-data", "none"}, kExitBadInput,
+            {two, "vocabulary of 257", p / "300.bin", "of 300"});
+    // a checkpoint of one folder, the log of another run in the other
+    fs::create_directory(p / "other");
+    write_bytes(p / "other/log.jsonl", "{\"step\":5}\n");
+    refused({"--resume", two, "--out", p / "other"}, kExitUsage, {p / "other", "holds a run already"});
+    CHECK(read_bytes(p / "other/log.jsonl") == "{\"step\":5}\n");
+
+    for (const char* name : {"/step_00000002/model.safetensors", "/step_00000004/optimizer.safetensors"}) {
+        flip_byte(p.out + name, fs::file_size(p.out + name) / 2);
+    }
+    refused({"--resume", two}, kExitBadInput,
+            {two + "/model.safetensors is damaged", "found", "expected", "MANIFEST"});
+    // all of them damaged: to start again would throw the run's log away
+    refused({"--resume", "auto"}, kExitBadInput,
+            {p.out, "no checkpoint in it is intact", two + "/model.safetensors is damaged",
+             "step_00000004/optimizer.safetensors is damaged", "another --out"});
+}
+
+TEST_CASE("bad input: tokenizers and prompts") {
+    const BadRuns p;
+    auto tokenizer = [&](int vocab) {
+        std::string tokens;
+        for (int i = 0; i < vocab; i++) { tokens += std::string("\1") + (char)('a' + i % 26); }
+        return header_bytes({20240328, 2, vocab, vocab - 1}) + tokens;
+    };
+    auto refused = [&](const Words& changes, int exit_code, const Words& says) {
+        p.check_refused(changes, exit_code, says);
+    };
+    write_bytes(p / "tok257.bin", tokenizer(257));
+    write_bytes(p / "tok300.bin", tokenizer(300));
+    write_bytes(p / "cut.bin", tokenizer(257).substr(0, 1200));
+    refused({"--tokenizer", p / "tok300.bin"}, kExitBadInput,
+            {p / "tok300.bin", "300 tokens", p.train_data, "of 257"});
+    refused({"--tokenizer", p / "cut.bin"}, kExitBadInput, {p / "cut.bin", "found", "expected"});
+    refused({"--tokenizer", p / "none"}, kExitBadInput, {p / "none", "cannot open"});
+    // said before the run, not when the first sample is due
+    refused({"--tokenizer", p / "tok257.bin", "--prompt", "x"}, kExitUsage, {"prompt", "tokenizer.json"});
+    write_shard(p / "300.bin", 300, 600);
+    refused({"--train-data", p / "300.bin", "--val-data", "none", "--prompt", "x"}, kExitUsage,
+            {"--prompt", "of 300", "--tokenizer"});
+    p.train("run", "--sample-tokens 5 --tokenizer " + p / "tok257.bin");
+}
+
+TEST_CASE("bad input: val.json") {
+    TempFolder folder;
+    const std::string path = folder / "val.json";
+    CHECK_FALSE(read_val_info(folder / "val.bin", 100).has_value());
+    for (const auto& [text, found] : kBadValJson) {
+        CAPTURE(text);
+        write_bytes(path, text);
+        check_error(error_of([&] { read_val_info(folder / "val.bin", 100); }), kExitBadInput,
+                    {path, "found", found, "expected", "remove it"});
+    }
+    write_bytes(path, std::string(100000, '[') + std::string(100000, ']'));
+    CHECK(error_of([&] { read_val_info(folder / "val.bin", 100); }).exit_code == kExitBadInput);
+    write_bytes(
+        path, R"({"entropy_nats_per_token": 1, "tokens": 99, "probes": {"a": [[1, 99], [99, 1]], "b": []}})");
+    ValInfo info = read_val_info(folder / "val.bin", 100).value();
+    REQUIRE(info.probes.size() == 2);
+    CHECK(info.probes[0].name == "a");
+    CHECK(info.probes[0].spans == std::vector<std::pair<int64_t, int64_t>>{{1, 99}, {99, 1}});
+    CHECK(info.probes[1].spans.empty());
+
+    const BadRuns p;
+    write_bytes(p / "val.json", "{");
+    p.check_refused({}, kExitBadInput, {p / "val.json", "found", "syntax error", "expected", "make_corpus"});
+}
+
+TEST_CASE("plan: what would fit in the memory there is") {
+    const GPT2Config d12{1024, 257, 320, 12, 12, 768};
+    // a model takes 100 bytes a layer and 1 a row
+    Models models = [](const Options&) -> ModelFactory {
+        return {.plan = [](const GPT2Config& c, int B, int, const ModelSettings&) {
+            return MemoryPlan{.parameters = (int64_t)c.num_layers * 100 + B};
+        }};
+    };
+    auto says = [&](int64_t available, int batch, int64_t total_batch) {
+        Options o;
+        o.batch = batch;
+        o.seq_len = 16;
+        o.total_batch = total_batch;
+        MemoryPlan plan = models(o).plan(d12, o.batch, o.seq_len, {});
+        plan.available = available;
+        return error_of([&] { require_memory(plan, o, models, d12); });
+    };
+    CHECK(says(1264, 64, 0).exit_code == kExitDone);
+    CHECK(says(-1, 64, 0).exit_code == kExitDone);  // unknown
+    check_error(says(1263, 64, 0), kExitDevice, {"--batch 64", "--batch 32 would fit"});
+    check_error(says(1204, 5, 0), kExitDevice, {"--batch 2 would fit"});
+    check_error(says(1204, 5, 5 * 16), kExitDevice,
+                {"--batch 1 would fit"});  // 2 rows do not divide --total-batch
+    check_error(says(1200, 5, 0), kExitDevice, {"No batch size fits", "--model d11 --batch 1 would"});
+    check_error(says(50, 5, 0), kExitDevice, {"No model with a vocabulary of 257 fits, whatever"});
+    models = [](const Options&) -> ModelFactory {
+        return {.plan = [](const GPT2Config& c, int, int T, const ModelSettings&) {
+            return MemoryPlan{.parameters = (int64_t)c.num_layers * 100 + T};
+        }};
+    };
+    check_error(says(115, 5, 0), kExitDevice, {"No model fits", "--seq-len: use a smaller one"});
 }

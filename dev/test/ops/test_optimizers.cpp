@@ -250,7 +250,7 @@ TEST_CASE("muon: the CPU model's steps are the reference's") {
         fill_lively(&model, 3);
         copy_states(&reference, model);
         // A gradient off by `once` of itself is a direction off by 4^5 times that at most (muon_bounds.h),
-        // and each of three steps adds as much; eps = 1 for AdamW's part, as in test_reference_model.cpp.
+        // and each of three steps adds as much; eps = 1 for AdamW's part, as in test_model.cpp.
         const double once = reordering(c, 36), muon = 1024 * once;
         const StepParams params{0, 0.1, 0.9, 0.95, 1.0, 0.2, clip};
         for (int k = 0; k < 3; k++) {

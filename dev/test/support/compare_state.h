@@ -9,26 +9,19 @@
 #include <string_view>
 #include <vector>
 
+#include "dev/test/support/any_model.h"
 #include "dev/test/support/debug_state.h"
 #include "llmc/host/base/error.h"
 #include "llmc/model/run/folder.h"
 
 namespace llmc {
 
-// Both sides round every operation to fp32, u = 2^-24. A sum of K terms errs by about sqrt(K) u of its size;
-// the chain from tokens to a gradient has 2 (4L + 2) such sums, whose errors add in quadrature; 2 for the two
-// sides. Relative to the tensor's largest magnitude, which is the size of what the sums add up.
-inline double state_tolerance(const GPT2Config& c, int64_t rows) {
-    double longest = std::max<double>(4.0 * c.channels, (double)rows), stages = 2 * (4.0 * c.num_layers + 2);
-    return 2 * 0x1p-24 * std::sqrt(longest * stages);
-}
-
 // prints one line, returns 1 if the error is over the bound; NaN is over
 inline int judge(const char* name, std::span<const float> ours, std::span<const float> theirs,
                  double tolerance) {
-    double largest = 0, worst = 0;
+    const double most = largest(theirs);
+    double worst = 0;
     size_t at = 0;
-    for (size_t i = 0; i < theirs.size(); i++) { largest = std::max(largest, (double)std::fabs(theirs[i])); }
     for (size_t i = 0; i < theirs.size(); i++) {
         double error = std::fabs((double)ours[i] - theirs[i]);
         if (!(error <= worst) && std::isfinite(worst)) {
@@ -36,9 +29,9 @@ inline int judge(const char* name, std::span<const float> ours, std::span<const 
             at = i;
         }
     }
-    bool ok = worst <= tolerance * largest && largest > 0;
-    std::printf("%-9s %9zu values  error %.2e  bound %.2e  %s", name, theirs.size(), worst,
-                tolerance * largest, ok ? "ok\n" : "");
+    bool ok = worst <= tolerance * most && most > 0;
+    std::printf("%-9s %9zu values  error %.2e  bound %.2e  %s", name, theirs.size(), worst, tolerance * most,
+                ok ? "ok\n" : "");
     if (!ok) { std::printf("WRONG at %zu: found %.9g, expected %.9g\n", at, ours[at], theirs[at]); }
     return !ok;
 }
@@ -101,14 +94,9 @@ int compare_with_state(const std::string& model_path, const std::string& state_p
     load_model(file,
                [&](State s, int t, int64_t first, std::span<const float> x) { model.load(s, t, first, x); });
     int64_t rows = (int64_t)batch.B * batch.T;
-    double tolerance = state_tolerance(c, rows);
+    double tolerance = reordering(c, rows);
     model.evaluate(batch);
-    std::vector<float> logits;
-    for (int64_t row = 0; row < rows; row++) {
-        std::span<const float> padded = model.logits().subspan(row * c.padded_vocab_size, c.vocab_size);
-        logits.insert(logits.end(), padded.begin(), padded.end());
-    }
-    int failures = judge("logits", logits, state.logits(), tolerance);
+    int failures = judge("logits", unpadded_logits(model), state.logits(), tolerance);
     float loss = (float)model.forward_backward(std::span(&batch, 1)), expected = state.loss();
     failures += judge("loss", {&loss, 1}, {&expected, 1}, tolerance);
     failures += compare_gradients(model, state, tolerance);

@@ -23,23 +23,10 @@
 
 namespace llmc {
 
-// waits for it, at most for a minute
-inline void wait_until(const std::function<bool()>& condition) {
-    for (int wait = 0; wait < 12000 && !condition(); wait++) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    REQUIRE(condition());
-}
-
 // whether a process that this one has started has ended; it can still be waited for
 inline bool has_ended(pid_t pid) {
     siginfo_t info = {};
     return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
-}
-
-// what whoever runs these tests ignores (nohup, & in a script) would stay ignored
-inline void default_signals() {
-    for (int which : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) { std::signal(which, SIG_DFL); }
 }
 
 // Where runs of a model in many ranks leave what they write, in a folder of each one's name. The model has seven of

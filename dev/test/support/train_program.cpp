@@ -80,6 +80,26 @@ ProgramRun run_train(const std::string& folder, const Words& options, const std:
     return finish_train(folder, start_train(folder, options, program));
 }
 
+ProgramRun run_well(const std::string& folder, const Words& options, const std::string& program) {
+    ProgramRun run = run_train(folder, options, program);
+    REQUIRE_MESSAGE(run.exit_code == kExitDone, run.out, run.err);
+    return run;
+}
+
+void check_run(const ProgramRun& run, int exit_code, const Words& says) {
+    CHECK_MESSAGE(run.exit_code == exit_code, run.out, run.err);
+    for (const std::string& part : says) { CHECK_MESSAGE(contains(run.err, part), part, " in ", run.err); }
+}
+
+void wait_until(const std::function<bool()>& condition) {
+    for (int wait = 0; wait < 60'000 && !condition(); wait++) { usleep(1000); }
+    REQUIRE(condition());
+}
+
+void default_signals() {
+    for (int which : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) { std::signal(which, SIG_DFL); }
+}
+
 std::vector<uint16_t> learnable_tokens(int documents, int sentences, uint64_t seed) {
     std::vector<uint16_t> tokens;
     for (int i = 0; i < documents * sentences; i++) {
@@ -93,9 +113,21 @@ std::vector<uint16_t> learnable_tokens(int documents, int sentences, uint64_t se
 
 double learnable_entropy(int sentences) { return sentences * std::log(10.0) / (kSentence * sentences + 1); }
 
+Words merged(const Words& usual, const Words& more) {
+    Words all;
+    bool replaced = false;
+    for (const std::string& word : usual) {
+        if (word.starts_with("--")) { replaced = std::find(more.begin(), more.end(), word) != more.end(); }
+        if (!replaced) { all.push_back(word); }
+    }
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+}
+
 Words tiny_run(const std::string& folder, const std::string& more) {
-    return words("--train-data " + folder + "/train.bin --val-data " + folder +
-                 "/val.bin --layers 2 --heads 2 --channels 16 --seq-len 12 " + more);
+    return merged(words("--train-data " + folder + "/train.bin --val-data " + folder +
+                        "/val.bin --layers 2 --heads 2 --channels 16 --seq-len 12"),
+                  words(more));
 }
 
 void write_tiny_data(const std::string& folder) {
@@ -140,6 +172,40 @@ Words names_below(const std::string& folder) {
     }
     std::sort(names.begin(), names.end());
     return names;
+}
+
+std::string Runs::step(const std::string& out, int64_t n) const {
+    return folder / fmt::format("{}/step_{:08}", out, n);
+}
+
+Words Runs::options(const std::string& out, const std::string& more) const {
+    Words all = merged(merged(tiny_run(folder.path(), "--out " + folder / out), words(usual)), words(more));
+    if (std::find(all.begin(), all.end(), "--model") == all.end()) { return all; }
+    for (const char* shape : {"--layers", "--heads", "--channels"}) {  // the model's
+        auto at = std::find(all.begin(), all.end(), shape);
+        all.erase(at, at + 2);
+    }
+    return all;
+}
+
+pid_t Runs::start(const std::string& out, const std::string& more) const {
+    return start_prepared(folder.path(), options(out, more), default_signals);
+}
+
+ProgramRun Runs::run(const std::string& out, const std::string& more) const {
+    return run_train(folder.path(), options(out, more));
+}
+
+ProgramRun Runs::train(const std::string& out, const std::string& more) const {
+    ProgramRun ended = run(out, more);
+    check_run(ended, kExitDone);
+    return ended;
+}
+
+void Runs::check_same(const std::string& out, const std::string& other) const {
+    CAPTURE(out);
+    CHECK(same_files(folder / out + "/model.bin", folder / other + "/model.bin"));
+    CHECK((read_log(folder / out) == read_log(folder / other)));
 }
 
 }  // namespace llmc

@@ -1,9 +1,12 @@
-// Hugging Face's GPT-2: what is exported is read back to the bit; configurations and tensors that are not
-// GPT-2's are refused by name.
+// Files of models, llm.c's and Hugging Face's: what is written is read back, to the bit or rounded; whatever is wrong
+// in one is refused with what was found and what was expected.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -16,6 +19,7 @@
 #include "llmc/host/files/json.h"
 #include "llmc/host/tokens/tokenizer.h"
 #include "llmc/model/cpu/gpt2.h"
+#include "llmc/model/formats/checkpoint.h"
 #include "llmc/model/formats/hf_model.h"
 #include "llmc/model/run/hf_export.h"
 
@@ -39,15 +43,22 @@ private:
     const GPT2Cpu& model_;
 };
 
-// random parameters; padding rows are zero, as models have them
 GPT2Cpu random_model() {
     GPT2Cpu model(tiny_config(), 2, 9);
     fill_states(&model, 5);
-    const GPT2Config& c = model.config();
-    const std::vector<float> zero((size_t)(c.padded_vocab_size - c.vocab_size) * c.channels);
-    model.load(State::kParameter, kWte, (int64_t)c.vocab_size * c.channels, zero);
+    zero_padding(&model);
     return model;
 }
+
+// a folder of such a model in Hugging Face's format
+struct HfFolder {
+    TempFolder folder;
+    const std::string hf = folder / "hf", file = hf + "/model.safetensors", config = hf + "/config.json";
+    const GPT2Cpu model = random_model();
+    HfFolder() { write(); }
+    void write() const { write_hf_model(hf, ModelInMemory(model), FloatType::kFp32, 36); }
+    std::string operator/(const std::string& name) const { return folder / name; }
+};
 
 // model.safetensors taken apart, so that tests can change it and put it together
 struct Parts {
@@ -98,19 +109,221 @@ void check_same_parameters(const ModelSource& found, const GPT2Cpu& expected) {
     }
 }
 
-std::string hf_error(const std::string& path) {
-    const Error error = error_of([&] { HfModel model(path); });
-    CHECK(error.exit_code == kExitBadInput);
-    return error.what();
+// this is no GPT-2, which the message says
+void check_refused(const std::string& path, const std::string& says) {
+    check_error(error_of([&] { HfModel model(path); }), kExitBadInput, {says});
 }
 
 }  // namespace
 
-TEST_CASE("hf model: an export is read back to the bit, and exporting that gives the same file") {
+namespace {
+
+constexpr int32_t kMin = std::numeric_limits<int32_t>::min(), kMax = std::numeric_limits<int32_t>::max();
+
+std::string good_file() {
     TempFolder folder;
-    const GPT2Cpu model = random_model();
-    write_hf_model(folder / "a", ModelInMemory(model), FloatType::kFp32, 36);
-    const HfModel back(folder / "a");
+    write_model_file(folder / "model.bin", tiny_config(), kModelFp32, reader(random_model()));
+    return read_bytes(folder / "model.bin");
+}
+
+Error model_error(const std::string& path) {
+    return error_of([&] { ModelFile file(path); });
+}
+
+void set_word(std::string* bytes, int word, int32_t value) {
+    std::memcpy(bytes->data() + word * 4, &value, 4);
+}
+
+// what bf16 has on both sides of x, by its definition: the upper half of the bits, and the next
+uint16_t nearest_bf16(float x) {
+    uint16_t below = (uint16_t)(std::bit_cast<uint32_t>(x) >> 16);
+    auto value = [](uint16_t bits) { return (double)std::bit_cast<float>((uint32_t)bits << 16); };
+    double low = std::fabs(x - value(below)), high = std::fabs(value(below + 1) - x);
+    return low < high || (low == high && below % 2 == 0) ? below : below + 1;
+}
+
+}  // namespace
+
+TEST_CASE("model file: fp32 keeps every bit, in file order") {
+    TempFolder folder;
+    GPT2Config c = tiny_config();
+    GPT2Cpu model = random_model(), other(c, 1, 2);
+    std::vector<float> special = {-0.0f, 0x1p-149f, -0x1.fffffep127f};
+    model.load(State::kParameter, kQkvb, 1, special);
+    write_model_file(folder / "model.bin", c, kModelFp32, reader(model));
+    ModelFile file(folder / "model.bin");
+    CHECK(file.config() == c);
+    load_model(file, writer(&other));
+    std::vector<float> expected = whole_state(model, State::kParameter);
+    check_same("read back", whole_state(other, State::kParameter), expected);
+
+    std::string bytes = read_bytes(folder / "model.bin");  // as llm.c lays it out
+    REQUIRE(bytes.size() == 1024 + 4 * expected.size());
+    CHECK((bytes.substr(0, 1024) == header_bytes({20240326, 3, 9, 37, 3, 2, 14, 64})));
+    CHECK(std::memcmp(bytes.data() + 1024, expected.data(), 4 * expected.size()) == 0);
+    std::vector<float> x(3);
+    for (int64_t first : {(int64_t)-1, tensor_total(c, kFcw) - 2, INT64_MAX - 1}) {
+        check_error(error_of([&] { file.read(kFcw, first, x); }), kExitUsage, {"range"});
+    }
+}
+
+TEST_CASE("model file: bf16 is rounded to nearest even") {
+    struct Row {
+        uint32_t fp32;
+        uint16_t bf16;
+    };
+    const Row rows[] = {
+        {0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f818000, 0x3f82},  // one; ties: to even
+        {0x3f807fff, 0x3f80}, {0x3f808001, 0x3f81}, {0xbf818000, 0xbf82},
+        {0x00000000, 0x0000}, {0x80000000, 0x8000},                        // both zeros
+        {0x00000001, 0x0000}, {0x00008000, 0x0000}, {0x00008001, 0x0001},  // denormal
+        {0x00018000, 0x0002}, {0x807f8000, 0x8080}, {0x807fffff, 0x8080},  // up to the smallest normal number
+        {0x7f7f7fff, 0x7f7f}, {0xff7f7fff, 0xff7f},  // the largest; what is over it: test_checkpoint.cpp
+    };
+    TempFolder folder;
+    GPT2Config c = tiny_config();
+    GPT2Cpu model(c, 1, 2);
+    std::vector<float> wte((size_t)tensor_total(c, kWte)), found(wte.size());
+    std::vector<float> expected(wte.size());
+    std::mt19937 random(7);
+    for (size_t i = 0; i < wte.size(); i++) {
+        bool listed = i < std::size(rows);
+        wte[i] = std::bit_cast<float>(listed ? rows[i].fp32 : (uint32_t)random());
+        while (!listed && !std::isfinite(nearest_bf16(wte[i]) * wte[i])) {
+            wte[i] = std::bit_cast<float>((uint32_t)random());
+        }
+        expected[i] = std::bit_cast<float>((uint32_t)(listed ? rows[i].bf16 : nearest_bf16(wte[i])) << 16);
+    }
+    model.load(State::kParameter, kWte, 0, wte);
+    write_model_file(folder / "model.bin", c, kModelBf16, reader(model));
+    CHECK(std::filesystem::file_size(folder / "model.bin") == 1024 + 2 * (size_t)file_elements(c));
+    ModelFile file(folder / "model.bin");
+    CHECK(file.config() == c);
+    file.read(kWte, 0, found);
+    check_same("bf16", found, expected);
+    check_error(error_of([&] { write_model_file(folder / "no.bin", c, 4, reader(model)); }), kExitUsage,
+                {"3 or 5"});
+    CHECK_FALSE(std::filesystem::exists(folder / "no.bin"));
+}
+
+TEST_CASE("model file: tensors larger than the pieces they are moved in") {
+    TempFolder folder;
+    GPT2Config c{4, 33000, 33024, 2, 1, 32};  // wte: 1,056,768 elements, a piece is 1,048,576
+    // a number for each place, exact in float
+    auto value = [](int tensor, int64_t i) { return (float)(i % 1000003 + 1000003 * (tensor % 8)); };
+    write_model_file(folder / "model.bin", c, kModelFp32,
+                     [&](State state, int tensor, int64_t first, std::span<float> x) {
+                         CHECK(state == State::kParameter);
+                         for (size_t i = 0; i < x.size(); i++) { x[i] = value(tensor, first + (int64_t)i); }
+                     });
+    int64_t wrong = 0, seen = 0;
+    load_model(ModelFile(folder / "model.bin"),
+               [&](State, int tensor, int64_t first, std::span<const float> x) {
+                   for (size_t i = 0; i < x.size(); i++) {
+                       wrong += x[i] != value(tensor, first + (int64_t)i);
+                   }
+                   seen += (int64_t)x.size();
+               });
+    CHECK(wrong == 0);
+    CHECK(seen == file_elements(c));
+}
+
+TEST_CASE("model file: cut anywhere, or too long") {
+    TempFolder folder;
+    const std::string path = folder / "cut.bin", good = good_file();
+    write_bytes(path, good);
+    REQUIRE(model_error(path).exit_code == kExitDone);
+    for (size_t size = 0; size < good.size(); size += size < 1100 ? 4 : 1021) {
+        CAPTURE(size);
+        write_bytes(path, good.substr(0, size));
+        if (size == 0) {
+            check_error(model_error(path), kExitBadInput, {path, "empty"});
+            continue;
+        }
+        std::string expected = size < 1024 ? "at least 1024 bytes" : std::to_string(good.size()) + " bytes";
+        check_error(model_error(path), kExitBadInput,
+                    {path, size < 1024 ? "header" : "file size", "found " + std::to_string(size) + " bytes",
+                     "expected " + expected});
+    }
+    for (size_t more : {1, 4, 1024}) {
+        write_bytes(path, good + std::string(more, '\0'));
+        check_error(model_error(path), kExitBadInput,
+                    {path, "file size", std::to_string(good.size() + more)});
+    }
+    std::filesystem::remove(path);
+    check_error(model_error(path), kExitBadInput, {path, "cannot open"});
+    check_error(model_error(folder.path()), kExitBadInput, {folder.path(), "not a regular file"});
+}
+
+TEST_CASE("model file: every header field, wrong") {
+    struct Field {
+        int word;
+        std::vector<int32_t> values;
+        std::string name, expected;
+    };
+    const Field fields[] = {
+        {0, {0, -1, kMin, kMax, 20240520, (int32_t)0x06d73401}, "word 0, magic", "20240326"},
+        {1, {0, 1, 2, 4, 6, -1, kMin, kMax, 3 << 24}, "word 1, version", "3 (fp32) or 5 (bf16)"},
+        {2, {0, -1, kMin, kMax, (1 << 20) + 1}, "word 2, max_seq_len", "1 to 1048576"},
+        {3, {0, -1, kMin, kMax, (1 << 20) + 1}, "word 3, vocab_size", "1 to 1048576"},
+        {4, {0, -1, kMin, kMax, 1025}, "word 4, num_layers", "1 to 1024"},
+        {5, {0, -1, kMin, kMax, 65537}, "word 5, num_heads", "1 to 65536"},
+        {5, {3, 4, 13, 15, 28}, "word 5, num_heads", "a divisor of channels = 14"},
+        {6, {0, -1, kMin, kMax, 65537}, "word 6, channels", "1 to 65536"},
+        {6, {13, 15, 1}, "word 5, num_heads", "a divisor of channels"},
+        {7, {0, -1, kMin, kMax, 36}, "word 7, padded_vocab_size", "37 to "},
+    };
+    TempFolder folder;
+    const std::string path = folder / "wrong.bin", good = good_file();
+    for (const Field& field : fields) {
+        for (int32_t value : field.values) {
+            CAPTURE(field.name);
+            CAPTURE(value);
+            std::string bytes = good;
+            set_word(&bytes, field.word, value);
+            write_bytes(path, bytes);
+            std::string found =
+                "found " + std::to_string(contains(field.name, "heads") && field.word == 6 ? 2 : value);
+            check_error(model_error(path), kExitBadInput,
+                        {path, "model file", field.name, found, field.expected});
+        }
+    }
+    for (auto [word, value] :
+         {std::pair{2, 8}, {3, 36}, {4, 2}, {4, 1024}, {6, 16}, {6, 65536}, {7, 65}, {1, 5}}) {
+        std::string bytes = good;  // possible, but not what the file holds; version 5 wants half the bytes
+        set_word(&bytes, word, value);
+        if (word == 3) { set_word(&bytes, 7, 37); }
+        write_bytes(path, bytes);
+        check_error(model_error(path), kExitBadInput,
+                    {path, "file size", "found " + std::to_string(good.size()) + " bytes", "expected"});
+    }
+}
+
+TEST_CASE("model file: headers that ask for more than there is") {
+    TempFolder folder;
+    const std::string path = folder / "evil.bin";
+    // 1024 layers of 4800 channels: 12 x 4800^2 x 1024 x 4 bytes, a little over 2^40
+    write_bytes(path,
+                header_bytes({20240326, 3, 1024, 50257, 1024, 16, 4800, 50304}) + std::string(4096, 'x'));
+    check_error(model_error(path), kExitBadInput,
+                {path, "file size", "found 5120 bytes", "expected 113", "1024 layers"});
+    // the largest sizes that the header may state at all
+    write_bytes(path, header_bytes({20240326, 3, 1 << 20, 1 << 20, 1024, 65536, 65536, (1 << 20) + 1024}));
+    check_error(model_error(path), kExitBadInput, {path, "file size", "found 1024 bytes", "65536 channels"});
+    // layers chosen so that the size, multiplied without care, comes out as the file's
+    const int32_t layers = 1431608435;
+    write_bytes(path, header_bytes({20240326, 3, 1024, 50257, layers, 16, 32768, 133672}) +
+                          std::string(131072, '\0'));
+    check_error(model_error(path), kExitBadInput,
+                {path, "word 4, num_layers", "found 1431608435", "1 to 1024"});
+}
+
+// ---- Hugging Face's ----------------------------------------------------------------------------
+
+TEST_CASE("hf model: an export is read back to the bit, and exporting that gives the same file") {
+    const HfFolder folder;
+    const GPT2Cpu& model = folder.model;
+    const HfModel back(folder.hf);
     CHECK(back.config() == tiny_config());
     CHECK(back.type() == FloatType::kFp32);
     check_same_parameters(back, model);
@@ -124,7 +337,7 @@ TEST_CASE("hf model: an export is read back to the bit, and exporting that gives
         }
     }
     // the layers' matrices are stored (in, out)
-    const Parts parts = take_apart(folder / "a/model.safetensors");
+    const Parts parts = take_apart(folder.file);
     const size_t fc = index_of(parts, "transformer.h.1.mlp.c_fc.weight");
     CHECK(parts.tensors[fc].shape == std::vector<int64_t>{14, 56});
     const std::vector<float> ours = whole_tensor(model, State::kParameter, kFcw);
@@ -164,10 +377,8 @@ TEST_CASE("hf model: a value that is not finite in the type asked for is refused
 }
 
 TEST_CASE("hf model: names without prefix, masks, a tied head and shards are accepted") {
-    TempFolder folder;
-    const std::string hf = folder / "hf", file = hf + "/model.safetensors";
-    const GPT2Cpu model = random_model();
-    write_hf_model(hf, ModelInMemory(model), FloatType::kFp32, 36);
+    const HfFolder folder;
+    const auto& [ignored, hf, file, config, model] = folder;
     const Parts parts = take_apart(file);
     Parts changed = parts;
     for (SafetensorsTensor& t : changed.tensors) { t.name = t.name.substr(12); }
@@ -202,19 +413,17 @@ TEST_CASE("hf model: names without prefix, masks, a tied head and shards are acc
     check_same_parameters(HfModel(hf), model);
     for (const char* outside : {"../two.safetensors", "/etc/x.safetensors", ".safetensors", "two.bin", ""}) {
         index(outside);
-        CHECK(hf_error(hf).find("weight_map") != std::string::npos);
+        check_refused(hf, "weight_map");
     }
     index("one.safetensors");
-    CHECK(hf_error(hf).find("is missing, which the index expects") != std::string::npos);
+    check_refused(hf, "is missing, which the index expects");
 }
 
 TEST_CASE(
     "hf model: what is equal, or can be converted, is taken; a NaN has the name that the file gives its "
     "tensor") {
-    TempFolder folder;
-    const std::string hf = folder / "hf", file = hf + "/model.safetensors";
-    const GPT2Cpu model = random_model();
-    write_hf_model(hf, ModelInMemory(model), FloatType::kFp32, 36);
+    const HfFolder folder;
+    const auto& [ignored, hf, file, config_file, model] = folder;
     const Parts parts = take_apart(file);
     Parts changed = parts;
     changed.tensors[index_of(parts, "transformer.wte.weight")].name =
@@ -222,20 +431,20 @@ TEST_CASE(
     put_together(file, changed);
     check_same_parameters(HfModel(hf), model);
 
-    Json config = Json::parse(read_bytes(hf + "/config.json"));
+    Json config = Json::parse(read_bytes(config_file));
     for (const char* gelu : {"gelu_fast", "gelu_python_tanh"}) {
         config["activation_function"] = gelu;
-        write_bytes(hf + "/config.json", config.dump());
+        write_bytes(config_file, config.dump());
         check_same_parameters(HfModel(hf), model);
     }
     config.erase("n_positions");  // then n_ctx says it, else it is GPT-2's
-    write_bytes(hf + "/config.json", config.dump());
+    write_bytes(config_file, config.dump());
     check_same_parameters(HfModel(hf), model);
     config.erase("n_ctx");
-    write_bytes(hf + "/config.json", config.dump());
-    CHECK(contains(hf_error(hf), "wpe.weight\": found shape (9, 14), expected (1024, 14)"));
+    write_bytes(config_file, config.dump());
+    check_refused(hf, "wpe.weight\": found shape (9, 14), expected (1024, 14)");
 
-    write_hf_model(hf, ModelInMemory(model), FloatType::kFp32, 36);
+    folder.write();
     Json header = {{"__metadata__", {{"format", "pt"}}}};
     std::string bytes;
     for (size_t i = 0; i < parts.tensors.size(); i++) {
@@ -264,17 +473,14 @@ TEST_CASE(
 }
 
 TEST_CASE("hf model: wrong, missing, doubled and extra tensors are refused by name") {
-    TempFolder folder;
-    const std::string hf = folder / "hf", file = hf + "/model.safetensors";
-    write_hf_model(hf, ModelInMemory(random_model()), FloatType::kFp32, 36);
+    const HfFolder folder;
+    const std::string &hf = folder.hf, &file = folder.file;
     const Parts good = take_apart(file);
     const std::string some = "transformer.h.1.attn.c_attn.weight";
     const size_t at = index_of(good, some);
     const auto refused = [&](const Parts& parts, const std::string& part) {
         put_together(file, parts);
-        const std::string message = hf_error(hf);
-        CAPTURE(message);
-        CHECK(message.find(part) != std::string::npos);
+        check_refused(hf, part);
     };
     Parts bad = good;
     bad.tensors[at].shape = {42, 14};
@@ -299,10 +505,8 @@ TEST_CASE("hf model: wrong, missing, doubled and extra tensors are refused by na
 }
 
 TEST_CASE("hf model: a configuration of another architecture is refused by field") {
-    TempFolder folder;
-    const std::string hf = folder / "hf";
-    write_hf_model(hf, ModelInMemory(random_model()), FloatType::kFp32, 36);
-    const std::string good = read_bytes(hf + "/config.json");
+    const HfFolder folder;
+    const std::string &hf = folder.hf, good = read_bytes(folder.config);
     const struct {
         std::string from, to, field;
     } cases[] = {{"gelu_new", "relu", "activation_function"},
@@ -320,18 +524,16 @@ TEST_CASE("hf model: a configuration of another architecture is refused by field
                  {"\"n_embd\"", "\"n_embed\"", "n_embd"}};
     for (const auto& c : cases) {
         std::string text = good;
-        REQUIRE(text.find(c.from) != std::string::npos);
-        write_bytes(hf + "/config.json", text.replace(text.find(c.from), c.from.size(), c.to));
-        const std::string message = hf_error(hf);
-        CAPTURE(message);
-        CHECK(message.find(c.field) != std::string::npos);
+        REQUIRE(contains(text, c.from));
+        write_bytes(folder.config, text.replace(text.find(c.from), c.from.size(), c.to));
+        check_refused(hf, c.field);
     }
     std::string inner = good;
     inner.replace(inner.find("null"), 4, "56");
-    write_bytes(hf + "/config.json", inner);
+    write_bytes(folder.config, inner);
     CHECK(error_of([&] { HfModel model(hf); }).exit_code == kExitDone);
-    std::filesystem::remove(hf + "/model.safetensors");
-    CHECK(hf_error(hf).find("save_pretrained") != std::string::npos);
+    std::filesystem::remove(folder.file);
+    check_refused(hf, "save_pretrained");
 }
 
 // convert_hf_to_gguf.py of llama.cpp, its class for GPT2LMHeadModel and what that stands on: these keys must be
@@ -346,28 +548,29 @@ TEST_CASE("hf model: what llama.cpp's converter asks for is in the folder") {
     const auto json = [&](const char* name) {
         return nlohmann::json::parse(read_bytes(folder / "hf/" + name));
     };
-    const auto config = json("config.json");
-    CHECK(config.at("architectures").at(0) == "GPT2LMHeadModel");
-    CHECK(config.at("model_type") == "gpt2");
-    CHECK(config.at("n_layer") == 3);
-    CHECK(config.at("n_ctx") == 9);
-    CHECK(config.at("n_embd") == 14);
-    CHECK(config.at("n_head") == 2);
-    CHECK(config.at("layer_norm_epsilon") == 1e-5);
-    CHECK(config.at("vocab_size") == 37);
-    CHECK(config.at("bos_token_id") == 456);
-    CHECK(config.at("eos_token_id") == 456);
-
+    const auto check_has = [](const Json& object, const Json& due) {
+        for (const auto& [key, value] : due.items()) {
+            CAPTURE(key);
+            CHECK(object.value(key, Json()) == value);
+        }
+    };
+    check_has(json("config.json"), {{"architectures", Json::array({"GPT2LMHeadModel"})},
+                                    {"model_type", "gpt2"},
+                                    {"n_layer", 3},
+                                    {"n_ctx", 9},
+                                    {"n_embd", 14},
+                                    {"n_head", 2},
+                                    {"layer_norm_epsilon", 1e-5},
+                                    {"vocab_size", 37},
+                                    {"bos_token_id", 456},
+                                    {"eos_token_id", 456}});
     const auto file = json("tokenizer.json");
     CHECK(file.at("model").at("merges").size() == tokenizer.vocabulary().merges.size());
     CHECK(file.at("model").at("vocab").size() == 457);  // with the ends of text
-    CHECK(file.at("added_tokens").at(0).at("id") == 456);
-    CHECK(file.at("added_tokens").at(0).at("content") == "<|endoftext|>");
-    CHECK(file.at("added_tokens").at(0).at("special") == true);
-    const auto settings = json("tokenizer_config.json");
-    CHECK(settings.at("tokenizer_class") == "GPT2Tokenizer");
-    CHECK(settings.at("bos_token") == "<|endoftext|>");
-    CHECK(settings.at("eos_token") == "<|endoftext|>");
+    check_has(file.at("added_tokens").at(0), {{"id", 456}, {"content", "<|endoftext|>"}, {"special", true}});
+    check_has(json("tokenizer_config.json"), {{"tokenizer_class", "GPT2Tokenizer"},
+                                              {"bos_token", "<|endoftext|>"},
+                                              {"eos_token", "<|endoftext|>"}});
 
     const std::vector<std::string> known = {
         "wte.weight",       "wpe.weight",         "ln_f.weight",        "ln_f.bias",
